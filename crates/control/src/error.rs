@@ -72,6 +72,12 @@ pub enum Error {
         /// Updates skipped in a row.
         skipped: usize,
     },
+    /// A controller of the program failed.
+    #[error("the program's controller failed: {problem}")]
+    External {
+        /// Its error.
+        problem: String,
+    },
     /// The caller made the calls of a step in another order, or for another number of envs.
     #[error("controller `{controller}`: expected {expected}, got {got}")]
     Protocol {

@@ -64,6 +64,6 @@ pub use rules::{Outcome, apply, legal, legal_blueprints, legal_ops, legal_slots}
 pub use sampling::{
     Draw, MASKED_LOGIT, Pick, draw, effective_floor, normalized_entropy, probabilities,
 };
-pub use script::Script;
+pub use script::{Script, parse_action};
 pub use state::ControllerState;
 pub use view::EnvView;

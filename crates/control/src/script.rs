@@ -71,6 +71,23 @@ struct Line {
     alpha_curve: Option<Curve>,
 }
 
+/// Parses an action that is written as in a line of a script, without `step`, `env` and `then`:
+/// `{"op": "GERMINATE", "slot": "r0c1", "blueprint": "norm"}`. Whether it is legal now is not
+/// checked.
+///
+/// # Errors
+/// Text that is no such action: its description, with what was expected.
+pub fn parse_action(text: &str, host: &Host) -> Result<Action, String> {
+    let mut keys: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_str(text).map_err(|error| error.to_string())?;
+    if let Some(key) = ["step", "env", "then"].into_iter().find(|key| keys.contains_key(*key)) {
+        return Err(format!("`{key}` belongs to a script, not to an action"));
+    }
+    keys.insert("step".into(), 0.into());
+    let line: Line = serde_json::from_value(keys.into()).map_err(|error| error.to_string())?;
+    line.action(host)
+}
+
 /// A germination with all that follows from it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Growth {

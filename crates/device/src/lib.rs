@@ -62,7 +62,8 @@ pub use ground::{Error, Race, RaceAccess, RaceKind, Result};
 pub use ground::{Isa, IsaError, isa, random, simd};
 pub use ground::{PeerPlace, PeerProgress, user_cache};
 pub use handles::{
-    Ahead, Device, DeviceOptions, Event, Expect, Extent, Group, Launch, Launches, Stream, Tensor,
+    Ahead, Device, DeviceOptions, Event, Expect, Extent, Group, Launch, Launches, Lent, Stream,
+    Tensor,
 };
 pub use handles::{MemoryAround, MemoryReport, Peers, read_back, read_back_as, read_back_f64};
 pub use hooks::POISON;

@@ -113,6 +113,12 @@ pub enum Error {
         /// Description of the problem.
         problem: String,
     },
+    /// A call of a session does not fit: its point, its actions, or its env.
+    #[error("{problem}")]
+    Session {
+        /// Expected and actual use.
+        problem: String,
+    },
     /// An env failed too often since its last snapshot.
     #[error(
         "env {env} diverged in round {round}, step {step}: {}; \
@@ -225,6 +231,7 @@ impl Error {
         match self {
             Self::Value { .. } | Self::ConfigFile { .. } | Self::RunFolderExists { .. } => 2,
             Self::Resume { .. } | Self::OtherSettings { .. } | Self::NotARun { .. } => 2,
+            Self::Session { .. } => 2,
             Self::OfRank { exit_code, .. } => *exit_code,
             // A property of this build: another flag or another build helps.
             Self::Ranks(meristem_comm::Error::Unavailable { .. }) => 2,

@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `error` | the errors of this crate, their remedies and exit codes |
 //! | [`config`] | the table of settings; how preset, file and flags combine |
+//! | [`external`] | blueprints and controllers that a program brings |
 //! | `record` | files of a run: [`events`], [`summary`], [`trace`], [`run_folder`]; [`reading`] |
 //! | `processes` | the processes of a run and their collectives |
 //! | `setup` | hosts, weights and controllers from their settings; checks before training |
@@ -15,6 +16,7 @@
 //! | `checkpoint` | the state that the next step depends on, in one file |
 //! | `step` | one step: train, measure, judge, decide, grow |
 //! | `run` | a run: prepare, episodes of steps, resume, close |
+//! | [`session`] | a run that the program steps, with actions of its own |
 //! | [`study`] | comparison of controllers on the same hosts, with [`statistics`] |
 //! | [`eval`] | evaluation of a weights file without a run |
 //! | [`export`] | a weights file as an ONNX model |
@@ -41,11 +43,13 @@ mod env;
 mod error;
 pub mod eval;
 pub mod export;
+pub mod external;
 mod fleet;
 mod position;
 mod processes;
 mod record;
 mod run;
+pub mod session;
 mod setup;
 mod step;
 pub mod study;

@@ -10,6 +10,7 @@ mod expect;
 mod group;
 mod launch;
 mod launches;
+mod lent;
 mod operands;
 mod options;
 mod peers;
@@ -22,6 +23,7 @@ pub use event::Event;
 pub use expect::{Expect, Extent};
 pub use group::Group;
 pub use launches::{Ahead, Launches};
+pub use lent::Lent;
 pub use options::DeviceOptions;
 #[cfg(test)]
 pub(crate) use options::Environment;

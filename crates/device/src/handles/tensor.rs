@@ -1,6 +1,7 @@
 //! Tensors: made, written and read, moved to another stream, and seen through windows.
 
 use super::expect::{Expect, device_words};
+use super::lent::Lent;
 use super::{Device, Stream, Tensor, transfer};
 use crate::ground::sync::Arc;
 use crate::ground::{Act, DType, Element, Error, MemoryFormat, Owner, Property, Result, Shape};
@@ -310,6 +311,17 @@ impl Tensor {
     /// dereferenced. 0 for a tensor without elements.
     pub fn address(&self) -> u64 {
         if self.bytes() == 0 { 0 } else { self.storage.address() + self.offset as u64 }
+    }
+
+    /// Its memory, for code that goes by addresses. Waits until all work that was enqueued with the
+    /// memory is done; counted as one synchronisation for each stream that it was enqueued on.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] for a device whose memory the host cannot address;
+    /// [`Error::KernelPanicked`]; [`Error::InsideKernel`].
+    #[track_caller]
+    pub fn lend(&self) -> Result<Lent> {
+        Lent::of(self)
     }
 
     /// Whether another handle to its memory exists. Kernels in flight do not count.

@@ -130,6 +130,11 @@ impl Hazards {
         *self = Hazards::default();
     }
 
+    /// All accesses, those of earlier storages included.
+    pub(crate) fn all(&self) -> Vec<Access> {
+        self.inherited.iter().chain(&self.reads).chain(&self.write).cloned().collect()
+    }
+
     /// Whether all accesses are done.
     pub(crate) fn is_idle(&self) -> bool {
         let all = self.inherited.iter().chain(&self.reads).chain(&self.write);

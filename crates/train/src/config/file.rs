@@ -47,8 +47,11 @@ pub(crate) fn parse(path: &Path, text: &str) -> Result<Layer> {
     Ok(layer)
 }
 
-/// Returns an error that names the first unknown key.
-fn check_keys<'a>(mut keys: impl Iterator<Item = &'a str>) -> Result<(), String> {
+/// Checks that all keys are those of settings.
+///
+/// # Errors
+/// A message that names the first unknown key and the nearest known one.
+pub fn check_keys<'a>(mut keys: impl Iterator<Item = &'a str>) -> Result<(), String> {
     let Some(unknown) = keys.find(|key| !Layer::KEYS.contains(key)) else { return Ok(()) };
     let same_with_underscores = unknown.replace('-', "_");
     Err(match nearest(&same_with_underscores, Layer::KEYS.iter().copied()) {

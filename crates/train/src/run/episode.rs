@@ -10,13 +10,14 @@ use meristem_device::random::{Purpose, Rng};
 use crate::checkpoint::{Checkpoints, Current};
 use crate::env::{Env, EnvOptions, SavedEnv};
 use crate::error::{Error, Result};
+use crate::external::Next;
 use crate::fleet::Replicas;
 use crate::position::Position;
 use crate::processes::World;
 use crate::record::events::{Event, StepCompleted};
 use crate::record::journal::Kept;
 use crate::record::totals::Totals;
-use crate::step::{Context, step};
+use crate::step::{Context, step, visit};
 
 /// An episode in progress.
 pub(crate) struct Episode<'a, 'j> {
@@ -65,6 +66,10 @@ impl Episode<'_, '_> {
         let mut steps = first;
         let mut interrupted = false;
         for step in first..self.context.setup.config.steps {
+            if self.stops_before(&mut envs, Position { round, step })? {
+                interrupted = true;
+                break;
+            }
             interrupted = self.step_of_all(&mut envs, Position { round, step })?;
             steps += 1;
             // Between rounds, the run writes a checkpoint.
@@ -93,11 +98,31 @@ impl Episode<'_, '_> {
         if !due && !stopped {
             return Ok(());
         }
-        let next = Position { round: self.round, step };
         // A stop by the user must not show in the events, which are the same without it.
         if due {
-            self.context.journal.announce(Event::CheckpointWritten { round: next.round, step });
+            self.context.journal.announce(Event::CheckpointWritten { round: self.round, step });
         }
+        self.write_checkpoint(envs, Position { round: self.round, step })
+    }
+
+    /// Asks an external controller how the run goes on. Returns whether it is to stop here.
+    fn stops_before(&mut self, envs: &mut [Env], when: Position) -> Result<bool> {
+        loop {
+            let next = visit::before_step(&mut self.context, envs, when)?;
+            // At the start of a round, the run has written one, or begins.
+            if next != Next::Step && when.step > 0 {
+                self.write_checkpoint(envs, when)?;
+            }
+            match next {
+                Next::Step => return Ok(false),
+                Next::Checkpoint => {}
+                Next::Stop => return Ok(true),
+            }
+        }
+    }
+
+    /// Writes a checkpoint from which the run goes on with the step `next`.
+    fn write_checkpoint(&mut self, envs: &mut [Env], next: Position) -> Result<()> {
         let mut saved: Vec<SavedEnv> =
             envs.iter_mut().map(|env| env.save(self.context.setup)).collect::<Result<_>>()?;
         for (env, replicas) in saved.iter_mut().zip(&mut self.context.fleet.replicas) {

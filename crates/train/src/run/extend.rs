@@ -88,7 +88,8 @@ pub(crate) fn has_looked_ahead(config: &TrainConfig) -> bool {
         ControllerKind::Heuristic
         | ControllerKind::Ppo
         | ControllerKind::Policy(_)
-        | ControllerKind::Greedy(_) => true,
+        | ControllerKind::Greedy(_)
+        | ControllerKind::External => true,
     }
 }
 

@@ -19,7 +19,6 @@ mod weights_files;
 use std::time::Instant;
 
 use meristem_data::cache;
-use meristem_grow::BlueprintSet;
 
 use self::begin::Begin;
 use self::files::RunFiles;
@@ -28,6 +27,7 @@ pub(crate) use self::resume::resume_on;
 pub use self::resume::{resume, resume_with};
 use crate::config::TrainConfig;
 use crate::error::Result;
+use crate::external::Custom;
 use crate::fleet::Machine;
 use crate::processes::World;
 use crate::record::observer::Observer;
@@ -41,18 +41,19 @@ use crate::setup::Names;
 /// Errors in the request are found before the run folder is filled, and leave no folder behind. A
 /// run that fails later leaves a readable folder, with the error in `summary.json`.
 pub fn run(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Summary> {
-    run_with(config, BlueprintSet::standard(), observer)
+    run_with(config, Custom::default(), observer)
 }
 
-/// Like [`run`], with custom blueprints.
+/// Like [`run`], with blueprints or a controller of the program.
 ///
 /// # Errors
 /// As [`run`].
 pub fn run_with(
     config: &TrainConfig,
-    blueprints: BlueprintSet,
+    custom: impl Into<Custom>,
     observer: &mut dyn Observer,
 ) -> Result<Summary> {
+    let custom = custom.into();
     let started = Instant::now();
     let mut world = World::join(config.comm, config.comm_options().deadline)?;
     observer.joined(world.rank());
@@ -62,7 +63,7 @@ pub fn run_with(
         let mut files = RunFiles::default();
         let prepared = files
             .create(&config, &world)
-            .and_then(|()| Run::prepare(&config, names, blueprints, &files, &mut world));
+            .and_then(|()| Run::prepare(&config, names, custom, &files, &mut world));
         let agreed = world.agree(prepared).and_then(|run| run.check_same(&mut world).map(|()| run));
         let result = match agreed {
             Ok(run) => run.finish(&mut world, Begin::New(started), observer, files),
@@ -91,10 +92,10 @@ pub(crate) fn run_on(
     let started = Instant::now();
     let (config, names) = Names::of_new(config)?;
     let (mut world, mut files) = (World::alone(), RunFiles::default());
-    let (machine, blueprints) = (machine.clone(), BlueprintSet::standard());
+    let (machine, custom) = (machine.clone(), Custom::default());
     let prepared = files
         .create(&config, &world)
-        .and_then(|()| Run::on(machine, &config, names, blueprints, &files, &mut world));
+        .and_then(|()| Run::on(machine, &config, names, custom, &files, &mut world));
     match prepared {
         Ok(run) => run.finish(&mut world, Begin::New(started), observer, files),
         Err(error) => {
@@ -151,8 +152,8 @@ mod tests {
         let (config, names) = Names::of_new(&config).unwrap();
         let (mut world, mut files) = (World::alone(), RunFiles::default());
         files.create(&config, &world).unwrap();
-        let blueprints = BlueprintSet::standard();
-        let run = Run::prepare(&config, names, blueprints, &files, &mut world).unwrap();
+        let custom = Custom::default();
+        let run = Run::prepare(&config, names, custom, &files, &mut world).unwrap();
         let devices = run.devices().to_vec();
         let scopes: Vec<HotScope> =
             devices.iter().map(|device| device.hot_scope("run", Policy::Off)).collect();

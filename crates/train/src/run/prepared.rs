@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use meristem_data::{Split, cache};
-use meristem_grow::BlueprintSet;
 
 use super::begin::{Begin, Begun, Resumed};
 use super::episode::{Episode, Start, Trained};
@@ -15,6 +14,7 @@ use crate::checkpoint::{Checkpoint, Checkpoints, Current, Identity, RunInputs, S
 use crate::config::TrainConfig;
 use crate::env::{Env, EnvOptions, EnvTensors, SavedEnv};
 use crate::error::{Error, Result};
+use crate::external::{Custom, External};
 use crate::fleet::{Fleet, Machine, Replicas};
 use crate::position::Position;
 use crate::processes::World;
@@ -49,14 +49,14 @@ impl Run {
     pub(crate) fn prepare(
         config: &TrainConfig,
         names: Names,
-        blueprints: BlueprintSet,
+        custom: Custom,
         files: &RunFiles,
         world: &mut World,
     ) -> Result<Self> {
         let trace = files.trace.as_ref().map(RunTrace::trace);
         let envs = world.part(config.envs);
         let machine = Machine::open(&names.devices, envs, &config.device_options(trace))?;
-        let prepared = Self::on(machine, config, names, blueprints, files, world);
+        let prepared = Self::on(machine, config, names, custom, files, world);
         prepared.map_err(|error| match config.device_memory {
             Some(limit) if error.is_out_of_memory() => {
                 let expected =
@@ -72,11 +72,12 @@ impl Run {
         machine: Machine,
         config: &TrainConfig,
         names: Names,
-        blueprints: BlueprintSet,
+        custom: Custom,
         files: &RunFiles,
         world: &mut World,
     ) -> Result<Self> {
         let _span = machine.span(|| "prepare");
+        let Custom { blueprints, controller } = custom;
         let residency = residency(config);
         let train = machine.load(&names.spec, Split::Train, residency)?;
         let files_of_data = cache::files(&names.spec)?;
@@ -89,7 +90,8 @@ impl Run {
         setup.try_weights(&machine.streams()[0])?;
         let fleet = Fleet::new(machine, &setup, [train, test], world)?;
         let stream = fleet.machine.policy_device().stream("policy");
-        let controller = AnyController::new(&setup, fleet.train_samples, &stream, world)?;
+        let controller =
+            AnyController::new(&setup, fleet.train_samples, &stream, controller, world)?;
         if setup.config.device_memory.is_some() {
             try_envs(&setup, &fleet)?;
         }
@@ -237,7 +239,8 @@ impl Run {
             };
             let trained = self.round(folder, world, journal, round, start)?;
             let last = round + 1 == rounds && trained.steps == self.setup.config.steps;
-            if trained.interrupted && !last {
+            let stops = self.controller.external().is_some_and(External::stops_after_round);
+            if (trained.interrupted || stops) && !last {
                 folder.map_or(Ok(()), |folder| self.export(folder))?;
                 return Ok(Status::Interrupted);
             }

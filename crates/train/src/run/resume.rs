@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use meristem_data::cache;
-use meristem_grow::BlueprintSet;
 
 use super::begin::Begin;
 use super::extend::{self, Extent, has_looked_ahead};
@@ -15,6 +14,7 @@ use crate::config::devices::check_moved;
 use crate::config::{Layer, TrainConfig, all};
 use crate::config_file;
 use crate::error::{Error, Result};
+use crate::external::Custom;
 use crate::fleet::Machine;
 use crate::position::Position;
 use crate::processes::World;
@@ -40,19 +40,20 @@ use crate::setup::Names;
 /// run. [`Error::CheckpointVersion`]. Otherwise as [`run`](crate::run). Nothing is overwritten
 /// before the checkpoint was checked.
 pub fn resume(folder: &Path, options: &Layer, observer: &mut dyn Observer) -> Result<Summary> {
-    resume_with(folder, options, BlueprintSet::standard(), observer)
+    resume_with(folder, options, Custom::default(), observer)
 }
 
-/// Like [`resume`], with custom blueprints, which must be those of the run.
+/// Like [`resume`], with blueprints or a controller of the program, which must be those of the run.
 ///
 /// # Errors
 /// As [`resume`].
 pub fn resume_with(
     path: &Path,
     options: &Layer,
-    blueprints: BlueprintSet,
+    custom: impl Into<Custom>,
     observer: &mut dyn Observer,
 ) -> Result<Summary> {
+    let custom = custom.into();
     let started = Instant::now();
     check_options(path, options)?;
     // Errors in the folder are reported below, where it is opened.
@@ -66,7 +67,7 @@ pub fn resume_with(
     let mut world = World::join(joined.comm, joined.comm_options().deadline)?;
     observer.joined(world.rank());
     let result =
-        Resuming { path, options, machine: None, started }.run(&mut world, blueprints, observer);
+        Resuming { path, options, machine: None, started }.run(&mut world, custom, observer);
     world.leave(result)
 }
 
@@ -82,7 +83,7 @@ pub(crate) fn resume_on(
 ) -> Result<Summary> {
     let (options, started) = (&Layer::default(), Instant::now());
     let resuming = Resuming { path, options, machine: Some(machine), started };
-    resuming.run(&mut World::alone(), BlueprintSet::standard(), observer)
+    resuming.run(&mut World::alone(), Custom::default(), observer)
 }
 
 /// A run that is about to be resumed.
@@ -107,7 +108,7 @@ impl Resuming<'_> {
     fn run(
         self,
         world: &mut World,
-        blueprints: BlueprintSet,
+        custom: Custom,
         observer: &mut dyn Observer,
     ) -> Result<Summary> {
         let mut files = RunFiles::default();
@@ -128,8 +129,8 @@ impl Resuming<'_> {
         }
         let source = names.spec.source;
         let prepared = match self.machine {
-            Some(open) => Run::on(open.clone(), &config, names, blueprints, &files, world),
-            None => Run::prepare(&config, names, blueprints, &files, world),
+            Some(open) => Run::on(open.clone(), &config, names, custom, &files, world),
+            None => Run::prepare(&config, names, custom, &files, world),
         };
         let prepared = prepared.and_then(|mut run| {
             let begin = match saved {

@@ -12,6 +12,7 @@ use meristem_nn::safetensors;
 
 use crate::config::TrainConfig;
 use crate::error::{Error, Result};
+use crate::external::External;
 use crate::processes::World;
 use crate::settings::ControllerKind;
 use crate::setup::Setup;
@@ -24,21 +25,29 @@ pub(crate) enum AnyController {
     Policy(Box<Ppo>),
     /// A policy that learns over several ranks.
     Group(Box<PpoGroup>),
+    /// A controller of the program.
+    External(Box<dyn External>),
 }
 
 impl AnyController {
     /// The controller of a run with `train_samples` training images, for the envs of this process.
-    /// A policy computes on `stream`.
+    /// A policy computes on `stream`. `external` is the program's, if it brings one.
     ///
     /// # Errors
-    /// An unreadable or unfit script, an unfit policy, out of memory.
+    /// An unreadable or unfit script, an unfit policy, out of memory; an external controller
+    /// without such a setting, or the setting without a controller.
     pub(crate) fn new(
         setup: &Setup,
         train_samples: usize,
         stream: &Stream,
+        external: Option<Box<dyn External>>,
         world: &mut World,
     ) -> Result<Self> {
         let config = &setup.config;
+        if external.is_some() && config.controller != ControllerKind::External {
+            let expected = "external, because the program brings a controller";
+            return Err(Error::value("controller", &config.controller, expected));
+        }
         let rules = |controller: Box<dyn Controller>| Ok(Self::Rules(controller));
         match &config.controller {
             ControllerKind::None => rules(Box::new(NoController)),
@@ -47,6 +56,14 @@ impl AnyController {
                 rules(Box::new(Heuristic::new(heuristic(config, train_samples))))
             }
             ControllerKind::Fixed(path) => rules(Box::new(script(setup, path)?)),
+            ControllerKind::External => match external {
+                Some(external) => Ok(Self::External(external)),
+                None => {
+                    let expected = "the controller of a program; start or resume this run from \
+                                    that program, or give another controller";
+                    Err(Error::value("controller", &config.controller, expected))
+                }
+            },
             ControllerKind::Ppo if config.policy_ranks() > 1 => {
                 let members = world.members(config.policy_ranks(), &config.comm_options())?;
                 let of_member = |member: &Communicator| {
@@ -69,6 +86,15 @@ impl AnyController {
             Self::Rules(controller) => &mut **controller,
             Self::Policy(ppo) => &mut **ppo,
             Self::Group(group) => &mut **group,
+            Self::External(external) => &mut **external,
+        }
+    }
+
+    /// The controller, if the program brings it.
+    pub(crate) fn external(&mut self) -> Option<&mut dyn External> {
+        match self {
+            Self::External(external) => Some(&mut **external),
+            Self::Rules(_) | Self::Policy(_) | Self::Group(_) => None,
         }
     }
 
@@ -79,7 +105,7 @@ impl AnyController {
     /// Writing the file failed, or the device failed.
     pub(crate) fn save_policy(&self, path: &Path) -> Result<()> {
         let ppo = match self {
-            Self::Rules(_) => return Ok(()),
+            Self::Rules(_) | Self::External(_) => return Ok(()),
             Self::Policy(ppo) => ppo,
             Self::Group(group) => group.first(),
         };

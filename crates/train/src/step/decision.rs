@@ -16,7 +16,6 @@ pub(super) fn decide(
 ) -> Result<Vec<String>> {
     let _span = context.fleet.machine.span(|| "decide");
     let steps = context.setup.config.steps;
-    envs.iter_mut().for_each(Env::remember);
     let views: Vec<EnvView<'_>> = envs.iter().map(|env| env.view(when.step, steps)).collect();
     let actions = context.controller.get().decide_all(&views)?;
     let both = envs.iter_mut().zip(&actions);

@@ -5,6 +5,7 @@
 //! - `measure` evaluates the control split in every configuration, and reads the metrics of all
 //!   envs back at once;
 //! - `governor` rolls failed envs back;
+//! - `visit` lets an external controller look at the envs;
 //! - `decision` asks the controller, `growth::act` executes its actions;
 //! - `governor::take_snapshots` takes the snapshots that are due.
 //!
@@ -22,6 +23,7 @@ mod permitted;
 pub(crate) mod report;
 mod telemetry;
 mod training;
+pub(crate) mod visit;
 
 pub(crate) use self::context::Context;
 use self::telemetry::{Clock, Telling};
@@ -73,6 +75,8 @@ pub(crate) fn step(context: &mut Context<'_, '_>, envs: &mut [Env], when: Positi
     context.journal.next_phase();
     governor::govern(context, envs, when)?;
     context.journal.next_phase();
+    envs.iter_mut().for_each(Env::remember);
+    visit::before_decision(context, envs, when)?;
     let ranks = context.setup.config.policy_ranks().div_ceil(context.processes) as u64;
     let deciding = context.hot_scopes(permitted::DECIDE, |_| permitted::decide(ranks));
     let actions = decision::decide(context, envs, when)?;

@@ -264,7 +264,7 @@ impl<'a> Contest<'a> {
             let setup = Setup::new(&run, names, info.clone(), blueprints)?;
             // The number of images is no part of what is checked.
             let stream = &machine.streams()[0];
-            AnyController::new(&setup, info.train_len, stream, &mut World::alone())?;
+            AnyController::new(&setup, info.train_len, stream, None, &mut World::alone())?;
         }
         Ok(Self { config, machine, known_seeds, inputs })
     }

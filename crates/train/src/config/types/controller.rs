@@ -29,10 +29,13 @@ pub enum ControllerKind {
     Fixed(PathBuf),
     /// No controller: hosts are trained and do not grow.
     None,
+    /// A controller of the program that uses this library, which gives it to
+    /// [`run_with`](crate::run_with). The command line has none.
+    External,
 }
 
 impl ControllerKind {
-    /// All text forms, for messages.
+    /// All text forms that name a controller by themselves, for messages.
     pub(crate) const FORMS: [&'static str; 7] =
         ["heuristic", "ppo", "ppo:FILE", "greedy:FILE", "random", "fixed:FILE", "none"];
 
@@ -40,7 +43,7 @@ impl ControllerKind {
     pub(crate) fn path_mut(&mut self) -> Option<&mut PathBuf> {
         match self {
             Self::Policy(path) | Self::Greedy(path) | Self::Fixed(path) => Some(path),
-            Self::Heuristic | Self::Ppo | Self::Random | Self::None => None,
+            Self::Heuristic | Self::Ppo | Self::Random | Self::None | Self::External => None,
         }
     }
 
@@ -54,6 +57,7 @@ impl ControllerKind {
             Self::Random => ("random", None),
             Self::Fixed(path) => ("fixed", Some(path)),
             Self::None => ("none", None),
+            Self::External => ("external", None),
         }
     }
 }
@@ -70,6 +74,7 @@ impl FromStr for ControllerKind {
             ("ppo", None) => Self::Ppo,
             ("random", None) => Self::Random,
             ("none", None) => Self::None,
+            ("external", None) => Self::External,
             ("ppo", Some(path)) => Self::Policy(file(path)?),
             ("greedy", Some(path)) => Self::Greedy(file(path)?),
             ("fixed", Some(path)) => Self::Fixed(file(path)?),
@@ -106,7 +111,16 @@ mod tests {
 
     #[test]
     fn text_forms_round_trip() {
-        for text in ["heuristic", "ppo", "ppo:a,b:c.st", "greedy:p", "random", "fixed:x", "none"] {
+        for text in [
+            "heuristic",
+            "ppo",
+            "ppo:a,b:c.st",
+            "greedy:p",
+            "random",
+            "fixed:x",
+            "none",
+            "external",
+        ] {
             assert_eq!(text.parse::<ControllerKind>().unwrap().to_string(), text);
         }
     }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use serde::Serialize;
 use toml::{Table, Value};
 
 use crate::config::values_from_before;
@@ -13,7 +14,7 @@ use crate::record::plain_file;
 const CONFIG_BYTES_MAX: u64 = 1_000_000;
 
 /// Settings of a run by key, as in its `config.toml`, from any version.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Settings(Table);
 
 impl Settings {

@@ -1,0 +1,53 @@
+//! Memory of a tensor for code that goes by addresses, such as the arrays of another library.
+
+use super::{Event, Tensor};
+use crate::ground::{Error, Property, Result};
+use crate::order::Tracked;
+
+/// Host memory of a tensor that other code reads and writes by its address. The memory is not
+/// reused while this lives, and counts as shared ([`Tensor::is_shared`]).
+///
+/// Launches with other handles of the tensor are not ordered after accesses by address: whoever
+/// makes them has to look whether the tensor is shared, as the ring of a gather does.
+#[derive(Debug)]
+pub struct Lent {
+    tensor: Tensor,
+    address: usize,
+}
+
+impl Lent {
+    /// Lends a tensor of a CPU device, after the work that was enqueued with it is done.
+    #[track_caller]
+    pub(super) fn of(tensor: &Tensor) -> Result<Self> {
+        let block = tensor.storage().block();
+        let start = block.map(|block| block.host().map(|block| block.data()));
+        let Some(start) = start.unwrap_or(Some(std::ptr::NonNull::dangling())) else {
+            return Err(Error::Mismatch {
+                operation: "Tensor::lend",
+                argument: "self".to_owned(),
+                property: Property::Device,
+                expected: "cpu, whose memory the host can address".into(),
+                got: tensor.device().id().to_string(),
+            });
+        };
+        let pending = tensor.storage().hazards().all();
+        pending.into_iter().try_for_each(|access| Event(access).synchronize())?;
+        let address = start.as_ptr().expose_provenance() + tensor.offset();
+        Ok(Self { tensor: tensor.clone(), address })
+    }
+
+    /// Address of the first element. Valid while this lives.
+    pub fn address(&self) -> usize {
+        self.address
+    }
+
+    /// Bytes from the address on that are the tensor's.
+    pub fn bytes(&self) -> usize {
+        self.tensor.bytes()
+    }
+
+    /// The tensor.
+    pub fn tensor(&self) -> &Tensor {
+        &self.tensor
+    }
+}

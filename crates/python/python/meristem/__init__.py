@@ -1,0 +1,26 @@
+"""Fleets of small neural networks that grow while they train."""
+
+from . import control, errors, weights
+from ._meristem import VERSION as __version__
+from ._meristem import Array
+from .data import Batch, Dataset, GatherBatches, clear_cache
+from .errors import MeristemError
+from .fleet import Fleet
+from .runs import Run, resume, train
+
+__all__ = [
+    "Array",
+    "Batch",
+    "Dataset",
+    "Fleet",
+    "GatherBatches",
+    "MeristemError",
+    "Run",
+    "__version__",
+    "clear_cache",
+    "control",
+    "errors",
+    "resume",
+    "train",
+    "weights",
+]

@@ -1,0 +1,103 @@
+"""Envs as a controller sees them, and its actions."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Union
+
+import numpy as np
+import numpy.typing as npt
+
+#: ``None`` waits. A mapping has the keys of a line of a script, such as
+#: ``{"op": "GERMINATE", "slot": "r0c1", "blueprint": "conv_small"}`` (``docs/control.md``). A
+#: sequence has one choice for each of the eight heads.
+Action = Union[Mapping[str, object], Sequence[int], "npt.NDArray[np.integer[Any]]", None]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A slot of a host."""
+
+    #: Name, such as ``r0c1``.
+    slot: str
+    #: Channels of the tensor there.
+    channels: int
+    #: ``dormant``, ``germinated``, ``training``, ``blending``, ``holding``, ``fossilized``, …
+    stage: str
+    #: Steps in this stage.
+    stage_steps: int
+    alpha: float
+    #: Blueprint of the module; ``None`` in an empty slot.
+    blueprint: str | None
+    #: Steps since the module germinated.
+    age: int
+    #: Points of control accuracy that the module is worth; ``None`` before it was measured.
+    contribution: float | None
+    gradient_health: float | None
+    #: Whether the gate to the next stage would pass now.
+    gate_passes: bool
+    #: Operations that are legal here.
+    ops: list[str]
+    #: Blueprints that may germinate here.
+    blueprints: list[str]
+
+
+@dataclass(frozen=True)
+class Env:
+    """An env at the moment of its action: trained and measured."""
+
+    env: int
+    #: Step of the episode, from 0.
+    step: int
+    #: Steps of an episode.
+    episode_steps: int
+    #: Control accuracy after each step of the episode so far, 0..1; the last is now.
+    accuracies: list[float]
+    #: Control loss after each step so far.
+    losses: list[float]
+    #: Control loss of the bare twin now; ``None`` without one.
+    twin_loss: float | None
+    #: Training loss of each step so far.
+    train_losses: list[float]
+    #: The last operation, and whether it succeeded; ``None`` at the first step.
+    last: tuple[str, bool] | None
+    slots: list[Slot]
+    #: float32: the 23 + 31·S numbers that a policy gets, then each slot's blueprint, one-hot.
+    observation: "npt.NDArray[np.float32]"
+    #: int8 (6): the legal operations.
+    op_mask: "npt.NDArray[np.int8]"
+    #: int8 (6, S): the slots in which each operation is legal.
+    slot_mask: "npt.NDArray[np.int8]"
+    #: int8 (S, blueprints): the blueprints that may germinate in each slot.
+    blueprint_mask: "npt.NDArray[np.int8]"
+
+
+#: A function that chooses the action of an env.
+Controller = Callable[[Env], Action]
+
+ARRAYS = ("observation", "op_mask", "slot_mask", "blueprint_mask")
+
+
+def env_of(given: dict[str, Any]) -> Env:
+    """The env that the engine describes."""
+    arrays = {name: np.from_dlpack(given.pop(name)) for name in ARRAYS}
+    slots = [Slot(**slot) for slot in given.pop("slots")]
+    return Env(slots=slots, **arrays, **given)
+
+
+def to_engine(action: Action) -> str | list[int] | None:
+    """An action as the engine takes it."""
+    if action is None:
+        return None
+    if isinstance(action, Mapping):
+        return json.dumps(dict(action))
+    if isinstance(action, str) or not isinstance(action, Sequence | np.ndarray):
+        raise TypeError(f"an action is None, a mapping or eight choices, got {action!r}")
+    return [int(choice) for choice in action]
+
+
+def decide(
+    controller: Controller,
+) -> Callable[[list[dict[str, Any]]], list[str | list[int] | None]]:
+    """A controller as the engine calls it: once a step, for all envs."""
+    return lambda envs: [to_engine(controller(env_of(env))) for env in envs]

@@ -1,0 +1,165 @@
+"""Fleets that a program steps."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike, fspath
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _meristem
+from .control import Action, Env, env_of, to_engine
+from .runs import Run
+from .weights import Weights, parse
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Results of an env's last step. Without a control split, control figures are ``None``."""
+
+    train_loss: float
+    train_accuracy: float
+    control_loss: float | None
+    control_accuracy: float | None
+    host_parameters: int
+    grown_parameters: int
+
+
+class Fleet:
+    """Envs that train together, stepped by the program, with actions of its own.
+
+    It is a run like any other, with a run folder, events and checkpoints::
+
+        with meristem.Fleet(preset="quick", envs=2) as fleet:
+            for _ in range(5):
+                envs = fleet.step()
+                fleet.apply([choose(env) for env in envs])
+
+    A fleet may be used from one thread at a time; a call from another meanwhile is a
+    ``StateError``. Ctrl-C during a call is raised when the call is done; the fleet stays usable.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: "str | PathLike[str] | Mapping[str, Any] | None" = None,
+        **settings: Any,
+    ) -> None:
+        """Starts a run, with the settings of :func:`meristem.train`; ``rounds`` limits it."""
+        path = None if config is None or isinstance(config, Mapping) else fspath(config)
+        given = dict(config) if isinstance(config, Mapping) else path
+        settings = {**settings, "controller": "external"}
+        self._run = _meristem.Stepped(given, settings, None)
+
+    @classmethod
+    def resume(cls, run: "str | PathLike[str] | Run", **settings: Any) -> "Fleet":
+        """Resumes the run of an earlier fleet at its last checkpoint."""
+        fleet = cls.__new__(cls)
+        path = run.path if isinstance(run, Run) else run
+        fleet._run = _meristem.Stepped(None, settings, fspath(path))
+        return fleet
+
+    def __enter__(self) -> "Fleet":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def step(self) -> list[Env]:
+        """Trains and measures all envs for one step: one epoch. Returns them.
+
+        At the end of a round this is the first step of the next, with fresh hosts. If actions are
+        due that were not given, all envs wait.
+
+        Raises:
+            StateError: The run is over, or another thread uses the fleet.
+            DivergedError: Training failed; the run has ended.
+        """
+        if self._run.point() == "decision":
+            self.apply([None] * len(self))
+        self._run.step()
+        return self.envs
+
+    def apply(self, actions: Sequence[Action]) -> "npt.NDArray[np.float32]":
+        """Executes an action for each env, in order. Returns their rewards.
+
+        Raises:
+            ControllerError: A value that is no action, or an action that is not legal now, with the
+                rule; nothing was executed.
+            StateError: No actions are due.
+        """
+        return np.array(self._run.act([to_engine(action) for action in actions]), np.float32)
+
+    @property
+    def point(self) -> str:
+        """``boundary``: before a step; ``decision``: actions are due; ``end``: of a round."""
+        return self._run.point()
+
+    @property
+    def envs(self) -> list[Env]:
+        """The envs as they are now."""
+        return [env_of(self._view(env)) for env in self._run.envs()]
+
+    @property
+    def figures(self) -> list[Figures]:
+        """Results of the last step of each env."""
+        return [Figures(**env["figures"]) for env in self._run.envs()]
+
+    @property
+    def slots(self) -> list[str]:
+        """Names of the slots, in the order of the slot head."""
+        return self._run.names()[0]
+
+    @property
+    def blueprints(self) -> list[str]:
+        """Names of the blueprints, in the order of the blueprint head."""
+        return self._run.names()[1]
+
+    @property
+    def head_sizes(self) -> list[int]:
+        """Choices of each head of an action: op, slot, blueprint, style, tempo, alpha_target,
+        alpha_speed, alpha_curve."""
+        return self._run.head_sizes()
+
+    def __len__(self) -> int:
+        return len(self._run.envs())
+
+    def weights(self, env: int) -> Weights:
+        """A copy of an env's weights, as numpy arrays.
+
+        Raises:
+            StateError: No such env, or the end of a round, when the run writes them to its folder.
+        """
+        return parse(self._run.weights(env))
+
+    def snapshot(self) -> list[Weights]:
+        """Copies of the weights of all envs."""
+        return [self.weights(env) for env in range(len(self))]
+
+    def checkpoint(self) -> None:
+        """Writes a checkpoint, from which :meth:`resume` goes on at this boundary.
+
+        At the first step of a round there is nothing to write.
+        """
+        self._run.checkpoint()
+
+    def close(self) -> Run | None:
+        """Ends the run at this boundary, with weights, summary and checkpoint.
+
+        Returns the run; ``None`` if the fleet was closed before.
+        """
+        folder: Path | None = self._run.close()
+        return None if folder is None else Run(folder)
+
+    @staticmethod
+    def _view(env: dict[str, Any]) -> dict[str, Any]:
+        others = ("round", "reward", "figures")
+        return {name: value for name, value in env.items() if name not in others}

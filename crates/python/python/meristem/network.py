@@ -1,0 +1,222 @@
+"""The network of a weights file, walked layer by layer in any library.
+
+The metadata of the file describe the host, its modules and their blueprints in full
+(``topology``). :func:`forward` goes through them with the operations of a :class:`Library`;
+:mod:`meristem.torch` brings PyTorch's, :class:`Numpy` is a plain reference.
+"""
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import WeightsError
+from .weights import Weights, load
+
+#: Stages in which a module takes part in the network.
+BLENDED = ("blending", "holding", "fossilized")
+#: Version of the topology that is read.
+VERSION = 1
+EPS = 1e-5
+
+
+class Library(Protocol):
+    """Operations on arrays (N, C, H, W), or (N, C) after `mean`."""
+
+    def tensor(self, name: str) -> Any: ...
+    def conv2d(self, x: Any, weight: Any, padding: int, groups: int) -> Any: ...
+    def batch_norm(self, x: Any, name: str) -> Any: ...
+    def group_norm(self, x: Any, groups: int, weight: Any, bias: Any) -> Any: ...
+    def linear(self, x: Any, weight: Any, bias: Any) -> Any: ...
+    def max_pool2d(self, x: Any) -> Any: ...
+    def mean(self, x: Any) -> Any: ...
+    def relu(self, x: Any) -> Any: ...
+    def sigmoid(self, x: Any) -> Any: ...
+    def tanh(self, x: Any) -> Any: ...
+
+
+def group_norm_groups(channels: int) -> int:
+    """Groups of a group norm: the most of 32, 16, … that leave at least 16 channels in each."""
+    dividing = [g for g in (32, 16, 8, 4, 2, 1) if channels % g == 0]
+    return next((g for g in dividing if channels // g >= 16), dividing[0])
+
+
+def forward(library: Library, topology: Mapping[str, Any], x: Any) -> Any:
+    """The logits (N, classes) of normalised images (N, C, H, W)."""
+    host = dict(part.split("=") for part in topology["host"].removeprefix("cnn:").split(","))
+    blocks, kernel, pools = (int(host[name]) for name in ("blocks", "kernel", "pools"))
+    blueprints = {blueprint["name"]: blueprint for blueprint in topology["blueprints"]}
+    slots = {slot["slot"]: slot for slot in topology["slots"]}
+
+    def grown(name: str, x: Any) -> Any:
+        slot = slots.get(name, {})
+        if slot.get("stage") not in BLENDED:
+            return x
+        module = slot["module"]
+        return blend(library, f"slots.{name}", module, blueprints[module["blueprint"]], x)
+
+    for i in range(blocks):
+        x = library.conv2d(x, library.tensor(f"blocks.{i}.conv.weight"), kernel // 2, 1)
+        x = library.relu(library.batch_norm(x, f"blocks.{i}.bn"))
+        x = grown(f"r0c{i}", x)
+        if i < pools:
+            x = library.max_pool2d(x)
+        x = grown(f"r1c{i}", x)
+    weight, bias = (library.tensor(f"classifier.{name}") for name in ("weight", "bias"))
+    return library.linear(library.mean(x), weight, bias)
+
+
+def blend(
+    library: Library, name: str, module: Mapping[str, Any], blueprint: Mapping[str, Any], x: Any
+) -> Any:
+    """The host's value `x` with a module mixed in."""
+    alpha, output = module["alpha"]["alpha"], grow(library, name, blueprint, x)
+    match module["style"]:
+        case "linear_add" | "sigmoid_add":
+            return x + alpha * (output - x)
+        case "linear_multiply":
+            return x * (1 + alpha * library.tanh(output - x))
+        case "linear_gate":
+            gate = library.mean(x)
+            for layer in (0, 2):
+                weight, bias = (
+                    library.tensor(f"{name}.gate.{layer}.{w}") for w in ("weight", "bias")
+                )
+                gate = library.linear(gate, weight, bias)
+                gate = library.relu(gate) if layer == 0 else library.sigmoid(gate)
+            return x + alpha * gate[:, :, None, None] * (output - x)
+        case other:
+            raise WeightsError(f"unknown blending style `{other}`")
+
+
+def grow(library: Library, name: str, blueprint: Mapping[str, Any], x: Any) -> Any:
+    """The output of a module on `x`."""
+    y = x
+    for i, layer in enumerate(blueprint["layers"]):
+        y = apply(library, f"{name}.layers.{i}", layer, y)
+    match blueprint["join"]:
+        case "residual":
+            return x + y
+        case "tanh_mix":
+            return x + library.tanh(library.tensor(f"{name}.mix")) * (y - x)
+        case {"channel_scale": {"factor": factor}}:
+            return x * (factor * y)[:, :, None, None]
+        case other:
+            raise WeightsError(f"unknown join `{other}`")
+
+
+def apply(library: Library, name: str, layer: Any, x: Any) -> Any:
+    """The output of a layer of a module."""
+    match layer:
+        case "relu":
+            return library.relu(x)
+        case "sigmoid":
+            return library.sigmoid(x)
+        case "tanh":
+            return library.tanh(x)
+        case "global_avg_pool":
+            return library.mean(x)
+        case {"conv": about}:
+            groups = x.shape[1] if about["depthwise"] else 1
+            weight = library.tensor(f"{name}.weight")
+            return library.conv2d(x, weight, about["kernel"] // 2, groups)
+        case {"group_norm": _}:
+            weight, bias = (library.tensor(f"{name}.{w}") for w in ("weight", "bias"))
+            return library.group_norm(x, group_norm_groups(x.shape[1]), weight, bias)
+        case {"linear": about}:
+            bias = library.tensor(f"{name}.bias") if about["bias"] else None
+            return library.linear(x, library.tensor(f"{name}.weight"), bias)
+        case other:
+            raise WeightsError(f"unknown layer `{other}`")
+
+
+def topology_of(weights: Weights) -> dict[str, Any]:
+    """The topology in the metadata.
+
+    Raises:
+        WeightsError: There is none, or it has a version that is not read here.
+    """
+    topology = weights.metadata.get("topology")
+    if not isinstance(topology, dict):
+        remedy = "give a weights file that meristem wrote"
+        raise WeightsError("the weights have no `topology` in their metadata", remedy=remedy)
+    if topology.get("version") != VERSION:
+        message = (
+            f"the topology has version {topology.get('version')}, this package reads {VERSION}"
+        )
+        raise WeightsError(message, remedy="use the version of meristem that wrote the file")
+    return topology
+
+
+def read(weights: "str | PathLike[str] | Weights") -> Weights:
+    """Weights, from a file if a path is given."""
+    return weights if isinstance(weights, Weights) else load(weights)
+
+
+class Numpy:
+    """The operations in numpy, in float64: slow, and plain to read."""
+
+    def __init__(self, tensors: Mapping[str, "npt.NDArray[Any]"]) -> None:
+        self.tensors = {name: np.asarray(x, np.float64) for name, x in tensors.items()}
+
+    def tensor(self, name: str) -> Any:
+        return self.tensors[name]
+
+    def conv2d(self, x: Any, weight: Any, padding: int, groups: int) -> Any:
+        size = weight.shape[2]
+        around = ((0, 0), (0, 0), (padding, padding), (padding, padding))
+        windows = np.lib.stride_tricks.sliding_window_view(np.pad(x, around), (size, size), (2, 3))
+        n, c, h, w = windows.shape[:4]
+        windows = windows.reshape(n, groups, c // groups, h, w, size, size)
+        weight = weight.reshape(groups, -1, *weight.shape[1:])
+        out = np.einsum("ngchwij,gocij->ngohw", windows, weight, optimize=True)
+        return out.reshape(n, -1, h, w)
+
+    def batch_norm(self, x: Any, name: str) -> Any:
+        names = ("running_mean", "running_var", "weight", "bias")
+        mean, var, weight, bias = (self.tensors[f"{name}.{w}"][:, None, None] for w in names)
+        return (x - mean) / np.sqrt(var + EPS) * weight + bias
+
+    def group_norm(self, x: Any, groups: int, weight: Any, bias: Any) -> Any:
+        grouped = x.reshape(len(x), groups, -1)
+        mean, var = (f(grouped, axis=2, keepdims=True) for f in (np.mean, np.var))
+        normal = ((grouped - mean) / np.sqrt(var + EPS)).reshape(x.shape)
+        return normal * weight[:, None, None] + bias[:, None, None]
+
+    def linear(self, x: Any, weight: Any, bias: Any) -> Any:
+        return x @ weight.T + (0 if bias is None else bias)
+
+    def max_pool2d(self, x: Any) -> Any:
+        n, c, h, w = x.shape
+        return x[:, :, : h // 2 * 2, : w // 2 * 2].reshape(n, c, h // 2, 2, w // 2, 2).max((3, 5))
+
+    def mean(self, x: Any) -> Any:
+        return x.mean((2, 3))
+
+    def relu(self, x: Any) -> Any:
+        return np.maximum(x, 0)
+
+    def sigmoid(self, x: Any) -> Any:
+        return 1 / (1 + np.exp(-x))
+
+    def tanh(self, x: Any) -> Any:
+        return np.tanh(x)
+
+
+def logits(
+    weights: "str | PathLike[str] | Weights", images: "npt.ArrayLike"
+) -> "npt.NDArray[np.float64]":
+    """The logits of normalised images (N, C, H, W), by numpy alone: a reference, and slow."""
+    weights = read(weights)
+    result: npt.NDArray[np.float64] = forward(
+        Numpy(weights.tensors), topology_of(weights), np.asarray(images, np.float64)
+    )
+    return result
+
+
+def normalization(weights: Weights) -> tuple[Sequence[float], Sequence[float]]:
+    """Mean and standard deviation per channel, for pixels in 0..1."""
+    about = weights.metadata["normalization"]
+    return about["mean"], about["std"]

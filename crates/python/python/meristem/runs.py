@@ -1,0 +1,137 @@
+"""Training, resuming, and reading of runs."""
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import _meristem
+from .control import Controller, decide
+
+Columns = dict[str, "np.ndarray[Any, Any] | list[Any]"]
+
+
+class Run:
+    """The folder of a run: complete, in progress, or stopped. Reading changes nothing in it."""
+
+    def __init__(self, path: "str | PathLike[str]") -> None:
+        self.path = Path(path)
+        self._read = _meristem.read_run(fspath(path))
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}, state={self.state!r})"
+
+    @property
+    def state(self) -> str:
+        """``running``, ``complete``, ``stopped``, ``failed`` or ``killed``."""
+        state: str = self._read["overview"]["state"]
+        return state
+
+    @property
+    def overview(self) -> dict[str, Any]:
+        """State and results in short, as ``meristem runs --json`` has them."""
+        return dict(self._read["overview"])
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the run by name, as in its ``config.toml``."""
+        return dict(self._read["settings"])
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """The contents of ``summary.json``; ``None`` before the run ends."""
+        summary = self._read["summary"]
+        return None if summary is None else dict(summary)
+
+    @cached_property
+    def events(self) -> dict[str, Columns]:
+        """Events by kind, each as a dictionary of columns of equal length.
+
+        Numbers are ``int64`` or ``float64`` arrays, where ``null`` is NaN; other values are lists.
+        Objects in an event are several columns (``reward_gain``), and a list of objects is a table
+        of its own (``step_completed.slots``). ``pandas.DataFrame(run.events["step_completed"])``
+        and ``polars.DataFrame(...)`` take them as they are. Read once; make a new ``Run`` for the
+        events since then.
+        """
+        return self._events(batches=False)
+
+    @property
+    def batches(self) -> Columns:
+        """The losses of every batch, if the run has the setting ``log_batches``."""
+        return self._events(batches=True).get("batch_completed", {})
+
+    def weights(self, env: int) -> Path:
+        """The path of an env's weights file."""
+        return self.path / "weights" / f"env-{env}.safetensors"
+
+    def _events(self, batches: bool) -> dict[str, Columns]:
+        tables = _meristem.read_events(fspath(self.path), batches)
+        return {
+            kind: {
+                name: column if isinstance(column, list) else np.from_dlpack(column)
+                for name, column in columns.items()
+            }
+            for kind, columns in tables.items()
+        }
+
+
+def _hook(controller: Controller | None) -> Any:
+    if controller is None:
+        return None
+    if not callable(controller):
+        raise TypeError(f"a controller is a function of an Env, got {controller!r}")
+    return decide(controller)
+
+
+def train(
+    *,
+    config: "str | PathLike[str] | Mapping[str, Any] | None" = None,
+    controller: str | Controller | None = None,
+    on_event: Callable[[dict[str, Any]], object] | None = None,
+    **settings: Any,
+) -> Run:
+    """Trains a fleet, and blocks until the run is done.
+
+    Settings have the names and values of ``meristem train``, with ``_`` for ``-``; see
+    ``docs/settings.md``. ``config`` is a TOML or JSON file, or a mapping; settings given by name
+    override it. ``controller`` is one of the command line's by its name, or a function of an
+    :class:`~meristem.control.Env` that returns an action; it is called for every env in every step.
+    ``on_event`` gets every event of the run as a dictionary, once a step.
+
+    Ctrl-C ends the run at the next step boundary, with weights, summary and checkpoint, and then
+    raises ``KeyboardInterrupt``; so does an exception in ``on_event``. An exception in a controller
+    ends the run at once, and is raised. ``resume`` continues it, from its last checkpoint.
+
+    Raises:
+        SettingError: A setting is unknown, or has a value that it does not accept.
+        MeristemError: As the command line would report it.
+    """
+    path = None if config is None or isinstance(config, Mapping) else fspath(config)
+    given = dict(config) if isinstance(config, Mapping) else path
+    hook = None if isinstance(controller, str) else _hook(controller)
+    settings["controller"] = controller if hook is None else "external"
+    return Run(_meristem.train(given, settings, on_event, hook))
+
+
+def resume(
+    run: "str | PathLike[str] | Run",
+    *,
+    controller: Controller | None = None,
+    on_event: Callable[[dict[str, Any]], object] | None = None,
+    **settings: Any,
+) -> Run:
+    """Resumes a run that was stopped or killed, and blocks until it is done.
+
+    The results have the same bits as without the break, if ``controller``, the function with which
+    the run was started, decides by its argument alone. Only settings that no result depends on
+    may be given, as with ``meristem train --resume``.
+
+    Raises:
+        ResumeError: The folder cannot be resumed, or a setting cannot be changed.
+        MeristemError: As the command line would report it.
+    """
+    path = run.path if isinstance(run, Run) else run
+    return Run(_meristem.resume(fspath(path), settings, on_event, _hook(controller)))

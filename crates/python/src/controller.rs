@@ -1,0 +1,68 @@
+//! A Python function as the controller of a run.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use meristem_control::{Action, Controller, EnvView, Error, Result};
+use meristem_train::external::External;
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+
+use crate::env;
+
+/// The exception that ended a run, for whoever called it.
+#[derive(Clone, Default)]
+pub(crate) struct Raised(Arc<Mutex<Option<PyErr>>>);
+
+impl Raised {
+    /// Takes the exception.
+    pub(crate) fn take(&self) -> Option<PyErr> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn set(&self, error: PyErr) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+    }
+}
+
+/// Calls a Python function with a list of envs, which returns a list of actions.
+pub(crate) struct Callable {
+    decide: Py<PyAny>,
+    raised: Raised,
+}
+
+impl Callable {
+    /// A controller that calls `decide`, with the place where its exception is put.
+    pub(crate) fn new(decide: Py<PyAny>, raised: Raised) -> Self {
+        Self { decide, raised }
+    }
+
+    fn ask(&self, py: Python<'_>, views: &[EnvView<'_>]) -> PyResult<Result<Vec<Action>, String>> {
+        let envs = views.iter().map(|view| env::to_python(py, view));
+        let envs = PyList::new(py, envs.collect::<PyResult<Vec<_>>>()?)?;
+        let answers = self.decide.bind(py).call1((envs,))?;
+        let answers = answers.cast::<PyList>().map_err(PyErr::from)?;
+        Ok(env::actions(answers, views))
+    }
+}
+
+impl Controller for Callable {
+    fn name(&self) -> &str {
+        "external"
+    }
+
+    fn decide_all(&mut self, views: &[EnvView<'_>]) -> Result<Vec<Action>> {
+        let asked = Python::attach(|py| self.ask(py, views));
+        let problem = match asked {
+            Ok(Ok(actions)) => return Ok(actions),
+            Ok(Err(problem)) => problem,
+            Err(error) => {
+                let problem = error.to_string();
+                self.raised.set(error);
+                problem
+            }
+        };
+        Err(Error::External { problem })
+    }
+}
+
+impl External for Callable {}

@@ -1,0 +1,221 @@
+//! Datasets and gathered batches.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use meristem_data::{
+    self as data, Augment, DatasetSpec, GatherConfig, Normalization, Residency, Split, cache,
+};
+use meristem_device::{Device, DeviceOptions};
+use meristem_train::dataset_spec;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::calls::detached;
+use crate::dlpack::Array;
+use crate::errors::{Failure, Kind};
+
+/// Devices that this process has opened for datasets. They stay open, because the resident copies
+/// belong to them.
+static DEVICES: Mutex<Vec<Device>> = Mutex::new(vec![]);
+
+/// The device with this name, opened once.
+fn device(name: &str) -> Result<Device, Failure> {
+    let id = name.parse()?;
+    let mut open = DEVICES.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if let Some(known) = open.iter().find(|device| device.id() == id) {
+        return Ok(known.clone());
+    }
+    open.push(Device::open(id, &DeviceOptions::default())?);
+    Ok(open[open.len() - 1].clone())
+}
+
+/// A split of a dataset, with one copy on its device.
+#[pyclass(frozen, module = "meristem")]
+pub(crate) struct Resident {
+    data: Arc<data::Dataset>,
+}
+
+#[pymethods]
+impl Resident {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        dataset: &str,
+        split: &str,
+        place: &Bound<'_, PyDict>,
+    ) -> PyResult<Self> {
+        let split =
+            Split::ALL.into_iter().find(|known| known.to_string() == split).ok_or_else(|| {
+                Failure::usage(
+                    Kind::Data,
+                    format!("`split`: got `{split}`, expected train or test"),
+                    "give one of the two",
+                )
+            })?;
+        let Place { root, skip_bad, resize, budget, device: name } = place.extract()?;
+        let residency = budget.map_or(Residency::Resident, |budget| Residency::Auto { budget });
+        let data = detached(py, || {
+            let files = DatasetSpec { root, skip_bad, resize, ..DatasetSpec::embedded() };
+            let spec = dataset_spec(dataset, files)?;
+            cache::files(&spec)?.check_has(split)?;
+            Ok::<_, Failure>(cache::load(&device(&name)?, &spec, split, residency)?)
+        })?;
+        Ok(Self { data })
+    }
+
+    fn __len__(&self) -> usize {
+        self.data.len()
+    }
+
+    /// Name, image shape, classes, mean and standard deviation.
+    fn info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let info = self.data.info();
+        let (about, shape) = (PyDict::new(py), self.data.image_shape());
+        about.set_item("name", &info.name)?;
+        about.set_item("shape", (shape.channels, shape.height, shape.width))?;
+        about.set_item("classes", &info.classes)?;
+        about.set_item("mean", &info.mean)?;
+        about.set_item("std", &info.std)?;
+        about.set_item("device", self.data.device().id().to_string())?;
+        Ok(about)
+    }
+}
+
+/// Place of a dataset: its files and its device.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+struct Place {
+    root: Option<PathBuf>,
+    skip_bad: bool,
+    resize: Option<u32>,
+    budget: Option<usize>,
+    device: String,
+}
+
+/// Frees the resident copies that nobody holds. Returns the number of copies that were forgotten.
+#[pyfunction]
+pub(crate) fn clear_cache(py: Python<'_>) -> PyResult<usize> {
+    detached(py, || Ok::<_, Failure>(cache::clear(|_| true)))
+}
+
+/// Settings of a gather.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+struct Options {
+    batch: usize,
+    envs: usize,
+    epoch: String,
+    shuffle: bool,
+    drop_last: bool,
+    seed: u64,
+    subset: Option<Vec<u32>>,
+    crop: usize,
+    flip: bool,
+    cutout: usize,
+    max_batches: Option<usize>,
+    normalize: Option<(Vec<f32>, Vec<f32>)>,
+}
+
+/// Batches of an epoch, gathered one ahead of the caller.
+#[pyclass(frozen, module = "meristem")]
+pub(crate) struct Gather {
+    len: usize,
+    state: Mutex<State>,
+}
+
+struct State {
+    batches: data::GatherBatches,
+    /// The next batch, whose gathers are enqueued; `None` at the end of an epoch.
+    ahead: Option<Vec<data::Batch>>,
+    /// Number of epochs begun.
+    begun: u64,
+}
+
+#[pymethods]
+impl Gather {
+    #[new]
+    fn new(py: Python<'_>, dataset: &Resident, options: &Bound<'_, PyDict>) -> PyResult<Self> {
+        let given: Options = options.extract()?;
+        let data = &dataset.data;
+        let batches = detached(py, || {
+            let device = data.device();
+            let normalization = given.normalize.map(|(mean, std)| Normalization { mean, std });
+            let config = GatherConfig {
+                epoch_mode: given.epoch.parse()?,
+                shuffle: given.shuffle,
+                drop_last: given.drop_last,
+                seed: given.seed,
+                subset: given.subset.map(Into::into),
+                augment: Augment {
+                    crop_padding: given.crop,
+                    flip: given.flip,
+                    cutout: given.cutout,
+                },
+                max_batches: given.max_batches,
+                normalization,
+                ..GatherConfig::new(given.batch, vec![device.id(); given.envs])
+            };
+            let streams: Vec<_> =
+                (0..given.envs).map(|env| device.stream(&format!("batches {env}"))).collect();
+            data::GatherBatches::new(&config, std::slice::from_ref(data), &streams)
+        })?;
+        let len = batches.len();
+        Ok(Self { len, state: Mutex::new(State { batches, ahead: None, begun: 0 }) })
+    }
+
+    fn __len__(&self) -> usize {
+        self.len
+    }
+
+    /// Begins an epoch. Returns the number of epochs begun, to be given to `next`.
+    fn start(&self, py: Python<'_>, epoch: u64) -> PyResult<u64> {
+        self.with(py, |state| {
+            state.ahead = None;
+            state.begun += 1;
+            state.batches.start_epoch(epoch)?;
+            state.ahead = state.batches.next()?;
+            Ok(state.begun)
+        })
+    }
+
+    /// Inputs and targets of each env in the next batch; `None` at the end of the epoch.
+    fn next(&self, py: Python<'_>, begun: u64) -> PyResult<Option<Vec<(usize, Array, Array)>>> {
+        self.with(py, |state| {
+            if begun != state.begun {
+                let message = "this epoch was ended by the start of another";
+                let remedy = "iterate over one epoch at a time, or make another GatherBatches";
+                return Err(Failure::usage(Kind::State, message, remedy));
+            }
+            let Some(batches) = state.ahead.take() else { return Ok(None) };
+            // Gathered while the caller works with this one.
+            state.ahead = state.batches.next()?;
+            let arrays = |batch: data::Batch| {
+                Ok((batch.env, Array::lent(&batch.inputs)?, Array::lent(&batch.targets)?))
+            };
+            batches.into_iter().map(arrays).collect::<Result<_, Failure>>().map(Some)
+        })
+    }
+
+    /// Buffers that were added because the caller held all of an env's.
+    fn added_buffers(&self, py: Python<'_>) -> PyResult<usize> {
+        self.with(py, |state| Ok(state.batches.ring_growth()))
+    }
+}
+
+impl Gather {
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut State) -> Result<T, Failure> + Send,
+    ) -> PyResult<T> {
+        detached(py, || match self.state.try_lock() {
+            Ok(mut state) => work(&mut state),
+            Err(_) => Err(Failure::usage(
+                Kind::State,
+                "this GatherBatches is in use by another thread",
+                "give each thread a GatherBatches of its own; they share the dataset",
+            )),
+        })
+    }
+}

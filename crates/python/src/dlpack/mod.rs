@@ -1,0 +1,206 @@
+//! Memory that is lent to other libraries' arrays by the DLPack protocol, without a copy.
+//!
+//! A capsule holds the memory until its consumer calls the deleter, so that an array that outlives
+//! the object that it came from is sound. <https://dmlc.github.io/dlpack/latest/>
+
+mod abi;
+
+use std::any::Any;
+use std::sync::Arc;
+
+use meristem_device::{DType, Lent, MemoryFormat, Tensor};
+use pyo3::exceptions::{PyBufferError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+
+use self::abi::{DataType, Exported};
+
+/// Device of all arrays: the CPU (`kDLCPU`), number 0.
+pub(crate) const CPU: (i32, i32) = (1, 0);
+
+/// Memory with what keeps it alive.
+#[derive(Clone)]
+struct Memory {
+    address: usize,
+    bytes: usize,
+    /// Owner of the memory, held until it is dropped.
+    _keeper: Arc<dyn Any + Send + Sync>,
+}
+
+/// An array in host memory. `numpy.from_dlpack` and others take it without a copy.
+#[pyclass(frozen, module = "meristem")]
+pub(crate) struct Array {
+    memory: Memory,
+    shape: Vec<i64>,
+    /// In elements.
+    strides: Vec<i64>,
+    dtype: DataType,
+}
+
+/// Element types of arrays that are made here.
+pub(crate) trait Number: Copy + Send + Sync + 'static {
+    const DTYPE: DataType;
+}
+
+impl Number for f32 {
+    const DTYPE: DataType = DataType::float(32);
+}
+impl Number for f64 {
+    const DTYPE: DataType = DataType::float(64);
+}
+impl Number for i32 {
+    const DTYPE: DataType = DataType::int(32);
+}
+impl Number for i64 {
+    const DTYPE: DataType = DataType::int(64);
+}
+impl Number for i8 {
+    const DTYPE: DataType = DataType::int(8);
+}
+impl Number for bool {
+    const DTYPE: DataType = DataType::BOOL;
+}
+
+impl Array {
+    /// A row of elements.
+    pub(crate) fn of<T: Number>(elements: Vec<T>) -> Self {
+        let len = elements.len();
+        Self::shaped(elements, &[len])
+    }
+
+    /// Elements in row-major order. `shape` must have as many.
+    pub(crate) fn shaped<T: Number>(elements: Vec<T>, shape: &[usize]) -> Self {
+        assert_eq!(elements.len(), shape.iter().product::<usize>(), "{shape:?}");
+        let bytes = size_of_val(&elements[..]);
+        let address = elements.as_ptr().expose_provenance();
+        let memory = Memory { address, bytes, _keeper: Arc::new(elements) };
+        Self { memory, strides: row_major(shape), shape: signed(shape), dtype: T::DTYPE }
+    }
+
+    /// The memory of a tensor, which is not overwritten while the array or what was made of it
+    /// exists, if whoever reuses tensors looks whether they are shared. Waits for the work that
+    /// was enqueued with the tensor.
+    ///
+    /// # Errors
+    /// A tensor that is not on the CPU; a failed stream.
+    pub(crate) fn lent(tensor: &Tensor) -> meristem_device::Result<Self> {
+        let lent: Lent = tensor.lend()?;
+        let dims = tensor.dims();
+        let strides = match (tensor.format(), dims) {
+            (MemoryFormat::ChannelsLast, &[_, c, h, w]) => signed(&[h * w * c, 1, w * c, c]),
+            _ => row_major(dims),
+        };
+        let dtype = match tensor.dtype() {
+            DType::F32 => DataType::float(32),
+            DType::F64 => DataType::float(64),
+            DType::BF16 => DataType::BF16,
+            DType::U8 => DataType::uint(8),
+            // Labels and counts, which fit; few libraries compute with unsigned numbers.
+            DType::U32 => DataType::int(32),
+            DType::I64 => DataType::int(64),
+        };
+        let memory =
+            Memory { address: lent.address(), bytes: lent.bytes(), _keeper: Arc::new(lent) };
+        Ok(Self { memory, shape: signed(dims), strides, dtype })
+    }
+
+    fn copied(&self) -> Self {
+        let bytes = abi::copied(&self.memory);
+        let memory = Memory {
+            address: bytes.as_ptr().expose_provenance(),
+            bytes: bytes.len() * 8,
+            _keeper: Arc::new(bytes),
+        };
+        Self { memory, shape: self.shape.clone(), strides: self.strides.clone(), dtype: self.dtype }
+    }
+}
+
+/// Keyword arguments of `__dlpack__`.
+#[derive(Default)]
+struct Asked {
+    stream: bool,
+    max_version: Option<(u32, u32)>,
+    dl_device: Option<(i32, i32)>,
+    copy: Option<bool>,
+}
+
+impl Asked {
+    fn of(given: &Bound<'_, PyDict>) -> PyResult<Self> {
+        let mut asked = Self::default();
+        for (key, value) in given.iter() {
+            match key.extract::<String>()?.as_str() {
+                "stream" => asked.stream = !value.is_none(),
+                "max_version" => asked.max_version = value.extract()?,
+                "dl_device" => asked.dl_device = value.extract()?,
+                "copy" => asked.copy = value.extract()?,
+                other => {
+                    let message = format!("__dlpack__() got an unexpected argument `{other}`");
+                    return Err(PyTypeError::new_err(message));
+                }
+            }
+        }
+        Ok(asked)
+    }
+}
+
+#[pymethods]
+impl Array {
+    /// A capsule with the memory, as the array API standard describes.
+    #[pyo3(signature = (**asked))]
+    fn __dlpack__(&self, py: Python<'_>, asked: Option<&Bound<'_, PyDict>>) -> PyResult<Py<PyAny>> {
+        let asked = asked.map_or(Ok(Asked::default()), Asked::of)?;
+        let Asked { stream, max_version, dl_device, copy } = asked;
+        if stream {
+            return Err(PyBufferError::new_err("stream: got one, expected None for a CPU array"));
+        }
+        if let Some(other) = dl_device.filter(|device| *device != CPU) {
+            let message = format!("dl_device: got {other:?}, expected {CPU:?}, the CPU");
+            return Err(PyBufferError::new_err(message));
+        }
+        let copy = copy.unwrap_or(false);
+        let whole = if copy { self.copied() } else { self.clone_ref() };
+        let exported = Exported { array: whole, copied: copy };
+        abi::capsule(py, exported, max_version.is_some_and(|(major, _)| major >= 1))
+    }
+
+    /// Kind and number of the device: the CPU.
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        CPU
+    }
+
+    /// Sizes of the dimensions.
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.shape)
+    }
+
+    /// Name of the element type.
+    #[getter]
+    fn dtype(&self) -> String {
+        self.dtype.name()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Array(shape={:?}, dtype={})", self.shape, self.dtype.name())
+    }
+}
+
+impl Array {
+    fn clone_ref(&self) -> Self {
+        let (memory, dtype) = (self.memory.clone(), self.dtype);
+        Self { memory, shape: self.shape.clone(), strides: self.strides.clone(), dtype }
+    }
+}
+
+fn signed(dims: &[usize]) -> Vec<i64> {
+    dims.iter().map(|dim| *dim as i64).collect()
+}
+
+/// Strides in elements of a row-major array.
+fn row_major(shape: &[usize]) -> Vec<i64> {
+    let mut strides = vec![1; shape.len()];
+    for axis in (1..shape.len()).rev() {
+        strides[axis - 1] = strides[axis] * shape[axis] as i64;
+    }
+    strides
+}

@@ -1,0 +1,144 @@
+//! Errors of the engine as exceptions. The classes are those of `meristem.errors`.
+
+use std::error::Error;
+
+use meristem_train as train;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+/// Kind of an error: the name of its class in `meristem.errors`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Setting,
+    RunFolder,
+    Resume,
+    Data,
+    Weights,
+    Device,
+    OutOfMemory,
+    Diverged,
+    Controller,
+    Rank,
+    State,
+    Internal,
+}
+
+impl Kind {
+    fn class(self) -> &'static str {
+        match self {
+            Self::Setting => "SettingError",
+            Self::RunFolder => "RunFolderError",
+            Self::Resume => "ResumeError",
+            Self::Data => "DataError",
+            Self::Weights => "WeightsError",
+            Self::Device => "DeviceError",
+            Self::OutOfMemory => "OutOfMemory",
+            Self::Diverged => "DivergedError",
+            Self::Controller => "ControllerError",
+            Self::Rank => "RankError",
+            Self::State => "StateError",
+            Self::Internal => "InternalError",
+        }
+    }
+
+    fn of(error: &train::Error) -> Self {
+        use meristem_control::Error as Control;
+        use meristem_device::Error as Device;
+        match error {
+            train::Error::Value { .. } | train::Error::ConfigFile { .. } => Self::Setting,
+            train::Error::RunFolderExists { .. }
+            | train::Error::RunFolder { .. }
+            | train::Error::NotARun { .. }
+            | train::Error::Unreadable { .. } => Self::RunFolder,
+            train::Error::Resume { .. }
+            | train::Error::OtherSettings { .. }
+            | train::Error::Checkpoint { .. }
+            | train::Error::CheckpointVersion { .. } => Self::Resume,
+            train::Error::Session { .. } => Self::State,
+            train::Error::Diverged { .. } | train::Error::Control(Control::Diverged { .. }) => {
+                Self::Diverged
+            }
+            train::Error::OfRank { .. }
+            | train::Error::Ranks(_)
+            | train::Error::ReplicasDiffer { .. } => Self::Rank,
+            train::Error::Device(Device::OutOfMemory { .. }) => Self::OutOfMemory,
+            train::Error::Device(_) if error.exit_code() == 2 => Self::Setting,
+            train::Error::Device(_) => Self::Device,
+            train::Error::Data(_) => Self::Data,
+            train::Error::Weights { .. } | train::Error::Nn(_) => Self::Weights,
+            train::Error::Control(_) => Self::Controller,
+            train::Error::Grow(_) => Self::Setting,
+            _ => Self::Internal,
+        }
+    }
+}
+
+/// An error on its way to Python.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    kind: Kind,
+    message: String,
+    causes: Vec<String>,
+    remedy: Option<String>,
+    exit_code: u8,
+}
+
+impl Failure {
+    /// A wrong use of the package.
+    pub(crate) fn usage(kind: Kind, message: impl Into<String>, remedy: impl Into<String>) -> Self {
+        let (message, remedy) = (message.into(), Some(remedy.into()));
+        Self { kind, message, causes: vec![], remedy, exit_code: 2 }
+    }
+
+    /// A panic, with its message.
+    pub(crate) fn panic(message: &str) -> Self {
+        let message = format!("a panic in the engine: {message}");
+        let remedy = "this is a bug in meristem, please report it";
+        Self { exit_code: 1, ..Self::usage(Kind::Internal, message, remedy) }
+    }
+}
+
+impl From<train::Error> for Failure {
+    fn from(error: train::Error) -> Self {
+        let message = error.to_string();
+        let (mut causes, mut next) = (vec![], error.source());
+        while let Some(cause) = next {
+            let text = cause.to_string();
+            // Many messages end with their cause.
+            if !message.contains(&text) {
+                causes.push(text);
+            }
+            next = cause.source();
+        }
+        let (kind, remedy) = (Kind::of(&error), error.remedy());
+        Self { kind, message, causes, remedy, exit_code: error.exit_code() }
+    }
+}
+
+/// Converts errors of other crates by way of the training crate's error, as the command line does.
+macro_rules! through_train {
+    ($($error:ty),*) => {$(
+        impl From<$error> for Failure {
+            fn from(error: $error) -> Self {
+                train::Error::from(error).into()
+            }
+        }
+    )*};
+}
+through_train!(meristem_device::Error, meristem_data::Error);
+
+impl From<Failure> for PyErr {
+    fn from(failure: Failure) -> Self {
+        Python::attach(|py| raised(py, failure).unwrap_or_else(|error| error))
+    }
+}
+
+fn raised(py: Python<'_>, failure: Failure) -> PyResult<PyErr> {
+    let Failure { kind, message, causes, remedy, exit_code } = failure;
+    let class = py.import("meristem.errors")?.getattr(kind.class())?;
+    let named = PyDict::new(py);
+    named.set_item("causes", causes)?;
+    named.set_item("remedy", remedy)?;
+    named.set_item("exit_code", exit_code)?;
+    Ok(PyErr::from_value(class.call((message,), Some(&named))?))
+}

@@ -1,0 +1,180 @@
+//! A run that Python steps.
+
+use std::path::PathBuf;
+use std::sync::{Mutex, TryLockError};
+
+use meristem_control::EnvView;
+use meristem_train::external::SeenEnv;
+use meristem_train::session::{Point, Session};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList};
+
+use crate::calls::detached;
+use crate::env;
+use crate::errors::{Failure, Kind};
+use crate::json::to_python;
+use crate::settings;
+
+/// A session, which one thread at a time may use; `None` once it is closed.
+#[pyclass(frozen, module = "meristem")]
+pub(crate) struct Stepped(Mutex<Option<Session>>);
+
+#[pymethods]
+impl Stepped {
+    /// Starts a run, or resumes the one in the folder `resumed`.
+    #[new]
+    fn new(
+        py: Python<'_>,
+        config: Option<Bound<'_, PyAny>>,
+        given: &Bound<'_, PyDict>,
+        resumed: Option<PathBuf>,
+    ) -> PyResult<Self> {
+        let session = match resumed {
+            Some(folder) => {
+                let options = settings::layer(given)?;
+                detached(py, || Session::resume(folder, options))?
+            }
+            None => {
+                let config = settings::resolve(config.as_ref(), given)?;
+                detached(py, || Session::start(&config))?
+            }
+        };
+        Ok(Self(Mutex::new(Some(session))))
+    }
+
+    /// Trains a step. Ctrl-C is raised after it.
+    fn step(&self, py: Python<'_>) -> PyResult<()> {
+        self.waiting(py, |session, idle| session.step(idle).map(drop).map_err(Failure::from))
+    }
+
+    /// Executes actions. Returns the rewards.
+    fn act(&self, py: Python<'_>, actions: &Bound<'_, PyList>) -> PyResult<Vec<f32>> {
+        let parsed = self.look(|session| {
+            let views: Vec<EnvView<'_>> = session.envs().iter().map(SeenEnv::view).collect();
+            env::actions(actions, &views).map_err(|problem| refused(&problem))
+        })?;
+        self.waiting(py, |session, idle| session.act(parsed, idle).map_err(Failure::from))
+    }
+
+    /// Name of the point at which the run waits.
+    fn point(&self) -> PyResult<&'static str> {
+        self.look(|session| {
+            Ok(match session.point() {
+                Point::Boundary => "boundary",
+                Point::Decision => "decision",
+                Point::End => "end",
+            })
+        })
+    }
+
+    /// The envs: for each its view and its figures.
+    fn envs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let seen = self.look(|session| Ok(session.envs().to_vec()))?;
+        let one = |seen: &SeenEnv| {
+            let env = env::to_python(py, &seen.view())?;
+            env.set_item("round", seen.round)?;
+            env.set_item("reward", seen.reward)?;
+            env.set_item("figures", to_python(py, &seen.figures)?)?;
+            Ok(env)
+        };
+        seen.iter().map(one).collect()
+    }
+
+    /// Sizes of the heads of an action.
+    fn head_sizes(&self) -> PyResult<Vec<usize>> {
+        self.look(|session| {
+            Ok(session.envs().first().map(|seen| env::head_sizes(&seen.view())).unwrap_or_default())
+        })
+    }
+
+    /// Names of slots and blueprints.
+    fn names(&self) -> PyResult<(Vec<String>, Vec<String>)> {
+        self.look(|session| {
+            let Some(seen) = session.envs().first() else { return Ok((vec![], vec![])) };
+            let slots = seen.host.slots().iter().map(|slot| slot.name.to_string()).collect();
+            let blueprints = seen.host.blueprints().iter().map(|b| b.name.clone()).collect();
+            Ok((slots, blueprints))
+        })
+    }
+
+    /// The contents of a weights file.
+    fn weights<'py>(&self, py: Python<'py>, env: usize) -> PyResult<Bound<'py, PyBytes>> {
+        let bytes = self.with(py, |session| Ok(session.weights(env)?))?;
+        Ok(PyBytes::new(py, &bytes))
+    }
+
+    /// Writes a checkpoint.
+    fn checkpoint(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, |session| Ok(session.checkpoint()?))
+    }
+
+    /// Ends the run. Returns its folder; `None` if it was closed already.
+    fn close(&self, py: Python<'_>) -> PyResult<Option<PathBuf>> {
+        detached(py, || {
+            let session = self.lock()?.take();
+            let closed = |session: Session| Ok::<_, Failure>(session.close()?.run_dir);
+            session.map(closed).transpose()
+        })
+    }
+}
+
+impl Stepped {
+    fn lock(&self) -> Result<std::sync::MutexGuard<'_, Option<Session>>, Failure> {
+        match self.0.try_lock() {
+            Ok(session) => Ok(session),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => Err(Failure::usage(
+                Kind::State,
+                "this fleet is in use by another thread",
+                "use a fleet from one thread at a time",
+            )),
+        }
+    }
+
+    /// Works with the session while other Python threads run.
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut Session) -> Result<T, Failure> + Send,
+    ) -> PyResult<T> {
+        detached(py, || work(self.lock()?.as_mut().ok_or_else(closed)?))
+    }
+
+    /// Looks at the session, without a wait.
+    fn look<T>(&self, work: impl FnOnce(&Session) -> Result<T, Failure>) -> PyResult<T> {
+        crate::calls::check_process()?;
+        Ok(work(self.lock()?.as_ref().ok_or_else(closed)?)?)
+    }
+
+    /// Like [`Self::with`], for work that takes long: looks for Ctrl-C meanwhile, and raises it
+    /// when the work is done, so that the fleet can still be used.
+    fn waiting<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut Session, &mut dyn FnMut()) -> Result<T, Failure> + Send,
+    ) -> PyResult<T> {
+        let pressed = Mutex::new(None);
+        let result = self.with(py, |session| {
+            work(session, &mut || {
+                let signals = Python::attach(|py| py.check_signals());
+                if let (Err(error), Ok(mut pressed)) = (signals, pressed.lock()) {
+                    *pressed = Some(error);
+                }
+            })
+        });
+        match pressed.into_inner() {
+            Ok(Some(pressed)) => Err(pressed),
+            _ => result,
+        }
+    }
+}
+
+fn refused(problem: &str) -> Failure {
+    let remedy = "an action is None, a dictionary as in a script (docs/control.md), or one choice \
+                  per head";
+    Failure::usage(Kind::Controller, problem, remedy)
+}
+
+fn closed() -> Failure {
+    Failure::usage(Kind::State, "this fleet is closed", "make another one")
+}

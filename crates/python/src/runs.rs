@@ -1,0 +1,160 @@
+//! Runs: training, resuming, and reading of run folders.
+
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use meristem_nn::Network;
+use meristem_train::external::{Custom, External};
+use meristem_train::reading::{EventTail, Reached, Run};
+use meristem_train::{self as engine, Event, Observer, Summary};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::calls::detached;
+use crate::columns::Tables;
+use crate::controller::{Callable, Raised};
+use crate::errors::Failure;
+use crate::json::to_python;
+use crate::settings;
+
+/// Least time between two looks for a pending Ctrl-C, for which a run takes the GIL.
+const SIGNALS_EVERY: Duration = Duration::from_millis(50);
+
+/// Bytes of events that are read at a time.
+const PART_BYTES: u64 = 64 << 20;
+
+/// Watches a run for Python: looks for Ctrl-C, and passes events on.
+struct Watch {
+    looked: Instant,
+    on_event: Option<Py<PyAny>>,
+    /// The first exception, which ends the run at the next step boundary.
+    raised: Option<PyErr>,
+}
+
+/// The code of the caller that takes part in a run.
+struct Hooks {
+    on_event: Option<Py<PyAny>>,
+    controller: Option<Py<PyAny>>,
+}
+
+impl Watch {
+    fn new(on_event: Option<Py<PyAny>>) -> Self {
+        Self { looked: Instant::now(), on_event, raised: None }
+    }
+
+    fn look(&mut self) {
+        if self.looked.elapsed() >= SIGNALS_EVERY {
+            let signals = Python::attach(|py| py.check_signals());
+            self.raised = self.raised.take().or(signals.err());
+            self.looked = Instant::now();
+        }
+    }
+}
+
+impl Observer for Watch {
+    fn event(&mut self, event: &Event) {
+        if let (Some(on_event), None) = (&self.on_event, &self.raised) {
+            let called = Python::attach(|py| on_event.call1(py, (to_python(py, event)?,)));
+            self.raised = called.err();
+        }
+        self.look();
+    }
+
+    fn batch_enqueued(&mut self, _env: usize, _network: &Network) -> engine::Result<()> {
+        self.look();
+        Ok(())
+    }
+
+    fn stop_requested(&self) -> bool {
+        self.raised.is_some()
+    }
+}
+
+/// Runs `work` with a watch. Returns the path of the run's folder.
+fn watched(
+    py: Python<'_>,
+    hooks: Hooks,
+    work: impl FnOnce(Custom, &mut Watch) -> engine::Result<Summary> + Send,
+) -> PyResult<PathBuf> {
+    let Hooks { on_event, controller } = hooks;
+    let raised = Raised::default();
+    let external = |decide| Box::new(Callable::new(decide, raised.clone())) as Box<dyn External>;
+    let custom = controller.map(external).map(Custom::from).unwrap_or_default();
+    let watch = Mutex::new(Watch::new(on_event));
+    let result = detached(py, || match watch.lock() {
+        Ok(mut watch) => work(custom, &mut watch).map_err(Failure::from),
+        Err(_) => Err(Failure::panic("the watch of a run is locked")),
+    });
+    let watch = watch.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+    // The exception is what ended the run, whether or not it also failed on the way out.
+    match watch.raised.or(raised.take()) {
+        Some(raised) => Err(raised),
+        None => Ok(result?.run_dir),
+    }
+}
+
+/// Trains a fleet. Returns the path of the run's folder.
+#[pyfunction]
+pub(crate) fn train(
+    py: Python<'_>,
+    config: Option<Bound<'_, PyAny>>,
+    given: &Bound<'_, PyDict>,
+    on_event: Option<Py<PyAny>>,
+    controller: Option<Py<PyAny>>,
+) -> PyResult<PathBuf> {
+    let config = settings::resolve(config.as_ref(), given)?;
+    let hooks = Hooks { on_event, controller };
+    watched(py, hooks, |custom, watch| engine::run_with(&config, custom, watch))
+}
+
+/// Resumes the run in a folder. Returns the folder's path.
+#[pyfunction]
+pub(crate) fn resume(
+    py: Python<'_>,
+    run: PathBuf,
+    given: &Bound<'_, PyDict>,
+    on_event: Option<Py<PyAny>>,
+    controller: Option<Py<PyAny>>,
+) -> PyResult<PathBuf> {
+    let options = settings::layer(given)?;
+    let hooks = Hooks { on_event, controller };
+    watched(py, hooks, |custom, watch| engine::resume_with(&run, &options, custom, watch))
+}
+
+/// Overview, settings and summary of a run; no summary before it ends.
+#[pyfunction]
+pub(crate) fn read_run(py: Python<'_>, run: PathBuf) -> PyResult<Py<PyAny>> {
+    let Run { overview, settings, summary, .. } = detached(py, || Run::read(&run))?;
+    let read = PyDict::new(py);
+    read.set_item("overview", to_python(py, &overview)?)?;
+    read.set_item("settings", to_python(py, &settings)?)?;
+    read.set_item("summary", to_python(py, &summary)?)?;
+    Ok(read.into_any().unbind())
+}
+
+/// Events of a run by kind, each as a dictionary of columns.
+#[pyfunction]
+pub(crate) fn read_events<'py>(
+    py: Python<'py>,
+    run: PathBuf,
+    batches: bool,
+) -> PyResult<Bound<'py, PyDict>> {
+    let tables = detached(py, || {
+        engine::reading::check_is_run(&run)?;
+        let mut tail = EventTail::new(&run.join("events.jsonl"));
+        if batches {
+            tail = tail.with_batches();
+        }
+        let mut tables = Tables::default();
+        loop {
+            match tail.read(PART_BYTES, &mut |line| tables.add(&line))? {
+                Reached::Limit => {}
+                Reached::End => return Ok::<_, Failure>(tables),
+                // The run was resumed meanwhile, which cut its events.
+                Reached::Restarted => tables = Tables::default(),
+            }
+        }
+    })?;
+    tables.into_python(py)
+}

@@ -1,0 +1,88 @@
+//! Settings from Python values, through the text forms of the command line.
+
+use std::path::PathBuf;
+
+use meristem_train::config::{Layer, TrainConfig};
+use meristem_train::{Error, config_file};
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+
+use crate::errors::{Failure, Kind};
+
+/// The settings of a run: from a file or a mapping, with those given by name before them.
+///
+/// # Errors
+/// An unknown name, a value that its setting does not accept, an unreadable file.
+pub(crate) fn resolve(
+    config: Option<&Bound<'_, PyAny>>,
+    given: &Bound<'_, PyDict>,
+) -> PyResult<TrainConfig> {
+    let file = match config {
+        None => Layer::default(),
+        Some(config) => match config.cast::<PyDict>() {
+            Ok(mapping) => layer(mapping)?,
+            Err(_) => config_file::read(&config.extract::<PathBuf>()?).map_err(Failure::from)?,
+        },
+    };
+    Ok(TrainConfig::resolve(file, layer(given)?).map_err(Failure::from)?)
+}
+
+/// Settings by name. `None` leaves a setting out.
+///
+/// # Errors
+/// An unknown name, a value that its setting does not accept.
+pub(crate) fn layer(given: &Bound<'_, PyDict>) -> PyResult<Layer> {
+    let mut layer = Layer::default();
+    for (key, value) in given.iter().filter(|(_, value)| !value.is_none()) {
+        let key: String = key.extract()?;
+        config_file::check_keys([key.as_str()].into_iter()).map_err(|problem| {
+            Failure::usage(Kind::Setting, problem, "`meristem train --help` lists all settings")
+        })?;
+        set(&mut layer, &key, &value)?;
+    }
+    Ok(layer)
+}
+
+fn set(layer: &mut Layer, key: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
+    let texts = texts(key, value)?;
+    let mut result = Ok(());
+    for text in texts {
+        result = layer.set(key, &text).map_err(|error| {
+            let remedy = Error::value(key, "", "").remedy().unwrap_or_default();
+            Failure::usage(Kind::Setting, format!("`{key}`: {error}"), remedy)
+        });
+        if result.is_ok() {
+            break;
+        }
+    }
+    Ok(result?)
+}
+
+/// The text forms of a value. A truth value has two: flags are true or false, switches on or off.
+fn texts(key: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
+    if let Ok(truth) = value.cast::<PyBool>() {
+        let [flag, switch] = if truth.is_true() { ["true", "on"] } else { ["false", "off"] };
+        return Ok(vec![flag.into(), switch.into()]);
+    }
+    if value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>() {
+        let items: Vec<String> = value
+            .try_iter()?
+            .map(|item| Ok(texts(key, &item?)?.swap_remove(0)))
+            .collect::<PyResult<_>>()?;
+        return Ok(vec![items.join(",")]);
+    }
+    let is_plain = value.is_instance_of::<PyString>()
+        || value.is_instance_of::<PyInt>()
+        || value.is_instance_of::<PyFloat>()
+        || value.hasattr("dtype")? && value.hasattr("__float__")?;
+    if is_plain {
+        return Ok(vec![value.str()?.to_string()]);
+    }
+    if value.hasattr("__fspath__")? {
+        return Ok(vec![value.extract::<PathBuf>()?.display().to_string()]);
+    }
+    let got = value.get_type().qualname()?;
+    let message = format!("`{key}`: got a {got}, expected text, a number, a path or a list");
+    let remedy = "`meristem train --help` lists the values of every setting";
+    Err(Failure::usage(Kind::Setting, message, remedy).into())
+}

@@ -1,0 +1,152 @@
+"""Datasets and gathered batches."""
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+
+import meristem
+from meristem import errors
+
+
+@pytest.fixture(scope="module")
+def data() -> meristem.Dataset:
+    return meristem.Dataset()
+
+
+def test_a_dataset_says_what_it_is(data):
+    assert (data.name, data.shape, len(data)) == ("embedded", (1, 28, 28), 10_000)
+    assert len(data.classes) == 10 and 0 < data.mean[0] < 1 and data.std[0] > 0
+    assert len(meristem.Dataset(split="test")) == 2_500
+
+
+def test_batches_come_without_a_copy_and_channels_last(data):
+    batches = meristem.GatherBatches(data, 16, envs=2, max_batches=3)
+    seen = 0
+    for parts in batches.epoch(0):
+        assert [part.env for part in parts] == [0, 1]
+        for _, inputs, targets in parts:
+            x, y = np.from_dlpack(inputs), np.from_dlpack(targets)
+            assert x.shape == (16, 1, 28, 28) and x.dtype == np.float32
+            assert x.strides == (28 * 28 * 4, 4, 28 * 4, 4)
+            assert y.dtype == np.int32 and (y >= 0).all() and (y < 10).all()
+            again = np.from_dlpack(inputs)
+            assert again.ctypes.data == x.ctypes.data and x.flags.writeable
+        seen += 1
+    assert seen == len(batches) == 3
+
+
+def test_an_epoch_is_the_dataset_in_its_order(data):
+    batches = meristem.GatherBatches(data, 3000, shuffle=False, normalize=([0.0], [1.0]))
+    parts = [np.from_dlpack(part.inputs).copy() for [part] in batches.epoch(0)]
+    assert [len(part) for part in parts] == [3000, 3000, 3000, 1000]
+    images = np.concatenate(parts)
+    assert abs(images.mean(dtype=np.float64) - data.mean[0]) < 1e-5
+    assert abs(images.std(dtype=np.float64) - data.std[0]) < 1e-4
+
+
+def test_the_same_seed_gives_the_same_batches(data):
+    def gathered(seed: int, epoch: int) -> np.ndarray:
+        batches = meristem.GatherBatches(data, 32, seed=seed, crop=4, flip=True, max_batches=2)
+        return np.concatenate([np.from_dlpack(b.inputs) for [b] in batches.epoch(epoch)])
+
+    assert (gathered(7, 1) == gathered(7, 1)).all()
+    assert (gathered(7, 1) != gathered(7, 2)).any() and (gathered(7, 1) != gathered(8, 1)).any()
+
+
+def test_an_array_outlives_everything_that_it_came_from(data):
+    batches = meristem.GatherBatches(data, 8, max_batches=20)
+    held = [np.from_dlpack(batch.inputs) for [batch] in batches.epoch(0)]
+    assert batches.added_buffers > 0
+    copies = [x.copy() for x in held]
+    list(batches.epoch(1))
+    del batches
+    gc.collect()
+    assert all((x == copy).all() for x, copy in zip(held, copies, strict=True))
+    assert len({x.ctypes.data for x in held}) == 20
+
+
+def test_a_batch_that_was_let_go_is_reused(data):
+    batches = meristem.GatherBatches(data, 8)
+    for _ in batches.epoch(0):
+        pass
+    assert batches.added_buffers <= 1
+
+
+def test_a_capsule_nobody_takes_frees_its_memory(data):
+    [batch] = next(meristem.GatherBatches(data, 8).epoch(0))
+    for version in (None, (1, 0)):
+        assert "dltensor" in repr(batch.inputs.__dlpack__(max_version=version))
+    copy = np.from_dlpack(batch.inputs, copy=True)
+    assert copy.ctypes.data != np.from_dlpack(batch.inputs).ctypes.data
+    assert (copy == np.from_dlpack(batch.inputs)).all()
+
+
+def test_what_a_consumer_may_not_ask_for(data):
+    [batch] = next(meristem.GatherBatches(data, 8).epoch(0))
+    with pytest.raises(BufferError, match="dl_device: got"):
+        batch.inputs.__dlpack__(dl_device=(2, 0))
+    with pytest.raises(BufferError, match="stream: got one, expected None"):
+        batch.inputs.__dlpack__(stream=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"batch": 0}, "`batch_per_env` must be at least 1, got 0"),
+        ({"envs": 0}, "must be"),
+        ({"epoch": "half"}, "`epoch_mode` must be"),
+        ({"subset": [10_000]}, "`subset` must be indices below 10000"),
+        ({"normalize": ([0.0], [0.0])}, "`normalization` must be"),
+        ({"cutout": 99}, "must be"),
+    ],
+)
+def test_an_argument_that_does_not_fit_is_named(data, options, text):
+    with pytest.raises(errors.DataError) as caught:
+        meristem.GatherBatches(data, **options)
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "text"),
+    [
+        ({"dataset": "cifar"}, errors.SettingError, "did you mean `cifar10`?"),
+        ({"dataset": "cifar10"}, errors.DataError, "cifar10"),
+        ({"split": "dev"}, errors.DataError, "got `dev`, expected train or test"),
+        ({"device": "cuda:0"}, errors.SettingError, "is not part of this build"),
+    ],
+)
+def test_a_dataset_that_is_not_there_is_an_error(options, kind, text):
+    with pytest.raises(kind) as caught:
+        meristem.Dataset(**options)
+    assert text in str(caught.value)
+
+
+def test_an_epoch_ends_when_another_starts(data):
+    batches = meristem.GatherBatches(data, 8)
+    first, second = batches.epoch(0), batches.epoch(1)
+    next(first)
+    next(second)
+    with pytest.raises(errors.StateError, match="ended by the start of another"):
+        next(first)
+
+
+def test_two_threads_get_batches_or_a_named_error(data):
+    batches = meristem.GatherBatches(data, 512, envs=2)
+    refused = []
+
+    def work():
+        for epoch in range(3):
+            try:
+                list(batches.epoch(epoch))
+            except errors.StateError as error:
+                refused.append(str(error))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all("another" in text for text in refused)
+    assert len(list(batches.epoch(0))) == len(batches)

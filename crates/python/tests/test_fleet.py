@@ -1,0 +1,236 @@
+"""Fleets that a program steps, and functions as controllers."""
+
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+import meristem
+from meristem import errors
+from meristem.control import Env
+
+GERMINATE = {"op": "GERMINATE", "slot": "r0c1", "blueprint": "conv_small"}
+
+
+def grow(env: Env):
+    """Ten lines that germinate in the first slot, and go on as gates allow."""
+    for slot in env.slots:
+        if slot.stage == "dormant" and "GERMINATE" in slot.ops:
+            return {"op": "GERMINATE", "slot": slot.slot, "blueprint": slot.blueprints[0]}
+        if slot.gate_passes and "ADVANCE" in slot.ops:
+            return {"op": "ADVANCE", "slot": slot.slot}
+    return None
+
+
+def same_weights(one: meristem.Run, other: meristem.Run) -> bool:
+    return all(one.weights(e).read_bytes() == other.weights(e).read_bytes() for e in range(2))
+
+
+def test_a_function_decides(tiny):
+    seen = []
+
+    def controller(env: Env):
+        seen.append(env)
+        return grow(env)
+
+    run = meristem.train(**tiny, controller=controller)
+    assert [(env.env, env.step) for env in seen] == [(e, s) for s in range(4) for e in range(2)]
+    steps = run.events["step_completed"]
+    assert steps["action"][:2] == ["GERMINATE r0c0 norm"] * 2
+    assert np.allclose([env.accuracies[-1] for env in seen], steps["control_accuracy"])
+    slots = len(seen[0].slots)
+    assert seen[0].observation.shape == (23 + 31 * slots + 8 * slots,)
+    assert seen[0].op_mask.tolist() == [1, 1, 0, 0, 0, 0]
+    assert seen[2].last == ("GERMINATE", True) and seen[2].slots[0].stage == "germinated"
+    assert run.settings["controller"] == "external"
+
+
+def test_a_fleet_has_the_bits_of_the_run_with_the_same_actions(tiny):
+    run = meristem.train(**tiny, controller=grow)
+    folder = tiny["run_dir"].with_name("fleet")
+    with meristem.Fleet(**{**tiny, "run_dir": folder}) as fleet:
+        for _ in range(4):
+            rewards = fleet.apply([grow(env) for env in fleet.step()])
+            assert rewards.dtype == np.float32 and np.isfinite(rewards).all()
+        assert fleet.point == "end"
+    other = meristem.Run(folder)
+    assert other.state == "complete" and same_weights(run, other)
+    for column in ("train_loss", "control_loss", "action", "reward_gain"):
+        one, two = (r.events["step_completed"][column] for r in (run, other))
+        assert list(map(str, one)) == list(map(str, two)), column
+
+
+def test_what_a_fleet_shows(tiny):
+    with meristem.Fleet(**tiny) as fleet:
+        assert (len(fleet), fleet.point) == (2, "boundary")
+        assert "r0c1" in fleet.slots and len(fleet.blueprints) == 7
+        assert fleet.head_sizes == [6, len(fleet.slots), 7, 4, 3, 3, 4, 5]
+        [first, _] = fleet.step()
+        assert fleet.point == "decision" and first.step == 0 and len(first.train_losses) == 1
+        figures = fleet.figures[0]
+        assert figures.train_loss == pytest.approx(first.train_losses[0])
+        assert figures.host_parameters > 0 == figures.grown_parameters
+        before = fleet.weights(0)
+        assert before.metadata["classes"] and before.metadata["topology"]
+        fleet.step()
+        after = fleet.weights(0)
+        assert before.tensors.keys() == after.tensors.keys()
+        name = "blocks.0.conv.weight"
+        assert (before.tensors[name] != after.tensors[name]).any()
+        assert len(fleet.snapshot()) == 2
+
+
+def test_weights_of_a_fleet_are_those_of_its_folder(tiny, tmp_path):
+    with meristem.Fleet(**tiny) as fleet:
+        for _ in range(4):
+            fleet.step()
+            weights = fleet.weights(1)
+            fleet.apply([None, None])
+    weights.save(tmp_path / "w.safetensors")
+    of_run = meristem.weights.load(meristem.Run(tiny["run_dir"]).weights(1))
+    assert all((of_run.tensors[name] == x).all() for name, x in weights.tensors.items())
+    with pytest.raises(FileExistsError):
+        weights.save(tmp_path / "w.safetensors")
+
+
+def test_an_illegal_action_changes_nothing(tiny):
+    with meristem.Fleet(**tiny) as fleet:
+        fleet.step()
+        for action, text in [
+            ({"op": "ADVANCE", "slot": "r0c1"}, "ADVANCE is not legal in env 1 at step 0"),
+            ({"op": "ADVANCE", "slot": "r9c9"}, "r9c9"),
+            ({"op": "JUMP"}, "unknown variant `JUMP`"),
+            ({"op": "WAIT", "step": 3}, "`step` belongs to a script"),
+            ([1, 0, 99, 0, 0, 0, 0, 0], "blueprint"),
+            ([9, 0, 0, 0, 0, 0, 0, 0], "expected one choice per head"),
+            ([1, 0], "expected one choice per head"),
+        ]:
+            with pytest.raises(errors.ControllerError) as caught:
+                fleet.apply([None, action])
+            assert text in str(caught.value), caught.value
+        with pytest.raises(errors.ControllerError, match="each of 2 envs, got 1"):
+            fleet.apply([None])
+        with pytest.raises(TypeError, match="an action is None"):
+            fleet.apply([None, "WAIT"])
+        fleet.apply([None, GERMINATE])
+        assert [env.slots[1].stage for env in fleet.envs] == ["dormant", "germinated"]
+        with pytest.raises(errors.StateError, match="no actions are due"):
+            fleet.apply([None, None])
+
+
+def test_a_fleet_resumes_with_the_same_bits(tiny):
+    whole = meristem.train(
+        **{**tiny, "run_dir": tiny["run_dir"].with_name("whole")}, controller=grow
+    )
+    with meristem.Fleet(**tiny) as fleet:
+        for _ in range(2):
+            fleet.apply([grow(env) for env in fleet.step()])
+        fleet.checkpoint()
+        fleet.apply([grow(env) for env in fleet.step()])
+    run = meristem.Run(tiny["run_dir"])
+    assert run.state == "stopped" and run.summary["steps"] == 3
+    with meristem.Fleet.resume(run) as fleet:
+        fleet.apply([grow(env) for env in fleet.step()])
+    assert meristem.Run(run.path).state == "complete" and same_weights(whole, run)
+
+
+def test_rounds_follow_one_another(tiny):
+    with meristem.Fleet(**{**tiny, "steps": 2, "rounds": 2}) as fleet:
+        for expected in [(0, 1), (1, 2), (0, 1), (1, 2)]:
+            env = fleet.step()[0]
+            assert (env.step, len(env.train_losses)) == expected
+            fleet.apply([None, None])
+        with pytest.raises(errors.StateError, match="the run is over"):
+            fleet.step()
+    assert meristem.Run(tiny["run_dir"]).state == "complete"
+
+
+def test_a_fleet_closed_between_rounds_keeps_the_weights_of_the_round(tiny):
+    fleet = meristem.Fleet(**{**tiny, "steps": 2, "rounds": 2})
+    for _ in range(2):
+        fleet.step()
+        weights = fleet.weights(0)
+        fleet.apply([None, None])
+    run = fleet.close()
+    assert run.state == "stopped" and fleet.close() is None
+    of_run = meristem.weights.load(run.weights(0))
+    assert all((of_run.tensors[name] == x).all() for name, x in weights.tensors.items())
+    with pytest.raises(errors.StateError, match="this fleet is closed"):
+        fleet.step()
+
+
+def test_a_fleet_is_used_by_one_thread_at_a_time(tiny):
+    with meristem.Fleet(**{**tiny, "steps": 500}) as fleet:
+        refused, done = [], threading.Event()
+
+        def look():
+            while not done.is_set():
+                try:
+                    fleet.point
+                except errors.StateError as error:
+                    refused.append(str(error))
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        for _ in range(20):
+            try:
+                fleet.step()
+            except errors.StateError as error:
+                refused.append(str(error))
+        done.set()
+        thread.join()
+        assert refused and all("in use by another thread" in text for text in refused)
+
+
+def test_ctrl_c_is_raised_after_the_step(tiny):
+    with meristem.Fleet(**{**tiny, "max_batches": 280, "envs": 2}) as fleet:
+        timer = threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            while True:
+                fleet.step()
+        fleet.checkpoint() if fleet.point == "boundary" else fleet.apply([None, None])
+
+
+def test_an_exception_of_a_controller_reaches_the_caller_and_the_run_resumes(tiny):
+    whole = meristem.train(
+        **{**tiny, "run_dir": tiny["run_dir"].with_name("whole")}, controller=grow
+    )
+
+    class Broken(Exception):
+        pass
+
+    def breaks(env: Env):
+        if env.step == 2:
+            raise Broken("here")
+        return grow(env)
+
+    with pytest.raises(Broken, match="here"):
+        meristem.train(**tiny, controller=breaks)
+    run = meristem.Run(tiny["run_dir"])
+    assert run.state == "failed" and "the program's controller failed" in run.summary["error"]
+    resumed = meristem.resume(run, controller=grow)
+    assert resumed.state == "complete" and same_weights(whole, resumed)
+
+
+def test_a_controller_that_gives_no_action_is_refused(tiny):
+    with pytest.raises(errors.ControllerError, match="ADVANCE is not legal in env 0 at step 0"):
+        meristem.train(**tiny, controller=lambda env: {"op": "ADVANCE", "slot": "r0c1"})
+
+
+def test_a_run_of_a_function_needs_it(tiny):
+    with pytest.raises(
+        errors.SettingError, match="got external, expected the controller of a program"
+    ):
+        meristem.train(**tiny, controller="external")
+    with pytest.raises(TypeError, match="a controller is a function"):
+        meristem.train(**tiny, controller=3)
+
+
+def test_a_failed_run_is_said_by_the_fleet(tiny):
+    with pytest.raises(errors.SettingError, match="`batch`: got 0"):
+        meristem.Fleet(**{**tiny, "batch": 0})
+    with pytest.raises(errors.SettingError, match="hgue"):
+        meristem.Fleet(**{**tiny, "host": "hgue"})

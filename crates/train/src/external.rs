@@ -1,0 +1,167 @@
+//! Parts of a run that the program brings which uses this library: blueprints, and a controller
+//! that is code of that program.
+//!
+//! A run asks such a controller as it asks any other. Besides, it lets it look at the envs at two
+//! points of each step, where it may also wait: before the step, and before the decision.
+
+use meristem_control::{Controller, EnvView, Op, SlotHistory};
+use meristem_grow::{BlueprintSet, GateInputs, Host};
+
+use crate::error::Result;
+
+/// Blueprints and controller of a run that are not settings.
+pub struct Custom {
+    /// Blueprints of the run.
+    pub blueprints: BlueprintSet,
+    /// The controller of a run whose setting `controller` is
+    /// [`External`](crate::settings::ControllerKind::External); `None` for any other.
+    pub controller: Option<Box<dyn External>>,
+}
+
+impl Default for Custom {
+    fn default() -> Self {
+        Self { blueprints: BlueprintSet::standard(), controller: None }
+    }
+}
+
+impl From<BlueprintSet> for Custom {
+    fn from(blueprints: BlueprintSet) -> Self {
+        Self { blueprints, ..Self::default() }
+    }
+}
+
+impl From<Box<dyn External>> for Custom {
+    fn from(controller: Box<dyn External>) -> Self {
+        Self { controller: Some(controller), ..Self::default() }
+    }
+}
+
+/// Answer to [`External::before_step`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Run the step.
+    Step,
+    /// Write a checkpoint, and ask again.
+    Checkpoint,
+    /// End the run here, with weights, summary and checkpoint.
+    Stop,
+}
+
+/// A controller that is code of the program. A run over several processes has one in each, and all
+/// must answer alike.
+pub trait External: Controller {
+    /// Called before every step. The envs are those that the last step left, or fresh ones.
+    ///
+    /// # Errors
+    /// An error of the controller, which ends the run.
+    fn before_step(&mut self, _envs: &mut dyn Envs) -> Result<Next> {
+        Ok(Next::Step)
+    }
+
+    /// Called in every step when the envs are trained and measured, before
+    /// [`Controller::decide_all`].
+    ///
+    /// # Errors
+    /// An error of the controller, which ends the run.
+    fn before_decision(&mut self, _envs: &mut dyn Envs) -> Result<()> {
+        Ok(())
+    }
+
+    /// Whether the run ends after the round that has just ended, and resumes with the next.
+    fn stops_after_round(&mut self) -> bool {
+        false
+    }
+}
+
+/// The envs of a process, at a point where an external controller may look at them.
+pub trait Envs {
+    /// State and measurements of each env.
+    fn seen(&self) -> Vec<SeenEnv>;
+
+    /// An env's weights, `env` counted from 0 in this process, as the contents of a weights file.
+    /// Waits for the device.
+    ///
+    /// # Errors
+    /// A failed device.
+    fn weights(&mut self, env: usize) -> Result<Vec<u8>>;
+}
+
+/// State and measurements of an env, copied out of a run.
+#[derive(Clone, Debug)]
+pub struct SeenEnv {
+    /// Number of the env.
+    pub env: usize,
+    /// Round, from 0.
+    pub round: usize,
+    /// Step within the episode, from 0.
+    pub step: u32,
+    /// Steps of an episode.
+    pub episode_steps: u32,
+    /// The host and its modules.
+    pub host: Host,
+    /// Results of the last step.
+    pub figures: Figures,
+    /// Reward of the last action.
+    pub reward: f32,
+    pub(crate) accuracies_pp: Vec<f32>,
+    pub(crate) losses: Vec<f32>,
+    pub(crate) twin_loss: Option<f32>,
+    pub(crate) train_losses: Vec<f32>,
+    pub(crate) measured: Vec<GateInputs>,
+    pub(crate) history: Vec<SlotHistory>,
+    pub(crate) last: Option<(Op, bool)>,
+}
+
+/// Results of an env's step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+pub struct Figures {
+    /// Mean training loss over the step.
+    pub train_loss: f64,
+    /// Training accuracy over the step, 0..1.
+    pub train_accuracy: f64,
+    /// Control loss after the step; `None` without a control split.
+    pub control_loss: Option<f64>,
+    /// Control accuracy after the step, 0..1; `None` without a control split.
+    pub control_accuracy: Option<f64>,
+    /// Trained parameters of the host without modules.
+    pub host_parameters: usize,
+    /// Trained parameters of the modules.
+    pub grown_parameters: usize,
+}
+
+impl SeenEnv {
+    /// The env as a later view shows it, whose last action had this reward.
+    pub(crate) fn later(&self, view: &EnvView<'_>, reward: f32) -> Self {
+        Self {
+            env: view.env,
+            step: view.step,
+            host: view.host.clone(),
+            reward,
+            accuracies_pp: view.accuracies_pp.to_vec(),
+            losses: view.losses.to_vec(),
+            twin_loss: view.twin_loss,
+            train_losses: view.train_losses.to_vec(),
+            measured: view.measured.to_vec(),
+            history: view.history.to_vec(),
+            last: view.last,
+            ..*self
+        }
+    }
+
+    /// The view that a controller gets.
+    pub fn view(&self) -> EnvView<'_> {
+        EnvView {
+            env: self.env,
+            host: &self.host,
+            step: self.step,
+            episode_steps: self.episode_steps,
+            accuracies_pp: &self.accuracies_pp,
+            losses: &self.losses,
+            twin_loss: self.twin_loss,
+            train_losses: &self.train_losses,
+            measured: &self.measured,
+            history: &self.history,
+            last: self.last,
+        }
+    }
+}

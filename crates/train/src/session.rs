@@ -1,0 +1,527 @@
+//! A run that the program steps, with actions of its own.
+//!
+//! The run is that of [`run_with`](crate::run_with), on a thread of its own, with an external
+//! controller that waits for the program: before each step, and before each decision. So its
+//! results, its events and its folder are those of any run.
+//!
+//! ```no_run
+//! use meristem_control::Action;
+//! use meristem_train::config::{Layer, TrainConfig};
+//! use meristem_train::session::Session;
+//! use meristem_train::settings::ControllerKind;
+//!
+//! # fn main() -> meristem_train::Result<()> {
+//! let flags = Layer { controller: Some(ControllerKind::External), ..Layer::default() };
+//! let config = TrainConfig::resolve(Layer::default(), flags)?;
+//! let mut session = Session::start(&config)?;
+//! for _ in 0..3 {
+//!     let actions = vec![Action::Wait; session.step(&mut || {})?.len()];
+//!     let rewards = session.act(actions, &mut || {})?;
+//!     println!("{rewards:?}");
+//! }
+//! let summary = session.close()?;
+//! # Ok(())
+//! # }
+//! ```
+
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use meristem_control::{Action, Controller, EnvView, RoundReport, legal};
+
+use crate::config::{Layer, TrainConfig};
+use crate::error::{Error, Result};
+use crate::external::{Custom, Envs, External, Next, SeenEnv};
+use crate::record::observer::{Observer, Silent};
+use crate::record::summary::Summary;
+use crate::run::{resume_with, run_with};
+
+/// Time between two calls of a waiting program's function.
+const IDLE: Duration = Duration::from_millis(20);
+
+/// Request of the program to the run.
+enum Request {
+    Step,
+    Act(Vec<Action>),
+    Weights(usize),
+    Checkpoint,
+    Stop,
+}
+
+/// Answer of the run.
+enum Reply {
+    /// The run waits before a step.
+    Boundary(Vec<SeenEnv>),
+    /// The run waits for actions.
+    Decision(Vec<SeenEnv>),
+    /// The run waits at the end of a round.
+    End(Vec<SeenEnv>),
+    Weights(Vec<u8>),
+    /// A checkpoint was written.
+    Written,
+}
+
+/// Point at which a run waits for its program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Point {
+    /// Before a step: [`Session::step`] is next.
+    Boundary,
+    /// Before the decision of a step: [`Session::act`] is next.
+    Decision,
+    /// After the last step of a round: [`Session::step`] begins the next round.
+    End,
+}
+
+/// A run that waits for its program before each step, before each decision, and at the end of each
+/// round. Dropping it ends the run as [`Session::close`] does.
+pub struct Session {
+    requests: SyncSender<Request>,
+    replies: Receiver<Reply>,
+    thread: Option<JoinHandle<Result<Summary>>>,
+    /// Results of a run that is over.
+    summary: Option<Summary>,
+    point: Point,
+    envs: Vec<SeenEnv>,
+}
+
+impl Session {
+    /// Starts a run with the settings of `config`, whose controller is
+    /// [`External`](crate::settings::ControllerKind::External). Blocks until it waits before its
+    /// first step.
+    ///
+    /// # Errors
+    /// As [`run`](crate::run); a setting `controller` that is another.
+    pub fn start(config: &TrainConfig) -> Result<Self> {
+        let config = config.clone();
+        Self::of(move |custom, observer| run_with(&config, custom, observer))
+    }
+
+    /// Resumes the run of an earlier session, at the boundary after its last checkpoint.
+    ///
+    /// # Errors
+    /// As [`resume`](crate::resume), also for a complete run.
+    pub fn resume(folder: PathBuf, options: Layer) -> Result<Self> {
+        Self::of(move |custom, observer| resume_with(&folder, &options, custom, observer))
+    }
+
+    fn of(
+        run: impl FnOnce(Custom, &mut dyn Observer) -> Result<Summary> + Send + 'static,
+    ) -> Result<Self> {
+        // Each side waits for the other, so that neither is ever two messages ahead.
+        let (requests, asked) = sync_channel(1);
+        let (answers, replies) = sync_channel(1);
+        let remote = Remote {
+            asked,
+            answers,
+            seen: vec![],
+            actions: vec![],
+            rewards: vec![],
+            point: Point::Boundary,
+            written: false,
+            stops: false,
+        };
+        let custom = Custom::from(Box::new(remote) as Box<dyn External>);
+        let thread = std::thread::Builder::new().name("session".into());
+        let thread = thread.spawn(move || run(custom, &mut Silent));
+        let thread = thread.map_err(|source| Error::RunFolder {
+            action: "start a thread for",
+            path: PathBuf::new(),
+            source,
+        })?;
+        let (point, envs) = (Point::Boundary, vec![]);
+        let (thread, summary) = (Some(thread), None);
+        let mut session = Self { requests, replies, thread, summary, point, envs };
+        session.arrive(&mut || {})?;
+        Ok(session)
+    }
+
+    /// Point at which the run waits.
+    pub fn point(&self) -> Point {
+        self.point
+    }
+
+    /// The envs at this point.
+    pub fn envs(&self) -> &[SeenEnv] {
+        &self.envs
+    }
+
+    /// Trains and measures all envs for one step, the first of the next round at the end of one.
+    /// Returns them, before their actions. `idle` is called some times a second meanwhile.
+    ///
+    /// # Errors
+    /// Actions are due ([`Session::act`]); the run is over; a failure of the run, which ends it.
+    pub fn step(&mut self, idle: &mut dyn FnMut()) -> Result<&[SeenEnv]> {
+        self.check(self.point != Point::Decision, "step")?;
+        self.ask(Request::Step)?;
+        self.arrive(idle)?;
+        Ok(&self.envs)
+    }
+
+    /// Executes an action for each env, in order. Returns their rewards. After the last step of a
+    /// round the run is at its end ([`Point::End`]).
+    ///
+    /// # Errors
+    /// [`Error::Session`]: an action that is not legal, or too many or few; nothing was executed.
+    /// A step is due; a failure of the run, which ends it.
+    pub fn act(&mut self, actions: Vec<Action>, idle: &mut dyn FnMut()) -> Result<Vec<f32>> {
+        self.check(self.point == Point::Decision, "act")?;
+        let wrong = |problem: String| Err(Error::Session { problem });
+        if actions.len() != self.envs.len() {
+            let (expected, got) = (self.envs.len(), actions.len());
+            return wrong(format!("expected one for each of {expected} envs, got {got}"));
+        }
+        for (action, seen) in actions.iter().zip(&self.envs) {
+            if let Err(reason) = legal(action, &seen.host) {
+                let op = action.op();
+                return wrong(format!("{op} is not legal in env {}: {reason}", seen.env));
+            }
+        }
+        self.ask(Request::Act(actions))?;
+        self.arrive(idle)?;
+        Ok(self.envs.iter().map(|seen| seen.reward).collect())
+    }
+
+    /// Weights of an env, as the contents of a weights file. Waits for the device.
+    ///
+    /// # Errors
+    /// [`Error::Session`] for an env that does not exist, and at the end of a round; the run is
+    /// over.
+    pub fn weights(&mut self, env: usize) -> Result<Vec<u8>> {
+        self.check(self.point != Point::End, "weights")?;
+        if env >= self.envs.len() {
+            let problem = format!("there is no env {env}: the run has {}", self.envs.len());
+            return Err(Error::Session { problem });
+        }
+        self.ask(Request::Weights(env))?;
+        match self.receive(&mut || {})? {
+            Reply::Weights(bytes) => Ok(bytes),
+            _ => unreachable!("a run answers a request with its reply"),
+        }
+    }
+
+    /// Writes a checkpoint, from which the run resumes at this boundary. At the first step of a
+    /// round there is nothing to write.
+    ///
+    /// # Errors
+    /// Actions are due; a full disk, which ends the run.
+    pub fn checkpoint(&mut self) -> Result<()> {
+        self.check(self.point == Point::Boundary, "checkpoint")?;
+        self.ask(Request::Checkpoint)?;
+        self.receive(&mut || {}).map(|_| ())
+    }
+
+    /// Ends the run at this boundary, with weights, summary and checkpoint, from which it resumes.
+    /// Actions that are due are all WAIT. A run that is over has ended already.
+    ///
+    /// # Errors
+    /// A failure of the run.
+    pub fn close(mut self) -> Result<Summary> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<Summary> {
+        // Fails if the run is over.
+        _ = self.requests.send(Request::Stop);
+        match self.thread.take().map(JoinHandle::join) {
+            Some(Ok(result)) => result,
+            Some(Err(panic)) => std::panic::resume_unwind(panic),
+            None => self.summary.take().ok_or_else(over),
+        }
+    }
+
+    fn check(&self, fits: bool, call: &str) -> Result<()> {
+        if fits {
+            return Ok(());
+        }
+        let point = match self.point {
+            Point::Boundary => "no actions are due; train a step first",
+            Point::Decision => "the actions of this step are due; execute them first",
+            Point::End => "the round has ended; train a step of the next round first",
+        };
+        Err(Error::Session { problem: format!("`{call}`: {point}") })
+    }
+
+    fn ask(&mut self, request: Request) -> Result<()> {
+        match self.requests.send(request) {
+            Ok(()) => Ok(()),
+            Err(_) => Err(self.failure()),
+        }
+    }
+
+    /// Waits until the run waits.
+    fn arrive(&mut self, idle: &mut dyn FnMut()) -> Result<()> {
+        (self.point, self.envs) = match self.receive(idle)? {
+            Reply::Boundary(envs) => (Point::Boundary, envs),
+            Reply::Decision(envs) => (Point::Decision, envs),
+            Reply::End(envs) => (Point::End, envs),
+            Reply::Weights(_) | Reply::Written => {
+                unreachable!("a run answers a request with its reply")
+            }
+        };
+        Ok(())
+    }
+
+    fn receive(&mut self, idle: &mut dyn FnMut()) -> Result<Reply> {
+        loop {
+            match self.replies.recv_timeout(IDLE) {
+                Ok(reply) => return Ok(reply),
+                Err(RecvTimeoutError::Timeout) => idle(),
+                Err(RecvTimeoutError::Disconnected) => return Err(self.failure()),
+            }
+        }
+    }
+
+    /// The error of a run that has ended.
+    fn failure(&mut self) -> Error {
+        match self.end() {
+            Ok(summary) => {
+                self.summary = Some(summary);
+                over()
+            }
+            Err(error) => error,
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if self.thread.is_some() {
+            // The run's folder tells of a failure.
+            _ = self.end();
+        }
+    }
+}
+
+fn over() -> Error {
+    Error::Session { problem: "the run is over".into() }
+}
+
+/// The program, as the run's controller.
+struct Remote {
+    asked: Receiver<Request>,
+    answers: SyncSender<Reply>,
+    /// The envs of the last decision.
+    seen: Vec<SeenEnv>,
+    actions: Vec<Action>,
+    rewards: Vec<f32>,
+    /// Point at which the program was last waited for.
+    point: Point,
+    /// Whether a checkpoint is being written.
+    written: bool,
+    /// Whether the run is to end at the next boundary.
+    stops: bool,
+}
+
+impl Remote {
+    /// The next request other than for weights, which are answered. A program that is gone asks to
+    /// stop.
+    fn next(&mut self, envs: &mut dyn Envs) -> Result<Request> {
+        loop {
+            match self.asked.recv() {
+                Ok(Request::Weights(env)) => {
+                    let weights = envs.weights(env)?;
+                    _ = self.answers.send(Reply::Weights(weights));
+                }
+                Ok(request) => return Ok(request),
+                Err(_) => return Ok(Request::Stop),
+            }
+        }
+    }
+}
+
+impl External for Remote {
+    fn before_step(&mut self, envs: &mut dyn Envs) -> Result<Next> {
+        if self.stops {
+            return Ok(Next::Stop);
+        }
+        if std::mem::replace(&mut self.point, Point::Boundary) == Point::End {
+            // The program asked for this step at the end of the round before.
+            return Ok(Next::Step);
+        }
+        let reply = match std::mem::take(&mut self.written) {
+            true => Reply::Written,
+            false => Reply::Boundary(envs.seen()),
+        };
+        _ = self.answers.send(reply);
+        match self.next(envs)? {
+            Request::Checkpoint => {
+                self.written = true;
+                Ok(Next::Checkpoint)
+            }
+            Request::Stop => Ok(Next::Stop),
+            _ => Ok(Next::Step),
+        }
+    }
+
+    fn before_decision(&mut self, envs: &mut dyn Envs) -> Result<()> {
+        self.point = Point::Decision;
+        self.seen = envs.seen();
+        self.actions = vec![Action::Wait; self.seen.len()];
+        _ = self.answers.send(Reply::Decision(self.seen.clone()));
+        match self.next(envs)? {
+            Request::Act(actions) => self.actions = actions,
+            _ => self.stops = true,
+        }
+        Ok(())
+    }
+
+    fn stops_after_round(&mut self) -> bool {
+        self.stops
+    }
+}
+
+impl Controller for Remote {
+    fn name(&self) -> &str {
+        "external"
+    }
+
+    fn decide_all(&mut self, _views: &[EnvView<'_>]) -> meristem_control::Result<Vec<Action>> {
+        Ok(std::mem::take(&mut self.actions))
+    }
+
+    fn reward_all(&mut self, rewards: &[f32]) -> meristem_control::Result<()> {
+        self.rewards = rewards.to_vec();
+        Ok(())
+    }
+
+    fn end_round(&mut self, last: &[EnvView<'_>]) -> meristem_control::Result<Option<RoundReport>> {
+        if self.stops {
+            return Ok(None);
+        }
+        let seen = self.seen.iter().zip(last).zip(&self.rewards);
+        let seen = seen.map(|((seen, view), reward)| seen.later(view, *reward)).collect();
+        self.point = Point::End;
+        _ = self.answers.send(Reply::End(seen));
+        self.stops = !matches!(self.asked.recv(), Ok(Request::Step));
+        Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use meristem_grow::{AlphaTarget, Style, Tempo};
+
+    use super::*;
+    use crate::run::run;
+    use crate::settings::{ControllerKind, Limit, Preset};
+
+    const STEPS: usize = 3;
+
+    fn config(folder: &Path, controller: ControllerKind) -> TrainConfig {
+        let flags = Layer {
+            preset: Some(Preset::Quick),
+            host: Some("minimal".into()),
+            controller: Some(controller),
+            run_dir: Some(Some(folder.into())),
+            envs: Some(2),
+            batch: Some(16),
+            max_batches: Some(Limit::Count(2)),
+            control_split: Some(Some(0.01)),
+            steps: Some(STEPS),
+            ..Layer::default()
+        };
+        TrainConfig::resolve(Layer::default(), flags).unwrap()
+    }
+
+    fn weights(folder: &Path) -> [Vec<u8>; 2] {
+        [0, 1].map(|env| {
+            std::fs::read(folder.join(format!("weights/env-{env}.safetensors"))).unwrap()
+        })
+    }
+
+    fn plant() -> Action {
+        let (style, tempo) = (Style::LinearAdd, Tempo::Standard);
+        Action::Germinate { slot: 1, blueprint: 0, style, tempo, alpha_target: AlphaTarget::Full }
+    }
+
+    /// Actions of both envs in a step.
+    fn actions(step: usize) -> Vec<Action> {
+        let one = match step {
+            0 => plant(),
+            1 => Action::Advance { slot: 1 },
+            _ => Action::Wait,
+        };
+        vec![one; 2]
+    }
+
+    #[test]
+    fn a_session_has_the_bits_of_a_run_with_the_same_actions() {
+        let base = tempfile::tempdir().unwrap();
+        let [script, scripted, stepped] =
+            ["script.jsonl", "scripted", "stepped"].map(|name| base.path().join(name));
+        let lines = r#"
+            {"step": 0, "op": "GERMINATE", "slot": "r0c1", "blueprint": "norm"}
+            {"step": 1, "op": "ADVANCE", "slot": "r0c1"}
+        "#;
+        std::fs::write(&script, lines).unwrap();
+        run(&config(&scripted, ControllerKind::Fixed(script)), &mut Silent).unwrap();
+        let mut session = Session::start(&config(&stepped, ControllerKind::External)).unwrap();
+        let mut of_network = vec![];
+        for step in 0..2 {
+            assert_eq!(session.step(&mut || {}).unwrap().len(), 2);
+            of_network = session.weights(0).unwrap();
+            let rewards = session.act(actions(step), &mut || {}).unwrap();
+            assert!(rewards.iter().all(|reward| reward.is_finite()));
+        }
+        session.checkpoint().unwrap();
+        session.step(&mut || {}).unwrap();
+        assert_ne!(session.weights(0).unwrap(), of_network);
+        session.act(actions(2), &mut || {}).unwrap();
+        assert_eq!(session.point(), Point::End);
+        assert!(session.step(&mut || {}).is_err(), "it was the last round");
+        assert_eq!(session.close().unwrap().steps, STEPS as u64);
+        assert_eq!(weights(&scripted), weights(&stepped));
+    }
+
+    #[test]
+    fn a_session_that_was_dropped_resumes_where_it_was() {
+        let base = tempfile::tempdir().unwrap();
+        let [whole, broken] = ["whole", "broken"].map(|name| base.path().join(name));
+        let steps = |session: &mut Session, steps: std::ops::Range<usize>| {
+            for step in steps {
+                session.step(&mut || {}).unwrap();
+                session.act(actions(step), &mut || {}).unwrap();
+            }
+        };
+        steps(&mut Session::start(&config(&whole, ControllerKind::External)).unwrap(), 0..STEPS);
+        steps(&mut Session::start(&config(&broken, ControllerKind::External)).unwrap(), 0..2);
+        let mut session = Session::resume(broken.clone(), Layer::default()).unwrap();
+        steps(&mut session, 2..STEPS);
+        session.close().unwrap();
+        assert_eq!(weights(&whole), weights(&broken));
+    }
+
+    #[test]
+    fn calls_that_do_not_fit_change_nothing() {
+        let base = tempfile::tempdir().unwrap();
+        let folder = base.path().join("run");
+        let mut session = Session::start(&config(&folder, ControllerKind::External)).unwrap();
+        let refused = |result: Result<Vec<f32>>, words: &str| {
+            let error = result.unwrap_err();
+            assert!(matches!(error, Error::Session { .. }), "{error:?}");
+            assert!(error.to_string().contains(words), "{error}");
+        };
+        refused(session.act(actions(0), &mut || {}), "`act`: no actions are due");
+        session.step(&mut || {}).unwrap();
+        refused(session.act(actions(1), &mut || {}), "ADVANCE is not legal in env 0");
+        refused(session.act(vec![], &mut || {}), "expected one for each of 2 envs, got 0");
+        refused(session.weights(7).map(|_| vec![]), "there is no env 7: the run has 2");
+        refused(session.step(&mut || {}).map(|_| vec![]), "`step`: the actions of this step");
+        session.act(actions(0), &mut || {}).unwrap();
+    }
+
+    #[test]
+    fn a_controller_of_the_program_and_its_setting_belong_together() {
+        let base = tempfile::tempdir().unwrap();
+        let alone = run(&config(&base.path().join("a"), ControllerKind::External), &mut Silent);
+        let error = alone.unwrap_err().to_string();
+        assert!(error.contains("got external, expected the controller of a program"), "{error}");
+        let other = Session::start(&config(&base.path().join("b"), ControllerKind::None));
+        let error = other.err().unwrap().to_string();
+        assert!(error.contains("got none, expected external"), "{error}");
+    }
+}
