@@ -388,3 +388,30 @@ fn newest(m: &Meristem) -> Option<PathBuf> {
 fn file_name(path: &Path) -> String {
     path.file_name().unwrap().to_string_lossy().into_owned()
 }
+
+/// A pipe in the place of a file of the run, which would wait for another process, is an error.
+#[test]
+fn pipes_in_a_run_folder_are_refused() {
+    let m = with_images();
+    m.ok(&format!("{RUN} --run-dir run --rounds 1 --steps 3"));
+    fs::remove_file(m.path("run/summary.json")).unwrap();
+    for (file, words) in [
+        ("config.toml", "config.toml or weights/ is missing"),
+        (".lock", "its .lock is no file"),
+        ("events.jsonl", "it is no file"),
+        ("checkpoints/round-000009-step-000009.safetensors", "it is not a plain file"),
+    ] {
+        let (path, away) = (m.path("run").join(file), m.path("away"));
+        let moved = fs::rename(&path, &away).is_ok();
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let said = output(m.command().args(["train", "--resume", "run", "--quiet"]));
+        let text = String::from_utf8(said.stderr).unwrap();
+        let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(!said.status.success() && flat.contains(words), "{file}: {flat}");
+        fs::remove_file(&path).unwrap();
+        if moved {
+            fs::rename(away, path).unwrap();
+        }
+    }
+    m.ok("train --resume run --quiet");
+}

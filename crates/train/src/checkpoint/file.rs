@@ -16,6 +16,7 @@ use meristem_nn::{HostData, HostTensor, StateDict};
 use super::{Checkpoint, Progress};
 use crate::env::EnvTensors;
 use crate::error::{Error, Result};
+use crate::record::plain_file;
 
 /// Version of the checkpoint format.
 const CHECKPOINT_VERSION: u32 = 2;
@@ -60,6 +61,7 @@ pub(super) fn to_bytes(path: &Path, checkpoint: &Checkpoint) -> Result<Vec<u8>> 
 /// # Errors
 /// [`Error::Checkpoint`]: the file cannot be read.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
+    plain_file::open(path).map_err(|error| unusable(path, error))?;
     safetensors::read(path).map_err(|error| unusable(path, error.without_path()))
 }
 

@@ -80,6 +80,10 @@ impl EventWriter {
     /// The file is shorter than the checkpoint says, is damaged, or cannot be written.
     pub(crate) fn resume(path: &Path, from: EventsPosition) -> Result<Self> {
         let fail = |source| Error::RunFolder { action: "resume", path: path.to_owned(), source };
+        // Opening a pipe would wait for its reader.
+        if path.metadata().is_ok_and(|there| !there.is_file()) {
+            return Err(damaged(path, "it is no file".into()));
+        }
         let mut file = OpenOptions::new().write(true).open(path).map_err(fail)?;
         let length = file.metadata().map_err(fail)?.len();
         if length < from.bytes {

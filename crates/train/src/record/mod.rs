@@ -5,7 +5,7 @@ pub mod events;
 pub(crate) mod journal;
 pub(crate) mod observer;
 pub(crate) mod output;
-mod plain_file;
+pub(crate) mod plain_file;
 pub mod reading;
 pub mod run_folder;
 pub mod summary;

@@ -241,6 +241,11 @@ fn absent(error: io::Error) -> io::Result<()> {
 fn lock(folder: &Path) -> Result<File> {
     let path = folder.join(LOCK);
     let fail = |source| Error::RunFolder { action: "lock", path: path.clone(), source };
+    // Opening a pipe would wait for its reader.
+    if path.metadata().is_ok_and(|there| !there.is_file()) {
+        let problem = "its .lock is no file".into();
+        return Err(Error::Resume { path: folder.to_owned(), problem });
+    }
     let file = File::create(&path).map_err(fail)?;
     for last in [false, true] {
         match file.try_lock() {

@@ -57,7 +57,8 @@ pub fn resume_with(
     let started = Instant::now();
     check_options(path, options)?;
     // Errors in the folder are reported below, where it is opened.
-    let seen = config_file::read(&path.join("config.toml")).unwrap_or_default();
+    let written = Some(path.join("config.toml")).filter(|file| file.is_file());
+    let seen = written.and_then(|file| config_file::read(&file).ok()).unwrap_or_default();
     let [seen, given] = [&seen, options].map(|l| Layer {
         comm: l.comm,
         comm_deadline: l.comm_deadline,
