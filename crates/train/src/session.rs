@@ -1,8 +1,8 @@
 //! A run that the program steps, with actions of its own.
 //!
-//! The run is that of [`run_with`](crate::run_with), on a thread of its own, with an external
-//! controller that waits for the program: before each step, and before each decision. So its
-//! results, its events and its folder are those of any run.
+//! The run is that of [`run_with`], on a thread of its own, with an external controller that waits
+//! for the program: before each step, and before each decision. So its results, its events and its
+//! folder are those of any run.
 //!
 //! ```no_run
 //! use meristem_control::Action;

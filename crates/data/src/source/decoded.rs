@@ -7,7 +7,7 @@
 //!
 //! A file is written under another name and renamed, so that processes may share the folder. The
 //! format is: pixels, a description as JSON, its length (u64), the CRC-32 of all that, and
-//! [`MAGIC`]; numbers are little-endian.
+//! `MAGIC`; numbers are little-endian.
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
