@@ -158,7 +158,7 @@ impl Place {
         let text = |error: io::Error| error.to_string();
         let cut = || "it is cut".to_string();
         let len = file.metadata().map_err(text)?.len();
-        let body = len.checked_sub(END as u64 - 8).ok_or_else(cut)?;
+        let body = 8 + len.checked_sub(END as u64).ok_or_else(cut)?;
         let mut reader = BufReader::with_capacity(1 << 20, file);
         reader.seek(SeekFrom::Start(body - 8)).map_err(text)?;
         let mut end = [0; END];

@@ -81,6 +81,10 @@ impl Observer for Display {
         self.progress.precision_changed(began, now);
     }
 
+    fn controller_looked_ahead(&mut self, began: usize, now: usize) {
+        self.progress.controller_looked_ahead(began, now);
+    }
+
     fn folder_opened(&mut self, folder: &Path) {
         if !self.wants_view {
             return;
