@@ -23,6 +23,7 @@
 #   GPU_PEERS=                  peers such as "torch:graphs:tf32 jax:scan:f32"; all of them
 #   GPU_ANYWAY=0                1: `fast` runs without a green `correct`, and marks all that it measures as not counting
 #   GPU_PROFILE=release         profile of `pack`; `dev` for trying the script
+#   GPU_BUILD                   packages and features of `pack`, if a build with more is there already
 #   GPU_PACK_MIB=64             most that a pack may weigh
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -41,8 +42,9 @@ pack() {
   cd "$here/.."
   mkdir -p "$folder"/{bin,bench,reference}
   local crate programs
-  programs=$(cargo test --no-run --workspace --exclude meristem-standin --features cuda \
-    --lib --test all --profile "${GPU_PROFILE:-release}" \
+  local -a build
+  read -ra build <<<"${GPU_BUILD:---workspace --exclude meristem-standin --features cuda}"
+  programs=$(cargo test --no-run "${build[@]}" --lib --test all --profile "${GPU_PROFILE:-release}" \
     --message-format=json-render-diagnostics | python3 .ci/programs.py)
   carry meristem meristem bin
   for crate in device control; do carry "$crate-lib" "$crate" lib; done
