@@ -117,9 +117,8 @@ impl Communicator {
     /// Dense sums are made in rank order, by this library's kernels. A rank that is lost while
     /// devices exchange fails the devices of the others: reading a result from them returns
     /// [`meristem_device::CudaError::ExchangeAborted`], which converts to the [`Error`] that names
-    /// the rank. Dropping the communicator waits until the exchanges of all ranks have ended, for
-    /// the deadline and ten seconds at most, or for six seconds when a rank was lost or this one
-    /// panics.
+    /// the rank. Dropping the communicator waits until its exchanges have ended, for the deadline
+    /// and ten seconds at most, or for five seconds when a rank was lost.
     ///
     /// # Errors
     /// [`Error::Device`] without NCCL, with one that is too old, or in a build without the feature

@@ -183,21 +183,17 @@ pub trait Transport: Send {
     /// call. Not collective; has no effect after an error that all ranks know.
     fn abort(&mut self, reason: &str);
 
-    /// Notifies the other ranks that this one makes no more calls, before its devices have ended
-    /// what they exchange: whoever still calls gets [`RankGone`](crate::Error::RankGone). Dropping
-    /// the link does the same.
-    fn leave(&mut self) {}
-
     /// The time for which a rank waits for another.
     fn deadline(&self) -> Duration;
 
     /// A view of the group for another thread. One of a transport that does not implement this
-    /// learns of a loss by the deadline alone, and of nobody's name.
+    /// learns of a loss by the deadline alone.
     ///
     /// # Errors
     /// The errors of the trait.
     fn watch(&mut self) -> Result<Box<dyn Watch>> {
-        Ok(Box::new(Blind { deadline: self.deadline() }))
+        let (rank, deadline) = (self.rank(), self.deadline());
+        Ok(Box::new(Blind::new(rank, deadline)))
     }
 
     /// Splits the group: ranks with equal `color` form a new group, ranked by `key` and then by

@@ -4,21 +4,11 @@
 use crate::error::Error;
 use std::time::Duration;
 
-/// Longest time between two pulses of a rank.
-pub(crate) const PULSE: Duration = Duration::from_secs(1);
-/// Time without a pulse after which something is wrong with a rank: several of them, as a machine
-/// may be busy.
-pub(crate) const SILENT: Duration = Duration::from_secs(5);
-
-/// State of a rank's device, for the other ranks. Each rank sends one about every second.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// State of a rank's device, for the other ranks.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pulse {
-    /// Number of its membership in a group of devices, from 1.
-    pub membership: u64,
-    /// Number of exchanges of the membership that the device has reached.
+    /// Number of exchanges that the device has reached.
     pub reached: u64,
-    /// Whether all of them have ended, and no more come.
-    pub ended: bool,
     /// Trouble with the exchange that it is in.
     pub trouble: Option<Trouble>,
 }
@@ -28,49 +18,39 @@ pub struct Pulse {
 pub enum Trouble {
     /// It has waited for the others until the deadline.
     Overdue,
-    /// It has not got to an exchange by the deadline, since a call of its library does not end.
-    Stuck,
-    /// Some other process is gone; which one is not known here.
-    Lost,
     /// It failed, for this reason.
     Failed(String),
-}
-
-/// State of the group, as a watching thread learns it.
-#[derive(Debug, Clone)]
-pub enum News {
-    /// Nothing is known that devices might wait for in vain.
-    Sound,
-    /// The exchanges of all ranks have ended, and no more come.
-    Ended,
-    /// The error for which the group cannot continue.
-    Lost(Error),
 }
 
 /// View of a group for a thread that watches it while the rank itself is busy or waits.
 pub trait Watch: Send {
     /// Reports the state of this rank's device. Returns the error for which the group cannot
-    /// continue, if the device may wait in vain because of it; a rank that left in order is no loss
-    /// while it sends pulses. Does not wait for other ranks' calls.
-    fn pulse(&mut self, pulse: &Pulse) -> News;
+    /// continue, if the device may wait in vain because of it; a rank that left in order has ended
+    /// its exchanges. Does not wait for other ranks' calls.
+    fn pulse(&mut self, pulse: &Pulse) -> Option<Error>;
 }
 
-/// The view of a transport that knows nothing between calls. It names nobody.
+/// The view of a transport that knows nothing between calls. It names the lowest other rank if this
+/// one's device waits until the deadline.
 pub(crate) struct Blind {
-    pub(crate) deadline: Duration,
+    rank: usize,
+    deadline: Duration,
+    failure: Option<Error>,
 }
 
-impl Watch for Blind {
-    fn pulse(&mut self, pulse: &Pulse) -> News {
-        match pulse.trouble {
-            Some(Trouble::Overdue | Trouble::Stuck) => News::Lost(endless(self.deadline)),
-            _ if pulse.ended => News::Ended,
-            _ => News::Sound,
-        }
+impl Blind {
+    pub(crate) fn new(rank: usize, deadline: Duration) -> Blind {
+        Blind { rank, deadline, failure: None }
     }
 }
 
-/// The error for an exchange that does not end, though no rank is known to be lost.
-pub(crate) fn endless(deadline: Duration) -> Error {
-    Error::Endless { operation: "exchange", seconds: deadline.as_secs_f64() }
+impl Watch for Blind {
+    fn pulse(&mut self, pulse: &Pulse) -> Option<Error> {
+        if pulse.trouble == Some(Trouble::Overdue) && self.failure.is_none() {
+            let (operation, rank) = ("exchange", usize::from(self.rank == 0));
+            let seconds = self.deadline.as_secs_f64();
+            self.failure = Some(Error::RankLate { operation, rank, seconds });
+        }
+        self.failure.clone()
+    }
 }

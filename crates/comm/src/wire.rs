@@ -42,8 +42,6 @@ pub(crate) enum Notice {
     },
     /// The group is unusable.
     Failed(Error),
-    /// All exchanges of the rank's device in this membership have ended, and no more come.
-    Ended { membership: u64 },
 }
 
 impl Header {
@@ -101,12 +99,6 @@ impl Notice {
             Notice::Failed(Error::RankFailed { rank, reason }) => {
                 out.number(4).number(*rank as u64).text(reason);
             }
-            Notice::Failed(Error::Endless { operation, seconds }) => {
-                out.number(5).number(seconds.to_bits()).text(operation);
-            }
-            Notice::Ended { membership } => {
-                out.number(6).number(*membership);
-            }
             // Other errors belong to one rank alone, which sends them as [`Error::RankFailed`].
             Notice::Failed(_) => {
                 out.number(u64::MAX);
@@ -126,13 +118,6 @@ impl Notice {
         if kind == 4 {
             let (rank, reason) = (from.number()? as usize, from.text()?);
             return Some(Notice::Failed(Error::RankFailed { rank, reason }));
-        }
-        if kind == 5 {
-            let (seconds, operation) = (f64::from_bits(from.number()?), name_of(from.text()?)?);
-            return Some(Notice::Failed(Error::Endless { operation, seconds }));
-        }
-        if kind == 6 {
-            return Some(Notice::Ended { membership: from.number()? });
         }
         let operation = name_of(from.text()?)?;
         let rank = from.number()? as usize;

@@ -20,8 +20,6 @@ pub(super) struct Group {
     pub(super) step: u64,
     /// Ranks that left, each with its notice, by rank.
     pub(super) left: Vec<Option<Left>>,
-    /// Memberships in groups of devices that each rank has ended, by rank.
-    pub(super) ended: Vec<u64>,
     pub(super) failure: Option<Error>,
 }
 
@@ -36,8 +34,8 @@ pub(super) struct Left {
 
 impl Group {
     pub(super) fn new(context: i32, members: Arc<[i32]>, rank: usize, deadline: Duration) -> Group {
-        let (left, ended) = (vec![None; members.len()], vec![0; members.len()]);
-        Group { context, members, rank, deadline, step: 0, left, ended, failure: None }
+        let left = vec![None; members.len()];
+        Group { context, members, rank, deadline, step: 0, left, failure: None }
     }
 
     /// The other ranks.

@@ -5,8 +5,7 @@
 //! - A rank has one connection to each of its groups, and one thread of the hub. The thread writes
 //!   the answer of a meeting before it reads the next request. A second connection, with a thread
 //!   of its own, is for the thread of the rank that watches.
-//! - A connection that ends without a word leaves the group; so does one whose thread panics, and
-//!   one of a watching thread from which nothing came until the deadline.
+//! - A connection that ends without a word leaves the group; so does one whose thread panics.
 //! - Whatever else connects changes nothing, and is heard for a limited time: port scanners, ranks
 //!   of another version.
 
@@ -16,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::sync::{Arc, Condvar, Mutex, lock, wait_until};
 use crate::threads::board::{Board, Parting};
 use crate::transport::Call;
-use crate::watch::{News, Pulse, SILENT};
+use crate::watch::Pulse;
 use crate::wire::Content;
 use std::collections::HashMap;
 use std::io;
@@ -49,13 +48,8 @@ impl Group {
         self.board.abort(rank, reason);
     }
 
-    /// See [`Board::leave`].
-    pub(super) fn leave(&self, rank: usize, parting: Parting) {
-        self.board.leave(rank, parting);
-    }
-
     /// See [`Board::pulse`].
-    pub(super) fn pulse(&self, rank: usize, pulse: &Pulse) -> News {
+    pub(super) fn pulse(&self, rank: usize, pulse: &Pulse) -> Option<Error> {
         self.board.pulse(rank, pulse)
     }
 
@@ -311,33 +305,22 @@ impl Drop for Connected<'_> {
 }
 
 /// Answers the watching thread of a rank, until it says that it ends. Without that word its process
-/// is gone, and so is a machine from which no pulse comes. The connection of the rank itself may
-/// not show that, while its thread of the hub waits in a meeting.
+/// is gone. The connection of the rank itself may not show that, while its thread of the hub waits
+/// in a meeting.
 fn serve_watch(stream: &mut TcpStream, group: &Group, rank: usize) {
-    let patience = group.board.deadline().max(SILENT);
-    if stream.set_read_timeout(Some(patience)).is_err() {
-        return group.leave(rank, Parting::Closed);
-    }
     loop {
-        let bytes = match frame::read(stream) {
-            Ok(bytes) => bytes,
-            Err(error) if frame::is_timeout(error.kind()) => {
-                return group.leave(rank, Parting::Vanished);
-            }
-            Err(_) => return group.leave(rank, Parting::Closed),
+        let Ok(bytes) = frame::read(stream) else {
+            return group.board.leave(rank, Parting::Closed);
         };
         let pulse = match Request::decode(&bytes) {
             Some(Request::Pulse(pulse)) => pulse,
             Some(Request::Left { .. }) => return,
-            _ => return group.leave(rank, Parting::Strange),
+            _ => return group.board.leave(rank, Parting::Strange),
         };
-        let answer = match group.pulse(rank, &pulse) {
-            News::Sound => Ok(Answer::Sound),
-            News::Ended => Ok(Answer::Ended),
-            News::Lost(error) => Err(frame::shared(0, error)),
-        };
+        let answer = group.pulse(rank, &pulse).map_or(Ok(Answer::Sound), Err);
+        let answer = answer.map_err(|error| frame::shared(0, error));
         if frame::write(stream, &frame::encode(&answer)).is_err() {
-            return group.leave(rank, Parting::Closed);
+            return group.board.leave(rank, Parting::Closed);
         }
     }
 }

@@ -8,11 +8,8 @@
 
 use crate::error::{Error, Result};
 use crate::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, spin_until, wait_until};
-use crate::watch::{News, Pulse, SILENT, Trouble, endless};
+use crate::watch::{Pulse, Trouble};
 use std::time::{Duration, Instant};
-
-/// Time in which another rank may show that it is the reason why a device is overdue.
-const UNNAMED: Duration = Duration::from_secs(2);
 
 /// A rendezvous of a fixed number of ranks: each brings an `A`, and takes a `B`.
 pub(crate) struct Board<A, B> {
@@ -34,11 +31,8 @@ struct State<A, B> {
     here: Vec<bool>,
     /// Answers of the last round until they are taken, by rank.
     answers: Vec<Option<B>>,
-    /// The latest pulse of each rank and when it came, by rank, where ranks have devices of their
-    /// own.
-    pulses: Vec<Option<(Instant, Pulse)>>,
-    /// A device is overdue since then, and nobody is known to be the reason.
-    unnamed: Option<Instant>,
+    /// Exchanges that each rank's device has reached, by rank, where ranks tell that.
+    reached: Vec<u64>,
     /// The first failure.
     failure: Option<Failure>,
     /// The first that is no orderly parting: the ranks' devices may wait in vain.
@@ -61,8 +55,6 @@ pub(crate) enum Parting {
     Panicked,
     /// A connection that ended without a word.
     Closed,
-    /// A machine or a process from which nothing comes any more.
-    Vanished,
     /// It sent bytes that no rank of this version sends.
     Strange,
 }
@@ -78,41 +70,17 @@ impl Parting {
             Parting::Orderly => "it left the group",
             Parting::Panicked => "its thread panicked",
             Parting::Closed => "its connection closed",
-            Parting::Vanished => "it does not answer any more",
             Parting::Strange => "it sent data that this version does not send",
         }
     }
 }
 
 impl<A, B> State<A, B> {
-    /// The rank that has been silent for the longest time, if that is long, among those that
-    /// `counts` returns true for. A rank that was never heard of comes first.
-    fn silent(&self, counts: impl Fn(usize) -> bool) -> Option<usize> {
-        let (now, at) = (Instant::now(), |rank: &usize| self.pulses[*rank].as_ref().map(|p| p.0));
-        let ranks = (0..self.pulses.len()).filter(|rank| counts(*rank));
-        let silent = ranks.filter(|rank| at(rank).is_none_or(|at| now - at >= SILENT));
-        silent.min_by_key(at)
-    }
-
-    /// How far a rank's device is: its membership, and the exchanges in it.
-    fn position(&self, rank: usize) -> (u64, u64) {
-        let pulse = self.pulses[rank].as_ref().map(|(_, pulse)| pulse);
-        pulse.map_or((0, 0), |pulse| (pulse.membership, pulse.reached))
-    }
-
-    /// The lowest rank whose device is behind all others, among those that `counts` returns true
-    /// for.
-    fn behind(&self, counts: impl Fn(usize) -> bool) -> Option<usize> {
-        let ranks = (0..self.pulses.len()).filter(|rank| counts(*rank));
-        ranks.min_by_key(|rank| self.position(*rank))
-    }
-
-    /// Whether all ranks have ended a membership.
-    fn have_ended(&self, membership: u64) -> bool {
-        let ended = |pulse: &Pulse| {
-            pulse.membership > membership || (pulse.membership == membership && pulse.ended)
-        };
-        self.pulses.iter().all(|pulse| pulse.as_ref().is_some_and(|(_, pulse)| ended(pulse)))
+    /// The rank that others wait for: among those that `counts` returns true for, the lowest whose
+    /// device has reached the fewest exchanges.
+    fn last(&self, counts: impl Fn(&Self, usize) -> bool) -> usize {
+        let ranks = (0..self.reached.len()).filter(|rank| counts(self, *rank));
+        ranks.min_by_key(|rank| self.reached[*rank]).unwrap_or_default()
     }
 }
 
@@ -124,8 +92,7 @@ impl<A, B> Board<A, B> {
             brought: (0..size).map(|_| None).collect(),
             here: vec![false; size],
             answers: (0..size).map(|_| None).collect(),
-            pulses: vec![None; size],
-            unnamed: None,
+            reached: vec![0; size],
             failure: None,
             loss: None,
         };
@@ -211,9 +178,7 @@ impl<A, B> Board<A, B> {
         let mut state = lock(&self.state);
         while state.round == round && state.failure.is_none() {
             if Instant::now() >= end && state.arrived < self.size {
-                let missing = |rank: usize| !state.here[rank];
-                let rank = state.silent(missing).or_else(|| state.behind(missing));
-                let rank = rank.unwrap_or_default();
+                let rank = state.last(|state, rank| !state.here[rank]);
                 self.fail(&mut state, Failure::Late { rank });
                 break;
             }
@@ -236,40 +201,23 @@ impl<A, B> Board<A, B> {
         self.fail(&mut lock(&self.state), Failure::Other(error));
     }
 
-    /// Records the state of a rank's device; returns that of the group. Does not wait.
-    pub(crate) fn pulse(&self, rank: usize, pulse: &Pulse) -> News {
+    /// Records how far a rank's device is, and its trouble; returns the error for which devices may
+    /// wait in vain. Does not wait.
+    pub(crate) fn pulse(&self, rank: usize, pulse: &Pulse) -> Option<Error> {
         let mut state = lock(&self.state);
-        state.pulses[rank] = Some((Instant::now(), pulse.clone()));
+        state.reached[rank] = pulse.reached;
         match &pulse.trouble {
             None => {}
-            Some(trouble @ (Trouble::Overdue | Trouble::Stuck)) => {
-                let own = state.position(rank);
-                let late = state
-                    .silent(|other| other != rank)
-                    .or_else(|| state.behind(|other| other != rank && state.position(other) < own));
-                let late = late.or((*trouble == Trouble::Stuck).then_some(rank));
-                let unnamed = *state.unnamed.get_or_insert_with(Instant::now);
-                if let Some(rank) = late {
-                    self.fail(&mut state, Failure::Late { rank });
-                } else if unnamed.elapsed() >= UNNAMED {
-                    self.fail(&mut state, Failure::Other(endless(self.deadline)));
-                }
-            }
-            Some(Trouble::Lost) => {
-                if let Some(rank) = state.silent(|other| other != rank) {
-                    self.fail(&mut state, Failure::Gone { rank, parting: Parting::Vanished });
-                }
+            Some(Trouble::Overdue) => {
+                let rank = state.last(|_, other| other != rank);
+                self.fail(&mut state, Failure::Late { rank });
             }
             Some(Trouble::Failed(reason)) => {
                 let error = Error::RankFailed { rank, reason: reason.clone() };
                 self.fail(&mut state, Failure::Other(error));
             }
         }
-        match &state.loss {
-            Some(loss) => News::Lost(self.error("exchange", loss)),
-            None if pulse.ended && state.have_ended(pulse.membership) => News::Ended,
-            None => News::Sound,
-        }
+        state.loss.as_ref().map(|loss| self.error("exchange", loss))
     }
 
     /// Sets the failure; the first one stays.
@@ -299,85 +247,6 @@ impl<A, B> Board<A, B> {
             }
             Failure::Other(ref error) => error.clone(),
         }
-    }
-}
-
-#[cfg(all(test, not(feature = "shuttle")))]
-mod tests {
-    use super::*;
-    use std::time::Duration;
-
-    const DEADLINE: Duration = Duration::from_secs(60);
-
-    /// A group of four of which each rank has sent a pulse: how long ago, and what it has reached.
-    fn watched(pulses: [(u64, u64); 4]) -> Board<(), ()> {
-        let board = Board::new(4, DEADLINE);
-        for (rank, (ago, reached)) in pulses.into_iter().enumerate() {
-            assert!(matches!(board.pulse(rank, &beat(reached, None)), News::Sound));
-            let state = &mut *lock(&board.state);
-            let (at, _) = state.pulses[rank].as_mut().expect("just sent");
-            *at -= Duration::from_secs(ago);
-        }
-        board
-    }
-
-    fn beat(reached: u64, trouble: Option<Trouble>) -> Pulse {
-        Pulse { membership: 1, reached, ended: false, trouble }
-    }
-
-    /// The error after trouble of rank 0, which has reached five exchanges.
-    fn error(board: &Board<(), ()>, trouble: Trouble) -> Option<Error> {
-        match board.pulse(0, &beat(5, Some(trouble))) {
-            News::Lost(error) => Some(error),
-            _ => None,
-        }
-    }
-
-    #[test]
-    fn who_was_silent_longest_is_late_and_nobody_is_guessed() {
-        let late = |pulses| error(&watched(pulses), Trouble::Overdue).unwrap();
-        // Rank 1 is behind, and rank 3 has been silent for longer than rank 2.
-        let silent = late([(0, 5), (0, 4), (20, 5), (30, 5)]);
-        assert!(matches!(silent, Error::RankLate { rank: 3, .. }), "{silent}");
-        let behind = late([(0, 5), (0, 5), (1, 4), (2, 5)]);
-        assert!(matches!(behind, Error::RankLate { rank: 2, .. }), "{behind}");
-        let board = watched([(0, 5), (1, 5), (2, 6), (1, 5)]);
-        // Another may yet tell.
-        assert!(error(&board, Trouble::Overdue).is_none());
-        lock(&board.state).unnamed = Instant::now().checked_sub(UNNAMED);
-        let nobody = error(&board, Trouble::Overdue).unwrap();
-        assert!(matches!(nobody, Error::Endless { seconds: 60.0, .. }), "{nobody}");
-        assert!(nobody.to_string().contains("it is not known which rank is the reason"));
-        let stuck = error(&watched([(0, 5), (1, 6), (1, 6), (1, 6)]), Trouble::Stuck).unwrap();
-        assert!(matches!(stuck, Error::RankLate { rank: 0, .. }), "{stuck}");
-        // One that never sent any.
-        let board = watched([(0, 5), (20, 5), (0, 5), (0, 5)]);
-        lock(&board.state).pulses[2] = None;
-        let never = error(&board, Trouble::Overdue).unwrap();
-        assert!(matches!(never, Error::RankLate { rank: 2, .. }), "{never}");
-    }
-
-    #[test]
-    fn a_loss_is_that_of_a_silent_rank() {
-        let board = watched([(0, 5), (0, 4), (0, 5), (4, 5)]);
-        assert!(error(&board, Trouble::Lost).is_none());
-        let lost = error(&watched([(0, 5), (0, 4), (0, 5), (6, 5)]), Trouble::Lost).unwrap();
-        assert!(matches!(lost, Error::RankGone { rank: 3, .. }), "{lost}");
-        assert!(lost.to_string().contains("it does not answer any more"), "{lost}");
-    }
-
-    #[test]
-    fn ranks_meet_at_the_end_of_a_membership() {
-        let board = watched([(0, 5); 4]);
-        let end = |rank, membership, ended| {
-            board.pulse(rank, &Pulse { membership, ended, ..Pulse::default() })
-        };
-        (0..3).for_each(|rank| assert!(matches!(end(rank, 1, true), News::Sound), "{rank}"));
-        assert!(matches!(end(3, 1, true), News::Ended));
-        // A rank may be in the next one before another has heard of the end.
-        assert!(matches!(end(0, 2, false), News::Sound));
-        assert!(matches!(end(1, 1, true), News::Ended));
-        assert!(matches!(end(0, 2, true), News::Sound));
     }
 }
 

@@ -15,7 +15,7 @@ use crate::number::with_number;
 use crate::spans::{Spans, parts};
 use crate::sync::Arc;
 use crate::transport::{Call, Parcel, Reduction, Sum, Transport, check_parcels, share};
-use crate::watch::{News, Pulse, Watch};
+use crate::watch::{Pulse, Watch};
 use board::{Board, Parting};
 use meristem_device::{Args, DType, Device, Group, Stream, Tensor};
 use smallvec::SmallVec;
@@ -89,7 +89,7 @@ impl Threads {
 
 impl Drop for Threads {
     fn drop(&mut self) {
-        self.leave();
+        self.board.leave(self.rank, Parting::of_thread());
     }
 }
 
@@ -133,10 +133,6 @@ impl Transport for Threads {
         self.board.abort(self.rank, reason);
     }
 
-    fn leave(&mut self) {
-        self.board.leave(self.rank, Parting::of_thread());
-    }
-
     fn deadline(&self) -> Duration {
         self.board.deadline()
     }
@@ -160,7 +156,7 @@ struct Seat {
 }
 
 impl Watch for Seat {
-    fn pulse(&mut self, pulse: &Pulse) -> News {
+    fn pulse(&mut self, pulse: &Pulse) -> Option<Error> {
         self.board.pulse(self.rank, pulse)
     }
 }
