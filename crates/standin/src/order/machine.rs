@@ -174,13 +174,19 @@ impl Machine {
             self.run_some(commands);
         }
         let needed = self.needed(points);
+        let wanted = |machine: &Self| {
+            let mut able = machine.able();
+            able.retain(|stream| mood != Mood::Idle || needed.contains(stream));
+            able
+        };
         while waiting(self) {
-            let mut able = self.able();
-            if mood == Mood::Idle {
-                able.retain(|stream| needed.contains(stream));
-            }
-            if able.is_empty() && needed.iter().any(|stream| self.awaits_others(*stream)) {
-                return Ok(false);
+            let mut able = wanted(self);
+            if able.is_empty() {
+                if needed.iter().any(|stream| self.awaits_others(*stream)) {
+                    return Ok(false);
+                }
+                // What others send may have come in between.
+                able = wanted(self);
             }
             assert!(!able.is_empty(), "the host waits for what can never run");
             let stream = able[self.random.below(able.len())];
