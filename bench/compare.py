@@ -23,7 +23,17 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-WORKLOADS = ("host:baseline", "host:large", "gather", "ppo", "sum:dense", "sum:topk")
+WORKLOADS = (
+    "host:baseline",
+    "host:wide",
+    "host:deep",
+    "host:large",
+    "validation:baseline",
+    "gather",
+    "ppo",
+    "sum:dense",
+    "sum:topk",
+)
 CPU_FLAGS = ("avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16")
 
 
@@ -46,8 +56,9 @@ class Workload:
     peers: dict[str, tuple[Contender, ...]]
 
 
-def host_workload(host: str, args: argparse.Namespace) -> Workload:
-    size = ("--host", host, "--envs", str(args.envs), "--batch", str(args.batch), "--json")
+def host_workload(kind: str, host: str, args: argparse.Namespace) -> Workload:
+    work = ("--validate",) if kind == "validation" else ()
+    size = (*work, "--host", host, "--envs", str(args.envs), "--batch", str(args.batch), "--json")
     script = (args.python, "bench/torch_host.py", *size, "--seconds", str(args.seconds))
     arrangements = tuple(
         Contender(f"PyTorch {a}", (*script, "--arrangement", a), "images_per_s")
@@ -55,7 +66,7 @@ def host_workload(host: str, args: argparse.Namespace) -> Workload:
     )
     ours = Contender("Meristem", (args.ours, "bench", "host", *size), "images_per_s")
     peers = {"PyTorch eager, channels_last": arrangements}
-    return Workload(f"host:{host}", "images/s", True, ours, peers)
+    return Workload(f"{kind}:{host}", "images/s", True, ours, peers)
 
 
 def gather_workload(args: argparse.Namespace) -> Workload:
@@ -268,8 +279,8 @@ def main() -> None:
     for name in chosen:
         kind, _, which = name.partition(":")
         match kind:
-            case "host":
-                workload = host_workload(which, args)
+            case "host" | "validation":
+                workload = host_workload(kind, which, args)
             case "sum":
                 workload = sum_workload(which, args)
             case "ppo":

@@ -1,4 +1,5 @@
-"""PyTorch's side of `meristem bench host`: images/s of training N independent hosts.
+"""PyTorch's side of `meristem bench host`: images/s of training N independent hosts, or of
+validating them.
 
 Eager PyTorch, channels_last, a resident data set of 50,000 images of 3x32x32 in 10 classes, gather
 included: index by a random permutation, forward, backward, clip to norm 1, SGD (momentum .9, weight
@@ -30,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "reference"))
-from common import make_host  # noqa: E402
+from common import PRESETS, make_host  # noqa: E402
 
 IMAGES, CLASSES, SIDE = 50_000, 10, 32
 ARRANGEMENTS = ("1x1", "1x2", "2x1")
@@ -53,6 +54,7 @@ class Job:
     seconds: float
     channels_last: bool
     seed: int
+    validate: bool
 
 
 class Data:
@@ -113,6 +115,26 @@ class Env:
         self.sgd.step()
 
 
+class Validation:
+    """One host in validation: sums of losses and of hits, which nobody reads in the loop."""
+
+    def __init__(self, job: Job) -> None:
+        self.host: nn.Module = make_host(job.host).eval()
+        self.channels_last = job.channels_last
+        if job.channels_last:
+            self.host = self.host.to(memory_format=torch.channels_last)
+        self.loss = torch.zeros((), dtype=torch.float64)
+        self.hits = torch.zeros((), dtype=torch.int64)
+
+    def step(self, images: Tensor, labels: Tensor) -> None:
+        with torch.inference_mode():
+            if not self.channels_last:
+                images = images.contiguous()
+            logits = self.host(images)
+            self.loss += F.cross_entropy(logits, labels, reduction="sum")
+            self.hits += (logits.argmax(1) == labels).sum()
+
+
 def fastest(candidates: dict[str, Callable[[], None]], repeats: int) -> str:
     """The candidate with the least best-of-`repeats` time, taken in turns."""
     best = dict.fromkeys(candidates, float("inf"))
@@ -166,11 +188,17 @@ def work(job: Job, barrier: Barrier | None, results: Any) -> None:
     torch.manual_seed(job.seed)
     data = Data(job.seed)
     gather_kind, gather = choose_gather(data, job.batch)
-    envs = [Env(job) for _ in range(job.envs)]
     picks = torch.randperm(IMAGES)[: job.batch]
-    sgd_kind, clip_foreach = choose_update(envs[0], gather(picks), data.labels[picks])
+    envs: list[Env] | list[Validation]
+    if job.validate:
+        sgd_kind, clip_foreach = "", False
+        envs = [Validation(job) for _ in range(job.envs)]
+    else:
+        envs = [Env(job) for _ in range(job.envs)]
+        sgd_kind, clip_foreach = choose_update(envs[0], gather(picks), data.labels[picks])
+        for env in envs:
+            env.use(sgd_kind, clip_foreach)
     for env in envs:
-        env.use(sgd_kind, clip_foreach)
         for _ in range(5):
             env.step(gather(picks), data.labels[picks])
 
@@ -217,20 +245,21 @@ def run(job: Job, processes: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--host", choices=("baseline", "large", "deep", "minimal"), required=True)
+    parser.add_argument("--host", choices=tuple(PRESETS), required=True)
     parser.add_argument("--envs", type=int, default=4)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--arrangement", choices=ARRANGEMENTS, default="1x1")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--format", choices=("channels_last", "nchw"), default="channels_last")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--validate", action="store_true", help="forward, loss and hits only")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
 
     processes, threads = map(int, args.arrangement.split("x"))
     job = Job(
         args.host, args.envs, args.batch, threads, args.seconds,
-        args.format == "channels_last", args.seed,
+        args.format == "channels_last", args.seed, args.validate,
     )  # fmt: skip
     if args.envs < processes:
         parser.error("--envs must be at least the number of processes")
@@ -238,6 +267,7 @@ def main() -> None:
     report = {
         "images_per_s": round(sum(r["images_per_s"] for r in reports), 1),
         "host": args.host,
+        "work": "validation" if args.validate else "training",
         "envs": args.envs,
         "batch": args.batch,
         "arrangement": args.arrangement,

@@ -131,12 +131,13 @@ class HostShape:
 
 PRESETS = {
     "baseline": HostShape(channels=8, blocks=3, kernel=3, pools=3),
+    "wide": HostShape(channels=16, blocks=3, kernel=3, pools=3),
     "deep": HostShape(channels=8, blocks=5, kernel=3, pools=5),
     "large": HostShape(channels=32, blocks=3, kernel=3, pools=3),
     "minimal": HostShape(channels=2, blocks=3, kernel=1, pools=0),
 }
 # Parameters with 3 input channels and 10 classes.
-PARAMETERS = {"baseline": 6_418, "deep": 99_922, "large": 94_762, "minimal": 164}
+PARAMETERS = {"baseline": 6_418, "wide": 24_346, "deep": 99_922, "large": 94_762, "minimal": 164}
 
 
 class Block(nn.Module):

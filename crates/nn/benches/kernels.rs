@@ -1,4 +1,4 @@
-//! Time of each kernel at the shapes of the `baseline` and `large` hosts, on one thread.
+//! Time of each kernel at the shapes of the `baseline`, `wide` and `large` hosts, on one thread.
 //!
 //! `cargo bench -p meristem-nn --bench kernels -- [filter]`; `MERISTEM_ISA` picks the instruction
 //! set. Each figure is the least of many runs, which is what a shared machine can repeat.
@@ -7,6 +7,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use meristem_nn::graph::SgdConfig;
+use meristem_nn::kernels::conv::winograd::{TileSize, Winograd};
 use meristem_nn::kernels::conv::{self, ConvInputs, ConvShape, ParamGrads};
 use meristem_nn::kernels::norm::{
     self, Activation, BatchNormBackward, BatchNormForward, BatchNormGrads, BatchStats,
@@ -25,7 +26,9 @@ fn main() {
     let isa = Isa::from_env().unwrap_or_else(|e| panic!("{e}"));
     println!("instruction set {isa}, one thread, batch {BATCH} (large: {LARGE_BATCH})");
     let mut bench = Bench { isa, filter };
-    for (host, base, batch) in [("baseline", 8, BATCH), ("large", 32, LARGE_BATCH)] {
+    for (host, base, batch) in
+        [("baseline", 8, BATCH), ("wide", 16, BATCH), ("large", 32, LARGE_BATCH)]
+    {
         for (i, (size, ci, co)) in
             [(32, 3, base), (16, base, 2 * base), (8, 2 * base, 4 * base)].into_iter().enumerate()
         {
@@ -128,6 +131,30 @@ impl Bench {
         });
     }
 
+    fn winograd(&self, name: &str, of: &Winograd) {
+        let (isa, s) = (self.isa, &of.shape);
+        let x = Aligned::new(&values(s.input().len(), 1));
+        let w = Aligned::new(&values(s.weight_len(), 2));
+        let dy = Aligned::new(&values(s.output().len(), 3));
+        let (mut y, mut dx) = (Aligned::zeros(dy.1), Aligned::zeros(x.1));
+        let mut dw = Aligned::zeros(w.1);
+        let mut scratch = Aligned::zeros(of.scratch_len());
+        // As many as the direct way takes.
+        let flops = 2.0 * (s.output().len() * 9 * s.in_c) as f64;
+        let inputs = ConvInputs { x: x.get(), w: w.get(), bias: &[] };
+        self.time(&format!("{name} forward"), flops, "GFLOP/s", || {
+            of.forward(isa, black_box(&inputs), y.get_mut(), scratch.get_mut());
+        });
+        self.time(&format!("{name} data gradient"), flops, "GFLOP/s", || {
+            let dx = GradOut::overwrite(dx.get_mut());
+            of.backward_data(isa, black_box(dy.get()), w.get(), dx, scratch.get_mut());
+        });
+        self.time(&format!("{name} weight gradient"), flops, "GFLOP/s", || {
+            let images = black_box([x.get(), dy.get()]);
+            of.backward_weight(isa, images, dw.get_mut(), scratch.get_mut());
+        });
+    }
+
     fn stage(&mut self, name: &str, [batch, size]: [usize; 2], [in_c, out_c]: [usize; 2]) {
         let s = ConvShape {
             batch,
@@ -140,7 +167,13 @@ impl Bench {
             padding: [1, 1],
             groups: 1,
         };
-        self.conv(&format!("{name} conv3x3 {in_c}->{out_c} @{size}"), &s);
+        let name_of = format!("{name} conv3x3 {in_c}->{out_c} @{size}");
+        self.conv(&name_of, &s);
+        for tile in [TileSize::Two, TileSize::Four] {
+            if Winograd::fits(&s) {
+                self.winograd(&format!("{name_of} {tile:?}"), &Winograd { shape: s, tile });
+            }
+        }
         self.batch_norm(&format!("{name} bn {out_c} @{size}"), &s.output());
     }
 

@@ -8,6 +8,7 @@
 //! - [`formats`]: a convolution in NHWC and in NCHW, compared (F4).
 //! - [`network`]: a graph with its parameters, momentum and buffers on a stream: training and
 //!   evaluation steps, growth, metrics, weights in and out.
+//! - [`profile`]: the time that each step of a plan takes.
 //! - [`state`], [`safetensors`]: weights under PyTorch's names and shapes (U5), and their files.
 //!
 //! ```
@@ -48,6 +49,7 @@ pub mod network;
 pub mod ops;
 pub mod plan;
 mod precision;
+pub mod profile;
 pub mod safetensors;
 mod space;
 pub mod state;

@@ -37,8 +37,9 @@ mod real {
         pub(crate) static ON_WORKER: Cell<bool> = const { Cell::new(false) };
     }
 
-    /// Time for which a worker stays with one stream while others are ready.
-    pub(crate) const TURN: Duration = Duration::from_micros(500);
+    /// Time for which a worker stays with one stream while others are ready: some training steps
+    /// of a small network, which then finds its memory in the caches for all but the first.
+    pub(crate) const TURN: Duration = Duration::from_millis(10);
 
     /// Time for which a thread spins for work before it sleeps: about the cost of a wake-up, so
     /// that a short gap costs no wake-up and a long one costs at most twice the optimum.

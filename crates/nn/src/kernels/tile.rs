@@ -10,7 +10,6 @@
 //!
 //! A tile of P rows × V vectors of columns stays in registers over the whole depth.
 
-#[cfg(target_arch = "x86_64")]
 use super::isa::Level;
 use super::simd::Simd;
 use super::simd::portable::Lanes8;
@@ -55,6 +54,33 @@ pub(crate) enum Layout {
     /// as remain, padded to a multiple of [`PAD`]): what a tile reads is one run of memory, while
     /// columns of wide rows have few places in a cache and a page of their own each.
     Panels,
+    /// At most 8 columns, two rows in a vector, see [`to_pairs`]. For AVX-512 only, and A has no
+    /// gaps in a run of the depth.
+    Pairs,
+}
+
+/// Elements of B in [`Layout::Pairs`] for a depth.
+pub(crate) const fn paired_len(depth: &Nest) -> usize {
+    let [outer, middle, run] = depth.counts;
+    outer * middle * run.div_ceil(2) * PAD
+}
+
+/// Packs the first 8 columns of `b`, whose rows have [`PAD`], for [`Layout::Pairs`].
+pub(crate) fn to_pairs(depth: &Nest, b: &[f32], to: &mut [f32]) {
+    let run = depth.counts[2];
+    let pairs = b.chunks_exact(run * PAD).flat_map(|run| run.chunks(2 * PAD));
+    for (to, pair) in to[..paired_len(depth)].chunks_exact_mut(PAD).zip(pairs) {
+        for (c, to) in to.chunks_exact_mut(2).enumerate() {
+            to[0] = pair[c];
+            to[1] = pair.get(PAD + c).copied().unwrap_or(0.0);
+        }
+    }
+}
+
+/// Whether products of so many columns are faster in [`Layout::Pairs`], over a depth whose runs are
+/// neighbours in A.
+pub(crate) fn takes_pairs(isa: Isa, cols: usize) -> bool {
+    isa.level() == Level::Avx512 && (5..=8).contains(&cols)
 }
 
 /// Columns of a panel: of the widest tile.
@@ -150,6 +176,11 @@ pub(crate) fn run(isa: Isa, mut job: Job<'_>) {
     let b_len = match job.b_layout {
         Layout::Rows(step) => (depth - 1) * step + cols,
         Layout::Panels => depth * pad16(job.cols),
+        Layout::Pairs => {
+            let fits = job.cols <= 8 && job.depth.strides[2] == 1 && job.mode == Mode::Broadcast;
+            assert!(fits && isa.level() == Level::Avx512, "tile: no pairs");
+            paired_len(&job.depth)
+        }
     };
     assert!(b_len <= job.b.len(), "tile: B is too short");
     assert!((rows - 1) * job.c_step + job.cols <= job.c.len(), "tile: C is too short");
@@ -184,6 +215,7 @@ unsafe fn run_block(job: &mut Job<'_>, block: &Block, col: usize) {
             let (start, step) = panel(job.depth.len(), job.cols, col);
             (start + col % PANEL, step)
         }
+        Layout::Pairs => (0, PAD),
     };
     let mut tile = Tile {
         a: [std::ptr::null(); ROWS_MAX],
@@ -367,6 +399,9 @@ macro_rules! blocks {
     };
 }
 
+#[cfg(target_arch = "x86_64")]
+mod pairs;
+
 mod portable {
     use super::{Block, Lanes8, Simd, tile};
 
@@ -392,10 +427,14 @@ fn block(isa: Isa, job: &Job<'_>, cols: usize) -> &'static Block {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{Block, Isa, Job, Level, Mode, Simd, Tile, Ymm, Zmm, tile};
+    use super::pairs::pairs;
+    use super::{Block, Isa, Job, Layout, Level, Mode, Simd, Tile, Ymm, Zmm, tile};
 
     pub(super) fn block(isa: Isa, job: &Job<'_>, cols: usize) -> Option<&'static Block> {
         let run = job.depth.counts[2];
+        if job.b_layout == Layout::Pairs {
+            return Some(ZMM_PAIRS);
+        }
         Some(match (isa.level(), job.mode, cols) {
             (Level::Portable, ..) => return None,
             (Level::Avx2, Mode::Lanes, _) => YMM_LANES,
@@ -450,5 +489,7 @@ mod x86 {
         ZMM_X2 = avx512, Zmm, false, 2, 1; 1 2 3 4 5 6 7 8 9 10 11 12 13 14,
         ZMM_LANES = avx512, Zmm, true, 1, 4;
             1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24,
+        ZMM_PAIRS = pairs, Ymm, false, 1, 4;
+            1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26,
     }
 }

@@ -59,13 +59,15 @@ pub struct NetworkOptions {
     pub batch_log: usize,
     /// Precision of products, in training and evaluation alike; a processor has f32 only.
     pub precision: Precision,
+    /// Whether a processor may compute convolutions by Winograd's minimal filtering.
+    pub winograd: bool,
 }
 
 impl NetworkOptions {
-    /// With 32 configurations, a log of 1024 batches, and f32.
+    /// With 32 configurations, a log of 1024 batches, f32, and minimal filtering.
     pub fn new(seed: u64, env: u64, isa: Isa, batch_max: usize) -> Self {
         let precision = Precision::F32;
-        Self { seed, env, isa, batch_max, configs: 32, batch_log: 1024, precision }
+        Self { seed, env, isa, batch_max, configs: 32, batch_log: 1024, precision, winograd: true }
     }
 
     fn fresh(&self) -> Fresh {
@@ -73,8 +75,8 @@ impl NetworkOptions {
     }
 
     fn plan(&self, batch: usize, mode: Mode, target: Target) -> PlanOptions {
-        let Self { batch_log, precision, .. } = *self;
-        PlanOptions { batch_log, precision, target, ..PlanOptions::new(batch, mode) }
+        let Self { batch_log, precision, winograd, .. } = *self;
+        PlanOptions { batch_log, precision, winograd, target, ..PlanOptions::new(batch, mode) }
     }
 }
 

@@ -4,6 +4,7 @@
 //! gradient of the output. The gradient of the bias is a sum of what was not rounded.
 
 use super::operand::{Operands, Signature, f32s, scratch};
+use crate::kernels::conv::winograd::{TileSize, Winograd};
 use crate::kernels::conv::{self, ConvInputs, ConvShape, ParamGrads};
 use crate::kernels::norm::BatchStats;
 use crate::kernels::{GradOut, Isa};
@@ -16,6 +17,9 @@ pub struct Product {
     pub shape: ConvShape,
     /// Precision of the factors.
     pub precision: Precision,
+    /// Tiles of Winograd's minimal filtering by which a processor computes them; directly if there
+    /// are none. A GPU does not look at it.
+    pub tiles: Option<TileSize>,
 }
 
 /// A convolution's forward and backward steps.
@@ -39,7 +43,15 @@ pub enum Op {
 impl Product {
     /// Products whose factors are not rounded.
     pub const fn f32(shape: ConvShape) -> Self {
-        Self { shape, precision: Precision::F32 }
+        Self { shape, precision: Precision::F32, tiles: None }
+    }
+
+    fn winograd(&self) -> Option<Winograd> {
+        self.tiles.map(|tile| Winograd { shape: self.shape, tile })
+    }
+
+    fn scratch_len(&self) -> usize {
+        self.winograd().map_or(self.shape.scratch_len(), |of| of.scratch_len())
     }
 }
 
@@ -54,10 +66,11 @@ impl Op {
     }
 
     pub(super) fn signature(&self) -> Signature {
-        let shape = self.product().shape;
+        let product = self.product();
+        let shape = product.shape;
         let [x, y] = [shape.input(), shape.output()].map(|image| f32s(image.len()));
         let (w, channels) = (f32s(shape.weight_len()), f32s(shape.out_c));
-        let (bias, rest) = (channels.optional(), scratch(shape.scratch_len()));
+        let (bias, rest) = (channels.optional(), scratch(product.scratch_len()));
         match self {
             Op::Forward(_) => Signature::new(&[x, w, bias], &[y, rest]),
             Op::ForwardWithStats(_) => {
@@ -71,33 +84,50 @@ impl Op {
     /// Rounded factors are copies, in memory of their own: they are the definition that a GPU's
     /// kernels are compared with, and no plan of a processor has them.
     pub(super) fn run(&self, isa: Isa, operands: Operands<'_>) {
-        let Product { shape, precision } = &self.product();
+        let product = self.product();
+        let (Product { shape, precision, .. }, tiles) = (&product, product.winograd());
         let round = |factor| precision.rounded(factor);
         match self {
             Op::Forward(_) => {
                 let ([x, w, bias], [y, scratch]) = operands.floats();
                 let (x, w) = (round(x), round(w));
                 let of = ConvInputs { x: &x, w: &w, bias };
-                conv::forward(isa, shape, &of, y, scratch);
+                match tiles {
+                    Some(tiles) => tiles.forward(isa, &of, y, scratch),
+                    None => conv::forward(isa, shape, &of, y, scratch),
+                }
             }
             Op::ForwardWithStats(_) => {
                 let ([x, w, bias], [y, mean, var, scratch]) = operands.floats();
                 let (x, w) = (round(x), round(w));
                 let of = ConvInputs { x: &x, w: &w, bias };
                 let stats = BatchStats { mean, var };
-                conv::forward_with_stats(isa, shape, &of, y, stats, scratch);
+                match tiles {
+                    Some(tiles) => tiles.forward_with_stats(isa, &of, y, stats, scratch),
+                    None => conv::forward_with_stats(isa, shape, &of, y, stats, scratch),
+                }
             }
             Op::WeightGradient(_) => {
                 let ([x, dy], [dw, db, scratch]) = operands.floats();
-                let (weights, bias) =
-                    (ParamGrads { dw, db: &mut [] }, ParamGrads { dw: &mut [], db });
-                conv::backward_weight(isa, shape, &round(x), &round(dy), weights, scratch);
+                let (rounded, gradient) = (round(x), round(dy));
+                match tiles {
+                    Some(tiles) => tiles.backward_weight(isa, [&rounded, &gradient], dw, scratch),
+                    None => {
+                        let weights = ParamGrads { dw, db: &mut [] };
+                        conv::backward_weight(isa, shape, &rounded, &gradient, weights, scratch);
+                    }
+                }
+                let bias = ParamGrads { dw: &mut [], db };
                 conv::backward_weight(isa, shape, x, dy, bias, scratch);
             }
             Op::DataGradient { accumulate, .. } => {
                 let ([dy, w], [values, scratch]) = operands.floats();
                 let dx = GradOut { values, accumulate: *accumulate };
-                conv::backward_data(isa, shape, &round(dy), &round(w), dx, scratch);
+                let (dy, w) = (round(dy), round(w));
+                match tiles {
+                    Some(tiles) => tiles.backward_data(isa, &dy, &w, dx, scratch),
+                    None => conv::backward_data(isa, shape, &dy, &w, dx, scratch),
+                }
             }
         }
     }

@@ -9,6 +9,7 @@
 //! that implements every variant of [`Op`] is held against the portable kernels by it.
 
 pub mod blend;
+pub mod block;
 pub mod conv;
 mod cuda;
 pub mod elementwise;
@@ -131,6 +132,8 @@ families! {
     Ppo(ppo),
     /// Draws of actions.
     Sample(sample),
+    /// Convolutions with the norm behind them, a block of images at a time.
+    Block(block),
     /// Convolutions with their neighbours.
     Stage(stage),
     /// Metrics, and checks of a network's state.

@@ -31,7 +31,10 @@ impl BatchNorm {
         norm::batch::scratch_len(self.shape.c)
     }
 
-    fn inputs<'a>(&self, [x, mean, var, gamma, beta]: [&'a [f32]; 5]) -> BatchNormForward<'a> {
+    pub(super) fn inputs<'a>(
+        &self,
+        [x, mean, var, gamma, beta]: [&'a [f32]; 5],
+    ) -> BatchNormForward<'a> {
         let Self { eps, act, pool, .. } = *self;
         BatchNormForward { x, mean, var, gamma, beta, eps, act, pool }
     }

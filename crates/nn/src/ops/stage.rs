@@ -111,7 +111,10 @@ pub(crate) fn fits(shape: &ConvShape) -> bool {
 }
 
 impl Stage {
-    pub(crate) fn new(Product { shape, precision }: Product, before: Option<BatchNorm>) -> Self {
+    pub(crate) fn new(
+        Product { shape, precision, .. }: Product,
+        before: Option<BatchNorm>,
+    ) -> Self {
         Self { shape, before, precision }
     }
 
@@ -125,7 +128,7 @@ impl Stage {
 
     /// Products of the convolution.
     pub(super) fn product(&self) -> Product {
-        Product { shape: self.shape, precision: self.precision }
+        Product { precision: self.precision, ..Product::f32(self.shape) }
     }
 
     /// Elements that it reads: raw images if there is a norm before it.
@@ -206,6 +209,6 @@ impl Head {
     /// Products of the linear layer.
     pub(super) fn linear(&self) -> Product {
         let Self { norm: BatchNorm { shape, .. }, classes, precision } = *self;
-        Product { shape: ConvShape::linear(shape.batch, shape.c, classes), precision }
+        Product { precision, ..Product::f32(ConvShape::linear(shape.batch, shape.c, classes)) }
     }
 }

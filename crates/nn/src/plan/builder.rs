@@ -30,6 +30,15 @@ pub(crate) struct Target {
 
 impl Target {
     const NONE: Self = Self { value: ValueId::NONE, accumulate: false };
+
+    /// As a part of an operation.
+    pub(crate) fn data(self) -> stage::Data {
+        match (self.value == ValueId::NONE, self.accumulate) {
+            (true, _) => stage::Data::Unwanted,
+            (false, false) => stage::Data::Overwrite,
+            (false, true) => stage::Data::Accumulate,
+        }
+    }
 }
 
 /// A gradient that was not yet routed back through 2×2 max pooling and ReLU.

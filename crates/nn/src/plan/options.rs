@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::kernels::conv::ConvShape;
+use crate::kernels::conv::winograd::{TileSize, Winograd};
 use crate::kernels::ppo::PpoLoss;
 use crate::kernels::sample::Sampler;
 use crate::ops::Target;
@@ -63,6 +65,8 @@ pub struct PlanOptions {
     pub target: Target,
     /// Precision of the products of convolutions and linear layers.
     pub precision: Precision,
+    /// Whether a processor may compute convolutions by Winograd's minimal filtering.
+    pub winograd: bool,
     /// In training: mean losses of how many last batches the metrics keep.
     pub batch_log: usize,
 }
@@ -71,7 +75,13 @@ impl PlanOptions {
     /// With fusion, for the processor, in f32, samples on their own, no log of batches.
     pub fn new(batch: usize, mode: Mode) -> Self {
         let (target, precision) = Default::default();
-        Self { batch, steps: 1, mode, fuse: true, target, precision, batch_log: 0 }
+        Self { batch, steps: 1, mode, fuse: true, target, precision, winograd: true, batch_log: 0 }
+    }
+
+    /// Tiles for a convolution, if they pay.
+    pub(crate) fn tiles(&self, shape: &ConvShape) -> Option<TileSize> {
+        let may = self.winograd && self.target == Target::Cpu;
+        Winograd::worthwhile(shape).filter(|_| may).map(|of| of.tile)
     }
 
     /// Sequences that the samples belong to.

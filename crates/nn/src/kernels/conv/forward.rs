@@ -57,6 +57,7 @@ fn group(
 ) {
     let (image, out_image) =
         (shape.input().pixels() * shape.in_c, shape.output().pixels() * shape.out_c);
+    let (pairs, scratch) = scratch.split_at_mut(shape.pairs_len());
     let placement = shape.input_placement(g);
     let in_place = shape.input_in_place();
     let strides = in_place.unwrap_or(placement.strides());
@@ -64,6 +65,15 @@ fn group(
         scratch[..shape.block() * strides.image].fill(0.0);
     }
     let channels = g * shape.job_out()..(g + 1) * shape.job_out();
+    let weights = &of.w[g * shape.job_weight_len()..(g + 1) * shape.job_weight_len()];
+    let depth = window(shape, strides);
+    let (b, b_layout) = match in_pairs(isa, shape, channels.len()) {
+        true => {
+            tile::to_pairs(&depth, weights, pairs);
+            (&*pairs, Layout::Pairs)
+        }
+        false => (weights, Layout::Rows(pad16(channels.len()))),
+    };
     let blocks = of.x.chunks(shape.block() * image).zip(y.chunks_mut(shape.block() * out_image));
     for (x, y) in blocks {
         let images = x.len() / image;
@@ -80,9 +90,9 @@ fn group(
                 mode: mode(shape),
                 a,
                 rows: pixels(shape, strides, images),
-                depth: window(shape, strides),
-                b: &of.w[g * shape.job_weight_len()..(g + 1) * shape.job_weight_len()],
-                b_layout: Layout::Rows(pad16(shape.job_out())),
+                depth,
+                b,
+                b_layout,
                 c: &mut y[channels.start..],
                 c_step: shape.out_c,
                 cols: channels.len(),
@@ -92,6 +102,11 @@ fn group(
         );
         done(y);
     }
+}
+
+/// Whether products with so many columns multiply two elements of their depth at once.
+pub(super) fn in_pairs(isa: Isa, shape: &ConvShape, columns: usize) -> bool {
+    !shape.is_depthwise() && tile::takes_pairs(isa, columns)
 }
 
 /// How the tile kernel reads the images of this convolution.

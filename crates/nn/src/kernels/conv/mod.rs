@@ -12,6 +12,7 @@ mod backward;
 mod forward;
 mod place;
 mod shape;
+pub mod winograd;
 
 pub use backward::{backward_data, backward_weight};
 pub use forward::{forward, forward_with_stats};

@@ -4,6 +4,8 @@
 //! The forward pass is one sweep over the raw input (normalise, ReLU, pool); the backward pass two
 //! (sums, then gradient), which read the raw input again instead of a stored normalised one.
 
+use std::ops::Range;
+
 use super::channels;
 pub use super::image::BLOCKED;
 use super::image::{
@@ -226,14 +228,45 @@ pub fn batch_norm_act_backward(
     if shape.is_empty() {
         return;
     }
-    let mut coefficients = Coefficients::new(scratch, shape.c);
-    of.forward.scales(coefficients.scale);
-    reduce(isa, shape, of, &mut coefficients);
-    coefficients.finish(of, (shape.batch * shape.pixels()) as f64, to.dgamma, to.dbeta);
-    input_gradient(isa, shape, of, &coefficients, to.dx);
+    let BatchNormGrads { dx, dgamma, dbeta } = to;
+    let gradient = NormGradient::new(isa, shape, *of, [dgamma, dbeta], scratch);
+    gradient.images(isa, 0..shape.batch, dx);
+}
+
+/// Gradient of batch norm after its first pass over the batch, which has found the sums; see
+/// [`batch_norm_act_backward`].
+#[derive(Debug)]
+pub struct NormGradient<'a> {
+    shape: ImageShape,
+    of: BatchNormBackward<'a>,
+    coefficients: Coefficients<'a>,
+}
+
+impl<'a> NormGradient<'a> {
+    /// Adds to dγ and dβ. Takes [`scratch_len`] f32 of scratch; the batch is not empty.
+    pub fn new(
+        isa: Isa,
+        shape: &ImageShape,
+        of: BatchNormBackward<'a>,
+        [dgamma, dbeta]: [&mut [f32]; 2],
+        scratch: &'a mut [f32],
+    ) -> Self {
+        let mut coefficients = Coefficients::new(scratch, shape.c);
+        of.forward.scales(coefficients.scale);
+        reduce(isa, shape, &of, &mut coefficients);
+        coefficients.finish(&of, (shape.batch * shape.pixels()) as f64, dgamma, dbeta);
+        Self { shape: *shape, of, coefficients }
+    }
+
+    /// The gradient of the raw input of some of the images.
+    pub fn images(&self, isa: Isa, images: Range<usize>, dx: GradOut<'_>) {
+        let of = self.of.of(&self.shape, images);
+        input_gradient(isa, &self.shape, &of, &self.coefficients, dx);
+    }
 }
 
 /// Coefficients that both passes of the backward kernel read, `[C]` each.
+#[derive(Debug)]
 struct Coefficients<'a> {
     sums: &'a mut [f64],
     dots: &'a mut [f64],
@@ -342,6 +375,18 @@ impl<'a> BatchNormForward<'a> {
 }
 
 impl<'a> BatchNormBackward<'a> {
+    /// The inputs of some of the images.
+    fn of(mut self, shape: &ImageShape, images: Range<usize>) -> Self {
+        let [raw, out] = [*shape, output(shape, self.forward.pool)].map(|of| of.pixels() * of.c);
+        let range = |len: usize| images.start * len..images.end * len;
+        self.forward.x = &self.forward.x[range(raw)];
+        self.dout = &self.dout[range(out)];
+        if self.forward.pool {
+            self.codes = &self.codes[range(out)];
+        }
+        self
+    }
+
     fn images(&self, shape: &ImageShape) -> impl Iterator<Item = Image<'a>> + use<'a> {
         let of = *self;
         let image = shape.pixels() * shape.c;

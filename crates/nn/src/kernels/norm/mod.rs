@@ -6,7 +6,7 @@ pub mod group;
 mod image;
 
 pub use batch::{
-    Activation, BatchNormBackward, BatchNormForward, BatchNormGrads, BatchStats,
+    Activation, BatchNormBackward, BatchNormForward, BatchNormGrads, BatchStats, NormGradient,
     batch_norm_act_backward, batch_norm_act_forward, batch_stats, update_running,
 };
 pub use group::{

@@ -8,6 +8,13 @@ use super::Simd;
 #[derive(Clone, Copy)]
 pub(crate) struct Ymm(__m256);
 
+impl Ymm {
+    #[inline(always)]
+    pub(super) fn new(register: __m256) -> Self {
+        Self(register)
+    }
+}
+
 /// A window of 8 into this, starting at `8 − n`, is the mask of the first `n` lanes.
 static MASKS: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
 

@@ -3,10 +3,38 @@
 use std::arch::x86_64::*;
 
 use super::Simd;
+use super::avx2::Ymm;
 
 /// Sixteen f32 in a `zmm` register.
 #[derive(Clone, Copy)]
 pub(crate) struct Zmm(__m512);
+
+impl Zmm {
+    /// Elements `p[0] p[1] p[0] p[1] …`.
+    ///
+    /// # Safety
+    /// Both are readable, and the machine has AVX-512.
+    #[inline(always)]
+    pub(crate) unsafe fn broadcast_pair(p: *const f32) -> Self {
+        // SAFETY: the caller's promise.
+        Self(unsafe { _mm512_castpd_ps(_mm512_set1_pd(p.cast::<f64>().read_unaligned())) })
+    }
+
+    /// The sum of elements 0 and 1, of elements 2 and 3, and so on.
+    ///
+    /// # Safety
+    /// The machine has AVX-512 with DQ.
+    #[inline(always)]
+    pub(crate) unsafe fn add_neighbours(self) -> Ymm {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let order = _mm512_set_epi32(15, 13, 11, 9, 7, 5, 3, 1, 14, 12, 10, 8, 6, 4, 2, 0);
+            let apart = _mm512_permutexvar_ps(order, self.0);
+            let (even, odd) = (_mm512_castps512_ps256(apart), _mm512_extractf32x8_ps::<1>(apart));
+            Ymm::new(_mm256_add_ps(even, odd))
+        }
+    }
+}
 
 #[inline(always)]
 fn mask(n: usize) -> __mmask16 {

@@ -31,7 +31,8 @@ impl Conv {
             ParamKind::LinearWeight => ConvShape::linear(batch, in_c, out_c),
             _ => ConvShape { batch, in_c, in_h, in_w, out_c, kernel, stride, padding, groups },
         };
-        let product = Product { shape, precision: b.options.precision };
+        let product =
+            Product { shape, precision: b.options.precision, tiles: b.options.tiles(&shape) };
         Some(Self { node, x, weight, bias, product })
     }
 

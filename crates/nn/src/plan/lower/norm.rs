@@ -3,6 +3,8 @@
 use crate::error::{Error, Result};
 use crate::graph::{BufferId, NodeId, Op, ParamId};
 use crate::kernels::norm::Activation;
+use crate::ops::Target;
+use crate::ops::block::{self, Normed};
 use crate::ops::norm::{BatchNorm, GroupNorm, Op as NormOp};
 use crate::plan::builder::{Backward, Builder};
 use crate::plan::fuse::NormUnit;
@@ -65,6 +67,14 @@ pub(super) fn batch_norm(b: &mut Builder<'_>, unit: &NormUnit) -> Result<Option<
     let (training, count) = (b.options.mode.is_training(), shape.batch * shape.pixels());
     let conv = unit.conv.and_then(|conv| Conv::at(b, conv));
     let (running, [mean, var]) = node.statistics(b);
+    let [gamma, beta] = [weight, bias].map(|id| b.param(id));
+    let blocks = conv.and_then(|conv| in_blocks(b, conv, norm));
+    if let (Some((conv, of)), false) = (blocks, training) {
+        let reads = [b.node(conv.x), b.param(conv.weight), b.optional_param(conv.bias)];
+        let y = b.output(unit.output);
+        b.emit(block::Op::Forward(of), &[&reads[..], &[mean, var, gamma, beta]].concat(), &[y]);
+        return Ok(None);
+    }
     let input = match conv {
         Some(conv) => conv.forward(b, training.then_some([mean, var])),
         None => b.node(x),
@@ -77,7 +87,6 @@ pub(super) fn batch_norm(b: &mut Builder<'_>, unit: &NormUnit) -> Result<Option<
         let op = NormOp::UpdateRunning { channels: shape.c, momentum, count };
         b.emit(op, &[mean, var], &[running[0], running[1], batches]);
     }
-    let [gamma, beta] = [weight, bias].map(|id| b.param(id));
     let y = b.output(unit.output);
     let saves_codes = unit.pool && b.backward() && b.wants(unit.output);
     let codes = if saves_codes { b.arena_bytes(norm.output().len()) } else { ValueId::NONE };
@@ -89,6 +98,17 @@ pub(super) fn batch_norm(b: &mut Builder<'_>, unit: &NormUnit) -> Result<Option<
             None => (norm, dy, codes),
         };
         let reads = [input, mean, var, gamma, beta, dy, codes];
+        if let Some((conv, of)) = blocks.filter(|(conv, _)| conv.bias.is_none()) {
+            let (x, w) = (b.node(conv.x), b.param(conv.weight));
+            let dweight = b.param_gradient(conv.weight);
+            let reads = [&[x, w][..], &reads].concat();
+            b.send_gradients(unit.output, [conv.x], |b, [dx]| {
+                let of = Normed { norm, ..of };
+                let op = block::Op::Gradient { of, data: dx.data() };
+                b.emit(op, &reads, &[dx.value, dweight, dgamma, dbeta]);
+            });
+            return;
+        }
         let emit = |b: &mut Builder<'_>, dx: ValueId, accumulate: bool| {
             b.emit(NormOp::Gradient { norm, accumulate }, &reads, &[dx, dgamma, dbeta]);
         };
@@ -103,6 +123,12 @@ pub(super) fn batch_norm(b: &mut Builder<'_>, unit: &NormUnit) -> Result<Option<
             conv.backward(b, dx);
         }
     })))
+}
+
+/// A convolution and the norm behind it, if a processor computes them block by block.
+fn in_blocks(b: &Builder<'_>, conv: Conv, norm: BatchNorm) -> Option<(Conv, Normed)> {
+    let of = Normed { product: conv.product, norm };
+    (b.options.target == Target::Cpu && of.fits()).then_some((conv, of))
 }
 
 /// `GroupNorm`.

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::graph::{NodeId, Op};
 use crate::ops::conv::Product;
 use crate::ops::norm::{BatchNorm, Op as NormOp};
-use crate::ops::stage::{Data, Head, Op as StageOp, Stage};
+use crate::ops::stage::{Head, Op as StageOp, Stage};
 use crate::plan::builder::{Backward, Builder};
 use crate::plan::fuse::{NormUnit, Unit};
 use crate::plan::stages::{Left, Loaded};
@@ -100,11 +100,7 @@ impl Convolved {
         let [mean, _, _, beta] = behind.parameters;
         let reads = [&reads[..], &[z, mean, beta, coefficients, dy]].concat();
         b.send_gradients(unit.output, [conv.x], |b, [dx]| {
-            let data = match (dx.value == ValueId::NONE, dx.accumulate) {
-                (true, _) => Data::Unwanted,
-                (false, false) => Data::Overwrite,
-                (false, true) => Data::Accumulate,
-            };
+            let data = dx.data();
             let [dgamma, dbeta, coefficients] = match before {
                 Some(before) => norm_gradient(b, &before),
                 None => [ValueId::NONE; 3],
@@ -139,7 +135,7 @@ pub(super) fn head(b: &mut Builder<'_>, pool: NodeId, linear: NodeId) -> Option<
     let Op::GlobalAvgPool(x) = b.graph.nodes[pool.index()].op else { return None };
     let (conv, z) = (Conv::at(b, linear)?, b.node(x));
     let loaded = b.stages.loaded(z)?;
-    let Product { shape, precision } = conv.product;
+    let Product { shape, precision, .. } = conv.product;
     let head = Head { norm: loaded.norm, classes: shape.out_c, precision };
     let ([mean, var, gamma, beta], channels) = (loaded.parameters, loaded.norm.shape.c);
     let (weight, bias) = (b.param(conv.weight), b.optional_param(conv.bias));

@@ -5,11 +5,11 @@ use meristem_nn::Precision;
 use meristem_nn::ops::conv::Product;
 use meristem_nn::ops::{self, Backend, Op, Operands, Role, Slice, SliceMut, Spec};
 use meristem_nn::ops::{
-    blend, conv, elementwise, loss, lstm, norm, optim, pool, ppo, rows, sample, stage, state,
+    blend, block, conv, elementwise, loss, lstm, norm, optim, pool, ppo, rows, sample, stage, state,
 };
 
 /// Number of kinds of operations; see [`kind`].
-pub(super) const KINDS: usize = 51;
+pub(super) const KINDS: usize = 53;
 
 /// A number for each kind of operation. A new one does not compile before it has a number, and the
 /// test fails until it has a case.
@@ -60,6 +60,8 @@ pub(super) fn kind(op: &Op) -> usize {
         Op::State(state::Op::CountNonFinite(_)) => 44,
         Op::State(state::Op::Fingerprint(_)) => 6,
         Op::Sample(sample::Op::Draw { .. }) => 5,
+        Op::Block(block::Op::Forward(_)) => 51,
+        Op::Block(block::Op::Gradient { .. }) => 52,
         Op::Stage(stage::Op::Begin { .. }) => 45,
         Op::Stage(stage::Op::Forward { .. }) => 46,
         Op::Stage(stage::Op::Backward { .. }) => 47,

@@ -14,7 +14,7 @@ use meristem_nn::ops::{blend, conv, elementwise, lstm, rows};
 
 use super::case::{Case, Data, Random, case};
 use super::image_cases::{norm_cases, pool_cases};
-use super::{policy, stage_cases, training};
+use super::{block_cases, policy, stage_cases, training};
 
 pub(super) const IMAGE: ImageShape = ImageShape { batch: 3, h: 7, w: 6, c: 20 };
 
@@ -114,7 +114,8 @@ pub(super) fn packed_weights(shape: &ConvShape, len: usize) -> Data {
 }
 
 fn conv_cases() -> Vec<Case> {
-    let products = |shape| Precision::ALL.map(|precision| Product { shape, precision });
+    let products =
+        |shape| Precision::ALL.map(|precision| Product { precision, ..Product::f32(shape) });
     let all = conv_shapes().into_iter().flat_map(products).flat_map(product_cases);
     all.chain(tiled_cases(Precision::F32)).collect()
 }
@@ -123,7 +124,7 @@ fn conv_cases() -> Vec<Case> {
 /// results are compared bit for bit (`precision.rs`), and nowhere else.
 pub(super) fn tiled_cases(precision: Precision) -> Vec<Case> {
     let of = |(shape, pass)| {
-        let mut cases = product_cases(Product { shape, precision }).into_iter();
+        let mut cases = product_cases(Product { precision, ..Product::f32(shape) }).into_iter();
         cases.find(|case| pass_of(&case.op) == Some(pass)).expect("each pass has a case")
     };
     tiled_shapes().into_iter().map(of).collect()
@@ -347,6 +348,7 @@ pub(super) fn cases() -> Vec<Case> {
         policy::sample_cases,
         policy::objective_cases,
         training::state_cases,
+        block_cases::block_cases,
         stage_cases::stage_cases,
     ];
     families.into_iter().flat_map(|family| family()).collect()

@@ -6,6 +6,7 @@
 //! adding n terms of magnitude at most m differ by at most `2·n·m·n·2⁻²⁴`, and `m` is stated too.
 //! Tensor cores may differ by more, since they cut off rather than round (`case::rounding`).
 
+mod block_cases;
 mod case;
 mod cases;
 mod image_cases;

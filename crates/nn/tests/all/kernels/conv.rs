@@ -7,7 +7,7 @@ use meristem_nn::kernels::{GradOut, Isa, pad16};
 use super::support::{Exact, Guarded, Values, compare, scratch};
 
 /// Calls `f` with the indices of output, input and packed weight of every product.
-fn products(s: &ConvShape, mut f: impl FnMut(usize, usize, usize)) {
+pub(super) fn products(s: &ConvShape, mut f: impl FnMut(usize, usize, usize)) {
     let ConvShape { in_c, in_h, in_w, out_c, kernel, stride, padding, groups, .. } = *s;
     let (gi, go) = (in_c / groups, out_c / groups);
     for n in 0..s.batch {
@@ -41,7 +41,7 @@ fn products(s: &ConvShape, mut f: impl FnMut(usize, usize, usize)) {
 }
 
 /// Packed weights: random, padding lanes zero.
-fn weights(s: &ConvShape, values: &mut Values) -> Vec<f32> {
+pub(super) fn weights(s: &ConvShape, values: &mut Values) -> Vec<f32> {
     let mut w = values.vec(s.weight_len());
     let out = if s.is_depthwise() { s.out_c } else { s.out_c / s.groups };
     for row in w.chunks_exact_mut(pad16(out)) {

@@ -13,3 +13,4 @@ mod pool;
 mod ppo;
 mod sample;
 mod support;
+mod winograd;

@@ -480,7 +480,7 @@ mod tests {
         let channels = CHANNELS.into_iter().flat_map(|a| CHANNELS.map(|b| [a, b]));
         for shape in channels.flat_map(|[in_c, out_c]| shapes(in_c, out_c)) {
             for precision in Precision::ALL {
-                let of = Product { shape, precision };
+                let of = Product { precision, ..Product::f32(shape) };
                 for pass in [Pass::forward(&of), Pass::data(&of)] {
                     let bytes = pass.shared().bytes();
                     assert!(bytes + DECLARED <= SHARED, "{of:?}: {bytes} bytes");

@@ -1,0 +1,112 @@
+//! Time of every step of a host's plan, on one thread, in training or in validation.
+//!
+//! `cargo bench -p meristem-nn --bench steps -- [baseline|wide|deep|large] [train|validate]
+//! [direct]`; `MERISTEM_ISA` picks the instruction set, `direct` switches Winograd's filtering off.
+//! Four networks take turns, as envs do. First come the peaks of this core that floors follow from.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use meristem_nn::graph::{ConvGeometry, Dims, Graph, GraphBuilder, SgdConfig};
+use meristem_nn::kernels::Isa;
+use meristem_nn::kernels::conv::{self, ConvInputs, ConvShape};
+use meristem_nn::profile::{Turns, profile};
+use meristem_nn::{Mode, PlanOptions};
+
+const BATCH: usize = 128;
+
+/// Channels of the first block, and blocks, each of which pools.
+const HOSTS: [(&str, usize, usize); 4] =
+    [("baseline", 8, 3), ("wide", 16, 3), ("deep", 8, 5), ("large", 32, 3)];
+
+fn host(channels: usize, blocks: usize) -> Graph {
+    let sgd = SgdConfig { lr: 0.01, momentum: 0.9, weight_decay: 5e-4, clip_norm: 1.0 };
+    let mut b = GraphBuilder::new(Dims { c: 3, h: 32, w: 32 }, sgd);
+    let mut x = b.input();
+    for i in 0..blocks {
+        let conv = format!("blocks.{i}.conv");
+        x = b.conv2d(x, &conv, channels << i, ConvGeometry::same(3), false).expect("fits");
+        x = b.batch_norm(x, &format!("blocks.{i}.bn")).expect("fits");
+        x = b.relu(x);
+        x = b.max_pool2d(x, "pool", 2, 2).expect("fits");
+    }
+    let x = b.global_avg_pool(x);
+    let y = b.linear(x, "classifier", 10, true, None).expect("fits");
+    b.finish(y).expect("a graph")
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let has = |name: &str| arguments.iter().any(|a| a == name);
+    let isa = Isa::from_env().unwrap_or_else(|e| panic!("{e}"));
+    let (peak, copy) = (multiply_add_peak(isa), copy_bandwidth());
+    println!("{isa}: {peak:.0} GFLOP/s in full tiles, {copy:.0} GB/s read and written");
+    for (name, channels, blocks) in HOSTS {
+        if !has(name) && HOSTS.iter().any(|(name, ..)| has(name)) {
+            continue;
+        }
+        let graph = host(channels, blocks);
+        for (kind, mode) in [("train", Mode::Train), ("validate", Mode::Evaluate)] {
+            if !has(kind) && (has("train") || has("validate")) {
+                continue;
+            }
+            let options = PlanOptions::new(BATCH, mode);
+            let options = PlanOptions { winograd: !has("direct"), ..options };
+            let (rounds, batches) =
+                (if name == "large" { 4 } else { 12 }, if has("alone") { 1 } else { 4 });
+            let turns = Turns { networks: 4, batches, rounds };
+            let steps = profile(&graph, options, isa, turns).expect("a plan");
+            let total: f64 = steps.iter().map(|step| step.seconds).sum();
+            println!("\n{name} {kind}: {:.1} µs an image", total * 1e6 / BATCH as f64);
+            for step in steps.iter().filter(|step| step.seconds > 0.002 * total) {
+                let seconds = step.seconds;
+                let floor = (step.flops / peak / 1e9).max(step.bytes as f64 / copy / 1e9);
+                println!(
+                    "{:<44} {:>9.1} µs {:>5.1} % {:>7.1} GFLOP/s {:>6.1} GB/s  floor {:>8.1} µs",
+                    step.name(),
+                    seconds * 1e6,
+                    100.0 * seconds / total,
+                    step.flops / seconds / 1e9,
+                    step.bytes as f64 / seconds / 1e9,
+                    floor * 1e6,
+                );
+            }
+        }
+    }
+}
+
+/// GFLOP/s of a product in full tiles, whose weights stay in the nearest cache.
+fn multiply_add_peak(isa: Isa) -> f64 {
+    let [rows, depth, cols] = [112, 256, 32];
+    let shape = ConvShape::linear(rows, depth, cols);
+    let [x, w] = [rows * depth, depth * cols].map(|len| vec![0.5f32; len]);
+    let (mut y, mut scratch) = (vec![0.0; rows * cols], vec![0.0; shape.scratch_len()]);
+    let flops = 2.0 * (rows * depth * cols) as f64;
+    let mut run = || {
+        let of = ConvInputs { x: &x, w: &w, bias: &[] };
+        conv::forward(isa, &shape, black_box(&of), &mut y, &mut scratch);
+    };
+    best(2000, &mut run, flops)
+}
+
+/// GB/s of a copy between memories that are larger than the second-level cache: bytes read and
+/// written.
+fn copy_bandwidth() -> f64 {
+    let from = vec![1.0f32; 1 << 20];
+    let mut to = vec![0.0f32; 1 << 20];
+    let mut run = || {
+        to.copy_from_slice(black_box(&from));
+        black_box(&mut to);
+    };
+    best(200, &mut run, 8.0 * (1 << 20) as f64)
+}
+
+fn best(times: usize, run: &mut dyn FnMut(), work: f64) -> f64 {
+    let mut least = f64::INFINITY;
+    for _ in 0..times {
+        let start = Instant::now();
+        run();
+        least = least.min(start.elapsed().as_secs_f64());
+    }
+    work / least / 1e9
+}

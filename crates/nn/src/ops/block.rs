@@ -1,0 +1,149 @@
+//! Steps of a convolution together with the batch norm behind it, a block of images at a time: the
+//! raw images between the two, or their gradients, stay in the cache and have no place in the
+//! arena. Plans for processors have these; a GPU, whose plans have [stages](super::stage), carries
+//! them out one after the other.
+
+use super::conv::Product;
+use super::norm::BatchNorm;
+use super::operand::{Operands, Signature, Slice, SliceMut, f32s, scratch, u8s};
+use super::stage::Data;
+use crate::kernels::conv::{self, ConvInputs, ConvShape, ParamGrads, aligned};
+use crate::kernels::norm::{self, BatchNormBackward, NormGradient};
+use crate::kernels::{GradOut, Isa};
+
+/// f32 elements of a block's raw images, if it has more than one image: half of a second-level
+/// cache of 512 KiB, the smallest one of today's cores.
+const BLOCK: usize = 64 * 1024;
+
+/// A convolution and the batch norm behind it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Normed {
+    /// Convolution.
+    pub product: Product,
+    /// Batch norm, with what follows it.
+    pub norm: BatchNorm,
+}
+
+/// Steps over blocks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Op {
+    /// Reads x, weight, bias (optional), mean, variance, γ, β; writes y, scratch.
+    Forward(Normed),
+    /// Reads x, weight, raw images, mean, variance, γ, β, dy, codes (if pooled); writes dx
+    /// (if it is wanted); adds to dweight, dγ, dβ; scratch.
+    Gradient {
+        /// Shapes.
+        of: Normed,
+        /// The gradient of x: whether it is wanted, and added to dx.
+        data: Data,
+    },
+}
+
+impl Normed {
+    /// Whether blocks are as good as the whole batch: images, computed directly.
+    pub(crate) fn fits(&self) -> bool {
+        let ConvShape { batch, .. } = self.product.shape;
+        self.product.tiles.is_none() && batch == self.norm.shape.batch && batch > 1
+    }
+
+    /// The convolution of one block. Whole blocks of the convolution's own, so that sums have the
+    /// order that they have over the whole batch.
+    fn block(&self) -> ConvShape {
+        let shape = self.product.shape;
+        let images = BLOCK / self.norm.shape.pixels() / self.norm.shape.c;
+        let images = images.max(1).next_multiple_of(shape.block());
+        ConvShape { batch: images.min(shape.batch), ..shape }
+    }
+
+    /// Raw elements of a block, scratch of the norm, and of the convolution.
+    fn scratch_lens(&self) -> [usize; 3] {
+        let block = self.block();
+        [block.output().len(), self.norm.scratch_len(), block.scratch_len()]
+            .map(|len| len.next_multiple_of(16))
+    }
+
+    /// Divides scratch so.
+    fn parts<'a>(&self, all: &'a mut [f32]) -> [&'a mut [f32]; 3] {
+        let mut rest = aligned(all);
+        self.scratch_lens().map(|len| {
+            let (part, left) = std::mem::take(&mut rest).split_at_mut(len);
+            rest = left;
+            part
+        })
+    }
+
+    fn forward(&self, isa: Isa, operands: Operands<'_>) {
+        let ([x, w, bias, mean, var, gamma, beta], [y, all]) = operands.floats();
+        let Self { product: Product { shape, .. }, norm } = self;
+        let [raw, own, rest] = self.parts(all);
+        let block = self.block();
+        let sizes = [shape.input(), norm.output()].map(|of| block.batch * of.pixels() * of.c);
+        for (x, y) in x.chunks(sizes[0]).zip(y.chunks_mut(sizes[1])) {
+            let batch = x.len() / (shape.input().pixels() * shape.in_c);
+            let block = ConvShape { batch, ..*shape };
+            let raw = &mut raw[..block.output().len()];
+            conv::forward(isa, &block, &ConvInputs { x, w, bias }, raw, rest);
+            let of = norm.inputs([raw, mean, var, gamma, beta]);
+            norm::batch_norm_act_forward(isa, &block.output(), &of, y, &mut [], own);
+        }
+    }
+
+    fn gradient(&self, isa: Isa, data: Data, operands: Operands<'_>) {
+        let (reads, writes) = operands.split::<9, 5>();
+        let [x, w, z, mean, var, gamma, beta, dout, codes] = reads;
+        let [x, w, z, mean, var, gamma, beta, dout] =
+            [x, w, z, mean, var, gamma, beta, dout].map(Slice::elements);
+        let [dx, dw, dgamma, dbeta, all] = writes.map(SliceMut::elements::<f32>);
+        let Self { product: Product { shape, .. }, norm } = self;
+        let [raw, own, rest] = self.parts(all);
+        let forward = norm.inputs([z, mean, var, gamma, beta]);
+        let of = BatchNormBackward { forward, dout, codes: codes.elements() };
+        let norms = NormGradient::new(isa, &norm.shape, of, [dgamma, dbeta], own);
+        let images = self.block().batch;
+        let image = shape.input().pixels() * shape.in_c;
+        for first in (0..shape.batch).step_by(images) {
+            let batch = images.min(shape.batch - first);
+            let block = ConvShape { batch, ..*shape };
+            let raw = &mut raw[..block.output().len()];
+            norms.images(isa, first..first + batch, GradOut::overwrite(raw));
+            let here = first * image..(first + batch) * image;
+            let to = ParamGrads { dw: &mut *dw, db: &mut [] };
+            conv::backward_weight(isa, &block, &x[here.clone()], raw, to, rest);
+            if data != Data::Unwanted {
+                let accumulate = data == Data::Accumulate;
+                let to = GradOut { values: &mut dx[here], accumulate };
+                conv::backward_data(isa, &block, raw, w, to, rest);
+            }
+        }
+    }
+}
+
+impl Op {
+    fn of(&self) -> &Normed {
+        match self {
+            Op::Forward(of) | Op::Gradient { of, .. } => of,
+        }
+    }
+
+    pub(super) fn signature(&self) -> Signature {
+        let of @ Normed { product: Product { shape, .. }, norm } = self.of();
+        let [x, z, y] = [shape.input(), norm.shape, norm.output()].map(|images| f32s(images.len()));
+        let (w, c) = (f32s(shape.weight_len()), f32s(shape.out_c));
+        let rest = scratch(of.scratch_lens().iter().sum::<usize>() + conv::ALIGNMENT);
+        match self {
+            Op::Forward(_) => Signature::new(&[x, w, c.optional(), c, c, c, c], &[y, rest]),
+            Op::Gradient { data, .. } => {
+                let codes = u8s(if norm.pool { y.len } else { 0 });
+                let dx = f32s(if *data == Data::Unwanted { 0 } else { x.len });
+                Signature::new(&[x, w, z, c, c, c, c, y, codes], &[dx, w, c, c, rest])
+            }
+        }
+    }
+
+    pub(super) fn run(&self, isa: Isa, operands: Operands<'_>) {
+        match self {
+            Op::Forward(of) => of.forward(isa, operands),
+            Op::Gradient { of, data } => of.gradient(isa, *data, operands),
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! The time that each step of a plan takes on a processor: the measure that floors are compared
+//! with.
+
+use std::time::Instant;
+
+use meristem_device::DType;
+
+use crate::error::Result;
+use crate::graph::Graph;
+use crate::kernels::Isa;
+use crate::ops::{Op, block, conv, norm};
+use crate::plan::{Memory, Phase, Plan, PlanOptions, Space, SpaceUse};
+
+/// A step and its time.
+#[derive(Clone, Debug)]
+pub struct StepTime {
+    /// Operation.
+    pub op: Op,
+    /// Median time, in seconds.
+    pub seconds: f64,
+    /// Additions and multiplications of convolutions and linear layers, done directly.
+    pub flops: f64,
+    /// Bytes that it reads and writes, each once; scratch is left out.
+    pub bytes: usize,
+}
+
+/// How networks take turns on a core, each with memory of its own.
+#[derive(Clone, Copy, Debug)]
+pub struct Turns {
+    /// Networks.
+    pub networks: usize,
+    /// Batches of a turn.
+    pub batches: usize,
+    /// Turns of each network.
+    pub rounds: usize,
+}
+
+/// Times every step of a graph's plan on the calling thread, as training or evaluation runs it.
+///
+/// # Errors
+/// As [`Plan::compile`].
+pub fn profile(
+    graph: &Graph,
+    options: PlanOptions,
+    isa: Isa,
+    Turns { networks, batches, rounds }: Turns,
+) -> Result<Vec<StepTime>> {
+    let plan = Plan::compile(graph, options)?;
+    let phases = Phase::Forward..=Phase::Deliver;
+    let steps = plan.steps(phases.clone());
+    let mut homes: Vec<Vec<Home>> = vec![];
+    homes.resize_with(networks, || plan.uses(phases.clone()).iter().map(Home::new).collect());
+    let mut times = vec![vec![]; steps.len()];
+    for _ in 0..rounds.max(1) {
+        for homes in &mut homes {
+            let mut memory = Memory::default();
+            homes.iter_mut().for_each(|home| memory.bind_mut(home.space, home.aligned()));
+            for _ in 0..batches {
+                for (step, times) in steps.iter().zip(&mut times) {
+                    let start = Instant::now();
+                    step.run(isa, &mut memory);
+                    times.push(start.elapsed().as_secs_f64());
+                }
+            }
+        }
+    }
+    let mean = |times: &[f64]| times.iter().sum::<f64>() / times.len().max(1) as f64;
+    let median = |times: &mut Vec<f64>| {
+        // Of a turn the first batch finds less in the caches than the others: each counts.
+        let mut turns: Vec<f64> = times.chunks(batches.max(1)).map(mean).collect();
+        turns.sort_by(f64::total_cmp);
+        turns.get(turns.len() / 2).copied().unwrap_or_default()
+    };
+    let of = |(step, times): (&crate::plan::Step, &mut Vec<f64>)| {
+        let scratch = matches!(step.op.signature(Default::default()).writes.last(),
+            Some(spec) if spec.role == crate::ops::Role::Scratch);
+        let writes = &step.writes[..step.writes.len() - usize::from(scratch)];
+        let bytes = step.reads.iter().chain(writes).map(|span| span.len * span.dtype.size()).sum();
+        StepTime { op: step.op.clone(), seconds: median(times), flops: flops(&step.op), bytes }
+    };
+    Ok(steps.iter().zip(&mut times).map(of).collect())
+}
+
+/// Memory of a space.
+struct Home {
+    space: Space,
+    values: Vec<f64>,
+}
+
+/// f64 of a cache line.
+const LINE: usize = 8;
+
+impl Home {
+    /// Values around zero; labels of the first class; variances of one.
+    fn new(of: &SpaceUse) -> Self {
+        let len = of.bytes.div_ceil(size_of::<f64>()) + LINE;
+        let mut state = 1u32;
+        let mut value = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / 8_388_608.0 - 1.0
+        };
+        let mut pair = |scale: f32| {
+            let [low, high] = [value(), value()].map(|v| u64::from((scale * v).to_bits()));
+            f64::from_bits(high << 32 | low)
+        };
+        let one = u64::from(1f32.to_bits());
+        let mut fill = || match (of.space, of.dtype) {
+            (Space::Input(_), DType::F32) => pair(1.0),
+            (Space::Values(_), _) => pair(0.1),
+            (Space::State(_), _) => f64::from_bits(one << 32 | one),
+            _ => 0.0,
+        };
+        Self { space: of.space, values: (0..len).map(|_| fill()).collect() }
+    }
+
+    /// The part that begins on a cache line.
+    fn aligned(&mut self) -> &mut [f64] {
+        let skip = self.values.as_ptr().align_offset(64);
+        let len = self.values.len() - LINE;
+        &mut self.values[skip..skip + len]
+    }
+}
+
+fn flops(op: &Op) -> f64 {
+    use conv::Op as Conv;
+    let (product, times) = match op {
+        Op::Conv(Conv::Forward(of) | Conv::ForwardWithStats(of) | Conv::WeightGradient(of)) => {
+            (of, 1)
+        }
+        Op::Conv(Conv::DataGradient { product, .. }) => (product, 1),
+        Op::Block(block::Op::Forward(of)) => (&of.product, 1),
+        Op::Block(block::Op::Gradient { of, data }) => {
+            (&of.product, if *data == crate::ops::stage::Data::Unwanted { 1 } else { 2 })
+        }
+        _ => return 0.0,
+    };
+    let shape = &product.shape;
+    let taps = shape.taps() * shape.in_c / shape.groups;
+    2.0 * (times * shape.output().len() * taps) as f64
+}
+
+impl StepTime {
+    /// Short name of the operation.
+    pub fn name(&self) -> String {
+        let conv = |of: &conv::Product| {
+            let s = &of.shape;
+            let tiles = of.tiles.map_or(String::new(), |tile| format!(" {tile:?}"));
+            format!("{}→{} @{}×{}{tiles}", s.in_c, s.out_c, s.in_h, s.in_w)
+        };
+        use conv::Op as Conv;
+        match &self.op {
+            Op::Conv(Conv::Forward(of)) => format!("conv {}", conv(of)),
+            Op::Conv(Conv::ForwardWithStats(of)) => format!("conv+stats {}", conv(of)),
+            Op::Conv(Conv::WeightGradient(of)) => format!("weight gradient {}", conv(of)),
+            Op::Conv(Conv::DataGradient { product, .. }) => {
+                format!("data gradient {}", conv(product))
+            }
+            Op::Block(block::Op::Forward(of)) => format!("conv+norm {}", conv(&of.product)),
+            Op::Block(block::Op::Gradient { of, .. }) => {
+                format!("norm+conv gradient {}", conv(&of.product))
+            }
+            Op::Norm(norm::Op::Forward(of)) => {
+                format!("norm {}@{}×{}", of.shape.c, of.shape.h, of.shape.w)
+            }
+            Op::Norm(norm::Op::Gradient { norm: of, .. }) => {
+                format!("norm gradient {}@{}×{}", of.shape.c, of.shape.h, of.shape.w)
+            }
+            op => {
+                let text = format!("{op:?}");
+                text.chars().take(48).collect()
+            }
+        }
+    }
+}
