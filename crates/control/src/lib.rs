@@ -54,8 +54,8 @@ pub use observation::{
     BaseObservation, RECENT_STEPS, SlotObservation, observation_len, write_observation,
 };
 pub use ppo::{
-    Decided, Learning, PolicyDomain, Ppo, PpoConfig, PpoGroup, PpoOptions, policy_seeds,
-    policy_width,
+    Decided, Learning, PolicyDomain, Ppo, PpoConfig, PpoGroup, PpoOptions, policy_domain,
+    policy_seeds, policy_width,
 };
 pub use random::RandomController;
 pub use report::RoundReport;

@@ -2,7 +2,7 @@
 
 use meristem_grow::Host;
 
-use crate::action::Op;
+use crate::action::{Choices, Op};
 use crate::heads::{HEADS, HeadKind};
 use crate::rules::{legal_blueprints, legal_slots};
 
@@ -96,6 +96,15 @@ impl Legality {
     pub fn write_ops(&self, layout: &HeadLayout, mask: &mut [u8]) {
         let ops = &mut mask[layout.range(HeadKind::Op as usize)];
         ops.iter_mut().zip(Op::ALL).for_each(|(legal, op)| *legal = u8::from(self.op(op)));
+    }
+
+    /// Writes the masks of all heads, given the choices that were made.
+    pub fn write_all(&self, layout: &HeadLayout, choices: &Choices, mask: &mut [u8]) {
+        self.write_ops(layout, mask);
+        let [op, slot, ..] = *choices;
+        for head in 1..HEAD_COUNT {
+            self.write_head(head, (Op::ALL[op], slot), &mut mask[layout.range(head)]);
+        }
     }
 
     /// Writes the mask of a head after the op, given the op and the slot that were chosen: the slot

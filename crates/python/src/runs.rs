@@ -1,5 +1,6 @@
 //! Runs: training, resuming, and reading of run folders.
 
+use std::ffi::CString;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -7,7 +8,8 @@ use std::time::{Duration, Instant};
 use meristem_nn::Network;
 use meristem_train::external::{Custom, External};
 use meristem_train::reading::{EventTail, Reached, Run};
-use meristem_train::{self as engine, Event, Observer, Summary};
+use meristem_train::{self as engine, Event, Notice, Observer, Summary};
+use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -53,6 +55,12 @@ impl Watch {
 }
 
 impl Observer for Watch {
+    fn notice(&mut self, notice: &Notice<'_>) {
+        if let (Some(warning), None) = (notice.warning(), &self.raised) {
+            self.raised = Python::attach(|py| warn(py, &warning)).err();
+        }
+    }
+
     fn event(&mut self, event: &Event) {
         if let (Some(on_event), None) = (&self.on_event, &self.raised) {
             let called = Python::attach(|py| on_event.call1(py, (to_python(py, event)?,)));
@@ -69,6 +77,12 @@ impl Observer for Watch {
     fn stop_requested(&self) -> bool {
         self.raised.is_some()
     }
+}
+
+/// Warns through Python's `warnings`, which a program may show, hide or turn into an exception.
+fn warn(py: Python<'_>, text: &str) -> PyResult<()> {
+    let text = CString::new(text)?;
+    PyErr::warn(py, &py.get_type::<PyUserWarning>(), &text, 0)
 }
 
 /// Runs `work` with a watch. Returns the path of the run's folder.

@@ -126,6 +126,11 @@ def test_only_settings_without_effect_change_on_resume(trained):
     assert meristem.resume(trained, threads=2).state == "complete"
 
 
+def test_warnings_of_the_engine_are_warnings_of_python(trained):
+    with pytest.warns(UserWarning, match="has planned for an end after 4 steps"):
+        assert meristem.resume(trained, steps=6).summary["steps"] == 6
+
+
 def test_ctrl_c_stops_at_a_step_and_resumes(tiny):
     begun = threading.Event()
 

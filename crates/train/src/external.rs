@@ -130,12 +130,15 @@ pub struct Figures {
 }
 
 impl SeenEnv {
-    /// The env as a later view shows it, whose last action had this reward.
-    pub(crate) fn later(&self, view: &EnvView<'_>, reward: f32) -> Self {
+    /// A copy of a view, with results that the view does not have.
+    pub(crate) fn of(view: &EnvView<'_>, round: usize, figures: Figures, reward: f32) -> Self {
         Self {
             env: view.env,
+            round,
             step: view.step,
+            episode_steps: view.episode_steps,
             host: view.host.clone(),
+            figures,
             reward,
             accuracies_pp: view.accuracies_pp.to_vec(),
             losses: view.losses.to_vec(),
@@ -144,7 +147,6 @@ impl SeenEnv {
             measured: view.measured.to_vec(),
             history: view.history.to_vec(),
             last: view.last,
-            ..*self
         }
     }
 

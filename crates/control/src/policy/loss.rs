@@ -38,6 +38,18 @@ impl Default for LossConfig {
 }
 
 impl LossConfig {
+    /// The loss of a policy that learns to choose what another controller chose: no floors, and no
+    /// reward for entropy.
+    pub(super) fn imitation(&self) -> Self {
+        Self {
+            entropy: 0.0,
+            entropy_floor: 0.0,
+            floors: Floors::default(),
+            entropy_floor_penalty: 0.0,
+            ..*self
+        }
+    }
+
     /// The loss of a policy of this shape.
     ///
     /// # Errors

@@ -89,6 +89,8 @@ pub struct Policy {
     network: SequenceNetwork,
     shape: PolicyShape,
     loss: Arc<PpoLoss>,
+    /// The loss of [`Policy::imitate`].
+    imitation: Arc<PpoLoss>,
     /// Draws the actions; it has the same heads as the loss.
     sampler: Arc<Sampler>,
     /// Statistics of the last pass, f64 `[report_len]`.
@@ -109,6 +111,7 @@ impl Policy {
         loss: &LossConfig,
         isa: Isa,
     ) -> Result<Self> {
+        let imitation = Arc::new(loss.imitation().build(&shape)?);
         let loss = Arc::new(loss.build(&shape)?);
         let (heads, PolicyConfig { seed, greedy, .. }) = (loss.heads.clone(), *config);
         let sampler = Arc::new(Sampler { heads, seed, greedy });
@@ -117,7 +120,7 @@ impl Policy {
         let network = SequenceNetwork::new(stream, graph, options)?;
         let len = report_len(loss.heads.len());
         let report = Tensor::zeros(stream, [len], DType::F64, Owner::Policy)?;
-        Ok(Self { network, shape, loss, sampler, report, reference: None })
+        Ok(Self { network, shape, loss, imitation, sampler, report, reference: None })
     }
 
     /// Words for the legality of a slot: [`crate::Legality::write_places`].
@@ -191,6 +194,22 @@ impl Policy {
     /// [`Error::Argument`] for a tensor of another shape or type, or for a later pass without a
     /// first pass of as many rows; memory, a failed stream.
     pub fn differentiate(&mut self, batch: &PolicyBatch<'_>, pass: Pass) -> Result<()> {
+        let loss = self.loss.clone();
+        self.pass(&loss, batch, pass)
+    }
+
+    /// Computes the gradient of −Σ A·ln p(choice) over the heads, each a mean over the decisions in
+    /// which it is used, and of the value loss; without floors and entropy bonus. Else like
+    /// [`Policy::differentiate`] in a first pass, whose ratios are all 1: d r = d ln p.
+    ///
+    /// # Errors
+    /// The errors of [`Policy::differentiate`].
+    pub fn imitate(&mut self, batch: &PolicyBatch<'_>) -> Result<()> {
+        let loss = self.imitation.clone();
+        self.pass(&loss, batch, Pass::First)
+    }
+
+    fn pass(&mut self, loss: &Arc<PpoLoss>, batch: &PolicyBatch<'_>, pass: Pass) -> Result<()> {
         let rows = self.check_batch(batch)?;
         let heads = self.loss.heads.len();
         let known = self.reference.take().filter(|reference| reference.dims() == [rows, heads]);
@@ -207,7 +226,7 @@ impl Policy {
         let data = [batch.choices, batch.legal, batch.advantages, batch.returns];
         let results = [&reference, &self.report];
         let run = SequenceRun { steps: batch.steps, inputs: &batch.inputs.all() };
-        self.network.differentiate(&run, &self.loss, pass, &data, &results)?;
+        self.network.differentiate(&run, loss, pass, &data, &results)?;
         self.reference = Some(reference);
         Ok(())
     }

@@ -6,7 +6,7 @@ use meristem_nn::safetensors::Metadata;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::{Ppo, ReturnScale};
+use super::{PolicyDomain, Ppo, ReturnScale};
 use crate::error::{Error, Result};
 use crate::normalizer::Normalizer;
 
@@ -29,6 +29,17 @@ pub fn policy_width(metadata: &Metadata) -> Result<usize> {
         )));
     }
     parse(metadata, "hidden")
+}
+
+/// Slots and blueprints that the policy in a file was trained for.
+///
+/// # Errors
+/// [`Error::Policy`] for a file without them.
+pub fn policy_domain(metadata: &Metadata) -> Result<PolicyDomain> {
+    Ok(PolicyDomain {
+        slots: parse(metadata, "slots")?,
+        blueprints: parse(metadata, "blueprints")?,
+    })
 }
 
 /// Seeds of the runs that the policy in a file learned in, in order: it has seen their hosts. Empty
@@ -59,8 +70,7 @@ pub(super) fn export(ppo: &Ppo) -> Result<(StateDict, Metadata)> {
 /// Takes a policy from a file, as [`Ppo::import`] does.
 pub(super) fn import(ppo: &mut Ppo, weights: &StateDict, metadata: &Metadata) -> Result<()> {
     let width = policy_width(metadata)?;
-    let slots: Vec<String> = parse(metadata, "slots")?;
-    let blueprints: Vec<String> = parse(metadata, "blueprints")?;
+    let PolicyDomain { slots, blueprints } = policy_domain(metadata)?;
     let normalizer: Normalizer = parse(metadata, "normalizer")?;
     let scale: ReturnScale = parse(metadata, "return_scale")?;
     let learned_with = policy_seeds(metadata)?;

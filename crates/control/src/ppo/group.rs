@@ -122,9 +122,11 @@ impl Controller for PpoGroup {
         let decided = begun.collect::<Result<Vec<[Tensor; 4]>>>()?;
         let mut words = read_back_as::<u32>(&decided.as_flattened().iter().collect::<Vec<_>>())?;
         let mut words = words.drain(..);
-        let actions =
-            self.ranks.iter_mut().flat_map(|rank| rank.end_decision(&quadruple(&mut words)));
-        Ok(actions.collect())
+        let mut actions = vec![];
+        for (rank, views) in self.parts(views)? {
+            actions.extend(rank.end_decision(views, &quadruple(&mut words))?);
+        }
+        Ok(actions)
     }
 
     fn reward_all(&mut self, rewards: &[f32]) -> Result<()> {

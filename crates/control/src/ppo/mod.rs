@@ -4,7 +4,8 @@
 //! A step is one copy to the device (`inbox`), one launch that ends with the draw of the actions,
 //! and one read-back for all envs (H1). Transitions are stored in the rollout on the policy's
 //! device (H6). At the end of a round rewards become advantages there (`targets`), and the policy
-//! learns from the whole round (`update`). A governor's rollback ends a trajectory (termination);
+//! learns from the whole round (`update`). In the first rounds another controller may act instead
+//! (`teacher`). A governor's rollback ends a trajectory (termination);
 //! the end of an episode cuts it off (truncation), and V of the observation after it stands for the
 //! rest.
 
@@ -17,6 +18,7 @@ mod ranks;
 mod rollout;
 mod state;
 mod targets;
+mod teacher;
 mod update;
 
 use meristem_device::{Stream, Tensor, read_back_as};
@@ -26,12 +28,13 @@ use meristem_nn::safetensors::Metadata;
 use meristem_nn::{Isa, StateDict};
 
 pub use self::config::PpoConfig;
-pub use self::file::{policy_seeds, policy_width};
+pub use self::file::{policy_domain, policy_seeds, policy_width};
 pub use self::group::PpoGroup;
 use self::inbox::Inbox;
 use self::ranks::Ranks;
 use self::rollout::{Rollout, RolloutShape};
 use self::targets::ReturnScale;
+use self::teacher::Teacher;
 use crate::action::{Action, Choices};
 use crate::controller::Controller;
 use crate::error::{Error, Result};
@@ -123,6 +126,8 @@ pub struct Ppo {
     skipped: usize,
     /// Index of its first env among those of all ranks.
     first_env: usize,
+    /// The controller whose actions it learns first, if any.
+    teacher: Option<Teacher>,
     /// The other ranks, if it does not learn alone.
     ranks: Option<Ranks>,
     decided: Decided,
@@ -204,6 +209,7 @@ impl Ppo {
             ops: [0; 6],
             skipped: 0,
             first_env: 0,
+            teacher: None,
             ranks: None,
             decided: Decided::default(),
         };
@@ -272,11 +278,15 @@ impl Ppo {
         Ok(())
     }
 
+    /// Round of the run, from 0; until it has learned from a round, that round.
+    fn round(&self) -> u64 {
+        (self.decisions - self.step as u64) / self.rollout.shape().steps as u64
+    }
+
     /// Sets the probability floors of the current round; a policy that does not learn has none.
     fn set_floors(&mut self) -> Result<()> {
-        let round = self.decisions / self.rollout.shape().steps as u64;
         let floors = match self.learning {
-            Learning::On => self.config.floors(round),
+            Learning::On => self.config.floors(self.round()),
             Learning::Off | Learning::Greedy => Floors::default(),
         };
         Ok(self.policy.set_floors(&floors)?)
@@ -294,9 +304,14 @@ impl Ppo {
         Ok(self.rollout.acted(self.step)?.decided()?)
     }
 
-    /// Ends a decision: turns the words that were read back into actions.
-    fn end_decision(&mut self, words: &[Vec<u32>; 4]) -> Vec<Action> {
+    /// Ends a decision: turns the words that were read back into actions, or takes the teacher's.
+    fn end_decision(
+        &mut self,
+        views: &[EnvView<'_>],
+        words: &[Vec<u32>; 4],
+    ) -> Result<Vec<Action>> {
         self.decided = Decided::from_words(words);
+        self.follow_teacher(views)?;
         self.decisions += 1;
         if self.learning == Learning::On {
             self.step += 1;
@@ -306,7 +321,7 @@ impl Ppo {
         let action = |choices| Action::from_choices(choices).unwrap_or(Action::Wait);
         let actions: Vec<Action> = self.decided.choices.iter().map(action).collect();
         actions.iter().for_each(|action| self.ops[action.op().index()] += 1);
-        actions
+        Ok(actions)
     }
 
     /// Enqueues the policy's step on the inputs in the inbox; its observations and choices go into
@@ -383,12 +398,15 @@ impl Controller for Ppo {
         if let Some(fresh) = own.and_then(|env| self.fresh.get_mut(env)) {
             *fresh = true;
         }
+        if let Some(teacher) = &mut self.teacher {
+            teacher.heuristic.begin_episode(env);
+        }
     }
 
     fn decide_all(&mut self, views: &[EnvView<'_>]) -> Result<Vec<Action>> {
         let decided = self.begin_decision(views)?;
         let words = read_back_as::<u32>(&decided.each_ref())?;
-        Ok(self.end_decision(&quadruple(words)))
+        self.end_decision(views, &quadruple(words))
     }
 
     fn reward_all(&mut self, rewards: &[f32]) -> Result<()> {

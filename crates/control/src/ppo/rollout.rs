@@ -157,6 +157,19 @@ impl Rollout {
         })
     }
 
+    /// Replaces the choices of a step, `[envs, heads]`, and their masks, `[envs, logits]`. Two
+    /// copies; does not wait.
+    pub(super) fn replace(&self, step: usize, choices: &[u32], legal: &[u8]) -> Result<()> {
+        self.row(&self.choices, step)?.copy_from_slice(choices)?;
+        self.row(&self.legal, step)?.copy_from_slice(legal)
+    }
+
+    /// Gives all of the first `steps` steps an advantage of 1. One copy; does not wait.
+    pub(super) fn weigh_alike(&self, steps: usize) -> Result<()> {
+        let rows = self.rows(&self.advantages, steps)?;
+        rows.copy_from_slice(&vec![1f32; rows.numel()])
+    }
+
     /// Adds to the rewards of a step.
     pub(super) fn reward(&self, step: usize, rewards: &[f32]) -> Result<()> {
         let (row, rewards) = (self.row(&self.rewards, step)?, rewards.to_vec());

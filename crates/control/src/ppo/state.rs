@@ -7,6 +7,7 @@ use meristem_nn::{HostTensor, StateDict};
 use serde::{Deserialize, Serialize};
 
 use super::{NAME, Ppo, ReturnScale};
+use crate::controller::Controller;
 use crate::error::{Error, Result};
 use crate::normalizer::Normalizer;
 use crate::state::ControllerState;
@@ -26,6 +27,9 @@ struct Memory {
     decisions: u64,
     ops: [u64; 6],
     skipped: usize,
+    /// Memory of the teacher, if there is one; missing in older states.
+    #[serde(default)]
+    teacher: Option<Vec<u8>>,
     /// Exchanges made, if it learns over ranks.
     #[serde(default)]
     exchanges: Option<u64>,
@@ -62,6 +66,8 @@ pub(super) fn save(ppo: &Ppo) -> Result<ControllerState> {
     let mut tensors = StateDict::default();
     let ranks = ppo.ranks.as_ref();
     let exchanges = ranks.map(|ranks| ranks.save(&mut tensors)).transpose()?;
+    let teacher = ppo.teacher.as_ref();
+    let teacher = teacher.map(|teacher| Ok::<_, Error>(teacher.heuristic.save()?.memory));
     let memory = Memory {
         seed: ppo.seed,
         seeds: ppo.seeds.clone(),
@@ -73,6 +79,7 @@ pub(super) fn save(ppo: &Ppo) -> Result<ControllerState> {
         decisions: ppo.decisions,
         ops: ppo.ops,
         skipped: ppo.skipped,
+        teacher: teacher.transpose()?,
         exchanges,
     };
     let mut state = ControllerState { tensors, ..ControllerState::of(NAME, &memory)? };
@@ -117,6 +124,11 @@ pub(super) fn restore(ppo: &mut Ppo, state: &ControllerState) -> Result<()> {
         return Err(bad("only one of the two runs learns over several ranks".into()));
     }
     // Everything is checked before anything is changed.
+    let mut heuristic = ppo.teacher.as_ref().map(|teacher| teacher.heuristic.clone());
+    if let (Some(heuristic), Some(memory)) = (&mut heuristic, memory.teacher) {
+        let state = ControllerState { memory, ..ControllerState::default() };
+        heuristic.restore(&state).map_err(|error| bad(error.to_string()))?;
+    }
     let mut restored = vec![];
     for (name, tensor) in buffers(ppo) {
         let Some(values) = saved(state, name, tensor) else {
@@ -145,9 +157,13 @@ pub(super) fn restore(ppo: &mut Ppo, state: &ControllerState) -> Result<()> {
     if let Some((ranks, exchanges)) = ppo.ranks.as_mut().zip(memory.exchanges) {
         ranks.restore(exchanges, &state.tensors);
     }
-    let Memory { normalizer, scale, step, owed, fresh, decisions, ops, skipped, .. } = memory;
-    if !memory.seeds.is_empty() {
-        ppo.seeds = memory.seeds;
+    let Memory { seeds, normalizer, scale, step, owed, fresh, decisions, ops, skipped, .. } =
+        memory;
+    if !seeds.is_empty() {
+        ppo.seeds = seeds;
+    }
+    if let (Some(teacher), Some(heuristic)) = (&mut ppo.teacher, heuristic) {
+        teacher.heuristic = heuristic;
     }
     (ppo.normalizer, ppo.scale, ppo.step) = (normalizer, scale, step);
     (ppo.owed, ppo.fresh, ppo.decisions) = (owed, fresh, decisions);

@@ -1,7 +1,7 @@
 //! The update at the end of a round.
 
-use super::Ppo;
 use super::rollout::RolloutShape;
+use super::{Ppo, teacher};
 use crate::error::{Error, Result};
 use crate::masks::HEAD_COUNT;
 use crate::policy::{Pass, PolicyBatch, PolicyInputs};
@@ -51,7 +51,8 @@ pub(super) fn learn(ppo: &mut Ppo) -> Result<RoundReport> {
 }
 
 /// Runs passes over the whole round until the KL limit, the last epoch, or a number that is not
-/// finite.
+/// finite. In a round of demonstrations every choice counts alike, and nothing limits the KL
+/// divergence from a policy that did not act.
 fn update(ppo: &mut Ppo, steps: usize, report: &mut RoundReport) -> Result<()> {
     let rollout = &ppo.rollout;
     let RolloutShape { envs, .. } = *rollout.shape();
@@ -71,9 +72,17 @@ fn update(ppo: &mut Ppo, steps: usize, report: &mut RoundReport) -> Result<()> {
         advantages: &rows(&rollout.advantages)?,
         returns: &rows(&rollout.returns)?,
     };
-    for epoch in 0..ppo.config.epochs {
-        let pass = if epoch == 0 { Pass::First } else { Pass::Later };
-        ppo.policy.differentiate(&batch, pass)?;
+    let taught = ppo.is_taught();
+    if taught {
+        rollout.weigh_alike(steps)?;
+    }
+    let passes = if taught { teacher::PASSES } else { ppo.config.epochs };
+    for epoch in 0..passes {
+        match epoch {
+            _ if taught => ppo.policy.imitate(&batch)?,
+            0 => ppo.policy.differentiate(&batch, Pass::First)?,
+            _ => ppo.policy.differentiate(&batch, Pass::Later)?,
+        }
         let (of_pass, gradient_norm) = ppo.policy.report()?;
         let mut seen = Seen::of(&of_pass, gradient_norm);
         // If one rank stops, all stop.

@@ -68,3 +68,30 @@ fn ppo_comes_close_to_the_best_behaviour() {
         assert!(heuristics.iter().all(|of_heuristic| earned > *of_heuristic) && earned > random);
     }
 }
+
+/// After six rounds the policy, without exploring, takes its teacher's actions in an episode, and
+/// goes on by itself.
+#[test]
+fn a_policy_learns_to_act_like_its_teacher() {
+    const TAUGHT: usize = 6;
+    let teacher = || Heuristic::new(quick_heuristic());
+    let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default()).unwrap();
+    let stream = device.stream("policy");
+    let mut policy = new(&stream, 4, 0, Learning::On).taught(teacher(), TAUGHT);
+    let (mut own, mut fleet) = (teacher(), (0..4).map(Toy::new).collect::<Vec<_>>());
+    let mut of_teacher = vec![];
+    for _ in 0..TAUGHT {
+        of_teacher.push(play(&mut own, &mut fleet).0);
+        let (earned, report) = play(&mut policy, &mut fleet);
+        assert_eq!(of_teacher.last(), Some(&earned), "the teacher acts");
+        let report = report.unwrap();
+        assert_eq!((report.kl, report.skipped, report.stopped_by_kl), (0.0, 0, false));
+    }
+    let mut judge = new(&stream, 1, 0, Learning::Greedy);
+    let (weights, metadata) = policy.export().unwrap();
+    judge.import(&weights, &metadata).unwrap();
+    assert_eq!(of_teacher[0], play(&mut judge, &mut [Toy::new(0)]).0);
+    let (earned, report) = play(&mut policy, &mut fleet);
+    assert!(!of_teacher.contains(&earned), "the policy acts");
+    assert!(report.unwrap().entropies.iter().any(|entropy| *entropy > 0.0));
+}

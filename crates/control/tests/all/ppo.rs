@@ -1,10 +1,10 @@
 //! The learning controller around its network: the rollout, files, checkpoints, refusals.
 
 use crate::common::toy::{STEPS, Toy, play};
-use crate::common::{FakeEnv, quick, tiny};
+use crate::common::{FakeEnv, quick, quick_heuristic, tiny};
 use meristem_control::{
-    Action, Controller, ControllerState, Error, Learning, Ppo, PpoConfig, PpoOptions, policy_seeds,
-    policy_width,
+    Action, Controller, ControllerState, Error, Heuristic, Learning, Ppo, PpoConfig, PpoOptions,
+    policy_seeds, policy_width,
 };
 use meristem_device::{Device, DeviceId, DeviceOptions, Stream};
 use meristem_nn::safetensors::Metadata;
@@ -52,10 +52,10 @@ fn buffer(state: &ControllerState, name: &str) -> Vec<f32> {
     state.tensors.get(name).unwrap().as_f32().unwrap().to_vec()
 }
 
-/// Restored in the middle of a round, it decides and learns as the one that went on, bit for bit.
-#[test]
-fn a_restored_policy_goes_on_bit_for_bit() {
-    let mut original = ppo(small(), 2, Learning::On);
+/// Plays a round and nine steps with one policy; another one that is restored from it decides and
+/// learns alike, bit for bit.
+fn goes_on_bit_for_bit(new: impl Fn() -> Ppo) {
+    let mut original = new();
     play(&mut original, &mut fleet());
     let mut envs = fleet();
     for _ in 0..9 {
@@ -63,7 +63,7 @@ fn a_restored_policy_goes_on_bit_for_bit() {
     }
     original.roll_back(1, Some(4), -10.0).unwrap();
     let saved = original.save().unwrap();
-    let mut restored = ppo(small(), 2, Learning::On);
+    let mut restored = new();
     restored.restore(&saved).unwrap();
     assert_eq!(restored.save().unwrap(), saved);
     let mut copies = envs.clone();
@@ -78,18 +78,38 @@ fn a_restored_policy_goes_on_bit_for_bit() {
         original.policy().state_dict().unwrap(),
         "the weights after the update"
     );
-    // A state that does not fit changes nothing.
+}
+
+#[test]
+fn a_restored_policy_goes_on_bit_for_bit() {
+    goes_on_bit_for_bit(|| ppo(small(), 2, Learning::On));
+}
+
+#[test]
+fn a_restored_policy_goes_on_bit_for_bit_in_a_round_of_demonstrations() {
+    let teacher = || Heuristic::new(quick_heuristic());
+    goes_on_bit_for_bit(|| ppo(small(), 2, Learning::On).taught(teacher(), 2));
+}
+
+#[test]
+fn a_state_that_does_not_fit_changes_nothing() {
+    let mut original = ppo(small(), 2, Learning::On);
+    let mut envs = fleet();
+    for _ in 0..9 {
+        step(&mut original, &mut envs);
+    }
+    let saved = original.save().unwrap();
     let mut foreign = ppo(small(), 1, Learning::On);
     let before = foreign.save().unwrap();
     let error = foreign.restore(&saved).unwrap_err();
     assert!(matches!(error, Error::BadState { .. }), "{error}");
-    let mut damaged = saved;
+    let mut damaged = saved.clone();
     damaged.tensors.0.remove("rollout.legal");
-    let error = restored.restore(&damaged).unwrap_err();
+    let error = original.restore(&damaged).unwrap_err();
     assert!(matches!(error, Error::BadState { .. }), "{error:?}");
     assert!(error.to_string().contains("rollout.legal"), "{error}");
     assert_eq!(foreign.save().unwrap(), before);
-    assert_eq!(restored.save().unwrap(), one);
+    assert_eq!(original.save().unwrap(), saved);
 }
 
 /// A state from before actions were drawn on the device: no entropies, and a row less of what is

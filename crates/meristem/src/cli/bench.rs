@@ -87,7 +87,10 @@ pub(crate) struct BenchHostArguments {
     /// Host: a preset or a description
     #[arg(long, default_value = "baseline")]
     pub(crate) host: String,
-    /// Number of hosts trained side by side
+    /// Measure validation, not training: forward, loss and hits
+    #[arg(long)]
+    pub(crate) validate: bool,
+    /// Number of hosts side by side
     #[arg(long, value_name = "N", default_value_t = 4)]
     pub(crate) envs: usize,
     /// Samples in a batch of one env

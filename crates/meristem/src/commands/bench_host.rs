@@ -1,5 +1,6 @@
-//! `meristem bench host`: images per second of training on resident data.
+//! `meristem bench host`: images per second of training, or of validation, on resident data.
 
+use std::ops::Range;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -41,6 +42,7 @@ struct Report {
 struct Config {
     host: String,
     parameters: usize,
+    work: &'static str,
     envs: usize,
     batch: usize,
     image: [usize; 3],
@@ -64,7 +66,7 @@ pub(crate) fn run(arguments: &BenchHostArguments) -> Outcome {
     let mut rates = vec![];
     let started = Instant::now();
     while rates.is_empty() || started.elapsed().as_secs_f64() < arguments.seconds {
-        rates.push(bench.train(batches)?);
+        rates.push(bench.run(batches)?);
     }
     let memory = arguments.insight.memory.then(|| MemorySummary::of(std::slice::from_ref(&device)));
     let trace = trace.map(RunTrace::finish).transpose()?;
@@ -79,6 +81,7 @@ pub(crate) fn run(arguments: &BenchHostArguments) -> Outcome {
         config: Config {
             host: spec.to_string(),
             parameters: spec.parameters(&image),
+            work: if arguments.validate { "validation" } else { "training" },
             envs: arguments.envs,
             batch: arguments.batch,
             image: [image.channels, image.height, image.width],
@@ -93,7 +96,8 @@ pub(crate) fn run(arguments: &BenchHostArguments) -> Outcome {
     match arguments.json {
         true => print_json(&report)?,
         false => plain::out(&format!(
-            "{}: {} images/s ({} to {} over {}), {}, batch {}, {}, {}",
+            "{} of {}: {} images/s ({} to {} over {}), {}, batch {}, {}, {}",
+            report.config.work,
             report.config.host,
             thousands(images_per_s as u64),
             thousands(images_per_s_min as u64),
@@ -130,13 +134,16 @@ pub(crate) fn image_shape() -> grow::ImageShape {
     grow::ImageShape { channels, height, width, classes: synthetic::CLASSES }
 }
 
-/// Hosts in training.
+/// Hosts at work.
 struct Bench {
     device: Device,
     gather: GatherBatches,
     networks: Vec<Network>,
     isa: Isa,
     epoch: u64,
+    validate: bool,
+    /// Rows of alphas that each env evaluates: the first.
+    rows: Vec<Range<usize>>,
 }
 
 impl Bench {
@@ -171,24 +178,25 @@ impl Bench {
             &[synthetic::dataset(&device, synthetic::IMAGES)?],
             &streams,
         )?;
-        Ok(Self { device, gather, networks, isa, epoch: 0 })
+        let rows = vec![0..1; arguments.envs];
+        Ok(Self { device, gather, networks, isa, epoch: 0, validate: arguments.validate, rows })
     }
 
-    /// Trains for a while. Returns the number of batches of every env that take about a [`BLOCK`].
+    /// Works for a while. Returns the number of batches of every env that take about a [`BLOCK`].
     fn warm_up(&mut self) -> Result<usize, Failure> {
         let started = Instant::now();
         let mut batches = 0;
         while started.elapsed() < WARM_UP {
-            self.train(4)?;
+            self.run(4)?;
             batches += 4;
         }
         let per_batch = started.elapsed() / batches;
         Ok((BLOCK.as_secs_f64() / per_batch.as_secs_f64()).ceil() as usize)
     }
 
-    /// Trains every env on the given number of batches. Returns images per second. Waits once, at
-    /// the end.
-    fn train(&mut self, batches: usize) -> Result<f64, Failure> {
+    /// Trains or validates every env on the given number of batches. Returns images per second.
+    /// Waits once, at the end.
+    fn run(&mut self, batches: usize) -> Result<f64, Failure> {
         let _block = self.device.trace().map(|trace| trace.span("block"));
         let started = Instant::now();
         let mut images = 0;
@@ -196,7 +204,10 @@ impl Bench {
             let batches = self.next()?;
             let labelled: Vec<LabelledBatch<'_>> =
                 batches.iter().map(|batch| (&batch.inputs, &batch.targets)).collect();
-            Fleet::of(&mut self.networks).train_step(&labelled)?;
+            match self.validate {
+                true => Fleet::of(&mut self.networks).eval_rows(&labelled, &self.rows)?,
+                false => Fleet::of(&mut self.networks).train_step(&labelled)?,
+            }
             images += batches.iter().map(|batch| batch.targets.numel()).sum::<usize>();
         }
         self.device.synchronize()?;

@@ -8,7 +8,7 @@ use meristem::nn::Network;
 use meristem::train::statistics::{PairedDifference, Spread};
 use meristem::train::study::{Contender, Planned, Study, StudyConfig, StudyObserver, compare};
 use meristem::train::summary::Status;
-use meristem::train::{Event, Observer};
+use meristem::train::{Event, Notice, Observer};
 use tempfile::TempDir;
 
 use super::{Outcome, exit_code, print_json};
@@ -92,6 +92,10 @@ impl Watch {
 }
 
 impl Observer for Watch {
+    fn notice(&mut self, notice: &Notice<'_>) {
+        self.progress.notice(notice);
+    }
+
     fn event(&mut self, event: &Event) {
         self.progress.event(event);
     }

@@ -4,10 +4,9 @@ use std::io::IsTerminal;
 use std::path::Path;
 use std::process::ExitCode;
 
-use meristem::nn::Precision;
 use meristem::train::config::TrainConfig;
 use meristem::train::events::Event;
-use meristem::train::{self, Observer, Summary};
+use meristem::train::{self, Notice, Observer, Summary};
 
 use super::watch::{Beside, has_terminal, restore_screen};
 use super::{Outcome, exit_code, print_json, tell_dropped};
@@ -68,27 +67,9 @@ struct Display {
     view: Option<Beside>,
 }
 
-impl Observer for Display {
-    fn joined(&mut self, rank: usize) {
-        self.progress.joined(rank);
-    }
-
-    fn devices_changed(&mut self, began: &[String], now: &[String]) {
-        self.progress.devices_changed(began, now);
-    }
-
-    fn precision_changed(&mut self, began: Precision, now: Precision) {
-        self.progress.precision_changed(began, now);
-    }
-
-    fn controller_looked_ahead(&mut self, began: usize, now: usize) {
-        self.progress.controller_looked_ahead(began, now);
-    }
-
-    fn folder_opened(&mut self, folder: &Path) {
-        if !self.wants_view {
-            return;
-        }
+impl Display {
+    /// Opens the view on the run's folder. Without a terminal that it can use, progress is printed.
+    fn open_view(&mut self, folder: &Path) {
         if !has_terminal() {
             return plain::err("note: --watch needs a terminal; progress is printed as lines");
         }
@@ -98,6 +79,15 @@ impl Observer for Display {
                 "note: --watch cannot use the terminal, progress is printed instead: {}",
                 failure.message()
             )),
+        }
+    }
+}
+
+impl Observer for Display {
+    fn notice(&mut self, notice: &Notice<'_>) {
+        self.progress.notice(notice);
+        if let (Notice::FolderOpened(folder), true) = (notice, self.wants_view) {
+            self.open_view(folder);
         }
     }
 
@@ -112,7 +102,7 @@ impl Observer for Display {
 
 /// Prints the `config.toml` that a run would write.
 fn print_config(arguments: &TrainArguments) -> Outcome {
-    let config = resolve(arguments)?.with_policy()?;
+    let config = train::with_policy(&resolve(arguments)?)?;
     plain::out(config.resolved_toml().trim_end());
     Ok(ExitCode::SUCCESS)
 }

@@ -7,9 +7,8 @@ mod shown;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use meristem::nn::Precision;
-use meristem::train::Observer;
 use meristem::train::events::{Event, RunStarted, StepCompleted};
+use meristem::train::{Notice, Observer};
 
 use crate::plain::{self, duration, thousands};
 use bars::Bars;
@@ -172,30 +171,13 @@ impl Progress {
 }
 
 impl Observer for Progress {
-    fn joined(&mut self, rank: usize) {
-        self.rank = rank;
-    }
-
-    fn devices_changed(&mut self, began: &[String], now: &[String]) {
-        let [began, now] = [began, now].map(|devices| devices.join(","));
-        plain::err(&format!(
-            "warning: the run was on {began} and goes on on {now}; another kind of device rounds \
-             differently, so its results differ from here on"
-        ));
-    }
-
-    fn precision_changed(&mut self, began: Precision, now: Precision) {
-        plain::err(&format!(
-            "warning: the run was at precision {began} and goes on at {now}; its results differ \
-             from here on"
-        ));
-    }
-
-    fn controller_looked_ahead(&mut self, began: usize, now: usize) {
-        plain::err(&format!(
-            "warning: the controller has planned for an end after {began} steps so far, so that \
-             the results may differ from those of a run of {now} steps from the start"
-        ));
+    fn notice(&mut self, notice: &Notice<'_>) {
+        if let Notice::Joined(rank) = notice {
+            self.rank = *rank;
+        }
+        if let Some(warning) = notice.warning() {
+            plain::err(&format!("warning: {warning}"));
+        }
     }
 
     fn event(&mut self, event: &Event) {

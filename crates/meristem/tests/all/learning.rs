@@ -112,6 +112,16 @@ fn a_policy_learns_over_ranks() {
     assert!(fingerprints("alone").is_empty(), "alone there is nobody to compare with");
     m.ok("train --config one/config.toml --run-dir again");
     assert_eq!(fingerprints("again"), fingerprints("one"));
+    let taught = "--ppo-demonstrations 1 --steps 9 --min-training-steps 1 --max-gap 99";
+    m.ok(&format!("{ppo} --ranks 2 {taught} --run-dir taught"));
+    m.ok(&format!("{ppo} {taught} --rounds 1 --controller heuristic --run-dir teacher"));
+    let actions = |run: &str| -> Vec<String> {
+        let events = m.events(run);
+        let first = of_kind(&events, "step_completed").into_iter().filter(|e| e["round"] == 0);
+        first.map(|step| step["action"].as_str().unwrap().into()).collect()
+    };
+    assert!(actions("teacher").iter().any(|action| action.starts_with("GERMINATE")));
+    assert_eq!(actions("taught"), actions("teacher"), "the heuristic acts, on every rank");
     m.fails(
         &format!("{ppo} --ranks 3"),
         2,

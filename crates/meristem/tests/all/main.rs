@@ -16,6 +16,7 @@ mod interrupt;
 mod learning;
 mod resume;
 mod runs;
+mod shipped_policy;
 mod trace;
 mod train;
 mod twin;

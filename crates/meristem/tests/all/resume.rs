@@ -154,10 +154,11 @@ fn a_stopped_run_goes_on_and_a_complete_one_is_left_alone() {
     assert_ne!(m.bytes("best.safetensors"), best, "what it wrote when it stopped is its own");
 }
 
-/// A policy resumes with the same bits: the checkpoint has its rollout, optimiser and memory.
+/// A policy resumes with the same bits: the checkpoint has its rollout, optimiser and memory, and
+/// its teacher's memory.
 #[test]
 fn a_policy_resumes_to_the_same_bits() {
-    resumes_to_the_same_bits("");
+    resumes_to_the_same_bits("--ppo-demonstrations 1");
 }
 
 /// A policy on three ranks resumes with the same bits, including unsent gradients.

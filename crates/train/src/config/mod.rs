@@ -16,7 +16,6 @@ pub mod types;
 mod validate;
 mod value;
 
-use std::path::Path;
 use std::time::Duration;
 
 use meristem_comm::CommOptions;
@@ -31,7 +30,7 @@ pub(crate) use self::identity::{
 pub(crate) use self::policy_file::PolicyFile;
 pub(crate) use self::table::{FIRST_STUDY_SEED, STATISTICS_BATCHES};
 pub use self::table::{Layer, TrainConfig, all};
-use self::types::{CommKind, ControllerKind, Preset, Switch};
+use self::types::{CommKind, ControllerKind, PolicyStart, Preset, Switch};
 pub use self::validate::check_precision;
 pub use self::value::Form;
 use crate::error::Result;
@@ -92,12 +91,15 @@ impl TrainConfig {
         self.policy_hidden.unwrap_or_else(|| table::policy_width(self.preset))
     }
 
-    /// The file of the policy that the run starts from.
-    pub(crate) fn policy_file(&self) -> Option<&Path> {
+    /// The policy that the run starts from; `None` if it is not set. Other controllers than a
+    /// policy start from none.
+    pub(crate) fn policy_start(&self) -> Option<PolicyStart> {
         match &self.controller {
-            ControllerKind::Policy(path) | ControllerKind::Greedy(path) => Some(path),
-            ControllerKind::Ppo => self.policy.as_deref(),
-            _ => None,
+            ControllerKind::Policy(file) | ControllerKind::Greedy(file) => {
+                Some(PolicyStart::named(file))
+            }
+            ControllerKind::Ppo => self.policy.clone(),
+            _ => Some(PolicyStart::New),
         }
     }
 
@@ -130,8 +132,12 @@ impl TrainConfig {
     pub fn resolved_toml(&self) -> String {
         let mut written = self.clone();
         let paths = [&mut written.data_root, &mut written.init, &mut written.start_topology];
-        let paths = paths.into_iter().chain([&mut written.export, &mut written.policy]).flatten();
-        for path in paths.chain(written.controller.path_mut()) {
+        let paths = paths.into_iter().chain([&mut written.export]).flatten();
+        let policy = match &mut written.policy {
+            Some(PolicyStart::File(path)) => Some(path),
+            _ => None,
+        };
+        for path in paths.chain(policy).chain(written.controller.path_mut()) {
             // Only an empty path fails, and it names no file.
             *path = std::path::absolute(&*path).unwrap_or_else(|_| path.clone());
         }
@@ -139,6 +145,9 @@ impl TrainConfig {
         written.trace = None;
         written.name = Some(self.run_name());
         written.control_split = Some(self.control_share());
+        if self.controller != ControllerKind::Ppo {
+            written.policy.get_or_insert(PolicyStart::New);
+        }
         written.policy_hidden = Some(self.policy_width());
         written.twin = Some(Switch(self.twin()));
         written.ppo_bootstrap = Some(Switch(self.ppo_bootstrap()));
@@ -148,13 +157,15 @@ impl TrainConfig {
         toml::to_string(&written).unwrap_or_default()
     }
 
-    /// The settings with the width of the policy that the run starts from filled in.
-    ///
-    /// # Errors
-    /// An unreadable policy, or one whose width differs from the requested width.
-    pub fn with_policy(&self) -> Result<Self> {
-        let hidden = PolicyFile::of(self)?.map(|policy| policy.hidden);
-        Ok(Self { policy_hidden: hidden.or(self.policy_hidden), ..self.clone() })
+    /// The settings with the policy that a run starts from, and with its width.
+    pub(crate) fn starting_from(&self, policy: Option<&PolicyFile>) -> Self {
+        let learns = self.controller == ControllerKind::Ppo && self.policy.is_none();
+        let found = || if policy.is_some() { PolicyStart::Shipped } else { PolicyStart::New };
+        Self {
+            policy: if learns { Some(found()) } else { self.policy.clone() },
+            policy_hidden: policy.map(|policy| policy.hidden).or(self.policy_hidden),
+            ..self.clone()
+        }
     }
 
     /// Settings that results depend on, as text. Runs with equal texts have equal results on the

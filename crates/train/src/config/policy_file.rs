@@ -4,11 +4,13 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use meristem_control::{Ppo, policy_seeds, policy_width};
+use meristem_control::{Ppo, policy_domain, policy_seeds, policy_width};
+use meristem_grow::BlueprintSet;
 use meristem_nn::StateDict;
 use meristem_nn::safetensors::{self, Metadata};
 
 use super::table::TrainConfig;
+use super::types::PolicyStart;
 use crate::error::{Error, Result};
 
 /// A policy and its metadata.
@@ -24,17 +26,31 @@ pub(crate) struct PolicyFile {
 }
 
 impl PolicyFile {
-    /// Reads the policy that the settings name, if they name one.
+    /// Reads the policy that the settings name, if they name one. If they name neither a policy
+    /// nor a width, it is the one that comes with the program, where that fits a run with so many
+    /// slots and these blueprints.
     ///
     /// # Errors
     /// [`Error::Value`]: the file is unreadable or has no policy, or its width differs from the
     /// requested width.
-    pub(crate) fn of(config: &TrainConfig) -> Result<Option<Arc<Self>>> {
-        let Some(path) = config.policy_file() else { return Ok(None) };
-        let file = Self::read(path)?;
+    pub(crate) fn of(
+        config: &TrainConfig,
+        slots: usize,
+        blueprints: &BlueprintSet,
+    ) -> Result<Option<Arc<Self>>> {
+        let file = match config.policy_start() {
+            Some(PolicyStart::New) => return Ok(None),
+            Some(PolicyStart::Shipped) => Self::shipped()?,
+            Some(PolicyStart::File(path)) => Self::read(&path)?,
+            None => {
+                let shipped = Self::shipped()?;
+                let fits = config.policy_hidden.is_none() && shipped.fits(slots, blueprints)?;
+                return Ok(fits.then(|| Arc::new(shipped)));
+            }
+        };
         match config.policy_hidden {
             Some(asked) if asked != file.hidden => {
-                let (hidden, path) = (file.hidden, path.display());
+                let (hidden, path) = (file.hidden, file.path.display());
                 let expected = format!("{hidden}, the width of the policy in {path}");
                 Err(Error::value("policy-hidden", asked, expected))
             }
@@ -43,8 +59,20 @@ impl PolicyFile {
     }
 
     fn read(path: &Path) -> Result<Self> {
-        let (weights, metadata) =
-            safetensors::load(path).map_err(|error| unfit(path, error.without_path()))?;
+        let loaded = safetensors::load(path);
+        Self::of_parts(path, loaded.map_err(|error| unfit(path, error.without_path()))?)
+    }
+
+    /// The policy that comes with the program; `crates/train/policies/README.md` says how it was
+    /// trained.
+    fn shipped() -> Result<Self> {
+        let (path, bytes) =
+            (Path::new("shipped"), include_bytes!("../../policies/shipped.safetensors"));
+        let parsed = safetensors::from_bytes(path, bytes);
+        Self::of_parts(path, parsed.map_err(|error| unfit(path, error.without_path()))?)
+    }
+
+    fn of_parts(path: &Path, (weights, metadata): (StateDict, Metadata)) -> Result<Self> {
         let hidden = policy_width(&metadata).map_err(|error| unfit(path, error))?;
         if !weights.iter().any(|(_, tensor)| tensor.shape.contains(&hidden)) {
             let got = format!(
@@ -55,6 +83,13 @@ impl PolicyFile {
         }
         let seeds = policy_seeds(&metadata).map_err(|error| unfit(path, error))?;
         Ok(Self { path: path.to_owned(), weights, metadata, hidden, seeds })
+    }
+
+    /// Whether it was trained for so many slots and these blueprints.
+    fn fits(&self, slots: usize, blueprints: &BlueprintSet) -> Result<bool> {
+        let domain = policy_domain(&self.metadata).map_err(|error| unfit(&self.path, error))?;
+        let names = blueprints.iter().map(|blueprint| &blueprint.name);
+        Ok(domain.slots.len() == slots && names.eq(&domain.blueprints))
     }
 
     /// Copies the weights into a new policy of the same width. Does not wait for the device.

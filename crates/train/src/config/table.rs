@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::declare::{Defaults, Scope, Setting, absent, absent_by_preset, presets, same, settings};
 use super::types::{
     Augmentations, BadValue, ByteSize, ClipNorm, CommKind, ControllerKind, ExchangeKind,
-    HotScopePolicy, Limit, LrSchedule, Normalize, Preset, Switch, Telemetry, unknown,
+    HotScopePolicy, Limit, LrSchedule, Normalize, PolicyStart, Preset, Switch, Telemetry, unknown,
 };
 use super::value::Value;
 
@@ -225,6 +225,10 @@ settings! {
         /// tensor cores, add up in f32, and need CUDA devices only. All else is f32, the policy
         /// included. On resume it may change; from there on the results differ.
         precision: Precision = same(Precision::default()), since(5), on_resume();
+        /// Winograd's minimal filtering for 3×3 convolutions with 16 channels or more, on
+        /// processors: fewer multiplications, larger rounding errors. off: every product of the
+        /// definition.
+        winograd: Switch = same(Switch(true)), unit("on|off"), since(7), before("off");
         /// Device of the policy, one of --devices.
         policy_device: Option<String> = absent("the first device"),
             unit("DEVICE"), scope(Scope::Process), on_resume();
@@ -277,14 +281,20 @@ settings! {
         tempo: Tempo = same(heuristic().tempo);
     }
     "Policy" {
-        /// Policy file that controller ppo starts from. In control eval, --policy adds a policy to
-        /// the comparison.
-        policy: Option<PathBuf> = absent("a new policy"), unit("FILE"), train_only();
+        /// Policy that controller ppo starts from: the one that comes with the program, none for a
+        /// new one, or a policy file. In control eval, --policy adds a policy to the comparison.
+        policy: Option<PolicyStart> = absent(
+            "shipped where slots and blueprints are its own and no width is given, else none"
+        ), unit("POLICY"), since(7), before("none"), train_only();
         /// Width of the policy network.
         policy_hidden: Option<usize> = absent_by_preset(
             "the width of the policy that the run starts from; for a new policy",
             Preset::NAMES.map(|(_, preset)| policy_width(preset))
         ), unit("N"), whole(1, 65_536);
+        /// Rounds in which the heuristic acts, before the policy does: the policy learns to act
+        /// like it, and then by its own rewards.
+        ppo_demonstrations: usize = same(0usize),
+            unit("ROUNDS"), whole(0, 1_000_000), since(7), before("0");
         /// Passes over the round in one policy update.
         ppo_epochs: usize = same(ppo().epochs), unit("N"), whole(1, 1000);
         /// Learning rate of the policy (Adam).

@@ -34,7 +34,7 @@ pub(crate) fn unknown(got: &str, names: &[&str]) -> BadValue {
     BadValue::new(got, format!("one of {expected}"))
 }
 
-/// Implements serde and [`Value`](crate::config::value::Value) through the text form.
+/// Implements serde through the text form.
 macro_rules! serde_as_text {
     ($type:ty) => {
         impl TryFrom<String> for $type {

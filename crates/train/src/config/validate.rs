@@ -8,7 +8,7 @@ use meristem_nn::Precision;
 
 use super::devices::Devices;
 use super::table::TrainConfig;
-use super::types::{CommKind, ControllerKind, ExchangeKind};
+use super::types::{CommKind, ControllerKind, ExchangeKind, PolicyStart};
 use crate::error::{Error, Result};
 
 /// Checks settings against each other.
@@ -20,7 +20,8 @@ pub(crate) fn together(config: &TrainConfig) -> Result<()> {
         let expected = "above 0, because the controller judges modules on the control split";
         return Err(Error::value("control-split", 0, expected));
     }
-    if config.policy.is_some() && config.controller != ControllerKind::Ppo {
+    let starts = config.policy.as_ref().is_some_and(|policy| *policy != PolicyStart::New);
+    if starts && config.controller != ControllerKind::Ppo {
         let expected = "ppo, the only controller that starts from a `policy`";
         return Err(Error::value("controller", &config.controller, expected));
     }

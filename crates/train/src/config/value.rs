@@ -52,6 +52,29 @@ pub(crate) trait Value: Sized {
     }
 }
 
+/// Implements [`Value`] through `FromStr` and `Display`, with a description of the accepted values
+/// and, if a range limits the setting, its number.
+macro_rules! value_as_text {
+    ($type:ty, $kind:expr $(, $measure:expr)?) => {
+        impl $crate::config::value::Value for $type {
+            fn kind() -> String {
+                $kind.into()
+            }
+            fn parse(text: &str) -> Result<Self, $crate::config::text::BadValue> {
+                text.parse()
+            }
+            fn text(&self) -> String {
+                self.to_string()
+            }
+            $(fn measure(&self) -> Option<$crate::config::value::Measure> {
+                let measure: fn(&Self) -> _ = $measure;
+                measure(self)
+            })?
+        }
+    };
+}
+pub(crate) use value_as_text;
+
 macro_rules! numbers {
     ($($type:ty: $kind:literal, $measure:ident($as:ty);)+) => {$(
         impl Value for $type {
@@ -131,53 +154,29 @@ impl Value for Vec<String> {
     }
 }
 
-impl Value for RewardMode {
-    fn kind() -> String {
-        Self::NAMES.map(|(name, _)| name).join(", ")
-    }
-    fn parse(text: &str) -> Result<Self, BadValue> {
-        choose(text, &Self::NAMES)
-    }
-    fn text(&self) -> String {
-        self.name().into()
-    }
+/// Implements [`Value`] for types of other crates that are chosen by name.
+macro_rules! named {
+    ($($type:ty: $all:expr;)+) => {$(
+        impl Value for $type {
+            fn kind() -> String {
+                $all.iter().map(|one| one.name()).collect::<Vec<_>>().join(", ")
+            }
+            fn parse(text: &str) -> Result<Self, BadValue> {
+                let known: Vec<_> = $all.iter().map(|one| (one.name(), *one)).collect();
+                choose(text, &known)
+            }
+            fn text(&self) -> String {
+                self.name().into()
+            }
+        }
+    )+};
 }
 
-impl Value for EpochMode {
-    fn kind() -> String {
-        Self::NAMES.map(|(name, _)| name).join(", ")
-    }
-    fn parse(text: &str) -> Result<Self, BadValue> {
-        choose(text, &Self::NAMES)
-    }
-    fn text(&self) -> String {
-        self.name().into()
-    }
-}
-
-impl Value for Precision {
-    fn kind() -> String {
-        Self::ALL.map(Self::name).join(", ")
-    }
-    fn parse(text: &str) -> Result<Self, BadValue> {
-        choose(text, &Self::ALL.map(|precision| (precision.name(), precision)))
-    }
-    fn text(&self) -> String {
-        self.name().into()
-    }
-}
-
-impl Value for Tempo {
-    fn kind() -> String {
-        Self::ALL.iter().map(|tempo| tempo.name()).collect::<Vec<_>>().join(", ")
-    }
-    fn parse(text: &str) -> Result<Self, BadValue> {
-        let known: Vec<(&'static str, Self)> = Self::ALL.iter().map(|t| (t.name(), *t)).collect();
-        choose(text, &known)
-    }
-    fn text(&self) -> String {
-        self.name().into()
-    }
+named! {
+    RewardMode: RewardMode::NAMES.map(|(_, mode)| mode);
+    EpochMode: EpochMode::NAMES.map(|(_, mode)| mode);
+    Precision: Precision::ALL;
+    Tempo: Tempo::ALL;
 }
 
 /// A setting that may be absent; a value has the text form of `T`.

@@ -179,6 +179,7 @@ impl Env {
             configs: Counterfactual::rows_max(slots) + 1,
             batch_log,
             precision: setup.config.precision,
+            winograd: setup.config.winograd.0,
             ..NetworkOptions::new(seed, index as u64, setup.isa, setup.config.batch)
         };
         let parameters = host.parameters()?;

@@ -43,6 +43,7 @@ impl Twin {
             configs: rows.len(),
             batch_log: 1,
             precision: setup.config.precision,
+            winograd: setup.config.winograd.0,
             ..NetworkOptions::new(seed, index as u64, setup.isa, setup.config.batch)
         };
         let graph = setup.graph(&host, 1.0)?;

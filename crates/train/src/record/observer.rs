@@ -7,31 +7,73 @@ use meristem_nn::{Network, Precision};
 use crate::error::Result;
 use crate::record::events::Event;
 
+/// Circumstance of a run that is known before its first event. Every process gets
+/// [`Joined`](Self::Joined), the first one also the others.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Notice<'a> {
+    /// The run starts or resumes, and this process has this rank. With threads as ranks there is
+    /// one process, of rank 0.
+    Joined(usize),
+    /// A run goes on on other devices than those that it was on. Other kinds of devices round
+    /// differently.
+    DevicesChanged {
+        /// Devices so far.
+        began: &'a [String],
+        /// Devices from here on.
+        now: &'a [String],
+    },
+    /// A run goes on at another precision than before.
+    PrecisionChanged {
+        /// Precision so far.
+        began: Precision,
+        /// Precision from here on.
+        now: Precision,
+    },
+    /// An extended run may differ from one that was planned with this many steps, because its
+    /// controller has looked ahead to the end of `began` steps.
+    ControllerLookedAhead {
+        /// Steps of an episode when the run began.
+        began: usize,
+        /// Steps of an episode from here on.
+        now: usize,
+    },
+    /// The folder of the run.
+    FolderOpened(&'a Path),
+}
+
+impl Notice<'_> {
+    /// A warning for people, if this is one: results that differ from those of a run that was
+    /// never moved or extended.
+    pub fn warning(&self) -> Option<String> {
+        match self {
+            Self::Joined(_) | Self::FolderOpened(_) => None,
+            Self::DevicesChanged { began, now } => {
+                let [began, now] = [began, now].map(|devices| devices.join(","));
+                Some(format!(
+                    "the run was on {began} and goes on on {now}; another kind of device rounds \
+                     differently, so its results differ from here on"
+                ))
+            }
+            Self::PrecisionChanged { began, now } => Some(format!(
+                "the run was at precision {began} and goes on at {now}; its results differ from \
+                 here on"
+            )),
+            Self::ControllerLookedAhead { began, now } => Some(format!(
+                "the controller has planned for an end after {began} steps so far, so that the \
+                 results may differ from those of a run of {now} steps from the start"
+            )),
+        }
+    }
+}
+
 /// Watches a run, and may ask it to stop. Methods are called on the run's own thread, so slow code
 /// here delays the run.
 ///
 /// Every process has an observer. Rank 0's gets the events of all envs, once a step; the others get
 /// no events. If any observer asks to stop, all processes stop.
 pub trait Observer {
-    /// Reports the rank of this process when the run starts or resumes. With threads as ranks there
-    /// is one process, of rank 0.
-    fn joined(&mut self, _rank: usize) {}
-
-    /// Reports, before anything runs, that a run goes on on other devices than those it began on.
-    /// Other kinds of devices round differently. Called in the first process.
-    fn devices_changed(&mut self, _began: &[String], _now: &[String]) {}
-
-    /// Reports, before anything runs, that a run goes on at another precision than it began at.
-    /// Called in the first process.
-    fn precision_changed(&mut self, _began: Precision, _now: Precision) {}
-
-    /// Reports the folder of the run, before its first event. Called in the first process.
-    fn folder_opened(&mut self, _folder: &Path) {}
-
-    /// Reports, before anything runs, that an extended run may differ from a run that was planned
-    /// with this many steps, because its controller has looked ahead to the end of `began` steps.
-    /// Called in the first process.
-    fn controller_looked_ahead(&mut self, _began: usize, _now: usize) {}
+    /// Reports a circumstance of the run, before its first event.
+    fn notice(&mut self, _notice: &Notice<'_>) {}
 
     /// Reports an event. The same events are written to `events.jsonl`.
     fn event(&mut self, _event: &Event) {}

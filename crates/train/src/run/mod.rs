@@ -30,7 +30,7 @@ use crate::error::Result;
 use crate::external::Custom;
 use crate::fleet::Machine;
 use crate::processes::World;
-use crate::record::observer::Observer;
+use crate::record::observer::{Notice, Observer};
 use crate::record::summary::Summary;
 use crate::setup::Names;
 
@@ -56,9 +56,9 @@ pub fn run_with(
     let custom = custom.into();
     let started = Instant::now();
     let mut world = World::join(config.comm, config.comm_options().deadline)?;
-    observer.joined(world.rank());
+    observer.notice(&Notice::Joined(world.rank()));
     let result = (|| {
-        let (config, names) = Names::of_new(&world.resolve(config)?)?;
+        let (config, names) = Names::of_new(&world.resolve(config)?, &custom.blueprints)?;
         let source = names.spec.source;
         let mut files = RunFiles::default();
         let prepared = files
@@ -90,9 +90,9 @@ pub(crate) fn run_on(
     observer: &mut dyn Observer,
 ) -> Result<Summary> {
     let started = Instant::now();
-    let (config, names) = Names::of_new(config)?;
-    let (mut world, mut files) = (World::alone(), RunFiles::default());
     let (machine, custom) = (machine.clone(), Custom::default());
+    let (config, names) = Names::of_new(config, &custom.blueprints)?;
+    let (mut world, mut files) = (World::alone(), RunFiles::default());
     let prepared = files
         .create(&config, &world)
         .and_then(|()| Run::on(machine, &config, names, custom, &files, &mut world));
@@ -110,6 +110,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use meristem_device::{HotScope, Policy};
+    use meristem_grow::BlueprintSet;
 
     use super::*;
     use crate::config::Layer;
@@ -149,7 +150,7 @@ mod tests {
             ..Layer::default()
         };
         let config = TrainConfig::resolve(Layer::default(), flags).unwrap();
-        let (config, names) = Names::of_new(&config).unwrap();
+        let (config, names) = Names::of_new(&config, &BlueprintSet::standard()).unwrap();
         let (mut world, mut files) = (World::alone(), RunFiles::default());
         files.create(&config, &world).unwrap();
         let custom = Custom::default();

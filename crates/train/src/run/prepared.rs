@@ -20,7 +20,7 @@ use crate::position::Position;
 use crate::processes::World;
 use crate::record::events::{Event, RunStarted};
 use crate::record::journal::Journal;
-use crate::record::observer::Observer;
+use crate::record::observer::{Notice, Observer};
 use crate::record::run_folder::RunFolder;
 use crate::record::summary::{
     DatasetSummary, EnvSummary, MemorySummary, RoundSummary, SUMMARY_VERSION, Status, Stretch,
@@ -157,7 +157,7 @@ impl Run {
         });
         let (Begun { writer, next, envs, extended }, board) = world.agree(begun)?;
         if let Some(folder) = folder {
-            observer.folder_opened(folder.path());
+            observer.notice(&Notice::FolderOpened(folder.path()));
         }
         let mut journal = Journal::new(writer, observer, world.size() > 1);
         match next {

@@ -18,7 +18,7 @@ use crate::external::Custom;
 use crate::fleet::Machine;
 use crate::position::Position;
 use crate::processes::World;
-use crate::record::observer::Observer;
+use crate::record::observer::{Notice, Observer};
 use crate::record::output::check_folder;
 use crate::record::run_folder::{RunFolder, check_config};
 use crate::record::summary::{Status, Stretch, Summary};
@@ -66,7 +66,7 @@ pub fn resume_with(
     });
     let joined = TrainConfig::resolve(seen, given)?;
     let mut world = World::join(joined.comm, joined.comm_options().deadline)?;
-    observer.joined(world.rank());
+    observer.notice(&Notice::Joined(world.rank()));
     let result =
         Resuming { path, options, machine: None, started }.run(&mut world, custom, observer);
     world.leave(result)
@@ -121,7 +121,8 @@ impl Resuming<'_> {
         let (config, names) = match &saved {
             // The checkpoint has the policy.
             Some(_) => (config.clone(), Names::resolve(&config)?),
-            None => Names::of_new(&config).map_err(|error| anew(self.path, &error))?,
+            None => Names::of_new(&config, &custom.blueprints)
+                .map_err(|error| anew(self.path, &error))?,
         };
         if world.is_first() {
             // An existing export is the run's own, from when it was stopped.
@@ -203,7 +204,8 @@ impl Resuming<'_> {
             tell_changes(observer, &last, &config);
             let looked_ahead = next.is_some() && has_looked_ahead(&began);
             if looked_ahead && longer.steps > began.steps {
-                observer.controller_looked_ahead(began.steps, longer.steps);
+                let (began, now) = (began.steps, longer.steps);
+                observer.notice(&Notice::ControllerLookedAhead { began, now });
             }
         }
         let (processes, ranks) = (world.size(), config.ranks());
@@ -220,11 +222,13 @@ impl Resuming<'_> {
 
 /// Reports devices and precision that are not those of the last stretch.
 fn tell_changes(observer: &mut dyn Observer, last: &Stretch, config: &TrainConfig) {
-    if config.devices != last.devices {
-        observer.devices_changed(&last.devices, &config.devices);
+    let (began, now) = (&last.devices, &config.devices);
+    if began != now {
+        observer.notice(&Notice::DevicesChanged { began, now });
     }
-    if config.precision != last.precision {
-        observer.precision_changed(last.precision, config.precision);
+    let (began, now) = (last.precision, config.precision);
+    if began != now {
+        observer.notice(&Notice::PrecisionChanged { began, now });
     }
 }
 

@@ -68,15 +68,21 @@ impl AnyController {
                 let members = world.members(config.policy_ranks(), &config.comm_options())?;
                 let of_member = |member: &Communicator| {
                     let stream = stream.device().stream(&format!("policy {}", member.rank()));
-                    policy(setup, &stream, Learning::On)
+                    policy(setup, &stream, Learning::On, train_samples)
                 };
                 let policies = members.iter().map(of_member).collect::<Result<_>>()?;
                 let group = PpoGroup::new(policies, members, &config.exchange.options())?;
                 Ok(Self::Group(Box::new(group)))
             }
-            ControllerKind::Ppo => Ok(Self::Policy(Box::new(policy(setup, stream, Learning::On)?))),
-            ControllerKind::Policy(_) => rules(Box::new(policy(setup, stream, Learning::Off)?)),
-            ControllerKind::Greedy(_) => rules(Box::new(policy(setup, stream, Learning::Greedy)?)),
+            ControllerKind::Ppo => {
+                Ok(Self::Policy(Box::new(policy(setup, stream, Learning::On, train_samples)?)))
+            }
+            ControllerKind::Policy(_) => {
+                rules(Box::new(policy(setup, stream, Learning::Off, train_samples)?))
+            }
+            ControllerKind::Greedy(_) => {
+                rules(Box::new(policy(setup, stream, Learning::Greedy, train_samples)?))
+            }
         }
     }
 
@@ -137,8 +143,8 @@ fn script(setup: &Setup, path: &Path) -> Result<Script> {
     Script::parse(&name, &text, &setup.fresh_host(0)?).map_err(|error| unusable(&error))
 }
 
-/// A new policy, or the one that the run starts from.
-fn policy(setup: &Setup, stream: &Stream, learning: Learning) -> Result<Ppo> {
+/// A new policy, or the one that the run starts from; if it learns, with its teacher.
+fn policy(setup: &Setup, stream: &Stream, learning: Learning, train_samples: usize) -> Result<Ppo> {
     let config = &setup.config;
     let options = PpoOptions {
         envs: config.envs / config.policy_ranks(),
@@ -149,7 +155,12 @@ fn policy(setup: &Setup, stream: &Stream, learning: Learning) -> Result<Ppo> {
     };
     let mut ppo = Ppo::new(stream, config.ppo(), &setup.fresh_host(0)?, options)?;
     setup.policy.as_ref().map_or(Ok(()), |file| file.fill(&mut ppo))?;
-    Ok(ppo)
+    Ok(match (learning, config.ppo_demonstrations) {
+        (Learning::Off | Learning::Greedy, _) | (_, 0) => ppo,
+        (Learning::On, rounds) => {
+            ppo.taught(Heuristic::new(heuristic(config, train_samples)), rounds)
+        }
+    })
 }
 
 #[cfg(test)]

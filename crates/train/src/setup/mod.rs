@@ -73,17 +73,18 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// Looks up the names of a new run. Also reads its policy, and fills in the settings that
-    /// follow from the policy.
+    /// Looks up the names of a new run with these blueprints. Also reads its policy, and fills in
+    /// the settings that follow from the policy.
     ///
     /// # Errors
     /// As [`Names::resolve`], and for an unreadable policy.
-    pub(crate) fn of_new(config: &TrainConfig) -> Result<(TrainConfig, Self)> {
+    pub(crate) fn of_new(
+        config: &TrainConfig,
+        blueprints: &BlueprintSet,
+    ) -> Result<(TrainConfig, Self)> {
         let names = Self::resolve(config)?;
-        let policy = PolicyFile::of(config)?;
-        let hidden = policy.as_ref().map(|policy| policy.hidden);
-        let config =
-            TrainConfig { policy_hidden: hidden.or(config.policy_hidden), ..config.clone() };
+        let policy = PolicyFile::of(config, names.slots.len(), blueprints)?;
+        let config = config.starting_from(policy.as_deref());
         Ok((config, Self { policy, ..names }))
     }
 
@@ -113,6 +114,15 @@ impl Names {
         }
         Ok(Self { devices, spec, isa, host, slots, init, starts, policy: None })
     }
+}
+
+/// The settings of a new run, with the policy that it starts from.
+///
+/// # Errors
+/// An unknown name, unreadable weights, an unreadable policy, or one of another width than asked
+/// for.
+pub fn with_policy(config: &TrainConfig) -> Result<TrainConfig> {
+    Ok(Names::of_new(config, &BlueprintSet::standard())?.0)
 }
 
 /// A configuration that was checked against a dataset.

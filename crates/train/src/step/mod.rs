@@ -78,7 +78,8 @@ pub(crate) fn step(context: &mut Context<'_, '_>, envs: &mut [Env], when: Positi
     envs.iter_mut().for_each(Env::remember);
     visit::before_decision(context, envs, when)?;
     let ranks = context.setup.config.policy_ranks().div_ceil(context.processes) as u64;
-    let deciding = context.hot_scopes(permitted::DECIDE, |_| permitted::decide(ranks));
+    let taught = when.round < context.setup.config.ppo_demonstrations;
+    let deciding = context.hot_scopes(permitted::DECIDE, |_| permitted::decide(ranks, taught));
     let actions = decision::decide(context, envs, when)?;
     drop(deciding);
     clock.lap(|phases| &mut phases.decide);

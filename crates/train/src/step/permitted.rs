@@ -40,15 +40,17 @@ pub(crate) fn control_step(envs: u64) -> Counts {
 }
 
 /// Limits of a decision on a device, for any number of envs: those of a policy on `ranks` ranks,
-/// which needs the most.
-pub(crate) fn decide(ranks: u64) -> Counts {
+/// which needs the most. `taught`: another controller decides, and the policy learns from it.
+pub(crate) fn decide(ranks: u64, taught: bool) -> Counts {
+    // The choices of the other controller, and their masks.
+    let demonstration = if taught { 2 } else { 0 };
     Counts {
         // Choices, log-probabilities, entropies and values of all envs, in one copy.
         copies_to_host: 1,
         // The wait for that copy.
         synchronizations: 1,
         // Observations and legal actions of its envs, for each rank's policy.
-        copies_to_device: ranks,
+        copies_to_device: ranks * (1 + demonstration),
         allocations: 0,
         launches: 0,
     }

@@ -63,27 +63,13 @@ impl Envs for Visited<'_> {
 fn seen(env: &Env, setup: &Setup, Position { round, step }: Position) -> SeenEnv {
     let view = env.view(step, setup.config.steps);
     let samples = env.train.samples.max(1) as f64;
-    SeenEnv {
-        env: view.env,
-        round,
-        step: view.step,
-        episode_steps: view.episode_steps,
-        host: view.host.clone(),
-        figures: Figures {
-            train_loss: env.train.loss_sum / samples,
-            train_accuracy: env.train.correct as f64 / samples,
-            control_loss: env.control.and_then(|control| control.loss()),
-            control_accuracy: env.control.and_then(|control| control.accuracy()),
-            host_parameters: env.parameters().host,
-            grown_parameters: env.parameters().grown(),
-        },
-        reward: env.reward.total() as f32,
-        accuracies_pp: view.accuracies_pp.to_vec(),
-        losses: view.losses.to_vec(),
-        twin_loss: view.twin_loss,
-        train_losses: view.train_losses.to_vec(),
-        measured: view.measured.to_vec(),
-        history: view.history.to_vec(),
-        last: view.last,
-    }
+    let figures = Figures {
+        train_loss: env.train.loss_sum / samples,
+        train_accuracy: env.train.correct as f64 / samples,
+        control_loss: env.control.and_then(|control| control.loss()),
+        control_accuracy: env.control.and_then(|control| control.accuracy()),
+        host_parameters: env.parameters().host,
+        grown_parameters: env.parameters().grown(),
+    };
+    SeenEnv::of(&view, round, figures, env.reward.total() as f32)
 }

@@ -4,6 +4,8 @@
 
 use std::path::{Path, PathBuf};
 
+use meristem_grow::BlueprintSet;
+
 use crate::config::{TrainConfig, changed_result};
 use crate::error::{Error, Result};
 use crate::fleet::Machine;
@@ -95,7 +97,7 @@ fn check_settings(run: &TrainConfig, folder: &Path) -> Result<()> {
         path,
         source,
     })?;
-    let (run, _) = Names::of_new(run)?;
+    let (run, _) = Names::of_new(run, &BlueprintSet::standard())?;
     match changed_result(&written, &run.resolved_toml()) {
         None => Ok(()),
         Some((began, now)) => {

@@ -28,7 +28,7 @@ use crate::processes::World;
 use crate::record::observer::Observer;
 use crate::record::run_folder::{POLICY, write_json};
 use crate::record::summary::{Status, Summary};
-use crate::settings::{ControllerKind, ExchangeKind, Switch};
+use crate::settings::{ControllerKind, ExchangeKind, PolicyStart, Switch};
 use crate::setup::controllers::AnyController;
 use crate::setup::{Names, Setup, residency};
 
@@ -134,6 +134,8 @@ impl StudyConfig {
             // A policy from a file has its own width.
             policy_hidden: settings.policy_hidden.filter(|_| !from_file),
             controller,
+            // A policy that learns in a comparison is a new one.
+            policy: Some(PolicyStart::New),
             seed,
             rounds: 1,
             // Ranks are only for learning.
@@ -257,11 +259,11 @@ impl<'a> Contest<'a> {
                 continue;
             };
             let run = config.run(controller.clone(), settings.seed, PathBuf::new())?;
-            let blueprints = BlueprintSet::standard().into();
-            let (run, names) = Names::of_new(&run)?;
+            let blueprints = BlueprintSet::standard();
+            let (run, names) = Names::of_new(&run, &blueprints)?;
             let learned: &[u64] = names.policy.as_ref().map_or(&[], |policy| &policy.seeds);
             known_seeds.push(seeds.iter().copied().filter(|s| learned.contains(s)).collect());
-            let setup = Setup::new(&run, names, info.clone(), blueprints)?;
+            let setup = Setup::new(&run, names, info.clone(), blueprints.into())?;
             // The number of images is no part of what is checked.
             let stream = &machine.streams()[0];
             AnyController::new(&setup, info.train_len, stream, None, &mut World::alone())?;

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::config::text::BadValue;
-use crate::config::value::{Measure, Value};
+use crate::config::value::{Measure, value_as_text};
 
 /// Count with an upper limit, or all. Text form: a number, or `all`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -183,44 +183,10 @@ impl From<ByteSize> for String {
     }
 }
 
-impl Value for Limit {
-    fn kind() -> String {
-        "whole number, or all".into()
-    }
-    fn parse(text: &str) -> Result<Self, BadValue> {
-        text.parse()
-    }
-    fn text(&self) -> String {
-        self.to_string()
-    }
-    fn measure(&self) -> Option<Measure> {
-        self.count().map(|count| Measure::Whole(count as u64))
-    }
-}
-
-impl Value for ClipNorm {
-    fn kind() -> String {
-        "number above 0, or off".into()
-    }
-    fn parse(text: &str) -> Result<Self, BadValue> {
-        text.parse()
-    }
-    fn text(&self) -> String {
-        self.to_string()
-    }
-}
-
-impl Value for ByteSize {
-    fn kind() -> String {
-        "whole number, with kB, MB, GB, KiB, MiB or GiB".into()
-    }
-    fn parse(text: &str) -> Result<Self, BadValue> {
-        text.parse()
-    }
-    fn text(&self) -> String {
-        self.to_string()
-    }
-    fn measure(&self) -> Option<Measure> {
-        Some(Measure::Whole(self.0 as u64))
-    }
-}
+value_as_text!(Limit, "whole number, or all", |limit: &Self| {
+    limit.count().map(|count| Measure::Whole(count as u64))
+});
+value_as_text!(ClipNorm, "number above 0, or off");
+value_as_text!(ByteSize, "whole number, with kB, MB, GB, KiB, MiB or GiB", |size: &Self| {
+    Some(Measure::Whole(size.0 as u64))
+});

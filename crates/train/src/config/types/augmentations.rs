@@ -6,7 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::config::text::{BadValue, choose, serde_as_text};
-use crate::config::value::Value;
+use crate::config::value::value_as_text;
 
 /// Augmentations that the gather applies. Text form: `none`, or any of `crop,flip,cutout`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,15 +50,4 @@ impl fmt::Display for Augmentations {
     }
 }
 serde_as_text!(Augmentations);
-
-impl Value for Augmentations {
-    fn kind() -> String {
-        "none, or any of crop,flip,cutout".into()
-    }
-    fn parse(text: &str) -> Result<Self, BadValue> {
-        text.parse()
-    }
-    fn text(&self) -> String {
-        self.to_string()
-    }
-}
+value_as_text!(Augmentations, "none, or any of crop,flip,cutout");

@@ -7,7 +7,7 @@ use meristem_device::Policy;
 use serde::{Deserialize, Serialize};
 
 use crate::config::text::{BadValue, choose, serde_as_text};
-use crate::config::value::Value;
+use crate::config::value::value_as_text;
 
 /// Declares a choice by names: text form, serde, and values for the reference page.
 macro_rules! choice {
@@ -33,18 +33,7 @@ macro_rules! choice {
             }
         }
         serde_as_text!($type);
-
-        impl Value for $type {
-            fn kind() -> String {
-                [$($name),+].join(", ")
-            }
-            fn parse(text: &str) -> Result<Self, BadValue> {
-                text.parse()
-            }
-            fn text(&self) -> String {
-                self.to_string()
-            }
-        }
+        value_as_text!($type, [$($name),+].join(", "));
     };
 }
 
@@ -177,18 +166,7 @@ impl fmt::Display for HotScopePolicy {
     }
 }
 serde_as_text!(HotScopePolicy);
-
-impl Value for HotScopePolicy {
-    fn kind() -> String {
-        Policy::ALL.map(Policy::name).join(", ")
-    }
-    fn parse(text: &str) -> Result<Self, BadValue> {
-        text.parse()
-    }
-    fn text(&self) -> String {
-        self.to_string()
-    }
-}
+value_as_text!(HotScopePolicy, Policy::ALL.map(Policy::name).join(", "));
 
 /// Choice of `on` or `off`. Files may also use a boolean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -232,14 +210,4 @@ impl From<Switch> for String {
     }
 }
 
-impl Value for Switch {
-    fn kind() -> String {
-        "on or off; in files also true or false".into()
-    }
-    fn parse(text: &str) -> Result<Self, BadValue> {
-        text.parse()
-    }
-    fn text(&self) -> String {
-        self.to_string()
-    }
-}
+value_as_text!(Switch, "on or off; in files also true or false");

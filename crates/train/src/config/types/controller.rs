@@ -7,7 +7,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::config::text::{BadValue, serde_as_text, unknown};
-use crate::config::value::Value;
+use crate::config::types::PolicyStart;
+use crate::config::value::value_as_text;
 
 /// Controller that decides where and when a host grows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,10 +19,11 @@ pub enum ControllerKind {
     Heuristic,
     /// A policy that learns by PPO from round to round.
     Ppo,
-    /// A policy from a file that samples its actions and does not learn. Text form: `ppo:FILE`.
+    /// A policy from a file that samples its actions and does not learn. Text form: `ppo:FILE`;
+    /// `ppo:shipped` is the policy that comes with the program.
     Policy(PathBuf),
     /// A policy from a file that takes the most probable action and does not learn. Text form:
-    /// `greedy:FILE`.
+    /// `greedy:FILE`; `greedy:shipped` is the policy that comes with the program.
     Greedy(PathBuf),
     /// A uniformly random legal action.
     Random,
@@ -42,6 +44,11 @@ impl ControllerKind {
     /// The path of its file, if it has one.
     pub(crate) fn path_mut(&mut self) -> Option<&mut PathBuf> {
         match self {
+            Self::Policy(path) | Self::Greedy(path)
+                if PolicyStart::named(path) == PolicyStart::Shipped =>
+            {
+                None
+            }
             Self::Policy(path) | Self::Greedy(path) | Self::Fixed(path) => Some(path),
             Self::Heuristic | Self::Ppo | Self::Random | Self::None | Self::External => None,
         }
@@ -92,18 +99,7 @@ impl fmt::Display for ControllerKind {
     }
 }
 serde_as_text!(ControllerKind);
-
-impl Value for ControllerKind {
-    fn kind() -> String {
-        Self::FORMS.join(", ")
-    }
-    fn parse(text: &str) -> Result<Self, BadValue> {
-        text.parse()
-    }
-    fn text(&self) -> String {
-        self.to_string()
-    }
-}
+value_as_text!(ControllerKind, ControllerKind::FORMS.join(", "));
 
 #[cfg(test)]
 mod tests {

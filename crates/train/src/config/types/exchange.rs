@@ -7,7 +7,7 @@ use meristem_comm::{ExchangeOptions, Keep, Method, Reduction, Sparse};
 use serde::{Deserialize, Serialize};
 
 use crate::config::text::{BadValue, serde_as_text, unknown};
-use crate::config::value::Value;
+use crate::config::value::value_as_text;
 
 /// Updates between refreshes of Ok-Topk's thresholds and regions.
 const REFRESH: u64 = 32;
@@ -106,18 +106,7 @@ impl fmt::Display for ExchangeKind {
     }
 }
 serde_as_text!(ExchangeKind);
-
-impl Value for ExchangeKind {
-    fn kind() -> String {
-        Self::FORMS.join(", ")
-    }
-    fn parse(text: &str) -> Result<Self, BadValue> {
-        text.parse()
-    }
-    fn text(&self) -> String {
-        self.to_string()
-    }
-}
+value_as_text!(ExchangeKind, ExchangeKind::FORMS.join(", "));
 
 #[cfg(test)]
 mod tests {

@@ -8,6 +8,7 @@ mod choice;
 mod controller;
 mod exchange;
 mod normalize;
+mod policy_start;
 
 pub use self::amount::{ByteSize, ClipNorm, Limit};
 pub use self::augmentations::Augmentations;
@@ -15,6 +16,7 @@ pub use self::choice::{CommKind, HotScopePolicy, LrSchedule, Preset, Switch, Tel
 pub use self::controller::ControllerKind;
 pub use self::exchange::ExchangeKind;
 pub use self::normalize::Normalize;
+pub use self::policy_start::PolicyStart;
 pub use super::text::BadValue;
 pub(crate) use super::text::{choose, serde_as_text, unknown};
 

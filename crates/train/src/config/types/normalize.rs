@@ -7,7 +7,7 @@ use meristem_data::{DatasetInfo, Normalization};
 use serde::{Deserialize, Serialize};
 
 use crate::config::text::{BadValue, serde_as_text, unknown};
-use crate::config::value::Value;
+use crate::config::value::value_as_text;
 use crate::error::{Error, Result};
 
 /// Published mean and standard deviation of the training images of CIFAR-10.
@@ -119,15 +119,4 @@ impl fmt::Display for Normalize {
     }
 }
 serde_as_text!(Normalize);
-
-impl Value for Normalize {
-    fn kind() -> String {
-        Self::FORMS.join(", ")
-    }
-    fn parse(text: &str) -> Result<Self, BadValue> {
-        text.parse()
-    }
-    fn text(&self) -> String {
-        self.to_string()
-    }
-}
+value_as_text!(Normalize, Normalize::FORMS.join(", "));

@@ -1,0 +1,61 @@
+//! The policy that comes with the program.
+
+use crate::common::Meristem;
+
+const TINY: &str = "train --host minimal --envs 2 --steps 8 --max-batches 2 --batch 32 \
+                    --rounds 1 --min-training-steps 1 --max-gap 99 --twin off --quiet";
+
+/// The settings of a run about its policy, as it wrote them.
+fn written(m: &Meristem, run: &str) -> [String; 2] {
+    let text = String::from_utf8(m.bytes(&format!("{run}/config.toml"))).unwrap();
+    ["policy = ", "policy_hidden = "].map(|key| {
+        let line = text.lines().find_map(|line| line.strip_prefix(key));
+        line.unwrap_or_else(|| panic!("no {key}: {text}")).trim_matches('"').into()
+    })
+}
+
+#[test]
+fn a_policy_starts_from_it_where_it_fits() {
+    let m = Meristem::new();
+    let width = "64";
+    for (run, arguments, expected) in [
+        ("usual", "--slots r0", ["shipped", width]),
+        ("asked", "--slots r0 --policy shipped", ["shipped", width]),
+        ("new", "--slots r0 --policy none", ["none", "128"]),
+        ("narrow", "--slots r0 --policy-hidden 8", ["none", "8"]),
+        ("slots", "--slots r0c0,r0c1", ["none", "128"]),
+    ] {
+        m.ok(&format!("{TINY} --controller ppo {arguments} --run-dir {run}"));
+        assert_eq!(written(&m, run), expected, "{run}");
+    }
+    let policy = |run: &str| m.bytes(&format!("{run}/policy.safetensors"));
+    assert!(policy("usual") == policy("asked"));
+    assert!(policy("usual") != policy("new"));
+    // What a run wrote starts it again.
+    m.ok("train --config usual/config.toml --run-dir again --quiet");
+    assert!(policy("again") == policy("usual"));
+    m.fails(
+        &format!("{TINY} --controller ppo --policy shipped --slots r0c0"),
+        2,
+        &["`policy`: got shipped", "trained for 3 slots"],
+    );
+    m.fails(
+        &format!("{TINY} --controller ppo --slots r0 --policy shipped --policy-hidden 8"),
+        2,
+        &["`policy-hidden`: got 8", "64, the width of the policy in shipped"],
+    );
+}
+
+/// Without learning it does as the heuristic, from which it learned: it grows at once.
+#[test]
+fn it_acts_without_learning() {
+    let m = Meristem::new();
+    for controller in ["greedy:shipped", "ppo:shipped"] {
+        let run = controller.replace(':', "-");
+        m.ok(&format!("{TINY} --slots r0 --controller {controller} --run-dir {run}"));
+        let events = m.events(&run);
+        assert!(events.iter().any(|event| event["event"] == "module_germinated"), "{run}");
+    }
+    m.ok("control eval --controllers none,greedy:shipped --policy shipped --seeds 1 --envs 1 \
+         --host minimal --slots r0 --steps 3 --max-batches 2 --batch 32 --json");
+}
