@@ -38,7 +38,7 @@
 //! - `handles`: the user's interface.
 //!
 //! Unsafe code is in `execution` (`host_block` allocates memory, `args` gives kernels slices of it,
-//! `cuda` calls the driver);
+//! `parts` lends a kernel's closure to other workers, `cuda` calls the driver);
 //! `memory::handle`, `MappedFile` and `simd` have a call or two each. All locks and atomics come
 //! from `ground::sync`, where `model` replaces them by those of a model checker.
 
@@ -54,7 +54,7 @@ mod order;
 #[cfg(test)]
 mod tests;
 
-pub use execution::{Args, Fill};
+pub use execution::{Args, Fill, in_parts};
 pub use execution::{Call, Header, Kernel, Operand, Piece, Program, Source};
 pub use ground::{Act, Counts, CudaError, Owner, OwnerUse, Property};
 pub use ground::{DType, DeviceId, Element, MAX_DIMS, MappedFile, MemoryFormat, Shape};

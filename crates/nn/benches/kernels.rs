@@ -7,10 +7,10 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use meristem_nn::graph::SgdConfig;
-use meristem_nn::kernels::conv::winograd::{TileSize, Winograd};
+use meristem_nn::kernels::conv::winograd::{Inputs, TileSize, Winograd};
 use meristem_nn::kernels::conv::{self, ConvInputs, ConvShape, ParamGrads};
 use meristem_nn::kernels::norm::{
-    self, Activation, BatchNormBackward, BatchNormForward, BatchNormGrads, BatchStats,
+    self, Activation, BatchNormBackward, BatchNormForward, BatchNormGrads, Moments,
 };
 use meristem_nn::kernels::{GradOut, ImageShape, Isa, optim, pool};
 
@@ -109,7 +109,7 @@ impl Bench {
         let (mut y, mut dx) = (Aligned::zeros(dy.1), Aligned::zeros(x.1));
         let mut dw = Aligned::zeros(w.1);
         let mut scratch = Aligned::zeros(s.scratch_len());
-        let (mut mean, mut var) = (vec![0.0; s.out_c], vec![0.0; s.out_c]);
+        let mut moments = vec![0.0; 2 * s.out_c];
         w.get_mut().iter_mut().for_each(|w| *w *= 0.05);
         let taps = s.kernel[0] * s.kernel[1] * s.in_c / s.groups;
         let flops = 2.0 * (s.output().len() * taps) as f64;
@@ -118,8 +118,8 @@ impl Bench {
             conv::forward(isa, s, black_box(&of), y.get_mut(), scratch.get_mut());
         });
         self.time(&format!("{name} forward + stats"), flops, "GFLOP/s", || {
-            let stats = BatchStats { mean: &mut mean, var: &mut var };
-            conv::forward_with_stats(isa, s, black_box(&of), y.get_mut(), stats, scratch.get_mut());
+            let (to, room) = (Moments(&mut moments), scratch.get_mut());
+            conv::forward_with_moments(isa, s, black_box(&of), y.get_mut(), to, room);
         });
         self.time(&format!("{name} data gradient"), flops, "GFLOP/s", || {
             let dx = GradOut::overwrite(dx.get_mut());
@@ -141,13 +141,16 @@ impl Bench {
         let mut scratch = Aligned::zeros(of.scratch_len());
         // As many as the direct way takes.
         let flops = 2.0 * (s.output().len() * 9 * s.in_c) as f64;
-        let inputs = ConvInputs { x: x.get(), w: w.get(), bias: &[] };
+        let mut filters = Aligned::zeros(of.filters_len());
         self.time(&format!("{name} forward"), flops, "GFLOP/s", || {
-            of.forward(isa, black_box(&inputs), y.get_mut(), scratch.get_mut());
+            let filters = of.filters(isa, black_box(w.get()), filters.get_mut());
+            let inputs = Inputs { x: black_box(x.get()), filters, bias: &[] };
+            of.forward(isa, inputs, y.get_mut(), scratch.get_mut());
         });
         self.time(&format!("{name} data gradient"), flops, "GFLOP/s", || {
             let dx = GradOut::overwrite(dx.get_mut());
-            of.backward_data(isa, black_box(dy.get()), w.get(), dx, scratch.get_mut());
+            let turned = of.turned_filters(isa, black_box(w.get()), filters.get_mut());
+            of.backward_data(isa, (black_box(dy.get()), turned), dx, scratch.get_mut());
         });
         self.time(&format!("{name} weight gradient"), flops, "GFLOP/s", || {
             let images = black_box([x.get(), dy.get()]);

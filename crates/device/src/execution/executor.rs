@@ -5,14 +5,17 @@
 //!   `Ready`, see `order::queue`).
 //! - `active` counts the tasks that are not idle; workers end when it is zero and the device is
 //!   closed, so all submitted work runs.
-//! - At most one worker spins. A thread that adds a task wakes a sleeper only if no worker spins;
-//!   a worker that takes one, and sees more, wakes the next. All of it under one lock, so no
+//! - At most one worker spins for tasks. A thread that adds one wakes a sleeper only if no worker
+//!   spins; a worker that takes one, and sees more, wakes the next. All of it under one lock, so no
 //!   wake-up is lost.
+//! - A worker without a task helps with parts of others' kernels (`parts`), and leaves them, after
+//!   the part that it is in, for a task that is ready.
 //!
 //! The models in `model` check these.
 
+use super::parts::Boards;
 use crate::ground::sync::{
-    Arc, AtomicUsize, Condvar, Mutex, ON_WORKER, Ordering, lock, spin_until, wait_on,
+    Arc, AtomicUsize, Mutex, MutexGuard, ON_WORKER, Ordering, lock, spin_until, wait_on,
 };
 use crate::ground::{Error, Result};
 use std::cell::Cell;
@@ -60,12 +63,12 @@ pub(crate) struct Executor<T> {
     ready: Mutex<Ready<T>>,
     /// Length of the ready list, readable without the lock.
     length: AtomicUsize,
-    /// Notified for a task that no worker is about to take, and at the end.
-    wake: Condvar,
+    boards: Arc<Boards>,
 }
 
-impl<T> Default for Executor<T> {
-    fn default() -> Self {
+impl<T> Executor<T> {
+    /// For so many workers, each of which calls [`work`](Executor::work).
+    pub(crate) fn new(workers: usize) -> Self {
         let ready = Ready {
             tasks: VecDeque::new(),
             active: 0,
@@ -73,7 +76,18 @@ impl<T> Default for Executor<T> {
             sleeping: 0,
             closed: false,
         };
-        Executor { ready: Mutex::new(ready), length: AtomicUsize::new(0), wake: Condvar::new() }
+        Executor {
+            ready: Mutex::new(ready),
+            length: AtomicUsize::new(0),
+            boards: Arc::new(Boards::new(workers)),
+        }
+    }
+}
+
+impl<T> Ready<T> {
+    /// Whether a sleeper has to be woken for a task in the list.
+    fn wakes(&self) -> bool {
+        !self.spinning && self.sleeping > 0
     }
 }
 
@@ -93,10 +107,10 @@ impl<T: Task> Executor<T> {
         ready.active += newly_active;
         ready.tasks.push_back(task);
         self.length.store(ready.tasks.len(), Ordering::Release);
-        let wake = !ready.spinning && ready.sleeping > 0;
+        let wake = ready.wakes();
         drop(ready);
         if wake {
-            self.wake.notify_one();
+            self.boards.wake.notify_one();
         }
     }
 
@@ -108,12 +122,14 @@ impl<T: Task> Executor<T> {
     /// Lets the workers end once all submitted work is done.
     pub(crate) fn close(&self) {
         lock(&self.ready).closed = true;
-        self.wake.notify_all();
+        self.boards.wake.notify_all();
     }
 
-    /// Body of a worker: runs tasks until the device is closed and has no work left.
-    pub(crate) fn work(&self) {
+    /// Body of the worker with this number: runs tasks until the device is closed and has no work
+    /// left.
+    pub(crate) fn work(&self, worker: usize) {
         ON_WORKER.with(|on_worker| on_worker.set(true));
+        self.boards.enter(worker);
         while let Some(task) = self.next() {
             match task.run() {
                 Left::Parked => {}
@@ -122,7 +138,7 @@ impl<T: Task> Executor<T> {
                     let mut ready = lock(&self.ready);
                     ready.active -= 1;
                     if ready.active == 0 && ready.closed {
-                        self.wake.notify_all();
+                        self.boards.wake.notify_all();
                     }
                 }
             }
@@ -136,29 +152,40 @@ impl<T: Task> Executor<T> {
         loop {
             if let Some(task) = ready.tasks.pop_front() {
                 self.length.store(ready.tasks.len(), Ordering::Release);
-                let more = !ready.tasks.is_empty() && !ready.spinning && ready.sleeping > 0;
+                let more = !ready.tasks.is_empty() && ready.wakes();
                 drop(ready);
                 if more {
-                    self.wake.notify_one();
+                    self.boards.wake.notify_one();
                 }
                 return Some(task);
             }
             if ready.closed && ready.active == 0 {
                 return None;
             }
-            if may_spin && !ready.spinning && !ready.closed {
+            if self.boards.any() {
+                drop(ready);
+                self.boards.help(|| self.has_ready());
+                ready = lock(&self.ready);
+            } else if may_spin && !ready.spinning && !ready.closed {
                 ready.spinning = true;
                 drop(ready);
-                spin_until(|| self.has_ready());
+                spin_until(|| self.has_ready() || self.boards.any());
                 ready = lock(&self.ready);
                 ready.spinning = false;
                 may_spin = false;
             } else {
-                ready.sleeping += 1;
-                ready = wait_on(&self.wake, ready);
-                ready.sleeping -= 1;
+                ready = self.sleep(ready);
                 may_spin = true;
             }
         }
+    }
+
+    fn sleep<'a>(&'a self, mut ready: MutexGuard<'a, Ready<T>>) -> MutexGuard<'a, Ready<T>> {
+        ready.sleeping += 1;
+        self.boards.sleeping.store(ready.sleeping, Ordering::Relaxed);
+        ready = wait_on(&self.boards.wake, ready);
+        ready.sleeping -= 1;
+        self.boards.sleeping.store(ready.sleeping, Ordering::Relaxed);
+        ready
     }
 }

@@ -1,7 +1,8 @@
 //! Execution: memory blocks, kernels with their arguments, and what runs them. Order and memory
 //! above it are bookkeeping that does not depend on the backend.
 //!
-//! - The processor: `host_block`, `args` (kernels are closures over slices), `executor` (workers).
+//! - The processor: `host_block`, `args` (kernels are closures over slices), `executor` (workers),
+//!   `parts` (which workers take over from each other).
 //! - CUDA: `call` (kernels are declared values), and `cuda` with everything that talks to the
 //!   driver. In a build without the feature `absent` takes its place.
 //! - Both: `transfer` (copies and fills are values), `block` and `work`, which say of which kind a
@@ -19,6 +20,7 @@ mod block;
 mod call;
 mod executor;
 mod host_block;
+mod parts;
 mod transfer;
 mod work;
 
@@ -29,6 +31,8 @@ pub use call::{Call, Header, Kernel, Operand, Piece, Program, Source};
 pub(crate) use cuda::Member;
 pub(crate) use executor::{Executor, Left, Task, check_may_wait, on_worker};
 pub(crate) use host_block::ALIGNMENT;
+pub(crate) use parts::discard;
+pub use parts::in_parts;
 pub use transfer::Fill;
 pub(crate) use transfer::{HostBytes, IntoSlots, Make, Slots, Transfer};
 pub(crate) use work::Work;

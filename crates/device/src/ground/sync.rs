@@ -27,7 +27,7 @@ pub(crate) fn wait_on<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>) -> M
 mod real {
     pub(crate) use std::sync::atomic::{AtomicU64 as AtomicSeq, AtomicUsize};
     pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
-    pub(crate) use std::thread;
+    pub(crate) use std::{thread, thread_local};
 
     use std::cell::Cell;
     use std::time::{Duration, Instant};
@@ -45,13 +45,26 @@ mod real {
     /// that a short gap costs no wake-up and a long one costs at most twice the optimum.
     const SPIN: Duration = if cfg!(miri) { Duration::ZERO } else { Duration::from_micros(20) };
 
+    /// Time for which a worker that helps spins for more parts: the longest steps of a small
+    /// network that are not in parts, and the gap between two batches.
+    const STAY: Duration = SPIN.saturating_mul(10);
+
     /// Spins briefly until `ready` holds; returns whether it does.
     pub(crate) fn spin_until(ready: impl Fn() -> bool) -> bool {
+        spin(SPIN, ready)
+    }
+
+    /// As [`spin_until`], for longer: a worker that helps, and has nothing else to do.
+    pub(crate) fn wait_for(ready: impl Fn() -> bool) -> bool {
+        spin(STAY, ready)
+    }
+
+    fn spin(time: Duration, ready: impl Fn() -> bool) -> bool {
         if ready() {
             return true;
         }
         let start = Instant::now();
-        while start.elapsed() < SPIN {
+        while start.elapsed() < time {
             for _ in 0..16 {
                 std::hint::spin_loop();
                 if ready() {

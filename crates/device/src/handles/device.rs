@@ -17,14 +17,14 @@ use std::panic::Location;
 impl Backend {
     /// Workers that wait for tasks, named after the device.
     fn cpu(id: DeviceId, threads: usize) -> Result<Backend> {
-        let executor = Arc::<Executor<StreamState>>::default();
+        let executor = Arc::new(Executor::new(threads));
         let mut backend = Backend::Cpu { executor, workers: Vec::new() };
         for worker in 0..threads {
             let Backend::Cpu { executor, workers } = &mut backend else { break };
             let executor = executor.clone();
             let thread = thread::Builder::new()
                 .name(format!("{id}-{worker}"))
-                .spawn(move || executor.work())
+                .spawn(move || executor.work(worker))
                 // Dropping the backend ends the workers that started.
                 .map_err(|source| Error::WorkerSpawn { worker, threads, source })?;
             workers.push(thread);

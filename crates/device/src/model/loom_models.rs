@@ -2,7 +2,7 @@
 
 use super::{device, tensor};
 use crate::ground::sync::{Arc, RaceCell};
-use crate::{Group, Stream, Tensor};
+use crate::{Group, Stream, Tensor, in_parts};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Runs every interleaving of `program` with at most `preemptions` preemptions.
@@ -151,4 +151,39 @@ fn two_workers_run_everything_and_end() {
         }
         assert_eq!(runs.load(Ordering::Relaxed), 2);
     });
+}
+
+/// A kernel with jobs of two parts, one after the other, on a device with two workers.
+fn parts(preemptions: usize, jobs: usize) {
+    check(preemptions, move || {
+        let device = device(2, None);
+        let stream = device.stream("s");
+        let before = Arc::new(RaceCell::new());
+        let cells = Arc::new([RaceCell::new(), RaceCell::new()]);
+        let kernel = move |_: &mut crate::Args<'_>| {
+            for _ in 0..jobs {
+                before.write();
+                in_parts(2, |k| {
+                    before.read();
+                    cells[k].write();
+                });
+                cells.iter().for_each(RaceCell::read);
+            }
+        };
+        stream.launch("parts").run(kernel).unwrap();
+        stream.synchronize().unwrap();
+    });
+}
+
+/// `parts`: each part runs once, a helper sees the job and what came before it, and what the parts
+/// wrote is seen behind them.
+#[test]
+fn parts_are_in_order_with_what_is_around_them() {
+    parts(2, 1);
+}
+
+/// `parts`: the next job begins after the last part of the one before.
+#[test]
+fn jobs_of_parts_are_one_after_the_other() {
+    parts(1, 2);
 }

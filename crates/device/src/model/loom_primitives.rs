@@ -2,12 +2,12 @@
 
 pub(crate) use loom::sync::atomic::{AtomicU64 as AtomicSeq, AtomicUsize};
 pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
-pub(crate) use loom::thread;
+pub(crate) use loom::{thread, thread_local};
 
 use std::cell::Cell;
 use std::time::Duration;
 
-loom::thread_local! {
+thread_local! {
     pub(crate) static ON_WORKER: Cell<bool> = Cell::new(false);
 }
 
@@ -17,6 +17,11 @@ pub(crate) const TURN: Duration = Duration::ZERO;
 /// Checks once: the interesting case is that it checks too early; more checks only cost schedules.
 pub(crate) fn spin_until(ready: impl Fn() -> bool) -> bool {
     ready()
+}
+
+/// As [`spin_until`].
+pub(crate) fn wait_for(ready: impl Fn() -> bool) -> bool {
+    spin_until(ready)
 }
 
 /// Represents the bytes of a block: loom fails on two unordered accesses to it.

@@ -3,7 +3,7 @@
 use super::{device, primitives::thread, tensor};
 use crate::ground::sync::Arc;
 use crate::order::CAPACITY;
-use crate::{Args, DType, Device, Error, Event, Owner, Stream, Tensor, read_back_as};
+use crate::{Args, DType, Device, Error, Event, Owner, Stream, Tensor, in_parts, read_back_as};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::sync::Barrier;
 use shuttle::{Config, Runner};
@@ -342,5 +342,44 @@ fn a_panic_reaches_those_who_use_the_result() {
         });
         assert!(matches!(failed, Err(Error::KernelPanicked { operation: "bad", .. })));
         assert_eq!(z.to_vec::<u32>().unwrap(), [3; 4]);
+    });
+}
+
+/// `parts`: each part of each job runs once, on any of the workers, while streams come and go; a
+/// panic comes out behind the last part.
+#[test]
+fn parts_of_two_streams_run_once() {
+    check(3000, || {
+        let device = device(3, None);
+        for (name, jobs) in [("a", 3), ("b", 1), ("c", 2)] {
+            let kernel = move |_: &mut Args<'_>| {
+                for job in 0..jobs {
+                    let runs: [_; 4] = std::array::from_fn(|_| AtomicUsize::new(0));
+                    in_parts(4, |k| {
+                        thread::yield_now();
+                        runs[k].fetch_add(1, Ordering::Relaxed);
+                    });
+                    let runs = runs.map(|run| run.load(Ordering::Relaxed));
+                    assert_eq!(runs, [1; 4], "job {job}");
+                }
+            };
+            device.stream(name).launch("parts").run(kernel).unwrap();
+        }
+        let (ended, stream) = (Arc::new(AtomicUsize::new(0)), device.stream("d"));
+        let count = ended.clone();
+        let kernel = move |_: &mut Args<'_>| {
+            in_parts(3, |k| {
+                thread::yield_now();
+                count.fetch_add(1, Ordering::Relaxed);
+                if k < 2 {
+                    std::panic::resume_unwind(Box::new(format!("part {k}")));
+                }
+            });
+        };
+        stream.launch("panics").run(kernel).unwrap();
+        let error = stream.synchronize().unwrap_err().to_string();
+        assert!(error.contains("part 0") && !error.contains("part 1"), "{error}");
+        assert_eq!(ended.load(Ordering::Relaxed), 3);
+        device.synchronize().unwrap_err();
     });
 }

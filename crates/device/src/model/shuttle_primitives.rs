@@ -2,12 +2,12 @@
 
 pub(crate) use shuttle::sync::atomic::{AtomicU64 as AtomicSeq, AtomicUsize};
 pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
-pub(crate) use shuttle::thread;
+pub(crate) use shuttle::{thread, thread_local};
 
 use std::cell::Cell;
 use std::time::Duration;
 
-shuttle::thread_local! {
+thread_local! {
     pub(crate) static ON_WORKER: Cell<bool> = Cell::new(false);
 }
 
@@ -23,6 +23,11 @@ pub(crate) fn spin_until(ready: impl Fn() -> bool) -> bool {
         thread::yield_now();
     }
     ready()
+}
+
+/// As [`spin_until`].
+pub(crate) fn wait_for(ready: impl Fn() -> bool) -> bool {
+    spin_until(ready)
 }
 
 /// Shuttle does not detect races; the kernels of the models check values.

@@ -9,6 +9,7 @@ mod expect;
 mod failures;
 mod group;
 mod memory;
+mod parts;
 mod scopes;
 mod streams;
 mod stress;

@@ -1,4 +1,5 @@
-//! CPU kernels: pure functions over slices, one thread each, for every instruction set.
+//! CPU kernels: pure functions over slices, for every instruction set. They run on the calling
+//! thread; those that work in `parts`, also on idle workers of its device.
 //!
 //! # Layouts
 //! Letters: `N` batch, `H` `W` image, `C` channels; sizes in elements of f32.
@@ -20,7 +21,8 @@
 //!   compiler checks once for all runs and [`ops::run`](crate::ops::run) at each call. Kernels do
 //!   not check them again: a wrong one panics or gives a wrong result, and never leaves a slice.
 //! - `scratch` is memory whose contents mean nothing before and after; its length comes from
-//!   `scratch_len`. Kernels allocate nothing.
+//!   `scratch_len`. Kernels allocate nothing, but for the scratch of their parts, which a
+//!   thread keeps and which grows to the largest.
 //! - Slices that start on 64-byte boundaries are faster; none must.
 
 // Loops over lanes index several arrays at once, which reads better than zipped iterators.
@@ -37,6 +39,7 @@ pub mod lstm;
 mod math;
 pub mod norm;
 pub mod optim;
+pub(crate) mod parts;
 pub mod pool;
 pub mod ppo;
 pub mod rows;

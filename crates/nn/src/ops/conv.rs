@@ -4,11 +4,15 @@
 //! gradient of the output. The gradient of the bias is a sum of what was not rounded.
 
 use super::operand::{Operands, Signature, f32s, scratch};
-use crate::kernels::conv::winograd::{TileSize, Winograd};
+use crate::kernels::conv::winograd::{self, TileSize, Winograd};
 use crate::kernels::conv::{self, ConvInputs, ConvShape, ParamGrads};
-use crate::kernels::norm::BatchStats;
-use crate::kernels::{GradOut, Isa};
+use crate::kernels::norm::{self, BatchStats, Moments};
+use crate::kernels::parts::{self, Scratch};
+use crate::kernels::{GradOut, Isa, split_f64};
 use crate::precision::Precision;
+
+/// Tiles of Winograd's filtering that a part of a gradient of weights has at least.
+const TILES_OF_PART: usize = 256;
 
 /// Products of a convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,8 +54,136 @@ impl Product {
         self.tiles.map(|tile| Winograd { shape: self.shape, tile })
     }
 
+    /// The product over so many images.
+    fn of(&self, batch: usize) -> Self {
+        Self { shape: ConvShape { batch, ..self.shape }, ..*self }
+    }
+
+    /// Images of a part of the batch: whole blocks.
+    pub(super) fn images(&self) -> usize {
+        let shape = &self.shape;
+        let block = self.winograd().map_or(shape.block(), |of| of.block());
+        let window = shape.taps() * shape.in_c / shape.groups;
+        parts::images(shape.batch, block, shape.output().len() / shape.batch.max(1) * window)
+    }
+
+    /// Images of a part for the gradient of the weights. In tiles each part transforms its sums
+    /// back to taps, which takes as long as the products of some 25 tiles: it has ten times as
+    /// many.
+    pub(super) fn weight_images(&self) -> usize {
+        let Some(of) = self.winograd() else { return self.images() };
+        let enough = TILES_OF_PART.div_ceil(of.image_tiles()).next_multiple_of(of.block());
+        self.images().max(enough).min(self.shape.batch).max(1)
+    }
+
+    /// Elements of the gradients of the weights of all parts but the first.
+    pub(super) fn sums_len(&self) -> usize {
+        let parts = self.shape.batch.div_ceil(self.weight_images());
+        parts.saturating_sub(1) * self.shape.weight_len()
+    }
+
+    /// Elements of an image, and of its output; not zero.
+    fn image_lens(&self) -> [usize; 2] {
+        [self.shape.input(), self.shape.output()].map(|of| (of.pixels() * of.c).max(1))
+    }
+
+    /// Scratch of one part, of any of its steps.
+    fn part_len(&self) -> usize {
+        let of = self.of(self.weight_images());
+        of.winograd().map_or(of.shape.scratch_len(), |of| of.scratch_len())
+    }
+
+    /// Scratch for what all parts have together: points of filters, and moments of the output's
+    /// channels, or gradients of the weights.
+    fn shared_len(&self) -> usize {
+        let filters = self.winograd().map_or(0, |of| of.filters_len());
+        let moments = norm::batch::moments_scratch_len(self.shape.out_c);
+        (filters + moments).max(self.sums_len())
+    }
+
     fn scratch_len(&self) -> usize {
-        self.winograd().map_or(self.shape.scratch_len(), |of| of.scratch_len())
+        self.shared_len() + self.part_len()
+    }
+
+    /// Divides scratch into what all parts have together, and that of one part.
+    fn divide<'a>(&self, scratch: &'a mut [f32]) -> (&'a mut [f32], Scratch<'a>) {
+        let (shared, own) = scratch.split_at_mut(self.shared_len());
+        (shared, Scratch { own, of_part: self.part_len() })
+    }
+
+    fn forward(
+        &self,
+        isa: Isa,
+        of: ConvInputs<'_>,
+        y: &mut [f32],
+        stats: Option<BatchStats<'_>>,
+        scratch: &mut [f32],
+    ) {
+        let ConvInputs { x, w, bias } = of;
+        let (images, [image, out_image]) = (self.images(), self.image_lens());
+        let (shared, scratch) = self.divide(scratch);
+        let (sums, filters) = split_f64(shared, parts::MOST * 2 * self.shape.out_c);
+        sums.fill(f64::NAN);
+        let filters = self.winograd().map(|of| of.filters(isa, w, filters));
+        let each = x.chunks(images * image).zip(y.chunks_mut(images * out_image));
+        // Where no moments are wanted, no part has any.
+        let moments = sums.chunks_exact_mut(2 * self.shape.out_c);
+        let moments = moments.map(|of| stats.is_some().then_some(Moments(of)));
+        parts::each(each.zip(moments), scratch, |_, ((x, y), moments), scratch| {
+            let part = self.of(x.len() / image);
+            match part.winograd().zip(filters) {
+                Some((tiles, filters)) => {
+                    let of = winograd::Inputs { x, filters, bias };
+                    match moments {
+                        Some(to) => tiles.forward_with_moments(isa, of, y, to, scratch),
+                        None => tiles.forward(isa, of, y, scratch),
+                    }
+                }
+                None => {
+                    let (shape, of) = (&part.shape, &ConvInputs { x, w, bias });
+                    match moments {
+                        Some(to) => conv::forward_with_moments(isa, shape, of, y, to, scratch),
+                        None => conv::forward(isa, shape, of, y, scratch),
+                    }
+                }
+            }
+        });
+        if let Some(to) = stats {
+            norm::batch::combine(self.shape.batch, images, sums, to);
+        }
+    }
+
+    fn weight_gradient(&self, isa: Isa, [x, dy]: [&[f32]; 2], dw: &mut [f32], scratch: &mut [f32]) {
+        let (images, [image, out_image]) = (self.weight_images(), self.image_lens());
+        let (shared, scratch) = self.divide(scratch);
+        let sums = &mut shared[..self.sums_len()];
+        let each = x.chunks(images * image).zip(dy.chunks(images * out_image));
+        parts::each(each.zip(parts::sums(dw, sums)), scratch, |_, ((x, dy), dw), scratch| {
+            let part = self.of(x.len() / image);
+            match part.winograd() {
+                Some(tiles) => tiles.backward_weight(isa, [x, dy], dw, scratch),
+                None => {
+                    let to = ParamGrads { dw, db: &mut [] };
+                    conv::backward_weight(isa, &part.shape, x, dy, to, scratch);
+                }
+            }
+        });
+        parts::add(dw, sums);
+    }
+
+    fn data_gradient(&self, isa: Isa, [dy, w]: [&[f32]; 2], dx: GradOut<'_>, scratch: &mut [f32]) {
+        let (images, [image, out_image]) = (self.images(), self.image_lens());
+        let accumulate = dx.accumulate;
+        let (shared, scratch) = self.divide(scratch);
+        let turned = self.winograd().map(|of| of.turned_filters(isa, w, shared));
+        let each = dy.chunks(images * out_image).zip(dx.values.chunks_mut(images * image));
+        parts::each(each, scratch, |_, (dy, values), scratch| {
+            let (part, dx) = (self.of(dy.len() / out_image), GradOut { values, accumulate });
+            match part.winograd().zip(turned) {
+                Some((tiles, turned)) => tiles.backward_data(isa, (dy, turned), dx, scratch),
+                None => conv::backward_data(isa, &part.shape, dy, w, dx, scratch),
+            }
+        });
     }
 }
 
@@ -85,49 +217,31 @@ impl Op {
     /// kernels are compared with, and no plan of a processor has them.
     pub(super) fn run(&self, isa: Isa, operands: Operands<'_>) {
         let product = self.product();
-        let (Product { shape, precision, .. }, tiles) = (&product, product.winograd());
+        let Product { shape, precision, .. } = &product;
         let round = |factor| precision.rounded(factor);
         match self {
             Op::Forward(_) => {
                 let ([x, w, bias], [y, scratch]) = operands.floats();
                 let (x, w) = (round(x), round(w));
                 let of = ConvInputs { x: &x, w: &w, bias };
-                match tiles {
-                    Some(tiles) => tiles.forward(isa, &of, y, scratch),
-                    None => conv::forward(isa, shape, &of, y, scratch),
-                }
+                product.forward(isa, of, y, None, scratch);
             }
             Op::ForwardWithStats(_) => {
                 let ([x, w, bias], [y, mean, var, scratch]) = operands.floats();
                 let (x, w) = (round(x), round(w));
                 let of = ConvInputs { x: &x, w: &w, bias };
-                let stats = BatchStats { mean, var };
-                match tiles {
-                    Some(tiles) => tiles.forward_with_stats(isa, &of, y, stats, scratch),
-                    None => conv::forward_with_stats(isa, shape, &of, y, stats, scratch),
-                }
+                product.forward(isa, of, y, Some(BatchStats { mean, var }), scratch);
             }
             Op::WeightGradient(_) => {
                 let ([x, dy], [dw, db, scratch]) = operands.floats();
-                let (rounded, gradient) = (round(x), round(dy));
-                match tiles {
-                    Some(tiles) => tiles.backward_weight(isa, [&rounded, &gradient], dw, scratch),
-                    None => {
-                        let weights = ParamGrads { dw, db: &mut [] };
-                        conv::backward_weight(isa, shape, &rounded, &gradient, weights, scratch);
-                    }
-                }
+                product.weight_gradient(isa, [&round(x), &round(dy)], dw, scratch);
                 let bias = ParamGrads { dw: &mut [], db };
                 conv::backward_weight(isa, shape, x, dy, bias, scratch);
             }
             Op::DataGradient { accumulate, .. } => {
                 let ([dy, w], [values, scratch]) = operands.floats();
                 let dx = GradOut { values, accumulate: *accumulate };
-                let (dy, w) = (round(dy), round(w));
-                match tiles {
-                    Some(tiles) => tiles.backward_data(isa, &dy, &w, dx, scratch),
-                    None => conv::backward_data(isa, shape, &dy, &w, dx, scratch),
-                }
+                product.data_gradient(isa, [&round(dy), &round(w)], dx, scratch);
             }
         }
     }

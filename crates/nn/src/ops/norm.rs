@@ -90,7 +90,7 @@ impl Op {
     pub(super) fn signature(&self) -> Signature {
         match *self {
             Op::Statistics(shape) => {
-                let (c, rest) = (f32s(shape.c), norm::batch::stats_scratch_len(shape.c));
+                let (c, rest) = (f32s(shape.c), norm::batch::scratch_len(shape.c));
                 Signature::new(&[f32s(shape.len())], &[c, c, scratch(rest)])
             }
             Op::UpdateRunning { channels, .. } => {

@@ -1,7 +1,7 @@
 //! How a worker runs the commands of a stream of the processor, and what a kernel's panic does.
 
 use super::{Command, Edge, Engine, Failure, Panic, Place, Queue, RESUME_AT, StreamState};
-use crate::execution::{Left, Task, Work};
+use crate::execution::{Left, Task, Work, discard};
 use crate::ground::Error;
 use crate::ground::sync::{Arc, MutexGuard, Ordering, TURN};
 use crate::hooks::Ran;
@@ -38,8 +38,7 @@ impl StreamState {
                 Err(payload) => match payload.downcast::<&'static str>() {
                     Ok(message) => Arc::from(*message),
                     Err(payload) => {
-                        // The payload's destructor is user code too, and may panic in turn.
-                        let _ = catch_unwind(AssertUnwindSafe(|| drop(payload)));
+                        discard(payload);
                         Arc::from("(no message)")
                     }
                 },

@@ -3,8 +3,7 @@
 use super::place::Strides;
 use super::shape::Group;
 use super::{ConvInputs, ConvShape, aligned};
-use crate::kernels::norm::batch::StatsSums;
-use crate::kernels::norm::{self, BatchStats};
+use crate::kernels::norm::batch::{Moments, StatsSums, stats_scratch_len};
 use crate::kernels::tile::{self, Job, Layout, Mode, Nest};
 use crate::kernels::{Isa, pad16};
 
@@ -23,27 +22,27 @@ pub fn forward(
     }
 }
 
-/// [`forward`], and the batch statistics of its output, gathered while each image is in cache.
-pub fn forward_with_stats(
+/// [`forward`], and the [moments](Moments) of its output, gathered while each image is in cache.
+pub fn forward_with_moments(
     isa: Isa,
     shape: &ConvShape,
     of: &ConvInputs<'_>,
     y: &mut [f32],
-    stats: BatchStats<'_>,
+    to: Moments<'_>,
     scratch: &mut [f32],
 ) {
     shape.check();
+    let (sums, scratch) = scratch.split_at_mut(stats_scratch_len(shape.out_c));
+    let mut sums = StatsSums::new(sums, shape.output());
     if shape.jobs() > 1 {
         // An image is complete only after the last group.
         forward(isa, shape, of, y, scratch);
-        norm::batch_stats(isa, &shape.output(), y, stats, scratch);
-        return;
+        sums.add_each(isa, y);
+    } else {
+        let all = Group { shape, g: 0 };
+        group(isa, all, of, y, aligned(scratch), |images| sums.add(isa, images));
     }
-    let (sums, scratch) = scratch.split_at_mut(norm::batch::stats_scratch_len(shape.out_c));
-    let mut sums = StatsSums::new(sums, shape.output());
-    let all = Group { shape, g: 0 };
-    group(isa, all, of, y, aligned(scratch), |images| sums.add(isa, images));
-    sums.finish(stats);
+    sums.finish(to);
 }
 
 /// Computes the output channels of job `g`, and shows each block of finished images to `done`.

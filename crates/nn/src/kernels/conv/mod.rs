@@ -15,7 +15,7 @@ mod shape;
 pub mod winograd;
 
 pub use backward::{backward_data, backward_weight};
-pub use forward::{forward, forward_with_stats};
+pub use forward::{forward, forward_with_moments};
 pub use shape::ConvShape;
 
 /// Inputs of a forward convolution.

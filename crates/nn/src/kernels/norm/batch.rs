@@ -12,6 +12,7 @@ use super::image::{
     Affine, Backward, BackwardPooled, Forward, ForwardPooled, Gradient, Reduce, ReducePooled,
 };
 use crate::kernels::lanes::for_channels;
+use crate::kernels::parts::{self, Scratch};
 use crate::kernels::{GradOut, ImageShape, Isa, split_f64};
 
 /// Activation after the normalisation in the fused kernels.
@@ -75,14 +76,23 @@ pub struct BatchNormGrads<'a> {
     pub dbeta: &'a mut [f32],
 }
 
-/// Scratch of [`batch_stats`] in f32, for `c` channels.
-pub const fn stats_scratch_len(c: usize) -> usize {
+/// Mean and biased variance of each channel over some images of a batch: `[mean, variance][C]`.
+#[derive(Debug)]
+pub struct Moments<'a>(pub &'a mut [f64]);
+
+/// Scratch of sums of [`Moments`] in f32, for `c` channels.
+pub(crate) const fn stats_scratch_len(c: usize) -> usize {
     8 * c + 64
 }
 
-/// Scratch of [`batch_norm_act_forward`] and [`batch_norm_act_backward`] in f32.
+/// Scratch of the [`Moments`] of all parts of a kernel, in f32.
+pub(crate) const fn moments_scratch_len(c: usize) -> usize {
+    parts::MOST * 4 * c + 2
+}
+
+/// Scratch of all functions here, in f32, for `c` channels.
 pub const fn scratch_len(c: usize) -> usize {
-    16 * c + 64
+    16 * c + 64 + moments_scratch_len(c)
 }
 
 /// Shape of the output of the fused kernel.
@@ -122,13 +132,43 @@ pub fn batch_stats(
     to: BatchStats<'_>,
     scratch: &mut [f32],
 ) {
-    let mut sums = StatsSums::new(scratch, *shape);
-    // Image by image, so that the first one's mean is all that is read twice.
-    x.chunks(shape.pixels() * shape.c).for_each(|image| sums.add(isa, image));
-    sums.finish(to);
+    let (c, image) = (shape.c, shape.pixels() * shape.c);
+    let images = parts::images(shape.batch, 1, image * parts::TOUCH);
+    let (moments, own) = split_f64(scratch, 2 * c * parts::MOST);
+    moments.fill(f64::NAN);
+    let each = x.chunks((images * image).max(1)).zip(moments.chunks_exact_mut((2 * c).max(1)));
+    let of_part = stats_scratch_len(c);
+    parts::each(each, Scratch { own, of_part }, |_, (x, to), scratch| {
+        let mut sums = StatsSums::new(scratch, *shape);
+        sums.add_each(isa, x);
+        sums.finish(Moments(to));
+    });
+    combine(shape.batch, images, moments, to);
 }
 
-/// Sums for [`batch_stats`], fed block by block.
+/// Statistics of a batch of `batch` images from the moments of its parts, of `images` images each
+/// but the last (Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing
+/// Sample Variances", 1979). NaN without images.
+pub(crate) fn combine(batch: usize, images: usize, moments: &[f64], to: BatchStats<'_>) {
+    let c = to.mean.len();
+    let parts = moments.chunks_exact((2 * c).max(1)).zip((0..batch).step_by(images));
+    let share = |first: usize| images.min(batch - first) as f64 / batch as f64;
+    let sum = |of: &dyn Fn(&[f64]) -> f64| -> f64 {
+        parts.clone().map(|(part, first)| share(first) * of(part)).sum()
+    };
+    if batch == 0 {
+        to.mean.fill(f32::NAN);
+        to.var.fill(f32::NAN);
+        return;
+    }
+    for k in 0..c {
+        let mean = sum(&|part| part[k]);
+        let var = sum(&|part| part[c + k] + (part[k] - mean) * (part[k] - mean));
+        (to.mean[k], to.var[k]) = (mean as f32, var as f32);
+    }
+}
+
+/// Sums for [`Moments`], fed block by block.
 pub(crate) struct StatsSums<'a> {
     shape: ImageShape,
     pixels: usize,
@@ -138,12 +178,17 @@ pub(crate) struct StatsSums<'a> {
 }
 
 impl<'a> StatsSums<'a> {
-    /// Takes [`stats_scratch_len`] f32 of scratch; `shape` is that of the whole batch.
+    /// Takes [`stats_scratch_len`] f32 of scratch; `shape` has the size of an image.
     pub(crate) fn new(scratch: &'a mut [f32], shape: ImageShape) -> Self {
         let (values, rest) = split_f64(scratch, 2 * shape.c);
         values.fill(0.0);
         let (sums, squares) = values.split_at_mut(shape.c);
         Self { shape, pixels: 0, shift: &mut rest[..shape.c], sums, squares }
+    }
+
+    /// Adds images one by one, so that the first one's mean is all that is read twice.
+    pub(crate) fn add_each(&mut self, isa: Isa, images: &[f32]) {
+        images.chunks(self.shape.pixels() * self.shape.c).for_each(|image| self.add(isa, image));
     }
 
     /// Adds the next whole images.
@@ -164,14 +209,14 @@ impl<'a> StatsSums<'a> {
     }
 
     /// Writes mean and biased variance.
-    pub(crate) fn finish(self, to: BatchStats<'_>) {
+    pub(crate) fn finish(self, Moments(to): Moments<'_>) {
         let scale = 1.0 / self.pixels as f64;
         for c in 0..self.shape.c {
             let (mean, square) = (self.sums[c] * scale, self.squares[c] * scale);
-            to.mean[c] = (f64::from(self.shift[c]) + mean) as f32;
+            to[c] = f64::from(self.shift[c]) + mean;
             let var = square - mean * mean;
             // Rounding may leave a constant channel slightly below 0; NaN stays.
-            to.var[c] = if var < 0.0 { 0.0 } else { var as f32 };
+            to[self.shape.c + c] = if var < 0.0 { 0.0 } else { var };
         }
     }
 }
@@ -194,25 +239,31 @@ pub fn batch_norm_act_forward(
     let scale = &mut scratch[..shape.c];
     of.scales(scale);
     let affine = of.affine(scale);
-    let images = of.x.chunks_exact(shape.pixels() * shape.c);
-    let outs = out.chunks_exact_mut(out_shape.pixels() * shape.c);
-    let (c, shape) = (shape.c, *shape);
-    if !codes.is_empty() {
-        let codes = codes.chunks_exact_mut(out_shape.pixels() * c);
-        for ((x, out), codes) in images.zip(outs).zip(codes) {
-            let mut kernel = ForwardPooled::<true> { affine, shape, x, out, codes };
-            for_channels(isa, c, &mut kernel);
+    let (image, out_image) = (shape.pixels() * shape.c, out_shape.pixels() * shape.c);
+    let images = parts::images(shape.batch, 1, image * parts::TOUCH);
+    let each = of.x.chunks(images * image).zip(out.chunks_mut(images * out_image));
+    let no_codes = std::iter::repeat_with(<&mut [u8]>::default);
+    let codes = codes.chunks_mut(images * out_image).chain(no_codes);
+    let (c, shape, pool) = (shape.c, *shape, of.pool);
+    let scratch = Scratch { own: &mut [], of_part: 0 };
+    parts::each(each.zip(codes), scratch, |_, ((x, out), codes), _| {
+        let images = x.chunks_exact(image).zip(out.chunks_exact_mut(out_image));
+        if !codes.is_empty() {
+            for ((x, out), codes) in images.zip(codes.chunks_exact_mut(out_image)) {
+                let mut kernel = ForwardPooled::<true> { affine, shape, x, out, codes };
+                for_channels(isa, c, &mut kernel);
+            }
+            return;
         }
-        return;
-    }
-    for (x, out) in images.zip(outs) {
-        if of.pool {
-            let mut kernel = ForwardPooled::<false> { affine, shape, x, out, codes: &mut [] };
-            for_channels(isa, c, &mut kernel);
-        } else {
-            for_channels(isa, c, &mut Forward { affine, x, out });
+        for (x, out) in images {
+            if pool {
+                let mut kernel = ForwardPooled::<false> { affine, shape, x, out, codes: &mut [] };
+                for_channels(isa, c, &mut kernel);
+            } else {
+                for_channels(isa, c, &mut Forward { affine, x, out });
+            }
         }
-    }
+    });
 }
 
 /// Gradients of [`batch_norm_act_forward`] in training: with `dz` the gradient routed back through
@@ -251,10 +302,12 @@ impl<'a> NormGradient<'a> {
         [dgamma, dbeta]: [&mut [f32]; 2],
         scratch: &'a mut [f32],
     ) -> Self {
+        let (sums, scratch) = split_f64(scratch, 2 * shape.c * parts::MOST);
         let mut coefficients = Coefficients::new(scratch, shape.c);
         of.forward.scales(coefficients.scale);
-        reduce(isa, shape, &of, &mut coefficients);
-        coefficients.finish(&of, (shape.batch * shape.pixels()) as f64, dgamma, dbeta);
+        let totals = reduce(isa, shape, &of, coefficients.scale, sums);
+        let count = (shape.batch * shape.pixels()) as f64;
+        coefficients.finish(&of, count, &totals, [dgamma, dbeta]);
         Self { shape: *shape, of, coefficients }
     }
 
@@ -265,11 +318,9 @@ impl<'a> NormGradient<'a> {
     }
 }
 
-/// Coefficients that both passes of the backward kernel read, `[C]` each.
+/// Coefficients of the gradient of the raw input, `[C]` each.
 #[derive(Debug)]
 struct Coefficients<'a> {
-    sums: &'a mut [f64],
-    dots: &'a mut [f64],
     scale: &'a mut [f32],
     offset: &'a mut [f32],
     slope: &'a mut [f32],
@@ -277,12 +328,9 @@ struct Coefficients<'a> {
 
 impl<'a> Coefficients<'a> {
     fn new(scratch: &'a mut [f32], c: usize) -> Self {
-        let (values, rest) = split_f64(scratch, 2 * c);
-        values.fill(0.0);
-        let (sums, dots) = values.split_at_mut(c);
-        let (scale, rest) = rest.split_at_mut(c);
+        let (scale, rest) = scratch.split_at_mut(c);
         let (offset, rest) = rest.split_at_mut(c);
-        Self { sums, dots, scale, offset, slope: &mut rest[..c] }
+        Self { scale, offset, slope: &mut rest[..c] }
     }
 
     /// From the sums of `dz` and `dz·(x − mean)` to the parameters' gradients, which are added to,
@@ -291,34 +339,63 @@ impl<'a> Coefficients<'a> {
         &mut self,
         of: &BatchNormBackward<'_>,
         count: f64,
-        dgamma: &mut [f32],
-        dbeta: &mut [f32],
+        totals: &Totals<'_>,
+        [dgamma, dbeta]: [&mut [f32]; 2],
     ) {
+        let Totals { sums, dots } = totals;
         for c in 0..self.scale.len() {
             let var = f64::from(of.forward.var[c]) + f64::from(of.forward.eps);
-            let (dot, scale) = (self.dots[c] / var.sqrt(), f64::from(self.scale[c]));
-            dbeta[c] += self.sums[c] as f32;
+            let (dot, scale) = (dots[c] / var.sqrt(), f64::from(self.scale[c]));
+            dbeta[c] += sums[c] as f32;
             dgamma[c] += dot as f32;
-            self.offset[c] = (scale * self.sums[c] / count) as f32;
+            self.offset[c] = (scale * sums[c] / count) as f32;
             self.slope[c] = (scale * dot / var.sqrt() / count) as f32;
         }
     }
 }
 
-/// First pass: sums over the batch.
-fn reduce(isa: Isa, shape: &ImageShape, of: &BatchNormBackward<'_>, to: &mut Coefficients<'_>) {
-    let affine = of.forward.affine(to.scale);
-    for image in of.images(shape) {
-        let Image { x, dout, codes } = image;
-        let (sums, dots) = (&mut *to.sums, &mut *to.dots);
-        if of.forward.pool {
-            let (mean, shape) = (affine.mean, *shape);
-            let mut kernel = ReducePooled { mean, shape, x, dout, codes, sums, dots };
-            for_channels(isa, shape.c, &mut kernel);
-        } else {
-            for_channels(isa, shape.c, &mut Reduce { affine, x, dout, sums, dots });
+/// Sums over the batch, `[C]` each.
+struct Totals<'a> {
+    /// Sums of `dz`.
+    sums: &'a [f64],
+    /// Sums of `dz·(x − mean)`.
+    dots: &'a [f64],
+}
+
+/// First pass. `sums` is memory for the totals of all parts.
+fn reduce<'s>(
+    isa: Isa,
+    shape: &ImageShape,
+    of: &BatchNormBackward<'_>,
+    scale: &[f32],
+    sums: &'s mut [f64],
+) -> Totals<'s> {
+    let (c, affine) = (shape.c, of.forward.affine(scale));
+    let images = parts::images(shape.batch, 1, shape.pixels() * c * parts::TOUCH);
+    let ranges = (0..shape.batch).step_by(images);
+    let count = ranges.len();
+    sums.fill(0.0);
+    let scratch = Scratch { own: &mut [], of_part: 0 };
+    parts::each(ranges.zip(sums.chunks_exact_mut(2 * c)), scratch, |_, (first, sums), _| {
+        let (sums, dots) = sums.split_at_mut(c);
+        let of = of.of(shape, first..(first + images).min(shape.batch));
+        for Image { x, dout, codes } in of.images(shape) {
+            let (sums, dots) = (&mut *sums, &mut *dots);
+            if of.forward.pool {
+                let (mean, shape) = (affine.mean, *shape);
+                let mut kernel = ReducePooled { mean, shape, x, dout, codes, sums, dots };
+                for_channels(isa, c, &mut kernel);
+            } else {
+                for_channels(isa, c, &mut Reduce { affine, x, dout, sums, dots });
+            }
         }
+    });
+    let (total, others) = sums.split_at_mut(2 * c);
+    for part in others.chunks_exact(2 * c).take(count - 1) {
+        total.iter_mut().zip(part).for_each(|(total, part)| *total += part);
     }
+    let (sums, dots) = total.split_at(c);
+    Totals { sums, dots }
 }
 
 /// Second pass: gradient of the raw input.
@@ -331,26 +408,32 @@ fn input_gradient(
 ) {
     let affine = of.forward.affine(with.scale);
     let gradient = Gradient { affine, offset: with.offset, slope: with.slope };
-    let (c, shape) = (shape.c, *shape);
-    let images = to.values.chunks_exact_mut(shape.pixels() * c).zip(of.images(&shape));
-    for (dx, Image { x, dout, codes }) in images {
-        match (of.forward.pool, to.accumulate) {
-            (false, false) => {
-                for_channels(isa, c, &mut Backward::<false> { gradient, x, dout, dx });
-            }
-            (false, true) => {
-                for_channels(isa, c, &mut Backward::<true> { gradient, x, dout, dx });
-            }
-            (true, false) => {
-                let mut k = BackwardPooled::<false> { gradient, shape, x, dout, codes, dx };
-                for_channels(isa, c, &mut k);
-            }
-            (true, true) => {
-                let mut k = BackwardPooled::<true> { gradient, shape, x, dout, codes, dx };
-                for_channels(isa, c, &mut k);
+    let (c, shape, image) = (shape.c, *shape, shape.pixels() * shape.c);
+    let batch = of.forward.x.len() / image;
+    let images = parts::images(batch, 1, image * parts::TOUCH);
+    let each = to.values.chunks_mut(images * image).enumerate();
+    let scratch = Scratch { own: &mut [], of_part: 0 };
+    parts::each(each, scratch, |_, (part, dx), _| {
+        let of = of.of(&shape, part * images..((part + 1) * images).min(batch));
+        for (dx, Image { x, dout, codes }) in dx.chunks_exact_mut(image).zip(of.images(&shape)) {
+            match (of.forward.pool, to.accumulate) {
+                (false, false) => {
+                    for_channels(isa, c, &mut Backward::<false> { gradient, x, dout, dx });
+                }
+                (false, true) => {
+                    for_channels(isa, c, &mut Backward::<true> { gradient, x, dout, dx });
+                }
+                (true, false) => {
+                    let mut k = BackwardPooled::<false> { gradient, shape, x, dout, codes, dx };
+                    for_channels(isa, c, &mut k);
+                }
+                (true, true) => {
+                    let mut k = BackwardPooled::<true> { gradient, shape, x, dout, codes, dx };
+                    for_channels(isa, c, &mut k);
+                }
             }
         }
-    }
+    });
 }
 
 /// One image of the backward pass.

@@ -6,8 +6,8 @@ pub mod group;
 mod image;
 
 pub use batch::{
-    Activation, BatchNormBackward, BatchNormForward, BatchNormGrads, BatchStats, NormGradient,
-    batch_norm_act_backward, batch_norm_act_forward, batch_stats, update_running,
+    Activation, BatchNormBackward, BatchNormForward, BatchNormGrads, BatchStats, Moments,
+    NormGradient, batch_norm_act_backward, batch_norm_act_forward, batch_stats, update_running,
 };
 pub use group::{
     GroupNormBackward, GroupNormForward, GroupNormGrads, GroupNormSaved, group_norm_backward,

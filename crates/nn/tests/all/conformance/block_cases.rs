@@ -13,11 +13,12 @@ use super::case::{Case, Data, Random, case};
 use super::cases::packed_weights;
 
 /// Batch, side, channels that are read and written, groups, whether it is pooled. Images that do
-/// not fill the last block, more than one block, windows that are cut off, one filter for each
-/// channel.
-const SHAPES: [([usize; 5], bool); 5] = [
+/// not fill the last block, more than one block, more than one part, windows that are cut off, one
+/// filter for each channel.
+const SHAPES: [([usize; 5], bool); 6] = [
     ([5, 6, 3, 8, 1], true),
     ([21, 32, 3, 9, 1], true),
+    ([61, 32, 3, 9, 1], true),
     ([70, 4, 9, 17, 1], false),
     ([3, 7, 12, 12, 12], true),
     ([2, 9, 20, 33, 1], false),

@@ -207,9 +207,9 @@ impl Case {
         self
     }
 
-    pub(super) fn run(&self, on: Backend<'_>) -> Vec<Data> {
-        let (signature, mut random) =
-            (self.op.signature(on.target()), Random(kind(&self.op) as u64));
+    /// The operands on a target: what is read, and what is written.
+    pub(super) fn operands(&self, target: ops::Target) -> [Vec<Data>; 2] {
+        let (signature, mut random) = (self.op.signature(target), Random(kind(&self.op) as u64));
         let mut make = |specs: &[Spec], given: &[(usize, Data)]| -> Vec<Data> {
             let of = |(at, spec): (usize, &Spec)| {
                 let fixed = given.iter().find(|(position, _)| *position == at);
@@ -217,15 +217,27 @@ impl Case {
             };
             specs.iter().enumerate().map(of).collect()
         };
-        let reads = make(&signature.reads, &self.reads);
-        let mut writes = make(&signature.writes, &self.writes);
+        [make(&signature.reads, &self.reads), make(&signature.writes, &self.writes)]
+    }
+
+    /// Runs it over these operands; returns what it wrote, but for scratch.
+    pub(super) fn run_over(
+        &self,
+        on: Backend<'_>,
+        [reads, mut writes]: [Vec<Data>; 2],
+    ) -> Vec<Data> {
         let operands = Operands {
             reads: reads.iter().map(Data::slice).collect(),
             writes: writes.iter_mut().map(Data::slice_mut).collect(),
         };
         ops::run(on, &self.op, operands).unwrap();
+        let signature = self.op.signature(on.target());
         let results = writes.into_iter().zip(&signature.writes);
         results.filter(|(_, spec)| spec.role != Role::Scratch).map(|(data, _)| data).collect()
+    }
+
+    pub(super) fn run(&self, on: Backend<'_>) -> Vec<Data> {
+        self.run_over(on, self.operands(on.target()))
     }
 
     /// The elements that are read at a position, as far as they are given; else ones.

@@ -10,6 +10,7 @@ mod block_cases;
 mod case;
 mod cases;
 mod image_cases;
+mod parts;
 mod policy;
 #[cfg(feature = "cuda")]
 mod precision;

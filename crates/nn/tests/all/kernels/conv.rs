@@ -1,7 +1,7 @@
 //! Convolutions and linear layers.
 
 use meristem_nn::kernels::conv::{self, ConvInputs, ConvShape, ParamGrads};
-use meristem_nn::kernels::norm::BatchStats;
+use meristem_nn::kernels::norm::Moments;
 use meristem_nn::kernels::{GradOut, Isa, pad16};
 
 use super::support::{Exact, Guarded, Values, compare, scratch};
@@ -139,16 +139,15 @@ impl Case {
     }
 
     fn stats(&self, isa: Isa) {
-        let name = format!("forward_with_stats {:?}", self.s);
+        let name = format!("forward_with_moments {:?}", self.s);
         let of = ConvInputs { x: &self.x, w: &self.w, bias: &[] };
         let (mut y, mut plain) = (vec![f32::NAN; self.dy.len()], vec![0.0; self.dy.len()]);
-        let (mut mean, mut var) = (vec![f32::NAN; self.s.out_c], vec![f32::NAN; self.s.out_c]);
-        let stats = BatchStats { mean: &mut mean, var: &mut var };
+        let mut moments = vec![f64::NAN; 2 * self.s.out_c];
         let mut room = scratch(self.s.scratch_len());
-        conv::forward_with_stats(isa, &self.s, &of, &mut y, stats, &mut room);
+        conv::forward_with_moments(isa, &self.s, &of, &mut y, Moments(&mut moments), &mut room);
         conv::forward(isa, &self.s, &of, &mut plain, &mut room);
         assert_eq!(y, plain, "{name}: the statistics must not change the values");
-        super::norm::check_stats(&name, isa, (&y, self.s.out_c), (&mean, &var));
+        super::norm::check_moments(&name, isa, (&y, self.s.out_c), &moments);
     }
 
     fn data(&self, isa: Isa) {

@@ -5,9 +5,9 @@
 //! n counts the roundings on a path: at most [`TRANSFORMS`] in the transforms, one for each product
 //! and each addition. (Constants are powers of two, or rounded once, which is counted.)
 
-use meristem_nn::kernels::conv::winograd::{TileSize, Winograd};
-use meristem_nn::kernels::conv::{ConvInputs, ConvShape};
-use meristem_nn::kernels::norm::BatchStats;
+use meristem_nn::kernels::conv::ConvShape;
+use meristem_nn::kernels::conv::winograd::{Inputs, TileSize, Winograd};
+use meristem_nn::kernels::norm::Moments;
 use meristem_nn::kernels::{GradOut, Isa, pad16};
 
 use super::conv::{products, weights};
@@ -170,17 +170,18 @@ impl Case {
         }
         let (mut y, mut plain) = (Guarded::poisoned(self.dy.len()), vec![0.0; self.dy.len()]);
         let mut room = scratch(self.of.scratch_len());
-        let of = ConvInputs { x: &self.x, w: &self.w, bias: &[] };
-        self.of.forward(isa, &of, y.get(), &mut room);
+        let mut filters = scratch(self.of.filters_len());
+        let filters = self.of.filters(isa, &self.w, &mut filters);
+        let of = Inputs { x: &self.x, filters, bias: &[] };
+        self.of.forward(isa, of, y.get(), &mut room);
         compare(&name, isa, y.check(&name), &exact);
-        let (mut mean, mut var) = (vec![0.0; s.out_c], vec![0.0; s.out_c]);
-        let stats = BatchStats { mean: &mut mean, var: &mut var };
-        self.of.forward_with_stats(isa, &of, &mut plain, stats, &mut room);
+        let mut moments = vec![f64::NAN; 2 * s.out_c];
+        self.of.forward_with_moments(isa, of, &mut plain, Moments(&mut moments), &mut room);
         assert_eq!(plain, y.check(&name), "{name}: the statistics must not change the values");
-        super::norm::check_stats(&name, isa, (&plain, s.out_c), (&mean, &var));
+        super::norm::check_moments(&name, isa, (&plain, s.out_c), &moments);
         exact.iter_mut().enumerate().for_each(|(o, e)| e.add(self.bias[o % s.out_c].into()));
-        let of = ConvInputs { bias: &self.bias, ..of };
-        self.of.forward(isa, &of, y.get(), &mut room);
+        let of = Inputs { bias: &self.bias, ..of };
+        self.of.forward(isa, of, y.get(), &mut room);
         compare(&name, isa, y.check(&name), &exact);
     }
 
@@ -196,11 +197,14 @@ impl Case {
             *e = Exact { magnitude: *m, roundings: s.out_c + TRANSFORMS, ..*e };
         }
         let mut room = scratch(self.of.scratch_len());
+        let mut turned = scratch(self.of.filters_len());
+        let turned = self.of.turned_filters(isa, &self.w, &mut turned);
+        let of = (&self.dy[..], turned);
         let mut dx = Guarded::poisoned(self.x.len());
-        self.of.backward_data(isa, &self.dy, &self.w, GradOut::overwrite(dx.get()), &mut room);
+        self.of.backward_data(isa, of, GradOut::overwrite(dx.get()), &mut room);
         compare(&name, isa, dx.check(&name), &exact);
         let mut dx = Guarded::new(&self.x);
-        self.of.backward_data(isa, &self.dy, &self.w, GradOut::add(dx.get()), &mut room);
+        self.of.backward_data(isa, of, GradOut::add(dx.get()), &mut room);
         exact.iter_mut().zip(&self.x).for_each(|(e, &x)| e.add(x.into()));
         compare(&name, isa, dx.check(&name), &exact);
     }
@@ -286,9 +290,11 @@ fn an_empty_batch_is_no_work() {
     let case = Case::new(of, 1);
     let mut room = scratch(of.scratch_len());
     for isa in Isa::available() {
-        let inputs = ConvInputs { x: &[], w: &case.w, bias: &[] };
-        of.forward(isa, &inputs, &mut [], &mut room);
-        of.backward_data(isa, &[], &case.w, GradOut::add(&mut []), &mut room);
+        let mut points = scratch(of.filters_len());
+        let filters = of.filters(isa, &case.w, &mut points);
+        of.forward(isa, Inputs { x: &[], filters, bias: &[] }, &mut [], &mut room);
+        let turned = of.turned_filters(isa, &case.w, &mut points);
+        of.backward_data(isa, (&[], turned), GradOut::add(&mut []), &mut room);
         let mut dw = case.w.clone();
         of.backward_weight(isa, [&[], &[]], &mut dw, &mut room);
         assert_eq!(dw, case.w);

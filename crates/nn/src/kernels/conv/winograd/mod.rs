@@ -24,10 +24,9 @@ mod transform;
 
 use self::points::{Four, Points, Two};
 use self::transform::{Filter, FilterGradient, Gradient, Grid, Input, Output};
-use super::{ALIGNMENT, ConvInputs, ConvShape, aligned};
+use super::{ALIGNMENT, ConvShape, aligned};
 use crate::kernels::lanes::for_channels;
-use crate::kernels::norm::BatchStats;
-use crate::kernels::norm::batch::{StatsSums, stats_scratch_len};
+use crate::kernels::norm::batch::{Moments, StatsSums, stats_scratch_len};
 use crate::kernels::tile::{self, Job, Layout, Mode, Nest};
 use crate::kernels::transpose::transpose;
 use crate::kernels::{GradOut, Isa, pad16};
@@ -71,28 +70,40 @@ pub struct Winograd {
     pub tile: TileSize,
 }
 
+/// Points of filters, `[T²]` packed weights: of [`Winograd::filters`] or
+/// [`Winograd::turned_filters`].
+#[derive(Clone, Copy, Debug)]
+pub struct Filters<'a>(&'a [f32]);
+
+/// Inputs of a forward pass.
+#[derive(Clone, Copy, Debug)]
+pub struct Inputs<'a> {
+    /// Input `[N][H][W][in_c]`.
+    pub x: &'a [f32],
+    /// Points of [`Winograd::filters`].
+    pub filters: Filters<'a>,
+    /// One value per output channel, or none.
+    pub bias: &'a [f32],
+}
+
 /// One of the products over images: `read` to `written` channels.
 struct Pass<'a> {
     channels: [usize; 2],
     /// How the points of filters lie.
     layout: Layout,
-    x: &'a [f32],
-    bias: &'a [f32],
+    of: Inputs<'a>,
     to: GradOut<'a>,
 }
 
 /// Parts of scratch.
 struct Parts<'a> {
-    /// Taps of transposed filters.
-    taps: &'a mut [f32],
-    /// Points of filters.
-    filters: &'a mut [f32],
     /// A block of images with its halo.
     padded: &'a mut [f32],
     /// Points of what is read.
     input: &'a mut [f32],
     /// Points of what is written.
     output: &'a mut [f32],
+    rest: &'a mut [f32],
 }
 
 impl Winograd {
@@ -113,69 +124,84 @@ impl Winograd {
         window && whole && shape.groups == 1
     }
 
+    /// Points of packed weights, for a forward pass. Takes [`Winograd::filters_len`] f32 of memory.
+    pub fn filters<'a>(&self, isa: Isa, w: &[f32], to: &'a mut [f32]) -> Filters<'a> {
+        self.filter_points(isa, self.shape.in_c * pad16(self.shape.out_c), w, aligned(to))
+    }
+
+    /// Points of packed weights that are flipped and transposed, for the gradient of the input.
+    /// Takes [`Winograd::filters_len`] f32 of memory.
+    pub fn turned_filters<'a>(&self, isa: Isa, w: &[f32], to: &'a mut [f32]) -> Filters<'a> {
+        let [read, written] = [self.shape.out_c, self.shape.in_c];
+        let (from, len) = (written * pad16(read), read * pad16(written));
+        let (taps, to) = aligned(to).split_at_mut(TAPS * len);
+        for (tap, to) in taps.chunks_exact_mut(len).enumerate() {
+            let w = &w[(TAPS - 1 - tap) * from..(TAPS - tap) * from];
+            transpose(isa, [written, read], w, to, [read, 0]);
+        }
+        self.filter_points(isa, len, taps, to)
+    }
+
+    /// Memory that filters need in either direction, in f32.
+    pub fn filters_len(&self) -> usize {
+        let ConvShape { in_c, out_c, .. } = self.shape;
+        let turned = (TAPS + self.grid().points()) * out_c * pad16(in_c);
+        turned.max(self.filter_len()) + ALIGNMENT
+    }
+
+    /// Elements of a forward pass' points of filters.
+    fn filter_len(&self) -> usize {
+        self.grid().points() * self.shape.in_c * pad16(self.shape.out_c)
+    }
+
     /// Convolution: `y` `[N][H][W][out_c]` is overwritten.
-    pub fn forward(&self, isa: Isa, of: &ConvInputs<'_>, y: &mut [f32], scratch: &mut [f32]) {
+    pub fn forward(&self, isa: Isa, of: Inputs<'_>, y: &mut [f32], scratch: &mut [f32]) {
         self.convolve(isa, of, y, scratch, |_| {});
     }
 
-    /// [`Winograd::forward`], and the batch statistics of its output, gathered while each block of
-    /// images is in cache.
-    pub fn forward_with_stats(
+    /// [`Winograd::forward`], and the [moments](Moments) of its output, gathered while each block
+    /// of images is in cache.
+    pub fn forward_with_moments(
         &self,
         isa: Isa,
-        of: &ConvInputs<'_>,
+        of: Inputs<'_>,
         y: &mut [f32],
-        stats: BatchStats<'_>,
+        to: Moments<'_>,
         scratch: &mut [f32],
     ) {
         let (sums, scratch) = scratch.split_at_mut(stats_scratch_len(self.shape.out_c));
         let mut sums = StatsSums::new(sums, self.shape.output());
         self.convolve(isa, of, y, scratch, |images| sums.add(isa, images));
-        sums.finish(stats);
+        sums.finish(to);
     }
 
     fn convolve(
         &self,
         isa: Isa,
-        of: &ConvInputs<'_>,
+        of: Inputs<'_>,
         y: &mut [f32],
         scratch: &mut [f32],
         done: impl FnMut(&[f32]),
     ) {
-        let channels @ [read, written] = [self.shape.in_c, self.shape.out_c];
-        let mut parts = self.parts(scratch, channels);
-        let len = read * pad16(written);
-        self.filter_points(isa, len, of.w, parts.filters);
+        let channels @ [_, written] = [self.shape.in_c, self.shape.out_c];
         let layout = Layout::Rows(pad16(written));
-        let pass = Pass { channels, layout, x: of.x, bias: of.bias, to: GradOut::overwrite(y) };
-        match self.tile {
-            TileSize::Two => self.pass::<Two, 2, 4>(isa, pass, &mut parts, done),
-            TileSize::Four => self.pass::<Four, 4, 6>(isa, pass, &mut parts, done),
-        }
+        let pass = Pass { channels, layout, of, to: GradOut::overwrite(y) };
+        self.pass_tiles(isa, pass, scratch, done);
     }
 
-    /// Gradient with respect to the input, from `dy` `[N][H][W][out_c]` and packed weights.
+    /// Gradient with respect to the input, from `dy` `[N][H][W][out_c]` and
+    /// [turned filters](Winograd::turned_filters).
     pub fn backward_data(
         &self,
         isa: Isa,
-        dy: &[f32],
-        w: &[f32],
+        (dy, turned): (&[f32], Filters<'_>),
         dx: GradOut<'_>,
         scratch: &mut [f32],
     ) {
-        let channels @ [read, written] = [self.shape.out_c, self.shape.in_c];
-        let mut parts = self.parts(scratch, channels);
-        let (from, len) = (written * pad16(read), read * pad16(written));
-        for (tap, to) in parts.taps[..TAPS * len].chunks_exact_mut(len).enumerate() {
-            let w = &w[(TAPS - 1 - tap) * from..(TAPS - tap) * from];
-            transpose(isa, [written, read], w, to, [read, 0]);
-        }
-        self.filter_points(isa, len, parts.taps, parts.filters);
-        let pass = Pass { channels, layout: Layout::Panels, x: dy, bias: &[], to: dx };
-        match self.tile {
-            TileSize::Two => self.pass::<Two, 2, 4>(isa, pass, &mut parts, |_| {}),
-            TileSize::Four => self.pass::<Four, 4, 6>(isa, pass, &mut parts, |_| {}),
-        }
+        let channels = [self.shape.out_c, self.shape.in_c];
+        let of = Inputs { x: dy, filters: turned, bias: &[] };
+        let pass = Pass { channels, layout: Layout::Panels, of, to: dx };
+        self.pass_tiles(isa, pass, scratch, |_| {});
     }
 
     /// Gradient with respect to the weights, added to `dw`, from `x` and `dy`.
@@ -197,22 +223,26 @@ impl Winograd {
     pub fn scratch_len(&self) -> usize {
         let ConvShape { in_c, out_c, .. } = self.shape;
         let of = |channels| self.lens(channels).iter().map(|len| pad16(*len)).sum::<usize>();
-        let most = of([in_c, out_c]).max(of([out_c, in_c]));
+        let most = (of([in_c, out_c]) + self.filter_len()).max(of([out_c, in_c]));
         most + ALIGNMENT + stats_scratch_len(out_c)
     }
 
     /// Elements of the [`Parts`].
-    fn lens(&self, [read, written]: [usize; 2]) -> [usize; 5] {
-        let (grid, filter) = (self.grid(), read * pad16(written));
+    fn lens(&self, [read, written]: [usize; 2]) -> [usize; 3] {
+        let grid = self.grid();
         let points = grid.points();
         let padded = grid.images * grid.placement(read).strides().image;
-        [
-            TAPS * filter,
-            points * filter,
-            padded,
-            points * grid.plane(read),
-            points * grid.plane(written),
-        ]
+        [padded, points * grid.plane(read), points * grid.plane(written)]
+    }
+
+    /// Images that are computed together.
+    pub(crate) fn block(&self) -> usize {
+        self.grid().images
+    }
+
+    /// Tiles of an image.
+    pub(crate) fn image_tiles(&self) -> usize {
+        self.grid().tiles_of(1).max(1)
     }
 
     fn grid(&self) -> Grid {
@@ -226,20 +256,35 @@ impl Winograd {
     /// Divides scratch; the halo is zero.
     fn parts<'a>(&self, scratch: &'a mut [f32], channels: [usize; 2]) -> Parts<'a> {
         let mut rest = aligned(scratch);
-        let [taps, filters, padded, input, output] = self.lens(channels).map(|len| {
+        let [padded, input, output] = self.lens(channels).map(|len| {
             let (part, left) = std::mem::take(&mut rest).split_at_mut(pad16(len));
             rest = left;
             &mut part[..len]
         });
         padded.fill(0.0);
-        Parts { taps, filters, padded, input, output }
+        Parts { padded, input, output, rest }
     }
 
-    fn filter_points(&self, isa: Isa, len: usize, taps: &[f32], points: &mut [f32]) {
-        let taps = &taps[..TAPS * len];
+    fn filter_points<'a>(
+        &self,
+        isa: Isa,
+        len: usize,
+        taps: &[f32],
+        to: &'a mut [f32],
+    ) -> Filters<'a> {
+        let (taps, points) = (&taps[..TAPS * len], &mut to[..self.grid().points() * len]);
         match self.tile {
             TileSize::Two => for_channels(isa, len, &mut Filter::<Two, 2, 4>::new(taps, points)),
             TileSize::Four => for_channels(isa, len, &mut Filter::<Four, 4, 6>::new(taps, points)),
+        }
+        Filters(points)
+    }
+
+    fn pass_tiles(&self, isa: Isa, pass: Pass<'_>, scratch: &mut [f32], done: impl FnMut(&[f32])) {
+        let mut parts = self.parts(scratch, pass.channels);
+        match self.tile {
+            TileSize::Two => self.pass::<Two, 2, 4>(isa, pass, &mut parts, done),
+            TileSize::Four => self.pass::<Four, 4, 6>(isa, pass, &mut parts, done),
         }
     }
 
@@ -251,7 +296,7 @@ impl Winograd {
         parts: &mut Parts<'_>,
         mut done: impl FnMut(&[f32]),
     ) {
-        let Pass { channels: [read, written], layout, x, bias, to } = pass;
+        let Pass { channels: [read, written], layout, of: Inputs { x, filters, bias }, to } = pass;
         let grid = self.grid();
         let (placement, pixels) = (grid.placement(read), grid.h * grid.w);
         let (x_block, y_block) = (grid.images * pixels * read, grid.images * pixels * written);
@@ -261,7 +306,7 @@ impl Winograd {
             placement.copy(x, parts.padded);
             let mut points = Input::<P, M, T>::new(grid, read, parts.padded, parts.input);
             for_channels(isa, read, &mut points);
-            let filters = parts.filters.chunks_exact(read * pad16(written));
+            let filters = filters.0.chunks_exact(read * pad16(written));
             let inputs = parts.input.chunks_exact(grid.plane(read));
             let outputs = parts.output.chunks_exact_mut(grid.plane(written));
             for ((a, b), c) in inputs.zip(filters).zip(outputs).take(T * T) {
@@ -299,7 +344,8 @@ impl Winograd {
         let grid = self.grid();
         let (placement, pixels) = (grid.placement(read), grid.h * grid.w);
         let len = read * pad16(written);
-        parts.filters.fill(0.0);
+        let sums = &mut parts.rest[..T * T * len];
+        sums.fill(0.0);
         let blocks = x.chunks(grid.images * pixels * read);
         for (x, dy) in blocks.zip(dy.chunks(grid.images * pixels * written)) {
             let grid = Grid { images: x.len() / (pixels * read), ..grid };
@@ -311,7 +357,7 @@ impl Winograd {
             for_channels(isa, written, &mut points);
             let inputs = parts.input.chunks_exact(grid.plane(read));
             let outputs = parts.output.chunks_exact(grid.plane(written));
-            let filters = parts.filters.chunks_exact_mut(len);
+            let filters = sums.chunks_exact_mut(len);
             for ((a, b), c) in inputs.zip(outputs).zip(filters).take(T * T) {
                 let job = Job {
                     mode: Mode::Broadcast,
@@ -329,6 +375,6 @@ impl Winograd {
                 tile::run(isa, job);
             }
         }
-        for_channels(isa, len, &mut FilterGradient::<P, M, T>::new(parts.filters, dw));
+        for_channels(isa, len, &mut FilterGradient::<P, M, T>::new(sums, dw));
     }
 }

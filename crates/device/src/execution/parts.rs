@@ -1,0 +1,264 @@
+//! Kernels in parts: workers without a task of their own take over parts of a kernel that another
+//! worker runs.
+//!
+//! Each worker has a board, on which the kernel that it runs posts its parts. The poster takes
+//! parts from the front and helpers take them from the back, so that in one kernel after the other
+//! a part tends to run where its neighbour of the kernel before has left its data.
+//!
+//! Invariants
+//! - A board has one job at a time, that of the worker it belongs to. The worker posts the next,
+//!   and returns, only when all parts of this one have ended.
+//! - A part is run by the thread that claimed it, by a compare-and-exchange of the whole word of
+//!   claims. Whoever has claimed a part may use the job until it counts the part as ended.
+//! - Nobody waits for a helper to come: the poster runs what nobody else has claimed.
+//!
+//! The models in `model` check these.
+
+use crate::ground::sync::{
+    Arc, AtomicSeq, AtomicUsize, Condvar, Mutex, Ordering, RaceCell, lock, spin_until, thread,
+    thread_local, wait_for,
+};
+use std::any::Any;
+use std::cell::{RefCell, UnsafeCell};
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+thread_local! {
+    /// The boards of the device whose worker this thread is, and the number of its own; `None` on
+    /// other threads, and while a part runs.
+    #[allow(clippy::missing_const_for_thread_local, reason = "model checkers have no such form")]
+    static HERE: RefCell<Option<(Arc<Boards>, usize)>> = RefCell::new(None);
+}
+
+/// Runs `part` once for each number below `count`, for kernels: on the calling worker, and on
+/// workers of its device that have nothing else to do. Returns when all parts have ended.
+///
+/// Which worker runs a part, and when, must not matter: parts write different memory, and what
+/// they sum goes to a place for each of them. Then the result is the same with any number of
+/// workers. Parts within a part, and those of a thread that is no worker, run in order on that
+/// thread.
+///
+/// # Panics
+/// If a part panicked, with the payload of the lowest such part. All others have ended by then; where
+/// they run in order on one thread, those behind it have not begun.
+pub fn in_parts(count: u16, part: impl Fn(usize) + Sync) {
+    let here = if count < 2 { None } else { HERE.with(|here| here.borrow_mut().take()) };
+    let Some((boards, own)) = here else { return (0..count).for_each(|k| part(k.into())) };
+    let result = boards.boards[own].run(count, &part, || boards.call(count));
+    HERE.with(|here| *here.borrow_mut() = Some((boards, own)));
+    if let Err(payload) = result {
+        resume_unwind(payload);
+    }
+}
+
+/// The boards of a device's workers.
+pub(crate) struct Boards {
+    boards: Box<[Board]>,
+    /// Workers that help.
+    helping: AtomicUsize,
+    /// Workers that sleep on `wake`; may be outdated.
+    pub(super) sleeping: AtomicUsize,
+    /// Notified for a task or a part that no worker is about to take, and at the end.
+    pub(super) wake: Condvar,
+}
+
+impl Boards {
+    pub(super) fn new(workers: usize) -> Self {
+        let boards = (0..workers).map(|_| Board::new()).collect();
+        let [helping, sleeping] = [(); 2].map(|()| AtomicUsize::new(0));
+        Boards { boards, helping, sleeping, wake: Condvar::new() }
+    }
+
+    /// Makes the calling thread the worker with this number.
+    pub(super) fn enter(self: &Arc<Self>, worker: usize) {
+        HERE.with(|here| *here.borrow_mut() = Some((self.clone(), worker)));
+    }
+
+    /// Wakes a worker for so many parts, if one sleeps and fewer than could help do. A call that comes
+    /// too early for a worker which is about to sleep is lost; then the poster is alone with this
+    /// job.
+    fn call(&self, parts: u16) {
+        let [helping, sleeping] =
+            [&self.helping, &self.sleeping].map(|n| n.load(Ordering::Relaxed));
+        if helping + 1 < parts.into() && sleeping > 0 {
+            self.wake.notify_one();
+        }
+    }
+
+    /// Whether there are parts to take; may be outdated.
+    pub(super) fn any(&self) -> bool {
+        self.boards.iter().any(Board::is_open)
+    }
+
+    /// Takes parts, and stays for more, until there are none for a while, others take them all, or
+    /// the worker is needed elsewhere.
+    pub(super) fn help(&self, needed: impl Fn() -> bool) {
+        let here = HERE.with(|here| here.borrow_mut().take());
+        self.helping.fetch_add(1, Ordering::Relaxed);
+        // Each helper begins behind its own board, so that not all of them help the same poster.
+        let first = here.as_ref().map_or(0, |(_, own)| own + 1);
+        let (before, behind) = self.boards.split_at(first);
+        loop {
+            let mut taken = false;
+            for board in behind.iter().chain(before) {
+                while !needed() && board.take(Claims::back) {
+                    taken = true;
+                }
+            }
+            if !taken || needed() || !wait_for(|| needed() || self.any()) {
+                break;
+            }
+        }
+        self.helping.fetch_sub(1, Ordering::Relaxed);
+        HERE.with(|own| *own.borrow_mut() = here);
+    }
+}
+
+type Payload = Box<dyn Any + Send>;
+type Part<'a> = &'a (dyn Fn(usize) + Sync);
+
+/// The job of one worker. On cache lines of its own.
+#[repr(align(128))]
+struct Board {
+    claims: AtomicSeq,
+    ended: AtomicUsize,
+    /// The poster's closure, whose lifetime is that of [`Board::run`].
+    job: UnsafeCell<Option<Part<'static>>>,
+    job_seen: RaceCell,
+    /// The panic of the lowest part that panicked.
+    panic: Mutex<Option<(usize, Payload)>>,
+}
+
+// SAFETY: all fields but `job` are `Sync`. The poster writes `job` before it opens the claims and
+// after all parts of the job before have ended; others read it between their claim of a part and
+// the end of that part. The closure is `Sync`.
+unsafe impl Sync for Board {}
+
+/// The parts of a job that nobody has claimed: `front..back`, and the number of the job, which
+/// keeps a claim of an earlier job from being one of this.
+#[derive(Clone, Copy)]
+struct Claims {
+    job: u32,
+    front: u16,
+    back: u16,
+}
+
+impl Claims {
+    fn of(word: u64) -> Self {
+        let [a, b, c, d, e, f, g, h] = word.to_le_bytes();
+        let [front, back] = [[a, b], [c, d]].map(u16::from_le_bytes);
+        Claims { job: u32::from_le_bytes([e, f, g, h]), front, back }
+    }
+
+    fn word(self) -> u64 {
+        u64::from(self.job) << 32 | u64::from(self.back) << 16 | u64::from(self.front)
+    }
+
+    /// Claims the first part.
+    fn front(self) -> (usize, Self) {
+        (self.front.into(), Claims { front: self.front + 1, ..self })
+    }
+
+    /// Claims the last part.
+    fn back(self) -> (usize, Self) {
+        let back = self.back - 1;
+        (back.into(), Claims { back, ..self })
+    }
+
+    fn is_open(self) -> bool {
+        self.front < self.back
+    }
+}
+
+impl Board {
+    fn new() -> Self {
+        Board {
+            claims: AtomicSeq::new(0),
+            ended: AtomicUsize::new(0),
+            job: UnsafeCell::new(None),
+            job_seen: RaceCell::new(),
+            panic: Mutex::new(None),
+        }
+    }
+
+    fn is_open(&self) -> bool {
+        Claims::of(self.claims.load(Ordering::Relaxed)).is_open()
+    }
+
+    /// Posts a job, takes part in it, and waits for its end. Only for the board's own worker.
+    fn run(&self, count: u16, part: Part<'_>, call: impl FnOnce()) -> Result<(), Payload> {
+        let all = usize::from(count);
+        let claims = Claims::of(self.claims.load(Ordering::Relaxed));
+        self.ended.store(0, Ordering::Relaxed);
+        self.job_seen.write();
+        // SAFETY: no part of an earlier job is running, and no claim is open, so that nobody else
+        // reads `job` now. Nobody reads it either after this function, which returns only when all
+        // parts have ended: the closure lives as long as it is used.
+        unsafe { *self.job.get() = Some(std::mem::transmute::<Part<'_>, Part<'static>>(part)) };
+        let open = Claims { job: claims.job.wrapping_add(1), front: 0, back: count };
+        self.claims.store(open.word(), Ordering::Release);
+        call();
+        while self.take(Claims::front) {}
+        while !spin_until(|| self.ended.load(Ordering::Acquire) == all) {
+            thread::yield_now();
+        }
+        match lock(&self.panic).take() {
+            Some((_, payload)) => Err(payload),
+            None => Ok(()),
+        }
+    }
+
+    /// Claims a part and runs it; returns whether there was one.
+    fn take(&self, which: fn(Claims) -> (usize, Claims)) -> bool {
+        let mut word = self.claims.load(Ordering::Acquire);
+        let part = loop {
+            let claims = Claims::of(word);
+            if !claims.is_open() {
+                return false;
+            }
+            let (part, left) = which(claims);
+            // A success reads what the poster stored, or a claim in its release sequence: the job
+            // is seen.
+            let (success, failure) = (Ordering::Acquire, Ordering::Acquire);
+            match self.claims.compare_exchange(word, left.word(), success, failure) {
+                Ok(_) => break part,
+                Err(now) => word = now,
+            }
+        };
+        self.job_seen.read();
+        // SAFETY: this thread has claimed a part, which has not ended: the poster neither writes
+        // `job` nor returns, and the closure lives.
+        let job = unsafe { *self.job.get() }.expect("a claimed part has a job");
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| job(part))) {
+            self.keep(part, payload);
+        }
+        self.ended.fetch_add(1, Ordering::Release);
+        true
+    }
+
+    /// Keeps the panic of a part if it is the lowest one so far. Never panics.
+    fn keep(&self, part: usize, payload: Payload) {
+        let other = {
+            let mut panic = lock(&self.panic);
+            match &*panic {
+                Some((lowest, _)) if *lowest < part => Some(payload),
+                _ => panic.replace((part, payload)).map(|(_, payload)| payload),
+            }
+        };
+        other.into_iter().for_each(discard);
+    }
+}
+
+/// Drops the payload of a panic. Its destructor is user code too, and may panic in turn: what that
+/// leaves is leaked.
+pub(crate) fn discard(payload: Payload) {
+    if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+        std::mem::forget(again);
+    }
+}
+
+impl fmt::Debug for Boards {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Boards({})", self.boards.len())
+    }
+}

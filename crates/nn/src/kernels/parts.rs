@@ -1,0 +1,81 @@
+//! Kernels in parts: the images of a batch in a fixed number of parts, some of which idle workers
+//! take over ([`meristem_device::in_parts`]).
+//!
+//! How many parts there are follows from the shape alone, and what they sum is added in their
+//! order: the bits do not depend on the number of workers.
+
+use std::cell::RefCell;
+
+use meristem_device::in_parts;
+use smallvec::SmallVec;
+use std::sync::{Mutex, PoisonError};
+
+/// Most parts of a kernel.
+pub(crate) const MOST: usize = 8;
+
+/// Multiply-adds of a part at least: some 50 µs of a core, beside which handing it over (about a
+/// microsecond) is little.
+const LEAST: usize = 6_000_000;
+
+/// Multiply-adds in whose time a core reads or writes an element, about.
+pub(crate) const TOUCH: usize = 16;
+
+thread_local! {
+    /// Memory of this thread for the scratch of parts, which stays in its caches.
+    static ROOM: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Images of each part but the last: whole blocks of `block` images; `work` multiply-adds an image.
+pub(crate) fn images(batch: usize, block: usize, work: usize) -> usize {
+    let parts = (batch.saturating_mul(work) / LEAST).clamp(1, MOST);
+    batch.div_ceil(parts).next_multiple_of(block.max(1)).min(batch).max(1)
+}
+
+/// Scratch: of the caller, for a kernel in one part, and the length that a part of several takes
+/// from the memory of its thread.
+#[derive(Debug)]
+pub(crate) struct Scratch<'a> {
+    pub(crate) own: &'a mut [f32],
+    pub(crate) of_part: usize,
+}
+
+/// Runs `run` once for each part, with its number and scratch; at most [`MOST`].
+pub(crate) fn each<T: Send>(
+    parts: impl Iterator<Item = T>,
+    scratch: Scratch<'_>,
+    run: impl Fn(usize, T, &mut [f32]) + Sync,
+) {
+    let mut parts: SmallVec<[Mutex<Option<T>>; MOST]> =
+        parts.map(|p| Mutex::new(Some(p))).collect();
+    if parts.len() == 1 {
+        let part = parts.remove(0).into_inner().unwrap_or_else(PoisonError::into_inner);
+        return run(0, part.expect("nobody has taken it"), scratch.own);
+    }
+    let count = u16::try_from(parts.len()).expect("a few parts");
+    in_parts(count, |k| {
+        let part = parts[k].lock().unwrap_or_else(PoisonError::into_inner).take();
+        let mut room = ROOM.take();
+        if room.len() < scratch.of_part {
+            room.resize(scratch.of_part, 0.0);
+        }
+        run(k, part.expect("each part runs once"), &mut room[..scratch.of_part]);
+        ROOM.set(room);
+    });
+}
+
+/// A sum and partial sums of it, `[parts − 1][len]`: the first part adds to the sum itself.
+pub(crate) fn sums<'a>(
+    sum: &'a mut [f32],
+    partial: &'a mut [f32],
+) -> impl Iterator<Item = &'a mut [f32]> {
+    let len = sum.len().max(1);
+    partial.fill(0.0);
+    std::iter::once(sum).chain(partial.chunks_exact_mut(len))
+}
+
+/// Adds partial sums in their order.
+pub(crate) fn add(sum: &mut [f32], partial: &[f32]) {
+    for partial in partial.chunks_exact(sum.len().max(1)) {
+        sum.iter_mut().zip(partial).for_each(|(sum, part)| *sum += part);
+    }
+}

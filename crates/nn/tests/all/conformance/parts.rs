@@ -1,0 +1,163 @@
+//! Operations in parts: the bits do not depend on who runs a part, and a batch in parts is as good
+//! as one in a single part.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use meristem_device::{Args, Device, DeviceId, DeviceOptions, in_parts};
+use meristem_nn::Isa;
+use meristem_nn::kernels::conv::winograd::TileSize;
+use meristem_nn::kernels::conv::{self, ConvInputs, ConvShape, ParamGrads};
+use meristem_nn::kernels::norm::Activation;
+use meristem_nn::kernels::{GradOut, ImageShape};
+use meristem_nn::ops::block::{self, Normed};
+use meristem_nn::ops::conv::{Op, Product};
+use meristem_nn::ops::norm::{self, BatchNorm};
+use meristem_nn::ops::stage::Data as Gradient;
+use meristem_nn::ops::{Backend, Target};
+
+use super::case::{Case, Data, Random, case};
+use super::cases::packed_weights;
+
+/// Several parts, the last of them smaller; whole blocks of images, and not.
+fn products() -> Vec<Product> {
+    let shape = |[batch, side, in_c, out_c, groups]: [usize; 5]| ConvShape {
+        batch,
+        in_c,
+        in_h: side,
+        in_w: side,
+        out_c,
+        kernel: [3; 2],
+        stride: [1; 2],
+        padding: [1; 2],
+        groups,
+    };
+    let direct = [[91, 32, 3, 8, 1], [131, 8, 16, 17, 1], [67, 24, 24, 16, 4]];
+    let tiles = [([70, 12, 16, 16, 1], TileSize::Four), ([62, 14, 16, 16, 1], TileSize::Two)];
+    let direct = direct.map(|of| Product::f32(shape(of)));
+    let tiled = tiles.map(|(of, tile)| Product { tiles: Some(tile), ..Product::f32(shape(of)) });
+    [&direct[..], &tiled].concat()
+}
+
+/// Whole numbers from −2 to 2, whose sums of products are exact in any order.
+fn whole(seed: u64, len: usize) -> Vec<f32> {
+    let mut random = Random(seed);
+    (0..len).map(|_| (2.5 * random.unit()).trunc()).collect()
+}
+
+fn cases() -> Vec<Case> {
+    let mut cases = vec![];
+    for product in products() {
+        let weights = packed_weights(&product.shape, product.shape.weight_len());
+        cases.push(case(Op::Forward(product), 0, 0.0).reading(1, weights.clone()));
+        cases.push(case(Op::ForwardWithStats(product), 0, 0.0).reading(1, weights.clone()));
+        cases.push(case(Op::WeightGradient(product), 0, 0.0));
+        let data = Op::DataGradient { product, accumulate: true };
+        cases.push(case(data, 0, 0.0).reading(1, weights.clone()));
+        let norm = BatchNorm {
+            shape: product.shape.output(),
+            eps: 1e-5,
+            act: Activation::Relu,
+            pool: true,
+        };
+        if product.tiles.is_none() && product.shape.groups == 1 {
+            let (of, codes) = (Normed { product, norm }, Data::U8(vec![1; norm.output().len()]));
+            let variances = Data::F32(vec![0.7; norm.shape.c]);
+            let forward = case(block::Op::Forward(of), 0, 0.0).reading(1, weights.clone());
+            cases.push(forward.reading(4, variances.clone()));
+            let gradient = block::Op::Gradient { of, data: Gradient::Overwrite };
+            let gradient = case(gradient, 0, 0.0).reading(1, weights).reading(8, codes);
+            cases.push(gradient.reading(4, variances));
+        }
+    }
+    let shape = ImageShape { batch: 51, h: 31, w: 32, c: 16 };
+    cases.push(case(norm::Op::Statistics(shape), 0, 0.0));
+    for pool in [false, true] {
+        let norm = BatchNorm { shape, eps: 1e-5, act: Activation::Relu, pool };
+        let variances = Data::F32(vec![0.7; shape.c]);
+        cases.push(case(norm::Op::Forward(norm), 0, 0.0).reading(2, variances.clone()));
+        let codes = Data::U8(vec![2; if pool { norm.output().len() } else { 0 }]);
+        let gradient = case(norm::Op::Gradient { norm, accumulate: true }, 0, 0.0);
+        cases.push(gradient.reading(2, variances).reading(6, codes));
+    }
+    cases
+}
+
+/// Waits until another worker helps, if there is one.
+fn helpers(threads: usize) {
+    let (start, seen) = (Instant::now(), Mutex::new(HashSet::new()));
+    while seen.lock().unwrap().len() < threads.min(2) {
+        assert!(start.elapsed() < Duration::from_secs(60), "nobody helps");
+        in_parts(4, |_| {
+            seen.lock().unwrap().insert(thread::current().id());
+            thread::sleep(Duration::from_micros(100));
+        });
+    }
+}
+
+/// Runs a case as a kernel of a device with so many workers, all but one of which are idle.
+fn on_device(case: &Case, isa: Isa, threads: usize) -> Vec<Data> {
+    let options = DeviceOptions { threads, ..DeviceOptions::default() };
+    let device = Device::open(DeviceId::Cpu(0), &options).unwrap();
+    let (case, results) = (case.clone(), Arc::new(Mutex::new(vec![])));
+    let (to, operands) = (results.clone(), case.operands(Target::Cpu));
+    let kernel = move |_: &mut Args<'_>| {
+        helpers(threads);
+        *to.lock().unwrap() = case.run_over(Backend::Cpu(isa), operands);
+    };
+    device.stream("parts").launch("parts").run(kernel).unwrap();
+    device.synchronize().unwrap();
+    std::mem::take(&mut results.lock().unwrap())
+}
+
+#[test]
+fn the_bits_do_not_depend_on_who_runs_a_part() {
+    let isa = *Isa::available().last().unwrap();
+    for case in cases() {
+        let alone = case.run(Backend::Cpu(isa));
+        for threads in [1, 2, 4] {
+            assert!(on_device(&case, isa, threads) == alone, "{threads} workers: {:?}", case.op);
+        }
+    }
+}
+
+/// Results of each image, and sums of whole numbers, have the bits of the batch in one part.
+#[test]
+fn a_batch_in_parts_has_the_bits_of_one() {
+    let direct = products().into_iter().filter(|product| product.tiles.is_none());
+    for (product, isa) in
+        direct.flat_map(|of| Isa::available().into_iter().map(move |isa| (of, isa)))
+    {
+        let shape = product.shape;
+        let images = [(1, shape.input()), (2, shape.output())];
+        let [x, dy] = images.map(|(seed, of)| whole(seed, of.len()));
+        let packed = packed_weights(&shape, shape.weight_len());
+        let Data::F32(w) = &packed else { unreachable!("weights are f32") };
+        let run = |op: Op, reads: [&[f32]; 2]| {
+            let [a, b] = reads.map(|of| Data::F32(of.to_vec()));
+            let none = Data::F32(vec![]);
+            let of = case(op, 0, 0.0).reading(0, a).reading(1, b).reading(2, none);
+            let of = of.writing(0, Data::F32(vec![0.0; of_first(&op)]));
+            of.run(Backend::Cpu(isa)).remove(0)
+        };
+        let mut room = vec![f32::NAN; shape.scratch_len()];
+        let mut y = vec![0.0; dy.len()];
+        conv::forward(isa, &shape, &ConvInputs { x: &x, w, bias: &[] }, &mut y, &mut room);
+        assert!(run(Op::Forward(product), [&x, w]) == Data::F32(y), "{isa} {shape:?}");
+        let mut dx = vec![0.0; x.len()];
+        conv::backward_data(isa, &shape, &dy, w, GradOut::overwrite(&mut dx), &mut room);
+        let data = Op::DataGradient { product, accumulate: false };
+        assert!(run(data, [&dy, w]) == Data::F32(dx), "{isa} {shape:?}");
+        let mut dw = vec![0.0; w.len()];
+        let to = ParamGrads { dw: &mut dw, db: &mut [] };
+        conv::backward_weight(isa, &shape, &x, &dy, to, &mut room);
+        assert!(run(Op::WeightGradient(product), [&x, &dy]) == Data::F32(dw), "{isa} {shape:?}");
+    }
+}
+
+/// Elements of the first operand that an operation writes.
+fn of_first(op: &Op) -> usize {
+    meristem_nn::ops::Op::from(*op).signature(Target::Cpu).writes[0].len
+}
