@@ -39,8 +39,8 @@ thread_local! {
 /// thread.
 ///
 /// # Panics
-/// If a part panicked, with the payload of the lowest such part. All others have ended by then; where
-/// they run in order on one thread, those behind it have not begun.
+/// If a part panicked, with the payload of the lowest such part. All others have ended by then;
+/// where they run in order on one thread, those behind it have not begun.
 pub fn in_parts(count: u16, part: impl Fn(usize) + Sync) {
     let here = if count < 2 { None } else { HERE.with(|here| here.borrow_mut().take()) };
     let Some((boards, own)) = here else { return (0..count).for_each(|k| part(k.into())) };
@@ -74,9 +74,9 @@ impl Boards {
         HERE.with(|here| *here.borrow_mut() = Some((self.clone(), worker)));
     }
 
-    /// Wakes a worker for so many parts, if one sleeps and fewer than could help do. A call that comes
-    /// too early for a worker which is about to sleep is lost; then the poster is alone with this
-    /// job.
+    /// Wakes a worker for so many parts, if one sleeps and fewer than could help do. A call that
+    /// comes too early for a worker which is about to sleep is lost; then the poster is alone with
+    /// this job.
     fn call(&self, parts: u16) {
         let [helping, sleeping] =
             [&self.helping, &self.sleeping].map(|n| n.load(Ordering::Relaxed));
