@@ -117,8 +117,9 @@ impl Communicator {
     /// Dense sums are made in rank order, by this library's kernels. A rank that is lost while
     /// devices exchange fails the devices of the others: reading a result from them returns
     /// [`meristem_device::CudaError::ExchangeAborted`], which converts to the [`Error`] that names
-    /// the rank. Dropping the communicator waits until its exchanges have ended, for the deadline
-    /// and ten seconds at most, or for five seconds when a rank was lost.
+    /// the rank. Dropping the communicator waits until the devices of all ranks have ended the
+    /// exchanges of this rank, for the deadline and ten seconds at most, or for six seconds when a
+    /// rank was lost or this one panics. It waits for no call of another rank.
     ///
     /// # Errors
     /// [`Error::Device`] without NCCL, with one that is too old, or in a build without the feature

@@ -46,6 +46,18 @@ pub enum Error {
         /// Deadline in seconds.
         seconds: f64,
     },
+    /// An exchange of devices that did not end within the deadline, without a sign of which rank is
+    /// the reason.
+    #[error(
+        "`{operation}`: the devices have waited for each other for {seconds} s, and it is not \
+         known which rank is the reason; look at the messages of every rank (NCCL_DEBUG=INFO)"
+    )]
+    Endless {
+        /// Operation that waited.
+        operation: &'static str,
+        /// Deadline in seconds.
+        seconds: f64,
+    },
     /// A rank whose call differs from that of the others.
     #[error(
         "`{operation}`: rank {rank} has {what} {got}, the others {expected}; all ranks must make \
@@ -113,6 +125,7 @@ impl Error {
         match &mut error {
             Error::RankGone { operation: old, .. }
             | Error::RankLate { operation: old, .. }
+            | Error::Endless { operation: old, .. }
             | Error::Disagreement { operation: old, .. } => *old = operation,
             _ => {}
         }
@@ -120,18 +133,25 @@ impl Error {
     }
 }
 
+/// The loss of a rank for which exchanges were aborted.
+fn loss(cause: &CudaError) -> Option<Error> {
+    match cause {
+        CudaError::ExchangeAborted(loss) => loss.downcast_ref::<Error>().cloned(),
+        _ => None,
+    }
+}
+
 /// Argument errors of the device become this crate's, whichever of the two detects them. So does
 /// the loss of a rank for which a device's exchanges were aborted.
 impl From<meristem_device::Error> for Error {
     fn from(error: meristem_device::Error) -> Self {
-        use meristem_device::Error::{DeviceFailed, Mismatch, Overlap};
+        use meristem_device::Error::{Cuda, DeviceFailed, Mismatch, Overlap};
         match error {
             DeviceFailed { ref cause, .. } => {
-                let loss = match &**cause {
-                    CudaError::ExchangeAborted(loss) => loss.downcast_ref::<Error>().cloned(),
-                    _ => None,
-                };
-                loss.unwrap_or_else(|| Error::Device(Arc::new(error)))
+                loss(cause).unwrap_or_else(|| Error::Device(Arc::new(error)))
+            }
+            Cuda { ref source, .. } => {
+                loss(source).unwrap_or_else(|| Error::Device(Arc::new(error)))
             }
             Mismatch { operation, argument, expected, got, .. } => {
                 Error::BadArgument { operation, argument, expected, got }

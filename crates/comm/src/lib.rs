@@ -83,4 +83,4 @@ pub use sparse::picks;
 pub use sparse::sum::{Keep, Sparse, SparseSum};
 pub use state::{ExchangeState, Kept};
 pub use transport::{Call, Order, Parcel, Reduction, Sum, Transport};
-pub use watch::{Pulse, Trouble, Watch};
+pub use watch::{News, Pulse, Trouble, Watch};

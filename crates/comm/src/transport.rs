@@ -183,17 +183,21 @@ pub trait Transport: Send {
     /// call. Not collective; has no effect after an error that all ranks know.
     fn abort(&mut self, reason: &str);
 
+    /// Notifies the other ranks that this one makes no more calls, before its devices have ended
+    /// what they exchange: whoever still calls gets [`RankGone`](crate::Error::RankGone). Dropping
+    /// the link does the same.
+    fn leave(&mut self) {}
+
     /// The time for which a rank waits for another.
     fn deadline(&self) -> Duration;
 
     /// A view of the group for another thread. One of a transport that does not implement this
-    /// learns of a loss by the deadline alone.
+    /// learns of a loss by the deadline alone, and of nobody's name.
     ///
     /// # Errors
     /// The errors of the trait.
     fn watch(&mut self) -> Result<Box<dyn Watch>> {
-        let (rank, deadline) = (self.rank(), self.deadline());
-        Ok(Box::new(Blind::new(rank, deadline)))
+        Ok(Box::new(Blind { deadline: self.deadline() }))
     }
 
     /// Splits the group: ranks with equal `color` form a new group, ranked by `key` and then by

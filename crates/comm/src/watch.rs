@@ -4,13 +4,32 @@
 use crate::error::Error;
 use std::time::Duration;
 
-/// State of a rank's device, for the other ranks.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Longest time between two pulses of a rank.
+pub(crate) const PULSE: Duration = Duration::from_secs(1);
+/// Time without a pulse after which something is wrong with a rank: several of them, as a machine
+/// may be busy.
+pub(crate) const SILENT: Duration = Duration::from_secs(5);
+
+/// State of a rank's device, for the other ranks. Each rank sends one about every second.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pulse {
-    /// Number of exchanges that the device has reached.
+    /// Number of its membership in a group of devices, from 1.
+    pub membership: u64,
+    /// Number of exchanges of the membership that the device has reached.
     pub reached: u64,
+    /// Number of exchanges of the membership that it has ended.
+    pub ended: u64,
+    /// Whether no more come, and the rank waits for the others' devices to end as many.
+    pub closing: bool,
     /// Trouble with the exchange that it is in.
     pub trouble: Option<Trouble>,
+}
+
+impl Pulse {
+    /// How many exchanges the device has ended, for comparisons with other ranks.
+    pub(crate) fn ends(&self) -> (u64, u64) {
+        (self.membership, self.ended)
+    }
 }
 
 /// Trouble of a device with an exchange.
@@ -18,39 +37,49 @@ pub struct Pulse {
 pub enum Trouble {
     /// It has waited for the others until the deadline.
     Overdue,
+    /// It has not got to an exchange by the deadline, since a call of its library does not end.
+    Stuck,
+    /// Some other process is gone; which one is not known here.
+    Lost,
     /// It failed, for this reason.
     Failed(String),
 }
 
-/// View of a group for a thread that watches it while the rank itself is busy or waits.
+/// State of the group, as a watching thread learns it.
+#[derive(Debug, Clone)]
+pub enum News {
+    /// Nothing is known that devices might wait for in vain.
+    Sound,
+    /// Likewise; the devices of all ranks have ended as many exchanges as this rank's.
+    Ended,
+    /// The error for which the group cannot continue.
+    Lost(Error),
+}
+
+/// View of a group for a thread that watches it while the rank itself is busy or waits. Dropping it
+/// says that the rank's device exchanges nothing more, so that its silence is no loss.
 pub trait Watch: Send {
     /// Reports the state of this rank's device. Returns the error for which the group cannot
-    /// continue, if the device may wait in vain because of it; a rank that left in order has ended
-    /// its exchanges. Does not wait for other ranks' calls.
-    fn pulse(&mut self, pulse: &Pulse) -> Option<Error>;
+    /// continue, if the device may wait in vain because of it; a rank that left in order is no loss
+    /// while it sends pulses. Does not wait for other ranks' calls.
+    fn pulse(&mut self, pulse: &Pulse) -> News;
 }
 
-/// The view of a transport that knows nothing between calls. It names the lowest other rank if this
-/// one's device waits until the deadline.
+/// The view of a transport that knows nothing between calls. It names nobody.
 pub(crate) struct Blind {
-    rank: usize,
-    deadline: Duration,
-    failure: Option<Error>,
-}
-
-impl Blind {
-    pub(crate) fn new(rank: usize, deadline: Duration) -> Blind {
-        Blind { rank, deadline, failure: None }
-    }
+    pub(crate) deadline: Duration,
 }
 
 impl Watch for Blind {
-    fn pulse(&mut self, pulse: &Pulse) -> Option<Error> {
-        if pulse.trouble == Some(Trouble::Overdue) && self.failure.is_none() {
-            let (operation, rank) = ("exchange", usize::from(self.rank == 0));
-            let seconds = self.deadline.as_secs_f64();
-            self.failure = Some(Error::RankLate { operation, rank, seconds });
+    fn pulse(&mut self, pulse: &Pulse) -> News {
+        match pulse.trouble {
+            Some(Trouble::Overdue | Trouble::Stuck) => News::Lost(endless(self.deadline)),
+            _ => News::Ended,
         }
-        self.failure.clone()
     }
+}
+
+/// The error for an exchange that does not end, though no rank is known to be lost.
+pub(crate) fn endless(deadline: Duration) -> Error {
+    Error::Endless { operation: "exchange", seconds: deadline.as_secs_f64() }
 }

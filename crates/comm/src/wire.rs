@@ -42,6 +42,8 @@ pub(crate) enum Notice {
     },
     /// The group is unusable.
     Failed(Error),
+    /// The rank's device has ended so many exchanges of a membership.
+    Ended { membership: u64, exchanges: u64 },
 }
 
 impl Header {
@@ -99,6 +101,12 @@ impl Notice {
             Notice::Failed(Error::RankFailed { rank, reason }) => {
                 out.number(4).number(*rank as u64).text(reason);
             }
+            Notice::Failed(Error::Endless { operation, seconds }) => {
+                out.number(5).number(seconds.to_bits()).text(operation);
+            }
+            Notice::Ended { membership, exchanges } => {
+                out.number(6).number(*membership).number(*exchanges);
+            }
             // Other errors belong to one rank alone, which sends them as [`Error::RankFailed`].
             Notice::Failed(_) => {
                 out.number(u64::MAX);
@@ -118,6 +126,14 @@ impl Notice {
         if kind == 4 {
             let (rank, reason) = (from.number()? as usize, from.text()?);
             return Some(Notice::Failed(Error::RankFailed { rank, reason }));
+        }
+        if kind == 5 {
+            let (seconds, operation) = (f64::from_bits(from.number()?), name_of(from.text()?)?);
+            return Some(Notice::Failed(Error::Endless { operation, seconds }));
+        }
+        if kind == 6 {
+            let (membership, exchanges) = (from.number()?, from.number()?);
+            return Some(Notice::Ended { membership, exchanges });
         }
         let operation = name_of(from.text()?)?;
         let rank = from.number()? as usize;
@@ -282,6 +298,10 @@ mod tests {
             Notice::decode(&left)
         else {
             panic!("{left:?}")
+        };
+        let ended = Notice::Ended { membership: 2, exchanges: 70 }.encode();
+        let Some(Notice::Ended { membership: 2, exchanges: 70 }) = Notice::decode(&ended) else {
+            panic!("{ended:?}")
         };
         assert!(Notice::decode(&[]).is_none());
     }

@@ -12,13 +12,14 @@ mod common;
 use common::{noise, on, open, upload};
 use half::bf16;
 use meristem_comm::{
-    Call, CommOptions, Communicator, Error, Exchange, ExchangeOptions, Keep, Method, Number, Order,
-    Parcel, Reduction, Sparse, SparseSum, Sum, TopKStorage, topk_all_gather,
+    Call, CommOptions, Communicator, Error, Exchange, ExchangeOptions, Keep, Method, News, Number,
+    Order, Parcel, Pulse, Reduction, Sparse, SparseSum, Sum, TopKStorage, Trouble, topk_all_gather,
 };
 use meristem_device::{DType, Device, Element, MemoryFormat, Owner, Stream, Tensor};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::Command;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -93,6 +94,8 @@ fn rank() {
         "panic" => panicked(comm, &stream),
         "misfit" => misfit(comm, &stream),
         "fails" => one_fails(comm, &stream, value),
+        "watch" => watched(comm),
+        "closes" => closed(comm),
         "twice" => say(me, Communicator::mpi(&CommOptions { deadline }).unwrap_err()),
         _ => panic!("{case}"),
     }
@@ -392,6 +395,77 @@ fn an_error_of_one_rank_reaches_the_others() {
             assert_eq!(said.starts_with("rank 1 failed: "), rank != 1, "{said}");
         }
     }
+}
+
+/// All ranks but the first wait in a call, which that one never makes. The thread that watches a
+/// waiting rank tells that its device has failed.
+fn watched(comm: Communicator) {
+    let (me, mut link) = (comm.rank(), comm.into_transport());
+    let mut watch = link.watch().unwrap();
+    let heard = std::thread::spawn(move || {
+        // The others are in the call by then.
+        std::thread::sleep(Duration::from_secs(1));
+        let trouble = (me == 1).then(|| Trouble::Failed("on purpose".to_owned()));
+        loop {
+            let pulse = Pulse { membership: 1, trouble: trouble.clone(), ..Pulse::default() };
+            match watch.pulse(&pulse) {
+                News::Lost(error) => return error,
+                _ => std::thread::sleep(Duration::from_millis(20)),
+            }
+        }
+    });
+    let heard = if me == 0 { Ok(heard.join().unwrap()) } else { Err(heard) };
+    let error = link.barrier(&Call::of("barrier")).unwrap_err();
+    let heard = heard.unwrap_or_else(|thread| thread.join().unwrap());
+    say(me, format_args!("{error}; {heard}"));
+}
+
+#[test]
+fn a_watching_thread_is_heard_while_its_rank_waits() {
+    let failed = "rank 1 failed: on purpose; the other ranks cannot continue";
+    all_say(&mpirun(3, "watch", true), None, &[&format!("{failed}; {failed}")]);
+}
+
+/// The first rank ends a membership, while the others wait for it in a call. Only their watching
+/// threads tell it that their devices have ended as many exchanges: rank 2 a while later.
+fn closed(comm: Communicator) {
+    let (me, mut link) = (comm.rank(), comm.into_transport());
+    let mut watch = link.watch().unwrap();
+    let mut pulse = move |ended, closing| {
+        watch.pulse(&Pulse { membership: 1, ended, closing, ..Pulse::default() })
+    };
+    let (stop, stopped) = sync_channel::<()>(0);
+    let pause = Duration::from_millis(20);
+    let heard = if me == 0 {
+        let mut sounds = 0;
+        let end = loop {
+            match pulse(3, true) {
+                News::Sound => sounds += 1,
+                end => break end,
+            }
+            std::thread::sleep(pause);
+        };
+        assert!(sounds > 0, "rank 2 is not as far yet");
+        Err(matches!(end, News::Ended))
+    } else {
+        Ok(std::thread::spawn(move || {
+            let mut pulses = 0;
+            while stopped.recv_timeout(pause) != Err(RecvTimeoutError::Disconnected) {
+                pulses += 1;
+                pulse(if me == 2 && pulses < 50 { 2 } else { 3 }, false);
+            }
+            true
+        }))
+    };
+    let met = link.barrier(&Call::of("barrier"));
+    drop(stop);
+    let heard = heard.map_or_else(|heard| heard, |thread| thread.join().unwrap());
+    say(me, format_args!("{heard} {met:?}"));
+}
+
+#[test]
+fn the_end_of_a_membership_takes_no_call_of_another_rank() {
+    all_say(&mpirun(3, "closes", false), None, &["true Ok(())"]);
 }
 
 #[test]

@@ -55,6 +55,12 @@
 //! | `MERISTEM_STANDIN_NCCL` | version of NCCL, as 22703 | 2.27.3 |
 //! | `MERISTEM_STANDIN_NCCL_DIE` | number of the point in NCCL's work at which the process dies | |
 //! | `MERISTEM_STANDIN_NCCL_HANG` | number of the group of calls at which the process hangs | |
+//! | `MERISTEM_STANDIN_NCCL_FAIL` | number of the group of calls that is refused | |
+//! | `MERISTEM_STANDIN_NCCL_STALL` | number of the group of calls that stays in progress | |
+//! | `MERISTEM_STANDIN_NCCL_VANISH` | number of the group at which the machine vanishes | |
+//! | `MERISTEM_STANDIN_NCCL_SLOW` | seconds before a message of more than 16 MiB is read | 0 |
+//! | `MERISTEM_STANDIN_NCCL_NOTICES` | 1, 0: a lost process is noticed, or not | by chance |
+//! | `MERISTEM_STANDIN_SERIAL` | 1: no answer while an exchange waits for others | 0 |
 //! | `MERISTEM_STANDIN_COMPILER` | the C++ compiler, GCC 12 or newer | `g++` |
 //! | `MERISTEM_STANDIN_FLAGS` | more flags for it, such as `-fsanitize=address` | |
 //!

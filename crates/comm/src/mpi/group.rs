@@ -20,6 +20,9 @@ pub(super) struct Group {
     pub(super) step: u64,
     /// Ranks that left, each with its notice, by rank.
     pub(super) left: Vec<Option<Left>>,
+    /// Exchanges that the device of each rank is known to have ended, by rank: the number of its
+    /// membership in a group of devices, and how many in it.
+    pub(super) ended: Vec<(u64, u64)>,
     pub(super) failure: Option<Error>,
 }
 
@@ -34,8 +37,8 @@ pub(super) struct Left {
 
 impl Group {
     pub(super) fn new(context: i32, members: Arc<[i32]>, rank: usize, deadline: Duration) -> Group {
-        let left = vec![None; members.len()];
-        Group { context, members, rank, deadline, step: 0, left, failure: None }
+        let (left, ended) = (vec![None; members.len()], vec![(0, 0); members.len()]);
+        Group { context, members, rank, deadline, step: 0, left, ended, failure: None }
     }
 
     /// The other ranks.

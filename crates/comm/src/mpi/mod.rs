@@ -21,7 +21,7 @@ use crate::log::COMM_LOG;
 use crate::spans::Spans;
 use crate::sync::lock;
 use crate::transport::{Call, Parcel, Sum, Transport, check_parcels, others};
-use crate::watch::{Blind, Pulse, Trouble, Watch};
+use crate::watch::{News, Pulse, Trouble, Watch, endless};
 use crate::{host, wire};
 use group::GROUPS_MAX;
 use meristem_device::Stream;
@@ -30,6 +30,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use thread::{Exchange, Job, unavailable};
 use transfer::{Incoming, Outgoing};
+
+/// Time in which the MPI thread answers a watching thread: more than its notices take.
+const ANSWER: Duration = Duration::from_secs(5);
 
 /// Connection to the MPI thread; dropping the last one ends MPI.
 struct Link {
@@ -240,14 +243,20 @@ impl Transport for Mpi {
         let _ = self.tell(Job::Abort { context: self.context, reason: reason.to_owned() });
     }
 
+    fn leave(&mut self) {
+        let panicked = std::thread::panicking();
+        // Without its thread there is nobody to notify.
+        let _ = self.tell(Job::Leave { context: self.context, panicked });
+    }
+
     fn deadline(&self) -> Duration {
         self.deadline
     }
 
     fn watch(&mut self) -> Result<Box<dyn Watch>> {
-        let (jobs, context, rank) = (self.link.jobs.clone(), self.context, self.rank);
-        let blind = Blind::new(rank, self.deadline);
-        Ok(Box::new(Watcher { jobs, context, rank, blind }))
+        let (jobs, context) = (self.link.jobs.clone(), self.context);
+        let (rank, deadline) = (self.rank, self.deadline);
+        Ok(Box::new(Watcher { jobs, context, rank, deadline }))
     }
 
     fn split(&mut self, call: &Call, color: u64, key: u64) -> Result<Box<dyn Transport>> {
@@ -280,36 +289,36 @@ impl Transport for Mpi {
 }
 
 /// A view of a group over MPI. Its notices name a rank that failed or panicked; one that died is
-/// ended by `mpirun` with all others, or noticed by the deadline.
+/// ended by `mpirun` with all others, or noticed by the deadline, without a name.
 struct Watcher {
     jobs: Option<SyncSender<Job>>,
     context: i32,
     rank: usize,
-    blind: Blind,
+    deadline: Duration,
 }
 
 impl Watch for Watcher {
-    fn pulse(&mut self, pulse: &Pulse) -> Option<Error> {
-        let error = match &pulse.trouble {
-            Some(Trouble::Failed(reason)) => {
-                Some(Error::RankFailed { rank: self.rank, reason: reason.clone() })
-            }
-            _ => self.blind.pulse(pulse),
-        };
+    fn pulse(&mut self, pulse: &Pulse) -> News {
         let (reply, answer) = sync_channel(1);
-        let job = Job::Watch { context: self.context, error: error.clone(), reply };
-        let asked = self.jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok());
-        let answer = if asked { answer.recv().ok().flatten() } else { None };
-        // A group that was left, or a thread that has ended, knows nothing.
-        answer.or(error)
+        let job = Job::Watch { context: self.context, pulse: pulse.clone(), reply };
+        // A thread that has as much to do as that answers the next pulse.
+        let asked = self.jobs.as_ref().is_some_and(|jobs| jobs.try_send(job).is_ok());
+        let answer = if asked { answer.recv_timeout(ANSWER).ok() } else { None };
+        answer.unwrap_or_else(|| match &pulse.trouble {
+            Some(Trouble::Overdue | Trouble::Stuck) => News::Lost(endless(self.deadline)),
+            Some(Trouble::Failed(reason)) => {
+                News::Lost(Error::RankFailed { rank: self.rank, reason: reason.clone() })
+            }
+            _ => News::Sound,
+        })
     }
 }
 
 impl Drop for Mpi {
     fn drop(&mut self) {
-        let panicked = std::thread::panicking();
-        // Without its thread there is nobody to notify.
-        let _ = self.tell(Job::Leave { context: self.context, panicked });
+        self.leave();
+        // Without its thread there is nothing to forget.
+        let _ = self.tell(Job::Forget { context: self.context });
     }
 }
 

@@ -5,16 +5,17 @@
 //! never left: the thread answers, and serves other groups from within it ([`Thread::strand`]),
 //! where the buffers stay alive. Groups fail once, so the nesting is at most the number of groups.
 
-use super::group::{Group, Tags};
+use super::group::{Group, Left, Tags};
 use super::transfer::{self, Idle, Incoming, Outgoing};
 use crate::error::{Error, Result};
 use crate::transport::Call;
+use crate::watch::{News, Pulse, Trouble, endless};
 use crate::wire::Notice;
 use mpi::Threading;
 use mpi::request::StaticScope;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::{Communicator as _, Destination as _};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender};
@@ -47,11 +48,15 @@ pub(super) enum Job {
         context: i32,
         panicked: bool,
     },
-    /// Say whether the group has failed, or fail it with an error.
+    /// Forget a group that was left.
+    Forget {
+        context: i32,
+    },
+    /// State of the rank's device; say that of the group. Answered during an exchange, too.
     Watch {
         context: i32,
-        error: Option<Error>,
-        reply: SyncSender<Option<Error>>,
+        pulse: Pulse,
+        reply: SyncSender<News>,
     },
 }
 
@@ -87,7 +92,8 @@ pub(super) fn run(
     let (rank, size) = (world.rank() as usize, world.size());
     let all = Group::new(0, (0..size).collect(), rank, deadline);
     let groups = BTreeMap::from([(0, all)]);
-    let mut thread = Thread { world, jobs, deadline, groups, finish: Some(finish), stuck: false };
+    let (later, finish) = (VecDeque::new(), Some(finish));
+    let mut thread = Thread { world, jobs, later, deadline, groups, finish, stuck: false };
     let _ = ready.send(Ok((rank, size as usize)));
     thread.serve();
     if thread.all_have_left() {
@@ -101,6 +107,8 @@ pub(super) fn run(
 struct Thread {
     world: Rc<SimpleCommunicator>,
     jobs: Receiver<Job>,
+    /// Requests that came during an exchange, and come after it.
+    later: VecDeque<Job>,
     deadline: Duration,
     groups: BTreeMap<i32, Group>,
     /// Dropped when nobody needs to wait for this thread any more.
@@ -112,7 +120,7 @@ struct Thread {
 impl Thread {
     /// Serves requests until no sender is left.
     fn serve(&mut self) {
-        while let Ok(job) = self.jobs.recv() {
+        while let Some(job) = self.later.pop_front().or_else(|| self.jobs.recv().ok()) {
             match job {
                 Job::Exchange(exchange) => self.exchange(*exchange),
                 Job::Join { context, members, rank } => {
@@ -124,60 +132,107 @@ impl Thread {
                     let rank = group.rank;
                     self.fail(context, Error::RankFailed { rank, reason });
                 }
-                Job::Watch { context, error, reply } => {
-                    // Without anybody who reads the answer it is not needed.
-                    let _ = reply.send(self.watch(context, error));
-                }
+                Job::Watch { context, pulse, reply } => self.watch(context, &pulse, &reply),
                 Job::Leave { context, panicked } => self.leave(context, panicked),
+                // The notices of the group of all processes are read once more before the end.
+                Job::Forget { context: 0 } => {}
+                Job::Forget { context } => drop(self.groups.remove(&context)),
+            }
+        }
+    }
+
+    /// Answers the watching threads that ask during an exchange of a group.
+    fn hear(&mut self, group: &mut Group) {
+        while let Ok(job) = self.jobs.try_recv() {
+            match job {
+                Job::Watch { context, pulse, reply } if context == group.context => {
+                    // Without anybody who reads the answer it is not needed.
+                    let _ = reply.send(self.news(group, &pulse));
+                }
+                Job::Watch { context, pulse, reply } => self.watch(context, &pulse, &reply),
+                job => self.later.push_back(job),
             }
         }
     }
 
     /// Fails a group that has not failed, and tells the others.
     fn fail(&mut self, context: i32, error: Error) {
-        let Some(group) = self.groups.get_mut(&context) else { return };
+        let Some(mut group) = self.groups.remove(&context) else { return };
+        self.fail_group(&mut group, error);
+        self.groups.insert(context, group);
+    }
+
+    fn fail_group(&self, group: &mut Group, error: Error) {
         if group.failure.is_none() {
             group.failure = Some(error.clone());
-            self.notify(context, &Notice::Failed(error));
+            self.notify(group, &Notice::Failed(error));
         }
     }
 
-    /// The failure of a group, as far as notices tell; after `error` it has one.
-    fn watch(&mut self, context: i32, error: Option<Error>) -> Option<Error> {
-        let group = self.groups.get_mut(&context)?;
+    /// Answers a watching thread. One of a group that is gone gets no answer.
+    fn watch(&mut self, context: i32, pulse: &Pulse, reply: &SyncSender<News>) {
+        let Some(mut group) = self.groups.remove(&context) else { return };
+        // As above.
+        let _ = reply.send(self.news(&mut group, pulse));
+        self.groups.insert(context, group);
+    }
+
+    /// State of a group, as far as notices tell, after the pulse of this rank.
+    fn news(&self, group: &mut Group, pulse: &Pulse) -> News {
         if group.failure.is_none() {
             group.failure = transfer::read_notices(&self.world, group);
         }
-        if let Some(error) = error {
-            self.fail(context, error);
+        let rank = group.rank;
+        match &pulse.trouble {
+            Some(Trouble::Failed(reason)) => {
+                self.fail_group(group, Error::RankFailed { rank, reason: reason.clone() });
+            }
+            Some(Trouble::Overdue) => self.fail_group(group, endless(group.deadline)),
+            Some(Trouble::Stuck) => {
+                let (operation, seconds) = ("exchange", group.deadline.as_secs_f64());
+                self.fail_group(group, Error::RankLate { operation, rank, seconds });
+            }
+            Some(Trouble::Lost) | None => {}
         }
-        let group = self.groups.get(&context)?;
+        // A rank that closes its membership says so, and the others answer once they are as far.
+        let (known, own) = (group.ended[rank], pulse.ends());
+        let asked = group.ended.iter().any(|ended| known < *ended && *ended <= own);
+        if known < own && (pulse.closing || asked) {
+            group.ended[rank] = own;
+            let Pulse { membership, ended: exchanges, .. } = *pulse;
+            self.notify(group, &Notice::Ended { membership, exchanges });
+        }
         let panicked = |rank: usize| group.left[rank].is_some_and(|left| left.panicked);
         let gone = group.peers().find(|rank| panicked(*rank)).map(|rank| {
             let (operation, reason) = ("exchange", "its thread panicked");
             Error::RankGone { operation, rank, reason }
         });
-        group.failure.clone().or(gone)
+        match group.failure.clone().or(gone) {
+            Some(error) => News::Lost(error),
+            None if group.peers().all(|rank| group.ended[rank] >= own) => News::Ended,
+            None => News::Sound,
+        }
     }
 
+    /// Tells the others once that this rank makes no more calls.
     fn leave(&mut self, context: i32, panicked: bool) {
-        let Some(group) = self.groups.get(&context) else { return };
         let in_order = !self.stuck && self.groups.values().all(|group| group.failure.is_none());
+        let Some(group) = self.groups.get_mut(&context) else { return };
         let notice = Notice::Left { steps: group.step, panicked, in_order };
-        self.notify(context, &notice);
-        // The notices of the group of all processes are read once more before the end.
-        if context != 0 {
-            self.groups.remove(&context);
+        let left = Left { steps: group.step, panicked, in_order };
+        let own = group.rank;
+        if group.left[own].replace(left).is_none() {
+            let group = &self.groups[&context];
+            self.notify(group, &notice);
         }
     }
 
     /// Sends a notice to all other ranks of a group, as far as they receive it within
     /// [`NOTICE_TIME`].
-    fn notify(&self, context: i32, notice: &Notice) {
-        let Some(group) = self.groups.get(&context) else { return };
+    fn notify(&self, group: &Group, notice: &Notice) {
         // Leaked, since a rank that is gone never receives it: once or twice per group.
         let bytes: &'static [u8] = notice.encode().leak();
-        let tag = Tags::of(context).notice;
+        let tag = Tags::of(group.context).notice;
         let send = |peer: usize| {
             let process = self.world.process_at_rank(group.members[peer]);
             process.immediate_send_with_tag(StaticScope, bytes, tag)
@@ -206,12 +261,12 @@ impl Thread {
             let world = self.world.clone();
             let mut transfer = transfer::Transfer::new(&world, scope, &mut group, &call);
             transfer.begin(&headers, &sends, &mut receives);
-            if let Err((error, found_here)) = transfer.finish() {
+            if let Err((error, found_here)) = transfer.finish(&mut |group| self.hear(group)) {
                 group.failure = Some(error.clone());
-                self.groups.insert(context, group);
                 if found_here {
-                    self.notify(context, &Notice::Failed(error.clone()));
+                    self.notify(&group, &Notice::Failed(error.clone()));
                 }
+                self.groups.insert(context, group);
                 let _ = reply.send(Err(error));
                 self.strand();
             }

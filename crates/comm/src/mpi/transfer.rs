@@ -51,6 +51,9 @@ pub(super) fn headers(group: &Group, call: &Call, sends: &[Outgoing]) -> Vec<Vec
     (0..group.members.len()).map(header).collect()
 }
 
+/// Answers threads that ask about the group during an exchange.
+type Hear<'f> = dyn FnMut(&mut Group) + 'f;
+
 type Pending<'s, 'a> = Request<'a, [u8], &'s LocalScope<'a>>;
 
 /// Buffer for a parcel.
@@ -134,20 +137,24 @@ impl<'s, 'a> Transfer<'s, 'a> {
 
     /// Completes the exchange. After an error requests stay in flight, and their memory must never
     /// be freed. The error also says whether it was detected here: otherwise the others know of it
-    /// already.
-    pub(super) fn finish(mut self) -> Result<(), (Error, bool)> {
-        let outcome = self.poll();
+    /// already. `hear` is called again and again, and may fail the group and tell the others.
+    pub(super) fn finish(mut self, hear: &mut Hear<'_>) -> Result<(), (Error, bool)> {
+        let outcome = self.poll(hear);
         self.requests.into_iter().for_each(|(_, request)| std::mem::forget(request));
         outcome
     }
 
     /// Polls until everything is sent and received.
-    fn poll(&mut self) -> Result<(), (Error, bool)> {
+    fn poll(&mut self, hear: &mut Hear<'_>) -> Result<(), (Error, bool)> {
         let mut idle = Idle::default();
         loop {
             let before = self.heard;
             self.read_headers().map_err(|error| (error, true))?;
             if let Some(error) = read_notices(self.world, self.group) {
+                return Err((error.at(self.call.operation), false));
+            }
+            hear(self.group);
+            if let Some(error) = &self.group.failure {
                 return Err((error.at(self.call.operation), false));
             }
             self.test();
@@ -283,6 +290,9 @@ pub(super) fn read_notices(world: &SimpleCommunicator, group: &mut Group) -> Opt
             Some(Notice::Left { steps, panicked, in_order }) => {
                 group.left[rank] = Some(Left { steps, panicked, in_order });
             }
+            Some(Notice::Ended { membership, exchanges }) => {
+                group.ended[rank] = group.ended[rank].max((membership, exchanges));
+            }
             Some(Notice::Failed(error)) => return Some(error),
             None => {
                 let reason = "it sent data that this version does not send";
@@ -341,7 +351,7 @@ mod tests {
             }
             let began = Instant::now();
             transfer.heard = began.checked_sub(deadline.mul_f64(0.75)).unwrap();
-            let ended = (transfer.poll(), began.elapsed());
+            let ended = (transfer.poll(&mut |_| {}), began.elapsed());
             // Requests that have begun must end before their memory is freed.
             transfer.send(1, &elements, transfer.tags.elements);
             while !transfer.requests.is_empty() {

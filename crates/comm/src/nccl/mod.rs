@@ -24,8 +24,10 @@ pub(crate) const DEBUG_ENVIRONMENT: &[(&str, &str)] =
 
 /// The link of a rank.
 pub(crate) struct Nccl {
-    /// Membership of the device of the exchanges so far. Closed before `control`.
+    /// Membership of the device of the exchanges so far.
     member: Option<(Device, Peers, Watcher)>,
+    /// Number of memberships so far.
+    memberships: u64,
     control: Box<dyn Transport>,
     /// A stream of the processor, for messages between the processes.
     host: Stream,
@@ -42,7 +44,7 @@ impl Nccl {
         Peers::check()?;
         let options = DeviceOptions { threads: 1, ..DeviceOptions::default() };
         let host = Device::open(DeviceId::Cpu(0), &options)?.stream("nccl, control");
-        Ok(Nccl { member: None, control, host, packed: Vec::new() })
+        Ok(Nccl { member: None, memberships: 0, control, host, packed: Vec::new() })
     }
 
     /// The membership of the stream's device; all ranks join it at their first exchange, and wait
@@ -73,7 +75,10 @@ impl Nccl {
         }
         let mut id = [0; Peers::ID_BYTES];
         id.copy_from_slice(&name.to_vec::<u8>()?);
-        Watcher::join(&mut *self.control, stream, &PeerPlace { id, rank, size })
+        let patience = watcher::patience(self.control.deadline());
+        let place = PeerPlace { id, rank, size, patience };
+        self.memberships += 1;
+        Watcher::join(&mut *self.control, stream, &place, self.memberships)
     }
 }
 
@@ -182,11 +187,24 @@ impl Transport for Nccl {
         self.control.abort(reason);
     }
 
+    fn leave(&mut self) {
+        self.control.leave();
+    }
+
     fn deadline(&self) -> Duration {
         self.control.deadline()
     }
 
     fn split(&mut self, call: &Call, color: u64, key: u64) -> Result<Box<dyn Transport>> {
         Ok(Box::new(Nccl::over(self.control.split(call, color, key)?)?))
+    }
+}
+
+impl Drop for Nccl {
+    fn drop(&mut self) {
+        // Whoever still makes calls, or a panic of this rank, ends at once; the devices' exchanges
+        // may take as long as the deadline to end.
+        self.control.leave();
+        self.member = None;
     }
 }

@@ -1,13 +1,19 @@
 //! The thread that watches a group whose devices exchange elements by themselves.
 //!
-//! A device waits for another without a limit, and knows nothing of processes. So a thread looks
-//! how far this rank's device is, tells the others through the processes' own connection, and
-//! learns there that a rank is lost. If the device is then in an exchange that does not end, or has
-//! been in one until the deadline, the thread aborts the exchanges: the device fails with the error
-//! that names the rank, and whoever waits for a result gets it.
+//! A device waits for another without a limit, and knows nothing of processes. So a thread tells
+//! the others how far this rank's device is, through the processes' own connection, and learns
+//! there that a rank is lost. If the device is then in an exchange that does not end, or has been
+//! in one until the deadline, the thread aborts the exchanges: the device fails with the error that
+//! names the rank, and whoever waits for a result gets it.
 //!
 //! Invariants
-//! - A rank that leaves in order has ended its exchanges, so the others' end without it.
+//! - The thread asks neither the driver nor NCCL, either of which may answer only when a kernel has
+//!   ended: another thread does ([`ask`]). One that gets no answer counts as waiting.
+//! - A rank sends a pulse about every second from its joining until the end of its membership: one
+//!   that is silent is lost.
+//! - A rank ends its membership when the devices of all ranks have ended as many exchanges as its
+//!   own: until then they may need what it has sent. That takes no call of another rank, which may
+//!   be waiting for this one elsewhere: devices go on by themselves, and so do their watches.
 //! - An exchange that can still end is given [`GRACE`] to do so: the lost rank may have sent its
 //!   part before. The device is in no exchange that others cannot reach when nothing is lost.
 //! - The error is noted before the exchanges are aborted, so nobody takes their results for good.
@@ -15,82 +21,114 @@
 use crate::error::{Error, Result};
 use crate::sync::{Arc, Condvar, Mutex, lock, wait_until};
 use crate::transport::Transport;
-use crate::watch::{Pulse, Trouble, Watch};
-use meristem_device::{PeerPlace, PeerProgress, Peers, Stream};
+use crate::watch::{News, PULSE, Pulse, Trouble, Watch, endless};
+use meristem_device::{CudaError, Error as DeviceError, PeerPlace, PeerProgress, Peers, Stream};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// Time between two looks at the device and the group.
 const TICK: Duration = Duration::from_millis(50);
-/// Time for which an exchange may go on after a loss, and NCCL's own notice of a failure waits for
-/// the name of the rank.
+/// Time for which an exchange may go on after a loss, NCCL's own notice of a failure waits for the
+/// name of the rank, and the driver may take to answer.
 const GRACE: Duration = Duration::from_secs(1);
-/// Time in which everything that was sent should be on its way.
+/// Time that NCCL may take to leave a group.
 const CLOSE: Duration = Duration::from_secs(5);
 
-/// The watching thread, which ends when this is dropped: after all exchanges have ended. NCCL may
-/// hang while it ends a group of which a rank is lost, so the thread is left alone after a while.
+/// The watching thread and the one that asks for it, which end when this is dropped: after the
+/// devices of all ranks have ended what this rank exchanges with them. NCCL may hang while it ends
+/// a group of which a rank is lost, and the driver while a kernel hangs, so the threads are left
+/// alone after a while.
 pub(super) struct Watcher {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
     deadline: Duration,
 }
 
-#[derive(Default)]
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
 }
 
-#[derive(Default)]
+/// Manner in which the watch ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Closing {
+    /// After the exchanges of all devices.
+    Orderly,
+    /// The rank panicked, or could not join: its exchanges are aborted if they do not end at once.
+    Broken,
+}
+
 struct State {
-    closing: bool,
-    finished: bool,
+    closing: Option<Closing>,
+    /// The watch has ended.
+    finished: Option<Instant>,
+    /// The driver and NCCL are asked.
+    asking: bool,
     /// The error for which the exchanges were aborted.
     failure: Option<Error>,
+    /// The last answer of the driver and NCCL, and when it came.
+    error: Option<Error>,
+    answered: Instant,
+}
+
+/// Time that a rank takes at most to name the reason for an error of NCCL.
+pub(super) fn patience(deadline: Duration) -> Duration {
+    deadline.saturating_add(2 * CLOSE)
 }
 
 impl Watcher {
-    /// Joins a group of devices, and begins to watch it. Waits for the other ranks.
+    /// Joins a group of devices, and watches it from the beginning; `membership` counts the groups
+    /// that the rank has joined. Waits for the other ranks.
     ///
     /// # Errors
-    /// The loss of a rank, and the errors of [`Peers::join`].
+    /// The loss of a rank, and the errors of [`Peers::begin`] and [`Peers::connect`].
     pub(super) fn join(
         control: &mut dyn Transport,
         stream: &Stream,
         place: &PeerPlace,
+        membership: u64,
     ) -> Result<(Peers, Watcher)> {
         let (watch, deadline) = (control.watch()?, control.deadline());
-        let mut view = View { watch, rank: place.rank, deadline, loss: None, told: 0 };
-        let (end, mut next) = (Instant::now() + deadline, Instant::now());
-        let joined = Peers::join(stream, place, &mut || {
-            let now = Instant::now();
-            if now >= next {
-                next = now + TICK;
-                let trouble = (now >= end).then_some(Trouble::Overdue);
-                view.pulse(0, trouble);
-            }
-            view.loss.is_none()
-        });
-        let peers = match joined {
-            Ok(Some(peers)) => peers,
-            Ok(None) => return Err(view.loss_or(endless)),
-            Err(error) => return Err(view.name(error.into())),
+        let peers = Peers::begin(stream, place)?;
+        let state = State {
+            closing: None,
+            finished: None,
+            asking: true,
+            failure: None,
+            error: None,
+            answered: Instant::now(),
         };
-        let shared = Arc::<Shared>::default();
-        let (watched, seen) = (peers.clone(), shared.clone());
-        let watch = move || {
-            view.watch(&watched, &seen);
-            lock(&seen.state).finished = true;
-            seen.changed.notify_all();
-        };
-        let spawned = thread::Builder::new().name("nccl, watch".to_owned()).spawn(watch);
-        let thread = spawned.map_err(|_| Error::Unavailable {
-            transport: "nccl",
-            reason: "cannot start its thread",
-            remedy: "free some memory",
+        let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
+        let last = Pulse { membership, ..Pulse::default() };
+        let sent = None;
+        let view = View { watch, rank: place.rank, deadline, loss: None, even: false, last, sent };
+        let asked = (peers.clone(), shared.clone());
+        let asks = start("nccl, ask", move || {
+            let (peers, shared) = asked;
+            ask(&peers, &shared);
+            drop(peers);
+            lock(&shared.state).asking = false;
+            shared.changed.notify_all();
         })?;
-        Ok((peers, Watcher { shared, thread: Some(thread), deadline }))
+        let (watched, seen) = (peers.clone(), shared.clone());
+        let watches = start("nccl, watch", move || {
+            view.watch(&watched, &seen);
+            drop(watched);
+            lock(&seen.state).finished = Some(Instant::now());
+            seen.changed.notify_all();
+        });
+        // Without the one thread the other ends, too.
+        let end = |_: &Error| lock(&shared.state).finished = Some(Instant::now());
+        let threads = vec![asks, watches.inspect_err(end)?];
+        let watcher = Watcher { shared, threads, deadline };
+        match peers.connect() {
+            Ok(()) => Ok((peers, watcher)),
+            Err(error) => {
+                lock(&watcher.shared.state).closing = Some(Closing::Broken);
+                let known = lock(&watcher.shared.state).failure.clone();
+                Err(known.unwrap_or_else(|| error.into()))
+            }
+        }
     }
 
     /// Returns the error for which exchanges were aborted, as that of an operation.
@@ -104,17 +142,134 @@ impl Watcher {
 
 impl Drop for Watcher {
     fn drop(&mut self) {
-        lock(&self.shared.state).closing = true;
+        let closing = {
+            let mut state = lock(&self.shared.state);
+            let broken = thread::panicking();
+            let closing = if broken { Closing::Broken } else { Closing::Orderly };
+            *state.closing.get_or_insert(closing)
+        };
         self.shared.changed.notify_all();
-        // The others learn of a panic only after this, and this rank's exchanges may wait for them.
-        if thread::panicking() || !self.shared.ends_within(self.deadline) {
-            return;
-        }
-        if let Some(thread) = self.thread.take() {
-            // A panic of the thread was reported, and leaves nothing to do.
-            let _ = thread.join();
+        if self.shared.end_within(closing, self.deadline) {
+            // A panic of a thread was reported, and leaves nothing to do.
+            self.threads.drain(..).for_each(|thread| drop(thread.join()));
         }
     }
+}
+
+fn start(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    thread::Builder::new().name(name.to_owned()).spawn(body).map_err(|_| Error::Unavailable {
+        transport: "nccl",
+        reason: "cannot start its thread",
+        remedy: "free some memory",
+    })
+}
+
+/// Asks the driver and NCCL, until the watch has ended.
+fn ask(peers: &Peers, shared: &Shared) {
+    while lock(&shared.state).finished.is_none() {
+        peers.look();
+        let error = peers.check_group().err().map(Error::from);
+        let mut state = lock(&shared.state);
+        (state.error, state.answered) = (error, Instant::now());
+        let tick = if state.closing.is_some() { TICK / 10 } else { TICK };
+        if state.finished.is_none() {
+            drop(wait_until(&shared.changed, state, Instant::now() + tick));
+        }
+    }
+}
+
+/// The error of NCCL; `None` for a failure of the device.
+fn of_nccl(error: &Error) -> Option<&CudaError> {
+    let Error::Device(error) = error else { return None };
+    match &**error {
+        DeviceError::Cuda { source, .. } => Some(source),
+        _ => None,
+    }
+}
+
+/// Whether NCCL says that some other process is gone.
+fn is_loss(error: &Error) -> bool {
+    matches!(of_nccl(error), Some(CudaError::PeerLost { .. }))
+}
+
+/// Moments of a group, as far as they have come.
+struct Times {
+    /// The last time that something ended, or was reached or submitted.
+    moved: Instant,
+    before: PeerProgress,
+    /// NCCL has reported an error since then.
+    broken: Option<Instant>,
+    /// The loss of a rank is known since then.
+    lost: Option<Instant>,
+    closed: Option<Instant>,
+}
+
+/// State of the device, as the thread knows it without asking.
+struct Sight {
+    now: Instant,
+    progress: PeerProgress,
+    closing: Option<Closing>,
+    error: Option<Error>,
+    /// The driver does not answer.
+    silent: bool,
+}
+
+impl Sight {
+    /// Whether exchanges have not ended.
+    fn exchanges(&self) -> bool {
+        self.progress.submitted != self.progress.ended
+    }
+
+    /// Whether the device may be waiting for others. What comes before an exchange on the device is
+    /// no reason, as long as the driver answers.
+    fn waits(&self) -> bool {
+        let PeerProgress { submitted, enqueued, reached, ended } = self.progress;
+        submitted > enqueued || reached > ended || (self.silent && submitted > ended)
+    }
+
+    /// Whether the device waits for nothing but a call of this rank to NCCL. While ranks join, all
+    /// of them are in such a call.
+    fn is_stuck(&self) -> bool {
+        let PeerProgress { submitted, enqueued, reached, ended } = self.progress;
+        submitted > enqueued && reached == ended && enqueued > 0
+    }
+
+    fn is_loss(&self) -> bool {
+        self.error.as_ref().is_some_and(is_loss)
+    }
+}
+
+impl Times {
+    fn new() -> Times {
+        let (moved, before) = (Instant::now(), PeerProgress::default());
+        Times { moved, before, broken: None, lost: None, closed: None }
+    }
+
+    fn note(&mut self, sight: &Sight) {
+        if sight.progress != self.before {
+            (self.before, self.moved) = (sight.progress, sight.now);
+        }
+        if sight.error.is_some() {
+            self.broken.get_or_insert(sight.now);
+        }
+        if sight.closing.is_some() {
+            self.closed.get_or_insert(sight.now);
+        }
+    }
+
+    /// Whether nothing has moved for the deadline while the device waits for others, or, at the
+    /// end, for anything.
+    fn is_overdue(&self, sight: &Sight, deadline: Duration) -> bool {
+        let since = self.closed.map_or(self.moved, |closed| closed.max(self.moved));
+        let still = sight.now - since >= deadline;
+        let lost = sight.is_loss() && past(sight.now, self.broken, deadline);
+        lost || still && (sight.waits() || sight.closing.is_some() && sight.exchanges())
+    }
+}
+
+/// Whether a moment is so long ago.
+fn past(now: Instant, moment: Option<Instant>, time: Duration) -> bool {
+    moment.is_some_and(|moment| now - moment >= time)
 }
 
 /// The group as the thread sees it.
@@ -124,26 +279,30 @@ struct View {
     deadline: Duration,
     /// The error for which the group cannot continue.
     loss: Option<Error>,
-    /// Exchanges that the others know this device has reached.
-    told: u64,
+    /// All devices have ended as many exchanges as the last pulse said.
+    even: bool,
+    /// The last pulse, and when it was sent.
+    last: Pulse,
+    sent: Option<Instant>,
 }
 
 impl View {
-    /// Tells the others, and learns of a loss.
-    fn pulse(&mut self, reached: u64, trouble: Option<Trouble>) {
-        let loss = self.watch.pulse(&Pulse { reached, trouble });
-        self.told = reached;
-        self.loss = self.loss.take().or(loss);
-    }
-
-    /// The error that names the lost rank behind an error of NCCL, if there is one.
-    fn name(&mut self, error: Error) -> Error {
-        let end = Instant::now() + GRACE;
-        while self.loss.is_none() && Instant::now() < end {
-            self.pulse(0, None);
-            thread::sleep(TICK);
+    /// Tells the others, if there is news or the time has come, and learns of a loss.
+    fn pulse(&mut self, sight: &Sight, trouble: Option<Trouble>) {
+        let (membership, closing) = (self.last.membership, sight.closing.is_some());
+        let PeerProgress { reached, ended, .. } = sight.progress;
+        let closing = closing && !sight.exchanges();
+        let pulse = Pulse { membership, reached, ended, closing, trouble };
+        let asks = sight.waits() || sight.error.is_some() || sight.closing.is_some();
+        let due = self.sent.is_none_or(|sent| sight.now - sent >= PULSE);
+        if asks || due || pulse != self.last {
+            let news = self.watch.pulse(&pulse);
+            self.even = matches!(news, News::Ended);
+            if let News::Lost(error) = news {
+                self.loss.get_or_insert(error);
+            }
+            (self.last, self.sent) = (pulse, Some(sight.now));
         }
-        self.loss_or(|| error)
     }
 
     fn loss_or(&self, error: impl FnOnce() -> Error) -> Error {
@@ -152,71 +311,63 @@ impl View {
         self.loss.clone().filter(|_| !own).unwrap_or_else(error)
     }
 
-    /// Watches until all exchanges have ended and no more come, or until they are aborted.
+    /// Watches until the membership is closed and the exchanges of all devices have ended, or until
+    /// they are aborted.
     fn watch(mut self, peers: &Peers, shared: &Shared) {
-        let (mut before, mut moved) = (PeerProgress::default(), Instant::now());
-        let (mut lost, mut broken, mut closed) = (None, None, None);
+        let mut times = Times::new();
         loop {
-            let closing = shared.rest();
-            let (now, progress) = (Instant::now(), peers.progress());
-            let PeerProgress { enqueued, reached, ended } = progress;
-            if (progress.reached, progress.ended) != (before.reached, before.ended) {
-                (before, moved) = (progress, now);
-            }
-            let error = peers.check_group().err().map(Error::from);
-            if closing && error.is_none() && enqueued == ended {
-                let end = now + CLOSE;
-                return peers.close(&mut || Instant::now() < end);
-            }
-            if closing && closed.is_none() {
-                closed = Some(now);
-            }
-            // What comes before an exchange on the device does not end either.
-            let stuck = closed.is_some_and(|closed| now - moved.max(closed) >= self.deadline);
-            if error.is_some() && broken.is_none() {
-                broken = Some(now);
-            }
-            let since = |at: Option<Instant>| at.is_some_and(|at| now - at >= GRACE);
-            let failed = since(broken).then_some(error).flatten();
-            let waits = reached > ended;
+            let sight = shared.look(peers);
+            times.note(&sight);
+            let Sight { now, closing, .. } = sight;
+            let failed = sight.error.clone().filter(|error| !is_loss(error));
+            let failed = failed.filter(|_| past(now, times.broken, GRACE));
+            let overdue = times.is_overdue(&sight, self.deadline);
             let trouble = match &failed {
                 Some(error) => Some(Trouble::Failed(error.to_string())),
-                None if waits && now - moved >= self.deadline => Some(Trouble::Overdue),
-                None => None,
+                None if overdue && sight.is_stuck() => Some(Trouble::Stuck),
+                None if overdue => Some(Trouble::Overdue),
+                None => sight.is_loss().then_some(Trouble::Lost),
             };
-            if waits || trouble.is_some() || broken.is_some() || reached != self.told {
-                self.pulse(reached, trouble);
+            self.pulse(&sight, trouble);
+            if self.loss.is_some() {
+                times.lost.get_or_insert(now);
             }
-            if self.loss.is_some() && lost.is_none() {
-                lost = Some(now);
+            if closing.is_some() && sight.error.is_none() && !sight.exchanges() {
+                let alone = closing == Some(Closing::Broken) || self.loss.is_some();
+                if self.even || alone || past(now, times.closed, self.deadline) {
+                    drop(self.watch);
+                    let end = Instant::now() + CLOSE;
+                    return peers.close(&mut || Instant::now() < end);
+                }
             }
-            if failed.is_some() || stuck || (waits && since(lost) && since(Some(moved))) {
-                let error = self.loss_or(|| failed.unwrap_or_else(endless));
+            let still = past(now, Some(times.moved), GRACE) && sight.waits();
+            let late = overdue && self.loss.is_some();
+            let broken = closing == Some(Closing::Broken) && past(now, times.closed, GRACE);
+            if failed.is_some() || late || broken || (still && past(now, times.lost, GRACE)) {
+                let error = self.loss_or(|| failed.unwrap_or_else(|| endless(self.deadline)));
                 lock(&shared.state).failure = Some(error.clone());
+                // Without further pulses: NCCL may hang.
+                drop(self.watch);
                 return peers.abort(Arc::new(error));
             }
         }
     }
 }
 
-/// The error for an exchange that does not end, though no rank is lost.
-fn endless() -> Error {
-    Error::Unavailable {
-        transport: "nccl",
-        reason: "an exchange does not end",
-        remedy: "look at its messages (NCCL_DEBUG=INFO)",
-    }
-}
-
 impl Shared {
-    /// Waits for the thread's end: for its last exchanges until the deadline, and, like after a
-    /// failure, for what NCCL does when it ends. Whether it has ended.
-    fn ends_within(&self, deadline: Duration) -> bool {
+    /// Waits for the end of the threads: for the last exchanges until the deadline, and, like after
+    /// a failure, for what NCCL and the driver do when it ends. Whether they have ended.
+    fn end_within(&self, closing: Closing, deadline: Duration) -> bool {
         let begin = Instant::now();
         let mut state = lock(&self.state);
-        while !state.finished {
-            let patience = if state.failure.is_some() { CLOSE } else { deadline + 2 * CLOSE };
-            if begin.elapsed() >= patience {
+        while state.finished.is_none() || state.asking {
+            let at_once = closing == Closing::Broken || state.failure.is_some();
+            let end = match state.finished {
+                Some(finished) => finished + GRACE,
+                None if at_once => begin + GRACE + CLOSE,
+                None => begin + patience(deadline),
+            };
+            if Instant::now() >= end {
                 return false;
             }
             state = wait_until(&self.changed, state, Instant::now() + TICK);
@@ -224,14 +375,23 @@ impl Shared {
         true
     }
 
-    /// Rests for a tick, or until the group is to be closed; whether it is.
-    fn rest(&self) -> bool {
+    /// State of the device after a tick, a short one if the group is to be closed.
+    fn look(&self, peers: &Peers) -> Sight {
         let state = lock(&self.state);
-        if !state.closing {
-            return wait_until(&self.changed, state, Instant::now() + TICK).closing;
+        if state.closing.is_some() {
+            drop(state);
+            thread::sleep(TICK / 10);
+        } else {
+            drop(wait_until(&self.changed, state, Instant::now() + TICK));
         }
+        let (now, state) = (Instant::now(), lock(&self.state));
+        let silent = now.saturating_duration_since(state.answered) >= GRACE;
+        let (closing, error) = (state.closing, state.error.clone());
         drop(state);
-        thread::sleep(TICK / 10);
-        true
+        let progress = peers.progress();
+        // Once its exchanges have ended the others may have left, which NCCL need not know of.
+        let idle = progress.submitted == progress.ended;
+        let error = error.filter(|error| !idle || of_nccl(error).is_none());
+        Sight { now, progress, closing, error, silent }
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// First number of a connection: that of this protocol.
-const MAGIC: u64 = u64::from_le_bytes(*b"meristm2");
+const MAGIC: u64 = u64::from_le_bytes(*b"meristm3");
 /// Largest greeting in bytes: whoever sends more is no rank.
 const GREETING_MAX: u64 = 64;
 /// Largest message in bytes.
@@ -111,6 +111,8 @@ pub(super) enum Answer {
     Group(Member),
     /// Nothing is known that devices might wait for in vain.
     Sound,
+    /// Likewise, and all devices have ended as many exchanges as that of the rank.
+    Ended,
 }
 
 /// Message from a rank to the hub.
@@ -154,12 +156,15 @@ impl Request {
             Request::Aborted(reason) => {
                 out.number(3).bytes(reason.as_bytes());
             }
-            Request::Pulse(Pulse { reached, trouble }) => {
-                out.number(4).number(*reached);
+            Request::Pulse(Pulse { membership, reached, ended, closing, trouble }) => {
+                out.number(4).number(*membership).number(*reached).number(*ended);
+                out.number(u64::from(*closing));
                 match trouble {
                     None => out.number(0),
                     Some(Trouble::Overdue) => out.number(1),
                     Some(Trouble::Failed(reason)) => out.number(2).bytes(reason.as_bytes()),
+                    Some(Trouble::Lost) => out.number(3),
+                    Some(Trouble::Stuck) => out.number(4),
                 };
             }
         }
@@ -193,14 +198,17 @@ impl Request {
             2 => Request::Left { panicked: from.number()? == 1 },
             3 => Request::Aborted(text(&mut from)?),
             4 => {
-                let reached = from.number()?;
+                let (membership, reached) = (from.number()?, from.number()?);
+                let (ended, closing) = (from.number()?, from.number()? == 1);
                 let trouble = match from.number()? {
                     0 => None,
                     1 => Some(Trouble::Overdue),
                     2 => Some(Trouble::Failed(text(&mut from)?)),
+                    3 => Some(Trouble::Lost),
+                    4 => Some(Trouble::Stuck),
                     _ => return None,
                 };
-                Request::Pulse(Pulse { reached, trouble })
+                Request::Pulse(Pulse { membership, reached, ended, closing, trouble })
             }
             _ => return None,
         })
@@ -231,6 +239,9 @@ pub(super) fn encode(answer: &Result<Answer>) -> Vec<u8> {
         Ok(Answer::Sound) => {
             out.number(3);
         }
+        Ok(Answer::Ended) => {
+            out.number(4);
+        }
         Err(error) => {
             out.number(2).bytes(&Notice::Failed(error.clone()).encode());
         }
@@ -254,9 +265,10 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Result<Answer>> {
             Ok(Answer::Group(Member { group, rank, size }))
         }
         3 => Ok(Answer::Sound),
+        4 => Ok(Answer::Ended),
         _ => match Notice::decode(from.bytes()?)? {
             Notice::Failed(error) => Err(error),
-            Notice::Left { .. } => return None,
+            Notice::Left { .. } | Notice::Ended { .. } => return None,
         },
     })
 }
@@ -267,6 +279,11 @@ pub(super) fn shared(rank: usize, error: Error) -> Error {
         true => Error::RankFailed { rank, reason: error.to_string() },
         false => error,
     }
+}
+
+/// Whether an error is that nothing came, or went, within the time of a connection.
+pub(super) fn is_timeout(kind: io::ErrorKind) -> bool {
+    matches!(kind, io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
 /// Writes a message.

@@ -5,7 +5,8 @@
 //! - A rank has one connection to each of its groups, and one thread of the hub. The thread writes
 //!   the answer of a meeting before it reads the next request. A second connection, with a thread
 //!   of its own, is for the thread of the rank that watches.
-//! - A connection that ends without a word leaves the group; so does one whose thread panics.
+//! - A connection that ends without a word leaves the group; so does one whose thread panics, and
+//!   one of a watching thread from which nothing came until the deadline.
 //! - Whatever else connects changes nothing, and is heard for a limited time: port scanners, ranks
 //!   of another version.
 
@@ -15,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::sync::{Arc, Condvar, Mutex, lock, wait_until};
 use crate::threads::board::{Board, Parting};
 use crate::transport::Call;
-use crate::watch::Pulse;
+use crate::watch::{News, Pulse, SILENT};
 use crate::wire::Content;
 use std::collections::HashMap;
 use std::io;
@@ -48,9 +49,19 @@ impl Group {
         self.board.abort(rank, reason);
     }
 
+    /// See [`Board::leave`].
+    pub(super) fn leave(&self, rank: usize, parting: Parting) {
+        self.board.leave(rank, parting);
+    }
+
     /// See [`Board::pulse`].
-    pub(super) fn pulse(&self, rank: usize, pulse: &Pulse) -> Option<Error> {
+    pub(super) fn pulse(&self, rank: usize, pulse: &Pulse) -> News {
         self.board.pulse(rank, pulse)
+    }
+
+    /// See [`Board::unwatch`].
+    pub(super) fn unwatch(&self, rank: usize) {
+        self.board.unwatch(rank);
     }
 
     fn new(size: usize, deadline: Duration) -> Arc<Group> {
@@ -64,7 +75,7 @@ struct State {
     groups: HashMap<u64, Arc<Group>>,
     /// Number of the next group.
     next: u64,
-    /// Connections of ranks, and places of this process.
+    /// Connections of ranks and their watching threads, and places of this process.
     connected: usize,
     here: usize,
     /// Connections that have not said who they are.
@@ -180,6 +191,7 @@ impl Hub {
         let answered = frame::write(&mut stream, words.as_bytes());
         let Ok(group) = found else { return };
         if watches {
+            let _connection = Connection::of(&self);
             return serve_watch(&mut stream, &group, member.rank as usize);
         }
         if answered.is_err() {
@@ -187,8 +199,9 @@ impl Hub {
             lock(&group.seats).taken[member.rank as usize] = false;
             return;
         }
-        lock(&self.state).connected += 1;
-        let mut seat = Connected { hub: &self, group: &group, member, parting: Parting::Panicked };
+        let connection = Connection::of(&self);
+        let parting = Parting::Panicked;
+        let mut seat = Connected { connection, group: &group, member, parting };
         seat.parting = self.serve_rank(&mut stream, &group, member.rank as usize);
     }
 
@@ -288,9 +301,26 @@ impl Hub {
     }
 }
 
+/// A connection of a rank or its watching thread, for which the process of the hub stays.
+struct Connection<'a>(&'a Hub);
+
+impl Connection<'_> {
+    fn of(hub: &Hub) -> Connection<'_> {
+        lock(&hub.state).connected += 1;
+        Connection(hub)
+    }
+}
+
+impl Drop for Connection<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.state).connected -= 1;
+        self.0.left.notify_all();
+    }
+}
+
 /// A rank with a connection: it leaves whatever ends the thread that serves it.
 struct Connected<'a> {
-    hub: &'a Hub,
+    connection: Connection<'a>,
     group: &'a Group,
     member: Member,
     parting: Parting,
@@ -298,29 +328,38 @@ struct Connected<'a> {
 
 impl Drop for Connected<'_> {
     fn drop(&mut self) {
-        self.hub.part(self.group, self.member, self.parting);
-        lock(&self.hub.state).connected -= 1;
-        self.hub.left.notify_all();
+        self.connection.0.part(self.group, self.member, self.parting);
     }
 }
 
 /// Answers the watching thread of a rank, until it says that it ends. Without that word its process
-/// is gone. The connection of the rank itself may not show that, while its thread of the hub waits
-/// in a meeting.
+/// is gone, and so is a machine from which no pulse comes. The connection of the rank itself may
+/// not show that, while its thread of the hub waits in a meeting.
 fn serve_watch(stream: &mut TcpStream, group: &Group, rank: usize) {
+    let patience = group.board.deadline().max(SILENT);
+    if stream.set_read_timeout(Some(patience)).is_err() {
+        return group.leave(rank, Parting::Closed);
+    }
     loop {
-        let Ok(bytes) = frame::read(stream) else {
-            return group.board.leave(rank, Parting::Closed);
+        let bytes = match frame::read(stream) {
+            Ok(bytes) => bytes,
+            Err(error) if frame::is_timeout(error.kind()) => {
+                return group.leave(rank, Parting::Vanished);
+            }
+            Err(_) => return group.leave(rank, Parting::Closed),
         };
         let pulse = match Request::decode(&bytes) {
             Some(Request::Pulse(pulse)) => pulse,
-            Some(Request::Left { .. }) => return,
-            _ => return group.board.leave(rank, Parting::Strange),
+            Some(Request::Left { .. }) => return group.unwatch(rank),
+            _ => return group.leave(rank, Parting::Strange),
         };
-        let answer = group.pulse(rank, &pulse).map_or(Ok(Answer::Sound), Err);
-        let answer = answer.map_err(|error| frame::shared(0, error));
+        let answer = match group.pulse(rank, &pulse) {
+            News::Sound => Ok(Answer::Sound),
+            News::Ended => Ok(Answer::Ended),
+            News::Lost(error) => Err(frame::shared(0, error)),
+        };
         if frame::write(stream, &frame::encode(&answer)).is_err() {
-            return group.board.leave(rank, Parting::Closed);
+            return group.leave(rank, Parting::Closed);
         }
     }
 }

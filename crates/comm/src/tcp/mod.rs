@@ -17,7 +17,7 @@ use crate::spans::Spans;
 use crate::sync::Arc;
 use crate::threads::board::Parting;
 use crate::transport::{Call, Parcel, Sum, Transport, check_parcels};
-use crate::watch::{Pulse, Watch};
+use crate::watch::{News, Pulse, SILENT, Watch};
 use frame::{Answer, Arrival, Greeting, Member, Request, Sent, Wish};
 use hub::{Group, Hub};
 use meristem_device::Stream;
@@ -42,6 +42,8 @@ struct Tcp {
     member: Member,
     deadline: Duration,
     failure: Option<Error>,
+    /// The hub knows that no more calls come.
+    has_left: bool,
 }
 
 /// Where the hub is.
@@ -77,7 +79,7 @@ pub(crate) fn world(place: &Place, deadline: Duration) -> Result<Box<dyn Transpo
         let (address, stream) = seat?;
         (Seat::There(stream), address)
     };
-    let mut world = Tcp { seat, address, member, deadline, failure: None };
+    let mut world = Tcp { seat, address, member, deadline, failure: None, has_left: false };
     world.barrier(&Call::of("rendezvous"))?;
     let Member { rank, size, .. } = member;
     tracing::debug!(target: COMM_LOG, rank, size, address = %world.address, "all have come");
@@ -136,7 +138,7 @@ fn ask(stream: &mut TcpStream, request: &Request) -> io::Result<Option<Result<An
 fn lost(operation: &'static str, error: Option<&io::Error>, deadline: Duration) -> Error {
     let rank = 0;
     match error.map(io::Error::kind) {
-        Some(io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+        Some(kind) if frame::is_timeout(kind) => {
             Error::RankLate { operation, rank, seconds: deadline.as_secs_f64() }
         }
         Some(_) => Error::RankGone { operation, rank, reason: Parting::Closed.reason() },
@@ -228,6 +230,20 @@ impl Transport for Tcp {
         }
     }
 
+    fn leave(&mut self) {
+        let parting = Parting::of_thread();
+        match &mut self.seat {
+            Seat::Here { group, .. } => group.leave(self.member.rank as usize, parting),
+            Seat::There(_) if self.has_left => {}
+            Seat::There(stream) => {
+                let panicked = parting == Parting::Panicked;
+                // A hub that is gone needs no notice.
+                let _ = frame::write(stream, &Request::Left { panicked }.encode());
+            }
+        }
+        self.has_left = true;
+    }
+
     fn deadline(&self) -> Duration {
         self.deadline
     }
@@ -241,6 +257,11 @@ impl Transport for Tcp {
                 let connected = reach(&[self.address], greeting, deadline);
                 let (_, stream) =
                     connected.map_err(|error| lost("watch", Some(&error), deadline))?;
+                // An answer waits for nobody.
+                let patience = Some(deadline.max(SILENT));
+                let set = stream.set_read_timeout(patience);
+                set.and_then(|()| stream.set_write_timeout(patience))
+                    .map_err(|error| lost("watch", Some(&error), deadline))?;
                 Watched::There(stream)
             }
         };
@@ -267,20 +288,15 @@ impl Transport for Tcp {
                 Seat::There(stream)
             }
         };
-        Ok(Box::new(Tcp { seat, address, member, deadline, failure: None }))
+        Ok(Box::new(Tcp { seat, address, member, deadline, failure: None, has_left: false }))
     }
 }
 
 impl Drop for Tcp {
     fn drop(&mut self) {
-        let parting = Parting::of_thread();
-        match &mut self.seat {
-            Seat::Here { hub, group } => hub.leave(group, self.member, parting),
-            Seat::There(stream) => {
-                let panicked = parting == Parting::Panicked;
-                // A hub that is gone needs no notice.
-                let _ = frame::write(stream, &Request::Left { panicked }.encode());
-            }
+        match &self.seat {
+            Seat::Here { hub, group } => hub.leave(group, self.member, Parting::of_thread()),
+            Seat::There(_) => self.leave(),
         }
     }
 }
@@ -300,29 +316,34 @@ enum Watched {
 }
 
 impl Watch for Watcher {
-    fn pulse(&mut self, pulse: &Pulse) -> Option<Error> {
-        if self.failure.is_some() {
-            return self.failure.clone();
+    fn pulse(&mut self, pulse: &Pulse) -> News {
+        if let Some(failure) = &self.failure {
+            return News::Lost(failure.clone());
         }
         let stream = match &mut self.to {
             Watched::Here(group) => return group.pulse(self.rank, pulse),
             Watched::There(stream) => stream,
         };
         let lost = |error| lost("exchange", error, self.deadline);
-        match ask(stream, &Request::Pulse(pulse.clone())) {
-            Ok(Some(Ok(Answer::Sound))) => None,
-            Ok(Some(Err(error))) => Some(error),
-            Ok(_) => self.failure.insert(lost(None)).clone().into(),
-            Err(error) => self.failure.insert(lost(Some(&error))).clone().into(),
-        }
+        let failure = match ask(stream, &Request::Pulse(pulse.clone())) {
+            Ok(Some(Ok(Answer::Sound))) => return News::Sound,
+            Ok(Some(Ok(Answer::Ended))) => return News::Ended,
+            Ok(Some(Err(error))) => return News::Lost(error),
+            Ok(_) => lost(None),
+            Err(error) => lost(Some(&error)),
+        };
+        News::Lost(self.failure.insert(failure).clone())
     }
 }
 
 impl Drop for Watcher {
     fn drop(&mut self) {
-        if let Watched::There(stream) = &mut self.to {
-            // A hub that is gone needs no notice.
-            let _ = frame::write(stream, &Request::Left { panicked: false }.encode());
+        match &mut self.to {
+            Watched::Here(group) => group.unwatch(self.rank),
+            Watched::There(stream) => {
+                // A hub that is gone needs no notice.
+                let _ = frame::write(stream, &Request::Left { panicked: false }.encode());
+            }
         }
     }
 }

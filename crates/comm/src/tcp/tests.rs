@@ -117,7 +117,7 @@ fn a_rank_that_sends_other_bytes_is_named() {
         header(0, &[u64::MAX]),
         header(3, &[1 << 50]),
         split.encode(),
-        Request::Pulse(Pulse { reached: 1, trouble: Some(Trouble::Overdue) }).encode(),
+        Request::Pulse(Pulse { trouble: Some(Trouble::Overdue), ..Pulse::default() }).encode(),
     ];
     for bytes in cases {
         let (_, address, first) = hub(2);

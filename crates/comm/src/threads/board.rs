@@ -8,8 +8,14 @@
 
 use crate::error::{Error, Result};
 use crate::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, spin_until, wait_until};
-use crate::watch::{Pulse, Trouble};
+use crate::watch::{News, Pulse, SILENT, Trouble, endless};
 use std::time::{Duration, Instant};
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests;
+
+/// Time in which another rank may show that it is the reason why a device is overdue.
+const UNNAMED: Duration = Duration::from_secs(2);
 
 /// A rendezvous of a fixed number of ranks: each brings an `A`, and takes a `B`.
 pub(crate) struct Board<A, B> {
@@ -31,12 +37,24 @@ struct State<A, B> {
     here: Vec<bool>,
     /// Answers of the last round until they are taken, by rank.
     answers: Vec<Option<B>>,
-    /// Exchanges that each rank's device has reached, by rank, where ranks tell that.
-    reached: Vec<u64>,
+    /// The latest sign of each rank's device, by rank, where ranks have devices of their own.
+    signs: Vec<Option<Sign>>,
+    /// The moment of the first pulse of any rank.
+    watched: Option<Instant>,
+    /// A device is overdue since then, and nobody is known to be the reason.
+    unnamed: Option<Instant>,
     /// The first failure.
     failure: Option<Failure>,
     /// The first that is no orderly parting: the ranks' devices may wait in vain.
     loss: Option<Failure>,
+}
+
+/// The latest pulse of a rank.
+struct Sign {
+    at: Instant,
+    pulse: Pulse,
+    /// Whether more are to come.
+    goes_on: bool,
 }
 
 /// Reason why no round ends any more.
@@ -55,6 +73,8 @@ pub(crate) enum Parting {
     Panicked,
     /// A connection that ended without a word.
     Closed,
+    /// A machine or a process from which nothing comes any more.
+    Vanished,
     /// It sent bytes that no rank of this version sends.
     Strange,
 }
@@ -70,17 +90,43 @@ impl Parting {
             Parting::Orderly => "it left the group",
             Parting::Panicked => "its thread panicked",
             Parting::Closed => "its connection closed",
+            Parting::Vanished => "it does not answer any more",
             Parting::Strange => "it sent data that this version does not send",
         }
     }
 }
 
 impl<A, B> State<A, B> {
-    /// The rank that others wait for: among those that `counts` returns true for, the lowest whose
-    /// device has reached the fewest exchanges.
-    fn last(&self, counts: impl Fn(&Self, usize) -> bool) -> usize {
-        let ranks = (0..self.reached.len()).filter(|rank| counts(self, *rank));
-        ranks.min_by_key(|rank| self.reached[*rank]).unwrap_or_default()
+    /// The rank that has been silent for the longest time, if that is long, among those that
+    /// `counts` returns true for. A rank that was never heard of is silent since the first pulse of
+    /// another.
+    fn silent(&self, counts: impl Fn(usize) -> bool) -> Option<usize> {
+        let (now, first) = (Instant::now(), self.watched?);
+        let since = |rank: usize| match &self.signs[rank] {
+            Some(sign) => sign.goes_on.then_some((sign.at, rank)),
+            None => Some((first, rank)),
+        };
+        let ranks = (0..self.signs.len()).filter(|rank| counts(*rank)).filter_map(since);
+        ranks.filter(|(at, _)| now - *at >= SILENT).min().map(|(_, rank)| rank)
+    }
+
+    /// How far a rank's device is: its membership, and the exchanges in it.
+    fn position(&self, rank: usize) -> (u64, u64) {
+        let sign = self.signs[rank].as_ref();
+        sign.map_or((0, 0), |Sign { pulse, .. }| (pulse.membership, pulse.reached))
+    }
+
+    /// The lowest rank whose device is behind all others, among those that `counts` returns true
+    /// for.
+    fn behind(&self, counts: impl Fn(usize) -> bool) -> Option<usize> {
+        let ranks = (0..self.signs.len()).filter(|rank| counts(*rank));
+        ranks.min_by_key(|rank| self.position(*rank))
+    }
+
+    /// Whether the devices of all ranks have ended as many exchanges as a pulse says.
+    fn have_ended(&self, pulse: &Pulse) -> bool {
+        let mut signs = self.signs.iter();
+        signs.all(|sign| sign.as_ref().is_some_and(|sign| sign.pulse.ends() >= pulse.ends()))
     }
 }
 
@@ -92,7 +138,9 @@ impl<A, B> Board<A, B> {
             brought: (0..size).map(|_| None).collect(),
             here: vec![false; size],
             answers: (0..size).map(|_| None).collect(),
-            reached: vec![0; size],
+            signs: (0..size).map(|_| None).collect(),
+            watched: None,
+            unnamed: None,
             failure: None,
             loss: None,
         };
@@ -178,7 +226,9 @@ impl<A, B> Board<A, B> {
         let mut state = lock(&self.state);
         while state.round == round && state.failure.is_none() {
             if Instant::now() >= end && state.arrived < self.size {
-                let rank = state.last(|state, rank| !state.here[rank]);
+                let missing = |rank: usize| !state.here[rank];
+                let rank = state.silent(missing).or_else(|| state.behind(missing));
+                let rank = rank.unwrap_or_default();
                 self.fail(&mut state, Failure::Late { rank });
                 break;
             }
@@ -201,23 +251,49 @@ impl<A, B> Board<A, B> {
         self.fail(&mut lock(&self.state), Failure::Other(error));
     }
 
-    /// Records how far a rank's device is, and its trouble; returns the error for which devices may
-    /// wait in vain. Does not wait.
-    pub(crate) fn pulse(&self, rank: usize, pulse: &Pulse) -> Option<Error> {
+    /// Records that no more pulses of a rank come, as its devices exchange nothing more.
+    pub(crate) fn unwatch(&self, rank: usize) {
+        if let Some(sign) = &mut lock(&self.state).signs[rank] {
+            sign.goes_on = false;
+        }
+    }
+
+    /// Records the state of a rank's device; returns that of the group. Does not wait.
+    pub(crate) fn pulse(&self, rank: usize, pulse: &Pulse) -> News {
         let mut state = lock(&self.state);
-        state.reached[rank] = pulse.reached;
+        let at = Instant::now();
+        state.watched.get_or_insert(at);
+        state.signs[rank] = Some(Sign { at, pulse: pulse.clone(), goes_on: true });
         match &pulse.trouble {
             None => {}
-            Some(Trouble::Overdue) => {
-                let rank = state.last(|_, other| other != rank);
-                self.fail(&mut state, Failure::Late { rank });
+            Some(trouble @ (Trouble::Overdue | Trouble::Stuck)) => {
+                let own = state.position(rank);
+                let late = state
+                    .silent(|other| other != rank)
+                    .or_else(|| state.behind(|other| other != rank && state.position(other) < own));
+                let late = late.or((*trouble == Trouble::Stuck).then_some(rank));
+                let unnamed = *state.unnamed.get_or_insert_with(Instant::now);
+                if let Some(rank) = late {
+                    self.fail(&mut state, Failure::Late { rank });
+                } else if unnamed.elapsed() >= UNNAMED {
+                    self.fail(&mut state, Failure::Other(endless(self.deadline)));
+                }
+            }
+            Some(Trouble::Lost) => {
+                if let Some(rank) = state.silent(|other| other != rank) {
+                    self.fail(&mut state, Failure::Gone { rank, parting: Parting::Vanished });
+                }
             }
             Some(Trouble::Failed(reason)) => {
                 let error = Error::RankFailed { rank, reason: reason.clone() };
                 self.fail(&mut state, Failure::Other(error));
             }
         }
-        state.loss.as_ref().map(|loss| self.error("exchange", loss))
+        match &state.loss {
+            Some(loss) => News::Lost(self.error("exchange", loss)),
+            None if state.have_ended(pulse) => News::Ended,
+            None => News::Sound,
+        }
     }
 
     /// Sets the failure; the first one stays.

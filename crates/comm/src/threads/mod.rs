@@ -15,7 +15,7 @@ use crate::number::with_number;
 use crate::spans::{Spans, parts};
 use crate::sync::Arc;
 use crate::transport::{Call, Parcel, Reduction, Sum, Transport, check_parcels, share};
-use crate::watch::{Pulse, Watch};
+use crate::watch::{News, Pulse, Watch};
 use board::{Board, Parting};
 use meristem_device::{Args, DType, Device, Group, Stream, Tensor};
 use smallvec::SmallVec;
@@ -89,7 +89,7 @@ impl Threads {
 
 impl Drop for Threads {
     fn drop(&mut self) {
-        self.board.leave(self.rank, Parting::of_thread());
+        self.leave();
     }
 }
 
@@ -133,6 +133,10 @@ impl Transport for Threads {
         self.board.abort(self.rank, reason);
     }
 
+    fn leave(&mut self) {
+        self.board.leave(self.rank, Parting::of_thread());
+    }
+
     fn deadline(&self) -> Duration {
         self.board.deadline()
     }
@@ -155,8 +159,14 @@ struct Seat {
     rank: usize,
 }
 
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.board.unwatch(self.rank);
+    }
+}
+
 impl Watch for Seat {
-    fn pulse(&mut self, pulse: &Pulse) -> Option<Error> {
+    fn pulse(&mut self, pulse: &Pulse) -> News {
         self.board.pulse(self.rank, pulse)
     }
 }

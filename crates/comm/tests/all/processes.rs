@@ -9,7 +9,9 @@ use meristem_comm::{
 };
 use meristem_device::{DeviceId, Stream, Tensor};
 use std::env;
+use std::fs::DirEntry;
 use std::net::TcpListener;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -118,6 +120,23 @@ fn sum(comm: &mut Communicator, stream: &Stream, len: usize) -> Result<Vec<f32>>
     Ok(x.to_vec()?)
 }
 
+/// Stops all threads of this process, whose connections stay.
+fn stop() {
+    let process = std::process::id().to_string();
+    assert!(Command::new("kill").args(["-STOP", &process]).status().unwrap().success());
+    // The signal may come a little later.
+    std::thread::sleep(LIMIT);
+}
+
+/// Names of the threads of this process.
+fn threads() -> Vec<String> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    // One that has ended meanwhile has no name.
+    let name = |task: DirEntry| std::fs::read_to_string(task.path().join("comm")).ok();
+    let names = tasks.filter_map(|task| name(task.unwrap()));
+    names.map(|name| name.trim().to_owned()).collect()
+}
+
 /// A process of one of the tests below.
 #[test]
 #[ignore = "the other tests of this file run it in processes of its own"]
@@ -190,28 +209,107 @@ fn rank() {
             let named = matches!(error, Error::RankLate { rank: 1, .. });
             assert!(named || comm.rank() == 1, "{error:?}");
         }
-        "mortal" | "hangs" => {
-            let mut comm = join(if role == "hangs" { short } else { long }).unwrap();
-            let stream = open().stream("rank");
-            let calls = env::var(CALLS).map_or(usize::MAX, |calls| calls.parse().unwrap());
-            let ended = (0..calls).try_for_each(|_| {
-                sum(&mut comm, &stream, 100).map(|seen| assert_eq!(seen, [3.0; 100]))
-            });
-            // Without a point at which the stand-in ends it.
-            let Err(error) = ended else { std::process::abort() };
-            let named = |error: &Error| match error {
-                Error::RankGone { rank: 1, .. } => role == "mortal",
-                Error::RankLate { rank: 1, .. } => role == "hangs",
-                _ => false,
-            };
-            assert!(named(&error), "{error:?}");
-            let again = comm.barrier().unwrap_err();
-            assert!(named(&again), "{again:?}");
+        "mortal" | "hangs" | "vanishes" => {
+            lose_one(&role, if role == "hangs" { short } else { long })
         }
         "refused" => {
             let error = join(long).unwrap_err().to_string();
             let words = env::var("MERISTEM_TEST_WORDS").unwrap();
             assert!(error.contains(&words), "{error}");
+        }
+        role => faulty(role, (short, long)),
+    }
+}
+
+/// A process of a group that loses rank 1 at some point.
+fn lose_one(role: &str, deadline: Duration) {
+    let mut comm = join(deadline).unwrap();
+    let stream = open().stream("rank");
+    let calls = env::var(CALLS).map_or(usize::MAX, |calls| calls.parse().unwrap());
+    let ended = (0..calls)
+        .try_for_each(|_| sum(&mut comm, &stream, 100).map(|seen| assert_eq!(seen, [3.0; 100])));
+    // Without a point at which the stand-in ends it.
+    let Err(error) = ended else {
+        if role == "hangs" {
+            stop();
+        }
+        std::process::abort()
+    };
+    let named = |error: &Error| match error {
+        Error::RankGone { rank: 1, reason, .. } => match role {
+            "vanishes" => *reason == "it does not answer any more",
+            role => role == "mortal",
+        },
+        Error::RankLate { rank: 1, .. } => role == "hangs",
+        _ => false,
+    };
+    assert!(named(&error), "{error:?}");
+    let again = comm.barrier().unwrap_err();
+    assert!(named(&again), "{again:?}");
+}
+
+/// A process of a test of faults that only the watch sees.
+fn faulty(role: &str, (short, long): (Duration, Duration)) {
+    match role {
+        "stalls" => {
+            let mut comm = join(3 * short).unwrap();
+            let stream = open().stream("rank");
+            let error = (0..9).try_for_each(|_| sum(&mut comm, &stream, 100).map(drop));
+            let error = error.unwrap_err();
+            assert!(matches!(error, Error::RankLate { rank: 1, .. }), "{error:?}");
+        }
+        "busy" => {
+            let mut comm = join(3 * short).unwrap();
+            let stream = open().stream("rank");
+            for pause in [0, 9] {
+                std::thread::sleep(Duration::from_secs(pause));
+                assert_eq!(sum(&mut comm, &stream, 100).unwrap(), [3.0; 100]);
+            }
+        }
+        "behind" => {
+            let mut comm = join(long).unwrap();
+            let stream = open().stream("rank");
+            let sent = noise(1 << 20, 0, 0).repeat(16);
+            let x = match comm.rank() {
+                0 => upload(&stream, &sent),
+                _ => upload(&stream, &vec![0.0f32; sent.len()]),
+            };
+            comm.broadcast(&x, 0).unwrap();
+            // The sender leaves as soon as its own device has ended.
+            drop(comm);
+            assert!(x.to_vec::<f32>().unwrap() == sent);
+        }
+        "panics" => {
+            let mut comm = join(long).unwrap();
+            let stream = open().stream("rank");
+            let x = upload(&stream, &[1.0f32; 100]);
+            if comm.rank() == 1 {
+                let panicked = catch_unwind(AssertUnwindSafe(move || {
+                    comm.broadcast(&x, 0).unwrap();
+                    panic!("on purpose");
+                }));
+                assert!(panicked.is_err());
+                return assert!(!threads().contains(&"nccl, watch".to_owned()), "{:?}", threads());
+            }
+            // Rank 0 hangs here.
+            comm.broadcast(&x, 0).unwrap();
+            let error = Error::from(x.to_vec::<f32>().unwrap_err());
+            assert!(matches!(error, Error::RankGone { rank: 1, .. }), "{error:?}");
+        }
+        "ends" => {
+            let mut comm = join(long).unwrap();
+            let stream = open().stream("rank");
+            let mut part = comm.split(0, comm.rank() as u64).unwrap();
+            assert_eq!(sum(&mut part, &stream, 100).unwrap(), [3.0; 100]);
+            if comm.rank() == 0 {
+                // The others wait for this rank by then: they would give up first.
+                std::thread::sleep(Duration::from_secs(1));
+                drop(part);
+                comm.barrier().unwrap();
+            } else {
+                comm.barrier().unwrap();
+                drop(part);
+            }
         }
         role => panic!("no role {role}"),
     }
@@ -267,12 +365,89 @@ fn a_rank_that_dies_at_any_point_is_named() {
     });
 }
 
-/// Over NCCL, after the agreement: nothing but the deadline tells of that.
+/// Before a call, and over NCCL after the agreement: nothing but the deadline tells of that.
 #[test]
-fn a_rank_that_hangs_within_an_exchange_is_named() {
-    if env::var("MERISTEM_TEST_DEVICE").is_ok() {
-        lose_rank_1("hangs", &[("MERISTEM_STANDIN_NCCL_HANG", "4")]);
+fn a_rank_that_hangs_is_named() {
+    std::thread::scope(|scope| {
+        scope.spawn(|| lose_rank_1("hangs", &[(CALLS, "3")]));
+        if env::var("MERISTEM_TEST_DEVICE").is_ok() {
+            scope.spawn(|| lose_rank_1("hangs", &[("MERISTEM_STANDIN_NCCL_HANG", "4")]));
+        }
+    });
+}
+
+/// Over NCCL the end of a membership waits for the others' devices, and not for their calls.
+#[test]
+fn a_rank_that_ends_a_group_waits_for_no_call_of_another() {
+    run("ends", 3, &[]);
+}
+
+/// Ranks of three, of which all have some variables, and rank 1 more.
+fn run_with_rank_1(role: &str, all: &[(&str, &str)], variables: &[(&str, &str)]) -> [Child; 3] {
+    let port = free_port();
+    [0, 1, 2].map(|rank| {
+        let own = if rank == 1 { variables } else { &[] };
+        start(role, (rank, 3), port, &[all, own].concat())
+    })
+}
+
+fn all_end(what: &str, ranks: impl IntoIterator<Item = Child>) {
+    for (rank, child) in ranks.into_iter().enumerate() {
+        let (succeeded, text) = end(child);
+        assert!(succeeded, "{what}: process {rank}:\n{text}");
     }
+}
+
+/// Over NCCL, faults that only its watching threads see. Each in processes of its own, side by
+/// side, since most wait for several seconds.
+#[test]
+fn faults_that_the_watch_alone_sees_are_named() {
+    if env::var("MERISTEM_TEST_DEVICE").is_err() {
+        return;
+    }
+    std::thread::scope(|scope| {
+        // A driver that says nothing while a kernel hangs.
+        let serial = [("MERISTEM_STANDIN_SERIAL", "1")];
+        let hangs = [("MERISTEM_STANDIN_NCCL_HANG", "4")];
+        scope.spawn(move || {
+            let [first, mut lost, last] = run_with_rank_1("hangs", &serial, &hangs);
+            all_end("serial", [first, last]);
+            lost.kill().unwrap();
+            lost.wait().unwrap();
+        });
+        // A machine that says nothing any more; NCCL notices that somebody is gone, or nobody does.
+        for notices in ["1", "0"] {
+            scope.spawn(move || {
+                let all = [("MERISTEM_STANDIN_NCCL_NOTICES", notices)];
+                let vanishes = [("MERISTEM_STANDIN_NCCL_VANISH", "4")];
+                let role = if notices == "1" { "vanishes" } else { "hangs" };
+                let [first, mut lost, last] = run_with_rank_1(role, &all, &vanishes);
+                all_end("vanishes", [first, last]);
+                lost.kill().unwrap();
+                lost.wait().unwrap();
+            });
+        }
+        // An exchange that NCCL does not finish to enqueue: this rank, too, has an error.
+        let stalls = [("MERISTEM_STANDIN_NCCL_STALL", "4")];
+        scope.spawn(move || all_end("stalls", run_with_rank_1("stalls", &[], &stalls)));
+        // A rank that computes for longer than one may be silent.
+        scope.spawn(|| all_end("busy", run_with_rank_1("busy", &[], &[])));
+        // One that reads what another has sent seconds after that has ended.
+        let slow = [("MERISTEM_STANDIN_NCCL_SLOW", "8")];
+        scope.spawn(move || all_end("behind", run_with_rank_1("behind", &[], &slow)));
+        // One that panics while its device waits for another.
+        scope.spawn(move || {
+            let port = free_port();
+            let [mut hung, panicked, last] = [0, 1, 2].map(|rank| {
+                let own: &[_] =
+                    if rank == 0 { &[("MERISTEM_STANDIN_NCCL_HANG", "2")] } else { &[] };
+                start("panics", (rank, 3), port, own)
+            });
+            all_end("panics", [panicked, last]);
+            hung.kill().unwrap();
+            hung.wait().unwrap();
+        });
+    });
 }
 
 #[test]

@@ -74,12 +74,16 @@ impl Member {
         match context.0 {}
     }
 
-    pub(crate) fn join(
-        context: &Arc<Context>,
-        _place: &PeerPlace,
-        _proceed: &mut dyn FnMut() -> bool,
-    ) -> Result<Option<Arc<Member>>> {
+    pub(crate) fn begin(context: &Arc<Context>, _place: &PeerPlace) -> Result<Arc<Member>> {
         match context.0 {}
+    }
+
+    pub(crate) fn connect(&self) -> Result<()> {
+        match self.0 {}
+    }
+
+    pub(crate) fn look(&self) {
+        match self.0 {}
     }
 
     pub(crate) fn context(&self) -> &Arc<Context> {

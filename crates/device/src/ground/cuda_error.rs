@@ -94,6 +94,14 @@ pub enum CudaError {
     /// Exchanges with other devices were given up, as a rank of the group is lost.
     #[error("its exchanges were aborted: {0}")]
     ExchangeAborted(#[source] Arc<dyn StdError + Send + Sync>),
+    /// NCCL has noticed that another process of the group is gone; it does not say which.
+    #[error("{function}: {message}")]
+    PeerLost {
+        /// The function of NCCL.
+        function: &'static str,
+        /// NCCL's explanation.
+        message: String,
+    },
     /// A call failed.
     #[error("{function} failed with {code}: {message}")]
     Call {

@@ -1,5 +1,7 @@
 //! Groups of devices that exchange data, as values.
 
+use std::time::Duration;
+
 /// Bytes of the name of a group.
 pub(crate) const ID_BYTES: usize = 128;
 
@@ -12,12 +14,16 @@ pub struct PeerPlace {
     pub rank: usize,
     /// Number of devices in the group.
     pub size: usize,
+    /// Time in which whoever watches the group gives the reason for an error of NCCL.
+    pub patience: Duration,
 }
 
 /// Numbers of exchanges of a membership.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PeerProgress {
-    /// Exchanges that were enqueued.
+    /// Exchanges that were submitted; to join the group is the first.
+    pub submitted: u64,
+    /// Exchanges that NCCL has enqueued.
     pub enqueued: u64,
     /// Exchanges that the device has begun.
     pub reached: u64,

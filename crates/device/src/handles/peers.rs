@@ -34,29 +34,39 @@ impl Peers {
         Member::new_id(track(stream)?.context())
     }
 
-    /// Joins a group with a stream's device, and connects it to all others. Waits until all have
-    /// joined, for as long as `proceed` returns true, which is called again and again; then returns
-    /// `None`.
+    /// Begins to join a group with a stream's device: [`connect`](Peers::connect) ends that. Does
+    /// not wait.
     ///
     /// # Errors
     /// The errors of [`new_id`](Peers::new_id).
-    pub fn join(
-        stream: &Stream,
-        place: &PeerPlace,
-        proceed: &mut dyn FnMut() -> bool,
-    ) -> Result<Option<Peers>> {
-        let member = Member::join(track(stream)?.context(), place, proceed)?;
-        Ok(member.map(Peers))
+    pub fn begin(stream: &Stream, place: &PeerPlace) -> Result<Peers> {
+        Member::begin(track(stream)?.context(), place).map(Peers)
     }
 
-    /// How far the device is with the exchanges of this membership; all count as ended once the
-    /// device has failed. Asks the device, and does not wait for it.
+    /// Connects to all others, once. Waits until all have joined, or another thread
+    /// [aborts](Peers::abort) that.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`], after an abort with
+    /// [`CudaError::ExchangeAborted`](crate::CudaError::ExchangeAborted); [`Error::DeviceFailed`].
+    pub fn connect(&self) -> Result<()> {
+        self.0.connect()
+    }
+
+    /// Asks the device how far it is with the exchanges of this membership. A driver may answer
+    /// only when a kernel has ended, so this may wait for the device.
+    pub fn look(&self) {
+        self.0.look();
+    }
+
+    /// How far the device was when it was last asked; all exchanges count as ended once it has
+    /// failed. Does not wait.
     pub fn progress(&self) -> PeerProgress {
         self.0.progress()
     }
 
     /// Returns an error if the device has failed, or NCCL has noticed that the group is broken. It
-    /// need not notice that a process is gone. Does not wait.
+    /// need not notice that a process is gone. Waits for calls of NCCL in other threads.
     ///
     /// # Errors
     /// [`Error::DeviceFailed`], [`Error::Cuda`].
@@ -65,8 +75,9 @@ impl Peers {
     }
 
     /// Ends all exchanges, from any thread. Their results are lost, so the device fails, with
-    /// [`CudaError::ExchangeAborted`](crate::CudaError::ExchangeAborted) and this cause. Waits for
-    /// the exchange that the device is in, which ends.
+    /// [`CudaError::ExchangeAborted`](crate::CudaError::ExchangeAborted) and this cause; before
+    /// [`connect`](Peers::connect) has ended only that does. Waits for the exchange that the device
+    /// is in, which ends.
     pub fn abort(&self, cause: Arc<dyn StdError + Send + Sync>) {
         self.0.abort(cause);
     }
@@ -88,7 +99,9 @@ impl Launch<'_> {
     /// is read to the rank of `ranks` at its position, and receives every argument that is written
     /// from it, all at once. Messages from one rank to another are matched in order; the other rank
     /// makes the exchange with arguments of the same sizes. Does not wait for the device, nor for
-    /// other ranks.
+    /// other ranks. If NCCL refuses it, nothing of the device ends from then on until
+    /// [`abort`](Peers::abort) gives the reason, or for the patience of the membership: then the
+    /// device fails.
     ///
     /// # Errors
     /// The errors of [`run`](Launch::run); [`Error::Mismatch`] for another number of ranks, or

@@ -87,7 +87,7 @@ pub(super) fn in_context<T>(work: impl FnOnce(&mut Machine, usize) -> Answer<T>)
 }
 
 /// Time between two looks at what other processes have sent.
-const LOOK: Duration = Duration::from_micros(100);
+pub(super) const LOOK: Duration = Duration::from_micros(100);
 
 /// Waits for places in streams. The machine is free for other threads while it needs messages of
 /// other processes.

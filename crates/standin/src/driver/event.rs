@@ -4,7 +4,7 @@ use std::ffi::c_uint;
 
 use cudarc::driver::sys::{CUevent, CUresult, CUstream};
 
-use super::call::{INVALID, driver, in_context, wait, write};
+use super::call::{INVALID, LOOK, driver, in_context, wait, write};
 use super::stream::stream;
 use crate::order::Event;
 
@@ -46,13 +46,21 @@ driver! {
     }
 
     /// Whether what an event was recorded after is done. Some commands of any streams run before.
+    /// With `MERISTEM_STANDIN_SERIAL=1` there is no answer while an exchange waits for others.
     fn cuEventQuery(hEvent: CUevent) {
-        in_context(|machine, device| {
+        let ask = || in_context(|machine, device| {
             let recorded = machine.events.get(hEvent as u64)?.recorded;
             let done = recorded.is_none_or(|point| machine.query(point));
             machine.healthy(device)?;
-            done.then_some(()).ok_or(CUresult::CUDA_ERROR_NOT_READY)
-        })
+            Ok((done, machine.has_stopped(device)))
+        });
+        let serial = std::env::var_os("MERISTEM_STANDIN_SERIAL").is_some_and(|set| set == "1");
+        let mut answer = ask()?;
+        while serial && answer.1 {
+            std::thread::sleep(LOOK);
+            answer = ask()?;
+        }
+        answer.0.then_some(()).ok_or(CUresult::CUDA_ERROR_NOT_READY)
     }
 
     /// Waits for what an event was recorded after.

@@ -25,7 +25,9 @@ use cudarc::nccl::sys::{
 use super::call::{Answer, INVALID, current, in_context, set_current, wait_for};
 use super::copy::check;
 use super::stream::stream;
-use crate::order::{Exchange, Links, Message, Point, Work, hangs, mortal, open_group};
+use crate::order::{
+    Exchange, Links, Message, Point, Work, fails, hangs, mortal, open_group, rest, stalls, vanishes,
+};
 
 /// Version that is said to be installed, unless `MERISTEM_STANDIN_NCCL` names another.
 const VERSION: c_int = 22_703;
@@ -77,7 +79,7 @@ fn lock(member: &Member) -> MutexGuard<'_, State> {
 /// The member behind a handle; `None` for null.
 ///
 /// # Safety
-/// `comm` is null, or was made by `ncclCommInitRankConfig` and neither destroyed nor aborted.
+/// `comm` is null, or was made by `ncclCommInitRankConfig` and not aborted.
 unsafe fn member<'a>(comm: ncclComm_t) -> Option<&'a Shared> {
     // SAFETY: the caller's contract.
     unsafe { comm.cast::<Shared>().cast_const().as_ref() }
@@ -200,7 +202,7 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
     }
     let port = [id.internal[0], id.internal[1]].map(|byte| byte.to_ne_bytes()[0]);
     let state = State { ranks: ranks as usize, ..State::default() };
-    let member = Arc::new(Member { state: Mutex::new(state), notices: port[0] % 2 == 0 });
+    let member = Arc::new(Member { state: Mutex::new(state), notices: notices(port[0]) });
     go_on(&member, move |member| {
         let links = Links::join(u16::from_le_bytes(port), rank as usize, ranks as usize);
         let links = Arc::new(links.map_err(|_| ncclResult_t::ncclSystemError)?);
@@ -214,6 +216,16 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
     // SAFETY: checked not to be null; the caller's contract.
     unsafe { comm.write(Box::into_raw(Box::new(member)).cast::<ncclComm>()) };
     ncclResult_t::ncclInProgress
+}
+
+/// Whether a communicator notices that another process is gone: every other one does, by the port
+/// of the group, unless `MERISTEM_STANDIN_NCCL_NOTICES` is 0 or 1.
+fn notices(port: u8) -> bool {
+    match std::env::var("MERISTEM_STANDIN_NCCL_NOTICES").as_deref() {
+        Ok("0") => false,
+        Ok("1") => true,
+        _ => port.is_multiple_of(2),
+    }
 }
 
 /// Says how a communicator is: in progress, well, or lost.
@@ -286,25 +298,6 @@ pub unsafe extern "C" fn ncclCommFinalize(comm: ncclComm_t) -> ncclResult_t {
     ncclResult_t::ncclInProgress
 }
 
-/// Frees a communicator that was finalized.
-///
-/// # Safety
-/// `comm` is a communicator, or null, and is not used any more.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t {
-    // SAFETY: the caller's contract.
-    let Some(known) = (unsafe { member(comm) }) else { return ncclResult_t::ncclInvalidArgument };
-    let state = lock(known);
-    if state.in_progress || !state.finalized {
-        eprintln!("meristem-standin: ncclCommDestroy before the communicator was finalized");
-        return ncclResult_t::ncclInvalidUsage;
-    }
-    drop(state);
-    // SAFETY: as above.
-    drop(unsafe { Box::from_raw(comm.cast::<Shared>()) });
-    ncclResult_t::ncclSuccess
-}
-
 /// Begins a group of calls.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGroupStart() -> ncclResult_t {
@@ -326,6 +319,19 @@ pub extern "C" fn ncclGroupEnd() -> ncclResult_t {
         mortal();
         hangs();
         let (member, on) = (first.member.clone(), first.on);
+        if vanishes() {
+            let links = lock(&member).links.clone();
+            if let Some(links) = links {
+                links.vanish();
+            }
+        }
+        if fails() {
+            return ncclResult_t::ncclSystemError;
+        }
+        if stalls() {
+            go_on(&member, |_| rest());
+            return ncclResult_t::ncclInProgress;
+        }
         let same = |call: &Pending| Arc::ptr_eq(&call.member, &member) && call.on == on;
         let (now, later) = pending.into_iter().partition(same);
         pending = later;

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 /// Messages that may wait to be written: more than any test sends at once.
 const MESSAGES: usize = 1 << 14;
@@ -18,6 +19,16 @@ const MESSAGES: usize = 1 << 14;
 const DIE: &str = "MERISTEM_STANDIN_NCCL_DIE";
 /// Variable with the number of the group of calls at whose end this process hangs.
 const HANG: &str = "MERISTEM_STANDIN_NCCL_HANG";
+/// Variable with the number of the group of calls that is refused.
+const FAIL: &str = "MERISTEM_STANDIN_NCCL_FAIL";
+/// Variable with the number of the group of calls that stays in progress.
+const STALL: &str = "MERISTEM_STANDIN_NCCL_STALL";
+/// Variable with the number of the group of calls at which this machine vanishes.
+const VANISH: &str = "MERISTEM_STANDIN_NCCL_VANISH";
+/// Variable with the seconds before a large message is read.
+const SLOW: &str = "MERISTEM_STANDIN_NCCL_SLOW";
+/// Bytes above which a message is large: more than sockets hold.
+const LARGE: usize = 16 << 20;
 
 /// Occurrences of something, of which one may be the last.
 struct Fate {
@@ -54,9 +65,32 @@ pub(crate) fn mortal() {
 pub(crate) fn hangs() {
     static FATE: Fate = Fate::of(HANG);
     if FATE.is_met() {
-        loop {
-            thread::park();
-        }
+        rest();
+    }
+}
+
+/// Whether a group of calls is refused.
+pub(crate) fn fails() -> bool {
+    static FATE: Fate = Fate::of(FAIL);
+    FATE.is_met()
+}
+
+/// Whether a group of calls never ends to be in progress.
+pub(crate) fn stalls() -> bool {
+    static FATE: Fate = Fate::of(STALL);
+    FATE.is_met()
+}
+
+/// Whether the machine vanishes at a group of calls.
+pub(crate) fn vanishes() -> bool {
+    static FATE: Fate = Fate::of(VANISH);
+    FATE.is_met()
+}
+
+/// Stops for ever.
+pub(crate) fn rest() -> ! {
+    loop {
+        thread::park();
     }
 }
 
@@ -177,6 +211,15 @@ impl Links {
         }
     }
 
+    /// Stops the process for good without a word to anybody but the members of this group, whose
+    /// network tells them: as if the machine was gone.
+    pub(crate) fn vanish(&self) -> ! {
+        self.abort();
+        let process = std::process::id().to_string();
+        let _ = std::process::Command::new("kill").args(["-STOP", &process]).status();
+        rest()
+    }
+
     /// Whether an exchange waits for a process that is gone.
     pub(crate) fn is_starved(&self) -> bool {
         self.starved.load(Ordering::Acquire)
@@ -261,8 +304,13 @@ fn write_all(mut to: TcpStream, messages: &Receiver<Vec<u8>>, left: &AtomicUsize
 }
 
 fn read_all(mut from: TcpStream, inbox: &Mutex<Inbox>) -> Result<()> {
+    let slow = std::env::var(SLOW).ok().and_then(|seconds| seconds.parse().ok());
     loop {
         let mut message = vec![0; read_number(&mut from)? as usize];
+        if message.len() > LARGE {
+            // It stays with the other process meanwhile.
+            thread::sleep(Duration::from_secs(slow.unwrap_or(0)));
+        }
         from.read_exact(&mut message)?;
         lock(inbox).messages.push_back(message);
     }

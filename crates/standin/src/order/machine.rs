@@ -258,6 +258,12 @@ impl Machine {
         reached.is_some_and(|task| !self.is_ready(task))
     }
 
+    /// Whether a stream of a device has reached an exchange that other processes have not.
+    pub(crate) fn has_stopped(&self, device: usize) -> bool {
+        let mut of_device = self.streams.iter().filter(|(_, stream)| stream.device == device);
+        of_device.any(|(handle, _)| self.awaits_others(handle))
+    }
+
     /// Streams that have to run for these places to be done.
     fn needed(&self, points: &[Point]) -> Vec<u64> {
         let mut needed = vec![];

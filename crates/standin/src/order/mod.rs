@@ -8,7 +8,9 @@ mod stream;
 mod work;
 
 pub(crate) use graph::{Exec, Graph, Node, Plan};
-pub(crate) use links::{Exchange, Links, Message, hangs, mortal, open_group};
+pub(crate) use links::{
+    Exchange, Links, Message, fails, hangs, mortal, open_group, rest, stalls, vanishes,
+};
 pub(crate) use machine::{Function, Machine};
 pub(crate) use point::Point;
 pub(crate) use stream::{Event, Stream};

@@ -10,6 +10,7 @@ use cudarc::driver::sys::CUdevice_attribute_enum as Attribute;
 use std::collections::HashMap;
 use std::fmt;
 use std::panic::Location;
+use std::time::{Duration, Instant};
 
 /// Smallest piece of staging memory in bytes; others are twice, four times … as large.
 const SMALLEST_PINNED: usize = 4096;
@@ -20,6 +21,9 @@ const KEPT_MAX: usize = 256 << 20;
 
 /// Lowest compute capability that the kernels are written for.
 const CAPABILITY_NEEDED: (i32, i32) = (8, 0);
+
+/// Time between two looks for the reason of a failure.
+const LOOK: Duration = Duration::from_millis(1);
 
 /// A device failure: sticky, for every stream of the device.
 #[derive(Debug, Clone)]
@@ -46,6 +50,8 @@ pub(crate) struct Context {
     modules: Mutex<HashMap<usize, Arc<Module>>>,
     pinned: Mutex<FreePinned>,
     failure: OnceLock<Failure>,
+    /// An error for which the device will fail once its reason is known, or at this moment.
+    suspended: OnceLock<(Instant, CudaError)>,
     /// Dropped last: everything else is freed in it.
     primary: Primary,
 }
@@ -76,6 +82,7 @@ impl Context {
             modules: Mutex::default(),
             pinned: Mutex::default(),
             failure: OnceLock::new(),
+            suspended: OnceLock::new(),
             primary: Primary::retain(device)?,
         };
         context.bind()?;
@@ -100,6 +107,28 @@ impl Context {
         cause: CudaError,
     ) {
         let _ = self.failure.set(Failure { operation, site, cause: Arc::new(cause) });
+    }
+
+    /// From now on the device gets no work, and nothing of it ends, until somebody who knows the
+    /// reason of the error fails it. If nobody does in this time, it fails with the error itself.
+    pub(super) fn suspend(&self, cause: CudaError, patience: Duration) {
+        let _ = self.suspended.set((Instant::now() + patience, cause));
+    }
+
+    /// Whether it will fail, and the reason is not known yet.
+    pub(super) fn is_suspended(&self) -> bool {
+        self.suspended.get().is_some() && !self.has_failed()
+    }
+
+    /// Waits, if it is suspended, until it has failed.
+    pub(super) fn await_reason(&self) {
+        let Some((end, cause)) = self.suspended.get() else { return };
+        while !self.has_failed() {
+            if Instant::now() >= *end {
+                return self.fail("exchange", Location::caller(), cause.clone());
+            }
+            std::thread::sleep(LOOK);
+        }
     }
 
     /// Returns an error if the device has failed.

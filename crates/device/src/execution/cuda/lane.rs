@@ -12,7 +12,8 @@
 //!   accesses to it are done (`memory::pool`), and staging memory is held by a flight until it has
 //!   landed.
 //! - A failed call, or one that reports an earlier failure, fails the device. Every ticket then
-//!   counts as completed, and every result as lost.
+//!   counts as completed, and every result as lost. Before that the device may be suspended: then
+//!   no ticket completes.
 
 use super::context::Context;
 use super::driver::{Called, Event, RawStream};
@@ -203,6 +204,10 @@ impl Lane {
     /// no thread of this process to get there.
     pub(super) fn wait(&self, ticket: u64) {
         while !self.has_completed(ticket) {
+            if self.context.is_suspended() {
+                self.context.await_reason();
+                continue;
+            }
             let Some(event) = self.covering(&mut lock(&self.state), ticket) else { continue };
             if let Err(cause) = self.context.bind().and_then(|()| event.synchronize()) {
                 self.context.fail("wait", Location::caller(), cause);
@@ -271,7 +276,7 @@ impl Lane {
         task: Option<Task>,
         told: Option<Told>,
     ) -> Called {
-        if self.context.has_failed() {
+        if self.context.has_failed() || self.context.is_suspended() {
             return Ok(());
         }
         self.context.bind()?;
@@ -352,6 +357,9 @@ impl Lane {
     /// Looks how far the device is, with an event that covers the ticket.
     fn look(&self, state: &mut MutexGuard<'_, State>, ticket: u64) {
         let state = &mut **state;
+        if self.context.is_suspended() {
+            return; // an exchange that lacks on the lane does not end
+        }
         // The calling thread may have had nothing to do with the device so far.
         if self.covering(state, ticket).is_none() || self.context.bind().is_err() {
             return;

@@ -214,6 +214,7 @@ impl Track {
     pub(crate) fn is_done(&self, number: u64) -> bool {
         self.done.load(Ordering::Acquire) >= number || {
             let done = self.ticket(number).is_none_or(|ticket| self.lane.is_done(ticket));
+            let done = done && !lock(&self.others).iter().any(|other| other.is_suspended());
             if done {
                 self.done.fetch_max(number, Ordering::Release);
             }
@@ -225,6 +226,8 @@ impl Track {
     pub(crate) fn wait(&self, number: u64) {
         if let Some(ticket) = self.ticket(number) {
             self.lane.wait(ticket);
+            let others = lock(&self.others).clone();
+            others.iter().for_each(|other| other.await_reason());
         }
         self.done.fetch_max(number, Ordering::Release);
     }

@@ -2,6 +2,7 @@
 //! the stand-in driver (`cargo xtask standin cargo test …`), which runs everything as late and in
 //! as bad an order as CUDA allows.
 
+mod exchange;
 mod graphs;
 
 use crate::common::kernels::cuda::{LINE, Line, MISSING, SUM_BLOCKS, TRAP, WRONG_KERNEL};

@@ -49,7 +49,6 @@ functions!(linked, nccl::ncclResult_t, "libnccl", {
     );
     ncclCommGetAsyncError(nccl::ncclComm_t, *mut nccl::ncclResult_t);
     ncclCommFinalize(nccl::ncclComm_t);
-    ncclCommDestroy(nccl::ncclComm_t);
     ncclCommAbort(nccl::ncclComm_t);
     ncclGroupStart();
     ncclGroupEnd();
@@ -85,6 +84,9 @@ pub(super) fn load() -> Called<&'static Functions> {
 /// Code of a call that goes on in a thread of NCCL's.
 pub(super) const IN_PROGRESS: u32 = nccl::ncclResult_t::ncclInProgress as u32;
 
+/// Code of NCCL's for the loss of another process.
+const REMOTE_ERROR: u32 = nccl::ncclResult_t::ncclRemoteError as u32;
+
 /// Turns a code into a result; a call in progress is no error.
 pub(super) fn check(function: &'static str, code: u32) -> Called {
     type Describe = unsafe extern "C" fn(u32) -> *const c_char;
@@ -101,5 +103,8 @@ pub(super) fn check(function: &'static str, code: u32) -> Called {
     };
     let message = describe().unwrap_or_else(|| "NCCL has no words for it".to_owned());
     let message = format!("{message}; NCCL_DEBUG=INFO (--comm-debug) shows why");
+    if code == REMOTE_ERROR {
+        return Err(CudaError::PeerLost { function, message });
+    }
     Err(CudaError::Call { function, code: format!("code {code}"), message })
 }

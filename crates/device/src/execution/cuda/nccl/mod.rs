@@ -8,11 +8,14 @@
 //! abort a communicator at any time.
 //!
 //! Invariants
-//! - A communicator is used under its lock, and is gone from it once it was aborted or destroyed.
+//! - A communicator is used under its lock, and is gone from it once it was aborted.
 //! - Members of a group are connected when they have joined: a later exchange waits for no process
 //!   on the host.
-//! - The events around an exchange say how far the device is. A lane keeps the membership until the
-//!   exchange has landed.
+//! - An exchange is counted before anything of it is done. The events around it say how far the
+//!   device is, and the driver is asked for them without a lock: it may not answer while a kernel
+//!   hangs. A lane keeps the membership until the exchange has landed.
+//! - An exchange that NCCL refused does not end: nobody sees results without it. Whoever watches
+//!   the group fails the device with the reason.
 
 mod library;
 
@@ -20,7 +23,7 @@ use super::block::block;
 use super::context::Context;
 use super::driver::{Called, Event, RawStream};
 use crate::execution::args::Record;
-use crate::ground::sync::{Arc, Mutex, OnceLock, lock};
+use crate::ground::sync::{Arc, AtomicBool, Mutex, OnceLock, Ordering, lock};
 use crate::ground::{
     CudaError, DeviceId, Error, ID_BYTES, NCCL_NEEDED, PeerPlace, PeerProgress, Result, Use,
 };
@@ -40,8 +43,6 @@ const MAGIC: u32 = 0xcafe_beef;
 const UNDEFINED: c_int = c_int::MIN;
 /// Time between two looks at a call that goes on in a thread of NCCL's.
 const LOOK: Duration = Duration::from_micros(20);
-/// Time in which the reason for an error of NCCL should be known: see [`Member::give_up`].
-const NAMED_WITHIN: Duration = Duration::from_secs(10);
 
 /// A communicator.
 struct Raw(nccl::ncclComm_t);
@@ -62,10 +63,14 @@ impl Raw {
     }
 }
 
-/// Events around an exchange that is not known to have ended.
+/// An exchange that is not known to have ended.
+#[derive(Default)]
 struct Flight {
-    before: Event,
-    after: Event,
+    /// Recorded before it.
+    before: Option<Arc<Event>>,
+    /// Recorded after it, once NCCL has enqueued it.
+    after: Option<Arc<Event>>,
+    /// Whether the device has got to it.
     reached: bool,
 }
 
@@ -74,17 +79,57 @@ struct Flight {
 struct Flights {
     all: VecDeque<Flight>,
     /// Events for reuse.
-    spare: Vec<(Event, Event)>,
+    spare: Vec<Arc<Event>>,
     ended: u64,
+}
+
+impl Flights {
+    /// Counts a new exchange; its number, from 1.
+    fn submit(&mut self) -> u64 {
+        self.all.push_back(Flight::default());
+        self.ended + self.all.len() as u64
+    }
+
+    /// The exchange of this number, unless it counts as ended.
+    fn flight(&mut self, number: u64) -> Option<&mut Flight> {
+        let at = number.checked_sub(self.ended + 1)?;
+        self.all.get_mut(at as usize)
+    }
+
+    /// The event that the device reaches next, if it is recorded.
+    fn next(&self) -> Option<Arc<Event>> {
+        let first = self.all.front()?;
+        if first.reached { first.after.clone() } else { first.before.clone() }
+    }
+
+    /// Notes that the device has reached this event, if it is still the next.
+    fn advance(&mut self, event: &Arc<Event>) {
+        if !self.next().is_some_and(|next| Arc::ptr_eq(&next, event)) {
+            return;
+        }
+        let Some(first) = self.all.front_mut() else { return };
+        if !first.reached {
+            first.reached = true;
+        } else if let Some(Flight { before, after, .. }) = self.all.pop_front() {
+            self.ended += 1;
+            self.spare.extend(before.into_iter().chain(after));
+        }
+    }
 }
 
 /// Membership of a device in a group.
 pub(crate) struct Member {
-    /// `None` once it was aborted or destroyed.
+    /// `None` once it was aborted.
     raw: Mutex<Option<Raw>>,
     flights: Mutex<Flights>,
-    /// The first error of an exchange.
+    rank: usize,
+    size: usize,
+    patience: Duration,
+    connected: AtomicBool,
+    /// The first error of a call.
     broken: OnceLock<CudaError>,
+    /// The reason for which it was aborted.
+    aborted: OnceLock<CudaError>,
     context: Arc<Context>,
 }
 
@@ -113,26 +158,16 @@ impl Member {
         Ok(id.internal.map(|byte| byte.to_ne_bytes()[0]))
     }
 
-    /// Joins a group and connects to all others. Waits for them as long as `proceed`, which is
-    /// asked again and again, says so; then `None`.
+    /// Begins to join a group: [`connect`](Member::connect) ends that.
     ///
     /// # Errors
     /// [`Error::Cuda`].
-    pub(crate) fn join(
-        context: &Arc<Context>,
-        place: &PeerPlace,
-        proceed: &mut dyn FnMut() -> bool,
-    ) -> Result<Option<Arc<Member>>> {
-        let mut join = || {
-            let member = Member::begin(context, place)?;
-            let connected = member.settle(proceed)? && member.connect(place, proceed)?;
-            Ok(connected.then(|| Arc::new(member)))
-        };
-        join().map_err(|source| Error::Cuda { device: context.id, source })
+    pub(crate) fn begin(context: &Arc<Context>, place: &PeerPlace) -> Result<Arc<Member>> {
+        let member = Member::try_begin(context, place);
+        member.map(Arc::new).map_err(|source| Error::Cuda { device: context.id, source })
     }
 
-    /// Begins to join a group.
-    fn begin(context: &Arc<Context>, place: &PeerPlace) -> Called<Member> {
+    fn try_begin(context: &Arc<Context>, place: &PeerPlace) -> Called<Member> {
         let functions = load()?;
         context.bind()?;
         let internal = place.id.map(|byte| c_char::from_ne_bytes([byte]));
@@ -162,8 +197,47 @@ impl Member {
             (functions.ncclCommInitRankConfig)(&mut raw, size, id, rank, &mut config)
         };
         check("ncclCommInitRankConfig", code)?;
-        let (raw, flights) = (Mutex::new(Some(Raw(raw))), Mutex::default());
-        Ok(Member { raw, flights, broken: OnceLock::new(), context: context.clone() })
+        let mut flights = Flights::default();
+        // To join is an exchange, too.
+        flights.submit();
+        Ok(Member {
+            raw: Mutex::new(Some(Raw(raw))),
+            flights: Mutex::new(flights),
+            rank: place.rank,
+            size: place.size,
+            patience: place.patience,
+            connected: AtomicBool::new(false),
+            broken: OnceLock::new(),
+            aborted: OnceLock::new(),
+            context: context.clone(),
+        })
+    }
+
+    /// Waits until all have joined, and connects to them. An error of NCCL waits for its reason,
+    /// like that of an exchange.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`]; [`Error::DeviceFailed`].
+    pub(crate) fn connect(&self) -> Result<()> {
+        let connected = self.try_connect().unwrap_or_else(|cause| {
+            let _ = self.broken.set(cause);
+            let end = Instant::now() + self.patience;
+            while !self.is_over() && Instant::now() < end {
+                std::thread::sleep(LOOK);
+            }
+            false
+        });
+        self.connected.store(connected, Ordering::SeqCst);
+        // Before an abort looks whether it is connected, it says why.
+        match self.aborted.get().or(self.broken.get()).cloned() {
+            Some(source) => Err(Error::Cuda { device: self.context.id, source }),
+            None => self.context.check(),
+        }
+    }
+
+    /// Whether the group is lost to this member.
+    fn is_over(&self) -> bool {
+        self.aborted.get().is_some() || self.context.has_failed()
     }
 
     /// Waits until nothing goes on in a thread of NCCL's; false if `proceed` or an abort ends that
@@ -185,27 +259,29 @@ impl Member {
         }
     }
 
-    /// Exchanges a byte with all others. NCCL connects two ranks at their first exchange, which
-    /// would otherwise be one that is enqueued under locks.
-    fn connect(&self, place: &PeerPlace, proceed: &mut dyn FnMut() -> bool) -> Called<bool> {
-        let memory = block(&self.context, 2 * place.size)?;
+    /// Joins, and exchanges a byte with all others; false after an abort. NCCL connects two ranks
+    /// at their first exchange, which would otherwise be one that is enqueued under locks.
+    fn try_connect(&self) -> Called<bool> {
+        self.context.bind()?;
+        if !self.settle(&mut || !self.is_over())? {
+            return Ok(false);
+        }
+        let memory = block(&self.context, 2 * self.size)?;
         let stream = RawStream::new()?;
-        let others = (0..place.size).filter(|rank| *rank != place.rank);
+        let others = (0..self.size).filter(|rank| *rank != self.rank);
         let message = |rank, usage| {
-            let half = if matches!(usage, Use::Write) { place.size } else { 0 };
+            let half = if matches!(usage, Use::Write) { self.size } else { 0 };
             Message { rank, usage, address: memory.address() + (half + rank) as u64, bytes: 1 }
         };
         let messages =
             others.flat_map(|rank| [message(rank, Use::Read), message(rank, Use::Write)]);
-        let connected = self.enqueue(messages, &stream).and_then(|()| {
-            let done = Event::new(false)?;
-            let mut connected = self.settle(proceed)?;
-            done.record(&stream)?;
-            while connected && !done.is_done()? {
-                connected = proceed();
+        let connected = self.hand_over(1, messages, &stream).and_then(|handed| {
+            handed?;
+            while self.progress().ended == 0 && !self.is_over() {
+                self.try_look()?;
                 std::thread::sleep(LOOK);
             }
-            Ok(connected)
+            Ok(!self.is_over())
         });
         if !matches!(connected, Ok(true)) {
             // Its kernel ends, so that the memory can be freed.
@@ -222,41 +298,52 @@ impl Member {
 
     /// Enqueues sends of the arguments that are read, and receives of those that are written, all
     /// at once; `ranks` are the other ranks. The context is current. Does nothing after an abort.
+    /// After an error of NCCL nothing of the device ends until its reason is known.
+    ///
+    /// # Errors
+    /// Errors of the driver.
     pub(super) fn exchange(&self, record: &Record, ranks: &[usize], stream: &RawStream) -> Called {
-        let spare = lock(&self.flights).spare.pop();
-        let (before, after) = match spare {
-            Some(pair) => pair,
-            None => (Event::new(false)?, Event::new(false)?),
-        };
-        before.record(stream)?;
+        let number = lock(&self.flights).submit();
         let each = record.args.iter().zip(ranks).filter(|(arg, _)| arg.bytes > 0);
         let messages = each.map(|(arg, rank)| {
             let (usage, address, bytes) = (arg.usage, arg.address(), arg.bytes);
             Message { rank: *rank, usage, address, bytes }
         });
-        let enqueued = self.enqueue(messages, stream);
-        let settled = enqueued.and_then(|()| self.settle(&mut || !self.context.has_failed()));
-        if let Err(cause) = settled {
-            self.give_up(cause)?;
+        if let Err(cause) = self.hand_over(number, messages, stream)? {
+            let cause = self.broken.get_or_init(|| cause).clone();
+            self.context.suspend(cause, self.patience);
         }
-        after.record(stream)?;
-        lock(&self.flights).all.push_back(Flight { before, after, reached: false });
         Ok(())
     }
 
-    /// Waits until whoever watches the group names the reason for an error of NCCL, and aborts.
-    ///
-    /// # Errors
-    /// The error, if nobody does.
-    fn give_up(&self, cause: CudaError) -> Called {
-        let (cause, end) = (self.broken.get_or_init(|| cause), Instant::now() + NAMED_WITHIN);
-        while !self.context.has_failed() {
-            if Instant::now() >= end {
-                return Err(cause.clone());
-            }
-            std::thread::sleep(LOOK);
+    /// Enqueues the exchange of this number between two events; the inner error is NCCL's.
+    fn hand_over(
+        &self,
+        number: u64,
+        messages: impl Iterator<Item = Message>,
+        stream: &RawStream,
+    ) -> Called<Called> {
+        let before = self.recorded(stream)?;
+        if let Some(flight) = lock(&self.flights).flight(number) {
+            flight.before = Some(before);
         }
-        Ok(())
+        let enqueued = self.enqueue(messages, stream);
+        if let Err(cause) = enqueued.and_then(|()| self.settle(&mut || !self.is_over())) {
+            return Ok(Err(cause));
+        }
+        let after = self.recorded(stream)?;
+        if let Some(flight) = lock(&self.flights).flight(number) {
+            flight.after = Some(after);
+        }
+        Ok(Ok(()))
+    }
+
+    /// An event at the end of the stream.
+    fn recorded(&self, stream: &RawStream) -> Called<Arc<Event>> {
+        let spare = lock(&self.flights).spare.pop();
+        let event = spare.map_or_else(|| Event::new(false).map(Arc::new), Ok)?;
+        event.record(stream)?;
+        Ok(event)
     }
 
     /// Enqueues messages all at once, which may go on in a thread of NCCL's.
@@ -290,30 +377,42 @@ impl Member {
         enqueued.and(ended)
     }
 
-    /// How far the device is. All exchanges count as ended once the device has failed.
+    /// How far the device was at the last [look](Member::look). All exchanges count as ended once
+    /// it has failed.
     pub(crate) fn progress(&self) -> PeerProgress {
         let flights = &mut *lock(&self.flights);
-        if let Err(cause) = self.look(flights) {
-            self.context.fail("look how far an exchange is", Location::caller(), cause);
-        }
         if self.context.has_failed() {
-            flights.ended += flights.all.drain(..).count() as u64;
+            for Flight { before, after, .. } in flights.all.drain(..) {
+                flights.ended += 1;
+                // To end an event is a call of the driver, which may not answer.
+                flights.spare.extend(before.into_iter().chain(after));
+            }
         }
         let (ended, all) = (flights.ended, &flights.all);
-        let reached = ended + all.iter().take_while(|flight| flight.reached).count() as u64;
-        PeerProgress { enqueued: ended + all.len() as u64, reached, ended }
+        let submitted = ended + all.len() as u64;
+        let settled = |flight: &&Flight| flight.after.is_some();
+        let enqueued = ended + all.iter().take_while(settled).count() as u64;
+        let reached = |flight: &&Flight| settled(flight) && flight.reached;
+        let reached = ended + all.iter().take_while(reached).count() as u64;
+        PeerProgress { submitted, enqueued, reached, ended }
     }
 
-    fn look(&self, flights: &mut Flights) -> Called {
+    /// Asks the device how far it is, which may have to wait for it.
+    pub(crate) fn look(&self) {
+        if let Err(cause) = self.try_look() {
+            self.context.fail("look how far an exchange is", Location::caller(), cause);
+        }
+    }
+
+    fn try_look(&self) -> Called {
         self.context.bind()?;
-        while let Some(first) = flights.all.front_mut() {
-            first.reached = first.reached || first.before.is_done()?;
-            if !first.reached || !first.after.is_done()? {
+        while !self.context.has_failed() {
+            let next = lock(&self.flights).next();
+            let Some(event) = next else { break };
+            if !event.is_done()? {
                 break;
             }
-            flights.ended += 1;
-            let ended = flights.all.pop_front();
-            flights.spare.extend(ended.map(|Flight { before, after, .. }| (before, after)));
+            lock(&self.flights).advance(&event);
         }
         Ok(())
     }
@@ -334,16 +433,20 @@ impl Member {
             .map_err(|source| Error::Cuda { device: self.context.id, source })
     }
 
-    /// Fails the device, as the results of its exchanges are lost, and ends them.
+    /// Ends all exchanges. Fails the device, as their results are lost, unless it has only begun to
+    /// join.
     pub(crate) fn abort(&self, cause: Arc<dyn StdError + Send + Sync>) {
         // First, so that whoever waits for a result finds the failure when the wait is over.
-        let cause = CudaError::ExchangeAborted(cause);
-        self.context.fail("exchange", Location::caller(), cause);
+        let cause = self.aborted.get_or_init(|| CudaError::ExchangeAborted(cause));
+        if self.connected.load(Ordering::SeqCst) {
+            self.context.fail("exchange", Location::caller(), cause.clone());
+        }
         self.end_communicator();
     }
 
     /// Leaves the group when its exchanges have ended. Waits until everything that was sent is on
-    /// its way, for as long as `proceed` says so.
+    /// its way, for as long as `proceed` says so. Then aborts the communicator: `ncclCommDestroy`
+    /// may wait for other ranks, of which one may be lost.
     pub(crate) fn close(&self, proceed: &mut dyn FnMut() -> bool) {
         let mut finalize = || {
             match &*lock(&self.raw) {
@@ -356,15 +459,11 @@ impl Member {
             }
             self.settle(proceed)
         };
-        if self.context.bind().is_err() || !matches!(finalize(), Ok(true)) {
-            return self.end_communicator();
+        if self.context.bind().is_ok() {
+            // A failure cannot be reported to anyone; the abort ends what is left.
+            let _ = finalize();
         }
-        let raw = lock(&self.raw).take();
-        if let (Some(Raw(comm)), Ok(functions)) = (raw, load()) {
-            // SAFETY: it was finalized, and nobody else can use it. A failure cannot be reported to
-            // anyone.
-            let _ = unsafe { (functions.ncclCommDestroy)(comm) };
-        }
+        self.end_communicator();
     }
 
     /// Ends the communicator with what it has enqueued, if it has not ended.
