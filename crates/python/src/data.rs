@@ -15,12 +15,12 @@ use crate::calls::detached;
 use crate::dlpack::Array;
 use crate::errors::{Failure, Kind};
 
-/// Devices that this process has opened for datasets. They stay open, because the resident copies
-/// belong to them.
+/// Devices that this process has opened for datasets and collectives. They stay open, because the
+/// resident copies belong to them.
 static DEVICES: Mutex<Vec<Device>> = Mutex::new(vec![]);
 
 /// The device with this name, opened once.
-fn device(name: &str) -> Result<Device, Failure> {
+pub(crate) fn device(name: &str) -> Result<Device, Failure> {
     let id = name.parse()?;
     let mut open = DEVICES.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     if let Some(known) = open.iter().find(|device| device.id() == id) {

@@ -9,6 +9,7 @@ use pyo3::types::PyDict;
 /// Kind of an error: the name of its class in `meristem.errors`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
+    Argument,
     Setting,
     RunFolder,
     Resume,
@@ -26,6 +27,7 @@ pub(crate) enum Kind {
 impl Kind {
     fn class(self) -> &'static str {
         match self {
+            Self::Argument => "ArgumentError",
             Self::Setting => "SettingError",
             Self::RunFolder => "RunFolderError",
             Self::Resume => "ResumeError",
@@ -126,6 +128,38 @@ macro_rules! through_train {
     )*};
 }
 through_train!(meristem_device::Error, meristem_data::Error);
+
+/// Errors of collectives that a program calls itself. Those of a run are the training crate's.
+impl From<meristem_comm::Error> for Failure {
+    fn from(error: meristem_comm::Error) -> Self {
+        use meristem_comm::Error as Comm;
+        let remedy = match &error {
+            Comm::Device(_) | Comm::Disagreement { .. } => None,
+            Comm::BadArgument { .. } => Some("give an argument as expected; nothing was sent"),
+            Comm::RankLate { .. } => Some(
+                "if that rank still works, raise `deadline`; a rank that raises tells the others \
+                 at once if it uses its Comm in a `with` block",
+            ),
+            Comm::Unavailable { .. } if cfg!(feature = "mpi") => None,
+            Comm::Unavailable { .. } => Some(
+                "build the package so from a clone: \
+                 `MATURIN_PEP517_ARGS=\"--features mpi\" pip install .`",
+            ),
+            _ => Some("read the error of that rank, and start all of them again"),
+        };
+        let wrong = matches!(&error, Comm::BadArgument { .. } | Comm::Unavailable { .. });
+        let argument = matches!(&error, Comm::BadArgument { .. });
+        let mut failure = Self::from(train::Error::from(error));
+        if let Some(remedy) = remedy {
+            failure.remedy = Some(remedy.into());
+        }
+        if argument {
+            failure.kind = Kind::Argument;
+        }
+        failure.exit_code = if wrong { 2 } else { failure.exit_code };
+        failure
+    }
+}
 
 impl From<Failure> for PyErr {
     fn from(failure: Failure) -> Self {

@@ -13,6 +13,7 @@
 //! | `runs` | `train`, `resume`, and what a run folder has |
 //! | `columns` | events of a run as columns |
 //! | `data` | datasets and gathered batches |
+//! | `comm` | collectives of a program's own |
 //! | `env` | envs as a controller sees them, and actions, as Python values |
 //! | `controller` | a Python function as a controller |
 //! | `fleet` | a run that Python steps |
@@ -20,6 +21,7 @@
 
 mod calls;
 mod columns;
+mod comm;
 mod controller;
 mod data;
 mod dlpack;
@@ -35,6 +37,8 @@ use pyo3::prelude::*;
 /// The module that Python loads.
 #[pymodule]
 mod _meristem {
+    #[pymodule_export]
+    use super::comm::{Membership, TopK};
     #[pymodule_export]
     use super::data::{Gather, Resident, clear_cache};
     #[pymodule_export]

@@ -1,4 +1,5 @@
-"""Compares `meristem.torch` with `meristem.network`, and runs the examples that need PyTorch.
+"""Compares `meristem.torch` with `meristem.network`, sums PyTorch's tensors, and runs the examples
+that need PyTorch.
 
 Optional, because PyTorch is large: `pip install torch`, then `python crates/python/tests/torch_check.py`.
 """
@@ -18,7 +19,36 @@ from meristem.network import logits
 PAGE = Path(__file__).parents[3] / "docs" / "python.md"
 
 
+def sums() -> None:
+    """Sums tensors in place, of all types, also those that are on their way to a gradient."""
+
+    def work(comm: meristem.Comm) -> list[torch.Tensor]:
+        layer = torch.nn.Conv2d(3, 4, 3)
+        channels_last = torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last)
+        tensors = [
+            torch.full((7,), comm.rank + 1.0, dtype=dtype)
+            for dtype in (torch.float32, torch.float64, torch.bfloat16)
+        ]
+        for x in (*tensors, layer.weight.data, channels_last, torch.tensor(1.0)):
+            before = x.clone()
+            comm.all_reduce(x, mean=True)
+            assert x.dtype == before.dtype and x.stride() == before.stride()
+        comm.top_k(k=2).all_reduce(layer.weight.detach())
+        try:
+            comm.all_reduce(layer.weight)
+        except meristem.errors.MeristemError as error:
+            assert "detach" in str(error) or "rank" in str(error), error
+        else:
+            raise AssertionError("a tensor that needs a gradient was overwritten")
+        return [*tensors, layer.weight.detach()]
+
+    one, other = meristem.Comm.run(2, work)
+    assert all(torch.equal(x, y) for x, y in zip(one, other, strict=True))
+    assert all((x == 1.5).all() for x in one[:3]) and one[3].count_nonzero() <= 4
+
+
 def main() -> None:
+    sums()
     os.chdir(tempfile.mkdtemp())
     names: dict[str, object] = {"__name__": "docs"}
     for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):

@@ -3,6 +3,7 @@
 from . import control, errors, weights
 from ._meristem import VERSION as __version__
 from ._meristem import Array
+from .comm import Comm, TopK
 from .data import Batch, Dataset, GatherBatches, clear_cache
 from .errors import MeristemError
 from .fleet import Fleet
@@ -11,11 +12,13 @@ from .runs import Run, resume, train
 __all__ = [
     "Array",
     "Batch",
+    "Comm",
     "Dataset",
     "Fleet",
     "GatherBatches",
     "MeristemError",
     "Run",
+    "TopK",
     "__version__",
     "clear_cache",
     "control",

@@ -42,6 +42,10 @@ class MeristemError(Exception):
         return type(self), (self.message, self.causes, self.remedy, self.exit_code)
 
 
+class ArgumentError(MeristemError, ValueError):
+    """An argument that a call does not accept: a tensor's element type, device or layout, a number."""
+
+
 class SettingError(MeristemError, ValueError):
     """A setting is unknown, or has a value that it does not accept."""
 

@@ -10,12 +10,12 @@ use pyo3::prelude::*;
 use super::{Array, CPU, Memory};
 
 /// Version of the protocol that is written.
-const VERSION: Version = Version { major: 1, minor: 0 };
+pub(super) const VERSION: Version = Version { major: 1, minor: 0 };
 /// Flag of memory that was copied for the consumer.
 const IS_COPIED: u64 = 2;
 
-const NAME: &CStr = c"dltensor";
-const NAME_VERSIONED: &CStr = c"dltensor_versioned";
+pub(super) const NAME: &CStr = c"dltensor";
+pub(super) const NAME_VERSIONED: &CStr = c"dltensor_versioned";
 
 /// `DLDataType`.
 #[repr(C)]
@@ -62,41 +62,41 @@ impl DataType {
 
 /// `DLTensor`.
 #[repr(C)]
-struct DlTensor {
-    data: *mut c_void,
+pub(super) struct DlTensor {
+    pub(super) data: *mut c_void,
     device_kind: i32,
     device_number: i32,
-    ndim: i32,
-    dtype: DataType,
-    shape: *mut i64,
-    strides: *mut i64,
-    byte_offset: u64,
+    pub(super) ndim: i32,
+    pub(super) dtype: DataType,
+    pub(super) shape: *mut i64,
+    pub(super) strides: *mut i64,
+    pub(super) byte_offset: u64,
 }
 
 /// `DLManagedTensor`.
 #[repr(C)]
-struct Managed {
-    tensor: DlTensor,
+pub(super) struct Managed {
+    pub(super) tensor: DlTensor,
     context: *mut c_void,
-    deleter: Option<unsafe extern "C" fn(*mut Managed)>,
+    pub(super) deleter: Option<unsafe extern "C" fn(*mut Managed)>,
 }
 
 /// `DLPackVersion`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Version {
-    major: u32,
-    minor: u32,
+pub(super) struct Version {
+    pub(super) major: u32,
+    pub(super) minor: u32,
 }
 
 /// `DLManagedTensorVersioned`.
 #[repr(C)]
-struct ManagedVersioned {
-    version: Version,
+pub(super) struct ManagedVersioned {
+    pub(super) version: Version,
     context: *mut c_void,
-    deleter: Option<unsafe extern "C" fn(*mut ManagedVersioned)>,
-    flags: u64,
-    tensor: DlTensor,
+    pub(super) deleter: Option<unsafe extern "C" fn(*mut ManagedVersioned)>,
+    pub(super) flags: u64,
+    pub(super) tensor: DlTensor,
 }
 
 /// An array on its way to a consumer, which its capsule owns.

@@ -1,9 +1,11 @@
-//! Memory that is lent to other libraries' arrays by the DLPack protocol, without a copy.
+//! Memory that is lent to other libraries' arrays by the DLPack protocol, without a copy, and
+//! borrowed from theirs.
 //!
 //! A capsule holds the memory until its consumer calls the deleter, so that an array that outlives
 //! the object that it came from is sound. <https://dmlc.github.io/dlpack/latest/>
 
 mod abi;
+mod borrowed;
 
 use std::any::Any;
 use std::sync::Arc;
@@ -14,6 +16,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use self::abi::{DataType, Exported};
+pub(crate) use self::borrowed::Borrowed;
 
 /// Device of all arrays: the CPU (`kDLCPU`), number 0.
 pub(crate) const CPU: (i32, i32) = (1, 0);

@@ -1,0 +1,401 @@
+//! Collectives of a program's own: ranks that are threads of this process, or processes over MPI.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::Duration;
+
+use meristem_comm::{CommOptions, Communicator, Keep, Reduction, Sparse, SparseSum, picks};
+use meristem_device::{Lent, Stream, Tensor};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::calls::{caught, check_process, detached};
+use crate::data::device;
+use crate::dlpack::{Array, Borrowed};
+use crate::errors::{Failure, Kind};
+
+/// Most ranks that are threads.
+const RANKS_MAX: usize = 1024;
+/// Longest deadline in seconds: a year.
+const DEADLINE_S_MAX: f64 = 366.0 * 24.0 * 3600.0;
+/// Time between two looks for Ctrl-C.
+const SIGNALS_EVERY: Duration = Duration::from_millis(50);
+/// Exchanges for which Ok-Topk uses a threshold, as in training.
+const REFRESH: u64 = 32;
+
+/// A rank with the stream of its tensors.
+struct Rank {
+    comm: Communicator,
+    stream: Stream,
+}
+
+/// State of a rank between calls, which one thread at a time may make.
+enum Seat {
+    Free(Rank),
+    /// Some thread is in a call.
+    Busy,
+    Closed,
+}
+
+/// A membership in a group of ranks.
+#[pyclass(frozen, module = "meristem")]
+pub(crate) struct Membership {
+    seat: Mutex<Seat>,
+    rank: usize,
+    size: usize,
+    transport: &'static str,
+}
+
+/// Time limit of a group.
+fn options(deadline: f64) -> Result<CommOptions, Failure> {
+    let duration = Duration::try_from_secs_f64(deadline).ok();
+    match duration.filter(|_| deadline > 0.0 && deadline <= DEADLINE_S_MAX) {
+        Some(deadline) => Ok(CommOptions { deadline }),
+        None => {
+            let message = format!(
+                "`deadline`: got {deadline}, expected seconds above 0, at most {DEADLINE_S_MAX}"
+            );
+            Err(Failure::usage(Kind::Argument, message, "leave it out for a minute"))
+        }
+    }
+}
+
+#[pymethods]
+impl Membership {
+    /// The members of a new group of ranks that are threads.
+    #[staticmethod]
+    fn threads(py: Python<'_>, ranks: i64, deadline: f64) -> PyResult<Vec<Self>> {
+        let ranks = usize::try_from(ranks)
+            .ok()
+            .filter(|n| (1..=RANKS_MAX).contains(n))
+            .ok_or_else(|| {
+                let message = format!("`ranks`: got {ranks}, expected 1 to {RANKS_MAX}");
+                Failure::usage(Kind::Argument, message, "give the number of threads")
+            })?;
+        detached(py, || {
+            let group = Communicator::threads(ranks, &options(deadline)?)?;
+            group.into_iter().map(Self::new).collect::<Result<Vec<_>, Failure>>()
+        })
+    }
+
+    /// The member of this process among those that `mpirun` started.
+    #[staticmethod]
+    fn mpi(py: Python<'_>, deadline: f64) -> PyResult<Self> {
+        detached(py, || Self::new(Communicator::mpi(&options(deadline)?)?))
+    }
+
+    #[getter]
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    #[getter]
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    #[getter]
+    fn transport(&self) -> &'static str {
+        self.transport
+    }
+
+    /// Bytes sent, bytes received, and messages sent.
+    fn traffic(&self) -> PyResult<(u64, u64, u64)> {
+        let rank = self.take()?;
+        let traffic = rank.comm.traffic();
+        *self.lock() = Seat::Free(rank);
+        Ok((traffic.sent_bytes, traffic.received_bytes, traffic.messages))
+    }
+
+    /// Sums or averages a tensor over all ranks, in place.
+    fn all_reduce(&self, py: Python<'_>, tensor: &Bound<'_, PyAny>, mean: bool) -> PyResult<()> {
+        self.in_place(py, tensor, move |comm, tensor| Ok(comm.all_reduce(tensor, reduction(mean))?))
+    }
+
+    /// Copies the tensor of rank `root` to all ranks, in place.
+    fn broadcast(&self, py: Python<'_>, tensor: &Bound<'_, PyAny>, root: i64) -> PyResult<()> {
+        let root = usize::try_from(root).unwrap_or(usize::MAX);
+        self.in_place(py, tensor, move |comm, tensor| Ok(comm.broadcast(tensor, root)?))
+    }
+
+    /// Waits until every rank has called it.
+    fn barrier(&self, py: Python<'_>) -> PyResult<()> {
+        let rank = self.take()?;
+        self.work(py, rank, |rank| Ok(rank.comm.barrier()?))
+    }
+
+    /// A repeated sum of the largest elements, with these options.
+    fn top_k(slf: Py<Self>, options: &Bound<'_, PyDict>) -> PyResult<TopK> {
+        let options = options.extract::<Options>()?.checked()?;
+        Ok(TopK { member: slf, options, sum: Arc::default() })
+    }
+
+    /// Leaves the group; `reason` is an error of this rank, for the others. Returns whether it had
+    /// not left already.
+    fn close(&self, py: Python<'_>, reason: Option<String>) -> PyResult<bool> {
+        let left = match std::mem::replace(&mut *self.lock(), Seat::Closed) {
+            Seat::Free(rank) => rank,
+            Seat::Closed => return Ok(false),
+            // Whoever is in the call finds the seat closed.
+            Seat::Busy => return Ok(true),
+        };
+        detached(py, move || {
+            leave(left, reason);
+            Ok::<_, Failure>(true)
+        })
+    }
+}
+
+/// Ends a membership. Over MPI the last one waits for the others to end, too.
+fn leave(rank: Rank, reason: Option<String>) {
+    let Rank { comm, .. } = rank;
+    if let Some(reason) = reason {
+        comm.into_transport().abort(&reason);
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        if let Seat::Free(rank) = std::mem::replace(&mut *self.lock(), Seat::Closed) {
+            // Python drops it with the GIL, which other ranks of this process may need meanwhile.
+            Python::try_attach(|py| py.detach(|| leave(rank, None)));
+        }
+    }
+}
+
+fn reduction(mean: bool) -> Reduction {
+    if mean { Reduction::Mean } else { Reduction::Sum }
+}
+
+impl Membership {
+    fn new(comm: Communicator) -> Result<Self, Failure> {
+        let stream = device("cpu")?.stream(&format!("rank {}", comm.rank()));
+        let (rank, size, transport) = (comm.rank(), comm.size(), comm.transport());
+        Ok(Self { seat: Mutex::new(Seat::Free(Rank { comm, stream })), rank, size, transport })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Seat> {
+        self.seat.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the rank for a call.
+    fn take(&self) -> Result<Rank, Failure> {
+        check_process()?;
+        let mut seat = self.lock();
+        match std::mem::replace(&mut *seat, Seat::Busy) {
+            Seat::Free(rank) => Ok(rank),
+            Seat::Busy => Err(Failure::usage(
+                Kind::State,
+                format!("the Comm of rank {} is in use by another thread", self.rank),
+                "give each thread a Comm of its own: `Comm.threads(n)` makes n",
+            )),
+            Seat::Closed => {
+                *seat = Seat::Closed;
+                let message = format!("the Comm of rank {} is closed", self.rank);
+                Err(Failure::usage(Kind::State, message, "make another group"))
+            }
+        }
+    }
+
+    /// Copies a tensor in, works with it, and copies it back if that went well.
+    fn in_place(
+        &self,
+        py: Python<'_>,
+        given: &Bound<'_, PyAny>,
+        work: impl FnOnce(&mut Communicator, &Tensor) -> Result<(), Failure> + Send + 'static,
+    ) -> PyResult<()> {
+        check_process()?;
+        let rank = self.take()?;
+        let uploaded = Borrowed::of(given).and_then(|borrowed| {
+            let tensor = detached(py, || borrowed.upload(&rank.stream))?;
+            Ok((borrowed, tensor))
+        });
+        let (borrowed, tensor) = match uploaded {
+            Ok(uploaded) => uploaded,
+            Err(error) => {
+                // The others would wait for this rank's call.
+                let text = error.value(py).to_string();
+                let reason = text.lines().next().unwrap_or_default().to_owned();
+                *self.lock() = Seat::Closed;
+                detached(py, move || Ok::<_, Failure>(leave(rank, Some(reason))))?;
+                return Err(error);
+            }
+        };
+        let result: Lent = self.work(py, rank, move |rank| {
+            work(&mut rank.comm, &tensor)?;
+            Ok(tensor.lend()?)
+        })?;
+        detached(py, || Ok::<_, Failure>(borrowed.overwrite(&result)))
+    }
+
+    /// Makes a call of all ranks without the GIL, and puts the rank back. On the main thread, the
+    /// one that Ctrl-C interrupts, another thread makes the call: when Ctrl-C comes, this rank
+    /// leaves the group as soon as that call ends.
+    fn work<T: Send + 'static>(
+        &self,
+        py: Python<'_>,
+        mut rank: Rank,
+        work: impl FnOnce(&mut Rank) -> Result<T, Failure> + Send + 'static,
+    ) -> PyResult<T> {
+        if !is_main_thread(py)? {
+            let (rank, result) = py.detach(move || {
+                let result = caught(|| work(&mut rank));
+                (rank, result)
+            });
+            return self.put_back(py, rank, result);
+        }
+        let (done, mut ended) = mpsc::sync_channel(1);
+        let call = move || {
+            let result = caught(|| work(&mut rank));
+            // Nobody is left to take it after Ctrl-C; then the rank leaves here.
+            let _ = done.send((rank, result));
+        };
+        let name = format!("meristem rank {}", self.rank);
+        if let Err(error) = std::thread::Builder::new().name(name).spawn(call) {
+            *self.lock() = Seat::Closed;
+            let message = format!("cannot start a thread: {error}");
+            return Err(Failure::usage(Kind::Rank, message, "free some memory").into());
+        }
+        loop {
+            let waiting = &mut ended;
+            match py.detach(move || waiting.recv_timeout(SIGNALS_EVERY)) {
+                Ok((rank, result)) => return self.put_back(py, rank, result),
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+                Err(mpsc::RecvTimeoutError::Disconnected) => {
+                    *self.lock() = Seat::Closed;
+                    return Err(Failure::panic("the thread of a rank ended").into());
+                }
+            }
+            if let Err(interrupt) = py.check_signals() {
+                *self.lock() = Seat::Closed;
+                return Err(interrupt);
+            }
+        }
+    }
+
+    fn put_back<T>(&self, py: Python<'_>, rank: Rank, result: Result<T, Failure>) -> PyResult<T> {
+        let mut seat = self.lock();
+        if matches!(*seat, Seat::Busy) {
+            *seat = Seat::Free(rank);
+        } else {
+            // Another thread closed it meanwhile.
+            drop(seat);
+            py.detach(|| leave(rank, None));
+        }
+        Ok(result?)
+    }
+}
+
+/// Whether signals interrupt the calling thread.
+fn is_main_thread(py: Python<'_>) -> PyResult<bool> {
+    let threading = py.import("threading")?;
+    let main = threading.call_method0("main_thread")?;
+    Ok(threading.call_method0("current_thread")?.is(&main))
+}
+
+/// Options of a sum of the largest elements.
+#[derive(Clone, FromPyObject)]
+#[pyo3(from_item_all)]
+struct Options {
+    density: f64,
+    k: Option<i64>,
+    method: String,
+    residual: bool,
+    momentum: Option<f64>,
+    mean: bool,
+}
+
+/// Options that were checked.
+#[derive(Clone, Copy)]
+struct Choice {
+    density: f64,
+    k: Option<usize>,
+    sparse: Sparse,
+    keep: Keep,
+    reduction: Reduction,
+}
+
+impl Options {
+    fn checked(self) -> Result<Choice, Failure> {
+        let Self { density, k, method, residual, momentum, mean } = self;
+        let wrong = |message: String, remedy: &str| Failure::usage(Kind::Argument, message, remedy);
+        if !(density > 0.0 && density <= 1.0) {
+            let message = format!("`density`: got {density}, expected above 0, at most 1");
+            return Err(wrong(message, "give the share of elements that each rank sends"));
+        }
+        let k = k.map(usize::try_from).transpose().map_err(|_| {
+            let message = format!("`k`: got {}, expected at least 0", k.unwrap_or_default());
+            wrong(message, "give the number of elements that each rank sends")
+        })?;
+        let sparse = match method.as_str() {
+            "topk" => Sparse::TopK,
+            "gtopk" => Sparse::GTopK,
+            "ok-topk" => Sparse::OkTopK { refresh: REFRESH },
+            other => {
+                let message = format!("`method`: got `{other}`, expected topk, gtopk or ok-topk");
+                return Err(wrong(message, "give one of the three"));
+            }
+        };
+        let keep = match (momentum, residual) {
+            (Some(factor), true) if (0.0..1.0).contains(&factor) => Keep::Momentum(factor),
+            (Some(factor), true) => {
+                let message = format!("`momentum`: got {factor}, expected 0 or more, below 1");
+                return Err(wrong(message, "leave it out for sums without momentum correction"));
+            }
+            (Some(_), false) => {
+                let message = "`momentum`: got one, expected none with `residual=False`".to_owned();
+                return Err(wrong(message, "leave out `residual`: momentum correction needs it"));
+            }
+            (None, true) => Keep::Residual,
+            (None, false) => Keep::Nothing,
+        };
+        Ok(Choice { density, k, sparse, keep, reduction: reduction(mean) })
+    }
+}
+
+/// A repeated sum of the largest elements of tensors of one length and type.
+#[pyclass(frozen, module = "meristem")]
+pub(crate) struct TopK {
+    member: Py<Membership>,
+    options: Choice,
+    /// Made for the first tensor.
+    sum: Arc<Mutex<Option<SparseSum>>>,
+}
+
+#[pymethods]
+impl TopK {
+    /// Sums the largest elements of all ranks' tensors, in place.
+    fn all_reduce(&self, py: Python<'_>, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (options, kept) = (self.options, Arc::clone(&self.sum));
+        self.member.get().in_place(py, tensor, move |comm, tensor| {
+            let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+            let sum = match &mut *kept {
+                Some(sum) => sum,
+                none => none.insert(SparseSum::new(tensor, options.sparse, options.keep)?),
+            };
+            let Choice { density, k, reduction, .. } = options;
+            let k = k.unwrap_or_else(|| picks(density, tensor.numel()));
+            Ok(sum.run(comm, (tensor, tensor), k, reduction)?)
+        })
+    }
+
+    /// A copy of the elements that were not sent so far; `None` before the first sum and without
+    /// residual.
+    fn residual(&self, py: Python<'_>) -> PyResult<Option<Array>> {
+        let rank = self.member.get().take()?;
+        let kept = Arc::clone(&self.sum);
+        self.member.get().work(py, rank, move |rank| {
+            let kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some(residual) = kept.as_ref().and_then(SparseSum::residual) else {
+                return Ok(None);
+            };
+            let copy = Tensor::empty(
+                &rank.stream,
+                [residual.numel()],
+                residual.dtype(),
+                meristem_device::Owner::Collectives,
+            )?;
+            rank.stream.copy("residual", &[(residual, &copy)])?;
+            Ok(Some(Array::lent(&copy)?))
+        })
+    }
+}

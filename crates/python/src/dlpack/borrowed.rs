@@ -1,0 +1,266 @@
+//! Memory of other libraries' arrays, borrowed by the DLPack protocol for the time of a call.
+
+#![expect(unsafe_code, reason = "a capsule is a pointer to a structure of C")]
+
+use std::ffi::c_void;
+
+use half::bf16;
+use meristem_device::{DType, Element, Lent, MemoryFormat, Owner, Shape, Stream, Tensor};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use super::abi::{DataType, DlTensor, Managed, ManagedVersioned, NAME, NAME_VERSIONED, VERSION};
+use super::row_major;
+use crate::errors::{Failure, Kind};
+
+/// Flag of memory that may not be written.
+const READ_ONLY: u64 = 1;
+/// Kinds of device whose memory the host can address: `kDLCPU`, and `kDLCUDAHost`, page-locked.
+const HOST: [i32; 2] = [1, 3];
+/// Names of capsules that were taken.
+const TAKEN: &std::ffi::CStr = c"used_dltensor";
+const TAKEN_VERSIONED: &std::ffi::CStr = c"used_dltensor_versioned";
+
+const LAYOUT: &str =
+    "give a copy that is contiguous: `numpy.ascontiguousarray(x)`, `x.contiguous()`";
+
+/// Memory of an array of numbers in host memory that may be written, contiguous or channels last.
+pub(crate) struct Borrowed {
+    /// Held for its deleter.
+    _managed: Taken,
+    address: usize,
+    shape: Vec<usize>,
+    format: MemoryFormat,
+    dtype: DType,
+}
+
+/// The structure of a capsule that was taken; its deleter runs when this is dropped.
+enum Taken {
+    Unversioned(*mut Managed),
+    Versioned(*mut ManagedVersioned),
+}
+
+// SAFETY: the structure belongs to this value alone, and DLPack lets a deleter run on any thread.
+unsafe impl Send for Taken {}
+// SAFETY: nothing of the structure is read after `Borrowed::of`.
+unsafe impl Sync for Taken {}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        // SAFETY: the producer made both, and nobody else calls the deleter of a capsule that was
+        // taken; it is called once, here.
+        unsafe {
+            match *self {
+                Self::Unversioned(managed) => {
+                    if let Some(delete) = (*managed).deleter {
+                        delete(managed);
+                    }
+                }
+                Self::Versioned(managed) => {
+                    if let Some(delete) = (*managed).deleter {
+                        delete(managed);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Error for a tensor that does not fit; nothing was read or written.
+fn unfit(expected: &str, got: impl std::fmt::Display, remedy: &str) -> Failure {
+    let message = format!("`tensor`: got {got}, expected {expected}");
+    Failure::usage(Kind::Argument, message, remedy)
+}
+
+impl Borrowed {
+    /// Borrows the memory of an object with `__dlpack__`.
+    ///
+    /// # Errors
+    /// Anything else, and arrays that are on a device, read-only, of other elements than float32,
+    /// float64 and bfloat16, neither contiguous nor channels last, or of more than four dimensions.
+    pub(crate) fn of(given: &Bound<'_, PyAny>) -> PyResult<Self> {
+        check_device(given)?;
+        let capsule = capsule_of(given)?;
+        let (managed, tensor, flags) = take(&capsule)?;
+        Ok(Self::described(managed, tensor, flags)?)
+    }
+
+    fn described(managed: Taken, tensor: *const DlTensor, flags: u64) -> Result<Self, Failure> {
+        // SAFETY: `take` read the pointer from the structure that `managed` keeps.
+        let tensor = unsafe { &*tensor };
+        if flags & READ_ONLY != 0 {
+            let remedy = "give a copy: `x.copy()`; a sum is written in place";
+            return Err(unfit("one that may be written", "a read-only array", remedy));
+        }
+        let dtype = match tensor.dtype {
+            known if known == DataType::float(32) => DType::F32,
+            known if known == DataType::float(64) => DType::F64,
+            DataType::BF16 => DType::BF16,
+            other => {
+                let remedy = "convert it: `x.astype(numpy.float32)`, `x.float()`";
+                return Err(unfit("float32, float64 or bfloat16", other.name(), remedy));
+            }
+        };
+        let axes = usize::try_from(tensor.ndim).unwrap_or(usize::MAX);
+        if axes > meristem_device::MAX_DIMS {
+            let got = format!("{} dimensions", tensor.ndim);
+            return Err(unfit("at most four dimensions", got, "give a view: `x.reshape(-1)`"));
+        }
+        // SAFETY: DLPack has `ndim` extents behind the pointer, of which none are read if it is 0.
+        let extents = unsafe { list(tensor.shape, axes) };
+        let shape: Vec<usize> = extents.iter().map(|extent| *extent as usize).collect();
+        // SAFETY: as before; a null pointer stands for row-major order.
+        let strides = match tensor.strides.is_null() {
+            true => row_major(&shape),
+            false => unsafe { list(tensor.strides, axes) }.to_vec(),
+        };
+        let format = format_of(&shape, &strides).ok_or_else(|| {
+            let got = format!("shape {shape:?} with strides {strides:?} (in elements)");
+            unfit("one that is contiguous or channels last", got, LAYOUT)
+        })?;
+        let address = tensor.data.expose_provenance() + tensor.byte_offset as usize;
+        if !address.is_multiple_of(dtype.size()) {
+            let got = format!("{} bytes", address % dtype.size());
+            return Err(unfit("memory aligned to its elements", got, LAYOUT));
+        }
+        Ok(Self { _managed: managed, address, shape, format, dtype })
+    }
+
+    /// Copies the elements into a new tensor of a stream.
+    ///
+    /// # Errors
+    /// The errors of [`Tensor::from_slice`].
+    pub(crate) fn upload(&self, stream: &Stream) -> meristem_device::Result<Tensor> {
+        let len = self.shape.iter().product();
+        let flat = match self.dtype {
+            DType::F64 => self.flat::<f64>(stream, len)?,
+            DType::BF16 => self.flat::<bf16>(stream, len)?,
+            _ => self.flat::<f32>(stream, len)?,
+        };
+        flat.view_with_format(0, Shape::from(&self.shape), self.format)
+    }
+
+    fn flat<T: Element>(&self, stream: &Stream, len: usize) -> meristem_device::Result<Tensor> {
+        let elements: &[T] = match len {
+            0 => &[],
+            // SAFETY: the structure keeps as many elements of this type alive at the address, which
+            // is aligned, and any bits are a float. The program may not write them meanwhile, as
+            // with every library that is given an array.
+            len => unsafe {
+                std::slice::from_raw_parts(std::ptr::with_exposed_provenance(self.address), len)
+            },
+        };
+        Tensor::from_slice(stream, elements, [len], Owner::Collectives)
+    }
+
+    /// Overwrites the elements with those of a tensor of the same layout.
+    pub(crate) fn overwrite(&self, with: &Lent) {
+        let (len, from) = (self.shape.iter().product::<usize>(), with.tensor());
+        assert_eq!((from.dtype(), from.numel(), from.format()), (self.dtype, len, self.format));
+        if len == 0 {
+            return;
+        }
+        let from: *const u8 = std::ptr::with_exposed_provenance(with.address());
+        let to: *mut u8 = std::ptr::with_exposed_provenance_mut(self.address);
+        // SAFETY: `with` keeps that many bytes alive, which nothing writes any more, and the array
+        // has as many; a tensor's memory is the pool's, so the two do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, with.bytes()) };
+    }
+}
+
+/// `len` numbers behind a pointer.
+///
+/// # Safety
+/// There are as many, and they live as long as the result.
+unsafe fn list<'a>(start: *const i64, len: usize) -> &'a [i64] {
+    match len {
+        0 => &[],
+        // SAFETY: as the caller says.
+        len => unsafe { std::slice::from_raw_parts(start, len) },
+    }
+}
+
+/// Layout of an array with these strides, if it is one that sums take. Strides of extents of 1 do
+/// not matter.
+fn format_of(shape: &[usize], strides: &[i64]) -> Option<MemoryFormat> {
+    let fits = |expected: &[i64]| {
+        let axes = shape.iter().zip(strides).zip(expected);
+        shape.contains(&0) || axes.into_iter().all(|((n, got), stride)| *n == 1 || got == stride)
+    };
+    if fits(&row_major(shape)) {
+        return Some(MemoryFormat::Contiguous);
+    }
+    let &[_, c, h, w] = shape else { return None };
+    let channels_last = [h * w * c, 1, w * c, c].map(|stride| stride as i64);
+    fits(&channels_last).then_some(MemoryFormat::ChannelsLast)
+}
+
+/// Checks that the array is in host memory, before its capsule is asked for: that of another device
+/// may need a stream.
+fn check_device(given: &Bound<'_, PyAny>) -> PyResult<()> {
+    let remedy = "give a numpy array, a PyTorch tensor, or another object with `__dlpack__`";
+    let class = given.get_type().qualname()?;
+    let expected = "an array that lends its memory by DLPack";
+    let device = given.call_method0("__dlpack_device__");
+    let device = device.map_err(|_| unfit(expected, format!("a `{class}`"), remedy))?;
+    let (kind, number): (i32, i32) = device.extract()?;
+    if HOST.contains(&kind) {
+        return Ok(());
+    }
+    let kind = match kind {
+        2 => "a CUDA device".to_owned(),
+        kind => format!("a device of kind {kind}"),
+    };
+    let got = format!("one on {kind} (number {number})");
+    Err(unfit("an array in host memory", got, "copy it first: `x.cpu()`").into())
+}
+
+/// The capsule of an array, of protocol 1 if its library knows that.
+fn capsule_of<'py>(given: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let py = given.py();
+    let asked = PyDict::new(py);
+    asked.set_item("max_version", (VERSION.major, VERSION.minor))?;
+    let versioned = given.call_method("__dlpack__", (), Some(&asked));
+    let capsule = match versioned {
+        // Of an older protocol, without the argument.
+        Err(error) if error.is_instance_of::<pyo3::exceptions::PyTypeError>(py) => {
+            given.call_method0("__dlpack__")
+        }
+        other => other,
+    };
+    capsule.map_err(|error| {
+        let class = given.get_type().qualname().map_or_else(|_| String::new(), |c| c.to_string());
+        let got = format!("a `{class}` that does not ({error})");
+        unfit("an array that lends its memory by DLPack", got, "give `x.detach()` or a copy").into()
+    })
+}
+
+/// Takes a capsule's structure, its tensor and its flags.
+fn take(capsule: &Bound<'_, PyAny>) -> Result<(Taken, *const DlTensor, u64), Failure> {
+    let object = capsule.as_ptr();
+    // SAFETY: `object` is a live object and this thread holds the GIL. A valid capsule of one of the
+    // two names has the structure of that name, which belongs to whoever renames the capsule.
+    unsafe {
+        if ffi::PyCapsule_IsValid(object, NAME_VERSIONED.as_ptr()) == 1 {
+            let managed: *mut c_void = ffi::PyCapsule_GetPointer(object, NAME_VERSIONED.as_ptr());
+            let managed: *mut ManagedVersioned = managed.cast();
+            ffi::PyCapsule_SetName(object, TAKEN_VERSIONED.as_ptr());
+            let taken = Taken::Versioned(managed);
+            let major = (*managed).version.major;
+            if major != VERSION.major {
+                let expected = format!("version {} of DLPack", VERSION.major);
+                return Err(unfit(&expected, format!("version {major}"), "update meristem"));
+            }
+            return Ok((taken, &raw const (*managed).tensor, (*managed).flags));
+        }
+        if ffi::PyCapsule_IsValid(object, NAME.as_ptr()) == 1 {
+            let managed: *mut c_void = ffi::PyCapsule_GetPointer(object, NAME.as_ptr());
+            let managed: *mut Managed = managed.cast();
+            ffi::PyCapsule_SetName(object, TAKEN.as_ptr());
+            return Ok((Taken::Unversioned(managed), &raw const (*managed).tensor, 0));
+        }
+    }
+    let remedy = "give a numpy array, or a PyTorch tensor";
+    Err(unfit("a capsule of DLPack from `__dlpack__`", "another object", remedy))
+}
