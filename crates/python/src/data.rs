@@ -1,5 +1,6 @@
 //! Datasets and gathered batches.
 
+use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
@@ -99,6 +100,10 @@ pub(crate) fn clear_cache(py: Python<'_>) -> PyResult<usize> {
     detached(py, || Ok::<_, Failure>(cache::clear(|_| true)))
 }
 
+/// Batches that are gathered ahead of the caller: with one, the device would wait for the caller to
+/// wake up.
+const AHEAD: usize = 2;
+
 /// Settings of a gather.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
@@ -117,7 +122,7 @@ struct Options {
     normalize: Option<(Vec<f32>, Vec<f32>)>,
 }
 
-/// Batches of an epoch, gathered one ahead of the caller.
+/// Batches of an epoch, gathered ahead of the caller.
 #[pyclass(frozen, module = "meristem")]
 pub(crate) struct Gather {
     len: usize,
@@ -126,10 +131,24 @@ pub(crate) struct Gather {
 
 struct State {
     batches: data::GatherBatches,
-    /// The next batch, whose gathers are enqueued; `None` at the end of an epoch.
-    ahead: Option<Vec<data::Batch>>,
+    /// The next batches, whose gathers are enqueued; fewer at the end of an epoch.
+    ahead: VecDeque<Vec<data::Batch>>,
     /// Number of epochs begun.
     begun: u64,
+}
+
+impl State {
+    /// Enqueues gathers, for the device to work on while the caller works with a batch. `None` of
+    /// the engine is the end of the epoch, and asking again is harmless.
+    fn gather_ahead(&mut self) -> Result<(), Failure> {
+        while self.ahead.len() < AHEAD {
+            match self.batches.next()? {
+                Some(batch) => self.ahead.push_back(batch),
+                None => break,
+            }
+        }
+        Ok(())
+    }
 }
 
 #[pymethods]
@@ -154,6 +173,8 @@ impl Gather {
                 },
                 max_batches: given.max_batches,
                 normalization,
+                // Those ahead, the one that the caller works with, and the one that it still holds.
+                ring_depth: AHEAD + 2,
                 ..GatherConfig::new(given.batch, vec![device.id(); given.envs])
             };
             let streams: Vec<_> =
@@ -161,7 +182,7 @@ impl Gather {
             data::GatherBatches::new(&config, std::slice::from_ref(data), &streams)
         })?;
         let len = batches.len();
-        Ok(Self { len, state: Mutex::new(State { batches, ahead: None, begun: 0 }) })
+        Ok(Self { len, state: Mutex::new(State { batches, ahead: VecDeque::new(), begun: 0 }) })
     }
 
     fn __len__(&self) -> usize {
@@ -171,10 +192,10 @@ impl Gather {
     /// Begins an epoch. Returns the number of epochs begun, to be given to `next`.
     fn start(&self, py: Python<'_>, epoch: u64) -> PyResult<u64> {
         self.with(py, |state| {
-            state.ahead = None;
+            state.ahead.clear();
             state.begun += 1;
             state.batches.start_epoch(epoch)?;
-            state.ahead = state.batches.next()?;
+            state.gather_ahead()?;
             Ok(state.begun)
         })
     }
@@ -187,9 +208,8 @@ impl Gather {
                 let remedy = "iterate over one epoch at a time, or make another GatherBatches";
                 return Err(Failure::usage(Kind::State, message, remedy));
             }
-            let Some(batches) = state.ahead.take() else { return Ok(None) };
-            // Gathered while the caller works with this one.
-            state.ahead = state.batches.next()?;
+            let Some(batches) = state.ahead.pop_front() else { return Ok(None) };
+            state.gather_ahead()?;
             let arrays = |batch: data::Batch| {
                 Ok((batch.env, Array::lent(&batch.inputs)?, Array::lent(&batch.targets)?))
             };

@@ -13,6 +13,7 @@ use crate::calls::detached;
 use crate::env;
 use crate::errors::{Failure, Kind};
 use crate::json::to_python;
+use crate::runs::warn;
 use crate::settings;
 
 /// A session, which one thread at a time may use; `None` once it is closed.
@@ -29,7 +30,7 @@ impl Stepped {
         given: &Bound<'_, PyDict>,
         resumed: Option<PathBuf>,
     ) -> PyResult<Self> {
-        let session = match resumed {
+        let mut session = match resumed {
             Some(folder) => {
                 let options = settings::layer(given)?;
                 detached(py, || Session::resume(folder, options))?
@@ -39,7 +40,11 @@ impl Stepped {
                 detached(py, || Session::start(&config))?
             }
         };
-        Ok(Self(Mutex::new(Some(session))))
+        let warnings = session.take_warnings();
+        let stepped = Self(Mutex::new(Some(session)));
+        // A program may have warnings raised as exceptions: then the run ends resumable.
+        warnings.iter().try_for_each(|warning| warn(py, warning))?;
+        Ok(stepped)
     }
 
     /// Trains a step. Ctrl-C is raised after it.

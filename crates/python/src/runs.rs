@@ -80,7 +80,7 @@ impl Observer for Watch {
 }
 
 /// Warns through Python's `warnings`, which a program may show, hide or turn into an exception.
-fn warn(py: Python<'_>, text: &str) -> PyResult<()> {
+pub(crate) fn warn(py: Python<'_>, text: &str) -> PyResult<()> {
     let text = CString::new(text)?;
     PyErr::warn(py, &py.get_type::<PyUserWarning>(), &text, 0)
 }

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -134,6 +135,21 @@ def test_a_fleet_resumes_with_the_same_bits(tiny):
     with meristem.Fleet.resume(run) as fleet:
         fleet.apply([grow(env) for env in fleet.step()])
     assert meristem.Run(run.path).state == "complete" and same_weights(whole, run)
+
+
+def test_warnings_of_a_resumed_fleet_are_warnings_of_python(tiny):
+    with meristem.Fleet(**tiny) as fleet:
+        fleet.apply([grow(env) for env in fleet.step()])
+        fleet.checkpoint()
+    with pytest.warns(UserWarning, match="has planned for an end after 4 steps"):
+        meristem.Fleet.resume(tiny["run_dir"], steps=6).close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="after 6 steps"):
+            meristem.Fleet.resume(tiny["run_dir"], steps=8)
+    # The run of the fleet that was not made has ended, and can be resumed.
+    assert meristem.Run(tiny["run_dir"]).state == "stopped"
+    meristem.Fleet.resume(tiny["run_dir"]).close()
 
 
 def test_rounds_follow_one_another(tiny):

@@ -34,12 +34,26 @@ use meristem_control::{Action, Controller, EnvView, RoundReport, legal};
 use crate::config::{Layer, TrainConfig};
 use crate::error::{Error, Result};
 use crate::external::{Custom, Envs, External, Next, SeenEnv};
-use crate::record::observer::{Observer, Silent};
+use crate::record::observer::{Notice, Observer};
 use crate::record::summary::Summary;
 use crate::run::{resume_with, run_with};
 
 /// Time between two calls of a waiting program's function.
 const IDLE: Duration = Duration::from_millis(20);
+
+/// Most warnings that wait to be taken; later ones are left out.
+const WARNINGS_MAX: usize = 16;
+
+/// Observer of a session: it passes warnings on.
+struct Warnings(SyncSender<String>);
+
+impl Observer for Warnings {
+    fn notice(&mut self, notice: &Notice<'_>) {
+        if let Some(warning) = notice.warning() {
+            _ = self.0.try_send(warning);
+        }
+    }
+}
 
 /// Request of the program to the run.
 enum Request {
@@ -84,6 +98,7 @@ pub struct Session {
     summary: Option<Summary>,
     point: Point,
     envs: Vec<SeenEnv>,
+    warned: Receiver<String>,
 }
 
 impl Session {
@@ -123,8 +138,10 @@ impl Session {
             stops: false,
         };
         let custom = Custom::from(Box::new(remote) as Box<dyn External>);
+        // The notices of a run are few, and come before its first step.
+        let (warnings, warned) = sync_channel(WARNINGS_MAX);
         let thread = std::thread::Builder::new().name("session".into());
-        let thread = thread.spawn(move || run(custom, &mut Silent));
+        let thread = thread.spawn(move || run(custom, &mut Warnings(warnings)));
         let thread = thread.map_err(|source| Error::RunFolder {
             action: "start a thread for",
             path: PathBuf::new(),
@@ -132,7 +149,7 @@ impl Session {
         })?;
         let (point, envs) = (Point::Boundary, vec![]);
         let (thread, summary) = (Some(thread), None);
-        let mut session = Self { requests, replies, thread, summary, point, envs };
+        let mut session = Self { requests, replies, thread, summary, point, envs, warned };
         session.arrive(&mut || {})?;
         Ok(session)
     }
@@ -140,6 +157,12 @@ impl Session {
     /// Point at which the run waits.
     pub fn point(&self) -> Point {
         self.point
+    }
+
+    /// Warnings of the run that were not taken yet: results that differ from those of a run that
+    /// was never moved or extended ([`Notice::warning`]).
+    pub fn take_warnings(&mut self) -> Vec<String> {
+        self.warned.try_iter().collect()
     }
 
     /// The envs at this point.

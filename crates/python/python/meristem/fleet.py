@@ -56,7 +56,11 @@ class Fleet:
 
     @classmethod
     def resume(cls, run: "str | PathLike[str] | Run", **settings: Any) -> "Fleet":
-        """Resumes the run of an earlier fleet at its last checkpoint."""
+        """Resumes the run of an earlier fleet at its last checkpoint.
+
+        Other devices, or another length, may make results differ from those of a run without a
+        break; that is a ``UserWarning``.
+        """
         fleet = cls.__new__(cls)
         path = run.path if isinstance(run, Run) else run
         fleet._run = _meristem.Stepped(None, settings, fspath(path))

@@ -57,6 +57,8 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         twin = settings.get("reward") == "shaped"
         self._settings = {"twin": twin, "rounds": ROUNDS, **settings, "envs": num_envs}
         self._count = 0
+        #: The envs as they were observed last.
+        self._envs: list[Env] = []
         self._fleet: Fleet | None = None
         self.num_envs = num_envs
         if settings.get("seed") is not None:
@@ -105,7 +107,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
             observed, info = self._observe(fleet.step(), never)
             return observed, np.zeros(self.num_envs), never, never.copy(), info
         given = np.asarray(actions)
-        illegal = np.array([not is_legal(a, e) for a, e in zip(given, fleet.envs, strict=True)])
+        illegal = np.array([not is_legal(a, e) for a, e in zip(given, self._envs, strict=True)])
         chosen = [None if bad else action for action, bad in zip(given, illegal, strict=True)]
         rewards = fleet.apply(chosen).astype(np.float64)
         truncated = np.full(self.num_envs, fleet.point == "end")
@@ -135,6 +137,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
     def _observe(
         self, envs: list[Env], illegal: "npt.NDArray[np.bool_]"
     ) -> tuple["npt.NDArray[np.float32]", dict[str, Any]]:
+        self._envs = envs
         info: dict[str, Any] = {
             name: np.stack([getattr(env, name) for env in envs])
             for name in ("op_mask", "slot_mask", "blueprint_mask")

@@ -239,8 +239,8 @@ fn capsule_of<'py>(given: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
 /// Takes a capsule's structure, its tensor and its flags.
 fn take(capsule: &Bound<'_, PyAny>) -> Result<(Taken, *const DlTensor, u64), Failure> {
     let object = capsule.as_ptr();
-    // SAFETY: `object` is a live object and this thread holds the GIL. A valid capsule of one of the
-    // two names has the structure of that name, which belongs to whoever renames the capsule.
+    // SAFETY: `object` lives and this thread holds the GIL. A valid capsule of one of the two names
+    // has the structure of that name, which belongs to whoever renames the capsule.
     unsafe {
         if ffi::PyCapsule_IsValid(object, NAME_VERSIONED.as_ptr()) == 1 {
             let managed: *mut c_void = ffi::PyCapsule_GetPointer(object, NAME_VERSIONED.as_ptr());
