@@ -132,16 +132,15 @@ impl Membership {
     /// Leaves the group; `reason` is an error of this rank, for the others. Returns whether it had
     /// not left already.
     fn close(&self, py: Python<'_>, reason: Option<String>) -> PyResult<bool> {
+        check_process()?;
         let left = match std::mem::replace(&mut *self.lock(), Seat::Closed) {
             Seat::Free(rank) => rank,
             Seat::Closed => return Ok(false),
             // Whoever is in the call finds the seat closed.
             Seat::Busy => return Ok(true),
         };
-        detached(py, move || {
-            leave(left, reason);
-            Ok::<_, Failure>(true)
-        })
+        py.detach(move || leave(left, reason));
+        Ok(true)
     }
 }
 
@@ -156,6 +155,10 @@ fn leave(rank: Rank, reason: Option<String>) {
 impl Drop for Membership {
     fn drop(&mut self) {
         if let Seat::Free(rank) = std::mem::replace(&mut *self.lock(), Seat::Closed) {
+            if check_process().is_err() {
+                // In a fork the locks of the group may never be free.
+                return std::mem::forget(rank);
+            }
             // Python drops it with the GIL, which other ranks of this process may need meanwhile.
             Python::try_attach(|py| py.detach(|| leave(rank, None)));
         }
@@ -216,7 +219,7 @@ impl Membership {
                 let text = error.value(py).to_string();
                 let reason = text.lines().next().unwrap_or_default().to_owned();
                 *self.lock() = Seat::Closed;
-                detached(py, move || Ok::<_, Failure>(leave(rank, Some(reason))))?;
+                py.detach(move || leave(rank, Some(reason)));
                 return Err(error);
             }
         };
@@ -224,7 +227,8 @@ impl Membership {
             work(&mut rank.comm, &tensor)?;
             Ok(tensor.lend()?)
         })?;
-        detached(py, || Ok::<_, Failure>(borrowed.overwrite(&result)))
+        py.detach(|| borrowed.overwrite(&result));
+        Ok(())
     }
 
     /// Makes a call of all ranks without the GIL, and puts the rank back. On the main thread, the

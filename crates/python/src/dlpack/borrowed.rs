@@ -110,9 +110,9 @@ impl Borrowed {
         // SAFETY: DLPack has `ndim` extents behind the pointer, of which none are read if it is 0.
         let extents = unsafe { list(tensor.shape, axes) };
         let shape: Vec<usize> = extents.iter().map(|extent| *extent as usize).collect();
-        // SAFETY: as before; a null pointer stands for row-major order.
         let strides = match tensor.strides.is_null() {
             true => row_major(&shape),
+            // SAFETY: as before.
             false => unsafe { list(tensor.strides, axes) }.to_vec(),
         };
         let format = format_of(&shape, &strides).ok_or_else(|| {
