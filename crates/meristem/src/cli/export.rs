@@ -12,6 +12,10 @@ pub(crate) enum ExportCommand {
     /// Columns are named after the keys of the events. A number that was not measured or is not
     /// finite is an empty cell.
     Csv(CsvArguments),
+    /// Write the events of a run as a Parquet file, with the feature `parquet`.
+    ///
+    /// Columns are those of `export csv`, typed; what is an empty cell there is null.
+    Parquet(ParquetArguments),
     /// Write the network of a weights file as an ONNX model: host and modules, as `eval` computes
     /// them.
     ///
@@ -74,16 +78,30 @@ pub(crate) struct CsvArguments {
     #[arg(value_name = "RUN")]
     pub(crate) run: PathBuf,
     /// Rows of the table
-    #[arg(long, value_enum, default_value_t = CsvTable::Steps)]
-    pub(crate) table: CsvTable,
+    #[arg(long, value_enum, default_value_t = Table::Steps)]
+    pub(crate) table: Table,
     /// File to write; must not exist [default: stdout]
     #[arg(long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
 }
 
+#[derive(Debug, Args)]
+#[cfg_attr(not(feature = "parquet"), expect(dead_code, reason = "only the feature writes it"))]
+pub(crate) struct ParquetArguments {
+    /// Folder of the run, or its name in runs/
+    #[arg(value_name = "RUN")]
+    pub(crate) run: PathBuf,
+    /// Rows of the table
+    #[arg(long, value_enum, default_value_t = Table::Steps)]
+    pub(crate) table: Table,
+    /// File to write; must not exist
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: PathBuf,
+}
+
 /// Rows of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum CsvTable {
+pub(crate) enum Table {
     /// A row for each env and step
     Steps,
     /// A row for each slot that is not dormant, for each env and step

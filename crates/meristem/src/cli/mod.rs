@@ -30,7 +30,7 @@ pub(crate) use self::data::{
     CacheArguments, DataCommand, ImportArguments, InfoArguments, PlanArguments, VerifyArguments,
 };
 pub(crate) use self::export::{
-    CsvArguments, CsvTable, ExportCommand, OnnxArguments, TensorboardArguments,
+    CsvArguments, ExportCommand, OnnxArguments, ParquetArguments, Table, TensorboardArguments,
 };
 pub(crate) use self::runs::{
     CompareArguments, ReportArguments, RunsArguments, RunsCommand, ServeArguments, WatchArguments,

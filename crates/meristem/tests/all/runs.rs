@@ -264,6 +264,25 @@ fn a_run_becomes_a_table() {
 }
 
 #[test]
+fn a_run_becomes_a_parquet_file() {
+    let m = Meristem::new();
+    grown(&m, "");
+    let export = "export parquet grown --out steps.parquet";
+    if !cfg!(feature = "parquet") {
+        m.fails(export, 2, &["does not write Parquet", "--features parquet", "export csv"]);
+        return;
+    }
+    let rows = m.ok("export csv grown").stdout.lines().count() - 1;
+    let said = m.ok(export).stdout;
+    assert!(said.contains(&format!("steps.parquet: {rows} rows")), "{said}");
+    let file = m.bytes("steps.parquet");
+    assert!(file.starts_with(b"PAR1") && file.ends_with(b"PAR1"), "{} bytes", file.len());
+    m.ok("export parquet grown --table policy --out policy.parquet");
+    m.fails(export, 2, &["`out`", "would be overwritten"]);
+    m.fails("export parquet nowhere --out x", 2, &["nowhere is not the folder of a run"]);
+}
+
+#[test]
 fn shells_and_man_know_every_command() {
     let m = Meristem::new();
     for (shell, words) in [("bash", "complete -F"), ("zsh", "#compdef"), ("fish", "complete -c")] {

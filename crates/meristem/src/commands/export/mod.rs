@@ -2,17 +2,27 @@
 
 mod csv;
 mod onnx;
+#[cfg(feature = "parquet")]
+mod parquet;
+mod table;
 mod tensorboard;
 
+use std::fmt::Display;
+use std::fs::File;
+use std::path::Path;
+
+use meristem::train::check_output;
 use meristem::train::reading::Skipped;
 
 use super::Outcome;
 use crate::cli::ExportCommand;
+use crate::failure::Failure;
 use crate::plain;
 
 pub(crate) fn run(command: &ExportCommand) -> Outcome {
     match command {
         ExportCommand::Csv(arguments) => csv::run(arguments),
+        ExportCommand::Parquet(arguments) => parquet::run(arguments),
         ExportCommand::Onnx(arguments) => onnx::run(arguments),
         ExportCommand::Tensorboard(arguments) => tensorboard::run(arguments),
     }
@@ -24,4 +34,34 @@ fn tell_skipped(Skipped { damaged, unknown, newer }: Skipped) {
     if lines > 0 {
         plain::err(&format!("warning: {lines} lines of events.jsonl were not understood"));
     }
+}
+
+/// The command in a build without its feature.
+#[cfg(not(feature = "parquet"))]
+mod parquet {
+    /// Refuses: this build does not write Parquet.
+    pub(super) fn run(_: &crate::cli::ParquetArguments) -> super::Outcome {
+        Err(crate::failure::Failure::usage(
+            "this build does not write Parquet",
+            "build with `--features parquet`; `meristem export csv` writes the same table",
+        ))
+    }
+}
+
+/// Writes a file that appears once it is complete. It must not exist.
+fn written_whole<T>(
+    out: &Path,
+    write: impl FnOnce(&mut File) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    check_output("out", out)?;
+    let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let failed = |error: &dyn Display| {
+        let message = format!("cannot write {}: {error}", out.display());
+        Failure::failed(message, "free some space, or write to another disk")
+    };
+    let file = tempfile::NamedTempFile::new_in(folder.unwrap_or(Path::new(".")));
+    let mut file = file.map_err(|error| failed(&error))?;
+    let written = write(file.as_file_mut())?;
+    file.persist(out).map_err(|error| failed(&error))?;
+    Ok(written)
 }
