@@ -86,7 +86,6 @@ pub(crate) struct CsvArguments {
 }
 
 #[derive(Debug, Args)]
-#[cfg_attr(not(feature = "parquet"), expect(dead_code, reason = "only the feature writes it"))]
 pub(crate) struct ParquetArguments {
     /// Folder of the run, or its name in runs/
     #[arg(value_name = "RUN")]
