@@ -5,6 +5,7 @@ use std::path::Path;
 use meristem_grow::{AlphaTarget, Style, Tempo};
 
 use super::*;
+use crate::record::observer::Silent;
 use crate::run::run;
 use crate::settings::{ControllerKind, Limit, Preset};
 
