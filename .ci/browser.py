@@ -15,13 +15,15 @@ from browser import Browser  # noqa: E402
 EVIL = "<img src=x onerror=alert(1)>"
 
 
-# What is too wide: widths of document and window, and the elements that end behind the window's edge.
+# What is too wide: widths of document and window, and the elements that end behind the window's edge or whose content
+# does, the innermost last. What is in a box that scrolls may.
 WIDE = """
 (() => {
   const page = document.documentElement;
   if (page.scrollWidth <= page.clientWidth) return "";
-  const behind = [...document.querySelectorAll("body *")].filter(e => e.getBoundingClientRect().right > page.clientWidth);
-  const names = behind.slice(0, 10).map(e => `${e.tagName}#${e.id}.${e.className} "${e.textContent.slice(0, 40)}"`);
+  const wide = [...document.querySelectorAll("body *")].filter(e => !e.closest(".scroll")
+    && (e.getBoundingClientRect().right > page.clientWidth || e.scrollWidth > page.clientWidth));
+  const names = wide.slice(-10).map(e => `${e.tagName}#${e.id}.${e.className} "${e.textContent.slice(0, 40)}"`);
   return [`${page.scrollWidth} of ${page.clientWidth}`, ...names].join("; ");
 })()
 """
@@ -44,7 +46,8 @@ def copy_with_html(run, to):
 
 def start(meristem, folder):
     """A finished run, one in progress, and a server."""
-    script = f"{folder}/grow.jsonl"
+    # The page shows this path, in which there is a word wider than a phone.
+    script = f"{folder}/grow{'W' * 40}.jsonl"
     with open(script, "w") as file:
         file.write('{"step": 0, "op": "GERMINATE", "slot": "r0c1", "blueprint": "conv_light"}\n')
         file.write('{"step": 1, "op": "ADVANCE", "slot": "r0c1"}\n')
