@@ -18,8 +18,8 @@ pub(crate) const CLASSES: usize = 10;
 /// A dataset of random bytes with random labels, resident on `device`.
 pub(crate) fn dataset(device: &Device, images: usize) -> Result<Arc<Dataset>, Failure> {
     let mut random = Rng::new(0, Purpose::Test, 0, 0);
-    let words = (0..images * SHAPE.numel() / 4).flat_map(|_| random.next_u32().to_le_bytes());
-    let bytes: Vec<u8> = words.collect();
+    let mut bytes = vec![0; images * SHAPE.numel()];
+    random.fill(&mut bytes);
     let labels: Vec<u32> = (0..images).map(|_| random.below(CLASSES as u32)).collect();
     let classes = (0..CLASSES).map(|class| class.to_string()).collect();
     Ok(Dataset::from_slices(device, SHAPE, &bytes, &labels, classes)?)

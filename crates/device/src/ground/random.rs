@@ -110,6 +110,15 @@ impl Rng {
         u64::from(low) | u64::from(self.next_u32()) << 32
     }
 
+    /// Fills with random bytes: each four are a word, the low byte first, and what is left over
+    /// takes the low bytes of one more.
+    pub fn fill(&mut self, bytes: &mut [u8]) {
+        for part in bytes.chunks_mut(4) {
+            let word = self.next_u32().to_le_bytes();
+            part.copy_from_slice(&word[..part.len()]);
+        }
+    }
+
     /// Uniform in [0, 1): the upper 24 bits of a word, so every value is a multiple of 2^-24.
     #[inline]
     pub fn uniform(&mut self) -> f32 {
@@ -178,6 +187,17 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn bytes_are_those_of_the_words() {
+        let mut bytes = [0; 11];
+        let mut rng = Rng::new(7, Purpose::Test, 0, 0);
+        rng.fill(&mut bytes);
+        let mut words = Rng::new(7, Purpose::Test, 0, 0);
+        let expected: Vec<u8> = (0..3).flat_map(|_| words.next_u32().to_le_bytes()).collect();
+        assert_eq!(bytes[..], expected[..11]);
+        assert_eq!(rng.next_u32(), words.next_u32());
     }
 
     #[test]

@@ -86,8 +86,10 @@ fn a_policy_learns_and_is_kept() {
 fn a_policy_learns_over_ranks() {
     let m = Meristem::new();
     let tiny =
-        "train --host minimal --envs 4 --steps 6 --max-batches 2 --batch 32 --policy-hidden 16";
-    let ppo = format!("{tiny} --controller ppo --slots r0 --rounds 2 --hot-scope deny");
+        "train --host minimal --envs 4 --steps 6 --max-batches 2 --batch 32 --control-split 0.02";
+    let ppo = format!(
+        "{tiny} --controller ppo --policy-hidden 16 --slots r0 --rounds 2 --hot-scope deny"
+    );
     let fingerprints = |run: &str| -> Vec<String> {
         let events = m.events(run);
         let updates = of_kind(&events, "policy_updated");
@@ -172,7 +174,7 @@ fn a_host_is_trained_by_all_ranks() {
 fn a_policy_that_diverges_ends_the_run() {
     let m = Meristem::new();
     let tiny = "--controller ppo --host minimal --envs 2 --steps 6 --max-batches 2 --batch 32 \
-                --policy-hidden 16";
+                --policy-hidden 16 --control-split 0.02";
     let words = ["the policy diverged", "lower learning rate"];
     m.fails(&format!("train {tiny} --rounds 20 --ppo-lr 1e30 --run-dir run"), 1, &words);
     let summary = m.json("run/summary.json");

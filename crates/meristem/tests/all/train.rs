@@ -308,7 +308,8 @@ fn a_dataset_beyond_the_budget_is_streamed_with_the_same_result() {
 fn hosts_stay_within_their_limits() {
     let m = Meristem::new();
     let tiny = "train --host minimal --envs 4 --steps 20 --max-batches 2 --batch 32 --twin off \
-                --min-training-steps 1 --min-contribution -100 --max-gap 99 --quiet";
+                --min-training-steps 1 --min-contribution -100 --max-gap 99 \
+                --control-split 0.02 --quiet";
     let largest = |run: &str| {
         let size = |event: &&serde_json::Value| event["parameters"].as_u64().unwrap();
         let events = m.events(run);

@@ -17,7 +17,8 @@ fn eval_repeats_the_accuracy_of_the_report() {
     ] {
         m.ok(&format!(
             "train --preset quick --host baseline --controller heuristic --max-gap 99 \
-             --parameters-per-image 99 {flags} --batch 32 --max-batches 4 --run-dir {run} --quiet"
+             --parameters-per-image 99 {flags} --batch 32 --max-batches 4 --control-split 0.02 \
+             --run-dir {run} --quiet"
         ));
         let summary = m.json(&format!("{run}/summary.json"));
         let mut grown = vec![];
