@@ -58,6 +58,10 @@ pub struct Gates {
     pub min_training_steps: u32,
     /// Least gradient health before Blending: .7.
     pub min_gradient_health: f64,
+    /// Largest share of exploding gradients before Blending, over the module's tensors and the
+    /// batches of the step: .1. Not 0: of hundreds of batches a few gradients are large while
+    /// a module is young, and they are clipped.
+    pub max_exploding_share: f64,
     /// Largest distance of alpha from its target before Holding: 1e-6.
     pub alpha_tolerance: f64,
     /// Least contribution before Fossilized, in percentage points: 1.0, and 0 in permissive mode.
@@ -69,6 +73,7 @@ impl Default for Gates {
         Self {
             min_training_steps: 10,
             min_gradient_health: 0.7,
+            max_exploding_share: 0.1,
             alpha_tolerance: 1e-6,
             min_contribution_pp: 1.0,
         }
@@ -174,7 +179,8 @@ impl Gates {
                 conditions.push(Condition::new("training_steps", steps, AtLeast, least));
                 let least = self.min_gradient_health;
                 conditions.push(Condition::new("gradient_health", healthy, AtLeast, least));
-                conditions.push(Condition::new("exploding_share", exploding, AtMost, 0.0));
+                let most = self.max_exploding_share;
+                conditions.push(Condition::new("exploding_share", exploding, AtMost, most));
             }
             Gate::Holding => {
                 let alpha = module.map(|module| &module.alpha);

@@ -52,6 +52,7 @@ impl Rules {
         rule("embargo_steps", f64::from(self.embargo_steps), 1.0..=f64::INFINITY)?;
         rule("resetting_steps", f64::from(self.resetting_steps), 1.0..=f64::INFINITY)?;
         rule("gates.min_gradient_health", gates.min_gradient_health, 0.0..=1.0)?;
+        rule("gates.max_exploding_share", gates.max_exploding_share, 0.0..=1.0)?;
         rule("gates.alpha_tolerance", gates.alpha_tolerance, 0.0..=1.0)?;
         rule("gates.min_contribution_pp", gates.min_contribution_pp, -100.0..=100.0)
     }

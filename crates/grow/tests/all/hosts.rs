@@ -211,6 +211,10 @@ fn absurd_images_and_rules_are_refused() {
             "rule `gates.min_gradient_health` must be from 0 to 1, got NaN",
         ),
         (
+            Rules { gates: Gates { max_exploding_share: -0.1, ..gates }, ..Rules::default() },
+            "rule `gates.max_exploding_share` must be from 0 to 1, got -0.1",
+        ),
+        (
             Rules { gates: Gates { min_contribution_pp: 101.0, ..gates }, ..Rules::default() },
             "rule `gates.min_contribution_pp` must be from -100 to 100, got 101",
         ),

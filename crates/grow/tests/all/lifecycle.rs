@@ -331,12 +331,14 @@ fn gates_turn_at_their_thresholds() {
     }
     host.step();
     assert!(passes(&host, &norms(&[1.0])), "in its tenth step");
-    // 1 − ½·⅗ = .7 passes, 1 − ½·⅔ does not; a single exploding tensor of many fails by itself.
+    // 1 − ½·⅗ = .7 passes, 1 − ½·⅔ does not; more than a tenth of exploding tensors fails by itself.
     assert!(passes(&host, &norms(&[0.0, 0.0, 0.0, 1.0, 1.0])));
     assert!(!passes(&host, &norms(&[0.0, 0.0, 1.0])));
     let mut many = [1.0; 20];
-    many[0] = 11.0;
-    assert!(GradientHealth::from_norms(&many).unwrap().health > 0.9);
+    many[..2].fill(11.0);
+    assert!(passes(&host, &norms(&many)));
+    many[2] = 11.0;
+    assert!(GradientHealth::from_norms(&many).unwrap().health > 0.8);
     assert!(!passes(&host, &norms(&many)));
 
     let mut holding = in_stage(Stage::Holding);
