@@ -23,7 +23,7 @@
 #   GPU_PEERS=                  peers such as "torch:graphs:tf32 jax:scan:f32"; all of them
 #   GPU_ANYWAY=0                1: `fast` runs without a green `correct`, and marks all that it measures as not counting
 #   GPU_PROFILE=release         profile of `pack`; `dev` for trying the script
-#   GPU_BUILD                   packages and features of `pack`, if a build with more is there already
+#   GPU_FEATURES                features of `pack`, if a build with more than `cuda` is there already
 #   GPU_PACK_MIB=64             most that a pack may weigh
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -42,10 +42,12 @@ pack() {
   cd "$here/.."
   mkdir -p "$folder"/{bin,bench,reference}
   local crate programs
-  local -a build
-  read -ra build <<<"${GPU_BUILD:---workspace --exclude meristem-standin --features cuda}"
-  programs=$(cargo test --no-run "${build[@]}" --lib --test all --profile "${GPU_PROFILE:-release}" \
-    --message-format=json-render-diagnostics | python3 .ci/programs.py)
+  local -a tests=(cargo test --no-run --features "${GPU_FEATURES:-cuda}" --profile "${GPU_PROFILE:-release}"
+    --message-format=json-render-diagnostics -p meristem -p meristem-device -p meristem-control)
+  programs=$({
+    "${tests[@]}" --lib
+    "${tests[@]}" -p meristem-data -p meristem-nn -p meristem-comm --test all
+  } | python3 .ci/programs.py)
   carry meristem meristem bin
   for crate in device control; do carry "$crate-lib" "$crate" lib; done
   for crate in device data nn comm; do carry "$crate" "$crate" all; done

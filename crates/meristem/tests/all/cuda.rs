@@ -13,12 +13,12 @@ use crate::common::{Meristem, of_kind, said};
 /// A few steps of hosts that do not grow.
 const BARE: &str = "train --dataset arrays --data-root images.safetensors --controller none \
                     --host minimal --envs 3 --steps 3 --batch 16 --max-batches 4 \
-                    --control-split 0.2 --augment crop,flip --checkpoint-every 1 --quiet";
+                    --control-split 0.1 --augment crop,flip --checkpoint-every 1 --quiet";
 
 /// Hosts that grow: modules germinate, blend, are evaluated in one pass, and fossilize.
 const GROWING: &str = "train --dataset arrays --data-root images.safetensors \
                        --controller heuristic --preset quick --host minimal --slots r0,r1 --envs 2 \
-                       --rounds 1 --steps 16 --batch 16 --max-batches 2 --control-split 0.2 \
+                       --rounds 1 --steps 16 --batch 16 --max-batches 2 --control-split 0.1 \
                        --checkpoint-every 2 --quiet";
 
 /// A policy that learns in two short rounds.
@@ -193,8 +193,8 @@ fn a_run_stays_at_its_last_precision() {
         child.kill().unwrap();
         child.wait().unwrap();
     };
-    killed_after(&format!("{BARE} --steps 40 --devices cuda:0 --run-dir moved"), 9);
-    killed_after("train --resume moved --precision bf16 --quiet", 30);
+    killed_after(&format!("{BARE} --steps 12 --devices cuda:0 --run-dir moved"), 6);
+    killed_after("train --resume moved --precision bf16 --quiet", 18);
     let said = m.ok("train --resume moved --quiet");
     assert!(!said.stderr.contains("warning"), "{}", said.stderr);
     let text = fs::read_to_string(m.path("moved/summary.json")).unwrap();
