@@ -331,7 +331,7 @@ fn gates_turn_at_their_thresholds() {
     }
     host.step();
     assert!(passes(&host, &norms(&[1.0])), "in its tenth step");
-    // 1 − ½·⅗ = .7 passes, 1 − ½·⅔ does not; more than a tenth of exploding tensors fails by itself.
+    // 1 − ½·⅗ = .7 passes, 1 − ½·⅔ does not; too many exploding tensors fail by themselves.
     assert!(passes(&host, &norms(&[0.0, 0.0, 0.0, 1.0, 1.0])));
     assert!(!passes(&host, &norms(&[0.0, 0.0, 1.0])));
     let mut many = [1.0; 20];
