@@ -28,6 +28,7 @@ WORKLOADS = (
     "host:wide",
     "host:deep",
     "host:large",
+    "grown:baseline",
     "validation:baseline",
     "gather",
     "ppo",
@@ -56,8 +57,14 @@ class Workload:
     peers: dict[str, tuple[Contender, ...]]
 
 
+# Three live modules, one of them in training.
+MODULES = "r0c0=conv_heavy,r0c1=depthwise,r0c2=attention:training"
+
+
 def host_workload(kind: str, host: str, args: argparse.Namespace) -> Workload:
-    work = ("--validate",) if kind == "validation" else ()
+    work: tuple[str, ...] = ("--validate",) if kind == "validation" else ()
+    if kind == "grown":
+        work = ("--modules", MODULES)
     size = (*work, "--host", host, "--envs", str(args.envs), "--batch", str(args.batch), "--json")
     script = (args.python, "bench/torch_host.py", *size, "--seconds", str(args.seconds))
     arrangements = tuple(
@@ -66,6 +73,11 @@ def host_workload(kind: str, host: str, args: argparse.Namespace) -> Workload:
     )
     ours = Contender("Meristem", (args.ours, "bench", "host", *size), "images_per_s")
     peers = {"PyTorch eager, channels_last": arrangements}
+    if kind != "validation":
+        peers["PyTorch compiled, channels_last"] = tuple(
+            Contender(f"{eager.name} compiled", (*eager.command, "--compile"), eager.key)
+            for eager in arrangements[1:]
+        )
     return Workload(f"{kind}:{host}", "images/s", True, ours, peers)
 
 
@@ -279,7 +291,7 @@ def main() -> None:
     for name in chosen:
         kind, _, which = name.partition(":")
         match kind:
-            case "host" | "validation":
+            case "host" | "grown" | "validation":
                 workload = host_workload(kind, which, args)
             case "sum":
                 workload = sum_workload(which, args)

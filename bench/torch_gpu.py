@@ -91,7 +91,7 @@ def separate(args: argparse.Namespace, gather: Gather, labels: Tensor, loss: Los
     def train(env: Env, picks: Tensor) -> None:
         env.sgd.zero_grad()
         torch.autograd.backward(loss(env.host, gather(picks), labels[picks]))
-        nn.utils.clip_grad_norm_(env.parameters, 1.0, foreach=True)
+        env.clip()
         env.sgd.step()
 
     if args.device.type != "cuda":

@@ -5,6 +5,10 @@ Eager PyTorch, channels_last, a resident data set of 50,000 images of 3x32x32 in
 included: index by a random permutation, forward, backward, clip to norm 1, SGD (momentum .9, weight
 decay 5e-4). The envs take turns within a process. Nothing is read back in the loop.
 
+With --modules the hosts have live modules, in the syntax of `meristem bench host`. The input of a module
+is detached; in training it is under a straight-through, in holding it is mixed in by an alpha. Each module
+has its own clipping and no weight decay.
+
 PyTorch gets its best: whether f32 images or u8 images normalised after indexing are faster, and
 which implementation of SGD and of clipping, is measured while it warms up.
 
@@ -31,7 +35,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "reference"))
-from common import PRESETS, make_host  # noqa: E402
+from blueprints import join, layers_of  # noqa: E402
+from common import PRESETS, CnnHost, make_host  # noqa: E402
 
 IMAGES, CLASSES, SIDE = 50_000, 10, 32
 ARRANGEMENTS = ("1x1", "1x2", "2x1")
@@ -55,6 +60,8 @@ class Job:
     channels_last: bool
     seed: int
     validate: bool
+    modules: str = ""
+    compiled: bool = False
 
 
 class Data:
@@ -87,23 +94,85 @@ class Data:
 Gather = Callable[[Tensor], Tensor]
 
 
+class Module(nn.Module):
+    """A blueprint's layers in a slot of so many channels, training or holding."""
+
+    def __init__(self, blueprint: str, channels: int, training: bool) -> None:
+        super().__init__()
+        self.blueprint, self.straight_through = blueprint, training
+        self.layers = layers_of(blueprint, channels)
+        self.tensors = nn.ModuleList(
+            nn.ParameterDict({name: torch.randn(shape) / 10 for name, shape in layer.shapes.items()})
+            for layer in self.layers
+        )
+        self.mix = nn.ParameterDict({"mix": torch.full((1,), 0.7)} if blueprint == "norm" else {})
+        self.alpha = torch.ones(())
+
+    def forward(self, host: Tensor) -> Tensor:
+        x = y = host.detach()
+        for layer, tensors in zip(self.layers, self.tensors, strict=True):
+            y = layer.apply(y, dict(tensors.items()))
+        y = join(self.blueprint, x, y, dict(self.mix.items()))
+        return host + (y - y.detach()) if self.straight_through else host + self.alpha * (y - host)
+
+
+class GrownHost(nn.Module):
+    """A host with modules in slots: `r0c{i}` before the pool of block i, `r1c{i}` behind it."""
+
+    def __init__(self, host: CnnHost, modules: str) -> None:
+        super().__init__()
+        self.host, self.grown = host, nn.ModuleDict()
+        for entry in filter(None, modules.split(",")):
+            slot, what = entry.split("=")
+            blueprint, _, stage = what.partition(":")
+            channels = host.blocks[int(slot[3:])].conv.out_channels
+            self.grown[slot] = Module(blueprint, channels, stage == "training")
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, block in enumerate(self.host.blocks):
+            x = block(x)
+            for row in (0, 1):
+                if f"r{row}c{i}" in self.grown:
+                    x = self.grown[f"r{row}c{i}"](x)
+                if row == 0 and i < self.host.pools:
+                    x = F.max_pool2d(x, 2)
+        logits: Tensor = self.host.classifier(x.mean((2, 3)))
+        return logits
+
+
+def make(job: Job) -> nn.Module:
+    host = make_host(job.host)
+    return GrownHost(host, job.modules) if job.modules else host
+
+
 class Env:
     """One host and its optimiser."""
 
     def __init__(self, job: Job) -> None:
-        self.host: nn.Module = make_host(job.host)
+        self.host: nn.Module = make(job)
         self.channels_last = job.channels_last
         if job.channels_last:
             self.host = self.host.to(memory_format=torch.channels_last)
-        self.parameters = list(self.host.parameters())
+        grown = isinstance(self.host, GrownHost)
+        own: nn.Module = self.host.host if grown else self.host
+        modules = self.host.grown.values() if grown else ()
+        # Clipped each for itself.
+        self.groups = [list(part.parameters()) for part in (own, *modules)]
+        if job.compiled:
+            self.host = torch.compile(self.host)
         self.use("fused", True)
 
     def use(self, kind: str, clip_foreach: bool) -> None:
         """Chooses the implementations; the momentum starts anew."""
         self.clip_foreach = clip_foreach
-        self.sgd = torch.optim.SGD(
-            self.parameters, lr=0.01, momentum=0.9, weight_decay=5e-4, **SGD_KINDS[kind]
-        )
+        groups = [
+            {"params": group, "weight_decay": 0.0 if i else 5e-4} for i, group in enumerate(self.groups)
+        ]
+        self.sgd = torch.optim.SGD(groups, lr=0.01, momentum=0.9, **SGD_KINDS[kind])
+
+    def clip(self) -> None:
+        for group in self.groups:
+            nn.utils.clip_grad_norm_(group, 1.0, foreach=self.clip_foreach)
 
     def step(self, images: Tensor, labels: Tensor) -> None:
         if not self.channels_last:
@@ -111,15 +180,15 @@ class Env:
         loss = F.cross_entropy(self.host(images), labels)
         self.sgd.zero_grad()
         torch.autograd.backward(loss)
-        nn.utils.clip_grad_norm_(self.parameters, 1.0, foreach=self.clip_foreach)
+        self.clip()
         self.sgd.step()
 
 
 class Validation:
-    """One host in validation: sums of losses and of hits, which nobody reads in the loop."""
+    """One host in validation: sums of losses and of hits, which nobody reads in the loop. Not compiled."""
 
     def __init__(self, job: Job) -> None:
-        self.host: nn.Module = make_host(job.host).eval()
+        self.host: nn.Module = make(job).eval()
         self.channels_last = job.channels_last
         if job.channels_last:
             self.host = self.host.to(memory_format=torch.channels_last)
@@ -170,7 +239,7 @@ def choose_update(env: Env, images: Tensor, labels: Tensor) -> tuple[str, bool]:
             env.step(images, labels)
 
             def update() -> None:
-                nn.utils.clip_grad_norm_(env.parameters, 1.0, foreach=env.clip_foreach)
+                env.clip()
                 env.sgd.step()
 
             best = float("inf")
@@ -253,13 +322,15 @@ def main() -> None:
     parser.add_argument("--format", choices=("channels_last", "nchw"), default="channels_last")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--validate", action="store_true", help="forward, loss and hits only")
+    parser.add_argument("--modules", default="", help="such as r0c0=conv_heavy,r0c1=depthwise:training")
+    parser.add_argument("--compile", action="store_true", help="torch.compile, its default mode")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
 
     processes, threads = map(int, args.arrangement.split("x"))
     job = Job(
         args.host, args.envs, args.batch, threads, args.seconds,
-        args.format == "channels_last", args.seed, args.validate,
+        args.format == "channels_last", args.seed, args.validate, args.modules, args.compile,
     )  # fmt: skip
     if args.envs < processes:
         parser.error("--envs must be at least the number of processes")
@@ -267,6 +338,8 @@ def main() -> None:
     report = {
         "images_per_s": round(sum(r["images_per_s"] for r in reports), 1),
         "host": args.host,
+        "modules": args.modules,
+        "compiled": args.compile,
         "work": "validation" if args.validate else "training",
         "envs": args.envs,
         "batch": args.batch,

@@ -87,6 +87,10 @@ pub(crate) struct BenchHostArguments {
     /// Host: a preset or a description
     #[arg(long, default_value = "baseline")]
     pub(crate) host: String,
+    /// Live modules of each host, such as r0c0=conv_heavy,r0c1=attention:training; a module is
+    /// holding unless it is said to be training
+    #[arg(long, value_name = "LIST")]
+    pub(crate) modules: Option<String>,
     /// Measure validation, not training: forward, loss and hits
     #[arg(long)]
     pub(crate) validate: bool,

@@ -7,14 +7,11 @@ use std::time::{Duration, Instant};
 
 use meristem::device::random::{Purpose, Rng};
 use meristem::device::{DType, Device, DeviceOptions, MemoryFormat, Owner, Tensor};
-use meristem::grow::{
-    self, AlphaTarget, BlueprintSet, Counterfactual, GateInputs, Gates, Germination,
-    GradientHealth, Host, HostSpec, Optimisers, Rules, Stage, Style, Tempo,
-};
+use meristem::grow::{self, Counterfactual, Host, HostSpec, Optimisers, Stage};
 use meristem::nn::{Network, NetworkOptions};
 use serde::Serialize;
 
-use super::bench_host::image_shape;
+use super::bench_modules::{self, Module};
 use super::{Outcome, check_seconds, print_json};
 use crate::cli::BenchCounterfactualArguments;
 use crate::failure::Failure;
@@ -164,31 +161,15 @@ fn check(arguments: &BenchCounterfactualArguments) -> Result<(), Failure> {
 fn grown(arguments: &BenchCounterfactualArguments) -> Result<(Host, Vec<String>), Failure> {
     let spec: HostSpec = arguments.host.parse().map_err(grow::Error::from)?;
     let slots = spec.parse_slots(&arguments.slots).map_err(grow::Error::from)?;
-    let set = Arc::new(BlueprintSet::standard());
-    let known = set.iter().position(|blueprint| blueprint.name == arguments.blueprint);
-    let names: Vec<&str> = set.iter().map(|blueprint| &*blueprint.name).collect();
-    let blueprint = known.ok_or_else(|| {
-        Failure::value("blueprint", &arguments.blueprint, format!("one of {}", names.join(", ")))
-    })?;
-    let rules =
-        Rules { max_modules: slots.len(), gates: Gates::default().quick(), ..Rules::default() };
-    let mut host = Host::new(spec, image_shape(), &slots, Arc::clone(&set), rules)?;
-    let passes = GateInputs {
-        gradient_health: GradientHealth::from_norms(&[1.0]),
-        contribution_pp: Some(100.0),
-        ..GateInputs::default()
-    };
-    let (tempo, alpha_target, style) = (Tempo::Fast, AlphaTarget::Most, Style::LinearAdd);
-    let what = Germination { blueprint, style, tempo, alpha_target, accuracy_pp: None };
-    for slot in 0..host.slots().len() {
-        host.germinate(slot, what).map_err(grow::Error::from)?;
-        while host.slots()[slot].stage != Stage::Holding {
-            host.step();
-            host.advance(slot, &passes).map_err(grow::Error::from)?;
-        }
-    }
-    let names = host.slots().iter().map(|slot| slot.name.to_string()).collect();
-    Ok((host, names))
+    let names = slots.iter().map(ToString::to_string).collect();
+    let blueprint = || arguments.blueprint.clone();
+    let modules = slots.into_iter().map(|slot| Module {
+        slot,
+        blueprint: blueprint(),
+        stage: Stage::Holding,
+    });
+    let modules: Vec<Module> = modules.collect();
+    Ok((bench_modules::grown(spec, &modules, "blueprint")?, names))
 }
 
 /// Way to evaluate configurations.

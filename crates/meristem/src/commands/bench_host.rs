@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 
 use meristem::data::{Batch, GatherBatches, GatherConfig};
 use meristem::device::{Device, DeviceOptions};
-use meristem::grow::{self, HostSpec, Optimisers, host_graph};
+use meristem::grow::{self, Host, HostSpec, Optimisers};
 use meristem::nn::{Fleet, Isa, LabelledBatch, Network, NetworkOptions, Plans};
 use meristem::train::summary::MemorySummary;
 use meristem::train::trace::{RunTrace, TraceSummary};
 use serde::Serialize;
 
+use super::bench_modules;
 use super::{Outcome, check_seconds, insight, on_device, print_json, tell_dropped};
 use crate::cli::BenchHostArguments;
 use crate::failure::Failure;
@@ -41,6 +42,9 @@ struct Report {
 #[derive(Serialize)]
 struct Config {
     host: String,
+    /// The list of live modules, as it was given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    modules: Option<String>,
     parameters: usize,
     work: &'static str,
     envs: usize,
@@ -57,9 +61,11 @@ struct Config {
 pub(crate) fn run(arguments: &BenchHostArguments) -> Outcome {
     check(arguments)?;
     let spec: HostSpec = arguments.host.parse().map_err(grow::Error::from)?;
-    let (image, _) = (image_shape(), spec.check().map_err(grow::Error::from)?);
+    let modules = arguments.modules.as_deref().map(|list| bench_modules::parse(&spec, list));
+    let host = bench_modules::grown(spec, &modules.transpose()?.unwrap_or_default(), "modules")?;
+    let image = image_shape();
     let trace = RunTrace::open(arguments.insight.trace.as_deref())?;
-    let prepared = Bench::new(arguments, &spec, trace.as_ref());
+    let prepared = Bench::new(arguments, &host, trace.as_ref());
     let (mut bench, trace) = RunTrace::unless_refused(trace, prepared)?;
     let device = bench.device.clone();
     let batches = bench.warm_up()?;
@@ -79,8 +85,9 @@ pub(crate) fn run(arguments: &BenchHostArguments) -> Outcome {
         memory,
         trace,
         config: Config {
-            host: spec.to_string(),
-            parameters: spec.parameters(&image),
+            host: host.spec().to_string(),
+            modules: arguments.modules.clone(),
+            parameters: bench.networks[0].graph().parameters(None),
             work: if arguments.validate { "validation" } else { "training" },
             envs: arguments.envs,
             batch: arguments.batch,
@@ -96,9 +103,10 @@ pub(crate) fn run(arguments: &BenchHostArguments) -> Outcome {
     match arguments.json {
         true => print_json(&report)?,
         false => plain::out(&format!(
-            "{} of {}: {} images/s ({} to {} over {}), {}, batch {}, {}, {}",
+            "{} of {}{}: {} images/s ({} to {} over {}), {}, batch {}, {}, {}",
             report.config.work,
             report.config.host,
+            report.config.modules.as_ref().map_or(String::new(), |list| format!(" with {list}")),
             thousands(images_per_s as u64),
             thousands(images_per_s_min as u64),
             thousands(images_per_s_max as u64),
@@ -149,7 +157,7 @@ struct Bench {
 impl Bench {
     fn new(
         arguments: &BenchHostArguments,
-        spec: &HostSpec,
+        host: &Host,
         trace: Option<&RunTrace>,
     ) -> Result<Self, Failure> {
         let trace = trace.map(RunTrace::trace);
@@ -157,7 +165,7 @@ impl Bench {
             DeviceOptions { threads: arguments.threads, trace, ..DeviceOptions::default() };
         let device = Device::open(arguments.network.device()?, &options)?;
         let isa = device.isa();
-        let graph = Arc::new(host_graph(spec, &image_shape(), Optimisers::default().host)?);
+        let graph = Arc::new(host.graph(&Optimisers::default())?);
         let streams: Vec<_> =
             (0..arguments.envs).map(|env| device.stream(&format!("env {env}"))).collect();
         let plans = Plans::default();
@@ -168,7 +176,9 @@ impl Bench {
             };
             Network::with_plans(stream, Arc::clone(&graph), options, &plans)
         };
-        let networks = streams.iter().enumerate().map(network).collect::<Result<_, _>>()?;
+        let mut networks: Vec<Network> =
+            streams.iter().enumerate().map(network).collect::<Result<_, _>>()?;
+        networks.iter_mut().try_for_each(|network| network.set_alphas(&[host.alphas()]))?;
         let config = GatherConfig {
             drop_last: true,
             ..GatherConfig::new(arguments.batch, vec![device.id(); arguments.envs])

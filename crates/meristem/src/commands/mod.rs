@@ -5,6 +5,7 @@ mod bench_counterfactual;
 mod bench_format;
 mod bench_gather;
 mod bench_host;
+mod bench_modules;
 mod check;
 mod control_eval;
 mod data;

@@ -15,8 +15,23 @@ fn benchmarks_print_json() {
     assert!(report["us_per_batch"].as_f64().unwrap() > 0.0);
     assert_eq!(report["config"]["batch"], 128);
     // Even a very short time gives a result.
-    let said = m.ok("bench host --host minimal --envs 1 --batch 8 --seconds 1e-9 --json");
-    assert_eq!(serde_json::from_str::<Value>(&said.stdout).unwrap()["blocks"], 1);
+    let modules = "r0c1=conv_small,r0c0=norm:training";
+    let host = "bench host --host minimal --envs 1 --batch 8 --seconds 1e-9";
+    let said = m.ok(&format!("{host} --modules {modules} --json"));
+    let report: Value = serde_json::from_str(&said.stdout).unwrap();
+    assert_eq!((&report["blocks"], &report["config"]["modules"]), (&1.into(), &modules.into()));
+    // 5 of a norm and 24 of a small convolution, at 2 and 4 channels, beside the host's 160.
+    assert_eq!(report["config"]["parameters"], 160 + 5 + 24);
+    for (list, words) in [
+        ("r0c0", ["`modules`: got r0c0", "SLOT=BLUEPRINT"]),
+        ("r0c0=norm:flying", ["`modules`", "SLOT=BLUEPRINT:training"]),
+        ("r0c9=norm", ["r0c9", "r0c0"]),
+        ("all=norm", ["`modules`: got all=norm", "SLOT=BLUEPRINT"]),
+        ("r0c0=conv_larch", ["conv_larch", "conv_light"]),
+        ("r0c0=norm,r0c0=norm", ["r0c0", "twice"]),
+    ] {
+        m.fails(&format!("{host} --modules {list}"), 2, &words);
+    }
     let said = m.ok("bench gather --seconds 1e-9 --json");
     assert_eq!(serde_json::from_str::<Value>(&said.stdout).unwrap()["blocks"], 1);
     let said = m.ok("bench counterfactual --batch 8 --seconds 0.1 --json");
