@@ -205,7 +205,7 @@ impl Bench {
             let codes = &mut codes[..];
             norm::batch_norm_act_forward(isa, s, &of, out.get_mut(), codes, scratch.get_mut());
         });
-        let of = BatchNormBackward { forward: of, dout: dout.get(), codes: &codes };
+        let of = BatchNormBackward { forward: of, dout: dout.get(), codes: &codes, out: out.get() };
         let bytes = 4.0 * (3 * x.1 + 2 * dout.1) as f64;
         self.time(&format!("{name} relu pool backward"), bytes, "GB/s", || {
             let dx = GradOut::overwrite(dx.get_mut());

@@ -226,7 +226,7 @@ fn random_legal_actions_never_break_the_lifecycle() {
             witness.check(&env.host);
         }
     }
-    assert!(ops.iter().all(|count| *count > 1000), "every op was tried: {ops:?}");
+    assert!(ops.iter().all(|count| *count > 500), "every op was tried: {ops:?}");
     assert!(witness.checked > 100, "{} topologies", witness.checked);
     assert_eq!(Op::ALL.len(), ops.len());
 }

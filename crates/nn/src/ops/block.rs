@@ -30,8 +30,8 @@ pub struct Normed {
 pub enum Op {
     /// Reads x, weight, bias (optional), mean, variance, γ, β; writes y, scratch.
     Forward(Normed),
-    /// Reads x, weight, raw images, mean, variance, γ, β, dy, codes (if pooled); writes dx
-    /// (if it is wanted); adds to dweight, dγ, dβ; scratch.
+    /// Reads x, weight, raw images, mean, variance, γ, β, dy, codes (if pooled), y (if pooled, and
+    /// optional); writes dx (if it is wanted); adds to dweight, dγ, dβ; scratch.
     Gradient {
         /// Shapes.
         of: Normed,
@@ -97,10 +97,10 @@ impl Normed {
     }
 
     fn gradient(&self, isa: Isa, data: Data, operands: Operands<'_>) {
-        let (reads, writes) = operands.split::<9, 5>();
-        let [x, w, z, mean, var, gamma, beta, dout, codes] = reads;
-        let [x, w, z, mean, var, gamma, beta, dout] =
-            [x, w, z, mean, var, gamma, beta, dout].map(Slice::elements);
+        let (reads, writes) = operands.split::<10, 5>();
+        let [x, w, z, mean, var, gamma, beta, dout, codes, out] = reads;
+        let [x, w, z, mean, var, gamma, beta, dout, out] =
+            [x, w, z, mean, var, gamma, beta, dout, out].map(Slice::elements);
         let [dx, dw, dgamma, dbeta, all] = writes.map(SliceMut::elements::<f32>);
         let Self { product: Product { shape, .. }, norm } = self;
         let lens @ [sums, scales] = self.own_lens();
@@ -108,7 +108,7 @@ impl Normed {
         let [sums, scales] = divide(own, lens);
         let sums = &mut sums[..self.product.sums_len()];
         let forward = norm.inputs([z, mean, var, gamma, beta]);
-        let of = BatchNormBackward { forward, dout, codes: codes.elements() };
+        let of = BatchNormBackward { forward, dout, codes: codes.elements(), out };
         let norms = NormGradient::new(isa, &norm.shape, of, [dgamma, dbeta], scales);
         let (block, images) = (self.block().batch, self.product.images());
         let image = shape.input().pixels() * shape.in_c;
@@ -161,9 +161,10 @@ impl Op {
         match self {
             Op::Forward(_) => Signature::new(&[x, w, c.optional(), c, c, c, c], &[y, rest]),
             Op::Gradient { data, .. } => {
-                let codes = u8s(if norm.pool { y.len } else { 0 });
+                let pooled = if norm.pool { y.len } else { 0 };
+                let (codes, out) = (u8s(pooled), f32s(pooled).optional());
                 let dx = f32s(if *data == Data::Unwanted { 0 } else { x.len });
-                Signature::new(&[x, w, z, c, c, c, c, y, codes], &[dx, w, c, c, rest])
+                Signature::new(&[x, w, z, c, c, c, c, y, codes, out], &[dx, w, c, c, rest])
             }
         }
     }

@@ -68,7 +68,8 @@ pub enum Op {
     },
     /// Reads x, mean, variance, γ, β; writes y, the codes (if pooled, and optional), scratch.
     Forward(BatchNorm),
-    /// Reads x, mean, variance, γ, β, dy, codes (if pooled); writes dx; adds to dγ, dβ; scratch.
+    /// Reads x, mean, variance, γ, β, dy, codes (if pooled), y (if pooled, and optional); writes dx;
+    /// adds to dγ, dβ; scratch.
     Gradient {
         /// Shape and options.
         norm: BatchNorm,
@@ -104,9 +105,10 @@ impl Op {
             }
             Op::Gradient { norm, .. } => {
                 let (x, c, y) = (f32s(norm.shape.len()), f32s(norm.shape.c), norm.output().len());
-                let codes = u8s(if norm.pool { y } else { 0 });
+                let pooled = if norm.pool { y } else { 0 };
+                let (codes, out) = (u8s(pooled), f32s(pooled).optional());
                 let rest = scratch(norm.scratch_len());
-                Signature::new(&[x, c, c, c, c, f32s(y), codes], &[x, c, c, rest])
+                Signature::new(&[x, c, c, c, c, f32s(y), codes, out], &[x, c, c, rest])
             }
             Op::GroupForward(GroupNorm { shape, groups, .. }) => {
                 let (x, c, saved) = (f32s(shape.len()), f32s(shape.c), f32s(shape.batch * groups));
@@ -165,12 +167,13 @@ fn batch_forward(isa: Isa, of: &BatchNorm, operands: Operands<'_>) {
 }
 
 fn batch_gradient(isa: Isa, of: &BatchNorm, accumulate: bool, operands: Operands<'_>) {
-    let (reads, writes) = operands.split::<7, 4>();
-    let [x, mean, var, gamma, beta, dout, codes] = reads;
+    let (reads, writes) = operands.split::<8, 4>();
+    let [x, mean, var, gamma, beta, dout, codes, out] = reads;
     let [values, dgamma, dbeta, scratch] = writes.map(SliceMut::elements);
     let forward = of.inputs([x, mean, var, gamma, beta].map(Slice::elements));
     let dx = GradOut { values, accumulate };
-    let from = BatchNormBackward { forward, dout: dout.elements(), codes: codes.elements() };
+    let [dout, out] = [dout, out].map(Slice::elements);
+    let from = BatchNormBackward { forward, dout, codes: codes.elements(), out };
     let to = BatchNormGrads { dx, dgamma, dbeta };
     norm::batch_norm_act_backward(isa, &of.shape, &from, to, scratch);
 }

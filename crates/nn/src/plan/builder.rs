@@ -48,6 +48,8 @@ pub(crate) struct PooledGradient {
     pub(crate) dout: ValueId,
     /// Which of its window's inputs each output came from, in bytes.
     pub(crate) codes: ValueId,
+    /// The pooled output.
+    pub(crate) out: ValueId,
 }
 
 /// A plan being built.

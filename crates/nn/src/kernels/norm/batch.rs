@@ -9,7 +9,8 @@ use std::ops::Range;
 use super::channels;
 pub use super::image::BLOCKED;
 use super::image::{
-    Affine, Backward, BackwardPooled, Forward, ForwardPooled, Gradient, Reduce, ReducePooled,
+    Affine, Backward, BackwardPooled, Forward, ForwardPooled, Gradient, Reduce, ReduceOut,
+    ReducePooled,
 };
 use crate::kernels::lanes::for_channels;
 use crate::kernels::parts::{self, Scratch};
@@ -63,6 +64,9 @@ pub struct BatchNormBackward<'a> {
     pub dout: &'a [f32],
     /// The codes of the forward pass; read only if pooled, else empty.
     pub codes: &'a [u8],
+    /// The pooled output of the forward pass, or nothing: with it the sums are found without the
+    /// raw input, which is four times as large.
+    pub out: &'a [f32],
 }
 
 /// Where the gradients of batch norm go.
@@ -371,6 +375,7 @@ fn reduce<'s>(
     sums: &'s mut [f64],
 ) -> Totals<'s> {
     let (c, affine) = (shape.c, of.forward.affine(scale));
+    let by_output = of.tells_inputs();
     let images = parts::images(shape.batch, 1, shape.pixels() * c * parts::TOUCH);
     let ranges = (0..shape.batch).step_by(images);
     let count = ranges.len();
@@ -379,6 +384,11 @@ fn reduce<'s>(
     parts::each(ranges.zip(sums.chunks_exact_mut(2 * c)), scratch, |_, (first, sums), _| {
         let (sums, dots) = sums.split_at_mut(c);
         let of = of.of(shape, first..(first + images).min(shape.batch));
+        if by_output {
+            let (out, dout) = (of.out, of.dout);
+            for_channels(isa, c, &mut ReduceOut { affine, out, dout, sums, dots });
+            return;
+        }
         for Image { x, dout, codes } in of.images(shape) {
             let (sums, dots) = (&mut *sums, &mut *dots);
             if of.forward.pool {
@@ -393,6 +403,10 @@ fn reduce<'s>(
     let (total, others) = sums.split_at_mut(2 * c);
     for part in others.chunks_exact(2 * c).take(count - 1) {
         total.iter_mut().zip(part).for_each(|(total, part)| *total += part);
+    }
+    if by_output {
+        let dots = total[c..].iter_mut().zip(scale);
+        dots.for_each(|(dot, &scale)| *dot /= f64::from(scale));
     }
     let (sums, dots) = total.split_at(c);
     Totals { sums, dots }
@@ -458,6 +472,16 @@ impl<'a> BatchNormForward<'a> {
 }
 
 impl<'a> BatchNormBackward<'a> {
+    /// Whether the pooled outputs say what the normalised inputs at the maxima were, `(z − β)/γ`. Its
+    /// error is the rounding of z, 2^-24·|γ·x̂ + β|, over |γ|: with |β| at most 16·|γ| no more than
+    /// 2^-24·(|x̂| + 16), where x̂ has a variance of 1.
+    fn tells_inputs(&self) -> bool {
+        let BatchNormForward { gamma, beta, pool, .. } = self.forward;
+        let mut each = gamma.iter().zip(beta);
+        pool && !self.out.is_empty()
+            && each.all(|(g, b)| g.abs() > 1e-30 && b.abs() <= 16.0 * g.abs())
+    }
+
     /// The inputs of some of the images.
     fn of(mut self, shape: &ImageShape, images: Range<usize>) -> Self {
         let [raw, out] = [*shape, output(shape, self.forward.pool)].map(|of| of.pixels() * of.c);
@@ -466,6 +490,9 @@ impl<'a> BatchNormBackward<'a> {
         self.dout = &self.dout[range(out)];
         if self.forward.pool {
             self.codes = &self.codes[range(out)];
+        }
+        if !self.out.is_empty() {
+            self.out = &self.out[range(out)];
         }
         self
     }

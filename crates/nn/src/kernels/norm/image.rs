@@ -200,6 +200,37 @@ impl ChannelKernel for ReducePooled<'_> {
     }
 }
 
+/// [`ReducePooled`] over the pooled outputs, without the codes: `dots` are the sums of
+/// `dz·(z − beta)`, which is `dz·(x − mean)·scale` up to the rounding of `z`.
+pub(crate) struct ReduceOut<'a> {
+    pub(crate) affine: Affine<'a>,
+    pub(crate) out: &'a [f32],
+    pub(crate) dout: &'a [f32],
+    pub(crate) sums: &'a mut [f64],
+    pub(crate) dots: &'a mut [f64],
+}
+
+impl ChannelKernel for ReduceOut<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: Channels) {
+        // SAFETY: the caller's promise; loads and stores check their bounds.
+        unsafe {
+            let Block { beta, floor, .. } = Block::<S>::new::<WHOLE>(&self.affine, at);
+            let c = self.affine.mean.len();
+            let zero = S::splat(0.0);
+            for (out, dout) in self.out.chunks(RUN * c).zip(self.dout.chunks(RUN * c)) {
+                let mut sums = Sums::new();
+                for pixel in (0..out.len()).step_by(c) {
+                    let z = at.load::<S, WHOLE>(out, pixel);
+                    let dout = at.load::<S, WHOLE>(dout, pixel);
+                    sums.add(z.select_le(floor, zero, dout), z.sub(beta));
+                }
+                sums.flush(at, self.sums, self.dots);
+            }
+        }
+    }
+}
+
 /// Running sums of a block of channels.
 struct Sums<S> {
     sum: S,

@@ -35,7 +35,7 @@ fn parts(op: &Op, rest: usize) -> Vec<Part> {
         Op::Gradient { of: of @ Normed { product, norm }, data } => {
             let [raw, rest] = places(&of, 4, rest);
             let gradient = norm::Op::Gradient { norm, accumulate: false };
-            let reads = [2, 3, 4, 5, 6, 7, 8].map(read).to_vec();
+            let reads = [2, 3, 4, 5, 6, 7, 8, 9].map(read).to_vec();
             let writes = vec![raw, write(2), write(3), rest];
             let gradient = Part { op: gradient.into(), reads, writes };
             let weight = conv::Op::WeightGradient(product).into();

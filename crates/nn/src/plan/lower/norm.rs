@@ -6,7 +6,7 @@ use crate::kernels::norm::Activation;
 use crate::ops::Target;
 use crate::ops::block::{self, Normed};
 use crate::ops::norm::{BatchNorm, GroupNorm, Op as NormOp};
-use crate::plan::builder::{Backward, Builder};
+use crate::plan::builder::{Backward, Builder, PooledGradient};
 use crate::plan::fuse::NormUnit;
 use crate::plan::value::ValueId;
 
@@ -93,11 +93,13 @@ pub(super) fn batch_norm(b: &mut Builder<'_>, unit: &NormUnit) -> Result<Option<
     b.emit(NormOp::Forward(norm), &[input, mean, var, gamma, beta], &[y, codes]);
     Ok(Some(Box::new(move |b, dy| {
         let [dgamma, dbeta] = [weight, bias].map(|id| b.param_gradient(id));
-        let (norm, dy, codes) = match b.pooled(unit.output) {
-            Some(pooled) => (BatchNorm { pool: true, ..norm }, pooled.dout, pooled.codes),
-            None => (norm, dy, codes),
+        let (norm, PooledGradient { dout, codes, out }) = match b.pooled(unit.output) {
+            Some(pooled) => (BatchNorm { pool: true, ..norm }, pooled),
+            None => (norm, PooledGradient { dout: dy, codes, out: y }),
         };
-        let reads = [input, mean, var, gamma, beta, dy, codes];
+        // A GPU has the raw input at hand: its sums are a kernel's that reads it anyway.
+        let out = if norm.pool && b.options.target == Target::Cpu { out } else { ValueId::NONE };
+        let reads = [input, mean, var, gamma, beta, dout, codes, out];
         if let Some((conv, of)) = blocks.filter(|(conv, _)| conv.bias.is_none()) {
             let (x, w) = (b.node(conv.x), b.param(conv.weight));
             let dweight = b.param_gradient(conv.weight);

@@ -52,7 +52,7 @@ pub(super) fn straight_max(b: &mut Builder<'_>, node: NodeId, norm: NodeId) -> O
         let len = pooled.shape.output().len();
         let codes = b.arena_bytes(len);
         b.emit(pool::Op::NormCodes { len }, &[pooled.y, pooled.positions], &[codes]);
-        b.give_pooled(norm, PooledGradient { dout: dy, codes });
+        b.give_pooled(norm, PooledGradient { dout: dy, codes, out: pooled.y });
         pooled.backward(b, dy);
     }))
 }

@@ -72,7 +72,7 @@ pub(super) fn block_cases() -> Vec<Case> {
                 .reading(2, raw.clone())
                 .reading(4, variances(norm.shape.c));
             cases.push(match pool {
-                true => gradient.reading(8, codes(norm, &raw)),
+                true => gradient.reading(8, codes(norm, &raw)).reading(9, Data::F32(vec![])),
                 false => gradient,
             });
         }
@@ -133,7 +133,8 @@ fn blocks_have_the_bits_of_the_whole_batch() {
         let codes = if pool { codes(norm, &z) } else { Data::U8(vec![]) };
         let dy = images(norm.output().len());
         let (dc, dw, dx) = (zeros(c), zeros(shape.weight_len()), zeros(shape.input().len()));
-        let reads = [&z, &mean, &var, &gamma, &beta, &dy, &codes];
+        let out = if pool { apart[0].clone() } else { Data::F32(vec![]) };
+        let reads = [&z, &mean, &var, &gamma, &beta, &dy, &codes, &out];
         let gradient = norm::Op::Gradient { norm, accumulate: false };
         let norms = run(isa, gradient, &reads, &[zeros(norm.shape.len()), dc.clone(), dc.clone()]);
         let weights =

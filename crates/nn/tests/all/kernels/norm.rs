@@ -166,7 +166,8 @@ fn forward(case: &Case, isa: Isa, act: Activation, pool: bool) -> (Vec<f32>, Vec
     (out, codes)
 }
 
-fn backward(case: &Case, isa: Isa, act: Activation, codes: &[u8]) {
+/// With the output of a pooled forward pass, or without.
+fn backward(case: &Case, isa: Isa, act: Activation, codes: &[u8], out: &[f32]) {
     let pool = !codes.is_empty();
     let name = format!("batch norm backward {act:?} pool {pool} {:?}", case.shape);
     let shape = case.shape;
@@ -206,7 +207,7 @@ fn backward(case: &Case, isa: Isa, act: Activation, codes: &[u8]) {
             dx
         })
         .collect();
-    let of = BatchNormBackward { forward: case.inputs(act, pool), dout: &dout, codes };
+    let of = BatchNormBackward { forward: case.inputs(act, pool), dout: &dout, codes, out };
     for accumulate in [false, true] {
         let start = if accumulate { before.clone() } else { vec![f32::NAN; shape.len()] };
         let mut got = Guarded::new(&start);
@@ -239,10 +240,11 @@ fn batch_norm_agrees_with_f64() {
         for isa in Isa::available() {
             for act in [Activation::None, Activation::Relu] {
                 forward(&case, isa, act, false);
-                backward(&case, isa, act, &[]);
-                let (_, codes) = forward(&case, isa, act, true);
+                backward(&case, isa, act, &[], &[]);
+                let (out, codes) = forward(&case, isa, act, true);
                 if !codes.is_empty() {
-                    backward(&case, isa, act, &codes);
+                    backward(&case, isa, act, &codes, &[]);
+                    backward(&case, isa, act, &codes, &out);
                 }
             }
         }
