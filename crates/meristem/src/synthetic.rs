@@ -5,6 +5,7 @@ use std::sync::Arc;
 use meristem::data::{Dataset, ImageShape};
 use meristem::device::Device;
 use meristem::device::random::{Purpose, Rng};
+use meristem::grow;
 
 use crate::failure::Failure;
 
@@ -14,6 +15,12 @@ pub(crate) const SHAPE: ImageShape = ImageShape { channels: 3, height: 32, width
 pub(crate) const IMAGES: usize = 50_000;
 /// Number of classes.
 pub(crate) const CLASSES: usize = 10;
+
+/// Shape of the images, for hosts.
+pub(crate) fn image_shape() -> grow::ImageShape {
+    let ImageShape { channels, height, width } = SHAPE;
+    grow::ImageShape { channels, height, width, classes: CLASSES }
+}
 
 /// A dataset of random bytes with random labels, resident on `device`.
 pub(crate) fn dataset(device: &Device, images: usize) -> Result<Arc<Dataset>, Failure> {

@@ -16,6 +16,7 @@ use super::{Outcome, check_seconds, print_json};
 use crate::cli::BenchCounterfactualArguments;
 use crate::failure::Failure;
 use crate::plain::{self, counted, spread};
+use crate::synthetic::image_shape;
 
 /// Approximate length of a block. The ways take turns, so that other load on the machine affects
 /// all of them equally.

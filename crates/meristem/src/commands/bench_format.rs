@@ -10,11 +10,11 @@ use meristem::nn::graph::{Graph, Op};
 use meristem::nn::kernels::conv::ConvShape;
 use serde::Serialize;
 
-use super::bench_host::image_shape;
 use super::{Outcome, check_seconds, print_json};
 use crate::cli::BenchFormatArguments;
 use crate::failure::Failure;
 use crate::plain::{self, counted, spread};
+use crate::synthetic::image_shape;
 
 /// Approximate length of a block. The formats take turns, so that other load on the machine affects
 /// both equally.

@@ -63,7 +63,7 @@ pub(crate) fn run(arguments: &BenchHostArguments) -> Outcome {
     let spec: HostSpec = arguments.host.parse().map_err(grow::Error::from)?;
     let modules = arguments.modules.as_deref().map(|list| bench_modules::parse(&spec, list));
     let host = bench_modules::grown(spec, &modules.transpose()?.unwrap_or_default(), "modules")?;
-    let image = image_shape();
+    let image = synthetic::image_shape();
     let trace = RunTrace::open(arguments.insight.trace.as_deref())?;
     let prepared = Bench::new(arguments, &host, trace.as_ref());
     let (mut bench, trace) = RunTrace::unless_refused(trace, prepared)?;
@@ -134,12 +134,6 @@ fn check(arguments: &BenchHostArguments) -> Result<(), Failure> {
         return Err(Failure::value("batch", batch, format!("1 to {most} for {envs} envs")));
     }
     check_seconds(seconds)
-}
-
-/// Shape of the synthetic images, for hosts.
-pub(crate) fn image_shape() -> grow::ImageShape {
-    let meristem::data::ImageShape { channels, height, width } = synthetic::SHAPE;
-    grow::ImageShape { channels, height, width, classes: synthetic::CLASSES }
 }
 
 /// Hosts at work.

@@ -7,8 +7,8 @@ use meristem::grow::{
     HostSpec, Rules, SlotName, Stage, Style, Tempo,
 };
 
-use super::bench_host::image_shape;
 use crate::failure::Failure;
+use crate::synthetic::image_shape;
 
 /// A module that a host has from the start.
 pub(super) struct Module {

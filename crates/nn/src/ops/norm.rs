@@ -68,8 +68,8 @@ pub enum Op {
     },
     /// Reads x, mean, variance, γ, β; writes y, the codes (if pooled, and optional), scratch.
     Forward(BatchNorm),
-    /// Reads x, mean, variance, γ, β, dy, codes (if pooled), y (if pooled, and optional); writes dx;
-    /// adds to dγ, dβ; scratch.
+    /// Reads x, mean, variance, γ, β, dy, codes (if pooled), y (if pooled, and optional);
+    /// writes dx; adds to dγ, dβ; scratch.
     Gradient {
         /// Shape and options.
         norm: BatchNorm,

@@ -472,9 +472,9 @@ impl<'a> BatchNormForward<'a> {
 }
 
 impl<'a> BatchNormBackward<'a> {
-    /// Whether the pooled outputs say what the normalised inputs at the maxima were, `(z − β)/γ`. Its
-    /// error is the rounding of z, 2^-24·|γ·x̂ + β|, over |γ|: with |β| at most 16·|γ| no more than
-    /// 2^-24·(|x̂| + 16), where x̂ has a variance of 1.
+    /// Whether the pooled outputs say what the normalised inputs at the maxima were, `(z − β)/γ`.
+    /// Its error is the rounding of z, 2^-24·|γ·x̂ + β|, over |γ|: with |β| at most 16·|γ| no more
+    /// than 2^-24·(|x̂| + 16), where x̂ has a variance of 1.
     fn tells_inputs(&self) -> bool {
         let BatchNormForward { gamma, beta, pool, .. } = self.forward;
         let mut each = gamma.iter().zip(beta);
