@@ -163,13 +163,9 @@ fn grown(arguments: &BenchCounterfactualArguments) -> Result<(Host, Vec<String>)
     let spec: HostSpec = arguments.host.parse().map_err(grow::Error::from)?;
     let slots = spec.parse_slots(&arguments.slots).map_err(grow::Error::from)?;
     let names = slots.iter().map(ToString::to_string).collect();
-    let blueprint = || arguments.blueprint.clone();
-    let modules = slots.into_iter().map(|slot| Module {
-        slot,
-        blueprint: blueprint(),
-        stage: Stage::Holding,
-    });
-    let modules: Vec<Module> = modules.collect();
+    let module =
+        |slot| Module { slot, blueprint: arguments.blueprint.clone(), stage: Stage::Holding };
+    let modules: Vec<Module> = slots.into_iter().map(module).collect();
     Ok((bench_modules::grown(spec, &modules, "blueprint")?, names))
 }
 
