@@ -4,6 +4,7 @@ pub mod batch;
 pub(crate) mod channels;
 pub mod group;
 mod image;
+mod moments;
 
 pub use batch::{
     Activation, BatchNormBackward, BatchNormForward, BatchNormGrads, BatchStats, Moments,
