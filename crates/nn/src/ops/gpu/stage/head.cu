@@ -10,6 +10,7 @@ struct Head {
     u32 batch, classes;
     u32 pixels, across;  // of an image as the mean sees it, and of a row of them
     u32 columns;         // threads across channels: a power of two, at most 32
+    u32 class_columns;   // threads across classes, likewise
     u32 images;          // of a block
     u32 parts;           // blocks
     u32 affine;          // first float of what normalises, in shared memory
@@ -50,7 +51,29 @@ __device__ __forceinline__ void load_features(const Head& s, Span<const float> z
     __syncthreads();
 }
 
-// A block has an image at a time, and a warp of it a class at a time.
+// Logits of an image from the means of its channels. Neighbouring threads have neighbouring classes,
+// as the weights lie in memory: [channel][class, padded to 16].
+__device__ __forceinline__ void write_logits(const Head& s, Span<const float> w,
+                                             Span<const float> bias, u32 image, const float* means,
+                                             Span<float> logits) {
+    __shared__ float part[THREADS_HERE];
+    u32 step = pad16(s.classes), columns = s.class_columns;
+    for (u32 first = 0; first < s.classes; first += columns) {
+        u32 k = first + threadIdx.x % columns;
+        float sum = 0.0f;
+        for (u32 c = threadIdx.x / columns; k < s.classes && c < s.of.c;
+             c += THREADS_HERE / columns) {
+            float weight = factor(s.precision, w[(i64)(c * step + k)]);
+            sum = fmaf(factor(s.precision, means[c]), weight, sum);
+        }
+        sum = column_sum(sum, part, columns);
+        if (threadIdx.x >= columns || k >= s.classes) continue;
+        logits[(i64)(image * s.classes + k)] = bias.len > 0 ? sum + bias[k] : sum;
+    }
+}
+
+// A block has an image at a time. Its threads have read an image's means before they meet in the
+// sums of its logits, so that those of the next image may take their place.
 extern "C" __global__ void __launch_bounds__(128, 8)
     head_forward(Span<const float> z, Span<const float> mean, Span<const float> var,
                  Span<const float> gamma, Span<const float> beta, Span<const float> w,
@@ -59,40 +82,40 @@ extern "C" __global__ void __launch_bounds__(128, 8)
     extern __shared__ float shared[];
     load_affine(mean, var, gamma, beta, s.of, shared + s.affine);
     __syncthreads();
-    u32 step = pad16(s.classes), lane = threadIdx.x % 32;
     u32 first = blockIdx.x * s.images, end = min(first + s.images, s.batch);
     for (u32 image = first; image < end; ++image) {
         load_features(s, z, shared + s.affine, image, shared, features);
-        for (u32 k = threadIdx.x / 32; k < s.classes; k += THREADS_HERE / 32) {
-            float sum = 0.0f;
-            for (u32 c = lane; c < s.of.c; c += 32) {
-                float weight = factor(s.precision, w[(i64)(c * step + k)]);
-                sum = fmaf(factor(s.precision, shared[c]), weight, sum);
-            }
-            for (u32 by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, by);
-            if (lane > 0) continue;
-            logits[(i64)(image * s.classes + k)] = bias.len > 0 ? sum + bias[k] : sum;
-        }
-        __syncthreads();
+        write_logits(s, w, bias, image, shared, logits);
     }
 }
 
-// Gradient of an image's channels at each pixel: that of their mean, divided by the pixels.
-__device__ __forceinline__ void load_gradient(const Head& s, Span<const float> w,
-                                              Span<const float> dlogits, u32 image, float* to,
-                                              Span<float> dy) {
-    u32 step = pad16(s.classes);
+// Gradients of the channels at each pixel of a block's images: that of their mean, divided by the
+// pixels. Neighbouring threads have neighbouring classes of a channel, and add them up.
+__device__ __forceinline__ void load_gradients(const Head& s, Span<const float> w,
+                                               Span<const float> dlogits, float* to,
+                                               Span<float> dy) {
+    u32 begin = blockIdx.x * s.images, images = min(s.images, s.batch - begin);
+    u32 step = pad16(s.classes), lane = threadIdx.x % s.class_columns;
     float share = 1.0f / (float)s.pixels;
-    for (u32 c = threadIdx.x; c < s.of.c; c += THREADS_HERE) {
-        float sum = 0.0f;
-        for (u32 k = 0; k < s.classes; ++k) {
-            float weight = factor(s.precision, w[(i64)(c * step + k)]);
-            sum = fmaf(factor(s.precision, dlogits[(i64)(image * s.classes + k)]), weight, sum);
+    for (u32 image = 0; image < images; ++image) {
+        for (u32 first = 0; first < s.of.c; first += THREADS_HERE / s.class_columns) {
+            u32 c = first + threadIdx.x / s.class_columns;
+            float sum = 0.0f;
+            for (u32 k = lane; c < s.of.c && k < s.classes; k += s.class_columns) {
+                float d = dlogits[(i64)((begin + image) * s.classes + k)];
+                float weight = factor(s.precision, w[(i64)(c * step + k)]);
+                sum = fmaf(factor(s.precision, d), weight, sum);
+            }
+            for (u32 by = s.class_columns / 2; by > 0; by /= 2) {
+                sum += __shfl_xor_sync(0xffffffffu, sum, by);
+            }
+            if (lane == 0 && c < s.of.c) to[image * s.of.c + c] = sum * share;
         }
-        to[c] = sum * share;
-        dy[(i64)(image * s.of.c + c)] = sum * share;
     }
     __syncthreads();
+    for (u32 i = threadIdx.x; i < images * s.of.c; i += THREADS_HERE) {
+        dy[(i64)(begin * s.of.c + i)] = to[i];
+    }
 }
 
 // Leaves a block's sums over its images: `incoming(image, pixel, channel)` is the gradient there.
@@ -180,10 +203,8 @@ extern "C" __global__ void __launch_bounds__(128, 8)
            coefficients, tickets, sums, weights);
     extern __shared__ float shared[];
     load_affine(mean, var, gamma, beta, s.of, shared + s.affine);
-    u32 begin = blockIdx.x * s.images, end = min(begin + s.images, s.batch);
-    for (u32 image = begin; image < end; ++image) {
-        load_gradient(s, w, dlogits, image, shared + (image - begin) * s.of.c, dy);
-    }
+    load_gradients(s, w, dlogits, shared, dy);
+    u32 begin = blockIdx.x * s.images;
     leave_sums(s, z, shared + s.affine, sums, [&](u32 image, u32, u32 channel) {
         return shared[(image - begin) * s.of.c + channel];
     });
