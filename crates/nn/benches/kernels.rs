@@ -9,9 +9,7 @@ use std::time::{Duration, Instant};
 use meristem_nn::graph::SgdConfig;
 use meristem_nn::kernels::conv::winograd::{Inputs, TileSize, Winograd};
 use meristem_nn::kernels::conv::{self, ConvInputs, ConvShape, ParamGrads};
-use meristem_nn::kernels::norm::{
-    self, Activation, BatchNormBackward, BatchNormForward, BatchNormGrads, Moments,
-};
+use meristem_nn::kernels::norm::{self, Activation, BatchNormBackward, BatchNormForward, Moments};
 use meristem_nn::kernels::{GradOut, ImageShape, Isa, optim, pool};
 
 /// Images in a batch of the `baseline` host and the blueprints, as in training.
@@ -190,6 +188,7 @@ impl Bench {
         let mut scratch = Aligned::zeros(norm::batch::scratch_len(s.c));
         let (ones, zeros) = (vec![1.0; s.c], vec![0.0; s.c]);
         let (mut dgamma, mut dbeta) = (vec![0.0; s.c], vec![0.0; s.c]);
+        let mut coefficients = vec![0.0; 3 * s.c];
         let of = BatchNormForward {
             x: x.get(),
             mean: &zeros,
@@ -208,9 +207,10 @@ impl Bench {
         let of = BatchNormBackward { forward: of, dout: dout.get(), codes: &codes, out: out.get() };
         let bytes = 4.0 * (3 * x.1 + 2 * dout.1) as f64;
         self.time(&format!("{name} relu pool backward"), bytes, "GB/s", || {
-            let dx = GradOut::overwrite(dx.get_mut());
-            let to = BatchNormGrads { dx, dgamma: &mut dgamma, dbeta: &mut dbeta };
-            norm::batch_norm_act_backward(isa, s, &of, to, scratch.get_mut());
+            let parameters = [&mut dgamma[..], &mut dbeta];
+            let with = &mut coefficients;
+            norm::batch_norm_gradient_sums(isa, s, &of, parameters, with, scratch.get_mut());
+            norm::batch_norm_input_gradient(isa, s, &of, with, GradOut::overwrite(dx.get_mut()));
         });
     }
 

@@ -1,13 +1,16 @@
 //! Time of every step of a host's plan, on one thread, in training or in validation.
 //!
-//! `cargo bench -p meristem-nn --bench steps -- [baseline|wide|deep|large] [train|validate]
+//! `cargo bench -p meristem-nn --bench steps -- [baseline|grown|wide|deep|large] [train|validate]
 //! [direct]`; `MERISTEM_ISA` picks the instruction set, `direct` switches Winograd's filtering off.
+//! `grown` is `baseline` with `conv_heavy` and `depthwise` blended in and `attention` in training.
 //! Four networks take turns, as envs do. First come the peaks of this core that floors follow from.
 
 use std::hint::black_box;
 use std::time::Instant;
 
-use meristem_nn::graph::{ConvGeometry, Dims, Graph, GraphBuilder, SgdConfig};
+use meristem_nn::graph::{
+    BlendInputs, BlendMode, ConvGeometry, Dims, Graph, GraphBuilder, GroupId, NodeId, SgdConfig,
+};
 use meristem_nn::kernels::Isa;
 use meristem_nn::kernels::conv::{self, ConvInputs, ConvShape};
 use meristem_nn::profile::{Turns, profile};
@@ -15,24 +18,74 @@ use meristem_nn::{Mode, PlanOptions};
 
 const BATCH: usize = 128;
 
-/// Channels of the first block, and blocks, each of which pools.
-const HOSTS: [(&str, usize, usize); 4] =
-    [("baseline", 8, 3), ("wide", 16, 3), ("deep", 8, 5), ("large", 32, 3)];
+const SGD: SgdConfig = SgdConfig { lr: 0.01, momentum: 0.9, weight_decay: 5e-4, clip_norm: 1.0 };
 
-fn host(channels: usize, blocks: usize) -> Graph {
-    let sgd = SgdConfig { lr: 0.01, momentum: 0.9, weight_decay: 5e-4, clip_norm: 1.0 };
-    let mut b = GraphBuilder::new(Dims { c: 3, h: 32, w: 32 }, sgd);
+/// Channels of the first block, and blocks, each of which pools.
+const HOSTS: [(&str, usize, usize); 5] =
+    [("baseline", 8, 3), ("grown", 8, 3), ("wide", 16, 3), ("deep", 8, 5), ("large", 32, 3)];
+
+/// A host; `slot` continues in front of the pooling of each block.
+fn host(
+    channels: usize,
+    blocks: usize,
+    slot: impl Fn(&mut GraphBuilder, usize, NodeId) -> NodeId,
+) -> Graph {
+    let mut b = GraphBuilder::new(Dims { c: 3, h: 32, w: 32 }, SGD);
     let mut x = b.input();
     for i in 0..blocks {
         let conv = format!("blocks.{i}.conv");
         x = b.conv2d(x, &conv, channels << i, ConvGeometry::same(3), false).expect("fits");
         x = b.batch_norm(x, &format!("blocks.{i}.bn")).expect("fits");
         x = b.relu(x);
+        x = slot(&mut b, i, x);
         x = b.max_pool2d(x, "pool", 2, 2).expect("fits");
     }
     let x = b.global_avg_pool(x);
     let y = b.linear(x, "classifier", 10, true, None).expect("fits");
     b.finish(y).expect("a graph")
+}
+
+/// The three live modules of `grown`, as their blueprints make them.
+fn grow(b: &mut GraphBuilder, block: usize, host: NodeId) -> NodeId {
+    b.group(&format!("r0c{block}"), SGD);
+    let (input, c) = (b.detach(host), b.dims(host).c);
+    let name = |layer: &str| format!("slots.r0c{block}.{layer}");
+    let conv = |b: &mut GraphBuilder, x, layer: &str, kernel, groups| {
+        let geometry = ConvGeometry { groups, ..ConvGeometry::same(kernel) };
+        b.conv2d(x, &name(layer), c, geometry, false).expect("fits")
+    };
+    let norm =
+        |b: &mut GraphBuilder, x, layer: &str| b.group_norm(x, &name(layer), 1, 1.0).expect("fits");
+    let module = match block {
+        0 => {
+            let x = conv(b, input, "conv1", 3, 1);
+            let x = norm(b, x, "norm1");
+            let x = b.relu(x);
+            let x = conv(b, x, "conv2", 3, 1);
+            let x = norm(b, x, "norm2");
+            b.add(input, x).expect("fits")
+        }
+        1 => {
+            let x = conv(b, input, "depthwise", 3, c);
+            let x = conv(b, x, "pointwise", 1, 1);
+            let x = norm(b, x, "norm");
+            b.add(input, x).expect("fits")
+        }
+        _ => {
+            let x = b.global_avg_pool(input);
+            let x = b.linear(x, &name("down"), c / 4, false, None).expect("fits");
+            let x = b.relu(x);
+            let x = b.linear(x, &name("up"), c, true, None).expect("fits");
+            let x = b.sigmoid(x);
+            b.scale_channels(input, x, 2.0).expect("fits")
+        }
+    };
+    b.resume_group(GroupId::HOST);
+    if block == 2 {
+        return b.straight_through(host, module).expect("fits");
+    }
+    let inputs = BlendInputs { host, module, input, gate: None };
+    b.blend(BlendMode::Add, block, inputs).expect("fits")
 }
 
 fn main() {
@@ -45,7 +98,9 @@ fn main() {
         if !has(name) && HOSTS.iter().any(|(name, ..)| has(name)) {
             continue;
         }
-        let graph = host(channels, blocks);
+        let grown = name == "grown";
+        let slot = |b: &mut GraphBuilder, i, x| if grown { grow(b, i, x) } else { x };
+        let graph = host(channels, blocks, slot);
         for (kind, mode) in [("train", Mode::Train), ("validate", Mode::Evaluate)] {
             if !has(kind) && (has("train") || has("validate")) {
                 continue;

@@ -8,7 +8,7 @@ use meristem_device::DType;
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::kernels::Isa;
-use crate::ops::{Op, block, conv, norm};
+use crate::ops::{Op, conv, norm};
 use crate::plan::{Memory, Phase, Plan, PlanOptions, Space, SpaceUse};
 
 /// A step and its time.
@@ -76,7 +76,12 @@ pub fn profile(
             Some(spec) if spec.role == crate::ops::Role::Scratch);
         let writes = &step.writes[..step.writes.len() - usize::from(scratch)];
         let bytes = step.reads.iter().chain(writes).map(|span| span.len * span.dtype.size()).sum();
-        StepTime { op: step.op.clone(), seconds: median(times), flops: flops(&step.op), bytes }
+        StepTime {
+            op: step.op.clone(),
+            seconds: median(times),
+            flops: 2.0 * step.op.multiply_adds() as f64,
+            bytes,
+        }
     };
     Ok(steps.iter().zip(&mut times).map(of).collect())
 }
@@ -121,54 +126,44 @@ impl Home {
     }
 }
 
-fn flops(op: &Op) -> f64 {
-    use conv::Op as Conv;
-    let (product, times) = match op {
-        Op::Conv(Conv::Forward(of) | Conv::ForwardWithStats(of) | Conv::WeightGradient(of)) => {
-            (of, 1)
-        }
-        Op::Conv(Conv::DataGradient { product, .. }) => (product, 1),
-        Op::Block(block::Op::Forward(of)) => (&of.product, 1),
-        Op::Block(block::Op::Gradient { of, data }) => {
-            (&of.product, if *data == crate::ops::stage::Data::Unwanted { 1 } else { 2 })
-        }
-        _ => return 0.0,
-    };
-    let shape = &product.shape;
-    let taps = shape.taps() * shape.in_c / shape.groups;
-    2.0 * (times * shape.output().len() * taps) as f64
-}
-
 impl StepTime {
     /// Short name of the operation.
     pub fn name(&self) -> String {
-        let conv = |of: &conv::Product| {
-            let s = &of.shape;
-            let tiles = of.tiles.map_or(String::new(), |tile| format!(" {tile:?}"));
-            format!("{}→{} @{}×{}{tiles}", s.in_c, s.out_c, s.in_h, s.in_w)
-        };
-        use conv::Op as Conv;
-        match &self.op {
-            Op::Conv(Conv::Forward(of)) => format!("conv {}", conv(of)),
-            Op::Conv(Conv::ForwardWithStats(of)) => format!("conv+stats {}", conv(of)),
-            Op::Conv(Conv::WeightGradient(of)) => format!("weight gradient {}", conv(of)),
-            Op::Conv(Conv::DataGradient { product, .. }) => {
-                format!("data gradient {}", conv(product))
-            }
-            Op::Block(block::Op::Forward(of)) => format!("conv+norm {}", conv(&of.product)),
-            Op::Block(block::Op::Gradient { of, .. }) => {
-                format!("norm+conv gradient {}", conv(&of.product))
-            }
-            Op::Norm(norm::Op::Forward(of)) => {
-                format!("norm {}@{}×{}", of.shape.c, of.shape.h, of.shape.w)
-            }
-            Op::Norm(norm::Op::Gradient { norm: of, .. }) => {
-                format!("norm gradient {}@{}×{}", of.shape.c, of.shape.h, of.shape.w)
-            }
-            op => {
-                let text = format!("{op:?}");
-                text.chars().take(48).collect()
-            }
+        name(&self.op)
+    }
+}
+
+fn name(op: &Op) -> String {
+    let conv = |of: &conv::Product| {
+        let s = &of.shape;
+        let tiles = of.tiles.map_or(String::new(), |tile| format!(" {tile:?}"));
+        format!("{}→{} @{}×{}{tiles}", s.in_c, s.out_c, s.in_h, s.in_w)
+    };
+    use conv::Op as Conv;
+    match op {
+        Op::Conv(Conv::Forward(of)) => format!("conv {}", conv(of)),
+        Op::Conv(Conv::ForwardWithStats(of)) => format!("conv+stats {}", conv(of)),
+        Op::Conv(Conv::WeightGradient(of)) => format!("weight gradient {}", conv(of)),
+        Op::Conv(Conv::DataGradient { product, .. }) => {
+            format!("data gradient {}", conv(product))
+        }
+        Op::Chain(of) => {
+            let ends = [of.links.first(), of.links.last()].map(|link| link.map(|of| name(&of.op)));
+            let [first, last] = ends.map(Option::unwrap_or_default);
+            format!("{} steps: {first} … {last}", of.links.len())
+        }
+        Op::Norm(norm::Op::Forward(of)) => {
+            format!("norm {}@{}×{}", of.shape.c, of.shape.h, of.shape.w)
+        }
+        Op::Norm(norm::Op::GradientSums(of)) => {
+            format!("norm gradient's sums {}@{}×{}", of.shape.c, of.shape.h, of.shape.w)
+        }
+        Op::Norm(norm::Op::InputGradient { norm: of, .. }) => {
+            format!("norm gradient {}@{}×{}", of.shape.c, of.shape.h, of.shape.w)
+        }
+        op => {
+            let text = format!("{op:?}");
+            text.chars().take(48).collect()
         }
     }
 }

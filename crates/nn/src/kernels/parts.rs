@@ -21,8 +21,9 @@ const LEAST: usize = 6_000_000;
 pub(crate) const TOUCH: usize = 16;
 
 thread_local! {
-    /// Memory of this thread for the scratch of parts, which stays in its caches.
-    static ROOM: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    /// Memories of this thread for the scratch of parts, which stay in its caches: one for a part,
+    /// and one more for a part within a part.
+    static ROOMS: RefCell<Vec<Vec<f32>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Images of each part but the last: whole blocks of `block` images; `work` multiply-adds an image.
@@ -54,12 +55,12 @@ pub(crate) fn each<T: Send>(
     let count = u16::try_from(parts.len()).expect("a few parts");
     in_parts(count, |k| {
         let part = parts[k].lock().unwrap_or_else(PoisonError::into_inner).take();
-        let mut room = ROOM.take();
+        let mut room = ROOMS.with_borrow_mut(Vec::pop).unwrap_or_default();
         if room.len() < scratch.of_part {
             room.resize(scratch.of_part, 0.0);
         }
         run(k, part.expect("each part runs once"), &mut room[..scratch.of_part]);
-        ROOM.set(room);
+        ROOMS.with_borrow_mut(|rooms| rooms.push(room));
     });
 }
 

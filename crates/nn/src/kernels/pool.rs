@@ -23,11 +23,15 @@ impl PoolShape {
         ImageShape { batch, h, w, c }
     }
 
-    /// Elements between the first elements of two windows' rows: input offset of output `(n, y,
-    /// x)`.
-    const fn offset(&self, n: usize, y: usize, x: usize) -> usize {
-        let ImageShape { h, w, c, .. } = self.input;
-        ((n * h + y * self.stride) * w + x * self.stride) * c
+    /// First element of each window, and the window's number.
+    fn windows(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let (of, ImageShape { batch, h, w, .. }) = (*self, self.output());
+        let rows =
+            (0..batch).flat_map(move |n| (0..h).map(move |y| n * of.input.h + y * of.stride));
+        let first = rows.flat_map(move |row| {
+            (0..w).map(move |x| (row * of.input.w + x * of.stride) * of.input.c)
+        });
+        first.zip(0..)
     }
 
     #[track_caller]
@@ -55,6 +59,74 @@ pub fn global_avg_forward(isa: Isa, shape: &ImageShape, x: &[f32], y: &mut [f32]
     }
 }
 
+/// Channels side by side, as few as hosts have.
+const LANES: usize = 8;
+
+impl PoolShape {
+    /// Where the positions of a window begin, from its first element on.
+    fn positions(&self) -> impl Iterator<Item = usize> + use<> {
+        let Self { input, kernel, .. } = *self;
+        let rows = (0..kernel).map(move |y| y * input.w);
+        rows.flat_map(move |row| (row..row + kernel).map(move |at| at * input.c))
+    }
+}
+
+/// Maxima of `N` channels of a window, whose first element is that of `x`.
+#[inline(always)]
+fn maximum<const N: usize>(shape: &PoolShape, x: &[f32], y: &mut [f32], codes: &mut [u8]) {
+    let (mut most, mut code) = ([0f32; N], [0u32; N]);
+    most.copy_from_slice(&x[..N]);
+    for (k, at) in shape.positions().enumerate().skip(1) {
+        let x = &x[at..at + N];
+        for l in 0..N {
+            let take = x[l] > most[l] || x[l].is_nan();
+            most[l] = if take { x[l] } else { most[l] };
+            code[l] = if take { k as u32 } else { code[l] };
+        }
+    }
+    y.copy_from_slice(&most);
+    codes.iter_mut().zip(code).for_each(|(to, code)| *to = code as u8);
+}
+
+/// Sends gradients of `N` channels of a window to the positions that they came from.
+#[inline(always)]
+fn route<const N: usize, const ADD: bool>(
+    shape: &PoolShape,
+    (dy, argmax): (&[f32], &[u8]),
+    dx: &mut [f32],
+) {
+    let (mut from, mut code) = ([0f32; N], [0u32; N]);
+    from.copy_from_slice(&dy[..N]);
+    code.iter_mut().zip(&argmax[..N]).for_each(|(code, &k)| *code = k.into());
+    for (k, at) in shape.positions().enumerate() {
+        let mut here = [0f32; N];
+        for l in 0..N {
+            here[l] = if code[l] == k as u32 { from[l] } else { 0.0 };
+        }
+        let dx = &mut dx[at..at + N];
+        if ADD {
+            dx.iter_mut().zip(here).for_each(|(dx, here)| *dx += here);
+        } else {
+            // As a sum has it: of zeros, the positive one.
+            dx.iter_mut().zip(here).for_each(|(dx, here)| *dx = 0.0 + here);
+        }
+    }
+}
+
+#[inline(always)]
+fn route_all<const ADD: bool>(shape: &PoolShape, dy: &[f32], argmax: &[u8], dx: &mut [f32]) {
+    let c = shape.input.c;
+    let pixels = dy.chunks_exact(c).zip(argmax.chunks_exact(c));
+    for ((dy, argmax), (at, _)) in pixels.zip(shape.windows()) {
+        for c in (0..c - c % LANES).step_by(LANES) {
+            route::<LANES, ADD>(shape, (&dy[c..], &argmax[c..]), &mut dx[at + c..]);
+        }
+        for c in c - c % LANES..c {
+            route::<1, ADD>(shape, (&dy[c..], &argmax[c..]), &mut dx[at + c..]);
+        }
+    }
+}
+
 isa_kernels! {
     /// Maximum of each window. `argmax`, if wanted, gets per output the window position
     /// `ky·kernel + kx` of the maximum: the first of equals in row-major order, the last NaN if
@@ -66,26 +138,15 @@ isa_kernels! {
         if out.is_empty() {
             return;
         }
-        for (i, y) in y.chunks_exact_mut(out.c).enumerate() {
-            let at = shape.offset(i / out.pixels(), i / out.w % out.h, i % out.w);
-            y.copy_from_slice(&x[at..at + out.c]);
-            let mut codes = argmax.get_mut(i * out.c..(i + 1) * out.c);
-            if let Some(codes) = &mut codes {
-                codes.fill(0);
+        for (y, (at, i)) in y.chunks_exact_mut(out.c).zip(shape.windows()) {
+            let codes = argmax.get_mut(i * out.c..(i + 1) * out.c).unwrap_or_default();
+            for c in (0..out.c - out.c % LANES).step_by(LANES) {
+                let codes = codes.get_mut(c..c + LANES).unwrap_or_default();
+                maximum::<LANES>(shape, &x[at + c..], &mut y[c..c + LANES], codes);
             }
-            for k in 1..shape.kernel * shape.kernel {
-                let row = k / shape.kernel * shape.input.w + k % shape.kernel;
-                let x = &x[at + row * out.c..at + row * out.c + out.c];
-                match &mut codes {
-                    Some(codes) => for ((y, code), &x) in y.iter_mut().zip(&mut **codes).zip(x) {
-                        let take = x > *y || x.is_nan();
-                        *y = if take { x } else { *y };
-                        *code = if take { k as u8 } else { *code };
-                    }
-                    None => for (y, &x) in y.iter_mut().zip(x) {
-                        *y = if x > *y || x.is_nan() { x } else { *y };
-                    }
-                }
+            for c in out.c - out.c % LANES..out.c {
+                let codes = codes.get_mut(c..c + 1).unwrap_or_default();
+                maximum::<1>(shape, &x[at + c..], &mut y[c..c + 1], codes);
             }
         }
     }
@@ -94,22 +155,18 @@ isa_kernels! {
     pub fn max2d_backward(isa: Isa, shape: &PoolShape, dy: &[f32], argmax: &[u8], dx: GradOut<'_>) {
         shape.check();
         let out = shape.output();
-        if !dx.accumulate {
+        let covers = |side: usize| side.is_multiple_of(shape.kernel);
+        let whole = shape.kernel == shape.stride && covers(shape.input.h) && covers(shape.input.w);
+        if !dx.accumulate && !whole {
             dx.values.fill(0.0);
         }
         if out.is_empty() {
             return;
         }
-        let pixels = dy.chunks_exact(out.c).zip(argmax.chunks_exact(out.c));
-        for (i, (dy, argmax)) in pixels.enumerate() {
-            let at = shape.offset(i / out.pixels(), i / out.w % out.h, i % out.w);
-            for k in 0..shape.kernel * shape.kernel {
-                let row = k / shape.kernel * shape.input.w + k % shape.kernel;
-                let dx = &mut dx.values[at + row * out.c..at + row * out.c + out.c];
-                for ((dx, &dy), &code) in dx.iter_mut().zip(dy).zip(argmax) {
-                    *dx += if usize::from(code) == k { dy } else { 0.0 };
-                }
-            }
+        if dx.accumulate || !whole {
+            route_all::<true>(shape, dy, argmax, dx.values);
+        } else {
+            route_all::<false>(shape, dy, argmax, dx.values);
         }
     }
 

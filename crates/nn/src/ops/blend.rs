@@ -21,7 +21,8 @@ pub enum Op {
     /// Reads host, module, the module's input (MULTIPLY), gate (GATE), alpha; writes their blend.
     Forward(Blend),
     /// Reads what [`Op::Forward`] does, and dy; writes the gradients of host, module, the module's
-    /// input and gate (each optional).
+    /// input and gate (each optional). With ADD, host and module are optional: a processor does
+    /// not read them.
     Gradient {
         /// Shape.
         blend: Blend,
@@ -59,7 +60,11 @@ impl Op {
             Op::Gradient { blend, .. } => {
                 let [h, m, x, gate, alpha] = blend.reads();
                 let writes = [h, m, x, gate].map(super::Spec::optional);
-                Signature::new(&[h, m, x, gate, alpha, h], &writes)
+                let needed = |of: super::Spec| match blend.mode {
+                    BlendMode::Add => of.optional(),
+                    BlendMode::Multiply | BlendMode::Gate => of,
+                };
+                Signature::new(&[needed(h), needed(m), x, gate, alpha, h], &writes)
             }
             Op::TanhMix { len } => Signature::new(&[f32s(len), f32s(len), f32s(1)], &[f32s(len)]),
             Op::TanhMixGradient { len, .. } => {

@@ -9,8 +9,9 @@
 //! that implements every variant of [`Op`] is held against the portable kernels by it.
 
 pub mod blend;
-pub mod block;
+pub mod chain;
 pub mod conv;
+mod cost;
 mod cuda;
 pub mod elementwise;
 pub(crate) mod gpu;
@@ -23,6 +24,7 @@ pub mod pool;
 pub mod ppo;
 pub mod rows;
 pub mod sample;
+mod samples;
 pub mod stage;
 pub mod state;
 
@@ -132,8 +134,8 @@ families! {
     Ppo(ppo),
     /// Draws of actions.
     Sample(sample),
-    /// Convolutions with the norm behind them, a block of images at a time.
-    Block(block),
+    /// Steps that go sample by sample, a block of samples at a time.
+    Chain(chain),
     /// Convolutions with their neighbours.
     Stage(stage),
     /// Metrics, and checks of a network's state.

@@ -2,8 +2,8 @@
 
 use super::operand::{Operands, Signature, Slice, SliceMut, f32s, i64s, scratch, u8s};
 use crate::kernels::norm::{
-    self, Activation, BatchNormBackward, BatchNormForward, BatchNormGrads, BatchStats,
-    GroupNormBackward, GroupNormForward, GroupNormGrads, GroupNormSaved,
+    self, Activation, BatchNormBackward, BatchNormForward, BatchStats, GroupNormBackward,
+    GroupNormForward, GroupNormGrads, GroupNormSaved,
 };
 use crate::kernels::{GradOut, ImageShape, Isa};
 
@@ -24,6 +24,11 @@ impl BatchNorm {
     /// Shape of the output, which is pooled if pooling follows.
     pub fn output(&self) -> ImageShape {
         norm::batch::output(&self.shape, self.pool)
+    }
+
+    /// Elements of the coefficients of its gradient.
+    pub fn coefficients_len(&self) -> usize {
+        3 * self.shape.c
     }
 
     /// Elements of scratch.
@@ -69,8 +74,10 @@ pub enum Op {
     /// Reads x, mean, variance, γ, β; writes y, the codes (if pooled, and optional), scratch.
     Forward(BatchNorm),
     /// Reads x, mean, variance, γ, β, dy, codes (if pooled), y (if pooled, and optional);
-    /// writes dx; adds to dγ, dβ; scratch.
-    Gradient {
+    /// writes the coefficients of [`Op::InputGradient`]; adds to dγ, dβ; scratch.
+    GradientSums(BatchNorm),
+    /// Reads x, mean, β, coefficients, dy, codes (if pooled); writes dx.
+    InputGradient {
         /// Shape and options.
         norm: BatchNorm,
         /// Add to dx.
@@ -103,12 +110,18 @@ impl Op {
                 let codes = u8s(if norm.pool { y } else { 0 }).optional();
                 Signature::new(&[x, c, c, c, c], &[f32s(y), codes, scratch(norm.scratch_len())])
             }
-            Op::Gradient { norm, .. } => {
+            Op::GradientSums(norm) => {
                 let (x, c, y) = (f32s(norm.shape.len()), f32s(norm.shape.c), norm.output().len());
                 let pooled = if norm.pool { y } else { 0 };
                 let (codes, out) = (u8s(pooled), f32s(pooled).optional());
-                let rest = scratch(norm.scratch_len());
-                Signature::new(&[x, c, c, c, c, f32s(y), codes, out], &[x, c, c, rest])
+                let (with, rest) = (f32s(norm.coefficients_len()), scratch(norm.scratch_len()));
+                Signature::new(&[x, c, c, c, c, f32s(y), codes, out], &[with, c, c, rest])
+            }
+            Op::InputGradient { norm, .. } => {
+                let (x, c, y) = (f32s(norm.shape.len()), f32s(norm.shape.c), norm.output().len());
+                let (with, codes) =
+                    (f32s(norm.coefficients_len()), u8s(if norm.pool { y } else { 0 }));
+                Signature::new(&[x, c, c, with, f32s(y), codes], &[x])
             }
             Op::GroupForward(GroupNorm { shape, groups, .. }) => {
                 let (x, c, saved) = (f32s(shape.len()), f32s(shape.c), f32s(shape.batch * groups));
@@ -137,7 +150,10 @@ impl Op {
                 batches.elements::<i64>()[0] += 1;
             }
             Op::Forward(of) => batch_forward(isa, of, operands),
-            Op::Gradient { norm, accumulate } => batch_gradient(isa, norm, *accumulate, operands),
+            Op::GradientSums(norm) => gradient_sums(isa, norm, operands),
+            Op::InputGradient { norm, accumulate } => {
+                input_gradient(isa, norm, *accumulate, operands);
+            }
             Op::GroupForward(GroupNorm { shape, groups, eps }) => {
                 let ([x, gamma, beta], [y, mean, invstd, scratch]) = operands.floats();
                 let of = GroupNormForward { x, gamma, beta, groups: *groups, eps: *eps };
@@ -166,14 +182,23 @@ fn batch_forward(isa: Isa, of: &BatchNorm, operands: Operands<'_>) {
     norm::batch_norm_act_forward(isa, &of.shape, &inputs, y.elements(), codes, scratch.elements());
 }
 
-fn batch_gradient(isa: Isa, of: &BatchNorm, accumulate: bool, operands: Operands<'_>) {
+fn gradient_sums(isa: Isa, of: &BatchNorm, operands: Operands<'_>) {
     let (reads, writes) = operands.split::<8, 4>();
     let [x, mean, var, gamma, beta, dout, codes, out] = reads;
-    let [values, dgamma, dbeta, scratch] = writes.map(SliceMut::elements);
+    let [coefficients, dgamma, dbeta, scratch] = writes.map(SliceMut::elements);
     let forward = of.inputs([x, mean, var, gamma, beta].map(Slice::elements));
-    let dx = GradOut { values, accumulate };
     let [dout, out] = [dout, out].map(Slice::elements);
     let from = BatchNormBackward { forward, dout, codes: codes.elements(), out };
-    let to = BatchNormGrads { dx, dgamma, dbeta };
-    norm::batch_norm_act_backward(isa, &of.shape, &from, to, scratch);
+    let parameters = [dgamma, dbeta];
+    norm::batch_norm_gradient_sums(isa, &of.shape, &from, parameters, coefficients, scratch);
+}
+
+fn input_gradient(isa: Isa, of: &BatchNorm, accumulate: bool, operands: Operands<'_>) {
+    let ([x, mean, beta, coefficients, dout, codes], [dx]) = operands.split();
+    let [x, mean, beta, coefficients, dout] =
+        [x, mean, beta, coefficients, dout].map(Slice::elements);
+    let forward = of.inputs([x, mean, &[], &[], beta]);
+    let from = BatchNormBackward { forward, dout, codes: codes.elements(), out: &[] };
+    let dx = GradOut { values: dx.elements(), accumulate };
+    norm::batch_norm_input_gradient(isa, &of.shape, &from, coefficients, dx);
 }

@@ -9,10 +9,11 @@ use super::builder::Builder;
 use super::programs::Programs;
 use super::step::{Draft, Phase, Step, uses};
 use super::value::{Home, Value, ValueId, root};
-use super::{Mode, Plan, PlanOptions, check, fuse, lower};
+use super::{Mode, Plan, PlanOptions, chain, check, fuse, lower};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId};
 use crate::layout::Layout;
+use crate::ops::Target;
 use crate::space::{Space, Span};
 
 impl Plan {
@@ -94,8 +95,11 @@ pub(super) fn finish(mut b: Builder<'_>, output_gradient: Option<ValueId>) -> Pl
     let input_gradients = inputs.map(|(i, _)| b.gradient(NodeId(i))).collect::<Vec<_>>();
     b.keep(input_gradients.iter().copied().flatten());
     let groups = (0..b.graph.groups.len()).map(|g| b.group_gradient(g)).collect::<Vec<_>>();
-    let Builder { layout, options, values, steps, trained, last_states, .. } = b;
-    let steps = without_dead(&values, steps);
+    let Builder { layout, options, mut values, mut steps, trained, last_states, .. } = b;
+    steps = without_dead(&values, steps);
+    if options.fuse && options.target == Target::Cpu {
+        steps = chain::with_chains(&mut values, steps, options.batch);
+    }
     let (spans, arena_len) = assign_memory(&values, &steps);
     let span = |id: ValueId| if id == ValueId::NONE { Span::EMPTY } else { spans[id.index()] };
     let all = |ids: &[ValueId]| ids.iter().map(|id| span(*id)).collect::<SmallVec<_>>();

@@ -5,11 +5,12 @@
 //! only for what leads to a parameter.
 //!
 //! The way of a graph: `fuse` groups nodes into units, `lower` emits each unit's steps into a
-//! `builder`, dead steps are dropped, `arena` assigns memory from the values' lifetimes, and the
-//! result is checked before it is handed out.
+//! `builder`, dead steps are dropped, rows of steps become a `chain`, `arena` assigns memory from
+//! the values' lifetimes, and the result is checked before it is handed out.
 
 pub mod arena;
 mod builder;
+mod chain;
 mod check;
 mod compile;
 mod fuse;

@@ -2,7 +2,9 @@
 
 use crate::common::host::{self, BASELINE, DEEP, MINIMAL, Shape};
 use crate::common::{Case, assert_close};
-use meristem_nn::graph::{Dims, Graph, GraphBuilder, SgdConfig};
+use meristem_nn::graph::{
+    BlendInputs, BlendMode, ConvGeometry, Dims, Graph, GraphBuilder, GroupId, SgdConfig,
+};
 use meristem_nn::kernels::conv::ConvShape;
 use meristem_nn::ops::{Op, Target, conv};
 use meristem_nn::plan::{Mode, Phase, Plan, PlanOptions};
@@ -88,6 +90,106 @@ fn fused_is_unfused() {
         check(MINIMAL, Dims { c: 1, h: 6, w: 5 }, batch);
     }
     check(DEEP, Dims { c: 3, h: 33, w: 35 }, 3);
+}
+
+/// A host whose module is blended in before the pooling; its input may be detached.
+fn grown(detached: bool) -> Graph {
+    let mut b = GraphBuilder::new(Dims { c: 3, h: 16, w: 16 }, SGD);
+    let same = ConvGeometry::same(3);
+    let x = b.conv2d(b.input(), "conv", 8, same, false).unwrap();
+    let x = b.batch_norm(x, "bn").unwrap();
+    let host = b.relu(x);
+    b.group("module", SGD);
+    let input = if detached { b.detach(host) } else { host };
+    let x = b.conv2d(input, "module.0", 8, same, false).unwrap();
+    let x = b.group_norm(x, "module.1", 2, 1.0).unwrap();
+    let x = b.relu(x);
+    let x = b.conv2d(x, "module.3", 8, ConvGeometry { groups: 8, ..same }, false).unwrap();
+    let x = b.group_norm(x, "module.4", 1, 0.5).unwrap();
+    let module = b.add(input, x).unwrap();
+    b.resume_group(GroupId::HOST);
+    let x = b.blend(BlendMode::Add, 0, BlendInputs { host, module, input, gate: None }).unwrap();
+    let x = b.max_pool2d(x, "pool", 2, 2).unwrap();
+    let x = b.conv2d(x, "next", 16, same, false).unwrap();
+    let x = b.batch_norm(x, "next.bn").unwrap();
+    let x = b.relu(x);
+    let x = b.global_avg_pool(x);
+    let y = b.linear(x, "fc", 4, true, None).unwrap();
+    b.finish(y).unwrap()
+}
+
+/// A batch of several blocks, the last of which is smaller, and of several parts.
+#[test]
+fn rows_of_steps_go_through_a_batch_in_blocks() {
+    for detached in [true, false] {
+        let graph = grown(detached);
+        let chains = |mode, fuse| {
+            let options = PlanOptions { fuse, ..PlanOptions::new(101, mode) };
+            Plan::compile(&graph, options).unwrap().describe().matches("Chain(").count()
+        };
+        assert_eq!(chains(Mode::Infer, true), 1, "all but the linear layer, detached: {detached}");
+        assert!(chains(Mode::Train, true) >= 3, "detached: {detached}");
+        assert_eq!(chains(Mode::Train, false), 0);
+        check(graph, 101);
+    }
+}
+
+/// Products that are large enough for parts of their own, in a last block that is smaller.
+#[test]
+fn a_smaller_block_has_scratch_enough() {
+    let mut b = GraphBuilder::new(Dims { c: 32, h: 12, w: 12 }, SGD);
+    let x = b.conv2d(b.input(), "conv", 32, ConvGeometry::same(7), true).unwrap();
+    let x = b.relu(x);
+    let x = b.global_avg_pool(x);
+    let y = b.linear(x, "fc", 3, true, None).unwrap();
+    // Seven parts of ten samples, and one of eight.
+    let case = Case::random(b.finish(y).unwrap(), 78, 3);
+    let gradient = case.output_gradient(4);
+    let isa = *Isa::available().last().unwrap();
+    for mode in [Mode::Infer, Mode::Gradient] {
+        let [fused, plain] =
+            [true, false].map(|fuse| case.run(isa, mode.clone(), fuse, &gradient).unwrap());
+        assert_eq!(fused.output, plain.output, "each sample has its own sums");
+    }
+}
+
+/// The gradients of a host whose second block reads what a module in training stands behind.
+#[test]
+fn a_host_beside_a_module_in_training_has_the_bits_that_it_has_alone() {
+    let graph = |module: bool| {
+        let mut b = GraphBuilder::new(Dims { c: 3, h: 32, w: 32 }, SGD);
+        let mut x = b.input();
+        for (i, out) in [8, 12].into_iter().enumerate() {
+            let same = ConvGeometry::same(3);
+            x = b.conv2d(x, &format!("{i}.conv"), out, same, false).unwrap();
+            x = b.batch_norm(x, &format!("{i}.bn")).unwrap();
+            x = b.relu(x);
+            if module && i == 0 {
+                b.group("module", SGD);
+                let input = b.detach(x);
+                let y = b.conv2d(input, "module.0", 8, same, false).unwrap();
+                let y = b.group_norm(y, "module.1", 1, 0.5).unwrap();
+                let y = b.add(input, y).unwrap();
+                b.resume_group(GroupId::HOST);
+                x = b.straight_through(x, y).unwrap();
+            }
+            x = b.max_pool2d(x, "pool", 2, 2).unwrap();
+        }
+        let x = b.global_avg_pool(x);
+        let y = b.linear(x, "fc", 4, true, None).unwrap();
+        b.finish(y).unwrap()
+    };
+    let isa = *Isa::available().last().unwrap();
+    let alone = Case::random(graph(false), 70, 3);
+    let mut beside = Case::random(graph(true), 70, 3);
+    beside.inputs = alone.inputs.clone();
+    beside.tensors.extend(alone.tensors.clone());
+    let run = |case: &Case| case.run(isa, Mode::Gradient, true, &alone.output_gradient(4)).unwrap();
+    let (alone, beside) = (run(&alone), run(&beside));
+    assert_eq!(alone.output, beside.output);
+    for (name, values) in &alone.params {
+        assert_eq!(values, &beside.params[name], "{name}");
+    }
 }
 
 /// Batch norm of vectors takes its statistics from the linear layer before it.

@@ -56,7 +56,7 @@ pub struct BatchNormForward<'a> {
     pub pool: bool,
 }
 
-/// Inputs of [`batch_norm_act_backward`].
+/// Inputs of [`batch_norm_gradient_sums`] and [`batch_norm_input_gradient`].
 #[derive(Clone, Copy, Debug)]
 pub struct BatchNormBackward<'a> {
     /// Inputs of the forward pass, with the *batch* statistics.
@@ -68,17 +68,6 @@ pub struct BatchNormBackward<'a> {
     /// The pooled output of the forward pass, or nothing: with it the sums are found without the
     /// raw input, which is four times as large.
     pub out: &'a [f32],
-}
-
-/// Where the gradients of batch norm go.
-#[derive(Debug)]
-pub struct BatchNormGrads<'a> {
-    /// With respect to the raw input.
-    pub dx: GradOut<'a>,
-    /// With respect to γ; added to.
-    pub dgamma: &'a mut [f32],
-    /// With respect to β; added to.
-    pub dbeta: &'a mut [f32],
 }
 
 /// Scratch of the [`Moments`] of all parts of a kernel, in f32.
@@ -209,56 +198,45 @@ pub fn batch_norm_act_forward(
     });
 }
 
-/// Gradients of [`batch_norm_act_forward`] in training: with `dz` the gradient routed back through
-/// pool and activation, `x̂ = (x − mean)/√(var + eps)` and M = N·H·W, `dβ = Σ dz`, `dγ = Σ dz·x̂`,
-/// `dx = γ/√(var + eps)·(dz − dβ/M − x̂·dγ/M)`.
-pub fn batch_norm_act_backward(
+/// Gradients of [`batch_norm_act_forward`] in training, but for that of the raw input: with `dz`
+/// the gradient routed back through pool and activation, `x̂ = (x − mean)/√(var + eps)` and
+/// M = N·H·W, `dβ = Σ dz`, `dγ = Σ dz·x̂`, both added to. Writes the coefficients of
+/// [`batch_norm_input_gradient`], `[3][C]`.
+pub fn batch_norm_gradient_sums(
     isa: Isa,
     shape: &ImageShape,
     of: &BatchNormBackward<'_>,
-    to: BatchNormGrads<'_>,
+    parameters: [&mut [f32]; 2],
+    coefficients: &mut [f32],
     scratch: &mut [f32],
 ) {
     if shape.is_empty() {
         return;
     }
-    let BatchNormGrads { dx, dgamma, dbeta } = to;
-    let gradient = NormGradient::new(isa, shape, *of, [dgamma, dbeta], scratch);
-    gradient.images(isa, 0..shape.batch, dx);
+    let (sums, _) = split_f64(scratch, 2 * shape.c * parts::MOST);
+    let mut coefficients = Coefficients::new(coefficients, shape.c);
+    of.forward.scales(coefficients.scale);
+    let totals = reduce(isa, shape, of, coefficients.scale, sums);
+    let count = (shape.batch * shape.pixels()) as f64;
+    coefficients.finish(of, count, &totals, parameters);
 }
 
-/// Gradient of batch norm after its first pass over the batch, which has found the sums; see
-/// [`batch_norm_act_backward`].
-#[derive(Debug)]
-pub struct NormGradient<'a> {
-    shape: ImageShape,
-    of: BatchNormBackward<'a>,
-    coefficients: Coefficients<'a>,
-}
-
-impl<'a> NormGradient<'a> {
-    /// Adds to dγ and dβ. Takes [`scratch_len`] f32 of scratch; the batch is not empty.
-    pub fn new(
-        isa: Isa,
-        shape: &ImageShape,
-        of: BatchNormBackward<'a>,
-        [dgamma, dbeta]: [&mut [f32]; 2],
-        scratch: &'a mut [f32],
-    ) -> Self {
-        let (sums, scratch) = split_f64(scratch, 2 * shape.c * parts::MOST);
-        let mut coefficients = Coefficients::new(scratch, shape.c);
-        of.forward.scales(coefficients.scale);
-        let totals = reduce(isa, shape, &of, coefficients.scale, sums);
-        let count = (shape.batch * shape.pixels()) as f64;
-        coefficients.finish(&of, count, &totals, [dgamma, dbeta]);
-        Self { shape: *shape, of, coefficients }
+/// Gradient of the raw input of [`batch_norm_act_forward`] in training, from the coefficients of
+/// [`batch_norm_gradient_sums`]: `dx = γ/√(var + eps)·(dz − dβ/M − x̂·dγ/M)`. Of the inputs,
+/// variance, γ and `out` are not read. The images may be some of the batch's.
+pub fn batch_norm_input_gradient(
+    isa: Isa,
+    shape: &ImageShape,
+    of: &BatchNormBackward<'_>,
+    coefficients: &[f32],
+    dx: GradOut<'_>,
+) {
+    if shape.is_empty() {
+        return;
     }
-
-    /// The gradient of the raw input of some of the images.
-    pub fn images(&self, isa: Isa, images: Range<usize>, dx: GradOut<'_>) {
-        let of = self.of.of(&self.shape, images);
-        input_gradient(isa, &self.shape, &of, &self.coefficients, dx);
-    }
+    let [scale, offset, slope] = std::array::from_fn(|i| &coefficients[i * shape.c..][..shape.c]);
+    let gradient = Gradient { affine: of.forward.affine(scale), offset, slope };
+    input_gradient(isa, shape, of, gradient, dx);
 }
 
 /// Coefficients of the gradient of the raw input, `[C]` each.
@@ -356,11 +334,9 @@ fn input_gradient(
     isa: Isa,
     shape: &ImageShape,
     of: &BatchNormBackward<'_>,
-    with: &Coefficients<'_>,
+    gradient: Gradient<'_>,
     to: GradOut<'_>,
 ) {
-    let affine = of.forward.affine(with.scale);
-    let gradient = Gradient { affine, offset: with.offset, slope: with.slope };
     let (c, shape, image) = (shape.c, *shape, shape.pixels() * shape.c);
     let batch = of.forward.x.len() / image;
     let images = parts::images(batch, 1, image * parts::TOUCH);

@@ -15,7 +15,7 @@
 //!   tiles of a processor.
 
 mod blend;
-mod block;
+mod chain;
 mod conv;
 mod divisor;
 mod elementwise;
@@ -236,7 +236,7 @@ pub(crate) fn emit(op: &Op) -> Emission {
         Op::Optim(op) => optim::emit(op),
         Op::Ppo(op) => ppo::emit(op),
         Op::Sample(op) => sample::emit(op),
-        Op::Block(op) => block::emit(op),
+        Op::Chain(op) => chain::emit(op),
         Op::Stage(op) => stage::emit(op),
         Op::State(op) => state::emit(op),
     }
@@ -251,7 +251,7 @@ pub(crate) fn scratch(op: &Op) -> usize {
         Op::Loss(op) => loss::scratch(op),
         Op::Optim(op) => optim::scratch(op),
         Op::Ppo(op) => ppo::scratch(op),
-        Op::Block(op) => block::scratch(op),
+        Op::Chain(op) => chain::scratch(op),
         Op::Stage(op) => stage::scratch(op),
         Op::Pool(_)
         | Op::Elementwise(_)

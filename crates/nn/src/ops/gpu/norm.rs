@@ -236,7 +236,8 @@ pub(super) fn emit(op: &Op) -> Emission {
                 batch(&norm, tiles, pooled(&norm.shape), false)
             )]
         }
-        Op::Gradient { norm, accumulate } => gradient(&norm, accumulate),
+        Op::GradientSums(norm) => gradient_sums(&norm),
+        Op::InputGradient { norm, accumulate } => input_gradient(&norm, accumulate),
         Op::GroupForward(norm) => {
             let (values, call) = group(&GROUP_FORWARD, &norm, false);
             let operands = [read(0), read(1), read(2), write(0), write(1), write(2)];
@@ -264,13 +265,15 @@ pub(super) fn scratch(op: &Op) -> usize {
             let tiles = Tiles::summing(shape.c, shape.batch * shape.pixels());
             f32s * sums_len(shape.c, tiles.chunks())
         }
-        // Sums, and three coefficients of each channel.
-        Op::Gradient { norm, .. } => {
-            let c = norm.shape.c;
-            f32s * sums_len(c, gradient_tiles(&norm).chunks()) + 3 * c
+        // There may be no output: an image of one row has none that is pooled.
+        Op::GradientSums(norm) => {
+            f32s * sums_len(norm.shape.c, gradient_tiles(&norm).chunks().max(1))
         }
         Op::GroupGradient { norm, .. } => f32s * sums_len(norm.shape.c, norm.shape.batch),
-        Op::UpdateRunning { .. } | Op::Forward(_) | Op::GroupForward(_) => 0,
+        Op::UpdateRunning { .. }
+        | Op::Forward(_)
+        | Op::InputGradient { .. }
+        | Op::GroupForward(_) => 0,
     }
 }
 
@@ -285,41 +288,39 @@ fn statistics(shape: &ImageShape) -> Emission {
     ]
 }
 
-/// Sums over the outputs, the coefficients that follow from them, and the input's gradient.
-fn gradient(norm: &BatchNorm, accumulate: bool) -> Emission {
+/// Sums over the outputs, and the coefficients that follow from them.
+fn gradient_sums(norm: &BatchNorm) -> Emission {
     let BatchNorm { shape, eps, pool, .. } = *norm;
     let [x, mean, var, gamma, beta, dy, codes] = std::array::from_fn(read);
-    let [dx, dgamma, dbeta, scratch] = std::array::from_fn(write);
+    let [coefficients, dgamma, dbeta, scratch] = std::array::from_fn(write);
     let tiles = gradient_tiles(norm);
-    let len = sums_len(shape.c, tiles.chunks());
-    let partial = sums(scratch, len);
-    let coefficients = scratch.part(2 * len, 3 * shape.c);
+    let partial = sums(scratch, sums_len(shape.c, tiles.chunks()));
+    let values = batch(norm, tiles, pooled(&shape), false);
+    let (kernel, operands) = match pool {
+        true => (&GRADIENT_SUMS_POOLED, &[x, mean, dy, codes, partial][..]),
+        false => (&GRADIENT_SUMS, &[x, mean, var, gamma, beta, dy, partial][..]),
+    };
     let finish = Finish::new(shape.c, tiles.chunks(), shape.batch * shape.pixels(), eps);
-    let summing = batch(norm, tiles, pooled(&shape), accumulate);
-    let finishing = emitted(
-        finish.call(&COEFFICIENTS),
-        &[partial, var, gamma, dgamma, dbeta, coefficients],
-        finish,
-    );
-    let windows = covering(&shape);
-    let (pixels, each) = match pool {
-        true => (windows[0] * windows[1], 4),
-        false => (shape.pixels(), 8),
+    let all = [partial, var, gamma, dgamma, dbeta, coefficients];
+    smallvec![
+        emitted(tiles.call(kernel), operands, values),
+        emitted(finish.call(&COEFFICIENTS), &all, finish),
+    ]
+}
+
+fn input_gradient(norm: &BatchNorm, accumulate: bool) -> Emission {
+    let BatchNorm { shape, pool, .. } = *norm;
+    let [x, mean, beta, coefficients, dy, codes] = std::array::from_fn(read);
+    let (dx, windows) = (write(0), covering(&shape));
+    let (pixels, each, kernel, operands) = match pool {
+        true => {
+            let operands = [x, mean, coefficients, dy, codes, dx];
+            (windows[0] * windows[1], 4, &INPUT_GRADIENT_POOLED, operands)
+        }
+        false => (shape.pixels(), 8, &INPUT_GRADIENT, [x, mean, beta, coefficients, dy, dx]),
     };
     let tiles = Tiles::mapping(shape.c, shape.batch * pixels, each);
-    let mapping = batch(norm, tiles, windows, accumulate);
-    if pool {
-        let operands = [x, mean, dy, codes, partial];
-        let first = emitted(summing.tiles.call(&GRADIENT_SUMS_POOLED), &operands, summing);
-        let operands = [x, mean, coefficients, dy, codes, dx];
-        let last = emitted(tiles.call(&INPUT_GRADIENT_POOLED), &operands, mapping);
-        return smallvec![first, finishing, last];
-    }
-    let operands = [x, mean, var, gamma, beta, dy, partial];
-    let first = emitted(summing.tiles.call(&GRADIENT_SUMS), &operands, summing);
-    let operands = [x, mean, beta, coefficients, dy, dx];
-    let last = emitted(tiles.call(&INPUT_GRADIENT), &operands, mapping);
-    smallvec![first, finishing, last]
+    smallvec![emitted(tiles.call(kernel), &operands, batch(norm, tiles, windows, accumulate))]
 }
 
 /// Each sample's sums and input gradient, then the sums over samples.

@@ -1,6 +1,7 @@
 //! Where a module meets its host: blends, straight-through, detach, and the `norm` blueprint's mix.
 
 use crate::graph::{BlendInputs, BlendMode, NodeId, ParamId};
+use crate::ops::Target;
 use crate::ops::blend::{Blend, Op};
 use crate::plan::builder::{Backward, Builder};
 use crate::plan::value::ValueId;
@@ -37,6 +38,9 @@ pub(super) fn blend(
     b.emit(Op::Forward(blend), &reads, &[y]);
     Box::new(move |b, dy| {
         let [h, m, x, g, a] = reads;
+        // The gradients of ADD depend on alpha alone: a processor need not keep the values.
+        let kept = mode != BlendMode::Add || b.options.target == Target::Cuda;
+        let [h, m] = [h, m].map(|value| if kept { value } else { ValueId::NONE });
         let reads = [h, m, x, g, a, dy];
         let inputs = [Some(host), Some(module), reads_input.then_some(input), gate];
         b.send_gradients(node, inputs, |b, targets| {

@@ -4,7 +4,6 @@ use crate::error::{Error, Result};
 use crate::graph::{BufferId, NodeId, Op, ParamId};
 use crate::kernels::norm::Activation;
 use crate::ops::Target;
-use crate::ops::block::{self, Normed};
 use crate::ops::norm::{BatchNorm, GroupNorm, Op as NormOp};
 use crate::plan::builder::{Backward, Builder, PooledGradient};
 use crate::plan::fuse::NormUnit;
@@ -68,13 +67,6 @@ pub(super) fn batch_norm(b: &mut Builder<'_>, unit: &NormUnit) -> Result<Option<
     let conv = unit.conv.and_then(|conv| Conv::at(b, conv));
     let (running, [mean, var]) = node.statistics(b);
     let [gamma, beta] = [weight, bias].map(|id| b.param(id));
-    let blocks = conv.and_then(|conv| in_blocks(b, conv, norm));
-    if let (Some((conv, of)), false) = (blocks, training) {
-        let reads = [b.node(conv.x), b.param(conv.weight), b.optional_param(conv.bias)];
-        let y = b.output(unit.output);
-        b.emit(block::Op::Forward(of), &[&reads[..], &[mean, var, gamma, beta]].concat(), &[y]);
-        return Ok(None);
-    }
     let input = match conv {
         Some(conv) => conv.forward(b, training.then_some([mean, var])),
         None => b.node(x),
@@ -99,38 +91,20 @@ pub(super) fn batch_norm(b: &mut Builder<'_>, unit: &NormUnit) -> Result<Option<
         };
         // A GPU has the raw input at hand: its sums are a kernel's that reads it anyway.
         let out = if norm.pool && b.options.target == Target::Cpu { out } else { ValueId::NONE };
+        let coefficients = b.arena(norm.coefficients_len());
         let reads = [input, mean, var, gamma, beta, dout, codes, out];
-        if let Some((conv, of)) = blocks.filter(|(conv, _)| conv.bias.is_none()) {
-            let (x, w) = (b.node(conv.x), b.param(conv.weight));
-            let dweight = b.param_gradient(conv.weight);
-            let reads = [&[x, w][..], &reads].concat();
-            b.send_gradients(unit.output, [conv.x], |b, [dx]| {
-                let of = Normed { norm, ..of };
-                let op = block::Op::Gradient { of, data: dx.data() };
-                b.emit(op, &reads, &[dx.value, dweight, dgamma, dbeta]);
-            });
-            return;
-        }
-        let emit = |b: &mut Builder<'_>, dx: ValueId, accumulate: bool| {
-            b.emit(NormOp::Gradient { norm, accumulate }, &reads, &[dx, dgamma, dbeta]);
-        };
-        if conv.is_none() && b.wants(x) {
-            b.send_gradients(unit.output, [x], |b, [dx]| emit(b, dx.value, dx.accumulate));
-            return;
-        }
-        // The kernel always writes dx: where nobody wants it, it is scratch.
-        let dx = b.arena(shape.len());
-        emit(b, dx, false);
-        if let Some(conv) = conv {
-            conv.backward(b, dx);
+        b.emit(NormOp::GradientSums(norm), &reads, &[coefficients, dgamma, dbeta]);
+        let reads = [input, mean, beta, coefficients, dout, codes];
+        let op = |accumulate| NormOp::InputGradient { norm, accumulate };
+        match conv {
+            Some(conv) => {
+                let dx = b.arena(shape.len());
+                b.emit(op(false), &reads, &[dx]);
+                conv.backward(b, dx);
+            }
+            None => b.send_gradient([unit.output, x], &reads, op),
         }
     })))
-}
-
-/// A convolution and the norm behind it, if a processor computes them block by block.
-fn in_blocks(b: &Builder<'_>, conv: Conv, norm: BatchNorm) -> Option<(Conv, Normed)> {
-    let of = Normed { product: conv.product, norm };
-    (b.options.target == Target::Cpu && of.fits()).then_some((conv, of))
 }
 
 /// `GroupNorm`.

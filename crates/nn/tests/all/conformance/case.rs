@@ -5,7 +5,7 @@ use meristem_nn::Precision;
 use meristem_nn::ops::conv::Product;
 use meristem_nn::ops::{self, Backend, Op, Operands, Role, Slice, SliceMut, Spec};
 use meristem_nn::ops::{
-    blend, block, conv, elementwise, loss, lstm, norm, optim, pool, ppo, rows, sample, stage, state,
+    blend, conv, elementwise, loss, lstm, norm, optim, pool, ppo, rows, sample, stage, state,
 };
 
 /// Number of kinds of operations; see [`kind`].
@@ -22,7 +22,8 @@ pub(super) fn kind(op: &Op) -> usize {
         Op::Norm(norm::Op::Statistics(_)) => 7,
         Op::Norm(norm::Op::UpdateRunning { .. }) => 8,
         Op::Norm(norm::Op::Forward(_)) => 9,
-        Op::Norm(norm::Op::Gradient { .. }) => 10,
+        Op::Norm(norm::Op::GradientSums(_)) => 10,
+        Op::Norm(norm::Op::InputGradient { .. }) => 52,
         Op::Norm(norm::Op::GroupForward(_)) => 11,
         Op::Norm(norm::Op::GroupGradient { .. }) => 12,
         Op::Pool(pool::Op::Max(_)) => 13,
@@ -60,8 +61,7 @@ pub(super) fn kind(op: &Op) -> usize {
         Op::State(state::Op::CountNonFinite(_)) => 44,
         Op::State(state::Op::Fingerprint(_)) => 6,
         Op::Sample(sample::Op::Draw { .. }) => 5,
-        Op::Block(block::Op::Forward(_)) => 51,
-        Op::Block(block::Op::Gradient { .. }) => 52,
+        Op::Chain(_) => 51,
         Op::Stage(stage::Op::Begin { .. }) => 45,
         Op::Stage(stage::Op::Forward { .. }) => 46,
         Op::Stage(stage::Op::Backward { .. }) => 47,

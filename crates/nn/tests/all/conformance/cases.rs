@@ -14,7 +14,7 @@ use meristem_nn::ops::{blend, conv, elementwise, lstm, rows};
 
 use super::case::{Case, Data, Random, case};
 use super::image_cases::{norm_cases, pool_cases};
-use super::{block_cases, policy, stage_cases, training};
+use super::{chain_cases, policy, stage_cases, training};
 
 pub(super) const IMAGE: ImageShape = ImageShape { batch: 3, h: 7, w: 6, c: 20 };
 
@@ -348,7 +348,7 @@ pub(super) fn cases() -> Vec<Case> {
         policy::sample_cases,
         policy::objective_cases,
         training::state_cases,
-        block_cases::block_cases,
+        chain_cases::chain_cases,
         stage_cases::stage_cases,
     ];
     families.into_iter().flat_map(|family| family()).collect()

@@ -53,14 +53,17 @@ pub(super) fn norm_cases() -> Vec<Case> {
         // The gradient reads the codes of the same forward pass: x, mean, γ, β as there.
         cases.push(forward);
         // dx is four products of what is known but for sums that are f64; dγ and dβ are such sums.
-        let mut gradient = case(norm::Op::Gradient { norm, accumulate: true }, values, 8.0)
+        let mut sums = case(norm::Op::GradientSums(norm), values, 8.0)
             .bound(0, 16, 8.0)
             .reading(0, images(&IMAGE, false))
             .reading(2, per_channel(true));
+        let mut gradient = case(norm::Op::InputGradient { norm, accumulate: true }, 16, 8.0)
+            .reading(0, images(&IMAGE, false));
         if pool {
-            gradient = gradient.reading(6, codes).reading(7, no_output());
+            sums = sums.reading(6, codes.clone()).reading(7, no_output());
+            gradient = gradient.reading(5, codes);
         }
-        cases.push(gradient);
+        cases.extend([sums, gradient]);
     }
     cases.extend(wide_norm_cases());
     cases.extend(group_norm_cases());
@@ -88,13 +91,17 @@ fn wide_norm_cases() -> Vec<Case> {
             let codes = forward.run(Backend::Cpu(Isa::portable())).remove(1);
             cases.push(forward);
             let runs = (values as f64 / 256.0).ceil();
+            let sums = case(norm::Op::GradientSums(norm), 128, 8.0 * runs)
+                .bound(0, 16, 8.0)
+                .reading(0, images(&shape, false))
+                .reading(2, variances.clone())
+                .reading(6, codes.clone())
+                .reading(7, no_output());
+            cases.push(sums);
             for accumulate in [true, false] {
-                let gradient = case(norm::Op::Gradient { norm, accumulate }, 128, 8.0 * runs)
-                    .bound(0, 16, 8.0)
+                let gradient = case(norm::Op::InputGradient { norm, accumulate }, 16, 8.0)
                     .reading(0, images(&shape, false))
-                    .reading(2, variances.clone())
-                    .reading(6, codes.clone())
-                    .reading(7, no_output());
+                    .reading(5, codes.clone());
                 cases.push(gradient);
             }
         }

@@ -6,9 +6,9 @@
 //! adding n terms of magnitude at most m differ by at most `2·n·m·n·2⁻²⁴`, and `m` is stated too.
 //! Tensor cores may differ by more, since they cut off rather than round (`case::rounding`).
 
-mod block_cases;
 mod case;
 mod cases;
+mod chain_cases;
 mod image_cases;
 mod parts;
 mod policy;

@@ -12,14 +12,13 @@ use meristem_nn::kernels::conv::winograd::TileSize;
 use meristem_nn::kernels::conv::{self, ConvInputs, ConvShape, ParamGrads};
 use meristem_nn::kernels::norm::Activation;
 use meristem_nn::kernels::{GradOut, ImageShape};
-use meristem_nn::ops::block::{self, Normed};
 use meristem_nn::ops::conv::{Op, Product};
 use meristem_nn::ops::norm::{self, BatchNorm};
-use meristem_nn::ops::stage::Data as Gradient;
 use meristem_nn::ops::{Backend, Target};
 
 use super::case::{Case, Data, Random, case};
 use super::cases::packed_weights;
+use super::chain_cases;
 
 /// Several parts, the last of them smaller; whole blocks of images, and not.
 fn products() -> Vec<Product> {
@@ -42,7 +41,7 @@ fn products() -> Vec<Product> {
 }
 
 /// Whole numbers from −2 to 2, whose sums of products are exact in any order.
-fn whole(seed: u64, len: usize) -> Vec<f32> {
+pub(super) fn whole(seed: u64, len: usize) -> Vec<f32> {
     let mut random = Random(seed);
     (0..len).map(|_| (2.5 * random.unit()).trunc()).collect()
 }
@@ -56,22 +55,8 @@ fn cases() -> Vec<Case> {
         cases.push(case(Op::WeightGradient(product), 0, 0.0));
         let data = Op::DataGradient { product, accumulate: true };
         cases.push(case(data, 0, 0.0).reading(1, weights.clone()));
-        let norm = BatchNorm {
-            shape: product.shape.output(),
-            eps: 1e-5,
-            act: Activation::Relu,
-            pool: true,
-        };
-        if product.tiles.is_none() && product.shape.groups == 1 {
-            let (of, codes) = (Normed { product, norm }, Data::U8(vec![1; norm.output().len()]));
-            let variances = Data::F32(vec![0.7; norm.shape.c]);
-            let forward = case(block::Op::Forward(of), 0, 0.0).reading(1, weights.clone());
-            cases.push(forward.reading(4, variances.clone()));
-            let gradient = block::Op::Gradient { of, data: Gradient::Overwrite };
-            let gradient = case(gradient, 0, 0.0).reading(1, weights).reading(8, codes);
-            cases.push(gradient.reading(4, variances));
-        }
     }
+    cases.extend(chain_cases::in_parts());
     let shape = ImageShape { batch: 51, h: 31, w: 32, c: 16 };
     cases.push(case(norm::Op::Statistics(shape), 0, 0.0));
     for pool in [false, true] {
@@ -79,8 +64,10 @@ fn cases() -> Vec<Case> {
         let variances = Data::F32(vec![0.7; shape.c]);
         cases.push(case(norm::Op::Forward(norm), 0, 0.0).reading(2, variances.clone()));
         let codes = Data::U8(vec![2; if pool { norm.output().len() } else { 0 }]);
-        let gradient = case(norm::Op::Gradient { norm, accumulate: true }, 0, 0.0);
-        cases.push(gradient.reading(2, variances).reading(6, codes));
+        let sums = case(norm::Op::GradientSums(norm), 0, 0.0).reading(2, variances);
+        cases.push(sums.reading(6, codes.clone()));
+        let gradient = norm::Op::InputGradient { norm, accumulate: true };
+        cases.push(case(gradient, 0, 0.0).reading(5, codes));
     }
     cases
 }

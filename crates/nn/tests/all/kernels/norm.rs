@@ -2,8 +2,8 @@
 
 use meristem_nn::kernels::norm::batch::{BLOCKED, output, scratch_len};
 use meristem_nn::kernels::norm::{
-    self, Activation, BatchNormBackward, BatchNormForward, BatchNormGrads, BatchStats,
-    GroupNormBackward, GroupNormForward, GroupNormGrads, GroupNormSaved,
+    self, Activation, BatchNormBackward, BatchNormForward, BatchStats, GroupNormBackward,
+    GroupNormForward, GroupNormGrads, GroupNormSaved,
 };
 use meristem_nn::kernels::{GradOut, ImageShape, Isa};
 
@@ -212,13 +212,12 @@ fn backward(case: &Case, isa: Isa, act: Activation, codes: &[u8], out: &[f32]) {
         let start = if accumulate { before.clone() } else { vec![f32::NAN; shape.len()] };
         let mut got = Guarded::new(&start);
         let (mut dg, mut db) = (case.gamma.clone(), case.beta.clone());
-        let to = BatchNormGrads {
-            dx: GradOut { values: got.get(), accumulate },
-            dgamma: &mut dg,
-            dbeta: &mut db,
-        };
-        let mut room = scratch(scratch_len(shape.c));
-        norm::batch_norm_act_backward(isa, &shape, &of, to, &mut room);
+        let (mut room, mut coefficients) = (scratch(scratch_len(shape.c)), scratch(3 * shape.c));
+        let parameters = [&mut dg[..], &mut db];
+        let with = &mut coefficients;
+        norm::batch_norm_gradient_sums(isa, &shape, &of, parameters, with, &mut room);
+        let to = GradOut { values: got.get(), accumulate };
+        norm::batch_norm_input_gradient(isa, &shape, &of, with, to);
         let mut want = dx.clone();
         if accumulate {
             want.iter_mut().zip(&before).for_each(|(w, &b)| w.add(b.into()));
