@@ -1,4 +1,4 @@
-"""`meristem serve` in headless Chromium, on a run in progress: `browser.py MERISTEM FOLDER`.
+"""`meristem serve` in a headless browser, on a run in progress: `browser.py MERISTEM FOLDER chromium|firefox`.
 
 Pictures of the pages are left in the folder.
 """
@@ -10,7 +10,8 @@ import sys
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "bench"))
-from browser import Browser  # noqa: E402
+from browser import Chromium  # noqa: E402
+from firefox import Firefox  # noqa: E402
 
 EVIL = "<img src=x onerror=alert(1)>"
 
@@ -113,9 +114,10 @@ def live(browser, url):
 
 
 def main():
-    meristem, folder = map(os.path.abspath, sys.argv[1:])
+    meristem, folder = map(os.path.abspath, sys.argv[1:3])
+    kind = {"chromium": Chromium, "firefox": Firefox}[sys.argv[3]]
     run, server, url = start(meristem, folder)
-    browser = Browser()
+    browser = kind()
     try:
         live(browser, url)
         # A run whose name and texts are HTML.

@@ -1,4 +1,4 @@
-"""Headless Chromium over its debugging pipe, with the standard library only."""
+"""Headless browsers, with the standard library only: what they share, and Chromium over its debugging pipe."""
 
 import base64
 import json
@@ -10,7 +10,26 @@ import time
 
 
 class Browser:
-    """A page in a browser of its own. `problems` has what the browser complained about."""
+    """A page in a browser of its own, which a subclass drives. `problems` has what the browser complained about."""
+
+    def until(self, expression, seconds=60):
+        """Waits until an expression is true."""
+        end = time.monotonic() + seconds
+        while not self.value(expression):
+            if time.monotonic() > end:
+                raise RuntimeError(f"not within {seconds} s: {expression}\n{self.value('document.body.innerText')}")
+            time.sleep(0.05)
+
+    def open(self, url):
+        self.navigate(url)
+        self.until(f"document.readyState === 'complete' && location.href.startsWith({json.dumps(url.split('?')[0])})")
+
+    def picture(self, path):
+        with open(path, "wb") as file:
+            file.write(base64.b64decode(self.screenshot()))
+
+
+class Chromium(Browser):
 
     def __init__(self):
         program = shutil.which("chromium") or shutil.which("google-chrome")
@@ -82,17 +101,8 @@ class Browser:
             raise RuntimeError(f"{expression}: {result['exceptionDetails']}")
         return result["result"].get("value")
 
-    def until(self, expression, seconds=60):
-        """Waits until an expression is true."""
-        end = time.monotonic() + seconds
-        while not self.value(expression):
-            if time.monotonic() > end:
-                raise RuntimeError(f"not within {seconds} s: {expression}\n{self.value('document.body.innerText')}")
-            time.sleep(0.05)
-
-    def open(self, url):
+    def navigate(self, url):
         self.call("Page.navigate", url=url)
-        self.until(f"document.readyState === 'complete' && location.href.startsWith({json.dumps(url.split('?')[0])})")
 
     def look(self, width, height, scheme="light"):
         """Sets the size of the window and the colour scheme of the system."""
@@ -107,10 +117,8 @@ class Browser:
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=code,
                       windowsVirtualKeyCode={"Tab": 9, "Space": 32}[code], **text)
 
-    def picture(self, path):
-        data = self.call("Page.captureScreenshot", format="png")["data"]
-        with open(path, "wb") as file:
-            file.write(base64.b64decode(data))
+    def screenshot(self):
+        return self.call("Page.captureScreenshot", format="png")["data"]
 
     def close(self):
         try:

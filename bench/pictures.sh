@@ -23,10 +23,10 @@ until [ -s served ]; do sleep 0.1; done
 url=$(head -n 1 served | awk '{print $NF}')
 PYTHONPATH=$here python3 - "$url" "$images" "$scratch/report.html" <<'PY'
 import sys
-from browser import Browser
+from browser import Chromium
 
 url, images, report = sys.argv[1:]
-browser = Browser()
+browser = Chromium()
 browser.look(1000, 760, "dark")
 browser.open(f"{url}run/grown")
 browser.until("document.getElementById('live').textContent.startsWith('Live')")

@@ -6,6 +6,9 @@ use crate::plot::escaped;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Html(String);
 
+/// Characters of a cell's text that stay on one line.
+const LONG: usize = 32;
+
 /// Style of all pages.
 pub(crate) const STYLE: &str = include_str!("style.css");
 
@@ -46,7 +49,11 @@ impl Html {
 
     /// A table with a caption; the first row is the header, the first column names the rows.
     pub(crate) fn table(caption: &str, rows: &[Vec<String>]) -> Self {
-        let cells = |row: &Vec<String>| row.iter().map(|cell| Self::text(cell)).collect();
+        let cell = |text: &String| match text.chars().count() > LONG {
+            true => Self::element("span", "class=\"long\"", Self::text(text)),
+            false => Self::text(text),
+        };
+        let cells = |row: &Vec<String>| row.iter().map(cell).collect();
         Self::table_of(caption, rows.iter().map(cells).collect())
     }
 

@@ -62,6 +62,40 @@ fn constants_that_are_chosen_are_in_force_and_told() {
 }
 
 #[test]
+fn initial_weights_of_other_constants_are_told() {
+    let m = trained("--normalize mean=0.5;std=0.25");
+    let begin =
+        |flags: &str| m.ok(&format!("train {TINY} --init {WEIGHTS} --quiet {flags}")).stderr;
+    let told = begin("--run-dir usual");
+    assert!(told.contains("trained with --normalize \"mean=0.5;std=0.25\""), "{told}");
+    assert_eq!(begin("--run-dir same --normalize mean=0.5;std=0.25"), "");
+    // Not of a run that goes on.
+    let told = m.ok("train --resume usual --rounds 2 --quiet").stderr;
+    assert!(!told.contains("--normalize"), "{told}");
+
+    let (state, mut metadata) = load(&m.path(WEIGHTS)).unwrap();
+    metadata.insert("normalization".into(), r#"{"mean": [0.5], "std": [0.0]}"#.into());
+    save(&m.path("bad.safetensors"), &state, &metadata).unwrap();
+    m.fails(
+        &format!("train {TINY} --init bad.safetensors --run-dir bad --quiet"),
+        1,
+        &["bad.safetensors", "positive standard deviations"],
+    );
+    assert!(!m.path("bad").exists());
+}
+
+#[cfg(unix)]
+#[test]
+fn a_table_is_as_readable_as_any_new_file() {
+    use std::os::unix::fs::PermissionsExt;
+    let m = trained("");
+    m.ok("export csv run --out table.csv");
+    fs::write(m.path("any"), "").unwrap();
+    let mode = |name: &str| fs::metadata(m.path(name)).unwrap().permissions().mode();
+    assert_eq!(mode("table.csv"), mode("any"));
+}
+
+#[test]
 fn constants_that_do_not_fit_are_refused() {
     let m = Meristem::new();
     for command in ["train --run-dir run --quiet", "data info --dataset embedded"] {

@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
+use meristem_data::Normalization;
 use meristem_nn::{Network, Precision};
 
+use crate::config::types::Normalize;
 use crate::error::Result;
 use crate::record::events::Event;
 
@@ -37,13 +39,20 @@ pub enum Notice<'a> {
         /// Steps of an episode from here on.
         now: usize,
     },
+    /// The initial weights were trained with other constants than the run normalises with.
+    OtherNormalization {
+        /// Constants in the file of the weights.
+        weights: &'a Normalization,
+        /// Constants of the run.
+        run: &'a Normalization,
+    },
     /// The folder of the run.
     FolderOpened(&'a Path),
 }
 
 impl Notice<'_> {
     /// A warning for people, if this is one: results that differ from those of a run that was
-    /// never moved or extended.
+    /// never moved or extended, or inputs that differ from those that weights were trained with.
     pub fn warning(&self) -> Option<String> {
         match self {
             Self::Joined(_) | Self::FolderOpened(_) => None,
@@ -52,6 +61,13 @@ impl Notice<'_> {
                 Some(format!(
                     "the run was on {began} and goes on on {now}; another kind of device rounds \
                      differently, so its results differ from here on"
+                ))
+            }
+            Self::OtherNormalization { weights, run } => {
+                let [weights, run] = [weights, run].map(|c| Normalize::Constants((*c).clone()));
+                Some(format!(
+                    "the initial weights were trained with --normalize \"{weights}\", and the run \
+                     normalises with \"{run}\"; give the former to go on with the same inputs"
                 ))
             }
             Self::PrecisionChanged { began, now } => Some(format!(

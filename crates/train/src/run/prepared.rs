@@ -159,6 +159,12 @@ impl Run {
         if let Some(folder) = folder {
             observer.notice(&Notice::FolderOpened(folder.path()));
         }
+        if let (true, Position { round: 0, step: 0 }, Some(weights)) =
+            (world.rank() == 0, next, &self.setup.other_normalization)
+        {
+            let run = &self.setup.interface.normalization;
+            observer.notice(&Notice::OtherNormalization { weights, run });
+        }
         let mut journal = Journal::new(writer, observer, world.size() > 1);
         match next {
             Position { round: 0, step: 0 } => journal.announce(self.run_started()),

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use meristem_control::RewardConfig;
-use meristem_data::{Augment, DatasetInfo, DatasetSpec, Residency, Source};
+use meristem_data::{Augment, DatasetInfo, DatasetSpec, Normalization, Residency, Source};
 use meristem_device::Stream;
 use meristem_grow::{
     BlueprintSet, Gates, Host, HostSpec, ImageShape, Rules, Size, SlotName, Topology, nearest,
@@ -146,6 +146,8 @@ pub(crate) struct Setup {
     rules: Rules,
     blueprints: Arc<BlueprintSet>,
     init: Option<Arc<Weights>>,
+    /// Constants that the initial weights were trained with, if they are others than the run's.
+    pub(crate) other_normalization: Option<Normalization>,
     /// Files whose topologies the hosts begin with, as fixed networks: none, one for all envs, or
     /// one for each.
     starts: Vec<Arc<Weights>>,
@@ -180,6 +182,8 @@ impl Setup {
             ..Rules::default()
         };
         let normalization = config.normalize.constants(&info)?;
+        let own = init.as_ref().map(|weights| weights.normalization(info.channels)).transpose()?;
+        let other_normalization = own.flatten().filter(|own| *own != normalization);
         let interface = Interface { normalization, classes: info.classes.clone() };
         let config = config.clone();
         let plans = Plans::default();
@@ -195,6 +199,7 @@ impl Setup {
             rules,
             blueprints,
             init,
+            other_normalization,
             starts,
             policy,
         };

@@ -59,7 +59,11 @@ fn written_whole<T>(
         let message = format!("cannot write {}: {error}", out.display());
         Failure::failed(message, "free some space, or write to another disk")
     };
-    let file = tempfile::NamedTempFile::new_in(folder.unwrap_or(Path::new(".")));
+    let mut builder = tempfile::Builder::new();
+    // Readable as any new file; temporary files are their owner's only.
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    let file = builder.tempfile_in(folder.unwrap_or(Path::new(".")));
     let mut file = file.map_err(|error| failed(&error))?;
     let written = write(file.as_file_mut())?;
     file.persist(out).map_err(|error| failed(&error))?;
