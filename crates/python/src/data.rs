@@ -100,9 +100,12 @@ pub(crate) fn clear_cache(py: Python<'_>) -> PyResult<usize> {
     detached(py, || Ok::<_, Failure>(cache::clear(|_| true)))
 }
 
-/// Batches that are gathered ahead of the caller: with one, the device would wait for the caller to
+/// Batches that are gathered ahead of the caller, so that the device does not wait for the caller to
 /// wake up.
-const AHEAD: usize = 2;
+const AHEAD: usize = 4;
+/// Batches of these that are waited for at once: a caller that is faster than the device is woken
+/// half as often, and the device works on the others meanwhile.
+const AT_ONCE: usize = 2;
 
 /// Settings of a gather.
 #[derive(FromPyObject)]
@@ -129,10 +132,15 @@ pub(crate) struct Gather {
     state: Mutex<State>,
 }
 
+/// An env's inputs and targets.
+type Part = (usize, Array, Array);
+
 struct State {
     batches: data::GatherBatches,
     /// The next batches, whose gathers are enqueued; fewer at the end of an epoch.
     ahead: VecDeque<Vec<data::Batch>>,
+    /// Batches before them, which are gathered.
+    done: VecDeque<Vec<Part>>,
     /// Number of epochs begun.
     begun: u64,
 }
@@ -141,13 +149,33 @@ impl State {
     /// Enqueues gathers, for the device to work on while the caller works with a batch. `None` of
     /// the engine is the end of the epoch, and asking again is harmless.
     fn gather_ahead(&mut self) -> Result<(), Failure> {
-        while self.ahead.len() < AHEAD {
+        while self.done.len() + self.ahead.len() < AHEAD {
             match self.batches.next()? {
                 Some(batch) => self.ahead.push_back(batch),
                 None => break,
             }
         }
         Ok(())
+    }
+
+    /// The next batch, after its gather. `None` at the end of the epoch.
+    fn next(&mut self) -> Result<Option<Vec<Part>>, Failure> {
+        if self.done.is_empty() {
+            let part = |batch: data::Batch| {
+                Ok((batch.env, Array::lent(&batch.inputs)?, Array::lent(&batch.targets)?))
+            };
+            let count = AT_ONCE.min(self.ahead.len());
+            // The last is done last, so that one wait is enough.
+            for batch in self.ahead.drain(..count).rev() {
+                let mut parts =
+                    batch.into_iter().rev().map(part).collect::<Result<Vec<_>, Failure>>()?;
+                parts.reverse();
+                self.done.push_front(parts);
+            }
+        }
+        let batch = self.done.pop_front();
+        self.gather_ahead()?;
+        Ok(batch)
     }
 }
 
@@ -182,7 +210,15 @@ impl Gather {
             data::GatherBatches::new(&config, std::slice::from_ref(data), &streams)
         })?;
         let len = batches.len();
-        Ok(Self { len, state: Mutex::new(State { batches, ahead: VecDeque::new(), begun: 0 }) })
+        Ok(Self {
+            len,
+            state: Mutex::new(State {
+                batches,
+                ahead: VecDeque::new(),
+                done: VecDeque::new(),
+                begun: 0,
+            }),
+        })
     }
 
     fn __len__(&self) -> usize {
@@ -193,6 +229,7 @@ impl Gather {
     fn start(&self, py: Python<'_>, epoch: u64) -> PyResult<u64> {
         self.with(py, |state| {
             state.ahead.clear();
+            state.done.clear();
             state.begun += 1;
             state.batches.start_epoch(epoch)?;
             state.gather_ahead()?;
@@ -201,19 +238,14 @@ impl Gather {
     }
 
     /// Inputs and targets of each env in the next batch; `None` at the end of the epoch.
-    fn next(&self, py: Python<'_>, begun: u64) -> PyResult<Option<Vec<(usize, Array, Array)>>> {
+    fn next(&self, py: Python<'_>, begun: u64) -> PyResult<Option<Vec<Part>>> {
         self.with(py, |state| {
             if begun != state.begun {
                 let message = "this epoch was ended by the start of another";
                 let remedy = "iterate over one epoch at a time, or make another GatherBatches";
                 return Err(Failure::usage(Kind::State, message, remedy));
             }
-            let Some(batches) = state.ahead.pop_front() else { return Ok(None) };
-            state.gather_ahead()?;
-            let arrays = |batch: data::Batch| {
-                Ok((batch.env, Array::lent(&batch.inputs)?, Array::lent(&batch.targets)?))
-            };
-            batches.into_iter().map(arrays).collect::<Result<_, Failure>>().map(Some)
+            state.next()
         })
     }
 

@@ -306,16 +306,26 @@ impl StreamState {
 
     /// Blocks the calling host thread until the command with this number is done.
     pub(crate) fn wait_host(&self, seq: u64) {
-        if let Engine::Cuda(track) = &self.engine {
-            track.wait(seq);
-        } else if !spin_until(|| self.is_done(seq)) {
-            let mut queue = self.lock();
-            while !self.is_done(seq) {
-                queue.host_wake_at = queue.host_wake_at.min(seq);
-                queue = wait_on(&self.done, queue);
+        match &self.engine {
+            Engine::Cuda(track) => track.wait(seq),
+            Engine::Cpu(executor) => {
+                // While streams wait for a worker, this thread's core is one that a worker needs.
+                spin_until(|| self.is_done(seq) || executor.has_ready());
+                if !self.is_done(seq) {
+                    self.sleep_until(seq);
+                }
             }
         }
         self.host_saw(seq);
+    }
+
+    /// Sleeps until the command with this number is done.
+    fn sleep_until(&self, seq: u64) {
+        let mut queue = self.lock();
+        while !self.is_done(seq) {
+            queue.host_wake_at = queue.host_wake_at.min(seq);
+            queue = wait_on(&self.done, queue);
+        }
     }
 
     /// Tells observers that a host thread has seen the end of the command with this number.
