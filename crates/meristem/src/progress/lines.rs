@@ -2,7 +2,7 @@
 
 use meristem::control::{HEADS, Op, RoundReport};
 use meristem::train::events::{Event, Extension, RunStarted, SlotState, StepCompleted};
-use meristem::train::settings::Normalize;
+use meristem::train::settings::{Normalize, PolicyStart};
 
 use crate::plain::{self, counted, mean, percent, thousands};
 
@@ -41,13 +41,23 @@ pub(super) fn beginning(run: &RunStarted) -> [String; 3] {
             counted(run.batches, ["batch", "batches"]),
         ),
         format!(
-            "controller {}, {devices}{}{ranks}, {}, seed {}",
+            "controller {}{}, {devices}{}{ranks}, {}, seed {}",
             run.controller,
+            run.policy.as_ref().map_or(String::new(), policy),
             counted(run.threads, ["thread", "threads"]),
             run.instruction_set,
             run.seed,
         ),
     ]
+}
+
+/// Where a policy that learns starts.
+fn policy(start: &PolicyStart) -> String {
+    match start {
+        PolicyStart::New => " from a new policy".into(),
+        PolicyStart::Shipped => " from the policy that comes with the program".into(),
+        PolicyStart::File(path) => format!(" from the policy in {}", path.display()),
+    }
 }
 
 /// `9,000`, or `2,176 to 2,250` where envs differ.

@@ -1,6 +1,6 @@
 //! The policy that comes with the program.
 
-use crate::common::Meristem;
+use crate::common::{Meristem, of_kind};
 
 const TINY: &str = "train --host minimal --envs 2 --steps 8 --max-batches 2 --batch 32 \
                     --rounds 1 --min-training-steps 1 --max-gap 99 --twin off --quiet";
@@ -27,10 +27,19 @@ fn a_policy_starts_from_it_where_it_fits() {
     ] {
         m.ok(&format!("{TINY} --controller ppo {arguments} --run-dir {run}"));
         assert_eq!(written(&m, run), expected, "{run}");
+        assert_eq!(of_kind(&m.events(run), "run_started")[0]["policy"], expected[0], "{run}");
     }
     let policy = |run: &str| m.bytes(&format!("{run}/policy.safetensors"));
     assert!(policy("usual") == policy("asked"));
     assert!(policy("usual") != policy("new"));
+    let aloud = TINY.replace("--quiet", "--slots r0 --controller");
+    let said = |controller: &str| {
+        let said = m.ok(&format!("{aloud} {controller} --run-dir {}", controller.len()));
+        said.stdout.lines().find(|line| line.starts_with("controller")).unwrap().to_string()
+    };
+    assert!(said("ppo").starts_with("controller ppo from the policy that comes with the program,"));
+    assert!(said("ppo --policy none").starts_with("controller ppo from a new policy,"));
+    assert!(said("none").starts_with("controller none, "));
     // What a run wrote starts it again.
     m.ok("train --config usual/config.toml --run-dir again --quiet");
     assert!(policy("again") == policy("usual"));

@@ -20,7 +20,7 @@ pub use self::counterfactuals::{
     CounterfactualCost, Counterfactuals, ModuleOff, ModulePair, ModulesOn,
 };
 
-use crate::config::types::Normalize;
+use crate::config::types::{Normalize, PolicyStart};
 use crate::record::null_as_nan;
 
 /// Version of the format of the lines.
@@ -289,6 +289,9 @@ pub struct RunStarted {
     pub images_per_step: [usize; 2],
     /// Controller setting.
     pub controller: String,
+    /// Policy that a controller which learns starts from; omitted with others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<PolicyStart>,
     /// Instruction set of the kernels.
     pub instruction_set: String,
     /// Devices of the envs; omitted if it is only `cpu`.

@@ -12,6 +12,7 @@ use super::files::RunFiles;
 use super::weights_files::{export_best, write_newest, write_weights};
 use crate::checkpoint::{Checkpoint, Checkpoints, Current, Identity, RunInputs, Store, checksum};
 use crate::config::TrainConfig;
+use crate::config::types::ControllerKind;
 use crate::env::{Env, EnvOptions, EnvTensors, SavedEnv};
 use crate::error::{Error, Result};
 use crate::external::{Custom, External};
@@ -315,6 +316,7 @@ impl Run {
             epoch: config.epoch,
             images_per_step: fleet.images_per_step,
             controller: config.controller.to_string(),
+            policy: config.policy.clone().filter(|_| config.controller == ControllerKind::Ppo),
             instruction_set: setup.isa.to_string(),
             devices: fleet.machine.device_names(),
             precision: config.precision,
