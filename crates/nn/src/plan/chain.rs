@@ -57,20 +57,22 @@ pub(super) fn with_chains(values: &mut Vec<Value>, steps: Vec<Draft>, batch: usi
             done.extend(std::mem::take(&mut row).close(values, batch, &uses));
         }
         match Forms::of(&step, batch) {
-            Some(forms) if row.takes(values, &step, &forms) => {
-                row.steps.push(step);
-                row.forms.push(forms);
-                continue;
-            }
+            Some(forms) if row.takes(values, &step, &forms) => row.push(step, forms),
             forms => {
                 let apart = row.steps.iter().all(|other| are_apart(values, other, &step));
-                let mut next = Row { steps: vec![step], forms: forms.into_iter().collect() };
-                if !apart && !next.forms.is_empty() {
-                    std::mem::swap(&mut row, &mut next);
-                } else if !apart {
-                    done.extend(std::mem::take(&mut row).close(values, batch, &uses));
+                match forms {
+                    Some(forms) if !apart => {
+                        let next = row.begin_another(values, step, forms);
+                        done.extend(std::mem::replace(&mut row, next).close(values, batch, &uses));
+                    }
+                    forms => {
+                        if !apart {
+                            done.extend(std::mem::take(&mut row).close(values, batch, &uses));
+                        }
+                        let alone = Row { steps: vec![step], forms: forms.into_iter().collect() };
+                        done.extend(alone.close(values, batch, &uses));
+                    }
                 }
-                done.extend(next.close(values, batch, &uses));
             }
         }
     }
@@ -97,10 +99,17 @@ fn given(ids: &[ValueId]) -> impl Iterator<Item = ValueId> {
 
 /// Whether two values may have memory in common.
 fn meet(values: &[Value], [a, b]: [ValueId; 2]) -> bool {
-    let roots = [root(values, a), root(values, b)];
-    match roots.map(|id| values[id.index()].home) {
+    let [of, other] = [a, b].map(|id| &values[id.index()]);
+    let range = |value: &Value| match value.home {
+        Home::Part { start, .. } => start..start + value.arena_len(),
+        _ => 0..value.arena_len(),
+    };
+    match [of.home, other.home] {
         [Home::Fixed(a), Home::Fixed(b)] => a.overlaps(b),
-        _ => roots[0] == roots[1],
+        _ => {
+            let [one, another] = [range(of), range(other)];
+            root(values, a) == root(values, b) && one.start < another.end && another.start < one.end
+        }
     }
 }
 
@@ -150,6 +159,28 @@ impl Forms {
 }
 
 impl Row {
+    fn push(&mut self, step: Draft, forms: Forms) {
+        self.steps.push(step);
+        self.forms.push(forms);
+    }
+
+    /// The row of a step that this one does not take. It begins with what is behind the last
+    /// product or sum here, if that goes with the step: cheap steps, which would fetch from memory
+    /// what the step fetches again.
+    fn begin_another(&mut self, values: &[Value], step: Draft, forms: Forms) -> Self {
+        let mut steps = self.steps.iter().zip(&self.forms);
+        let last = steps.rposition(|(step, of)| step.op.multiply_adds() > 0 || of.adds(step));
+        let from = last.map_or(0, |last| last + 1);
+        let mut next =
+            Self { steps: self.steps.split_off(from), forms: self.forms.split_off(from) };
+        if !next.takes(values, &step, &forms) {
+            self.steps.append(&mut next.steps);
+            self.forms.append(&mut next.forms);
+        }
+        next.push(step, forms);
+        next
+    }
+
     /// Whether a step may follow: where it and the row use the same memory, and one of them writes
     /// it, both go through it sample by sample, or both add to it. What is added to is of one group
     /// of parameters: a host trains beside a module as it would without, bit for bit.

@@ -129,6 +129,11 @@ fn rows_of_steps_go_through_a_batch_in_blocks() {
         };
         assert_eq!(chains(Mode::Infer, true), 1, "all but the linear layer, detached: {detached}");
         assert!(chains(Mode::Train, true) >= 3, "detached: {detached}");
+        // The module's gradients are parts of one memory, and the pooling's goes with them.
+        let plan = Plan::compile(&graph, PlanOptions::new(101, Mode::Train)).unwrap().describe();
+        let backwards =
+            |line: &str| line.contains("MaxGradient") && line.matches("GroupGradient").count() == 2;
+        assert!(plan.lines().any(backwards), "detached: {detached}: {plan}");
         assert_eq!(chains(Mode::Train, false), 0);
         check(graph, 101);
     }
