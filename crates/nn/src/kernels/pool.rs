@@ -23,15 +23,11 @@ impl PoolShape {
         ImageShape { batch, h, w, c }
     }
 
-    /// First element of each window, and the window's number.
-    fn windows(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
-        let (of, ImageShape { batch, h, w, .. }) = (*self, self.output());
-        let rows =
-            (0..batch).flat_map(move |n| (0..h).map(move |y| n * of.input.h + y * of.stride));
-        let first = rows.flat_map(move |row| {
-            (0..w).map(move |x| (row * of.input.w + x * of.stride) * of.input.c)
-        });
-        first.zip(0..)
+    /// For each row of windows, the first input element of the first, and its first output element.
+    fn rows(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let (of, ImageShape { batch, h, w, c }) = (*self, self.output());
+        let start = move |row: usize| (row / h * of.input.h + row % h * of.stride) * of.input.w * c;
+        (0..batch * h).map(move |row| (start(row), row * w * c))
     }
 
     #[track_caller]
@@ -62,21 +58,44 @@ pub fn global_avg_forward(isa: Isa, shape: &ImageShape, x: &[f32], y: &mut [f32]
 /// Channels side by side, as few as hosts have.
 const LANES: usize = 8;
 
-impl PoolShape {
-    /// Where the positions of a window begin, from its first element on.
-    fn positions(&self) -> impl Iterator<Item = usize> + use<> {
+/// Where the positions of a window begin, from its first element on.
+trait Window: Copy {
+    fn positions(&self) -> impl Iterator<Item = usize>;
+}
+
+/// A window of 2×2, the usual one: with so few positions the loop over them is unrolled.
+#[derive(Clone, Copy)]
+struct Two([usize; 4]);
+
+impl Window for Two {
+    #[inline(always)]
+    fn positions(&self) -> impl Iterator<Item = usize> {
+        self.0.into_iter()
+    }
+}
+
+impl Window for PoolShape {
+    #[inline(always)]
+    fn positions(&self) -> impl Iterator<Item = usize> {
         let Self { input, kernel, .. } = *self;
         let rows = (0..kernel).map(move |y| y * input.w);
         rows.flat_map(move |row| (row..row + kernel).map(move |at| at * input.c))
     }
 }
 
+impl PoolShape {
+    fn of_two(&self) -> Option<Two> {
+        let ImageShape { w, c, .. } = self.input;
+        (self.kernel == 2).then_some(Two([0, c, w * c, (w + 1) * c]))
+    }
+}
+
 /// Maxima of `N` channels of a window, whose first element is that of `x`.
 #[inline(always)]
-fn maximum<const N: usize>(shape: &PoolShape, x: &[f32], y: &mut [f32], codes: &mut [u8]) {
+fn maximum<const N: usize>(window: impl Window, x: &[f32], y: &mut [f32], codes: &mut [u8]) {
     let (mut most, mut code) = ([0f32; N], [0u32; N]);
     most.copy_from_slice(&x[..N]);
-    for (k, at) in shape.positions().enumerate().skip(1) {
+    for (k, at) in window.positions().enumerate().skip(1) {
         let x = &x[at..at + N];
         for l in 0..N {
             let take = x[l] > most[l] || x[l].is_nan();
@@ -85,20 +104,43 @@ fn maximum<const N: usize>(shape: &PoolShape, x: &[f32], y: &mut [f32], codes: &
         }
     }
     y.copy_from_slice(&most);
-    codes.iter_mut().zip(code).for_each(|(to, code)| *to = code as u8);
+    // Of no elements where nobody wants them.
+    if let Ok(codes) = <&mut [u8; N]>::try_from(codes) {
+        *codes = code.map(|code| code as u8);
+    }
+}
+
+#[inline(always)]
+fn maxima(shape: &PoolShape, window: impl Window, x: &[f32], y: &mut [f32], argmax: &mut [u8]) {
+    let ImageShape { w, c: channels, .. } = shape.output();
+    for (at, to) in shape.rows() {
+        for i in 0..w {
+            let (at, to) = (at + i * shape.stride * channels, to + i * channels);
+            let (x, y) = (&x[at..], &mut y[to..to + channels]);
+            let codes = argmax.get_mut(to..to + channels).unwrap_or_default();
+            for c in (0..channels - channels % LANES).step_by(LANES) {
+                let codes = codes.get_mut(c..c + LANES).unwrap_or_default();
+                maximum::<LANES>(window, &x[c..], &mut y[c..c + LANES], codes);
+            }
+            for c in channels - channels % LANES..channels {
+                let codes = codes.get_mut(c..c + 1).unwrap_or_default();
+                maximum::<1>(window, &x[c..], &mut y[c..c + 1], codes);
+            }
+        }
+    }
 }
 
 /// Sends gradients of `N` channels of a window to the positions that they came from.
 #[inline(always)]
 fn route<const N: usize, const ADD: bool>(
-    shape: &PoolShape,
+    window: impl Window,
     (dy, argmax): (&[f32], &[u8]),
     dx: &mut [f32],
 ) {
     let (mut from, mut code) = ([0f32; N], [0u32; N]);
     from.copy_from_slice(&dy[..N]);
     code.iter_mut().zip(&argmax[..N]).for_each(|(code, &k)| *code = k.into());
-    for (k, at) in shape.positions().enumerate() {
+    for (k, at) in window.positions().enumerate() {
         let mut here = [0f32; N];
         for l in 0..N {
             here[l] = if code[l] == k as u32 { from[l] } else { 0.0 };
@@ -114,15 +156,24 @@ fn route<const N: usize, const ADD: bool>(
 }
 
 #[inline(always)]
-fn route_all<const ADD: bool>(shape: &PoolShape, dy: &[f32], argmax: &[u8], dx: &mut [f32]) {
-    let c = shape.input.c;
-    let pixels = dy.chunks_exact(c).zip(argmax.chunks_exact(c));
-    for ((dy, argmax), (at, _)) in pixels.zip(shape.windows()) {
-        for c in (0..c - c % LANES).step_by(LANES) {
-            route::<LANES, ADD>(shape, (&dy[c..], &argmax[c..]), &mut dx[at + c..]);
-        }
-        for c in c - c % LANES..c {
-            route::<1, ADD>(shape, (&dy[c..], &argmax[c..]), &mut dx[at + c..]);
+fn route_all<const ADD: bool>(
+    shape: &PoolShape,
+    window: impl Window,
+    (dy, argmax): (&[f32], &[u8]),
+    dx: &mut [f32],
+) {
+    let ImageShape { w, c: channels, .. } = shape.output();
+    for (at, from) in shape.rows() {
+        for i in 0..w {
+            let (at, from) = (at + i * shape.stride * channels, from + i * channels);
+            let whole = from..from + channels;
+            let (dy, argmax, dx) = (&dy[whole.clone()], &argmax[whole], &mut dx[at..]);
+            for c in (0..channels - channels % LANES).step_by(LANES) {
+                route::<LANES, ADD>(window, (&dy[c..], &argmax[c..]), &mut dx[c..]);
+            }
+            for c in channels - channels % LANES..channels {
+                route::<1, ADD>(window, (&dy[c..], &argmax[c..]), &mut dx[c..]);
+            }
         }
     }
 }
@@ -138,16 +189,9 @@ isa_kernels! {
         if out.is_empty() {
             return;
         }
-        for (y, (at, i)) in y.chunks_exact_mut(out.c).zip(shape.windows()) {
-            let codes = argmax.get_mut(i * out.c..(i + 1) * out.c).unwrap_or_default();
-            for c in (0..out.c - out.c % LANES).step_by(LANES) {
-                let codes = codes.get_mut(c..c + LANES).unwrap_or_default();
-                maximum::<LANES>(shape, &x[at + c..], &mut y[c..c + LANES], codes);
-            }
-            for c in out.c - out.c % LANES..out.c {
-                let codes = codes.get_mut(c..c + 1).unwrap_or_default();
-                maximum::<1>(shape, &x[at + c..], &mut y[c..c + 1], codes);
-            }
+        match shape.of_two() {
+            Some(window) => maxima(shape, window, x, y, argmax),
+            None => maxima(shape, *shape, x, y, argmax),
         }
     }
 
@@ -163,10 +207,11 @@ isa_kernels! {
         if out.is_empty() {
             return;
         }
-        if dx.accumulate || !whole {
-            route_all::<true>(shape, dy, argmax, dx.values);
-        } else {
-            route_all::<false>(shape, dy, argmax, dx.values);
+        match (dx.accumulate || !whole, shape.of_two()) {
+            (true, Some(window)) => route_all::<true>(shape, window, (dy, argmax), dx.values),
+            (true, None) => route_all::<true>(shape, *shape, (dy, argmax), dx.values),
+            (false, Some(window)) => route_all::<false>(shape, window, (dy, argmax), dx.values),
+            (false, None) => route_all::<false>(shape, *shape, (dy, argmax), dx.values),
         }
     }
 
