@@ -14,6 +14,7 @@ from browser import Chromium  # noqa: E402
 from firefox import Firefox  # noqa: E402
 
 EVIL = "<img src=x onerror=alert(1)>"
+FOREIGN = '<img src="http://127.0.0.1:9/x.png">'
 
 
 # What is too wide: widths of document and window, and the elements that end behind the window's edge or whose content
@@ -45,8 +46,8 @@ def copy_with_html(run, to):
             file.write(text.replace("r0c1", EVIL).replace("conv_light", EVIL))
 
 
-def start(meristem, folder):
-    """A finished run, one in progress, and a server."""
+def start(meristem, folder, processes):
+    """A finished run, one in progress, and a server, both of which are added to the processes."""
     # The page shows this path, in which there is a word wider than a phone.
     script = f"{folder}/grow{'W' * 40}.jsonl"
     with open(script, "w") as file:
@@ -57,7 +58,9 @@ def start(meristem, folder):
     subprocess.run([*train, "--steps", "12", "--run-dir", f"{folder}/runs/done"], check=True)
     copy_with_html(f"{folder}/runs/done", f"{folder}/runs/{EVIL}")
     run = subprocess.Popen([*train, "--steps", "100000", "--run-dir", f"{folder}/runs/live"])
+    processes.append(run)
     server = subprocess.Popen([meristem, "serve", f"{folder}/runs", "--port", "0"], stdout=subprocess.PIPE, text=True)
+    processes.append(server)
     url = server.stdout.readline().split()[-1]
     while not os.path.exists(f"{folder}/runs/live/events.jsonl"):
         time.sleep(0.05)
@@ -116,9 +119,10 @@ def live(browser, url):
 def main():
     meristem, folder = map(os.path.abspath, sys.argv[1:3])
     kind = {"chromium": Chromium, "firefox": Firefox}[sys.argv[3]]
-    run, server, url = start(meristem, folder)
     browser = kind()
+    processes = []
     try:
+        run, server, url = start(meristem, folder, processes)
         live(browser, url)
         # A run whose name and texts are HTML.
         browser.open(f"{url}run/%3Cimg%20src%3Dx%20onerror%3Dalert%281%29%3E")
@@ -132,13 +136,20 @@ def main():
         browser.until("document.querySelector('.now').textContent.includes('killed')")
         shutil.rmtree(f"{folder}/runs/live")
         browser.until("document.querySelector('.problem')?.textContent.includes('was removed')")
-        check(f"no complaints of the browser: {browser.problems}", not browser.problems)
+        problems = browser.problems
+        check(f"no complaints of the browser: {problems}", not problems)
+        # It does complain: of what the page may not load.
+        browser.value(f"document.body.insertAdjacentHTML('beforeend', '{FOREIGN}'), 1")
+        limit = time.monotonic() + 30
+        while not browser.problems:
+            check("foreign content is refused", time.monotonic() < limit)
+            browser.until("true")
         server.terminate()
         check("the server ends with open streams", server.wait(10) == 0)
         browser.until("document.getElementById('live').textContent.includes('does not answer')")
     finally:
         browser.close()
-        for process in (run, server):
+        for process in processes:
             process.kill()
             process.wait()
     print("browser: pages, live parts, keyboard, phone, dark, hostile names: ok")

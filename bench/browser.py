@@ -9,16 +9,26 @@ import tempfile
 import time
 
 
+class Navigated(RuntimeError):
+    """The page was left while a script ran in it."""
+
+
 class Browser:
     """A page in a browser of its own, which a subclass drives. `problems` has what the browser complained about."""
 
     def until(self, expression, seconds=60):
         """Waits until an expression is true."""
         end = time.monotonic() + seconds
-        while not self.value(expression):
+        while not self.value_if_there(expression):
             if time.monotonic() > end:
                 raise RuntimeError(f"not within {seconds} s: {expression}\n{self.value('document.body.innerText')}")
             time.sleep(0.05)
+
+    def value_if_there(self, expression):
+        try:
+            return self.value(expression)
+        except Navigated:
+            return None
 
     def open(self, url):
         self.navigate(url)
@@ -79,7 +89,8 @@ class Chromium(Browser):
         while (answer := self.message()).get("id") != self.count:
             self.note(answer)
         if "error" in answer:
-            raise RuntimeError(f"{method}: {answer['error']}")
+            kind = Navigated if "navigated" in answer["error"]["message"] else RuntimeError
+            raise kind(f"{method}: {answer['error']}")
         return answer["result"]
 
     def note(self, event):

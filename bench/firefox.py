@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import time
 
-from browser import Browser
+from browser import Browser, Navigated
 
 # The page in a window of its own size, also one below the least width of a window, and the system's colour scheme.
 LOOK = """
@@ -38,18 +38,22 @@ class Firefox(Browser):
         flags = ["--headless", "--no-remote", "--marionette", "--remote-allow-system-access", "--profile",
                  self.profile.name]
         self.process = subprocess.Popen([program, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        self.stream = socket.create_connection(("127.0.0.1", self.port())).makefile("rwb")
-        self.count = 0
-        self.message()
-        self.call("WebDriver:NewSession", capabilities={})
-        self.look(1200, 900)
+        try:
+            self.stream = socket.create_connection(("127.0.0.1", self.port())).makefile("rwb")
+            self.count = 0
+            self.message()
+            self.call("WebDriver:NewSession", capabilities={})
+            self.look(1200, 900)
+        except BaseException:
+            self.process.kill()
+            raise
 
     def port(self, seconds=60):
         """The port that it chose, which it writes into its profile."""
         path, end = f"{self.profile.name}/MarionetteActivePort", time.monotonic() + seconds
         while not (os.path.exists(path) and os.path.getsize(path)):
-            if time.monotonic() > end:
-                raise RuntimeError(f"firefox does not answer within {seconds} s")
+            if time.monotonic() > end or self.process.poll() is not None:
+                raise RuntimeError(f"firefox has ended, or does not answer within {seconds} s")
             time.sleep(0.05)
         with open(path) as file:
             return int(file.read())
@@ -70,7 +74,8 @@ class Firefox(Browser):
         self.stream.flush()
         _, _, error, result = self.message()
         if error is not None:
-            raise RuntimeError(f"{command}: {error['message']}")
+            kind = Navigated if "unloaded" in error["message"] else RuntimeError
+            raise kind(f"{command}: {error['message']}")
         return result
 
     def in_its_window(self, script, *arguments):

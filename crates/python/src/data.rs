@@ -100,8 +100,8 @@ pub(crate) fn clear_cache(py: Python<'_>) -> PyResult<usize> {
     detached(py, || Ok::<_, Failure>(cache::clear(|_| true)))
 }
 
-/// Batches that are gathered ahead of the caller, so that the device does not wait for the caller to
-/// wake up.
+/// Batches that are gathered ahead of the caller, so that the device does not wait for it to wake
+/// up.
 const AHEAD: usize = 4;
 /// Batches of these that are waited for at once: a caller that is faster than the device is woken
 /// half as often, and the device works on the others meanwhile.
@@ -156,6 +156,11 @@ impl State {
             }
         }
         Ok(())
+    }
+
+    fn end(&mut self) {
+        self.ahead.clear();
+        self.done.clear();
     }
 
     /// The next batch, after its gather. `None` at the end of the epoch.
@@ -228,8 +233,7 @@ impl Gather {
     /// Begins an epoch. Returns the number of epochs begun, to be given to `next`.
     fn start(&self, py: Python<'_>, epoch: u64) -> PyResult<u64> {
         self.with(py, |state| {
-            state.ahead.clear();
-            state.done.clear();
+            state.end();
             state.begun += 1;
             state.batches.start_epoch(epoch)?;
             state.gather_ahead()?;
@@ -245,7 +249,8 @@ impl Gather {
                 let remedy = "iterate over one epoch at a time, or make another GatherBatches";
                 return Err(Failure::usage(Kind::State, message, remedy));
             }
-            state.next()
+            // An error ends the epoch: a batch is not left out in silence.
+            state.next().inspect_err(|_| state.end())
         })
     }
 

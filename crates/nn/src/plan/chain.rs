@@ -47,8 +47,14 @@ impl Use {
 }
 
 /// The steps, with chains in the place of rows that are long and large enough. A step that breaks a
-/// row and has nothing to do with it goes in front of it.
-pub(super) fn with_chains(values: &mut Vec<Value>, steps: Vec<Draft>, batch: usize) -> Vec<Draft> {
+/// row and has nothing to do with it goes in front of it. `host` is the gradient of the host's
+/// parameters.
+pub(super) fn with_chains(
+    values: &mut Vec<Value>,
+    steps: Vec<Draft>,
+    batch: usize,
+    host: ValueId,
+) -> Vec<Draft> {
     let mut uses = Uses::default();
     steps.iter().for_each(|step| uses.count(values, step));
     let (mut done, mut row) = (vec![], Row::default());
@@ -57,12 +63,12 @@ pub(super) fn with_chains(values: &mut Vec<Value>, steps: Vec<Draft>, batch: usi
             done.extend(std::mem::take(&mut row).close(values, batch, &uses));
         }
         match Forms::of(&step, batch) {
-            Some(forms) if row.takes(values, &step, &forms) => row.push(step, forms),
+            Some(forms) if row.takes(values, host, &step, &forms) => row.push(step, forms),
             forms => {
                 let apart = row.steps.iter().all(|other| are_apart(values, other, &step));
                 match forms {
                     Some(forms) if !apart => {
-                        let next = row.begin_another(values, step, forms);
+                        let next = row.begin_another(values, host, step, forms);
                         done.extend(std::mem::replace(&mut row, next).close(values, batch, &uses));
                     }
                     forms => {
@@ -100,6 +106,7 @@ fn given(ids: &[ValueId]) -> impl Iterator<Item = ValueId> {
 /// Whether two values may have memory in common.
 fn meet(values: &[Value], [a, b]: [ValueId; 2]) -> bool {
     let [of, other] = [a, b].map(|id| &values[id.index()]);
+    // A part is of a whole, not of another part.
     let range = |value: &Value| match value.home {
         Home::Part { start, .. } => start..start + value.arena_len(),
         _ => 0..value.arena_len(),
@@ -164,16 +171,22 @@ impl Row {
         self.forms.push(forms);
     }
 
-    /// The row of a step that this one does not take. It begins with what is behind the last
-    /// product or sum here, if that goes with the step: cheap steps, which would fetch from memory
-    /// what the step fetches again.
-    fn begin_another(&mut self, values: &[Value], step: Draft, forms: Forms) -> Self {
+    /// The row of a step that this one does not take. It begins with the cheap steps behind the
+    /// last product or sum here, if these go with the step, which then finds their results in the
+    /// cache.
+    fn begin_another(
+        &mut self,
+        values: &[Value],
+        host: ValueId,
+        step: Draft,
+        forms: Forms,
+    ) -> Self {
         let mut steps = self.steps.iter().zip(&self.forms);
         let last = steps.rposition(|(step, of)| step.op.multiply_adds() > 0 || of.adds(step));
         let from = last.map_or(0, |last| last + 1);
         let mut next =
             Self { steps: self.steps.split_off(from), forms: self.forms.split_off(from) };
-        if !next.takes(values, &step, &forms) {
+        if !next.takes(values, host, &step, &forms) {
             self.steps.append(&mut next.steps);
             self.forms.append(&mut next.forms);
         }
@@ -183,12 +196,17 @@ impl Row {
 
     /// Whether a step may follow: where it and the row use the same memory, and one of them writes
     /// it, both go through it sample by sample, or both add to it. What is added to is of one group
-    /// of parameters: a host trains beside a module as it would without, bit for bit.
-    fn takes(&self, values: &[Value], step: &Draft, forms: &Forms) -> bool {
+    /// of parameters, and one parameter of the host, whose row a module's gradients may cut in two:
+    /// a host trains beside a module as it would without, bit for bit.
+    fn takes(&self, values: &[Value], host: ValueId, step: &Draft, forms: &Forms) -> bool {
         let fits = |own: Use| {
             let row = || self.steps.iter().zip(&self.forms).flat_map(|(step, of)| of.uses(step));
             let mut sums = row().filter(Use::is_sum);
-            let same_group = |sum: Use| root(values, sum.id) == root(values, own.id);
+            let of_host = root(values, own.id) == host;
+            let with = |sum: Use| {
+                root(values, sum.id) == root(values, own.id)
+                    && (!of_host || is_same(values, [sum.id, own.id]))
+            };
             let apart = |other: Use| {
                 let both = other.by_sample || own.written && other.written;
                 let together = own.by_sample == other.by_sample && both;
@@ -196,7 +214,7 @@ impl Row {
                     || !meet(values, [own.id, other.id])
                     || together && is_same(values, [own.id, other.id])
             };
-            (!own.is_sum() || sums.all(same_group)) && row().all(apart)
+            (!own.is_sum() || sums.all(with)) && row().all(apart)
         };
         forms.uses(step).all(fits)
     }

@@ -11,7 +11,7 @@ use super::step::{Draft, Phase, Step, uses};
 use super::value::{Home, Value, ValueId, root};
 use super::{Mode, Plan, PlanOptions, chain, check, fuse, lower};
 use crate::error::{Error, Result};
-use crate::graph::{Graph, NodeId};
+use crate::graph::{Graph, GroupId, NodeId};
 use crate::layout::Layout;
 use crate::ops::Target;
 use crate::space::{Space, Span};
@@ -98,7 +98,8 @@ pub(super) fn finish(mut b: Builder<'_>, output_gradient: Option<ValueId>) -> Pl
     let Builder { layout, options, mut values, mut steps, trained, last_states, .. } = b;
     steps = without_dead(&values, steps);
     if options.fuse && options.target == Target::Cpu {
-        steps = chain::with_chains(&mut values, steps, options.batch);
+        let host = groups[GroupId::HOST.0].unwrap_or(ValueId::NONE);
+        steps = chain::with_chains(&mut values, steps, options.batch, host);
     }
     let (spans, arena_len) = assign_memory(&values, &steps);
     let span = |id: ValueId| if id == ValueId::NONE { Span::EMPTY } else { spans[id.index()] };

@@ -161,13 +161,22 @@ fn a_smaller_block_has_scratch_enough() {
 /// The gradients of a host whose second block reads what a module in training stands behind.
 #[test]
 fn a_host_beside_a_module_in_training_has_the_bits_that_it_has_alone() {
+    for norm in [true, false] {
+        bits_beside_a_module(norm);
+    }
+}
+
+/// Without the norms nothing but a module divides the gradients of the host's layers.
+fn bits_beside_a_module(norm: bool) {
     let graph = |module: bool| {
         let mut b = GraphBuilder::new(Dims { c: 3, h: 32, w: 32 }, SGD);
         let mut x = b.input();
         for (i, out) in [8, 12].into_iter().enumerate() {
             let same = ConvGeometry::same(3);
             x = b.conv2d(x, &format!("{i}.conv"), out, same, false).unwrap();
-            x = b.batch_norm(x, &format!("{i}.bn")).unwrap();
+            if norm {
+                x = b.batch_norm(x, &format!("{i}.bn")).unwrap();
+            }
             x = b.relu(x);
             if module && i == 0 {
                 b.group("module", SGD);

@@ -51,8 +51,8 @@ pub enum Notice<'a> {
 }
 
 impl Notice<'_> {
-    /// A warning for people, if this is one: results that differ from those of a run that was
-    /// never moved or extended, or inputs that differ from those that weights were trained with.
+    /// A warning for people, if this is one: of other results than those of a run that was never
+    /// moved or extended, or of other inputs than weights were trained with.
     pub fn warning(&self) -> Option<String> {
         match self {
             Self::Joined(_) | Self::FolderOpened(_) => None,

@@ -160,9 +160,8 @@ impl Run {
         if let Some(folder) = folder {
             observer.notice(&Notice::FolderOpened(folder.path()));
         }
-        if let (true, Position { round: 0, step: 0 }, Some(weights)) =
-            (world.rank() == 0, next, &self.setup.other_normalization)
-        {
+        let begins = world.rank() == 0 && next == Position { round: 0, step: 0 };
+        if let Some(weights) = self.setup.other_normalization.as_ref().filter(|_| begins) {
             let run = &self.setup.interface.normalization;
             observer.notice(&Notice::OtherNormalization { weights, run });
         }

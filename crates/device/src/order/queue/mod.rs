@@ -31,6 +31,7 @@ use crate::ground::sync::{
 use crate::ground::{Error, Result};
 use crate::hooks::{Observed, Observers, Position, Ran};
 use smallvec::SmallVec;
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::panic::Location;
 
@@ -136,6 +137,9 @@ pub(crate) enum Engine {
     /// A CUDA device.
     Cuda(Track),
 }
+
+/// Looks in a row at which streams wait for a worker, after which all workers are busy: about 2 µs.
+const BUSY_LOOKS: u32 = 64;
 
 /// State of a stream. The user's handles are in `stream`.
 pub(crate) struct StreamState {
@@ -309,8 +313,13 @@ impl StreamState {
         match &self.engine {
             Engine::Cuda(track) => track.wait(seq),
             Engine::Cpu(executor) => {
-                // While streams wait for a worker, this thread's core is one that a worker needs.
-                spin_until(|| self.is_done(seq) || executor.has_ready());
+                // While streams wait for a worker, this thread's core is one that a worker needs. A
+                // worker that spins takes a stream within fewer looks.
+                let looks = Cell::new(0);
+                spin_until(|| {
+                    looks.set(if executor.has_ready() { looks.get() + 1 } else { 0 });
+                    self.is_done(seq) || looks.get() > BUSY_LOOKS
+                });
                 if !self.is_done(seq) {
                     self.sleep_until(seq);
                 }

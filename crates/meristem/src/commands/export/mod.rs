@@ -48,6 +48,19 @@ mod parquet {
     }
 }
 
+/// Temporary files that are readable as any new file is, and not by their owner only.
+#[cfg(unix)]
+fn builder() -> tempfile::Builder<'static, 'static> {
+    let mut builder = tempfile::Builder::new();
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    builder
+}
+
+#[cfg(not(unix))]
+fn builder() -> tempfile::Builder<'static, 'static> {
+    tempfile::Builder::new()
+}
+
 /// Writes a file that appears once it is complete. It must not exist.
 fn written_whole<T>(
     out: &Path,
@@ -59,11 +72,7 @@ fn written_whole<T>(
         let message = format!("cannot write {}: {error}", out.display());
         Failure::failed(message, "free some space, or write to another disk")
     };
-    let mut builder = tempfile::Builder::new();
-    // Readable as any new file; temporary files are their owner's only.
-    #[cfg(unix)]
-    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    let file = builder.tempfile_in(folder.unwrap_or(Path::new(".")));
+    let file = builder().tempfile_in(folder.unwrap_or(Path::new(".")));
     let mut file = file.map_err(|error| failed(&error))?;
     let written = write(file.as_file_mut())?;
     file.persist(out).map_err(|error| failed(&error))?;
