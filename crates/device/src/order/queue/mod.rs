@@ -138,7 +138,8 @@ pub(crate) enum Engine {
     Cuda(Track),
 }
 
-/// Looks in a row at which streams wait for a worker, after which all workers are busy: about 2 µs.
+/// Looks in a row at which streams wait for a worker, after which all workers are busy: about a
+/// microsecond.
 const BUSY_LOOKS: u32 = 64;
 
 /// State of a stream. The user's handles are in `stream`.
