@@ -2,7 +2,7 @@
 
 use meristem::comm::Communicator;
 use meristem::grow::nearest;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 
 use crate::failure::Failure;
 
@@ -58,8 +58,8 @@ fn is_nothing(directive: &str) -> bool {
     !ours && word.parse::<tracing_subscriber::filter::LevelFilter>().is_err()
 }
 
-/// Log filter of `--comm-debug`.
-const COMM_DEBUG: &str = "meristem::comm=debug,meristem::placement::comm=debug";
+/// Targets that `--comm-debug` logs.
+const EXCHANGES: [&str; 2] = ["meristem::comm", "meristem::placement::comm"];
 
 /// Restarts this process with the variables that make the transports' libraries log, unless they
 /// are set, because the libraries read them at the start of the process. Returns if there is
@@ -98,7 +98,7 @@ pub(crate) fn let_libraries_log() -> Result<(), Failure> {
 
 /// The log filter: `MERISTEM_LOG`, or nothing; with `--comm-debug`, also the exchanges between
 /// ranks.
-pub(crate) fn log_filter(comm_debug: bool) -> Result<EnvFilter, Failure> {
+pub(crate) fn log_filter(comm_debug: bool) -> Result<Targets, Failure> {
     let text = std::env::var_os(LOG).unwrap_or_default();
     let bad = |problem: String| {
         let got = text.to_string_lossy();
@@ -108,17 +108,17 @@ pub(crate) fn log_filter(comm_debug: bool) -> Result<EnvFilter, Failure> {
             "set a level such as debug, or target=level such as meristem::placement=debug",
         )
     };
-    match text.to_str() {
-        Some("") if comm_debug => Ok(EnvFilter::new(COMM_DEBUG)),
-        Some("") => Ok(EnvFilter::new("off")),
-        Some(directives) if directives.split(',').any(is_nothing) => Err(bad(
-            "expected a level (off, error, warn, info, debug, trace) or a target of meristem"
-                .into(),
-        )),
-        Some(directives) => {
-            let more = if comm_debug { format!(",{COMM_DEBUG}") } else { String::new() };
-            EnvFilter::try_new(directives.to_owned() + &more).map_err(|e| bad(e.to_string()))
+    let filter = match text.to_str() {
+        Some("") => Targets::new(),
+        Some(directives) if directives.split(',').any(is_nothing) => {
+            return Err(bad(
+                "expected a level (off, error, warn, info, debug, trace) or a target of meristem"
+                    .into(),
+            ));
         }
-        None => Err(bad("expected valid Unicode".into())),
-    }
+        Some(directives) => directives.parse::<Targets>().map_err(|e| bad(e.to_string()))?,
+        None => return Err(bad("expected valid Unicode".into())),
+    };
+    let exchanges = EXCHANGES.iter().filter(|_| comm_debug);
+    Ok(exchanges.fold(filter, |filter, target| filter.with_target(*target, LevelFilter::DEBUG)))
 }
