@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use meristem_device::simd::{Vectorized, vectorize};
+use meristem_device::simd::{Vectorized, fetch, vectorize};
 use meristem_device::{Args, Element};
 
 use crate::augment::{Augment, Draw};
@@ -12,6 +12,8 @@ use crate::normalization::Normalization;
 /// Values that are normalised as one block: a multiple of every number of channels from 1 to 4 and
 /// of the widest vectors, so that the constants of a block are the same for each.
 const BLOCK: usize = 48;
+/// f32 of a cache line.
+const LINE: usize = 16;
 /// Block size for the values that remain after whole blocks; the last ones are done one by one.
 const PART: usize = 16;
 
@@ -32,12 +34,14 @@ impl MultiplyAdd {
         }
     }
 
-    /// Normalises whole pixels.
+    /// Normalises whole pixels, and fetches `next`, which has the same length.
     #[inline(always)]
-    fn apply(&self, bytes: &[u8], values: &mut [f32]) {
+    fn apply(&self, bytes: &[u8], values: &mut [f32], next: &[u8]) {
         let (byte_blocks, bytes) = bytes.as_chunks::<BLOCK>();
         let (value_blocks, values) = values.as_chunks_mut::<BLOCK>();
-        for (bytes, values) in byte_blocks.iter().zip(value_blocks) {
+        let next_blocks = next.as_chunks::<BLOCK>().0;
+        for ((bytes, values), next) in byte_blocks.iter().zip(value_blocks).zip(next_blocks) {
+            fetch(next);
             for i in 0..BLOCK {
                 values[i] = f32::from(bytes[i]) * self.scale[i] + self.shift[i];
             }
@@ -59,8 +63,8 @@ trait Stored: Element {
     /// Writes black pixels, the first one beginning with channel 0.
     fn blacken(constants: &MultiplyAdd, stored: &mut [Self]);
 
-    /// Normalises whole pixels.
-    fn normalize(constants: &MultiplyAdd, stored: &[Self], values: &mut [f32]);
+    /// Normalises whole pixels, and fetches the same pixels of the image that comes `next`.
+    fn normalize(constants: &MultiplyAdd, stored: &[Self], values: &mut [f32], next: &[Self]);
 }
 
 impl Stored for u8 {
@@ -70,8 +74,8 @@ impl Stored for u8 {
     }
 
     #[inline(always)]
-    fn normalize(constants: &MultiplyAdd, stored: &[Self], values: &mut [f32]) {
-        constants.apply(stored, values);
+    fn normalize(constants: &MultiplyAdd, stored: &[Self], values: &mut [f32], next: &[Self]) {
+        constants.apply(stored, values, next);
     }
 }
 
@@ -85,8 +89,12 @@ impl Stored for f32 {
     }
 
     #[inline(always)]
-    fn normalize(_: &MultiplyAdd, stored: &[Self], values: &mut [f32]) {
-        values.copy_from_slice(stored);
+    fn normalize(_: &MultiplyAdd, stored: &[Self], values: &mut [f32], next: &[Self]) {
+        let lines = stored.chunks(LINE).zip(values.chunks_mut(LINE)).zip(next.chunks(LINE));
+        for ((stored, values), next) in lines {
+            fetch(&next[0]);
+            values.copy_from_slice(stored);
+        }
     }
 }
 
@@ -140,13 +148,20 @@ impl Kernel {
 
     /// One augmented image, row by row; `line` is one row of scratch.
     #[inline(always)]
-    fn augmented<T: Stored>(&self, draw: &Draw, image: &[T], values: &mut [f32], line: &mut [T]) {
+    fn augmented<T: Stored>(
+        &self,
+        draw: &Draw,
+        [image, next]: [&[T]; 2],
+        values: &mut [f32],
+        line: &mut [T],
+    ) {
         let ImageShape { channels, height, width } = self.shape;
         let row = width * channels;
         let columns = shared(draw.left, width);
         let first = (columns.start as isize + draw.left) as usize * channels;
         let (start, end) = (columns.start * channels, columns.end * channels);
-        for (y, values) in values.chunks_exact_mut(row).enumerate() {
+        let rows = values.chunks_exact_mut(row).zip(next.chunks_exact(row));
+        for (y, (values, next)) in rows.enumerate() {
             let source = y as isize + draw.top;
             if (0..height as isize).contains(&source) {
                 let place = source as usize * row + first;
@@ -159,7 +174,7 @@ impl Kernel {
             } else {
                 T::blacken(&self.constants, line);
             }
-            T::normalize(&self.constants, line, values);
+            T::normalize(&self.constants, line, values, next);
             if draw.cut_rows.contains(&y) {
                 let cut = &draw.cut_columns;
                 values[cut.start * channels..cut.end * channels].fill(0.0);
@@ -199,16 +214,21 @@ impl Pick<'_> {
         let Kernel { shape, constants, augment, seed } = self.kernel;
         let size = shape.numel();
         let mut line = vec![T::zeroed(); shape.width * shape.channels];
+        let image = |i: usize| {
+            let place = if self.staged { i } else { self.samples[i] as usize };
+            &images[place * size..(place + 1) * size]
+        };
+        let last = self.samples.len().saturating_sub(1);
         for (i, (sample, values)) in
             self.samples.iter().zip(inputs.chunks_exact_mut(size)).enumerate()
         {
-            let place = if self.staged { i } else { *sample as usize };
-            let image = &images[place * size..(place + 1) * size];
+            // Samples are drawn at random: without fetching, each image begins with waiting.
+            let [image, next] = [image(i), image(last.min(i + 1))];
             if *augment == Augment::NONE {
-                T::normalize(constants, image, values);
+                T::normalize(constants, image, values, next);
             } else {
                 let draw = augment.draw(*shape, *seed, self.epoch, *sample);
-                self.kernel.augmented(&draw, image, values, &mut line);
+                self.kernel.augmented(&draw, [image, next], values, &mut line);
             }
         }
     }

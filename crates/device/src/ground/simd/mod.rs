@@ -4,8 +4,10 @@
 //! once for each instruction set, and selected at run time. There is no contraction to fused
 //! multiply-add, so every version gives the same bits.
 
+mod fetch;
 mod past_caches;
 
+pub use fetch::fetch;
 pub use past_caches::write_blocks;
 
 use crate::ground::isa::{Isa, Level};
