@@ -418,6 +418,8 @@ fn block(isa: Isa, job: &Job<'_>, cols: usize) -> &'static Block {
     if let Some(block) = x86::block(isa, job, cols) {
         return block;
     }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = isa;
     match (job.mode, cols) {
         (Mode::Lanes, _) => portable::LANES,
         (_, ..=8) => portable::X1,

@@ -10,7 +10,9 @@ mod past_caches;
 pub use fetch::fetch;
 pub use past_caches::write_blocks;
 
-use crate::ground::isa::{Isa, Level};
+use crate::ground::isa::Isa;
+#[cfg(target_arch = "x86_64")]
+use crate::ground::isa::Level;
 
 /// A loop to run. `run` must be `#[inline(always)]`, and so must the functions it calls in the hot
 /// part: code that is not inlined is compiled for the baseline processor only.
