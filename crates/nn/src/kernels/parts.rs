@@ -6,6 +6,7 @@
 
 use std::cell::RefCell;
 
+use super::PAD;
 use meristem_device::in_parts;
 use smallvec::SmallVec;
 use std::sync::{Mutex, PoisonError};
@@ -32,12 +33,22 @@ pub(crate) fn images(batch: usize, block: usize, work: usize) -> usize {
     batch.div_ceil(parts).next_multiple_of(block.max(1)).min(batch).max(1)
 }
 
+/// Elements of each part but the last, where one element after the other is read or written.
+pub(crate) fn elements(len: usize) -> usize {
+    images(len, PAD, TOUCH)
+}
+
 /// Scratch: of the caller, for a kernel in one part, and the length that a part of several takes
 /// from the memory of its thread.
 #[derive(Debug)]
 pub(crate) struct Scratch<'a> {
     pub(crate) own: &'a mut [f32],
     pub(crate) of_part: usize,
+}
+
+/// [`each`] of what needs no scratch.
+pub(crate) fn each_alone<T: Send>(parts: impl Iterator<Item = T>, run: impl Fn(T) + Sync) {
+    each(parts, Scratch { own: &mut [], of_part: 0 }, |_, part, _| run(part));
 }
 
 /// Runs `run` once for each part, with its number and scratch; at most [`MOST`].

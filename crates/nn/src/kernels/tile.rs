@@ -10,6 +10,10 @@
 //!
 //! A tile of P rows × V vectors of columns stays in registers over the whole depth.
 
+use columns::{Output, in_columns};
+pub(crate) use layout::{Layout, in_panels, paired_len, takes_pairs, to_pairs, to_panels};
+use layout::{PANEL, panel};
+
 use super::isa::Level;
 use super::simd::Simd;
 use super::simd::portable::Lanes8;
@@ -43,71 +47,6 @@ pub(crate) enum Mode {
     Broadcast,
     /// One value per column.
     Lanes,
-}
-
-/// How B lies in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Layout {
-    /// Row after row, so far apart.
-    Rows(usize),
-    /// Panels of [`PANEL`] columns, each with all its rows together (the last has as many columns
-    /// as remain, padded to a multiple of [`PAD`]): what a tile reads is one run of memory, while
-    /// columns of wide rows have few places in a cache and a page of their own each.
-    Panels,
-    /// At most 8 columns, two rows in a vector, see [`to_pairs`]. For AVX-512 only, and A has no
-    /// gaps in a run of the depth.
-    Pairs,
-}
-
-/// Elements of B in [`Layout::Pairs`] for a depth.
-pub(crate) const fn paired_len(depth: &Nest) -> usize {
-    let [outer, middle, run] = depth.counts;
-    outer * middle * run.div_ceil(2) * PAD
-}
-
-/// Packs the first 8 columns of `b`, whose rows have [`PAD`], for [`Layout::Pairs`].
-pub(crate) fn to_pairs(depth: &Nest, b: &[f32], to: &mut [f32]) {
-    let run = depth.counts[2];
-    let pairs = b.chunks_exact(run * PAD).flat_map(|run| run.chunks(2 * PAD));
-    for (to, pair) in to[..paired_len(depth)].chunks_exact_mut(PAD).zip(pairs) {
-        for (c, to) in to.chunks_exact_mut(2).enumerate() {
-            to[0] = pair[c];
-            to[1] = pair.get(PAD + c).copied().unwrap_or(0.0);
-        }
-    }
-}
-
-/// Whether products of so many columns are faster in [`Layout::Pairs`], over a depth whose runs are
-/// neighbours in A.
-pub(crate) fn takes_pairs(isa: Isa, cols: usize) -> bool {
-    isa.level() == Level::Avx512 && (5..=8).contains(&cols)
-}
-
-/// Columns of a panel: of the widest tile.
-const PANEL: usize = 32;
-
-/// Where the panel of column `col` starts, in memory of `depth` rows, and its columns.
-const fn panel(depth: usize, cols: usize, col: usize) -> (usize, usize) {
-    let first = col / PANEL * PANEL;
-    let left = pad16(cols) - first;
-    (depth * first, if left < PANEL { left } else { PANEL })
-}
-
-/// Where row `k` has its columns from `col` on, in panels of `depth` rows; they go on at least to
-/// the next multiple of [`PAD`].
-pub(crate) const fn in_panels([depth, cols]: [usize; 2], k: usize, col: usize) -> usize {
-    let (start, step) = panel(depth, cols, col);
-    start + k * step + col % PANEL
-}
-
-/// Packed weights `[depth][pad16(cols)]` as panels, which take as much memory.
-pub(crate) fn to_panels([depth, cols]: [usize; 2], b: &[f32], to: &mut [f32]) {
-    let width = pad16(cols);
-    for col in (0..cols).step_by(PANEL) {
-        let (start, step) = panel(depth, cols, col);
-        let rows = to[start..start + depth * step].chunks_exact_mut(step);
-        rows.zip(b.chunks_exact(width)).for_each(|(to, b)| to.copy_from_slice(&b[col..][..step]));
-    }
 }
 
 /// One product; see the module. `B` (and `A` in [`Mode::Lanes`]) must be readable up to a multiple
@@ -165,7 +104,7 @@ struct Block {
 }
 
 /// Runs a job.
-pub(crate) fn run(isa: Isa, mut job: Job<'_>) {
+pub(crate) fn run(isa: Isa, job: Job<'_>) {
     let (rows, depth) = (job.rows.len(), job.depth.len());
     if rows == 0 || job.cols == 0 || depth == 0 {
         return;
@@ -185,20 +124,25 @@ pub(crate) fn run(isa: Isa, mut job: Job<'_>) {
     assert!(b_len <= job.b.len(), "tile: B is too short");
     assert!((rows - 1) * job.c_step + job.cols <= job.c.len(), "tile: C is too short");
     assert!(job.bias.is_none_or(|bias| bias.len() >= job.cols), "tile: bias is too short");
-    let mut col = 0;
-    while col < job.cols {
-        let block = block(isa, &job, job.cols - col);
-        // SAFETY: the block's kernels are those of `isa`, which this machine has. All of A, B, C
-        // and bias that rows × depth × `job.cols` address was checked to exist just above, and a
-        // block reads B (and A) at most up to `readable_cols`.
-        unsafe { run_block(&mut job, block, col) };
-        col += block.width;
-    }
+    let c = Output(job.c.as_mut_ptr());
+    in_columns(job.cols, rows * depth, |cols| {
+        let mut col = cols.start;
+        while col < cols.end {
+            let block = block(isa, &job, job.cols - col);
+            // SAFETY: the block's kernels are those of `isa`, which this machine has. All of A, B,
+            // C and bias that rows × depth × `job.cols` address was checked to exist just above,
+            // and a block reads B (and A) at most up to `readable_cols`. It lies within these
+            // columns, as its width divides a panel's, and nobody else has them.
+            unsafe { run_block(&job, &c, block, col) };
+            col += block.width;
+        }
+    });
 }
 
 /// # Safety
 /// The machine has the instructions of `block`, and the slices of `job` cover what it addresses.
-unsafe fn run_block(job: &mut Job<'_>, block: &Block, col: usize) {
+/// `c` is the address of the job's C, in which no other thread uses the block's columns.
+unsafe fn run_block(job: &Job<'_>, Output(c): &Output, block: &Block, col: usize) {
     let rows = job.rows.len();
     let rows_max = block.kernels.len();
     let tiles = rows.div_ceil(rows_max);
@@ -237,7 +181,7 @@ unsafe fn run_block(job: &mut Job<'_>, block: &Block, col: usize) {
         // SAFETY: rows of A, of which there are no more than the tiles have together.
         unsafe { rows.next(job.a.as_ptr().add(a_col), &mut tile.a[..n]) };
         // SAFETY: row `first` and column `col` of C.
-        tile.c = unsafe { job.c.as_mut_ptr().add(first * job.c_step + col) };
+        tile.c = unsafe { c.add(first * job.c_step + col) };
         // SAFETY: the caller's promise; the tile has `n` row pointers.
         unsafe { kernels[usize::from(t < longer)](&tile) };
         first += n;
@@ -399,6 +343,8 @@ macro_rules! blocks {
     };
 }
 
+mod columns;
+mod layout;
 #[cfg(target_arch = "x86_64")]
 mod pairs;
 

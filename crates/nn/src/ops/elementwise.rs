@@ -3,7 +3,7 @@
 use super::operand::{Operands, Signature, f32s};
 pub use crate::kernels::elementwise::Function;
 use crate::kernels::elementwise::{self, ScaleChannels};
-use crate::kernels::{GradOut, ImageShape, Isa};
+use crate::kernels::{GradOut, ImageShape, Isa, parts};
 
 /// Elementwise forward and backward steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -93,7 +93,7 @@ impl Op {
         match *self {
             Op::Fill { value, .. } => {
                 let ([], [y]) = operands.floats();
-                y.fill(value);
+                parts::each_alone(y.chunks_mut(parts::elements(y.len())), |y| y.fill(value));
             }
             Op::Multiply { factor, .. } => {
                 let ([], [y]) = operands.floats();

@@ -6,6 +6,7 @@ use super::operand::{Operands, Signature, f32s, f64s, i64s};
 use crate::graph::Optimiser;
 use crate::kernels::Isa;
 use crate::kernels::optim::{self, AdamStep};
+use crate::kernels::parts;
 use crate::metrics;
 
 /// Steps on a group's gradient, which lies in the layout of the group's parameters.
@@ -61,9 +62,14 @@ impl Op {
             Op::Measure { tensors, norm_max, .. } => {
                 let ([gradient], [row, clip]) = operands.split();
                 let gradient: &[f32] = gradient.elements();
-                let squares =
-                    tensors.iter().map(|t| optim::grad_norm_sq(isa, &gradient[t.clone()]));
-                let norm = metrics::add_group(row.elements(), squares);
+                let square = |t: &Range<usize>| optim::grad_norm_sq(isa, &gradient[t.clone()]);
+                let norm = if parts::elements(gradient.len()) == gradient.len() {
+                    metrics::add_group(row.elements(), tensors.iter().map(square))
+                } else {
+                    let mut squares = vec![0.0; tensors.len()];
+                    parts::each_alone(tensors.iter().zip(&mut squares), |(t, to)| *to = square(t));
+                    metrics::add_group(row.elements(), squares.into_iter())
+                };
                 clip.elements::<f32>()[0] = optim::clip_coefficient(norm, *norm_max);
             }
             Op::Clip { tensors, .. } => {
@@ -84,12 +90,18 @@ impl Op {
                 let (first, second) = moments.elements().split_at_mut(values.len());
                 for run in runs {
                     let (p, g) = (&mut values[run.clone()], &gradient[run.clone()]);
-                    let m = &mut first[run.clone()];
+                    let (m, part) = (&mut first[run.clone()], parts::elements(run.len()));
+                    let each = p.chunks_mut(part).zip(g.chunks(part)).zip(m.chunks_mut(part));
                     match optimiser {
-                        Optimiser::Sgd(sgd) => optim::sgd_step(isa, sgd, clip, p, g, m),
+                        Optimiser::Sgd(sgd) => parts::each_alone(each, |((p, g), m)| {
+                            optim::sgd_step(isa, sgd, clip, p, g, m);
+                        }),
                         Optimiser::Adam(adam) => {
                             let step = AdamStep::new(adam, clip, steps);
-                            optim::adam_step(isa, &step, p, g, m, &mut second[run.clone()]);
+                            let squares = second[run.clone()].chunks_mut(part);
+                            parts::each_alone(each.zip(squares), |(((p, g), m), v)| {
+                                optim::adam_step(isa, &step, p, g, m, v);
+                            });
                         }
                     }
                 }

@@ -8,13 +8,15 @@ use std::time::{Duration, Instant};
 
 use meristem_device::{Args, Device, DeviceId, DeviceOptions, in_parts};
 use meristem_nn::Isa;
+use meristem_nn::graph::{AdamConfig, Optimiser};
 use meristem_nn::kernels::conv::winograd::TileSize;
 use meristem_nn::kernels::conv::{self, ConvInputs, ConvShape, ParamGrads};
+use meristem_nn::kernels::lstm::LstmShape;
 use meristem_nn::kernels::norm::Activation;
 use meristem_nn::kernels::{GradOut, ImageShape};
 use meristem_nn::ops::conv::{Op, Product};
 use meristem_nn::ops::norm::{self, BatchNorm};
-use meristem_nn::ops::{Backend, Target};
+use meristem_nn::ops::{Backend, Target, elementwise, lstm, optim};
 
 use super::case::{Case, Data, Random, case};
 use super::cases::packed_weights;
@@ -56,6 +58,8 @@ fn cases() -> Vec<Case> {
         let data = Op::DataGradient { product, accumulate: true };
         cases.push(case(data, 0, 0.0).reading(1, weights.clone()));
     }
+    cases.extend(in_columns());
+    cases.extend(of_many_elements());
     cases.extend(chain_cases::in_parts());
     let shape = ImageShape { batch: 51, h: 31, w: 32, c: 16 };
     cases.push(case(norm::Op::Statistics(shape), 0, 0.0));
@@ -70,6 +74,43 @@ fn cases() -> Vec<Case> {
         cases.push(case(gradient, 0, 0.0).reading(5, codes));
     }
     cases
+}
+
+/// Wide products of few rows, which have parts by columns; the last part is smaller.
+fn in_columns() -> Vec<Case> {
+    let product = Product::f32(ConvShape::linear(40, 256, 300));
+    let weights = packed_weights(&product.shape, product.shape.weight_len());
+    let shape = LstmShape { steps: 4, sequences: 8, inputs: 96, hidden: 328 };
+    let keep = Data::F32((0..shape.rows()).map(|row| f32::from(u8::from(row != 9))).collect());
+    let [ih, hh] = [shape.input_product(), shape.state_product()]
+        .map(|of| packed_weights(&of, of.weight_len()));
+    vec![
+        case(Op::Forward(product), 0, 0.0).reading(1, weights.clone()),
+        case(Op::WeightGradient(product), 0, 0.0),
+        case(Op::DataGradient { product, accumulate: true }, 0, 0.0).reading(1, weights),
+        case(lstm::Op::Forward(shape), 0, 0.0)
+            .reading(1, keep.clone())
+            .reading(3, ih)
+            .reading(4, hh.clone()),
+        case(lstm::Op::Gradient { shape, accumulate: true }, 0, 0.0)
+            .reading(0, keep)
+            .reading(2, hh),
+    ]
+}
+
+/// Steps over all parameters of a large policy.
+fn of_many_elements() -> Vec<Case> {
+    let len = 3_000_003;
+    let [third, rest] = [0..len / 3, len / 3 + 13..len];
+    let adam = AdamConfig { lr: 1e-3, betas: [0.9, 0.999], eps: 1e-5, clip_norm: 5.0 };
+    let optimiser = Optimiser::Adam(adam);
+    let runs = vec![third.clone(), rest.clone()];
+    let moments = Data::F32(vec![0.25; optimiser.moments() * len]);
+    vec![
+        case(elementwise::Op::Fill { len, value: 0.5 }, 0, 0.0),
+        case(optim::Op::Measure { len, tensors: runs.clone(), norm_max: 1.0 }, 0, 0.0),
+        case(optim::Op::Update { len, optimiser, runs }, 0, 0.0).writing(1, moments),
+    ]
 }
 
 /// Waits until another worker helps, if there is one.

@@ -1,0 +1,70 @@
+//! How the weights of a product lie in memory, and how they are packed.
+
+use super::Nest;
+use crate::kernels::isa::Level;
+use crate::kernels::{Isa, PAD, pad16};
+
+/// How B lies in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// Row after row, so far apart.
+    Rows(usize),
+    /// Panels of [`PANEL`] columns, each with all its rows together (the last has as many columns
+    /// as remain, padded to a multiple of [`PAD`]): what a tile reads is one run of memory, while
+    /// columns of wide rows have few places in a cache and a page of their own each.
+    Panels,
+    /// At most 8 columns, two rows in a vector, see [`to_pairs`]. For AVX-512 only, and A has no
+    /// gaps in a run of the depth.
+    Pairs,
+}
+
+/// Elements of B in [`Layout::Pairs`] for a depth.
+pub(crate) const fn paired_len(depth: &Nest) -> usize {
+    let [outer, middle, run] = depth.counts;
+    outer * middle * run.div_ceil(2) * PAD
+}
+
+/// Packs the first 8 columns of `b`, whose rows have [`PAD`], for [`Layout::Pairs`].
+pub(crate) fn to_pairs(depth: &Nest, b: &[f32], to: &mut [f32]) {
+    let run = depth.counts[2];
+    let pairs = b.chunks_exact(run * PAD).flat_map(|run| run.chunks(2 * PAD));
+    for (to, pair) in to[..paired_len(depth)].chunks_exact_mut(PAD).zip(pairs) {
+        for (c, to) in to.chunks_exact_mut(2).enumerate() {
+            to[0] = pair[c];
+            to[1] = pair.get(PAD + c).copied().unwrap_or(0.0);
+        }
+    }
+}
+
+/// Whether products of so many columns are faster in [`Layout::Pairs`], over a depth whose runs are
+/// neighbours in A.
+pub(crate) fn takes_pairs(isa: Isa, cols: usize) -> bool {
+    isa.level() == Level::Avx512 && (5..=8).contains(&cols)
+}
+
+/// Columns of a panel: of the widest tile.
+pub(super) const PANEL: usize = 32;
+
+/// Where the panel of column `col` starts, in memory of `depth` rows, and its columns.
+pub(super) const fn panel(depth: usize, cols: usize, col: usize) -> (usize, usize) {
+    let first = col / PANEL * PANEL;
+    let left = pad16(cols) - first;
+    (depth * first, if left < PANEL { left } else { PANEL })
+}
+
+/// Where row `k` has its columns from `col` on, in panels of `depth` rows; they go on at least to
+/// the next multiple of [`PAD`].
+pub(crate) const fn in_panels([depth, cols]: [usize; 2], k: usize, col: usize) -> usize {
+    let (start, step) = panel(depth, cols, col);
+    start + k * step + col % PANEL
+}
+
+/// Packed weights `[depth][pad16(cols)]` as panels, which take as much memory.
+pub(crate) fn to_panels([depth, cols]: [usize; 2], b: &[f32], to: &mut [f32]) {
+    let width = pad16(cols);
+    for col in (0..cols).step_by(PANEL) {
+        let (start, step) = panel(depth, cols, col);
+        let rows = to[start..start + depth * step].chunks_exact_mut(step);
+        rows.zip(b.chunks_exact(width)).for_each(|(to, b)| to.copy_from_slice(&b[col..][..step]));
+    }
+}
