@@ -17,6 +17,7 @@ use meristem::train::reading::Skipped;
 use super::Outcome;
 use crate::cli::ExportCommand;
 use crate::failure::Failure;
+use crate::page::skipped;
 use crate::plain;
 
 pub(crate) fn run(command: &ExportCommand) -> Outcome {
@@ -29,10 +30,9 @@ pub(crate) fn run(command: &ExportCommand) -> Outcome {
 }
 
 /// Warns of lines of the events that an export leaves out.
-fn tell_skipped(Skipped { damaged, unknown, newer }: Skipped) {
-    let lines = damaged + unknown + newer;
-    if lines > 0 {
-        plain::err(&format!("warning: {lines} lines of events.jsonl were not understood"));
+fn tell_skipped(of: Skipped) {
+    if let Some(words) = skipped(of) {
+        plain::err(&format!("warning: {words}"));
     }
 }
 

@@ -1,7 +1,7 @@
 //! The table of envs, and the panels of policy, incidents and memory.
 
 use meristem::control::{HEADS, Op};
-use meristem::train::reading::{EnvHistory, Skipped};
+use meristem::train::reading::EnvHistory;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Rect};
 use ratatui::style::{Modifier, Style};
@@ -10,6 +10,7 @@ use ratatui::widgets::{Paragraph, Row, Table, TableState, Wrap};
 
 use super::app::{App, Column};
 use super::parts::panel;
+use crate::page::skipped;
 use crate::plain::{megabytes, percent, printable, thousands};
 
 /// Table of all envs, scrolled to the chosen one.
@@ -85,11 +86,7 @@ pub(super) fn incidents(frame: &mut Frame<'_>, app: &App, area: Rect) {
     let history = app.history();
     let inner = panel(frame, area, format!("incidents: {} rollbacks", history.rollbacks));
     let mut lines = vec![];
-    let Skipped { damaged, unknown, newer } = app.follower.run.skipped;
-    let skipped = damaged + unknown + newer;
-    if skipped > 0 {
-        lines.push(format!("{skipped} lines of the events were not understood"));
-    }
+    lines.extend(skipped(app.follower.run.skipped));
     lines.extend(history.incidents.iter().rev().take(4).map(|incident| {
         format!("env {} step {}: {}", incident.env, incident.step.saturating_add(1), incident.what)
     }));
