@@ -50,12 +50,12 @@ pub(crate) fn check_names() -> Result<(), Failure> {
     Err(Failure::usage(message, "correct it or unset it"))
 }
 
-/// Whether a directive is a mistyped level, which the filter would take for the target of another
-/// program.
+/// Whether a directive is a mistyped level or the filter of a span, which the filter would take for
+/// the target of another program.
 fn is_nothing(directive: &str) -> bool {
     let word = directive.trim();
-    let ours = word.contains(['=', '[']) || word.starts_with("meristem");
-    !ours && word.parse::<tracing_subscriber::filter::LevelFilter>().is_err()
+    let ours = word.contains('=') || word.starts_with("meristem");
+    word.contains('[') || !ours && word.parse::<tracing_subscriber::filter::LevelFilter>().is_err()
 }
 
 /// Targets that `--comm-debug` logs.
@@ -116,7 +116,10 @@ pub(crate) fn log_filter(comm_debug: bool) -> Result<Targets, Failure> {
                     .into(),
             ));
         }
-        Some(directives) => directives.parse::<Targets>().map_err(|e| bad(e.to_string()))?,
+        Some(directives) => {
+            let directives: Vec<&str> = directives.split(',').map(str::trim).collect();
+            directives.join(",").parse::<Targets>().map_err(|e| bad(e.to_string()))?
+        }
         None => return Err(bad("expected valid Unicode".into())),
     };
     let exchanges = EXCHANGES.iter().filter(|_| comm_debug);

@@ -228,6 +228,7 @@ fn environment_variables_are_strict() {
     for (name, value, words) in [
         ("MERISTEM_LOG", "meristem=loud", "got `meristem=loud`"),
         ("MERISTEM_LOG", "dbug", "got `dbug`, expected a level"),
+        ("MERISTEM_LOG", "meristem[run]=debug", "expected a level"),
         ("MERISTEM_ISA", "avx3", "`avx3` is not an instruction set; this machine has portable"),
         ("MERISTEM_LAUNCH_BLOCKING", "yes", "expected 0 or 1, got `yes`"),
         ("MERISTEM_LGO", "debug", "did you mean MERISTEM_LOG?"),
@@ -295,7 +296,7 @@ fn variables(source: &str) -> Vec<String> {
 fn the_placement_log_shows_where_tensors_are() {
     let m = Meristem::new();
     let run = format!("train {TINY} --steps 1 --run-dir run --quiet");
-    let said = with_variable(&m, "MERISTEM_LOG", "meristem::placement=debug", &run);
+    let said = with_variable(&m, "MERISTEM_LOG", "off, meristem::placement=debug", &run);
     assert_eq!(said.code, Some(0), "{}", said.stderr);
     let line = said.stderr.lines().find(|line| line.contains("train_step")).unwrap();
     for words in
