@@ -5,7 +5,8 @@
 Reads the times of a plan's steps on one core. A worker takes an env for a turn of 10 ms; workers that find none take over
 parts of the steps of others (`crates/nn/src/kernels/parts.rs`): a step has at most 8 parts, of 6 million multiply-adds at
 least, 16 of which stand for an element that is read or written, and handing one over takes a microsecond. Memory is as fast
-for many cores as for one, and clocks do not fall: so this is an upper bound, and shows what the schedule alone costs.
+for many cores as for one, and clocks do not fall. Batches that are not done at the end do not count, and neither do steps that
+the benchmark does not print: an estimate.
 """
 
 from __future__ import annotations

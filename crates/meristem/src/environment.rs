@@ -117,7 +117,9 @@ pub(crate) fn log_filter(comm_debug: bool) -> Result<Targets, Failure> {
             ));
         }
         Some(directives) => {
-            let directives: Vec<&str> = directives.split(',').map(str::trim).collect();
+            // An empty directive would be one for errors alone.
+            let directives = directives.split(',').map(str::trim).filter(|d| !d.is_empty());
+            let directives: Vec<&str> = directives.collect();
             directives.join(",").parse::<Targets>().map_err(|e| bad(e.to_string()))?
         }
         None => return Err(bad("expected valid Unicode".into())),

@@ -296,7 +296,7 @@ fn variables(source: &str) -> Vec<String> {
 fn the_placement_log_shows_where_tensors_are() {
     let m = Meristem::new();
     let run = format!("train {TINY} --steps 1 --run-dir run --quiet");
-    let said = with_variable(&m, "MERISTEM_LOG", "off, meristem::placement=debug", &run);
+    let said = with_variable(&m, "MERISTEM_LOG", "off, meristem::placement=debug,", &run);
     assert_eq!(said.code, Some(0), "{}", said.stderr);
     let line = said.stderr.lines().find(|line| line.contains("train_step")).unwrap();
     for words in

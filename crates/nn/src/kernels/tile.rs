@@ -123,6 +123,7 @@ pub(crate) fn run(isa: Isa, job: Job<'_>) {
     };
     assert!(b_len <= job.b.len(), "tile: B is too short");
     assert!((rows - 1) * job.c_step + job.cols <= job.c.len(), "tile: C is too short");
+    assert!(rows == 1 || job.cols <= job.c_step, "tile: rows of C overlap");
     assert!(job.bias.is_none_or(|bias| bias.len() >= job.cols), "tile: bias is too short");
     let c = Output(job.c.as_mut_ptr());
     in_columns(job.cols, rows * depth, |cols| {
