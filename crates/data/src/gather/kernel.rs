@@ -12,8 +12,6 @@ use crate::normalization::Normalization;
 /// Values that are normalised as one block: a multiple of every number of channels from 1 to 4 and
 /// of the widest vectors, so that the constants of a block are the same for each.
 const BLOCK: usize = 48;
-/// f32 of a cache line.
-const LINE: usize = 16;
 /// Block size for the values that remain after whole blocks; the last ones are done one by one.
 const PART: usize = 16;
 
@@ -63,7 +61,7 @@ trait Stored: Element {
     /// Writes black pixels, the first one beginning with channel 0.
     fn blacken(constants: &MultiplyAdd, stored: &mut [Self]);
 
-    /// Normalises whole pixels, and fetches the same pixels of the image that comes `next`.
+    /// Normalises whole pixels, and may fetch the same pixels of the image that comes `next`.
     fn normalize(constants: &MultiplyAdd, stored: &[Self], values: &mut [f32], next: &[Self]);
 }
 
@@ -89,12 +87,8 @@ impl Stored for f32 {
     }
 
     #[inline(always)]
-    fn normalize(_: &MultiplyAdd, stored: &[Self], values: &mut [f32], next: &[Self]) {
-        let lines = stored.chunks(LINE).zip(values.chunks_mut(LINE)).zip(next.chunks(LINE));
-        for ((stored, values), next) in lines {
-            fetch(&next[0]);
-            values.copy_from_slice(stored);
-        }
+    fn normalize(_: &MultiplyAdd, stored: &[Self], values: &mut [f32], _: &[Self]) {
+        values.copy_from_slice(stored);
     }
 }
 

@@ -130,10 +130,9 @@ pub(crate) fn run(isa: Isa, job: Job<'_>) {
         let mut col = cols.start;
         while col < cols.end {
             let block = block(isa, &job, job.cols - col);
-            // SAFETY: the block's kernels are those of `isa`, which this machine has. All of A, B,
-            // C and bias that rows × depth × `job.cols` address was checked to exist just above,
-            // and a block reads B (and A) at most up to `readable_cols`. It lies within these
-            // columns, as its width divides a panel's, and nobody else has them.
+            // The block lies within these columns, as its width divides a panel's.
+            // SAFETY: its kernels are those of `isa`, which this machine has; A, B, C and bias were
+            // checked above, up to `readable_cols`; and nobody else has these columns of C.
             unsafe { run_block(&job, &c, block, col) };
             col += block.width;
         }

@@ -6,9 +6,7 @@ use std::ops::Range;
 use meristem_device::in_parts;
 
 use super::PANEL;
-
-/// Most parts.
-const MOST: usize = 8;
+use crate::kernels::parts::MOST;
 
 /// Columns of a part at least: of a wide convolution none are divided, whose images are.
 const LEAST_COLS: usize = 4 * PANEL;
