@@ -65,6 +65,8 @@ pub use handles::{
     Ahead, Device, DeviceOptions, Event, Expect, Extent, Group, Launch, Launches, Lent, Stream,
     Tensor,
 };
-pub use handles::{MemoryAround, MemoryReport, Peers, read_back, read_back_as, read_back_f64};
+pub use handles::{
+    MemoryAround, MemoryReport, Peers, Scratch, read_back, read_back_as, read_back_f64,
+};
 pub use hooks::POISON;
 pub use observers::{ActSite, HotScope, Policy, ScopeReport, Span, Trace, TraceReport};

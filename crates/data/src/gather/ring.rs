@@ -18,7 +18,6 @@ pub(super) struct Ring {
     shape: ImageShape,
     capacity: usize,
     slots: Vec<Slot>,
-    next: usize,
     grown: usize,
 }
 
@@ -31,7 +30,7 @@ impl Ring {
         depth: usize,
     ) -> Result<Self> {
         let (stream, slots) = (stream.clone(), Vec::with_capacity(depth));
-        let mut ring = Self { stream, shape, capacity, slots, next: 0, grown: 0 };
+        let mut ring = Self { stream, shape, capacity, slots, grown: 0 };
         for _ in 0..depth {
             ring.add()?;
         }
@@ -47,24 +46,20 @@ impl Ring {
         Ok(())
     }
 
-    /// Buffers for `n` samples, n at most the capacity: the next slot that no handle outside of the
-    /// ring refers to. Kernels may still read it; the device orders the new writes after them. If
-    /// every slot is held, the ring grows by one.
+    /// Buffers for `n` samples, n at most the capacity: the first slot that no handle outside of
+    /// the ring refers to, so that a loop which drops each batch before it takes the next has one
+    /// slot in the caches. Kernels may still read it; the device orders the new writes after them.
+    /// If every slot is held, the ring grows by one.
     pub(super) fn take(&mut self, n: usize) -> Result<(Tensor, Tensor)> {
-        let slots = self.slots.len();
-        let free = |i: &usize| {
-            let Slot { inputs, targets } = &self.slots[i % slots];
-            !inputs.is_shared() && !targets.is_shared()
-        };
-        let chosen = match (self.next..self.next + slots).find(free) {
-            Some(i) => i % slots,
+        let free = |slot: &Slot| !slot.inputs.is_shared() && !slot.targets.is_shared();
+        let chosen = match self.slots.iter().position(free) {
+            Some(i) => i,
             None => {
                 self.add()?;
                 self.grown += 1;
-                slots
+                self.slots.len() - 1
             }
         };
-        self.next = chosen + 1;
         let Slot { inputs, targets } = &self.slots[chosen];
         let format = MemoryFormat::ChannelsLast;
         Ok((inputs.view_with_format(0, self.shape.batch(n), format)?, targets.view(0, [n])?))

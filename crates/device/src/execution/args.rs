@@ -7,9 +7,10 @@
 
 use super::block::Block;
 use super::host_block::HostBlock;
+use super::scratch::Borrowed;
 use crate::ground::sync::Arc;
 use crate::ground::{DType, Element, INLINE_ARGS, Isa, Use};
-use crate::hooks::Asked;
+use crate::hooks::{Asked, POISON};
 use smallvec::SmallVec;
 use std::panic::Location;
 
@@ -50,6 +51,8 @@ pub(crate) struct Record {
     /// Call site of the launch, for errors and observers.
     pub(crate) site: &'static Location<'static>,
     pub(crate) args: SmallVec<[Arg; INLINE_ARGS]>,
+    /// Its temporary memory, on a processor.
+    pub(crate) scratch: Option<Borrowed>,
     /// Instruction set of the device's kernels.
     pub(crate) isa: Isa,
     /// Its call, for observers that watch runs; `None` without any.
@@ -161,6 +164,35 @@ impl<'a> Args<'a> {
             DType::U32 => bytemuck::cast_slice_mut(self.write::<u32>(i)),
             DType::I64 => bytemuck::cast_slice_mut(self.write::<i64>(i)),
         }
+    }
+
+    /// The launch's [temporary memory](crate::Launch::scratch), aligned to 64 bytes. Its bytes are
+    /// unspecified (with `MERISTEM_SANITIZE=1` they are [`POISON`](crate::POISON)), and nobody sees
+    /// them after this kernel. Can be taken once.
+    ///
+    /// # Panics
+    /// If the launch declares none, or it was taken before.
+    #[track_caller]
+    pub fn scratch(&mut self) -> &'a mut [u8] {
+        let operation = self.operation();
+        let Some(scratch) = &mut self.record.scratch else {
+            panic!("{operation}: a launch without temporary memory");
+        };
+        let (bytes, poisoned) = (scratch.bytes(), scratch.poisoned);
+        let Some(piece) = scratch.take() else {
+            panic!("{operation}: its temporary memory was taken before");
+        };
+        let block = piece.host();
+        block.race.write();
+        // SAFETY: the piece has at least `bytes` bytes, which are initialised, and `Record` keeps
+        // it for 'a. Exclusive during 'a: a piece is with one kernel at a time (see `scratch`), and
+        // `take` gives it to this one once.
+        let all = unsafe { std::slice::from_raw_parts_mut(block.data().as_ptr(), bytes) };
+        if poisoned {
+            let poison = POISON.to_ne_bytes();
+            all.chunks_mut(4).for_each(|chunk| chunk.copy_from_slice(&poison[..chunk.len()]));
+        }
+        all
     }
 
     #[track_caller]

@@ -2,7 +2,8 @@
 //! above it are bookkeeping that does not depend on the backend.
 //!
 //! - The processor: `host_block`, `args` (kernels are closures over slices), `executor` (workers),
-//!   `parts` (which workers take over from each other).
+//!   `parts` (which workers take over from each other), `scratch` (memory that a kernel has while
+//!   it runs).
 //! - CUDA: `call` (kernels are declared values), and `cuda` with everything that talks to the
 //!   driver. In a build without the feature `absent` takes its place.
 //! - Both: `transfer` (copies and fills are values), `block` and `work`, which say of which kind a
@@ -21,6 +22,7 @@ mod call;
 mod executor;
 mod host_block;
 mod parts;
+mod scratch;
 mod transfer;
 mod work;
 
@@ -33,6 +35,7 @@ pub(crate) use executor::{Executor, Left, Task, check_may_wait, on_worker};
 pub(crate) use host_block::ALIGNMENT;
 pub(crate) use parts::discard;
 pub use parts::in_parts;
+pub(crate) use scratch::{Borrowed, Piece as ScratchPiece, Pieces, Reservation};
 pub use transfer::Fill;
 pub(crate) use transfer::{HostBytes, IntoSlots, Make, Slots, Transfer};
 pub(crate) use work::Work;

@@ -4,7 +4,7 @@ use super::options::{DeviceOptions, Environment, MAX_THREADS};
 use super::report::MemoryReport;
 use super::{Backend, Device, DeviceHandle, Stream};
 use crate::execution::cuda::{Context, Lane, Track};
-use crate::execution::{Executor, Memory, Source, check_may_wait, on_worker};
+use crate::execution::{Executor, Memory, Pieces, Source, check_may_wait, on_worker};
 use crate::ground::sync::{Arc, AtomicU64, Mutex, Ordering, Weak, lock, thread};
 use crate::ground::{Act, Counts, DeviceId, Error, Isa, Race, Result};
 use crate::hooks::{Counters, Observer, Observers};
@@ -36,6 +36,13 @@ impl Backend {
     fn cuda(context: &Arc<Context>, lanes: usize) -> Result<Backend> {
         let lanes = (0..lanes).map(|_| Lane::new(context)).collect::<Result<_>>()?;
         Ok(Backend::Cuda { lanes })
+    }
+
+    fn threads(&self) -> usize {
+        match self {
+            Backend::Cpu { workers, .. } => workers.len(),
+            Backend::Cuda { lanes } => lanes.len(),
+        }
     }
 
     /// The engine of stream `id`.
@@ -98,10 +105,13 @@ impl DeviceHandle {
             observers: observers.clone(),
             submission: Mutex::new(Submission),
         };
+        let pieces = Arc::new(Pieces::new(backend.threads()));
+        let limit = options.memory_limit;
+        let pool = Pool::new(memory, limit, environment.faults, observers, pieces);
         DeviceHandle {
             shared: Arc::new(shared),
             backend,
-            pool: Pool::new(memory, options.memory_limit, environment.faults, observers),
+            pool: Arc::new(pool),
             trace,
             sanitizer,
             streams: Mutex::default(),
@@ -167,10 +177,7 @@ impl Device {
 
     /// Number of workers, or of the driver's streams on a CUDA device.
     pub fn threads(&self) -> usize {
-        match &self.0.backend {
-            Backend::Cpu { workers, .. } => workers.len(),
-            Backend::Cuda { lanes } => lanes.len(),
-        }
+        self.0.backend.threads()
     }
 
     /// Instruction set of its kernels.
@@ -295,8 +302,13 @@ impl Device {
     }
 
     #[inline]
-    pub(super) fn pool(&self) -> &Pool<Stream> {
+    pub(super) fn pool(&self) -> &Arc<Pool<Stream>> {
         &self.0.pool
+    }
+
+    /// The temporary memory of kernels that workers run; `None` on a CUDA device.
+    pub(super) fn pieces(&self) -> Option<&Arc<Pieces>> {
+        matches!(self.0.backend, Backend::Cpu { .. }).then_some(self.pool().pieces())
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {

@@ -4,7 +4,7 @@ use super::expect::Expect;
 use super::group::{Group, Member};
 use super::launches::Launches;
 use super::operands::{check_overlap, touch};
-use super::{Launch, Stream, Tensor};
+use super::{Launch, Scratch, Stream, Tensor};
 use crate::execution::{Arg, Args, Program, Record, Transfer, Work};
 use crate::ground::sync::Arc;
 use crate::ground::{Act, Result, Use};
@@ -21,7 +21,15 @@ impl<'a> Launch<'a> {
         act: Option<Act>,
         site: &'static Location<'static>,
     ) -> Self {
-        Launch { stream, operation, act, site, tensors: SmallVec::new(), program: None }
+        Launch {
+            stream,
+            operation,
+            act,
+            site,
+            tensors: SmallVec::new(),
+            scratch: None,
+            program: None,
+        }
     }
 
     /// Adds an argument that the kernel only reads. Its index is the number of earlier arguments.
@@ -34,6 +42,12 @@ impl<'a> Launch<'a> {
     /// arguments.
     pub fn write(mut self, tensor: &'a Tensor) -> Self {
         self.tensors.push((tensor, Use::Write));
+        self
+    }
+
+    /// Gives the kernel temporary memory, which it gets by [`Args::scratch`].
+    pub fn scratch(mut self, scratch: &'a Scratch) -> Self {
+        self.scratch = Some(scratch);
         self
     }
 
@@ -59,7 +73,8 @@ impl<'a> Launch<'a> {
     /// # Errors
     /// Nothing was enqueued if this returns an error, except with `MERISTEM_LAUNCH_BLOCKING=1`,
     /// where the kernel's own panic is returned.
-    /// - [`crate::Error::Mismatch`]: an argument belongs to another stream.
+    /// - [`crate::Error::Mismatch`]: an argument, or the temporary memory, belongs to another
+    ///   stream.
     /// - [`crate::Error::Overlap`]: a written argument shares bytes with another.
     /// - [`crate::Error::KernelPanicked`]: an earlier kernel of this stream, or of one whose result
     ///   is an argument, panicked.
@@ -118,6 +133,7 @@ impl<'a> Launch<'a> {
     where
         F: FnOnce(&mut Args<'_>) + Send + 'static,
     {
+        self.check_scratch()?;
         log_placement(self.operation, || self.placements());
         let record = self.record(Category::Launch);
         let state = self.stream.state();
@@ -163,7 +179,8 @@ impl<'a> Launch<'a> {
         let (operation, site) = (self.operation, self.site);
         let shared = &self.stream.state().shared;
         let asked = shared.observers.watch_runs().then(|| self.asked(category));
-        Record { operation, site, args: args.collect(), isa: shared.isa, asked }
+        let scratch = self.scratch.map(Scratch::borrowed);
+        Record { operation, site, args: args.collect(), scratch, isa: shared.isa, asked }
     }
 
     #[cold]
@@ -193,7 +210,11 @@ impl<'a> Launch<'a> {
         for (i, (tensor, _)) in self.tensors.iter().enumerate() {
             expect.check(self.operation, format_args!("argument {i}"), tensor)?;
         }
-        Ok(())
+        self.check_scratch()
+    }
+
+    fn check_scratch(&self) -> Result<()> {
+        self.scratch.map_or(Ok(()), |scratch| scratch.check(self.operation, self.stream))
     }
 }
 

@@ -15,6 +15,7 @@ mod operands;
 mod options;
 mod peers;
 mod report;
+mod scratch;
 mod stream;
 mod tensor;
 mod transfer;
@@ -29,6 +30,7 @@ pub use options::DeviceOptions;
 pub(crate) use options::Environment;
 pub use peers::Peers;
 pub use report::{MemoryAround, MemoryReport};
+pub use scratch::Scratch;
 pub use transfer::{read_back, read_back_as, read_back_f64};
 
 use crate::execution::cuda::Lane;
@@ -51,7 +53,8 @@ pub struct Device(Arc<DeviceHandle>);
 struct DeviceHandle {
     shared: Arc<Shared>,
     backend: Backend,
-    pool: Pool<Stream>,
+    /// Held by the places of `pieces`, too: a piece outlives the device if a kernel ends last.
+    pool: Arc<Pool<Stream>>,
     /// Its part of a trace, if any.
     trace: Option<Arc<Process>>,
     /// The race sanitizer, if it is on.
@@ -110,6 +113,7 @@ pub struct Launch<'a> {
     act: Option<Act>,
     site: &'static Location<'static>,
     tensors: Operands<'a>,
+    scratch: Option<&'a Scratch>,
     /// Its calls on a CUDA device.
     program: Option<Program>,
 }

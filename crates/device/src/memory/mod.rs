@@ -2,6 +2,7 @@
 //! and return to, and the memory in use by owner (V3).
 
 mod handle;
+mod place;
 mod pool;
 mod size_class;
 mod storage;
@@ -9,7 +10,8 @@ mod usage;
 mod watermark;
 
 pub(crate) use handle::{Handle, Home};
-pub(crate) use pool::Pool;
+pub(crate) use place::Place;
+pub(crate) use pool::{Pool, Request};
 pub(crate) use storage::Storage;
 pub(crate) use usage::Usage;
 pub(crate) use watermark::WatermarkId;

@@ -2,8 +2,9 @@
 //! for it, with its pending accesses, and from there to the next tenant (a live storage's user).
 //!
 //! Invariants
-//! - A block stays in one storage, and a storage is in one place: with its tenant, or in one free
-//!   list, which then is its only owner ([`UniqueArc`]).
+//! - A block stays in one storage, and a storage is in one place: with its tenant, with a `Place`
+//!   that kernels borrow it from, or in one free list; the latter two are its only owner
+//!   ([`UniqueArc`]).
 //! - A free block carries every access to it that may not be done. Its next tenant inherits them,
 //!   and submission makes any stream wait for them before it touches the block (`hazard`). So
 //!   handing out a block is correct at any time, on any stream (S2); the choice of the block only
@@ -18,7 +19,7 @@
 use super::size_class::{class_of, class_size};
 use super::storage::Storage;
 use super::usage::Usage;
-use crate::execution::{Memory, on_worker};
+use crate::execution::{Memory, Pieces, on_worker};
 use crate::ground::fault::{Fault, Faults};
 use crate::ground::sync::{Arc, Mutex, MutexGuard, lock};
 use crate::ground::{Act, Error, Owner, Result};
@@ -31,7 +32,7 @@ use triomphe::UniqueArc;
 const LOOK: usize = 8;
 
 /// A storage without a tenant: a block with its pending accesses.
-type Free<H> = UniqueArc<Storage<H>>;
+pub(super) type Free<H> = UniqueArc<Storage<H>>;
 
 /// Whether work on `stream` may use the block without a wait.
 fn is_ready_for<H>(free: &mut Free<H>, stream: &Arc<StreamState>) -> bool {
@@ -81,7 +82,7 @@ struct State<H> {
 }
 
 /// Slot of the blocks whose stream ended.
-const ORPHANS: usize = 0;
+pub(super) const ORPHANS: usize = 0;
 
 /// A device's memory.
 pub(crate) struct Pool<H> {
@@ -93,6 +94,8 @@ pub(crate) struct Pool<H> {
     /// Whether to keep completed accesses, for an observer that checks order.
     keeps_done: bool,
     observers: Observers,
+    /// Temporary memory of kernels, for whose return a request may have to wait.
+    pieces: Arc<Pieces>,
     state: Mutex<State<H>>,
 }
 
@@ -155,12 +158,13 @@ impl<H> Pool<H> {
         limit: Option<usize>,
         faults: Faults,
         observers: Observers,
+        pieces: Arc<Pieces>,
     ) -> Self {
         let lists = vec![FreeLists::default()];
         let state = Mutex::new(State { lists, vacant: Vec::new(), usage: Usage::default() });
         let forgets = faults.has(Fault::PoolForgets);
         let keeps_done = observers.check_order();
-        Pool { memory, limit, forgets, keeps_done, observers, state }
+        Pool { memory, limit, forgets, keeps_done, observers, pieces, state }
     }
 
     /// Counts the bytes of a new tensor.
@@ -268,7 +272,9 @@ impl<H> Pool<H> {
                 return Ok((state, self.hand_out(free)));
             }
             // Before trimming: blocks that become idle meanwhile are found in the next turn.
-            let busy = if on_worker() { None } else { state.find_busy() };
+            let may_wait = !on_worker();
+            let busy = if may_wait { state.find_busy() } else { None };
+            let departures = if may_wait { self.pieces.departures() } else { None };
             if self.memory.stops() {
                 let counters = &stream.shared.counters;
                 counters.note(Act::Synchronize, request.operation, request.site)?;
@@ -276,16 +282,20 @@ impl<H> Pool<H> {
             if let Some(free) = self.trim_and_grow(&mut state, class) {
                 return Ok((state, free));
             }
-            let Some(access) = busy else {
+            if busy.is_none() && departures.is_none() {
                 stream.check_alive()?; // a device that failed has no memory either
                 return Err(self.exhausted(&state, request));
-            };
+            }
             drop(state);
             if !std::mem::replace(&mut waited, true) {
                 stream.shared.counters.note(Act::Synchronize, request.operation, request.site)?;
             }
             let wait = self.observers.host_waits("wait for memory", Some(request.site));
-            access.stream.wait_host(access.seq);
+            match (busy, departures) {
+                (Some(access), _) => access.stream.wait_host(access.seq),
+                (None, Some(departures)) => self.pieces.wait_beyond(departures),
+                (None, None) => {}
+            }
             drop(wait);
             state = lock(&self.state);
         }
@@ -327,6 +337,11 @@ impl<H> Pool<H> {
         let held = state.usage.give(owner, bytes);
         self.observers.tell(|observer| observer.memory_changed(owner, held));
         state.lists[slot].put(free);
+    }
+
+    /// Temporary memory of kernels.
+    pub(crate) fn pieces(&self) -> &Arc<Pieces> {
+        &self.pieces
     }
 
     /// Whether the device stops when a block returns to the system.

@@ -3,7 +3,9 @@
 use super::{device, primitives::thread, tensor};
 use crate::ground::sync::Arc;
 use crate::order::CAPACITY;
-use crate::{Args, DType, Device, Error, Event, Owner, Stream, Tensor, in_parts, read_back_as};
+use crate::{
+    Args, DType, Device, Error, Event, Owner, Scratch, Stream, Tensor, in_parts, read_back_as,
+};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::sync::Barrier;
 use shuttle::{Config, Runner};
@@ -382,4 +384,40 @@ fn parts_of_several_streams_run_once() {
         assert_eq!(ended.load(Ordering::Relaxed), 3);
         device.synchronize().unwrap_err();
     });
+}
+
+/// `scratch`: kernels that run at once have different pieces, also while larger ones take the place
+/// of smaller, and handles come and go.
+#[test]
+fn temporary_memory_is_with_one_kernel_at_a_time() {
+    let use_it = |stream: &Stream, scratch: &Scratch, value: u8| {
+        let kernel = move |args: &mut Args<'_>| {
+            let memory = args.scratch();
+            memory.fill(value);
+            thread::yield_now();
+            assert!(memory.iter().all(|&byte| byte == value));
+        };
+        stream.launch("use").scratch(scratch).run(kernel).unwrap();
+    };
+    for threads in [1, 2, 3] {
+        check(1000, move || {
+            let device = device(threads, None);
+            let hosts = [(1, 64), (2, 192)].map(|(host, bytes)| {
+                let device = device.clone();
+                thread::spawn(move || {
+                    for round in 0..2 {
+                        let streams = ["a", "b"].map(|name| device.stream(name));
+                        for (i, stream) in streams.iter().enumerate() {
+                            let bytes = bytes * (1 + round);
+                            let memory = Scratch::new(stream, bytes, Owner::Other).unwrap();
+                            use_it(stream, &memory, (10 * host + i) as u8);
+                        }
+                    }
+                })
+            });
+            hosts.into_iter().for_each(|host| host.join().unwrap());
+            device.synchronize().unwrap();
+            assert_eq!(device.memory().current, 0);
+        });
+    }
 }

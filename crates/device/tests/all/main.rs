@@ -11,6 +11,7 @@ mod group;
 mod memory;
 mod parts;
 mod scopes;
+mod scratch;
 mod streams;
 mod stress;
 mod trace;

@@ -30,13 +30,13 @@ impl Network {
     #[track_caller]
     pub fn differentiate(&mut self, inputs: &Tensor, targets: &Tensor, weight: f32) -> Result<()> {
         let batch = self.check_batch("differentiate", inputs, targets)?;
-        let plan = self.plan(batch, Mode::Train)?;
+        let plan = self.kept_plan(batch)?;
         let scaled = match weight {
             1.0 => vec![],
             factor => each_gradient(&plan, |len| elementwise::Op::Multiply { len, factor }),
         };
         let run = Run::of(&plan, Phase::Forward..=Phase::Backward).then(scaled);
-        self.launch("differentiate", run, &self.tensors(&[inputs], Some(targets), 0))?;
+        self.launch("differentiate", run, &self.kept_tensors(&[inputs], Some(targets)))?;
         self.gradient = Some(Gradient { plan, clipped: false });
         Ok(())
     }
@@ -47,7 +47,7 @@ impl Network {
     /// # Errors
     /// [`Error::OneValuePerChannel`], memory, a failed stream.
     pub fn differentiate_nothing(&mut self) -> Result<()> {
-        let plan = self.plan(self.options.batch_max, Mode::Train)?;
+        let plan = self.kept_plan(self.options.batch_max)?;
         let zeros = each_gradient(&plan, |len| elementwise::Op::Fill { len, value: 0.0 });
         self.launch_steps("differentiate_nothing", zeros)?;
         self.gradient = Some(Gradient { plan, clipped: false });
@@ -62,7 +62,7 @@ impl Network {
     /// [`Error::Argument`] without a gradient.
     pub fn gradients(&self) -> Result<Vec<(&str, Tensor)>> {
         let Gradient { plan, .. } = self.gradient.as_ref().ok_or_else(|| missing("gradients"))?;
-        views(self.graph(), plan, &self.arena)
+        views(self.graph(), plan, &self.arena.kept)
     }
 
     /// Measures and clips the gradient now, not in [`Network::apply`]: that of each group, at
@@ -95,9 +95,16 @@ impl Network {
         let Gradient { plan, clipped } = self.gradient.as_ref().ok_or_else(|| missing("apply"))?;
         let first = if *clipped { Phase::Update } else { Phase::Measure };
         let run = Run::of(plan, first..=Phase::Update);
-        self.launch("apply", run, &self.tensors(&[], None, 0))?;
+        self.launch("apply", run, &self.kept_tensors(&[], None))?;
         self.gradient = None;
         Ok(())
+    }
+
+    /// The training plan of this batch size, with memory that keeps its gradient.
+    fn kept_plan(&mut self, batch: usize) -> Result<Arc<Plan>> {
+        let plan = self.plan(batch, Mode::Train)?;
+        self.arena.make_kept_room(&self.stream, plan.arena_len())?;
+        Ok(plan)
     }
 }
 

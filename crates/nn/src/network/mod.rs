@@ -5,6 +5,7 @@
 //! run in it (`run`). Parameters live in one set of tensors per group, so that growing and pruning
 //! a module touches no other group (`docs/growth.md`).
 
+mod arenas;
 mod fleet;
 mod gradient;
 mod groups;
@@ -21,6 +22,7 @@ use std::sync::Arc;
 
 use meristem_device::{DType, Owner, Stream, Tensor};
 
+use self::arenas::Arenas;
 pub use self::fleet::Fleet;
 use self::gradient::Gradient;
 use self::groups::Group;
@@ -89,8 +91,7 @@ pub struct Network {
     plans: Plans,
     /// The graph that it computes, with its plans.
     topology: Arc<Topology>,
-    /// Shared by all plans: nothing in it outlives a step.
-    arena: Tensor,
+    arena: Arenas,
     /// `[configs][slots]`.
     alphas: Tensor,
     /// Values of `alphas` on the host, for their pattern.
@@ -138,10 +139,8 @@ impl Network {
         let topology = plans.topology(&graph);
         let arena_len = largest_arena(&topology, &options, Target::of(stream.device()))?;
         let groups = growth::build(stream, &graph, old.map(Self::weights), options.fresh())?;
-        let arena = match old.filter(|old| old.arena.numel() >= arena_len) {
-            Some(old) => old.arena.clone(),
-            None => new_arena(stream, arena_len)?,
-        };
+        let mut arena = old.map_or_else(|| Arenas::new(stream), |old| Ok(old.arena.clone()))?;
+        arena.make_room(stream, arena_len)?;
         let (alphas, alpha_values) = match old.filter(|old| old.graph().alphas == graph.alphas) {
             Some(old) => (old.alphas.clone(), old.alpha_values.clone()),
             None => {
@@ -259,10 +258,6 @@ fn largest_arena(topology: &Topology, options: &NetworkOptions, target: Target) 
         Err(Error::OneValuePerChannel { .. }) => Ok(arena_len),
         Err(error) => Err(error),
     }
-}
-
-fn new_arena(stream: &Stream, len: usize) -> Result<Tensor> {
-    Ok(Tensor::empty(stream, [len], DType::F32, Owner::Activations)?)
 }
 
 fn check_options(stream: &Stream, options: &NetworkOptions) -> Result<()> {

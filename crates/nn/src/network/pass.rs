@@ -6,8 +6,8 @@ use std::sync::Arc;
 use meristem_device::{Ahead, DType, Expect, Extent, Launches, Owner, Tensor};
 
 use super::plans::RowPlan;
-use super::run::{Run, Tensors};
-use super::{LabelledBatch, Network, new_arena};
+use super::run::{Arena, Run, Tensors};
+use super::{LabelledBatch, Network};
 use crate::error::{Error, Result};
 use crate::ops::Target;
 use crate::plan::{self, AlphaPattern, Mode, Phase, Plan, Step};
@@ -164,7 +164,7 @@ impl Network {
         config: usize,
     ) -> Tensors<'a> {
         Tensors {
-            arena: Some(&self.arena),
+            arena: Some(self.arena.of_a_launch()),
             groups: &self.groups,
             metrics: Some(&self.metrics),
             scores_start: self.metrics_layout.scores_of(config),
@@ -204,10 +204,20 @@ impl Network {
         run.add(to, (&self.stream, operation), self.options.isa, &tensors)
     }
 
+    /// As [`Network::tensors`], for a launch that keeps the arena's contents, or uses those that
+    /// the launch before has kept.
+    pub(super) fn kept_tensors<'a>(
+        &'a self,
+        inputs: &'a [&'a Tensor],
+        targets: Option<&'a Tensor>,
+    ) -> Tensors<'a> {
+        Tensors { arena: Some(Arena::Kept(&self.arena.kept)), ..self.tensors(inputs, targets, 0) }
+    }
+
     /// Launches steps that use nothing of a batch.
     #[track_caller]
     pub(super) fn launch_steps(&self, operation: &'static str, steps: Vec<Step>) -> Result<()> {
-        self.launch(operation, Run::steps(steps), &self.tensors(&[], None, 0))
+        self.launch(operation, Run::steps(steps), &self.kept_tensors(&[], None))
     }
 
     pub(super) fn plan(&mut self, batch: usize, mode: Mode) -> Result<Arc<Plan>> {
@@ -220,10 +230,7 @@ impl Network {
     /// Makes the arena large enough for a plan, which will use it.
     fn make_room(&mut self, plan: &Plan) -> Result<()> {
         self.gradient = None;
-        if plan.arena_len() > self.arena.numel() {
-            self.arena = new_arena(&self.stream, plan.arena_len())?;
-        }
-        Ok(())
+        self.arena.make_room(&self.stream, plan.arena_len())
     }
 
     /// Checks a batch of images, or of vectors where the graph takes those; returns its size (V1).

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use meristem_device::{Args, Launch, Launches, Program, Stream, Tensor};
+use meristem_device::{Args, Launch, Launches, Program, Scratch, Stream, Tensor};
 use smallvec::SmallVec;
 
 use super::groups::Group;
@@ -13,11 +13,20 @@ use crate::kernels::Isa;
 use crate::plan::programs::program;
 use crate::plan::{Memory, Phase, Plan, Space, SpaceUse, Step, add_use, uses};
 
+/// Where the arena of a launch lies.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Arena<'a> {
+    /// In temporary memory: the launch leaves nothing there.
+    Scratch(&'a Scratch),
+    /// In memory of its own.
+    Kept(&'a Tensor),
+}
+
 /// Tensors that the spaces of a plan stand for in one launch; those that its steps do not use may
 /// be absent.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Tensors<'a> {
-    pub(super) arena: Option<&'a Tensor>,
+    pub(super) arena: Option<Arena<'a>>,
     pub(super) groups: &'a [Group],
     pub(super) metrics: Option<&'a Tensor>,
     /// First element of the scores, in the metrics.
@@ -35,7 +44,10 @@ impl<'a> Tensors<'a> {
     fn of(&self, space: Space) -> Option<(&'a Tensor, usize)> {
         let whole = |tensor: Option<&'a Tensor>| Some((tensor?, 0));
         match space {
-            Space::Arena => whole(self.arena),
+            Space::Arena => match self.arena? {
+                Arena::Scratch(_) => None,
+                Arena::Kept(tensor) => Some((tensor, 0)),
+            },
             Space::Input(n) => whole(self.inputs.get(n).copied()),
             Space::Targets => whole(self.targets),
             Space::Alphas => Some((self.alphas?, self.alphas_start)),
@@ -151,7 +163,14 @@ impl Run {
     ) -> Result<(Launch<'a>, impl FnOnce(&mut Args<'_>) + Send + 'static)> {
         let mut launch = stream.launch(operation);
         let mut bound: SmallVec<[(SpaceUse, usize); 16]> = SmallVec::new();
+        let mut temporary = false;
         for &of in &*self.uses() {
+            if let (Space::Arena, Some(Arena::Scratch(scratch))) = (of.space, tensors.arena) {
+                check_scratch(scratch, of)?;
+                launch = launch.scratch(scratch);
+                temporary = true;
+                continue;
+            }
             let (tensor, start) = find(tensors, of)?;
             bound.push((of, start * tensor.dtype().size()));
             launch = if of.written { launch.write(tensor) } else { launch.read(tensor) };
@@ -159,6 +178,9 @@ impl Run {
         let launch = launch.gpu(|| self.program(&bound));
         let kernel = move |args: &mut Args<'_>| {
             let mut memory = Memory::default();
+            if temporary {
+                memory.bind_mut(Space::Arena, args.scratch());
+            }
             for (i, (SpaceUse { space, written, .. }, start)) in bound.into_iter().enumerate() {
                 match written {
                     true => memory.bind_mut(space, &mut args.bytes_mut(i)[start..]),
@@ -169,6 +191,16 @@ impl Run {
         };
         Ok((launch, kernel))
     }
+}
+
+/// Checks that temporary memory is large enough for an arena.
+fn check_scratch(scratch: &Scratch, of: SpaceUse) -> Result<()> {
+    if scratch.bytes() >= of.bytes {
+        return Ok(());
+    }
+    let expected = format!("at least {} bytes for {:?}", of.bytes, of.space);
+    let got = format!("{} bytes", scratch.bytes());
+    Err(Error::PlanMemory { what: "temporary memory of a launch", expected, got })
 }
 
 /// The tensor that is used, and the first of its elements that belongs to the space.

@@ -13,7 +13,7 @@ use super::gradient;
 use super::groups::Group;
 use super::growth::{self, Fresh};
 use super::plans::Recent;
-use super::run::{Run, Tensors};
+use super::run::{Arena, Run, Tensors};
 use super::state::{Weights, unpacked};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Node, Op};
@@ -194,7 +194,7 @@ impl SequenceNetwork {
     /// This network's tensors, with the arena of forward runs or of training.
     fn tensors(&self, training: bool) -> Tensors<'_> {
         Tensors {
-            arena: Some(&self.arenas[usize::from(training)]),
+            arena: Some(Arena::Kept(&self.arenas[usize::from(training)])),
             groups: &self.groups,
             metrics: Some(&self.metrics),
             ..Tensors::default()

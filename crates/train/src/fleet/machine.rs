@@ -107,6 +107,11 @@ impl Machine {
         &self.streams
     }
 
+    /// The most workers of a device.
+    pub(crate) fn workers(&self) -> u64 {
+        self.devices.iter().map(|device| device.threads() as u64).max().unwrap_or(1)
+    }
+
     /// Loads a split onto each device that has envs.
     pub(crate) fn load(
         &self,

@@ -58,7 +58,9 @@ pub(crate) fn step(context: &mut Context<'_, '_>, envs: &mut [Env], when: Positi
     training::train_epoch(context, envs, epoch as u64)?;
     training::recompute_statistics(context, envs, epoch as u64)?;
     clock.lap(|phases| &mut phases.train);
-    let control = context.hot_scopes(permitted::CONTROL_STEP, permitted::control_step);
+    let workers = context.fleet.machine.workers();
+    let limits = |envs| permitted::control_step(envs, workers);
+    let control = context.hot_scopes(permitted::CONTROL_STEP, limits);
     measure::control(context.fleet, envs)?;
     measure::read(context.fleet, envs)?;
     clock.lap(|phases| &mut phases.measure);

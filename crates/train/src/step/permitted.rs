@@ -24,8 +24,8 @@ pub(crate) fn train_step(_envs: u64) -> Counts {
     Counts::default()
 }
 
-/// Limits of a control step on a device with `envs` envs.
-pub(crate) fn control_step(envs: u64) -> Counts {
+/// Limits of a control step on a device with `envs` envs and `workers` workers.
+pub(crate) fn control_step(envs: u64, workers: u64) -> Counts {
     Counts {
         // The metrics of all envs, in one copy.
         copies_to_host: 1,
@@ -33,8 +33,9 @@ pub(crate) fn control_step(envs: u64) -> Counts {
         synchronizations: 1,
         // Order of the control split.
         copies_to_device: 1,
-        // A larger arena for a pattern of alphas that an env has not evaluated before.
-        allocations: envs,
+        // A larger arena for each worker, for a pattern of alphas that an env has not evaluated
+        // before.
+        allocations: envs * workers,
         launches: 0,
     }
 }

@@ -27,8 +27,14 @@ impl Fusion {
         });
         let groups = grouped(tasks);
         let Record { operation, site, isa, ref asked, .. } = *groups.first()?.1.first()?;
-        let mut record =
-            Record { operation, site, isa, asked: asked.clone(), args: SmallVec::new() };
+        let mut record = Record {
+            operation,
+            site,
+            isa,
+            asked: asked.clone(),
+            args: SmallVec::new(),
+            scratch: None,
+        };
         let branches = groups.into_iter().map(|(branch, members)| {
             let mut members: Vec<_> = members.into_iter().map(|of| of.args.into_iter()).collect();
             for _ in 0..branch.args {

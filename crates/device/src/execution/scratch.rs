@@ -1,0 +1,257 @@
+//! Temporary memory of kernels on a processor: pieces that the kernels of all streams use in turn.
+//!
+//! A piece goes back to the worker that had it last, so that its caches may still hold it. Memory
+//! of a kernel's own, which rests while other streams have their turn, would be in no cache.
+//!
+//! Invariants
+//! - A piece is in one place: among the free ones, or with the one kernel that borrowed it.
+//! - There are as many pieces of the current size as kernels can borrow at once: one for each
+//!   stream with a reservation, or for each worker if those are fewer. A larger size makes all of
+//!   them anew; a piece of a smaller one is given back by its kernel.
+//! - A kernel in flight holds its reservation, so that a piece is there when it runs. With the last
+//!   reservation all pieces are given back.
+//! - A host that finds no memory waits for the pieces that leave with kernels in flight, so that a
+//!   request does not depend on when they end.
+
+use super::block::Block;
+use super::host_block::HostBlock;
+use crate::ground::Result;
+use crate::ground::sync::{Arc, Condvar, Mutex, MutexGuard, lock, wait_on};
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::thread::ThreadId;
+
+/// Memory that one kernel at a time uses.
+pub(crate) struct Piece {
+    block: Arc<Block>,
+    /// The block's place in its pool; dropping it gives the block back.
+    _place: Box<dyn Any + Send>,
+    /// Bytes that were asked for.
+    bytes: usize,
+    /// The worker that had it last.
+    last: Option<ThreadId>,
+}
+
+impl Piece {
+    /// A piece of `bytes` bytes in a block, which is `place`'s.
+    pub(crate) fn new(block: Arc<Block>, bytes: usize, place: Box<dyn Any + Send>) -> Self {
+        Piece { block, _place: place, bytes, last: None }
+    }
+
+    pub(super) fn host(&self) -> &HostBlock {
+        self.block.host().unwrap_or_else(|| unreachable!("only a processor has such pieces"))
+    }
+}
+
+/// The pieces of a device.
+pub(crate) struct Pieces {
+    workers: usize,
+    state: Mutex<State>,
+    /// Notified when pieces have left.
+    left: Condvar,
+    /// Held while pieces are made, which may wait for kernels that borrow some.
+    making: Mutex<()>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Bytes of each piece.
+    bytes: usize,
+    /// Pieces of this size, free or borrowed.
+    made: usize,
+    free: Vec<Piece>,
+    /// Reservations of each stream.
+    reservations: BTreeMap<u64, usize>,
+    /// Reservations that not only kernels in flight hold.
+    held: usize,
+    /// Kernels with a piece that is too small by now.
+    outgrown: usize,
+    /// Threads that give pieces back right now.
+    leaving: usize,
+    /// How often pieces have left.
+    departures: u64,
+}
+
+impl State {
+    /// Whether pieces will leave without anybody doing more.
+    fn will_leave(&self) -> bool {
+        let orphaned = self.held == 0 && !self.reservations.is_empty();
+        orphaned || self.outgrown > 0 || self.leaving > 0
+    }
+}
+
+impl Pieces {
+    pub(crate) fn new(workers: usize) -> Self {
+        let (state, making) = (Mutex::default(), Mutex::default());
+        Pieces { workers, state, left: Condvar::new(), making }
+    }
+
+    /// Makes sure that kernels of `stream` can borrow `bytes` bytes. `make` makes a piece of a
+    /// given size; there are none to make if all that is needed is there. Waits for others that
+    /// make pieces.
+    ///
+    /// # Errors
+    /// The errors of `make`; all is then as before.
+    pub(crate) fn reserve(
+        self: &Arc<Self>,
+        stream: u64,
+        bytes: usize,
+        mut make: impl FnMut(usize) -> Result<Piece>,
+    ) -> Result<Reservation> {
+        let _making = lock(&self.making);
+        let (size, missing) = {
+            let mut state = lock(&self.state);
+            *state.reservations.entry(stream).or_default() += 1; // the pieces stay from now on
+            state.held += 1;
+            let size = bytes.max(state.bytes).max(1);
+            let made = if size == state.bytes { state.made } else { 0 };
+            (size, self.workers.min(state.reservations.len()).saturating_sub(made))
+        };
+        let held = Arc::new(InFlight { pieces: Arc::clone(self), stream, bytes });
+        let reservation = Reservation { in_flight: held };
+        let fresh = (0..missing).map(|_| make(size)).collect::<Result<Vec<_>>>()?;
+        let mut state = lock(&self.state);
+        let mut old = Vec::new();
+        if size > state.bytes {
+            old = std::mem::take(&mut state.free);
+            state.outgrown += state.made - old.len();
+            (state.bytes, state.made) = (size, 0);
+        }
+        state.made += fresh.len();
+        state.free.extend(fresh);
+        self.leave(state, old);
+        Ok(reservation)
+    }
+
+    /// Gives pieces back, but not under the lock: that takes the pool's.
+    fn leave(&self, mut state: MutexGuard<'_, State>, pieces: Vec<Piece>) {
+        state.leaving += 1;
+        drop(state);
+        drop(pieces);
+        let mut state = lock(&self.state);
+        state.leaving -= 1;
+        state.departures += 1;
+        drop(state);
+        self.left.notify_all();
+    }
+
+    /// How often pieces have left so far, if more will without anybody doing more.
+    pub(crate) fn departures(&self) -> Option<u64> {
+        let state = lock(&self.state);
+        state.will_leave().then_some(state.departures)
+    }
+
+    /// Waits for pieces to leave after so many departures, if any will.
+    pub(crate) fn wait_beyond(&self, departures: u64) {
+        let mut state = lock(&self.state);
+        while state.departures == departures && state.will_leave() {
+            state = wait_on(&self.left, state);
+        }
+    }
+
+    /// A piece for the kernel that this thread runs.
+    fn lend(&self) -> Piece {
+        let worker = std::thread::current().id();
+        let mut state = lock(&self.state);
+        let own = state.free.iter().position(|piece| piece.last == Some(worker));
+        let at = own.or(state.free.len().checked_sub(1));
+        let mut piece = state.free.swap_remove(at.expect("a piece for every kernel that runs"));
+        piece.last = Some(worker);
+        piece
+    }
+
+    fn take_back(&self, piece: Piece) {
+        let mut state = lock(&self.state);
+        if piece.bytes == state.bytes {
+            state.free.push(piece);
+        } else {
+            state.outgrown -= 1;
+            self.leave(state, vec![piece]);
+        }
+    }
+}
+
+/// A stream's claim to a piece for the kernel that it runs, held by the host.
+pub(crate) struct Reservation {
+    in_flight: Arc<InFlight>,
+}
+
+impl Reservation {
+    pub(crate) fn bytes(&self) -> usize {
+        self.in_flight.bytes
+    }
+
+    /// The temporary memory of a kernel, which has borrowed nothing yet.
+    pub(crate) fn borrowed(&self, poisoned: bool) -> Borrowed {
+        Borrowed { reservation: Arc::clone(&self.in_flight), piece: None, poisoned }
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let pieces = &self.in_flight.pieces;
+        lock(&pieces.state).held -= 1;
+    }
+}
+
+impl fmt::Debug for Reservation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Reservation({} bytes)", self.bytes())
+    }
+}
+
+/// A reservation, held by the host or by kernels in flight.
+struct InFlight {
+    pieces: Arc<Pieces>,
+    stream: u64,
+    bytes: usize,
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        let mut state = lock(&self.pieces.state);
+        if let Some(count) = state.reservations.get_mut(&self.stream) {
+            *count -= 1;
+            if *count == 0 {
+                state.reservations.remove(&self.stream);
+            }
+        }
+        if state.reservations.is_empty() {
+            (state.bytes, state.made) = (0, 0);
+            let all = std::mem::take(&mut state.free);
+            self.pieces.leave(state, all);
+        }
+    }
+}
+
+/// The temporary memory of one kernel: borrowed when the kernel asks for it, given back after it.
+pub(crate) struct Borrowed {
+    reservation: Arc<InFlight>,
+    piece: Option<Piece>,
+    /// Whether the memory begins as [`POISON`](crate::POISON).
+    pub(super) poisoned: bool,
+}
+
+impl Borrowed {
+    /// Bytes that the kernel gets.
+    pub(super) fn bytes(&self) -> usize {
+        self.reservation.bytes
+    }
+
+    /// The kernel's piece; `None` if it was taken before.
+    pub(super) fn take(&mut self) -> Option<&Piece> {
+        match self.piece {
+            Some(_) => None,
+            None => Some(self.piece.insert(self.reservation.pieces.lend())),
+        }
+    }
+}
+
+impl Drop for Borrowed {
+    fn drop(&mut self) {
+        if let Some(piece) = self.piece.take() {
+            self.reservation.pieces.take_back(piece);
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Temporary memory of the kernels of a stream.
+
+use super::Stream;
+use crate::execution::{Borrowed, Reservation, ScratchPiece, check_may_wait};
+use crate::ground::sync::Arc;
+use crate::ground::{Error, Owner, Property, Result};
+use crate::memory::{Home, Place, Request};
+use std::fmt;
+use std::panic::Location;
+
+/// Temporary memory on a processor for the kernels of a stream, which each of them has while it
+/// runs: what one leaves there the next does not find. Streams share it. A device has as many
+/// pieces as kernels can run at once, one for each worker at most, however many streams there are;
+/// and a worker uses its piece for one kernel after the other, so that its caches hold it. A
+/// handle: clones are the same memory. It is given back with the last handle of any stream.
+///
+/// ```
+/// # use meristem_device::*;
+/// # fn main() -> Result<()> {
+/// let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
+/// let stream = device.stream("s");
+/// let sum = Tensor::zeros(&stream, [1], DType::U8, Owner::Other)?;
+/// let scratch = Scratch::new(&stream, 1000, Owner::Activations)?;
+/// stream.launch("sum").write(&sum).scratch(&scratch).run(|args| {
+///     let scratch = args.scratch();
+///     scratch.fill(0);
+///     scratch[..3].fill(2);
+///     args.write::<u8>(0)[0] = scratch.iter().sum();
+/// })?;
+/// assert_eq!(sum.to_vec::<u8>()?, [6]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Scratch {
+    stream: Stream,
+    reservation: Arc<Reservation>,
+}
+
+impl Scratch {
+    /// Temporary memory of `bytes` bytes, aligned to 64. If another stream of the device has as
+    /// much, this allocates at most one piece, and none once there is one for each worker; if all
+    /// have less, it allocates all anew. Does not wait for the device, unless its memory limit is
+    /// reached.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`]; [`Error::Mismatch`] for a stream of a CUDA device, whose kernels run
+    /// in no worker; [`Error::HotScope`] if an open scope forbids to allocate, or to wait;
+    /// [`Error::InsideKernel`] if called inside of a kernel.
+    #[track_caller]
+    pub fn new(stream: &Stream, bytes: usize, owner: Owner) -> Result<Scratch> {
+        let (operation, site, device) = ("Scratch::new", Location::caller(), stream.device());
+        check_may_wait(operation)?;
+        let Some(pieces) = device.pieces() else {
+            return Err(Error::Mismatch {
+                operation,
+                argument: "stream".to_owned(),
+                property: Property::Device,
+                expected: "a cpu device, whose workers run kernels".into(),
+                got: device.id().to_string(),
+            });
+        };
+        let make = |bytes| {
+            // A block that is ready for a stream without work is ready for any.
+            let idle = device.stream("scratch");
+            let (stream, slot) = (idle.state(), idle.slot());
+            let request = Request { stream, slot, bytes, owner, operation, site };
+            let place = Place::new(device.pool(), &request)?;
+            let block = place.block().cloned();
+            let block = block.unwrap_or_else(|| unreachable!("it has at least one byte"));
+            Ok(ScratchPiece::new(block, bytes, Box::new(place)))
+        };
+        let reservation = Arc::new(pieces.reserve(stream.id(), bytes, make)?);
+        Ok(Scratch { stream: stream.clone(), reservation })
+    }
+
+    /// Bytes that a kernel gets.
+    pub fn bytes(&self) -> usize {
+        self.reservation.bytes()
+    }
+
+    /// Checks that it is for launches of this stream.
+    pub(super) fn check(&self, operation: &'static str, stream: &Stream) -> Result<()> {
+        if *stream == self.stream {
+            return Ok(());
+        }
+        Err(Error::Mismatch {
+            operation,
+            argument: "scratch".to_owned(),
+            property: Property::Stream,
+            expected: format!("of stream `{}`", stream.name()),
+            got: format!("one of stream `{}`", self.stream.name()),
+        })
+    }
+
+    /// The memory that a kernel of a launch will borrow.
+    pub(super) fn borrowed(&self) -> Borrowed {
+        self.reservation.borrowed(self.stream.state().shared.checks_order)
+    }
+}
+
+impl fmt::Debug for Scratch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Scratch({} bytes, {:?})", self.bytes(), self.stream)
+    }
+}

@@ -1,0 +1,55 @@
+//! The arenas of a network: one for launches that leave nothing there, and one that keeps a
+//! gradient.
+
+use meristem_device::{DType, DeviceId, Owner, Scratch, Stream, Tensor};
+
+use super::run::Arena;
+use crate::error::Result;
+
+/// On a processor almost every launch has its arena in temporary memory, which all networks of the
+/// device share: what one leaves in the caches the next one overwrites there. Only a gradient that
+/// is exchanged between two launches is kept. On a CUDA device, where networks run at once, all
+/// launches of a network have one arena of its own.
+#[derive(Clone, Debug)]
+pub(super) struct Arenas {
+    /// On a processor, once there was a launch to make room for.
+    temporary: Option<Scratch>,
+    /// As large as the launches so far needed.
+    pub(super) kept: Tensor,
+}
+
+impl Arenas {
+    /// Without any memory.
+    pub(super) fn new(stream: &Stream) -> Result<Self> {
+        Ok(Self { temporary: None, kept: tensor(stream, 0)? })
+    }
+
+    /// Makes room for `len` f32 of a launch that leaves nothing there.
+    pub(super) fn make_room(&mut self, stream: &Stream, len: usize) -> Result<()> {
+        if let DeviceId::Cuda(_) = stream.device().id() {
+            return self.make_kept_room(stream, len);
+        }
+        let bytes = len * size_of::<f32>();
+        if self.temporary.as_ref().is_none_or(|scratch| scratch.bytes() < bytes) {
+            self.temporary = Some(Scratch::new(stream, bytes, Owner::Activations)?);
+        }
+        Ok(())
+    }
+
+    /// Makes room for `len` f32 that a later launch uses.
+    pub(super) fn make_kept_room(&mut self, stream: &Stream, len: usize) -> Result<()> {
+        if len > self.kept.numel() {
+            self.kept = tensor(stream, len)?;
+        }
+        Ok(())
+    }
+
+    /// The arena of a launch that leaves nothing there.
+    pub(super) fn of_a_launch(&self) -> Arena<'_> {
+        self.temporary.as_ref().map_or(Arena::Kept(&self.kept), Arena::Scratch)
+    }
+}
+
+fn tensor(stream: &Stream, len: usize) -> Result<Tensor> {
+    Ok(Tensor::empty(stream, [len], DType::F32, Owner::Activations)?)
+}
