@@ -9,6 +9,13 @@ use super::{Isa, PAD};
 
 /// A kernel over all pixels of an image for one block of channels.
 pub(crate) trait ChannelKernel {
+    /// Pixels that are computed alike one after the other, so that a register may hold several; 1
+    /// if the kernel goes through them in a way of its own.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    fn pixels(&self) -> usize {
+        1
+    }
+
     /// Computes the channels that `at` names.
     ///
     /// # Safety
@@ -17,7 +24,8 @@ pub(crate) trait ChannelKernel {
     unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: Channels);
 }
 
-/// Channels `first..first + count`; `count` is [`Simd::LANES`] if `WHOLE`, else at most that.
+/// Channels `first..first + count`; `count` is what a register holds of a pixel if `WHOLE`, else at
+/// most that.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Channels {
     pub(crate) first: usize,
@@ -25,7 +33,19 @@ pub(crate) struct Channels {
 }
 
 impl Channels {
-    /// The channels' elements of the pixel that starts at `pixel`.
+    /// The channels' values of `x` `[C]`, for all pixels of a register.
+    ///
+    /// # Safety
+    /// As [`ChannelKernel::run`].
+    #[inline(always)]
+    pub(crate) unsafe fn coefficients<S: Simd, const WHOLE: bool>(self, x: &[f32]) -> S {
+        let x = &x[self.first..self.first + self.count];
+        // SAFETY: the slice has as many elements as are read.
+        unsafe { if WHOLE { S::coefficients(x.as_ptr()) } else { S::load_n(x.as_ptr(), x.len()) } }
+    }
+
+    /// The channels' elements of the pixel that starts at `pixel`, and of those behind it that a
+    /// register holds.
     ///
     /// # Safety
     /// As [`ChannelKernel::run`].
@@ -42,7 +62,7 @@ impl Channels {
         }
     }
 
-    /// Writes the channels' elements of the pixel that starts at `pixel`.
+    /// Writes what [`Channels::load`] reads.
     ///
     /// # Safety
     /// As [`ChannelKernel::run`].
@@ -101,12 +121,20 @@ impl Channels {
         // SAFETY: the caller's promise; no register has more than PAD elements.
         unsafe { value.store(values.as_mut_ptr()) };
         let sums = &mut sums[self.first..self.first + self.count];
-        sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += f64::from(value));
+        for values in values.chunks(S::LANES / S::PIXELS).take(S::PIXELS) {
+            sums.iter_mut().zip(values).for_each(|(sum, &value)| *sum += f64::from(value));
+        }
     }
 }
 
 /// Runs `kernel` for all of `channels`.
 pub(crate) fn for_channels(isa: Isa, channels: usize, kernel: &mut impl ChannelKernel) {
+    #[cfg(target_arch = "x86_64")]
+    if isa.level() == Level::Avx512 && channels == 8 && kernel.pixels().is_multiple_of(2) {
+        let at = Channels { first: 0, count: channels };
+        // SAFETY: an `Isa` of this level exists only on machines that have it.
+        return unsafe { x86::avx512::<_, Zmm<2>>(kernel, at) };
+    }
     let mut first = 0;
     while first < channels {
         let left = channels - first;
@@ -138,7 +166,7 @@ pub(crate) fn for_channels(isa: Isa, channels: usize, kernel: &mut impl ChannelK
 unsafe fn run<K: ChannelKernel, S: Simd>(kernel: &mut K, at: Channels) {
     // SAFETY: the caller's promise.
     unsafe {
-        match at.count == S::LANES {
+        match at.count == S::LANES / S::PIXELS {
             true => kernel.run::<S, true>(at),
             false => kernel.run::<S, false>(at),
         }

@@ -1,4 +1,5 @@
-//! One macro that compiles a plain Rust body once per instruction set.
+//! Macros of kernels: a plain Rust body compiled once per instruction set, and a loop as straight
+//! code.
 
 /// Defines functions whose first argument is an [`Isa`](super::Isa) and whose body, written once
 /// in plain Rust over slices, is compiled for each instruction set, so that the compiler
@@ -43,4 +44,19 @@ macro_rules! isa_kernels {
     )*};
 }
 
-pub(crate) use isa_kernels;
+/// The body once for each `$i < $n`, at most 28, as straight code: a loop of many rows is not
+/// unrolled by the compiler, which then keeps the accumulators in memory.
+macro_rules! unroll {
+    ($n:ident, $i:ident, $body:block) => {
+        unroll!(@ $n $i $body 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24
+            25 26 27)
+    };
+    (@ $n:ident $i:ident $body:block $($number:literal)*) => {
+        $(if $number < $n {
+            let $i: usize = $number;
+            $body
+        })*
+    };
+}
+
+pub(crate) use {isa_kernels, unroll};

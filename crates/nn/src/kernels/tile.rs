@@ -15,6 +15,7 @@ pub(crate) use layout::{Layout, in_panels, paired_len, takes_pairs, to_pairs, to
 use layout::{PANEL, panel};
 
 use super::isa::Level;
+use super::macros::unroll;
 use super::simd::Simd;
 use super::simd::portable::Lanes8;
 #[cfg(target_arch = "x86_64")]
@@ -83,13 +84,18 @@ struct Tile {
     depth: Nest,
     b: *const f32,
     b_step: usize,
-    c: *mut f32,
-    c_step: usize,
+    to: Store,
+}
+
+/// Where a tile's sums go.
+pub(super) struct Store {
+    pub(super) c: *mut f32,
+    pub(super) c_step: usize,
     /// Columns of the last vector that exist; the others are neither read from nor written to C.
-    last: usize,
+    pub(super) last: usize,
     /// Null where there is none.
-    bias: *const f32,
-    accumulate: bool,
+    pub(super) bias: *const f32,
+    pub(super) accumulate: bool,
 }
 
 type Kernel = unsafe fn(&Tile);
@@ -167,12 +173,14 @@ unsafe fn run_block(job: &Job<'_>, Output(c): &Output, block: &Block, col: usize
         // SAFETY: the first row of column `col`, which B and C have.
         b: unsafe { job.b.as_ptr().add(b) },
         b_step,
-        c: std::ptr::null_mut(),
-        c_step: job.c_step,
-        last: width - (width - 1) / block.lanes * block.lanes,
-        // SAFETY: as above, for the bias.
-        bias: job.bias.map_or(std::ptr::null(), |bias| unsafe { bias.as_ptr().add(col) }),
-        accumulate: job.accumulate,
+        to: Store {
+            c: std::ptr::null_mut(),
+            c_step: job.c_step,
+            last: width - (width - 1) / block.lanes * block.lanes,
+            // SAFETY: as above, for the bias.
+            bias: job.bias.map_or(std::ptr::null(), |bias| unsafe { bias.as_ptr().add(col) }),
+            accumulate: job.accumulate,
+        },
     };
     let mut rows = Rows { nest: job.rows, at: [0; 3] };
     let mut first = 0;
@@ -181,7 +189,7 @@ unsafe fn run_block(job: &Job<'_>, Output(c): &Output, block: &Block, col: usize
         // SAFETY: rows of A, of which there are no more than the tiles have together.
         unsafe { rows.next(job.a.as_ptr().add(a_col), &mut tile.a[..n]) };
         // SAFETY: row `first` and column `col` of C.
-        tile.c = unsafe { c.add(first * job.c_step + col) };
+        tile.to.c = unsafe { c.add(first * job.c_step + col) };
         // SAFETY: the caller's promise; the tile has `n` row pointers.
         unsafe { kernels[usize::from(t < longer)](&tile) };
         first += n;
@@ -219,21 +227,6 @@ impl Rows {
     }
 }
 
-/// The body once for each `$p < $rows`, as straight code: a loop of many rows is not unrolled by
-/// the compiler, which then keeps the accumulators in memory.
-macro_rules! each_row {
-    ($rows:ident, $p:ident, $body:block) => {
-        each_row!(@ $rows $p $body 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24
-            25 26 27)
-    };
-    (@ $rows:ident $p:ident $body:block $($i:literal)*) => {
-        $(if $i < $rows {
-            let $p: usize = $i;
-            $body
-        })*
-    };
-}
-
 /// The kernel: P rows × V vectors, U depth steps at a time (each row's address is formed once for
 /// all of them).
 ///
@@ -260,7 +253,7 @@ unsafe fn tile<S: Simd, const LANES_MODE: bool, const P: usize, const V: usize, 
                     let bv: [[S; V]; U] = std::array::from_fn(|u| {
                         std::array::from_fn(|v| S::load(b.add(u * t.b_step + v * S::LANES)))
                     });
-                    each_row!(P, p, {
+                    unroll!(P, p, {
                         for u in 0..U {
                             let at = rows[p].add(offset + u * step);
                             for v in 0..V {
@@ -275,7 +268,7 @@ unsafe fn tile<S: Simd, const LANES_MODE: bool, const P: usize, const V: usize, 
                 for _ in 0..counts[2] % U {
                     offset = S::opaque(offset);
                     let bv: [S; V] = std::array::from_fn(|v| S::load(b.add(v * S::LANES)));
-                    each_row!(P, p, {
+                    unroll!(P, p, {
                         for v in 0..V {
                             let a = read::<S, LANES_MODE>(rows[p].add(offset), v);
                             acc[p][v] = a.mul_add(bv[v], acc[p][v]);
@@ -286,7 +279,7 @@ unsafe fn tile<S: Simd, const LANES_MODE: bool, const P: usize, const V: usize, 
                 }
             }
         }
-        finish(t, &mut acc);
+        finish(&t.to, &mut acc);
     }
 }
 
@@ -303,7 +296,10 @@ unsafe fn read<S: Simd, const LANES_MODE: bool>(at: *const f32, v: usize) -> S {
 /// # Safety
 /// As [`tile`].
 #[inline(always)]
-unsafe fn finish<S: Simd, const P: usize, const V: usize>(t: &Tile, acc: &mut [[S; V]; P]) {
+pub(super) unsafe fn finish<S: Simd, const P: usize, const V: usize>(
+    t: &Store,
+    acc: &mut [[S; V]; P],
+) {
     // SAFETY: the caller's promise.
     unsafe {
         let partial = t.last < S::LANES;

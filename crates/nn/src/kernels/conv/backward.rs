@@ -2,12 +2,12 @@
 
 use super::forward::{in_pairs, mode, pixels, window};
 use super::shape::Group;
+use super::sliding::{Output, Sliding};
 use super::{ConvShape, ParamGrads, aligned};
-use crate::kernels::isa::Level;
 use crate::kernels::norm::channels::add_channel_sums;
 use crate::kernels::tile::{self, Job, Layout, Nest};
 use crate::kernels::transpose::transpose;
-use crate::kernels::{GradOut, Isa, PAD, pad16};
+use crate::kernels::{GradOut, Isa, pad16};
 
 /// Gradient with respect to the input, from `dy` `[N][out_h][out_w][out_c]` and packed weights.
 pub fn backward_data(
@@ -43,6 +43,11 @@ fn data_group(
     let (flipped, scratch) =
         scratch.split_at_mut(shape.taps() * taps_depth * pad16(shape.job_in()));
     flip(isa, shape, w, flipped);
+    if let Some(sliding) = Sliding::data_gradient(isa, shape) {
+        let weights = sliding.pack(flipped, scratch);
+        let GradOut { values, accumulate } = dx;
+        return sliding.run(dy, weights, Output { values, bias: None, accumulate });
+    }
     let (pairs, scratch) = scratch.split_at_mut(shape.pairs_len());
     let placement = shape.gradient_placement(g);
     let in_place = shape.gradient_in_place();
@@ -126,27 +131,15 @@ pub fn backward_weight(
 ) {
     shape.check();
     let scratch = aligned(scratch);
+    add_channel_sums(isa, dy, to.db);
+    if to.dw.is_empty() {
+        return;
+    }
+    if let Some(sliding) = Sliding::weights(isa, shape) {
+        return sliding.weight_gradient([x, dy], to.dw, scratch);
+    }
     for (g, dw) in to.dw.chunks_exact_mut(shape.job_weight_len()).enumerate() {
         weight_group(isa, Group { shape, g }, x, dy, dw, scratch);
-    }
-    add_channel_sums(isa, dy, to.db);
-}
-
-/// Adds sums over pairs of output pixels, `[kh][kw + 1][in_c][2 pixels][8]`, to the gradients of
-/// the weights. The gradients of two neighbouring pixels of 8 channels are one vector. Their
-/// windows together are a column wider than one window; each element of that union counts for the
-/// first pixel, the second, or both, and the sums that belong to no window are left out. For 3
-/// columns that is 4 products of 16 in place of 6 of 8.
-fn add_unions(shape: &ConvShape, sums: &[f32], dw: &mut [f32]) {
-    let (c, kw) = (shape.in_c, shape.kernel[1]);
-    for (i, dw) in dw.chunks_exact_mut(PAD).enumerate() {
-        let (tap, channel) = (i / c, i % c);
-        let (ky, kx) = (tap / kw, tap % kw);
-        let at = |x: usize| ((ky * (kw + 1) + x) * c + channel) * PAD;
-        let (first, second) = (&sums[at(kx)..][..8], &sums[at(kx + 1) + 8..][..8]);
-        for ((dw, a), b) in dw.iter_mut().zip(first).zip(second) {
-            *dw += a + b;
-        }
     }
 }
 
@@ -164,10 +157,7 @@ fn weight_group(
     let strides = in_place.unwrap_or(placement.strides());
     let cols = shape.job_out();
     let packed_step = shape.packed_step();
-    let (unions, scratch) = scratch.split_at_mut(shape.union_len());
     let (packed, scratch) = scratch.split_at_mut(pad16(shape.block() * out_pixels * packed_step));
-    let of_two = shape.takes_unions() && isa.level() == Level::Avx512;
-    unions.fill(0.0);
     if in_place.is_none() {
         scratch[..shape.block() * strides.image].fill(0.0);
     }
@@ -197,30 +187,21 @@ fn weight_group(
                 (&packed[..], packed_step)
             }
         };
-        let (mut rows, mut depth) = (window(shape, strides), pixels(shape, strides, images));
-        if of_two {
-            rows.counts[2] += shape.in_c;
-            depth.counts[2] /= 2;
-            depth.strides[2] *= 2;
-        }
         tile::run(
             isa,
             Job {
                 mode: mode(shape),
                 a,
-                rows,
-                depth,
+                rows: window(shape, strides),
+                depth: pixels(shape, strides, images),
                 b,
-                b_layout: Layout::Rows(if of_two { PAD } else { b_step }),
-                c: if of_two { &mut *unions } else { &mut *dw },
+                b_layout: Layout::Rows(b_step),
+                c: &mut *dw,
                 c_step: pad16(cols),
-                cols: if of_two { PAD } else { cols },
+                cols,
                 bias: None,
                 accumulate: true,
             },
         );
-    }
-    if of_two {
-        add_unions(shape, unions, dw);
     }
 }

@@ -2,6 +2,7 @@
 
 use super::place::Strides;
 use super::shape::Group;
+use super::sliding::{Output, Sliding};
 use super::{ConvInputs, ConvShape, aligned};
 use crate::kernels::norm::batch::{Moments, StatsSums, stats_scratch_len};
 use crate::kernels::tile::{self, Job, Layout, Mode, Nest};
@@ -56,6 +57,15 @@ fn group(
 ) {
     let (image, out_image) =
         (shape.input().pixels() * shape.in_c, shape.output().pixels() * shape.out_c);
+    let blocks = of.x.chunks(shape.block() * image).zip(y.chunks_mut(shape.block() * out_image));
+    if let Some(sliding) = Sliding::forward(isa, shape) {
+        let weights = sliding.pack(of.w, scratch);
+        let bias = (!of.bias.is_empty()).then_some(of.bias);
+        return blocks.for_each(|(x, y)| {
+            sliding.run(x, weights, Output { values: &mut *y, bias, accumulate: false });
+            done(y);
+        });
+    }
     let (pairs, scratch) = scratch.split_at_mut(shape.pairs_len());
     let placement = shape.input_placement(g);
     let in_place = shape.input_in_place();
@@ -73,7 +83,6 @@ fn group(
         }
         false => (weights, Layout::Rows(pad16(channels.len()))),
     };
-    let blocks = of.x.chunks(shape.block() * image).zip(y.chunks_mut(shape.block() * out_image));
     for (x, y) in blocks {
         let images = x.len() / image;
         let a = match in_place {

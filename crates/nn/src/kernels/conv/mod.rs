@@ -12,6 +12,7 @@ mod backward;
 mod forward;
 mod place;
 mod shape;
+mod sliding;
 pub mod winograd;
 
 pub use backward::{backward_data, backward_weight};

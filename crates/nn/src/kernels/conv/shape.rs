@@ -101,8 +101,8 @@ impl ConvShape {
         let packed = self.block() * self.out_h() * self.out_w() * self.packed_step();
         let pieces = [input + pad16(packed), gradient + weights];
         let most = if pieces[0] > pieces[1] { pieces[0] } else { pieces[1] };
-        let union = self.union_len();
-        most + self.pairs_len() + union + 4 * ALIGNMENT + norm::batch::stats_scratch_len(self.out_c)
+        let ways = self.pairs_len() + self.sliding_len();
+        most + ways + 4 * ALIGNMENT + norm::batch::stats_scratch_len(self.out_c)
     }
 
     /// Packed weights of either direction that [`Layout::Pairs`](crate::kernels::tile::Layout)
@@ -111,19 +111,6 @@ impl ConvShape {
         let ([kh, kw], [ci, co]) = (self.kernel, [self.job_in(), self.job_out()]);
         let (least, most) = if ci < co { (ci, co) } else { (co, ci) };
         if self.is_depthwise() || least > 8 { 0 } else { kh * (kw * most).div_ceil(2) * PAD }
-    }
-
-    /// Weight gradients of two neighbouring output pixels at once, whose windows together are a
-    /// column wider than one.
-    pub(super) const fn union_len(&self) -> usize {
-        let [kh, kw] = self.kernel;
-        if self.takes_unions() { kh * (kw + 1) * self.in_c * PAD } else { 0 }
-    }
-
-    /// Whether two neighbouring pixels of the output are one vector of 16.
-    pub(super) const fn takes_unions(&self) -> bool {
-        let next = self.stride[1] == 1 && self.out_w().is_multiple_of(2);
-        self.out_c == 8 && self.groups == 1 && next
     }
 
     #[track_caller]

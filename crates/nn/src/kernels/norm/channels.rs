@@ -36,24 +36,28 @@ struct ShiftedSums<'a> {
 }
 
 impl ChannelKernel for ShiftedSums<'_> {
+    fn pixels(&self) -> usize {
+        self.x.len() / self.shift.len().max(1)
+    }
+
     #[inline(always)]
     unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: Channels) {
-        let c = self.shift.len();
+        let (c, step) = (self.shift.len(), self.shift.len() * S::PIXELS);
         // SAFETY: the caller's promise; loads check their bounds.
         unsafe {
-            let shift = at.load::<S, WHOLE>(self.shift, 0);
+            let shift = at.coefficients::<S, WHOLE>(self.shift);
             let zero = S::splat(0.0);
             for x in self.x.chunks(RUN * c) {
                 let (mut sum, mut square) = ([zero; CHAINS], [zero; CHAINS]);
-                let whole = x.len() - x.len() % (CHAINS * c);
-                for pixel in (0..whole).step_by(CHAINS * c) {
+                let whole = x.len() - x.len() % (CHAINS * step);
+                for pixel in (0..whole).step_by(CHAINS * step) {
                     for k in 0..CHAINS {
-                        let d = at.load::<S, WHOLE>(x, pixel + k * c).sub(shift);
+                        let d = at.load::<S, WHOLE>(x, pixel + k * step).sub(shift);
                         sum[k] = sum[k].add(d);
                         square[k] = d.mul_add(d, square[k]);
                     }
                 }
-                for pixel in (whole..x.len()).step_by(c) {
+                for pixel in (whole..x.len()).step_by(step) {
                     let d = at.load::<S, WHOLE>(x, pixel).sub(shift);
                     sum[0] = sum[0].add(d);
                     square[0] = d.mul_add(d, square[0]);
@@ -71,22 +75,26 @@ struct PlainSums<'a> {
 }
 
 impl ChannelKernel for PlainSums<'_> {
+    fn pixels(&self) -> usize {
+        self.x.len() / self.to.len().max(1)
+    }
+
     #[inline(always)]
     unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: Channels) {
-        let c = self.to.len();
+        let (c, step) = (self.to.len(), self.to.len() * S::PIXELS);
         let mut sums = [0f64; 16];
         // SAFETY: the caller's promise; loads check their bounds.
         unsafe {
             let zero = S::splat(0.0);
             for x in self.x.chunks(RUN * c) {
                 let mut sum = [zero; CHAINS];
-                let whole = x.len() - x.len() % (CHAINS * c);
-                for pixel in (0..whole).step_by(CHAINS * c) {
+                let whole = x.len() - x.len() % (CHAINS * step);
+                for pixel in (0..whole).step_by(CHAINS * step) {
                     for k in 0..CHAINS {
-                        sum[k] = sum[k].add(at.load::<S, WHOLE>(x, pixel + k * c));
+                        sum[k] = sum[k].add(at.load::<S, WHOLE>(x, pixel + k * step));
                     }
                 }
-                for pixel in (whole..x.len()).step_by(c) {
+                for pixel in (whole..x.len()).step_by(step) {
                     sum[0] = sum[0].add(at.load::<S, WHOLE>(x, pixel));
                 }
                 Channels { first: 0, ..at }.flush(total(sum), &mut sums);

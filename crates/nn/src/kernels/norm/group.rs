@@ -62,8 +62,12 @@ pub const fn scratch_len(c: usize) -> usize {
     16 * c + 64
 }
 
-/// `out = (x − mean)·γ/√(var + eps) + β`, mean and biased variance per sample and group, the
-/// variance in a second sweep about the mean.
+/// Pixels whose mean is near enough to that of an image: sums of squares about it are at most the
+/// image's pixels over these, and 1, times those about the image's own mean.
+const SAMPLE: usize = 256;
+
+/// `out = (x − mean)·γ/√(var + eps) + β`, mean and biased variance per sample and group, by sums
+/// about the mean of the first 256 pixels.
 pub fn group_norm_forward(
     isa: Isa,
     shape: &ImageShape,
@@ -89,23 +93,25 @@ pub fn group_norm_forward(
         mean.fill(0.0);
         values.fill(0.0);
         let (sums, squares) = values.split_at_mut(c);
-        channels::add_shifted(isa, x, mean, sums, squares);
-        for (g, saved) in saved_mean.iter_mut().enumerate() {
-            let sum: f64 = sums[g * each..(g + 1) * each].iter().sum();
-            *saved = (sum * share) as f32;
-            mean[g * each..(g + 1) * each].fill(*saved);
+        let sample = SAMPLE.min(shape.pixels());
+        channels::add_shifted(isa, &x[..sample * c], mean, sums, squares);
+        for (mean, sums) in mean.chunks_exact_mut(each).zip(sums.chunks_exact(each)) {
+            mean.fill((sums.iter().sum::<f64>() / (sample * each) as f64) as f32);
         }
         values.fill(0.0);
         let (sums, squares) = values.split_at_mut(c);
         channels::add_shifted(isa, x, mean, sums, squares);
-        for (g, saved) in saved_invstd.iter_mut().enumerate() {
+        for (g, (saved_mean, saved_invstd)) in saved_mean.iter_mut().zip(saved_invstd).enumerate() {
             let here = g * each..(g + 1) * each;
-            // The mean was rounded to f32: what is left of it is taken off the variance.
-            let rest: f64 = sums[here.clone()].iter().sum::<f64>() * share;
-            let var = squares[here.clone()].iter().sum::<f64>() * share - rest * rest;
-            *saved = (1.0 / (var + f64::from(of.eps)).sqrt()) as f32;
+            let off = sums[here.clone()].iter().sum::<f64>() * share;
+            let var = squares[here.clone()].iter().sum::<f64>() * share - off * off;
+            // Rounding may leave a constant group slightly below 0; NaN stays.
+            let var = if var < 0.0 { 0.0 } else { var };
+            *saved_mean = (f64::from(mean[g * each]) + off) as f32;
+            *saved_invstd = (1.0 / (var + f64::from(of.eps)).sqrt()) as f32;
+            mean[here.clone()].fill(*saved_mean);
             for (scale, gamma) in scale[here.clone()].iter_mut().zip(&of.gamma[here]) {
-                *scale = gamma * *saved;
+                *scale = gamma * *saved_invstd;
             }
         }
         let affine = Affine { mean, scale, beta: of.beta, floor: f32::NEG_INFINITY };

@@ -38,9 +38,9 @@ impl<S: Simd> Block<S> {
         // SAFETY: the caller's promise.
         unsafe {
             Self {
-                mean: at.load::<S, WHOLE>(of.mean, 0),
-                scale: at.load::<S, WHOLE>(of.scale, 0),
-                beta: at.load::<S, WHOLE>(of.beta, 0),
+                mean: at.coefficients::<S, WHOLE>(of.mean),
+                scale: at.coefficients::<S, WHOLE>(of.scale),
+                beta: at.coefficients::<S, WHOLE>(of.beta),
                 floor: S::splat(of.floor),
             }
         }
@@ -65,12 +65,16 @@ pub(crate) struct Forward<'a> {
 }
 
 impl ChannelKernel for Forward<'_> {
+    fn pixels(&self) -> usize {
+        self.x.len() / self.affine.mean.len().max(1)
+    }
+
     #[inline(always)]
     unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: Channels) {
         // SAFETY: the caller's promise; loads and stores check their bounds.
         unsafe {
             let block = Block::<S>::new::<WHOLE>(&self.affine, at);
-            for pixel in (0..self.x.len()).step_by(self.affine.mean.len()) {
+            for pixel in (0..self.x.len()).step_by(self.affine.mean.len() * S::PIXELS) {
                 let z = block.apply(at.load::<S, WHOLE>(self.x, pixel));
                 let z = z.select_le(block.floor, block.floor, z);
                 at.store::<S, WHOLE>(z, self.out, pixel);
@@ -132,6 +136,10 @@ pub(crate) struct Reduce<'a> {
 }
 
 impl ChannelKernel for Reduce<'_> {
+    fn pixels(&self) -> usize {
+        self.x.len() / self.affine.mean.len().max(1)
+    }
+
     #[inline(always)]
     unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: Channels) {
         // SAFETY: the caller's promise; loads and stores check their bounds.
@@ -141,7 +149,7 @@ impl ChannelKernel for Reduce<'_> {
             let zero = S::splat(0.0);
             for (x, dout) in self.x.chunks(RUN * c).zip(self.dout.chunks(RUN * c)) {
                 let mut sums = Sums::new();
-                for pixel in (0..x.len()).step_by(c) {
+                for pixel in (0..x.len()).step_by(c * S::PIXELS) {
                     let x = at.load::<S, WHOLE>(x, pixel);
                     let dout = at.load::<S, WHOLE>(dout, pixel);
                     let dz = block.apply(x).select_le(block.floor, zero, dout);
@@ -169,7 +177,7 @@ impl ChannelKernel for ReducePooled<'_> {
     unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: Channels) {
         // SAFETY: the caller's promise; loads and stores check their bounds.
         unsafe {
-            let mean = at.load::<S, WHOLE>(self.mean, 0);
+            let mean = at.coefficients::<S, WHOLE>(self.mean);
             let (c, row) = (self.shape.c, self.shape.w * self.shape.c);
             let numbers: [S; 4] = std::array::from_fn(|k| S::splat(k as f32));
             let (zero, one) = (S::splat(0.0), numbers[1]);
@@ -211,6 +219,10 @@ pub(crate) struct ReduceOut<'a> {
 }
 
 impl ChannelKernel for ReduceOut<'_> {
+    fn pixels(&self) -> usize {
+        self.out.len() / self.affine.mean.len().max(1)
+    }
+
     #[inline(always)]
     unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: Channels) {
         // SAFETY: the caller's promise; loads and stores check their bounds.
@@ -220,7 +232,7 @@ impl ChannelKernel for ReduceOut<'_> {
             let zero = S::splat(0.0);
             for (out, dout) in self.out.chunks(RUN * c).zip(self.dout.chunks(RUN * c)) {
                 let mut sums = Sums::new();
-                for pixel in (0..out.len()).step_by(c) {
+                for pixel in (0..out.len()).step_by(c * S::PIXELS) {
                     let z = at.load::<S, WHOLE>(out, pixel);
                     let dout = at.load::<S, WHOLE>(dout, pixel);
                     sums.add(z.select_le(floor, zero, dout), z.sub(beta));
@@ -292,8 +304,8 @@ impl<S: Simd> GradientBlock<S> {
         unsafe {
             Self {
                 affine: Block::new::<WHOLE>(&of.affine, at),
-                offset: at.load::<S, WHOLE>(of.offset, 0),
-                slope: at.load::<S, WHOLE>(of.slope, 0),
+                offset: at.coefficients::<S, WHOLE>(of.offset),
+                slope: at.coefficients::<S, WHOLE>(of.slope),
                 at,
             }
         }
@@ -330,13 +342,18 @@ pub(crate) struct Backward<'a, const ADD: bool> {
 }
 
 impl<const ADD: bool> ChannelKernel for Backward<'_, ADD> {
+    fn pixels(&self) -> usize {
+        self.x.len() / self.gradient.offset.len().max(1)
+    }
+
     #[inline(always)]
     unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: Channels) {
         // SAFETY: the caller's promise; loads and stores check their bounds.
         unsafe {
             let block = GradientBlock::<S>::new::<WHOLE>(&self.gradient, at);
             let zero = S::splat(0.0);
-            for pixel in (0..self.x.len()).step_by(self.gradient.offset.len()) {
+            let c = self.gradient.offset.len();
+            for pixel in (0..self.x.len()).step_by(c * S::PIXELS) {
                 let x = at.load::<S, WHOLE>(self.x, pixel);
                 let dout = at.load::<S, WHOLE>(self.dout, pixel);
                 let dz = block.affine.apply(x).select_le(block.affine.floor, zero, dout);

@@ -5,9 +5,9 @@ use std::arch::x86_64::*;
 use super::Simd;
 use super::avx2::Ymm;
 
-/// Sixteen f32 in a `zmm` register.
+/// Sixteen f32 in a `zmm` register: channels of a pixel, or of so many neighbouring ones.
 #[derive(Clone, Copy)]
-pub(crate) struct Zmm(__m512);
+pub(crate) struct Zmm<const PIXELS: usize = 1>(__m512);
 
 impl Zmm {
     /// Elements `p[0] p[1] p[0] p[1] …`.
@@ -18,6 +18,19 @@ impl Zmm {
     pub(crate) unsafe fn broadcast_pair(p: *const f32) -> Self {
         // SAFETY: the caller's promise.
         Self(unsafe { _mm512_castpd_ps(_mm512_set1_pd(p.cast::<f64>().read_unaligned())) })
+    }
+
+    /// Elements `p[0] p[0] p[1] p[1] …` of the first `n`, at most 8, the rest 0.
+    ///
+    /// # Safety
+    /// These `n` are readable, and the machine has AVX-512.
+    #[inline(always)]
+    pub(crate) unsafe fn load_twice(p: *const f32, n: usize) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let order = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
+            Self(_mm512_permutexvar_ps(order, Self::load_n(p, n.min(8)).0))
+        }
     }
 
     /// The sum of elements 0 and 1, of elements 2 and 3, and so on.
@@ -42,8 +55,9 @@ fn mask(n: usize) -> __mmask16 {
 }
 
 // SAFETY: only instructions of AVX-512 F, VL and BW, which callers promise the machine has.
-unsafe impl Simd for Zmm {
+unsafe impl<const PIXELS: usize> Simd for Zmm<PIXELS> {
     const LANES: usize = 16;
+    const PIXELS: usize = PIXELS;
 
     #[inline(always)]
     fn opaque(i: usize) -> usize {
@@ -60,6 +74,17 @@ unsafe impl Simd for Zmm {
     unsafe fn load(p: *const f32) -> Self {
         // SAFETY: the caller's promise.
         Self(unsafe { _mm512_loadu_ps(p) })
+    }
+
+    #[inline(always)]
+    unsafe fn coefficients(p: *const f32) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match PIXELS {
+                2 => Self(_mm512_broadcast_f32x8(_mm256_loadu_ps(p))),
+                _ => Self::load(p),
+            }
+        }
     }
 
     #[inline(always)]

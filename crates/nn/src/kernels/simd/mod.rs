@@ -19,6 +19,9 @@ pub(crate) unsafe trait Simd: Copy {
     /// Elements of a register; divides [`PAD`](super::PAD).
     const LANES: usize;
 
+    /// Neighbouring pixels whose channels the elements are, as many of each.
+    const PIXELS: usize = 1;
+
     /// `i` itself, in a way that the compiler cannot see through: keeps it from turning addresses
     /// that share one index into as many pointers, which it would spill and move one by one.
     #[inline(always)]
@@ -44,6 +47,17 @@ pub(crate) unsafe trait Simd: Copy {
     /// # Safety
     /// They are readable.
     unsafe fn load(p: *const f32) -> Self;
+
+    /// A value for each channel, `p[0..LANES / PIXELS]`, for all pixels.
+    ///
+    /// # Safety
+    /// They are readable.
+    #[inline(always)]
+    unsafe fn coefficients(p: *const f32) -> Self {
+        const { assert!(Self::PIXELS == 1) };
+        // SAFETY: the caller's promise.
+        unsafe { Self::load(p) }
+    }
 
     /// Elements `p[0..n]`, the rest 0; `n <= LANES`.
     ///
@@ -95,6 +109,19 @@ pub(crate) unsafe trait Simd: Copy {
     /// # Safety
     /// These `n` are writable.
     unsafe fn store_bytes(self, p: *mut u8, n: usize);
+}
+
+/// Asks for the cache lines of `values`, which are written soon. Does nothing that can be seen.
+#[inline(always)]
+pub(crate) fn fetch_to_write(values: &[f32]) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    for line in values.chunks(16) {
+        use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+        // SAFETY: a hint, which neither reads nor writes; processors that lack it do nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_ET0>(line.as_ptr().cast()) };
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = values;
 }
 
 /// [`Simd::opaque`] on x86-64.

@@ -14,6 +14,7 @@ use std::array::from_fn;
 
 use super::{Nest, Tile, finish};
 use crate::kernels::PAD;
+use crate::kernels::macros::unroll;
 use crate::kernels::simd::Simd;
 use crate::kernels::simd::{avx2::Ymm, avx512::Zmm};
 
@@ -38,9 +39,9 @@ pub(super) unsafe fn pairs<S, const L: bool, const P: usize, const V: usize, con
             for j in 0..counts[1] {
                 let mut offset = i * strides[0] + j * strides[1];
                 for _ in 0..pairs / U {
-                    offset = Zmm::opaque(offset);
+                    offset = <Zmm>::opaque(offset);
                     let bv: [Zmm; U] = from_fn(|u| Zmm::load(b.add(u * PAD)));
-                    each_row!(P, p, {
+                    unroll!(P, p, {
                         for u in 0..U {
                             let a = Zmm::broadcast_pair(rows[p].add(offset + 2 * u));
                             acc[p] = a.mul_add(bv[u], acc[p]);
@@ -50,9 +51,9 @@ pub(super) unsafe fn pairs<S, const L: bool, const P: usize, const V: usize, con
                     b = b.add(U * PAD);
                 }
                 for _ in 0..pairs % U {
-                    offset = Zmm::opaque(offset);
+                    offset = <Zmm>::opaque(offset);
                     let bv = Zmm::load(b);
-                    each_row!(P, p, {
+                    unroll!(P, p, {
                         let a = Zmm::broadcast_pair(rows[p].add(offset));
                         acc[p] = a.mul_add(bv, acc[p]);
                     });
@@ -60,9 +61,9 @@ pub(super) unsafe fn pairs<S, const L: bool, const P: usize, const V: usize, con
                     b = b.add(PAD);
                 }
                 if counts[2] % 2 == 1 {
-                    offset = Zmm::opaque(offset);
+                    offset = <Zmm>::opaque(offset);
                     let bv = Zmm::load(b);
-                    each_row!(P, p, {
+                    unroll!(P, p, {
                         acc[p] = Zmm::broadcast(rows[p].add(offset)).mul_add(bv, acc[p]);
                     });
                     b = b.add(PAD);
@@ -70,6 +71,6 @@ pub(super) unsafe fn pairs<S, const L: bool, const P: usize, const V: usize, con
             }
         }
         let mut sums: [[Ymm; 1]; P] = from_fn(|p| [acc[p].add_neighbours()]);
-        finish(t, &mut sums);
+        finish(&t.to, &mut sums);
     }
 }

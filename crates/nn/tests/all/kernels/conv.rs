@@ -77,8 +77,27 @@ fn shapes() -> Vec<ConvShape> {
         let padding = [kernel[0] / 2; 2];
         shapes.push(ConvShape { in_c, out_c, in_h: 3, in_w: 2, kernel, padding, ..base });
     }
+    // Windows that slide along rows of several tiles; channels that fill registers or do not; more
+    // and fewer rows of a window than of the image, and rows of which none is in it.
+    for (i, in_w) in [1, 2, 12, 13, 16, 17, 33, 50].into_iter().enumerate() {
+        for [in_c, out_c] in [[1, 4], [3, 8], [5, 5], [8, 8], [9, 16], [20, 6], [8, 13]] {
+            let rows = [[3, 1], [1, 0], [2, 1], [5, 2], [3, 0], [3, 4], [4, 0], [3, 1]][i];
+            let (kernel, padding) = ([rows[0], 3], [rows[1], 1]);
+            shapes.push(ConvShape {
+                batch: 2,
+                in_c,
+                in_h: 4,
+                in_w,
+                out_c,
+                kernel,
+                padding,
+                ..base
+            });
+        }
+    }
     let mut values = Values::new(7);
-    while shapes.len() < 120 {
+    let fixed = shapes.len();
+    while shapes.len() < fixed + 80 {
         let groups = values.pick(&[1, 1, 2, 3]);
         let s = ConvShape {
             batch: values.pick(&[1, 3, 5]),

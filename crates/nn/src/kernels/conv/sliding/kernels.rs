@@ -1,0 +1,110 @@
+//! The kernels for each instruction set and number of output channels.
+
+#[cfg(target_arch = "x86_64")]
+use super::factors::Two;
+use super::factors::{Factors, One};
+use super::{Kernels, Level, weights};
+use crate::kernels::simd::Simd;
+use crate::kernels::simd::portable::Lanes8;
+#[cfg(target_arch = "x86_64")]
+use crate::kernels::simd::{avx2::Ymm, avx512::Zmm};
+
+/// The kernels for so many output channels, if there are any.
+pub(super) fn kernels(level: Level, columns: usize) -> Option<&'static Kernels> {
+    match (level, columns) {
+        #[cfg(target_arch = "x86_64")]
+        (Level::Avx512, ..=8) => Some(&x86::ZMM_TWO),
+        #[cfg(target_arch = "x86_64")]
+        (Level::Avx512, ..=16) => Some(&x86::ZMM),
+        #[cfg(target_arch = "x86_64")]
+        (Level::Avx2, ..=8) => Some(&x86::YMM),
+        (Level::Portable, ..=8) => Some(&PORTABLE),
+        _ => None,
+    }
+}
+
+/// The kernels of an instruction set: modules of functions compiled for it, their factors, pixels
+/// of a tile, and registers of channels of which sums are kept at once, for one row of a window and
+/// for three.
+macro_rules! kernels {
+    ($tile:path, $sums:path, $factors:ty;
+     tiles $($p:literal)*; one row $($n:literal)*; three rows $($m:literal)*) => {{
+        #[allow(unused_imports)]
+        use $sums as sums;
+        use $tile as tile;
+        Kernels {
+            channels: <$factors as Factors>::CHANNELS,
+            lanes: <<$factors as Factors>::Register as Simd>::LANES,
+            tiles: &[$(tile::<$factors, $p>),*],
+            weights: weights::Kernels {
+                one: &[$([sums::<$factors, 1, $n, false>, sums::<$factors, 1, $n, true>]),*],
+                three: &[$([sums::<$factors, 3, $m, false>, sums::<$factors, 3, $m, true>]),*],
+            },
+        }
+    }};
+}
+
+/// Without sums, which the compiler keeps in memory: the tile kernel is faster.
+static PORTABLE: Kernels = kernels! {
+    super::tile::tile, super::weights::sums, One<Lanes8>;
+    tiles 1 2 3; one row; three rows
+};
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::super::{Kernels, tile, weights};
+    use super::{Factors, One, Simd, Two, Ymm, Zmm};
+
+    /// # Safety
+    /// As [`tile::tile`].
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn tile_avx2<F: Factors, const P: usize>(t: &tile::Tile) {
+        // SAFETY: the caller's promise.
+        unsafe { tile::tile::<F, P>(t) }
+    }
+
+    /// # Safety
+    /// As [`tile::tile`].
+    #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
+    unsafe fn tile_avx512<F: Factors, const P: usize>(t: &tile::Tile) {
+        // SAFETY: the caller's promise.
+        unsafe { tile::tile::<F, P>(t) }
+    }
+
+    /// # Safety
+    /// As [`weights::sums`].
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn sums_avx2<F: Factors, const R: usize, const N: usize, const REST: bool>(
+        t: &weights::Rows,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe { weights::sums::<F, R, N, REST>(t) }
+    }
+
+    /// # Safety
+    /// As [`weights::sums`].
+    #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
+    unsafe fn sums_avx512<F: Factors, const R: usize, const N: usize, const REST: bool>(
+        t: &weights::Rows,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe { weights::sums::<F, R, N, REST>(t) }
+    }
+
+    /// 16 registers: 12 sums, 3 weights or gradients, and an input.
+    pub(super) static YMM: Kernels = kernels! {
+        self::tile_avx2, self::sums_avx2, One<Ymm>;
+        tiles 1 2 3 4 5 6 7 8 9 10 11 12; one row 1 2 3 4; three rows 1
+    };
+
+    /// 32 registers, of which tiles leave some unused: wider ones are no faster.
+    pub(super) static ZMM: Kernels = kernels! {
+        self::tile_avx512, self::sums_avx512, One<Zmm>;
+        tiles 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; one row 1 2 3 4 5 6 7 8; three rows 1 2 3
+    };
+
+    pub(super) static ZMM_TWO: Kernels = kernels! {
+        self::tile_avx512, self::sums_avx512, Two;
+        tiles 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; one row 1 2 3 4; three rows 1 2
+    };
+}

@@ -1,0 +1,177 @@
+//! Output pixels from windows: the forward pass, and the gradient of the input.
+
+use super::factors::Factors;
+use super::{COLUMNS, Sliding, runs};
+use crate::kernels::macros::unroll;
+use crate::kernels::simd::{Simd, fetch_to_write};
+use crate::kernels::tile::{Store, finish};
+
+/// Input channels from which on the output is fetched ahead: with fewer the products of a tile take
+/// no longer than that. Where the output is in no cache (8→8 @32×32 in a chain of training), it
+/// saves a tenth of the time.
+const FETCHING: usize = 8;
+
+/// Neighbouring pixels of an output row.
+pub(super) struct Tile {
+    /// First channel of the input pixel above which the first output pixel lies, in the first row
+    /// of the window that is in the image.
+    a: *const f32,
+    /// From row to row of the input.
+    row: usize,
+    /// Rows of the window that are in the image.
+    rows: usize,
+    /// Channels of the input.
+    channels: usize,
+    /// Weights of these rows.
+    b: *const f32,
+    /// Whether there are input pixels left and right of the tile.
+    beside: [bool; 2],
+    to: Store,
+}
+
+pub(super) type Kernel = unsafe fn(&Tile);
+
+/// Where [`Sliding::run`] writes.
+pub(in super::super) struct Output<'a> {
+    /// `[N][rows][width][channels]`.
+    pub(in super::super) values: &'a mut [f32],
+    /// One value for each channel, if any.
+    pub(in super::super) bias: Option<&'a [f32]>,
+    /// Add to the values.
+    pub(in super::super) accumulate: bool,
+}
+
+impl Sliding {
+    /// Convolves whole images with [packed](Sliding::pack) weights.
+    pub(in super::super) fn run(&self, x: &[f32], weights: &[f32], to: Output<'_>) {
+        let ([ci, co], [in_h, out_h]) = (self.channels, self.rows);
+        let (row, image, out_image) =
+            (self.width * ci, in_h * self.width * ci, out_h * self.width * co);
+        assert_eq!(weights.len(), self.weight_len(), "sliding: weights");
+        assert_eq!(x.len() / image * out_image, to.values.len(), "sliding: output");
+        assert!(x.len().is_multiple_of(image), "sliding: whole images");
+        assert!(to.bias.is_none_or(|bias| bias.len() >= co), "sliding: bias");
+        let mut values = to.values;
+        for (x, oy) in x.chunks_exact(image).flat_map(|x| (0..out_h).map(move |oy| (x, oy))) {
+            let (y, behind) = values.split_at_mut(self.width * co);
+            values = behind;
+            let inside = self.window_rows(oy);
+            let (x, w) = match inside.is_empty() {
+                true => (&[][..], &[][..]),
+                false => {
+                    let top = inside.start.wrapping_add_signed(oy as isize + self.first);
+                    let rows = top * row..(top + inside.len()) * row;
+                    (&x[rows], &weights[inside.start * self.weight_len() / self.window..])
+                }
+            };
+            for pixels in runs(self.width, self.kernels.tiles.len()) {
+                let written = pixels.start * co..pixels.end * co;
+                if ci >= FETCHING {
+                    // The row after the next.
+                    let later = values.get(self.width * co..).unwrap_or_default();
+                    fetch_to_write(later.get(written.clone()).unwrap_or_default());
+                }
+                let tile = Tile {
+                    a: x.as_ptr().wrapping_add(pixels.start * ci),
+                    row,
+                    rows: inside.len(),
+                    channels: ci,
+                    b: w.as_ptr(),
+                    beside: [pixels.start > 0, pixels.end < self.width],
+                    to: Store {
+                        c: y[written].as_mut_ptr(),
+                        c_step: co,
+                        last: co,
+                        bias: to.bias.map_or(std::ptr::null(), <[f32]>::as_ptr),
+                        accumulate: to.accumulate,
+                    },
+                };
+                // SAFETY: the kernel is one for as many pixels, of an instruction set that the
+                // machine has. `x` has the window's rows, and pixels beside the tile where it says
+                // so; the weights are packed for these channels; `y` has the pixels.
+                unsafe { self.kernels.tiles[pixels.len() - 1](&tile) };
+            }
+        }
+    }
+
+    /// Rows of the window of output row `oy` that lie in the image.
+    fn window_rows(&self, oy: usize) -> std::ops::Range<usize> {
+        let top = oy as isize + self.first;
+        let start = (-top).max(0) as usize;
+        let end = (self.rows[0] as isize - top).max(0) as usize;
+        start..end.min(self.window).max(start)
+    }
+}
+
+/// The kernel: P pixels.
+///
+/// # Safety
+/// The machine has the instructions of `F`, the code is compiled for them, and the tile's pointers
+/// cover what it addresses.
+#[inline(always)]
+pub(super) unsafe fn tile<F: Factors, const P: usize>(t: &Tile) {
+    // SAFETY: the caller's promise covers every address below.
+    unsafe {
+        let mut sums = [F::Register::splat(0.0); P];
+        let (mut a, mut b) = (t.a, t.b);
+        for _ in 0..t.rows {
+            let mut at = a;
+            for _ in 0..t.channels / F::CHANNELS {
+                taps::<F, P, true>(t, at, b, &mut sums);
+                at = at.add(F::CHANNELS);
+                b = b.add(COLUMNS * F::Register::LANES);
+            }
+            if !t.channels.is_multiple_of(F::CHANNELS) {
+                taps::<F, P, false>(t, at, b, &mut sums);
+                b = b.add(COLUMNS * F::Register::LANES);
+            }
+            a = a.wrapping_add(t.row);
+        }
+        let mut totals: [[F::Total; 1]; P] = std::array::from_fn(|p| [F::total(sums[p])]);
+        finish(&t.to, &mut totals);
+    }
+}
+
+/// Adds the products of a row of the window with the channels at `at`: as many as are multiplied at
+/// once if `WHOLE`, else the last one, beside which the weights are zero.
+///
+/// # Safety
+/// As [`tile`].
+#[inline(always)]
+unsafe fn taps<F: Factors, const P: usize, const WHOLE: bool>(
+    t: &Tile,
+    mut at: *const f32,
+    b: *const f32,
+    sums: &mut [F::Register; P],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let [left, middle, right]: [F::Register; COLUMNS] =
+            std::array::from_fn(|k| F::Register::load(b.add(k * F::Register::LANES)));
+        if t.beside[0] {
+            sums[0] = input::<F, WHOLE>(at.sub(t.channels)).mul_add(left, sums[0]);
+        }
+        unroll!(P, p, {
+            let x = input::<F, WHOLE>(at);
+            if p + 1 < P {
+                sums[p + 1] = x.mul_add(left, sums[p + 1]);
+            }
+            sums[p] = x.mul_add(middle, sums[p]);
+            if p > 0 {
+                sums[p - 1] = x.mul_add(right, sums[p - 1]);
+            }
+            at = at.wrapping_add(t.channels);
+        });
+        if t.beside[1] {
+            sums[P - 1] = input::<F, WHOLE>(at).mul_add(right, sums[P - 1]);
+        }
+    }
+}
+
+/// # Safety
+/// As [`taps`].
+#[inline(always)]
+unsafe fn input<F: Factors, const WHOLE: bool>(at: *const f32) -> F::Register {
+    // SAFETY: the caller's promise.
+    unsafe { if WHOLE { F::input(at) } else { F::Register::broadcast(at) } }
+}

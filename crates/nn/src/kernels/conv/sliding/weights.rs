@@ -1,0 +1,181 @@
+//! Gradients of the weights: sums over the output's pixels of a window's elements times the
+//! gradient there.
+
+use std::ops::Range;
+
+use super::factors::Factors;
+use super::{COLUMNS, Sliding, runs};
+use crate::kernels::simd::Simd;
+
+/// Rows of an image whose products are summed.
+pub(super) struct Rows {
+    /// First input pixel of each row of the window, of which the kernel reads its number.
+    a: [*const f32; 3],
+    /// From row to row of the input.
+    row: usize,
+    /// Channels of the input.
+    channels: usize,
+    /// First pixel of the output's gradient.
+    d: *const f32,
+    /// Channels of the output.
+    outputs: usize,
+    /// Rows and columns of the output.
+    size: [usize; 2],
+    /// Where the sums are added, `[steps][3][lanes]` for a row of the window.
+    to: *mut f32,
+    /// From one row of the window to the next there.
+    to_row: usize,
+}
+
+pub(super) type Kernel = unsafe fn(&Rows);
+
+/// Kernels by the registers of channels that they sum, without and with a last one that is not
+/// full.
+pub(super) struct Kernels {
+    /// For one row of the window.
+    pub(super) one: &'static [[Kernel; 2]],
+    /// For three at once: of few channels one row's sums are too few to keep the units busy.
+    pub(super) three: &'static [[Kernel; 2]],
+}
+
+impl Sliding {
+    /// Adds the gradients of the weights for whole images `x` and the output's gradients `dy` to
+    /// `dw` `[window][3][in][PAD]`. `scratch` has room for the sums.
+    pub(in super::super) fn weight_gradient(
+        &self,
+        [x, dy]: [&[f32]; 2],
+        dw: &mut [f32],
+        scratch: &mut [f32],
+    ) {
+        let [image, out_image] =
+            [0, 1].map(|side| self.rows[side] * self.width * self.channels[side]);
+        assert!(x.len().is_multiple_of(image), "sliding: whole images");
+        assert_eq!(x.len() / image * out_image, dy.len(), "sliding: gradient");
+        let sums = &mut scratch[..self.weight_len()];
+        sums.fill(0.0);
+        let at_once = match self.steps() <= self.kernels.weights.three.len() && self.window == 3 {
+            true => 3,
+            false => 1,
+        };
+        for (x, dy) in x.chunks_exact(image).zip(dy.chunks_exact(out_image)) {
+            for rows in runs(self.window, at_once) {
+                // Output rows for which all of these rows are in the image, and then the others.
+                let each = rows.clone().map(|row| self.output_rows(row));
+                let most = each.reduce(|a, b| a.start.max(b.start)..a.end.min(b.end));
+                let inner = most.filter(|inner| !inner.is_empty()).unwrap_or(0..0);
+                self.add_rows([x, dy], rows.clone(), inner.clone(), sums);
+                for row in rows {
+                    let all = self.output_rows(row);
+                    let rest = match inner.is_empty() {
+                        true => [all, 0..0],
+                        false => [all.start..inner.start, inner.end..all.end],
+                    };
+                    for outputs in rest {
+                        self.add_rows([x, dy], row..row + 1, outputs, sums);
+                    }
+                }
+            }
+        }
+        self.each_weight(|to, from| dw[to] += sums[from]);
+    }
+
+    /// Output rows for which row `row` of the window is in the image.
+    fn output_rows(&self, row: usize) -> Range<usize> {
+        let top = row as isize + self.first;
+        let start = (-top).max(0) as usize;
+        let end = (self.rows[0] as isize - top).max(0) as usize;
+        start..end.min(self.rows[1]).max(start)
+    }
+
+    /// Adds the sums over some output rows for some rows of the window, all in the image.
+    fn add_rows(
+        &self,
+        [x, dy]: [&[f32]; 2],
+        rows: Range<usize>,
+        outputs: Range<usize>,
+        sums: &mut [f32],
+    ) {
+        if outputs.is_empty() {
+            return;
+        }
+        let ([ci, co], of) = (self.channels, &self.kernels.weights);
+        let kernels = if rows.len() == 3 { of.three } else { of.one };
+        assert!(rows.len() == 1 || rows.len() == 3, "sliding: kernels of one row or three");
+        let (row, step) = (self.width * ci, COLUMNS * self.kernels.lanes);
+        let to_row = self.steps() * step;
+        let dy = &dy[outputs.start * self.width * co..outputs.end * self.width * co];
+        for steps in runs(self.steps(), kernels.len()) {
+            let rest = steps.end * self.kernels.channels > ci;
+            let a = std::array::from_fn(|r| {
+                let top = rows.start + r.min(rows.len() - 1) + outputs.start;
+                let x = &x[top.wrapping_add_signed(self.first) * row..][..outputs.len() * row];
+                x[steps.start * self.kernels.channels..].as_ptr()
+            });
+            let to = &mut sums[rows.start * to_row + steps.start * step..];
+            assert!((rows.len() - 1) * to_row + steps.len() * step <= to.len(), "sliding: sums");
+            let rows = Rows {
+                a,
+                row,
+                channels: ci,
+                d: dy.as_ptr(),
+                outputs: co,
+                size: [outputs.len(), self.width],
+                to: to.as_mut_ptr(),
+                to_row,
+            };
+            // SAFETY: the kernel is one for as many steps, of an instruction set that the machine
+            // has. Each row of the window has as many input rows as there are output rows; the
+            // last step is of all channels or says that it is not; the sums are there.
+            unsafe { kernels[steps.len() - 1][usize::from(rest)](&rows) };
+        }
+    }
+}
+
+/// The kernel: R rows of the window, N registers of channels, of which the last has one channel
+/// only if `REST`.
+///
+/// # Safety
+/// The machine has the instructions of `F`, the code is compiled for them, and the pointers cover
+/// what it addresses.
+#[inline(always)]
+pub(super) unsafe fn sums<F: Factors, const R: usize, const N: usize, const REST: bool>(t: &Rows) {
+    let [height, width] = t.size;
+    // SAFETY: the caller's promise covers every address below.
+    unsafe {
+        let zero = F::Register::splat(0.0);
+        let mut sums = [[[zero; COLUMNS]; N]; R];
+        for y in 0..height {
+            let d = t.d.add(y * width * t.outputs);
+            let mut at: [*const f32; R] = std::array::from_fn(|r| t.a[r].add(y * t.row));
+            // Gradients where the input pixel is right of the window's middle, there, and left.
+            let (mut right, mut middle) = (zero, F::gradient(d, t.outputs));
+            for x in 1..=width {
+                let left = match x < width {
+                    true => F::gradient(d.add(x * t.outputs), t.outputs),
+                    false => zero,
+                };
+                for r in 0..R {
+                    for n in 0..N {
+                        let p = at[r].add(n * F::CHANNELS);
+                        let a = match REST && n + 1 == N {
+                            true => F::Register::broadcast(p),
+                            false => F::input(p),
+                        };
+                        let [of_left, of_middle, of_right] = &mut sums[r][n];
+                        *of_left = a.mul_add(left, *of_left);
+                        *of_middle = a.mul_add(middle, *of_middle);
+                        *of_right = a.mul_add(right, *of_right);
+                    }
+                    at[r] = at[r].wrapping_add(t.channels);
+                }
+                (right, middle) = (middle, left);
+            }
+        }
+        for (r, row) in sums.iter().enumerate() {
+            for (i, &sum) in row.iter().flatten().enumerate() {
+                let to = t.to.add(r * t.to_row + i * F::Register::LANES);
+                sum.add(F::Register::load(to)).store(to);
+            }
+        }
+    }
+}
