@@ -54,7 +54,7 @@ fn mask(n: usize) -> __mmask16 {
     ((1u32 << n.min(16)) - 1) as __mmask16
 }
 
-// SAFETY: only instructions of AVX-512 F, VL and BW, which callers promise the machine has.
+// SAFETY: only instructions of AVX-512 F, VL, DQ and BW, which callers promise the machine has.
 unsafe impl<const PIXELS: usize> Simd for Zmm<PIXELS> {
     const LANES: usize = 16;
     const PIXELS: usize = PIXELS;

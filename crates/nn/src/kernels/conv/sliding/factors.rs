@@ -31,6 +31,9 @@ pub(super) unsafe trait Factors {
     unsafe fn gradient(p: *const f32, n: usize) -> Self::Register;
 
     /// Sums over the input channels.
+    ///
+    /// # Safety
+    /// The machine has the instructions.
     unsafe fn total(sums: Self::Register) -> Self::Total;
 }
 

@@ -5,7 +5,11 @@
 //! input lies in the windows of three of them: it is loaded once for three multiply-adds, where the
 //! tile kernel loads it for each, and is limited by loads. What lies outside the image is left out,
 //! so no image is copied to be padded. The gradient of the weights keeps sums of three windows'
-//! elements in the same way.
+//! elements in the same way, with gradients of zero beside the first and last column.
+//!
+//! Finite factors give what the definition gives. An infinite one may give NaN where a zero is
+//! beside it: the last of an odd number of channels that are multiplied in pairs, and the first and
+//! last column in the gradient of the weights.
 //!
 //! On an Intel core with AVX-512 (up to 217 GFLOP/s), whose tile kernel reaches 100 to 130 in such
 //! layers, 8→8 @32×32 takes 188 GFLOP/s forward and 218 for its weights when all is in the cache.
@@ -50,7 +54,7 @@ pub(super) struct Sliding {
     channels: [usize; 2],
     /// Rows of a window.
     window: usize,
-    /// Input row where the window of output row 0 starts; negative with padding.
+    /// Input row where the window of output row 0 starts; negative above the image.
     first: isize,
 }
 
