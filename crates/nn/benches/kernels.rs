@@ -33,6 +33,7 @@ fn main() {
             bench.stage(&format!("{host} {i}"), [batch, size], [ci, co]);
         }
     }
+    bench.stage("grown", [BATCH, 32], [8, 8]);
     bench.blueprints();
     bench.memory();
 }

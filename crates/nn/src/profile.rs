@@ -24,7 +24,7 @@ pub struct StepTime {
     pub bytes: usize,
 }
 
-/// How networks take turns on a core, each with memory of its own.
+/// How networks take turns on a core, each with memory of its own but for the arena.
 #[derive(Clone, Copy, Debug)]
 pub struct Turns {
     /// Networks.
@@ -48,13 +48,19 @@ pub fn profile(
     let plan = Plan::compile(graph, options)?;
     let phases = Phase::Forward..=Phase::Deliver;
     let steps = plan.steps(phases.clone());
+    // As in a fleet, an arena is memory of the core, and all else the network's own.
+    let uses = plan.uses(phases);
+    let is_arena = |of: &&SpaceUse| of.space == Space::Arena;
+    let mut arena: Vec<Home> = uses.iter().filter(is_arena).map(Home::new).collect();
     let mut homes: Vec<Vec<Home>> = vec![];
-    homes.resize_with(networks, || plan.uses(phases.clone()).iter().map(Home::new).collect());
+    homes.resize_with(networks, || uses.iter().filter(|of| !is_arena(of)).map(Home::new).collect());
     let mut times = vec![vec![]; steps.len()];
     for _ in 0..rounds.max(1) {
         for homes in &mut homes {
             let mut memory = Memory::default();
-            homes.iter_mut().for_each(|home| memory.bind_mut(home.space, home.aligned()));
+            for home in arena.iter_mut().chain(homes) {
+                memory.bind_mut(home.space, home.aligned());
+            }
             for _ in 0..batches {
                 for (step, times) in steps.iter().zip(&mut times) {
                     let start = Instant::now();

@@ -1,25 +1,39 @@
 //! Memory of a CPU device: the only place that allocates from the system and frees to it.
 
 use crate::ground::sync::RaceCell;
+use memmap2::MmapMut;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
 /// Alignment of every block, in bytes: a cache line, and the widest vector register.
 pub(crate) const ALIGNMENT: usize = 64;
 
+/// Bytes from which on a block asks for huge pages: a few of them. Arenas, batches and datasets are
+/// walked from end to end or at random, and with pages of 4 KiB addresses are looked up all the
+/// time.
+const HUGE: usize = 4 << 20;
+
 /// A run of bytes that lives at one address until it is dropped. Always initialised: it starts as
 /// zeros, and later holds the writes of kernels. Access to the bytes is governed by the order of
 /// submission (`submit`), not here.
 #[derive(Debug)]
 pub(crate) struct HostBlock {
-    /// Address from the allocator.
-    base: NonNull<u8>,
-    layout: Layout,
+    /// Owner of the bytes.
+    _home: Home,
     /// First aligned byte.
     data: NonNull<u8>,
     size: usize,
     /// Notified of every access to the bytes; see [`RaceCell`].
     pub(crate) race: RaceCell,
+}
+
+/// Memory from the system, given back when it is dropped.
+#[derive(Debug)]
+enum Home {
+    /// From the allocator.
+    Heap { base: NonNull<u8>, layout: Layout },
+    /// A mapping of its own, which its own `drop` ends.
+    Pages(#[expect(dead_code, reason = "kept for its `drop`")] MmapMut),
 }
 
 // SAFETY: a block is memory and its address; it has no thread affinity. Its methods hand out
@@ -31,17 +45,17 @@ unsafe impl Sync for HostBlock {}
 impl HostBlock {
     /// A block of `size` zeroed bytes, `None` if the system has no memory.
     pub(crate) fn new(size: usize) -> Option<HostBlock> {
-        // A large alignment would make the allocator touch every page to zero it; with its natural
-        // one the pages stay untouched until a kernel writes them. So align by hand.
-        let layout = Layout::from_size_align(size.checked_add(ALIGNMENT)?, 16).ok()?;
-        // SAFETY: the layout's size is at least ALIGNMENT, so not zero.
-        let base = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        let room = size.checked_add(ALIGNMENT)?;
+        let (home, base) = match size {
+            HUGE.. if cfg!(not(miri)) => Home::pages(room)?,
+            _ => Home::heap(room)?,
+        };
         let skip = base.as_ptr().align_offset(ALIGNMENT);
         debug_assert!(skip < ALIGNMENT);
         // SAFETY: `skip` < ALIGNMENT and the allocation is `size + ALIGNMENT` bytes, so the result
         // and `size` bytes after it are inside.
         let data = unsafe { base.add(skip) };
-        Some(HostBlock { base, layout, data, size, race: RaceCell::new() })
+        Some(HostBlock { _home: home, data, size, race: RaceCell::new() })
     }
 
     /// Usable bytes.
@@ -80,10 +94,36 @@ impl HostBlock {
     }
 }
 
-impl Drop for HostBlock {
+impl Home {
+    /// Zeroed bytes from the allocator, and their address.
+    fn heap(bytes: usize) -> Option<(Home, NonNull<u8>)> {
+        // A large alignment would make the allocator touch every page to zero it; with its natural
+        // one the pages stay untouched until a kernel writes them. So align by hand.
+        let layout = Layout::from_size_align(bytes, 16).ok()?;
+        // SAFETY: the layout's size is at least ALIGNMENT, so not zero.
+        let base = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        Some((Home::Heap { base, layout }, base))
+    }
+
+    /// Zeroed pages, and the address of the first.
+    fn pages(bytes: usize) -> Option<(Home, NonNull<u8>)> {
+        isize::try_from(bytes).ok()?;
+        let mut pages = MmapMut::map_anon(bytes).ok()?;
+        // A hint: a system without huge pages, or with none left, takes small ones.
+        #[cfg(target_os = "linux")]
+        let _ = pages.advise(memmap2::Advice::HugePage);
+        let base = NonNull::new(pages.as_mut_ptr())?;
+        Some((Home::Pages(pages), base))
+    }
+}
+
+impl Drop for Home {
     fn drop(&mut self) {
-        // SAFETY: `base` came from the allocator with this layout, and is given back once.
-        unsafe { dealloc(self.base.as_ptr(), self.layout) }
+        match self {
+            // SAFETY: `base` came from the allocator with this layout, and is given back once.
+            Home::Heap { base, layout } => unsafe { dealloc(base.as_ptr(), *layout) },
+            Home::Pages(_) => {}
+        }
     }
 }
 
@@ -93,7 +133,7 @@ mod tests {
 
     #[test]
     fn aligned_zeroed_and_writable_to_the_end() {
-        for size in [64, 128, 4096, 1 << 20] {
+        for size in [64, 128, 4096, 1 << 20, HUGE - 64, HUGE, HUGE + 64] {
             let block = HostBlock::new(size).unwrap();
             assert_eq!(block.data().as_ptr() as usize % ALIGNMENT, 0);
             // SAFETY: nobody else knows this block.

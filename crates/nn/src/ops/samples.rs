@@ -6,6 +6,9 @@ use crate::kernels::ImageShape;
 use crate::kernels::conv::ConvShape;
 use crate::kernels::pool::PoolShape;
 
+/// Filters whose transforms take little of the time that their products take for a few samples.
+const FILTERS: usize = 256;
+
 /// How to make operations for all samples of a batch into ones for some of them.
 #[derive(Clone, Copy)]
 struct Cut {
@@ -49,10 +52,11 @@ impl Cut {
         len.is_multiple_of(self.batch).then_some(len / self.batch * self.samples)
     }
 
-    /// Products by Winograd's filtering transform their filters each time: not a few samples at a
-    /// time.
+    /// Products by Winograd's filtering transform their filters each time: only few filters are
+    /// done for a few samples at a time.
     fn product(self, of: Product) -> Option<Product> {
-        let fits = of.tiles.is_none() && of.shape.batch == self.batch;
+        let few = of.tiles.is_none() || of.shape.in_c * of.shape.out_c <= FILTERS;
+        let fits = few && of.shape.batch == self.batch;
         fits.then_some(Product { shape: ConvShape { batch: self.samples, ..of.shape }, ..of })
     }
 

@@ -61,12 +61,13 @@ impl Checkpoint {
         file::from_bytes(path, bytes)
     }
 
-    /// Devices and precision at its position. A checkpoint from before they were recorded has those
-    /// with which the run began.
+    /// Devices, precision and rounding at its position. A checkpoint from before they were recorded
+    /// has those with which the run began, and the rounding of then.
     pub(crate) fn last_stretch(&mut self, began: &TrainConfig) -> Stretch {
         let computed = &mut self.progress.computed;
         if computed.is_empty() {
-            computed.push(Stretch::new(Position { round: 0, step: 0 }, began));
+            let first = Stretch::new(Position { round: 0, step: 0 }, began);
+            computed.push(Stretch { rounding: 0, ..first });
         }
         computed[computed.len() - 1].clone()
     }

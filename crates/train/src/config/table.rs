@@ -225,7 +225,7 @@ settings! {
         /// tensor cores, add up in f32, and need CUDA devices only. All else is f32, the policy
         /// included. On resume it may change; from there on the results differ.
         precision: Precision = same(Precision::default()), since(5), on_resume();
-        /// Winograd's minimal filtering for 3×3 convolutions with 16 channels or more, on
+        /// Winograd's minimal filtering for 3×3 convolutions whose channels are multiples of 8, on
         /// processors: fewer multiplications, larger rounding errors. off: every product of the
         /// definition.
         winograd: Switch = same(Switch(true)), unit("on|off"), since(7), before("off");

@@ -31,6 +31,8 @@ pub enum Notice<'a> {
         /// Precision from here on.
         now: Precision,
     },
+    /// A run goes on with a build whose kernels round differently.
+    RoundingChanged,
     /// An extended run may differ from one that was planned with this many steps, because its
     /// controller has looked ahead to the end of `began` steps.
     ControllerLookedAhead {
@@ -74,6 +76,11 @@ impl Notice<'_> {
                 "the run was at precision {began} and goes on at {now}; its results differ from \
                  here on"
             )),
+            Self::RoundingChanged => Some(
+                "the run began with a build of meristem whose kernels round differently; its \
+                 results differ in their last bits from here on"
+                    .into(),
+            ),
             Self::ControllerLookedAhead { began, now } => Some(format!(
                 "the controller has planned for an end after {began} steps so far, so that the \
                  results may differ from those of a run of {now} steps from the start"

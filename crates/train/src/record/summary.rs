@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use meristem_control::RoundReport;
 use meristem_device::{Counts, Device};
-use meristem_nn::Precision;
+use meristem_nn::{Precision, ROUNDING};
 use serde::{Deserialize, Serialize};
 
 use crate::config::TrainConfig;
@@ -71,12 +71,16 @@ pub struct Stretch {
     pub devices: Vec<String>,
     /// Precision of products.
     pub precision: Precision,
+    /// Revision of the kernels' rounding ([`meristem_nn::ROUNDING`]); 0 before it was recorded.
+    #[serde(default)]
+    pub rounding: u32,
 }
 
 impl Stretch {
     /// The stretch that begins at a position.
     pub(crate) fn new(Position { round, step }: Position, config: &TrainConfig) -> Self {
-        Self { round, step, devices: config.devices.clone(), precision: config.precision }
+        let (devices, precision) = (config.devices.clone(), config.precision);
+        Self { round, step, devices, precision, rounding: ROUNDING }
     }
 
     /// Whether it has steps before a position.
@@ -86,7 +90,8 @@ impl Stretch {
 
     /// Whether the steps of a run with these settings belong to it.
     pub(crate) fn goes_on(&self, config: &TrainConfig) -> bool {
-        (&self.devices, self.precision) == (&config.devices, config.precision)
+        let now = (&config.devices, config.precision, ROUNDING);
+        (&self.devices, self.precision, self.rounding) == now
     }
 }
 
@@ -118,7 +123,8 @@ pub struct Summary {
     pub instruction_set: String,
     /// Worker threads of each device.
     pub threads: usize,
-    /// Devices and precision, if they changed when the run was resumed: each from a step on.
+    /// Devices, precision and rounding, if they changed when the run was resumed: each from a step
+    /// on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub computed: Vec<Stretch>,
     /// Extensions of the run, in their order.

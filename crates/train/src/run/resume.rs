@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use meristem_data::cache;
+use meristem_nn::ROUNDING;
 
 use super::begin::Begin;
 use super::extend::{self, Extent, has_looked_ahead};
@@ -220,7 +221,7 @@ impl Resuming<'_> {
     }
 }
 
-/// Reports devices and precision that are not those of the last stretch.
+/// Reports devices, precision and rounding that are not those of the last stretch.
 fn tell_changes(observer: &mut dyn Observer, last: &Stretch, config: &TrainConfig) {
     let (began, now) = (&last.devices, &config.devices);
     if began != now {
@@ -229,6 +230,9 @@ fn tell_changes(observer: &mut dyn Observer, last: &Stretch, config: &TrainConfi
     let (began, now) = (last.precision, config.precision);
     if began != now {
         observer.notice(&Notice::PrecisionChanged { began, now });
+    }
+    if last.rounding != ROUNDING {
+        observer.notice(&Notice::RoundingChanged);
     }
 }
 
@@ -268,4 +272,34 @@ fn newest(world: &mut World, files: &RunFiles) -> Result<Option<(PathBuf, Checkp
 fn anew(path: &Path, error: &Error) -> Error {
     let problem = format!("it has no checkpoint and cannot start again: {error}");
     Error::Resume { path: path.into(), problem }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Keeps warnings.
+    struct Warnings(Vec<String>);
+
+    impl Observer for Warnings {
+        fn notice(&mut self, notice: &Notice<'_>) {
+            self.0.extend(notice.warning());
+        }
+    }
+
+    #[test]
+    fn a_build_that_rounds_differently_says_so() {
+        let config = TrainConfig::resolve(Layer::default(), Layer::default()).unwrap();
+        let now = Stretch::new(Position { round: 0, step: 0 }, &config);
+        let warnings = |last: &Stretch| {
+            let mut observer = Warnings(vec![]);
+            tell_changes(&mut observer, last, &config);
+            observer.0
+        };
+        assert_eq!(warnings(&now), Vec::<String>::new());
+        let before = Stretch { rounding: now.rounding - 1, ..now };
+        let [warning] = &warnings(&before)[..] else { panic!("one warning") };
+        assert!(warning.contains("kernels round differently"), "{warning}");
+        assert!(!before.goes_on(&config), "its steps are told from the later ones");
+    }
 }

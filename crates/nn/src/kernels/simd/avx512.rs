@@ -88,6 +88,20 @@ unsafe impl<const PIXELS: usize> Simd for Zmm<PIXELS> {
     }
 
     #[inline(always)]
+    unsafe fn load_apart([first, second]: [*const f32; 2]) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match PIXELS {
+                2 => {
+                    let low = _mm512_castps256_ps512(_mm256_loadu_ps(first));
+                    Self(_mm512_insertf32x8::<1>(low, _mm256_loadu_ps(second)))
+                }
+                _ => Self::load(first),
+            }
+        }
+    }
+
+    #[inline(always)]
     unsafe fn load_n(p: *const f32, n: usize) -> Self {
         // SAFETY: masked lanes are not read; the rest is the caller's promise.
         Self(unsafe { _mm512_maskz_loadu_ps(mask(n), p) })
@@ -97,6 +111,20 @@ unsafe impl<const PIXELS: usize> Simd for Zmm<PIXELS> {
     unsafe fn store(self, p: *mut f32) {
         // SAFETY: the caller's promise.
         unsafe { _mm512_storeu_ps(p, self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_apart(self, [first, second]: [*mut f32; 2]) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match PIXELS {
+                2 => {
+                    _mm256_storeu_ps(first, _mm512_castps512_ps256(self.0));
+                    _mm256_storeu_ps(second, _mm512_extractf32x8_ps::<1>(self.0));
+                }
+                _ => self.store(first),
+            }
+        }
     }
 
     #[inline(always)]

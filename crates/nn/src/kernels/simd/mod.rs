@@ -59,6 +59,17 @@ pub(crate) unsafe trait Simd: Copy {
         unsafe { Self::load(p) }
     }
 
+    /// Elements of as many places as there are pixels, `LANES / PIXELS` at each.
+    ///
+    /// # Safety
+    /// They are readable.
+    #[inline(always)]
+    unsafe fn load_apart(places: [*const f32; 2]) -> Self {
+        const { assert!(Self::PIXELS == 1) };
+        // SAFETY: the caller's promise.
+        unsafe { Self::load(places[0]) }
+    }
+
     /// Elements `p[0..n]`, the rest 0; `n <= LANES`.
     ///
     /// # Safety
@@ -70,6 +81,17 @@ pub(crate) unsafe trait Simd: Copy {
     /// # Safety
     /// They are writable.
     unsafe fn store(self, p: *mut f32);
+
+    /// Writes what [`Simd::load_apart`] reads.
+    ///
+    /// # Safety
+    /// The places are writable and apart.
+    #[inline(always)]
+    unsafe fn store_apart(self, places: [*mut f32; 2]) {
+        const { assert!(Self::PIXELS == 1) };
+        // SAFETY: the caller's promise.
+        unsafe { self.store(places[0]) }
+    }
 
     /// Writes the first `n` elements to `p[0..n]`; `n <= LANES`.
     ///

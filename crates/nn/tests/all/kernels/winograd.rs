@@ -307,7 +307,7 @@ fn only_convolutions_with_many_channels_are_worthwhile() {
     assert_eq!(tile(shape([4, 16, 16, 32, 64])), Some(TileSize::Four));
     assert_eq!(tile(shape([4, 2, 2, 64, 128])), Some(TileSize::Two));
     assert_eq!(tile(shape([4, 16, 16, 3, 64])), None);
-    assert_eq!(tile(shape([4, 16, 16, 8, 16])), None);
+    assert_eq!(tile(shape([4, 16, 16, 8, 16])), Some(TileSize::Four));
     assert_eq!(tile(shape([4, 16, 16, 20, 32])), None);
     assert_eq!(tile(ConvShape { stride: [2; 2], ..shape([4, 16, 16, 32, 64]) }), None);
     assert_eq!(tile(ConvShape { groups: 2, ..shape([4, 16, 16, 32, 64]) }), None);

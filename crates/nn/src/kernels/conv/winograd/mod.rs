@@ -17,28 +17,38 @@
 //!
 //! # Memory
 //! Points of images are `[T²][tiles][channels]`, points of filters `[T²]` packed weights. A block
-//! has so many images that its points stay in the second-level cache.
+//! has so many tiles that its points stay in the second-level cache: all tiles of some images, or
+//! some rows of them.
+//!
+//! # Speed
+//! Shares of a Zen 4 core's 114 GFLOP/s that the definition would need, in tiles of 4 × 4: 2.0 for
+//! 8→16 @16×16, 1.6 for 8→8 @32×32, 2.6 for 16→32 @8×8. Transforms take about half of the time with
+//! 8 channels, so that two tiles are one vector there (`transform`).
 
+mod block;
 mod points;
+mod product;
 mod transform;
 
+use self::block::{Block, Grid};
 use self::points::{Four, Points, Two};
-use self::transform::{Filter, FilterGradient, Gradient, Grid, Input, Output};
+use self::product::{Forward, Sums};
+use self::transform::{Filter, FilterGradient, Gradient, Input, Output};
 use super::{ALIGNMENT, ConvShape, aligned};
 use crate::kernels::lanes::for_channels;
 use crate::kernels::norm::batch::{Moments, StatsSums, stats_scratch_len};
-use crate::kernels::tile::{self, Job, Layout, Mode, Nest};
+use crate::kernels::tile::Layout;
 use crate::kernels::transpose::transpose;
 use crate::kernels::{GradOut, Isa, pad16};
 
-/// f32 elements of points that a block of images has at most, if it has more than one image.
+/// f32 elements of points that a block has at most, if it has more than the fewest tiles.
 const BLOCK: usize = 128 * 1024;
 
-/// Tiles that a block has at least, if the batch does: enough rows for full register tiles.
+/// Tiles that a block has room for at least: enough rows for full register tiles.
 const TILES: usize = 28;
 
 /// Fewest channels, read and written, with which the products outweigh the transforms.
-const CHANNELS_MIN: usize = 16;
+const CHANNELS_MIN: usize = 8;
 
 /// Taps of a filter.
 const TAPS: usize = 9;
@@ -64,7 +74,7 @@ impl TileSize {
 /// A convolution that is computed in tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Winograd {
-    /// Shape: 3×3 with stride 1 and padding 1, one group, channels in whole halves of a vector.
+    /// Shape: 3×3 with stride 1 and padding 1, one group, channels in multiples of 8.
     pub shape: ConvShape,
     /// Size of the tiles.
     pub tile: TileSize,
@@ -114,7 +124,7 @@ impl Winograd {
             return None;
         }
         let sizes = [TileSize::Two, TileSize::Four].map(|tile| Self { shape: *shape, tile });
-        sizes.into_iter().min_by_key(|of| of.grid().tiles_of(1) * of.grid().points())
+        sizes.into_iter().min_by_key(|of| of.image_tiles() * of.grid().points())
     }
 
     /// Whether a convolution can be computed so.
@@ -229,31 +239,47 @@ impl Winograd {
 
     /// Elements of the [`Parts`].
     fn lens(&self, [read, written]: [usize; 2]) -> [usize; 3] {
-        let grid = self.grid();
-        let points = grid.points();
-        let padded = grid.images * grid.placement(read).strides().image;
-        [padded, points * grid.plane(read), points * grid.plane(written)]
+        let (block, points) = (self.largest(), self.grid().points());
+        [block.padded_len(read), points * block.plane(read), points * block.plane(written)]
     }
 
-    /// Images that are computed together.
+    /// Images that are computed one behind the other, whatever the batch is divided into.
     pub(crate) fn block(&self) -> usize {
-        self.grid().images
+        self.largest().images
     }
 
     /// Tiles of an image.
     pub(crate) fn image_tiles(&self) -> usize {
-        self.grid().tiles_of(1).max(1)
+        let [rows, columns] = self.grid().tiles();
+        (rows * columns).max(1)
     }
 
     fn grid(&self) -> Grid {
-        let ConvShape { batch, in_h: h, in_w: w, in_c, out_c, .. } = self.shape;
-        let one = Grid { h, w, outputs: self.tile.outputs(), images: 1 };
-        let tiles = one.tiles_of(1);
-        let fit = BLOCK / (one.points() * tiles * (in_c + out_c));
-        Grid { images: fit.max(TILES.div_ceil(tiles)).min(batch).max(1), ..one }
+        Grid { h: self.shape.in_h, w: self.shape.in_w, outputs: self.tile.outputs() }
     }
 
-    /// Divides scratch; the halo is zero.
+    /// The largest block: as many tiles as fit, at least some, rows of an image or whole images.
+    fn largest(&self) -> Block {
+        let ConvShape { batch, in_c, out_c, .. } = self.shape;
+        let (grid, each) = (self.grid(), self.image_tiles());
+        let [rows, columns] = grid.tiles();
+        let fit = (BLOCK / (grid.points() * (in_c + out_c))).max(TILES);
+        let images = (fit / each).clamp(1, batch.max(1));
+        // Rows of tiles, about as many in each block.
+        let blocks = rows.div_ceil((fit / columns.max(1)).clamp(1, rows.max(1)));
+        Block { grid, images, first: 0, rows: rows.div_ceil(blocks.max(1)) }
+    }
+
+    /// The blocks of so many images, at most those of [`Winograd::largest`].
+    fn blocks(&self, images: usize) -> impl Iterator<Item = Block> {
+        let (block, all) = (self.largest(), self.grid().tiles()[0]);
+        (0..all).step_by(block.rows.max(1)).map(move |first| {
+            let rows = block.rows.min(all - first);
+            Block { images, first, rows, ..block }
+        })
+    }
+
+    /// Divides scratch.
     fn parts<'a>(&self, scratch: &'a mut [f32], channels: [usize; 2]) -> Parts<'a> {
         let mut rest = aligned(scratch);
         let [padded, input, output] = self.lens(channels).map(|len| {
@@ -261,7 +287,6 @@ impl Winograd {
             rest = left;
             &mut part[..len]
         });
-        padded.fill(0.0);
         Parts { padded, input, output, rest }
     }
 
@@ -297,39 +322,39 @@ impl Winograd {
         mut done: impl FnMut(&[f32]),
     ) {
         let Pass { channels: [read, written], layout, of: Inputs { x, filters, bias }, to } = pass;
-        let grid = self.grid();
-        let (placement, pixels) = (grid.placement(read), grid.h * grid.w);
-        let (x_block, y_block) = (grid.images * pixels * read, grid.images * pixels * written);
-        for (x, y) in x.chunks(x_block).zip(to.values.chunks_mut(y_block)) {
-            let grid = Grid { images: x.len() / (pixels * read), ..grid };
-            let tiles = grid.tiles_of(grid.images);
-            placement.copy(x, parts.padded);
-            let mut points = Input::<P, M, T>::new(grid, read, parts.padded, parts.input);
-            for_channels(isa, read, &mut points);
-            let filters = filters.0.chunks_exact(read * pad16(written));
-            let inputs = parts.input.chunks_exact(grid.plane(read));
-            let outputs = parts.output.chunks_exact_mut(grid.plane(written));
-            for ((a, b), c) in inputs.zip(filters).zip(outputs).take(T * T) {
-                let job = Job {
-                    mode: Mode::Broadcast,
-                    a,
-                    rows: Nest { counts: [1, 1, tiles], strides: [0, 0, read] },
-                    depth: Nest { counts: [1, 1, read], strides: [0, 0, 1] },
-                    b,
-                    b_layout: layout,
-                    c,
-                    c_step: written,
-                    cols: written,
-                    bias: None,
-                    accumulate: false,
-                };
-                tile::run(isa, job);
+        let (pixels, images) = (self.shape.in_h * self.shape.in_w, self.largest().images);
+        let each = x.chunks(images * pixels * read);
+        for (x, y) in each.zip(to.values.chunks_mut(images * pixels * written)) {
+            for block in self.blocks(x.len() / (pixels * read)) {
+                self.input_points::<P, M, T>(isa, block, read, x, parts);
+                let filters = filters.0.chunks_exact(read * pad16(written));
+                let inputs = parts.input.chunks_exact(block.plane(read));
+                let outputs = parts.output.chunks_exact_mut(block.plane(written));
+                for ((a, b), c) in inputs.zip(filters).zip(outputs).take(T * T) {
+                    let rows = block.len();
+                    let of = Forward { a, depth: read, b, layout, c, rows, cols: written };
+                    of.run(isa);
+                }
+                let to = GradOut { values: &mut *y, accumulate: to.accumulate };
+                let mut outputs = Output::<P, M, T>::new(block, written, parts.output, bias, to);
+                for_channels(isa, written, &mut outputs);
             }
-            let to = GradOut { values: &mut *y, accumulate: to.accumulate };
-            let mut outputs = Output::<P, M, T>::new(grid, parts.output, bias, to);
-            for_channels(isa, written, &mut outputs);
             done(y);
         }
+    }
+
+    /// Points of a block of `x`, which has `read` channels.
+    fn input_points<P: Points<M, T>, const M: usize, const T: usize>(
+        &self,
+        isa: Isa,
+        block: Block,
+        read: usize,
+        x: &[f32],
+        parts: &mut Parts<'_>,
+    ) {
+        block.copy(read, x, parts.padded);
+        let mut points = Input::<P, M, T>::new(block, read, parts.padded, parts.input);
+        for_channels(isa, read, &mut points);
     }
 
     /// Points of `x` and of `dy`, products over the tiles of all blocks, gradients of the taps.
@@ -341,40 +366,25 @@ impl Winograd {
         parts: &mut Parts<'_>,
     ) {
         let [read, written] = [self.shape.in_c, self.shape.out_c];
-        let grid = self.grid();
-        let (placement, pixels) = (grid.placement(read), grid.h * grid.w);
+        let (pixels, images) = (self.shape.in_h * self.shape.in_w, self.largest().images);
         let len = read * pad16(written);
-        let sums = &mut parts.rest[..T * T * len];
-        sums.fill(0.0);
-        let blocks = x.chunks(grid.images * pixels * read);
-        for (x, dy) in blocks.zip(dy.chunks(grid.images * pixels * written)) {
-            let grid = Grid { images: x.len() / (pixels * read), ..grid };
-            let tiles = grid.tiles_of(grid.images);
-            placement.copy(x, parts.padded);
-            let mut points = Input::<P, M, T>::new(grid, read, parts.padded, parts.input);
-            for_channels(isa, read, &mut points);
-            let mut points = Gradient::<P, M, T>::new(grid, written, dy, parts.output);
-            for_channels(isa, written, &mut points);
-            let inputs = parts.input.chunks_exact(grid.plane(read));
-            let outputs = parts.output.chunks_exact(grid.plane(written));
-            let filters = sums.chunks_exact_mut(len);
-            for ((a, b), c) in inputs.zip(outputs).zip(filters).take(T * T) {
-                let job = Job {
-                    mode: Mode::Broadcast,
-                    a,
-                    rows: Nest { counts: [1, 1, read], strides: [0, 0, 1] },
-                    depth: Nest { counts: [1, 1, tiles], strides: [0, 0, read] },
-                    b,
-                    b_layout: Layout::Rows(written),
-                    c,
-                    c_step: pad16(written),
-                    cols: written,
-                    bias: None,
-                    accumulate: true,
-                };
-                tile::run(isa, job);
+        parts.rest[..T * T * len].fill(0.0);
+        let each = x.chunks(images * pixels * read);
+        for (x, dy) in each.zip(dy.chunks(images * pixels * written)) {
+            for block in self.blocks(x.len() / (pixels * read)) {
+                self.input_points::<P, M, T>(isa, block, read, x, parts);
+                let mut points = Gradient::<P, M, T>::new(block, written, dy, parts.output);
+                for_channels(isa, written, &mut points);
+                let inputs = parts.input.chunks_exact(block.plane(read));
+                let outputs = parts.output.chunks_exact(block.plane(written));
+                let filters = parts.rest.chunks_exact_mut(len);
+                for ((a, b), c) in inputs.zip(outputs).zip(filters).take(T * T) {
+                    let terms = block.len();
+                    Sums { a, depth: read, b, c, terms, cols: written }.run(isa);
+                }
             }
         }
+        let sums = &parts.rest[..T * T * len];
         for_channels(isa, len, &mut FilterGradient::<P, M, T>::new(sums, dw));
     }
 }

@@ -1,75 +1,49 @@
-//! The transforms of two dimensions, over vectors of channels.
+//! The transforms of two dimensions, over vectors of channels: of one tile, or of two neighbouring
+//! ones where a vector has room for the channels of both.
 
-use std::array::from_fn;
 use std::marker::PhantomData;
 
-use super::super::place::Placement;
 use super::TAPS;
+use super::block::{Block, Grid, Tile};
 use super::points::Points;
 use crate::kernels::lanes::{ChannelKernel, Channels};
+use crate::kernels::macros::unroll;
 use crate::kernels::simd::Simd;
-use crate::kernels::{GradOut, ImageShape, PAD};
+use crate::kernels::{GradOut, PAD};
 
-/// The tiles of a block of images.
-#[derive(Clone, Copy)]
-pub(super) struct Grid {
-    pub(super) h: usize,
-    pub(super) w: usize,
-    /// Rows, and columns, of outputs of a tile.
-    pub(super) outputs: usize,
-    pub(super) images: usize,
+/// A tile and the one behind it; of an odd number the last one twice.
+#[inline(always)]
+fn couple(block: &Block, tile: usize, first: Tile) -> [Tile; 2] {
+    [first, if tile + 1 < block.len() { block.after(first) } else { first }]
 }
 
-impl Grid {
-    /// Rows and columns of tiles of an image.
-    fn tiles(&self) -> [usize; 2] {
-        [self.h.div_ceil(self.outputs), self.w.div_ceil(self.outputs)]
-    }
-
-    /// Points of a tile.
-    pub(super) fn points(&self) -> usize {
-        (self.outputs + 2) * (self.outputs + 2)
-    }
-
-    /// Tiles of so many images.
-    pub(super) fn tiles_of(&self, images: usize) -> usize {
-        images * self.tiles()[0] * self.tiles()[1]
-    }
-
-    /// Elements from one point of all tiles to the next: an odd number of cache lines, as points
-    /// that are a power of two apart would have few places in a cache.
-    pub(super) fn plane(&self, c: usize) -> usize {
-        let lines = (self.tiles_of(self.images) * c).div_ceil(PAD);
-        (lines | 1) * PAD
-    }
-
-    /// Image, row and column of the first output of each tile.
-    fn each(self) -> impl Iterator<Item = [usize; 3]> {
-        let [rows, columns] = self.tiles();
-        let of = move |n| {
-            (0..rows).flat_map(move |i| {
-                (0..columns).map(move |j| [n, i * self.outputs, j * self.outputs])
-            })
-        };
-        (0..self.images).flat_map(of)
-    }
-
-    /// Images with a halo of zeros, and with as many rows and columns as the tiles read.
-    pub(super) fn placement(&self, c: usize) -> Placement {
-        let [rows, columns] = self.tiles().map(|tiles| tiles * self.outputs + 2);
-        Placement {
-            image: ImageShape { batch: 1, h: self.h, w: self.w, c },
-            channels: [0, c],
-            size: [rows, columns, c],
-            origin: [1, 1],
-            dilation: [1, 1],
-        }
-    }
+/// Applies a transform to the columns of a square, then to its rows: `$read` makes element
+/// `[$y][$x]` of a `$from × $from` square, `$write` takes row `$row` of the result.
+macro_rules! two_dimensions {
+    ($S:ty, $transform:path, [$from:ident, $to:ident],
+     |$y:ident, $x:ident| $read:expr, |$row:ident, $values:ident| $write:block) => {{
+        let zero = <$S>::splat(0.0);
+        let mut half = [[zero; $from]; $to];
+        unroll!($from, $x, {
+            let mut column = [zero; $from];
+            unroll!($from, $y, {
+                column[$y] = $read;
+            });
+            let column = $transform(column);
+            unroll!($to, y, {
+                half[y][$x] = column[y];
+            });
+        });
+        unroll!($to, $row, {
+            let $values = $transform(half[$row]);
+            $write
+        });
+    }};
 }
 
 /// Points of images, from their copy with a halo.
 pub(super) struct Input<'a, P, const M: usize, const T: usize> {
-    grid: Grid,
+    block: Block,
     c: usize,
     padded: &'a [f32],
     points: &'a mut [f32],
@@ -77,38 +51,49 @@ pub(super) struct Input<'a, P, const M: usize, const T: usize> {
 }
 
 impl<'a, P, const M: usize, const T: usize> Input<'a, P, M, T> {
-    pub(super) fn new(grid: Grid, c: usize, padded: &'a [f32], points: &'a mut [f32]) -> Self {
-        Self { grid, c, padded, points, of: PhantomData }
+    pub(super) fn new(block: Block, c: usize, padded: &'a [f32], points: &'a mut [f32]) -> Self {
+        assert!(block.padded_len(c) <= padded.len(), "winograd: copy");
+        assert!(T * T * block.plane(c) <= points.len(), "winograd: points");
+        Self { block, c, padded, points, of: PhantomData }
     }
 }
 
 impl<P: Points<M, T>, const M: usize, const T: usize> ChannelKernel for Input<'_, P, M, T> {
+    fn pixels(&self) -> usize {
+        2
+    }
+
     #[inline(always)]
     unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: Channels) {
-        let Self { grid, c, padded, .. } = *self;
-        let strides = grid.placement(c).strides();
-        let plane = grid.plane(c);
-        // SAFETY: the caller's promise; loads and stores check their bounds.
-        unsafe {
-            for (tile, [n, i, j]) in grid.each().enumerate() {
-                let from = n * strides.image + i * strides.row + j * strides.pixel;
-                let mut half = [[S::splat(0.0); T]; T];
-                for x in 0..T {
-                    let column = from_fn(|y| {
-                        at.load::<S, WHOLE>(padded, from + y * strides.row + x * strides.pixel)
-                    });
-                    let column = P::input(column);
-                    for y in 0..T {
-                        half[y][x] = column[y];
+        const { assert!(T == M + 2) };
+        assert!(WHOLE && at.first + at.count <= self.c, "winograd: whole vectors");
+        let Self { block, c, .. } = *self;
+        let ([image, row], plane) = (block.strides(c), block.plane(c));
+        let from = self.padded[at.first..].as_ptr();
+        let to = self.points[at.first..].as_mut_ptr();
+        let mut next = Tile::default();
+        for tile in (0..block.len()).step_by(S::PIXELS) {
+            let tiles = couple(&block, tile, next);
+            next = block.after(tiles[S::PIXELS - 1]);
+            // SAFETY: `new` has checked that the copy has T × T pixels from the first of each tile
+            // on, and that the points of each tile are there, two of the last one if a vector has
+            // two tiles. The vector's channels are among `c`. The rest is the caller's promise.
+            unsafe {
+                let at = tiles
+                    .map(|of| from.add(of.image * image + of.row * M * row + of.column * M * c));
+                let to = to.add(tile * c);
+                two_dimensions!(
+                    S,
+                    P::input,
+                    [T, T],
+                    |y, x| S::load_apart(at.map(|p| p.add(y * row + x * c))),
+                    |y, values| {
+                        let to = to.add(y * T * plane);
+                        unroll!(T, x, {
+                            values[x].store(to.add(x * plane));
+                        });
                     }
-                }
-                for y in 0..T {
-                    let row = P::input(half[y]);
-                    for x in 0..T {
-                        let to = (y * T + x) * plane + tile * c;
-                        at.store::<S, WHOLE>(row[x], self.points, to);
-                    }
-                }
+                );
             }
         }
     }
@@ -116,7 +101,7 @@ impl<P: Points<M, T>, const M: usize, const T: usize> ChannelKernel for Input<'_
 
 /// Points of gradients of the outputs; those beyond the image are zero.
 pub(super) struct Gradient<'a, P, const M: usize, const T: usize> {
-    grid: Grid,
+    block: Block,
     c: usize,
     dy: &'a [f32],
     points: &'a mut [f32],
@@ -124,39 +109,69 @@ pub(super) struct Gradient<'a, P, const M: usize, const T: usize> {
 }
 
 impl<'a, P, const M: usize, const T: usize> Gradient<'a, P, M, T> {
-    pub(super) fn new(grid: Grid, c: usize, dy: &'a [f32], points: &'a mut [f32]) -> Self {
-        Self { grid, c, dy, points, of: PhantomData }
+    /// `dy`: whole images of the block.
+    pub(super) fn new(block: Block, c: usize, dy: &'a [f32], points: &'a mut [f32]) -> Self {
+        assert!(block.images * block.grid.h * block.grid.w * c <= dy.len(), "winograd: gradient");
+        assert!(T * T * block.plane(c) <= points.len(), "winograd: points");
+        Self { block, c, dy, points, of: PhantomData }
     }
 }
 
 impl<P: Points<M, T>, const M: usize, const T: usize> ChannelKernel for Gradient<'_, P, M, T> {
+    fn pixels(&self) -> usize {
+        2
+    }
+
     #[inline(always)]
     unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: Channels) {
-        let Self { grid, c, dy, .. } = *self;
-        let Grid { h, w, .. } = grid;
-        let plane = grid.plane(c);
-        // SAFETY: the caller's promise; loads and stores check their bounds.
-        unsafe {
-            let zero = S::splat(0.0);
-            for (tile, [n, i, j]) in grid.each().enumerate() {
-                let mut half = [[zero; M]; T];
-                for x in 0..M {
-                    let column = from_fn(|y| match i + y < h && j + x < w {
-                        true => at.load::<S, WHOLE>(dy, ((n * h + i + y) * w + j + x) * c),
-                        false => zero,
-                    });
-                    let column = P::gradient(column);
-                    for y in 0..T {
-                        half[y][x] = column[y];
+        assert!(WHOLE && at.first + at.count <= self.c, "winograd: whole vectors");
+        let Self { block, c, .. } = *self;
+        let (Grid { h, w, .. }, plane) = (block.grid, block.plane(c));
+        let from = self.dy[at.first..].as_ptr();
+        let to = self.points[at.first..].as_mut_ptr();
+        let mut next = Tile::default();
+        let mut edge = [[0f32; PAD]; PAD];
+        for tile in (0..block.len()).step_by(S::PIXELS) {
+            let tiles = couple(&block, tile, next);
+            next = block.after(tiles[S::PIXELS - 1]);
+            let whole = tiles.iter().all(|of| block.inside(*of) == [M; 2]);
+            // SAFETY: `new` has checked that the images are there and that the points of each tile
+            // are; what is read of a tile that is not whole is in `edge`. The vector's channels are
+            // among `c`. The rest is the caller's promise.
+            unsafe {
+                let start = tiles.map(|of| {
+                    let y = (block.first + of.row) * M;
+                    from.wrapping_add(((of.image * h + y) * w + of.column * M) * c)
+                });
+                let to = to.add(tile * c);
+                if !whole {
+                    edge = [[0.0; PAD]; PAD];
+                    let each = S::LANES / S::PIXELS;
+                    for (k, of) in tiles.iter().enumerate().take(S::PIXELS) {
+                        let [y, x] = block.inside(*of);
+                        for (i, j) in (0..y).flat_map(|i| (0..x).map(move |j| (i, j))) {
+                            let from = start[k].add((i * w + j) * c);
+                            let to = edge[i * M + j][k * each..].as_mut_ptr();
+                            std::ptr::copy_nonoverlapping(from, to, each);
+                        }
                     }
                 }
-                for y in 0..T {
-                    let row = P::gradient(half[y]);
-                    for x in 0..T {
-                        let to = (y * T + x) * plane + tile * c;
-                        at.store::<S, WHOLE>(row[x], self.points, to);
+                let edge = edge.as_flattened().as_ptr();
+                two_dimensions!(
+                    S,
+                    P::gradient,
+                    [M, T],
+                    |y, x| match whole {
+                        true => S::load_apart(start.map(|p| p.add((y * w + x) * c))),
+                        false => S::load(edge.add((y * M + x) * PAD)),
+                    },
+                    |y, values| {
+                        let to = to.add(y * T * plane);
+                        unroll!(T, x, {
+                            values[x].store(to.add(x * plane));
+                        });
                     }
-                }
+                );
             }
         }
     }
@@ -164,7 +179,8 @@ impl<P: Points<M, T>, const M: usize, const T: usize> ChannelKernel for Gradient
 
 /// Outputs from their points; those beyond the image are left out.
 pub(super) struct Output<'a, P, const M: usize, const T: usize> {
-    grid: Grid,
+    block: Block,
+    c: usize,
     points: &'a [f32],
     /// One value per channel, or none.
     bias: &'a [f32],
@@ -173,41 +189,95 @@ pub(super) struct Output<'a, P, const M: usize, const T: usize> {
 }
 
 impl<'a, P, const M: usize, const T: usize> Output<'a, P, M, T> {
-    pub(super) fn new(grid: Grid, points: &'a [f32], bias: &'a [f32], to: GradOut<'a>) -> Self {
-        Self { grid, points, bias, to, of: PhantomData }
+    /// `to`: whole images of the block.
+    pub(super) fn new(
+        block: Block,
+        c: usize,
+        points: &'a [f32],
+        bias: &'a [f32],
+        to: GradOut<'a>,
+    ) -> Self {
+        let Grid { h, w, .. } = block.grid;
+        assert!(block.images * h * w * c <= to.values.len(), "winograd: output");
+        assert!(T * T * block.plane(c) <= points.len(), "winograd: points");
+        Self { block, c, points, bias, to, of: PhantomData }
     }
 }
 
 impl<P: Points<M, T>, const M: usize, const T: usize> ChannelKernel for Output<'_, P, M, T> {
+    fn pixels(&self) -> usize {
+        2
+    }
+
     #[inline(always)]
     unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: Channels) {
-        let Self { grid, points, bias, .. } = *self;
-        let Grid { h, w, images, .. } = grid;
-        let c = self.to.values.len() / (images * h * w);
-        let plane = grid.plane(c);
-        // SAFETY: the caller's promise; loads and stores check their bounds.
-        unsafe {
-            let zero = S::splat(0.0);
-            let bias = if bias.is_empty() { zero } else { at.load::<S, WHOLE>(bias, 0) };
-            for (tile, [n, i, j]) in grid.each().enumerate() {
-                let mut half = [[zero; T]; M];
-                for x in 0..T {
-                    let column =
-                        from_fn(|y| at.load::<S, WHOLE>(points, (y * T + x) * plane + tile * c));
-                    let column = P::output(column);
-                    for y in 0..M {
-                        half[y][x] = column[y];
+        assert!(WHOLE && at.first + at.count <= self.c, "winograd: whole vectors");
+        let Self { block, c, .. } = *self;
+        let (Grid { h, w, .. }, plane) = (block.grid, block.plane(c));
+        let from = self.points[at.first..].as_ptr();
+        let to = self.to.values[at.first..].as_mut_ptr();
+        let accumulate = self.to.accumulate;
+        let mut next = Tile::default();
+        let mut edge = [[0f32; PAD]; PAD];
+        // SAFETY: the caller's promise; the slice is as long as what is read.
+        let bias = unsafe {
+            match self.bias.is_empty() {
+                true => S::splat(0.0),
+                false => at.coefficients::<S, true>(self.bias),
+            }
+        };
+        for tile in (0..block.len()).step_by(S::PIXELS) {
+            let tiles = couple(&block, tile, next);
+            next = block.after(tiles[S::PIXELS - 1]);
+            let apart = S::PIXELS == 1 || tile + 1 < block.len();
+            let whole = apart && tiles.iter().all(|of| block.inside(*of) == [M; 2]);
+            // SAFETY: `new` has checked that the points of each tile are there, two of the last one
+            // if a vector has two tiles, and the images; outputs of tiles that are not whole go to
+            // `edge`, and from there those inside the image. The vector's channels are among `c`.
+            // The rest is the caller's promise.
+            unsafe {
+                let start = tiles.map(|of| {
+                    let y = (block.first + of.row) * M;
+                    to.wrapping_add(((of.image * h + y) * w + of.column * M) * c)
+                });
+                let from = from.add(tile * c);
+                let out = edge.as_flattened_mut().as_mut_ptr();
+                two_dimensions!(
+                    S,
+                    P::output,
+                    [T, M],
+                    |y, x| S::load(from.add((y * T + x) * plane)),
+                    |y, values| {
+                        unroll!(M, x, {
+                            let value = values[x].add(bias);
+                            match whole {
+                                true => {
+                                    let places = start.map(|p| p.add((y * w + x) * c));
+                                    let value = match accumulate {
+                                        true => {
+                                            S::load_apart(places.map(|p| p.cast_const())).add(value)
+                                        }
+                                        false => value,
+                                    };
+                                    value.store_apart(places);
+                                }
+                                false => value.store(out.add((y * M + x) * PAD)),
+                            }
+                        });
                     }
+                );
+                if whole {
+                    continue;
                 }
-                for y in 0..M.min(h - i) {
-                    let row = P::output(half[y]);
-                    for x in 0..M.min(w - j) {
-                        let to = ((n * h + i + y) * w + j + x) * c;
-                        let mut value = row[x].add(bias);
-                        if self.to.accumulate {
-                            value = at.load::<S, WHOLE>(self.to.values, to).add(value);
+                let (count, each) = (if apart { S::PIXELS } else { 1 }, S::LANES / S::PIXELS);
+                for (k, of) in tiles.iter().enumerate().take(count) {
+                    let [y, x] = block.inside(*of);
+                    for (i, j) in (0..y).flat_map(|i| (0..x).map(move |j| (i, j))) {
+                        let to = start[k].add((i * w + j) * c);
+                        for (l, &value) in edge[i * M + j][k * each..][..each].iter().enumerate() {
+                            let to = to.add(l);
+                            *to = if accumulate { *to + value } else { value };
                         }
-                        at.store::<S, WHOLE>(value, self.to.values, to);
                     }
                 }
             }
@@ -236,18 +306,21 @@ impl<P: Points<M, T>, const M: usize, const T: usize> ChannelKernel for Filter<'
         unsafe {
             let mut half = [[S::splat(0.0); 3]; T];
             for x in 0..3 {
-                let column = from_fn(|y| at.load::<S, WHOLE>(self.taps, (y * 3 + x) * len));
+                let mut column = [S::splat(0.0); 3];
+                for (y, value) in column.iter_mut().enumerate() {
+                    *value = at.load::<S, WHOLE>(self.taps, (y * 3 + x) * len);
+                }
                 let column = P::filter(column);
-                for y in 0..T {
+                unroll!(T, y, {
                     half[y][x] = column[y];
-                }
+                });
             }
-            for y in 0..T {
+            unroll!(T, y, {
                 let row = P::filter(half[y]);
-                for x in 0..T {
+                unroll!(T, x, {
                     at.store::<S, WHOLE>(row[x], self.points, (y * T + x) * len);
-                }
-            }
+                });
+            });
         }
     }
 }
@@ -274,18 +347,21 @@ impl<P: Points<M, T>, const M: usize, const T: usize> ChannelKernel
         // SAFETY: the caller's promise; loads and stores check their bounds.
         unsafe {
             let mut half = [[S::splat(0.0); T]; 3];
-            for x in 0..T {
-                let column = from_fn(|y| at.load::<S, WHOLE>(self.points, (y * T + x) * len));
+            unroll!(T, x, {
+                let mut column = [S::splat(0.0); T];
+                unroll!(T, y, {
+                    column[y] = at.load::<S, WHOLE>(self.points, (y * T + x) * len);
+                });
                 let column = P::filter_gradient(column);
                 for y in 0..3 {
                     half[y][x] = column[y];
                 }
-            }
+            });
             for y in 0..3 {
                 let row = P::filter_gradient(half[y]);
-                for x in 0..3 {
+                for (x, row) in row.into_iter().enumerate() {
                     let to = (y * 3 + x) * len;
-                    let value = at.load::<S, WHOLE>(self.dw, to).add(row[x]);
+                    let value = at.load::<S, WHOLE>(self.dw, to).add(row);
                     at.store::<S, WHOLE>(value, self.dw, to);
                 }
             }
