@@ -5,6 +5,7 @@ use meristem_nn::Isa;
 use meristem_nn::graph::Function;
 use meristem_nn::kernels::ImageShape;
 use meristem_nn::kernels::conv::ConvShape;
+use meristem_nn::kernels::conv::winograd::TileSize;
 use meristem_nn::kernels::pool::PoolShape;
 use meristem_nn::ops::chain::{Chain, Link, Op, Operand, Place, Sizes};
 use meristem_nn::ops::conv::{self, Product};
@@ -29,6 +30,9 @@ const SIZES: [Sizes; 4] = [
     Sizes { batch: 7, block: 7, part: 7 },
     Sizes { batch: 9, block: 1, part: 9 },
 ];
+
+/// Ways of the products in a chain.
+const TILES: [Option<TileSize>; 2] = [None, Some(TileSize::Four)];
 
 fn images(batch: usize) -> ImageShape {
     ImageShape { batch, h: SIDE, w: SIDE, c: CHANNELS }
@@ -62,10 +66,10 @@ fn smooth(sizes: Sizes) -> Chain {
     Chain::new(sizes, links, [reads, writes, vec![f32s(len, true)]])
 }
 
-/// A module's way forward and back, with operands of each kind.
-fn module(sizes: Sizes) -> Chain {
+/// A module's way forward and back, with operands of each kind; products directly or in tiles.
+fn module(sizes: Sizes, tiles: Option<TileSize>) -> Chain {
     let batch = sizes.batch;
-    let (of, shape) = (product(batch), images(batch));
+    let (of, shape) = (Product { tiles, ..product(batch) }, images(batch));
     let len = shape.len();
     let norm = GroupNorm { shape, groups: 2, eps: 1e-5 };
     let pooled = PoolShape { input: shape, kernel: 2, stride: 2 };
@@ -122,10 +126,8 @@ pub(super) fn chain_cases() -> Vec<Case> {
 /// Chains in several parts.
 pub(super) fn in_parts() -> Vec<Case> {
     let weights = packed_weights(&product(1).shape, product(1).shape.weight_len());
-    SIZES[..2]
-        .iter()
-        .map(|sizes| case(Op::new(module(*sizes)), 0, 0.0).reading(1, weights.clone()))
-        .collect()
+    let chains = SIZES[..2].iter().flat_map(|sizes| TILES.map(|tiles| module(*sizes, tiles)));
+    chains.map(|chain| case(Op::new(chain), 0, 0.0).reading(1, weights.clone())).collect()
 }
 
 /// The links, one after the other for the whole batch.
@@ -171,15 +173,15 @@ fn sizes() -> impl Iterator<Item = (Sizes, Isa)> {
 
 #[test]
 fn what_a_chain_writes_for_each_sample_has_the_bits_of_its_links() {
-    for (sizes, isa) in sizes() {
-        let chain = module(sizes);
+    for ((sizes, isa), tiles) in sizes().flat_map(|of| TILES.map(|tiles| (of, tiles))) {
+        let chain = module(sizes, tiles);
         let weights = packed_weights(&product(1).shape, chain.reads[1].len);
         let of = case(Op::new(chain.clone()), 0, 0.0).reading(1, weights);
         let operands = of.operands(Target::Cpu);
         let expected = one_by_one(&chain, isa, operands.clone());
         let got = of.run_over(Backend::Cpu(isa), operands);
         for (at, _) in chain.writes.iter().enumerate().filter(|(_, of)| of.by_sample) {
-            assert!(got[at] == expected[at], "{sizes:?}, {isa}: write {at}");
+            assert!(got[at] == expected[at], "{sizes:?}, {tiles:?}, {isa}: write {at}");
         }
     }
 }

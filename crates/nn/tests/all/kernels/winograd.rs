@@ -254,8 +254,9 @@ impl Case {
 }
 
 /// Batch, height, width, channels that are read and written: sides that tiles do not divide, a
-/// single pixel, channels of half a vector, several blocks of images, the last one cut off.
-const SHAPES: [[usize; 5]; 7] = [
+/// single pixel, channels of half a vector, several blocks of images, the last one cut off, and of
+/// rows of an image.
+const SHAPES: [[usize; 5]; 8] = [
     [2, 8, 8, 16, 32],
     [3, 7, 5, 8, 24],
     [1, 1, 1, 16, 16],
@@ -263,6 +264,7 @@ const SHAPES: [[usize; 5]; 7] = [
     [5, 4, 9, 40, 16],
     [1, 16, 16, 16, 48],
     [33, 8, 8, 8, 8],
+    [1, 43, 22, 24, 40],
 ];
 
 fn shape([batch, in_h, in_w, in_c, out_c]: [usize; 5]) -> ConvShape {
