@@ -3,7 +3,8 @@
 //!
 //! All three are `tile` jobs over a block of images at a time, whose copy in scratch
 //! has a zero halo; a convolution without padding reads its input in place. Few channels and
-//! windows of three columns go by `sliding`, other 3 × 3 ones by [`winograd`] where a plan says so.
+//! windows of three columns go by `sliding` instead; where a plan says so, 3 × 3 ones by
+//! [`winograd`].
 //! - forward: rows are output pixels, the depth is the window, B the packed weights;
 //! - data gradient: a forward convolution over `dy` (zeros between its pixels where the stride is
 //!   more than 1) with flipped and transposed weights;
