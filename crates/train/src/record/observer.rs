@@ -77,8 +77,8 @@ impl Notice<'_> {
                  here on"
             )),
             Self::RoundingChanged => Some(
-                "the run began with a build of meristem whose kernels round differently; its \
-                 results differ in their last bits from here on"
+                "the steps so far are of a build of meristem whose kernels round differently; \
+                 results may differ in their last bits from here on"
                     .into(),
             ),
             Self::ControllerLookedAhead { began, now } => Some(format!(

@@ -255,8 +255,8 @@ impl Case {
 
 /// Batch, height, width, channels that are read and written: sides that tiles do not divide, a
 /// single pixel, channels of half a vector, several blocks of images, the last one cut off, and of
-/// rows of an image.
-const SHAPES: [[usize; 5]; 8] = [
+/// rows of an image; the last with an odd number of tiles, two of which are a vector.
+const SHAPES: [[usize; 5]; 9] = [
     [2, 8, 8, 16, 32],
     [3, 7, 5, 8, 24],
     [1, 1, 1, 16, 16],
@@ -265,6 +265,7 @@ const SHAPES: [[usize; 5]; 8] = [
     [1, 16, 16, 16, 48],
     [33, 8, 8, 8, 8],
     [1, 43, 22, 24, 40],
+    [1, 82, 58, 8, 8],
 ];
 
 fn shape([batch, in_h, in_w, in_c, out_c]: [usize; 5]) -> ConvShape {

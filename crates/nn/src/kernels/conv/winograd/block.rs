@@ -43,6 +43,13 @@ pub(super) struct Tile {
 }
 
 impl Block {
+    /// Refuses a block of other tiles than `outputs`, or of tiles that the images do not have: the
+    /// transforms address by it.
+    pub(super) fn check(&self, outputs: usize) {
+        let inside = self.first + self.rows <= self.grid.tiles()[0];
+        assert!(self.grid.outputs == outputs && inside, "winograd: tiles of the images");
+    }
+
     /// Number of tiles.
     pub(super) const fn len(&self) -> usize {
         self.images * self.rows * self.grid.tiles()[1]

@@ -131,7 +131,8 @@ impl Winograd {
     pub fn fits(shape: &ConvShape) -> bool {
         let window = (shape.kernel, shape.stride, shape.padding) == ([3; 2], [1; 2], [1; 2]);
         let whole = shape.in_c.is_multiple_of(8) && shape.out_c.is_multiple_of(8);
-        window && whole && shape.groups == 1
+        let some = shape.in_c > 0 && shape.out_c > 0;
+        window && whole && some && shape.groups == 1
     }
 
     /// Points of packed weights, for a forward pass. Takes [`Winograd::filters_len`] f32 of memory.

@@ -203,14 +203,14 @@ unsafe fn forward<S: Simd, const V: usize, const U: usize, const D: usize, const
                 unroll!(U, k, {
                     add_depth::<S, V, D, R>(at.add(k), b.add(k * of.b_step), &mut sums);
                 });
-                (at, b) = (at.add(U), b.add(U * of.b_step));
+                (at, b) = (at.wrapping_add(U), b.wrapping_add(U * of.b_step));
             }
             unroll!(R, r, {
                 unroll!(V, v, {
                     sums[r][v].store(c.add(r * of.c_step + v * S::LANES));
                 });
             });
-            (a, c) = (a.add(R * D), c.add(R * of.c_step));
+            (a, c) = (a.wrapping_add(R * D), c.wrapping_add(R * of.c_step));
         }
     }
 }
@@ -259,7 +259,7 @@ unsafe fn sums<S: Simd, const V: usize>(of: &Call) {
                     sums[k][v] = x.mul_add(factors[v], sums[k][v]);
                 });
             });
-            (a, b) = (a.add(of.a_step), b.add(of.b_step));
+            (a, b) = (a.wrapping_add(of.a_step), b.wrapping_add(of.b_step));
         }
         unroll!(AT_ONCE, k, {
             unroll!(V, v, {

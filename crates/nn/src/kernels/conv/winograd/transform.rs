@@ -52,6 +52,7 @@ pub(super) struct Input<'a, P, const M: usize, const T: usize> {
 
 impl<'a, P, const M: usize, const T: usize> Input<'a, P, M, T> {
     pub(super) fn new(block: Block, c: usize, padded: &'a [f32], points: &'a mut [f32]) -> Self {
+        block.check(M);
         assert!(block.padded_len(c) <= padded.len(), "winograd: copy");
         assert!(T * T * block.plane(c) <= points.len(), "winograd: points");
         Self { block, c, padded, points, of: PhantomData }
@@ -111,6 +112,7 @@ pub(super) struct Gradient<'a, P, const M: usize, const T: usize> {
 impl<'a, P, const M: usize, const T: usize> Gradient<'a, P, M, T> {
     /// `dy`: whole images of the block.
     pub(super) fn new(block: Block, c: usize, dy: &'a [f32], points: &'a mut [f32]) -> Self {
+        block.check(M);
         assert!(block.images * block.grid.h * block.grid.w * c <= dy.len(), "winograd: gradient");
         assert!(T * T * block.plane(c) <= points.len(), "winograd: points");
         Self { block, c, dy, points, of: PhantomData }
@@ -197,6 +199,7 @@ impl<'a, P, const M: usize, const T: usize> Output<'a, P, M, T> {
         bias: &'a [f32],
         to: GradOut<'a>,
     ) -> Self {
+        block.check(M);
         let Grid { h, w, .. } = block.grid;
         assert!(block.images * h * w * c <= to.values.len(), "winograd: output");
         assert!(T * T * block.plane(c) <= points.len(), "winograd: points");
