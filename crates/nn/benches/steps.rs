@@ -1,19 +1,25 @@
-//! Time of every step of a host's plan, on one thread, in training or in validation.
+//! Time of every step of a host's plan in training or in validation, on a worker that has no other
+//! or one to help it.
 //!
 //! `cargo bench -p meristem-nn --bench steps -- [baseline|grown|wide|deep|large] [train|validate]
-//! [direct]`; `MERISTEM_ISA` picks the instruction set, `direct` switches Winograd's filtering off.
+//! [direct] [one] [two]`; `MERISTEM_ISA` picks the instruction set, `direct` switches Winograd's
+//! filtering off, `one` takes one network, and `two` gives the worker that runs the steps another
+//! one for parts of kernels.
 //! `grown` is `baseline` with `conv_heavy` and `depthwise` blended in and `attention` in training.
-//! Four networks take turns, as envs do. First come the peaks of this core that floors follow from.
+//! Four networks take turns, as envs do, unless it is `one`. First come the peaks of this core that
+//! floors follow from.
 
 use std::hint::black_box;
+use std::sync::mpsc;
 use std::time::Instant;
 
+use meristem_device::{Args, Device, DeviceId, DeviceOptions};
 use meristem_nn::graph::{
     BlendInputs, BlendMode, ConvGeometry, Dims, Graph, GraphBuilder, GroupId, NodeId, SgdConfig,
 };
 use meristem_nn::kernels::Isa;
 use meristem_nn::kernels::conv::{self, ConvInputs, ConvShape};
-use meristem_nn::profile::{Turns, profile};
+use meristem_nn::profile::{StepTime, Turns, profile};
 use meristem_nn::{Mode, PlanOptions};
 
 const BATCH: usize = 128;
@@ -109,8 +115,9 @@ fn main() {
             let options = PlanOptions { winograd: !has("direct"), ..options };
             let (rounds, batches) =
                 (if name == "large" { 4 } else { 12 }, if has("alone") { 1 } else { 4 });
-            let turns = Turns { networks: 4, batches, rounds };
-            let steps = profile(&graph, options, isa, turns).expect("a plan");
+            let turns = Turns { networks: if has("one") { 1 } else { 4 }, batches, rounds };
+            let run = profile_on(if has("two") { 2 } else { 1 }, &graph, options, isa, turns);
+            let steps = run.expect("a plan");
             let total: f64 = steps.iter().map(|step| step.seconds).sum();
             println!("\n{name} {kind}: {:.1} µs an image", total * 1e6 / BATCH as f64);
             for step in steps.iter().filter(|step| step.seconds > 0.002 * total) {
@@ -128,6 +135,25 @@ fn main() {
             }
         }
     }
+}
+
+/// [`profile`] on one of so many workers of a device.
+fn profile_on(
+    workers: usize,
+    graph: &Graph,
+    options: PlanOptions,
+    isa: Isa,
+    turns: Turns,
+) -> meristem_nn::Result<Vec<StepTime>> {
+    let with = DeviceOptions { threads: workers, ..Default::default() };
+    let device = Device::open(DeviceId::Cpu(0), &with).expect("a device");
+    let (graph, (send, receive)) = (graph.clone(), mpsc::sync_channel(1));
+    let kernel = move |_: &mut Args<'_>| {
+        let steps = profile(&graph, options, isa, turns);
+        send.send(steps).expect("the receiver waits");
+    };
+    device.stream("profile").launch("profile").run(kernel).expect("a launch");
+    receive.recv().expect("the kernel sends")
 }
 
 /// GFLOP/s of a product in full tiles, whose weights stay in the nearest cache.

@@ -428,6 +428,16 @@ fn a_study_goes_on_where_it_was_killed() {
     assert_eq!(complete.map(events), before);
     assert_eq!(longer["contenders"][1]["runs"][1], whole["contenders"][1]["runs"][1]);
     assert_eq!(longer["contenders"][3]["runs"].as_array().unwrap().len(), 3);
+    // Runs of a build whose kernels round differently stay, and a warning says so.
+    let (warning, file) = ("round differently", "cut/seed-1000/1-none/summary.json");
+    assert!(!told.stderr.contains(warning), "{}", told.stderr);
+    let mut older = m.json(file);
+    assert!(older["computed"][0]["rounding"].take().is_u64());
+    older["computed"][0]["rounding"] = 0.into();
+    std::fs::write(m.path(file), older.to_string()).unwrap();
+    let warned = eval(&m, &format!("{flags} cut"));
+    assert_eq!(warned.stderr.matches(warning).count(), 1, "{}", warned.stderr);
+    assert_eq!(study(&warned), whole);
     // Another instruction set would round differently.
     let mut portable = m.command();
     portable.args(["control", "eval"]).args(flags.split_whitespace()).arg("cut");

@@ -14,63 +14,67 @@ use std::sync::{Mutex, PoisonError};
 /// Most parts of a kernel.
 pub(crate) const MOST: usize = 8;
 
-/// Multiply-adds of a part at least: some 50 µs of a core, beside which handing it over (about a
+/// Multiply-adds of a part at least, some 50 µs of a core: a part of a convolution may arrange the
+/// weights anew, and sums of its own are added later.
+const LEAST: usize = 4_500_000;
+
+/// Elements of a part at least, some 10 µs of a core, beside which handing it over (about a
 /// microsecond) is little.
-const LEAST: usize = 6_000_000;
+const LEAST_ELEMENTS: usize = 32 * 1024;
 
 /// Multiply-adds in whose time a core reads or writes an element, about.
 pub(crate) const TOUCH: usize = 16;
 
 thread_local! {
-    /// Memories of this thread for the scratch of parts, which stay in its caches: one for a part,
-    /// and one more for a part within a part.
+    /// Memories of this thread for the scratch of parts: one for a part, and one more for a part
+    /// within a part. They stay in its caches, as one kernel after the other uses them; memory of
+    /// each kernel's own would take their place there from what the next one reads.
     static ROOMS: RefCell<Vec<Vec<f32>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Images of each part but the last: whole blocks of `block` images; `work` multiply-adds an image.
+/// Images of each part, but for the last ones: at least `block`; an image takes `work`
+/// multiply-adds.
 pub(crate) fn images(batch: usize, block: usize, work: usize) -> usize {
-    let parts = (batch.saturating_mul(work) / LEAST).clamp(1, MOST);
-    batch.div_ceil(parts).next_multiple_of(block.max(1)).min(batch).max(1)
+    let blocks = batch / block.max(1);
+    in_equal_parts(batch, blocks.min(batch.saturating_mul(work) / LEAST))
+}
+
+/// Images of each part, but for the last ones, where `each` elements an image are read or written.
+pub(crate) fn touched(batch: usize, each: usize) -> usize {
+    in_equal_parts(batch, batch.min(batch.saturating_mul(each) / LEAST_ELEMENTS))
 }
 
 /// Elements of each part but the last, where one element after the other is read or written.
 pub(crate) fn elements(len: usize) -> usize {
-    images(len, PAD, TOUCH)
+    in_equal_parts(len, len / LEAST_ELEMENTS).next_multiple_of(PAD).min(len).max(1)
 }
 
-/// Scratch: of the caller, for a kernel in one part, and the length that a part of several takes
-/// from the memory of its thread.
-#[derive(Debug)]
-pub(crate) struct Scratch<'a> {
-    pub(crate) own: &'a mut [f32],
-    pub(crate) of_part: usize,
+/// The size of at most so many parts of equal size, but for the last ones. There are as many as a
+/// power of two, so that two, four or eight workers have the same number of them.
+fn in_equal_parts(len: usize, parts: usize) -> usize {
+    len.div_ceil(1 << parts.clamp(1, MOST).ilog2()).max(1)
 }
 
 /// [`each`] of what needs no scratch.
 pub(crate) fn each_alone<T: Send>(parts: impl Iterator<Item = T>, run: impl Fn(T) + Sync) {
-    each(parts, Scratch { own: &mut [], of_part: 0 }, |_, part, _| run(part));
+    each(parts, 0, |_, part, _| run(part));
 }
 
-/// Runs `run` once for each part, with its number and scratch; at most [`MOST`].
+/// Runs `run` once for each part, with its number and so many f32 of scratch; at most [`MOST`].
 pub(crate) fn each<T: Send>(
     parts: impl Iterator<Item = T>,
-    scratch: Scratch<'_>,
+    scratch: usize,
     run: impl Fn(usize, T, &mut [f32]) + Sync,
 ) {
-    let mut parts: SmallVec<[Mutex<Option<T>>; MOST]> =
-        parts.map(|p| Mutex::new(Some(p))).collect();
-    if parts.len() == 1 {
-        let part = parts.remove(0).into_inner().unwrap_or_else(PoisonError::into_inner);
-        return run(0, part.expect("nobody has taken it"), scratch.own);
-    }
+    let parts: SmallVec<[Mutex<Option<T>>; MOST]> = parts.map(|p| Mutex::new(Some(p))).collect();
     let count = u16::try_from(parts.len()).expect("a few parts");
     in_parts(count, |k| {
         let part = parts[k].lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut room = ROOMS.with_borrow_mut(Vec::pop).unwrap_or_default();
-        if room.len() < scratch.of_part {
-            room.resize(scratch.of_part, 0.0);
+        if room.len() < scratch {
+            room.resize(scratch, 0.0);
         }
-        run(k, part.expect("each part runs once"), &mut room[..scratch.of_part]);
+        run(k, part.expect("each part runs once"), &mut room[..scratch]);
         ROOMS.with_borrow_mut(|rooms| rooms.push(room));
     });
 }

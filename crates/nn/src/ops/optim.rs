@@ -9,6 +9,10 @@ use crate::kernels::optim::{self, AdamStep};
 use crate::kernels::parts;
 use crate::metrics;
 
+/// Elements of a gradient that is measured in parts: the list of squares is memory of its own, so
+/// that only large policies have one.
+const MANY: usize = 256 * 1024;
+
 /// Steps on a group's gradient, which lies in the layout of the group's parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
@@ -63,7 +67,7 @@ impl Op {
                 let ([gradient], [row, clip]) = operands.split();
                 let gradient: &[f32] = gradient.elements();
                 let square = |t: &Range<usize>| optim::grad_norm_sq(isa, &gradient[t.clone()]);
-                let norm = if parts::elements(gradient.len()) == gradient.len() {
+                let norm = if gradient.len() < MANY {
                     metrics::add_group(row.elements(), tensors.iter().map(square))
                 } else {
                     let mut squares = vec![0.0; tensors.len()];

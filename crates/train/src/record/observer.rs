@@ -31,7 +31,7 @@ pub enum Notice<'a> {
         /// Precision from here on.
         now: Precision,
     },
-    /// A run goes on with a build whose kernels round differently.
+    /// A run goes on, or a study has complete runs, of a build whose kernels round differently.
     RoundingChanged,
     /// An extended run may differ from one that was planned with this many steps, because its
     /// controller has looked ahead to the end of `began` steps.
@@ -77,8 +77,8 @@ impl Notice<'_> {
                  here on"
             )),
             Self::RoundingChanged => Some(
-                "the steps so far are of a build of meristem whose kernels round differently; \
-                 results may differ in their last bits from here on"
+                "what is complete was computed by a build of meristem whose kernels round \
+                 differently; results may differ in their last bits from here on"
                     .into(),
             ),
             Self::ControllerLookedAhead { began, now } => Some(format!(

@@ -123,9 +123,9 @@ pub struct Summary {
     pub instruction_set: String,
     /// Worker threads of each device.
     pub threads: usize,
-    /// Devices, precision and rounding, if they changed when the run was resumed: each from a step
-    /// on.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    /// Devices, precision and rounding, each from a step on: more than one if they changed when the
+    /// run was resumed. Older summaries have none if they did not change.
+    #[serde(default)]
     pub computed: Vec<Stretch>,
     /// Extensions of the run, in their order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -175,6 +175,13 @@ pub struct Summary {
     pub envs: Vec<EnvSummary>,
     /// Results of every round.
     pub round_results: Vec<RoundSummary>,
+}
+
+impl Summary {
+    /// Revision of the kernels' rounding with which the run ended; 0 if that was not recorded.
+    pub fn rounding(&self) -> u32 {
+        self.computed.last().map_or(0, |stretch| stretch.rounding)
+    }
 }
 
 /// Dataset of a run.

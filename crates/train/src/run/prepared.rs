@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use meristem_data::{Split, cache};
+use meristem_nn::ROUNDING;
 
 use super::begin::{Begin, Begun, Resumed};
 use super::episode::{Episode, Start, Trained};
@@ -126,11 +127,14 @@ impl Run {
 
     /// Checksums of all inputs other than settings, by name.
     fn checksums(&self) -> Vec<(String, String)> {
-        let version = ("version", env!("CARGO_PKG_VERSION").to_string());
+        let build = [
+            ("version", env!("CARGO_PKG_VERSION").to_string()),
+            ("kernels' rounding", ROUNDING.to_string()),
+        ];
         let data = &self.checkpoints.identity.dataset.checksums;
         let data = ["training data", "test data"].into_iter().zip(data.iter().cloned());
         let files = self.setup.files().into_iter().map(|(name, state)| (name, checksum(state)));
-        let all = std::iter::once(version).chain(data).chain(files);
+        let all = build.into_iter().chain(data).chain(files);
         all.map(|(name, what)| (name.to_string(), what)).collect()
     }
 
@@ -360,7 +364,7 @@ impl Run {
             dataset: checkpoints.identity.dataset,
             instruction_set: setup.isa.to_string(),
             threads,
-            computed: Some(checkpoints.computed).filter(|all| all.len() > 1).unwrap_or_default(),
+            computed: checkpoints.computed,
             extended: checkpoints.extended,
             ranks: setup.config.ranks(),
             exchange: setup.config.exchange.to_string(),

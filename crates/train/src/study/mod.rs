@@ -16,6 +16,7 @@ use meristem_control::RewardMode;
 use meristem_data::{Split, cache};
 use meristem_device::random::{Purpose, Rng};
 use meristem_grow::BlueprintSet;
+use meristem_nn::ROUNDING;
 
 use self::cell::Inputs;
 pub use self::contender::{Contender, Equal};
@@ -25,7 +26,7 @@ use crate::config::{FIRST_STUDY_SEED, Layer, TrainConfig};
 use crate::error::{Error, Result};
 use crate::fleet::Machine;
 use crate::processes::World;
-use crate::record::observer::Observer;
+use crate::record::observer::{Notice, Observer};
 use crate::record::run_folder::{POLICY, write_json};
 use crate::record::summary::{Status, Summary};
 use crate::settings::{ControllerKind, ExchangeKind, PolicyStart, Switch};
@@ -281,7 +282,7 @@ impl<'a> Contest<'a> {
         }
         let contenders = config.contenders.len();
         let mut runs: Runs = vec![vec![]; contenders];
-        let (mut status, mut dataset) = (Status::Completed, None);
+        let (mut status, mut dataset, mut rounds_alike) = (Status::Completed, None, true);
         let of = config.seeds * contenders;
         let seeds = config.seeds();
         let pairs = seeds.iter().flat_map(|seed| (0..contenders).map(move |index| (*seed, index)));
@@ -292,6 +293,10 @@ impl<'a> Contest<'a> {
                 status = Status::Interrupted;
                 break;
             };
+            if rounds_alike && summary.rounding() != ROUNDING {
+                observer.notice(&Notice::RoundingChanged);
+                rounds_alike = false;
+            }
             runs[index].push(run);
             dataset = Some(summary.dataset);
         }

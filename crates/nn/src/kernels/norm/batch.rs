@@ -14,7 +14,7 @@ use super::image::{
 pub use super::moments::Moments;
 pub(crate) use super::moments::{StatsSums, stats_scratch_len};
 use crate::kernels::lanes::for_channels;
-use crate::kernels::parts::{self, Scratch};
+use crate::kernels::parts;
 use crate::kernels::{GradOut, ImageShape, Isa, split_f64};
 
 /// Activation after the normalisation in the fused kernels.
@@ -118,12 +118,11 @@ pub fn batch_stats(
     scratch: &mut [f32],
 ) {
     let (c, image) = (shape.c, shape.pixels() * shape.c);
-    let images = parts::images(shape.batch, 1, image * parts::TOUCH);
-    let (moments, own) = split_f64(scratch, 2 * c * parts::MOST);
+    let images = parts::touched(shape.batch, image);
+    let (moments, _) = split_f64(scratch, 2 * c * parts::MOST);
     moments.fill(f64::NAN);
     let each = x.chunks((images * image).max(1)).zip(moments.chunks_exact_mut((2 * c).max(1)));
-    let of_part = stats_scratch_len(c);
-    parts::each(each, Scratch { own, of_part }, |_, (x, to), scratch| {
+    parts::each(each, stats_scratch_len(c), |_, (x, to), scratch| {
         let mut sums = StatsSums::new(scratch, *shape);
         sums.add_each(isa, x);
         sums.finish(Moments(to));
@@ -172,13 +171,12 @@ pub fn batch_norm_act_forward(
     of.scales(scale);
     let affine = of.affine(scale);
     let (image, out_image) = (shape.pixels() * shape.c, out_shape.pixels() * shape.c);
-    let images = parts::images(shape.batch, 1, image * parts::TOUCH);
+    let images = parts::touched(shape.batch, image);
     let each = of.x.chunks(images * image).zip(out.chunks_mut(images * out_image));
     let no_codes = std::iter::repeat_with(<&mut [u8]>::default);
     let codes = codes.chunks_mut(images * out_image).chain(no_codes);
     let (c, shape, pool) = (shape.c, *shape, of.pool);
-    let scratch = Scratch { own: &mut [], of_part: 0 };
-    parts::each(each.zip(codes), scratch, |_, ((x, out), codes), _| {
+    parts::each_alone(each.zip(codes), |((x, out), codes)| {
         let images = x.chunks_exact(image).zip(out.chunks_exact_mut(out_image));
         if !codes.is_empty() {
             for ((x, out), codes) in images.zip(codes.chunks_exact_mut(out_image)) {
@@ -293,12 +291,11 @@ fn reduce<'s>(
 ) -> Totals<'s> {
     let (c, affine) = (shape.c, of.forward.affine(scale));
     let by_output = of.tells_inputs();
-    let images = parts::images(shape.batch, 1, shape.pixels() * c * parts::TOUCH);
+    let images = parts::touched(shape.batch, shape.pixels() * c);
     let ranges = (0..shape.batch).step_by(images);
     let count = ranges.len();
     sums.fill(0.0);
-    let scratch = Scratch { own: &mut [], of_part: 0 };
-    parts::each(ranges.zip(sums.chunks_exact_mut(2 * c)), scratch, |_, (first, sums), _| {
+    parts::each_alone(ranges.zip(sums.chunks_exact_mut(2 * c)), |(first, sums)| {
         let (sums, dots) = sums.split_at_mut(c);
         let of = of.of(shape, first..(first + images).min(shape.batch));
         if by_output {
@@ -339,10 +336,9 @@ fn input_gradient(
 ) {
     let (c, shape, image) = (shape.c, *shape, shape.pixels() * shape.c);
     let batch = of.forward.x.len() / image;
-    let images = parts::images(batch, 1, image * parts::TOUCH);
+    let images = parts::touched(batch, image);
     let each = to.values.chunks_mut(images * image).enumerate();
-    let scratch = Scratch { own: &mut [], of_part: 0 };
-    parts::each(each, scratch, |_, (part, dx), _| {
+    parts::each_alone(each, |(part, dx)| {
         let of = of.of(&shape, part * images..((part + 1) * images).min(batch));
         for (dx, Image { x, dout, codes }) in dx.chunks_exact_mut(image).zip(of.images(&shape)) {
             match (of.forward.pool, to.accumulate) {

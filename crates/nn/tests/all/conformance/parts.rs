@@ -36,7 +36,13 @@ fn products() -> Vec<Product> {
         groups,
     };
     let direct = [[91, 32, 3, 8, 1], [131, 8, 16, 17, 1], [67, 24, 24, 16, 4]];
-    let tiles = [([70, 12, 16, 16, 1], TileSize::Four), ([62, 14, 16, 16, 1], TileSize::Two)];
+    let tiles = [
+        ([70, 12, 16, 16, 1], TileSize::Four),
+        ([62, 14, 16, 16, 1], TileSize::Two),
+        // Two tiles in a register, and a gradient of weights in two parts of few tiles.
+        ([70, 16, 8, 16, 1], TileSize::Four),
+        ([131, 4, 16, 32, 1], TileSize::Four),
+    ];
     let direct = direct.map(|of| Product::f32(shape(of)));
     let tiled = tiles.map(|(of, tile)| Product { tiles: Some(tile), ..Product::f32(shape(of)) });
     [&direct[..], &tiled].concat()

@@ -244,9 +244,10 @@ impl Winograd {
         [block.padded_len(read), points * block.plane(read), points * block.plane(written)]
     }
 
-    /// Images that are computed one behind the other, whatever the batch is divided into.
+    /// Images that are computed together: about as many in each block of the batch.
     pub(crate) fn block(&self) -> usize {
-        self.largest().images
+        let (batch, most) = (self.shape.batch.max(1), self.largest().images);
+        batch.div_ceil(batch.div_ceil(most))
     }
 
     /// Tiles of an image.
@@ -323,7 +324,7 @@ impl Winograd {
         mut done: impl FnMut(&[f32]),
     ) {
         let Pass { channels: [read, written], layout, of: Inputs { x, filters, bias }, to } = pass;
-        let (pixels, images) = (self.shape.in_h * self.shape.in_w, self.largest().images);
+        let (pixels, images) = (self.shape.in_h * self.shape.in_w, self.block());
         let each = x.chunks(images * pixels * read);
         for (x, y) in each.zip(to.values.chunks_mut(images * pixels * written)) {
             for block in self.blocks(x.len() / (pixels * read)) {
@@ -367,7 +368,7 @@ impl Winograd {
         parts: &mut Parts<'_>,
     ) {
         let [read, written] = [self.shape.in_c, self.shape.out_c];
-        let (pixels, images) = (self.shape.in_h * self.shape.in_w, self.largest().images);
+        let (pixels, images) = (self.shape.in_h * self.shape.in_w, self.block());
         let len = read * pad16(written);
         parts.rest[..T * T * len].fill(0.0);
         let each = x.chunks(images * pixels * read);
