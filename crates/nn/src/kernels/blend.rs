@@ -49,11 +49,8 @@ pub struct BlendGrads<'a> {
 
 #[inline(always)]
 fn emit3(out: GradOut<'_>, [a, b, c]: [&[f32]; 3], f: impl Fn(f32, f32, f32) -> f32) {
-    let it = out.values.iter_mut().zip(a).zip(b).zip(c);
-    if out.accumulate {
-        it.for_each(|(((d, &a), &b), &c)| *d += f(a, b, c));
-    } else {
-        it.for_each(|(((d, &a), &b), &c)| *d = f(a, b, c));
+    for (((d, &a), &b), &c) in out.values.iter_mut().zip(a).zip(b).zip(c) {
+        *d = if out.accumulate { *d + f(a, b, c) } else { f(a, b, c) };
     }
 }
 
@@ -134,11 +131,9 @@ fn multiply_backward(of: &BlendInputs<'_>, dout: &[f32], to: BlendGrads<'_>) {
     // d tanh(m − x) = 1 − tanh², with opposite signs for m and x.
     let slope = |d: f32, h: f32, t: f32| d * h * a * (1.0 - t * t);
     for (grad, sign) in [(to.m, 1.0f32), (to.x, -1.0)] {
-        let it = grad.values.iter_mut().zip(dout).zip(h).zip(m).zip(x);
-        if grad.accumulate {
-            it.for_each(|((((g, &d), &h), &m), &x)| *g += sign * slope(d, h, math::tanh(m - x)));
-        } else {
-            it.for_each(|((((g, &d), &h), &m), &x)| *g = sign * slope(d, h, math::tanh(m - x)));
+        let slope = |d, h, m: f32, x: f32| sign * slope(d, h, math::tanh(m - x));
+        for ((((g, &d), &h), &m), &x) in grad.values.iter_mut().zip(dout).zip(h).zip(m).zip(x) {
+            *g = if grad.accumulate { *g + slope(d, h, m, x) } else { slope(d, h, m, x) };
         }
     }
 }

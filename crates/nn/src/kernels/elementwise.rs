@@ -1,6 +1,7 @@
 //! Elementwise kernels: activations, sums, channel scaling.
 //!
-//! Memory-bound: plain Rust, vectorised by the compiler for each instruction set.
+//! Memory-bound: plain Rust, vectorised by the compiler for each instruction set. The loops are
+//! `for` loops, as what `for_each` calls may be compiled on its own, for the baseline.
 
 use super::macros::isa_kernels;
 use super::{GradOut, ImageShape, Isa, math};
@@ -8,22 +9,16 @@ use super::{GradOut, ImageShape, Isa, math};
 /// Writes or adds `f(a, b)` elementwise.
 #[inline(always)]
 pub(crate) fn emit2(out: GradOut<'_>, a: &[f32], b: &[f32], f: impl Fn(f32, f32) -> f32) {
-    let it = out.values.iter_mut().zip(a).zip(b);
-    if out.accumulate {
-        it.for_each(|((d, &a), &b)| *d += f(a, b));
-    } else {
-        it.for_each(|((d, &a), &b)| *d = f(a, b));
+    for ((d, &a), &b) in out.values.iter_mut().zip(a).zip(b) {
+        *d = if out.accumulate { *d + f(a, b) } else { f(a, b) };
     }
 }
 
 /// Writes or adds `f(a)` elementwise.
 #[inline(always)]
 pub(crate) fn emit(out: GradOut<'_>, a: &[f32], f: impl Fn(f32) -> f32) {
-    let it = out.values.iter_mut().zip(a);
-    if out.accumulate {
-        it.for_each(|(d, &a)| *d += f(a));
-    } else {
-        it.for_each(|(d, &a)| *d = f(a));
+    for (d, &a) in out.values.iter_mut().zip(a) {
+        *d = if out.accumulate { *d + f(a) } else { f(a) };
     }
 }
 

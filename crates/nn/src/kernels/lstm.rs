@@ -299,10 +299,11 @@ isa_kernels! {
         let (i, rest) = gates.split_at_mut(n);
         let (f, rest) = rest.split_at_mut(n);
         let (g, o) = rest.split_at_mut(n);
-        i.iter_mut().for_each(|v| *v = math::sigmoid(*v));
-        f.iter_mut().for_each(|v| *v = math::sigmoid(*v));
-        g.iter_mut().for_each(|v| *v = math::tanh(*v));
-        o.iter_mut().for_each(|v| *v = math::sigmoid(*v));
+        let o = &mut o[..n];
+        for k in 0..n {
+            (i[k], f[k]) = (math::sigmoid(i[k]), math::sigmoid(f[k]));
+            (g[k], o[k]) = (math::tanh(g[k]), math::sigmoid(o[k]));
+        }
         masked_body(keep, c_before, c);
         let (i, f, g, o) = (&i[..n], &f[..n], &g[..n], &o[..n]);
         for k in 0..n {

@@ -4,7 +4,8 @@
 /// Defines functions whose first argument is an [`Isa`](super::Isa) and whose body, written once
 /// in plain Rust over slices, is compiled for each instruction set, so that the compiler
 /// vectorises it with the registers of that set. The body must not call into functions that are
-/// not `#[inline(always)]` on its hot path: they would be compiled for the baseline.
+/// not `#[inline(always)]` on its hot path: they would be compiled for the baseline, as has
+/// happened to `for_each` with `exp` in its closure.
 macro_rules! isa_kernels {
     ($(
         $(#[$meta:meta])*

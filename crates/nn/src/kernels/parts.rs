@@ -72,7 +72,8 @@ pub(crate) fn each<T: Send>(
         let part = parts[k].lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut room = ROOMS.with_borrow_mut(Vec::pop).unwrap_or_default();
         if room.len() < scratch {
-            room.resize(scratch, 0.0);
+            // What is read before it is written is seen.
+            room.resize(scratch, f32::NAN);
         }
         run(k, part.expect("each part runs once"), &mut room[..scratch]);
         ROOMS.with_borrow_mut(|rooms| rooms.push(room));
