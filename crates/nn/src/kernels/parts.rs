@@ -26,16 +26,15 @@ const LEAST_ELEMENTS: usize = 32 * 1024;
 pub(crate) const TOUCH: usize = 16;
 
 thread_local! {
-    /// Memories of this thread for the scratch of parts: one for a part, and one more for a part
-    /// within a part. They stay in its caches, as one kernel after the other uses them; memory of
-    /// each kernel's own would take their place there from what the next one reads.
+    /// Memories of this thread for the scratch of parts, which stay in its caches: one for a part,
+    /// and one more for a part within a part.
     static ROOMS: RefCell<Vec<Vec<f32>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Images of each part, but for the last ones: at least `block`; an image takes `work`
-/// multiply-adds.
+/// Images of each part, but for the last ones: about as many as `block` or more; an image takes
+/// `work` multiply-adds.
 pub(crate) fn images(batch: usize, block: usize, work: usize) -> usize {
-    let blocks = batch / block.max(1);
+    let blocks = batch.div_ceil(block.max(1));
     in_equal_parts(batch, blocks.min(batch.saturating_mul(work) / LEAST))
 }
 
@@ -55,27 +54,40 @@ fn in_equal_parts(len: usize, parts: usize) -> usize {
     len.div_ceil(1 << parts.clamp(1, MOST).ilog2()).max(1)
 }
 
-/// [`each`] of what needs no scratch.
-pub(crate) fn each_alone<T: Send>(parts: impl Iterator<Item = T>, run: impl Fn(T) + Sync) {
-    each(parts, 0, |_, part, _| run(part));
+/// Scratch: of the caller, for a kernel in one part, and the length that a part of several takes
+/// from the memory of its thread.
+#[derive(Debug)]
+pub(crate) struct Scratch<'a> {
+    pub(crate) own: &'a mut [f32],
+    pub(crate) of_part: usize,
 }
 
-/// Runs `run` once for each part, with its number and so many f32 of scratch; at most [`MOST`].
+/// [`each`] of what needs no scratch.
+pub(crate) fn each_alone<T: Send>(parts: impl Iterator<Item = T>, run: impl Fn(T) + Sync) {
+    each(parts, Scratch { own: &mut [], of_part: 0 }, |_, part, _| run(part));
+}
+
+/// Runs `run` once for each part, with its number and scratch; at most [`MOST`].
 pub(crate) fn each<T: Send>(
     parts: impl Iterator<Item = T>,
-    scratch: usize,
+    scratch: Scratch<'_>,
     run: impl Fn(usize, T, &mut [f32]) + Sync,
 ) {
-    let parts: SmallVec<[Mutex<Option<T>>; MOST]> = parts.map(|p| Mutex::new(Some(p))).collect();
+    let mut parts: SmallVec<[Mutex<Option<T>>; MOST]> =
+        parts.map(|p| Mutex::new(Some(p))).collect();
+    if parts.len() == 1 {
+        let part = parts.remove(0).into_inner().unwrap_or_else(PoisonError::into_inner);
+        return run(0, part.expect("nobody has taken it"), scratch.own);
+    }
     let count = u16::try_from(parts.len()).expect("a few parts");
     in_parts(count, |k| {
         let part = parts[k].lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut room = ROOMS.with_borrow_mut(Vec::pop).unwrap_or_default();
-        if room.len() < scratch {
-            // What is read before it is written is seen.
-            room.resize(scratch, f32::NAN);
+        if room.len() < scratch.of_part {
+            // New memory is NaN, so that a kernel which reads it before it writes there is seen.
+            room.resize(scratch.of_part, f32::NAN);
         }
-        run(k, part.expect("each part runs once"), &mut room[..scratch]);
+        run(k, part.expect("each part runs once"), &mut room[..scratch.of_part]);
         ROOMS.with_borrow_mut(|rooms| rooms.push(room));
     });
 }

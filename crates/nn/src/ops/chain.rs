@@ -12,7 +12,7 @@ use super::operand::{Operands, Role, Signature, Slice, SliceMut, Spec, scratch};
 use super::{Op as Any, Target};
 use crate::kernels::Isa;
 use crate::kernels::conv::{self, aligned};
-use crate::kernels::parts;
+use crate::kernels::parts::{self, Scratch};
 
 /// A chain; plans share it.
 pub type Op = Arc<Chain>;
@@ -200,9 +200,12 @@ impl Chain {
         conv::ALIGNMENT + self.inner_lens().sum::<usize>() + self.link_scratch
     }
 
-    /// f32 elements of scratch: sums of all parts but the first.
+    /// f32 elements of scratch: sums of all parts but the first, or what the only one takes.
     pub(crate) fn scratch_len(&self) -> usize {
-        (self.parts() - 1) * self.sums_of_part()
+        match self.parts() {
+            1 => self.part_len(),
+            parts => (parts - 1) * self.sums_of_part(),
+        }
     }
 
     pub(super) fn signature(&self) -> Signature {
@@ -213,10 +216,11 @@ impl Chain {
 
     pub(super) fn run(&self, isa: Isa, operands: Operands<'_>) {
         let Operands { reads, mut writes } = operands;
-        let sums = writes.pop().map(SliceMut::elements::<f32>).unwrap_or_default();
+        let scratch = writes.pop().map(SliceMut::elements::<f32>).unwrap_or_default();
+        let (sums, own) = scratch.split_at_mut((self.parts() - 1) * self.sums_of_part());
         sums.fill(0.0);
-        let shares = self.shares(&reads, &mut writes, sums);
-        parts::each(shares, self.part_len(), |_, share, scratch| {
+        let scratch = Scratch { own, of_part: self.part_len() };
+        parts::each(self.shares(&reads, &mut writes, sums), scratch, |_, share, scratch| {
             self.run_part(isa, share, scratch);
         });
         for part in sums.chunks_exact(self.sums_of_part().max(1)) {

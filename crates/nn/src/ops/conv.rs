@@ -7,7 +7,7 @@ use super::operand::{Operands, Signature, f32s, scratch};
 use crate::kernels::conv::winograd::{self, TileSize, Winograd};
 use crate::kernels::conv::{self, ConvInputs, ConvShape, ParamGrads};
 use crate::kernels::norm::{self, BatchStats, Moments};
-use crate::kernels::parts;
+use crate::kernels::parts::{self, Scratch};
 use crate::kernels::{GradOut, Isa, split_f64};
 use crate::precision::Precision;
 
@@ -60,7 +60,7 @@ impl Product {
         Self { shape: ConvShape { batch, ..self.shape }, ..*self }
     }
 
-    /// Images of a part of the batch: whole blocks.
+    /// Images of a part of the batch.
     pub(super) fn images(&self) -> usize {
         let shape = &self.shape;
         let block = self.winograd().map_or(shape.block(), |of| of.block());
@@ -69,7 +69,8 @@ impl Product {
     }
 
     /// Images of a part for the gradient of the weights. In tiles each part transforms its sums
-    /// back to taps, which takes as long as the products of some 25 tiles.
+    /// back to taps, which takes as long as the products of some 25 tiles. There are several parts
+    /// if there are several of [`Product::images`].
     pub(super) fn weight_images(&self) -> usize {
         let enough = self.winograd().map_or(1, |of| TILES_OF_PART.div_ceil(of.image_tiles()));
         self.images().max(enough.min(self.shape.batch.div_ceil(2))).max(1)
@@ -94,10 +95,22 @@ impl Product {
 
     /// Scratch for what all parts have together: points of filters, and moments of the output's
     /// channels, or gradients of the weights.
-    fn scratch_len(&self) -> usize {
+    fn shared_len(&self) -> usize {
         let filters = self.winograd().map_or(0, |of| of.filters_len());
         let moments = norm::batch::moments_scratch_len(self.shape.out_c);
         (filters + moments).max(self.sums_len())
+    }
+
+    /// Scratch of the operation; one part has its own there, too.
+    fn scratch_len(&self) -> usize {
+        let one = self.images() >= self.shape.batch;
+        self.shared_len() + if one { self.part_len() } else { 0 }
+    }
+
+    /// Divides scratch into what all parts have together, and that of a part.
+    fn divide<'a>(&self, scratch: &'a mut [f32]) -> (&'a mut [f32], Scratch<'a>) {
+        let (shared, own) = scratch.split_at_mut(self.shared_len());
+        (shared, Scratch { own, of_part: self.part_len() })
     }
 
     fn forward(
@@ -110,14 +123,15 @@ impl Product {
     ) {
         let ConvInputs { x, w, bias } = of;
         let (images, [image, out_image]) = (self.images(), self.image_lens());
-        let (sums, filters) = split_f64(scratch, parts::MOST * 2 * self.shape.out_c);
+        let (shared, scratch) = self.divide(scratch);
+        let (sums, filters) = split_f64(shared, parts::MOST * 2 * self.shape.out_c);
         sums.fill(f64::NAN);
         let filters = self.winograd().map(|of| of.filters(isa, w, filters));
         let each = x.chunks(images * image).zip(y.chunks_mut(images * out_image));
         // Where no moments are wanted, no part has any.
         let moments = sums.chunks_exact_mut(2 * self.shape.out_c);
         let moments = moments.map(|of| stats.is_some().then_some(Moments(of)));
-        parts::each(each.zip(moments), self.part_len(), |_, ((x, y), moments), scratch| {
+        parts::each(each.zip(moments), scratch, |_, ((x, y), moments), scratch| {
             let part = self.of(x.len() / image);
             match part.winograd().zip(filters) {
                 Some((tiles, filters)) => {
@@ -143,10 +157,10 @@ impl Product {
 
     fn weight_gradient(&self, isa: Isa, [x, dy]: [&[f32]; 2], dw: &mut [f32], scratch: &mut [f32]) {
         let (images, [image, out_image]) = (self.weight_images(), self.image_lens());
-        let sums = &mut scratch[..self.sums_len()];
+        let (shared, scratch) = self.divide(scratch);
+        let sums = &mut shared[..self.sums_len()];
         let each = x.chunks(images * image).zip(dy.chunks(images * out_image));
-        let each = each.zip(parts::sums(dw, sums));
-        parts::each(each, self.part_len(), |_, ((x, dy), dw), scratch| {
+        parts::each(each.zip(parts::sums(dw, sums)), scratch, |_, ((x, dy), dw), scratch| {
             let part = self.of(x.len() / image);
             match part.winograd() {
                 Some(tiles) => tiles.backward_weight(isa, [x, dy], dw, scratch),
@@ -162,9 +176,10 @@ impl Product {
     fn data_gradient(&self, isa: Isa, [dy, w]: [&[f32]; 2], dx: GradOut<'_>, scratch: &mut [f32]) {
         let (images, [image, out_image]) = (self.images(), self.image_lens());
         let accumulate = dx.accumulate;
-        let turned = self.winograd().map(|of| of.turned_filters(isa, w, scratch));
+        let (shared, scratch) = self.divide(scratch);
+        let turned = self.winograd().map(|of| of.turned_filters(isa, w, shared));
         let each = dy.chunks(images * out_image).zip(dx.values.chunks_mut(images * image));
-        parts::each(each, self.part_len(), |_, (dy, values), scratch| {
+        parts::each(each, scratch, |_, (dy, values), scratch| {
             let (part, dx) = (self.of(dy.len() / out_image), GradOut { values, accumulate });
             match part.winograd().zip(turned) {
                 Some((tiles, turned)) => tiles.backward_data(isa, (dy, turned), dx, scratch),

@@ -9,9 +9,9 @@ use crate::kernels::optim::{self, AdamStep};
 use crate::kernels::parts;
 use crate::metrics;
 
-/// Elements of a gradient that is measured in parts: the list of squares is memory of its own, so
-/// that only large policies have one.
-const MANY: usize = 256 * 1024;
+/// Elements of a gradient that is measured in parts: the list of squares is memory of its own,
+/// which only large networks take.
+const MANY: usize = 750_000;
 
 /// Steps on a group's gradient, which lies in the layout of the group's parameters.
 #[derive(Clone, Debug, PartialEq)]

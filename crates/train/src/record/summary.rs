@@ -178,9 +178,10 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Revision of the kernels' rounding with which the run ended; 0 if that was not recorded.
-    pub fn rounding(&self) -> u32 {
-        self.computed.last().map_or(0, |stretch| stretch.rounding)
+    /// Whether all of the run was computed by kernels that round as those of this build.
+    pub fn rounds_as_now(&self) -> bool {
+        let alike = self.computed.iter().all(|stretch| stretch.rounding == ROUNDING);
+        alike && !self.computed.is_empty()
     }
 }
 

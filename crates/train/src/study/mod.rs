@@ -10,13 +10,13 @@ mod contender;
 mod report;
 pub mod statistics;
 
+use std::cell::Cell;
 use std::path::PathBuf;
 
 use meristem_control::RewardMode;
 use meristem_data::{Split, cache};
 use meristem_device::random::{Purpose, Rng};
 use meristem_grow::BlueprintSet;
-use meristem_nn::ROUNDING;
 
 use self::cell::Inputs;
 pub use self::contender::{Contender, Equal};
@@ -232,6 +232,8 @@ struct Contest<'a> {
     /// For each contender, the seeds that its policy was trained with.
     known_seeds: Vec<Vec<u64>>,
     inputs: Inputs,
+    /// Whether it was said that complete runs round differently.
+    told_rounding: Cell<bool>,
 }
 
 impl<'a> Contest<'a> {
@@ -269,7 +271,7 @@ impl<'a> Contest<'a> {
             let stream = &machine.streams()[0];
             AnyController::new(&setup, info.train_len, stream, None, &mut World::alone())?;
         }
-        Ok(Self { config, machine, known_seeds, inputs })
+        Ok(Self { config, machine, known_seeds, inputs, told_rounding: Cell::new(false) })
     }
 
     /// Runs seed by seed, so that a stopped study has about the same seeds of all contenders.
@@ -282,7 +284,7 @@ impl<'a> Contest<'a> {
         }
         let contenders = config.contenders.len();
         let mut runs: Runs = vec![vec![]; contenders];
-        let (mut status, mut dataset, mut rounds_alike) = (Status::Completed, None, true);
+        let (mut status, mut dataset) = (Status::Completed, None);
         let of = config.seeds * contenders;
         let seeds = config.seeds();
         let pairs = seeds.iter().flat_map(|seed| (0..contenders).map(move |index| (*seed, index)));
@@ -293,10 +295,6 @@ impl<'a> Contest<'a> {
                 status = Status::Interrupted;
                 break;
             };
-            if rounds_alike && summary.rounding() != ROUNDING {
-                observer.notice(&Notice::RoundingChanged);
-                rounds_alike = false;
-            }
             runs[index].push(run);
             dataset = Some(summary.dataset);
         }
@@ -402,6 +400,9 @@ impl<'a> Contest<'a> {
     ) -> Result<Option<Summary>> {
         if let Some(summary) = cell::complete(run, &self.inputs)? {
             observer.run_is_complete(planned);
+            if !summary.rounds_as_now() && !self.told_rounding.replace(true) {
+                observer.notice(&Notice::RoundingChanged);
+            }
             return Ok(Some(summary));
         }
         if observer.stop_requested() {

@@ -14,7 +14,7 @@ use super::image::{
 pub use super::moments::Moments;
 pub(crate) use super::moments::{StatsSums, stats_scratch_len};
 use crate::kernels::lanes::for_channels;
-use crate::kernels::parts;
+use crate::kernels::parts::{self, Scratch};
 use crate::kernels::{GradOut, ImageShape, Isa, split_f64};
 
 /// Activation after the normalisation in the fused kernels.
@@ -119,10 +119,11 @@ pub fn batch_stats(
 ) {
     let (c, image) = (shape.c, shape.pixels() * shape.c);
     let images = parts::touched(shape.batch, image);
-    let (moments, _) = split_f64(scratch, 2 * c * parts::MOST);
+    let (moments, own) = split_f64(scratch, 2 * c * parts::MOST);
     moments.fill(f64::NAN);
     let each = x.chunks((images * image).max(1)).zip(moments.chunks_exact_mut((2 * c).max(1)));
-    parts::each(each, stats_scratch_len(c), |_, (x, to), scratch| {
+    let scratch = Scratch { own, of_part: stats_scratch_len(c) };
+    parts::each(each, scratch, |_, (x, to), scratch| {
         let mut sums = StatsSums::new(scratch, *shape);
         sums.add_each(isa, x);
         sums.finish(Moments(to));

@@ -41,7 +41,7 @@ fn products() -> Vec<Product> {
         ([62, 14, 16, 16, 1], TileSize::Two),
         // Two tiles in a register, and a gradient of weights in two parts of few tiles.
         ([70, 16, 8, 16, 1], TileSize::Four),
-        ([131, 4, 16, 32, 1], TileSize::Four),
+        ([131, 4, 32, 64, 1], TileSize::Four),
     ];
     let direct = direct.map(|of| Product::f32(shape(of)));
     let tiled = tiles.map(|(of, tile)| Product { tiles: Some(tile), ..Product::f32(shape(of)) });
