@@ -45,19 +45,36 @@ macro_rules! isa_kernels {
     )*};
 }
 
-/// The body once for each `$i < $n`, at most 28, as straight code: a loop of many rows is not
-/// unrolled by the compiler, which then keeps the accumulators in memory.
+/// The body once for each `$i < $n`, a constant of at most 8, as straight code: a long loop is not
+/// unrolled by the compiler, which then keeps the accumulators in memory. The body is read as often
+/// as `$n` may be large, squared in two dimensions; hence no more than 8.
 macro_rules! unroll {
     ($n:ident, $i:ident, $body:block) => {
-        unroll!(@ $n $i $body 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24
-            25 26 27)
+        $crate::kernels::macros::unroll!(@ $n $i $body 8: 0 1 2 3 4 5 6 7)
     };
-    (@ $n:ident $i:ident $body:block $($number:literal)*) => {
-        $(if $number < $n {
+    (@ $n:ident $i:ident $body:block $most:literal: $($number:literal)*) => {
+        const { assert!($n <= $most) };
+        $(if $crate::kernels::macros::Below::<$number, $n>::YES {
             let $i: usize = $number;
             $body
         })*
     };
 }
 
-pub(crate) use {isa_kernels, unroll};
+/// [`unroll`] for as many rows as a tile has, at most 28.
+macro_rules! unroll_rows {
+    ($n:ident, $i:ident, $body:block) => {
+        $crate::kernels::macros::unroll!(@ $n $i $body 28: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16
+            17 18 19 20 21 22 23 24 25 26 27)
+    };
+}
+
+/// Whether `I < N`, as a constant: what [`unroll`] has too many of is left out where a kernel is
+/// instantiated. Behind a comparison the optimiser would have to remove it.
+pub(crate) struct Below<const I: usize, const N: usize>;
+
+impl<const I: usize, const N: usize> Below<I, N> {
+    pub(crate) const YES: bool = I < N;
+}
+
+pub(crate) use {isa_kernels, unroll, unroll_rows};

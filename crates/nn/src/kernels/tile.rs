@@ -15,7 +15,7 @@ pub(crate) use layout::{Layout, in_panels, paired_len, takes_pairs, to_pairs, to
 use layout::{PANEL, panel};
 
 use super::isa::Level;
-use super::macros::unroll;
+use super::macros::unroll_rows;
 use super::simd::Simd;
 use super::simd::portable::Lanes8;
 #[cfg(target_arch = "x86_64")]
@@ -253,7 +253,7 @@ unsafe fn tile<S: Simd, const LANES_MODE: bool, const P: usize, const V: usize, 
                     let bv: [[S; V]; U] = std::array::from_fn(|u| {
                         std::array::from_fn(|v| S::load(b.add(u * t.b_step + v * S::LANES)))
                     });
-                    unroll!(P, p, {
+                    unroll_rows!(P, p, {
                         for u in 0..U {
                             let at = rows[p].add(offset + u * step);
                             for v in 0..V {
@@ -268,7 +268,7 @@ unsafe fn tile<S: Simd, const LANES_MODE: bool, const P: usize, const V: usize, 
                 for _ in 0..counts[2] % U {
                     offset = S::opaque(offset);
                     let bv: [S; V] = std::array::from_fn(|v| S::load(b.add(v * S::LANES)));
-                    unroll!(P, p, {
+                    unroll_rows!(P, p, {
                         for v in 0..V {
                             let a = read::<S, LANES_MODE>(rows[p].add(offset), v);
                             acc[p][v] = a.mul_add(bv[v], acc[p][v]);

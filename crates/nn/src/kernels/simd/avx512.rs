@@ -88,15 +88,16 @@ unsafe impl<const PIXELS: usize> Simd for Zmm<PIXELS> {
     }
 
     #[inline(always)]
-    unsafe fn load_apart([first, second]: [*const f32; 2]) -> Self {
+    unsafe fn load_apart(places: [*const f32; 2], offset: usize) -> Self {
         // SAFETY: the caller's promise.
         unsafe {
             match PIXELS {
                 2 => {
-                    let low = _mm512_castps256_ps512(_mm256_loadu_ps(first));
-                    Self(_mm512_insertf32x8::<1>(low, _mm256_loadu_ps(second)))
+                    let low = _mm256_loadu_ps(places[0].add(offset));
+                    let high = _mm256_loadu_ps(places[1].add(offset));
+                    Self(_mm512_insertf32x8::<1>(_mm512_castps256_ps512(low), high))
                 }
-                _ => Self::load(first),
+                _ => Self::load(places[0].add(offset)),
             }
         }
     }
@@ -114,15 +115,17 @@ unsafe impl<const PIXELS: usize> Simd for Zmm<PIXELS> {
     }
 
     #[inline(always)]
-    unsafe fn store_apart(self, [first, second]: [*mut f32; 2]) {
+    unsafe fn store_apart(self, places: [*mut f32; 2], offset: usize) {
         // SAFETY: the caller's promise.
         unsafe {
             match PIXELS {
                 2 => {
-                    _mm256_storeu_ps(first, _mm512_castps512_ps256(self.0));
-                    _mm256_storeu_ps(second, _mm512_extractf32x8_ps::<1>(self.0));
+                    let [low, high] =
+                        [_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0)];
+                    _mm256_storeu_ps(places[0].add(offset), low);
+                    _mm256_storeu_ps(places[1].add(offset), high);
                 }
-                _ => self.store(first),
+                _ => self.store(places[0].add(offset)),
             }
         }
     }

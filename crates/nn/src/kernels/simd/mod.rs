@@ -59,15 +59,15 @@ pub(crate) unsafe trait Simd: Copy {
         unsafe { Self::load(p) }
     }
 
-    /// Elements of as many places as there are pixels, `LANES / PIXELS` at each.
+    /// Elements of as many places as there are pixels, `LANES / PIXELS` from `offset` on at each.
     ///
     /// # Safety
     /// They are readable.
     #[inline(always)]
-    unsafe fn load_apart(places: [*const f32; 2]) -> Self {
+    unsafe fn load_apart(places: [*const f32; 2], offset: usize) -> Self {
         const { assert!(Self::PIXELS == 1) };
         // SAFETY: the caller's promise.
-        unsafe { Self::load(places[0]) }
+        unsafe { Self::load(places[0].add(offset)) }
     }
 
     /// Elements `p[0..n]`, the rest 0; `n <= LANES`.
@@ -87,10 +87,10 @@ pub(crate) unsafe trait Simd: Copy {
     /// # Safety
     /// The places are writable and apart.
     #[inline(always)]
-    unsafe fn store_apart(self, places: [*mut f32; 2]) {
+    unsafe fn store_apart(self, places: [*mut f32; 2], offset: usize) {
         const { assert!(Self::PIXELS == 1) };
         // SAFETY: the caller's promise.
-        unsafe { self.store(places[0]) }
+        unsafe { self.store(places[0].add(offset)) }
     }
 
     /// Writes the first `n` elements to `p[0..n]`; `n <= LANES`.

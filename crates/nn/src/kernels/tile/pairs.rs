@@ -14,7 +14,7 @@ use std::array::from_fn;
 
 use super::{Nest, Tile, finish};
 use crate::kernels::PAD;
-use crate::kernels::macros::unroll;
+use crate::kernels::macros::unroll_rows;
 use crate::kernels::simd::Simd;
 use crate::kernels::simd::{avx2::Ymm, avx512::Zmm};
 
@@ -41,7 +41,7 @@ pub(super) unsafe fn pairs<S, const L: bool, const P: usize, const V: usize, con
                 for _ in 0..pairs / U {
                     offset = <Zmm>::opaque(offset);
                     let bv: [Zmm; U] = from_fn(|u| Zmm::load(b.add(u * PAD)));
-                    unroll!(P, p, {
+                    unroll_rows!(P, p, {
                         for u in 0..U {
                             let a = Zmm::broadcast_pair(rows[p].add(offset + 2 * u));
                             acc[p] = a.mul_add(bv[u], acc[p]);
@@ -53,7 +53,7 @@ pub(super) unsafe fn pairs<S, const L: bool, const P: usize, const V: usize, con
                 for _ in 0..pairs % U {
                     offset = <Zmm>::opaque(offset);
                     let bv = Zmm::load(b);
-                    unroll!(P, p, {
+                    unroll_rows!(P, p, {
                         let a = Zmm::broadcast_pair(rows[p].add(offset));
                         acc[p] = a.mul_add(bv, acc[p]);
                     });
@@ -63,7 +63,7 @@ pub(super) unsafe fn pairs<S, const L: bool, const P: usize, const V: usize, con
                 if counts[2] % 2 == 1 {
                     offset = <Zmm>::opaque(offset);
                     let bv = Zmm::load(b);
-                    unroll!(P, p, {
+                    unroll_rows!(P, p, {
                         acc[p] = Zmm::broadcast(rows[p].add(offset)).mul_add(bv, acc[p]);
                     });
                     b = b.add(PAD);

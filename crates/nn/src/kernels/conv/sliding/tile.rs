@@ -2,7 +2,7 @@
 
 use super::factors::Factors;
 use super::{COLUMNS, Sliding, runs};
-use crate::kernels::macros::unroll;
+use crate::kernels::macros::unroll_rows;
 use crate::kernels::simd::{Simd, fetch_to_write};
 use crate::kernels::tile::{Store, finish};
 
@@ -151,7 +151,7 @@ unsafe fn taps<F: Factors, const P: usize, const WHOLE: bool>(
         if t.beside[0] {
             sums[0] = input::<F, WHOLE>(at.sub(t.channels)).mul_add(left, sums[0]);
         }
-        unroll!(P, p, {
+        unroll_rows!(P, p, {
             let x = input::<F, WHOLE>(at);
             if p + 1 < P {
                 sums[p + 1] = x.mul_add(left, sums[p + 1]);

@@ -4,7 +4,7 @@
 //! four multiply-adds.
 
 use crate::kernels::isa::Level;
-use crate::kernels::macros::unroll;
+use crate::kernels::macros::{unroll, unroll_rows};
 use crate::kernels::simd::Simd;
 use crate::kernels::simd::portable::Lanes8;
 #[cfg(target_arch = "x86_64")]
@@ -205,7 +205,7 @@ unsafe fn forward<S: Simd, const V: usize, const U: usize, const D: usize, const
                 });
                 (at, b) = (at.wrapping_add(U), b.wrapping_add(U * of.b_step));
             }
-            unroll!(R, r, {
+            unroll_rows!(R, r, {
                 unroll!(V, v, {
                     sums[r][v].store(c.add(r * of.c_step + v * S::LANES));
                 });
@@ -229,7 +229,7 @@ unsafe fn add_depth<S: Simd, const V: usize, const D: usize, const R: usize>(
         unroll!(V, v, {
             factors[v] = S::load(b.add(v * S::LANES));
         });
-        unroll!(R, r, {
+        unroll_rows!(R, r, {
             let x = S::broadcast(a.add(r * D));
             unroll!(V, v, {
                 sums[r][v] = x.mul_add(factors[v], sums[r][v]);

@@ -87,7 +87,7 @@ impl<P: Points<M, T>, const M: usize, const T: usize> ChannelKernel for Input<'_
                     S,
                     P::input,
                     [T, T],
-                    |y, x| S::load_apart(at.map(|p| p.add(y * row + x * c))),
+                    |y, x| S::load_apart(at, y * row + x * c),
                     |y, values| {
                         let to = to.add(y * T * plane);
                         unroll!(T, x, {
@@ -164,7 +164,7 @@ impl<P: Points<M, T>, const M: usize, const T: usize> ChannelKernel for Gradient
                     P::gradient,
                     [M, T],
                     |y, x| match whole {
-                        true => S::load_apart(start.map(|p| p.add((y * w + x) * c))),
+                        true => S::load_apart(start, (y * w + x) * c),
                         false => S::load(edge.add((y * M + x) * PAD)),
                     },
                     |y, values| {
@@ -243,6 +243,7 @@ impl<P: Points<M, T>, const M: usize, const T: usize> ChannelKernel for Output<'
                     let y = (block.first + of.row) * M;
                     to.wrapping_add(((of.image * h + y) * w + of.column * M) * c)
                 });
+                let before = start.map(|p| p.cast_const());
                 let from = from.add(tile * c);
                 let out = edge.as_flattened_mut().as_mut_ptr();
                 two_dimensions!(
@@ -255,14 +256,12 @@ impl<P: Points<M, T>, const M: usize, const T: usize> ChannelKernel for Output<'
                             let value = values[x].add(bias);
                             match whole {
                                 true => {
-                                    let places = start.map(|p| p.add((y * w + x) * c));
+                                    let pixel = (y * w + x) * c;
                                     let value = match accumulate {
-                                        true => {
-                                            S::load_apart(places.map(|p| p.cast_const())).add(value)
-                                        }
+                                        true => S::load_apart(before, pixel).add(value),
                                         false => value,
                                     };
-                                    value.store_apart(places);
+                                    value.store_apart(start, pixel);
                                 }
                                 false => value.store(out.add((y * M + x) * PAD)),
                             }
