@@ -48,7 +48,7 @@ HOSTS = ["baseline", "wide", "cnn:channels=12,blocks=2,kernel=5,pools=2", "impai
 EXCHANGES = ["dense", "topk:0.01", "gtopk:0.01", "ok-topk:0.01"]
 
 # Instruction sets by what /proc/cpuinfo calls what they need.
-ISAS = {"portable": "fpu", "avx2": "avx2", "avx512": "avx512f"}
+ISAS = {"portable": "fpu", "avx2": "avx2", "avx512": "avx512f", "avx512-256": "avx512f"}
 
 @dataclass
 class Run:
@@ -171,7 +171,7 @@ def rows_of_ranks() -> Iterator[Run]:
 
 def rows_of_machines() -> Iterator[Run]:
     """Instruction sets, and numbers of threads, which change nothing."""
-    for isa in ("portable", "avx512"):
+    for isa in ("portable", "avx512", "avx512-256"):
         yield Run(f"{isa} none", {"controller": "none"}, isa=isa, quick=True)
         yield scripted(f"{isa} script", 4, isa=isa, quick=isa == "avx512")
         cnn = GROW | {"host": HOSTS[2], "envs": 1}

@@ -7,7 +7,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Environment variable that forces an instruction set: `portable`, `avx2` or `avx512`.
+/// Environment variable that forces an instruction set: `portable`, `avx2`, `avx512` or
+/// `avx512-256`.
 pub const ISA_VARIABLE: &str = "MERISTEM_ISA";
 
 /// An instruction set of the kernels.
@@ -15,7 +16,10 @@ pub const ISA_VARIABLE: &str = "MERISTEM_ISA";
 /// A value other than [`Isa::portable`] exists only if this machine has the instructions, so the
 /// kernels may use them without another check: this makes their dispatch sound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Isa(Level);
+pub struct Isa {
+    level: Level,
+    halves: bool,
+}
 
 /// The instruction set of an [`Isa`], to branch on. It cannot be converted into an `Isa`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,14 +60,18 @@ pub enum IsaError {
 impl Isa {
     /// Plain Rust, on every machine.
     pub const fn portable() -> Self {
-        Self(Level::Portable)
+        Self::of(Level::Portable)
+    }
+
+    const fn of(level: Level) -> Self {
+        Self { level, halves: false }
     }
 
     /// AVX2 and FMA, if this machine has them.
     pub fn avx2() -> Option<Self> {
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            return Some(Self(Level::Avx2));
+            return Some(Self::of(Level::Avx2));
         }
         None
     }
@@ -77,19 +85,29 @@ impl Isa {
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512bw")
         {
-            return Some(Self(Level::Avx512));
+            return Some(Self::of(Level::Avx512));
         }
         None
     }
 
-    /// The best instruction set of this machine.
-    pub fn detect() -> Self {
-        Self::avx512().or_else(Self::avx2).unwrap_or(Self::portable())
+    /// [`Isa::avx512`], and kernels may take vectors of 256 bits where those of 512 cost anything.
+    pub fn avx512_256() -> Option<Self> {
+        Self::avx512().map(|isa| Self { halves: true, ..isa })
     }
 
-    /// All instruction sets of this machine, portable first.
+    /// The best instruction set of this machine.
+    pub fn detect() -> Self {
+        Self::available().pop().unwrap_or(Self::portable())
+    }
+
+    /// All instruction sets of this machine, portable first and the best last.
     pub fn available() -> Vec<Self> {
-        [Some(Self::portable()), Self::avx2(), Self::avx512()].into_iter().flatten().collect()
+        let (wide, halves) = (Self::avx512(), Self::avx512_256());
+        let last = match wide.is_some() && computes_in_halves() {
+            true => [wide, halves],
+            false => [halves, wide],
+        };
+        [Some(Self::portable()), Self::avx2()].into_iter().chain(last).flatten().collect()
     }
 
     /// The instruction set named by [`ISA_VARIABLE`], or [`Isa::detect`] if it is unset or empty.
@@ -103,18 +121,24 @@ impl Isa {
         }
     }
 
-    /// The name: `portable`, `avx2` or `avx512`.
+    /// The name: `portable`, `avx2`, `avx512` or `avx512-256`.
     pub const fn name(self) -> &'static str {
-        match self.0 {
+        match self.level {
             Level::Portable => "portable",
             Level::Avx2 => "avx2",
+            Level::Avx512 if self.halves => "avx512-256",
             Level::Avx512 => "avx512",
         }
     }
 
+    /// Whether 512 bits take as long as twice 256: [`Isa::avx512_256`].
+    pub const fn halves(self) -> bool {
+        self.halves
+    }
+
     /// The level to branch on: code compiled for it may be called on this machine.
     pub const fn level(self) -> Level {
-        self.0
+        self.level
     }
 }
 
@@ -132,9 +156,31 @@ impl FromStr for Isa {
             "portable" => Ok(Self::portable()),
             "avx2" => Self::avx2().ok_or(IsaError::Missing { name: "avx2" }),
             "avx512" => Self::avx512().ok_or(IsaError::Missing { name: "avx512" }),
+            "avx512-256" => Self::avx512_256().ok_or(IsaError::Missing { name: "avx512-256" }),
             _ => Err(IsaError::Unknown { name: name.into() }),
         }
     }
+}
+
+/// Whether this processor's units are 256 bits wide and take two turns for 512: AMD's family 19h,
+/// whose members with AVX-512 are Zen 4 ("Software Optimization Guide for the AMD Zen4
+/// Microarchitecture", publication 57647).
+#[cfg(target_arch = "x86_64")]
+fn computes_in_halves() -> bool {
+    // SAFETY: every x86-64 has the instruction. Newer versions of Rust do not call it unsafe.
+    #[allow(unused_unsafe)]
+    let leaf = |of| unsafe { std::arch::x86_64::__cpuid(of) };
+    let name = leaf(0);
+    let vendor = [name.ebx, name.edx, name.ecx].map(u32::to_le_bytes);
+    let signature = leaf(1).eax;
+    // A base family of Fh has the rest of its number in the extended family.
+    let family = (signature >> 8 & 0xf) + (signature >> 20 & 0xff);
+    vendor.as_flattened() == b"AuthenticAMD" && family == 0x19
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn computes_in_halves() -> bool {
+    false
 }
 
 fn names_of_this_machine() -> String {

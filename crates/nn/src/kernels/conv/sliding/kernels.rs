@@ -3,15 +3,17 @@
 #[cfg(target_arch = "x86_64")]
 use super::factors::Two;
 use super::factors::{Factors, One};
-use super::{Kernels, Level, weights};
+use super::{Isa, Kernels, Level, weights};
 use crate::kernels::simd::Simd;
 use crate::kernels::simd::portable::Lanes8;
 #[cfg(target_arch = "x86_64")]
 use crate::kernels::simd::{avx2::Ymm, avx512::Zmm};
 
 /// The kernels for so many output channels, if there are any.
-pub(super) fn kernels(level: Level, columns: usize) -> Option<&'static Kernels> {
-    match (level, columns) {
+pub(super) fn kernels(isa: Isa, columns: usize) -> Option<&'static Kernels> {
+    match (isa.level(), columns) {
+        #[cfg(target_arch = "x86_64")]
+        (Level::Avx512, ..=8) if isa.halves() => Some(&x86::EVEX),
         #[cfg(target_arch = "x86_64")]
         (Level::Avx512, ..=8) => Some(&x86::ZMM_TWO),
         #[cfg(target_arch = "x86_64")]
@@ -103,6 +105,14 @@ mod x86 {
         tiles 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; one row 1 2 3 4 5 6 7 8; three rows 1 2 3
     };
 
+    /// At most 8 channels, one input channel at a time: two at once would multiply by zeros where
+    /// their number is odd.
+    pub(super) static EVEX: Kernels = kernels! {
+        self::tile_avx512, self::sums_avx512, One<Ymm>;
+        tiles 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; one row 1 2 3 4 5 6 7 8; three rows 1 2 3
+    };
+
+    /// At most 8 channels, two input channels at a time.
     pub(super) static ZMM_TWO: Kernels = kernels! {
         self::tile_avx512, self::sums_avx512, Two;
         tiles 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; one row 1 2 3 4; three rows 1 2

@@ -95,7 +95,7 @@ impl Sliding {
         columns: usize,
         make: impl FnOnce(&'static Kernels) -> Self,
     ) -> Option<Self> {
-        if shape.slides() { kernels::kernels(isa.level(), columns).map(make) } else { None }
+        if shape.slides() { kernels::kernels(isa, columns).map(make) } else { None }
     }
 
     /// Registers that the input's channels take.
