@@ -62,6 +62,29 @@ impl Channels {
         }
     }
 
+    /// [`Channels::load`] where the second pixel of a register, if it holds two, starts `apart`
+    /// elements after the first.
+    ///
+    /// # Safety
+    /// As [`ChannelKernel::run`].
+    #[inline(always)]
+    pub(crate) unsafe fn load_apart<S: Simd, const WHOLE: bool>(
+        self,
+        x: &[f32],
+        pixel: usize,
+        apart: usize,
+    ) -> S {
+        // SAFETY: the slice is checked to have as many elements as are read.
+        unsafe {
+            if S::PIXELS == 1 {
+                return self.load::<S, WHOLE>(x, pixel);
+            }
+            let at = pixel + self.first;
+            let x = x[at..at + apart + S::LANES / S::PIXELS].as_ptr();
+            S::load_apart([x, x.add(apart)], 0)
+        }
+    }
+
     /// Writes what [`Channels::load`] reads.
     ///
     /// # Safety
@@ -81,6 +104,29 @@ impl Channels {
             } else {
                 value.store_n(x[at..at + self.count].as_mut_ptr(), self.count);
             }
+        }
+    }
+
+    /// Writes what [`Channels::load_apart`] reads; the pixels do not overlap.
+    ///
+    /// # Safety
+    /// As [`ChannelKernel::run`].
+    #[inline(always)]
+    pub(crate) unsafe fn store_apart<S: Simd, const WHOLE: bool>(
+        self,
+        value: S,
+        x: &mut [f32],
+        pixel: usize,
+        apart: usize,
+    ) {
+        // SAFETY: the slice is checked to have as many elements as are written.
+        unsafe {
+            if S::PIXELS == 1 {
+                return self.store::<S, WHOLE>(value, x, pixel);
+            }
+            let at = pixel + self.first;
+            let x = x[at..at + apart + S::LANES / S::PIXELS].as_mut_ptr();
+            value.store_apart([x, x.add(apart)], 0);
         }
     }
 

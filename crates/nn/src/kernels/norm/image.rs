@@ -93,6 +93,11 @@ pub(crate) struct ForwardPooled<'a, const CODES: bool> {
 }
 
 impl<const CODES: bool> ChannelKernel for ForwardPooled<'_, CODES> {
+    /// Pooled ones: a register may hold two neighbours.
+    fn pixels(&self) -> usize {
+        self.shape.w / 2
+    }
+
     #[inline(always)]
     unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: Channels) {
         // SAFETY: the caller's promise; loads and stores check their bounds.
@@ -104,11 +109,11 @@ impl<const CODES: bool> ChannelKernel for ForwardPooled<'_, CODES> {
             let mut to = 0;
             for y in 0..self.shape.h / 2 {
                 let pair = &self.x[2 * y * row..(2 * y + 2) * row];
-                for left in (0..self.shape.w / 2).map(|x| 2 * x * c) {
-                    let mut best = block.apply(at.load::<S, WHOLE>(pair, left));
+                for left in (0..self.shape.w / 2).step_by(S::PIXELS).map(|x| 2 * x * c) {
+                    let mut best = block.apply(at.load_apart::<S, WHOLE>(pair, left, 2 * c));
                     let mut code = numbers[0];
                     for (k, pixel) in [(1, left + c), (2, left + row), (3, left + row + c)] {
-                        let z = block.apply(at.load::<S, WHOLE>(pair, pixel));
+                        let z = block.apply(at.load_apart::<S, WHOLE>(pair, pixel, 2 * c));
                         code = z.select_greater(best, numbers[k], code);
                         best = z.select_greater(best, z, best);
                     }
@@ -118,7 +123,7 @@ impl<const CODES: bool> ChannelKernel for ForwardPooled<'_, CODES> {
                     }
                     let z = best.select_le(block.floor, block.floor, best);
                     at.store::<S, WHOLE>(z, self.out, to);
-                    to += c;
+                    to += c * S::PIXELS;
                 }
             }
         }
@@ -297,7 +302,7 @@ struct GradientBlock<S> {
 
 impl<S: Simd> GradientBlock<S> {
     /// # Safety
-    /// As [`ChannelKernel::run`]; this holds for both methods.
+    /// As [`ChannelKernel::run`]; this holds for all methods.
     #[inline(always)]
     unsafe fn new<const WHOLE: bool>(of: &Gradient<'_>, at: Channels) -> Self {
         // SAFETY: the caller's promise.
@@ -311,7 +316,18 @@ impl<S: Simd> GradientBlock<S> {
         }
     }
 
-    /// Writes `dx` of the pixel at `pixel`, whose input is `x`, or adds it if `ADD`.
+    /// `dx` of pixels whose input is `x`.
+    #[inline(always)]
+    unsafe fn value(&self, x: S, dz: S) -> S {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let centred = x.sub(self.affine.mean);
+            let taken = centred.mul_add(self.slope, self.offset);
+            dz.mul(self.affine.scale).sub(taken)
+        }
+    }
+
+    /// Writes `dx` of the pixels at `pixel`, whose input is `x`, or adds it if `ADD`.
     #[inline(always)]
     unsafe fn put<const WHOLE: bool, const ADD: bool>(
         &self,
@@ -322,9 +338,7 @@ impl<S: Simd> GradientBlock<S> {
     ) {
         // SAFETY: the caller's promise; loads and stores check their bounds.
         unsafe {
-            let centred = x.sub(self.affine.mean);
-            let taken = centred.mul_add(self.slope, self.offset);
-            let mut value = dz.mul(self.affine.scale).sub(taken);
+            let mut value = self.value(x, dz);
             if ADD {
                 value = self.at.load::<S, WHOLE>(dx, pixel).add(value);
             }
@@ -374,6 +388,12 @@ pub(crate) struct BackwardPooled<'a, const ADD: bool> {
 }
 
 impl<const ADD: bool> ChannelKernel for BackwardPooled<'_, ADD> {
+    /// Pooled ones, if each pixel is in a window: a register may hold two neighbours.
+    fn pixels(&self) -> usize {
+        let ImageShape { h, w, .. } = self.shape;
+        if h.is_multiple_of(2) && w.is_multiple_of(2) { w / 2 } else { 1 }
+    }
+
     #[inline(always)]
     unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: Channels) {
         // SAFETY: the caller's promise; loads and stores check their bounds.
@@ -387,16 +407,21 @@ impl<const ADD: bool> ChannelKernel for BackwardPooled<'_, ADD> {
             for y in 0..h / 2 {
                 let here = 2 * y * row..(2 * y + 2) * row;
                 let (x, dx) = (&self.x[here.clone()], &mut self.dx[here]);
-                for left in (0..w / 2).map(|x| 2 * x * c) {
+                for left in (0..w / 2).step_by(S::PIXELS).map(|x| 2 * x * c) {
                     let code = at.load_bytes::<S, WHOLE>(self.codes, from);
                     let dout = at.load::<S, WHOLE>(self.dout, from);
                     for (k, pixel) in
                         [left, left + c, left + row, left + row + c].into_iter().enumerate()
                     {
                         let dz = code.select_eq(numbers[k], dout, zero);
-                        block.put::<WHOLE, ADD>(at.load::<S, WHOLE>(x, pixel), dz, dx, pixel);
+                        let x = at.load_apart::<S, WHOLE>(x, pixel, 2 * c);
+                        let mut value = block.value(x, dz);
+                        if ADD {
+                            value = at.load_apart::<S, WHOLE>(dx, pixel, 2 * c).add(value);
+                        }
+                        at.store_apart::<S, WHOLE>(value, dx, pixel, 2 * c);
                     }
-                    from += c;
+                    from += c * S::PIXELS;
                 }
                 // An odd last column is in no window, and below, an odd last row.
                 for pixel in (w / 2 * 2..w).flat_map(|x| [x * c, x * c + row]) {

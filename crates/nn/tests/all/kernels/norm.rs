@@ -45,6 +45,9 @@ fn shapes() -> Vec<ImageShape> {
         ImageShape { batch: 2, h: 1, w: 1, c: 5 },
         ImageShape { batch: 1, h: 40, w: 34, c: 8 },
         ImageShape { batch: 3, h: 32, w: 32, c: 3 },
+        // Pooled, a register has two neighbours: forward, and in both directions.
+        ImageShape { batch: 2, h: 7, w: 13, c: 8 },
+        ImageShape { batch: 2, h: 6, w: 12, c: 8 },
         // In two parts.
         ImageShape { batch: 51, h: 31, w: 32, c: 16 },
     ];
