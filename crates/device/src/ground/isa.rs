@@ -90,7 +90,8 @@ impl Isa {
         None
     }
 
-    /// [`Isa::avx512`], and kernels may take vectors of 256 bits where those of 512 cost anything.
+    /// [`Isa::avx512`] for processors on which 512 bits take as long as twice 256: kernels take vectors
+    /// of 256 bits where wider ones would only waste lanes.
     pub fn avx512_256() -> Option<Self> {
         Self::avx512().map(|isa| Self { halves: true, ..isa })
     }
@@ -131,7 +132,7 @@ impl Isa {
         }
     }
 
-    /// Whether 512 bits take as long as twice 256: [`Isa::avx512_256`].
+    /// Whether it is [`Isa::avx512_256`].
     pub const fn halves(self) -> bool {
         self.halves
     }
