@@ -90,8 +90,8 @@ impl Isa {
         None
     }
 
-    /// [`Isa::avx512`] for processors on which 512 bits take as long as twice 256: kernels take vectors
-    /// of 256 bits where wider ones would only waste lanes.
+    /// [`Isa::avx512`] for processors on which 512 bits take as long as twice 256: kernels take
+    /// vectors of 256 bits where wider ones would only waste lanes.
     pub fn avx512_256() -> Option<Self> {
         Self::avx512().map(|isa| Self { halves: true, ..isa })
     }
