@@ -31,9 +31,9 @@ pub(crate) fn accuracy(runs: &[&Run]) -> Chart {
     }
 }
 
-/// Words on lines of the events that were not understood; `None` if all were.
+/// Words on lines of the events that were not understood or not read; `None` if all were.
 pub(crate) fn skipped(skipped: Skipped) -> Option<String> {
-    let Skipped { damaged, unknown, newer } = skipped;
+    let Skipped { damaged, unknown, newer, unread_from } = skipped;
     let parts = [
         (damaged, "damaged"),
         (unknown, "of kinds that this version does not know"),
@@ -41,7 +41,14 @@ pub(crate) fn skipped(skipped: Skipped) -> Option<String> {
     ];
     let parts = parts.iter().filter(|(count, _)| *count > 0);
     let parts: Vec<String> = parts.map(|(count, kind)| format!("{count} {kind}")).collect();
-    (!parts.is_empty()).then(|| format!("lines of events.jsonl left out: {}", parts.join(", ")))
+    let lines = format!("lines of events.jsonl left out: {}", parts.join(", "));
+    let rest = unread_from.map(|from| {
+        let from = thousands(from);
+        format!("the rest from byte {from} on was not read, because damaged lines take 64 MiB")
+    });
+    let all = (!parts.is_empty()).then_some(lines).into_iter().chain(rest);
+    let all: Vec<String> = all.collect();
+    (!all.is_empty()).then(|| all.join("; "))
 }
 
 /// Results of runs by name, each with its value for every run.

@@ -1,13 +1,15 @@
 //! Curves of bounded length.
 
 /// Points of a full curve, which then merges them in pairs.
-const POINTS_MAX: usize = 1024;
+pub(super) const POINTS_MAX: usize = 1024;
 
-/// A curve of at most 1,024 points. A longer one has the means of two, four, … neighbouring values
-/// as its points.
+/// A curve of at most 1,024 points, fewer for each of many envs. A longer one has the means of two,
+/// four, … neighbouring values as its points.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Curve {
     points: Vec<[f64; 2]>,
+    /// Points of a full curve.
+    points_max: usize,
     /// Values per point.
     merged: usize,
     /// Sum and number of the values after the last point, and the place of the last of them.
@@ -16,7 +18,7 @@ pub struct Curve {
 
 impl Default for Curve {
     fn default() -> Self {
-        Self { points: vec![], merged: 1, pending: (0.0, 0, 0.0) }
+        Self { points: vec![], points_max: POINTS_MAX, merged: 1, pending: (0.0, 0, 0.0) }
     }
 }
 
@@ -33,7 +35,26 @@ impl Curve {
         }
         self.points.extend(self.last_part());
         self.pending = (0.0, 0, x);
-        if self.points.len() >= POINTS_MAX {
+        self.merge();
+    }
+
+    /// Lowers the number of points to less than `points_max`, a power of two from 2 on.
+    pub(super) fn limit(&mut self, points_max: usize) {
+        self.points_max = points_max;
+        self.merge();
+    }
+
+    /// Merges pairs of points as long as the curve is full.
+    fn merge(&mut self) {
+        while self.points.len() >= self.points_max {
+            // The last point of an odd number waits for its other half.
+            if self.points.len() % 2 == 1
+                && let Some([x, y]) = self.points.pop()
+            {
+                let (sum, count, last) = self.pending;
+                let x = if count > 0 { last } else { x };
+                self.pending = (sum + y * self.merged as f64, count + self.merged, x);
+            }
             let pairs = self.points.chunks_exact(2);
             self.points = pairs.map(|p| [p[1][0], (p[0][1] + p[1][1]) / 2.0]).collect();
             self.merged *= 2;
@@ -76,6 +97,21 @@ mod tests {
         assert!(points.windows(2).all(|pair| pair[0][0] < pair[1][0]));
         // A point is the mean of 128 values, 18 periods and at most 6 more.
         assert!(points[..500].iter().all(|[_, y]| (y - 3.0).abs() < 0.2), "{points:?}");
+    }
+
+    #[test]
+    fn a_curve_is_limited_at_any_length() {
+        for len in 0..70 {
+            let mut curve = Curve::default();
+            (0..len).for_each(|i| curve.push(f64::from(i), 1.0));
+            curve.limit(16);
+            (len..200).for_each(|i| curve.push(f64::from(i), 1.0));
+            let points = curve.points();
+            assert!(points.len() <= 16, "{len}: {points:?}");
+            assert!(points.iter().all(|[_, y]| *y == 1.0), "{len}: {points:?}");
+            assert!(points.windows(2).all(|pair| pair[0][0] < pair[1][0]), "{len}: {points:?}");
+            assert_eq!(points[points.len() - 1][0], 199.0);
+        }
     }
 
     #[test]

@@ -5,35 +5,15 @@ use std::collections::{BTreeMap, VecDeque};
 use meristem_control::{HEAD_COUNT, RoundReport};
 
 use crate::error::Result;
-use crate::record::events::{
-    Counterfactuals, Event, Extension, ModuleOff, RunStarted, StepCompleted,
-};
+use crate::record::events::{Counterfactuals, Event, Extension, RunStarted, StepCompleted};
 use crate::record::reading::curve::Curve;
+use crate::record::reading::env_history::{ENVS_MAX, EnvHistory, shorten};
 use crate::record::reading::tail::{EventTail, Line, Reached};
 
-/// Envs that are kept; events of further ones are counted only.
-const ENVS_MAX: usize = 1024;
-/// Spans of an env that are kept.
-const SPANS_MAX: usize = 16_384;
 /// Incidents that are kept, the newest ones.
 const INCIDENTS_MAX: usize = 256;
 /// Bytes read between two checks for a file that was cut.
 const PART_BYTES: u64 = 64 << 20;
-
-/// Steps in which a slot had the same module in the same stage.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Span {
-    /// Name of the slot.
-    pub slot: String,
-    /// Stage.
-    pub stage: String,
-    /// Name of the blueprint, while the slot has a module.
-    pub blueprint: Option<String>,
-    /// First step, from 0.
-    pub from: usize,
-    /// Step after the last one.
-    pub to: usize,
-}
 
 /// Something that went wrong in an env.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,31 +26,6 @@ pub struct Incident {
     pub step: usize,
     /// Description.
     pub what: String,
-}
-
-/// One env in the newest round.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct EnvHistory {
-    /// Mean training loss over the steps.
-    pub train_loss: Curve,
-    /// Control loss over the steps.
-    pub control_loss: Curve,
-    /// Control accuracy over the steps, 0..1.
-    pub control_accuracy: Curve,
-    /// Control accuracy of the bare twin over the steps.
-    pub twin_accuracy: Curve,
-    /// Trained parameters of host and modules over the steps.
-    pub parameters: Curve,
-    /// Newest step.
-    pub last: Option<StepCompleted>,
-    /// Stages of the slots over the steps, in the order in which they began.
-    pub spans: Vec<Span>,
-    /// Newest contributions.
-    pub modules: Vec<ModuleOff>,
-    /// Trained parameters of the modules by slot.
-    pub module_parameters: BTreeMap<String, usize>,
-    /// Control and test accuracy at the end of the episode.
-    pub result: Option<[Option<f64>; 2]>,
 }
 
 /// Development of a policy over the rounds.
@@ -180,10 +135,10 @@ impl History {
             }
             Event::StepCompleted(step) => self.step(step),
             Event::ModuleGerminated { env, slot, parameters, .. } => {
-                self.env(env, |env| _ = env.module_parameters.insert(slot, parameters));
+                self.env(env, |env| env.module(slot, parameters));
             }
             Event::Counterfactuals(Counterfactuals { env, modules, .. }) => {
-                self.env(env, |env| env.modules = modules);
+                self.env(env, |env| env.contributions(modules));
             }
             Event::PolicyUpdated { round, report } => self.policy.add(round, report),
             Event::GovernorRollback { env, round, step, failure, pruned, .. } => {
@@ -209,12 +164,21 @@ impl History {
     }
 
     fn env(&mut self, number: usize, change: impl FnOnce(&mut EnvHistory)) {
-        if self.envs.len() < ENVS_MAX || self.envs.contains_key(&number) {
-            change(self.envs.entry(number).or_default());
+        if !self.envs.contains_key(&number) {
+            if self.envs.len() >= ENVS_MAX {
+                return;
+            }
+            let (before, envs) = (self.envs.len(), self.envs.len() + 1);
+            if before.next_power_of_two() < envs {
+                self.envs.values_mut().for_each(|env| env.limit(envs));
+            }
+            self.envs.insert(number, EnvHistory::of(envs));
         }
+        self.envs.get_mut(&number).map(change);
     }
 
-    fn incident(&mut self, incident: Incident) {
+    fn incident(&mut self, mut incident: Incident) {
+        shorten(&mut incident.what);
         self.incidents.push_back(incident);
         if self.incidents.len() > INCIDENTS_MAX {
             self.incidents.pop_front();
@@ -250,38 +214,6 @@ impl History {
         self.train_loss.push(x, share(mean.train_loss));
         self.parameters.push(x, share(mean.parameters));
         self.images_per_s.push(x, mean.images_per_s.unwrap_or(f64::NAN));
-    }
-}
-
-impl EnvHistory {
-    fn step(&mut self, step: StepCompleted, parameters: f64) {
-        let x = step.step as f64;
-        let known = |value: Option<f64>| value.unwrap_or(f64::NAN);
-        self.train_loss.push(x, step.train_loss);
-        self.control_loss.push(x, known(step.control_loss));
-        self.control_accuracy.push(x, known(step.control_accuracy));
-        self.twin_accuracy.push(x, known(step.twin.and_then(|twin| twin.control_accuracy)));
-        self.parameters.push(x, parameters);
-        for state in &step.slots {
-            let before = self.spans.iter().rposition(|span| span.slot == state.slot);
-            let same = before.filter(|at| {
-                let span = &self.spans[*at];
-                let goes_on = (span.to, &span.stage) == (step.step, &state.stage);
-                goes_on && span.blueprint == state.blueprint
-            });
-            match same {
-                Some(at) => self.spans[at].to = step.step + 1,
-                None if self.spans.len() < SPANS_MAX => self.spans.push(Span {
-                    slot: state.slot.clone(),
-                    stage: state.stage.clone(),
-                    blueprint: state.blueprint.clone(),
-                    from: step.step,
-                    to: step.step.saturating_add(1),
-                }),
-                None => {}
-            }
-        }
-        self.last = Some(step);
     }
 }
 
@@ -352,11 +284,21 @@ mod tests {
             history.add(line(json!({"event": "anomaly", "env": number, "round": 0, "step": 0,
                 "what": "x"})));
         }
-        for number in 0..2 * SPANS_MAX {
+        for number in 0..1000 {
             history.add(step(usize::MAX, 2 * number, 0.5, "training"));
         }
         assert_eq!(history.envs.len(), ENVS_MAX);
         assert_eq!(history.incidents.len(), INCIDENTS_MAX);
-        assert_eq!(history.envs[&usize::MAX].spans.len(), SPANS_MAX);
+        assert!(history.envs[&usize::MAX].spans.len() <= 256);
+        let long = "x".repeat(100_000);
+        let slot = json!({"slot": long, "stage": long, "blueprint": long, "alpha": 0.5,
+            "contribution": null, "gradient_health": null});
+        let mut huge = step(usize::MAX, 5000, 0.5, "training");
+        let Event::StepCompleted(event) = &mut huge.event else { panic!() };
+        let slots = serde_json::from_value(json!(vec![slot; 100])).unwrap();
+        (event.slots, event.action) = (slots, long.clone());
+        history.add(huge);
+        let last = history.envs[&usize::MAX].last.as_ref().unwrap();
+        assert_eq!((last.slots.len(), last.action.len(), last.slots[0].slot.len()), (64, 256, 256));
     }
 }

@@ -11,6 +11,7 @@
 //! | [`Settings`] | settings of a run as text, comparable across versions |
 
 mod curve;
+mod env_history;
 mod follower;
 mod history;
 mod overview;
@@ -20,8 +21,9 @@ mod tail;
 use std::path::{Path, PathBuf};
 
 pub use self::curve::Curve;
+pub use self::env_history::{EnvHistory, Span};
 pub use self::follower::Follower;
-pub use self::history::{EnvHistory, History, Incident, PolicyHistory, Span};
+pub use self::history::{History, Incident, PolicyHistory};
 pub use self::overview::{
     Found, Overview, RunState, check_is_run, find, is_in_progress, is_run, read_summary,
 };

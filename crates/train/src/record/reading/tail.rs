@@ -14,6 +14,10 @@ use crate::record::plain_file;
 /// Longest line that is read, in bytes; longer ones are skipped as damaged.
 const LINE_MAX: u64 = 4 << 20;
 
+/// Bytes of damaged lines after which the rest of a file is not read: it is no file of events, and
+/// a sparse one is longer than a disk.
+const DAMAGED_BYTES_MAX: u64 = 64 << 20;
+
 /// Bytes before the position that are compared, to notice a file that was cut and written anew.
 const ANCHOR: usize = 128;
 
@@ -37,6 +41,8 @@ pub struct Skipped {
     pub unknown: u64,
     /// Lines of a later version of the format.
     pub newer: u64,
+    /// First byte that is never read, because damaged lines before it have 64 MiB.
+    pub unread_from: Option<u64>,
 }
 
 /// Point at which a call of [`EventTail::read`] ended.
@@ -44,7 +50,8 @@ pub struct Skipped {
 pub enum Reached {
     /// The limit: there is more to read.
     Limit,
-    /// The end of the file, except for an incomplete last line, which is read once it is complete.
+    /// The end of the file, except for an incomplete last line, which is read once it is complete;
+    /// or [`Skipped::unread_from`].
     End,
     /// The file was cut or replaced since the last call, as by a resumed run. Events so far are
     /// void; the next call starts from the beginning.
@@ -64,6 +71,8 @@ pub struct EventTail {
     in_long_line: bool,
     with_batches: bool,
     skipped: Skipped,
+    /// Bytes of damaged lines so far.
+    damaged_bytes: u64,
 }
 
 /// Keys of every line.
@@ -87,6 +96,7 @@ impl EventTail {
             in_long_line: false,
             with_batches: false,
             skipped: Skipped::default(),
+            damaged_bytes: 0,
         }
     }
 
@@ -112,8 +122,8 @@ impl EventTail {
         self.skipped
     }
 
-    /// Reads about `bytes_max` bytes from the current position on, and calls `each` with every
-    /// event in them.
+    /// Reads about `bytes_max` bytes from the current position on, whether they are events or not,
+    /// and calls `each` with every event in them.
     ///
     /// # Errors
     /// [`Error::Unreadable`]: there is no such file, or it cannot be read.
@@ -139,8 +149,15 @@ impl EventTail {
         let mut reader = BufReader::with_capacity(1 << 16, file);
         let mut line = vec![];
         while self.at < end {
-            if self.in_long_line && !self.skip_long_line(&mut reader)? {
+            if self.damaged_bytes >= DAMAGED_BYTES_MAX {
+                self.skipped.unread_from = Some(self.at);
                 return Ok(Reached::End);
+            }
+            if self.in_long_line {
+                if !self.skip_part(&mut reader)? {
+                    return Ok(Reached::End);
+                }
+                continue;
             }
             line.clear();
             let read = reader.by_ref().take(LINE_MAX).read_until(b'\n', &mut line)? as u64;
@@ -153,6 +170,7 @@ impl EventTail {
                 }
             } else if read == LINE_MAX {
                 self.skipped.damaged += 1;
+                self.damaged_bytes += read;
                 self.in_long_line = true;
                 self.at += read;
                 self.anchor = line[line.len() - ANCHOR..].to_vec();
@@ -176,29 +194,27 @@ impl EventTail {
         }
     }
 
-    /// Moves to the end of the long line. False if the file ends first.
-    fn skip_long_line(&mut self, reader: &mut impl BufRead) -> io::Result<bool> {
-        loop {
-            let bytes = reader.fill_buf()?;
-            if bytes.is_empty() {
-                return Ok(false);
-            }
-            let found = bytes.iter().position(|byte| *byte == b'\n');
-            let len = found.map_or(bytes.len(), |at| at + 1);
-            self.anchor = bytes[len.saturating_sub(ANCHOR)..len].to_vec();
-            reader.consume(len);
-            self.at += len as u64;
-            if found.is_some() {
-                self.in_long_line = false;
-                return Ok(true);
-            }
+    /// Moves over a part of the long line, to its end at most. False at the end of the file.
+    fn skip_part(&mut self, reader: &mut impl BufRead) -> io::Result<bool> {
+        let bytes = reader.fill_buf()?;
+        if bytes.is_empty() {
+            return Ok(false);
         }
+        let found = bytes.iter().position(|byte| *byte == b'\n');
+        let len = found.map_or(bytes.len(), |at| at + 1);
+        self.anchor = bytes[len.saturating_sub(ANCHOR)..len].to_vec();
+        reader.consume(len);
+        self.at += len as u64;
+        self.damaged_bytes += len as u64;
+        self.in_long_line = found.is_none();
+        Ok(true)
     }
 
     /// The event of a line. Counts a line that has none.
     fn parse(&mut self, line: &[u8]) -> Option<Line> {
         let Ok(head) = serde_json::from_slice::<Head<'_>>(line) else {
             self.skipped.damaged += u64::from(!line.trim_ascii().is_empty());
+            self.damaged_bytes += line.len() as u64;
             return None;
         };
         if head.v > SCHEMA_VERSION {
@@ -264,7 +280,8 @@ mod tests {
         file.write_all(b"\xff\xfe\n").unwrap();
         let mut tail = EventTail::new(file.path());
         assert_eq!(read(&mut tail, ALL), (Reached::End, vec![10]));
-        assert_eq!(tail.skipped(), Skipped { damaged: 4, unknown: 1, newer: 1 });
+        let expected = Skipped { damaged: 4, unknown: 1, newer: 1, unread_from: None };
+        assert_eq!(tail.skipped(), expected);
         let mut tail = EventTail::new(file.path()).with_batches();
         assert_eq!(read(&mut tail, ALL).1, [9, 10], "a loss that is not finite is null");
     }
@@ -293,6 +310,37 @@ mod tests {
         assert_eq!(tail.skipped(), Skipped::default());
         let mut whole = EventTail::near_end(file.path(), 1 << 20);
         assert_eq!(read(&mut whole, ALL).1.len(), 100);
+    }
+
+    /// A line without an end, as in a sparse file, takes as many calls as its length asks for, and
+    /// is left at last.
+    #[test]
+    fn a_line_without_an_end_is_left_unread() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(round(0).as_bytes()).unwrap();
+        file.as_file().set_len(1 << 40).unwrap();
+        let mut tail = EventTail::new(file.path());
+        assert_eq!(read(&mut tail, 8 << 20), (Reached::Limit, vec![0]));
+        assert!((8 << 20..13 << 20).contains(&tail.position()), "{}", tail.position());
+        assert_eq!(read(&mut tail, ALL), (Reached::End, vec![]));
+        let unread = tail.skipped().unread_from.unwrap();
+        assert!((64 << 20..65 << 20).contains(&unread), "{unread}");
+        assert_eq!((read(&mut tail, ALL), tail.position()), ((Reached::End, vec![]), unread));
+        // Lines of zeros with ends do not make it longer.
+        let zeros = vec![0; 1 << 20];
+        let file = tempfile::NamedTempFile::new().unwrap();
+        (0..80).for_each(|_| {
+            (&file).write_all(&zeros).unwrap();
+            (&file).write_all(b"\n").unwrap();
+        });
+        let mut tail = EventTail::new(file.path());
+        assert_eq!(read(&mut tail, ALL), (Reached::End, vec![]));
+        assert_eq!(tail.skipped().damaged, 64);
+        // A file that was written anew is read again.
+        std::fs::write(file.path(), round(3)).unwrap();
+        assert_eq!(read(&mut tail, ALL).0, Reached::Restarted);
+        assert_eq!(read(&mut tail, ALL), (Reached::End, vec![3]));
+        assert_eq!(tail.skipped(), Skipped::default());
     }
 
     #[test]

@@ -1,0 +1,216 @@
+//! One env in the newest round, in bounded memory.
+
+use std::collections::BTreeMap;
+
+use crate::record::events::{ModuleOff, StepCompleted};
+use crate::record::reading::curve::{Curve, POINTS_MAX};
+
+/// Envs that are kept; events of further ones are counted only.
+pub(super) const ENVS_MAX: usize = 1024;
+/// Envs whose curves have all the points that a curve has. Those of more envs share as many.
+const ENVS_FULL: usize = 128;
+/// Spans of all envs that are kept, and of one env.
+const SPANS_MAX: [usize; 2] = [1 << 18, 1 << 14];
+/// Slots of an env that are kept; the largest host has 24.
+const SLOTS_MAX: usize = 64;
+/// Longest text that is kept, in bytes.
+const TEXT_MAX: usize = 256;
+
+/// Steps in which a slot had the same module in the same stage.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Span {
+    /// Name of the slot.
+    pub slot: String,
+    /// Stage.
+    pub stage: String,
+    /// Name of the blueprint, while the slot has a module.
+    pub blueprint: Option<String>,
+    /// First step, from 0.
+    pub from: usize,
+    /// Step after the last one.
+    pub to: usize,
+}
+
+/// One env in the newest round.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct EnvHistory {
+    /// Mean training loss over the steps.
+    pub train_loss: Curve,
+    /// Control loss over the steps.
+    pub control_loss: Curve,
+    /// Control accuracy over the steps, 0..1.
+    pub control_accuracy: Curve,
+    /// Control accuracy of the bare twin over the steps.
+    pub twin_accuracy: Curve,
+    /// Trained parameters of host and modules over the steps.
+    pub parameters: Curve,
+    /// Newest step.
+    pub last: Option<StepCompleted>,
+    /// Stages of the slots over the steps, in the order in which they began. When there are too
+    /// many, the shortest ones that have ended are left out.
+    pub spans: Vec<Span>,
+    /// Newest contributions.
+    pub modules: Vec<ModuleOff>,
+    /// Trained parameters of the modules by slot.
+    pub module_parameters: BTreeMap<String, usize>,
+    /// Control and test accuracy at the end of the episode.
+    pub result: Option<[Option<f64>; 2]>,
+    /// Most spans.
+    spans_max: usize,
+}
+
+/// Shortens a text to [`TEXT_MAX`] bytes.
+pub(super) fn shorten(text: &mut String) {
+    if text.len() > TEXT_MAX {
+        let end = (0..=TEXT_MAX).rev().find(|at| text.is_char_boundary(*at));
+        text.truncate(end.unwrap_or(0));
+        text.shrink_to_fit();
+    }
+}
+
+impl EnvHistory {
+    /// An env among `envs` ones.
+    pub(super) fn of(envs: usize) -> Self {
+        let mut env = Self::default();
+        env.limit(envs);
+        env
+    }
+
+    /// Lowers what is kept to the share of one of `envs` envs.
+    pub(super) fn limit(&mut self, envs: usize) {
+        let envs = envs.next_power_of_two();
+        let points_max = POINTS_MAX * ENVS_FULL / envs.max(ENVS_FULL);
+        let Self { train_loss, control_loss, control_accuracy, twin_accuracy, parameters, .. } =
+            self;
+        for curve in [train_loss, control_loss, control_accuracy, twin_accuracy, parameters] {
+            curve.limit(points_max);
+        }
+        let [all, each] = SPANS_MAX;
+        self.spans_max = each.min(all / envs);
+        self.thin_spans();
+    }
+
+    /// Adds a step.
+    pub(super) fn step(&mut self, mut step: StepCompleted, parameters: f64) {
+        let x = step.step as f64;
+        let known = |value: Option<f64>| value.unwrap_or(f64::NAN);
+        self.train_loss.push(x, step.train_loss);
+        self.control_loss.push(x, known(step.control_loss));
+        self.control_accuracy.push(x, known(step.control_accuracy));
+        self.twin_accuracy.push(x, known(step.twin.and_then(|twin| twin.control_accuracy)));
+        self.parameters.push(x, parameters);
+        step.slots.truncate(SLOTS_MAX);
+        step.slots.shrink_to_fit();
+        for state in &mut step.slots {
+            [&mut state.slot, &mut state.stage].into_iter().for_each(shorten);
+            state.blueprint.iter_mut().for_each(shorten);
+        }
+        shorten(&mut step.action);
+        // Nobody looks at them.
+        (step.gradients, step.fingerprint) = (None, None);
+        self.spans_of(&step);
+        self.last = Some(step);
+    }
+
+    fn spans_of(&mut self, step: &StepCompleted) {
+        for state in &step.slots {
+            let before = self.spans.iter().rposition(|span| span.slot == state.slot);
+            let same = before.filter(|at| {
+                let span = &self.spans[*at];
+                let goes_on = (span.to, &span.stage) == (step.step, &state.stage);
+                goes_on && span.blueprint == state.blueprint
+            });
+            let to = step.step.saturating_add(1);
+            match same {
+                Some(at) => self.spans[at].to = to,
+                None => {
+                    self.spans.push(Span {
+                        slot: state.slot.clone(),
+                        stage: state.stage.clone(),
+                        blueprint: state.blueprint.clone(),
+                        from: step.step,
+                        to,
+                    });
+                    self.thin_spans();
+                }
+            }
+        }
+    }
+
+    /// Leaves out the shorter half of the spans where there are too many: a picture has no room for
+    /// them. Spans up to the newest step may go on and count as the longest.
+    fn thin_spans(&mut self) {
+        while self.spans.len() > self.spans_max {
+            let newest = self.spans.iter().map(|span| span.to).max();
+            let length = |span: &Span| match Some(span.to) == newest {
+                true => usize::MAX,
+                false => span.to.saturating_sub(span.from),
+            };
+            let mut lengths: Vec<usize> = self.spans.iter().map(length).collect();
+            let half = (lengths.len() / 2).max(1);
+            let (_, &mut median, _) = lengths.select_nth_unstable(half - 1);
+            let mut left = half;
+            self.spans.retain(|span| {
+                let leaves = left > 0 && length(span) <= median;
+                left -= usize::from(leaves);
+                !leaves
+            });
+        }
+    }
+
+    /// Adds the newest contributions.
+    pub(super) fn contributions(&mut self, mut modules: Vec<ModuleOff>) {
+        modules.truncate(SLOTS_MAX);
+        modules.shrink_to_fit();
+        modules.iter_mut().for_each(|module| shorten(&mut module.slot));
+        self.modules = modules;
+    }
+
+    /// Adds a module.
+    pub(super) fn module(&mut self, mut slot: String, parameters: usize) {
+        shorten(&mut slot);
+        let known = &mut self.module_parameters;
+        if known.len() < SLOTS_MAX || known.contains_key(&slot) {
+            known.insert(slot, parameters);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span(from: usize, to: usize) -> Span {
+        Span { slot: "r0c1".into(), stage: "training".into(), blueprint: None, from, to }
+    }
+
+    #[test]
+    fn long_spans_and_those_that_go_on_stay() {
+        let mut env = EnvHistory { spans_max: 8, ..EnvHistory::default() };
+        env.spans = (0..8).map(|at| span(10 * at, 10 * at + 1 + at % 2 * 8)).collect();
+        env.spans.push(span(85, 86));
+        env.thin_spans();
+        let from: Vec<usize> = env.spans.iter().map(|span| span.from).collect();
+        assert_eq!(from, [10, 30, 50, 70, 85]);
+        env.spans = vec![span(0, 1); 100];
+        env.thin_spans();
+        assert!((1..=8).contains(&env.spans.len()), "{}", env.spans.len());
+    }
+
+    #[test]
+    fn many_envs_share_what_is_kept() {
+        let mut env = EnvHistory::of(1);
+        (0..5000).for_each(|step| env.train_loss.push(f64::from(step), 1.0));
+        (0..20_000).for_each(|step| env.spans.push(span(step, step + 1)));
+        env.limit(1);
+        assert!(env.train_loss.points().len() > 512 && env.spans.len() > 4096);
+        env.limit(ENVS_MAX);
+        assert!(env.train_loss.points().len() <= 128 && env.spans.len() <= 256);
+        let mut long = "é".repeat(1000);
+        shorten(&mut long);
+        assert_eq!(long.len(), TEXT_MAX);
+        env.contributions(vec![]);
+        (0..1000).for_each(|slot| env.module(format!("{slot}"), 1));
+        assert_eq!(env.module_parameters.len(), SLOTS_MAX);
+    }
+}
