@@ -44,6 +44,10 @@ impl Range {
         match (self, number) {
             (Self::Whole(low, high), Measure::Whole(number)) => (low..=high).contains(&number),
             (Self::Real(low, high), Measure::Real(number)) => (low..=high).contains(&number),
+            // A bound is rounded as the value was: 0.99 is another number in 32 bits than in 64.
+            (Self::Real(low, high), Measure::Single(number)) => {
+                (low as f32..=high as f32).contains(&number)
+            }
             _ => true,
         }
     }

@@ -4,6 +4,8 @@
 //! declaration, by the macro of [`declare`]. A [`Layer`] has the values from one source, a file or
 //! the flags, and [`TrainConfig::resolve`] combines the layers with a preset.
 
+#[cfg(test)]
+mod bounds;
 pub mod declare;
 pub(crate) mod devices;
 pub mod file;

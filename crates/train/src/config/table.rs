@@ -41,6 +41,9 @@ pub(crate) const CONTROL_SHARE: f64 = 0.1;
 /// Batches for recomputing running statistics: .9^44 = 1 % of the old statistics remains.
 pub(crate) const STATISTICS_BATCHES: usize = 44;
 
+/// Maximum of a whole number in TOML, which a run writes its settings in.
+const WHOLE_MAX: u64 = i64::MAX as u64;
+
 /// Maximum number of ranks.
 const RANKS_MAX: u64 = 64;
 
@@ -93,7 +96,7 @@ settings! {
         run_dir: Option<PathBuf> = absent("runs/<time>-<name>"),
             unit("DIR"), scope(Scope::Process), train_only();
         /// Seed of all random numbers of the run.
-        seed: u64 = same(42u64), whole(0, i64::MAX as u64), study_default(FIRST_STUDY_SEED);
+        seed: u64 = same(42u64), whole(0, WHOLE_MAX), study_default(FIRST_STUDY_SEED);
         /// Number of rounds. In a round every env runs one episode with a fresh host; a policy
         /// learns at the end of each round. On resume more rounds extend the run.
         rounds: usize = presets(3, 2, 20).without_learning(1, 1, 1),
@@ -251,10 +254,10 @@ settings! {
         max_modules: usize = same(rules().max_modules), unit("N"), whole(0, 64);
         /// Maximum number of parameters of a host with its modules. An action that would exceed it
         /// is illegal, for every controller. A module counts with the gate of style linear_gate.
-        max_parameters: Option<usize> = absent("no limit"), unit("N"), whole(1, u64::MAX), since(5);
+        max_parameters: Option<usize> = absent("no limit"), unit("N"), whole(1, WHOLE_MAX), since(5);
         /// Maximum number of multiply-accumulate operations per image of a host with its modules,
         /// in evaluation, likewise.
-        max_macs: Option<usize> = absent("no limit"), unit("N"), whole(1, u64::MAX), since(5);
+        max_macs: Option<usize> = absent("no limit"), unit("N"), whole(1, WHOLE_MAX), since(5);
         /// Minimum number of steps in stage training before a module may blend.
         min_training_steps: u32 = presets(
             quick_gates().min_training_steps,

@@ -14,7 +14,9 @@ use super::text::{BadValue, choose};
 pub(crate) enum Measure {
     /// A count.
     Whole(u64),
-    /// A real number.
+    /// A real number of 32 bits.
+    Single(f32),
+    /// A real number of 64 bits.
     Real(f64),
 }
 
@@ -98,7 +100,7 @@ numbers! {
     usize: "whole number", Whole(u64);
     u32: "whole number", Whole(u64);
     u64: "whole number", Whole(u64);
-    f32: "number", Real(f64);
+    f32: "number", Single(f32);
     f64: "number", Real(f64);
 }
 
