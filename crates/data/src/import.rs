@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use crate::error::{Error, Mismatch, Result};
+use crate::path_text;
 use crate::source::cifar::{
     CIFAR_10_FILES, CIFAR_10_FOLDER, CIFAR_10_NAMES, IMAGE, RECORDS, SIDE, planes_of,
 };
@@ -19,7 +20,11 @@ use crate::source::{DatasetSpec, Layout, Reader, Source, Split, TestSplit, canon
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ImportReport {
     /// The folder with the binary files: a `data_root` of [`Source::Cifar10`].
+    #[serde(serialize_with = "path_text::serialize")]
     pub folder: PathBuf,
+    /// Whether the folder is not UTF-8, so that its text in JSON is not its path.
+    #[serde(skip_serializing_if = "path_text::is_exact")]
+    pub path_is_lossy: bool,
     /// Training images written.
     pub train_len: usize,
     /// Test images written.
@@ -62,7 +67,8 @@ pub fn import_cifar10(from: &Path, to: &Path, skip_bad: bool) -> Result<ImportRe
     let written = write_all(&folder, &partial, skip_bad).and_then(|(lens, skipped)| {
         fs::rename(&partial, &target).map_err(Error::io("create", &target))?;
         let [train_len, test_len] = lens;
-        Ok(ImportReport { folder: target, train_len, test_len, skipped })
+        let path_is_lossy = path_text::is_lossy(&target);
+        Ok(ImportReport { folder: target, path_is_lossy, train_len, test_len, skipped })
     });
     if written.is_err() {
         // The first error is more informative than one of the clean-up.

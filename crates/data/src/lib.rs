@@ -28,6 +28,7 @@
 pub mod cache;
 pub mod notes;
 pub mod order;
+pub mod path_text;
 
 mod augment;
 mod dataset;

@@ -79,7 +79,13 @@ fn texts(key: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
         return Ok(vec![value.str()?.to_string()]);
     }
     if value.hasattr("__fspath__")? {
-        return Ok(vec![value.extract::<PathBuf>()?.display().to_string()]);
+        let path = value.extract::<PathBuf>()?;
+        let text = path.to_str().map(String::from).ok_or_else(|| {
+            let got = path.display();
+            let message = format!("`{key}`: got `{got}`, expected a path that is UTF-8");
+            Failure::usage(Kind::Setting, message, "rename the file or its folder")
+        })?;
+        return Ok(vec![text]);
     }
     let got = value.get_type().qualname()?;
     let message = format!("`{key}`: got a {got}, expected text, a number, a path or a list");

@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use meristem::data::decoded;
 use meristem::data::order::{self, OrderConfig};
 use meristem::data::{
     DatasetFiles, DatasetInfo, DatasetSpec, Normalization, Source, Split, VerifyReport,
     import_cifar10, verify,
 };
+use meristem::data::{decoded, path_text};
 use meristem::train::settings::Normalize;
 use serde::Serialize;
 
@@ -183,7 +183,10 @@ fn import(arguments: &ImportArguments) -> Outcome {
 #[derive(Serialize)]
 struct Decoded {
     /// The folder; null if the environment names none.
+    #[serde(serialize_with = "path_text::serialize_some")]
     folder: Option<PathBuf>,
+    #[serde(skip_serializing_if = "path_text::is_exact")]
+    path_is_lossy: bool,
     files: usize,
     bytes: u64,
     bytes_max: u64,
@@ -204,7 +207,9 @@ fn cache(arguments: &CacheArguments) -> Outcome {
         }
     };
     if arguments.json {
-        print_json(&Decoded { folder, files, bytes, bytes_max: decoded::BYTES_MAX })?;
+        let path_is_lossy = folder.as_deref().is_some_and(path_text::is_lossy);
+        let bytes_max = decoded::BYTES_MAX;
+        print_json(&Decoded { folder, path_is_lossy, files, bytes, bytes_max })?;
         return Ok(ExitCode::SUCCESS);
     }
     let Some(folder) = folder else {

@@ -14,6 +14,8 @@ mod exports;
 mod extend;
 mod interrupt;
 mod learning;
+#[cfg(target_os = "linux")]
+mod odd_paths;
 mod resume;
 mod runs;
 mod shipped_policy;

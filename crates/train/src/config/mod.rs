@@ -18,10 +18,12 @@ pub mod types;
 mod validate;
 mod value;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use meristem_comm::CommOptions;
 use meristem_control::{GovernorConfig, PpoConfig, RewardConfig, RewardMode};
+use meristem_data::path_text;
 use meristem_device::{DeviceOptions, Trace};
 use meristem_grow::Optimisers;
 use meristem_nn::graph::SgdConfig;
@@ -35,7 +37,7 @@ pub use self::table::{Layer, TrainConfig, all};
 use self::types::{CommKind, ControllerKind, PolicyStart, Preset, Switch};
 pub use self::validate::check_precision;
 pub use self::value::Form;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 impl TrainConfig {
     /// Combines three sources, lowest priority first: the preset that `flags` or else `file` names,
@@ -67,9 +69,10 @@ impl TrainConfig {
     /// Checks every number against its range, and settings against each other.
     ///
     /// # Errors
-    /// [`Error::Value`](crate::Error::Value) names the setting, its value and the accepted values.
+    /// [`Error::Value`] names the setting, its value and the accepted values.
     pub(crate) fn validate(&self) -> Result<()> {
         self.check_ranges()?;
+        self.check_paths()?;
         validate::together(self)
     }
 
@@ -128,21 +131,55 @@ impl TrainConfig {
         name.chars().map(plain).take(60).collect()
     }
 
+    /// The settings with absolute paths.
+    fn with_absolute_paths(&self) -> Self {
+        let mut written = self.clone();
+        for (_, path) in written.paths_mut() {
+            // Only an empty path fails, and it names no file.
+            *path = std::path::absolute(&*path).unwrap_or_else(|_| path.clone());
+        }
+        written
+    }
+
+    /// The paths that are written to the run folder, each with the key of its setting.
+    fn paths_mut(&mut self) -> impl Iterator<Item = (&'static str, &mut PathBuf)> {
+        let paths = [
+            ("data-root", self.data_root.as_mut()),
+            ("init", self.init.as_mut()),
+            ("start-topology", self.start_topology.as_mut()),
+            ("export", self.export.as_mut()),
+            ("controller", self.controller.path_mut()),
+            (
+                "policy",
+                match &mut self.policy {
+                    Some(PolicyStart::File(path)) => Some(path),
+                    _ => None,
+                },
+            ),
+        ];
+        paths.into_iter().filter_map(|(key, path)| Some((key, path?)))
+    }
+
+    /// Checks that `config.toml`, which is text, can have the paths.
+    ///
+    /// # Errors
+    /// [`Error::Value`]: a path, which begins with the working directory if it is relative, is not
+    /// UTF-8.
+    pub(crate) fn check_paths(&self) -> Result<()> {
+        match self.with_absolute_paths().paths_mut().find(|(_, path)| path_text::is_lossy(path)) {
+            None => Ok(()),
+            Some((key, path)) => {
+                let expected = "a path that is UTF-8 from the root on, because config.toml is text";
+                Err(Error::value(key, path.display(), expected))
+            }
+        }
+    }
+
     /// The settings as written to the run folder. Open settings are filled in, paths are absolute,
     /// and the run folder and the trace are left out, so that the file starts a new run unchanged
     /// from any working directory.
     pub fn resolved_toml(&self) -> String {
-        let mut written = self.clone();
-        let paths = [&mut written.data_root, &mut written.init, &mut written.start_topology];
-        let paths = paths.into_iter().chain([&mut written.export]).flatten();
-        let policy = match &mut written.policy {
-            Some(PolicyStart::File(path)) => Some(path),
-            _ => None,
-        };
-        for path in paths.chain(policy).chain(written.controller.path_mut()) {
-            // Only an empty path fails, and it names no file.
-            *path = std::path::absolute(&*path).unwrap_or_else(|_| path.clone());
-        }
+        let mut written = self.with_absolute_paths();
         written.run_dir = None;
         written.trace = None;
         written.name = Some(self.run_name());

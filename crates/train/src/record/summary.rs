@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use meristem_control::RoundReport;
+use meristem_data::path_text;
 use meristem_device::{Counts, Device};
 use meristem_nn::{Precision, ROUNDING};
 use serde::{Deserialize, Serialize};
@@ -110,7 +111,11 @@ pub struct Summary {
     /// Error of a failed run.
     pub error: Option<String>,
     /// Path of the run folder.
+    #[serde(serialize_with = "path_text::serialize")]
     pub run_dir: PathBuf,
+    /// Whether the path is not UTF-8, so that its text in JSON is not the path.
+    #[serde(default, skip_serializing_if = "path_text::is_exact")]
+    pub path_is_lossy: bool,
     /// Host description.
     pub host: String,
     /// Controller setting.

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use meristem_data::path_text;
 use meristem_device::{Error as DeviceError, Trace};
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +20,11 @@ pub struct RunTrace {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceSummary {
     /// Path of the file.
+    #[serde(serialize_with = "path_text::serialize")]
     pub path: PathBuf,
+    /// Whether the path is not UTF-8, so that its text in JSON is not the path.
+    #[serde(default, skip_serializing_if = "path_text::is_exact")]
+    pub path_is_lossy: bool,
     /// Events in the trace: slices, spans and samples of the memory in use.
     pub events: u64,
     /// Events dropped for lack of room.
@@ -79,6 +84,11 @@ impl RunTrace {
     /// Writing the file failed.
     pub fn finish(self) -> Result<TraceSummary> {
         let report = self.trace.finish()?;
-        Ok(TraceSummary { path: self.path, events: report.events, dropped: report.dropped })
+        Ok(TraceSummary {
+            path_is_lossy: path_text::is_lossy(&self.path),
+            path: self.path,
+            events: report.events,
+            dropped: report.dropped,
+        })
     }
 }

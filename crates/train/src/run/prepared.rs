@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use meristem_data::{Split, cache};
+use meristem_data::{Split, cache, path_text};
 use meristem_nn::ROUNDING;
 
 use super::begin::{Begin, Begun, Resumed};
@@ -358,6 +358,7 @@ impl Run {
             status,
             error,
             run_dir: PathBuf::from(run_dir),
+            path_is_lossy: path_text::is_lossy(run_dir),
             host: setup.host.to_string(),
             controller: setup.config.controller.to_string(),
             seed: setup.config.seed,

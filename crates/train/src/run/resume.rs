@@ -187,7 +187,11 @@ impl Resuming<'_> {
         let longer = TrainConfig::resolve(settings.clone(), length)?;
         let extends = Extent::of(&longer) != Extent::of(&began);
         match complete {
-            Some(summary) if !extends => return Ok(Err(Box::new(summary))),
+            Some(summary) if !extends => {
+                // The summary has only the text of its path.
+                let run_dir = if summary.path_is_lossy { path.into() } else { summary.run_dir };
+                return Ok(Err(Box::new(Summary { run_dir, ..summary })));
+            }
             _ => check_config(path, &text, &began)?,
         }
         let mut saved = newest(world, files)?;

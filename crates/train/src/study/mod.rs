@@ -105,6 +105,11 @@ impl StudyConfig {
             let expected = "each controller once";
             return Err(Error::value("controllers", format!("{contender} twice"), expected));
         }
+        if let Contender::Controller(controller) = contender {
+            // Before the first run, since its own may be the last.
+            let controller = controller.clone();
+            TrainConfig { controller, ..self.settings.clone() }.check_paths()?;
+        }
         let Contender::Static(other, equal) = contender else { return Ok(()) };
         if self.settings.init.is_some() {
             let expected = "no --init, because a fixed network begins with new weights";

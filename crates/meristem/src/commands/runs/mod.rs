@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use comfy_table::{CellAlignment, Table};
-use meristem::train::reading::{Found, Overview, Run, find};
+use meristem::train::reading::{Found, Overview, Run, UnreadableFolder, find};
 use serde_json::json;
 
 use super::{Outcome, locate, print_json};
@@ -32,10 +32,6 @@ fn list(folder: &Path, json: bool) -> Outcome {
     let age = |row: &Overview| row.age_seconds.unwrap_or(f64::MAX);
     rows.sort_by(|a, b| age(b).total_cmp(&age(a)).then_with(|| a.run.cmp(&b.run)));
     if json {
-        let unreadable: Vec<_> = unreadable
-            .iter()
-            .map(|(folder, problem)| json!({"folder": folder, "problem": problem}))
-            .collect();
         print_json(&json!({"runs": rows, "unreadable": unreadable, "truncated": truncated}))?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -48,7 +44,7 @@ fn list(folder: &Path, json: bool) -> Outcome {
             plain::out(&printable(&format!("{}: {problem}", row.run.display())));
         }
     }
-    for (folder, problem) in &unreadable {
+    for UnreadableFolder { folder, problem, .. } in &unreadable {
         plain::err(&printable(&format!("warning: cannot read {}: {problem}", folder.display())));
     }
     if truncated {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use meristem::train;
-use meristem::train::reading::{Follower, Found, Overview, find, is_in_progress};
+use meristem::train::reading::{Follower, Found, Overview, UnreadableFolder, find, is_in_progress};
 
 /// Time between two looks at the list. Much work makes it longer, so that looking takes a tenth of
 /// a core at most.
@@ -111,12 +111,14 @@ impl Library {
             return listed.list.clone();
         }
         let mut found = find(&self.root).unwrap_or_else(|error| Found {
-            unreadable: vec![(self.root.clone(), error.to_string())],
+            unreadable: vec![UnreadableFolder::new(self.root.clone(), error.to_string())],
             ..Found::default()
         });
         let (inside, outside) = found.runs.into_iter().partition(|run| self.is_inside(run));
         found.runs = inside;
-        let leads_out = |run: PathBuf| (run, "a link in it leads out of the served folder".into());
+        let leads_out = |run: PathBuf| {
+            UnreadableFolder::new(run, "a link in it leads out of the served folder")
+        };
         found.unreadable.extend::<Vec<_>>(Vec::into_iter(outside).map(leads_out).collect());
         let mut before = std::mem::take(&mut listed.known);
         let mut rows = vec![];

@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::MutexGuard;
 
-use meristem::train::reading::{Curve, EnvHistory, Follower, Overview, Run, RunState};
+use meristem::train::reading::{
+    Curve, EnvHistory, Follower, Overview, Run, RunState, UnreadableFolder,
+};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
 use serde_json::{Map, Value, json};
 
@@ -114,12 +116,7 @@ impl View {
                     value["name"] = name.into();
                     value
                 });
-                let unreadable: Vec<Value> = list
-                    .found
-                    .unreadable
-                    .iter()
-                    .map(|(folder, problem)| json!({"folder": folder, "problem": problem}))
-                    .collect();
+                let unreadable = &list.found.unreadable;
                 Ok(json!({"runs": runs.collect::<Vec<_>>(), "unreadable": unreadable,
                     "truncated": list.found.truncated}))
             }
@@ -170,7 +167,7 @@ fn list(library: &Library) -> Vec<Part> {
     if list.found.truncated {
         note("Only the first 100,000 entries were searched; serve a folder below.".into());
     }
-    for (folder, problem) in &list.found.unreadable {
+    for UnreadableFolder { folder, problem, .. } in &list.found.unreadable {
         note(format!("Cannot read {}: {problem}", label(library, folder)));
     }
     let header = ["run", "state", "controller", "control", "test", "parameters", "steps", "age"];

@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use meristem_data::path_text;
 use serde::Serialize;
 
 use crate::error::{Error, Result};
@@ -69,7 +70,11 @@ impl RunState {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Overview {
     /// Path of its folder.
+    #[serde(serialize_with = "path_text::serialize")]
     pub run: PathBuf,
+    /// Whether the path is not UTF-8, so that its text in JSON is not the path.
+    #[serde(skip_serializing_if = "path_text::is_exact")]
+    pub path_is_lossy: bool,
     /// State.
     pub state: RunState,
     /// Controller setting.
@@ -101,13 +106,33 @@ pub struct Overview {
     pub(super) length: Option<[u64; 2]>,
 }
 
+/// Folder that could not be read.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct UnreadableFolder {
+    /// The folder.
+    #[serde(serialize_with = "path_text::serialize")]
+    pub folder: PathBuf,
+    /// Whether the path is not UTF-8, so that its text in JSON is not the path.
+    #[serde(skip_serializing_if = "path_text::is_exact")]
+    pub path_is_lossy: bool,
+    /// The reason.
+    pub problem: String,
+}
+
+impl UnreadableFolder {
+    /// A folder with the reason why it cannot be read.
+    pub fn new(folder: PathBuf, problem: impl Into<String>) -> Self {
+        Self { path_is_lossy: path_text::is_lossy(&folder), folder, problem: problem.into() }
+    }
+}
+
 /// Runs that were found.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Found {
     /// Folders of runs, in order of their paths.
     pub runs: Vec<PathBuf>,
     /// Folders that could not be read, with the reason.
-    pub unreadable: Vec<(PathBuf, String)>,
+    pub unreadable: Vec<UnreadableFolder>,
     /// Whether the folder has more entries than are looked at.
     pub truncated: bool,
 }
@@ -169,7 +194,7 @@ pub fn find(folder: &Path) -> Result<Found> {
             // Removed in the meantime.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => {
-                found.unreadable.push((next, error.to_string()));
+                found.unreadable.push(UnreadableFolder::new(next, error.to_string()));
                 continue;
             }
         };
@@ -240,6 +265,7 @@ impl Overview {
         let length = number("steps").zip(number("rounds")).map(|(steps, rounds)| [steps, rounds]);
         Self {
             run: folder.into(),
+            path_is_lossy: path_text::is_lossy(folder),
             state: RunState::Killed,
             controller: settings.get("controller"),
             host: settings.get("host"),
