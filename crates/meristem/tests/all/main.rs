@@ -16,6 +16,7 @@ mod interrupt;
 mod learning;
 #[cfg(target_os = "linux")]
 mod odd_paths;
+mod older_runs;
 mod resume;
 mod runs;
 mod shipped_policy;

@@ -240,7 +240,8 @@ pub struct Setting {
     pub scope: Scope,
     /// Version of the settings that introduced it.
     pub since: u32,
-    /// Value in older runs, where it differs from the default.
+    /// Value in runs from before that version. `None`: they have no value, as a setting may that
+    /// is optional.
     pub before: Option<&'static str>,
     /// Whether it belongs to a single run, so that `control eval` does not accept it.
     pub train_only: bool,
@@ -300,12 +301,9 @@ impl Setting {
         Self { scope, ..self }
     }
 
-    pub(crate) fn since(self, version: u32) -> Self {
-        Self { since: version, ..self }
-    }
-
-    pub(crate) fn before(self, value: &'static str) -> Self {
-        Self { before: Some(value), ..self }
+    /// The version that introduced the setting, and its value in older runs.
+    pub(crate) fn since(self, version: u32, before: impl Into<Option<&'static str>>) -> Self {
+        Self { since: version, before: before.into(), ..self }
     }
 
     pub(crate) fn study_default(self, value: impl ToString) -> Self {

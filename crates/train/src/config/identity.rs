@@ -47,10 +47,13 @@ pub(crate) fn changed_line(began: &str, now: &str) -> Option<(String, String)> {
     let only_in = |one: &str, another: &str| {
         one.lines().find(|line| !another.lines().any(|l| l == *line)).map(str::to_string)
     };
+    let before = values_from_before();
     let of_same_key = |text: &str, line: &str| {
-        let key = |line: &str| line.split(" = ").next().map(str::to_string);
-        let found = text.lines().find(|other| key(other) == key(line));
-        found.unwrap_or("no such line").to_string()
+        let key = line.split(" = ").next().unwrap_or_default();
+        let own = text.lines().find(|other| other.split(" = ").next() == Some(key));
+        // A value from before the setting is left out.
+        let older = || before.get(key).map(|value| format!("{key} = {value}"));
+        own.map(str::to_string).or_else(older).unwrap_or_else(|| "no such line".into())
     };
     let gone = only_in(began, now).map(|line| {
         let same = of_same_key(now, &line);
@@ -104,7 +107,7 @@ fn keep(text: &str, wanted: impl Fn(&Setting) -> bool) -> String {
     kept.to_string()
 }
 
-/// Values of newer settings in older runs: as declared, else the defaults.
+/// Values of newer settings in older runs, as the text of a configuration has them.
 pub(crate) fn values_from_before() -> Table {
     let mut layer = Layer::default();
     for setting in all() {
@@ -115,11 +118,14 @@ pub(crate) fn values_from_before() -> Table {
     }
     let mut config = TrainConfig::base(Preset::default(), &ControllerKind::default());
     config.apply(layer);
-    Table::try_from(&config).unwrap_or_default()
+    // By way of the text, which has the shortest digits of an f32: 0.15, not 0.15000000596046448.
+    toml::to_string(&config).unwrap_or_default().parse().unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use meristem_data::order::EpochMode;
     use meristem_nn::Precision;
 
@@ -136,13 +142,59 @@ mod tests {
         text.lines().filter(|line| !dropped(line)).flat_map(|line| [line, "\n"]).collect()
     }
 
+    /// Flags of runs whose resolved configurations have every setting that some run has.
+    fn kinds_of_run() -> impl Iterator<Item = Layer> {
+        let controllers = ["none", "random", "heuristic", "ppo", "ppo:p", "greedy:p", "fixed:s"];
+        let presets = Preset::NAMES.map(|(_, preset)| preset);
+        controllers.into_iter().flat_map(move |name| {
+            let controller: Option<ControllerKind> = Some(name.parse().unwrap());
+            presets.into_iter().map(move |preset| Layer {
+                controller: controller.clone(),
+                preset: Some(preset),
+                ..Layer::default()
+            })
+        })
+    }
+
     #[test]
-    fn values_from_before_are_values() {
-        upgrade(&mut toml::from_str(&resolve(Layer::default()).resolved_toml()).unwrap()).unwrap();
-        for setting in all() {
-            let before =
-                setting.before.map_or(Ok(()), |text| Layer::default().set(setting.key, text));
-            before.unwrap_or_else(|error| panic!("{}: {error}", setting.key));
+    fn newer_settings_have_a_value_from_before_or_are_left_out() {
+        let texts: Vec<String> =
+            kinds_of_run().map(|flags| resolve(flags).resolved_toml()).collect();
+        for Setting { key, before, since, .. } in all() {
+            let set = before.map_or(Ok(()), |text| Layer::default().set(key, text));
+            set.unwrap_or_else(|error| panic!("{key}: {error}"));
+            assert!(*since > 1 || before.is_none(), "{key}: nothing is before version 1");
+            let line = format!("\n{key} = ");
+            if *since > 1 && before.is_none() {
+                assert!(
+                    !texts.iter().any(|text| text.contains(&line)),
+                    "{key} has no value before"
+                );
+            }
+        }
+    }
+
+    /// A file that a run of each older version wrote goes on as it began: it counts as unchanged,
+    /// and its settings are those of a checkpoint of that run.
+    #[test]
+    fn a_configuration_of_each_older_version_is_accepted() {
+        let newest = all().iter().map(|setting| setting.since).max().unwrap();
+        for (version, flags) in (1..newest).flat_map(|v| kinds_of_run().map(move |run| (v, run))) {
+            let newer = || all().iter().filter(|setting| setting.since > version);
+            let mut then = flags.clone();
+            for Setting { key, before, .. } in newer() {
+                before.map_or(Ok(()), |text| then.set(key, text)).unwrap();
+            }
+            let then = resolve(then);
+            let lines: Vec<String> = newer().map(|setting| format!("{} = ", setting.key)).collect();
+            let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
+            let older = without(&then.resolved_toml(), &lines);
+            let context = format!("version {version}, {flags:?}");
+            let read = super::super::file::parse(Path::new("config.toml"), &older).unwrap();
+            let read = resolve(read);
+            assert_eq!(read, resolve(toml::from_str(&then.resolved_toml()).unwrap()), "{context}");
+            assert_eq!(first_difference(&older, &read.resolved_toml()), None, "{context}");
+            assert_eq!(identity(&older), read.identity(), "{context}");
         }
     }
 
@@ -225,6 +277,15 @@ mod tests {
         assert_eq!(usual.in_common(), threads.in_common());
         let seed = resolve(Layer { seed: Some(43), ..Layer::default() });
         assert_ne!(usual.identity(), seed.identity());
+    }
+
+    /// A difference from a value that only newer files have names both values.
+    #[test]
+    fn a_value_from_before_is_told_beside_one_that_differs() {
+        let now = resolve(Layer::default());
+        let older = without(&now.resolved_toml(), &["winograd"]);
+        let (began, now) = changed_result(&older, &now.resolved_toml()).unwrap();
+        assert_eq!([&*began, &*now], ["winograd = \"off\"", "winograd = \"on\""]);
     }
 
     /// The lines of an older checkpoint: other settings, in another order, with fixed values.

@@ -95,9 +95,10 @@ fn row(setting: &Setting) -> String {
     );
     let marks = [(setting.train_only, ", train"), (setting.on_resume, ", resume")];
     let marks: String = marks.iter().filter(|(set, _)| *set).map(|(_, mark)| *mark).collect();
-    let before = setting.before.map(|before| format!(" (`{before}`)")).unwrap_or_default();
     let default = setting.default.to_string();
     let default = default.trim_start_matches("default: ");
+    let before = setting.before.filter(|before| *before != default);
+    let before = before.map(|before| format!(" (`{before}`)")).unwrap_or_default();
     let study = setting.study_default.as_ref();
     let study = study.map(|value| format!("; `control eval`: {value}")).unwrap_or_default();
     let Setting { key, scope, since, help, .. } = setting;

@@ -118,13 +118,13 @@ settings! {
         /// Times and gradient statistics in the events: off, basic, or full, which adds the time of
         /// each phase of a step and the gradients of every parameter group.
         telemetry: Telemetry = same(Telemetry::default()),
-            unit("LEVEL"), scope(Scope::Run), since(2), before("basic"), train_only();
+            unit("LEVEL"), scope(Scope::Run), since(2, "basic"), train_only();
         /// Steps between gradient statistics in the events, counted from the first step of a round.
         gradient_stats_every: usize = same(1usize),
-            unit("N"), whole(1, 1_000_000), scope(Scope::Run), since(2), train_only();
+            unit("N"), whole(1, 1_000_000), scope(Scope::Run), since(2, "1"), train_only();
         /// Steps between times in the events, counted from the first step of a round.
         time_every: usize = same(1usize),
-            unit("N"), whole(1, 1_000_000), scope(Scope::Run), since(2), train_only();
+            unit("N"), whole(1, 1_000_000), scope(Scope::Run), since(2, "1"), train_only();
         /// File to write a trace of the run to, for ui.perfetto.dev or chrome://tracing; must not
         /// exist.
         trace: Option<PathBuf> = absent("no trace"),
@@ -132,7 +132,7 @@ settings! {
         /// Write TensorBoard's event files to the folder tensorboard of the run as it goes. No
         /// result depends on it.
         tensorboard: bool = same(false),
-            scope(Scope::Process), since(5), train_only(), on_resume();
+            scope(Scope::Process), since(5, "false"), train_only(), on_resume();
     }
     "Data" {
         /// Dataset: embedded, fashion-mnist, cifar10, cifar100, folder, csv or arrays.
@@ -146,9 +146,9 @@ settings! {
         /// Rows and columns of all images, with --dataset folder or csv: images of other sizes are
         /// cut to their central square and scaled, with an antialiasing filter.
         resize: Option<usize> = absent("images keep their size, which must be the same"),
-            unit("N"), whole(1, 4096), since(6);
+            unit("N"), whole(1, 4096), since(6, None);
         /// Decode image files even if their decoded images are on disk, and keep none there.
-        no_cache: bool = same(false), scope(Scope::Process), since(6), on_resume();
+        no_cache: bool = same(false), scope(Scope::Process), since(6, "false"), on_resume();
         /// Device memory that one split of the dataset may take, such as 64MiB. A larger split is
         /// streamed, with the same results.
         data_budget: Option<ByteSize> = absent("no limit"),
@@ -163,13 +163,13 @@ settings! {
         /// Mean and standard deviation that each channel is normalised with, for pixels in 0..1:
         /// data, those of the training images; cifar10 or imagenet, the published ones; or other
         /// numbers, such as 'mean=0.5,0.5,0.5;std=0.25,0.25,0.25'.
-        normalize: Normalize = same(Normalize::default()), unit("CONSTANTS"), since(5);
+        normalize: Normalize = same(Normalize::default()), unit("CONSTANTS"), since(5, "data");
         /// Augmentations of training images: none, or any of crop,flip,cutout.
         augment: Augmentations = same(Augmentations::default()), unit("LIST");
         /// Training images of an env in a step. full: every env sees all of them, in an order of
         /// its own. dealt: the envs of a device share them, so that each of N envs sees 1/N.
         epoch: EpochMode = presets(EpochMode::Full, EpochMode::Dealt, EpochMode::Full),
-            since(4), before("dealt");
+            since(4, "dealt");
         /// Samples in a batch of one env; with --data-parallel, of all ranks together.
         batch: usize = same(128usize), unit("N"), whole(1, 65_536);
         /// Maximum number of batches per env and step, or all.
@@ -186,11 +186,11 @@ settings! {
         /// Weights file of any run, whose topology every env starts from: its modules are permanent
         /// from the beginning and have random weights, as the host has. For the folder of a run,
         /// each env starts from the topology of that run's env with the same number.
-        start_topology: Option<PathBuf> = absent("no modules"), unit("PATH"), since(5);
+        start_topology: Option<PathBuf> = absent("no modules"), unit("PATH"), since(5, None);
         /// Train beside every env its bare twin, for comparison: the same host without growth, with
         /// the same initial weights, on the same batches.
         twin: Option<Switch> = absent("on with a controller, except with --data-parallel"),
-            unit("on|off"), since(5), before("off"), train_only();
+            unit("on|off"), since(5, "off"), train_only();
         /// File for a copy of the weights of the best env: best by control accuracy after the last
         /// round, or env 0 without a control split. Must not exist.
         export: Option<PathBuf> = absent("no additional file"),
@@ -200,15 +200,15 @@ settings! {
         /// Schedule of the learning rates of hosts and modules over an episode: constant, cosine or
         /// one-cycle. A module that germinates late follows the schedule from where it is.
         lr_schedule: LrSchedule = same(LrSchedule::default()),
-            unit("NAME"), since(5), before("constant");
+            unit("NAME"), since(5, "constant");
         /// Steps over which the learning rates rise to their schedule. With 0 there is no warm-up,
         /// and one-cycle rises over 30 % of the steps.
-        lr_warmup: usize = same(0usize), unit("N"), whole(0, 1_000_000), since(5), before("0");
+        lr_warmup: usize = same(0usize), unit("N"), whole(0, 1_000_000), since(5, "0");
         /// Batches of the training set with which the running statistics of batch norm are
         /// recomputed before every evaluation, with fixed weights. With 0 they are the averages
         /// that training leaves, except with --data-parallel and a sparse exchange.
         statistics_batches: usize = same(STATISTICS_BATCHES),
-            unit("N"), whole(0, 1_000_000), since(5), before("0");
+            unit("N"), whole(0, 1_000_000), since(5, "0");
         /// Momentum of the host.
         momentum: f32 = same(host().momentum), unit("M"), real(0.0, 0.999_999);
         /// Weight decay of the host.
@@ -227,11 +227,11 @@ settings! {
         /// evaluation: f32, tf32 or bf16. The last two round the two factors of a product, for
         /// tensor cores, add up in f32, and need CUDA devices only. All else is f32, the policy
         /// included. On resume it may change; from there on the results differ.
-        precision: Precision = same(Precision::default()), since(5), on_resume();
+        precision: Precision = same(Precision::default()), since(5, "f32"), on_resume();
         /// Winograd's minimal filtering for 3×3 convolutions whose channels are multiples of 8, on
         /// processors: fewer multiplications, larger rounding errors. off: every product of the
         /// definition.
-        winograd: Switch = same(Switch(true)), unit("on|off"), since(7), before("off");
+        winograd: Switch = same(Switch(true)), unit("on|off"), since(7, "off");
         /// Device of the policy, one of --devices.
         policy_device: Option<String> = absent("the first device"),
             unit("DEVICE"), scope(Scope::Process), on_resume();
@@ -254,10 +254,12 @@ settings! {
         max_modules: usize = same(rules().max_modules), unit("N"), whole(0, 64);
         /// Maximum number of parameters of a host with its modules. An action that would exceed it
         /// is illegal, for every controller. A module counts with the gate of style linear_gate.
-        max_parameters: Option<usize> = absent("no limit"), unit("N"), whole(1, WHOLE_MAX), since(5);
+        max_parameters: Option<usize> = absent("no limit"), unit("N"), whole(1, WHOLE_MAX),
+            since(5, None);
         /// Maximum number of multiply-accumulate operations per image of a host with its modules,
         /// in evaluation, likewise.
-        max_macs: Option<usize> = absent("no limit"), unit("N"), whole(1, WHOLE_MAX), since(5);
+        max_macs: Option<usize> = absent("no limit"), unit("N"), whole(1, WHOLE_MAX),
+            since(5, None);
         /// Minimum number of steps in stage training before a module may blend.
         min_training_steps: u32 = presets(
             quick_gates().min_training_steps,
@@ -276,9 +278,9 @@ settings! {
             unit("PP"), real(-100.0, 100.0);
         /// Maximum number of parameters of a host with its modules, per training image, up to which
         /// the heuristic grows.
-        parameters_per_image: f64 = same(1.0), unit("N"), real(0.0, 1e9), since(5);
+        parameters_per_image: f64 = same(1.0), unit("N"), real(0.0, 1e9), since(5, "1");
         /// Share by which the control loss may exceed the training loss while the heuristic grows.
-        max_gap: f64 = same(heuristic().max_gap), unit("SHARE"), real(0.0, 1e9), since(5);
+        max_gap: f64 = same(heuristic().max_gap), unit("SHARE"), real(0.0, 1e9), since(5, "0.25");
         /// Duration of blending that the heuristic chooses: fast (3 steps), standard (5) or slow
         /// (8).
         tempo: Tempo = same(heuristic().tempo);
@@ -288,7 +290,7 @@ settings! {
         /// new one, or a policy file. In control eval, --policy adds a policy to the comparison.
         policy: Option<PolicyStart> = absent(
             "shipped where slots and blueprints are its own and no width is given, else none"
-        ), unit("POLICY"), since(7), before("none"), train_only();
+        ), unit("POLICY"), since(7, "none"), train_only();
         /// Width of the policy network.
         policy_hidden: Option<usize> = absent_by_preset(
             "the width of the policy that the run starts from; for a new policy",
@@ -297,7 +299,7 @@ settings! {
         /// Rounds in which the heuristic acts, before the policy does: the policy learns to act
         /// like it, and then by its own rewards.
         ppo_demonstrations: usize = same(0usize),
-            unit("ROUNDS"), whole(0, 1_000_000), since(7), before("0");
+            unit("ROUNDS"), whole(0, 1_000_000), since(7, "0");
         /// Passes over the round in one policy update.
         ppo_epochs: usize = same(ppo().epochs), unit("N"), whole(1, 1000);
         /// Learning rate of the policy (Adam).
@@ -313,7 +315,7 @@ settings! {
         /// Whether an episode would have gone on: then the value of the observation after its last
         /// step stands for the rest. off: nothing comes after it.
         ppo_bootstrap: Option<Switch> = absent("on, and off with reward shaped"),
-            unit("on|off"), since(5);
+            unit("on|off"), since(5, "on");
         /// Clipping range ε of the probability ratio, which is clipped to 1 ± ε.
         ppo_clip: f32 = same(ppo().clip), unit("EPS"), real(1e-6, 1.0);
         /// Weight of the value loss.
@@ -328,32 +330,32 @@ settings! {
             unit("STD"), real(1e-9, 1e6);
         /// Minimum probability of every legal op in the first round of learning.
         ppo_floor_op: f32 = same(ppo().floors[0]),
-            unit("P"), real(0.0, 0.99), since(5), before("0.15");
+            unit("P"), real(0.0, 0.99), since(5, "0.15");
         /// Minimum probability of every legal slot in the first round of learning.
         ppo_floor_slot: f32 = same(ppo().floors[1]),
-            unit("P"), real(0.0, 0.99), since(5), before("0.05");
+            unit("P"), real(0.0, 0.99), since(5, "0.05");
         /// Minimum probability of every legal blueprint in the first round of learning.
         ppo_floor_blueprint: f32 = same(ppo().floors[2]),
-            unit("P"), real(0.0, 0.99), since(5), before("0.12");
+            unit("P"), real(0.0, 0.99), since(5, "0.12");
         /// Minimum probability of every legal blending style in the first round of learning.
         ppo_floor_style: f32 = same(ppo().floors[3]),
-            unit("P"), real(0.0, 0.99), since(5), before("0.08");
+            unit("P"), real(0.0, 0.99), since(5, "0.08");
         /// Minimum probability of every legal tempo in the first round of learning.
         ppo_floor_tempo: f32 = same(ppo().floors[4]),
-            unit("P"), real(0.0, 0.99), since(5), before("0.12");
+            unit("P"), real(0.0, 0.99), since(5, "0.12");
         /// Minimum probability of every legal target of alpha in the first round of learning.
         ppo_floor_alpha_target: f32 = same(ppo().floors[5]),
-            unit("P"), real(0.0, 0.99), since(5), before("0.08");
+            unit("P"), real(0.0, 0.99), since(5, "0.08");
         /// Minimum probability of every legal speed of alpha in the first round of learning.
         ppo_floor_alpha_speed: f32 = same(ppo().floors[6]),
-            unit("P"), real(0.0, 0.99), since(5), before("0.06");
+            unit("P"), real(0.0, 0.99), since(5, "0.06");
         /// Minimum probability of every legal curve of alpha in the first round of learning.
         ppo_floor_alpha_curve: f32 = same(ppo().floors[7]),
-            unit("P"), real(0.0, 0.99), since(5), before("0.06");
+            unit("P"), real(0.0, 0.99), since(5, "0.06");
         /// Rounds over which the ppo-floor settings fall to 0, linearly; with 0 they stay. A policy
         /// that does not learn has no floors.
         ppo_floor_rounds: usize = same(ppo().floor_rounds),
-            unit("N"), whole(0, 1_000_000), since(5), before("0");
+            unit("N"), whole(0, 1_000_000), since(5, "0");
         /// Consecutive updates with a non-finite loss or gradient after which the run ends.
         ppo_skips_max: usize = same(ppo().skips_max), unit("N"), whole(1, 1_000_000);
     }
@@ -361,62 +363,68 @@ settings! {
         /// Reward of the policy: basic, contribution, sparse or shaped. The last needs twins.
         reward: RewardMode = same(RewardMode::default());
         /// Reward per percentage point of control accuracy gained in a step.
-        reward_gain: f64 = same(reward().gain), unit("W"), real(-1e6, 1e6), since(3);
+        reward_gain: f64 = same(reward().gain), unit("W"), real(-1e6, 1e6), since(3, "0.2");
         /// Weight of a step's rent, ln(1 + E / max(H, 200)). E is the number of parameters of all
         /// modules, each weighted by its alpha; H is that of the host.
-        reward_rent: f64 = same(reward().rent), unit("W"), real(-1e6, 1e6), since(3);
+        reward_rent: f64 = same(reward().rent), unit("W"), real(-1e6, 1e6), since(3, "0.05");
         /// Maximum rent of a step.
-        reward_rent_max: f64 = same(reward().rent_max), unit("REWARD"), real(0.0, 1e6), since(3);
+        reward_rent_max: f64 = same(reward().rent_max),
+            unit("REWARD"), real(0.0, 1e6), since(3, "0.5");
         /// Weight of the stage potential. Only with reward contribution or shaped.
-        reward_potential: f64 = same(reward().potential), unit("W"), real(-1e6, 1e6), since(3);
+        reward_potential: f64 = same(reward().potential),
+            unit("W"), real(-1e6, 1e6), since(3, "0.1");
         /// Weight of the harmonic mean of contribution and gain when a good module is fossilized.
         /// Only with reward contribution.
-        reward_fossilize: f64 = same(reward().fossilize), unit("W"), real(-1e6, 1e6), since(3);
+        reward_fossilize: f64 = same(reward().fossilize),
+            unit("W"), real(-1e6, 1e6), since(3, "0.1");
         /// Cost of fossilizing any other module. Only with reward contribution.
         reward_fossilize_price: f64 = same(reward().fossilize_price),
-            unit("REWARD"), real(-1e6, 1e6), since(3);
+            unit("REWARD"), real(-1e6, 1e6), since(3, "0.5");
         /// Reward for pruning a harmful module. Only with reward contribution.
-        reward_prune: f64 = same(reward().prune), unit("REWARD"), real(-1e6, 1e6), since(3);
+        reward_prune: f64 = same(reward().prune), unit("REWARD"), real(-1e6, 1e6), since(3, "0.1");
         /// Cost of every action except WAIT. Only with reward contribution or shaped.
-        reward_op_price: f64 = same(reward().op_price), unit("REWARD"), real(-1e6, 1e6), since(3);
+        reward_op_price: f64 = same(reward().op_price),
+            unit("REWARD"), real(-1e6, 1e6), since(3, "0.01");
         /// Weight of the size, ln(1 + E / max(H, 200)) as in reward-rent. Only with reward sparse.
-        reward_sparse_size: f64 = same(reward().sparse_size), unit("W"), real(-1e6, 1e6), since(3);
+        reward_sparse_size: f64 = same(reward().sparse_size),
+            unit("W"), real(-1e6, 1e6), since(3, "0.1");
         /// Reward per nat by which the control loss gets further below that of the twin in a step.
         /// Only with reward shaped.
-        reward_advantage: f64 = same(reward().advantage), unit("W"), real(-1e6, 1e6), since(5);
+        reward_advantage: f64 = same(reward().advantage), unit("W"), real(-1e6, 1e6), since(5, "8");
         /// Cost of growing by one unit of ln(1 + E / max(H, 200)), as in reward-rent. Only with
         /// reward shaped.
-        reward_size: f64 = same(reward().size), unit("W"), real(-1e6, 1e6), since(5);
+        reward_size: f64 = same(reward().size), unit("W"), real(-1e6, 1e6), since(5, "0.1");
     }
     "Governor" {
         /// Relative distance from ln(classes) within which a loss counts as guessing.
         governor_collapse_width: f64 = same(governor().collapse_width),
-            unit("SHARE"), real(0.0, 1.0), since(2);
+            unit("SHARE"), real(0.0, 1.0), since(2, "0.065");
         /// Share of ln(classes). Once the mean loss of an env is below it, the env has learned, and
         /// guessing counts as a failure.
         governor_learned_share: f64 = same(governor().learned_share),
-            unit("SHARE"), real(0.0, 1.0), since(2);
+            unit("SHARE"), real(0.0, 1.0), since(2, "0.6");
         /// Minimum loss of a spike. A loss is a spike only if it exceeds all three spike limits.
         governor_spike_loss: f64 = same(governor().spike_loss),
-            unit("LOSS"), real(0.0, 1e9), since(2);
+            unit("LOSS"), real(0.0, 1e9), since(2, "12");
         /// Minimum distance of a spike above the running mean, in standard deviations.
         governor_spike_sigmas: f64 = same(governor().spike_sigmas),
-            unit("N"), real(0.0, 1e9), since(2);
+            unit("N"), real(0.0, 1e9), since(2, "6");
         /// Minimum ratio of a spike's loss to the running mean.
         governor_spike_factor: f64 = same(governor().spike_factor),
-            unit("N"), real(0.0, 1e9), since(2);
+            unit("N"), real(0.0, 1e9), since(2, "3");
         /// Consecutive loss spikes that count as a failure.
         governor_spike_patience: u32 = same(governor().spike_patience),
-            unit("N"), whole(1, 1_000_000), since(2);
+            unit("N"), whole(1, 1_000_000), since(2, "3");
         /// Steps between the snapshots that a failed env is restored from. Another is taken
         /// whenever a module is fossilized.
         governor_snapshot_steps: u32 = same(governor().snapshot_steps),
-            unit("N"), whole(1, 1_000_000), since(2);
+            unit("N"), whole(1, 1_000_000), since(2, "5");
         /// Failures of an env, without a snapshot in between, after which the run ends.
         governor_failures_max: u32 = same(governor().failures_max),
-            unit("N"), whole(1, 1_000_000), since(2);
+            unit("N"), whole(1, 1_000_000), since(2, "3");
         /// Amount added to the reward of the action that caused a failure.
-        governor_penalty: f64 = same(governor().penalty), unit("REWARD"), real(-1e6, 0.0), since(2);
+        governor_penalty: f64 = same(governor().penalty),
+            unit("REWARD"), real(-1e6, 0.0), since(2, "-10");
     }
     "Ranks" {
         /// Kind of ranks: threads of one process; mpi for the processes that mpirun started; nccl
@@ -433,11 +441,11 @@ settings! {
         exchange: ExchangeKind = same(ExchangeKind::default()), train_only();
         /// Train one host on all ranks, each with its part of every batch; the ranks exchange
         /// gradients.
-        data_parallel: bool = same(false), since(2), before("false"), train_only();
+        data_parallel: bool = same(false), since(2, "false"), train_only();
         /// Seconds that ranks wait for each other; must exceed the duration of a step.
         comm_deadline: usize = same(COMM_DEADLINE),
-            unit("SECONDS"), whole(1, 10_000_000), scope(Scope::Process), since(2), train_only(),
-            on_resume();
+            unit("SECONDS"), whole(1, 10_000_000), scope(Scope::Process), since(2, "600"),
+            train_only(), on_resume();
     }
 }
 

@@ -1,0 +1,194 @@
+//! Run folders that programs of earlier commits wrote (`tests/older_runs`): today's program
+//! resumes, lists, reports, exports and evaluates all of them.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::common::process::output;
+use crate::common::{Meristem, Said, said};
+use serde_json::Value;
+
+/// Single runs in the folder of each version, and their states.
+const RUNS: [(&str, &str); 5] = [
+    ("none", "stopped"),
+    ("heuristic", "killed"),
+    ("ppo", "killed"),
+    ("ranks", "killed"),
+    ("complete", "complete"),
+];
+
+fn collection() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/older_runs")
+}
+
+/// Names of the versions, oldest first.
+fn versions() -> Vec<String> {
+    let entries = fs::read_dir(collection()).unwrap().map(|entry| entry.unwrap().path());
+    let folders = entries.filter(|path| path.is_dir());
+    let mut names: Vec<String> =
+        folders.map(|path| path.file_name().unwrap().to_str().unwrap().into()).collect();
+    names.sort_unstable();
+    assert!(names.len() >= 3, "{names:?}");
+    names
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap().map(|entry| entry.unwrap()) {
+        let target = to.join(entry.file_name());
+        match entry.path().is_dir() {
+            true => copy(&entry.path(), &target),
+            false => fs::copy(entry.path(), target).map(drop).unwrap(),
+        }
+    }
+    if from.join("config.toml").is_file() {
+        // Git keeps no empty folders, such as the one of a run that was killed in its first round.
+        fs::create_dir_all(to.join("weights")).unwrap();
+    }
+}
+
+/// The program beside copies of the runs of a version.
+fn with_runs_of(version: &str) -> Meristem {
+    let m = Meristem::new();
+    copy(&collection().join(version), m.folder.path());
+    m
+}
+
+/// Runs a command with the kernels that the runs have, which every machine has.
+fn portable(m: &Meristem, arguments: &str, version: &str) -> Said {
+    let mut command = m.command();
+    command.args(arguments.split_whitespace()).env("MERISTEM_ISA", "portable");
+    let said = said(output(&mut command));
+    let context = format!("{version}: {arguments}\n{}{}", said.stdout, said.stderr);
+    assert_eq!(said.code, Some(0), "{context}");
+    said
+}
+
+fn value(m: &Meristem, file: &str) -> Value {
+    serde_json::from_slice(&m.bytes(file)).unwrap()
+}
+
+/// Asserts that a run is complete, without a gap in its events.
+fn assert_complete(m: &Meristem, run: &str, context: &str) {
+    let summary = value(m, &format!("{run}/summary.json"));
+    assert_eq!(summary["status"], "completed", "{context}");
+    let text = fs::read_to_string(m.path(run).join("events.jsonl")).unwrap();
+    let events: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for (number, event) in events.iter().enumerate() {
+        assert_eq!(event["seq"], number, "{context}");
+    }
+    let last = events.last().unwrap();
+    assert_eq!((&last["event"], &last["status"]), (&"run_ended".into(), &"completed".into()));
+    let steps = events.iter().filter(|event| event["event"] == "step_completed").count();
+    assert_eq!(summary["steps"], steps, "{context}: an event for each step");
+}
+
+#[test]
+fn runs_of_every_version_go_on() {
+    for version in versions() {
+        let m = with_runs_of(&version);
+        for (run, _) in RUNS {
+            portable(&m, &format!("train --resume {run} --quiet"), &version);
+            assert_complete(&m, run, &format!("{version}, {run}"));
+        }
+        portable(&m, "train --resume complete --rounds 3 --quiet", &version);
+        assert_complete(&m, "complete", &format!("{version}, extended"));
+        let summary = value(&m, "complete/summary.json");
+        assert_eq!(summary["rounds"], 3, "{version}");
+    }
+}
+
+/// A comparison goes on with the settings that one of its runs has.
+#[test]
+fn comparisons_of_every_version_go_on() {
+    for version in versions() {
+        let m = with_runs_of(&version);
+        let before = value(&m, "study/study.json");
+        let settings = "--config study/seed-1000/1-none/config.toml --threads 1";
+        let command = "control eval --run-dir study --controllers none,heuristic --seeds 3 --json";
+        portable(&m, &format!("{command} {settings}"), &version);
+        let now = value(&m, "study/study.json");
+        for (contender, name) in ["none", "heuristic"].into_iter().enumerate() {
+            let runs = |study: &Value| study["contenders"][contender]["runs"].clone();
+            let accuracy = |study: &Value, run: usize| runs(study)[run]["test_accuracy"].clone();
+            assert_eq!(runs(&now).as_array().unwrap().len(), 3, "{version}, {name}");
+            for run in 0..2 {
+                assert!(accuracy(&before, run).is_number());
+                assert_eq!(accuracy(&now, run), accuracy(&before, run), "{version}, {name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn runs_of_every_version_are_listed_and_reported() {
+    for version in versions() {
+        let m = with_runs_of(&version);
+        let listed = portable(&m, "runs . --json", &version).stdout;
+        let listed: Value = serde_json::from_str(&listed).unwrap();
+        let rows = listed["runs"].as_array().unwrap();
+        for (run, state) in RUNS {
+            let row = rows.iter().find(|row| row["run"] == format!("./{run}"));
+            let row = row.unwrap_or_else(|| panic!("{version}, {run}: {listed}"));
+            assert_eq!(
+                (&row["state"], &row["problem"]),
+                (&state.into(), &Value::Null),
+                "{version}"
+            );
+            portable(&m, &format!("export csv {run} --out {run}.csv"), &version);
+            let rows = fs::read_to_string(m.path(&format!("{run}.csv"))).unwrap();
+            let header = rows.lines().next().unwrap();
+            assert!(header.contains("control_accuracy") && rows.lines().count() > 2, "{rows}");
+        }
+        let all = RUNS.map(|(run, _)| run).join(" ");
+        let compared = portable(&m, &format!("runs compare {all} --json"), &version).stdout;
+        let compared: Value = serde_json::from_str(&compared).unwrap();
+        assert_eq!(compared["runs"].as_array().unwrap().len(), RUNS.len(), "{compared}");
+        portable(&m, &format!("runs report {all} --out report.html"), &version);
+        let report = fs::read_to_string(m.path("report.html")).unwrap();
+        assert!(RUNS.iter().all(|(run, _)| report.contains(run)), "{version}");
+    }
+}
+
+#[test]
+fn weights_and_policies_of_every_version_are_used() {
+    const TINY: &str = "train --host cnn:channels=1 --slots r0 --envs 1 --steps 1 --batch 512 \
+                        --max-batches 1 --threads 1 --quiet";
+    for version in versions() {
+        let m = with_runs_of(&version);
+        let weights = "complete/weights/env-0.safetensors";
+        let said = portable(&m, &format!("eval --weights {weights} --json"), &version).stdout;
+        let evaluated: Value = serde_json::from_str(&said).unwrap();
+        let summary = value(&m, "complete/summary.json");
+        // Kernels round differently than then, so a few of the 10,000 images may be on the other
+        // side of a decision.
+        let [then, now] = [&summary["envs"][0]["test_accuracy"], &evaluated["accuracy"]];
+        let [then, now] = [then, now].map(|share| share.as_f64().unwrap());
+        assert!((then - now).abs() < 0.002, "{version}: {then}, now {now}");
+        portable(&m, &format!("export onnx {weights} --out model.onnx"), &version);
+        for (run, flags) in [
+            ("init", format!("--controller none --init {weights}")),
+            ("topology", "--controller none --start-topology complete".to_string()),
+            ("greedy", "--controller greedy:complete/policy.safetensors".into()),
+            ("learns", "--controller ppo --policy complete/policy.safetensors --rounds 1".into()),
+        ] {
+            portable(&m, &format!("{TINY} --run-dir {run} {flags}"), &version);
+        }
+    }
+}
+
+/// The newest version in the collection has every setting of today, or else a folder is missing.
+#[test]
+fn the_newest_version_has_the_settings_of_today() {
+    let keys = |text: &str| {
+        let pairs = text.lines().filter_map(|line| line.split_once(" = "));
+        pairs.map(|(key, _)| key.to_string()).collect::<BTreeSet<String>>()
+    };
+    let m = Meristem::new();
+    m.ok("train --controller none --quiet --steps 1 --max-batches 1 --envs 1 --run-dir now");
+    let today = keys(&fs::read_to_string(m.path("now/config.toml")).unwrap());
+    let newest = collection().join(versions().last().unwrap()).join("none/config.toml");
+    let newest = keys(&fs::read_to_string(newest).unwrap());
+    assert_eq!(today, newest, "add a folder to tests/older_runs, as its README says");
+}
