@@ -343,10 +343,11 @@ fn huge_malformed_and_slow_requests_harm_nobody_else() {
     let m = Meristem::new();
     fs::create_dir(m.path("runs")).unwrap();
     let server = serve(&m, "runs");
-    // Half a request from each of 200 clients, all open at once.
-    let mut slow: Vec<TcpStream> = (0..200).map(|_| server.connect()).collect();
+    // Half a request from each of 600 clients, more than there are places, all open at once.
+    let mut slow: Vec<TcpStream> = (0..600).map(|_| server.connect()).collect();
     for stream in &mut slow {
-        stream.write_all(b"GET / HTTP/1.1\r\nHost: local").unwrap();
+        // The first ones have lost their places by now.
+        let _ = stream.write_all(b"GET / HTTP/1.1\r\nHost: local");
     }
     assert!(server.page("/").contains("There are no runs in this folder"));
     let long = "x".repeat(100_000);
@@ -373,10 +374,139 @@ fn huge_malformed_and_slow_requests_harm_nobody_else() {
     let posted = server.send(format!("{get}Content-Length: 1000000000\r\n\r\n{long}").as_bytes());
     assert_eq!(posted.status, 200, "{}", posted.head);
     // Slow clients are sent away in the end.
-    let mut rest = String::new();
-    let _ = slow[0].read_to_string(&mut rest);
-    assert!(rest.is_empty() || rest.starts_with("HTTP/1.1 408"), "{rest}");
+    for stream in [0, 599].map(|number| &slow[number]) {
+        let (mut stream, mut rest) = (stream, String::new());
+        let _ = stream.read_to_string(&mut rest);
+        assert!(rest.is_empty() || rest.starts_with("HTTP/1.1 408"), "{rest}");
+    }
     assert!(server.page("/").contains("There are no runs"));
+}
+
+#[test]
+fn live_streams_have_places_of_their_own() {
+    let m = Meristem::new();
+    fs::create_dir(m.path("runs")).unwrap();
+    let server = serve(&m, "runs");
+    let open = || {
+        let mut stream = server.connect();
+        write!(stream, "GET /live/ HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+        let mut lines = BufReader::new(stream);
+        let mut first = String::new();
+        lines.read_line(&mut first).unwrap();
+        (lines, first)
+    };
+    let mut streams = vec![];
+    let refused = loop {
+        let (stream, first) = open();
+        match first.starts_with("HTTP/1.1 200") {
+            true => streams.push(stream),
+            false => break first,
+        }
+    };
+    assert!(refused.starts_with("HTTP/1.1 503"), "{refused}");
+    assert_eq!(streams.len(), 128);
+    assert!(server.page("/").contains("There are no runs"));
+    streams.clear();
+    wait_for("a place for a stream", || open().1.starts_with("HTTP/1.1 200"));
+}
+
+/// A file of 300 GB that takes no room on the disk, with no end of a line.
+#[test]
+fn events_without_an_end_stop_nobody() {
+    let m = Meristem::new();
+    trained(&m, "a");
+    for name in ["b", "c"] {
+        copy(&m.path("runs/a"), &m.path(&format!("runs/{name}")));
+        let path = m.path(&format!("runs/{name}/events.jsonl"));
+        let events = fs::OpenOptions::new().write(true).open(path).unwrap();
+        events.set_len(300 << 30).unwrap();
+    }
+    let server = serve(&m, "runs");
+    for name in ["b", "c"] {
+        // Clients that leave at once.
+        for _ in 0..20 {
+            let mut stream = server.connect();
+            write!(stream, "GET /run/{name} HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+        }
+    }
+    assert!(server.page("/run/a").contains("complete"));
+    for name in ["b", "c"] {
+        let path = format!("/run/{name}");
+        let event = server.until(&path, &["the rest from byte", "was not read"]);
+        assert!(event.contains("1 round of 6 steps"), "the events before it are shown: {event}");
+    }
+    for command in ["runs compare runs/a runs/b", "export csv runs/b --out b.csv"] {
+        let said = m.ok(command);
+        let said = said.stdout + &said.stderr;
+        assert!(said.contains("was not read, because damaged lines take 64 MiB"), "{said}");
+    }
+    m.ok("runs");
+}
+
+#[test]
+fn a_run_whose_name_is_not_utf_8_has_a_page_and_hides_no_other() {
+    use std::os::unix::ffi::OsStrExt;
+    let m = Meristem::new();
+    trained(&m, "a");
+    copy(&m.path("runs/a"), &m.path("runs").join(std::ffi::OsStr::from_bytes(b"caf\xe9")));
+    let server = serve(&m, "runs");
+    let list = server.page("/");
+    for words in ["href=\"/run/a\"", "href=\"/run/caf%E9\"", "name=\"encoded\" value=\"caf%E9\""] {
+        assert!(list.contains(words), "{words}: {list}");
+    }
+    assert!(server.page("/run/caf%E9").contains("state complete"));
+    server.until("/run/caf%E9", &["state complete"]);
+    assert!(server.page("/compare?run=a&encoded=caf%25E9").contains("Comparison of 2 runs"));
+    let runs = server.json("/api/")["runs"].clone();
+    let odd = runs.as_array().unwrap().iter().find(|run| run["name"] == "caf%E9").unwrap();
+    assert_eq!((&odd["path_is_lossy"], &odd["run"]), (&true.into(), &"runs/caf\u{fffd}".into()));
+    assert_eq!(server.json("/api/run/caf%E9")["overview"]["path_is_lossy"], true);
+    assert_eq!(server.json("/api/run/a")["overview"]["path_is_lossy"], Value::Null);
+}
+
+#[test]
+fn behind_a_proxy_all_addresses_begin_with_its_path() {
+    let m = Meristem::new();
+    trained(&m, "a");
+    let server = serve(&m, "runs --token --base-path /lab/runs/");
+    let token = server.url.split("/lab/runs/?token=").nth(1).unwrap().to_string();
+    let entered = server.get(&format!("/lab/runs/run/a?token={token}"));
+    assert_eq!(entered.status, 303);
+    assert!(entered.head.contains("location: /lab/runs/run/a\r\n"), "{}", entered.head);
+    assert!(entered.head.contains("path=/lab/runs;"), "{}", entered.head);
+    let bearer = format!("Authorization: bearer {token}\r\n");
+    let get = |path: &str| server.request(&format!("GET {path}"), &bearer);
+    for path in ["/lab/runs", "/lab/runs/", "/lab/runs/run/a", "/lab/runs/run/none"] {
+        let page = get(path).body;
+        let of = |kind: &'static str| page.split(kind).skip(1).filter(|text| text.starts_with('/'));
+        let links = ["href=\"", "src=\"", "action=\""].into_iter().flat_map(of);
+        let links: Vec<&str> = links.filter_map(|text| text.split('"').next()).collect();
+        assert!(links.len() >= 3, "{path}: {page}");
+        assert!(links.iter().all(|link| link.starts_with("/lab/runs/")), "{path}: {links:?}");
+    }
+    for path in ["/lab/runs/style.css", "/lab/runs/live.js", "/lab/runs/api/run/a"] {
+        assert_eq!(get(path).status, 200, "{path}");
+    }
+    for path in ["/", "/run/a", "/style.css", "/lab/run/a", "/lab/runsa/"] {
+        let answer = get(path);
+        assert_eq!(answer.status, 404, "{path}");
+        assert!(answer.body.contains("this server is at /lab/runs/"), "{}", answer.body);
+    }
+    m.fails("serve runs --base-path //evil.example", 2, &["invalid value '//evil.example'"]);
+}
+
+/// A browser takes a backslash for a slash, and what follows two for the name of a host.
+#[test]
+fn a_right_token_leads_to_no_other_server() {
+    let m = Meristem::new();
+    fs::create_dir(m.path("runs")).unwrap();
+    let server = serve(&m, "runs --token");
+    let token = server.url.split("?token=").nth(1).unwrap().to_string();
+    for path in ["/\\evil.example/", "//evil.example/", "/\\/evil.example", "///evil.example"] {
+        let answer = server.get(&format!("{path}?token={token}"));
+        assert_eq!(answer.status, 303, "{path}: {}", answer.head);
+        assert!(answer.head.contains("location: /\r\n"), "{path}: {}", answer.head);
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The command line: parsing only. `commands` and the configuration of the training crate decide
 //! what flags mean together.
 
+mod base_path;
 mod bench;
 mod control;
 mod data;
@@ -21,6 +22,8 @@ use meristem::train::config::check_precision;
 use meristem::train::dataset_spec;
 use meristem::train::settings::Normalize;
 
+#[cfg(feature = "serve")]
+pub(crate) use self::base_path::BasePath;
 pub(crate) use self::bench::{
     BenchCommArguments, BenchCommand, BenchCounterfactualArguments, BenchFormatArguments,
     BenchGatherArguments, BenchHostArguments, Transport,

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
+use super::base_path::BasePath;
 use crate::plot::PlotFile;
 
 #[derive(Debug, Args)]
@@ -76,4 +77,8 @@ pub(crate) struct ServeArguments {
     /// Need a token on a loopback address, too, as on a machine with other users
     #[arg(long)]
     pub(crate) token: bool,
+    /// Path at which a proxy has the server, such as /meristem; all links begin with it, and the
+    /// proxy passes it on
+    #[arg(long, value_name = "PATH", default_value = "/")]
+    pub(crate) base_path: BasePath,
 }

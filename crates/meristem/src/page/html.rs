@@ -91,6 +91,13 @@ impl Html {
         Self(format!("<a href=\"{}\">{}</a>", escaped(url), escaped(text)))
     }
 
+    /// A form whose choices become the query of an address of this server.
+    #[cfg(feature = "serve")]
+    pub(crate) fn form(url: &str, content: Self) -> Self {
+        let url = escaped(url);
+        Self(format!("<form action=\"{url}\" method=\"get\">{}</form>\n", content.0))
+    }
+
     /// A box to choose something, with a label for those who do not see its place.
     #[cfg(feature = "serve")]
     pub(crate) fn checkbox(name: &'static str, value: &str, label: &str) -> Self {
@@ -126,13 +133,16 @@ impl Html {
         page(title, &head, body)
     }
 
-    /// A page whose style and script come from its server, which also sends its policy.
+    /// A page whose style and script come from its server, at these addresses. The server also sends
+    /// its policy.
     #[cfg(feature = "serve")]
-    pub(crate) fn served(title: &str, body: Self) -> String {
-        let head = "<link rel=\"icon\" href=\"data:,\">\n\
-                    <link rel=\"stylesheet\" href=\"/style.css\">\n\
-                    <script src=\"/live.js\" defer></script>\n";
-        page(title, head, body)
+    pub(crate) fn served(title: &str, [style, script]: [&str; 2], body: Self) -> String {
+        let [style, script] = [style, script].map(escaped);
+        let head = format!(
+            "<link rel=\"icon\" href=\"data:,\">\n<link rel=\"stylesheet\" href=\"{style}\">\n\
+             <script src=\"{script}\" defer></script>\n"
+        );
+        page(title, &head, body)
     }
 }
 

@@ -27,6 +27,9 @@ const LEGEND: f64 = 190.0;
 /// Names in a legend; further curves are drawn without one.
 const NAMES_MAX: usize = 16;
 
+/// Points of all curves of a chart, about; nobody sees more. Few curves have all their points.
+const POINTS_MAX: usize = 1 << 16;
+
 /// Longest name in the legend, in characters.
 const NAME: usize = 18;
 
@@ -38,12 +41,13 @@ impl Chart {
         let [left, top, right, bottom]: Field = [70.0, 68.0, size[0] - LEGEND, size[1] - 65.0];
         let x = Axis::of(points().map(|point| point[0]), [left, right]);
         let y = Axis::around(points().map(|point| point[1]), [bottom, top]);
+        let points_each = POINTS_MAX / self.series.len().max(1);
         let mut shapes = axes([&x, &y], [left, top, right, bottom], self.labels);
         shapes.push(text([left - 40.0, 22.0], Anchor::Start, self.title.clone()));
         for (place, series) in self.series.iter().enumerate() {
             let colour = series_colour(place);
             let at: Vec<[f64; 2]> =
-                series.points.iter().map(|p| [x.at(p[0]), y.at(p[1])]).collect();
+                thinned(&series.points, points_each).map(|p| [x.at(p[0]), y.at(p[1])]).collect();
             match at[..] {
                 [] => continue,
                 [centre] => shapes.push(Shape::Disc { centre, radius: 3.0, colour }),
@@ -60,6 +64,15 @@ impl Chart {
         }
         Some(Picture { size, shapes })
     }
+}
+
+/// At most `most` points: means of as many neighbours as that takes, each at the place of the last.
+fn thinned(points: &[[f64; 2]], most: usize) -> impl Iterator<Item = [f64; 2]> {
+    let neighbours = points.len().div_ceil(most.max(1)).max(1);
+    points.chunks(neighbours).filter_map(|part| {
+        let mean = part.iter().map(|point| point[1]).sum::<f64>() / part.len() as f64;
+        Some([part.last()?[0], mean])
+    })
 }
 
 #[cfg(test)]
@@ -86,6 +99,22 @@ mod tests {
         assert_eq!(curves, 1);
         let dots = picture.shapes.iter().filter(|shape| matches!(shape, Shape::Disc { .. }));
         assert_eq!(dots.count(), 1, "a curve of one point is a dot");
+    }
+
+    #[test]
+    fn very_many_curves_are_thinned() {
+        let long: Vec<[f64; 2]> = (0..1025).map(|x| [f64::from(x), 1.0]).collect();
+        for (curves, points) in [(2, 1025), (2048, 32)] {
+            let picture = chart(vec![long.clone(); curves]).draw([720.0, 320.0]).unwrap();
+            let lengths = picture.shapes.iter().filter_map(|shape| match shape {
+                Shape::Path { points, .. } if points.len() > 2 => Some(points.len()),
+                _ => None,
+            });
+            let lengths: Vec<usize> = lengths.collect();
+            assert_eq!((lengths.len(), lengths[0]), (curves, points));
+        }
+        let ends: Vec<[f64; 2]> = thinned(&long, 100).collect();
+        assert_eq!((ends.len(), ends[93]), (94, [1024.0, 1.0]));
     }
 
     #[test]

@@ -1,19 +1,23 @@
 //! Connections, each with limits in number, size and time.
 
 use std::convert::Infallible;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::{Body, Bytes};
+use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
 use tokio_io_timeout::TimeoutStream;
 
-/// Connections at a time; further ones wait to be accepted. A usual limit of open files is 1,024.
-const CONNECTIONS_MAX: usize = 512;
+use super::places::{Answering, Places};
+
 /// Largest head of a request, in bytes; a longer one is answered with 431.
 const HEAD_BYTES_MAX: usize = 16 << 10;
 /// Most headers of a request.
@@ -27,26 +31,64 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// Accepts connections for ever.
 pub(super) async fn serve(listener: TcpListener, router: Router) -> Infallible {
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let places = Arc::new(Places::default());
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIME)
         .max_buf_size(HEAD_BYTES_MAX)
         .max_headers(HEADERS_MAX);
     loop {
-        let place = places.clone().acquire_owned().await;
-        let Ok((stream, _)) = listener.accept().await else {
+        let Ok((stream, address)) = listener.accept().await else {
             tokio::time::sleep(PAUSE).await;
             continue;
         };
+        // Without a place the connection is closed.
+        let Some(seat) = places.enter(address.ip()) else { continue };
         let mut stream = TimeoutStream::new(stream);
         stream.set_write_timeout(Some(WRITE_TIME));
-        let service = TowerToHyperService::new(router.clone());
+        let (router, own) = (TowerToHyperService::new(router.clone()), seat.clone());
+        let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+            let answering = own.answers();
+            request.extensions_mut().insert(own.clone());
+            let answer = router.call(request);
+            async move {
+                let response = answer.await?;
+                Ok::<_, Infallible>(response.map(|body| Answer { body, _answering: answering }))
+            }
+        });
         let connection = http.serve_connection(TokioIo::new(Box::pin(stream)), service);
         tokio::spawn(async move {
             // A client that sends nonsense, stalls or goes away ends its own connection only.
-            let _ = connection.await;
-            drop(place);
+            tokio::select! {
+                _ = connection => {}
+                () = seat.is_lost() => {}
+            }
         });
+    }
+}
+
+/// Body of an answer. Until it is dropped, its connection answers.
+struct Answer {
+    body: Body,
+    _answering: Answering,
+}
+
+impl hyper::body::Body for Answer {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }

@@ -10,6 +10,8 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use subtle::ConstantTimeEq;
 
+use crate::cli::BasePath;
+
 /// Policy of all pages: nothing from elsewhere, no script or style within a page.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
                       img-src data:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'";
@@ -29,6 +31,7 @@ pub(super) struct Guard {
     /// Name of the cookie. Cookies of one host are shared by all its ports.
     cookie: String,
     is_loopback: bool,
+    base: BasePath,
 }
 
 /// Judgement of a request.
@@ -39,6 +42,8 @@ enum Judged {
     Enters(String),
     /// The name of the host is not this machine's, as with DNS rebinding.
     OtherHost,
+    /// The path is not below the base.
+    OtherPath,
     NoToken,
 }
 
@@ -47,7 +52,11 @@ impl Guard {
     ///
     /// # Errors
     /// The system has no random numbers.
-    pub(super) fn new(address: SocketAddr, needs_token: bool) -> Result<Self, getrandom::Error> {
+    pub(super) fn new(
+        address: SocketAddr,
+        needs_token: bool,
+        base: &BasePath,
+    ) -> Result<Self, getrandom::Error> {
         let token = needs_token.then(|| {
             let mut bytes = [0; 32];
             getrandom::fill(&mut bytes)?;
@@ -57,15 +66,17 @@ impl Guard {
             token: token.transpose()?,
             cookie: format!("meristem-{}", address.port()),
             is_loopback: address.ip().is_loopback(),
+            base: base.clone(),
         })
     }
 
     /// The URL that opens the server.
     pub(super) fn url(&self, address: SocketAddr) -> String {
         let token = self.token.as_ref().map_or(String::new(), |token| format!("?token={token}"));
+        let path = self.base.to("/") + &token;
         match address.ip().is_unspecified() {
-            true => format!("http://localhost:{}/{token}", address.port()),
-            false => format!("http://{address}/{token}"),
+            true => format!("http://localhost:{}{path}", address.port()),
+            false => format!("http://{address}{path}"),
         }
     }
 
@@ -73,10 +84,17 @@ impl Guard {
         if self.is_loopback && !names_this_machine(uri, headers) {
             return Judged::OtherHost;
         }
-        let Some(token) = &self.token else { return Judged::Admitted };
+        let admitted = || match self.base.below(uri.path()) {
+            Some(_) => Judged::Admitted,
+            None => Judged::OtherPath,
+        };
+        let Some(token) = &self.token else { return admitted() };
         let is_token = |given: &str| bool::from(given.trim().as_bytes().ct_eq(token.as_bytes()));
         let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
-        let bearer = text(header::AUTHORIZATION).and_then(|value| value.strip_prefix("Bearer "));
+        // Names of schemes have no case (RFC 9110, 11.1).
+        let scheme = |value: &str| value.eq_ignore_ascii_case("bearer");
+        let credentials = text(header::AUTHORIZATION).and_then(|value| value.split_once(' '));
+        let bearer = credentials.filter(|(name, _)| scheme(name)).map(|(_, token)| token);
         let cookies =
             headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
         let own = |pair: &str| {
@@ -86,19 +104,26 @@ impl Guard {
         if bearer.is_some_and(is_token)
             || cookies.flat_map(|all| all.split(';')).filter_map(own).any(|value| is_token(&value))
         {
-            return Judged::Admitted;
+            return admitted();
         }
         let pairs = || uri.query().unwrap_or("").split('&');
         if pairs().filter_map(|pair| pair.strip_prefix("token=")).any(is_token) {
             let others: Vec<&str> = pairs().filter(|pair| !pair.starts_with("token=")).collect();
             let query = others.join("&");
             let mark = if query.is_empty() { "" } else { "?" };
-            // Two slashes would be another host.
-            let path = uri.path().trim_start_matches('/');
-            return Judged::Enters(format!("/{path}{mark}{query}"));
+            let target = format!("{}{mark}{query}", uri.path());
+            let is_below = self.base.below(uri.path()).is_some() && is_own_path(&target);
+            return Judged::Enters(if is_below { target } else { self.base.to("/") });
         }
         Judged::NoToken
     }
+}
+
+/// Whether a browser that is sent to `target` stays on this server. It takes a backslash for a
+/// slash, two slashes for the beginning of a host, and leaves out some control characters.
+fn is_own_path(target: &str) -> bool {
+    let is_plain = |c: char| c != '\\' && !c.is_control();
+    target.starts_with('/') && !target.starts_with("//") && target.chars().all(is_plain)
 }
 
 /// Whether the request is for a name of this machine, of which no other machine can get hold.
@@ -124,13 +149,16 @@ pub(super) async fn admit(
     request: Request,
     next: Next,
 ) -> Response {
+    let base = &guard.base;
     let mut response = match guard.judge(request.uri(), request.headers()) {
         Judged::Admitted => next.run(request).await,
         Judged::Enters(url) => {
             let token = guard.token.as_deref().unwrap_or("");
+            let below = base.to("");
             let cookie = format!(
-                "{}={token}; Path=/; HttpOnly; SameSite=Strict; Max-Age=2592000",
-                guard.cookie
+                "{}={token}; Path={}; HttpOnly; SameSite=Strict; Max-Age=2592000",
+                guard.cookie,
+                if below.is_empty() { "/" } else { &below }
             );
             let headers = [(header::LOCATION, url), (header::SET_COOKIE, cookie)];
             (StatusCode::SEE_OTHER, headers).into_response()
@@ -138,6 +166,10 @@ pub(super) async fn admit(
         Judged::OtherHost => {
             let words = "this server answers to localhost and to loopback addresses only\n";
             (StatusCode::MISDIRECTED_REQUEST, words).into_response()
+        }
+        Judged::OtherPath => {
+            let words = format!("this server is at {}; a proxy passes that on\n", base.to("/"));
+            (StatusCode::NOT_FOUND, words).into_response()
         }
         Judged::NoToken => {
             let words = "open the URL that `meristem serve` printed, or send its token as \
@@ -165,7 +197,7 @@ mod tests {
     }
 
     fn guard(address: &str, needs_token: bool) -> Guard {
-        Guard::new(address.parse().unwrap(), needs_token).unwrap()
+        Guard::new(address.parse().unwrap(), needs_token, &BasePath::default()).unwrap()
     }
 
     #[test]
@@ -203,9 +235,43 @@ mod tests {
         ] {
             assert_eq!(judged(&closed, "/", &[(name, &value)]), Judged::NoToken, "{value}");
         }
-        let entered = judged(&closed, &format!("//evil/compare?run=a&token={token}&run=b"), &[]);
-        assert_eq!(entered, Judged::Enters("/evil/compare?run=a&run=b".into()));
+        let entered = judged(&closed, &format!("/compare?run=a&token={token}&run=b"), &[]);
+        assert_eq!(entered, Judged::Enters("/compare?run=a&run=b".into()));
+        for path in ["//evil.example/", "/\\evil.example/", "/\\/evil", "///", "/run/a\\b"] {
+            let Ok(uri) = format!("{path}?token={token}").parse::<Uri>() else { continue };
+            let judged = closed.judge(&uri, &HeaderMap::new());
+            assert_eq!(judged, Judged::Enters("/".into()), "{path}");
+        }
+        for scheme in ["bearer", "BEARER", "Bearer "] {
+            let value = format!("{scheme} {token}");
+            let judged = judged(&closed, "/", &[(header::AUTHORIZATION, &value)]);
+            assert_eq!(judged, Judged::Admitted, "{scheme}");
+        }
         assert_eq!(judged(&closed, "/?token=", &[]), Judged::NoToken);
         assert_eq!(judged(&closed, "/?token=0&x", &[]), Judged::NoToken);
+    }
+
+    #[test]
+    fn a_server_below_a_base_answers_there_only() {
+        let base = "/runs".parse().unwrap();
+        let of = |needs_token| Guard::new("127.0.0.1:7".parse().unwrap(), needs_token, &base);
+        let (open, closed) = (of(false).unwrap(), of(true).unwrap());
+        let host = [(header::HOST, "localhost")];
+        for (path, expected) in [
+            ("/runs", Judged::Admitted),
+            ("/runs/run/a", Judged::Admitted),
+            ("/", Judged::OtherPath),
+            ("/runsa/", Judged::OtherPath),
+        ] {
+            assert_eq!(judged(&open, path, &host), expected, "{path}");
+        }
+        let token = closed.token.clone().unwrap();
+        let url = closed.url("127.0.0.1:7".parse().unwrap());
+        assert_eq!(url, format!("http://127.0.0.1:7/runs/?token={token}"));
+        assert_eq!(judged(&closed, "/", &host), Judged::NoToken, "a stranger learns no path");
+        for (path, target) in [("/runs/run/a", "/runs/run/a"), ("/other", "/runs/")] {
+            let judged = judged(&closed, &format!("{path}?token={token}"), &host);
+            assert_eq!(judged, Judged::Enters(target.into()), "{path}");
+        }
     }
 }

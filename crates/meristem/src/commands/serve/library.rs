@@ -10,11 +10,17 @@ use std::time::{Duration, Instant, SystemTime};
 use meristem::train;
 use meristem::train::reading::{Follower, Found, Overview, UnreadableFolder, find, is_in_progress};
 
+use super::work::Patience;
+use crate::cli::BasePath;
+
 /// Time between two looks at the list. Much work makes it longer, so that looking takes a tenth of
 /// a core at most.
 const LIST_EVERY: Duration = Duration::from_secs(2);
-/// Runs and views that are remembered between two looks.
+/// Time for reading rows of the list, in one look. Very many runs take several.
+const LIST_TIME: Duration = Duration::from_secs(2);
+/// Runs and views that are remembered between two looks, and their size in bytes.
 const KEPT_MAX: usize = 64;
+const KEPT_BYTES_MAX: usize = 256 << 20;
 /// Bytes of events that are read between two looks at the clock.
 const PART_BYTES: u64 = 1 << 20;
 /// Time for reading the events of a run, in one look. A long file takes several.
@@ -28,6 +34,7 @@ pub(super) struct Shelf<K, V>(Mutex<HashMap<K, Kept<V>>>);
 
 struct Kept<V> {
     used: Instant,
+    bytes: usize,
     value: Arc<Mutex<V>>,
 }
 
@@ -43,17 +50,35 @@ impl<K: Eq + Hash + Clone, V> Shelf<K, V> {
         make: impl FnOnce() -> Result<V, E>,
     ) -> Result<Arc<Mutex<V>>, E> {
         let mut all = lock(&self.0);
-        let value = match all.remove(key) {
-            Some(kept) => kept.value,
-            None => Arc::new(Mutex::new(make()?)),
+        let (value, bytes) = match all.remove(key) {
+            Some(kept) => (kept.value, kept.bytes),
+            None => (Arc::new(Mutex::new(make()?)), 0),
         };
-        if all.len() >= KEPT_MAX {
-            let oldest = all.iter().min_by_key(|(_, kept)| kept.used);
-            let oldest = oldest.map(|(key, _)| key.clone());
-            oldest.map(|key| all.remove(&key));
-        }
-        all.insert(key.clone(), Kept { used: Instant::now(), value: value.clone() });
+        all.insert(key.clone(), Kept { used: Instant::now(), bytes, value: value.clone() });
+        forget(&mut all);
         Ok(value)
+    }
+
+    /// Notes the size of the value of a key. Others are forgotten for it.
+    pub(super) fn weigh(&self, key: &K, bytes: usize) {
+        let mut all = lock(&self.0);
+        if let Some(kept) = all.get_mut(key) {
+            (kept.bytes, kept.used) = (bytes, Instant::now());
+        }
+        forget(&mut all);
+    }
+}
+
+/// Forgets the values that were not used for longest where there are too many. The newest stays.
+fn forget<K: Eq + Hash + Clone, V>(all: &mut HashMap<K, Kept<V>>) {
+    let is_too_much = |all: &HashMap<K, Kept<V>>| {
+        let bytes = all.values().fold(0, |sum: usize, kept| sum.saturating_add(kept.bytes));
+        all.len() > 1 && (all.len() > KEPT_MAX || bytes > KEPT_BYTES_MAX)
+    };
+    while is_too_much(all) {
+        let oldest = all.iter().min_by_key(|(_, kept)| kept.used);
+        let Some(oldest) = oldest.map(|(key, _)| key.clone()) else { return };
+        all.remove(&oldest);
     }
 }
 
@@ -67,6 +92,8 @@ pub(super) fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(super) struct List {
     pub(super) rows: Vec<Overview>,
     pub(super) found: Found,
+    /// Number of runs whose rows are not read yet.
+    pub(super) unread: usize,
 }
 
 /// Size and time of the files that a row comes from, and whether a process writes to them.
@@ -89,6 +116,8 @@ pub(super) struct Library {
     real: PathBuf,
     listed: Mutex<Listed>,
     followers: Shelf<PathBuf, Follower>,
+    /// Beginning of all addresses.
+    pub(super) base: BasePath,
 }
 
 impl Library {
@@ -96,15 +125,17 @@ impl Library {
     ///
     /// # Errors
     /// It cannot be read.
-    pub(super) fn open(root: &Path) -> train::Result<Self> {
+    pub(super) fn open(root: &Path, base: &BasePath) -> train::Result<Self> {
         find(root)?;
         let real = fs::canonicalize(root).unwrap_or_else(|_| root.into());
         let listed = Mutex::new(Listed::default());
-        Ok(Self { root: root.into(), real, listed, followers: Shelf::new() })
+        let (root, base) = (root.into(), base.clone());
+        Ok(Self { root, real, listed, followers: Shelf::new(), base })
     }
 
-    /// The runs, as they were at most a few seconds ago.
-    pub(super) fn list(&self) -> Arc<List> {
+    /// The runs, as they were at most a few seconds ago. Rows for which there was no time are read
+    /// by the next call.
+    pub(super) fn list(&self, patience: &Patience) -> Arc<List> {
         let mut listed = lock(&self.listed);
         let now = Instant::now();
         if listed.until.is_some_and(|until| now < until) {
@@ -121,13 +152,20 @@ impl Library {
         };
         found.unreadable.extend::<Vec<_>>(Vec::into_iter(outside).map(leads_out).collect());
         let mut before = std::mem::take(&mut listed.known);
-        let mut rows = vec![];
+        let (mut rows, mut unread) = (vec![], 0);
         for run in &found.runs {
-            let stamp = stamp(run);
-            let same = before.remove(run).filter(|(of, ..)| *of == stamp);
-            let (read, row) = match same {
-                Some((_, read, row)) => (read, row),
-                None => (now, Overview::read(run)),
+            let is_over = now.elapsed() >= LIST_TIME || patience.is_over();
+            let (stamp, read, row) = match (before.remove(run), is_over) {
+                (Some(known), true) => known,
+                (None, true) => {
+                    unread += 1;
+                    continue;
+                }
+                (known, false) => {
+                    let stamp = stamp(run);
+                    let same = known.filter(|(of, ..)| *of == stamp);
+                    same.unwrap_or_else(|| (stamp, now, Overview::read(run)))
+                }
             };
             let age = row.age_seconds.map(|age| age + read.elapsed().as_secs_f64());
             let mut aged = row.clone();
@@ -138,8 +176,9 @@ impl Library {
         // The newest is the first.
         let age = |row: &Overview| row.age_seconds.unwrap_or(f64::MAX);
         rows.sort_by(|a, b| age(a).total_cmp(&age(b)).then_with(|| a.run.cmp(&b.run)));
-        listed.list = Arc::new(List { rows, found });
-        listed.until = Some(Instant::now() + LIST_EVERY.max(10 * now.elapsed()));
+        let pause = if unread > 0 { Duration::ZERO } else { LIST_EVERY.max(10 * now.elapsed()) };
+        listed.list = Arc::new(List { rows, found, unread });
+        listed.until = Some(Instant::now() + pause);
         listed.list.clone()
     }
 
@@ -150,8 +189,8 @@ impl Library {
 
     /// The run with this name. Only runs that the folder has are found, so that no path leads
     /// elsewhere.
-    pub(super) fn run(&self, name: &[u8]) -> Option<PathBuf> {
-        let list = self.list();
+    pub(super) fn run(&self, name: &[u8], patience: &Patience) -> Option<PathBuf> {
+        let list = self.list(patience);
         let is_named = |run: &&PathBuf| self.name(run).as_os_str().as_encoded_bytes() == name;
         list.found.runs.iter().find(is_named).cloned()
     }
@@ -160,7 +199,11 @@ impl Library {
     ///
     /// # Errors
     /// It is no run, or a link leads out of the folder.
-    pub(super) fn follow(&self, run: &PathBuf) -> train::Result<Arc<Mutex<Follower>>> {
+    pub(super) fn follow(
+        &self,
+        run: &PathBuf,
+        patience: &Patience,
+    ) -> train::Result<Arc<Mutex<Follower>>> {
         let follower = self.followers.get(run, || Follower::open(run))?;
         let mut reader = lock(&follower);
         if !self.is_inside(run) {
@@ -168,8 +211,11 @@ impl Library {
             return Err(train::Error::NotARun { path: run.clone(), problem });
         }
         let started = Instant::now();
-        while !reader.look(PART_BYTES) && started.elapsed() < READING_TIME {}
+        let is_over = || started.elapsed() >= READING_TIME || patience.is_over();
+        while !is_over() && !reader.look(PART_BYTES) {}
+        let bytes = reader.run.history.bytes();
         drop(reader);
+        self.followers.weigh(run, bytes);
         Ok(follower)
     }
 

@@ -1,6 +1,8 @@
 // Swaps in the parts of the page that the server has drawn anew. The server escapes all text.
 "use strict";
 
+// Path at which a proxy has the server.
+const base = new URL(document.currentScript.src).pathname.replace(/\/live\.js$/, "");
 const parts = document.getElementById("parts");
 const note = document.getElementById("live");
 const FOCUSABLE = "a, button, input, summary, [tabindex]";
@@ -49,7 +51,7 @@ function update(message) {
 
 function connect() {
   if (source !== null || document.hidden) return;
-  source = new EventSource("/live" + location.pathname + location.search);
+  source = new EventSource(base + "/live" + (location.pathname.slice(base.length) || "/") + location.search);
   source.onmessage = update;
   source.onerror = () => {
     note.textContent = "The server does not answer. This page tries again.";

@@ -13,6 +13,7 @@ use serde_json::json;
 
 use super::library::{Library, READING_TIME, Shelf, lock};
 use super::view::{Missing, View};
+use super::work::{Patience, work};
 use crate::page::{Html, Part};
 
 /// Time between two drawings of a view. Much work makes it longer, so that drawing takes a tenth of
@@ -56,20 +57,28 @@ impl Gallery {
     ///
     /// # Errors
     /// A run is no longer there.
-    pub(super) fn parts(&self, view: &View) -> Result<Arc<Vec<Drawn>>, Missing> {
+    pub(super) fn parts(
+        &self,
+        view: &View,
+        patience: &Patience,
+    ) -> Result<Arc<Vec<Drawn>>, Missing> {
         let made = self.pictures.get(view, || Ok::<_, Infallible>(Picture::default()));
-        let Ok(picture) = made;
-        let mut picture = lock(&picture);
+        let Ok(kept) = made;
+        let mut picture = lock(&kept);
         let started = Instant::now();
         let known = picture.parts.clone();
         if let (Some(parts), true) = (known, picture.until.is_some_and(|until| started < until)) {
             return parts;
         }
-        let parts = view.parts(&self.library);
-        let parts = parts.map(|parts| Arc::new(parts.into_iter().map(Drawn::of).collect()));
+        let parts = view.parts(&self.library, patience);
+        let parts = parts.map(|parts| parts.into_iter().map(Drawn::of).collect::<Vec<_>>());
+        let bytes = parts.iter().flatten().map(|part| part.html.as_str().len()).sum();
+        let parts = parts.map(Arc::new);
         picture.parts = Some(parts.clone());
         let drawing = started.elapsed().saturating_sub(READING_TIME);
         picture.until = Some(Instant::now() + DRAW_EVERY.max(10 * drawing));
+        drop(picture);
+        self.pictures.weigh(view, bytes);
         parts
     }
 }
@@ -87,8 +96,8 @@ pub(super) fn events(
             }
             waits = true;
             let (of, which) = (gallery.clone(), view.clone());
-            let drawn = tokio::task::spawn_blocking(move || of.parts(&which)).await;
-            // Without the thread, for lack of memory, the page asks again.
+            let drawn = work(move |patience| of.parts(&which, patience)).await;
+            // Without an answer, for lack of time or memory, the page asks again.
             let parts = match drawn.ok()? {
                 Ok(parts) => parts,
                 Err(problem) => Arc::new(vec![Drawn::of(gone(&problem))]),

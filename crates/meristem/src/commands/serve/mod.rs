@@ -9,11 +9,15 @@ mod library;
 #[cfg(feature = "serve")]
 mod live;
 #[cfg(feature = "serve")]
+mod places;
+#[cfg(feature = "serve")]
 mod routes;
 #[cfg(feature = "serve")]
 mod server;
 #[cfg(feature = "serve")]
 mod view;
+#[cfg(feature = "serve")]
+mod work;
 
 #[cfg(feature = "serve")]
 pub(crate) use self::server::run;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::State;
-use axum::http::{StatusCode, Uri, header};
+use axum::extract::{Request, State};
+use axum::http::{Method, StatusCode, header};
 use axum::middleware::from_fn_with_state;
 use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
@@ -14,7 +14,10 @@ use axum::routing::get;
 use super::guard::{Guard, admit};
 use super::library::Library;
 use super::live::{Drawn, Gallery, events};
+use super::places::Seat;
 use super::view::{Missing, View};
+use super::work::{Patience, Unanswered, work};
+use crate::cli::BasePath;
 use crate::page::{Html, STYLE};
 
 const SCRIPT: &str = include_str!("live.js");
@@ -22,19 +25,15 @@ const SERVED_STYLE: &str = include_str!("serve.css");
 /// Time between two signs of life on a stream on which nothing happens.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(15);
 
+const STYLE_PATH: &str = "/style.css";
+const SCRIPT_PATH: &str = "/live.js";
 /// Path before the path of a view: parts as they change.
 const LIVE: &str = "/live";
 /// Path before the path of a view: the same as JSON.
 const API: &str = "/api";
 
 pub(super) fn router(library: Arc<Library>, guard: Guard) -> Router {
-    let of_type = |kind: &'static str, text: String| {
-        get(move || async move { ([(header::CONTENT_TYPE, kind)], text) })
-    };
-    let style = format!("{STYLE}{SERVED_STYLE}");
     Router::new()
-        .route("/style.css", of_type("text/css; charset=utf-8", style))
-        .route("/live.js", of_type("text/javascript; charset=utf-8", SCRIPT.into()))
         .fallback_service(get(show).with_state(Arc::new(Gallery::new(library))))
         .layer(from_fn_with_state(Arc::new(guard), admit))
 }
@@ -47,40 +46,56 @@ enum Form {
     Json,
 }
 
-async fn show(State(gallery): State<Arc<Gallery>>, uri: Uri) -> Response {
-    let path = uri.path();
+async fn show(State(gallery): State<Arc<Gallery>>, request: Request) -> Response {
+    let base = &gallery.library.base;
+    let Some(path) = base.below(request.uri().path()) else {
+        return StatusCode::NOT_FOUND.into_response();
+    };
+    let of_type =
+        |kind: &'static str, text: String| ([(header::CONTENT_TYPE, kind)], text).into_response();
+    match path {
+        STYLE_PATH => return of_type("text/css; charset=utf-8", format!("{STYLE}{SERVED_STYLE}")),
+        SCRIPT_PATH => return of_type("text/javascript; charset=utf-8", SCRIPT.into()),
+        _ => {}
+    }
     let below = |prefix: &str| path.strip_prefix(prefix).filter(|rest| rest.starts_with('/'));
     let (form, rest) = match (below(LIVE), below(API)) {
         (Some(rest), _) => (Form::Live, rest),
         (_, Some(rest)) => (Form::Json, rest),
         _ => (Form::Page, path),
     };
-    let (rest, query) = (rest.to_string(), uri.query().unwrap_or("").to_string());
+    let (rest, query) = (rest.to_string(), request.uri().query().unwrap_or("").to_string());
     let of = gallery.clone();
     // Folders are read, which may take long on a shared disk.
-    let done = tokio::task::spawn_blocking(move || {
-        let view = View::of(&rest, &query, &of.library)?;
+    let done = work(move |patience| {
+        let view = View::of([&rest, &query], &of.library, patience)?;
         let answer = match form {
-            Form::Page => Answer::Page(page(&of, &view)?),
-            Form::Json => Answer::Json(view.json(&of.library)?.to_string()),
+            Form::Page => Answer::Page(page(&of, &view, patience)?),
+            Form::Json => Answer::Json(view.json(&of.library, patience)?.to_string()),
             Form::Live => Answer::Live(view),
         };
         Ok::<_, Missing>(answer)
     });
     match done.await {
-        Ok(Ok(Answer::Page(html))) => {
-            ([(header::CONTENT_TYPE, "text/html; charset=utf-8")], html).into_response()
-        }
-        Ok(Ok(Answer::Json(json))) => {
-            ([(header::CONTENT_TYPE, "application/json")], json).into_response()
-        }
+        Ok(Ok(Answer::Page(html))) => of_type("text/html; charset=utf-8", html),
+        Ok(Ok(Answer::Json(json))) => of_type("application/json", json),
         Ok(Ok(Answer::Live(view))) => {
+            let seat = request.extensions().get::<Arc<Seat>>();
+            if request.method() == Method::GET && !seat.is_some_and(|seat| seat.goes_live()) {
+                return busy("too many pages follow runs; load this one again later\n");
+            }
             let alive = KeepAlive::new().interval(SIGN_OF_LIFE);
             Sse::new(events(gallery, view)).keep_alive(alive).into_response()
         }
-        Ok(Err(missing)) => not_found(form, &missing),
-        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+        Ok(Err(missing)) => not_found(base, form, &missing),
+        Err(Unanswered::TooLate) => busy("reading takes too long; try again later\n"),
+        Err(Unanswered::Failed) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
+}
+
+/// An answer without a place or time for the right one.
+fn busy(words: &'static str) -> Response {
+    (StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, "5")], words).into_response()
 }
 
 enum Answer {
@@ -89,8 +104,9 @@ enum Answer {
     Live(View),
 }
 
-fn page(gallery: &Gallery, view: &View) -> Result<String, Missing> {
-    let parts = gallery.parts(view)?;
+fn page(gallery: &Gallery, view: &View, patience: &Patience) -> Result<String, Missing> {
+    let parts = gallery.parts(view, patience)?;
+    let base = &gallery.library.base;
     let title = view.title(&gallery.library);
     let mut sections = Html::default();
     for Drawn { id, hash, html } in parts.iter() {
@@ -99,7 +115,7 @@ fn page(gallery: &Gallery, view: &View) -> Result<String, Missing> {
     let sections = Html::element("div", "id=\"parts\"", sections);
     let mut body = Html::default();
     if *view != View::List {
-        let back = Html::anchor("/", "All runs");
+        let back = Html::anchor(&base.to("/"), "All runs");
         body.push(Html::element("nav", "aria-label=\"Pages\"", back));
     }
     body.push(Html::of("h1", &title));
@@ -110,21 +126,26 @@ fn page(gallery: &Gallery, view: &View) -> Result<String, Missing> {
             let button = Html::element("button", "type=\"submit\"", Html::text("Compare"));
             let mut form = Html::element("p", "", button);
             form.push(sections);
-            body.push(Html::element("form", "action=\"/compare\" method=\"get\"", form));
+            body.push(Html::form(&base.to("/compare"), form));
         }
         _ => body.push(sections),
     }
-    Ok(Html::served(&format!("{title} – Meristem"), body))
+    Ok(served(base, &format!("{title} – Meristem"), body))
 }
 
-fn not_found(form: Form, missing: &str) -> Response {
+fn served(base: &BasePath, title: &str, body: Html) -> String {
+    let [style, script] = [STYLE_PATH, SCRIPT_PATH].map(|path| base.to(path));
+    Html::served(title, [&style, &script], body)
+}
+
+fn not_found(base: &BasePath, form: Form, missing: &str) -> Response {
     let json = serde_json::json!({ "error": missing }).to_string();
     let mut body = Html::of("h1", "Not found");
     body.push(Html::of("p", missing));
-    body.push(Html::element("p", "", Html::anchor("/", "All runs")));
+    body.push(Html::element("p", "", Html::anchor(&base.to("/"), "All runs")));
     let (kind, text) = match form {
         Form::Json => ("application/json", json),
-        Form::Page | Form::Live => ("text/html; charset=utf-8", Html::served("Not found", body)),
+        Form::Page | Form::Live => ("text/html; charset=utf-8", served(base, "Not found", body)),
     };
     (StatusCode::NOT_FOUND, [(header::CONTENT_TYPE, kind)], text).into_response()
 }

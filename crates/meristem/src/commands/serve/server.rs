@@ -21,10 +21,11 @@ const READERS: usize = 2;
 
 /// Serves until a signal ends it.
 pub(crate) fn run(arguments: &ServeArguments) -> Outcome {
-    let library = Arc::new(Library::open(&arguments.folder)?);
+    let base = &arguments.base_path;
+    let library = Arc::new(Library::open(&arguments.folder, base)?);
     let (listener, address) = listen(SocketAddr::new(arguments.bind, arguments.port))?;
     let needs_token = arguments.token || !arguments.bind.is_loopback();
-    let guard = Guard::new(address, needs_token).map_err(|error| {
+    let guard = Guard::new(address, needs_token, base).map_err(|error| {
         Failure::failed(
             format!("cannot make a token, because the system has no random numbers: {error}"),
             "serve on a loopback address, without --token",

@@ -11,6 +11,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_e
 use serde_json::{Map, Value, json};
 
 use super::library::{Library, lock};
+use super::work::Patience;
 use crate::commands::runs::compare;
 use crate::page::{self, Html, Part, side_by_side};
 use crate::plain::{duration, percent, thousands};
@@ -21,6 +22,9 @@ const PLAIN: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').
 const COMPARED_MAX: usize = 16;
 /// Rows of the list; the oldest runs beyond are left out.
 const ROWS_MAX: usize = 1000;
+
+/// Key of a run in a query whose name is not UTF-8, as no form can send it: the name as in a path.
+const BYTES: &str = "encoded";
 
 /// Subject of a page.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -38,15 +42,30 @@ fn encoded(name: &Path) -> String {
     percent_encode(name.as_os_str().as_encoded_bytes(), &PLAIN).to_string()
 }
 
+/// The name of a run in a part of a query, encoded as in a path.
+fn name_in(pair: &str) -> Option<String> {
+    match pair.split_once('=')? {
+        // As a form writes it.
+        ("run", name) => Some(name.replace('+', "%20")),
+        (BYTES, name) => Some(percent_decode_str(name).decode_utf8_lossy().into_owned()),
+        _ => None,
+    }
+}
+
 impl View {
     /// The view of a path without its prefix, and of a query.
     ///
     /// # Errors
     /// There is no such view, or no such run.
-    pub(super) fn of(path: &str, query: &str, library: &Library) -> Result<Self, Missing> {
+    pub(super) fn of(
+        [path, query]: [&str; 2],
+        library: &Library,
+        patience: &Patience,
+    ) -> Result<Self, Missing> {
         let run = |name: &str| {
             let name: Vec<u8> = percent_decode_str(name).collect();
-            library.run(&name).ok_or("there is no such run in the served folder".to_string())
+            let run = library.run(&name, patience);
+            run.ok_or("there is no such run in the served folder".to_string())
         };
         if let Some(name) = path.strip_prefix("/run/") {
             return run(name).map(Self::Run);
@@ -54,12 +73,10 @@ impl View {
         match path {
             "/" => Ok(Self::List),
             "/compare" => {
-                let names = query.split('&').filter_map(|pair| pair.strip_prefix("run="));
-                // As a form writes them.
-                let plain = |name: &str| name.replace('+', "%20");
+                let names = query.split('&').filter_map(name_in);
                 // In order of their paths, and each once: a run is locked while it is drawn.
                 let runs: Result<BTreeSet<PathBuf>, Missing> =
-                    names.map(|name| run(&plain(name))).collect();
+                    names.map(|name| run(&name)).collect();
                 let runs: Vec<PathBuf> = runs?.into_iter().collect();
                 match runs.len() {
                     2..=COMPARED_MAX => Ok(Self::Compare(runs)),
@@ -84,11 +101,15 @@ impl View {
     ///
     /// # Errors
     /// A run is no longer there.
-    pub(super) fn parts(&self, library: &Library) -> Result<Vec<Part>, Missing> {
+    pub(super) fn parts(
+        &self,
+        library: &Library,
+        patience: &Patience,
+    ) -> Result<Vec<Part>, Missing> {
         match self {
-            Self::List => Ok(list(library)),
-            Self::Run(run) => one(library, run),
-            Self::Compare(runs) => with_runs(library, runs, |all| {
+            Self::List => Ok(list(library, patience)),
+            Self::Run(run) => one(library, run, patience),
+            Self::Compare(runs) => with_runs(library, runs, patience, |all| {
                 let mut names = Html::default();
                 for (run, path) in all.iter().zip(runs) {
                     let mut entry = link(library, path);
@@ -106,10 +127,10 @@ impl View {
     ///
     /// # Errors
     /// A run is no longer there.
-    pub(super) fn json(&self, library: &Library) -> Result<Value, Missing> {
+    pub(super) fn json(&self, library: &Library, patience: &Patience) -> Result<Value, Missing> {
         match self {
             Self::List => {
-                let list = library.list();
+                let list = library.list(patience);
                 let runs = list.rows.iter().map(|row| {
                     let name = encoded(library.name(&row.run));
                     let mut value = json!(row);
@@ -118,14 +139,14 @@ impl View {
                 });
                 let unreadable = &list.found.unreadable;
                 Ok(json!({"runs": runs.collect::<Vec<_>>(), "unreadable": unreadable,
-                    "truncated": list.found.truncated}))
+                    "truncated": list.found.truncated, "unread": list.unread}))
             }
             Self::Run(run) => {
-                let follower = library.follow(run).map_err(|error| error.to_string())?;
+                let follower = library.follow(run, patience).map_err(|error| error.to_string())?;
                 let follower = lock(&follower);
                 Ok(run_json(&follower))
             }
-            Self::Compare(runs) => with_runs(library, runs, compare::as_json),
+            Self::Compare(runs) => with_runs(library, runs, patience, compare::as_json),
         }
     }
 }
@@ -137,7 +158,7 @@ fn label(library: &Library, run: &Path) -> String {
 }
 
 fn link(library: &Library, run: &Path) -> Html {
-    let url = format!("/run/{}", encoded(library.name(run)));
+    let url = library.base.to(&format!("/run/{}", encoded(library.name(run))));
     Html::anchor(&url, &label(library, run))
 }
 
@@ -145,24 +166,30 @@ fn link(library: &Library, run: &Path) -> Html {
 fn with_runs<T>(
     library: &Library,
     runs: &[PathBuf],
+    patience: &Patience,
     show: impl FnOnce(&[&Run]) -> T,
 ) -> Result<T, Missing> {
-    let followed: Result<Vec<_>, _> = runs.iter().map(|run| library.follow(run)).collect();
+    let followed: Result<Vec<_>, _> =
+        runs.iter().map(|run| library.follow(run, patience)).collect();
     let followed = followed.map_err(|error| error.to_string())?;
     let locked: Vec<MutexGuard<'_, Follower>> = followed.iter().map(|run| lock(run)).collect();
     let all: Vec<&Run> = locked.iter().map(|follower| &follower.run).collect();
     Ok(show(&all))
 }
 
-fn list(library: &Library) -> Vec<Part> {
-    let list = library.list();
+fn list(library: &Library, patience: &Patience) -> Vec<Part> {
+    let list = library.list(patience);
     let mut notes = Html::default();
     let mut note = |words: String| notes.push(Html::of("p", &words));
-    if list.rows.is_empty() {
+    if list.found.runs.is_empty() {
         note("There are no runs in this folder. `meristem train` makes one.".into());
     }
     if list.rows.len() > ROWS_MAX {
         note(format!("The newest {} of {} runs.", thousands(ROWS_MAX as u64), list.rows.len()));
+    }
+    if list.unread > 0 {
+        let unread = thousands(list.unread as u64);
+        note(format!("Reading the runs: {unread} more are not in the list yet."));
     }
     if list.found.truncated {
         note("Only the first 100,000 entries were searched; serve a folder below.".into());
@@ -178,7 +205,10 @@ fn list(library: &Library) -> Vec<Part> {
         }
         let name = library.name(&row.run);
         let choice = format!("compare {}", label(library, &row.run));
-        let mut first = Html::checkbox("run", &name.to_string_lossy(), &choice);
+        let mut first = match name.to_str() {
+            Some(name) => Html::checkbox("run", name, &choice),
+            None => Html::checkbox(BYTES, &encoded(name), &choice),
+        };
         first.push(link(library, &row.run));
         let text = |text: String| Html::text(&text);
         rows.push(vec![
@@ -211,8 +241,8 @@ fn state(state: RunState) -> Html {
     Html::element("span", class, Html::text(state.name()))
 }
 
-fn one(library: &Library, run: &PathBuf) -> Result<Vec<Part>, Missing> {
-    let follower = library.follow(run).map_err(|error| error.to_string())?;
+fn one(library: &Library, run: &PathBuf, patience: &Patience) -> Result<Vec<Part>, Missing> {
+    let follower = library.follow(run, patience).map_err(|error| error.to_string())?;
     let follower = lock(&follower);
     let mut parts = vec![Part::new("now", now(&follower))];
     let results = page::results(&[&follower.run]);

@@ -72,6 +72,11 @@ impl Curve {
         self.points.iter().copied().chain(self.last_part()).collect()
     }
 
+    /// Number of points, without one for values that do not fill one yet.
+    pub(super) fn points_kept(&self) -> usize {
+        self.points.len()
+    }
+
     /// The value of the last point.
     pub fn last(&self) -> Option<f64> {
         self.last_part().or(self.points.last().copied()).map(|[_, y]| y)

@@ -90,6 +90,15 @@ impl EnvHistory {
         self.thin_spans();
     }
 
+    /// Memory in bytes, roughly.
+    pub(super) fn bytes(&self) -> usize {
+        let Self { train_loss, control_loss, control_accuracy, twin_accuracy, parameters, .. } =
+            self;
+        let curves = [train_loss, control_loss, control_accuracy, twin_accuracy, parameters];
+        let points: usize = curves.iter().map(|curve| curve.points_kept()).sum();
+        points * size_of::<[f64; 2]>() + self.spans.len() * (size_of::<Span>() + 32)
+    }
+
     /// Adds a step.
     pub(super) fn step(&mut self, mut step: StepCompleted, parameters: f64) {
         let x = step.step as f64;

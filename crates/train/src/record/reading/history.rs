@@ -118,6 +118,11 @@ impl History {
         Ok(reached)
     }
 
+    /// Memory of the curves and stages of all envs in bytes, roughly.
+    pub fn bytes(&self) -> usize {
+        self.envs.values().map(EnvHistory::bytes).sum()
+    }
+
     /// Adds an event.
     pub fn add(&mut self, line: Line) {
         self.seconds = line.seconds;

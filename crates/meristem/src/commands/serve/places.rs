@@ -1,0 +1,260 @@
+//! Places of connections and of live streams, in all and for one address.
+//!
+//! A new connection always finds a place: the one that has waited longest for a request is ended
+//! for it. So slow clients do not delay others. Live streams have separate places, so that they
+//! leave the places of pages alone.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+
+/// Places, in all and for one address.
+struct Limit {
+    all: usize,
+    each: usize,
+}
+
+/// Connections that are no live streams. With those and the files that are read, a usual limit of
+/// 1,024 open files suffices.
+const PAGES: Limit = Limit { all: 512, each: 256 };
+/// Live streams.
+const LIVE: Limit = Limit { all: 256, each: 128 };
+/// Time for an answer, after which its connection may be ended for another.
+const TAKING_TIME: Duration = Duration::from_secs(90);
+
+/// Present use of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    /// It waits for a request, or reads one.
+    Waits,
+    /// A request is answered.
+    Answers,
+    /// Its answer is a live stream.
+    Live,
+}
+
+struct Place {
+    address: IpAddr,
+    now: Use,
+    since: Instant,
+    end: Arc<Notify>,
+}
+
+/// All places that are taken.
+#[derive(Default)]
+pub(super) struct Places {
+    taken: Mutex<Taken>,
+}
+
+#[derive(Default)]
+struct Taken {
+    places: HashMap<u64, Place>,
+    next: u64,
+}
+
+/// Place of one connection, which it gives back when it is dropped.
+pub(super) struct Seat {
+    places: Arc<Places>,
+    number: u64,
+    end: Arc<Notify>,
+}
+
+/// Mark of a connection that answers a request; dropped at the end of the answer.
+pub(super) struct Answering(Arc<Seat>);
+
+/// The part of an address that its owner cannot choose: all of IPv4, the network of IPv6.
+fn owner(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => {
+            let [a, b, c, d, ..] = address.segments();
+            Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
+        }
+        address => address,
+    }
+}
+
+impl Places {
+    fn lock(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A place for a new connection. `None` if all have requests that are being answered.
+    pub(super) fn enter(self: &Arc<Self>, address: IpAddr) -> Option<Arc<Seat>> {
+        let address = owner(address);
+        let mut taken = self.lock();
+        let number = taken.next;
+        taken.next += 1;
+        if taken.pages(Some(address)) >= PAGES.each {
+            taken.free(address)?;
+        } else if taken.pages(None) >= PAGES.all {
+            let most = taken.most()?;
+            taken.free(most)?;
+        }
+        let end = Arc::new(Notify::new());
+        let place = Place { address, now: Use::Waits, since: Instant::now(), end: end.clone() };
+        taken.places.insert(number, place);
+        Some(Arc::new(Seat { places: self.clone(), number, end }))
+    }
+}
+
+impl Taken {
+    /// Number of connections, of an address or all, that are no live streams.
+    fn pages(&self, address: Option<IpAddr>) -> usize {
+        let counts = |place: &&Place| {
+            place.now != Use::Live && address.is_none_or(|address| place.address == address)
+        };
+        self.places.values().filter(counts).count()
+    }
+
+    /// The address with the most connections that are no live streams.
+    fn most(&self) -> Option<IpAddr> {
+        let mut counts: HashMap<IpAddr, usize> = HashMap::new();
+        for place in self.places.values().filter(|place| place.now != Use::Live) {
+            *counts.entry(place.address).or_default() += 1;
+        }
+        counts.into_iter().max_by_key(|(address, count)| (*count, *address)).map(|most| most.0)
+    }
+
+    /// Ends the connection of an address that has waited longest, or else has taken its answer for
+    /// too long. `None` if there is none.
+    fn free(&mut self, address: IpAddr) -> Option<()> {
+        let may_end = |(_, place): &(&u64, &Place)| {
+            let is_slow = place.now == Use::Answers && place.since.elapsed() >= TAKING_TIME;
+            place.address == address && (place.now == Use::Waits || is_slow)
+        };
+        let order =
+            |(number, place): &(&u64, &Place)| (place.now == Use::Answers, place.since, **number);
+        let number = *self.places.iter().filter(may_end).min_by_key(order)?.0;
+        self.places.remove(&number)?.end.notify_one();
+        Some(())
+    }
+
+    fn set(&mut self, number: u64, now: Use) {
+        if let Some(place) = self.places.get_mut(&number) {
+            (place.now, place.since) = (now, Instant::now());
+        }
+    }
+}
+
+impl Seat {
+    /// Waits until the place is given to another connection.
+    pub(super) async fn is_lost(&self) {
+        self.end.notified().await;
+    }
+
+    /// Marks the connection as answering a request.
+    pub(super) fn answers(self: &Arc<Self>) -> Answering {
+        self.places.lock().set(self.number, Use::Answers);
+        Answering(self.clone())
+    }
+
+    /// Takes a place of a live stream until the end of the answer. False if there is none.
+    pub(super) fn goes_live(&self) -> bool {
+        let mut taken = self.places.lock();
+        let Some(address) = taken.places.get(&self.number).map(|place| place.address) else {
+            return false;
+        };
+        let live = || taken.places.values().filter(|place| place.now == Use::Live);
+        let own = live().filter(|place| place.address == address).count();
+        let is_free = live().count() < LIVE.all && own < LIVE.each;
+        if is_free {
+            taken.set(self.number, Use::Live);
+        }
+        is_free
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.places.lock().places.remove(&self.number);
+    }
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        self.0.places.lock().set(self.0.number, Use::Waits);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(last: u8) -> IpAddr {
+        [10, 0, 0, last].into()
+    }
+
+    fn is_in(places: &Places, seat: &Seat) -> bool {
+        places.lock().places.contains_key(&seat.number)
+    }
+
+    #[test]
+    fn who_waits_longest_makes_room_for_a_new_connection_of_its_address() {
+        let places = Arc::new(Places::default());
+        let other = places.enter(address(2)).unwrap();
+        let answering = places.enter(address(1)).unwrap();
+        let mark = answering.answers();
+        let slow: Vec<Arc<Seat>> = (0..600).map(|_| places.enter(address(1)).unwrap()).collect();
+        assert_eq!(places.lock().pages(Some(address(1))), PAGES.each);
+        assert!(!is_in(&places, &slow[0]) && is_in(&places, &slow[599]));
+        assert!(is_in(&places, &other) && is_in(&places, &answering));
+        // The other half is for other addresses.
+        let more = (3..=254).map(|last| places.enter(address(last)).unwrap());
+        let more: Vec<Arc<Seat>> = more.collect();
+        assert!(more.iter().all(|seat| is_in(&places, seat)));
+        drop(mark);
+        drop(slow);
+        drop(more);
+        assert_eq!(places.lock().places.len(), 2);
+    }
+
+    #[test]
+    fn all_places_together_have_a_limit() {
+        let places = Arc::new(Places::default());
+        let seats = (0..2000u32).map(|number| {
+            let [_, _, a, b] = number.to_be_bytes();
+            places.enter([10, 0, a, b].into()).unwrap()
+        });
+        let seats: Vec<Arc<Seat>> = seats.collect();
+        assert_eq!(places.lock().places.len(), PAGES.all);
+        assert!(is_in(&places, &seats[1999]));
+        let mut answering = vec![];
+        let busy = Arc::new(Places::default());
+        while let Some(seat) = busy.enter(address(1)) {
+            answering.push(seat.answers());
+        }
+        assert_eq!(answering.len(), PAGES.each, "nobody is ended in the middle of an answer");
+        assert!(busy.enter(address(2)).is_some());
+    }
+
+    #[test]
+    fn streams_leave_the_places_of_pages_alone() {
+        let places = Arc::new(Places::default());
+        let mut streams = vec![];
+        for number in 0..1000 {
+            let seat = places.enter(address(1)).unwrap();
+            let mark = seat.answers();
+            if !seat.goes_live() {
+                assert_eq!(number, LIVE.each);
+                break;
+            }
+            streams.push(mark);
+        }
+        assert_eq!(places.lock().pages(None), 0);
+        let seat = places.enter(address(2)).unwrap();
+        assert!(seat.goes_live(), "another address has places of its own");
+        streams.pop();
+        assert!(places.enter(address(1)).unwrap().goes_live(), "a place that was given back");
+    }
+
+    #[test]
+    fn a_network_of_ipv6_is_one_address() {
+        let of = |text: &str| owner(text.parse().unwrap());
+        assert_eq!(of("2001:db8:1:2::1"), of("2001:db8:1:2:ffff::9"));
+        assert_ne!(of("2001:db8:1:2::1"), of("2001:db8:1:3::1"));
+        assert_eq!(of("::ffff:10.0.0.1"), of("10.0.0.1"));
+    }
+}
