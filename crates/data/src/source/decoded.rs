@@ -1,9 +1,10 @@
 //! Decoded images on disk, so that a large dataset of image files is decoded once.
 //!
-//! A file holds the images of one split, and of each image file its name, size, time of the last
-//! change and checksum. It is used if all of them are as they were; an image file whose time has
-//! changed is read and compared by its checksum. The cache only saves time: a file in it that is
-//! damaged, or cannot be read or written, is as good as none, and is reported.
+//! A file holds the images of one split, and the name, identity and checksum of each image file. It
+//! is used if all of them are as they were. An image file with another identity is read and compared
+//! by its checksum; if all are equal, the file is written again with the new identities. The cache
+//! only saves time: a file in it that is damaged, or cannot be read or written, is as good as none,
+//! and is reported.
 //!
 //! A file is written under another name and renamed, so that processes may share the folder. The
 //! format is: pixels, a description as JSON, its length (u64), the CRC-32 of all that, and
@@ -12,20 +13,23 @@
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 
+use super::identity::{self, FileId};
 use super::image_file::{self, Stamp};
 use super::listing::ImageFile;
 use super::{OnBadFile, Sink};
 use crate::error::{Error, Mismatch, Result};
 use crate::notes;
 
-/// Last bytes of a file.
-const MAGIC: &[u8; 8] = b"MRSTMIM1";
+/// Last bytes of a file, with the version of the format.
+const MAGIC: &[u8; 8] = b"MRSTMIM2";
 /// Length of the end: length of the description, checksum, magic.
 const END: usize = 8 + 4 + 8;
 /// Limit of the bytes in all files together; the least recently used are removed first.
@@ -34,9 +38,8 @@ pub const BYTES_MAX: u64 = 10 << 30;
 pub const FILES_MIN: usize = 1000;
 /// Age from which on an unfinished file is that of a killed process.
 const ABANDONED: Duration = Duration::from_secs(24 * 3600);
-/// An image file that was changed so shortly before it was read may change again without a change
-/// of its time.
-const CLOCK_NS: u64 = 2_000_000_000;
+/// Largest number of threads that compare image files; more would only wait for the disk.
+const COMPARE_THREADS_MAX: usize = 16;
 const ENDING: &str = "images";
 
 /// Folder of decoded images: `decoded` in `MERISTEM_CACHE`, or in `meristem` of the user's folder
@@ -99,11 +102,11 @@ struct Description {
     /// Dataset, split and form of the images.
     key: String,
     /// Time before the images were read, in nanoseconds since 1970.
-    began_ns: u64,
+    began_ns: i64,
     /// Names of the image files in order.
     names: Vec<String>,
-    /// Size, time of the last change and checksum of each.
-    stamps: Vec<(u64, u64, u32)>,
+    /// Identity and checksum of each.
+    stamps: Vec<Stamp>,
     /// Positions of those that do not decode; they have no pixels.
     bad: Vec<usize>,
 }
@@ -144,13 +147,47 @@ impl Place {
             Err(problem) => return self.tell(&problem),
         };
         let same = description.key == self.key && description.names == names(files);
-        if !same || !description.is_current(files) {
+        let now_ns = identity::now_ns();
+        let Some(renewed) = same.then(|| description.compare(files, now_ns)).flatten() else {
             tracing::info!(path = %self.path.display(), "the images have changed");
             return None;
-        }
+        };
         // For the order of removal; without it the file counts as older.
         let _ = file.set_modified(SystemTime::now());
-        Some(Found { path: self.path.clone(), file, description, image_bytes: self.image_bytes })
+        let (path, image_bytes) = (self.path.clone(), self.image_bytes);
+        let found = Found { path, file, description, image_bytes };
+        if let Some(stamps) = renewed {
+            self.renew(&found, files, (stamps, now_ns));
+        }
+        Some(found)
+    }
+
+    /// Writes the file again with other stamps and the time before they were taken, so that the next
+    /// start reads no image file.
+    fn renew(&self, found: &Found, files: &[ImageFile], (stamps, began_ns): (Vec<Stamp>, i64)) {
+        let place = Self { path: self.path.clone(), key: self.key.clone(), ..*self };
+        let Some(mut kept) = place.create(files) else { return };
+        let copy = |kept: &mut Kept| {
+            let mut file = &found.file;
+            file.rewind()?;
+            let mut left = file.take(found.description.good() * self.image_bytes as u64);
+            let mut piece = vec![0; 1 << 20];
+            loop {
+                match left.read(&mut piece)? {
+                    0 => return Ok(()),
+                    count => kept.write(&piece[..count])?,
+                }
+            }
+        };
+        match copy(&mut kept) {
+            Ok(()) => {
+                let bad = found.description.bad.clone();
+                let made = &mut kept.description;
+                (made.bad, made.stamps, made.began_ns) = (bad, stamps, began_ns);
+                kept.finish();
+            }
+            Err(error) => kept.place.tell_unkept(&error),
+        }
     }
 
     /// Reads the whole file once to check it.
@@ -187,8 +224,8 @@ impl Place {
         let description: Description =
             serde_json::from_reader((&mut reader).take(length)).map_err(|e| e.to_string())?;
         let Description { stamps, bad, names, .. } = &description;
-        let good = stamps.len().checked_sub(bad.len()).map(|n| (n * self.image_bytes) as u64);
-        match stamps.len() == names.len() && bad.is_sorted() && good == Some(start) {
+        let fits = bad.len() <= stamps.len() && stamps.len() == names.len() && bad.is_sorted();
+        match fits && description.good().checked_mul(self.image_bytes as u64) == Some(start) {
             true => Ok(description),
             false => Err("its description does not fit its length".into()),
         }
@@ -202,10 +239,9 @@ impl Place {
 
     /// A new file for the decoded images of `files`.
     pub(crate) fn create(self, files: &[ImageFile]) -> Option<Kept> {
-        let began_ns = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let description = Description {
             key: self.key.clone(),
-            began_ns: began_ns.as_nanos() as u64,
+            began_ns: identity::now_ns(),
             names: names(files),
             stamps: vec![],
             bad: vec![],
@@ -226,19 +262,48 @@ impl Place {
 }
 
 impl Description {
-    /// Whether all files are as they were.
-    fn is_current(&self, files: &[ImageFile]) -> bool {
-        let same = |(file, &(bytes, modified_ns, crc)): (&ImageFile, &(u64, u64, u32))| {
-            let Ok(metadata) = fs::metadata(&file.path) else { return false };
-            if metadata.len() != bytes {
-                return false;
-            }
-            let now = image_file::modified_ns(&metadata);
-            let settled = now.saturating_add(CLOCK_NS) < self.began_ns;
-            (now == modified_ns && settled)
-                || image_file::read(&file.path).is_ok_and(|(_, stamp)| stamp.crc == crc)
+    /// Number of images that have pixels.
+    fn good(&self) -> u64 {
+        self.stamps.len().saturating_sub(self.bad.len()) as u64
+    }
+
+    /// Compares all files with what they were, beginning at `now_ns`. `None` if one has other
+    /// contents; otherwise the new stamps, if the next comparison reads fewer files with them.
+    fn compare(&self, files: &[ImageFile], now_ns: i64) -> Option<Option<Vec<Stamp>>> {
+        let cores = thread::available_parallelism().map_or(1, NonZero::get);
+        let each = files.len().div_ceil(cores.min(COMPARE_THREADS_MAX)).max(1);
+        let stamps = thread::scope(|scope| {
+            let compare = |(files, stamps): (&[ImageFile], &[Stamp])| {
+                let pairs = files.iter().zip(stamps);
+                let current = pairs.map(|(f, stamp)| stamp.if_current(&f.path, self.began_ns));
+                current.collect::<Option<Vec<Stamp>>>()
+            };
+            let parts = files.chunks(each).zip(self.stamps.chunks(each));
+            let threads: Vec<_> = parts.map(|part| scope.spawn(move || compare(part))).collect();
+            let parts = threads.into_iter().map(|thread| thread.join().ok().flatten());
+            parts.collect::<Option<Vec<_>>>()
+        });
+        let stamps = stamps?.concat();
+        let gains = |(old, new): (&Stamp, &Stamp)| {
+            new.id.is_settled(now_ns) && (old.id != new.id || !old.id.is_settled(self.began_ns))
         };
-        files.iter().zip(&self.stamps).all(same)
+        let renewed = self.stamps.iter().zip(&stamps).any(gains);
+        Some(renewed.then_some(stamps))
+    }
+}
+
+impl Stamp {
+    /// The stamp of the file now, if it has the same contents as at `at_ns`. Reads the file only if
+    /// its identity leaves a doubt.
+    fn if_current(&self, path: &Path, at_ns: i64) -> Option<Self> {
+        let now = FileId::of(&fs::metadata(path).ok()?);
+        if now == self.id && now.is_settled(at_ns) {
+            return Some(*self);
+        }
+        // Another size needs no reading.
+        let same_size = now.bytes == self.id.bytes;
+        let (_, stamp) = same_size.then(|| image_file::read(path).ok()).flatten()?;
+        (stamp.crc == self.crc).then_some(stamp)
     }
 }
 
@@ -303,7 +368,7 @@ pub(crate) struct Kept {
 impl Kept {
     /// Notes the next image file. A file without a stamp ends the keeping.
     pub(crate) fn add(kept: &mut Option<Self>, stamp: Option<Stamp>, is_good: bool) {
-        let Some(Stamp { bytes, modified_ns, crc }) = stamp else {
+        let Some(stamp) = stamp else {
             *kept = None;
             return;
         };
@@ -311,7 +376,7 @@ impl Kept {
             if !is_good {
                 description.bad.push(description.stamps.len());
             }
-            description.stamps.push((bytes, modified_ns, crc));
+            description.stamps.push(stamp);
         }
     }
 

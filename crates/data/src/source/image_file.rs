@@ -6,15 +6,16 @@
 use std::fs::File;
 use std::io::{Cursor, Read};
 use std::path::{Path, PathBuf};
-use std::time::UNIX_EPOCH;
 
 use image::imageops::{self, FilterType};
 use image::{
     ColorType, DynamicImage, GenericImageView, ImageBuffer, ImageDecoder, ImageFormat, ImageReader,
     Limits, Pixel,
 };
+use serde::{Deserialize, Serialize};
 
 use super::SIDE_MAX;
+use super::identity::FileId;
 use crate::error::{Error, Mismatch, Result};
 
 /// Size limit of an image file, in bytes.
@@ -45,13 +46,25 @@ pub(crate) struct Form {
 }
 
 /// State of a file when it was read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(from = "(FileId, u32)", into = "(FileId, u32)")]
 pub(crate) struct Stamp {
-    pub(crate) bytes: u64,
-    /// Time of the last change, in nanoseconds since 1970.
-    pub(crate) modified_ns: u64,
+    /// Identity before the reading.
+    pub(crate) id: FileId,
     /// CRC-32 of the contents.
     pub(crate) crc: u32,
+}
+
+impl From<(FileId, u32)> for Stamp {
+    fn from((id, crc): (FileId, u32)) -> Self {
+        Self { id, crc }
+    }
+}
+
+impl From<Stamp> for (FileId, u32) {
+    fn from(stamp: Stamp) -> Self {
+        (stamp.id, stamp.crc)
+    }
 }
 
 /// Reads the size of the image at `path` from its header: 1 channel if it is grey, 3 otherwise.
@@ -155,18 +168,8 @@ pub(crate) fn read(path: &Path) -> Result<(Vec<u8>, Stamp)> {
         let expected = format!("at most {FILE_BYTES_MAX} bytes");
         return Err(undecodable(path, bytes.len(), expected, "more".into()));
     }
-    let stamp = Stamp {
-        bytes: bytes.len() as u64,
-        modified_ns: modified_ns(&metadata),
-        crc: crc32fast::hash(&bytes),
-    };
+    let stamp = Stamp { id: FileId::of(&metadata), crc: crc32fast::hash(&bytes) };
     Ok((bytes, stamp))
-}
-
-/// Time of the last change of a file, in nanoseconds since 1970; 0 if the system does not know it.
-pub(crate) fn modified_ns(metadata: &std::fs::Metadata) -> u64 {
-    let time = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-    time.map_or(0, |time| time.as_nanos() as u64)
 }
 
 /// Reads the header. The format is recognised by the contents, not by the name.

@@ -8,6 +8,7 @@ pub(crate) mod arrays;
 pub(crate) mod cifar;
 pub mod decoded;
 pub(crate) mod folder;
+pub(crate) mod identity;
 pub(crate) mod idx;
 pub(crate) mod image_file;
 pub(crate) mod images;

@@ -29,7 +29,15 @@ impl Folder {
     }
 
     fn keep(&self) {
+        self.keep_as_of(0);
+    }
+
+    /// Keeps the images as if they had been read this much later.
+    fn keep_as_of(&self, later_ns: i64) {
         let mut kept = self.place().create(&self.files);
+        if let Some(kept) = &mut kept {
+            kept.description.began_ns += later_ns;
+        }
         for (number, file) in self.files.iter().enumerate() {
             let stamp = image_file::read(&file.path).unwrap().1;
             Kept::add(&mut kept, Some(stamp), number != 1);
@@ -104,6 +112,90 @@ fn a_file_changed_just_before_it_was_read_is_compared() {
     fs::write(path, [9; 9]).unwrap();
     File::options().write(true).open(path).unwrap().set_modified(time).unwrap();
     assert!(!folder.found(), "the same size and time");
+}
+
+/// Files of equal size and time, as archives leave them, differ in inode and time of change of
+/// status.
+#[cfg(unix)]
+#[test]
+fn files_that_change_places_are_noticed() {
+    const HOUR_NS: i64 = 3600 * 1_000_000_000;
+    let folder = Folder::new();
+    let time = SystemTime::now() - Duration::from_secs(100);
+    let set_time = |path: &Path| File::options().write(true).open(path)?.set_modified(time);
+    folder.files.iter().for_each(|file| set_time(&file.path).unwrap());
+    // Old enough that nothing is read for want of a settled time.
+    folder.keep_as_of(HOUR_NS);
+    assert!(folder.found());
+    let [a, b, _] = &folder.files[..] else { panic!() };
+    let aside = folder.base.path().join("aside");
+    let swap = || {
+        fs::rename(&a.path, &aside).unwrap();
+        fs::rename(&b.path, &a.path).unwrap();
+        fs::rename(&aside, &b.path).unwrap();
+    };
+    swap();
+    assert!(!folder.found(), "two files have changed places");
+    swap();
+    assert!(folder.found(), "they are back");
+    fs::write(&a.path, [5; 9]).unwrap();
+    set_time(&a.path).unwrap();
+    assert!(!folder.found(), "written in place, its time restored");
+    fs::write(&a.path, [0; 9]).unwrap();
+    fs::hard_link(&a.path, &aside).unwrap();
+    assert!(folder.found(), "a second name changes no contents");
+}
+
+/// What was compared once is not read again at the next start.
+#[cfg(unix)]
+#[test]
+fn compared_files_are_kept_with_their_new_identity() {
+    let folder = Folder::new();
+    folder.keep();
+    let describe = || {
+        let place = folder.place();
+        place.describe(&File::open(&place.path).unwrap()).unwrap()
+    };
+    let copy = folder.base.path().join("copy");
+    let path = &folder.files[0].path;
+    fs::copy(path, &copy).unwrap();
+    fs::rename(&copy, path).unwrap();
+    let now_ns = || FileId::of(&fs::metadata(path).unwrap());
+    let later = identity::now_ns() + 3600 * 1_000_000_000;
+    let old = describe();
+    assert_ne!(old.stamps[0].id, now_ns());
+    let stamps = old.compare(&folder.files, later).unwrap().unwrap();
+    let found = folder.place().open(&folder.files).unwrap();
+    folder.place().renew(&found, &folder.files, (stamps, later));
+    let new = describe();
+    assert_eq!((new.stamps[0].id, &new.bad), (now_ns(), &old.bad));
+    assert_eq!(new.compare(&folder.files, later), Some(None), "nothing to renew");
+    assert!(folder.found());
+    let pixels = |found: Found| {
+        let mut pixels = vec![];
+        let mut sink = |part: &[u8], _: &[u32]| -> Result<()> {
+            pixels.extend_from_slice(part);
+            Ok(())
+        };
+        found.read(&folder.files, 9, &mut |_| Ok(()), &mut sink).unwrap();
+        pixels
+    };
+    assert_eq!(pixels(folder.place().open(&folder.files).unwrap()), [1, 2, 3, 4, 5, 6, 7, 8]);
+}
+
+/// A file of an older format is not read, but replaced.
+#[test]
+fn a_file_of_another_version_is_replaced() {
+    let folder = Folder::new();
+    folder.keep();
+    let path = folder.place().path;
+    let mut bytes = fs::read(&path).unwrap();
+    let end = bytes.len() - 1;
+    bytes[end] = b'1';
+    fs::write(&path, &bytes).unwrap();
+    assert!(!folder.found());
+    folder.keep();
+    assert!(folder.found());
 }
 
 #[test]
