@@ -1,5 +1,6 @@
 //! One copy of a dataset for each (device, source, canonical root, split, variant), shared by the
-//! whole process (D1).
+//! whole process (D1), as long as its files are those that were read. Files that have changed are
+//! loaded anew; who holds the copy of the old ones keeps it.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,6 +38,7 @@ type Loading = Arc<Mutex<Option<Arc<Dataset>>>>;
 struct Entry {
     device: Device,
     key: CacheKey,
+    files: Arc<DatasetFiles>,
     loading: Loading,
 }
 
@@ -58,8 +60,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The split on the device: loaded at the first request, shared by all later ones until [`clear`].
-/// Requests made during the load wait for that one load. Waits for the device.
+/// The split on the device: loaded at the first request, shared by all later ones until [`clear`] or
+/// a change of the files. Requests made during the load wait for that one load. Waits for the
+/// device.
 ///
 /// The cache keeps datasets, and with them their devices, until they are cleared.
 ///
@@ -72,7 +75,20 @@ pub fn load(
     split: Split,
     residency: Residency,
 ) -> Result<Arc<Dataset>> {
-    let files = files(spec)?;
+    load_files(device, &files(spec)?, split, residency)
+}
+
+/// As [`load`], from files that [`files`] returned: several splits are those of the same files.
+///
+/// # Errors
+/// As [`load`], and [`Error::Changed`](crate::Error::Changed) if the files have changed since they
+/// were opened and the split was not loaded before.
+pub fn load_files(
+    device: &Device,
+    files: &Arc<DatasetFiles>,
+    split: Split,
+    residency: Residency,
+) -> Result<Arc<Dataset>> {
     let residency = match residency {
         Residency::Auto { budget } => {
             let fits = dataset::resident_bytes(files.layout(), split) <= budget;
@@ -84,12 +100,12 @@ pub fn load(
     let device_id = device.id();
     let key =
         CacheKey { device: device_id, source, root, skip_bad, resize, no_cache, split, residency };
-    let loading = entry(device, &key);
+    let loading = entry(device, &key, files);
     let mut slot = lock(&loading);
     if let Some(dataset) = &*slot {
         return Ok(dataset.clone());
     }
-    match Dataset::load(device, &files, split, residency) {
+    match Dataset::load(device, files, split, residency) {
         Ok(dataset) => {
             let bytes = dataset::resident_bytes(files.layout(), split);
             tracing::info!(?key, samples = dataset.len(), bytes, "dataset loaded");
@@ -98,14 +114,13 @@ pub fn load(
         Err(error) => {
             let mut cache = lock(&CACHE);
             cache.entries.retain(|entry| !Arc::ptr_eq(&entry.loading, &loading));
-            // The checked files may be outdated by now: the next request checks them again.
-            cache.files.retain(|known| !Arc::ptr_eq(&known.files, &files));
             Err(error)
         }
     }
 }
 
-/// The files of a dataset, checked before or now.
+/// The files of a dataset, checked before or now. They are checked again if one has changed; the
+/// cache forgets what was loaded from the old ones.
 ///
 /// # Errors
 /// The errors of [`DatasetFiles::open`].
@@ -115,8 +130,11 @@ pub fn files(spec: &DatasetSpec) -> Result<Arc<DatasetFiles>> {
     let find = |cache: &Cache| {
         cache.files.iter().find(|known| known.spec == spec).map(|known| known.files.clone())
     };
-    if let Some(files) = find(&lock(&CACHE)) {
-        return Ok(files);
+    let known = find(&lock(&CACHE));
+    match known {
+        Some(files) if files.are_current() => return Ok(files),
+        Some(files) => forget(&files),
+        None => {}
     }
     // Outside of the lock, so that other datasets do not wait for these files.
     let opened = DatasetFiles::open(&spec)?;
@@ -128,9 +146,23 @@ pub fn files(spec: &DatasetSpec) -> Result<Arc<DatasetFiles>> {
     Ok(opened)
 }
 
-fn entry(device: &Device, key: &CacheKey) -> Loading {
+/// Removes checked files that have changed, and what was loaded from them.
+fn forget(files: &Arc<DatasetFiles>) {
     let mut cache = lock(&CACHE);
-    let same = |entry: &&Entry| entry.device == *device && entry.key == *key;
+    cache.files.retain(|known| !Arc::ptr_eq(&known.files, files));
+    let entries = std::mem::take(&mut cache.entries);
+    let (gone, left) = entries.into_iter().partition(|entry| Arc::ptr_eq(&entry.files, files));
+    cache.entries = left;
+    drop(cache);
+    // Dropped outside of the lock: a device's last handle waits for its workers.
+    drop::<Vec<Entry>>(gone);
+}
+
+fn entry(device: &Device, key: &CacheKey, files: &Arc<DatasetFiles>) -> Loading {
+    let mut cache = lock(&CACHE);
+    let same = |entry: &&Entry| {
+        entry.device == *device && entry.key == *key && Arc::ptr_eq(&entry.files, files)
+    };
     if let Some(entry) = cache.entries.iter().find(same) {
         return entry.loading.clone();
     }
@@ -138,6 +170,7 @@ fn entry(device: &Device, key: &CacheKey) -> Loading {
     cache.entries.push(Entry {
         device: device.clone(),
         key: key.clone(),
+        files: files.clone(),
         loading: loading.clone(),
     });
     loading

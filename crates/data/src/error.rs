@@ -140,6 +140,16 @@ pub enum Error {
         mismatch: Box<Mismatch>,
     },
 
+    /// A file was changed while it was read: its parts do not belong together.
+    #[error(
+        "{} was changed while it was read; start again when no other program writes to it",
+        path.display()
+    )]
+    Changed {
+        /// The file or folder.
+        path: PathBuf,
+    },
+
     /// The operating system refused to read or write.
     #[error("cannot {operation} {}: {source}", path.display())]
     Io {

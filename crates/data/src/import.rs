@@ -12,6 +12,7 @@ use crate::path_text;
 use crate::source::cifar::{
     CIFAR_10_FILES, CIFAR_10_FOLDER, CIFAR_10_NAMES, IMAGE, RECORDS, SIDE, planes_of,
 };
+use crate::source::identity::Watch;
 use crate::source::images::Images;
 use crate::source::listing::ImageFile;
 use crate::source::{DatasetSpec, Layout, Reader, Source, Split, TestSplit, canonical_root};
@@ -53,7 +54,8 @@ pub fn import_cifar10(from: &Path, to: &Path, skip_bad: bool) -> Result<ImportRe
     let root = Some(from.to_path_buf());
     let spec = DatasetSpec { root, skip_bad, ..DatasetSpec::of(Source::Folder) };
     let root = canonical_root(&spec)?.unwrap_or_default();
-    let folder = Images::open(&spec, &root)?;
+    let watch = Watch::default();
+    let folder = watch.unless_changed(Images::open(&spec, &root, &watch))?;
     check(&root, folder.layout())?;
     let target = to.join(CIFAR_10_FOLDER);
     if target.exists() {
@@ -64,7 +66,8 @@ pub fn import_cifar10(from: &Path, to: &Path, skip_bad: bool) -> Result<ImportRe
     }
     let partial = to.join(format!("{CIFAR_10_FOLDER}.partial"));
     fs::create_dir_all(&partial).map_err(Error::io("create", &partial))?;
-    let written = write_all(&folder, &partial, skip_bad).and_then(|(lens, skipped)| {
+    let written = watch.unless_changed(write_all(&folder, &partial, skip_bad));
+    let written = written.and_then(|(lens, skipped)| {
         fs::rename(&partial, &target).map_err(Error::io("create", &target))?;
         let [train_len, test_len] = lens;
         let path_is_lossy = path_text::is_lossy(&target);

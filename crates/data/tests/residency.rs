@@ -84,6 +84,87 @@ fn a_failed_load_leaves_nothing() {
     }
 }
 
+/// A file that was rewritten is loaded anew, with equal size and time, too; a holder of the old copy
+/// keeps it, and files that were opened before are not read any more.
+#[test]
+fn a_rewritten_file_is_loaded_anew() {
+    for kind in ["npz", "safetensors"] {
+        let folder = tempfile::tempdir().unwrap();
+        let old = Arrays::small();
+        let mut new = old.clone();
+        new.train_images.reverse();
+        new.train_labels = vec![0, 1, 2];
+        let path = write_arrays(folder.path(), kind, &old);
+        let time = fs::metadata(&path).unwrap().modified().unwrap();
+        let spec = spec_of(Source::Arrays, &path);
+        let device = cpu(1);
+        let pixels = |data: &Dataset| data.resident_images().unwrap().to_vec::<u8>().unwrap();
+        let labels = |data: &Dataset| data.labels().to_vec::<u32>().unwrap();
+        let load = |split| cache::load(&device, &spec, split, Residency::Resident);
+        let held = load(Split::Train).unwrap();
+        let opened = cache::files(&spec).unwrap();
+        write_arrays(folder.path(), kind, &new);
+        fs::File::options().write(true).open(&path).unwrap().set_modified(time).unwrap();
+        let error = cache::load_files(&device, &opened, Split::Test, Residency::Resident);
+        assert!(matches!(error.unwrap_err(), Error::Changed { .. }), "{kind}");
+        let loaded = load(Split::Train).unwrap();
+        assert_eq!((pixels(&loaded), labels(&loaded)), (new.train_images.clone(), vec![0, 1, 2]));
+        assert_eq!((pixels(&held), labels(&held)), (old.train_images.clone(), vec![2, 0, 1]));
+        let again = load(Split::Train).unwrap();
+        assert_eq!(again.resident_images().unwrap().storage_id(), {
+            loaded.resident_images().unwrap().storage_id()
+        });
+        // Another shape, too.
+        let more = Arrays {
+            train_images: (0..48).collect(),
+            train_labels: vec![1, 2, 0, 2],
+            ..Arrays::small()
+        };
+        write_arrays(folder.path(), kind, &more);
+        assert_eq!(pixels(&load(Split::Train).unwrap()), more.train_images);
+        drop((loaded, again));
+        let root = path.canonicalize().unwrap();
+        assert_eq!(cache::clear(|key| key.root.as_deref() == Some(&root)), 1, "one entry is left");
+    }
+}
+
+/// The files behind every kind of dataset are known, and so are names that were added.
+#[test]
+fn every_kind_of_dataset_notices_a_change() {
+    let changes: [(Source, &dyn Fn(&Path)); 5] = [
+        (Source::FashionMnist, &|root| _ = write_idx(root, "train", 5, false)),
+        (Source::Cifar10, &|root| {
+            fs::write(root.join("batches.meta.txt"), "a\nb\nc\nd\ne\nf\ng\nh\ni\nk\n").unwrap();
+        }),
+        (Source::Folder, &|root| save_rgb(&root.join("train/ant/new.png"), 6, 5, 77)),
+        (Source::Folder, &|root| save_rgb(&root.join("test/bee/000.png"), 6, 5, 78)),
+        (Source::Csv, &|root| save_rgb(&root.join("train/cat/001.png"), 6, 5, 79)),
+    ];
+    for (source, change) in changes {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        let mut spec = spec_of(source, root);
+        match source {
+            Source::FashionMnist => {
+                write_idx(root, "train", 7, false);
+                write_idx(root, "t10k", 3, false);
+            }
+            Source::Cifar10 => _ = write_cifar10(root, 2),
+            _ => _ = write_folder(root, 2, 2),
+        }
+        if source == Source::Csv {
+            let list = root.join("list.csv");
+            fs::write(&list, "path,label\ntrain/ant/000.png,a\ntrain/cat/001.png,b\n").unwrap();
+            spec.root = Some(list);
+        }
+        let files = || cache::files(&spec).unwrap();
+        let before = files();
+        assert!(std::sync::Arc::ptr_eq(&before, &files()), "{source}: nothing has changed");
+        change(root);
+        assert!(!std::sync::Arc::ptr_eq(&before, &files()), "{source}");
+    }
+}
+
 /// D1: the load's extra device memory is one chunk: only the copy itself is ever allocated.
 #[test]
 fn a_load_is_one_shot() {

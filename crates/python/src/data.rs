@@ -59,8 +59,9 @@ impl Resident {
         let data = detached(py, || {
             let files = DatasetSpec { root, skip_bad, resize, ..DatasetSpec::embedded() };
             let spec = dataset_spec(dataset, files)?;
-            cache::files(&spec)?.check_has(split)?;
-            Ok::<_, Failure>(cache::load(&device(&name)?, &spec, split, residency)?)
+            let files = cache::files(&spec)?;
+            files.check_has(split)?;
+            Ok::<_, Failure>(cache::load_files(&device(&name)?, &files, split, residency)?)
         })?;
         Ok(Self { data })
     }

@@ -150,3 +150,52 @@ def test_two_threads_get_batches_or_a_named_error(data):
         thread.join()
     assert all("another" in text for text in refused)
     assert len(list(batches.epoch(0))) == len(batches)
+
+
+def arrays(seed: int, images: int = 40) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+    return {
+        "train_images": random.integers(0, 256, (images, 8, 8), dtype=np.uint8),
+        "train_labels": np.arange(images) * seed % 3,
+        "test_images": random.integers(0, 256, (9, 8, 8), dtype=np.uint8),
+        "test_labels": np.arange(9) % 3,
+    }
+
+
+def served(data: meristem.Dataset) -> tuple[np.ndarray, np.ndarray]:
+    batches = meristem.GatherBatches(data, 64, shuffle=False, normalize=([0.0], [1.0]))
+    [[batch]] = batches.epoch(0)
+    bytes_ = np.round(np.from_dlpack(batch.inputs)[:, 0] * 255).astype(np.uint8)
+    return bytes_, np.from_dlpack(batch.targets).copy()
+
+
+def test_a_rewritten_file_is_loaded_anew(tmp_path):
+    path = tmp_path / "d.npz"
+    for first, second in [(arrays(1), arrays(2)), (arrays(3), arrays(4, images=50))]:
+        np.savez(path, **first)
+        old = meristem.Dataset("arrays", root=path)
+        np.savez(path, **second)
+        new = meristem.Dataset("arrays", root=path)
+        for data, given in [(old, first), (new, second)]:
+            images, labels = served(data)
+            assert (images == given["train_images"]).all()
+            assert (labels == given["train_labels"]).all()
+        assert new.mean != old.mean
+
+
+def test_a_run_trains_on_the_file_as_it_is(tiny, tmp_path):
+    def trained(name: str) -> meristem.Run:
+        given = tiny | {"dataset": "arrays", "data_root": path, "run_dir": tmp_path / name}
+        return meristem.train(**given)
+
+    path = tmp_path / "d.npz"
+    np.savez(path, **arrays(1))
+    held = meristem.Dataset("arrays", root=path)
+    np.savez(path, **arrays(2))
+    changed = trained("changed")
+    assert (served(held)[0] == arrays(1)["train_images"]).all()
+    meristem.clear_cache()
+    fresh = trained("fresh")
+    assert changed.summary["dataset"] == fresh.summary["dataset"]
+    losses = [run.events["step_completed"]["train_loss"] for run in (changed, fresh)]
+    assert (losses[0] == losses[1]).all()

@@ -129,8 +129,9 @@ impl Evaluation {
         let (threads, trace) = (config.threads, trace.map(RunTrace::trace));
         let options = DeviceOptions { threads, trace, ..DeviceOptions::default() };
         let machine = Machine::open(&Devices::one(config.device), 0..1, &options)?;
-        let datasets = machine.load(&config.dataset, config.split, Residency::Resident)?;
-        let info = cache::files(&config.dataset)?.info()?;
+        let files = cache::files(&config.dataset)?;
+        let datasets = machine.load(&files, config.split, Residency::Resident)?;
+        let info = files.info()?;
         weights.check_classes(&info.classes)?;
         let image = image_shape(&info);
         let wanted = Wanted { host: spec, image: &image };

@@ -14,6 +14,7 @@ use safetensors::tensor::Metadata;
 use zip::ZipArchive;
 use zip::result::ZipError;
 
+use super::identity::Watch;
 use super::input::Input;
 use super::npy::{self, Header, IntType};
 use super::{
@@ -44,8 +45,9 @@ trait ArrayFile: Send + Sync {
 }
 
 /// The file at `root`, or the only one of its kind in the folder `root`.
-pub(crate) fn open(root: &Path) -> Result<Box<dyn Reader>> {
+pub(crate) fn open(root: &Path, watch: &Watch) -> Result<Box<dyn Reader>> {
     let path = find(root)?;
+    watch.add(&path)?;
     let mut start = [0; 4];
     let mut file = File::open(&path).map_err(Error::io("open", &path))?;
     let zip = file.read_exact(&mut start).is_ok() && start.starts_with(b"PK");

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::identity::Watch;
 use super::input::Input;
 use super::{Layout, OnBad, Reader, Sink, Source, Split, TestSplit, missing_files};
 use crate::error::{Error, Mismatch, Result, damaged};
@@ -85,16 +86,16 @@ pub(crate) struct Cifar {
 
 impl Cifar {
     /// Opens CIFAR-10 in `root`, or in the folder of the official archive below it.
-    pub(crate) fn open_10(root: &Path) -> Result<Self> {
-        Self::open(root, &CIFAR_10)
+    pub(crate) fn open_10(root: &Path, watch: &Watch) -> Result<Self> {
+        Self::open(root, &CIFAR_10, watch)
     }
 
     /// Opens CIFAR-100 in `root`, or in the folder of the official archive below it.
-    pub(crate) fn open_100(root: &Path) -> Result<Self> {
-        Self::open(root, &CIFAR_100)
+    pub(crate) fn open_100(root: &Path, watch: &Watch) -> Result<Self> {
+        Self::open(root, &CIFAR_100, watch)
     }
 
-    fn open(root: &Path, variant: &'static Variant) -> Result<Self> {
+    fn open(root: &Path, variant: &'static Variant, watch: &Watch) -> Result<Self> {
         let nested = root.join(variant.folder);
         let folder = if nested.is_dir() { nested.as_path() } else { root };
         let files = variant.files.map(|names| names.iter().map(|name| folder.join(name)).collect());
@@ -109,6 +110,8 @@ impl Cifar {
             return Err(missing_files(variant.source, folder, absent));
         }
         let names = folder.join(variant.names_file);
+        files.iter().flatten().try_for_each(|path| watch.add(path))?;
+        [&names, &folder.join(RECORDS)].into_iter().try_for_each(|path| watch.add(path))?;
         let classes = if names.is_file() {
             read_names(&names, variant)?
         } else {

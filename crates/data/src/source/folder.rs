@@ -9,6 +9,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::identity::Watch;
 use super::listing::{ImageFile, Listing, is_image, names_in};
 use super::{Source, Split, missing};
 use crate::error::{Error, Mismatch, Result};
@@ -17,11 +18,13 @@ use crate::error::{Error, Mismatch, Result};
 const DEPTH_MAX: usize = 16;
 
 /// Lists `root`. Without a folder `test` there is no test split.
-pub(super) fn list(root: &Path) -> Result<Listing> {
+pub(super) fn list(root: &Path, watch: &Watch) -> Result<Listing> {
     if !root.is_dir() {
         return Err(missing(Source::Folder, root));
     }
     let [train, test] = Split::ALL.map(|split| root.join(split.name()));
+    // Folders change when names are added to them or removed.
+    [&train, &test].into_iter().try_for_each(|folder| watch.add(folder))?;
     let has_test = has_entry(&test)?;
     if !train.is_dir() || (has_test && !test.is_dir()) {
         return Err(missing(Source::Folder, root));
@@ -32,8 +35,10 @@ pub(super) fn list(root: &Path) -> Result<Listing> {
     if classes.is_empty() {
         return Err(missing(Source::Folder, root));
     }
-    listing.train = list_split(&train, &classes, &mut listing.stray)?;
-    listing.test = has_test.then(|| list_split(&test, &classes, &mut listing.stray)).transpose()?;
+    let mut found = Found { files: vec![], stray: vec![], watch };
+    listing.train = list_split(&train, &classes, &mut found)?;
+    listing.test = has_test.then(|| list_split(&test, &classes, &mut found)).transpose()?;
+    listing.stray = found.stray;
     listing.classes = classes.iter().map(|name| name.to_string_lossy().into_owned()).collect();
     Ok(listing)
 }
@@ -47,13 +52,16 @@ fn has_entry(path: &Path) -> Result<bool> {
     }
 }
 
-fn list_split(
-    split: &Path,
-    classes: &[OsString],
-    stray: &mut Vec<PathBuf>,
-) -> Result<Vec<ImageFile>> {
+/// Files found in a split.
+struct Found<'a> {
+    files: Vec<ImageFile>,
+    /// Files of both splits that are no images.
+    stray: Vec<PathBuf>,
+    watch: &'a Watch,
+}
+
+fn list_split(split: &Path, classes: &[OsString], found: &mut Found<'_>) -> Result<Vec<ImageFile>> {
     let known = |name: &OsStr| classes.iter().position(|class| class == name);
-    let mut files = vec![];
     for name in names_in(split)? {
         let path = split.join(&name);
         let wrong = |what: &str, expected: &str, got: &str, remedy: &str| {
@@ -64,7 +72,7 @@ fn list_split(
                 let remedy = "move it into the folder of its class";
                 return wrong("an image", "in a class folder", "one beside them", remedy);
             }
-            stray.push(path);
+            found.stray.push(path);
             continue;
         }
         let Some(label) = known(&name) else {
@@ -73,35 +81,31 @@ fn list_split(
             let remedy = "give it the training class's name, or add training images";
             return wrong("the class folder", &expected, "a class without training images", remedy);
         };
-        let before = files.len();
-        list_class(&path, label as u32, 0, &mut (&mut files, stray))?;
-        if files.len() == before {
+        let before = found.files.len();
+        list_class(&path, label as u32, 0, found)?;
+        if found.files.len() == before {
             let remedy = "add images or remove the folder";
             return wrong("the class folder", "at least one image", "none", remedy);
         }
     }
-    Ok(files)
+    Ok(std::mem::take(&mut found.files))
 }
 
 /// Adds the images in `folder` and in the folders below to `found`, and other files to the strays.
-fn list_class(
-    folder: &Path,
-    label: u32,
-    depth: usize,
-    found: &mut (&mut Vec<ImageFile>, &mut Vec<PathBuf>),
-) -> Result<()> {
+fn list_class(folder: &Path, label: u32, depth: usize, found: &mut Found<'_>) -> Result<()> {
     if depth > DEPTH_MAX {
         let expected = format!("at most {DEPTH_MAX} folders deep");
         return Err(Mismatch::new("the class folder", expected, "more")
             .remedy("remove the link that leads back, or the innermost folders")
             .of(folder));
     }
+    found.watch.add(folder)?;
     let paths = names_in(folder)?.into_iter().map(|name| folder.join(name));
     let (folders, files): (Vec<_>, Vec<_>) = paths.partition(|path| path.is_dir());
     for path in files {
         match is_image(&path)? {
-            true => found.0.push(ImageFile { path, label }),
-            false => found.1.push(path),
+            true => found.files.push(ImageFile { path, label }),
+            false => found.stray.push(path),
         }
     }
     folders.iter().try_for_each(|folder| list_class(folder, label, depth + 1, found))

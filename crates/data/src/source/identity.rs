@@ -162,6 +162,12 @@ impl Watch {
         Ok(())
     }
 
+    /// `result` if no path has changed since it was noted. Otherwise the change is the error, and
+    /// the cause of an error in `result`.
+    pub(crate) fn unless_changed<T>(&self, result: Result<T>) -> Result<T> {
+        self.changed().map_or(result, |path| Err(Error::Changed { path }))
+    }
+
     /// The first path that has changed since it was noted.
     pub(crate) fn changed(&self) -> Option<PathBuf> {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);

@@ -5,6 +5,7 @@
 
 use std::path::Path;
 
+use super::identity::Watch;
 use super::input::{Bytes, Input};
 use super::{Layout, OnBad, Reader, SIDE_MAX, Sink, Source, Split, TestSplit, missing_files};
 use crate::error::{Error, Result, damaged};
@@ -63,7 +64,7 @@ impl Idx {
 
     /// Opens the files of Fashion-MNIST in `root`, or in `root/FashionMNIST/raw` where torchvision
     /// puts them. A plain file is preferred to its `.gz`.
-    pub(crate) fn fashion_mnist(root: &Path) -> Result<Self> {
+    pub(crate) fn fashion_mnist(root: &Path, watch: &Watch) -> Result<Self> {
         let nested = root.join("FashionMNIST").join("raw");
         let folder = if nested.is_dir() { nested.as_path() } else { root };
         let mut absent = vec![];
@@ -79,6 +80,10 @@ impl Idx {
         if !absent.is_empty() {
             return Err(missing_files(Source::FashionMnist, folder, absent));
         }
+        files.iter().flatten().try_for_each(|file| match file {
+            Bytes::File(path) => watch.add(path),
+            Bytes::Embedded(..) => Ok(()),
+        })?;
         Self::open(files)
     }
 

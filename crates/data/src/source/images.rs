@@ -9,6 +9,7 @@ use std::sync::Once;
 use std::thread;
 
 use super::decoded::{Kept, Place};
+use super::identity::Watch;
 use super::image_file::{self, Form, Size, Stamp};
 use super::listing::{ImageFile, Listing};
 use super::{
@@ -37,12 +38,14 @@ type Decoded = Result<(Stamp, Result<()>)>;
 
 impl Images {
     /// Lists the images of `spec` at `root`, and reads headers.
-    pub(crate) fn open(spec: &DatasetSpec, root: &Path) -> Result<Self> {
+    pub(crate) fn open(spec: &DatasetSpec, root: &Path, watch: &Watch) -> Result<Self> {
         let (listing, no_test) = match spec.source {
-            Source::Csv => (table::list(root)?, "rows whose `split` is test"),
-            _ => (folder::list(root)?, "test/CLASS/*.{png,jpg,jpeg}"),
+            Source::Csv => (table::list(root, watch)?, "rows whose `split` is test"),
+            _ => (folder::list(root, watch)?, "test/CLASS/*.{png,jpg,jpeg}"),
         };
         let Listing { classes, train, test, stray } = listing;
+        let mut images = train.iter().chain(test.iter().flatten());
+        images.try_for_each(|image| watch.add(&image.path))?;
         let form = form(&train, spec.resize)?.ok_or_else(|| missing(spec.source, root))?;
         let Size { channels, height, width } = form.size;
         let of_test = test.as_ref();

@@ -28,6 +28,7 @@ use serde::Serialize;
 pub use self::split::Split;
 use crate::error::{Error, Result};
 use crate::normalization::{Histogram, Normalization};
+use identity::Watch;
 
 /// Largest piece, in bytes, in which images are decoded, copied to a device or spooled (or one
 /// image, if that is larger). At most four such pieces exist at once: as read, as decoded, and as
@@ -300,6 +301,8 @@ pub(crate) struct SplitFacts {
 pub struct DatasetFiles {
     spec: DatasetSpec,
     reader: Box<dyn Reader>,
+    /// The files with their identities before they were opened.
+    watch: Watch,
     facts: [OnceLock<SplitFacts>; 2],
 }
 
@@ -309,25 +312,23 @@ impl DatasetFiles {
     /// # Errors
     /// [`Error::RootNotGiven`] and [`Error::Missing`] say what was expected and where to get it;
     /// [`Error::Damaged`], [`Error::Layout`] and [`Error::Io`] name the file;
-    /// [`Error::EmptySplit`].
+    /// [`Error::EmptySplit`]; [`Error::Changed`] for a file that is being written.
     pub fn open(spec: &DatasetSpec) -> Result<Arc<Self>> {
         let root = canonical_root(spec)?;
-        let reader: Box<dyn Reader> = match (spec.source, &root) {
-            (Source::FashionMnist, Some(root)) => Box::new(idx::Idx::fashion_mnist(root)?),
-            (Source::Cifar10, Some(root)) => Box::new(cifar::Cifar::open_10(root)?),
-            (Source::Cifar100, Some(root)) => Box::new(cifar::Cifar::open_100(root)?),
-            (Source::Folder | Source::Csv, Some(root)) => {
-                Box::new(images::Images::open(spec, root)?)
-            }
-            (Source::Arrays, Some(root)) => arrays::open(root)?,
-            (Source::Embedded, _) | (_, None) => Box::new(idx::Idx::embedded()?),
-        };
+        let watch = Watch::default();
+        let reader = watch.unless_changed(open_reader(spec, root.as_deref(), &watch))?;
         let spec = DatasetSpec { root, ..spec.clone() };
-        let files = Self { spec, reader, facts: [const { OnceLock::new() }; 2] };
+        let files = Self { spec, reader, watch, facts: [const { OnceLock::new() }; 2] };
         for split in Split::ALL.into_iter().filter(|split| files.has(*split)) {
             files.check_not_empty(split, files.layout().len(split))?;
         }
         Ok(Arc::new(files))
+    }
+
+    /// Whether the files are those that were opened. Asks the system for each file, and reads only
+    /// files that were changed just before they were opened.
+    pub(crate) fn are_current(&self) -> bool {
+        self.watch.changed().is_none()
     }
 
     /// Whether the dataset has this split: always that for training.
@@ -442,16 +443,29 @@ impl DatasetFiles {
             per_class: vec![0; layout.classes.len()],
             histogram: Histogram::new(layout.channels),
         };
-        self.reader.read(split, on_bad, &mut |images, labels| {
+        let read = self.reader.read(split, on_bad, &mut |images, labels| {
             facts.len += labels.len();
             for label in labels {
                 facts.per_class[*label as usize] += 1;
             }
             facts.histogram.add(images);
             sink(images, labels)
-        })?;
-        Ok(facts)
+        });
+        self.watch.unless_changed(read).map(|()| facts)
     }
+}
+
+fn open_reader(spec: &DatasetSpec, root: Option<&Path>, watch: &Watch) -> Result<Box<dyn Reader>> {
+    Ok(match (spec.source, root) {
+        (Source::FashionMnist, Some(root)) => Box::new(idx::Idx::fashion_mnist(root, watch)?),
+        (Source::Cifar10, Some(root)) => Box::new(cifar::Cifar::open_10(root, watch)?),
+        (Source::Cifar100, Some(root)) => Box::new(cifar::Cifar::open_100(root, watch)?),
+        (Source::Folder | Source::Csv, Some(root)) => {
+            Box::new(images::Images::open(spec, root, watch)?)
+        }
+        (Source::Arrays, Some(root)) => arrays::open(root, watch)?,
+        (Source::Embedded, _) | (_, None) => Box::new(idx::Idx::embedded()?),
+    })
 }
 
 impl fmt::Debug for DatasetFiles {

@@ -9,6 +9,7 @@ use std::path::Path;
 
 use csv::StringRecord;
 
+use super::identity::Watch;
 use super::listing::{ImageFile, Listing};
 use super::{Source, missing};
 use crate::error::{Error, Mismatch, Result};
@@ -35,7 +36,7 @@ struct Columns {
 }
 
 /// Lists the images of the file at `path`.
-pub(super) fn list(path: &Path) -> Result<Listing> {
+pub(super) fn list(path: &Path, watch: &Watch) -> Result<Listing> {
     // Opening a pipe would wait for its writer.
     let metadata = path.metadata().map_err(Error::io("open", path))?;
     if !metadata.is_file() {
@@ -48,6 +49,7 @@ pub(super) fn list(path: &Path) -> Result<Listing> {
             .remedy("divide it into several datasets")
             .of(path));
     }
+    watch.add(path)?;
     let file = File::open(path).map_err(Error::io("open", path))?;
     let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(file);
     let columns = columns(path, reader.headers().map_err(|error| unreadable(path, &error))?)?;

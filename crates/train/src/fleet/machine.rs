@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
-use meristem_data::{Dataset, DatasetSpec, Residency, Split, cache};
+use meristem_data::{Dataset, DatasetFiles, Residency, Split, cache};
 use meristem_device::{
     Counts, Device, DeviceId, DeviceOptions, HotScope, Policy, Span, Stream, Tensor, Trace,
     read_back_f64,
@@ -112,14 +112,14 @@ impl Machine {
         self.devices.iter().map(|device| device.threads() as u64).max().unwrap_or(1)
     }
 
-    /// Loads a split onto each device that has envs.
+    /// Loads a split of `files` onto each device that has envs.
     pub(crate) fn load(
         &self,
-        spec: &DatasetSpec,
+        files: &Arc<DatasetFiles>,
         split: Split,
         residency: Residency,
     ) -> Result<Vec<Arc<Dataset>>> {
-        let load = |device| Ok(cache::load(device, spec, split, residency)?);
+        let load = |device| Ok(cache::load_files(device, files, split, residency)?);
         let with_envs = self.device_of.iter().max().map_or(0, |last| last + 1);
         self.devices[..with_envs].iter().map(load).collect()
     }

@@ -81,10 +81,10 @@ impl Run {
         let _span = machine.span(|| "prepare");
         let Custom { blueprints, controller } = custom;
         let residency = residency(config);
-        let train = machine.load(&names.spec, Split::Train, residency)?;
         let files_of_data = cache::files(&names.spec)?;
+        let train = machine.load(&files_of_data, Split::Train, residency)?;
         let test = match files_of_data.has(Split::Test) {
-            true => machine.load(&names.spec, Split::Test, residency)?,
+            true => machine.load(&files_of_data, Split::Test, residency)?,
             false => vec![],
         };
         let info = files_of_data.info()?;

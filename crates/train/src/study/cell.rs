@@ -58,12 +58,18 @@ pub(super) fn complete(run: &TrainConfig, inputs: &Inputs) -> Result<Option<Summ
         );
         return Err(Error::value("MERISTEM_ISA", instruction_set, expected));
     }
+    check_data(&summary, checksums, &folder)?;
+    Ok(Some(summary))
+}
+
+/// Checks that the run in `folder` had the data of the study.
+pub(super) fn check_data(summary: &Summary, checksums: &[String], folder: &Path) -> Result<()> {
     let data = &summary.dataset.checksums;
     if !data.is_empty() && data != checksums {
         let expected = format!("the data of {}", folder.display());
         return Err(Error::value("dataset", "other images or labels", expected));
     }
-    Ok(Some(summary))
+    Ok(())
 }
 
 /// Runs a run that is not complete, from its newest checkpoint if it has one.

@@ -247,9 +247,9 @@ impl<'a> Contest<'a> {
         let settings = &config.settings;
         let machine =
             Machine::open(&names.devices, 0..settings.envs, &settings.device_options(None))?;
-        let load = |split| machine.load(&names.spec, split, residency(settings));
-        let train = load(Split::Train)?;
         let files = cache::files(&names.spec)?;
+        let load = |split| machine.load(&files, split, residency(settings));
+        let train = load(Split::Train)?;
         files.check_has(Split::Test)?;
         let test = load(Split::Test)?;
         let loaded = [train, test];
@@ -415,6 +415,9 @@ impl<'a> Contest<'a> {
         }
         observer.run_begins(planned);
         let summary = cell::finish(&self.machine, run, observer)?;
+        // The files may have changed since the study began.
+        let folder = run.run_dir.as_deref().unwrap_or(Path::new(""));
+        cell::check_data(&summary, &self.inputs.checksums, folder)?;
         Ok(Some(summary).filter(|summary| summary.status == Status::Completed))
     }
 }
