@@ -130,6 +130,28 @@ pub enum Error {
         mismatch: Box<Mismatch>,
     },
 
+    /// An image that a list names is not there.
+    #[error(
+        "{}: there is no such image; put it there, remove it from the list, or skip it with \
+         `skip_bad` (--skip-bad)",
+        path.display()
+    )]
+    Absent {
+        /// The image file.
+        path: PathBuf,
+    },
+
+    /// Any error of an image file, with the place that names the file.
+    #[error("{}, line {line}: {error}", list.display())]
+    Listed {
+        /// The CSV file.
+        list: PathBuf,
+        /// Its line, from 1.
+        line: u64,
+        /// The error of the image file.
+        error: Box<Error>,
+    },
+
     /// Files that are each readable do not fit together: an additional class folder, an image of
     /// another size, contradictory class names.
     #[error("{}: {mismatch}", path.display())]
@@ -163,9 +185,13 @@ pub enum Error {
 }
 
 impl Error {
-    /// True for a damaged file, which `skip_bad` may count and skip if it is one of many.
+    /// True for a damaged or missing file, which `skip_bad` may count and skip if it is one of many.
     pub fn is_damage(&self) -> bool {
-        matches!(self, Self::Damaged { .. })
+        match self {
+            Self::Damaged { .. } | Self::Absent { .. } => true,
+            Self::Listed { error, .. } => error.is_damage(),
+            _ => false,
+        }
     }
 
     pub(crate) fn io(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {

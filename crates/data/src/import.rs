@@ -95,6 +95,13 @@ fn check(root: &Path, layout: &Layout) -> Result<()> {
         let remedy = "CIFAR-10 has 10 classes; read these images with `--dataset folder`";
         return wrong("the number of class folders in train", "10", got, remedy);
     }
+    // The names are written as lines, and read without the white space around them.
+    let is_line = |name: &&String| !name.contains(char::is_control) && name.trim() == *name;
+    if let Some(name) = classes.iter().find(|name| !is_line(name)) {
+        let expected = "one line of text without space around it";
+        let remedy = "rename the folder: CIFAR-10 has its class names in a text file";
+        return wrong("the name of a class folder", expected, format!("{name:?}"), remedy);
+    }
     if let TestSplit::Missing(expected) = layout.test {
         let remedy = "put some images aside for it: the layout has a file of test images";
         return wrong("the test split", expected, "none".into(), remedy);

@@ -16,6 +16,14 @@ pub(crate) fn say(message: &str) {
     tracing::warn!(target: TARGET, "{message}");
 }
 
+/// The first names of several, and the number of others.
+pub(crate) fn some_of(names: impl ExactSizeIterator<Item = String>) -> String {
+    const SHOWN: usize = 3;
+    let more = names.len().saturating_sub(SHOWN);
+    let shown = names.take(SHOWN).collect::<Vec<_>>().join(", ");
+    if more == 0 { shown } else { format!("{shown} and {more} more") }
+}
+
 /// Progress of the decoding of a split, which ends when it is dropped.
 pub(crate) struct Progress {
     of: usize,

@@ -32,7 +32,7 @@ pub struct SplitReport {
     pub images: usize,
     /// Class names with the number of sound images of each.
     pub per_class: Vec<(String, usize)>,
-    /// Damage found. A folder lists every damaged file, CIFAR every bad label; other damage ends
+    /// Damage found. Image files list every damaged or missing one, CIFAR every bad label; other damage ends
     /// the split, and the images before it are counted.
     pub damaged: Vec<Damage>,
 }
@@ -49,7 +49,8 @@ pub struct Damage {
 ///
 /// # Errors
 /// The errors of [`DatasetFiles::open`]: damage to images is in the report, but missing files and
-/// damaged headers leave nothing to report on. [`Error::Io`] where the system refuses to read.
+/// damaged headers leave nothing to report on. [`Error::Io`] where the system refuses to read a
+/// file that is not one of many images; [`Error::Changed`].
 pub fn verify(spec: &DatasetSpec) -> Result<VerifyReport> {
     let files = DatasetFiles::open(&DatasetSpec { no_cache: true, ..spec.clone() })?;
     let layout = files.layout().clone();
@@ -57,10 +58,8 @@ pub fn verify(spec: &DatasetSpec) -> Result<VerifyReport> {
     for split in Split::ALL.into_iter().filter(|split| files.has(*split)) {
         let mut damaged = vec![];
         let mut per_class = vec![0; layout.classes.len()];
+        // Any error of one file among many, such as one that is missing or may not be read.
         let mut note = |error: Error| {
-            if !matches!(error, Error::Damaged { .. } | Error::Layout { .. }) {
-                return Err(error);
-            }
             damaged.push(Damage { error: error.to_string() });
             Ok(())
         };
@@ -68,7 +67,11 @@ pub fn verify(spec: &DatasetSpec) -> Result<VerifyReport> {
             labels.iter().for_each(|label| per_class[*label as usize] += 1);
             Ok(())
         });
-        read.map(drop).or_else(&mut note)?;
+        match read {
+            Ok(_) => {}
+            Err(error @ (Error::Damaged { .. } | Error::Layout { .. })) => note(error)?,
+            Err(error) => return Err(error),
+        }
         splits.push(SplitReport {
             split,
             images: per_class.iter().sum(),

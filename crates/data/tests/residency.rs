@@ -131,7 +131,8 @@ fn a_rewritten_file_is_loaded_anew() {
 /// The files behind every kind of dataset are known, and so are names that were added.
 #[test]
 fn every_kind_of_dataset_notices_a_change() {
-    let changes: [(Source, &dyn Fn(&Path)); 5] = [
+    type Change<'a> = (Source, &'a dyn Fn(&Path));
+    let changes: [Change<'_>; 5] = [
         (Source::FashionMnist, &|root| _ = write_idx(root, "train", 5, false)),
         (Source::Cifar10, &|root| {
             fs::write(root.join("batches.meta.txt"), "a\nb\nc\nd\ne\nf\ng\nh\ni\nk\n").unwrap();

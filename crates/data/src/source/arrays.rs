@@ -8,6 +8,7 @@
 use std::fs::{self, File};
 use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
@@ -15,17 +16,21 @@ use zip::ZipArchive;
 use zip::result::ZipError;
 
 use super::identity::Watch;
-use super::input::Input;
-use super::npy::{self, Header, IntType};
+use super::input::{self, Input};
+use super::npy::{self, Element, Header, IntType};
 use super::{
-    Layout, OnBad, Reader, SIDE_MAX, Sink, Source, Split, TestSplit, missing, missing_files,
+    CHUNK_BYTES, Layout, OnBad, Reader, SIDE_MAX, Sink, Source, Split, TestSplit, missing,
+    missing_files,
 };
 use crate::error::{Error, Mismatch, Result, damaged};
+use crate::notes;
 
 /// Largest label; one above it is damage, not a class.
 const CLASSES_MAX: u32 = 65_536;
-/// Longest header, a limit of the safetensors library itself.
-const SAFETENSORS_HEADER_MAX: u64 = 100_000_000;
+/// Most channels of an image.
+const CHANNELS_MAX: usize = 4;
+/// Longest header of a safetensors file, in bytes: it describes four arrays.
+const SAFETENSORS_HEADER_MAX: u64 = 16 << 20;
 /// Largest compression ratio of deflate.
 const DEFLATE_RATIO_MAX: u64 = 1032;
 
@@ -37,8 +42,8 @@ type Visit<'v> = &'v mut dyn FnMut(&Header, &mut Input<'_>) -> Result<()>;
 
 /// A file of named arrays.
 trait ArrayFile: Send + Sync {
-    /// Whether there is an array called `name`.
-    fn has(&self, name: &str) -> Result<bool>;
+    /// Names of the arrays, sorted.
+    fn names(&self) -> Result<Vec<String>>;
 
     /// Opens the array called `name`; the header agrees with the number of bytes that follow.
     fn visit(&self, name: &str, visit: Visit<'_>) -> Result<()>;
@@ -49,7 +54,7 @@ pub(crate) fn open(root: &Path, watch: &Watch) -> Result<Box<dyn Reader>> {
     let path = find(root)?;
     watch.add(&path)?;
     let mut start = [0; 4];
-    let mut file = File::open(&path).map_err(Error::io("open", &path))?;
+    let mut file = input::open_file(&path)?;
     let zip = file.read_exact(&mut start).is_ok() && start.starts_with(b"PK");
     if !zip && path.extension().is_some_and(|extension| extension == "npz") {
         let expected = "a zip archive, as numpy.savez writes it";
@@ -67,7 +72,8 @@ fn find(root: &Path) -> Result<PathBuf> {
     let mut found = vec![];
     for entry in fs::read_dir(root).map_err(Error::io("list", root))? {
         let path = entry.map_err(Error::io("list", root))?.path();
-        if path.extension().is_some_and(|e| e == "npz" || e == "safetensors") {
+        // Opening a pipe would wait for its writer.
+        if path.extension().is_some_and(|e| e == "npz" || e == "safetensors") && path.is_file() {
             found.push(path);
         }
     }
@@ -89,6 +95,10 @@ struct Arrays {
     file: Box<dyn ArrayFile>,
     layout: Layout,
     labels: [Vec<u32>; 2],
+    /// Names of other arrays.
+    unread: Vec<String>,
+    /// Whether they have been reported.
+    told: Once,
 }
 
 /// Number of images and (height, width, channels).
@@ -98,7 +108,11 @@ impl Arrays {
     fn open(file: Box<dyn ArrayFile>) -> Result<Self> {
         let mut labels = [vec![], vec![]];
         let mut shapes = [(0, [0; 3]); 2];
-        let has_test = file.has(IMAGES[1])? || file.has(LABELS[1])?;
+        let (of_splits, unread): (Vec<String>, _) = {
+            let known = |name: &String| IMAGES.iter().chain(&LABELS).any(|known| known == name);
+            file.names()?.into_iter().partition(known)
+        };
+        let has_test = of_splits.iter().any(|name| name == IMAGES[1] || name == LABELS[1]);
         for split in if has_test { 0..2 } else { 0..1 } {
             let shape = &mut shapes[split];
             file.visit(IMAGES[split], &mut |header, input| {
@@ -116,31 +130,23 @@ impl Arrays {
         // Both belong to the test arrays; they are opened again only to name the file in the error.
         if has_test && test_size != size {
             file.visit(IMAGES[1], &mut |_, input| {
-                let (expected, got) =
-                    (format!("{size:?} as in training"), format!("{test_size:?}"));
-                Err(damaged(
-                    input.path(),
-                    0,
-                    format!("[H, W, C] of `{}`", IMAGES[1]),
-                    expected,
-                    got,
-                ))
+                let what = format!("[H, W, C] of `{}`", IMAGES[1]);
+                let expected = format!("{size:?} as in training");
+                Err(Mismatch::new(what, expected, format!("{test_size:?}"))
+                    .remedy("give the images of both splits one size")
+                    .of(input.path()))
             })?;
         }
         // Without a training image there are no classes, which is not the test labels' fault.
         let beyond = |label: &u32| train_len > 0 && *label >= classes;
         if let Some(place) = labels[1].iter().position(beyond) {
             let got = labels[1][place];
-            file.visit(LABELS[1], &mut |header, input| {
-                let offset = input.offset() + (place * header.dtype.bytes) as u64;
+            file.visit(LABELS[1], &mut |_, input| {
+                let what = format!("label {place} of `{}`", LABELS[1]);
                 let expected = format!("below {classes}, as in training");
-                Err(damaged(
-                    input.path(),
-                    offset,
-                    format!("a label in `{}`", LABELS[1]),
-                    expected,
-                    got.to_string(),
-                ))
+                Err(Mismatch::new(what, expected, got.to_string())
+                    .remedy("leave the image out, or add training images of its class")
+                    .of(input.path()))
             })?;
         }
         let [height, width, channels] = size;
@@ -150,7 +156,7 @@ impl Arrays {
             false => TestSplit::Missing("the arrays `test_images` and `test_labels`"),
         };
         let layout = Layout { channels, height, width, classes, train: train_len, test };
-        Ok(Self { file, layout, labels })
+        Ok(Self { file, layout, labels, unread, told: Once::new() })
     }
 }
 
@@ -160,6 +166,12 @@ impl Reader for Arrays {
     }
 
     fn read(&self, split: Split, _on_bad: OnBad<'_>, sink: Sink<'_>) -> Result<()> {
+        self.told.call_once(|| {
+            if !self.unread.is_empty() {
+                let names = notes::some_of(self.unread.iter().cloned());
+                notes::say(&format!("only arrays of train and test are read, and not {names}"));
+            }
+        });
         let Layout { height, width, channels, .. } = self.layout;
         let labels = &self.labels[split as usize];
         let size = self.layout.image_bytes();
@@ -181,19 +193,52 @@ impl Reader for Arrays {
 }
 
 fn images_shape(name: &str, header: &Header, input: &Input<'_>) -> Result<ImagesShape> {
-    let expected = "unsigned bytes, [N, H, W] or [N, H, W, C] with C from 1 to 4";
-    let wrong = || {
-        let got = format!("{:?} of {}", header.shape, header.dtype);
-        damaged(input.path(), 0, format!("`{name}`"), expected, got)
+    let size = match header.shape[..] {
+        [n, h, w] => Some((n, [h, w, 1])),
+        [n, h, w, c] => Some((n, [h, w, c])),
+        _ => None,
     };
-    let (len, size) = match header.shape[..] {
-        [n, h, w] => (n, [h, w, 1]),
-        [n, h, w, c] => (n, [h, w, c]),
-        _ => return Err(wrong()),
+    let side = 1..=SIDE_MAX as usize;
+    let fits = |(_, [h, w, c]): &ImagesShape| {
+        side.contains(h) && side.contains(w) && (1..=CHANNELS_MAX).contains(c)
     };
-    let sides = 1..=SIDE_MAX as usize;
-    let fits = sides.contains(&size[0]) && sides.contains(&size[1]) && (1..=4).contains(&size[2]);
-    if header.dtype != IntType::U8 || !fits { Err(wrong()) } else { Ok((len, size)) }
+    let size = size.filter(fits);
+    match size {
+        Some(size) if header.element == Element::Int(IntType::U8) && !header.is_fortran => Ok(size),
+        _ => {
+            let expected = "uint8, N×H×W or N×H×W×C with C from 1 to 4";
+            let remedy = images_remedy(header, size.is_some());
+            let mismatch = Mismatch::new(format!("`{name}`"), expected, header.to_string());
+            Err(mismatch.remedy(remedy).of(input.path()))
+        }
+    }
+}
+
+/// Changes to an array `x` of numpy that make it images.
+fn images_remedy(header: &Header, has_shape: bool) -> String {
+    let transposed = match header.shape[..] {
+        [_, c, h, w] => (1..=CHANNELS_MAX).contains(&c) && h > CHANNELS_MAX && w > CHANNELS_MAX,
+        _ => false,
+    };
+    let mut steps = vec![];
+    if transposed {
+        steps.push("move the channels to the end with x.transpose(0, 2, 3, 1)");
+    } else if !has_shape {
+        steps.push("bring them to that shape, such as with x.reshape(-1, 28, 28)");
+    }
+    match &header.element {
+        Element::Int(int) if *int == IntType::U8 => {}
+        Element::Other(name) if name.to_lowercase().starts_with(['f', 'b']) => {
+            steps
+                .push("make them bytes, from values of 0 to 1 with (x * 255).round().astype('u1')");
+        }
+        _ => steps.push("make them bytes, from values of 0 to 255 with x.astype('u1')"),
+    }
+    // A transposed array would be saved in the order that it has in memory.
+    if header.is_fortran || transposed {
+        steps.push("save numpy.ascontiguousarray(x)");
+    }
+    steps.join(", ")
 }
 
 fn read_labels(
@@ -202,31 +247,54 @@ fn read_labels(
     input: &mut Input<'_>,
     images: usize,
 ) -> Result<Vec<u32>> {
-    if header.shape != [images] {
-        let (expected, got) =
-            (format!("[{images}], one for each image"), format!("{:?}", header.shape));
-        return Err(damaged(input.path(), 0, format!("the shape of `{name}`"), expected, got));
-    }
-    let start = input.offset();
-    let mut bytes = vec![0; images * header.dtype.bytes];
-    input.read_exact(&mut bytes, "labels")?;
-    input.expect_end()?;
-    let check = |(i, element): (usize, &[u8])| {
-        let label = header.dtype.label(element).filter(|label| *label < CLASSES_MAX);
-        label.ok_or_else(|| {
-            let offset = start + (i * header.dtype.bytes) as u64;
-            let expected = format!("from 0 to {}", CLASSES_MAX - 1);
-            let got = format!("{} {element:?}", header.dtype);
-            damaged(input.path(), offset, format!("a label in `{name}`"), expected, got)
-        })
+    let wrong = |what: String, expected: String, got: String, remedy: &str, input: &Input<'_>| {
+        Err(Mismatch::new(what, expected, got).remedy(remedy).of(input.path()))
     };
-    bytes.chunks_exact(header.dtype.bytes).enumerate().map(check).collect()
+    let int = match (&header.element, &header.shape[..]) {
+        (&Element::Int(int), shape) if shape == [images] => int,
+        (element, shape) => {
+            let remedy = match (element, shape) {
+                (Element::Other(_), _) => "make them integers, such as with y.astype('i8')",
+                (_, [n, 1] | [1, n]) if *n == images => {
+                    "bring them to that shape with y.reshape(-1)"
+                }
+                (_, [n, _]) if *n == images => "make one label of each row with y.argmax(axis=1)",
+                _ => "give each image one label",
+            };
+            let expected = format!("integers [{images}], one for each image");
+            return wrong(format!("`{name}`"), expected, header.to_string(), remedy, input);
+        }
+    };
+    let mut labels = vec![];
+    let mut piece = vec![0; CHUNK_BYTES.min(images * int.bytes)];
+    while labels.len() < images {
+        let count = (images - labels.len()).min(piece.len() / int.bytes);
+        let piece = &mut piece[..count * int.bytes];
+        input.read_exact(piece, "labels")?;
+        for value in piece.chunks_exact(int.bytes).map(|element| int.value(element)) {
+            match u32::try_from(value).ok().filter(|label| *label < CLASSES_MAX) {
+                Some(label) => labels.push(label),
+                None => {
+                    let what = format!("label {} of `{name}`", labels.len());
+                    let expected = format!("from 0 to {}", CLASSES_MAX - 1);
+                    let remedy = "number the classes from 0, and leave out images without one";
+                    return wrong(what, expected, format!("{value} ({int})"), remedy, input);
+                }
+            }
+        }
+    }
+    input.expect_end()?;
+    Ok(labels)
 }
 
 /// Bytes of an array with this header.
 fn data_bytes(header: &Header) -> Option<u64> {
     let elements = header.shape.iter().try_fold(1_u64, |n, dim| n.checked_mul(*dim as u64))?;
-    elements.checked_mul(header.dtype.bytes as u64)
+    match header.element {
+        Element::Int(int) => elements.checked_mul(int.bytes as u64),
+        // The visitor refuses it.
+        Element::Other(_) => Some(0),
+    }
 }
 
 /// A `.npz` archive of `.npy` members.
@@ -258,9 +326,15 @@ impl Npz {
 }
 
 impl ArrayFile for Npz {
-    fn has(&self, name: &str) -> Result<bool> {
-        let archive = self.archive(name)?.0;
-        Ok(archive.index_for_name(&format!("{name}.npy")).is_some())
+    fn names(&self) -> Result<Vec<String>> {
+        let archive = self.archive(IMAGES[0])?.0;
+        let names = archive.file_names().map(|file| {
+            let file = file.map_err(|error| self.refused(IMAGES[0], error))?;
+            Ok(file.strip_suffix(".npy").unwrap_or(&file).to_string())
+        });
+        let mut names = names.collect::<Result<Vec<String>>>()?;
+        names.sort();
+        Ok(names)
     }
 
     fn visit(&self, name: &str, visit: Visit<'_>) -> Result<()> {
@@ -319,16 +393,18 @@ impl SafeTensors {
 }
 
 impl ArrayFile for SafeTensors {
-    fn has(&self, name: &str) -> Result<bool> {
-        Ok(self.metadata.info(name).is_some())
+    fn names(&self) -> Result<Vec<String>> {
+        let mut names: Vec<String> = self.metadata.tensors().into_keys().collect();
+        names.sort();
+        Ok(names)
     }
 
     fn visit(&self, name: &str, visit: Visit<'_>) -> Result<()> {
         let info = self.metadata.info(name).ok_or_else(|| {
             missing_files(Source::Arrays, &self.path, vec![format!("an array `{name}`")])
         })?;
-        let int = |bytes, signed| Ok(IntType { bytes, signed, big_endian: false });
-        let dtype = match info.dtype {
+        let int = |bytes, signed| Element::Int(IntType { bytes, signed, big_endian: false });
+        let element = match info.dtype {
             Dtype::U8 => int(1, false),
             Dtype::I8 => int(1, true),
             Dtype::U16 => int(2, false),
@@ -337,11 +413,8 @@ impl ArrayFile for SafeTensors {
             Dtype::I32 => int(4, true),
             Dtype::U64 => int(8, false),
             Dtype::I64 => int(8, true),
-            other => {
-                let what = format!("the type of `{name}`");
-                Err(damaged(&self.path, 8, what, "an integer type", format!("{other:?}")))
-            }
-        }?;
+            other => Element::Other(format!("{other:?}")),
+        };
         let (start, end) = info.data_offsets;
         let mut file = File::open(&self.path).map_err(Error::io("open", &self.path))?;
         let offset = self.data_start + start as u64;
@@ -349,6 +422,6 @@ impl ArrayFile for SafeTensors {
         // The library has compared shape and offsets, and `open` the offsets with the file.
         let bytes = BufReader::new(file).take((end - start) as u64);
         let mut input = Input::part(self.path.clone(), bytes, offset);
-        visit(&Header { dtype, shape: info.shape.clone() }, &mut input)
+        visit(&Header { element, shape: info.shape.clone(), is_fortran: false }, &mut input)
     }
 }

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::identity::Watch;
-use super::input::Input;
+use super::input::{self, Input, read_small};
 use super::{Layout, OnBad, Reader, Sink, Source, Split, TestSplit, missing_files};
 use crate::error::{Error, Mismatch, Result, damaged};
 
@@ -201,6 +201,7 @@ fn count_records(path: &Path, variant: &Variant) -> Result<usize> {
     if len.is_multiple_of(record) {
         return Ok((len / record) as usize);
     }
+    input::open_file(path)?;
     let whole = len / record;
     let expected = format!("a multiple of {record} bytes, the size of a record");
     let got = format!("{len} bytes: {whole} records and {} bytes", len % record);
@@ -247,7 +248,7 @@ fn read_records(path: &Path) -> Result<Option<HashMap<String, usize>>> {
     if !path.is_file() {
         return Ok(None);
     }
-    let bytes = fs::read(path).map_err(Error::io("read", path))?;
+    let bytes = read_small(path)?;
     let text = String::from_utf8_lossy(&bytes);
     let line = |line: &str| {
         let entry = line.split_once(' ').and_then(|(name, n)| Some((name.into(), n.parse().ok()?)));
@@ -259,7 +260,7 @@ fn read_records(path: &Path) -> Result<Option<HashMap<String, usize>>> {
 
 /// Reads one class name per line; the official files end in empty lines.
 fn read_names(path: &Path, variant: &Variant) -> Result<Vec<String>> {
-    let bytes = fs::read(path).map_err(Error::io("read", path))?;
+    let bytes = read_small(path)?;
     let text = std::str::from_utf8(&bytes).map_err(|error| {
         let offset = error.valid_up_to() as u64;
         damaged(path, offset, "the class names", "UTF-8 text", "other bytes")

@@ -338,7 +338,7 @@ impl Found {
             let mut labels = Vec::with_capacity(part.len());
             for (place, file) in part.iter().enumerate() {
                 match bad.next_if_eq(&(number * chunk + place)) {
-                    Some(_) => on_bad(&file.path)?,
+                    Some(_) => on_bad(file)?,
                     None => labels.push(file.label),
                 }
             }

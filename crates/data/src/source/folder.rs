@@ -39,6 +39,9 @@ pub(super) fn list(root: &Path, watch: &Watch) -> Result<Listing> {
     listing.train = list_split(&train, &classes, &mut found)?;
     listing.test = has_test.then(|| list_split(&test, &classes, &mut found)).transpose()?;
     listing.stray = found.stray;
+    let mut beside: Vec<PathBuf> = names_in(root)?.iter().map(|name| root.join(name)).collect();
+    beside.retain(|path| path != &train && path != &test && path.is_dir());
+    listing.beside = beside;
     listing.classes = classes.iter().map(|name| name.to_string_lossy().into_owned()).collect();
     Ok(listing)
 }
@@ -104,7 +107,7 @@ fn list_class(folder: &Path, label: u32, depth: usize, found: &mut Found<'_>) ->
     let (folders, files): (Vec<_>, Vec<_>) = paths.partition(|path| path.is_dir());
     for path in files {
         match is_image(&path)? {
-            true => found.files.push(ImageFile { path, label }),
+            true => found.files.push(ImageFile { path, label, line: None }),
             false => found.stray.push(path),
         }
     }

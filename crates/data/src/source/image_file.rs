@@ -4,7 +4,7 @@
 //! sets that are chosen at run time, so that the result is the same on every machine.
 
 use std::fs::File;
-use std::io::{Cursor, Read};
+use std::io::{self, Cursor, Read};
 use std::path::{Path, PathBuf};
 
 use image::imageops::{self, FilterType};
@@ -16,12 +16,16 @@ use serde::{Deserialize, Serialize};
 
 use super::SIDE_MAX;
 use super::identity::FileId;
+use super::input::pointer;
+use super::metadata::{JPEG_MAGIC, without_metadata};
 use crate::error::{Error, Mismatch, Result};
 
 /// Size limit of an image file, in bytes.
 const FILE_BYTES_MAX: u64 = 256 << 20;
 /// Limit of a decoded image, in bytes.
 const DECODED_BYTES_MAX: u64 = 256 << 20;
+/// Limit of all that a decoder of PNG allocates beside the image: a few rows of pixels.
+const AUXILIARY_BYTES_MAX: u64 = 8 << 20;
 /// Largest compression ratio of deflate, in bytes of a PNG image per byte of its file. It is also
 /// above that of JPEG, in pixels: the mean of a block of 64 takes at least a bit.
 const RATIO_MAX: u64 = 1032;
@@ -90,11 +94,6 @@ pub(crate) fn decode(path: &Path, bytes: &[u8], form: &Form, pixels: &mut [u8]) 
         return Err(other_size(path, size, like, format!("{width}×{height}")));
     }
     check_claim(path, bytes, &decoder)?;
-    // A truncated JPEG decodes without an error, its rest grey.
-    if bytes.starts_with(&JPEG_MAGIC) {
-        find_jpeg_end(bytes)
-            .map_err(|(offset, got)| undecodable(path, offset, "complete JPEG data", got))?;
-    }
     let image = DynamicImage::from_decoder(decoder).map_err(|error| {
         undecodable(path, bytes.len(), "an image that decodes", error.to_string())
     })?;
@@ -156,7 +155,11 @@ fn check_claim(path: &Path, bytes: &[u8], decoder: &impl ImageDecoder) -> Result
 /// The contents of a file, at most 256 MiB, and its state.
 pub(crate) fn read(path: &Path) -> Result<(Vec<u8>, Stamp)> {
     // Opening a pipe would wait for its writer.
-    if !std::fs::metadata(path).map_err(Error::io("open", path))?.is_file() {
+    let kind = std::fs::metadata(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => Error::Absent { path: path.to_path_buf() },
+        _ => Error::io("open", path)(error),
+    })?;
+    if !kind.is_file() {
         let remedy = "remove it, or put a file in its place";
         return Err(Mismatch::new("the image", "a file", "something else").remedy(remedy).of(path));
     }
@@ -177,14 +180,25 @@ fn decoder<'a>(path: &Path, bytes: &'a [u8]) -> Result<impl ImageDecoder + 'a> {
     let format = image::guess_format(bytes).ok();
     let format = format.filter(|f| matches!(f, ImageFormat::Png | ImageFormat::Jpeg));
     let Some(format) = format else {
+        if let Some(pointer) = pointer(bytes) {
+            return Err(pointer.at(path, 0));
+        }
         let start: Vec<String> = bytes.iter().take(4).map(|b| format!("{b:02x}")).collect();
         let got = format!("bytes that begin with [{}]", start.join(" "));
         return Err(undecodable(path, 0, "a PNG or JPEG file", got));
     };
-    let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
+    // A truncated JPEG decodes without an error, its rest grey. A break in the order of segments
+    // would hide metadata from the removal, but not from the decoder.
+    if format == ImageFormat::Jpeg {
+        find_jpeg_end(bytes)
+            .map_err(|(offset, got)| undecodable(path, offset, "complete JPEG data", got))?;
+    }
+    let pixels = Cursor::new(without_metadata(bytes));
+    let mut reader = ImageReader::with_format(pixels, format);
     let mut limits = Limits::default();
     limits.max_image_width = Some(SIDE_MAX);
     limits.max_image_height = Some(SIDE_MAX);
+    limits.max_alloc = Some(AUXILIARY_BYTES_MAX);
     reader.limits(limits);
     // The decoders do not report the offset of an error, so it is the length of their input.
     reader
@@ -203,8 +217,6 @@ fn other_size(path: &Path, expected: Size, like: &Path, got: String) -> Error {
     let remedy = "scale all images to one size with `resize`, such as --resize 32";
     Mismatch::new("the image", expected, got).remedy(remedy).of(path)
 }
-
-const JPEG_MAGIC: [u8; 2] = [0xff, 0xd8];
 
 /// Walks the segments of a JPEG file (ITU-T T.81, annex B) to its end-of-image marker; otherwise
 /// returns the offset and a description of the break.

@@ -29,7 +29,8 @@ pub(crate) struct Images {
     form: Form,
     splits: [Vec<ImageFile>; 2],
     stray: Vec<PathBuf>,
-    /// Whether the strays have been reported.
+    beside: Vec<PathBuf>,
+    /// Whether the files and folders that are not read have been reported.
     told: Once,
 }
 
@@ -43,10 +44,10 @@ impl Images {
             Source::Csv => (table::list(root, watch)?, "rows whose `split` is test"),
             _ => (folder::list(root, watch)?, "test/CLASS/*.{png,jpg,jpeg}"),
         };
-        let Listing { classes, train, test, stray } = listing;
+        let Listing { classes, train, test, stray, beside } = listing;
         let mut images = train.iter().chain(test.iter().flatten());
         images.try_for_each(|image| watch.add(&image.path))?;
-        let form = form(&train, spec.resize)?.ok_or_else(|| missing(spec.source, root))?;
+        let form = form(root, &train, spec.resize)?.ok_or_else(|| missing(spec.source, root))?;
         let Size { channels, height, width } = form.size;
         let of_test = test.as_ref();
         let of_test = of_test.map_or(TestSplit::Missing(no_test), |t| TestSplit::Images(t.len()));
@@ -54,7 +55,7 @@ impl Images {
         let layout = Layout { channels, height, width, classes, train: train_len, test: of_test };
         let (root, spec) = (root.to_path_buf(), spec.clone());
         let splits = [train, test.unwrap_or_default()];
-        Ok(Self { root, spec, layout, form, splits, stray, told: Once::new() })
+        Ok(Self { root, spec, layout, form, splits, stray, beside, told: Once::new() })
     }
 
     /// The files of a split in order.
@@ -102,25 +103,25 @@ impl Images {
         Place::of_user(key, files, image).filter(|_| !no_cache)
     }
 
-    /// Reports files that are left out, once.
-    fn tell_strays(&self) {
+    /// Reports files and folders that are not read, once.
+    fn tell_unread(&self) {
         self.told.call_once(|| {
-            if self.stray.is_empty() {
-                return;
+            let within = |paths: &[PathBuf]| {
+                let names = paths.iter().map(|path| path.strip_prefix(&self.root).unwrap_or(path));
+                notes::some_of(names.map(|name| name.display().to_string()))
+            };
+            let strays = within(&self.stray);
+            match self.stray.len() {
+                0 => {}
+                1 => notes::say(&format!("left out 1 file that is no image: {strays}")),
+                n => notes::say(&format!("left out {n} files that are no images: {strays}")),
             }
-            let shown = self.stray.iter().take(3);
-            let shown = shown.map(|path| path.strip_prefix(&self.root).unwrap_or(path));
-            let shown: Vec<String> = shown.map(|path| path.display().to_string()).collect();
-            let more = match self.stray.len().saturating_sub(3) {
-                0 => String::new(),
-                more => format!(" and {more} more"),
-            };
-            let (count, shown) = (self.stray.len(), shown.join(", "));
-            let files = match count {
-                1 => "1 file that is no image".into(),
-                _ => format!("{count} files that are no images"),
-            };
-            notes::say(&format!("left out {files}: {shown}{more}"));
+            if !self.beside.is_empty() {
+                let folders = within(&self.beside);
+                notes::say(&format!(
+                    "only train and test are read, and not beside them: {folders}"
+                ));
+            }
         });
     }
 
@@ -152,7 +153,7 @@ impl Images {
                         pixels.copy_within(i * image..(i + 1) * image, labels.len() * image);
                         labels.push(file.label);
                     }
-                    Err(error) => on_bad(error)?,
+                    Err(error) => on_bad(listed(&self.root, file, error))?,
                 }
             }
             let good = &pixels[..labels.len() * image];
@@ -174,7 +175,7 @@ impl Reader for Images {
     }
 
     fn read(&self, split: Split, on_bad: OnBad<'_>, sink: Sink<'_>) -> Result<()> {
-        self.tell_strays();
+        self.tell_unread();
         let place = self.place(split);
         let files = self.files(split);
         let Some(found) = place.as_ref().and_then(|place| place.open(files)) else {
@@ -182,17 +183,23 @@ impl Reader for Images {
             return self.decode_split(split, kept, on_bad, sink);
         };
         let mut unused = vec![0; self.layout.image_bytes()];
-        let mut bad = |path: &Path| match self.decode(path, &mut unused) {
-            Err(error) => on_bad(error),
+        let mut bad = |file: &ImageFile| match self.decode(&file.path, &mut unused) {
+            Err(error) => on_bad(listed(&self.root, file, error)),
             Ok(()) => Err(found.changed_meanwhile()),
         };
         found.read(files, self.layout.chunk_images(), &mut bad, sink)
     }
 }
 
+/// The error of an image file, with the line that names it in the list at `root`.
+fn listed(root: &Path, file: &ImageFile, error: Error) -> Error {
+    let Some(line) = file.line else { return error };
+    Error::Listed { list: root.to_path_buf(), line, error: Box::new(error) }
+}
+
 /// Form of all images: size and channels. `None` without training images.
-fn form(train: &[ImageFile], resize: Option<u32>) -> Result<Option<Form>> {
-    let Some((like, mut size)) = first_size(train)? else { return Ok(None) };
+fn form(root: &Path, train: &[ImageFile], resize: Option<u32>) -> Result<Option<Form>> {
+    let Some((like, mut size)) = first_size(root, train)? else { return Ok(None) };
     if size.channels == 1 {
         // Damaged files are reported when the split is read.
         let colour =
@@ -207,12 +214,12 @@ fn form(train: &[ImageFile], resize: Option<u32>) -> Result<Option<Form>> {
 
 /// Size of the first file whose header can be read; damaged ones before it are reported when the
 /// split is read. If there is none, the first one's error.
-fn first_size(train: &[ImageFile]) -> Result<Option<(PathBuf, Size)>> {
+fn first_size(root: &Path, train: &[ImageFile]) -> Result<Option<(PathBuf, Size)>> {
     let mut first_error: Option<Error> = None;
-    for ImageFile { path, .. } in train {
-        match image_file::probe(path) {
-            Ok(size) => return Ok(Some((path.clone(), size))),
-            Err(error) => _ = first_error.get_or_insert(error),
+    for file in train {
+        match image_file::probe(&file.path) {
+            Ok(size) => return Ok(Some((file.path.clone(), size))),
+            Err(error) => _ = first_error.get_or_insert(listed(root, file, error)),
         }
     }
     first_error.map_or(Ok(None), Err)

@@ -4,12 +4,81 @@ use std::fs::File;
 use std::io::{self, BufReader, Read, Seek};
 use std::path::{Path, PathBuf};
 
-use flate2::bufread::MultiGzDecoder;
+use flate2::bufread::GzDecoder;
 
-use crate::error::{Error, Result, damaged};
+use crate::error::{Error, Mismatch, Result, damaged};
 
+/// Size limit of a file of names or numbers.
+const SMALL_BYTES_MAX: u64 = 1 << 20;
 /// Largest compression ratio of deflate; a header that claims more is wrong.
 const DEFLATE_RATIO_MAX: u64 = 1032;
+
+/// First bytes of a Git LFS pointer, which a clone without LFS has in place of a file.
+const POINTER_START: &[u8] = b"version https://git-lfs.github.com/spec/";
+
+/// Description of a file that begins with `start`, if it is a Git LFS pointer.
+pub(crate) fn pointer(start: &[u8]) -> Option<Mismatch> {
+    let is_pointer = start.starts_with(POINTER_START);
+    is_pointer.then(|| {
+        Mismatch::new("the file", "the data", "a Git LFS pointer to them")
+            .remedy("fetch them with `git lfs pull`")
+    })
+}
+
+/// Opens a file that has its contents, and not a Git LFS pointer to them.
+pub(crate) fn open_file(path: &Path) -> Result<File> {
+    let mut file = File::open(path).map_err(Error::io("open", path))?;
+    let mut start = [0; POINTER_START.len()];
+    let got = read_up_to(&mut file, &mut start).map_err(Error::io("read", path))?;
+    file.rewind().map_err(Error::io("read", path))?;
+    pointer(&start[..got]).map_or(Ok(file), |pointer| Err(pointer.of(path)))
+}
+
+/// The contents of a file of names and numbers, at most 1 MiB.
+pub(crate) fn read_small(path: &Path) -> Result<Vec<u8>> {
+    let mut bytes = vec![];
+    let file = open_file(path)?.take(SMALL_BYTES_MAX + 1);
+    { file }.read_to_end(&mut bytes).map_err(Error::io("read", path))?;
+    if bytes.len() as u64 > SMALL_BYTES_MAX {
+        let expected = format!("at most {SMALL_BYTES_MAX} bytes");
+        return Err(damaged(path, SMALL_BYTES_MAX, "the file", expected, "more"));
+    }
+    Ok(bytes)
+}
+
+/// The decompressed bytes of gzip members, one after another. Zeros after a member are padding, as
+/// for `gzip`: tapes and block devices leave them.
+struct Gzip<R> {
+    /// `None` at the end.
+    member: Option<GzDecoder<R>>,
+}
+
+impl<R: io::BufRead> Read for Gzip<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while let Some(mut member) = self.member.take() {
+            let count = member.read(buffer)?;
+            if count > 0 || buffer.is_empty() {
+                self.member = Some(member);
+                return Ok(count);
+            }
+            let mut raw = member.into_inner();
+            self.member = skip_zeros(&mut raw)?.then(|| GzDecoder::new(raw));
+        }
+        Ok(0)
+    }
+}
+
+/// Skips zeros; returns whether another byte follows.
+fn skip_zeros(raw: &mut impl io::BufRead) -> io::Result<bool> {
+    loop {
+        let bytes = raw.fill_buf()?;
+        let (zeros, all) = (bytes.iter().take_while(|byte| **byte == 0).count(), bytes.len());
+        raw.consume(zeros);
+        if zeros < all || all == 0 {
+            return Ok(all > 0);
+        }
+    }
+}
 
 /// Source of bytes.
 #[derive(Clone, Debug)]
@@ -36,7 +105,7 @@ impl<'a> Input<'a> {
     pub(crate) fn open(bytes: &Bytes) -> Result<Self> {
         match bytes {
             Bytes::File(path) => {
-                let mut file = File::open(path).map_err(Error::io("open", path))?;
+                let mut file = open_file(path)?;
                 let len = file.metadata().map_err(Error::io("read", path))?.len();
                 let mut magic = [0; 2];
                 let got = read_up_to(&mut file, &mut magic).map_err(Error::io("read", path))?;
@@ -53,7 +122,7 @@ impl<'a> Input<'a> {
 
     /// Opens a file of a format that is never compressed.
     pub(crate) fn open_plain(path: &Path) -> Result<Self> {
-        let file = File::open(path).map_err(Error::io("open", path))?;
+        let file = open_file(path)?;
         let len = file.metadata().map_err(Error::io("read", path))?.len();
         Ok(Self::new(path.to_path_buf(), BufReader::with_capacity(1 << 16, file), len, false))
     }
@@ -70,7 +139,7 @@ impl<'a> Input<'a> {
 
     fn new(path: PathBuf, raw: impl io::BufRead + 'a, len: u64, gzip: bool) -> Self {
         let reader: Box<dyn Read + 'a> =
-            if gzip { Box::new(MultiGzDecoder::new(raw)) } else { Box::new(raw) };
+            if gzip { Box::new(Gzip { member: Some(GzDecoder::new(raw)) }) } else { Box::new(raw) };
         let len_max = if gzip { len.saturating_mul(DEFLATE_RATIO_MAX) } else { len };
         Self { path, reader, offset: 0, len_max, compressed: gzip }
     }

@@ -17,6 +17,8 @@ const MAGICS: [&[u8]; 2] = [b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"];
 pub(crate) struct ImageFile {
     pub(crate) path: PathBuf,
     pub(crate) label: u32,
+    /// Line of the list that names it.
+    pub(crate) line: Option<u64>,
 }
 
 /// The image files of a dataset, in order.
@@ -28,6 +30,8 @@ pub(crate) struct Listing {
     pub(crate) test: Option<Vec<ImageFile>>,
     /// Files that are left out because they are no images.
     pub(crate) stray: Vec<PathBuf>,
+    /// Folders beside those of the splits, which are not read.
+    pub(crate) beside: Vec<PathBuf>,
 }
 
 /// Whether a file is an image, by its name or by its first bytes.

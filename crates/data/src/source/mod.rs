@@ -14,6 +14,7 @@ pub(crate) mod image_file;
 pub(crate) mod images;
 pub(crate) mod input;
 pub(crate) mod listing;
+mod metadata;
 pub(crate) mod npy;
 mod split;
 pub(crate) mod table;
@@ -276,8 +277,8 @@ pub(crate) type Sink<'a> = &'a mut dyn FnMut(&[u8], &[u32]) -> Result<()>;
 /// Handler of one bad file of many: an error stops the reading.
 pub(crate) type OnBad<'a> = &'a mut dyn FnMut(Error) -> Result<()>;
 
-/// Handler of an image file without pixels, by its path.
-pub(crate) type OnBadFile<'a> = &'a mut dyn FnMut(&Path) -> Result<()>;
+/// Handler of an image file without pixels.
+pub(crate) type OnBadFile<'a> = &'a mut dyn FnMut(&listing::ImageFile) -> Result<()>;
 
 /// A reader of one format.
 pub(crate) trait Reader: Send + Sync {

@@ -21,14 +21,15 @@ impl IntType {
     /// An unsigned byte.
     pub(crate) const U8: Self = Self { bytes: 1, signed: false, big_endian: false };
 
-    /// The value of one element of `self.bytes` bytes, if it is from 0 to 2^32 − 1.
-    pub(crate) fn label(self, element: &[u8]) -> Option<u32> {
+    /// The value of one element of `self.bytes` bytes.
+    pub(crate) fn value(self, element: &[u8]) -> i128 {
         let mut wide = [0; 8];
         for (i, byte) in element.iter().enumerate() {
             wide[if self.big_endian { self.bytes - 1 - i } else { i }] = *byte;
         }
-        let negative = self.signed && wide[self.bytes - 1] & 0x80 != 0;
-        if negative { None } else { u32::try_from(u64::from_le_bytes(wide)).ok() }
+        let (value, bits) = (i128::from(u64::from_le_bytes(wide)), 8 * self.bytes);
+        let negative = self.signed && value >> (bits - 1) != 0;
+        if negative { value - (1 << bits) } else { value }
     }
 }
 
@@ -39,11 +40,37 @@ impl fmt::Display for IntType {
     }
 }
 
-/// Element type and shape of an array; its data begins at the input's offset.
+/// The element type of an array.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Element {
+    Int(IntType),
+    /// The name of a type that no dataset has.
+    Other(String),
+}
+
+impl fmt::Display for Element {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Int(int) => int.fmt(f),
+            Self::Other(name) => f.write_str(name),
+        }
+    }
+}
+
+/// Element type, shape and order of an array; its data begins at the input's offset.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
-    pub(crate) dtype: IntType,
+    pub(crate) element: Element,
     pub(crate) shape: Vec<usize>,
+    /// Whether the first index changes fastest, which no dataset has.
+    pub(crate) is_fortran: bool,
+}
+
+impl fmt::Display for Header {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let order = if self.is_fortran { " in Fortran order" } else { "" };
+        write!(f, "{} {:?}{order}", self.element, self.shape)
+    }
 }
 
 /// Reads the header and leaves `input` at the first element.
@@ -87,7 +114,7 @@ pub(crate) fn read_header(input: &mut Input<'_>) -> Result<Header> {
     let text = String::from_utf8_lossy(&text).into_owned();
     parse(&text).map_err(|(expected, got)| {
         Mismatch::new("the header", expected, got)
-            .remedy("save with numpy in C order, images as uint8 and labels as integers")
+            .remedy("save the array with numpy again")
             .at(input.path(), offset)
     })
 }
@@ -101,23 +128,36 @@ fn parse(text: &str) -> Result<Header, (String, String)> {
     };
     let until = |text: &str, end: &[char]| text.split(end).next().unwrap_or("").trim().to_string();
     let order = until(value("fortran_order")?, &[',', '}']);
-    if order != "False" {
-        return Err(("C order (fortran_order False)".into(), order));
-    }
+    let is_fortran = match order.as_str() {
+        "False" => false,
+        "True" => true,
+        _ => return Err(("a `fortran_order` of True or False".into(), order)),
+    };
     let descr = until(value("descr")?, &[',', '}']);
     let descr = descr.trim_matches(['\'', '"']).to_string();
-    let dtype = parse_dtype(&descr);
-    let dtype = dtype.ok_or_else(|| ("an integer type such as |u1 or <i8".into(), descr))?;
+    let element = parse_int(&descr).map_or_else(|| Element::Other(name_of(&descr)), Element::Int);
     let shape_text = value("shape")?;
     let inner = shape_text.strip_prefix('(').and_then(|rest| rest.split_once(')'));
     let wrong = || ("a shape such as (3, 4)".to_string(), until(shape_text, &[')', '}']));
     let (inner, _) = inner.ok_or_else(wrong)?;
     let dims = inner.split(',').map(str::trim).filter(|dim| !dim.is_empty());
     let shape = dims.map(|dim| dim.parse().map_err(|_| wrong())).collect::<Result<_, _>>()?;
-    Ok(Header { dtype, shape })
+    Ok(Header { element, shape, is_fortran })
 }
 
-fn parse_dtype(descr: &str) -> Option<IntType> {
+/// numpy's name of a type that is no integer.
+fn name_of(descr: &str) -> String {
+    let letters = descr.trim_start_matches(['<', '>', '|', '=']);
+    let bits = |digits: &str| digits.parse::<u32>().ok().and_then(|bytes| bytes.checked_mul(8));
+    match (letters, letters.strip_prefix('f').and_then(bits)) {
+        (_, Some(bits)) => format!("float{bits}"),
+        ("b1", _) => "bool".into(),
+        ("O", _) => "objects".into(),
+        _ => descr.chars().take(40).collect(),
+    }
+}
+
+fn parse_int(descr: &str) -> Option<IntType> {
     let mut letters = descr.chars();
     let big_endian = match letters.next()? {
         '<' | '|' | '=' => false,
@@ -140,17 +180,24 @@ mod tests {
     #[test]
     fn headers_of_numpy_parse() {
         let text = "{'descr': '|u1', 'fortran_order': False, 'shape': (100, 28, 28), }  \n";
-        assert_eq!(parse(text), Ok(Header { dtype: IntType::U8, shape: vec![100, 28, 28] }));
+        let header = |element, shape| Ok(Header { element, shape, is_fortran: false });
+        assert_eq!(parse(text), header(Element::Int(IntType::U8), vec![100, 28, 28]));
         let text = "{'descr': '>i8', 'fortran_order': False, 'shape': (7,), }";
         let dtype = IntType { bytes: 8, signed: true, big_endian: true };
-        assert_eq!(parse(text), Ok(Header { dtype, shape: vec![7] }));
+        assert_eq!(parse(text), header(Element::Int(dtype), vec![7]));
+        for (descr, name) in
+            [("<f4", "float32"), ("|b1", "bool"), ("|O", "objects"), ("<U3", "<U3"), ("<f", "<f")]
+        {
+            let text = format!("{{'descr': '{descr}', 'fortran_order': True, 'shape': (), }}");
+            let (element, shape) = (Element::Other(name.into()), vec![]);
+            assert_eq!(parse(&text), Ok(Header { element, shape, is_fortran: true }));
+        }
         let order = "'fortran_order': False, 'descr': '|u1', ";
         for (wrong, expected, got) in [
             (String::new(), "a `fortran_order`", "\"\""),
-            ("'fortran_order': True, ".into(), "C order (fortran_order False)", "True"),
+            ("'fortran_order': 1, ".into(), "a `fortran_order` of True or False", "1"),
             (format!("{order}'shape': ("), "a shape such as (3, 4)", "("),
             (format!("{order}'shape': (7, x)"), "a shape such as (3, 4)", "(7, x"),
-            (order.replace("|u1", "<f4"), "an integer type such as |u1 or <i8", "<f4"),
         ] {
             assert_eq!(parse(&wrong), Err((expected.into(), got.into())), "{wrong}");
         }
@@ -159,11 +206,12 @@ mod tests {
     #[test]
     fn labels_of_every_type() {
         let i64_be = IntType { bytes: 8, signed: true, big_endian: true };
-        assert_eq!(i64_be.label(&[0, 0, 0, 0, 0, 0, 1, 2]), Some(258));
-        assert_eq!(i64_be.label(&[255; 8]), None);
+        assert_eq!(i64_be.value(&[0, 0, 0, 0, 0, 0, 1, 2]), 258);
+        assert_eq!(i64_be.value(&[255; 8]), -1);
         let u64_le = IntType { bytes: 8, signed: false, big_endian: false };
-        assert_eq!(u64_le.label(&[0, 0, 0, 0, 1, 0, 0, 0]), None);
-        assert_eq!(IntType::U8.label(&[200]), Some(200));
-        assert_eq!(IntType { signed: true, ..IntType::U8 }.label(&[200]), None);
+        assert_eq!(u64_le.value(&[0, 0, 0, 0, 1, 0, 0, 0]), 1 << 32);
+        assert_eq!(u64_le.value(&[255; 8]), i128::from(u64::MAX));
+        assert_eq!(IntType::U8.value(&[200]), 200);
+        assert_eq!(IntType { signed: true, ..IntType::U8 }.value(&[200]), -56);
     }
 }

@@ -3,13 +3,17 @@
 //! Paths are relative to the folder of the file. The order of a split is that of the rows. Classes
 //! are the labels, sorted as numbers if all of them are whole numbers, else by their bytes.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
+use std::io::{self, Read};
 use std::path::Path;
+use std::rc::Rc;
 
 use csv::StringRecord;
 
 use super::identity::Watch;
+use super::input;
 use super::listing::{ImageFile, Listing};
 use super::{Source, missing};
 use crate::error::{Error, Mismatch, Result};
@@ -18,11 +22,16 @@ use crate::error::{Error, Mismatch, Result};
 const BYTES_MAX: u64 = 1 << 30;
 /// Longest path or label, in bytes.
 const CELL_MAX: usize = 4096;
+/// Longest record, in bytes. Columns that are not read count, too.
+const RECORD_MAX: usize = 1 << 20;
+/// Most rows.
+const ROWS_MAX: usize = 1 << 24;
 /// Longest number that is a label, in digits.
 const DIGITS_MAX: usize = 18;
 
 /// Row of an image.
 struct Row {
+    line: u64,
     path: String,
     label: String,
     is_test: bool,
@@ -44,24 +53,59 @@ pub(super) fn list(path: &Path, watch: &Watch) -> Result<Listing> {
     }
     let bytes = metadata.len();
     if bytes > BYTES_MAX {
-        let expected = format!("at most {BYTES_MAX} bytes");
-        return Err(Mismatch::new("the table", expected, format!("{bytes}"))
-            .remedy("divide it into several datasets")
-            .of(path));
+        return Err(too_large(path, format!("at most {BYTES_MAX} bytes"), &bytes.to_string()));
     }
     watch.add(path)?;
-    let file = File::open(path).map_err(Error::io("open", path))?;
-    let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(file);
-    let columns = columns(path, reader.headers().map_err(|error| unreadable(path, &error))?)?;
-    let rows = reader.records().map(|record| {
-        let record = record.map_err(|error| unreadable(path, &error))?;
-        row(path, &columns, &record)
-    });
-    let rows: Vec<Row> = rows.collect::<Result<_>>()?;
+    let file = input::open_file(path)?;
+    let left = Rc::new(Cell::new(RECORD_MAX));
+    let limited = Limited { file, left: left.clone() };
+    let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(limited);
+    let columns = columns(path, reader.headers().map_err(|error| unreadable(path, 1, &error))?)?;
+    let (mut rows, mut record) = (vec![], StringRecord::new());
+    loop {
+        left.set(RECORD_MAX);
+        let line = reader.position().line();
+        match reader.read_record(&mut record) {
+            Ok(true) if rows.len() < ROWS_MAX => rows.push(row(path, &columns, &record)?),
+            Ok(true) => return Err(too_large(path, format!("at most {ROWS_MAX} rows"), "more")),
+            Ok(false) => break,
+            Err(error) => return Err(unreadable(path, line, &error)),
+        }
+    }
     Ok(listing(path.parent().unwrap_or(Path::new("")), rows, columns.split.is_some()))
 }
 
+/// A file of which only a part may be read before the rest is allowed.
+struct Limited {
+    file: File,
+    /// Bytes that may still be read.
+    left: Rc<Cell<usize>>,
+}
+
+impl Read for Limited {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.file.read(buffer)?;
+        let left = self.left.get().checked_sub(count);
+        self.left.set(left.ok_or_else(|| io::Error::from(io::ErrorKind::FileTooLarge))?);
+        Ok(count)
+    }
+}
+
+fn too_large(path: &Path, expected: String, got: &str) -> Error {
+    let mismatch = Mismatch::new("the table", expected, got);
+    mismatch.remedy("divide it into several datasets").of(path)
+}
+
 fn columns(path: &Path, header: &StringRecord) -> Result<Columns> {
+    for name in ["path", "label", "split"] {
+        let count = header.iter().filter(|column| column.eq_ignore_ascii_case(name)).count();
+        if count > 1 {
+            let expected = format!("at most one column `{name}`");
+            return Err(Mismatch::new("line 1", expected, count.to_string())
+                .remedy("rename or remove the others, so that it is clear which one counts")
+                .of(path));
+        }
+    }
     let place = |name: &str| header.iter().position(|column| column.eq_ignore_ascii_case(name));
     let (Some(of_path), Some(of_label)) = (place("path"), place("label")) else {
         let got: Vec<&str> = header.iter().collect();
@@ -83,6 +127,7 @@ fn row(path: &Path, columns: &Columns, record: &StringRecord) -> Result<Row> {
             .of(path)
     };
     let row = Row {
+        line,
         path: cell(columns.path),
         label: cell(columns.label),
         is_test: match columns.split.map(cell).as_deref() {
@@ -116,18 +161,23 @@ fn listing(folder: &Path, rows: Vec<Row>, has_splits: bool) -> Listing {
     let file = |row: &Row| ImageFile {
         path: folder.join(&row.path),
         label: labels.get(row.label.as_str()).copied().unwrap_or_default(),
+        line: Some(row.line),
     };
     let of = |is_test: bool| rows.iter().filter(|row| row.is_test == is_test).map(file).collect();
     let (train, test): (_, Vec<ImageFile>) = (of(false), of(true));
     let test = (has_splits && !test.is_empty()).then_some(test);
-    Listing { train, test, stray: vec![], classes }
+    Listing { train, test, classes, ..Listing::default() }
 }
 
-fn unreadable(path: &Path, error: &csv::Error) -> Error {
-    let line = error.position().map_or(1, csv::Position::line);
+/// The error for a record that begins at about `line`.
+fn unreadable(path: &Path, line: u64, error: &csv::Error) -> Error {
+    let line = error.position().map_or(line, csv::Position::line);
     let (expected, got) = match error.kind() {
         csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
             (format!("{expected_len} cells, as in the first line"), format!("{len}"))
+        }
+        csv::ErrorKind::Io(error) if error.kind() == io::ErrorKind::FileTooLarge => {
+            (format!("at most {RECORD_MAX} bytes, its quoted line breaks included"), "more".into())
         }
         csv::ErrorKind::Utf8 { .. } => ("text in UTF-8".into(), "other bytes".into()),
         _ => ("a line of CSV".to_string(), error.to_string()),

@@ -366,8 +366,11 @@ fn csv_files_that_do_not_fit_are_named_with_the_line() {
         ("path,label,split\nimages/a.png,x,val\n", "`split` in line 2 must be train or test"),
         ("path,label,split\nimages/a.png,x,test\n", "dataset is not in"),
         ("path,label\n", "dataset is not in"),
-        ("path,label\nimages/none.png,x\n", "none.png"),
+        ("path,label\nimages,x\n", "list.csv, line 2: "),
         ("path,label\nimages,x\n", "must be a file"),
+        ("path,label,split,Label\n", "at most one column `label`, got 2"),
+        ("path,path,label\n", "at most one column `path`, got 2"),
+        ("split,path,label,split\n", "at most one column `split`, got 2"),
     ] {
         let (_folder, spec) = csv(text);
         let error = any_error(&spec);

@@ -7,5 +7,6 @@ mod cuda;
 mod gather;
 mod images;
 mod order;
+mod refusals;
 mod ring;
 mod sources;

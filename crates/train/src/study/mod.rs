@@ -11,7 +11,7 @@ mod report;
 pub mod statistics;
 
 use std::cell::Cell;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use meristem_control::RewardMode;
 use meristem_data::{Split, cache};

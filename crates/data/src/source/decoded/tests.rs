@@ -18,7 +18,7 @@ impl Folder {
             let path = base.path().join(format!("{number}.png"));
             fs::write(&path, [number as u8; 9]).unwrap();
             age(&path, 100);
-            ImageFile { path, label: number }
+            ImageFile { path, label: number, line: None }
         };
         let files = (0..3).map(file).collect();
         Self { base, files }
@@ -65,8 +65,8 @@ fn kept_images_come_back_in_any_chunks() {
     for chunk in 1..5 {
         let found = folder.place().open(&folder.files).unwrap();
         let (mut pixels, mut labels, mut bad) = (vec![], vec![], vec![]);
-        let mut on_bad = |path: &Path| -> Result<()> {
-            bad.push(path.to_path_buf());
+        let mut on_bad = |file: &ImageFile| -> Result<()> {
+            bad.push(file.path.clone());
             Ok(())
         };
         let mut sink = |part: &[u8], of: &[u32]| -> Result<()> {
