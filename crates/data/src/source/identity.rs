@@ -174,3 +174,41 @@ impl Watch {
         seen.iter_mut().find_map(|seen| (!seen.is_current()).then(|| seen.path.clone()))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The identity of a file that was written just now may stay the same over another change.
+    #[test]
+    fn recent_contents_are_compared() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        fs::write(&file, "contents").unwrap();
+        for path in [folder.path(), &file] {
+            let mut seen = Seen::new(path).unwrap();
+            assert!(seen.is_current());
+            let crc = seen.crc.unwrap();
+            seen.crc = Some(!crc);
+            assert!(!seen.is_current());
+            let before = checksum(path).unwrap();
+            fs::write(folder.path().join("other"), "x").unwrap();
+            fs::write(&file, before.to_string()).unwrap();
+            assert!(!seen.is_current() && checksum(path).unwrap() != before);
+        }
+        let mut nothing = Seen::new(&folder.path().join("nothing")).unwrap();
+        assert!(nothing.is_current() && nothing.crc.is_none());
+        fs::write(folder.path().join("nothing"), "").unwrap();
+        assert!(!nothing.is_current());
+    }
+
+    #[test]
+    fn an_identity_settles_some_seconds_after_a_change() {
+        let id = FileId::from((1, 2, 3, 0, 10_000_000_000));
+        for (at_ns, is_settled) in
+            [(10_000_000_000, false), (11_900_000_000, false), (12_100_000_000, cfg!(unix))]
+        {
+            assert_eq!(id.is_settled(at_ns), is_settled, "{at_ns}");
+        }
+    }
+}

@@ -238,6 +238,22 @@ fn odd_images_are_converted_as_documented() {
     }
 }
 
+/// Texts longer than the decoder's limit are not handed to it.
+#[test]
+fn metadata_of_any_length_is_passed_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("train/a/0.png");
+    save_grey(&path, 5);
+    let sound = fs::read(&path).unwrap();
+    let body = [&b"tEXtComment\0"[..], &vec![b'x'; 9 << 20]].concat();
+    let length = (body.len() as u32 - 4).to_be_bytes();
+    let crc = crc32fast::hash(&body).to_be_bytes();
+    let png = [&sound[..33], &length, &body, &crc, &sound[33..]].concat();
+    fs::write(&path, png).unwrap();
+    let (images, _) = read_split(&spec_of(Source::Folder, folder.path()), Split::Train);
+    assert_eq!(images, [5; 30]);
+}
+
 /// A palette PNG with a transparent entry: two colours, 1 bit a pixel, 2×1 pixels.
 #[test]
 fn palettes_become_rgb() {

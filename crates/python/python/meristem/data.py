@@ -23,7 +23,11 @@ class Batch(NamedTuple):
 
 
 class Dataset:
-    """A split of a dataset. The process has one copy of it, which stays until `clear_cache`."""
+    """A split of a dataset.
+
+    The process has one copy of it, which stays until `clear_cache`, or until a file of the dataset has changed and is
+    asked for again. This object keeps the copy that it has.
+    """
 
     def __init__(
         self,

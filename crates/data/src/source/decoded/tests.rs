@@ -114,6 +114,28 @@ fn a_file_changed_just_before_it_was_read_is_compared() {
     assert!(!folder.found(), "the same size and time");
 }
 
+/// A second change within the resolution of the clock leaves the identity as it was.
+#[cfg(unix)]
+#[test]
+fn an_identity_is_trusted_from_some_seconds_on() {
+    const SECOND_NS: i64 = 1_000_000_000;
+    for (later_ns, is_trusted) in [(0, false), (SECOND_NS, false), (60 * SECOND_NS, true)] {
+        let folder = Folder::new();
+        // Sets the time of change of status to now.
+        folder.files.iter().for_each(|file| age(&file.path, 100));
+        let mut kept = folder.place().create(&folder.files);
+        for file in &folder.files {
+            let stamp = image_file::read(&file.path).unwrap().1;
+            Kept::add(&mut kept, Some(Stamp { crc: !stamp.crc, ..stamp }), true);
+        }
+        Kept::append(&mut kept, &[0; 3 * IMAGE]);
+        let mut kept = kept.unwrap();
+        kept.description.began_ns += later_ns;
+        kept.finish();
+        assert_eq!(folder.found(), is_trusted, "{later_ns}");
+    }
+}
+
 /// Files of equal size and time, as archives leave them, differ in inode and time of change of
 /// status.
 #[cfg(unix)]
