@@ -60,8 +60,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The split on the device: loaded at the first request, shared by all later ones until [`clear`] or
-/// a change of the files. Requests made during the load wait for that one load. Waits for the
+/// The split on the device: loaded at the first request, shared by all later ones until [`clear`]
+/// or a change of the files. Requests made during the load wait for that one load. Waits for the
 /// device.
 ///
 /// The cache keeps datasets, and with them their devices, until they are cleared.

@@ -185,7 +185,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// True for a damaged or missing file, which `skip_bad` may count and skip if it is one of many.
+    /// True for a damaged or missing file, which `skip_bad` may count and skip if it is one of
+    /// many.
     pub fn is_damage(&self) -> bool {
         match self {
             Self::Damaged { .. } | Self::Absent { .. } => true,

@@ -32,8 +32,8 @@ pub struct SplitReport {
     pub images: usize,
     /// Class names with the number of sound images of each.
     pub per_class: Vec<(String, usize)>,
-    /// Damage found. Image files list every damaged or missing one, CIFAR every bad label; other damage ends
-    /// the split, and the images before it are counted.
+    /// Damage found. Image files list every damaged or missing one, CIFAR every bad label; other
+    /// damage ends the split, and the images before it are counted.
     pub damaged: Vec<Damage>,
 }
 

@@ -84,8 +84,8 @@ fn a_failed_load_leaves_nothing() {
     }
 }
 
-/// A file that was rewritten is loaded anew, with equal size and time, too; a holder of the old copy
-/// keeps it, and files that were opened before are not read any more.
+/// A file that was rewritten is loaded anew, with equal size and time, too; a holder of the old
+/// copy keeps it, and files that were opened before are not read any more.
 #[test]
 fn a_rewritten_file_is_loaded_anew() {
     for kind in ["npz", "safetensors"] {

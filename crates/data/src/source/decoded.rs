@@ -1,10 +1,10 @@
 //! Decoded images on disk, so that a large dataset of image files is decoded once.
 //!
 //! A file holds the images of one split, and the name, identity and checksum of each image file. It
-//! is used if all of them are as they were. An image file with another identity is read and compared
-//! by its checksum; if all are equal, the file is written again with the new identities. The cache
-//! only saves time: a file in it that is damaged, or cannot be read or written, is as good as none,
-//! and is reported.
+//! is used if all of them are as they were. An image file with another identity is read and
+//! compared by its checksum; if all are equal, the file is written again with the new identities.
+//! The cache only saves time: a file in it that is damaged, or cannot be read or written, is as
+//! good as none, and is reported.
 //!
 //! A file is written under another name and renamed, so that processes may share the folder. The
 //! format is: pixels, a description as JSON, its length (u64), the CRC-32 of all that, and
@@ -162,8 +162,8 @@ impl Place {
         Some(found)
     }
 
-    /// Writes the file again with other stamps and the time before they were taken, so that the next
-    /// start reads no image file.
+    /// Writes the file again with other stamps and the time before they were taken, so that the
+    /// next start reads no image file.
     fn renew(&self, found: &Found, files: &[ImageFile], (stamps, began_ns): (Vec<Stamp>, i64)) {
         let place = Self { path: self.path.clone(), key: self.key.clone(), ..*self };
         let Some(mut kept) = place.create(files) else { return };

@@ -168,7 +168,7 @@ fn files_that_change_places_are_noticed() {
     assert!(folder.found(), "a second name changes no contents");
 }
 
-/// What was compared once is not read again at the next start.
+/// Files that were compared once are not read again at the next start.
 #[cfg(unix)]
 #[test]
 fn compared_files_are_kept_with_their_new_identity() {
