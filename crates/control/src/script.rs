@@ -91,6 +91,7 @@ pub fn parse_action(text: &str, host: &Host) -> Result<Action, String> {
 /// A germination with all that follows from it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Growth {
+    line: usize,
     /// First step in which it may happen.
     from: u32,
     env: Option<usize>,
@@ -101,7 +102,7 @@ struct Growth {
 impl Growth {
     /// The next action for the module, if there is one now.
     fn next(&self, view: &EnvView<'_>) -> Option<Action> {
-        let Self { from, env, slot, germinate } = *self;
+        let Self { from, env, slot, germinate, .. } = *self;
         if view.step < from || env.is_some_and(|env| env != view.env) {
             return None;
         }
@@ -150,7 +151,7 @@ impl Script {
             let fault = |problem| Error::Script { line, problem };
             let parsed: Line = serde_json::from_str(text).map_err(|e| fault(e.to_string()))?;
             let action = parsed.action(host).map_err(fault)?;
-            if let Some(growth) = parsed.growth(action).map_err(fault)? {
+            if let Some(growth) = parsed.growth(line, action).map_err(fault)? {
                 growths.push(growth);
                 continue;
             }
@@ -164,6 +165,19 @@ impl Script {
             }
         }
         Ok(Self { name: name.into(), entries, growths, rolled_back: BTreeSet::new() })
+    }
+
+    /// Lines that never act in episodes of `steps` steps of `envs` envs, as numbers from 1.
+    pub fn idle_lines(&self, steps: usize, envs: usize) -> Vec<usize> {
+        let entries = self.entries.iter().map(|((step, env), entry)| (entry.line, *step, *env));
+        let growths = self.growths.iter().map(|growth| (growth.line, growth.from, growth.env));
+        let idle = |step: u32, env: Option<usize>| {
+            step as usize >= steps || env.is_some_and(|env| env >= envs)
+        };
+        let lines = entries.chain(growths).filter(|(_, step, env)| idle(*step, *env));
+        let mut lines: Vec<usize> = lines.map(|(line, ..)| line).collect();
+        lines.sort_unstable();
+        lines
     }
 
     fn decide(&self, view: &EnvView<'_>) -> Result<Action> {
@@ -237,12 +251,12 @@ impl Line {
     }
 
     /// The germination of a line with `then`.
-    fn growth(&self, germinate: Action) -> Result<Option<Growth>, String> {
+    fn growth(&self, line: usize, germinate: Action) -> Result<Option<Growth>, String> {
         let (from, env) = (self.step, self.env);
         match (self.then, germinate) {
             (None, _) => Ok(None),
             (Some(Op::Fossilize), Action::Germinate { slot, .. }) => {
-                Ok(Some(Growth { from, env, slot, germinate }))
+                Ok(Some(Growth { line, from, env, slot, germinate }))
             }
             (Some(Op::Fossilize), _) => Err(format!("{} has no `then`", self.op)),
             (Some(op), _) => Err(format!("`then` is FOSSILIZE, not {op}")),

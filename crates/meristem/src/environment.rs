@@ -1,5 +1,7 @@
 //! Environment variables of the program: their help, and checks of the ones that are set.
 
+use std::io::IsTerminal;
+
 use meristem::comm::Communicator;
 use meristem::grow::nearest;
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -34,6 +36,12 @@ Environment:
 /// Whether the terminal may be coloured: unless `NO_COLOR` is set (<https://no-color.org>).
 pub(crate) fn has_colours() -> bool {
     std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// Whether a stream is a terminal whose cursor moves, so that something can be drawn over: not with
+/// `TERM=dumb`, as in the shells of editors.
+pub(crate) fn is_drawable(stream: &impl IsTerminal) -> bool {
+    stream.is_terminal() && !console::is_dumb()
 }
 
 /// Refuses a variable with our prefix that nothing reads.

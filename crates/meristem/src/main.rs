@@ -5,6 +5,7 @@ mod check;
 mod cli;
 mod commands;
 mod environment;
+mod escape;
 mod failure;
 mod notes;
 mod page;
@@ -15,7 +16,6 @@ mod signals;
 mod synthetic;
 mod table;
 
-use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -25,16 +25,48 @@ use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
+use self::failure::Failure;
+
 fn main() -> ExitCode {
-    // Errors of parsing end here, with clap's message and exit code 2.
-    let arguments = cli::Arguments::parse();
-    match environment::check_names().and_then(|()| run(arguments)) {
-        Ok(code) => code,
-        Err(failure) => {
-            plain::err(failure.to_string().trim_end());
-            ExitCode::from(failure.exit_code())
+    let ended = match cli::Arguments::try_parse() {
+        Ok(arguments) => environment::check_names().and_then(|()| run(arguments)),
+        Err(error) => Ok(answer(&error)),
+    };
+    let lost = plain::finish().err().map(|error| {
+        let message = format!("cannot write to stdout: {error}");
+        Failure::failed(message, "free some space, or write to another disk")
+    });
+    match (ended, lost) {
+        (Err(failure), _) | (Ok(ExitCode::SUCCESS), Some(failure)) => report(&failure),
+        (Ok(code), lost) => {
+            lost.as_ref().map(report);
+            code
         }
     }
+}
+
+/// Prints an error.
+fn report(failure: &Failure) -> ExitCode {
+    plain::err(failure.to_string().trim_end());
+    ExitCode::from(failure.exit_code())
+}
+
+/// Prints the help that was asked for, or the error of a command line, with exit code 2.
+fn answer(error: &clap::Error) -> ExitCode {
+    match error.use_stderr() {
+        true => plain::err(escaped(error).trim_end()),
+        false => plain::written(error.print()),
+    }
+    u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from)
+}
+
+/// The error of the command line as it would be with its characters escaped, so that nothing that
+/// it quotes begins a line.
+fn escaped(error: &clap::Error) -> String {
+    let arguments =
+        std::env::args_os().map(|argument| plain::printable(&argument.to_string_lossy()));
+    let escaped = cli::Arguments::try_parse_from(arguments).err();
+    escaped.as_ref().unwrap_or(error).render().to_string()
 }
 
 fn run(arguments: cli::Arguments) -> commands::Outcome {
@@ -45,8 +77,7 @@ fn run(arguments: cli::Arguments) -> commands::Outcome {
         environment::let_libraries_log()?;
     }
     let filter = environment::log_filter(comm_debug)?;
-    let colours = std::io::stderr().is_terminal();
-    let log = tracing_subscriber::fmt::layer().with_ansi(colours).with_writer(std::io::stderr);
+    let log = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(|| plain::Log);
     let notes = notes::Notes::unless(arguments.command.is_quiet());
     let of_notes = filter_fn(|event| event.target() == TARGET);
     tracing_subscriber::registry()

@@ -1,7 +1,6 @@
 //! Notes of the libraries and progress of decoding, on stderr.
 
 use std::fmt;
-use std::io::{IsTerminal, Write};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -10,6 +9,7 @@ use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
 
+use crate::environment::is_drawable;
 use crate::plain::{self, printable, thousands};
 
 /// Time between two lines of progress where there is no terminal.
@@ -17,7 +17,8 @@ const INTERVAL: Duration = Duration::from_secs(10);
 
 /// Layer that prints notes and progress.
 pub(crate) struct Notes {
-    is_terminal: bool,
+    /// Whether stderr is a terminal on which a line can be written over.
+    is_drawable: bool,
     /// Time of the last line of progress, or of the start.
     last: Mutex<Instant>,
 }
@@ -25,17 +26,15 @@ pub(crate) struct Notes {
 impl Notes {
     /// The layer; `None` for a command that prints only errors.
     pub(crate) fn unless(quiet: bool) -> Option<Self> {
-        let is_terminal = std::io::stderr().is_terminal();
-        (!quiet).then(|| Self { is_terminal, last: Mutex::new(Instant::now()) })
+        let is_drawable = is_drawable(&std::io::stderr());
+        (!quiet).then(|| Self { is_drawable, last: Mutex::new(Instant::now()) })
     }
 
     fn progress(&self, done: u64, of: u64) {
         let text = format!("decoding images: {} of {}", thousands(done), thousands(of));
-        if self.is_terminal {
+        if self.is_drawable {
             // The line is written over, and removed at the end.
-            let text = if done < of { text } else { String::new() };
-            let _ = write!(std::io::stderr().lock(), "\r\x1b[K{text}");
-            return;
+            return plain::status(if done < of { &text } else { "" });
         }
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if last.elapsed() >= INTERVAL && done < of {
@@ -54,8 +53,10 @@ impl<S: Subscriber> Layer<S> for Notes {
         event.record(&mut fields);
         match fields {
             Fields { message: Some(message), .. } => {
-                let clear = if self.is_terminal { "\r\x1b[K" } else { "" };
-                plain::err(&format!("{clear}note: {}", printable(&message)));
+                if self.is_drawable {
+                    plain::status("");
+                }
+                plain::err(&format!("note: {}", printable(&message)));
             }
             Fields { done, of, .. } => self.progress(done, of),
         }

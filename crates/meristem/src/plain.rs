@@ -1,31 +1,102 @@
-//! Text for people: numbers, durations, and lines written in spite of a closed pipe.
+//! Text for people: stdout and stderr, numbers, durations.
+//!
+//! All output goes through here. A failed write to stdout is kept until the end of the program,
+//! which [`finish`] turns into an error. A closed pipe, as in `meristem … | head`, is none.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// Writes a line to stdout. A closed pipe, as in `meristem …
-/// head`, is not an error.
-pub(crate) fn out(line: &str) {
-    let _ = writeln!(io::stdout().lock(), "{line}");
+use crate::escape;
+pub(crate) use crate::escape::printable;
+
+/// First failed write to stdout.
+static FAILED: Mutex<Option<io::Error>> = Mutex::new(None);
+
+/// Writes lines for people to stdout.
+pub(crate) fn out(text: &str) {
+    written(writeln!(io::stdout().lock(), "{}", escape::lines(text)));
 }
 
-/// Writes a line to stdout and reports a failed write, unless the pipe was closed.
-pub(crate) fn whole(line: &str) -> io::Result<()> {
-    let mut stdout = io::stdout().lock();
-    match writeln!(stdout, "{line}").and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
+/// Writes lines for programs to stdout, unchanged unless stdout is a terminal.
+pub(crate) fn data(text: &str) {
+    match io::stdout().is_terminal() {
+        true => out(text),
+        false => written(writeln!(io::stdout().lock(), "{text}")),
+    }
+}
+
+/// Stdout for programs, like [`data`], for a writer that handles errors itself.
+pub(crate) struct Stdout;
+
+impl Write for Stdout {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if !io::stdout().is_terminal() {
+            return io::stdout().lock().write(bytes);
+        }
+        let text = String::from_utf8_lossy(bytes).replace("\r\n", "\n");
+        io::stdout().lock().write_all(escape::lines(&text).as_bytes())?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stdout().lock().flush()
+    }
+}
+
+/// Writes a line of JSON to stdout.
+pub(crate) fn json(line: &str) {
+    written(writeln!(io::stdout().lock(), "{}", escape::json(line)));
+}
+
+/// Keeps the error of a write to stdout.
+pub(crate) fn written(result: io::Result<()>) {
+    if let Err(error) = result {
+        FAILED.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+    }
+}
+
+/// Writes out what is left of stdout, and reports the first write that failed.
+///
+/// # Errors
+/// Output was lost, but not because its reader had closed the pipe.
+pub(crate) fn finish() -> io::Result<()> {
+    written(io::stdout().lock().flush());
+    match FAILED.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        Some(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
         _ => Ok(()),
     }
 }
 
-/// Writes a line to stderr. A closed pipe is not an error.
-pub(crate) fn err(line: &str) {
-    let _ = writeln!(io::stderr().lock(), "{line}");
+/// Writes lines to stderr. There is nowhere to report that they cannot be written.
+pub(crate) fn err(text: &str) {
+    let _ = writeln!(io::stderr().lock(), "{}", escape::lines(text));
 }
 
-/// Text without control characters: names of files and contents of runs must not steer a terminal.
-pub(crate) fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+/// Writes over the current line of the terminal that stderr is; the cursor stays at its end.
+pub(crate) fn status(text: &str) {
+    let _ = write!(io::stderr().lock(), "\r\x1b[K{}", printable(text));
+}
+
+/// Stderr for the debug log, which has values from anywhere.
+pub(crate) struct Log;
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(bytes);
+        io::stderr().lock().write_all(escape::lines(&text).as_bytes())?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().lock().flush()
+    }
+}
+
+/// A path within a line.
+pub(crate) fn shown(path: &Path) -> String {
+    printable(&path.display().to_string())
 }
 
 /// Formats a number with separators, such as `12,345`.
@@ -113,11 +184,6 @@ mod tests {
             [flops(3.416e12), flops(2e9), flops(5e5)],
             ["3.42 TFLOP", "2.00 GFLOP", "0.50 MFLOP"]
         );
-    }
-
-    #[test]
-    fn nothing_printable_steers_a_terminal() {
-        assert_eq!(printable("a\u{1b}[31mb\nc\u{9b}é"), "a\u{fffd}[31mb\u{fffd}c\u{fffd}é");
     }
 
     #[test]

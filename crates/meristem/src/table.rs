@@ -10,7 +10,10 @@ use meristem::train::summary::{
 };
 use meristem::train::trace::TraceSummary;
 
-use crate::plain::{counted, duration, flops, mean, megabytes, percent, thousands};
+use crate::escape::quoted;
+use crate::plain::{
+    counted, duration, flops, mean, megabytes, percent, printable, shown, thousands,
+};
 
 /// Width of a table if stdout is not a terminal.
 const COLUMNS: u16 = 100;
@@ -49,7 +52,7 @@ pub(crate) fn report(summary: &Summary) -> String {
             summary.events_dropped
         ));
     }
-    text.push(format!("run folder: {}", summary.run_dir.display()));
+    text.push(format!("run folder: {}", shown(&summary.run_dir)));
     text.extend(summary.trace.as_ref().map(trace));
     text.push(next(summary));
     text.join("\n")
@@ -57,7 +60,7 @@ pub(crate) fn report(summary: &Summary) -> String {
 
 /// A line about the trace.
 pub(crate) fn trace(trace: &TraceSummary) -> String {
-    let (path, events) = (trace.path.display(), thousands(trace.events));
+    let (path, events) = (shown(&trace.path), thousands(trace.events));
     format!("trace: {path} ({events} events; open it at ui.perfetto.dev or chrome://tracing)")
 }
 
@@ -207,7 +210,7 @@ fn module(module: &ModuleSummary) -> String {
     let ModuleSummary { slot, blueprint, stage, contribution, .. } = module;
     let worth =
         contribution.map_or(", no effect on the output yet".into(), |pp| format!(" {pp:+.1}"));
-    format!("{slot} {blueprint} ({stage}){worth}")
+    printable(&format!("{slot} {blueprint} ({stage}){worth}"))
 }
 
 /// Suggestions of further commands.
@@ -218,12 +221,12 @@ fn next(summary: &Summary) -> String {
     });
     let mut lines = vec!["next:".to_string()];
     if summary.status == Status::Interrupted {
-        let run = summary.run_dir.display();
+        let run = quoted(&summary.run_dir);
         lines.push(format!("  meristem train --resume {run}    continue this run"));
     }
     if let Some(env) = best.filter(|_| summary.dataset.name == "embedded") {
         let weights = summary.run_dir.join(&env.weights);
-        lines.push(format!("  meristem eval --weights {} --split test", weights.display()));
+        lines.push(format!("  meristem eval --weights {} --split test", quoted(&weights)));
     }
     for (command, purpose) in [
         ("--preset full", "longer episodes, stricter gates"),

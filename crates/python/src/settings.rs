@@ -36,7 +36,7 @@ pub(crate) fn layer(given: &Bound<'_, PyDict>) -> PyResult<Layer> {
     for (key, value) in given.iter().filter(|(_, value)| !value.is_none()) {
         let key: String = key.extract()?;
         config_file::check_keys([key.as_str()].into_iter()).map_err(|problem| {
-            Failure::usage(Kind::Setting, problem, "`meristem train --help` lists all settings")
+            Failure::usage(Kind::Setting, problem, "`docs/settings.md` lists all settings")
         })?;
         set(&mut layer, &key, &value)?;
     }
@@ -89,6 +89,6 @@ fn texts(key: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
     }
     let got = value.get_type().qualname()?;
     let message = format!("`{key}`: got a {got}, expected text, a number, a path or a list");
-    let remedy = "`meristem train --help` lists the values of every setting";
+    let remedy = "`docs/settings.md` lists the values of every setting";
     Err(Failure::usage(Kind::Setting, message, remedy).into())
 }

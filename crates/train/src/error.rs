@@ -232,6 +232,13 @@ impl Error {
             Self::Value { .. } | Self::ConfigFile { .. } | Self::RunFolderExists { .. } => 2,
             Self::Resume { .. } | Self::OtherSettings { .. } | Self::NotARun { .. } => 2,
             Self::Session { .. } => 2,
+            // Files that are not there, or are sound and do not fit.
+            Self::Weights { .. } => 2,
+            Self::Nn(meristem_nn::Error::Io { action: "read", source, .. })
+                if source.kind() == io::ErrorKind::NotFound =>
+            {
+                2
+            }
             Self::OfRank { exit_code, .. } => *exit_code,
             // A property of this build: another flag or another build helps.
             Self::Ranks(meristem_comm::Error::Unavailable { .. }) => 2,

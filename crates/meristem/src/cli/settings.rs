@@ -10,6 +10,8 @@ use meristem::train::config::{Form, Layer, all};
 use meristem::train::settings::{BadValue, Preset};
 use meristem::train::{self, config_file};
 
+use crate::plain::{self, printable};
+
 /// Settings as flags, and a file with settings: all of `train`, or without `SINGLE_RUN` those of
 /// `control eval`, with its defaults.
 #[derive(Debug)]
@@ -17,6 +19,8 @@ pub(crate) struct SettingArguments<const SINGLE_RUN: bool> {
     /// Settings from a TOML or JSON file.
     pub(crate) config: Option<PathBuf>,
     flags: Layer,
+    /// Flags that were given several times with different values, with the value that counts.
+    repeated: Vec<(&'static str, String)>,
 }
 
 impl<const SINGLE_RUN: bool> SettingArguments<SINGLE_RUN> {
@@ -26,6 +30,14 @@ impl<const SINGLE_RUN: bool> SettingArguments<SINGLE_RUN> {
     /// As [`config_file::read`].
     pub(crate) fn file(&self) -> Result<Layer, train::Error> {
         self.config.as_deref().map_or_else(|| Ok(Layer::default()), config_file::read)
+    }
+
+    /// Notes on stderr which of several values of a flag counts.
+    pub(crate) fn tell_repeated(&self) {
+        for (flag, value) in &self.repeated {
+            let value = printable(value);
+            plain::err(&format!("note: --{flag} was given more than once; {value} counts"));
+        }
     }
 
     /// The settings given as flags.
@@ -56,11 +68,20 @@ impl<const SINGLE_RUN: bool> Args for SettingArguments<SINGLE_RUN> {
 
 impl<const SINGLE_RUN: bool> FromArgMatches for SettingArguments<SINGLE_RUN> {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let mut flags = Layer::default();
+        let (mut flags, mut repeated) = (Layer::default(), vec![]);
         for setting in Self::settings() {
             let text = match setting.form {
                 Form::Switch => matches.get_flag(setting.key).then(|| true.to_string()),
-                Form::Value => matches.get_one::<String>(setting.key).cloned(),
+                Form::Value => {
+                    let mut given = matches.get_many::<String>(setting.key).unwrap_or_default();
+                    let last = given.clone().next_back().cloned();
+                    if let Some(last) =
+                        last.as_ref().filter(|last| given.any(|value| value != *last))
+                    {
+                        repeated.push((setting.flag.as_str(), last.clone()));
+                    }
+                    last
+                }
                 Form::List => matches
                     .get_many::<String>(setting.key)
                     .map(|given| given.map(String::as_str).collect::<Vec<_>>().join(",")),
@@ -68,7 +89,7 @@ impl<const SINGLE_RUN: bool> FromArgMatches for SettingArguments<SINGLE_RUN> {
             let set = text.map_or(Ok(()), |text| flags.set(setting.key, &text));
             set.map_err(|error| clap::Error::raw(clap::error::ErrorKind::InvalidValue, error))?;
         }
-        Ok(Self { config: matches.get_one::<PathBuf>("config").cloned(), flags })
+        Ok(Self { config: matches.get_one::<PathBuf>("config").cloned(), flags, repeated })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
@@ -91,9 +112,9 @@ fn flag(setting: &'static Setting, default: &str) -> Arg {
         _ => arg,
     };
     let arg = match setting.form {
-        Form::Switch => return arg.action(ArgAction::SetTrue),
-        Form::Value => arg,
-        Form::List => arg.action(ArgAction::Append),
+        Form::Switch => return arg.action(ArgAction::SetTrue).overrides_with(setting.key),
+        // The last one counts, so that a script can be varied at its end.
+        Form::Value | Form::List => arg.action(ArgAction::Append),
     };
     let parser = move |text: &str| -> Result<String, BadValue> {
         Layer::default().set(setting.key, text).map(|()| text.to_string())

@@ -7,10 +7,9 @@ use meristem::train::config::all;
 
 use super::SettingArguments;
 
-/// Settings, and flags of this call only. If a flag is given twice the last one counts, so that a
-/// script can be varied at its end.
+/// Settings, and flags of this call only.
 #[derive(Debug, Args)]
-#[command(allow_negative_numbers = true, args_override_self = true)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct TrainArguments {
     /// Resume a run that was stopped or killed.
     #[arg(long, value_name = "RUN", help_heading = "Run", help = resume_help())]
@@ -24,7 +23,7 @@ pub(crate) struct TrainArguments {
     #[arg(long, help_heading = "Run", conflicts_with_all = ["quiet", "json", "print_config"])]
     pub(crate) watch: bool,
     /// Print only errors
-    #[arg(long, help_heading = "Run")]
+    #[arg(long, help_heading = "Run", overrides_with = "quiet")]
     pub(crate) quiet: bool,
     /// Print what the policy learned in each round: KL divergence, explained variance, entropies,
     /// actions

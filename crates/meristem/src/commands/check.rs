@@ -1,5 +1,6 @@
 //! `meristem check`.
 
+use std::io::stderr;
 use std::process::ExitCode;
 
 use console::Term;
@@ -7,6 +8,7 @@ use console::Term;
 use super::{Outcome, print_json};
 use crate::check::{self, Line};
 use crate::cli::CheckArguments;
+use crate::environment::is_drawable;
 use crate::plain;
 
 pub(crate) fn run(arguments: &CheckArguments) -> Outcome {
@@ -14,14 +16,15 @@ pub(crate) fn run(arguments: &CheckArguments) -> Outcome {
     let checks = check::select(device, &arguments.checks)?;
     // Some checks take seconds, so a terminal shows the name of the current one below the others.
     let terminal = Term::stderr();
+    let is_drawable = is_drawable(&stderr());
     let begin = |name: &str| {
-        if terminal.is_term() {
+        if is_drawable {
             // If the terminal cannot be written to, the checks continue without this line.
             let _ = terminal.write_str(&format!("…     {name}"));
         }
     };
     let each = |line: &Line| {
-        let _ = terminal.is_term().then(|| terminal.clear_line());
+        let _ = is_drawable.then(|| terminal.clear_line());
         if !arguments.json {
             plain::out(&shown(line));
         }

@@ -1,6 +1,6 @@
 //! `meristem control eval`.
 
-use std::io::IsTerminal;
+use std::io::stderr;
 use std::path::{Path, PathBuf};
 
 use comfy_table::CellAlignment;
@@ -13,8 +13,9 @@ use tempfile::TempDir;
 
 use super::{Outcome, exit_code, print_json};
 use crate::cli::ControlEvalArguments;
+use crate::environment::is_drawable;
 use crate::failure::Failure;
-use crate::plain::{self, counted};
+use crate::plain::{self, counted, printable};
 use crate::plot;
 use crate::progress::{Mode, Progress};
 use crate::signals::stop_on_signals;
@@ -49,6 +50,9 @@ impl Place {
 }
 
 pub(crate) fn run(arguments: &ControlEvalArguments) -> Outcome {
+    if !arguments.quiet {
+        arguments.settings.tell_repeated();
+    }
     let (file, flags) = (arguments.settings.file()?, arguments.settings.layer());
     let place = Place::of(arguments.run_dir.as_deref())?;
     let (contenders, seeds) = (arguments.contenders(), arguments.seeds);
@@ -84,7 +88,7 @@ impl Watch {
     fn new(quiet: bool) -> Self {
         let mode = match quiet {
             true => Mode::Quiet,
-            false if std::io::stderr().is_terminal() => Mode::Bars,
+            false if is_drawable(&stderr()) => Mode::Bars,
             false => Mode::LinesOnStderr,
         };
         Self { mode, progress: Progress::new(mode) }
@@ -131,7 +135,7 @@ impl StudyObserver for Watch {
 fn title(planned: &Planned<'_>) -> String {
     let &Planned { number, of, contender, seed, learns } = planned;
     let what = if learns { "training for" } else { "with" };
-    format!("run {number} of {of}: {contender} {what} seed {seed}")
+    printable(&format!("run {number} of {of}: {contender} {what} seed {seed}"))
 }
 
 /// Text of the comparison.
@@ -141,14 +145,14 @@ fn report(study: &Study) -> String {
         return format!("{stopped}; there is nothing to compare");
     }
     let mut table = table::new();
-    let first = study.contenders.first().map(|first| first.contender.to_string());
+    let first = study.contenders.first().map(|first| printable(&first.contender.to_string()));
     let against = format!("points above {}", first.unwrap_or_default());
     let columns =
         ["controller", "seeds", "test accuracy", "parameters", "GFLOP", &against, "seeds ahead"];
     table.set_header(columns);
     for report in &study.contenders {
         table.add_row([
-            report.contender.to_string(),
+            printable(&report.contender.to_string()),
             report.runs.len().to_string(),
             spread(report.test_accuracy, |share| format!("{:.2}", 100.0 * share)) + " %",
             spread(report.parameters, |count| plain::thousands(count.round() as u64)),

@@ -17,8 +17,9 @@ use crate::cli::{
     CacheArguments, DataCommand, DatasetArguments, ImportArguments, InfoArguments, PlanArguments,
     VerifyArguments,
 };
+use crate::escape::quoted;
 use crate::failure::Failure;
-use crate::plain::{self, counted, thousands};
+use crate::plain::{self, counted, printable, shown, thousands};
 use crate::table;
 
 pub(crate) fn run(command: &DataCommand) -> Outcome {
@@ -50,7 +51,8 @@ fn info(arguments: &InfoArguments) -> Outcome {
     if skipped > 0 {
         plain::out(&format!("skipped   {skipped} images that do not decode or have a bad label"));
     }
-    plain::out(&format!("classes   {}: {}", info.classes.len(), info.classes.join(", ")));
+    let classes: Vec<String> = info.classes.iter().map(|name| printable(name)).collect();
+    plain::out(&format!("classes   {}: {}", classes.len(), classes.join(", ")));
     let constants = |values: &[f32]| {
         values.iter().map(|value| format!("{value:.4}")).collect::<Vec<String>>().join(", ")
     };
@@ -109,7 +111,7 @@ fn overview(arguments: &InfoArguments) -> Outcome {
     }
     plain::out(&table.to_string());
     match &arguments.dataset.data_root {
-        Some(root) => plain::out(&format!("searched in {}", root.display())),
+        Some(root) => plain::out(&format!("searched in {}", shown(root))),
         None => plain::out("add --data-root DIR to search a folder, --dataset NAME for details"),
     }
     Ok(ExitCode::SUCCESS)
@@ -152,7 +154,10 @@ fn print_verification(report: &VerifyReport) {
             thousands(least),
             thousands(most),
         ));
-        split.damaged.iter().for_each(|damage| plain::out(&format!("  {}", damage.error)));
+        split
+            .damaged
+            .iter()
+            .for_each(|damage| plain::out(&format!("  {}", printable(&damage.error.to_string()))));
     }
     if report.splits.iter().all(|split| split.split != Split::Test) {
         plain::out(&format!("{}: no test split", report.name));
@@ -171,10 +176,10 @@ fn import(arguments: &ImportArguments) -> Outcome {
         "wrote {} training and {} test images to {} ({} skipped)",
         counts[0],
         counts[1],
-        report.folder.display(),
+        shown(&report.folder),
         report.skipped
     ));
-    let root = arguments.to.display();
+    let root = quoted(&arguments.to);
     plain::out(&format!("next: meristem train --dataset cifar10 --data-root {root}"));
     Ok(ExitCode::SUCCESS)
 }
@@ -220,10 +225,7 @@ fn cache(arguments: &CacheArguments) -> Outcome {
     let splits = counted(files, ["split", "splits"]);
     let [bytes, most] = [bytes, decoded::BYTES_MAX].map(|n| n.div_ceil(1 << 20));
     let (bytes, most) = (thousands(bytes), thousands(most));
-    plain::out(&format!(
-        "{what}: {splits}, {bytes} of at most {most} MiB, in {}",
-        folder.display()
-    ));
+    plain::out(&format!("{what}: {splits}, {bytes} of at most {most} MiB, in {}", shown(&folder)));
     Ok(ExitCode::SUCCESS)
 }
 

@@ -30,7 +30,7 @@ pub(crate) fn run(arguments: &EvalArguments) -> Outcome {
         true => print_json(&report)?,
         false => plain::out(&format!(
             "{}: accuracy {} on {} {} images, loss {:.4}",
-            arguments.weights.display(),
+            plain::shown(&arguments.weights),
             plain::percent(Some(report.accuracy)),
             plain::thousands(report.samples),
             config.split,

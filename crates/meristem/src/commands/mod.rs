@@ -84,7 +84,7 @@ fn check_seconds(seconds: f64) -> Result<(), Failure> {
 /// Warns on stderr that a trace lacks events, even with --quiet.
 fn tell_dropped(trace: &TraceSummary) {
     if trace.dropped > 0 {
-        let (path, dropped) = (trace.path.display(), plain::thousands(trace.dropped));
+        let (path, dropped) = (plain::shown(&trace.path), plain::thousands(trace.dropped));
         plain::err(&format!(
             "warning: {dropped} events are missing in the trace {path}, because its buffer was full"
         ));
@@ -116,10 +116,6 @@ fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     let line = serde_json::to_string(value).map_err(|error| {
         Failure::failed(format!("cannot write the result as JSON: {error}"), "run without --json")
     })?;
-    plain::whole(&line).map_err(|error| {
-        Failure::failed(
-            format!("cannot write the result: {error}"),
-            "free some space, or write to another disk",
-        )
-    })
+    plain::json(&line);
+    Ok(())
 }

@@ -19,7 +19,7 @@ use crate::plain::{self, counted, printable};
 pub(crate) fn completions(shell: Shell) -> Outcome {
     let mut script = vec![];
     clap_complete::generate(shell, &mut Arguments::command(), "meristem", &mut script);
-    plain::out(String::from_utf8_lossy(&script).trim_end());
+    plain::data(String::from_utf8_lossy(&script).trim_end());
     Ok(ExitCode::SUCCESS)
 }
 

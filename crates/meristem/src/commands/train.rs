@@ -1,6 +1,6 @@
 //! `meristem train`.
 
-use std::io::IsTerminal;
+use std::io::{stderr, stdout};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -11,6 +11,7 @@ use meristem::train::{self, Notice, Observer, Summary};
 use super::watch::{Beside, has_terminal, restore_screen};
 use super::{Outcome, exit_code, print_json, tell_dropped};
 use crate::cli::TrainArguments;
+use crate::environment::is_drawable;
 use crate::failure::Failure;
 use crate::plain;
 use crate::progress::{Mode, Progress};
@@ -21,6 +22,9 @@ use crate::table;
 const LEFT: &str = "weights and a summary";
 
 pub(crate) fn run(arguments: &TrainArguments) -> Outcome {
+    if !arguments.quiet {
+        arguments.settings.tell_repeated();
+    }
     if arguments.print_config {
         return print_config(arguments);
     }
@@ -38,7 +42,7 @@ pub(crate) fn run(arguments: &TrainArguments) -> Outcome {
     if let Some(folder) = arguments.resume.as_ref().filter(|_| !progress.has_begun())
         && progress.is_of_first_rank()
     {
-        let run = folder.display();
+        let run = plain::shown(folder);
         progress.line(&format!("{run} is complete; there is nothing to resume"));
     }
     if !progress.is_of_first_rank() {
@@ -103,7 +107,7 @@ impl Observer for Display {
 /// Prints the `config.toml` that a run would write.
 fn print_config(arguments: &TrainArguments) -> Outcome {
     let config = train::with_policy(&resolve(arguments)?)?;
-    plain::out(config.resolved_toml().trim_end());
+    plain::data(config.resolved_toml().trim_end());
     Ok(ExitCode::SUCCESS)
 }
 
@@ -136,7 +140,7 @@ fn mode(arguments: &TrainArguments) -> Mode {
     match arguments {
         TrainArguments { quiet: true, .. } => Mode::Quiet,
         TrainArguments { json: true, .. } => Mode::LinesOnStderr,
-        _ if std::io::stdout().is_terminal() && std::io::stderr().is_terminal() => Mode::Bars,
+        _ if is_drawable(&stdout()) && is_drawable(&stderr()) => Mode::Bars,
         _ => Mode::Lines,
     }
 }

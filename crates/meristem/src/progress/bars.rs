@@ -5,6 +5,8 @@ use std::time::Duration;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use meristem::train::events::{RunStarted, StepCompleted};
 
+use crate::plain::printable;
+
 use super::is_stopping;
 use super::lines::{accuracies, standing};
 use super::shown::{Shown, shown};
@@ -66,7 +68,7 @@ impl Bars {
 
     pub(super) fn env(&self, step: &StepCompleted) {
         let Some(bar) = self.envs.get(step.env) else { return };
-        bar.set_message(standing(step));
+        bar.set_message(printable(&standing(step)));
         bar.tick();
     }
 

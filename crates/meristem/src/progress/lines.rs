@@ -4,7 +4,7 @@ use meristem::control::{HEADS, Op, RoundReport};
 use meristem::train::events::{Event, Extension, RunStarted, SlotState, StepCompleted};
 use meristem::train::settings::{Normalize, PolicyStart};
 
-use crate::plain::{self, counted, mean, percent, thousands};
+use crate::plain::{self, counted, mean, percent, printable, thousands};
 
 /// Formats a run that begins: what is trained on which data, how much of it, and where.
 pub(super) fn beginning(run: &RunStarted) -> [String; 3] {
@@ -25,9 +25,9 @@ pub(super) fn beginning(run: &RunStarted) -> [String; 3] {
         format!(
             "{} of `{}` ({} parameters) on {}, each with {} images per step (epoch {})",
             counted(run.envs, ["env", "envs"]),
-            run.host,
+            printable(&run.host),
             thousands(run.host_parameters as u64),
-            run.dataset,
+            printable(&run.dataset),
             images_per_step(run.images_per_step),
             run.epoch,
         ),
@@ -42,7 +42,7 @@ pub(super) fn beginning(run: &RunStarted) -> [String; 3] {
         ),
         format!(
             "controller {}{}, {devices}{}{ranks}, {}, seed {}",
-            run.controller,
+            printable(&run.controller),
             run.policy.as_ref().map_or(String::new(), policy),
             counted(run.threads, ["thread", "threads"]),
             run.instruction_set,
@@ -56,7 +56,9 @@ fn policy(start: &PolicyStart) -> String {
     match start {
         PolicyStart::New => " from a new policy".into(),
         PolicyStart::Shipped => " from the policy that comes with the program".into(),
-        PolicyStart::File(path) => format!(" from the policy in {}", path.display()),
+        PolicyStart::File(path) => {
+            format!(" from the policy in {}", printable(&path.display().to_string()))
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use meristem::train::events::{Event, RunStarted, StepCompleted};
 use meristem::train::{Notice, Observer};
 
+use crate::escape;
 use crate::plain::{self, duration, thousands};
 use bars::Bars;
 use lines::{accuracies, beginning, learned, mean_accuracy, round_ended, story};
@@ -100,7 +101,7 @@ impl Progress {
             (Mode::Lines, _) => plain::out(text),
             (Mode::LinesOnStderr, _) => plain::err(text),
             // If the terminal cannot be written to, the run continues without output.
-            (Mode::Bars, Some(bars)) => drop(bars.all.println(text)),
+            (Mode::Bars, Some(bars)) => drop(bars.all.println(escape::lines(text))),
             (Mode::Bars, None) => plain::err(text),
         }
     }

@@ -84,6 +84,37 @@ fn configuration_files_are_strict() {
     m.ok("train --config good.json --batch 16 --max-batches 1 --steps 1 --run-dir run --quiet");
 }
 
+/// Nothing that was given is left out without a word.
+#[test]
+fn what_has_no_effect_is_said() {
+    let m = Meristem::new();
+    m.fails("train --config a.toml --config b.toml", 2, &["--config", "multiple times"]);
+    m.fails("train --resume a --resume b", 2, &["--resume", "multiple times"]);
+    let twice = m.ok("train --batch 8 --batch 16 --seed 3 --seed 3 --print-config");
+    assert_eq!(twice.stderr, "note: --batch was given more than once; 16 counts\n");
+    assert!(twice.stdout.contains("\nbatch = 16\n"), "{}", twice.stdout);
+    let lines = [
+        r#"{"step": 99, "op": "WAIT"}"#,
+        r#"{"step": 0, "env": 7, "op": "WAIT"}"#,
+        r#"{"step": 2, "env": 0, "op": "WAIT"}"#,
+        r#"{"step":3,"op":"GERMINATE","slot":"r0c0","blueprint":"norm","then":"FOSSILIZE"}"#,
+    ];
+    std::fs::write(m.path("script.jsonl"), lines.join("\n")).unwrap();
+    let run = "train --host minimal --envs 1 --max-batches 1 --batch 8 --controller \
+               fixed:script.jsonl --lr-warmup 4";
+    let said = m.ok(&format!("{run} --steps 3 --run-dir short"));
+    for words in [
+        "warning: lines of the action script never act: 1, 2, 4; steps count from 0 to 2, envs \
+         from 0 to 0\n",
+        "warning: --lr-warmup 4 is longer than the 3 steps of an episode",
+    ] {
+        assert!(said.stderr.contains(words), "{}", said.stderr);
+    }
+    std::fs::write(m.path("script.jsonl"), lines[2]).unwrap();
+    let said = m.ok(&format!("{run} --steps 4 --run-dir long"));
+    assert!(!said.stderr.contains("warning"), "{}", said.stderr);
+}
+
 #[test]
 fn run_folders_are_never_written_over() {
     let m = Meristem::new();

@@ -296,7 +296,7 @@ fn odd_folders_are_told() {
     assert!(!m.path("no").exists());
     std::fs::write(m.path("odd/train/a/notes\u{1b}.txt"), "x").unwrap();
     let said = m.ok(&format!("{train} {of} --resize 8 --run-dir run"));
-    let note = "note: left out 1 file that is no image: train/a/notes\u{fffd}.txt";
+    let note = "note: left out 1 file that is no image: train/a/notes\\u{1b}.txt";
     assert!(said.stderr.contains(note), "{}", said.stderr);
     let quiet = m.ok(&format!("{train} {of} --resize 8 --run-dir other --quiet"));
     assert_eq!(quiet.stderr, "");

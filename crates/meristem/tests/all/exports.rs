@@ -78,7 +78,7 @@ fn initial_weights_of_other_constants_are_told() {
     save(&m.path("bad.safetensors"), &state, &metadata).unwrap();
     m.fails(
         &format!("train {TINY} --init bad.safetensors --run-dir bad --quiet"),
-        1,
+        2,
         &["bad.safetensors", "positive standard deviations"],
     );
     assert!(!m.path("bad").exists());
@@ -163,7 +163,7 @@ fn a_network_becomes_a_model() {
     save(&m.path("plain.safetensors"), &state, &BTreeMap::new()).unwrap();
     let plain = "export onnx plain.safetensors --out c.onnx";
     m.fails(plain, 2, &["`image-size`", "no topology", "such as 32x32"]);
-    m.fails(&format!("{plain} --image-size 28x28"), 1, &["no `topology`", "--host is required"]);
+    m.fails(&format!("{plain} --image-size 28x28"), 2, &["no `topology`", "--host is required"]);
     m.fails(
         &format!("{plain} --image-size 28x28 --host minimal --with-preprocessing"),
         2,
@@ -171,7 +171,7 @@ fn a_network_becomes_a_model() {
     );
     m.fails(
         &format!("{plain} --image-size 28x28 --host baseline"),
-        1,
+        2,
         &["plain.safetensors", "blocks.0.conv.weight"],
     );
     m.fails(
@@ -189,7 +189,7 @@ fn a_network_becomes_a_model() {
 fn what_is_no_network_is_not_exported() {
     let m = trained("");
     let onnx = |rest: &str| format!("export onnx {rest}");
-    m.fails(&onnx("nothing --out a.onnx"), 1, &["nothing", "RUN/weights"]);
+    m.fails(&onnx("nothing --out a.onnx"), 2, &["nothing", "RUN/weights"]);
     fs::write(m.path("torn"), &m.bytes(WEIGHTS)[..200]).unwrap();
     m.fails(&onnx("torn --out a.onnx"), 1, &["torn"]);
     fs::write(m.path("foreign"), "hello").unwrap();

@@ -130,7 +130,7 @@ fn a_topology_is_trained_from_the_beginning() {
     let first = of_kind(&m.events("fixed"), "step_completed")[0]["train_loss"].as_f64().unwrap();
     assert!((first - 10f64.ln()).abs() < 0.5, "{first}");
     let other = fixed.replace("--host minimal", "--host baseline");
-    m.fails(&format!("{other} x"), 1, &["made with host `minimal`"]);
+    m.fails(&format!("{other} x"), 2, &["made with host `minimal`"]);
     m.fails(&format!("{fixed} x --init y"), 2, &["init"]);
     m.fails(
         &format!("{small} --start-topology nothing --run-dir x"),
@@ -166,7 +166,7 @@ fn a_file_as_pytorch_writes_it_is_a_bare_host() {
     assert!(told.contains("no normalisation constants"), "{told}");
     plain["normalization"] = "weights".into();
     assert_eq!(plain, expected);
-    m.fails("eval --weights plain.safetensors", 1, &["topology", "--host"]);
+    m.fails("eval --weights plain.safetensors", 2, &["topology", "--host"]);
     // The constants of the file count, and not those of the dataset.
     metadata.insert("normalization".into(), r#"{"mean":[0.5],"std":[0.1]}"#.into());
     save(&m.path("other.safetensors"), &state, &metadata).unwrap();
@@ -193,8 +193,8 @@ fn weights_that_do_not_fit_are_refused_with_every_reason() {
         "classifier.weight (expected f32 [10, 8], got f32 [8, 10])",
         "with NaN or infinity (1): blocks.1.bn.bias",
     ];
-    m.fails("eval --weights bad.safetensors --host minimal", 1, &reasons);
-    m.fails(&format!("train {TINY} --init bad.safetensors --run-dir x"), 1, &reasons);
+    m.fails("eval --weights bad.safetensors --host minimal", 2, &reasons);
+    m.fails(&format!("train {TINY} --init bad.safetensors --run-dir x"), 2, &reasons);
     assert!(!m.path("x").exists(), "a run that cannot start leaves no folder");
 
     // A negative variance would give a loss of NaN, other classes wrong results.
@@ -202,25 +202,25 @@ fn weights_that_do_not_fit_are_refused_with_every_reason() {
     state.insert("blocks.1.bn.running_var", HostTensor::f32(&[4], vec![1.0, -0.5, 1.0, 1.0]));
     save(&m.path("below.safetensors"), &state, &metadata).unwrap();
     let reasons = ["below.safetensors", "negative variances: blocks.1.bn.running_var"];
-    m.fails("eval --weights below.safetensors", 1, &reasons);
-    m.fails(&format!("train {TINY} --init below.safetensors --run-dir x"), 1, &reasons);
+    m.fails("eval --weights below.safetensors", 2, &reasons);
+    m.fails(&format!("train {TINY} --init below.safetensors --run-dir x"), 2, &reasons);
     let (state, _) = load(&m.path("run/weights/env-0.safetensors")).unwrap();
     let mut classes: Vec<String> = serde_json::from_str(&metadata["classes"]).unwrap();
     classes.swap(3, 4);
     let reasons = ["order.safetensors", "label 3 is `Coat` in these weights and `Dress`"];
     metadata.insert("classes".into(), serde_json::to_string(&classes).unwrap());
     save(&m.path("order.safetensors"), &state, &metadata).unwrap();
-    m.fails("eval --weights order.safetensors", 1, &reasons);
+    m.fails("eval --weights order.safetensors", 2, &reasons);
 
     let good = "run/weights/env-0.safetensors";
     m.fails(
         &format!("eval --weights {good} --host wide"),
-        1,
+        2,
         &["made with host", "minimal", "wide"],
     );
     m.fails("eval --weights run/config.toml --host wide", 1, &["safetensors", "config.toml"]);
     let gone = ["cannot read gone.safetensors: ", "help: give a .safetensors file that exists"];
-    m.fails("eval --weights gone.safetensors --host wide", 1, &gone);
+    m.fails("eval --weights gone.safetensors --host wide", 2, &gone);
     let bytes = m.bytes(good);
     std::fs::write(m.path("short.safetensors"), &bytes[..bytes.len() - 40]).unwrap();
     m.fails("eval --weights short.safetensors", 1, &["short.safetensors", "export it again"]);

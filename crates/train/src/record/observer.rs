@@ -48,6 +48,22 @@ pub enum Notice<'a> {
         /// Constants of the run.
         run: &'a Normalization,
     },
+    /// Lines of the controller's script that never act: their step or their env is not in the run.
+    IdleScriptLines {
+        /// Numbers of the lines, from 1.
+        lines: &'a [usize],
+        /// Steps of an episode.
+        steps: usize,
+        /// Number of envs.
+        envs: usize,
+    },
+    /// The learning rates rise until after the end of an episode.
+    WarmupBeyondEpisode {
+        /// Steps of the warm-up.
+        warmup: usize,
+        /// Steps of an episode.
+        steps: usize,
+    },
     /// The folder of the run.
     FolderOpened(&'a Path),
 }
@@ -75,6 +91,20 @@ impl Notice<'_> {
             Self::PrecisionChanged { began, now } => Some(format!(
                 "the run was at precision {began} and goes on at {now}; its results differ from \
                  here on"
+            )),
+            Self::IdleScriptLines { lines, steps, envs } => {
+                let lines: Vec<String> = lines.iter().map(usize::to_string).collect();
+                Some(format!(
+                    "lines of the action script never act: {}; steps count from 0 to {}, envs \
+                     from 0 to {}",
+                    lines.join(", "),
+                    steps.saturating_sub(1),
+                    envs.saturating_sub(1)
+                ))
+            }
+            Self::WarmupBeyondEpisode { warmup, steps } => Some(format!(
+                "--lr-warmup {warmup} is longer than the {steps} steps of an episode, so the \
+                 learning rates never reach their schedule"
             )),
             Self::RoundingChanged => Some(
                 "what is complete was computed by a build of meristem whose kernels round \

@@ -144,6 +144,18 @@ impl Run {
         self.fleet.machine.devices()
     }
 
+    /// Notes settings that have no effect in episodes of this length.
+    fn tell_idle_settings(&self, observer: &mut dyn Observer) {
+        let TrainConfig { steps, envs, lr_warmup: warmup, .. } = self.setup.config;
+        let lines = self.controller.idle_lines(steps, envs);
+        if !lines.is_empty() {
+            observer.notice(&Notice::IdleScriptLines { lines: &lines, steps, envs });
+        }
+        if warmup > steps {
+            observer.notice(&Notice::WarmupBeyondEpisode { warmup, steps });
+        }
+    }
+
     /// Runs the remaining rounds, then writes the results, even after a failure. Returns rank 0's
     /// summary on all processes.
     pub(crate) fn finish(
@@ -168,6 +180,9 @@ impl Run {
         if let Some(weights) = self.setup.other_normalization.as_ref().filter(|_| begins) {
             let run = &self.setup.interface.normalization;
             observer.notice(&Notice::OtherNormalization { weights, run });
+        }
+        if world.rank() == 0 {
+            self.tell_idle_settings(observer);
         }
         let mut journal = Journal::new(writer, observer, world.size() > 1);
         match next {

@@ -21,6 +21,8 @@ use crate::setup::Setup;
 pub(crate) enum AnyController {
     /// A controller that does not learn.
     Rules(Box<dyn Controller>),
+    /// A script of actions.
+    Script(Box<Script>),
     /// A policy that learns in one rank.
     Policy(Box<Ppo>),
     /// A policy that learns over several ranks.
@@ -55,7 +57,7 @@ impl AnyController {
             ControllerKind::Heuristic => {
                 rules(Box::new(Heuristic::new(heuristic(config, train_samples))))
             }
-            ControllerKind::Fixed(path) => rules(Box::new(script(setup, path)?)),
+            ControllerKind::Fixed(path) => Ok(Self::Script(Box::new(script(setup, path)?))),
             ControllerKind::External => match external {
                 Some(external) => Ok(Self::External(external)),
                 None => {
@@ -90,6 +92,7 @@ impl AnyController {
     pub(crate) fn get(&mut self) -> &mut dyn Controller {
         match self {
             Self::Rules(controller) => &mut **controller,
+            Self::Script(script) => &mut **script,
             Self::Policy(ppo) => &mut **ppo,
             Self::Group(group) => &mut **group,
             Self::External(external) => &mut **external,
@@ -100,7 +103,15 @@ impl AnyController {
     pub(crate) fn external(&mut self) -> Option<&mut dyn External> {
         match self {
             Self::External(external) => Some(&mut **external),
-            Self::Rules(_) | Self::Policy(_) | Self::Group(_) => None,
+            Self::Rules(_) | Self::Script(_) | Self::Policy(_) | Self::Group(_) => None,
+        }
+    }
+
+    /// Lines of a script that never act in episodes of `steps` steps of `envs` envs.
+    pub(crate) fn idle_lines(&self, steps: usize, envs: usize) -> Vec<usize> {
+        match self {
+            Self::Script(script) => script.idle_lines(steps, envs),
+            Self::Rules(_) | Self::Policy(_) | Self::Group(_) | Self::External(_) => vec![],
         }
     }
 
@@ -111,7 +122,7 @@ impl AnyController {
     /// Writing the file failed, or the device failed.
     pub(crate) fn save_policy(&self, path: &Path) -> Result<()> {
         let ppo = match self {
-            Self::Rules(_) | Self::External(_) => return Ok(()),
+            Self::Rules(_) | Self::Script(_) | Self::External(_) => return Ok(()),
             Self::Policy(ppo) => ppo,
             Self::Group(group) => group.first(),
         };

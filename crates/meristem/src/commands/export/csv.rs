@@ -18,7 +18,7 @@ pub(super) fn run(arguments: &CsvArguments) -> Outcome {
     check_is_run(&run)?;
     match &arguments.out {
         None => {
-            let rows = write(arguments.table, &run, &mut BufWriter::new(io::stdout().lock()));
+            let rows = write(arguments.table, &run, &mut BufWriter::new(plain::Stdout));
             tell_skipped(rows?.1);
         }
         Some(out) => {

@@ -12,7 +12,8 @@ use signal_hook::consts::SIGINT;
 use signal_hook::low_level::raise;
 
 use super::app::App;
-use super::{broken, show};
+use super::screen::Screen as Terminal;
+use super::{Ending, broken, show};
 use crate::environment;
 use crate::failure::Failure;
 use crate::plain;
@@ -34,13 +35,16 @@ impl Beside {
         let mut app = App::new(Follower::open(folder)?, environment::has_colours());
         app.trains_here = true;
         let closed = Arc::new(AtomicBool::new(false));
-        let taken = Taken { _screen: Screen::take() };
-        let mut terminal = ratatui::try_init().map_err(broken)?;
+        // The terminal is restored before the lines behind the view are printed, also after a
+        // panic.
+        let held = Screen::take();
+        let mut terminal = Terminal::take(&[]).map_err(broken)?;
         close_on_panic(closed.clone());
         let of_thread = closed.clone();
         let view = move || {
             let left = show(&mut terminal, &mut app, &|| of_thread.load(Ordering::Relaxed));
-            drop(taken);
+            drop(terminal);
+            drop(held);
             say_why(left);
         };
         let thread = thread::Builder::new().name("view".into()).spawn(view).map_err(broken)?;
@@ -56,23 +60,11 @@ impl Drop for Beside {
     }
 }
 
-/// The terminal, which is restored before the lines behind the view are printed, also after a
-/// panic.
-struct Taken {
-    _screen: Screen,
-}
-
-impl Drop for Taken {
-    fn drop(&mut self) {
-        ratatui::restore();
-    }
-}
-
 /// Says why the view is gone, if the run goes on.
-fn say_why(left: io::Result<bool>) {
+fn say_why(left: io::Result<Ending>) {
     match left {
-        Ok(false) => {}
-        Ok(true) => plain::err("the run goes on without its view; Ctrl-C stops it"),
+        Ok(Ending::Closed | Ending::Signal(_)) => {}
+        Ok(Ending::Left) => plain::err("the run goes on without its view; Ctrl-C stops it"),
         Err(error) => plain::err(&format!(
             "the run goes on without its view, because the terminal cannot be used: {error}"
         )),

@@ -7,6 +7,7 @@ mod charts;
 mod host;
 mod panels;
 mod parts;
+mod screen;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -17,11 +18,13 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use meristem::train::reading::{Follower, Overview, RunState, find};
-use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::low_level::emulate_default_handler;
 
 use self::app::{App, Key};
 pub(super) use self::beside::{Beside, restore_screen};
+use self::screen::{Screen, suspend};
 use super::{Outcome, locate};
 use crate::environment;
 use crate::failure::Failure;
@@ -32,6 +35,12 @@ const EVERY: Duration = Duration::from_millis(250);
 
 /// Shows a run until the user leaves: the named one, else the newest in `runs`.
 pub(crate) fn run(named: Option<&Path>) -> Outcome {
+    if console::is_dumb() && io::stdout().is_terminal() {
+        return Err(Failure::usage(
+            "watch cannot draw on a terminal without a cursor that moves: TERM is unset or `dumb`",
+            "set TERM, such as xterm-256color, or use `meristem runs`",
+        ));
+    }
     if !has_terminal() {
         return Err(Failure::usage(
             "watch needs a terminal",
@@ -44,10 +53,14 @@ pub(crate) fn run(named: Option<&Path>) -> Outcome {
     };
     let follower = Follower::open(&folder)?;
     let mut app = App::new(follower, environment::has_colours());
-    let mut terminal = ratatui::try_init().map_err(broken)?;
-    let shown = show(&mut terminal, &mut app, &|| false);
-    ratatui::restore();
-    shown.map_err(broken)?;
+    let ending = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
+    let mut screen = Screen::take(&ending).map_err(broken)?;
+    let shown = show(&mut screen, &mut app, &|| false);
+    drop(screen);
+    if let Ending::Signal(signal) = shown.map_err(broken)? {
+        // The parent process sees the end that the signal asked for.
+        emulate_default_handler(signal).map_err(broken)?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -57,7 +70,7 @@ fn broken(error: io::Error) -> Failure {
 
 /// Whether there is a terminal to draw on and to read keys from.
 pub(super) fn has_terminal() -> bool {
-    io::stdin().is_terminal() && io::stdout().is_terminal()
+    io::stdin().is_terminal() && environment::is_drawable(&io::stdout())
 }
 
 /// The run in `runs` that was started last; one in progress comes first.
@@ -80,31 +93,45 @@ enum Answer {
     Stay,
     /// The user leaves it.
     Leave,
+    /// The user asks the process to stop until the shell continues it.
+    Suspend,
     /// The user asks the run to stop, which this process trains.
     StopRun,
 }
 
-/// Draws until the user leaves or the view is closed. True if the user left.
-fn show(
-    terminal: &mut DefaultTerminal,
-    app: &mut App,
-    is_closed: &dyn Fn() -> bool,
-) -> io::Result<bool> {
+/// Reason why a view has ended.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Ending {
+    /// The run has ended.
+    Closed,
+    /// The user left it.
+    Left,
+    /// A signal.
+    Signal(i32),
+}
+
+/// Draws until the user leaves, the view is closed, or a signal ends it.
+fn show(screen: &mut Screen, app: &mut App, is_closed: &dyn Fn() -> bool) -> io::Result<Ending> {
     while !is_closed() {
+        if let Some(signal) = screen.ending_signal() {
+            return Ok(Ending::Signal(signal));
+        }
+        screen.follow_signals()?;
         let all_read = app.look();
         app.is_stopping = progress::is_stopping();
-        terminal.draw(|frame| view::draw(frame, app))?;
+        screen.terminal.draw(|frame| view::draw(frame, app))?;
         // A long file is read in parts, between which keys are answered.
         let wait = if all_read { EVERY } else { Duration::ZERO };
         if event::poll(wait)? {
             match answer(app, &event::read()?) {
                 Answer::Stay => {}
-                Answer::Leave => return Ok(true),
+                Answer::Leave => return Ok(Ending::Left),
+                Answer::Suspend => suspend()?,
                 Answer::StopRun => beside::stop_run()?,
             }
         }
     }
-    Ok(false)
+    Ok(Ending::Closed)
 }
 
 /// Carries out what a key asks for.
@@ -117,6 +144,7 @@ fn answer(app: &mut App, event: &Event) -> Answer {
     let wanted = match key.code {
         KeyCode::Char('c') if ctrl && app.trains_here => return Answer::StopRun,
         KeyCode::Char('c') if ctrl => return Answer::Leave,
+        KeyCode::Char('z') if ctrl => return Answer::Suspend,
         KeyCode::Char('q') | KeyCode::Esc => return Answer::Leave,
         KeyCode::Up | KeyCode::Char('k') => Key::Up(1),
         KeyCode::Down | KeyCode::Char('j') => Key::Down(1),

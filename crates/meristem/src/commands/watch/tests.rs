@@ -85,7 +85,7 @@ fn a_usual_terminal_shows_the_run() {
         "1,680",
         "▼ conv 3×3, 2 channels",
         "○ r0c0",
-        "● r0c1 conv_\u{fffd}[31m",
+        "● r0c1 conv_\\u{1b}[31m",
         "env 0: control accuracy",
         "env 0: training loss",
         "return +1.50  KL 0.0123",
@@ -99,8 +99,7 @@ fn a_usual_terminal_shows_the_run() {
     assert!(!text.contains('\u{1b}'), "a run steers the terminal");
     assert!(buffer.content().iter().any(|cell| cell.fg != Color::Reset));
     let wide = screen(&app(&folder, true), 160, 50).0;
-    for words in ["● r0c1 conv_\u{fffd}[31m blending α0.25 +3.2", "op 0.90", "▼ mean, linear"]
-    {
+    for words in ["● r0c1 conv_\\u{1b}[31m blending α0.25 +3.2", "op 0.90", "▼ mean, linear"] {
         assert!(wide.contains(words), "{words}:\n{wide}");
     }
 }

@@ -56,7 +56,8 @@ impl Meristem {
         let said = self.run(arguments);
         let context = format!("{arguments}\n{}{}", said.stdout, said.stderr);
         assert_eq!(said.code, Some(code), "{context}");
-        assert!(said.stderr.starts_with("error: "), "{context}");
+        let first = said.stderr.lines().find(|line| !line.starts_with("note: "));
+        assert!(first.is_some_and(|line| line.starts_with("error: ")), "{context}");
         assert!(!said.stderr.contains("panicked"), "{context}");
         // Messages are wrapped, so a phrase may be broken over two lines.
         let flat = said.stderr.split_whitespace().collect::<Vec<_>>().join(" ");

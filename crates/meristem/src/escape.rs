@@ -1,0 +1,119 @@
+//! Text from outside, as text that cannot steer a terminal or a shell.
+//!
+//! Names of classes, files, tensors and folders may hold any character. Everything that is printed
+//! for people goes through [`lines`]; a name within a line goes through [`printable`] first, so
+//! that it cannot end the line.
+
+use std::borrow::Cow;
+use std::ffi::OsStr;
+use std::path::Path;
+
+/// Whether a character steers a terminal, or reorders or breaks the text around it: the control
+/// characters of ASCII and Latin-1, marks of direction, separators of lines.
+fn steers(c: char) -> bool {
+    let direction = ['\u{61c}', '\u{200e}', '\u{200f}'];
+    c.is_control()
+        || direction.contains(&c)
+        || ('\u{2028}'..='\u{202e}').contains(&c)
+        || ('\u{2066}'..='\u{2069}').contains(&c)
+}
+
+/// Text of one line, with characters that steer a terminal written as `\u{1b}`.
+pub(crate) fn printable(text: &str) -> String {
+    replaced(text, steers, |c| c.escape_unicode().to_string()).into_owned()
+}
+
+/// Text of several lines, with the same characters except line ends written as `\u{1b}`.
+pub(crate) fn lines(text: &str) -> Cow<'_, str> {
+    replaced(text, |c| steers(c) && c != '\n', |c| c.escape_unicode().to_string())
+}
+
+/// JSON, with the same characters written as JSON escapes: a parser reads the true text.
+pub(crate) fn json(text: &str) -> Cow<'_, str> {
+    let escape = |c: char| {
+        let mut units = [0; 2];
+        c.encode_utf16(&mut units).iter().map(|unit| format!("\\u{unit:04x}")).collect()
+    };
+    replaced(text, steers, escape)
+}
+
+fn replaced(text: &str, which: impl Fn(char) -> bool, by: impl Fn(char) -> String) -> Cow<'_, str> {
+    if !text.contains(&which) {
+        return text.into();
+    }
+    text.chars().map(|c| if which(c) { by(c) } else { c.into() }).collect::<String>().into()
+}
+
+/// A path as a word of a command that is printed for a POSIX shell. A word with characters that
+/// steer a terminal, or bytes that are not text, has the form `$'…'`, which most shells read.
+pub(crate) fn quoted(path: &Path) -> String {
+    let text = path.to_string_lossy();
+    // A leading dash would make it a flag.
+    let dot = if text.starts_with('-') { "./" } else { "" };
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=@%+,".contains(c);
+    match path.to_str() {
+        Some(text) if !text.is_empty() && text.chars().all(plain) => format!("{dot}{text}"),
+        Some(text) if !text.contains(steers) => format!("'{dot}{}'", text.replace('\'', r"'\''")),
+        _ => format!("$'{dot}{}'", by_bytes(path.as_os_str())),
+    }
+}
+
+/// The inside of `$'…'`.
+fn by_bytes(word: &OsStr) -> String {
+    let byte = |byte: &u8| match byte {
+        b'\'' | b'\\' => format!("\\{}", char::from(*byte)),
+        b' '..=b'~' => char::from(*byte).into(),
+        // Three octal digits, since hexadecimal ones have no fixed number.
+        byte => format!("\\{byte:03o}"),
+    };
+    word.as_encoded_bytes().iter().map(byte).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_printable_steers_a_terminal() {
+        let name = "a\u{1b}[31mb\nc\u{9b}é\u{202e}\u{7f}";
+        assert_eq!(printable(name), r"a\u{1b}[31mb\u{a}c\u{9b}é\u{202e}\u{7f}");
+        assert_eq!(lines(name), "a\\u{1b}[31mb\nc\\u{9b}é\\u{202e}\\u{7f}");
+        assert_eq!(printable("two words, 3×3"), "two words, 3×3");
+    }
+
+    #[test]
+    fn json_keeps_its_text() {
+        let name = "a\u{1b}\u{9b}\u{202e}é";
+        let text = serde_json::to_string(name).unwrap();
+        let escaped = json(&text);
+        assert_eq!(escaped, "\"a\\u001b\\u009b\\u202eé\"");
+        assert_eq!(serde_json::from_str::<String>(&escaped).unwrap(), name);
+    }
+
+    /// A shell reads each word as the path.
+    #[cfg(unix)]
+    #[test]
+    fn a_shell_reads_the_path() {
+        use std::os::unix::ffi::OsStrExt;
+        let names: [&[u8]; 9] = [
+            b"runs/a-1_b.c",
+            b"my run",
+            b"it's",
+            b"$(touch x)",
+            b"`id`;#\"!*",
+            b"\x1b[31m",
+            b"a\nb'\\c",
+            b"\xff\x001".split(|byte| *byte == 0).next().unwrap_or_default(),
+            b"",
+        ];
+        for name in names {
+            let word = quoted(Path::new(OsStr::from_bytes(name)));
+            let line = format!("printf %s {word}");
+            let said = std::process::Command::new("bash").args(["-c", &line]).output().unwrap();
+            assert_eq!(said.stdout, name, "{word}");
+            assert_eq!(lines(&word), word);
+        }
+        assert_eq!([quoted(Path::new("-x")), quoted(Path::new("-x y"))], ["./-x", "'./-x y'"]);
+        assert_eq!(quoted(Path::new("runs/a")), "runs/a");
+    }
+}
