@@ -133,8 +133,8 @@ impl Html {
         page(title, &head, body)
     }
 
-    /// A page whose style and script come from its server, at these addresses. The server also sends
-    /// its policy.
+    /// A page whose style and script come from its server, at these addresses. The server also
+    /// sends its policy.
     #[cfg(feature = "serve")]
     pub(crate) fn served(title: &str, [style, script]: [&str; 2], body: Self) -> String {
         let [style, script] = [style, script].map(escaped);
