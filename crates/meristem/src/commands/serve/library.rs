@@ -237,3 +237,41 @@ fn stamp(run: &Path) -> Stamp {
     let [_, config, events, summary] = FILES;
     ([of(config), of(events), of(summary)], is_in_progress(run))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_forgotten_by_number_and_by_size_the_oldest_first() {
+        let shelf: Shelf<usize, usize> = Shelf::new();
+        let get = |key| *lock(&shelf.get(&key, || Ok::<_, ()>(key)).unwrap());
+        let known = |key| lock(&shelf.0).contains_key(&key);
+        (0..100).for_each(|key| assert_eq!(get(key), key));
+        assert_eq!(lock(&shelf.0).len(), KEPT_MAX);
+        assert!(!known(35) && known(36));
+        (97..100).for_each(|key| shelf.weigh(&key, KEPT_BYTES_MAX / 2));
+        assert!(!known(96) && !known(97) && known(98) && known(99));
+        shelf.weigh(&99, usize::MAX);
+        assert!(!known(98) && known(99), "the newest stays");
+        get(1);
+        assert!(known(1) && !known(99));
+    }
+
+    #[test]
+    fn a_list_without_time_is_read_on_by_the_next_look() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["a", "b"] {
+            fs::create_dir(folder.path().join(name)).unwrap();
+            fs::write(folder.path().join(name).join("events.jsonl"), "").unwrap();
+        }
+        let library = Library::open(folder.path(), &BasePath::default()).unwrap();
+        let over = Patience::of(&Arc::new(()));
+        let list = library.list(&over);
+        assert_eq!((list.rows.len(), list.unread, list.found.runs.len()), (0, 2, 2));
+        assert!(library.run(b"a", &over).is_some(), "a run is found before its row is read");
+        let request = Arc::new(());
+        let list = library.list(&Patience::of(&request));
+        assert_eq!((list.rows.len(), list.unread), (2, 0));
+    }
+}

@@ -14,6 +14,11 @@ pub(super) struct Patience {
 }
 
 impl Patience {
+    /// Patience that lasts as long as `request` for a minute at most.
+    pub(super) fn of(request: &Arc<()>) -> Self {
+        Self { request: Arc::downgrade(request), until: Instant::now() + ANSWER_TIME }
+    }
+
     /// Whether nobody waits any more, or the time is over. Work asks it before each block.
     pub(super) fn is_over(&self) -> bool {
         self.request.strong_count() == 0 || Instant::now() >= self.until
@@ -35,8 +40,7 @@ pub(super) async fn work<T: Send + 'static>(
     job: impl FnOnce(&Patience) -> T + Send + 'static,
 ) -> Result<T, Unanswered> {
     let request = Arc::new(());
-    let patience =
-        Patience { request: Arc::downgrade(&request), until: Instant::now() + ANSWER_TIME };
+    let patience = Patience::of(&request);
     let done = tokio::task::spawn_blocking(move || (!patience.is_over()).then(|| job(&patience)));
     let answer = tokio::time::timeout(ANSWER_TIME, done).await;
     drop(request);
@@ -69,7 +73,8 @@ mod tests {
                 while !patience.is_over() {
                     std::thread::yield_now();
                 }
-                end.send("endless").unwrap();
+                let in_time = Instant::now() < patience.until;
+                end.send(if in_time { "endless" } else { "ended by its time only" }).unwrap();
             }));
             let end = ended.clone();
             let waiting = tokio::spawn(work(move |_| end.send("gone before it began").unwrap()));

@@ -197,10 +197,10 @@ mod tests {
     fn long_spans_and_those_that_go_on_stay() {
         let mut env = EnvHistory { spans_max: 8, ..EnvHistory::default() };
         env.spans = (0..8).map(|at| span(10 * at, 10 * at + 1 + at % 2 * 8)).collect();
-        env.spans.push(span(85, 86));
+        env.spans.insert(0, span(85, 86));
         env.thin_spans();
         let from: Vec<usize> = env.spans.iter().map(|span| span.from).collect();
-        assert_eq!(from, [10, 30, 50, 70, 85]);
+        assert_eq!(from, [85, 10, 30, 50, 70]);
         env.spans = vec![span(0, 1); 100];
         env.thin_spans();
         assert!((1..=8).contains(&env.spans.len()), "{}", env.spans.len());
