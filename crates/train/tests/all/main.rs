@@ -4,3 +4,4 @@
 mod data_parallel;
 mod governor;
 mod hot_scope;
+mod study;
