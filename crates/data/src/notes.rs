@@ -12,7 +12,7 @@ pub const TARGET: &str = "meristem::notes";
 const INTERVAL: Duration = Duration::from_millis(200);
 
 /// Tells the user something.
-pub(crate) fn say(message: &str) {
+pub fn say(message: &str) {
     tracing::warn!(target: TARGET, "{message}");
 }
 

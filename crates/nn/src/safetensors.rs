@@ -133,8 +133,10 @@ pub fn from_bytes(path: &Path, bytes: &[u8]) -> Result<(StateDict, Metadata)> {
 }
 
 fn decode(bytes: &[u8]) -> Result<(StateDict, Metadata), String> {
-    let broken =
-        |e| format!("not a safetensors file, or a damaged one ({e}); copy or export it again");
+    let broken = |e| match other_format(bytes) {
+        Some((format, remedy)) => format!("not a safetensors file, but {format}; {remedy}"),
+        None => format!("not a safetensors file, or a damaged one ({e}); copy or export it again"),
+    };
     let (_, header) = SafeTensors::read_metadata(bytes).map_err(broken)?;
     let metadata = header.metadata().iter().flatten();
     let metadata = metadata.map(|(key, value)| (key.clone(), value.clone())).collect();
@@ -151,6 +153,29 @@ fn decode(bytes: &[u8]) -> Result<(StateDict, Metadata), String> {
         state.insert(name, HostTensor { shape: view.shape().to_vec(), data });
     }
     Ok((state, metadata))
+}
+
+/// Files that are mistaken for weights, by their first bytes: their format, and the remedy.
+#[rustfmt::skip]
+const OTHERS: [(&[u8], &str, &str); 8] = [
+    (b"PK\x03\x04", "a zip archive, as torch.save (.pt, .pth) and numpy.savez (.npz) write", CONVERT),
+    (b"\x80\x02", "a pickle, as torch.save (.pt, .pth) wrote before PyTorch 1.6", CONVERT),
+    (b"\x80\x04", "a pickle", CONVERT),
+    (b"\x80\x05", "a pickle", CONVERT),
+    (b"\x93NUMPY", "an array of numpy (.npy), which has no names of tensors", CONVERT),
+    (b"\x89HDF", "an HDF5 file, as Keras writes", CONVERT),
+    (b"version https://git-lfs", "a pointer of Git LFS", "fetch the file itself with `git lfs pull`"),
+    (b"<!DOCTYPE", "a web page", "download the file itself"),
+];
+
+const CONVERT: &str = "convert it in Python: `safetensors.torch.save_file(state_dict, \
+                       \"weights.safetensors\")`, where `state_dict` are its tensors by name, as \
+                       `torch.load(\"FILE\", weights_only=True)` returns them";
+
+/// The format of bytes that are not safetensors, and the remedy, if the format is known.
+fn other_format(bytes: &[u8]) -> Option<(&'static str, &'static str)> {
+    let found = OTHERS.iter().find(|(start, ..)| bytes.starts_with(start));
+    found.map(|(_, format, remedy)| (*format, *remedy))
 }
 
 fn file_error(path: &Path, problem: String) -> Error {
@@ -221,6 +246,28 @@ mod tests {
         let bytes = safetensors::serialize([("half", view)], None).unwrap();
         let error = decode(&bytes).unwrap_err();
         assert!(error.contains("`half` is F16"), "{error}");
+    }
+
+    #[test]
+    fn files_of_other_formats_are_named_with_the_way_to_convert_them() {
+        for (start, named) in [
+            (&b"PK\x03\x04\x00\x00\x08\x08archive/data.pkl"[..], "torch.save (.pt, .pth)"),
+            (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "a pickle, as torch.save"),
+            (b"\x80\x04\x95\x00\x00\x00\x00\x00\x00\x00}\x94.", "a pickle; convert"),
+            (b"\x93NUMPY\x01\x00v\x00{'descr': '<f4'}", "(.npy)"),
+            (b"\x89HDF\r\n\x1a\n", "HDF5"),
+            (b"version https://git-lfs.github.com/spec/v1\noid", "git lfs pull"),
+            (b"<!DOCTYPE html><html>", "a web page; download"),
+        ] {
+            let error = decode(start).unwrap_err();
+            assert!(error.contains(named) && !error.contains("damaged"), "{error}");
+        }
+        // A header of 640 bytes begins as a pickle does.
+        let (state, _) = example();
+        let long = ("note".to_owned(), "x".repeat(409));
+        let bytes = encode(&state, &Metadata::from([long])).unwrap();
+        assert_eq!(bytes[..2], *b"\x80\x02");
+        decode(&bytes).unwrap();
     }
 
     proptest! {

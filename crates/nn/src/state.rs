@@ -93,6 +93,9 @@ impl HostTensor {
     }
 }
 
+/// Prefixes of PyTorch's wrappers.
+const WRAPPERS: [&str; 2] = ["module.", "_orig_mod."];
+
 /// Named tensors, as PyTorch's `state_dict`; sorted by name.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StateDict(pub BTreeMap<String, HostTensor>);
@@ -111,6 +114,24 @@ impl StateDict {
     /// Names and tensors, sorted by name.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &HostTensor)> {
         self.0.iter().map(|(name, tensor)| (name.as_str(), tensor))
+    }
+
+    /// Removes the prefix that PyTorch's wrappers put before every name: `module.` by
+    /// `DistributedDataParallel`, `_orig_mod.` by `torch.compile`, or several of them. Returns the
+    /// prefix; `None` if a name is without, and nothing was removed.
+    pub fn unwrap_names(&mut self) -> Option<String> {
+        let mut prefix = String::new();
+        let first = self.0.keys().next()?;
+        while let Some(wrapper) = WRAPPERS.iter().find(|w| first[prefix.len()..].starts_with(**w)) {
+            prefix.push_str(wrapper);
+        }
+        let named = |name: &String| name.len() > prefix.len() && name.starts_with(&prefix);
+        if prefix.is_empty() || !self.0.keys().all(named) {
+            return None;
+        }
+        let tensors = std::mem::take(&mut self.0).into_iter();
+        self.0 = tensors.map(|(name, tensor)| (name[prefix.len()..].into(), tensor)).collect();
+        Some(prefix)
     }
 
     /// Number of tensors.
@@ -198,6 +219,29 @@ pub(crate) fn elements<T: bytemuck::AnyBitPattern>(bytes: &[u8]) -> Vec<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_prefix_of_a_wrapper_is_removed_if_all_names_have_it() {
+        let named = |names: &[&str]| {
+            let mut state = StateDict::default();
+            names.iter().for_each(|name| state.insert(*name, HostTensor::scalar_i64(1)));
+            state
+        };
+        for (names, prefix) in [
+            (["module.a.weight", "module.b"], Some("module.")),
+            (["_orig_mod.a.weight", "_orig_mod.b"], Some("_orig_mod.")),
+            (["module._orig_mod.a.weight", "module._orig_mod.b"], Some("module._orig_mod.")),
+            (["a.weight", "module.b"], None),
+            (["module.", "module.b"], None),
+            (["modules.a.weight", "modules.b"], None),
+        ] {
+            let mut state = named(&names);
+            assert_eq!(state.unwrap_names().as_deref(), prefix, "{names:?}");
+            let expected = if prefix.is_some() { ["a.weight", "b"] } else { names };
+            assert_eq!(state, named(&expected));
+        }
+        assert_eq!(StateDict::default().unwrap_names(), None);
+    }
 
     #[test]
     fn everything_wrong_is_listed_at_once() {

@@ -126,6 +126,20 @@ struct Options {
     normalize: Option<(Vec<f32>, Vec<f32>)>,
 }
 
+/// Names an argument as Python's call does.
+fn renamed(mut error: data::Error) -> data::Error {
+    if let data::Error::Argument { argument, .. } = &mut error {
+        *argument = match *argument {
+            "batch_per_env" => "batch",
+            "epoch_mode" => "epoch",
+            "normalization" => "normalize",
+            "crop_padding" => "crop",
+            other => other,
+        };
+    }
+    error
+}
+
 /// Batches of an epoch, gathered ahead of the caller.
 #[pyclass(frozen, module = "meristem")]
 pub(crate) struct Gather {
@@ -195,7 +209,7 @@ impl Gather {
             let device = data.device();
             let normalization = given.normalize.map(|(mean, std)| Normalization { mean, std });
             let config = GatherConfig {
-                epoch_mode: given.epoch.parse()?,
+                epoch_mode: given.epoch.parse().map_err(renamed)?,
                 shuffle: given.shuffle,
                 drop_last: given.drop_last,
                 seed: given.seed,
@@ -213,7 +227,7 @@ impl Gather {
             };
             let streams: Vec<_> =
                 (0..given.envs).map(|env| device.stream(&format!("batches {env}"))).collect();
-            data::GatherBatches::new(&config, std::slice::from_ref(data), &streams)
+            data::GatherBatches::new(&config, std::slice::from_ref(data), &streams).map_err(renamed)
         })?;
         let len = batches.len();
         Ok(Self {

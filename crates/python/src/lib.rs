@@ -12,6 +12,7 @@
 //! | `dlpack` | memory that is lent to other libraries' arrays; the only unsafe code |
 //! | `runs` | `train`, `resume`, and what a run folder has |
 //! | `columns` | events of a run as columns |
+//! | `weights` | contents of weights files |
 //! | `data` | datasets and gathered batches |
 //! | `comm` | collectives of a program's own |
 //! | `env` | envs as a controller sees them, and actions, as Python values |
@@ -31,6 +32,7 @@ mod fleet;
 mod json;
 mod runs;
 mod settings;
+mod weights;
 
 use pyo3::prelude::*;
 
@@ -47,6 +49,9 @@ mod _meristem {
     use super::fleet::Stepped;
     #[pymodule_export]
     use super::runs::{read_events, read_run, resume, train};
+
+    #[pymodule_export]
+    use super::weights::{decode_weights, encode_weights};
 
     #[pymodule_export]
     const VERSION: &str = env!("CARGO_PKG_VERSION");

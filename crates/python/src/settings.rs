@@ -34,7 +34,7 @@ pub(crate) fn resolve(
 pub(crate) fn layer(given: &Bound<'_, PyDict>) -> PyResult<Layer> {
     let mut layer = Layer::default();
     for (key, value) in given.iter().filter(|(_, value)| !value.is_none()) {
-        let key: String = key.extract()?;
+        let key = key.str()?.to_string_lossy().into_owned();
         config_file::check_keys([key.as_str()].into_iter()).map_err(|problem| {
             Failure::usage(Kind::Setting, problem, "`docs/settings.md` lists all settings")
         })?;
@@ -65,10 +65,14 @@ fn texts(key: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
         return Ok(vec![flag.into(), switch.into()]);
     }
     if value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>() {
-        let items: Vec<String> = value
-            .try_iter()?
-            .map(|item| Ok(texts(key, &item?)?.swap_remove(0)))
-            .collect::<PyResult<_>>()?;
+        let mut items = vec![];
+        for item in value.try_iter()? {
+            let item = item?;
+            if item.is_instance_of::<PyList>() || item.is_instance_of::<PyTuple>() {
+                return Err(unfit(key, "a list of lists"));
+            }
+            items.push(texts(key, &item)?.swap_remove(0));
+        }
         return Ok(vec![items.join(",")]);
     }
     let is_plain = value.is_instance_of::<PyString>()
@@ -76,7 +80,7 @@ fn texts(key: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
         || value.is_instance_of::<PyFloat>()
         || value.hasattr("dtype")? && value.hasattr("__float__")?;
     if is_plain {
-        return Ok(vec![value.str()?.to_string()]);
+        return encodable(key, value.str()?.to_str());
     }
     if value.hasattr("__fspath__")? {
         let path = value.extract::<PathBuf>()?;
@@ -87,8 +91,17 @@ fn texts(key: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
         })?;
         return Ok(vec![text]);
     }
-    let got = value.get_type().qualname()?;
-    let message = format!("`{key}`: got a {got}, expected text, a number, a path or a list");
-    let remedy = "`docs/settings.md` lists the values of every setting";
-    Err(Failure::usage(Kind::Setting, message, remedy).into())
+    Err(unfit(key, &format!("a {}", value.get_type().qualname()?)))
+}
+
+/// A text, which has to be one in UTF-8: the run's own record of its settings is.
+fn encodable<E>(key: &str, text: Result<&str, E>) -> PyResult<Vec<String>> {
+    let text = text.map_err(|_| unfit(key, "text that is not UTF-8"))?;
+    Ok(vec![text.to_owned()])
+}
+
+fn unfit(key: &str, got: &str) -> PyErr {
+    let message = format!("`{key}`: got {got}, expected text, a number, a path or a list");
+    let remedy = "docs/settings.md lists the values of every setting";
+    Failure::usage(Kind::Setting, message, remedy).into()
 }

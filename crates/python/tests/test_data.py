@@ -94,11 +94,11 @@ def test_what_a_consumer_may_not_ask_for(data):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"batch": 0}, "`batch_per_env` must be at least 1, got 0"),
-        ({"envs": 0}, "must be"),
-        ({"epoch": "half"}, "`epoch_mode` must be"),
+        ({"batch": 0}, "`batch`: got 0, expected 1 to 4294967295"),
+        ({"envs": 0}, "`envs`: got 0, expected 1 to 65536"),
+        ({"epoch": "half"}, "`epoch` must be"),
         ({"subset": [10_000]}, "`subset` must be indices below 10000"),
-        ({"normalize": ([0.0], [0.0])}, "`normalization` must be"),
+        ({"normalize": ([0.0], [0.0])}, "`normalize` must be"),
         ({"cutout": 99}, "must be"),
     ],
 )
@@ -199,3 +199,22 @@ def test_a_run_trains_on_the_file_as_it_is(tiny, tmp_path):
     assert changed.summary["dataset"] == fresh.summary["dataset"]
     losses = [run.events["step_completed"]["train_loss"] for run in (changed, fresh)]
     assert (losses[0] == losses[1]).all()
+
+
+def test_numpy_takes_the_arrays_as_they_are(data):
+    [batch] = next(meristem.GatherBatches(data, 4).epoch(0))
+    x = np.from_dlpack(batch.inputs)
+    for array in (np.asarray(batch.inputs), np.array(batch.inputs, copy=False)):
+        assert array.dtype == np.float32 and array.shape == (4, 1, 28, 28)
+        assert array.ctypes.data == x.ctypes.data
+    for copy in (np.array(batch.inputs), np.asarray(batch.inputs, copy=True)):
+        assert copy.ctypes.data != x.ctypes.data and (copy == x).all()
+    wide = np.asarray(batch.inputs, np.float64)
+    assert wide.dtype == np.float64 and (wide == x).all()
+    with pytest.raises(ValueError, match="copy"):
+        np.asarray(batch.inputs, np.float64, copy=False)
+    assert np.stack([batch.targets, batch.targets]).dtype == np.int32
+    assert np.mean(batch.inputs) == x.mean()
+    del batch
+    gc.collect()
+    assert (array == x).all()

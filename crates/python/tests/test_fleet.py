@@ -1,5 +1,6 @@
 """Fleets that a program steps, and functions as controllers."""
 
+import dataclasses
 import os
 import signal
 import threading
@@ -113,12 +114,65 @@ def test_an_illegal_action_changes_nothing(tiny):
             assert text in str(caught.value), caught.value
         with pytest.raises(errors.ControllerError, match="each of 2 envs, got 1"):
             fleet.apply([None])
-        with pytest.raises(TypeError, match="an action is None"):
-            fleet.apply([None, "WAIT"])
+        for action in ["WAIT", b"\0" * 8, 3, [0.9] * 8, [1.9, 1, 0, 0, 0, 0, 0, 0], [False] * 8]:
+            with pytest.raises(errors.ControllerError, match="`action`: got .*, expected None, a map"):
+                fleet.apply([None, action])
         fleet.apply([None, GERMINATE])
         assert [env.slots[1].stage for env in fleet.envs] == ["dormant", "germinated"]
         with pytest.raises(errors.StateError, match="no actions are due"):
             fleet.apply([None, None])
+
+
+@pytest.mark.parametrize("choices", [list, tuple, np.array, np.uint8, iter])
+def test_choices_are_whole_numbers_of_python_or_numpy(tiny, choices):
+    germinate = [1, 1, 1, 0, 0, 0, 0, 0]
+    with meristem.Fleet(**tiny) as fleet:
+        fleet.step()
+        fleet.apply([choices(germinate), {"op": np.str_("WAIT")}])
+        assert [env.slots[1].stage for env in fleet.envs] == ["germinated", "dormant"]
+
+
+@pytest.mark.parametrize("value", [0.9, np.float32(1), float("nan"), -1, 2**70, True, np.True_, "1"])
+def test_a_choice_that_is_no_whole_number_is_no_action(tiny, value):
+    with meristem.Fleet(**tiny) as fleet:
+        fleet.step()
+        for choices in ([value] * 8, [1, 1, 1, value, 0, 0, 0, 0], np.array([value] * 8)):
+            with pytest.raises(errors.ControllerError) as caught:
+                fleet.apply([choices, None])
+            assert caught.value.exit_code == 2 and caught.value.remedy
+        assert fleet.point == "decision"
+
+    def decides(env: Env):
+        return [value] * 8
+
+    with pytest.raises(errors.ControllerError):
+        meristem.train(**{**tiny, "run_dir": tiny["run_dir"].with_name("other")}, controller=decides)
+
+
+def test_a_fleet_has_no_controller_besides_its_program(tiny):
+    with pytest.raises(errors.SettingError, match="`controller`: got .*, expected none: a fleet has"):
+        meristem.Fleet(**tiny, controller=grow)
+    with pytest.raises(errors.SettingError, match="`controller`: got 'heuristic'"):
+        meristem.Fleet(**tiny, controller="heuristic")
+
+
+def test_changed_weights_of_a_fleet_are_what_is_saved(tiny, tmp_path):
+    with meristem.Fleet(**tiny) as fleet:
+        fleet.step()
+        weights = fleet.weights(0)
+    path = tmp_path / "w.safetensors"
+    doubled = {name: 2 * x for name, x in weights.tensors.items()}
+    changed = dataclasses.replace(weights, tensors=doubled)
+    changed.save(path)
+    read = meristem.weights.load(path)
+    assert all((read.tensors[name] == x).all() for name, x in doubled.items())
+    assert read.metadata == weights.metadata and read.contents == changed.contents
+    weights.tensors["classifier.bias"] = np.full_like(weights.tensors["classifier.bias"], 7)
+    again = meristem.weights.parse(weights.contents)
+    assert (again.tensors["classifier.bias"] == 7).all()
+    # The engine takes it.
+    run = meristem.train(**{**tiny, "run_dir": tmp_path / "next"}, init=path)
+    assert run.state == "complete"
 
 
 def test_a_fleet_resumes_with_the_same_bits(tiny):
@@ -241,7 +295,7 @@ def test_a_run_of_a_function_needs_it(tiny):
         errors.SettingError, match="got external, expected the controller of a program"
     ):
         meristem.train(**tiny, controller="external")
-    with pytest.raises(TypeError, match="a controller is a function"):
+    with pytest.raises(errors.SettingError, match="`controller`: got 3, expected a function of an"):
         meristem.train(**tiny, controller=3)
 
 

@@ -128,6 +128,60 @@ def test_masks_are_the_rules(env):
         env.step(np.array([[1, 0, 0, 0, 0, 0, 0, 0]] * 2))
 
 
+@pytest.mark.parametrize(
+    ("actions", "text"),
+    [
+        ([[0.9] * 8] * 2, "`actions[0].op`: got 0.9, expected a whole number, 0 to 5"),
+        ([[1.9, 1, 1, 0, 0, 0, 0, 0]] * 2, "`actions[0].op`: got 1.9"),
+        (np.zeros((2, 8)), "`actions[0].op`: got "),
+        ([[0] * 8, [-1] + [0] * 7], "`actions[1].op`: got -1, expected 0 to 5"),
+        ([[0] * 8, [0, 0, 99] + [0] * 5], "`actions[1].blueprint`: got 99, expected 0 to 6"),
+        ([[0] * 7 + [5]] * 2, "`actions[0].alpha_curve`: got 5, expected 0 to 4"),
+        ([[True] * 8] * 2, "`actions[0].op`: got True"),
+        ([[0] * 7] * 2, "`actions[0]`: got"),
+        ([[0] * 8], "expected 2 actions"),
+        (np.zeros((8,), int), "expected 2 actions"),
+        (0, "`actions`: got 0, expected 2 actions"),
+        (None, "`actions`: got None"),
+    ],
+)
+def test_actions_outside_of_the_space_are_refused_and_change_nothing(env, actions, text):
+    env.reset(seed=1)
+    with pytest.raises(errors.ControllerError) as caught:
+        env.step(actions)
+    assert text in str(caught.value)
+    assert env._fleet.point == "decision"
+    env.step(env.action_space.sample())
+
+
+def test_a_list_of_seeds_is_honoured_or_refused(env):
+    for seeds in ([7, 9], [7, 8], [7, None], [7], [], [None] * 3):
+        with pytest.raises(errors.ArgumentError, match="`seed`: got .*, expected one number"):
+            env.reset(seed=seeds)
+    env.reset(seed=[None, None])
+    for seed in (-1, 1.5, True, "7", 2**64):
+        with pytest.raises(errors.ArgumentError, match="`seed`: got"):
+            env.reset(seed=seed)
+    with pytest.raises(errors.ArgumentError, match="`options`: got"):
+        env.reset(options={"reset_mask": np.ones(2, bool)})
+    single = GrowthVectorEnv(1, **SETTINGS)
+    assert (single.reset(seed=[7])[0] == single.reset(seed=np.int64(7))[0]).all()
+    single.close()
+
+
+def test_settings_that_are_not_the_callers(tmp_path):
+    for settings, text in [
+        ({"num_envs": 2.5}, "`num_envs`: got 2.5"),
+        ({"num_envs": True}, "`num_envs`: got True"),
+        ({"envs": 3}, "`envs`: got 3, expected `num_envs` in its place"),
+        ({"controller": "heuristic"}, "`controller`: got 'heuristic'"),
+        ({"run_dir": 3}, "`run_dir`: got 3, expected a path"),
+    ]:
+        with pytest.raises(errors.MeristemError) as caught:
+            GrowthVectorEnv(**{**SETTINGS, **settings})
+        assert text in str(caught.value)
+
+
 def test_a_step_before_a_reset_is_refused(env):
     with pytest.raises(errors.StateError, match="call `reset` first"):
         env.step(np.zeros((2, 8), int))

@@ -1,5 +1,7 @@
 """The network of a weights file, beside the engine's own results."""
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -61,14 +63,14 @@ def test_numpy_has_the_engine_s_results_for_every_blueprint_and_style(tiny):
 
 def test_files_that_are_no_weights_are_refused(tmp_path):
     for contents, text in [
-        (b"", "header is cut off"),
-        (b"\xff" * 100, "header is cut off"),
-        ((5).to_bytes(8, "little") + b"{...}", "is not a safetensors file"),
-        ((2).to_bytes(8, "little") + b"[]", "is not a safetensors file"),
+        (b"", "header too small"),
+        (b"\xff" * 100, "header too large"),
+        ((5).to_bytes(8, "little") + b"{...}", "not a safetensors file, or a damaged one"),
+        ((2).to_bytes(8, "little") + b"[]", "not a safetensors file, or a damaged one"),
         (
             (67).to_bytes(8, "little")
             + b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 999]}}    ',
-            "lies outside of the file",
+            "not a safetensors file, or a damaged one",
         ),
     ]:
         path = tmp_path / "w.safetensors"
@@ -76,8 +78,63 @@ def test_files_that_are_no_weights_are_refused(tmp_path):
         with pytest.raises(errors.WeightsError, match="w.safetensors") as caught:
             meristem.weights.load(path)
         assert text in str(caught.value)
+    for save, text in [
+        (lambda file: np.save(file, np.zeros(3)), "an array of numpy (.npy)"),
+        (lambda file: np.savez(file, x=np.zeros(3)), "a zip archive, as torch.save (.pt, .pth)"),
+        (lambda file: pickle.dump({"x": 1}, file), "a pickle"),
+    ]:
+        with path.open("wb") as file:
+            save(file)
+        with pytest.raises(errors.WeightsError, match="safetensors.torch.save_file") as caught:
+            meristem.weights.load(path)
+        assert text in str(caught.value) and "damaged" not in str(caught.value)
     with pytest.raises(errors.WeightsError, match="cannot read .*No such file"):
         meristem.weights.load(tmp_path / "none")
     path.write_bytes((2).to_bytes(8, "little") + b"{}")
     with pytest.raises(errors.WeightsError, match="no `topology`"):
         logits(path, np.zeros((1, 1, 28, 28)))
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
+def test_names_that_a_wrapper_of_pytorch_has_prefixed_are_taken(trained, tmp_path, prefix):
+    weights = meristem.weights.load(trained.weights(0))
+    path = tmp_path / "wrapped.safetensors"
+    wrapped = {prefix + name: x for name, x in weights.tensors.items()}
+    meristem.weights.Weights(wrapped, weights.metadata).save(path)
+    with pytest.warns(UserWarning, match=f"begin with `{prefix}`; it is left out"):
+        read = meristem.weights.load(path)
+    assert read.tensors.keys() == weights.tensors.keys() and read.contents == weights.contents
+    wrapped["other"] = np.zeros(1, np.float32)
+    path.unlink()
+    meristem.weights.Weights(wrapped, weights.metadata).save(path)
+    assert meristem.weights.load(path).tensors.keys() == wrapped.keys()
+
+
+@pytest.mark.parametrize(
+    ("tensors", "metadata", "text"),
+    [
+        ({"x": np.zeros(2)}, {}, "`tensors`: x is float64, expected float32, int64 or uint8"),
+        ({"x": np.zeros(2, np.float16)}, {}, "x is float16"),
+        ({"x": "text"}, {}, "x is str"),
+        ({3: np.zeros(2, np.float32)}, {}, "`tensors`: got 3, expected names that are text"),
+        ({}, {"x": {1, 2}}, "`metadata['x']`: got {1, 2}, expected JSON"),
+        ({}, {"x": float("nan")}, "`metadata['x']`: got nan, expected JSON"),
+    ],
+)
+def test_weights_that_no_file_can_hold_are_refused_and_write_nothing(
+    tmp_path, tensors, metadata, text
+):
+    path = tmp_path / "w.safetensors"
+    with pytest.raises(errors.WeightsError) as caught:
+        meristem.weights.Weights(tensors, metadata).save(path)
+    assert text in str(caught.value) and not path.exists()
+
+
+def test_tensors_of_any_layout_are_saved_row_major(tmp_path):
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    for name, given in [("t", x.T), ("s", x[:, ::2]), ("big", x.astype(">f4")), ("zero", x[:0])]:
+        path = tmp_path / name
+        meristem.weights.Weights({name: given, "n": np.int64(3)}, {"text": "[no JSON"}).save(path)
+        read = meristem.weights.load(path)
+        assert (read.tensors[name] == given).all() and read.tensors["n"] == 3, name
+        assert read.metadata == {"text": "[no JSON"}

@@ -48,6 +48,55 @@ fn check_eval(m: &Meristem, weights: &str, env: &Value) {
 }
 
 #[test]
+fn names_that_a_wrapper_of_pytorch_has_prefixed_are_taken_with_a_note() {
+    let m = Meristem::new();
+    m.ok(&format!("train {TINY} --run-dir run --export w.safetensors --quiet"));
+    let (plain, metadata) = load(&m.path("w.safetensors")).unwrap();
+    let expected = m.ok("eval --weights w.safetensors").stdout;
+    for prefix in ["module.", "_orig_mod.", "module._orig_mod."] {
+        let mut wrapped = plain.clone();
+        let named = |(name, tensor)| (format!("{prefix}{name}"), tensor);
+        wrapped.0 = plain.0.clone().into_iter().map(named).collect();
+        save(&m.path("wrapped.safetensors"), &wrapped, &metadata).unwrap();
+        let note =
+            format!("note: wrapped.safetensors: the names of all tensors begin with `{prefix}`");
+        let said = m.ok("eval --weights wrapped.safetensors");
+        assert!(said.stderr.contains(&note), "{}", said.stderr);
+        assert_eq!(said.stdout.replace("wrapped", "w"), expected);
+        let said =
+            m.ok(&format!("train {TINY} --init wrapped.safetensors --run-dir of-{prefix}run"));
+        assert!(said.stderr.contains(&note), "{}", said.stderr);
+        m.ok("export onnx wrapped.safetensors --out wrapped.onnx");
+        std::fs::remove_file(m.path("wrapped.onnx")).unwrap();
+        // Names of which one is without are taken as they are.
+        wrapped.insert("other", HostTensor::scalar_i64(1));
+        save(&m.path("wrapped.safetensors"), &wrapped, &metadata).unwrap();
+        let said = m.run("eval --weights wrapped.safetensors");
+        assert_eq!(said.code, Some(1));
+        assert!(said.stderr.contains(&format!("{prefix}classifier.weight")), "{}", said.stderr);
+    }
+}
+
+#[test]
+fn files_of_other_formats_are_named_with_the_way_to_convert_them() {
+    let m = Meristem::new();
+    for (start, named) in [
+        (&b"PK\x03\x04archive/data.pkl"[..], "a zip archive, as torch.save (.pt, .pth)"),
+        (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "a pickle, as torch.save"),
+        (b"\x93NUMPY\x01\x00v\x00{'descr': '<f4'}", "an array of numpy (.npy)"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+    ] {
+        std::fs::write(m.path("w.pt"), start).unwrap();
+        for command in ["eval --weights w.pt", &format!("train {TINY} --init w.pt")] {
+            let said = m.run(command);
+            assert_eq!(said.code, Some(1), "{command}");
+            let told = said.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
+            assert!(told.contains(named) && !told.contains("damaged"), "{told}");
+        }
+    }
+}
+
+#[test]
 fn files_carry_pytorch_names_and_what_a_reader_needs() {
     let m = Meristem::new();
     m.ok(&format!("train {TINY} --run-dir run --export best.safetensors --quiet"));

@@ -10,10 +10,14 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from . import _meristem
+from ._arguments import flag, integer, optional, real, text
 from ._meristem import Array
-from .errors import RankError
+from .errors import ArgumentError, RankError
 
 Result = TypeVar("Result")
+
+#: Most ranks that are threads.
+RANKS_MAX = 1024
 
 #: A numpy array, a PyTorch tensor, or another array in host memory, which a sum overwrites:
 #: float32, float64 or bfloat16, contiguous or channels last, of at most four dimensions.
@@ -65,7 +69,9 @@ class Comm:
         Raises:
             ArgumentError: A number that does not fit.
         """
-        return [cls._of(member) for member in _meristem.Membership.threads(ranks, deadline)]
+        ranks = integer("ranks", ranks, 1, RANKS_MAX)
+        members = _meristem.Membership.threads(ranks, real("deadline", deadline))
+        return [cls._of(member) for member in members]
 
     @classmethod
     def mpi(cls, *, deadline: float = 60.0) -> Comm:
@@ -77,7 +83,7 @@ class Comm:
             RankError: A package that was built without the feature ``mpi``, which the wheels do not
                 have; processes that do not join within the deadline.
         """
-        return cls._of(_meristem.Membership.mpi(deadline))
+        return cls._of(_meristem.Membership.mpi(real("deadline", deadline)))
 
     @classmethod
     def run(
@@ -89,7 +95,7 @@ class Comm:
             Exception: The one that a rank raised, the others having been told of it.
         """
         group = cls.threads(ranks, deadline=deadline)
-        results: list[Any] = [None] * ranks
+        results: list[Any] = [None] * len(group)
         failures: list[BaseException] = []
 
         def member(comm: Comm) -> None:
@@ -142,7 +148,7 @@ class Comm:
             RankError: A rank with another tensor or another call; one that failed, left, or did not
                 come within the deadline.
         """
-        self._member.all_reduce(_lending(tensor), mean)
+        self._member.all_reduce(_lending(tensor), self._own(flag, "mean", mean))
 
     def broadcast(self, tensor: Tensor, *, root: int = 0) -> None:
         """Copies rank ``root``'s tensor to all ranks, in place.
@@ -150,7 +156,7 @@ class Comm:
         Raises:
             ArgumentError, RankError: As :meth:`all_reduce`.
         """
-        self._member.broadcast(_lending(tensor), root)
+        self._member.broadcast(_lending(tensor), self._own(integer, "root", root))
 
     def barrier(self) -> None:
         """Waits until every rank has called it.
@@ -185,14 +191,22 @@ class Comm:
             ArgumentError: An option that does not fit.
         """
         options = {
-            "density": density,
-            "k": k,
-            "method": method,
-            "residual": residual,
-            "momentum": momentum,
-            "mean": mean,
+            "density": real("density", density),
+            "k": optional("k", k),
+            "method": text("method", method),
+            "residual": flag("residual", residual),
+            "momentum": None if momentum is None else real("momentum", momentum),
+            "mean": flag("mean", mean),
         }
         return TopK(self._member.top_k(options))
+
+    def _own(self, check: Callable[[str, object], Result], name: str, value: object) -> Result:
+        """A checked argument of a collective. The other ranks are told if it does not fit."""
+        try:
+            return check(name, value)
+        except ArgumentError as error:
+            self._member.close(error.message)
+            raise
 
     def close(self) -> None:
         """Leaves the group. The other ranks' next call is a ``RankError``."""

@@ -8,6 +8,9 @@ from typing import Any, Union
 import numpy as np
 import numpy.typing as npt
 
+from ._arguments import U32_MAX, index, refused, sequence
+from .errors import ControllerError
+
 #: ``None`` waits. A mapping has the keys of a line of a script, such as
 #: ``{"op": "GERMINATE", "slot": "r0c1", "blueprint": "conv_small"}`` (``docs/control.md``). A
 #: sequence has one choice for each of the eight heads.
@@ -75,6 +78,9 @@ class Env:
 #: A function that chooses the action of an env.
 Controller = Callable[[Env], Action]
 
+#: The values that are actions, for errors.
+ACTION = "None, a mapping as in a script, or a whole number for each of the eight heads"
+
 ARRAYS = ("observation", "op_mask", "slot_mask", "blueprint_mask")
 
 
@@ -86,14 +92,32 @@ def env_of(given: dict[str, Any]) -> Env:
 
 
 def to_engine(action: Action) -> str | list[int] | None:
-    """An action as the engine takes it."""
+    """An action as the engine takes it.
+
+    Raises:
+        ControllerError: A value that is no action, such as a choice that is no whole number.
+    """
     if action is None:
         return None
     if isinstance(action, Mapping):
-        return json.dumps(dict(action))
-    if isinstance(action, str) or not isinstance(action, Sequence | np.ndarray):
-        raise TypeError(f"an action is None, a mapping or eight choices, got {action!r}")
-    return [int(choice) for choice in action]
+        try:
+            return json.dumps(dict(action), default=_number)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise refused("action", action, f"{ACTION} ({error})", ControllerError) from None
+    choices = []
+    for choice in sequence("action", action, ACTION, ControllerError):
+        number = index(choice)
+        if number is None or not 0 <= number <= U32_MAX:
+            raise refused("action", action, ACTION, ControllerError)
+        choices.append(number)
+    return choices
+
+
+def _number(value: object) -> object:
+    """A number of numpy's as JSON has it."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is not a value of JSON")
 
 
 def decide(

@@ -1,17 +1,24 @@
 """Datasets on a device, and batches gathered from them."""
 
 from collections.abc import Iterator, Sequence
-from os import PathLike, fspath
-from typing import NamedTuple
+from os import PathLike
+from typing import Any, NamedTuple
 
 from . import _meristem
+from ._arguments import U32_MAX, flag, index, integer, optional, path, real, refused, sequence, text
 from ._meristem import Array
+from .errors import DataError
+
+
+#: Most envs of a gather, each of which has memory of its own.
+ENVS_MAX = 65_536
+SEED_MAX = 2**64 - 1
 
 
 class Batch(NamedTuple):
     """One env's part of a batch.
 
-    ``numpy.from_dlpack`` and ``torch.from_dlpack`` take the arrays without a copy. Their memory is
+    ``numpy.asarray`` and ``torch.from_dlpack`` take the arrays without a copy. Their memory is
     not reused while the batch, or anything that was made of it, exists.
     """
 
@@ -54,16 +61,17 @@ class Dataset:
             device: ``cpu``, ``cpu:1``, …
 
         Raises:
-            DataError: Missing or damaged files, or no such split.
+            DataError: Missing or damaged files, no such split, an argument that does not fit.
         """
         place = {
-            "root": None if root is None else fspath(root),
-            "skip_bad": skip_bad,
-            "resize": resize,
-            "budget": budget,
-            "device": device,
+            "root": None if root is None else path("root", root, DataError),
+            "skip_bad": flag("skip_bad", skip_bad, DataError),
+            "resize": optional("resize", resize, 1, U32_MAX, DataError),
+            "budget": optional("budget", budget, error=DataError),
+            "device": text("device", device, DataError),
         }
-        self._resident = _meristem.Resident(dataset, split, place)
+        names = text("dataset", dataset, DataError), text("split", split, DataError)
+        self._resident = _meristem.Resident(*names, place)
         about = self._resident.info()
         self.name: str = about["name"]
         #: Channels, height, width.
@@ -126,19 +134,21 @@ class GatherBatches:
         Raises:
             DataError: Names the argument that does not fit.
         """
+        if not isinstance(dataset, Dataset):
+            raise refused("dataset", dataset, "a meristem.Dataset", DataError)
         options = {
-            "batch": batch,
-            "envs": envs,
-            "epoch": epoch,
-            "shuffle": shuffle,
-            "drop_last": drop_last,
-            "seed": seed,
-            "subset": subset,
-            "crop": crop,
-            "flip": flip,
-            "cutout": cutout,
-            "max_batches": max_batches,
-            "normalize": normalize,
+            "batch": integer("batch", batch, 1, U32_MAX, DataError),
+            "envs": integer("envs", envs, 1, ENVS_MAX, DataError),
+            "epoch": text("epoch", epoch, DataError),
+            "shuffle": flag("shuffle", shuffle, DataError),
+            "drop_last": flag("drop_last", drop_last, DataError),
+            "seed": integer("seed", seed, 0, SEED_MAX, DataError),
+            "subset": None if subset is None else _indices(subset),
+            "crop": integer("crop", crop, 0, U32_MAX, DataError),
+            "flip": flag("flip", flip, DataError),
+            "cutout": integer("cutout", cutout, 0, U32_MAX, DataError),
+            "max_batches": optional("max_batches", max_batches, 1, error=DataError),
+            "normalize": None if normalize is None else _constants(normalize),
         }
         self._gather = _meristem.Gather(dataset._resident, options)
 
@@ -152,8 +162,12 @@ class GatherBatches:
         Any epoch can be asked for, at any time; starting one ends the one before.
 
         Raises:
+            DataError: ``number`` is not a whole number from 0 on.
             StateError: Another epoch was started, or another thread uses this object.
         """
+        return self._batches(integer("number", number, error=DataError))
+
+    def _batches(self, number: int) -> Iterator[list[Batch]]:
         begun = self._gather.start(number)
         while (parts := self._gather.next(begun)) is not None:
             yield [Batch(*part) for part in parts]
@@ -162,6 +176,32 @@ class GatherBatches:
     def added_buffers(self) -> int:
         """Buffers that were added because the caller held all batches of an env."""
         return self._gather.added_buffers()
+
+
+def _indices(subset: object) -> list[int]:
+    expected = "indices of images; `numpy.flatnonzero` makes them of a mask"
+    numbers = []
+    for item in sequence("subset", subset, expected, DataError):
+        number = index(item)
+        if number is None or not 0 <= number <= U32_MAX:
+            raise refused("subset", item, expected, DataError)
+        numbers.append(number)
+    return numbers
+
+
+def _constants(normalize: object) -> tuple[list[float], list[float]]:
+    expected = "a mean and a standard deviation for each channel, such as ([0.5], [0.25])"
+    pair = [
+        [
+            real("normalize", number, DataError)
+            for number in sequence("normalize", part, expected, DataError)
+        ]
+        for part in sequence("normalize", normalize, expected, DataError)
+    ]
+    if len(pair) != 2:
+        raise refused("normalize", normalize, expected, DataError)
+    mean, std = pair
+    return mean, std
 
 
 def clear_cache() -> int:

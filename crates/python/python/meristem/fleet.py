@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -11,9 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _meristem
+from ._arguments import configuration, integer, path, refused, sequence
 from .control import Action, Env, env_of, to_engine
+from .errors import ControllerError, SettingError
 from .runs import Run
 from .weights import Weights, parse
+
+
+#: The controller of a fleet, for errors.
+PROGRAM = "none: a fleet has the actions that `apply` gets; meristem.train takes a controller"
 
 
 @dataclass(frozen=True)
@@ -48,11 +54,15 @@ class Fleet:
         config: "str | PathLike[str] | Mapping[str, Any] | None" = None,
         **settings: Any,
     ) -> None:
-        """Starts a run, with the settings of :func:`meristem.train`; ``rounds`` limits it."""
-        path = None if config is None or isinstance(config, Mapping) else fspath(config)
-        given = dict(config) if isinstance(config, Mapping) else path
+        """Starts a run, with the settings of :func:`meristem.train`; ``rounds`` limits it.
+
+        Raises:
+            SettingError: As :func:`meristem.train`, and for ``controller``: the program decides.
+        """
+        if settings.get("controller") not in (None, "external"):
+            raise refused("controller", settings["controller"], PROGRAM, SettingError)
         settings = {**settings, "controller": "external"}
-        self._run = _meristem.Stepped(given, settings, None)
+        self._run = _meristem.Stepped(configuration(config), settings, None)
 
     @classmethod
     def resume(cls, run: "str | PathLike[str] | Run", **settings: Any) -> "Fleet":
@@ -62,8 +72,8 @@ class Fleet:
         break; that is a ``UserWarning``.
         """
         fleet = cls.__new__(cls)
-        path = run.path if isinstance(run, Run) else run
-        fleet._run = _meristem.Stepped(None, settings, fspath(path))
+        folder = path("run", run.path if isinstance(run, Run) else run)
+        fleet._run = _meristem.Stepped(None, settings, folder)
         return fleet
 
     def __enter__(self) -> "Fleet":
@@ -100,7 +110,8 @@ class Fleet:
                 rule; nothing was executed.
             StateError: No actions are due.
         """
-        return np.array(self._run.act([to_engine(action) for action in actions]), np.float32)
+        given = sequence("actions", actions, "an action for each env", ControllerError)
+        return np.array(self._run.act([to_engine(action) for action in given]), np.float32)
 
     @property
     def point(self) -> str:
@@ -140,9 +151,10 @@ class Fleet:
         """A copy of an env's weights, as numpy arrays.
 
         Raises:
+            ArgumentError: ``env`` is no number.
             StateError: No such env, or the end of a round, when the run writes them to its folder.
         """
-        return parse(self._run.weights(env))
+        return parse(self._run.weights(integer("env", env)))
 
     def snapshot(self) -> list[Weights]:
         """Copies of the weights of all envs."""

@@ -1,5 +1,6 @@
 """Growing as a Gymnasium vector environment. Needs ``gymnasium``."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -10,12 +11,25 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from ._arguments import integer, path, refused, sequence
 from .control import Env
-from .errors import StateError
+from .errors import ControllerError, SettingError, StateError
 from .fleet import Fleet
 
 #: Limit of rounds in a run, which is also that of episodes between two seeds.
 ROUNDS = 1_000_000
+#: Heads of an action, in their order.
+HEADS = (
+    "op",
+    "slot",
+    "blueprint",
+    "style",
+    "tempo",
+    "alpha_target",
+    "alpha_speed",
+    "alpha_curve",
+)
+SEED_MAX = 2**64 - 1
 
 
 class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
@@ -47,23 +61,34 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
 
         ``steps`` is the length of an episode, ``run_dir`` a folder that gets a run for each seed; by
         default they are removed at the end. ``twin`` is off but for ``reward="shaped"``.
+
+        Raises:
+            ArgumentError: ``num_envs`` or ``seed`` is no whole number, or too large.
+            SettingError: As :func:`meristem.train`; ``envs`` and ``controller``, which are not the
+                caller's here.
         """
         super().__init__()
-        self._folder = None
-        if "run_dir" not in settings:
+        self._fleet: Fleet | None = None
+        num_envs = integer("num_envs", num_envs, 1)
+        if "envs" in settings:
+            raise refused("envs", settings["envs"], "`num_envs` in its place", SettingError)
+        self._folder: TemporaryDirectory[str] | None = None
+        folder = settings.pop("run_dir", None)
+        if folder is None:
             self._folder = TemporaryDirectory(prefix="meristem-")
-        self._runs = Path(settings.pop("run_dir", None) or self._folder.name)
+            folder = self._folder.name
+        self._runs = Path(path("run_dir", folder, SettingError))
         # Only this reward compares with a twin, which costs as much as its env.
         twin = settings.get("reward") == "shaped"
         self._settings = {"twin": twin, "rounds": ROUNDS, **settings, "envs": num_envs}
         self._count = 0
         #: The envs as they were observed last.
         self._envs: list[Env] = []
-        self._fleet: Fleet | None = None
         self.num_envs = num_envs
-        if settings.get("seed") is not None:
-            super().reset(seed=settings["seed"])
-        fleet = self._start(settings.get("seed"))
+        seed = self._seed(settings.get("seed"))
+        if seed is not None:
+            super().reset(seed=seed)
+        fleet = self._start(seed)
         self.single_action_space = spaces.MultiDiscrete(fleet.head_sizes)
         [length] = fleet.envs[0].observation.shape
         self.single_observation_space = spaces.Box(-np.inf, np.inf, (length,), np.float32)
@@ -75,15 +100,21 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
     ) -> tuple["npt.NDArray[np.float32]", dict[str, Any]]:
         """Begins an episode with fresh hosts, in a run with this ``seed``.
 
-        Without one, the seed is drawn from ``np_random``. The envs of a run differ by their number,
-        so of a list of seeds the first counts.
+        Without one, the seed is drawn from ``np_random``. The envs of a run have one seed, and
+        differ by their number.
+
+        Raises:
+            ArgumentError: A seed for each of several envs, ``options``, or a seed that is no whole
+                number.
         """
-        [first, *_] = seed if isinstance(seed, list) else [seed]
-        if first is not None:
-            super().reset(seed=first)
+        if options:
+            raise refused("options", options, "none: an episode has the settings of `__init__`")
+        seed = self._seed(seed)
+        if seed is not None:
+            super().reset(seed=seed)
         fleet = self._fleet
-        if first is not None or fleet is None:
-            fleet = self._start(first)
+        if seed is not None or fleet is None:
+            fleet = self._start(seed)
         elif self._begun:
             fleet = self._start(int(self.np_random.integers(2**31)))
         self._begun = True
@@ -98,7 +129,12 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         "npt.NDArray[np.bool_]",
         dict[str, Any],
     ]:
-        """Executes the actions, and trains the envs for an epoch."""
+        """Executes the actions, and trains the envs for an epoch.
+
+        Raises:
+            ControllerError: Actions outside of ``action_space``; nothing was executed.
+            StateError: Before :meth:`reset`.
+        """
         fleet, never = self._fleet, np.zeros(self.num_envs, bool)
         if fleet is None or not self._begun:
             raise StateError("`step`: the environment was not reset", remedy="call `reset` first")
@@ -106,7 +142,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
             # The call after the last step of an episode resets, whatever the actions are.
             observed, info = self._observe(fleet.step(), never)
             return observed, np.zeros(self.num_envs), never, never.copy(), info
-        given = np.asarray(actions)
+        given = self._choices(actions)
         illegal = np.array([not is_legal(a, e) for a, e in zip(given, self._envs, strict=True)])
         chosen = [None if bad else action for action, bad in zip(given, illegal, strict=True)]
         rewards = fleet.apply(chosen).astype(np.float64)
@@ -123,6 +159,26 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
+
+    def _seed(self, seed: object) -> int | None:
+        """The seed of a run, also from Gymnasium's list with one for each env."""
+        if isinstance(seed, list | tuple | np.ndarray):
+            seeds = sequence("seed", seed, "a whole number")
+            if len(seeds) == self.num_envs and all(given is None for given in seeds):
+                return None
+            if len(seeds) != 1 or self.num_envs != 1:
+                raise refused("seed", seed, "one number: the envs of a run differ by their number")
+            [seed] = seeds
+        return None if seed is None else integer("seed", seed, 0, SEED_MAX)
+
+    def _choices(self, actions: object) -> list[list[int]]:
+        """Actions as whole numbers, which are within the action space."""
+        sizes = self.single_action_space.nvec.tolist()
+        expected = f"{self.num_envs} actions, each a choice for every head, below {sizes}"
+        rows = sequence("actions", actions, expected, ControllerError)
+        if len(rows) != self.num_envs:
+            raise refused("actions", actions, expected, ControllerError)
+        return [_action(f"actions[{env}]", row, sizes) for env, row in enumerate(rows)]
 
     def _start(self, seed: int | None) -> Fleet:
         """A fleet before its first step, in a run of its own."""
@@ -149,9 +205,29 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         return np.stack([env.observation for env in envs]), info
 
 
-def is_legal(action: Any, env: Env) -> bool:
-    """Whether the choices of an action are legal by the masks of its env."""
-    op, slot, blueprint = (int(choice) for choice in action[:3])
+def _action(name: str, row: object, sizes: list[int]) -> list[int]:
+    expected = f"a whole number for each of the heads {', '.join(HEADS)}"
+    choices = sequence(name, row, expected, ControllerError)
+    if len(choices) != len(sizes):
+        raise refused(name, row, expected, ControllerError)
+    heads = zip(HEADS, choices, sizes, strict=True)
+    return [
+        integer(f"{name}.{head}", choice, 0, size - 1, ControllerError)
+        for head, choice, size in heads
+    ]
+
+
+def is_legal(action: Sequence[int], env: Env) -> bool:
+    """Whether the choices of an action are legal by the masks of its env.
+
+    Raises:
+        ControllerError: Choices outside of the action space.
+    """
+    sizes = (*env.slot_mask.shape, env.blueprint_mask.shape[1])
+    op, slot, blueprint = (
+        integer(f"action.{head}", choice, 0, size - 1, ControllerError)
+        for head, choice, size in zip(HEADS, action, sizes, strict=False)
+    )
     if op == 0:
         return True
     return bool(env.slot_mask[op, slot]) and (op != 1 or bool(env.blueprint_mask[slot, blueprint]))

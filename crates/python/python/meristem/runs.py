@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from . import _meristem
+from ._arguments import configuration, function, integer
+from ._arguments import path as path_of
 from .control import Controller, decide
 
 Columns = dict[str, "np.ndarray[Any, Any] | list[Any]"]
@@ -18,8 +20,8 @@ class Run:
     """The folder of a run: complete, in progress, or stopped. Reading changes nothing in it."""
 
     def __init__(self, path: "str | PathLike[str]") -> None:
-        self.path = Path(path)
-        self._read = _meristem.read_run(fspath(path))
+        self.path = Path(path_of("path", path))
+        self._read = _meristem.read_run(str(self.path))
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, state={self.state!r})"
@@ -64,11 +66,15 @@ class Run:
         return self._events(batches=True).get("batch_completed", {})
 
     def weights(self, env: int) -> Path:
-        """The path of an env's weights file."""
-        return self.path / "weights" / f"env-{env}.safetensors"
+        """The path of an env's weights file.
+
+        Raises:
+            ArgumentError: ``env`` is no number.
+        """
+        return self.path / "weights" / f"env-{integer('env', env)}.safetensors"
 
     def _events(self, batches: bool) -> dict[str, Columns]:
-        tables = _meristem.read_events(fspath(self.path), batches)
+        tables = _meristem.read_events(str(self.path), batches)
         return {
             kind: {
                 name: column if isinstance(column, list) else np.from_dlpack(column)
@@ -79,11 +85,8 @@ class Run:
 
 
 def _hook(controller: Controller | None) -> Any:
-    if controller is None:
-        return None
-    if not callable(controller):
-        raise TypeError(f"a controller is a function of an Env, got {controller!r}")
-    return decide(controller)
+    expected = "a function of an Env, or the name of a controller"
+    return None if function("controller", controller, expected) is None else decide(controller)
 
 
 def train(
@@ -109,11 +112,10 @@ def train(
         SettingError: A setting is unknown, or has a value that it does not accept.
         MeristemError: As the command line would report it.
     """
-    path = None if config is None or isinstance(config, Mapping) else fspath(config)
-    given = dict(config) if isinstance(config, Mapping) else path
     hook = None if isinstance(controller, str) else _hook(controller)
     settings["controller"] = controller if hook is None else "external"
-    return Run(_meristem.train(given, settings, on_event, hook))
+    on_event = function("on_event", on_event, "a function of an event")
+    return Run(_meristem.train(configuration(config), settings, on_event, hook))
 
 
 def resume(
@@ -133,5 +135,6 @@ def resume(
         ResumeError: The folder cannot be resumed, or a setting cannot be changed.
         MeristemError: As the command line would report it.
     """
-    path = run.path if isinstance(run, Run) else run
-    return Run(_meristem.resume(fspath(path), settings, on_event, _hook(controller)))
+    folder = path_of("run", run.path if isinstance(run, Run) else run)
+    on_event = function("on_event", on_event, "a function of an event")
+    return Run(_meristem.resume(folder, settings, on_event, _hook(controller)))

@@ -1,6 +1,7 @@
 """Weights files: tensors and metadata."""
 
 import json
+import warnings
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -9,9 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from . import _meristem
+from ._arguments import path as path_of
+from ._arguments import refused
 from .errors import WeightsError
 
-DTYPES = {"F32": np.float32, "F64": np.float64, "I64": np.int64, "U8": np.uint8}
+#: The remedy for a file that cannot be read.
+REMEDY = "give a .safetensors file; those of a run are in RUN/weights"
 
 
 @dataclass(frozen=True)
@@ -22,58 +27,86 @@ class Weights:
     tensors: "dict[str, npt.NDArray[Any]]"
     #: Metadata of the file: ``topology``, ``normalization`` and ``classes``.
     metadata: dict[str, Any]
-    #: Contents of the file.
-    contents: bytes
+
+    @property
+    def contents(self) -> bytes:
+        """The contents of a weights file with these tensors and metadata.
+
+        Raises:
+            WeightsError: A tensor that is not float32, int64 or uint8, or is no array; metadata
+                that JSON does not have.
+        """
+        texts = {_name("metadata", key): _text(key, value) for key, value in self.metadata.items()}
+        tensors = {_name("tensors", name): _given(name, x) for name, x in self.tensors.items()}
+        return _meristem.encode_weights(tensors, texts)
 
     def save(self, path: "str | PathLike[str]") -> None:
-        """Writes a weights file, which must not exist."""
-        with Path(path).open("xb") as file:
-            file.write(self.contents)
+        """Writes a weights file, which must not exist.
+
+        Raises:
+            WeightsError: As :attr:`contents`.
+            OSError: The file exists or cannot be written.
+        """
+        contents = self.contents
+        with Path(path_of("path", path, WeightsError)).open("xb") as file:
+            file.write(contents)
 
 
 def load(path: "str | PathLike[str]") -> Weights:
     """Reads a weights file.
 
+    Names that PyTorch's wrappers have put a prefix before, ``module.`` or ``_orig_mod.``, are taken
+    without it; that is a ``UserWarning``.
+
     Raises:
         WeightsError: It cannot be read, or is not safetensors.
     """
+    path = path_of("path", path, WeightsError)
     try:
         contents = Path(path).read_bytes()
     except OSError as error:
-        remedy = "give a .safetensors file; those of a run are in RUN/weights"
-        raise WeightsError(f"cannot read {path}: {error.strerror}", remedy=remedy) from error
-    return parse(contents, str(path))
+        raise WeightsError(f"cannot read {path}: {error.strerror}", remedy=REMEDY) from error
+    return parse(contents, path)
 
 
 def parse(contents: bytes, name: str = "weights") -> Weights:
-    """Reads the contents of a weights file.
+    """Reads the contents of a weights file, which errors call ``name``.
 
     Raises:
         WeightsError: They are not safetensors.
     """
+    arrays, texts, prefix = _meristem.decode_weights(name, contents)
+    if prefix is not None:
+        problem = f"{name}: the names of all tensors begin with `{prefix}`; it is left out"
+        warnings.warn(problem, UserWarning, stacklevel=3)
+    tensors = {name: np.from_dlpack(array) for name, array in arrays.items()}
+    return Weights(tensors, {key: _value(text) for key, text in texts.items()})
+
+
+def _name(of: str, name: object) -> str:
+    if not isinstance(name, str):
+        raise refused(of, name, "names that are text", WeightsError)
+    return name
+
+
+def _value(text: str) -> Any:
+    """A value of metadata: what JSON has in braces or brackets, other text as it is."""
     try:
-        return _parse(contents)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        remedy = "give a .safetensors file; those of a run are in RUN/weights"
-        raise WeightsError(f"{name} is not a safetensors file: {error}", remedy=remedy) from error
+        return json.loads(text) if text[:1] in ("{", "[") else text
+    except (ValueError, RecursionError):
+        return text
 
 
-def _parse(contents: bytes) -> Weights:
-    length = int.from_bytes(contents[:8], "little")
-    if len(contents) < 8 or length > len(contents) - 8:
-        raise ValueError("its header is cut off")
-    header = json.loads(contents[8 : 8 + length])
-    data = memoryview(contents)[8 + length :]
-    texts = header.pop("__metadata__", {})
-    metadata = {
-        name: json.loads(text) if text[:1] in "{[" else text for name, text in texts.items()
-    }
-    tensors = {}
-    for name, about in header.items():
-        start, end = about["data_offsets"]
-        if not 0 <= start <= end <= len(data):
-            raise ValueError(f"tensor {name} lies outside of the file")
-        tensors[name] = np.frombuffer(data[start:end], DTYPES[about["dtype"]]).reshape(
-            about["shape"]
-        )
-    return Weights(tensors, metadata, contents)
+def _text(key: str, value: object) -> str:
+    try:
+        if isinstance(value, str):
+            return value
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise refused(f"metadata[{key!r}]", value, f"JSON ({error})", WeightsError) from None
+
+
+def _given(name: str, tensor: object) -> dict[str, Any]:
+    array = np.asarray(tensor)
+    little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    return {"dtype": array.dtype.name, "shape": array.shape, "contents": little.tobytes()}

@@ -60,6 +60,9 @@ impl Number for i64 {
 impl Number for i8 {
     const DTYPE: DataType = DataType::int(8);
 }
+impl Number for u8 {
+    const DTYPE: DataType = DataType::uint(8);
+}
 impl Number for bool {
     const DTYPE: DataType = DataType::BOOL;
 }
@@ -164,6 +167,23 @@ impl Array {
         let whole = if copy { self.copied() } else { self.clone_ref() };
         let exported = Exported { array: whole, copied: copy };
         abi::capsule(py, exported, max_version.is_some_and(|(major, _)| major >= 1))
+    }
+
+    /// An array of numpy: of this memory unless `dtype` or `copy` asks for a copy.
+    ///
+    /// `numpy.asarray` knows no other protocol here, and would make an array of one object.
+    #[pyo3(signature = (dtype=None, *, copy=None))]
+    fn __array__<'py>(
+        slf: &Bound<'py, Self>,
+        dtype: Option<&Bound<'py, PyAny>>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let numpy = slf.py().import("numpy")?;
+        let array = numpy.call_method1("from_dlpack", (slf,))?;
+        let asked = PyDict::new(slf.py());
+        asked.set_item("dtype", dtype)?;
+        asked.set_item("copy", copy)?;
+        numpy.call_method("array", (array,), Some(&asked))
     }
 
     /// Kind and number of the device: the CPU.

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use meristem_data::Normalization;
+use meristem_data::notes::say;
 use meristem_grow::{BlueprintSet, Host, HostSpec, ImageShape, Rules, SlotName, Topology};
 use meristem_nn::safetensors::{self, Metadata};
 use meristem_nn::{HostTensor, Network, StateDict};
@@ -33,12 +34,17 @@ pub(crate) struct Weights {
 }
 
 impl Weights {
-    /// Reads the file at `path`.
+    /// Reads the file at `path`. Names that begin with the prefix of one of PyTorch's wrappers are
+    /// taken without it, and a note says so.
     ///
     /// # Errors
     /// The file cannot be read, or is not safetensors.
     pub(crate) fn load(path: &Path) -> Result<Self> {
-        let (state, metadata) = safetensors::load(path)?;
+        let (mut state, metadata) = safetensors::load(path)?;
+        if let Some(prefix) = state.unwrap_names() {
+            let path = path.display();
+            say(&format!("{path}: the names of all tensors begin with `{prefix}`; it is left out"));
+        }
         Ok(Self { path: path.into(), state, metadata })
     }
 

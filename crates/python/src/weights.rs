@@ -1,0 +1,86 @@
+//! Contents of weights files.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use meristem_nn::safetensors::{self, Metadata};
+use meristem_nn::{HostData, HostTensor, StateDict};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+
+use crate::calls::detached;
+use crate::dlpack::Array;
+use crate::errors::{Failure, Kind};
+
+/// Tensors by name, metadata, and the prefix that was left out of all names.
+type Contents<'py> = (Bound<'py, PyDict>, Metadata, Option<String>);
+
+/// Reads the contents of the weights file that errors call `name`.
+#[pyfunction]
+pub(crate) fn decode_weights<'py>(
+    py: Python<'py>,
+    name: &str,
+    contents: &[u8],
+) -> PyResult<Contents<'py>> {
+    let (state, metadata, prefix) = detached(py, || {
+        let read = safetensors::from_bytes(Path::new(name), contents);
+        let (mut state, metadata) = read.map_err(meristem_train::Error::from)?;
+        let prefix = state.unwrap_names();
+        Ok::<_, Failure>((state, metadata, prefix))
+    })?;
+    let tensors = PyDict::new(py);
+    for (name, HostTensor { shape, data }) in state.0 {
+        let array = match data {
+            HostData::F32(elements) => Array::shaped(elements, &shape),
+            HostData::I64(elements) => Array::shaped(elements, &shape),
+            HostData::U8(elements) => Array::shaped(elements, &shape),
+        };
+        tensors.set_item(name, array)?;
+    }
+    Ok((tensors, metadata, prefix))
+}
+
+/// A tensor as Python gives it.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct Given {
+    /// Element type, as numpy names it.
+    dtype: String,
+    shape: Vec<usize>,
+    /// Elements in row-major order, little-endian.
+    contents: Vec<u8>,
+}
+
+/// Makes the contents of a weights file.
+#[pyfunction]
+pub(crate) fn encode_weights<'py>(
+    py: Python<'py>,
+    tensors: BTreeMap<String, Given>,
+    metadata: Metadata,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let bytes = detached(py, || {
+        let mut state = StateDict::default();
+        for (name, Given { dtype, shape, contents }) in tensors {
+            let data = match dtype.as_str() {
+                "float32" => HostData::F32(words(&contents, f32::from_le_bytes)),
+                "int64" => HostData::I64(words(&contents, i64::from_le_bytes)),
+                "uint8" => HostData::U8(contents),
+                other => {
+                    let message =
+                        format!("`tensors`: {name} is {other}, expected float32, int64 or uint8");
+                    let remedy = "convert it: `x.astype(numpy.float32)`";
+                    return Err(Failure::usage(Kind::Weights, message, remedy));
+                }
+            };
+            state.insert(name, HostTensor { shape, data });
+        }
+        let bytes = safetensors::to_bytes(Path::new("weights"), &state, &metadata);
+        Ok(bytes.map_err(meristem_train::Error::from)?)
+    })?;
+    Ok(PyBytes::new(py, &bytes))
+}
+
+/// Elements of `N` bytes each.
+fn words<T, const N: usize>(bytes: &[u8], of: impl Fn([u8; N]) -> T) -> Vec<T> {
+    bytes.as_chunks().0.iter().map(|chunk| of(*chunk)).collect()
+}
