@@ -156,15 +156,22 @@ fn decode(bytes: &[u8]) -> Result<(StateDict, Metadata), String> {
 }
 
 /// Files that are mistaken for weights, by their first bytes: their format, and the remedy.
-#[rustfmt::skip]
 const OTHERS: [(&[u8], &str, &str); 8] = [
-    (b"PK\x03\x04", "a zip archive, as torch.save (.pt, .pth) and numpy.savez (.npz) write", CONVERT),
+    (
+        b"PK\x03\x04",
+        "a zip archive, as torch.save (.pt, .pth) and numpy.savez (.npz) write",
+        CONVERT,
+    ),
     (b"\x80\x02", "a pickle, as torch.save (.pt, .pth) wrote before PyTorch 1.6", CONVERT),
     (b"\x80\x04", "a pickle", CONVERT),
     (b"\x80\x05", "a pickle", CONVERT),
     (b"\x93NUMPY", "an array of numpy (.npy), which has no names of tensors", CONVERT),
     (b"\x89HDF", "an HDF5 file, as Keras writes", CONVERT),
-    (b"version https://git-lfs", "a pointer of Git LFS", "fetch the file itself with `git lfs pull`"),
+    (
+        b"version https://git-lfs",
+        "a pointer of Git LFS",
+        "fetch the file itself with `git lfs pull`",
+    ),
     (b"<!DOCTYPE", "a web page", "download the file itself"),
 ];
 
