@@ -89,6 +89,20 @@ pub enum Error {
         /// The same line in `config.toml`.
         now: String,
     },
+    /// A run began with another input than it has now: data, a file, or the instruction set.
+    #[error("cannot resume {}: {input}: {now}, but the run began with {began}", path.display())]
+    OtherInput {
+        /// Path of the checkpoint, or of the folder of a complete run.
+        path: PathBuf,
+        /// Description of the input.
+        input: String,
+        /// The input that the run began with.
+        began: String,
+        /// The input of today.
+        now: String,
+        /// Description of what can be done.
+        remedy: String,
+    },
     /// A folder cannot be resumed.
     #[error("cannot resume {}: {problem}", path.display())]
     Resume {
@@ -231,7 +245,7 @@ impl Error {
         match self {
             Self::Value { .. } | Self::ConfigFile { .. } | Self::RunFolderExists { .. } => 2,
             Self::Resume { .. } | Self::OtherSettings { .. } | Self::NotARun { .. } => 2,
-            Self::Session { .. } => 2,
+            Self::Session { .. } | Self::OtherInput { .. } => 2,
             // Files that are not there, or are sound and do not fit.
             Self::Weights { .. } => 2,
             Self::Nn(meristem_nn::Error::Io { action: "read", source, .. })
@@ -333,6 +347,7 @@ impl Error {
                     config.display()
                 )
             }
+            Self::OtherInput { remedy, .. } => format!("{remedy}; nothing was overwritten"),
             Self::Resume { .. } => {
                 "correct the folder or the command, or start a new run; nothing was changed".into()
             }

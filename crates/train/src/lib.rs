@@ -45,6 +45,7 @@ pub mod eval;
 pub mod export;
 pub mod external;
 mod fleet;
+mod input_file;
 mod position;
 mod processes;
 mod record;

@@ -327,10 +327,98 @@ fn other_labels_are_not_gone_on_with() {
     let shape = vec![labels.len()];
     swapped.insert("train_labels", meristem::nn::HostTensor { shape, data });
     safetensors::save(&path, &swapped, &metadata).unwrap();
-    let words = ["other images or labels", "the data that the run began with"];
+    let words = ["checksum of training images and labels", "put the data back", "--config"];
     m.fails("train --resume run", 2, &words);
     safetensors::save(&path, &arrays, &metadata).unwrap();
     m.ok("train --resume run --quiet");
+}
+
+/// Settings of a run on images beside it, with a checkpoint after every step.
+const SMALL: &str = "train --dataset arrays --data-root images.safetensors --preset quick \
+                     --host minimal --slots r0 --envs 1 --batch 16 --control-split 0.2 \
+                     --checkpoint-every 1 --quiet";
+
+/// Names of settings, flags that give them a file, and another file for its place.
+const NAMED_FILES: [(&str, &str, &str, &str); 3] = [
+    ("init", "--controller none --init w.safetensors", "w.safetensors", "other.safetensors"),
+    (
+        "start-topology",
+        "--controller none --start-topology w.safetensors",
+        "w.safetensors",
+        "other.safetensors",
+    ),
+    ("controller", "--controller fixed:s.jsonl", "s.jsonl", "other.jsonl"),
+];
+
+/// Images, two weights files and two scripts.
+fn with_named_files() -> Meristem {
+    let m = with_images();
+    for (seed, file) in [(1, "w.safetensors"), (2, "other.safetensors")] {
+        let flags = format!("--controller none --steps 1 --seed {seed} --export {file}");
+        m.ok(&format!("{SMALL} {flags} --run-dir made-{seed}"));
+    }
+    for (step, file) in [(20, "s.jsonl"), (25, "other.jsonl")] {
+        let slot = r#""op": "GERMINATE", "slot": "r0c1", "blueprint": "conv_light""#;
+        fs::write(m.path(file), format!("{{\"step\": {step}, {slot}}}\n")).unwrap();
+    }
+    m
+}
+
+/// A run goes on with the files that it began with, from any working directory, and with no others.
+#[test]
+fn files_that_settings_name_are_those_that_the_run_began_with() {
+    let m = with_named_files();
+    fs::create_dir(m.path("elsewhere")).unwrap();
+    for (setting, flags, file, other) in NAMED_FILES {
+        // A resumed run has absolute paths, also in its summary.
+        let script = format!("fixed:{}", m.path("s.jsonl").display());
+        let flags = flags.replace("fixed:s.jsonl", &script);
+        let start = format!("{SMALL} {flags} --rounds 2 --steps 30");
+        m.ok(&format!("{start} --run-dir {setting}-whole"));
+        assert!(killed_at(&m, &format!("{start} --run-dir {setting}"), setting, Moment::Events(9)));
+        let [began, other] = [file, other].map(|name| m.bytes(name));
+        let events = m.bytes(&format!("{setting}/events.jsonl"));
+        fs::write(m.path(file), other).unwrap();
+        let names = format!("--{setting} names");
+        let words = [file, &names, "put the file back", "--config"];
+        m.fails(&format!("train --resume {setting}"), 2, &words);
+        fs::remove_file(m.path(file)).unwrap();
+        m.fails(&format!("train --resume {setting}"), 2, &[&format!("`{setting}`"), file]);
+        assert_eq!(m.bytes(&format!("{setting}/events.jsonl")), events, "nothing is overwritten");
+        fs::write(m.path(file), began).unwrap();
+        let mut resumed = m.command();
+        resumed.args(["train", "--quiet", "--resume"]).arg(format!("../{setting}"));
+        let said = crate::common::said(output(resumed.current_dir(m.path("elsewhere"))));
+        assert_eq!(said.code, Some(0), "{}", said.stderr);
+        let [got, whole] =
+            [setting.into(), format!("{setting}-whole")].map(|run| outcome(&m, &run));
+        assert_same(&got, &whole, setting);
+    }
+}
+
+/// In its last round a run makes no host from a file any more: it goes on without it. Once it is
+/// extended it needs the file again.
+#[test]
+fn a_file_is_needed_only_where_a_host_is_made_from_it() {
+    let m = with_named_files();
+    let other = m.bytes("other.safetensors");
+    for (setting, flags, file, _) in &NAMED_FILES[..2] {
+        let start = format!("{SMALL} {flags} --rounds 1 --steps 30");
+        m.ok(&format!("{start} --run-dir {setting}-whole"));
+        let began = m.bytes(file);
+        for contents in [None, Some(&other)] {
+            let run = format!("{setting}-{}", contents.is_some());
+            assert!(killed_at(&m, &format!("{start} --run-dir {run}"), &run, Moment::Events(9)));
+            fs::remove_file(m.path(file)).unwrap();
+            contents.map_or(Ok(()), |bytes| fs::write(m.path(file), bytes)).unwrap();
+            m.fails(&format!("train --resume {run} --rounds 2"), 2, &[setting, file]);
+            m.ok(&format!("train --resume {run} --quiet"));
+            let [got, whole] = [&run, &format!("{setting}-whole")].map(|run| outcome(&m, run));
+            assert_same(&got, &whole, &run);
+            m.fails(&format!("train --resume {run} --rounds 2"), 2, &[setting, file]);
+            fs::write(m.path(file), &began).unwrap();
+        }
+    }
 }
 
 /// The run was started next to its data, with a relative path.

@@ -16,6 +16,7 @@ use meristem_nn::{HostData, HostTensor, StateDict};
 use super::{Checkpoint, Progress};
 use crate::env::EnvTensors;
 use crate::error::{Error, Result};
+use crate::input_file::checksum;
 use crate::record::plain_file;
 
 /// Version of the checkpoint format.
@@ -130,17 +131,6 @@ fn check(path: &Path, all: &StateDict, metadata: &Metadata) -> Result<()> {
         true => Ok(()),
         false => Err(unusable(path, "its checksum is wrong, so the file is damaged")),
     }
-}
-
-/// CRC-32 of all names, shapes, types and bytes, in the order of the names.
-pub(crate) fn checksum(all: &StateDict) -> String {
-    let mut crc = crc32fast::Hasher::new();
-    for (name, tensor) in all.iter() {
-        crc.update(name.as_bytes());
-        crc.update(tensor.form().as_bytes());
-        tensor.data.le_bytes(|bytes| crc.update(bytes));
-    }
-    format!("{:08x}", crc.finalize())
 }
 
 fn unusable(path: &Path, problem: impl ToString) -> Error {

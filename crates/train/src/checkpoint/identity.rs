@@ -2,10 +2,12 @@
 
 use std::path::Path;
 
+use meristem_device::Isa;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{changed_line, identity, without_length};
 use crate::error::{Error, Result};
+use crate::input_file::{InputFile, check_files};
 use crate::record::summary::DatasetSummary;
 
 /// Inputs that must be equal for a resumed run to give the same bits.
@@ -16,6 +18,9 @@ pub(crate) struct Identity {
     pub(crate) dataset: DatasetSummary,
     /// Instruction set of the kernels, because sets round differently.
     pub(crate) instruction_set: String,
+    /// Files that envs and controllers are made from; empty in older checkpoints.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) files: Vec<InputFile>,
 }
 
 impl Identity {
@@ -23,29 +28,21 @@ impl Identity {
     /// identity is `other`. The planned length may differ.
     ///
     /// # Errors
-    /// [`Error::OtherSettings`]; [`Error::Value`] if the instruction set or the data differ.
+    /// [`Error::OtherSettings`]; [`Error::OtherInput`] if the instruction set, the data or a file
+    /// differ.
     pub(crate) fn check(&self, file: &Path, other: &Identity) -> Result<()> {
         let [ours, theirs] = [self, other].map(|run| without_length(&identity(&run.config)));
         if let Some((began, now)) = changed_line(&theirs, &ours) {
             return Err(Error::OtherSettings { path: file.into(), began, now });
         }
-        if self.instruction_set != other.instruction_set {
-            let expected = format!(
-                "{}, with which the run began; other instruction sets round differently",
-                other.instruction_set
-            );
-            return Err(Error::value("MERISTEM_ISA", &self.instruction_set, expected));
+        check_instruction_set(file, &self.instruction_set, &other.instruction_set)?;
+        if let Some([input, began, now]) = other_data(&other.dataset, &self.dataset) {
+            let remedy = "put the data back that the run began with, or start a new run with \
+                          --config RUN/config.toml and another --run-dir";
+            let remedy = remedy.to_string();
+            return Err(Error::OtherInput { path: file.into(), input, began, now, remedy });
         }
-        let wrong = |got| Err(Error::value("dataset", got, "the data that the run began with"));
-        let known = !other.dataset.checksums.is_empty();
-        if known && self.dataset.checksums != other.dataset.checksums {
-            return wrong("other images or labels");
-        }
-        let checksums = other.dataset.checksums.clone();
-        match (DatasetSummary { checksums, ..self.dataset.clone() }) == other.dataset {
-            true => Ok(()),
-            false => wrong("other data"),
-        }
+        check_files(file, &self.files, &other.files)
     }
 
     /// Description of the first difference between `other`, the identity on another process, and
@@ -72,6 +69,74 @@ impl Identity {
         }
         (other.dataset != self.dataset).then(|| "its dataset differs from rank 0's".into())
     }
+}
+
+/// Checks that the kernels have the instruction set that a run began with.
+///
+/// # Errors
+/// [`Error::OtherInput`], with the instruction sets of this machine.
+pub(crate) fn check_instruction_set(path: &Path, now: &str, began: &str) -> Result<()> {
+    if now == began {
+        return Ok(());
+    }
+    let names: Vec<&str> = Isa::available().iter().map(|isa| isa.name()).collect();
+    let remedy = match names.contains(&began) {
+        true => {
+            format!("set MERISTEM_ISA={began}, because other instruction sets round differently")
+        }
+        false => format!(
+            "this machine has {} and lacks {began}, and other instruction sets round differently: \
+             resume on a machine with {began}, or start a new run with --config RUN/config.toml \
+             and another --run-dir",
+            names.join(", ")
+        ),
+    };
+    Err(Error::OtherInput {
+        path: path.into(),
+        input: "the instruction set of the kernels".into(),
+        began: began.into(),
+        now: now.into(),
+        remedy,
+    })
+}
+
+/// The first difference between the data that a run began with and those of today: its
+/// description, and both values.
+fn other_data(began: &DatasetSummary, now: &DatasetSummary) -> Option<[String; 3]> {
+    let [was, is] = [began, now].map(|data| {
+        let [channels, rows, columns] = data.image;
+        let count = |samples: Option<usize>| samples.map_or("none".into(), |n| n.to_string());
+        let constants = |of: &[f32]| of.iter().map(f32::to_string).collect::<Vec<_>>().join(",");
+        [
+            ("dataset", data.name.clone()),
+            ("channels, rows and columns of the images", format!("{channels}x{rows}x{columns}")),
+            ("number of classes", data.classes.len().to_string()),
+            ("number of training images", (data.train_samples + data.control_samples).to_string()),
+            ("number of images in the control split", data.control_samples.to_string()),
+            ("number of test images", count(data.test_samples)),
+            ("number of skipped images", data.skipped.to_string()),
+            ("normalisation", data.normalize.clone()),
+            ("mean of the training images", constants(&data.mean)),
+            ("standard deviation of the training images", constants(&data.std)),
+        ]
+    });
+    let told = |input: &str, was: &str, is: &str| Some([input, was, is].map(str::to_string));
+    let labels = began.classes.iter().zip(&now.classes).enumerate();
+    let renamed = labels.filter(|(_, (was, is))| was != is).find_map(|(label, (was, is))| {
+        told(&format!("name of class {label}"), &format!("`{was}`"), &format!("`{is}`"))
+    });
+    let sums = began.checksums.iter().zip(&now.checksums).zip(["training", "test"]);
+    let changed = sums.into_iter().find(|((was, is), _)| was != is);
+    let differs = was.into_iter().zip(is).find(|((_, was), (_, is))| was != is);
+    differs
+        // Constants follow from the images, of which the checksum tells more.
+        .filter(|((input, _), _)| changed.is_none() || !input.ends_with("the training images"))
+        .and_then(|((input, was), (_, is))| told(input, &was, &is))
+        .or(renamed)
+        .or_else(|| {
+            let ((was, is), split) = changed?;
+            told(&format!("checksum of {split} images and labels"), was, is)
+        })
 }
 
 /// Identity of a run and checksums of its input files, for comparing processes.
@@ -123,15 +188,15 @@ mod tests {
         let with_seed = |seed: usize| {
             let config = format!("a = 1\nseed = {seed}\n");
             let (dataset, instruction_set) = (Default::default(), "portable".into());
-            let identity = Identity { config, dataset, instruction_set };
+            let identity = Identity { config, dataset, instruction_set, files: vec![] };
             RunInputs { identity, checksums: vec![] }
         };
         let all = [0, 0, 1].map(with_seed);
         RunInputs::check_same(&all[..2]).unwrap();
         assert_eq!(difference(&all), "rank 2: it has `seed = 1`, rank 0 has `seed = 0`");
         let with_data = |data: usize| {
-            let (config, dataset, instruction_set) = Default::default();
-            let identity = Identity { config, dataset, instruction_set };
+            let (config, dataset, instruction_set, files) = Default::default();
+            let identity = Identity { config, dataset, instruction_set, files };
             let checksums = vec![("version".into(), "1".into()), ("data".into(), data.to_string())];
             RunInputs { identity, checksums }
         };

@@ -19,8 +19,7 @@ use std::path::Path;
 use meristem_control::{ControllerState, PpoGroup};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::file::checksum;
-pub(crate) use self::identity::{Identity, RunInputs};
+pub(crate) use self::identity::{Identity, RunInputs, check_instruction_set};
 pub(crate) use self::store::Store;
 pub(crate) use self::writer::{Checkpoints, Current};
 use crate::config::TrainConfig;

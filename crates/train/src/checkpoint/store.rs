@@ -101,6 +101,7 @@ mod tests {
             config: config.into(),
             dataset: DatasetSummary::default(),
             instruction_set: "portable".into(),
+            files: vec![],
         }
     }
 
@@ -210,11 +211,65 @@ mod tests {
         };
         let error = says(&identity("host = \"baseline\"\nseed = 2"), "`seed = 2`");
         assert!(matches!(error, Error::OtherSettings { .. }), "{error:?}");
-        let avx2 = Identity { instruction_set: "avx2".into(), ..ours.clone() };
-        let error = says(&avx2, "avx2, with which the run");
-        assert!(matches!(error, Error::Value { .. }), "{error:?}");
-        let dataset = DatasetSummary { train_samples: 1, ..DatasetSummary::default() };
-        let error = says(&Identity { dataset, ..ours.clone() }, "the data that the run began with");
-        assert!(matches!(error, Error::Value { .. }), "{error:?}");
+        let best = meristem_device::Isa::detect().name();
+        for (set, remedy) in [
+            ("avx1024", "this machine has portable".to_string()),
+            ("avx1024", format!("{best} and lacks avx1024")),
+            (best, format!("set MERISTEM_ISA={best}")),
+        ] {
+            let ours = Identity { instruction_set: "none".into(), ..ours.clone() };
+            let other = Identity { instruction_set: set.into(), ..ours.clone() };
+            let error = ours.check(file, &other).unwrap_err();
+            let words =
+                format!("instruction set of the kernels: none, but the run began with {set}");
+            assert!(error.to_string().contains(&words), "{error}");
+            let text = error.remedy().unwrap();
+            assert!(text.contains(&remedy) && text.contains("nothing was overwritten"), "{text}");
+            assert_eq!(error.exit_code(), 2, "{error}");
+        }
+    }
+
+    #[test]
+    fn other_data_are_told_by_their_first_difference() {
+        let names = |names: &[&str]| names.iter().map(|name| name.to_string()).collect::<Vec<_>>();
+        let began = DatasetSummary {
+            train_samples: 90,
+            control_samples: 10,
+            image: [1, 8, 8],
+            classes: names(&["cat", "dog"]),
+            mean: vec![0.25],
+            checksums: names(&["aa", "bb"]),
+            ..DatasetSummary::default()
+        };
+        let sum = |sums: &[&str]| DatasetSummary { checksums: names(sums), ..began.clone() };
+        for (now, words) in [
+            (
+                DatasetSummary { train_samples: 80, ..sum(&["cc", "bb"]) },
+                "number of training images: 90, but the run began with 100",
+            ),
+            (
+                DatasetSummary { image: [1, 9, 8], ..sum(&["cc", "bb"]) },
+                "rows and columns of the images: 1x9x8, but the run began with 1x8x8",
+            ),
+            (
+                DatasetSummary { classes: names(&["cat", "cow"]), ..sum(&["aa", "bb"]) },
+                "name of class 1: `cow`, but the run began with `dog`",
+            ),
+            (
+                DatasetSummary { mean: vec![0.5], ..sum(&["cc", "bb"]) },
+                "checksum of training images and labels: cc, but the run began with aa",
+            ),
+            (sum(&["aa", "cc"]), "checksum of test images and labels: cc"),
+            (DatasetSummary { mean: vec![0.5], ..sum(&[]) }, "mean of the training images: 0.5"),
+        ] {
+            let of = |dataset| Identity { dataset, ..identity("seed = 1") };
+            let file = Path::new("round-1.safetensors");
+            let error = of(now).check(file, &of(began.clone())).unwrap_err();
+            assert!(matches!(error, Error::OtherInput { .. }), "{error:?}");
+            assert!(error.to_string().contains(words), "{error}");
+        }
+        // Older checkpoints have no checksums.
+        let of = |dataset| Identity { dataset, ..identity("seed = 1") };
+        of(began.clone()).check(Path::new("r"), &of(sum(&[]))).unwrap();
     }
 }

@@ -11,13 +11,14 @@ use super::episode::{Episode, Start, Trained};
 use super::extend::Extent;
 use super::files::RunFiles;
 use super::weights_files::{export_best, write_newest, write_weights};
-use crate::checkpoint::{Checkpoint, Checkpoints, Current, Identity, RunInputs, Store, checksum};
+use crate::checkpoint::{Checkpoint, Checkpoints, Current, Identity, RunInputs, Store};
 use crate::config::TrainConfig;
 use crate::config::types::ControllerKind;
 use crate::env::{Env, EnvOptions, EnvTensors, SavedEnv};
 use crate::error::{Error, Result};
 use crate::external::{Custom, External};
 use crate::fleet::{Fleet, Machine, Replicas};
+use crate::input_file::{InputFile, checksum};
 use crate::position::Position;
 use crate::processes::World;
 use crate::record::events::{Event, RunStarted};
@@ -101,6 +102,7 @@ impl Run {
             config: config.identity(),
             dataset: dataset_summary(&setup, &fleet)?,
             instruction_set: setup.isa.to_string(),
+            files: setup.files.clone(),
         };
         let store = files.folder.as_ref().map(|folder| Store::new(folder.checkpoints()));
         let computed = vec![Stretch::new(Position { round: 0, step: 0 }, config)];
@@ -121,6 +123,7 @@ impl Run {
         let mut identity = Identity { config, ..self.checkpoints.identity.clone() };
         // Compared below with the other checksums, which have names.
         identity.dataset.checksums.clear();
+        identity.files.clear();
         let own = RunInputs { identity, checksums: self.checksums() };
         RunInputs::check_same(&world.all_gather(Ok(own))?)
     }
@@ -133,9 +136,14 @@ impl Run {
         ];
         let data = &self.checkpoints.identity.dataset.checksums;
         let data = ["training data", "test data"].into_iter().zip(data.iter().cloned());
-        let files = self.setup.files().into_iter().map(|(name, state)| (name, checksum(state)));
-        let all = build.into_iter().chain(data).chain(files);
-        all.map(|(name, what)| (name.to_string(), what)).collect()
+        let policy = self.setup.policy.iter();
+        let policy = policy.map(|policy| ("policy to start from", checksum(&policy.weights)));
+        let named = build.into_iter().chain(data).chain(policy);
+        let named = named.map(|(name, what)| (name.to_string(), what));
+        let files = self.setup.files.iter();
+        let files =
+            files.map(|file| (format!("file of --{}", file.setting), file.checksum.clone()));
+        named.chain(files).collect()
     }
 
     /// Devices of the run.
@@ -422,6 +430,11 @@ impl Run {
             return Err(unfit(format!("it has no exchange state for rank {rank}")));
         }
         self.controller.get().restore(&controller).map_err(|error| unfit(error.to_string()))?;
+        let files = &mut self.checkpoints.identity.files;
+        // A file that is not needed any more may be needed again once the run is extended.
+        let unread = |began: &InputFile| !files.iter().any(|file| file.path == began.path);
+        let unread: Vec<InputFile> = progress.identity.files.into_iter().filter(unread).collect();
+        files.extend(unread);
         self.totals = progress.totals;
         let config = &self.setup.config;
         self.checkpoints.computed = progress.computed;

@@ -121,7 +121,13 @@ impl Resuming<'_> {
         let config = world.resolve(&config)?;
         let (config, names) = match &saved {
             // The checkpoint has the policy.
-            Some(_) => (config.clone(), Names::resolve(&config)?),
+            Some((file, checkpoint)) => {
+                let next = checkpoint.progress.next;
+                let fresh_hosts = next.step == 0 || next.round + 1 < config.rounds;
+                let began = &checkpoint.progress.identity.files;
+                let names = Names::of_checkpoint(&config, file, began, fresh_hosts)?;
+                (config, names)
+            }
             None => Names::of_new(&config, &custom.blueprints)
                 .map_err(|error| anew(self.path, &error))?,
         };

@@ -57,7 +57,10 @@ impl AnyController {
             ControllerKind::Heuristic => {
                 rules(Box::new(Heuristic::new(heuristic(config, train_samples))))
             }
-            ControllerKind::Fixed(path) => Ok(Self::Script(Box::new(script(setup, path)?))),
+            ControllerKind::Fixed(_) => match &setup.script {
+                Some(file) => Ok(Self::Script(Box::new(file.parse(&setup.fresh_host(0)?)?))),
+                None => Err(Error::value("controller", &config.controller, "a script")),
+            },
             ControllerKind::External => match external {
                 Some(external) => Ok(Self::External(external)),
                 None => {
@@ -142,16 +145,6 @@ fn heuristic(config: &TrainConfig, train_samples: usize) -> HeuristicConfig {
         max_gap: config.max_gap,
         ..usual
     }
-}
-
-fn script(setup: &Setup, path: &Path) -> Result<Script> {
-    let unusable = |problem: &dyn std::fmt::Display| {
-        let expected = "a readable action script with one JSON object per line";
-        Error::value("controller", format!("fixed:{} ({problem})", path.display()), expected)
-    };
-    let text = std::fs::read_to_string(path).map_err(|error| unusable(&error))?;
-    let name = ControllerKind::Fixed(path.into()).to_string();
-    Script::parse(&name, &text, &setup.fresh_host(0)?).map_err(|error| unusable(&error))
 }
 
 /// A new policy, or the one that the run starts from; if it learns, with its teacher.

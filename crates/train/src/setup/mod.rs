@@ -2,6 +2,7 @@
 //! training.
 
 pub(crate) mod controllers;
+mod script;
 pub(crate) mod weights;
 
 use std::path::Path;
@@ -14,14 +15,16 @@ use meristem_grow::{
     BlueprintSet, Gates, Host, HostSpec, ImageShape, Rules, Size, SlotName, Topology, nearest,
 };
 use meristem_nn::graph::Graph;
-use meristem_nn::{Isa, Network, NetworkOptions, Plans, StateDict};
+use meristem_nn::{Isa, Network, NetworkOptions, Plans};
 
 use crate::config::PolicyFile;
 use crate::config::TrainConfig;
 use crate::config::devices::Devices;
 use crate::error::{Error, Result};
+use crate::input_file::{InputFile, check_files};
 use crate::record::run_folder::{WEIGHTS, weights_name};
 use crate::settings::Augmentations;
+use crate::setup::script::ScriptFile;
 use crate::setup::weights::{Interface, Wanted, Weights};
 
 /// Padding of the random crop in pixels, as usual for images of 32 pixels.
@@ -68,6 +71,7 @@ pub(crate) struct Names {
     slots: Vec<SlotName>,
     init: Option<Arc<Weights>>,
     starts: Vec<Arc<Weights>>,
+    script: Option<Arc<ScriptFile>>,
     /// Policy that a new run starts from.
     pub(crate) policy: Option<Arc<PolicyFile>>,
 }
@@ -88,10 +92,52 @@ impl Names {
         Ok((config, Self { policy, ..names }))
     }
 
-    /// Looks up all names. Reads the initial weights, but neither policy nor dataset.
+    /// Looks up the names of a run that goes on from a checkpoint, whose files were those `began`.
+    /// If no host is made from them again, the run does without files that are gone or changed.
     ///
     /// # Errors
-    /// An unknown name, impossible sizes, unreadable weights.
+    /// As [`Names::resolve`], and [`Error::OtherInput`] for a file that changed.
+    pub(crate) fn of_checkpoint(
+        config: &TrainConfig,
+        path: &Path,
+        began: &[InputFile],
+        fresh_hosts: bool,
+    ) -> Result<Self> {
+        let found = Self::resolve(config)
+            .and_then(|names| check_files(path, &names.files(), began).map(|()| names));
+        match found {
+            Err(_) if !fresh_hosts => {
+                let without = TrainConfig { init: None, start_topology: None, ..config.clone() };
+                let names = Self::resolve(&without)?;
+                check_files(path, &names.files(), began).map(|()| names)
+            }
+            found => found,
+        }
+    }
+
+    /// Files that envs and controllers are made from, as read.
+    fn files(&self) -> Vec<InputFile> {
+        let weights = |setting: &str, weights: &Weights| InputFile {
+            setting: setting.into(),
+            path: weights.path().into(),
+            checksum: weights.checksum(),
+        };
+        let init = self.init.iter().map(|file| weights("init", file));
+        let starts = self.starts.iter().map(|file| weights("start-topology", file));
+        let script = self.script.iter().map(|script| script.input());
+        let mut files: Vec<InputFile> = init.chain(starts).chain(script).collect();
+        for file in &mut files {
+            // Only an empty path fails, and it names no file.
+            file.path = std::path::absolute(&file.path).unwrap_or_default();
+        }
+        files
+    }
+
+    /// Looks up all names. Reads initial weights, start topologies and script, but neither policy
+    /// nor dataset.
+    ///
+    /// # Errors
+    /// An unknown name, impossible sizes, unreadable weights or an unreadable script.
     pub(crate) fn resolve(config: &TrainConfig) -> Result<Self> {
         let devices = Devices::of(config)?;
         let host: HostSpec = config.host.parse().map_err(meristem_grow::Error::from)?;
@@ -112,7 +158,8 @@ impl Names {
             let expected = "one of --init, which brings its own topology, and --start-topology";
             return Err(Error::value("start-topology", "with --init", expected));
         }
-        Ok(Self { devices, spec, isa, host, slots, init, starts, policy: None })
+        let script = ScriptFile::of(&config.controller)?.map(Arc::new);
+        Ok(Self { devices, spec, isa, host, slots, init, starts, script, policy: None })
     }
 }
 
@@ -151,8 +198,12 @@ pub(crate) struct Setup {
     /// Files whose topologies the hosts begin with, as fixed networks: none, one for all envs, or
     /// one for each.
     starts: Vec<Arc<Weights>>,
+    /// Script of the controller, if it is one.
+    pub(crate) script: Option<Arc<ScriptFile>>,
     /// Policy that the run starts from.
     pub(crate) policy: Option<Arc<PolicyFile>>,
+    /// Files that envs and controllers are made from.
+    pub(crate) files: Vec<InputFile>,
 }
 
 impl Setup {
@@ -166,7 +217,8 @@ impl Setup {
         info: DatasetInfo,
         blueprints: Arc<BlueprintSet>,
     ) -> Result<Self> {
-        let Names { host, slots, isa, init, starts, policy, .. } = names;
+        let files = names.files();
+        let Names { host, slots, isa, init, starts, script, policy, .. } = names;
         let image = image_shape(&info);
         host.validate(&image).map_err(meristem_grow::Error::from)?;
         let gates = Gates {
@@ -201,7 +253,9 @@ impl Setup {
             init,
             other_normalization,
             starts,
+            script,
             policy,
+            files,
         };
         for env in 0..setup.starts.len().max(1) {
             setup.check_size(&setup.fresh_host(env)?)?;
@@ -223,14 +277,6 @@ impl Setup {
             }
         }
         Ok(())
-    }
-
-    /// Tensors of the files that the run starts from, with names for messages.
-    pub(crate) fn files(&self) -> Vec<(&'static str, &StateDict)> {
-        let weights = self.init.iter().map(|weights| ("file of initial weights", &weights.state));
-        let start = self.starts.iter().map(|start| ("file of a start topology", &start.state));
-        let policy = self.policy.iter().map(|policy| ("policy to start from", &policy.weights));
-        weights.chain(start).chain(policy).collect()
     }
 
     /// The host of an env at the beginning of every episode: without modules, as in the initial
@@ -267,10 +313,13 @@ impl Setup {
         // Spec, image, slots and blueprints are the same for all envs.
         let fresh = self.fresh_host(0)?;
         let names = |host: &Host| host.slots().iter().map(|slot| slot.name).collect::<Vec<_>>();
+        // A run that goes on without its initial weights or topologies has their slots, too.
+        let without_files = self.init.is_none() && self.config.init.is_some()
+            || self.starts.is_empty() && self.config.start_topology.is_some();
         let same = host.spec() == fresh.spec()
             && host.image() == fresh.image()
             && host.blueprints() == fresh.blueprints()
-            && names(&host) == names(&fresh);
+            && (without_files || names(&host) == names(&fresh));
         match same {
             true => Ok(host),
             false => {

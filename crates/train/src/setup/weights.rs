@@ -15,6 +15,7 @@ use meristem_nn::safetensors::{self, Metadata};
 use meristem_nn::{HostTensor, Network, StateDict};
 
 use crate::error::{Error, Result};
+use crate::input_file::checksum;
 
 /// Host that a weights file should have.
 pub(crate) struct Wanted<'a> {
@@ -46,6 +47,21 @@ impl Weights {
             say(&format!("{path}: the names of all tensors begin with `{prefix}`; it is left out"));
         }
         Ok(Self { path: path.into(), state, metadata })
+    }
+
+    /// Path of the file.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// CRC-32 of tensors and metadata.
+    pub(crate) fn checksum(&self) -> String {
+        let mut crc = crc32fast::Hasher::new();
+        crc.update(checksum(&self.state).as_bytes());
+        for (key, text) in &self.metadata {
+            crc.update(format!("{key}={text};").as_bytes());
+        }
+        format!("{:08x}", crc.finalize())
     }
 
     fn fail(&self, message: impl ToString) -> Error {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use meristem_grow::BlueprintSet;
 
+use crate::checkpoint::check_instruction_set;
 use crate::config::{TrainConfig, changed_result};
 use crate::error::{Error, Result};
 use crate::fleet::Machine;
@@ -42,22 +43,15 @@ pub(super) fn check_folder(folder: &Path) -> Result<()> {
 /// The results of a run that is complete; `None` if it is not, or does not exist.
 ///
 /// # Errors
-/// [`Error::Resume`] or [`Error::Value`]: the folder has a run with other settings, other data or
-/// another instruction set.
+/// [`Error::Resume`], [`Error::OtherInput`] or [`Error::Value`]: the folder has a run with other
+/// settings, other data or another instruction set.
 pub(super) fn complete(run: &TrainConfig, inputs: &Inputs) -> Result<Option<Summary>> {
     let Some(folder) = begun(run) else { return Ok(None) };
     check_settings(run, &folder)?;
     let complete = reading::read_summary(&folder)?.filter(|s| s.status == Status::Completed);
     let Some(summary) = complete else { return Ok(None) };
     let Inputs { checksums, instruction_set } = inputs;
-    if summary.instruction_set != *instruction_set {
-        let expected = format!(
-            "{}, with which {} was computed; other instruction sets round differently",
-            summary.instruction_set,
-            folder.display()
-        );
-        return Err(Error::value("MERISTEM_ISA", instruction_set, expected));
-    }
+    check_instruction_set(&folder, instruction_set, &summary.instruction_set)?;
     check_data(&summary, checksums, &folder)?;
     Ok(Some(summary))
 }

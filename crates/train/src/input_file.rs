@@ -1,0 +1,54 @@
+//! Files that settings name, compared by checksum when a run goes on and between processes.
+
+use std::path::{Path, PathBuf};
+
+use meristem_nn::StateDict;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// A file that a setting names, and that fresh envs or controllers are made from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct InputFile {
+    /// Name of the setting's flag.
+    pub(crate) setting: String,
+    pub(crate) path: PathBuf,
+    /// CRC-32 of the contents.
+    pub(crate) checksum: String,
+}
+
+/// Checks that the files that are `now` read are those that a run `began` with. Files that only one
+/// of them has are not compared: settings name them, which are compared before.
+///
+/// # Errors
+/// [`Error::OtherInput`] names the first file with other contents, and its setting.
+pub(crate) fn check_files(path: &Path, now: &[InputFile], began: &[InputFile]) -> Result<()> {
+    let place = |file: &InputFile| (file.setting.clone(), file.path.clone());
+    let of_now = |file: &InputFile| now.iter().find(|now| place(now) == place(file));
+    let mut pairs = began.iter().filter_map(|began| Some((began, of_now(began)?)));
+    let Some((began, now)) = pairs.find(|(began, now)| began.checksum != now.checksum) else {
+        return Ok(());
+    };
+    let named = began.path.display();
+    Err(Error::OtherInput {
+        path: path.into(),
+        input: format!("the contents of {named}, which --{} names", began.setting),
+        began: format!("those with checksum {}", began.checksum),
+        now: format!("checksum {}", now.checksum),
+        remedy: format!(
+            "put the file back that the run began with, or start a new run with --config \
+             RUN/config.toml and another --run-dir, which takes {named} as it is now"
+        ),
+    })
+}
+
+/// CRC-32 of all names, shapes, types and bytes, in the order of the names.
+pub(crate) fn checksum(all: &StateDict) -> String {
+    let mut crc = crc32fast::Hasher::new();
+    for (name, tensor) in all.iter() {
+        crc.update(name.as_bytes());
+        crc.update(tensor.form().as_bytes());
+        tensor.data.le_bytes(|bytes| crc.update(bytes));
+    }
+    format!("{:08x}", crc.finalize())
+}
