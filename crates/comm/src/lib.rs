@@ -71,6 +71,16 @@ mod transport;
 mod watch;
 mod wire;
 
+/// Parsers of bytes from other processes, for `fuzz/`.
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzz {
+    /// Decodes a message to the hub, and one from it.
+    pub fn frames(bytes: &[u8]) {
+        crate::tcp::decode_both(bytes);
+    }
+}
+
 pub use auto::{Method, Table, Timing};
 pub use communicator::{CommOptions, Communicator, Traffic};
 pub use error::{Error, Result};

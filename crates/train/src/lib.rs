@@ -55,6 +55,18 @@ mod setup;
 mod step;
 pub mod study;
 
+/// Parsers of bytes from files, for `fuzz/`.
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzz {
+    use crate::checkpoint::Checkpoint;
+
+    /// Reads a checkpoint.
+    pub fn checkpoint(bytes: &[u8]) {
+        let _ = Checkpoint::from_bytes("checkpoint".as_ref(), bytes);
+    }
+}
+
 pub use config::{TrainConfig, file as config_file, types as settings};
 pub use error::{Error, Result};
 pub use record::events::Event;

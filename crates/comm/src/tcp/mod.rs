@@ -347,3 +347,9 @@ impl Drop for Watcher {
         }
     }
 }
+
+/// Decodes bytes as a message to the hub and as one from it.
+#[cfg(fuzzing)]
+pub(crate) fn decode_both(bytes: &[u8]) {
+    let _ = (Request::decode(bytes), frame::decode(bytes));
+}
