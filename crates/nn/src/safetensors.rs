@@ -2,6 +2,9 @@
 //!
 //! The header is written here, sorted, because the crate keeps metadata in a hash map: the same
 //! weights would give another file each time. Reading is the crate's, which checks every offset.
+//!
+//! Every file that is written here has a checksum in its metadata, `crc32`. Other programs ignore
+//! it. A file that has one is compared with it when it is read.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -16,6 +19,9 @@ use crate::state::{HostData, HostTensor, StateDict, elements};
 
 /// Text entries of a file.
 pub type Metadata = BTreeMap<String, String>;
+
+/// Key of the checksum in the metadata.
+pub const CHECKSUM: &str = "crc32";
 
 /// One tensor in the header.
 #[derive(Serialize)]
@@ -60,13 +66,13 @@ fn encode(state: &StateDict, metadata: &Metadata) -> Result<Vec<u8>, String> {
         HostData::F32(_) => 1,
         HostData::U8(_) => 2,
     });
+    let mut metadata = metadata.clone();
+    metadata.insert(CHECKSUM.into(), checksum(state, &metadata));
     let mut header = serde_json::Map::new();
     let mut insert = |name: &str, entry: serde_json::Result<serde_json::Value>| {
         entry.map(|entry| header.insert(name.into(), entry)).map_err(|e| e.to_string())
     };
-    if !metadata.is_empty() {
-        insert("__metadata__", serde_json::to_value(metadata))?;
-    }
+    insert("__metadata__", serde_json::to_value(metadata))?;
     let mut data = vec![];
     for (name, tensor) in tensors {
         if !tensor.is_whole() || name == "__metadata__" {
@@ -107,11 +113,24 @@ fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads weights and metadata. Tensors are f32, i64 or u8.
+/// CRC-32 of all tensors and of the metadata except the checksum, as eight hexadecimal digits.
+fn checksum(state: &StateDict, metadata: &Metadata) -> String {
+    let mut crc = crc32fast::Hasher::new();
+    for (key, text) in metadata.iter().filter(|(key, _)| *key != CHECKSUM) {
+        [key, "\0", text, "\0"].iter().for_each(|part| crc.update(part.as_bytes()));
+    }
+    for (name, tensor) in state.iter() {
+        [name, "\0", &tensor.form(), "\0"].iter().for_each(|part| crc.update(part.as_bytes()));
+        tensor.data.le_bytes(|bytes| crc.update(bytes));
+    }
+    format!("{:08x}", crc.finalize())
+}
+
+/// Reads weights and metadata, which has the checksum, too. Tensors are f32, i64 or u8.
 ///
 /// # Errors
 /// [`Error::Io`] for a file that cannot be read; [`Error::File`] for one that is not a safetensors
-/// file, is truncated, or holds other element types.
+/// file, is truncated, differs from its checksum, or holds other element types.
 pub fn load(path: &Path) -> Result<(StateDict, Metadata)> {
     from_bytes(path, &read(path)?)
 }
@@ -139,7 +158,7 @@ fn decode(bytes: &[u8]) -> Result<(StateDict, Metadata), String> {
     };
     let (_, header) = SafeTensors::read_metadata(bytes).map_err(broken)?;
     let metadata = header.metadata().iter().flatten();
-    let metadata = metadata.map(|(key, value)| (key.clone(), value.clone())).collect();
+    let metadata: Metadata = metadata.map(|(key, value)| (key.clone(), value.clone())).collect();
     let mut state = StateDict::default();
     for (name, view) in SafeTensors::deserialize(bytes).map_err(broken)?.iter() {
         let data = match view.dtype() {
@@ -152,7 +171,14 @@ fn decode(bytes: &[u8]) -> Result<(StateDict, Metadata), String> {
         };
         state.insert(name, HostTensor { shape: view.shape().to_vec(), data });
     }
-    Ok((state, metadata))
+    match metadata.get(CHECKSUM).map(|written| (written, checksum(&state, &metadata))) {
+        Some((written, found)) if *written != found => Err(format!(
+            "its contents have the checksum {found}, but its metadata says {written}: it is \
+             damaged; copy or export it again. If another program changed it on purpose, remove \
+             `{CHECKSUM}` from its metadata"
+        )),
+        _ => Ok((state, metadata)),
+    }
 }
 
 /// Files that are mistaken for weights, by their first bytes: their format, and the remedy.
@@ -210,7 +236,9 @@ mod tests {
         let (state, metadata) = example();
         save(&path, &state, &metadata).unwrap();
         let first = fs::read(&path).unwrap();
-        assert_eq!(load(&path).unwrap(), (state.clone(), metadata.clone()));
+        let (loaded, mut with_checksum) = load(&path).unwrap();
+        assert_eq!(with_checksum.remove(CHECKSUM).unwrap(), checksum(&state, &metadata));
+        assert_eq!((loaded, with_checksum), (state.clone(), metadata.clone()));
         save(&path, &state, &metadata).unwrap();
         assert_eq!(first, fs::read(&path).unwrap());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no temporary file is left");
@@ -286,7 +314,12 @@ mod tests {
             prop_assert!(error.contains("copy or export it again"), "{}", error);
             let mut damaged = bytes.clone();
             damaged[at % bytes.len()] ^= 0x41;
-            let _ = decode(&damaged); // no panic
+            if let Ok((found, found_metadata)) = decode(&damaged) {
+                // The damage is in the name of the checksum, or in white space.
+                prop_assert_eq!(found, state);
+                let kept = |(key, _): &(&String, &String)| metadata.contains_key(*key);
+                prop_assert!(found_metadata.iter().filter(kept).eq(metadata.iter()));
+            }
         }
     }
 }

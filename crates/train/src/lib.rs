@@ -18,6 +18,7 @@
 //! | `run` | a run: prepare, episodes of steps, resume, close |
 //! | [`session`] | a run that the program steps, with actions of its own |
 //! | [`study`] | comparison of controllers on the same hosts, with [`statistics`] |
+//! | `verify` | files of runs against their checksums |
 //! | [`eval`] | evaluation of a weights file without a run |
 //! | [`export`] | a weights file as an ONNX model |
 //!
@@ -54,6 +55,7 @@ pub mod session;
 mod setup;
 mod step;
 pub mod study;
+mod verify;
 
 /// Parsers of bytes from files, for `fuzz/`.
 #[cfg(fuzzing)]
@@ -77,3 +79,4 @@ pub use run::{resume, resume_with, run, run_with};
 pub use setup::{dataset_spec, with_policy};
 pub use study::{StudyConfig, compare, statistics};
 pub use summary::Summary;
+pub use verify::{FileState, VerifiedFile, verify};

@@ -36,7 +36,8 @@ pub(crate) use self::export::{
     CsvArguments, ExportCommand, OnnxArguments, ParquetArguments, Table, TensorboardArguments,
 };
 pub(crate) use self::runs::{
-    CompareArguments, ReportArguments, RunsArguments, RunsCommand, ServeArguments, WatchArguments,
+    CompareArguments, ReportArguments, RunsArguments, RunsCommand, ServeArguments,
+    VerifyRunsArguments, WatchArguments,
 };
 pub(crate) use self::settings::SettingArguments;
 pub(crate) use self::train::TrainArguments;

@@ -30,6 +30,22 @@ pub(crate) enum RunsCommand {
     /// It has curves, stages of all slots over the steps, the grown networks, contributions of
     /// modules, and the development of the policy. Runs in progress are reported, too.
     Report(ReportArguments),
+    /// Compare every file of runs with its checksum: settings, events, results, weights,
+    /// checkpoints.
+    ///
+    /// Exits with 1 if a file is damaged or missing. Files of earlier builds have no checksums and
+    /// are listed as such.
+    Verify(VerifyRunsArguments),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VerifyRunsArguments {
+    /// Folder of a run, or a folder to search, four levels deep
+    #[arg(value_name = "RUN")]
+    pub(crate) folder: PathBuf,
+    /// Print JSON: one object for each file
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

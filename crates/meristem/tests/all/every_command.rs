@@ -49,6 +49,7 @@ const ROWS: &[Row] = &[
     row("meristem-runs-report", "runs report run --out NEW", 0, {
         Named("runs report runs/NAME --out NEW", &[0])
     }),
+    row("meristem-runs-verify", "runs verify run", 0, Named("runs verify runs/NAME", &[0])),
     row("meristem-watch", "watch run", 2, Named("watch runs/NAME/none", &[2])),
     row("meristem-serve", "serve none", 2, Named("serve runs/NAME --port 99999", &[2])),
     row("meristem-export", "export --help", 0, Named("export NAME", &[2])),

@@ -4,8 +4,9 @@
 //! `env.N.exchange.RANK.NAME`, `env.N.twin.weights.NAME`, `env.N.twin.optimiser.NAME` and
 //! `controller.NAME`. Two tensors of bytes, `progress` and
 //! `controller_memory`, hold CBOR, which keeps every bit of a float. The metadata has `format`
-//! (`meristem checkpoint`), `version`, and `checksum`, the CRC-32 of all names and bytes: a
-//! truncated or changed file is refused as a whole.
+//! (`meristem checkpoint`), `version`, and the checksum of every weights file, `crc32`: a truncated
+//! or changed file is refused as a whole. Earlier builds wrote `checksum`, the CRC-32 of all names
+//! and bytes of tensors.
 
 use std::path::Path;
 
@@ -17,7 +18,7 @@ use super::{Checkpoint, Progress};
 use crate::env::EnvTensors;
 use crate::error::{Error, Result};
 use crate::input_file::checksum;
-use crate::record::plain_file;
+use crate::record::directory::Directory;
 
 /// Version of the checkpoint format.
 const CHECKPOINT_VERSION: u32 = 2;
@@ -48,22 +49,19 @@ pub(super) fn to_bytes(path: &Path, checkpoint: &Checkpoint) -> Result<Vec<u8>> 
     ciborium::into_writer(progress, &mut bytes).map_err(|e| unusable(path, e))?;
     all.insert(PROGRESS, HostTensor::bytes(bytes));
     all.insert(MEMORY, HostTensor::bytes(controller.memory.clone()));
-    let metadata = [
-        ("format", FORMAT.to_string()),
-        ("version", CHECKPOINT_VERSION.to_string()),
-        ("checksum", checksum(&all)),
-    ];
+    let metadata = [("format", FORMAT.to_string()), ("version", CHECKPOINT_VERSION.to_string())];
     let metadata = metadata.map(|(key, text)| (key.to_string(), text)).into();
     Ok(safetensors::to_bytes(path, &all, &metadata)?)
 }
 
-/// Reads the bytes of the file at `path`.
+/// Reads the bytes of the file `name` in `folder`.
 ///
 /// # Errors
 /// [`Error::Checkpoint`]: the file cannot be read.
-pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
-    plain_file::open(path).map_err(|error| unusable(path, error))?;
-    safetensors::read(path).map_err(|error| unusable(path, error.without_path()))
+pub(super) fn read(folder: &Directory, name: &str) -> Result<Vec<u8>> {
+    let path = folder.path().join(name);
+    let bytes = folder.read(name, u64::MAX).map_err(|error| unusable(&path, error))?;
+    bytes.ok_or_else(|| unusable(&path, "it was removed"))
 }
 
 /// Deserialises a checkpoint from the bytes of the file at `path`.
@@ -127,7 +125,12 @@ fn check(path: &Path, all: &StateDict, metadata: &Metadata) -> Result<()> {
         let (path, version) = (path.to_owned(), version.to_string());
         return Err(Error::CheckpointVersion { path, version, own: CHECKPOINT_VERSION });
     }
-    match metadata.get("checksum") == Some(&checksum(all)) {
+    let is_whole = match metadata.get("checksum") {
+        Some(of_earlier_build) => *of_earlier_build == checksum(all),
+        // The reader has compared it.
+        None => metadata.contains_key(safetensors::CHECKSUM),
+    };
+    match is_whole {
         true => Ok(()),
         false => Err(unusable(path, "its checksum is wrong, so the file is damaged")),
     }

@@ -1,29 +1,32 @@
 //! Checkpoints of a run folder: each is written atomically, the last three are kept, and a run
 //! resumes from the newest.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-
-use meristem_nn::safetensors;
+use std::path::PathBuf;
 
 use super::file;
 use crate::error::{Error, Result};
 use crate::position::Position;
+use crate::record::directory::Directory;
+use crate::record::run_folder::{CHECKPOINTS, write_in};
 
 /// Number of checkpoints to keep.
 const KEPT: usize = 3;
 const ENDING: &str = ".safetensors";
 
 /// The folder `checkpoints` of a run.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Store {
-    folder: PathBuf,
+    run: Directory,
 }
 
 impl Store {
-    /// A store in `folder`, which the first write creates.
-    pub(crate) fn new(folder: PathBuf) -> Self {
-        Self { folder }
+    /// A store in the folder of a run, where the first write creates it.
+    ///
+    /// # Errors
+    /// The process has too many open files.
+    pub(crate) fn new(run: &Directory) -> Result<Self> {
+        let fail = |source| Error::RunFolder { action: "open", path: run.path().into(), source };
+        Ok(Self { run: run.try_clone().map_err(fail)? })
     }
 
     /// Writes the checkpoint before step `next`, then removes all but the last three. A kill at any
@@ -32,12 +35,11 @@ impl Store {
     /// # Errors
     /// A write failed.
     pub(crate) fn write(&self, next: Position, bytes: &[u8]) -> Result<()> {
-        let fail = |source| self.fail("create", source);
-        fs::create_dir_all(&self.folder).map_err(fail)?;
-        safetensors::write(&self.folder.join(file_name(next)), bytes)?;
-        let (names, torn) = self.names()?;
-        for name in names.iter().rev().skip(KEPT).chain(&torn) {
-            fs::remove_file(self.folder.join(name)).map_err(|source| self.fail("tidy", source))?;
+        let folder = self.run.create_below(CHECKPOINTS).map_err(|e| self.fail("create", e))?;
+        write_in(&folder, &file_name(next), bytes)?;
+        let names = self.names(&folder)?;
+        for name in names.iter().rev().skip(KEPT) {
+            folder.remove_file(name).map_err(|source| self.fail("tidy", source))?;
         }
         Ok(())
     }
@@ -48,35 +50,23 @@ impl Store {
     /// [`Error::Checkpoint`]: the file cannot be read. An older checkpoint is used only after the
     /// user has removed this file.
     pub(crate) fn newest(&self) -> Result<Option<(PathBuf, Vec<u8>)>> {
-        let Some(name) = self.names()?.0.pop() else { return Ok(None) };
-        let path = self.folder.join(name);
-        let bytes = file::read(&path)?;
+        let folder = self.run.below(CHECKPOINTS).map_err(|source| self.fail("read", source))?;
+        let Some(folder) = folder else { return Ok(None) };
+        let Some(name) = self.names(&folder)?.pop() else { return Ok(None) };
+        let path = folder.path().join(&name);
+        let bytes = file::read(&folder, &name)?;
         Ok(Some((path, bytes)))
     }
 
-    /// Names of the checkpoints, oldest first, and of partial files left by kills.
-    fn names(&self) -> Result<(Vec<String>, Vec<String>)> {
-        let entries = match fs::read_dir(&self.folder) {
-            Ok(entries) => entries,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok((vec![], vec![])),
-            Err(e) => return Err(self.fail("read", e)),
-        };
-        let (mut names, mut torn) = (vec![], vec![]);
-        for entry in entries {
-            let name = entry.map_err(|source| self.fail("read", source))?.file_name();
-            let name = name.to_string_lossy();
-            if name.starts_with("round-") && name.ends_with(ENDING) {
-                names.push(name.into_owned());
-            } else if name.starts_with(".round-") {
-                torn.push(name.into_owned());
-            }
-        }
-        names.sort_unstable();
-        Ok((names, torn))
+    /// Names of the checkpoints, oldest first.
+    fn names(&self, folder: &Directory) -> Result<Vec<String>> {
+        let mut names = folder.names().map_err(|source| self.fail("read", source))?;
+        names.retain(|name| name.starts_with("round-") && name.ends_with(ENDING));
+        Ok(names)
     }
 
     fn fail(&self, action: &'static str, source: std::io::Error) -> Error {
-        Error::RunFolder { action, path: Path::new(&self.folder).into(), source }
+        Error::RunFolder { action, path: self.run.path().join(CHECKPOINTS), source }
     }
 }
 
@@ -87,12 +77,16 @@ pub(super) fn file_name(Position { round, step }: Position) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::path::Path;
+
     use meristem_control::ControllerState;
-    use meristem_nn::HostTensor;
+    use meristem_nn::{HostTensor, safetensors};
 
     use super::super::{Checkpoint, EventsPosition, Identity, Progress};
     use super::*;
     use crate::env::EnvTensors;
+    use crate::input_file::checksum;
     use crate::record::summary::DatasetSummary;
     use crate::record::totals::Totals;
 
@@ -125,6 +119,11 @@ mod tests {
         }
     }
 
+    /// A store in a new folder, and its path.
+    fn store(base: &Path) -> (Store, PathBuf) {
+        (Store::new(&Directory::open(base).unwrap()).unwrap(), base.join(CHECKPOINTS))
+    }
+
     fn write(store: &Store, step: usize) {
         let checkpoint = checkpoint(step);
         store.write(checkpoint.progress.next, &checkpoint.to_bytes().unwrap()).unwrap();
@@ -147,17 +146,14 @@ mod tests {
     #[test]
     fn the_last_three_are_kept_and_the_newest_comes_back_exactly() {
         let base = tempfile::tempdir().unwrap();
-        let store = Store::new(base.path().join("checkpoints"));
+        let (store, folder) = store(base.path());
         assert!(store.newest().unwrap().is_none());
         for step in [2, 4, 10, 100] {
             write(&store, step);
-            // A partial file, as a kill leaves it.
-            fs::write(store.folder.join(".round-000000-step-000005.safetensors.tmp-1"), "x")
-                .unwrap();
         }
-        let kept = names(&store.folder);
-        assert_eq!(kept.len(), 4, "three, and the torn one written after them: {kept:?}");
-        assert!(kept[1].contains("step-000004") && kept[3].contains("step-000100"), "{kept:?}");
+        let kept = names(&folder);
+        assert_eq!(kept.len(), 3, "{kept:?}");
+        assert!(kept[0].contains("step-000004") && kept[2].contains("step-000100"), "{kept:?}");
         let (path, newest) = newest(&store).unwrap();
         assert!(path.ends_with("round-000000-step-000100.safetensors"));
         assert_eq!(newest.progress, checkpoint(100).progress);
@@ -169,9 +165,9 @@ mod tests {
     #[test]
     fn a_damaged_cut_or_foreign_file_is_named() {
         let base = tempfile::tempdir().unwrap();
-        let store = Store::new(base.path().into());
+        let (store, folder) = store(base.path());
         write(&store, 1);
-        let path = base.path().join(&names(base.path())[0]);
+        let path = folder.join(&names(&folder)[0]);
         let whole = fs::read(&path).unwrap();
         let says = |bytes: &[u8], words: &str| {
             fs::write(&path, bytes).unwrap();
@@ -191,12 +187,18 @@ mod tests {
         let mut damaged = whole.clone();
         *damaged.last_mut().unwrap() ^= 1;
         says(&damaged, "checksum");
-        let text = |from: &str, to: &str| {
-            let at = whole.windows(from.len()).position(|w| w == from.as_bytes()).unwrap();
-            [&whole[..at], to.as_bytes(), &whole[at + from.len()..]].concat()
+        let (state, metadata) = safetensors::from_bytes(&path, &whole).unwrap();
+        let with = |key: &str, text: &str| {
+            let mut metadata = metadata.clone();
+            metadata.insert(key.into(), text.into());
+            safetensors::to_bytes(&path, &state, &metadata).unwrap()
         };
-        says(&text("\"version\":\"2\"", "\"version\":\"9\""), "version 9");
-        says(&text("meristem checkpoint", "meristem_checkpoint"), "not a checkpoint");
+        says(&with("version", "9"), "version 9");
+        says(&with("format", "meristem_checkpoint"), "not a checkpoint");
+        // As earlier builds wrote it.
+        says(&with("checksum", "00000000"), "checksum");
+        fs::write(&path, with("checksum", &checksum(&state))).unwrap();
+        newest(&store).unwrap();
     }
 
     #[test]

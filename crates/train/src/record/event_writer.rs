@@ -4,9 +4,8 @@
 //! counted, and the gap shows in their numbers. When a write fails, the file is cut after its last
 //! complete line, and the loop gets the error at the next step boundary.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom, Write};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -15,7 +14,10 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::record::directory::{Directory, Watched};
 use crate::record::events::{Event, Record, SCHEMA_VERSION};
+use crate::record::run_folder::EVENTS;
+use crate::record::{lines, sealed};
 
 /// Events that may wait in the queue; further ones are dropped.
 pub const QUEUE_EVENTS: usize = 4096;
@@ -49,7 +51,7 @@ enum Order {
 /// Writer of the events of one run.
 #[derive(Debug)]
 pub struct EventWriter {
-    path: PathBuf,
+    watched: Watched,
     queue: Option<SyncSender<Order>>,
     thread: Option<JoinHandle<()>>,
     failure: Arc<Mutex<Option<io::Error>>>,
@@ -61,44 +63,58 @@ pub struct EventWriter {
 }
 
 impl EventWriter {
-    /// Creates the file at `path` for a run that started at `started`, and starts the writer's
+    /// Creates the file in the folder of a run that started at `started`, and starts the writer's
     /// thread.
     ///
     /// # Errors
     /// The file or the thread cannot be created.
-    pub fn create(path: &Path, started: Instant) -> Result<Self> {
-        let fail = |source| Error::RunFolder { action: "write", path: path.to_owned(), source };
-        let file = File::create(path).map_err(fail)?;
+    pub(crate) fn create(run: &Directory, started: Instant) -> Result<Self> {
+        let path = run.path().join(EVENTS);
+        let fail = |source| Error::RunFolder { action: "write", path: path.clone(), source };
+        // A run without a checkpoint starts again, and so do its events.
+        run.remove_file(EVENTS).map_err(fail)?;
+        let file = run.create_new(EVENTS).map_err(fail)?;
+        let watched = Watched::new(run, EVENTS).map_err(fail)?;
         let from =
             EventsPosition { seconds: started.elapsed().as_secs_f64(), ..Default::default() };
-        Self::start(path, file, from, QUEUE_EVENTS).map_err(fail)
+        Self::start(watched, file, from, QUEUE_EVENTS).map_err(fail)
     }
 
-    /// Continues the file at `path` from a checkpoint, and cuts off later events.
+    /// Continues the file in the folder of a run from a checkpoint, and cuts off later events.
     ///
     /// # Errors
     /// The file is shorter than the checkpoint says, is damaged, or cannot be written.
-    pub(crate) fn resume(path: &Path, from: EventsPosition) -> Result<Self> {
-        let fail = |source| Error::RunFolder { action: "resume", path: path.to_owned(), source };
-        // Opening a pipe would wait for its reader.
-        if path.metadata().is_ok_and(|there| !there.is_file()) {
-            return Err(damaged(path, "it is no file".into()));
-        }
-        let mut file = OpenOptions::new().write(true).open(path).map_err(fail)?;
+    pub(crate) fn resume(run: &Directory, from: EventsPosition) -> Result<Self> {
+        let path = run.path().join(EVENTS);
+        let fail = |source| Error::RunFolder { action: "resume", path: path.clone(), source };
+        let refused = |problem| Error::Resume { path: run.path().to_owned(), problem };
+        let file = run.open_writable(EVENTS).map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidInput => refused(format!("its {EVENTS}: {error}")),
+            _ => fail(error),
+        })?;
+        let mut file = file.ok_or_else(|| fail(io::ErrorKind::NotFound.into()))?;
         let length = file.metadata().map_err(fail)?.len();
         if length < from.bytes {
             let problem =
                 format!("events.jsonl has {length} bytes, its checkpoint needs {}", from.bytes);
-            let folder = path.parent().unwrap_or(path).to_owned();
-            return Err(Error::Resume { path: folder, problem });
+            return Err(refused(problem));
         }
-        check_lines(path, from.bytes)?;
+        let checked = lines::check(&file, from.bytes).map_err(fail)?;
+        checked.and_then(|lines| lines.check_count(from.seq, from.dropped)).map_err(|problem| {
+            refused(format!("events.jsonl was changed or damaged: {problem}"))
+        })?;
         let placed = file.set_len(from.bytes).and_then(|()| file.seek(SeekFrom::End(0)));
         placed.map_err(fail)?;
-        Self::start(path, file, from, QUEUE_EVENTS).map_err(fail)
+        let watched = Watched::new(run, EVENTS).map_err(fail)?;
+        Self::start(watched, file, from, QUEUE_EVENTS).map_err(fail)
     }
 
-    fn start(path: &Path, file: File, from: EventsPosition, capacity: usize) -> io::Result<Self> {
+    fn start(
+        watched: Watched,
+        file: File,
+        from: EventsPosition,
+        capacity: usize,
+    ) -> io::Result<Self> {
         let (queue, lines) = sync_channel(capacity);
         let failure = Arc::new(Mutex::new(None));
         let shared = Arc::clone(&failure);
@@ -108,7 +124,7 @@ impl EventWriter {
             }
         })?;
         Ok(Self {
-            path: path.to_owned(),
+            watched,
             queue: Some(queue),
             thread: Some(thread),
             failure,
@@ -145,7 +161,9 @@ impl EventWriter {
         let seconds = self.seconds();
         let record = Record { v: SCHEMA_VERSION, seq, seconds, event };
         // Serialising plain structs cannot fail; the writer skips empty lines.
-        serde_json::to_string(&record).unwrap_or_default()
+        let mut line = serde_json::to_string(&record).unwrap_or_default();
+        sealed::seal(&mut line, "");
+        line
     }
 
     /// Seconds since the run started, without the time between a kill and a resume.
@@ -165,7 +183,7 @@ impl EventWriter {
             _ => {
                 self.check()?;
                 let source = io::Error::other("the writer's thread does not respond");
-                return Err(Error::RunFolder { action: "write", path: self.path.clone(), source });
+                return Err(self.failed(source));
             }
         };
         let (seq, dropped) = (self.next_seq, self.dropped);
@@ -177,17 +195,18 @@ impl EventWriter {
         self.dropped
     }
 
-    /// Checks that the writer still works.
+    /// Checks that the writer still works, and that the file is still in its folder.
     ///
     /// # Errors
-    /// A write failed; all events since are lost. Reported once.
+    /// A write failed, and all events since are lost; reported once. The file was removed or
+    /// replaced, with the folder of the run or without it.
     pub fn check(&self) -> Result<()> {
-        match self.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            None => Ok(()),
-            Some(source) => {
-                Err(Error::RunFolder { action: "write", path: self.path.clone(), source })
-            }
-        }
+        let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+        failure.map_or_else(|| self.watched.check(), Err).map_err(|source| self.failed(source))
+    }
+
+    fn failed(&self, source: io::Error) -> Error {
+        Error::RunFolder { action: "write", path: self.watched.path(), source }
     }
 
     /// Writes the queued events. Returns the number of lost events.
@@ -214,32 +233,6 @@ impl Drop for EventWriter {
     fn drop(&mut self) {
         self.finish();
     }
-}
-
-/// Searches for zero bytes where lines should be: the trace of a system crash during a write.
-fn check_lines(path: &Path, bytes: u64) -> Result<()> {
-    let fail = |source| Error::RunFolder { action: "read", path: path.to_owned(), source };
-    let mut file = BufReader::new(File::open(path).map_err(fail)?).take(bytes);
-    let (mut at, mut last) = (0, b'\n');
-    loop {
-        let read = file.fill_buf().map_err(fail)?;
-        if let Some(zero) = read.iter().position(|byte| *byte == 0) {
-            return Err(damaged(path, format!("byte {} is zero", at + zero)));
-        }
-        match read.last() {
-            Some(byte) => last = *byte,
-            None if last == b'\n' => return Ok(()),
-            None => return Err(damaged(path, format!("no line ends at byte {at}"))),
-        }
-        let len = read.len();
-        file.consume(len);
-        at += len;
-    }
-}
-
-fn damaged(path: &Path, problem: String) -> Error {
-    let problem = format!("events.jsonl was changed or damaged: {problem}");
-    Error::Resume { path: path.parent().unwrap_or(path).to_owned(), problem }
 }
 
 /// Writes lines until the queue is closed; flushes whenever the queue is empty.
@@ -295,7 +288,13 @@ fn flush(file: &mut File, buffer: &mut Vec<u8>, written: &mut u64) -> io::Result
 
 #[cfg(test)]
 mod tests {
+    use std::path::{Path, PathBuf};
+
     use super::*;
+
+    fn watched(folder: PathBuf, name: &'static str) -> Watched {
+        Watched::new(&Directory::open(&folder).unwrap(), name).unwrap()
+    }
 
     fn anomaly(i: usize) -> Event {
         Event::Anomaly { env: i, round: 0, step: i, what: "x".repeat(100) }
@@ -305,7 +304,8 @@ mod tests {
     fn every_line_is_one_numbered_json_object() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("events.jsonl");
-        let mut writer = EventWriter::create(&path, Instant::now()).unwrap();
+        let run = Directory::open(folder.path()).unwrap();
+        let mut writer = EventWriter::create(&run, Instant::now()).unwrap();
         for i in 0..1000 {
             writer.emit_waiting(&anomaly(i));
         }
@@ -326,7 +326,7 @@ mod tests {
         // A queue that is never read.
         let (queue, _never_read) = sync_channel(2);
         let mut writer = EventWriter {
-            path: PathBuf::new(),
+            watched: watched(std::env::temp_dir(), "none"),
             queue: Some(queue),
             thread: None,
             failure: Arc::default(),
@@ -348,7 +348,8 @@ mod tests {
             return;
         }
         let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
-        let mut writer = EventWriter::start(path, file, EventsPosition::default(), 8).unwrap();
+        let watched = watched("/dev".into(), "full");
+        let mut writer = EventWriter::start(watched, file, EventsPosition::default(), 8).unwrap();
         writer.emit_waiting(&anomaly(0));
         let error = writer.close().unwrap_err();
         assert!(matches!(error, Error::RunFolder { action: "write", .. }), "{error:?}");

@@ -1,13 +1,16 @@
 //! Record of a run: the folder, the files in it, and the observer.
 
+pub(crate) mod directory;
 pub mod event_writer;
 pub mod events;
 pub(crate) mod journal;
+pub(crate) mod lines;
 pub(crate) mod observer;
 pub(crate) mod output;
 pub(crate) mod plain_file;
 pub mod reading;
 pub mod run_folder;
+pub(crate) mod sealed;
 pub mod summary;
 pub mod tensorboard;
 pub(crate) mod totals;

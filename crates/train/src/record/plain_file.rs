@@ -1,24 +1,23 @@
-//! Files of a run folder that somebody else may have written.
+//! Files of a run folder that somebody else may have written, by their paths.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::path::Path;
+
+use crate::record::directory::Directory;
 
 /// Opens a plain file. `None` if there is none.
 ///
 /// # Errors
-/// It is something else, such as a pipe, which would block the reader, or cannot be opened.
+/// It is something else, such as a link or a pipe, which would block the reader, or cannot be
+/// opened.
 pub(crate) fn open(path: &Path) -> io::Result<Option<File>> {
-    let there = match path.metadata() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        there => there?,
-    };
-    if !there.is_file() {
-        return Err(io::Error::other("it is not a plain file"));
-    }
-    match File::open(path) {
+    match Directory::of(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        file => file.map(Some),
+        found => {
+            let (directory, name) = found?;
+            directory.open_file(name)
+        }
     }
 }
 
@@ -27,11 +26,13 @@ pub(crate) fn open(path: &Path) -> io::Result<Option<File>> {
 /// # Errors
 /// As [`open`]; it is larger, or not UTF-8.
 pub(crate) fn text(path: &Path, bytes_max: u64) -> io::Result<Option<String>> {
-    let Some(file) = open(path)? else { return Ok(None) };
-    let mut text = String::new();
-    file.take(bytes_max + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > bytes_max {
-        return Err(io::Error::other(format!("it is larger than {} MB", bytes_max / 1_000_000)));
-    }
-    Ok(Some(text))
+    let read = match Directory::of(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        found => {
+            let (directory, name) = found?;
+            directory.read(name, bytes_max)?
+        }
+    };
+    let text = read.map(|bytes| String::from_utf8(bytes).map_err(io::Error::other));
+    text.transpose()
 }

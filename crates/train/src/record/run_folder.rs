@@ -4,7 +4,7 @@
 //! killed run or a full disk leaves no partial file behind.
 
 use std::fs::{self, File, TryLockError};
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -12,10 +12,24 @@ use serde::Serialize;
 
 use crate::config::{TrainConfig, first_difference};
 use crate::error::{Error, Result};
-use crate::record::summary::{self, Summary};
+use crate::record::directory::{Directory, is_part};
+use crate::record::summary::{self, SUMMARY, Summary};
+use crate::record::{lines, sealed};
 
 /// File that a process locks while it writes to the folder.
 pub(crate) const LOCK: &str = ".lock";
+
+/// File of the settings.
+pub(crate) const CONFIG: &str = "config.toml";
+
+/// Largest file of settings that is read.
+pub(crate) const CONFIG_BYTES_MAX: u64 = 1_000_000;
+
+/// File of the events.
+pub(crate) const EVENTS: &str = "events.jsonl";
+
+/// Folder of the checkpoints in a run folder.
+pub(crate) const CHECKPOINTS: &str = "checkpoints";
 
 /// Time after which a reader has released its lock.
 const READERS_LOCK: Duration = Duration::from_millis(100);
@@ -31,10 +45,11 @@ pub(crate) fn weights_name(env: usize) -> String {
     format!("env-{env}.safetensors")
 }
 
-/// Folder of one run.
+/// Folder of one run. Its files are opened below it, without following links.
 #[derive(Debug)]
 pub struct RunFolder {
-    path: PathBuf,
+    directory: Directory,
+    weights: Directory,
     /// Parent folders that were created for it, nearest first.
     above: Vec<PathBuf>,
     /// Held while this process writes to the folder; the system releases it when the process ends
@@ -43,10 +58,11 @@ pub struct RunFolder {
 }
 
 impl RunFolder {
-    /// Creates the folder `wanted`, or `runs/<time>-<name>` (in UTC) if that is `None`.
+    /// Creates the folder `wanted`, or `runs/<time>-<name>` (in UTC) if that is `None`. An empty
+    /// folder, or that of a run that was killed before it had settings, is used again.
     ///
     /// # Errors
-    /// Something exists at `wanted`, or the folder cannot be created.
+    /// Something else exists at `wanted`, or the folder cannot be created.
     pub fn create(wanted: Option<&Path>, name: &str) -> Result<Self> {
         let base = match wanted {
             Some(path) => path.parent().unwrap_or(Path::new("")),
@@ -55,87 +71,103 @@ impl RunFolder {
         let is_new = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
         let above = base.ancestors().take_while(is_new).map(Path::to_path_buf).collect();
         let path = match wanted {
-            Some(path) => make_new(path)?,
+            Some(path) => {
+                Self::discard_unfilled(path)?;
+                make_new(path)?
+            }
             None => first_free(base, &format!("{}-{name}", utc_stamp(SystemTime::now())))?,
         };
-        let folder = Self { _lock: lock(&path)?, path, above };
-        let weights = folder.weights();
-        fs::create_dir(&weights).map_err(|source| Error::RunFolder {
-            action: "create",
-            path: weights,
-            source,
-        })?;
-        Ok(folder)
+        let fail = |source| Error::RunFolder { action: "create", path: path.clone(), source };
+        let directory = Directory::open(&path).map_err(fail)?;
+        let lock = lock(&directory)?;
+        let weights = directory.create_below(WEIGHTS).map_err(fail)?;
+        Ok(Self { directory, weights, above, _lock: lock })
     }
 
-    /// Removes the folder of a run that was killed before it had settings. Does nothing if there is
-    /// no such folder.
+    /// Removes an empty folder, or the folder of a run that was killed before it had settings. Does
+    /// nothing if there is no such folder.
     ///
     /// # Errors
-    /// [`Error::RunFolderExists`]: it has other files.
-    pub(crate) fn discard_unfilled(path: &Path) -> Result<()> {
+    /// [`Error::RunFolderExists`]: it has other files; they stay.
+    fn discard_unfilled(path: &Path) -> Result<()> {
         if path.symlink_metadata().is_err() {
             return Ok(());
         }
-        let folder = Self { _lock: lock(path)?, path: path.to_owned(), above: vec![] };
-        folder.discard();
+        let exists = || Error::RunFolderExists { path: path.to_owned() };
+        let directory = Directory::open(path).map_err(|_| exists())?;
+        if !is_unfilled(&directory).unwrap_or(false) {
+            return Err(exists());
+        }
+        let lock = lock(&directory)?;
+        let weights = directory.create_below(WEIGHTS).map_err(|_| exists())?;
+        Self { directory, weights, above: vec![], _lock: lock }.discard();
         match path.symlink_metadata() {
-            Ok(_) => Err(Error::RunFolderExists { path: path.to_owned() }),
+            Ok(_) => Err(exists()),
             Err(_) => Ok(()),
         }
     }
 
-    /// Opens the folder of a run that was stopped or killed.
+    /// Opens the folder of a run that was stopped or killed, and removes files that a kill has left
+    /// unfinished.
     ///
     /// # Errors
-    /// [`Error::Resume`]: it is not the folder of a run, or another process writes to it.
+    /// [`Error::Resume`]: it is not the folder of a run, one of its files is a link, or another
+    /// process writes to it.
     pub fn open(path: &Path) -> Result<Self> {
-        let problem =
-            |problem: &str| Error::Resume { path: path.to_owned(), problem: problem.into() };
+        let problem = |problem: String| Error::Resume { path: path.to_owned(), problem };
         if !path.is_dir() {
-            return Err(problem("it is not a folder"));
+            return Err(problem("it is not a folder".into()));
         }
-        if !path.join("config.toml").is_file() || !path.join("weights").is_dir() {
-            return Err(problem(
-                "it is not the folder of a run: config.toml or weights/ is missing",
-            ));
+        let unreadable = |error: io::Error| problem(format!("it cannot be read: {error}"));
+        let directory = Directory::open(path).map_err(unreadable)?;
+        let is_begun = directory.open_file(LOCK).is_ok_and(|lock| lock.is_some());
+        if is_begun && is_unfilled(&directory).unwrap_or(false) {
+            let why = "it was killed before it had settings, so nothing is lost: give the command \
+                       that began it once more";
+            return Err(problem(why.into()));
         }
-        Ok(Self { _lock: lock(path)?, path: path.to_owned(), above: vec![] })
+        let in_it = |name: &str, error: io::Error| problem(format!("its {name}: {error}"));
+        let config = directory.open_file(CONFIG).map_err(|error| in_it(CONFIG, error))?;
+        let weights = directory.below(WEIGHTS).map_err(|error| in_it(WEIGHTS, error))?;
+        let (Some(_), Some(weights)) = (config, weights) else {
+            let why = "it is not the folder of a run: config.toml or weights/ is missing";
+            return Err(problem(why.into()));
+        };
+        let lock = lock(&directory)?;
+        let folder = Self { directory, weights, above: vec![], _lock: lock };
+        folder.remove_parts().map_err(unreadable)?;
+        Ok(folder)
     }
 
     /// Path of the folder.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.directory.path()
     }
 
-    /// Path of the folder of weights.
-    pub fn weights(&self) -> PathBuf {
-        self.path.join(WEIGHTS)
+    /// The open folder itself.
+    pub(crate) fn directory(&self) -> &Directory {
+        &self.directory
     }
 
-    /// Path of the configuration.
-    pub fn config(&self) -> PathBuf {
-        self.path.join("config.toml")
+    /// The open folder of weights.
+    pub(crate) fn weights(&self) -> &Directory {
+        &self.weights
     }
 
-    /// Path of the folder of checkpoints.
-    pub fn checkpoints(&self) -> PathBuf {
-        self.path.join("checkpoints")
+    /// Writes a file of the folder.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        write_in(&self.directory, name, bytes)
     }
 
-    /// Path of the summary.
-    pub fn summary(&self) -> PathBuf {
-        self.path.join("summary.json")
-    }
-
-    /// Path of the events.
-    pub fn events(&self) -> PathBuf {
-        self.path.join("events.jsonl")
-    }
-
-    /// Path of the policy, which exists only if there is one.
-    pub fn policy(&self) -> PathBuf {
-        self.path.join(POLICY)
+    /// Writes the weights of an env.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(crate) fn write_weights(&self, env: usize, bytes: &[u8]) -> Result<()> {
+        write_in(&self.weights, &weights_name(env), bytes)
     }
 
     /// Writes `config.toml`.
@@ -143,7 +175,7 @@ impl RunFolder {
     /// # Errors
     /// The file cannot be written.
     pub fn write_config(&self, text: &str) -> Result<()> {
-        write_whole(&self.config(), text.as_bytes())
+        self.write(CONFIG, text.as_bytes())
     }
 
     /// Writes `summary.json`.
@@ -151,7 +183,8 @@ impl RunFolder {
     /// # Errors
     /// The file cannot be written.
     pub fn write_summary(&self, summary: &impl Serialize) -> Result<()> {
-        write_json(&self.summary(), summary)
+        let path = self.path().join(SUMMARY);
+        self.write(SUMMARY, &to_json(&path, summary)?)
     }
 
     /// The text of `config.toml`.
@@ -159,9 +192,12 @@ impl RunFolder {
     /// # Errors
     /// The file cannot be read.
     pub(crate) fn read_config(&self) -> Result<String> {
-        let path = self.config();
-        let text = fs::read_to_string(&path);
-        text.map_err(|source| Error::RunFolder { action: "read", path, source })
+        let fail = |source| {
+            let path = self.path().join(CONFIG);
+            Error::RunFolder { action: "read", path, source }
+        };
+        let bytes = self.directory.read(CONFIG, CONFIG_BYTES_MAX).map_err(fail)?;
+        String::from_utf8(bytes.unwrap_or_default()).map_err(|e| fail(io::Error::other(e)))
     }
 
     /// Checks, in a folder without checkpoints, that the events report none.
@@ -169,23 +205,25 @@ impl RunFolder {
     /// # Errors
     /// [`Error::Resume`]: checkpoints are missing, and starting anew would overwrite the run.
     pub(crate) fn check_no_checkpoint_is_lost(&self) -> Result<()> {
-        let text = fs::read(self.events()).unwrap_or_default();
-        let mark = b"\"event\":\"checkpoint_written\"";
+        let fail = |problem: String| Error::Resume { path: self.path().to_owned(), problem };
+        let events = self.directory.open_file(EVENTS);
+        let marks = events.and_then(|file| {
+            file.map_or(Ok(0), |file| lines::count(&file, b"\"event\":\"checkpoint_written\""))
+        });
         // The first is announced just before it is written, and a kill may come in between.
-        if text.windows(mark.len()).filter(|window| window == mark).count() <= 1 {
-            return Ok(());
+        match marks.map_err(|error| fail(format!("its {EVENTS}: {error}")))? {
+            0 | 1 => Ok(()),
+            _ => Err(fail("its events report checkpoints, but checkpoints/ has none".into())),
         }
-        let problem = "its events report checkpoints, but checkpoints/ has none".into();
-        Err(Error::Resume { path: self.path.clone(), problem })
     }
 
     /// The summary of a run that ended; `None` if there is none.
     ///
     /// # Errors
-    /// [`Error::Resume`]: it cannot be read, or has another version.
+    /// [`Error::Resume`]: it cannot be read, is damaged, or has another version.
     pub fn read_summary(&self) -> Result<Option<Summary>> {
-        summary::read(&self.summary()).map_err(|error| Error::Resume {
-            path: self.path.clone(),
+        summary::read_in(&self.directory).map_err(|error| Error::Resume {
+            path: self.path().to_owned(),
             problem: format!("its summary.json cannot be read: {error}"),
         })
     }
@@ -195,27 +233,44 @@ impl RunFolder {
     /// # Errors
     /// The file cannot be removed.
     pub fn remove_summary(&self) -> Result<()> {
-        match fs::remove_file(self.summary()) {
-            Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                Err(Error::RunFolder { action: "remove", path: self.summary(), source })
-            }
-            _ => Ok(()),
-        }
+        self.directory.remove_file(SUMMARY).map_err(|source| {
+            let path = self.path().join(SUMMARY);
+            Error::RunFolder { action: "remove", path, source }
+        })
+    }
+
+    /// Removes the files that killed processes have left unfinished.
+    fn remove_parts(&self) -> io::Result<()> {
+        self.directory.remove_all_parts()?;
+        self.weights.remove_all_parts()?;
+        let checkpoints = self.directory.below(CHECKPOINTS)?;
+        checkpoints.map_or(Ok(()), |folder| folder.remove_all_parts())
     }
 
     /// Removes the folder of a run that could not start, so that the same command works again.
     /// Files that cannot be removed stay, because the original error is the one to report.
     pub fn discard(self) {
-        let removed = fs::remove_file(self.config())
-            .or(Ok(()))
-            .and_then(|()| fs::remove_file(self.path.join(LOCK)))
-            .and_then(|()| fs::remove_dir(self.weights()).or_else(absent))
-            .and_then(|()| fs::remove_dir(&self.path))
+        let removed = self
+            .remove_parts()
+            .and_then(|()| self.directory.remove_file(CONFIG))
+            .and_then(|()| self.directory.remove_file(LOCK))
+            .and_then(|()| self.directory.remove_below(WEIGHTS))
+            .and_then(|()| fs::remove_dir(self.path()))
             .and_then(|()| self.above.iter().try_for_each(fs::remove_dir));
         if let Err(error) = removed {
-            tracing::debug!(path = %self.path.display(), %error, "run folder not removed");
+            tracing::debug!(path = %self.path().display(), %error, "run folder not removed");
         }
     }
+}
+
+/// Whether a folder is empty, or has only files of a run that was killed before it had settings.
+pub(crate) fn is_unfilled(directory: &Directory) -> io::Result<bool> {
+    let names = directory.names()?;
+    let own = |name: &String| [LOCK, WEIGHTS].contains(&name.as_str()) || is_part(name);
+    if !names.iter().all(own) || !(names.is_empty() || names.iter().any(|name| name == LOCK)) {
+        return Ok(false);
+    }
+    directory.below(WEIGHTS)?.map_or(Ok(true), |weights| Ok(weights.names()?.is_empty()))
 }
 
 /// Checks that `text`, the `config.toml` of `folder`, is as this program wrote it. `config` is its
@@ -229,24 +284,17 @@ pub(crate) fn check_config(folder: &Path, text: &str, config: &TrainConfig) -> R
     Err(Error::Resume { path: folder.to_owned(), problem })
 }
 
-/// Accepts that something to be removed is not there.
-fn absent(error: io::Error) -> io::Result<()> {
-    match error.kind() {
-        io::ErrorKind::NotFound => Ok(()),
-        _ => Err(error),
-    }
-}
-
 /// Locks the folder for this process.
-fn lock(folder: &Path) -> Result<File> {
-    let path = folder.join(LOCK);
-    let fail = |source| Error::RunFolder { action: "lock", path: path.clone(), source };
-    // Opening a pipe would wait for its reader.
-    if path.metadata().is_ok_and(|there| !there.is_file()) {
-        let problem = "its .lock is no file".into();
-        return Err(Error::Resume { path: folder.to_owned(), problem });
-    }
-    let file = File::create(&path).map_err(fail)?;
+fn lock(directory: &Directory) -> Result<File> {
+    let folder = directory.path();
+    let fail = |source| Error::RunFolder { action: "lock", path: folder.join(LOCK), source };
+    let file = directory.open_or_create(LOCK).map_err(|error| match error.kind() {
+        io::ErrorKind::InvalidInput => {
+            let problem = format!("its {LOCK}: {error}");
+            Error::Resume { path: folder.to_owned(), problem }
+        }
+        _ => fail(error),
+    })?;
     for last in [false, true] {
         match file.try_lock() {
             Ok(()) => return Ok(file),
@@ -288,32 +336,39 @@ fn first_free(base: &Path, stem: &str) -> Result<PathBuf> {
     Err(Error::RunFolderExists { path })
 }
 
-/// Writes a value as indented JSON, with [`write_whole`].
-pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
-    let mut text = serde_json::to_vec_pretty(value).map_err(|e| Error::RunFolder {
+/// A value as indented JSON that ends with its checksum. `path` is for the error.
+fn to_json(path: &Path, value: &impl Serialize) -> Result<Vec<u8>> {
+    let mut text = serde_json::to_string_pretty(value).map_err(|e| Error::RunFolder {
         action: "write",
         path: path.to_owned(),
         source: io::Error::other(e),
     })?;
-    text.push(b'\n');
-    write_whole(path, &text)
+    sealed::seal(&mut text, "\n  ");
+    text.push('\n');
+    Ok(text.into_bytes())
 }
 
-/// Writes a file that appears only once it is complete.
+/// Writes a value as indented JSON that ends with its checksum, with [`write_whole`].
+pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
+    write_whole(path, &to_json(path, value)?)
+}
+
+/// Writes a file that appears only once it is complete, and removes what killed processes have left
+/// of it. A link at `path` is replaced, not followed.
 ///
 /// # Errors
 /// The folder is not writable, or the disk is full. Nothing is left behind.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
-    // A unique name, so that no file of the user's is overwritten.
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let temporary = path.with_file_name(format!(".{name}.{}.part", std::process::id()));
-    let written = File::create(&temporary)
-        .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
-        .and_then(|()| fs::rename(&temporary, path));
-    written.map_err(|source| {
-        // Report the failed write, even if cleaning up fails, too.
-        let _ = fs::remove_file(&temporary);
-        Error::RunFolder { action: "write", path: path.to_owned(), source }
+    let written = Directory::of(path).and_then(|(folder, name)| folder.write_whole(name, bytes));
+    written.map_err(|source| Error::RunFolder { action: "write", path: path.to_owned(), source })
+}
+
+/// Writes a file of an open folder, as [`write_whole`] does.
+pub(crate) fn write_in(folder: &Directory, name: &str, bytes: &[u8]) -> Result<()> {
+    folder.write_whole(name, bytes).map_err(|source| Error::RunFolder {
+        action: "write",
+        path: folder.path().join(name),
+        source,
     })
 }
 

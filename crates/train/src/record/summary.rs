@@ -13,9 +13,14 @@ use serde::{Deserialize, Serialize};
 use crate::config::TrainConfig;
 use crate::config::types::Normalize;
 use crate::position::Position;
+use crate::record::directory::Directory;
 use crate::record::events::{CounterfactualCost, Extension};
+use crate::record::null_as_nan;
+use crate::record::sealed::{self, Seal};
 use crate::record::trace::TraceSummary;
-use crate::record::{null_as_nan, plain_file};
+
+/// File of the results in a run folder.
+pub(crate) const SUMMARY: &str = "summary.json";
 
 /// Version of the format of `summary.json`.
 pub const SUMMARY_VERSION: u32 = 1;
@@ -35,13 +40,25 @@ pub enum Status {
 /// Largest summary that is read: that of a thousand envs over a thousand rounds is smaller.
 const BYTES_MAX: u64 = 256_000_000;
 
-/// Reads a `summary.json`. `None` if there is none.
+/// Reads the `summary.json` in the folder of a run. `None` if there is none.
 ///
 /// # Errors
-/// It cannot be read, is larger than 256 MB, or is no summary of this version or an earlier one.
-pub(crate) fn read(path: &Path) -> io::Result<Option<Summary>> {
-    let Some(text) = plain_file::text(path, BYTES_MAX)? else { return Ok(None) };
-    let summary: Summary = serde_json::from_str(&text).map_err(io::Error::other)?;
+/// It cannot be read, is larger than 256 MB, differs from its checksum, or is no summary of this
+/// version or an earlier one.
+pub(crate) fn read(run: &Path) -> io::Result<Option<Summary>> {
+    match Directory::open(run) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        folder => read_in(&folder?),
+    }
+}
+
+/// Reads the `summary.json` of an open folder, as [`read`] does.
+pub(crate) fn read_in(folder: &Directory) -> io::Result<Option<Summary>> {
+    let Some(text) = folder.read(SUMMARY, BYTES_MAX)? else { return Ok(None) };
+    if sealed::check(&text) == Seal::Broken {
+        return Err(io::Error::other(sealed::BROKEN));
+    }
+    let summary: Summary = serde_json::from_slice(&text).map_err(io::Error::other)?;
     match summary.v {
         0..=SUMMARY_VERSION => Ok(Some(summary)),
         v => Err(io::Error::other(format!(

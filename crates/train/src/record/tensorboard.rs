@@ -16,6 +16,7 @@ use meristem_control::{HEADS, Op, RoundReport};
 use meristem_export::tensorboard::{self, Shown};
 
 use crate::error::{Error, Result};
+use crate::record::directory::Directory;
 use crate::record::events::{Event, RunStarted, StepCompleted};
 use crate::record::reading::{EventTail, Line, Reached, Settings, Skipped, check_is_run};
 
@@ -105,27 +106,26 @@ impl LiveBoard {
     ///
     /// # Errors
     /// [`Error::RunFolder`]: the file or the thread cannot be created.
-    pub(crate) fn start(run: &Path) -> Result<Self> {
-        let folder = run.join(FOLDER);
+    pub(crate) fn start(run: &Directory) -> Result<Self> {
         let failed = |path: &Path, source| Error::RunFolder {
             action: "write",
             path: path.to_owned(),
             source,
         };
-        fs::create_dir_all(&folder).map_err(|source| failed(&folder, source))?;
-        let older = event_files(&folder)?;
-        let own = older.iter().filter(|name| name.ends_with(END));
+        let in_folder = |source| failed(&run.path().join(FOLDER), source);
+        let folder = run.create_below(FOLDER).map_err(in_folder)?;
+        let mut older = folder.names().map_err(in_folder)?;
+        older.retain(|name| name.starts_with(BEGINNING) && name.ends_with(END));
         let seconds = |name: &str| name.strip_prefix(BEGINNING)?.strip_suffix(END)?.parse().ok();
-        let last: u64 = own.clone().filter_map(|name| seconds(name)).max().unwrap_or_default();
-        for name in own {
-            let path = folder.join(name);
-            fs::remove_file(&path).map_err(|source| failed(&path, source))?;
+        let last: u64 = older.iter().filter_map(|name| seconds(name)).max().unwrap_or_default();
+        for name in older {
+            folder.remove_file(&name).map_err(|e| failed(&folder.path().join(&name), e))?;
         }
         // Readers go on to a file only if its name comes after that of the file before.
         let name = format!("{BEGINNING}{:010}{END}", seconds_now().max(last + 1));
-        let path = folder.join(name);
-        let file = File::create_new(&path).map_err(|source| failed(&path, source))?;
-        let board = Board::new(run, file, path.clone())?;
+        let path = folder.path().join(&name);
+        let file = folder.create_new(&name).map_err(|source| failed(&path, source))?;
+        let board = Board::new(run.path(), file, path.clone())?;
         let (ends, ended) = sync_channel(0);
         let thread = std::thread::Builder::new().name("tensorboard".into());
         let thread = thread.spawn(move || follow(board, &ended));

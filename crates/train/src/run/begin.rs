@@ -26,12 +26,12 @@ impl Begin {
     pub(crate) fn open(self, folder: Option<&RunFolder>) -> Result<Begun> {
         let begun = match self {
             Begin::New(started) => {
-                let writer = folder.map(|folder| EventWriter::create(&folder.events(), started));
+                let writer = folder.map(|folder| EventWriter::create(folder.directory(), started));
                 let next = Position { round: 0, step: 0 };
                 Begun { writer: writer.transpose()?, next, envs: vec![], extended: None }
             }
             Begin::Resumed(Resumed { next, envs, events, extended }) => {
-                let writer = folder.map(|folder| EventWriter::resume(&folder.events(), events));
+                let writer = folder.map(|folder| EventWriter::resume(folder.directory(), events));
                 Begun { writer: writer.transpose()?, next, envs, extended }
             }
         };

@@ -24,7 +24,7 @@ use crate::processes::World;
 use crate::record::events::{Event, RunStarted};
 use crate::record::journal::Journal;
 use crate::record::observer::{Notice, Observer};
-use crate::record::run_folder::RunFolder;
+use crate::record::run_folder::{POLICY, RunFolder};
 use crate::record::summary::{
     DatasetSummary, EnvSummary, MemorySummary, RoundSummary, SUMMARY_VERSION, Status, Stretch,
     Summary,
@@ -104,7 +104,8 @@ impl Run {
             instruction_set: setup.isa.to_string(),
             files: setup.files.clone(),
         };
-        let store = files.folder.as_ref().map(|folder| Store::new(folder.checkpoints()));
+        let store = files.folder.as_ref().map(|folder| Store::new(folder.directory()));
+        let store = store.transpose()?;
         let computed = vec![Stretch::new(Position { round: 0, step: 0 }, config)];
         let (extended, rounds, envs) = (vec![], vec![], vec![]);
         let checkpoints = Checkpoints { store, identity, computed, extended, rounds, envs };
@@ -178,7 +179,7 @@ impl Run {
         let folder = folder.as_ref();
         let begun = begin.open(folder).and_then(|begun| {
             let live = folder.filter(|_| self.setup.config.tensorboard);
-            Ok((begun, live.map(|folder| LiveBoard::start(folder.path())).transpose()?))
+            Ok((begun, live.map(|folder| LiveBoard::start(folder.directory())).transpose()?))
         });
         let (Begun { writer, next, envs, extended }, board) = world.agree(begun)?;
         if let Some(folder) = folder {
@@ -279,7 +280,8 @@ impl Run {
             }
         }
         if let Some(folder) = folder {
-            self.controller.save_policy(&folder.policy())?;
+            let policy = self.controller.policy_bytes()?;
+            policy.map_or(Ok(()), |bytes| folder.write(POLICY, &bytes))?;
             self.export(folder)?;
         }
         Ok(Status::Completed)

@@ -266,7 +266,7 @@ fn newest(world: &mut World, files: &RunFiles) -> Result<Option<(PathBuf, Checkp
     let mut read = vec![];
     let file = world.broadcast(|| {
         let Some(folder) = &files.folder else { return Ok(None) };
-        let Some((file, bytes)) = Store::new(folder.checkpoints()).newest()? else {
+        let Some((file, bytes)) = Store::new(folder.directory())?.newest()? else {
             return folder.check_no_checkpoint_is_lost().map(|()| None);
         };
         read = bytes;

@@ -1,9 +1,9 @@
 //! Weights files of a run: one for every env, and the requested copy of the best.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use meristem_grow::Topology;
-use meristem_nn::safetensors;
 
 use crate::checkpoint::{Checkpoint, Store};
 use crate::env::Env;
@@ -30,8 +30,7 @@ pub(super) fn write_weights(
         let all = world.gather_env_bytes(own)?;
         let Some(folder) = folder else { continue };
         for (rank, bytes) in all.iter().enumerate() {
-            let name = weights_name(rank * envs.len() + nth);
-            safetensors::write(&folder.weights().join(name), bytes)?;
+            folder.write_weights(rank * envs.len() + nth, bytes)?;
         }
     }
     Ok(())
@@ -48,16 +47,16 @@ pub(super) fn write_newest(interface: &Interface, folder: &RunFolder, rounds: us
 }
 
 fn try_write_newest(interface: &Interface, folder: &RunFolder, rounds: usize) -> Result<()> {
-    let Some((file, bytes)) = Store::new(folder.checkpoints()).newest()? else { return Ok(()) };
+    let Some((file, bytes)) = Store::new(folder.directory())?.newest()? else { return Ok(()) };
     let Checkpoint { progress, envs, .. } = Checkpoint::from_bytes(&file, &bytes)?;
     if progress.next.round < rounds {
         return Ok(());
     }
     // Between rounds a checkpoint has no envs, and the weights of the last round are written.
     for (index, (state, tensors)) in progress.envs.iter().zip(&envs).enumerate() {
-        let path = folder.weights().join(weights_name(index));
-        let bytes = weights::to_bytes(&path, &tensors.weights, &state.topology, interface)?;
-        safetensors::write(&path, &bytes)?;
+        let name = PathBuf::from(weights_name(index));
+        let bytes = weights::to_bytes(&name, &tensors.weights, &state.topology, interface)?;
+        folder.write_weights(index, &bytes)?;
     }
     Ok(())
 }
@@ -72,8 +71,10 @@ pub(super) fn export_best(target: &Path, envs: &[EnvSummary], folder: &RunFolder
     let better =
         |a: &usize, b: &usize| accuracy(&envs[*a]).total_cmp(&accuracy(&envs[*b])).then(b.cmp(a));
     let best = (0..envs.len()).max_by(better).unwrap_or(0);
-    let path = folder.weights().join(weights_name(best));
-    let bytes =
-        std::fs::read(&path).map_err(|source| Error::RunFolder { action: "read", path, source })?;
+    let name = weights_name(best);
+    let read = folder.weights().read(&name, u64::MAX);
+    let read = read.and_then(|bytes| bytes.ok_or_else(|| io::ErrorKind::NotFound.into()));
+    let path = folder.weights().path().join(name);
+    let bytes = read.map_err(|source| Error::RunFolder { action: "read", path, source })?;
     write_whole(target, &bytes)
 }

@@ -14,6 +14,7 @@ use crate::config::TrainConfig;
 use crate::error::{Error, Result};
 use crate::external::External;
 use crate::processes::World;
+use crate::record::run_folder::POLICY;
 use crate::settings::ControllerKind;
 use crate::setup::Setup;
 
@@ -118,19 +119,18 @@ impl AnyController {
         }
     }
 
-    /// Writes the policy, if the controller learns. The file appears only once it is complete.
-    /// Waits for the device.
+    /// Contents of the policy's file, if the controller learns. Waits for the device.
     ///
     /// # Errors
-    /// Writing the file failed, or the device failed.
-    pub(crate) fn save_policy(&self, path: &Path) -> Result<()> {
+    /// The device failed.
+    pub(crate) fn policy_bytes(&self) -> Result<Option<Vec<u8>>> {
         let ppo = match self {
-            Self::Rules(_) | Self::Script(_) | Self::External(_) => return Ok(()),
+            Self::Rules(_) | Self::Script(_) | Self::External(_) => return Ok(None),
             Self::Policy(ppo) => ppo,
             Self::Group(group) => group.first(),
         };
         let (weights, metadata) = ppo.export()?;
-        Ok(safetensors::save(path, &weights, &metadata)?)
+        Ok(Some(safetensors::to_bytes(Path::new(POLICY), &weights, &metadata)?))
     }
 }
 

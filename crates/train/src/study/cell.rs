@@ -12,7 +12,6 @@ use crate::error::{Error, Result};
 use crate::fleet::Machine;
 use crate::record::observer::Observer;
 use crate::record::reading;
-use crate::record::run_folder::RunFolder;
 use crate::record::summary::{Status, Summary};
 use crate::run::{resume_on, run_on};
 use crate::setup::Names;
@@ -77,10 +76,7 @@ pub(super) fn finish(
 ) -> Result<Summary> {
     match begun(run) {
         Some(folder) => resume_on(machine, &folder, observer),
-        None => {
-            run.run_dir.as_deref().map_or(Ok(()), RunFolder::discard_unfilled)?;
-            run_on(machine, run, observer)
-        }
+        None => run_on(machine, run, observer),
     }
 }
 

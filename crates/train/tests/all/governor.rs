@@ -128,7 +128,7 @@ fn events(folder: &Path) -> Vec<Value> {
     let mut events: Vec<Value> =
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     for event in &mut events {
-        for key in ["seconds", "step_seconds", "images_per_s", "wall_seconds"] {
+        for key in ["seconds", "step_seconds", "images_per_s", "wall_seconds", "crc32"] {
             event.as_object_mut().unwrap().remove(key);
         }
     }

@@ -2,6 +2,7 @@
 
 pub(super) mod compare;
 mod report;
+mod verify;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -21,6 +22,7 @@ pub(crate) fn run(arguments: &RunsArguments) -> Outcome {
     match &arguments.command {
         Some(RunsCommand::Compare(arguments)) => compare::run(arguments),
         Some(RunsCommand::Report(arguments)) => report::run(arguments),
+        Some(RunsCommand::Verify(arguments)) => verify::run(arguments),
         None => list(&arguments.folder, arguments.json),
     }
 }

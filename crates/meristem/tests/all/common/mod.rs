@@ -67,12 +67,14 @@ impl Meristem {
         said
     }
 
+    /// A JSON file, without the checksum that a summary or a study ends with.
     pub(crate) fn json(&self, name: &str) -> Value {
         let value = serde_json::from_str(&std::fs::read_to_string(self.path(name)).unwrap());
-        let value = value.unwrap();
+        let mut value: Value = value.unwrap();
         let file = name.rsplit('/').next().unwrap();
         if ["summary.json", "study.json"].contains(&file) {
             assert_documented(&format!("## {file}"), &value);
+            value.as_object_mut().unwrap().remove("crc32");
         }
         value
     }
@@ -108,7 +110,8 @@ pub(crate) fn events_in(path: &Path) -> Vec<Value> {
 /// Asserts that the documentation of a run's files has a section `title`, with all keys of `value`.
 pub(crate) fn assert_documented(title: &str, value: &Value) {
     const PAGE: &str = include_str!("../../../../../docs/run-folder.md");
-    const OF_ALL_EVENTS: &[&str] = &["v", "seq", "seconds", "event", "env", "round", "step"];
+    const OF_ALL_EVENTS: &[&str] =
+        &["v", "seq", "seconds", "event", "env", "round", "step", "crc32"];
     let mut lines = PAGE.lines().skip_while(|line| *line != title);
     assert!(lines.next().is_some(), "docs/run-folder.md has no section `{title}`");
     let section: Vec<&str> = lines.take_while(|line| !line.starts_with("##")).collect();

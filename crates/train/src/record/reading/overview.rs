@@ -9,11 +9,12 @@ use meristem_data::path_text;
 use serde::Serialize;
 
 use crate::error::{Error, Result};
+use crate::record::directory::Directory;
 use crate::record::plain_file;
 use crate::record::reading::history::History;
 use crate::record::reading::settings::Settings;
 use crate::record::reading::tail::EventTail;
-use crate::record::run_folder::LOCK;
+use crate::record::run_folder::{LOCK, is_unfilled};
 use crate::record::summary::{self, Status, Summary};
 
 /// Levels of folders below the given one that are searched; a study has its runs in the third.
@@ -150,7 +151,7 @@ pub fn is_run(folder: &Path) -> bool {
 /// [`Error::Unreadable`]: it is damaged, larger than 256 MB, or of a newer version.
 pub fn read_summary(folder: &Path) -> Result<Option<Summary>> {
     let path = folder.join("summary.json");
-    summary::read(&path).map_err(|error| Error::Unreadable { path, problem: error.to_string() })
+    summary::read(folder).map_err(|error| Error::Unreadable { path, problem: error.to_string() })
 }
 
 /// Checks that a folder is that of a run.
@@ -247,6 +248,10 @@ impl Overview {
         }
         if !folder.is_dir() {
             row.problem = Some("the folder was removed while it was read".into());
+        } else if !locked && Directory::open(folder).and_then(|f| is_unfilled(&f)).unwrap_or(false)
+        {
+            let problem = "it was killed before it had settings: give its command once more";
+            row.problem = Some(problem.into());
         }
         row
     }

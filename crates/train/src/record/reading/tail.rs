@@ -9,10 +9,9 @@ use serde::Deserialize;
 
 use crate::error::{Error, Result};
 use crate::record::events::{Event, SCHEMA_VERSION};
+use crate::record::lines::LINE_BYTES_MAX;
 use crate::record::plain_file;
-
-/// Longest line that is read, in bytes; longer ones are skipped as damaged.
-const LINE_MAX: u64 = 4 << 20;
+use crate::record::sealed::{self, Seal};
 
 /// Bytes of damaged lines after which the rest of a file is not read: it is no file of events, and
 /// a sparse one is longer than a disk.
@@ -35,7 +34,8 @@ pub struct Line {
 /// Lines that were not understood, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Skipped {
-    /// Lines that are no event: not JSON, without the keys of an event, or longer than 4 MiB.
+    /// Lines that are no event: not JSON, without the keys of an event, longer than 4 MiB, or with
+    /// a text that differs from its checksum.
     pub damaged: u64,
     /// Events that this version does not know.
     pub unknown: u64,
@@ -69,6 +69,8 @@ pub struct EventTail {
     anchor: Vec<u8>,
     /// Whether `at` is inside a line that is skipped for its length.
     in_long_line: bool,
+    /// Whether a line so far had a checksum. All later ones have one, too.
+    is_sealed: bool,
     with_batches: bool,
     skipped: Skipped,
     /// Bytes of damaged lines so far.
@@ -94,6 +96,7 @@ impl EventTail {
             at: 0,
             anchor: vec![],
             in_long_line: false,
+            is_sealed: false,
             with_batches: false,
             skipped: Skipped::default(),
             damaged_bytes: 0,
@@ -160,7 +163,7 @@ impl EventTail {
                 continue;
             }
             line.clear();
-            let read = reader.by_ref().take(LINE_MAX).read_until(b'\n', &mut line)? as u64;
+            let read = reader.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line)? as u64;
             if line.last() == Some(&b'\n') {
                 self.at += read;
                 self.anchor.clear();
@@ -168,7 +171,7 @@ impl EventTail {
                 if let Some(line) = self.parse(&line) {
                     each(line);
                 }
-            } else if read == LINE_MAX {
+            } else if read == LINE_BYTES_MAX {
                 self.skipped.damaged += 1;
                 self.damaged_bytes += read;
                 self.in_long_line = true;
@@ -212,6 +215,19 @@ impl EventTail {
 
     /// The event of a line. Counts a line that has none.
     fn parse(&mut self, line: &[u8]) -> Option<Line> {
+        match sealed::check(line) {
+            Seal::Broken => {
+                self.skipped.damaged += 1;
+                return None;
+            }
+            Seal::Whole => self.is_sealed = true,
+            // A line of an earlier build, or damage in the name of the checksum.
+            Seal::Absent if self.is_sealed && !line.trim_ascii().is_empty() => {
+                self.skipped.damaged += 1;
+                return None;
+            }
+            Seal::Absent => {}
+        }
         let Ok(head) = serde_json::from_slice::<Head<'_>>(line) else {
             self.skipped.damaged += u64::from(!line.trim_ascii().is_empty());
             self.damaged_bytes += line.len() as u64;
@@ -274,7 +290,7 @@ mod tests {
         let other = round(8).replace("round_started", "comet_seen");
         let batch = "{\"v\":1,\"seq\":9,\"seconds\":1,\"event\":\"batch_completed\",\"env\":0,\
                      \"round\":0,\"step\":0,\"batch\":0,\"loss\":null}\n";
-        let long = "x".repeat(LINE_MAX as usize + 100) + "\n";
+        let long = "x".repeat(LINE_BYTES_MAX as usize + 100) + "\n";
         let text = ["\u{0}\u{0}\n", "{}\n", "\n", &later, &other, batch, &long, &round(10)];
         file.write_all(text.concat().as_bytes()).unwrap();
         file.write_all(b"\xff\xfe\n").unwrap();
@@ -348,7 +364,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         for (path, words) in [
             (folder.path().join("none"), "there is no such file"),
-            (folder.path().into(), "it is not a plain file"),
+            (folder.path().into(), "expected a plain file, got a folder"),
         ] {
             let error = EventTail::new(&path).read(ALL, &mut |_| {}).unwrap_err();
             assert!(matches!(error, Error::Unreadable { .. }), "{error:?}");

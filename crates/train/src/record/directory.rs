@@ -1,0 +1,428 @@
+//! A directory whose files are opened below it, and never through a link.
+//!
+//! Run folders travel between machines and people. A link in one of them could name any file of
+//! whoever resumes it, so every file of a run is opened relative to an open directory, with
+//! `O_NOFOLLOW` where the system has it. The open directory also tells apart the folder of a run
+//! and another one that was made later at the same path: files in a directory that was removed
+//! cannot be created.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use cap_fs_ext::{DirExt, FollowSymlinks, MetadataExt, OpenOptionsFollowExt};
+use cap_std::ambient_authority;
+use cap_std::fs::{Dir, FileType, OpenOptions};
+
+/// End of the names of files that are being written.
+const PART: &str = ".part";
+
+/// An open directory.
+#[derive(Debug)]
+pub(crate) struct Directory {
+    dir: Dir,
+    path: PathBuf,
+}
+
+/// A file that a process keeps open, whose removal or replacement is noticed.
+#[derive(Debug)]
+pub(crate) struct Watched {
+    directory: Directory,
+    name: &'static str,
+    id: Option<FileId>,
+}
+
+impl Watched {
+    /// Watches the file that has this name now.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub(crate) fn new(directory: &Directory, name: &'static str) -> io::Result<Self> {
+        Ok(Self { directory: directory.try_clone()?, name, id: directory.id_of(name)? })
+    }
+
+    /// Path of the file, as its directory was opened.
+    pub(crate) fn path(&self) -> PathBuf {
+        self.directory.path.join(self.name)
+    }
+
+    /// Checks that the name still belongs to the same file.
+    ///
+    /// # Errors
+    /// The file was removed, moved away or replaced.
+    pub(crate) fn check(&self) -> io::Result<()> {
+        match self.directory.id_of(self.name)? {
+            now if now == self.id => Ok(()),
+            _ => {
+                Err(io::Error::other("it was removed or replaced while the run was writing to it"))
+            }
+        }
+    }
+}
+
+/// Identity of a file, which a new file of the same name does not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FileId {
+    device: u64,
+    inode: u64,
+}
+
+impl Directory {
+    /// Opens the directory at `path`, which may be a link: the user has named it.
+    ///
+    /// # Errors
+    /// It does not exist, is no directory, or cannot be opened.
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        let named = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+        Ok(Self { dir: Dir::open_ambient_dir(named, ambient_authority())?, path: path.into() })
+    }
+
+    /// The directory that a file at `path` is in, and the name of the file.
+    ///
+    /// # Errors
+    /// As [`Directory::open`]; `path` does not end in a name.
+    pub(crate) fn of(path: &Path) -> io::Result<(Self, &OsStr)> {
+        let name = path.file_name().ok_or_else(|| io::Error::other("it has no file name"))?;
+        Ok((Self::open(path.parent().unwrap_or(Path::new("")))?, name))
+    }
+
+    /// Opens the same directory once more.
+    ///
+    /// # Errors
+    /// The process has too many open files.
+    pub(crate) fn try_clone(&self) -> io::Result<Self> {
+        Ok(Self { dir: self.dir.try_clone()?, path: self.path.clone() })
+    }
+
+    /// Path of the directory, as it was opened.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Opens a directory in this one; `None` if there is none.
+    ///
+    /// # Errors
+    /// It is a link or a file, or cannot be opened.
+    pub(crate) fn below(&self, name: &str) -> io::Result<Option<Self>> {
+        match self.kind(name.as_ref())? {
+            None => Ok(None),
+            Some(kind) if kind.is_dir() => {
+                let dir = self.dir.open_dir_nofollow(name)?;
+                Ok(Some(Self { dir, path: self.path.join(name) }))
+            }
+            Some(kind) => Err(unexpected(kind, "folder")),
+        }
+    }
+
+    /// Opens a directory in this one, which is created if there is none.
+    ///
+    /// # Errors
+    /// As [`Directory::below`]; it cannot be created.
+    pub(crate) fn create_below(&self, name: &str) -> io::Result<Self> {
+        match self.dir.create_dir(name) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        self.below(name)?.ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// Opens a plain file for reading; `None` if there is none.
+    ///
+    /// # Errors
+    /// It is something else, such as a link, or a pipe, which would block the reader; it cannot be
+    /// opened.
+    pub(crate) fn open_file(&self, name: impl AsRef<OsStr>) -> io::Result<Option<File>> {
+        self.open_with(name.as_ref(), OpenOptions::new().read(true))
+    }
+
+    /// Opens a plain file for reading and writing; `None` if there is none.
+    ///
+    /// # Errors
+    /// As [`Directory::open_file`].
+    pub(crate) fn open_writable(&self, name: &str) -> io::Result<Option<File>> {
+        self.open_with(name.as_ref(), OpenOptions::new().read(true).write(true))
+    }
+
+    /// Opens a plain file for writing; it is created if there is none. Its contents stay.
+    ///
+    /// # Errors
+    /// As [`Directory::open_file`]; it cannot be created.
+    pub(crate) fn open_or_create(&self, name: &str) -> io::Result<File> {
+        let file = self.open_with(name.as_ref(), OpenOptions::new().write(true).create(true))?;
+        file.ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// Creates a file, which must not exist.
+    ///
+    /// # Errors
+    /// There is something of this name, or the directory is not writable or was removed.
+    pub(crate) fn create_new(&self, name: impl AsRef<OsStr>) -> io::Result<File> {
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true);
+        Ok(self.dir.open_with(name.as_ref(), &options)?.into_std())
+    }
+
+    fn open_with(&self, name: &OsStr, options: &mut OpenOptions) -> io::Result<Option<File>> {
+        // Opening a pipe would wait for its other end.
+        if let Some(kind) = self.kind(name)?.filter(|kind| !kind.is_file()) {
+            return Err(unexpected(kind, "plain file"));
+        }
+        match self.dir.open_with(name, options.follow(FollowSymlinks::No)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            file => Ok(Some(file?.into_std())),
+        }
+    }
+
+    /// The kind of what has this name; `None` if there is nothing.
+    pub(crate) fn kind(&self, name: &OsStr) -> io::Result<Option<FileType>> {
+        match self.dir.symlink_metadata(name) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            there => Ok(Some(there?.file_type())),
+        }
+    }
+
+    /// Identity of the file with this name; `None` if there is nothing.
+    pub(crate) fn id_of(&self, name: &str) -> io::Result<Option<FileId>> {
+        match self.dir.symlink_metadata(name) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            there => there.map(|there| Some(FileId { device: there.dev(), inode: there.ino() })),
+        }
+    }
+
+    /// Contents of a plain file of at most `bytes_max` bytes; `None` if there is none.
+    ///
+    /// # Errors
+    /// As [`Directory::open_file`]; it is larger.
+    pub(crate) fn read(
+        &self,
+        name: impl AsRef<OsStr>,
+        bytes_max: u64,
+    ) -> io::Result<Option<Vec<u8>>> {
+        let Some(file) = self.open_file(name)? else { return Ok(None) };
+        let mut bytes = vec![];
+        file.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes)?;
+        match bytes.len() as u64 > bytes_max {
+            true => {
+                let mb = bytes_max / 1_000_000;
+                Err(io::Error::other(format!("it is larger than {mb} MB")))
+            }
+            false => Ok(Some(bytes)),
+        }
+    }
+
+    /// Writes a file that appears, or replaces another, only once it is whole and on the disk. A
+    /// link of this name is replaced, not followed.
+    ///
+    /// # Errors
+    /// The directory is not writable or was removed, or the disk is full. Nothing is left behind.
+    pub(crate) fn write_whole(&self, name: impl AsRef<OsStr>, bytes: &[u8]) -> io::Result<()> {
+        let name = name.as_ref();
+        self.remove_parts_of(name)?;
+        let part = part_name(name);
+        let written = self.write_part(&part, bytes);
+        let written = written.and_then(|_held| self.dir.rename(&part, &self.dir, name));
+        // The failed write is the error to report, even if cleaning up fails, too.
+        written.inspect_err(|_| _ = self.dir.remove_file(&part))?;
+        // The rename is on the disk once the directory is; not every system can sync one.
+        let _ = self.dir.try_clone().map(|dir| dir.into_std_file().sync_all());
+        Ok(())
+    }
+
+    /// Writes a new file to the disk. It is locked while it is open, which tells it apart from one
+    /// that a killed process has left.
+    fn write_part(&self, part: &str, bytes: &[u8]) -> io::Result<File> {
+        let mut file = self.create_new(part)?;
+        file.try_lock().map_err(io::Error::from)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        Ok(file)
+    }
+
+    /// Removes unfinished files of this name that killed processes have left.
+    fn remove_parts_of(&self, name: &OsStr) -> io::Result<()> {
+        let beginning = format!(".{}.", name.to_string_lossy());
+        self.remove_parts(|part| part.starts_with(&beginning))
+    }
+
+    /// Removes all unfinished files that killed processes have left. A directory that was removed
+    /// has none.
+    ///
+    /// # Errors
+    /// The directory cannot be read, or a file cannot be removed.
+    pub(crate) fn remove_all_parts(&self) -> io::Result<()> {
+        self.remove_parts(|_| true)
+    }
+
+    fn remove_parts(&self, wanted: impl Fn(&str) -> bool) -> io::Result<()> {
+        for part in self.names()?.iter().filter(|name| is_part(name) && wanted(name)) {
+            let abandoned = match self.open_file(part) {
+                Ok(Some(file)) => file.try_lock().is_ok(),
+                Ok(None) => false,
+                // A link or a pipe is nobody's unfinished file, and removing it loses nothing else.
+                Err(_) => self.kind(part.as_ref())?.is_some_and(|kind| !kind.is_dir()),
+            };
+            if abandoned {
+                self.remove_file(part)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes a file, or a link itself. Does nothing if there is none.
+    ///
+    /// # Errors
+    /// It cannot be removed.
+    pub(crate) fn remove_file(&self, name: &str) -> io::Result<()> {
+        self.dir.remove_file(name).or_else(absent)
+    }
+
+    /// Removes an empty directory in this one. Does nothing if there is none.
+    ///
+    /// # Errors
+    /// It has files, or cannot be removed.
+    pub(crate) fn remove_below(&self, name: &str) -> io::Result<()> {
+        self.dir.remove_dir(name).or_else(absent)
+    }
+
+    /// Names in the directory, sorted. A name that is not UTF-8 is no name of ours and left out.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub(crate) fn names(&self) -> io::Result<Vec<String>> {
+        let mut names = vec![];
+        for entry in self.dir.entries()? {
+            names.extend(entry?.file_name().into_string().ok());
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+}
+
+/// Name of the file under which this process writes the file `name` until it is whole.
+fn part_name(name: &OsStr) -> String {
+    format!(".{}.{}{PART}", name.to_string_lossy(), std::process::id())
+}
+
+/// Whether a name is that of an unfinished file, as this program or an earlier build writes it.
+pub(crate) fn is_part(name: &str) -> bool {
+    let number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let now = name.strip_suffix(PART).and_then(|rest| rest.rsplit_once('.'));
+    let before = name.rsplit_once(".tmp-");
+    name.starts_with('.') && now.or(before).is_some_and(|(_, process)| number(process))
+}
+
+/// The error of a name that belongs to something else than expected, of kind `InvalidInput`.
+fn unexpected(kind: FileType, expected: &str) -> io::Error {
+    let found = match kind.is_symlink() {
+        true => "a link; files of a run are opened only in its own folder",
+        false if kind.is_dir() => "a folder",
+        false if kind.is_file() => "a file",
+        false => "a pipe or a device",
+    };
+    let problem = format!("expected a {expected}, got {found}");
+    io::Error::new(io::ErrorKind::InvalidInput, problem)
+}
+
+/// Accepts that something to be removed is not there.
+fn absent(error: io::Error) -> io::Result<()> {
+    match error.kind() {
+        io::ErrorKind::NotFound => Ok(()),
+        _ => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_file_is_written_whole_and_parts_of_killed_processes_go() {
+        let base = tempfile::tempdir().unwrap();
+        let directory = Directory::open(base.path()).unwrap();
+        // As an earlier build, a killed process with another number, and one with this number left
+        // them; and a file of the user's.
+        let own = part_name("config.toml".as_ref());
+        for name in [".config.toml.tmp-7", ".config.toml.1.part", &own, ".config.toml.backup"] {
+            fs::write(base.path().join(name), "torn").unwrap();
+        }
+        directory.write_whole("config.toml", b"seed = 1").unwrap();
+        assert_eq!(directory.names().unwrap(), [".config.toml.backup", "config.toml"]);
+        directory.write_whole("config.toml", b"seed = 2").unwrap();
+        assert_eq!(directory.read("config.toml", 8).unwrap().unwrap(), b"seed = 2");
+        assert!(directory.read("config.toml", 7).unwrap_err().to_string().contains("larger"));
+        // Somebody else is writing this one.
+        let held = File::create(base.path().join(".config.toml.2.part")).unwrap();
+        held.lock().unwrap();
+        directory.write_whole("config.toml", b"seed = 3").unwrap();
+        assert_eq!(directory.names().unwrap().len(), 3);
+    }
+
+    #[test]
+    fn a_failed_write_leaves_nothing() {
+        let base = tempfile::tempdir().unwrap();
+        fs::create_dir(base.path().join("taken")).unwrap();
+        fs::write(base.path().join("taken/kept"), "x").unwrap();
+        let directory = Directory::open(base.path()).unwrap();
+        directory.write_whole("taken", b"x").unwrap_err();
+        assert_eq!(directory.names().unwrap(), ["taken"]);
+        assert!(base.path().join("taken/kept").exists());
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn links_are_named_and_not_followed() {
+        use std::os::unix::fs::symlink;
+        let base = tempfile::tempdir().unwrap();
+        let path = |name: &str| base.path().join(name);
+        fs::create_dir(path("run")).unwrap();
+        fs::create_dir(path("other")).unwrap();
+        fs::write(path("precious"), "precious").unwrap();
+        fs::write(path("run/own"), "own").unwrap();
+        for (link, target) in
+            [("away", "../precious"), ("within", "own"), ("gone", "none"), ("folder", "../other")]
+        {
+            symlink(target, path("run").join(link)).unwrap();
+        }
+        symlink("run", path("shortcut")).unwrap();
+        let run = Directory::open(&path("shortcut")).unwrap();
+        for link in ["away", "within", "gone", "folder"] {
+            let refused = |error: io::Error| {
+                assert!(error.to_string().contains("got a link"), "{link}: {error}");
+            };
+            refused(run.open_file(link).unwrap_err());
+            refused(run.open_writable(link).unwrap_err());
+            refused(run.open_or_create(link).unwrap_err());
+            refused(run.below(link).map(|_| ()).unwrap_err());
+            refused(run.create_below(link).map(|_| ()).unwrap_err());
+            assert_eq!(run.create_new(link).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        }
+        run.write_whole("away", b"mine").unwrap();
+        assert_eq!(fs::read(path("precious")).unwrap(), b"precious");
+        assert_eq!(fs::read(path("run/away")).unwrap(), b"mine");
+        assert!(run.open_file("../precious").is_err(), "nothing above it");
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn a_directory_that_was_removed_is_not_made_anew() {
+        let base = tempfile::tempdir().unwrap();
+        let path = base.path().join("run");
+        fs::create_dir(&path).unwrap();
+        let run = Directory::open(&path).unwrap();
+        run.write_whole("events.jsonl", b"").unwrap();
+        let began = run.id_of("events.jsonl").unwrap();
+        fs::remove_dir_all(&path).unwrap();
+        assert_eq!(run.id_of("events.jsonl").unwrap(), None);
+        run.write_whole("summary.json", b"x").unwrap_err();
+        run.create_below("weights").unwrap_err();
+        run.open_or_create(".lock").unwrap_err();
+        assert!(!path.exists());
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join("events.jsonl"), "").unwrap();
+        assert_eq!(run.id_of("events.jsonl").unwrap(), None, "a new one of the same path");
+        assert_ne!(Directory::open(&path).unwrap().id_of("events.jsonl").unwrap(), began);
+    }
+}

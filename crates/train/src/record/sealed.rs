@@ -1,0 +1,101 @@
+//! JSON objects that end with a checksum of their text.
+//!
+//! The last key of the object is `crc32`: the CRC-32 of all bytes before the comma in front of it,
+//! as eight hexadecimal digits. Other programs read such an object as any other. An object without
+//! the key is from an earlier build and is not checked.
+
+/// Key of the checksum.
+pub(crate) const KEY: &str = "crc32";
+
+/// Problem of an object that differs from its checksum.
+pub(crate) const BROKEN: &str = "its text differs from its checksum: it was changed or damaged";
+
+/// State of the checksum of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Seal {
+    /// It fits the text.
+    Whole,
+    /// The object has none.
+    Absent,
+    /// The text differs from the text that was written.
+    Broken,
+}
+
+/// Appends the checksum to `object`, the text of a JSON object with at least one key. `space` is
+/// the white space between two keys.
+pub(crate) fn seal(object: &mut String, space: &str) {
+    let body = object.trim_end().strip_suffix('}').map(str::trim_end).map(str::len);
+    let Some(body) = body else { return };
+    object.truncate(body);
+    let digits = digits(object.as_bytes());
+    let (colon, end) = if space.is_empty() { (":", "") } else { (": ", "\n") };
+    object.push_str(&format!(",{space}\"{KEY}\"{colon}\"{digits}\"{end}}}"));
+}
+
+/// Checks the text of an object. White space may follow it.
+pub(crate) fn check(object: &[u8]) -> Seal {
+    let Some((body, written)) = parts(object) else { return Seal::Absent };
+    match digits(body).as_bytes() == written {
+        true => Seal::Whole,
+        false => Seal::Broken,
+    }
+}
+
+fn digits(body: &[u8]) -> String {
+    format!("{:08x}", crc32fast::hash(body))
+}
+
+/// Text before the comma in front of the checksum, and its digits.
+fn parts(object: &[u8]) -> Option<(&[u8], &[u8])> {
+    let rest = object.trim_ascii_end().strip_suffix(b"}")?.trim_ascii_end();
+    let rest = rest.strip_suffix(b"\"")?;
+    let (rest, digits) = rest.split_at_checked(rest.len().checked_sub(8)?)?;
+    let rest = rest.strip_suffix(b"\"")?.trim_ascii_end().strip_suffix(b":")?;
+    let rest = rest.strip_suffix(b"\"")?.strip_suffix(KEY.as_bytes())?.strip_suffix(b"\"")?;
+    let body = rest.trim_ascii_end().strip_suffix(b",")?;
+    Some((body, digits))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sealed(text: &str, space: &str) -> String {
+        let mut text = text.to_string();
+        seal(&mut text, space);
+        text
+    }
+
+    #[test]
+    fn a_checksum_is_the_last_key() {
+        // The CRC-32 of `{"v":1,"seq":0`, by Python's binascii.
+        let line = sealed("{\"v\":1,\"seq\":0}", "");
+        assert_eq!(line, "{\"v\":1,\"seq\":0,\"crc32\":\"3577b8ef\"}");
+        let pretty = sealed("{\n  \"v\": 1\n}\n", "\n  ");
+        assert!(pretty.starts_with("{\n  \"v\": 1,\n  \"crc32\": \"") && pretty.ends_with("\"\n}"));
+        for text in [line, pretty] {
+            let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+            assert_eq!((&value["v"], check(text.as_bytes())), (&1.into(), Seal::Whole));
+            assert_eq!(check((text + "\n").as_bytes()), Seal::Whole);
+        }
+        assert_eq!(check(b"{\"v\":1,\"seq\":0}\n"), Seal::Absent);
+        assert_eq!(check(b""), Seal::Absent);
+        assert_eq!(check(b"{\"crc32\":\"00000000\"}"), Seal::Absent, "an object without a key");
+    }
+
+    /// Any other byte at any place is noticed, or makes the object one without a checksum, which a
+    /// file that has begun with checksums may not have.
+    #[test]
+    fn no_changed_byte_passes() {
+        let line = sealed("{\"v\":1,\"seq\":12,\"loss\":0.25}", "");
+        for at in 0..line.len() {
+            for other in 0..=255 {
+                let mut bytes = line.clone().into_bytes();
+                if std::mem::replace(&mut bytes[at], other) == other {
+                    continue;
+                }
+                assert_ne!(check(&bytes), Seal::Whole, "byte {at} became {other}");
+            }
+        }
+    }
+}

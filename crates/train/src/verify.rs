@@ -1,0 +1,247 @@
+//! Check of every file of a run against its checksum. Nothing here writes.
+
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use meristem_data::path_text;
+use meristem_nn::safetensors;
+use serde::Serialize;
+
+use crate::checkpoint::Checkpoint;
+use crate::config::{Layer, TrainConfig};
+use crate::config_file;
+use crate::error::{Error, Result};
+use crate::record::directory::Directory;
+use crate::record::lines::{self, Lines};
+use crate::record::reading::{Found, UnreadableFolder, find};
+use crate::record::run_folder::{
+    CHECKPOINTS, CONFIG, CONFIG_BYTES_MAX, EVENTS, POLICY, WEIGHTS, check_config,
+};
+use crate::record::sealed::{self, Seal};
+use crate::record::summary::{self, SUMMARY};
+
+/// Largest file of tensors that is checked, in bytes.
+const TENSORS_BYTES_MAX: u64 = 8_000_000_000;
+/// Largest `study.json` that is checked, in bytes.
+const STUDY_BYTES_MAX: u64 = 256_000_000;
+/// File of the results of a study.
+const STUDY: &str = "study.json";
+
+/// Result of the check of one file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FileState {
+    /// Its contents are those that were written.
+    Whole,
+    /// It can be read, but has no checksum, as an earlier build wrote it.
+    Unchecked,
+    /// Its contents differ from those that were written, or it is missing.
+    Damaged,
+}
+
+/// A file that was checked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct VerifiedFile {
+    /// Path of the file.
+    #[serde(serialize_with = "path_text::serialize")]
+    pub file: PathBuf,
+    /// Whether the path is not UTF-8, so that its text in JSON is not the path.
+    #[serde(skip_serializing_if = "path_text::is_exact")]
+    pub path_is_lossy: bool,
+    /// Result of the check.
+    pub state: FileState,
+    /// Description of the damage.
+    pub problem: Option<String>,
+}
+
+/// Checks all files of the runs in a folder, or of the run that the folder is, in the order of
+/// their paths: settings, events, summary, weights, policy, checkpoints, and the results of a
+/// study. A run in progress is checked up to its last whole line.
+///
+/// # Errors
+/// [`Error::Unreadable`]: a folder cannot be read. [`Error::NotARun`]: there is no run in it.
+pub fn verify(folder: &Path) -> Result<Vec<VerifiedFile>> {
+    let Found { runs, unreadable, .. } = find(folder)?;
+    if let Some(UnreadableFolder { folder: path, problem, .. }) = unreadable.into_iter().next() {
+        return Err(Error::Unreadable { path, problem });
+    }
+    if runs.is_empty() {
+        let problem = "neither it nor a folder below it is the folder of a run".into();
+        return Err(Error::NotARun { path: folder.into(), problem });
+    }
+    let mut all = checked(folder, Files::check_study)?;
+    for run in &runs {
+        all.append(&mut checked(run, Files::check_run)?);
+    }
+    Ok(all)
+}
+
+/// The files of one folder that `check` looks at.
+fn checked(path: &Path, check: fn(&mut Files) -> io::Result<()>) -> Result<Vec<VerifiedFile>> {
+    let unreadable =
+        |error: io::Error| Error::Unreadable { path: path.into(), problem: error.to_string() };
+    let directory = Directory::open(path).map_err(unreadable)?;
+    let mut files = Files { directory, all: vec![] };
+    check(&mut files).map_err(unreadable)?;
+    Ok(files.all)
+}
+
+/// Files of one folder, as they are checked.
+struct Files {
+    directory: Directory,
+    all: Vec<VerifiedFile>,
+}
+
+/// State of a file, or a description of the damage. `None` if there is no such file.
+type Checked = Result<Option<FileState>, String>;
+
+impl Files {
+    fn push(&mut self, path: PathBuf, checked: Checked) {
+        let (state, problem) = match checked {
+            Ok(None) => return,
+            Ok(Some(state)) => (state, None),
+            Err(problem) => (FileState::Damaged, Some(problem)),
+        };
+        let path_is_lossy = path_text::is_lossy(&path);
+        self.all.push(VerifiedFile { file: path, path_is_lossy, state, problem });
+    }
+
+    fn check_study(&mut self) -> io::Result<()> {
+        let path = self.directory.path().join(STUDY);
+        let text = self.directory.read(STUDY, STUDY_BYTES_MAX).map_err(|e| e.to_string());
+        self.push(path, text.and_then(|text| text.map(|text| object(&text)).transpose()));
+        Ok(())
+    }
+
+    fn check_run(&mut self) -> io::Result<()> {
+        let directory = self.directory.try_clone()?;
+        let path = |name: &str| directory.path().join(name);
+        self.push(path(CONFIG), settings(&directory));
+        let summary = summary::read_in(&directory).map_err(|error| error.to_string());
+        let dropped = match &summary {
+            Ok(Some(summary)) => Some(summary.events_dropped),
+            _ => None,
+        };
+        self.push(path(EVENTS), events(&directory, dropped));
+        let text = directory.read(SUMMARY, u64::MAX).unwrap_or_default();
+        let checked = summary.as_ref().map(|_| text.map(|text| state_of(sealed::check(&text))));
+        self.push(path(SUMMARY), checked.map_err(String::clone));
+        self.check_tensors(&directory, POLICY, weights);
+        if let Some(folder) = self.below(WEIGHTS)? {
+            let mut names = folder.names()?;
+            names.retain(|name| name.ends_with(".safetensors"));
+            let named = summary.ok().flatten().into_iter().flat_map(|summary| summary.envs);
+            names.extend(
+                named.filter_map(|env| env.weights.file_name()?.to_str().map(str::to_owned)),
+            );
+            names.sort_unstable();
+            names.dedup();
+            for name in names {
+                let before = self.all.len();
+                self.check_tensors(&folder, &name, weights);
+                if self.all.len() == before {
+                    let missing = "it is missing, but summary.json names it";
+                    self.push(folder.path().join(name), Err(missing.into()));
+                }
+            }
+        }
+        if let Some(folder) = self.below(CHECKPOINTS)? {
+            for name in folder.names()?.iter().filter(|name| name.starts_with("round-")) {
+                self.check_tensors(&folder, name, |path, bytes| {
+                    let read = Checkpoint::from_bytes(path, bytes);
+                    read.map(|_| FileState::Whole).map_err(|error| error.to_string())
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// A folder of the run; one that cannot be opened is reported as damaged.
+    fn below(&mut self, name: &str) -> io::Result<Option<Directory>> {
+        let opened = self.directory.below(name);
+        opened.or_else(|error| {
+            self.push(self.directory.path().join(name), Err(error.to_string()));
+            Ok(None)
+        })
+    }
+
+    fn check_tensors(
+        &mut self,
+        folder: &Directory,
+        name: &str,
+        check: fn(&Path, &[u8]) -> Result<FileState, String>,
+    ) {
+        let path = folder.path().join(name);
+        let bytes = folder.read(name, TENSORS_BYTES_MAX).map_err(|error| error.to_string());
+        let checked = bytes.and_then(|bytes| bytes.map(|bytes| check(&path, &bytes)).transpose());
+        self.push(path, checked);
+    }
+}
+
+/// Whether settings are as a run wrote them.
+fn settings(directory: &Directory) -> Checked {
+    let Some(bytes) = directory.read(CONFIG, CONFIG_BYTES_MAX).map_err(|e| e.to_string())? else {
+        return Ok(None);
+    };
+    let text = String::from_utf8(bytes).map_err(|error| error.to_string())?;
+    let path = directory.path().join(CONFIG);
+    let resolved = config_file::parse(&path, &text)
+        .and_then(|settings| TrainConfig::resolve(settings, Layer::default()))
+        .and_then(|config| check_config(directory.path(), &text, &config));
+    resolved.map(|()| Some(FileState::Whole)).map_err(|error| error.to_string())
+}
+
+/// Whether all whole lines of the events are as they were written, and none is missing. `dropped`
+/// is the number of events that were never written, if it is known.
+fn events(directory: &Directory, dropped: Option<u64>) -> Checked {
+    let read = |error: io::Error| error.to_string();
+    let Some(mut file) = directory.open_file(EVENTS).map_err(read)? else { return Ok(None) };
+    let bytes = whole_lines(&mut file).map_err(read)?;
+    let lines: Lines = lines::check(&file, bytes).map_err(read)??;
+    let lines = match dropped {
+        Some(dropped) => lines.check_count(lines.next_seq, dropped)?,
+        None => lines,
+    };
+    Ok(Some(match lines.sealed == lines.count {
+        true => FileState::Whole,
+        false => FileState::Unchecked,
+    }))
+}
+
+/// Bytes of a file up to the end of its last whole line.
+fn whole_lines(file: &mut std::fs::File) -> io::Result<u64> {
+    let end = file.metadata()?.len();
+    let from = end.saturating_sub(lines::LINE_BYTES_MAX);
+    file.seek(SeekFrom::Start(from))?;
+    let mut last = vec![];
+    file.take(lines::LINE_BYTES_MAX).read_to_end(&mut last)?;
+    let newline = last.iter().rposition(|byte| *byte == b'\n');
+    Ok(newline.map_or(if from > 0 { end } else { 0 }, |at| from + at as u64 + 1))
+}
+
+/// Whether the text of a JSON object is as it was written.
+fn object(text: &[u8]) -> Result<FileState, String> {
+    serde_json::from_slice::<serde::de::IgnoredAny>(text).map_err(|error| error.to_string())?;
+    match sealed::check(text) {
+        Seal::Broken => Err(sealed::BROKEN.into()),
+        seal => Ok(state_of(seal)),
+    }
+}
+
+fn state_of(seal: Seal) -> FileState {
+    match seal {
+        Seal::Whole => FileState::Whole,
+        Seal::Absent => FileState::Unchecked,
+        Seal::Broken => FileState::Damaged,
+    }
+}
+
+/// Whether a file of weights or of a policy is as it was written.
+fn weights(path: &Path, bytes: &[u8]) -> Result<FileState, String> {
+    let read = safetensors::from_bytes(path, bytes);
+    let (_, metadata) = read.map_err(|error| error.without_path())?;
+    Ok(match metadata.contains_key(safetensors::CHECKSUM) {
+        true => FileState::Whole,
+        false => FileState::Unchecked,
+    })
+}
