@@ -127,7 +127,7 @@ class Cbor:
 
 
 def metadata_parts(prefix: str, metadata: dict[str, str]) -> Parts:
-    return {f"{prefix}.{key}": digest(text) for key, text in metadata.items() if key != "format"}
+    return {f"{prefix}.{key}": digest(text) for key, text in metadata.items() if key not in ("format", "crc32")}
 
 
 def weights_parts(folder: Path) -> Parts:

@@ -172,7 +172,8 @@ fn decode(bytes: &[u8]) -> Result<(StateDict, Metadata), String> {
         state.insert(name, HostTensor { shape: view.shape().to_vec(), data });
     }
     match metadata.get(CHECKSUM).map(|written| (written, checksum(&state, &metadata))) {
-        Some((written, found)) if *written != found => Err(format!(
+        // A fuzzer would spend its time on wrong checksums.
+        Some((written, found)) if *written != found && !cfg!(fuzzing) => Err(format!(
             "its contents have the checksum {found}, but its metadata says {written}: it is \
              damaged; copy or export it again. If another program changed it on purpose, remove \
              `{CHECKSUM}` from its metadata"

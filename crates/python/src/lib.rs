@@ -48,7 +48,7 @@ mod _meristem {
     #[pymodule_export]
     use super::fleet::Stepped;
     #[pymodule_export]
-    use super::runs::{read_events, read_run, resume, train};
+    use super::runs::{read_events, read_run, resume, train, verify};
 
     #[pymodule_export]
     use super::weights::{decode_weights, encode_weights};

@@ -147,6 +147,13 @@ pub(crate) fn read_run(py: Python<'_>, run: PathBuf) -> PyResult<Py<PyAny>> {
     Ok(read.into_any().unbind())
 }
 
+/// State of every file of the runs in a folder, from its checksum.
+#[pyfunction]
+pub(crate) fn verify(py: Python<'_>, folder: PathBuf) -> PyResult<Py<PyAny>> {
+    let files = detached(py, || engine::verify(&folder))?;
+    to_python(py, &files)
+}
+
 /// Events of a run by kind, each as a dictionary of columns.
 #[pyfunction]
 pub(crate) fn read_events<'py>(

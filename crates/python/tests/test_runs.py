@@ -186,3 +186,17 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == {7 if used else 5}
 """
     done = in_fresh_process(code)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_changed_file_is_found(tiny):
+    run = meristem.train(**tiny)
+    states = {Path(file["file"]).name: file["state"] for file in meristem.verify(run.path)}
+    assert {"config.toml", "events.jsonl", "summary.json", "env-0.safetensors"} <= states.keys()
+    assert set(states.values()) == {"whole"}
+    weights = run.weights(0)
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    damaged = [file for file in meristem.verify(run.path) if file["state"] == "damaged"]
+    assert [Path(file["file"]) for file in damaged] == [weights]
+    assert "checksum" in damaged[0]["problem"]
+    with pytest.raises(errors.RunFolderError):
+        meristem.verify(run.path / "weights")

@@ -9,12 +9,13 @@ use crate::error::{Error, Result};
 
 /// A file that a setting names, and that fresh envs or controllers are made from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct InputFile {
+pub struct InputFile {
     /// Name of the setting's flag.
-    pub(crate) setting: String,
-    pub(crate) path: PathBuf,
+    pub setting: String,
+    /// Absolute path of the file.
+    pub path: PathBuf,
     /// CRC-32 of the contents.
-    pub(crate) checksum: String,
+    pub checksum: String,
 }
 
 /// Checks that the files that are `now` read are those that a run `began` with. Files that only one

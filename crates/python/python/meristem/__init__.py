@@ -7,7 +7,7 @@ from .comm import Comm, TopK
 from .data import Batch, Dataset, GatherBatches, clear_cache
 from .errors import MeristemError
 from .fleet import Fleet
-from .runs import Run, resume, train
+from .runs import Run, resume, train, verify
 
 __all__ = [
     "Array",
@@ -25,5 +25,6 @@ __all__ = [
     "errors",
     "resume",
     "train",
+    "verify",
     "weights",
 ]

@@ -138,3 +138,16 @@ def resume(
     folder = path_of("run", run.path if isinstance(run, Run) else run)
     on_event = function("on_event", on_event, "a function of an event")
     return Run(_meristem.resume(folder, settings, on_event, _hook(controller)))
+
+
+def verify(folder: "str | PathLike[str]") -> list[dict[str, Any]]:
+    """Compares every file of the runs in ``folder`` with its checksum, as ``meristem runs verify``.
+
+    Each file has its path as ``file``, a ``state``, and a ``problem`` or ``None``. The state is
+    ``whole``, ``damaged`` (changed or missing), or ``unchecked`` for files of earlier builds, which
+    have no checksums.
+
+    Raises :class:`~meristem.errors.RunFolderError` if there is no run in ``folder``.
+    """
+    files: list[dict[str, Any]] = _meristem.verify(fspath(folder))
+    return files

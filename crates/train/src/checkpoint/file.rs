@@ -126,7 +126,7 @@ fn check(path: &Path, all: &StateDict, metadata: &Metadata) -> Result<()> {
         return Err(Error::CheckpointVersion { path, version, own: CHECKPOINT_VERSION });
     }
     let is_whole = match metadata.get("checksum") {
-        Some(of_earlier_build) => *of_earlier_build == checksum(all),
+        Some(of_earlier_build) => cfg!(fuzzing) || *of_earlier_build == checksum(all),
         // The reader has compared it.
         None => metadata.contains_key(safetensors::CHECKSUM),
     };

@@ -12,6 +12,7 @@ use meristem_nn::safetensors::{self, Metadata};
 use super::table::TrainConfig;
 use super::types::PolicyStart;
 use crate::error::{Error, Result};
+use crate::input_file::{InputFile, checksum};
 
 /// A policy and its metadata.
 #[derive(Debug)]
@@ -83,6 +84,12 @@ impl PolicyFile {
         }
         let seeds = policy_seeds(&metadata).map_err(|error| unfit(path, error))?;
         Ok(Self { path: path.to_owned(), weights, metadata, hidden, seeds })
+    }
+
+    /// The file with its checksum.
+    pub(crate) fn input(&self) -> InputFile {
+        let path = std::path::absolute(&self.path).unwrap_or_else(|_| self.path.clone());
+        InputFile { setting: "policy".into(), path, checksum: checksum(&self.weights) }
     }
 
     /// Whether it was trained for so many slots and these blueprints.

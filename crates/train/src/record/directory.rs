@@ -10,6 +10,8 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use cap_fs_ext::{DirExt, FollowSymlinks, MetadataExt, OpenOptionsFollowExt};
 use cap_std::ambient_authority;
@@ -17,6 +19,8 @@ use cap_std::fs::{Dir, FileType, OpenOptions};
 
 /// End of the names of files that are being written.
 const PART: &str = ".part";
+/// Time after its last write from which on an unfinished file that nobody has locked is abandoned.
+const ABANDONED: Duration = Duration::from_secs(60);
 
 /// An open directory.
 #[derive(Debug)]
@@ -218,9 +222,8 @@ impl Directory {
     /// The directory is not writable or was removed, or the disk is full. Nothing is left behind.
     pub(crate) fn write_whole(&self, name: impl AsRef<OsStr>, bytes: &[u8]) -> io::Result<()> {
         let name = name.as_ref();
-        self.remove_parts_of(name)?;
-        let part = part_name(name);
-        let written = self.write_part(&part, bytes);
+        let (part, file) = self.create_part(name)?;
+        let written = write_and_sync(file, bytes);
         let written = written.and_then(|_held| self.dir.rename(&part, &self.dir, name));
         // The failed write is the error to report, even if cleaning up fails, too.
         written.inspect_err(|_| _ = self.dir.remove_file(&part))?;
@@ -229,44 +232,46 @@ impl Directory {
         Ok(())
     }
 
-    /// Writes a new file to the disk. It is locked while it is open, which tells it apart from one
-    /// that a killed process has left.
-    fn write_part(&self, part: &str, bytes: &[u8]) -> io::Result<File> {
-        let mut file = self.create_new(part)?;
-        file.try_lock().map_err(io::Error::from)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        Ok(file)
+    /// Creates the file that a new file is written to until it is whole. The name is new: threads,
+    /// and processes with equal numbers in two containers, write the same file at the same time.
+    fn create_part(&self, name: &OsStr) -> io::Result<(String, File)> {
+        static WRITES: AtomicU64 = AtomicU64::new(0);
+        loop {
+            let write = WRITES.fetch_add(1, Ordering::Relaxed);
+            let process = std::process::id();
+            let part = format!(".{}.{process}-{write}{PART}", name.to_string_lossy());
+            match self.create_new(&part) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                file => return Ok((part, file?)),
+            }
+        }
     }
 
-    /// Removes unfinished files of this name that killed processes have left.
-    fn remove_parts_of(&self, name: &OsStr) -> io::Result<()> {
-        let beginning = format!(".{}.", name.to_string_lossy());
-        self.remove_parts(|part| part.starts_with(&beginning))
-    }
-
-    /// Removes all unfinished files that killed processes have left. A directory that was removed
-    /// has none.
+    /// Removes unfinished files of the files that `is_own` accepts. Only for whoever has made sure
+    /// that no other process writes them.
     ///
     /// # Errors
     /// The directory cannot be read, or a file cannot be removed.
-    pub(crate) fn remove_all_parts(&self) -> io::Result<()> {
-        self.remove_parts(|_| true)
+    pub(crate) fn remove_parts(&self, is_own: impl Fn(&str) -> bool) -> io::Result<()> {
+        let names = self.names()?;
+        let parts = names.iter().filter(|name| part_of(name).is_some_and(&is_own));
+        parts.map(|part| self.remove_file(part)).collect()
     }
 
-    fn remove_parts(&self, wanted: impl Fn(&str) -> bool) -> io::Result<()> {
-        for part in self.names()?.iter().filter(|name| is_part(name) && wanted(name)) {
-            let abandoned = match self.open_file(part) {
-                Ok(Some(file)) => file.try_lock().is_ok(),
-                Ok(None) => false,
-                // A link or a pipe is nobody's unfinished file, and removing it loses nothing else.
-                Err(_) => self.kind(part.as_ref())?.is_some_and(|kind| !kind.is_dir()),
-            };
-            if abandoned {
-                self.remove_file(part)?;
+    /// Removes unfinished files of the file `name` that killed processes have left. Files that may
+    /// still be written, or that belong to somebody else, stay.
+    pub(crate) fn remove_abandoned_parts(&self, name: &OsStr) {
+        let names = self.names().unwrap_or_default();
+        let own = name.to_string_lossy();
+        for part in names.iter().filter(|part| part_of(part) == Some(&own)) {
+            let Ok(Some(file)) = self.open_file(part) else { continue };
+            let written = file.metadata().and_then(|there| there.modified());
+            let age = written.ok().and_then(|time| time.elapsed().ok()).unwrap_or_default();
+            if age >= ABANDONED && file.try_lock().is_ok() {
+                // Cleaning up is no reason to fail.
+                let _ = self.dir.remove_file(part);
             }
         }
-        Ok(())
     }
 
     /// Removes a file, or a link itself. Does nothing if there is none.
@@ -299,17 +304,24 @@ impl Directory {
     }
 }
 
-/// Name of the file under which this process writes the file `name` until it is whole.
-fn part_name(name: &OsStr) -> String {
-    format!(".{}.{}{PART}", name.to_string_lossy(), std::process::id())
+/// Writes a new file to the disk. It is locked while it is open, which tells it apart from one that
+/// a killed process has left; where the file system has no locks, nothing does.
+fn write_and_sync(mut file: File, bytes: &[u8]) -> io::Result<File> {
+    let _ = file.try_lock();
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    Ok(file)
 }
 
-/// Whether a name is that of an unfinished file, as this program or an earlier build writes it.
-pub(crate) fn is_part(name: &str) -> bool {
-    let number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+/// Name of the file that an unfinished file, written by this program or an earlier build, is to
+/// become. `None` for the name of any other file.
+pub(crate) fn part_of(name: &str) -> Option<&str> {
+    let is_process = |text: &str| {
+        !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'-')
+    };
     let now = name.strip_suffix(PART).and_then(|rest| rest.rsplit_once('.'));
-    let before = name.rsplit_once(".tmp-");
-    name.starts_with('.') && now.or(before).is_some_and(|(_, process)| number(process))
+    let (rest, process) = now.or_else(|| name.rsplit_once(".tmp-"))?;
+    rest.strip_prefix('.').filter(|_| is_process(process))
 }
 
 /// The error of a name that belongs to something else than expected, of kind `InvalidInput`.
@@ -339,25 +351,44 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_written_whole_and_parts_of_killed_processes_go() {
+    fn a_file_is_written_whole() {
         let base = tempfile::tempdir().unwrap();
         let directory = Directory::open(base.path()).unwrap();
-        // As an earlier build, a killed process with another number, and one with this number left
-        // them; and a file of the user's.
-        let own = part_name("config.toml".as_ref());
-        for name in [".config.toml.tmp-7", ".config.toml.1.part", &own, ".config.toml.backup"] {
-            fs::write(base.path().join(name), "torn").unwrap();
+        for text in ["seed = 1", "seed = 2"] {
+            directory.write_whole("config.toml", text.as_bytes()).unwrap();
+            assert_eq!(directory.names().unwrap(), ["config.toml"]);
+            assert_eq!(directory.read("config.toml", 8).unwrap().unwrap(), text.as_bytes());
         }
-        directory.write_whole("config.toml", b"seed = 1").unwrap();
-        assert_eq!(directory.names().unwrap(), [".config.toml.backup", "config.toml"]);
-        directory.write_whole("config.toml", b"seed = 2").unwrap();
-        assert_eq!(directory.read("config.toml", 8).unwrap().unwrap(), b"seed = 2");
         assert!(directory.read("config.toml", 7).unwrap_err().to_string().contains("larger"));
-        // Somebody else is writing this one.
-        let held = File::create(base.path().join(".config.toml.2.part")).unwrap();
+    }
+
+    #[test]
+    fn unfinished_files_of_killed_processes_go_and_others_stay() {
+        let base = tempfile::tempdir().unwrap();
+        let directory = Directory::open(base.path()).unwrap();
+        let old = std::time::SystemTime::now() - 2 * ABANDONED;
+        let write = |name: &str, time: Option<std::time::SystemTime>| {
+            let file = File::create(base.path().join(name)).unwrap();
+            time.into_iter().for_each(|time| file.set_modified(time).unwrap());
+            file
+        };
+        // Of an earlier build and of this one.
+        write(".a.json.tmp-7", Some(old));
+        write(".a.json.7-0.part", Some(old));
+        // Young, locked, and no unfinished files of this name.
+        write(".a.json.8-0.part", None);
+        write(".a.json.9-0.part", Some(old)).lock().unwrap();
+        let held = write(".a.json.10-0.part", Some(old));
         held.lock().unwrap();
-        directory.write_whole("config.toml", b"seed = 3").unwrap();
-        assert_eq!(directory.names().unwrap().len(), 3);
+        for name in [".b.json.7.part", ".a.json.backup", "a.json.7.part", ".a.json.x.part"] {
+            write(name, Some(old));
+        }
+        directory.remove_abandoned_parts("a.json".as_ref());
+        let stays = [".a.json.10-0.part", ".a.json.8-0.part", ".a.json.backup", ".a.json.x.part"];
+        assert_eq!(directory.names().unwrap()[..4], stays);
+        assert_eq!(directory.names().unwrap()[4..], [".b.json.7.part", "a.json.7.part"]);
+        directory.remove_parts(|name| name == "b.json").unwrap();
+        assert_eq!(directory.names().unwrap().len(), 5);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::config::{TrainConfig, first_difference};
 use crate::error::{Error, Result};
-use crate::record::directory::{Directory, is_part};
+use crate::record::directory::{Directory, part_of};
 use crate::record::summary::{self, SUMMARY, Summary};
 use crate::record::{lines, sealed};
 
@@ -50,6 +50,8 @@ pub(crate) fn weights_name(env: usize) -> String {
 pub struct RunFolder {
     directory: Directory,
     weights: Directory,
+    /// Whether the folder was created for this run, or was there before.
+    is_made: bool,
     /// Parent folders that were created for it, nearest first.
     above: Vec<PathBuf>,
     /// Held while this process writes to the folder; the system releases it when the process ends
@@ -70,41 +72,26 @@ impl RunFolder {
         };
         let is_new = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
         let above = base.ancestors().take_while(is_new).map(Path::to_path_buf).collect();
-        let path = match wanted {
-            Some(path) => {
-                Self::discard_unfilled(path)?;
-                make_new(path)?
-            }
-            None => first_free(base, &format!("{}-{name}", utc_stamp(SystemTime::now())))?,
+        let (path, is_made) = match wanted {
+            Some(path) => make(path)?,
+            None => (first_free(base, &format!("{}-{name}", utc_stamp(SystemTime::now())))?, true),
         };
         let fail = |source| Error::RunFolder { action: "create", path: path.clone(), source };
         let directory = Directory::open(&path).map_err(fail)?;
-        let lock = lock(&directory)?;
-        let weights = directory.create_below(WEIGHTS).map_err(fail)?;
-        Ok(Self { directory, weights, above, _lock: lock })
-    }
-
-    /// Removes an empty folder, or the folder of a run that was killed before it had settings. Does
-    /// nothing if there is no such folder.
-    ///
-    /// # Errors
-    /// [`Error::RunFolderExists`]: it has other files; they stay.
-    fn discard_unfilled(path: &Path) -> Result<()> {
-        if path.symlink_metadata().is_err() {
-            return Ok(());
-        }
-        let exists = || Error::RunFolderExists { path: path.to_owned() };
-        let directory = Directory::open(path).map_err(|_| exists())?;
+        let exists = || Error::RunFolderExists { path: path.clone() };
+        // Nothing is written to a folder with files of somebody else, not even a lock.
         if !is_unfilled(&directory).unwrap_or(false) {
             return Err(exists());
         }
         let lock = lock(&directory)?;
-        let weights = directory.create_below(WEIGHTS).map_err(|_| exists())?;
-        Self { directory, weights, above: vec![], _lock: lock }.discard();
-        match path.symlink_metadata() {
-            Ok(_) => Err(exists()),
-            Err(_) => Ok(()),
+        // Another process may have had the lock until now.
+        if !is_unfilled(&directory).unwrap_or(false) {
+            return Err(exists());
         }
+        let weights = directory.create_below(WEIGHTS).map_err(fail)?;
+        let folder = Self { directory, weights, is_made, above, _lock: lock };
+        folder.remove_parts().map_err(fail)?;
+        Ok(folder)
     }
 
     /// Opens the folder of a run that was stopped or killed, and removes files that a kill has left
@@ -134,7 +121,7 @@ impl RunFolder {
             return Err(problem(why.into()));
         };
         let lock = lock(&directory)?;
-        let folder = Self { directory, weights, above: vec![], _lock: lock };
+        let folder = Self { directory, weights, is_made: false, above: vec![], _lock: lock };
         folder.remove_parts().map_err(unreadable)?;
         Ok(folder)
     }
@@ -241,10 +228,10 @@ impl RunFolder {
 
     /// Removes the files that killed processes have left unfinished.
     fn remove_parts(&self) -> io::Result<()> {
-        self.directory.remove_all_parts()?;
-        self.weights.remove_all_parts()?;
+        self.directory.remove_parts(is_of_run)?;
+        self.weights.remove_parts(is_of_run)?;
         let checkpoints = self.directory.below(CHECKPOINTS)?;
-        checkpoints.map_or(Ok(()), |folder| folder.remove_all_parts())
+        checkpoints.map_or(Ok(()), |folder| folder.remove_parts(is_of_run))
     }
 
     /// Removes the folder of a run that could not start, so that the same command works again.
@@ -255,7 +242,7 @@ impl RunFolder {
             .and_then(|()| self.directory.remove_file(CONFIG))
             .and_then(|()| self.directory.remove_file(LOCK))
             .and_then(|()| self.directory.remove_below(WEIGHTS))
-            .and_then(|()| fs::remove_dir(self.path()))
+            .and_then(|()| if self.is_made { fs::remove_dir(self.path()) } else { Ok(()) })
             .and_then(|()| self.above.iter().try_for_each(fs::remove_dir));
         if let Err(error) = removed {
             tracing::debug!(path = %self.path().display(), %error, "run folder not removed");
@@ -263,10 +250,18 @@ impl RunFolder {
     }
 }
 
+/// Whether a file has the name of one that a run writes as a whole.
+fn is_of_run(name: &str) -> bool {
+    let is_tensors = |beginning| name.starts_with(beginning) && name.ends_with(".safetensors");
+    [CONFIG, SUMMARY, POLICY].contains(&name) || is_tensors("env-") || is_tensors("round-")
+}
+
 /// Whether a folder is empty, or has only files of a run that was killed before it had settings.
 pub(crate) fn is_unfilled(directory: &Directory) -> io::Result<bool> {
     let names = directory.names()?;
-    let own = |name: &String| [LOCK, WEIGHTS].contains(&name.as_str()) || is_part(name);
+    let own = |name: &String| {
+        [LOCK, WEIGHTS].contains(&name.as_str()) || part_of(name).is_some_and(is_of_run)
+    };
     if !names.iter().all(own) || !(names.is_empty() || names.iter().any(|name| name == LOCK)) {
         return Ok(false);
     }
@@ -308,15 +303,18 @@ fn lock(directory: &Directory) -> Result<File> {
     Err(Error::Resume { path: folder.to_owned(), problem })
 }
 
-/// Creates the new folder `path` and its parents.
-fn make_new(path: &Path) -> Result<PathBuf> {
+/// Creates the folder `path` and its parents. Returns the path, and whether the folder is new.
+fn make(path: &Path) -> Result<(PathBuf, bool)> {
     let fail =
         |source| Error::RunFolder { action: "create the run folder", path: path.into(), source };
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent).map_err(fail)?;
     }
     match fs::create_dir(path) {
-        Ok(()) => Ok(path.to_owned()),
+        Ok(()) => Ok((path.to_owned(), true)),
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {
+            Ok((path.to_owned(), false))
+        }
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
             Err(Error::RunFolderExists { path: path.to_owned() })
         }
@@ -328,9 +326,12 @@ fn make_new(path: &Path) -> Result<PathBuf> {
 fn first_free(base: &Path, stem: &str) -> Result<PathBuf> {
     let mut path = base.join(stem);
     for number in 2..1000 {
-        match make_new(&path) {
-            Err(Error::RunFolderExists { .. }) => path = base.join(format!("{stem}-{number}")),
-            made => return made,
+        match make(&path) {
+            Ok((made, true)) => return Ok(made),
+            Ok((_, false)) | Err(Error::RunFolderExists { .. }) => {
+                path = base.join(format!("{stem}-{number}"));
+            }
+            Err(error) => return Err(error),
         }
     }
     Err(Error::RunFolderExists { path })
@@ -359,7 +360,10 @@ pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
 /// # Errors
 /// The folder is not writable, or the disk is full. Nothing is left behind.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
-    let written = Directory::of(path).and_then(|(folder, name)| folder.write_whole(name, bytes));
+    let written = Directory::of(path).and_then(|(folder, name)| {
+        folder.remove_abandoned_parts(name);
+        folder.write_whole(name, bytes)
+    });
     written.map_err(|source| Error::RunFolder { action: "write", path: path.to_owned(), source })
 }
 

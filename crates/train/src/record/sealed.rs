@@ -35,7 +35,8 @@ pub(crate) fn seal(object: &mut String, space: &str) {
 /// Checks the text of an object. White space may follow it.
 pub(crate) fn check(object: &[u8]) -> Seal {
     let Some((body, written)) = parts(object) else { return Seal::Absent };
-    match digits(body).as_bytes() == written {
+    // A fuzzer would spend its time on wrong checksums.
+    match cfg!(fuzzing) || digits(body).as_bytes() == written {
         true => Seal::Whole,
         false => Seal::Broken,
     }

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::TrainConfig;
 use crate::config::types::Normalize;
+use crate::input_file::InputFile;
 use crate::position::Position;
 use crate::record::directory::Directory;
 use crate::record::events::{CounterfactualCost, Extension};
@@ -141,6 +142,10 @@ pub struct Summary {
     pub seed: u64,
     /// Dataset of the run.
     pub dataset: DatasetSummary,
+    /// Files that settings name, and that hosts and controllers are made from; absent in older
+    /// summaries.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub input_files: Vec<InputFile>,
     /// Instruction set of the kernels.
     pub instruction_set: String,
     /// Worker threads of each device.

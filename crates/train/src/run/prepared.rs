@@ -388,6 +388,7 @@ impl Run {
             controller: setup.config.controller.to_string(),
             seed: setup.config.seed,
             dataset: checkpoints.identity.dataset,
+            input_files: checkpoints.identity.files,
             instruction_set: setup.isa.to_string(),
             threads,
             computed: checkpoints.computed,

@@ -115,6 +115,13 @@ impl Names {
         }
     }
 
+    /// Files that a run is made from: those of [`Names::files`], and the policy, which a checkpoint
+    /// has.
+    pub(crate) fn input_files(&self) -> Vec<InputFile> {
+        let policy = self.policy.iter().map(|policy| policy.input());
+        self.files().into_iter().chain(policy).collect()
+    }
+
     /// Files that envs and controllers are made from, as read.
     fn files(&self) -> Vec<InputFile> {
         let weights = |setting: &str, weights: &Weights| InputFile {
@@ -217,7 +224,7 @@ impl Setup {
         info: DatasetInfo,
         blueprints: Arc<BlueprintSet>,
     ) -> Result<Self> {
-        let files = names.files();
+        let files = names.input_files();
         let Names { host, slots, isa, init, starts, script, policy, .. } = names;
         let image = image_shape(&info);
         host.validate(&image).map_err(meristem_grow::Error::from)?;

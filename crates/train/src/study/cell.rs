@@ -2,6 +2,7 @@
 //! on. The folders of the runs are all that a study remembers, so that more seeds or contenders
 //! continue it as well.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use meristem_grow::BlueprintSet;
@@ -10,8 +11,11 @@ use crate::checkpoint::check_instruction_set;
 use crate::config::{TrainConfig, changed_result};
 use crate::error::{Error, Result};
 use crate::fleet::Machine;
+use crate::input_file::check_files;
 use crate::record::observer::Observer;
+use crate::record::plain_file;
 use crate::record::reading;
+use crate::record::run_folder::{CONFIG, CONFIG_BYTES_MAX};
 use crate::record::summary::{Status, Summary};
 use crate::run::{resume_on, run_on};
 use crate::setup::Names;
@@ -46,12 +50,14 @@ pub(super) fn check_folder(folder: &Path) -> Result<()> {
 /// settings, other data or another instruction set.
 pub(super) fn complete(run: &TrainConfig, inputs: &Inputs) -> Result<Option<Summary>> {
     let Some(folder) = begun(run) else { return Ok(None) };
-    check_settings(run, &folder)?;
+    let (run, names) = Names::of_new(run, &BlueprintSet::standard())?;
+    check_settings(&run, &folder)?;
     let complete = reading::read_summary(&folder)?.filter(|s| s.status == Status::Completed);
     let Some(summary) = complete else { return Ok(None) };
     let Inputs { checksums, instruction_set } = inputs;
     check_instruction_set(&folder, instruction_set, &summary.instruction_set)?;
     check_data(&summary, checksums, &folder)?;
+    check_files(&folder, &names.input_files(), &summary.input_files)?;
     Ok(Some(summary))
 }
 
@@ -82,18 +88,15 @@ pub(super) fn finish(
 
 /// The folder of a run that was begun.
 fn begun(run: &TrainConfig) -> Option<PathBuf> {
-    run.run_dir.clone().filter(|folder| folder.join("config.toml").exists())
+    run.run_dir.clone().filter(|folder| folder.join(CONFIG).exists())
 }
 
 /// Checks that the run in a folder began with the settings of `run`.
 fn check_settings(run: &TrainConfig, folder: &Path) -> Result<()> {
-    let path = folder.join("config.toml");
-    let written = std::fs::read_to_string(&path).map_err(|source| Error::RunFolder {
-        action: "read",
-        path,
-        source,
-    })?;
-    let (run, _) = Names::of_new(run, &BlueprintSet::standard())?;
+    let path = folder.join(CONFIG);
+    let written = plain_file::text(&path, CONFIG_BYTES_MAX);
+    let written = written.and_then(|text| text.ok_or_else(|| io::ErrorKind::NotFound.into()));
+    let written = written.map_err(|source| Error::RunFolder { action: "read", path, source })?;
     match changed_result(&written, &run.resolved_toml()) {
         None => Ok(()),
         Some((began, now)) => {

@@ -88,10 +88,11 @@ impl Places {
         let number = taken.next;
         taken.next += 1;
         if taken.pages(Some(address)) >= PAGES.each {
-            taken.free(address)?;
+            taken.free(Some(address))?;
         } else if taken.pages(None) >= PAGES.all {
-            let most = taken.most()?;
-            taken.free(most)?;
+            let most = taken.most();
+            // The address with the most may have only connections that are being answered.
+            taken.free(most).or_else(|| taken.free(None))?;
         }
         let end = Arc::new(Notify::new());
         let place = Place { address, now: Use::Waits, since: Instant::now(), end: end.clone() };
@@ -118,12 +119,13 @@ impl Taken {
         counts.into_iter().max_by_key(|(address, count)| (*count, *address)).map(|most| most.0)
     }
 
-    /// Ends the connection of an address that has waited longest, or else has taken its answer for
+    /// Ends the connection of an address, or of all, that has waited longest, or else has taken its answer for
     /// too long. `None` if there is none.
-    fn free(&mut self, address: IpAddr) -> Option<()> {
+    fn free(&mut self, address: Option<IpAddr>) -> Option<()> {
         let may_end = |(_, place): &(&u64, &Place)| {
             let is_slow = place.now == Use::Answers && place.since.elapsed() >= TAKING_TIME;
-            place.address == address && (place.now == Use::Waits || is_slow)
+            let is_of = address.is_none_or(|address| place.address == address);
+            is_of && (place.now == Use::Waits || is_slow)
         };
         let order =
             |(number, place): &(&u64, &Place)| (place.now == Use::Answers, place.since, **number);
