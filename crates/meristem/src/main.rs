@@ -55,7 +55,9 @@ fn report(failure: &Failure) -> ExitCode {
 fn answer(error: &clap::Error) -> ExitCode {
     match error.use_stderr() {
         true => plain::err(escaped(error).trim_end()),
-        false => plain::written(error.print()),
+        false if environment::is_drawable(&std::io::stdout()) => plain::written(error.print()),
+        // Left to itself, clap styles help for a terminal without styles when `CI` is set.
+        false => plain::out(error.render().to_string().trim_end()),
     }
     u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from)
 }

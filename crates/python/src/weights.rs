@@ -24,7 +24,9 @@ pub(crate) fn decode_weights<'py>(
 ) -> PyResult<Contents<'py>> {
     let (state, metadata, prefix) = detached(py, || {
         let read = safetensors::from_bytes(Path::new(name), contents);
-        let (mut state, metadata) = read.map_err(meristem_train::Error::from)?;
+        let (mut state, mut metadata) = read.map_err(meristem_train::Error::from)?;
+        // It is of the file; changed tensors get another one when they are written.
+        metadata.remove(safetensors::CHECKSUM);
         let prefix = state.unwrap_names();
         Ok::<_, Failure>((state, metadata, prefix))
     })?;

@@ -68,11 +68,11 @@ fn names_that_a_wrapper_of_pytorch_has_prefixed_are_taken_with_a_note() {
         assert!(said.stderr.contains(&note), "{}", said.stderr);
         m.ok("export onnx wrapped.safetensors --out wrapped.onnx");
         std::fs::remove_file(m.path("wrapped.onnx")).unwrap();
-        // Names of which one is without are taken as they are.
+        // If one name lacks the prefix, names are taken as they are.
         wrapped.insert("other", HostTensor::scalar_i64(1));
         save(&m.path("wrapped.safetensors"), &wrapped, &metadata).unwrap();
         let said = m.run("eval --weights wrapped.safetensors");
-        assert_eq!(said.code, Some(1));
+        assert_eq!(said.code, Some(2));
         assert!(said.stderr.contains(&format!("{prefix}classifier.weight")), "{}", said.stderr);
     }
 }
