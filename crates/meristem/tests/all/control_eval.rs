@@ -459,8 +459,8 @@ fn a_study_with_another_script_is_refused() {
     let m = Meristem::new();
     let script = m.path("s.jsonl");
     std::fs::write(&script, "{\"step\":0,\"op\":\"WAIT\"}\n").unwrap();
-    let command = "control eval --controllers none,fixed:s.jsonl --run-dir st --preset quick --envs 1 \
-                   --steps 1 --max-batches 1 --host minimal --quiet --seeds";
+    let command = "control eval --controllers none,fixed:s.jsonl --run-dir st --preset quick \
+                   --envs 1 --steps 1 --max-batches 1 --host minimal --quiet --seeds";
     m.ok(&format!("{command} 1"));
     let begun = std::fs::read(&script).unwrap();
     let line = "{\"step\":0,\"op\":\"GERMINATE\",\"slot\":\"r0c1\",\"blueprint\":\"norm\"}\n";

@@ -119,8 +119,8 @@ impl Taken {
         counts.into_iter().max_by_key(|(address, count)| (*count, *address)).map(|most| most.0)
     }
 
-    /// Ends the connection of an address, or of all, that has waited longest, or else has taken its answer for
-    /// too long. `None` if there is none.
+    /// Ends the connection of an address, or of all, that has waited longest, or else has taken its
+    /// answer for too long. `None` if there is none.
     fn free(&mut self, address: Option<IpAddr>) -> Option<()> {
         let may_end = |(_, place): &(&u64, &Place)| {
             let is_slow = place.now == Use::Answers && place.since.elapsed() >= TAKING_TIME;
