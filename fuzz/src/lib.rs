@@ -7,12 +7,9 @@ use std::sync::{Arc, LazyLock};
 use meristem_data::{DatasetFiles, DatasetSpec, Source, Split};
 use meristem_grow::{BlueprintSet, Host, HostSpec, ImageShape, Rules};
 
-/// Folder of this process, in memory where there is such a file system.
-static FOLDER: LazyLock<tempfile::TempDir> = LazyLock::new(|| {
-    let memory = std::path::Path::new("/dev/shm");
-    let within = if memory.is_dir() { memory.into() } else { std::env::temp_dir() };
-    tempfile::tempdir_in(within).expect("a temporary folder")
-});
+/// Folder of this process. It outlives the process; `fuzz/run` removes the folder around it.
+static FOLDER: LazyLock<tempfile::TempDir> =
+    LazyLock::new(|| tempfile::tempdir().expect("a temporary folder"));
 
 /// Writes a file of this name, and returns its path.
 pub fn file(name: &str, bytes: &[u8]) -> PathBuf {

@@ -1,6 +1,6 @@
 //! One copy of a dataset for each (device, source, canonical root, split, variant), shared by the
 //! whole process (D1), as long as its files are those that were read. Files that have changed are
-//! loaded anew; who holds the copy of the old ones keeps it.
+//! loaded anew. A holder of the older copy keeps it.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -78,7 +78,8 @@ pub fn load(
     load_files(device, &files(spec)?, split, residency)
 }
 
-/// As [`load`], from files that [`files`] returned: several splits are those of the same files.
+/// Like [`load`], from files that [`files`] returned, so that several splits come from one version
+/// of the files.
 ///
 /// # Errors
 /// As [`load`], and [`Error::Changed`](crate::Error::Changed) if the files have changed since they
@@ -120,7 +121,7 @@ pub fn load_files(
 }
 
 /// The files of a dataset, checked before or now. They are checked again if one has changed; the
-/// cache forgets what was loaded from the old ones.
+/// cache drops data that was loaded from the older files.
 ///
 /// # Errors
 /// The errors of [`DatasetFiles::open`].
@@ -146,7 +147,7 @@ pub fn files(spec: &DatasetSpec) -> Result<Arc<DatasetFiles>> {
     Ok(opened)
 }
 
-/// Removes checked files that have changed, and what was loaded from them.
+/// Removes checked files that have changed, and the data that was loaded from them.
 fn forget(files: &Arc<DatasetFiles>) {
     let mut cache = lock(&CACHE);
     cache.files.retain(|known| !Arc::ptr_eq(&known.files, files));

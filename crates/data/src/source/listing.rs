@@ -30,7 +30,7 @@ pub(crate) struct Listing {
     pub(crate) test: Option<Vec<ImageFile>>,
     /// Files that are left out because they are no images.
     pub(crate) stray: Vec<PathBuf>,
-    /// Folders beside those of the splits, which are not read.
+    /// Folders beside the folders of the splits, which are not read.
     pub(crate) beside: Vec<PathBuf>,
 }
 

@@ -15,7 +15,7 @@ use crate::common::{Meristem, TINY, on_a_terminal, said};
 const ENTERS: &str = "\u{1b}[?1049h";
 const LEAVES: &str = "\u{1b}[?1049l";
 
-/// A command on a terminal of its own, which outlives it: its shell waits for a line at the end.
+/// A command on a new terminal, which outlives it: its shell waits for a line at the end.
 struct OnTerminal {
     shell: Process,
     /// Process of the command.
@@ -71,7 +71,7 @@ impl OnTerminal {
         ["icanon", "echo", "isig"].iter().all(|mode| words.contains(mode))
     }
 
-    /// Waits until a view has entered the alternate screen so many times.
+    /// Waits until a view has entered the alternate screen `times` times.
     fn wait_until_taken(&self, times: usize) {
         wait_for("a view", || self.text().matches(ENTERS).count() == times && !self.is_usual());
     }

@@ -279,7 +279,7 @@ mod tests {
         assert_ne!(usual.identity(), seed.identity());
     }
 
-    /// A difference from a value that only newer files have names both values.
+    /// Where only one file has a setting, the difference names its value and the value from before.
     #[test]
     fn a_value_from_before_is_told_beside_one_that_differs() {
         let now = resolve(Layer::default());

@@ -20,7 +20,7 @@ use crate::page::{Html, Part};
 /// a core at most, however many look at it. Reading a long file to its end is not slowed.
 const DRAW_EVERY: Duration = Duration::from_secs(1);
 
-/// A part with a hash of its contents, by which a page tells whether it has it.
+/// A part with a hash of its contents. A page compares the hash with the part that it shows.
 pub(super) struct Drawn {
     pub(super) id: String,
     pub(super) hash: String,

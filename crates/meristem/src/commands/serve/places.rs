@@ -247,7 +247,7 @@ mod tests {
         }
         assert_eq!(places.lock().pages(None), 0);
         let seat = places.enter(address(2)).unwrap();
-        assert!(seat.goes_live(), "another address has places of its own");
+        assert!(seat.goes_live(), "another address has other places");
         streams.pop();
         assert!(places.enter(address(1)).unwrap().goes_live(), "a place that was given back");
     }

@@ -86,7 +86,7 @@ impl Screen {
             }
         }
         if continued.swap(false, Ordering::Relaxed) {
-            // After SIGSTOP the shell has changed the modes behind our back.
+            // During SIGSTOP the shell has changed the modes of the terminal.
             ratatui::restore();
             enable_raw_mode()?;
             execute!(stdout(), EnterAlternateScreen, Clear(ClearType::All))?;

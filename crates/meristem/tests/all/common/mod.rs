@@ -151,7 +151,7 @@ pub(crate) fn of_kind<'a>(events: &'a [Value], kind: &str) -> Vec<&'a Value> {
 pub(crate) const TINY: &str =
     "--host minimal --envs 2 --steps 3 --max-batches 3 --batch 32 --controller none";
 
-/// Runs a command line on a terminal of its own, with a size in the syntax of `stty`, and the input
+/// Runs a command line on a new terminal, with a size in the syntax of `stty`, and the input
 /// as its keyboard.
 pub(crate) fn on_a_terminal(m: &Meristem, size: &str, line: &str, keys: Stdio) -> Process {
     let program = env!("CARGO_BIN_EXE_meristem");
