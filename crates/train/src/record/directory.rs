@@ -254,8 +254,8 @@ impl Directory {
     /// The directory cannot be read, or a file cannot be removed.
     pub(crate) fn remove_parts(&self, is_own: impl Fn(&str) -> bool) -> io::Result<()> {
         let names = self.names()?;
-        let parts = names.iter().filter(|name| part_of(name).is_some_and(&is_own));
-        parts.map(|part| self.remove_file(part)).collect()
+        let mut parts = names.iter().filter(|name| part_of(name).is_some_and(&is_own));
+        parts.try_for_each(|part| self.remove_file(part))
     }
 
     /// Removes unfinished files of the file `name` that killed processes have left. Files that may
