@@ -300,7 +300,7 @@ mod tests {
         }
         // A header of 640 bytes begins as a pickle does.
         let (state, _) = example();
-        let long = ("note".to_owned(), "x".repeat(433));
+        let long = ("note".to_owned(), "x".repeat(409));
         let bytes = encode(&state, &Metadata::from([long])).unwrap();
         assert_eq!(bytes[..2], *b"\x80\x02");
         decode(&bytes).unwrap();
