@@ -149,5 +149,5 @@ def verify(folder: "str | PathLike[str]") -> list[dict[str, Any]]:
 
     Raises :class:`~meristem.errors.RunFolderError` if there is no run in ``folder``.
     """
-    files: list[dict[str, Any]] = _meristem.verify(fspath(folder))
+    files: list[dict[str, Any]] = _meristem.verify(str(path_of("folder", folder)))
     return files
