@@ -123,7 +123,7 @@ fn the_same_run_as_over_threads() {
 fn one_host_on_processes_is_that_of_threads() {
     let m = with_images();
     let run = RUN.replace("--envs 4", "--envs 1").replace("--batch 16", "--batch 12");
-    let run = format!("{run} --data-parallel");
+    let run = format!("{run} --data-parallel").replace("--controller ppo ", "");
     for (ranks, flags) in [
         (2, "--controller heuristic --exchange dense"),
         (3, "--controller ppo --exchange topk:0.05"),
@@ -295,6 +295,7 @@ fn what_ranks_cannot_do_together_is_refused_and_leaves_nothing() {
     let run = format!("{RUN} --comm mpi --run-dir no");
     let other = |flags: &str| format!("{run} {flags}");
     fs::create_dir(m.path("there")).unwrap();
+    fs::write(m.path("there/notes"), "x").unwrap();
     for (first, second, words) in [
         ("", "--seed 2", "rank 1: it has `seed = 2`, rank 0 has `seed = 42`"),
         ("", "--data-root nowhere.safetensors", "rank 1: the arrays dataset is not in nowhere"),
