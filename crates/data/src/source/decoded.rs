@@ -267,8 +267,8 @@ impl Description {
         self.stamps.len().saturating_sub(self.bad.len()) as u64
     }
 
-    /// Compares all files with their earlier identities, beginning at `now_ns`. `None` if a file has
-    /// other contents; otherwise the new stamps, if they let the next comparison read fewer files.
+    /// Compares all files with their earlier identities, beginning at `now_ns`. `None` if one has
+    /// other contents; otherwise the new stamps, if they let the next comparison read less.
     fn compare(&self, files: &[ImageFile], now_ns: i64) -> Option<Option<Vec<Stamp>>> {
         let cores = thread::available_parallelism().map_or(1, NonZero::get);
         let each = files.len().div_ceil(cores.min(COMPARE_THREADS_MAX)).max(1);
