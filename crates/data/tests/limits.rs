@@ -30,7 +30,7 @@ fn bomb() -> Vec<u8> {
     out.finish().unwrap()
 }
 
-/// A PNG of 8×8 pixels with chunks behind its header.
+/// A PNG of 8×8 pixels with chunks after its header.
 fn png_with(path: &Path, chunks: &[(&[u8; 4], &[u8])]) {
     save_rgb(path, 8, 8, 9);
     let sound = fs::read(path).unwrap();

@@ -57,7 +57,7 @@ pub(crate) fn written(result: io::Result<()>) {
     }
 }
 
-/// Writes out what is left of stdout, and reports the first write that failed.
+/// Flushes stdout, and reports the first write that failed.
 ///
 /// # Errors
 /// Output was lost, but not because its reader had closed the pipe.

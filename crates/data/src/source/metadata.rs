@@ -92,7 +92,7 @@ mod tests {
         let kept = part(&[b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"]);
         assert_eq!(without_metadata(&whole), kept);
         assert!(matches!(without_metadata(&kept), Cow::Borrowed(_)));
-        // A chunk that is cut stays, and so does what is no chunk.
+        // A chunk that is cut stays, as do bytes outside of chunks.
         for end in 0..whole.len() {
             let left = without_metadata(&whole[..end]);
             assert!(left.len() <= end && (end < 56 || left.len() >= 28), "{end}");

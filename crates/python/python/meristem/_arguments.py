@@ -23,7 +23,7 @@ def refused(
     error: type[MeristemError] = ArgumentError,
     remedy: str = REMEDY,
 ) -> MeristemError:
-    """The error for an argument, with what came and what was expected."""
+    """The error for an argument, naming the value and the expectation."""
     return error(f"`{name}`: got {short(got)}, expected {expected}", (), remedy, 2)
 
 

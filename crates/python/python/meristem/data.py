@@ -10,7 +10,7 @@ from ._meristem import Array
 from .errors import DataError
 
 
-#: Most envs of a gather, each of which has memory of its own.
+#: Largest number of envs of a gather. Each has separate memory.
 ENVS_MAX = 65_536
 SEED_MAX = 2**64 - 1
 

@@ -100,7 +100,7 @@ pub(crate) fn check_instruction_set(path: &Path, now: &str, began: &str) -> Resu
     })
 }
 
-/// The first difference between the data that a run began with and those of today: its
+/// The first difference between the data that a run began with and the data now: its
 /// description, and both values.
 fn other_data(began: &DatasetSummary, now: &DatasetSummary) -> Option<[String; 3]> {
     let [was, is] = [began, now].map(|data| {
