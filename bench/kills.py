@@ -1,6 +1,6 @@
 """Kills runs at random moments, resumes them, and compares the results with an undisturbed run.
 
-    python3 bench/kills.py target/release/meristem [--kills 20] [--seed 1]
+    python3 bench/kills.py target/release/meristem [--kills 20] [--seed 1] [--only PPO]
 
 Each configuration below is run once undisturbed, then again and again with `kill -9` at a random moment, also while it is
 resumed, until it has been killed `--kills` times. Weights, events, checkpoints, policy and summary have to be equal, part by part
@@ -104,11 +104,13 @@ def main() -> None:
     parser.add_argument("program", type=Path)
     parser.add_argument("--kills", type=int, default=20, help="of each configuration")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", choices=RUNS, metavar="NAME", help="one configuration, by its name")
     args = parser.parse_args()
     program, chance = args.program.resolve(), random.Random(args.seed)
     print("| configuration | kills | runs | differences |\n|---|---|---|---|", flush=True)
     failed = 0
-    for name, settings in RUNS.items():
+    chosen = [args.only] if args.only else list(RUNS)
+    for name, settings in ((name, RUNS[name]) for name in chosen):
         done, runs, wrong = row(program, settings, args.kills, chance)
         failed += bool(wrong)
         print(f"| {name} | {done} | {runs} | {'; '.join(wrong) or 'none'} |", flush=True)

@@ -23,7 +23,7 @@ Parts = dict[str, str]
 # Left out wherever they stand: see the head of this file.
 NO_RESULT = {
     *("v", "version", "program_version", "seq", "crc32", "seconds", "step_seconds", "step_seconds_total"),
-    *("wall_seconds", "images_per_s", "images_per_second"),
+    *("wall_seconds", "phases", "images_per_s", "images_per_second"),
     *("identity", "events", "hot"),
 }
 # Names of keys in older builds -> the names now.
