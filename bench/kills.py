@@ -109,9 +109,8 @@ def main() -> None:
     program, chance = args.program.resolve(), random.Random(args.seed)
     print("| configuration | kills | runs | differences |\n|---|---|---|---|", flush=True)
     failed = 0
-    chosen = [args.only] if args.only else list(RUNS)
-    for name, settings in ((name, RUNS[name]) for name in chosen):
-        done, runs, wrong = row(program, settings, args.kills, chance)
+    for name in [args.only] if args.only else RUNS:
+        done, runs, wrong = row(program, RUNS[name], args.kills, chance)
         failed += bool(wrong)
         print(f"| {name} | {done} | {runs} | {'; '.join(wrong) or 'none'} |", flush=True)
     raise SystemExit(1 if failed else 0)
