@@ -1,4 +1,7 @@
-"""A program on a terminal as SVG: `terminal.py OUT COLUMNS ROWS SECONDS COMMAND…`. Needs `pyte`."""
+"""A program on a terminal as PNG: `terminal.py OUT COLUMNS ROWS SECONDS COMMAND…`. Needs `pyte` and chromium.
+
+Characters of braille, of which charts on a terminal consist, are drawn as dots: few fonts have them.
+"""
 
 import fcntl
 import html
@@ -7,14 +10,22 @@ import pty
 import select
 import struct
 import sys
+import tempfile
 import termios
 import time
 
 import pyte
 
+from browser import Chromium
+
 COLOURS = {"default": "#d8d8d8", "black": "#5c6370", "red": "#e06c75", "green": "#98c379", "brown": "#e5c07b",
            "yellow": "#e5c07b", "blue": "#61afef", "magenta": "#c678dd", "cyan": "#56b6c2", "white": "#d8d8d8"}
+# The same, where a program takes them from the palette of 256 colours.
+PALETTE = {"000000": "black", "cd0000": "red", "00cd00": "green", "cdcd00": "yellow", "0000ee": "blue",
+           "cd00cd": "magenta", "00cdcd": "cyan", "e5e5e5": "white"}
 WIDTH, HEIGHT = 8.4, 17
+# The first character of braille; the bits of the others are their dots, in this order of (column, row).
+BRAILLE, DOTS = 0x2800, [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (0, 3), (1, 3)]
 
 
 def screen_of(command, columns, rows, seconds):
@@ -35,6 +46,16 @@ def screen_of(command, columns, rows, seconds):
     return screen
 
 
+def dots(text, left, top, colour):
+    """The dots of the characters of braille in a text."""
+    for place, character in enumerate(text):
+        bits = ord(character) - BRAILLE
+        for bit, (column, row) in enumerate(DOTS):
+            if 0 <= bits < 256 and bits >> bit & 1:
+                x, y = left + (place + 0.25 + column / 2) * WIDTH, top + (row + 0.5) * HEIGHT / 4
+                yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="1.6" fill="{colour}"/>'
+
+
 def svg(screen):
     """Runs of cells of one style, each placed by itself so that no font shifts the columns."""
     width, height = screen.columns * WIDTH + 20, screen.lines * HEIGHT + 20
@@ -50,11 +71,14 @@ def svg(screen):
             while x < screen.columns and (c := screen.buffer[y][x]) and (c.fg, c.bold, c.reverse) == style:
                 text += c.data
                 x += 1
-            colour = COLOURS.get(cell.fg, "#" + cell.fg if len(cell.fg) == 6 else COLOURS["default"])
+            name = PALETTE.get(cell.fg, cell.fg)
+            colour = COLOURS.get(name, "#" + name if len(name) == 6 else COLOURS["default"])
             left, top = 10 + from_x * WIDTH, 10 + y * HEIGHT
             if cell.reverse:
                 parts.append(f'<rect x="{left:.1f}" y="{top}" width="{len(text) * WIDTH:.1f}" height="{HEIGHT}" fill="{colour}"/>')
                 colour = "#1e2127"
+            parts.extend(dots(text, left, top, colour))
+            text = "".join(" " if 0 <= ord(c) - BRAILLE < 256 else c for c in text)
             if text.strip():
                 weight = ' font-weight="bold"' if cell.bold else ""
                 parts.append(f'<text x="{left:.1f}" y="{top + 13}" fill="{colour}" textLength="{len(text) * WIDTH:.1f}" '
@@ -65,8 +89,14 @@ def svg(screen):
 def main():
     out, columns, rows, seconds, *command = sys.argv[1:]
     screen = screen_of(command, int(columns), int(rows), float(seconds))
-    with open(out, "w") as file:
+    with tempfile.NamedTemporaryFile("w", suffix=".svg") as file:
         file.write(svg(screen))
+        file.flush()
+        browser = Chromium()
+        browser.look(round(screen.columns * WIDTH + 20), screen.lines * HEIGHT + 20, "dark")
+        browser.open(f"file://{file.name}")
+        browser.picture(out)
+        browser.close()
 
 
 main()

@@ -15,6 +15,11 @@
 //! The program `meristem` offers the same on the command line.
 #![forbid(unsafe_code)]
 
+/// The program in the README of the repository.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
+
 pub use meristem_comm as comm;
 pub use meristem_control as control;
 pub use meristem_data as data;

@@ -1,19 +1,22 @@
-"""The examples of `docs/python.md`, as they are written."""
+"""The Python examples of the documents, as they are written."""
 
 import re
 from pathlib import Path
 
+import pytest
 
-PAGE = Path(__file__).parents[3] / "docs" / "python.md"
+
+ROOT = Path(__file__).parents[3]
 
 
-def test_the_examples_run_in_their_order(tmp_path, monkeypatch):
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
+def test_the_examples_run_in_their_order(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    text = PAGE.read_text()
+    text = (ROOT / page).read_text()
     # Examples that need PyTorch are run by `torch_check.py`.
     blocks = re.findall(r"(<!-- needs: torch -->\n)?```python\n(.*?)```", text, re.DOTALL)
     assert blocks
     names: dict[str, object] = {"__name__": "docs"}
     for needs_torch, block in blocks:
         if not needs_torch:
-            exec(compile(block, str(PAGE), "exec"), names)
+            exec(compile(block, page, "exec"), names)

@@ -274,15 +274,14 @@ fn environment_variables_are_strict() {
 }
 
 #[test]
-fn exit_codes_are_the_same_in_help_and_readme() {
+fn exit_codes_are_the_same_in_help_and_documents() {
     let help = Meristem::new().ok("--help").stdout;
-    let readme = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md");
-    let readme = std::fs::read_to_string(readme).unwrap();
+    let page = include_str!("../../../../docs/commands.md");
     let listed = help.split("Exit codes:").nth(1).unwrap();
     for code in ["0", "1", "2", "3", "129, 130, 143"] {
         let line = listed.lines().find(|line| line.starts_with(&format!("  {code} ")));
         assert!(line.is_some(), "{code}: {listed}");
-        assert!(readme.contains(&format!("| {code} | ")), "{code}");
+        assert!(page.contains(&format!("| {code} | ")), "{code}");
     }
 }
 
