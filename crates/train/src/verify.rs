@@ -18,7 +18,8 @@ use crate::record::run_folder::{
     CHECKPOINTS, CONFIG, CONFIG_BYTES_MAX, EVENTS, POLICY, WEIGHTS, check_config,
 };
 use crate::record::sealed::{self, Seal};
-use crate::record::summary::{self, SUMMARY};
+use crate::record::summary::{self, SUMMARY, SUMMARY_VERSION};
+use crate::study::STUDY_VERSION;
 
 /// Largest file of tensors that is checked, in bytes.
 const TENSORS_BYTES_MAX: u64 = 8_000_000_000;
@@ -109,7 +110,7 @@ impl Files {
     fn check_study(&mut self) -> io::Result<()> {
         let path = self.directory.path().join(STUDY);
         let text = self.directory.read(STUDY, STUDY_BYTES_MAX).map_err(|e| e.to_string());
-        self.push(path, text.and_then(|text| text.map(|text| object(&text)).transpose()));
+        self.push(path, text.and_then(|text| text.map(|text| study(&text)).transpose()));
         Ok(())
     }
 
@@ -124,7 +125,8 @@ impl Files {
         };
         self.push(path(EVENTS), events(&directory, dropped));
         let text = directory.read(SUMMARY, u64::MAX).unwrap_or_default();
-        let checked = summary.as_ref().map(|_| text.map(|text| state_of(sealed::check(&text))));
+        let state = |text: Vec<u8>| state_of(sealed::check(&text, SUMMARY_VERSION));
+        let checked = summary.as_ref().map(|_| text.map(state));
         self.push(path(SUMMARY), checked.map_err(String::clone));
         self.check_tensors(&directory, POLICY, weights);
         if let Some(folder) = self.below(WEIGHTS)? {
@@ -219,10 +221,10 @@ fn whole_lines(file: &mut std::fs::File) -> io::Result<u64> {
     Ok(newline.map_or(if from > 0 { end } else { 0 }, |at| from + at as u64 + 1))
 }
 
-/// Whether the text of a JSON object is as it was written.
-fn object(text: &[u8]) -> Result<FileState, String> {
+/// Whether the text of a study is as it was written.
+fn study(text: &[u8]) -> Result<FileState, String> {
     serde_json::from_slice::<serde::de::IgnoredAny>(text).map_err(|error| error.to_string())?;
-    match sealed::check(text) {
+    match sealed::check(text, STUDY_VERSION) {
         Seal::Broken => Err(sealed::BROKEN.into()),
         seal => Ok(state_of(seal)),
     }

@@ -434,6 +434,7 @@ fn a_study_goes_on_where_it_was_killed() {
     let mut older = m.json(file);
     assert!(older["computed"][0]["rounding"].take().is_u64());
     older["computed"][0]["rounding"] = 0.into();
+    older["v"] = 1.into();
     std::fs::write(m.path(file), older.to_string()).unwrap();
     let warned = eval(&m, &format!("{flags} cut"));
     assert_eq!(warned.stderr.matches(warning).count(), 1, "{}", warned.stderr);

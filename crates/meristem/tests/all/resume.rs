@@ -125,7 +125,8 @@ fn a_stopped_run_goes_on_and_a_complete_one_is_left_alone() {
     );
     assert_eq!(m.bytes("whole/events.jsonl"), before);
     // A summary from before its keys had the names of today is the same summary.
-    let summary = m.json("whole/summary.json");
+    let mut summary = m.json("whole/summary.json");
+    summary["v"] = 1.into();
     let written = m.bytes("whole/summary.json");
     let mut older = without_checksums(&String::from_utf8(written.clone()).unwrap());
     for (name, before) in [
@@ -571,11 +572,17 @@ fn a_changed_digit_is_noticed() {
     };
     // In a number of the first event.
     let events = changed("run/events.jsonl", "\"train_samples\":4", "\"train_samples\":5");
+    fs::write(m.path("run/events.jsonl"), &events).unwrap();
+    // In the name of a checksum.
+    changed("run/events.jsonl", "\"crc32\"", "\"crc30\"");
     let words = ["events.jsonl was changed or damaged", "line 1", "differs from its checksum"];
     let summary = m.bytes("run/summary.json");
     fs::remove_file(m.path("run/summary.json")).unwrap();
     m.fails("train --resume run --quiet", 2, &words);
     fs::write(m.path("run/events.jsonl"), &events).unwrap();
+    fs::write(m.path("run/summary.json"), &summary).unwrap();
+    changed("run/summary.json", "\"crc32\"", "\"crc3\u{7f}\"");
+    m.fails("train --resume run --quiet", 2, &["summary.json", "differs from its checksum"]);
     fs::write(m.path("run/summary.json"), &summary).unwrap();
     let summary =
         changed("run/summary.json", "\"control_accuracy\": 0.", "\"control_accuracy\": 1.");

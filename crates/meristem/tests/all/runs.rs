@@ -84,7 +84,7 @@ fn runs_are_listed_whatever_their_state() {
     );
     let problem = |name: &str| row(&listed, name)["problem"].as_str().unwrap().to_string();
     assert!(problem("zeros").contains("summary.json: EOF while parsing"), "{listed}");
-    assert!(problem("newer").contains("its format has version 9, this program reads version 1"));
+    assert!(problem("newer").contains("its format has version 9, this program reads version 2"));
 
     let text = m.ok("runs").stdout;
     for words in ["grown", "complete", "grow.jsonl", "8/8", "killed", "foreign/deep"] {

@@ -36,7 +36,7 @@ fn a_run_is_a_folder_that_says_what_happened() {
 
     let events = m.events("run");
     for (i, event) in events.iter().enumerate() {
-        assert_eq!((&event["v"], &event["seq"]), (&1.into(), &i.into()));
+        assert_eq!((&event["v"], &event["seq"]), (&2.into(), &i.into()));
     }
     assert_eq!(events[0]["event"], "run_started");
     assert_eq!(events[events.len() - 1]["event"], "run_ended");

@@ -24,7 +24,7 @@ use crate::config::types::{Normalize, PolicyStart};
 use crate::record::null_as_nan;
 
 /// Version of the format of the lines.
-pub const SCHEMA_VERSION: u32 = 1;
+pub const SCHEMA_VERSION: u32 = 2;
 
 /// A line of `events.jsonl`.
 #[derive(Debug, Serialize)]
@@ -462,7 +462,7 @@ mod tests {
         assert_eq!(
             serde_json::to_string(&record).unwrap(),
             concat!(
-                r#"{"v":1,"seq":3,"seconds":1.5,"event":"stage_changed","env":1,"round":0,"#,
+                r#"{"v":2,"seq":3,"seconds":1.5,"event":"stage_changed","env":1,"round":0,"#,
                 r#""step":7,"slot":"r0c1","from":"training","to":"blending"}"#
             )
         );

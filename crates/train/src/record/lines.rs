@@ -6,6 +6,7 @@ use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 
 use serde::Deserialize;
 
+use crate::record::events::SCHEMA_VERSION;
 use crate::record::sealed::{self, Seal};
 
 /// Longest line that is read, in bytes. The longest that a run writes are thousands of bytes.
@@ -90,7 +91,7 @@ impl Lines {
         if line.last() != Some(&b'\n') {
             return Err(format!("no line ends at byte {}", at + line.len() as u64));
         }
-        match sealed::check(line) {
+        match sealed::check(line, SCHEMA_VERSION) {
             Seal::Broken => return Err(sealed::BROKEN.into()),
             Seal::Absent if self.sealed > 0 => {
                 return Err("it has no checksum, but a line before it has one".into());

@@ -24,7 +24,7 @@ use crate::record::trace::TraceSummary;
 pub(crate) const SUMMARY: &str = "summary.json";
 
 /// Version of the format of `summary.json`.
-pub const SUMMARY_VERSION: u32 = 1;
+pub const SUMMARY_VERSION: u32 = 2;
 
 /// Way in which a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,10 +56,10 @@ pub(crate) fn read(run: &Path) -> io::Result<Option<Summary>> {
 /// Reads the `summary.json` of an open folder, as [`read`] does.
 pub(crate) fn read_in(folder: &Directory) -> io::Result<Option<Summary>> {
     let Some(text) = folder.read(SUMMARY, BYTES_MAX)? else { return Ok(None) };
-    if sealed::check(&text) == Seal::Broken {
+    let summary: Summary = serde_json::from_slice(&text).map_err(io::Error::other)?;
+    if sealed::check(&text, SUMMARY_VERSION) == Seal::Broken {
         return Err(io::Error::other(sealed::BROKEN));
     }
-    let summary: Summary = serde_json::from_slice(&text).map_err(io::Error::other)?;
     match summary.v {
         0..=SUMMARY_VERSION => Ok(Some(summary)),
         v => Err(io::Error::other(format!(

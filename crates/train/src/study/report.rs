@@ -9,7 +9,7 @@ use crate::record::summary::{
 use crate::study::statistics::{PairedDifference, Spread};
 
 /// Version of the format of `study.json`.
-pub const STUDY_VERSION: u32 = 1;
+pub const STUDY_VERSION: u32 = 2;
 
 /// Results of a study. Accuracies are shares 0..1, on the test split, at the end of an episode.
 ///

@@ -32,8 +32,8 @@ pub(crate) fn with_images() -> Meristem {
     m
 }
 
-/// The text of events or of a summary without checksums, as an earlier build wrote it. So a test
-/// may change it.
+/// The text of events or of a summary in the first version of the format without checksums, as an
+/// earlier build wrote it. So a test may change it.
 pub(crate) fn without_checksums(text: &str) -> String {
     let mut rest = text;
     let mut all = String::new();
@@ -41,7 +41,7 @@ pub(crate) fn without_checksums(text: &str) -> String {
         all += rest[..at].trim_end().trim_end_matches(',');
         rest = &rest[at..][rest[at..].find('}').unwrap()..];
     }
-    all + rest
+    (all + rest).replace("\"v\":2", "\"v\":1").replace("\"v\": 2", "\"v\": 1")
 }
 
 /// Results that must be equal: weights, and events without times and number of threads.

@@ -215,21 +215,16 @@ impl EventTail {
 
     /// The event of a line. Counts a line that has none.
     fn parse(&mut self, line: &[u8]) -> Option<Line> {
-        match sealed::check(line) {
-            Seal::Broken => {
-                self.skipped.damaged += 1;
-                return None;
-            }
-            Seal::Whole => self.is_sealed = true,
-            // A line of an earlier build, or damage in the name of the checksum.
-            Seal::Absent if self.is_sealed && !line.trim_ascii().is_empty() => {
-                self.skipped.damaged += 1;
-                return None;
-            }
-            Seal::Absent => {}
+        if line.trim_ascii().is_empty() {
+            return None;
         }
-        let Ok(head) = serde_json::from_slice::<Head<'_>>(line) else {
-            self.skipped.damaged += u64::from(!line.trim_ascii().is_empty());
+        let seal = sealed::check(line, SCHEMA_VERSION);
+        // A line without a checksum is of an earlier build, which wrote none before it either.
+        let is_whole = seal == Seal::Whole || (seal == Seal::Absent && !self.is_sealed);
+        self.is_sealed |= seal == Seal::Whole;
+        let head = serde_json::from_slice::<Head<'_>>(line).ok().filter(|_| is_whole);
+        let Some(head) = head else {
+            self.skipped.damaged += 1;
             self.damaged_bytes += line.len() as u64;
             return None;
         };
