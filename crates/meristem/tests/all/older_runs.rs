@@ -9,13 +9,14 @@ use crate::common::process::output;
 use crate::common::{Meristem, Said, said};
 use serde_json::Value;
 
-/// Single runs in the folder of each version, and their states.
-const RUNS: [(&str, &str); 5] = [
+/// Single runs in the folder of each version, and their states. The first three have no `init`.
+const RUNS: [(&str, &str); 6] = [
     ("none", "stopped"),
     ("heuristic", "killed"),
     ("ppo", "killed"),
     ("ranks", "killed"),
     ("complete", "complete"),
+    ("init", "killed"),
 ];
 
 fn collection() -> PathBuf {
@@ -29,7 +30,7 @@ fn versions() -> Vec<String> {
     let mut names: Vec<String> =
         folders.map(|path| path.file_name().unwrap().to_str().unwrap().into()).collect();
     names.sort_unstable();
-    assert!(names.len() >= 3, "{names:?}");
+    assert!(names.len() >= 4, "{names:?}");
     names
 }
 
@@ -46,6 +47,13 @@ fn copy(from: &Path, to: &Path) {
         // Git keeps no empty folders, such as the one of a run that was killed in its first round.
         fs::create_dir_all(to.join("weights")).unwrap();
     }
+}
+
+/// The runs that the folder beside the program has.
+fn runs(m: &Meristem) -> Vec<(&'static str, &'static str)> {
+    let found: Vec<_> = RUNS.into_iter().filter(|(run, _)| m.path(run).is_dir()).collect();
+    assert!(found.len() >= RUNS.len() - 1, "{found:?}");
+    found
 }
 
 /// The program beside copies of the runs of a version.
@@ -88,7 +96,7 @@ fn assert_complete(m: &Meristem, run: &str, context: &str) {
 fn runs_of_every_version_go_on() {
     for version in versions() {
         let m = with_runs_of(&version);
-        for (run, _) in RUNS {
+        for (run, _) in runs(&m) {
             portable(&m, &format!("train --resume {run} --quiet"), &version);
             assert_complete(&m, run, &format!("{version}, {run}"));
         }
@@ -128,12 +136,13 @@ fn runs_of_every_version_are_listed_and_reported() {
         let listed = portable(&m, "runs . --json", &version).stdout;
         let listed: Value = serde_json::from_str(&listed).unwrap();
         let rows = listed["runs"].as_array().unwrap();
-        for (run, state) in RUNS {
+        let all = runs(&m);
+        for (run, state) in &all {
             let row = rows.iter().find(|row| row["run"] == format!("./{run}"));
             let row = row.unwrap_or_else(|| panic!("{version}, {run}: {listed}"));
             assert_eq!(
                 (&row["state"], &row["problem"]),
-                (&state.into(), &Value::Null),
+                (&(*state).into(), &Value::Null),
                 "{version}"
             );
             portable(&m, &format!("export csv {run} --out {run}.csv"), &version);
@@ -141,13 +150,14 @@ fn runs_of_every_version_are_listed_and_reported() {
             let header = rows.lines().next().unwrap();
             assert!(header.contains("control_accuracy") && rows.lines().count() > 2, "{rows}");
         }
-        let all = RUNS.map(|(run, _)| run).join(" ");
-        let compared = portable(&m, &format!("runs compare {all} --json"), &version).stdout;
+        let names: Vec<&str> = all.iter().map(|(run, _)| *run).collect();
+        let named = names.join(" ");
+        let compared = portable(&m, &format!("runs compare {named} --json"), &version).stdout;
         let compared: Value = serde_json::from_str(&compared).unwrap();
-        assert_eq!(compared["runs"].as_array().unwrap().len(), RUNS.len(), "{compared}");
-        portable(&m, &format!("runs report {all} --out report.html"), &version);
+        assert_eq!(compared["runs"].as_array().unwrap().len(), all.len(), "{compared}");
+        portable(&m, &format!("runs report {named} --out report.html"), &version);
         let report = fs::read_to_string(m.path("report.html")).unwrap();
-        assert!(RUNS.iter().all(|(run, _)| report.contains(run)), "{version}");
+        assert!(names.iter().all(|run| report.contains(run)), "{version}");
     }
 }
 
@@ -168,7 +178,7 @@ fn weights_and_policies_of_every_version_are_used() {
         assert!((then - now).abs() < 0.002, "{version}: {then}, now {now}");
         portable(&m, &format!("export onnx {weights} --out model.onnx"), &version);
         for (run, flags) in [
-            ("init", format!("--controller none --init {weights}")),
+            ("begun", format!("--controller none --init {weights}")),
             ("topology", "--controller none --start-topology complete".to_string()),
             ("greedy", "--controller greedy:complete/policy.safetensors".into()),
             ("learns", "--controller ppo --policy complete/policy.safetensors --rounds 1".into()),
@@ -178,9 +188,10 @@ fn weights_and_policies_of_every_version_are_used() {
     }
 }
 
-/// The newest version in the collection has every setting of today, or else a folder is missing.
+/// The newest version in the collection has every setting and the formats of today, or else a
+/// folder is missing.
 #[test]
-fn the_newest_version_has_the_settings_of_today() {
+fn the_newest_version_has_the_settings_and_formats_of_today() {
     let keys = |text: &str| {
         let pairs = text.lines().filter_map(|line| line.split_once(" = "));
         pairs.map(|(key, _)| key.to_string()).collect::<BTreeSet<String>>()
@@ -188,7 +199,16 @@ fn the_newest_version_has_the_settings_of_today() {
     let m = Meristem::new();
     m.ok("train --controller none --quiet --steps 1 --max-batches 1 --envs 1 --run-dir now");
     let today = keys(&fs::read_to_string(m.path("now/config.toml")).unwrap());
-    let newest = collection().join(versions().last().unwrap()).join("none/config.toml");
-    let newest = keys(&fs::read_to_string(newest).unwrap());
-    assert_eq!(today, newest, "add a folder to tests/older_runs, as its README says");
+    let newest = collection().join(versions().last().unwrap());
+    let missing = "add a folder to tests/older_runs, as its README says";
+    let settings = fs::read_to_string(newest.join("none/config.toml")).unwrap();
+    assert_eq!(today, keys(&settings), "{missing}");
+    let version = |bytes: Vec<u8>| {
+        let first = serde_json::Deserializer::from_slice(&bytes).into_iter::<Value>().next();
+        first.unwrap().unwrap()["v"].clone()
+    };
+    for name in ["events.jsonl", "summary.json"] {
+        let today = version(m.bytes(&format!("now/{name}")));
+        assert_eq!(today, version(fs::read(newest.join("none").join(name)).unwrap()), "{missing}");
+    }
 }

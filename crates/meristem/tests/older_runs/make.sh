@@ -30,5 +30,7 @@ ends ppo KILL round-000001-step-000002 "${ppo[@]}" --rounds 3 --steps 5 --checkp
 ends ranks KILL round-000000-step-000004 --controller heuristic "${grow[@]}" --steps 12 --checkpoint-every 4 \
     --data-parallel --ranks 2 --exchange topk:0.1
 "$program" train --run-dir complete "${host[@]}" "${ppo[@]}" --quiet --rounds 2 --steps 4 --checkpoint-every 0
+ends init KILL round-000000-step-000004 --controller none --steps 12 --checkpoint-every 4 \
+    --init complete/weights/env-0.safetensors
 "$program" control eval --run-dir study --controllers none,heuristic "${host[@]}" --seeds 2 --steps 6 "${grow[@]}"
 find . -name .lock -delete
