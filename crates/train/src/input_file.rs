@@ -18,6 +18,27 @@ pub struct InputFile {
     pub checksum: String,
 }
 
+impl InputFile {
+    /// The file with an absolute path.
+    ///
+    /// # Errors
+    /// As [`absolute`].
+    pub(crate) fn with_absolute_path(self) -> Result<Self> {
+        Ok(Self { path: absolute(&self.setting, &self.path)?, ..self })
+    }
+}
+
+/// The absolute path of a file that the setting `key` names.
+///
+/// # Errors
+/// [`Error::Value`]: the path is empty, or relative while there is no working directory.
+pub(crate) fn absolute(key: &str, path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).map_err(|error| {
+        let got = format!("`{}` ({error})", path.display());
+        Error::value(key, got, "a path, in a working directory that exists if it is relative")
+    })
+}
+
 /// Checks that the files that are `now` read are those that a run `began` with. Files that only one
 /// of them has are not compared: settings name them, which are compared before.
 ///

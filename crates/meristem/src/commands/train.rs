@@ -22,15 +22,15 @@ use crate::table;
 const LEFT: &str = "weights and a summary";
 
 pub(crate) fn run(arguments: &TrainArguments) -> Outcome {
-    if !arguments.quiet {
-        arguments.settings.tell_repeated();
-    }
     if arguments.print_config {
+        if !arguments.quiet {
+            arguments.settings.tell_repeated();
+        }
         return print_config(arguments);
     }
     let mode = mode(arguments);
     let progress = Progress::new(mode).verbose(arguments.verbose);
-    let mut display = Display { progress, wants_view: arguments.watch, view: None };
+    let mut display = Display { arguments, progress, view: None };
     let summary = match &arguments.resume {
         Some(folder) => resume(folder, arguments, &mut display),
         None => start(arguments, &mut display),
@@ -65,13 +65,13 @@ pub(crate) fn run(arguments: &TrainArguments) -> Outcome {
 }
 
 /// Progress of the run, with `--watch` behind a view.
-struct Display {
+struct Display<'a> {
+    arguments: &'a TrainArguments,
     progress: Progress,
-    wants_view: bool,
     view: Option<Beside>,
 }
 
-impl Display {
+impl Display<'_> {
     /// Opens the view on the run's folder. Without a terminal that it can use, progress is printed.
     fn open_view(&mut self, folder: &Path) {
         if !has_terminal() {
@@ -87,10 +87,15 @@ impl Display {
     }
 }
 
-impl Observer for Display {
+impl Observer for Display<'_> {
     fn notice(&mut self, notice: &Notice<'_>) {
+        if let Notice::Joined(0) = notice
+            && !self.arguments.quiet
+        {
+            self.arguments.settings.tell_repeated();
+        }
         self.progress.notice(notice);
-        if let (Notice::FolderOpened(folder), true) = (notice, self.wants_view) {
+        if let (Notice::FolderOpened(folder), true) = (notice, self.arguments.watch) {
             self.open_view(folder);
         }
     }
@@ -115,7 +120,7 @@ fn resolve(arguments: &TrainArguments) -> Result<TrainConfig, Failure> {
     Ok(TrainConfig::resolve(arguments.settings.file()?, arguments.settings.layer())?)
 }
 
-fn start(arguments: &TrainArguments, display: &mut Display) -> Result<Summary, Failure> {
+fn start(arguments: &TrainArguments, display: &mut Display<'_>) -> Result<Summary, Failure> {
     let config = resolve(arguments)?;
     let _listening = stop_on_signals(LEFT, restore_screen)?;
     Ok(train::run(&config, display)?)
@@ -124,7 +129,7 @@ fn start(arguments: &TrainArguments, display: &mut Display) -> Result<Summary, F
 fn resume(
     folder: &Path,
     arguments: &TrainArguments,
-    display: &mut Display,
+    display: &mut Display<'_>,
 ) -> Result<Summary, Failure> {
     if arguments.settings.config.is_some() {
         let message =

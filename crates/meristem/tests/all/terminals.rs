@@ -131,12 +131,30 @@ fn a_view_that_is_stopped_gives_the_terminal_back_until_it_continues() {
     view.wait_for_end(0);
 }
 
+const LONG_RUN: &str = "train --watch --controller none --host minimal --max-batches 2 --envs 2 \
+                        --steps 100000 --batch 32 --run-dir run";
+
+/// SIGQUIT does not wait for a step boundary.
+#[test]
+fn a_run_that_sigquit_ends_gives_the_terminal_back() {
+    let m = Meristem::new();
+    let view = OnTerminal::start(&m, LONG_RUN);
+    view.signal("-QUIT");
+    view.wait_for_end(131);
+    assert!(!m.path("run/summary.json").exists());
+    // Without its view it is ended as any process.
+    let m = Meristem::new();
+    let mut view = OnTerminal::start(&m, LONG_RUN);
+    view.press(b"q");
+    view.wait_until_given_back();
+    view.signal("-QUIT");
+    view.wait_for_end(131);
+}
+
 #[test]
 fn a_run_behind_its_view_gives_the_terminal_back_while_it_is_stopped() {
     let m = Meristem::new();
-    let run = "train --watch --controller none --host minimal --max-batches 2 --envs 2 \
-               --steps 100000 --batch 32 --run-dir run";
-    let mut view = OnTerminal::start(&m, run);
+    let mut view = OnTerminal::start(&m, LONG_RUN);
     view.signal("-TSTP");
     view.wait_until_given_back();
     wait_for("the stop", || view.is_stopped());

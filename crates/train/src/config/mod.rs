@@ -38,6 +38,7 @@ use self::types::{CommKind, ControllerKind, PolicyStart, Preset, Switch};
 pub use self::validate::check_precision;
 pub use self::value::Form;
 use crate::error::{Error, Result};
+use crate::input_file::absolute;
 
 impl TrainConfig {
     /// Combines three sources, lowest priority first: the preset that `flags` or else `file` names,
@@ -132,13 +133,15 @@ impl TrainConfig {
     }
 
     /// The settings with absolute paths.
-    fn with_absolute_paths(&self) -> Self {
+    ///
+    /// # Errors
+    /// As [`absolute`].
+    pub(crate) fn with_absolute_paths(&self) -> Result<Self> {
         let mut written = self.clone();
-        for (_, path) in written.paths_mut() {
-            // Only an empty path fails, and it names no file.
-            *path = std::path::absolute(&*path).unwrap_or_else(|_| path.clone());
+        for (key, path) in written.paths_mut() {
+            *path = absolute(key, path)?;
         }
-        written
+        Ok(written)
     }
 
     /// The paths that are written to the run folder, each with the key of its setting.
@@ -164,9 +167,9 @@ impl TrainConfig {
     ///
     /// # Errors
     /// [`Error::Value`]: a path, which begins with the working directory if it is relative, is not
-    /// UTF-8.
+    /// UTF-8; or as [`absolute`].
     pub(crate) fn check_paths(&self) -> Result<()> {
-        match self.with_absolute_paths().paths_mut().find(|(_, path)| path_text::is_lossy(path)) {
+        match self.with_absolute_paths()?.paths_mut().find(|(_, path)| path_text::is_lossy(path)) {
             None => Ok(()),
             Some((key, path)) => {
                 let expected = "a path that is UTF-8 from the root on, because config.toml is text";
@@ -179,7 +182,8 @@ impl TrainConfig {
     /// and the run folder and the trace are left out, so that the file starts a new run unchanged
     /// from any working directory.
     pub fn resolved_toml(&self) -> String {
-        let mut written = self.with_absolute_paths();
+        // Relative paths that cannot be made absolute were refused by `check_paths`.
+        let mut written = self.with_absolute_paths().unwrap_or_else(|_| self.clone());
         written.run_dir = None;
         written.trace = None;
         written.name = Some(self.run_name());

@@ -88,8 +88,8 @@ impl PolicyFile {
 
     /// The file with its checksum.
     pub(crate) fn input(&self) -> InputFile {
-        let path = std::path::absolute(&self.path).unwrap_or_else(|_| self.path.clone());
-        InputFile { setting: "policy".into(), path, checksum: checksum(&self.weights) }
+        let (setting, path) = ("policy".to_string(), self.path.clone());
+        InputFile { setting, path, checksum: checksum(&self.weights) }
     }
 
     /// Whether it was trained for so many slots and these blueprints.

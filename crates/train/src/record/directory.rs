@@ -224,9 +224,17 @@ impl Directory {
         let name = name.as_ref();
         let (part, file) = self.create_part(name)?;
         let written = write_and_sync(file, bytes);
-        let written = written.and_then(|_held| self.dir.rename(&part, &self.dir, name));
+        let written = written.and_then(|_held| self.finish_part(&part, name));
         // The failed write is the error to report, even if cleaning up fails, too.
-        written.inspect_err(|_| _ = self.dir.remove_file(&part))?;
+        written.inspect_err(|_| _ = self.dir.remove_file(&part))
+    }
+
+    /// Gives the whole file `part` its name. A file or link of this name is replaced.
+    ///
+    /// # Errors
+    /// There is a folder of this name, or the directory is not writable.
+    pub(crate) fn finish_part(&self, part: &str, name: &OsStr) -> io::Result<()> {
+        self.dir.rename(part, &self.dir, name)?;
         // The rename is on the disk once the directory is; not every system can sync one.
         let _ = self.dir.try_clone().map(|dir| dir.into_std_file().sync_all());
         Ok(())
@@ -234,7 +242,10 @@ impl Directory {
 
     /// Creates the file that a new file is written to until it is whole. The name is new: threads,
     /// and processes with equal numbers in two containers, write the same file at the same time.
-    fn create_part(&self, name: &OsStr) -> io::Result<(String, File)> {
+    ///
+    /// # Errors
+    /// The directory is not writable or was removed.
+    pub(crate) fn create_part(&self, name: &OsStr) -> io::Result<(String, File)> {
         static WRITES: AtomicU64 = AtomicU64::new(0);
         loop {
             let write = WRITES.fetch_add(1, Ordering::Relaxed);

@@ -6,6 +6,7 @@
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -55,6 +56,8 @@ pub struct EventWriter {
     queue: Option<SyncSender<Order>>,
     thread: Option<JoinHandle<()>>,
     failure: Arc<Mutex<Option<io::Error>>>,
+    /// Queued events that a failed write has lost.
+    unwritten: Arc<AtomicU64>,
     started: Instant,
     /// Seconds of this run before it was resumed.
     seconds_before: f64,
@@ -117,10 +120,15 @@ impl EventWriter {
     ) -> io::Result<Self> {
         let (queue, lines) = sync_channel(capacity);
         let failure = Arc::new(Mutex::new(None));
-        let shared = Arc::clone(&failure);
+        let unwritten = Arc::new(AtomicU64::new(0));
+        let (shared, lost) = (Arc::clone(&failure), Arc::clone(&unwritten));
         let thread = std::thread::Builder::new().name("events".into()).spawn(move || {
-            if let Err(error) = write_lines(&lines, file, from.bytes) {
+            let mut buffer = vec![];
+            if let Err(error) = write_lines(&lines, file, from.bytes, &mut buffer) {
                 *shared.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                let unwritten = buffer.iter().filter(|byte| **byte == b'\n').count();
+                let queued = lines.iter().filter(|order| matches!(order, Order::Line(_))).count();
+                lost.store((unwritten + queued) as u64, Ordering::Relaxed);
             }
         })?;
         Ok(Self {
@@ -128,6 +136,7 @@ impl EventWriter {
             queue: Some(queue),
             thread: Some(thread),
             failure,
+            unwritten,
             started: Instant::now(),
             seconds_before: from.seconds,
             next_seq: from.seq,
@@ -209,14 +218,12 @@ impl EventWriter {
         Error::RunFolder { action: "write", path: self.watched.path(), source }
     }
 
-    /// Writes the queued events. Returns the number of lost events.
-    ///
-    /// # Errors
-    /// A write failed.
-    pub fn close(mut self) -> Result<u64> {
+    /// Writes the queued events. Returns the number of events that are lost, and whether a write
+    /// failed: then it counts the events that were queued and are not on the disk.
+    pub fn close(mut self) -> (u64, Result<()>) {
         self.finish();
-        self.check()?;
-        Ok(self.dropped)
+        let unwritten = self.unwritten.load(Ordering::Relaxed);
+        (self.dropped + unwritten, self.check())
     }
 
     fn finish(&mut self) {
@@ -235,39 +242,45 @@ impl Drop for EventWriter {
     }
 }
 
-/// Writes lines until the queue is closed; flushes whenever the queue is empty.
-fn write_lines(orders: &Receiver<Order>, mut file: File, mut written: u64) -> io::Result<()> {
-    let mut buffer = Vec::with_capacity(WRITE_BYTES);
+/// Writes lines until the queue is closed; flushes whenever the queue is empty. After an error
+/// `buffer` has the lines that were not written.
+fn write_lines(
+    orders: &Receiver<Order>,
+    mut file: File,
+    mut written: u64,
+    buffer: &mut Vec<u8>,
+) -> io::Result<()> {
     loop {
         let order = match orders.try_recv() {
             Ok(order) => Some(order),
             Err(TryRecvError::Disconnected) => None,
             Err(TryRecvError::Empty) => {
-                flush(&mut file, &mut buffer, &mut written)?;
+                flush(&mut file, buffer, &mut written)?;
                 orders.recv().ok()
             }
         };
         match order {
-            None => return flush(&mut file, &mut buffer, &mut written),
+            None => return flush(&mut file, buffer, &mut written),
             Some(Order::Line(line)) if line.is_empty() => {}
             Some(Order::Line(line)) => {
                 buffer.extend_from_slice(line.as_bytes());
                 buffer.push(b'\n');
             }
             Some(Order::Sync(answer)) => {
-                flush(&mut file, &mut buffer, &mut written)?;
+                flush(&mut file, buffer, &mut written)?;
                 file.sync_data()?;
                 // The requester may have given up; the file is complete all the same.
                 let _ = answer.send(written);
             }
         }
         if buffer.len() >= WRITE_BYTES {
-            flush(&mut file, &mut buffer, &mut written)?;
+            flush(&mut file, buffer, &mut written)?;
         }
     }
 }
 
-/// Writes the buffer. If only a part fits, cuts the file after its last complete line.
+/// Writes the buffer. If only a part fits, cuts the file after its last complete line, and leaves
+/// the other lines in the buffer.
 fn flush(file: &mut File, buffer: &mut Vec<u8>, written: &mut u64) -> io::Result<()> {
     match file.write_all(buffer) {
         Ok(()) => {
@@ -281,6 +294,7 @@ fn flush(file: &mut File, buffer: &mut Vec<u8>, written: &mut u64) -> io::Result
             let whole = part.iter().rposition(|&b| b == b'\n').map_or(0, |at| at + 1);
             // Report the failed write, even if the file cannot be cut, as a device cannot.
             let _ = file.set_len(*written + whole as u64);
+            buffer.drain(..whole);
             Err(error)
         }
     }
@@ -309,7 +323,8 @@ mod tests {
         for i in 0..1000 {
             writer.emit_waiting(&anomaly(i));
         }
-        assert_eq!(writer.close().unwrap(), 0);
+        let (lost, closed) = writer.close();
+        assert_eq!((lost, closed.unwrap()), (0, ()));
         let text = std::fs::read_to_string(&path).unwrap();
         assert_eq!(text.lines().count(), 1000);
         for (i, line) in text.lines().enumerate() {
@@ -330,6 +345,7 @@ mod tests {
             queue: Some(queue),
             thread: None,
             failure: Arc::default(),
+            unwritten: Arc::default(),
             started: Instant::now(),
             seconds_before: 0.0,
             next_seq: 0,
@@ -350,8 +366,10 @@ mod tests {
         let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
         let watched = watched("/dev".into(), "full");
         let mut writer = EventWriter::start(watched, file, EventsPosition::default(), 8).unwrap();
-        writer.emit_waiting(&anomaly(0));
-        let error = writer.close().unwrap_err();
+        (0..5).for_each(|step| writer.emit_waiting(&anomaly(step)));
+        let (lost, closed) = writer.close();
+        assert_eq!(lost, 5, "events on the full disk and behind them in the queue");
+        let error = closed.unwrap_err();
         assert!(matches!(error, Error::RunFolder { action: "write", .. }), "{error:?}");
         assert!(error.to_string().starts_with("cannot write /dev/full: "), "{error}");
         assert_eq!(error.exit_code(), 1);

@@ -127,11 +127,9 @@ impl<'a> Journal<'a> {
         self.writer.as_ref().map_or(0.0, EventWriter::seconds)
     }
 
-    /// Writes the queued events. Returns the number of dropped events.
-    ///
-    /// # Errors
-    /// Writing the file failed.
-    pub(crate) fn close(self) -> Result<u64> {
-        self.writer.map_or(Ok(0), EventWriter::close)
+    /// Writes the queued events. Returns the number of events that are lost, and whether writing
+    /// the file failed.
+    pub(crate) fn close(self) -> (u64, Result<()>) {
+        self.writer.map_or((0, Ok(())), EventWriter::close)
     }
 }

@@ -62,28 +62,32 @@ pub fn export(run: &Path, folder: &Path) -> Result<Exported> {
         );
     }
     let name = format!("{BEGINNING}{:010}{END}", seconds_now());
-    // The file appears once it is complete.
-    let part = folder.join(format!(".{}.part", std::process::id()));
-    let written = match File::create(&part) {
+    let begun = Directory::open(folder)
+        .and_then(|directory| Ok((directory.create_part(name.as_ref())?, directory)));
+    let written = match begun {
         Err(error) => refuse(format!("a writable folder ({error})")),
-        Ok(file) => write_whole(run, file, &part, folder.join(name)),
-    };
-    written.inspect_err(|_| {
-        // The error is the one to report, even if something is left. A folder with other files
-        // stays.
-        let _ = fs::remove_file(&part);
-        if is_new {
-            let _ = fs::remove_dir(folder);
+        Ok(((part, file), directory)) => {
+            // The error is the one to report, even if something is left.
+            write_whole(run, file, [&part, &name], &directory)
+                .inspect_err(|_| _ = directory.remove_file(&part))
         }
-    })
+    };
+    // A folder with other files stays.
+    written.inspect_err(|_| _ = is_new.then(|| fs::remove_dir(folder)))
 }
 
-/// Writes all events to `to`, the file at `part`, and renames it to `path`.
-fn write_whole(run: &Path, to: File, part: &Path, path: PathBuf) -> Result<Exported> {
+/// Writes all events to `to`, the file `part` in a directory, and renames it to `name`.
+fn write_whole(
+    run: &Path,
+    to: File,
+    [part, name]: [&str; 2],
+    directory: &Directory,
+) -> Result<Exported> {
+    let path = directory.path().join(name);
     let mut board = Board::new(run, to, path.clone())?;
     board.copy()?;
     let Board { tail, records, .. } = board;
-    fs::rename(part, &path).map_err(|source| Error::RunFolder {
+    directory.finish_part(part, name.as_ref()).map_err(|source| Error::RunFolder {
         action: "write",
         path: path.clone(),
         source,

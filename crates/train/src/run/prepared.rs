@@ -239,10 +239,9 @@ impl Run {
             images: self.totals.images,
             wall_seconds: seconds,
         });
-        let closed = journal.close();
+        let (dropped, closed) = journal.close();
         let traced = trace.map(RunTrace::finish).transpose();
         let shown = board.map_or(Ok(()), LiveBoard::finish);
-        let dropped = closed.as_ref().map_or(0, |dropped| *dropped);
         let path = folder.map_or(Path::new(""), RunFolder::path);
         if let Some(folder) = folder.filter(|_| outcome.status == Status::Failed) {
             write_newest(&self.setup.interface, folder, self.checkpoints.rounds.len());
@@ -377,6 +376,9 @@ impl Run {
         let threads = self.threads();
         let Self { setup, checkpoints, .. } = self;
         let rate = totals.images as f64 / totals.step_seconds;
+        // As a resumed run has it, from its `config.toml`.
+        let absolute = setup.config.with_absolute_paths();
+        let controller = absolute.as_ref().unwrap_or(&setup.config).controller.to_string();
         Summary {
             v: SUMMARY_VERSION,
             program_version: env!("CARGO_PKG_VERSION").into(),
@@ -385,7 +387,7 @@ impl Run {
             run_dir: PathBuf::from(run_dir),
             path_is_lossy: path_text::is_lossy(run_dir),
             host: setup.host.to_string(),
-            controller: setup.config.controller.to_string(),
+            controller,
             seed: setup.config.seed,
             dataset: checkpoints.identity.dataset,
             input_files: checkpoints.identity.files,

@@ -104,12 +104,12 @@ impl Names {
         fresh_hosts: bool,
     ) -> Result<Self> {
         let found = Self::resolve(config)
-            .and_then(|names| check_files(path, &names.files(), began).map(|()| names));
+            .and_then(|names| check_files(path, &names.files()?, began).map(|()| names));
         match found {
             Err(_) if !fresh_hosts => {
                 let without = TrainConfig { init: None, start_topology: None, ..config.clone() };
                 let names = Self::resolve(&without)?;
-                check_files(path, &names.files(), began).map(|()| names)
+                check_files(path, &names.files()?, began).map(|()| names)
             }
             found => found,
         }
@@ -117,13 +117,19 @@ impl Names {
 
     /// Files that a run is made from: those of [`Names::files`], and the policy, which a checkpoint
     /// has.
-    pub(crate) fn input_files(&self) -> Vec<InputFile> {
-        let policy = self.policy.iter().map(|policy| policy.input());
-        self.files().into_iter().chain(policy).collect()
+    ///
+    /// # Errors
+    /// As [`InputFile::with_absolute_path`].
+    pub(crate) fn input_files(&self) -> Result<Vec<InputFile>> {
+        let mut files = self.files()?;
+        for policy in self.policy.iter().map(|policy| policy.input()) {
+            files.push(policy.with_absolute_path()?);
+        }
+        Ok(files)
     }
 
     /// Files that envs and controllers are made from, as read.
-    fn files(&self) -> Vec<InputFile> {
+    fn files(&self) -> Result<Vec<InputFile>> {
         let weights = |setting: &str, weights: &Weights| InputFile {
             setting: setting.into(),
             path: weights.path().into(),
@@ -132,12 +138,7 @@ impl Names {
         let init = self.init.iter().map(|file| weights("init", file));
         let starts = self.starts.iter().map(|file| weights("start-topology", file));
         let script = self.script.iter().map(|script| script.input());
-        let mut files: Vec<InputFile> = init.chain(starts).chain(script).collect();
-        for file in &mut files {
-            // Only an empty path fails, and it names no file.
-            file.path = std::path::absolute(&file.path).unwrap_or_default();
-        }
-        files
+        init.chain(starts).chain(script).map(InputFile::with_absolute_path).collect()
     }
 
     /// Looks up all names. Reads initial weights, start topologies and script, but neither policy
@@ -224,7 +225,7 @@ impl Setup {
         info: DatasetInfo,
         blueprints: Arc<BlueprintSet>,
     ) -> Result<Self> {
-        let files = names.input_files();
+        let files = names.input_files()?;
         let Names { host, slots, isa, init, starts, script, policy, .. } = names;
         let image = image_shape(&info);
         host.validate(&image).map_err(meristem_grow::Error::from)?;

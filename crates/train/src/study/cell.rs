@@ -57,18 +57,23 @@ pub(super) fn complete(run: &TrainConfig, inputs: &Inputs) -> Result<Option<Summ
     let Inputs { checksums, instruction_set } = inputs;
     check_instruction_set(&folder, instruction_set, &summary.instruction_set)?;
     check_data(&summary, checksums, &folder)?;
-    check_files(&folder, &names.input_files(), &summary.input_files)?;
+    check_files(&folder, &names.input_files()?, &summary.input_files)?;
     Ok(Some(summary))
 }
 
 /// Checks that the run in `folder` had the data of the study.
 pub(super) fn check_data(summary: &Summary, checksums: &[String], folder: &Path) -> Result<()> {
     let data = &summary.dataset.checksums;
-    if !data.is_empty() && data != checksums {
-        let expected = format!("the data of {}", folder.display());
-        return Err(Error::value("dataset", "other images or labels", expected));
-    }
-    Ok(())
+    let differs = |split: usize| data.get(split) != checksums.get(split);
+    let splits = match [differs(0), differs(1)] {
+        _ if data.is_empty() => return Ok(()),
+        [false, false] => return Ok(()),
+        [true, false] => "training",
+        [false, true] => "test",
+        [true, true] => "training and test",
+    };
+    let expected = format!("the data of {}", folder.display());
+    Err(Error::value("dataset", format!("other {splits} images or labels"), expected))
 }
 
 /// Runs a run that is not complete, from its newest checkpoint if it has one.

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
 use meristem::train::reading::Follower;
-use signal_hook::consts::SIGINT;
-use signal_hook::low_level::raise;
+use signal_hook::consts::{SIGINT, SIGQUIT};
+use signal_hook::low_level::{emulate_default_handler, raise};
 
 use super::app::App;
 use super::screen::Screen as Terminal;
@@ -38,14 +38,15 @@ impl Beside {
         // The terminal is restored before the lines behind the view are printed, also after a
         // panic.
         let held = Screen::take();
-        let mut terminal = Terminal::take(&[]).map_err(broken)?;
+        // The run handles the other signals: they end it at a step boundary.
+        let mut terminal = Terminal::take(&[SIGQUIT]).map_err(broken)?;
         close_on_panic(closed.clone());
         let of_thread = closed.clone();
         let view = move || {
             let left = show(&mut terminal, &mut app, &|| of_thread.load(Ordering::Relaxed));
             drop(terminal);
             drop(held);
-            say_why(left);
+            after(left);
         };
         let thread = thread::Builder::new().name("view".into()).spawn(view).map_err(broken)?;
         Ok(Self { closed, thread: Some(thread) })
@@ -60,10 +61,12 @@ impl Drop for Beside {
     }
 }
 
-/// Says why the view is gone, if the run goes on.
-fn say_why(left: io::Result<Ending>) {
+/// Says why the view is gone, if the run goes on. A signal that ended the view ends the process.
+fn after(left: io::Result<Ending>) {
     match left {
-        Ok(Ending::Closed | Ending::Signal(_)) => {}
+        Ok(Ending::Closed) => {}
+        // Only an unknown signal has no default.
+        Ok(Ending::Signal(signal)) => drop(emulate_default_handler(signal)),
         Ok(Ending::Left) => plain::err("the run goes on without its view; Ctrl-C stops it"),
         Err(error) => plain::err(&format!(
             "the run goes on without its view, because the terminal cannot be used: {error}"

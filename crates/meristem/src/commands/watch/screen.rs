@@ -38,6 +38,7 @@ impl Signals {
         flag::register(SIGCONT, signals.continued.clone())?;
         let again = Arc::new(AtomicBool::new(false));
         for &signal in ending {
+            flag::register_conditional_default(signal, signals.gone.clone())?;
             // A second signal does not wait for the view.
             flag::register_conditional_shutdown(signal, 128 + signal, again.clone())?;
             flag::register(signal, again.clone())?;

@@ -13,6 +13,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use super::app::{App, Key};
+use super::screen::Screen;
 use super::{Answer, answer, view};
 
 /// A run of 12 envs with 5 steps, the last with a module, whose text steers terminals.
@@ -197,4 +198,29 @@ fn a_run_without_events_is_waited_for() {
     fs::write(folder.path().join("config.toml"), "").unwrap();
     let app = app(&folder, true);
     assert!(screen(&app, 80, 24).0.contains("waiting for the first event"));
+}
+
+/// Run by the test below in a process on a terminal.
+#[test]
+#[ignore = "needs a terminal"]
+fn a_view_that_panics() {
+    let _screen = Screen::take(&[]).unwrap();
+    panic!("in the middle of a view");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_panic_gives_the_terminal_back_before_its_message() {
+    let program = std::env::current_exe().unwrap();
+    let test = "commands::watch::tests::a_view_that_panics --exact --ignored --nocapture";
+    let line = format!("'{}' {test}; stty -a", program.display());
+    let mut command = std::process::Command::new("timeout");
+    command.args(["300", "script", "--quiet", "--command", &line, "/dev/null"]);
+    let said = command.env("TERM", "xterm").stdin(std::process::Stdio::null()).output().unwrap();
+    let text = String::from_utf8_lossy(&said.stdout).into_owned();
+    let place = |words: &str| text.find(words).unwrap_or_else(|| panic!("{words}: {text}"));
+    assert!(place("\u{1b}[?1049h") < place("\u{1b}[?1049l"), "{text}");
+    assert!(place("\u{1b}[?1049l") < place("in the middle of a view"), "{text}");
+    let modes: Vec<&str> = text.split_whitespace().collect();
+    assert!(["icanon", "echo", "isig"].iter().all(|mode| modes.contains(mode)), "{text}");
 }
