@@ -12,7 +12,36 @@
 //! [`RewardState`] and [`advantages`] compute its reward and advantage. [`Vitals`] detects an env
 //! whose training has failed.
 //!
+//! ```
+//! use std::sync::Arc;
+//! use meristem_control::{Action, Op, apply, legal, legal_ops};
+//! use meristem_grow::{AlphaTarget, BlueprintSet, Host, ImageShape, Rules, Stage, Style, Tempo};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let image = ImageShape { channels: 1, height: 28, width: 28, classes: 10 };
+//! let spec: meristem_grow::HostSpec = "minimal".parse()?;
+//! let blueprints = Arc::new(BlueprintSet::standard());
+//! let mut host = Host::new(spec, image, &spec.slots(), blueprints, Rules::default())?;
+//!
+//! let (style, tempo, alpha_target) = (Style::LinearAdd, Tempo::Fast, AlphaTarget::Full);
+//! let plant = Action::Germinate { slot: 0, blueprint: 0, style, tempo, alpha_target };
+//! apply(&plant, &mut host, &[], None)?;
+//! assert_eq!(host.slots()[0].stage, Stage::Germinated);
+//! assert!(legal(&plant, &host).is_err(), "the slot is taken");
+//! assert!(legal_ops(&host)[Op::Advance.index()]);
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! The rules and tables are those of `docs/control.md`.
+//!
+//! # Modules, from the ones that everything uses on
+//! - `action`, `heads`, `masks`, `rules`: actions, their choices, and what is legal;
+//! - `view`, `history`, `trend`: an env as a controller sees it;
+//! - `controller`, `heuristic`, `random`, `script`: controllers without a policy;
+//! - `observation`, `normalizer`, `sampling`, `reward`, `gae`: numbers in and out of a policy;
+//! - [`policy`], `ppo`, `report`, `state`: the policy, how it learns, and its memory;
+//! - `governor`: rules by which training has failed.
 
 #![forbid(unsafe_code)]
 

@@ -23,6 +23,15 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! # Modules, from the ones that everything uses on
+//! - `error`, [`notes`], [`path_text`]: errors, notes on unusual files, paths as text;
+//! - `source`: files of each kind of dataset, checked and decoded;
+//! - `normalization`, `augment`: what the gather does to a pixel and to an image;
+//! - `dataset`, [`cache`], `spool`: the copy on a device, shared by the process, or streamed;
+//! - [`order`]: the order of samples;
+//! - `gather`: batches;
+//! - `verify`, `import`: checks of a whole dataset, and conversion.
 #![forbid(unsafe_code)]
 
 pub mod cache;

@@ -6,6 +6,31 @@
 //! separate on purpose: the graph depends on the topology alone ([`Host::topology_key`]), so a
 //! change of alpha is a small copy and never a new plan.
 //!
+//! ```
+//! use std::sync::Arc;
+//! use meristem_grow::{AlphaTarget, BlueprintSet, GateInputs, Germination, Style, Tempo};
+//! use meristem_grow::{Host, HostSpec, ImageShape, Optimisers, Rules};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let spec: HostSpec = "cnn:channels=8,blocks=3,kernel=3,pools=3".parse()?;
+//! let image = ImageShape { channels: 3, height: 32, width: 32, classes: 10 };
+//! let blueprints = Arc::new(BlueprintSet::standard());
+//! let light = blueprints.find("conv_light")?;
+//! let mut host = Host::new(spec, image, &spec.slots(), blueprints, Rules::default())?;
+//! let bare = host.topology_key();
+//!
+//! let (style, tempo, alpha_target) = (Style::LinearAdd, Tempo::Fast, AlphaTarget::Full);
+//! let seed = Germination { blueprint: light, style, tempo, alpha_target, accuracy_pp: None };
+//! host.germinate(0, seed)?;
+//! assert_eq!(host.topology_key(), bare, "a germinated module takes no part yet");
+//! assert!(host.advance(0, &GateInputs::default())?.report.passed);
+//! assert_eq!((host.parameters()?.host, host.parameters()?.grown()), (6_418, 592));
+//! let graph = host.graph(&Optimisers::default())?; // what `meristem-nn` compiles
+//! # let _ = graph;
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # Modules, from bottom to top
 //! - `spec`: descriptions of hosts ([`HostSpec`], [`ImageShape`], [`SlotName`]);
 //! - `blueprint`, `blueprint_set`: modules that can grow, as data ([`Blueprint`], [`Layer`],

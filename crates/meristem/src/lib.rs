@@ -12,6 +12,19 @@
 //! - [`export`]: ONNX models and event files of TensorBoard, as bytes;
 //! - [`train`]: whole runs, from a configuration to a folder.
 //!
+//! ```
+//! use meristem::grow::{HostSpec, ImageShape};
+//! use meristem::train::config::{Layer, TrainConfig};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let config = TrainConfig::resolve(Layer::default(), Layer::default())?;
+//! let host: HostSpec = config.host.parse()?;
+//! let embedded = ImageShape { channels: 1, height: 28, width: 28, classes: 10 };
+//! assert_eq!(host.parameters(&embedded), 496);
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! The program `meristem` offers the same on the command line.
 #![forbid(unsafe_code)]
 

@@ -3,7 +3,6 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use meristem_control::{Action, Controller, EnvView, Error, Result};
-use meristem_train::external::External;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
@@ -64,5 +63,3 @@ impl Controller for Callable {
         Err(Error::External { problem })
     }
 }
-
-impl External for Callable {}

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use meristem_control::Controller;
 use meristem_nn::Network;
-use meristem_train::external::{Custom, External};
+use meristem_train::external::Custom;
 use meristem_train::reading::{EventTail, Reached, Run};
 use meristem_train::{self as engine, Event, Notice, Observer, Summary};
 use pyo3::exceptions::PyUserWarning;
@@ -93,8 +94,8 @@ fn watched(
 ) -> PyResult<PathBuf> {
     let Hooks { on_event, controller } = hooks;
     let raised = Raised::default();
-    let external = |decide| Box::new(Callable::new(decide, raised.clone())) as Box<dyn External>;
-    let custom = controller.map(external).map(Custom::from).unwrap_or_default();
+    let own = |decide| Box::new(Callable::new(decide, raised.clone())) as Box<dyn Controller>;
+    let custom = controller.map(own).map(Custom::from).unwrap_or_default();
     let watch = Mutex::new(Watch::new(on_event));
     let result = detached(py, || match watch.lock() {
         Ok(mut watch) => work(custom, &mut watch).map_err(Failure::from),

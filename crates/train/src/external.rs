@@ -1,8 +1,9 @@
 //! Parts of a run that the program brings which uses this library: blueprints, and a controller
 //! that is code of that program.
 //!
-//! A run asks such a controller as it asks any other. Besides, it lets it look at the envs at two
-//! points of each step, where it may also wait: before the step, and before the decision.
+//! A run asks such a controller as it asks any other, and a controller needs no more than the trait
+//! [`Controller`]. One that implements [`External`] besides is shown the envs at two points of each
+//! step, where it may also wait: before the step, and before the decision.
 
 use meristem_control::{Controller, EnvView, Op, SlotHistory};
 use meristem_grow::{BlueprintSet, GateInputs, Host};
@@ -15,7 +16,15 @@ pub struct Custom {
     pub blueprints: BlueprintSet,
     /// The controller of a run whose setting `controller` is
     /// [`External`](crate::settings::ControllerKind::External); `None` for any other.
-    pub controller: Option<Box<dyn External>>,
+    pub controller: Option<OwnController>,
+}
+
+/// A controller that is code of the program.
+pub enum OwnController {
+    /// One that only decides.
+    Deciding(Box<dyn Controller>),
+    /// One that also looks at the envs before each step and before each decision.
+    Looking(Box<dyn External>),
 }
 
 impl Default for Custom {
@@ -30,9 +39,15 @@ impl From<BlueprintSet> for Custom {
     }
 }
 
+impl From<Box<dyn Controller>> for Custom {
+    fn from(controller: Box<dyn Controller>) -> Self {
+        Self { controller: Some(OwnController::Deciding(controller)), ..Self::default() }
+    }
+}
+
 impl From<Box<dyn External>> for Custom {
     fn from(controller: Box<dyn External>) -> Self {
-        Self { controller: Some(controller), ..Self::default() }
+        Self { controller: Some(OwnController::Looking(controller)), ..Self::default() }
     }
 }
 
@@ -47,8 +62,8 @@ pub enum Next {
     Stop,
 }
 
-/// A controller that is code of the program. A run over several processes has one in each, and all
-/// must answer alike.
+/// A controller of the program that looks at the envs of a run. A run over several processes has
+/// one in each, and all must answer alike.
 pub trait External: Controller {
     /// Called before every step. The envs are those that the last step left, or fresh ones.
     ///

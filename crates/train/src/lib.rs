@@ -22,17 +22,25 @@
 //! | [`eval`] | evaluation of a weights file without a run |
 //! | [`export`] | a weights file as an ONNX model |
 //!
-//! ```no_run
+//! ```
 //! use meristem_train::config::{Layer, TrainConfig};
-//! use meristem_train::settings::Preset;
+//! use meristem_train::settings::{Limit, Preset};
 //!
-//! # fn main() -> meristem_train::Result<()> {
-//! let quick = Layer { preset: Some(Preset::Quick), ..Layer::default() };
-//! let config = TrainConfig::resolve(Layer::default(), quick)?;
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let folder = tempfile::tempdir()?;
+//! let settings = Layer {
+//!     preset: Some(Preset::Quick),
+//!     steps: Some(2),
+//!     max_batches: Some(Limit::Count(4)),
+//! #   run_dir: Some(Some(folder.path().join("run"))),
+//!     ..Layer::default()
+//! };
+//! let config = TrainConfig::resolve(Layer::default(), settings)?;
 //! let summary = meristem_train::run(&config, &mut meristem_train::Silent)?;
-//! if let Some(share) = summary.envs[0].test_accuracy {
-//!     println!("{:.1} % of the test images", 100.0 * share);
+//! for env in &summary.envs {
+//!     println!("{:?} with {} parameters", env.test_accuracy, env.parameters);
 //! }
+//! assert!(summary.run_dir.join("events.jsonl").exists());
 //! # Ok(())
 //! # }
 //! ```

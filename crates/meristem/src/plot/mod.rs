@@ -1,4 +1,7 @@
 //! Plots: `study`, `curves` and `lifecycle` lay data out as shapes, `svg` and `png` encode them.
+//!
+//! Files, reports and pages of `serve` have their charts from here: none is drawn by two programs,
+//! and pages need no script for them.
 
 mod axis;
 mod curves;

@@ -12,7 +12,7 @@ use meristem_nn::safetensors;
 
 use crate::config::TrainConfig;
 use crate::error::{Error, Result};
-use crate::external::External;
+use crate::external::{External, OwnController};
 use crate::processes::World;
 use crate::record::run_folder::POLICY;
 use crate::settings::ControllerKind;
@@ -20,7 +20,7 @@ use crate::setup::Setup;
 
 /// A controller, by the way it learns.
 pub(crate) enum AnyController {
-    /// A controller that does not learn.
+    /// A controller that only decides.
     Rules(Box<dyn Controller>),
     /// A script of actions.
     Script(Box<Script>),
@@ -28,13 +28,13 @@ pub(crate) enum AnyController {
     Policy(Box<Ppo>),
     /// A policy that learns over several ranks.
     Group(Box<PpoGroup>),
-    /// A controller of the program.
+    /// A controller of the program that looks at the envs.
     External(Box<dyn External>),
 }
 
 impl AnyController {
     /// The controller of a run with `train_samples` training images, for the envs of this process.
-    /// A policy computes on `stream`. `external` is the program's, if it brings one.
+    /// A policy computes on `stream`. `own` is the program's, if it brings one.
     ///
     /// # Errors
     /// An unreadable or unfit script, an unfit policy, out of memory; an external controller
@@ -43,11 +43,11 @@ impl AnyController {
         setup: &Setup,
         train_samples: usize,
         stream: &Stream,
-        external: Option<Box<dyn External>>,
+        own: Option<OwnController>,
         world: &mut World,
     ) -> Result<Self> {
         let config = &setup.config;
-        if external.is_some() && config.controller != ControllerKind::External {
+        if own.is_some() && config.controller != ControllerKind::External {
             let expected = "external, because the program brings a controller";
             return Err(Error::value("controller", &config.controller, expected));
         }
@@ -62,8 +62,9 @@ impl AnyController {
                 Some(file) => Ok(Self::Script(Box::new(file.parse(&setup.fresh_host(0)?)?))),
                 None => Err(Error::value("controller", &config.controller, "a script")),
             },
-            ControllerKind::External => match external {
-                Some(external) => Ok(Self::External(external)),
+            ControllerKind::External => match own {
+                Some(OwnController::Deciding(controller)) => rules(controller),
+                Some(OwnController::Looking(external)) => Ok(Self::External(external)),
                 None => {
                     let expected = "the controller of a program; start or resume this run from \
                                     that program, or give another controller";
@@ -103,7 +104,7 @@ impl AnyController {
         }
     }
 
-    /// The controller, if the program brings it.
+    /// The controller, if it looks at the envs.
     pub(crate) fn external(&mut self) -> Option<&mut dyn External> {
         match self {
             Self::External(external) => Some(&mut **external),

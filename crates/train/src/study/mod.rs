@@ -3,7 +3,8 @@
 //! For each seed and contender there is one run ([`crate::run`]) of one episode, without learning.
 //! All contenders of a seed have the same initial hosts, the same split and the same order of
 //! samples, so that differences between contenders are paired. Results depend neither on the number
-//! of threads nor on the other contenders.
+//! of threads nor on the other contenders. The unit of the statistics is the seed, because the envs
+//! of a run share data and are not independent.
 
 mod cell;
 mod contender;

@@ -1,4 +1,8 @@
 //! `meristem serve`: runs in the browser. It reads the folders of runs only.
+//!
+//! Runs are found by name among the runs of the folder; no path is made from a request. All viewers
+//! share what is read and drawn (`live::Gallery`), on two threads at most, in at most a tenth of
+//! their time. A connection has a place, which it may lose to another while it waits (`places`).
 
 #[cfg(feature = "serve")]
 mod connections;

@@ -25,7 +25,8 @@
 //! ends the run.
 //!
 //! **Processes**: each process has the env itself and leads one rank. All measure, decide, grow and
-//! roll back from the same numbers; rank 0 writes the results.
+//! roll back from the same numbers; rank 0 writes the results. Messages to other processes are
+//! waited for, in the inner loop too; `hot_path` in the summary counts these waits.
 //!
 //! Each rank's inner loop runs in a thread of its own, because an exchange waits for the other
 //! ranks' calls. It does not wait for the device.

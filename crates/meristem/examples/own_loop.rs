@@ -1,0 +1,50 @@
+//! A training loop of your own: the program steps a run, looks at it, and says when it is over.
+//!
+//!     cargo run --release -p meristem --example own_loop
+
+use meristem::control::{Action, Controller, Heuristic, HeuristicConfig};
+use meristem::train::config::{Layer, TrainConfig};
+use meristem::train::session::Session;
+use meristem::train::settings::{ControllerKind, Limit, Preset};
+
+/// Control accuracy at which the loop ends, 0..1.
+const ENOUGH: f64 = 0.7;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let settings = Layer {
+        preset: Some(Preset::Quick),
+        controller: Some(ControllerKind::External),
+        envs: Some(2),
+        max_batches: Some(Limit::Count(20)),
+        ..Layer::default()
+    };
+    let config = TrainConfig::resolve(Layer::default(), settings)?;
+    let mut session = Session::start(&config)?;
+    let mut heuristic = Heuristic::new(HeuristicConfig::default());
+
+    for step in 1..=config.steps {
+        // An epoch of training and the measurements; the function is called while they go on.
+        let envs = session.step(&mut || {})?;
+        let accuracies: Vec<_> =
+            envs.iter().filter_map(|env| env.figures.control_accuracy).collect();
+        let worst = accuracies.iter().copied().fold(1.0, f64::min);
+        println!("step {step}: control accuracy at least {:.1} %", 100.0 * worst);
+
+        // Any action is possible here; the heuristic of `meristem train` decides about them.
+        let views: Vec<_> = envs.iter().map(|env| env.view()).collect();
+        let actions = if worst < ENOUGH {
+            heuristic.decide_all(&views)?
+        } else {
+            vec![Action::Wait; views.len()]
+        };
+        session.act(actions, &mut || {})?;
+        if worst >= ENOUGH {
+            break;
+        }
+    }
+
+    // The run is a folder like that of any run: it can be watched, reported and resumed.
+    let summary = session.close()?;
+    println!("{} steps; run folder: {}", summary.steps, summary.run_dir.display());
+    Ok(())
+}
