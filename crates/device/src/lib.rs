@@ -69,4 +69,4 @@ pub use handles::{
     MemoryAround, MemoryReport, Peers, Scratch, read_back, read_back_as, read_back_f64,
 };
 pub use hooks::POISON;
-pub use observers::{ActSite, HotScope, Policy, ScopeReport, Span, Trace, TraceReport};
+pub use observers::{ActSite, HotScope, Policy, ScopeReport, TraceSpan, Trace, TraceReport};

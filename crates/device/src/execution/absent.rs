@@ -1,7 +1,7 @@
 //! CUDA in a build without it: types without values, so that everything above compiles alike. That
 //! they have none is known here only, as elsewhere the compiler would warn of unreachable code.
 
-use super::args::Record;
+use super::args::LaunchRecord;
 use super::block::{Allocator, DeviceMemory};
 use super::call::{Program, Source};
 use super::transfer::Transfer;
@@ -13,7 +13,7 @@ use std::panic::Location;
 use std::time::Instant;
 
 /// Called when a work has run, with the times of its beginning and its end.
-pub(crate) type Told = Box<dyn FnOnce(Instant, Instant) + Send>;
+pub(crate) type OnComplete = Box<dyn FnOnce(Instant, Instant) + Send>;
 
 /// No value.
 #[derive(Debug)]
@@ -21,17 +21,17 @@ enum Never {}
 
 /// An opened device.
 #[derive(Debug)]
-pub(crate) struct Context(Never);
+pub(crate) struct CudaContext(Never);
 
-impl Context {
+impl CudaContext {
     /// # Errors
     /// [`Error::NotCompiled`].
-    pub(crate) fn open(device: DeviceId) -> Result<Arc<Context>> {
+    pub(crate) fn open(device: DeviceId) -> Result<Arc<CudaContext>> {
         Err(Error::NotCompiled { device })
     }
 }
 
-impl Allocator for Arc<Context> {
+impl Allocator for Arc<CudaContext> {
     fn allocate(&self, _size: usize) -> Option<Box<dyn DeviceMemory>> {
         match self.0 {}
     }
@@ -39,10 +39,10 @@ impl Allocator for Arc<Context> {
 
 /// A real stream.
 #[derive(Debug)]
-pub(crate) struct Lane(Never);
+pub(crate) struct CudaStream(Never);
 
-impl Lane {
-    pub(crate) fn new(context: &Arc<Context>) -> Result<Arc<Lane>> {
+impl CudaStream {
+    pub(crate) fn new(context: &Arc<CudaContext>) -> Result<Arc<CudaStream>> {
         match context.0 {}
     }
 
@@ -61,20 +61,20 @@ impl Lane {
 
 /// Membership in a group of devices.
 #[derive(Debug)]
-pub(crate) struct Member(Never);
+pub(crate) struct Membership(Never);
 
-impl Member {
+impl Membership {
     /// # Errors
     /// [`Error::NotCompiled`].
     pub(crate) fn check_library() -> Result<()> {
         Err(Error::NotCompiled { device: DeviceId::Cuda(0) })
     }
 
-    pub(crate) fn new_id(context: &Arc<Context>) -> Result<[u8; ID_BYTES]> {
+    pub(crate) fn new_id(context: &Arc<CudaContext>) -> Result<[u8; ID_BYTES]> {
         match context.0 {}
     }
 
-    pub(crate) fn begin(context: &Arc<Context>, _place: &PeerPlace) -> Result<Arc<Member>> {
+    pub(crate) fn begin(context: &Arc<CudaContext>, _place: &PeerPlace) -> Result<Arc<Membership>> {
         match context.0 {}
     }
 
@@ -86,7 +86,7 @@ impl Member {
         match self.0 {}
     }
 
-    pub(crate) fn context(&self) -> &Arc<Context> {
+    pub(crate) fn context(&self) -> &Arc<CudaContext> {
         match self.0 {}
     }
 
@@ -108,14 +108,14 @@ impl Member {
 }
 
 /// A launch in flight.
-pub(crate) struct Task(Never);
+pub(crate) struct CudaTask(Never);
 
-impl Task {
-    pub(crate) fn record(&self) -> &Record {
+impl CudaTask {
+    pub(crate) fn record(&self) -> &LaunchRecord {
         match self.0 {}
     }
 
-    pub(crate) fn record_mut(&mut self) -> &mut Record {
+    pub(crate) fn record_mut(&mut self) -> &mut LaunchRecord {
         match self.0 {}
     }
 
@@ -125,37 +125,37 @@ impl Task {
 }
 
 /// One of the device's streams.
-pub(crate) struct Track(Never);
+pub(crate) struct CudaQueue(Never);
 
-impl Track {
-    pub(crate) fn new(lane: Arc<Lane>) -> Track {
+impl CudaQueue {
+    pub(crate) fn new(lane: Arc<CudaStream>) -> CudaQueue {
         match lane.0 {}
     }
 
     pub(crate) fn calls(
         &self,
         _program: Option<Program>,
-        _record: Record,
+        _record: LaunchRecord,
         _counters: &Counters,
-    ) -> Result<Task> {
+    ) -> Result<CudaTask> {
         match self.0 {}
     }
 
     pub(crate) fn transfer(
         &self,
         _transfer: Transfer,
-        _record: Record,
+        _record: LaunchRecord,
         _counters: &Counters,
-    ) -> Result<Task> {
+    ) -> Result<CudaTask> {
         match self.0 {}
     }
 
     pub(crate) fn fuse(
         &self,
-        _tasks: Vec<Task>,
+        _tasks: Vec<CudaTask>,
         _counters: &Counters,
         _reclaim: &dyn Fn(),
-    ) -> Result<Option<Task>> {
+    ) -> Result<Option<CudaTask>> {
         match self.0 {}
     }
 
@@ -171,18 +171,18 @@ impl Track {
 
     pub(crate) fn exchange(
         &self,
-        _member: &Arc<Member>,
+        _member: &Arc<Membership>,
         _ranks: Vec<usize>,
-        _record: Record,
-    ) -> Task {
+        _record: LaunchRecord,
+    ) -> CudaTask {
         match self.0 {}
     }
 
-    pub(crate) fn context(&self) -> &Arc<Context> {
+    pub(crate) fn context(&self) -> &Arc<CudaContext> {
         match self.0 {}
     }
 
-    pub(crate) fn shares_lane(&self, _other: &Track) -> bool {
+    pub(crate) fn shares_lane(&self, _other: &CudaQueue) -> bool {
         match self.0 {}
     }
 
@@ -197,9 +197,9 @@ impl Track {
     pub(crate) fn issue<'a>(
         &self,
         _number: u64,
-        _waits: impl Iterator<Item = (&'a Track, u64)>,
-        _task: Option<Task>,
-        _told: Option<Told>,
+        _waits: impl Iterator<Item = (&'a CudaQueue, u64)>,
+        _task: Option<CudaTask>,
+        _told: Option<OnComplete>,
     ) {
         match self.0 {}
     }

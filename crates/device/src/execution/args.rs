@@ -5,12 +5,12 @@
 //! before every later one (`hazard`). So while a kernel runs, no other work writes the bytes it
 //! reads, and no other work touches the bytes it writes.
 
-use super::block::Block;
+use super::block::MemoryBlock;
 use super::host_block::HostBlock;
-use super::scratch::Borrowed;
+use super::scratch::BorrowedScratch;
 use crate::ground::sync::Arc;
-use crate::ground::{DType, Element, INLINE_ARGS, Isa, Use};
-use crate::hooks::{Asked, POISON};
+use crate::ground::{DType, Element, INLINE_ARGS, Isa, AccessKind};
+use crate::hooks::{LaunchCall, POISON};
 use smallvec::SmallVec;
 use std::panic::Location;
 
@@ -18,13 +18,13 @@ use std::panic::Location;
 /// ended.
 pub(crate) struct Arg {
     /// `None` for no elements.
-    pub(crate) block: Option<Arc<Block>>,
+    pub(crate) block: Option<Arc<MemoryBlock>>,
     /// First byte within the block; in bounds, and aligned for the element type.
     pub(crate) offset: usize,
     /// Number of bytes; in bounds of the block.
     pub(crate) bytes: usize,
     pub(crate) dtype: DType,
-    pub(crate) usage: Use,
+    pub(crate) usage: AccessKind,
     /// Whether its mutable slice has been handed out.
     pub(crate) taken: bool,
 }
@@ -46,17 +46,17 @@ impl Arg {
 }
 
 /// A launch in flight: its operation, call site and arguments.
-pub(crate) struct Record {
+pub(crate) struct LaunchRecord {
     pub(crate) operation: &'static str,
     /// Call site of the launch, for errors and observers.
     pub(crate) site: &'static Location<'static>,
     pub(crate) args: SmallVec<[Arg; INLINE_ARGS]>,
     /// Its temporary memory, on a processor.
-    pub(crate) scratch: Option<Borrowed>,
+    pub(crate) scratch: Option<BorrowedScratch>,
     /// Instruction set of the device's kernels.
     pub(crate) isa: Isa,
     /// Its call, for observers that watch runs; `None` without any.
-    pub(crate) asked: Option<Arc<Asked>>,
+    pub(crate) asked: Option<Arc<LaunchCall>>,
 }
 
 /// The arguments of a running kernel, by their position in the launch's chain of `read` and
@@ -66,11 +66,11 @@ pub(crate) struct Record {
 /// panics with a message that says so, which fails the kernel's stream with
 /// [`crate::Error::KernelPanicked`].
 pub struct Args<'a> {
-    record: &'a mut Record,
+    record: &'a mut LaunchRecord,
 }
 
 impl<'a> Args<'a> {
-    pub(crate) fn new(record: &'a mut Record) -> Self {
+    pub(crate) fn new(record: &'a mut LaunchRecord) -> Self {
         Args { record }
     }
 
@@ -100,11 +100,11 @@ impl<'a> Args<'a> {
     /// See [`Args`].
     #[track_caller]
     pub fn read<T: Element>(&self, i: usize) -> &'a [T] {
-        let arg = self.arg::<T>(i, Use::Read);
+        let arg = self.arg::<T>(i, AccessKind::Read);
         let Some(block) = arg.host() else { return &[] };
         block.race.read();
         let len = arg.bytes / size_of::<T>();
-        // SAFETY: `offset` and `bytes` are inside of the block, which `Record` keeps alive for 'a;
+        // SAFETY: `offset` and `bytes` are inside of the block, which `LaunchRecord` keeps alive for 'a;
         // its bytes are initialised, and any bytes are a `T` (Pod). The address is aligned: blocks
         // are aligned to 64, and offsets are multiples of the element type that was just checked.
         // Nobody writes these bytes during 'a: see the module's head.
@@ -118,7 +118,7 @@ impl<'a> Args<'a> {
     /// See [`Args`].
     #[track_caller]
     pub fn write<T: Element>(&mut self, i: usize) -> &'a mut [T] {
-        let arg = self.arg::<T>(i, Use::Write);
+        let arg = self.arg::<T>(i, AccessKind::Write);
         assert!(!arg.taken, "{}: argument {i} was taken before", self.operation());
         self.record.args[i].taken = true;
         let arg = &self.record.args[i];
@@ -184,7 +184,7 @@ impl<'a> Args<'a> {
         };
         let block = piece.host();
         block.race.write();
-        // SAFETY: the piece has at least `bytes` bytes, which are initialised, and `Record` keeps
+        // SAFETY: the piece has at least `bytes` bytes, which are initialised, and `LaunchRecord` keeps
         // it for 'a. Exclusive during 'a: a piece is with one kernel at a time (see `scratch`), and
         // `take` gives it to this one once.
         let all = unsafe { std::slice::from_raw_parts_mut(block.data().as_ptr(), bytes) };
@@ -196,7 +196,7 @@ impl<'a> Args<'a> {
     }
 
     #[track_caller]
-    fn arg<T: Element>(&self, i: usize, usage: Use) -> &Arg {
+    fn arg<T: Element>(&self, i: usize, usage: AccessKind) -> &Arg {
         let (operation, arg) = (self.operation(), self.at(i));
         assert!(arg.usage == usage, "{operation}: argument {i} is declared as {:?}", arg.usage);
         assert!(

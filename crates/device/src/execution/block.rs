@@ -5,7 +5,7 @@ use std::fmt;
 
 /// A run of bytes at one address until it is dropped, aligned to [`ALIGNMENT`](super::ALIGNMENT).
 #[derive(Debug)]
-pub(crate) enum Block {
+pub(crate) enum MemoryBlock {
     Host(HostBlock),
     Device(Box<dyn DeviceMemory>),
 }
@@ -19,20 +19,20 @@ pub(crate) trait DeviceMemory: fmt::Debug + Send + Sync {
     fn address(&self) -> u64;
 }
 
-impl Block {
+impl MemoryBlock {
     /// Usable bytes.
     pub(crate) fn size(&self) -> usize {
         match self {
-            Block::Host(block) => block.size(),
-            Block::Device(block) => block.size(),
+            MemoryBlock::Host(block) => block.size(),
+            MemoryBlock::Device(block) => block.size(),
         }
     }
 
     /// Address of the first byte, in the device's address space.
     pub(crate) fn address(&self) -> u64 {
         match self {
-            Block::Host(block) => block.data().as_ptr().addr() as u64,
-            Block::Device(block) => block.address(),
+            MemoryBlock::Host(block) => block.data().as_ptr().addr() as u64,
+            MemoryBlock::Device(block) => block.address(),
         }
     }
 
@@ -40,40 +40,40 @@ impl Block {
     #[inline]
     pub(crate) fn host(&self) -> Option<&HostBlock> {
         match self {
-            Block::Host(block) => Some(block),
-            Block::Device(_) => None,
+            MemoryBlock::Host(block) => Some(block),
+            MemoryBlock::Device(_) => None,
         }
     }
 }
 
 /// A device's memory, from which it takes blocks.
-pub(crate) enum Memory {
+pub(crate) enum BlockSource {
     Host,
     Device(Box<dyn Allocator>),
 }
 
 /// Allocator of a device's own memory. Returning memory to it stops the device.
 pub(crate) trait Allocator: Send + Sync {
-    /// Memory of `size` bytes with undefined contents, `None` if there is none left.
+    /// BlockSource of `size` bytes with undefined contents, `None` if there is none left.
     fn allocate(&self, size: usize) -> Option<Box<dyn DeviceMemory>>;
 }
 
-impl Memory {
+impl BlockSource {
     /// A new block of `size` bytes, `None` if there is no memory left.
-    pub(crate) fn block(&self, size: usize) -> Option<Block> {
+    pub(crate) fn block(&self, size: usize) -> Option<MemoryBlock> {
         match self {
-            Memory::Host => HostBlock::new(size).map(Block::Host),
-            Memory::Device(allocator) => allocator.allocate(size).map(Block::Device),
+            BlockSource::Host => HostBlock::new(size).map(MemoryBlock::Host),
+            BlockSource::Device(allocator) => allocator.allocate(size).map(MemoryBlock::Device),
         }
     }
 
     /// Whether the device stops when a block returns to its system.
     pub(crate) fn stops(&self) -> bool {
-        matches!(self, Memory::Device(_))
+        matches!(self, BlockSource::Device(_))
     }
 
     /// Whether a new block holds zeros.
     pub(crate) fn is_zeroed(&self) -> bool {
-        matches!(self, Memory::Host)
+        matches!(self, BlockSource::Host)
     }
 }

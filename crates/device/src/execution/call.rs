@@ -3,7 +3,7 @@
 //! with the `cuda` feature runs them.
 
 use crate::ground::sync::{Arc, Mutex};
-use crate::ground::{DType, Element, Use};
+use crate::ground::{DType, Element, AccessKind};
 use bytemuck::Pod;
 use smallvec::SmallVec;
 use std::any::Any;
@@ -51,10 +51,10 @@ impl Operand {
         Operand::Write(T::DTYPE)
     }
 
-    pub(crate) fn usage(self) -> Use {
+    pub(crate) fn usage(self) -> AccessKind {
         match self {
-            Operand::Read(_) => Use::Read,
-            Operand::Write(_) => Use::Write,
+            Operand::Read(_) => AccessKind::Read,
+            Operand::Write(_) => AccessKind::Write,
         }
     }
 
@@ -80,8 +80,8 @@ pub struct Kernel {
     pub values: usize,
 }
 
-/// Words of a call's values stored without an allocation.
-type Words = SmallVec<[u64; 8]>;
+/// ValueWords of a call's values stored without an allocation.
+type ValueWords = SmallVec<[u64; 8]>;
 
 /// A part of one of the launch's arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,7 +105,7 @@ pub struct Call {
     /// Bytes of dynamic shared memory.
     pub(crate) shared: u32,
     /// The bytes of the values, padded to whole words.
-    pub(crate) values: Words,
+    pub(crate) values: ValueWords,
     /// Number of bytes of the values.
     pub(crate) values_len: usize,
 }
@@ -114,7 +114,7 @@ impl Call {
     /// A call with so many blocks of `threads` threads each, whose tensors are the launch's
     /// arguments. Without blocks it does nothing.
     pub fn new(kernel: &'static Kernel, blocks: u32, threads: u32) -> Call {
-        let (values, values_len) = (Words::new(), 0);
+        let (values, values_len) = (ValueWords::new(), 0);
         Call { kernel, pieces: None, blocks, threads, shared: 0, values, values_len }
     }
 
@@ -140,7 +140,7 @@ impl Call {
     /// The call with this struct of values, which the kernel declares with the same layout.
     pub fn values<V: Pod>(mut self, values: V) -> Call {
         let bytes = bytemuck::bytes_of(&values);
-        self.values = Words::from_elem(0, bytes.len().div_ceil(8));
+        self.values = ValueWords::from_elem(0, bytes.len().div_ceil(8));
         bytemuck::cast_slice_mut::<u64, u8>(&mut self.values)[..bytes.len()].copy_from_slice(bytes);
         self.values_len = bytes.len();
         self
@@ -216,7 +216,7 @@ mod tests {
         assert_eq!(bytes[..12], *bytemuck::bytes_of(&[1u32, 2, 3]));
         assert_eq!((call.blocks, call.threads, call.shared), (3, 32, 64));
         assert_eq!((Call::each(&KERNEL, 257).blocks, Call::each(&KERNEL, 0).blocks), (2, 0));
-        assert_eq!(KERNEL.operands[0].usage(), Use::Read);
+        assert_eq!(KERNEL.operands[0].usage(), AccessKind::Read);
         assert_eq!(KERNEL.operands[1].dtype(), DType::F32);
     }
 }

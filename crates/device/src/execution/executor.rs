@@ -13,7 +13,7 @@
 //!
 //! The models in `model` check these.
 
-use super::parts::Boards;
+use super::parts::PartBoards;
 use crate::ground::sync::{
     Arc, AtomicUsize, Mutex, MutexGuard, ON_WORKER, Ordering, lock, spin_until, wait_on,
 };
@@ -33,7 +33,7 @@ pub(crate) fn check_may_wait(operation: &'static str) -> Result<()> {
 
 /// Reason why a worker left a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Left {
+pub(crate) enum TaskEnd {
     /// It has no work.
     Idle,
     /// It waits for another; the waker brings it back.
@@ -46,7 +46,7 @@ pub(crate) enum Left {
 pub(crate) trait Task {
     /// Runs it until it has no work left, has to wait, or its turn is over. Called by the one
     /// worker that took it.
-    fn run(self: &Arc<Self>) -> Left;
+    fn run(self: &Arc<Self>) -> TaskEnd;
 }
 
 /// Tasks that are ready to run, and the state of the workers.
@@ -63,7 +63,7 @@ pub(crate) struct Executor<T> {
     ready: Mutex<Ready<T>>,
     /// Length of the ready list, readable without the lock.
     length: AtomicUsize,
-    boards: Arc<Boards>,
+    boards: Arc<PartBoards>,
 }
 
 impl<T> Executor<T> {
@@ -79,7 +79,7 @@ impl<T> Executor<T> {
         Executor {
             ready: Mutex::new(ready),
             length: AtomicUsize::new(0),
-            boards: Arc::new(Boards::new(workers)),
+            boards: Arc::new(PartBoards::new(workers)),
         }
     }
 }
@@ -132,9 +132,9 @@ impl<T: Task> Executor<T> {
         self.boards.enter(worker);
         while let Some(task) = self.next() {
             match task.run() {
-                Left::Parked => {}
-                Left::TurnOver => self.resume(task),
-                Left::Idle => {
+                TaskEnd::Parked => {}
+                TaskEnd::TurnOver => self.resume(task),
+                TaskEnd::Idle => {
                     let mut ready = lock(&self.ready);
                     ready.active -= 1;
                     if ready.active == 0 && ready.closed {

@@ -19,7 +19,7 @@ const HUGE: usize = 4 << 20;
 #[derive(Debug)]
 pub(crate) struct HostBlock {
     /// Owner of the bytes.
-    _home: Home,
+    _home: HostMemory,
     /// First aligned byte.
     data: NonNull<u8>,
     size: usize,
@@ -29,7 +29,7 @@ pub(crate) struct HostBlock {
 
 /// Memory from the system, given back when it is dropped.
 #[derive(Debug)]
-enum Home {
+enum HostMemory {
     /// From the allocator.
     Heap { base: NonNull<u8>, layout: Layout },
     /// A mapping of its own, which its own `drop` ends.
@@ -47,8 +47,8 @@ impl HostBlock {
     pub(crate) fn new(size: usize) -> Option<HostBlock> {
         let room = size.checked_add(ALIGNMENT)?;
         let (home, base) = match size {
-            HUGE.. if cfg!(not(miri)) => Home::pages(room)?,
-            _ => Home::heap(room)?,
+            HUGE.. if cfg!(not(miri)) => HostMemory::pages(room)?,
+            _ => HostMemory::heap(room)?,
         };
         let skip = base.as_ptr().align_offset(ALIGNMENT);
         debug_assert!(skip < ALIGNMENT);
@@ -94,35 +94,35 @@ impl HostBlock {
     }
 }
 
-impl Home {
+impl HostMemory {
     /// Zeroed bytes from the allocator, and their address.
-    fn heap(bytes: usize) -> Option<(Home, NonNull<u8>)> {
+    fn heap(bytes: usize) -> Option<(HostMemory, NonNull<u8>)> {
         // A large alignment would make the allocator touch every page to zero it; with its natural
         // one the pages stay untouched until a kernel writes them. So align by hand.
         let layout = Layout::from_size_align(bytes, 16).ok()?;
         // SAFETY: the layout's size is at least ALIGNMENT, so not zero.
         let base = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        Some((Home::Heap { base, layout }, base))
+        Some((HostMemory::Heap { base, layout }, base))
     }
 
     /// Zeroed pages, and the address of the first.
-    fn pages(bytes: usize) -> Option<(Home, NonNull<u8>)> {
+    fn pages(bytes: usize) -> Option<(HostMemory, NonNull<u8>)> {
         isize::try_from(bytes).ok()?;
         let mut pages = MmapMut::map_anon(bytes).ok()?;
         // A hint: a system without huge pages, or with none left, takes small ones.
         #[cfg(target_os = "linux")]
         let _ = pages.advise(memmap2::Advice::HugePage);
         let base = NonNull::new(pages.as_mut_ptr())?;
-        Some((Home::Pages(pages), base))
+        Some((HostMemory::Pages(pages), base))
     }
 }
 
-impl Drop for Home {
+impl Drop for HostMemory {
     fn drop(&mut self) {
         match self {
             // SAFETY: `base` came from the allocator with this layout, and is given back once.
-            Home::Heap { base, layout } => unsafe { dealloc(base.as_ptr(), *layout) },
-            Home::Pages(_) => {}
+            HostMemory::Heap { base, layout } => unsafe { dealloc(base.as_ptr(), *layout) },
+            HostMemory::Pages(_) => {}
         }
     }
 }

@@ -27,7 +27,7 @@ thread_local! {
     /// The boards of the device whose worker this thread is, and the number of its own; `None` on
     /// other threads, and while a part runs.
     #[allow(clippy::missing_const_for_thread_local, reason = "model checkers have no such form")]
-    static HERE: RefCell<Option<(Arc<Boards>, usize)>> = RefCell::new(None);
+    static HERE: RefCell<Option<(Arc<PartBoards>, usize)>> = RefCell::new(None);
 }
 
 /// Runs `part` once for each number below `count`, for kernels: on the calling worker, and on
@@ -52,8 +52,8 @@ pub fn in_parts(count: u16, part: impl Fn(usize) + Sync) {
 }
 
 /// The boards of a device's workers.
-pub(crate) struct Boards {
-    boards: Box<[Board]>,
+pub(crate) struct PartBoards {
+    boards: Box<[PartBoard]>,
     /// Workers that help.
     helping: AtomicUsize,
     /// Workers that sleep on `wake`; may be outdated.
@@ -62,11 +62,11 @@ pub(crate) struct Boards {
     pub(super) wake: Condvar,
 }
 
-impl Boards {
+impl PartBoards {
     pub(super) fn new(workers: usize) -> Self {
-        let boards = (0..workers).map(|_| Board::new()).collect();
+        let boards = (0..workers).map(|_| PartBoard::new()).collect();
         let [helping, sleeping] = [(); 2].map(|()| AtomicUsize::new(0));
-        Boards { boards, helping, sleeping, wake: Condvar::new() }
+        PartBoards { boards, helping, sleeping, wake: Condvar::new() }
     }
 
     /// Makes the calling thread the worker with this number.
@@ -87,7 +87,7 @@ impl Boards {
 
     /// Whether there are parts to take; may be outdated.
     pub(super) fn any(&self) -> bool {
-        self.boards.iter().any(Board::is_open)
+        self.boards.iter().any(PartBoard::is_open)
     }
 
     /// Takes parts, and stays for more, until there are none for a while, others take them all, or
@@ -115,15 +115,15 @@ impl Boards {
 }
 
 type Payload = Box<dyn Any + Send>;
-type Part<'a> = &'a (dyn Fn(usize) + Sync);
+type PartFn<'a> = &'a (dyn Fn(usize) + Sync);
 
 /// The job of one worker. On cache lines of its own.
 #[repr(align(128))]
-struct Board {
+struct PartBoard {
     claims: AtomicSeq,
     ended: AtomicUsize,
-    /// The poster's closure, whose lifetime is that of [`Board::run`].
-    job: UnsafeCell<Option<Part<'static>>>,
+    /// The poster's closure, whose lifetime is that of [`PartBoard::run`].
+    job: UnsafeCell<Option<PartFn<'static>>>,
     job_seen: RaceCell,
     /// The panic of the lowest part that panicked.
     panic: Mutex<Option<(usize, Payload)>>,
@@ -132,7 +132,7 @@ struct Board {
 // SAFETY: all fields but `job` are `Sync`. The poster writes `job` before it opens the claims and
 // after all parts of the job before have ended; others read it between their claim of a part and
 // the end of that part. The closure is `Sync`.
-unsafe impl Sync for Board {}
+unsafe impl Sync for PartBoard {}
 
 /// The parts of a job that nobody has claimed: `front..back`, and the number of the job, which
 /// keeps a claim of an earlier job from being one of this.
@@ -170,9 +170,9 @@ impl Claims {
     }
 }
 
-impl Board {
+impl PartBoard {
     fn new() -> Self {
-        Board {
+        PartBoard {
             claims: AtomicSeq::new(0),
             ended: AtomicUsize::new(0),
             job: UnsafeCell::new(None),
@@ -186,7 +186,7 @@ impl Board {
     }
 
     /// Posts a job, takes part in it, and waits for its end. Only for the board's own worker.
-    fn run(&self, count: u16, part: Part<'_>, call: impl FnOnce()) -> Result<(), Payload> {
+    fn run(&self, count: u16, part: PartFn<'_>, call: impl FnOnce()) -> Result<(), Payload> {
         let all = usize::from(count);
         let claims = Claims::of(self.claims.load(Ordering::Relaxed));
         self.ended.store(0, Ordering::Relaxed);
@@ -194,7 +194,7 @@ impl Board {
         // SAFETY: no part of an earlier job is running, and no claim is open, so that nobody else
         // reads `job` now. Nobody reads it either after this function, which returns only when all
         // parts have ended: the closure lives as long as it is used.
-        unsafe { *self.job.get() = Some(std::mem::transmute::<Part<'_>, Part<'static>>(part)) };
+        unsafe { *self.job.get() = Some(std::mem::transmute::<PartFn<'_>, PartFn<'static>>(part)) };
         let open = Claims { job: claims.job.wrapping_add(1), front: 0, back: count };
         self.claims.store(open.word(), Ordering::Release);
         call();
@@ -257,8 +257,8 @@ pub(crate) fn discard(payload: Payload) {
     }
 }
 
-impl fmt::Debug for Boards {
+impl fmt::Debug for PartBoards {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Boards({})", self.boards.len())
+        write!(f, "PartBoards({})", self.boards.len())
     }
 }

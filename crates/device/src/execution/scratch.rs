@@ -13,7 +13,7 @@
 //! - A host that finds no memory waits for the pieces that leave with kernels in flight, so that a
 //!   request does not depend on when they end.
 
-use super::block::Block;
+use super::block::MemoryBlock;
 use super::host_block::HostBlock;
 use crate::ground::Result;
 use crate::ground::sync::{Arc, Condvar, Mutex, MutexGuard, lock, wait_on};
@@ -23,8 +23,8 @@ use std::fmt;
 use std::thread::ThreadId;
 
 /// Memory that one kernel at a time uses.
-pub(crate) struct Piece {
-    block: Arc<Block>,
+pub(crate) struct ScratchPiece {
+    block: Arc<MemoryBlock>,
     /// The block's place in its pool; dropping it gives the block back.
     _place: Box<dyn Any + Send>,
     /// Bytes that were asked for.
@@ -33,10 +33,10 @@ pub(crate) struct Piece {
     last: Option<ThreadId>,
 }
 
-impl Piece {
+impl ScratchPiece {
     /// A piece of `bytes` bytes in a block, which is `place`'s.
-    pub(crate) fn new(block: Arc<Block>, bytes: usize, place: Box<dyn Any + Send>) -> Self {
-        Piece { block, _place: place, bytes, last: None }
+    pub(crate) fn new(block: Arc<MemoryBlock>, bytes: usize, place: Box<dyn Any + Send>) -> Self {
+        ScratchPiece { block, _place: place, bytes, last: None }
     }
 
     pub(super) fn host(&self) -> &HostBlock {
@@ -45,9 +45,9 @@ impl Piece {
 }
 
 /// The pieces of a device.
-pub(crate) struct Pieces {
+pub(crate) struct ScratchPieces {
     workers: usize,
-    state: Mutex<State>,
+    state: Mutex<ScratchState>,
     /// Notified when pieces have left.
     left: Condvar,
     /// Held while pieces are made, which may wait for kernels that borrow some.
@@ -55,12 +55,12 @@ pub(crate) struct Pieces {
 }
 
 #[derive(Default)]
-struct State {
+struct ScratchState {
     /// Bytes of each piece.
     bytes: usize,
-    /// Pieces of this size, free or borrowed.
+    /// ScratchPieces of this size, free or borrowed.
     made: usize,
-    free: Vec<Piece>,
+    free: Vec<ScratchPiece>,
     /// Reservations of each stream.
     reservations: BTreeMap<u64, usize>,
     /// Reservations that not only kernels in flight hold.
@@ -73,7 +73,7 @@ struct State {
     departures: u64,
 }
 
-impl State {
+impl ScratchState {
     /// Whether pieces will leave without anybody doing more.
     fn will_leave(&self) -> bool {
         let orphaned = self.held == 0 && !self.reservations.is_empty();
@@ -81,10 +81,10 @@ impl State {
     }
 }
 
-impl Pieces {
+impl ScratchPieces {
     pub(crate) fn new(workers: usize) -> Self {
         let (state, making) = (Mutex::default(), Mutex::default());
-        Pieces { workers, state, left: Condvar::new(), making }
+        ScratchPieces { workers, state, left: Condvar::new(), making }
     }
 
     /// Makes sure that kernels of `stream` can borrow `bytes` bytes. `make` makes a piece of a
@@ -97,7 +97,7 @@ impl Pieces {
         self: &Arc<Self>,
         stream: u64,
         bytes: usize,
-        mut make: impl FnMut(usize) -> Result<Piece>,
+        mut make: impl FnMut(usize) -> Result<ScratchPiece>,
     ) -> Result<Reservation> {
         let _making = lock(&self.making);
         let (size, missing) = {
@@ -125,7 +125,7 @@ impl Pieces {
     }
 
     /// Gives pieces back, but not under the lock: that takes the pool's.
-    fn leave(&self, mut state: MutexGuard<'_, State>, pieces: Vec<Piece>) {
+    fn leave(&self, mut state: MutexGuard<'_, ScratchState>, pieces: Vec<ScratchPiece>) {
         state.leaving += 1;
         drop(state);
         drop(pieces);
@@ -151,7 +151,7 @@ impl Pieces {
     }
 
     /// A piece for the kernel that this thread runs.
-    fn lend(&self) -> Piece {
+    fn lend(&self) -> ScratchPiece {
         let worker = std::thread::current().id();
         let mut state = lock(&self.state);
         let own = state.free.iter().position(|piece| piece.last == Some(worker));
@@ -161,7 +161,7 @@ impl Pieces {
         piece
     }
 
-    fn take_back(&self, piece: Piece) {
+    fn take_back(&self, piece: ScratchPiece) {
         let mut state = lock(&self.state);
         if piece.bytes == state.bytes {
             state.free.push(piece);
@@ -183,8 +183,8 @@ impl Reservation {
     }
 
     /// The temporary memory of a kernel, which has borrowed nothing yet.
-    pub(crate) fn borrowed(&self, poisoned: bool) -> Borrowed {
-        Borrowed { reservation: Arc::clone(&self.in_flight), piece: None, poisoned }
+    pub(crate) fn borrowed(&self, poisoned: bool) -> BorrowedScratch {
+        BorrowedScratch { reservation: Arc::clone(&self.in_flight), piece: None, poisoned }
     }
 }
 
@@ -203,7 +203,7 @@ impl fmt::Debug for Reservation {
 
 /// A reservation, held by the host or by kernels in flight.
 struct InFlight {
-    pieces: Arc<Pieces>,
+    pieces: Arc<ScratchPieces>,
     stream: u64,
     bytes: usize,
 }
@@ -226,21 +226,21 @@ impl Drop for InFlight {
 }
 
 /// The temporary memory of one kernel: borrowed when the kernel asks for it, given back after it.
-pub(crate) struct Borrowed {
+pub(crate) struct BorrowedScratch {
     reservation: Arc<InFlight>,
-    piece: Option<Piece>,
+    piece: Option<ScratchPiece>,
     /// Whether the memory begins as [`POISON`](crate::POISON).
     pub(super) poisoned: bool,
 }
 
-impl Borrowed {
+impl BorrowedScratch {
     /// Bytes that the kernel gets.
     pub(super) fn bytes(&self) -> usize {
         self.reservation.bytes
     }
 
     /// The kernel's piece; `None` if it was taken before.
-    pub(super) fn take(&mut self) -> Option<&Piece> {
+    pub(super) fn take(&mut self) -> Option<&ScratchPiece> {
         match self.piece {
             Some(_) => None,
             None => Some(self.piece.insert(self.reservation.pieces.lend())),
@@ -248,7 +248,7 @@ impl Borrowed {
     }
 }
 
-impl Drop for Borrowed {
+impl Drop for BorrowedScratch {
     fn drop(&mut self) {
         if let Some(piece) = self.piece.take() {
             self.reservation.pieces.take_back(piece);

@@ -3,29 +3,29 @@
 //! A kernel of the processor is a closure over its arguments' elements, one of CUDA a call. A
 //! transfer (a copy or a fill) is a value, which each backend carries out in its own way.
 
-use super::args::{Args, Record};
-use super::cuda::Task;
+use super::args::{Args, LaunchRecord};
+use super::cuda::CudaTask;
 use super::transfer::Transfer;
 use crate::ground::sync::Arc;
-use crate::hooks::Asked;
+use crate::hooks::LaunchCall;
 use std::panic::Location;
 
 /// Work of a stream. Running it releases all memory that it refers to.
 pub(crate) enum Work {
     /// A kernel of the processor.
-    Kernel(Box<dyn Kernel>),
+    Kernel(Box<dyn HostKernel>),
     /// A copy or a fill on the processor.
-    Transfer(Box<(Record, Transfer)>),
+    Transfer(Box<(LaunchRecord, Transfer)>),
     /// Anything on a CUDA device.
-    Cuda(Box<Task>),
+    Cuda(Box<CudaTask>),
 }
 
 impl Work {
-    pub(crate) fn kernel<F>(record: Record, kernel: F) -> Work
+    pub(crate) fn kernel<F>(record: LaunchRecord, kernel: F) -> Work
     where
         F: FnOnce(&mut Args<'_>) + Send + 'static,
     {
-        Work::Kernel(Box::new(Launched { record, kernel }))
+        Work::Kernel(Box::new(HostLaunch { record, kernel }))
     }
 
     /// Name of the operation.
@@ -39,7 +39,7 @@ impl Work {
     }
 
     /// Its call, for observers that watch runs; `None` without any.
-    pub(crate) fn take_asked(&mut self) -> Option<Arc<Asked>> {
+    pub(crate) fn take_asked(&mut self) -> Option<Arc<LaunchCall>> {
         match self {
             Work::Kernel(kernel) => kernel.record_mut().asked.take(),
             Work::Cuda(task) => task.record_mut().asked.take(),
@@ -59,7 +59,7 @@ impl Work {
         }
     }
 
-    fn record(&self) -> &Record {
+    fn record(&self) -> &LaunchRecord {
         match self {
             Work::Kernel(kernel) => kernel.record(),
             Work::Cuda(task) => task.record(),
@@ -69,32 +69,32 @@ impl Work {
 }
 
 /// A kernel and its arguments.
-pub(crate) trait Kernel: Send {
-    fn record(&self) -> &Record;
-    fn record_mut(&mut self) -> &mut Record;
+pub(crate) trait HostKernel: Send {
+    fn record(&self) -> &LaunchRecord;
+    fn record_mut(&mut self) -> &mut LaunchRecord;
     fn run(self: Box<Self>);
 }
 
 /// A closure and its arguments: one allocation for both.
-struct Launched<F> {
-    record: Record,
+struct HostLaunch<F> {
+    record: LaunchRecord,
     kernel: F,
 }
 
-impl<F> Kernel for Launched<F>
+impl<F> HostKernel for HostLaunch<F>
 where
     F: FnOnce(&mut Args<'_>) + Send,
 {
-    fn record(&self) -> &Record {
+    fn record(&self) -> &LaunchRecord {
         &self.record
     }
 
-    fn record_mut(&mut self) -> &mut Record {
+    fn record_mut(&mut self) -> &mut LaunchRecord {
         &mut self.record
     }
 
     fn run(self: Box<Self>) {
-        let Launched { mut record, kernel } = *self;
+        let HostLaunch { mut record, kernel } = *self;
         kernel(&mut Args::new(&mut record));
     }
 }

@@ -2,7 +2,7 @@
 
 /// Kind of access of a launch to a storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Use {
+pub(crate) enum AccessKind {
     Read,
     Write,
 }

@@ -102,7 +102,7 @@ pub enum Error {
     Mismatch {
         /// Operation.
         operation: &'static str,
-        /// Argument.
+        /// LaunchArgument.
         argument: String,
         /// The property that is wrong.
         property: Property,
@@ -149,7 +149,7 @@ pub enum Error {
     BadShape {
         /// Operation.
         operation: &'static str,
-        /// Argument.
+        /// LaunchArgument.
         argument: &'static str,
         /// Valid shapes.
         expected: String,
@@ -161,7 +161,7 @@ pub enum Error {
     WrongLength {
         /// Operation.
         operation: &'static str,
-        /// Argument.
+        /// LaunchArgument.
         argument: &'static str,
         /// Elements needed.
         expected: usize,
@@ -173,7 +173,7 @@ pub enum Error {
     OutOfBounds {
         /// Operation.
         operation: &'static str,
-        /// Argument.
+        /// LaunchArgument.
         argument: &'static str,
         /// First element of the window.
         start: usize,

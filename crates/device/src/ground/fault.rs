@@ -4,7 +4,7 @@
 
 /// An ordering that the engine omits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fault {
+pub(crate) enum EngineFault {
     /// The pool forgets pending accesses to a freed block: the bug of S2.
     PoolForgets = 1,
     /// Readers do not wait for the producer.
@@ -19,16 +19,16 @@ pub(crate) enum Fault {
 
 /// Faults of a device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Faults(u8);
+pub(crate) struct EngineFaults(u8);
 
-impl Faults {
+impl EngineFaults {
     #[cfg(test)]
-    pub(crate) fn planted(faults: &[Fault]) -> Self {
-        Faults(faults.iter().fold(0, |all, &fault| all | fault as u8))
+    pub(crate) fn planted(faults: &[EngineFault]) -> Self {
+        EngineFaults(faults.iter().fold(0, |all, &fault| all | fault as u8))
     }
 
     /// Whether this one is planted.
-    pub(crate) fn has(self, fault: Fault) -> bool {
+    pub(crate) fn has(self, fault: EngineFault) -> bool {
         cfg!(test) && self.0 & fault as u8 != 0
     }
 }

@@ -2,25 +2,25 @@
 
 use super::options::{DeviceOptions, Environment, MAX_THREADS};
 use super::report::MemoryReport;
-use super::{Backend, Device, DeviceHandle, Stream};
-use crate::execution::cuda::{Context, Lane, Track};
-use crate::execution::{Executor, Memory, Pieces, Source, check_may_wait, on_worker};
+use super::{DeviceBackend, Device, DeviceHandle, Stream};
+use crate::execution::cuda::{CudaContext, CudaStream, CudaQueue};
+use crate::execution::{Executor, BlockSource, ScratchPieces, Source, check_may_wait, on_worker};
 use crate::ground::sync::{Arc, AtomicU64, Mutex, Ordering, Weak, lock, thread};
 use crate::ground::{Act, Counts, DeviceId, Error, Isa, Race, Result};
-use crate::hooks::{Counters, Observer, Observers};
+use crate::hooks::{Counters, DeviceObserver, DeviceObservers};
 use crate::memory::Pool;
 use crate::observers::{HotScope, Policy, Sanitizer, Trace};
-use crate::order::{Engine, Shared, StreamState, Submission};
+use crate::order::{StreamEngine, DeviceShared, StreamState, Submission};
 use std::fmt;
 use std::panic::Location;
 
-impl Backend {
+impl DeviceBackend {
     /// Workers that wait for tasks, named after the device.
-    fn cpu(id: DeviceId, threads: usize) -> Result<Backend> {
+    fn cpu(id: DeviceId, threads: usize) -> Result<DeviceBackend> {
         let executor = Arc::new(Executor::new(threads));
-        let mut backend = Backend::Cpu { executor, workers: Vec::new() };
+        let mut backend = DeviceBackend::Cpu { executor, workers: Vec::new() };
         for worker in 0..threads {
-            let Backend::Cpu { executor, workers } = &mut backend else { break };
+            let DeviceBackend::Cpu { executor, workers } = &mut backend else { break };
             let executor = executor.clone();
             let thread = thread::Builder::new()
                 .name(format!("{id}-{worker}"))
@@ -33,33 +33,33 @@ impl Backend {
     }
 
     /// So many lanes of a CUDA device.
-    fn cuda(context: &Arc<Context>, lanes: usize) -> Result<Backend> {
-        let lanes = (0..lanes).map(|_| Lane::new(context)).collect::<Result<_>>()?;
-        Ok(Backend::Cuda { lanes })
+    fn cuda(context: &Arc<CudaContext>, lanes: usize) -> Result<DeviceBackend> {
+        let lanes = (0..lanes).map(|_| CudaStream::new(context)).collect::<Result<_>>()?;
+        Ok(DeviceBackend::Cuda { lanes })
     }
 
     fn threads(&self) -> usize {
         match self {
-            Backend::Cpu { workers, .. } => workers.len(),
-            Backend::Cuda { lanes } => lanes.len(),
+            DeviceBackend::Cpu { workers, .. } => workers.len(),
+            DeviceBackend::Cuda { lanes } => lanes.len(),
         }
     }
 
     /// The engine of stream `id`.
-    fn engine(&self, id: u64) -> Engine {
+    fn engine(&self, id: u64) -> StreamEngine {
         match self {
-            Backend::Cpu { executor, .. } => Engine::Cpu(executor.clone()),
-            Backend::Cuda { lanes } => {
-                Engine::Cuda(Track::new(lanes[id as usize % lanes.len()].clone()))
+            DeviceBackend::Cpu { executor, .. } => StreamEngine::Cpu(executor.clone()),
+            DeviceBackend::Cuda { lanes } => {
+                StreamEngine::Cuda(CudaQueue::new(lanes[id as usize % lanes.len()].clone()))
             }
         }
     }
 }
 
-impl Drop for Backend {
+impl Drop for DeviceBackend {
     fn drop(&mut self) {
         match self {
-            Backend::Cpu { executor, workers } => {
+            DeviceBackend::Cpu { executor, workers } => {
                 executor.close();
                 // The last handle may be dropped inside of a kernel's closure: a worker cannot wait
                 // for itself. The workers then end by themselves.
@@ -72,7 +72,7 @@ impl Drop for Backend {
                 }
             }
             // Before the memory goes, which the device may still use.
-            Backend::Cuda { lanes } => lanes.iter().for_each(|lane| lane.drain()),
+            DeviceBackend::Cuda { lanes } => lanes.iter().for_each(|lane| lane.drain()),
         }
     }
 }
@@ -81,21 +81,21 @@ impl DeviceHandle {
     /// A device with the observers that are asked for.
     fn new(
         id: DeviceId,
-        (memory, backend): (Memory, Backend),
+        (memory, backend): (BlockSource, DeviceBackend),
         options: &DeviceOptions,
         environment: &Environment,
     ) -> Self {
         let trace = options.trace.as_ref().map(|trace| Arc::new(trace.process(&id.to_string())));
         let sanitizer = environment.sanitize.then(Arc::<Sanitizer>::default);
-        let mut observers: Vec<Arc<dyn Observer>> = Vec::new();
+        let mut observers: Vec<Arc<dyn DeviceObserver>> = Vec::new();
         if let Some(trace) = &trace {
             observers.push(trace.clone());
         }
         if let Some(sanitizer) = &sanitizer {
             observers.push(sanitizer.clone());
         }
-        let observers = Observers::new(observers);
-        let shared = Shared {
+        let observers = DeviceObservers::new(observers);
+        let shared = DeviceShared {
             id,
             isa: options.isa.unwrap_or(environment.isa),
             launch_blocking: environment.launch_blocking,
@@ -105,7 +105,7 @@ impl DeviceHandle {
             observers: observers.clone(),
             submission: Mutex::new(Submission),
         };
-        let pieces = Arc::new(Pieces::new(backend.threads()));
+        let pieces = Arc::new(ScratchPieces::new(backend.threads()));
         let limit = options.memory_limit;
         let pool = Pool::new(memory, limit, environment.faults, observers, pieces);
         DeviceHandle {
@@ -157,12 +157,12 @@ impl Device {
             DeviceId::Cpu(_) => {
                 let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
                 let threads = if threads == 0 { cores().min(MAX_THREADS) } else { threads };
-                (Memory::Host, Backend::cpu(id, threads)?)
+                (BlockSource::Host, DeviceBackend::cpu(id, threads)?)
             }
             DeviceId::Cuda(_) => {
-                let context = Context::open(id)?;
-                let backend = Backend::cuda(&context, threads.max(1))?;
-                (Memory::Device(Box::new(context)), backend)
+                let context = CudaContext::open(id)?;
+                let backend = DeviceBackend::cuda(&context, threads.max(1))?;
+                (BlockSource::Device(Box::new(context)), backend)
             }
         };
         let handle = DeviceHandle::new(id, parts, options, &environment);
@@ -207,8 +207,8 @@ impl Device {
     pub fn load_kernels(&self, sources: &[&'static Source]) -> Result<()> {
         let (counters, site) = (&self.shared().counters, Location::caller());
         match &self.0.backend {
-            Backend::Cpu { .. } => Ok(()),
-            Backend::Cuda { lanes } => {
+            DeviceBackend::Cpu { .. } => Ok(()),
+            DeviceBackend::Cuda { lanes } => {
                 let wait = || counters.note(Act::Synchronize, "Device::load_kernels", site);
                 lanes.first().map_or(Ok(()), |lane| lane.load(sources, wait))
             }
@@ -307,11 +307,11 @@ impl Device {
     }
 
     /// The temporary memory of kernels that workers run; `None` on a CUDA device.
-    pub(super) fn pieces(&self) -> Option<&Arc<Pieces>> {
-        matches!(self.0.backend, Backend::Cpu { .. }).then_some(self.pool().pieces())
+    pub(super) fn pieces(&self) -> Option<&Arc<ScratchPieces>> {
+        matches!(self.0.backend, DeviceBackend::Cpu { .. }).then_some(self.pool().pieces())
     }
 
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Arc<DeviceShared> {
         &self.0.shared
     }
 }

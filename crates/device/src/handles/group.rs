@@ -2,11 +2,11 @@
 
 use super::Tensor;
 use super::expect::device_words;
-use super::operands::{Operands, check_overlap, touch};
+use super::operands::{LaunchOperands, check_overlap, touch};
 use crate::execution::Work;
 use crate::ground::sync::Arc;
-use crate::ground::{Error, Property, Result, Use};
-use crate::order::{Part, StreamState, submit_group};
+use crate::ground::{Error, Property, Result, AccessKind};
+use crate::order::{GroupPart, StreamState, submit_group};
 
 /// Launches of several streams of one device, submitted together: none sees the writes of another,
 /// each may use tensors of any of the group's streams, and several may write different windows of
@@ -34,14 +34,14 @@ use crate::order::{Part, StreamState, submit_group};
 #[derive(Default)]
 #[must_use = "a group does nothing until `run`"]
 pub struct Group<'a> {
-    pub(super) parts: Vec<Member<'a>>,
+    pub(super) parts: Vec<GroupedLaunch<'a>>,
 }
 
 /// A launch among others.
-pub(super) struct Member<'a> {
+pub(super) struct GroupedLaunch<'a> {
     pub(super) operation: &'static str,
     pub(super) stream: &'a Arc<StreamState>,
-    pub(super) tensors: Operands<'a>,
+    pub(super) tensors: LaunchOperands<'a>,
     pub(super) work: Work,
 }
 
@@ -57,18 +57,18 @@ impl<'a> Group<'a> {
     /// - [`Error::KernelPanicked`], [`Error::Race`], as for [`Launch::run`](crate::Launch::run).
     pub fn run(self) -> Result<()> {
         self.check_streams()?;
-        let all: Vec<(&Tensor, Use)> =
+        let all: Vec<(&Tensor, AccessKind)> =
             self.parts.iter().flat_map(|part| part.tensors.iter().copied()).collect();
         if let Some(first) = self.parts.first() {
             check_overlap(first.operation, &all)?;
         }
-        let parts = self.parts.into_iter().map(|Member { stream, tensors, work, .. }| {
+        let parts = self.parts.into_iter().map(|GroupedLaunch { stream, tensors, work, .. }| {
             let touches = tensors
                 .iter()
                 .filter(|(tensor, _)| tensor.bytes() > 0)
                 .map(|&(tensor, usage)| (touch(tensor, usage), tensor.stream().state()))
                 .collect();
-            Part { stream, touches, work: Some(work) }
+            GroupPart { stream, touches, work: Some(work) }
         });
         submit_group(parts.collect())
     }

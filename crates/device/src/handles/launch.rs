@@ -1,14 +1,14 @@
 //! Launches: a kernel with its tensors, checked and enqueued onto a stream.
 
 use super::expect::Expect;
-use super::group::{Group, Member};
+use super::group::{Group, GroupedLaunch};
 use super::launches::Launches;
 use super::operands::{check_overlap, touch};
 use super::{Launch, Scratch, Stream, Tensor};
-use crate::execution::{Arg, Args, Program, Record, Transfer, Work};
+use crate::execution::{Arg, Args, Program, LaunchRecord, Transfer, Work};
 use crate::ground::sync::Arc;
-use crate::ground::{Act, Result, Use};
-use crate::hooks::{Argument, Asked, Category, log_placement};
+use crate::ground::{Act, Result, AccessKind};
+use crate::hooks::{LaunchArgument, LaunchCall, Category, log_placement};
 use crate::order::{StreamState, submit_work};
 use smallvec::SmallVec;
 use std::panic::Location;
@@ -34,14 +34,14 @@ impl<'a> Launch<'a> {
 
     /// Adds an argument that the kernel only reads. Its index is the number of earlier arguments.
     pub fn read(mut self, tensor: &'a Tensor) -> Self {
-        self.tensors.push((tensor, Use::Read));
+        self.tensors.push((tensor, AccessKind::Read));
         self
     }
 
     /// Adds an argument that the kernel writes, and may read. Its index is the number of earlier
     /// arguments.
     pub fn write(mut self, tensor: &'a Tensor) -> Self {
-        self.tensors.push((tensor, Use::Write));
+        self.tensors.push((tensor, AccessKind::Write));
         self
     }
 
@@ -107,7 +107,7 @@ impl<'a> Launch<'a> {
     pub(super) fn submit(
         self,
         category: Category,
-        work: impl FnOnce(Record) -> Result<Work>,
+        work: impl FnOnce(LaunchRecord) -> Result<Work>,
     ) -> Result<()> {
         self.check_streams()?;
         check_overlap(self.operation, &self.tensors)?;
@@ -162,12 +162,12 @@ impl<'a> Launch<'a> {
         Ok(())
     }
 
-    fn member(self, work: Work) -> Member<'a> {
+    fn member(self, work: Work) -> GroupedLaunch<'a> {
         let Launch { stream, operation, tensors, .. } = self;
-        Member { operation, stream: stream.state(), tensors, work }
+        GroupedLaunch { operation, stream: stream.state(), tensors, work }
     }
 
-    fn record(&self, category: Category) -> Record {
+    fn record(&self, category: Category) -> LaunchRecord {
         let args = self.tensors.iter().map(|&(tensor, usage)| Arg {
             block: if tensor.bytes() == 0 { None } else { tensor.storage().block().cloned() },
             offset: tensor.offset(),
@@ -180,27 +180,27 @@ impl<'a> Launch<'a> {
         let shared = &self.stream.state().shared;
         let asked = shared.observers.watch_runs().then(|| self.asked(category));
         let scratch = self.scratch.map(Scratch::borrowed);
-        Record { operation, site, args: args.collect(), scratch, isa: shared.isa, asked }
+        LaunchRecord { operation, site, args: args.collect(), scratch, isa: shared.isa, asked }
     }
 
     #[cold]
-    fn asked(&self, category: Category) -> Arc<Asked> {
-        let argument = |&(tensor, usage): &(&Tensor, Use)| {
+    fn asked(&self, category: Category) -> Arc<LaunchCall> {
+        let argument = |&(tensor, usage): &(&Tensor, AccessKind)| {
             let (dtype, shape, format) = (tensor.dtype(), tensor.shape(), tensor.format());
-            Argument { usage, dtype, shape, format }
+            LaunchArgument { usage, dtype, shape, format }
         };
         let arguments = self.tensors.iter().map(argument).collect();
-        Arc::new(Asked { category, at: Instant::now(), arguments })
+        Arc::new(LaunchCall { category, at: Instant::now(), arguments })
     }
 
     /// Placements of inputs and outputs, by their positions.
     fn placements(&self) -> (String, String) {
-        let of = |usage: Use| {
+        let of = |usage: AccessKind| {
             let all = self.tensors.iter().enumerate().filter(|(_, (_, used))| *used == usage);
             let words = all.map(|(i, (tensor, _))| format!("{i}: {}", tensor.placement()));
             words.collect::<Vec<_>>().join("; ")
         };
-        (of(Use::Read), of(Use::Write))
+        (of(AccessKind::Read), of(AccessKind::Write))
     }
 
     fn check_streams(&self) -> Result<()> {
@@ -225,7 +225,7 @@ impl<'a> Launch<'a> {
 fn bound<F>(
     stream: &StreamState,
     program: Option<Program>,
-    record: Record,
+    record: LaunchRecord,
     kernel: F,
 ) -> Result<Work>
 where

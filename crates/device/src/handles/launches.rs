@@ -1,12 +1,12 @@
 //! Launches that have nothing to do with one another, enqueued together.
 
-use super::group::Member;
+use super::group::GroupedLaunch;
 use super::operands::{check_overlap, touch};
 use super::{Stream, Tensor};
 use crate::execution::{Program, Work};
 use crate::ground::sync::Arc;
-use crate::ground::{Act, Result, Use};
-use crate::order::{Part, StreamState, submit_group, submit_work};
+use crate::ground::{Act, Result, AccessKind};
+use crate::order::{GroupPart, StreamState, submit_group, submit_work};
 use std::panic::Location;
 
 /// Launches of any streams of any devices, none of which uses what another writes: one step of
@@ -36,7 +36,7 @@ use std::panic::Location;
 #[derive(Default)]
 #[must_use = "launches do nothing until `run`"]
 pub struct Launches<'a> {
-    pub(super) parts: Vec<Member<'a>>,
+    pub(super) parts: Vec<GroupedLaunch<'a>>,
 }
 
 impl<'a> Launches<'a> {
@@ -49,9 +49,9 @@ impl<'a> Launches<'a> {
     /// [`crate::Error::HotScope`] if an open scope forbids to build a graph. Launches before the
     /// one at fault are enqueued; those of one CUDA device are all or none.
     pub fn run(self) -> Result<()> {
-        let mut devices: Vec<Vec<Member<'a>>> = vec![];
+        let mut devices: Vec<Vec<GroupedLaunch<'a>>> = vec![];
         for part in self.parts {
-            let same = |device: &&mut Vec<Member<'a>>| {
+            let same = |device: &&mut Vec<GroupedLaunch<'a>>| {
                 device.first().is_some_and(|of| Arc::ptr_eq(&of.stream.shared, &part.stream.shared))
             };
             match devices.iter_mut().find(same) {
@@ -110,27 +110,27 @@ impl Launches<'_> {
     }
 }
 
-fn run_on_device(parts: Vec<Member<'_>>) -> Result<()> {
-    let placed = |part: &Member<'_>| matches!(&part.work, Work::Cuda(task) if task.is_placed());
+fn run_on_device(parts: Vec<GroupedLaunch<'_>>) -> Result<()> {
+    let placed = |part: &GroupedLaunch<'_>| matches!(&part.work, Work::Cuda(task) if task.is_placed());
     match parts.iter().all(placed) {
         true => run_fused(parts),
         false => parts.into_iter().try_for_each(run_alone),
     }
 }
 
-fn run_alone(Member { operation, stream, tensors, work }: Member<'_>) -> Result<()> {
+fn run_alone(GroupedLaunch { operation, stream, tensors, work }: GroupedLaunch<'_>) -> Result<()> {
     stream.shared.counters.note(Act::Launch, operation, work.site())?;
     let touching = tensors.iter().filter(|(tensor, _)| tensor.bytes() > 0);
     submit_work(stream, touching.map(|&(tensor, usage)| touch(tensor, usage)), work)
 }
 
 /// Enqueues launches of a CUDA device as one, on the first one's stream; the others wait for it.
-fn run_fused(parts: Vec<Member<'_>>) -> Result<()> {
+fn run_fused(parts: Vec<GroupedLaunch<'_>>) -> Result<()> {
     let Some((first, operation)) = parts.first().map(|part| (part.stream, part.operation)) else {
         return Ok(());
     };
     let Some(track) = first.track() else { return Ok(()) };
-    let all: Vec<(&Tensor, Use)> =
+    let all: Vec<(&Tensor, AccessKind)> =
         parts.iter().flat_map(|part| part.tensors.iter().copied()).collect();
     check_overlap(operation, &all)?;
     let streams: Vec<&Arc<StreamState>> = parts.iter().map(|part| part.stream).collect();
@@ -151,8 +151,8 @@ fn run_fused(parts: Vec<Member<'_>>) -> Result<()> {
     let touching = all.iter().filter(|(tensor, _)| tensor.bytes() > 0);
     let touches =
         touching.map(|&(tensor, usage)| (touch(tensor, usage), tensor.stream().state())).collect();
-    let fused = Part { stream: first, touches, work: Some(work) };
+    let fused = GroupPart { stream: first, touches, work: Some(work) };
     let others =
-        streams.into_iter().skip(1).map(|stream| Part { stream, touches: vec![], work: None });
+        streams.into_iter().skip(1).map(|stream| GroupPart { stream, touches: vec![], work: None });
     submit_group([fused].into_iter().chain(others).collect())
 }

@@ -2,7 +2,7 @@
 
 use super::{Event, Tensor};
 use crate::ground::{Error, Property, Result};
-use crate::order::Tracked;
+use crate::order::TrackedMemory;
 
 /// Host memory of a tensor that other code reads and writes by its address. The memory is not
 /// reused while this lives, and counts as shared ([`Tensor::is_shared`]).

@@ -33,15 +33,15 @@ pub use report::{MemoryAround, MemoryReport};
 pub use scratch::Scratch;
 pub use transfer::{read_back, read_back_as, read_back_f64};
 
-use crate::execution::cuda::Lane;
+use crate::execution::cuda::CudaStream;
 use crate::execution::{Executor, Program};
 use crate::ground::sync::thread::JoinHandle;
 use crate::ground::sync::{Arc, AtomicU64, Mutex, Weak};
 use crate::ground::{Act, DType, MemoryFormat, Shape};
-use crate::memory::{Handle, Pool};
+use crate::memory::{StorageHandle, Pool};
 use crate::observers::{Process, Sanitizer};
-use crate::order::{Shared, StreamState};
-use operands::Operands;
+use crate::order::{DeviceShared, StreamState};
+use operands::LaunchOperands;
 use std::panic::Location;
 
 /// A device: its workers or its GPU, memory and counts. A handle: clones are the same device, and
@@ -51,8 +51,8 @@ use std::panic::Location;
 pub struct Device(Arc<DeviceHandle>);
 
 struct DeviceHandle {
-    shared: Arc<Shared>,
-    backend: Backend,
+    shared: Arc<DeviceShared>,
+    backend: DeviceBackend,
     /// Held by the places of `pieces`, too: a piece outlives the device if a kernel ends last.
     pool: Arc<Pool<Stream>>,
     /// Its part of a trace, if any.
@@ -65,14 +65,14 @@ struct DeviceHandle {
 }
 
 /// The workers or the lanes of a device.
-enum Backend {
+enum DeviceBackend {
     Cpu {
         executor: Arc<Executor<StreamState>>,
         workers: Vec<JoinHandle<()>>,
     },
     /// The lanes onto which streams are dealt in turn.
     Cuda {
-        lanes: Vec<Arc<Lane>>,
+        lanes: Vec<Arc<CudaStream>>,
     },
 }
 
@@ -95,7 +95,7 @@ struct StreamHandle {
 /// kernels are still in flight is correct, and does not wait.
 #[derive(Clone)]
 pub struct Tensor {
-    storage: Handle<Stream>,
+    storage: StorageHandle<Stream>,
     /// First byte in the storage.
     offset: usize,
     shape: Shape,
@@ -112,7 +112,7 @@ pub struct Launch<'a> {
     operation: &'static str,
     act: Option<Act>,
     site: &'static Location<'static>,
-    tensors: Operands<'a>,
+    tensors: LaunchOperands<'a>,
     scratch: Option<&'a Scratch>,
     /// Its calls on a CUDA device.
     program: Option<Program>,

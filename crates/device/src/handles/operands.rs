@@ -1,23 +1,23 @@
-//! Operands of a launch: its tensors, and how it accesses them.
+//! LaunchOperands of a launch: its tensors, and how it accesses them.
 
 use super::{Stream, Tensor};
-use crate::ground::{Error, INLINE_ARGS, Result, Use};
+use crate::ground::{Error, INLINE_ARGS, Result, AccessKind};
 use crate::memory::Storage;
 use crate::order::Touch;
 use smallvec::SmallVec;
 
-/// Operands of a launch.
-pub(super) type Operands<'a> = SmallVec<[(&'a Tensor, Use); INLINE_ARGS]>;
+/// LaunchOperands of a launch.
+pub(super) type LaunchOperands<'a> = SmallVec<[(&'a Tensor, AccessKind); INLINE_ARGS]>;
 
 /// The access of a launch to a tensor, as submission sees it.
-pub(super) fn touch(tensor: &Tensor, usage: Use) -> Touch<'_, Storage<Stream>> {
+pub(super) fn touch(tensor: &Tensor, usage: AccessKind) -> Touch<'_, Storage<Stream>> {
     let bytes = tensor.offset()..tensor.offset() + tensor.bytes();
     Touch { storage: tensor.storage(), usage, bytes }
 }
 
 /// Returns an error if a written argument shares bytes with another.
-pub(super) fn check_overlap(operation: &'static str, tensors: &[(&Tensor, Use)]) -> Result<()> {
-    let is_written = |i: usize| tensors[i].1 == Use::Write;
+pub(super) fn check_overlap(operation: &'static str, tensors: &[(&Tensor, AccessKind)]) -> Result<()> {
+    let is_written = |i: usize| tensors[i].1 == AccessKind::Write;
     let place = |i: usize| (std::ptr::from_ref(tensors[i].0.storage()), tensors[i].0.offset());
     let with_bytes = (0..tensors.len()).filter(|&i| tensors[i].0.bytes() > 0);
     let mut order: SmallVec<[usize; INLINE_ARGS]> = with_bytes.collect();

@@ -1,6 +1,6 @@
 //! Options of a device, and settings from the environment.
 
-use crate::ground::fault::Faults;
+use crate::ground::fault::EngineFaults;
 use crate::ground::{Error, Isa, Result};
 use crate::observers::Trace;
 
@@ -34,13 +34,13 @@ pub(crate) struct Environment {
     /// `MERISTEM_SANITIZE`: every launch is checked for races (S3).
     pub(crate) sanitize: bool,
     /// Faults planted by tests only.
-    pub(crate) faults: Faults,
+    pub(crate) faults: EngineFaults,
 }
 
 impl Default for Environment {
     /// Settings with no variable set.
     fn default() -> Self {
-        let faults = Faults::default();
+        let faults = EngineFaults::default();
         Environment { isa: Isa::detect(), launch_blocking: false, sanitize: false, faults }
     }
 }
@@ -50,7 +50,7 @@ impl Environment {
         let isa = Isa::from_env()?;
         let launch_blocking = switch("MERISTEM_LAUNCH_BLOCKING")?;
         let sanitize = switch("MERISTEM_SANITIZE")?;
-        Ok(Environment { isa, launch_blocking, sanitize, faults: Faults::default() })
+        Ok(Environment { isa, launch_blocking, sanitize, faults: EngineFaults::default() })
     }
 }
 

@@ -1,7 +1,7 @@
 //! Groups of CUDA devices, of one process each, that exchange tensors over NCCL.
 
 use super::{Launch, Stream};
-use crate::execution::{Member, Work};
+use crate::execution::{Membership, Work};
 use crate::ground::sync::Arc;
 use crate::ground::{Error, ID_BYTES, PeerPlace, PeerProgress, Property, Result};
 use crate::hooks::Category;
@@ -12,7 +12,7 @@ use std::fmt;
 /// group. Dropping the last handle without [`close`](Peers::close) ends it, once its exchanges have
 /// run; what was sent to other machines may then be lost.
 #[derive(Clone)]
-pub struct Peers(Arc<Member>);
+pub struct Peers(Arc<Membership>);
 
 impl Peers {
     /// Bytes of the name of a group.
@@ -23,7 +23,7 @@ impl Peers {
     /// # Errors
     /// [`Error::NotCompiled`]; [`Error::Cuda`] without a library, or if it is too old.
     pub fn check() -> Result<()> {
-        Member::check_library()
+        Membership::check_library()
     }
 
     /// A name for a new group, to be told to all its members.
@@ -31,7 +31,7 @@ impl Peers {
     /// # Errors
     /// The errors of [`check`](Peers::check); [`Error::NoKernel`] for a stream of a processor.
     pub fn new_id(stream: &Stream) -> Result<[u8; ID_BYTES]> {
-        Member::new_id(track(stream)?.context())
+        Membership::new_id(track(stream)?.context())
     }
 
     /// Begins to join a group with a stream's device: [`connect`](Peers::connect) ends that. Does
@@ -40,7 +40,7 @@ impl Peers {
     /// # Errors
     /// The errors of [`new_id`](Peers::new_id).
     pub fn begin(stream: &Stream, place: &PeerPlace) -> Result<Peers> {
-        Member::begin(track(stream)?.context(), place).map(Peers)
+        Membership::begin(track(stream)?.context(), place).map(Peers)
     }
 
     /// Connects to all others, once. Waits until all have joined, or another thread
@@ -89,7 +89,7 @@ impl Peers {
     }
 }
 
-fn track(stream: &Stream) -> Result<&crate::execution::cuda::Track> {
+fn track(stream: &Stream) -> Result<&crate::execution::cuda::CudaQueue> {
     let device = stream.device().id();
     stream.state().track().ok_or(Error::NoKernel { operation: "exchange over NCCL", device })
 }

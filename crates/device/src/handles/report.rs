@@ -36,7 +36,7 @@ impl MemoryReport {
         let pool = device.pool();
         let (before, id) =
             pool.with_usage(|usage| (MemoryReport::of(usage), usage.open_watermark()));
-        let open = Open { pool, id };
+        let open = OpenWatermark { pool, id };
         let result = call();
         let (after, mark) =
             pool.with_usage(|usage| (MemoryReport::of(usage), usage.close_watermark(open.id)));
@@ -69,12 +69,12 @@ impl MemoryAround {
 }
 
 /// Ends the measurement when the call panics.
-struct Open<'a> {
+struct OpenWatermark<'a> {
     pool: &'a Pool<Stream>,
     id: WatermarkId,
 }
 
-impl Drop for Open<'_> {
+impl Drop for OpenWatermark<'_> {
     fn drop(&mut self) {
         self.pool.with_usage(|usage| usage.close_watermark(self.id));
     }

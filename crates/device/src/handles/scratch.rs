@@ -1,10 +1,10 @@
 //! Temporary memory of the kernels of a stream.
 
 use super::Stream;
-use crate::execution::{Borrowed, Reservation, ScratchPiece, check_may_wait};
+use crate::execution::{BorrowedScratch, Reservation, ScratchPiece, check_may_wait};
 use crate::ground::sync::Arc;
 use crate::ground::{Error, Owner, Property, Result};
-use crate::memory::{Home, Place, Request};
+use crate::memory::{StreamHome, PooledBlock, MemoryRequest};
 use std::fmt;
 use std::panic::Location;
 
@@ -64,8 +64,8 @@ impl Scratch {
             // A block that is ready for a stream without work is ready for any.
             let idle = device.stream("scratch");
             let (stream, slot) = (idle.state(), idle.slot());
-            let request = Request { stream, slot, bytes, owner, operation, site };
-            let place = Place::new(device.pool(), &request)?;
+            let request = MemoryRequest { stream, slot, bytes, owner, operation, site };
+            let place = PooledBlock::new(device.pool(), &request)?;
             let block = place.block().cloned();
             let block = block.unwrap_or_else(|| unreachable!("it has at least one byte"));
             Ok(ScratchPiece::new(block, bytes, Box::new(place)))
@@ -94,7 +94,7 @@ impl Scratch {
     }
 
     /// The memory that a kernel of a launch will borrow.
-    pub(super) fn borrowed(&self) -> Borrowed {
+    pub(super) fn borrowed(&self) -> BorrowedScratch {
         self.reservation.borrowed(self.stream.state().shared.checks_order)
     }
 }

@@ -5,7 +5,7 @@ use super::{Device, Launch, Stream, StreamHandle, Tensor, transfer};
 use crate::execution::{Fill, check_may_wait};
 use crate::ground::sync::Arc;
 use crate::ground::{Act, Result};
-use crate::memory::{Home, Pool};
+use crate::memory::{StreamHome, Pool};
 use crate::order::{Access, StreamState, wait_for};
 use std::fmt;
 use std::panic::Location;
@@ -128,7 +128,7 @@ impl Stream {
     }
 }
 
-impl Home for Stream {
+impl StreamHome for Stream {
     #[inline]
     fn state(&self) -> &Arc<StreamState> {
         &self.0.state

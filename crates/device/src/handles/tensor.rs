@@ -6,8 +6,8 @@ use super::{Device, Stream, Tensor, transfer};
 use crate::ground::sync::Arc;
 use crate::ground::{Act, DType, Element, Error, MemoryFormat, Owner, Property, Result, Shape};
 use crate::hooks::{Category, POISON, log_placement};
-use crate::memory::{Handle, Storage};
-use crate::order::{Tracked, wait_for_producer};
+use crate::memory::{StorageHandle, Storage};
+use crate::order::{TrackedMemory, wait_for_producer};
 use std::fmt;
 use std::panic::Location;
 
@@ -40,7 +40,7 @@ impl Tensor {
         format: MemoryFormat,
         owner: Owner,
     ) -> Result<Tensor> {
-        let what = New { shape: shape.into(), dtype, format, owner };
+        let what = NewTensor { shape: shape.into(), dtype, format, owner };
         let (operation, site) = ("Tensor::empty", Location::caller());
         let mut tensor = what.tensor(stream, operation, site)?;
         if stream.state().shared.checks_order && !tensor.storage.fill_fresh(POISON) {
@@ -76,7 +76,7 @@ impl Tensor {
         format: MemoryFormat,
         owner: Owner,
     ) -> Result<Tensor> {
-        let what = New { shape: shape.into(), dtype, format, owner };
+        let what = NewTensor { shape: shape.into(), dtype, format, owner };
         let (operation, site) = ("Tensor::zeros", Location::caller());
         let tensor = what.tensor(stream, operation, site)?;
         tensor.log_made(operation, None);
@@ -100,7 +100,7 @@ impl Tensor {
         owner: Owner,
     ) -> Result<Tensor> {
         let format = MemoryFormat::Contiguous;
-        let what = New { shape: shape.into(), dtype: T::DTYPE, format, owner };
+        let what = NewTensor { shape: shape.into(), dtype: T::DTYPE, format, owner };
         let (operation, site) = ("Tensor::from_slice", Location::caller());
         stream.state().check_alive()?;
         check_length(operation, what.shape.numel(), elements.len())?;
@@ -377,24 +377,24 @@ impl fmt::Debug for Tensor {
 }
 
 /// Parameters of a new tensor.
-struct New {
+struct NewTensor {
     shape: Shape,
     dtype: DType,
     format: MemoryFormat,
     owner: Owner,
 }
 
-impl New {
+impl NewTensor {
     fn tensor(
         &self,
         stream: &Stream,
         operation: &'static str,
         site: &'static Location<'static>,
     ) -> Result<Tensor> {
-        let &New { shape, dtype, format, owner } = self;
+        let &NewTensor { shape, dtype, format, owner } = self;
         format.check(operation, &shape)?;
         let bytes = shape.bytes(operation, dtype.size())?;
-        let storage = Handle::new(stream, bytes, owner, operation, site)?;
+        let storage = StorageHandle::new(stream, bytes, owner, operation, site)?;
         Ok(Tensor { storage, offset: 0, shape, dtype, format, moved_to: None })
     }
 }

@@ -5,14 +5,14 @@
 use super::expect::Expect;
 use super::{Launch, Stream, Tensor};
 use crate::execution::{Fill, HostBytes, IntoSlots, Make, Slots, Transfer, check_may_wait};
-use crate::ground::fault::Fault;
+use crate::ground::fault::EngineFault;
 use crate::ground::sync::{Arc, Mutex, lock};
 use crate::ground::{Act, Element, Error, Property, Result};
 use crate::hooks::{Category, POISON};
-use crate::order::{Access, Tracked};
+use crate::order::{Access, TrackedMemory};
 use std::panic::Location;
 
-type Site = &'static Location<'static>;
+type CallSite = &'static Location<'static>;
 
 /// Copies host bytes into a tensor through a staging buffer of their size; counted as `act`.
 pub(crate) fn copy_in(
@@ -20,7 +20,7 @@ pub(crate) fn copy_in(
     bytes: &[u8],
     operation: &'static str,
     act: Option<Act>,
-    site: Site,
+    site: CallSite,
 ) -> Result<()> {
     let staged = Transfer::Upload(HostBytes::Staged(bytes.into()));
     Launch::new(tensor.stream(), operation, act, site).write(tensor).transfer(staged)
@@ -31,7 +31,7 @@ pub(crate) fn copy_in_shared(
     tensor: &Tensor,
     source: Arc<dyn AsRef<[u8]> + Send + Sync>,
     start: usize,
-    site: Site,
+    site: CallSite,
 ) -> Result<()> {
     let operation = "Tensor::copy_from_shared";
     let (len, bytes) = ((*source).as_ref().len(), tensor.bytes());
@@ -52,7 +52,7 @@ pub(crate) fn copy_in_shared(
 }
 
 /// Sets a new tensor to zeros, in stream order.
-pub(crate) fn zero(tensor: &Tensor, site: Site) -> Result<()> {
+pub(crate) fn zero(tensor: &Tensor, site: CallSite) -> Result<()> {
     let zero = Transfer::Fill(Fill::Zero);
     Launch::new(tensor.stream(), "Tensor::zeros", None, site).write(tensor).transfer(zero)
 }
@@ -61,10 +61,10 @@ pub(crate) fn zero(tensor: &Tensor, site: Site) -> Result<()> {
 ///
 /// # Errors
 /// [`Error::Race`] if something may still use the memory.
-pub(crate) fn poison(tensor: &Tensor, operation: &'static str, site: Site) -> Result<()> {
+pub(crate) fn poison(tensor: &Tensor, operation: &'static str, site: CallSite) -> Result<()> {
     let poison = Transfer::Fill(Fill::Word(POISON));
     match Launch::new(tensor.stream(), operation, None, site).write(tensor).transfer(poison) {
-        // New memory is available on a failed stream too; nothing on it will run.
+        // NewTensor memory is available on a failed stream too; nothing on it will run.
         Err(Error::KernelPanicked { .. }) => Ok(()),
         other => other,
     }
@@ -75,7 +75,7 @@ pub(crate) fn copy(
     stream: &Stream,
     operation: &'static str,
     pieces: &[(&Tensor, &Tensor)],
-    site: Site,
+    site: CallSite,
 ) -> Result<()> {
     let mut launch = Launch::new(stream, operation, Some(Act::Launch), site);
     for (i, &(from, to)) in pieces.iter().enumerate() {
@@ -100,7 +100,7 @@ pub(crate) fn upload(
     stream: &Stream,
     operation: &'static str,
     tensor: &Tensor,
-    (make, site): (Make, Site),
+    (make, site): (Make, CallSite),
 ) -> Result<()> {
     let launch = Launch::new(stream, operation, Some(Act::Launch), site).write(tensor);
     launch.transfer(Transfer::Upload(HostBytes::Made(make)))
@@ -111,7 +111,7 @@ pub(crate) fn fill(
     stream: &Stream,
     operation: &'static str,
     pieces: &[&Tensor],
-    (fill, site): (Fill, Site),
+    (fill, site): (Fill, CallSite),
 ) -> Result<()> {
     let launch = Launch::new(stream, operation, Some(Act::Launch), site);
     let launch = pieces.iter().fold(launch, |launch, piece| launch.write(piece));
@@ -151,7 +151,7 @@ pub fn read_back_f64(tensors: &[&Tensor]) -> Result<Vec<Vec<f64>>> {
     read_back_as(tensors)
 }
 
-fn copy_out<T: bytemuck::Pod + Send>(tensors: &[&Tensor], site: Site) -> Result<Vec<Vec<T>>> {
+fn copy_out<T: bytemuck::Pod + Send>(tensors: &[&Tensor], site: CallSite) -> Result<Vec<Vec<T>>> {
     let operation = "read_back";
     check_may_wait(operation)?;
     let Some(first) = tensors.first() else { return Ok(Vec::new()) };
@@ -169,7 +169,7 @@ fn copy_out<T: bytemuck::Pod + Send>(tensors: &[&Tensor], site: Site) -> Result<
         .into_iter()
         .map(|(stream, members)| copy_out_of(stream, tensors, members, &slots, site))
         .collect::<Result<Vec<_>>>()?;
-    if !shared.faults.has(Fault::NoWaitForReadBack) {
+    if !shared.faults.has(EngineFault::NoWaitForReadBack) {
         ends.iter().for_each(|end| end.stream.wait_host(end.seq));
     }
     for end in &ends {
@@ -198,7 +198,7 @@ fn copy_out_of<T: bytemuck::Pod + Send>(
     tensors: &[&Tensor],
     members: Vec<usize>,
     slots: &Slots<T>,
-    site: Site,
+    site: CallSite,
 ) -> Result<Access> {
     let mut launch = Launch::new(stream, "read_back", None, site);
     for &i in &members {

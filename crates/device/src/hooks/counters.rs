@@ -8,15 +8,15 @@ use std::panic::Location;
 
 /// Decides about an act of the calling thread on the device of this number: number, act, operation
 /// and call site.
-pub(crate) type Gate = fn(u64, Act, &'static str, &'static Location<'static>) -> Result<()>;
+pub(crate) type ActGate = fn(u64, Act, &'static str, &'static Location<'static>) -> Result<()>;
 
 thread_local! {
     /// The thread's gate; usually there is none.
-    static GATE: Cell<Option<Gate>> = const { Cell::new(None) };
+    static GATE: Cell<Option<ActGate>> = const { Cell::new(None) };
 }
 
 /// Sets or removes the gate that the calling thread's acts pass from now on.
-pub(crate) fn set_gate(gate: Option<Gate>) {
+pub(crate) fn set_gate(gate: Option<ActGate>) {
     GATE.set(gate);
 }
 

@@ -1,7 +1,7 @@
 //! The one interface between the engine and its observers.
 //!
 //! The engine knows no observer: it counts its acts ([`Counters`]), asks the gate of the calling
-//! thread, if there is one ([`set_gate`]), and tells the [`Observer`]s of the device. Usually there
+//! thread, if there is one ([`set_gate`]), and tells the [`DeviceObserver`]s of the device. Usually there
 //! are none, and a hook costs one check. Observers know the engine only by the plain values of this
 //! interface. A device is opened with its observers, and keeps them.
 
@@ -12,7 +12,7 @@ mod placement;
 pub(crate) use counters::{Counters, set_gate};
 pub use observer::POISON;
 pub(crate) use observer::{
-    Allocation, Argument, Asked, Category, HostActivity, Launched, Note, Observed, Observer,
-    Observers, Position, Ran, Touched,
+    Allocation, LaunchArgument, LaunchCall, Category, HostActivity, SubmittedLaunch, ObserverNote, Observed, DeviceObserver,
+    DeviceObservers, CommandPosition, FinishedLaunch, Touched,
 };
 pub(crate) use placement::log_placement;

@@ -1,7 +1,7 @@
 //! Observers of a device: the hooks, and the values that they get.
 
 use crate::ground::sync::Arc;
-use crate::ground::{DType, INLINE_ARGS, MemoryFormat, Owner, Result, Shape, Use};
+use crate::ground::{DType, INLINE_ARGS, MemoryFormat, Owner, Result, Shape, AccessKind};
 use smallvec::SmallVec;
 use std::any::Any;
 use std::ops::Range;
@@ -13,11 +13,11 @@ use std::time::Instant;
 pub const POISON: u32 = 0x7FFD_EAD5;
 
 /// State that an observer keeps with a stream.
-pub(crate) type Note = Box<dyn Any + Send + Sync>;
+pub(crate) type ObserverNote = Box<dyn Any + Send + Sync>;
 
 /// An observer of a device, such as a trace or the race sanitizer. Hooks do nothing by default, and
 /// never wait for the device.
-pub(crate) trait Observer: Send + Sync {
+pub(crate) trait DeviceObserver: Send + Sync {
     /// Whether it checks the order of launches. The engine then leaves out no wait because its
     /// target is done, so that the order is the program's and not that of chance; fills new memory
     /// with [`POISON`]; and calls the hooks of submission.
@@ -26,13 +26,13 @@ pub(crate) trait Observer: Send + Sync {
     }
 
     /// Whether it looks at launches after they have run. The engine then records the call of each
-    /// launch ([`Asked`]) and calls [`launch_ran`](Observer::launch_ran).
+    /// launch ([`LaunchCall`]) and calls [`launch_ran`](DeviceObserver::launch_ran).
     fn watches_runs(&self) -> bool {
         false
     }
 
     /// A stream is opened; returns the state to keep with it.
-    fn stream_opened(&self, _name: &Arc<str>) -> Option<Note> {
+    fn stream_opened(&self, _name: &Arc<str>) -> Option<ObserverNote> {
         None
     }
 
@@ -40,17 +40,17 @@ pub(crate) trait Observer: Send + Sync {
     ///
     /// # Errors
     /// Any error refuses the launch.
-    fn launch_asked(&self, _launch: &Launched<'_>) -> Result<()> {
+    fn launch_asked(&self, _launch: &SubmittedLaunch<'_>) -> Result<()> {
         Ok(())
     }
 
     /// A launch that nobody refused is enqueued. Under the submission lock, for observers that
     /// check order.
-    fn launch_submitted(&self, _launch: &Launched<'_>) {}
+    fn launch_submitted(&self, _launch: &SubmittedLaunch<'_>) {}
 
     /// Waits for `after` are enqueued, the last of them at `_at`. Under the submission lock, for
     /// observers that check order.
-    fn waits_submitted(&self, _at: Position<'_>, _after: &[Position<'_>]) {}
+    fn waits_submitted(&self, _at: CommandPosition<'_>, _after: &[CommandPosition<'_>]) {}
 
     /// The memory of a tensor, in the block at this address, is freed. For observers that check
     /// order.
@@ -66,11 +66,11 @@ pub(crate) trait Observer: Send + Sync {
     fn wait_begins(&self, _stream: &Observed) {}
 
     /// The wait at `_at` is over: `_producer` is done. On the stream's worker.
-    fn wait_ended(&self, _at: Position<'_>, _producer: Position<'_>) {}
+    fn wait_ended(&self, _at: CommandPosition<'_>, _producer: CommandPosition<'_>) {}
 
     /// A launch has run, and no other thread knows yet. On the stream's worker, for observers that
     /// watch runs.
-    fn launch_ran(&self, _ran: &Ran<'_>) {}
+    fn launch_ran(&self, _ran: &FinishedLaunch<'_>) {}
 
     /// The calling host thread begins to wait or to copy; it ends as the result is dropped.
     fn host_begins(&self, _activity: HostActivity) -> Option<Box<dyn Any>> {
@@ -78,7 +78,7 @@ pub(crate) trait Observer: Send + Sync {
     }
 
     /// A host thread has seen the end of a command.
-    fn host_saw(&self, _at: Position<'_>) {}
+    fn host_saw(&self, _at: CommandPosition<'_>) {}
 
     /// A host thread is about to use the result of the copy at `_end`, out of this memory.
     ///
@@ -87,7 +87,7 @@ pub(crate) trait Observer: Send + Sync {
     fn host_takes(
         &self,
         _from: &Allocation,
-        _end: Position<'_>,
+        _end: CommandPosition<'_>,
         _site: &'static Location<'static>,
     ) -> Result<()> {
         Ok(())
@@ -96,11 +96,11 @@ pub(crate) trait Observer: Send + Sync {
 
 /// The observers of a device, usually none.
 #[derive(Clone)]
-pub(crate) struct Observers(Arc<[Arc<dyn Observer>]>);
+pub(crate) struct DeviceObservers(Arc<[Arc<dyn DeviceObserver>]>);
 
-impl Observers {
-    pub(crate) fn new(observers: Vec<Arc<dyn Observer>>) -> Self {
-        Observers(observers.into())
+impl DeviceObservers {
+    pub(crate) fn new(observers: Vec<Arc<dyn DeviceObserver>>) -> Self {
+        DeviceObservers(observers.into())
     }
 
     /// Whether there are none.
@@ -111,14 +111,14 @@ impl Observers {
 
     /// Calls a hook of each, one after the other.
     #[inline]
-    pub(crate) fn tell(&self, hook: impl FnMut(&dyn Observer)) {
+    pub(crate) fn tell(&self, hook: impl FnMut(&dyn DeviceObserver)) {
         if !self.is_empty() {
             self.tell_all(hook);
         }
     }
 
     #[cold]
-    fn tell_all(&self, mut hook: impl FnMut(&dyn Observer)) {
+    fn tell_all(&self, mut hook: impl FnMut(&dyn DeviceObserver)) {
         self.0.iter().for_each(|observer| hook(&**observer));
     }
 
@@ -127,21 +127,21 @@ impl Observers {
     /// # Errors
     /// The first error; the others are not asked then.
     #[inline]
-    pub(crate) fn ask(&self, hook: impl Fn(&dyn Observer) -> Result<()>) -> Result<()> {
+    pub(crate) fn ask(&self, hook: impl Fn(&dyn DeviceObserver) -> Result<()>) -> Result<()> {
         if self.is_empty() { Ok(()) } else { self.ask_all(hook) }
     }
 
     #[cold]
-    fn ask_all(&self, hook: impl Fn(&dyn Observer) -> Result<()>) -> Result<()> {
+    fn ask_all(&self, hook: impl Fn(&dyn DeviceObserver) -> Result<()>) -> Result<()> {
         self.0.iter().try_for_each(|observer| hook(&**observer))
     }
 
-    /// Whether one of them [checks order](Observer::checks_order).
+    /// Whether one of them [checks order](DeviceObserver::checks_order).
     pub(crate) fn check_order(&self) -> bool {
         !self.is_empty() && self.0.iter().any(|observer| observer.checks_order())
     }
 
-    /// Whether one of them [watches runs](Observer::watches_runs).
+    /// Whether one of them [watches runs](DeviceObserver::watches_runs).
     #[inline]
     pub(crate) fn watch_runs(&self) -> bool {
         !self.is_empty() && self.0.iter().any(|observer| observer.watches_runs())
@@ -188,7 +188,7 @@ pub(crate) struct HostSpan(#[expect(dead_code, reason = "dropped at the end")] V
 /// A stream: its name, and what observers keep with it.
 pub(crate) struct Observed {
     pub(crate) name: Arc<str>,
-    notes: Box<[Note]>,
+    notes: Box<[ObserverNote]>,
 }
 
 impl Observed {
@@ -200,7 +200,7 @@ impl Observed {
 
 /// A command of a stream, by its number from 1.
 #[derive(Clone, Copy)]
-pub(crate) struct Position<'a> {
+pub(crate) struct CommandPosition<'a> {
     pub(crate) stream: &'a Observed,
     pub(crate) seq: u64,
 }
@@ -222,44 +222,44 @@ pub(crate) struct Touched<'a> {
     pub(crate) allocation: &'a Allocation,
     /// Address of its block, which a later allocation may get.
     pub(crate) address: u64,
-    pub(crate) usage: Use,
+    pub(crate) usage: AccessKind,
     /// Bytes of the block.
     pub(crate) bytes: Range<usize>,
 }
 
 /// A launch at its submission.
-pub(crate) struct Launched<'a> {
+pub(crate) struct SubmittedLaunch<'a> {
     /// Position that it gets.
-    pub(crate) at: Position<'a>,
+    pub(crate) at: CommandPosition<'a>,
     pub(crate) operation: &'static str,
     pub(crate) site: &'static Location<'static>,
     /// Waits enqueued before it.
-    pub(crate) after: &'a [Position<'a>],
+    pub(crate) after: &'a [CommandPosition<'a>],
     pub(crate) touched: &'a [Touched<'a>],
 }
 
 /// A launch at its call; it is recorded with the launch if an observer watches runs.
-pub(crate) struct Asked {
+pub(crate) struct LaunchCall {
     pub(crate) category: Category,
     /// Time of the call.
     pub(crate) at: Instant,
-    pub(crate) arguments: SmallVec<[Argument; INLINE_ARGS]>,
+    pub(crate) arguments: SmallVec<[LaunchArgument; INLINE_ARGS]>,
 }
 
 /// An argument of a launch.
-pub(crate) struct Argument {
-    pub(crate) usage: Use,
+pub(crate) struct LaunchArgument {
+    pub(crate) usage: AccessKind,
     pub(crate) dtype: DType,
     pub(crate) shape: Shape,
     pub(crate) format: MemoryFormat,
 }
 
 /// A launch after it has run.
-pub(crate) struct Ran<'a> {
-    pub(crate) at: Position<'a>,
+pub(crate) struct FinishedLaunch<'a> {
+    pub(crate) at: CommandPosition<'a>,
     pub(crate) operation: &'static str,
     pub(crate) site: &'static Location<'static>,
-    pub(crate) asked: &'a Arc<Asked>,
+    pub(crate) asked: &'a Arc<LaunchCall>,
     /// Time at which it began.
     pub(crate) start: Instant,
     /// Time at which it ended.

@@ -1,18 +1,18 @@
 //! References to storages: the last one returns the memory to where it came from.
 
-use super::pool::{Pool, Request};
+use super::pool::{Pool, MemoryRequest};
 use super::storage::{Storage, Tenant, next_id};
 use crate::ground::sync::Arc;
 use crate::ground::{Owner, Result};
 use crate::hooks::Allocation;
-use crate::order::{StreamState, Tracked};
+use crate::order::{StreamState, TrackedMemory};
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::panic::Location;
 use triomphe::{Arc as Shared, UniqueArc};
 
 /// A stream that memory belongs to, as memory sees it.
-pub(crate) trait Home: Clone {
+pub(crate) trait StreamHome: Clone {
     fn state(&self) -> &Arc<StreamState>;
 
     /// The pool of its device.
@@ -23,9 +23,9 @@ pub(crate) trait Home: Clone {
 }
 
 /// A tensor's reference to a storage.
-pub(crate) struct Handle<H: Home>(ManuallyDrop<Shared<Storage<H>>>);
+pub(crate) struct StorageHandle<H: StreamHome>(ManuallyDrop<Shared<Storage<H>>>);
 
-impl<H: Home> Handle<H> {
+impl<H: StreamHome> StorageHandle<H> {
     /// Allocates memory from the pool of a stream.
     pub(crate) fn new(
         home: &H,
@@ -38,13 +38,13 @@ impl<H: Home> Handle<H> {
             0 => UniqueArc::new(Storage::vacant(None, 0, true)),
             _ => {
                 let (stream, slot) = (home.state(), home.slot());
-                let request = Request { stream, slot, bytes, owner, operation, site };
+                let request = MemoryRequest { stream, slot, bytes, owner, operation, site };
                 home.pool().allocate(&request)?
             }
         };
         let allocation = Allocation { id: next_id(), owner, origin: site, bytes };
         storage.tenant = Some(Tenant { allocation, home: home.clone() });
-        Ok(Handle(ManuallyDrop::new(storage.shareable())))
+        Ok(StorageHandle(ManuallyDrop::new(storage.shareable())))
     }
 
     /// Writes a new storage from the host, if that can address it and nothing else uses it or its
@@ -86,18 +86,18 @@ impl<H: Home> Handle<H> {
     }
 
     /// Whether both are of one storage.
-    pub(crate) fn is_same(&self, other: &Handle<H>) -> bool {
+    pub(crate) fn is_same(&self, other: &StorageHandle<H>) -> bool {
         Shared::ptr_eq(&self.0, &other.0)
     }
 }
 
-impl<H: Home> Clone for Handle<H> {
+impl<H: StreamHome> Clone for StorageHandle<H> {
     fn clone(&self) -> Self {
-        Handle(self.0.clone())
+        StorageHandle(self.0.clone())
     }
 }
 
-impl<H: Home> Deref for Handle<H> {
+impl<H: StreamHome> Deref for StorageHandle<H> {
     type Target = Storage<H>;
 
     fn deref(&self) -> &Storage<H> {
@@ -105,7 +105,7 @@ impl<H: Home> Deref for Handle<H> {
     }
 }
 
-impl<H: Home> Drop for Handle<H> {
+impl<H: StreamHome> Drop for StorageHandle<H> {
     fn drop(&mut self) {
         // SAFETY: this is the end of the handle, and nothing looks at the field after this.
         let storage = unsafe { ManuallyDrop::take(&mut self.0) };
@@ -117,7 +117,7 @@ impl<H: Home> Drop for Handle<H> {
 }
 
 /// Returns a storage to its pool, with the accesses to it that may not be done.
-fn give_back<H: Home>(mut storage: UniqueArc<Storage<H>>) {
+fn give_back<H: StreamHome>(mut storage: UniqueArc<Storage<H>>) {
     let shared = &storage.home().state().shared;
     let keep_done = shared.checks_order;
     if keep_done {

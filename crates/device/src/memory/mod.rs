@@ -9,9 +9,9 @@ mod storage;
 mod usage;
 mod watermark;
 
-pub(crate) use handle::{Handle, Home};
-pub(crate) use place::Place;
-pub(crate) use pool::{Pool, Request};
+pub(crate) use handle::{StorageHandle, StreamHome};
+pub(crate) use place::PooledBlock;
+pub(crate) use pool::{Pool, MemoryRequest};
 pub(crate) use storage::Storage;
 pub(crate) use usage::Usage;
 pub(crate) use watermark::WatermarkId;

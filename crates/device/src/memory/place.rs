@@ -1,25 +1,25 @@
 //! Memory of a pool that belongs to no tensor: whoever holds it says who uses it, and when.
 
-use super::pool::{Free, ORPHANS, Pool, Request};
-use crate::execution::Block;
+use super::pool::{FreeStorage, ORPHANS, Pool, MemoryRequest};
+use crate::execution::MemoryBlock;
 use crate::ground::sync::Arc;
 use crate::ground::{Act, Owner, Result};
 
 /// A block with its place in a pool's accounts, to which it returns when this is dropped. Nothing
 /// uses the block by then.
-pub(crate) struct Place<H> {
+pub(crate) struct PooledBlock<H> {
     pool: Arc<Pool<H>>,
     /// `None` once it has returned.
-    free: Option<Free<H>>,
+    free: Option<FreeStorage<H>>,
     owner: Owner,
     bytes: usize,
 }
 
-impl<H> Place<H> {
+impl<H> PooledBlock<H> {
     /// A block for a request of at least 1 byte, to which no access is pending. Waits, and counts a
     /// synchronisation, only if the limit is reached and all blocks are busy.
-    pub(crate) fn new(pool: &Arc<Pool<H>>, request: &Request<'_>) -> Result<Self> {
-        let &Request { stream, bytes, owner, operation, site, .. } = request;
+    pub(crate) fn new(pool: &Arc<Pool<H>>, request: &MemoryRequest<'_>) -> Result<Self> {
+        let &MemoryRequest { stream, bytes, owner, operation, site, .. } = request;
         let mut free = pool.allocate(request)?;
         let pending: Vec<_> =
             free.hazards_mut().inherited().iter().filter(|of| !of.is_done()).cloned().collect();
@@ -32,12 +32,12 @@ impl<H> Place<H> {
     }
 
     /// Its block.
-    pub(crate) fn block(&self) -> Option<&Arc<Block>> {
+    pub(crate) fn block(&self) -> Option<&Arc<MemoryBlock>> {
         self.free.as_ref().and_then(|free| free.block())
     }
 }
 
-impl<H> Drop for Place<H> {
+impl<H> Drop for PooledBlock<H> {
     fn drop(&mut self) {
         if let Some(mut free) = self.free.take() {
             free.fresh = false;

@@ -2,7 +2,7 @@
 //! for it, with its pending accesses, and from there to the next tenant (a live storage's user).
 //!
 //! Invariants
-//! - A block stays in one storage, and a storage is in one place: with its tenant, with a `Place`
+//! - A block stays in one storage, and a storage is in one place: with its tenant, with a `PooledBlock`
 //!   that kernels borrow it from, or in one free list; the latter two are its only owner
 //!   ([`UniqueArc`]).
 //! - A free block carries every access to it that may not be done. Its next tenant inherits them,
@@ -19,12 +19,12 @@
 use super::size_class::{class_of, class_size};
 use super::storage::Storage;
 use super::usage::Usage;
-use crate::execution::{Memory, Pieces, on_worker};
-use crate::ground::fault::{Fault, Faults};
+use crate::execution::{BlockSource, ScratchPieces, on_worker};
+use crate::ground::fault::{EngineFault, EngineFaults};
 use crate::ground::sync::{Arc, Mutex, MutexGuard, lock};
 use crate::ground::{Act, Error, Owner, Result};
-use crate::hooks::Observers;
-use crate::order::{Access, StreamState, Tracked};
+use crate::hooks::DeviceObservers;
+use crate::order::{Access, StreamState, TrackedMemory};
 use std::panic::Location;
 use triomphe::UniqueArc;
 
@@ -32,16 +32,16 @@ use triomphe::UniqueArc;
 const LOOK: usize = 8;
 
 /// A storage without a tenant: a block with its pending accesses.
-pub(super) type Free<H> = UniqueArc<Storage<H>>;
+pub(super) type FreeStorage<H> = UniqueArc<Storage<H>>;
 
 /// Whether work on `stream` may use the block without a wait.
-fn is_ready_for<H>(free: &mut Free<H>, stream: &Arc<StreamState>) -> bool {
+fn is_ready_for<H>(free: &mut FreeStorage<H>, stream: &Arc<StreamState>) -> bool {
     let after = free.hazards_mut().inherited();
     after.is_empty() || after.iter().all(|access| access.is_ordered_before(stream))
 }
 
 /// Free storages by size class, latest last.
-struct FreeLists<H>(Vec<Vec<Free<H>>>);
+struct FreeLists<H>(Vec<Vec<FreeStorage<H>>>);
 
 impl<H> Default for FreeLists<H> {
     fn default() -> Self {
@@ -50,7 +50,7 @@ impl<H> Default for FreeLists<H> {
 }
 
 impl<H> FreeLists<H> {
-    fn put(&mut self, free: Free<H>) {
+    fn put(&mut self, free: FreeStorage<H>) {
         let class = free.class();
         if self.0.len() <= class {
             self.0.resize_with(class + 1, Vec::new);
@@ -59,7 +59,7 @@ impl<H> FreeLists<H> {
     }
 
     /// Takes a block of this class that `stream` may use without a wait.
-    fn take_ready(&mut self, class: usize, stream: &Arc<StreamState>) -> Option<Free<H>> {
+    fn take_ready(&mut self, class: usize, stream: &Arc<StreamState>) -> Option<FreeStorage<H>> {
         let list = self.0.get_mut(class)?;
         let from = list.len().saturating_sub(LOOK);
         let found = (from..list.len()).rev().find(|&i| is_ready_for(&mut list[i], stream))?;
@@ -67,13 +67,13 @@ impl<H> FreeLists<H> {
     }
 
     /// Takes the block of this class that was freed earliest.
-    fn take_oldest(&mut self, class: usize) -> Option<Free<H>> {
+    fn take_oldest(&mut self, class: usize) -> Option<FreeStorage<H>> {
         let list = self.0.get_mut(class)?;
         if list.is_empty() { None } else { Some(list.remove(0)) }
     }
 }
 
-struct State<H> {
+struct PoolState<H> {
     /// Free blocks by the slot of their stream; the first list is that of ended streams.
     lists: Vec<FreeLists<H>>,
     /// Slots without a stream.
@@ -87,20 +87,20 @@ pub(super) const ORPHANS: usize = 0;
 /// A device's memory.
 pub(crate) struct Pool<H> {
     /// Where blocks come from.
-    memory: Memory,
+    memory: BlockSource,
     limit: Option<usize>,
-    /// A planted fault; see [`crate::ground::fault::Fault`].
+    /// A planted fault; see [`crate::ground::fault::EngineFault`].
     forgets: bool,
     /// Whether to keep completed accesses, for an observer that checks order.
     keeps_done: bool,
-    observers: Observers,
+    observers: DeviceObservers,
     /// Temporary memory of kernels, for whose return a request may have to wait.
-    pieces: Arc<Pieces>,
-    state: Mutex<State<H>>,
+    pieces: Arc<ScratchPieces>,
+    state: Mutex<PoolState<H>>,
 }
 
 /// A request for memory.
-pub(crate) struct Request<'a> {
+pub(crate) struct MemoryRequest<'a> {
     /// The stream that it will belong to.
     pub(crate) stream: &'a Arc<StreamState>,
     /// Its free list in the pool.
@@ -111,12 +111,12 @@ pub(crate) struct Request<'a> {
     pub(crate) site: &'static Location<'static>,
 }
 
-impl<H> State<H> {
+impl<H> PoolState<H> {
     fn take_anywhere(
         &mut self,
         slot: usize,
-        take: impl Fn(&mut FreeLists<H>) -> Option<Free<H>>,
-    ) -> Option<Free<H>> {
+        take: impl Fn(&mut FreeLists<H>) -> Option<FreeStorage<H>>,
+    ) -> Option<FreeStorage<H>> {
         take(&mut self.lists[slot]).or_else(|| self.lists.iter_mut().find_map(take))
     }
 
@@ -129,7 +129,7 @@ impl<H> State<H> {
 
     /// Returns idle blocks to the system, the largest first, until `enough`; returns the number of
     /// bytes.
-    fn trim(&mut self, observers: &Observers, enough: impl Fn(usize) -> bool) -> usize {
+    fn trim(&mut self, observers: &DeviceObservers, enough: impl Fn(usize) -> bool) -> usize {
         let before = self.usage.reserved;
         let classes = self.lists.iter().map(|l| l.0.len()).max().unwrap_or(0);
         for class in (0..classes).rev() {
@@ -154,21 +154,21 @@ impl<H> State<H> {
 impl<H> Pool<H> {
     /// A new pool.
     pub(crate) fn new(
-        memory: Memory,
+        memory: BlockSource,
         limit: Option<usize>,
-        faults: Faults,
-        observers: Observers,
-        pieces: Arc<Pieces>,
+        faults: EngineFaults,
+        observers: DeviceObservers,
+        pieces: Arc<ScratchPieces>,
     ) -> Self {
         let lists = vec![FreeLists::default()];
-        let state = Mutex::new(State { lists, vacant: Vec::new(), usage: Usage::default() });
-        let forgets = faults.has(Fault::PoolForgets);
+        let state = Mutex::new(PoolState { lists, vacant: Vec::new(), usage: Usage::default() });
+        let forgets = faults.has(EngineFault::PoolForgets);
         let keeps_done = observers.check_order();
         Pool { memory, limit, forgets, keeps_done, observers, pieces, state }
     }
 
     /// Counts the bytes of a new tensor.
-    fn take(&self, state: &mut State<H>, owner: Owner, bytes: usize) {
+    fn take(&self, state: &mut PoolState<H>, owner: Owner, bytes: usize) {
         let held = state.usage.take(owner, bytes);
         self.observers.tell(|observer| observer.memory_changed(owner, held));
     }
@@ -199,8 +199,8 @@ impl<H> Pool<H> {
     /// Allocates a storage for a request of at least 1 byte. Does not wait, unless the limit is
     /// reached and the only remaining option is to wait for free blocks of other sizes to become
     /// idle (counted as a synchronisation).
-    pub(crate) fn allocate(&self, request: &Request<'_>) -> Result<Free<H>> {
-        let &Request { stream, slot, bytes, owner, operation, site } = request;
+    pub(crate) fn allocate(&self, request: &MemoryRequest<'_>) -> Result<FreeStorage<H>> {
+        let &MemoryRequest { stream, slot, bytes, owner, operation, site } = request;
         let class = class_of(bytes);
         let counters = &stream.shared.counters;
         let enter = || lock(&self.state);
@@ -218,9 +218,9 @@ impl<H> Pool<H> {
     #[cold]
     fn allocate_anew(
         &self,
-        mut state: MutexGuard<'_, State<H>>,
-        request: &Request<'_>,
-    ) -> Result<Free<H>> {
+        mut state: MutexGuard<'_, PoolState<H>>,
+        request: &MemoryRequest<'_>,
+    ) -> Result<FreeStorage<H>> {
         let class = class_of(request.bytes);
         let grown = if self.fits(&state, class) { self.grow(&mut state, class) } else { None };
         let (mut state, free) = match grown {
@@ -231,20 +231,20 @@ impl<H> Pool<H> {
         Ok(free)
     }
 
-    fn hand_out(&self, mut free: Free<H>) -> Free<H> {
+    fn hand_out(&self, mut free: FreeStorage<H>) -> FreeStorage<H> {
         if !self.keeps_done {
             free.hazards_mut().forget_done();
         }
         free
     }
 
-    fn fits(&self, state: &State<H>, class: usize) -> bool {
+    fn fits(&self, state: &PoolState<H>, class: usize) -> bool {
         let size = class_size(class);
         self.limit.is_none_or(|limit| state.usage.reserved.saturating_add(size) <= limit)
     }
 
     /// A new block from the system, `None` if it has no memory.
-    fn grow(&self, state: &mut State<H>, class: usize) -> Option<Free<H>> {
+    fn grow(&self, state: &mut PoolState<H>, class: usize) -> Option<FreeStorage<H>> {
         let size = class_size(class);
         let block = Arc::new(self.memory.block(size)?);
         let usage = &mut state.usage;
@@ -259,9 +259,9 @@ impl<H> Pool<H> {
     /// idle. A block that is too large is never handed out.
     fn allocate_under_pressure<'a>(
         &'a self,
-        mut state: MutexGuard<'a, State<H>>,
-        request: &Request<'_>,
-    ) -> Result<(MutexGuard<'a, State<H>>, Free<H>)> {
+        mut state: MutexGuard<'a, PoolState<H>>,
+        request: &MemoryRequest<'_>,
+    ) -> Result<(MutexGuard<'a, PoolState<H>>, FreeStorage<H>)> {
         let (stream, class) = (request.stream, class_of(request.bytes));
         let mut waited = false;
         loop {
@@ -301,7 +301,7 @@ impl<H> Pool<H> {
         }
     }
 
-    fn exhausted(&self, state: &State<H>, request: &Request<'_>) -> Error {
+    fn exhausted(&self, state: &PoolState<H>, request: &MemoryRequest<'_>) -> Error {
         let mut owners = state.usage.owners();
         owners.retain(|held| held.current > 0);
         Error::OutOfMemory {
@@ -316,7 +316,7 @@ impl<H> Pool<H> {
         }
     }
 
-    fn trim_and_grow(&self, state: &mut State<H>, class: usize) -> Option<Free<H>> {
+    fn trim_and_grow(&self, state: &mut PoolState<H>, class: usize) -> Option<FreeStorage<H>> {
         match self.limit {
             Some(limit) => {
                 let room = limit.checked_sub(class_size(class))?;
@@ -329,7 +329,7 @@ impl<H> Pool<H> {
     }
 
     /// Takes back a storage whose tenant is gone; `bytes` were requested for `owner`.
-    pub(crate) fn free(&self, slot: usize, mut free: Free<H>, owner: Owner, bytes: usize) {
+    pub(crate) fn free(&self, slot: usize, mut free: FreeStorage<H>, owner: Owner, bytes: usize) {
         if self.forgets {
             free.hazards_mut().clear();
         }
@@ -340,7 +340,7 @@ impl<H> Pool<H> {
     }
 
     /// Temporary memory of kernels.
-    pub(crate) fn pieces(&self) -> &Arc<Pieces> {
+    pub(crate) fn pieces(&self) -> &Arc<ScratchPieces> {
         &self.pieces
     }
 

@@ -1,9 +1,9 @@
 //! The memory of tensors: a block with its owner and its latest accesses.
 
-use crate::execution::Block;
+use crate::execution::MemoryBlock;
 use crate::ground::sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, lock};
 use crate::hooks::Allocation;
-use crate::order::{Hazards, Tracked};
+use crate::order::{Hazards, TrackedMemory};
 use std::cell::Cell;
 use std::sync::PoisonError;
 
@@ -26,12 +26,12 @@ pub(super) fn next_id() -> u64 {
     next
 }
 
-/// Memory that tensors share. It has a tenant while a [`Handle`](super::Handle) exists. When the
+/// BlockSource that tensors share. It has a tenant while a [`StorageHandle`](super::StorageHandle) exists. When the
 /// last handle is dropped, it is free, and returns to the pool in stream order unchanged: creating
 /// or moving one would cost more than handing it out.
 pub(crate) struct Storage<H> {
     /// `None` for no bytes.
-    pub(super) block: Option<Arc<Block>>,
+    pub(super) block: Option<Arc<MemoryBlock>>,
     /// Size class of the block.
     class: usize,
     /// Whether the bytes were zeros when it was allocated: they had just come from the system.
@@ -51,7 +51,7 @@ pub(super) struct Tenant<H> {
 
 impl<H> Storage<H> {
     /// A storage without a tenant, of a block that was never used; `fresh` if it holds zeros.
-    pub(crate) fn vacant(block: Option<Arc<Block>>, class: usize, fresh: bool) -> Self {
+    pub(crate) fn vacant(block: Option<Arc<MemoryBlock>>, class: usize, fresh: bool) -> Self {
         Storage { block, class, fresh, hazards: Mutex::default(), tenant: None }
     }
 
@@ -86,12 +86,12 @@ impl<H> Storage<H> {
         &self.tenant().home
     }
 
-    pub(crate) fn block(&self) -> Option<&Arc<Block>> {
+    pub(crate) fn block(&self) -> Option<&Arc<MemoryBlock>> {
         self.block.as_ref()
     }
 }
 
-impl<H> Tracked for Storage<H> {
+impl<H> TrackedMemory for Storage<H> {
     fn hazards(&self) -> MutexGuard<'_, Hazards> {
         lock(&self.hazards)
     }

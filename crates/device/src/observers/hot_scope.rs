@@ -103,11 +103,11 @@ impl fmt::Display for ScopeReport {
 /// report remains.
 #[must_use = "a scope ends when it is dropped"]
 pub struct HotScope {
-    open: Rc<Open>,
+    open: Rc<OpenScope>,
 }
 
 /// An open scope in its thread's list.
-struct Open {
+struct OpenScope {
     /// Number of the device.
     device: u64,
     opened: &'static Location<'static>,
@@ -116,14 +116,14 @@ struct Open {
 }
 
 /// Decision about an act.
-enum Verdict {
+enum ActVerdict {
     Fine,
     Warn { scope: &'static str },
     Deny { scope: &'static str, opened: &'static Location<'static>, permitted: u64 },
 }
 
 thread_local! {
-    static OPEN: RefCell<Vec<Rc<Open>>> = const { RefCell::new(Vec::new()) };
+    static OPEN: RefCell<Vec<Rc<OpenScope>>> = const { RefCell::new(Vec::new()) };
 }
 
 impl HotScope {
@@ -136,7 +136,7 @@ impl HotScope {
     ) -> HotScope {
         let report = ScopeReport { name, policy, counts: Counts::default(), sites: Vec::new() };
         let (permitted, report) = (Cell::default(), RefCell::new(report));
-        let open = Rc::new(Open { device, opened, permitted, report });
+        let open = Rc::new(OpenScope { device, opened, permitted, report });
         OPEN.with_borrow_mut(|scopes| scopes.push(open.clone()));
         set_gate(Some(ask));
         HotScope { open }
@@ -192,32 +192,32 @@ fn ask(
 ) -> Result<()> {
     let seen = ActSite { act, operation, site, count: 0, refused: 0 };
     match OPEN.with_borrow(|scopes| judge(scopes, device, seen)) {
-        Verdict::Fine => Ok(()),
-        Verdict::Warn { scope } => {
+        ActVerdict::Fine => Ok(()),
+        ActVerdict::Warn { scope } => {
             tracing::warn!(scope, operation, %site, "{act} in a hot scope");
             Ok(())
         }
-        Verdict::Deny { scope, opened, permitted } => {
+        ActVerdict::Deny { scope, opened, permitted } => {
             Err(Error::HotScope { scope, act, operation, site, opened, permitted })
         }
     }
 }
 
-fn judge(scopes: &[Rc<Open>], device: u64, seen: ActSite) -> Verdict {
+fn judge(scopes: &[Rc<OpenScope>], device: u64, seen: ActSite) -> ActVerdict {
     let ours = || scopes.iter().rev().filter(|open| open.device == device);
     let by = |policy| ours().find(|open| open.objects_to(policy, seen.act));
     let verdict = match (by(Policy::Deny), by(Policy::Warn)) {
-        (Some(open), _) => Verdict::Deny {
+        (Some(open), _) => ActVerdict::Deny {
             scope: open.report.borrow().name,
             opened: open.opened,
             permitted: open.permitted.get().of(seen.act),
         },
         (None, Some(open)) if !open.has_met(&seen) => {
-            Verdict::Warn { scope: open.report.borrow().name }
+            ActVerdict::Warn { scope: open.report.borrow().name }
         }
-        _ => Verdict::Fine,
+        _ => ActVerdict::Fine,
     };
-    let happens = !matches!(verdict, Verdict::Deny { .. });
+    let happens = !matches!(verdict, ActVerdict::Deny { .. });
     ours().for_each(|open| open.note(seen, happens));
     verdict
 }
@@ -226,7 +226,7 @@ fn same_place(a: &ActSite, b: &ActSite) -> bool {
     a.act == b.act && a.operation == b.operation && a.site == b.site
 }
 
-impl Open {
+impl OpenScope {
     /// Whether it has this policy, and one more such act exceeds what it permits.
     fn objects_to(&self, policy: Policy, act: Act) -> bool {
         let report = self.report.borrow();

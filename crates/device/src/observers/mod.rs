@@ -8,4 +8,4 @@ mod trace;
 pub use hot_scope::{ActSite, HotScope, Policy, ScopeReport};
 pub(crate) use sanitizer::Sanitizer;
 pub(crate) use trace::Process;
-pub use trace::{Span, Trace, TraceReport};
+pub use trace::{TraceSpan, Trace, TraceReport};

@@ -11,9 +11,9 @@
 //! on timing.
 
 use super::queue::{Access, Edge, StreamState};
-use crate::ground::fault::Fault;
+use crate::ground::fault::EngineFault;
 use crate::ground::sync::Arc;
-use crate::ground::{Result, Use};
+use crate::ground::{Result, AccessKind};
 use smallvec::SmallVec;
 use std::cmp::Reverse;
 
@@ -43,7 +43,7 @@ impl Hazards {
     pub(crate) fn waits(
         &self,
         stream: &Arc<StreamState>,
-        usage: Use,
+        usage: AccessKind,
         edges: &mut Edges,
     ) -> Result<()> {
         for access in &self.inherited {
@@ -51,9 +51,9 @@ impl Hazards {
         }
         let faults = stream.shared.faults;
         let (to_write, to_read) = match usage {
-            Use::Read => (!faults.has(Fault::NoWaitForProducer), false),
-            Use::Write => {
-                (!faults.has(Fault::NoWaitForWriter), !faults.has(Fault::NoWaitForReaders))
+            AccessKind::Read => (!faults.has(EngineFault::NoWaitForProducer), false),
+            AccessKind::Write => {
+                (!faults.has(EngineFault::NoWaitForWriter), !faults.has(EngineFault::NoWaitForReaders))
             }
         };
         if let Some(write) = self.write.as_ref().filter(|_| to_write) {
@@ -73,15 +73,15 @@ impl Hazards {
     }
 
     /// Records an access that was submitted with its waits.
-    pub(crate) fn note(&mut self, stream: &Arc<StreamState>, seq: u64, usage: Use) {
+    pub(crate) fn note(&mut self, stream: &Arc<StreamState>, seq: u64, usage: AccessKind) {
         match usage {
-            Use::Write => {
+            AccessKind::Write => {
                 // All earlier accesses are ordered before this write, which stands for all of them.
                 self.reads.clear();
                 self.inherited.clear();
                 replace(&mut self.write, stream, seq);
             }
-            Use::Read => {
+            AccessKind::Read => {
                 if let Some(read) = self.reads.iter_mut().find(|read| read.is_on(stream)) {
                     read.seq = seq;
                     return;

@@ -9,7 +9,7 @@ mod submit;
 pub(crate) use hazard::Hazards;
 #[cfg(all(test, feature = "shuttle"))]
 pub(crate) use queue::CAPACITY;
-pub(crate) use queue::{Access, Engine, StreamState};
-pub(crate) use shared::{Shared, Submission};
-pub(crate) use submit::{Part, Touch, Tracked};
+pub(crate) use queue::{Access, StreamEngine, StreamState};
+pub(crate) use shared::{DeviceShared, Submission};
+pub(crate) use submit::{GroupPart, Touch, TrackedMemory};
 pub(crate) use submit::{submit_group, submit_work, wait_for, wait_for_producer};

@@ -1,9 +1,9 @@
 //! State that the streams of a device share.
 
-use crate::ground::fault::Faults;
+use crate::ground::fault::EngineFaults;
 use crate::ground::sync::Mutex;
 use crate::ground::{DeviceId, Isa};
-use crate::hooks::{Counters, Observers};
+use crate::hooks::{Counters, DeviceObservers};
 
 /// Data protected by a device's submission lock: the order of submissions, and with it the hazards
 /// of all storages.
@@ -11,15 +11,15 @@ use crate::hooks::{Counters, Observers};
 pub(crate) struct Submission;
 
 /// State shared by the streams of a device.
-pub(crate) struct Shared {
+pub(crate) struct DeviceShared {
     pub(crate) id: DeviceId,
     /// Instruction set of the kernels.
     pub(crate) isa: Isa,
     /// Whether every launch waits for its kernel (S4).
     pub(crate) launch_blocking: bool,
-    pub(crate) faults: Faults,
+    pub(crate) faults: EngineFaults,
     pub(crate) counters: Counters,
-    pub(crate) observers: Observers,
+    pub(crate) observers: DeviceObservers,
     /// Whether an observer checks order: no wait is left out because its target is done.
     pub(crate) checks_order: bool,
     pub(crate) submission: Mutex<Submission>,

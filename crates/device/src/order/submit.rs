@@ -6,17 +6,17 @@
 //! one of them held. The models in `model` check this.
 
 use super::hazard::{Edges, Hazards, add_edge};
-use super::queue::{Access, Edge, Queue, StreamState};
+use super::queue::{Access, Edge, StreamQueue, StreamState};
 use super::shared::Submission;
 use crate::execution::{Work, check_may_wait, on_worker};
 use crate::ground::sync::{Arc, MutexGuard, lock};
-use crate::ground::{Act, Result, Use};
-use crate::hooks::{Allocation, Launched, Position, Touched};
+use crate::ground::{Act, Result, AccessKind};
+use crate::hooks::{Allocation, SubmittedLaunch, CommandPosition, Touched};
 use std::ops::Range;
 use std::panic::Location;
 
 /// Memory as submission sees it.
-pub(crate) trait Tracked {
+pub(crate) trait TrackedMemory {
     /// The accesses; call only under the device's submission lock.
     fn hazards(&self) -> MutexGuard<'_, Hazards>;
     /// Facts of its current use.
@@ -28,20 +28,20 @@ pub(crate) trait Tracked {
 /// Access of a launch to a part of a storage.
 pub(crate) struct Touch<'a, M> {
     pub(crate) storage: &'a M,
-    pub(crate) usage: Use,
+    pub(crate) usage: AccessKind,
     /// Bytes of the storage.
     pub(crate) bytes: Range<usize>,
 }
 
 /// A launch at its submission, as observers that check order see it.
-struct Seen<'a> {
-    after: Vec<Position<'a>>,
+struct CheckedLaunch<'a> {
+    after: Vec<CommandPosition<'a>>,
     touched: Vec<Touched<'a>>,
 }
 
-impl<'a> Seen<'a> {
+impl<'a> CheckedLaunch<'a> {
     #[cold]
-    fn new<M: Tracked + 'a>(
+    fn new<M: TrackedMemory + 'a>(
         edges: &'a [Edge],
         touches: impl Iterator<Item = &'a Touch<'a, M>>,
     ) -> Self {
@@ -51,12 +51,12 @@ impl<'a> Seen<'a> {
             usage: *usage,
             bytes: bytes.clone(),
         });
-        Seen { after: positions(edges), touched: touched.collect() }
+        CheckedLaunch { after: positions(edges), touched: touched.collect() }
     }
 
-    fn launched(&'a self, stream: &'a StreamState, seq: u64, work: &Work) -> Launched<'a> {
+    fn launched(&'a self, stream: &'a StreamState, seq: u64, work: &Work) -> SubmittedLaunch<'a> {
         let (at, operation, site) = (stream.position(seq), work.operation(), work.site());
-        Launched { at, operation, site, after: &self.after, touched: &self.touched }
+        SubmittedLaunch { at, operation, site, after: &self.after, touched: &self.touched }
     }
 
     /// Asks every observer whether the launch may be enqueued as command `seq` of `stream`.
@@ -72,13 +72,13 @@ impl<'a> Seen<'a> {
     }
 }
 
-fn positions(edges: &[Edge]) -> Vec<Position<'_>> {
+fn positions(edges: &[Edge]) -> Vec<CommandPosition<'_>> {
     edges.iter().map(|edge| edge.access.position()).collect()
 }
 
 /// Submits work after the waits that its accesses need. Blocks while the stream's queue is full,
 /// unless called by a worker.
-pub(crate) fn submit_work<'a, M: Tracked + 'a>(
+pub(crate) fn submit_work<'a, M: TrackedMemory + 'a>(
     stream: &Arc<StreamState>,
     touches: impl Iterator<Item = Touch<'a, M>> + Clone,
     work: Work,
@@ -92,7 +92,7 @@ pub(crate) fn submit_work<'a, M: Tracked + 'a>(
     let seq = queue.submitted() + edges.len() as u64 + 1;
     if stream.shared.checks_order {
         let touches: Vec<Touch<'_, M>> = touches.clone().collect();
-        let seen = Seen::new(&edges, touches.iter());
+        let seen = CheckedLaunch::new(&edges, touches.iter());
         seen.ask(stream, seq, &work)?;
         seen.tell(stream, seq, &work);
     }
@@ -110,7 +110,7 @@ pub(crate) fn submit_work<'a, M: Tracked + 'a>(
 }
 
 /// One stream's share of a group: its accesses, each with the stream that the tensor belongs to.
-pub(crate) struct Part<'a, M> {
+pub(crate) struct GroupPart<'a, M> {
     pub(crate) stream: &'a Arc<StreamState>,
     pub(crate) touches: Vec<(Touch<'a, M>, &'a Arc<StreamState>)>,
     /// `None` if another part does this stream's work.
@@ -120,13 +120,13 @@ pub(crate) struct Part<'a, M> {
 /// Submits works of several streams as one: each waits for earlier work, none for another of the
 /// group, and every stream then waits for all. So an access to a storage is recorded once the whole
 /// group is done with it, on the stream that its tensor belongs to, which is one of the group's.
-pub(crate) fn submit_group<M: Tracked>(parts: Vec<Part<'_, M>>) -> Result<()> {
+pub(crate) fn submit_group<M: TrackedMemory>(parts: Vec<GroupPart<'_, M>>) -> Result<()> {
     let submission = enter_all(&parts);
     // A part that does a stream's work for it comes after what that stream has got.
     let followers = parts.iter().filter(|part| part.work.is_none());
     let end = |stream: &Arc<StreamState>| stream.lock().submitted();
     let handed: Vec<Access> = followers
-        .map(|Part { stream, .. }| Access { stream: (*stream).clone(), seq: end(stream) })
+        .map(|GroupPart { stream, .. }| Access { stream: (*stream).clone(), seq: end(stream) })
         .filter(|access| access.seq > 0)
         .collect();
     let mut before = Vec::with_capacity(parts.len());
@@ -142,21 +142,21 @@ pub(crate) fn submit_group<M: Tracked>(parts: Vec<Part<'_, M>>) -> Result<()> {
         if let Some(work) = part.work.as_ref().filter(|_| part.stream.shared.checks_order) {
             let seq = part.stream.lock().submitted() + edges.len() as u64 + 1;
             let touches = part.touches.iter().map(|(touch, _)| touch);
-            Seen::new(&edges, touches).ask(part.stream, seq, work)?;
+            CheckedLaunch::new(&edges, touches).ask(part.stream, seq, work)?;
         }
         before.push(edges);
     }
     let mut all = Vec::with_capacity(parts.len());
     let mut works = Vec::with_capacity(parts.len());
     let mut streams = Vec::with_capacity(parts.len());
-    for (Part { stream, touches, work }, edges) in parts.into_iter().zip(before) {
+    for (GroupPart { stream, touches, work }, edges) in parts.into_iter().zip(before) {
         streams.push(stream);
         let Some(work) = work else { continue };
         let queue = stream.lock();
         if stream.shared.checks_order {
             let seq = queue.submitted() + edges.len() as u64 + 1;
             let touches = touches.iter().map(|(touch, _)| touch);
-            Seen::new(&edges, touches).tell(stream, seq, &work);
+            CheckedLaunch::new(&edges, touches).tell(stream, seq, &work);
         }
         let seq = stream.enqueue(queue, edges, Some(work));
         works.push(Access { stream: stream.clone(), seq });
@@ -186,11 +186,11 @@ pub(crate) fn submit_group<M: Tracked>(parts: Vec<Part<'_, M>>) -> Result<()> {
 }
 
 /// Makes `stream` wait until it may read `storage` (the producer is done).
-pub(crate) fn wait_for_producer(stream: &Arc<StreamState>, storage: &impl Tracked) -> Result<()> {
+pub(crate) fn wait_for_producer(stream: &Arc<StreamState>, storage: &impl TrackedMemory) -> Result<()> {
     stream.check_alive()?;
     let (submission, queue) = enter(stream);
     let mut edges = Edges::new();
-    storage.hazards().waits(stream, Use::Read, &mut edges)?;
+    storage.hazards().waits(stream, AccessKind::Read, &mut edges)?;
     enqueue_waits(stream, queue, edges);
     drop(submission);
     Ok(())
@@ -230,7 +230,7 @@ pub(crate) fn wait_for(
 }
 
 /// Enqueues waits; returns the number of the last command.
-fn enqueue_waits(stream: &Arc<StreamState>, queue: MutexGuard<'_, Queue>, edges: Edges) -> u64 {
+fn enqueue_waits(stream: &Arc<StreamState>, queue: MutexGuard<'_, StreamQueue>, edges: Edges) -> u64 {
     if stream.shared.checks_order {
         let (at, after) =
             (stream.position(queue.submitted() + edges.len() as u64), positions(&edges));
@@ -241,7 +241,7 @@ fn enqueue_waits(stream: &Arc<StreamState>, queue: MutexGuard<'_, Queue>, edges:
 
 /// Takes the submission lock and the stream's, with room in its queue. Waits for room without
 /// holding either; a worker does not wait, as it may be the one that makes room.
-fn enter(stream: &StreamState) -> (MutexGuard<'_, Submission>, MutexGuard<'_, Queue>) {
+fn enter(stream: &StreamState) -> (MutexGuard<'_, Submission>, MutexGuard<'_, StreamQueue>) {
     loop {
         let submission = lock(&stream.shared.submission);
         let queue = stream.lock();
@@ -256,7 +256,7 @@ fn enter(stream: &StreamState) -> (MutexGuard<'_, Submission>, MutexGuard<'_, Qu
 
 /// Takes the submission lock with room in the queues of all parts, like [`enter`]. Only a holder of
 /// that lock adds to a queue, so the room stays.
-fn enter_all<'a, M>(parts: &[Part<'a, M>]) -> Option<MutexGuard<'a, Submission>> {
+fn enter_all<'a, M>(parts: &[GroupPart<'a, M>]) -> Option<MutexGuard<'a, Submission>> {
     let shared = &parts.first()?.stream.shared;
     loop {
         let submission = lock(&shared.submission);

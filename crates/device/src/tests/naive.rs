@@ -3,7 +3,7 @@
 //! by another stream, dropped on return, and its memory reused too early. The same program on the
 //! real pool is correct.
 
-use crate::ground::fault::{Fault, Faults};
+use crate::ground::fault::{EngineFault, EngineFaults};
 use crate::ground::sync::Arc;
 use crate::handles::{Device, DeviceOptions, Environment};
 use crate::{Args, DType, DeviceId, Owner, Result, Stream, Tensor};
@@ -39,8 +39,8 @@ fn read_a_temporary(
 /// reused.
 fn scenario(forgets: bool, memory_limit: Option<usize>, patience: Duration) -> (bool, bool) {
     let options = DeviceOptions { threads: 2, memory_limit, ..DeviceOptions::default() };
-    let planted: &[Fault] = if forgets { &[Fault::PoolForgets] } else { &[] };
-    let environment = Environment { faults: Faults::planted(planted), ..Environment::default() };
+    let planted: &[EngineFault] = if forgets { &[EngineFault::PoolForgets] } else { &[] };
+    let environment = Environment { faults: EngineFaults::planted(planted), ..Environment::default() };
     let device = Device::open_in(DeviceId::Cpu(0), &options, environment).unwrap();
     let (main, side) = (device.stream("main"), device.stream("side"));
     let overwritten = Arc::new(AtomicBool::new(false));

@@ -1,6 +1,6 @@
 //! Memory of a CUDA device.
 
-use super::context::Context;
+use super::context::CudaContext;
 use super::driver::{Called, OUT_OF_MEMORY, check, driver};
 use crate::execution::block::{Allocator, DeviceMemory};
 use crate::ground::sync::Arc;
@@ -10,13 +10,13 @@ use std::panic::Location;
 /// them.
 #[derive(Debug)]
 struct DeviceBlock {
-    context: Arc<Context>,
+    context: Arc<CudaContext>,
     address: u64,
     size: usize,
 }
 
 /// Memory of the backend's own, beside that of the pool. The context is current.
-pub(super) fn block(context: &Arc<Context>, size: usize) -> Called<Box<dyn DeviceMemory>> {
+pub(super) fn block(context: &Arc<CudaContext>, size: usize) -> Called<Box<dyn DeviceMemory>> {
     let (code, address) = request(size);
     check("cuMemAlloc", code)?;
     Ok(Box::new(DeviceBlock { context: context.clone(), address, size }))
@@ -30,7 +30,7 @@ fn request(size: usize) -> (u32, u64) {
     (code, address)
 }
 
-impl Allocator for Arc<Context> {
+impl Allocator for Arc<CudaContext> {
     /// `None` as well if the device has failed.
     fn allocate(&self, size: usize) -> Option<Box<dyn DeviceMemory>> {
         if self.has_failed() || self.bind().is_err() {

@@ -19,12 +19,12 @@ const MAGIC: &[u8; 8] = b"MRSTMKN1";
 static WRITTEN: AtomicU64 = AtomicU64::new(0);
 
 /// A folder of compiled kernels.
-pub(super) struct Cache(PathBuf);
+pub(super) struct KernelCache(PathBuf);
 
-impl Cache {
+impl KernelCache {
     /// The folder `kernels` of the user's cache; `None` without one.
-    pub(super) fn of_user() -> Option<Cache> {
-        Some(Cache(user_cache()?.join("kernels")))
+    pub(super) fn of_user() -> Option<KernelCache> {
+        Some(KernelCache(user_cache()?.join("kernels")))
     }
 
     /// The code for these inputs, made by this version of the compiler, or by any if that is
@@ -97,7 +97,7 @@ mod tests {
     #[test]
     fn code_is_found_again_by_its_inputs_and_version() {
         let folder = tempfile::tempdir().unwrap();
-        let cache = Cache(folder.path().join("new/kernels"));
+        let cache = KernelCache(folder.path().join("new/kernels"));
         assert_eq!(cache.load("inputs", None), None);
         cache.store("inputs", "13.0", b"code");
         assert_eq!(cache.load("inputs", Some("13.0")).unwrap(), b"code");
@@ -109,7 +109,7 @@ mod tests {
     #[test]
     fn files_that_are_cut_or_foreign_are_no_hit() {
         let folder = tempfile::tempdir().unwrap();
-        let cache = Cache(folder.path().to_owned());
+        let cache = KernelCache(folder.path().to_owned());
         cache.store("inputs", "1", b"code");
         let path = cache.path("inputs", "1");
         let whole = fs::read(&path).unwrap();
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn a_folder_that_cannot_be_made_keeps_nothing() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let cache = Cache(file.path().join("kernels"));
+        let cache = KernelCache(file.path().join("kernels"));
         cache.store("inputs", "1", b"code");
         assert_eq!(cache.load("inputs", None), None);
     }

@@ -28,14 +28,14 @@ functions!(nvrtc, nvrtc::nvrtcResult, "libnvrtc", {
 
 /// Architecture that code is compiled for, such as `sm_90a`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Target(String);
+pub(super) struct Architecture(String);
 
-impl Target {
+impl Architecture {
     /// The architecture of a device with this compute capability, with everything that only this
     /// architecture has.
-    pub(super) fn of((major, minor): (i32, i32)) -> Target {
+    pub(super) fn of((major, minor): (i32, i32)) -> Architecture {
         let own = if major >= 9 { "a" } else { "" };
-        Target(format!("sm_{major}{minor}{own}"))
+        Architecture(format!("sm_{major}{minor}{own}"))
     }
 
     /// Options of the compiler. Products are not contracted into sums unless a kernel says `fmaf`,
@@ -52,22 +52,22 @@ impl Target {
     }
 }
 
-impl fmt::Display for Target {
+impl fmt::Display for Architecture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
 /// The compiler's library.
-pub(super) struct Compiler {
+pub(super) struct KernelCompiler {
     functions: Functions,
     /// Its version, as `13.0`.
     pub(super) version: String,
 }
 
-impl Compiler {
+impl KernelCompiler {
     /// Finds the library.
-    pub(super) fn find() -> Called<Compiler> {
+    pub(super) fn find() -> Called<KernelCompiler> {
         // SAFETY: this loads the library named libnvrtc, whose initialisers are the compiler's own.
         if !unsafe { nvrtc::is_culib_present() } {
             return Err(CudaError::NoCompiler);
@@ -76,15 +76,15 @@ impl Compiler {
         let (mut major, mut minor): (c_int, c_int) = (0, 0);
         // SAFETY: writes two numbers.
         check("nvrtcVersion", unsafe { (functions.nvrtcVersion)(&mut major, &mut minor) })?;
-        Ok(Compiler { functions, version: format!("{major}.{minor}") })
+        Ok(KernelCompiler { functions, version: format!("{major}.{minor}") })
     }
 
     /// Compiles a source to code for the target.
     ///
     /// # Errors
     /// [`CudaError::Compile`] with the compiler's messages.
-    pub(super) fn compile(&self, source: &'static Source, target: &Target) -> Called<Vec<u8>> {
-        let program = Program::new(&self.functions, source)?;
+    pub(super) fn compile(&self, source: &'static Source, target: &Architecture) -> Called<Vec<u8>> {
+        let program = NvrtcProgram::new(&self.functions, source)?;
         let options = target.options().map(|option| c_string("option", &option));
         let options = options.into_iter().collect::<Called<Vec<CString>>>()?;
         let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
@@ -107,13 +107,13 @@ fn headers(source: &Source) -> impl Iterator<Item = &Header> {
 }
 
 /// A program of the compiler.
-struct Program<'a> {
+struct NvrtcProgram<'a> {
     functions: &'a Functions,
     raw: nvrtc::nvrtcProgram,
 }
 
-impl<'a> Program<'a> {
-    fn new(functions: &'a Functions, source: &'static Source) -> Called<Program<'a>> {
+impl<'a> NvrtcProgram<'a> {
+    fn new(functions: &'a Functions, source: &'static Source) -> Called<NvrtcProgram<'a>> {
         let (text, name) = (c_string("source", source.text)?, c_string("name", source.name)?);
         let texts = headers(source).map(|header| c_string("header", header.text));
         let texts = texts.collect::<Called<Vec<CString>>>()?;
@@ -132,7 +132,7 @@ impl<'a> Program<'a> {
             )
         };
         check("nvrtcCreateProgram", code)?;
-        Ok(Program { functions, raw })
+        Ok(NvrtcProgram { functions, raw })
     }
 
     /// Messages of the compilation.
@@ -163,7 +163,7 @@ impl<'a> Program<'a> {
     }
 }
 
-impl Drop for Program<'_> {
+impl Drop for NvrtcProgram<'_> {
     fn drop(&mut self) {
         // SAFETY: created once by `new`. A failure cannot be reported to anyone.
         let _ = unsafe { (self.functions.nvrtcDestroyProgram)(&mut self.raw) };
@@ -193,8 +193,8 @@ mod tests {
 
     #[test]
     fn a_target_is_the_devices_own_architecture() {
-        assert_eq!(Target::of((8, 0)).to_string(), "sm_80");
-        assert_eq!(Target::of((9, 0)).to_string(), "sm_90a");
-        assert_eq!(Target::of((10, 0)).to_string(), "sm_100a");
+        assert_eq!(Architecture::of((8, 0)).to_string(), "sm_80");
+        assert_eq!(Architecture::of((9, 0)).to_string(), "sm_90a");
+        assert_eq!(Architecture::of((10, 0)).to_string(), "sm_100a");
     }
 }

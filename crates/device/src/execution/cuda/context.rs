@@ -1,8 +1,8 @@
 //! An opened CUDA device: its context, its kernels, its staging memory, and its failure.
 
-use super::compiler::Target;
+use super::compiler::Architecture;
 use super::driver::{self, Called, Pinned, Primary};
-use super::module::Module;
+use super::module::KernelModule;
 use crate::execution::call::Source;
 use crate::ground::sync::{Arc, Mutex, OnceLock, lock};
 use crate::ground::{CudaError, DeviceId, Error, Result};
@@ -27,7 +27,7 @@ const LOOK: Duration = Duration::from_millis(1);
 
 /// A device failure: sticky, for every stream of the device.
 #[derive(Debug, Clone)]
-struct Failure {
+struct DeviceFailure {
     operation: &'static str,
     site: &'static Location<'static>,
     cause: Arc<CudaError>,
@@ -42,30 +42,30 @@ struct FreePinned {
 }
 
 /// An opened device.
-pub(crate) struct Context {
+pub(crate) struct CudaContext {
     pub(super) id: DeviceId,
     /// Architecture that the kernels are compiled for.
-    pub(super) target: Target,
+    pub(super) target: Architecture,
     /// Compiled sources, by their addresses.
-    modules: Mutex<HashMap<usize, Arc<Module>>>,
+    modules: Mutex<HashMap<usize, Arc<KernelModule>>>,
     pinned: Mutex<FreePinned>,
-    failure: OnceLock<Failure>,
+    failure: OnceLock<DeviceFailure>,
     /// An error for which the device will fail once its reason is known, or at this moment.
     suspended: OnceLock<(Instant, CudaError)>,
     /// Dropped last: everything else is freed in it.
     primary: Primary,
 }
 
-impl Context {
+impl CudaContext {
     /// Opens a device.
     ///
     /// # Errors
     /// [`Error::Cuda`] without a driver or such a device, or if either is too old.
-    pub(crate) fn open(id: DeviceId) -> Result<Arc<Context>> {
-        Context::try_open(id).map_err(|source| Error::Cuda { device: id, source })
+    pub(crate) fn open(id: DeviceId) -> Result<Arc<CudaContext>> {
+        CudaContext::try_open(id).map_err(|source| Error::Cuda { device: id, source })
     }
 
-    fn try_open(id: DeviceId) -> Called<Arc<Context>> {
+    fn try_open(id: DeviceId) -> Called<Arc<CudaContext>> {
         driver::load()?;
         let device = driver::device(id.index())?;
         let of = |attribute| driver::attribute(device, attribute);
@@ -76,9 +76,9 @@ impl Context {
         if capability < CAPABILITY_NEEDED {
             return Err(CudaError::DeviceTooOld { name: driver::name(device)?, capability });
         }
-        let context = Context {
+        let context = CudaContext {
             id,
-            target: Target::of(capability),
+            target: Architecture::of(capability),
             modules: Mutex::default(),
             pinned: Mutex::default(),
             failure: OnceLock::new(),
@@ -106,7 +106,7 @@ impl Context {
         site: &'static Location<'static>,
         cause: CudaError,
     ) {
-        let _ = self.failure.set(Failure { operation, site, cause: Arc::new(cause) });
+        let _ = self.failure.set(DeviceFailure { operation, site, cause: Arc::new(cause) });
     }
 
     /// From now on the device gets no work, and nothing of it ends, until somebody who knows the
@@ -138,7 +138,7 @@ impl Context {
     pub(super) fn check(&self) -> Result<()> {
         match self.failure.get().cloned() {
             None => Ok(()),
-            Some(Failure { operation, site, cause }) => {
+            Some(DeviceFailure { operation, site, cause }) => {
                 Err(Error::DeviceFailed { device: self.id, operation, site, cause })
             }
         }
@@ -150,13 +150,13 @@ impl Context {
     }
 
     /// The kernels of a source, compiled and loaded at the first call.
-    pub(super) fn module(&self, source: &'static Source) -> Called<Arc<Module>> {
+    pub(super) fn module(&self, source: &'static Source) -> Called<Arc<KernelModule>> {
         let mut modules = lock(&self.modules);
         if let Some(module) = modules.get(&key(source)) {
             return Ok(module.clone());
         }
         self.bind()?;
-        let module = Arc::new(Module::load(source, &self.target)?);
+        let module = Arc::new(KernelModule::load(source, &self.target)?);
         modules.insert(key(source), module.clone());
         Ok(module)
     }
@@ -193,16 +193,16 @@ impl Context {
     }
 }
 
-impl Drop for Context {
+impl Drop for CudaContext {
     fn drop(&mut self) {
         // What is freed below is freed in the current context.
         let _ = self.bind();
     }
 }
 
-impl fmt::Debug for Context {
+impl fmt::Debug for CudaContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Context({} for {})", self.id, self.target)
+        write!(f, "CudaContext({} for {})", self.id, self.target)
     }
 }
 

@@ -75,13 +75,13 @@ pub(super) fn driver() -> &'static Functions {
 
 /// The text that a function of the driver has for a code.
 fn text_of(function: &str, code: u32) -> Option<String> {
-    type Describe = unsafe extern "C" fn(u32, *mut *const c_char) -> u32;
+    type CudaTextFn = unsafe extern "C" fn(u32, *mut *const c_char) -> u32;
     let mut text = ptr::null();
     // SAFETY: only after `load` has found the library. Both functions that this is called for take
     // a code, write a pointer to a string that lives as long as the process, or null for a code
     // that they do not know, and return a code.
     unsafe {
-        let describe = cu::culib().get::<Describe>(function.as_bytes()).ok()?;
+        let describe = cu::culib().get::<CudaTextFn>(function.as_bytes()).ok()?;
         let _ = describe(code, &mut text);
         (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
     }
@@ -111,11 +111,11 @@ pub(super) fn load() -> Called {
     if !unsafe { cu::is_culib_present() } {
         return Err(CudaError::NoDriver);
     }
-    type Version = unsafe extern "C" fn(*mut c_int) -> u32;
+    type DriverVersionFn = unsafe extern "C" fn(*mut c_int) -> u32;
     let (name, mut found) = ("cuDriverGetVersion", 0);
     // SAFETY: the library was found above; the function writes one number.
     let code = unsafe {
-        let version = cu::culib().get::<Version>(name.as_bytes());
+        let version = cu::culib().get::<DriverVersionFn>(name.as_bytes());
         let lacking = |_| CudaError::MissingFunction { library: "libcuda", function: name };
         version.map_err(lacking)?(&mut found)
     };
@@ -235,7 +235,7 @@ impl RawStream {
     }
 
     /// Makes later work of the stream wait for the latest record of the event.
-    pub(super) fn wait(&self, event: &Event) -> Called {
+    pub(super) fn wait(&self, event: &CudaEvent) -> Called {
         // SAFETY: both live; 0 is the only flag.
         check("cuStreamWaitEvent", unsafe { (driver().cuStreamWaitEvent)(self.0, event.0, 0) })
     }
@@ -249,19 +249,19 @@ impl RawStream {
 
 /// An event.
 #[derive(Debug)]
-pub(super) struct Event(cu::CUevent);
+pub(super) struct CudaEvent(cu::CUevent);
 
 // SAFETY: an event is a handle; the driver locks what is behind it.
-unsafe impl Send for Event {}
+unsafe impl Send for CudaEvent {}
 // SAFETY: as above.
-unsafe impl Sync for Event {}
+unsafe impl Sync for CudaEvent {}
 
-impl Event {
+impl CudaEvent {
     /// An event; only one that is `timed` has a time.
     ///
     /// A thread that waits for it sleeps: the host waits about once an epoch, so that the time to
     /// wake up is nothing, while other threads, of loaders and of other ranks, need the core.
-    pub(super) fn new(timed: bool) -> Called<Event> {
+    pub(super) fn new(timed: bool) -> Called<CudaEvent> {
         let mut raw = ptr::null_mut();
         let time = match timed {
             true => cu::CUevent_flags::CU_EVENT_DEFAULT,
@@ -270,7 +270,7 @@ impl Event {
         let flags = time as u32 | cu::CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32;
         // SAFETY: writes one handle.
         check("cuEventCreate", unsafe { (driver().cuEventCreate)(&mut raw, flags) })?;
-        Ok(Event(raw))
+        Ok(CudaEvent(raw))
     }
 
     /// Records it at the end of the stream.
@@ -295,7 +295,7 @@ impl Event {
     }
 
     /// Seconds from an earlier event to this one; both are timed and reached.
-    pub(super) fn seconds_since(&self, earlier: &Event) -> Called<f64> {
+    pub(super) fn seconds_since(&self, earlier: &CudaEvent) -> Called<f64> {
         let mut milliseconds = 0.0f32;
         // SAFETY: writes one number; both events live.
         let code =
@@ -305,7 +305,7 @@ impl Event {
     }
 }
 
-impl Drop for Event {
+impl Drop for CudaEvent {
     fn drop(&mut self) {
         // SAFETY: created once by `new`; the driver keeps what pending work needs of it.
         let _ = unsafe { (driver().cuEventDestroy_v2)(self.0) };

@@ -1,12 +1,12 @@
 //! How a task becomes calls of the driver.
 
-use super::context::Context;
+use super::context::CudaContext;
 use super::driver::{Called, RawStream, check, driver};
-use super::graph::Graph;
-use super::nccl::Member;
-use super::staging::Staging;
-use super::task::{Task, TaskAct};
-use crate::execution::args::{Arg, Record};
+use super::graph::CudaGraph;
+use super::nccl::Membership;
+use super::staging::StagingBuffer;
+use super::task::{CudaTask, TaskAct};
+use crate::execution::args::{Arg, LaunchRecord};
 use crate::execution::transfer::{Download, Fill};
 use crate::ground::sync::Arc;
 use smallvec::SmallVec;
@@ -17,21 +17,21 @@ const PIECE_ALIGNMENT: usize = 64;
 
 /// Things to keep until a task has run, and to do then.
 #[derive(Default)]
-pub(super) struct Landing {
+pub(super) struct Completion {
     /// Staging memory that a copy reads or writes.
-    pub(super) staging: Option<Staging>,
+    pub(super) staging: Option<StagingBuffer>,
     /// A graph that runs.
-    pub(super) graph: Option<Arc<Graph>>,
+    pub(super) graph: Option<Arc<CudaGraph>>,
     /// The group whose memory an exchange uses.
-    pub(super) member: Option<Arc<Member>>,
+    pub(super) member: Option<Arc<Membership>>,
     /// Where the pieces of a download go, and their bytes in the staging memory.
-    pub(super) download: Option<(Box<dyn Download>, Pieces)>,
+    pub(super) download: Option<(Box<dyn Download>, StagedRanges)>,
 }
 
 /// Ranges in staging memory.
-type Pieces = SmallVec<[Range<usize>; 4]>;
+type StagedRanges = SmallVec<[Range<usize>; 4]>;
 
-impl Landing {
+impl Completion {
     /// Hands over the download, and gives the staging memory back. The work has run; the context is
     /// current.
     pub(super) fn land(self) {
@@ -47,14 +47,14 @@ impl Landing {
 
 /// The queue of the driver that tasks are put into.
 pub(super) struct Enqueue<'a> {
-    pub(super) context: &'a Arc<Context>,
+    pub(super) context: &'a Arc<CudaContext>,
     pub(super) stream: &'a RawStream,
 }
 
 impl Enqueue<'_> {
     /// Enqueues a task. `landing` gets what must be kept, before anything uses it, so that it is
     /// kept after an error as well.
-    pub(super) fn task(&self, Task { record, act }: Task, landing: &mut Landing) -> Called {
+    pub(super) fn task(&self, CudaTask { record, act }: CudaTask, landing: &mut Completion) -> Called {
         match act {
             TaskAct::Calls(program, bound) => bound.launch(&program, self.stream.raw(), &record),
             TaskAct::Graph(graph) => {
@@ -74,7 +74,7 @@ impl Enqueue<'_> {
         }
     }
 
-    fn copy(&self, record: &Record) -> Called {
+    fn copy(&self, record: &LaunchRecord) -> Called {
         for pair in record.args.chunks_exact(2).filter(|pair| pair[0].bytes > 0) {
             let (from, to) = (&pair[0], &pair[1]);
             // SAFETY: both are inside of live blocks of this length (the launch checked that they
@@ -125,7 +125,7 @@ impl Enqueue<'_> {
         })
     }
 
-    fn upload(&self, arg: &Arg, staging: &mut Staging) -> Called {
+    fn upload(&self, arg: &Arg, staging: &mut StagingBuffer) -> Called {
         if arg.bytes == 0 {
             return Ok(());
         }
@@ -137,15 +137,15 @@ impl Enqueue<'_> {
         })
     }
 
-    fn download(&self, record: &Record, to: Box<dyn Download>, landing: &mut Landing) -> Called {
+    fn download(&self, record: &LaunchRecord, to: Box<dyn Download>, landing: &mut Completion) -> Called {
         let mut end = 0usize;
         let place = |arg: &Arg| {
             let start = end.next_multiple_of(PIECE_ALIGNMENT);
             end = start + arg.bytes;
             start..end
         };
-        let pieces: Pieces = record.args.iter().map(place).collect();
-        let staging = landing.staging.insert(Staging::new(self.context, end));
+        let pieces: StagedRanges = record.args.iter().map(place).collect();
+        let staging = landing.staging.insert(StagingBuffer::new(self.context, end));
         for (arg, piece) in record.args.iter().zip(&pieces).filter(|(arg, _)| arg.bytes > 0) {
             // SAFETY: the argument is inside of a live block; the piece is inside of the staging
             // memory, which is kept until the copy is done.

@@ -1,9 +1,9 @@
 //! Several launches as one: their programs as branches of a graph, their arguments in one record.
 
 use super::graph::{Branch, MEMBERS_MAX};
-use super::program::Bound;
-use super::task::{Task, TaskAct};
-use crate::execution::args::Record;
+use super::program::BoundProgram;
+use super::task::{CudaTask, TaskAct};
+use crate::execution::args::LaunchRecord;
 use crate::execution::call::Program;
 use crate::ground::sync::Arc;
 use smallvec::SmallVec;
@@ -12,22 +12,22 @@ use smallvec::SmallVec;
 pub(super) struct Fusion {
     /// Arguments of all: by branch, then by argument, then by member, as in the tables of a graph.
     /// The rest is that of the first task.
-    pub(super) record: Record,
+    pub(super) record: LaunchRecord,
     pub(super) branches: Vec<Branch>,
 }
 
 impl Fusion {
-    /// Fuses tasks that are [placed](Task::is_placed); `None` without any.
-    pub(super) fn of(tasks: Vec<Task>) -> Option<Fusion> {
-        let tasks = tasks.into_iter().map(|Task { record, act }| match act {
+    /// Fuses tasks that are [placed](CudaTask::is_placed); `None` without any.
+    pub(super) fn of(tasks: Vec<CudaTask>) -> Option<Fusion> {
+        let tasks = tasks.into_iter().map(|CudaTask { record, act }| match act {
             TaskAct::Calls(program, bound) => {
                 (Branch { program, bound, members: 1, args: record.args.len() }, record)
             }
             _ => unreachable!("only calls are placed"),
         });
         let groups = grouped(tasks);
-        let Record { operation, site, isa, ref asked, .. } = *groups.first()?.1.first()?;
-        let mut record = Record {
+        let LaunchRecord { operation, site, isa, ref asked, .. } = *groups.first()?.1.first()?;
+        let mut record = LaunchRecord {
             operation,
             site,
             isa,
@@ -48,7 +48,7 @@ impl Fusion {
 }
 
 /// The branches of a graph of programs, each with its number of arguments.
-pub(super) fn branches(programs: Vec<(Program, Arc<Bound>, usize)>) -> Vec<Branch> {
+pub(super) fn branches(programs: Vec<(Program, Arc<BoundProgram>, usize)>) -> Vec<Branch> {
     let alone = |(program, bound, args)| (Branch { program, bound, members: 1, args }, ());
     grouped(programs.into_iter().map(alone)).into_iter().map(|(branch, _)| branch).collect()
 }

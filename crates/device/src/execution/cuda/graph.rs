@@ -10,18 +10,18 @@
 //! table.
 
 use super::block::block;
-use super::context::Context;
+use super::context::CudaContext;
 use super::driver::{Called, RawStream, check, driver};
-use super::program::{Bound, Parameters, Span};
-use super::staging::Staging;
-use crate::execution::args::Record;
+use super::program::{BoundProgram, Parameters, Span};
+use super::staging::StagingBuffer;
+use crate::execution::args::LaunchRecord;
 use crate::execution::block::DeviceMemory;
 use crate::execution::call::{Call, Piece, Program};
 use crate::ground::sync::{Arc, Mutex, lock};
 use cudarc::driver::sys as cu;
 use std::ptr;
 
-/// Forms of a graph: batches of a ring.
+/// GraphInstances of a graph: batches of a ring.
 const FORMS: usize = 2;
 
 /// Members of a branch: the most blocks along the second axis of a grid.
@@ -31,7 +31,7 @@ pub(super) const MEMBERS_MAX: usize = 65_535;
 #[derive(Clone)]
 pub(super) struct Branch {
     pub(super) program: Program,
-    pub(super) bound: Arc<Bound>,
+    pub(super) bound: Arc<BoundProgram>,
     pub(super) members: usize,
     /// Arguments of each launch.
     pub(super) args: usize,
@@ -50,43 +50,43 @@ impl Branch {
 }
 
 /// A graph of branches, ready to be launched.
-pub(crate) struct Graph {
+pub(crate) struct CudaGraph {
     branches: Vec<Branch>,
-    forms: Mutex<Forms>,
+    forms: Mutex<GraphInstances>,
 }
 
-struct Forms {
-    all: [Form; FORMS],
+struct GraphInstances {
+    all: [GraphInstance; FORMS],
     /// The one that was launched last.
     last: usize,
 }
 
 /// An executable graph with its table.
-struct Form {
-    exec: Exec,
+struct GraphInstance {
+    exec: ExecutableGraph,
     table: Box<dyn DeviceMemory>,
     /// Contents of the table, once the device has run what was enqueued: by branch, then by
     /// argument, then by member.
     addresses: Vec<u64>,
 }
 
-impl Graph {
+impl CudaGraph {
     /// Builds the graph, with all memory that its launches need: they take none. The context is
     /// current. Waits for the driver, but not for the device.
     pub(super) fn build(
-        (context, stream): (&Arc<Context>, &RawStream),
+        (context, stream): (&Arc<CudaContext>, &RawStream),
         branches: Vec<Branch>,
-    ) -> Called<Graph> {
+    ) -> Called<CudaGraph> {
         let form = |_| {
             let addresses: usize = branches.iter().map(Branch::addresses).sum();
             let table = block(context, addresses * size_of::<u64>())?;
-            let exec = Builder::new()?.build(&branches, table.address())?;
+            let exec = GraphBuilder::new()?.build(&branches, table.address())?;
             exec.upload(stream)?;
-            Ok(Form { exec, table, addresses: vec![] })
+            Ok(GraphInstance { exec, table, addresses: vec![] })
         };
         let [a, b] = [0, 1].map(form);
-        let forms = Mutex::new(Forms { all: [a?, b?], last: 0 });
-        Ok(Graph { branches, forms })
+        let forms = Mutex::new(GraphInstances { all: [a?, b?], last: 0 });
+        Ok(CudaGraph { branches, forms })
     }
 
     /// Whether it may run these branches.
@@ -100,9 +100,9 @@ impl Graph {
     /// context is current. `staging` gets what a copy reads, to be kept until the work is done.
     pub(super) fn launch(
         &self,
-        (context, stream): (&Arc<Context>, &RawStream),
-        record: &Record,
-        staging: &mut Option<Staging>,
+        (context, stream): (&Arc<CudaContext>, &RawStream),
+        record: &LaunchRecord,
+        staging: &mut Option<StagingBuffer>,
     ) -> Called {
         let addresses: Vec<u64> = record.args.iter().map(|arg| arg.address()).collect();
         let forms = &mut *lock(&self.forms);
@@ -116,7 +116,7 @@ impl Graph {
             form.write(
                 &addresses,
                 stream,
-                staging.insert(Staging::new(context, 8 * addresses.len())),
+                staging.insert(StagingBuffer::new(context, 8 * addresses.len())),
             )?;
             form.addresses = addresses;
         }
@@ -124,9 +124,9 @@ impl Graph {
     }
 }
 
-impl Form {
+impl GraphInstance {
     /// Writes the table, after earlier launches that read it: they are of the same real stream.
-    fn write(&self, addresses: &[u64], stream: &RawStream, staging: &mut Staging) -> Called {
+    fn write(&self, addresses: &[u64], stream: &RawStream, staging: &mut StagingBuffer) -> Called {
         let bytes: &[u8] = bytemuck::cast_slice(addresses);
         // SAFETY: nothing was enqueued with it yet.
         let free = unsafe { staging.bytes() };
@@ -141,12 +141,12 @@ impl Form {
 }
 
 /// An executable graph of the driver.
-struct Exec(cu::CUgraphExec);
+struct ExecutableGraph(cu::CUgraphExec);
 
 // SAFETY: a handle, which is used under the lock of its graph.
-unsafe impl Send for Exec {}
+unsafe impl Send for ExecutableGraph {}
 
-impl Exec {
+impl ExecutableGraph {
     /// Takes the device's memory that a first launch would take otherwise.
     fn upload(&self, stream: &RawStream) -> Called {
         // SAFETY: both live.
@@ -160,27 +160,27 @@ impl Exec {
     }
 }
 
-impl Drop for Exec {
+impl Drop for ExecutableGraph {
     fn drop(&mut self) {
-        // SAFETY: made once by `Builder::build`. A lane keeps a graph until its launches are done.
+        // SAFETY: made once by `GraphBuilder::build`. A lane keeps a graph until its launches are done.
         // A failure cannot be reported to anyone.
         let _ = unsafe { (driver().cuGraphExecDestroy)(self.0) };
     }
 }
 
 /// A graph of the driver while it is built.
-struct Builder(cu::CUgraph);
+struct GraphBuilder(cu::CUgraph);
 
-impl Builder {
-    fn new() -> Called<Builder> {
+impl GraphBuilder {
+    fn new() -> Called<GraphBuilder> {
         let mut raw = ptr::null_mut();
         // SAFETY: writes one handle; 0 is the only valid flag.
         check("cuGraphCreate", unsafe { (driver().cuGraphCreate)(&mut raw, 0) })?;
-        Ok(Builder(raw))
+        Ok(GraphBuilder(raw))
     }
 
     /// The executable graph of the branches, with the table at this address.
-    fn build(self, branches: &[Branch], table: u64) -> Called<Exec> {
+    fn build(self, branches: &[Branch], table: u64) -> Called<ExecutableGraph> {
         let mut row = table;
         for branch in branches {
             let mut last = None;
@@ -194,7 +194,7 @@ impl Builder {
         check("cuGraphInstantiate", unsafe {
             (driver().cuGraphInstantiateWithFlags)(&mut raw, self.0, 0)
         })?;
-        Ok(Exec(raw))
+        Ok(ExecutableGraph(raw))
     }
 
     /// Adds a call of a branch, whose addresses begin at `rows`, behind the node `after`.
@@ -236,7 +236,7 @@ impl Builder {
     }
 }
 
-impl Drop for Builder {
+impl Drop for GraphBuilder {
     fn drop(&mut self) {
         // SAFETY: made once by `new`; executable graphs do not need it. A failure cannot be
         // reported to anyone.

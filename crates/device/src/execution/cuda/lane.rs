@@ -15,12 +15,12 @@
 //!   counts as completed, and every result as lost. Before that the device may be suspended: then
 //!   no ticket completes.
 
-use super::context::Context;
-use super::driver::{Called, Event, RawStream};
-use super::enqueue::{Enqueue, Landing};
-use super::graph::{Branch, Graph};
-use super::staging::Staging;
-use super::task::Task;
+use super::context::CudaContext;
+use super::driver::{Called, CudaEvent, RawStream};
+use super::enqueue::{Enqueue, Completion};
+use super::graph::{Branch, CudaGraph};
+use super::staging::StagingBuffer;
+use super::task::CudaTask;
 use crate::execution::call::Source;
 use crate::ground::sync::{Arc, AtomicSeq, Mutex, MutexGuard, Ordering, lock};
 use crate::ground::{DeviceId, Error, Result};
@@ -38,56 +38,56 @@ const STAGED_MAX: usize = 256 << 20;
 const GRAPHS_MAX: usize = 64;
 
 /// Called when a work has run, with the times of its beginning and its end.
-pub(crate) type Told = Box<dyn FnOnce(Instant, Instant) + Send>;
+pub(crate) type OnComplete = Box<dyn FnOnce(Instant, Instant) + Send>;
 
 /// A real stream.
-pub(crate) struct Lane {
-    context: Arc<Context>,
+pub(crate) struct CudaStream {
+    context: Arc<CudaContext>,
     stream: RawStream,
     /// The latest ticket known to be completed.
     completed: AtomicSeq,
-    state: Mutex<State>,
+    state: Mutex<CudaStreamState>,
     /// Graphs that were launched last, the latest at the end. Of this lane, as launches of a graph
     /// must follow one another.
-    graphs: Mutex<Vec<Arc<Graph>>>,
+    graphs: Mutex<Vec<Arc<CudaGraph>>>,
 }
 
 #[derive(Default)]
-struct State {
+struct CudaStreamState {
     /// The latest ticket.
     issued: u64,
     /// Recorded events that are not known to be reached, in order.
-    marks: VecDeque<Mark>,
+    marks: VecDeque<RecordedEvent>,
     /// Works whose landing somebody waits for, in order.
-    flights: VecDeque<Flight>,
+    flights: VecDeque<PendingTask>,
     /// Bytes of staging memory of the flights.
     staged: usize,
     /// Events for reuse, without time.
-    spare: Vec<Event>,
+    spare: Vec<CudaEvent>,
     /// A reached event and the host's time of it, from which other times are measured.
-    anchor: Option<(Arc<Event>, Instant)>,
+    anchor: Option<(Arc<CudaEvent>, Instant)>,
 }
 
 /// A recorded event: reached when the ticket is completed.
-struct Mark {
+struct RecordedEvent {
     ticket: u64,
-    event: Arc<Event>,
+    event: Arc<CudaEvent>,
 }
 
 /// A work with something to do when its ticket is completed.
-struct Flight {
+struct PendingTask {
     ticket: u64,
-    landing: Landing,
+    landing: Completion,
     /// Events before and after the work, and whom to tell.
-    timed: Option<(Event, Arc<Event>, Told)>,
+    timed: Option<(CudaEvent, Arc<CudaEvent>, OnComplete)>,
 }
 
-impl Lane {
+impl CudaStream {
     /// A lane of a device.
     ///
     /// # Errors
     /// [`crate::Error::Cuda`] if the driver gives no stream.
-    pub(crate) fn new(context: &Arc<Context>) -> Result<Arc<Lane>> {
+    pub(crate) fn new(context: &Arc<CudaContext>) -> Result<Arc<CudaStream>> {
         let open = || {
             context.bind()?;
             RawStream::new()
@@ -95,7 +95,7 @@ impl Lane {
         let device = context.id;
         let stream = open().map_err(|source| Error::Cuda { device, source })?;
         let (completed, state, graphs) = (AtomicSeq::new(0), Mutex::default(), Mutex::default());
-        Ok(Arc::new(Lane { context: context.clone(), stream, completed, state, graphs }))
+        Ok(Arc::new(CudaStream { context: context.clone(), stream, completed, state, graphs }))
     }
 
     /// Compiles and loads kernels; returns at once if they are loaded.
@@ -116,7 +116,7 @@ impl Lane {
         loaded.map_err(|source| Error::Cuda { device: self.context.id, source })
     }
 
-    pub(super) fn context(&self) -> &Arc<Context> {
+    pub(super) fn context(&self) -> &Arc<CudaContext> {
         &self.context
     }
 
@@ -126,7 +126,7 @@ impl Lane {
 
     /// Staging memory for an upload of so many bytes. Waits for earlier copies if very much of it
     /// is in flight; the caller holds no lock.
-    pub(super) fn staging(&self, bytes: usize) -> Called<Staging> {
+    pub(super) fn staging(&self, bytes: usize) -> Called<StagingBuffer> {
         while !self.context.has_failed() {
             let oldest = {
                 let state = lock(&self.state);
@@ -137,7 +137,7 @@ impl Lane {
             self.wait(oldest);
         }
         self.context.bind()?;
-        Ok(Staging::new(&self.context, bytes))
+        Ok(StagingBuffer::new(&self.context, bytes))
     }
 
     /// The graph of these branches. `before` is called if it must be built, and `reclaim` if there
@@ -150,14 +150,14 @@ impl Lane {
         branches: Vec<Branch>,
         before: impl FnOnce() -> Result<()>,
         reclaim: &dyn Fn(),
-    ) -> Result<Arc<Graph>> {
+    ) -> Result<Arc<CudaGraph>> {
         if let Some(known) = self.known_graph(&branches) {
             return Ok(known);
         }
         before()?;
         let build = || {
             self.context.bind()?;
-            Graph::build((&self.context, &self.stream), branches.clone())
+            CudaGraph::build((&self.context, &self.stream), branches.clone())
         };
         let built = build().or_else(|cause| match cause.is_out_of_memory() {
             true => {
@@ -178,7 +178,7 @@ impl Lane {
     }
 
     /// A graph of these branches that was launched before, from now on the latest.
-    fn known_graph(&self, branches: &[Branch]) -> Option<Arc<Graph>> {
+    fn known_graph(&self, branches: &[Branch]) -> Option<Arc<CudaGraph>> {
         let mut graphs = lock(&self.graphs);
         let known = graphs.iter().position(|graph| graph.runs(branches))?;
         let graph = graphs.remove(known);
@@ -235,7 +235,7 @@ impl Lane {
 
     /// An event that is reached no earlier than the ticket; `None` if it is done or the device has
     /// failed.
-    pub(super) fn event(&self, ticket: u64) -> Option<Arc<Event>> {
+    pub(super) fn event(&self, ticket: u64) -> Option<Arc<CudaEvent>> {
         if self.has_completed(ticket) {
             return None;
         }
@@ -246,9 +246,9 @@ impl Lane {
     /// returns its ticket. Does not wait for the device.
     pub(super) fn issue(
         &self,
-        events: &[Arc<Event>],
-        task: Option<Task>,
-        told: Option<Told>,
+        events: &[Arc<CudaEvent>],
+        task: Option<CudaTask>,
+        told: Option<OnComplete>,
     ) -> u64 {
         let mut state = lock(&self.state);
         if events.is_empty() && task.is_none() {
@@ -271,10 +271,10 @@ impl Lane {
 
     fn try_issue(
         &self,
-        state: &mut State,
-        events: &[Arc<Event>],
-        task: Option<Task>,
-        told: Option<Told>,
+        state: &mut CudaStreamState,
+        events: &[Arc<CudaEvent>],
+        task: Option<CudaTask>,
+        told: Option<OnComplete>,
     ) -> Called {
         if self.context.has_failed() || self.context.is_suspended() {
             return Ok(());
@@ -291,7 +291,7 @@ impl Lane {
             }
             None => None,
         };
-        let mut landing = Landing::default();
+        let mut landing = Completion::default();
         let enqueue = Enqueue { context: &self.context, stream: &self.stream };
         let enqueued = enqueue.task(task, &mut landing).and_then(|()| {
             let timed = before.zip(told);
@@ -306,21 +306,21 @@ impl Lane {
         };
         let kept = landing.staging.is_some() || landing.graph.is_some();
         if kept || landing.member.is_some() || timed.is_some() {
-            state.staged += landing.staging.as_ref().map_or(0, Staging::size);
-            state.flights.push_back(Flight { ticket: state.issued, landing, timed });
+            state.staged += landing.staging.as_ref().map_or(0, StagingBuffer::size);
+            state.flights.push_back(PendingTask { ticket: state.issued, landing, timed });
         }
         result
     }
 
     /// A new event at the end of the lane.
-    fn recorded(&self, timed: bool) -> Called<Event> {
-        let event = Event::new(timed)?;
+    fn recorded(&self, timed: bool) -> Called<CudaEvent> {
+        let event = CudaEvent::new(timed)?;
         event.record(&self.stream)?;
         Ok(event)
     }
 
     /// Makes sure that times can be measured.
-    fn set_anchor(&self, state: &mut State) -> Called {
+    fn set_anchor(&self, state: &mut CudaStreamState) -> Called {
         if state.anchor.is_none() {
             let event = self.recorded(true)?;
             event.synchronize()?;
@@ -330,7 +330,7 @@ impl Lane {
     }
 
     /// A recorded event at or after the ticket; `None` if the device has failed.
-    fn covering(&self, state: &mut State, ticket: u64) -> Option<Arc<Event>> {
+    fn covering(&self, state: &mut CudaStreamState, ticket: u64) -> Option<Arc<CudaEvent>> {
         if let Some(mark) = state.marks.iter().find(|mark| mark.ticket >= ticket) {
             return Some(mark.event.clone());
         }
@@ -344,7 +344,7 @@ impl Lane {
         match record() {
             Ok(event) => {
                 let event = Arc::new(event);
-                state.marks.push_back(Mark { ticket: state.issued, event: event.clone() });
+                state.marks.push_back(RecordedEvent { ticket: state.issued, event: event.clone() });
                 Some(event)
             }
             Err(cause) => {
@@ -355,7 +355,7 @@ impl Lane {
     }
 
     /// Looks how far the device is, with an event that covers the ticket.
-    fn look(&self, state: &mut MutexGuard<'_, State>, ticket: u64) {
+    fn look(&self, state: &mut MutexGuard<'_, CudaStreamState>, ticket: u64) {
         let state = &mut **state;
         if self.context.is_suspended() {
             return; // an exchange that lacks on the lane does not end
@@ -383,10 +383,10 @@ impl Lane {
     }
 
     /// Finishes the flights up to a completed ticket.
-    fn land(&self, state: &mut State, ticket: u64) {
+    fn land(&self, state: &mut CudaStreamState, ticket: u64) {
         while state.flights.front().is_some_and(|flight| flight.ticket <= ticket) {
-            let Some(Flight { landing, timed, .. }) = state.flights.pop_front() else { break };
-            state.staged -= landing.staging.as_ref().map_or(0, Staging::size);
+            let Some(PendingTask { landing, timed, .. }) = state.flights.pop_front() else { break };
+            state.staged -= landing.staging.as_ref().map_or(0, StagingBuffer::size);
             landing.land();
             if let Some((before, after, told)) = timed {
                 match self.times(state, &before, &after) {
@@ -400,15 +400,15 @@ impl Lane {
     /// The host's times of two reached events.
     fn times(
         &self,
-        state: &mut State,
-        before: &Event,
-        after: &Arc<Event>,
+        state: &mut CudaStreamState,
+        before: &CudaEvent,
+        after: &Arc<CudaEvent>,
     ) -> Called<(Instant, Instant)> {
         let Some((anchor, at)) = &state.anchor else {
             let now = Instant::now();
             return Ok((now, now));
         };
-        let since = |event: &Event| event.seconds_since(anchor);
+        let since = |event: &CudaEvent| event.seconds_since(anchor);
         let later = |seconds: f64| *at + Duration::from_secs_f64(seconds.max(0.0));
         let (start, end) = (later(since(before)?), later(since(after)?));
         // Times come as f32 milliseconds, so that only short distances are exact.
@@ -419,7 +419,7 @@ impl Lane {
     }
 }
 
-impl Drop for Lane {
+impl Drop for CudaStream {
     fn drop(&mut self) {
         // Whatever is in flight lands, or is lost with the device.
         self.drain();
@@ -429,12 +429,12 @@ impl Drop for Lane {
             }
             self.stream.destroy();
         }
-        *lock(&self.state) = State::default();
+        *lock(&self.state) = CudaStreamState::default();
     }
 }
 
-impl fmt::Debug for Lane {
+impl fmt::Debug for CudaStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Lane of {}", self.context.id)
+        write!(f, "CudaStream of {}", self.context.id)
     }
 }

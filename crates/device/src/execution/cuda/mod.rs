@@ -37,8 +37,8 @@ mod staging;
 mod task;
 mod track;
 
-pub(crate) use context::Context;
-pub(crate) use lane::{Lane, Told};
-pub(crate) use nccl::Member;
-pub(crate) use task::Task;
-pub(crate) use track::Track;
+pub(crate) use context::CudaContext;
+pub(crate) use lane::{CudaStream, OnComplete};
+pub(crate) use nccl::Membership;
+pub(crate) use task::CudaTask;
+pub(crate) use track::CudaQueue;

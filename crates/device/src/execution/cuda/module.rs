@@ -1,7 +1,7 @@
 //! Loaded kernels.
 
-use super::cache::Cache;
-use super::compiler::{Compiler, Target};
+use super::cache::KernelCache;
+use super::compiler::{KernelCompiler, Architecture};
 use super::driver::{Called, check, driver};
 use crate::execution::call::{Kernel, Source};
 use crate::ground::sync::{Mutex, lock};
@@ -11,14 +11,14 @@ use std::ffi::{CString, c_void};
 use std::ptr;
 
 /// The kernels of a source on one device.
-pub(super) struct Module {
+pub(super) struct KernelModule {
     raw: cu::CUmodule,
-    functions: Mutex<HashMap<&'static str, Function>>,
+    functions: Mutex<HashMap<&'static str, KernelFunction>>,
 }
 
 /// A kernel's function.
 #[derive(Clone, Copy)]
-pub(super) struct Function {
+pub(super) struct KernelFunction {
     pub(super) raw: cu::CUfunction,
     /// Bytes of dynamic shared memory that it may have.
     shared: u32,
@@ -27,42 +27,42 @@ pub(super) struct Function {
 }
 
 // SAFETY: modules and functions are handles of the driver, which locks what is behind them.
-unsafe impl Send for Module {}
+unsafe impl Send for KernelModule {}
 // SAFETY: as above.
-unsafe impl Sync for Module {}
+unsafe impl Sync for KernelModule {}
 
-impl Module {
+impl KernelModule {
     /// Compiles and loads a source, or loads its code from the cache. The context is current.
-    pub(super) fn load(source: &'static Source, target: &Target) -> Called<Module> {
-        let (cache, inputs) = (Cache::of_user(), target.inputs(source));
-        let compiler = Compiler::find();
+    pub(super) fn load(source: &'static Source, target: &Architecture) -> Called<KernelModule> {
+        let (cache, inputs) = (KernelCache::of_user(), target.inputs(source));
+        let compiler = KernelCompiler::find();
         let version = compiler.as_ref().ok().map(|compiler| compiler.version.as_str());
         let cached = cache.as_ref().and_then(|cache| cache.load(&inputs, version));
         // Code that the driver refuses was damaged, or made for another driver.
-        if let Some(module) = cached.and_then(|code| Module::of_code(&code).ok()) {
+        if let Some(module) = cached.and_then(|code| KernelModule::of_code(&code).ok()) {
             return Ok(module);
         }
         let compiler = compiler?;
         let code = compiler.compile(source, target)?;
-        let module = Module::of_code(&code)?;
+        let module = KernelModule::of_code(&code)?;
         if let Some(cache) = cache {
             cache.store(&inputs, &compiler.version, &code);
         }
         Ok(module)
     }
 
-    fn of_code(code: &[u8]) -> Called<Module> {
+    fn of_code(code: &[u8]) -> Called<KernelModule> {
         let mut raw = ptr::null_mut();
         // SAFETY: writes one handle; the driver checks the code, and reads no more than its header
         // says, which the compiler wrote (the cache keeps whole files only).
         check("cuModuleLoadData", unsafe {
             (driver().cuModuleLoadData)(&mut raw, code.as_ptr().cast::<c_void>())
         })?;
-        Ok(Module { raw, functions: Mutex::default() })
+        Ok(KernelModule { raw, functions: Mutex::default() })
     }
 
     /// The function of a kernel, with so much dynamic shared memory at least.
-    pub(super) fn function(&self, kernel: &'static Kernel, shared: u32) -> Called<Function> {
+    pub(super) fn function(&self, kernel: &'static Kernel, shared: u32) -> Called<KernelFunction> {
         let mut functions = lock(&self.functions);
         let known = functions.get(kernel.entry).copied();
         let mut function = known.map_or_else(|| self.find(kernel.entry), Ok)?;
@@ -79,7 +79,7 @@ impl Module {
         Ok(function)
     }
 
-    fn find(&self, entry: &'static str) -> Called<Function> {
+    fn find(&self, entry: &'static str) -> Called<KernelFunction> {
         let name = CString::new(entry).unwrap_or_default();
         let mut raw = ptr::null_mut();
         // SAFETY: writes one handle; the module and the name live.
@@ -89,7 +89,7 @@ impl Module {
         use cu::CUfunction_attribute as Attribute;
         let shared = attribute(raw, Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)?;
         let threads = attribute(raw, Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?;
-        Ok(Function { raw, shared, threads })
+        Ok(KernelFunction { raw, shared, threads })
     }
 }
 
@@ -102,7 +102,7 @@ fn attribute(function: cu::CUfunction, of: cu::CUfunction_attribute) -> Called<u
     Ok(u32::try_from(value).unwrap_or(0))
 }
 
-impl Drop for Module {
+impl Drop for KernelModule {
     fn drop(&mut self) {
         // SAFETY: loaded once by `of_code`; it is dropped with its context, whose work is done. A
         // failure cannot be reported to anyone.

@@ -1,31 +1,31 @@
 //! Programs of launches: checked, bound to their kernels, and launched.
 
-use super::context::Context;
+use super::context::CudaContext;
 use super::driver::{Called, check, driver};
-use super::module::Function;
-use crate::execution::args::{Arg, Record};
+use super::module::KernelFunction;
+use crate::execution::args::{Arg, LaunchRecord};
 use crate::execution::call::{Call, Piece, Program};
 use crate::ground::sync::{Arc, Weak, lock};
-use crate::ground::{Error, Property, Result, Use};
+use crate::ground::{Error, Property, Result, AccessKind};
 use cudarc::driver::sys as cu;
 use smallvec::SmallVec;
 use std::ffi::c_void;
 use std::ptr;
 
 /// A program's functions on a device.
-pub(crate) struct Bound {
+pub(crate) struct BoundProgram {
     /// Its modules live as long as it does.
-    context: Weak<Context>,
-    functions: Vec<Function>,
+    context: Weak<CudaContext>,
+    functions: Vec<KernelFunction>,
     /// Bounds of the arguments by their positions; `None` if a call takes them whole, so that every
     /// launch is checked call by call.
     needs: Option<Vec<Need>>,
 }
 
 // SAFETY: functions are handles of the driver, which locks what is behind them.
-unsafe impl Send for Bound {}
+unsafe impl Send for BoundProgram {}
 // SAFETY: as above.
-unsafe impl Sync for Bound {}
+unsafe impl Sync for BoundProgram {}
 
 /// Arguments of a program whose bounds are kept.
 const ARGUMENTS_MAX: usize = 256;
@@ -50,7 +50,7 @@ pub(super) struct Span {
     pub(super) row: u64,
 }
 
-impl Bound {
+impl BoundProgram {
     /// Checks a program against the launch's arguments. At its first launch on the device it is
     /// bound to its functions, and the sources that were not compiled yet are.
     ///
@@ -58,11 +58,11 @@ impl Bound {
     /// [`Error::Mismatch`] if the tensors or the values of a call are not those that its kernel
     /// declares; [`Error::Cuda`] if one cannot be compiled or loaded.
     pub(super) fn of(
-        context: &Arc<Context>,
+        context: &Arc<CudaContext>,
         program: &Program,
-        record: &Record,
-    ) -> Result<Arc<Bound>> {
-        let bound = Bound::ahead(context, program, record.operation)?;
+        record: &LaunchRecord,
+    ) -> Result<Arc<BoundProgram>> {
+        let bound = BoundProgram::ahead(context, program, record.operation)?;
         if !bound.fits(record) {
             program.0.list.iter().try_for_each(|call| check_call(call, record))?;
         }
@@ -75,11 +75,11 @@ impl Bound {
     /// [`Error::Mismatch`] if a call has more threads than its kernel can have, or is not what its
     /// kernel declares; [`Error::Cuda`] if one cannot be compiled or loaded.
     pub(super) fn ahead(
-        context: &Arc<Context>,
+        context: &Arc<CudaContext>,
         program: &Program,
         operation: &'static str,
-    ) -> Result<Arc<Bound>> {
-        if let Some(bound) = Bound::known(context, program) {
+    ) -> Result<Arc<BoundProgram>> {
+        if let Some(bound) = BoundProgram::known(context, program) {
             return Ok(bound);
         }
         let functions = program.0.list.iter().map(|call| {
@@ -91,30 +91,30 @@ impl Bound {
         });
         let functions = functions.collect::<Result<_>>()?;
         let needs = needs(program);
-        let bound = Arc::new(Bound { context: Arc::downgrade(context), functions, needs });
+        let bound = Arc::new(BoundProgram { context: Arc::downgrade(context), functions, needs });
         let mut all = lock(&program.0.bound);
-        let dropped = |bound: &Bound| bound.context.strong_count() == 0;
-        all.retain(|known| !known.downcast_ref::<Bound>().is_some_and(dropped));
+        let dropped = |bound: &BoundProgram| bound.context.strong_count() == 0;
+        all.retain(|known| !known.downcast_ref::<BoundProgram>().is_some_and(dropped));
         all.push(bound.clone());
         Ok(bound)
     }
 
     /// Whether the program was launched on this device.
-    pub(super) fn is_known(context: &Arc<Context>, program: &Program) -> bool {
-        Bound::known(context, program).is_some()
+    pub(super) fn is_known(context: &Arc<CudaContext>, program: &Program) -> bool {
+        BoundProgram::known(context, program).is_some()
     }
 
     /// The program's functions on this device, if it was launched there.
-    fn known(context: &Arc<Context>, program: &Program) -> Option<Arc<Bound>> {
+    fn known(context: &Arc<CudaContext>, program: &Program) -> Option<Arc<BoundProgram>> {
         let all = lock(&program.0.bound);
-        let mut all = all.iter().filter_map(|known| known.clone().downcast::<Bound>().ok());
+        let mut all = all.iter().filter_map(|known| known.clone().downcast::<BoundProgram>().ok());
         all.find(|bound| ptr::eq(bound.context.as_ptr(), Arc::as_ptr(context)))
     }
 
     /// Whether the arguments are known to be within the bounds of all calls.
-    fn fits(&self, record: &Record) -> bool {
+    fn fits(&self, record: &LaunchRecord) -> bool {
         let fits = |(arg, need): (&Arg, &Need)| {
-            let access = !need.written || arg.usage == Use::Write;
+            let access = !need.written || arg.usage == AccessKind::Write;
             let aligned = need.alignment == 0 || arg.offset.is_multiple_of(need.alignment);
             access && aligned && arg.bytes >= need.bytes
         };
@@ -136,7 +136,7 @@ impl Bound {
         &self,
         program: &Program,
         stream: cu::CUstream,
-        record: &Record,
+        record: &LaunchRecord,
     ) -> Called {
         self.calls(program).try_for_each(|(call, function)| {
             let mut parameters = Parameters::new(call, spans(call, record));
@@ -185,7 +185,7 @@ impl<'a> Parameters<'a> {
     }
 }
 
-fn bind(context: &Context, call: &Call) -> Called<Function> {
+fn bind(context: &CudaContext, call: &Call) -> Called<KernelFunction> {
     let module = context.module(call.kernel.source)?;
     context.bind()?;
     module.function(call.kernel, call.shared)
@@ -209,7 +209,7 @@ fn needs(program: &Program) -> Option<Vec<Need>> {
                 }
                 need.bytes = need.bytes.max(end);
                 need.alignment = need.alignment.max(size);
-                need.written |= operand.usage() == Use::Write;
+                need.written |= operand.usage() == AccessKind::Write;
             }
         }
     }
@@ -217,7 +217,7 @@ fn needs(program: &Program) -> Option<Vec<Need>> {
 }
 
 /// The tensors of a call, in the order of its kernel's operands.
-fn pieces<'a>(call: &'a Call, record: &'a Record) -> impl Iterator<Item = Piece> + 'a {
+fn pieces<'a>(call: &'a Call, record: &'a LaunchRecord) -> impl Iterator<Item = Piece> + 'a {
     let whole = |(argument, arg): (usize, &Arg)| {
         let len = arg.bytes / arg.dtype.size();
         Piece { argument, start: 0, len }
@@ -231,7 +231,7 @@ fn pieces<'a>(call: &'a Call, record: &'a Record) -> impl Iterator<Item = Piece>
 }
 
 /// As the kernel gets them.
-fn spans<'a>(call: &'a Call, record: &'a Record) -> impl Iterator<Item = Span> + 'a {
+fn spans<'a>(call: &'a Call, record: &'a LaunchRecord) -> impl Iterator<Item = Span> + 'a {
     pieces(call, record).map(|Piece { argument, start, len }| {
         let data = if len == 0 { 0 } else { record.args[argument].address() + start as u64 };
         Span { data, len: len as i64, row: 0 }
@@ -260,7 +260,7 @@ fn check_declared(call: &Call, operation: &'static str) -> Result<()> {
 }
 
 /// Compares a call with the launch's arguments.
-fn check_call(call: &Call, record: &Record) -> Result<()> {
+fn check_call(call: &Call, record: &LaunchRecord) -> Result<()> {
     let kernel = call.kernel;
     let mismatch = |argument: String, property, expected: String, got: String| {
         let operation = record.operation;
@@ -288,7 +288,7 @@ fn check_call(call: &Call, record: &Record) -> Result<()> {
             return mismatch(named(), Property::DType, dtype.to_string(), arg.dtype.to_string());
         }
         // A kernel that only reads may get an argument that the launch declares as written.
-        if operand.usage() == Use::Write && arg.usage == Use::Read && len > 0 {
+        if operand.usage() == AccessKind::Write && arg.usage == AccessKind::Read && len > 0 {
             let words = (String::from("declared as written"), String::from("one that is read"));
             return mismatch(named(), Property::Access, words.0, words.1);
         }
@@ -297,7 +297,7 @@ fn check_call(call: &Call, record: &Record) -> Result<()> {
 }
 
 /// Compares the threads of a call with what its kernel's registers leave room for.
-fn check_threads(call: &Call, function: &Function, operation: &'static str) -> Result<()> {
+fn check_threads(call: &Call, function: &KernelFunction, operation: &'static str) -> Result<()> {
     if (1..=function.threads).contains(&call.threads) {
         return Ok(());
     }

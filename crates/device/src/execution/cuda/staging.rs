@@ -1,19 +1,19 @@
 //! Host memory that copies go through.
 
-use super::context::Context;
+use super::context::CudaContext;
 use super::driver::Pinned;
 use crate::ground::sync::Arc;
 use std::ffi::c_void;
 use std::fmt;
 
-/// Host memory of one copy. Its owner gives it back ([`Staging::release`]), or drops it, when no
+/// Host memory of one copy. Its owner gives it back ([`StagingBuffer::release`]), or drops it, when no
 /// copy uses it any more.
-pub(crate) struct Staging {
-    context: Arc<Context>,
-    memory: Memory,
+pub(crate) struct StagingBuffer {
+    context: Arc<CudaContext>,
+    memory: StagingMemory,
 }
 
-enum Memory {
+enum StagingMemory {
     /// Page-locked: the device copies while the host goes on.
     Pinned(Pinned),
     /// Where there is no more of that, or for very large copies: the driver copies in steps, and
@@ -21,33 +21,33 @@ enum Memory {
     Plain(Vec<u64>),
 }
 
-impl Staging {
-    /// Memory for a copy of so many bytes. The context is current.
-    pub(super) fn new(context: &Arc<Context>, bytes: usize) -> Staging {
+impl StagingBuffer {
+    /// StagingMemory for a copy of so many bytes. The context is current.
+    pub(super) fn new(context: &Arc<CudaContext>, bytes: usize) -> StagingBuffer {
         let memory = match context.take_pinned(bytes) {
-            Some(pinned) => Memory::Pinned(pinned),
-            None => Memory::Plain(vec![0; bytes.div_ceil(8)]),
+            Some(pinned) => StagingMemory::Pinned(pinned),
+            None => StagingMemory::Plain(vec![0; bytes.div_ceil(8)]),
         };
-        Staging { context: context.clone(), memory }
+        StagingBuffer { context: context.clone(), memory }
     }
 
     /// Whether the host waits while a copy uses it.
     pub(super) fn is_plain(&self) -> bool {
-        matches!(self.memory, Memory::Plain(_))
+        matches!(self.memory, StagingMemory::Plain(_))
     }
 
     pub(super) fn size(&self) -> usize {
         match &self.memory {
-            Memory::Pinned(pinned) => pinned.size(),
-            Memory::Plain(words) => words.len() * size_of::<u64>(),
+            StagingMemory::Pinned(pinned) => pinned.size(),
+            StagingMemory::Plain(words) => words.len() * size_of::<u64>(),
         }
     }
 
     /// Address for copies of the device.
     pub(super) fn address(&mut self) -> *mut c_void {
         match &mut self.memory {
-            Memory::Pinned(pinned) => pinned.address(),
-            Memory::Plain(words) => words.as_mut_ptr().cast(),
+            StagingMemory::Pinned(pinned) => pinned.address(),
+            StagingMemory::Plain(words) => words.as_mut_ptr().cast(),
         }
     }
 
@@ -58,21 +58,21 @@ impl Staging {
     pub(super) unsafe fn bytes(&mut self) -> &mut [u8] {
         match &mut self.memory {
             // SAFETY: the caller's promise.
-            Memory::Pinned(pinned) => unsafe { pinned.bytes() },
-            Memory::Plain(words) => bytemuck::cast_slice_mut(words),
+            StagingMemory::Pinned(pinned) => unsafe { pinned.bytes() },
+            StagingMemory::Plain(words) => bytemuck::cast_slice_mut(words),
         }
     }
 
     /// Gives it back for reuse. The context is current, and no copy uses it any more.
     pub(super) fn release(self) {
-        if let Memory::Pinned(pinned) = self.memory {
+        if let StagingMemory::Pinned(pinned) = self.memory {
             self.context.give_pinned(pinned);
         }
     }
 }
 
-impl fmt::Debug for Staging {
+impl fmt::Debug for StagingBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Staging({} bytes)", self.size())
+        write!(f, "StagingBuffer({} bytes)", self.size())
     }
 }

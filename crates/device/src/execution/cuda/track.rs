@@ -3,14 +3,14 @@
 //! A stream's commands are issued to its lane at once, in the order of their numbers. A track keeps
 //! which ticket of the lane completes which number.
 
-use super::context::Context;
+use super::context::CudaContext;
 use super::fusion::{Fusion, branches};
-use super::lane::{Lane, Told};
-use super::nccl::Member;
-use super::program::Bound;
-use super::staging::Staging;
-use super::task::{Task, TaskAct};
-use crate::execution::args::Record;
+use super::lane::{CudaStream, OnComplete};
+use super::nccl::Membership;
+use super::program::BoundProgram;
+use super::staging::StagingBuffer;
+use super::task::{CudaTask, TaskAct};
+use crate::execution::args::LaunchRecord;
 use crate::execution::call::{Call, Program};
 use crate::execution::transfer::{HostBytes, Transfer};
 use crate::ground::sync::{Arc, AtomicSeq, Mutex, Ordering, lock};
@@ -24,21 +24,21 @@ use std::panic::Location;
 const LOOK_AT: usize = 256;
 
 /// A stream of the device.
-pub(crate) struct Track {
-    lane: Arc<Lane>,
+pub(crate) struct CudaQueue {
+    lane: Arc<CudaStream>,
     /// The latest number known to be done.
     done: AtomicSeq,
     /// Numbers with the tickets that complete them, both growing.
     marks: Mutex<VecDeque<(u64, u64)>>,
     /// Other devices whose results this stream has waited for: it fails with them.
-    others: Mutex<Vec<Arc<Context>>>,
+    others: Mutex<Vec<Arc<CudaContext>>>,
 }
 
-impl Track {
+impl CudaQueue {
     /// A stream that is dealt onto this lane.
-    pub(crate) fn new(lane: Arc<Lane>) -> Track {
+    pub(crate) fn new(lane: Arc<CudaStream>) -> CudaQueue {
         let done = AtomicSeq::new(0);
-        Track { lane, done, marks: Mutex::default(), others: Mutex::default() }
+        CudaQueue { lane, done, marks: Mutex::default(), others: Mutex::default() }
     }
 
     /// Checks a program and binds its calls to their kernels, which are compiled and loaded if this
@@ -50,14 +50,14 @@ impl Track {
     pub(crate) fn calls(
         &self,
         program: Option<Program>,
-        record: Record,
+        record: LaunchRecord,
         counters: &Counters,
-    ) -> Result<Task> {
+    ) -> Result<CudaTask> {
         let (operation, context) = (record.operation, self.lane.context());
         let program = program.ok_or(Error::NoKernel { operation, device: self.lane.device() })?;
         self.note_loading(&program, record.site, counters)?;
-        let bound = Bound::of(context, &program, &record)?;
-        Ok(Task { record, act: TaskAct::Calls(program, bound) })
+        let bound = BoundProgram::of(context, &program, &record)?;
+        Ok(CudaTask { record, act: TaskAct::Calls(program, bound) })
     }
 
     /// Counts the stop of the device if kernels of a program must be loaded.
@@ -69,35 +69,35 @@ impl Track {
     ) -> Result<()> {
         let context = self.lane.context();
         let unloaded = |call: &Call| !context.has_module(call.kernel.source);
-        if !Bound::is_known(context, program) && program.0.list.iter().any(unloaded) {
+        if !BoundProgram::is_known(context, program) && program.0.list.iter().any(unloaded) {
             counters.note(Act::Synchronize, "load kernels", site)?;
         }
         Ok(())
     }
 
     /// Makes one task of several that have nothing to do with one another, each of which
-    /// [is placed](Task::is_placed); `None` without any. Building its graph counts as an
+    /// [is placed](CudaTask::is_placed); `None` without any. Building its graph counts as an
     /// allocation; without memory for it `reclaim` is called, which may free some.
     ///
     /// # Errors
     /// [`Error::Cuda`]; [`Error::HotScope`] if an open scope forbids the allocation.
     pub(crate) fn fuse(
         &self,
-        tasks: Vec<Task>,
+        tasks: Vec<CudaTask>,
         counters: &Counters,
         reclaim: &dyn Fn(),
-    ) -> Result<Option<Task>> {
+    ) -> Result<Option<CudaTask>> {
         let Some(Fusion { record, branches }) = Fusion::of(tasks) else { return Ok(None) };
         let build = || counters.note(Act::Allocate, "build a graph", record.site);
         let graph = self.lane.graph(branches, build, reclaim)?;
-        Ok(Some(Task { record, act: TaskAct::Graph(graph) }))
+        Ok(Some(CudaTask { record, act: TaskAct::Graph(graph) }))
     }
 
     /// Builds the graph ahead that tasks of these programs will be, each with its number of
     /// arguments.
     ///
     /// # Errors
-    /// The errors of [`fuse`](Track::fuse), and of binding the programs.
+    /// The errors of [`fuse`](CudaQueue::fuse), and of binding the programs.
     pub(crate) fn prepare(
         &self,
         programs: &[(Program, usize)],
@@ -107,7 +107,7 @@ impl Track {
     ) -> Result<()> {
         let bind = |(program, args): &(Program, usize)| {
             self.note_loading(program, site, counters)?;
-            let bound = Bound::ahead(self.lane.context(), program, operation)?;
+            let bound = BoundProgram::ahead(self.lane.context(), program, operation)?;
             Ok((program.clone(), bound, *args))
         };
         let bound = programs.iter().map(bind).collect::<Result<Vec<_>>>()?;
@@ -123,29 +123,29 @@ impl Track {
     /// under the locks of a submission.
     ///
     /// # Errors
-    /// The errors of [`stage`](Track::stage).
+    /// The errors of [`stage`](CudaQueue::stage).
     pub(crate) fn transfer(
         &self,
         transfer: Transfer,
-        record: Record,
+        record: LaunchRecord,
         counters: &Counters,
-    ) -> Result<Task> {
+    ) -> Result<CudaTask> {
         let act = match transfer {
             Transfer::Copy => TaskAct::Copy,
             Transfer::Fill(fill) => TaskAct::Fill(fill),
             Transfer::Upload(source) => TaskAct::Upload(self.stage(source, &record, counters)?),
             Transfer::Download(to) => TaskAct::Download(to),
         };
-        Ok(Task { record, act })
+        Ok(CudaTask { record, act })
     }
 
     /// An exchange with other ranks of a group.
-    pub(crate) fn exchange(&self, member: &Arc<Member>, ranks: Vec<usize>, record: Record) -> Task {
-        Task { record, act: TaskAct::Exchange(member.clone(), ranks) }
+    pub(crate) fn exchange(&self, member: &Arc<Membership>, ranks: Vec<usize>, record: LaunchRecord) -> CudaTask {
+        CudaTask { record, act: TaskAct::Exchange(member.clone(), ranks) }
     }
 
     /// The device's context.
-    pub(crate) fn context(&self) -> &Arc<Context> {
+    pub(crate) fn context(&self) -> &Arc<CudaContext> {
         self.lane.context()
     }
 
@@ -154,7 +154,7 @@ impl Track {
     ///
     /// # Errors
     /// [`Error::DeviceFailed`]; [`Error::HotScope`] if an open scope forbids the wait.
-    fn stage(&self, source: HostBytes, record: &Record, counters: &Counters) -> Result<Staging> {
+    fn stage(&self, source: HostBytes, record: &LaunchRecord, counters: &Counters) -> Result<StagingBuffer> {
         self.check()?;
         let (device, bytes) = (self.lane.device(), record.args[0].bytes);
         let staging = self.lane.staging(bytes);
@@ -173,9 +173,9 @@ impl Track {
     pub(crate) fn issue<'a>(
         &self,
         number: u64,
-        waits: impl Iterator<Item = (&'a Track, u64)>,
-        task: Option<Task>,
-        told: Option<Told>,
+        waits: impl Iterator<Item = (&'a CudaQueue, u64)>,
+        task: Option<CudaTask>,
+        told: Option<OnComplete>,
     ) {
         let waits = waits.filter(|(track, _)| !self.shares_lane(track));
         let waits = waits.inspect(|(track, _)| self.depend_on(track));
@@ -190,12 +190,12 @@ impl Track {
     }
 
     /// Whether the two streams are dealt onto one lane, which orders them.
-    pub(crate) fn shares_lane(&self, other: &Track) -> bool {
+    pub(crate) fn shares_lane(&self, other: &CudaQueue) -> bool {
         Arc::ptr_eq(&self.lane, &other.lane)
     }
 
     /// Fails from now on with the device of `other`, if that is another one.
-    fn depend_on(&self, other: &Track) {
+    fn depend_on(&self, other: &CudaQueue) {
         let context = other.lane.context();
         if !Arc::ptr_eq(context, self.lane.context()) {
             let mut others = lock(&self.others);

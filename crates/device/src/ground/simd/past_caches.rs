@@ -15,7 +15,7 @@ const PAST_CACHES_BYTES: usize = 16 << 20;
 const LINE: usize = 64;
 
 #[repr(align(64))]
-struct Lines<T>([T; BLOCK]);
+struct AlignedBlock<T>([T; BLOCK]);
 
 /// Overwrites `to` block by block, from the first on: `make` gets the position of each block and
 /// the block, whose elements are unspecified before. A result of 16 MiB or more goes past the
@@ -31,7 +31,7 @@ pub fn write_blocks<T: Element>(isa: Isa, to: &mut [T], mut make: impl FnMut(usi
         }
         return;
     }
-    let Lines(buffer) = &mut Lines([T::zeroed(); BLOCK]);
+    let AlignedBlock(buffer) = &mut AlignedBlock([T::zeroed(); BLOCK]);
     let store = store(isa);
     let head = to.as_ptr().align_offset(LINE).min(to.len());
     let (first, rest) = to.split_at_mut(head);
@@ -46,10 +46,10 @@ pub fn write_blocks<T: Element>(isa: Isa, to: &mut [T], mut make: impl FnMut(usi
 }
 
 /// Copies a block to another of the same length.
-type Store = fn(&[u8], &mut [u8]);
+type StoreFn = fn(&[u8], &mut [u8]);
 
 #[cfg(not(target_arch = "x86_64"))]
-fn store(_isa: Isa) -> Store {
+fn store(_isa: Isa) -> StoreFn {
     |from, to| to.copy_from_slice(from)
 }
 
@@ -62,12 +62,12 @@ use x86::{finish, store};
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{LINE, Store};
+    use super::{LINE, StoreFn};
     use crate::ground::isa::{Isa, Level};
     use std::arch::x86_64::{__m128i, __m512i, _mm_sfence, _mm_stream_si128, _mm512_stream_si512};
 
     /// The widest store of an instruction set.
-    pub(super) fn store(isa: Isa) -> Store {
+    pub(super) fn store(isa: Isa) -> StoreFn {
         match isa.level() {
             // SAFETY: an `Isa` of this level exists only on machines that have it.
             Level::Avx512 => |from, to| unsafe { avx512(from, to) },
@@ -121,7 +121,7 @@ mod x86 {
     }
 
     #[cfg(test)]
-    pub(super) fn all() -> Vec<Store> {
+    pub(super) fn all() -> Vec<StoreFn> {
         Isa::available().into_iter().map(store).collect()
     }
 }
@@ -156,7 +156,7 @@ mod tests {
         let from: Vec<u8> = (0..=255).cycle().take(4096).collect();
         for store in x86::all() {
             for (skip, len) in [(0, 4096), (0, 100), (1, 640), (16, 64)] {
-                let mut to = Lines([0u8; BLOCK]).0.repeat(4);
+                let mut to = AlignedBlock([0u8; BLOCK]).0.repeat(4);
                 let start = to.as_ptr().align_offset(LINE) + skip;
                 store(&from[..len], &mut to[start..start + len]);
                 assert_eq!(to[start..start + len], from[..len]);

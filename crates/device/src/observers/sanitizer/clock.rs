@@ -33,9 +33,9 @@ impl Tag {
 
 /// Commands that are ordered before a position. Sorted by the streams' keys.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Clock(Vec<(Arc<Tag>, u64)>);
+pub(super) struct VectorClock(Vec<(Arc<Tag>, u64)>);
 
-impl Clock {
+impl VectorClock {
     /// Whether this command is ordered before the position.
     pub(super) fn covers(&self, stream: &Arc<Tag>, seq: u64) -> bool {
         self.seen(stream.key) >= seq || stream.is_gone()
@@ -46,7 +46,7 @@ impl Clock {
         found.map_or(0, |i| self.0[i].1)
     }
 
-    fn includes(&self, other: &Clock) -> bool {
+    fn includes(&self, other: &VectorClock) -> bool {
         other.0.iter().all(|(stream, seq)| self.covers(stream, *seq))
     }
 
@@ -57,7 +57,7 @@ impl Clock {
         }
     }
 
-    pub(super) fn join(&mut self, other: &Clock) {
+    pub(super) fn join(&mut self, other: &VectorClock) {
         if self.includes(other) {
             return;
         }
@@ -76,7 +76,7 @@ pub(super) struct StreamClock {
     tag: Arc<Tag>,
     /// Clocks with the command from which on they hold. The first is from 0 on, until old ones are
     /// dropped.
-    past: Mutex<VecDeque<(u64, Arc<Clock>)>>,
+    past: Mutex<VecDeque<(u64, Arc<VectorClock>)>>,
 }
 
 impl StreamClock {
@@ -91,12 +91,12 @@ impl StreamClock {
     }
 
     /// Knowledge of other streams at its last command.
-    pub(super) fn now(&self) -> Arc<Clock> {
+    pub(super) fn now(&self) -> Arc<VectorClock> {
         lock(&self.past).back().map(|(_, clock)| clock.clone()).unwrap_or_default()
     }
 
     /// Adds to `clock` all commands ordered before the end of command `seq`, and `seq` itself.
-    pub(super) fn join_into(&self, clock: &mut Clock, seq: u64) {
+    pub(super) fn join_into(&self, clock: &mut VectorClock, seq: u64) {
         let then = {
             let past = lock(&self.past);
             let after = past.partition_point(|(from, _)| *from <= seq);
@@ -107,7 +107,7 @@ impl StreamClock {
     }
 
     /// Sets the knowledge from command `from` on.
-    pub(super) fn learn(&self, from: u64, mut clock: Clock) {
+    pub(super) fn learn(&self, from: u64, mut clock: VectorClock) {
         let mut past = lock(&self.past);
         if past.back().is_some_and(|(_, known)| known.includes(&clock)) {
             return;
@@ -147,7 +147,7 @@ mod tests {
         wait(&b, 3, &a, 7);
         wait(&b, 5, &a, 9);
         for (seq, known) in [(2, 0), (3, 7), (4, 7), (5, 9), (6, 9)] {
-            let mut clock = Clock::default();
+            let mut clock = VectorClock::default();
             b.join_into(&mut clock, seq);
             assert_eq!(clock.seen(a.tag.key), known);
             assert_eq!(clock.seen(b.tag.key), seq);
@@ -163,7 +163,7 @@ mod tests {
             wait(&b, n, &a, n);
         }
         assert_eq!(lock(&b.past).len(), PAST);
-        let mut clock = Clock::default();
+        let mut clock = VectorClock::default();
         b.join_into(&mut clock, 1);
         assert_eq!(clock.seen(a.tag.key), 2 * PAST as u64 + 1);
     }

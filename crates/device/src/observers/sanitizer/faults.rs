@@ -6,7 +6,7 @@
 //! process. If the engine is correct the flag never comes in time, and the reader's patience runs
 //! out: that is the only use of time here.
 
-use crate::ground::fault::{Fault, Faults};
+use crate::ground::fault::{EngineFault, EngineFaults};
 use crate::ground::sync::Arc;
 use crate::ground::{Error, Race, RaceKind, Result};
 use crate::handles::{Device, DeviceOptions, Environment};
@@ -40,17 +40,17 @@ impl Flag {
 
 /// A program; returns whether its result is right. The duration is how long a reader gives a fault
 /// to show.
-type Program = fn(&Device, Duration) -> Result<bool>;
+type FaultProgram = fn(&Device, Duration) -> Result<bool>;
 
-fn open(faults: &[Fault], sanitize: bool, memory_limit: Option<usize>) -> Device {
+fn open(faults: &[EngineFault], sanitize: bool, memory_limit: Option<usize>) -> Device {
     let environment =
-        Environment { sanitize, faults: Faults::planted(faults), ..Environment::default() };
+        Environment { sanitize, faults: EngineFaults::planted(faults), ..Environment::default() };
     let options = DeviceOptions { threads: 3, memory_limit, ..DeviceOptions::default() };
     Device::open_in(DeviceId::Cpu(0), &options, environment).unwrap()
 }
 
 /// Checks a program as described at the head of this file; returns the race.
-fn check(fault: Fault, program: Program, memory_limit: Option<usize>) -> Race {
+fn check(fault: EngineFault, program: FaultProgram, memory_limit: Option<usize>) -> Race {
     // Without the sanitizer, the fault does harm.
     let harm = (0..20).any(|_| !program(&open(&[fault], false, memory_limit), LONG).unwrap());
     assert!(harm, "{fault:?} does no harm");
@@ -124,7 +124,7 @@ fn temporary(device: &Device, patience: Duration) -> Result<bool> {
 #[test]
 fn a_temporary_that_is_still_read() {
     // Memory for the temporary and the result only.
-    let race = check(Fault::PoolForgets, temporary, Some(2 * 4 * LEN));
+    let race = check(EngineFault::PoolForgets, temporary, Some(2 * 4 * LEN));
     assert_eq!(race.kind, RaceKind::UseAfterFree { freed_after: 2 });
     assert_eq!((race.first.operation, race.second.operation), ("repeat", "Tensor::empty"));
     assert_eq!((race.first.owner, race.second.owner), (Owner::Batches, Owner::Activations));
@@ -156,7 +156,7 @@ fn ring(device: &Device, patience: Duration) -> Result<bool> {
 
 #[test]
 fn a_ring_buffer_that_is_still_read() {
-    let race = check(Fault::NoWaitForReaders, ring, None);
+    let race = check(EngineFault::NoWaitForReaders, ring, None);
     assert_eq!(race.kind, RaceKind::Unordered);
     assert_eq!((race.first.operation, race.second.operation), ("consume", "gather"));
     assert!(!race.first.writes && race.second.writes);
@@ -187,7 +187,7 @@ fn metric(device: &Device, patience: Duration) -> Result<bool> {
 #[test]
 fn two_streams_that_write_one_metric() {
     // `on` waits for the producer, which here is the other writer: that wait has to be omitted too.
-    let both = [Fault::NoWaitForWriter, Fault::NoWaitForProducer];
+    let both = [EngineFault::NoWaitForWriter, EngineFault::NoWaitForProducer];
     let run = |sanitize, patience| metric(&open(&both, sanitize, None), patience);
     assert!((0..20).any(|_| !run(false, LONG).unwrap()));
     let Err(Error::Race(race)) = run(true, SHORT) else { panic!("no race") };
@@ -225,7 +225,7 @@ fn shared_view(device: &Device, patience: Duration) -> Result<bool> {
 
 #[test]
 fn a_view_that_two_envs_share() {
-    let race = check(Fault::NoWaitForProducer, shared_view, None);
+    let race = check(EngineFault::NoWaitForProducer, shared_view, None);
     assert_eq!((race.first.operation, race.second.operation), ("normalise", "forward"));
     // Only the bytes that both touch.
     assert_eq!(race.bytes, 4 * LEN..4 * (LEN + 8));
@@ -248,7 +248,7 @@ fn early_read_back(device: &Device, patience: Duration) -> Result<bool> {
 
 #[test]
 fn a_read_back_without_a_wait() {
-    let race = check(Fault::NoWaitForReadBack, early_read_back, None);
+    let race = check(EngineFault::NoWaitForReadBack, early_read_back, None);
     assert_eq!((race.kind, &*race.second.stream), (RaceKind::HostRead, "host"));
     assert_eq!(race.first.owner, Owner::Metrics);
 }
@@ -256,7 +256,7 @@ fn a_read_back_without_a_wait() {
 /// The race is found whatever the timing of the kernels: the first is long done.
 #[test]
 fn a_race_is_found_even_if_all_went_well() {
-    let device = open(&[Fault::NoWaitForReaders], true, None);
+    let device = open(&[EngineFault::NoWaitForReaders], true, None);
     let (a, b) = (device.stream("a"), device.stream("b"));
     let x = Tensor::zeros(&a, [LEN], DType::U32, Owner::Other).unwrap();
     set(&a, &x, "make", 1, &Flag::default()).unwrap();
@@ -279,7 +279,7 @@ fn what_orders_is_no_race() {
     let other = open(&[], true, None);
     let c = other.stream("c");
     for how in 0..5 {
-        let device = open(&[Fault::NoWaitForReaders], true, None);
+        let device = open(&[EngineFault::NoWaitForReaders], true, None);
         let (a, b) = (device.stream("a"), device.stream("b"));
         let x = Tensor::zeros(&a, [LEN], DType::U32, Owner::Other).unwrap();
         let on_b = x.on(&b).unwrap();

@@ -28,10 +28,10 @@ mod reference;
 mod shadow;
 
 use crate::ground::sync::{Arc, AtomicU64, Mutex, MutexGuard, OnceLock, Ordering, lock};
-use crate::ground::{Error, Race, RaceAccess, RaceKind, Result, Use};
-use crate::hooks::{Allocation, Launched, Note, Observer, Position, Touched};
-use clock::{Clock, StreamClock};
-use shadow::{Mark, Origin, Shadow};
+use crate::ground::{Error, Race, RaceAccess, RaceKind, Result, AccessKind};
+use crate::hooks::{Allocation, SubmittedLaunch, ObserverNote, DeviceObserver, CommandPosition, Touched};
+use clock::{VectorClock, StreamClock};
+use shadow::{ShadowAccess, StorageOrigin, Shadow};
 use std::collections::HashMap;
 use std::panic::Location;
 
@@ -40,8 +40,8 @@ const MOST_RACES: usize = 64;
 
 /// Commands whose end host threads have seen. One clock for the process: an event may be of another
 /// device.
-fn host() -> MutexGuard<'static, Arc<Clock>> {
-    static HOST: OnceLock<Mutex<Arc<Clock>>> = OnceLock::new();
+fn host() -> MutexGuard<'static, Arc<VectorClock>> {
+    static HOST: OnceLock<Mutex<Arc<VectorClock>>> = OnceLock::new();
     lock(HOST.get_or_init(Mutex::default))
 }
 
@@ -55,7 +55,7 @@ pub(crate) struct Sanitizer {
     races: Mutex<Vec<Race>>,
     /// Steps recorded for the slow reference check.
     #[cfg(test)]
-    log: Mutex<Vec<reference::Step>>,
+    log: Mutex<Vec<reference::LogStep>>,
 }
 
 impl Sanitizer {
@@ -74,7 +74,7 @@ impl Sanitizer {
     }
 
     /// The race of a launch that would come after the commands of `before`, if there is one.
-    fn race(&self, launch: &Launched<'_>, clock: &StreamClock, before: &Clock) -> Option<Race> {
+    fn race(&self, launch: &SubmittedLaunch<'_>, clock: &StreamClock, before: &VectorClock) -> Option<Race> {
         let shadows = lock(&self.shadows);
         launch.touched.iter().find_map(|Touched { allocation, address, usage, bytes }| {
             let shadow = shadows.get(address)?;
@@ -87,17 +87,17 @@ impl Sanitizer {
     }
 }
 
-impl Observer for Sanitizer {
+impl DeviceObserver for Sanitizer {
     fn checks_order(&self) -> bool {
         true
     }
 
-    fn stream_opened(&self, name: &Arc<str>) -> Option<Note> {
+    fn stream_opened(&self, name: &Arc<str>) -> Option<ObserverNote> {
         Some(Box::new(StreamClock::new(name)))
     }
 
     /// Refuses a launch that is not ordered after a conflicting one, with [`Error::Race`].
-    fn launch_asked(&self, launch: &Launched<'_>) -> Result<()> {
+    fn launch_asked(&self, launch: &SubmittedLaunch<'_>) -> Result<()> {
         let Some(clock) = clock_of(launch.at) else { return Ok(()) };
         let before = ordered_before(clock, launch.after);
         let Some(race) = self.race(launch, clock, &before) else { return Ok(()) };
@@ -106,7 +106,7 @@ impl Observer for Sanitizer {
         Err(self.report(race))
     }
 
-    fn launch_submitted(&self, launch: &Launched<'_>) {
+    fn launch_submitted(&self, launch: &SubmittedLaunch<'_>) {
         let Some(clock) = clock_of(launch.at) else { return };
         #[cfg(test)]
         self.log_submission(launch, false);
@@ -121,7 +121,7 @@ impl Observer for Sanitizer {
         clock.learn(launch.at.seq, before);
     }
 
-    fn waits_submitted(&self, at: Position<'_>, after: &[Position<'_>]) {
+    fn waits_submitted(&self, at: CommandPosition<'_>, after: &[CommandPosition<'_>]) {
         let Some(clock) = clock_of(at) else { return };
         clock.learn(at.seq, ordered_before(clock, after));
         #[cfg(test)]
@@ -142,7 +142,7 @@ impl Observer for Sanitizer {
         lock(&self.shadows).remove(&address);
     }
 
-    fn host_saw(&self, at: Position<'_>) {
+    fn host_saw(&self, at: CommandPosition<'_>) {
         let Some(clock) = clock_of(at) else { return };
         clock.join_into(Arc::make_mut(&mut host()), at.seq);
         #[cfg(test)]
@@ -153,7 +153,7 @@ impl Observer for Sanitizer {
     fn host_takes(
         &self,
         from: &Allocation,
-        end: Position<'_>,
+        end: CommandPosition<'_>,
         site: &'static Location<'static>,
     ) -> Result<()> {
         let Some(clock) = clock_of(end) else { return Ok(()) };
@@ -176,12 +176,12 @@ impl Observer for Sanitizer {
 }
 
 /// The clock of a position's stream; `None` if its device has no sanitizer.
-fn clock_of(at: Position<'_>) -> Option<&StreamClock> {
+fn clock_of(at: CommandPosition<'_>) -> Option<&StreamClock> {
     at.stream.note()
 }
 
 /// Commands ordered before the next command of a stream that waits for `after` first.
-fn ordered_before(clock: &StreamClock, after: &[Position<'_>]) -> Clock {
+fn ordered_before(clock: &StreamClock, after: &[CommandPosition<'_>]) -> VectorClock {
     let mut before = (*clock.now()).clone();
     before.join(&host());
     for at in after {
@@ -192,25 +192,25 @@ fn ordered_before(clock: &StreamClock, after: &[Position<'_>]) -> Clock {
     before
 }
 
-fn origin_of(allocation: &Allocation) -> Origin {
+fn origin_of(allocation: &Allocation) -> StorageOrigin {
     let &Allocation { id, owner, origin: site, .. } = allocation;
-    Origin { id, site, owner, freed_after: AtomicU64::new(0) }
+    StorageOrigin { id, site, owner, freed_after: AtomicU64::new(0) }
 }
 
 /// An access of a launch, number `order` among the submissions.
 fn mark(
-    launch: &Launched<'_>,
+    launch: &SubmittedLaunch<'_>,
     clock: &StreamClock,
     order: u64,
-    usage: Use,
-    origin: Arc<Origin>,
-) -> Mark {
-    let &Launched { at, operation, site, .. } = launch;
-    Mark { stream: clock.tag().clone(), seq: at.seq, order, operation, site, usage, origin }
+    usage: AccessKind,
+    origin: Arc<StorageOrigin>,
+) -> ShadowAccess {
+    let &SubmittedLaunch { at, operation, site, .. } = launch;
+    ShadowAccess { stream: clock.tag().clone(), seq: at.seq, order, operation, site, usage, origin }
 }
 
 /// The race of two accesses to the same bytes.
-fn race_between(first: &Mark, second: &Mark, bytes: std::ops::Range<usize>) -> Race {
+fn race_between(first: &ShadowAccess, second: &ShadowAccess, bytes: std::ops::Range<usize>) -> Race {
     let kind = if first.origin.id == second.origin.id {
         RaceKind::Unordered
     } else {

@@ -3,7 +3,7 @@
 //! the accepted ones still give the sequential result.
 
 use super::reference::verdicts;
-use crate::ground::fault::{Fault, Faults};
+use crate::ground::fault::{EngineFault, EngineFaults};
 use crate::ground::{Error, Result};
 use crate::handles::{Device, DeviceOptions, Environment};
 use crate::{Args, DeviceId, Event, Owner, Stream, Tensor, read_back_as};
@@ -13,7 +13,7 @@ use proptest::test_runner::Config;
 
 /// A part of a tensor; indices are taken modulo what exists.
 #[derive(Debug, Clone)]
-struct Part {
+struct TensorPart {
     tensor: Index,
     /// One end, and the other.
     from: Index,
@@ -22,7 +22,7 @@ struct Part {
 
 /// A step of a random program.
 #[derive(Debug, Clone)]
-enum Op {
+enum ProgramStep {
     New {
         stream: Index,
         len: usize,
@@ -30,8 +30,8 @@ enum Op {
     },
     Mix {
         stream: Index,
-        to: Part,
-        from: Vec<Part>,
+        to: TensorPart,
+        from: Vec<TensorPart>,
         busy: u32,
     },
     Drop {
@@ -62,33 +62,33 @@ enum Op {
     },
 }
 
-fn part() -> impl Strategy<Value = Part> {
+fn part() -> impl Strategy<Value = TensorPart> {
     let index = any::<Index>;
-    (index(), index(), index()).prop_map(|(tensor, from, to)| Part { tensor, from, to })
+    (index(), index(), index()).prop_map(|(tensor, from, to)| TensorPart { tensor, from, to })
 }
 
-fn op() -> impl Strategy<Value = Op> {
+fn op() -> impl Strategy<Value = ProgramStep> {
     let index = any::<Index>;
     prop_oneof![
         4 => (index(), 1usize..40, any::<Option<u32>>())
-            .prop_map(|(stream, len, value)| Op::New { stream, len, value }),
+            .prop_map(|(stream, len, value)| ProgramStep::New { stream, len, value }),
         12 => (index(), part(), proptest::collection::vec(part(), 0..3), 0u32..4)
-            .prop_map(|(stream, to, from, busy)| Op::Mix { stream, to, from, busy }),
-        3 => index().prop_map(|tensor| Op::Drop { tensor }),
-        2 => index().prop_map(|stream| Op::Record { stream }),
-        2 => (index(), index()).prop_map(|(stream, event)| Op::Wait { stream, event }),
-        1 => index().prop_map(|stream| Op::Synchronize { stream }),
-        1 => index().prop_map(|event| Op::SynchronizeEvent { event }),
-        1 => index().prop_map(|event| Op::Ask { event }),
-        1 => index().prop_map(|tensor| Op::Look { tensor }),
+            .prop_map(|(stream, to, from, busy)| ProgramStep::Mix { stream, to, from, busy }),
+        3 => index().prop_map(|tensor| ProgramStep::Drop { tensor }),
+        2 => index().prop_map(|stream| ProgramStep::Record { stream }),
+        2 => (index(), index()).prop_map(|(stream, event)| ProgramStep::Wait { stream, event }),
+        1 => index().prop_map(|stream| ProgramStep::Synchronize { stream }),
+        1 => index().prop_map(|event| ProgramStep::SynchronizeEvent { event }),
+        1 => index().prop_map(|event| ProgramStep::Ask { event }),
+        1 => index().prop_map(|tensor| ProgramStep::Look { tensor }),
     ]
 }
 
 /// Generates operations as [`op`], and streams that are dropped and created.
-fn op_with_ends() -> impl Strategy<Value = Op> {
+fn op_with_ends() -> impl Strategy<Value = ProgramStep> {
     prop_oneof![
         20 => op(),
-        1 => any::<Index>().prop_map(|stream| Op::Reopen { stream }),
+        1 => any::<Index>().prop_map(|stream| ProgramStep::Reopen { stream }),
     ]
 }
 
@@ -101,7 +101,7 @@ fn mix(to: &mut [u32], from: &[&[u32]]) {
 
 /// A program on a device, next to the same on plain vectors. A refused operation happens on
 /// neither.
-struct Machine {
+struct ProgramRunner {
     device: Device,
     streams: Vec<Stream>,
     tensors: Vec<(Tensor, Vec<u32>)>,
@@ -109,17 +109,17 @@ struct Machine {
     refused: usize,
 }
 
-impl Machine {
-    fn new((threads, streams): (usize, usize), faults: &[Fault]) -> Self {
+impl ProgramRunner {
+    fn new((threads, streams): (usize, usize), faults: &[EngineFault]) -> Self {
         let environment = Environment {
             sanitize: true,
-            faults: Faults::planted(faults),
+            faults: EngineFaults::planted(faults),
             ..Environment::default()
         };
         let options = DeviceOptions { threads, ..DeviceOptions::default() };
         let device = Device::open_in(DeviceId::Cpu(0), &options, environment).unwrap();
         let streams = (0..streams).map(|i| device.stream(&format!("s{i}"))).collect();
-        Machine { device, streams, tensors: Vec::new(), events: Vec::new(), refused: 0 }
+        ProgramRunner { device, streams, tensors: Vec::new(), events: Vec::new(), refused: 0 }
     }
 
     /// The result, unless the operation was refused as a race.
@@ -138,38 +138,38 @@ impl Machine {
         index.get(&self.streams).clone()
     }
 
-    fn run(&mut self, op: &Op) {
+    fn run(&mut self, op: &ProgramStep) {
         match op {
-            Op::New { stream, len, value } => self.make(&self.stream(stream), *len, *value),
-            Op::Record { stream } => self.events.push(self.stream(stream).record()),
-            Op::Synchronize { stream } => self.stream(stream).synchronize().unwrap(),
-            Op::Reopen { stream } => {
+            ProgramStep::New { stream, len, value } => self.make(&self.stream(stream), *len, *value),
+            ProgramStep::Record { stream } => self.events.push(self.stream(stream).record()),
+            ProgramStep::Synchronize { stream } => self.stream(stream).synchronize().unwrap(),
+            ProgramStep::Reopen { stream } => {
                 let i = stream.index(self.streams.len());
                 self.streams[i] = self.device.stream(&format!("again{i}"));
             }
-            Op::Wait { event, .. } | Op::SynchronizeEvent { event } | Op::Ask { event } => {
+            ProgramStep::Wait { event, .. } | ProgramStep::SynchronizeEvent { event } | ProgramStep::Ask { event } => {
                 if self.events.is_empty() {
                     return;
                 }
                 let event = event.get(&self.events);
                 match op {
-                    Op::Wait { stream, .. } => self.stream(stream).wait(event).unwrap(),
-                    Op::Ask { .. } => drop(event.is_done()),
+                    ProgramStep::Wait { stream, .. } => self.stream(stream).wait(event).unwrap(),
+                    ProgramStep::Ask { .. } => drop(event.is_done()),
                     _ => event.synchronize().unwrap(),
                 }
             }
             _ if self.tensors.is_empty() => {}
-            Op::Drop { tensor } => {
+            ProgramStep::Drop { tensor } => {
                 let i = tensor.index(self.tensors.len());
                 self.tensors.swap_remove(i);
             }
-            Op::Look { tensor } => {
+            ProgramStep::Look { tensor } => {
                 let (tensor, expected) = tensor.get(&self.tensors).clone();
                 if let Some(seen) = self.accepted(tensor.to_vec::<u32>()) {
                     assert_eq!(seen, expected);
                 }
             }
-            Op::Mix { stream, to, from, busy } => self.mix(&self.stream(stream), to, from, *busy),
+            ProgramStep::Mix { stream, to, from, busy } => self.mix(&self.stream(stream), to, from, *busy),
         }
     }
 
@@ -185,14 +185,14 @@ impl Machine {
     }
 
     /// The tensor, and the range of its elements.
-    fn part(&self, part: &Part) -> (usize, std::ops::Range<usize>) {
+    fn part(&self, part: &TensorPart) -> (usize, std::ops::Range<usize>) {
         let i = part.tensor.index(self.tensors.len());
         let len = self.tensors[i].1.len();
         let (a, b) = (part.from.index(len), part.to.index(len));
         (i, a.min(b)..a.max(b) + 1)
     }
 
-    fn mix(&mut self, stream: &Stream, to: &Part, from: &[Part], busy: u32) {
+    fn mix(&mut self, stream: &Stream, to: &TensorPart, from: &[TensorPart], busy: u32) {
         let (to, written) = self.part(to);
         let apart = |(i, read): &(usize, std::ops::Range<usize>)| {
             *i != to || read.end <= written.start || written.end <= read.start
@@ -235,17 +235,17 @@ impl Machine {
     }
 }
 
-const FAULTS: [&[Fault]; 6] = [
-    &[Fault::PoolForgets],
-    &[Fault::NoWaitForProducer],
-    &[Fault::NoWaitForReaders],
-    &[Fault::NoWaitForWriter, Fault::NoWaitForProducer],
-    &[Fault::NoWaitForWriter],
+const FAULTS: [&[EngineFault]; 6] = [
+    &[EngineFault::PoolForgets],
+    &[EngineFault::NoWaitForProducer],
+    &[EngineFault::NoWaitForReaders],
+    &[EngineFault::NoWaitForWriter, EngineFault::NoWaitForProducer],
+    &[EngineFault::NoWaitForWriter],
     &[
-        Fault::PoolForgets,
-        Fault::NoWaitForProducer,
-        Fault::NoWaitForReaders,
-        Fault::NoWaitForWriter,
+        EngineFault::PoolForgets,
+        EngineFault::NoWaitForProducer,
+        EngineFault::NoWaitForReaders,
+        EngineFault::NoWaitForWriter,
     ],
 ];
 
@@ -254,7 +254,7 @@ fn config(cases: u32) -> Config {
     Config { cases, failure_persistence: None, ..Config::default() }
 }
 
-fn ops(op: impl Strategy<Value = Op>) -> impl Strategy<Value = Vec<Op>> {
+fn ops(op: impl Strategy<Value = ProgramStep>) -> impl Strategy<Value = Vec<ProgramStep>> {
     proptest::collection::vec(op, 1..if cfg!(miri) { 30 } else { 150 })
 }
 
@@ -266,7 +266,7 @@ proptest! {
         ops in ops(op_with_ends()),
         (threads, streams) in (1usize..5, 1usize..6),
     ) {
-        let mut machine = Machine::new((threads, streams), &[]);
+        let mut machine = ProgramRunner::new((threads, streams), &[]);
         ops.iter().for_each(|op| machine.run(op));
         prop_assert_eq!(machine.refused, 0);
         prop_assert!(machine.is_right());
@@ -284,7 +284,7 @@ proptest! {
         (threads, streams) in (1usize..5, 2usize..6),
         faults in proptest::sample::select(&FAULTS[..]),
     ) {
-        let mut machine = Machine::new((threads, streams), faults);
+        let mut machine = ProgramRunner::new((threads, streams), faults);
         ops.iter().for_each(|op| machine.run(op));
         let verdicts = machine.verdicts();
         for (n, (said, is)) in verdicts.iter().enumerate() {
@@ -303,8 +303,8 @@ proptest! {
         faults in proptest::sample::select(&FAULTS[1..]),
     ) {
         let run = |threads| {
-            let mut machine = Machine::new((threads, streams), faults);
-            let same = |op: &&Op| !matches!(op, Op::Drop { .. } | Op::Ask { .. });
+            let mut machine = ProgramRunner::new((threads, streams), faults);
+            let same = |op: &&ProgramStep| !matches!(op, ProgramStep::Drop { .. } | ProgramStep::Ask { .. });
             ops.iter().filter(same).for_each(|op| machine.run(op));
             machine.verdicts().iter().map(|(said, _)| *said).collect::<Vec<_>>()
         };
@@ -323,7 +323,7 @@ fn random_programs_race_with_every_fault() {
         let mut refused = 0;
         for _ in 0..40 {
             let ops = ops(op()).new_tree(&mut runner).unwrap().current();
-            let mut machine = Machine::new((2, 4), faults);
+            let mut machine = ProgramRunner::new((2, 4), faults);
             ops.iter().for_each(|op| machine.run(op));
             refused += machine.refused;
         }

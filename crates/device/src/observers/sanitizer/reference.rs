@@ -3,77 +3,77 @@
 
 use super::Sanitizer;
 use super::clock::StreamClock;
-use crate::ground::Use;
+use crate::ground::AccessKind;
 use crate::ground::sync::{Arc, lock};
-use crate::hooks::{Launched, Position, Touched};
+use crate::hooks::{SubmittedLaunch, CommandPosition, Touched};
 use std::ops::Range;
 
 /// A command: stream and number.
-type Place = (u64, u64);
+type CommandId = (u64, u64);
 
 /// An access: block, bytes, kind, storage.
-pub(super) type Access = (usize, Range<usize>, Use, u64);
+pub(super) type LoggedAccess = (usize, Range<usize>, AccessKind, u64);
 
 /// An input of the sanitizer.
 #[derive(Debug, Clone)]
-pub(super) enum Step {
-    Submit { at: Place, after: Vec<Place>, accesses: Vec<Access>, racy: bool },
-    Wait { at: Place, after: Vec<Place> },
-    HostSaw(Place),
+pub(super) enum LogStep {
+    Submit { at: CommandId, after: Vec<CommandId>, accesses: Vec<LoggedAccess>, racy: bool },
+    Wait { at: CommandId, after: Vec<CommandId> },
+    HostSaw(CommandId),
 }
 
 /// A position, if its device has a sanitizer.
-fn place(at: Position<'_>) -> Option<Place> {
+fn place(at: CommandPosition<'_>) -> Option<CommandId> {
     let clock: &StreamClock = at.stream.note()?;
     Some((Arc::as_ptr(clock.tag()).addr() as u64, at.seq))
 }
 
-fn places(after: &[Position<'_>]) -> Vec<Place> {
+fn places(after: &[CommandPosition<'_>]) -> Vec<CommandId> {
     after.iter().filter_map(|at| place(*at)).collect()
 }
 
 impl Sanitizer {
-    pub(super) fn log_submission(&self, launch: &Launched<'_>, racy: bool) {
+    pub(super) fn log_submission(&self, launch: &SubmittedLaunch<'_>, racy: bool) {
         let Some(at) = place(launch.at) else { return };
         let accesses =
             launch.touched.iter().map(|Touched { allocation, address, usage, bytes }| {
                 (*address as usize, bytes.clone(), *usage, allocation.id)
             });
         let (after, accesses) = (places(launch.after), accesses.collect());
-        lock(&self.log).push(Step::Submit { at, after, accesses, racy });
+        lock(&self.log).push(LogStep::Submit { at, after, accesses, racy });
     }
 
-    pub(super) fn log_wait(&self, at: Position<'_>, after: &[Position<'_>]) {
+    pub(super) fn log_wait(&self, at: CommandPosition<'_>, after: &[CommandPosition<'_>]) {
         let Some(at) = place(at) else { return };
-        lock(&self.log).push(Step::Wait { at, after: places(after) });
+        lock(&self.log).push(LogStep::Wait { at, after: places(after) });
     }
 
-    pub(super) fn log_sight(&self, at: Position<'_>) {
-        lock(&self.log).extend(place(at).map(Step::HostSaw));
+    pub(super) fn log_sight(&self, at: CommandPosition<'_>) {
+        lock(&self.log).extend(place(at).map(LogStep::HostSaw));
     }
 
-    pub(super) fn log(&self) -> Vec<Step> {
+    pub(super) fn log(&self) -> Vec<LogStep> {
         lock(&self.log).clone()
     }
 }
 
 /// A graph of commands that were enqueued, in the order of submission.
 #[derive(Default)]
-struct Graph {
+struct OrderGraph {
     /// Position, direct predecessors, and accesses of each node.
-    nodes: Vec<(Place, Vec<usize>, Vec<Access>)>,
+    nodes: Vec<(CommandId, Vec<usize>, Vec<LoggedAccess>)>,
     /// Ends that the host saw: positions, not nodes, as there may be waits in between.
-    seen: Vec<Place>,
+    seen: Vec<CommandId>,
 }
 
-impl Graph {
+impl OrderGraph {
     /// The last node of the stream up to this position.
-    fn last_until(&self, (stream, seq): Place) -> Option<usize> {
+    fn last_until(&self, (stream, seq): CommandId) -> Option<usize> {
         self.nodes.iter().rposition(|(at, ..)| at.0 == stream && at.1 <= seq)
     }
 
     /// The direct predecessors of a command that waits for these.
-    fn parents(&self, at: Place, after: &[Place]) -> Vec<usize> {
+    fn parents(&self, at: CommandId, after: &[CommandId]) -> Vec<usize> {
         let own = [(at.0, u64::MAX)];
         own.iter().chain(after).chain(&self.seen).filter_map(|&p| self.last_until(p)).collect()
     }
@@ -89,14 +89,14 @@ impl Graph {
         reached
     }
 
-    fn is_racy(&self, parents: &[usize], accesses: &[Access]) -> bool {
+    fn is_racy(&self, parents: &[usize], accesses: &[LoggedAccess]) -> bool {
         let before = self.reachable(parents);
         let unordered = self.nodes.iter().zip(before).filter(|(_, before)| !before);
         let mut earlier = unordered.flat_map(|((.., earlier), _)| earlier);
         earlier.any(|(block, bytes, usage, id)| {
             accesses.iter().any(|(other, theirs, how, storage)| {
                 let overlaps = bytes.start < theirs.end && theirs.start < bytes.end;
-                let conflicts = *usage == Use::Write || *how == Use::Write || id != storage;
+                let conflicts = *usage == AccessKind::Write || *how == AccessKind::Write || id != storage;
                 block == other && overlaps && conflicts
             })
         })
@@ -104,17 +104,17 @@ impl Graph {
 }
 
 /// Verdicts on every launch: the sanitizer's and the graph's.
-pub(super) fn verdicts(log: &[Step]) -> Vec<(bool, bool)> {
-    let mut graph = Graph::default();
+pub(super) fn verdicts(log: &[LogStep]) -> Vec<(bool, bool)> {
+    let mut graph = OrderGraph::default();
     let mut verdicts = Vec::new();
     for step in log {
         match step {
-            Step::HostSaw(place) => graph.seen.push(*place),
-            Step::Wait { at, after } => {
+            LogStep::HostSaw(place) => graph.seen.push(*place),
+            LogStep::Wait { at, after } => {
                 let parents = graph.parents(*at, after);
                 graph.nodes.push((*at, parents, Vec::new()));
             }
-            Step::Submit { at, after, accesses, racy } => {
+            LogStep::Submit { at, after, accesses, racy } => {
                 let parents = graph.parents(*at, after);
                 let expected = graph.is_racy(&parents, accesses);
                 verdicts.push((*racy, expected));
@@ -131,23 +131,23 @@ pub(super) fn verdicts(log: &[Step]) -> Vec<(bool, bool)> {
 #[test]
 fn the_reference_knows_a_race() {
     let bytes = 0..8;
-    let write = |at: Place, after: &[Place]| Step::Submit {
+    let write = |at: CommandId, after: &[CommandId]| LogStep::Submit {
         at,
         after: after.to_vec(),
-        accesses: vec![(64, bytes.clone(), Use::Write, 1)],
+        accesses: vec![(64, bytes.clone(), AccessKind::Write, 1)],
         racy: false,
     };
-    let racy = |log: &[Step]| verdicts(log).last().unwrap().1;
+    let racy = |log: &[LogStep]| verdicts(log).last().unwrap().1;
     let (a, b, c) = (1, 2, 3);
     assert!(racy(&[write((a, 1), &[]), write((b, 1), &[])]));
     assert!(!racy(&[write((a, 1), &[]), write((a, 2), &[])]));
     assert!(!racy(&[write((a, 1), &[]), write((b, 2), &[(a, 1)])]));
-    assert!(!racy(&[write((a, 1), &[]), Step::HostSaw((a, 1)), write((b, 1), &[])]));
+    assert!(!racy(&[write((a, 1), &[]), LogStep::HostSaw((a, 1)), write((b, 1), &[])]));
     let chain = |last| {
         [
             write((a, 1), &[]),
-            Step::Wait { at: (c, 1), after: vec![(a, 1)] },
-            Step::Wait { at: (c, 2), after: vec![] },
+            LogStep::Wait { at: (c, 1), after: vec![(a, 1)] },
+            LogStep::Wait { at: (c, 2), after: vec![] },
             write((b, 1), &[(c, last)]),
         ]
     };

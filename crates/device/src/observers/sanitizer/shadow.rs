@@ -6,9 +6,9 @@
 //!   every earlier read that is ordered before it. So work ordered after all stored accesses is
 //!   ordered after all that ever were, and a race is never hidden by a later, ordered access.
 
-use super::clock::{Clock, Tag};
+use super::clock::{VectorClock, Tag};
 use crate::ground::sync::{Arc, AtomicU64};
-use crate::ground::{Owner, RaceAccess, Use};
+use crate::ground::{Owner, RaceAccess, AccessKind};
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::panic::Location;
@@ -18,7 +18,7 @@ const MOST_SEGMENTS: usize = 4096;
 
 /// A storage, as in reports.
 #[derive(Debug)]
-pub(super) struct Origin {
+pub(super) struct StorageOrigin {
     pub(super) id: u64,
     pub(super) site: &'static Location<'static>,
     pub(super) owner: Owner,
@@ -28,18 +28,18 @@ pub(super) struct Origin {
 
 /// A submitted access.
 #[derive(Debug)]
-pub(super) struct Mark {
+pub(super) struct ShadowAccess {
     pub(super) stream: Arc<Tag>,
     pub(super) seq: u64,
     /// Its number among all submissions of the device.
     pub(super) order: u64,
     pub(super) operation: &'static str,
     pub(super) site: &'static Location<'static>,
-    pub(super) usage: Use,
-    pub(super) origin: Arc<Origin>,
+    pub(super) usage: AccessKind,
+    pub(super) origin: Arc<StorageOrigin>,
 }
 
-impl Mark {
+impl ShadowAccess {
     /// The access, as in reports.
     pub(super) fn report(&self) -> RaceAccess {
         RaceAccess {
@@ -48,31 +48,31 @@ impl Mark {
             stream: self.stream.name.clone(),
             seq: self.seq,
             order: self.order,
-            writes: self.usage == Use::Write,
+            writes: self.usage == AccessKind::Write,
             origin: self.origin.site,
             owner: self.origin.owner,
         }
     }
 }
 
-type Reads = SmallVec<[Arc<Mark>; 2]>;
+type SegmentReads = SmallVec<[Arc<ShadowAccess>; 2]>;
 
 /// Bytes with the same history.
 #[derive(Debug, Clone)]
 struct Segment {
     bytes: Range<usize>,
-    write: Option<Arc<Mark>>,
+    write: Option<Arc<ShadowAccess>>,
     /// Reads since the write.
-    reads: Reads,
+    reads: SegmentReads,
 }
 
 impl Segment {
-    fn marks(&self) -> impl Iterator<Item = &Arc<Mark>> {
+    fn marks(&self) -> impl Iterator<Item = &Arc<ShadowAccess>> {
         self.write.iter().chain(&self.reads)
     }
 
     fn has_history_of(&self, other: &Segment) -> bool {
-        let same = |(a, b): (&Arc<Mark>, &Arc<Mark>)| Arc::ptr_eq(a, b);
+        let same = |(a, b): (&Arc<ShadowAccess>, &Arc<ShadowAccess>)| Arc::ptr_eq(a, b);
         self.write.is_some() == other.write.is_some()
             && self.reads.len() == other.reads.len()
             && self.marks().zip(other.marks()).all(same)
@@ -84,12 +84,12 @@ impl Segment {
 pub(super) struct Shadow {
     segments: Vec<Segment>,
     /// The current storage of the block.
-    origin: Option<Arc<Origin>>,
+    origin: Option<Arc<StorageOrigin>>,
 }
 
 impl Shadow {
     /// The current storage of the block, as in reports.
-    pub(super) fn origin(&mut self, id: u64, make: impl FnOnce() -> Origin) -> Arc<Origin> {
+    pub(super) fn origin(&mut self, id: u64, make: impl FnOnce() -> StorageOrigin) -> Arc<StorageOrigin> {
         match &self.origin {
             Some(origin) if origin.id == id => origin.clone(),
             _ => self.origin.insert(Arc::new(make())).clone(),
@@ -97,7 +97,7 @@ impl Shadow {
     }
 
     /// The current storage of the block, if it was ever used.
-    pub(super) fn used_by(&self, id: u64) -> Option<&Origin> {
+    pub(super) fn used_by(&self, id: u64) -> Option<&StorageOrigin> {
         self.origin.as_deref().filter(|origin| origin.id == id)
     }
 
@@ -106,15 +106,15 @@ impl Shadow {
     pub(super) fn conflict(
         &self,
         bytes: &Range<usize>,
-        (usage, id): (Use, u64),
-        (stream, before): (&Arc<Tag>, &Clock),
-    ) -> Option<(Arc<Mark>, Range<usize>)> {
+        (usage, id): (AccessKind, u64),
+        (stream, before): (&Arc<Tag>, &VectorClock),
+    ) -> Option<(Arc<ShadowAccess>, Range<usize>)> {
         let first = self.segments.partition_point(|segment| segment.bytes.end <= bytes.start);
         let touched = self.segments[first..].iter().take_while(|s| s.bytes.start < bytes.end);
         for segment in touched {
             let found = segment.marks().find(|mark| {
                 let conflicts =
-                    usage == Use::Write || mark.usage == Use::Write || mark.origin.id != id;
+                    usage == AccessKind::Write || mark.usage == AccessKind::Write || mark.origin.id != id;
                 conflicts
                     && !Arc::ptr_eq(&mark.stream, stream)
                     && !before.covers(&mark.stream, mark.seq)
@@ -128,22 +128,22 @@ impl Shadow {
     }
 
     /// Records an access that was found to be ordered after every conflicting one.
-    pub(super) fn note(&mut self, bytes: &Range<usize>, mark: &Arc<Mark>, before: &Clock) {
+    pub(super) fn note(&mut self, bytes: &Range<usize>, mark: &Arc<ShadowAccess>, before: &VectorClock) {
         let from = self.split(bytes.start);
         let to = self.split(bytes.end);
         let inside = self.segments.splice(from..to, []);
         let mut new: Vec<Segment> = Vec::new();
-        if mark.usage == Use::Write {
+        if mark.usage == AccessKind::Write {
             drop(inside);
             new.push(Segment {
                 bytes: bytes.clone(),
                 write: Some(mark.clone()),
-                reads: Reads::new(),
+                reads: SegmentReads::new(),
             });
         } else {
             let mut at = bytes.start;
             let unused =
-                |bytes| Segment { bytes, write: None, reads: Reads::from_elem(mark.clone(), 1) };
+                |bytes| Segment { bytes, write: None, reads: SegmentReads::from_elem(mark.clone(), 1) };
             for mut segment in inside {
                 if at < segment.bytes.start {
                     new.push(unused(at..segment.bytes.start));

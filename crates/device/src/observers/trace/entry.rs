@@ -2,19 +2,19 @@
 
 use crate::ground::Owner;
 use crate::ground::sync::Arc;
-use crate::hooks::{Asked, Category};
+use crate::hooks::{LaunchCall, Category};
 use std::borrow::Cow;
 use std::panic::Location;
 
 /// Process and thread of an event in the format.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct TracePlace {
     pub(super) process: u64,
     pub(super) lane: u64,
 }
 
 /// A recorded event. Times are nanoseconds of the recorder's clock.
-pub(super) enum Entry {
+pub(super) enum TraceEntry {
     /// The lane's name.
     Name(Box<str>),
     /// The name of the lane's process.
@@ -43,7 +43,7 @@ pub(super) struct Worked {
     pub(super) end: u64,
     pub(super) operation: &'static str,
     pub(super) site: &'static Location<'static>,
-    pub(super) asked: Arc<Asked>,
+    pub(super) asked: Arc<LaunchCall>,
     /// Number of the command in its stream.
     pub(super) seq: u64,
     /// Whether it was dropped because a kernel before it panicked.
@@ -55,7 +55,7 @@ pub(super) struct Waited {
     pub(super) end: u64,
     pub(super) seq: u64,
     /// Lane of the producer, if it is in this trace.
-    pub(super) producer: Option<Place>,
+    pub(super) producer: Option<TracePlace>,
     pub(super) producer_name: Arc<str>,
     /// The producer's command that had to be done.
     pub(super) producer_seq: u64,

@@ -2,14 +2,14 @@
 //! "Trace Event Format" of the Chromium project.
 
 use super::TraceReport;
-use super::entry::{Place, Waited, Worked};
-use crate::ground::{MemoryFormat, Owner, Use};
-use crate::hooks::{Argument, Category};
+use super::entry::{TracePlace, Waited, Worked};
+use crate::ground::{MemoryFormat, Owner, AccessKind};
+use crate::hooks::{LaunchArgument, Category};
 use serde::Serialize;
 use std::panic::Location;
 
 #[derive(Serialize)]
-struct Event<'a, A> {
+struct TraceEvent<'a, A> {
     ph: &'static str,
     name: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -29,13 +29,13 @@ struct Event<'a, A> {
 }
 
 /// An event without arguments.
-type Plain<'a> = Event<'a, ()>;
+type Plain<'a> = TraceEvent<'a, ()>;
 
-impl<'a, A> Event<'a, A> {
-    fn new(ph: &'static str, name: &'a str, at: u64, place: Place) -> Self {
+impl<'a, A> TraceEvent<'a, A> {
+    fn new(ph: &'static str, name: &'a str, at: u64, place: TracePlace) -> Self {
         let (pid, tid) = (place.process, place.lane);
         let (cat, dur, id, s, args) = (None, None, None, None, None);
-        Event { ph, name, cat, ts: microseconds(at), dur, pid, tid, id, s, args }
+        TraceEvent { ph, name, cat, ts: microseconds(at), dur, pid, tid, id, s, args }
     }
 }
 
@@ -45,25 +45,25 @@ fn microseconds(ns: u64) -> f64 {
 
 /// Text of events, each after a comma.
 #[derive(Default)]
-pub(super) struct Lines(pub(super) Vec<u8>);
+pub(super) struct TraceLines(pub(super) Vec<u8>);
 
-impl Lines {
-    fn add(&mut self, event: &Event<'_, impl Serialize>) {
+impl TraceLines {
+    fn add(&mut self, event: &TraceEvent<'_, impl Serialize>) {
         self.0.extend_from_slice(b",\n");
         // Numbers and texts under fixed keys: JSON can represent all of them.
         let _ = serde_json::to_writer(&mut self.0, event);
     }
 
     /// Names a process or a thread (`what`: `process_name`, `thread_name`).
-    pub(super) fn name(&mut self, what: &'static str, name: &str, place: Place) {
+    pub(super) fn name(&mut self, what: &'static str, name: &str, place: TracePlace) {
         #[derive(Serialize)]
         struct Name<'a> {
             name: &'a str,
         }
-        self.add(&Event { args: Some(Name { name }), ..Event::new("M", what, 0, place) });
+        self.add(&TraceEvent { args: Some(Name { name }), ..TraceEvent::new("M", what, 0, place) });
     }
 
-    pub(super) fn work(&mut self, worked: &Worked, place: Place) {
+    pub(super) fn work(&mut self, worked: &Worked, place: TracePlace) {
         #[derive(Serialize)]
         struct Args {
             site: String,
@@ -83,16 +83,16 @@ impl Lines {
             arguments: asked.arguments.iter().map(argument).collect(),
             dropped: *dropped,
         };
-        self.add(&Event {
+        self.add(&TraceEvent {
             cat: Some(asked.category.name()),
             dur: Some(microseconds(end - start)),
             args: Some(args),
-            ..Event::new("X", operation, *start, place)
+            ..TraceEvent::new("X", operation, *start, place)
         });
     }
 
     /// A stream's wait; `operation` is the operation it waited for.
-    pub(super) fn wait(&mut self, waited: &Waited, operation: Option<&str>, place: Place) {
+    pub(super) fn wait(&mut self, waited: &Waited, operation: Option<&str>, place: TracePlace) {
         #[derive(Serialize)]
         struct Args<'a> {
             stream: &'a str,
@@ -108,20 +108,20 @@ impl Lines {
             producer_command: *producer_seq,
             command: *seq,
         };
-        self.add(&Event {
+        self.add(&TraceEvent {
             cat: Some(Category::Wait.name()),
             dur: Some(microseconds(end.saturating_sub(*start))),
             args: Some(args),
-            ..Event::new("X", "wait", *start, place)
+            ..TraceEvent::new("X", "wait", *start, place)
         });
     }
 
     /// An arrow from the awaited work, at a moment inside of its slice, to the last moment of the
     /// wait: a viewer draws it to the next slice, which had to wait.
-    pub(super) fn arrow(&mut self, id: u64, from: (u64, Place), to: (u64, Place)) {
+    pub(super) fn arrow(&mut self, id: u64, from: (u64, TracePlace), to: (u64, TracePlace)) {
         let cat = Some(Category::Wait.name());
         let end =
-            |ph, (at, place)| Plain { cat, id: Some(id), ..Event::new(ph, "wait", at, place) };
+            |ph, (at, place)| Plain { cat, id: Some(id), ..TraceEvent::new(ph, "wait", at, place) };
         self.add(&end("s", from));
         self.add(&end("f", to));
     }
@@ -131,35 +131,35 @@ impl Lines {
         at: u64,
         (name, category): (&str, Category),
         site: Option<&'static Location<'static>>,
-        place: Place,
+        place: TracePlace,
     ) {
         #[derive(Serialize)]
         struct Args {
             site: String,
         }
         let args = site.map(|site| Args { site: site.to_string() });
-        self.add(&Event { cat: Some(category.name()), args, ..Event::new("B", name, at, place) });
+        self.add(&TraceEvent { cat: Some(category.name()), args, ..TraceEvent::new("B", name, at, place) });
     }
 
-    pub(super) fn end(&mut self, at: u64, place: Place) {
+    pub(super) fn end(&mut self, at: u64, place: TracePlace) {
         self.add(&Plain::new("E", "", at, place));
     }
 
     /// The bytes of every owner, in the order of [`Owner::ALL`].
-    pub(super) fn memory(&mut self, at: u64, bytes: &[usize; Owner::ALL.len()], place: Place) {
+    pub(super) fn memory(&mut self, at: u64, bytes: &[usize; Owner::ALL.len()], place: TracePlace) {
         let args: serde_json::Map<_, _> =
             Owner::ALL.iter().zip(bytes).map(|(o, &b)| (o.name().to_owned(), b.into())).collect();
-        self.add(&Event { args: Some(args), ..Event::new("C", "memory (bytes)", at, place) });
+        self.add(&TraceEvent { args: Some(args), ..TraceEvent::new("C", "memory (bytes)", at, place) });
     }
 }
 
 /// The document's end: the number of missing events, if any, and the totals.
-pub(super) fn tail(at: u64, report: TraceReport, place: Place) -> String {
+pub(super) fn tail(at: u64, report: TraceReport, place: TracePlace) -> String {
     let TraceReport { events, dropped } = report;
-    let mut lines = Lines::default();
+    let mut lines = TraceLines::default();
     if dropped > 0 {
         let name = format!("{dropped} events found no room and are missing");
-        lines.add(&Plain { s: Some("g"), ..Event::new("i", &name, at, place) });
+        lines.add(&Plain { s: Some("g"), ..TraceEvent::new("i", &name, at, place) });
     }
     let events_missing = String::from_utf8(lines.0).unwrap_or_default();
     let version = env!("CARGO_PKG_VERSION");
@@ -169,10 +169,10 @@ pub(super) fn tail(at: u64, report: TraceReport, place: Place) -> String {
 }
 
 /// Formats an argument like `write f32 [128, 3, 32, 32] channels last`.
-fn argument(argument: &Argument) -> String {
+fn argument(argument: &LaunchArgument) -> String {
     let usage = match argument.usage {
-        Use::Read => "read",
-        Use::Write => "write",
+        AccessKind::Read => "read",
+        AccessKind::Write => "write",
     };
     let format = match argument.format {
         MemoryFormat::Contiguous => "",

@@ -14,13 +14,13 @@ mod recorder;
 mod span;
 mod writer;
 
-pub use span::Span;
+pub use span::TraceSpan;
 
 use crate::ground::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
 use crate::ground::{Error, Owner, Result};
-use crate::hooks::{Category, HostActivity, Note, Observed, Observer, Position, Ran};
-use entry::Entry;
-use recorder::{FIRST_LANE, HOST_PROCESS, Lane, Recorder, Signal};
+use crate::hooks::{Category, HostActivity, ObserverNote, Observed, DeviceObserver, CommandPosition, FinishedLaunch};
+use entry::TraceEntry;
+use recorder::{FIRST_LANE, HOST_PROCESS, TraceLane, Recorder, Signal};
 use std::any::Any;
 use std::borrow::Cow;
 use std::fmt;
@@ -29,7 +29,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 use std::time::Instant;
-use writer::Writer;
+use writer::TraceWriter;
 
 /// Default limit of events in a file: about 250 MB, as much as a viewer can load.
 const EVENTS_MAX: u64 = 1_000_000;
@@ -42,7 +42,7 @@ const EVENTS_MAX: u64 = 1_000_000;
 /// shows waits for the device, and [spans](Trace::span). Counters show the bytes of each owner. All
 /// times are of one monotonic clock.
 #[derive(Clone)]
-pub struct Trace(Arc<Handle>);
+pub struct Trace(Arc<TraceHandle>);
 
 /// Summary of a finished trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -54,13 +54,13 @@ pub struct TraceReport {
     pub dropped: u64,
 }
 
-struct Handle {
+struct TraceHandle {
     path: PathBuf,
     recorder: Arc<Recorder>,
-    writer: Mutex<State>,
+    writer: Mutex<WriterThread>,
 }
 
-enum State {
+enum WriterThread {
     Running(JoinHandle<(TraceReport, Result<()>)>),
     Ended(TraceReport),
 }
@@ -94,17 +94,17 @@ impl Trace {
             next_process: AtomicU64::new(HOST_PROCESS + 1),
             signal,
         });
-        let writer = Writer::new(recorder.clone(), path, events_max).map_err(failed)?;
+        let writer = TraceWriter::new(recorder.clone(), path, events_max).map_err(failed)?;
         let thread = std::thread::Builder::new().name("trace".into());
         let thread = thread.spawn(move || writer.work(&signals)).map_err(failed)?;
-        let writer = Mutex::new(State::Running(thread));
-        Ok(Trace(Arc::new(Handle { path: path.to_owned(), recorder, writer })))
+        let writer = Mutex::new(WriterThread::Running(thread));
+        Ok(Trace(Arc::new(TraceHandle { path: path.to_owned(), recorder, writer })))
     }
 
     /// Begins a span on the calling thread's lane, which ends when it is dropped. The spans of a
     /// thread must be dropped in the reverse order of their beginning, so that they nest.
-    pub fn span(&self, name: impl Into<Cow<'static, str>>) -> Span {
-        Span::begin(&self.0.recorder, name.into(), Category::Scope, None)
+    pub fn span(&self, name: impl Into<Cow<'static, str>>) -> TraceSpan {
+        TraceSpan::begin(&self.0.recorder, name.into(), Category::Scope, None)
     }
 
     /// Ends the trace: events recorded so far are written, and later ones are ignored. Waits for
@@ -122,18 +122,18 @@ impl Trace {
         let recorder = self.0.recorder.clone();
         let id = recorder.next_process.fetch_add(1, Ordering::Relaxed);
         let memory = recorder.lane(id, "memory");
-        memory.push(Entry::Process(name.into()));
+        memory.push(TraceEntry::Process(name.into()));
         Process { trace: self.clone(), id, memory }
     }
 }
 
-impl Handle {
+impl TraceHandle {
     fn finish(&self) -> Result<TraceReport> {
         let mut state = lock(&self.writer);
         let (report, result) =
-            match std::mem::replace(&mut *state, State::Ended(TraceReport::default())) {
-                State::Ended(report) => (report, Ok(())),
-                State::Running(thread) => {
+            match std::mem::replace(&mut *state, WriterThread::Ended(TraceReport::default())) {
+                WriterThread::Ended(report) => (report, Ok(())),
+                WriterThread::Running(thread) => {
                     // The writer listens until this comes.
                     let _ = self.recorder.signal.send(Signal::End);
                     thread.join().unwrap_or_else(|_| {
@@ -143,12 +143,12 @@ impl Handle {
                     })
                 }
             };
-        *state = State::Ended(report);
+        *state = WriterThread::Ended(report);
         result.map(|()| report)
     }
 }
 
-impl Drop for Handle {
+impl Drop for TraceHandle {
     fn drop(&mut self) {
         if let Err(error) = self.finish() {
             tracing::warn!(%error, "the trace is incomplete");
@@ -176,7 +176,7 @@ pub(crate) struct Process {
     trace: Trace,
     id: u64,
     /// Samples of the memory in use.
-    memory: Arc<Lane>,
+    memory: Arc<TraceLane>,
 }
 
 impl Process {
@@ -186,8 +186,8 @@ impl Process {
     }
 }
 
-impl Observer for Process {
-    fn stream_opened(&self, name: &Arc<str>) -> Option<Note> {
+impl DeviceObserver for Process {
+    fn stream_opened(&self, name: &Arc<str>) -> Option<ObserverNote> {
         Some(Box::new(self.trace.0.recorder.lane(self.id, name)))
     }
 
@@ -196,13 +196,13 @@ impl Observer for Process {
     }
 
     fn wait_begins(&self, stream: &Observed) {
-        if let Some(lane) = stream.note::<Arc<Lane>>() {
+        if let Some(lane) = stream.note::<Arc<TraceLane>>() {
             lane.wait_begins();
         }
     }
 
-    fn wait_ended(&self, at: Position<'_>, producer: Position<'_>) {
-        if let Some(lane) = at.stream.note::<Arc<Lane>>() {
+    fn wait_ended(&self, at: CommandPosition<'_>, producer: CommandPosition<'_>) {
+        if let Some(lane) = at.stream.note::<Arc<TraceLane>>() {
             lane.wait_ends(at.seq, producer);
         }
     }
@@ -211,14 +211,14 @@ impl Observer for Process {
         true
     }
 
-    fn launch_ran(&self, ran: &Ran<'_>) {
-        if let Some(lane) = ran.at.stream.note::<Arc<Lane>>() {
+    fn launch_ran(&self, ran: &FinishedLaunch<'_>) {
+        if let Some(lane) = ran.at.stream.note::<Arc<TraceLane>>() {
             lane.work_ends(ran);
         }
     }
 
     fn host_begins(&self, activity: HostActivity) -> Option<Box<dyn Any>> {
         let HostActivity { operation, category, site } = activity;
-        Some(Box::new(Span::begin(&self.trace.0.recorder, operation.into(), category, site)))
+        Some(Box::new(TraceSpan::begin(&self.trace.0.recorder, operation.into(), category, site)))
     }
 }

@@ -1,9 +1,9 @@
 //! The recorder of a trace and its lanes: a bounded event buffer per stream and per host thread.
 
-use super::entry::{Entry, Place, Waited, Worked};
+use super::entry::{TraceEntry, TracePlace, Waited, Worked};
 use crate::ground::Owner;
 use crate::ground::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
-use crate::hooks::{Position, Ran};
+use crate::hooks::{CommandPosition, FinishedLaunch};
 use std::sync::mpsc::SyncSender;
 use std::time::Instant;
 
@@ -23,13 +23,13 @@ pub(super) enum Signal {
     End,
 }
 
-/// State shared by lanes and writer.
+/// WriterThread shared by lanes and writer.
 pub(super) struct Recorder {
     /// Unique in this process.
     pub(super) id: u64,
     pub(super) start: Instant,
     pub(super) on: AtomicBool,
-    pub(super) lanes: Mutex<Vec<Arc<Lane>>>,
+    pub(super) lanes: Mutex<Vec<Arc<TraceLane>>>,
     pub(super) next_lane: AtomicU64,
     pub(super) next_process: AtomicU64,
     pub(super) signal: SyncSender<Signal>,
@@ -51,10 +51,10 @@ impl Recorder {
     }
 
     /// A new lane of a process. Its name is its first entry.
-    pub(super) fn lane(self: &Arc<Self>, process: u64, name: &str) -> Arc<Lane> {
+    pub(super) fn lane(self: &Arc<Self>, process: u64, name: &str) -> Arc<TraceLane> {
         let id = self.next_lane.fetch_add(1, Ordering::Relaxed);
-        let lane = Arc::new(Lane::new(self.clone(), process, id));
-        lane.push(Entry::Name(name.into()));
+        let lane = Arc::new(TraceLane::new(self.clone(), process, id));
+        lane.push(TraceEntry::Name(name.into()));
         lock(&self.lanes).push(lane.clone());
         lane
     }
@@ -62,7 +62,7 @@ impl Recorder {
 
 /// A lane of the trace. Written by one thread at a time: the worker that has the stream, or the
 /// host thread. The lock is for the writer, which takes it a few times a second.
-pub(super) struct Lane {
+pub(super) struct TraceLane {
     pub(super) recorder: Arc<Recorder>,
     pub(super) process: u64,
     pub(super) id: u64,
@@ -73,22 +73,22 @@ pub(super) struct Lane {
 
 #[derive(Default)]
 pub(super) struct Buffer {
-    pub(super) entries: Vec<Entry>,
+    pub(super) entries: Vec<TraceEntry>,
     pub(super) dropped: u64,
 }
 
-impl Lane {
+impl TraceLane {
     pub(super) fn new(recorder: Arc<Recorder>, process: u64, id: u64) -> Self {
-        Lane { recorder, process, id, buffer: Mutex::default(), waiting: AtomicU64::new(0) }
+        TraceLane { recorder, process, id, buffer: Mutex::default(), waiting: AtomicU64::new(0) }
     }
 
     /// Adds an entry; returns whether there was room. The end of a recorded span always has room.
-    pub(super) fn push(&self, entry: Entry) -> bool {
+    pub(super) fn push(&self, entry: TraceEntry) -> bool {
         if !self.recorder.is_on() {
             return false;
         }
         let mut buffer = lock(&self.buffer);
-        let fits = buffer.entries.len() < ENTRIES_MAX || matches!(entry, Entry::End { .. });
+        let fits = buffer.entries.len() < ENTRIES_MAX || matches!(entry, TraceEntry::End { .. });
         match fits {
             true => buffer.entries.push(entry),
             false => buffer.dropped += 1,
@@ -102,12 +102,12 @@ impl Lane {
         fits
     }
 
-    pub(super) fn place(&self) -> Place {
-        Place { process: self.process, lane: self.id }
+    pub(super) fn place(&self) -> TracePlace {
+        TracePlace { process: self.process, lane: self.id }
     }
 
     /// Takes all entries since the last call; `empty` replaces them.
-    pub(super) fn take(&self, empty: Vec<Entry>) -> Buffer {
+    pub(super) fn take(&self, empty: Vec<TraceEntry>) -> Buffer {
         let fresh = Buffer { entries: empty, dropped: 0 };
         std::mem::replace(&mut *lock(&self.buffer), fresh)
     }
@@ -120,11 +120,11 @@ impl Lane {
     }
 
     /// The wait is over; it was command `seq`.
-    pub(super) fn wait_ends(&self, seq: u64, producer: Position<'_>) {
+    pub(super) fn wait_ends(&self, seq: u64, producer: CommandPosition<'_>) {
         let start = self.waiting.swap(0, Ordering::Relaxed);
-        let same_trace = |lane: &&Arc<Lane>| Arc::ptr_eq(&lane.recorder, &self.recorder);
-        let lane = producer.stream.note::<Arc<Lane>>().filter(same_trace);
-        self.push(Entry::Wait(Waited {
+        let same_trace = |lane: &&Arc<TraceLane>| Arc::ptr_eq(&lane.recorder, &self.recorder);
+        let lane = producer.stream.note::<Arc<TraceLane>>().filter(same_trace);
+        self.push(TraceEntry::Wait(Waited {
             start,
             end: self.recorder.now(),
             seq,
@@ -135,18 +135,18 @@ impl Lane {
     }
 
     /// Command `ran` has ended.
-    pub(super) fn work_ends(&self, ran: &Ran<'_>) {
-        let &Ran { at, operation, site, asked, start, end, dropped } = ran;
+    pub(super) fn work_ends(&self, ran: &FinishedLaunch<'_>) {
+        let &FinishedLaunch { at, operation, site, asked, start, end, dropped } = ran;
         let moment = |at| self.recorder.moment(at);
         let (called, start, end) = (moment(asked.at), moment(start), moment(end));
         let (asked, seq) = (asked.clone(), at.seq);
         let worked = Worked { called, start, end, operation, site, asked, seq, dropped };
-        self.push(Entry::Work(worked));
+        self.push(TraceEntry::Work(worked));
     }
 
     /// The bytes of an owner changed.
     pub(super) fn memory(&self, owner: Owner, bytes: usize) {
-        self.push(Entry::Memory { at: self.recorder.now(), owner, bytes });
+        self.push(TraceEntry::Memory { at: self.recorder.now(), owner, bytes });
     }
 }
 
@@ -168,9 +168,9 @@ mod tests {
             next_process: AtomicU64::new(0),
             signal,
         });
-        let lane = Lane::new(recorder.clone(), 1, 1);
+        let lane = TraceLane::new(recorder.clone(), 1, 1);
         let begin =
-            || Entry::Begin { at: 0, name: "x".into(), category: Category::Scope, site: None };
+            || TraceEntry::Begin { at: 0, name: "x".into(), category: Category::Scope, site: None };
         assert!(lane.push(begin()));
         for bytes in 1..ENTRIES_MAX {
             lane.memory(Owner::Other, bytes);
@@ -179,7 +179,7 @@ mod tests {
         assert!(matches!(signals.try_recv(), Ok(Signal::Flush)));
         assert!(matches!(signals.try_recv(), Err(TryRecvError::Empty)));
         assert!(!lane.push(begin()));
-        assert!(lane.push(Entry::End { at: 1 }));
+        assert!(lane.push(TraceEntry::End { at: 1 }));
         let buffer = lane.take(Vec::new());
         assert_eq!((buffer.entries.len(), buffer.dropped), (ENTRIES_MAX + 1, 1));
         assert!(lane.push(begin()));

@@ -1,7 +1,7 @@
 //! Host spans: they begin and end on the lane of their thread.
 
-use super::entry::Entry;
-use super::recorder::{HOST_PROCESS, Lane, Recorder};
+use super::entry::TraceEntry;
+use super::recorder::{HOST_PROCESS, TraceLane, Recorder};
 use crate::ground::sync::Arc;
 use crate::hooks::Category;
 use std::borrow::Cow;
@@ -11,42 +11,42 @@ use std::panic::Location;
 
 thread_local! {
     /// The thread's lane in each trace, by the recorder's number.
-    static LANES: RefCell<Vec<(u64, Arc<Lane>)>> = const { RefCell::new(Vec::new()) };
+    static LANES: RefCell<Vec<(u64, Arc<TraceLane>)>> = const { RefCell::new(Vec::new()) };
 }
 
 /// A span of a host thread, from [`Trace::span`](crate::Trace::span) until it is dropped.
 #[must_use = "a span ends when it is dropped"]
-pub struct Span {
+pub struct TraceSpan {
     /// The lane; `None` if the beginning was not recorded.
-    lane: Option<Arc<Lane>>,
+    lane: Option<Arc<TraceLane>>,
     /// Not `Send`: a span ends on the thread on which it began.
     of_thread: PhantomData<*const ()>,
 }
 
-impl Span {
+impl TraceSpan {
     pub(super) fn begin(
         recorder: &Arc<Recorder>,
         name: Cow<'static, str>,
         category: Category,
         site: Option<&'static Location<'static>>,
-    ) -> Span {
+    ) -> TraceSpan {
         let lane = if recorder.is_on() { lane(recorder) } else { None };
         let at = recorder.now();
-        let begun = |lane: &Arc<Lane>| lane.push(Entry::Begin { at, name, category, site });
-        Span { lane: lane.filter(begun), of_thread: PhantomData }
+        let begun = |lane: &Arc<TraceLane>| lane.push(TraceEntry::Begin { at, name, category, site });
+        TraceSpan { lane: lane.filter(begun), of_thread: PhantomData }
     }
 }
 
-impl Drop for Span {
+impl Drop for TraceSpan {
     fn drop(&mut self) {
         if let Some(lane) = &self.lane {
-            lane.push(Entry::End { at: lane.recorder.now() });
+            lane.push(TraceEntry::End { at: lane.recorder.now() });
         }
     }
 }
 
 /// The calling thread's lane; `None` while the thread ends.
-fn lane(recorder: &Arc<Recorder>) -> Option<Arc<Lane>> {
+fn lane(recorder: &Arc<Recorder>) -> Option<Arc<TraceLane>> {
     LANES
         .try_with(|lanes| {
             let mut lanes = lanes.borrow_mut();

@@ -1,10 +1,10 @@
 //! The writer thread, which empties the lanes into the file.
 
 use super::TraceReport;
-use super::entry::{Entry, Place, Waited, Worked};
-use super::event::{Lines, tail};
+use super::entry::{TraceEntry, TracePlace, Waited, Worked};
+use super::event::{TraceLines, tail};
 use super::file::TraceFile;
-use super::recorder::{HOST_PROCESS, Lane, Recorder, Signal};
+use super::recorder::{HOST_PROCESS, TraceLane, Recorder, Signal};
 use crate::ground::sync::{Arc, Ordering, lock};
 use crate::ground::{Error, Owner, Result};
 use std::collections::{HashMap, VecDeque};
@@ -19,24 +19,24 @@ const PERIOD: Duration = Duration::from_millis(100);
 /// Number of a stream's commands to which a later wait may still point.
 const REMEMBERED: usize = 8192;
 /// The host's own lane, which has no thread.
-const HOST: Place = Place { process: HOST_PROCESS, lane: 0 };
+const HOST: TracePlace = TracePlace { process: HOST_PROCESS, lane: 0 };
 
-pub(super) struct Writer {
+pub(super) struct TraceWriter {
     recorder: Arc<Recorder>,
     path: PathBuf,
     file: TraceFile,
     events_max: u64,
     report: TraceReport,
-    lanes: HashMap<u64, Known>,
+    lanes: HashMap<u64, LaneState>,
     /// Waits of the last visit: the commands they waited for are read by the next one.
-    waits: Vec<(Place, Waited)>,
+    waits: Vec<(TracePlace, Waited)>,
     arrows: u64,
-    spare: Vec<Entry>,
+    spare: Vec<TraceEntry>,
 }
 
 /// The writer's state of a lane.
 #[derive(Default)]
-struct Known {
+struct LaneState {
     /// Host spans left out, whose ends are left out too.
     skipped: u64,
     /// Commands that ran, by number: a moment inside of each, its last moment, and its operation.
@@ -46,17 +46,17 @@ struct Known {
     gone: bool,
 }
 
-impl Writer {
+impl TraceWriter {
     pub(super) fn new(recorder: Arc<Recorder>, path: &Path, events_max: u64) -> io::Result<Self> {
         let mut file = TraceFile::create(path)?;
         let report = TraceReport::default();
-        let mut lines = Lines::default();
+        let mut lines = TraceLines::default();
         lines.name("process_name", "host", HOST);
         // Without the comma before the first event.
         let first = lines.0.split_off(1);
         let head = [b"{\"displayTimeUnit\":\"ns\",\"traceEvents\":[", &first[..]].concat();
         file.append(head, &tail(0, report, HOST))?;
-        Ok(Writer {
+        Ok(TraceWriter {
             recorder,
             path: path.to_owned(),
             file,
@@ -87,7 +87,7 @@ impl Writer {
     fn visit(&mut self) -> io::Result<()> {
         let before = self.report;
         let waits = std::mem::take(&mut self.waits);
-        let mut lines = Lines::default();
+        let mut lines = TraceLines::default();
         self.lanes.retain(|_, known| !known.gone || !waits.is_empty());
         let lanes = self.open_lanes();
         for lane in lanes {
@@ -104,7 +104,7 @@ impl Writer {
 
     /// All lanes; those that only the writer still holds leave the list, and are read for the last
     /// time.
-    fn open_lanes(&mut self) -> Vec<Arc<Lane>> {
+    fn open_lanes(&mut self) -> Vec<Arc<TraceLane>> {
         let mut lanes = lock(&self.recorder.lanes);
         let all = lanes.clone();
         // A lane in use has a third handle: the stream's, or the thread's.
@@ -116,7 +116,7 @@ impl Writer {
         all
     }
 
-    fn empty(&mut self, lane: &Lane, lines: &mut Lines) {
+    fn empty(&mut self, lane: &TraceLane, lines: &mut TraceLines) {
         let place = lane.place();
         let mut buffer = lane.take(std::mem::take(&mut self.spare));
         self.report.dropped += buffer.dropped;
@@ -136,21 +136,21 @@ impl Writer {
         fits
     }
 
-    fn write(&mut self, entry: Entry, place: Place, lines: &mut Lines) {
+    fn write(&mut self, entry: TraceEntry, place: TracePlace, lines: &mut TraceLines) {
         match entry {
-            Entry::Name(name) => lines.name("thread_name", &name, place),
-            Entry::Process(name) => lines.name("process_name", &name, place),
-            Entry::Work(worked) => self.write_work(&worked, place, lines),
-            Entry::Wait(waited) => self.waits.push((place, waited)),
-            Entry::Begin { at, name, category, site } => match self.has_room() {
+            TraceEntry::Name(name) => lines.name("thread_name", &name, place),
+            TraceEntry::Process(name) => lines.name("process_name", &name, place),
+            TraceEntry::Work(worked) => self.write_work(&worked, place, lines),
+            TraceEntry::Wait(waited) => self.waits.push((place, waited)),
+            TraceEntry::Begin { at, name, category, site } => match self.has_room() {
                 true => lines.begin(at, (&name, category), site, place),
                 false => self.known(place).skipped += 1,
             },
-            Entry::End { at } => match self.known(place).skipped.checked_sub(1) {
+            TraceEntry::End { at } => match self.known(place).skipped.checked_sub(1) {
                 Some(rest) => self.known(place).skipped = rest,
                 None => lines.end(at, place),
             },
-            Entry::Memory { at, owner, bytes } => {
+            TraceEntry::Memory { at, owner, bytes } => {
                 let known = self.known(place);
                 known.memory[owner as usize] = bytes;
                 let memory = known.memory;
@@ -161,11 +161,11 @@ impl Writer {
         }
     }
 
-    fn known(&mut self, place: Place) -> &mut Known {
+    fn known(&mut self, place: TracePlace) -> &mut LaneState {
         self.lanes.entry(place.lane).or_default()
     }
 
-    fn write_work(&mut self, worked: &Worked, place: Place, lines: &mut Lines) {
+    fn write_work(&mut self, worked: &Worked, place: TracePlace, lines: &mut TraceLines) {
         if !self.has_room() {
             return;
         }
@@ -178,7 +178,7 @@ impl Writer {
     }
 
     /// A wait, with an arrow from the last command of the producer that had to be done.
-    fn write_wait(&mut self, waited: &Waited, place: Place, lines: &mut Lines) {
+    fn write_wait(&mut self, waited: &Waited, place: TracePlace, lines: &mut TraceLines) {
         if !self.has_room() {
             return;
         }

@@ -22,14 +22,14 @@
 
 mod run;
 
-use super::shared::Shared;
-use crate::execution::cuda::{Told, Track};
+use super::shared::DeviceShared;
+use crate::execution::cuda::{OnComplete, CudaQueue};
 use crate::execution::{Executor, Work};
 use crate::ground::sync::{
     Arc, AtomicSeq, Condvar, Mutex, MutexGuard, OnceLock, Ordering, lock, spin_until, wait_on,
 };
 use crate::ground::{Error, Result};
-use crate::hooks::{Observed, Observers, Position, Ran};
+use crate::hooks::{Observed, DeviceObservers, CommandPosition, FinishedLaunch};
 use smallvec::SmallVec;
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -61,7 +61,7 @@ impl Access {
     }
 
     /// The command, as observers know it.
-    pub(crate) fn position(&self) -> Position<'_> {
+    pub(crate) fn position(&self) -> CommandPosition<'_> {
         self.stream.position(self.seq)
     }
 
@@ -88,13 +88,13 @@ pub(crate) struct Edge {
 }
 
 /// An entry of a queue.
-pub(crate) enum Command {
+pub(crate) enum StreamCommand {
     Work(Work),
     Wait(Edge),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum QueueState {
     Idle,
     Ready,
     Parked,
@@ -102,26 +102,26 @@ enum Place {
 
 /// A kernel's panic.
 #[derive(Debug, Clone)]
-struct Panic {
+struct KernelPanic {
     operation: &'static str,
     stream: Arc<str>,
     site: &'static Location<'static>,
     message: Arc<str>,
 }
 
-/// Failure of a stream.
+/// StreamFailure of a stream.
 #[derive(Debug)]
-struct Failure {
+struct StreamFailure {
     /// First command without a result.
     seq: u64,
-    panic: Panic,
+    panic: KernelPanic,
 }
 
 /// The queue itself, under its lock.
-pub(crate) struct Queue {
-    commands: VecDeque<Command>,
+pub(crate) struct StreamQueue {
+    commands: VecDeque<StreamCommand>,
     submitted: u64,
-    place: Place,
+    place: QueueState,
     /// Streams parked until this one has completed a given sequence number.
     waiters: Vec<(u64, Arc<StreamState>)>,
     /// The lowest sequence number for which a host thread sleeps.
@@ -131,11 +131,11 @@ pub(crate) struct Queue {
 }
 
 /// The device that carries out the commands of a stream.
-pub(crate) enum Engine {
+pub(crate) enum StreamEngine {
     /// Workers of this process.
     Cpu(Arc<Executor<StreamState>>),
     /// A CUDA device.
-    Cuda(Track),
+    Cuda(CudaQueue),
 }
 
 /// Looks in a row at which streams wait for a worker, after which all workers are busy: about a
@@ -145,32 +145,32 @@ const BUSY_LOOKS: u32 = 64;
 /// State of a stream. The user's handles are in `stream`.
 pub(crate) struct StreamState {
     pub(crate) id: u64,
-    pub(crate) shared: Arc<Shared>,
-    engine: Engine,
-    observers: Observers,
+    pub(crate) shared: Arc<DeviceShared>,
+    engine: StreamEngine,
+    observers: DeviceObservers,
     /// Its name, and what observers keep with it.
     pub(crate) observed: Observed,
     completed: AtomicSeq,
-    failure: OnceLock<Failure>,
-    queue: Mutex<Queue>,
+    failure: OnceLock<StreamFailure>,
+    queue: Mutex<StreamQueue>,
     space: Condvar,
     done: Condvar,
 }
 
-impl Queue {
+impl StreamQueue {
     /// Number of the last command submitted.
     pub(crate) fn submitted(&self) -> u64 {
         self.submitted
     }
 
-    fn push(&mut self, command: Command) {
+    fn push(&mut self, command: StreamCommand) {
         self.submitted += 1;
         self.commands.push_back(command);
     }
 }
 
 impl StreamState {
-    pub(crate) fn new(shared: Arc<Shared>, engine: Engine, id: u64, name: &str) -> Self {
+    pub(crate) fn new(shared: Arc<DeviceShared>, engine: StreamEngine, id: u64, name: &str) -> Self {
         let observers = shared.observers.clone();
         StreamState {
             id,
@@ -180,10 +180,10 @@ impl StreamState {
             engine,
             completed: AtomicSeq::new(0),
             failure: OnceLock::new(),
-            queue: Mutex::new(Queue {
+            queue: Mutex::new(StreamQueue {
                 commands: VecDeque::with_capacity(CAPACITY + 32),
                 submitted: 0,
-                place: Place::Idle,
+                place: QueueState::Idle,
                 waiters: Vec::new(),
                 host_wake_at: u64::MAX,
                 blocked: 0,
@@ -196,8 +196,8 @@ impl StreamState {
     /// Whether the command with this number, and all before it, are done.
     pub(crate) fn is_done(&self, seq: u64) -> bool {
         match &self.engine {
-            Engine::Cpu(_) => self.completed.load(Ordering::Acquire) >= seq,
-            Engine::Cuda(track) => track.is_done(seq),
+            StreamEngine::Cpu(_) => self.completed.load(Ordering::Acquire) >= seq,
+            StreamEngine::Cuda(track) => track.is_done(seq),
         }
     }
 
@@ -208,29 +208,29 @@ impl StreamState {
     }
 
     /// Its track on a CUDA device; `None` on the processor.
-    pub(crate) fn track(&self) -> Option<&Track> {
+    pub(crate) fn track(&self) -> Option<&CudaQueue> {
         match &self.engine {
-            Engine::Cpu(_) => None,
-            Engine::Cuda(track) => Some(track),
+            StreamEngine::Cpu(_) => None,
+            StreamEngine::Cuda(track) => Some(track),
         }
     }
 
     /// The queue's lock.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Queue> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, StreamQueue> {
         lock(&self.queue)
     }
 
     /// Whether a host thread must wait before it adds to the queue; `queue` is its guard.
-    pub(crate) fn is_full(&self, queue: &Queue) -> bool {
+    pub(crate) fn is_full(&self, queue: &StreamQueue) -> bool {
         match &self.engine {
-            Engine::Cpu(_) => queue.commands.len() >= CAPACITY,
-            Engine::Cuda(track) => track.behind(queue.submitted) >= IN_FLIGHT,
+            StreamEngine::Cpu(_) => queue.commands.len() >= CAPACITY,
+            StreamEngine::Cuda(track) => track.behind(queue.submitted) >= IN_FLIGHT,
         }
     }
 
     /// Sleeps until the queue has room; `queue` is its locked guard.
-    pub(crate) fn wait_for_space(&self, mut queue: MutexGuard<'_, Queue>) {
-        if let Engine::Cuda(track) = &self.engine {
+    pub(crate) fn wait_for_space(&self, mut queue: MutexGuard<'_, StreamQueue>) {
+        if let StreamEngine::Cuda(track) = &self.engine {
             let last = queue.submitted;
             drop(queue);
             return track.wait(last.saturating_sub(IN_FLIGHT / 2));
@@ -246,27 +246,27 @@ impl StreamState {
     /// stream's locked queue.
     pub(crate) fn enqueue(
         self: &Arc<Self>,
-        mut queue: MutexGuard<'_, Queue>,
+        mut queue: MutexGuard<'_, StreamQueue>,
         edges: impl IntoIterator<Item = Edge>,
         work: Option<Work>,
     ) -> u64 {
         let executor = match &self.engine {
-            Engine::Cpu(executor) => executor,
-            Engine::Cuda(track) => {
+            StreamEngine::Cpu(executor) => executor,
+            StreamEngine::Cuda(track) => {
                 let edges: SmallVec<[Edge; 4]> = edges.into_iter().collect();
                 return self.issue(track, queue, &edges, work);
             }
         };
         for edge in edges {
-            queue.push(Command::Wait(edge));
+            queue.push(StreamCommand::Wait(edge));
         }
         if let Some(work) = work {
-            queue.push(Command::Work(work));
+            queue.push(StreamCommand::Work(work));
         }
         let seq = queue.submitted;
-        let starts = queue.place == Place::Idle && !queue.commands.is_empty();
+        let starts = queue.place == QueueState::Idle && !queue.commands.is_empty();
         if starts {
-            queue.place = Place::Ready;
+            queue.place = QueueState::Ready;
         }
         drop(queue);
         if starts {
@@ -278,8 +278,8 @@ impl StreamState {
     /// Hands waits and optionally work to the device; returns the number of the last command.
     fn issue(
         self: &Arc<Self>,
-        track: &Track,
-        mut queue: MutexGuard<'_, Queue>,
+        track: &CudaQueue,
+        mut queue: MutexGuard<'_, StreamQueue>,
         edges: &[Edge],
         mut work: Option<Work>,
     ) -> u64 {
@@ -299,12 +299,12 @@ impl StreamState {
     }
 
     /// Tells the observers of a work once the device has run it; `None` without any.
-    fn told(self: &Arc<Self>, seq: u64, work: &mut Work) -> Option<Told> {
+    fn told(self: &Arc<Self>, seq: u64, work: &mut Work) -> Option<OnComplete> {
         let asked = work.take_asked()?;
         let (stream, operation, site) = (self.clone(), work.operation(), work.site());
         Some(Box::new(move |start, end| {
             let at = stream.position(seq);
-            let ran = Ran { at, operation, site, asked: &asked, start, end, dropped: false };
+            let ran = FinishedLaunch { at, operation, site, asked: &asked, start, end, dropped: false };
             stream.observers.tell(|observer| observer.launch_ran(&ran));
         }))
     }
@@ -312,8 +312,8 @@ impl StreamState {
     /// Blocks the calling host thread until the command with this number is done.
     pub(crate) fn wait_host(&self, seq: u64) {
         match &self.engine {
-            Engine::Cuda(track) => track.wait(seq),
-            Engine::Cpu(executor) => {
+            StreamEngine::Cuda(track) => track.wait(seq),
+            StreamEngine::Cpu(executor) => {
                 // While streams wait for a worker, this thread's core is one that a worker needs. A
                 // worker that spins takes a stream within fewer looks.
                 let looks = Cell::new(0);
@@ -346,12 +346,12 @@ impl StreamState {
     /// Returns an error if the result of the command with this number was lost, to a panic or with
     /// the device. Reliable for completed commands; for others the error may come later.
     pub(crate) fn check_result(&self, seq: u64) -> Result<()> {
-        if let Engine::Cuda(track) = &self.engine {
+        if let StreamEngine::Cuda(track) = &self.engine {
             return track.check();
         }
         match self.failure.get() {
             Some(failure) if failure.seq <= seq => {
-                let Panic { operation, stream, site, message } = failure.panic.clone();
+                let KernelPanic { operation, stream, site, message } = failure.panic.clone();
                 Err(Error::KernelPanicked { operation, stream, site, message })
             }
             _ => Ok(()),
@@ -369,7 +369,7 @@ impl StreamState {
     }
 
     /// The command with this number, as observers know it.
-    pub(crate) fn position(&self, seq: u64) -> Position<'_> {
-        Position { stream: &self.observed, seq }
+    pub(crate) fn position(&self, seq: u64) -> CommandPosition<'_> {
+        CommandPosition { stream: &self.observed, seq }
     }
 }

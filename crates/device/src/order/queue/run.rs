@@ -1,10 +1,10 @@
 //! How a worker runs the commands of a stream of the processor, and what a kernel's panic does.
 
-use super::{Command, Edge, Engine, Failure, Panic, Place, Queue, RESUME_AT, StreamState};
-use crate::execution::{Left, Task, Work, discard};
+use super::{StreamCommand, Edge, StreamEngine, StreamFailure, KernelPanic, QueueState, StreamQueue, RESUME_AT, StreamState};
+use crate::execution::{TaskEnd, Task, Work, discard};
 use crate::ground::Error;
 use crate::ground::sync::{Arc, MutexGuard, Ordering, TURN};
-use crate::hooks::Ran;
+use crate::hooks::FinishedLaunch;
 use smallvec::SmallVec;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::time::Instant;
@@ -23,7 +23,7 @@ impl StreamState {
         let (asked, dropped) = (&asked, self.failure.get().is_some());
         let start = Instant::now();
         self.run_work(work);
-        let ran = Ran { at, operation, site, asked, start, end: Instant::now(), dropped };
+        let ran = FinishedLaunch { at, operation, site, asked, start, end: Instant::now(), dropped };
         self.observers.tell(|observer| observer.launch_ran(&ran));
     }
 
@@ -43,32 +43,32 @@ impl StreamState {
                     }
                 },
             };
-            self.fail(Panic { operation, stream: self.name().clone(), site, message });
+            self.fail(KernelPanic { operation, stream: self.name().clone(), site, message });
         }
     }
 
     /// The failure of a stream whose device failed, as that of a kernel there.
-    fn lost(&self, producer: &StreamState, error: &Error) -> Panic {
+    fn lost(&self, producer: &StreamState, error: &Error) -> KernelPanic {
         let (operation, site) = match error {
             Error::DeviceFailed { operation, site, .. } => (*operation, *site),
             _ => ("wait", Location::caller()),
         };
         let (stream, message) = (producer.name().clone(), error.to_string().into());
-        Panic { operation, stream, site, message }
+        KernelPanic { operation, stream, site, message }
     }
 
     /// Marks the current command and everything after it as failed.
-    fn fail(&self, panic: Panic) {
+    fn fail(&self, panic: KernelPanic) {
         let seq = self.next_seq();
         // Only the first failure counts; later work is not run.
-        let _ = self.failure.set(Failure { seq, panic });
+        let _ = self.failure.set(StreamFailure { seq, panic });
     }
 
     /// Parks this stream if the wait is not over; returns whether it did. If so another worker may
     /// already have it: the caller must not touch it any more.
     fn park_for(self: &Arc<Self>, edge: &Edge) -> bool {
         let producer = &edge.access.stream;
-        if let Engine::Cuda(track) = &producer.engine {
+        if let StreamEngine::Cuda(track) = &producer.engine {
             track.wait(edge.access.seq); // nothing would wake this stream
             if edge.propagates
                 && let Err(error) = track.check()
@@ -82,14 +82,14 @@ impl StreamState {
                 let mut queue = self.lock();
                 let access = edge.access.clone();
                 let again = Edge { access, propagates: edge.propagates };
-                queue.commands.push_front(Command::Wait(again));
-                queue.place = Place::Parked;
+                queue.commands.push_front(StreamCommand::Wait(again));
+                queue.place = QueueState::Parked;
             }
             if producer.add_waiter(edge.access.seq, self) {
                 return true;
             }
             let mut queue = self.lock();
-            queue.place = Place::Ready;
+            queue.place = QueueState::Ready;
             queue.commands.pop_front();
         }
         if edge.propagates
@@ -113,7 +113,7 @@ impl StreamState {
     }
 
     /// Wakes the host threads and streams whose wait is over.
-    fn wake_waiters<'a>(&'a self, mut queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
+    fn wake_waiters<'a>(&'a self, mut queue: MutexGuard<'a, StreamQueue>) -> MutexGuard<'a, StreamQueue> {
         if queue.host_wake_at != u64::MAX && self.is_done(queue.host_wake_at) {
             queue.host_wake_at = u64::MAX;
             self.done.notify_all();
@@ -131,8 +131,8 @@ impl StreamState {
         });
         drop(queue); // no two queue locks at once
         for waiter in woken {
-            waiter.lock().place = Place::Ready;
-            if let Engine::Cpu(executor) = &waiter.engine {
+            waiter.lock().place = QueueState::Ready;
+            if let StreamEngine::Cpu(executor) = &waiter.engine {
                 executor.clone().resume(waiter);
             }
         }
@@ -142,30 +142,30 @@ impl StreamState {
 
 impl Task for StreamState {
     /// Runs commands until there are none, one has to wait, or other streams wait for their turn.
-    fn run(self: &Arc<Self>) -> Left {
-        let Engine::Cpu(executor) = &self.engine else {
+    fn run(self: &Arc<Self>) -> TaskEnd {
+        let StreamEngine::Cpu(executor) = &self.engine else {
             unreachable!("workers get the streams of their own device")
         };
         let mut turn_start = None;
         let mut queue = self.lock();
         loop {
             let Some(command) = queue.commands.pop_front() else {
-                queue.place = Place::Idle;
-                return Left::Idle;
+                queue.place = QueueState::Idle;
+                return TaskEnd::Idle;
             };
             if queue.blocked > 0 && queue.commands.len() <= RESUME_AT {
                 self.space.notify_all();
             }
             drop(queue);
             match command {
-                Command::Work(work) => match self.observers.is_empty() {
+                StreamCommand::Work(work) => match self.observers.is_empty() {
                     true => self.run_work(work),
                     false => self.run_observed(work),
                 },
-                Command::Wait(edge) => {
+                StreamCommand::Wait(edge) => {
                     self.observers.tell(|observer| observer.wait_begins(&self.observed));
                     if self.park_for(&edge) {
-                        return Left::Parked;
+                        return TaskEnd::Parked;
                     }
                     self.observers.tell(|observer| {
                         let at = self.position(self.next_seq());
@@ -178,7 +178,7 @@ impl Task for StreamState {
             if executor.has_ready() && !queue.commands.is_empty() {
                 let start = *turn_start.get_or_insert_with(Instant::now);
                 if start.elapsed() >= TURN {
-                    return Left::TurnOver;
+                    return TaskEnd::TurnOver;
                 }
             }
         }

@@ -40,7 +40,7 @@ mod linked {
 }
 
 /// A stream, as NCCL's bindings name it.
-type Queue = nccl::cudaStream_t;
+type NcclStream = nccl::cudaStream_t;
 
 functions!(linked, nccl::ncclResult_t, "libnccl", {
     ncclGetUniqueId(*mut nccl::ncclUniqueId);
@@ -52,8 +52,8 @@ functions!(linked, nccl::ncclResult_t, "libnccl", {
     ncclCommAbort(nccl::ncclComm_t);
     ncclGroupStart();
     ncclGroupEnd();
-    ncclSend(*const c_void, usize, nccl::ncclDataType_t, c_int, nccl::ncclComm_t, Queue);
-    ncclRecv(*mut c_void, usize, nccl::ncclDataType_t, c_int, nccl::ncclComm_t, Queue);
+    ncclSend(*const c_void, usize, nccl::ncclDataType_t, c_int, nccl::ncclComm_t, NcclStream);
+    ncclRecv(*mut c_void, usize, nccl::ncclDataType_t, c_int, nccl::ncclComm_t, NcclStream);
 });
 
 /// NCCL's functions, once they were found.
@@ -64,12 +64,12 @@ pub(super) fn load() -> Called<&'static Functions> {
     if let Some(functions) = FOUND.get() {
         return Ok(functions);
     }
-    type Version = unsafe extern "C" fn(*mut c_int) -> u32;
+    type NcclVersionFn = unsafe extern "C" fn(*mut c_int) -> u32;
     let library = linked::find().ok_or(CudaError::NoNccl)?;
     let (name, mut found) = ("ncclGetVersion", 0);
     // SAFETY: the function writes one number.
     let code = unsafe {
-        let version = library.get::<Version>(name.as_bytes());
+        let version = library.get::<NcclVersionFn>(name.as_bytes());
         let lacking = |_| CudaError::MissingFunction { library: "libnccl", function: name };
         version.map_err(lacking)?(&mut found)
     };
@@ -89,14 +89,14 @@ const REMOTE_ERROR: u32 = nccl::ncclResult_t::ncclRemoteError as u32;
 
 /// Turns a code into a result; a call in progress is no error.
 pub(super) fn check(function: &'static str, code: u32) -> Called {
-    type Describe = unsafe extern "C" fn(u32) -> *const c_char;
+    type NcclTextFn = unsafe extern "C" fn(u32) -> *const c_char;
     if code == 0 || code == IN_PROGRESS {
         return Ok(());
     }
     let describe = || {
         // SAFETY: the function takes a code and returns a string that lives as long as the process.
         unsafe {
-            let describe = linked::find()?.get::<Describe>(b"ncclGetErrorString").ok()?;
+            let describe = linked::find()?.get::<NcclTextFn>(b"ncclGetErrorString").ok()?;
             let text = describe(code);
             (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
         }

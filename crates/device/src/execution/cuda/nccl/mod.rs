@@ -20,12 +20,12 @@
 mod library;
 
 use super::block::block;
-use super::context::Context;
-use super::driver::{Called, Event, RawStream};
-use crate::execution::args::Record;
+use super::context::CudaContext;
+use super::driver::{Called, CudaEvent, RawStream};
+use crate::execution::args::LaunchRecord;
 use crate::ground::sync::{Arc, AtomicBool, Mutex, OnceLock, Ordering, lock};
 use crate::ground::{
-    CudaError, DeviceId, Error, ID_BYTES, NCCL_NEEDED, PeerPlace, PeerProgress, Result, Use,
+    CudaError, DeviceId, Error, ID_BYTES, NCCL_NEEDED, PeerPlace, PeerProgress, Result, AccessKind,
 };
 use cudarc::nccl::sys as nccl;
 use library::{IN_PROGRESS, check, load};
@@ -45,12 +45,12 @@ const UNDEFINED: c_int = c_int::MIN;
 const LOOK: Duration = Duration::from_micros(20);
 
 /// A communicator.
-struct Raw(nccl::ncclComm_t);
+struct NcclComm(nccl::ncclComm_t);
 
 // SAFETY: a handle, which may be used by one thread after another.
-unsafe impl Send for Raw {}
+unsafe impl Send for NcclComm {}
 
-impl Raw {
+impl NcclComm {
     /// The code of the latest call that went on in a thread, or of a failure since.
     fn state(&self) -> Called<u32> {
         let mut state = nccl::ncclResult_t::ncclSuccess;
@@ -65,52 +65,52 @@ impl Raw {
 
 /// An exchange that is not known to have ended.
 #[derive(Default)]
-struct Flight {
+struct PendingExchange {
     /// Recorded before it.
-    before: Option<Arc<Event>>,
+    before: Option<Arc<CudaEvent>>,
     /// Recorded after it, once NCCL has enqueued it.
-    after: Option<Arc<Event>>,
+    after: Option<Arc<CudaEvent>>,
     /// Whether the device has got to it.
     reached: bool,
 }
 
 /// Exchanges in flight, in order.
 #[derive(Default)]
-struct Flights {
-    all: VecDeque<Flight>,
+struct PendingExchanges {
+    all: VecDeque<PendingExchange>,
     /// Events for reuse.
-    spare: Vec<Arc<Event>>,
+    spare: Vec<Arc<CudaEvent>>,
     ended: u64,
 }
 
-impl Flights {
+impl PendingExchanges {
     /// Counts a new exchange; its number, from 1.
     fn submit(&mut self) -> u64 {
-        self.all.push_back(Flight::default());
+        self.all.push_back(PendingExchange::default());
         self.ended + self.all.len() as u64
     }
 
     /// The exchange of this number, unless it counts as ended.
-    fn flight(&mut self, number: u64) -> Option<&mut Flight> {
+    fn flight(&mut self, number: u64) -> Option<&mut PendingExchange> {
         let at = number.checked_sub(self.ended + 1)?;
         self.all.get_mut(at as usize)
     }
 
     /// The event that the device reaches next, if it is recorded.
-    fn next(&self) -> Option<Arc<Event>> {
+    fn next(&self) -> Option<Arc<CudaEvent>> {
         let first = self.all.front()?;
         if first.reached { first.after.clone() } else { first.before.clone() }
     }
 
     /// Notes that the device has reached this event, if it is still the next.
-    fn advance(&mut self, event: &Arc<Event>) {
+    fn advance(&mut self, event: &Arc<CudaEvent>) {
         if !self.next().is_some_and(|next| Arc::ptr_eq(&next, event)) {
             return;
         }
         let Some(first) = self.all.front_mut() else { return };
         if !first.reached {
             first.reached = true;
-        } else if let Some(Flight { before, after, .. }) = self.all.pop_front() {
+        } else if let Some(PendingExchange { before, after, .. }) = self.all.pop_front() {
             self.ended += 1;
             self.spare.extend(before.into_iter().chain(after));
         }
@@ -118,10 +118,10 @@ impl Flights {
 }
 
 /// Membership of a device in a group.
-pub(crate) struct Member {
+pub(crate) struct Membership {
     /// `None` once it was aborted.
-    raw: Mutex<Option<Raw>>,
-    flights: Mutex<Flights>,
+    raw: Mutex<Option<NcclComm>>,
+    flights: Mutex<PendingExchanges>,
     rank: usize,
     size: usize,
     patience: Duration,
@@ -130,10 +130,10 @@ pub(crate) struct Member {
     broken: OnceLock<CudaError>,
     /// The reason for which it was aborted.
     aborted: OnceLock<CudaError>,
-    context: Arc<Context>,
+    context: Arc<CudaContext>,
 }
 
-impl Member {
+impl Membership {
     /// Returns an error unless there is a library that can be used.
     ///
     /// # Errors
@@ -146,7 +146,7 @@ impl Member {
     ///
     /// # Errors
     /// [`Error::Cuda`].
-    pub(crate) fn new_id(context: &Arc<Context>) -> Result<[u8; ID_BYTES]> {
+    pub(crate) fn new_id(context: &Arc<CudaContext>) -> Result<[u8; ID_BYTES]> {
         let mut id = nccl::ncclUniqueId { internal: [0; ID_BYTES] };
         let mut make = || {
             let functions = load()?;
@@ -158,16 +158,16 @@ impl Member {
         Ok(id.internal.map(|byte| byte.to_ne_bytes()[0]))
     }
 
-    /// Begins to join a group: [`connect`](Member::connect) ends that.
+    /// Begins to join a group: [`connect`](Membership::connect) ends that.
     ///
     /// # Errors
     /// [`Error::Cuda`].
-    pub(crate) fn begin(context: &Arc<Context>, place: &PeerPlace) -> Result<Arc<Member>> {
-        let member = Member::try_begin(context, place);
+    pub(crate) fn begin(context: &Arc<CudaContext>, place: &PeerPlace) -> Result<Arc<Membership>> {
+        let member = Membership::try_begin(context, place);
         member.map(Arc::new).map_err(|source| Error::Cuda { device: context.id, source })
     }
 
-    fn try_begin(context: &Arc<Context>, place: &PeerPlace) -> Called<Member> {
+    fn try_begin(context: &Arc<CudaContext>, place: &PeerPlace) -> Called<Membership> {
         let functions = load()?;
         context.bind()?;
         let internal = place.id.map(|byte| c_char::from_ne_bytes([byte]));
@@ -197,11 +197,11 @@ impl Member {
             (functions.ncclCommInitRankConfig)(&mut raw, size, id, rank, &mut config)
         };
         check("ncclCommInitRankConfig", code)?;
-        let mut flights = Flights::default();
+        let mut flights = PendingExchanges::default();
         // To join is an exchange, too.
         flights.submit();
-        Ok(Member {
-            raw: Mutex::new(Some(Raw(raw))),
+        Ok(Membership {
+            raw: Mutex::new(Some(NcclComm(raw))),
             flights: Mutex::new(flights),
             rank: place.rank,
             size: place.size,
@@ -270,11 +270,11 @@ impl Member {
         let stream = RawStream::new()?;
         let others = (0..self.size).filter(|rank| *rank != self.rank);
         let message = |rank, usage| {
-            let half = if matches!(usage, Use::Write) { self.size } else { 0 };
-            Message { rank, usage, address: memory.address() + (half + rank) as u64, bytes: 1 }
+            let half = if matches!(usage, AccessKind::Write) { self.size } else { 0 };
+            PeerMessage { rank, usage, address: memory.address() + (half + rank) as u64, bytes: 1 }
         };
         let messages =
-            others.flat_map(|rank| [message(rank, Use::Read), message(rank, Use::Write)]);
+            others.flat_map(|rank| [message(rank, AccessKind::Read), message(rank, AccessKind::Write)]);
         let connected = self.hand_over(1, messages, &stream).and_then(|handed| {
             handed?;
             while self.progress().ended == 0 && !self.is_over() {
@@ -292,7 +292,7 @@ impl Member {
         connected
     }
 
-    pub(crate) fn context(&self) -> &Arc<Context> {
+    pub(crate) fn context(&self) -> &Arc<CudaContext> {
         &self.context
     }
 
@@ -302,12 +302,12 @@ impl Member {
     ///
     /// # Errors
     /// Errors of the driver.
-    pub(super) fn exchange(&self, record: &Record, ranks: &[usize], stream: &RawStream) -> Called {
+    pub(super) fn exchange(&self, record: &LaunchRecord, ranks: &[usize], stream: &RawStream) -> Called {
         let number = lock(&self.flights).submit();
         let each = record.args.iter().zip(ranks).filter(|(arg, _)| arg.bytes > 0);
         let messages = each.map(|(arg, rank)| {
             let (usage, address, bytes) = (arg.usage, arg.address(), arg.bytes);
-            Message { rank: *rank, usage, address, bytes }
+            PeerMessage { rank: *rank, usage, address, bytes }
         });
         if let Err(cause) = self.hand_over(number, messages, stream)? {
             let cause = self.broken.get_or_init(|| cause).clone();
@@ -320,7 +320,7 @@ impl Member {
     fn hand_over(
         &self,
         number: u64,
-        messages: impl Iterator<Item = Message>,
+        messages: impl Iterator<Item = PeerMessage>,
         stream: &RawStream,
     ) -> Called<Called> {
         let before = self.recorded(stream)?;
@@ -339,33 +339,33 @@ impl Member {
     }
 
     /// An event at the end of the stream.
-    fn recorded(&self, stream: &RawStream) -> Called<Arc<Event>> {
+    fn recorded(&self, stream: &RawStream) -> Called<Arc<CudaEvent>> {
         let spare = lock(&self.flights).spare.pop();
-        let event = spare.map_or_else(|| Event::new(false).map(Arc::new), Ok)?;
+        let event = spare.map_or_else(|| CudaEvent::new(false).map(Arc::new), Ok)?;
         event.record(stream)?;
         Ok(event)
     }
 
     /// Enqueues messages all at once, which may go on in a thread of NCCL's.
-    fn enqueue(&self, messages: impl Iterator<Item = Message>, stream: &RawStream) -> Called {
+    fn enqueue(&self, messages: impl Iterator<Item = PeerMessage>, stream: &RawStream) -> Called {
         let raw = lock(&self.raw);
-        let Some(Raw(comm)) = *raw else { return Ok(()) };
+        let Some(NcclComm(comm)) = *raw else { return Ok(()) };
         let (functions, stream) = (load()?, stream.raw().cast());
         let byte = nccl::ncclDataType_t::ncclUint8;
         // SAFETY: takes nothing.
         check("ncclGroupStart", unsafe { (functions.ncclGroupStart)() })?;
         let enqueued = messages.into_iter().try_for_each(|message| {
-            let Message { rank, usage, address, bytes } = message;
+            let PeerMessage { rank, usage, address, bytes } = message;
             let (address, rank) = (address as *mut c_void, rank as c_int);
             // SAFETY: the bytes are inside of a live block, and ordered like those of any other
             // launch; the communicator lives, as its lock is held.
             unsafe {
                 match usage {
-                    Use::Read => {
+                    AccessKind::Read => {
                         let send = functions.ncclSend;
                         check("ncclSend", send(address, bytes, byte, rank, comm, stream))
                     }
-                    Use::Write => {
+                    AccessKind::Write => {
                         let receive = functions.ncclRecv;
                         check("ncclRecv", receive(address, bytes, byte, rank, comm, stream))
                     }
@@ -377,12 +377,12 @@ impl Member {
         enqueued.and(ended)
     }
 
-    /// How far the device was at the last [look](Member::look). All exchanges count as ended once
+    /// How far the device was at the last [look](Membership::look). All exchanges count as ended once
     /// it has failed.
     pub(crate) fn progress(&self) -> PeerProgress {
         let flights = &mut *lock(&self.flights);
         if self.context.has_failed() {
-            for Flight { before, after, .. } in flights.all.drain(..) {
+            for PendingExchange { before, after, .. } in flights.all.drain(..) {
                 flights.ended += 1;
                 // To end an event is a call of the driver, which may not answer.
                 flights.spare.extend(before.into_iter().chain(after));
@@ -390,9 +390,9 @@ impl Member {
         }
         let (ended, all) = (flights.ended, &flights.all);
         let submitted = ended + all.len() as u64;
-        let settled = |flight: &&Flight| flight.after.is_some();
+        let settled = |flight: &&PendingExchange| flight.after.is_some();
         let enqueued = ended + all.iter().take_while(settled).count() as u64;
-        let reached = |flight: &&Flight| settled(flight) && flight.reached;
+        let reached = |flight: &&PendingExchange| settled(flight) && flight.reached;
         let reached = ended + all.iter().take_while(reached).count() as u64;
         PeerProgress { submitted, enqueued, reached, ended }
     }
@@ -451,7 +451,7 @@ impl Member {
         let mut finalize = || {
             match &*lock(&self.raw) {
                 None => return Ok(false),
-                Some(Raw(comm)) => {
+                Some(NcclComm(comm)) => {
                     let finalize = load()?.ncclCommFinalize;
                     // SAFETY: the communicator lives, as its lock is held.
                     check("ncclCommFinalize", unsafe { finalize(*comm) })?;
@@ -469,7 +469,7 @@ impl Member {
     /// Ends the communicator with what it has enqueued, if it has not ended.
     fn end_communicator(&self) {
         let raw = lock(&self.raw).take();
-        if let (Some(Raw(comm)), Ok(functions), Ok(())) = (raw, load(), self.context.bind()) {
+        if let (Some(NcclComm(comm)), Ok(functions), Ok(())) = (raw, load(), self.context.bind()) {
             // SAFETY: nobody else can use it; NCCL ends what runs on the device, and in its
             // threads. A failure cannot be reported to anyone.
             let _ = unsafe { (functions.ncclCommAbort)(comm) };
@@ -477,7 +477,7 @@ impl Member {
     }
 }
 
-impl Drop for Member {
+impl Drop for Membership {
     fn drop(&mut self) {
         // Only without a `close`. What was enqueued is done, or lost with the device: a lane keeps
         // the membership until an exchange has landed.
@@ -485,16 +485,16 @@ impl Drop for Member {
     }
 }
 
-impl fmt::Debug for Member {
+impl fmt::Debug for Membership {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Member on {}", self.context.id)
+        write!(f, "Membership on {}", self.context.id)
     }
 }
 
 /// Bytes for another rank, or from it.
-struct Message {
+struct PeerMessage {
     rank: usize,
-    usage: Use,
+    usage: AccessKind,
     address: u64,
     bytes: usize,
 }
