@@ -5,7 +5,7 @@
 //! within the kernels, while all ranks run them. Run on an idle machine.
 
 use meristem_comm::{
-    CommOptions, Communicator, Keep, Order, Reduction, Sparse, SparseSum, Sum, picks,
+    CommOptions, Communicator, Keep, Reduction, Sparse, SparseSum, Sum, SumOrder, picks,
 };
 use meristem_device::simd::{Vectorized, vectorize};
 use meristem_device::{DType, Device, DeviceId, DeviceOptions, Owner, Stream, Tensor, Trace};
@@ -184,7 +184,7 @@ fn run(
     sum: Option<&mut SparseSum>,
     k: usize,
 ) -> Outcome<()> {
-    let (reduction, order) = (Reduction::Sum, Order::Rank);
+    let (reduction, order) = (Reduction::Sum, SumOrder::Rank);
     match (case, sum) {
         (Case::Sparse(..), Some(sum)) => sum.run(comm, (x, y), k, reduction)?,
         (Case::DenseOutOfPlace, _) => {

@@ -1,19 +1,20 @@
 //! Agreement of the ranks' calls, and the rank that disagrees.
 
 use crate::error::{Error, Result};
-use crate::transport::Call;
+use crate::transport::CollectiveCall;
 use meristem_device::DType;
 
 /// Returns an error if a rank's call differs from that of most; names the lowest such rank. `calls`
 /// are by rank.
-pub(crate) fn check(calls: &[Call]) -> Result<()> {
-    let votes = |call: &Call| calls.iter().filter(|other| *other == call).count();
+pub(crate) fn check(calls: &[CollectiveCall]) -> Result<()> {
+    let votes = |call: &CollectiveCall| calls.iter().filter(|other| *other == call).count();
     // The first of the calls with the most votes.
     let Some(usual) = calls.iter().rev().max_by_key(|call| votes(call)) else { return Ok(()) };
     let Some((rank, call)) = calls.iter().enumerate().find(|(_, call)| *call != usual) else {
         return Ok(());
     };
-    let dtype = |call: &Call| call.dtype.map_or("none".to_owned(), |dtype| dtype.to_string());
+    let dtype =
+        |call: &CollectiveCall| call.dtype.map_or("none".to_owned(), |dtype| dtype.to_string());
     let (what, expected, got) = if call.operation != usual.operation {
         ("operation", format!("`{}`", usual.operation), format!("`{}`", call.operation))
     } else if call.dtype != usual.dtype {
@@ -25,7 +26,7 @@ pub(crate) fn check(calls: &[Call]) -> Result<()> {
     } else if call.format != usual.format {
         ("memory format", usual.format.to_string(), call.format.to_string())
     } else if call.kept != usual.kept {
-        let shown = |call: &Call| format!("of digest {:016x}", call.kept);
+        let shown = |call: &CollectiveCall| format!("of digest {:016x}", call.kept);
         ("a state between calls", shown(usual), shown(call))
     } else {
         ("parameter", usual.parameter.to_string(), call.parameter.to_string())
@@ -44,8 +45,12 @@ mod tests {
     use super::*;
     use meristem_device::MemoryFormat;
 
-    fn call(operation: &'static str, count: usize) -> Call {
-        Call { dtype: Some(DType::F32), shape: [count].into(), ..Call::of(operation) }
+    fn call(operation: &'static str, count: usize) -> CollectiveCall {
+        CollectiveCall {
+            dtype: Some(DType::F32),
+            shape: [count].into(),
+            ..CollectiveCall::new(operation)
+        }
     }
 
     #[test]
@@ -58,11 +63,11 @@ mod tests {
             (vec![a, b], 1),
             (vec![a, a, b, b], 2),
             (vec![a, call("gather", 3), a], 1),
-            (vec![a, a, Call { dtype: None, ..a }], 2),
-            (vec![a, a, Call { parameter: 1, ..a }], 2),
-            (vec![a, Call { shape: [3, 1].into(), ..a }, a], 1),
-            (vec![Call { format: MemoryFormat::ChannelsLast, ..a }, a, a], 0),
-            (vec![a, Call { kept: 1, ..a }, a], 1),
+            (vec![a, a, CollectiveCall { dtype: None, ..a }], 2),
+            (vec![a, a, CollectiveCall { parameter: 1, ..a }], 2),
+            (vec![a, CollectiveCall { shape: [3, 1].into(), ..a }, a], 1),
+            (vec![CollectiveCall { format: MemoryFormat::ChannelsLast, ..a }, a, a], 0),
+            (vec![a, CollectiveCall { kept: 1, ..a }, a], 1),
         ] {
             let Err(Error::Disagreement { rank, .. }) = check(&calls) else { panic!("{calls:?}") };
             assert_eq!(rank, expected, "{calls:?}");

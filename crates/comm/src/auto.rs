@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::sparse::lists::check_k;
 use crate::sparse::sum::{Keep, Sparse, SparseSum};
 use crate::sparse::{check_density, picks};
-use crate::transport::{Order, Reduction, Sum};
+use crate::transport::{Reduction, Sum, SumOrder};
 use meristem_device::{DType, Owner, Stream, Tensor};
 use std::time::Instant;
 
@@ -153,7 +153,7 @@ fn measure(
         match &mut sparse {
             Some(sparse) => sparse.run(comm, (x, &y), k, reduction)?,
             None => {
-                let order = Order::Rank;
+                let order = SumOrder::Rank;
                 comm.all_reduce_with(&Sum { input: x, output: &y, reduction, order })?;
             }
         }

@@ -3,10 +3,12 @@
 use crate::error::{Error, Result};
 use crate::log::{self, COMM_LOG};
 use crate::nccl::Nccl;
-use crate::scratch::Scratch;
+use crate::scratch::CollectiveScratch;
 use crate::spans::Spans;
 use crate::threads::Threads;
-use crate::transport::{Call, Order, Parcel, Reduction, Sum, Transport, others, share};
+use crate::transport::{
+    CollectiveCall, Parcel, Reduction, Sum, SumOrder, Transport, others, share,
+};
 use crate::{check, dense, tcp};
 use meristem_device::{Stream, Tensor};
 use std::fmt;
@@ -53,7 +55,7 @@ pub struct Traffic {
 /// does not fit, a failed launch) in a collective.
 pub struct Communicator {
     transport: Box<dyn Transport>,
-    scratch: Scratch,
+    scratch: CollectiveScratch,
     traffic: Traffic,
 }
 
@@ -103,7 +105,7 @@ impl Communicator {
     /// [`Error::Unavailable`].
     pub fn rendezvous(options: &CommOptions) -> Result<Communicator> {
         let deadline = options.deadline();
-        match tcp::Place::of_environment()? {
+        match tcp::ProcessPlace::from_environment()? {
             Some(place) => Ok(Communicator::new(tcp::world(&place, deadline)?)),
             None => Communicator::mpi(options),
         }
@@ -142,7 +144,11 @@ impl Communicator {
 
     /// A communicator over a custom transport.
     pub fn new(transport: Box<dyn Transport>) -> Communicator {
-        Communicator { transport, scratch: Scratch::default(), traffic: Traffic::default() }
+        Communicator {
+            transport,
+            scratch: CollectiveScratch::default(),
+            traffic: Traffic::default(),
+        }
     }
 
     /// Returns the transport, to build another communicator on it.
@@ -177,7 +183,7 @@ impl Communicator {
     /// See [`all_reduce_with`](Communicator::all_reduce_with).
     pub fn all_reduce(&mut self, tensor: &Tensor, reduction: Reduction) -> Result<()> {
         let (input, output) = (tensor, tensor);
-        self.all_reduce_with(&Sum { input, output, reduction, order: Order::Rank })
+        self.all_reduce_with(&Sum { input, output, reduction, order: SumOrder::Rank })
     }
 
     /// Sums or averages a tensor over all ranks (X1). Elements are f32, f64 or bf16. On average a
@@ -199,19 +205,19 @@ impl Communicator {
         check::number(operation, "input", input)?;
         check::output(operation, input, output)?;
         self.log_placement(operation, &[input], &[output]);
-        let call = Call::on(operation, input);
+        let call = CollectiveCall::on(operation, input);
         let spans = [Spans::try_from(input)?, Spans::try_from(output)?];
         self.sum(call, &Sum { input: &spans[0], output: &spans[1], reduction, order })?;
         Ok(check::like(input).check(operation, "output", output)?)
     }
 
     /// Sums elements whose layouts have been checked.
-    pub(crate) fn sum(&mut self, call: Call, sum: &Sum<'_, Spans>) -> Result<()> {
+    pub(crate) fn sum(&mut self, call: CollectiveCall, sum: &Sum<'_, Spans>) -> Result<()> {
         let &Sum { input, output, reduction, order } = sum;
         let (n, len) = (self.size(), input.len());
         let parameter =
-            u64::from(reduction == Reduction::Mean) + 2 * u64::from(order == Order::Fast);
-        let (call, stream) = (Call { parameter, ..call }, input.stream());
+            u64::from(reduction == Reduction::Mean) + 2 * u64::from(order == SumOrder::Fast);
+        let (call, stream) = (CollectiveCall { parameter, ..call }, input.stream());
         if n == 1 && input.is_same(output) {
             return Ok(());
         }
@@ -243,7 +249,8 @@ impl Communicator {
         let expect = check::like(tensor);
         expect.check(operation, "tensor", tensor)?;
         self.log_placement(operation, &[tensor], &[tensor]);
-        let call = Call { parameter: root as u64, ..Call::on(operation, tensor) };
+        let call =
+            CollectiveCall { parameter: root as u64, ..CollectiveCall::on(operation, tensor) };
         let elements = Spans::try_from(tensor)?;
         let parcel = |peer| Parcel { peer, elements: elements.clone() };
         if me == root {
@@ -280,7 +287,7 @@ impl Communicator {
             sends.push(Parcel::new(peer, &own)?);
             receives.push(Parcel::new(peer, &output.view(peer * len, [len])?)?);
         }
-        self.exchange(&Call::on(operation, input), own.stream(), &sends, &receives)?;
+        self.exchange(&CollectiveCall::on(operation, input), own.stream(), &sends, &receives)?;
         check::gathered(operation, (input, output), (me, n))
     }
 
@@ -289,7 +296,7 @@ impl Communicator {
     /// # Errors
     /// [`Error::Disagreement`], [`Error::RankGone`], [`Error::RankLate`].
     pub fn barrier(&mut self) -> Result<()> {
-        self.transport.barrier(&Call::of("barrier"))
+        self.transport.barrier(&CollectiveCall::new("barrier"))
     }
 
     /// Splits the group (X8): ranks with the same `color` form a new group, ranked by `key`, and by
@@ -298,7 +305,8 @@ impl Communicator {
     /// # Errors
     /// The errors of [`barrier`](Communicator::barrier).
     pub fn split(&mut self, color: u64, key: u64) -> Result<Communicator> {
-        let group = Communicator::new(self.transport.split(&Call::of("split"), color, key)?);
+        let group =
+            Communicator::new(self.transport.split(&CollectiveCall::new("split"), color, key)?);
         let (rank, of, to) = (self.rank(), self.size(), (group.rank(), group.size()));
         tracing::debug!(target: COMM_LOG, rank, of, color, to = ?to, "split");
         Ok(group)
@@ -325,14 +333,14 @@ impl Communicator {
     }
 
     /// Checks that all ranks make this call, for a call that moves no elements.
-    pub(crate) fn agree(&mut self, call: &Call, stream: &Stream) -> Result<()> {
+    pub(crate) fn agree(&mut self, call: &CollectiveCall, stream: &Stream) -> Result<()> {
         self.exchange(call, stream, &[], &[])
     }
 
     /// Exchanges parcels and counts their bytes.
     pub(crate) fn exchange(
         &mut self,
-        call: &Call,
+        call: &CollectiveCall,
         stream: &Stream,
         sends: &[Parcel],
         receives: &[Parcel],

@@ -8,9 +8,9 @@
 use crate::error::Result;
 use crate::gpu;
 use crate::number::{Number, divide, with_number};
-use crate::scratch::Scratch;
+use crate::scratch::CollectiveScratch;
 use crate::spans::{Spans, parts};
-use crate::transport::{Call, Parcel, Reduction, Sum, Transport, others, share};
+use crate::transport::{CollectiveCall, Parcel, Reduction, Sum, Transport, others, share};
 use meristem_device::simd::{Vectorized, vectorize};
 use meristem_device::{Stream, Tensor};
 use smallvec::SmallVec;
@@ -20,8 +20,8 @@ use std::ops::Range;
 /// All-reduce by exchanges.
 pub(crate) fn all_reduce(
     transport: &mut dyn Transport,
-    scratch: &mut Scratch,
-    call: &Call,
+    scratch: &mut CollectiveScratch,
+    call: &CollectiveCall,
     stream: &Stream,
     sum: &Sum<'_, Spans>,
 ) -> Result<()> {
@@ -118,7 +118,11 @@ fn adds(
         // A row, since the own elements may be added late.
         let partial = if n > 1 { row(0) } else { target };
         start += own;
-        gpu::sum(dtype, &gpu::Ranks { sources: &sources, targets: &[target], partial }, divisor)
+        gpu::sum(
+            dtype,
+            &gpu::RankPieces { sources: &sources, targets: &[target], partial },
+            divisor,
+        )
     };
     let parts = pieces.chunks(if in_place { 1 } else { 2 }).enumerate();
     parts.flat_map(part).collect()

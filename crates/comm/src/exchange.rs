@@ -11,8 +11,8 @@ use crate::spans::Spans;
 use crate::sparse::feedback::{Momentum, check_momentum};
 use crate::sparse::sum::{Keep, Sparse, SparseSum};
 use crate::sparse::{check_density, picks};
-use crate::state::{ExchangeState, Kept};
-use crate::transport::{Call, Order, Reduction, Sum};
+use crate::state::{ExchangeState, ParameterState};
+use crate::transport::{CollectiveCall, Reduction, Sum, SumOrder};
 use meristem_device::{DType, Expect, MemoryFormat, Stream, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -192,14 +192,14 @@ impl Exchange {
             let of_bucket = bucket.members.iter().map(|(member, _)| gradients[*member]);
             let whole = Spans::new(operation, &of_bucket.collect::<Vec<_>>())?;
             let k = bucket.pick(options, density, comm.size());
-            let (reduction, order) = (options.reduction, Order::Rank);
+            let (reduction, order) = (options.reduction, SumOrder::Rank);
             if let Some(sparse) = &mut bucket.sparse {
-                let call = Call::flat(sparse.operation(), &whole);
+                let call = CollectiveCall::flat(sparse.operation(), &whole);
                 let sum = Sum { input: &whole, output: &whole, reduction, order };
                 sparse.sum(comm, call, &sum, k)?;
                 continue;
             }
-            let call = Call::flat("all_reduce", &whole);
+            let call = CollectiveCall::flat("all_reduce", &whole);
             let velocity = bucket.momentum.as_ref().map(|momentum| momentum.advance(&whole));
             let velocity = velocity.transpose()?;
             let input = velocity.as_ref().unwrap_or(&whole);
@@ -228,7 +228,7 @@ impl Exchange {
             }
         }
         let refs: Vec<&Tensor> = tensors.iter().collect();
-        let mut kept: BTreeMap<String, Kept> = BTreeMap::new();
+        let mut kept: BTreeMap<String, ParameterState> = BTreeMap::new();
         for ((name, part), bytes) in places.into_iter().zip(meristem_device::read_back(&refs)?) {
             let entry = kept.entry(name.clone()).or_default();
             if part == 0 { entry.residual = bytes } else { entry.velocity = bytes }
@@ -344,7 +344,8 @@ impl Exchange {
         };
         let (stream, dtype, len) = (&self.stream, bucket.dtype, bucket.len);
         if large {
-            bucket.sparse = Some(SparseSum::of((stream, dtype, len), sparse, self.options.keep)?);
+            bucket.sparse =
+                Some(SparseSum::with_len(stream, dtype, len, sparse, self.options.keep)?);
         } else if let Keep::Momentum(factor) = self.options.keep {
             bucket.momentum = Some(Momentum::new(stream, dtype, len, factor)?);
         }

@@ -5,9 +5,9 @@ use meristem_device::{DType, Owner, Stream, Tensor};
 
 /// Scratch memory, one tensor per stream and element type.
 #[derive(Default)]
-pub(crate) struct Scratch(Vec<Tensor>);
+pub(crate) struct CollectiveScratch(Vec<Tensor>);
 
-impl Scratch {
+impl CollectiveScratch {
     /// Returns `len` elements of unspecified value; the same memory as the last time if it was
     /// large enough.
     pub(crate) fn get(&mut self, stream: &Stream, dtype: DType, len: usize) -> Result<Tensor> {

@@ -12,13 +12,13 @@ pub struct ExchangeState {
     /// Steps made: the position in the warm-up.
     pub step: u64,
     /// State by parameter.
-    pub kept: BTreeMap<String, Kept>,
+    pub kept: BTreeMap<String, ParameterState>,
 }
 
 /// State of one parameter as bytes, in memory order and native byte order; a part that does not
 /// exist is empty.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Kept {
+pub struct ParameterState {
     /// Sum of the gradients that were not sent.
     pub residual: Vec<u8>,
     /// Velocity of momentum correction.
@@ -32,7 +32,7 @@ impl ExchangeState {
     /// `velocity.NAME` and `split.NAME` of a parameter, as far as they exist. The caller stores the
     /// number of steps.
     pub fn into_parts(self) -> impl Iterator<Item = (String, Vec<u8>)> {
-        self.kept.into_iter().flat_map(|(name, Kept { residual, velocity, split })| {
+        self.kept.into_iter().flat_map(|(name, ParameterState { residual, velocity, split })| {
             let parts = [(RESIDUAL, residual), (VELOCITY, velocity), (SPLIT, split)];
             let parts = parts.into_iter().filter(|(_, bytes)| !bytes.is_empty());
             parts.map(move |(part, bytes)| (format!("{part}.{name}"), bytes))
@@ -42,10 +42,10 @@ impl ExchangeState {
     /// The state after this many steps with these parts, as [`into_parts`](Self::into_parts) names
     /// them. Parts of other names are ignored.
     pub fn from_parts<'a>(step: u64, parts: impl Iterator<Item = (&'a str, &'a [u8])>) -> Self {
-        let mut kept: BTreeMap<String, Kept> = BTreeMap::new();
+        let mut kept: BTreeMap<String, ParameterState> = BTreeMap::new();
         for (name, bytes) in parts {
             let Some((part, name)) = name.split_once('.') else { continue };
-            let place: fn(&mut Kept) -> &mut Vec<u8> = match part {
+            let place: fn(&mut ParameterState) -> &mut Vec<u8> = match part {
                 RESIDUAL => |kept| &mut kept.residual,
                 VELOCITY => |kept| &mut kept.velocity,
                 SPLIT => |kept| &mut kept.split,
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn parts_have_the_names_of_a_checkpoint() {
-        let kept = |residual: &[u8], velocity: &[u8], split: &[u8]| Kept {
+        let kept = |residual: &[u8], velocity: &[u8], split: &[u8]| ParameterState {
             residual: residual.to_vec(),
             velocity: velocity.to_vec(),
             split: split.to_vec(),

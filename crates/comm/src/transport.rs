@@ -3,7 +3,7 @@
 use crate::check;
 use crate::error::{Error, Result};
 use crate::spans::Spans;
-use crate::watch::{Blind, Watch};
+use crate::watch::{Blind, GroupWatch};
 use meristem_device::{DType, Expect, MemoryFormat, Shape, Stream, Tensor};
 use std::ops::Range;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use std::time::Duration;
 /// Description of a collective call, exchanged by the ranks: calls that differ fail on all ranks,
 /// with an error that names the rank that differs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Call {
+pub struct CollectiveCall {
     /// Name of the operation.
     pub operation: &'static str,
     /// Type of the elements, if the operation has any.
@@ -26,22 +26,26 @@ pub struct Call {
     pub kept: u64,
 }
 
-impl Call {
+impl CollectiveCall {
     /// A call without elements.
-    pub fn of(operation: &'static str) -> Call {
+    pub fn new(operation: &'static str) -> CollectiveCall {
         let (shape, format) = ([0].into(), MemoryFormat::Contiguous);
-        Call { operation, dtype: None, shape, format, parameter: 0, kept: 0 }
+        CollectiveCall { operation, dtype: None, shape, format, parameter: 0, kept: 0 }
     }
 
     /// A call on tensors like this one.
-    pub(crate) fn on(operation: &'static str, tensor: &Tensor) -> Call {
+    pub(crate) fn on(operation: &'static str, tensor: &Tensor) -> CollectiveCall {
         let (dtype, format) = (Some(tensor.dtype()), check::format(tensor));
-        Call { dtype, shape: tensor.shape(), format, ..Call::of(operation) }
+        CollectiveCall { dtype, shape: tensor.shape(), format, ..CollectiveCall::new(operation) }
     }
 
     /// A call on elements in any pieces of memory.
-    pub(crate) fn flat(operation: &'static str, spans: &Spans) -> Call {
-        Call { dtype: Some(spans.dtype()), shape: [spans.len()].into(), ..Call::of(operation) }
+    pub(crate) fn flat(operation: &'static str, spans: &Spans) -> CollectiveCall {
+        CollectiveCall {
+            dtype: Some(spans.dtype()),
+            shape: [spans.len()].into(),
+            ..CollectiveCall::new(operation)
+        }
     }
 
     /// Number of elements.
@@ -108,7 +112,7 @@ pub enum Reduction {
 
 /// Order of the additions in a sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Order {
+pub enum SumOrder {
     /// From rank 0 upwards: the same bits on every rank, transport and run.
     #[default]
     Rank,
@@ -127,7 +131,7 @@ pub struct Sum<'a, T = Tensor> {
     /// Sum or mean.
     pub reduction: Reduction,
     /// Order of the additions.
-    pub order: Order,
+    pub order: SumOrder,
 }
 
 /// The link of one rank to the others.
@@ -159,7 +163,7 @@ pub trait Transport: Send {
     /// stream.
     fn exchange(
         &mut self,
-        call: &Call,
+        call: &CollectiveCall,
         stream: &Stream,
         sends: &[Parcel],
         receives: &[Parcel],
@@ -170,13 +174,18 @@ pub trait Transport: Send {
     ///
     /// # Errors
     /// The errors of the trait.
-    fn all_reduce(&mut self, call: &Call, stream: &Stream, sum: &Sum<'_, Spans>) -> Result<bool>;
+    fn all_reduce(
+        &mut self,
+        call: &CollectiveCall,
+        stream: &Stream,
+        sum: &Sum<'_, Spans>,
+    ) -> Result<bool>;
 
     /// Waits until all ranks have called it. Does not wait for the device.
     ///
     /// # Errors
     /// The errors of the trait.
-    fn barrier(&mut self, call: &Call) -> Result<()>;
+    fn barrier(&mut self, call: &CollectiveCall) -> Result<()>;
 
     /// Notifies the other ranks that this one failed with an error of its own, and will make no
     /// more calls: they get [`RankFailed`](crate::Error::RankFailed), at once or from their next
@@ -196,7 +205,7 @@ pub trait Transport: Send {
     ///
     /// # Errors
     /// The errors of the trait.
-    fn watch(&mut self) -> Result<Box<dyn Watch>> {
+    fn watch(&mut self) -> Result<Box<dyn GroupWatch>> {
         Ok(Box::new(Blind { deadline: self.deadline() }))
     }
 
@@ -205,7 +214,7 @@ pub trait Transport: Send {
     ///
     /// # Errors
     /// The errors of the trait.
-    fn split(&mut self, call: &Call, color: u64, key: u64) -> Result<Box<dyn Transport>>;
+    fn split(&mut self, call: &CollectiveCall, color: u64, key: u64) -> Result<Box<dyn Transport>>;
 }
 
 /// All ranks but `me`.

@@ -58,7 +58,7 @@ pub enum News {
 
 /// View of a group for a thread that watches it while the rank itself is busy or waits. Dropping it
 /// says that the rank's device exchanges nothing more, so that its silence is no loss.
-pub trait Watch: Send {
+pub trait GroupWatch: Send {
     /// Reports the state of this rank's device. Returns the error for which the group cannot
     /// continue, if the device may wait in vain because of it; a rank that left in order is no loss
     /// while it sends pulses. Does not wait for other ranks' calls.
@@ -70,7 +70,7 @@ pub(crate) struct Blind {
     pub(crate) deadline: Duration,
 }
 
-impl Watch for Blind {
+impl GroupWatch for Blind {
     fn pulse(&mut self, pulse: &Pulse) -> News {
         match pulse.trouble {
             Some(Trouble::Overdue | Trouble::Stuck) => News::Lost(endless(self.deadline)),

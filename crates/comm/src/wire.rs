@@ -3,7 +3,7 @@
 //! receiver.
 
 use crate::error::Error;
-use crate::transport::Call;
+use crate::transport::CollectiveCall;
 use meristem_device::{DType, MAX_DIMS, MemoryFormat, Shape};
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
@@ -22,17 +22,17 @@ pub(crate) type Content = (Option<DType>, usize);
 
 /// Header from a rank to each other rank at the start of an exchange.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Header {
+pub(crate) struct CallHeader {
     /// Number of the exchange in its group, from 1.
     pub(crate) step: u64,
-    pub(crate) call: Call,
+    pub(crate) call: CollectiveCall,
     /// Parcels that it sends to the reader.
     pub(crate) parcels: Vec<Content>,
 }
 
 /// Notice from a rank to the others outside of an exchange.
 #[derive(Debug, Clone)]
-pub(crate) enum Notice {
+pub(crate) enum RankNotice {
     /// The rank made this many exchanges, and makes no more.
     Left {
         steps: u64,
@@ -46,10 +46,10 @@ pub(crate) enum Notice {
     Ended { membership: u64, exchanges: u64 },
 }
 
-impl Header {
+impl CallHeader {
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let Call { operation, dtype, shape, format, parameter, kept } = self.call;
-        let mut out = Writer::default();
+        let CollectiveCall { operation, dtype, shape, format, parameter, kept } = self.call;
+        let mut out = WireWriter::default();
         out.number(self.step).dtype(dtype).shape(shape);
         out.number(u64::from(format == MemoryFormat::ChannelsLast))
             .number(parameter)
@@ -62,8 +62,8 @@ impl Header {
     }
 
     /// Decodes a header; `None` for bytes that no rank of this version writes.
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Header> {
-        let mut from = Reader(bytes);
+    pub(crate) fn decode(bytes: &[u8]) -> Option<CallHeader> {
+        let mut from = WireReader(bytes);
         let (step, dtype, shape) = (from.number()?, from.dtype()?, from.shape()?);
         let format = match from.number()? {
             0 => MemoryFormat::Contiguous,
@@ -71,44 +71,44 @@ impl Header {
         };
         let (parameter, kept) = (from.number()?, from.number()?);
         let operation = name_of(from.text()?)?;
-        let call = Call { operation, dtype, shape, format, parameter, kept };
+        let call = CollectiveCall { operation, dtype, shape, format, parameter, kept };
         let mut parcels = Vec::new();
         while !from.0.is_empty() {
             parcels.push((from.dtype()?, from.number()? as usize));
         }
-        Some(Header { step, call, parcels })
+        Some(CallHeader { step, call, parcels })
     }
 }
 
-impl Notice {
+impl RankNotice {
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut out = Writer::default();
+        let mut out = WireWriter::default();
         match self {
-            Notice::Left { steps, panicked, in_order } => {
+            RankNotice::Left { steps, panicked, in_order } => {
                 out.number(0).number(*steps);
                 out.number(u64::from(*panicked)).number(u64::from(*in_order));
             }
-            Notice::Failed(Error::RankGone { operation, rank, reason }) => {
+            RankNotice::Failed(Error::RankGone { operation, rank, reason }) => {
                 out.number(1).text(operation).number(*rank as u64).text(reason);
             }
-            Notice::Failed(Error::RankLate { operation, rank, seconds }) => {
+            RankNotice::Failed(Error::RankLate { operation, rank, seconds }) => {
                 out.number(2).text(operation).number(*rank as u64).number(seconds.to_bits());
             }
-            Notice::Failed(Error::Disagreement { operation, rank, what, expected, got }) => {
+            RankNotice::Failed(Error::Disagreement { operation, rank, what, expected, got }) => {
                 out.number(3).text(operation).number(*rank as u64);
                 out.text(what).text(expected).text(got);
             }
-            Notice::Failed(Error::RankFailed { rank, reason }) => {
+            RankNotice::Failed(Error::RankFailed { rank, reason }) => {
                 out.number(4).number(*rank as u64).text(reason);
             }
-            Notice::Failed(Error::Endless { operation, seconds }) => {
+            RankNotice::Failed(Error::Endless { operation, seconds }) => {
                 out.number(5).number(seconds.to_bits()).text(operation);
             }
-            Notice::Ended { membership, exchanges } => {
+            RankNotice::Ended { membership, exchanges } => {
                 out.number(6).number(*membership).number(*exchanges);
             }
             // Other errors belong to one rank alone, which sends them as [`Error::RankFailed`].
-            Notice::Failed(_) => {
+            RankNotice::Failed(_) => {
                 out.number(u64::MAX);
             }
         }
@@ -116,28 +116,28 @@ impl Notice {
     }
 
     /// Decodes a notice; `None` for bytes that no rank of this version writes.
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Notice> {
-        let mut from = Reader(bytes);
+    pub(crate) fn decode(bytes: &[u8]) -> Option<RankNotice> {
+        let mut from = WireReader(bytes);
         let kind = from.number()?;
         if kind == 0 {
             let (steps, panicked) = (from.number()?, from.number()? == 1);
-            return Some(Notice::Left { steps, panicked, in_order: from.number()? == 1 });
+            return Some(RankNotice::Left { steps, panicked, in_order: from.number()? == 1 });
         }
         if kind == 4 {
             let (rank, reason) = (from.number()? as usize, from.text()?);
-            return Some(Notice::Failed(Error::RankFailed { rank, reason }));
+            return Some(RankNotice::Failed(Error::RankFailed { rank, reason }));
         }
         if kind == 5 {
             let (seconds, operation) = (f64::from_bits(from.number()?), name_of(from.text()?)?);
-            return Some(Notice::Failed(Error::Endless { operation, seconds }));
+            return Some(RankNotice::Failed(Error::Endless { operation, seconds }));
         }
         if kind == 6 {
             let (membership, exchanges) = (from.number()?, from.number()?);
-            return Some(Notice::Ended { membership, exchanges });
+            return Some(RankNotice::Ended { membership, exchanges });
         }
         let operation = name_of(from.text()?)?;
         let rank = from.number()? as usize;
-        Some(Notice::Failed(match kind {
+        Some(RankNotice::Failed(match kind {
             1 => Error::RankGone { operation, rank, reason: name_of(from.text()?)? },
             2 => Error::RankLate { operation, rank, seconds: f64::from_bits(from.number()?) },
             3 => {
@@ -167,9 +167,9 @@ fn name_of(text: String) -> Option<&'static str> {
 
 /// Bytes that are written one value after the other.
 #[derive(Default)]
-pub(crate) struct Writer(pub(crate) Vec<u8>);
+pub(crate) struct WireWriter(pub(crate) Vec<u8>);
 
-impl Writer {
+impl WireWriter {
     pub(crate) fn number(&mut self, number: u64) -> &mut Self {
         self.0.extend(number.to_le_bytes());
         self
@@ -202,9 +202,9 @@ impl Writer {
 }
 
 /// Bytes that are read one value after the other; `None` if there are too few.
-pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
+pub(crate) struct WireReader<'a>(pub(crate) &'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> WireReader<'a> {
     fn take(&mut self, len: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(len)?;
         self.0 = rest;
@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn headers_come_back_as_they_were_and_stay_small() {
-        let call = Call {
+        let call = CollectiveCall {
             operation: "all_reduce",
             dtype: Some(DType::BF16),
             shape: [(1 << 31) + 7, 3, 1, 2].into(),
@@ -256,15 +256,15 @@ mod tests {
             kept: 5,
         };
         let parcels = vec![(Some(DType::U32), 3), (None, 24), (Some(DType::F64), 1 << 40)];
-        let header = Header { step: 9, call, parcels };
+        let header = CallHeader { step: 9, call, parcels };
         let bytes = header.encode();
-        assert_eq!(Header::decode(&bytes), Some(header.clone()));
+        assert_eq!(CallHeader::decode(&bytes), Some(header.clone()));
         // Up to the end of the operation's name; parcels follow it.
         for cut in 0..8 + 1 + 33 + 8 + 16 + 11 {
-            assert_eq!(Header::decode(&bytes[..cut]), None, "{cut}");
+            assert_eq!(CallHeader::decode(&bytes[..cut]), None, "{cut}");
         }
         let parcels = vec![(Some(DType::F32), 1); PARCELS_MAX];
-        assert!(Header { parcels, ..header }.encode().len() < 1000);
+        assert!(CallHeader { parcels, ..header }.encode().len() < 1000);
     }
 
     #[test]
@@ -283,7 +283,8 @@ mod tests {
             },
         ];
         for error in errors {
-            let Some(Notice::Failed(got)) = Notice::decode(&Notice::Failed(error.clone()).encode())
+            let Some(RankNotice::Failed(got)) =
+                RankNotice::decode(&RankNotice::Failed(error.clone()).encode())
             else {
                 panic!("{error}")
             };
@@ -291,18 +292,19 @@ mod tests {
         }
         let (what, expected) = ("x", String::new());
         let error = Error::Disagreement { operation, rank, what, expected, got: long };
-        let bytes = Notice::Failed(error).encode();
-        assert!(bytes.len() < 1000 && Notice::decode(&bytes).is_some());
-        let left = Notice::Left { steps: 5, panicked: true, in_order: false }.encode();
-        let Some(Notice::Left { steps: 5, panicked: true, in_order: false }) =
-            Notice::decode(&left)
+        let bytes = RankNotice::Failed(error).encode();
+        assert!(bytes.len() < 1000 && RankNotice::decode(&bytes).is_some());
+        let left = RankNotice::Left { steps: 5, panicked: true, in_order: false }.encode();
+        let Some(RankNotice::Left { steps: 5, panicked: true, in_order: false }) =
+            RankNotice::decode(&left)
         else {
             panic!("{left:?}")
         };
-        let ended = Notice::Ended { membership: 2, exchanges: 70 }.encode();
-        let Some(Notice::Ended { membership: 2, exchanges: 70 }) = Notice::decode(&ended) else {
+        let ended = RankNotice::Ended { membership: 2, exchanges: 70 }.encode();
+        let Some(RankNotice::Ended { membership: 2, exchanges: 70 }) = RankNotice::decode(&ended)
+        else {
             panic!("{ended:?}")
         };
-        assert!(Notice::decode(&[]).is_none());
+        assert!(RankNotice::decode(&[]).is_none());
     }
 }

@@ -12,8 +12,9 @@ mod common;
 use common::{noise, on, open, upload};
 use half::bf16;
 use meristem_comm::{
-    Call, CommOptions, Communicator, Error, Exchange, ExchangeOptions, Keep, Method, News, Number,
-    Order, Parcel, Pulse, Reduction, Sparse, SparseSum, Sum, TopKStorage, Trouble, topk_all_gather,
+    CollectiveCall, CommOptions, Communicator, Error, Exchange, ExchangeOptions, Keep, Method,
+    News, Number, Parcel, Pulse, Reduction, Sparse, SparseSum, Sum, SumOrder, TopKStorage, Trouble,
+    topk_all_gather,
 };
 use meristem_device::{DType, Device, Element, MemoryFormat, Owner, Stream, Tensor};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -118,7 +119,7 @@ fn dense<T: Number>(comm: &mut Communicator, stream: &Stream, results: &mut Vec<
         for reduction in [Reduction::Sum, Reduction::Mean] {
             let x = upload(stream, &uneven::<T>(len, comm.rank(), 0));
             let y = upload(stream, &vec![T::from_f64(7.0); len]);
-            let (input, output, order) = (&x, &y, Order::Rank);
+            let (input, output, order) = (&x, &y, SumOrder::Rank);
             comm.all_reduce_with(&Sum { input, output, reduction, order }).unwrap();
             comm.all_reduce(&x, reduction).unwrap();
             results.extend([bytes::<T>(&x), bytes::<T>(&y)]);
@@ -352,7 +353,7 @@ fn who_leaves_or_panics_is_named_at_once() {
 fn misfit(comm: Communicator, stream: &Stream) {
     let me = comm.rank();
     let mut link = comm.into_transport();
-    let call = Call::of("test");
+    let call = CollectiveCall::new("test");
     let parcel = |peer| [Parcel::new(peer, &upload(stream, &vec![1.0f32; 4 + me])).unwrap()];
     let first = match me {
         0 => link.exchange(&call, stream, &parcel(1), &[]),
@@ -415,7 +416,7 @@ fn watched(comm: Communicator) {
         }
     });
     let heard = if me == 0 { Ok(heard.join().unwrap()) } else { Err(heard) };
-    let error = link.barrier(&Call::of("barrier")).unwrap_err();
+    let error = link.barrier(&CollectiveCall::new("barrier")).unwrap_err();
     let heard = heard.unwrap_or_else(|thread| thread.join().unwrap());
     say(me, format_args!("{error}; {heard}"));
 }
@@ -457,7 +458,7 @@ fn closed(comm: Communicator) {
             true
         }))
     };
-    let met = link.barrier(&Call::of("barrier"));
+    let met = link.barrier(&CollectiveCall::new("barrier"));
     drop(stop);
     let heard = heard.map_or_else(|heard| heard, |thread| thread.join().unwrap());
     say(me, format_args!("{heard} {met:?}"));

@@ -55,18 +55,18 @@ mod order;
 mod tests;
 
 pub use execution::{Args, Fill, in_parts};
-pub use execution::{Call, Header, Kernel, Operand, Piece, Program, Source};
+pub use execution::{Call, Kernel, KernelHeader, KernelSource, Operand, Piece, Program};
 pub use ground::{Act, Counts, CudaError, Owner, OwnerUse, Property};
 pub use ground::{DType, DeviceId, Element, MAX_DIMS, MappedFile, MemoryFormat, Shape};
 pub use ground::{Error, Race, RaceAccess, RaceKind, Result};
 pub use ground::{Isa, IsaError, isa, random, simd};
 pub use ground::{PeerPlace, PeerProgress, user_cache};
 pub use handles::{
-    Ahead, Device, DeviceOptions, Event, Expect, Extent, Group, Launch, Launches, Lent, Stream,
-    Tensor,
+    Device, DeviceOptions, Event, Expect, Extent, Launch, LaunchGroup, Launches, LentTensor,
+    PlannedLaunch, Stream, Tensor,
 };
 pub use handles::{
     MemoryAround, MemoryReport, Peers, Scratch, read_back, read_back_as, read_back_f64,
 };
 pub use hooks::POISON;
-pub use observers::{ActSite, HotScope, Policy, ScopeReport, TraceSpan, Trace, TraceReport};
+pub use observers::{ActSite, HotScope, ScopePolicy, ScopeReport, Trace, TraceReport, TraceSpan};

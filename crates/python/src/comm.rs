@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
 use meristem_comm::{CommOptions, Communicator, Keep, Reduction, Sparse, SparseSum, picks};
-use meristem_device::{Lent, Stream, Tensor};
+use meristem_device::{LentTensor, Stream, Tensor};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -223,7 +223,7 @@ impl Membership {
                 return Err(error);
             }
         };
-        let result: Lent = self.work(py, rank, move |rank| {
+        let result: LentTensor = self.work(py, rank, move |rank| {
             work(&mut rank.comm, &tensor)?;
             Ok(tensor.lend()?)
         })?;

@@ -1,9 +1,9 @@
 //! Calls of `copy.cu`.
 
 use super::{ABSENT, source};
-use meristem_device::{Call, Kernel, Operand, Piece, Source};
+use meristem_device::{Call, Kernel, KernelSource, Operand, Piece};
 
-pub(super) static SOURCE: Source = source!("copy.cu");
+pub(super) static SOURCE: KernelSource = source!("copy.cu");
 
 /// Copies of a call.
 const COPIES: usize = 4;
@@ -33,7 +33,7 @@ pub(crate) fn copies(pairs: &[[Piece; 2]]) -> Vec<Call> {
             }
             *last = end;
         }
-        Call::new(&COPY, end, 256).of(from.into_iter().chain(to)).values(ends)
+        Call::new(&COPY, end, 256).with_pieces(from.into_iter().chain(to)).values(ends)
     };
     filled.chunks(COPIES).map(call).collect()
 }

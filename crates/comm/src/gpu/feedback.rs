@@ -1,9 +1,9 @@
 //! Calls of `feedback.cu`.
 
 use super::{PerType, Typed, bits_of, source_per_type, typed};
-use meristem_device::{Call, DType, Piece, Source};
+use meristem_device::{Call, DType, KernelSource, Piece};
 
-pub(super) static SOURCE: PerType<Source> = source_per_type!("feedback.cu");
+pub(super) static SOURCE: PerType<KernelSource> = source_per_type!("feedback.cu");
 
 static ADVANCE: Typed = typed!("advance", u64, [read T, write T]);
 static DRAIN: Typed = typed!("drain", (), [read T, write T, write T]);
@@ -12,21 +12,21 @@ static NOTHING: Typed = typed!("nothing", (), [write T]);
 
 /// Velocity of a gradient.
 pub(crate) fn advance(dtype: DType, gradient: Piece, velocity: Piece, factor: f64) -> Call {
-    let call = Call::each(ADVANCE.of(dtype), gradient.len).of([gradient, velocity]);
+    let call = Call::each(ADVANCE.get(dtype), gradient.len).with_pieces([gradient, velocity]);
     call.values(bits_of(dtype, factor))
 }
 
 /// Writes residual plus `added` to `output`, which may be the same, and clears the residual.
 pub(crate) fn drain(dtype: DType, added: Piece, residual: Piece, output: Piece) -> Call {
-    Call::each(DRAIN.of(dtype), output.len).of([added, residual, output])
+    Call::each(DRAIN.get(dtype), output.len).with_pieces([added, residual, output])
 }
 
 /// Clears what is kept at these indices.
 pub(crate) fn clear(dtype: DType, indices: Piece, kept: Piece) -> Call {
-    Call::each(CLEAR.of(dtype), indices.len).of([indices, kept])
+    Call::each(CLEAR.get(dtype), indices.len).with_pieces([indices, kept])
 }
 
 /// Fills with minus zero.
 pub(crate) fn nothing(dtype: DType, kept: Piece) -> Call {
-    Call::each(NOTHING.of(dtype), kept.len).of([kept])
+    Call::each(NOTHING.get(dtype), kept.len).with_pieces([kept])
 }

@@ -1,10 +1,10 @@
 //! Calls of `indices.cu`.
 
-use super::threshold::{InTables, TILE};
+use super::threshold::{TILE, TableArguments};
 use super::{ABSENT, source};
-use meristem_device::{Call, Kernel, Operand, Piece, Source};
+use meristem_device::{Call, Kernel, KernelSource, Operand, Piece};
 
-pub(super) static SOURCE: Source = source!("indices.cu");
+pub(super) static SOURCE: KernelSource = source!("indices.cu");
 
 /// Entries of a block that takes holes out.
 const HOLES: usize = 8 * 1024;
@@ -26,7 +26,7 @@ const fn kernel(entry: &'static str, operands: &'static [Operand]) -> Kernel {
 
 /// Sets a bit for each entry of a list whose index is in `kept`.
 pub(crate) fn mark(list: Piece, kept: Piece, mask: Piece) -> Call {
-    Call::each(&MARK, list.len).of([list, kept, mask])
+    Call::each(&MARK, list.len).with_pieces([list, kept, mask])
 }
 
 /// A list that is written without some of its entries.
@@ -37,17 +37,17 @@ pub(crate) struct Compaction {
     pub(crate) holes: Piece,
     /// Target, padded.
     pub(crate) to: Piece,
-    pub(crate) tables: InTables,
+    pub(crate) tables: TableArguments,
 }
 
 /// Writes the entries that are also in `kept`, which is ascending.
 pub(crate) fn common(of: &Compaction, kept: Piece) -> Vec<Call> {
-    with_holes(of, Call::each(&COMMON, of.list.len).of([of.list, kept, of.holes]))
+    with_holes(of, Call::each(&COMMON, of.list.len).with_pieces([of.list, kept, of.holes]))
 }
 
 /// Writes the entries whose bits are set.
 pub(crate) fn unmark(of: &Compaction, mask: Piece) -> Vec<Call> {
-    with_holes(of, Call::each(&UNMARK, of.list.len).of([of.list, mask, of.holes]))
+    with_holes(of, Call::each(&UNMARK, of.list.len).with_pieces([of.list, mask, of.holes]))
 }
 
 /// Takes out the holes that a call leaves.
@@ -57,13 +57,13 @@ fn with_holes(of: &Compaction, call: Call) -> Vec<Call> {
     let tiles = list.len.div_ceil(TILE) as u32;
     // Blocks for the padding, too.
     let blocks = list.len.max(1).div_ceil(HOLES) as u32;
-    let count = Call::new(&COUNT_PRESENT, blocks, 256).of([holes, tables.tiles]);
+    let count = Call::new(&COUNT_PRESENT, blocks, 256).with_pieces([holes, tables.tiles]);
     let write = Call::new(&WRITE_PRESENT, blocks, 256);
-    let write = write.of([holes, tables.tiles, tables.picked(), to]);
+    let write = write.with_pieces([holes, tables.tiles, tables.picked(), to]);
     vec![call, count, tables.scan(1, tiles, ABSENT), write]
 }
 
 /// Redraws the bounds of regions by a result, which was the last selection of these tables.
-pub(crate) fn divide_up(result: Piece, tables: InTables, bounds: Piece) -> Call {
-    Call::each(&DIVIDE_UP, bounds.len).of([result, tables.picked(), bounds])
+pub(crate) fn divide_up(result: Piece, tables: TableArguments, bounds: Piece) -> Call {
+    Call::each(&DIVIDE_UP, bounds.len).with_pieces([result, tables.picked(), bounds])
 }

@@ -2,9 +2,9 @@
 
 use super::{ABSENT, Divide, PerType, Typed, source_per_type, typed};
 use bytemuck::{Pod, Zeroable};
-use meristem_device::{Call, DType, Piece, Source};
+use meristem_device::{Call, DType, KernelSource, Piece};
 
-pub(super) static SOURCE: PerType<Source> = source_per_type!("lists.cu");
+pub(super) static SOURCE: PerType<KernelSource> = source_per_type!("lists.cu");
 
 /// Elements of a block that makes a sum dense.
 const TILE: usize = 2048;
@@ -47,7 +47,9 @@ pub(crate) fn scatter(
         let values_of = ScatterValues { divide, start, lists, len: len as u32, unused: 0 };
         start += output.len as u32;
         let blocks = output.len.div_ceil(TILE) as u32;
-        Call::new(SCATTER.of(dtype), blocks, 256).of([indices, values, *output]).values(values_of)
+        Call::new(SCATTER.get(dtype), blocks, 256)
+            .with_pieces([indices, values, *output])
+            .values(values_of)
     };
     outputs.iter().map(call).collect()
 }
@@ -59,8 +61,8 @@ pub(crate) fn take(
     values: Piece,
     copies: Option<Piece>,
 ) -> Call {
-    let call = Call::each(TAKE.of(dtype), indices.len);
-    call.of([elements, indices, values, copies.unwrap_or(ABSENT)])
+    let call = Call::each(TAKE.get(dtype), indices.len);
+    call.with_pieces([elements, indices, values, copies.unwrap_or(ABSENT)])
 }
 
 /// Rows of equal length that are merged.
@@ -88,5 +90,5 @@ pub(crate) fn merge(dtype: DType, of: &Merge, to: [Piece; 2]) -> Call {
         len: len as u32,
     };
     let pieces = [of.own, of.others, to].concat();
-    Call::each(MERGE.of(dtype), of.rows * len).of(pieces).values(values)
+    Call::each(MERGE.get(dtype), of.rows * len).with_pieces(pieces).values(values)
 }

@@ -14,7 +14,7 @@ mod threshold;
 
 use crate::number::{Number, with_number};
 use bytemuck::{Pod, Zeroable};
-use meristem_device::{DType, Header, Kernel, Source, Tensor};
+use meristem_device::{DType, Kernel, KernelHeader, KernelSource, Tensor};
 
 pub(crate) use meristem_device::{Call, Piece};
 
@@ -22,15 +22,15 @@ pub(crate) use copy::copies;
 pub(crate) use feedback::{advance, clear, drain, nothing};
 pub(crate) use indices::{Compaction, common, divide_up, mark, unmark};
 pub(crate) use lists::{Merge, merge, scatter, take};
-pub(crate) use select::{Elements, Listed, candidates_len, from_list, select};
-pub(crate) use sum::{Ranks, sum};
-pub(crate) use threshold::{InTables, PIECES_MAX, Tables};
+pub(crate) use select::{Elements, ListSelection, candidates_len, from_list, select};
+pub(crate) use sum::{RankPieces, sum};
+pub(crate) use threshold::{PIECES_MAX, SelectionTables, TableArguments};
 
 /// Headers of the sources for one type of element: a file of the folder `element`.
 macro_rules! headers {
     ($element:literal) => {{
-        const fn header(name: &'static std::ffi::CStr, text: &'static str) -> Header {
-            Header { name, text }
+        const fn header(name: &'static std::ffi::CStr, text: &'static str) -> KernelHeader {
+            KernelHeader { name, text }
         }
         [
             header(c"comm.cuh", include_str!("comm.cuh")),
@@ -41,16 +41,17 @@ macro_rules! headers {
     }};
 }
 
-static HEADERS: PerType<[Header; 4]> = PerType([
+static HEADERS: PerType<[KernelHeader; 4]> = PerType([
     headers!("element/f32.cuh"),
     headers!("element/f64.cuh"),
     headers!("element/bf16.cuh"),
 ]);
 
 /// All kernels for elements of a type.
-pub(crate) fn sources(dtype: DType) -> [&'static Source; 7] {
+pub(crate) fn sources(dtype: DType) -> [&'static KernelSource; 7] {
     let [advance, list, pick, add] =
-        [&feedback::SOURCE, &lists::SOURCE, &select::SOURCE, &sum::SOURCE].map(|of| of.of(dtype));
+        [&feedback::SOURCE, &lists::SOURCE, &select::SOURCE, &sum::SOURCE]
+            .map(|source| source.get(dtype));
     [advance, list, pick, add, &indices::SOURCE, &threshold::SOURCE, &copy::SOURCE]
 }
 
@@ -59,7 +60,7 @@ struct PerType<T>([T; 3]);
 
 impl<T> PerType<T> {
     /// The one for a type of number.
-    fn of(&self, dtype: DType) -> &T {
+    fn get(&self, dtype: DType) -> &T {
         match dtype {
             DType::F64 => &self.0[1],
             DType::BF16 => &self.0[2],
@@ -77,7 +78,7 @@ macro_rules! source {
         $crate::gpu::source!($file, 0)
     };
     ($file:literal, $of:literal) => {
-        meristem_device::Source {
+        meristem_device::KernelSource {
             name: concat!("crates/comm/src/gpu/", $file),
             text: include_str!($file),
             headers: &$crate::gpu::HEADERS.0[$of],

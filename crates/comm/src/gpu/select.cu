@@ -87,8 +87,8 @@ extern "C" __global__ void __launch_bounds__(256)
 
 #define WARPS 8u  // of a block with tiles
 
-// Place of a call's slots among all: `Place` of select.rs.
-struct Place {
+// TileRange of a call's slots among all: `TileRange` of select.rs.
+struct TileRange {
     u32 start;   // index of the first element
     u32 tile;    // number of the first tile
     u32 tiles;   // tiles of this call, of one row
@@ -100,7 +100,7 @@ struct Place {
 // Collects the elements that reach the first digit, tile by tile.
 extern "C" __global__ void __launch_bounds__(256)
     collect(Span<const Element> elements, Span<u32> indices, Span<Element> values, Span<i64> table,
-            Span<u32> control, Place v) {
+            Span<u32> control, TileRange v) {
     locate(elements, indices, values, table, control);
     State* state = state_of(control, 0);
     u32 tile = blockIdx.x * WARPS + threadIdx.x / WARP, lane = lane_of();
@@ -164,7 +164,7 @@ struct Entries {
 
 // All entries of a row, or its candidates, which the call for the first elements has.
 __device__ __forceinline__ Entries all_entries(const From& from, const State* state,
-                                               const Place& v) {
+                                               const TileRange& v) {
     if (v.listed) return {from.indices, from.values, state->start, state->end - state->start, 0};
     if (state->narrow) {
         u32 len = v.tile == 0 ? state->found : 0;
@@ -175,7 +175,7 @@ __device__ __forceinline__ Entries all_entries(const From& from, const State* st
 
 // Those of a tile.
 __device__ __forceinline__ Entries tile_entries(const From& from, const Span<i64>& table,
-                                                const State* state, u32 tile, const Place& v) {
+                                                const State* state, u32 tile, const TileRange& v) {
     if (!v.listed && state->narrow) {
         u64 segment = (u64)table[v.tile + tile];
         return {from.candidates, from.candidate_values, (i64)(segment >> 32), (u32)segment, 0};
@@ -191,7 +191,7 @@ __device__ __forceinline__ Entries tile_entries(const From& from, const Span<i64
 
 // The digit that is looked at: `Digit` of select.rs.
 struct Digit {
-    Place place;
+    TileRange place;
     u32 shift;
     u32 bits;
 };
@@ -243,7 +243,7 @@ __device__ __forceinline__ Lanes compare(const Entries& tile, u32 i, u64 thresho
 // Counts what tiles have to write.
 extern "C" __global__ void count_selected(Span<const u32> indices, Span<const Element> values,
                                           Span<const u32> candidates, Span<const Element> candidate_values,
-                                          Span<i64> table, Span<u32> control, Place v){
+                                          Span<i64> table, Span<u32> control, TileRange v){
     locate(indices, values, candidates, candidate_values, table, control);
     From from = {indices, values, candidates, candidate_values};
     u32 row = blockIdx.x / v.blocks, block = blockIdx.x % v.blocks;
@@ -266,7 +266,7 @@ extern "C" __global__ void count_selected(Span<const u32> indices, Span<const El
 extern "C" __global__ void write_selected(Span<const u32> indices, Span<const Element> values,
                                           Span<const u32> candidates, Span<const Element> candidate_values,
                                           Span<i64> table, Span<u32> control, Span<u32> to,
-                                          Span<Element> to_values, Place v){
+                                          Span<Element> to_values, TileRange v){
     locate(indices, values, candidates, candidate_values, table, control, to, to_values);
     From from = {indices, values, candidates, candidate_values};
     u32 row = blockIdx.x / v.blocks, block = blockIdx.x % v.blocks;

@@ -1,12 +1,12 @@
 //! Calls of `select.cu`.
 
-use super::threshold::{Choice, DIGIT, InTables, TILE};
+use super::threshold::{ChooseValues, DIGIT, TILE, TableArguments};
 use super::{ABSENT, PerType, Typed, bits_of, source_per_type, typed};
 use crate::number::{Magnitude, Number, with_number};
 use bytemuck::{Pod, Zeroable};
-use meristem_device::{Call, DType, Piece, Source};
+use meristem_device::{Call, DType, KernelSource, Piece};
 
-pub(super) static SOURCE: PerType<Source> = source_per_type!("select.cu");
+pub(super) static SOURCE: PerType<KernelSource> = source_per_type!("select.cu");
 
 /// Warps of a block that works on tiles, each on one.
 const WARPS: usize = 8;
@@ -18,11 +18,11 @@ const COUNTED: usize = 4096;
 
 static VISIT: Typed = typed!("visit", VisitValues, [read T, write T, write T, read i64, write u32]);
 static COLLECT: Typed =
-    typed!("collect", Place, [read T, write u32, write T, write i64, write u32]);
+    typed!("collect", TileRange, [read T, write u32, write T, write i64, write u32]);
 static REFINE: Typed = typed!("refine", Digit, [read u32, read T, read u32, read T, write u32]);
 static COUNT: Typed =
-    typed!("count_selected", Place, [read u32, read T, read u32, read T, write i64, write u32]);
-static WRITE: Typed = typed!("write_selected", Place, [
+    typed!("count_selected", TileRange, [read u32, read T, read u32, read T, write i64, write u32]);
+static WRITE: Typed = typed!("write_selected", TileRange, [
     read u32, read T, read u32, read T, write i64, write u32, write u32, write T,
 ]);
 
@@ -37,7 +37,7 @@ struct VisitValues {
 /// Slots of a call among all.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct Place {
+struct TileRange {
     start: u32,
     tile: u32,
     tiles: u32,
@@ -49,7 +49,7 @@ struct Place {
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct Digit {
-    place: Place,
+    place: TileRange,
     shift: u32,
     bits: u32,
 }
@@ -75,7 +75,7 @@ pub(crate) struct Elements<'a> {
     pub(crate) candidates: [Piece; 2],
     /// Indices and values of what is selected.
     pub(crate) picks: [Piece; 2],
-    pub(crate) tables: Option<InTables>,
+    pub(crate) tables: Option<TableArguments>,
 }
 
 /// Selects the largest elements, in two passes over them; see `select.cu`.
@@ -89,13 +89,13 @@ pub(crate) fn select(of: &Elements<'_>) -> Vec<Call> {
     let mut calls = vec![tables.begin([ABSENT; 2], 1, wanted)];
     calls.extend(visits(of, tables.control));
     let (digits, room) = (digits(dtype), of.candidates[0].len as u32);
-    let first = Choice { first: 1, known: known.into(), room, ..digits[0].choice() };
+    let first = ChooseValues { first: 1, known: known.into(), room, ..digits[0].choice() };
     calls.push(selection.choose(first));
-    for Entries { values: elements, place, .. } in &selection.sources {
+    for EntrySource { values: elements, place, .. } in &selection.sources {
         let [indices, values] = of.candidates;
         let pieces = [*elements, indices, values, tables.tiles, tables.control];
-        let call = Call::new(COLLECT.of(dtype), place.blocks, THREADS);
-        calls.push(call.of(pieces).values(*place));
+        let call = Call::new(COLLECT.get(dtype), place.blocks, THREADS);
+        calls.push(call.with_pieces(pieces).values(*place));
     }
     digits[1..].iter().for_each(|digit| selection.refine(*digit, &mut calls));
     selection.compact(of.picks, &mut calls);
@@ -103,7 +103,7 @@ pub(crate) fn select(of: &Elements<'_>) -> Vec<Call> {
 }
 
 /// A list from which the largest entries are selected, in one or more rows.
-pub(crate) struct Listed {
+pub(crate) struct ListSelection {
     pub(crate) dtype: DType,
     /// Indices, ascending except for holes, and values.
     pub(crate) list: [Piece; 2],
@@ -111,20 +111,20 @@ pub(crate) struct Listed {
     pub(crate) bounds: Option<Piece>,
     /// Indices and values of what is selected, row by row.
     pub(crate) to: [Piece; 2],
-    pub(crate) tables: InTables,
+    pub(crate) tables: TableArguments,
 }
 
 /// Selects the largest entries of a list, as many of each row as there is room for.
-pub(crate) fn from_list(of: &Listed) -> Vec<Call> {
-    let Listed { dtype, list: [indices, values], bounds, to, tables } = *of;
+pub(crate) fn from_list(of: &ListSelection) -> Vec<Call> {
+    let ListSelection { dtype, list: [indices, values], bounds, to, tables } = *of;
     let rows = 1 + bounds.map_or(0, |bounds| bounds.len);
     let (wanted, tiles) = (to[0].len / rows, indices.len.div_ceil(TILE) as u32);
     if wanted == 0 || tiles == 0 {
         return Vec::new();
     }
     let blocks = tiles.div_ceil(WARPS as u32);
-    let place = Place { start: 0, tile: 0, tiles, blocks, all: tiles, listed: 1 };
-    let sources = vec![Entries { indices, values, candidates: [ABSENT; 2], place }];
+    let place = TileRange { start: 0, tile: 0, tiles, blocks, all: tiles, listed: 1 };
+    let sources = vec![EntrySource { indices, values, candidates: [ABSENT; 2], place }];
     let selection = Selection { dtype, tables, sources, rows, all: tiles, threshold: ABSENT };
     let bounds = bounds.unwrap_or(ABSENT);
     let mut calls = vec![tables.begin([indices, bounds], rows, wanted)];
@@ -136,8 +136,8 @@ pub(crate) fn from_list(of: &Listed) -> Vec<Call> {
 /// A selection from some pieces of memory.
 struct Selection {
     dtype: DType,
-    tables: InTables,
-    sources: Vec<Entries>,
+    tables: TableArguments,
+    sources: Vec<EntrySource>,
     rows: usize,
     /// Tiles of a row.
     all: u32,
@@ -145,14 +145,14 @@ struct Selection {
 }
 
 /// Entries in one piece of memory.
-struct Entries {
+struct EntrySource {
     indices: Piece,
     values: Piece,
     candidates: [Piece; 2],
-    place: Place,
+    place: TileRange,
 }
 
-impl Entries {
+impl EntrySource {
     fn pieces(&self) -> [Piece; 4] {
         [self.indices, self.values, self.candidates[0], self.candidates[1]]
     }
@@ -163,27 +163,27 @@ impl Selection {
     fn refine(&self, digit: Digit, calls: &mut Vec<Call>) {
         for source in &self.sources {
             let blocks = source.place.blocks.min(COUNTERS as u32);
-            let digit = Digit { place: Place { blocks, ..source.place }, ..digit };
-            let call = Call::new(REFINE.of(self.dtype), self.rows as u32 * blocks, THREADS);
+            let digit = Digit { place: TileRange { blocks, ..source.place }, ..digit };
+            let call = Call::new(REFINE.get(self.dtype), self.rows as u32 * blocks, THREADS);
             let pieces = source.pieces().into_iter().chain([self.tables.control]);
-            calls.push(call.of(pieces).values(digit));
+            calls.push(call.with_pieces(pieces).values(digit));
         }
         calls.push(self.choose(digit.choice()));
     }
 
-    fn choose(&self, values: Choice) -> Call {
+    fn choose(&self, values: ChooseValues) -> Call {
         self.tables.choose(self.rows, self.threshold, values)
     }
 
     /// Writes what reaches the threshold, in order.
     fn compact(&self, to: [Piece; 2], calls: &mut Vec<Call>) {
-        let InTables { control, tiles } = self.tables;
+        let TableArguments { control, tiles } = self.tables;
         let mut over = |kernel: &'static Typed, to: &[Piece]| {
             for source in &self.sources {
                 let blocks = self.rows as u32 * source.place.blocks;
                 let pieces = source.pieces().into_iter().chain([tiles, control]);
-                let call = Call::new(kernel.of(self.dtype), blocks, THREADS);
-                calls.push(call.of(pieces.chain(to.iter().copied())).values(source.place));
+                let call = Call::new(kernel.get(self.dtype), blocks, THREADS);
+                calls.push(call.with_pieces(pieces.chain(to.iter().copied())).values(source.place));
             }
         };
         over(&COUNT, &[]);
@@ -194,16 +194,16 @@ impl Selection {
 }
 
 /// Where the elements lie: the residual, or the gradient.
-fn places(of: &Elements<'_>) -> Vec<Entries> {
+fn places(of: &Elements<'_>) -> Vec<EntrySource> {
     let elements = of.residual.as_ref().map_or(of.gradient, std::slice::from_ref);
     let all = elements.iter().map(|piece| piece.len.div_ceil(TILE) as u32).sum();
     let (mut start, mut tile) = (0, 0);
     let place = |values: &Piece| {
         let tiles = values.len.div_ceil(TILE) as u32;
         let blocks = tiles.div_ceil(WARPS as u32);
-        let place = Place { start, tile, tiles, blocks, all, listed: 0 };
+        let place = TileRange { start, tile, tiles, blocks, all, listed: 0 };
         (start, tile) = (start + values.len as u32, tile + tiles);
-        Entries { indices: ABSENT, values: *values, candidates: of.candidates, place }
+        EntrySource { indices: ABSENT, values: *values, candidates: of.candidates, place }
     };
     elements.iter().map(place).collect()
 }
@@ -228,7 +228,7 @@ fn visits(of: &Elements<'_>, control: Piece) -> Vec<Call> {
         let blocks = gradient.len.div_ceil(COUNTED).min(COUNTERS) as u32;
         let known = u32::from(known);
         let values = VisitValues { factor: bits_of(dtype, factor), known, unused: 0 };
-        Call::new(VISIT.of(dtype), blocks, THREADS).of(pieces).values(values)
+        Call::new(VISIT.get(dtype), blocks, THREADS).with_pieces(pieces).values(values)
     };
     of.gradient.iter().map(visit).collect()
 }
@@ -239,7 +239,7 @@ fn digits(dtype: DType) -> Vec<Digit> {
         <T::Magnitude as Magnitude>::BITS
     }
     let mut shift = with_number!(dtype, T => bits::<T>(), 0);
-    let place = Place::zeroed();
+    let place = TileRange::zeroed();
     std::iter::from_fn(|| {
         let bits = shift.min(DIGIT);
         shift -= bits;
@@ -250,9 +250,9 @@ fn digits(dtype: DType) -> Vec<Digit> {
 
 impl Digit {
     /// The choice among its values.
-    fn choice(self) -> Choice {
+    fn choice(self) -> ChooseValues {
         let last = (self.shift == 0).into();
-        Choice { bits: self.bits, first: 0, last, known: 0, room: 0, unused: 0 }
+        ChooseValues { bits: self.bits, first: 0, last, known: 0, room: 0, unused: 0 }
     }
 }
 

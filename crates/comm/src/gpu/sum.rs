@@ -2,10 +2,10 @@
 
 use super::{ABSENT, Divide, PerType, Typed, source_per_type, typed};
 use bytemuck::{Pod, Zeroable};
-use meristem_device::{Call, DType, Piece, Source};
+use meristem_device::{Call, DType, KernelSource, Piece};
 use smallvec::SmallVec;
 
-pub(super) static SOURCE: PerType<Source> = source_per_type!("sum.cu");
+pub(super) static SOURCE: PerType<KernelSource> = source_per_type!("sum.cu");
 
 /// Sources and targets of a call, at most.
 const MOST: usize = 8;
@@ -27,7 +27,7 @@ struct SumValues {
 }
 
 /// Elements of a sum over ranks, all of one length.
-pub(crate) struct Ranks<'a> {
+pub(crate) struct RankPieces<'a> {
     /// Elements that are added, in order.
     pub(crate) sources: &'a [Piece],
     /// Memory for the result. Each may be one of the sources, too.
@@ -38,8 +38,8 @@ pub(crate) struct Ranks<'a> {
 }
 
 /// The sum of all sources, from the first to the last, in all targets.
-pub(crate) fn sum(dtype: DType, ranks: &Ranks<'_>, divisor: Option<usize>) -> Vec<Call> {
-    let &Ranks { sources, targets, partial } = ranks;
+pub(crate) fn sum(dtype: DType, ranks: &RankPieces<'_>, divisor: Option<usize>) -> Vec<Call> {
+    let &RankPieces { sources, targets, partial } = ranks;
     let (whole, divided) = (Divide::new(dtype, None), Divide::new(dtype, divisor));
     let mut calls = Vec::new();
     let (first, rest) = sources.split_at(sources.len().min(MOST));
@@ -63,5 +63,5 @@ fn call(dtype: DType, (sources, targets): (&[Piece], &[Piece]), divide: Divide) 
     let blocks = targets.first().map_or(0, |target| target.len.div_ceil(BLOCK)) as u32;
     let values = SumValues { divide, sources: sources.len() as u32, targets: targets.len() as u32 };
     let pieces = filled(sources).into_iter().chain(filled(targets));
-    Call::new(SUM.of(dtype), blocks, 256).of(pieces).values(values)
+    Call::new(SUM.get(dtype), blocks, 256).with_pieces(pieces).values(values)
 }

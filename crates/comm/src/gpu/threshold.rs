@@ -2,10 +2,10 @@
 
 use super::{source, whole};
 use bytemuck::{Pod, Zeroable};
-use meristem_device::{Call, DType, DeviceId, Kernel, Operand, Owner, Piece, Result, Source};
+use meristem_device::{Call, DType, DeviceId, Kernel, KernelSource, Operand, Owner, Piece, Result};
 use meristem_device::{Stream, Tensor};
 
-pub(super) static SOURCE: Source = source!("threshold.cu");
+pub(super) static SOURCE: KernelSource = source!("threshold.cu");
 
 /// Bits of a digit, entries of a tile, and words of a row's state without and with its bins.
 pub(super) const DIGIT: u32 = 12;
@@ -23,7 +23,7 @@ const LIST: Operand = Operand::read::<u32>();
 const THRESHOLD: Operand = Operand::read::<i64>();
 
 static BEGIN: Kernel = kernel::<BeginValues>("begin", &[LIST, LIST, WORDS]);
-static CHOOSE: Kernel = kernel::<Choice>("choose", &[THRESHOLD, WORDS]);
+static CHOOSE: Kernel = kernel::<ChooseValues>("choose", &[THRESHOLD, WORDS]);
 static SCAN: Kernel = kernel::<[u32; 2]>("scan", &[TABLE, TABLE, WORDS]);
 
 const fn kernel<V>(entry: &'static str, operands: &'static [Operand]) -> Kernel {
@@ -42,7 +42,7 @@ struct BeginValues {
 /// `ChooseValues` of `threshold.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-pub(super) struct Choice {
+pub(super) struct ChooseValues {
     pub(super) bits: u32,
     pub(super) first: u32,
     pub(super) last: u32,
@@ -55,24 +55,24 @@ pub(super) struct Choice {
 pub(crate) const PIECES_MAX: usize = 1024;
 
 /// Memory of selections on a CUDA device: states of the rows and numbers of the tiles.
-pub(crate) struct Tables {
+pub(crate) struct SelectionTables {
     control: Tensor,
     tiles: Tensor,
 }
 
-impl Tables {
+impl SelectionTables {
     /// Memory for selections in `rows` rows of up to `len` entries. A processor needs none.
     ///
     /// # Errors
     /// The errors of an allocation.
-    pub(crate) fn new(stream: &Stream, rows: usize, len: usize) -> Result<Option<Tables>> {
+    pub(crate) fn new(stream: &Stream, rows: usize, len: usize) -> Result<Option<SelectionTables>> {
         if matches!(stream.device().id(), DeviceId::Cpu(_)) {
             return Ok(None);
         }
         let zeros = |len, dtype| Tensor::zeros(stream, [len], dtype, Owner::Collectives);
         let tiles = rows * (len.div_ceil(TILE) + PIECES_MAX);
         let (control, tiles) = (zeros(rows * ROW, DType::U32)?, zeros(2 * tiles, DType::I64)?);
-        Ok(Some(Tables { control, tiles }))
+        Ok(Some(SelectionTables { control, tiles }))
     }
 
     /// The two tensors, as arguments of a launch.
@@ -83,16 +83,16 @@ impl Tables {
 
 /// Tables among the arguments of a launch.
 #[derive(Clone, Copy)]
-pub(crate) struct InTables {
+pub(crate) struct TableArguments {
     pub(super) control: Piece,
     pub(super) tiles: Piece,
 }
 
-impl InTables {
-    /// Tables that are the arguments from `first` on.
-    pub(crate) fn at(first: usize, tables: &Tables) -> InTables {
+impl TableArguments {
+    /// SelectionTables that are the arguments from `first` on.
+    pub(crate) fn at(first: usize, tables: &SelectionTables) -> TableArguments {
         let [control, tiles] = tables.tensors();
-        InTables { control: whole(first, control), tiles: whole(first + 1, tiles) }
+        TableArguments { control: whole(first, control), tiles: whole(first + 1, tiles) }
     }
 
     /// Number of entries that the last selection in the first row has picked.
@@ -105,19 +105,19 @@ impl InTables {
         let (len, wanted) = (list.len as u32, wanted as u32);
         let values = BeginValues { wanted, len, rows: rows as u32, unused: 0 };
         let call = Call::new(&BEGIN, rows as u32, CHOOSERS);
-        call.of([list, bounds, self.control]).values(values)
+        call.with_pieces([list, bounds, self.control]).values(values)
     }
 
     /// Finds the digit of the threshold in each row.
-    pub(super) fn choose(self, rows: usize, threshold: Piece, values: Choice) -> Call {
+    pub(super) fn choose(self, rows: usize, threshold: Piece, values: ChooseValues) -> Call {
         let call = Call::new(&CHOOSE, rows as u32, CHOOSERS);
-        call.of([threshold, self.control]).values(values)
+        call.with_pieces([threshold, self.control]).values(values)
     }
 
     /// Sums up the tiles' numbers.
     pub(super) fn scan(self, rows: usize, all: u32, threshold: Piece) -> Call {
         let threads = all.clamp(32, 1024).next_power_of_two();
         let call = Call::new(&SCAN, rows as u32, threads);
-        call.of([threshold, self.tiles, self.control]).values([all, 0])
+        call.with_pieces([threshold, self.tiles, self.control]).values([all, 0])
     }
 }

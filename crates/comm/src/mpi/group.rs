@@ -10,7 +10,7 @@ use std::time::Duration;
 pub(super) const GROUPS_MAX: i32 = 10_000;
 
 /// State of a group.
-pub(super) struct Group {
+pub(super) struct MpiGroup {
     pub(super) context: i32,
     /// Rank among all processes, by rank of the group.
     pub(super) members: Arc<[i32]>,
@@ -19,7 +19,7 @@ pub(super) struct Group {
     /// Number of exchanges begun.
     pub(super) step: u64,
     /// Ranks that left, each with its notice, by rank.
-    pub(super) left: Vec<Option<Left>>,
+    pub(super) left: Vec<Option<RankDeparture>>,
     /// Exchanges that the device of each rank is known to have ended, by rank: the number of its
     /// membership in a group of devices, and how many in it.
     pub(super) ended: Vec<(u64, u64)>,
@@ -28,17 +28,22 @@ pub(super) struct Group {
 
 /// Notice of a rank that left.
 #[derive(Clone, Copy)]
-pub(super) struct Left {
+pub(super) struct RankDeparture {
     /// Number of exchanges that it made.
     pub(super) steps: u64,
     pub(super) panicked: bool,
     pub(super) in_order: bool,
 }
 
-impl Group {
-    pub(super) fn new(context: i32, members: Arc<[i32]>, rank: usize, deadline: Duration) -> Group {
+impl MpiGroup {
+    pub(super) fn new(
+        context: i32,
+        members: Arc<[i32]>,
+        rank: usize,
+        deadline: Duration,
+    ) -> MpiGroup {
         let (left, ended) = (vec![None; members.len()], vec![(0, 0); members.len()]);
-        Group { context, members, rank, deadline, step: 0, left, ended, failure: None }
+        MpiGroup { context, members, rank, deadline, step: 0, left, ended, failure: None }
     }
 
     /// The other ranks.
@@ -48,15 +53,15 @@ impl Group {
 }
 
 /// Message tags of a group. Groups have numbers of their own, below [`GROUPS_MAX`].
-pub(super) struct Tags {
+pub(super) struct MpiTags {
     pub(super) header: i32,
     pub(super) elements: i32,
     pub(super) notice: i32,
 }
 
-impl Tags {
-    pub(super) fn of(context: i32) -> Tags {
+impl MpiTags {
+    pub(super) fn for_group(context: i32) -> MpiTags {
         let first = 3 * context.min(GROUPS_MAX);
-        Tags { header: first, elements: first + 1, notice: first + 2 }
+        MpiTags { header: first, elements: first + 1, notice: first + 2 }
     }
 }

@@ -20,30 +20,30 @@ use crate::error::{Error, Result};
 use crate::log::COMM_LOG;
 use crate::spans::Spans;
 use crate::sync::lock;
-use crate::transport::{Call, Parcel, Sum, Transport, check_parcels, others};
-use crate::watch::{News, Pulse, Trouble, Watch, endless};
+use crate::transport::{CollectiveCall, Parcel, Sum, Transport, check_parcels, others};
+use crate::watch::{GroupWatch, News, Pulse, Trouble, endless};
 use crate::{host, wire};
 use group::GROUPS_MAX;
 use meristem_device::Stream;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use thread::{Exchange, Job, unavailable};
+use thread::{MpiExchange, MpiJob, unavailable};
 use transfer::{Incoming, Outgoing};
 
 /// Time in which the MPI thread answers a watching thread: more than its notices take.
 const ANSWER: Duration = Duration::from_secs(5);
 
 /// Connection to the MPI thread; dropping the last one ends MPI.
-struct Link {
-    jobs: Option<SyncSender<Job>>,
+struct MpiLink {
+    jobs: Option<SyncSender<MpiJob>>,
     /// Closes when the thread has ended MPI, or never will.
     over: Mutex<Receiver<()>>,
     /// Number of the next group. Locked during a split, so that no number is assigned twice.
     next_context: Mutex<i32>,
 }
 
-impl Drop for Link {
+impl Drop for MpiLink {
     fn drop(&mut self) {
         self.jobs = None;
         let _ = lock(&self.over).recv();
@@ -52,7 +52,7 @@ impl Drop for Link {
 
 /// The link of a rank that is a process.
 struct Mpi {
-    link: Arc<Link>,
+    link: Arc<MpiLink>,
     context: i32,
     /// Rank among all processes, by rank of this group.
     members: Arc<[i32]>,
@@ -85,7 +85,7 @@ pub(crate) fn world(deadline: Duration) -> Result<Box<dyn Transport>> {
     let (rank, size) = started.recv_timeout(deadline).map_err(gone)??;
     tracing::debug!(target: COMM_LOG, rank, size, library = library(), "MPI has started");
     let next_context = Mutex::new(1);
-    let link = Arc::new(Link { jobs: Some(jobs), over: Mutex::new(over), next_context });
+    let link = Arc::new(MpiLink { jobs: Some(jobs), over: Mutex::new(over), next_context });
     let members = (0..size as i32).collect();
     Ok(Box::new(Mpi { link, context: 0, members, rank, deadline, pool: Vec::new() }))
 }
@@ -104,7 +104,7 @@ pub(crate) const DEBUG_ENVIRONMENT: &[(&str, &str)] = &[
 ];
 
 impl Mpi {
-    fn tell(&self, job: Job) -> Result<()> {
+    fn tell(&self, job: MpiJob) -> Result<()> {
         let jobs = self.link.jobs.as_ref();
         let told = jobs.is_some_and(|jobs| jobs.send(job).is_ok());
         told.then_some(()).ok_or_else(|| unavailable("its thread ended", "read its output"))
@@ -113,13 +113,19 @@ impl Mpi {
     /// Sends and receives bytes; returns what was received, in the order of `receives`.
     fn transfer(
         &self,
-        call: &Call,
+        call: &CollectiveCall,
         sends: Vec<Outgoing>,
         receives: Vec<Incoming>,
     ) -> Result<Vec<Vec<u8>>> {
         let (reply, answer) = sync_channel(1);
         let (context, call) = (self.context, *call);
-        self.tell(Job::Exchange(Box::new(Exchange { context, call, sends, receives, reply })))?;
+        self.tell(MpiJob::Exchange(Box::new(MpiExchange {
+            context,
+            call,
+            sends,
+            receives,
+            reply,
+        })))?;
         let gone = |_| unavailable("its thread ended", "read its output");
         answer.recv().map_err(gone)?
     }
@@ -136,8 +142,8 @@ impl Mpi {
     }
 
     /// The members of this rank's new group, this rank's position in it, and its number.
-    fn group_of(&self, wishes: &[Wish]) -> (Vec<usize>, i32) {
-        let Wish { color, .. } = wishes[self.rank];
+    fn group_of(&self, wishes: &[SplitArguments]) -> (Vec<usize>, i32) {
+        let SplitArguments { color, .. } = wishes[self.rank];
         let mut colors: Vec<u64> = wishes.iter().map(|wish| wish.color).collect();
         colors.sort_unstable();
         colors.dedup();
@@ -163,13 +169,13 @@ fn buffer(pool: &mut Vec<Arc<Vec<u8>>>, len: usize) -> Vec<u8> {
 
 /// A rank's arguments of a split, and the lowest number that it has not yet assigned to a group.
 #[derive(Clone, Copy)]
-struct Wish {
+struct SplitArguments {
     color: u64,
     key: u64,
     next_context: i32,
 }
 
-impl Wish {
+impl SplitArguments {
     const BYTES: usize = 20;
 
     fn encode(self) -> Vec<u8> {
@@ -177,11 +183,11 @@ impl Wish {
         [&color[..], &key[..], &self.next_context.to_le_bytes()[..]].concat()
     }
 
-    fn decode(bytes: &[u8]) -> Option<Wish> {
+    fn decode(bytes: &[u8]) -> Option<SplitArguments> {
         let (color, rest) = bytes.split_first_chunk()?;
         let (key, rest) = rest.split_first_chunk()?;
         let (color, key) = (u64::from_le_bytes(*color), u64::from_le_bytes(*key));
-        Some(Wish { color, key, next_context: i32::from_le_bytes(rest.try_into().ok()?) })
+        Some(SplitArguments { color, key, next_context: i32::from_le_bytes(rest.try_into().ok()?) })
     }
 }
 
@@ -200,7 +206,7 @@ impl Transport for Mpi {
 
     fn exchange(
         &mut self,
-        call: &Call,
+        call: &CollectiveCall,
         stream: &Stream,
         sends: &[Parcel],
         receives: &[Parcel],
@@ -229,49 +235,50 @@ impl Transport for Mpi {
         Ok(())
     }
 
-    fn all_reduce(&mut self, _: &Call, _: &Stream, _: &Sum<'_, Spans>) -> Result<bool> {
+    fn all_reduce(&mut self, _: &CollectiveCall, _: &Stream, _: &Sum<'_, Spans>) -> Result<bool> {
         // MPI's own sums wait for a rank that is gone, and add in an unspecified order.
         Ok(false)
     }
 
-    fn barrier(&mut self, call: &Call) -> Result<()> {
+    fn barrier(&mut self, call: &CollectiveCall) -> Result<()> {
         self.transfer(call, Vec::new(), Vec::new()).map(drop)
     }
 
     fn abort(&mut self, reason: &str) {
         // The current error is more informative than one about the missing thread.
-        let _ = self.tell(Job::Abort { context: self.context, reason: reason.to_owned() });
+        let _ = self.tell(MpiJob::Abort { context: self.context, reason: reason.to_owned() });
     }
 
     fn leave(&mut self) {
         let panicked = std::thread::panicking();
         // Without its thread there is nobody to notify.
-        let _ = self.tell(Job::Leave { context: self.context, panicked });
+        let _ = self.tell(MpiJob::Leave { context: self.context, panicked });
     }
 
     fn deadline(&self) -> Duration {
         self.deadline
     }
 
-    fn watch(&mut self) -> Result<Box<dyn Watch>> {
+    fn watch(&mut self) -> Result<Box<dyn GroupWatch>> {
         let (jobs, context) = (self.link.jobs.clone(), self.context);
         let (rank, deadline) = (self.rank, self.deadline);
-        Ok(Box::new(Watcher { jobs, context, rank, deadline }))
+        Ok(Box::new(MpiWatch { jobs, context, rank, deadline }))
     }
 
-    fn split(&mut self, call: &Call, color: u64, key: u64) -> Result<Box<dyn Transport>> {
+    fn split(&mut self, call: &CollectiveCall, color: u64, key: u64) -> Result<Box<dyn Transport>> {
         let link = self.link.clone();
         let mut next_context = lock(&link.next_context);
-        let (n, me, content) = (self.size(), self.rank, (None, Wish::BYTES));
-        let own = Wish { color, key, next_context: *next_context };
+        let (n, me, content) = (self.size(), self.rank, (None, SplitArguments::BYTES));
+        let own = SplitArguments { color, key, next_context: *next_context };
         let bytes = Arc::new(own.encode());
         let sends = others(me, n).map(|peer| Outgoing { peer, content, bytes: bytes.clone() });
         let receives = others(me, n).map(|peer| {
-            let buffer = vec![0; Wish::BYTES];
+            let buffer = vec![0; SplitArguments::BYTES];
             Incoming { peer, content, buffer }
         });
         let received = self.transfer(call, sends.collect(), receives.collect())?;
-        let mut wishes: Vec<Wish> = received.iter().filter_map(|b| Wish::decode(b)).collect();
+        let mut wishes: Vec<SplitArguments> =
+            received.iter().filter_map(|b| SplitArguments::decode(b)).collect();
         wishes.insert(me, own);
         let (ranks, context) = self.group_of(&wishes);
         let highest = wishes.iter().map(|wish| wish.next_context).max().unwrap_or(1);
@@ -281,7 +288,7 @@ impl Transport for Mpi {
         }
         let members: Arc<[i32]> = ranks.iter().map(|rank| self.members[*rank]).collect();
         let rank = ranks.iter().position(|rank| *rank == me).unwrap_or(0);
-        self.tell(Job::Join { context, members: members.clone(), rank })?;
+        self.tell(MpiJob::Join { context, members: members.clone(), rank })?;
         drop(next_context);
         let (deadline, pool) = (self.deadline, Vec::new());
         Ok(Box::new(Mpi { link, context, members, rank, deadline, pool }))
@@ -290,17 +297,17 @@ impl Transport for Mpi {
 
 /// A view of a group over MPI. Its notices name a rank that failed or panicked; one that died is
 /// ended by `mpirun` with all others, or noticed by the deadline, without a name.
-struct Watcher {
-    jobs: Option<SyncSender<Job>>,
+struct MpiWatch {
+    jobs: Option<SyncSender<MpiJob>>,
     context: i32,
     rank: usize,
     deadline: Duration,
 }
 
-impl Watch for Watcher {
+impl GroupWatch for MpiWatch {
     fn pulse(&mut self, pulse: &Pulse) -> News {
         let (reply, answer) = sync_channel(1);
-        let job = Job::Watch { context: self.context, pulse: pulse.clone(), reply };
+        let job = MpiJob::Watch { context: self.context, pulse: pulse.clone(), reply };
         // A thread that has as much to do as that answers the next pulse.
         let asked = self.jobs.as_ref().is_some_and(|jobs| jobs.try_send(job).is_ok());
         let answer = if asked { answer.recv_timeout(ANSWER).ok() } else { None };
@@ -318,7 +325,7 @@ impl Drop for Mpi {
     fn drop(&mut self) {
         self.leave();
         // Without its thread there is nothing to forget.
-        let _ = self.tell(Job::Forget { context: self.context });
+        let _ = self.tell(MpiJob::Forget { context: self.context });
     }
 }
 

@@ -2,15 +2,15 @@
 //!
 //! A request that has begun can be neither cancelled nor dropped: MPI may access its memory until
 //! it ends, and one that waits for a process that is gone never ends. So an exchange that fails is
-//! never left: the thread answers, and serves other groups from within it ([`Thread::strand`]),
+//! never left: the thread answers, and serves other groups from within it ([`MpiThread::strand`]),
 //! where the buffers stay alive. Groups fail once, so the nesting is at most the number of groups.
 
-use super::group::{Group, Left, Tags};
-use super::transfer::{self, Idle, Incoming, Outgoing};
+use super::group::{MpiGroup, MpiTags, RankDeparture};
+use super::transfer::{self, Backoff, Incoming, Outgoing};
 use crate::error::{Error, Result};
-use crate::transport::Call;
+use crate::transport::CollectiveCall;
 use crate::watch::{News, Pulse, Trouble, endless};
-use crate::wire::Notice;
+use crate::wire::RankNotice;
 use mpi::Threading;
 use mpi::request::StaticScope;
 use mpi::topology::SimpleCommunicator;
@@ -30,8 +30,8 @@ pub(super) fn unavailable(reason: &'static str, remedy: &'static str) -> Error {
 }
 
 /// A request to the thread.
-pub(super) enum Job {
-    Exchange(Box<Exchange>),
+pub(super) enum MpiJob {
+    MpiExchange(Box<MpiExchange>),
     /// Create a group of these ranks among all processes, with this process's position among them.
     Join {
         context: i32,
@@ -53,7 +53,7 @@ pub(super) enum Job {
         context: i32,
     },
     /// State of the rank's device; say that of the group. Answered during an exchange, too.
-    Watch {
+    GroupWatch {
         context: i32,
         pulse: Pulse,
         reply: SyncSender<News>,
@@ -61,9 +61,9 @@ pub(super) enum Job {
 }
 
 /// All sends and receives of one rank in one call.
-pub(super) struct Exchange {
+pub(super) struct MpiExchange {
     pub(super) context: i32,
-    pub(super) call: Call,
+    pub(super) call: CollectiveCall,
     pub(super) sends: Vec<Outgoing>,
     pub(super) receives: Vec<Incoming>,
     /// Receives the buffers, in the order of `receives`.
@@ -73,7 +73,7 @@ pub(super) struct Exchange {
 /// Body of the thread: starts MPI, reports it, serves requests, and ends MPI if all ranks do.
 /// `_finish` closes at the end.
 pub(super) fn run(
-    jobs: Receiver<Job>,
+    jobs: Receiver<MpiJob>,
     ready: &SyncSender<Result<(usize, usize)>>,
     deadline: Duration,
     finish: SyncSender<()>,
@@ -90,10 +90,10 @@ pub(super) fn run(
     }
     let world = Rc::new(universe.world());
     let (rank, size) = (world.rank() as usize, world.size());
-    let all = Group::new(0, (0..size).collect(), rank, deadline);
+    let all = MpiGroup::new(0, (0..size).collect(), rank, deadline);
     let groups = BTreeMap::from([(0, all)]);
     let (later, finish) = (VecDeque::new(), Some(finish));
-    let mut thread = Thread { world, jobs, later, deadline, groups, finish, stuck: false };
+    let mut thread = MpiThread { world, jobs, later, deadline, groups, finish, stuck: false };
     let _ = ready.send(Ok((rank, size as usize)));
     thread.serve();
     if thread.all_have_left() {
@@ -104,52 +104,52 @@ pub(super) fn run(
     }
 }
 
-struct Thread {
+struct MpiThread {
     world: Rc<SimpleCommunicator>,
-    jobs: Receiver<Job>,
+    jobs: Receiver<MpiJob>,
     /// Requests that came during an exchange, and come after it.
-    later: VecDeque<Job>,
+    later: VecDeque<MpiJob>,
     deadline: Duration,
-    groups: BTreeMap<i32, Group>,
+    groups: BTreeMap<i32, MpiGroup>,
     /// Dropped when nobody needs to wait for this thread any more.
     finish: Option<SyncSender<()>>,
     /// An exchange failed, and is never left.
     stuck: bool,
 }
 
-impl Thread {
+impl MpiThread {
     /// Serves requests until no sender is left.
     fn serve(&mut self) {
         while let Some(job) = self.later.pop_front().or_else(|| self.jobs.recv().ok()) {
             match job {
-                Job::Exchange(exchange) => self.exchange(*exchange),
-                Job::Join { context, members, rank } => {
-                    let group = Group::new(context, members, rank, self.deadline);
+                MpiJob::Exchange(exchange) => self.exchange(*exchange),
+                MpiJob::Join { context, members, rank } => {
+                    let group = MpiGroup::new(context, members, rank, self.deadline);
                     self.groups.insert(context, group);
                 }
-                Job::Abort { context, reason } => {
+                MpiJob::Abort { context, reason } => {
                     let Some(group) = self.groups.get(&context) else { continue };
                     let rank = group.rank;
                     self.fail(context, Error::RankFailed { rank, reason });
                 }
-                Job::Watch { context, pulse, reply } => self.watch(context, &pulse, &reply),
-                Job::Leave { context, panicked } => self.leave(context, panicked),
+                MpiJob::Watch { context, pulse, reply } => self.watch(context, &pulse, &reply),
+                MpiJob::Leave { context, panicked } => self.leave(context, panicked),
                 // The notices of the group of all processes are read once more before the end.
-                Job::Forget { context: 0 } => {}
-                Job::Forget { context } => drop(self.groups.remove(&context)),
+                MpiJob::Forget { context: 0 } => {}
+                MpiJob::Forget { context } => drop(self.groups.remove(&context)),
             }
         }
     }
 
     /// Answers the watching threads that ask during an exchange of a group.
-    fn hear(&mut self, group: &mut Group) {
+    fn hear(&mut self, group: &mut MpiGroup) {
         while let Ok(job) = self.jobs.try_recv() {
             match job {
-                Job::Watch { context, pulse, reply } if context == group.context => {
+                MpiJob::Watch { context, pulse, reply } if context == group.context => {
                     // Without anybody who reads the answer it is not needed.
                     let _ = reply.send(self.news(group, &pulse));
                 }
-                Job::Watch { context, pulse, reply } => self.watch(context, &pulse, &reply),
+                MpiJob::Watch { context, pulse, reply } => self.watch(context, &pulse, &reply),
                 job => self.later.push_back(job),
             }
         }
@@ -162,10 +162,10 @@ impl Thread {
         self.groups.insert(context, group);
     }
 
-    fn fail_group(&self, group: &mut Group, error: Error) {
+    fn fail_group(&self, group: &mut MpiGroup, error: Error) {
         if group.failure.is_none() {
             group.failure = Some(error.clone());
-            self.notify(group, &Notice::Failed(error));
+            self.notify(group, &RankNotice::Failed(error));
         }
     }
 
@@ -178,7 +178,7 @@ impl Thread {
     }
 
     /// State of a group, as far as notices tell, after the pulse of this rank.
-    fn news(&self, group: &mut Group, pulse: &Pulse) -> News {
+    fn news(&self, group: &mut MpiGroup, pulse: &Pulse) -> News {
         if group.failure.is_none() {
             group.failure = transfer::read_notices(&self.world, group);
         }
@@ -200,7 +200,7 @@ impl Thread {
         if known < own && (pulse.closing || asked) {
             group.ended[rank] = own;
             let Pulse { membership, ended: exchanges, .. } = *pulse;
-            self.notify(group, &Notice::Ended { membership, exchanges });
+            self.notify(group, &RankNotice::Ended { membership, exchanges });
         }
         let panicked = |rank: usize| group.left[rank].is_some_and(|left| left.panicked);
         let gone = group.peers().find(|rank| panicked(*rank)).map(|rank| {
@@ -218,8 +218,8 @@ impl Thread {
     fn leave(&mut self, context: i32, panicked: bool) {
         let in_order = !self.stuck && self.groups.values().all(|group| group.failure.is_none());
         let Some(group) = self.groups.get_mut(&context) else { return };
-        let notice = Notice::Left { steps: group.step, panicked, in_order };
-        let left = Left { steps: group.step, panicked, in_order };
+        let notice = RankNotice::Left { steps: group.step, panicked, in_order };
+        let left = RankDeparture { steps: group.step, panicked, in_order };
         let own = group.rank;
         if group.left[own].replace(left).is_none() {
             let group = &self.groups[&context];
@@ -229,16 +229,16 @@ impl Thread {
 
     /// Sends a notice to all other ranks of a group, as far as they receive it within
     /// [`NOTICE_TIME`].
-    fn notify(&self, group: &Group, notice: &Notice) {
+    fn notify(&self, group: &MpiGroup, notice: &RankNotice) {
         // Leaked, since a rank that is gone never receives it: once or twice per group.
         let bytes: &'static [u8] = notice.encode().leak();
-        let tag = Tags::of(group.context).notice;
+        let tag = MpiTags::for_group(group.context).notice;
         let send = |peer: usize| {
             let process = self.world.process_at_rank(group.members[peer]);
             process.immediate_send_with_tag(StaticScope, bytes, tag)
         };
         let mut requests: Vec<_> = group.peers().map(send).collect();
-        let (end, mut idle) = (Instant::now() + NOTICE_TIME, Idle::default());
+        let (end, mut idle) = (Instant::now() + NOTICE_TIME, Backoff::default());
         while !requests.is_empty() && Instant::now() < end {
             requests = requests.into_iter().filter_map(|request| request.test().err()).collect();
             idle.rest();
@@ -247,8 +247,8 @@ impl Thread {
     }
 
     /// Makes an exchange and answers. Returns only on success.
-    fn exchange(&mut self, exchange: Exchange) {
-        let Exchange { context, call, sends, mut receives, reply } = exchange;
+    fn exchange(&mut self, exchange: MpiExchange) {
+        let MpiExchange { context, call, sends, mut receives, reply } = exchange;
         let Some(mut group) = self.groups.remove(&context) else { return };
         if let Some(failure) = &group.failure {
             let _ = reply.send(Err(failure.at(call.operation)));
@@ -259,12 +259,12 @@ impl Thread {
         let headers = transfer::headers(&group, &call, &sends);
         mpi::request::scope(|scope| {
             let world = self.world.clone();
-            let mut transfer = transfer::Transfer::new(&world, scope, &mut group, &call);
+            let mut transfer = transfer::MpiTransfer::new(&world, scope, &mut group, &call);
             transfer.begin(&headers, &sends, &mut receives);
             if let Err((error, found_here)) = transfer.finish(&mut |group| self.hear(group)) {
                 group.failure = Some(error.clone());
                 if found_here {
-                    self.notify(&group, &Notice::Failed(error.clone()));
+                    self.notify(&group, &RankNotice::Failed(error.clone()));
                 }
                 self.groups.insert(context, group);
                 let _ = reply.send(Err(error));
@@ -289,7 +289,7 @@ impl Thread {
     /// deadline.
     fn all_have_left(&mut self) -> bool {
         let Some(mut group) = self.groups.remove(&0) else { return false };
-        let (end, mut idle) = (Instant::now() + self.deadline, Idle::default());
+        let (end, mut idle) = (Instant::now() + self.deadline, Backoff::default());
         while group.failure.is_none() && Instant::now() < end {
             if group.peers().all(|peer| group.left[peer].is_some()) {
                 return group.left.iter().flatten().all(|left| left.in_order);

@@ -1,11 +1,11 @@
 //! One exchange of one rank: all its sends and receives, polled until they are complete, or until a
 //! rank reports or shows by its silence that it never will complete them.
 
-use super::group::{Group, Left, Tags};
+use super::group::{MpiGroup, MpiTags, RankDeparture};
 use crate::agree;
 use crate::error::{Error, Result};
-use crate::transport::Call;
-use crate::wire::{Content, Header, Notice};
+use crate::transport::CollectiveCall;
+use crate::wire::{CallHeader, Content, RankNotice};
 use mpi::point_to_point::{Message, Status};
 use mpi::request::{LocalScope, Request};
 use mpi::topology::SimpleCommunicator;
@@ -42,38 +42,38 @@ fn chunks(len: usize) -> impl Iterator<Item = usize> {
 }
 
 /// Headers that this rank sends to each rank before the elements.
-pub(super) fn headers(group: &Group, call: &Call, sends: &[Outgoing]) -> Vec<Vec<u8>> {
+pub(super) fn headers(group: &MpiGroup, call: &CollectiveCall, sends: &[Outgoing]) -> Vec<Vec<u8>> {
     let header = |peer: usize| {
         let own = sends.iter().filter(|outgoing| outgoing.peer == peer);
         let parcels = own.map(|outgoing| outgoing.content).collect();
-        Header { step: group.step, call: *call, parcels }.encode()
+        CallHeader { step: group.step, call: *call, parcels }.encode()
     };
     (0..group.members.len()).map(header).collect()
 }
 
 /// Answers threads that ask about the group during an exchange.
-type Hear<'f> = dyn FnMut(&mut Group) + 'f;
+type Hear<'f> = dyn FnMut(&mut MpiGroup) + 'f;
 
-type Pending<'s, 'a> = Request<'a, [u8], &'s LocalScope<'a>>;
+type PendingRequest<'s, 'a> = Request<'a, [u8], &'s LocalScope<'a>>;
 
 /// Buffer for a parcel.
-struct Room<'a> {
+struct ReceiveBuffer<'a> {
     content: Content,
     buffer: &'a mut [u8],
 }
 
-pub(super) struct Transfer<'s, 'a> {
+pub(super) struct MpiTransfer<'s, 'a> {
     world: &'s SimpleCommunicator,
     scope: &'s LocalScope<'a>,
-    group: &'s mut Group,
-    tags: Tags,
-    call: Call,
+    group: &'s mut MpiGroup,
+    tags: MpiTags,
+    call: CollectiveCall,
     /// Header received from each rank, by rank.
-    headers: Vec<Option<Header>>,
+    headers: Vec<Option<CallHeader>>,
     /// Buffers for each rank's parcels, by rank, until its header arrives.
-    rooms: Vec<Vec<Room<'a>>>,
+    rooms: Vec<Vec<ReceiveBuffer<'a>>>,
     /// Requests in flight, each with the other rank.
-    requests: Vec<(usize, Pending<'s, 'a>)>,
+    requests: Vec<(usize, PendingRequest<'s, 'a>)>,
     /// The error for a received parcel without a matching buffer.
     misfit: Option<Error>,
     agreed: bool,
@@ -81,17 +81,17 @@ pub(super) struct Transfer<'s, 'a> {
     heard: Instant,
 }
 
-impl<'s, 'a> Transfer<'s, 'a> {
+impl<'s, 'a> MpiTransfer<'s, 'a> {
     pub(super) fn new(
         world: &'s SimpleCommunicator,
         scope: &'s LocalScope<'a>,
-        group: &'s mut Group,
-        call: &Call,
+        group: &'s mut MpiGroup,
+        call: &CollectiveCall,
     ) -> Self {
         let n = group.members.len();
-        let tags = Tags::of(group.context);
+        let tags = MpiTags::for_group(group.context);
         let (headers, rooms) = (vec![None; n], (0..n).map(|_| Vec::new()).collect());
-        Transfer {
+        MpiTransfer {
             world,
             scope,
             group,
@@ -125,7 +125,7 @@ impl<'s, 'a> Transfer<'s, 'a> {
             }
         }
         for Incoming { peer, content, buffer } in receives {
-            self.rooms[*peer].push(Room { content: *content, buffer });
+            self.rooms[*peer].push(ReceiveBuffer { content: *content, buffer });
         }
     }
 
@@ -146,7 +146,7 @@ impl<'s, 'a> Transfer<'s, 'a> {
 
     /// Polls until everything is sent and received.
     fn poll(&mut self, hear: &mut Hear<'_>) -> Result<(), (Error, bool)> {
-        let mut idle = Idle::default();
+        let mut idle = Backoff::default();
         loop {
             let before = self.heard;
             self.read_headers().map_err(|error| (error, true))?;
@@ -165,7 +165,7 @@ impl<'s, 'a> Transfer<'s, 'a> {
                 self.check_patience().map_err(|error| (error, true))?;
                 idle.rest();
             } else {
-                idle = Idle::default();
+                idle = Backoff::default();
             }
         }
     }
@@ -179,7 +179,7 @@ impl<'s, 'a> Transfer<'s, 'a> {
             }
             let process = self.world.process_at_rank(self.group.members[peer]);
             if let Some(found) = process.immediate_matched_probe_with_tag(self.tags.header) {
-                let header = Header::decode(&take(found));
+                let header = CallHeader::decode(&take(found));
                 let step = self.group.step;
                 let header = header.filter(|header| header.step == step);
                 let reason = "it sent data that this version does not send";
@@ -187,7 +187,7 @@ impl<'s, 'a> Transfer<'s, 'a> {
                 self.receive(peer, &header);
                 self.headers[peer] = Some(header);
                 self.heard = Instant::now();
-            } else if let Some(Left { panicked, .. }) =
+            } else if let Some(RankDeparture { panicked, .. }) =
                 self.group.left[peer].filter(|left| left.steps < self.group.step)
             {
                 let reason = if panicked { "its thread panicked" } else { "it left the group" };
@@ -196,8 +196,8 @@ impl<'s, 'a> Transfer<'s, 'a> {
         }
         let all = self.group.peers().all(|peer| self.headers[peer].is_some());
         if all && !self.agreed {
-            let call = |header: &Option<Header>| header.as_ref().map_or(self.call, |h| h.call);
-            let calls: Vec<Call> = self.headers.iter().map(call).collect();
+            let call = |header: &Option<CallHeader>| header.as_ref().map_or(self.call, |h| h.call);
+            let calls: Vec<CollectiveCall> = self.headers.iter().map(call).collect();
             agree::check(&calls)?;
             self.misfit.take().map_or(Ok(()), Err)?;
             self.agreed = true;
@@ -206,7 +206,7 @@ impl<'s, 'a> Transfer<'s, 'a> {
     }
 
     /// Begins to receive a rank's parcels, if they match the buffers.
-    fn receive(&mut self, peer: usize, header: &Header) {
+    fn receive(&mut self, peer: usize, header: &CallHeader) {
         let rooms = std::mem::take(&mut self.rooms[peer]);
         let expected = rooms.iter().map(|room| room.content);
         if !expected.clone().eq(header.parcels.iter().copied()) {
@@ -225,7 +225,7 @@ impl<'s, 'a> Transfer<'s, 'a> {
             return;
         }
         let process = self.world.process_at_rank(self.group.members[peer]);
-        for Room { buffer, .. } in rooms {
+        for ReceiveBuffer { buffer, .. } in rooms {
             let mut rest = buffer;
             for len in chunks(rest.len()) {
                 let (chunk, more) = rest.split_at_mut(len);
@@ -241,7 +241,7 @@ impl<'s, 'a> Transfer<'s, 'a> {
     fn test(&mut self) {
         let before = self.requests.len();
         let requests = std::mem::take(&mut self.requests).into_iter();
-        let still = |(peer, request): (usize, Pending<'s, 'a>)| {
+        let still = |(peer, request): (usize, PendingRequest<'s, 'a>)| {
             request.test().err().map(|request| (peer, request))
         };
         self.requests = requests.filter_map(still).collect();
@@ -281,19 +281,19 @@ fn describe(content: Option<Content>) -> String {
 }
 
 /// Reads the notices that have arrived: ranks that left are recorded, a failure is returned.
-pub(super) fn read_notices(world: &SimpleCommunicator, group: &mut Group) -> Option<Error> {
-    let tag = Tags::of(group.context).notice;
+pub(super) fn read_notices(world: &SimpleCommunicator, group: &mut MpiGroup) -> Option<Error> {
+    let tag = MpiTags::for_group(group.context).notice;
     while let Some(found) = world.any_process().immediate_matched_probe_with_tag(tag) {
         let source = found.1.source_rank();
         let rank = group.members.iter().position(|member| *member == source)?;
-        match Notice::decode(&take(found)) {
-            Some(Notice::Left { steps, panicked, in_order }) => {
-                group.left[rank] = Some(Left { steps, panicked, in_order });
+        match RankNotice::decode(&take(found)) {
+            Some(RankNotice::Left { steps, panicked, in_order }) => {
+                group.left[rank] = Some(RankDeparture { steps, panicked, in_order });
             }
-            Some(Notice::Ended { membership, exchanges }) => {
+            Some(RankNotice::Ended { membership, exchanges }) => {
                 group.ended[rank] = group.ended[rank].max((membership, exchanges));
             }
-            Some(Notice::Failed(error)) => return Some(error),
+            Some(RankNotice::Failed(error)) => return Some(error),
             None => {
                 let reason = "it sent data that this version does not send";
                 return Some(Error::RankGone { operation: "exchange", rank, reason });
@@ -314,9 +314,9 @@ fn take((message, status): (Message, Status)) -> Vec<u8> {
 /// Back-off between two polls: first none, then yielding to others, then sleeping, since on a
 /// machine with fewer cores than ranks the others need this rank's core.
 #[derive(Default)]
-pub(super) struct Idle(u32);
+pub(super) struct Backoff(u32);
 
-impl Idle {
+impl Backoff {
     pub(super) fn rest(&mut self) {
         self.0 = self.0.saturating_add(1);
         match self.0 {
@@ -337,14 +337,14 @@ mod tests {
         let universe = mpi::initialize().unwrap();
         let (world, deadline) = (universe.world(), Duration::from_millis(400));
         // The other rank is this process, too: messages sent to it come back.
-        let mut group = Group::new(0, Arc::new([0, 0]), 0, deadline);
-        let call = Call::of("test");
+        let mut group = MpiGroup::new(0, Arc::new([0, 0]), 0, deadline);
+        let call = CollectiveCall::new("test");
         let (content, elements) = ((None, 3), [7u8, 8, 9]);
         let announced = [Outgoing { peer: 1, content, bytes: Arc::default() }];
         let headers = headers(&group, &call, &announced);
         let mut receives = [Incoming { peer: 1, content, buffer: vec![0; 3] }];
         let (outcome, waited) = mpi::request::scope(|scope| {
-            let mut transfer = Transfer::new(&world, scope, &mut group, &call);
+            let mut transfer = MpiTransfer::new(&world, scope, &mut group, &call);
             transfer.begin(&headers, &[], &mut receives);
             while !transfer.requests.is_empty() {
                 transfer.test();

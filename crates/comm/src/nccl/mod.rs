@@ -11,12 +11,12 @@ mod watcher;
 
 use crate::error::Result;
 use crate::spans::Spans;
-use crate::transport::{Call, Parcel, Sum, Transport, check_parcels, others};
+use crate::transport::{CollectiveCall, Parcel, Sum, Transport, check_parcels, others};
 use meristem_device::{
     DType, Device, DeviceId, DeviceOptions, Owner, PeerPlace, Peers, Stream, Tensor,
 };
 use std::time::Duration;
-use watcher::Watcher;
+use watcher::DeviceWatcher;
 
 /// Environment variables that make NCCL log its activity.
 pub(crate) const DEBUG_ENVIRONMENT: &[(&str, &str)] =
@@ -25,7 +25,7 @@ pub(crate) const DEBUG_ENVIRONMENT: &[(&str, &str)] =
 /// The link of a rank.
 pub(crate) struct Nccl {
     /// Membership of the device of the exchanges so far.
-    member: Option<(Device, Peers, Watcher)>,
+    member: Option<(Device, Peers, DeviceWatcher)>,
     /// Number of memberships so far.
     memberships: u64,
     control: Box<dyn Transport>,
@@ -49,7 +49,7 @@ impl Nccl {
 
     /// The membership of the stream's device; all ranks join it at their first exchange, and wait
     /// for each other.
-    fn member(&mut self, stream: &Stream) -> Result<(&Peers, &Watcher)> {
+    fn member(&mut self, stream: &Stream) -> Result<(&Peers, &DeviceWatcher)> {
         if !matches!(&self.member, Some((device, ..)) if device == stream.device()) {
             self.member = None;
             let (peers, watcher) = self.join(stream)?;
@@ -61,10 +61,10 @@ impl Nccl {
         }
     }
 
-    fn join(&mut self, stream: &Stream) -> Result<(Peers, Watcher)> {
+    fn join(&mut self, stream: &Stream) -> Result<(Peers, DeviceWatcher)> {
         let (rank, size) = (self.control.rank(), self.control.size());
         let name = Tensor::zeros(&self.host, [Peers::ID_BYTES], DType::U8, Owner::Collectives)?;
-        let call = Call::on("nccl, join", &name);
+        let call = CollectiveCall::on("nccl, join", &name);
         if rank == 0 {
             name.copy_from_slice(&Peers::new_id(stream)?)?;
             let sends = others(0, size).map(|peer| Parcel::new(peer, &name));
@@ -78,7 +78,7 @@ impl Nccl {
         let patience = watcher::patience(self.control.deadline());
         let place = PeerPlace { id, rank, size, patience };
         self.memberships += 1;
-        Watcher::join(&mut *self.control, stream, &place, self.memberships)
+        DeviceWatcher::join(&mut *self.control, stream, &place, self.memberships)
     }
 }
 
@@ -139,7 +139,7 @@ impl Transport for Nccl {
 
     fn exchange(
         &mut self,
-        call: &Call,
+        call: &CollectiveCall,
         stream: &Stream,
         sends: &[Parcel],
         receives: &[Parcel],
@@ -174,12 +174,12 @@ impl Transport for Nccl {
         Ok(())
     }
 
-    fn all_reduce(&mut self, _: &Call, _: &Stream, _: &Sum<'_, Spans>) -> Result<bool> {
+    fn all_reduce(&mut self, _: &CollectiveCall, _: &Stream, _: &Sum<'_, Spans>) -> Result<bool> {
         // NCCL's own sums add in an order that depends on the machine.
         Ok(false)
     }
 
-    fn barrier(&mut self, call: &Call) -> Result<()> {
+    fn barrier(&mut self, call: &CollectiveCall) -> Result<()> {
         self.control.barrier(call)
     }
 
@@ -195,7 +195,7 @@ impl Transport for Nccl {
         self.control.deadline()
     }
 
-    fn split(&mut self, call: &Call, color: u64, key: u64) -> Result<Box<dyn Transport>> {
+    fn split(&mut self, call: &CollectiveCall, color: u64, key: u64) -> Result<Box<dyn Transport>> {
         Ok(Box::new(Nccl::over(self.control.split(call, color, key)?)?))
     }
 }

@@ -21,7 +21,7 @@
 use crate::error::{Error, Result};
 use crate::sync::{Arc, Condvar, Mutex, lock, wait_until};
 use crate::transport::Transport;
-use crate::watch::{News, PULSE, Pulse, Trouble, Watch, endless};
+use crate::watch::{GroupWatch, News, PULSE, Pulse, Trouble, endless};
 use meristem_device::{CudaError, Error as DeviceError, PeerPlace, PeerProgress, Peers, Stream};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -38,14 +38,14 @@ const CLOSE: Duration = Duration::from_secs(5);
 /// devices of all ranks have ended what this rank exchanges with them. NCCL may hang while it ends
 /// a group of which a rank is lost, and the driver while a kernel hangs, so the threads are left
 /// alone after a while.
-pub(super) struct Watcher {
-    shared: Arc<Shared>,
+pub(super) struct DeviceWatcher {
+    shared: Arc<WatchShared>,
     threads: Vec<JoinHandle<()>>,
     deadline: Duration,
 }
 
-struct Shared {
-    state: Mutex<State>,
+struct WatchShared {
+    state: Mutex<WatchState>,
     changed: Condvar,
 }
 
@@ -58,7 +58,7 @@ enum Closing {
     Broken,
 }
 
-struct State {
+struct WatchState {
     closing: Option<Closing>,
     /// The watch has ended.
     finished: Option<Instant>,
@@ -76,7 +76,7 @@ pub(super) fn patience(deadline: Duration) -> Duration {
     deadline.saturating_add(2 * CLOSE)
 }
 
-impl Watcher {
+impl DeviceWatcher {
     /// Joins a group of devices, and watches it from the beginning; `membership` counts the groups
     /// that the rank has joined. Waits for the other ranks.
     ///
@@ -87,10 +87,10 @@ impl Watcher {
         stream: &Stream,
         place: &PeerPlace,
         membership: u64,
-    ) -> Result<(Peers, Watcher)> {
+    ) -> Result<(Peers, DeviceWatcher)> {
         let (watch, deadline) = (control.watch()?, control.deadline());
         let peers = Peers::begin(stream, place)?;
-        let state = State {
+        let state = WatchState {
             closing: None,
             finished: None,
             asking: true,
@@ -98,10 +98,11 @@ impl Watcher {
             error: None,
             answered: Instant::now(),
         };
-        let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
+        let shared = Arc::new(WatchShared { state: Mutex::new(state), changed: Condvar::new() });
         let last = Pulse { membership, ..Pulse::default() };
         let sent = None;
-        let view = View { watch, rank: place.rank, deadline, loss: None, even: false, last, sent };
+        let view =
+            GroupView { watch, rank: place.rank, deadline, loss: None, even: false, last, sent };
         let asked = (peers.clone(), shared.clone());
         let asks = start("nccl, ask", move || {
             let (peers, shared) = asked;
@@ -120,7 +121,7 @@ impl Watcher {
         // Without the one thread the other ends, too.
         let end = |_: &Error| lock(&shared.state).finished = Some(Instant::now());
         let threads = vec![asks, watches.inspect_err(end)?];
-        let watcher = Watcher { shared, threads, deadline };
+        let watcher = DeviceWatcher { shared, threads, deadline };
         match peers.connect() {
             Ok(()) => Ok((peers, watcher)),
             Err(error) => {
@@ -140,7 +141,7 @@ impl Watcher {
     }
 }
 
-impl Drop for Watcher {
+impl Drop for DeviceWatcher {
     fn drop(&mut self) {
         let closing = {
             let mut state = lock(&self.shared.state);
@@ -165,9 +166,9 @@ fn start(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<
 }
 
 /// Asks the driver and NCCL, until the watch has ended.
-fn ask(peers: &Peers, shared: &Shared) {
+fn ask(peers: &Peers, shared: &WatchShared) {
     while lock(&shared.state).finished.is_none() {
-        peers.look();
+        peers.poll();
         let error = peers.check_group().err().map(Error::from);
         let mut state = lock(&shared.state);
         (state.error, state.answered) = (error, Instant::now());
@@ -179,7 +180,7 @@ fn ask(peers: &Peers, shared: &Shared) {
 }
 
 /// The error of NCCL; `None` for a failure of the device.
-fn of_nccl(error: &Error) -> Option<&CudaError> {
+fn nccl_cause(error: &Error) -> Option<&CudaError> {
     let Error::Device(error) = error else { return None };
     match &**error {
         DeviceError::Cuda { source, .. } => Some(source),
@@ -189,11 +190,11 @@ fn of_nccl(error: &Error) -> Option<&CudaError> {
 
 /// Whether NCCL says that some other process is gone.
 fn is_loss(error: &Error) -> bool {
-    matches!(of_nccl(error), Some(CudaError::PeerLost { .. }))
+    matches!(nccl_cause(error), Some(CudaError::PeerLost { .. }))
 }
 
 /// Moments of a group, as far as they have come.
-struct Times {
+struct GroupTimes {
     /// The last time that something ended, or was reached or submitted.
     moved: Instant,
     before: PeerProgress,
@@ -204,8 +205,8 @@ struct Times {
     closed: Option<Instant>,
 }
 
-/// State of the device, as the thread knows it without asking.
-struct Sight {
+/// WatchState of the device, as the thread knows it without asking.
+struct DeviceStatus {
     now: Instant,
     progress: PeerProgress,
     closing: Option<Closing>,
@@ -214,7 +215,7 @@ struct Sight {
     silent: bool,
 }
 
-impl Sight {
+impl DeviceStatus {
     /// Whether exchanges have not ended.
     fn exchanges(&self) -> bool {
         self.progress.submitted != self.progress.ended
@@ -239,13 +240,13 @@ impl Sight {
     }
 }
 
-impl Times {
-    fn new() -> Times {
+impl GroupTimes {
+    fn new() -> GroupTimes {
         let (moved, before) = (Instant::now(), PeerProgress::default());
-        Times { moved, before, broken: None, lost: None, closed: None }
+        GroupTimes { moved, before, broken: None, lost: None, closed: None }
     }
 
-    fn note(&mut self, sight: &Sight) {
+    fn note(&mut self, sight: &DeviceStatus) {
         if sight.progress != self.before {
             (self.before, self.moved) = (sight.progress, sight.now);
         }
@@ -259,7 +260,7 @@ impl Times {
 
     /// Whether nothing has moved for the deadline while the device waits for others, or, at the
     /// end, for anything.
-    fn is_overdue(&self, sight: &Sight, deadline: Duration) -> bool {
+    fn is_overdue(&self, sight: &DeviceStatus, deadline: Duration) -> bool {
         let since = self.closed.map_or(self.moved, |closed| closed.max(self.moved));
         let still = sight.now - since >= deadline;
         let lost = sight.is_loss() && past(sight.now, self.broken, deadline);
@@ -273,8 +274,8 @@ fn past(now: Instant, moment: Option<Instant>, time: Duration) -> bool {
 }
 
 /// The group as the thread sees it.
-struct View {
-    watch: Box<dyn Watch>,
+struct GroupView {
+    watch: Box<dyn GroupWatch>,
     rank: usize,
     deadline: Duration,
     /// The error for which the group cannot continue.
@@ -286,9 +287,9 @@ struct View {
     sent: Option<Instant>,
 }
 
-impl View {
+impl GroupView {
     /// Tells the others, if there is news or the time has come, and learns of a loss.
-    fn pulse(&mut self, sight: &Sight, trouble: Option<Trouble>) {
+    fn pulse(&mut self, sight: &DeviceStatus, trouble: Option<Trouble>) {
         let (membership, closing) = (self.last.membership, sight.closing.is_some());
         let PeerProgress { reached, ended, .. } = sight.progress;
         let closing = closing && !sight.exchanges();
@@ -313,12 +314,12 @@ impl View {
 
     /// Watches until the membership is closed and the exchanges of all devices have ended, or until
     /// they are aborted.
-    fn watch(mut self, peers: &Peers, shared: &Shared) {
-        let mut times = Times::new();
+    fn watch(mut self, peers: &Peers, shared: &WatchShared) {
+        let mut times = GroupTimes::new();
         loop {
             let sight = shared.look(peers);
             times.note(&sight);
-            let Sight { now, closing, .. } = sight;
+            let DeviceStatus { now, closing, .. } = sight;
             let failed = sight.error.clone().filter(|error| !is_loss(error));
             let failed = failed.filter(|_| past(now, times.broken, GRACE));
             let overdue = times.is_overdue(&sight, self.deadline);
@@ -354,7 +355,7 @@ impl View {
     }
 }
 
-impl Shared {
+impl WatchShared {
     /// Waits for the end of the threads: for the last exchanges until the deadline, and, like after
     /// a failure, for what NCCL and the driver do when it ends. Whether they have ended.
     fn end_within(&self, closing: Closing, deadline: Duration) -> bool {
@@ -375,8 +376,8 @@ impl Shared {
         true
     }
 
-    /// State of the device after a tick, a short one if the group is to be closed.
-    fn look(&self, peers: &Peers) -> Sight {
+    /// WatchState of the device after a tick, a short one if the group is to be closed.
+    fn look(&self, peers: &Peers) -> DeviceStatus {
         let state = lock(&self.state);
         if state.closing.is_some() {
             drop(state);
@@ -391,7 +392,7 @@ impl Shared {
         let progress = peers.progress();
         // Once its exchanges have ended the others may have left, which NCCL need not know of.
         let idle = progress.submitted == progress.ended;
-        let error = error.filter(|error| !idle || of_nccl(error).is_none());
-        Sight { now, progress, closing, error, silent }
+        let error = error.filter(|error| !idle || nccl_cause(error).is_none());
+        DeviceStatus { now, progress, closing, error, silent }
     }
 }

@@ -10,8 +10,8 @@
 //! momentum.
 
 use super::lists::{Candidates, Lists, NONE};
-use super::pieces::Pieces;
-use super::select::{Part, Picks, RUN, Source, top_k};
+use super::pieces::Slices;
+use super::select::{ElementSource, Picks, RUN, SourceSlice, top_k};
 use crate::error::{Error, Result};
 use crate::gpu;
 use crate::number::{Magnitude, Number, with_number};
@@ -214,11 +214,11 @@ pub(crate) fn select(
         }
     }
     launch = gradient.pieces().iter().fold(launch, |launch, piece| launch.read(piece));
-    for tensor in candidates.tables.iter().flat_map(gpu::Tables::tensors) {
+    for tensor in candidates.tables.iter().flat_map(gpu::SelectionTables::tensors) {
         launch = launch.write(tensor);
     }
     launch = launch.gpu(|| on_gpu(gradient, feedback, picks, candidates, threshold));
-    let kind = Kind { refresh, kept: feedback.is_some(), factor };
+    let kind = SelectArguments { refresh, kept: feedback.is_some(), factor };
     with_number!(
         gradient.dtype(),
         T => launch.run(move |args| run::<T>(args, &kind))?,
@@ -251,18 +251,18 @@ fn on_gpu(
         threshold,
         candidates: [gpu::whole(2, &lists.indices), gpu::whole(3, &lists.values)],
         picks: [gpu::whole(0, &picks.indices), gpu::whole(1, &picks.values)],
-        tables: tables.as_ref().map(|tables| gpu::InTables::at(arguments.start, tables)),
+        tables: tables.as_ref().map(|tables| gpu::TableArguments::at(arguments.start, tables)),
     })
 }
 
 /// Arguments of the selection kernel after the first four and before the gradient.
-struct Kind {
+struct SelectArguments {
     refresh: Option<bool>,
     kept: bool,
     factor: Option<f64>,
 }
 
-fn run<T: Number>(args: &mut Args<'_>, kind: &Kind) {
+fn run<T: Number>(args: &mut Args<'_>, kind: &SelectArguments) {
     let (indices, values) = (args.write::<u32>(0), args.write::<T>(1));
     let candidates = Picks { indices: args.write::<u32>(2), values: args.write::<T>(3) };
     let mut next = 4;
@@ -276,7 +276,7 @@ fn run<T: Number>(args: &mut Args<'_>, kind: &Kind) {
         _ => None,
     };
     let first = next + usize::from(kind.kept) + usize::from(kind.factor.is_some());
-    let mut gradient = Pieces::new((first..args.len()).map(|at| args.read::<T>(at)));
+    let mut gradient = Slices::new((first..args.len()).map(|at| args.read::<T>(at)));
     let isa = args.isa();
     let picks = Picks { indices: &mut *indices, values: &mut *values };
     let picked = match (kind.kept, kind.factor) {
@@ -284,7 +284,7 @@ fn run<T: Number>(args: &mut Args<'_>, kind: &Kind) {
         (true, factor) => {
             let residual = args.write(next);
             let velocity = factor.map(|factor| (args.write(next + 1), T::from_f64(factor)));
-            let mut source = Kept { residual, velocity, gradient };
+            let mut source = FeedbackSource { residual, velocity, gradient };
             top_k(isa, &mut source, known, candidates, picks)
         }
     };
@@ -299,35 +299,35 @@ fn run<T: Number>(args: &mut Args<'_>, kind: &Kind) {
 
 /// Residual and gradient, or residual and velocity with its factor, that are added as they are
 /// visited: all in one pass over memory.
-struct Kept<'a, T> {
+struct FeedbackSource<'a, T> {
     residual: &'a mut [T],
     velocity: Option<(&'a mut [T], T)>,
-    gradient: Pieces<'a, T>,
+    gradient: Slices<'a, T>,
 }
 
-/// The part of [`Kept`] for one slice of the gradient.
-struct KeptPart<'a, T> {
+/// The part of [`FeedbackSource`] for one slice of the gradient.
+struct FeedbackPart<'a, T> {
     residual: &'a mut [T],
     velocity: Option<(&'a mut [T], T)>,
     gradient: &'a [T],
 }
 
-impl<'a, T: Number> Source for Kept<'a, T> {
+impl<'a, T: Number> ElementSource for FeedbackSource<'a, T> {
     type Item = T;
-    type Part<'p>
-        = KeptPart<'p, T>
+    type SourceSlice<'p>
+        = FeedbackPart<'p, T>
     where
         Self: 'p;
     fn slices(&self) -> &[&[T]] {
         self.gradient.slices()
     }
     #[inline(always)]
-    fn part(&mut self, slice: usize, start: usize) -> KeptPart<'_, T> {
+    fn part(&mut self, slice: usize, start: usize) -> FeedbackPart<'_, T> {
         let gradient = self.gradient.slices()[slice];
         let at = start..start + gradient.len();
         let velocity = &mut self.velocity;
         let velocity = velocity.as_mut().map(|(all, factor)| (&mut all[at.clone()], *factor));
-        KeptPart { residual: &mut self.residual[at], velocity, gradient }
+        FeedbackPart { residual: &mut self.residual[at], velocity, gradient }
     }
     #[inline(always)]
     fn peek(&self, start: usize) -> [T; RUN] {
@@ -343,12 +343,12 @@ impl<'a, T: Number> Source for Kept<'a, T> {
         }
         run
     }
-    fn visited(&self) -> Pieces<'_, T> {
-        Pieces::from(&*self.residual)
+    fn visited(&self) -> Slices<'_, T> {
+        Slices::from(&*self.residual)
     }
 }
 
-impl<T: Number> Part for KeptPart<'_, T> {
+impl<T: Number> SourceSlice for FeedbackPart<'_, T> {
     type Item = T;
     #[inline(always)]
     fn visit(&mut self, start: usize, out: &mut [T]) {

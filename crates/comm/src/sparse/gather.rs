@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::gpu;
 use crate::number::with_number;
 use crate::spans::Spans;
-use crate::transport::Call;
+use crate::transport::CollectiveCall;
 use meristem_device::{DType, Expect, Shape, Stream, Tensor};
 
 /// Memory of [`topk`] and [`topk_all_gather`], allocated once for tensors of one shape and type on
@@ -156,7 +156,7 @@ fn try_topk_all_gather(
         Some(indices) => take(tensor, indices, &own)?,
         None => storage.select(tensor, &own)?,
     }
-    let call = Call { parameter: k as u64, ..Call::on(operation, tensor) };
+    let call = CollectiveCall { parameter: k as u64, ..CollectiveCall::on(operation, tensor) };
     rows.gather(comm, &call)?;
     storage.picked(operation, rows)
 }

@@ -16,11 +16,11 @@ use crate::error::Result;
 use crate::gpu;
 use crate::number::{Number, with_number};
 use crate::spans::Spans;
-use crate::transport::{Call, Parcel};
+use crate::transport::{CollectiveCall, Parcel};
 use meristem_device::{Args, DType, Launch, Owner, Stream, Tensor};
 
 /// Memory for one size of exchange.
-pub(crate) struct Buffers {
+pub(crate) struct GTopKBuffers {
     /// [levels + 1, k]: this rank's list after each number of merges.
     own: Lists,
     /// [levels, k]: the list received at each level.
@@ -35,10 +35,10 @@ pub(crate) struct Buffers {
     alive: Tensor,
     levels: usize,
     /// On a CUDA device.
-    tables: Option<gpu::Tables>,
+    tables: Option<gpu::SelectionTables>,
 }
 
-impl Buffers {
+impl GTopKBuffers {
     pub(crate) fn new(
         comm: &Communicator,
         stream: &Stream,
@@ -47,7 +47,7 @@ impl Buffers {
     ) -> Result<Self> {
         let levels = comm.size().next_power_of_two().trailing_zeros() as usize;
         let words = |len| Tensor::empty(stream, [len], DType::U32, Owner::Collectives);
-        Ok(Buffers {
+        Ok(GTopKBuffers {
             own: Lists::new(stream, dtype, levels + 1, k)?,
             incoming: Lists::new(stream, dtype, levels, k)?,
             last: Lists::new(stream, dtype, 1, k)?,
@@ -55,7 +55,7 @@ impl Buffers {
             mask: words(k.div_ceil(32))?,
             alive: words(k)?,
             levels,
-            tables: gpu::Tables::new(stream, 1, 2 * k)?,
+            tables: gpu::SelectionTables::new(stream, 1, 2 * k)?,
         })
     }
 
@@ -68,7 +68,7 @@ impl Buffers {
     pub(crate) fn sum(
         &self,
         comm: &mut Communicator,
-        call: &Call,
+        call: &CollectiveCall,
         divisor: Option<usize>,
         output: &Spans,
     ) -> Result<Tensor> {
@@ -76,12 +76,16 @@ impl Buffers {
         let mut merges = 0;
         for level in 0..self.levels {
             let (sends, receives) = match role(me, n, level) {
-                Role::Child(parent) => (self.own.row(merges)?.parcels(parent)?.to_vec(), vec![]),
-                Role::Parent(child) => (vec![], self.incoming.row(level)?.parcels(child)?.to_vec()),
-                Role::Idle => (vec![], vec![]),
+                TreeRole::Child(parent) => {
+                    (self.own.row(merges)?.parcels(parent)?.to_vec(), vec![])
+                }
+                TreeRole::Parent(child) => {
+                    (vec![], self.incoming.row(level)?.parcels(child)?.to_vec())
+                }
+                TreeRole::Idle => (vec![], vec![]),
             };
             comm.exchange(call, stream, &sends, &receives)?;
-            if let Role::Parent(_) = role(me, n, level) {
+            if let TreeRole::Parent(_) = role(me, n, level) {
                 self.merge(merges, level)?;
                 merges += 1;
             }
@@ -96,16 +100,16 @@ impl Buffers {
                 Ok(vec![indices, values, Parcel::new(peer, &self.mask)?])
             };
             let (sends, receives) = match role(me, n, level) {
-                Role::Parent(child) => {
+                TreeRole::Parent(child) => {
                     merges -= 1;
                     self.mark(merges, level)?;
                     (with_mask(child)?, vec![])
                 }
-                Role::Child(parent) => (vec![], with_mask(parent)?),
-                Role::Idle => (vec![], vec![]),
+                TreeRole::Child(parent) => (vec![], with_mask(parent)?),
+                TreeRole::Idle => (vec![], vec![]),
             };
             comm.exchange(call, stream, &sends, &receives)?;
-            if let Role::Child(_) = role(me, n, level) {
+            if let TreeRole::Child(_) = role(me, n, level) {
                 self.unmark(merges)?;
             }
         }
@@ -190,9 +194,9 @@ impl Buffers {
 }
 
 /// On a CUDA device.
-impl Buffers {
+impl GTopKBuffers {
     fn with_tables<'a>(&'a self, launch: Launch<'a>) -> Launch<'a> {
-        let tables = self.tables.iter().flat_map(gpu::Tables::tensors);
+        let tables = self.tables.iter().flat_map(gpu::SelectionTables::tensors);
         tables.fold(launch, |launch, tensor| launch.write(tensor))
     }
 
@@ -201,8 +205,8 @@ impl Buffers {
         let Some(tables) = &self.tables else { return Vec::new() };
         let dtype = own.values.dtype();
         let rows = gpu::Merge { own: own.at(0), me: 0, others: came.at(2), first: 1, rows: 2 };
-        let (list, to, tables) = (self.union.at(6), next.at(4), gpu::InTables::at(8, tables));
-        let listed = gpu::Listed { dtype, list, bounds: None, to, tables };
+        let (list, to, tables) = (self.union.at(6), next.at(4), gpu::TableArguments::at(8, tables));
+        let listed = gpu::ListSelection { dtype, list, bounds: None, to, tables };
         let mut calls = vec![gpu::merge(dtype, &rows, list)];
         calls.extend(gpu::from_list(&listed));
         calls
@@ -215,13 +219,13 @@ impl Buffers {
         to: gpu::Piece,
         first: usize,
     ) -> Option<gpu::Compaction> {
-        let tables = gpu::InTables::at(first + 1, self.tables.as_ref()?);
+        let tables = gpu::TableArguments::at(first + 1, self.tables.as_ref()?);
         Some(gpu::Compaction { list, holes: gpu::whole(first, &self.union.indices), to, tables })
     }
 }
 
-/// Role of a rank at a level of the tree.
-enum Role {
+/// TreeRole of a rank at a level of the tree.
+enum TreeRole {
     /// Receives a list from this rank.
     Parent(usize),
     /// Sends its list to this rank.
@@ -229,12 +233,12 @@ enum Role {
     Idle,
 }
 
-fn role(me: usize, n: usize, level: usize) -> Role {
+fn role(me: usize, n: usize, level: usize) -> TreeRole {
     let step = 1 << level;
     match me % (2 * step) {
-        0 if me + step < n => Role::Parent(me + step),
-        rest if rest == step => Role::Child(me - step),
-        _ => Role::Idle,
+        0 if me + step < n => TreeRole::Parent(me + step),
+        rest if rest == step => TreeRole::Child(me - step),
+        _ => TreeRole::Idle,
     }
 }
 

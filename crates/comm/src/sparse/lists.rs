@@ -1,11 +1,11 @@
 //! Lists of (index, value): ascending indices, padded at the end with [`NONE`].
 
-use super::select::{Cut, candidates_len};
+use super::select::{MagnitudeCut, candidates_len};
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 use crate::gpu;
 use crate::number::{Number, divide};
-use crate::transport::{Call, Parcel, others};
+use crate::transport::{CollectiveCall, Parcel, others};
 use meristem_device::simd::{Vectorized, vectorize, write_blocks};
 use meristem_device::{Args, DType, Isa, Owner, Stream, Tensor};
 use smallvec::SmallVec;
@@ -42,7 +42,7 @@ impl Lists {
     }
 
     /// All-gathers the rows: sends this rank's row to all others, and receives theirs.
-    pub(crate) fn gather(&self, comm: &mut Communicator, call: &Call) -> Result<()> {
+    pub(crate) fn gather(&self, comm: &mut Communicator, call: &CollectiveCall) -> Result<()> {
         let (own, n) = (self.row(comm.rank())?, comm.size());
         let (mut sends, mut receives) = (Vec::new(), Vec::new());
         for peer in others(comm.rank(), n) {
@@ -62,13 +62,13 @@ impl Lists {
 pub(crate) struct Candidates {
     pub(crate) lists: Lists,
     /// On a CUDA device.
-    pub(crate) tables: Option<gpu::Tables>,
+    pub(crate) tables: Option<gpu::SelectionTables>,
 }
 
 impl Candidates {
     /// Memory for the selection of k of `len` elements.
     pub(crate) fn new(stream: &Stream, dtype: DType, len: usize, k: usize) -> Result<Candidates> {
-        let tables = if k == 0 { None } else { gpu::Tables::new(stream, 1, len)? };
+        let tables = if k == 0 { None } else { gpu::SelectionTables::new(stream, 1, len)? };
         let room = match tables {
             Some(_) => gpu::candidates_len(len, k),
             None => candidates_len(len, k),
@@ -155,7 +155,7 @@ pub(crate) fn merge<T: Number>(
 pub(crate) fn keep_largest<T: Number>(list: Entries<'_, T>, indices: &mut [u32], values: &mut [T]) {
     let k = indices.len().min(list.indices.len());
     if k > 0 {
-        let cut = Cut::at(list.values.iter().map(|value| value.magnitude()), k);
+        let cut = MagnitudeCut::at(list.values.iter().map(|value| value.magnitude()), k);
         let elements = list.indices.iter().copied().zip(list.values.iter().copied());
         cut.keep(elements, &mut indices[..k], &mut values[..k]);
     }

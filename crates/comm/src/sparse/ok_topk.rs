@@ -18,12 +18,12 @@ use crate::error::Result;
 use crate::gpu;
 use crate::number::{Number, with_number};
 use crate::spans::Spans;
-use crate::transport::{Call, others};
+use crate::transport::{CollectiveCall, others};
 use meristem_device::{Args, DType, Launch, Owner, Stream, Tensor};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// Memory for one size of exchange.
-pub(crate) struct Buffers {
+pub(crate) struct OkTopKBuffers {
     /// [1, k]
     picks: Lists,
     /// [m, k / m]: row o goes to owner o.
@@ -47,10 +47,10 @@ pub(crate) struct Buffers {
     refresh: u64,
     me: usize,
     /// On a CUDA device.
-    tables: Option<gpu::Tables>,
+    tables: Option<gpu::SelectionTables>,
 }
 
-impl Buffers {
+impl OkTopKBuffers {
     pub(crate) fn new(
         comm: &Communicator,
         stream: &Stream,
@@ -65,7 +65,7 @@ impl Buffers {
         // Initially the regions are of equal size.
         let even: Vec<u32> = (1..m).map(|i| (i * len / m) as u32).collect();
         let bounds = Tensor::from_slice(stream, &even, [m - 1], Owner::Collectives)?;
-        Ok(Buffers {
+        Ok(OkTopKBuffers {
             picks: lists(1, k)?,
             sends: lists(m, room)?,
             received: lists(if comm.rank() < m { n } else { 0 }, room)?,
@@ -78,7 +78,7 @@ impl Buffers {
             imported: 0,
             refresh: refresh.max(1),
             me: comm.rank(),
-            tables: gpu::Tables::new(stream, m, union.max(k))?,
+            tables: gpu::SelectionTables::new(stream, m, union.max(k))?,
         })
     }
 
@@ -103,7 +103,7 @@ impl Buffers {
         Ok([self.step.to_ne_bytes().to_vec(), parts.concat()].concat())
     }
 
-    /// Imports the bytes of [`export`](Buffers::export), if they are from as many ranks.
+    /// Imports the bytes of [`export`](OkTopKBuffers::export), if they are from as many ranks.
     pub(crate) fn import(&mut self, bytes: &[u8]) -> Result<()> {
         let Some((step, rest)) = bytes.split_first_chunk::<8>() else { return Ok(()) };
         let Some((threshold, rest)) = rest.split_first_chunk::<8>() else { return Ok(()) };
@@ -123,7 +123,7 @@ impl Buffers {
     pub(crate) fn sum(
         &mut self,
         comm: &mut Communicator,
-        call: &Call,
+        call: &CollectiveCall,
         divisor: Option<usize>,
         output: &Spans,
     ) -> Result<Tensor> {
@@ -218,20 +218,20 @@ impl Buffers {
 }
 
 /// On a CUDA device: the arguments are those of the launches, with the tables at the end.
-impl Buffers {
+impl OkTopKBuffers {
     fn with_tables<'a>(&'a self, launch: Launch<'a>) -> Launch<'a> {
-        let tables = self.tables.iter().flat_map(gpu::Tables::tensors);
+        let tables = self.tables.iter().flat_map(gpu::SelectionTables::tensors);
         tables.fold(launch, |launch, tensor| launch.write(tensor))
     }
 
     fn split_on_gpu(&self) -> Vec<gpu::Call> {
         let Some(tables) = &self.tables else { return Vec::new() };
-        gpu::from_list(&gpu::Listed {
+        gpu::from_list(&gpu::ListSelection {
             dtype: self.picks.values.dtype(),
             list: self.picks.at(0),
             bounds: Some(gpu::whole(2, &self.bounds)),
             to: self.sends.at(3),
-            tables: gpu::InTables::at(5, tables),
+            tables: gpu::TableArguments::at(5, tables),
         })
     }
 
@@ -242,8 +242,8 @@ impl Buffers {
         let merge =
             gpu::Merge { own: own.at(0), me: self.me, others: received.at(2), first: 0, rows };
         let list = self.unions[0].at(6).map(|piece| gpu::Piece { len: rows * own.len, ..piece });
-        let tables = gpu::InTables::at(10, tables);
-        let listed = gpu::Listed { dtype, list, bounds: None, to: to.at(4), tables };
+        let tables = gpu::TableArguments::at(10, tables);
+        let listed = gpu::ListSelection { dtype, list, bounds: None, to: to.at(4), tables };
         let mut calls = vec![gpu::merge(dtype, &merge, list)];
         calls.extend(gpu::from_list(&listed));
         calls
@@ -254,10 +254,10 @@ impl Buffers {
         let (dtype, outputs) = (output.dtype(), output.pieces());
         let output_at = |(i, piece): (usize, &Tensor)| gpu::whole(9 + i, piece);
         let outputs_at: Vec<_> = outputs.iter().enumerate().map(output_at).collect();
-        let tables = gpu::InTables::at(9 + outputs.len(), tables);
+        let tables = gpu::TableArguments::at(9 + outputs.len(), tables);
         let (list, last) = (self.reduced.at(0), self.last.at(5));
         let mut calls =
-            gpu::from_list(&gpu::Listed { dtype, list, bounds: None, to: last, tables });
+            gpu::from_list(&gpu::ListSelection { dtype, list, bounds: None, to: last, tables });
         if anew {
             calls.push(gpu::divide_up(last[0], tables, gpu::whole(8, &self.bounds)));
         }

@@ -6,13 +6,13 @@ use std::iter::FusedIterator;
 
 /// Slices, one after the other.
 #[derive(Clone)]
-pub(crate) struct Pieces<'a, T> {
+pub(crate) struct Slices<'a, T> {
     slices: SmallVec<[&'a [T]; 4]>,
 }
 
-impl<'a, T: Number> Pieces<'a, T> {
+impl<'a, T: Number> Slices<'a, T> {
     pub(crate) fn new(slices: impl Iterator<Item = &'a [T]>) -> Self {
-        Pieces { slices: slices.collect() }
+        Slices { slices: slices.collect() }
     }
 
     pub(crate) fn slices(&self) -> &[&'a [T]] {
@@ -62,9 +62,9 @@ impl<'a, T: Number> Pieces<'a, T> {
     }
 }
 
-impl<'a, T: Number> From<&'a [T]> for Pieces<'a, T> {
+impl<'a, T: Number> From<&'a [T]> for Slices<'a, T> {
     fn from(slice: &'a [T]) -> Self {
-        Pieces { slices: smallvec![slice] }
+        Slices { slices: smallvec![slice] }
     }
 }
 
@@ -75,7 +75,7 @@ mod tests {
     #[test]
     fn pieces_are_one() {
         let all: Vec<f32> = (0..20).map(|i| i as f32).collect();
-        let pieces = Pieces::new([&all[..7], &all[7..8], &[], &all[8..20]].into_iter());
+        let pieces = Slices::new([&all[..7], &all[7..8], &[], &all[8..20]].into_iter());
         assert_eq!(pieces.iter().collect::<Vec<_>>(), all);
         for start in 0..=16 {
             assert_eq!(pieces.run::<4>(start), all[start..start + 4]);

@@ -4,7 +4,7 @@
 //! the exact threshold is then found among them. If the sample misled (fewer than k, or far too
 //! many), histograms of all elements find the exact threshold, one digit per pass.
 
-use super::pieces::Pieces;
+use super::pieces::Slices;
 use crate::number::{Magnitude, Number};
 use meristem_device::Isa;
 use meristem_device::simd::{Vectorized, vectorize};
@@ -12,34 +12,34 @@ use meristem_device::simd::{Vectorized, vectorize};
 /// Elements processed together.
 pub(crate) const BLOCK: usize = 64;
 
-/// Source of elements. Collecting visits each once, in order, slice by slice; a source may compute
+/// ElementSource of elements. Collecting visits each once, in order, slice by slice; a source may compute
 /// its elements when they are visited.
-pub(crate) trait Source {
+pub(crate) trait ElementSource {
     /// Type of the elements.
     type Item: Number;
     /// The elements of one slice.
-    type Part<'p>: Part<Item = Self::Item>
+    type SourceSlice<'p>: SourceSlice<Item = Self::Item>
     where
         Self: 'p;
     /// The slices of the elements, or of the values they are computed from.
     fn slices(&self) -> &[&[Self::Item]];
     /// The part of a slice, whose first element has index `start`.
-    fn part(&mut self, slice: usize, start: usize) -> Self::Part<'_>;
+    fn part(&mut self, slice: usize, start: usize) -> Self::SourceSlice<'_>;
     /// Elements from `start` on, none of which has been visited yet.
     fn peek(&self, start: usize) -> [Self::Item; RUN];
     /// All elements, after all were visited.
-    fn visited(&self) -> Pieces<'_, Self::Item>;
+    fn visited(&self) -> Slices<'_, Self::Item>;
 }
 
 /// A slice of a source.
-pub(crate) trait Part {
+pub(crate) trait SourceSlice {
     /// Type of the elements.
     type Item: Number;
     /// Visits the elements from `start` of the slice on, `out.len()` of them, at most [`BLOCK`].
     fn visit(&mut self, start: usize, out: &mut [Self::Item]);
 }
 
-impl<T: Number> Part for &[T] {
+impl<T: Number> SourceSlice for &[T] {
     type Item = T;
     #[inline(always)]
     fn visit(&mut self, start: usize, out: &mut [T]) {
@@ -47,26 +47,26 @@ impl<T: Number> Part for &[T] {
     }
 }
 
-impl<T: Number> Source for Pieces<'_, T> {
+impl<T: Number> ElementSource for Slices<'_, T> {
     type Item = T;
-    type Part<'p>
+    type SourceSlice<'p>
         = &'p [T]
     where
         Self: 'p;
     fn slices(&self) -> &[&[T]] {
-        Pieces::slices(self)
+        Slices::slices(self)
     }
     #[inline(always)]
     fn part(&mut self, slice: usize, _: usize) -> &[T] {
-        Pieces::slices(self)[slice]
+        Slices::slices(self)[slice]
     }
     #[inline(always)]
     fn peek(&self, start: usize) -> [T; RUN] {
         self.run(start)
     }
     #[inline(always)]
-    fn visited(&self) -> Pieces<'_, T> {
-        Pieces::new(Pieces::slices(self).iter().map(|slice| &**slice))
+    fn visited(&self) -> Slices<'_, T> {
+        Slices::new(Slices::slices(self).iter().map(|slice| &**slice))
     }
 }
 
@@ -78,8 +78,8 @@ pub(crate) fn candidates_len(len: usize, k: usize) -> usize {
     len.min((share * len as f64) as usize + 1024)
 }
 
-/// Bits of a source's elements.
-pub(crate) type Bits<S> = <<S as Source>::Item as Number>::Magnitude;
+/// MagnitudeOf of a source's elements.
+pub(crate) type MagnitudeOf<S> = <<S as ElementSource>::Item as Number>::Magnitude;
 
 /// Indices and values of elements, both of one length, to be written.
 pub(crate) struct Picks<'a, T> {
@@ -93,10 +93,10 @@ pub(crate) struct Picks<'a, T> {
 ///
 /// With a threshold known from before, elements below it are left out, if at least half as many as
 /// wanted reach it. Returns the number selected.
-pub(crate) fn top_k<S: Source>(
+pub(crate) fn top_k<S: ElementSource>(
     isa: Isa,
     source: &mut S,
-    known: Option<Bits<S>>,
+    known: Option<MagnitudeOf<S>>,
     candidates: Picks<'_, S::Item>,
     picks: Picks<'_, S::Item>,
 ) -> usize {
@@ -115,7 +115,7 @@ pub(crate) fn top_k<S: Source>(
     } else if k > 0 {
         match places.get(..found).zip(held.get(..found)) {
             Some((found, held)) if found.len() >= k => {
-                let cut = Cut::at(held.iter().map(|value| value.magnitude()), k);
+                let cut = MagnitudeCut::at(held.iter().map(|value| value.magnitude()), k);
                 cut.keep(found.iter().copied().zip(held.iter().copied()), indices, values);
             }
             Some((found, held)) if known.is_some() && found.len() >= k.div_ceil(2) => {
@@ -124,8 +124,9 @@ pub(crate) fn top_k<S: Source>(
                 values[..picked].copy_from_slice(held);
             }
             // All elements that are not zero, and they are too few.
-            Some((found, _)) if low <= Bits::<S>::narrow(1) => {
-                let cut = Cut { threshold: Bits::<S>::narrow(0), equal: k - found.len() };
+            Some((found, _)) if low <= MagnitudeOf::<S>::narrow(1) => {
+                let cut =
+                    MagnitudeCut { threshold: MagnitudeOf::<S>::narrow(0), equal: k - found.len() };
                 cut.keep(all, indices, values);
             }
             // The known threshold is outdated: use a sample.
@@ -135,7 +136,7 @@ pub(crate) fn top_k<S: Source>(
                 return top_k(isa, &mut visited.clone(), None, candidates, picks);
             }
             _ => {
-                let cut = Cut::at(visited.iter().map(|value| value.magnitude()), k);
+                let cut = MagnitudeCut::at(visited.iter().map(|value| value.magnitude()), k);
                 cut.keep(all, indices, values);
             }
         }
@@ -148,7 +149,7 @@ fn numbered<T>((index, element): (usize, T)) -> (u32, T) {
     (index as u32, element)
 }
 
-fn len_of(source: &impl Source) -> usize {
+fn len_of(source: &impl ElementSource) -> usize {
     source.slices().iter().map(|slice| slice.len()).sum()
 }
 
@@ -170,11 +171,11 @@ fn sampled_rank(len: usize, k: usize) -> f64 {
 }
 
 /// A magnitude that, by a sample, somewhat more than k elements reach; at least 1.
-fn sampled_threshold<S: Source>(source: &S, k: usize) -> Bits<S> {
+fn sampled_threshold<S: ElementSource>(source: &S, k: usize) -> MagnitudeOf<S> {
     let len = len_of(source);
-    let one = Bits::<S>::narrow(1);
+    let one = MagnitudeOf::<S>::narrow(1);
     if k == 0 || k == len {
-        return Bits::<S>::MAX;
+        return MagnitudeOf::<S>::MAX;
     }
     if len < RUN {
         return one;
@@ -200,25 +201,25 @@ fn sampled_threshold<S: Source>(source: &S, k: usize) -> Bits<S> {
 
 /// Aligned to cache lines: vectors that cross one take twice as long.
 #[repr(align(64))]
-struct Line<T>(T);
+struct AlignedLine<T>(T);
 
 /// Collects the elements of at least a given magnitude; returns their number, or `usize::MAX` if
 /// there is not enough room. Visits all elements in any case.
-struct Collect<'a, S: Source> {
+struct Collect<'a, S: ElementSource> {
     source: &'a mut S,
-    low: Bits<S>,
+    low: MagnitudeOf<S>,
     found: &'a mut [u32],
     values: &'a mut [S::Item],
 }
 
-impl<S: Source> Vectorized for Collect<'_, S> {
+impl<S: ElementSource> Vectorized for Collect<'_, S> {
     type Output = usize;
 
     #[inline(always)]
     fn run(self) -> usize {
         let Collect { source, low, found, values } = self;
         let (mut first, mut count) = (0, 0);
-        let Line(block) = &mut Line([S::Item::ZERO; BLOCK]);
+        let AlignedLine(block) = &mut AlignedLine([S::Item::ZERO; BLOCK]);
         for slice in 0..source.slices().len() {
             let len = source.slices()[slice].len();
             let whole = len - len % BLOCK;
@@ -270,15 +271,15 @@ fn note<T: Number>(
 
 /// The selected elements: those above a magnitude, and the first few that equal it.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Cut<M> {
+pub(crate) struct MagnitudeCut<M> {
     threshold: M,
     equal: usize,
 }
 
-/// Bits of a magnitude examined in one pass.
+/// MagnitudeOf of a magnitude examined in one pass.
 const DIGIT: u32 = 11;
 
-impl<M: Magnitude> Cut<M> {
+impl<M: Magnitude> MagnitudeCut<M> {
     /// The cut that keeps exactly k; there must be at least k elements.
     pub(crate) fn at(magnitudes: impl Iterator<Item = M> + Clone, k: usize) -> Self {
         let mut prefix = 0u64;
@@ -303,7 +304,7 @@ impl<M: Magnitude> Cut<M> {
             }
             prefix = prefix << (above - shift) | digit as u64;
         }
-        Cut { threshold: M::narrow(prefix), equal: left }
+        MagnitudeCut { threshold: M::narrow(prefix), equal: left }
     }
 
     /// Writes the selected elements, as many as `indices`, in order of index.
@@ -313,7 +314,7 @@ impl<M: Magnitude> Cut<M> {
         indices: &mut [u32],
         values: &mut [T],
     ) {
-        let Cut { threshold, mut equal } = self;
+        let MagnitudeCut { threshold, mut equal } = self;
         let mut n = 0;
         for (index, value) in elements {
             let magnitude = value.magnitude();
@@ -350,7 +351,7 @@ mod tests {
     fn check<T: Number>(values: &[T], k: usize, room: usize) -> TestCaseResult {
         let (some, others) = values.split_at(values.len() / 3);
         let (more, rest) = others.split_at(others.len().min(65));
-        for mut source in [Pieces::from(values), Pieces::new([some, more, rest].into_iter())] {
+        for mut source in [Slices::from(values), Slices::new([some, more, rest].into_iter())] {
             let (mut places, mut held) = (vec![0; room], vec![T::ZERO; room]);
             let candidates = Picks { indices: &mut places, values: &mut held };
             let (mut indices, mut picked) = (vec![u32::MAX; k], vec![T::ZERO; k]);
@@ -419,7 +420,7 @@ mod tests {
             meristem_device::random::Rng::new(6, meristem_device::random::Purpose::Test, 0, 0);
         let values: Vec<f32> = (0..8_000_003).map(|_| rng.uniform() - 0.5).collect();
         for k in [1, 10, 100, 1000, 8000, 80_000] {
-            let low = sampled_threshold(&Pieces::from(&values[..]), k);
+            let low = sampled_threshold(&Slices::from(&values[..]), k);
             let found = values.iter().filter(|value| value.magnitude() >= low).count();
             let room = candidates_len(values.len(), k);
             assert!((k..=room).contains(&found), "k = {k}: {found} found, room for {room}");
@@ -434,7 +435,7 @@ mod tests {
             let known = Some(threshold.to_bits());
             let room = Picks { indices: &mut [0; 5], values: &mut [0.0; 5] };
             let picks = Picks { indices: &mut indices, values: &mut picked };
-            let n = top_k(Isa::detect(), &mut Pieces::from(&values[..]), known, room, picks);
+            let n = top_k(Isa::detect(), &mut Slices::from(&values[..]), known, room, picks);
             indices.truncate(n);
             indices
         };
@@ -448,7 +449,7 @@ mod tests {
         let known = Some(1.0f32.to_bits());
         let room = Picks { indices: &mut places, values: &mut held };
         let picks = Picks { indices: &mut indices, values: &mut picked };
-        let mut source = Pieces::from(&values[..]);
+        let mut source = Slices::from(&values[..]);
         assert_eq!(top_k(Isa::detect(), &mut source, known, room, picks), 50);
         assert_eq!(indices[..], slow(&values, 50));
     }
@@ -466,10 +467,22 @@ mod tests {
 
     #[test]
     fn cuts() {
-        assert_eq!(Cut::at([5u32, 7, 7, 7, 2].into_iter(), 3), Cut { threshold: 7, equal: 3 });
-        assert_eq!(Cut::at([5u32, 7, 7, 7, 2].into_iter(), 4), Cut { threshold: 5, equal: 1 });
-        assert_eq!(Cut::at([0u16; 4].into_iter(), 2), Cut { threshold: 0, equal: 2 });
+        assert_eq!(
+            MagnitudeCut::at([5u32, 7, 7, 7, 2].into_iter(), 3),
+            MagnitudeCut { threshold: 7, equal: 3 }
+        );
+        assert_eq!(
+            MagnitudeCut::at([5u32, 7, 7, 7, 2].into_iter(), 4),
+            MagnitudeCut { threshold: 5, equal: 1 }
+        );
+        assert_eq!(
+            MagnitudeCut::at([0u16; 4].into_iter(), 2),
+            MagnitudeCut { threshold: 0, equal: 2 }
+        );
         let top = u64::MAX >> 1;
-        assert_eq!(Cut::at([top, top - 1].into_iter(), 2), Cut { threshold: top - 1, equal: 1 });
+        assert_eq!(
+            MagnitudeCut::at([top, top - 1].into_iter(), 2),
+            MagnitudeCut { threshold: top - 1, equal: 1 }
+        );
     }
 }

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::gpu;
 use crate::memory::{PhaseMemory, in_use};
 use crate::spans::Spans;
-use crate::transport::{Call, Order, Reduction, Sum};
+use crate::transport::{CollectiveCall, Reduction, Sum, SumOrder};
 use meristem_device::{DType, Expect, MemoryReport, Stream, Tensor};
 
 /// Algorithm of a sparse sum.
@@ -79,24 +79,24 @@ pub struct SparseSum {
     len: usize,
     keep: Keep,
     feedback: Option<Feedback>,
-    work: Option<Work>,
+    work: Option<SparseWork>,
     /// Present while memory is measured.
     phases: Option<PhaseMemory>,
 }
 
 /// Memory for one k, and one rank in a group.
-struct Work {
+struct SparseWork {
     k: usize,
     rank: usize,
     ranks: usize,
     candidates: Candidates,
-    buffers: Buffers,
+    buffers: SparseBuffers,
 }
 
-enum Buffers {
-    TopK(topk::Buffers),
-    GTopK(Box<gtopk::Buffers>),
-    OkTopK(Box<ok_topk::Buffers>),
+enum SparseBuffers {
+    TopK(topk::TopKBuffers),
+    GTopK(Box<gtopk::GTopKBuffers>),
+    OkTopK(Box<ok_topk::OkTopKBuffers>),
 }
 
 impl SparseSum {
@@ -107,12 +107,14 @@ impl SparseSum {
     /// momentum outside of [0, 1); [`Error::Device`].
     pub fn new(like: &Tensor, sparse: Sparse, keep: Keep) -> Result<SparseSum> {
         check::number(sparse.operation(), "like", like)?;
-        SparseSum::of((like.stream(), like.dtype(), like.numel()), sparse, keep)
+        SparseSum::with_len(like.stream(), like.dtype(), like.numel(), sparse, keep)
     }
 
     /// A sum for `len` elements in any pieces of memory.
-    pub(crate) fn of(
-        (stream, dtype, len): (&Stream, DType, usize),
+    pub(crate) fn with_len(
+        stream: &Stream,
+        dtype: DType,
+        len: usize,
         sparse: Sparse,
         keep: Keep,
     ) -> Result<SparseSum> {
@@ -157,7 +159,7 @@ impl SparseSum {
     /// Exports threshold, regions and step of Ok-Topk, if it was used. Waits for the device.
     pub(crate) fn export_split(&self) -> Result<Option<Vec<u8>>> {
         match &self.work {
-            Some(Work { k, buffers: Buffers::OkTopK(buffers), .. }) => {
+            Some(SparseWork { k, buffers: SparseBuffers::OkTopK(buffers), .. }) => {
                 let mut bytes = (*k as u64).to_ne_bytes().to_vec();
                 bytes.extend(buffers.export()?);
                 Ok(Some(bytes))
@@ -176,7 +178,9 @@ impl SparseSum {
         }
         self.prepare(comm, k)?;
         match &mut self.work {
-            Some(Work { buffers: Buffers::OkTopK(buffers), .. }) => buffers.import(rest),
+            Some(SparseWork { buffers: SparseBuffers::OkTopK(buffers), .. }) => {
+                buffers.import(rest)
+            }
             _ => Ok(()),
         }
     }
@@ -245,8 +249,8 @@ impl SparseSum {
         check::output(operation, input, output)?;
         comm.log_placement(operation, &[input], &[output]);
         let spans = [Spans::try_from(input)?, Spans::try_from(output)?];
-        let sum = Sum { input: &spans[0], output: &spans[1], reduction, order: Order::Rank };
-        self.sum(comm, Call::on(operation, input), &sum, k)?;
+        let sum = Sum { input: &spans[0], output: &spans[1], reduction, order: SumOrder::Rank };
+        self.sum(comm, CollectiveCall::on(operation, input), &sum, k)?;
         Ok(check::like(input).check(operation, "output", output)?)
     }
 
@@ -255,7 +259,7 @@ impl SparseSum {
     pub(crate) fn sum(
         &mut self,
         comm: &mut Communicator,
-        call: Call,
+        call: CollectiveCall,
         sum: &Sum<'_, Spans>,
         k: usize,
     ) -> Result<()> {
@@ -265,7 +269,7 @@ impl SparseSum {
         }
         let &Sum { input, output, reduction, .. } = sum;
         let parameter = k as u64 * 2 + u64::from(reduction == Reduction::Mean);
-        let mut call = Call { parameter, ..call };
+        let mut call = CollectiveCall { parameter, ..call };
         if k == 0 {
             comm.agree(&call, &self.stream)?;
             return self.nothing(input, output);
@@ -277,9 +281,9 @@ impl SparseSum {
         let Some(work) = &mut self.work else { unreachable!("just made") };
         let feedback = self.feedback.as_ref();
         let (picks, threshold) = match &work.buffers {
-            Buffers::TopK(buffers) => (buffers.picks()?, None),
-            Buffers::GTopK(buffers) => (buffers.picks()?, None),
-            Buffers::OkTopK(buffers) => {
+            SparseBuffers::TopK(buffers) => (buffers.picks()?, None),
+            SparseBuffers::GTopK(buffers) => (buffers.picks()?, None),
+            SparseBuffers::OkTopK(buffers) => {
                 call.kept = buffers.kept_by_all();
                 (buffers.picks()?, Some(buffers.threshold()))
             }
@@ -290,9 +294,9 @@ impl SparseSum {
         }
         let divisor = (reduction == Reduction::Mean).then_some(comm.size());
         let sent = match &mut work.buffers {
-            Buffers::TopK(buffers) => buffers.sum(comm, &call, divisor, output)?,
-            Buffers::GTopK(buffers) => buffers.sum(comm, &call, divisor, output)?,
-            Buffers::OkTopK(buffers) => buffers.sum(comm, &call, divisor, output)?,
+            SparseBuffers::TopK(buffers) => buffers.sum(comm, &call, divisor, output)?,
+            SparseBuffers::GTopK(buffers) => buffers.sum(comm, &call, divisor, output)?,
+            SparseBuffers::OkTopK(buffers) => buffers.sum(comm, &call, divisor, output)?,
         };
         feedback.map_or(Ok(()), |feedback| feedback.clear(&sent))
     }
@@ -306,28 +310,35 @@ impl SparseSum {
     /// too: lists have exactly k entries.
     pub(crate) fn prepare(&mut self, comm: &Communicator, k: usize) -> Result<()> {
         let (rank, ranks) = (comm.rank(), comm.size());
-        let fits = |work: &Work| (work.k, work.rank, work.ranks) == (k, rank, ranks);
+        let fits = |work: &SparseWork| (work.k, work.rank, work.ranks) == (k, rank, ranks);
         if self.work.as_ref().is_some_and(fits) {
             return Ok(());
         }
         self.work = None;
         let (stream, dtype) = (&self.stream, self.dtype);
         let buffers = match self.sparse {
-            Sparse::TopK => Buffers::TopK(topk::Buffers::new(comm, stream, dtype, k)?),
-            Sparse::GTopK => Buffers::GTopK(Box::new(gtopk::Buffers::new(comm, stream, dtype, k)?)),
+            Sparse::TopK => SparseBuffers::TopK(topk::TopKBuffers::new(comm, stream, dtype, k)?),
+            Sparse::GTopK => {
+                SparseBuffers::GTopK(Box::new(gtopk::GTopKBuffers::new(comm, stream, dtype, k)?))
+            }
             Sparse::OkTopK { refresh } => {
                 let sizes = (self.len, k);
-                let made = ok_topk::Buffers::new(comm, stream, dtype, sizes, refresh)?;
-                Buffers::OkTopK(Box::new(made))
+                let made = ok_topk::OkTopKBuffers::new(comm, stream, dtype, sizes, refresh)?;
+                SparseBuffers::OkTopK(Box::new(made))
             }
         };
         let candidates = Candidates::new(stream, dtype, self.len, k)?;
-        self.work = Some(Work { k, rank, ranks, candidates, buffers });
+        self.work = Some(SparseWork { k, rank, ranks, candidates, buffers });
         Ok(())
     }
 
     /// Sends everything.
-    fn dense(&self, comm: &mut Communicator, call: Call, sum: &Sum<'_, Spans>) -> Result<()> {
+    fn dense(
+        &self,
+        comm: &mut Communicator,
+        call: CollectiveCall,
+        sum: &Sum<'_, Spans>,
+    ) -> Result<()> {
         let input = match &self.feedback {
             Some(feedback) => {
                 feedback.drain(sum.input, sum.output)?;

@@ -6,24 +6,24 @@ use crate::error::Result;
 use crate::gpu;
 use crate::number::with_number;
 use crate::spans::Spans;
-use crate::transport::Call;
+use crate::transport::CollectiveCall;
 use meristem_device::{DType, Stream, Tensor};
 
 /// Memory for one size of exchange.
-pub(crate) struct Buffers {
+pub(crate) struct TopKBuffers {
     /// [n, k]: row r is rank r's list.
     lists: Lists,
     rank: usize,
 }
 
-impl Buffers {
+impl TopKBuffers {
     pub(crate) fn new(
         comm: &Communicator,
         stream: &Stream,
         dtype: DType,
         k: usize,
     ) -> Result<Self> {
-        Ok(Buffers { lists: Lists::new(stream, dtype, comm.size(), k)?, rank: comm.rank() })
+        Ok(TopKBuffers { lists: Lists::new(stream, dtype, comm.size(), k)?, rank: comm.rank() })
     }
 
     /// This rank's row, for its picks.
@@ -36,7 +36,7 @@ impl Buffers {
     pub(crate) fn sum(
         &self,
         comm: &mut Communicator,
-        call: &Call,
+        call: &CollectiveCall,
         divisor: Option<usize>,
         output: &Spans,
     ) -> Result<Tensor> {

@@ -1,9 +1,9 @@
 //! Messages between a rank and the hub, and their bytes: a length and a content.
 
 use crate::error::{Error, Result};
-use crate::transport::Call;
+use crate::transport::CollectiveCall;
 use crate::watch::{Pulse, Trouble};
-use crate::wire::{Content, Header, Notice, Reader, Writer};
+use crate::wire::{CallHeader, Content, RankNotice, WireReader, WireWriter};
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -16,9 +16,9 @@ const GREETING_MAX: u64 = 64;
 /// Largest message in bytes.
 const MESSAGE_MAX: u64 = 1 << 40;
 
-/// Member of a rank in a group.
+/// GroupMember of a rank in a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Member {
+pub(super) struct GroupMember {
     /// Number of the group.
     pub(super) group: u64,
     pub(super) rank: u64,
@@ -28,15 +28,15 @@ pub(super) struct Member {
 /// First message of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Greeting {
-    pub(super) member: Member,
+    pub(super) member: GroupMember,
     /// Whether it is for the thread that watches, beside the connection of the rank itself.
     pub(super) watches: bool,
 }
 
 impl Greeting {
     pub(super) fn encode(self) -> Vec<u8> {
-        let Greeting { member: Member { group, rank, size }, watches } = self;
-        let mut out = Writer::default();
+        let Greeting { member: GroupMember { group, rank, size }, watches } = self;
+        let mut out = WireWriter::default();
         out.number(MAGIC).number(group).number(rank).number(size).number(u64::from(watches));
         out.0
     }
@@ -44,13 +44,13 @@ impl Greeting {
     /// Reads the greeting of a connection, until `end`; `None` if it is not one of a rank.
     pub(super) fn read(from: &mut TcpStream, end: Instant) -> io::Result<Option<Greeting>> {
         let bytes = read_at_most(&mut Until { stream: from, end }, GREETING_MAX)?;
-        let mut from = Reader(&bytes);
+        let mut from = WireReader(&bytes);
         if from.number() != Some(MAGIC) {
             return Ok(None);
         }
         let mut numbers = || Some([from.number()?, from.number()?, from.number()?, from.number()?]);
         Ok(numbers().map(|[group, rank, size, watches]| Greeting {
-            member: Member { group, rank, size },
+            member: GroupMember { group, rank, size },
             watches: watches == 1,
         }))
     }
@@ -83,14 +83,14 @@ pub(super) struct Sent {
 
 /// Contribution of a rank to a meeting.
 #[derive(Debug)]
-pub(super) struct Arrival {
-    pub(super) call: Call,
-    pub(super) wish: Wish,
+pub(super) struct TcpArrival {
+    pub(super) call: CollectiveCall,
+    pub(super) wish: TcpArguments,
 }
 
 /// Arguments of a rank's call.
 #[derive(Debug)]
-pub(super) enum Wish {
+pub(super) enum TcpArguments {
     /// Messages, and what is expected from which rank.
     Exchange {
         sends: Vec<Sent>,
@@ -102,13 +102,13 @@ pub(super) enum Wish {
     },
 }
 
-/// Answer to a rank.
+/// TcpAnswer to a rank.
 #[derive(Debug)]
-pub(super) enum Answer {
+pub(super) enum TcpAnswer {
     /// The messages to it, in the order in which it expects them.
     Received(Vec<Arc<Vec<u8>>>),
     /// Its place in its new group.
-    Group(Member),
+    Group(GroupMember),
     /// Nothing is known that devices might wait for in vain.
     Sound,
     /// Likewise, and all devices have ended as many exchanges as that of the rank.
@@ -117,8 +117,8 @@ pub(super) enum Answer {
 
 /// Message from a rank to the hub.
 #[derive(Debug)]
-pub(super) enum Request {
-    Meet(Arrival),
+pub(super) enum HubRequest {
+    Meet(TcpArrival),
     /// It makes no more calls.
     Left {
         panicked: bool,
@@ -129,17 +129,17 @@ pub(super) enum Request {
     Pulse(Pulse),
 }
 
-impl Request {
+impl HubRequest {
     pub(super) fn encode(&self) -> Vec<u8> {
-        let mut out = Writer::default();
+        let mut out = WireWriter::default();
         match self {
-            Request::Meet(Arrival { call, wish }) => {
-                let header = Header { step: 0, call: *call, parcels: Vec::new() };
+            HubRequest::Meet(TcpArrival { call, wish }) => {
+                let header = CallHeader { step: 0, call: *call, parcels: Vec::new() };
                 match wish {
-                    Wish::Split { color, key } => {
+                    TcpArguments::Split { color, key } => {
                         out.number(1).bytes(&header.encode()).number(*color).number(*key);
                     }
-                    Wish::Exchange { sends, receives } => {
+                    TcpArguments::Exchange { sends, receives } => {
                         out.number(0).bytes(&header.encode()).number(sends.len() as u64);
                         for Sent { peer, content: (dtype, len), bytes } in sends {
                             out.number(*peer as u64).dtype(*dtype).number(*len as u64).bytes(bytes);
@@ -150,13 +150,13 @@ impl Request {
                     }
                 }
             }
-            Request::Left { panicked } => {
+            HubRequest::Left { panicked } => {
                 out.number(2).number(u64::from(*panicked));
             }
-            Request::Aborted(reason) => {
+            HubRequest::Aborted(reason) => {
                 out.number(3).bytes(reason.as_bytes());
             }
-            Request::Pulse(Pulse { membership, reached, ended, closing, trouble }) => {
+            HubRequest::Pulse(Pulse { membership, reached, ended, closing, trouble }) => {
                 out.number(4).number(*membership).number(*reached).number(*ended);
                 out.number(u64::from(*closing));
                 match trouble {
@@ -172,11 +172,11 @@ impl Request {
     }
 
     /// Decodes a request; `None` for bytes that no rank of this version writes.
-    pub(super) fn decode(bytes: &[u8]) -> Option<Request> {
-        let mut from = Reader(bytes);
+    pub(super) fn decode(bytes: &[u8]) -> Option<HubRequest> {
+        let mut from = WireReader(bytes);
         Some(match from.number()? {
             0 => {
-                let call = Header::decode(from.bytes()?)?.call;
+                let call = CallHeader::decode(from.bytes()?)?.call;
                 let sends = from.number()?;
                 let sends: Option<Vec<Sent>> = (0..sends)
                     .map(|_| {
@@ -188,15 +188,18 @@ impl Request {
                 while !from.0.is_empty() {
                     receives.push((from.number()? as usize, content(&mut from)?));
                 }
-                Request::Meet(Arrival { call, wish: Wish::Exchange { sends: sends?, receives } })
+                HubRequest::Meet(TcpArrival {
+                    call,
+                    wish: TcpArguments::Exchange { sends: sends?, receives },
+                })
             }
             1 => {
-                let call = Header::decode(from.bytes()?)?.call;
+                let call = CallHeader::decode(from.bytes()?)?.call;
                 let (color, key) = (from.number()?, from.number()?);
-                Request::Meet(Arrival { call, wish: Wish::Split { color, key } })
+                HubRequest::Meet(TcpArrival { call, wish: TcpArguments::Split { color, key } })
             }
-            2 => Request::Left { panicked: from.number()? == 1 },
-            3 => Request::Aborted(text(&mut from)?),
+            2 => HubRequest::Left { panicked: from.number()? == 1 },
+            3 => HubRequest::Aborted(text(&mut from)?),
             4 => {
                 let (membership, reached) = (from.number()?, from.number()?);
                 let (ended, closing) = (from.number()?, from.number()? == 1);
@@ -208,67 +211,67 @@ impl Request {
                     4 => Some(Trouble::Stuck),
                     _ => return None,
                 };
-                Request::Pulse(Pulse { membership, reached, ended, closing, trouble })
+                HubRequest::Pulse(Pulse { membership, reached, ended, closing, trouble })
             }
             _ => return None,
         })
     }
 }
 
-fn text(from: &mut Reader<'_>) -> Option<String> {
+fn text(from: &mut WireReader<'_>) -> Option<String> {
     String::from_utf8(from.bytes()?.to_vec()).ok()
 }
 
-fn content(from: &mut Reader<'_>) -> Option<Content> {
+fn content(from: &mut WireReader<'_>) -> Option<Content> {
     Some((from.dtype()?, from.number()? as usize))
 }
 
 /// Bytes of an answer.
-pub(super) fn encode(answer: &Result<Answer>) -> Vec<u8> {
-    let mut out = Writer::default();
+pub(super) fn encode(answer: &Result<TcpAnswer>) -> Vec<u8> {
+    let mut out = WireWriter::default();
     match answer {
-        Ok(Answer::Received(messages)) => {
+        Ok(TcpAnswer::Received(messages)) => {
             out.number(0);
             messages.iter().for_each(|bytes| {
                 out.bytes(bytes);
             });
         }
-        Ok(Answer::Group(Member { group, rank, size })) => {
+        Ok(TcpAnswer::Group(GroupMember { group, rank, size })) => {
             out.number(1).number(*group).number(*rank).number(*size);
         }
-        Ok(Answer::Sound) => {
+        Ok(TcpAnswer::Sound) => {
             out.number(3);
         }
-        Ok(Answer::Ended) => {
+        Ok(TcpAnswer::Ended) => {
             out.number(4);
         }
         Err(error) => {
-            out.number(2).bytes(&Notice::Failed(error.clone()).encode());
+            out.number(2).bytes(&RankNotice::Failed(error.clone()).encode());
         }
     }
     out.0
 }
 
 /// Decodes an answer; `None` for bytes that no hub of this version writes.
-pub(super) fn decode(bytes: &[u8]) -> Option<Result<Answer>> {
-    let mut from = Reader(bytes);
+pub(super) fn decode(bytes: &[u8]) -> Option<Result<TcpAnswer>> {
+    let mut from = WireReader(bytes);
     Some(match from.number()? {
         0 => {
             let mut messages = Vec::new();
             while !from.0.is_empty() {
                 messages.push(Arc::new(from.bytes()?.to_vec()));
             }
-            Ok(Answer::Received(messages))
+            Ok(TcpAnswer::Received(messages))
         }
         1 => {
             let (group, rank, size) = (from.number()?, from.number()?, from.number()?);
-            Ok(Answer::Group(Member { group, rank, size }))
+            Ok(TcpAnswer::Group(GroupMember { group, rank, size }))
         }
-        3 => Ok(Answer::Sound),
-        4 => Ok(Answer::Ended),
-        _ => match Notice::decode(from.bytes()?)? {
-            Notice::Failed(error) => Err(error),
-            Notice::Left { .. } | Notice::Ended { .. } => return None,
+        3 => Ok(TcpAnswer::Sound),
+        4 => Ok(TcpAnswer::Ended),
+        _ => match RankNotice::decode(from.bytes()?)? {
+            RankNotice::Failed(error) => Err(error),
+            RankNotice::Left { .. } | RankNotice::Ended { .. } => return None,
         },
     })
 }

@@ -10,12 +10,14 @@
 //! - Whatever else connects changes nothing, and is heard for a limited time: port scanners, ranks
 //!   of another version.
 
-use super::frame::{self, Answer, Arrival, Greeting, Member, Request, Sent, Wish};
+use super::frame::{
+    self, Greeting, GroupMember, HubRequest, Sent, TcpAnswer, TcpArguments, TcpArrival,
+};
 use crate::agree;
 use crate::error::{Error, Result};
 use crate::sync::{Arc, Condvar, Mutex, lock, wait_until};
-use crate::threads::board::{Board, Parting};
-use crate::transport::Call;
+use crate::threads::board::{Parting, RankBoard};
+use crate::transport::CollectiveCall;
 use crate::watch::{News, Pulse, SILENT};
 use crate::wire::Content;
 use std::collections::HashMap;
@@ -32,8 +34,8 @@ const GREETING_MAX: usize = 256;
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 
 /// A group, as the hub knows it.
-pub(super) struct Group {
-    board: Board<Arrival, Answer>,
+pub(super) struct HubGroup {
+    board: RankBoard<TcpArrival, TcpAnswer>,
     seats: Mutex<Seats>,
 }
 
@@ -43,36 +45,36 @@ struct Seats {
     left: usize,
 }
 
-impl Group {
-    /// See [`Board::abort`].
+impl HubGroup {
+    /// See [`RankBoard::abort`].
     pub(super) fn abort(&self, rank: usize, reason: &str) {
         self.board.abort(rank, reason);
     }
 
-    /// See [`Board::leave`].
+    /// See [`RankBoard::leave`].
     pub(super) fn leave(&self, rank: usize, parting: Parting) {
         self.board.leave(rank, parting);
     }
 
-    /// See [`Board::pulse`].
+    /// See [`RankBoard::pulse`].
     pub(super) fn pulse(&self, rank: usize, pulse: &Pulse) -> News {
         self.board.pulse(rank, pulse)
     }
 
-    /// See [`Board::unwatch`].
+    /// See [`RankBoard::unwatch`].
     pub(super) fn unwatch(&self, rank: usize) {
         self.board.unwatch(rank);
     }
 
-    fn new(size: usize, deadline: Duration) -> Arc<Group> {
+    fn new(size: usize, deadline: Duration) -> Arc<HubGroup> {
         let seats = Mutex::new(Seats { taken: vec![false; size], left: 0 });
-        Arc::new(Group { board: Board::new(size, deadline), seats })
+        Arc::new(HubGroup { board: RankBoard::new(size, deadline), seats })
     }
 }
 
-/// State of the hub.
-struct State {
-    groups: HashMap<u64, Arc<Group>>,
+/// HubState of the hub.
+struct HubState {
+    groups: HashMap<u64, Arc<HubGroup>>,
     /// Number of the next group.
     next: u64,
     /// Connections of ranks and their watching threads, and places of this process.
@@ -86,7 +88,7 @@ struct State {
 pub(super) struct Hub {
     address: SocketAddr,
     deadline: Duration,
-    state: Mutex<State>,
+    state: Mutex<HubState>,
     left: Condvar,
 }
 
@@ -98,8 +100,8 @@ impl Hub {
         deadline: Duration,
     ) -> io::Result<Arc<Hub>> {
         let listener = TcpListener::bind(address)?;
-        let groups = HashMap::from([(0, Group::new(size, deadline))]);
-        let state = Mutex::new(State { groups, next: 1, connected: 0, here: 0, strangers: 0 });
+        let groups = HashMap::from([(0, HubGroup::new(size, deadline))]);
+        let state = Mutex::new(HubState { groups, next: 1, connected: 0, here: 0, strangers: 0 });
         let address = listener.local_addr()?;
         let hub = Arc::new(Hub { address, deadline, state, left: Condvar::new() });
         let weak = Arc::downgrade(&hub);
@@ -136,7 +138,7 @@ impl Hub {
         }
     }
 
-    fn group(&self, member: Member) -> Result<Arc<Group>, String> {
+    fn group(&self, member: GroupMember) -> Result<Arc<HubGroup>, String> {
         let group = lock(&self.state).groups.get(&member.group).cloned();
         let group = group.ok_or("there is no such group")?;
         let size = group.board.size() as u64;
@@ -150,7 +152,7 @@ impl Hub {
     }
 
     /// The place of a rank in a group, which is taken once; the reason if it cannot be.
-    fn take(&self, member: Member) -> Result<Arc<Group>, String> {
+    fn take(&self, member: GroupMember) -> Result<Arc<HubGroup>, String> {
         let group = self.group(member)?;
         let taken = std::mem::replace(&mut lock(&group.seats).taken[member.rank as usize], true);
         match taken {
@@ -160,7 +162,7 @@ impl Hub {
     }
 
     /// The place of this process in a group; see [`take`](Hub::take).
-    pub(super) fn take_here(&self, member: Member) -> Result<Arc<Group>, String> {
+    pub(super) fn take_here(&self, member: GroupMember) -> Result<Arc<HubGroup>, String> {
         let group = self.take(member)?;
         lock(&self.state).here += 1;
         Ok(group)
@@ -168,7 +170,7 @@ impl Hub {
 
     /// Leaves a group, which is forgotten after the last rank. The first one stays, so that late
     /// processes are told that their rank is taken.
-    fn part(&self, group: &Group, member: Member, parting: Parting) {
+    fn part(&self, group: &HubGroup, member: GroupMember, parting: Parting) {
         group.board.leave(member.rank as usize, parting);
         let left = {
             let mut seats = lock(&group.seats);
@@ -191,7 +193,7 @@ impl Hub {
         let answered = frame::write(&mut stream, words.as_bytes());
         let Ok(group) = found else { return };
         if watches {
-            let _connection = Connection::of(&self);
+            let _connection = Connection::open(&self);
             return serve_watch(&mut stream, &group, member.rank as usize);
         }
         if answered.is_err() {
@@ -199,7 +201,7 @@ impl Hub {
             lock(&group.seats).taken[member.rank as usize] = false;
             return;
         }
-        let connection = Connection::of(&self);
+        let connection = Connection::open(&self);
         let parting = Parting::Panicked;
         let mut seat = Connected { connection, group: &group, member, parting };
         seat.parting = self.serve_rank(&mut stream, &group, member.rank as usize);
@@ -215,41 +217,46 @@ impl Hub {
     }
 
     /// Serves a rank; the manner in which it has left.
-    fn serve_rank(&self, stream: &mut TcpStream, group: &Group, rank: usize) -> Parting {
+    fn serve_rank(&self, stream: &mut TcpStream, group: &HubGroup, rank: usize) -> Parting {
         loop {
             let Ok(bytes) = frame::read(stream) else { return Parting::Closed };
-            match Request::decode(&bytes) {
-                Some(Request::Meet(arrival)) => {
+            match HubRequest::decode(&bytes) {
+                Some(HubRequest::Meet(arrival)) => {
                     let answer = self.meet(group, rank, arrival);
                     let answer = answer.map_err(|error| frame::shared(0, error));
                     if frame::write(stream, &frame::encode(&answer)).is_err() {
                         return Parting::Closed;
                     }
                 }
-                Some(Request::Left { panicked: true }) => return Parting::Panicked,
-                Some(Request::Left { panicked: false }) => return Parting::Orderly,
-                Some(Request::Aborted(reason)) => group.board.abort(rank, &reason),
-                Some(Request::Pulse(_)) | None => return Parting::Strange,
+                Some(HubRequest::Left { panicked: true }) => return Parting::Panicked,
+                Some(HubRequest::Left { panicked: false }) => return Parting::Orderly,
+                Some(HubRequest::Aborted(reason)) => group.board.abort(rank, &reason),
+                Some(HubRequest::Pulse(_)) | None => return Parting::Strange,
             }
         }
     }
 
     /// A meeting of a group, for one rank.
-    pub(super) fn meet(&self, group: &Group, rank: usize, arrival: Arrival) -> Result<Answer> {
+    pub(super) fn meet(
+        &self,
+        group: &HubGroup,
+        rank: usize,
+        arrival: TcpArrival,
+    ) -> Result<TcpAnswer> {
         let operation = arrival.call.operation;
         group.board.meet(operation, rank, arrival, |arrivals, answers| {
-            let arrivals: Vec<&Arrival> = arrivals.iter().flatten().collect();
-            let calls: Vec<Call> = arrivals.iter().map(|arrival| arrival.call).collect();
+            let arrivals: Vec<&TcpArrival> = arrivals.iter().flatten().collect();
+            let calls: Vec<CollectiveCall> = arrivals.iter().map(|arrival| arrival.call).collect();
             agree::check(&calls)?;
             // Equal calls have equal kinds of arguments, unless other bytes were sent.
-            let kind = |arrival: &&Arrival| std::mem::discriminant(&arrival.wish);
+            let kind = |arrival: &&TcpArrival| std::mem::discriminant(&arrival.wish);
             if let Some(rank) = arrivals.iter().position(|a| kind(a) != kind(&arrivals[0])) {
                 let reason = Parting::Strange.reason();
                 return Err(Error::RankGone { operation, rank, reason });
             }
             match arrivals[0].wish {
-                Wish::Exchange { .. } => route(&arrivals, answers),
-                Wish::Split { .. } => {
+                TcpArguments::Exchange { .. } => route(&arrivals, answers),
+                TcpArguments::Split { .. } => {
                     self.split(&arrivals, answers);
                     Ok(())
                 }
@@ -258,7 +265,7 @@ impl Hub {
     }
 
     /// Gives a place of this process up; after the last one waits for the other processes.
-    pub(super) fn leave(&self, group: &Group, member: Member, parting: Parting) {
+    pub(super) fn leave(&self, group: &HubGroup, member: GroupMember, parting: Parting) {
         self.part(group, member, parting);
         let mut state = lock(&self.state);
         state.here -= 1;
@@ -270,10 +277,10 @@ impl Hub {
     }
 
     /// Makes a group for each color.
-    fn split(&self, arrivals: &[&Arrival], answers: &mut [Option<Answer>]) {
+    fn split(&self, arrivals: &[&TcpArrival], answers: &mut [Option<TcpAnswer>]) {
         let mut members: Vec<(u64, u64, usize)> = Vec::with_capacity(arrivals.len());
         for (rank, arrival) in arrivals.iter().enumerate() {
-            if let Wish::Split { color, key } = arrival.wish {
+            if let TcpArguments::Split { color, key } = arrival.wish {
                 members.push((color, key, rank));
             }
         }
@@ -282,10 +289,10 @@ impl Hub {
         for group in members.chunk_by(|a, b| a.0 == b.0) {
             let (number, size) = (state.next, group.len());
             state.next += 1;
-            state.groups.insert(number, Group::new(size, self.deadline));
+            state.groups.insert(number, HubGroup::new(size, self.deadline));
             for (rank, (_, _, old)) in group.iter().enumerate() {
                 let (rank, size) = (rank as u64, size as u64);
-                answers[*old] = Some(Answer::Group(Member { group: number, rank, size }));
+                answers[*old] = Some(TcpAnswer::Group(GroupMember { group: number, rank, size }));
             }
         }
     }
@@ -305,7 +312,7 @@ impl Hub {
 struct Connection<'a>(&'a Hub);
 
 impl Connection<'_> {
-    fn of(hub: &Hub) -> Connection<'_> {
+    fn open(hub: &Hub) -> Connection<'_> {
         lock(&hub.state).connected += 1;
         Connection(hub)
     }
@@ -321,8 +328,8 @@ impl Drop for Connection<'_> {
 /// A rank with a connection: it leaves whatever ends the thread that serves it.
 struct Connected<'a> {
     connection: Connection<'a>,
-    group: &'a Group,
-    member: Member,
+    group: &'a HubGroup,
+    member: GroupMember,
     parting: Parting,
 }
 
@@ -335,7 +342,7 @@ impl Drop for Connected<'_> {
 /// Answers the watching thread of a rank, until it says that it ends. Without that word its process
 /// is gone, and so is a machine from which no pulse comes. The connection of the rank itself may
 /// not show that, while its thread of the hub waits in a meeting.
-fn serve_watch(stream: &mut TcpStream, group: &Group, rank: usize) {
+fn serve_watch(stream: &mut TcpStream, group: &HubGroup, rank: usize) {
     let patience = group.board.deadline().max(SILENT);
     if stream.set_read_timeout(Some(patience)).is_err() {
         return group.leave(rank, Parting::Closed);
@@ -348,14 +355,14 @@ fn serve_watch(stream: &mut TcpStream, group: &Group, rank: usize) {
             }
             Err(_) => return group.leave(rank, Parting::Closed),
         };
-        let pulse = match Request::decode(&bytes) {
-            Some(Request::Pulse(pulse)) => pulse,
-            Some(Request::Left { .. }) => return group.unwatch(rank),
+        let pulse = match HubRequest::decode(&bytes) {
+            Some(HubRequest::Pulse(pulse)) => pulse,
+            Some(HubRequest::Left { .. }) => return group.unwatch(rank),
             _ => return group.leave(rank, Parting::Strange),
         };
         let answer = match group.pulse(rank, &pulse) {
-            News::Sound => Ok(Answer::Sound),
-            News::Ended => Ok(Answer::Ended),
+            News::Sound => Ok(TcpAnswer::Sound),
+            News::Ended => Ok(TcpAnswer::Ended),
             News::Lost(error) => Err(frame::shared(0, error)),
         };
         if frame::write(stream, &frame::encode(&answer)).is_err() {
@@ -372,12 +379,12 @@ impl Drop for Hub {
 }
 
 /// Hands every rank the messages to it.
-fn route(arrivals: &[&Arrival], answers: &mut [Option<Answer>]) -> Result<()> {
+fn route(arrivals: &[&TcpArrival], answers: &mut [Option<TcpAnswer>]) -> Result<()> {
     let operation = arrivals[0].call.operation;
-    let parts = |arrival: &'_ Arrival| -> (Vec<Sent>, Vec<(usize, Content)>) {
+    let parts = |arrival: &'_ TcpArrival| -> (Vec<Sent>, Vec<(usize, Content)>) {
         match &arrival.wish {
-            Wish::Exchange { sends, receives } => (sends.clone(), receives.clone()),
-            Wish::Split { .. } => (Vec::new(), Vec::new()),
+            TcpArguments::Exchange { sends, receives } => (sends.clone(), receives.clone()),
+            TcpArguments::Split { .. } => (Vec::new(), Vec::new()),
         }
     };
     let all: Vec<_> = arrivals.iter().map(|arrival| parts(arrival)).collect();
@@ -402,7 +409,7 @@ fn route(arrivals: &[&Arrival], answers: &mut [Option<Answer>]) -> Result<()> {
                 }
             }
         }
-        *answer = Some(Answer::Received(messages.into_iter().flatten().collect()));
+        *answer = Some(TcpAnswer::Received(messages.into_iter().flatten().collect()));
     }
     Ok(())
 }

@@ -16,12 +16,12 @@ use crate::log::COMM_LOG;
 use crate::spans::Spans;
 use crate::sync::Arc;
 use crate::threads::board::Parting;
-use crate::transport::{Call, Parcel, Sum, Transport, check_parcels};
-use crate::watch::{News, Pulse, SILENT, Watch};
-use frame::{Answer, Arrival, Greeting, Member, Request, Sent, Wish};
-use hub::{Group, Hub};
+use crate::transport::{CollectiveCall, Parcel, Sum, Transport, check_parcels};
+use crate::watch::{GroupWatch, News, Pulse, SILENT};
+use frame::{Greeting, GroupMember, HubRequest, Sent, TcpAnswer, TcpArguments, TcpArrival};
+use hub::{Hub, HubGroup};
 use meristem_device::Stream;
-pub(crate) use place::Place;
+pub(crate) use place::ProcessPlace;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::thread;
@@ -36,10 +36,10 @@ const GRACE: Duration = Duration::from_secs(5);
 
 /// The link of a rank to the hub.
 struct Tcp {
-    seat: Seat,
+    seat: HubLink,
     /// Address of the hub.
     address: SocketAddr,
-    member: Member,
+    member: GroupMember,
     deadline: Duration,
     failure: Option<Error>,
     /// The hub knows that no more calls come.
@@ -47,11 +47,11 @@ struct Tcp {
 }
 
 /// Where the hub is.
-enum Seat {
+enum HubLink {
     /// In this process.
     Here {
         hub: Arc<Hub>,
-        group: Arc<Group>,
+        group: Arc<HubGroup>,
     },
     There(TcpStream),
 }
@@ -61,15 +61,15 @@ enum Seat {
 /// # Errors
 /// [`Error::BadArgument`] for a place that does not fit; [`Error::RankLate`] for a rank that does
 /// not come.
-pub(crate) fn world(place: &Place, deadline: Duration) -> Result<Box<dyn Transport>> {
+pub(crate) fn world(place: &ProcessPlace, deadline: Duration) -> Result<Box<dyn Transport>> {
     let addresses = place.addresses()?;
-    let member = Member { group: 0, rank: place.rank as u64, size: place.size as u64 };
+    let member = GroupMember { group: 0, rank: place.rank as u64, size: place.size as u64 };
     let (seat, address) = if place.rank == 0 {
         let hub = Hub::open(&addresses, place.size, deadline);
         let hub = hub.map_err(|error| place.cannot_listen(&error))?;
         let group = hub.take_here(member).map_err(|reason| place.refused(&reason))?;
         let address = hub.address();
-        (Seat::Here { hub, group }, address)
+        (HubLink::Here { hub, group }, address)
     } else {
         let greeting = Greeting { member, watches: false };
         let seat = reach(&addresses, greeting, deadline).map_err(|error| match error.kind() {
@@ -77,11 +77,11 @@ pub(crate) fn world(place: &Place, deadline: Duration) -> Result<Box<dyn Transpo
             _ => place.unreachable(&error),
         });
         let (address, stream) = seat?;
-        (Seat::There(stream), address)
+        (HubLink::There(stream), address)
     };
     let mut world = Tcp { seat, address, member, deadline, failure: None, has_left: false };
-    world.barrier(&Call::of("rendezvous"))?;
-    let Member { rank, size, .. } = member;
+    world.barrier(&CollectiveCall::new("rendezvous"))?;
+    let GroupMember { rank, size, .. } = member;
     tracing::debug!(target: COMM_LOG, rank, size, address = %world.address, "all have come");
     Ok(Box::new(world))
 }
@@ -129,7 +129,7 @@ fn sit(mut stream: TcpStream, greeting: Greeting, deadline: Duration) -> io::Res
 }
 
 /// Asks the hub over a connection.
-fn ask(stream: &mut TcpStream, request: &Request) -> io::Result<Option<Result<Answer>>> {
+fn ask(stream: &mut TcpStream, request: &HubRequest) -> io::Result<Option<Result<TcpAnswer>>> {
     frame::write(stream, &request.encode())?;
     Ok(frame::decode(&frame::read(stream)?))
 }
@@ -147,15 +147,15 @@ fn lost(operation: &'static str, error: Option<&io::Error>, deadline: Duration) 
 }
 
 impl Tcp {
-    fn meet(&mut self, call: &Call, wish: Wish) -> Result<Answer> {
+    fn meet(&mut self, call: &CollectiveCall, wish: TcpArguments) -> Result<TcpAnswer> {
         if let Some(failure) = &self.failure {
             return Err(failure.at(call.operation));
         }
-        let arrival = Arrival { call: *call, wish };
+        let arrival = TcpArrival { call: *call, wish };
         let (operation, deadline) = (call.operation, self.deadline);
         let answer = match &mut self.seat {
-            Seat::Here { hub, group } => hub.meet(group, self.member.rank as usize, arrival),
-            Seat::There(stream) => match ask(stream, &Request::Meet(arrival)) {
+            HubLink::Here { hub, group } => hub.meet(group, self.member.rank as usize, arrival),
+            HubLink::There(stream) => match ask(stream, &HubRequest::Meet(arrival)) {
                 Ok(Some(answer)) => answer,
                 Ok(None) => Err(lost(operation, None, deadline)),
                 Err(error) => Err(lost(operation, Some(&error), deadline)),
@@ -165,7 +165,7 @@ impl Tcp {
     }
 
     /// The error for an answer to another request than was made.
-    fn strange(&mut self, call: &Call) -> Error {
+    fn strange(&mut self, call: &CollectiveCall) -> Error {
         self.failure.insert(lost(call.operation, None, self.deadline)).clone()
     }
 }
@@ -185,7 +185,7 @@ impl Transport for Tcp {
 
     fn exchange(
         &mut self,
-        call: &Call,
+        call: &CollectiveCall,
         stream: &Stream,
         sends: &[Parcel],
         receives: &[Parcel],
@@ -199,21 +199,21 @@ impl Transport for Tcp {
             bytes,
         });
         let expected = receives.iter().map(|Parcel { peer, elements }| (*peer, content(elements)));
-        let wish = Wish::Exchange { sends: sends.collect(), receives: expected.collect() };
+        let wish = TcpArguments::Exchange { sends: sends.collect(), receives: expected.collect() };
         let messages = match self.meet(call, wish)? {
-            Answer::Received(messages) if messages.len() == receives.len() => messages,
+            TcpAnswer::Received(messages) if messages.len() == receives.len() => messages,
             _ => return Err(self.strange(call)),
         };
         let pairs = receives.iter().zip(&messages);
         pairs.into_iter().try_for_each(|(parcel, bytes)| host::deliver(&parcel.elements, bytes))
     }
 
-    fn all_reduce(&mut self, _: &Call, _: &Stream, _: &Sum<'_, Spans>) -> Result<bool> {
+    fn all_reduce(&mut self, _: &CollectiveCall, _: &Stream, _: &Sum<'_, Spans>) -> Result<bool> {
         Ok(false)
     }
 
-    fn barrier(&mut self, call: &Call) -> Result<()> {
-        let wish = Wish::Exchange { sends: Vec::new(), receives: Vec::new() };
+    fn barrier(&mut self, call: &CollectiveCall) -> Result<()> {
+        let wish = TcpArguments::Exchange { sends: Vec::new(), receives: Vec::new() };
         self.meet(call, wish).map(drop)
     }
 
@@ -222,23 +222,23 @@ impl Transport for Tcp {
             return;
         }
         match &mut self.seat {
-            Seat::Here { group, .. } => group.abort(self.member.rank as usize, reason),
-            Seat::There(stream) => {
+            HubLink::Here { group, .. } => group.abort(self.member.rank as usize, reason),
+            HubLink::There(stream) => {
                 // A hub that is gone needs no notice.
-                let _ = frame::write(stream, &Request::Aborted(reason.to_owned()).encode());
+                let _ = frame::write(stream, &HubRequest::Aborted(reason.to_owned()).encode());
             }
         }
     }
 
     fn leave(&mut self) {
-        let parting = Parting::of_thread();
+        let parting = Parting::of_this_thread();
         match &mut self.seat {
-            Seat::Here { group, .. } => group.leave(self.member.rank as usize, parting),
-            Seat::There(_) if self.has_left => {}
-            Seat::There(stream) => {
+            HubLink::Here { group, .. } => group.leave(self.member.rank as usize, parting),
+            HubLink::There(_) if self.has_left => {}
+            HubLink::There(stream) => {
                 let panicked = parting == Parting::Panicked;
                 // A hub that is gone needs no notice.
-                let _ = frame::write(stream, &Request::Left { panicked }.encode());
+                let _ = frame::write(stream, &HubRequest::Left { panicked }.encode());
             }
         }
         self.has_left = true;
@@ -248,11 +248,11 @@ impl Transport for Tcp {
         self.deadline
     }
 
-    fn watch(&mut self) -> Result<Box<dyn Watch>> {
+    fn watch(&mut self) -> Result<Box<dyn GroupWatch>> {
         let (member, deadline) = (self.member, self.deadline);
         let to = match &self.seat {
-            Seat::Here { group, .. } => Watched::Here(group.clone()),
-            Seat::There(_) => {
+            HubLink::Here { group, .. } => WatchLink::Here(group.clone()),
+            HubLink::There(_) => {
                 let greeting = Greeting { member, watches: true };
                 let connected = reach(&[self.address], greeting, deadline);
                 let (_, stream) =
@@ -262,30 +262,30 @@ impl Transport for Tcp {
                 let set = stream.set_read_timeout(patience);
                 set.and_then(|()| stream.set_write_timeout(patience))
                     .map_err(|error| lost("watch", Some(&error), deadline))?;
-                Watched::There(stream)
+                WatchLink::There(stream)
             }
         };
-        Ok(Box::new(Watcher { to, rank: member.rank as usize, deadline, failure: None }))
+        Ok(Box::new(TcpWatch { to, rank: member.rank as usize, deadline, failure: None }))
     }
 
-    fn split(&mut self, call: &Call, color: u64, key: u64) -> Result<Box<dyn Transport>> {
-        let member = match self.meet(call, Wish::Split { color, key })? {
-            Answer::Group(member) => member,
+    fn split(&mut self, call: &CollectiveCall, color: u64, key: u64) -> Result<Box<dyn Transport>> {
+        let member = match self.meet(call, TcpArguments::Split { color, key })? {
+            TcpAnswer::Group(member) => member,
             _ => return Err(self.strange(call)),
         };
         let (address, deadline) = (self.address, self.deadline);
         let seat = match &self.seat {
-            Seat::Here { hub, .. } => {
+            HubLink::Here { hub, .. } => {
                 let refused = |_| lost(call.operation, None, deadline);
                 let group = hub.take_here(member).map_err(refused)?;
-                Seat::Here { hub: hub.clone(), group }
+                HubLink::Here { hub: hub.clone(), group }
             }
-            Seat::There(_) => {
+            HubLink::There(_) => {
                 let greeting = Greeting { member, watches: false };
                 let connected = reach(&[address], greeting, deadline);
                 let (_, stream) =
                     connected.map_err(|error| lost(call.operation, Some(&error), deadline))?;
-                Seat::There(stream)
+                HubLink::There(stream)
             }
         };
         Ok(Box::new(Tcp { seat, address, member, deadline, failure: None, has_left: false }))
@@ -295,39 +295,41 @@ impl Transport for Tcp {
 impl Drop for Tcp {
     fn drop(&mut self) {
         match &self.seat {
-            Seat::Here { hub, group } => hub.leave(group, self.member, Parting::of_thread()),
-            Seat::There(_) => self.leave(),
+            HubLink::Here { hub, group } => {
+                hub.leave(group, self.member, Parting::of_this_thread())
+            }
+            HubLink::There(_) => self.leave(),
         }
     }
 }
 
 /// The view of a rank's watching thread.
-struct Watcher {
-    to: Watched,
+struct TcpWatch {
+    to: WatchLink,
     rank: usize,
     deadline: Duration,
     /// The loss of the hub.
     failure: Option<Error>,
 }
 
-enum Watched {
-    Here(Arc<Group>),
+enum WatchLink {
+    Here(Arc<HubGroup>),
     There(TcpStream),
 }
 
-impl Watch for Watcher {
+impl GroupWatch for TcpWatch {
     fn pulse(&mut self, pulse: &Pulse) -> News {
         if let Some(failure) = &self.failure {
             return News::Lost(failure.clone());
         }
         let stream = match &mut self.to {
-            Watched::Here(group) => return group.pulse(self.rank, pulse),
-            Watched::There(stream) => stream,
+            WatchLink::Here(group) => return group.pulse(self.rank, pulse),
+            WatchLink::There(stream) => stream,
         };
         let lost = |error| lost("exchange", error, self.deadline);
-        let failure = match ask(stream, &Request::Pulse(pulse.clone())) {
-            Ok(Some(Ok(Answer::Sound))) => return News::Sound,
-            Ok(Some(Ok(Answer::Ended))) => return News::Ended,
+        let failure = match ask(stream, &HubRequest::Pulse(pulse.clone())) {
+            Ok(Some(Ok(TcpAnswer::Sound))) => return News::Sound,
+            Ok(Some(Ok(TcpAnswer::Ended))) => return News::Ended,
             Ok(Some(Err(error))) => return News::Lost(error),
             Ok(_) => lost(None),
             Err(error) => lost(Some(&error)),
@@ -336,13 +338,13 @@ impl Watch for Watcher {
     }
 }
 
-impl Drop for Watcher {
+impl Drop for TcpWatch {
     fn drop(&mut self) {
         match &mut self.to {
-            Watched::Here(group) => group.unwatch(self.rank),
-            Watched::There(stream) => {
+            WatchLink::Here(group) => group.unwatch(self.rank),
+            WatchLink::There(stream) => {
                 // A hub that is gone needs no notice.
-                let _ = frame::write(stream, &Request::Left { panicked: false }.encode());
+                let _ = frame::write(stream, &HubRequest::Left { panicked: false }.encode());
             }
         }
     }
@@ -351,5 +353,5 @@ impl Drop for Watcher {
 /// Decodes bytes as a message to the hub and as one from it.
 #[cfg(fuzzing)]
 pub(crate) fn decode_both(bytes: &[u8]) {
-    let _ = (Request::decode(bytes), frame::decode(bytes));
+    let _ = (HubRequest::decode(bytes), frame::decode(bytes));
 }

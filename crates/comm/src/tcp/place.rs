@@ -9,9 +9,9 @@ const OPERATION: &str = "Communicator::rendezvous";
 /// Most processes: far more than one hub can serve.
 const SIZE_MAX: usize = 1 << 16;
 
-/// Place of a process among those that were started together.
+/// ProcessPlace of a process among those that were started together.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct ProcessPlace {
     pub(crate) rank: usize,
     pub(crate) size: usize,
     /// Name or address of the machine of rank 0.
@@ -20,17 +20,17 @@ pub(crate) struct Place {
     pub(crate) port: u16,
 }
 
-impl Place {
+impl ProcessPlace {
     /// The place that `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` describe; `None` if
     /// neither of the first two is set.
     ///
     /// # Errors
     /// [`Error::BadArgument`] for a variable that is missing, or does not fit.
-    pub(crate) fn of_environment() -> Result<Option<Place>> {
-        Place::read(&|name| env::var(name).ok().filter(|value| !value.is_empty()))
+    pub(crate) fn from_environment() -> Result<Option<ProcessPlace>> {
+        ProcessPlace::read(&|name| env::var(name).ok().filter(|value| !value.is_empty()))
     }
 
-    fn read(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Place>> {
+    fn read(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<ProcessPlace>> {
         if variable("RANK").is_none() && variable("WORLD_SIZE").is_none() {
             return Ok(None);
         }
@@ -61,7 +61,7 @@ impl Place {
         let listens = port.checked_add(taken).filter(|_| port > 0);
         let listens = listens.and_then(|port| u16::try_from(port).ok());
         let port = listens.ok_or_else(|| wrong("MASTER_PORT", expected, &port.to_string()))?;
-        Ok(Some(Place { rank, size, address, port }))
+        Ok(Some(ProcessPlace { rank, size, address, port }))
     }
 
     /// Addresses of rank 0.
@@ -107,11 +107,11 @@ fn wrong(variable: &'static str, expected: &str, got: &str) -> Error {
 mod tests {
     use super::*;
 
-    fn read(variables: &[(&str, &str)]) -> Result<Option<Place>> {
+    fn read(variables: &[(&str, &str)]) -> Result<Option<ProcessPlace>> {
         let value = |name: &str| {
             variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
         };
-        Place::read(&value)
+        ProcessPlace::read(&value)
     }
 
     const GOOD: [(&str, &str); 4] =
@@ -119,10 +119,10 @@ mod tests {
 
     #[test]
     fn the_variables_of_torchrun_are_read() {
-        let expected = Place { rank: 1, size: 3, address: "node0".into(), port: 29_500 };
+        let expected = ProcessPlace { rank: 1, size: 3, address: "node0".into(), port: 29_500 };
         assert_eq!(read(&GOOD).unwrap(), Some(expected.clone()));
         let agent = [&GOOD[..], &[("TORCHELASTIC_USE_AGENT_STORE", "True")]].concat();
-        assert_eq!(read(&agent).unwrap(), Some(Place { port: 29_501, ..expected }));
+        assert_eq!(read(&agent).unwrap(), Some(ProcessPlace { port: 29_501, ..expected }));
         assert_eq!(read(&GOOD[2..]).unwrap(), None);
     }
 

@@ -1,10 +1,10 @@
 //! A hub among connections that are none of its ranks'.
 #![allow(clippy::unwrap_used, reason = "helpers of tests may unwrap")]
 
-use super::frame::{self, Greeting, Member, Request};
-use super::{Place, world};
+use super::frame::{self, Greeting, GroupMember, HubRequest};
+use super::{ProcessPlace, world};
 use crate::error::{Error, Result};
-use crate::transport::{Call, Transport};
+use crate::transport::{CollectiveCall, Transport};
 use crate::watch::{Pulse, Trouble};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -15,13 +15,13 @@ const DEADLINE: Duration = Duration::from_secs(30);
 
 type Joined = Result<Box<dyn Transport>>;
 
-fn place(rank: usize, size: usize) -> Place {
+fn place(rank: usize, size: usize) -> ProcessPlace {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    Place { rank, size, address: "127.0.0.1".into(), port }
+    ProcessPlace { rank, size, address: "127.0.0.1".into(), port }
 }
 
 /// Rank 0 of a group, which waits for the others, and its address.
-fn hub(size: usize) -> (Place, SocketAddr, JoinHandle<Joined>) {
+fn hub(size: usize) -> (ProcessPlace, SocketAddr, JoinHandle<Joined>) {
     let place = place(0, size);
     let address = place.addresses().unwrap()[0];
     let of = place.clone();
@@ -40,7 +40,7 @@ fn connect(address: SocketAddr) -> TcpStream {
 }
 
 fn greeting(group: u64, rank: u64, size: u64) -> Vec<u8> {
-    Greeting { member: Member { group, rank, size }, watches: false }.encode()
+    Greeting { member: GroupMember { group, rank, size }, watches: false }.encode()
 }
 
 /// The reason for which a greeting is refused; empty for none, `None` without an answer.
@@ -84,14 +84,14 @@ fn foreign_connections_change_nothing() {
         assert_eq!(answer(address, &bytes).as_deref(), Some(words));
     }
     let others = [1, 2].map(|rank| {
-        let place = Place { rank, ..place.clone() };
+        let place = ProcessPlace { rank, ..place.clone() };
         thread::spawn(move || world(&place, DEADLINE))
     });
     let ranks = [first].into_iter().chain(others);
     let meet = |rank: JoinHandle<Joined>| {
         thread::spawn(move || {
             let mut rank = rank.join().unwrap().unwrap();
-            (0..10).try_for_each(|_| rank.barrier(&Call::of("barrier")))
+            (0..10).try_for_each(|_| rank.barrier(&CollectiveCall::new("barrier")))
         })
     };
     let met: Vec<_> = ranks.map(meet).collect();
@@ -101,14 +101,14 @@ fn foreign_connections_change_nothing() {
 /// Messages of a rank that has come, and the error of the others.
 #[test]
 fn a_rank_that_sends_other_bytes_is_named() {
-    let barrier = Call::of("barrier");
+    let barrier = CollectiveCall::new("barrier");
     let header = |kind: u64, words: &[u64]| {
         let rest = words.iter().flat_map(|word| word.to_le_bytes());
         kind.to_le_bytes().into_iter().chain(rest).collect::<Vec<u8>>()
     };
-    let split = Request::Meet(frame::Arrival {
+    let split = HubRequest::Meet(frame::TcpArrival {
         call: barrier,
-        wish: frame::Wish::Split { color: 0, key: 0 },
+        wish: frame::TcpArguments::Split { color: 0, key: 0 },
     });
     let cases = [
         vec![],
@@ -117,16 +117,16 @@ fn a_rank_that_sends_other_bytes_is_named() {
         header(0, &[u64::MAX]),
         header(3, &[1 << 50]),
         split.encode(),
-        Request::Pulse(Pulse { trouble: Some(Trouble::Overdue), ..Pulse::default() }).encode(),
+        HubRequest::Pulse(Pulse { trouble: Some(Trouble::Overdue), ..Pulse::default() }).encode(),
     ];
     for bytes in cases {
         let (_, address, first) = hub(2);
         let mut stream = connect(address);
         frame::write(&mut stream, &greeting(0, 1, 2)).unwrap();
         assert!(frame::read(&mut stream).unwrap().is_empty());
-        let wish = || frame::Wish::Exchange { sends: vec![], receives: vec![] };
-        let call = Call::of("rendezvous");
-        let arrival = Request::Meet(frame::Arrival { call, wish: wish() });
+        let wish = || frame::TcpArguments::Exchange { sends: vec![], receives: vec![] };
+        let call = CollectiveCall::new("rendezvous");
+        let arrival = HubRequest::Meet(frame::TcpArrival { call, wish: wish() });
         frame::write(&mut stream, &arrival.encode()).unwrap();
         frame::read(&mut stream).unwrap();
         let mut first = first.join().unwrap().unwrap();
@@ -141,10 +141,10 @@ fn a_rank_that_sends_other_bytes_is_named() {
 /// A shape that has more extents than tensors have, or more elements than can be counted.
 #[test]
 fn a_shape_that_no_tensor_has_is_no_request() {
-    let call = Call::of("barrier");
-    let wish = frame::Wish::Exchange { sends: vec![], receives: vec![] };
-    let bytes = Request::Meet(frame::Arrival { call, wish }).encode();
-    assert!(Request::decode(&bytes).is_some());
+    let call = CollectiveCall::new("barrier");
+    let wish = frame::TcpArguments::Exchange { sends: vec![], receives: vec![] };
+    let bytes = HubRequest::Meet(frame::TcpArrival { call, wish }).encode();
+    assert!(HubRequest::decode(&bytes).is_some());
     // The rank of the shape follows the kind, the header's length, its step and the element type.
     let at = 8 + 8 + 8 + 1;
     assert_eq!(bytes[at], 1, "an extent");
@@ -155,7 +155,7 @@ fn a_shape_that_no_tensor_has_is_no_request() {
         other.extend_from_slice(&bytes[at + 9..]);
         let len = (other.len() - 24) as u64;
         other[8..16].copy_from_slice(&len.to_le_bytes());
-        assert!(Request::decode(&other).is_none(), "{rank}");
+        assert!(HubRequest::decode(&other).is_none(), "{rank}");
     }
 }
 
@@ -165,7 +165,7 @@ fn a_rank_tries_every_address() {
     let (_, address, first) = hub(2);
     // A port at which nobody listens.
     let nobody = place(0, 1).addresses().unwrap()[0];
-    let greeting = Greeting { member: Member { group: 0, rank: 1, size: 2 }, watches: false };
+    let greeting = Greeting { member: GroupMember { group: 0, rank: 1, size: 2 }, watches: false };
     let (found, stream) = super::reach(&[nobody, address], greeting, DEADLINE).unwrap();
     assert_eq!(found, address);
     drop(stream);

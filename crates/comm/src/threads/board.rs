@@ -18,17 +18,17 @@ mod tests;
 const UNNAMED: Duration = Duration::from_secs(2);
 
 /// A rendezvous of a fixed number of ranks: each brings an `A`, and takes a `B`.
-pub(crate) struct Board<A, B> {
+pub(crate) struct RankBoard<A, B> {
     size: usize,
     deadline: Duration,
-    state: Mutex<State<A, B>>,
+    state: Mutex<BoardState<A, B>>,
     turned: Condvar,
     /// Changes with every end of a round and with the failure, so that it can be polled without the
     /// lock.
     signal: AtomicU64,
 }
 
-struct State<A, B> {
+struct BoardState<A, B> {
     round: u64,
     arrived: usize,
     /// Contributions to the current round, by rank.
@@ -38,19 +38,19 @@ struct State<A, B> {
     /// Answers of the last round until they are taken, by rank.
     answers: Vec<Option<B>>,
     /// The latest sign of each rank's device, by rank, where ranks have devices of their own.
-    signs: Vec<Option<Sign>>,
+    signs: Vec<Option<LastPulse>>,
     /// The moment of the first pulse of any rank.
     watched: Option<Instant>,
     /// A device is overdue since then, and nobody is known to be the reason.
     unnamed: Option<Instant>,
     /// The first failure.
-    failure: Option<Failure>,
+    failure: Option<BoardFailure>,
     /// The first that is no orderly parting: the ranks' devices may wait in vain.
-    loss: Option<Failure>,
+    loss: Option<BoardFailure>,
 }
 
 /// The latest pulse of a rank.
-struct Sign {
+struct LastPulse {
     at: Instant,
     pulse: Pulse,
     /// Whether more are to come.
@@ -59,7 +59,7 @@ struct Sign {
 
 /// Reason why no round ends any more.
 #[derive(Clone)]
-enum Failure {
+enum BoardFailure {
     Gone { rank: usize, parting: Parting },
     Late { rank: usize },
     Other(Error),
@@ -81,7 +81,7 @@ pub(crate) enum Parting {
 
 impl Parting {
     /// The manner in which the calling thread leaves.
-    pub(crate) fn of_thread() -> Parting {
+    pub(crate) fn of_this_thread() -> Parting {
         if std::thread::panicking() { Parting::Panicked } else { Parting::Orderly }
     }
 
@@ -96,7 +96,7 @@ impl Parting {
     }
 }
 
-impl<A, B> State<A, B> {
+impl<A, B> BoardState<A, B> {
     /// The rank that has been silent for the longest time, if that is long, among those that
     /// `counts` returns true for. A rank that was never heard of is silent since the first pulse of
     /// another.
@@ -113,7 +113,7 @@ impl<A, B> State<A, B> {
     /// How far a rank's device is: its membership, and the exchanges in it.
     fn position(&self, rank: usize) -> (u64, u64) {
         let sign = self.signs[rank].as_ref();
-        sign.map_or((0, 0), |Sign { pulse, .. }| (pulse.membership, pulse.reached))
+        sign.map_or((0, 0), |LastPulse { pulse, .. }| (pulse.membership, pulse.reached))
     }
 
     /// The lowest rank whose device is behind all others, among those that `counts` returns true
@@ -130,9 +130,9 @@ impl<A, B> State<A, B> {
     }
 }
 
-impl<A, B> Board<A, B> {
+impl<A, B> RankBoard<A, B> {
     pub(crate) fn new(size: usize, deadline: Duration) -> Self {
-        let state = State {
+        let state = BoardState {
             round: 0,
             arrived: 0,
             brought: (0..size).map(|_| None).collect(),
@@ -145,7 +145,7 @@ impl<A, B> Board<A, B> {
             loss: None,
         };
         let (state, turned) = (Mutex::new(state), Condvar::new());
-        Board { size, deadline, state, turned, signal: AtomicU64::new(0) }
+        RankBoard { size, deadline, state, turned, signal: AtomicU64::new(0) }
     }
 
     pub(crate) fn size(&self) -> usize {
@@ -190,9 +190,9 @@ impl<A, B> Board<A, B> {
     /// long as a full stream, and a rank that leaves meanwhile must be able to report it.
     fn complete<'a>(
         &'a self,
-        mut state: MutexGuard<'a, State<A, B>>,
+        mut state: MutexGuard<'a, BoardState<A, B>>,
         complete: impl FnOnce(&[Option<A>], &mut [Option<B>]) -> Result<()>,
-    ) -> MutexGuard<'a, State<A, B>> {
+    ) -> MutexGuard<'a, BoardState<A, B>> {
         let mut brought = std::mem::take(&mut state.brought);
         let mut answers = std::mem::take(&mut state.answers);
         drop(state);
@@ -208,7 +208,7 @@ impl<A, B> Board<A, B> {
         state.round += 1;
         match outcome {
             Ok(()) => self.turn(),
-            Err(error) => self.fail(&mut state, Failure::Other(error)),
+            Err(error) => self.fail(&mut state, BoardFailure::Other(error)),
         }
         state
     }
@@ -216,9 +216,9 @@ impl<A, B> Board<A, B> {
     /// Waits for the end of the round, or a failure, or the deadline.
     fn wait<'a>(
         &'a self,
-        state: MutexGuard<'a, State<A, B>>,
+        state: MutexGuard<'a, BoardState<A, B>>,
         round: u64,
-    ) -> MutexGuard<'a, State<A, B>> {
+    ) -> MutexGuard<'a, BoardState<A, B>> {
         let end = Instant::now() + self.deadline;
         let signal = self.signal.load(Ordering::Acquire);
         drop(state);
@@ -229,7 +229,7 @@ impl<A, B> Board<A, B> {
                 let missing = |rank: usize| !state.here[rank];
                 let rank = state.silent(missing).or_else(|| state.behind(missing));
                 let rank = rank.unwrap_or_default();
-                self.fail(&mut state, Failure::Late { rank });
+                self.fail(&mut state, BoardFailure::Late { rank });
                 break;
             }
             // A round in which all have arrived is being completed: its end depends on the device.
@@ -242,13 +242,13 @@ impl<A, B> Board<A, B> {
 
     /// Records that a rank will not arrive any more.
     pub(crate) fn leave(&self, rank: usize, parting: Parting) {
-        self.fail(&mut lock(&self.state), Failure::Gone { rank, parting });
+        self.fail(&mut lock(&self.state), BoardFailure::Gone { rank, parting });
     }
 
     /// Records that a rank failed with an error of its own.
     pub(crate) fn abort(&self, rank: usize, reason: &str) {
         let error = Error::RankFailed { rank, reason: reason.to_owned() };
-        self.fail(&mut lock(&self.state), Failure::Other(error));
+        self.fail(&mut lock(&self.state), BoardFailure::Other(error));
     }
 
     /// Records that no more pulses of a rank come, as its devices exchange nothing more.
@@ -263,7 +263,7 @@ impl<A, B> Board<A, B> {
         let mut state = lock(&self.state);
         let at = Instant::now();
         state.watched.get_or_insert(at);
-        state.signs[rank] = Some(Sign { at, pulse: pulse.clone(), goes_on: true });
+        state.signs[rank] = Some(LastPulse { at, pulse: pulse.clone(), goes_on: true });
         match &pulse.trouble {
             None => {}
             Some(trouble @ (Trouble::Overdue | Trouble::Stuck)) => {
@@ -274,19 +274,19 @@ impl<A, B> Board<A, B> {
                 let late = late.or((*trouble == Trouble::Stuck).then_some(rank));
                 let unnamed = *state.unnamed.get_or_insert_with(Instant::now);
                 if let Some(rank) = late {
-                    self.fail(&mut state, Failure::Late { rank });
+                    self.fail(&mut state, BoardFailure::Late { rank });
                 } else if unnamed.elapsed() >= UNNAMED {
-                    self.fail(&mut state, Failure::Other(endless(self.deadline)));
+                    self.fail(&mut state, BoardFailure::Other(endless(self.deadline)));
                 }
             }
             Some(Trouble::Lost) => {
                 if let Some(rank) = state.silent(|other| other != rank) {
-                    self.fail(&mut state, Failure::Gone { rank, parting: Parting::Vanished });
+                    self.fail(&mut state, BoardFailure::Gone { rank, parting: Parting::Vanished });
                 }
             }
             Some(Trouble::Failed(reason)) => {
                 let error = Error::RankFailed { rank, reason: reason.clone() };
-                self.fail(&mut state, Failure::Other(error));
+                self.fail(&mut state, BoardFailure::Other(error));
             }
         }
         match &state.loss {
@@ -297,8 +297,8 @@ impl<A, B> Board<A, B> {
     }
 
     /// Sets the failure; the first one stays.
-    fn fail(&self, state: &mut State<A, B>, failure: Failure) {
-        let parted = matches!(failure, Failure::Gone { parting: Parting::Orderly, .. });
+    fn fail(&self, state: &mut BoardState<A, B>, failure: BoardFailure) {
+        let parted = matches!(failure, BoardFailure::Gone { parting: Parting::Orderly, .. });
         if !parted && state.loss.is_none() {
             state.loss = Some(failure.clone());
         }
@@ -313,15 +313,15 @@ impl<A, B> Board<A, B> {
         self.turned.notify_all();
     }
 
-    fn error(&self, operation: &'static str, failure: &Failure) -> Error {
+    fn error(&self, operation: &'static str, failure: &BoardFailure) -> Error {
         match *failure {
-            Failure::Gone { rank, parting } => {
+            BoardFailure::Gone { rank, parting } => {
                 Error::RankGone { operation, rank, reason: parting.reason() }
             }
-            Failure::Late { rank } => {
+            BoardFailure::Late { rank } => {
                 Error::RankLate { operation, rank, seconds: self.deadline.as_secs_f64() }
             }
-            Failure::Other(ref error) => error.clone(),
+            BoardFailure::Other(ref error) => error.clone(),
         }
     }
 }
@@ -335,12 +335,12 @@ mod model {
     use shuttle::scheduler::{PctScheduler, RandomScheduler};
     use shuttle::{Config, Runner, thread};
 
-    type Sums = Board<u32, u32>;
+    type SumBoard = RankBoard<u32, u32>;
 
     /// Runs `rank` on three threads.
-    fn check(rank: impl Fn(usize, &Sums) + Send + Sync + Copy + 'static) {
+    fn check(rank: impl Fn(usize, &SumBoard) + Send + Sync + Copy + 'static) {
         let program = move || {
-            let board = Arc::new(Sums::new(3, Duration::from_secs(1 << 20)));
+            let board = Arc::new(SumBoard::new(3, Duration::from_secs(1 << 20)));
             let ranks: Vec<_> = (0..3)
                 .map(|number| {
                     let board = board.clone();
@@ -354,7 +354,7 @@ mod model {
     }
 
     /// Gives each rank the sum of all contributions.
-    fn sum(board: &Sums, rank: usize, number: u32) -> Result<u32> {
+    fn sum(board: &SumBoard, rank: usize, number: u32) -> Result<u32> {
         board.meet("sum", rank, number, |brought, answers| {
             let sum = brought.iter().flatten().sum();
             answers.iter_mut().for_each(|answer| *answer = Some(sum));

@@ -1,6 +1,6 @@
 //! Ranks that are threads of one process, on one device.
 //!
-//! Ranks meet on a [`Board`](board::Board): each brings handles of its tensors, and the last to
+//! Ranks meet on a [`RankBoard`](board::RankBoard): each brings handles of its tensors, and the last to
 //! arrive submits one group of launches that moves or sums everything, a share on each rank's
 //! stream. The ranks' threads wait for each other's *calls*; accesses to elements are ordered on
 //! the device, and no kernel blocks, so any number of workers suffices. Nothing is staged: a rank
@@ -14,47 +14,47 @@ use crate::gpu;
 use crate::number::with_number;
 use crate::spans::{Spans, parts};
 use crate::sync::Arc;
-use crate::transport::{Call, Parcel, Reduction, Sum, Transport, check_parcels, share};
-use crate::watch::{News, Pulse, Watch};
-use board::{Board, Parting};
-use meristem_device::{Args, DType, Device, Group, Stream, Tensor};
+use crate::transport::{CollectiveCall, Parcel, Reduction, Sum, Transport, check_parcels, share};
+use crate::watch::{GroupWatch, News, Pulse};
+use board::{Parting, RankBoard};
+use meristem_device::{Args, DType, Device, LaunchGroup, Stream, Tensor};
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::time::Duration;
 
 /// Contribution of a rank to a rendezvous.
-struct Arrival {
-    call: Call,
+struct ThreadArrival {
+    call: CollectiveCall,
     /// Stream of its share of the work; not needed for a barrier or a split.
     stream: Option<Stream>,
-    wish: Wish,
+    wish: ThreadArguments,
 }
 
 /// Arguments of a rank's call.
-enum Wish {
+enum ThreadArguments {
     Exchange { sends: Vec<Parcel>, receives: Vec<Parcel> },
     Sum { input: Spans, output: Spans, reduction: Reduction },
     Split { color: u64, key: u64 },
     Barrier,
 }
 
-impl Wish {
+impl ThreadArguments {
     /// Input and output of the sum.
     fn sum(&self) -> Option<(&Spans, &Spans)> {
         match self {
-            Wish::Sum { input, output, .. } => Some((input, output)),
+            ThreadArguments::Sum { input, output, .. } => Some((input, output)),
             _ => None,
         }
     }
 }
 
-/// Answer to a rank.
-enum Answer {
+/// ThreadAnswer to a rank.
+enum ThreadAnswer {
     Done,
     Split(Threads),
 }
 
-type Meeting = Board<Arrival, Answer>;
+type Meeting = RankBoard<ThreadArrival, ThreadAnswer>;
 
 /// The link of a rank that is a thread.
 pub(crate) struct Threads {
@@ -65,23 +65,28 @@ pub(crate) struct Threads {
 impl Threads {
     /// The transports of a new group of ranks.
     pub(crate) fn all(size: usize, deadline: Duration) -> Vec<Threads> {
-        let board = Arc::new(Board::new(size, deadline));
+        let board = Arc::new(RankBoard::new(size, deadline));
         (0..size).map(|rank| Threads { board: board.clone(), rank }).collect()
     }
 
-    fn meet(&self, call: &Call, stream: Option<&Stream>, wish: Wish) -> Result<Answer> {
-        let arrival = Arrival { call: *call, stream: stream.cloned(), wish };
+    fn meet(
+        &self,
+        call: &CollectiveCall,
+        stream: Option<&Stream>,
+        wish: ThreadArguments,
+    ) -> Result<ThreadAnswer> {
+        let arrival = ThreadArrival { call: *call, stream: stream.cloned(), wish };
         let deadline = self.board.deadline();
         self.board.meet(call.operation, self.rank, arrival, |arrivals, answers| {
-            let arrivals: Vec<&Arrival> = arrivals.iter().flatten().collect();
+            let arrivals: Vec<&ThreadArrival> = arrivals.iter().flatten().collect();
             check_calls(&arrivals)?;
             match arrivals[0].wish {
-                Wish::Exchange { .. } => exchange(&arrivals)?,
-                Wish::Sum { .. } => sum(&arrivals)?,
-                Wish::Split { .. } => return split(&arrivals, deadline, answers),
-                Wish::Barrier => {}
+                ThreadArguments::Exchange { .. } => exchange(&arrivals)?,
+                ThreadArguments::Sum { .. } => sum(&arrivals)?,
+                ThreadArguments::Split { .. } => return split(&arrivals, deadline, answers),
+                ThreadArguments::Barrier => {}
             }
-            answers.iter_mut().for_each(|answer| *answer = Some(Answer::Done));
+            answers.iter_mut().for_each(|answer| *answer = Some(ThreadAnswer::Done));
             Ok(())
         })
     }
@@ -108,25 +113,30 @@ impl Transport for Threads {
 
     fn exchange(
         &mut self,
-        call: &Call,
+        call: &CollectiveCall,
         stream: &Stream,
         sends: &[Parcel],
         receives: &[Parcel],
     ) -> Result<()> {
         check_parcels(call.operation, stream, (self.rank, self.size()), [sends, receives])?;
-        let wish = Wish::Exchange { sends: sends.to_vec(), receives: receives.to_vec() };
+        let wish = ThreadArguments::Exchange { sends: sends.to_vec(), receives: receives.to_vec() };
         self.meet(call, Some(stream), wish).map(drop)
     }
 
-    fn all_reduce(&mut self, call: &Call, stream: &Stream, sum: &Sum<'_, Spans>) -> Result<bool> {
+    fn all_reduce(
+        &mut self,
+        call: &CollectiveCall,
+        stream: &Stream,
+        sum: &Sum<'_, Spans>,
+    ) -> Result<bool> {
         // Both orders: each rank sums in rank order anyway.
         let (input, output) = (sum.input.clone(), sum.output.clone());
-        let wish = Wish::Sum { input, output, reduction: sum.reduction };
+        let wish = ThreadArguments::Sum { input, output, reduction: sum.reduction };
         self.meet(call, Some(stream), wish).map(|_| true)
     }
 
-    fn barrier(&mut self, call: &Call) -> Result<()> {
-        self.meet(call, None, Wish::Barrier).map(drop)
+    fn barrier(&mut self, call: &CollectiveCall) -> Result<()> {
+        self.meet(call, None, ThreadArguments::Barrier).map(drop)
     }
 
     fn abort(&mut self, reason: &str) {
@@ -134,46 +144,47 @@ impl Transport for Threads {
     }
 
     fn leave(&mut self) {
-        self.board.leave(self.rank, Parting::of_thread());
+        self.board.leave(self.rank, Parting::of_this_thread());
     }
 
     fn deadline(&self) -> Duration {
         self.board.deadline()
     }
 
-    fn watch(&mut self) -> Result<Box<dyn Watch>> {
-        Ok(Box::new(Seat { board: self.board.clone(), rank: self.rank }))
+    fn watch(&mut self) -> Result<Box<dyn GroupWatch>> {
+        Ok(Box::new(ThreadWatch { board: self.board.clone(), rank: self.rank }))
     }
 
-    fn split(&mut self, call: &Call, color: u64, key: u64) -> Result<Box<dyn Transport>> {
-        match self.meet(call, None, Wish::Split { color, key })? {
-            Answer::Split(threads) => Ok(Box::new(threads)),
-            Answer::Done => unreachable!("calls are checked to be splits on all ranks"),
+    fn split(&mut self, call: &CollectiveCall, color: u64, key: u64) -> Result<Box<dyn Transport>> {
+        match self.meet(call, None, ThreadArguments::Split { color, key })? {
+            ThreadAnswer::Split(threads) => Ok(Box::new(threads)),
+            ThreadAnswer::Done => unreachable!("calls are checked to be splits on all ranks"),
         }
     }
 }
 
 /// The place of a rank, for a watching thread.
-struct Seat {
+struct ThreadWatch {
     board: Arc<Meeting>,
     rank: usize,
 }
 
-impl Drop for Seat {
+impl Drop for ThreadWatch {
     fn drop(&mut self) {
         self.board.unwatch(self.rank);
     }
 }
 
-impl Watch for Seat {
+impl GroupWatch for ThreadWatch {
     fn pulse(&mut self, pulse: &Pulse) -> News {
         self.board.pulse(self.rank, pulse)
     }
 }
 
 /// Returns an error if a rank's call differs from that of most.
-fn check_calls(arrivals: &[&Arrival]) -> Result<()> {
-    let calls: SmallVec<[Call; 8]> = arrivals.iter().map(|arrival| arrival.call).collect();
+fn check_calls(arrivals: &[&ThreadArrival]) -> Result<()> {
+    let calls: SmallVec<[CollectiveCall; 8]> =
+        arrivals.iter().map(|arrival| arrival.call).collect();
     crate::agree::check(&calls)?;
     let devices = arrivals.iter().map(|arrival| arrival.stream.as_ref().map(Stream::device));
     let first = devices.clone().next().flatten();
@@ -193,7 +204,7 @@ fn check_calls(arrivals: &[&Arrival]) -> Result<()> {
 }
 
 /// Moves the parcels: each rank copies the elements sent to it.
-fn exchange(arrivals: &[&Arrival]) -> Result<()> {
+fn exchange(arrivals: &[&ThreadArrival]) -> Result<()> {
     let operation = arrivals[0].call.operation;
     let mut pairs: Vec<Vec<[Tensor; 2]>> = arrivals.iter().map(|_| Vec::new()).collect();
     for (to, arrival) in arrivals.iter().enumerate() {
@@ -222,7 +233,7 @@ fn exchange(arrivals: &[&Arrival]) -> Result<()> {
             }
         }
     }
-    let mut group = Group::default();
+    let mut group = LaunchGroup::default();
     for (arrival, pairs) in arrivals.iter().zip(&pairs) {
         let Some(stream) = &arrival.stream else { continue };
         let launch = pairs.iter().fold(stream.launch(operation), |launch, [source, target]| {
@@ -249,9 +260,9 @@ fn pair_up(source: &Spans, target: &Spans, pairs: &mut Vec<[Tensor; 2]>) -> Resu
     Ok(())
 }
 
-fn parcels(arrival: &Arrival) -> (&[Parcel], &[Parcel]) {
+fn parcels(arrival: &ThreadArrival) -> (&[Parcel], &[Parcel]) {
     match &arrival.wish {
-        Wish::Exchange { sends, receives } => (sends, receives),
+        ThreadArguments::Exchange { sends, receives } => (sends, receives),
         _ => (&[], &[]),
     }
 }
@@ -275,7 +286,7 @@ fn copy(args: &mut Args<'_>) {
 
 /// All-reduce: each rank computes its share of the result, in rank order, and writes it to all
 /// ranks.
-fn sum(arrivals: &[&Arrival]) -> Result<()> {
+fn sum(arrivals: &[&ThreadArrival]) -> Result<()> {
     let (n, call) = (arrivals.len(), arrivals[0].call);
     let wishes: SmallVec<[(&Spans, &Spans); 8]> =
         arrivals.iter().filter_map(|arrival| arrival.wish.sum()).collect();
@@ -286,14 +297,14 @@ fn sum(arrivals: &[&Arrival]) -> Result<()> {
     for rank in 0..n {
         shares.push(pieces_of_share(&wishes, &in_place, share(call.count(), n, rank))?);
     }
-    let mean = matches!(arrivals[0].wish, Wish::Sum { reduction: Reduction::Mean, .. });
+    let mean = matches!(arrivals[0].wish, ThreadArguments::Sum { reduction: Reduction::Mean, .. });
     // For every rank: the index of its input among the arguments of a part, or that it is the
     // output.
     let mut others = n..;
     let sources: SmallVec<[Option<usize>; 8]> =
         in_place.iter().map(|same| if *same { None } else { others.next() }).collect();
     let arguments = others.start;
-    let mut group = Group::default();
+    let mut group = LaunchGroup::default();
     for (arrival, pieces) in arrivals.iter().zip(&shares) {
         let Some(stream) = &arrival.stream else { continue };
         let mut launch = stream.launch(call.operation);
@@ -328,7 +339,7 @@ fn sums(
         let targets: SmallVec<[_; 8]> = (0..sources.len()).map(piece).collect();
         let from = sources.iter().enumerate().map(|(rank, source)| piece(source.unwrap_or(rank)));
         let sources: SmallVec<[_; 8]> = from.collect();
-        let ranks = gpu::Ranks { sources: &sources, targets: &targets, partial: targets[0] };
+        let ranks = gpu::RankPieces { sources: &sources, targets: &targets, partial: targets[0] };
         gpu::sum(pieces[first].dtype(), &ranks, divisor)
     });
     parts.flatten().collect()
@@ -355,17 +366,21 @@ fn pieces_of_share(
 }
 
 /// Creates a board for each color.
-fn split(arrivals: &[&Arrival], deadline: Duration, answers: &mut [Option<Answer>]) -> Result<()> {
+fn split(
+    arrivals: &[&ThreadArrival],
+    deadline: Duration,
+    answers: &mut [Option<ThreadAnswer>],
+) -> Result<()> {
     let mut members: Vec<(u64, u64, usize)> = Vec::with_capacity(arrivals.len());
     for (rank, arrival) in arrivals.iter().enumerate() {
-        if let Wish::Split { color, key } = arrival.wish {
+        if let ThreadArguments::Split { color, key } = arrival.wish {
             members.push((color, key, rank));
         }
     }
     members.sort_unstable();
     for group in members.chunk_by(|a, b| a.0 == b.0) {
         for (threads, (_, _, rank)) in Threads::all(group.len(), deadline).into_iter().zip(group) {
-            answers[*rank] = Some(Answer::Split(threads));
+            answers[*rank] = Some(ThreadAnswer::Split(threads));
         }
     }
     Ok(())

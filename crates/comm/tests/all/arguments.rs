@@ -4,8 +4,9 @@
 
 use crate::common::{open, options, upload};
 use meristem_comm::{
-    Call, Communicator, Error, Exchange, ExchangeOptions, Keep, Method, Order, Parcel, Reduction,
-    Result, Spans, Sparse, SparseSum, Sum, Table, TopKStorage, topk, topk_all_gather,
+    CollectiveCall, Communicator, Error, Exchange, ExchangeOptions, Keep, Method, Parcel,
+    Reduction, Result, Spans, Sparse, SparseSum, Sum, SumOrder, Table, TopKStorage, topk,
+    topk_all_gather,
 };
 use meristem_device::{DType, Device, Element, MemoryFormat, Owner, Stream, Tensor};
 
@@ -72,7 +73,7 @@ impl World {
 }
 
 fn sum<'a>(input: &'a Tensor, output: &'a Tensor) -> Sum<'a> {
-    Sum { input, output, reduction: Reduction::Sum, order: Order::Rank }
+    Sum { input, output, reduction: Reduction::Sum, order: SumOrder::Rank }
 }
 
 #[test]
@@ -157,7 +158,7 @@ fn transports_refuse_parcels_of_nobody_and_of_other_streams() {
         let mut link = pair.remove(0).into_transport();
         let parcels = [Parcel::new(peer, tensor).unwrap()];
         w.refused(("test", argument), words, |_| {
-            link.exchange(&Call::of("test"), &stream, &parcels, &[])
+            link.exchange(&CollectiveCall::new("test"), &stream, &parcels, &[])
         });
     }
 }

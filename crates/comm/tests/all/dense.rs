@@ -2,7 +2,7 @@
 
 use crate::common::{RANKS, noise, on, only_exchange, open, options, ranks, upload};
 use half::bf16;
-use meristem_comm::{Communicator, Error, Number, Order, Reduction, Sum};
+use meristem_comm::{Communicator, Error, Number, Reduction, Sum, SumOrder};
 use meristem_device::{DType, Owner, Stream, Tensor};
 
 /// The left-to-right sum, or mean, in the type's own arithmetic.
@@ -61,7 +61,7 @@ fn check<T: Number>(n: usize, len: usize) {
                         input: &x,
                         output: &y,
                         reduction,
-                        order: Order::Rank,
+                        order: SumOrder::Rank,
                     })
                     .unwrap();
                 }
@@ -115,7 +115,7 @@ fn out_of_place_within_one_storage() {
         ranks(n, |mut comm, stream| {
             let whole = upload(stream, &[1.0f32, 2.0, 3.0, 4.0, 0.0, 0.0, 0.0, 0.0]);
             let (input, output) = (whole.view(0, [4]).unwrap(), whole.view(4, [4]).unwrap());
-            let (input, output, order) = (&input, &output, Order::Rank);
+            let (input, output, order) = (&input, &output, SumOrder::Rank);
             comm.all_reduce_with(&Sum { input, output, reduction: Reduction::Mean, order })
                 .unwrap();
             assert_eq!(whole.to_vec::<f32>().unwrap(), [1.0, 2.0, 3.0, 4.0, 1.0, 2.0, 3.0, 4.0]);
@@ -203,7 +203,7 @@ fn bad_arguments_are_refused_by_name() {
     let (x, bytes) = (zeros(&a, 4, DType::F32), zeros(&a, 4, DType::U8));
     refused(comm.all_reduce(&bytes, Reduction::Sum), &["all_reduce", "f32, f64 or bf16", "u8"]);
     for other in [zeros(&a, 5, DType::F32), zeros(&a, 4, DType::F64), zeros(&b, 4, DType::F32)] {
-        let (input, output, reduction, order) = (&x, &other, Reduction::Sum, Order::Fast);
+        let (input, output, reduction, order) = (&x, &other, Reduction::Sum, SumOrder::Fast);
         let result = comm.all_reduce_with(&Sum { input, output, reduction, order });
         refused(result, &["`all_reduce`: `output` must be"]);
     }

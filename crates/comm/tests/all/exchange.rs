@@ -2,10 +2,10 @@
 
 use crate::common::{noise, ranks, upload};
 use meristem_comm::{
-    Communicator, Error, Exchange, ExchangeOptions, ExchangeState, Keep, Kept, Method, Reduction,
-    Sparse, Table, Timing,
+    Communicator, Error, Exchange, ExchangeOptions, ExchangeState, Keep, Method, ParameterState,
+    Reduction, Sparse, Table, Timing,
 };
-use meristem_device::{Counts, Policy, Stream, Tensor};
+use meristem_device::{Counts, ScopePolicy, Stream, Tensor};
 
 /// Names and sizes of some parameters.
 pub(crate) const MODEL: [(&str, usize); 6] =
@@ -130,7 +130,7 @@ fn gradients_are_exchanged_where_they_lie() {
                     let state = exchange.export().unwrap();
                     let parts = ["a.weight", "b.weight", "c"].map(|name| state.kept.get(name));
                     let kept = kept.kept.get("all").cloned().unwrap_or_default();
-                    let of = |part: fn(&Kept) -> &Vec<u8>| -> Vec<u8> {
+                    let of = |part: fn(&ParameterState) -> &Vec<u8>| -> Vec<u8> {
                         parts.iter().flatten().flat_map(|kept| part(kept).clone()).collect()
                     };
                     assert_eq!(of(|kept| &kept.residual), kept.residual, "{method:?} {at}");
@@ -197,7 +197,7 @@ fn a_prepared_exchange_only_launches() {
                 let expected = step(&mut usual, &mut comm, stream, at);
                 let gradients = gradients(stream, comm.rank(), at, &MODEL);
                 let all: Vec<&Tensor> = gradients.iter().collect();
-                let scope = stream.device().hot_scope("exchange", Policy::Off);
+                let scope = stream.device().hot_scope("exchange", ScopePolicy::Off);
                 prepared.run(&mut comm, &all).unwrap();
                 counts.push(scope.finish().counts);
                 let got: Vec<Vec<f32>> = all.iter().map(|t| t.to_vec().unwrap()).collect();

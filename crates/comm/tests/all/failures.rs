@@ -2,8 +2,8 @@
 
 use crate::common::{on, open, options, upload};
 use meristem_comm::{
-    Call, CommOptions, Communicator, Error, Exchange, ExchangeOptions, Keep, Order, Parcel,
-    Reduction, Result, Sparse, SparseSum, Sum,
+    CollectiveCall, CommOptions, Communicator, Error, Exchange, ExchangeOptions, Keep, Parcel,
+    Reduction, Result, Sparse, SparseSum, Sum, SumOrder,
 };
 use meristem_device::{DType, Error as DeviceError, MemoryFormat, Owner, Stream, Tensor};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -151,7 +151,7 @@ fn an_error_of_one_rank_reaches_the_others() {
         (
             |comm, s| {
                 let (input, output) = (&upload(s, &[1.0f32; 8]), &upload(s, &[1.0f32; 7]));
-                let (reduction, order) = (Reduction::Sum, Order::Rank);
+                let (reduction, order) = (Reduction::Sum, SumOrder::Rank);
                 comm.all_reduce_with(&Sum { input, output, reduction, order })
             },
             "`output` must be of shape [8], got [7]",
@@ -235,7 +235,7 @@ fn what_does_not_fit_is_refused_on_every_rank() {
     let errors = on(&open(), group, |comm, stream| {
         let me = comm.rank();
         let mut link = comm.into_transport();
-        let call = Call::of("test");
+        let call = CollectiveCall::new("test");
         let tensor = upload(stream, &vec![1.0f32; 4 + me]);
         let parcel = [Parcel::new(1 - me, &tensor).unwrap()];
         match me {
@@ -265,8 +265,8 @@ fn what_does_not_fit_is_refused_on_every_rank() {
 /// Elements in another memory order on one rank would be added to elements of other positions.
 #[test]
 fn a_rank_of_another_memory_format_is_named() {
-    type Call = fn(&mut Communicator, &Tensor) -> Result<()>;
-    let calls: [Call; 4] = [
+    type CollectiveCall = fn(&mut Communicator, &Tensor) -> Result<()>;
+    let calls: [CollectiveCall; 4] = [
         |comm, x| comm.all_reduce(x, Reduction::Sum),
         |comm, x| comm.broadcast(x, 0),
         |comm, x| {
@@ -281,7 +281,7 @@ fn a_rank_of_another_memory_format_is_named() {
             sum.run(comm, (x, x), 2, Reduction::Sum)
         },
     ];
-    let on_ranks = |call: Call, dims: [usize; 4]| {
+    let on_ranks = |call: CollectiveCall, dims: [usize; 4]| {
         on(&open(), Communicator::threads(3, &options()).unwrap(), |mut comm, stream| {
             let odd = comm.rank() == 1;
             let format = if odd { MemoryFormat::ChannelsLast } else { MemoryFormat::Contiguous };
@@ -312,7 +312,7 @@ fn a_panicked_kernel_reaches_every_rank() {
         if comm.rank() == 2 {
             stream.launch("bad").write(&x).run(|_| panic!("on purpose")).unwrap();
         }
-        let (input, output, reduction, order) = (&x, &x, Reduction::Sum, Order::Fast);
+        let (input, output, reduction, order) = (&x, &x, Reduction::Sum, SumOrder::Fast);
         let sum = comm.all_reduce_with(&Sum { input, output, reduction, order });
         let error = match sum {
             Ok(()) => Error::from(x.to_vec::<f32>().unwrap_err()),

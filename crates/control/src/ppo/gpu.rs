@@ -1,11 +1,11 @@
 //! Kernels of rewards and targets on a GPU, declared: `targets.cu`.
 
 use bytemuck::{Pod, Zeroable};
-use meristem_device::{Call, Kernel, Operand, Piece, Source};
+use meristem_device::{Call, Kernel, KernelSource, Operand, Piece};
 
 use super::targets::{ReturnScale, Targets};
 
-pub(super) static SOURCE: Source = Source {
+pub(super) static SOURCE: KernelSource = KernelSource {
     name: "crates/control/src/ppo/targets.cu",
     text: include_str!("targets.cu"),
     headers: &[],

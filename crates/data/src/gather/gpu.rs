@@ -3,14 +3,14 @@
 use std::sync::{Mutex, PoisonError};
 
 use bytemuck::{Pod, Zeroable};
-use meristem_device::{Call, Kernel, Operand, Piece, Program, Source};
+use meristem_device::{Call, Kernel, KernelSource, Operand, Piece, Program};
 
 use super::kernel::Form;
 use crate::augment::Augment;
 use crate::dataset::ImageShape;
 use crate::normalization::Normalization;
 
-pub(super) static SOURCE: Source = Source {
+pub(super) static SOURCE: KernelSource = KernelSource {
     name: "crates/data/src/gather/gather.cu",
     text: include_str!("gather.cu"),
     headers: &[],
@@ -103,7 +103,7 @@ impl GpuGather {
         let values = GpuValues { staged: (form == Form::Staged).into(), ..self.values };
         let pieces = lens.into_iter().enumerate();
         let pieces = pieces.map(|(argument, len)| Piece { argument, start: 0, len });
-        let call = Call::new(kernel, lens[2] as u32, THREADS).values(values).of(pieces);
+        let call = Call::new(kernel, lens[2] as u32, THREADS).values(values).with_pieces(pieces);
         let program = Program::from(call);
         programs.push((form, lens, program.clone()));
         program

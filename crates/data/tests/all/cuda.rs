@@ -8,7 +8,7 @@ use meristem_data::{
     Augment, Dataset, DatasetSpec, Error, GatherBatches, GatherConfig, Normalization, Residency,
     Split, cache,
 };
-use meristem_device::{Device, DeviceId, DeviceOptions, Policy, Stream};
+use meristem_device::{Device, DeviceId, DeviceOptions, ScopePolicy, Stream};
 use proptest::prelude::*;
 
 fn open(id: DeviceId) -> Device {
@@ -116,7 +116,7 @@ fn a_failed_batch_ends_the_epoch() {
     let streams = ["a", "b"].map(|name| device.stream(name));
     let mut gather = GatherBatches::new(&config, &[dataset], &streams).unwrap();
     gather.start_epoch(0).unwrap();
-    let scope = device.hot_scope("no graph", Policy::Deny);
+    let scope = device.hot_scope("no graph", ScopePolicy::Deny);
     let error = gather.next().unwrap_err().to_string();
     assert!(error.contains("forbids any allocation"), "{error}");
     drop(scope);

@@ -1,9 +1,10 @@
-//! CUDA in a build without it: types without values, so that everything above compiles alike. That
-//! they have none is known here only, as elsewhere the compiler would warn of unreachable code.
+//! CUDA in a build without it: types without values, so that all other modules compile in the same
+//! way. Only this module knows that the types have no values; elsewhere the compiler would warn of
+//! unreachable code.
 
 use super::args::LaunchRecord;
 use super::block::{Allocator, DeviceMemory};
-use super::call::{Program, Source};
+use super::call::{KernelSource, Program};
 use super::transfer::Transfer;
 use crate::ground::sync::Arc;
 use crate::ground::{DeviceId, Error, ID_BYTES, PeerPlace, PeerProgress, Result};
@@ -12,7 +13,7 @@ use std::error::Error as StdError;
 use std::panic::Location;
 use std::time::Instant;
 
-/// Called when a work has run, with the times of its beginning and its end.
+/// A callback for the completion of a task, with the times at which it began and ended.
 pub(crate) type OnComplete = Box<dyn FnOnce(Instant, Instant) + Send>;
 
 /// No value.
@@ -37,7 +38,7 @@ impl Allocator for Arc<CudaContext> {
     }
 }
 
-/// A real stream.
+/// A stream of the driver.
 #[derive(Debug)]
 pub(crate) struct CudaStream(Never);
 
@@ -52,7 +53,7 @@ impl CudaStream {
 
     pub(crate) fn load(
         &self,
-        _sources: &[&'static Source],
+        _sources: &[&'static KernelSource],
         _before: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         match self.0 {}
@@ -82,7 +83,7 @@ impl Membership {
         match self.0 {}
     }
 
-    pub(crate) fn look(&self) {
+    pub(crate) fn poll(&self) {
         match self.0 {}
     }
 
@@ -107,7 +108,7 @@ impl Membership {
     }
 }
 
-/// A launch in flight.
+/// A launch, a copy or a fill, ready to be issued.
 pub(crate) struct CudaTask(Never);
 
 impl CudaTask {
@@ -124,12 +125,12 @@ impl CudaTask {
     }
 }
 
-/// One of the device's streams.
+/// The CUDA side of one stream.
 pub(crate) struct CudaQueue(Never);
 
 impl CudaQueue {
-    pub(crate) fn new(lane: Arc<CudaStream>) -> CudaQueue {
-        match lane.0 {}
+    pub(crate) fn new(cuda_stream: Arc<CudaStream>) -> CudaQueue {
+        match cuda_stream.0 {}
     }
 
     pub(crate) fn calls(
@@ -182,7 +183,7 @@ impl CudaQueue {
         match self.0 {}
     }
 
-    pub(crate) fn shares_lane(&self, _other: &CudaQueue) -> bool {
+    pub(crate) fn shares_cuda_stream(&self, _other: &CudaQueue) -> bool {
         match self.0 {}
     }
 
@@ -190,7 +191,7 @@ impl CudaQueue {
         match self.0 {}
     }
 
-    pub(crate) fn behind(&self, _number: u64) -> u64 {
+    pub(crate) fn backlog(&self, _number: u64) -> u64 {
         match self.0 {}
     }
 

@@ -1,15 +1,15 @@
 //! Arguments of a kernel: their elements as slices.
 //!
-//! Why the slices are sound: a launch is refused if a written argument overlaps another of its
-//! arguments, and submission orders it after every earlier conflicting access of any stream and
-//! before every later one (`hazard`). So while a kernel runs, no other work writes the bytes it
-//! reads, and no other work touches the bytes it writes.
+//! Soundness of the slices: a launch is refused if a written argument overlaps another of its
+//! arguments. Submission orders a launch after every earlier conflicting access of any stream and
+//! before every later one (`hazard`). So while a kernel runs, no other work writes the bytes that
+//! it reads, and no other work touches the bytes that it writes.
 
 use super::block::MemoryBlock;
 use super::host_block::HostBlock;
 use super::scratch::BorrowedScratch;
 use crate::ground::sync::Arc;
-use crate::ground::{DType, Element, INLINE_ARGS, Isa, AccessKind};
+use crate::ground::{AccessKind, DType, Element, INLINE_ARGS, Isa};
 use crate::hooks::{LaunchCall, POISON};
 use smallvec::SmallVec;
 use std::panic::Location;
@@ -25,7 +25,7 @@ pub(crate) struct Arg {
     pub(crate) bytes: usize,
     pub(crate) dtype: DType,
     pub(crate) usage: AccessKind,
-    /// Whether its mutable slice has been handed out.
+    /// Whether the kernel has taken its mutable slice.
     pub(crate) taken: bool,
 }
 
@@ -62,8 +62,8 @@ pub(crate) struct LaunchRecord {
 /// The arguments of a running kernel, by their position in the launch's chain of `read` and
 /// `write`.
 ///
-/// A wrong position, element type or kind of access is a mistake in the kernel's own code: it
-/// panics with a message that says so, which fails the kernel's stream with
+/// A wrong position, element type or kind of access is a mistake in the kernel's code. It panics
+/// with a message that names the mistake, which fails the kernel's stream with
 /// [`crate::Error::KernelPanicked`].
 pub struct Args<'a> {
     record: &'a mut LaunchRecord,
@@ -89,7 +89,7 @@ impl<'a> Args<'a> {
         self.record.operation
     }
 
-    /// Instruction set for the kernel: its device's.
+    /// Instruction set of the device's kernels.
     pub fn isa(&self) -> Isa {
         self.record.isa
     }
@@ -104,10 +104,10 @@ impl<'a> Args<'a> {
         let Some(block) = arg.host() else { return &[] };
         block.race.read();
         let len = arg.bytes / size_of::<T>();
-        // SAFETY: `offset` and `bytes` are inside of the block, which `LaunchRecord` keeps alive for 'a;
-        // its bytes are initialised, and any bytes are a `T` (Pod). The address is aligned: blocks
-        // are aligned to 64, and offsets are multiples of the element type that was just checked.
-        // Nobody writes these bytes during 'a: see the module's head.
+        // SAFETY: `offset` and `bytes` are inside of the block, which `LaunchRecord` keeps alive
+        // for 'a; its bytes are initialised, and any bytes are a `T` (Pod). The address is aligned:
+        // blocks are aligned to 64, and offsets are multiples of the element type that was just
+        // checked. No work writes these bytes during 'a: see the module documentation.
         unsafe { std::slice::from_raw_parts(block.data().add(arg.offset).cast().as_ptr(), len) }
     }
 
@@ -127,11 +127,11 @@ impl<'a> Args<'a> {
         let len = arg.bytes / size_of::<T>();
         // SAFETY: inside, alive, initialised and aligned as in `read`. Exclusive during 'a: `taken`
         // gives out each argument once, arguments do not overlap a written one, and no other work
-        // touches these bytes: see the module's head.
+        // touches these bytes: see the module documentation.
         unsafe { std::slice::from_raw_parts_mut(block.data().add(arg.offset).cast().as_ptr(), len) }
     }
 
-    /// Bytes of argument `i`, which was declared with `read`, in memory order, whatever its element
+    /// Bytes of argument `i`, which was declared with `read`, in memory order, for any element
     /// type.
     ///
     /// # Panics
@@ -148,9 +148,9 @@ impl<'a> Args<'a> {
         }
     }
 
-    /// Bytes of argument `i`, which was declared with `write`, in memory order, whatever its
-    /// element type. Each argument can be taken once, by this or [`write`](Args::write); several
-    /// can be held at once.
+    /// Bytes of argument `i`, which was declared with `write`, in memory order, for any element
+    /// type. Each argument can be taken once, by this or [`write`](Args::write); several can be
+    /// held at once.
     ///
     /// # Panics
     /// See [`Args`].
@@ -167,11 +167,11 @@ impl<'a> Args<'a> {
     }
 
     /// The launch's [temporary memory](crate::Launch::scratch), aligned to 64 bytes. Its bytes are
-    /// unspecified (with `MERISTEM_SANITIZE=1` they are [`POISON`](crate::POISON)), and nobody sees
-    /// them after this kernel. Can be taken once.
+    /// unspecified (with `MERISTEM_SANITIZE=1` they are [`POISON`](crate::POISON)), and are lost
+    /// after this kernel. Can be taken once.
     ///
     /// # Panics
-    /// If the launch declares none, or it was taken before.
+    /// If the launch declares no temporary memory, or it was taken before.
     #[track_caller]
     pub fn scratch(&mut self) -> &'a mut [u8] {
         let operation = self.operation();

@@ -1,4 +1,4 @@
-//! Blocks: the pieces of memory that a device takes from its system.
+//! Blocks: contiguous memory that a device takes from its system.
 
 use super::host_block::HostBlock;
 use std::fmt;
@@ -10,7 +10,7 @@ pub(crate) enum MemoryBlock {
     Device(Box<dyn DeviceMemory>),
 }
 
-/// Memory that the host cannot address, given back when it is dropped.
+/// Memory that the host cannot address; dropping it frees it.
 pub(crate) trait DeviceMemory: fmt::Debug + Send + Sync {
     /// Usable bytes.
     fn size(&self) -> usize;
@@ -46,7 +46,7 @@ impl MemoryBlock {
     }
 }
 
-/// A device's memory, from which it takes blocks.
+/// The source of a device's blocks.
 pub(crate) enum BlockSource {
     Host,
     Device(Box<dyn Allocator>),

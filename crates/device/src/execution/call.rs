@@ -1,30 +1,30 @@
-//! Calls of CUDA kernels: plain values that name a kernel and how it is started, checked against
-//! the launch's arguments before anything is enqueued. They are part of every build; only a build
-//! with the `cuda` feature runs them.
+//! Calls of CUDA kernels: plain values that name a kernel, its blocks and threads, and its
+//! parameters. They are checked against the launch's arguments before anything is enqueued. Calls
+//! are part of every build; only a build with the `cuda` feature runs them.
 
 use crate::ground::sync::{Arc, Mutex};
-use crate::ground::{DType, Element, AccessKind};
+use crate::ground::{AccessKind, DType, Element};
 use bytemuck::Pod;
 use smallvec::SmallVec;
 use std::any::Any;
 use std::ffi::CStr;
 use std::fmt;
 
-/// A file of CUDA C++ kernels. It is compiled when one of them is first called; `meristem.cuh` is
-/// among its headers.
+/// A file of CUDA C++ kernels. It is compiled at the first call of one of its kernels;
+/// `meristem.cuh` is among its headers.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Source {
+pub struct KernelSource {
     /// Name for compiler messages: the file's path in the repository.
     pub name: &'static str,
     /// Contents of the file.
     pub text: &'static str,
     /// Other headers that it includes.
-    pub headers: &'static [Header],
+    pub headers: &'static [KernelHeader],
 }
 
 /// A header of a source.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Header {
+pub struct KernelHeader {
     /// Name by which it is included.
     pub name: &'static CStr,
     /// Contents of the file.
@@ -65,13 +65,13 @@ impl Operand {
     }
 }
 
-/// A kernel of a source: declared beside the file, as
-/// `extern "C" __global__ void entry(Span<…> …, Values values)`. It begins with `locate` of its
-/// spans, and uses `blockIdx.x` only: `blockIdx.y` is the member of a call for several.
+/// The declaration of a kernel, written beside its source: `extern "C" __global__ void
+/// entry(Span<…> …, Values values)`. A kernel begins with `locate` of its spans, and uses
+/// `blockIdx.x` only: `blockIdx.y` is the member of a graph's branch.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Kernel {
-    /// The file it is in.
-    pub source: &'static Source,
+    /// The source of the kernel.
+    pub source: &'static KernelSource,
     /// Name of its function.
     pub entry: &'static str,
     /// Its tensors, in the order of the launch's arguments.
@@ -90,7 +90,8 @@ pub struct Piece {
     pub argument: usize,
     /// Its first byte, aligned for the elements.
     pub start: usize,
-    /// Elements, of the type that the kernel declares, whatever the argument's own is.
+    /// Number of elements of the type that the kernel declares, which may differ from the
+    /// argument's type.
     pub len: usize,
 }
 
@@ -111,8 +112,8 @@ pub struct Call {
 }
 
 impl Call {
-    /// A call with so many blocks of `threads` threads each, whose tensors are the launch's
-    /// arguments. Without blocks it does nothing.
+    /// A call with `blocks` blocks of `threads` threads, whose tensors are the launch's arguments.
+    /// A call without blocks does nothing.
     pub fn new(kernel: &'static Kernel, blocks: u32, threads: u32) -> Call {
         let (values, values_len) = (ValueWords::new(), 0);
         Call { kernel, pieces: None, blocks, threads, shared: 0, values, values_len }
@@ -126,12 +127,12 @@ impl Call {
     }
 
     /// The call with these pieces of the launch's arguments as tensors.
-    pub fn of(mut self, pieces: impl IntoIterator<Item = Piece>) -> Call {
+    pub fn with_pieces(mut self, pieces: impl IntoIterator<Item = Piece>) -> Call {
         self.pieces = Some(pieces.into_iter().collect());
         self
     }
 
-    /// The call with so many bytes of dynamic shared memory for each block.
+    /// The call with `bytes` bytes of dynamic shared memory for each block.
     pub fn shared(mut self, bytes: u32) -> Call {
         self.shared = bytes;
         self
@@ -147,26 +148,26 @@ impl Call {
     }
 }
 
-/// The calls of a launch, one after the other. A handle: clones are the same program. One that is
-/// launched again is not bound to its kernels again.
+/// The calls of a launch, one after the other. A handle: clones are the same program. The first
+/// launch on a device binds the program to its kernels; later launches reuse that.
 #[derive(Clone)]
 pub struct Program(pub(crate) Arc<Calls>);
 
 pub(crate) struct Calls {
     pub(crate) list: Vec<Call>,
-    /// A device's own form of the program, for each that it was launched on.
+    /// The program as bound on each device that it was launched on.
     pub(crate) bound: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
 }
 
 impl Program {
-    /// Whether every call names the pieces of the arguments that are its tensors. Then what it does
-    /// follows from the program alone, whatever the arguments' lengths are.
+    /// Whether every call names the pieces of the arguments that are its tensors. Then the work of
+    /// the program does not depend on the lengths of the arguments.
     pub(crate) fn is_placed(&self) -> bool {
         self.0.list.iter().all(|call| call.pieces.is_some())
     }
 
-    /// The kernel of each call that has blocks, in order, and the bytes of the pieces that are its
-    /// tensors: what it moves if it reads or writes each element once.
+    /// The name of the kernel of each call that has blocks, in order, with the bytes of its
+    /// tensors: the memory traffic if it reads or writes each element once.
     pub fn traffic(&self) -> impl Iterator<Item = (&'static str, usize)> {
         let calls = self.0.list.iter().filter(|call| call.blocks > 0);
         calls.map(|call| {
@@ -200,7 +201,7 @@ impl fmt::Debug for Program {
 mod tests {
     use super::*;
 
-    static SOURCE: Source = Source { name: "test.cu", text: "", headers: &[] };
+    static SOURCE: KernelSource = KernelSource { name: "test.cu", text: "", headers: &[] };
     static KERNEL: Kernel = Kernel {
         source: &SOURCE,
         entry: "test",

@@ -3,13 +3,13 @@
 //! Invariants
 //! - A task is in the ready list at most once, and only while it has work (a stream's state is
 //!   `Ready`, see `order::queue`).
-//! - `active` counts the tasks that are not idle; workers end when it is zero and the device is
-//!   closed, so all submitted work runs.
-//! - At most one worker spins for tasks. A thread that adds one wakes a sleeper only if no worker
-//!   spins; a worker that takes one, and sees more, wakes the next. All of it under one lock, so no
-//!   wake-up is lost.
-//! - A worker without a task helps with parts of others' kernels (`parts`), and leaves them, after
-//!   the part that it is in, for a task that is ready.
+//! - `active` is the number of tasks that are not idle. Workers end when it is zero and the device
+//!   is closed, so all submitted work runs.
+//! - At most one worker spins for tasks. A thread that adds a task wakes a sleeping worker only if
+//!   no worker spins; a worker that takes a task and sees more wakes the next. All of this is under
+//!   one lock, so no wake-up is lost.
+//! - A worker without a task helps with parts of other workers' kernels (`parts`). When a task is
+//!   ready, it finishes its current part and takes the task.
 //!
 //! The models in `model` check these.
 
@@ -36,7 +36,7 @@ pub(crate) fn check_may_wait(operation: &'static str) -> Result<()> {
 pub(crate) enum TaskEnd {
     /// It has no work.
     Idle,
-    /// It waits for another; the waker brings it back.
+    /// It waits for another task, which resumes it.
     Parked,
     /// Its turn is over; it has more work.
     TurnOver,
@@ -44,8 +44,8 @@ pub(crate) enum TaskEnd {
 
 /// A task of the workers: a stream.
 pub(crate) trait Task {
-    /// Runs it until it has no work left, has to wait, or its turn is over. Called by the one
-    /// worker that took it.
+    /// Runs the task until it has no work left, has to wait, or its turn is over. Called by the one
+    /// worker that took the task.
     fn run(self: &Arc<Self>) -> TaskEnd;
 }
 
@@ -67,7 +67,7 @@ pub(crate) struct Executor<T> {
 }
 
 impl<T> Executor<T> {
-    /// For so many workers, each of which calls [`work`](Executor::work).
+    /// An executor for `workers` workers, each of which calls [`work`](Executor::work).
     pub(crate) fn new(workers: usize) -> Self {
         let ready = Ready {
             tasks: VecDeque::new(),
@@ -85,7 +85,7 @@ impl<T> Executor<T> {
 }
 
 impl<T> Ready<T> {
-    /// Whether a sleeper has to be woken for a task in the list.
+    /// Whether a sleeping worker has to be woken for a task in the list.
     fn wakes(&self) -> bool {
         !self.spinning && self.sleeping > 0
     }

@@ -8,17 +8,16 @@ use std::ptr::NonNull;
 /// Alignment of every block, in bytes: a cache line, and the widest vector register.
 pub(crate) const ALIGNMENT: usize = 64;
 
-/// Bytes from which on a block asks for huge pages: a few of them. Arenas, batches and datasets are
-/// walked from end to end or at random, and with pages of 4 KiB addresses are looked up all the
-/// time.
+/// Smallest block in bytes that asks for huge pages. Arenas, batches and datasets are read from end
+/// to end or at random; with pages of 4 KiB address translation would limit both.
 const HUGE: usize = 4 << 20;
 
-/// A run of bytes that lives at one address until it is dropped. Always initialised: it starts as
-/// zeros, and later holds the writes of kernels. Access to the bytes is governed by the order of
-/// submission (`submit`), not here.
+/// Contiguous bytes at one address until the block is dropped. Always initialised: they begin as
+/// zeros, and later hold the writes of kernels. Access to the bytes is ordered by submission
+/// (`submit`), not here.
 #[derive(Debug)]
 pub(crate) struct HostBlock {
-    /// Owner of the bytes.
+    /// The owner of the bytes.
     _home: HostMemory,
     /// First aligned byte.
     data: NonNull<u8>,
@@ -32,12 +31,12 @@ pub(crate) struct HostBlock {
 enum HostMemory {
     /// From the allocator.
     Heap { base: NonNull<u8>, layout: Layout },
-    /// A mapping of its own, which its own `drop` ends.
+    /// A mapping, which its `drop` ends.
     Pages(#[expect(dead_code, reason = "kept for its `drop`")] MmapMut),
 }
 
-// SAFETY: a block is memory and its address; it has no thread affinity. Its methods hand out
-// addresses only; whoever dereferences them proves exclusiveness there.
+// SAFETY: a block is memory and its address; it has no thread affinity. Its methods return
+// addresses only; code that dereferences them proves exclusive access there.
 unsafe impl Send for HostBlock {}
 // SAFETY: as above: shared use only reads the address and the size, which never change.
 unsafe impl Sync for HostBlock {}
@@ -97,8 +96,8 @@ impl HostBlock {
 impl HostMemory {
     /// Zeroed bytes from the allocator, and their address.
     fn heap(bytes: usize) -> Option<(HostMemory, NonNull<u8>)> {
-        // A large alignment would make the allocator touch every page to zero it; with its natural
-        // one the pages stay untouched until a kernel writes them. So align by hand.
+        // With a large alignment the allocator would touch every page to zero it; with its natural
+        // alignment the pages stay untouched until a kernel writes them. So align by hand.
         let layout = Layout::from_size_align(bytes, 16).ok()?;
         // SAFETY: the layout's size is at least ALIGNMENT, so not zero.
         let base = NonNull::new(unsafe { alloc_zeroed(layout) })?;

@@ -1,13 +1,13 @@
-//! Execution: memory blocks, kernels with their arguments, and what runs them. Order and memory
-//! above it are bookkeeping that does not depend on the backend.
+//! Execution: memory blocks, kernels with their arguments, and the backends that run them. The
+//! modules `order` and `memory` above are bookkeeping that does not depend on the backend.
 //!
 //! - The processor: `host_block`, `args` (kernels are closures over slices), `executor` (workers),
-//!   `parts` (which workers take over from each other), `scratch` (memory that a kernel has while
-//!   it runs).
-//! - CUDA: `call` (kernels are declared values), and `cuda` with everything that talks to the
-//!   driver. In a build without the feature `absent` takes its place.
-//! - Both: `transfer` (copies and fills are values), `block` and `work`, which say of which kind a
-//!   piece of memory or of work is.
+//!   `parts` (idle workers take over parts of a kernel), `scratch` (temporary memory of running
+//!   kernels).
+//! - CUDA: `call` (calls of kernels are values), and `cuda`, which calls the driver. `absent`
+//!   replaces `cuda` in a build without the feature.
+//! - Both: `transfer` (copies and fills are values), `block` (memory of either backend) and `work`
+//!   (work of either backend).
 
 #[cfg(not(feature = "cuda"))]
 #[path = "absent.rs"]
@@ -28,10 +28,10 @@ mod work;
 
 pub use args::Args;
 pub(crate) use args::{Arg, LaunchRecord};
-pub(crate) use block::{MemoryBlock, BlockSource};
-pub use call::{Call, Header, Kernel, Operand, Piece, Program, Source};
+pub(crate) use block::{BlockSource, MemoryBlock};
+pub use call::{Call, Kernel, KernelHeader, KernelSource, Operand, Piece, Program};
 pub(crate) use cuda::Membership;
-pub(crate) use executor::{Executor, TaskEnd, Task, check_may_wait, on_worker};
+pub(crate) use executor::{Executor, Task, TaskEnd, check_may_wait, on_worker};
 pub(crate) use host_block::ALIGNMENT;
 pub(crate) use parts::discard;
 pub use parts::in_parts;

@@ -1,16 +1,15 @@
-//! Kernels in parts: workers without a task of their own take over parts of a kernel that another
-//! worker runs.
+//! Kernels in parts: idle workers take over parts of a kernel that another worker runs.
 //!
-//! Each worker has a board, on which the kernel that it runs posts its parts. The poster takes
-//! parts from the front and helpers take them from the back, so that in one kernel after the other
-//! a part tends to run where its neighbour of the kernel before has left its data.
+//! Each worker has a board, on which its running kernel posts its parts. The poster takes parts
+//! from the front and helpers take parts from the back. So in consecutive kernels a part tends to
+//! run on the worker whose caches hold the data of the same part of the kernel before.
 //!
 //! Invariants
-//! - A board has one job at a time, that of the worker it belongs to. The worker posts the next,
-//!   and returns, only when all parts of this one have ended.
+//! - A board has one job at a time, posted by its worker. The worker posts the next job, or
+//!   returns, only when all parts of the current job have ended.
 //! - A part is run by the thread that claimed it, by a compare-and-exchange of the whole word of
-//!   claims. Whoever has claimed a part may use the job until it counts the part as ended.
-//! - Nobody waits for a helper to come: the poster runs what nobody else has claimed.
+//!   claims. That thread may use the job until it counts the part as ended.
+//! - No thread waits for a helper to come: the poster runs all parts that no helper has claimed.
 //!
 //! The models in `model` check these.
 
@@ -24,23 +23,23 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 thread_local! {
-    /// The boards of the device whose worker this thread is, and the number of its own; `None` on
-    /// other threads, and while a part runs.
+    /// The boards of the device that this worker belongs to, and the index of its own board; `None`
+    /// on other threads, and while a part runs.
     #[allow(clippy::missing_const_for_thread_local, reason = "model checkers have no such form")]
     static HERE: RefCell<Option<(Arc<PartBoards>, usize)>> = RefCell::new(None);
 }
 
-/// Runs `part` once for each number below `count`, for kernels: on the calling worker, and on
-/// workers of its device that have nothing else to do. Returns when all parts have ended.
+/// Runs `part` once for each number below `count`, within a kernel: on the calling worker, and on
+/// idle workers of its device. Returns when all parts have ended.
 ///
-/// Which worker runs a part, and when, must not matter: parts write different memory, and what
-/// they sum goes to a place for each of them. Then the result is the same with any number of
-/// workers. Parts within a part, and those of a thread that is no worker, run in order on that
-/// thread.
+/// The result must not depend on the worker that runs a part, or on the order: parts write disjoint
+/// memory, and each part adds into its own partial sum. Then the result is the same with any number
+/// of workers. Parts within a part run in order on its thread, and so do all parts if the caller is
+/// no worker.
 ///
 /// # Panics
-/// If a part panicked, with the payload of the lowest such part. All others have ended by then;
-/// where they run in order on one thread, those behind it have not begun.
+/// If a part panicked, with the payload of the lowest such part. All other parts have ended by
+/// then; if parts run in order on one thread, the parts after it are not run.
 pub fn in_parts(count: u16, part: impl Fn(usize) + Sync) {
     let here = if count < 2 { None } else { HERE.with(|here| here.borrow_mut().take()) };
     let Some((boards, own)) = here else { return (0..count).for_each(|k| part(k.into())) };
@@ -54,9 +53,9 @@ pub fn in_parts(count: u16, part: impl Fn(usize) + Sync) {
 /// The boards of a device's workers.
 pub(crate) struct PartBoards {
     boards: Box<[PartBoard]>,
-    /// Workers that help.
+    /// Number of workers that help.
     helping: AtomicUsize,
-    /// Workers that sleep on `wake`; may be outdated.
+    /// Number of workers that sleep on `wake`; may be outdated.
     pub(super) sleeping: AtomicUsize,
     /// Notified for a task or a part that no worker is about to take, and at the end.
     pub(super) wake: Condvar,
@@ -74,9 +73,9 @@ impl PartBoards {
         HERE.with(|here| *here.borrow_mut() = Some((self.clone(), worker)));
     }
 
-    /// Wakes a worker for so many parts, if one sleeps and fewer than could help do. A call that
-    /// comes too early for a worker which is about to sleep is lost; then the poster is alone with
-    /// this job.
+    /// Wakes a worker to help with `parts` parts, if a worker sleeps and fewer workers help than
+    /// could. A worker that is about to sleep may miss the call; then the poster runs this job
+    /// alone.
     fn call(&self, parts: u16) {
         let [helping, sleeping] =
             [&self.helping, &self.sleeping].map(|n| n.load(Ordering::Relaxed));
@@ -90,12 +89,12 @@ impl PartBoards {
         self.boards.iter().any(PartBoard::is_open)
     }
 
-    /// Takes parts, and stays for more, until there are none for a while, others take them all, or
-    /// the worker is needed elsewhere.
+    /// Runs parts, and waits briefly for more, until there are none for a while or the worker is
+    /// `needed` elsewhere.
     pub(super) fn help(&self, needed: impl Fn() -> bool) {
         let here = HERE.with(|here| here.borrow_mut().take());
         self.helping.fetch_add(1, Ordering::Relaxed);
-        // Each helper begins behind its own board, so that not all of them help the same poster.
+        // Each helper begins with the board after its own, so that helpers spread over the posters.
         let first = here.as_ref().map_or(0, |(_, own)| own + 1);
         let (before, behind) = self.boards.split_at(first);
         loop {
@@ -117,12 +116,12 @@ impl PartBoards {
 type Payload = Box<dyn Any + Send>;
 type PartFn<'a> = &'a (dyn Fn(usize) + Sync);
 
-/// The job of one worker. On cache lines of its own.
+/// The job of one worker. Aligned, so that boards share no cache line.
 #[repr(align(128))]
 struct PartBoard {
     claims: AtomicSeq,
     ended: AtomicUsize,
-    /// The poster's closure, whose lifetime is that of [`PartBoard::run`].
+    /// The poster's closure, which lives until [`PartBoard::run`] returns.
     job: UnsafeCell<Option<PartFn<'static>>>,
     job_seen: RaceCell,
     /// The panic of the lowest part that panicked.
@@ -130,12 +129,12 @@ struct PartBoard {
 }
 
 // SAFETY: all fields but `job` are `Sync`. The poster writes `job` before it opens the claims and
-// after all parts of the job before have ended; others read it between their claim of a part and
+// after all parts of the previous job have ended; helpers read it between their claim of a part and
 // the end of that part. The closure is `Sync`.
 unsafe impl Sync for PartBoard {}
 
-/// The parts of a job that nobody has claimed: `front..back`, and the number of the job, which
-/// keeps a claim of an earlier job from being one of this.
+/// The unclaimed parts of a job: `front..back`. The number of the job tells claims of different
+/// jobs apart.
 #[derive(Clone, Copy)]
 struct Claims {
     job: u32,
@@ -144,7 +143,7 @@ struct Claims {
 }
 
 impl Claims {
-    fn of(word: u64) -> Self {
+    fn from_word(word: u64) -> Self {
         let [a, b, c, d, e, f, g, h] = word.to_le_bytes();
         let [front, back] = [[a, b], [c, d]].map(u16::from_le_bytes);
         Claims { job: u32::from_le_bytes([e, f, g, h]), front, back }
@@ -182,18 +181,18 @@ impl PartBoard {
     }
 
     fn is_open(&self) -> bool {
-        Claims::of(self.claims.load(Ordering::Relaxed)).is_open()
+        Claims::from_word(self.claims.load(Ordering::Relaxed)).is_open()
     }
 
-    /// Posts a job, takes part in it, and waits for its end. Only for the board's own worker.
+    /// Posts a job, runs parts of it, and waits for its end. Called by the board's own worker only.
     fn run(&self, count: u16, part: PartFn<'_>, call: impl FnOnce()) -> Result<(), Payload> {
         let all = usize::from(count);
-        let claims = Claims::of(self.claims.load(Ordering::Relaxed));
+        let claims = Claims::from_word(self.claims.load(Ordering::Relaxed));
         self.ended.store(0, Ordering::Relaxed);
         self.job_seen.write();
-        // SAFETY: no part of an earlier job is running, and no claim is open, so that nobody else
-        // reads `job` now. Nobody reads it either after this function, which returns only when all
-        // parts have ended: the closure lives as long as it is used.
+        // SAFETY: no part of an earlier job is running, and no claim is open, so no other thread
+        // reads `job` now. No thread reads it after this function either, which returns only when
+        // all parts have ended: the closure lives as long as it is used.
         unsafe { *self.job.get() = Some(std::mem::transmute::<PartFn<'_>, PartFn<'static>>(part)) };
         let open = Claims { job: claims.job.wrapping_add(1), front: 0, back: count };
         self.claims.store(open.word(), Ordering::Release);
@@ -212,13 +211,13 @@ impl PartBoard {
     fn take(&self, which: fn(Claims) -> (usize, Claims)) -> bool {
         let mut word = self.claims.load(Ordering::Acquire);
         let part = loop {
-            let claims = Claims::of(word);
+            let claims = Claims::from_word(word);
             if !claims.is_open() {
                 return false;
             }
             let (part, left) = which(claims);
-            // A success reads what the poster stored, or a claim in its release sequence: the job
-            // is seen.
+            // A success reads the value that the poster stored, or a claim in its release sequence,
+            // so the job is visible.
             let (success, failure) = (Ordering::Acquire, Ordering::Acquire);
             match self.claims.compare_exchange(word, left.word(), success, failure) {
                 Ok(_) => break part,
@@ -236,7 +235,7 @@ impl PartBoard {
         true
     }
 
-    /// Keeps the panic of a part if it is the lowest one so far. Never panics.
+    /// Stores the panic of a part if it is the lowest part so far. Never panics.
     fn keep(&self, part: usize, payload: Payload) {
         let other = {
             let mut panic = lock(&self.panic);
@@ -249,8 +248,8 @@ impl PartBoard {
     }
 }
 
-/// Drops the payload of a panic. Its destructor is user code too, and may panic in turn: what that
-/// leaves is leaked.
+/// Drops the payload of a panic. Its destructor is user code and may panic in turn; then the new
+/// payload is leaked.
 pub(crate) fn discard(payload: Payload) {
     if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
         std::mem::forget(again);

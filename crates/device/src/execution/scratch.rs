@@ -1,17 +1,18 @@
-//! Temporary memory of kernels on a processor: pieces that the kernels of all streams use in turn.
+//! Temporary memory of kernels on a processor: pieces of memory that the kernels of all streams use
+//! in turn.
 //!
-//! A piece goes back to the worker that had it last, so that its caches may still hold it. Memory
-//! of a kernel's own, which rests while other streams have their turn, would be in no cache.
+//! A worker prefers the piece that it used last, which its caches may still hold. If every kernel
+//! had its own memory, that memory would have left the caches while other streams had their turns.
 //!
 //! Invariants
 //! - A piece is in one place: among the free ones, or with the one kernel that borrowed it.
-//! - There are as many pieces of the current size as kernels can borrow at once: one for each
-//!   stream with a reservation, or for each worker if those are fewer. A larger size makes all of
-//!   them anew; a piece of a smaller one is given back by its kernel.
-//! - A kernel in flight holds its reservation, so that a piece is there when it runs. With the last
+//! - There are as many pieces of the current size as kernels can borrow at once: the number of
+//!   streams with a reservation, or of workers if that is smaller. A larger size replaces all of
+//!   them; a kernel that holds a smaller piece gives it back to the pool.
+//! - A kernel in flight holds its reservation, so that a piece exists when it runs. With the last
 //!   reservation all pieces are given back.
-//! - A host that finds no memory waits for the pieces that leave with kernels in flight, so that a
-//!   request does not depend on when they end.
+//! - A host thread that finds no memory waits for pieces that kernels in flight will give back, so
+//!   that the success of a request does not depend on timing.
 
 use super::block::MemoryBlock;
 use super::host_block::HostBlock;
@@ -25,16 +26,16 @@ use std::thread::ThreadId;
 /// Memory that one kernel at a time uses.
 pub(crate) struct ScratchPiece {
     block: Arc<MemoryBlock>,
-    /// The block's place in its pool; dropping it gives the block back.
+    /// The block's entry in its pool; dropping it gives the block back.
     _place: Box<dyn Any + Send>,
-    /// Bytes that were asked for.
+    /// Requested bytes.
     bytes: usize,
     /// The worker that had it last.
     last: Option<ThreadId>,
 }
 
 impl ScratchPiece {
-    /// A piece of `bytes` bytes in a block, which is `place`'s.
+    /// A piece of `bytes` bytes in a block. Dropping `place` gives the block back.
     pub(crate) fn new(block: Arc<MemoryBlock>, bytes: usize, place: Box<dyn Any + Send>) -> Self {
         ScratchPiece { block, _place: place, bytes, last: None }
     }
@@ -48,9 +49,9 @@ impl ScratchPiece {
 pub(crate) struct ScratchPieces {
     workers: usize,
     state: Mutex<ScratchState>,
-    /// Notified when pieces have left.
+    /// Notified when pieces were given back to the pool.
     left: Condvar,
-    /// Held while pieces are made, which may wait for kernels that borrow some.
+    /// Held while pieces are allocated, which may wait for kernels that hold pieces.
     making: Mutex<()>,
 }
 
@@ -63,18 +64,18 @@ struct ScratchState {
     free: Vec<ScratchPiece>,
     /// Reservations of each stream.
     reservations: BTreeMap<u64, usize>,
-    /// Reservations that not only kernels in flight hold.
+    /// Number of reservations that the host holds.
     held: usize,
-    /// Kernels with a piece that is too small by now.
+    /// Number of kernels that hold a piece of an earlier, smaller size.
     outgrown: usize,
-    /// Threads that give pieces back right now.
+    /// Number of threads that are giving pieces back.
     leaving: usize,
-    /// How often pieces have left.
+    /// Number of times that pieces were given back.
     departures: u64,
 }
 
 impl ScratchState {
-    /// Whether pieces will leave without anybody doing more.
+    /// Whether pieces will be given back without further calls of the host.
     fn will_leave(&self) -> bool {
         let orphaned = self.held == 0 && !self.reservations.is_empty();
         orphaned || self.outgrown > 0 || self.leaving > 0
@@ -87,12 +88,11 @@ impl ScratchPieces {
         ScratchPieces { workers, state, left: Condvar::new(), making }
     }
 
-    /// Makes sure that kernels of `stream` can borrow `bytes` bytes. `make` makes a piece of a
-    /// given size; there are none to make if all that is needed is there. Waits for others that
-    /// make pieces.
+    /// Makes sure that kernels of `stream` can borrow `bytes` bytes. `make` allocates a piece of a
+    /// given size, and is called for each missing piece. Waits for other calls of this function.
     ///
     /// # Errors
-    /// The errors of `make`; all is then as before.
+    /// The errors of `make`; the pieces are then unchanged.
     pub(crate) fn reserve(
         self: &Arc<Self>,
         stream: u64,
@@ -124,7 +124,7 @@ impl ScratchPieces {
         Ok(reservation)
     }
 
-    /// Gives pieces back, but not under the lock: that takes the pool's.
+    /// Gives pieces back to the pool, after releasing the lock: the pool takes its own.
     fn leave(&self, mut state: MutexGuard<'_, ScratchState>, pieces: Vec<ScratchPiece>) {
         state.leaving += 1;
         drop(state);
@@ -136,13 +136,14 @@ impl ScratchPieces {
         self.left.notify_all();
     }
 
-    /// How often pieces have left so far, if more will without anybody doing more.
+    /// Number of times that pieces were given back so far; `None` if none will be without further
+    /// calls of the host.
     pub(crate) fn departures(&self) -> Option<u64> {
         let state = lock(&self.state);
         state.will_leave().then_some(state.departures)
     }
 
-    /// Waits for pieces to leave after so many departures, if any will.
+    /// Waits until pieces were given back more than `departures` times, if any will be.
     pub(crate) fn wait_beyond(&self, departures: u64) {
         let mut state = lock(&self.state);
         while state.departures == departures && state.will_leave() {
@@ -182,7 +183,7 @@ impl Reservation {
         self.in_flight.bytes
     }
 
-    /// The temporary memory of a kernel, which has borrowed nothing yet.
+    /// The temporary memory of a kernel, which borrows its piece on first use.
     pub(crate) fn borrowed(&self, poisoned: bool) -> BorrowedScratch {
         BorrowedScratch { reservation: Arc::clone(&self.in_flight), piece: None, poisoned }
     }

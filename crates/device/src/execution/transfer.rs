@@ -1,4 +1,4 @@
-//! Copies and fills, as values that each backend carries out in its own way.
+//! Copies and fills, as values that each backend carries out.
 
 use super::args::Args;
 use crate::ground::sync::{Arc, Mutex, lock};
@@ -65,13 +65,13 @@ impl Transfer {
 /// A function that writes bytes.
 pub(crate) type Make = Box<dyn FnOnce(&mut [u8]) + Send>;
 
-/// Source of an upload: as many bytes as its tensor has.
+/// KernelSource of an upload: as many bytes as its tensor has.
 pub(crate) enum HostBytes {
     /// A staging buffer.
     Staged(Box<[u8]>),
     /// Shared host memory: `bytes` bytes from `start` on.
     Shared { source: Arc<dyn AsRef<[u8]> + Send + Sync>, start: usize, bytes: usize },
-    /// The bytes that a function writes; it gets the bytes as they happen to be.
+    /// The bytes that a function writes into a buffer of unspecified contents.
     Made(Make),
 }
 

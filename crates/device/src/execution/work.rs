@@ -1,7 +1,7 @@
 //! Work of a stream: a kernel, or a transfer.
 //!
-//! A kernel of the processor is a closure over its arguments' elements, one of CUDA a call. A
-//! transfer (a copy or a fill) is a value, which each backend carries out in its own way.
+//! A kernel of the processor is a closure over its arguments' elements; a kernel of CUDA is a call.
+//! A transfer (a copy or a fill) is a value that each backend carries out.
 
 use super::args::{Args, LaunchRecord};
 use super::cuda::CudaTask;
@@ -16,7 +16,7 @@ pub(crate) enum Work {
     Kernel(Box<dyn HostKernel>),
     /// A copy or a fill on the processor.
     Transfer(Box<(LaunchRecord, Transfer)>),
-    /// Anything on a CUDA device.
+    /// Any work of a CUDA device.
     Cuda(Box<CudaTask>),
 }
 
@@ -38,7 +38,7 @@ impl Work {
         self.record().site
     }
 
-    /// Its call, for observers that watch runs; `None` without any.
+    /// The description of its call, for observers that watch runs; `None` without such observers.
     pub(crate) fn take_asked(&mut self) -> Option<Arc<LaunchCall>> {
         match self {
             Work::Kernel(kernel) => kernel.record_mut().asked.take(),
@@ -47,7 +47,7 @@ impl Work {
         }
     }
 
-    /// Runs it on the processor. May panic: kernels are user code.
+    /// Runs the work on the processor. May panic: kernels are user code.
     pub(crate) fn run(self) {
         match self {
             Work::Kernel(kernel) => kernel.run(),

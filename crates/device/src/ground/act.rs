@@ -24,7 +24,7 @@ pub struct Counts {
 
 impl Counts {
     /// The count of one kind of act.
-    pub fn of(&self, act: Act) -> u64 {
+    pub fn get(&self, act: Act) -> u64 {
         match act {
             Act::CopyToHost => self.copies_to_host,
             Act::CopyToDevice => self.copies_to_device,

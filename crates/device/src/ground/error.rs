@@ -275,6 +275,6 @@ impl FromStr for DeviceId {
     /// [`Error::BadDeviceName`] for anything but `cpu` and `cuda`, alone or with `:` and a plain
     /// number.
     fn from_str(name: &str) -> Result<Self> {
-        DeviceId::of_name(name).ok_or_else(|| Error::BadDeviceName { name: name.to_owned() })
+        DeviceId::from_name(name).ok_or_else(|| Error::BadDeviceName { name: name.to_owned() })
     }
 }

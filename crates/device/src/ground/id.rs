@@ -23,7 +23,7 @@ impl DeviceId {
 
     /// The device of a name; `None` for anything but `cpu` and `cuda`, alone or with `:` and a
     /// plain number.
-    pub(super) fn of_name(name: &str) -> Option<DeviceId> {
+    pub(super) fn from_name(name: &str) -> Option<DeviceId> {
         let (kind, number) = name.split_once(':').unwrap_or((name, "0"));
         if number.is_empty() || !number.bytes().all(|b| b.is_ascii_digit()) {
             return None;

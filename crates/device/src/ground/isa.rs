@@ -60,10 +60,10 @@ pub enum IsaError {
 impl Isa {
     /// Plain Rust, on every machine.
     pub const fn portable() -> Self {
-        Self::of(Level::Portable)
+        Self::at_level(Level::Portable)
     }
 
-    const fn of(level: Level) -> Self {
+    const fn at_level(level: Level) -> Self {
         Self { level, halves: false }
     }
 
@@ -71,7 +71,7 @@ impl Isa {
     pub fn avx2() -> Option<Self> {
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            return Some(Self::of(Level::Avx2));
+            return Some(Self::at_level(Level::Avx2));
         }
         None
     }
@@ -85,7 +85,7 @@ impl Isa {
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512bw")
         {
-            return Some(Self::of(Level::Avx512));
+            return Some(Self::at_level(Level::Avx512));
         }
         None
     }

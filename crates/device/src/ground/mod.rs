@@ -19,7 +19,7 @@ pub mod simd;
 pub(crate) mod sync;
 mod user_cache;
 
-pub(crate) use access::{INLINE_ARGS, AccessKind};
+pub(crate) use access::{AccessKind, INLINE_ARGS};
 pub use act::{Act, Counts};
 pub use cuda_error::CudaError;
 #[cfg(feature = "cuda")]

@@ -2,15 +2,17 @@
 
 use super::options::{DeviceOptions, Environment, MAX_THREADS};
 use super::report::MemoryReport;
-use super::{DeviceBackend, Device, DeviceHandle, Stream};
-use crate::execution::cuda::{CudaContext, CudaStream, CudaQueue};
-use crate::execution::{Executor, BlockSource, ScratchPieces, Source, check_may_wait, on_worker};
+use super::{Device, DeviceBackend, DeviceHandle, Stream};
+use crate::execution::cuda::{CudaContext, CudaQueue, CudaStream};
+use crate::execution::{
+    BlockSource, Executor, KernelSource, ScratchPieces, check_may_wait, on_worker,
+};
 use crate::ground::sync::{Arc, AtomicU64, Mutex, Ordering, Weak, lock, thread};
 use crate::ground::{Act, Counts, DeviceId, Error, Isa, Race, Result};
 use crate::hooks::{Counters, DeviceObserver, DeviceObservers};
 use crate::memory::Pool;
-use crate::observers::{HotScope, Policy, Sanitizer, Trace};
-use crate::order::{StreamEngine, DeviceShared, StreamState, Submission};
+use crate::observers::{HotScope, Sanitizer, ScopePolicy, Trace};
+use crate::order::{DeviceShared, StreamEngine, StreamState, Submission};
 use std::fmt;
 use std::panic::Location;
 
@@ -32,16 +34,17 @@ impl DeviceBackend {
         Ok(backend)
     }
 
-    /// So many lanes of a CUDA device.
-    fn cuda(context: &Arc<CudaContext>, lanes: usize) -> Result<DeviceBackend> {
-        let lanes = (0..lanes).map(|_| CudaStream::new(context)).collect::<Result<_>>()?;
-        Ok(DeviceBackend::Cuda { lanes })
+    /// So many cuda_streams of a CUDA device.
+    fn cuda(context: &Arc<CudaContext>, cuda_streams: usize) -> Result<DeviceBackend> {
+        let cuda_streams =
+            (0..cuda_streams).map(|_| CudaStream::new(context)).collect::<Result<_>>()?;
+        Ok(DeviceBackend::Cuda { cuda_streams })
     }
 
     fn threads(&self) -> usize {
         match self {
             DeviceBackend::Cpu { workers, .. } => workers.len(),
-            DeviceBackend::Cuda { lanes } => lanes.len(),
+            DeviceBackend::Cuda { cuda_streams } => cuda_streams.len(),
         }
     }
 
@@ -49,9 +52,9 @@ impl DeviceBackend {
     fn engine(&self, id: u64) -> StreamEngine {
         match self {
             DeviceBackend::Cpu { executor, .. } => StreamEngine::Cpu(executor.clone()),
-            DeviceBackend::Cuda { lanes } => {
-                StreamEngine::Cuda(CudaQueue::new(lanes[id as usize % lanes.len()].clone()))
-            }
+            DeviceBackend::Cuda { cuda_streams } => StreamEngine::Cuda(CudaQueue::new(
+                cuda_streams[id as usize % cuda_streams.len()].clone(),
+            )),
         }
     }
 }
@@ -72,7 +75,9 @@ impl Drop for DeviceBackend {
                 }
             }
             // Before the memory goes, which the device may still use.
-            DeviceBackend::Cuda { lanes } => lanes.iter().for_each(|lane| lane.drain()),
+            DeviceBackend::Cuda { cuda_streams } => {
+                cuda_streams.iter().for_each(|cuda_stream| cuda_stream.drain())
+            }
         }
     }
 }
@@ -204,13 +209,13 @@ impl Device {
     /// [`Error::Cuda`] if a source cannot be compiled or loaded; [`Error::HotScope`] if an open
     /// scope forbids the wait.
     #[track_caller]
-    pub fn load_kernels(&self, sources: &[&'static Source]) -> Result<()> {
+    pub fn load_kernels(&self, sources: &[&'static KernelSource]) -> Result<()> {
         let (counters, site) = (&self.shared().counters, Location::caller());
         match &self.0.backend {
             DeviceBackend::Cpu { .. } => Ok(()),
-            DeviceBackend::Cuda { lanes } => {
+            DeviceBackend::Cuda { cuda_streams } => {
                 let wait = || counters.note(Act::Synchronize, "Device::load_kernels", site);
-                lanes.first().map_or(Ok(()), |lane| lane.load(sources, wait))
+                cuda_streams.first().map_or(Ok(()), |cuda_stream| cuda_stream.load(sources, wait))
             }
         }
     }
@@ -227,7 +232,7 @@ impl Device {
 
     /// Memory in use, its peak, and both by owner (V3). Does not wait.
     pub fn memory(&self) -> MemoryReport {
-        self.pool().with_usage(|usage| MemoryReport::of(usage))
+        self.pool().with_usage(|usage| MemoryReport::from_usage(usage))
     }
 
     /// Whether the race sanitizer is on ([`DeviceOptions::sanitize`] or `MERISTEM_SANITIZE=1`).
@@ -248,17 +253,17 @@ impl Device {
     ///
     /// ```
     /// # use meristem_device::{DType, Device, DeviceId, DeviceOptions, Error};
-    /// # use meristem_device::{Owner, Policy, Tensor};
+    /// # use meristem_device::{Owner, ScopePolicy, Tensor};
     /// # let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
     /// let loss = Tensor::zeros(&device.stream("s"), [1], DType::F32, Owner::Metrics)?;
-    /// let scope = device.hot_scope("train_step", Policy::Deny);
+    /// let scope = device.hot_scope("train_step", ScopePolicy::Deny);
     /// let refused = loss.to_vec::<f32>();
     /// assert!(matches!(refused, Err(Error::HotScope { scope: "train_step", .. })));
     /// assert_eq!(scope.finish().sites[0].refused, 1);
     /// # Ok::<(), Error>(())
     /// ```
     #[track_caller]
-    pub fn hot_scope(&self, name: &'static str, policy: Policy) -> HotScope {
+    pub fn hot_scope(&self, name: &'static str, policy: ScopePolicy) -> HotScope {
         let (device, opened) = (self.shared().counters.device(), Location::caller());
         HotScope::open(device, name, policy, opened)
     }

@@ -5,7 +5,7 @@ use super::expect::device_words;
 use super::operands::{LaunchOperands, check_overlap, touch};
 use crate::execution::Work;
 use crate::ground::sync::Arc;
-use crate::ground::{Error, Property, Result, AccessKind};
+use crate::ground::{AccessKind, Error, Property, Result};
 use crate::order::{GroupPart, StreamState, submit_group};
 
 /// Launches of several streams of one device, submitted together: none sees the writes of another,
@@ -23,7 +23,7 @@ use crate::order::{GroupPart, StreamState, submit_group};
 /// let (a, b) = (device.stream("a"), device.stream("b"));
 /// let x = Tensor::zeros(&a, [2], DType::F32, Owner::Other)?;
 /// let (first, second) = (x.view(0, [1])?, x.view(1, [1])?);
-/// let mut group = Group::default();
+/// let mut group = LaunchGroup::default();
 /// a.launch("fill").write(&first).join(&mut group, |args| args.write::<f32>(0).fill(1.0))?;
 /// b.launch("fill").write(&second).join(&mut group, |args| args.write::<f32>(0).fill(2.0))?;
 /// group.run()?;
@@ -33,7 +33,7 @@ use crate::order::{GroupPart, StreamState, submit_group};
 /// ```
 #[derive(Default)]
 #[must_use = "a group does nothing until `run`"]
-pub struct Group<'a> {
+pub struct LaunchGroup<'a> {
     pub(super) parts: Vec<GroupedLaunch<'a>>,
 }
 
@@ -45,7 +45,7 @@ pub(super) struct GroupedLaunch<'a> {
     pub(super) work: Work,
 }
 
-impl<'a> Group<'a> {
+impl<'a> LaunchGroup<'a> {
     /// Enqueues all launches, each on its stream. Does not wait for the device, but for room if a
     /// stream's queue is full. If one of the kernels panics, the streams of all of them fail.
     ///
@@ -62,14 +62,15 @@ impl<'a> Group<'a> {
         if let Some(first) = self.parts.first() {
             check_overlap(first.operation, &all)?;
         }
-        let parts = self.parts.into_iter().map(|GroupedLaunch { stream, tensors, work, .. }| {
-            let touches = tensors
-                .iter()
-                .filter(|(tensor, _)| tensor.bytes() > 0)
-                .map(|&(tensor, usage)| (touch(tensor, usage), tensor.stream().state()))
-                .collect();
-            GroupPart { stream, touches, work: Some(work) }
-        });
+        let parts =
+            self.parts.into_iter().map(|GroupedLaunch { stream, tensors, work, .. }| {
+                let touches = tensors
+                    .iter()
+                    .filter(|(tensor, _)| tensor.bytes() > 0)
+                    .map(|&(tensor, usage)| (touch(tensor, usage), tensor.stream().state()))
+                    .collect();
+                GroupPart { stream, touches, work: Some(work) }
+            });
         submit_group(parts.collect())
     }
 

@@ -1,14 +1,14 @@
 //! Launches: a kernel with its tensors, checked and enqueued onto a stream.
 
 use super::expect::Expect;
-use super::group::{Group, GroupedLaunch};
+use super::group::{GroupedLaunch, LaunchGroup};
 use super::launches::Launches;
 use super::operands::{check_overlap, touch};
 use super::{Launch, Scratch, Stream, Tensor};
-use crate::execution::{Arg, Args, Program, LaunchRecord, Transfer, Work};
+use crate::execution::{Arg, Args, LaunchRecord, Program, Transfer, Work};
 use crate::ground::sync::Arc;
-use crate::ground::{Act, Result, AccessKind};
-use crate::hooks::{LaunchArgument, LaunchCall, Category, log_placement};
+use crate::ground::{AccessKind, Act, Result};
+use crate::hooks::{Category, LaunchArgument, LaunchCall, log_placement};
 use crate::order::{StreamState, submit_work};
 use smallvec::SmallVec;
 use std::panic::Location;
@@ -54,7 +54,7 @@ impl<'a> Launch<'a> {
     /// Sets what the launch is on a CUDA device: a [`Call`](crate::Call) of a kernel, or several.
     /// `program` is asked there only.
     pub fn gpu<P: Into<Program>>(mut self, program: impl FnOnce() -> P) -> Self {
-        if self.stream.state().track().is_some() {
+        if self.stream.state().cuda_queue().is_some() {
             self.program = Some(program().into());
         }
         self
@@ -95,10 +95,10 @@ impl<'a> Launch<'a> {
     pub(crate) fn transfer(self, transfer: Transfer) -> Result<()> {
         let category = transfer.category();
         let stream = self.stream.state();
-        self.submit(category, |record| match stream.track() {
+        self.submit(category, |record| match stream.cuda_queue() {
             None => Ok(Work::Transfer(Box::new((record, transfer)))),
-            Some(track) => {
-                let task = track.transfer(transfer, record, &stream.shared.counters)?;
+            Some(cuda_queue) => {
+                let task = cuda_queue.transfer(transfer, record, &stream.shared.counters)?;
                 Ok(Work::Cuda(Box::new(task)))
             }
         })
@@ -128,8 +128,8 @@ impl<'a> Launch<'a> {
     ///
     /// # Errors
     /// [`crate::Error::HotScope`] if an open scope forbids it; the errors of [`run`](Launch::run)
-    /// about a call on a CUDA device. Errors of the arguments are returned by [`Group::run`].
-    pub fn join<F>(mut self, group: &mut Group<'a>, kernel: F) -> Result<()>
+    /// about a call on a CUDA device. Errors of the arguments are returned by [`LaunchGroup::run`].
+    pub fn join<F>(mut self, group: &mut LaunchGroup<'a>, kernel: F) -> Result<()>
     where
         F: FnOnce(&mut Args<'_>) + Send + 'static,
     {
@@ -231,10 +231,10 @@ fn bound<F>(
 where
     F: FnOnce(&mut Args<'_>) + Send + 'static,
 {
-    match stream.track() {
+    match stream.cuda_queue() {
         None => Ok(Work::kernel(record, kernel)),
-        Some(track) => {
-            let task = track.calls(program, record, &stream.shared.counters)?;
+        Some(cuda_queue) => {
+            let task = cuda_queue.calls(program, record, &stream.shared.counters)?;
             Ok(Work::Cuda(Box::new(task)))
         }
     }

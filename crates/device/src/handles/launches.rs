@@ -5,7 +5,7 @@ use super::operands::{check_overlap, touch};
 use super::{Stream, Tensor};
 use crate::execution::{Program, Work};
 use crate::ground::sync::Arc;
-use crate::ground::{Act, Result, AccessKind};
+use crate::ground::{AccessKind, Act, Result};
 use crate::order::{GroupPart, StreamState, submit_group, submit_work};
 use std::panic::Location;
 
@@ -65,7 +65,7 @@ impl<'a> Launches<'a> {
 
 /// The launch of a program, before there are tensors for it.
 #[derive(Debug)]
-pub struct Ahead<'a> {
+pub struct PlannedLaunch<'a> {
     /// Its stream, of a CUDA device.
     pub stream: &'a Stream,
     /// Its operation.
@@ -86,7 +86,7 @@ impl Launches<'_> {
     /// [`crate::Error::HotScope`] if an open scope forbids to build a graph;
     /// [`crate::Error::Cuda`].
     #[track_caller]
-    pub fn prepare(launches: Vec<Ahead<'_>>) -> Result<()> {
+    pub fn prepare(launches: Vec<PlannedLaunch<'_>>) -> Result<()> {
         let site = Location::caller();
         let mut rest = launches;
         while let Some(first) = rest.first() {
@@ -97,13 +97,18 @@ impl Launches<'_> {
             });
             rest = others;
             let placed = of_device.iter().all(|launch| launch.program.is_placed());
-            if let Some(track) = state.track().filter(|_| placed) {
+            if let Some(cuda_queue) = state.cuda_queue().filter(|_| placed) {
                 let programs: Vec<_> =
                     of_device.into_iter().map(|of| (of.program, of.arguments)).collect();
                 let reclaim = || {
                     device.trim();
                 };
-                track.prepare(&programs, (operation, site), &state.shared.counters, &reclaim)?;
+                cuda_queue.prepare(
+                    &programs,
+                    (operation, site),
+                    &state.shared.counters,
+                    &reclaim,
+                )?;
             }
         }
         Ok(())
@@ -111,7 +116,8 @@ impl Launches<'_> {
 }
 
 fn run_on_device(parts: Vec<GroupedLaunch<'_>>) -> Result<()> {
-    let placed = |part: &GroupedLaunch<'_>| matches!(&part.work, Work::Cuda(task) if task.is_placed());
+    let placed =
+        |part: &GroupedLaunch<'_>| matches!(&part.work, Work::Cuda(task) if task.is_placed());
     match parts.iter().all(placed) {
         true => run_fused(parts),
         false => parts.into_iter().try_for_each(run_alone),
@@ -129,7 +135,7 @@ fn run_fused(parts: Vec<GroupedLaunch<'_>>) -> Result<()> {
     let Some((first, operation)) = parts.first().map(|part| (part.stream, part.operation)) else {
         return Ok(());
     };
-    let Some(track) = first.track() else { return Ok(()) };
+    let Some(cuda_queue) = first.cuda_queue() else { return Ok(()) };
     let all: Vec<(&Tensor, AccessKind)> =
         parts.iter().flat_map(|part| part.tensors.iter().copied()).collect();
     check_overlap(operation, &all)?;
@@ -144,7 +150,7 @@ fn run_fused(parts: Vec<GroupedLaunch<'_>>) -> Result<()> {
             tensor.stream().device().trim();
         }
     };
-    let fused = track.fuse(tasks.collect(), &first.shared.counters, &reclaim)?;
+    let fused = cuda_queue.fuse(tasks.collect(), &first.shared.counters, &reclaim)?;
     let Some(task) = fused else { return Ok(()) };
     let work = Work::Cuda(Box::new(task));
     first.shared.counters.note(Act::Launch, operation, work.site())?;

@@ -10,15 +10,15 @@ use crate::order::TrackedMemory;
 /// Launches with other handles of the tensor are not ordered after accesses by address: whoever
 /// makes them has to look whether the tensor is shared, as the ring of a gather does.
 #[derive(Debug)]
-pub struct Lent {
+pub struct LentTensor {
     tensor: Tensor,
     address: usize,
 }
 
-impl Lent {
+impl LentTensor {
     /// Lends a tensor of a CPU device, after the work that was enqueued with it is done.
     #[track_caller]
-    pub(super) fn of(tensor: &Tensor) -> Result<Self> {
+    pub(super) fn new(tensor: &Tensor) -> Result<Self> {
         let block = tensor.storage().block();
         let start = block.map(|block| block.host().map(|block| block.data()));
         let Some(start) = start.unwrap_or(Some(std::ptr::NonNull::dangling())) else {

@@ -22,9 +22,9 @@ mod transfer;
 
 pub use event::Event;
 pub use expect::{Expect, Extent};
-pub use group::Group;
-pub use launches::{Ahead, Launches};
-pub use lent::Lent;
+pub use group::LaunchGroup;
+pub use launches::{Launches, PlannedLaunch};
+pub use lent::LentTensor;
 pub use options::DeviceOptions;
 #[cfg(test)]
 pub(crate) use options::Environment;
@@ -38,7 +38,7 @@ use crate::execution::{Executor, Program};
 use crate::ground::sync::thread::JoinHandle;
 use crate::ground::sync::{Arc, AtomicU64, Mutex, Weak};
 use crate::ground::{Act, DType, MemoryFormat, Shape};
-use crate::memory::{StorageHandle, Pool};
+use crate::memory::{Pool, StorageHandle};
 use crate::observers::{Process, Sanitizer};
 use crate::order::{DeviceShared, StreamState};
 use operands::LaunchOperands;
@@ -64,15 +64,15 @@ struct DeviceHandle {
     next_stream: AtomicU64,
 }
 
-/// The workers or the lanes of a device.
+/// The workers or the cuda_streams of a device.
 enum DeviceBackend {
     Cpu {
         executor: Arc<Executor<StreamState>>,
         workers: Vec<JoinHandle<()>>,
     },
-    /// The lanes onto which streams are dealt in turn.
+    /// The cuda_streams onto which streams are dealt in turn.
     Cuda {
-        lanes: Vec<Arc<CudaStream>>,
+        cuda_streams: Vec<Arc<CudaStream>>,
     },
 }
 

@@ -1,7 +1,7 @@
 //! LaunchOperands of a launch: its tensors, and how it accesses them.
 
 use super::{Stream, Tensor};
-use crate::ground::{Error, INLINE_ARGS, Result, AccessKind};
+use crate::ground::{AccessKind, Error, INLINE_ARGS, Result};
 use crate::memory::Storage;
 use crate::order::Touch;
 use smallvec::SmallVec;
@@ -16,7 +16,10 @@ pub(super) fn touch(tensor: &Tensor, usage: AccessKind) -> Touch<'_, Storage<Str
 }
 
 /// Returns an error if a written argument shares bytes with another.
-pub(super) fn check_overlap(operation: &'static str, tensors: &[(&Tensor, AccessKind)]) -> Result<()> {
+pub(super) fn check_overlap(
+    operation: &'static str,
+    tensors: &[(&Tensor, AccessKind)],
+) -> Result<()> {
     let is_written = |i: usize| tensors[i].1 == AccessKind::Write;
     let place = |i: usize| (std::ptr::from_ref(tensors[i].0.storage()), tensors[i].0.offset());
     let with_bytes = (0..tensors.len()).filter(|&i| tensors[i].0.bytes() > 0);

@@ -21,7 +21,7 @@ pub struct MemoryReport {
 }
 
 impl MemoryReport {
-    pub(super) fn of(usage: &Usage) -> Self {
+    pub(super) fn from_usage(usage: &Usage) -> Self {
         let &Usage { current, peak, reserved, reserved_peak, .. } = usage;
         MemoryReport { current, peak, reserved, reserved_peak, owners: usage.owners() }
     }
@@ -35,11 +35,11 @@ impl MemoryReport {
     pub fn around<T>(device: &Device, call: impl FnOnce() -> T) -> (T, MemoryAround) {
         let pool = device.pool();
         let (before, id) =
-            pool.with_usage(|usage| (MemoryReport::of(usage), usage.open_watermark()));
+            pool.with_usage(|usage| (MemoryReport::from_usage(usage), usage.open_watermark()));
         let open = OpenWatermark { pool, id };
         let result = call();
-        let (after, mark) =
-            pool.with_usage(|usage| (MemoryReport::of(usage), usage.close_watermark(open.id)));
+        let (after, mark) = pool
+            .with_usage(|usage| (MemoryReport::from_usage(usage), usage.close_watermark(open.id)));
         let (peak, owners) = match mark {
             Some(mark) => (mark.peak, mark.owners),
             None => (after.current, [0; Owner::ALL.len()]),

@@ -4,7 +4,7 @@ use super::Stream;
 use crate::execution::{BorrowedScratch, Reservation, ScratchPiece, check_may_wait};
 use crate::ground::sync::Arc;
 use crate::ground::{Error, Owner, Property, Result};
-use crate::memory::{StreamHome, PooledBlock, MemoryRequest};
+use crate::memory::{MemoryRequest, PooledBlock, StreamHome};
 use std::fmt;
 use std::panic::Location;
 

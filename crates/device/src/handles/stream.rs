@@ -5,7 +5,7 @@ use super::{Device, Launch, Stream, StreamHandle, Tensor, transfer};
 use crate::execution::{Fill, check_may_wait};
 use crate::ground::sync::Arc;
 use crate::ground::{Act, Result};
-use crate::memory::{StreamHome, Pool};
+use crate::memory::{Pool, StreamHome};
 use crate::order::{Access, StreamState, wait_for};
 use std::fmt;
 use std::panic::Location;

@@ -1,12 +1,12 @@
 //! Tensors: made, written and read, moved to another stream, and seen through windows.
 
 use super::expect::{Expect, device_words};
-use super::lent::Lent;
+use super::lent::LentTensor;
 use super::{Device, Stream, Tensor, transfer};
 use crate::ground::sync::Arc;
 use crate::ground::{Act, DType, Element, Error, MemoryFormat, Owner, Property, Result, Shape};
 use crate::hooks::{Category, POISON, log_placement};
-use crate::memory::{StorageHandle, Storage};
+use crate::memory::{Storage, StorageHandle};
 use crate::order::{TrackedMemory, wait_for_producer};
 use std::fmt;
 use std::panic::Location;
@@ -320,8 +320,8 @@ impl Tensor {
     /// [`Error::Mismatch`] for a device whose memory the host cannot address;
     /// [`Error::KernelPanicked`]; [`Error::InsideKernel`].
     #[track_caller]
-    pub fn lend(&self) -> Result<Lent> {
-        Lent::of(self)
+    pub fn lend(&self) -> Result<LentTensor> {
+        LentTensor::new(self)
     }
 
     /// Whether another handle to its memory exists. Kernels in flight do not count.

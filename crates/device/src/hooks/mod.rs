@@ -12,7 +12,7 @@ mod placement;
 pub(crate) use counters::{Counters, set_gate};
 pub use observer::POISON;
 pub(crate) use observer::{
-    Allocation, LaunchArgument, LaunchCall, Category, HostActivity, SubmittedLaunch, ObserverNote, Observed, DeviceObserver,
-    DeviceObservers, CommandPosition, FinishedLaunch, Touched,
+    Allocation, Category, CommandPosition, DeviceObserver, DeviceObservers, FinishedLaunch,
+    HostActivity, LaunchArgument, LaunchCall, Observed, ObserverNote, SubmittedLaunch, Touched,
 };
 pub(crate) use placement::log_placement;

@@ -1,7 +1,7 @@
 //! Observers of a device: the hooks, and the values that they get.
 
 use crate::ground::sync::Arc;
-use crate::ground::{DType, INLINE_ARGS, MemoryFormat, Owner, Result, Shape, AccessKind};
+use crate::ground::{AccessKind, DType, INLINE_ARGS, MemoryFormat, Owner, Result, Shape};
 use smallvec::SmallVec;
 use std::any::Any;
 use std::ops::Range;

@@ -1,6 +1,6 @@
 //! References to storages: the last one returns the memory to where it came from.
 
-use super::pool::{Pool, MemoryRequest};
+use super::pool::{MemoryRequest, Pool};
 use super::storage::{Storage, Tenant, next_id};
 use crate::ground::sync::Arc;
 use crate::ground::{Owner, Result};

@@ -11,7 +11,7 @@ mod watermark;
 
 pub(crate) use handle::{StorageHandle, StreamHome};
 pub(crate) use place::PooledBlock;
-pub(crate) use pool::{Pool, MemoryRequest};
+pub(crate) use pool::{MemoryRequest, Pool};
 pub(crate) use storage::Storage;
 pub(crate) use usage::Usage;
 pub(crate) use watermark::WatermarkId;

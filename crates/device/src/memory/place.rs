@@ -1,6 +1,6 @@
 //! Memory of a pool that belongs to no tensor: whoever holds it says who uses it, and when.
 
-use super::pool::{FreeStorage, ORPHANS, Pool, MemoryRequest};
+use super::pool::{FreeStorage, MemoryRequest, ORPHANS, Pool};
 use crate::execution::MemoryBlock;
 use crate::ground::sync::Arc;
 use crate::ground::{Act, Owner, Result};

@@ -2,7 +2,7 @@
 
 use super::{device, tensor};
 use crate::ground::sync::{Arc, RaceCell};
-use crate::{Group, Stream, Tensor, in_parts};
+use crate::{LaunchGroup, Stream, Tensor, in_parts};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Runs every interleaving of `program` with at most `preemptions` preemptions.
@@ -95,7 +95,7 @@ fn a_group_ends_before_what_comes_after_it() {
         let device = device(2, None);
         let (a, b) = (device.stream("a"), device.stream("b"));
         let (x, y) = (tensor(&a), tensor(&b));
-        let mut group = Group::default();
+        let mut group = LaunchGroup::default();
         let kernel = |args: &mut crate::Args<'_>| args.write::<u32>(0).fill(7);
         a.launch("write").write(&y).join(&mut group, kernel).unwrap();
         b.launch("write").write(&x).join(&mut group, kernel).unwrap();

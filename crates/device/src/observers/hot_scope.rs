@@ -22,7 +22,7 @@ use std::rc::Rc;
 
 /// Treatment of an act that a hot scope does not permit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Policy {
+pub enum ScopePolicy {
     /// Counts only.
     Off,
     /// Counts, and logs a warning once per call site.
@@ -32,21 +32,21 @@ pub enum Policy {
     Deny,
 }
 
-impl Policy {
+impl ScopePolicy {
     /// All policies, the mildest first.
-    pub const ALL: [Policy; 3] = [Policy::Off, Policy::Warn, Policy::Deny];
+    pub const ALL: [ScopePolicy; 3] = [ScopePolicy::Off, ScopePolicy::Warn, ScopePolicy::Deny];
 
     /// Its name: `off`, `warn` or `deny`.
     pub fn name(self) -> &'static str {
         match self {
-            Policy::Off => "off",
-            Policy::Warn => "warn",
-            Policy::Deny => "deny",
+            ScopePolicy::Off => "off",
+            ScopePolicy::Warn => "warn",
+            ScopePolicy::Deny => "deny",
         }
     }
 }
 
-impl fmt::Display for Policy {
+impl fmt::Display for ScopePolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -73,7 +73,7 @@ pub struct ScopeReport {
     /// Its name.
     pub name: &'static str,
     /// Its policy.
-    pub policy: Policy,
+    pub policy: ScopePolicy,
     /// Acts in the scope, nested scopes included, refused ones excluded.
     pub counts: Counts,
     /// Call sites of everything but launches, in order of first occurrence.
@@ -85,7 +85,7 @@ impl fmt::Display for ScopeReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "hot scope `{}` ({}):", self.name, self.policy)?;
         for act in Act::ALL {
-            write!(f, " {} x {act};", self.counts.of(act))?;
+            write!(f, " {} x {act};", self.counts.get(act))?;
         }
         for ActSite { act, operation, site, count, refused } in &self.sites {
             write!(f, "\n  {count} x {act}: `{operation}` at {site}")?;
@@ -131,7 +131,7 @@ impl HotScope {
     pub(crate) fn open(
         device: u64,
         name: &'static str,
-        policy: Policy,
+        policy: ScopePolicy,
         opened: &'static Location<'static>,
     ) -> HotScope {
         let report = ScopeReport { name, policy, counts: Counts::default(), sites: Vec::new() };
@@ -206,11 +206,11 @@ fn ask(
 fn judge(scopes: &[Rc<OpenScope>], device: u64, seen: ActSite) -> ActVerdict {
     let ours = || scopes.iter().rev().filter(|open| open.device == device);
     let by = |policy| ours().find(|open| open.objects_to(policy, seen.act));
-    let verdict = match (by(Policy::Deny), by(Policy::Warn)) {
+    let verdict = match (by(ScopePolicy::Deny), by(ScopePolicy::Warn)) {
         (Some(open), _) => ActVerdict::Deny {
             scope: open.report.borrow().name,
             opened: open.opened,
-            permitted: open.permitted.get().of(seen.act),
+            permitted: open.permitted.get().get(seen.act),
         },
         (None, Some(open)) if !open.has_met(&seen) => {
             ActVerdict::Warn { scope: open.report.borrow().name }
@@ -228,11 +228,11 @@ fn same_place(a: &ActSite, b: &ActSite) -> bool {
 
 impl OpenScope {
     /// Whether it has this policy, and one more such act exceeds what it permits.
-    fn objects_to(&self, policy: Policy, act: Act) -> bool {
+    fn objects_to(&self, policy: ScopePolicy, act: Act) -> bool {
         let report = self.report.borrow();
         report.policy == policy
             && act != Act::Launch
-            && report.counts.of(act) >= self.permitted.get().of(act)
+            && report.counts.get(act) >= self.permitted.get().get(act)
     }
 
     fn has_met(&self, seen: &ActSite) -> bool {

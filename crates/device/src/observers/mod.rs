@@ -5,7 +5,7 @@ mod hot_scope;
 mod sanitizer;
 mod trace;
 
-pub use hot_scope::{ActSite, HotScope, Policy, ScopeReport};
+pub use hot_scope::{ActSite, HotScope, ScopePolicy, ScopeReport};
 pub(crate) use sanitizer::Sanitizer;
 pub(crate) use trace::Process;
-pub use trace::{TraceSpan, Trace, TraceReport};
+pub use trace::{Trace, TraceReport, TraceSpan};

@@ -13,7 +13,7 @@
 use super::queue::{Access, Edge, StreamState};
 use crate::ground::fault::EngineFault;
 use crate::ground::sync::Arc;
-use crate::ground::{Result, AccessKind};
+use crate::ground::{AccessKind, Result};
 use smallvec::SmallVec;
 use std::cmp::Reverse;
 
@@ -52,9 +52,10 @@ impl Hazards {
         let faults = stream.shared.faults;
         let (to_write, to_read) = match usage {
             AccessKind::Read => (!faults.has(EngineFault::NoWaitForProducer), false),
-            AccessKind::Write => {
-                (!faults.has(EngineFault::NoWaitForWriter), !faults.has(EngineFault::NoWaitForReaders))
-            }
+            AccessKind::Write => (
+                !faults.has(EngineFault::NoWaitForWriter),
+                !faults.has(EngineFault::NoWaitForReaders),
+            ),
         };
         if let Some(write) = self.write.as_ref().filter(|_| to_write) {
             add_edge(edges, stream, write, true);

@@ -10,8 +10,8 @@ use super::queue::{Access, Edge, StreamQueue, StreamState};
 use super::shared::Submission;
 use crate::execution::{Work, check_may_wait, on_worker};
 use crate::ground::sync::{Arc, MutexGuard, lock};
-use crate::ground::{Act, Result, AccessKind};
-use crate::hooks::{Allocation, SubmittedLaunch, CommandPosition, Touched};
+use crate::ground::{AccessKind, Act, Result};
+use crate::hooks::{Allocation, CommandPosition, SubmittedLaunch, Touched};
 use std::ops::Range;
 use std::panic::Location;
 
@@ -186,7 +186,10 @@ pub(crate) fn submit_group<M: TrackedMemory>(parts: Vec<GroupPart<'_, M>>) -> Re
 }
 
 /// Makes `stream` wait until it may read `storage` (the producer is done).
-pub(crate) fn wait_for_producer(stream: &Arc<StreamState>, storage: &impl TrackedMemory) -> Result<()> {
+pub(crate) fn wait_for_producer(
+    stream: &Arc<StreamState>,
+    storage: &impl TrackedMemory,
+) -> Result<()> {
     stream.check_alive()?;
     let (submission, queue) = enter(stream);
     let mut edges = Edges::new();
@@ -213,7 +216,7 @@ pub(crate) fn wait_for(
     if done {
         return Ok(());
     }
-    if stream.track().is_some() && access.stream.track().is_none() {
+    if stream.cuda_queue().is_some() && access.stream.cuda_queue().is_none() {
         // A CUDA device cannot wait for a worker of this process: the host waits for both.
         let operation = "Stream::wait";
         check_may_wait(operation)?;
@@ -230,7 +233,11 @@ pub(crate) fn wait_for(
 }
 
 /// Enqueues waits; returns the number of the last command.
-fn enqueue_waits(stream: &Arc<StreamState>, queue: MutexGuard<'_, StreamQueue>, edges: Edges) -> u64 {
+fn enqueue_waits(
+    stream: &Arc<StreamState>,
+    queue: MutexGuard<'_, StreamQueue>,
+    edges: Edges,
+) -> u64 {
     if stream.shared.checks_order {
         let (at, after) =
             (stream.position(queue.submitted() + edges.len() as u64), positions(&edges));

@@ -40,7 +40,8 @@ fn read_a_temporary(
 fn scenario(forgets: bool, memory_limit: Option<usize>, patience: Duration) -> (bool, bool) {
     let options = DeviceOptions { threads: 2, memory_limit, ..DeviceOptions::default() };
     let planted: &[EngineFault] = if forgets { &[EngineFault::PoolForgets] } else { &[] };
-    let environment = Environment { faults: EngineFaults::planted(planted), ..Environment::default() };
+    let environment =
+        Environment { faults: EngineFaults::planted(planted), ..Environment::default() };
     let device = Device::open_in(DeviceId::Cpu(0), &options, environment).unwrap();
     let (main, side) = (device.stream("main"), device.stream("side"));
     let overwritten = Arc::new(AtomicBool::new(false));

@@ -3,8 +3,8 @@
 
 use crate::common::{cpu, filled};
 use meristem_device::{
-    DType, Device, DeviceId, DeviceOptions, Error, Expect, Extent, Group, MemoryFormat, Owner,
-    Property, Result, Stream, Tensor, read_back, read_back_as, read_back_f64,
+    DType, Device, DeviceId, DeviceOptions, Error, Expect, Extent, LaunchGroup, MemoryFormat,
+    Owner, Property, Result, Stream, Tensor, read_back, read_back_as, read_back_f64,
 };
 
 /// Two devices of one name, and tensors of all kinds.
@@ -56,13 +56,13 @@ const MISMATCHES: &[Case] = &[
         |s| s.a.launch("read").read(&s.on_b).run(|_| {}),
     ),
     ("`t`: `argument 0` must be of stream `a`, got one of stream `b`", |s| {
-        let mut group = Group::default();
+        let mut group = LaunchGroup::default();
         s.a.launch("t").read(&s.on_b).join(&mut group, |_| {})?;
         group.run()
     }),
     ("`t`: `stream` must be on cpu, got another opening of cpu", |s| {
         let other = s.elsewhere.stream("c");
-        let mut group = Group::default();
+        let mut group = LaunchGroup::default();
         s.a.launch("t").join(&mut group, |_| {})?;
         other.launch("t").join(&mut group, |_| {})?;
         group.run()

@@ -1,7 +1,7 @@
 //! Groups: launches of several streams that touch each other's tensors.
 
 use meristem_device::{
-    Device, DeviceId, DeviceOptions, Error, Group, Owner, Property, Stream, Tensor,
+    Device, DeviceId, DeviceOptions, Error, LaunchGroup, Owner, Property, Stream, Tensor,
 };
 
 fn open(threads: usize) -> Device {
@@ -25,7 +25,7 @@ fn shares_of_each_others_tensors() {
             let shares: Vec<Vec<Tensor>> = (0..n)
                 .map(|rank| tensors.iter().map(|t| t.view(10 * rank, [10]).unwrap()).collect())
                 .collect();
-            let mut group = Group::default();
+            let mut group = LaunchGroup::default();
             for (stream, shares) in streams.iter().zip(&shares) {
                 let launch = shares.iter().fold(stream.launch("sum"), |l, share| l.write(share));
                 launch
@@ -70,7 +70,7 @@ fn later_work_of_every_stream_comes_after_the_whole_group() {
     let (a, b) = (device.stream("a"), device.stream("b"));
     for _ in 0..200 {
         let (x, y) = (filled(&a, 1.0, 1000), filled(&b, 2.0, 1000));
-        let mut group = Group::default();
+        let mut group = LaunchGroup::default();
         // `a` reads what belongs to `b`, slowly; `b` does nothing in the group.
         a.launch("copy")
             .read(&y)
@@ -94,23 +94,23 @@ fn what_would_race_is_refused() {
     let (a, b, c) = (device.stream("a"), device.stream("b"), device.stream("c"));
     let (x, foreign) = (filled(&a, 1.0, 4), filled(&c, 1.0, 4));
     let (low, high) = (x.view(0, [3]).unwrap(), x.view(2, [2]).unwrap());
-    let mut group = Group::default();
+    let mut group = LaunchGroup::default();
     a.launch("low").write(&low).join(&mut group, |_| {}).unwrap();
     b.launch("high").read(&high).join(&mut group, |_| {}).unwrap();
     assert!(matches!(group.run(), Err(Error::Overlap { .. })));
-    let mut group = Group::default();
+    let mut group = LaunchGroup::default();
     a.launch("a").read(&foreign).join(&mut group, |_| {}).unwrap();
     let error = group.run().unwrap_err();
     assert!(matches!(error, Error::Mismatch { property: Property::Stream, .. }), "{error}");
     let other = open(1).stream("a");
-    let mut group = Group::default();
+    let mut group = LaunchGroup::default();
     a.launch("a").join(&mut group, |_| {}).unwrap();
     other.launch("a").join(&mut group, |_| {}).unwrap();
     assert!(matches!(group.run(), Err(Error::Mismatch { property: Property::Device, .. })));
-    Group::default().run().unwrap();
+    LaunchGroup::default().run().unwrap();
     // One stream twice: in order.
     let (low, high) = (x.view(0, [2]).unwrap(), x.view(2, [2]).unwrap());
-    let mut group = Group::default();
+    let mut group = LaunchGroup::default();
     a.launch("low").write(&low).join(&mut group, |args| args.write::<f32>(0).fill(5.0)).unwrap();
     a.launch("high").write(&high).join(&mut group, |args| args.write::<f32>(0).fill(6.0)).unwrap();
     group.run().unwrap();
@@ -122,7 +122,7 @@ fn a_panic_fails_every_stream_of_the_group() {
     let device = open(2);
     let (a, b) = (device.stream("a"), device.stream("b"));
     let (x, y) = (filled(&a, 1.0, 4), filled(&b, 1.0, 4));
-    let mut group = Group::default();
+    let mut group = LaunchGroup::default();
     a.launch("bad").write(&x).join(&mut group, |_| panic!("on purpose")).unwrap();
     b.launch("good").write(&y).join(&mut group, |_| {}).unwrap();
     group.run().unwrap();

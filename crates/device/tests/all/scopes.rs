@@ -2,7 +2,7 @@
 
 use crate::common::{cpu, filled};
 use meristem_device::{
-    Act, Counts, DType, Device, Error, Owner, Policy, Result, Stream, Tensor, read_back,
+    Act, Counts, DType, Device, Error, Owner, Result, ScopePolicy, Stream, Tensor, read_back,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -31,7 +31,7 @@ fn a_refused_act_has_not_happened() {
     let stream = device.stream("s");
     let x = filled(&stream, 4, 1);
     let (before, end) = (device.counts(), format!("{:?}", stream.record()));
-    let scope = device.hot_scope("inner_loop", Policy::Deny);
+    let scope = device.hot_scope("inner_loop", ScopePolicy::Deny);
     let line = line!() - 1;
     let results = acts(&stream, &x);
     let report = scope.finish();
@@ -59,7 +59,7 @@ fn off_and_warn_count_with_call_sites() {
     let device = cpu(1);
     let stream = device.stream("s");
     let x = filled(&stream, 4, 1);
-    for policy in [Policy::Off, Policy::Warn] {
+    for policy in [ScopePolicy::Off, ScopePolicy::Warn] {
         let before = device.counts();
         let scope = device.hot_scope("loop", policy);
         for _ in 0..3 {
@@ -84,7 +84,7 @@ fn what_a_hot_path_may_do() {
     let device = cpu(1);
     let (a, b) = (device.stream("a"), device.stream("b"));
     let x = filled(&a, 8, 1);
-    let scope = device.hot_scope("inner_loop", Policy::Deny);
+    let scope = device.hot_scope("inner_loop", ScopePolicy::Deny);
     for _ in 0..10 {
         let on_b = x.view(4, [4]).unwrap().on(&b).unwrap();
         b.launch("set").write(&on_b).run(|args| args.write::<u32>(0).fill(2)).unwrap();
@@ -100,7 +100,7 @@ fn so_many_are_permitted_and_no_more() {
     let device = cpu(1);
     let x = filled(&device.stream("s"), 4, 1);
     let permitted = Counts { copies_to_host: 1, synchronizations: 1, ..Counts::default() };
-    let scope = device.hot_scope("control_step", Policy::Deny).permit(permitted);
+    let scope = device.hot_scope("control_step", ScopePolicy::Deny).permit(permitted);
     assert_eq!(x.to_vec::<u32>().unwrap(), [1; 4]);
     let error = x.to_vec::<u32>().unwrap_err();
     assert!(matches!(error, Error::HotScope { permitted: 1, .. }), "{error}");
@@ -113,7 +113,7 @@ fn so_many_are_permitted_and_no_more() {
 fn a_scope_does_not_keep_its_device_alive() {
     let device = cpu(1);
     let x = filled(&device.stream("s"), 4, 1);
-    let scope = device.hot_scope("outlives", Policy::Deny);
+    let scope = device.hot_scope("outlives", ScopePolicy::Deny);
     // The tensor keeps the device open.
     drop(device);
     assert!(matches!(read(&x), Err(Error::HotScope { scope: "outlives", .. })));
@@ -136,15 +136,15 @@ fn read(x: &Tensor) -> Result<()> {
 fn nested_scopes_all_count_and_the_strictest_rules() {
     let device = cpu(1);
     let x = filled(&device.stream("s"), 4, 1);
-    let outer = device.hot_scope("outer", Policy::Deny);
-    let inner = device.hot_scope("inner", Policy::Off);
+    let outer = device.hot_scope("outer", ScopePolicy::Deny);
+    let inner = device.hot_scope("inner", ScopePolicy::Off);
     let denied = |result: Result<()>| match result.unwrap_err() {
         Error::HotScope { scope, .. } => scope,
         error => panic!("{error}"),
     };
     // The inner one does not soften the outer one.
     assert_eq!(denied(read(&x)), "outer");
-    let innermost = device.hot_scope("innermost", Policy::Deny);
+    let innermost = device.hot_scope("innermost", ScopePolicy::Deny);
     assert_eq!(denied(read(&x)), "innermost");
     // Ended in another order than opened.
     drop(outer);
@@ -154,7 +154,7 @@ fn nested_scopes_all_count_and_the_strictest_rules() {
     let report = inner.finish();
     assert_eq!(report.counts.copies_to_host, 1);
     assert_eq!(report.sites.iter().map(|site| site.refused).sum::<u64>(), 3);
-    let after = device.hot_scope("after", Policy::Off);
+    let after = device.hot_scope("after", ScopePolicy::Off);
     read(&x).unwrap();
     assert_eq!(after.finish().counts.copies_to_host, 1);
 }
@@ -164,7 +164,7 @@ fn a_scope_is_of_one_device_and_one_thread() {
     let (device, elsewhere) = (cpu(1), cpu(1));
     let x = filled(&device.stream("s"), 4, 1);
     let y = filled(&elsewhere.stream("s"), 4, 1);
-    let scope = device.hot_scope("loop", Policy::Deny);
+    let scope = device.hot_scope("loop", ScopePolicy::Deny);
     // The same device name, another opening.
     read(&y).unwrap();
     std::thread::scope(|threads| threads.spawn(|| read(&x).unwrap()).join().unwrap());
@@ -182,7 +182,7 @@ fn a_scope_is_of_one_device_and_one_thread() {
 /// A scope keeps its device: its counters' address is what tells devices apart.
 #[test]
 fn a_scope_outlives_all_other_handles() {
-    let scope = cpu(1).hot_scope("old", Policy::Deny);
+    let scope = cpu(1).hot_scope("old", ScopePolicy::Deny);
     let devices: Vec<Device> = (0..20).map(|_| cpu(1)).collect();
     devices.iter().for_each(|device| device.synchronize().unwrap());
     assert_eq!(scope.finish().counts, Counts::default());
@@ -195,7 +195,7 @@ fn a_warning_comes_once_per_call_site() {
     let device = cpu(1);
     let x = filled(&device.stream("s"), 4, 1);
     tracing::subscriber::with_default(Counting(warnings.clone()), || {
-        let scope = device.hot_scope("loop", Policy::Warn);
+        let scope = device.hot_scope("loop", ScopePolicy::Warn);
         for _ in 0..5 {
             read(&x).unwrap();
         }

@@ -2,8 +2,8 @@
 
 use crate::common::{Gate, cpu, limited};
 use meristem_device::{
-    Args, DType, Device, DeviceId, DeviceOptions, Error, Group, Launches, Owner, POISON, Scratch,
-    Stream, Tensor,
+    Args, DType, Device, DeviceId, DeviceOptions, Error, LaunchGroup, Launches, Owner, POISON,
+    Scratch, Stream, Tensor,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -127,7 +127,7 @@ fn mistakes_have_names() {
         );
     };
     wrong(b.launch("work").scratch(&of_a).run(|_| {}));
-    let mut group = Group::default();
+    let mut group = LaunchGroup::default();
     wrong(b.launch("work").scratch(&of_a).join(&mut group, |_| {}));
     let mut launches = Launches::default();
     wrong(b.launch("work").scratch(&of_a).add(&mut launches, |_| {}));

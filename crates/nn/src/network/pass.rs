@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use meristem_device::{Ahead, DType, Expect, Extent, Launches, Owner, Tensor};
+use meristem_device::{DType, Expect, Extent, Launches, Owner, PlannedLaunch, Tensor};
 
 use super::plans::RowPlan;
 use super::run::{Arena, Run, Tensors};
@@ -187,9 +187,9 @@ impl Network {
     }
 
     /// A pass before there is a batch.
-    pub(super) fn ahead(&self, Pass { operation, run, config }: Pass) -> Ahead<'_> {
+    pub(super) fn ahead(&self, Pass { operation, run, config }: Pass) -> PlannedLaunch<'_> {
         let (program, arguments) = run.ahead(&self.tensors(&[], None, config));
-        Ahead { stream: &self.stream, operation, program, arguments }
+        PlannedLaunch { stream: &self.stream, operation, program, arguments }
     }
 
     /// Adds a pass over a batch to those of other networks.

@@ -1,13 +1,15 @@
 //! Factors and matrix products of tensor cores, on a GPU or on the stand-in driver.
 
 use crate::common::cuda;
-use meristem_device::{Call, DType, Header, Kernel, Operand, Owner, Source, Stream, Tensor};
+use meristem_device::{
+    Call, DType, Kernel, KernelHeader, KernelSource, Operand, Owner, Stream, Tensor,
+};
 
-static HEADERS: [Header; 2] = [
-    Header { name: c"mma.cuh", text: include_str!("../../src/ops/gpu/mma.cuh") },
-    Header { name: c"nn.cuh", text: include_str!("../../src/ops/gpu/nn.cuh") },
+static HEADERS: [KernelHeader; 2] = [
+    KernelHeader { name: c"mma.cuh", text: include_str!("../../src/ops/gpu/mma.cuh") },
+    KernelHeader { name: c"nn.cuh", text: include_str!("../../src/ops/gpu/nn.cuh") },
 ];
-static SOURCE: Source = Source {
+static SOURCE: KernelSource = KernelSource {
     name: "crates/nn/tests/all/cuda_mma.cu",
     text: include_str!("cuda_mma.cu"),
     headers: &HEADERS,

@@ -5,7 +5,7 @@
 use std::ffi::c_void;
 
 use half::bf16;
-use meristem_device::{DType, Element, Lent, MemoryFormat, Owner, Shape, Stream, Tensor};
+use meristem_device::{DType, Element, LentTensor, MemoryFormat, Owner, Shape, Stream, Tensor};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -155,7 +155,7 @@ impl Borrowed {
     }
 
     /// Overwrites the elements with those of a tensor of the same layout.
-    pub(crate) fn overwrite(&self, with: &Lent) {
+    pub(crate) fn overwrite(&self, with: &LentTensor) {
         let (len, from) = (self.shape.iter().product::<usize>(), with.tensor());
         assert_eq!((from.dtype(), from.numel(), from.format()), (self.dtype, len, self.format));
         if len == 0 {

@@ -10,7 +10,7 @@ mod borrowed;
 use std::any::Any;
 use std::sync::Arc;
 
-use meristem_device::{DType, Lent, MemoryFormat, Tensor};
+use meristem_device::{DType, LentTensor, MemoryFormat, Tensor};
 use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -90,7 +90,7 @@ impl Array {
     /// # Errors
     /// A tensor that is not on the CPU; a failed stream.
     pub(crate) fn lent(tensor: &Tensor) -> meristem_device::Result<Self> {
-        let lent: Lent = tensor.lend()?;
+        let lent: LentTensor = tensor.lend()?;
         let dims = tensor.dims();
         let strides = match (tensor.format(), dims) {
             (MemoryFormat::ChannelsLast, &[_, c, h, w]) => signed(&[h * w * c, 1, w * c, c]),

@@ -38,7 +38,7 @@ struct Fate {
 }
 
 impl Fate {
-    const fn of(variable: &'static str) -> Self {
+    const fn from_variable(variable: &'static str) -> Self {
         Self { variable, seen: AtomicUsize::new(0), last: OnceLock::new() }
     }
 
@@ -55,7 +55,7 @@ impl Fate {
 
 /// A point at which a process may die.
 pub(crate) fn mortal() {
-    static FATE: Fate = Fate::of(DIE);
+    static FATE: Fate = Fate::from_variable(DIE);
     if FATE.is_met() {
         std::process::abort();
     }
@@ -63,7 +63,7 @@ pub(crate) fn mortal() {
 
 /// A group of calls, at whose end a process may hang.
 pub(crate) fn hangs() {
-    static FATE: Fate = Fate::of(HANG);
+    static FATE: Fate = Fate::from_variable(HANG);
     if FATE.is_met() {
         rest();
     }
@@ -71,19 +71,19 @@ pub(crate) fn hangs() {
 
 /// Whether a group of calls is refused.
 pub(crate) fn fails() -> bool {
-    static FATE: Fate = Fate::of(FAIL);
+    static FATE: Fate = Fate::from_variable(FAIL);
     FATE.is_met()
 }
 
 /// Whether a group of calls never ends to be in progress.
 pub(crate) fn stalls() -> bool {
-    static FATE: Fate = Fate::of(STALL);
+    static FATE: Fate = Fate::from_variable(STALL);
     FATE.is_met()
 }
 
 /// Whether the machine vanishes at a group of calls.
 pub(crate) fn vanishes() -> bool {
-    static FATE: Fate = Fate::of(VANISH);
+    static FATE: Fate = Fate::from_variable(VANISH);
     FATE.is_met()
 }
 

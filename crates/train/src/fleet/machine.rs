@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use meristem_data::{Dataset, DatasetFiles, Residency, Split, cache};
 use meristem_device::{
-    Counts, Device, DeviceId, DeviceOptions, HotScope, Policy, Span, Stream, Tensor, Trace,
-    read_back_f64,
+    Counts, Device, DeviceId, DeviceOptions, HotScope, ScopePolicy, Stream, Tensor, Trace,
+    TraceSpan, read_back_f64,
 };
 use meristem_nn::Metrics;
 
@@ -98,7 +98,7 @@ impl Machine {
     pub(crate) fn span<N: Into<Cow<'static, str>>>(
         &self,
         name: impl FnOnce() -> N,
-    ) -> Option<Span> {
+    ) -> Option<TraceSpan> {
         self.trace.as_ref().map(|trace| trace.span(name()))
     }
 
@@ -130,7 +130,7 @@ impl Machine {
     pub(crate) fn hot_scopes(
         &self,
         name: &'static str,
-        policy: Policy,
+        policy: ScopePolicy,
         permitted: impl Fn(u64) -> Counts,
     ) -> Vec<HotScope> {
         let mut scopes = vec![];

@@ -1,6 +1,6 @@
 //! Link between processes: a transport of `meristem-comm`, on a device used for nothing else.
 
-use meristem_comm::{Call, Parcel, Transport};
+use meristem_comm::{CollectiveCall, Parcel, Transport};
 use meristem_device::{DType, Owner, Stream, Tensor};
 
 use super::meeting::{Receivers, Wire};
@@ -60,6 +60,6 @@ impl Wire for Link {
 }
 
 /// The name of every meeting, which the transport shows in its errors.
-fn call() -> Call {
-    Call::of("train")
+fn call() -> CollectiveCall {
+    CollectiveCall::new("train")
 }

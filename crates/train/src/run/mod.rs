@@ -109,7 +109,7 @@ pub(crate) fn run_on(
 mod tests {
     use std::collections::BTreeSet;
 
-    use meristem_device::{HotScope, Policy};
+    use meristem_device::{HotScope, ScopePolicy};
     use meristem_grow::BlueprintSet;
 
     use super::*;
@@ -157,7 +157,7 @@ mod tests {
         let run = Run::prepare(&config, names, custom, &files, &mut world).unwrap();
         let devices = run.devices().to_vec();
         let scopes: Vec<HotScope> =
-            devices.iter().map(|device| device.hot_scope("run", Policy::Off)).collect();
+            devices.iter().map(|device| device.hot_scope("run", ScopePolicy::Off)).collect();
         let begin = Begin::New(Instant::now());
         let summary = run.finish(&mut world, begin, &mut Silent, files).unwrap();
         assert!(summary.envs.iter().any(|env| env.history.germinated > 0));

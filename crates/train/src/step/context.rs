@@ -1,6 +1,6 @@
 //! Context of a step: everything that its parts use.
 
-use meristem_device::{Counts, HotScope, Policy};
+use meristem_device::{Counts, HotScope, ScopePolicy};
 
 use crate::fleet::Fleet;
 use crate::record::journal::Journal;
@@ -34,7 +34,7 @@ impl Context<'_, '_> {
         self.fleet.machine.hot_scopes(name, self.hot_policy(), permitted)
     }
 
-    fn hot_policy(&self) -> Policy {
-        if *self.warm { self.setup.config.hot_scope.0 } else { Policy::Off }
+    fn hot_policy(&self) -> ScopePolicy {
+        if *self.warm { self.setup.config.hot_scope.0 } else { ScopePolicy::Off }
     }
 }

@@ -1,6 +1,6 @@
 //! Inner loop of a step.
 
-use meristem_device::Policy;
+use meristem_device::ScopePolicy;
 use meristem_nn::Network;
 
 use crate::env::{Env, networks};
@@ -52,7 +52,7 @@ pub(super) fn train_epoch(
     // Data for other processes is waited for, and counted.
     let sends = replicas.is_some() && context.processes > 1;
     let policy =
-        if sends || !*context.warm { Policy::Off } else { context.setup.config.hot_scope.0 };
+        if sends || !*context.warm { ScopePolicy::Off } else { context.setup.config.hot_scope.0 };
     let (machine, journal) = (&*machine, &mut *context.journal);
     let scopes = || machine.hot_scopes(permitted::TRAIN_STEP, policy, permitted::train_step);
     let Epoch { batches, counts } = match (replicas, &mut *envs) {

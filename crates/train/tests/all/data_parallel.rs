@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use meristem_device::Policy;
+use meristem_device::ScopePolicy;
 use meristem_nn::Network;
 use meristem_train::config::{Layer, TrainConfig};
 use meristem_train::events::{Event, StepCompleted};
@@ -28,7 +28,7 @@ fn flags(folder: &Path, ranks: usize, exchange: ExchangeKind) -> Layer {
         max_gap: Some(99.0),
         steps: Some(10),
         checkpoint_every: Some(1),
-        hot_scope: Some(HotScopePolicy(Policy::Deny)),
+        hot_scope: Some(HotScopePolicy(ScopePolicy::Deny)),
         run_dir: Some(Some(folder.join("run"))),
         ..Layer::default()
     }

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use meristem_device::Policy;
+use meristem_device::ScopePolicy;
 use meristem_nn::Network;
 use meristem_train::config::{Layer, TrainConfig};
 use meristem_train::settings::{ControllerKind, HotScopePolicy, Limit, Switch};
@@ -28,7 +28,7 @@ impl Observer for Peeks {
 const PEEKS_AT: u32 = line!() - 6;
 
 /// Settings of three steps of four batches of two envs.
-fn train(folder: &Path, policy: Policy, from: usize) -> Result<Summary> {
+fn train(folder: &Path, policy: ScopePolicy, from: usize) -> Result<Summary> {
     let flags = Layer {
         host: Some("minimal".into()),
         envs: Some(2),
@@ -55,7 +55,7 @@ fn json(path: &Path) -> serde_json::Value {
 fn a_refused_read_back_ends_the_run_cleanly() {
     let folder = tempfile::tempdir().unwrap();
     // The third batch of env 0 in the second step.
-    let error = train(folder.path(), Policy::Deny, 8 + 4).unwrap_err();
+    let error = train(folder.path(), ScopePolicy::Deny, 8 + 4).unwrap_err();
     let text = error.to_string();
     assert!(matches!(error, Error::Device(_)) && error.is_hot_scope(), "{text}");
     assert!(text.contains("`train_step`") && text.contains("copy to the host"), "{text}");
@@ -75,8 +75,9 @@ fn a_refused_read_back_ends_the_run_cleanly() {
     assert_eq!(std::fs::read_dir(run.join("checkpoints")).unwrap().count(), 1);
     // The run resumes after its last complete step, with the result of an undisturbed run.
     let whole = tempfile::tempdir().unwrap();
-    let undisturbed = train(whole.path(), Policy::Deny, usize::MAX).unwrap();
-    let options = Layer { hot_scope: Some(HotScopePolicy(Policy::Warn)), ..Default::default() };
+    let undisturbed = train(whole.path(), ScopePolicy::Deny, usize::MAX).unwrap();
+    let options =
+        Layer { hot_scope: Some(HotScopePolicy(ScopePolicy::Warn)), ..Default::default() };
     let summary = resume(&run, &options, &mut Peeks { from: 0, batches: 0 }).unwrap();
     assert_eq!((summary.steps, summary.envs), (3, undisturbed.envs));
     for file in ["weights/env-0.safetensors", "weights/env-1.safetensors"] {
@@ -87,7 +88,7 @@ fn a_refused_read_back_ends_the_run_cleanly() {
 
 #[test]
 fn warn_and_off_let_it_pass_and_count_it() {
-    for policy in [Policy::Off, Policy::Warn] {
+    for policy in [ScopePolicy::Off, ScopePolicy::Warn] {
         let folder = tempfile::tempdir().unwrap();
         let hot = train(folder.path(), policy, 0).unwrap().hot_path;
         // The first step is not measured, the next two are.
@@ -101,7 +102,7 @@ fn warn_and_off_let_it_pass_and_count_it() {
 #[test]
 fn the_first_step_is_only_counted() {
     let folder = tempfile::tempdir().unwrap();
-    let error = train(folder.path(), Policy::Deny, 0).unwrap_err();
+    let error = train(folder.path(), ScopePolicy::Deny, 0).unwrap_err();
     assert!(error.is_hot_scope(), "{error}");
     assert_eq!(json(&folder.path().join("run/summary.json"))["steps"], 1);
 }

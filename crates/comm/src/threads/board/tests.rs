@@ -7,8 +7,8 @@ use std::time::Duration;
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// A group of four of which each rank has sent a pulse: how long ago, and what it has reached.
-fn watched(pulses: [(u64, u64); 4]) -> Board<(), ()> {
-    let board = Board::new(4, DEADLINE);
+fn watched(pulses: [(u64, u64); 4]) -> RankBoard<(), ()> {
+    let board = RankBoard::new(4, DEADLINE);
     for (rank, (ago, reached)) in pulses.into_iter().enumerate() {
         assert!(!matches!(board.pulse(rank, &beat(reached, None)), News::Lost(_)));
         let state = &mut *lock(&board.state);
@@ -23,7 +23,7 @@ fn beat(reached: u64, trouble: Option<Trouble>) -> Pulse {
 }
 
 /// The error after trouble of rank 0, which has reached five exchanges.
-fn error(board: &Board<(), ()>, trouble: Trouble) -> Option<Error> {
+fn error(board: &RankBoard<(), ()>, trouble: Trouble) -> Option<Error> {
     match board.pulse(0, &beat(5, Some(trouble))) {
         News::Lost(error) => Some(error),
         _ => None,
@@ -73,7 +73,7 @@ fn a_loss_is_that_of_a_silent_rank() {
 
 #[test]
 fn a_rank_learns_when_all_devices_have_ended_as_many_exchanges_as_its_own() {
-    let board = Board::<(), ()>::new(3, DEADLINE);
+    let board = RankBoard::<(), ()>::new(3, DEADLINE);
     let end = |rank, membership, ended| {
         board.pulse(rank, &Pulse { membership, ended, ..Pulse::default() })
     };

@@ -1,6 +1,8 @@
 //! Helpers shared by the tests: groups of ranks, inputs, and a transport without a sum of its own.
 
-use meristem_comm::{Call, CommOptions, Communicator, Parcel, Result, Spans, Sum, Transport};
+use meristem_comm::{
+    CollectiveCall, CommOptions, Communicator, Parcel, Result, Spans, Sum, Transport,
+};
 use meristem_device::random::{Purpose, Rng};
 use meristem_device::{Device, DeviceId, DeviceOptions, Element, Owner, Stream, Tensor};
 use std::time::Duration;
@@ -73,17 +75,17 @@ impl Transport for OnlyExchange {
     }
     fn exchange(
         &mut self,
-        call: &Call,
+        call: &CollectiveCall,
         stream: &Stream,
         sends: &[Parcel],
         receives: &[Parcel],
     ) -> Result<()> {
         self.0.exchange(call, stream, sends, receives)
     }
-    fn all_reduce(&mut self, _: &Call, _: &Stream, _: &Sum<'_, Spans>) -> Result<bool> {
+    fn all_reduce(&mut self, _: &CollectiveCall, _: &Stream, _: &Sum<'_, Spans>) -> Result<bool> {
         Ok(false)
     }
-    fn barrier(&mut self, call: &Call) -> Result<()> {
+    fn barrier(&mut self, call: &CollectiveCall) -> Result<()> {
         self.0.barrier(call)
     }
     fn abort(&mut self, reason: &str) {
@@ -92,7 +94,7 @@ impl Transport for OnlyExchange {
     fn deadline(&self) -> Duration {
         self.0.deadline()
     }
-    fn split(&mut self, call: &Call, color: u64, key: u64) -> Result<Box<dyn Transport>> {
+    fn split(&mut self, call: &CollectiveCall, color: u64, key: u64) -> Result<Box<dyn Transport>> {
         Ok(Box::new(OnlyExchange(self.0.split(call, color, key)?)))
     }
 }

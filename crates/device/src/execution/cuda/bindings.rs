@@ -1,8 +1,8 @@
 //! Functions of CUDA's libraries, looked up by name.
 
-/// Declares `Functions`: those that this crate calls of a library. They return the library's code
-/// as a number, for a library that is newer than the bindings may return one that their enum does
-/// not have. That the arguments are those of the bindings is checked by the compiler.
+/// Declares `Functions`, the functions of a library that this crate calls. They return the
+/// library's code as a number, because a library newer than the bindings may return a code that the
+/// enum of the bindings lacks. The compiler compares the arguments with the bindings.
 macro_rules! functions {
     ($bindings:ident, $result:ty, $library:literal, {
         $($name:ident($($argument:ty),* $(,)?);)*
@@ -15,7 +15,7 @@ macro_rules! functions {
         $(const _: unsafe fn($($argument),*) -> $result = $bindings::$name;)*
 
         impl Functions {
-            /// Looks them up; the library was found.
+            /// Looks the functions up; the library was found before.
             fn find() -> Called<Functions> {
                 // SAFETY: the library was found, so this does not panic.
                 let library = unsafe { $bindings::culib() };

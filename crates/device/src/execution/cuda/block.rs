@@ -6,8 +6,7 @@ use crate::execution::block::{Allocator, DeviceMemory};
 use crate::ground::sync::Arc;
 use std::panic::Location;
 
-/// Memory from the driver's plain allocator. Its contents are undefined until something writes
-/// them.
+/// Memory from the driver's plain allocator (`cuMemAlloc`). Its contents are undefined.
 #[derive(Debug)]
 struct DeviceBlock {
     context: Arc<CudaContext>,
@@ -15,14 +14,14 @@ struct DeviceBlock {
     size: usize,
 }
 
-/// Memory of the backend's own, beside that of the pool. The context is current.
+/// Memory for the backend itself, outside of the pool. The context is current.
 pub(super) fn block(context: &Arc<CudaContext>, size: usize) -> Called<Box<dyn DeviceMemory>> {
     let (code, address) = request(size);
     check("cuMemAlloc", code)?;
     Ok(Box::new(DeviceBlock { context: context.clone(), address, size }))
 }
 
-/// Asks the driver for memory; returns its code, and the address.
+/// Requests memory from the driver; returns the driver's code, and the address.
 fn request(size: usize) -> (u32, u64) {
     let mut address = 0;
     // SAFETY: writes one address.
@@ -60,8 +59,8 @@ impl DeviceMemory for DeviceBlock {
 impl Drop for DeviceBlock {
     fn drop(&mut self) {
         if self.context.bind().is_ok() {
-            // SAFETY: allocated once by `new`, and no work uses it any more: a block leaves the
-            // pool when its accesses are done. A failure cannot be reported to anyone.
+            // SAFETY: allocated once, and no work uses it any more: a block leaves the pool when
+            // its accesses are done. A failure cannot be reported.
             let _ = unsafe { (driver().cuMemFree_v2)(self.address) };
         }
     }

@@ -1,8 +1,8 @@
-//! Compiled kernels on disk, so that a process finds the code that another one compiled.
+//! A cache of compiled kernels on disk, shared by processes.
 //!
-//! A file is named after a hash of all that its code depends on, which it also holds in full, with
-//! a hash of the code: a file with other inputs, or one that was cut or changed, is no hit. The
-//! cache only saves time: a file that cannot be read or written is as good as none.
+//! The name of a file is a hash of the inputs of the compilation. The file contains the inputs in
+//! full, and a hash of the code, so a file with other inputs, or one that was truncated or changed,
+//! is no hit. The cache only saves time: files that cannot be read or written are ignored.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -15,7 +15,7 @@ use crate::ground::user_cache;
 /// First bytes of a file.
 const MAGIC: &[u8; 8] = b"MRSTMKN1";
 
-/// Files that this process has begun, so that no two have one name while they are written.
+/// Number of files that this process has begun, which makes the names of unfinished files unique.
 static WRITTEN: AtomicU64 = AtomicU64::new(0);
 
 /// A folder of compiled kernels.
@@ -23,11 +23,11 @@ pub(super) struct KernelCache(PathBuf);
 
 impl KernelCache {
     /// The folder `kernels` of the user's cache; `None` without one.
-    pub(super) fn of_user() -> Option<KernelCache> {
+    pub(super) fn for_user() -> Option<KernelCache> {
         Some(KernelCache(user_cache()?.join("kernels")))
     }
 
-    /// The code for these inputs, made by this version of the compiler, or by any if that is
+    /// The code for these inputs, made by this version of the compiler, or by any version for
     /// `None`.
     pub(super) fn load(&self, inputs: &str, version: Option<&str>) -> Option<Vec<u8>> {
         let paths: Vec<PathBuf> = match version {
@@ -37,7 +37,7 @@ impl KernelCache {
         paths.iter().find_map(|path| code_in(&fs::read(path).ok()?, inputs))
     }
 
-    /// Keeps code; what cannot be written is not kept.
+    /// Stores code. A failure is logged and otherwise ignored.
     pub(super) fn store(&self, inputs: &str, version: &str, code: &[u8]) {
         let path = self.path(inputs, version);
         let (process, number) = (std::process::id(), WRITTEN.fetch_add(1, Ordering::Relaxed));
@@ -79,7 +79,7 @@ fn hash(bytes: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// The code of a file, if it is whole and for these inputs.
+/// The code of a file, if the file is complete and for these inputs.
 fn code_in(file: &[u8], inputs: &str) -> Option<Vec<u8>> {
     let rest = file.strip_prefix(&MAGIC[..])?;
     let (length, rest) = rest.split_first_chunk()?;

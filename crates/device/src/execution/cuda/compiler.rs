@@ -1,16 +1,17 @@
-//! The compiler of kernels, NVRTC: from the text of a source to code for a device.
+//! The compiler of kernels, NVRTC, which turns the text of a source into code for a device.
 
 use super::bindings::functions;
 use super::driver::Called;
-use crate::execution::call::{Header, Source};
+use crate::execution::call::{KernelHeader, KernelSource};
 use crate::ground::CudaError;
 use cudarc::nvrtc::sys as nvrtc;
 use std::ffi::{CString, c_char, c_int};
 use std::fmt;
 use std::ptr;
 
-/// Header of every source: spans of elements, and what is not in the language.
-static HEADER: Header = Header { name: c"meristem.cuh", text: include_str!("meristem.cuh") };
+/// KernelHeader of every source: spans of elements, and functions that the language lacks.
+static HEADER: KernelHeader =
+    KernelHeader { name: c"meristem.cuh", text: include_str!("meristem.cuh") };
 
 functions!(nvrtc, nvrtc::nvrtcResult, "libnvrtc", {
     nvrtcVersion(*mut c_int, *mut c_int);
@@ -26,14 +27,14 @@ functions!(nvrtc, nvrtc::nvrtcResult, "libnvrtc", {
     nvrtcDestroyProgram(*mut nvrtc::nvrtcProgram);
 });
 
-/// Architecture that code is compiled for, such as `sm_90a`.
+/// Architecture of a device, such as `sm_90a`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Architecture(String);
 
 impl Architecture {
-    /// The architecture of a device with this compute capability, with everything that only this
-    /// architecture has.
-    pub(super) fn of((major, minor): (i32, i32)) -> Architecture {
+    /// The architecture of a device with this compute capability (major, minor), including features
+    /// that only this architecture has.
+    pub(super) fn from_capability((major, minor): (i32, i32)) -> Architecture {
         let own = if major >= 9 { "a" } else { "" };
         Architecture(format!("sm_{major}{minor}{own}"))
     }
@@ -44,8 +45,8 @@ impl Architecture {
         [format!("--gpu-architecture={self}"), "--std=c++17".into(), "--fmad=false".into()]
     }
 
-    /// All that the code of a source depends on, apart from the compiler.
-    pub(super) fn inputs(&self, source: &Source) -> String {
+    /// Everything that the code of a source depends on, apart from the compiler.
+    pub(super) fn inputs(&self, source: &KernelSource) -> String {
         let headers = headers(source).map(|header| header.text);
         let texts: Vec<&str> = headers.chain([source.text]).collect();
         format!("{}\n{}", self.options().join(" "), texts.join("\n"))
@@ -83,7 +84,11 @@ impl KernelCompiler {
     ///
     /// # Errors
     /// [`CudaError::Compile`] with the compiler's messages.
-    pub(super) fn compile(&self, source: &'static Source, target: &Architecture) -> Called<Vec<u8>> {
+    pub(super) fn compile(
+        &self,
+        source: &'static KernelSource,
+        target: &Architecture,
+    ) -> Called<Vec<u8>> {
         let program = NvrtcProgram::new(&self.functions, source)?;
         let options = target.options().map(|option| c_string("option", &option));
         let options = options.into_iter().collect::<Called<Vec<CString>>>()?;
@@ -102,7 +107,7 @@ impl KernelCompiler {
     }
 }
 
-fn headers(source: &Source) -> impl Iterator<Item = &Header> {
+fn headers(source: &KernelSource) -> impl Iterator<Item = &KernelHeader> {
     std::iter::once(&HEADER).chain(source.headers)
 }
 
@@ -113,14 +118,15 @@ struct NvrtcProgram<'a> {
 }
 
 impl<'a> NvrtcProgram<'a> {
-    fn new(functions: &'a Functions, source: &'static Source) -> Called<NvrtcProgram<'a>> {
+    fn new(functions: &'a Functions, source: &'static KernelSource) -> Called<NvrtcProgram<'a>> {
         let (text, name) = (c_string("source", source.text)?, c_string("name", source.name)?);
         let texts = headers(source).map(|header| c_string("header", header.text));
         let texts = texts.collect::<Called<Vec<CString>>>()?;
         let contents: Vec<*const c_char> = texts.iter().map(|text| text.as_ptr()).collect();
         let names: Vec<*const c_char> = headers(source).map(|h| h.name.as_ptr()).collect();
         let mut raw = ptr::null_mut();
-        // SAFETY: writes one handle; all texts live for the call, as many headers in both lists.
+        // SAFETY: writes one handle; all texts live for the call, and both lists have one entry per
+        // header.
         let code = unsafe {
             (functions.nvrtcCreateProgram)(
                 &mut raw,
@@ -165,7 +171,7 @@ impl<'a> NvrtcProgram<'a> {
 
 impl Drop for NvrtcProgram<'_> {
     fn drop(&mut self) {
-        // SAFETY: created once by `new`. A failure cannot be reported to anyone.
+        // SAFETY: created once by `new`. A failure cannot be reported.
         let _ = unsafe { (self.functions.nvrtcDestroyProgram)(&mut self.raw) };
     }
 }
@@ -193,8 +199,8 @@ mod tests {
 
     #[test]
     fn a_target_is_the_devices_own_architecture() {
-        assert_eq!(Architecture::of((8, 0)).to_string(), "sm_80");
-        assert_eq!(Architecture::of((9, 0)).to_string(), "sm_90a");
-        assert_eq!(Architecture::of((10, 0)).to_string(), "sm_100a");
+        assert_eq!(Architecture::from_capability((8, 0)).to_string(), "sm_80");
+        assert_eq!(Architecture::from_capability((9, 0)).to_string(), "sm_90a");
+        assert_eq!(Architecture::from_capability((10, 0)).to_string(), "sm_100a");
     }
 }

@@ -3,7 +3,7 @@
 use super::compiler::Architecture;
 use super::driver::{self, Called, Pinned, Primary};
 use super::module::KernelModule;
-use crate::execution::call::Source;
+use crate::execution::call::KernelSource;
 use crate::ground::sync::{Arc, Mutex, OnceLock, lock};
 use crate::ground::{CudaError, DeviceId, Error, Result};
 use cudarc::driver::sys::CUdevice_attribute_enum as Attribute;
@@ -14,16 +14,16 @@ use std::time::{Duration, Instant};
 
 /// Smallest piece of staging memory in bytes; others are twice, four times … as large.
 const SMALLEST_PINNED: usize = 4096;
-/// Largest piece: more is copied through plain memory, in steps of the driver's.
+/// Largest piece: larger copies go through pageable memory, which the driver copies in steps.
 pub(super) const LARGEST_PINNED: usize = 64 << 20;
-/// Most bytes that are kept for reuse.
+/// Largest number of bytes that are kept for reuse.
 const KEPT_MAX: usize = 256 << 20;
 
 /// Lowest compute capability that the kernels are written for.
 const CAPABILITY_NEEDED: (i32, i32) = (8, 0);
 
-/// Time between two looks for the reason of a failure.
-const LOOK: Duration = Duration::from_millis(1);
+/// Interval at which a suspended device checks whether it has failed.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// A device failure: sticky, for every stream of the device.
 #[derive(Debug, Clone)]
@@ -33,7 +33,7 @@ struct DeviceFailure {
     cause: Arc<CudaError>,
 }
 
-/// Page-locked memory without a user.
+/// Free page-locked memory.
 #[derive(Default)]
 struct FreePinned {
     /// By size: 4 KiB, 8 KiB …
@@ -50,7 +50,8 @@ pub(crate) struct CudaContext {
     modules: Mutex<HashMap<usize, Arc<KernelModule>>>,
     pinned: Mutex<FreePinned>,
     failure: OnceLock<DeviceFailure>,
-    /// An error for which the device will fail once its reason is known, or at this moment.
+    /// An error whose reason is not known yet, and the time at which the device fails with the
+    /// error itself.
     suspended: OnceLock<(Instant, CudaError)>,
     /// Dropped last: everything else is freed in it.
     primary: Primary,
@@ -78,7 +79,7 @@ impl CudaContext {
         }
         let context = CudaContext {
             id,
-            target: Architecture::of(capability),
+            target: Architecture::from_capability(capability),
             modules: Mutex::default(),
             pinned: Mutex::default(),
             failure: OnceLock::new(),
@@ -94,7 +95,7 @@ impl CudaContext {
         self.primary.bind()
     }
 
-    /// Whether it has failed: nothing runs on it any more.
+    /// Whether the device has failed: it runs nothing any more.
     pub(super) fn has_failed(&self) -> bool {
         self.failure.get().is_some()
     }
@@ -109,25 +110,26 @@ impl CudaContext {
         let _ = self.failure.set(DeviceFailure { operation, site, cause: Arc::new(cause) });
     }
 
-    /// From now on the device gets no work, and nothing of it ends, until somebody who knows the
-    /// reason of the error fails it. If nobody does in this time, it fails with the error itself.
+    /// Suspends the device: it gets no work, and no task of it completes, until
+    /// [`fail`](CudaContext::fail) is called with the reason of the error. After `patience` it
+    /// fails with the error itself.
     pub(super) fn suspend(&self, cause: CudaError, patience: Duration) {
         let _ = self.suspended.set((Instant::now() + patience, cause));
     }
 
-    /// Whether it will fail, and the reason is not known yet.
+    /// Whether the device is suspended and has not failed yet.
     pub(super) fn is_suspended(&self) -> bool {
         self.suspended.get().is_some() && !self.has_failed()
     }
 
-    /// Waits, if it is suspended, until it has failed.
+    /// Waits until a suspended device has failed.
     pub(super) fn await_reason(&self) {
         let Some((end, cause)) = self.suspended.get() else { return };
         while !self.has_failed() {
             if Instant::now() >= *end {
                 return self.fail("exchange", Location::caller(), cause.clone());
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -145,12 +147,12 @@ impl CudaContext {
     }
 
     /// Whether the kernels of a source are loaded.
-    pub(super) fn has_module(&self, source: &'static Source) -> bool {
+    pub(super) fn has_module(&self, source: &'static KernelSource) -> bool {
         lock(&self.modules).contains_key(&key(source))
     }
 
     /// The kernels of a source, compiled and loaded at the first call.
-    pub(super) fn module(&self, source: &'static Source) -> Called<Arc<KernelModule>> {
+    pub(super) fn module(&self, source: &'static KernelSource) -> Called<Arc<KernelModule>> {
         let mut modules = lock(&self.modules);
         if let Some(module) = modules.get(&key(source)) {
             return Ok(module.clone());
@@ -195,7 +197,7 @@ impl CudaContext {
 
 impl Drop for CudaContext {
     fn drop(&mut self) {
-        // What is freed below is freed in the current context.
+        // The fields are freed in the current context.
         let _ = self.bind();
     }
 }
@@ -206,12 +208,12 @@ impl fmt::Debug for CudaContext {
     }
 }
 
-/// Sources are statics, so their addresses tell them apart.
-fn key(source: &'static Source) -> usize {
+/// Sources are statics, so an address identifies one.
+fn key(source: &'static KernelSource) -> usize {
     std::ptr::from_ref(source).addr()
 }
 
-/// Size class of a piece of staging memory: the smallest that holds so many bytes.
+/// Size class of the smallest piece of staging memory that holds `bytes` bytes.
 fn class_of(bytes: usize) -> usize {
     let pieces = bytes.div_ceil(SMALLEST_PINNED).max(1);
     pieces.next_power_of_two().trailing_zeros() as usize

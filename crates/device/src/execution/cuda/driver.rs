@@ -1,7 +1,8 @@
-//! The driver's functions with typed errors, and the objects that it hands out.
+//! The driver's functions with typed errors, and the driver's objects: contexts, streams, events,
+//! page-locked memory.
 //!
-//! A function of the driver returns a code; the first that is not success becomes a [`CudaError`].
-//! Calls act on the context that is current on the calling thread, so every entry binds it first.
+//! A function of the driver returns a code; any code but success becomes a [`CudaError`]. Calls act
+//! on the context that is current on the calling thread, so callers bind the context first.
 
 use super::bindings::functions;
 use crate::ground::{CudaError, DRIVER_NEEDED};
@@ -62,7 +63,7 @@ functions!(cu, cu::CUresult, "libcuda", {
     cuGraphLaunch(cu::CUgraphExec, cu::CUstream);
 });
 
-/// The driver's functions, once they were found.
+/// The driver's functions, set by [`load`].
 static FOUND: OnceLock<Functions> = OnceLock::new();
 
 /// The driver's functions.
@@ -73,13 +74,13 @@ pub(super) fn driver() -> &'static Functions {
     }
 }
 
-/// The text that a function of the driver has for a code.
+/// Text for a code, from a function of the driver such as `cuGetErrorName`.
 fn text_of(function: &str, code: u32) -> Option<String> {
     type CudaTextFn = unsafe extern "C" fn(u32, *mut *const c_char) -> u32;
     let mut text = ptr::null();
-    // SAFETY: only after `load` has found the library. Both functions that this is called for take
-    // a code, write a pointer to a string that lives as long as the process, or null for a code
-    // that they do not know, and return a code.
+    // SAFETY: called only after `load` has found the library. `cuGetErrorName` and
+    // `cuGetErrorString` take a code, write a pointer to a string that lives as long as the
+    // process, or null for an unknown code, and return a code.
     unsafe {
         let describe = cu::culib().get::<CudaTextFn>(function.as_bytes()).ok()?;
         let _ = describe(code, &mut text);
@@ -89,9 +90,9 @@ fn text_of(function: &str, code: u32) -> Option<String> {
 
 /// Code of a call without an error.
 const SUCCESS: u32 = cu::CUresult::CUDA_SUCCESS as u32;
-/// Code of a query for what is not done.
+/// Code of a query for unfinished work.
 const NOT_READY: u32 = cu::CUresult::CUDA_ERROR_NOT_READY as u32;
-/// Code of an allocation for which there is no memory.
+/// Code of an allocation without enough memory.
 pub(super) const OUT_OF_MEMORY: u32 = cu::CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32;
 
 /// Turns a code into a result.
@@ -148,7 +149,7 @@ pub(super) fn device(ordinal: u32) -> Called<cu::CUdevice> {
     Ok(device)
 }
 
-/// A fact about a device.
+/// The value of an attribute of a device.
 pub(super) fn attribute(device: cu::CUdevice, attribute: cu::CUdevice_attribute) -> Called<i32> {
     let mut value: c_int = 0;
     // SAFETY: writes one number.
@@ -199,7 +200,7 @@ impl Primary {
 
 impl Drop for Primary {
     fn drop(&mut self) {
-        // SAFETY: retained once by `retain`. A failure cannot be reported to anyone.
+        // SAFETY: retained once by `retain`. A failure cannot be reported.
         let _ = unsafe { (driver().cuDevicePrimaryCtxRelease_v2)(self.device) };
     }
 }
@@ -208,14 +209,14 @@ impl Drop for Primary {
 #[derive(Debug)]
 pub(super) struct RawStream(cu::CUstream);
 
-// SAFETY: a stream is a handle; the driver locks what is behind it.
+// SAFETY: a stream is a handle; the driver locks its object.
 unsafe impl Send for RawStream {}
 // SAFETY: as above.
 unsafe impl Sync for RawStream {}
 
 impl RawStream {
-    /// A stream that does not synchronise with the default one. Its context must be current, as it
-    /// must be for every other method of this file.
+    /// A stream that does not synchronise with the default stream. Its context must be current, for
+    /// this and every other method of this file.
     pub(super) fn new() -> Called<RawStream> {
         let mut raw = ptr::null_mut();
         let flags = cu::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
@@ -240,9 +241,9 @@ impl RawStream {
         check("cuStreamWaitEvent", unsafe { (driver().cuStreamWaitEvent)(self.0, event.0, 0) })
     }
 
-    /// Destroys it, once its work is done.
+    /// Destroys the stream once its work is done.
     pub(super) fn destroy(&self) {
-        // SAFETY: called once, by the owner's `drop`. A failure cannot be reported to anyone.
+        // SAFETY: called once, by the owner's `drop`. A failure cannot be reported.
         let _ = unsafe { (driver().cuStreamDestroy_v2)(self.0) };
     }
 }
@@ -251,16 +252,17 @@ impl RawStream {
 #[derive(Debug)]
 pub(super) struct CudaEvent(cu::CUevent);
 
-// SAFETY: an event is a handle; the driver locks what is behind it.
+// SAFETY: an event is a handle; the driver locks its object.
 unsafe impl Send for CudaEvent {}
 // SAFETY: as above.
 unsafe impl Sync for CudaEvent {}
 
 impl CudaEvent {
-    /// An event; only one that is `timed` has a time.
+    /// A new event, which records a time if `timed`.
     ///
-    /// A thread that waits for it sleeps: the host waits about once an epoch, so that the time to
-    /// wake up is nothing, while other threads, of loaders and of other ranks, need the core.
+    /// A thread that waits for an event sleeps (`CU_EVENT_BLOCKING_SYNC`): the host waits about
+    /// once an epoch, so the time to wake up does not matter, and threads of loaders and other
+    /// ranks need the core.
     pub(super) fn new(timed: bool) -> Called<CudaEvent> {
         let mut raw = ptr::null_mut();
         let time = match timed {
@@ -273,7 +275,7 @@ impl CudaEvent {
         Ok(CudaEvent(raw))
     }
 
-    /// Records it at the end of the stream.
+    /// Records the event at the end of the stream.
     pub(super) fn record(&self, stream: &RawStream) -> Called {
         // SAFETY: both live.
         check("cuEventRecord", unsafe { (driver().cuEventRecord)(self.0, stream.0) })
@@ -307,12 +309,13 @@ impl CudaEvent {
 
 impl Drop for CudaEvent {
     fn drop(&mut self) {
-        // SAFETY: created once by `new`; the driver keeps what pending work needs of it.
+        // SAFETY: created once by `new`; the driver keeps the event's state while pending work
+        // needs it.
         let _ = unsafe { (driver().cuEventDestroy_v2)(self.0) };
     }
 }
 
-/// Page-locked host memory, which the device copies from and to without a stop.
+/// Page-locked host memory, which the device copies from and to asynchronously.
 #[derive(Debug)]
 pub(super) struct Pinned {
     data: NonNull<u8>,
@@ -361,7 +364,7 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // SAFETY: allocated once by `new`; its owner drops it after the copies that use it.
+        // SAFETY: allocated once by `new`; its owner drops it after all copies that use it.
         let _ = unsafe { (driver().cuMemFreeHost)(self.data.as_ptr().cast()) };
     }
 }

@@ -1,4 +1,4 @@
-//! How a task becomes calls of the driver.
+//! Tasks as calls of the driver.
 
 use super::context::CudaContext;
 use super::driver::{Called, RawStream, check, driver};
@@ -15,7 +15,7 @@ use std::ops::Range;
 /// Alignment of the pieces of a download in staging memory.
 const PIECE_ALIGNMENT: usize = 64;
 
-/// Things to keep until a task has run, and to do then.
+/// The resources that a task holds until it has run, and the delivery of its results.
 #[derive(Default)]
 pub(super) struct Completion {
     /// Staging memory that a copy reads or writes.
@@ -24,7 +24,7 @@ pub(super) struct Completion {
     pub(super) graph: Option<Arc<CudaGraph>>,
     /// The group whose memory an exchange uses.
     pub(super) member: Option<Arc<Membership>>,
-    /// Where the pieces of a download go, and their bytes in the staging memory.
+    /// Destination of a download, and its pieces in the staging memory.
     pub(super) download: Option<(Box<dyn Download>, StagedRanges)>,
 }
 
@@ -32,9 +32,9 @@ pub(super) struct Completion {
 type StagedRanges = SmallVec<[Range<usize>; 4]>;
 
 impl Completion {
-    /// Hands over the download, and gives the staging memory back. The work has run; the context is
+    /// Delivers the download, and gives the staging memory back. The task has run; the context is
     /// current.
-    pub(super) fn land(self) {
+    pub(super) fn complete(self) {
         let Some(mut staging) = self.staging else { return };
         if let Some((to, pieces)) = self.download {
             // SAFETY: the copy into it is done.
@@ -45,32 +45,36 @@ impl Completion {
     }
 }
 
-/// The queue of the driver that tasks are put into.
+/// A stream of the driver, into which tasks are enqueued.
 pub(super) struct Enqueue<'a> {
     pub(super) context: &'a Arc<CudaContext>,
     pub(super) stream: &'a RawStream,
 }
 
 impl Enqueue<'_> {
-    /// Enqueues a task. `landing` gets what must be kept, before anything uses it, so that it is
-    /// kept after an error as well.
-    pub(super) fn task(&self, CudaTask { record, act }: CudaTask, landing: &mut Completion) -> Called {
+    /// Enqueues a task. Its resources are stored in `completion` before the device may use them, so
+    /// that they are kept after an error as well.
+    pub(super) fn task(
+        &self,
+        CudaTask { record, act }: CudaTask,
+        completion: &mut Completion,
+    ) -> Called {
         match act {
             TaskAct::Calls(program, bound) => bound.launch(&program, self.stream.raw(), &record),
             TaskAct::Graph(graph) => {
-                let graph = landing.graph.insert(graph);
-                graph.launch((self.context, self.stream), &record, &mut landing.staging)
+                let graph = completion.graph.insert(graph);
+                graph.launch((self.context, self.stream), &record, &mut completion.staging)
             }
             TaskAct::Copy => self.copy(&record),
             TaskAct::Fill(fill) => record.args.iter().try_for_each(|arg| self.fill(arg, fill)),
             TaskAct::Upload(staging) => {
-                self.upload(&record.args[0], landing.staging.insert(staging))
+                self.upload(&record.args[0], completion.staging.insert(staging))
             }
             TaskAct::Exchange(member, ranks) => {
-                let member = landing.member.insert(member);
+                let member = completion.member.insert(member);
                 member.exchange(&record, &ranks, self.stream)
             }
-            TaskAct::Download(to) => self.download(&record, to, landing),
+            TaskAct::Download(to) => self.download(&record, to, completion),
         }
     }
 
@@ -96,7 +100,7 @@ impl Enqueue<'_> {
         if bytes == [bytes[0]; 4] {
             return self.fill_bytes(arg.address(), bytes[0], arg.bytes);
         }
-        // Whole words lie between what is before the first and behind the last of them.
+        // Single bytes up to the first aligned word, whole words, single bytes after the last.
         let address = arg.address();
         let head = (address.next_multiple_of(4) - address).min(arg.bytes as u64) as usize;
         let words = (arg.bytes - head) / 4;
@@ -108,7 +112,7 @@ impl Enqueue<'_> {
             return Ok(());
         }
         let turned = std::array::from_fn(|i| bytes[(head + i) % 4]);
-        // SAFETY: inside of a live block, and aligned.
+        // SAFETY: the words are inside of a live block, and aligned.
         check("cuMemsetD32Async", unsafe {
             let (to, word) = (address + head as u64, u32::from_ne_bytes(turned));
             (driver().cuMemsetD32Async)(to, word, words, self.stream.raw())
@@ -137,7 +141,12 @@ impl Enqueue<'_> {
         })
     }
 
-    fn download(&self, record: &LaunchRecord, to: Box<dyn Download>, landing: &mut Completion) -> Called {
+    fn download(
+        &self,
+        record: &LaunchRecord,
+        to: Box<dyn Download>,
+        completion: &mut Completion,
+    ) -> Called {
         let mut end = 0usize;
         let place = |arg: &Arg| {
             let start = end.next_multiple_of(PIECE_ALIGNMENT);
@@ -145,7 +154,7 @@ impl Enqueue<'_> {
             start..end
         };
         let pieces: StagedRanges = record.args.iter().map(place).collect();
-        let staging = landing.staging.insert(StagingBuffer::new(self.context, end));
+        let staging = completion.staging.insert(StagingBuffer::new(self.context, end));
         for (arg, piece) in record.args.iter().zip(&pieces).filter(|(arg, _)| arg.bytes > 0) {
             // SAFETY: the argument is inside of a live block; the piece is inside of the staging
             // memory, which is kept until the copy is done.
@@ -154,7 +163,7 @@ impl Enqueue<'_> {
                 (driver().cuMemcpyDtoHAsync_v2)(to, arg.address(), arg.bytes, self.stream.raw())
             })?;
         }
-        landing.download = Some((to, pieces));
+        completion.download = Some((to, pieces));
         Ok(())
     }
 }

@@ -1,4 +1,5 @@
-//! Several launches as one: their programs as branches of a graph, their arguments in one record.
+//! Fusion of several launches into one: their programs become branches of a graph, and their
+//! arguments one record.
 
 use super::graph::{Branch, MEMBERS_MAX};
 use super::program::BoundProgram;
@@ -8,17 +9,17 @@ use crate::execution::call::Program;
 use crate::ground::sync::Arc;
 use smallvec::SmallVec;
 
-/// Tasks that have nothing to do with one another, as one.
+/// Independent tasks, fused into one.
 pub(super) struct Fusion {
-    /// Arguments of all: by branch, then by argument, then by member, as in the tables of a graph.
-    /// The rest is that of the first task.
+    /// The arguments of all tasks: by branch, then by argument, then by member, as in the tables of
+    /// a graph. All other fields are of the first task.
     pub(super) record: LaunchRecord,
     pub(super) branches: Vec<Branch>,
 }
 
 impl Fusion {
     /// Fuses tasks that are [placed](CudaTask::is_placed); `None` without any.
-    pub(super) fn of(tasks: Vec<CudaTask>) -> Option<Fusion> {
+    pub(super) fn from_tasks(tasks: Vec<CudaTask>) -> Option<Fusion> {
         let tasks = tasks.into_iter().map(|CudaTask { record, act }| match act {
             TaskAct::Calls(program, bound) => {
                 (Branch { program, bound, members: 1, args: record.args.len() }, record)
@@ -53,7 +54,8 @@ pub(super) fn branches(programs: Vec<(Program, Arc<BoundProgram>, usize)>) -> Ve
     grouped(programs.into_iter().map(alone)).into_iter().map(|(branch, _)| branch).collect()
 }
 
-/// Branches of one member each by those that can be one, with what belongs to the members.
+/// Groups branches of one member each into branches of several members, with the data of the
+/// members in order.
 fn grouped<T>(all: impl Iterator<Item = (Branch, T)>) -> Vec<(Branch, Vec<T>)> {
     let mut groups: Vec<(Branch, Vec<T>)> = vec![];
     for (branch, of) in all {

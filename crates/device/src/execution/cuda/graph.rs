@@ -1,13 +1,13 @@
-//! Graphs: the programs of several launches that have nothing to do with one another, started by
-//! one call of the driver.
+//! Graphs: the programs of several independent launches, started by one call of the driver.
 //!
-//! Launches of one program are a branch: each of its calls runs for all of them at once, as members
-//! (`blockIdx.y`). Branches of different programs run side by side.
+//! Launches of one program form a branch: each kernel of the program runs once for all of them,
+//! which are its members (`blockIdx.y`). Branches of different programs run side by side.
 //!
-//! Addresses are data. A kernel finds those of its member in a table of the graph, so that a graph
-//! fits every launch of the same programs, and its table is written anew only when addresses
-//! change. Inputs usually come from a ring of two batches; so a graph has two forms, each with a
-//! table.
+//! Addresses are data. A kernel reads the addresses of its member from a table in device memory, so
+//! one graph serves every launch of the same programs, and the table is copied only when addresses
+//! change. Inputs usually come from a ring of two batches, so a graph has two instances, each with
+//! its table: the addresses of a table then rarely change. Graphs are built node by node and not
+//! captured, because a capture would record addresses.
 
 use super::block::block;
 use super::context::CudaContext;
@@ -22,12 +22,12 @@ use cudarc::driver::sys as cu;
 use std::ptr;
 
 /// GraphInstances of a graph: batches of a ring.
-const FORMS: usize = 2;
+const INSTANCES: usize = 2;
 
 /// Members of a branch: the most blocks along the second axis of a grid.
 pub(super) const MEMBERS_MAX: usize = 65_535;
 
-/// Launches of one program.
+/// Launches of one program, in one graph.
 #[derive(Clone)]
 pub(super) struct Branch {
     pub(super) program: Program,
@@ -38,12 +38,12 @@ pub(super) struct Branch {
 }
 
 impl Branch {
-    /// Whether launches of both can be members of one branch.
+    /// Whether launches of both branches can be members of one.
     pub(super) fn is_alike(&self, other: &Branch) -> bool {
         Arc::ptr_eq(&self.program.0, &other.program.0) && self.args == other.args
     }
 
-    /// Addresses that it has in a table.
+    /// Number of its addresses in a table.
     fn addresses(&self) -> usize {
         self.members * self.args
     }
@@ -52,12 +52,12 @@ impl Branch {
 /// A graph of branches, ready to be launched.
 pub(crate) struct CudaGraph {
     branches: Vec<Branch>,
-    forms: Mutex<GraphInstances>,
+    instances: Mutex<GraphInstances>,
 }
 
 struct GraphInstances {
-    all: [GraphInstance; FORMS],
-    /// The one that was launched last.
+    all: [GraphInstance; INSTANCES],
+    /// Index of the instance that was launched last.
     last: usize,
 }
 
@@ -65,39 +65,39 @@ struct GraphInstances {
 struct GraphInstance {
     exec: ExecutableGraph,
     table: Box<dyn DeviceMemory>,
-    /// Contents of the table, once the device has run what was enqueued: by branch, then by
-    /// argument, then by member.
+    /// Contents of the table after all enqueued work: by branch, then by argument, then by member.
     addresses: Vec<u64>,
 }
 
 impl CudaGraph {
-    /// Builds the graph, with all memory that its launches need: they take none. The context is
-    /// current. Waits for the driver, but not for the device.
+    /// Builds the graph, and allocates all memory that its launches need. The context is current.
+    /// Waits for the driver, but not for the device.
     pub(super) fn build(
         (context, stream): (&Arc<CudaContext>, &RawStream),
         branches: Vec<Branch>,
     ) -> Called<CudaGraph> {
-        let form = |_| {
+        let instance = |_| {
             let addresses: usize = branches.iter().map(Branch::addresses).sum();
             let table = block(context, addresses * size_of::<u64>())?;
             let exec = GraphBuilder::new()?.build(&branches, table.address())?;
             exec.upload(stream)?;
             Ok(GraphInstance { exec, table, addresses: vec![] })
         };
-        let [a, b] = [0, 1].map(form);
-        let forms = Mutex::new(GraphInstances { all: [a?, b?], last: 0 });
-        Ok(CudaGraph { branches, forms })
+        let [a, b] = [0, 1].map(instance);
+        let instances = Mutex::new(GraphInstances { all: [a?, b?], last: 0 });
+        Ok(CudaGraph { branches, instances })
     }
 
-    /// Whether it may run these branches.
+    /// Whether the graph can run these branches.
     pub(super) fn runs(&self, branches: &[Branch]) -> bool {
         let mut pairs = self.branches.iter().zip(branches);
         let same = |(a, b): (&Branch, &Branch)| a.is_alike(b) && a.members == b.members;
         self.branches.len() == branches.len() && pairs.all(same)
     }
 
-    /// Launches it over the arguments of a record, which are in the order of the tables. The
-    /// context is current. `staging` gets what a copy reads, to be kept until the work is done.
+    /// Launches the graph over the arguments of a record, which are in the order of the tables. The
+    /// context is current. `staging` gets the buffer that a copy of the table reads, to be kept
+    /// until the work is done.
     pub(super) fn launch(
         &self,
         (context, stream): (&Arc<CudaContext>, &RawStream),
@@ -105,34 +105,34 @@ impl CudaGraph {
         staging: &mut Option<StagingBuffer>,
     ) -> Called {
         let addresses: Vec<u64> = record.args.iter().map(|arg| arg.address()).collect();
-        let forms = &mut *lock(&self.forms);
-        let known = forms.all.iter().position(|form| form.addresses == addresses);
-        let at = known.unwrap_or((forms.last + 1) % FORMS);
-        forms.last = at;
-        let form = &mut forms.all[at];
+        let instances = &mut *lock(&self.instances);
+        let known = instances.all.iter().position(|instance| instance.addresses == addresses);
+        let at = known.unwrap_or((instances.last + 1) % INSTANCES);
+        instances.last = at;
+        let instance = &mut instances.all[at];
         if known.is_none() {
-            // Not what the table holds should the copy fail.
-            form.addresses.clear();
-            form.write(
+            // Should the copy fail, the contents of the table are unknown.
+            instance.addresses.clear();
+            instance.write(
                 &addresses,
                 stream,
                 staging.insert(StagingBuffer::new(context, 8 * addresses.len())),
             )?;
-            form.addresses = addresses;
+            instance.addresses = addresses;
         }
-        form.exec.launch(stream)
+        instance.exec.launch(stream)
     }
 }
 
 impl GraphInstance {
-    /// Writes the table, after earlier launches that read it: they are of the same real stream.
+    /// Writes the table, in stream order after earlier launches that read it.
     fn write(&self, addresses: &[u64], stream: &RawStream, staging: &mut StagingBuffer) -> Called {
         let bytes: &[u8] = bytemuck::cast_slice(addresses);
-        // SAFETY: nothing was enqueued with it yet.
+        // SAFETY: no copy that uses the buffer is enqueued yet.
         let free = unsafe { staging.bytes() };
         free[..bytes.len()].copy_from_slice(bytes);
-        // SAFETY: the table has room for so many; the staging memory is kept until the copy is
-        // done.
+        // SAFETY: the table has room for all addresses; the staging memory is kept until the copy
+        // is done.
         check("cuMemcpyHtoDAsync", unsafe {
             let (to, from) = (self.table.address(), staging.address());
             (driver().cuMemcpyHtoDAsync_v2)(to, from, bytes.len(), stream.raw())
@@ -147,23 +147,24 @@ struct ExecutableGraph(cu::CUgraphExec);
 unsafe impl Send for ExecutableGraph {}
 
 impl ExecutableGraph {
-    /// Takes the device's memory that a first launch would take otherwise.
+    /// Allocates the device memory that the first launch would allocate otherwise.
     fn upload(&self, stream: &RawStream) -> Called {
         // SAFETY: both live.
         check("cuGraphUpload", unsafe { (driver().cuGraphUpload)(self.0, stream.raw()) })
     }
 
     fn launch(&self, stream: &RawStream) -> Called {
-        // SAFETY: both live. Kernels read addresses from the table, which were written before: they
-        // are those of a record whose memory is alive and ordered until the graph has ended.
+        // SAFETY: both live. Kernels read addresses from the table, which was written before. They
+        // are addresses of a record's arguments, whose memory is alive and ordered until the graph
+        // has ended.
         check("cuGraphLaunch", unsafe { (driver().cuGraphLaunch)(self.0, stream.raw()) })
     }
 }
 
 impl Drop for ExecutableGraph {
     fn drop(&mut self) {
-        // SAFETY: made once by `GraphBuilder::build`. A lane keeps a graph until its launches are done.
-        // A failure cannot be reported to anyone.
+        // SAFETY: made once by `GraphBuilder::build`. A stream keeps a graph until its launches are
+        // done. A failure cannot be reported.
         let _ = unsafe { (driver().cuGraphExecDestroy)(self.0) };
     }
 }
@@ -197,7 +198,7 @@ impl GraphBuilder {
         Ok(ExecutableGraph(raw))
     }
 
-    /// Adds a call of a branch, whose addresses begin at `rows`, behind the node `after`.
+    /// Adds a call of a branch, whose addresses begin at `rows`, as a node that depends on `after`.
     fn add(
         &self,
         branch: &Branch,
@@ -239,7 +240,7 @@ impl GraphBuilder {
 impl Drop for GraphBuilder {
     fn drop(&mut self) {
         // SAFETY: made once by `new`; executable graphs do not need it. A failure cannot be
-        // reported to anyone.
+        // reported.
         let _ = unsafe { (driver().cuGraphDestroy)(self.0) };
     }
 }

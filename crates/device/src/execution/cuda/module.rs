@@ -1,9 +1,9 @@
 //! Loaded kernels.
 
 use super::cache::KernelCache;
-use super::compiler::{KernelCompiler, Architecture};
+use super::compiler::{Architecture, KernelCompiler};
 use super::driver::{Called, check, driver};
-use crate::execution::call::{Kernel, Source};
+use crate::execution::call::{Kernel, KernelSource};
 use crate::ground::sync::{Mutex, lock};
 use cudarc::driver::sys as cu;
 use std::collections::HashMap;
@@ -20,48 +20,51 @@ pub(super) struct KernelModule {
 #[derive(Clone, Copy)]
 pub(super) struct KernelFunction {
     pub(super) raw: cu::CUfunction,
-    /// Bytes of dynamic shared memory that it may have.
+    /// Largest number of bytes of dynamic shared memory, as set so far.
     shared: u32,
-    /// Most threads of a block, by its registers.
+    /// Largest number of threads of a block, as its registers allow.
     pub(super) threads: u32,
 }
 
-// SAFETY: modules and functions are handles of the driver, which locks what is behind them.
+// SAFETY: modules and functions are handles of the driver, which locks their objects.
 unsafe impl Send for KernelModule {}
 // SAFETY: as above.
 unsafe impl Sync for KernelModule {}
 
 impl KernelModule {
     /// Compiles and loads a source, or loads its code from the cache. The context is current.
-    pub(super) fn load(source: &'static Source, target: &Architecture) -> Called<KernelModule> {
-        let (cache, inputs) = (KernelCache::of_user(), target.inputs(source));
+    pub(super) fn load(
+        source: &'static KernelSource,
+        target: &Architecture,
+    ) -> Called<KernelModule> {
+        let (cache, inputs) = (KernelCache::for_user(), target.inputs(source));
         let compiler = KernelCompiler::find();
         let version = compiler.as_ref().ok().map(|compiler| compiler.version.as_str());
         let cached = cache.as_ref().and_then(|cache| cache.load(&inputs, version));
         // Code that the driver refuses was damaged, or made for another driver.
-        if let Some(module) = cached.and_then(|code| KernelModule::of_code(&code).ok()) {
+        if let Some(module) = cached.and_then(|code| KernelModule::from_code(&code).ok()) {
             return Ok(module);
         }
         let compiler = compiler?;
         let code = compiler.compile(source, target)?;
-        let module = KernelModule::of_code(&code)?;
+        let module = KernelModule::from_code(&code)?;
         if let Some(cache) = cache {
             cache.store(&inputs, &compiler.version, &code);
         }
         Ok(module)
     }
 
-    fn of_code(code: &[u8]) -> Called<KernelModule> {
+    fn from_code(code: &[u8]) -> Called<KernelModule> {
         let mut raw = ptr::null_mut();
-        // SAFETY: writes one handle; the driver checks the code, and reads no more than its header
-        // says, which the compiler wrote (the cache keeps whole files only).
+        // SAFETY: writes one handle. The driver checks the code, and reads as many bytes as the
+        // header says, which the compiler wrote (the cache keeps complete files only).
         check("cuModuleLoadData", unsafe {
             (driver().cuModuleLoadData)(&mut raw, code.as_ptr().cast::<c_void>())
         })?;
         Ok(KernelModule { raw, functions: Mutex::default() })
     }
 
-    /// The function of a kernel, with so much dynamic shared memory at least.
+    /// The function of a kernel, with at least `shared` bytes of dynamic shared memory.
     pub(super) fn function(&self, kernel: &'static Kernel, shared: u32) -> Called<KernelFunction> {
         let mut functions = lock(&self.functions);
         let known = functions.get(kernel.entry).copied();
@@ -104,8 +107,8 @@ fn attribute(function: cu::CUfunction, of: cu::CUfunction_attribute) -> Called<u
 
 impl Drop for KernelModule {
     fn drop(&mut self) {
-        // SAFETY: loaded once by `of_code`; it is dropped with its context, whose work is done. A
-        // failure cannot be reported to anyone.
+        // SAFETY: loaded once by `from_code`; it is dropped with its context, whose work is done. A
+        // failure cannot be reported.
         let _ = unsafe { (driver().cuModuleUnload)(self.raw) };
     }
 }

@@ -6,40 +6,40 @@ use super::module::KernelFunction;
 use crate::execution::args::{Arg, LaunchRecord};
 use crate::execution::call::{Call, Piece, Program};
 use crate::ground::sync::{Arc, Weak, lock};
-use crate::ground::{Error, Property, Result, AccessKind};
+use crate::ground::{AccessKind, Error, Property, Result};
 use cudarc::driver::sys as cu;
 use smallvec::SmallVec;
 use std::ffi::c_void;
 use std::ptr;
 
-/// A program's functions on a device.
+/// A program bound to its functions on a device.
 pub(crate) struct BoundProgram {
-    /// Its modules live as long as it does.
+    /// The modules of the functions live as long as the context.
     context: Weak<CudaContext>,
     functions: Vec<KernelFunction>,
-    /// Bounds of the arguments by their positions; `None` if a call takes them whole, so that every
+    /// Bounds of the arguments, by position; `None` if a call takes arguments whole, so that every
     /// launch is checked call by call.
     needs: Option<Vec<Need>>,
 }
 
-// SAFETY: functions are handles of the driver, which locks what is behind them.
+// SAFETY: functions are handles of the driver, which locks their objects.
 unsafe impl Send for BoundProgram {}
 // SAFETY: as above.
 unsafe impl Sync for BoundProgram {}
 
-/// Arguments of a program whose bounds are kept.
+/// Largest number of arguments whose bounds are kept.
 const ARGUMENTS_MAX: usize = 256;
 
 /// Bounds of an argument.
 #[derive(Clone, Copy, Default)]
 struct Need {
     bytes: usize,
-    /// Largest element that a piece of it has.
+    /// Alignment in bytes: the size of the largest element type of its pieces.
     alignment: usize,
     written: bool,
 }
 
-/// A tensor as kernels see it: `Span` of meristem.cuh.
+/// A tensor among the parameters of a kernel: `Span` of meristem.cuh.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Span {
@@ -51,30 +51,30 @@ pub(super) struct Span {
 }
 
 impl BoundProgram {
-    /// Checks a program against the launch's arguments. At its first launch on the device it is
-    /// bound to its functions, and the sources that were not compiled yet are.
+    /// Checks a program against the launch's arguments. The first launch on a device binds the
+    /// program to its functions, and compiles sources that are not compiled yet.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if the tensors or the values of a call are not those that its kernel
-    /// declares; [`Error::Cuda`] if one cannot be compiled or loaded.
-    pub(super) fn of(
+    /// [`Error::Mismatch`] if the tensors or the values of a call do not match its kernel's
+    /// declaration; [`Error::Cuda`] if a source cannot be compiled or loaded.
+    pub(super) fn for_launch(
         context: &Arc<CudaContext>,
         program: &Program,
         record: &LaunchRecord,
     ) -> Result<Arc<BoundProgram>> {
-        let bound = BoundProgram::ahead(context, program, record.operation)?;
+        let bound = BoundProgram::for_program(context, program, record.operation)?;
         if !bound.fits(record) {
             program.0.list.iter().try_for_each(|call| check_call(call, record))?;
         }
         Ok(bound)
     }
 
-    /// The program as bound to its functions, before there are arguments.
+    /// Binds a program to its functions, without arguments.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if a call has more threads than its kernel can have, or is not what its
-    /// kernel declares; [`Error::Cuda`] if one cannot be compiled or loaded.
-    pub(super) fn ahead(
+    /// [`Error::Mismatch`] if a call has more threads than its kernel can have, or does not match
+    /// the kernel's declaration; [`Error::Cuda`] if a source cannot be compiled or loaded.
+    pub(super) fn for_program(
         context: &Arc<CudaContext>,
         program: &Program,
         operation: &'static str,
@@ -104,7 +104,7 @@ impl BoundProgram {
         BoundProgram::known(context, program).is_some()
     }
 
-    /// The program's functions on this device, if it was launched there.
+    /// The bound program, if it was launched on this device before.
     fn known(context: &Arc<CudaContext>, program: &Program) -> Option<Arc<BoundProgram>> {
         let all = lock(&program.0.bound);
         let mut all = all.iter().filter_map(|known| known.clone().downcast::<BoundProgram>().ok());
@@ -122,7 +122,7 @@ impl BoundProgram {
         needs.len() <= record.args.len() && record.args.iter().zip(needs).all(fits)
     }
 
-    /// The calls with their functions, in order; those without blocks are left out.
+    /// The calls that have blocks, in order, each with its function.
     pub(super) fn calls<'a>(
         &'a self,
         program: &'a Program,
@@ -140,9 +140,9 @@ impl BoundProgram {
     ) -> Called {
         self.calls(program).try_for_each(|(call, function)| {
             let mut parameters = Parameters::new(call, spans(call, record));
-            // SAFETY: the function lives with its module, and that with the context, which the lane
-            // holds. For the parameters see `Parameters`. The spans are inside of memory that is
-            // alive and ordered until the kernel has ended: see `lane`.
+            // SAFETY: the function lives as long as its module, and the module as long as the
+            // context, which the stream holds. For the parameters see `Parameters`. The spans are
+            // inside of memory that is alive and ordered until the kernel has ended: see `stream`.
             check("cuLaunchKernel", unsafe {
                 (driver().cuLaunchKernel)(
                     function,
@@ -162,9 +162,9 @@ impl BoundProgram {
     }
 }
 
-/// Parameters of a kernel: one span for each operand and the struct of values, with the types and
-/// sizes that `check_call` compared with its declaration. The driver copies them during the call
-/// that they are given to.
+/// Parameters of a kernel: one span for each operand, and the struct of values. Their types and
+/// sizes were compared with the kernel's declaration by `check_call`. The driver copies them during
+/// the launch.
 pub(super) struct Parameters<'a> {
     call: &'a Call,
     spans: SmallVec<[Span; 8]>,
@@ -191,7 +191,8 @@ fn bind(context: &CudaContext, call: &Call) -> Called<KernelFunction> {
     module.function(call.kernel, call.shared)
 }
 
-/// Bounds of the arguments of a program; `None` as well for pieces whose ends no number can say.
+/// Bounds of the arguments of a program; `None` if a call takes arguments whole, or if the end of a
+/// piece overflows.
 fn needs(program: &Program) -> Option<Vec<Need>> {
     let mut needs = vec![];
     for call in &program.0.list {
@@ -230,7 +231,7 @@ fn pieces<'a>(call: &'a Call, record: &'a LaunchRecord) -> impl Iterator<Item = 
     }))
 }
 
-/// As the kernel gets them.
+/// The tensors of a call as parameters of the kernel.
 fn spans<'a>(call: &'a Call, record: &'a LaunchRecord) -> impl Iterator<Item = Span> + 'a {
     pieces(call, record).map(|Piece { argument, start, len }| {
         let data = if len == 0 { 0 } else { record.args[argument].address() + start as u64 };
@@ -238,7 +239,8 @@ fn spans<'a>(call: &'a Call, record: &'a LaunchRecord) -> impl Iterator<Item = S
     })
 }
 
-/// Compares a call with its kernel's declaration, as far as it does not take arguments whole.
+/// Compares the number of pieces and the size of the values of a call with its kernel's
+/// declaration.
 fn check_declared(call: &Call, operation: &'static str) -> Result<()> {
     let kernel = call.kernel;
     let mismatch = |argument: String, expected: String, got: String| {
@@ -287,7 +289,7 @@ fn check_call(call: &Call, record: &LaunchRecord) -> Result<()> {
         if call.pieces.is_none() && dtype != arg.dtype {
             return mismatch(named(), Property::DType, dtype.to_string(), arg.dtype.to_string());
         }
-        // A kernel that only reads may get an argument that the launch declares as written.
+        // An operand that is only read may be an argument that the launch declares as written.
         if operand.usage() == AccessKind::Write && arg.usage == AccessKind::Read && len > 0 {
             let words = (String::from("declared as written"), String::from("one that is read"));
             return mismatch(named(), Property::Access, words.0, words.1);
@@ -296,7 +298,7 @@ fn check_call(call: &Call, record: &LaunchRecord) -> Result<()> {
     Ok(())
 }
 
-/// Compares the threads of a call with what its kernel's registers leave room for.
+/// Compares the threads of a call with the maximum that its kernel's registers allow.
 fn check_threads(call: &Call, function: &KernelFunction, operation: &'static str) -> Result<()> {
     if (1..=function.threads).contains(&call.threads) {
         return Ok(());

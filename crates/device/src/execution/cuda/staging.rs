@@ -1,4 +1,4 @@
-//! Host memory that copies go through.
+//! Staging buffers: host memory that copies between host and device go through.
 
 use super::context::CudaContext;
 use super::driver::Pinned;
@@ -6,23 +6,23 @@ use crate::ground::sync::Arc;
 use std::ffi::c_void;
 use std::fmt;
 
-/// Host memory of one copy. Its owner gives it back ([`StagingBuffer::release`]), or drops it, when no
-/// copy uses it any more.
+/// Host memory of one copy. When no copy uses it any more, its owner drops it or gives it back for
+/// reuse ([`StagingBuffer::release`]).
 pub(crate) struct StagingBuffer {
     context: Arc<CudaContext>,
     memory: StagingMemory,
 }
 
 enum StagingMemory {
-    /// Page-locked: the device copies while the host goes on.
+    /// Page-locked: the device copies while the host continues.
     Pinned(Pinned),
-    /// Where there is no more of that, or for very large copies: the driver copies in steps, and
-    /// the call waits. Words, so that any element is aligned.
+    /// Pageable, for very large copies or without page-locked memory: the driver copies in steps,
+    /// and the call waits. Words of 8 bytes, so that any element is aligned.
     Plain(Vec<u64>),
 }
 
 impl StagingBuffer {
-    /// StagingMemory for a copy of so many bytes. The context is current.
+    /// StagingA buffer for a copy of `bytes` bytes. The context is current.
     pub(super) fn new(context: &Arc<CudaContext>, bytes: usize) -> StagingBuffer {
         let memory = match context.take_pinned(bytes) {
             Some(pinned) => StagingMemory::Pinned(pinned),
@@ -31,7 +31,7 @@ impl StagingBuffer {
         StagingBuffer { context: context.clone(), memory }
     }
 
-    /// Whether the host waits while a copy uses it.
+    /// Whether the buffer is pageable, so that the host waits during a copy.
     pub(super) fn is_plain(&self) -> bool {
         matches!(self.memory, StagingMemory::Plain(_))
     }
@@ -63,7 +63,8 @@ impl StagingBuffer {
         }
     }
 
-    /// Gives it back for reuse. The context is current, and no copy uses it any more.
+    /// Gives the memory back for reuse. The context is current, and no copy uses the memory any
+    /// more.
     pub(super) fn release(self) {
         if let StagingMemory::Pinned(pinned) = self.memory {
             self.context.give_pinned(pinned);

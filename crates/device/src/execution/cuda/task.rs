@@ -1,4 +1,4 @@
-//! Work of a CUDA device, as it is handed to a lane.
+//! Tasks: the commands of a CUDA device, as they are issued to a stream.
 
 use super::graph::CudaGraph;
 use super::nccl::Membership;
@@ -9,7 +9,7 @@ use crate::execution::call::Program;
 use crate::execution::transfer::{Download, Fill};
 use crate::ground::sync::Arc;
 
-/// A launch in flight.
+/// A launch, a copy or a fill, ready to be issued.
 pub(crate) struct CudaTask {
     pub(super) record: LaunchRecord,
     pub(super) act: TaskAct,
@@ -35,7 +35,7 @@ pub(super) enum TaskAct {
 }
 
 impl CudaTask {
-    /// Whether it may become a part of a graph.
+    /// Whether the task can become part of a graph.
     pub(crate) fn is_placed(&self) -> bool {
         matches!(&self.act, TaskAct::Calls(program, _) if program.is_placed())
     }

@@ -28,10 +28,12 @@ mod reference;
 mod shadow;
 
 use crate::ground::sync::{Arc, AtomicU64, Mutex, MutexGuard, OnceLock, Ordering, lock};
-use crate::ground::{Error, Race, RaceAccess, RaceKind, Result, AccessKind};
-use crate::hooks::{Allocation, SubmittedLaunch, ObserverNote, DeviceObserver, CommandPosition, Touched};
-use clock::{VectorClock, StreamClock};
-use shadow::{ShadowAccess, StorageOrigin, Shadow};
+use crate::ground::{AccessKind, Error, Race, RaceAccess, RaceKind, Result};
+use crate::hooks::{
+    Allocation, CommandPosition, DeviceObserver, ObserverNote, SubmittedLaunch, Touched,
+};
+use clock::{StreamClock, VectorClock};
+use shadow::{Shadow, ShadowAccess, StorageOrigin};
 use std::collections::HashMap;
 use std::panic::Location;
 
@@ -74,7 +76,12 @@ impl Sanitizer {
     }
 
     /// The race of a launch that would come after the commands of `before`, if there is one.
-    fn race(&self, launch: &SubmittedLaunch<'_>, clock: &StreamClock, before: &VectorClock) -> Option<Race> {
+    fn race(
+        &self,
+        launch: &SubmittedLaunch<'_>,
+        clock: &StreamClock,
+        before: &VectorClock,
+    ) -> Option<Race> {
         let shadows = lock(&self.shadows);
         launch.touched.iter().find_map(|Touched { allocation, address, usage, bytes }| {
             let shadow = shadows.get(address)?;
@@ -210,7 +217,11 @@ fn mark(
 }
 
 /// The race of two accesses to the same bytes.
-fn race_between(first: &ShadowAccess, second: &ShadowAccess, bytes: std::ops::Range<usize>) -> Race {
+fn race_between(
+    first: &ShadowAccess,
+    second: &ShadowAccess,
+    bytes: std::ops::Range<usize>,
+) -> Race {
     let kind = if first.origin.id == second.origin.id {
         RaceKind::Unordered
     } else {

@@ -140,14 +140,18 @@ impl ProgramRunner {
 
     fn run(&mut self, op: &ProgramStep) {
         match op {
-            ProgramStep::New { stream, len, value } => self.make(&self.stream(stream), *len, *value),
+            ProgramStep::New { stream, len, value } => {
+                self.make(&self.stream(stream), *len, *value)
+            }
             ProgramStep::Record { stream } => self.events.push(self.stream(stream).record()),
             ProgramStep::Synchronize { stream } => self.stream(stream).synchronize().unwrap(),
             ProgramStep::Reopen { stream } => {
                 let i = stream.index(self.streams.len());
                 self.streams[i] = self.device.stream(&format!("again{i}"));
             }
-            ProgramStep::Wait { event, .. } | ProgramStep::SynchronizeEvent { event } | ProgramStep::Ask { event } => {
+            ProgramStep::Wait { event, .. }
+            | ProgramStep::SynchronizeEvent { event }
+            | ProgramStep::Ask { event } => {
                 if self.events.is_empty() {
                     return;
                 }
@@ -169,7 +173,9 @@ impl ProgramRunner {
                     assert_eq!(seen, expected);
                 }
             }
-            ProgramStep::Mix { stream, to, from, busy } => self.mix(&self.stream(stream), to, from, *busy),
+            ProgramStep::Mix { stream, to, from, busy } => {
+                self.mix(&self.stream(stream), to, from, *busy)
+            }
         }
     }
 

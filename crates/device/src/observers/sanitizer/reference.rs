@@ -5,7 +5,7 @@ use super::Sanitizer;
 use super::clock::StreamClock;
 use crate::ground::AccessKind;
 use crate::ground::sync::{Arc, lock};
-use crate::hooks::{SubmittedLaunch, CommandPosition, Touched};
+use crate::hooks::{CommandPosition, SubmittedLaunch, Touched};
 use std::ops::Range;
 
 /// A command: stream and number.
@@ -96,7 +96,8 @@ impl OrderGraph {
         earlier.any(|(block, bytes, usage, id)| {
             accesses.iter().any(|(other, theirs, how, storage)| {
                 let overlaps = bytes.start < theirs.end && theirs.start < bytes.end;
-                let conflicts = *usage == AccessKind::Write || *how == AccessKind::Write || id != storage;
+                let conflicts =
+                    *usage == AccessKind::Write || *how == AccessKind::Write || id != storage;
                 block == other && overlaps && conflicts
             })
         })

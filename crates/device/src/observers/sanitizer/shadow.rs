@@ -6,9 +6,9 @@
 //!   every earlier read that is ordered before it. So work ordered after all stored accesses is
 //!   ordered after all that ever were, and a race is never hidden by a later, ordered access.
 
-use super::clock::{VectorClock, Tag};
+use super::clock::{Tag, VectorClock};
 use crate::ground::sync::{Arc, AtomicU64};
-use crate::ground::{Owner, RaceAccess, AccessKind};
+use crate::ground::{AccessKind, Owner, RaceAccess};
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::panic::Location;
@@ -89,7 +89,11 @@ pub(super) struct Shadow {
 
 impl Shadow {
     /// The current storage of the block, as in reports.
-    pub(super) fn origin(&mut self, id: u64, make: impl FnOnce() -> StorageOrigin) -> Arc<StorageOrigin> {
+    pub(super) fn origin(
+        &mut self,
+        id: u64,
+        make: impl FnOnce() -> StorageOrigin,
+    ) -> Arc<StorageOrigin> {
         match &self.origin {
             Some(origin) if origin.id == id => origin.clone(),
             _ => self.origin.insert(Arc::new(make())).clone(),
@@ -113,8 +117,9 @@ impl Shadow {
         let touched = self.segments[first..].iter().take_while(|s| s.bytes.start < bytes.end);
         for segment in touched {
             let found = segment.marks().find(|mark| {
-                let conflicts =
-                    usage == AccessKind::Write || mark.usage == AccessKind::Write || mark.origin.id != id;
+                let conflicts = usage == AccessKind::Write
+                    || mark.usage == AccessKind::Write
+                    || mark.origin.id != id;
                 conflicts
                     && !Arc::ptr_eq(&mark.stream, stream)
                     && !before.covers(&mark.stream, mark.seq)
@@ -128,7 +133,12 @@ impl Shadow {
     }
 
     /// Records an access that was found to be ordered after every conflicting one.
-    pub(super) fn note(&mut self, bytes: &Range<usize>, mark: &Arc<ShadowAccess>, before: &VectorClock) {
+    pub(super) fn note(
+        &mut self,
+        bytes: &Range<usize>,
+        mark: &Arc<ShadowAccess>,
+        before: &VectorClock,
+    ) {
         let from = self.split(bytes.start);
         let to = self.split(bytes.end);
         let inside = self.segments.splice(from..to, []);
@@ -142,8 +152,11 @@ impl Shadow {
             });
         } else {
             let mut at = bytes.start;
-            let unused =
-                |bytes| Segment { bytes, write: None, reads: SegmentReads::from_elem(mark.clone(), 1) };
+            let unused = |bytes| Segment {
+                bytes,
+                write: None,
+                reads: SegmentReads::from_elem(mark.clone(), 1),
+            };
             for mut segment in inside {
                 if at < segment.bytes.start {
                     new.push(unused(at..segment.bytes.start));

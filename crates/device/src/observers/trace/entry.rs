@@ -2,7 +2,7 @@
 
 use crate::ground::Owner;
 use crate::ground::sync::Arc;
-use crate::hooks::{LaunchCall, Category};
+use crate::hooks::{Category, LaunchCall};
 use std::borrow::Cow;
 use std::panic::Location;
 

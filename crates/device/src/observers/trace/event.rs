@@ -3,8 +3,8 @@
 
 use super::TraceReport;
 use super::entry::{TracePlace, Waited, Worked};
-use crate::ground::{MemoryFormat, Owner, AccessKind};
-use crate::hooks::{LaunchArgument, Category};
+use crate::ground::{AccessKind, MemoryFormat, Owner};
+use crate::hooks::{Category, LaunchArgument};
 use serde::Serialize;
 use std::panic::Location;
 
@@ -138,7 +138,11 @@ impl TraceLines {
             site: String,
         }
         let args = site.map(|site| Args { site: site.to_string() });
-        self.add(&TraceEvent { cat: Some(category.name()), args, ..TraceEvent::new("B", name, at, place) });
+        self.add(&TraceEvent {
+            cat: Some(category.name()),
+            args,
+            ..TraceEvent::new("B", name, at, place)
+        });
     }
 
     pub(super) fn end(&mut self, at: u64, place: TracePlace) {
@@ -149,7 +153,10 @@ impl TraceLines {
     pub(super) fn memory(&mut self, at: u64, bytes: &[usize; Owner::ALL.len()], place: TracePlace) {
         let args: serde_json::Map<_, _> =
             Owner::ALL.iter().zip(bytes).map(|(o, &b)| (o.name().to_owned(), b.into())).collect();
-        self.add(&TraceEvent { args: Some(args), ..TraceEvent::new("C", "memory (bytes)", at, place) });
+        self.add(&TraceEvent {
+            args: Some(args),
+            ..TraceEvent::new("C", "memory (bytes)", at, place)
+        });
     }
 }
 

@@ -18,9 +18,11 @@ pub use span::TraceSpan;
 
 use crate::ground::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
 use crate::ground::{Error, Owner, Result};
-use crate::hooks::{Category, HostActivity, ObserverNote, Observed, DeviceObserver, CommandPosition, FinishedLaunch};
+use crate::hooks::{
+    Category, CommandPosition, DeviceObserver, FinishedLaunch, HostActivity, Observed, ObserverNote,
+};
 use entry::TraceEntry;
-use recorder::{FIRST_LANE, HOST_PROCESS, TraceLane, Recorder, Signal};
+use recorder::{FIRST_LANE, HOST_PROCESS, Recorder, Signal, TraceLane};
 use std::any::Any;
 use std::borrow::Cow;
 use std::fmt;

@@ -1,7 +1,7 @@
 //! Host spans: they begin and end on the lane of their thread.
 
 use super::entry::TraceEntry;
-use super::recorder::{HOST_PROCESS, TraceLane, Recorder};
+use super::recorder::{HOST_PROCESS, Recorder, TraceLane};
 use crate::ground::sync::Arc;
 use crate::hooks::Category;
 use std::borrow::Cow;
@@ -32,7 +32,8 @@ impl TraceSpan {
     ) -> TraceSpan {
         let lane = if recorder.is_on() { lane(recorder) } else { None };
         let at = recorder.now();
-        let begun = |lane: &Arc<TraceLane>| lane.push(TraceEntry::Begin { at, name, category, site });
+        let begun =
+            |lane: &Arc<TraceLane>| lane.push(TraceEntry::Begin { at, name, category, site });
         TraceSpan { lane: lane.filter(begun), of_thread: PhantomData }
     }
 }

@@ -4,7 +4,7 @@ use super::TraceReport;
 use super::entry::{TraceEntry, TracePlace, Waited, Worked};
 use super::event::{TraceLines, tail};
 use super::file::TraceFile;
-use super::recorder::{HOST_PROCESS, TraceLane, Recorder, Signal};
+use super::recorder::{HOST_PROCESS, Recorder, Signal, TraceLane};
 use crate::ground::sync::{Arc, Ordering, lock};
 use crate::ground::{Error, Owner, Result};
 use std::collections::{HashMap, VecDeque};

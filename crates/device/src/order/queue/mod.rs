@@ -16,20 +16,20 @@
 //!
 //! - On a CUDA device nothing waits in a queue: a command is issued to the device as it is
 //!   submitted, under the queue's lock, and the device orders it. `completed` is not used then; the
-//!   stream's track knows how far the device is.
+//!   stream's cuda_queue knows how far the device is.
 //!
 //! The models in `model` check these; each names the module of its invariant.
 
 mod run;
 
 use super::shared::DeviceShared;
-use crate::execution::cuda::{OnComplete, CudaQueue};
+use crate::execution::cuda::{CudaQueue, OnComplete};
 use crate::execution::{Executor, Work};
 use crate::ground::sync::{
     Arc, AtomicSeq, Condvar, Mutex, MutexGuard, OnceLock, Ordering, lock, spin_until, wait_on,
 };
 use crate::ground::{Error, Result};
-use crate::hooks::{Observed, DeviceObservers, CommandPosition, FinishedLaunch};
+use crate::hooks::{CommandPosition, DeviceObservers, FinishedLaunch, Observed};
 use smallvec::SmallVec;
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -67,14 +67,14 @@ impl Access {
 
     /// Whether work on `stream` needs no wait for this access.
     pub(crate) fn is_ordered_before(&self, stream: &Arc<StreamState>) -> bool {
-        self.is_on(stream) || self.stream.shares_lane(stream) || self.is_done()
+        self.is_on(stream) || self.stream.shares_cuda_stream(stream) || self.is_done()
     }
 
     /// Whether it is known to be done, without a look at the device. For what only saves work.
     pub(crate) fn seems_done(&self) -> bool {
-        match self.stream.track() {
+        match self.stream.cuda_queue() {
             None => self.is_done(),
-            Some(track) => track.seems_done(self.seq),
+            Some(cuda_queue) => cuda_queue.seems_done(self.seq),
         }
     }
 }
@@ -170,7 +170,12 @@ impl StreamQueue {
 }
 
 impl StreamState {
-    pub(crate) fn new(shared: Arc<DeviceShared>, engine: StreamEngine, id: u64, name: &str) -> Self {
+    pub(crate) fn new(
+        shared: Arc<DeviceShared>,
+        engine: StreamEngine,
+        id: u64,
+        name: &str,
+    ) -> Self {
         let observers = shared.observers.clone();
         StreamState {
             id,
@@ -197,21 +202,21 @@ impl StreamState {
     pub(crate) fn is_done(&self, seq: u64) -> bool {
         match &self.engine {
             StreamEngine::Cpu(_) => self.completed.load(Ordering::Acquire) >= seq,
-            StreamEngine::Cuda(track) => track.is_done(seq),
+            StreamEngine::Cuda(cuda_queue) => cuda_queue.is_done(seq),
         }
     }
 
     /// Whether a CUDA device carries out the commands of both in the order of their submission.
-    fn shares_lane(&self, other: &StreamState) -> bool {
-        let tracks = self.track().zip(other.track());
-        tracks.is_some_and(|(a, b)| a.shares_lane(b))
+    fn shares_cuda_stream(&self, other: &StreamState) -> bool {
+        let queues = self.cuda_queue().zip(other.cuda_queue());
+        queues.is_some_and(|(a, b)| a.shares_cuda_stream(b))
     }
 
-    /// Its track on a CUDA device; `None` on the processor.
-    pub(crate) fn track(&self) -> Option<&CudaQueue> {
+    /// Its cuda_queue on a CUDA device; `None` on the processor.
+    pub(crate) fn cuda_queue(&self) -> Option<&CudaQueue> {
         match &self.engine {
             StreamEngine::Cpu(_) => None,
-            StreamEngine::Cuda(track) => Some(track),
+            StreamEngine::Cuda(cuda_queue) => Some(cuda_queue),
         }
     }
 
@@ -224,16 +229,16 @@ impl StreamState {
     pub(crate) fn is_full(&self, queue: &StreamQueue) -> bool {
         match &self.engine {
             StreamEngine::Cpu(_) => queue.commands.len() >= CAPACITY,
-            StreamEngine::Cuda(track) => track.behind(queue.submitted) >= IN_FLIGHT,
+            StreamEngine::Cuda(cuda_queue) => cuda_queue.backlog(queue.submitted) >= IN_FLIGHT,
         }
     }
 
     /// Sleeps until the queue has room; `queue` is its locked guard.
     pub(crate) fn wait_for_space(&self, mut queue: MutexGuard<'_, StreamQueue>) {
-        if let StreamEngine::Cuda(track) = &self.engine {
+        if let StreamEngine::Cuda(cuda_queue) = &self.engine {
             let last = queue.submitted;
             drop(queue);
-            return track.wait(last.saturating_sub(IN_FLIGHT / 2));
+            return cuda_queue.wait(last.saturating_sub(IN_FLIGHT / 2));
         }
         while self.is_full(&queue) {
             queue.blocked += 1;
@@ -252,9 +257,9 @@ impl StreamState {
     ) -> u64 {
         let executor = match &self.engine {
             StreamEngine::Cpu(executor) => executor,
-            StreamEngine::Cuda(track) => {
+            StreamEngine::Cuda(cuda_queue) => {
                 let edges: SmallVec<[Edge; 4]> = edges.into_iter().collect();
-                return self.issue(track, queue, &edges, work);
+                return self.issue(cuda_queue, queue, &edges, work);
             }
         };
         for edge in edges {
@@ -278,33 +283,34 @@ impl StreamState {
     /// Hands waits and optionally work to the device; returns the number of the last command.
     fn issue(
         self: &Arc<Self>,
-        track: &CudaQueue,
+        cuda_queue: &CudaQueue,
         mut queue: MutexGuard<'_, StreamQueue>,
         edges: &[Edge],
         mut work: Option<Work>,
     ) -> u64 {
         queue.submitted += edges.len() as u64 + u64::from(work.is_some());
         let seq = queue.submitted;
-        let told = work.as_mut().and_then(|work| self.told(seq, work));
+        let on_complete = work.as_mut().and_then(|work| self.on_complete(seq, work));
         let waits = edges.iter().filter_map(|Edge { access, .. }| {
             // A wait for a stream of another kind of device is over by now: see `wait_for`.
-            Some((access.stream.track()?, access.seq))
+            Some((access.stream.cuda_queue()?, access.seq))
         });
         let task = work.map(|work| match work {
             Work::Cuda(task) => *task,
             _ => unreachable!("a launch makes a task for a CUDA device"),
         });
-        track.issue(seq, waits, task, told);
+        cuda_queue.issue(seq, waits, task, on_complete);
         seq
     }
 
     /// Tells the observers of a work once the device has run it; `None` without any.
-    fn told(self: &Arc<Self>, seq: u64, work: &mut Work) -> Option<OnComplete> {
+    fn on_complete(self: &Arc<Self>, seq: u64, work: &mut Work) -> Option<OnComplete> {
         let asked = work.take_asked()?;
         let (stream, operation, site) = (self.clone(), work.operation(), work.site());
         Some(Box::new(move |start, end| {
             let at = stream.position(seq);
-            let ran = FinishedLaunch { at, operation, site, asked: &asked, start, end, dropped: false };
+            let ran =
+                FinishedLaunch { at, operation, site, asked: &asked, start, end, dropped: false };
             stream.observers.tell(|observer| observer.launch_ran(&ran));
         }))
     }
@@ -312,7 +318,7 @@ impl StreamState {
     /// Blocks the calling host thread until the command with this number is done.
     pub(crate) fn wait_host(&self, seq: u64) {
         match &self.engine {
-            StreamEngine::Cuda(track) => track.wait(seq),
+            StreamEngine::Cuda(cuda_queue) => cuda_queue.wait(seq),
             StreamEngine::Cpu(executor) => {
                 // While streams wait for a worker, this thread's core is one that a worker needs. A
                 // worker that spins takes a stream within fewer looks.
@@ -346,8 +352,8 @@ impl StreamState {
     /// Returns an error if the result of the command with this number was lost, to a panic or with
     /// the device. Reliable for completed commands; for others the error may come later.
     pub(crate) fn check_result(&self, seq: u64) -> Result<()> {
-        if let StreamEngine::Cuda(track) = &self.engine {
-            return track.check();
+        if let StreamEngine::Cuda(cuda_queue) = &self.engine {
+            return cuda_queue.check();
         }
         match self.failure.get() {
             Some(failure) if failure.seq <= seq => {

@@ -1,7 +1,10 @@
 //! How a worker runs the commands of a stream of the processor, and what a kernel's panic does.
 
-use super::{StreamCommand, Edge, StreamEngine, StreamFailure, KernelPanic, QueueState, StreamQueue, RESUME_AT, StreamState};
-use crate::execution::{TaskEnd, Task, Work, discard};
+use super::{
+    Edge, KernelPanic, QueueState, RESUME_AT, StreamCommand, StreamEngine, StreamFailure,
+    StreamQueue, StreamState,
+};
+use crate::execution::{Task, TaskEnd, Work, discard};
 use crate::ground::Error;
 use crate::ground::sync::{Arc, MutexGuard, Ordering, TURN};
 use crate::hooks::FinishedLaunch;
@@ -23,7 +26,8 @@ impl StreamState {
         let (asked, dropped) = (&asked, self.failure.get().is_some());
         let start = Instant::now();
         self.run_work(work);
-        let ran = FinishedLaunch { at, operation, site, asked, start, end: Instant::now(), dropped };
+        let ran =
+            FinishedLaunch { at, operation, site, asked, start, end: Instant::now(), dropped };
         self.observers.tell(|observer| observer.launch_ran(&ran));
     }
 
@@ -68,10 +72,10 @@ impl StreamState {
     /// already have it: the caller must not touch it any more.
     fn park_for(self: &Arc<Self>, edge: &Edge) -> bool {
         let producer = &edge.access.stream;
-        if let StreamEngine::Cuda(track) = &producer.engine {
-            track.wait(edge.access.seq); // nothing would wake this stream
+        if let StreamEngine::Cuda(cuda_queue) = &producer.engine {
+            cuda_queue.wait(edge.access.seq); // nothing would wake this stream
             if edge.propagates
-                && let Err(error) = track.check()
+                && let Err(error) = cuda_queue.check()
             {
                 self.fail(self.lost(producer, &error));
             }
@@ -113,7 +117,10 @@ impl StreamState {
     }
 
     /// Wakes the host threads and streams whose wait is over.
-    fn wake_waiters<'a>(&'a self, mut queue: MutexGuard<'a, StreamQueue>) -> MutexGuard<'a, StreamQueue> {
+    fn wake_waiters<'a>(
+        &'a self,
+        mut queue: MutexGuard<'a, StreamQueue>,
+    ) -> MutexGuard<'a, StreamQueue> {
         if queue.host_wake_at != u64::MAX && self.is_done(queue.host_wake_at) {
             queue.host_wake_at = u64::MAX;
             self.done.notify_all();

@@ -1,8 +1,8 @@
 //! CUDA kernels of the tests, declared.
 
-use meristem_device::{Call, Kernel, Operand, Source};
+use meristem_device::{Call, Kernel, KernelSource, Operand};
 
-static KERNELS: Source = Source {
+static KERNELS: KernelSource = KernelSource {
     name: "tests/all/cuda/kernels.cu",
     text: include_str!("../cuda/kernels.cu"),
     headers: &[],
@@ -59,7 +59,7 @@ pub(crate) mod cuda {
         pub(crate) from: i64,
     }
 
-    static WRONG: Source = Source {
+    static WRONG: KernelSource = KernelSource {
         name: "tests/wrong.cu",
         text: "extern \"C\" __global__ void wrong(int x { }",
         headers: &[],

@@ -4,8 +4,8 @@ use super::{LANES, empty, gpu, no_cpu_kernel, run_set};
 use crate::common::kernels::{mix, set};
 use crate::common::{cpu, filled, open};
 use meristem_device::{
-    Act, Ahead, DType, Device, DeviceId, Error, Launches, Owner, Piece, Policy, Program, Stream,
-    Tensor, read_back_as,
+    Act, DType, Device, DeviceId, Error, Launches, Owner, Piece, PlannedLaunch, Program,
+    ScopePolicy, Stream, Tensor, read_back_as,
 };
 
 const LEN: usize = 150;
@@ -17,7 +17,7 @@ fn whole(arguments: usize) -> impl Iterator<Item = Piece> {
 
 /// x = 3 x + i + a of two tensors, twice.
 fn twice() -> Program {
-    let call = || mix(1, LEN).of(whole(2));
+    let call = || mix(1, LEN).with_pieces(whole(2));
     vec![call(), call()].into()
 }
 
@@ -47,7 +47,7 @@ fn launches_side_by_side_are_one_and_leave_what_each_would() {
     for lanes in LANES {
         let device = gpu(lanes);
         let streams = streams(&device, 7);
-        let programs = [twice(), Program::from(vec![mix(1, LEN).of(whole(2))])];
+        let programs = [twice(), Program::from(vec![mix(1, LEN).with_pieces(whole(2))])];
         let states: Vec<Tensor> = streams.iter().map(|s| filled(s, LEN, 1)).collect();
         let ring: [Vec<Tensor>; 2] =
             [5, 6].map(|value| streams.iter().map(|s| filled(s, LEN, value)).collect());
@@ -60,7 +60,7 @@ fn launches_side_by_side_are_one_and_leave_what_each_would() {
                 n => (&ring[n as usize % 2], 5 + n % 2),
             };
             let before = device.counts();
-            let scope = (round > 0).then(|| device.hot_scope("step", Policy::Deny));
+            let scope = (round > 0).then(|| device.hot_scope("step", ScopePolicy::Deny));
             let mut launches = Launches::default();
             for (i, stream) in streams.iter().enumerate() {
                 let tensors = (stream, &batch[i], &states[i]);
@@ -184,7 +184,7 @@ fn building_a_graph_counts_as_an_allocation_that_a_hot_scope_refuses() {
         launches
     };
     let first = launches(); // loads the kernels
-    let scope = device.hot_scope("step", Policy::Deny);
+    let scope = device.hot_scope("step", ScopePolicy::Deny);
     let error = first.run().unwrap_err();
     assert!(
         matches!(error, Error::HotScope { act: Act::Allocate, operation: "build a graph", .. }),
@@ -200,20 +200,25 @@ fn building_a_graph_counts_as_an_allocation_that_a_hot_scope_refuses() {
 fn a_graph_that_was_prepared_is_not_built_in_a_hot_scope() {
     let (device, host) = (gpu(2), cpu(1));
     let (program, streams) = (twice(), streams(&device, 3));
-    let ahead =
-        |stream| Ahead { stream, operation: "twice", program: program.clone(), arguments: 2 };
+    let ahead = |stream| PlannedLaunch {
+        stream,
+        operation: "twice",
+        program: program.clone(),
+        arguments: 2,
+    };
     let worker = host.stream("w");
     let before = device.counts();
     Launches::prepare(streams.iter().chain([&worker]).map(ahead).collect()).unwrap();
     assert_eq!((device.counts() - before).allocations, 1);
     // Calls over whole arguments are no graph.
     let whole = Program::from(set(LEN, 9));
-    let ahead = Ahead { stream: &streams[0], operation: "set", program: whole, arguments: 1 };
+    let ahead =
+        PlannedLaunch { stream: &streams[0], operation: "set", program: whole, arguments: 1 };
     Launches::prepare(vec![ahead]).unwrap();
     assert_eq!((device.counts() - before).allocations, 1);
     let states: Vec<Tensor> = streams.iter().map(|s| filled(s, LEN, 2)).collect();
     let inputs: Vec<Tensor> = streams.iter().map(|s| filled(s, LEN, 1)).collect();
-    let scope = device.hot_scope("step", Policy::Deny);
+    let scope = device.hot_scope("step", ScopePolicy::Deny);
     let mut launches = Launches::default();
     for i in 0..3 {
         add(&mut launches, &program, (&streams[i], &inputs[i], &states[i])).unwrap();
@@ -265,7 +270,7 @@ fn graphs_that_were_forgotten_are_built_again() {
 #[test]
 fn devices_are_taken_apart() {
     let devices = [gpu(1), cpu(1), gpu(2)];
-    let placed = Program::from(vec![set(LEN, 9).of(whole(1))]);
+    let placed = Program::from(vec![set(LEN, 9).with_pieces(whole(1))]);
     for program in [placed, Program::from(set(LEN, 9))] {
         let streams: Vec<Stream> =
             (0..6).map(|i| devices[i % 3].stream(&format!("s{i}"))).collect();

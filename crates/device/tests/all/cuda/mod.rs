@@ -9,8 +9,8 @@ use crate::common::kernels::cuda::{LINE, Line, MISSING, SUM_BLOCKS, TRAP, WRONG_
 use crate::common::kernels::{mix, set};
 use crate::common::{cpu, filled, open};
 use meristem_device::{
-    Act, Call, CudaError, DType, Device, DeviceId, DeviceOptions, Error, Fill, Group, Owner,
-    Policy, Property, Stream, Tensor, Trace, read_back_as,
+    Act, Call, CudaError, DType, Device, DeviceId, DeviceOptions, Error, Fill, LaunchGroup, Owner,
+    Property, ScopePolicy, Stream, Tensor, Trace, read_back_as,
 };
 
 /// Numbers of lanes for which results must be the same.
@@ -148,7 +148,7 @@ fn a_group_runs_from_one_state() {
         let (a, b) = (device.stream("a"), device.stream("b"));
         let x = Tensor::zeros(&a, [200], DType::U32, Owner::Other).unwrap();
         let (first, second) = (x.view(0, [100]).unwrap(), x.view(100, [100]).unwrap());
-        let mut group = Group::default();
+        let mut group = LaunchGroup::default();
         let launch = a.launch("set").write(&first).gpu(|| set(100, 1));
         launch.join(&mut group, no_cpu_kernel).unwrap();
         let launch = b.launch("set").write(&second).gpu(|| set(100, 2));
@@ -194,7 +194,7 @@ fn loading_kernels_counts_as_a_wait_that_a_hot_scope_refuses() {
     let device = gpu(1);
     let stream = device.stream("s");
     let x = empty(&stream, 10);
-    let scope = device.hot_scope("step", Policy::Deny);
+    let scope = device.hot_scope("step", ScopePolicy::Deny);
     let error = crate::common::set(&stream, &x, 1).unwrap_err();
     assert!(
         matches!(error, Error::HotScope { act: Act::Synchronize, operation: "load kernels", .. }),
@@ -202,7 +202,7 @@ fn loading_kernels_counts_as_a_wait_that_a_hot_scope_refuses() {
     );
     drop(scope);
     run_set(&stream, &x, 1);
-    let scope = device.hot_scope("step", Policy::Deny);
+    let scope = device.hot_scope("step", ScopePolicy::Deny);
     run_set(&stream, &x, 2);
     drop(scope);
     assert_eq!(x.to_vec::<u32>().unwrap(), [2; 10]);

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Instant;
 
 use meristem::comm::{
-    CommOptions, Communicator, Keep, Order, PhaseMemory, Reduction, Sparse, SparseSum, Sum,
+    CommOptions, Communicator, Keep, PhaseMemory, Reduction, Sparse, SparseSum, Sum, SumOrder,
 };
 use meristem::device::{
     DType, Device, DeviceId, DeviceOptions, Error as DeviceError, Fill, Owner, Stream, Tensor,
@@ -314,7 +314,7 @@ impl Rank {
                     input,
                     output,
                     reduction: Reduction::Sum,
-                    order: Order::Rank,
+                    order: SumOrder::Rank,
                 })?,
             }
             self.settle()?;

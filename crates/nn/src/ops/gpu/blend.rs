@@ -1,7 +1,7 @@
 //! Calls for [`ops::blend`](crate::ops::blend).
 
 use bytemuck::{Pod, Zeroable};
-use meristem_device::{Call, Kernel, Operand, Source};
+use meristem_device::{Call, Kernel, KernelSource, Operand};
 use smallvec::smallvec;
 
 use super::divisor::Divisor;
@@ -9,7 +9,7 @@ use super::{Emission, READ, WRITE, emitted, kernel, plain, read, source, write};
 use crate::kernels::blend::BlendMode;
 use crate::ops::blend::{Blend, Op};
 
-pub(super) static SOURCE: Source = source!("blend.cu");
+pub(super) static SOURCE: KernelSource = source!("blend.cu");
 
 static FORWARD: Kernel =
     kernel::<Mix>(&SOURCE, "blend_forward", &[READ, READ, READ, READ, READ, WRITE]);

@@ -3,7 +3,7 @@
 mod window;
 
 use bytemuck::{Pod, Zeroable};
-use meristem_device::{Call, Header, Kernel, Operand, Source};
+use meristem_device::{Call, Kernel, KernelHeader, KernelSource, Operand};
 use smallvec::smallvec;
 
 use super::{
@@ -16,21 +16,22 @@ use crate::ops::conv::{Op, Product};
 use crate::precision::Precision;
 
 /// Headers of this family.
-static CONV_HEADERS: [[Header; 6]; 3] = product_headers![
-    Header { name: c"conv.cuh", text: include_str!("conv/conv.cuh") },
-    Header { name: c"tile.cuh", text: include_str!("conv/tile.cuh") },
-    Header { ..HEADERS[0] },
-    Header { ..HEADERS[3] },
-    Header { ..HEADERS[4] },
+static CONV_HEADERS: [[KernelHeader; 6]; 3] = product_headers![
+    KernelHeader { name: c"conv.cuh", text: include_str!("conv/conv.cuh") },
+    KernelHeader { name: c"tile.cuh", text: include_str!("conv/tile.cuh") },
+    KernelHeader { ..HEADERS[0] },
+    KernelHeader { ..HEADERS[3] },
+    KernelHeader { ..HEADERS[4] },
 ];
 
 /// Convolutions of any shape.
-pub(super) static ANY: [Source; 3] = product_sources!(CONV_HEADERS, "conv/any.cu");
+pub(super) static ANY: [KernelSource; 3] = product_sources!(CONV_HEADERS, "conv/any.cu");
 /// One filter for each channel.
-pub(super) static DEPTHWISE: [Source; 3] = product_sources!(CONV_HEADERS, "conv/depthwise.cu");
+pub(super) static DEPTHWISE: [KernelSource; 3] =
+    product_sources!(CONV_HEADERS, "conv/depthwise.cu");
 /// 3 × 3 with stride 1.
-pub(super) static WINDOW: [Source; 3] = product_sources!(CONV_HEADERS, "conv/window.cu");
-pub(super) static SUMS: Source = source!("conv/sums.cu");
+pub(super) static WINDOW: [KernelSource; 3] = product_sources!(CONV_HEADERS, "conv/window.cu");
+pub(super) static SUMS: KernelSource = source!("conv/sums.cu");
 
 /// x, w, bias, y.
 const FORWARD_OPERANDS: [Operand; 4] = [READ, READ, READ, WRITE];

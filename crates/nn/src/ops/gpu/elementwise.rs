@@ -1,7 +1,7 @@
 //! Calls for [`ops::elementwise`](crate::ops::elementwise).
 
 use bytemuck::{Pod, Zeroable};
-use meristem_device::{Call, Kernel, Source};
+use meristem_device::{Call, Kernel, KernelSource};
 use smallvec::smallvec;
 
 use super::divisor::Divisor;
@@ -10,7 +10,7 @@ use super::{Emission, READ, WRITE, emitted, kernel, plain, read, source, write};
 use crate::kernels::ImageShape;
 use crate::ops::elementwise::{Function, Op};
 
-pub(super) static SOURCE: Source = source!("elementwise.cu");
+pub(super) static SOURCE: KernelSource = source!("elementwise.cu");
 
 static FILL: Kernel = kernel::<f32>(&SOURCE, "fill", &[WRITE]);
 static MULTIPLY: Kernel = kernel::<f32>(&SOURCE, "multiply", &[WRITE]);

@@ -4,13 +4,13 @@
 //! scratch, `[blocks][loss, hits, squares]` in f64, and one block adds them up.
 
 use bytemuck::{Pod, Zeroable};
-use meristem_device::{Call, Kernel, Operand, Source};
+use meristem_device::{Call, Kernel, KernelSource, Operand};
 use smallvec::smallvec;
 
 use super::{At, Emission, Emitted, READ, WRITE, emitted, kernel, read, source, write};
 use crate::ops::loss::{Logits, Op};
 
-pub(super) static SOURCE: Source = source!("loss.cu");
+pub(super) static SOURCE: KernelSource = source!("loss.cu");
 
 const LABELS: Operand = Operand::read::<u32>();
 const SUMS: Operand = Operand::read::<f64>();

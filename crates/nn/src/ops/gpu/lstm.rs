@@ -2,7 +2,7 @@
 //! sequence in one block. No scratch is needed.
 
 use bytemuck::{Pod, Zeroable};
-use meristem_device::{Call, Kernel, Source};
+use meristem_device::{Call, Kernel, KernelSource};
 use smallvec::smallvec;
 
 use super::{Emission, READ, WRITE, conv, emitted, kernel, read, source, write};
@@ -11,7 +11,7 @@ use crate::kernels::pad16;
 use crate::ops::conv::Product;
 use crate::ops::lstm::Op;
 
-pub(super) static SOURCE: Source = source!("lstm.cu");
+pub(super) static SOURCE: KernelSource = source!("lstm.cu");
 
 static FORWARD: Kernel = kernel::<Shape>(
     &SOURCE,

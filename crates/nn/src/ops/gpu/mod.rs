@@ -34,25 +34,25 @@ mod state;
 mod windows;
 
 use bytemuck::Pod;
-use meristem_device::{Call, Header, Kernel, Operand, Piece, Source};
+use meristem_device::{Call, Kernel, KernelHeader, KernelSource, Operand, Piece};
 use smallvec::SmallVec;
 
 use crate::ops::{Op, Signature, Target};
 use crate::precision::Precision;
 
-/// Header of the families' kernels.
-static HEADERS: [Header; 5] = [
-    Header { name: c"nn.cuh", text: include_str!("nn.cuh") },
-    Header { name: c"norm.cuh", text: include_str!("norm.cuh") },
-    Header { name: c"policy.cuh", text: include_str!("policy.cuh") },
-    Header { name: c"window.cuh", text: include_str!("window.cuh") },
-    Header { name: c"mma.cuh", text: include_str!("mma.cuh") },
+/// KernelHeader of the families' kernels.
+static HEADERS: [KernelHeader; 5] = [
+    KernelHeader { name: c"nn.cuh", text: include_str!("nn.cuh") },
+    KernelHeader { name: c"norm.cuh", text: include_str!("norm.cuh") },
+    KernelHeader { name: c"policy.cuh", text: include_str!("policy.cuh") },
+    KernelHeader { name: c"window.cuh", text: include_str!("window.cuh") },
+    KernelHeader { name: c"mma.cuh", text: include_str!("mma.cuh") },
 ];
 
 /// A family's file of kernels.
 macro_rules! source {
     ($file:literal) => {
-        meristem_device::Source {
+        meristem_device::KernelSource {
             name: concat!("crates/nn/src/ops/gpu/", $file),
             text: include_str!($file),
             headers: &$crate::ops::gpu::HEADERS,
@@ -72,7 +72,7 @@ macro_rules! product_headers {
         [$(product_headers!(@one $headers $product)),*]
     };
     (@one [$($header:expr),*] $product:literal) => {
-        [$($header,)* Header { name: c"product.cuh", text: include_str!($product) }]
+        [$($header,)* KernelHeader { name: c"product.cuh", text: include_str!($product) }]
     };
 }
 use product_headers;
@@ -81,9 +81,9 @@ use product_headers;
 macro_rules! product_sources {
     ($headers:ident, $file:literal) => {
         [
-            Source { headers: &$headers[0], ..$crate::ops::gpu::source!($file) },
-            Source { headers: &$headers[1], ..$crate::ops::gpu::source!($file) },
-            Source { headers: &$headers[2], ..$crate::ops::gpu::source!($file) },
+            KernelSource { headers: &$headers[0], ..$crate::ops::gpu::source!($file) },
+            KernelSource { headers: &$headers[1], ..$crate::ops::gpu::source!($file) },
+            KernelSource { headers: &$headers[2], ..$crate::ops::gpu::source!($file) },
         ]
     };
 }
@@ -95,7 +95,7 @@ const WRITE: Operand = Operand::write::<f32>();
 
 /// A kernel of a family, with a struct of values of type `V`; `()` for none.
 const fn kernel<V>(
-    source: &'static Source,
+    source: &'static KernelSource,
     entry: &'static str,
     operands: &'static [Operand],
 ) -> Kernel {
@@ -104,7 +104,7 @@ const fn kernel<V>(
 
 /// A kernel that multiplies, for each precision.
 const fn product_kernels<V>(
-    sources: &'static [Source; 3],
+    sources: &'static [KernelSource; 3],
     entry: &'static str,
     operands: &'static [Operand],
 ) -> [Kernel; 3] {
@@ -177,7 +177,7 @@ impl Emitted {
     /// The call, with its operands where `lies` says that the operation's reads (`false`) and
     /// writes (`true`) lie.
     pub(crate) fn place(self, lies: impl Fn(bool, usize) -> Piece) -> Call {
-        self.call.of(self.operands.into_iter().map(|At { written, index, part }| {
+        self.call.with_pieces(self.operands.into_iter().map(|At { written, index, part }| {
             let whole = lies(written, index);
             let (first, len) = part.filter(|_| whole.len > 0).unwrap_or((0, whole.len));
             Piece { start: whole.start + first * size_of::<f32>(), len, ..whole }
@@ -186,7 +186,7 @@ impl Emitted {
 }
 
 /// Kernels of all families, apart from those that multiply.
-static SOURCES: [&Source; 14] = [
+static SOURCES: [&KernelSource; 14] = [
     &blend::SOURCE,
     &conv::SUMS,
     &elementwise::SOURCE,
@@ -204,11 +204,11 @@ static SOURCES: [&Source; 14] = [
 ];
 
 /// Kernels that multiply, for each precision.
-static PRODUCTS: [&[Source; 3]; 5] =
+static PRODUCTS: [&[KernelSource; 3]; 5] =
     [&conv::ANY, &conv::DEPTHWISE, &conv::WINDOW, &stage::FORWARD, &stage::BACKWARD];
 
 /// All kernels of all families, with products of this precision.
-pub(crate) fn sources(precision: Precision) -> Vec<&'static Source> {
+pub(crate) fn sources(precision: Precision) -> Vec<&'static KernelSource> {
     let products = PRODUCTS.iter().map(|each| by_precision(each, precision));
     SOURCES.into_iter().chain(products).collect()
 }

@@ -1,7 +1,7 @@
 //! Calls for [`ops::norm`](crate::ops::norm).
 
 use bytemuck::{Pod, Zeroable};
-use meristem_device::{Call, Kernel, Operand, Source};
+use meristem_device::{Call, Kernel, KernelSource, Operand};
 use smallvec::smallvec;
 
 use super::divisor::Divisor;
@@ -10,8 +10,8 @@ use crate::kernels::ImageShape;
 use crate::kernels::norm::Activation;
 use crate::ops::norm::{BatchNorm, GroupNorm, Op};
 
-pub(super) static SOURCE: Source = source!("norm.cu");
-pub(super) static GROUP: Source = source!("group_norm.cu");
+pub(super) static SOURCE: KernelSource = source!("norm.cu");
+pub(super) static GROUP: KernelSource = source!("group_norm.cu");
 
 const READ_SUMS: Operand = Operand::read::<f64>();
 const WRITE_SUMS: Operand = Operand::write::<f64>();

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
-use meristem_device::{Call, Kernel, Operand, Source};
+use meristem_device::{Call, Kernel, KernelSource, Operand};
 use smallvec::smallvec;
 
 use super::{Emission, READ, WRITE, emitted, kernel, plain, read, source, write};
@@ -15,7 +15,7 @@ use crate::graph::Optimiser;
 use crate::kernels::optim::{AdamConfig, AdamStep, SgdConfig};
 use crate::ops::optim::Op;
 
-pub(super) static SOURCE: Source = source!("optim.cu");
+pub(super) static SOURCE: KernelSource = source!("optim.cu");
 
 const SUMS: Operand = Operand::read::<f64>();
 const METRICS: Operand = Operand::write::<f64>();

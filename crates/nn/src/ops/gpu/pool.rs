@@ -1,7 +1,7 @@
 //! Calls for [`ops::pool`](crate::ops::pool).
 
 use bytemuck::{Pod, Zeroable};
-use meristem_device::{Call, Kernel, Operand, Source};
+use meristem_device::{Call, Kernel, KernelSource, Operand};
 use smallvec::smallvec;
 
 use super::divisor::Divisor;
@@ -11,7 +11,7 @@ use crate::kernels::ImageShape;
 use crate::kernels::pool::PoolShape;
 use crate::ops::pool::Op;
 
-pub(super) static SOURCE: Source = source!("pool.cu");
+pub(super) static SOURCE: KernelSource = source!("pool.cu");
 
 const READ_BYTES: Operand = Operand::read::<u8>();
 const WRITE_BYTES: Operand = Operand::write::<u8>();

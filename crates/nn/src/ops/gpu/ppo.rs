@@ -2,7 +2,7 @@
 //! what each row adds to the sums, `[columns][rows]` in f64.
 
 use bytemuck::{Pod, Zeroable};
-use meristem_device::{Call, Kernel, Operand, Source};
+use meristem_device::{Call, Kernel, KernelSource, Operand};
 use smallvec::smallvec;
 
 use super::policy::{Heads, WORDS, by_row, table};
@@ -10,7 +10,7 @@ use super::{Emission, READ, WRITE, emitted, kernel, read, source, write};
 use crate::kernels::ppo::PpoLoss;
 use crate::ops::ppo::{Op, Pass};
 
-pub(super) static SOURCE: Source = source!("ppo.cu");
+pub(super) static SOURCE: KernelSource = source!("ppo.cu");
 
 const MASKS: Operand = Operand::read::<u8>();
 const SUMS: Operand = Operand::read::<f64>();

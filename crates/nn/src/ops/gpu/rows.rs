@@ -1,7 +1,7 @@
 //! Calls for [`ops::rows`](crate::ops::rows).
 
 use bytemuck::{Pod, Zeroable};
-use meristem_device::{Call, Kernel, Operand, Source};
+use meristem_device::{Call, Kernel, KernelSource, Operand};
 use smallvec::smallvec;
 
 use super::divisor::Divisor;
@@ -9,7 +9,7 @@ use super::{Emission, READ, WRITE, emitted, kernel, plain, read, source, write};
 use crate::kernels::rows::Columns;
 use crate::ops::rows::{Lookup, Op};
 
-pub(super) static SOURCE: Source = source!("rows.cu");
+pub(super) static SOURCE: KernelSource = source!("rows.cu");
 
 const READ_INDICES: Operand = Operand::read::<u32>();
 

@@ -1,7 +1,7 @@
 //! Calls for [`ops::sample`](crate::ops::sample).
 
 use bytemuck::{Pod, Zeroable};
-use meristem_device::{Kernel, Operand, Source};
+use meristem_device::{Kernel, KernelSource, Operand};
 use smallvec::smallvec;
 
 use super::policy::{Heads, WORDS, by_row, table};
@@ -9,7 +9,7 @@ use super::{Emission, READ, WRITE, emitted, kernel, read, source, write};
 use crate::kernels::sample::Sampler;
 use crate::ops::sample::Op;
 
-pub(super) static SOURCE: Source = source!("sample.cu");
+pub(super) static SOURCE: KernelSource = source!("sample.cu");
 
 const CHOICES: Operand = Operand::write::<u32>();
 const MASKS: Operand = Operand::write::<u8>();

@@ -3,7 +3,7 @@
 mod tile;
 
 use bytemuck::{Pod, Zeroable};
-use meristem_device::{Call, Header, Kernel, Operand, Source};
+use meristem_device::{Call, Kernel, KernelHeader, KernelSource, Operand};
 use smallvec::smallvec;
 
 use self::tile::{Fit, Tile};
@@ -18,18 +18,19 @@ use crate::ops::stage::{Data, Head, Op, Stage};
 use crate::precision::Precision;
 
 /// Headers of this family.
-static STAGE_HEADERS: [[Header; 6]; 3] = product_headers![
-    Header { name: c"stage.cuh", text: include_str!("stage/stage.cuh") },
-    Header { ..HEADERS[0] },
-    Header { ..HEADERS[1] },
-    Header { ..HEADERS[3] },
-    Header { ..HEADERS[4] },
+static STAGE_HEADERS: [[KernelHeader; 6]; 3] = product_headers![
+    KernelHeader { name: c"stage.cuh", text: include_str!("stage/stage.cuh") },
+    KernelHeader { ..HEADERS[0] },
+    KernelHeader { ..HEADERS[1] },
+    KernelHeader { ..HEADERS[3] },
+    KernelHeader { ..HEADERS[4] },
 ];
 
-pub(super) static FORWARD: [Source; 3] = product_sources!(STAGE_HEADERS, "stage/forward.cu");
-pub(super) static BACKWARD: [Source; 3] = product_sources!(STAGE_HEADERS, "stage/backward.cu");
-pub(super) static HEAD: Source =
-    Source { headers: &STAGE_HEADERS[0], ..super::source!("stage/head.cu") };
+pub(super) static FORWARD: [KernelSource; 3] = product_sources!(STAGE_HEADERS, "stage/forward.cu");
+pub(super) static BACKWARD: [KernelSource; 3] =
+    product_sources!(STAGE_HEADERS, "stage/backward.cu");
+pub(super) static HEAD: KernelSource =
+    KernelSource { headers: &STAGE_HEADERS[0], ..super::source!("stage/head.cu") };
 
 const TICKETS: Operand = Operand::write::<u32>();
 const SUMS: Operand = Operand::write::<f64>();

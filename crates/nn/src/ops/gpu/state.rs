@@ -1,7 +1,7 @@
 //! Calls for [`ops::state`](crate::ops::state): several tensors in each.
 
 use bytemuck::{Pod, Zeroable};
-use meristem_device::{Call, Kernel, Operand, Source};
+use meristem_device::{Call, Kernel, KernelSource, Operand};
 use smallvec::{SmallVec, smallvec};
 
 use super::{At, Emission, READ, emitted, kernel, plain, read, source, write};
@@ -9,7 +9,7 @@ use crate::metrics::MetricsLayout;
 use crate::ops::Spec;
 use crate::ops::state::Op;
 
-pub(super) static SOURCE: Source = source!("state.cu");
+pub(super) static SOURCE: KernelSource = source!("state.cu");
 
 const METRICS: Operand = Operand::write::<f64>();
 const WORDS: Operand = Operand::read::<u32>();

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use meristem_device::Policy;
+use meristem_device::ScopePolicy;
 use serde::{Deserialize, Serialize};
 
 use crate::config::text::{BadValue, choose, serde_as_text};
@@ -151,12 +151,12 @@ impl CommKind {
 /// Reaction to a copy, a wait or an allocation on the hot path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct HotScopePolicy(pub Policy);
+pub struct HotScopePolicy(pub ScopePolicy);
 
 impl FromStr for HotScopePolicy {
     type Err = BadValue;
     fn from_str(text: &str) -> Result<Self, BadValue> {
-        choose(text, &Policy::ALL.map(|policy| (policy.name(), Self(policy))))
+        choose(text, &ScopePolicy::ALL.map(|policy| (policy.name(), Self(policy))))
     }
 }
 
@@ -166,7 +166,7 @@ impl fmt::Display for HotScopePolicy {
     }
 }
 serde_as_text!(HotScopePolicy);
-value_as_text!(HotScopePolicy, Policy::ALL.map(Policy::name).join(", "));
+value_as_text!(HotScopePolicy, ScopePolicy::ALL.map(ScopePolicy::name).join(", "));
 
 /// Choice of `on` or `off`. Files may also use a boolean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use meristem_comm::{CommOptions, Communicator};
 use meristem_data::{Batch, Dataset, GatherBatches, GatherConfig, ImageShape};
 use meristem_device::random::{Purpose, Rng};
-use meristem_device::{DeviceId, Policy, Stream, Tensor};
+use meristem_device::{DeviceId, ScopePolicy, Stream, Tensor};
 use meristem_nn::graph::{ConvGeometry, Dims, Graph, GraphBuilder, SgdConfig};
 use meristem_nn::{Isa, Metrics, Network, NetworkOptions, StateDict};
 
@@ -104,7 +104,7 @@ impl Fixture {
             network.reset_metrics().unwrap();
             replicas.open(&mut network, 4).unwrap();
             let scopes =
-                || self.machine.hot_scopes("train_step", Policy::Deny, |_| Default::default());
+                || self.machine.hot_scopes("train_step", ScopePolicy::Deny, |_| Default::default());
             let mut observed = |_: &Network| {
                 seen += 1;
                 Ok(())

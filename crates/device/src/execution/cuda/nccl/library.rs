@@ -7,8 +7,7 @@ use cudarc::nccl::sys as nccl;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
-/// The bindings, with a library that is looked for under its usual name, too, which those of
-/// cudarc do not do.
+/// cudarc's bindings, with a search for the library that includes its usual name, `libnccl.so.2`.
 mod linked {
     pub(super) use cudarc::nccl::sys::*;
     use std::sync::OnceLock;
@@ -27,7 +26,7 @@ mod linked {
         FOUND.get_or_init(|| NAMES.iter().find_map(open)).as_ref()
     }
 
-    /// The library, which was found.
+    /// The library, which `find` has found.
     ///
     /// # Safety
     /// None is needed; the bindings' own function has the same signature.
@@ -56,7 +55,7 @@ functions!(linked, nccl::ncclResult_t, "libnccl", {
     ncclRecv(*mut c_void, usize, nccl::ncclDataType_t, c_int, nccl::ncclComm_t, NcclStream);
 });
 
-/// NCCL's functions, once they were found.
+/// NCCL's functions, set by [`load`].
 static FOUND: OnceLock<Functions> = OnceLock::new();
 
 /// Finds the library and its functions.
@@ -81,10 +80,10 @@ pub(super) fn load() -> Called<&'static Functions> {
     Ok(FOUND.get_or_init(|| functions))
 }
 
-/// Code of a call that goes on in a thread of NCCL's.
+/// Code of a call that continues in a thread of NCCL.
 pub(super) const IN_PROGRESS: u32 = nccl::ncclResult_t::ncclInProgress as u32;
 
-/// Code of NCCL's for the loss of another process.
+/// Code for the loss of another process.
 const REMOTE_ERROR: u32 = nccl::ncclResult_t::ncclRemoteError as u32;
 
 /// Turns a code into a result; a call in progress is no error.

@@ -1,21 +1,22 @@
-//! Memberships of devices in groups that exchange data over NCCL.
+//! Memberships of devices in groups that exchange data over NCCL. An exchange is a launch of a
+//! stream: the arguments that it reads are sent, and the arguments that it writes are received.
 //!
-//! Only sends and receives of bytes are used: sums are made by this project's own kernels, in an
-//! order that NCCL does not promise.
+//! NCCL only moves bytes, by sends and receives. Sums are computed by kernels of this project, in
+//! an order that NCCL does not guarantee.
 //!
-//! Communicators do not block (`ncclConfig_t::blocking` is 0): a call that takes long goes on in a
-//! thread of NCCL's, and is asked for. So whoever waits can give up, and a watching thread can
-//! abort a communicator at any time.
+//! Communicators do not block (`ncclConfig_t::blocking` is 0): a long call continues in a thread of
+//! NCCL, and is polled. So a waiting thread can give up, and a watching thread can abort a
+//! communicator at any time.
 //!
 //! Invariants
-//! - A communicator is used under its lock, and is gone from it once it was aborted.
-//! - Members of a group are connected when they have joined: a later exchange waits for no process
-//!   on the host.
-//! - An exchange is counted before anything of it is done. The events around it say how far the
-//!   device is, and the driver is asked for them without a lock: it may not answer while a kernel
-//!   hangs. A lane keeps the membership until the exchange has landed.
-//! - An exchange that NCCL refused does not end: nobody sees results without it. Whoever watches
-//!   the group fails the device with the reason.
+//! - A communicator is used under its lock, and is `None` once it was aborted.
+//! - Members of a group are connected when they have joined, so no later exchange waits for another
+//!   process on the host.
+//! - An exchange is counted before any part of it is done. The events before and after it show the
+//!   device's progress. The driver is asked for them without a lock, because it may not answer
+//!   while a kernel hangs. A stream keeps the membership until the exchange is complete.
+//! - After an exchange that NCCL refused, no task of the device completes, so no result without it
+//!   is seen. The thread that watches the group fails the device with the reason.
 
 mod library;
 
@@ -25,7 +26,7 @@ use super::driver::{Called, CudaEvent, RawStream};
 use crate::execution::args::LaunchRecord;
 use crate::ground::sync::{Arc, AtomicBool, Mutex, OnceLock, Ordering, lock};
 use crate::ground::{
-    CudaError, DeviceId, Error, ID_BYTES, NCCL_NEEDED, PeerPlace, PeerProgress, Result, AccessKind,
+    AccessKind, CudaError, DeviceId, Error, ID_BYTES, NCCL_NEEDED, PeerPlace, PeerProgress, Result,
 };
 use cudarc::nccl::sys as nccl;
 use library::{IN_PROGRESS, check, load};
@@ -39,23 +40,23 @@ use std::time::{Duration, Instant};
 
 /// Magic number of a configuration, from NCCL's header.
 const MAGIC: u32 = 0xcafe_beef;
-/// Value of a setting that is left to NCCL, from its header.
+/// Value of a setting for which NCCL chooses, from its header.
 const UNDEFINED: c_int = c_int::MIN;
-/// Time between two looks at a call that goes on in a thread of NCCL's.
-const LOOK: Duration = Duration::from_micros(20);
+/// Interval at which a call that continues in a thread of NCCL is polled.
+const POLL_INTERVAL: Duration = Duration::from_micros(20);
 
 /// A communicator.
 struct NcclComm(nccl::ncclComm_t);
 
-// SAFETY: a handle, which may be used by one thread after another.
+// SAFETY: a handle without thread affinity, used under its lock.
 unsafe impl Send for NcclComm {}
 
 impl NcclComm {
-    /// The code of the latest call that went on in a thread, or of a failure since.
+    /// The code of the latest call that continued in a thread, or of a failure since.
     fn state(&self) -> Called<u32> {
         let mut state = nccl::ncclResult_t::ncclSuccess;
-        // SAFETY: the communicator lives. The code is written as a number, as it may be one that
-        // the bindings do not know.
+        // SAFETY: the communicator lives. The code is written as a number, because the bindings may
+        // not know it.
         let code = unsafe { (load()?.ncclCommGetAsyncError)(self.0, &raw mut state) };
         check("ncclCommGetAsyncError", code)?;
         // SAFETY: written just now; an enum of 32 bits.
@@ -70,11 +71,11 @@ struct PendingExchange {
     before: Option<Arc<CudaEvent>>,
     /// Recorded after it, once NCCL has enqueued it.
     after: Option<Arc<CudaEvent>>,
-    /// Whether the device has got to it.
+    /// Whether the device has begun it.
     reached: bool,
 }
 
-/// Exchanges in flight, in order.
+/// Exchanges that are not known to have ended, in order.
 #[derive(Default)]
 struct PendingExchanges {
     all: VecDeque<PendingExchange>,
@@ -84,25 +85,25 @@ struct PendingExchanges {
 }
 
 impl PendingExchanges {
-    /// Counts a new exchange; its number, from 1.
+    /// Counts a new exchange, and returns its number, from 1.
     fn submit(&mut self) -> u64 {
         self.all.push_back(PendingExchange::default());
         self.ended + self.all.len() as u64
     }
 
     /// The exchange of this number, unless it counts as ended.
-    fn flight(&mut self, number: u64) -> Option<&mut PendingExchange> {
+    fn exchange_of(&mut self, number: u64) -> Option<&mut PendingExchange> {
         let at = number.checked_sub(self.ended + 1)?;
         self.all.get_mut(at as usize)
     }
 
-    /// The event that the device reaches next, if it is recorded.
+    /// The next event that the device reaches, if it is recorded.
     fn next(&self) -> Option<Arc<CudaEvent>> {
         let first = self.all.front()?;
         if first.reached { first.after.clone() } else { first.before.clone() }
     }
 
-    /// Notes that the device has reached this event, if it is still the next.
+    /// Records that the device has reached this event, if it is still the next.
     fn advance(&mut self, event: &Arc<CudaEvent>) {
         if !self.next().is_some_and(|next| Arc::ptr_eq(&next, event)) {
             return;
@@ -121,7 +122,7 @@ impl PendingExchanges {
 pub(crate) struct Membership {
     /// `None` once it was aborted.
     raw: Mutex<Option<NcclComm>>,
-    flights: Mutex<PendingExchanges>,
+    pending: Mutex<PendingExchanges>,
     rank: usize,
     size: usize,
     patience: Duration,
@@ -134,7 +135,7 @@ pub(crate) struct Membership {
 }
 
 impl Membership {
-    /// Returns an error unless there is a library that can be used.
+    /// Returns an error unless NCCL's library was found and can be used.
     ///
     /// # Errors
     /// [`Error::Cuda`].
@@ -142,7 +143,7 @@ impl Membership {
         load().map(drop).map_err(|source| Error::Cuda { device: DeviceId::Cuda(0), source })
     }
 
-    /// A name for a new group.
+    /// The id of a new group.
     ///
     /// # Errors
     /// [`Error::Cuda`].
@@ -151,14 +152,14 @@ impl Membership {
         let mut make = || {
             let functions = load()?;
             context.bind()?;
-            // SAFETY: writes one name.
+            // SAFETY: writes one id.
             check("ncclGetUniqueId", unsafe { (functions.ncclGetUniqueId)(&mut id) })
         };
         make().map_err(|source| Error::Cuda { device: context.id, source })?;
         Ok(id.internal.map(|byte| byte.to_ne_bytes()[0]))
     }
 
-    /// Begins to join a group: [`connect`](Membership::connect) ends that.
+    /// Begins to join a group; [`connect`](Membership::connect) completes it.
     ///
     /// # Errors
     /// [`Error::Cuda`].
@@ -174,7 +175,7 @@ impl Membership {
         let mut config = nccl::ncclConfig_t {
             size: size_of::<nccl::ncclConfig_t>(),
             magic: MAGIC,
-            // That of the layout, which newer libraries know.
+            // The version of this layout, which newer libraries know.
             version: NCCL_NEEDED as u32,
             blocking: 0,
             cgaClusterSize: UNDEFINED,
@@ -197,12 +198,12 @@ impl Membership {
             (functions.ncclCommInitRankConfig)(&mut raw, size, id, rank, &mut config)
         };
         check("ncclCommInitRankConfig", code)?;
-        let mut flights = PendingExchanges::default();
-        // To join is an exchange, too.
-        flights.submit();
+        let mut pending = PendingExchanges::default();
+        // Joining counts as the first exchange.
+        pending.submit();
         Ok(Membership {
             raw: Mutex::new(Some(NcclComm(raw))),
-            flights: Mutex::new(flights),
+            pending: Mutex::new(pending),
             rank: place.rank,
             size: place.size,
             patience: place.patience,
@@ -213,8 +214,8 @@ impl Membership {
         })
     }
 
-    /// Waits until all have joined, and connects to them. An error of NCCL waits for its reason,
-    /// like that of an exchange.
+    /// Waits until all members have joined, and connects to them. After an error of NCCL this waits
+    /// for the reason, as after a failed exchange.
     ///
     /// # Errors
     /// [`Error::Cuda`]; [`Error::DeviceFailed`].
@@ -223,12 +224,12 @@ impl Membership {
             let _ = self.broken.set(cause);
             let end = Instant::now() + self.patience;
             while !self.is_over() && Instant::now() < end {
-                std::thread::sleep(LOOK);
+                std::thread::sleep(POLL_INTERVAL);
             }
             false
         });
         self.connected.store(connected, Ordering::SeqCst);
-        // Before an abort looks whether it is connected, it says why.
+        // An abort sets its reason before it reads `connected`.
         match self.aborted.get().or(self.broken.get()).cloned() {
             Some(source) => Err(Error::Cuda { device: self.context.id, source }),
             None => self.context.check(),
@@ -240,9 +241,9 @@ impl Membership {
         self.aborted.get().is_some() || self.context.has_failed()
     }
 
-    /// Waits until nothing goes on in a thread of NCCL's; false if `proceed` or an abort ends that
-    /// wait.
-    fn settle(&self, proceed: &mut dyn FnMut() -> bool) -> Called<bool> {
+    /// Waits until no call continues in a thread of NCCL; false if `proceed` returns false, or
+    /// after an abort.
+    fn finish_call(&self, proceed: &mut dyn FnMut() -> bool) -> Called<bool> {
         loop {
             let state = match &*lock(&self.raw) {
                 Some(raw) => raw.state()?,
@@ -255,15 +256,15 @@ impl Membership {
             if !proceed() {
                 return Ok(false);
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// Joins, and exchanges a byte with all others; false after an abort. NCCL connects two ranks
-    /// at their first exchange, which would otherwise be one that is enqueued under locks.
+    /// Joins, and exchanges a byte with each other member; false after an abort. NCCL connects two
+    /// ranks at their first exchange, which must not be an exchange that is enqueued under locks.
     fn try_connect(&self) -> Called<bool> {
         self.context.bind()?;
-        if !self.settle(&mut || !self.is_over())? {
+        if !self.finish_call(&mut || !self.is_over())? {
             return Ok(false);
         }
         let memory = block(&self.context, 2 * self.size)?;
@@ -273,18 +274,18 @@ impl Membership {
             let half = if matches!(usage, AccessKind::Write) { self.size } else { 0 };
             PeerMessage { rank, usage, address: memory.address() + (half + rank) as u64, bytes: 1 }
         };
-        let messages =
-            others.flat_map(|rank| [message(rank, AccessKind::Read), message(rank, AccessKind::Write)]);
+        let messages = others
+            .flat_map(|rank| [message(rank, AccessKind::Read), message(rank, AccessKind::Write)]);
         let connected = self.hand_over(1, messages, &stream).and_then(|handed| {
             handed?;
             while self.progress().ended == 0 && !self.is_over() {
-                self.try_look()?;
-                std::thread::sleep(LOOK);
+                self.try_poll()?;
+                std::thread::sleep(POLL_INTERVAL);
             }
             Ok(!self.is_over())
         });
         if !matches!(connected, Ok(true)) {
-            // Its kernel ends, so that the memory can be freed.
+            // This ends the kernel, so that the memory can be freed.
             self.end_communicator();
         }
         stream.synchronize()?;
@@ -296,14 +297,19 @@ impl Membership {
         &self.context
     }
 
-    /// Enqueues sends of the arguments that are read, and receives of those that are written, all
-    /// at once; `ranks` are the other ranks. The context is current. Does nothing after an abort.
-    /// After an error of NCCL nothing of the device ends until its reason is known.
+    /// Enqueues a send for each argument that is read and a receive for each argument that is
+    /// written, all at once; `ranks` are the peers, by argument. The context is current. Does
+    /// nothing after an abort. An error of NCCL suspends the device until the reason is known.
     ///
     /// # Errors
     /// Errors of the driver.
-    pub(super) fn exchange(&self, record: &LaunchRecord, ranks: &[usize], stream: &RawStream) -> Called {
-        let number = lock(&self.flights).submit();
+    pub(super) fn exchange(
+        &self,
+        record: &LaunchRecord,
+        ranks: &[usize],
+        stream: &RawStream,
+    ) -> Called {
+        let number = lock(&self.pending).submit();
         let each = record.args.iter().zip(ranks).filter(|(arg, _)| arg.bytes > 0);
         let messages = each.map(|(arg, rank)| {
             let (usage, address, bytes) = (arg.usage, arg.address(), arg.bytes);
@@ -316,7 +322,8 @@ impl Membership {
         Ok(())
     }
 
-    /// Enqueues the exchange of this number between two events; the inner error is NCCL's.
+    /// Enqueues exchange `number` between two events. The inner error is from NCCL, the outer one
+    /// from the driver.
     fn hand_over(
         &self,
         number: u64,
@@ -324,40 +331,40 @@ impl Membership {
         stream: &RawStream,
     ) -> Called<Called> {
         let before = self.recorded(stream)?;
-        if let Some(flight) = lock(&self.flights).flight(number) {
-            flight.before = Some(before);
+        if let Some(exchange) = lock(&self.pending).exchange_of(number) {
+            exchange.before = Some(before);
         }
         let enqueued = self.enqueue(messages, stream);
-        if let Err(cause) = enqueued.and_then(|()| self.settle(&mut || !self.is_over())) {
+        if let Err(cause) = enqueued.and_then(|()| self.finish_call(&mut || !self.is_over())) {
             return Ok(Err(cause));
         }
         let after = self.recorded(stream)?;
-        if let Some(flight) = lock(&self.flights).flight(number) {
-            flight.after = Some(after);
+        if let Some(exchange) = lock(&self.pending).exchange_of(number) {
+            exchange.after = Some(after);
         }
         Ok(Ok(()))
     }
 
     /// An event at the end of the stream.
     fn recorded(&self, stream: &RawStream) -> Called<Arc<CudaEvent>> {
-        let spare = lock(&self.flights).spare.pop();
+        let spare = lock(&self.pending).spare.pop();
         let event = spare.map_or_else(|| CudaEvent::new(false).map(Arc::new), Ok)?;
         event.record(stream)?;
         Ok(event)
     }
 
-    /// Enqueues messages all at once, which may go on in a thread of NCCL's.
+    /// Enqueues messages all at once. The call may continue in a thread of NCCL.
     fn enqueue(&self, messages: impl Iterator<Item = PeerMessage>, stream: &RawStream) -> Called {
         let raw = lock(&self.raw);
         let Some(NcclComm(comm)) = *raw else { return Ok(()) };
         let (functions, stream) = (load()?, stream.raw().cast());
         let byte = nccl::ncclDataType_t::ncclUint8;
-        // SAFETY: takes nothing.
+        // SAFETY: takes no arguments.
         check("ncclGroupStart", unsafe { (functions.ncclGroupStart)() })?;
         let enqueued = messages.into_iter().try_for_each(|message| {
             let PeerMessage { rank, usage, address, bytes } = message;
             let (address, rank) = (address as *mut c_void, rank as c_int);
-            // SAFETY: the bytes are inside of a live block, and ordered like those of any other
+            // SAFETY: the bytes are inside of a live block, and ordered like the arguments of any
             // launch; the communicator lives, as its lock is held.
             unsafe {
                 match usage {
@@ -372,47 +379,47 @@ impl Membership {
                 }
             }
         });
-        // SAFETY: takes nothing. It ends the group after an error, too.
+        // SAFETY: takes no arguments. It ends the group after an error, too.
         let ended = check("ncclGroupEnd", unsafe { (functions.ncclGroupEnd)() });
         enqueued.and(ended)
     }
 
-    /// How far the device was at the last [look](Membership::look). All exchanges count as ended once
-    /// it has failed.
+    /// The device's progress at the last [poll](Membership::poll). All exchanges count as ended
+    /// once the device has failed.
     pub(crate) fn progress(&self) -> PeerProgress {
-        let flights = &mut *lock(&self.flights);
+        let pending = &mut *lock(&self.pending);
         if self.context.has_failed() {
-            for PendingExchange { before, after, .. } in flights.all.drain(..) {
-                flights.ended += 1;
-                // To end an event is a call of the driver, which may not answer.
-                flights.spare.extend(before.into_iter().chain(after));
+            for PendingExchange { before, after, .. } in pending.all.drain(..) {
+                pending.ended += 1;
+                // Destroying an event calls the driver, which may not answer.
+                pending.spare.extend(before.into_iter().chain(after));
             }
         }
-        let (ended, all) = (flights.ended, &flights.all);
+        let (ended, all) = (pending.ended, &pending.all);
         let submitted = ended + all.len() as u64;
-        let settled = |flight: &&PendingExchange| flight.after.is_some();
-        let enqueued = ended + all.iter().take_while(settled).count() as u64;
-        let reached = |flight: &&PendingExchange| settled(flight) && flight.reached;
+        let enqueued_exchange = |exchange: &&PendingExchange| exchange.after.is_some();
+        let enqueued = ended + all.iter().take_while(enqueued_exchange).count() as u64;
+        let reached = |exchange: &&PendingExchange| enqueued_exchange(exchange) && exchange.reached;
         let reached = ended + all.iter().take_while(reached).count() as u64;
         PeerProgress { submitted, enqueued, reached, ended }
     }
 
-    /// Asks the device how far it is, which may have to wait for it.
-    pub(crate) fn look(&self) {
-        if let Err(cause) = self.try_look() {
-            self.context.fail("look how far an exchange is", Location::caller(), cause);
+    /// Asks the device for its progress. May wait for the device.
+    pub(crate) fn poll(&self) {
+        if let Err(cause) = self.try_poll() {
+            self.context.fail("poll an exchange", Location::caller(), cause);
         }
     }
 
-    fn try_look(&self) -> Called {
+    fn try_poll(&self) -> Called {
         self.context.bind()?;
         while !self.context.has_failed() {
-            let next = lock(&self.flights).next();
+            let next = lock(&self.pending).next();
             let Some(event) = next else { break };
             if !event.is_done()? {
                 break;
             }
-            lock(&self.flights).advance(&event);
+            lock(&self.pending).advance(&event);
         }
         Ok(())
     }
@@ -433,10 +440,10 @@ impl Membership {
             .map_err(|source| Error::Cuda { device: self.context.id, source })
     }
 
-    /// Ends all exchanges. Fails the device, as their results are lost, unless it has only begun to
+    /// Ends all exchanges. Their results are lost, so the device fails, unless it has only begun to
     /// join.
     pub(crate) fn abort(&self, cause: Arc<dyn StdError + Send + Sync>) {
-        // First, so that whoever waits for a result finds the failure when the wait is over.
+        // First, so that a thread that waits for a result finds the failure when its wait ends.
         let cause = self.aborted.get_or_init(|| CudaError::ExchangeAborted(cause));
         if self.connected.load(Ordering::SeqCst) {
             self.context.fail("exchange", Location::caller(), cause.clone());
@@ -444,9 +451,9 @@ impl Membership {
         self.end_communicator();
     }
 
-    /// Leaves the group when its exchanges have ended. Waits until everything that was sent is on
-    /// its way, for as long as `proceed` says so. Then aborts the communicator: `ncclCommDestroy`
-    /// may wait for other ranks, of which one may be lost.
+    /// Leaves the group after its exchanges have ended. Waits until all sent data is on its way,
+    /// for as long as `proceed` returns true. Then aborts the communicator, because
+    /// `ncclCommDestroy` may wait for other ranks, of which one may be lost.
     pub(crate) fn close(&self, proceed: &mut dyn FnMut() -> bool) {
         let mut finalize = || {
             match &*lock(&self.raw) {
@@ -457,21 +464,21 @@ impl Membership {
                     check("ncclCommFinalize", unsafe { finalize(*comm) })?;
                 }
             }
-            self.settle(proceed)
+            self.finish_call(proceed)
         };
         if self.context.bind().is_ok() {
-            // A failure cannot be reported to anyone; the abort ends what is left.
+            // A failure cannot be reported; the abort ends what is left.
             let _ = finalize();
         }
         self.end_communicator();
     }
 
-    /// Ends the communicator with what it has enqueued, if it has not ended.
+    /// Ends the communicator and its enqueued exchanges, if it has not ended.
     fn end_communicator(&self) {
         let raw = lock(&self.raw).take();
         if let (Some(NcclComm(comm)), Ok(functions), Ok(())) = (raw, load(), self.context.bind()) {
-            // SAFETY: nobody else can use it; NCCL ends what runs on the device, and in its
-            // threads. A failure cannot be reported to anyone.
+            // SAFETY: taken from the lock, so no other thread can use it. NCCL ends its work on the
+            // device and in its threads. A failure cannot be reported.
             let _ = unsafe { (functions.ncclCommAbort)(comm) };
         }
     }
@@ -479,8 +486,8 @@ impl Membership {
 
 impl Drop for Membership {
     fn drop(&mut self) {
-        // Only without a `close`. What was enqueued is done, or lost with the device: a lane keeps
-        // the membership until an exchange has landed.
+        // Has an effect only without a `close`. Enqueued exchanges are done, or lost with the
+        // device: a stream keeps the membership until an exchange is complete.
         self.end_communicator();
     }
 }
@@ -491,7 +498,7 @@ impl fmt::Debug for Membership {
     }
 }
 
-/// Bytes for another rank, or from it.
+/// Bytes that are sent to another rank (`Read`) or received from it (`Write`).
 struct PeerMessage {
     rank: usize,
     usage: AccessKind,

@@ -1,0 +1,304 @@
+//! Queues: the streams of a CUDA device as they are mapped onto its CUDA streams.
+//!
+//! Many streams share one CUDA stream of the driver ([`CudaStream`]). The thread that submits a
+//! command issues it at once, so nothing waits in a queue on the host. A CUDA stream numbers the
+//! commands of all its streams in one sequence; a queue maps the numbers of its own stream's
+//! commands to that sequence:
+//!
+//! ```text
+//! stream a (commands)     1     2           3
+//! stream b (commands)        1        2
+//! CUDA stream (sequence)  1  2  3     4     5
+//! ```
+//!
+//! Streams of one CUDA stream need no waits between them. Across CUDA streams the driver waits for
+//! an event.
+
+use super::context::CudaContext;
+use super::fusion::{Fusion, branches};
+use super::nccl::Membership;
+use super::program::BoundProgram;
+use super::staging::StagingBuffer;
+use super::stream::{CudaStream, OnComplete};
+use super::task::{CudaTask, TaskAct};
+use crate::execution::args::LaunchRecord;
+use crate::execution::call::{Call, Program};
+use crate::execution::transfer::{HostBytes, Transfer};
+use crate::ground::sync::{Arc, AtomicSeq, Mutex, Ordering, lock};
+use crate::ground::{Act, Error, Result};
+use crate::hooks::Counters;
+use smallvec::SmallVec;
+use std::collections::VecDeque;
+use std::panic::Location;
+
+/// Issued commands at which a queue polls the device, to forget those that are done.
+const POLL_AT: usize = 256;
+
+/// A command and its place in the sequence of the CUDA stream. Both grow from one to the next.
+struct IssuedCommand {
+    number: u64,
+    sequence: u64,
+}
+
+/// The CUDA side of one stream.
+pub(crate) struct CudaQueue {
+    /// The CUDA stream that carries out the commands.
+    stream: Arc<CudaStream>,
+    /// The latest command known to be done.
+    done: AtomicSeq,
+    /// Commands in the order of issue that are not known to be done.
+    issued: Mutex<VecDeque<IssuedCommand>>,
+    /// Other devices whose results this stream has waited for: it fails with them.
+    others: Mutex<Vec<Arc<CudaContext>>>,
+}
+
+impl CudaQueue {
+    /// The queue of a new stream, carried out by this CUDA stream.
+    pub(crate) fn new(stream: Arc<CudaStream>) -> CudaQueue {
+        let done = AtomicSeq::new(0);
+        CudaQueue { stream, done, issued: Mutex::default(), others: Mutex::default() }
+    }
+
+    /// Checks a program and binds its calls to their kernels. The first call of a source compiles
+    /// and loads its kernels, which stops the device and counts as a synchronisation.
+    ///
+    /// # Errors
+    /// [`Error::NoKernel`] without a program; the errors of the check and of the compiler;
+    /// [`Error::HotScope`] if an open scope forbids the stop.
+    pub(crate) fn calls(
+        &self,
+        program: Option<Program>,
+        record: LaunchRecord,
+        counters: &Counters,
+    ) -> Result<CudaTask> {
+        let (operation, context) = (record.operation, self.stream.context());
+        let program = program.ok_or(Error::NoKernel { operation, device: self.stream.device() })?;
+        self.note_loading(&program, record.site, counters)?;
+        let bound = BoundProgram::for_launch(context, &program, &record)?;
+        Ok(CudaTask { record, act: TaskAct::Calls(program, bound) })
+    }
+
+    /// Counts a synchronisation if kernels of a program must be loaded, which stops the device.
+    fn note_loading(
+        &self,
+        program: &Program,
+        site: &'static Location<'static>,
+        counters: &Counters,
+    ) -> Result<()> {
+        let context = self.stream.context();
+        let unloaded = |call: &Call| !context.has_module(call.kernel.source);
+        if !BoundProgram::is_known(context, program) && program.0.list.iter().any(unloaded) {
+            counters.note(Act::Synchronize, "load kernels", site)?;
+        }
+        Ok(())
+    }
+
+    /// Fuses independent tasks, all of which [are placed](CudaTask::is_placed), into one; `None` for
+    /// no tasks. Building the graph counts as an allocation. If the driver has no memory for it,
+    /// `reclaim` is called to free some.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`]; [`Error::HotScope`] if an open scope forbids the allocation.
+    pub(crate) fn fuse(
+        &self,
+        tasks: Vec<CudaTask>,
+        counters: &Counters,
+        reclaim: &dyn Fn(),
+    ) -> Result<Option<CudaTask>> {
+        let Some(Fusion { record, branches }) = Fusion::from_tasks(tasks) else { return Ok(None) };
+        let build = || counters.note(Act::Allocate, "build a graph", record.site);
+        let graph = self.stream.graph(branches, build, reclaim)?;
+        Ok(Some(CudaTask { record, act: TaskAct::Graph(graph) }))
+    }
+
+    /// Builds the graph of later tasks of these programs, each given with its number of arguments.
+    ///
+    /// # Errors
+    /// The errors of [`fuse`](CudaQueue::fuse), and of binding the programs.
+    pub(crate) fn prepare(
+        &self,
+        programs: &[(Program, usize)],
+        (operation, site): (&'static str, &'static Location<'static>),
+        counters: &Counters,
+        reclaim: &dyn Fn(),
+    ) -> Result<()> {
+        let bind = |(program, args): &(Program, usize)| {
+            self.note_loading(program, site, counters)?;
+            let bound = BoundProgram::for_program(self.stream.context(), program, operation)?;
+            Ok((program.clone(), bound, *args))
+        };
+        let bound = programs.iter().map(bind).collect::<Result<Vec<_>>>()?;
+        let branches = branches(bound);
+        if !branches.is_empty() {
+            let build = || counters.note(Act::Allocate, "build a graph", site);
+            self.stream.graph(branches, build, reclaim)?;
+        }
+        Ok(())
+    }
+
+    /// A copy or a fill. The staging memory of an upload is filled here, because `HostBytes` may
+    /// call user code, which must not run under the locks of a submission.
+    ///
+    /// # Errors
+    /// The errors of [`stage`](CudaQueue::stage).
+    pub(crate) fn transfer(
+        &self,
+        transfer: Transfer,
+        record: LaunchRecord,
+        counters: &Counters,
+    ) -> Result<CudaTask> {
+        let act = match transfer {
+            Transfer::Copy => TaskAct::Copy,
+            Transfer::Fill(fill) => TaskAct::Fill(fill),
+            Transfer::Upload(source) => TaskAct::Upload(self.stage(source, &record, counters)?),
+            Transfer::Download(to) => TaskAct::Download(to),
+        };
+        Ok(CudaTask { record, act })
+    }
+
+    /// An exchange with other ranks of a group; `ranks` are the peers of the arguments.
+    pub(crate) fn exchange(
+        &self,
+        member: &Arc<Membership>,
+        ranks: Vec<usize>,
+        record: LaunchRecord,
+    ) -> CudaTask {
+        CudaTask { record, act: TaskAct::Exchange(member.clone(), ranks) }
+    }
+
+    /// The device's context.
+    pub(crate) fn context(&self) -> &Arc<CudaContext> {
+        self.stream.context()
+    }
+
+    /// Fills staging memory for the upload of a record. Waits for earlier copies while more than
+    /// 256 MiB of it are in flight. Without page-locked memory the copy makes the host wait, and
+    /// counts as a synchronisation.
+    ///
+    /// # Errors
+    /// [`Error::DeviceFailed`]; [`Error::HotScope`] if an open scope forbids the wait.
+    fn stage(
+        &self,
+        source: HostBytes,
+        record: &LaunchRecord,
+        counters: &Counters,
+    ) -> Result<StagingBuffer> {
+        self.check()?;
+        let (device, bytes) = (self.stream.device(), record.args[0].bytes);
+        let staging = self.stream.staging(bytes);
+        let mut staging = staging.map_err(|source| Error::Cuda { device, source })?;
+        if staging.is_plain() && bytes > 0 {
+            counters.note(Act::Synchronize, record.operation, record.site)?;
+        }
+        // SAFETY: no copy that uses the buffer is enqueued yet.
+        let free = unsafe { staging.bytes() };
+        source.write(&mut free[..bytes]);
+        Ok(staging)
+    }
+
+    /// Issues command `number` after the commands of `waits`, each given by its queue and number.
+    pub(crate) fn issue<'a>(
+        &self,
+        number: u64,
+        waits: impl Iterator<Item = (&'a CudaQueue, u64)>,
+        task: Option<CudaTask>,
+        on_complete: Option<OnComplete>,
+    ) {
+        let waits = waits.filter(|(queue, _)| !self.shares_cuda_stream(queue));
+        let waits = waits.inspect(|(queue, _)| self.depend_on(queue));
+        let events: SmallVec<[_; 4]> = waits
+            .filter_map(|(queue, number)| queue.stream.event(queue.sequence(number)?))
+            .collect();
+        let sequence = self.stream.issue(&events, task, on_complete);
+        let mut issued = lock(&self.issued);
+        issued.push_back(IssuedCommand { number, sequence });
+        if issued.len() >= POLL_AT {
+            self.forget_done(&mut issued);
+        }
+    }
+
+    /// Whether one CUDA stream carries out both streams, and so orders their commands.
+    pub(crate) fn shares_cuda_stream(&self, other: &CudaQueue) -> bool {
+        Arc::ptr_eq(&self.stream, &other.stream)
+    }
+
+    /// Makes this stream fail when the device of `other` fails, if that is another device.
+    fn depend_on(&self, other: &CudaQueue) {
+        let context = other.stream.context();
+        if !Arc::ptr_eq(context, self.stream.context()) {
+            let mut others = lock(&self.others);
+            if !others.iter().any(|known| Arc::ptr_eq(known, context)) {
+                others.push(context.clone());
+            }
+        }
+    }
+
+    /// Whether command `number` is known to be done, without asking the device.
+    pub(crate) fn seems_done(&self, number: u64) -> bool {
+        self.sequence(number).is_none_or(|sequence| self.stream.has_completed(sequence))
+    }
+
+    /// Whether command `number` is done. Asks the device if that is not known.
+    pub(crate) fn is_done(&self, number: u64) -> bool {
+        self.done.load(Ordering::Acquire) >= number || {
+            let done = self.sequence(number).is_none_or(|sequence| self.stream.is_done(sequence));
+            let done = done && !lock(&self.others).iter().any(|other| other.is_suspended());
+            if done {
+                self.done.fetch_max(number, Ordering::Release);
+            }
+            done
+        }
+    }
+
+    /// Blocks until command `number` is done, or the device has failed.
+    pub(crate) fn wait(&self, number: u64) {
+        if let Some(sequence) = self.sequence(number) {
+            self.stream.wait(sequence);
+            let others = lock(&self.others).clone();
+            others.iter().for_each(|other| other.await_reason());
+        }
+        self.done.fetch_max(number, Ordering::Release);
+    }
+
+    /// Number of commands up to `number` that are not known to be done.
+    pub(crate) fn backlog(&self, number: u64) -> u64 {
+        number.saturating_sub(self.done.load(Ordering::Acquire))
+    }
+
+    /// Returns an error if the device has failed, or another device whose results this stream has
+    /// waited for.
+    ///
+    /// # Errors
+    /// [`Error::DeviceFailed`].
+    pub(crate) fn check(&self) -> Result<()> {
+        self.stream.context().check()?;
+        lock(&self.others).iter().try_for_each(|other| other.check())
+    }
+
+    /// The sequence number that completes command `number`; `None` if the command is known to be
+    /// done. A command that was not issued is never done: its sequence number is `u64::MAX`.
+    fn sequence(&self, number: u64) -> Option<u64> {
+        if self.done.load(Ordering::Acquire) >= number {
+            return None;
+        }
+        let issued = lock(&self.issued);
+        let i = issued.partition_point(|command| command.number < number);
+        match issued.get(i) {
+            Some(command) => Some(command.sequence),
+            // Commands are forgotten after `done` was raised.
+            None if self.done.load(Ordering::Acquire) >= number => None,
+            None => Some(u64::MAX),
+        }
+    }
+
+    /// Forgets commands that are done.
+    fn forget_done(&self, issued: &mut VecDeque<IssuedCommand>) {
+        while let Some(command) = issued.front() {
+            if !self.stream.is_done(command.sequence) {
+                break;
+            }
+            self.done.fetch_max(command.number, Ordering::Release);
+            issued.pop_front();
+        }
+    }
+}
