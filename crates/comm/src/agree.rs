@@ -4,8 +4,8 @@ use crate::error::{Error, Result};
 use crate::transport::CollectiveCall;
 use meristem_device::DType;
 
-/// Returns an error if a rank's call differs from that of most; names the lowest such rank. `calls`
-/// are by rank.
+/// Returns an error if a rank's call differs from the call of most ranks; the error names the
+/// lowest such rank. `calls` are by rank.
 pub(crate) fn check(calls: &[CollectiveCall]) -> Result<()> {
     let votes = |call: &CollectiveCall| calls.iter().filter(|other| *other == call).count();
     // The first of the calls with the most votes.

@@ -1,4 +1,5 @@
-//! Choice of the fastest sum from measurements (X6); never one that sends more than a dense sum.
+//! Choice of the fastest sum from measurements (X6). A sum that sends more than a dense sum is
+//! never chosen.
 
 use crate::communicator::Communicator;
 use crate::error::Result;
@@ -37,9 +38,9 @@ pub struct Timing {
     pub split_ms: f64,
 }
 
-/// A table of measurements: see [`Table::measure`].
+/// A table of measurements: see [`TimingTable::measure`].
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Table(
+pub struct TimingTable(
     /// The measurements, in any order.
     pub Vec<Timing>,
 );
@@ -47,7 +48,7 @@ pub struct Table(
 /// Exchanges for which Ok-Topk reuses its thresholds when [`Method::Auto`] chose it.
 pub(crate) const REFRESH: u64 = 32;
 
-impl Table {
+impl TimingTable {
     /// Measures sums of f32 on this group. All ranks get the same table: the mean of their times.
     /// Waits for the device, many times.
     ///
@@ -58,9 +59,9 @@ impl Table {
         stream: &Stream,
         elements: &[usize],
         densities: &[f64],
-    ) -> Result<Table> {
-        let result = Table::try_measure(comm, stream, elements, densities);
-        comm.told(result)
+    ) -> Result<TimingTable> {
+        let result = TimingTable::try_measure(comm, stream, elements, densities);
+        comm.broadcast_error(result)
     }
 
     fn try_measure(
@@ -68,8 +69,8 @@ impl Table {
         stream: &Stream,
         elements: &[usize],
         densities: &[f64],
-    ) -> Result<Table> {
-        let operation = "Table::measure";
+    ) -> Result<TimingTable> {
+        let operation = "TimingTable::measure";
         elements.iter().try_for_each(|len| check_k(operation, *len, 0))?;
         for density in densities {
             check_density(operation, *density)?;
@@ -90,7 +91,7 @@ impl Table {
                 rows.push(Timing { ranks, elements: len, density, dense_ms, gather_ms, split_ms });
             }
         }
-        Ok(Table(rows))
+        Ok(TimingTable(rows))
     }
 
     /// The fastest algorithm that sends less than a dense sum, according to the nearest
@@ -188,14 +189,14 @@ mod tests {
                     let sends = sparse_bytes(Sparse::TopK, n, k, dtype);
                     assert_eq!(sends < dense_bytes(n, len, dtype), less, "{n} {dtype} {k}");
                 }
-                assert_eq!(Table::default().choose(n, len, len, dtype), None);
+                assert_eq!(TimingTable::default().choose(n, len, len, dtype), None);
             }
         }
         // A single rank sends nothing in any case.
-        assert_eq!(Table::default().choose(1, len, 100, DType::F32), None);
-        assert_eq!(Table::default().choose(2, len, 100, DType::F32), Some(Sparse::TopK));
+        assert_eq!(TimingTable::default().choose(1, len, 100, DType::F32), None);
+        assert_eq!(TimingTable::default().choose(2, len, 100, DType::F32), Some(Sparse::TopK));
         let split = Some(Sparse::OkTopK { refresh: REFRESH });
-        assert_eq!(Table::default().choose(8, len, 100, DType::F32), split);
+        assert_eq!(TimingTable::default().choose(8, len, 100, DType::F32), split);
     }
 
     #[test]
@@ -208,7 +209,7 @@ mod tests {
             gather_ms,
             split_ms,
         };
-        let table = Table(vec![
+        let table = TimingTable(vec![
             row(2, 1000, 0.01, [1.0, 2.0, 3.0]),
             row(2, 1_000_000, 0.01, [9.0, 2.0, 3.0]),
             row(8, 1_000_000, 0.01, [9.0, 3.0, 2.0]),

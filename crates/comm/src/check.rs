@@ -17,20 +17,20 @@ pub(crate) fn number(
     Err(Error::argument(operation, argument, "f32, f64 or bf16", tensor.dtype()))
 }
 
-/// Requirements on a tensor whose elements must have the layout of another: its stream, element
-/// type, shape and memory format.
+/// Requirements on a tensor that must match another in stream, element type, shape and memory
+/// format.
 pub(crate) fn like(tensor: &Tensor) -> Expect<'_> {
     let expect = Expect::stream(tensor.stream()).dtype(tensor.dtype());
     expect.shape(tensor.dims().iter().copied()).format(tensor.format())
 }
 
-/// Returns an error unless `output` matches `input`, and is the same memory or shares none with it.
+/// Returns an error unless `output` matches `input`, and their memory is the same or disjoint.
 pub(crate) fn output(operation: &'static str, input: &Tensor, output: &Tensor) -> Result<()> {
     like(input).check(operation, "output", output)?;
     apart(operation, input, output)
 }
 
-/// Returns an error if `output` shares a part of its memory with `input`.
+/// Returns an error if the memory of `output` and `input` overlaps partly.
 fn apart(operation: &'static str, input: &Tensor, output: &Tensor) -> Result<()> {
     let bytes = |tensor: &Tensor| {
         let start = tensor.address();
@@ -43,15 +43,15 @@ fn apart(operation: &'static str, input: &Tensor, output: &Tensor) -> Result<()>
         && to.start < from.end;
     match partly {
         true => {
-            let expected = "the input itself, or memory of its own";
+            let expected = "the input itself, or separate memory";
             Err(Error::argument(operation, "output", expected, "a part of the input's memory"))
         }
         false => Ok(()),
     }
 }
 
-/// Returns an error unless `output` has room for `n` times the input, by rank, in memory order; the
-/// input may be rank `me`'s part of it.
+/// Returns an error unless `output` has `n` times the elements of the input, by rank, in memory
+/// order. The input may be the part of rank `me`.
 pub(crate) fn gathered(
     operation: &'static str,
     (input, output): (&Tensor, &Tensor),
@@ -73,7 +73,7 @@ pub(crate) fn gathered(
     if own.address() == input.address() { Ok(()) } else { apart(operation, input, output) }
 }
 
-/// The memory format of a tensor: contiguous where that is the same order.
+/// The memory format of a tensor: contiguous if both formats have the same order.
 pub(crate) fn format(tensor: &Tensor) -> MemoryFormat {
     match (tensor.format(), tensor.dims()) {
         (MemoryFormat::ChannelsLast, &[_, c, h, w]) if c == 1 || h * w == 1 => {

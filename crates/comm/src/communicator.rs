@@ -7,7 +7,7 @@ use crate::scratch::CollectiveScratch;
 use crate::spans::Spans;
 use crate::threads::Threads;
 use crate::transport::{
-    CollectiveCall, Parcel, Reduction, Sum, SumOrder, Transport, others, share,
+    CollectiveCall, Parcel, Reduction, Sum, SumOrder, Transport, others, shard,
 };
 use crate::{check, dense, tcp};
 use meristem_device::{Stream, Tensor};
@@ -46,13 +46,13 @@ pub struct Traffic {
 }
 
 /// One rank's membership in a group of ranks. All calls are collective: every rank makes the same
-/// calls in the same order. They enqueue onto the stream of their tensors and do not wait for the
-/// device (over [`mpi`](Communicator::mpi) they wait for the tensors they send), but may wait for
-/// the other ranks to make the same call.
+/// calls in the same order. They enqueue work onto the stream of their tensors and do not wait for
+/// the device (over [`mpi`](Communicator::mpi) they wait for the tensors that they send), but may
+/// wait for the other ranks to make the same call.
 ///
-/// Dropping it notifies the others: their next call, or one in progress, fails at once with an
-/// error that names this rank. The same happens when this rank alone meets an error (a tensor that
-/// does not fit, a failed launch) in a collective.
+/// Dropping it notifies the other ranks: their current or next call fails at once with an error
+/// that names this rank. The same happens when this rank alone gets an error (a tensor that does
+/// not fit, a failed launch) in a collective.
 pub struct Communicator {
     transport: Box<dyn Transport>,
     scratch: CollectiveScratch,
@@ -74,13 +74,13 @@ impl Communicator {
         Ok(threads.map(|transport| Communicator::new(Box::new(transport))).collect())
     }
 
-    /// This process's rank among all processes started by one `mpirun`; without it a group of one.
-    /// Once per process. Needs the feature `mpi` but no cfg: without the feature this is an error
-    /// that says how to build it.
+    /// This process's rank among all processes started by one `mpirun`; without `mpirun` a group of
+    /// one. Can be called once per process. Callers need no `cfg`: without the feature `mpi` this
+    /// is an error that says how to build with it.
     ///
-    /// Calls of this transport wait for the stream of the tensors they send, since MPI takes host
-    /// memory. A rank that is killed ends the others with an error after the deadline, unless
-    /// `mpirun` ends them itself (`--enable-recovery` of Open MPI 4). Groups made by
+    /// Calls of this transport wait for the stream of the tensors that they send, because MPI takes
+    /// host memory. After a rank was killed, the calls of the other ranks fail at the deadline,
+    /// unless `mpirun` ends the other ranks (`--enable-recovery` of Open MPI 4). Groups made by
     /// [`split`](Communicator::split) share one thread: a process in several groups makes their
     /// calls in an order that is the same on all ranks. Dropping the last communicator waits for
     /// the others to do the same, until the deadline.
@@ -92,16 +92,17 @@ impl Communicator {
     }
 
     /// This process's rank among all processes that were started together, for messages that are
-    /// small compared with the computation; waits until all have come. Processes find each other
+    /// small compared with the computation. Waits until all processes have joined. Processes find
+    /// each other
     /// - by `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, as torchrun sets them: rank 0
-    ///   listens there (one port higher if torchrun's agent uses that one), and all messages pass
-    ///   through it. Its last communicator, when dropped, waits for the others to be dropped, until
-    ///   the deadline.
+    ///   listens there (one port higher if torchrun's agent uses the named port), and all messages
+    ///   pass through rank 0. Dropping the last communicator of rank 0 waits until the other ranks
+    ///   have dropped theirs, at most for the deadline.
     /// - or else by MPI: see [`mpi`](Communicator::mpi).
     ///
     /// # Errors
-    /// [`Error::BadArgument`] for variables that are missing or do not fit, and a rank 0 that
-    /// cannot be reached, which they name; [`Error::RankLate`] for a rank that does not come;
+    /// [`Error::BadArgument`] for variables that are missing or inconsistent, or if the named rank
+    /// 0 cannot be reached; [`Error::RankLate`] for a rank that does not join;
     /// [`Error::Unavailable`].
     pub fn rendezvous(options: &CommOptions) -> Result<Communicator> {
         let deadline = options.deadline();
@@ -111,27 +112,27 @@ impl Communicator {
         }
     }
 
-    /// Ranks whose tensors are on CUDA devices, one for each process: elements move over NCCL, in
-    /// stream order, and calls do not wait for the device. `control` connects the processes; every
-    /// call begins with an agreement of all over it. Tensors of a processor are exchanged over
-    /// `control`.
+    /// Ranks whose tensors are on CUDA devices, one device for each process. Elements move over
+    /// NCCL, in stream order, and calls do not wait for the device. `control` connects the
+    /// processes; every call begins with an agreement of all ranks over it. Tensors of a processor
+    /// are exchanged over `control`.
     ///
-    /// Dense sums are made in rank order, by this library's kernels. A rank that is lost while
-    /// devices exchange fails the devices of the others: reading a result from them returns
+    /// Dense sums are made in rank order, by this library's kernels. If a rank is lost during an
+    /// exchange, the devices of the other ranks fail: reading a result from them returns
     /// [`meristem_device::CudaError::ExchangeAborted`], which converts to the [`Error`] that names
     /// the rank. Dropping the communicator waits until the devices of all ranks have ended the
-    /// exchanges of this rank, for the deadline and ten seconds at most, or for six seconds when a
-    /// rank was lost or this one panics. It waits for no call of another rank.
+    /// exchanges of this rank: at most for the deadline and ten seconds, or for six seconds if a
+    /// rank was lost or this rank panics. It waits for no call of another rank.
     ///
     /// # Errors
-    /// [`Error::Device`] without NCCL, with one that is too old, or in a build without the feature
+    /// [`Error::Device`] if NCCL was not found or is too old, or in a build without the feature
     /// `cuda`.
     pub fn nccl(control: Communicator) -> Result<Communicator> {
         Ok(Communicator::new(Box::new(Nccl::over(control.into_transport())?)))
     }
 
     /// The libraries that this build's transports use, each with the transport's name and the
-    /// library's own version text. Empty without such libraries: ranks that are threads need none.
+    /// library's version text. Empty without such libraries: ranks that are threads need none.
     pub fn libraries() -> Vec<(&'static str, String)> {
         crate::mpi::library().map(|library| ("mpi", library)).into_iter().collect()
     }
@@ -195,7 +196,7 @@ impl Communicator {
     /// [`Error::Disagreement`], [`Error::RankGone`], [`Error::RankLate`]; [`Error::Device`].
     pub fn all_reduce_with(&mut self, sum: &Sum<'_>) -> Result<()> {
         let result = self.try_all_reduce(sum);
-        self.told(result)
+        self.broadcast_error(result)
     }
 
     fn try_all_reduce(&mut self, sum: &Sum<'_>) -> Result<()> {
@@ -225,7 +226,7 @@ impl Communicator {
             let (transport, scratch) = (&mut *self.transport, &mut self.scratch);
             dense::all_reduce(transport, scratch, &call, stream, sum)?;
         }
-        let own = share(len, n, self.rank()).len();
+        let own = shard(len, n, self.rank()).len();
         let bytes = ((len - own + (n - 1) * own) * input.dtype().size()) as u64;
         self.count(bytes, bytes, 2 * (n as u64 - 1));
         Ok(())
@@ -237,7 +238,7 @@ impl Communicator {
     /// The errors of [`all_reduce_with`](Communicator::all_reduce_with), for elements of any type.
     pub fn broadcast(&mut self, tensor: &Tensor, root: usize) -> Result<()> {
         let result = self.try_broadcast(tensor, root);
-        self.told(result)
+        self.broadcast_error(result)
     }
 
     fn try_broadcast(&mut self, tensor: &Tensor, root: usize) -> Result<()> {
@@ -263,13 +264,13 @@ impl Communicator {
     }
 
     /// Gathers every rank's `input` into every rank's `output`, by rank (X8). `output` has n times
-    /// the elements of `input`, which may be its own part of it.
+    /// the elements of `input`, and may contain `input` as the part of this rank.
     ///
     /// # Errors
     /// The errors of [`all_reduce_with`](Communicator::all_reduce_with), for elements of any type.
     pub fn all_gather(&mut self, input: &Tensor, output: &Tensor) -> Result<()> {
         let result = self.try_all_gather(input, output);
-        self.told(result)
+        self.broadcast_error(result)
     }
 
     fn try_all_gather(&mut self, input: &Tensor, output: &Tensor) -> Result<()> {
@@ -279,7 +280,7 @@ impl Communicator {
         self.log_placement(operation, &[input], &[output]);
         let own = output.view(me * len, [len])?;
         if own.address() != input.address() {
-            own.stream().copy("all_gather, own share", &[(&input.view(0, [len])?, &own)])?;
+            own.stream().copy("all_gather, own part", &[(&input.view(0, [len])?, &own)])?;
         }
         let mut sends = Vec::with_capacity(n - 1);
         let mut receives = Vec::with_capacity(n - 1);
@@ -312,7 +313,7 @@ impl Communicator {
         Ok(group)
     }
 
-    /// Logs the tensors of a collective, where that is asked for.
+    /// Logs the tensors of a collective, if the placement log is on.
     pub(crate) fn log_placement(
         &self,
         operation: &'static str,
@@ -322,8 +323,8 @@ impl Communicator {
         log::placement(operation, &*self.transport, inputs, outputs);
     }
 
-    /// Notifies the other ranks of an error that only this rank knows of.
-    pub(crate) fn told<T>(&mut self, result: Result<T>) -> Result<T> {
+    /// Sends an error that only this rank has to the other ranks.
+    pub(crate) fn broadcast_error<T>(&mut self, result: Result<T>) -> Result<T> {
         result.inspect_err(|error| {
             tracing::debug!(target: COMM_LOG, rank = self.rank(), %error, "a collective failed");
             if error.is_own() {

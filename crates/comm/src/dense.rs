@@ -1,16 +1,17 @@
 //! Dense all-reduce over any transport (X1): reduce-scatter by exchange, addition in rank order,
 //! all-gather.
 //!
-//! A rank sends every other rank its share of the values, adds up the values received for its own
-//! share, from rank 0 upwards, and sends the result to all: 2 (n - 1) / n of the values, on average
-//! over the ranks, and the left-to-right sum bit for bit.
+//! Each rank owns a shard of the elements. A rank sends every other rank the values of that rank's
+//! shard, adds the values that it receives for its own shard, from rank 0 upwards, and sends the
+//! result to all. On average a rank sends 2 (n - 1) / n of the values, and the result is the
+//! left-to-right sum, bit for bit.
 
 use crate::error::Result;
 use crate::gpu;
 use crate::number::{Number, divide, with_number};
 use crate::scratch::CollectiveScratch;
 use crate::spans::{Spans, parts};
-use crate::transport::{CollectiveCall, Parcel, Reduction, Sum, Transport, others, share};
+use crate::transport::{CollectiveCall, Parcel, Reduction, Sum, Transport, others, shard};
 use meristem_device::simd::{Vectorized, vectorize};
 use meristem_device::{Stream, Tensor};
 use smallvec::SmallVec;
@@ -27,8 +28,8 @@ pub(crate) fn all_reduce(
 ) -> Result<()> {
     let (input, output) = (sum.input, sum.output);
     let (n, me, len) = (transport.size(), transport.rank(), input.len());
-    let own = share(len, n, me);
-    let of = |rank: usize| share(len, n, rank);
+    let own = shard(len, n, me);
+    let of = |rank: usize| shard(len, n, rank);
     let rows = scratch.get(stream, input.dtype(), own.len() * (n - 1))?;
     let mut sends = Vec::with_capacity(n - 1);
     let mut receives = Vec::with_capacity(n - 1);
@@ -49,8 +50,8 @@ pub(crate) fn all_reduce(
     transport.exchange(call, stream, &sends, &receives)
 }
 
-/// Adds the other ranks' rows and the own share of the input, in rank order, into the own share of
-/// the output.
+/// Adds the other ranks' rows and this rank's shard of the input, in rank order, into this rank's
+/// shard of the output.
 fn add(
     stream: &Stream,
     rows: &Tensor,
@@ -94,7 +95,7 @@ fn add(
     Ok(())
 }
 
-/// The same on a CUDA device, part by part. `pieces` are the arguments after the rows.
+/// The calls of [`add`] on a CUDA device, part by part. `pieces` are the arguments after the rows.
 fn adds(
     pieces: &[Tensor],
     in_place: bool,
@@ -115,7 +116,7 @@ fn adds(
             Ordering::Greater => row(rank - 1),
         };
         let sources: SmallVec<[_; 8]> = (0..n).map(of).collect();
-        // A row, since the own elements may be added late.
+        // The partial sum is in a row, because the rank's own elements may be added late.
         let partial = if n > 1 { row(0) } else { target };
         start += own;
         gpu::sum(
@@ -129,7 +130,7 @@ fn adds(
 }
 
 struct Add<'a, T> {
-    /// Rows of the other ranks, each as long as the own.
+    /// Rows of the other ranks, each as long as `own`.
     rows: SmallVec<[&'a [T]; 8]>,
     own: &'a mut [T],
     me: usize,

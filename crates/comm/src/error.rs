@@ -1,4 +1,4 @@
-//! Errors between ranks. An error that another rank caused names it.
+//! Errors between ranks. An error that another rank caused names that rank.
 
 use meristem_device::CudaError;
 use std::sync::Arc;
@@ -6,9 +6,10 @@ use std::sync::Arc;
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Errors of collectives. All ranks of a communicator get the same one when a rank is gone, late or
-/// disagrees; after an error of one rank alone, the others get [`RankFailed`](Error::RankFailed).
-/// The communicator is unusable afterwards, and every later call returns the same error.
+/// Errors of collectives. All ranks of a communicator get the same error when a rank is gone, late
+/// or disagrees. After an error of one rank alone, the other ranks get
+/// [`RankFailed`](Error::RankFailed). The communicator is unusable afterwards, and every later call
+/// returns the same error.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -25,12 +26,12 @@ pub enum Error {
         /// Reason.
         reason: &'static str,
     },
-    /// A rank that failed with an error of its own, in an operation in which the others need it.
+    /// A rank that failed alone, in an operation in which the other ranks need it.
     #[error("rank {rank} failed: {reason}; the other ranks cannot continue")]
     RankFailed {
         /// The rank.
         rank: usize,
-        /// The rank's error, in words.
+        /// Text of the rank's error.
         reason: String,
     },
     /// A rank that did not join an operation within the deadline.
@@ -46,8 +47,7 @@ pub enum Error {
         /// Deadline in seconds.
         seconds: f64,
     },
-    /// An exchange of devices that did not end within the deadline, without a sign of which rank is
-    /// the reason.
+    /// An exchange of devices that did not end within the deadline, for an unknown reason.
     #[error(
         "`{operation}`: the devices have waited for each other for {seconds} s, and it is not \
          known which rank is the reason; look at the messages of every rank (NCCL_DEBUG=INFO)"
@@ -58,19 +58,19 @@ pub enum Error {
         /// Deadline in seconds.
         seconds: f64,
     },
-    /// A rank whose call differs from that of the others.
+    /// A rank whose call differs from the other ranks' calls.
     #[error(
         "`{operation}`: rank {rank} has {what} {got}, the others {expected}; all ranks must make \
          the same calls in the same order"
     )]
     Disagreement {
-        /// Operation of the others.
+        /// Operation of the other ranks.
         operation: &'static str,
         /// The rank that disagrees.
         rank: usize,
         /// Property in which the calls differ.
         what: &'static str,
-        /// Value of the others.
+        /// Value of the other ranks.
         expected: String,
         /// Value of the rank.
         got: String,
@@ -85,7 +85,8 @@ pub enum Error {
         /// Remedy.
         remedy: &'static str,
     },
-    /// An argument that the operation does not accept, a tensor or any other (V1). Nothing has run.
+    /// An argument that the operation does not accept, a tensor or another value (V1). Nothing has
+    /// run.
     #[error("`{operation}`: `{argument}` must be {expected}, got {got}")]
     BadArgument {
         /// Operation.
@@ -111,7 +112,7 @@ impl Error {
         Error::BadArgument { operation, argument, expected, got: got.to_string() }
     }
 
-    /// Whether the error is this rank's own: the others only know of it if they are notified.
+    /// Whether only this rank has the error, so that the other ranks must be notified.
     pub fn is_own(&self) -> bool {
         use Error::{BadArgument, Device, Unavailable};
         matches!(self, Device(_) | BadArgument { .. } | Unavailable { .. })
@@ -133,7 +134,7 @@ impl Error {
     }
 }
 
-/// The loss of a rank for which exchanges were aborted.
+/// The loss of a rank that was the reason to abort exchanges.
 fn loss(cause: &CudaError) -> Option<Error> {
     match cause {
         CudaError::ExchangeAborted(loss) => loss.downcast_ref::<Error>().cloned(),
@@ -141,8 +142,9 @@ fn loss(cause: &CudaError) -> Option<Error> {
     }
 }
 
-/// Argument errors of the device become this crate's, whichever of the two detects them. So does
-/// the loss of a rank for which a device's exchanges were aborted.
+/// Argument errors of the device become argument errors of this crate, so callers see one form. If
+/// a device's exchanges were aborted because a rank was lost, the error becomes the loss of that
+/// rank.
 impl From<meristem_device::Error> for Error {
     fn from(error: meristem_device::Error) -> Self {
         use meristem_device::Error::{Cuda, DeviceFailed, Mismatch, Overlap};
@@ -158,7 +160,7 @@ impl From<meristem_device::Error> for Error {
             }
             Overlap { operation, argument, other } => {
                 let got = format!("one that overlaps `{other}`");
-                Error::argument(operation, argument, "memory of its own", got)
+                Error::argument(operation, argument, "separate memory", got)
             }
             error => Error::Device(Arc::new(error)),
         }

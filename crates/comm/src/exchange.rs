@@ -1,7 +1,7 @@
 //! The exchange of all gradients of a model, step by step (X7): small tensors dense, the others by
 //! the chosen method in buckets, with residuals and velocities stored by parameter.
 
-use crate::auto::{Method, Table};
+use crate::auto::{Method, TimingTable};
 use crate::check;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
@@ -29,17 +29,18 @@ pub struct ExchangeOptions {
     pub warm_up: Vec<f64>,
     /// Steps that each density of the warm-up lasts.
     pub warm_up_steps: u64,
-    /// Treatment of elements that were not sent. [`Keep::Momentum`] applies to all tensors: those
+    /// Treatment of elements that were not sent. [`Keep::Momentum`] applies to all tensors: tensors
     /// that are summed densely have a velocity, too.
     pub keep: Keep,
     /// Sum or mean.
     pub reduction: Reduction,
     /// Tensors with fewer elements are summed densely, all together.
     pub small: usize,
-    /// Elements at which a bucket is full; a tensor is never cut. 0: each tensor on its own.
+    /// Number of elements at which a bucket is full; a tensor is never split. 0: one tensor per
+    /// bucket.
     pub bucket: usize,
     /// Measurements for [`Method::Auto`].
-    pub table: Table,
+    pub table: TimingTable,
 }
 
 impl Default for ExchangeOptions {
@@ -54,7 +55,7 @@ impl Default for ExchangeOptions {
             reduction: Reduction::Mean,
             small: 1024,
             bucket: 1 << 20,
-            table: Table::default(),
+            table: TimingTable::default(),
         }
     }
 }
@@ -90,7 +91,8 @@ struct Bucket {
 }
 
 impl Exchange {
-    /// An exchange for gradients like these, with their parameters' names; all on one stream.
+    /// An exchange for gradients like these, each with the name of its parameter; all on one
+    /// stream.
     ///
     /// # Errors
     /// [`Error::BadArgument`] for invalid options or tensors; [`Error::Device`].
@@ -107,7 +109,7 @@ impl Exchange {
         };
         let mut names = BTreeSet::new();
         if let Some((name, _)) = gradients.iter().find(|(name, _)| !names.insert(*name)) {
-            let expected = "of names of their own, by which what is kept is known";
+            let expected = "unique names, because state is stored by name";
             let got = format!("two named `{name}`");
             return Err(Error::argument(operation, "gradients", expected, got));
         }
@@ -170,16 +172,16 @@ impl Exchange {
         Ok(())
     }
 
-    /// Exchanges the gradients in place, in the order in which they were given to
-    /// [`new`](Exchange::new). The tensors of a bucket are one to the sum, and neighbours in memory
-    /// are one piece. Over threads it does not wait for the device.
+    /// Exchanges the gradients in place, in the order of [`new`](Exchange::new). The tensors of a
+    /// bucket are summed as one, and neighbours in memory as one piece. Over threads this does not
+    /// wait for the device.
     ///
     /// # Errors
-    /// The errors of [`Communicator::all_reduce`]; [`Error::BadArgument`] for tensors unlike those
-    /// of [`new`](Exchange::new).
+    /// The errors of [`Communicator::all_reduce`]; [`Error::BadArgument`] for tensors that differ
+    /// from the tensors of [`new`](Exchange::new).
     pub fn run(&mut self, comm: &mut Communicator, gradients: &[&Tensor]) -> Result<()> {
         let result = self.try_run(comm, gradients);
-        comm.told(result)
+        comm.broadcast_error(result)
     }
 
     fn try_run(&mut self, comm: &mut Communicator, gradients: &[&Tensor]) -> Result<()> {
@@ -243,10 +245,10 @@ impl Exchange {
         Ok(ExchangeState { step: self.step, kept })
     }
 
-    /// Imports the state of another exchange and discards this one's own. Parameters that are not
+    /// Imports the state of another exchange in place of the current state. Parameters that are not
     /// in the state start without residual and velocity; parameters of the state that no longer
-    /// exist, or whose state is not stored here, are ignored. All ranks import between the same two
-    /// exchanges, each a state of its own. Allocates new memory. After an error everything is
+    /// exist, or whose state is not stored here, are ignored. Each rank imports its state, all
+    /// ranks between the same two exchanges. Allocates new memory. After an error everything is
     /// unchanged.
     ///
     /// # Errors
@@ -384,8 +386,8 @@ impl Bucket {
         }
     }
 
-    /// Number of elements that each rank sends by the algorithm of this step; all where that sends
-    /// less.
+    /// Number of elements that each rank sends by the algorithm of this step; all elements if a
+    /// dense sum sends less.
     fn pick(&mut self, options: &ExchangeOptions, density: f64, ranks: usize) -> usize {
         let k = options.k.map_or(picks(density, self.len), |k| k.min(self.len));
         let Some(sparse) = self.sparse.as_mut().filter(|_| options.method == Method::Auto) else {

@@ -1,4 +1,4 @@
-//! Elements of a device in host memory, for transports that move that.
+//! Elements of a device in host memory, for transports that move host memory.
 
 use crate::error::Result;
 use crate::spans::Spans;
@@ -6,7 +6,7 @@ use crate::transport::Parcel;
 use meristem_device::{Tensor, read_back};
 use std::sync::Arc;
 
-/// The bytes of parcels, read once for those that go to several ranks. Waits for the device.
+/// The bytes of parcels. Elements that go to several ranks are read once. Waits for the device.
 pub(crate) fn fetch(parcels: &[Parcel]) -> Result<Vec<Arc<Vec<u8>>>> {
     let mut all: Vec<&Spans> = Vec::new();
     let mut places = Vec::with_capacity(parcels.len());

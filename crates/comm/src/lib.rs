@@ -34,12 +34,12 @@
 //! - `threads`: ranks of one process.
 //! - `mpi`: ranks that are processes.
 //! - `nccl`: elements on GPUs, between ranks that another transport connects.
-//! - `tcp`: ranks that are processes, which find each other by their environment.
-//! - `wire`: messages besides elements.
+//! - `tcp`: ranks that are processes, connected by the addresses in their environment variables.
+//! - `wire`: messages that are not elements.
 //! - `host`: elements of a device in host memory.
 //! - `agree`: agreement of the ranks' calls.
 //! - `transport`: the interface of transports.
-//! - `gpu`: the kernels of all of them on a CUDA device.
+//! - `gpu`: the kernels of this crate on a CUDA device.
 //! - `spans`: elements in several pieces of memory.
 //! - `check`: checks of arguments before anything runs.
 
@@ -75,13 +75,13 @@ mod wire;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzz {
-    /// Decodes a message to the hub, and one from it.
+    /// Decodes a message to the hub, and a message from the hub.
     pub fn frames(bytes: &[u8]) {
         crate::tcp::decode_both(bytes);
     }
 }
 
-pub use auto::{Method, Table, Timing};
+pub use auto::{Method, Timing, TimingTable};
 pub use communicator::{CommOptions, Communicator, Traffic};
 pub use error::{Error, Result};
 pub use exchange::{Exchange, ExchangeOptions};

@@ -1,5 +1,5 @@
 //! Targets of this crate's log, and the placement log (V4): the input and output tensors of each
-//! collective of each rank, and where they are.
+//! collective of each rank, with their devices and streams.
 
 use crate::transport::Transport;
 use meristem_device::Tensor;
@@ -11,7 +11,7 @@ pub(crate) const COMM_LOG: &str = "meristem::comm";
 /// Target of the placement log: a part of `meristem::placement`.
 const PLACEMENT_LOG: &str = "meristem::placement::comm";
 
-/// Logs the tensors of a collective of one rank, at debug level, in addition to those of its
+/// Logs the tensors of a collective of one rank, at debug level, in addition to the tensors of its
 /// launches. Without a subscriber it costs one check of a cached flag.
 pub(crate) fn placement(
     operation: &'static str,

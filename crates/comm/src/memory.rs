@@ -10,7 +10,7 @@ use meristem_device::Device;
 pub struct PhaseMemory {
     /// Before the sum.
     pub before: usize,
-    /// After the allocation of its memory, if it was not allocated before.
+    /// After the allocation of the sum's memory, if it was not allocated before.
     pub allocation: usize,
     /// After each rank's elements were selected.
     pub selection: usize,

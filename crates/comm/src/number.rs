@@ -137,8 +137,8 @@ pub(crate) fn is_number(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F64 | DType::BF16)
 }
 
-/// Evaluates an expression with `$number` as the Rust type of an element type that was checked by
-/// [`is_number`]; `$other` for any other.
+/// Evaluates `$body` with `$number` as the Rust type of an element type; `$other` if [`is_number`]
+/// is false for it.
 macro_rules! with_number {
     ($dtype:expr, $number:ident => $body:expr, $other:expr) => {
         match $dtype {

@@ -1,4 +1,4 @@
-//! Memory of a collective, allocated once and reused.
+//! Temporary memory of collectives, allocated once and reused.
 
 use crate::error::Result;
 use meristem_device::{DType, Owner, Stream, Tensor};
@@ -8,8 +8,8 @@ use meristem_device::{DType, Owner, Stream, Tensor};
 pub(crate) struct CollectiveScratch(Vec<Tensor>);
 
 impl CollectiveScratch {
-    /// Returns `len` elements of unspecified value; the same memory as the last time if it was
-    /// large enough.
+    /// Returns `len` elements of unspecified value; the memory of the last call if it is large
+    /// enough.
     pub(crate) fn get(&mut self, stream: &Stream, dtype: DType, len: usize) -> Result<Tensor> {
         let fits = |kept: &&Tensor| kept.dtype() == dtype && kept.stream() == stream;
         if let Some(kept) = self.0.iter().find(fits).filter(|kept| kept.numel() >= len) {

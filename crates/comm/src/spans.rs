@@ -1,5 +1,5 @@
-//! Elements in several pieces of memory that are exchanged as one, such as the gradients of a
-//! model.
+//! Elements in several pieces of memory that are exchanged as one sequence, such as the gradients
+//! of a model.
 
 use crate::error::{Error, Result};
 use meristem_device::{DType, Expect, Stream, Tensor};
@@ -19,8 +19,8 @@ impl Spans {
     /// All elements of some tensors, each in its memory order.
     ///
     /// # Errors
-    /// [`Error::BadArgument`] for no tensors, or tensors of several streams or element types;
-    /// `operation` is the operation to name in it.
+    /// [`Error::BadArgument`] for no tensors, or tensors of several streams or element types; it
+    /// names `operation`.
     pub fn new(operation: &'static str, tensors: &[&Tensor]) -> Result<Spans> {
         let Some((first, rest)) = tensors.split_first() else {
             return Err(Error::argument(operation, "tensors", "at least one", "none"));

@@ -28,9 +28,9 @@ pub struct ParameterState {
 }
 
 impl ExchangeState {
-    /// The parts of the state that a checkpoint holds, each with its name: `residual.NAME`,
-    /// `velocity.NAME` and `split.NAME` of a parameter, as far as they exist. The caller stores the
-    /// number of steps.
+    /// The parts of the state for a checkpoint, each with its name: `residual.NAME`,
+    /// `velocity.NAME` and `split.NAME` of a parameter, if they exist. The caller stores the number
+    /// of steps.
     pub fn into_parts(self) -> impl Iterator<Item = (String, Vec<u8>)> {
         self.kept.into_iter().flat_map(|(name, ParameterState { residual, velocity, split })| {
             let parts = [(RESIDUAL, residual), (VELOCITY, velocity), (SPLIT, split)];

@@ -1,5 +1,5 @@
-//! Synchronisation primitives of this crate. Its own unit tests can be built with those of a model
-//! checker in their place (feature `shuttle`); no other build is affected.
+//! Synchronisation primitives of this crate. Its unit tests can be built with the primitives of a
+//! model checker instead (feature `shuttle`); no other build is affected.
 
 pub(crate) use std::sync::Arc;
 pub(crate) use std::sync::atomic::Ordering;

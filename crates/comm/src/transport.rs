@@ -20,7 +20,7 @@ pub struct CollectiveCall {
     pub shape: Shape,
     /// Memory format of the elements.
     pub format: MemoryFormat,
-    /// Any other value that must be equal on all ranks: a root, a reduction, a number of picks.
+    /// Another value that must be equal on all ranks: a root, a reduction, a number of picks.
     pub parameter: u64,
     /// Digest of state that must be equal on all ranks, or 0.
     pub kept: u64,
@@ -54,7 +54,7 @@ impl CollectiveCall {
     }
 }
 
-/// Elements for, or from, another rank: one message.
+/// One message: elements that are sent to another rank or received from it.
 #[derive(Debug, Clone)]
 pub struct Parcel {
     /// The other rank.
@@ -134,16 +134,16 @@ pub struct Sum<'a, T = Tensor> {
     pub order: SumOrder,
 }
 
-/// The link of one rank to the others.
+/// The link of one rank to the other ranks.
 ///
 /// Calls are collective: every rank makes the same calls in the same order. They enqueue work onto
-/// `stream` and do not wait for the device, unless the elements they send must be in host memory
+/// `stream` and do not wait for the device, unless the sent elements must be in host memory
 /// (`mpi`); whether they wait for the other ranks' calls depends on the transport. Tensors are
 /// device memory of `stream`, and this interface does not involve host memory, so it fits queues on
 /// an accelerator (`ncclSend` and `ncclRecv` in a group) as well as MPI and shared memory.
 ///
-/// Errors are the same on every rank, see [`Error`]; if ranks are processes, one that had finished
-/// when another failed gets the error from its next call.
+/// Errors are the same on every rank, see [`Error`]. If ranks are processes, a rank that had
+/// finished a call in which another rank failed gets the error from its next call.
 pub trait Transport: Send {
     /// Name, as on the command line.
     fn name(&self) -> &'static str;
@@ -169,8 +169,8 @@ pub trait Transport: Send {
         receives: &[Parcel],
     ) -> Result<()>;
 
-    /// Sums by the transport's own algorithm, if it has one for this order; whether it has one is
-    /// the same on all ranks. If it returns false, [`exchange`](Transport::exchange) is used.
+    /// Sums by an algorithm of the transport itself. Returns false, on all ranks, if the transport
+    /// has none for this order; then [`exchange`](Transport::exchange) is used.
     ///
     /// # Errors
     /// The errors of the trait.
@@ -187,21 +187,21 @@ pub trait Transport: Send {
     /// The errors of the trait.
     fn barrier(&mut self, call: &CollectiveCall) -> Result<()>;
 
-    /// Notifies the other ranks that this one failed with an error of its own, and will make no
-    /// more calls: they get [`RankFailed`](crate::Error::RankFailed), at once or from their next
-    /// call. Not collective; has no effect after an error that all ranks know.
+    /// Notifies the other ranks that this rank failed alone and makes no more calls: they get
+    /// [`RankFailed`](crate::Error::RankFailed), at once or from their next call. Not collective;
+    /// has no effect after an error that all ranks have.
     fn abort(&mut self, reason: &str);
 
-    /// Notifies the other ranks that this one makes no more calls, before its devices have ended
-    /// what they exchange: whoever still calls gets [`RankGone`](crate::Error::RankGone). Dropping
-    /// the link does the same.
+    /// Notifies the other ranks that this rank makes no more calls, possibly before its device has
+    /// ended its exchanges: later calls of other ranks get [`RankGone`](crate::Error::RankGone).
+    /// Dropping the link does the same.
     fn leave(&mut self) {}
 
     /// The time for which a rank waits for another.
     fn deadline(&self) -> Duration;
 
-    /// A view of the group for another thread. One of a transport that does not implement this
-    /// learns of a loss by the deadline alone, and of nobody's name.
+    /// A view of the group for another thread. The default implementation notices a loss only by
+    /// the deadline, and cannot name the rank.
     ///
     /// # Errors
     /// The errors of the trait.
@@ -222,13 +222,13 @@ pub(crate) fn others(me: usize, n: usize) -> impl Iterator<Item = usize> {
     (0..n).filter(move |peer| *peer != me)
 }
 
-/// Elements of a cache line of the smallest type: shares start at multiples of it, so no two ranks
+/// Elements of a cache line of the smallest type. Shards start at multiples of it, so no two ranks
 /// write one line.
 const LINE: usize = 32;
 
-/// The share of `len` elements that rank `rank` of `size` works on: contiguous, all of them
-/// together cover everything, and their lengths differ by a cache line at most.
-pub(crate) fn share(len: usize, size: usize, rank: usize) -> Range<usize> {
+/// The shard of `len` elements that rank `rank` of `size` works on. Shards are contiguous, together
+/// cover all elements, and their lengths differ by at most a cache line.
+pub(crate) fn shard(len: usize, size: usize, rank: usize) -> Range<usize> {
     let lines = len.div_ceil(LINE);
     // No overflow: a tensor's lines are far fewer than usize::MAX / size.
     let at = |rank: usize| (lines / size * rank + (lines % size).min(rank)) * LINE;
@@ -240,11 +240,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_cover_everything_once() {
+    fn shards_cover_everything_once() {
         let near_2_31 = [(1usize << 31) - 1, 1 << 31, (1 << 31) + 1, (1 << 40) + 7];
         for len in (0..200).chain([1000, 4096, 100_003]).chain(near_2_31) {
             for size in [1, 2, 3, 4, 5, 7, 8, 64] {
-                let shares: Vec<_> = (0..size).map(|rank| share(len, size, rank)).collect();
+                let shares: Vec<_> = (0..size).map(|rank| shard(len, size, rank)).collect();
                 assert_eq!((shares[0].start, shares[size - 1].end), (0, len));
                 assert!(shares.windows(2).all(|pair| pair[0].end == pair[1].start), "{len} {size}");
                 let longest = shares.iter().map(|s| s.len()).max().unwrap();

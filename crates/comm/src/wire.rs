@@ -1,6 +1,6 @@
-//! Messages between ranks besides elements: headers that announce a call, and notices that a rank
-//! leaves or fails. Small enough that every MPI library sends them without waiting for the
-//! receiver.
+//! Messages between ranks that are not elements: headers that announce a call, and notices that a
+//! rank leaves or fails. They are so small that every MPI library sends them without waiting for
+//! the receiver.
 
 use crate::error::Error;
 use crate::transport::CollectiveCall;
@@ -12,12 +12,12 @@ use std::sync::{Mutex, PoisonError};
 pub(crate) const PARCELS_MAX: usize = 32;
 /// Largest size of a text in bytes; the rest is cut off.
 const TEXT_MAX: usize = 200;
-/// Most texts that ranks name: what no rank of this version writes is not kept for ever.
+/// Largest number of distinct names, so that invalid messages cannot fill the memory.
 const NAMES_MAX: usize = 1000;
 
 const DTYPES: [DType; 6] = [DType::F32, DType::F64, DType::BF16, DType::U8, DType::U32, DType::I64];
 
-/// Elements of a parcel: their type, `None` for internal bytes, and their number.
+/// Contents of a parcel: the element type, `None` for internal bytes, and the number of elements.
 pub(crate) type Content = (Option<DType>, usize);
 
 /// Header from a rank to each other rank at the start of an exchange.
@@ -30,19 +30,19 @@ pub(crate) struct CallHeader {
     pub(crate) parcels: Vec<Content>,
 }
 
-/// Notice from a rank to the others outside of an exchange.
+/// Notice from a rank to the other ranks outside of an exchange.
 #[derive(Debug, Clone)]
 pub(crate) enum RankNotice {
-    /// The rank made this many exchanges, and makes no more.
+    /// The rank made `steps` exchanges, and makes no more.
     Left {
         steps: u64,
         panicked: bool,
-        /// Whether it can finalize MPI: none of its requests are in flight.
+        /// Whether the rank can finalize MPI: it has no requests in flight.
         in_order: bool,
     },
     /// The group is unusable.
     Failed(Error),
-    /// The rank's device has ended so many exchanges of a membership.
+    /// The rank's device has ended `exchanges` exchanges of a membership.
     Ended { membership: u64, exchanges: u64 },
 }
 
@@ -107,7 +107,7 @@ impl RankNotice {
             RankNotice::Ended { membership, exchanges } => {
                 out.number(6).number(*membership).number(*exchanges);
             }
-            // Other errors belong to one rank alone, which sends them as [`Error::RankFailed`].
+            // Other errors are errors of one rank alone, which sends them as [`Error::RankFailed`].
             RankNotice::Failed(_) => {
                 out.number(u64::MAX);
             }
@@ -150,8 +150,8 @@ impl RankNotice {
     }
 }
 
-/// A text of the program, such as the name of an operation, which is `'static`: each is kept once.
-/// `None` for more of them than a program has.
+/// The `'static` copy of a text of the program, such as the name of an operation. Each text is
+/// leaked once; `None` for more than [`NAMES_MAX`] texts.
 fn name_of(text: String) -> Option<&'static str> {
     static NAMES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
     let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -165,7 +165,7 @@ fn name_of(text: String) -> Option<&'static str> {
     })
 }
 
-/// Bytes that are written one value after the other.
+/// Writes values, one after the other, into bytes.
 #[derive(Default)]
 pub(crate) struct WireWriter(pub(crate) Vec<u8>);
 
@@ -175,7 +175,7 @@ impl WireWriter {
         self
     }
 
-    /// A number of bytes, and they.
+    /// Writes the number of bytes, and the bytes.
     pub(crate) fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
         self.number(bytes.len() as u64).0.extend(bytes);
         self
@@ -201,7 +201,7 @@ impl WireWriter {
     }
 }
 
-/// Bytes that are read one value after the other; `None` if there are too few.
+/// Reads values, one after the other, from bytes; `None` if there are too few bytes.
 pub(crate) struct WireReader<'a>(pub(crate) &'a [u8]);
 
 impl<'a> WireReader<'a> {

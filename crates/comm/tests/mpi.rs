@@ -1,7 +1,7 @@
 //! Ranks that are processes: the same bits as threads, and no hang whatever happens to a rank.
 //!
 //! A test starts `mpirun` (of Open MPI) with this binary, which runs [`rank`] alone: a variable
-//! selects its case. It writes its output into a file of its own, since `mpirun` mixes the output
+//! selects its case. It writes its output into a separate file, because `mpirun` mixes the output
 //! of processes, even within a line.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 

@@ -25,22 +25,22 @@
 //! # }
 //! ```
 //!
-//! # Rooms
-//! From the ground up, each uses only those before it (`cargo xtask tidy` holds it):
+//! # Modules
+//! From the ground up; each module uses only modules before it, which `cargo xtask tidy` checks:
 //! - `ground`: errors, names of devices, element types, shapes, instruction sets, random numbers.
-//! - `hooks`: the one interface between the engine and its observers; counts of acts.
-//! - `execution`: memory blocks, kernels with their arguments, and what runs them: the workers of a
-//!   CPU device, or a CUDA device.
+//! - `hooks`: the interface between the engine and its observers; counts of acts.
+//! - `execution`: memory blocks, kernels with their arguments, and the backends that run them: the
+//!   workers of a CPU device, or a CUDA device.
 //! - `order`: queues of streams, pending accesses to memory, submission.
 //! - `memory`: stream-ordered memory, its pool, and its use by owner.
-//! - `observers`: the trace, the race sanitizer and hot scopes. They use `hooks` only, and only a
-//!   device, as it is opened, names them.
+//! - `observers`: the trace, the race sanitizer and hot scopes. They use `hooks` only, and only the
+//!   opening of a device names them.
 //! - `handles`: the user's interface.
 //!
 //! Unsafe code is in `execution` (`host_block` allocates memory, `args` gives kernels slices of it,
-//! `parts` lends a kernel's closure to other workers, `cuda` calls the driver);
-//! `memory::handle`, `MappedFile` and `simd` have a call or two each. All locks and atomics come
-//! from `ground::sync`, where `model` replaces them by those of a model checker.
+//! `parts` lends a kernel's closure to other workers, `cuda` calls the driver); `memory::handle`,
+//! `MappedFile` and `simd` have a call or two each. All locks and atomics come from `ground::sync`,
+//! where `model` replaces them by a model checker's.
 
 mod execution;
 mod ground;

@@ -40,7 +40,7 @@ fn allocations(call: impl FnOnce()) -> usize {
     ALLOCATIONS.get() - before
 }
 
-/// The race sanitizer keeps notes of its own: there is nothing to count then.
+/// The race sanitizer allocates, too, so nothing is counted with it.
 fn is_sanitized() -> bool {
     cpu(1).is_sanitized()
 }

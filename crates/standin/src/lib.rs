@@ -1,17 +1,16 @@
 //! A stand-in for the CUDA driver, NVRTC and NCCL, on a machine without a GPU.
 //!
 //! The library exports the functions that the CUDA backend loads. `cargo xtask standin COMMAND`
-//! runs a command with it in the place of `libcuda.so`, `libnvrtc.so` and `libnccl.so.2`, so the
-//! backend that is tested is the one that runs on a GPU. Nothing of Meristem is in here, and
-//! nothing of it knows of this crate. The types of all signatures are those of `cudarc`, so that
-//! they cannot drift.
+//! runs a command with it in place of `libcuda.so`, `libnvrtc.so` and `libnccl.so.2`, so the tested
+//! backend is exactly the backend that runs on a GPU. This crate uses no other crate of Meristem,
+//! and none uses it. All signatures use the types of `cudarc`, so that they cannot drift.
 //!
 //! # How it works
 //! - **Lazy and adversarial.** A stream is a queue. It advances when the host has to see a result
 //!   (a synchronisation, a blocking copy, `cuMemFree`) or asks (a query lets a random number of
-//!   commands run), in an order that the seed decides and that only stream order and events
-//!   restrict. A missing wait, a page-locked buffer that is reused too early and memory that is
-//!   freed too early are seen. The same seed and the same calls give the same order.
+//!   commands run). The seed decides the order, which only stream order and events restrict. This
+//!   shows a missing wait, a page-locked buffer that is reused too early and memory that is freed
+//!   too early. The same seed and the same calls give the same order.
 //! - **Kernels are compiled** by the C++ compiler after a header (`kernel/shim.h`) that has the
 //!   built-in functions. Threads of a block are fibers. Blocks run forward, reversed or shuffled,
 //!   and so do the threads of a block between two barriers.
@@ -20,12 +19,12 @@
 //!   pages any more. Pointers among the arguments of kernels and of graph nodes are checked against
 //!   live allocations when they are enqueued and when they run.
 //! - **Exchanges of NCCL** are commands, too, and go over sockets to other processes of this
-//!   machine, each of which has a machine of its own.
+//!   machine, each of which has its own simulated devices.
 //! - **A fault stays**: every later call on the context returns the same error. One line on stderr
-//!   says what happened.
+//!   describes it.
 //!
 //! # Kernels
-//! The sources are those that NVRTC gets. The header asks this of them:
+//! The sources are the sources that NVRTC gets. The header requires:
 //!
 //! | subject | rule |
 //! |---|---|
@@ -33,10 +32,11 @@
 //! | exchanges of a warp | the mask 0xffffffff, and all 32 lanes there |
 //! | `__syncthreads` | all threads that have not ended, at the same line |
 //! | atomics | `int`, `unsigned`, `unsigned long long`; with floats a compile error |
-//! | `expf`, `tanhf`, … | a compile error: a device has other bits; to be written with `fmaf` |
+//! | `expf`, `tanhf`, … | a compile error: a device gives other bits; to be written with `fmaf` |
 //! | vectors | aligned accesses; others are a fault |
 //!
-//! `MERISTEM_STANDIN` is defined, for what a device needs in assembly. The header has instead:
+//! `MERISTEM_STANDIN` is defined, for code that a device needs in assembly. The header has these
+//! functions instead:
 //!
 //! | instruction | function |
 //! |---|---|

@@ -5,27 +5,27 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cudarc::nvrtc::sys::{nvrtcProgram, nvrtcResult};
 
-use crate::ground::Table;
-use crate::kernel::{CompileError, Source, compile};
+use crate::ground::HandleTable;
+use crate::kernel::{CompileError, SourceText, compile};
 
 /// Name of a program without one, as NVRTC has it.
 const NAME: &str = "default_program";
 
-/// A program, and what compiling it gave.
+/// A program, and the result of its compilation.
 #[derive(Debug)]
-struct Program {
-    source: Source,
-    headers: Vec<Source>,
-    /// Nothing before it was compiled, and if that failed.
+struct NvrtcSource {
+    source: SourceText,
+    headers: Vec<SourceText>,
+    /// The code; empty before a successful compilation.
     code: Vec<u8>,
     log: String,
 }
 
-static PROGRAMS: Mutex<Option<Table<Program>>> = Mutex::new(None);
+static PROGRAMS: Mutex<Option<HandleTable<NvrtcSource>>> = Mutex::new(None);
 
-type Answer<T = ()> = Result<T, nvrtcResult>;
+type NvrtcAnswer<T = ()> = Result<T, nvrtcResult>;
 
-/// Declares functions of NVRTC. The body ends in an `Answer`.
+/// Declares functions of NVRTC. The body ends in an `NvrtcAnswer`.
 macro_rules! nvrtc {
     ($(
         $(#[$doc:meta])*
@@ -34,12 +34,12 @@ macro_rules! nvrtc {
         $(#[$doc])*
         ///
         /// # Safety
-        /// As for NVRTC: a pointer is null, or points to all that the function reads or writes
-        /// there.
+        /// As for NVRTC: a pointer is null, or points to memory that the function may read or
+        /// write.
         #[allow(non_snake_case, reason = "NVRTC's name")]
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($argument: $kind),*) -> nvrtcResult {
-            let body = || -> Answer {
+            let body = || -> NvrtcAnswer {
                 // SAFETY: pointers come from the caller, who keeps NVRTC's contract; `write` and
                 // `text` refuse null.
                 #[allow(unused_unsafe, reason = "not every function has a pointer")]
@@ -50,12 +50,12 @@ macro_rules! nvrtc {
     )*};
 }
 
-fn programs() -> MutexGuard<'static, Option<Table<Program>>> {
+fn programs() -> MutexGuard<'static, Option<HandleTable<NvrtcSource>>> {
     PROGRAMS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Works on a program.
-fn program<T>(handle: nvrtcProgram, work: impl FnOnce(&mut Program) -> T) -> Answer<T> {
+fn program<T>(handle: nvrtcProgram, work: impl FnOnce(&mut NvrtcSource) -> T) -> NvrtcAnswer<T> {
     let mut programs = programs();
     let program = programs.as_mut().and_then(|programs| programs.get_mut(handle as u64).ok());
     program.map(work).ok_or(nvrtcResult::NVRTC_ERROR_INVALID_PROGRAM)
@@ -65,7 +65,7 @@ fn program<T>(handle: nvrtcProgram, work: impl FnOnce(&mut Program) -> T) -> Ans
 ///
 /// # Safety
 /// `to` is null or may be written to.
-unsafe fn write<T>(to: *mut T, value: T) -> Answer {
+unsafe fn write<T>(to: *mut T, value: T) -> NvrtcAnswer {
     if to.is_null() {
         return Err(nvrtcResult::NVRTC_ERROR_INVALID_INPUT);
     }
@@ -78,7 +78,7 @@ unsafe fn write<T>(to: *mut T, value: T) -> Answer {
 ///
 /// # Safety
 /// `to` is null or has room for them.
-unsafe fn write_all(to: *mut c_char, bytes: &[u8]) -> Answer {
+unsafe fn write_all(to: *mut c_char, bytes: &[u8]) -> NvrtcAnswer {
     if to.is_null() {
         return Err(nvrtcResult::NVRTC_ERROR_INVALID_INPUT);
     }
@@ -91,7 +91,7 @@ unsafe fn write_all(to: *mut c_char, bytes: &[u8]) -> Answer {
 ///
 /// # Safety
 /// `from` is null or a C string.
-unsafe fn text(from: *const c_char) -> Answer<String> {
+unsafe fn text(from: *const c_char) -> NvrtcAnswer<String> {
     if from.is_null() {
         return Err(nvrtcResult::NVRTC_ERROR_INVALID_INPUT);
     }
@@ -99,11 +99,11 @@ unsafe fn text(from: *const c_char) -> Answer<String> {
     Ok(unsafe { CStr::from_ptr(from) }.to_string_lossy().into_owned())
 }
 
-/// Reads as many texts as a caller says.
+/// Reads `count` texts.
 ///
 /// # Safety
 /// `from` points to so many C strings.
-unsafe fn texts(from: *const *const c_char, count: c_int) -> Answer<Vec<String>> {
+unsafe fn texts(from: *const *const c_char, count: c_int) -> NvrtcAnswer<Vec<String>> {
     let count = usize::try_from(count).map_err(|_| nvrtcResult::NVRTC_ERROR_INVALID_INPUT)?;
     if from.is_null() && count > 0 {
         return Err(nvrtcResult::NVRTC_ERROR_INVALID_INPUT);
@@ -119,7 +119,7 @@ nvrtc! {
         write(minor, 0)
     }
 
-    /// Takes a program and the headers that it includes by name.
+    /// Creates a program, with the headers that it includes by name.
     fn nvrtcCreateProgram(
         prog: *mut nvrtcProgram,
         src: *const c_char,
@@ -129,13 +129,13 @@ nvrtc! {
         includeNames: *const *const c_char,
     ) {
         let name = if name.is_null() { NAME.to_string() } else { text(name)? };
-        let source = Source { name, text: text(src)? };
+        let source = SourceText { name, text: text(src)? };
         let names = texts(includeNames, numHeaders)?.into_iter();
         let headers = names.zip(texts(headers, numHeaders)?);
-        let headers = headers.map(|(name, text)| Source { name, text }).collect();
-        let program = Program { source, headers, code: vec![], log: String::new() };
+        let headers = headers.map(|(name, text)| SourceText { name, text }).collect();
+        let program = NvrtcSource { source, headers, code: vec![], log: String::new() };
         let mut programs = programs();
-        let handle = programs.get_or_insert_with(Table::new).insert(program);
+        let handle = programs.get_or_insert_with(HandleTable::new).insert(program);
         write(prog, handle as nvrtcProgram)
     }
 
@@ -147,7 +147,7 @@ nvrtc! {
     ) {
         let options = texts(options, numOptions)?;
         let (source, headers) = program(prog, |of| (of.source.clone(), of.headers.clone()))?;
-        // Without the lock: other threads may compile at the same time.
+        // Without the lock, so that other threads can compile at the same time.
         let (code, log, result) = match compile(&source, &headers, &options) {
             Ok(compiled) => (compiled.code, compiled.log, Ok(())),
             Err(CompileError::Option(log)) => {

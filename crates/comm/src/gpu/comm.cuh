@@ -1,4 +1,4 @@
-// What the kernels of exchanges share: lanes of a warp, and searches in lists.
+// Shared by the kernels of exchanges: lanes of a warp, and searches in lists.
 #pragma once
 #include "meristem.cuh"
 

@@ -5,7 +5,7 @@ use meristem_device::{Call, Kernel, KernelSource, Operand, Piece};
 
 pub(super) static SOURCE: KernelSource = source!("copy.cu");
 
-/// Copies of a call.
+/// Number of copies in a call.
 const COPIES: usize = 4;
 /// Bytes that a block copies.
 const CHUNK: usize = 16384;

@@ -16,12 +16,12 @@ pub(crate) fn advance(dtype: DType, gradient: Piece, velocity: Piece, factor: f6
     call.values(bits_of(dtype, factor))
 }
 
-/// Writes residual plus `added` to `output`, which may be the same, and clears the residual.
+/// Writes residual plus `added` to `output`, which may be `added`, and clears the residual.
 pub(crate) fn drain(dtype: DType, added: Piece, residual: Piece, output: Piece) -> Call {
     Call::each(DRAIN.get(dtype), output.len).with_pieces([added, residual, output])
 }
 
-/// Clears what is kept at these indices.
+/// Clears the elements of `kept` at these indices.
 pub(crate) fn clear(dtype: DType, indices: Piece, kept: Piece) -> Call {
     Call::each(CLEAR.get(dtype), indices.len).with_pieces([indices, kept])
 }

@@ -1,8 +1,8 @@
-// Lists of ascending indices, padded with NONE: what two have in common, and lists without some of
-// their entries.
+// Lists of ascending indices, padded with NONE: intersections, and lists without some of their
+// entries.
 #include "comm.cuh"
 
-// Leaves holes where another list does not have an index.
+// Replaces indices that another list does not have by holes.
 extern "C" __global__ void common(Span<const u32> list, Span<const u32> kept, Span<u32> to) {
     locate(list, kept, to);
     for (i64 i = first(); i < list.len; i += threads()) {
@@ -11,7 +11,7 @@ extern "C" __global__ void common(Span<const u32> list, Span<const u32> kept, Sp
     }
 }
 
-// A bit for each entry of a list: whether another one has its index. A thread for each entry.
+// A bit for each entry of a list: whether another list has its index. A thread for each entry.
 extern "C" __global__ void mark(Span<const u32> list, Span<const u32> kept, Span<u32> mask) {
     locate(list, kept, mask);
     i64 i = first();
@@ -20,7 +20,7 @@ extern "C" __global__ void mark(Span<const u32> list, Span<const u32> kept, Span
     if (lane_of() == 0 && i < list.len) mask[i / WARP] = bits;
 }
 
-// Leaves holes where the bit is not set.
+// Replaces entries whose bit is not set by holes.
 extern "C" __global__ void unmark(Span<const u32> list, Span<const u32> mask, Span<u32> to) {
     locate(list, mask, to);
     for (i64 i = first(); i < list.len; i += threads()) {
@@ -28,11 +28,11 @@ extern "C" __global__ void unmark(Span<const u32> list, Span<const u32> mask, Sp
     }
 }
 
-// Entries of a tile of a list with holes, and warps of a block with tiles, as in select.cu.
+// Entries per tile, and warps (tiles) per block, as in select.cu.
 #define TILE_ENTRIES 1024u
 #define WARPS 8u
 
-// Counts the entries of tiles that are no holes: the upper half of the tiles' second numbers.
+// Counts the entries of tiles that are not holes, into the upper half of the tiles' second numbers.
 extern "C" __global__ void count_present(Span<const u32> list, Span<i64> table) {
     locate(list, table);
     u64 tile = (u64)blockIdx.x * WARPS + threadIdx.x / WARP, from = tile * TILE_ENTRIES, present = 0;
@@ -44,7 +44,7 @@ extern "C" __global__ void count_present(Span<const u32> list, Span<i64> table) 
     if (lane_of() == 0) table[table.len / 2 + (i64)tile] = (i64)(present << 32);
 }
 
-// Writes them without the holes; `picked` is their number, by which the padding begins.
+// Writes the entries without the holes; `picked` is their number, after which padding follows.
 extern "C" __global__ void write_present(Span<const u32> list, Span<const i64> table,
                                          Span<const u32> picked, Span<u32> to) {
     locate(list, table, picked, to);
@@ -61,7 +61,7 @@ extern "C" __global__ void write_present(Span<const u32> list, Span<const i64> t
     }
 }
 
-// Redraws the bounds of regions so that each has as many of the result's entries.
+// Moves the bounds of regions so that each has equally many entries of the result.
 extern "C" __global__ void divide_up(Span<const u32> result, Span<const u32> picked, Span<u32> bounds) {
     locate(result, picked, bounds);
     i64 i = first();

@@ -6,7 +6,7 @@ use meristem_device::{Call, Kernel, KernelSource, Operand, Piece};
 
 pub(super) static SOURCE: KernelSource = source!("indices.cu");
 
-/// Entries of a block that takes holes out.
+/// Entries per block of the kernels that remove holes.
 const HOLES: usize = 8 * 1024;
 
 const READ: Operand = Operand::read::<u32>();
@@ -33,14 +33,14 @@ pub(crate) fn mark(list: Piece, kept: Piece, mask: Piece) -> Call {
 pub(crate) struct Compaction {
     /// The list.
     pub(crate) list: Piece,
-    /// Memory for as many entries.
+    /// Memory for the list with holes, of the same length.
     pub(crate) holes: Piece,
     /// Target, padded.
     pub(crate) to: Piece,
     pub(crate) tables: TableArguments,
 }
 
-/// Writes the entries that are also in `kept`, which is ascending.
+/// Writes the entries of the list that are also in `kept`, which is ascending.
 pub(crate) fn common(of: &Compaction, kept: Piece) -> Vec<Call> {
     with_holes(of, Call::each(&COMMON, of.list.len).with_pieces([of.list, kept, of.holes]))
 }
@@ -50,7 +50,7 @@ pub(crate) fn unmark(of: &Compaction, mask: Piece) -> Vec<Call> {
     with_holes(of, Call::each(&UNMARK, of.list.len).with_pieces([of.list, mask, of.holes]))
 }
 
-/// Takes out the holes that a call leaves.
+/// Adds the calls that remove the holes which `call` leaves.
 fn with_holes(of: &Compaction, call: Call) -> Vec<Call> {
     let &Compaction { list, holes, to, tables } = of;
     let holes = Piece { len: list.len, ..holes };
@@ -63,7 +63,8 @@ fn with_holes(of: &Compaction, call: Call) -> Vec<Call> {
     vec![call, count, tables.scan(1, tiles, ABSENT), write]
 }
 
-/// Redraws the bounds of regions by a result, which was the last selection of these tables.
+/// Moves the bounds of regions so that each has equally many entries of `result`, the last
+/// selection with these tables.
 pub(crate) fn divide_up(result: Piece, tables: TableArguments, bounds: Piece) -> Call {
     Call::each(&DIVIDE_UP, bounds.len).with_pieces([result, tables.picked(), bounds])
 }

@@ -52,7 +52,8 @@ extern "C" __global__ void scatter(Span<const u32> indices, Span<const Element> 
             __syncthreads();
             i64 from = (i64)(group + list) * v.len;
             for (u32 i = bounds[2 * list] + threadIdx.x; i < bounds[2 * list + 1]; i += blockDim.x) {
-                // After an aborted exchange a list has other indices, too; then nobody reads the sum.
+                // After an aborted exchange a list may have invalid indices; then the sum is never
+                // read.
                 u32 at = indices[from + i] - start;
                 if (at >= len) continue;
                 Element& to = tile[at];
@@ -86,7 +87,7 @@ struct MergeValues {
     u32 len;    // of a row
 };
 
-// The rows of a merge: those of the other ranks, and the own.
+// The rows of a merge: the other ranks' rows, and this rank's row.
 struct Rows {
     Span<const u32> own, others;
     Span<const Element> own_values, other_values;

@@ -6,7 +6,7 @@ use meristem_device::{Call, DType, KernelSource, Piece};
 
 pub(super) static SOURCE: PerType<KernelSource> = source_per_type!("lists.cu");
 
-/// Elements of a block that makes a sum dense.
+/// Elements per block of the kernel that writes a dense sum.
 const TILE: usize = 2048;
 
 static SCATTER: Typed = typed!("scatter", ScatterValues, [read u32, read T, write T]);
@@ -54,7 +54,7 @@ pub(crate) fn scatter(
     outputs.iter().map(call).collect()
 }
 
-/// Copies the elements at some indices, and the indices unless they are there already.
+/// Copies the elements at some indices, and the indices to `copies`, if given.
 pub(crate) fn take(
     dtype: DType,
     [elements, indices]: [Piece; 2],
@@ -67,20 +67,20 @@ pub(crate) fn take(
 
 /// Rows of equal length that are merged.
 pub(crate) struct Merge {
-    /// Indices and values of the row that lies apart.
+    /// Indices and values of this rank's row, which is stored elsewhere.
     pub(crate) own: [Piece; 2],
-    /// Its number.
+    /// Index of this rank's row.
     pub(crate) me: usize,
-    /// Indices and values of the others, one after the other.
+    /// Indices and values of the other rows, one after the other.
     pub(crate) others: [Piece; 2],
-    /// Number of the first of them.
+    /// Index of the first of these rows.
     pub(crate) first: usize,
     /// Number of rows.
     pub(crate) rows: usize,
 }
 
-/// Merges rows into a list with holes, as long as all of them together; where several have an index
-/// their values are added, in order.
+/// Merges rows into a list with holes, as long as all rows together. The values of an index that
+/// several rows have are added, in the order of the rows.
 pub(crate) fn merge(dtype: DType, of: &Merge, to: [Piece; 2]) -> Call {
     let len = of.own[0].len;
     let values = MergeValues {

@@ -1,8 +1,8 @@
-//! The kernels of this crate on a CUDA device: for every launch the calls that carry it out, with
-//! the bits of the processor.
+//! The kernels of this crate on a CUDA device: the calls of every launch. They give the same bits
+//! as the processor's kernels.
 //!
-//! Nothing here depends on the `cuda` feature: calls are plain values, and a build without it only
-//! never runs them. Operands are [`Piece`]s: parts of the launch's arguments.
+//! Nothing here depends on the `cuda` feature: calls are plain values, which a build without it
+//! never runs. Operands are [`Piece`]s, parts of the launch's arguments.
 
 mod copy;
 mod feedback;
@@ -55,11 +55,11 @@ pub(crate) fn sources(dtype: DType) -> [&'static KernelSource; 7] {
     [advance, list, pick, add, &indices::SOURCE, &threshold::SOURCE, &copy::SOURCE]
 }
 
-/// One thing for each of f32, f64 and bf16.
+/// A value for each of f32, f64 and bf16.
 struct PerType<T>([T; 3]);
 
 impl<T> PerType<T> {
-    /// The one for a type of number.
+    /// The value for an element type.
     fn get(&self, dtype: DType) -> &T {
         match dtype {
             DType::F64 => &self.0[1],
@@ -69,10 +69,10 @@ impl<T> PerType<T> {
     }
 }
 
-/// A kernel for each type of number.
+/// A kernel for each element type.
 type Typed = PerType<Kernel>;
 
-/// A file of kernels: for one type, by its place in a [`PerType`], or in which no number occurs.
+/// A source of kernels: for one element type, by its index in a [`PerType`], or without numbers.
 macro_rules! source {
     ($file:literal) => {
         $crate::gpu::source!($file, 0)
@@ -87,7 +87,7 @@ macro_rules! source {
 }
 use source;
 
-/// A file of kernels that is compiled for each type of number.
+/// A source of kernels that is compiled for each element type.
 macro_rules! source_per_type {
     ($file:literal) => {
         $crate::gpu::PerType([
@@ -99,7 +99,7 @@ macro_rules! source_per_type {
 }
 use source_per_type;
 
-/// A kernel for each type of number: `T` stands for the type among its operands.
+/// A kernel for each element type, which is `T` among its operands.
 macro_rules! typed {
     ($entry:literal, $values:ty, [$($usage:ident $element:ident),* $(,)?]) => {
         $crate::gpu::PerType([

@@ -1,18 +1,18 @@
 // Selection of the entries of largest magnitude, ties to the lower index, in order of index.
 //
-// Of elements: `visit` reads all (adds them to what was kept), and counts their first digits.
-// `choose` finds the digit in which the threshold lies. If those that reach this digit have room,
-// `collect` reads all a second time and keeps them as candidates; otherwise what follows runs over
-// all elements again. `refine` and `choose` take the other digits, one after the other;
-// `count_selected`, `scan` and `write_selected` compact what was selected. `begin`, `choose` and
-// `scan`, which look at no element, are in threshold.cu.
+// Elements: `visit` reads all elements (and adds them to the residual), and counts their first
+// digits. `choose` finds the first digit of the threshold. If the elements that reach this digit
+// have room, `collect` reads all elements a second time and keeps these as candidates; otherwise
+// the next steps run over all elements. `refine` and `choose` find the other digits, one after the
+// other; `count_selected`, `scan` and `write_selected` write the selected entries. `begin`,
+// `choose` and `scan`, which read no elements, are in threshold.cu.
 //
-// Of lists: the same without `visit` and `collect`; entries whose index is NONE are holes. A call
-// may select in several rows, each a part of the list.
+// Lists: the same steps without `visit` and `collect`; entries whose index is NONE are holes. A
+// call may select in several rows, each a part of the list.
 //
-// Tiles of TILE entries are handled by a warp each, and have two numbers in a table: where their
-// candidates lie, and how much they have to write. The order in which tiles get room for their
-// candidates depends on the order of the blocks, but no result does.
+// A warp handles a tile of TILE entries. A tile has two numbers in a table: the position of its
+// candidates, and the number of entries to write. The order in which tiles get room for candidates
+// depends on the order of the blocks, but no result does.
 #include "number.cuh"
 #include "select.cuh"
 
@@ -44,7 +44,7 @@ struct VisitValues {
 // Elements of a thread, read together.
 #define EACH 4
 
-// Adds elements to what was kept, and counts first digits and the elements that reach the known
+// Adds elements to the residual, and counts first digits and the elements that reach the known
 // threshold.
 extern "C" __global__ void __launch_bounds__(256)
     visit(Span<const Element> gradient, Span<Element> residual, Span<Element> velocity,
@@ -87,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(256)
 
 #define WARPS 8u  // of a block with tiles
 
-// TileRange of a call's slots among all: `TileRange` of select.rs.
+// The elements and tiles of a call among all: `TileRange` of select.rs.
 struct TileRange {
     u32 start;   // index of the first element
     u32 tile;    // number of the first tile
@@ -141,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-// What is selected from: elements, or a list, and their candidates.
+// The input of a selection: elements, or a list, and their candidates.
 struct From {
     Span<const u32> indices;  // of a list
     Span<const Element> values;
@@ -173,7 +173,7 @@ __device__ __forceinline__ Entries all_entries(const From& from, const State* st
     return {Span<const u32>{}, from.values, 0, (u32)from.values.len, v.start};
 }
 
-// Those of a tile.
+// The entries of a tile.
 __device__ __forceinline__ Entries tile_entries(const From& from, const Span<i64>& table,
                                                 const State* state, u32 tile, const TileRange& v) {
     if (!v.listed && state->narrow) {
@@ -189,7 +189,7 @@ __device__ __forceinline__ Entries tile_entries(const From& from, const Span<i64
     return all;
 }
 
-// The digit that is looked at: `Digit` of select.rs.
+// The current digit: `Digit` of select.rs.
 struct Digit {
     TileRange place;
     u32 shift;
@@ -240,7 +240,7 @@ __device__ __forceinline__ Lanes compare(const Entries& tile, u32 i, u64 thresho
     return {above, __ballot_sync(ALL_LANES, index != NONE && bits == threshold)};
 }
 
-// Counts what tiles have to write.
+// Counts the entries that tiles have to write.
 extern "C" __global__ void count_selected(Span<const u32> indices, Span<const Element> values,
                                           Span<const u32> candidates, Span<const Element> candidate_values,
                                           Span<i64> table, Span<u32> control, TileRange v){
@@ -262,7 +262,7 @@ extern "C" __global__ void count_selected(Span<const u32> indices, Span<const El
     if (lane_of() == 0) table[second] = (i64)both(above, at);
 }
 
-// Writes what was selected in its place, and pads the rest.
+// Writes the selected entries in order, and pads the rest.
 extern "C" __global__ void write_selected(Span<const u32> indices, Span<const Element> values,
                                           Span<const u32> candidates, Span<const Element> candidate_values,
                                           Span<i64> table, Span<u32> control, Span<u32> to,

@@ -1,4 +1,4 @@
-// What the kernels of a selection share: its state in memory, and the numbers of its tiles.
+// Shared by the kernels of a selection: its state in memory, and the numbers of its tiles.
 #pragma once
 #include "comm.cuh"
 

@@ -11,9 +11,9 @@ pub(super) static SOURCE: PerType<KernelSource> = source_per_type!("select.cu");
 /// Warps of a block that works on tiles, each on one.
 const WARPS: usize = 8;
 const THREADS: u32 = 256;
-/// Most blocks that count digits: each clears and adds up bins of its own.
+/// Largest number of blocks that count digits: each block clears and adds its bins.
 const COUNTERS: usize = 1024;
-/// Elements that a block which counts digits has at least.
+/// Smallest number of elements of a block that counts digits.
 const COUNTED: usize = 4096;
 
 static VISIT: Typed = typed!("visit", VisitValues, [read T, write T, write T, read i64, write u32]);
@@ -34,7 +34,7 @@ struct VisitValues {
     unused: u32,
 }
 
-/// Slots of a call among all.
+/// `TileRange` of `select.cu`: the elements and tiles of a call among all.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct TileRange {
@@ -54,8 +54,8 @@ struct Digit {
     bits: u32,
 }
 
-/// Room for candidates: of usual gradients, less than four times as many as are selected share the
-/// first digit of the threshold or are above it.
+/// Number of candidates to make room for: in usual gradients fewer than 4 k elements reach the
+/// first digit of the threshold.
 pub(crate) fn candidates_len(len: usize, k: usize) -> usize {
     len.min(4 * k + len / 32 + TILE)
 }
@@ -65,15 +65,15 @@ pub(crate) struct Elements<'a> {
     pub(crate) dtype: DType,
     /// The gradient.
     pub(crate) gradient: &'a [Piece],
-    /// The residual, to which it is added.
+    /// The residual, to which the gradient is added.
     pub(crate) residual: Option<Piece>,
-    /// The velocity, which is added in its place, with the factor of its momentum.
+    /// The velocity, which is added in place of the gradient, with the factor of momentum.
     pub(crate) velocity: Option<(Piece, f64)>,
-    /// A threshold of earlier, and whether it may be used.
+    /// The threshold of an earlier selection, and whether it may be used.
     pub(crate) threshold: Option<(Piece, bool)>,
     /// Indices and values of candidates.
     pub(crate) candidates: [Piece; 2],
-    /// Indices and values of what is selected.
+    /// Indices and values of the selected elements.
     pub(crate) picks: [Piece; 2],
     pub(crate) tables: Option<TableArguments>,
 }
@@ -107,14 +107,15 @@ pub(crate) struct ListSelection {
     pub(crate) dtype: DType,
     /// Indices, ascending except for holes, and values.
     pub(crate) list: [Piece; 2],
-    /// Indices at which the rows but the first begin; the list has no holes but padding then.
+    /// Indices at which the second and later rows begin. A list with bounds has no holes except
+    /// padding.
     pub(crate) bounds: Option<Piece>,
-    /// Indices and values of what is selected, row by row.
+    /// Indices and values of the selected entries, row by row.
     pub(crate) to: [Piece; 2],
     pub(crate) tables: TableArguments,
 }
 
-/// Selects the largest entries of a list, as many of each row as there is room for.
+/// Selects the largest entries of each row of a list, as many as there is room for.
 pub(crate) fn from_list(of: &ListSelection) -> Vec<Call> {
     let ListSelection { dtype, list: [indices, values], bounds, to, tables } = *of;
     let rows = 1 + bounds.map_or(0, |bounds| bounds.len);
@@ -159,7 +160,7 @@ impl EntrySource {
 }
 
 impl Selection {
-    /// Finds the digit of the threshold among those of its predecessors.
+    /// Finds the next digit of the threshold.
     fn refine(&self, digit: Digit, calls: &mut Vec<Call>) {
         for source in &self.sources {
             let blocks = source.place.blocks.min(COUNTERS as u32);
@@ -175,7 +176,7 @@ impl Selection {
         self.tables.choose(self.rows, self.threshold, values)
     }
 
-    /// Writes what reaches the threshold, in order.
+    /// Writes the entries that reach the threshold, in order.
     fn compact(&self, to: [Piece; 2], calls: &mut Vec<Call>) {
         let TableArguments { control, tiles } = self.tables;
         let mut over = |kernel: &'static Typed, to: &[Piece]| {
@@ -193,7 +194,7 @@ impl Selection {
     }
 }
 
-/// Where the elements lie: the residual, or the gradient.
+/// The memory of the elements: the residual, or else the gradient.
 fn places(of: &Elements<'_>) -> Vec<EntrySource> {
     let elements = of.residual.as_ref().map_or(of.gradient, std::slice::from_ref);
     let all = elements.iter().map(|piece| piece.len.div_ceil(TILE) as u32).sum();
@@ -208,7 +209,7 @@ fn places(of: &Elements<'_>) -> Vec<EntrySource> {
     elements.iter().map(place).collect()
 }
 
-/// Adds the gradient to what was kept, and counts first digits.
+/// Adds the gradient to the residual, and counts first digits.
 fn visits(of: &Elements<'_>, control: Piece) -> Vec<Call> {
     let dtype = of.dtype;
     let (velocity, factor) = of.velocity.map_or((None, 0.0), |(v, factor)| (Some(v), factor));
@@ -249,7 +250,7 @@ fn digits(dtype: DType) -> Vec<Digit> {
 }
 
 impl Digit {
-    /// The choice among its values.
+    /// The parameters for choosing this digit of the threshold.
     fn choice(self) -> ChooseValues {
         let last = (self.shift == 0).into();
         ChooseValues { bits: self.bits, first: 0, last, known: 0, room: 0, unused: 0 }

@@ -7,9 +7,9 @@ use smallvec::SmallVec;
 
 pub(super) static SOURCE: PerType<KernelSource> = source_per_type!("sum.cu");
 
-/// Sources and targets of a call, at most.
+/// Largest number of sources, and of targets, of a call.
 const MOST: usize = 8;
-/// Elements of a block: 256 threads with four each.
+/// Elements per block: 256 threads with four elements each.
 const BLOCK: usize = 1024;
 
 static SUM: Typed = typed!("sum", SumValues, [
@@ -28,12 +28,12 @@ struct SumValues {
 
 /// Elements of a sum over ranks, all of one length.
 pub(crate) struct RankPieces<'a> {
-    /// Elements that are added, in order.
+    /// The elements that are added, in order.
     pub(crate) sources: &'a [Piece],
-    /// Memory for the result. Each may be one of the sources, too.
+    /// Memory for the result. A target may be one of the sources.
     pub(crate) targets: &'a [Piece],
-    /// Memory for partial sums of more ranks than a call takes: a target, or one of the first
-    /// sources.
+    /// Memory for partial sums if there are more ranks than a call takes: a target, or one of the
+    /// first sources.
     pub(crate) partial: Piece,
 }
 

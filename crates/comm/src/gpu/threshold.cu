@@ -1,5 +1,5 @@
-// Parts of a selection that look at counts alone: its beginning, the choice of a digit, and the
-// places of the results. How all of it goes together stands in select.cu.
+// The steps of a selection that read counts only: its beginning, the choice of a digit, and the
+// positions of the results. select.cu describes all steps.
 #include "select.cuh"
 
 struct BeginValues {
@@ -121,7 +121,7 @@ struct ScanValues {
     u32 unused;
 };
 
-// Sums up the tiles' numbers before each; a full list updates the threshold. A block for each row.
+// Prefix sums of the tiles' numbers; a full list updates the threshold. A block for each row.
 extern "C" __global__ void __launch_bounds__(1024)
     scan(Span<i64> threshold, Span<i64> table, Span<u32> control, ScanValues v) {
     locate(threshold, table, control);

@@ -1,4 +1,4 @@
-//! Calls of `threshold.cu`, and the memory of a selection.
+//! Calls of `threshold.cu`, and the memory of selections.
 
 use super::{source, whole};
 use bytemuck::{Pod, Zeroable};
@@ -12,7 +12,7 @@ pub(super) const DIGIT: u32 = 12;
 pub(super) const TILE: usize = 1024;
 const STATE: usize = 16;
 const ROW: usize = STATE + (1 << DIGIT);
-/// Word of the state that has the number of entries selected.
+/// Index of the word of the state with the number of selected entries.
 const PICKED: usize = 13;
 /// Threads of a block that sets a row up, or chooses its digit.
 const CHOOSERS: u32 = 256;
@@ -51,7 +51,7 @@ pub(super) struct ChooseValues {
     pub(super) unused: u32,
 }
 
-/// Pieces of memory for which tiles are counted: each may end with a tile that is not full.
+/// Largest number of pieces of memory of a selection: each may end with a partial tile.
 pub(crate) const PIECES_MAX: usize = 1024;
 
 /// Memory of selections on a CUDA device: states of the rows and numbers of the tiles.
@@ -95,12 +95,12 @@ impl TableArguments {
         TableArguments { control: whole(first, control), tiles: whole(first + 1, tiles) }
     }
 
-    /// Number of entries that the last selection in the first row has picked.
+    /// Number of entries that the last selection has picked in the first row.
     pub(super) fn picked(self) -> Piece {
         Piece { start: self.control.start + PICKED * size_of::<u32>(), len: 1, ..self.control }
     }
 
-    /// Clears the bins and sets the rows of a list up, with as many entries wanted of each.
+    /// Clears the bins and initialises the rows of a list; `wanted` entries are selected in each.
     pub(super) fn begin(self, [list, bounds]: [Piece; 2], rows: usize, wanted: usize) -> Call {
         let (len, wanted) = (list.len as u32, wanted as u32);
         let values = BeginValues { wanted, len, rows: rows as u32, unused: 0 };
@@ -114,7 +114,7 @@ impl TableArguments {
         call.with_pieces([threshold, self.control]).values(values)
     }
 
-    /// Sums up the tiles' numbers.
+    /// Computes prefix sums of the tiles' numbers.
     pub(super) fn scan(self, rows: usize, all: u32, threshold: Piece) -> Call {
         let threads = all.clamp(32, 1024).next_power_of_two();
         let call = Call::new(&SCAN, rows as u32, threads);

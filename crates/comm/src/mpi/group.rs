@@ -1,4 +1,4 @@
-//! A group of ranks as the thread knows it.
+//! A group of ranks, in the state of the MPI thread.
 
 use crate::error::Error;
 use crate::transport::others;
@@ -20,8 +20,8 @@ pub(super) struct MpiGroup {
     pub(super) step: u64,
     /// Ranks that left, each with its notice, by rank.
     pub(super) left: Vec<Option<RankDeparture>>,
-    /// Exchanges that the device of each rank is known to have ended, by rank: the number of its
-    /// membership in a group of devices, and how many in it.
+    /// The progress of each rank's device, by rank: the number of its membership in a group of
+    /// devices, and the number of exchanges that it has ended in it.
     pub(super) ended: Vec<(u64, u64)>,
     pub(super) failure: Option<Error>,
 }
@@ -52,7 +52,7 @@ impl MpiGroup {
     }
 }
 
-/// Message tags of a group. Groups have numbers of their own, below [`GROUPS_MAX`].
+/// Message tags of a group. Each group has a unique number below [`GROUPS_MAX`].
 pub(super) struct MpiTags {
     pub(super) header: i32,
     pub(super) elements: i32,

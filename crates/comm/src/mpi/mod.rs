@@ -1,16 +1,16 @@
 //! Ranks that are processes, over an MPI library (feature `mpi`).
 //!
-//! The `mpi` crate's handles stay on one thread, which makes all calls of the library; ranks talk
-//! to it by channel. MPI takes host memory, so an exchange waits once for the stream that computes
-//! the elements to send; received elements are copied in by the stream without waiting.
+//! The `mpi` crate's handles stay on one thread, which makes all calls of the library; ranks send
+//! it requests over a channel. MPI takes host memory, so an exchange waits once for the stream that
+//! computes the sent elements; received elements are copied in by the stream without waiting.
 //!
 //! Invariants
-//! - Only non-blocking calls: sends, receives and probes that are polled until a deadline. A
-//!   process that is gone is a message that never arrives, and MPI's own collectives would wait for
-//!   it forever. (Finalizing is collective: it is done only after all ranks have left in order.)
-//! - Nothing is received before its size is known to fit, and no status code can be lost: the `mpi`
-//!   crate drops them, so MPI's error handler stays the one that ends the process.
-//! - A request that can never end keeps its memory: see [`thread`].
+//! - Only non-blocking calls: sends, receives and probes that are polled until a deadline. Messages
+//!   of a process that is gone never arrive, and MPI's own collectives would wait for them for
+//!   ever. (Finalizing is collective, so it is done only after all ranks have left in order.)
+//! - A message is received only after its size was checked. The `mpi` crate drops status codes, so
+//!   MPI's default error handler stays set, which ends the process.
+//! - A request that can never end keeps its memory alive: see [`thread`].
 
 mod group;
 mod thread;
@@ -31,15 +31,15 @@ use std::time::Duration;
 use thread::{MpiExchange, MpiJob, unavailable};
 use transfer::{Incoming, Outgoing};
 
-/// Time in which the MPI thread answers a watching thread: more than its notices take.
+/// Time in which the MPI thread answers a watching thread: longer than sending its notices takes.
 const ANSWER: Duration = Duration::from_secs(5);
 
 /// Connection to the MPI thread; dropping the last one ends MPI.
 struct MpiLink {
     jobs: Option<SyncSender<MpiJob>>,
-    /// Closes when the thread has ended MPI, or never will.
+    /// Closes when the thread has ended MPI, or will never end it.
     over: Mutex<Receiver<()>>,
-    /// Number of the next group. Locked during a split, so that no number is assigned twice.
+    /// Number of the next group. Locked during a split, so that each number is assigned once.
     next_context: Mutex<i32>,
 }
 
@@ -58,7 +58,7 @@ struct Mpi {
     members: Arc<[i32]>,
     rank: usize,
     deadline: Duration,
-    /// Receive buffers: free again when a stream has copied them.
+    /// Receive buffers, which are free again when a stream has copied them.
     pool: Vec<Arc<Vec<u8>>>,
 }
 
@@ -90,7 +90,7 @@ pub(crate) fn world(deadline: Duration) -> Result<Box<dyn Transport>> {
     Ok(Box::new(Mpi { link, context: 0, members, rank, deadline, pool: Vec::new() }))
 }
 
-/// Name and version of the library, in its own words.
+/// The version text of the library.
 pub(crate) fn library() -> Option<String> {
     let text = mpi::environment::library_version().ok()?;
     Some(text.trim_matches(|c: char| c.is_whitespace() || c == '\0').to_owned())
@@ -104,13 +104,13 @@ pub(crate) const DEBUG_ENVIRONMENT: &[(&str, &str)] = &[
 ];
 
 impl Mpi {
-    fn tell(&self, job: MpiJob) -> Result<()> {
+    fn send_job(&self, job: MpiJob) -> Result<()> {
         let jobs = self.link.jobs.as_ref();
-        let told = jobs.is_some_and(|jobs| jobs.send(job).is_ok());
-        told.then_some(()).ok_or_else(|| unavailable("its thread ended", "read its output"))
+        let sent = jobs.is_some_and(|jobs| jobs.send(job).is_ok());
+        sent.then_some(()).ok_or_else(|| unavailable("its thread ended", "read its output"))
     }
 
-    /// Sends and receives bytes; returns what was received, in the order of `receives`.
+    /// Sends and receives bytes; returns the received bytes, in the order of `receives`.
     fn transfer(
         &self,
         call: &CollectiveCall,
@@ -119,7 +119,7 @@ impl Mpi {
     ) -> Result<Vec<Vec<u8>>> {
         let (reply, answer) = sync_channel(1);
         let (context, call) = (self.context, *call);
-        self.tell(MpiJob::Exchange(Box::new(MpiExchange {
+        self.send_job(MpiJob::Exchange(Box::new(MpiExchange {
             context,
             call,
             sends,
@@ -141,7 +141,7 @@ impl Mpi {
         Ok(outgoing.collect())
     }
 
-    /// The members of this rank's new group, this rank's position in it, and its number.
+    /// The ranks of this rank's new group, in order, and the number of the group.
     fn group_of(&self, wishes: &[SplitArguments]) -> (Vec<usize>, i32) {
         let SplitArguments { color, .. } = wishes[self.rank];
         let mut colors: Vec<u64> = wishes.iter().map(|wish| wish.color).collect();
@@ -156,8 +156,8 @@ impl Mpi {
     }
 }
 
-/// A buffer of `len` bytes, from the pool if one is free: the smallest that is large enough, or in
-/// place of the smallest of all if none is.
+/// A buffer of `len` bytes: the smallest free buffer of the pool that is large enough, or else a
+/// new buffer in place of the smallest free one.
 fn buffer(pool: &mut Vec<Arc<Vec<u8>>>, len: usize) -> Vec<u8> {
     let free = (0..pool.len()).filter(|i| Arc::strong_count(&pool[*i]) == 1);
     let best = free.min_by_key(|i| (pool[*i].capacity() < len, pool[*i].capacity()));
@@ -167,7 +167,7 @@ fn buffer(pool: &mut Vec<Arc<Vec<u8>>>, len: usize) -> Vec<u8> {
     buffer
 }
 
-/// A rank's arguments of a split, and the lowest number that it has not yet assigned to a group.
+/// A rank's arguments of a split, with the lowest group number that it has not assigned.
 #[derive(Clone, Copy)]
 struct SplitArguments {
     color: u64,
@@ -236,7 +236,7 @@ impl Transport for Mpi {
     }
 
     fn all_reduce(&mut self, _: &CollectiveCall, _: &Stream, _: &Sum<'_, Spans>) -> Result<bool> {
-        // MPI's own sums wait for a rank that is gone, and add in an unspecified order.
+        // The sums of MPI wait for a rank that is gone, and add in an unspecified order.
         Ok(false)
     }
 
@@ -245,14 +245,15 @@ impl Transport for Mpi {
     }
 
     fn abort(&mut self, reason: &str) {
-        // The current error is more informative than one about the missing thread.
-        let _ = self.tell(MpiJob::Abort { context: self.context, reason: reason.to_owned() });
+        // A failure is ignored: the error being reported says more than an error about the missing
+        // thread.
+        let _ = self.send_job(MpiJob::Abort { context: self.context, reason: reason.to_owned() });
     }
 
     fn leave(&mut self) {
         let panicked = std::thread::panicking();
-        // Without its thread there is nobody to notify.
-        let _ = self.tell(MpiJob::Leave { context: self.context, panicked });
+        // Without its thread no rank can be notified.
+        let _ = self.send_job(MpiJob::Leave { context: self.context, panicked });
     }
 
     fn deadline(&self) -> Duration {
@@ -288,15 +289,15 @@ impl Transport for Mpi {
         }
         let members: Arc<[i32]> = ranks.iter().map(|rank| self.members[*rank]).collect();
         let rank = ranks.iter().position(|rank| *rank == me).unwrap_or(0);
-        self.tell(MpiJob::Join { context, members: members.clone(), rank })?;
+        self.send_job(MpiJob::Join { context, members: members.clone(), rank })?;
         drop(next_context);
         let (deadline, pool) = (self.deadline, Vec::new());
         Ok(Box::new(Mpi { link, context, members, rank, deadline, pool }))
     }
 }
 
-/// A view of a group over MPI. Its notices name a rank that failed or panicked; one that died is
-/// ended by `mpirun` with all others, or noticed by the deadline, without a name.
+/// A view of a group over MPI. Notices name a rank that failed or panicked. After a rank died,
+/// `mpirun` ends all others, or they notice at the deadline, without the rank's name.
 struct MpiWatch {
     jobs: Option<SyncSender<MpiJob>>,
     context: i32,
@@ -308,7 +309,7 @@ impl GroupWatch for MpiWatch {
     fn pulse(&mut self, pulse: &Pulse) -> News {
         let (reply, answer) = sync_channel(1);
         let job = MpiJob::Watch { context: self.context, pulse: pulse.clone(), reply };
-        // A thread that has as much to do as that answers the next pulse.
+        // If the thread's queue is full, it answers the next pulse.
         let asked = self.jobs.as_ref().is_some_and(|jobs| jobs.try_send(job).is_ok());
         let answer = if asked { answer.recv_timeout(ANSWER).ok() } else { None };
         answer.unwrap_or_else(|| match &pulse.trouble {
@@ -324,8 +325,8 @@ impl GroupWatch for MpiWatch {
 impl Drop for Mpi {
     fn drop(&mut self) {
         self.leave();
-        // Without its thread there is nothing to forget.
-        let _ = self.tell(MpiJob::Forget { context: self.context });
+        // Without its thread there is no state to forget.
+        let _ = self.send_job(MpiJob::Forget { context: self.context });
     }
 }
 
@@ -333,7 +334,7 @@ impl Drop for Mpi {
 mod tests {
     use super::*;
 
-    /// Repeated exchanges of several sizes: there is one buffer of each size, and no more.
+    /// Repeated exchanges of several sizes need one buffer of each size, and no more.
     #[test]
     fn every_size_has_memory_of_its_own() {
         let sizes = [1 << 20, 100, 5000, 1 << 20];
@@ -346,7 +347,7 @@ mod tests {
         }
         let bytes: usize = pool.iter().map(|kept| kept.capacity()).sum();
         assert_eq!(bytes, sizes.iter().sum::<usize>());
-        // Buffers in use are left alone; those that are too small are replaced.
+        // Buffers in use are left alone; buffers that are too small are replaced.
         let busy = pool.clone();
         assert_eq!((buffer(&mut pool, 7).len(), pool.len()), (7, 4));
         drop(busy);

@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::transport::Transport;
 use std::time::Duration;
 
-/// No library: returns `None`.
+/// The version text of the library: `None`, as there is no library.
 pub(crate) fn library() -> Option<String> {
     None
 }

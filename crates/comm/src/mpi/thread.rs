@@ -1,9 +1,10 @@
-//! The one thread that calls MPI.
+//! The thread that makes all calls of MPI.
 //!
 //! A request that has begun can be neither cancelled nor dropped: MPI may access its memory until
-//! it ends, and one that waits for a process that is gone never ends. So an exchange that fails is
-//! never left: the thread answers, and serves other groups from within it ([`MpiThread::strand`]),
-//! where the buffers stay alive. Groups fail once, so the nesting is at most the number of groups.
+//! it ends, and a request that waits for a process that is gone never ends. So the function of a
+//! failed exchange never returns: the thread answers, and serves other groups from within it
+//! ([`MpiThread::serve_forever`]), where the buffers stay alive. Groups fail once, so the nesting
+//! is at most the number of groups.
 
 use super::group::{MpiGroup, MpiTags, RankDeparture};
 use super::transfer::{self, Backoff, Incoming, Outgoing};
@@ -24,7 +25,7 @@ use std::time::{Duration, Instant};
 /// Time for which a rank tries to deliver a notice to the others, which may be gone.
 const NOTICE_TIME: Duration = Duration::from_secs(1);
 
-/// The error of this transport when it cannot be used.
+/// The error of this transport if it cannot be used.
 pub(super) fn unavailable(reason: &'static str, remedy: &'static str) -> Error {
     Error::Unavailable { transport: "mpi", reason, remedy }
 }
@@ -32,14 +33,13 @@ pub(super) fn unavailable(reason: &'static str, remedy: &'static str) -> Error {
 /// A request to the thread.
 pub(super) enum MpiJob {
     MpiExchange(Box<MpiExchange>),
-    /// Create a group of these ranks among all processes, with this process's position among them.
+    /// Create a group of these ranks among all processes, in which this process is rank `rank`.
     Join {
         context: i32,
         members: Arc<[i32]>,
         rank: usize,
     },
-    /// This rank failed with an error of its own: it will not make the exchange that the others
-    /// wait for.
+    /// This rank failed alone, and will not make the exchange that the other ranks wait for.
     Abort {
         context: i32,
         reason: String,
@@ -52,7 +52,8 @@ pub(super) enum MpiJob {
     Forget {
         context: i32,
     },
-    /// State of the rank's device; say that of the group. Answered during an exchange, too.
+    /// Record the state of the rank's device, and reply with the state of the group. Answered
+    /// during an exchange, too.
     GroupWatch {
         context: i32,
         pulse: Pulse,
@@ -70,8 +71,8 @@ pub(super) struct MpiExchange {
     pub(super) reply: SyncSender<Result<Vec<Vec<u8>>>>,
 }
 
-/// Body of the thread: starts MPI, reports it, serves requests, and ends MPI if all ranks do.
-/// `_finish` closes at the end.
+/// Body of the thread: starts MPI, reports that, serves requests, and ends MPI if all ranks end it.
+/// `finish` closes at the end.
 pub(super) fn run(
     jobs: Receiver<MpiJob>,
     ready: &SyncSender<Result<(usize, usize)>>,
@@ -99,7 +100,7 @@ pub(super) fn run(
     if thread.all_have_left() {
         drop(universe);
     } else {
-        // Finalizing would wait for ranks that never arrive. The process ends without it.
+        // Finalizing would wait for ranks that never arrive, so the process ends without it.
         std::mem::forget(universe);
     }
 }
@@ -107,13 +108,13 @@ pub(super) fn run(
 struct MpiThread {
     world: Rc<SimpleCommunicator>,
     jobs: Receiver<MpiJob>,
-    /// Requests that came during an exchange, and come after it.
+    /// Requests that came during an exchange, and are served after it.
     later: VecDeque<MpiJob>,
     deadline: Duration,
     groups: BTreeMap<i32, MpiGroup>,
-    /// Dropped when nobody needs to wait for this thread any more.
+    /// Dropped when no rank needs to wait for this thread any more.
     finish: Option<SyncSender<()>>,
-    /// An exchange failed, and is never left.
+    /// Whether an exchange failed, whose function never returns.
     stuck: bool,
 }
 
@@ -134,19 +135,20 @@ impl MpiThread {
                 }
                 MpiJob::Watch { context, pulse, reply } => self.watch(context, &pulse, &reply),
                 MpiJob::Leave { context, panicked } => self.leave(context, panicked),
-                // The notices of the group of all processes are read once more before the end.
+                // Kept: the notices of the group of all processes are read once more before the
+                // end.
                 MpiJob::Forget { context: 0 } => {}
                 MpiJob::Forget { context } => drop(self.groups.remove(&context)),
             }
         }
     }
 
-    /// Answers the watching threads that ask during an exchange of a group.
-    fn hear(&mut self, group: &mut MpiGroup) {
+    /// Answers watching threads that send pulses during an exchange of `group`.
+    fn answer_watches(&mut self, group: &mut MpiGroup) {
         while let Ok(job) = self.jobs.try_recv() {
             match job {
                 MpiJob::Watch { context, pulse, reply } if context == group.context => {
-                    // Without anybody who reads the answer it is not needed.
+                    // A failure is ignored: the watching thread has given up.
                     let _ = reply.send(self.news(group, &pulse));
                 }
                 MpiJob::Watch { context, pulse, reply } => self.watch(context, &pulse, &reply),
@@ -155,7 +157,7 @@ impl MpiThread {
         }
     }
 
-    /// Fails a group that has not failed, and tells the others.
+    /// Fails a group that has not failed, and notifies the other ranks.
     fn fail(&mut self, context: i32, error: Error) {
         let Some(mut group) = self.groups.remove(&context) else { return };
         self.fail_group(&mut group, error);
@@ -169,15 +171,15 @@ impl MpiThread {
         }
     }
 
-    /// Answers a watching thread. One of a group that is gone gets no answer.
+    /// Answers a watching thread; gives no answer if the group is gone.
     fn watch(&mut self, context: i32, pulse: &Pulse, reply: &SyncSender<News>) {
         let Some(mut group) = self.groups.remove(&context) else { return };
-        // As above.
+        // A failure is ignored: the watching thread has given up.
         let _ = reply.send(self.news(&mut group, pulse));
         self.groups.insert(context, group);
     }
 
-    /// State of a group, as far as notices tell, after the pulse of this rank.
+    /// State of a group, according to the notices so far, after a pulse of this rank.
     fn news(&self, group: &mut MpiGroup, pulse: &Pulse) -> News {
         if group.failure.is_none() {
             group.failure = transfer::read_notices(&self.world, group);
@@ -194,7 +196,8 @@ impl MpiThread {
             }
             Some(Trouble::Lost) | None => {}
         }
-        // A rank that closes its membership says so, and the others answer once they are as far.
+        // A rank that closes its membership sends a notice, and the other ranks answer when they
+        // have ended as many exchanges.
         let (known, own) = (group.ended[rank], pulse.ends());
         let asked = group.ended.iter().any(|ended| known < *ended && *ended <= own);
         if known < own && (pulse.closing || asked) {
@@ -214,7 +217,7 @@ impl MpiThread {
         }
     }
 
-    /// Tells the others once that this rank makes no more calls.
+    /// Notifies the other ranks, once, that this rank makes no more calls.
     fn leave(&mut self, context: i32, panicked: bool) {
         let in_order = !self.stuck && self.groups.values().all(|group| group.failure.is_none());
         let Some(group) = self.groups.get_mut(&context) else { return };
@@ -227,10 +230,10 @@ impl MpiThread {
         }
     }
 
-    /// Sends a notice to all other ranks of a group, as far as they receive it within
+    /// Sends a notice to all other ranks of a group. Gives up ranks that do not receive it within
     /// [`NOTICE_TIME`].
     fn notify(&self, group: &MpiGroup, notice: &RankNotice) {
-        // Leaked, since a rank that is gone never receives it: once or twice per group.
+        // Leaked, because a rank that is gone never receives it: once or twice per group.
         let bytes: &'static [u8] = notice.encode().leak();
         let tag = MpiTags::for_group(group.context).notice;
         let send = |peer: usize| {
@@ -261,22 +264,24 @@ impl MpiThread {
             let world = self.world.clone();
             let mut transfer = transfer::MpiTransfer::new(&world, scope, &mut group, &call);
             transfer.begin(&headers, &sends, &mut receives);
-            if let Err((error, found_here)) = transfer.finish(&mut |group| self.hear(group)) {
+            if let Err((error, found_here)) =
+                transfer.finish(&mut |group| self.answer_watches(group))
+            {
                 group.failure = Some(error.clone());
                 if found_here {
                     self.notify(&group, &RankNotice::Failed(error.clone()));
                 }
                 self.groups.insert(context, group);
                 let _ = reply.send(Err(error));
-                self.strand();
+                self.serve_forever();
             }
             self.groups.insert(context, group);
         });
         let _ = reply.send(Ok(receives.into_iter().map(|incoming| incoming.buffer).collect()));
     }
 
-    /// Serves requests from within an exchange that is never left.
-    fn strand(&mut self) -> ! {
+    /// Serves requests from within a failed exchange. Never returns.
+    fn serve_forever(&mut self) -> ! {
         self.stuck = true;
         self.serve();
         self.finish = None;

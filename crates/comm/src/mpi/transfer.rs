@@ -1,5 +1,5 @@
-//! One exchange of one rank: all its sends and receives, polled until they are complete, or until a
-//! rank reports or shows by its silence that it never will complete them.
+//! One exchange of one rank: all its sends and receives, polled until they are complete, until a
+//! rank reports a failure, or until the deadline.
 
 use super::group::{MpiGroup, MpiTags, RankDeparture};
 use crate::agree;
@@ -13,12 +13,12 @@ use mpi::traits::{Communicator as _, Destination as _, Equivalence as _, Source 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes of the largest message; longer ones are split. Counts of MPI are i32, and each message
+/// Bytes of the largest message; longer messages are split. Counts of MPI are i32, and each message
 /// that arrives is a sign of life.
 const CHUNK: usize = 16 << 20;
 
-/// Share of the deadline that a rank waits beyond it while several others are missing: most of them
-/// may only be waiting for the one that is lost, and then report it first.
+/// Fraction of the deadline that a rank waits longer while several other ranks are missing: most of
+/// them may only be waiting for the lost rank, and report it first.
 const GRACE: f64 = 0.1;
 
 /// Bytes to send to another rank.
@@ -51,8 +51,8 @@ pub(super) fn headers(group: &MpiGroup, call: &CollectiveCall, sends: &[Outgoing
     (0..group.members.len()).map(header).collect()
 }
 
-/// Answers threads that ask about the group during an exchange.
-type Hear<'f> = dyn FnMut(&mut MpiGroup) + 'f;
+/// Answers watching threads during an exchange.
+type AnswerWatches<'f> = dyn FnMut(&mut MpiGroup) + 'f;
 
 type PendingRequest<'s, 'a> = Request<'a, [u8], &'s LocalScope<'a>>;
 
@@ -77,7 +77,7 @@ pub(super) struct MpiTransfer<'s, 'a> {
     /// The error for a received parcel without a matching buffer.
     misfit: Option<Error>,
     agreed: bool,
-    /// The last sign of life: a header arrived, or a message completed.
+    /// Time of the last sign of life: a header arrived, or a message completed.
     heard: Instant,
 }
 
@@ -136,16 +136,20 @@ impl<'s, 'a> MpiTransfer<'s, 'a> {
     }
 
     /// Completes the exchange. After an error requests stay in flight, and their memory must never
-    /// be freed. The error also says whether it was detected here: otherwise the others know of it
-    /// already. `hear` is called again and again, and may fail the group and tell the others.
-    pub(super) fn finish(mut self, hear: &mut Hear<'_>) -> Result<(), (Error, bool)> {
-        let outcome = self.poll(hear);
+    /// be freed. The flag beside the error says whether it was detected here; otherwise the other
+    /// ranks have it already. `answer_watches` is called repeatedly, and may fail the group and
+    /// notify the other ranks.
+    pub(super) fn finish(
+        mut self,
+        answer_watches: &mut AnswerWatches<'_>,
+    ) -> Result<(), (Error, bool)> {
+        let outcome = self.poll(answer_watches);
         self.requests.into_iter().for_each(|(_, request)| std::mem::forget(request));
         outcome
     }
 
     /// Polls until everything is sent and received.
-    fn poll(&mut self, hear: &mut Hear<'_>) -> Result<(), (Error, bool)> {
+    fn poll(&mut self, answer_watches: &mut AnswerWatches<'_>) -> Result<(), (Error, bool)> {
         let mut idle = Backoff::default();
         loop {
             let before = self.heard;
@@ -153,7 +157,7 @@ impl<'s, 'a> MpiTransfer<'s, 'a> {
             if let Some(error) = read_notices(self.world, self.group) {
                 return Err((error.at(self.call.operation), false));
             }
-            hear(self.group);
+            answer_watches(self.group);
             if let Some(error) = &self.group.failure {
                 return Err((error.at(self.call.operation), false));
             }
@@ -170,8 +174,8 @@ impl<'s, 'a> MpiTransfer<'s, 'a> {
         }
     }
 
-    /// Reads the headers that have arrived, and begins to receive the parcels they announce. When
-    /// all have arrived: returns an error if ranks disagree.
+    /// Reads the headers that have arrived, and begins to receive the announced parcels. When all
+    /// headers have arrived, returns an error if ranks disagree.
     fn read_headers(&mut self) -> Result<()> {
         for peer in self.group.peers() {
             if self.headers[peer].is_some() {
@@ -250,7 +254,8 @@ impl<'s, 'a> MpiTransfer<'s, 'a> {
         }
     }
 
-    /// Returns an error if nothing arrived for so long that a rank must be considered lost.
+    /// Returns an error if nothing arrived until the deadline, so that a rank must be considered
+    /// lost.
     fn check_patience(&self) -> Result<()> {
         let (waited, deadline) = (self.heard.elapsed(), self.group.deadline);
         if waited < deadline {
@@ -280,7 +285,7 @@ fn describe(content: Option<Content>) -> String {
     }
 }
 
-/// Reads the notices that have arrived: ranks that left are recorded, a failure is returned.
+/// Reads the notices that have arrived: records ranks that left, and returns a failure.
 pub(super) fn read_notices(world: &SimpleCommunicator, group: &mut MpiGroup) -> Option<Error> {
     let tag = MpiTags::for_group(group.context).notice;
     while let Some(found) = world.any_process().immediate_matched_probe_with_tag(tag) {
@@ -303,7 +308,7 @@ pub(super) fn read_notices(world: &SimpleCommunicator, group: &mut MpiGroup) -> 
     None
 }
 
-/// Reads the bytes of a message. Headers and notices are so small that they arrive whole.
+/// Reads the bytes of a message. Headers and notices are small, so they arrive whole.
 fn take((message, status): (Message, Status)) -> Vec<u8> {
     let len = status.count(u8::equivalent_datatype());
     let mut bytes = vec![0u8; usize::try_from(len).unwrap_or(0)];
@@ -311,8 +316,8 @@ fn take((message, status): (Message, Status)) -> Vec<u8> {
     bytes
 }
 
-/// Back-off between two polls: first none, then yielding to others, then sleeping, since on a
-/// machine with fewer cores than ranks the others need this rank's core.
+/// Back-off between two polls: first spinning, then yielding, then sleeping, because on a machine
+/// with fewer cores than ranks the other ranks need this rank's core.
 #[derive(Default)]
 pub(super) struct Backoff(u32);
 
@@ -336,7 +341,7 @@ mod tests {
     fn a_header_that_begins_a_receive_is_a_sign_of_life() {
         let universe = mpi::initialize().unwrap();
         let (world, deadline) = (universe.world(), Duration::from_millis(400));
-        // The other rank is this process, too: messages sent to it come back.
+        // The other rank is this process, too, which receives its own messages.
         let mut group = MpiGroup::new(0, Arc::new([0, 0]), 0, deadline);
         let call = CollectiveCall::new("test");
         let (content, elements) = ((None, 3), [7u8, 8, 9]);

@@ -1,11 +1,11 @@
-//! Ranks whose elements are on GPUs, one for each process: they move over NCCL, from device to
-//! device. Another transport connects the processes for everything else.
+//! Ranks whose elements are on GPUs, one GPU for each process. Elements move over NCCL, from device
+//! to device; another transport connects the processes for everything else.
 //!
 //! NCCL has no deadlines, and does not notice that ranks make different calls. So every exchange
-//! begins with an agreement of the processes; only then is anything handed to NCCL. What can fail
-//! on one rank alone is done before. A rank that is lost after an agreement is noticed by a thread
-//! that watches the group, and ends what the device waits for ([`watcher`]). Elements in host
-//! memory take the way of the agreement.
+//! begins with an agreement of the processes, and only then calls NCCL. Steps that can fail on one
+//! rank alone come before the agreement. A thread of each rank watches the group ([`watcher`]): if
+//! a rank is lost after an agreement, it aborts the exchanges that the device waits for. Elements
+//! in host memory are exchanged over the transport of the agreement.
 
 mod watcher;
 
@@ -24,14 +24,14 @@ pub(crate) const DEBUG_ENVIRONMENT: &[(&str, &str)] =
 
 /// The link of a rank.
 pub(crate) struct Nccl {
-    /// Membership of the device of the exchanges so far.
+    /// The device of the latest exchange, with its membership and watcher.
     member: Option<(Device, Peers, DeviceWatcher)>,
     /// Number of memberships so far.
     memberships: u64,
     control: Box<dyn Transport>,
     /// A stream of the processor, for messages between the processes.
     host: Stream,
-    /// Memory for parcels in several pieces, by their position in an exchange.
+    /// Memory for parcels in several pieces, by position in an exchange.
     packed: Vec<Tensor>,
 }
 
@@ -47,8 +47,8 @@ impl Nccl {
         Ok(Nccl { member: None, memberships: 0, control, host, packed: Vec::new() })
     }
 
-    /// The membership of the stream's device; all ranks join it at their first exchange, and wait
-    /// for each other.
+    /// The membership of the stream's device. All ranks join a group of devices at their first
+    /// exchange, and wait for each other.
     fn member(&mut self, stream: &Stream) -> Result<(&Peers, &DeviceWatcher)> {
         if !matches!(&self.member, Some((device, ..)) if device == stream.device()) {
             self.member = None;
@@ -83,7 +83,8 @@ impl Nccl {
 }
 
 impl Nccl {
-    /// Memory in one piece for a parcel: its own, or that of earlier exchanges if it fits.
+    /// Memory in one piece for a parcel: the parcel's memory if that is one piece, or else memory
+    /// for packing, reused if large enough.
     fn whole(&mut self, slot: usize, elements: &Spans) -> Result<Tensor> {
         if let [piece] = elements.pieces() {
             return Ok(piece.clone());
@@ -101,7 +102,7 @@ impl Nccl {
     }
 }
 
-/// Copies between the pieces of a parcel and memory in one piece, unless that is the same;
+/// Copies between the pieces of a parcel and memory in one piece, unless the parcel is one piece.
 /// `direction` orders a piece and its part into source and target.
 fn copy_pieces(
     operation: &'static str,
@@ -148,12 +149,12 @@ impl Transport for Nccl {
             return self.control.exchange(call, stream, sends, receives);
         }
         check_parcels(call.operation, stream, (self.rank(), self.size()), [sends, receives])?;
-        // Whatever this rank alone may fail at comes before the agreement: after it the devices of
-        // the others wait for this one.
+        // Steps at which this rank alone may fail come before the agreement: afterwards the devices
+        // of the other ranks wait for this one.
         let (peers, watcher) = self.member(stream)?;
         watcher.check(call.operation)?;
         let peers = peers.clone();
-        // A message is one piece: what is sent in several may be received in others.
+        // A message is one piece, because the pieces of sender and receiver may differ.
         let mut whole = Vec::with_capacity(sends.len() + receives.len());
         for (slot, Parcel { elements, .. }) in sends.iter().chain(receives).enumerate() {
             whole.push(self.whole(slot, elements)?);
@@ -175,7 +176,7 @@ impl Transport for Nccl {
     }
 
     fn all_reduce(&mut self, _: &CollectiveCall, _: &Stream, _: &Sum<'_, Spans>) -> Result<bool> {
-        // NCCL's own sums add in an order that depends on the machine.
+        // The sums of NCCL add in an order that depends on the machine.
         Ok(false)
     }
 
@@ -202,8 +203,8 @@ impl Transport for Nccl {
 
 impl Drop for Nccl {
     fn drop(&mut self) {
-        // Whoever still makes calls, or a panic of this rank, ends at once; the devices' exchanges
-        // may take as long as the deadline to end.
+        // First, so that other ranks' calls fail at once: the exchanges of the devices may take as
+        // long as the deadline to end.
         self.control.leave();
         self.member = None;
     }

@@ -1,22 +1,24 @@
-//! The thread that watches a group whose devices exchange elements by themselves.
+//! The thread that watches a group whose devices exchange elements directly.
 //!
-//! A device waits for another without a limit, and knows nothing of processes. So a thread tells
-//! the others how far this rank's device is, through the processes' own connection, and learns
-//! there that a rank is lost. If the device is then in an exchange that does not end, or has been
-//! in one until the deadline, the thread aborts the exchanges: the device fails with the error that
-//! names the rank, and whoever waits for a result gets it.
+//! A device waits for another device without a limit, and does not notice that a process is gone.
+//! So a thread of each rank sends pulses, the progress of the rank's device, about every second
+//! over the connection of the processes, and learns there that a rank is lost. If the device is
+//! then in an exchange that does not end, the thread aborts the exchanges: the device fails with
+//! the error that names the rank, and threads that wait for a result get this error.
 //!
 //! Invariants
-//! - The thread asks neither the driver nor NCCL, either of which may answer only when a kernel has
-//!   ended: another thread does ([`ask`]). One that gets no answer counts as waiting.
-//! - A rank sends a pulse about every second from its joining until the end of its membership: one
-//!   that is silent is lost.
+//! - The thread calls neither the driver nor NCCL, which may answer only when a kernel has ended. A
+//!   second thread calls them ([`ask`]). A device whose driver does not answer counts as waiting.
+//! - A rank sends a pulse about every second, from its joining until the end of its membership. A
+//!   silent rank is lost.
 //! - A rank ends its membership when the devices of all ranks have ended as many exchanges as its
-//!   own: until then they may need what it has sent. That takes no call of another rank, which may
-//!   be waiting for this one elsewhere: devices go on by themselves, and so do their watches.
-//! - An exchange that can still end is given [`GRACE`] to do so: the lost rank may have sent its
-//!   part before. The device is in no exchange that others cannot reach when nothing is lost.
-//! - The error is noted before the exchanges are aborted, so nobody takes their results for good.
+//!   own device: until then they may need data that it has sent. This needs no call of another
+//!   rank, which may be waiting for this rank elsewhere: devices and watching threads continue
+//!   independently.
+//! - After a loss the current exchange has [`GRACE`] to end, because the lost rank may have sent
+//!   its part before. The device is in no exchange that others cannot reach when nothing is lost.
+//! - The error is stored before the exchanges are aborted, so that their results are never taken as
+//!   valid.
 
 use crate::error::{Error, Result};
 use crate::sync::{Arc, Condvar, Mutex, lock, wait_until};
@@ -26,18 +28,18 @@ use meristem_device::{CudaError, Error as DeviceError, PeerPlace, PeerProgress, 
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Time between two looks at the device and the group.
+/// Interval at which the device and the group are checked.
 const TICK: Duration = Duration::from_millis(50);
-/// Time for which an exchange may go on after a loss, NCCL's own notice of a failure waits for the
-/// name of the rank, and the driver may take to answer.
+/// Time for which an exchange may continue after a loss, an error of NCCL waits for the name of the
+/// lost rank, and the driver may take to answer.
 const GRACE: Duration = Duration::from_secs(1);
 /// Time that NCCL may take to leave a group.
 const CLOSE: Duration = Duration::from_secs(5);
 
-/// The watching thread and the one that asks for it, which end when this is dropped: after the
-/// devices of all ranks have ended what this rank exchanges with them. NCCL may hang while it ends
-/// a group of which a rank is lost, and the driver while a kernel hangs, so the threads are left
-/// alone after a while.
+/// The watching thread, and the thread that asks the driver and NCCL. Dropping this ends both,
+/// after the devices of all ranks have ended their exchanges with this rank. NCCL may hang while it
+/// ends a group with a lost rank, and the driver while a kernel hangs, so the threads are abandoned
+/// after a while.
 pub(super) struct DeviceWatcher {
     shared: Arc<WatchShared>,
     threads: Vec<JoinHandle<()>>,
@@ -54,31 +56,31 @@ struct WatchShared {
 enum Closing {
     /// After the exchanges of all devices.
     Orderly,
-    /// The rank panicked, or could not join: its exchanges are aborted if they do not end at once.
+    /// The rank panicked or could not join: exchanges that do not end at once are aborted.
     Broken,
 }
 
 struct WatchState {
     closing: Option<Closing>,
-    /// The watch has ended.
+    /// The time at which the watch ended.
     finished: Option<Instant>,
-    /// The driver and NCCL are asked.
+    /// Whether the thread that asks the driver and NCCL is running.
     asking: bool,
-    /// The error for which the exchanges were aborted.
+    /// The error that was the reason to abort the exchanges.
     failure: Option<Error>,
-    /// The last answer of the driver and NCCL, and when it came.
+    /// The last answer of the driver and NCCL, and its time.
     error: Option<Error>,
     answered: Instant,
 }
 
-/// Time that a rank takes at most to name the reason for an error of NCCL.
+/// Longest time that a rank takes to name the reason for an error of NCCL.
 pub(super) fn patience(deadline: Duration) -> Duration {
     deadline.saturating_add(2 * CLOSE)
 }
 
 impl DeviceWatcher {
-    /// Joins a group of devices, and watches it from the beginning; `membership` counts the groups
-    /// that the rank has joined. Waits for the other ranks.
+    /// Joins a group of devices, and watches it from the beginning; `membership` is the number of
+    /// groups that the rank has joined so far. Waits for the other ranks.
     ///
     /// # Errors
     /// The loss of a rank, and the errors of [`Peers::begin`] and [`Peers::connect`].
@@ -118,7 +120,7 @@ impl DeviceWatcher {
             lock(&seen.state).finished = Some(Instant::now());
             seen.changed.notify_all();
         });
-        // Without the one thread the other ends, too.
+        // If the second thread cannot be started, the first one ends.
         let end = |_: &Error| lock(&shared.state).finished = Some(Instant::now());
         let threads = vec![asks, watches.inspect_err(end)?];
         let watcher = DeviceWatcher { shared, threads, deadline };
@@ -132,7 +134,7 @@ impl DeviceWatcher {
         }
     }
 
-    /// Returns the error for which exchanges were aborted, as that of an operation.
+    /// Returns the error that was the reason to abort exchanges, as an error of `operation`.
     pub(super) fn check(&self, operation: &'static str) -> Result<()> {
         match &lock(&self.shared.state).failure {
             Some(failure) => Err(failure.at(operation)),
@@ -151,7 +153,7 @@ impl Drop for DeviceWatcher {
         };
         self.shared.changed.notify_all();
         if self.shared.end_within(closing, self.deadline) {
-            // A panic of a thread was reported, and leaves nothing to do.
+            // A panic of a thread was reported by the panic hook.
             self.threads.drain(..).for_each(|thread| drop(thread.join()));
         }
     }
@@ -165,7 +167,7 @@ fn start(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<
     })
 }
 
-/// Asks the driver and NCCL, until the watch has ended.
+/// Body of the second thread: asks the driver and NCCL until the watch has ended.
 fn ask(peers: &Peers, shared: &WatchShared) {
     while lock(&shared.state).finished.is_none() {
         peers.poll();
@@ -188,48 +190,48 @@ fn nccl_cause(error: &Error) -> Option<&CudaError> {
     }
 }
 
-/// Whether NCCL says that some other process is gone.
+/// Whether the error is NCCL's notice that another process is gone.
 fn is_loss(error: &Error) -> bool {
     matches!(nccl_cause(error), Some(CudaError::PeerLost { .. }))
 }
 
-/// Moments of a group, as far as they have come.
+/// Times of events in a group; `None` if they have not happened.
 struct GroupTimes {
-    /// The last time that something ended, or was reached or submitted.
+    /// The last time at which an exchange was submitted, begun or ended.
     moved: Instant,
     before: PeerProgress,
-    /// NCCL has reported an error since then.
+    /// The time of the first error of NCCL.
     broken: Option<Instant>,
-    /// The loss of a rank is known since then.
+    /// The time at which the loss of a rank became known.
     lost: Option<Instant>,
     closed: Option<Instant>,
 }
 
-/// WatchState of the device, as the thread knows it without asking.
+/// WatchState of the device, as known to the watching thread.
 struct DeviceStatus {
     now: Instant,
     progress: PeerProgress,
     closing: Option<Closing>,
     error: Option<Error>,
-    /// The driver does not answer.
+    /// Whether the driver does not answer.
     silent: bool,
 }
 
 impl DeviceStatus {
-    /// Whether exchanges have not ended.
+    /// Whether there are exchanges that have not ended.
     fn exchanges(&self) -> bool {
         self.progress.submitted != self.progress.ended
     }
 
-    /// Whether the device may be waiting for others. What comes before an exchange on the device is
-    /// no reason, as long as the driver answers.
+    /// Whether the device may be waiting for other devices. Work before an exchange does not count,
+    /// as long as the driver answers.
     fn waits(&self) -> bool {
         let PeerProgress { submitted, enqueued, reached, ended } = self.progress;
         submitted > enqueued || reached > ended || (self.silent && submitted > ended)
     }
 
-    /// Whether the device waits for nothing but a call of this rank to NCCL. While ranks join, all
-    /// of them are in such a call.
+    /// Whether the device waits only for a call of this rank to NCCL. While ranks join, all of them
+    /// are in such a call.
     fn is_stuck(&self) -> bool {
         let PeerProgress { submitted, enqueued, reached, ended } = self.progress;
         submitted > enqueued && reached == ended && enqueued > 0
@@ -258,8 +260,8 @@ impl GroupTimes {
         }
     }
 
-    /// Whether nothing has moved for the deadline while the device waits for others, or, at the
-    /// end, for anything.
+    /// Whether the device has made no progress for the deadline while it waits for others; when the
+    /// group is closing, while it has unfinished exchanges.
     fn is_overdue(&self, sight: &DeviceStatus, deadline: Duration) -> bool {
         let since = self.closed.map_or(self.moved, |closed| closed.max(self.moved));
         let still = sight.now - since >= deadline;
@@ -268,27 +270,28 @@ impl GroupTimes {
     }
 }
 
-/// Whether a moment is so long ago.
+/// Whether `moment` is at least `time` ago.
 fn past(now: Instant, moment: Option<Instant>, time: Duration) -> bool {
     moment.is_some_and(|moment| now - moment >= time)
 }
 
-/// The group as the thread sees it.
+/// The watching thread's view of the group.
 struct GroupView {
     watch: Box<dyn GroupWatch>,
     rank: usize,
     deadline: Duration,
-    /// The error for which the group cannot continue.
+    /// The error because of which the group cannot continue.
     loss: Option<Error>,
-    /// All devices have ended as many exchanges as the last pulse said.
+    /// Whether all devices have ended as many exchanges as this device, according to the last
+    /// pulse.
     even: bool,
-    /// The last pulse, and when it was sent.
+    /// The last pulse, and the time at which it was sent.
     last: Pulse,
     sent: Option<Instant>,
 }
 
 impl GroupView {
-    /// Tells the others, if there is news or the time has come, and learns of a loss.
+    /// Sends a pulse, if the state has changed or a pulse is due, and records a loss.
     fn pulse(&mut self, sight: &DeviceStatus, trouble: Option<Trouble>) {
         let (membership, closing) = (self.last.membership, sight.closing.is_some());
         let PeerProgress { reached, ended, .. } = sight.progress;
@@ -307,13 +310,13 @@ impl GroupView {
     }
 
     fn loss_or(&self, error: impl FnOnce() -> Error) -> Error {
-        // What the others are told of this rank, it knows better.
+        // Prefer this rank's own error to the broadcast one.
         let own = matches!(&self.loss, Some(Error::RankFailed { rank, .. }) if *rank == self.rank);
         self.loss.clone().filter(|_| !own).unwrap_or_else(error)
     }
 
     /// Watches until the membership is closed and the exchanges of all devices have ended, or until
-    /// they are aborted.
+    /// the exchanges are aborted.
     fn watch(mut self, peers: &Peers, shared: &WatchShared) {
         let mut times = GroupTimes::new();
         loop {
@@ -347,7 +350,7 @@ impl GroupView {
             if failed.is_some() || late || broken || (still && past(now, times.lost, GRACE)) {
                 let error = self.loss_or(|| failed.unwrap_or_else(|| endless(self.deadline)));
                 lock(&shared.state).failure = Some(error.clone());
-                // Without further pulses: NCCL may hang.
+                // No pulses from here on, because NCCL may hang.
                 drop(self.watch);
                 return peers.abort(Arc::new(error));
             }
@@ -356,8 +359,8 @@ impl GroupView {
 }
 
 impl WatchShared {
-    /// Waits for the end of the threads: for the last exchanges until the deadline, and, like after
-    /// a failure, for what NCCL and the driver do when it ends. Whether they have ended.
+    /// Waits for the end of the threads; returns whether they have ended. In order this includes
+    /// the last exchanges, until the deadline, and the time that NCCL and the driver take to end.
     fn end_within(&self, closing: Closing, deadline: Duration) -> bool {
         let begin = Instant::now();
         let mut state = lock(&self.state);
@@ -376,7 +379,7 @@ impl WatchShared {
         true
     }
 
-    /// WatchState of the device after a tick, a short one if the group is to be closed.
+    /// WatchState of the device after a tick, which is shorter while the group is closing.
     fn look(&self, peers: &Peers) -> DeviceStatus {
         let state = lock(&self.state);
         if state.closing.is_some() {
@@ -390,7 +393,8 @@ impl WatchShared {
         let (closing, error) = (state.closing, state.error.clone());
         drop(state);
         let progress = peers.progress();
-        // Once its exchanges have ended the others may have left, which NCCL need not know of.
+        // After the last exchange other ranks may have left in order, which NCCL may report as an
+        // error.
         let idle = progress.submitted == progress.ended;
         let error = error.filter(|error| !idle || nccl_cause(error).is_none());
         DeviceStatus { now, progress, closing, error, silent }

@@ -3,14 +3,13 @@
 //!
 //! acc = residual + gradient; the elements sent are acc at the picks; residual' = acc elsewhere,
 //! and minus zero at the picks, which changes no bit of a number added to it. So sent + residual' =
-//! residual + gradient, bit for bit. With momentum m, the velocity u = m u + gradient takes the
-//! gradient's place and is cleared at the picks, where it would otherwise keep pushing in an
-//! outdated direction (Lin et al., "Deep Gradient Compression", ICLR 2018). When everything is sent
-//! nothing is outdated: the velocity stays, and the sum of the velocities is that of ordinary
-//! momentum.
+//! residual + gradient, bit for bit. With momentum m, the velocity u = m u + gradient replaces the
+//! gradient, and is cleared at the picks, where it would otherwise keep pushing in an outdated
+//! direction (Lin et al., "Deep Gradient Compression", ICLR 2018). When everything is sent, nothing
+//! is outdated: the velocity is kept, and the sum of the velocities equals ordinary momentum.
 
 use super::lists::{Candidates, Lists, NONE};
-use super::pieces::Slices;
+use super::pieces::SliceList;
 use super::select::{ElementSource, Picks, RUN, SourceSlice, top_k};
 use crate::error::{Error, Result};
 use crate::gpu;
@@ -88,8 +87,8 @@ impl Feedback {
         Ok(Feedback { residual: nothing(stream, dtype, len)?, momentum })
     }
 
-    /// Adds the gradient, or the velocity after it, to the residual, writes the result to `output`,
-    /// and clears the residual: for an exchange of everything.
+    /// Adds the gradient, or the velocity updated by it, to the residual, writes the result to
+    /// `output`, and clears the residual: for an exchange of all elements.
     pub(crate) fn drain(&self, gradient: &Spans, output: &Spans) -> Result<()> {
         let added = match &self.momentum {
             Some(momentum) => &momentum.advance(gradient)?,
@@ -176,10 +175,10 @@ fn nothing(stream: &Stream, dtype: DType, len: usize) -> Result<Tensor> {
     Ok(tensor)
 }
 
-/// Selects the largest elements of a gradient, or of residual plus gradient, which then becomes the
-/// new residual. If `threshold` (one i64) is given, it is used instead of an exact one unless the
-/// flag asks for a refresh, and is updated whenever exactly the largest were selected. `picks` is
-/// padded.
+/// Selects the largest elements of a gradient, or of residual plus gradient, which becomes the new
+/// residual. A `threshold` (one i64) with its refresh flag is used instead of an exact threshold
+/// unless the flag is set, and is updated whenever exactly the largest elements were selected.
+/// `picks` is padded.
 pub(crate) fn select(
     gradient: &Spans,
     feedback: Option<&Feedback>,
@@ -255,7 +254,7 @@ fn on_gpu(
     })
 }
 
-/// Arguments of the selection kernel after the first four and before the gradient.
+/// The arguments of the selection kernel between the first four and the gradient.
 struct SelectArguments {
     refresh: Option<bool>,
     kept: bool,
@@ -276,7 +275,7 @@ fn run<T: Number>(args: &mut Args<'_>, kind: &SelectArguments) {
         _ => None,
     };
     let first = next + usize::from(kind.kept) + usize::from(kind.factor.is_some());
-    let mut gradient = Slices::new((first..args.len()).map(|at| args.read::<T>(at)));
+    let mut gradient = SliceList::new((first..args.len()).map(|at| args.read::<T>(at)));
     let isa = args.isa();
     let picks = Picks { indices: &mut *indices, values: &mut *values };
     let picked = match (kind.kept, kind.factor) {
@@ -290,19 +289,19 @@ fn run<T: Number>(args: &mut Args<'_>, kind: &SelectArguments) {
     };
     indices[picked..].fill(NONE);
     values[picked..].fill(T::ZERO);
-    // A full list has exactly the largest elements, whatever threshold was used.
+    // A full list has exactly the largest elements, with any threshold.
     if let (Some(threshold), true) = (threshold, picked == indices.len()) {
         let least = values.iter().map(|value| value.magnitude()).min();
         *threshold = least.map_or(0, |least| least.wide() as i64);
     }
 }
 
-/// Residual and gradient, or residual and velocity with its factor, that are added as they are
-/// visited: all in one pass over memory.
+/// The sum of residual and gradient, or of residual and velocity (with the factor of momentum),
+/// computed when elements are visited: all in one pass over memory.
 struct FeedbackSource<'a, T> {
     residual: &'a mut [T],
     velocity: Option<(&'a mut [T], T)>,
-    gradient: Slices<'a, T>,
+    gradient: SliceList<'a, T>,
 }
 
 /// The part of [`FeedbackSource`] for one slice of the gradient.
@@ -343,8 +342,8 @@ impl<'a, T: Number> ElementSource for FeedbackSource<'a, T> {
         }
         run
     }
-    fn visited(&self) -> Slices<'_, T> {
-        Slices::from(&*self.residual)
+    fn visited(&self) -> SliceList<'_, T> {
+        SliceList::from(&*self.residual)
     }
 }
 

@@ -1,5 +1,5 @@
-//! Top-k elements of a tensor, and the all-gather of every rank's, as values and indices on the
-//! device (X9).
+//! Top-k elements of a tensor, and the all-gather of every rank's top-k elements, as values and
+//! indices on the device (X9).
 
 use super::feedback;
 use super::lists::{Candidates, Lists, check_k};
@@ -25,8 +25,8 @@ pub struct TopKStorage {
     lists: Lists,
 }
 
-/// Elements of tensors, and their indices. Views of a [`TopKStorage`], whose next use overwrites
-/// them in stream order.
+/// Elements of tensors with their indices. Views of a [`TopKStorage`]: its next use overwrites them
+/// in stream order.
 #[derive(Debug, Clone)]
 pub struct Picked {
     /// `[ranks * k]` of the elements' type, by rank.
@@ -96,13 +96,13 @@ impl TopKStorage {
     }
 }
 
-/// Selects the k elements of largest magnitude of a contiguous tensor, by ascending index; ties go
-/// to the lower one, NaN is larger than infinity. One launch; allocates nothing and does not wait
+/// Selects the k elements of largest magnitude of a contiguous tensor, by ascending index. Ties go
+/// to the lower index; NaN is larger than infinity. One launch; allocates nothing and does not wait
 /// for the device.
 ///
 /// # Errors
-/// [`Error::BadArgument`] for a tensor unlike the one the storage was created for, or more picks
-/// than elements or than the storage holds; [`Error::Device`].
+/// [`Error::BadArgument`] for a tensor that differs from the storage's tensor, or more picks than
+/// elements or than the storage holds; [`Error::Device`].
 pub fn topk(tensor: &Tensor, storage: &mut TopKStorage, k: usize) -> Result<Picked> {
     let operation = "topk";
     storage.check(operation, tensor, k)?;
@@ -111,15 +111,15 @@ pub fn topk(tensor: &Tensor, storage: &mut TopKStorage, k: usize) -> Result<Pick
     storage.picked(operation, row)
 }
 
-/// Gathers every rank's k elements, rank 0's first: those of largest magnitude as by [`topk`], or
-/// those at the `indices` (`[k]` x u32 on the tensor's stream), in the given order; each rank may
-/// choose one or the other. The results, `[ranks * k]` each, are on the device. Allocates nothing
-/// and, over threads, does not wait for the device.
+/// Gathers every rank's k elements, in rank order: the elements of largest magnitude, as [`topk`]
+/// selects them, or the elements at `indices` (`[k]` x u32 on the tensor's stream), in the given
+/// order. Each rank may choose either. The results, `[ranks * k]` each, are on the device.
+/// Allocates nothing and, over threads, does not wait for the device.
 ///
 /// # Errors
-/// The errors of [`topk`], a storage for another number of ranks, and those of every collective,
-/// see [`Communicator::all_reduce_with`]. An index outside of the tensor fails the stream like a
-/// kernel that panicked; on a CUDA device it fails the device.
+/// The errors of [`topk`]; [`Error::BadArgument`] for a storage for another number of ranks; the
+/// errors of every collective, see [`Communicator::all_reduce_with`]. An index outside of the
+/// tensor fails the stream like a kernel that panicked; on a CUDA device it fails the device.
 pub fn topk_all_gather(
     comm: &mut Communicator,
     tensor: &Tensor,
@@ -128,7 +128,7 @@ pub fn topk_all_gather(
     k: usize,
 ) -> Result<Picked> {
     let result = try_topk_all_gather(comm, tensor, storage, indices, k);
-    comm.told(result)
+    comm.broadcast_error(result)
 }
 
 fn try_topk_all_gather(
@@ -161,7 +161,7 @@ fn try_topk_all_gather(
     storage.picked(operation, rows)
 }
 
-/// Copies the elements at these indices, and the indices unless they are there already.
+/// Copies the elements at `indices`, and the indices unless `to` contains them already.
 fn take(tensor: &Tensor, indices: &Tensor, to: &Lists) -> Result<()> {
     let launch = tensor.stream().launch("topk, take").read(tensor).read(indices).write(&to.values);
     let in_place = indices.storage_id() == to.indices.storage_id()

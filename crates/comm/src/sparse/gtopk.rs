@@ -3,13 +3,13 @@
 //! number of ranks.
 //!
 //! At level l a rank whose number is an odd multiple of 2^l sends its list to the rank 2^l below,
-//! which merges both and keeps the k largest. The final list is sent back down the tree, and with
-//! it, for each list that was sent up, one bit per entry: whether the entry is part of the result.
-//! The index alone would not tell, since it may be in the result by way of another list. Entries
-//! that are not part of the result return to the residual of the rank that sent them. Transferred:
-//! (n - 1)(4 k + k / 32) words in total.
+//! which merges both lists and keeps the k largest entries. The final list is sent back down the
+//! tree. Each list that was sent up also gets a bit mask back: which entries are part of the
+//! result. Indices alone do not show that, because an index may be in the result through another
+//! list. Entries that are not part of the result return to the residual of the rank that sent them.
+//! All ranks together send (n - 1)(4 k + k / 32) words.
 
-use super::lists::{Entries, Lists, NONE, intersect, keep_largest, merge};
+use super::lists::{ListEntries, Lists, NONE, intersect, keep_largest, merge};
 use super::topk;
 use crate::communicator::Communicator;
 use crate::error::Result;
@@ -34,7 +34,7 @@ pub(crate) struct GTopKBuffers {
     /// k x u32: the entries of the current list that are part of the result.
     alive: Tensor,
     levels: usize,
-    /// On a CUDA device.
+    /// On a CUDA device only.
     tables: Option<gpu::SelectionTables>,
 }
 
@@ -64,7 +64,7 @@ impl GTopKBuffers {
     }
 
     /// Exchanges the picks and writes the result; returns the indices of the picks that are part of
-    /// it.
+    /// the result.
     pub(crate) fn sum(
         &self,
         comm: &mut Communicator,
@@ -135,7 +135,7 @@ impl GTopKBuffers {
         Ok(())
     }
 
-    /// Computes the child's bits, and the remaining entries of the own list before the merge.
+    /// Computes the child's bit mask, and the remaining entries of the own list before the merge.
     fn mark(&self, merges: usize, level: usize) -> Result<()> {
         let (own, came) = (self.own.row(merges)?, self.incoming.row(level)?);
         let stream = self.alive.stream();
@@ -166,7 +166,7 @@ impl GTopKBuffers {
         Ok(())
     }
 
-    /// Removes the entries whose bits are not set from the list that was sent up.
+    /// Keeps the entries of the sent list whose bits are set.
     fn unmark(&self, merges: usize) -> Result<()> {
         let own = self.own.row(merges)?;
         let stream = self.alive.stream();
@@ -193,14 +193,14 @@ impl GTopKBuffers {
     }
 }
 
-/// On a CUDA device.
+/// On a CUDA device only.
 impl GTopKBuffers {
     fn with_tables<'a>(&'a self, launch: Launch<'a>) -> Launch<'a> {
         let tables = self.tables.iter().flat_map(gpu::SelectionTables::tensors);
         tables.fold(launch, |launch, tensor| launch.write(tensor))
     }
 
-    /// [`merge_and_keep`], with the tables as the last arguments.
+    /// The calls of [`merge_and_keep`], with the tables as the last arguments.
     fn merge_on_gpu(&self, own: &Lists, came: &Lists, next: &Lists) -> Vec<gpu::Call> {
         let Some(tables) = &self.tables else { return Vec::new() };
         let dtype = own.values.dtype();
@@ -243,11 +243,11 @@ fn role(me: usize, n: usize, level: usize) -> TreeRole {
 }
 
 fn merge_and_keep<T: Number>(args: &mut Args<'_>) {
-    let own = Entries::used(args.read(0), args.read::<T>(1));
-    let came = Entries::used(args.read(2), args.read::<T>(3));
+    let own = ListEntries::used(args.read(0), args.read::<T>(1));
+    let came = ListEntries::used(args.read(2), args.read::<T>(3));
     let (indices, values) = (args.write::<u32>(4), args.write::<T>(5));
     let (union, sums) = (args.write::<u32>(6), args.write::<T>(7));
     let n = merge(own, came, union, sums);
-    let all = Entries { indices: &union[..n], values: &sums[..n] };
+    let all = ListEntries { indices: &union[..n], values: &sums[..n] };
     keep_largest(all, indices, values);
 }

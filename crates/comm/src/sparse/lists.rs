@@ -36,12 +36,12 @@ impl Lists {
         Ok(Lists { indices, values, len })
     }
 
-    /// Indices and values as arguments of a launch, from `first` on, for a CUDA device.
+    /// Indices and values as arguments `first` and `first + 1` of a launch, for a CUDA device.
     pub(crate) fn at(&self, first: usize) -> [gpu::Piece; 2] {
         [gpu::whole(first, &self.indices), gpu::whole(first + 1, &self.values)]
     }
 
-    /// All-gathers the rows: sends this rank's row to all others, and receives theirs.
+    /// All-gathers the rows: sends this rank's row to all other ranks, and receives their rows.
     pub(crate) fn gather(&self, comm: &mut Communicator, call: &CollectiveCall) -> Result<()> {
         let (own, n) = (self.row(comm.rank())?, comm.size());
         let (mut sends, mut receives) = (Vec::new(), Vec::new());
@@ -92,45 +92,48 @@ pub(crate) fn check_k(operation: &'static str, len: usize, k: usize) -> Result<(
 
 /// A list in a kernel.
 #[derive(Clone, Copy)]
-pub(crate) struct Entries<'a, T> {
+pub(crate) struct ListEntries<'a, T> {
     pub(crate) indices: &'a [u32],
     pub(crate) values: &'a [T],
 }
 
-impl<'a, T: Number> Entries<'a, T> {
+impl<'a, T: Number> ListEntries<'a, T> {
     /// Splits rows into lists of `len` without their padding.
     pub(crate) fn rows(
         indices: &'a [u32],
         values: &'a [T],
         len: usize,
-    ) -> impl Iterator<Item = Entries<'a, T>> + Clone {
-        // Chunks must not be empty; a list without room has no entries anyway.
+    ) -> impl Iterator<Item = ListEntries<'a, T>> + Clone {
+        // Chunks must not be empty; a list of length 0 has no entries anyway.
         let len = len.max(1);
         indices
             .chunks(len)
             .zip(values.chunks(len))
-            .map(|(indices, values)| Entries::used(indices, values))
+            .map(|(indices, values)| ListEntries::used(indices, values))
     }
 
     /// The first entries, and the others.
-    pub(crate) fn split_at(self, at: usize) -> (Entries<'a, T>, Entries<'a, T>) {
+    pub(crate) fn split_at(self, at: usize) -> (ListEntries<'a, T>, ListEntries<'a, T>) {
         let (indices, more_indices) = self.indices.split_at(at);
         let (values, more_values) = self.values.split_at(at);
-        (Entries { indices, values }, Entries { indices: more_indices, values: more_values })
+        (
+            ListEntries { indices, values },
+            ListEntries { indices: more_indices, values: more_values },
+        )
     }
 
     /// A list without its padding.
-    pub(crate) fn used(indices: &'a [u32], values: &'a [T]) -> Entries<'a, T> {
+    pub(crate) fn used(indices: &'a [u32], values: &'a [T]) -> ListEntries<'a, T> {
         let used = indices.partition_point(|index| *index != NONE);
-        Entries { indices: &indices[..used], values: &values[..used] }
+        ListEntries { indices: &indices[..used], values: &values[..used] }
     }
 }
 
-/// Merges two lists; where both have an index the values are added, `a`'s first. Returns the number
-/// of entries, for which there must be room.
+/// Merges two lists; the values of an index that both have are added, `a`'s value first. Returns
+/// the number of entries, for which there must be room.
 pub(crate) fn merge<T: Number>(
-    a: Entries<'_, T>,
-    b: Entries<'_, T>,
+    a: ListEntries<'_, T>,
+    b: ListEntries<'_, T>,
     indices: &mut [u32],
     values: &mut [T],
 ) -> usize {
@@ -151,8 +154,12 @@ pub(crate) fn merge<T: Number>(
     n
 }
 
-/// Writes the entries of largest magnitude, as many as there is room for, and pads the rest.
-pub(crate) fn keep_largest<T: Number>(list: Entries<'_, T>, indices: &mut [u32], values: &mut [T]) {
+/// Writes the entries of largest magnitude, at most `indices.len()`, and pads the rest.
+pub(crate) fn keep_largest<T: Number>(
+    list: ListEntries<'_, T>,
+    indices: &mut [u32],
+    values: &mut [T],
+) {
     let k = indices.len().min(list.indices.len());
     if k > 0 {
         let cut = MagnitudeCut::at(list.values.iter().map(|value| value.magnitude()), k);
@@ -163,7 +170,7 @@ pub(crate) fn keep_largest<T: Number>(list: Entries<'_, T>, indices: &mut [u32],
     values[k..].fill(T::ZERO);
 }
 
-/// Keeps those of `indices` that are also in `kept`, and pads the rest. Both are ascending.
+/// Keeps the indices that are also in `kept`, and pads the rest. Both lists are ascending.
 pub(crate) fn intersect(indices: &mut [u32], kept: &[u32]) {
     let (mut n, mut j) = (0, 0);
     for i in 0..indices.len() {
@@ -179,10 +186,10 @@ pub(crate) fn intersect(indices: &mut [u32], kept: &[u32]) {
     indices[n..].fill(NONE);
 }
 
-/// Writes a dense result into these arguments of a kernel, from the first to the last: zero, the
-/// first list's values, and the others' added in order; divided if there is a divisor.
+/// Writes a dense result into the arguments `outputs` of a kernel: zeros, the values of the first
+/// list, and the values of the other lists added in order; divided if there is a divisor.
 pub(crate) fn scatter<'a, T: Number>(
-    lists: impl Iterator<Item = Entries<'a, T>>,
+    lists: impl Iterator<Item = ListEntries<'a, T>>,
     divisor: Option<usize>,
     args: &mut Args<'_>,
     outputs: RangeFrom<usize>,
@@ -194,7 +201,7 @@ pub(crate) fn scatter<'a, T: Number>(
 
 fn scatter_to<'a, T: Number>(
     isa: Isa,
-    lists: impl Iterator<Item = Entries<'a, T>>,
+    lists: impl Iterator<Item = ListEntries<'a, T>>,
     divisor: Option<usize>,
     outputs: SmallVec<[&mut [T]; 4]>,
 ) {
@@ -203,7 +210,7 @@ fn scatter_to<'a, T: Number>(
 
 struct Scatter<'a, 'b, T> {
     isa: Isa,
-    lists: SmallVec<[Entries<'a, T>; 8]>,
+    lists: SmallVec<[ListEntries<'a, T>; 8]>,
     divisor: Option<usize>,
     outputs: SmallVec<[&'b mut [T]; 4]>,
 }
@@ -224,8 +231,8 @@ impl<T: Number> Vectorized for Scatter<'_, '_, T> {
                     let mut done = 0;
                     for (index, value) in list.indices.iter().zip(list.values) {
                         let Some(slot) = block.get_mut(*index as usize - start) else { break };
-                        // Stored, not added to zero: the first value of a sum keeps the sign of its
-                        // zero.
+                        // Stored, not added to zero, so that the first value of a sum keeps the
+                        // sign of a zero.
                         *slot = if rank == 0 { *value } else { slot.plus(*value) };
                         done += 1;
                     }
@@ -243,8 +250,8 @@ mod tests {
     use super::*;
     use smallvec::smallvec;
 
-    fn list<'a>(indices: &'a [u32], values: &'a [f32]) -> Entries<'a, f32> {
-        Entries { indices, values }
+    fn list<'a>(indices: &'a [u32], values: &'a [f32]) -> ListEntries<'a, f32> {
+        ListEntries { indices, values }
     }
 
     #[test]
@@ -275,7 +282,7 @@ mod tests {
         let scattered = |indices, values, len, divisor, cut: usize| {
             let mut output = [7.0f32; 4];
             let (first, rest) = output.split_at_mut(cut);
-            let lists = Entries::rows(indices, values, len);
+            let lists = ListEntries::rows(indices, values, len);
             scatter_to(Isa::detect(), lists, divisor, smallvec![first, rest]);
             output.map(f32::to_bits)
         };

@@ -12,13 +12,13 @@ pub(crate) mod topk;
 
 use crate::error::{Error, Result};
 
-/// Number of elements selected from `len` at a density, a share of them: `density * len` rounded to
-/// the nearest, halves up; at least one if there are any, at most all.
+/// Number of elements selected from `len` at a density: `density * len`, rounded to the nearest
+/// integer, halves up; at least one if `len` is not 0, at most `len`.
 pub fn picks(density: f64, len: usize) -> usize {
     ((density * len as f64).round() as usize).clamp(usize::from(len > 0), len)
 }
 
-/// Checks that the density is a valid share.
+/// Checks that the density is above 0 and at most 1.
 pub(crate) fn check_density(operation: &'static str, density: f64) -> Result<f64> {
     if density > 0.0 && density <= 1.0 {
         return Ok(density);

@@ -1,18 +1,43 @@
 //! Ok-Topk (X5): split and reduce (after Li and Hoefler, "Near-Optimal Sparse Allreduce for
 //! Distributed Deep Learning", PPoPP 2022).
 //!
-//! The elements are divided into m = min(n, k) regions, each with an owner. A rank sends every
-//! owner its picks in that region, at most k / m of them, the largest; the owner adds in rank order
-//! and sends the 2 k / m largest sums to all; every rank keeps the k largest of all sums received.
-//! Messages have a fixed size, so no sizes need to be exchanged: the ranks together send at most
-//! 6 k (n - 1) words, 6 k (n - 1) / n per rank. Picks that found no room, or are not in the result,
-//! stay in the residual.
+//! The elements are divided into m = min(n, k) regions, each owned by a rank. A rank sends every
+//! owner the k / m largest of its picks in the owner's region. The owner adds the lists in rank
+//! order and sends the 2 k / m largest sums to all ranks. Every rank keeps the k largest of all
+//! received sums. Picks without room, and picks that are not in the result, stay in the residual.
 //!
-//! Every T exchanges the local threshold is recomputed exactly, and the regions are redrawn so that
-//! each has equally many elements of the last result. All ranks know the schedule, so they agree
-//! without communication.
+//! Every T exchanges (`refresh`) the local threshold is recomputed exactly, and the bounds of the
+//! regions are moved so that each region has equally many elements of the last result. All ranks
+//! follow the same schedule, so they agree without communication.
+//!
+//! ```text
+//! every rank:  picks = the elements of residual + gradient that reach the local threshold, about k
+//!              for each owner o:  send the k / m largest picks of region o to o        (split)
+//! owner o:     sum = merge of the lists of all ranks, in rank order
+//!              send the 2 k / m largest entries of sum to all ranks                    (reduce)
+//! every rank:  result = the k largest entries of all received sums                     (finish)
+//!              residual' = residual + gradient, cleared at the sent picks that are in result
+//!
+//! 4 ranks, 4 regions     │ region 0 │ region 1 │ region 2 │ region 3 │
+//! picks of rank 2        │  x     x │     x    │ own      │  x  x    │
+//! sent by rank 2           to 0       to 1       kept       to 3
+//! then each owner to all   ◀──────── 2 k / 4 sums of region 0 … 3 ────────▶
+//! ```
+//!
+//! # Why it is fast
+//! Gathered top-k sends every rank's list to every rank: 2 k (n - 1) words per rank, which grows
+//! with n. Here a list entry goes to one owner, and only sums go to all ranks. Together the ranks
+//! send at most 6 k (n - 1) words, 6 k (n - 1) / n per rank: less than 6 k for any number of ranks.
+//! Messages have a fixed size, so no sizes are exchanged. A reused threshold replaces an exact
+//! selection by one pass over the gradient.
+//!
+//! # Assumptions
+//! Gradients change slowly: a threshold stays usable for T exchanges (if fewer than half of k
+//! elements reach it, or too many, the selection is exact), and the bounds balance the picks of the
+//! next exchanges. Unevenly distributed picks cost no correctness: picks without room at their
+//! owner stay in the residual.
 
-use super::lists::{Entries, Lists, NONE, intersect, keep_largest, merge, scatter};
+use super::lists::{ListEntries, Lists, NONE, intersect, keep_largest, merge, scatter};
 use crate::communicator::Communicator;
 use crate::error::Result;
 use crate::gpu;
@@ -26,13 +51,13 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 pub(crate) struct OkTopKBuffers {
     /// [1, k]
     picks: Lists,
-    /// [m, k / m]: row o goes to owner o.
+    /// [m, k / m]: row o is sent to owner o.
     sends: Lists,
     /// [n, k / m]: row r comes from rank r; on owners only.
     received: Lists,
     /// [m, 2 k / m]: row o is the list that owner o sends to all.
     reduced: Lists,
-    /// Two unions of everything that an owner received, used in turn.
+    /// Two buffers for the union of all lists that an owner received, used in turn.
     unions: [Lists; 2],
     /// [1, k]: the result.
     last: Lists,
@@ -46,7 +71,7 @@ pub(crate) struct OkTopKBuffers {
     imported: u64,
     refresh: u64,
     me: usize,
-    /// On a CUDA device.
+    /// On a CUDA device only.
     tables: Option<gpu::SelectionTables>,
 }
 
@@ -103,7 +128,8 @@ impl OkTopKBuffers {
         Ok([self.step.to_ne_bytes().to_vec(), parts.concat()].concat())
     }
 
-    /// Imports the bytes of [`export`](OkTopKBuffers::export), if they are from as many ranks.
+    /// Imports the bytes of [`export`](OkTopKBuffers::export) if they are from the same number of
+    /// ranks.
     pub(crate) fn import(&mut self, bytes: &[u8]) -> Result<()> {
         let Some((step, rest)) = bytes.split_first_chunk::<8>() else { return Ok(()) };
         let Some((threshold, rest)) = rest.split_first_chunk::<8>() else { return Ok(()) };
@@ -119,7 +145,7 @@ impl OkTopKBuffers {
     }
 
     /// Exchanges the picks and writes the result; returns the indices of the picks that are part of
-    /// it.
+    /// the result.
     pub(crate) fn sum(
         &mut self,
         comm: &mut Communicator,
@@ -156,7 +182,7 @@ impl OkTopKBuffers {
         Ok(self.picks.indices.clone())
     }
 
-    /// Divides the picks into regions.
+    /// Divides the picks by region, into the lists for the owners.
     fn split(&self) -> Result<()> {
         let (picks, sends) = (&self.picks, &self.sends);
         let room = sends.len;
@@ -172,7 +198,7 @@ impl OkTopKBuffers {
         Ok(())
     }
 
-    /// Adds up the own region.
+    /// Adds the received lists of this rank's region.
     fn reduce(&self) -> Result<()> {
         let (me, room) = (self.me, self.sends.len);
         let (own, to) = (self.sends.row(me)?, self.reduced.row(me)?);
@@ -193,8 +219,9 @@ impl OkTopKBuffers {
         Ok(())
     }
 
-    /// Keeps the largest of the received sums, writes the dense result, and keeps those of the
-    /// picks that were sent and are part of it; redraws the regions if it is time.
+    /// Keeps the largest of the received sums, writes the dense result, and keeps the picks that
+    /// were sent and are part of the result. On the schedule it also moves the bounds of the
+    /// regions.
     fn finish(&self, divisor: Option<usize>, output: &Spans) -> Result<()> {
         let back = self.reduced.len;
         let anew = self.step.is_multiple_of(self.refresh);
@@ -217,7 +244,7 @@ impl OkTopKBuffers {
     }
 }
 
-/// On a CUDA device: the arguments are those of the launches, with the tables at the end.
+/// The calls on a CUDA device. Arguments are in the order of the launches, followed by the tables.
 impl OkTopKBuffers {
     fn with_tables<'a>(&'a self, launch: Launch<'a>) -> Launch<'a> {
         let tables = self.tables.iter().flat_map(gpu::SelectionTables::tensors);
@@ -281,7 +308,7 @@ fn digest(of: &impl Hash) -> u64 {
 }
 
 fn split<T: Number>(args: &mut Args<'_>, room: usize) {
-    let mut picks = Entries::used(args.read(0), args.read::<T>(1));
+    let mut picks = ListEntries::used(args.read(0), args.read::<T>(1));
     let bounds = args.read::<u32>(2);
     let (indices, values) = (args.write::<u32>(3), args.write::<T>(4));
     let rows = indices.chunks_mut(room).zip(values.chunks_mut(room));
@@ -294,21 +321,21 @@ fn split<T: Number>(args: &mut Args<'_>, room: usize) {
 }
 
 fn reduce<T: Number>(args: &mut Args<'_>, me: usize, room: usize) {
-    let own = Entries::used(args.read(0), args.read::<T>(1));
-    let rows = Entries::rows(args.read(2), args.read::<T>(3), room);
+    let own = ListEntries::used(args.read(0), args.read::<T>(1));
+    let rows = ListEntries::rows(args.read(2), args.read::<T>(3), room);
     let (indices, values) = (args.write::<u32>(4), args.write::<T>(5));
     let (mut sum, mut sum_values) = (args.write::<u32>(6), args.write::<T>(7));
     let (mut next, mut next_values) = (args.write::<u32>(8), args.write::<T>(9));
     let mut len = 0;
-    // In rank order, although this rank's own row is stored elsewhere.
+    // In rank order; this rank's own row is stored elsewhere.
     for (rank, row) in rows.enumerate() {
         let row = if rank == me { own } else { row };
-        let so_far = Entries { indices: &sum[..len], values: &sum_values[..len] };
+        let so_far = ListEntries { indices: &sum[..len], values: &sum_values[..len] };
         len = merge(so_far, row, next, next_values);
         std::mem::swap(&mut sum, &mut next);
         std::mem::swap(&mut sum_values, &mut next_values);
     }
-    let all = Entries { indices: &sum[..len], values: &sum_values[..len] };
+    let all = ListEntries { indices: &sum[..len], values: &sum_values[..len] };
     keep_largest(all, indices, values);
 }
 
@@ -318,7 +345,7 @@ fn finish<T: Number>(
     divisor: Option<usize>,
     anew: bool,
 ) {
-    let rows = Entries::rows(args.read(0), args.read::<T>(1), back);
+    let rows = ListEntries::rows(args.read(0), args.read::<T>(1), back);
     let sent = args.read::<u32>(2);
     let (indices, values) = (args.write::<u32>(3), args.write::<T>(4));
     let (last, last_values) = (args.write::<u32>(5), args.write::<T>(6));
@@ -331,9 +358,9 @@ fn finish<T: Number>(
         values[to.clone()].copy_from_slice(row.values);
         len = to.end;
     }
-    let all = Entries { indices: &indices[..len], values: &values[..len] };
+    let all = ListEntries { indices: &indices[..len], values: &values[..len] };
     keep_largest(all, last, last_values);
-    let result = Entries::used(last, last_values);
+    let result = ListEntries::used(last, last_values);
     scatter([result].into_iter(), divisor, args, 9..);
 
     picks.fill(NONE);

@@ -1,4 +1,4 @@
-//! Elements in several slices, accessed as one sequence in a kernel.
+//! Elements in several slices, which a kernel accesses as one sequence.
 
 use crate::number::Number;
 use smallvec::{SmallVec, smallvec};
@@ -6,13 +6,13 @@ use std::iter::FusedIterator;
 
 /// Slices, one after the other.
 #[derive(Clone)]
-pub(crate) struct Slices<'a, T> {
+pub(crate) struct SliceList<'a, T> {
     slices: SmallVec<[&'a [T]; 4]>,
 }
 
-impl<'a, T: Number> Slices<'a, T> {
+impl<'a, T: Number> SliceList<'a, T> {
     pub(crate) fn new(slices: impl Iterator<Item = &'a [T]>) -> Self {
-        Slices { slices: slices.collect() }
+        SliceList { slices: slices.collect() }
     }
 
     pub(crate) fn slices(&self) -> &[&'a [T]] {
@@ -24,13 +24,13 @@ impl<'a, T: Number> Slices<'a, T> {
         self.slices.iter().flat_map(|slice| slice.iter().copied())
     }
 
-    /// The elements from `start` on; there must be enough.
+    /// The elements `start..start + N`, which must exist.
     #[inline(always)]
     pub(crate) fn run<const N: usize>(&self, start: usize) -> [T; N] {
         let mut first = 0;
         for slice in &self.slices {
-            // Copied as a value if it lies in one slice: no call, so that the reads of several runs
-            // overlap.
+            // Copied as a value if the run lies in one slice: without a call, so that the reads of
+            // several runs overlap.
             if let Some(run) = slice.get(start - first..).and_then(<[T]>::first_chunk) {
                 return *run;
             }
@@ -44,7 +44,7 @@ impl<'a, T: Number> Slices<'a, T> {
         run
     }
 
-    /// Copies the elements from `start` on.
+    /// Copies the elements from `start` on into `out`.
     #[inline(always)]
     pub(crate) fn copy(&self, mut start: usize, mut out: &mut [T]) {
         for slice in &self.slices {
@@ -62,9 +62,9 @@ impl<'a, T: Number> Slices<'a, T> {
     }
 }
 
-impl<'a, T: Number> From<&'a [T]> for Slices<'a, T> {
+impl<'a, T: Number> From<&'a [T]> for SliceList<'a, T> {
     fn from(slice: &'a [T]) -> Self {
-        Slices { slices: smallvec![slice] }
+        SliceList { slices: smallvec![slice] }
     }
 }
 
@@ -75,7 +75,7 @@ mod tests {
     #[test]
     fn pieces_are_one() {
         let all: Vec<f32> = (0..20).map(|i| i as f32).collect();
-        let pieces = Slices::new([&all[..7], &all[7..8], &[], &all[8..20]].into_iter());
+        let pieces = SliceList::new([&all[..7], &all[7..8], &[], &all[8..20]].into_iter());
         assert_eq!(pieces.iter().collect::<Vec<_>>(), all);
         for start in 0..=16 {
             assert_eq!(pieces.run::<4>(start), all[start..start + 4]);

@@ -1,10 +1,11 @@
 //! Exact selection of the k largest elements by magnitude, ties by lower index.
 //!
-//! A sample gives a threshold that slightly more than k elements reach; one pass collects those;
-//! the exact threshold is then found among them. If the sample misled (fewer than k, or far too
-//! many), histograms of all elements find the exact threshold, one digit per pass.
+//! A sample gives a threshold that slightly more than k elements reach. One pass collects these
+//! elements as candidates, and the exact threshold is found among them. If the sample was
+//! misleading (fewer than k candidates, or far too many), histograms of all elements find the exact
+//! threshold, one digit per pass.
 
-use super::pieces::Slices;
+use super::pieces::SliceList;
 use crate::number::{Magnitude, Number};
 use meristem_device::Isa;
 use meristem_device::simd::{Vectorized, vectorize};
@@ -12,8 +13,8 @@ use meristem_device::simd::{Vectorized, vectorize};
 /// Elements processed together.
 pub(crate) const BLOCK: usize = 64;
 
-/// ElementSource of elements. Collecting visits each once, in order, slice by slice; a source may compute
-/// its elements when they are visited.
+/// ElementA source of elements. A selection visits each element once, in order, slice by slice; a
+/// source may compute elements when they are visited.
 pub(crate) trait ElementSource {
     /// Type of the elements.
     type Item: Number;
@@ -21,21 +22,21 @@ pub(crate) trait ElementSource {
     type SourceSlice<'p>: SourceSlice<Item = Self::Item>
     where
         Self: 'p;
-    /// The slices of the elements, or of the values they are computed from.
+    /// The slices of the elements, or of the values from which the elements are computed.
     fn slices(&self) -> &[&[Self::Item]];
     /// The part of a slice, whose first element has index `start`.
     fn part(&mut self, slice: usize, start: usize) -> Self::SourceSlice<'_>;
-    /// Elements from `start` on, none of which has been visited yet.
+    /// Elements from `start` on, which have not been visited yet.
     fn peek(&self, start: usize) -> [Self::Item; RUN];
-    /// All elements, after all were visited.
-    fn visited(&self) -> Slices<'_, Self::Item>;
+    /// All elements; to be called after all were visited.
+    fn visited(&self) -> SliceList<'_, Self::Item>;
 }
 
 /// A slice of a source.
 pub(crate) trait SourceSlice {
     /// Type of the elements.
     type Item: Number;
-    /// Visits the elements from `start` of the slice on, `out.len()` of them, at most [`BLOCK`].
+    /// Visits `out.len()` elements, at most [`BLOCK`], from element `start` of the slice on.
     fn visit(&mut self, start: usize, out: &mut [Self::Item]);
 }
 
@@ -47,31 +48,32 @@ impl<T: Number> SourceSlice for &[T] {
     }
 }
 
-impl<T: Number> ElementSource for Slices<'_, T> {
+impl<T: Number> ElementSource for SliceList<'_, T> {
     type Item = T;
     type SourceSlice<'p>
         = &'p [T]
     where
         Self: 'p;
     fn slices(&self) -> &[&[T]] {
-        Slices::slices(self)
+        SliceList::slices(self)
     }
     #[inline(always)]
     fn part(&mut self, slice: usize, _: usize) -> &[T] {
-        Slices::slices(self)[slice]
+        SliceList::slices(self)[slice]
     }
     #[inline(always)]
     fn peek(&self, start: usize) -> [T; RUN] {
         self.run(start)
     }
     #[inline(always)]
-    fn visited(&self) -> Slices<'_, T> {
-        Slices::new(Slices::slices(self).iter().map(|slice| &**slice))
+    fn visited(&self) -> SliceList<'_, T> {
+        SliceList::new(SliceList::slices(self).iter().map(|slice| &**slice))
     }
 }
 
-/// Size of the candidates' buffer for selecting k of `len`: the expected number that reaches a
-/// sampled threshold, plus four standard deviations, since a small sample estimates poorly.
+/// Number of candidates to make room for when selecting k of `len` elements: the expected number of
+/// elements that reach a sampled threshold, plus four standard deviations, because a small sample
+/// estimates poorly.
 pub(crate) fn candidates_len(len: usize, k: usize) -> usize {
     let rank = sampled_rank(len, k) + 1.0;
     let share = (rank + 4.0 * rank.sqrt()) / sampled_len(len) as f64;
@@ -81,18 +83,18 @@ pub(crate) fn candidates_len(len: usize, k: usize) -> usize {
 /// MagnitudeOf of a source's elements.
 pub(crate) type MagnitudeOf<S> = <<S as ElementSource>::Item as Number>::Magnitude;
 
-/// Indices and values of elements, both of one length, to be written.
+/// Memory for the indices and values of elements, both of one length.
 pub(crate) struct Picks<'a, T> {
     pub(crate) indices: &'a mut [u32],
     pub(crate) values: &'a mut [T],
 }
 
-/// Writes the indices, ascending, and the values of the elements of largest magnitude, as many as
-/// `picks` has room for; there must be at least as many elements. `candidates` has room for
-/// [`candidates_len`] of them: less is slower, not wrong.
+/// Writes the ascending indices and the values of the `picks.indices.len()` elements of largest
+/// magnitude; there must be at least as many elements. `candidates` should have room for
+/// [`candidates_len`] elements: with less room the selection is slower, not wrong.
 ///
-/// With a threshold known from before, elements below it are left out, if at least half as many as
-/// wanted reach it. Returns the number selected.
+/// With a `known` threshold of an earlier selection, elements below it are left out if at least
+/// half of the wanted number reach it. Returns the number of selected elements.
 pub(crate) fn top_k<S: ElementSource>(
     isa: Isa,
     source: &mut S,
@@ -123,7 +125,7 @@ pub(crate) fn top_k<S: ElementSource>(
                 indices[..picked].copy_from_slice(found);
                 values[..picked].copy_from_slice(held);
             }
-            // All elements that are not zero, and they are too few.
+            // The candidates are all elements that are not zero, and too few.
             Some((found, _)) if low <= MagnitudeOf::<S>::narrow(1) => {
                 let cut =
                     MagnitudeCut { threshold: MagnitudeOf::<S>::narrow(0), equal: k - found.len() };
@@ -153,7 +155,7 @@ fn len_of(source: &impl ElementSource) -> usize {
     source.slices().iter().map(|slice| slice.len()).sum()
 }
 
-/// Consecutive elements sampled together: about a cache line.
+/// Number of consecutive elements that are sampled together: about a cache line.
 pub(crate) const RUN: usize = 16;
 /// Largest number of elements sampled.
 const SAMPLE: usize = 1 << 15;
@@ -170,7 +172,7 @@ fn sampled_rank(len: usize, k: usize) -> f64 {
     expected + 4.0 * expected.sqrt() + 4.0
 }
 
-/// A magnitude that, by a sample, somewhat more than k elements reach; at least 1.
+/// A magnitude, at least 1, that somewhat more than k elements reach, as estimated from a sample.
 fn sampled_threshold<S: ElementSource>(source: &S, k: usize) -> MagnitudeOf<S> {
     let len = len_of(source);
     let one = MagnitudeOf::<S>::narrow(1);
@@ -184,7 +186,8 @@ fn sampled_threshold<S: ElementSource>(source: &S, k: usize) -> MagnitudeOf<S> {
     let size = sampled_len(len);
     let step = len / (size / RUN);
     for (run, sampled) in sample[..size].chunks_exact_mut(RUN).enumerate() {
-        // At a pseudo-random position: even steps would see only some values of a pattern.
+        // At a pseudo-random position: equal steps would see only some values of a periodic
+        // pattern.
         let jitter = (run as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let start = run * step + (jitter as usize) % (step - RUN + 1);
         for (magnitude, value) in sampled.iter_mut().zip(source.peek(start)) {
@@ -199,12 +202,12 @@ fn sampled_threshold<S: ElementSource>(source: &S, k: usize) -> MagnitudeOf<S> {
     (*nth).max(one)
 }
 
-/// Aligned to cache lines: vectors that cross one take twice as long.
+/// Aligned to cache lines: accesses to vectors that cross a line take twice as long.
 #[repr(align(64))]
 struct AlignedLine<T>(T);
 
-/// Collects the elements of at least a given magnitude; returns their number, or `usize::MAX` if
-/// there is not enough room. Visits all elements in any case.
+/// Collects the elements of at least a given magnitude; returns their number, or `usize::MAX`
+/// without enough room. Visits all elements in either case.
 struct Collect<'a, S: ElementSource> {
     source: &'a mut S,
     low: MagnitudeOf<S>,
@@ -243,14 +246,14 @@ impl<S: ElementSource> Vectorized for Collect<'_, S> {
 #[inline(always)]
 fn reaching<T: Number>(block: &[T; BLOCK], low: T::Magnitude) -> u64 {
     let mut bits = 0;
-    // This form compiles to comparisons of whole vectors whose masks are combined.
+    // This loop compiles to comparisons of whole vectors, whose masks are combined.
     for (i, value) in block.iter().enumerate() {
         bits |= u64::from(value.magnitude() >= low) << i;
     }
     bits
 }
 
-/// Appends the elements whose bits are set; those without room are only counted.
+/// Appends the elements whose bits are set; elements without room are only counted.
 #[inline(always)]
 fn note<T: Number>(
     (mut bits, block): (u64, &[T; BLOCK]),
@@ -269,7 +272,8 @@ fn note<T: Number>(
     count
 }
 
-/// The selected elements: those above a magnitude, and the first few that equal it.
+/// A selection of elements: all elements above a magnitude, and the first `equal` elements of that
+/// magnitude.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct MagnitudeCut<M> {
     threshold: M,
@@ -290,7 +294,7 @@ impl<M: Magnitude> MagnitudeCut<M> {
             shift = shift.saturating_sub(DIGIT);
             let mask = (1u64 << (above - shift)) - 1;
             let mut counts = [0usize; 1 << DIGIT];
-            // Not a loop: over several pieces this is a nested one.
+            // `for_each` and not `for`, which would check at each element whether a slice ends.
             magnitudes.clone().for_each(|magnitude| {
                 let bits = magnitude.wide();
                 if bits >> above == prefix {
@@ -319,8 +323,8 @@ impl<M: Magnitude> MagnitudeCut<M> {
         for (index, value) in elements {
             let magnitude = value.magnitude();
             let ties = magnitude == threshold && equal > 0;
-            // Written in any case, and overwritten by the next one if it is not selected: no branch
-            // to predict.
+            // Written in either case, and overwritten by the next element if this one is not
+            // selected, so that there is no branch to predict.
             match (indices.get_mut(n), values.get_mut(n)) {
                 (Some(to), Some(of)) => (*to, *of) = (index, value),
                 _ => return,
@@ -351,7 +355,8 @@ mod tests {
     fn check<T: Number>(values: &[T], k: usize, room: usize) -> TestCaseResult {
         let (some, others) = values.split_at(values.len() / 3);
         let (more, rest) = others.split_at(others.len().min(65));
-        for mut source in [Slices::from(values), Slices::new([some, more, rest].into_iter())] {
+        for mut source in [SliceList::from(values), SliceList::new([some, more, rest].into_iter())]
+        {
             let (mut places, mut held) = (vec![0; room], vec![T::ZERO; room]);
             let candidates = Picks { indices: &mut places, values: &mut held };
             let (mut indices, mut picked) = (vec![u32::MAX; k], vec![T::ZERO; k]);
@@ -420,7 +425,7 @@ mod tests {
             meristem_device::random::Rng::new(6, meristem_device::random::Purpose::Test, 0, 0);
         let values: Vec<f32> = (0..8_000_003).map(|_| rng.uniform() - 0.5).collect();
         for k in [1, 10, 100, 1000, 8000, 80_000] {
-            let low = sampled_threshold(&Slices::from(&values[..]), k);
+            let low = sampled_threshold(&SliceList::from(&values[..]), k);
             let found = values.iter().filter(|value| value.magnitude() >= low).count();
             let room = candidates_len(values.len(), k);
             assert!((k..=room).contains(&found), "k = {k}: {found} found, room for {room}");
@@ -435,7 +440,7 @@ mod tests {
             let known = Some(threshold.to_bits());
             let room = Picks { indices: &mut [0; 5], values: &mut [0.0; 5] };
             let picks = Picks { indices: &mut indices, values: &mut picked };
-            let n = top_k(Isa::detect(), &mut Slices::from(&values[..]), known, room, picks);
+            let n = top_k(Isa::detect(), &mut SliceList::from(&values[..]), known, room, picks);
             indices.truncate(n);
             indices
         };
@@ -449,12 +454,12 @@ mod tests {
         let known = Some(1.0f32.to_bits());
         let room = Picks { indices: &mut places, values: &mut held };
         let picks = Picks { indices: &mut indices, values: &mut picked };
-        let mut source = Slices::from(&values[..]);
+        let mut source = SliceList::from(&values[..]);
         assert_eq!(top_k(Isa::detect(), &mut source, known, room, picks), 50);
         assert_eq!(indices[..], slow(&values, 50));
     }
 
-    /// Zero-sized elements, as many as are possible.
+    /// The largest number of elements, which have no size.
     #[test]
     fn the_last_index_fits() {
         let all = vec![(); u32::MAX as usize];

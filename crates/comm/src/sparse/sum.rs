@@ -1,5 +1,4 @@
-//! A repeated sparse sum of one tensor: the elements sent, the state between exchanges, and its
-//! memory.
+//! A repeated sparse sum of one tensor, with its state between exchanges and its memory.
 
 use super::feedback::{Feedback, check_momentum, select};
 use super::lists::{Candidates, Lists, check_k};
@@ -16,7 +15,8 @@ use meristem_device::{DType, Expect, MemoryReport, Stream, Tensor};
 /// Algorithm of a sparse sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Sparse {
-    /// Each rank's k largest, gathered by all (X2): up to n k elements of the result are not zero.
+    /// The k largest elements of each rank, gathered by all ranks (X2): up to n k elements of the
+    /// result are not zero.
     TopK,
     /// The k largest of the sum, by a tree of merges (X4).
     GTopK,
@@ -37,8 +37,8 @@ impl Sparse {
         }
     }
 
-    /// Words (of 4 bytes; values count as one whatever their size) that the n ranks together send
-    /// for one exchange of k elements.
+    /// Number of words that the n ranks together send for one exchange of k elements: an index or a
+    /// value, of any size, counts as one word.
     pub fn words(self, n: usize, k: usize) -> u64 {
         let (n, k) = (n as u64, k as u64);
         match self {
@@ -47,7 +47,7 @@ impl Sparse {
             Sparse::GTopK => (n - 1) * (4 * k + k.div_ceil(32)),
             Sparse::OkTopK { .. } => {
                 let m = n.min(k);
-                // To each owner from all others, and from each owner to all others.
+                // To each owner from all other ranks, and from each owner to all other ranks.
                 m * (n - 1) * 2 * (k / m) + m * (n - 1) * 2 * (2 * k / m)
             }
         }
@@ -68,7 +68,7 @@ pub enum Keep {
     Momentum(f64),
 }
 
-/// A sparse sum of tensors of one length and type. All ranks create the same.
+/// A sparse sum of tensors of one length and type. All ranks create it with the same arguments.
 ///
 /// Its memory is allocated once and used for every exchange. With k equal to the number of elements
 /// it is a dense all-reduce in rank order.
@@ -84,7 +84,7 @@ pub struct SparseSum {
     phases: Option<PhaseMemory>,
 }
 
-/// Memory for one k, and one rank in a group.
+/// Memory for one k, and one rank of a group.
 struct SparseWork {
     k: usize,
     rank: usize,
@@ -168,7 +168,7 @@ impl SparseSum {
         }
     }
 
-    /// Imports the bytes of [`export_split`](SparseSum::export_split), if they fit this group and
+    /// Imports the bytes of [`export_split`](SparseSum::export_split) if they fit this group and
     /// algorithm; otherwise thresholds and regions are recomputed.
     pub(crate) fn import_split(&mut self, comm: &Communicator, bytes: &[u8]) -> Result<()> {
         let Some((k, rest)) = bytes.split_first_chunk::<8>() else { return Ok(()) };
@@ -188,8 +188,7 @@ impl SparseSum {
     /// Sums or averages the k largest elements of all ranks' `input`, plus the residual, into
     /// `output`, which may be the same tensor. The same bits on all ranks.
     ///
-    /// A call allocates if k, or this rank in its group, differs from the call before; others do
-    /// not.
+    /// A call allocates only if k, the rank or the number of ranks differs from the last call.
     ///
     /// # Errors
     /// The errors of [`Communicator::all_reduce_with`], and [`Error::BadArgument`] for more picks
@@ -202,7 +201,7 @@ impl SparseSum {
         reduction: Reduction,
     ) -> Result<()> {
         let result = self.try_run(comm, tensors, k, reduction);
-        comm.told(result)
+        comm.broadcast_error(result)
     }
 
     /// Runs the sum as [`run`](SparseSum::run), and measures its effect on the device's memory.
@@ -255,7 +254,7 @@ impl SparseSum {
     }
 
     /// Runs the sum as [`run`](SparseSum::run), on elements whose layouts have been checked. The
-    /// order of the additions is that of the algorithm.
+    /// algorithm decides the order of the additions.
     pub(crate) fn sum(
         &mut self,
         comm: &mut Communicator,
@@ -306,8 +305,8 @@ impl SparseSum {
         self.sparse.operation()
     }
 
-    /// Allocates the memory for a k and a group. A smaller k than before gets memory of its own,
-    /// too: lists have exactly k entries.
+    /// Allocates the memory for a k and a group. A smaller k than before needs new memory, too:
+    /// lists have exactly k entries.
     pub(crate) fn prepare(&mut self, comm: &Communicator, k: usize) -> Result<()> {
         let (rank, ranks) = (comm.rank(), comm.size());
         let fits = |work: &SparseWork| (work.k, work.rank, work.ranks) == (k, rank, ranks);

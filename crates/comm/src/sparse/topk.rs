@@ -1,6 +1,7 @@
-//! Gathered top-k (X2): every rank's k largest elements, gathered by all and added in rank order.
+//! Gathered top-k (X2): every rank's k largest elements are gathered by all ranks and added in rank
+//! order.
 
-use super::lists::{Entries, Lists, scatter};
+use super::lists::{ListEntries, Lists, scatter};
 use crate::communicator::Communicator;
 use crate::error::Result;
 use crate::gpu;
@@ -31,8 +32,8 @@ impl TopKBuffers {
         self.lists.row(self.rank)
     }
 
-    /// Exchanges the picks and adds them up; returns the indices of the picks that are part of the
-    /// result: all.
+    /// Exchanges and adds the picks; returns the indices of the picks that are part of the result,
+    /// which are all picks.
     pub(crate) fn sum(
         &self,
         comm: &mut Communicator,
@@ -58,7 +59,7 @@ pub(crate) fn add(lists: &Lists, divisor: Option<usize>, output: &Spans) -> Resu
         gpu::scatter(output.dtype(), lists, len, &outputs, divisor)
     });
     with_number!(output.dtype(), T => launch.run(move |args| {
-        let lists = Entries::rows(args.read(0), args.read::<T>(1), len);
+        let lists = ListEntries::rows(args.read(0), args.read::<T>(1), len);
         scatter(lists, divisor, args, 2..);
     })?, unreachable!("checked when the exchange was made"));
     Ok(())

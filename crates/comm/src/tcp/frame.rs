@@ -1,4 +1,4 @@
-//! Messages between a rank and the hub, and their bytes: a length and a content.
+//! Messages between a rank and the hub, and their encoding: a length, and the contents.
 
 use crate::error::{Error, Result};
 use crate::transport::CollectiveCall;
@@ -9,14 +9,14 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// First number of a connection: that of this protocol.
+/// First number of a connection, which identifies this protocol.
 const MAGIC: u64 = u64::from_le_bytes(*b"meristm3");
-/// Largest greeting in bytes: whoever sends more is no rank.
+/// Largest greeting in bytes: a connection that sends more is no rank.
 const GREETING_MAX: u64 = 64;
 /// Largest message in bytes.
 const MESSAGE_MAX: u64 = 1 << 40;
 
-/// GroupMember of a rank in a group.
+/// GroupA rank of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct GroupMember {
     /// Number of the group.
@@ -29,7 +29,8 @@ pub(super) struct GroupMember {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Greeting {
     pub(super) member: GroupMember,
-    /// Whether it is for the thread that watches, beside the connection of the rank itself.
+    /// Whether the connection is for the watching thread of a rank, in addition to the rank's
+    /// connection.
     pub(super) watches: bool,
 }
 
@@ -41,7 +42,7 @@ impl Greeting {
         out.0
     }
 
-    /// Reads the greeting of a connection, until `end`; `None` if it is not one of a rank.
+    /// Reads the greeting of a connection, until `end`; `None` if it is no greeting of a rank.
     pub(super) fn read(from: &mut TcpStream, end: Instant) -> io::Result<Option<Greeting>> {
         let bytes = read_at_most(&mut Until { stream: from, end }, GREETING_MAX)?;
         let mut from = WireReader(&bytes);
@@ -56,7 +57,7 @@ impl Greeting {
     }
 }
 
-/// A connection that is read until a moment, however slowly bytes come.
+/// A connection that is read until `end`, however slowly bytes arrive.
 struct Until<'a> {
     stream: &'a mut TcpStream,
     end: Instant,
@@ -91,7 +92,7 @@ pub(super) struct TcpArrival {
 /// Arguments of a rank's call.
 #[derive(Debug)]
 pub(super) enum TcpArguments {
-    /// Messages, and what is expected from which rank.
+    /// Sent messages, and the contents expected from each rank.
     Exchange {
         sends: Vec<Sent>,
         receives: Vec<(usize, Content)>,
@@ -105,13 +106,14 @@ pub(super) enum TcpArguments {
 /// TcpAnswer to a rank.
 #[derive(Debug)]
 pub(super) enum TcpAnswer {
-    /// The messages to it, in the order in which it expects them.
+    /// The messages to the rank, in the order in which it expects them.
     Received(Vec<Arc<Vec<u8>>>),
-    /// Its place in its new group.
+    /// The rank in its new group.
     Group(GroupMember),
-    /// Nothing is known that devices might wait for in vain.
+    /// No rank is known to be lost.
     Sound,
-    /// Likewise, and all devices have ended as many exchanges as that of the rank.
+    /// No rank is known to be lost, and all devices have ended as many exchanges as the device of
+    /// this rank.
     Ended,
 }
 
@@ -119,13 +121,13 @@ pub(super) enum TcpAnswer {
 #[derive(Debug)]
 pub(super) enum HubRequest {
     Meet(TcpArrival),
-    /// It makes no more calls.
+    /// The rank makes no more calls.
     Left {
         panicked: bool,
     },
-    /// It failed with an error of its own.
+    /// The rank failed alone, for this reason.
     Aborted(String),
-    /// State of its device.
+    /// State of the rank's device.
     Pulse(Pulse),
 }
 
@@ -276,15 +278,16 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Result<TcpAnswer>> {
     })
 }
 
-/// The error of a rank alone as the others see it, which alone can be sent.
-pub(super) fn shared(rank: usize, error: Error) -> Error {
+/// The error in the form that other ranks get: an error of one rank alone becomes
+/// [`Error::RankFailed`].
+pub(super) fn broadcast_form(rank: usize, error: Error) -> Error {
     match error.is_own() {
         true => Error::RankFailed { rank, reason: error.to_string() },
         false => error,
     }
 }
 
-/// Whether an error is that nothing came, or went, within the time of a connection.
+/// Whether an error is a timeout of a connection.
 pub(super) fn is_timeout(kind: io::ErrorKind) -> bool {
     matches!(kind, io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }

@@ -2,13 +2,13 @@
 //! other ranks.
 //!
 //! Invariants
-//! - A rank has one connection to each of its groups, and one thread of the hub. The thread writes
-//!   the answer of a meeting before it reads the next request. A second connection, with a thread
-//!   of its own, is for the thread of the rank that watches.
-//! - A connection that ends without a word leaves the group; so does one whose thread panics, and
-//!   one of a watching thread from which nothing came until the deadline.
-//! - Whatever else connects changes nothing, and is heard for a limited time: port scanners, ranks
-//!   of another version.
+//! - A rank has one connection to each of its groups, served by one thread of the hub. The thread
+//!   writes the answer of a meeting before it reads the next request. The watching thread of a rank
+//!   has a second connection, with a second thread of the hub.
+//! - A rank leaves its group when its connection ends without notice, when the thread that serves
+//!   it panics, or when its watching thread sent nothing until the deadline.
+//! - Other connections (port scanners, ranks of another version) change nothing, and are served for
+//!   a limited time.
 
 use super::frame::{
     self, Greeting, GroupMember, HubRequest, Sent, TcpAnswer, TcpArguments, TcpArrival,
@@ -26,20 +26,21 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Time that a connection has to say who it is.
+/// Time that a connection has to send its greeting.
 const GREETING: Duration = Duration::from_secs(10);
-/// Connections that may be about to say it; more are closed, and ranks try again.
+/// Largest number of connections without a greeting; further connections are closed, and ranks try
+/// again.
 const GREETING_MAX: usize = 256;
-/// Time after which a failed accept is tried again, such as for want of a file descriptor.
+/// Time after which a failed accept is tried again, for example without free file descriptors.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 
-/// A group, as the hub knows it.
+/// A group at the hub.
 pub(super) struct HubGroup {
     board: RankBoard<TcpArrival, TcpAnswer>,
     seats: Mutex<Seats>,
 }
 
-/// Ranks of a group that have come, and the number of those that have left.
+/// The ranks of a group that have joined, and the number of ranks that have left.
 struct Seats {
     taken: Vec<bool>,
     left: usize,
@@ -77,33 +78,33 @@ struct HubState {
     groups: HashMap<u64, Arc<HubGroup>>,
     /// Number of the next group.
     next: u64,
-    /// Connections of ranks and their watching threads, and places of this process.
+    /// Number of connections of ranks and their watching threads, and of ranks in this process.
     connected: usize,
     here: usize,
-    /// Connections that have not said who they are.
+    /// Number of connections without a greeting.
     strangers: usize,
 }
 
-/// All groups of the processes that found each other.
-pub(super) struct Hub {
+/// All groups of the connected processes.
+pub(super) struct TcpHub {
     address: SocketAddr,
     deadline: Duration,
     state: Mutex<HubState>,
     left: Condvar,
 }
 
-impl Hub {
-    /// A hub that listens, with a first group of so many ranks, whose number is 0.
+impl TcpHub {
+    /// A hub that listens, with a first group of `size` ranks, whose number is 0.
     pub(super) fn open(
         address: &[SocketAddr],
         size: usize,
         deadline: Duration,
-    ) -> io::Result<Arc<Hub>> {
+    ) -> io::Result<Arc<TcpHub>> {
         let listener = TcpListener::bind(address)?;
         let groups = HashMap::from([(0, HubGroup::new(size, deadline))]);
         let state = Mutex::new(HubState { groups, next: 1, connected: 0, here: 0, strangers: 0 });
         let address = listener.local_addr()?;
-        let hub = Arc::new(Hub { address, deadline, state, left: Condvar::new() });
+        let hub = Arc::new(TcpHub { address, deadline, state, left: Condvar::new() });
         let weak = Arc::downgrade(&hub);
         thread::Builder::new().name("rendezvous".to_owned()).spawn(move || {
             for stream in listener.incoming() {
@@ -122,7 +123,8 @@ impl Hub {
         self.address
     }
 
-    /// Starts a thread for a connection. One without a thread closes, and its rank tries again.
+    /// Starts a thread for a connection. Without a thread the connection closes, and its rank tries
+    /// again.
     fn welcome(self: Arc<Self>, stream: TcpStream) {
         {
             let mut state = lock(&self.state);
@@ -151,7 +153,7 @@ impl Hub {
         Ok(group)
     }
 
-    /// The place of a rank in a group, which is taken once; the reason if it cannot be.
+    /// Adds a rank to its group, once; the reason of a refusal otherwise.
     fn take(&self, member: GroupMember) -> Result<Arc<HubGroup>, String> {
         let group = self.group(member)?;
         let taken = std::mem::replace(&mut lock(&group.seats).taken[member.rank as usize], true);
@@ -161,15 +163,15 @@ impl Hub {
         }
     }
 
-    /// The place of this process in a group; see [`take`](Hub::take).
+    /// Adds a rank of this process to its group; see [`take`](TcpHub::take).
     pub(super) fn take_here(&self, member: GroupMember) -> Result<Arc<HubGroup>, String> {
         let group = self.take(member)?;
         lock(&self.state).here += 1;
         Ok(group)
     }
 
-    /// Leaves a group, which is forgotten after the last rank. The first one stays, so that late
-    /// processes are told that their rank is taken.
+    /// Removes a rank from its group. A group is forgotten after its last rank has left. The first
+    /// group stays, so that late processes get the reason why they cannot join.
     fn part(&self, group: &HubGroup, member: GroupMember, parting: Parting) {
         group.board.leave(member.rank as usize, parting);
         let left = {
@@ -186,7 +188,7 @@ impl Hub {
     fn serve(self: Arc<Self>, mut stream: TcpStream) {
         let greeting = self.greet(&mut stream);
         lock(&self.state).strangers -= 1;
-        // Whoever says nothing sensible is no rank.
+        // A connection without a valid greeting is no rank.
         let Ok(Some(Greeting { member, watches })) = greeting else { return };
         let found = if watches { self.group(member) } else { self.take(member) };
         let words = found.as_ref().err().cloned().unwrap_or_default();
@@ -197,7 +199,7 @@ impl Hub {
             return serve_watch(&mut stream, &group, member.rank as usize);
         }
         if answered.is_err() {
-            // It does not know that it has come, and may try again.
+            // The rank does not know that it has joined, and may try again.
             lock(&group.seats).taken[member.rank as usize] = false;
             return;
         }
@@ -216,14 +218,14 @@ impl Hub {
         Ok(greeting)
     }
 
-    /// Serves a rank; the manner in which it has left.
+    /// Serves a rank; returns the manner in which it left.
     fn serve_rank(&self, stream: &mut TcpStream, group: &HubGroup, rank: usize) -> Parting {
         loop {
             let Ok(bytes) = frame::read(stream) else { return Parting::Closed };
             match HubRequest::decode(&bytes) {
                 Some(HubRequest::Meet(arrival)) => {
                     let answer = self.meet(group, rank, arrival);
-                    let answer = answer.map_err(|error| frame::shared(0, error));
+                    let answer = answer.map_err(|error| frame::broadcast_form(0, error));
                     if frame::write(stream, &frame::encode(&answer)).is_err() {
                         return Parting::Closed;
                     }
@@ -248,7 +250,7 @@ impl Hub {
             let arrivals: Vec<&TcpArrival> = arrivals.iter().flatten().collect();
             let calls: Vec<CollectiveCall> = arrivals.iter().map(|arrival| arrival.call).collect();
             agree::check(&calls)?;
-            // Equal calls have equal kinds of arguments, unless other bytes were sent.
+            // Equal calls have equal kinds of arguments, unless a rank sent invalid bytes.
             let kind = |arrival: &&TcpArrival| std::mem::discriminant(&arrival.wish);
             if let Some(rank) = arrivals.iter().position(|a| kind(a) != kind(&arrivals[0])) {
                 let reason = Parting::Strange.reason();
@@ -264,7 +266,8 @@ impl Hub {
         })
     }
 
-    /// Gives a place of this process up; after the last one waits for the other processes.
+    /// Removes a rank of this process from its group; after the last such rank, waits for the other
+    /// processes.
     pub(super) fn leave(&self, group: &HubGroup, member: GroupMember, parting: Parting) {
         self.part(group, member, parting);
         let mut state = lock(&self.state);
@@ -297,8 +300,8 @@ impl Hub {
         }
     }
 
-    /// Waits until all connections have ended, or the deadline: the last answers must arrive before
-    /// this process ends.
+    /// Waits until all connections have ended, at most for the deadline: the last answers must
+    /// arrive before this process ends.
     fn wait_for_others(&self) {
         let end = Instant::now() + self.deadline;
         let mut state = lock(&self.state);
@@ -308,11 +311,12 @@ impl Hub {
     }
 }
 
-/// A connection of a rank or its watching thread, for which the process of the hub stays.
-struct Connection<'a>(&'a Hub);
+/// A counted connection of a rank or its watching thread. The process of the hub stays until all
+/// have ended.
+struct Connection<'a>(&'a TcpHub);
 
 impl Connection<'_> {
-    fn open(hub: &Hub) -> Connection<'_> {
+    fn open(hub: &TcpHub) -> Connection<'_> {
         lock(&hub.state).connected += 1;
         Connection(hub)
     }
@@ -325,7 +329,8 @@ impl Drop for Connection<'_> {
     }
 }
 
-/// A rank with a connection: it leaves whatever ends the thread that serves it.
+/// A rank with a connection. Dropping it removes the rank from its group, also when the serving
+/// thread panics.
 struct Connected<'a> {
     connection: Connection<'a>,
     group: &'a HubGroup,
@@ -339,9 +344,9 @@ impl Drop for Connected<'_> {
     }
 }
 
-/// Answers the watching thread of a rank, until it says that it ends. Without that word its process
-/// is gone, and so is a machine from which no pulse comes. The connection of the rank itself may
-/// not show that, while its thread of the hub waits in a meeting.
+/// Answers the watching thread of a rank, until the thread announces its end. If the connection
+/// ends without that, the process is gone; if no pulse comes, the machine is. The connection of the
+/// rank itself may not show this while its thread of the hub waits in a meeting.
 fn serve_watch(stream: &mut TcpStream, group: &HubGroup, rank: usize) {
     let patience = group.board.deadline().max(SILENT);
     if stream.set_read_timeout(Some(patience)).is_err() {
@@ -363,7 +368,7 @@ fn serve_watch(stream: &mut TcpStream, group: &HubGroup, rank: usize) {
         let answer = match group.pulse(rank, &pulse) {
             News::Sound => Ok(TcpAnswer::Sound),
             News::Ended => Ok(TcpAnswer::Ended),
-            News::Lost(error) => Err(frame::shared(0, error)),
+            News::Lost(error) => Err(frame::broadcast_form(0, error)),
         };
         if frame::write(stream, &frame::encode(&answer)).is_err() {
             return group.leave(rank, Parting::Closed);
@@ -371,14 +376,14 @@ fn serve_watch(stream: &mut TcpStream, group: &HubGroup, rank: usize) {
     }
 }
 
-impl Drop for Hub {
+impl Drop for TcpHub {
     fn drop(&mut self) {
-        // Wakes the thread that listens, which then finds no hub.
+        // Wakes the listening thread, which then finds no hub and ends.
         let _ = TcpStream::connect_timeout(&self.address, Duration::from_secs(1));
     }
 }
 
-/// Hands every rank the messages to it.
+/// Delivers to every rank the messages that other ranks sent to it.
 fn route(arrivals: &[&TcpArrival], answers: &mut [Option<TcpAnswer>]) -> Result<()> {
     let operation = arrivals[0].call.operation;
     let parts = |arrival: &'_ TcpArrival| -> (Vec<Sent>, Vec<(usize, Content)>) {

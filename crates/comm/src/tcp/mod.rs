@@ -1,8 +1,8 @@
 //! Ranks that are processes and find each other by their environment variables, over TCP.
 //!
-//! Every collective is a meeting at a hub in the process of rank 0, which passes messages on. So
-//! this is for messages that are small compared with the computation, and for agreement about calls
-//! whose elements move in another way ([`nccl`](crate::nccl)).
+//! Every collective is a meeting at a hub in the process of rank 0, which forwards the messages. So
+//! this transport is for messages that are small compared with the computation, and for agreement
+//! about calls whose elements move over another transport ([`nccl`](crate::nccl)).
 
 mod frame;
 mod hub;
@@ -19,7 +19,7 @@ use crate::threads::board::Parting;
 use crate::transport::{CollectiveCall, Parcel, Sum, Transport, check_parcels};
 use crate::watch::{GroupWatch, News, Pulse, SILENT};
 use frame::{Greeting, GroupMember, HubRequest, Sent, TcpAnswer, TcpArguments, TcpArrival};
-use hub::{Hub, HubGroup};
+use hub::{HubGroup, TcpHub};
 use meristem_device::Stream;
 pub(crate) use place::ProcessPlace;
 use std::io;
@@ -29,9 +29,9 @@ use std::time::{Duration, Instant};
 
 /// Time between two attempts to reach rank 0.
 const RETRY: Duration = Duration::from_millis(50);
-/// Time that one address of rank 0 has to answer before the next one is tried.
+/// Time that an address of rank 0 has to answer before the next address is tried.
 const ATTEMPT: Duration = Duration::from_secs(3);
-/// Time that an answer may take in addition to the deadline, which the hub keeps.
+/// Time that an answer may take in addition to the deadline, which the hub enforces.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// The link of a rank to the hub.
@@ -42,30 +42,29 @@ struct Tcp {
     member: GroupMember,
     deadline: Duration,
     failure: Option<Error>,
-    /// The hub knows that no more calls come.
+    /// Whether the hub was notified that no more calls come.
     has_left: bool,
 }
 
-/// Where the hub is.
+/// The connection of a rank to the hub.
 enum HubLink {
     /// In this process.
     Here {
-        hub: Arc<Hub>,
+        hub: Arc<TcpHub>,
         group: Arc<HubGroup>,
     },
     There(TcpStream),
 }
 
-/// Joins the processes that were started together. Waits until all have come.
+/// Joins the processes that were started together. Waits until all have joined.
 ///
 /// # Errors
-/// [`Error::BadArgument`] for a place that does not fit; [`Error::RankLate`] for a rank that does
-/// not come.
+/// [`Error::BadArgument`] for an invalid place; [`Error::RankLate`] for a rank that does not join.
 pub(crate) fn world(place: &ProcessPlace, deadline: Duration) -> Result<Box<dyn Transport>> {
     let addresses = place.addresses()?;
     let member = GroupMember { group: 0, rank: place.rank as u64, size: place.size as u64 };
     let (seat, address) = if place.rank == 0 {
-        let hub = Hub::open(&addresses, place.size, deadline);
+        let hub = TcpHub::open(&addresses, place.size, deadline);
         let hub = hub.map_err(|error| place.cannot_listen(&error))?;
         let group = hub.take_here(member).map_err(|reason| place.refused(&reason))?;
         let address = hub.address();
@@ -86,7 +85,7 @@ pub(crate) fn world(place: &ProcessPlace, deadline: Duration) -> Result<Box<dyn 
     Ok(Box::new(world))
 }
 
-/// Connects to the hub, as soon as it listens, and takes a place there. A refusal is
+/// Connects to the hub as soon as it listens, and joins a group there. A refusal is
 /// [`io::ErrorKind::PermissionDenied`] with the reason.
 fn reach(
     addresses: &[SocketAddr],
@@ -112,7 +111,7 @@ fn reach(
     }
 }
 
-/// Takes a place at the hub.
+/// Joins a group over a new connection.
 fn sit(mut stream: TcpStream, greeting: Greeting, deadline: Duration) -> io::Result<TcpStream> {
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(deadline.saturating_add(GRACE)))?;
@@ -134,7 +133,7 @@ fn ask(stream: &mut TcpStream, request: &HubRequest) -> io::Result<Option<Result
     Ok(frame::decode(&frame::read(stream)?))
 }
 
-/// The error for a hub that does not answer, or answers with other bytes than it should.
+/// The error for a hub that does not answer, or answers with invalid bytes.
 fn lost(operation: &'static str, error: Option<&io::Error>, deadline: Duration) -> Error {
     let rank = 0;
     match error.map(io::Error::kind) {
@@ -164,7 +163,7 @@ impl Tcp {
         answer.inspect_err(|error| self.failure = Some(error.clone()))
     }
 
-    /// The error for an answer to another request than was made.
+    /// The error for an answer of the wrong kind.
     fn strange(&mut self, call: &CollectiveCall) -> Error {
         self.failure.insert(lost(call.operation, None, self.deadline)).clone()
     }
@@ -257,7 +256,7 @@ impl Transport for Tcp {
                 let connected = reach(&[self.address], greeting, deadline);
                 let (_, stream) =
                     connected.map_err(|error| lost("watch", Some(&error), deadline))?;
-                // An answer waits for nobody.
+                // The hub answers pulses without waiting for other ranks.
                 let patience = Some(deadline.max(SILENT));
                 let set = stream.set_read_timeout(patience);
                 set.and_then(|()| stream.set_write_timeout(patience))
@@ -350,7 +349,7 @@ impl Drop for TcpWatch {
     }
 }
 
-/// Decodes bytes as a message to the hub and as one from it.
+/// Decodes bytes as a message to the hub and as a message from the hub.
 #[cfg(fuzzing)]
 pub(crate) fn decode_both(bytes: &[u8]) {
     let _ = (HubRequest::decode(bytes), frame::decode(bytes));

@@ -1,4 +1,5 @@
-//! The place of this process among all, from the environment variables that torchrun sets, too.
+//! The place of this process among all processes, from the environment variables that torchrun
+//! sets.
 
 use crate::error::{Error, Result};
 use std::env;
@@ -6,10 +7,10 @@ use std::net::{SocketAddr, ToSocketAddrs};
 
 const OPERATION: &str = "Communicator::rendezvous";
 
-/// Most processes: far more than one hub can serve.
+/// Largest number of processes: far more than one hub can serve.
 const SIZE_MAX: usize = 1 << 16;
 
-/// ProcessPlace of a process among those that were started together.
+/// Place of a process among the processes that were started together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ProcessPlace {
     pub(crate) rank: usize,
@@ -25,7 +26,7 @@ impl ProcessPlace {
     /// neither of the first two is set.
     ///
     /// # Errors
-    /// [`Error::BadArgument`] for a variable that is missing, or does not fit.
+    /// [`Error::BadArgument`] for a variable that is missing or invalid.
     pub(crate) fn from_environment() -> Result<Option<ProcessPlace>> {
         ProcessPlace::read(&|name| env::var(name).ok().filter(|value| !value.is_empty()))
     }
@@ -55,7 +56,7 @@ impl ProcessPlace {
         let address = text("MASTER_ADDR", "the name or address of the machine of rank 0")?;
         let expected = "a port that is free on the machine of rank 0";
         let port = number("MASTER_PORT", expected)?;
-        // There torchrun's own agent listens at the port that it names.
+        // In that case torchrun's agent listens at the named port.
         let agent = variable("TORCHELASTIC_USE_AGENT_STORE");
         let taken = usize::from(agent.is_some_and(|agent| agent.eq_ignore_ascii_case("true")));
         let listens = port.checked_add(taken).filter(|_| port > 0);

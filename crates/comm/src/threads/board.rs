@@ -1,10 +1,11 @@
 //! Rendezvous of ranks that are threads of one process.
 //!
 //! Invariants
-//! - A round ends when every rank has arrived; the last to arrive completes it for all, and no rank
-//!   enters the next round before it has taken its answer of this one.
-//! - A round that ended well answers every rank, whatever happens to a rank afterwards.
-//! - Once a failure is set no round ends any more: every rank that waits or arrives gets it.
+//! - A round ends when every rank has arrived; the last to arrive completes it for all ranks. No
+//!   rank enters the next round before it has taken its answer of this round.
+//! - A round that ended without an error answers every rank, even if a rank is lost afterwards.
+//! - Once a failure is set, no round ends any more: every rank that waits or arrives gets the
+//!   failure.
 
 use crate::error::{Error, Result};
 use crate::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, spin_until, wait_until};
@@ -14,16 +15,16 @@ use std::time::{Duration, Instant};
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests;
 
-/// Time in which another rank may show that it is the reason why a device is overdue.
+/// Time in which another rank may turn out to be the reason for an overdue device.
 const UNNAMED: Duration = Duration::from_secs(2);
 
-/// A rendezvous of a fixed number of ranks: each brings an `A`, and takes a `B`.
+/// A rendezvous of a fixed number of ranks: each rank brings an `A` and takes a `B`.
 pub(crate) struct RankBoard<A, B> {
     size: usize,
     deadline: Duration,
     state: Mutex<BoardState<A, B>>,
     turned: Condvar,
-    /// Changes with every end of a round and with the failure, so that it can be polled without the
+    /// Changes at every end of a round and with the failure, so that ranks can poll it without the
     /// lock.
     signal: AtomicU64,
 }
@@ -37,15 +38,15 @@ struct BoardState<A, B> {
     here: Vec<bool>,
     /// Answers of the last round until they are taken, by rank.
     answers: Vec<Option<B>>,
-    /// The latest sign of each rank's device, by rank, where ranks have devices of their own.
+    /// The latest pulse of each rank, by rank, if ranks are watched.
     signs: Vec<Option<LastPulse>>,
     /// The moment of the first pulse of any rank.
     watched: Option<Instant>,
-    /// A device is overdue since then, and nobody is known to be the reason.
+    /// The time since which a device is overdue without a known reason.
     unnamed: Option<Instant>,
     /// The first failure.
     failure: Option<BoardFailure>,
-    /// The first that is no orderly parting: the ranks' devices may wait in vain.
+    /// The first failure that is no orderly departure: the ranks' devices may wait for ever.
     loss: Option<BoardFailure>,
 }
 
@@ -53,11 +54,11 @@ struct BoardState<A, B> {
 struct LastPulse {
     at: Instant,
     pulse: Pulse,
-    /// Whether more are to come.
+    /// Whether more pulses will come.
     goes_on: bool,
 }
 
-/// Reason why no round ends any more.
+/// The reason why no round ends any more.
 #[derive(Clone)]
 enum BoardFailure {
     Gone { rank: usize, parting: Parting },
@@ -68,19 +69,19 @@ enum BoardFailure {
 /// Manner in which a rank leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Parting {
-    /// All its exchanges have ended.
+    /// The rank ended in order.
     Orderly,
     Panicked,
-    /// A connection that ended without a word.
+    /// Its connection ended without notice.
     Closed,
-    /// A machine or a process from which nothing comes any more.
+    /// Its process or machine sends nothing any more.
     Vanished,
-    /// It sent bytes that no rank of this version sends.
+    /// It sent invalid bytes.
     Strange,
 }
 
 impl Parting {
-    /// The manner in which the calling thread leaves.
+    /// The manner in which the calling thread leaves: orderly, or by a panic.
     pub(crate) fn of_this_thread() -> Parting {
         if std::thread::panicking() { Parting::Panicked } else { Parting::Orderly }
     }
@@ -97,9 +98,9 @@ impl Parting {
 }
 
 impl<A, B> BoardState<A, B> {
-    /// The rank that has been silent for the longest time, if that is long, among those that
-    /// `counts` returns true for. A rank that was never heard of is silent since the first pulse of
-    /// another.
+    /// The rank that has been silent for the longest time, at least [`SILENT`], among the ranks for
+    /// which `counts` returns true. A rank that never sent a pulse is silent since the first pulse
+    /// of another rank.
     fn silent(&self, counts: impl Fn(usize) -> bool) -> Option<usize> {
         let (now, first) = (Instant::now(), self.watched?);
         let since = |rank: usize| match &self.signs[rank] {
@@ -110,20 +111,19 @@ impl<A, B> BoardState<A, B> {
         ranks.filter(|(at, _)| now - *at >= SILENT).min().map(|(_, rank)| rank)
     }
 
-    /// How far a rank's device is: its membership, and the exchanges in it.
+    /// The progress of a rank's device: its membership, and the number of begun exchanges in it.
     fn position(&self, rank: usize) -> (u64, u64) {
         let sign = self.signs[rank].as_ref();
         sign.map_or((0, 0), |LastPulse { pulse, .. }| (pulse.membership, pulse.reached))
     }
 
-    /// The lowest rank whose device is behind all others, among those that `counts` returns true
-    /// for.
-    fn behind(&self, counts: impl Fn(usize) -> bool) -> Option<usize> {
+    /// The lowest rank among the ranks with the least progress for which `counts` returns true.
+    fn least_progress(&self, counts: impl Fn(usize) -> bool) -> Option<usize> {
         let ranks = (0..self.signs.len()).filter(|rank| counts(*rank));
         ranks.min_by_key(|rank| self.position(*rank))
     }
 
-    /// Whether the devices of all ranks have ended as many exchanges as a pulse says.
+    /// Whether the devices of all ranks have ended at least as many exchanges as the pulse says.
     fn have_ended(&self, pulse: &Pulse) -> bool {
         let mut signs = self.signs.iter();
         signs.all(|sign| sign.as_ref().is_some_and(|sign| sign.pulse.ends() >= pulse.ends()))
@@ -156,8 +156,8 @@ impl<A, B> RankBoard<A, B> {
         self.deadline
     }
 
-    /// Contributes a value and waits for the others; the last to arrive runs `complete`, which sees
-    /// all contributions and writes every rank's answer.
+    /// Contributes a value and waits for the other ranks. The last to arrive runs `complete`, which
+    /// gets all contributions and writes every rank's answer.
     pub(crate) fn meet(
         &self,
         operation: &'static str,
@@ -178,7 +178,7 @@ impl<A, B> RankBoard<A, B> {
         } else {
             self.wait(state, round)
         };
-        // A round that ended is valid for this rank even if another has left since.
+        // A round that ended is valid for this rank even if another rank has left since.
         match (state.answers.get_mut(rank).and_then(Option::take), &state.failure) {
             (Some(answer), _) => Ok(answer),
             (None, Some(failure)) => Err(self.error(operation, failure)),
@@ -186,8 +186,8 @@ impl<A, B> RankBoard<A, B> {
         }
     }
 
-    /// Ends the round. The contributions are read and dropped without the lock: that may take as
-    /// long as a full stream, and a rank that leaves meanwhile must be able to report it.
+    /// Ends the round. The contributions are read and dropped without the lock: this may have to
+    /// wait for a full stream, and a rank that leaves meanwhile must be able to report that.
     fn complete<'a>(
         &'a self,
         mut state: MutexGuard<'a, BoardState<A, B>>,
@@ -227,12 +227,13 @@ impl<A, B> RankBoard<A, B> {
         while state.round == round && state.failure.is_none() {
             if Instant::now() >= end && state.arrived < self.size {
                 let missing = |rank: usize| !state.here[rank];
-                let rank = state.silent(missing).or_else(|| state.behind(missing));
+                let rank = state.silent(missing).or_else(|| state.least_progress(missing));
                 let rank = rank.unwrap_or_default();
                 self.fail(&mut state, BoardFailure::Late { rank });
                 break;
             }
-            // A round in which all have arrived is being completed: its end depends on the device.
+            // A round in which all ranks have arrived is being completed, which may wait for the
+            // device.
             let completing = state.arrived == self.size;
             let end = if completing { Instant::now() + self.deadline } else { end };
             state = wait_until(&self.turned, state, end);
@@ -240,25 +241,25 @@ impl<A, B> RankBoard<A, B> {
         state
     }
 
-    /// Records that a rank will not arrive any more.
+    /// Records that a rank has left and will not arrive any more.
     pub(crate) fn leave(&self, rank: usize, parting: Parting) {
         self.fail(&mut lock(&self.state), BoardFailure::Gone { rank, parting });
     }
 
-    /// Records that a rank failed with an error of its own.
+    /// Records that a rank failed alone.
     pub(crate) fn abort(&self, rank: usize, reason: &str) {
         let error = Error::RankFailed { rank, reason: reason.to_owned() };
         self.fail(&mut lock(&self.state), BoardFailure::Other(error));
     }
 
-    /// Records that no more pulses of a rank come, as its devices exchange nothing more.
+    /// Records that no more pulses of a rank come, because its device makes no more exchanges.
     pub(crate) fn unwatch(&self, rank: usize) {
         if let Some(sign) = &mut lock(&self.state).signs[rank] {
             sign.goes_on = false;
         }
     }
 
-    /// Records the state of a rank's device; returns that of the group. Does not wait.
+    /// Records the state of a rank's device; returns the state of the group. Does not wait.
     pub(crate) fn pulse(&self, rank: usize, pulse: &Pulse) -> News {
         let mut state = lock(&self.state);
         let at = Instant::now();
@@ -268,9 +269,9 @@ impl<A, B> RankBoard<A, B> {
             None => {}
             Some(trouble @ (Trouble::Overdue | Trouble::Stuck)) => {
                 let own = state.position(rank);
-                let late = state
-                    .silent(|other| other != rank)
-                    .or_else(|| state.behind(|other| other != rank && state.position(other) < own));
+                let late = state.silent(|other| other != rank).or_else(|| {
+                    state.least_progress(|other| other != rank && state.position(other) < own)
+                });
                 let late = late.or((*trouble == Trouble::Stuck).then_some(rank));
                 let unnamed = *state.unnamed.get_or_insert_with(Instant::now);
                 if let Some(rank) = late {
@@ -296,7 +297,7 @@ impl<A, B> RankBoard<A, B> {
         }
     }
 
-    /// Sets the failure; the first one stays.
+    /// Sets the failure, unless one is set.
     fn fail(&self, state: &mut BoardState<A, B>, failure: BoardFailure) {
         let parted = matches!(failure, BoardFailure::Gone { parting: Parting::Orderly, .. });
         if !parted && state.loss.is_none() {
@@ -369,7 +370,7 @@ mod model {
                 let number = round * 10 + rank as u32;
                 assert_eq!(sum(board, rank, number).unwrap(), 30 * round + 3);
             }
-            // A rank that is done may leave: the others have their answers.
+            // A rank that is done may leave: the other ranks have their answers.
             board.leave(rank, Parting::Orderly);
         });
     }

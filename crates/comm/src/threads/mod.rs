@@ -1,10 +1,10 @@
 //! Ranks that are threads of one process, on one device.
 //!
-//! Ranks meet on a [`RankBoard`](board::RankBoard): each brings handles of its tensors, and the last to
-//! arrive submits one group of launches that moves or sums everything, a share on each rank's
-//! stream. The ranks' threads wait for each other's *calls*; accesses to elements are ordered on
-//! the device, and no kernel blocks, so any number of workers suffices. Nothing is staged: a rank
-//! reads the others' elements in place.
+//! Ranks meet on a [`RankBoard`](board::RankBoard): each brings handles of its tensors, and the
+//! last to arrive submits one group of launches that moves or sums everything, one shard on each
+//! rank's stream. The ranks' threads wait for each other's *calls*; accesses to elements are
+//! ordered on the device, and no kernel blocks, so any number of workers suffices. Nothing is
+//! staged: a rank reads the other ranks' elements in place.
 
 pub(crate) mod board;
 mod sum;
@@ -14,7 +14,7 @@ use crate::gpu;
 use crate::number::with_number;
 use crate::spans::{Spans, parts};
 use crate::sync::Arc;
-use crate::transport::{CollectiveCall, Parcel, Reduction, Sum, Transport, check_parcels, share};
+use crate::transport::{CollectiveCall, Parcel, Reduction, Sum, Transport, check_parcels, shard};
 use crate::watch::{GroupWatch, News, Pulse};
 use board::{Parting, RankBoard};
 use meristem_device::{Args, DType, Device, LaunchGroup, Stream, Tensor};
@@ -25,7 +25,7 @@ use std::time::Duration;
 /// Contribution of a rank to a rendezvous.
 struct ThreadArrival {
     call: CollectiveCall,
-    /// Stream of its share of the work; not needed for a barrier or a split.
+    /// Stream of the rank's part of the work; `None` for a barrier or a split.
     stream: Option<Stream>,
     wish: ThreadArguments,
 }
@@ -129,7 +129,7 @@ impl Transport for Threads {
         stream: &Stream,
         sum: &Sum<'_, Spans>,
     ) -> Result<bool> {
-        // Both orders: each rank sums in rank order anyway.
+        // Both orders: each rank sums in rank order in either case.
         let (input, output) = (sum.input.clone(), sum.output.clone());
         let wish = ThreadArguments::Sum { input, output, reduction: sum.reduction };
         self.meet(call, Some(stream), wish).map(|_| true)
@@ -163,7 +163,7 @@ impl Transport for Threads {
     }
 }
 
-/// The place of a rank, for a watching thread.
+/// The view of a rank's watching thread.
 struct ThreadWatch {
     board: Arc<Meeting>,
     rank: usize,
@@ -181,7 +181,7 @@ impl GroupWatch for ThreadWatch {
     }
 }
 
-/// Returns an error if a rank's call differs from that of most.
+/// Returns an error if a rank's call differs from the call of most ranks.
 fn check_calls(arrivals: &[&ThreadArrival]) -> Result<()> {
     let calls: SmallVec<[CollectiveCall; 8]> =
         arrivals.iter().map(|arrival| arrival.call).collect();
@@ -247,7 +247,7 @@ fn exchange(arrivals: &[&ThreadArrival]) -> Result<()> {
 
 /// Pairs the pieces of two spans, source and target.
 fn pair_up(source: &Spans, target: &Spans, pairs: &mut Vec<[Tensor; 2]>) -> Result<()> {
-    // Lists of a sparse sum are one piece each: views of them would dominate the cost of a small
+    // Lists of a sparse sum are one piece each: creating views would dominate the cost of a small
     // exchange.
     if let ([from], [to]) = (source.pieces(), target.pieces()) {
         pairs.push([from.clone(), to.clone()]);
@@ -267,7 +267,7 @@ fn parcels(arrival: &ThreadArrival) -> (&[Parcel], &[Parcel]) {
     }
 }
 
-/// [`copy`] on a CUDA device.
+/// The calls of [`copy`] on a CUDA device.
 fn copies(pairs: &[[Tensor; 2]]) -> Vec<gpu::Call> {
     let pieces = |(i, pair): (usize, &[Tensor; 2])| {
         let len = pair[0].numel() * pair[0].dtype().size();
@@ -284,8 +284,8 @@ fn copy(args: &mut Args<'_>) {
     }
 }
 
-/// All-reduce: each rank computes its share of the result, in rank order, and writes it to all
-/// ranks.
+/// All-reduce: each rank computes its shard of the result, in rank order, and writes it to the
+/// outputs of all ranks.
 fn sum(arrivals: &[&ThreadArrival]) -> Result<()> {
     let (n, call) = (arrivals.len(), arrivals[0].call);
     let wishes: SmallVec<[(&Spans, &Spans); 8]> =
@@ -295,11 +295,11 @@ fn sum(arrivals: &[&ThreadArrival]) -> Result<()> {
         wishes.iter().map(|(input, output)| input.is_same(output)).collect();
     let mut shares = Vec::with_capacity(n);
     for rank in 0..n {
-        shares.push(pieces_of_share(&wishes, &in_place, share(call.count(), n, rank))?);
+        shares.push(pieces_of_shard(&wishes, &in_place, shard(call.count(), n, rank))?);
     }
     let mean = matches!(arrivals[0].wish, ThreadArguments::Sum { reduction: Reduction::Mean, .. });
-    // For every rank: the index of its input among the arguments of a part, or that it is the
-    // output.
+    // For every rank the index of its input among the arguments of a part, or `None` if its output
+    // is the input.
     let mut others = n..;
     let sources: SmallVec<[Option<usize>; 8]> =
         in_place.iter().map(|same| if *same { None } else { others.next() }).collect();
@@ -327,7 +327,7 @@ fn sum(arrivals: &[&ThreadArrival]) -> Result<()> {
     Ok(())
 }
 
-/// [`sum::run`] of all parts on a CUDA device.
+/// The calls of [`sum::run`] for all parts on a CUDA device.
 fn sums(
     pieces: &[Tensor],
     arguments: usize,
@@ -345,16 +345,16 @@ fn sums(
     parts.flatten().collect()
 }
 
-/// The elements of a share, part by part: all ranks' outputs, and the inputs that are separate
+/// The elements of a shard, part by part: all ranks' outputs, and the inputs that are separate
 /// memory.
-fn pieces_of_share(
+fn pieces_of_shard(
     wishes: &[(&Spans, &Spans)],
     in_place: &[bool],
-    share: Range<usize>,
+    shard: Range<usize>,
 ) -> Result<Vec<Tensor>> {
     let mut pieces = Vec::with_capacity(2 * wishes.len());
     let all = wishes.iter().flat_map(|&(input, output)| [input, output]);
-    for part in parts(all, &share) {
+    for part in parts(all, &shard) {
         for (_, output) in wishes {
             pieces.extend(output.window(part.clone())?.into_pieces());
         }

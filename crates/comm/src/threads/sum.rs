@@ -1,4 +1,5 @@
-//! The sum kernel: blocks that stay in the nearest cache while all ranks' values are added.
+//! The sum kernel, which works in blocks that stay in the nearest cache while all ranks' values are
+//! added.
 
 use crate::number::{Number, divide};
 use meristem_device::Args;

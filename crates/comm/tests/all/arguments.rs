@@ -5,7 +5,7 @@
 use crate::common::{open, options, upload};
 use meristem_comm::{
     CollectiveCall, Communicator, Error, Exchange, ExchangeOptions, Keep, Method, Parcel,
-    Reduction, Result, Spans, Sparse, SparseSum, Sum, SumOrder, Table, TopKStorage, topk,
+    Reduction, Result, Spans, Sparse, SparseSum, Sum, SumOrder, TimingTable, TopKStorage, topk,
     topk_all_gather,
 };
 use meristem_device::{DType, Device, Element, MemoryFormat, Owner, Stream, Tensor};
@@ -110,7 +110,7 @@ fn sums_refuse_what_does_not_fit() {
     w.refused(("gtopk", "momentum"), "below 1", |_| SparseSum::new(&x, Sparse::GTopK, momentum));
     // A part of the input's own memory.
     let (input, output) = (x.view(0, [60]).unwrap(), x.view(30, [60]).unwrap());
-    w.refused(("all_reduce", "output"), "memory of its own", |comm| {
+    w.refused(("all_reduce", "output"), "separate memory", |comm| {
         comm.all_reduce_with(&sum(&input, &output))
     });
 }
@@ -131,11 +131,11 @@ fn the_rest_refuses_what_does_not_fit() {
         Communicator::threads(0, &options())
     });
     let stream = w.a.clone();
-    w.refused(("Table::measure", "density"), "at most 1", |comm| {
-        Table::measure(comm, &stream, &[10], &[0.5, 1.5])
+    w.refused(("TimingTable::measure", "density"), "at most 1", |comm| {
+        TimingTable::measure(comm, &stream, &[10], &[0.5, 1.5])
     });
-    w.refused(("Table::measure", "input"), "at most 4294967295", |comm| {
-        Table::measure(comm, &stream, &[1 << 33], &[0.5])
+    w.refused(("TimingTable::measure", "input"), "at most 4294967295", |comm| {
+        TimingTable::measure(comm, &stream, &[1 << 33], &[0.5])
     });
     let far = w.make(&w.b, DType::F32, MemoryFormat::Contiguous);
     w.refused(("test", "tensors[1]"), "of stream `a`", |_| Spans::new("test", &[&x, &far]));

@@ -1,4 +1,4 @@
-//! Exchanges on a GPU, or on the stand-in driver: the bits are those of the processor.
+//! Exchanges on a GPU, or on the stand-in driver, give the bits of the processor.
 
 use crate::common::{noise, on, only_exchange, open_on, options, upload};
 use half::bf16;
@@ -66,7 +66,7 @@ struct Case {
 
 const STEPS: usize = 3;
 
-/// Results and what is kept, step by step, of one rank.
+/// Results and state of one rank, step by step.
 fn steps<T: Number>(case: &Case, comm: &mut Communicator, stream: &Stream) -> Vec<Vec<Vec<u8>>> {
     let gap = |i: usize| i % 3;
     let all = case.lens.iter().enumerate().map(|(i, len)| len + gap(i)).sum();

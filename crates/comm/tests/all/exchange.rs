@@ -3,7 +3,7 @@
 use crate::common::{noise, ranks, upload};
 use meristem_comm::{
     Communicator, Error, Exchange, ExchangeOptions, ExchangeState, Keep, Method, ParameterState,
-    Reduction, Sparse, Table, Timing,
+    Reduction, Sparse, Timing, TimingTable,
 };
 use meristem_device::{Counts, ScopePolicy, Stream, Tensor};
 
@@ -272,9 +272,9 @@ fn density_warms_up() {
 #[test]
 fn a_table_is_measured_and_the_same_on_all_ranks() {
     let tables = ranks(2, |mut comm, stream| {
-        Table::measure(&mut comm, stream, &[1000, 5000], &[0.01, 0.2]).unwrap()
+        TimingTable::measure(&mut comm, stream, &[1000, 5000], &[0.01, 0.2]).unwrap()
     });
-    let Table(rows) = &tables[0];
+    let TimingTable(rows) = &tables[0];
     let sizes: Vec<_> = rows.iter().map(|row| (row.ranks, row.elements, row.density)).collect();
     assert_eq!(sizes, [(2, 1000, 0.01), (2, 1000, 0.2), (2, 5000, 0.01), (2, 5000, 0.2)]);
     let times = |row: &Timing| [row.dense_ms, row.gather_ms, row.split_ms];
@@ -310,7 +310,7 @@ fn auto_goes_by_its_table() {
     let expected = ways.map(|(_, method)| steps(options(method)));
     assert!(expected[0] != expected[1] && expected[1] != expected[2] && expected[0] != expected[2]);
     for ((times, method), expected) in ways.into_iter().zip(expected) {
-        let table = Table(vec![row(times)]);
+        let table = TimingTable(vec![row(times)]);
         assert_eq!(
             steps(ExchangeOptions { table, ..options(Method::Auto) }),
             expected,

@@ -96,7 +96,7 @@ fn check(sparse: Sparse, n: usize, gradients: &[Vec<Vec<f32>>], k: usize) {
                     assert_eq!(after[i].to_bits(), (-0.0f32).to_bits(), "{what}: cleared");
                     own.insert(i, acc[i]);
                 }
-                // Bit for bit: what was sent and what is left are the whole.
+                // Bit for bit: sent elements plus residual are the whole.
                 let sent = own.get(&i).copied().unwrap_or(-0.0);
                 assert_eq!((sent + after[i]).to_bits(), acc[i].to_bits(), "{what}");
             }
@@ -184,7 +184,7 @@ fn density_one_equals_dense() {
             }
         }
     }
-    // What was left of a sparse exchange comes with the next dense one.
+    // The residual of a sparse exchange is sent by the next dense exchange.
     let results = ranks(2, |mut comm, stream| {
         let x = upload(stream, &[3.0f32, 1.0, -2.0]);
         let mut sum = SparseSum::new(&x, Sparse::TopK, Keep::Residual).unwrap();

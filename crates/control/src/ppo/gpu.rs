@@ -58,7 +58,7 @@ pub(super) fn reward(rewards: &[f32]) -> Vec<Call> {
         let mut values = [0.0f32; ROW];
         values[..rewards.len()].copy_from_slice(rewards);
         let piece = Piece { argument: 0, start: i * ROW * size_of::<f32>(), len: rewards.len() };
-        Call::new(&REWARD, 1, ROW as u32).of([piece]).values(values)
+        Call::new(&REWARD, 1, ROW as u32).with_pieces([piece]).values(values)
     };
     rewards.chunks(ROW).enumerate().map(chunk).collect()
 }

@@ -62,9 +62,9 @@ impl CudaStream {
 
 /// Membership in a group of devices.
 #[derive(Debug)]
-pub(crate) struct Membership(Never);
+pub(crate) struct PeerMembership(Never);
 
-impl Membership {
+impl PeerMembership {
     /// # Errors
     /// [`Error::NotCompiled`].
     pub(crate) fn check_library() -> Result<()> {
@@ -75,7 +75,10 @@ impl Membership {
         match context.0 {}
     }
 
-    pub(crate) fn begin(context: &Arc<CudaContext>, _place: &PeerPlace) -> Result<Arc<Membership>> {
+    pub(crate) fn begin(
+        context: &Arc<CudaContext>,
+        _place: &PeerPlace,
+    ) -> Result<Arc<PeerMembership>> {
         match context.0 {}
     }
 
@@ -172,7 +175,7 @@ impl CudaQueue {
 
     pub(crate) fn exchange(
         &self,
-        _member: &Arc<Membership>,
+        _member: &Arc<PeerMembership>,
         _ranks: Vec<usize>,
         _record: LaunchRecord,
     ) -> CudaTask {

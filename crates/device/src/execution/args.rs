@@ -56,7 +56,7 @@ pub(crate) struct LaunchRecord {
     /// Instruction set of the device's kernels.
     pub(crate) isa: Isa,
     /// Its call, for observers that watch runs; `None` without any.
-    pub(crate) asked: Option<Arc<LaunchCall>>,
+    pub(crate) call: Option<Arc<LaunchCall>>,
 }
 
 /// The arguments of a running kernel, by their position in the launch's chain of `read` and

@@ -1,4 +1,33 @@
-//! The fixed pool of workers that runs ready tasks, the streams of a device.
+//! The executor: a fixed pool of workers that run ready tasks, the streams of a device.
+//!
+//! A stream is in the ready list only while it has commands. A worker takes the first ready stream
+//! and runs its commands until the stream is empty, has to wait for another stream, or has had its
+//! turn while other streams are ready:
+//!
+//! ```text
+//! worker:  loop {
+//!     a ready task?              run it: Idle → done; Parked → its producer resumes it;
+//!                                TurnOver → append it to the list
+//!     closed and none active?    end
+//!     parts of another kernel?   run some of them, until a task is ready       (`parts`)
+//!     no other worker spins?     spin 20 µs for a task
+//!     otherwise                  sleep until woken
+//! }
+//!
+//! stream a   ▓▓▓▓▓▓  turn over           ▓▓▓▓▓▓        two workers, three streams:
+//! stream b   ▓▓▓ parked (waits for c) ░░░░░░ ▓▓▓       a turn is 10 ms, some training steps
+//! stream c         ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓
+//! ```
+//!
+//! # Why it is fast
+//! A stream stays with its worker for a whole turn, so the network of an env is in the caches of
+//! one core for all steps of the turn but the first. Spinning for about the cost of a wake-up makes
+//! short gaps cheap; only one worker spins, so idle workers cost no cores. Idle workers make a
+//! kernel with parts faster instead.
+//!
+//! # Assumptions
+//! A task never blocks its worker: kernels do not wait for the device, and a stream that must wait
+//! is parked. Tasks are equally important, and are served in the order in which they became ready.
 //!
 //! Invariants
 //! - A task is in the ready list at most once, and only while it has work (a stream's state is

@@ -135,10 +135,10 @@ mod tests {
         for size in [64, 128, 4096, 1 << 20, HUGE - 64, HUGE, HUGE + 64] {
             let block = HostBlock::new(size).unwrap();
             assert_eq!(block.data().as_ptr() as usize % ALIGNMENT, 0);
-            // SAFETY: nobody else knows this block.
+            // SAFETY: this block has no other user.
             let bytes = unsafe { std::slice::from_raw_parts(block.data().as_ptr(), size) };
             assert!(bytes.iter().all(|&b| b == 0));
-            // SAFETY: nobody else knows this block, and `bytes` is not used after this.
+            // SAFETY: this block has no other user, and `bytes` is not used after this.
             unsafe { block.fill(&vec![7; size]) };
         }
     }

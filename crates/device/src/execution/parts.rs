@@ -96,10 +96,10 @@ impl PartBoards {
         self.helping.fetch_add(1, Ordering::Relaxed);
         // Each helper begins with the board after its own, so that helpers spread over the posters.
         let first = here.as_ref().map_or(0, |(_, own)| own + 1);
-        let (before, behind) = self.boards.split_at(first);
+        let (before, after) = self.boards.split_at(first);
         loop {
             let mut taken = false;
-            for board in behind.iter().chain(before) {
+            for board in after.iter().chain(before) {
                 while !needed() && board.take(Claims::back) {
                     taken = true;
                 }

@@ -11,7 +11,7 @@ use crate::hooks::LaunchCall;
 use std::panic::Location;
 
 /// Work of a stream. Running it releases all memory that it refers to.
-pub(crate) enum Work {
+pub(crate) enum StreamWork {
     /// A kernel of the processor.
     Kernel(Box<dyn HostKernel>),
     /// A copy or a fill on the processor.
@@ -20,12 +20,12 @@ pub(crate) enum Work {
     Cuda(Box<CudaTask>),
 }
 
-impl Work {
-    pub(crate) fn kernel<F>(record: LaunchRecord, kernel: F) -> Work
+impl StreamWork {
+    pub(crate) fn kernel<F>(record: LaunchRecord, kernel: F) -> StreamWork
     where
         F: FnOnce(&mut Args<'_>) + Send + 'static,
     {
-        Work::Kernel(Box::new(HostLaunch { record, kernel }))
+        StreamWork::Kernel(Box::new(HostLaunch { record, kernel }))
     }
 
     /// Name of the operation.
@@ -39,20 +39,20 @@ impl Work {
     }
 
     /// The description of its call, for observers that watch runs; `None` without such observers.
-    pub(crate) fn take_asked(&mut self) -> Option<Arc<LaunchCall>> {
+    pub(crate) fn take_call(&mut self) -> Option<Arc<LaunchCall>> {
         match self {
-            Work::Kernel(kernel) => kernel.record_mut().asked.take(),
-            Work::Cuda(task) => task.record_mut().asked.take(),
-            Work::Transfer(transfer) => transfer.0.asked.take(),
+            StreamWork::Kernel(kernel) => kernel.record_mut().call.take(),
+            StreamWork::Cuda(task) => task.record_mut().call.take(),
+            StreamWork::Transfer(transfer) => transfer.0.call.take(),
         }
     }
 
     /// Runs the work on the processor. May panic: kernels are user code.
     pub(crate) fn run(self) {
         match self {
-            Work::Kernel(kernel) => kernel.run(),
-            Work::Cuda(_) => unreachable!("a launch makes a task for a CUDA device only"),
-            Work::Transfer(transfer) => {
+            StreamWork::Kernel(kernel) => kernel.run(),
+            StreamWork::Cuda(_) => unreachable!("a launch makes a task for a CUDA device only"),
+            StreamWork::Transfer(transfer) => {
                 let (mut record, transfer) = *transfer;
                 transfer.run(&mut Args::new(&mut record));
             }
@@ -61,9 +61,9 @@ impl Work {
 
     fn record(&self) -> &LaunchRecord {
         match self {
-            Work::Kernel(kernel) => kernel.record(),
-            Work::Cuda(task) => task.record(),
-            Work::Transfer(transfer) => &transfer.0,
+            StreamWork::Kernel(kernel) => kernel.record(),
+            StreamWork::Cuda(task) => task.record(),
+            StreamWork::Transfer(transfer) => &transfer.0,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Accesses of a launch to memory.
+//! Kinds of access of a launch to memory.
 
 /// Kind of access of a launch to a storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

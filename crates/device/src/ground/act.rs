@@ -3,16 +3,16 @@
 use std::fmt;
 use std::ops::Sub;
 
-/// Acts of a device since it was opened; the difference of two gives the acts in between.
+/// Acts of a device since it was opened; the difference of two counts gives the acts in between.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
-    /// Copies from the device to the host; one read-back of many tensors is one.
+    /// Copies from the device to the host; a read-back of several tensors is one copy.
     pub copies_to_host: u64,
     /// Copies from the host to the device.
     pub copies_to_device: u64,
     /// Times that a host thread waited for the device.
     pub synchronizations: u64,
-    /// Requests to the memory pool, whether or not they went to the system.
+    /// Requests to the memory pool, including those that reuse memory.
     pub allocations: u64,
     /// Launches of kernels, and copies and fills inside of the device ([`Stream::copy`],
     /// [`Stream::fill`]). Host copies and the zeroing of new memory are not counted.

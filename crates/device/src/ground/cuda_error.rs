@@ -1,14 +1,14 @@
-//! Errors of CUDA: the driver, the compiler of kernels, and what they report.
+//! Errors of CUDA: of the driver, the compiler of kernels, and NCCL.
 
 use std::error::Error as StdError;
 use std::sync::Arc;
 
 /// Lowest driver version whose functions this crate calls: CUDA 13.0.
 pub(crate) const DRIVER_NEEDED: i32 = 13_000;
-/// Lowest NCCL version, the first that was made for CUDA 13: 2.27.
+/// Lowest NCCL version, the first for CUDA 13: 2.27.
 pub(crate) const NCCL_NEEDED: i32 = 22_700;
 
-/// Reason why CUDA cannot be used, or why a call of it failed.
+/// Reason why CUDA cannot be used, or why a call of CUDA failed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaError {
@@ -91,7 +91,7 @@ pub enum CudaError {
         /// Messages of the compiler.
         log: String,
     },
-    /// Exchanges with other devices were given up, as a rank of the group is lost.
+    /// Exchanges with other devices were aborted, because a rank of the group is lost.
     #[error("its exchanges were aborted: {0}")]
     ExchangeAborted(#[source] Arc<dyn StdError + Send + Sync>),
     /// NCCL has noticed that another process of the group is gone; it does not say which.
@@ -122,12 +122,12 @@ impl CudaError {
     }
 }
 
-/// A version as NCCL writes it: `2.27.3` of 22703.
+/// A version in NCCL's form: 22703 is `2.27.3`.
 fn nccl_version(number: i32) -> String {
     format!("{}.{}.{}", number / 10000, number % 10000 / 100, number % 100)
 }
 
-/// A version as CUDA writes it: `13.0` of 13000.
+/// A version in CUDA's form: 13000 is `13.0`.
 fn version(number: i32) -> String {
     format!("{}.{}", number / 1000, number % 1000 / 10)
 }

@@ -9,12 +9,12 @@ use std::sync::Arc;
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Errors of devices, streams, memory and tensors. If an operation returns an error, nothing of it
-/// was enqueued.
+/// Errors of devices, streams, memory and tensors. An operation that returns an error has enqueued
+/// nothing.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A text that is no device name.
+    /// A text that is not the name of a device.
     #[error("`{name}` is not a device; use cpu, cpu:N, cuda or cuda:N with N from 0")]
     BadDeviceName {
         /// The text given.
@@ -29,7 +29,7 @@ pub enum Error {
         /// Device asked for.
         device: DeviceId,
     },
-    /// CUDA cannot be used for a device, or a call of it failed.
+    /// CUDA cannot be used for a device, or a call of CUDA failed.
     #[error("{device}: {source}")]
     Cuda {
         /// Device asked for.
@@ -45,7 +45,7 @@ pub enum Error {
         /// Device.
         device: DeviceId,
     },
-    /// The device failed: nothing on any of its streams runs any more.
+    /// The device failed, and none of its streams runs any more.
     #[error(
         "{device} failed: {cause} (noticed at `{operation}`, launched at {site}); nothing runs on \
          it any more, so start the process again; MERISTEM_LAUNCH_BLOCKING=1 finds the operation \
@@ -54,7 +54,7 @@ pub enum Error {
     DeviceFailed {
         /// Device.
         device: DeviceId,
-        /// Latest operation when the failure was noticed: a device reports it late.
+        /// The operation at which the failure was noticed: a device reports failures late.
         operation: &'static str,
         /// Its call site.
         site: &'static std::panic::Location<'static>,
@@ -133,8 +133,8 @@ pub enum Error {
     },
     /// A written argument shares bytes with another argument.
     #[error(
-        "`{operation}`: `{argument}` is written and overlaps `{other}`; give the operation memory \
-         of its own"
+        "`{operation}`: `{argument}` is written and overlaps `{other}`; give the operation \
+         separate memory"
     )]
     Overlap {
         /// Operation.
@@ -197,11 +197,11 @@ pub enum Error {
         device: DeviceId,
         /// Owner of the request.
         owner: Owner,
-        /// Bytes asked for, rounded up to the pool's block size.
+        /// Requested bytes, rounded up to the pool's block size.
         requested: usize,
         /// Bytes in use by tensors.
         current: usize,
-        /// The same bytes by owner, without owners that have none.
+        /// The same bytes by owner, without owners of 0 bytes.
         owners: Vec<OwnerUse>,
         /// Bytes taken from the system, after all unused memory was returned.
         reserved: usize,
@@ -223,7 +223,7 @@ pub enum Error {
         /// The panic's message.
         message: Arc<str>,
     },
-    /// A wait for the device from inside of a kernel, which would wait for itself.
+    /// A wait for the device inside of a kernel, which would wait for itself.
     #[error(
         "`{operation}` waits for the device and was called inside a kernel; call it from a \
          host thread"
@@ -267,12 +267,12 @@ fn forbidden(act: Act, permitted: u64) -> String {
     }
 }
 
-// Not beside `DeviceId`: an error names devices, and parsing a name returns an error.
+// Here and not in `id`, because `Error` refers to `DeviceId` and parsing returns an `Error`.
 impl FromStr for DeviceId {
     type Err = Error;
 
     /// # Errors
-    /// [`Error::BadDeviceName`] for anything but `cpu` and `cuda`, alone or with `:` and a plain
+    /// [`Error::BadDeviceName`] unless `name` is `cpu` or `cuda`, alone or with `:` and a plain
     /// number.
     fn from_str(name: &str) -> Result<Self> {
         DeviceId::from_name(name).ok_or_else(|| Error::BadDeviceName { name: name.to_owned() })

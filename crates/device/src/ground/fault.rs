@@ -1,5 +1,5 @@
-//! Faults that tests plant in the engine, to see their effects and that the race sanitizer finds
-//! them: safe code cannot write a race with this API. Outside of this crate's own tests there are
+//! Faults that tests plant in the engine, to show their effects and that the race sanitizer finds
+//! them: safe code cannot contain a race with this API. Outside of this crate's own tests there are
 //! no faults, and the compiler removes the checks.
 
 /// An ordering that the engine omits.
@@ -27,7 +27,7 @@ impl EngineFaults {
         EngineFaults(faults.iter().fold(0, |all, &fault| all | fault as u8))
     }
 
-    /// Whether this one is planted.
+    /// Whether `fault` is planted.
     pub(crate) fn has(self, fault: EngineFault) -> bool {
         cfg!(test) && self.0 & fault as u8 != 0
     }

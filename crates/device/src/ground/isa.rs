@@ -1,7 +1,7 @@
-//! Instruction sets: those of this machine, and the one that its kernels use.
+//! Instruction sets: the sets of this machine, and the set that a device's kernels use.
 //!
-//! One is chosen when a device is opened ([`DeviceOptions::isa`](crate::DeviceOptions::isa), or
-//! `MERISTEM_ISA`, or the best that the machine has); a kernel finds it in
+//! It is chosen when a device is opened ([`DeviceOptions::isa`](crate::DeviceOptions::isa), or
+//! `MERISTEM_ISA`, or the best of the machine); a kernel reads it from
 //! [`Args::isa`](crate::Args::isa).
 
 use std::fmt;
@@ -13,8 +13,8 @@ pub const ISA_VARIABLE: &str = "MERISTEM_ISA";
 
 /// An instruction set of the kernels.
 ///
-/// A value other than [`Isa::portable`] exists only if this machine has the instructions, so the
-/// kernels may use them without another check: this makes their dispatch sound.
+/// A value other than [`Isa::portable`] exists only if this machine has the instructions, so
+/// kernels may use them without another check, and dispatch is sound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Isa {
     level: Level,
@@ -90,8 +90,8 @@ impl Isa {
         None
     }
 
-    /// [`Isa::avx512`] for processors on which 512 bits take as long as twice 256: kernels take
-    /// vectors of 256 bits where wider ones would only waste lanes.
+    /// [`Isa::avx512`] for processors whose units are 256 bits wide: kernels use vectors of 256
+    /// bits where wider vectors would only waste lanes.
     pub fn avx512_256() -> Option<Self> {
         Self::avx512().map(|isa| Self { halves: true, ..isa })
     }
@@ -174,7 +174,7 @@ fn computes_in_halves() -> bool {
     let name = leaf(0);
     let vendor = [name.ebx, name.edx, name.ecx].map(u32::to_le_bytes);
     let signature = leaf(1).eax;
-    // A base family of Fh has the rest of its number in the extended family.
+    // For base family Fh, the extended family is added.
     let family = (signature >> 8 & 0xf) + (signature >> 20 & 0xff);
     vendor.as_flattened() == b"AuthenticAMD" && family == 0x19
 }

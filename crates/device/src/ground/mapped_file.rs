@@ -26,8 +26,9 @@ impl MappedFile {
         MappedFile::from_file(&file, path)
     }
 
-    /// Maps a file that is already open for reading, as [`open`](MappedFile::open); `path` names it
-    /// in errors. The file may have been removed from its folder: it lives as long as the mapping.
+    /// Maps a file that is open for reading, like [`open`](MappedFile::open); `path` names the file
+    /// in errors. The file may have been removed from its folder: its contents live as long as the
+    /// mapping.
     ///
     /// # Errors
     /// The errors of [`open`](MappedFile::open).
@@ -42,8 +43,8 @@ impl MappedFile {
         let map = if about.len() == 0 {
             None
         } else {
-            // SAFETY: the map is read-only. That nobody changes the file meanwhile cannot be
-            // checked, and is the documented condition of this call.
+            // SAFETY: the map is read-only. The documented condition of this call, which cannot be
+            // checked, is that the file is not changed meanwhile.
             Some(unsafe { memmap2::Mmap::map(file) }.map_err(failed)?)
         };
         Ok(MappedFile { path: path.to_owned(), map })

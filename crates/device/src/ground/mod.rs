@@ -1,4 +1,5 @@
-//! The ground floor: words and values that everything uses. Nothing here knows a device.
+//! The ground floor: errors, names and plain values that all other modules use. Nothing here uses a
+//! device.
 
 mod access;
 mod act;

@@ -16,7 +16,7 @@ pub enum Owner {
     /// Batches and their buffers.
     Batches,
     /// The learned controller: its parameters, optimiser state and rollouts.
-    ScopePolicy,
+    Policy,
     /// Buffers of gradient exchange.
     Collectives,
     /// Metrics on the device.
@@ -33,7 +33,7 @@ impl Owner {
         Owner::Snapshots,
         Owner::Activations,
         Owner::Batches,
-        Owner::ScopePolicy,
+        Owner::Policy,
         Owner::Collectives,
         Owner::Metrics,
         Owner::Other,
@@ -47,7 +47,7 @@ impl Owner {
             Owner::Snapshots => "snapshots",
             Owner::Activations => "activations",
             Owner::Batches => "batches",
-            Owner::ScopePolicy => "policy",
+            Owner::Policy => "policy",
             Owner::Collectives => "collectives",
             Owner::Metrics => "metrics",
             Owner::Other => "other",

@@ -34,7 +34,7 @@ pub struct RaceAccess {
 pub enum RaceKind {
     /// Two accesses to one tensor's memory, one of which writes.
     Unordered,
-    /// The second access is to memory that was reused while the first may still use it.
+    /// The second access is to memory that was reused while the first access may still be running.
     UseAfterFree {
         /// The last submission before the first tensor's memory was freed.
         freed_after: u64,

@@ -1,5 +1,6 @@
-//! Random numbers as a function of a key: there is no shared generator, and the numbers depend
-//! neither on the order of execution nor on the number of threads. The same on every backend.
+//! Random numbers as a function of a key. There is no shared generator, and the numbers depend
+//! neither on the order of execution nor on the number of threads. Every backend computes the same
+//! numbers.
 
 /// Philox4x32 with 10 rounds: four random words for a key and a counter. A pure function, so any
 /// number of any stream can be computed directly (Salmon et al., "Parallel random numbers: as easy
@@ -25,8 +26,8 @@ pub fn philox(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
     x
 }
 
-/// Purpose of random numbers: different purposes never share numbers. The values are part of what
-/// makes runs repeatable; they do not change.
+/// Purpose of random numbers: different purposes never share numbers. The codes never change, so
+/// that runs can be repeated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Purpose {
     /// Splitting a dataset.
@@ -45,7 +46,7 @@ pub enum Purpose {
     Test,
     /// Orders of modules for the estimation of Shapley values.
     Counterfactuals,
-    /// Any other purpose, by a number of its own.
+    /// Any other purpose, with a unique number.
     Custom(u32),
 }
 
@@ -110,8 +111,8 @@ impl Rng {
         u64::from(low) | u64::from(self.next_u32()) << 32
     }
 
-    /// Fills with random bytes: each four are a word, the low byte first, and what is left over
-    /// takes the low bytes of one more.
+    /// Fills with random bytes: each four bytes are a word, the low byte first; remaining bytes are
+    /// the low bytes of one more word.
     pub fn fill(&mut self, bytes: &mut [u8]) {
         for part in bytes.chunks_mut(4) {
             let word = self.next_u32().to_le_bytes();

@@ -11,7 +11,7 @@ pub const MAX_DIMS: usize = 4;
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Shape {
     dims: [usize; MAX_DIMS],
-    /// Number of dimensions. More than [`MAX_DIMS`] is refused when a tensor is made, so that the
+    /// Number of dimensions. More than [`MAX_DIMS`] are refused when a tensor is created, so that
     /// conversions into a shape cannot fail.
     rank: usize,
 }
@@ -27,8 +27,7 @@ impl Shape {
         self.checked_numel().unwrap_or(usize::MAX)
     }
 
-    /// Number of elements, `None` on overflow. An extent of zero makes it zero, whatever the others
-    /// are.
+    /// Number of elements, `None` on overflow. It is zero if any extent is zero.
     fn checked_numel(&self) -> Option<usize> {
         if self.dims().contains(&0) {
             return Some(0);
@@ -36,7 +35,7 @@ impl Shape {
         self.dims().iter().try_fold(1usize, |n, &d| n.checked_mul(d))
     }
 
-    /// Bytes of a tensor of this shape, after checking that the shape is possible.
+    /// Bytes of a tensor of this shape. Refuses impossible shapes.
     pub(crate) fn bytes(&self, op: &'static str, element_bytes: usize) -> Result<usize> {
         let bytes = self.checked_numel().and_then(|n| n.checked_mul(element_bytes));
         match bytes {

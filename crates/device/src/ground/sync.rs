@@ -1,5 +1,5 @@
-//! Synchronisation primitives of this crate. Its own unit tests can be built with those of a model
-//! checker in their place (`model`); no other build is affected.
+//! Synchronisation primitives of this crate. Its unit tests can be built with the primitives of a
+//! model checker instead (`model`); no other build is affected.
 //!
 //! [`AtomicSeq`] and [`AtomicUsize`] order memory, and are model-checked. [`AtomicU64`] is for
 //! counts and ids, which order nothing: always the standard library's.
@@ -37,16 +37,16 @@ mod real {
         pub(crate) static ON_WORKER: Cell<bool> = const { Cell::new(false) };
     }
 
-    /// Time for which a worker stays with one stream while others are ready: some training steps
-    /// of a small network, which then finds its memory in the caches for all but the first.
+    /// Time for which a worker stays with one stream while others are ready: some training steps of
+    /// a small network, all but the first of which find the network's memory in the caches.
     pub(crate) const TURN: Duration = Duration::from_millis(10);
 
     /// Time for which a thread spins for work before it sleeps: about the cost of a wake-up, so
     /// that a short gap costs no wake-up and a long one costs at most twice the optimum.
     const SPIN: Duration = if cfg!(miri) { Duration::ZERO } else { Duration::from_micros(20) };
 
-    /// Time for which a worker that helps spins for more parts: the longest steps of a small
-    /// network that are not in parts, and the gap between two batches.
+    /// Time for which a helping worker spins for more parts. It covers the longest steps of a small
+    /// network without parts, and the gap between two batches.
     const STAY: Duration = SPIN.saturating_mul(10);
 
     /// Spins briefly until `ready` holds; returns whether it does.
@@ -54,7 +54,7 @@ mod real {
         spin(SPIN, ready)
     }
 
-    /// As [`spin_until`], for longer: a worker that helps, and has nothing else to do.
+    /// Spins like [`spin_until`], for longer: for a helping worker without other work.
     pub(crate) fn wait_for(ready: impl Fn() -> bool) -> bool {
         spin(STAY, ready)
     }
@@ -75,7 +75,8 @@ mod real {
         false
     }
 
-    /// Reports accesses to memory to a model checker that cannot see them; does nothing here.
+    /// Reports accesses to memory to a model checker, which cannot see them itself; does nothing
+    /// here.
     #[derive(Debug)]
     pub(crate) struct RaceCell;
 

@@ -1,4 +1,4 @@
-//! The user's folder for what can be made again.
+//! The user's folder for caches.
 
 use std::path::{Path, PathBuf};
 

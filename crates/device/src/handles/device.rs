@@ -17,7 +17,7 @@ use std::fmt;
 use std::panic::Location;
 
 impl DeviceBackend {
-    /// Workers that wait for tasks, named after the device.
+    /// Workers that wait for tasks; the threads are named after the device.
     fn cpu(id: DeviceId, threads: usize) -> Result<DeviceBackend> {
         let executor = Arc::new(Executor::new(threads));
         let mut backend = DeviceBackend::Cpu { executor, workers: Vec::new() };
@@ -34,10 +34,9 @@ impl DeviceBackend {
         Ok(backend)
     }
 
-    /// So many cuda_streams of a CUDA device.
-    fn cuda(context: &Arc<CudaContext>, cuda_streams: usize) -> Result<DeviceBackend> {
-        let cuda_streams =
-            (0..cuda_streams).map(|_| CudaStream::new(context)).collect::<Result<_>>()?;
+    /// The driver's streams of a CUDA device; `count` of them.
+    fn cuda(context: &Arc<CudaContext>, count: usize) -> Result<DeviceBackend> {
+        let cuda_streams = (0..count).map(|_| CudaStream::new(context)).collect::<Result<_>>()?;
         Ok(DeviceBackend::Cuda { cuda_streams })
     }
 
@@ -64,17 +63,17 @@ impl Drop for DeviceBackend {
         match self {
             DeviceBackend::Cpu { executor, workers } => {
                 executor.close();
-                // The last handle may be dropped inside of a kernel's closure: a worker cannot wait
-                // for itself. The workers then end by themselves.
+                // If the last handle is dropped inside of a kernel's closure, this is a worker,
+                // which cannot wait for itself. The workers then end without being joined.
                 if !on_worker() {
                     for worker in workers.drain(..) {
-                        // A worker catches the panics of kernels; a panic of its own cannot be
-                        // reported to anyone.
+                        // A worker catches the panics of kernels; a panic of the worker itself
+                        // cannot be reported.
                         let _ = worker.join();
                     }
                 }
             }
-            // Before the memory goes, which the device may still use.
+            // Before the memory is freed, which the device may still use.
             DeviceBackend::Cuda { cuda_streams } => {
                 cuda_streams.iter().for_each(|cuda_stream| cuda_stream.drain())
             }
@@ -83,7 +82,7 @@ impl Drop for DeviceBackend {
 }
 
 impl DeviceHandle {
-    /// A device with the observers that are asked for.
+    /// A device with the observers that its options and environment name.
     fn new(
         id: DeviceId,
         (memory, backend): (BlockSource, DeviceBackend),
@@ -126,15 +125,15 @@ impl DeviceHandle {
 }
 
 impl Device {
-    /// Opens a device. Opening it twice gives two devices with memory and workers of their own. A
-    /// CUDA device needs the crate's `cuda` feature, NVIDIA's driver for CUDA 13.0 or newer, and a
-    /// GPU of compute capability 8.0 or higher.
+    /// Opens a device. Opening it twice gives two independent devices, each with its memory and
+    /// workers. A CUDA device needs the crate's `cuda` feature, NVIDIA's driver for CUDA 13.0 or
+    /// newer, and a GPU of compute capability 8.0 or higher.
     ///
-    /// - `MERISTEM_LAUNCH_BLOCKING=1` makes every launch wait for its kernel (S4), to find out
-    ///   which one fails or hangs; the results are the same.
+    /// - `MERISTEM_LAUNCH_BLOCKING=1` makes every launch wait for its kernel (S4), to find the
+    ///   launch that fails or hangs; the results are the same.
     /// - `MERISTEM_SANITIZE=1`, or [`DeviceOptions::sanitize`], checks every launch for races, and
     ///   fills new memory with [`POISON`](crate::POISON) (S3): a launch that is not ordered after a
-    ///   conflicting one returns [`Error::Race`].
+    ///   conflicting launch returns [`Error::Race`].
     ///
     /// # Errors
     /// [`Error::NotCompiled`] for a CUDA device without the `cuda` feature, and [`Error::Cuda`] if
@@ -201,9 +200,9 @@ impl Device {
         Stream::new(self, state)
     }
 
-    /// Compiles and loads kernels, so that no launch has to: whoever has kernels calls this before
-    /// its hot path. On a CUDA device it waits, and counts one synchronisation, if some are not
-    /// loaded yet; on a CPU device it does nothing.
+    /// Compiles and loads kernels ahead of their first launch; to be called before a hot path. On a
+    /// CUDA device this waits, and counts one synchronisation, if some kernels are not loaded yet;
+    /// on a CPU device it does nothing.
     ///
     /// # Errors
     /// [`Error::Cuda`] if a source cannot be compiled or loaded; [`Error::HotScope`] if an open
@@ -220,7 +219,7 @@ impl Device {
         }
     }
 
-    /// The trace it is recorded in, to add [spans](Trace::span).
+    /// The trace that records this device, to add [spans](Trace::span).
     pub fn trace(&self) -> Option<&Trace> {
         self.0.trace.as_ref().map(|process| process.trace())
     }
@@ -246,10 +245,10 @@ impl Device {
     }
 
     /// Opens a hot scope on this thread. Until the guard is dropped, the thread's acts on this
-    /// device are counted with their call sites, and `policy` decides about copies, waits and
+    /// device are counted with their call sites, and `policy` applies to copies, waits and
     /// allocations (V2). Launches are counted and never refused. Does not wait.
     ///
-    /// Scopes nest: every open one counts, and the strictest applies.
+    /// Scopes nest: every open scope counts, and the strictest applies.
     ///
     /// ```
     /// # use meristem_device::{DType, Device, DeviceId, DeviceOptions, Error};
@@ -268,10 +267,9 @@ impl Device {
         HotScope::open(device, name, policy, opened)
     }
 
-    /// Returns memory that is cached for reuse, and that no kernel still uses, to the system;
-    /// returns the number of bytes. Does not wait on a CPU device. On a CUDA device it waits for
-    /// all work, which is counted as a synchronisation: in a hot scope that forbids waits it does
-    /// nothing.
+    /// Returns cached memory that no kernel uses to the system; returns the number of bytes. Does
+    /// not wait on a CPU device. On a CUDA device this waits for all work, which is counted as a
+    /// synchronisation; in a hot scope that forbids waits it does nothing.
     #[track_caller]
     pub fn trim(&self) -> usize {
         let (counters, site) = (&self.shared().counters, Location::caller());
@@ -341,8 +339,8 @@ mod tests {
     use super::*;
     use crate::{DType, Owner, Tensor};
 
-    /// All memory is freed with the last handle, although free blocks, streams and the device refer
-    /// to each other.
+    /// All memory is freed with the last handle, although free blocks, streams and the device hold
+    /// references to each other.
     #[test]
     fn nothing_outlives_its_handles() {
         let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default()).unwrap();

@@ -1,4 +1,4 @@
-//! Events: positions in the order of a stream.
+//! Events, which are positions in the order of a stream.
 
 use crate::execution::check_may_wait;
 use crate::ground::{Act, Result};
@@ -6,7 +6,7 @@ use crate::order::Access;
 use std::fmt;
 use std::panic::Location;
 
-/// A position in a stream's order: it is reached when all work before it is done.
+/// A position in a stream's order. It is reached when all work before it is done.
 #[derive(Clone)]
 pub struct Event(pub(crate) Access);
 

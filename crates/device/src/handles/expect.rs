@@ -93,7 +93,7 @@ impl<'a> Expect<'a> {
         Expect { shape: Some(extents.into_iter().map(Into::into).collect()), ..self }
     }
 
-    /// Requires that the last dimension varies fastest in memory.
+    /// Requires the contiguous memory format: the last dimension varies fastest.
     pub fn contiguous(self) -> Self {
         self.format(MemoryFormat::Contiguous)
     }
@@ -112,8 +112,8 @@ impl<'a> Expect<'a> {
     /// Checks a tensor, in the order device, stream, element type, shape, format.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] names the operation, the argument, and the first property that is not
-    /// as expected; [`Error::KernelPanicked`] if a kernel of the expected stream panicked.
+    /// [`Error::Mismatch`] names the operation, the argument, and the first property that does not
+    /// match; [`Error::KernelPanicked`] if a kernel of the expected stream panicked.
     pub fn check(
         &self,
         operation: &'static str,
@@ -165,7 +165,7 @@ impl<'a> Expect<'a> {
     }
 }
 
-/// Required and actual device in words, for two devices that differ.
+/// Texts of the required and the actual device, which differ.
 pub(crate) fn device_words(expected: DeviceId, got: DeviceId) -> (String, String) {
     let got = match expected == got {
         true => format!("another opening of {got}"),

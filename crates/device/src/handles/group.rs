@@ -1,20 +1,21 @@
-//! Launches of several streams that start from one state and may touch each other's tensors.
+//! Groups: launches of several streams that are submitted together and may access each other's
+//! tensors.
 
 use super::Tensor;
 use super::expect::device_words;
 use super::operands::{LaunchOperands, check_overlap, touch};
-use crate::execution::Work;
+use crate::execution::StreamWork;
 use crate::ground::sync::Arc;
 use crate::ground::{AccessKind, Error, Property, Result};
 use crate::order::{GroupPart, StreamState, submit_group};
 
-/// Launches of several streams of one device, submitted together: none sees the writes of another,
-/// each may use tensors of any of the group's streams, and several may write different windows of
-/// one tensor concurrently. Work submitted to any of the streams afterwards comes after all of
-/// them.
+/// Launches of several streams of one device, submitted together. No launch sees the writes of
+/// another; each may use tensors of all streams of the group, and several may write different
+/// windows of one tensor concurrently. Work that is submitted to any of the streams afterwards runs
+/// after all launches of the group.
 ///
-/// An exchange between streams needs this: a reduction in which every stream computes a share of
-/// all results. Launches join with [`Launch::join`](crate::Launch::join).
+/// For exchanges between streams, such as a reduction in which every stream computes a part of all
+/// results. Launches join with [`Launch::join`](crate::Launch::join).
 ///
 /// ```
 /// # use meristem_device::*;
@@ -37,23 +38,23 @@ pub struct LaunchGroup<'a> {
     pub(super) parts: Vec<GroupedLaunch<'a>>,
 }
 
-/// A launch among others.
+/// A launch of a group.
 pub(super) struct GroupedLaunch<'a> {
     pub(super) operation: &'static str,
     pub(super) stream: &'a Arc<StreamState>,
     pub(super) tensors: LaunchOperands<'a>,
-    pub(super) work: Work,
+    pub(super) work: StreamWork,
 }
 
 impl<'a> LaunchGroup<'a> {
     /// Enqueues all launches, each on its stream. Does not wait for the device, but for room if a
-    /// stream's queue is full. If one of the kernels panics, the streams of all of them fail.
+    /// stream's queue is full. If a kernel panics, all streams of the group fail.
     ///
     /// # Errors
     /// Nothing was enqueued if this returns an error, except with `MERISTEM_LAUNCH_BLOCKING=1`,
     /// where a kernel's own panic is returned.
-    /// - [`Error::Mismatch`]: an argument is of no stream of the group.
-    /// - [`Error::Overlap`]: a written argument shares bytes with another, of any launch.
+    /// - [`Error::Mismatch`]: an argument does not belong to a stream of the group.
+    /// - [`Error::Overlap`]: a written argument shares bytes with another argument, of any launch.
     /// - [`Error::KernelPanicked`], [`Error::Race`], as for [`Launch::run`](crate::Launch::run).
     pub fn run(self) -> Result<()> {
         self.check_streams()?;

@@ -5,7 +5,7 @@ use super::group::{GroupedLaunch, LaunchGroup};
 use super::launches::Launches;
 use super::operands::{check_overlap, touch};
 use super::{Launch, Scratch, Stream, Tensor};
-use crate::execution::{Arg, Args, LaunchRecord, Program, Transfer, Work};
+use crate::execution::{Arg, Args, LaunchRecord, Program, StreamWork, Transfer};
 use crate::ground::sync::Arc;
 use crate::ground::{AccessKind, Act, Result};
 use crate::hooks::{Category, LaunchArgument, LaunchCall, log_placement};
@@ -45,14 +45,14 @@ impl<'a> Launch<'a> {
         self
     }
 
-    /// Gives the kernel temporary memory, which it gets by [`Args::scratch`].
+    /// Gives the kernel temporary memory, which [`Args::scratch`] returns.
     pub fn scratch(mut self, scratch: &'a Scratch) -> Self {
         self.scratch = Some(scratch);
         self
     }
 
-    /// Sets what the launch is on a CUDA device: a [`Call`](crate::Call) of a kernel, or several.
-    /// `program` is asked there only.
+    /// Sets the program of the launch on a CUDA device: one [`Call`](crate::Call) of a kernel, or
+    /// several. `program` is called only there.
     pub fn gpu<P: Into<Program>>(mut self, program: impl FnOnce() -> P) -> Self {
         if self.stream.state().cuda_queue().is_some() {
             self.program = Some(program().into());
@@ -60,11 +60,11 @@ impl<'a> Launch<'a> {
         self
     }
 
-    /// Enqueues the kernel: on the processor the closure, on a CUDA device what
+    /// Enqueues the kernel: on the processor the closure, on a CUDA device the program that
     /// [`gpu`](Launch::gpu) set. It runs on a worker of the device, or on the GPU, after all
-    /// earlier work of the stream, and after every earlier launch of other streams that wrote
-    /// memory it touches or touched memory it writes; those waits happen on the device. Does not
-    /// wait for the device, but for room if the stream's queue is full.
+    /// earlier work of the stream, and after every earlier launch of other streams with a
+    /// conflicting access; these waits happen on the device. Does not wait for the device, but for
+    /// room if the stream's queue is full.
     ///
     /// A kernel must not wait for the device, and should not block on other host threads. If it
     /// panics, its stream fails: later work is dropped, and later calls return
@@ -76,12 +76,12 @@ impl<'a> Launch<'a> {
     /// - [`crate::Error::Mismatch`]: an argument, or the temporary memory, belongs to another
     ///   stream.
     /// - [`crate::Error::Overlap`]: a written argument shares bytes with another.
-    /// - [`crate::Error::KernelPanicked`]: an earlier kernel of this stream, or of one whose result
-    ///   is an argument, panicked.
+    /// - [`crate::Error::KernelPanicked`]: an earlier kernel panicked, on this stream or on a
+    ///   stream whose result is an argument.
     /// - [`crate::Error::Race`], only with `MERISTEM_SANITIZE=1`.
     /// - On a CUDA device: [`crate::Error::NoKernel`] without a program, [`crate::Error::Mismatch`]
-    ///   if a call is not what its kernel declares, [`crate::Error::Cuda`] if one cannot be
-    ///   compiled, [`crate::Error::DeviceFailed`].
+    ///   if a call does not match its kernel's declaration, [`crate::Error::Cuda`] if a kernel
+    ///   cannot be compiled, [`crate::Error::DeviceFailed`].
     pub fn run<F>(mut self, kernel: F) -> Result<()>
     where
         F: FnOnce(&mut Args<'_>) + Send + 'static,
@@ -96,10 +96,10 @@ impl<'a> Launch<'a> {
         let category = transfer.category();
         let stream = self.stream.state();
         self.submit(category, |record| match stream.cuda_queue() {
-            None => Ok(Work::Transfer(Box::new((record, transfer)))),
+            None => Ok(StreamWork::Transfer(Box::new((record, transfer)))),
             Some(cuda_queue) => {
                 let task = cuda_queue.transfer(transfer, record, &stream.shared.counters)?;
-                Ok(Work::Cuda(Box::new(task)))
+                Ok(StreamWork::Cuda(Box::new(task)))
             }
         })
     }
@@ -107,7 +107,7 @@ impl<'a> Launch<'a> {
     pub(super) fn submit(
         self,
         category: Category,
-        work: impl FnOnce(LaunchRecord) -> Result<Work>,
+        work: impl FnOnce(LaunchRecord) -> Result<StreamWork>,
     ) -> Result<()> {
         self.check_streams()?;
         check_overlap(self.operation, &self.tensors)?;
@@ -145,7 +145,7 @@ impl<'a> Launch<'a> {
         Ok(())
     }
 
-    /// Adds this launch to others that have nothing to do with it, which are enqueued together.
+    /// Adds this launch to independent launches that are enqueued together.
     ///
     /// # Errors
     /// The errors of [`run`](Launch::run) about the arguments, and about a call on a CUDA device.
@@ -162,7 +162,7 @@ impl<'a> Launch<'a> {
         Ok(())
     }
 
-    fn member(self, work: Work) -> GroupedLaunch<'a> {
+    fn member(self, work: StreamWork) -> GroupedLaunch<'a> {
         let Launch { stream, operation, tensors, .. } = self;
         GroupedLaunch { operation, stream: stream.state(), tensors, work }
     }
@@ -178,13 +178,13 @@ impl<'a> Launch<'a> {
         });
         let (operation, site) = (self.operation, self.site);
         let shared = &self.stream.state().shared;
-        let asked = shared.observers.watch_runs().then(|| self.asked(category));
+        let call = shared.observers.watch_runs().then(|| self.call(category));
         let scratch = self.scratch.map(Scratch::borrowed);
-        LaunchRecord { operation, site, args: args.collect(), scratch, isa: shared.isa, asked }
+        LaunchRecord { operation, site, args: args.collect(), scratch, isa: shared.isa, call }
     }
 
     #[cold]
-    fn asked(&self, category: Category) -> Arc<LaunchCall> {
+    fn call(&self, category: Category) -> Arc<LaunchCall> {
         let argument = |&(tensor, usage): &(&Tensor, AccessKind)| {
             let (dtype, shape, format) = (tensor.dtype(), tensor.shape(), tensor.format());
             LaunchArgument { usage, dtype, shape, format }
@@ -227,15 +227,15 @@ fn bound<F>(
     program: Option<Program>,
     record: LaunchRecord,
     kernel: F,
-) -> Result<Work>
+) -> Result<StreamWork>
 where
     F: FnOnce(&mut Args<'_>) + Send + 'static,
 {
     match stream.cuda_queue() {
-        None => Ok(Work::kernel(record, kernel)),
+        None => Ok(StreamWork::kernel(record, kernel)),
         Some(cuda_queue) => {
             let task = cuda_queue.calls(program, record, &stream.shared.counters)?;
-            Ok(Work::Cuda(Box::new(task)))
+            Ok(StreamWork::Cuda(Box::new(task)))
         }
     }
 }
@@ -245,7 +245,8 @@ mod tests {
     use super::*;
     use crate::{Device, DeviceId, DeviceOptions, Trace};
 
-    /// The call of a launch costs a clock read and an allocation, which only a trace makes use of.
+    /// Recording the call of a launch costs a clock read and an allocation, which only a trace
+    /// needs.
     #[test]
     fn a_call_is_recorded_only_for_an_observer_of_runs() {
         let folder = tempfile::tempdir().unwrap();
@@ -256,7 +257,7 @@ mod tests {
             let options = DeviceOptions { threads: 1, sanitize, trace, ..DeviceOptions::default() };
             let stream = Device::open(DeviceId::Cpu(0), &options).unwrap().stream("s");
             let record = stream.launch("nothing").record(Category::Launch);
-            assert_eq!(record.asked.is_some(), recorded, "sanitize: {sanitize}");
+            assert_eq!(record.call.is_some(), recorded, "sanitize: {sanitize}");
         }
     }
 }

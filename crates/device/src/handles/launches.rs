@@ -1,19 +1,19 @@
-//! Launches that have nothing to do with one another, enqueued together.
+//! Independent launches that are enqueued together.
 
 use super::group::GroupedLaunch;
 use super::operands::{check_overlap, touch};
 use super::{Stream, Tensor};
-use crate::execution::{Program, Work};
+use crate::execution::{Program, StreamWork};
 use crate::ground::sync::Arc;
 use crate::ground::{AccessKind, Act, Result};
 use crate::order::{GroupPart, StreamState, submit_group, submit_work};
 use std::panic::Location;
 
-/// Launches of any streams of any devices, none of which uses what another writes: one step of
-/// many networks, for instance. On the processor each is enqueued on its stream, as by
-/// [`Launch::run`](crate::Launch::run). On a CUDA device they become one: a graph, in which
-/// launches of one [`Program`](crate::Program) are one call of each of its kernels. It is kept, and
-/// started by one call of the driver from then on. Launches are added with
+/// Independent launches of any streams of any devices: no launch uses memory that another writes.
+/// For instance one step of many networks. On the processor each launch is enqueued on its stream,
+/// as by [`Launch::run`](crate::Launch::run). The launches of a CUDA device become one graph, in
+/// which launches of one [`Program`](crate::Program) share the calls of its kernels. The graph is
+/// kept, and each later run is one call of the driver. Launches are added with
 /// [`Launch::add`](crate::Launch::add).
 ///
 /// ```
@@ -40,14 +40,14 @@ pub struct Launches<'a> {
 }
 
 impl<'a> Launches<'a> {
-    /// Enqueues all. Does not wait for a device, but for room if a stream's queue is full; building
-    /// a graph counts as an allocation, and as no launch of its own.
+    /// Enqueues all launches. Does not wait for a device, but for room if a stream's queue is full.
+    /// Building a graph counts as an allocation, and not as a launch.
     ///
     /// # Errors
-    /// The errors of [`Launch::run`](crate::Launch::run); on a CUDA device
-    /// [`crate::Error::Overlap`] too if one launch writes what another uses, and
+    /// The errors of [`Launch::run`](crate::Launch::run); on a CUDA device also
+    /// [`crate::Error::Overlap`] if one launch writes memory that another uses, and
     /// [`crate::Error::HotScope`] if an open scope forbids to build a graph. Launches before the
-    /// one at fault are enqueued; those of one CUDA device are all or none.
+    /// failing one are enqueued; the launches of one CUDA device are enqueued all or none.
     pub fn run(self) -> Result<()> {
         let mut devices: Vec<Vec<GroupedLaunch<'a>>> = vec![];
         for part in self.parts {
@@ -63,7 +63,7 @@ impl<'a> Launches<'a> {
     }
 }
 
-/// The launch of a program, before there are tensors for it.
+/// A launch that is planned: its program, without tensors.
 #[derive(Debug)]
 pub struct PlannedLaunch<'a> {
     /// Its stream, of a CUDA device.
@@ -77,10 +77,9 @@ pub struct PlannedLaunch<'a> {
 }
 
 impl Launches<'_> {
-    /// Builds the graphs ahead that these launches, added in this order, will need on CUDA devices.
-    /// Does not wait for a device; building a graph counts as an allocation. Streams of other
-    /// devices are left out, and devices with a program that takes arguments whole: launches of
-    /// such a one are no graph.
+    /// Builds the graphs that these launches, added in this order, will need on CUDA devices. Does
+    /// not wait for a device; building a graph counts as an allocation. Ignores CPU devices, and
+    /// devices with a program that takes arguments whole, whose launches form no graph.
     ///
     /// # Errors
     /// [`crate::Error::HotScope`] if an open scope forbids to build a graph;
@@ -117,7 +116,7 @@ impl Launches<'_> {
 
 fn run_on_device(parts: Vec<GroupedLaunch<'_>>) -> Result<()> {
     let placed =
-        |part: &GroupedLaunch<'_>| matches!(&part.work, Work::Cuda(task) if task.is_placed());
+        |part: &GroupedLaunch<'_>| matches!(&part.work, StreamWork::Cuda(task) if task.is_placed());
     match parts.iter().all(placed) {
         true => run_fused(parts),
         false => parts.into_iter().try_for_each(run_alone),
@@ -130,7 +129,8 @@ fn run_alone(GroupedLaunch { operation, stream, tensors, work }: GroupedLaunch<'
     submit_work(stream, touching.map(|&(tensor, usage)| touch(tensor, usage)), work)
 }
 
-/// Enqueues launches of a CUDA device as one, on the first one's stream; the others wait for it.
+/// Enqueues launches of a CUDA device as one launch, on the stream of the first; the other streams
+/// wait for it.
 fn run_fused(parts: Vec<GroupedLaunch<'_>>) -> Result<()> {
     let Some((first, operation)) = parts.first().map(|part| (part.stream, part.operation)) else {
         return Ok(());
@@ -141,10 +141,10 @@ fn run_fused(parts: Vec<GroupedLaunch<'_>>) -> Result<()> {
     check_overlap(operation, &all)?;
     let streams: Vec<&Arc<StreamState>> = parts.iter().map(|part| part.stream).collect();
     let tasks = parts.into_iter().filter_map(|part| match part.work {
-        Work::Cuda(task) => Some(*task),
+        StreamWork::Cuda(task) => Some(*task),
         _ => None,
     });
-    // Memory that the pool keeps for reuse serves a graph as well.
+    // A graph can use memory that the pool keeps for reuse.
     let reclaim = || {
         if let Some((tensor, _)) = all.first() {
             tensor.stream().device().trim();
@@ -152,7 +152,7 @@ fn run_fused(parts: Vec<GroupedLaunch<'_>>) -> Result<()> {
     };
     let fused = cuda_queue.fuse(tasks.collect(), &first.shared.counters, &reclaim)?;
     let Some(task) = fused else { return Ok(()) };
-    let work = Work::Cuda(Box::new(task));
+    let work = StreamWork::Cuda(Box::new(task));
     first.shared.counters.note(Act::Launch, operation, work.site())?;
     let touching = all.iter().filter(|(tensor, _)| tensor.bytes() > 0);
     let touches =

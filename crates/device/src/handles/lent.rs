@@ -1,4 +1,4 @@
-//! Memory of a tensor for code that goes by addresses, such as the arrays of another library.
+//! Lent tensors: memory for code that uses addresses, such as the arrays of another library.
 
 use super::{Event, Tensor};
 use crate::ground::{Error, Property, Result};
@@ -7,8 +7,8 @@ use crate::order::TrackedMemory;
 /// Host memory of a tensor that other code reads and writes by its address. The memory is not
 /// reused while this lives, and counts as shared ([`Tensor::is_shared`]).
 ///
-/// Launches with other handles of the tensor are not ordered after accesses by address: whoever
-/// makes them has to look whether the tensor is shared, as the ring of a gather does.
+/// Launches with other handles of the tensor are not ordered after accesses by address. Code that
+/// launches must check whether the tensor is shared, as the ring of a gather does.
 #[derive(Debug)]
 pub struct LentTensor {
     tensor: Tensor,
@@ -16,7 +16,7 @@ pub struct LentTensor {
 }
 
 impl LentTensor {
-    /// Lends a tensor of a CPU device, after the work that was enqueued with it is done.
+    /// Lends a tensor of a CPU device. Waits for all enqueued work that uses the tensor.
     #[track_caller]
     pub(super) fn new(tensor: &Tensor) -> Result<Self> {
         let block = tensor.storage().block();
@@ -41,7 +41,7 @@ impl LentTensor {
         self.address
     }
 
-    /// Bytes from the address on that are the tensor's.
+    /// Number of bytes of the tensor.
     pub fn bytes(&self) -> usize {
         self.tensor.bytes()
     }

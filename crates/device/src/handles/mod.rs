@@ -1,8 +1,8 @@
 //! The user's interface: devices, streams, tensors and launches.
 //!
-//! The four name each other in what they offer: a device opens streams, a stream starts launches, a
-//! launch takes tensors, a tensor belongs to a stream. So they are declared here, side by side; the
-//! methods of each are in the file of its name, and no two of these files import each other.
+//! The four types refer to each other: a device opens streams, a stream starts launches, a launch
+//! takes tensors, a tensor belongs to a stream. So they are declared together here. The methods of
+//! each are in the file of its name, and no two of these files import each other.
 
 mod device;
 mod event;
@@ -53,9 +53,9 @@ pub struct Device(Arc<DeviceHandle>);
 struct DeviceHandle {
     shared: Arc<DeviceShared>,
     backend: DeviceBackend,
-    /// Held by the places of `pieces`, too: a piece outlives the device if a kernel ends last.
+    /// Held by pieces of temporary memory, too: a piece outlives the device if a kernel ends last.
     pool: Arc<Pool<Stream>>,
-    /// Its part of a trace, if any.
+    /// The device's process in a trace, if it is traced.
     trace: Option<Arc<Process>>,
     /// The race sanitizer, if it is on.
     sanitizer: Option<Arc<Sanitizer>>,
@@ -64,13 +64,13 @@ struct DeviceHandle {
     next_stream: AtomicU64,
 }
 
-/// The workers or the cuda_streams of a device.
+/// The workers of a CPU device, or the driver's streams of a CUDA device.
 enum DeviceBackend {
     Cpu {
         executor: Arc<Executor<StreamState>>,
         workers: Vec<JoinHandle<()>>,
     },
-    /// The cuda_streams onto which streams are dealt in turn.
+    /// The driver's streams, to which streams are assigned in turn.
     Cuda {
         cuda_streams: Vec<Arc<CudaStream>>,
     },
@@ -90,9 +90,9 @@ struct StreamHandle {
 }
 
 /// A tensor on a device. Belongs to one stream: only launches of that stream accept it, and
-/// [`on`](Tensor::on) gives a handle for another (S1). A handle: clones share the memory. When the
-/// last handle is dropped, the memory is reused in stream order (S2): dropping a tensor whose
-/// kernels are still in flight is correct, and does not wait.
+/// [`on`](Tensor::on) gives a handle for another stream (S1). A handle: clones share the memory.
+/// When the last handle is dropped, the memory is reused in stream order (S2): dropping a tensor
+/// whose kernels are still in flight is correct, and does not wait.
 #[derive(Clone)]
 pub struct Tensor {
     storage: StorageHandle<Stream>,
@@ -101,7 +101,7 @@ pub struct Tensor {
     shape: Shape,
     dtype: DType,
     format: MemoryFormat,
-    /// The stream it belongs to, if that is not the one that allocated the storage.
+    /// The stream that the tensor belongs to, if another stream allocated the storage.
     moved_to: Option<Stream>,
 }
 

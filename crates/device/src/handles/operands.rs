@@ -1,4 +1,4 @@
-//! LaunchOperands of a launch: its tensors, and how it accesses them.
+//! LaunchOperands of a launch: its tensors, each with the kind of access.
 
 use super::{Stream, Tensor};
 use crate::ground::{AccessKind, Error, INLINE_ARGS, Result};
@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 /// LaunchOperands of a launch.
 pub(super) type LaunchOperands<'a> = SmallVec<[(&'a Tensor, AccessKind); INLINE_ARGS]>;
 
-/// The access of a launch to a tensor, as submission sees it.
+/// The access of a launch to a tensor, for submission.
 pub(super) fn touch(tensor: &Tensor, usage: AccessKind) -> Touch<'_, Storage<Stream>> {
     let bytes = tensor.offset()..tensor.offset() + tensor.bytes();
     Touch { storage: tensor.storage(), usage, bytes }
@@ -25,8 +25,8 @@ pub(super) fn check_overlap(
     let with_bytes = (0..tensors.len()).filter(|&i| tensors[i].0.bytes() > 0);
     let mut order: SmallVec<[usize; INLINE_ARGS]> = with_bytes.collect();
     order.sort_unstable_by_key(|&i| place(i));
-    // The argument, and the written one, that reach furthest among those that begin earlier in the
-    // same storage: whatever overlaps an earlier one overlaps that one.
+    // Among the arguments that begin earlier in the same storage, the one that ends last, and the
+    // written one that ends last: an argument that overlaps any earlier one overlaps these.
     let (mut any, mut written): (Option<usize>, Option<usize>) = (None, None);
     for &i in &order {
         let earlier = if is_written(i) { any } else { written };

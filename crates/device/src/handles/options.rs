@@ -10,13 +10,14 @@ pub(super) const MAX_THREADS: usize = 1024;
 /// Options for opening a device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeviceOptions {
-    /// Workers of a CPU device; 0: one for each core available to the process. Streams of the
-    /// driver for a CUDA device, onto which its streams are dealt; 0: one. No result depends on it.
+    /// Workers of a CPU device; 0: one for each core available to the process. For a CUDA device
+    /// the number of the driver's streams that carry out its streams; 0: one. No result depends on
+    /// it.
     pub threads: usize,
     /// Largest number of bytes that the device takes from the system, `None` for no limit.
     pub memory_limit: Option<usize>,
-    /// Instruction set of the kernels; `None`: the value of `MERISTEM_ISA`, or the best of this
-    /// machine.
+    /// Instruction set of the kernels; `None`: the value of `MERISTEM_ISA`, or else the best of
+    /// this machine.
     pub isa: Option<Isa>,
     /// Trace to record into; `None` for none.
     pub trace: Option<Trace>,

@@ -1,7 +1,7 @@
 //! Groups of CUDA devices, one per process, that exchange tensors over NCCL.
 
 use super::{Launch, Stream};
-use crate::execution::{Membership, Work};
+use crate::execution::{PeerMembership, StreamWork};
 use crate::ground::sync::Arc;
 use crate::ground::{Error, ID_BYTES, PeerPlace, PeerProgress, Property, Result};
 use crate::hooks::Category;
@@ -12,7 +12,7 @@ use std::fmt;
 /// group. Dropping the last handle without [`close`](Peers::close) ends the membership once its
 /// exchanges have run; data sent to other machines may then be lost.
 #[derive(Clone)]
-pub struct Peers(Arc<Membership>);
+pub struct Peers(Arc<PeerMembership>);
 
 impl Peers {
     /// Bytes of the id of a group.
@@ -23,7 +23,7 @@ impl Peers {
     /// # Errors
     /// [`Error::NotCompiled`]; [`Error::Cuda`] if the library was not found or is too old.
     pub fn check() -> Result<()> {
-        Membership::check_library()
+        PeerMembership::check_library()
     }
 
     /// A name for a new group, to be on_complete to all its members.
@@ -31,7 +31,7 @@ impl Peers {
     /// # Errors
     /// The errors of [`check`](Peers::check); [`Error::NoKernel`] for a stream of a processor.
     pub fn new_id(stream: &Stream) -> Result<[u8; ID_BYTES]> {
-        Membership::new_id(cuda_queue(stream)?.context())
+        PeerMembership::new_id(cuda_queue(stream)?.context())
     }
 
     /// Begins to join a group with a stream's device; [`connect`](Peers::connect) completes it.
@@ -40,7 +40,7 @@ impl Peers {
     /// # Errors
     /// The errors of [`new_id`](Peers::new_id).
     pub fn begin(stream: &Stream, place: &PeerPlace) -> Result<Peers> {
-        Membership::begin(cuda_queue(stream)?.context(), place).map(Peers)
+        PeerMembership::begin(cuda_queue(stream)?.context(), place).map(Peers)
     }
 
     /// Connects to all other members, once. Waits until all have joined, or another thread
@@ -123,7 +123,7 @@ impl Launch<'_> {
             return mismatch("peers", Property::Device, expected, "those of another".to_owned());
         }
         self.submit(Category::Launch, |record| {
-            Ok(Work::Cuda(Box::new(cuda_queue.exchange(&peers.0, ranks, record))))
+            Ok(StreamWork::Cuda(Box::new(cuda_queue.exchange(&peers.0, ranks, record))))
         })
     }
 }

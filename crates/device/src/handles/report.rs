@@ -4,8 +4,8 @@ use super::{Device, Stream};
 use crate::ground::{Owner, OwnerUse};
 use crate::memory::{Pool, Usage, WatermarkId};
 
-/// Memory of a device. Bytes are those that tensors asked for; rounding and cached free blocks are
-/// only in `reserved`, so `current` and `peak` do not depend on timing.
+/// Memory of a device. `current` and `peak` count the bytes that tensors requested, and do not
+/// depend on timing. Rounding and cached free blocks are only in `reserved`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryReport {
     /// Bytes in tensors now.
@@ -26,12 +26,11 @@ impl MemoryReport {
         MemoryReport { current, peak, reserved, reserved_peak, owners: usage.owners() }
     }
 
-    /// Runs `call`, and reports its effect on the memory of `device`: before, after, and the true
-    /// peak in between, however short it lasted. Calls may be nested, and may run concurrently on
-    /// several threads: every one sees everything that happens on the device during it, from any
-    /// thread. Bytes count from the creation of a tensor until its last handle is dropped, not
-    /// until kernels in flight have ended, so the figures do not depend on the timing of the
-    /// device. Does not wait.
+    /// Runs `call`, and reports the memory of `device` before, after, and at the peak in between,
+    /// however short that was. Calls may be nested, and may run concurrently on several threads:
+    /// each report includes all allocations on the device during its call, from any thread. Bytes
+    /// count from the creation of a tensor until its last handle is dropped, not until kernels in
+    /// flight have ended, so the figures do not depend on the timing of the device. Does not wait.
     pub fn around<T>(device: &Device, call: impl FnOnce() -> T) -> (T, MemoryAround) {
         let pool = device.pool();
         let (before, id) =
@@ -55,7 +54,8 @@ pub struct MemoryAround {
     pub before: MemoryReport,
     /// Memory after the call returned.
     pub after: MemoryReport,
-    /// Largest number of bytes in tensors at any moment of the call, earlier ones included.
+    /// Largest number of bytes in tensors at any moment of the call, tensors from before the call
+    /// included.
     pub peak: usize,
     owners: [usize; Owner::ALL.len()],
 }

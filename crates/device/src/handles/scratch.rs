@@ -8,11 +8,11 @@ use crate::memory::{MemoryRequest, PooledBlock, StreamHome};
 use std::fmt;
 use std::panic::Location;
 
-/// Temporary memory on a processor for the kernels of a stream, which each of them has while it
-/// runs: what one leaves there the next does not find. Streams share it. A device has as many
-/// pieces as kernels can run at once, one for each worker at most, however many streams there are;
-/// and a worker uses its piece for one kernel after the other, so that its caches hold it. A
-/// handle: clones are the same memory. It is given back with the last handle of any stream.
+/// Temporary memory on a processor for the kernels of a stream. A kernel has it while it runs; its
+/// contents are lost afterwards. Streams share the memory: a device has one piece for each kernel
+/// that can run at once, at most one for each worker, however many streams there are. A worker uses
+/// its piece for one kernel after the other, so that its caches hold it. A handle: clones are the
+/// same memory. The memory is given back with the last handle of any stream.
 ///
 /// ```
 /// # use meristem_device::*;
@@ -38,14 +38,14 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Temporary memory of `bytes` bytes, aligned to 64. If another stream of the device has as
-    /// much, this allocates at most one piece, and none once there is one for each worker; if all
-    /// have less, it allocates all anew. Does not wait for the device, unless its memory limit is
-    /// reached.
+    /// Temporary memory of `bytes` bytes, aligned to 64. If another stream of the device has at
+    /// least as many bytes, this allocates at most one piece, and none once there is one for each
+    /// worker. Otherwise it replaces all pieces by larger ones. Does not wait for the device,
+    /// unless the memory limit is reached.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`]; [`Error::Mismatch`] for a stream of a CUDA device, whose kernels run
-    /// in no worker; [`Error::HotScope`] if an open scope forbids to allocate, or to wait;
+    /// [`Error::OutOfMemory`]; [`Error::Mismatch`] for a stream of a CUDA device, which has no
+    /// workers; [`Error::HotScope`] if an open scope forbids to allocate or to wait;
     /// [`Error::InsideKernel`] if called inside of a kernel.
     #[track_caller]
     pub fn new(stream: &Stream, bytes: usize, owner: Owner) -> Result<Scratch> {
@@ -61,7 +61,7 @@ impl Scratch {
             });
         };
         let make = |bytes| {
-            // A block that is ready for a stream without work is ready for any.
+            // A block that is ready for a stream without work is ready for every stream.
             let idle = device.stream("scratch");
             let (stream, slot) = (idle.state(), idle.slot());
             let request = MemoryRequest { stream, slot, bytes, owner, operation, site };
@@ -74,12 +74,12 @@ impl Scratch {
         Ok(Scratch { stream: stream.clone(), reservation })
     }
 
-    /// Bytes that a kernel gets.
+    /// Number of bytes that a kernel gets.
     pub fn bytes(&self) -> usize {
         self.reservation.bytes()
     }
 
-    /// Checks that it is for launches of this stream.
+    /// Checks that the memory is for launches of this stream.
     pub(super) fn check(&self, operation: &'static str, stream: &Stream) -> Result<()> {
         if *stream == self.stream {
             return Ok(());

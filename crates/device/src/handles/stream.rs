@@ -48,7 +48,7 @@ impl Stream {
     /// Does not wait.
     ///
     /// # Errors
-    /// The errors of [`Launch::run`], the arguments being those of all pieces in order
+    /// The errors of [`Launch::run`], with the tensors of all pieces in order as arguments
     /// (`pieces[1].from` is argument 2); and [`crate::Error::Mismatch`] if the two tensors of a
     /// piece differ in element type, number of elements or memory format.
     #[track_caller]
@@ -57,13 +57,13 @@ impl Stream {
     }
 
     /// Overwrites a tensor with the bytes that `make` writes, in stream order: one command, counted
-    /// as one launch. `make` gets as many bytes as the tensor has, whatever they hold.
+    /// as one launch. `make` gets as many bytes as the tensor has, with unspecified contents.
     ///
-    /// - On the processor they are the tensor's own, and a worker calls `make` when its turn comes;
-    ///   if it panics, the stream fails.
-    /// - For a CUDA device they are staging memory, and this call fills it; a panic of `make` is
-    ///   the caller's, and nothing was enqueued. Waits for earlier copies if very much staging
-    ///   memory is in use.
+    /// - On the processor these are the tensor's bytes, and a worker calls `make` in stream order;
+    ///   if `make` panics, the stream fails.
+    /// - For a CUDA device these are staging memory, and this function calls `make`; if `make`
+    ///   panics, the panic reaches the caller, and nothing was enqueued. Waits for earlier copies
+    ///   while more than 256 MiB of staging memory are in use.
     ///
     /// # Errors
     /// The errors of [`Launch::run`], the tensor being argument 0; [`crate::Error::HotScope`] if an
@@ -93,13 +93,14 @@ impl Stream {
     }
 
     /// Makes later work of this stream wait for the event, which may be of another device. The wait
-    /// happens on the device; the host continues. Only a CUDA device's wait for an event of a CPU
-    /// device that is not reached yet is one of the host, counted as a synchronisation.
+    /// happens on the device, and the host continues. Only if a stream of a CUDA device waits for
+    /// an event of a CPU device does the host wait, counted as a synchronisation if the event is
+    /// not reached yet.
     ///
     /// # Errors
     /// - [`crate::Error::KernelPanicked`] if this stream failed, or the event's stream failed
-    ///   before the event; [`crate::Error::DeviceFailed`]. If that is only known later, this stream
-    ///   fails then.
+    ///   before the event; [`crate::Error::DeviceFailed`]. If the failure is only known later, this
+    ///   stream fails then.
     /// - For a wait of the host: [`crate::Error::InsideKernel`], [`crate::Error::HotScope`].
     #[track_caller]
     pub fn wait(&self, event: &Event) -> Result<()> {
@@ -110,8 +111,8 @@ impl Stream {
     /// synchronisation.
     ///
     /// # Errors
-    /// [`crate::Error::KernelPanicked`] if a kernel of this stream, or one whose result it used,
-    /// panicked; [`crate::Error::InsideKernel`] if called inside of a kernel.
+    /// [`crate::Error::KernelPanicked`] if a kernel panicked, on this stream or on a stream whose
+    /// result it used; [`crate::Error::InsideKernel`] if called inside of a kernel.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         let (operation, site) = ("Stream::synchronize", Location::caller());

@@ -1,4 +1,4 @@
-//! Tensors: made, written and read, moved to another stream, and seen through windows.
+//! Tensors: creating, writing and reading them, moving them to another stream, and views.
 
 use super::expect::{Expect, device_words};
 use super::lent::LentTensor;
@@ -13,7 +13,8 @@ use std::panic::Location;
 
 impl Tensor {
     /// A contiguous tensor whose elements are unspecified (but initialised: zeros, or values of an
-    /// earlier tensor; with `MERISTEM_SANITIZE=1` it is [`POISON`](crate::POISON)). Does not wait.
+    /// earlier tensor; with `MERISTEM_SANITIZE=1` they are [`POISON`](crate::POISON)). Does not
+    /// wait.
     ///
     /// # Errors
     /// [`Error::BadShape`]; [`Error::OutOfMemory`] after everything reclaimable was reclaimed.
@@ -108,7 +109,8 @@ impl Tensor {
         let bytes = bytemuck::cast_slice(elements);
         stream.state().shared.counters.note(Act::CopyToDevice, operation, site)?;
         let shared = &stream.state().shared;
-        // Order is checked of launches, so with an observer that does this is a launch.
+        // An observer that checks order sees launches only, so with such an observer this is a
+        // launch.
         let filled = !shared.checks_order && {
             let _copy = shared.observers.host_copies(operation, Category::HostCopy, site);
             tensor.storage.fill_if_idle(bytes)
@@ -136,9 +138,8 @@ impl Tensor {
     }
 
     /// Overwrites the bytes with `source[start..]`, in stream order and without staging: one
-    /// counted copy to the device that reads `source` on a worker, and holds it until then. For
-    /// host memory that is shared anyway, such as a [`MappedFile`](crate::MappedFile) (D7).
-    /// Does not wait.
+    /// counted copy to the device, which reads `source` on a worker and holds it until then. For
+    /// host memory that is shared, such as a [`MappedFile`](crate::MappedFile) (D7). Does not wait.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`] if the source is too short, [`Error::KernelPanicked`].
@@ -151,7 +152,7 @@ impl Tensor {
     }
 
     /// Reads the elements in memory order: one counted copy to the host, and one counted wait for
-    /// the work they depend on. For several tensors see [`read_back`](crate::read_back).
+    /// the work that they depend on. For several tensors see [`read_back`](crate::read_back).
     ///
     /// # Errors
     /// [`Error::Mismatch`] for another element type; [`Error::KernelPanicked`];
@@ -245,9 +246,9 @@ impl Tensor {
         Ok(tensor)
     }
 
-    /// Both as one flat window, in memory order: `None` unless the next tensor's first element
-    /// follows this one's last in the same memory, and both are of one element type and stream.
-    /// Shares the memory.
+    /// This tensor and `next` as one flat window. `None` unless the first element of `next` follows
+    /// the last element of this tensor in the same memory, and both have one element type and
+    /// stream. Shares the memory.
     pub fn joined(&self, next: &Tensor) -> Option<Tensor> {
         let adjacent = self.storage.is_same(&next.storage)
             && self.offset + self.bytes() == next.offset
@@ -301,20 +302,20 @@ impl Tensor {
         self.shape.numel()
     }
 
-    /// Id of its memory, never reused in this process: equal for handles and views of one memory,
-    /// different for others even at the same address.
+    /// Id of its memory, unique in this process: equal for all handles and views of the memory,
+    /// different for other memory even at the same address.
     pub fn storage_id(&self) -> u64 {
         self.storage.allocation().id
     }
 
-    /// Address of its first element, to compare with other addresses of the device (D3); not to be
-    /// dereferenced. 0 for a tensor without elements.
+    /// Address of its first element, for comparisons with other addresses of the device (D3); not
+    /// to be dereferenced. 0 for a tensor without elements.
     pub fn address(&self) -> u64 {
         if self.bytes() == 0 { 0 } else { self.storage.address() + self.offset as u64 }
     }
 
-    /// Its memory, for code that goes by addresses. Waits until all work that was enqueued with the
-    /// memory is done; counted as one synchronisation for each stream that it was enqueued on.
+    /// Lends the memory to code that uses addresses. Waits until all enqueued work that uses the
+    /// memory is done; counted as one synchronisation for each stream with such work.
     ///
     /// # Errors
     /// [`Error::Mismatch`] for a device whose memory the host cannot address;
@@ -337,7 +338,7 @@ impl Tensor {
         format!("{dtype} {shape} {format} on {device}, stream `{stream}`")
     }
 
-    /// Logs that an operation created it, from another tensor or without input.
+    /// Logs that an operation created this tensor, from `input` or without one.
     #[inline]
     fn log_made(&self, operation: &'static str, input: Option<&Tensor>) {
         log_placement(operation, || {

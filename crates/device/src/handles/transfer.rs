@@ -1,6 +1,6 @@
-//! Copies and fills. All of them are ordinary work of a stream, so they are ordered and waited for
-//! like kernels. Those between host and device are counted as copies, those inside of the device as
-//! launches.
+//! Copies and fills. They are ordinary work of a stream, so they are ordered and waited for like
+//! kernels. Transfers between host and device are counted as copies, transfers inside of the device
+//! as launches.
 
 use super::expect::Expect;
 use super::{Launch, Stream, Tensor};
@@ -70,7 +70,7 @@ pub(crate) fn poison(tensor: &Tensor, operation: &'static str, site: CallSite) -
     }
 }
 
-/// Copies tensors of a stream into other tensors of it: one command.
+/// Copies tensors of a stream into other tensors of the stream: one command.
 pub(crate) fn copy(
     stream: &Stream,
     operation: &'static str,
@@ -95,7 +95,7 @@ pub(crate) fn copy(
     launch.transfer(Transfer::Copy)
 }
 
-/// Overwrites a tensor with what a function writes: one command.
+/// Overwrites a tensor with the bytes that `make` writes: one command.
 pub(crate) fn upload(
     stream: &Stream,
     operation: &'static str,

@@ -6,12 +6,12 @@ use crate::ground::{Act, Counts, Result};
 use std::cell::Cell;
 use std::panic::Location;
 
-/// Decides about an act of the calling thread on the device of this number: number, act, operation
-/// and call site.
+/// A function that permits or refuses an act of the calling thread on a device: number of the
+/// device, act, operation and call site.
 pub(crate) type ActGate = fn(u64, Act, &'static str, &'static Location<'static>) -> Result<()>;
 
 thread_local! {
-    /// The thread's gate; usually there is none.
+    /// The thread's gate; usually `None`.
     static GATE: Cell<Option<ActGate>> = const { Cell::new(None) };
 }
 
@@ -51,7 +51,7 @@ impl Default for Counters {
 }
 
 impl Counters {
-    /// Number of the device, by which gates know it.
+    /// Number of the device, as gates get it.
     pub(crate) fn device(&self) -> u64 {
         self.device
     }
@@ -59,7 +59,7 @@ impl Counters {
     /// Counts an act that is about to happen. `site` is the call site in the user's code.
     ///
     /// # Errors
-    /// The errors of the calling thread's gate. The act must not happen then, and is not counted.
+    /// The errors of the calling thread's gate. The act is then not counted, and must not happen.
     pub(crate) fn note(
         &self,
         act: Act,
@@ -75,8 +75,9 @@ impl Counters {
         Ok(())
     }
 
-    /// Counts like [`note`](Counters::note) an act that is only ever counted under one lock, which
-    /// `lock` takes: no other thread counts meanwhile, so the count needs no atomic addition.
+    /// Counts, like [`note`](Counters::note), an act that is always counted under one lock, which
+    /// `lock` takes. No other thread counts this act meanwhile, so the count needs no atomic
+    /// addition.
     ///
     /// # Errors
     /// The errors of [`note`](Counters::note); the lock is then not taken.

@@ -1,4 +1,4 @@
-//! Observers of a device: the hooks, and the values that they get.
+//! Observers of a device: the hooks, and the values that hooks get.
 
 use crate::ground::sync::Arc;
 use crate::ground::{AccessKind, DType, INLINE_ARGS, MemoryFormat, Owner, Result, Shape};
@@ -18,9 +18,9 @@ pub(crate) type ObserverNote = Box<dyn Any + Send + Sync>;
 /// An observer of a device, such as a trace or the race sanitizer. Hooks do nothing by default, and
 /// never wait for the device.
 pub(crate) trait DeviceObserver: Send + Sync {
-    /// Whether it checks the order of launches. The engine then leaves out no wait because its
-    /// target is done, so that the order is the program's and not that of chance; fills new memory
-    /// with [`POISON`]; and calls the hooks of submission.
+    /// Whether it checks the order of launches. The engine then keeps waits for completed work, so
+    /// that the order follows from the program and not from timing; fills new memory with
+    /// [`POISON`]; and calls the hooks of submission.
     fn checks_order(&self) -> bool {
         false
     }
@@ -40,11 +40,11 @@ pub(crate) trait DeviceObserver: Send + Sync {
     ///
     /// # Errors
     /// Any error refuses the launch.
-    fn launch_asked(&self, _launch: &SubmittedLaunch<'_>) -> Result<()> {
+    fn launch_requested(&self, _launch: &SubmittedLaunch<'_>) -> Result<()> {
         Ok(())
     }
 
-    /// A launch that nobody refused is enqueued. Under the submission lock, for observers that
+    /// A launch that no observer refused is enqueued. Under the submission lock, for observers that
     /// check order.
     fn launch_submitted(&self, _launch: &SubmittedLaunch<'_>) {}
 
@@ -52,8 +52,7 @@ pub(crate) trait DeviceObserver: Send + Sync {
     /// observers that check order.
     fn waits_submitted(&self, _at: CommandPosition<'_>, _after: &[CommandPosition<'_>]) {}
 
-    /// The memory of a tensor, in the block at this address, is freed. For observers that check
-    /// order.
+    /// The memory of a tensor, in the block at `address`, is freed. For observers that check order.
     fn memory_freed(&self, _allocation: &Allocation, _address: u64) {}
 
     /// The block at this address is about to return to the system.
@@ -68,11 +67,11 @@ pub(crate) trait DeviceObserver: Send + Sync {
     /// The wait at `_at` is over: `_producer` is done. On the stream's worker.
     fn wait_ended(&self, _at: CommandPosition<'_>, _producer: CommandPosition<'_>) {}
 
-    /// A launch has run, and no other thread knows yet. On the stream's worker, for observers that
-    /// watch runs.
+    /// A launch has run, and no other thread can see that yet. On the stream's worker, for
+    /// observers that watch runs.
     fn launch_ran(&self, _ran: &FinishedLaunch<'_>) {}
 
-    /// The calling host thread begins to wait or to copy; it ends as the result is dropped.
+    /// The calling host thread begins a wait or a copy, which ends when the result is dropped.
     fn host_begins(&self, _activity: HostActivity) -> Option<Box<dyn Any>> {
         None
     }
@@ -80,7 +79,8 @@ pub(crate) trait DeviceObserver: Send + Sync {
     /// A host thread has seen the end of a command.
     fn host_saw(&self, _at: CommandPosition<'_>) {}
 
-    /// A host thread is about to use the result of the copy at `_end`, out of this memory.
+    /// A host thread is about to use the result of the copy at `_end`, which reads the memory
+    /// `_from`.
     ///
     /// # Errors
     /// Any error is returned instead of the result.
@@ -109,7 +109,7 @@ impl DeviceObservers {
         cfg!(meristem_bare) || self.0.is_empty() // see bench/README.md
     }
 
-    /// Calls a hook of each, one after the other.
+    /// Calls a hook of each observer, one after the other.
     #[inline]
     pub(crate) fn tell(&self, hook: impl FnMut(&dyn DeviceObserver)) {
         if !self.is_empty() {
@@ -122,7 +122,7 @@ impl DeviceObservers {
         self.0.iter().for_each(|observer| hook(&**observer));
     }
 
-    /// Calls a hook of each that may refuse, one after the other.
+    /// Calls a hook that may refuse, for each observer, one after the other.
     ///
     /// # Errors
     /// The first error; the others are not asked then.
@@ -136,18 +136,19 @@ impl DeviceObservers {
         self.0.iter().try_for_each(|observer| hook(&**observer))
     }
 
-    /// Whether one of them [checks order](DeviceObserver::checks_order).
+    /// Whether an observer [checks order](DeviceObserver::checks_order).
     pub(crate) fn check_order(&self) -> bool {
         !self.is_empty() && self.0.iter().any(|observer| observer.checks_order())
     }
 
-    /// Whether one of them [watches runs](DeviceObserver::watches_runs).
+    /// Whether an observer [watches runs](DeviceObserver::watches_runs).
     #[inline]
     pub(crate) fn watch_runs(&self) -> bool {
         !self.is_empty() && self.0.iter().any(|observer| observer.watches_runs())
     }
 
-    /// Tells them that the calling host thread waits for the device until the result is dropped.
+    /// Notifies observers that the calling host thread waits for the device until the result is
+    /// dropped.
     pub(crate) fn host_waits(
         &self,
         operation: &'static str,
@@ -156,8 +157,8 @@ impl DeviceObservers {
         self.host_begins(HostActivity { operation, category: Category::Wait, site })
     }
 
-    /// Tells them that the calling host thread copies, or waits for a copy, until the result is
-    /// dropped.
+    /// Notifies observers that the calling host thread copies, or waits for a copy, until the
+    /// result is dropped.
     pub(crate) fn host_copies(
         &self,
         operation: &'static str,
@@ -185,14 +186,14 @@ impl DeviceObservers {
 #[must_use = "the span ends when it is dropped"]
 pub(crate) struct HostSpan(#[expect(dead_code, reason = "dropped at the end")] Vec<Box<dyn Any>>);
 
-/// A stream: its name, and what observers keep with it.
+/// A stream: its name, and the state that observers keep with it.
 pub(crate) struct Observed {
     pub(crate) name: Arc<str>,
     notes: Box<[ObserverNote]>,
 }
 
 impl Observed {
-    /// The state of this type that an observer keeps.
+    /// The state of type `T` that an observer keeps.
     pub(crate) fn note<T: 'static>(&self) -> Option<&T> {
         self.notes.iter().find_map(|note| note.downcast_ref())
     }
@@ -208,7 +209,7 @@ pub(crate) struct CommandPosition<'a> {
 /// Memory of a tensor.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Allocation {
-    /// Never used again in this process.
+    /// Unique in this process.
     pub(crate) id: u64,
     pub(crate) owner: Owner,
     /// Call site that allocated it.
@@ -229,7 +230,7 @@ pub(crate) struct Touched<'a> {
 
 /// A launch at its submission.
 pub(crate) struct SubmittedLaunch<'a> {
-    /// Position that it gets.
+    /// Position of the launch.
     pub(crate) at: CommandPosition<'a>,
     pub(crate) operation: &'static str,
     pub(crate) site: &'static Location<'static>,
@@ -238,7 +239,7 @@ pub(crate) struct SubmittedLaunch<'a> {
     pub(crate) touched: &'a [Touched<'a>],
 }
 
-/// A launch at its call; it is recorded with the launch if an observer watches runs.
+/// The call of a launch, recorded with the launch if an observer watches runs.
 pub(crate) struct LaunchCall {
     pub(crate) category: Category,
     /// Time of the call.
@@ -259,7 +260,7 @@ pub(crate) struct FinishedLaunch<'a> {
     pub(crate) at: CommandPosition<'a>,
     pub(crate) operation: &'static str,
     pub(crate) site: &'static Location<'static>,
-    pub(crate) asked: &'a Arc<LaunchCall>,
+    pub(crate) call: &'a Arc<LaunchCall>,
     /// Time at which it began.
     pub(crate) start: Instant,
     /// Time at which it ended.
@@ -287,7 +288,7 @@ pub(crate) enum Category {
     /// A copy inside of the device.
     Copy,
     Fill,
-    /// A wait, of the host for the device or of a stream for another.
+    /// A wait of the host for the device, or of a stream for another stream.
     Wait,
     /// A span named by the program.
     Scope,

@@ -1,4 +1,4 @@
-//! References to storages: the last one returns the memory to where it came from.
+//! Handles of storages: dropping the last handle returns the memory to the pool.
 
 use super::pool::{MemoryRequest, Pool};
 use super::storage::{Storage, Tenant, next_id};
@@ -11,18 +11,18 @@ use std::ops::Deref;
 use std::panic::Location;
 use triomphe::{Arc as Shared, UniqueArc};
 
-/// A stream that memory belongs to, as memory sees it.
+/// The stream that memory belongs to.
 pub(crate) trait StreamHome: Clone {
     fn state(&self) -> &Arc<StreamState>;
 
     /// The pool of its device.
     fn pool(&self) -> &Pool<Self>;
 
-    /// Its free list in the pool.
+    /// Index of its free lists in the pool.
     fn slot(&self) -> usize;
 }
 
-/// A tensor's reference to a storage.
+/// A tensor's handle of a storage.
 pub(crate) struct StorageHandle<H: StreamHome>(ManuallyDrop<Shared<Storage<H>>>);
 
 impl<H: StreamHome> StorageHandle<H> {
@@ -47,8 +47,8 @@ impl<H: StreamHome> StorageHandle<H> {
         Ok(StorageHandle(ManuallyDrop::new(storage.shareable())))
     }
 
-    /// Writes a new storage from the host, if that can address it and nothing else uses it or its
-    /// block; returns whether it did.
+    /// Writes a new storage from the host, if the host can address it and no work uses its block;
+    /// returns whether it did.
     pub(crate) fn fill_if_idle(&mut self, bytes: &[u8]) -> bool {
         let Some(storage) = Shared::get_mut(&mut self.0) else { return false };
         assert!(bytes.len() <= storage.allocation().bytes);
@@ -57,8 +57,8 @@ impl<H: StreamHome> StorageHandle<H> {
         match block.host() {
             Some(block) if idle => {
                 // SAFETY: this is the only handle, so no work of this storage can be submitted
-                // meanwhile. What was submitted, for it or for earlier tenants of the block, is
-                // done, as `is_idle` says.
+                // meanwhile. All submitted work of this storage and of earlier tenants of the block
+                // is done, as `is_idle` says.
                 unsafe { block.fill(bytes) };
                 true
             }
@@ -66,8 +66,8 @@ impl<H: StreamHome> StorageHandle<H> {
         }
     }
 
-    /// Fills a new storage with a pattern from the host, if its block comes from the system as
-    /// zeros; returns whether it did.
+    /// Fills a new storage with a pattern from the host, if its block comes from the system;
+    /// returns whether it did.
     pub(crate) fn fill_fresh(&mut self, pattern: u32) -> bool {
         let Some(storage) = Shared::get_mut(&mut self.0) else { return false };
         if !storage.fresh {
@@ -85,7 +85,7 @@ impl<H: StreamHome> StorageHandle<H> {
         !Shared::is_unique(&self.0)
     }
 
-    /// Whether both are of one storage.
+    /// Whether both are handles of one storage.
     pub(crate) fn is_same(&self, other: &StorageHandle<H>) -> bool {
         Shared::ptr_eq(&self.0, &other.0)
     }
@@ -107,16 +107,16 @@ impl<H: StreamHome> Deref for StorageHandle<H> {
 
 impl<H: StreamHome> Drop for StorageHandle<H> {
     fn drop(&mut self) {
-        // SAFETY: this is the end of the handle, and nothing looks at the field after this.
+        // SAFETY: the handle is being dropped, and the field is not used after this.
         let storage = unsafe { ManuallyDrop::take(&mut self.0) };
-        // Of handles dropped at the same time, exactly one finds itself the last.
+        // Of handles dropped at the same time, exactly one becomes the unique owner.
         if let Some(last) = Shared::into_unique(storage) {
             give_back(last);
         }
     }
 }
 
-/// Returns a storage to its pool, with the accesses to it that may not be done.
+/// Returns a storage to its pool, with its accesses that may not be done.
 fn give_back<H: StreamHome>(mut storage: UniqueArc<Storage<H>>) {
     let shared = &storage.home().state().shared;
     let keep_done = shared.checks_order;

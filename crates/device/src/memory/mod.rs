@@ -1,5 +1,5 @@
-//! Stream-ordered memory (S2): storages with their pending accesses, the pool that they come from
-//! and return to, and the memory in use by owner (V3).
+//! Stream-ordered memory (S2): storages with their pending accesses, the pool of storages, and the
+//! memory in use by owner (V3).
 
 mod handle;
 mod place;

@@ -1,22 +1,22 @@
-//! Memory of a pool that belongs to no tensor: whoever holds it says who uses it, and when.
+//! Pool memory that belongs to no tensor. Its owner orders all uses of it.
 
 use super::pool::{FreeStorage, MemoryRequest, ORPHANS, Pool};
 use crate::execution::MemoryBlock;
 use crate::ground::sync::Arc;
 use crate::ground::{Act, Owner, Result};
 
-/// A block with its place in a pool's accounts, to which it returns when this is dropped. Nothing
-/// uses the block by then.
+/// A block that is counted in its pool, and returns to the pool when this is dropped. No work uses
+/// the block by then.
 pub(crate) struct PooledBlock<H> {
     pool: Arc<Pool<H>>,
-    /// `None` once it has returned.
+    /// `None` once the block has returned.
     free: Option<FreeStorage<H>>,
     owner: Owner,
     bytes: usize,
 }
 
 impl<H> PooledBlock<H> {
-    /// A block for a request of at least 1 byte, to which no access is pending. Waits, and counts a
+    /// A block for a request of at least 1 byte, without pending accesses. Waits, and counts a
     /// synchronisation, only if the limit is reached and all blocks are busy.
     pub(crate) fn new(pool: &Arc<Pool<H>>, request: &MemoryRequest<'_>) -> Result<Self> {
         let &MemoryRequest { stream, bytes, owner, operation, site, .. } = request;

@@ -1,4 +1,4 @@
-//! The memory of tensors: a block with its owner and its latest accesses.
+//! Storages, the memory of tensors: a block with its owner and its latest accesses.
 
 use crate::execution::MemoryBlock;
 use crate::ground::sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, lock};
@@ -7,15 +7,16 @@ use crate::order::{Hazards, TrackedMemory};
 use std::cell::Cell;
 use std::sync::PoisonError;
 
-/// Storage ids given to threads so far in this process: an id is never reused, unlike an address.
+/// The next storage id of this process that no thread has taken. Unlike an address, an id is never
+/// reused.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 /// Number of ids that a thread takes at once, so that threads seldom contend.
 const IDS: u64 = 1024;
 
-/// An id that no other storage of this process has or had.
+/// A storage id that is unique in this process.
 pub(super) fn next_id() -> u64 {
     thread_local! {
-        /// The thread's next number, and how many it has.
+        /// The thread's next id, and the number of ids that it has left.
         static MINE: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
     }
     let (next, left) = match MINE.get() {
@@ -26,31 +27,32 @@ pub(super) fn next_id() -> u64 {
     next
 }
 
-/// BlockSource that tensors share. It has a tenant while a [`StorageHandle`](super::StorageHandle) exists. When the
-/// last handle is dropped, it is free, and returns to the pool in stream order unchanged: creating
-/// or moving one would cost more than handing it out.
+/// BlockSource that tensors share. It has a tenant while a [`StorageHandle`](super::StorageHandle)
+/// exists. When the last handle is dropped the storage is free, and returns to the pool in stream
+/// order as it is: creating or moving a storage would cost more than handing it out.
 pub(crate) struct Storage<H> {
     /// `None` for no bytes.
     pub(super) block: Option<Arc<MemoryBlock>>,
     /// Size class of the block.
     class: usize,
-    /// Whether the bytes were zeros when it was allocated: they had just come from the system.
+    /// Whether the bytes were zeros at allocation, because the block was new from the system.
     pub(super) fresh: bool,
-    /// Changed under the device's submission lock only, or by the sole owner.
+    /// Changed only under the device's submission lock, or by the sole owner.
     hazards: Mutex<Hazards>,
     /// `None` while it is free.
     pub(super) tenant: Option<Tenant<H>>,
 }
 
-/// The current use of a storage.
+/// The current user of a storage.
 pub(super) struct Tenant<H> {
     pub(super) allocation: Allocation,
-    /// The stream that asked for it, to which the block returns.
+    /// The stream that allocated the storage, to which the block returns.
     pub(super) home: H,
 }
 
 impl<H> Storage<H> {
-    /// A storage without a tenant, of a block that was never used; `fresh` if it holds zeros.
+    /// A storage without a tenant, with a block that was never used; `fresh` if the block holds
+    /// zeros.
     pub(crate) fn vacant(block: Option<Arc<MemoryBlock>>, class: usize, fresh: bool) -> Self {
         Storage { block, class, fresh, hazards: Mutex::default(), tenant: None }
     }
@@ -77,7 +79,7 @@ impl<H> Storage<H> {
         self.block.as_ref().map_or(0, |block| block.size())
     }
 
-    /// Whether the bytes were zeros when it was made.
+    /// Whether the bytes were zeros at allocation.
     pub(crate) fn is_fresh(&self) -> bool {
         self.fresh
     }

@@ -3,7 +3,8 @@
 use super::watermark::{Watermark, WatermarkId};
 use crate::ground::{Owner, OwnerUse};
 
-/// Running totals. Bytes are those that tensors asked for, but for those taken from the system.
+/// Running totals. `current`, `peak` and the owners count bytes that tensors requested; `reserved`
+/// counts bytes of blocks.
 #[derive(Default)]
 pub(crate) struct Usage {
     /// Bytes in tensors, now and at most.
@@ -13,13 +14,13 @@ pub(crate) struct Usage {
     pub(crate) reserved: usize,
     pub(crate) reserved_peak: usize,
     owners: [(usize, usize); Owner::ALL.len()],
-    /// Watermarks of the calls being measured: usually none.
+    /// Watermarks of the measured calls: usually none.
     watermarks: Vec<Watermark>,
     watermarks_opened: u64,
 }
 
 impl Usage {
-    /// Adds bytes to an owner's; returns how many it has.
+    /// Adds bytes to an owner; returns the owner's total.
     pub(crate) fn take(&mut self, owner: Owner, bytes: usize) -> usize {
         self.current += bytes;
         self.peak = self.peak.max(self.current);
@@ -31,7 +32,7 @@ impl Usage {
         of_owner
     }
 
-    /// Takes bytes from an owner's; returns how many it has.
+    /// Subtracts bytes from an owner; returns the owner's total.
     pub(crate) fn give(&mut self, owner: Owner, bytes: usize) -> usize {
         self.current -= bytes;
         let of_owner = &mut self.owners[owner as usize].0;

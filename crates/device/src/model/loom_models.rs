@@ -28,7 +28,7 @@ fn read(stream: &Stream, tensor: &Tensor) {
     stream.launch("read").read(tensor).run(kernel).unwrap();
 }
 
-/// `queue`: a thread that sees `completed` sees the command's effects. Nothing else orders the two
+/// `queue`: a thread that sees `completed` sees the command's effects. Nothing else orders them
 /// here: the host takes no lock between the check and the read.
 #[test]
 fn who_sees_a_command_done_sees_its_effects() {
@@ -75,7 +75,7 @@ fn two_host_threads_wait_for_different_commands() {
     });
 }
 
-/// `queue`, `hazard`: a parked stream is woken exactly once, and sees what it waited for.
+/// `queue`, `hazard`: a parked stream is woken exactly once, and sees the write that it waited for.
 #[test]
 fn a_parked_stream_is_woken_and_sees_the_write() {
     check(2, || {
@@ -88,7 +88,7 @@ fn a_parked_stream_is_woken_and_sees_the_write() {
     });
 }
 
-/// `submit`: work after a group, on any of its streams, comes after all of the group.
+/// `submit`: work after a group, on any of its streams, runs after all launches of the group.
 #[test]
 fn a_group_ends_before_what_comes_after_it() {
     check(2, || {
@@ -175,14 +175,14 @@ fn parts(preemptions: usize, jobs: usize) {
     });
 }
 
-/// `parts`: each part runs once, a helper sees the job and what came before it, and what the parts
-/// wrote is seen behind them.
+/// `parts`: each part runs once, a helper sees the job and all writes before it, and the poster
+/// sees the writes of all parts afterwards.
 #[test]
 fn parts_are_in_order_with_what_is_around_them() {
     parts(2, 1);
 }
 
-/// `parts`: the next job begins after the last part of the one before.
+/// `parts`: a job begins after the last part of the job before it.
 #[test]
 fn jobs_of_parts_are_one_after_the_other() {
     parts(1, 2);

@@ -14,7 +14,8 @@ thread_local! {
 /// Turns end at once: a clock would make a schedule unrepeatable.
 pub(crate) const TURN: Duration = Duration::ZERO;
 
-/// Checks once: the interesting case is that it checks too early; more checks only cost schedules.
+/// Checks once: the interesting case is a check that comes too early; more checks only cost
+/// schedules.
 pub(crate) fn spin_until(ready: impl Fn() -> bool) -> bool {
     ready()
 }
@@ -28,7 +29,7 @@ pub(crate) fn wait_for(ready: impl Fn() -> bool) -> bool {
 #[derive(Debug)]
 pub(crate) struct RaceCell(loom::cell::UnsafeCell<()>);
 
-// SAFETY: there is nothing in it, and loom checks the accesses to nothing.
+// SAFETY: the cell is empty, and loom checks the accesses to it.
 unsafe impl Sync for RaceCell {}
 
 impl RaceCell {

@@ -1,11 +1,10 @@
 //! The stream queue, the events, the executor and the pool under model checkers.
 //!
-//! Built into this crate's unit tests by one of two features, which put the checker's primitives
-//! into the place of the standard library's ([`crate::ground::sync`]). Everything else is the real
-//! code.
+//! Built into this crate's unit tests by one of two features, which replace the primitives of the
+//! standard library by the checker's ([`crate::ground::sync`]). All other code is the real code.
 //! - `loom`: every interleaving with at most a given number of preemptions, and every value that
 //!   the C++ memory model lets a load see. Small programs. [`primitives::RaceCell`] reports every
-//!   access of a kernel to a block to it, so that a missing order is found (`loom_models`).
+//!   access of a kernel to a block, so that a missing order is found (`loom_models`).
 //! - `shuttle`: random schedules, thousands of each program, sequentially consistent. Programs with
 //!   more streams, workers and host threads (`shuttle_models`).
 //!

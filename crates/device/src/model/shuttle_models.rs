@@ -11,8 +11,9 @@ use shuttle::sync::Barrier;
 use shuttle::{Config, Runner};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Runs `program` on `schedules` schedules with random threads, and on as many with random
-/// priorities and three changes of them (to find rare orders). Always the same schedules.
+/// Runs `program` on `schedules` schedules with random threads, and on as many schedules with
+/// random priorities that change three times (to find rare orders). The schedules are the same in
+/// every run.
 fn check(schedules: usize, program: impl Fn() + Send + Sync + Clone + 'static) {
     let mut config = Config::new();
     config.stack_size = 1 << 17;
@@ -71,7 +72,7 @@ fn accesses_keep_their_order() {
     }
 }
 
-/// `queue`: of two accesses on one stream a wait is for the later one.
+/// `queue`: a wait for two accesses on one stream is for the later access.
 #[test]
 fn work_waits_for_the_last_of_its_inputs() {
     check(3000, || {
@@ -105,7 +106,7 @@ fn a_stream_that_was_parked_goes_on() {
     });
 }
 
-/// `submit`: a launch is recorded with its own position in the queue, whatever another thread
+/// `submit`: a launch is recorded with its own position in the queue, even if another thread
 /// submits to the same stream meanwhile.
 #[test]
 fn two_host_threads_submit_to_one_stream() {
@@ -250,7 +251,7 @@ fn ready_streams_use_all_workers() {
     }
 }
 
-/// Waits for events, each on a host thread of its own.
+/// Waits for each event on a separate host thread.
 fn join(events: Vec<Event>) {
     let wait = |event: Event| {
         thread::spawn(move || {
@@ -262,7 +263,7 @@ fn join(events: Vec<Event>) {
     hosts.into_iter().for_each(|host| host.join().unwrap());
 }
 
-/// `queue`: every host thread that waits is woken, whatever it waits for.
+/// `queue`: every host thread that waits is woken, for every command.
 #[test]
 fn host_threads_wait_for_different_commands() {
     check(5000, || {
@@ -276,8 +277,7 @@ fn host_threads_wait_for_different_commands() {
     });
 }
 
-/// `queue`: of host threads that wait for two commands, the one that waits for the first is woken
-/// after the first.
+/// `queue`: a host thread that waits for the first of two commands is woken after the first.
 #[test]
 fn a_wait_ends_with_its_own_command() {
     check(5000, || {
@@ -325,7 +325,7 @@ fn a_full_queue_makes_room() {
     });
 }
 
-/// `queue`: a panic reaches the streams that use the result, and no others, and nobody hangs.
+/// `queue`: a panic reaches the streams that use the result, and no others, and no thread hangs.
 #[test]
 fn a_panic_reaches_those_who_use_the_result() {
     check(2000, || {
@@ -347,8 +347,8 @@ fn a_panic_reaches_those_who_use_the_result() {
     });
 }
 
-/// `parts`: each part of each job runs once, on any of the workers, while streams come and go; a
-/// panic comes out behind the last part.
+/// `parts`: each part of each job runs once, on any worker, while streams come and go; a panic is
+/// raised after the last part.
 #[test]
 fn parts_of_several_streams_run_once() {
     check(1000, || {
@@ -386,8 +386,8 @@ fn parts_of_several_streams_run_once() {
     });
 }
 
-/// `scratch`: kernels that run at once have different pieces, also while larger ones take the place
-/// of smaller, and handles come and go.
+/// `scratch`: kernels that run at once have different pieces, also while larger pieces replace
+/// smaller ones, and handles come and go.
 #[test]
 fn temporary_memory_is_with_one_kernel_at_a_time() {
     let use_it = |stream: &Stream, scratch: &Scratch, value: u8| {

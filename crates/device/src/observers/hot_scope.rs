@@ -1,17 +1,17 @@
-//! Hot scopes: parts of the host's code in which copies, waits and allocations are counted with
+//! Hot scopes: sections of the host's code in which copies, waits and allocations are counted with
 //! their call sites, and reported or refused (V2).
 //!
 //! A scope belongs to the thread that opened it, and applies to the acts of this thread on the
-//! device it was opened on. Acts of other threads, and of kernels on the workers, are in the
-//! device's counts only. Scopes nest: an act is counted by every open scope of its device, and the
-//! strictest of them applies; of several that would refuse it, the innermost is named in the error.
+//! scope's device. Acts of other threads, and of kernels on the workers, are in the device's counts
+//! only. Scopes nest: an act is counted by every open scope of its device, and the strictest scope
+//! applies; if several scopes refuse the act, the error names the innermost.
 //!
-//! A scope knows its device by a number that no other device of the process ever gets. So it holds
-//! nothing of the device and keeps neither its memory nor its workers alive; it applies for as long
-//! as streams and tensors do, and has nothing more to count once the last of them is gone.
+//! A scope stores a number that is unique to its device in the process, and no handle of the
+//! device. So it keeps neither memory nor workers alive. It applies as long as streams and tensors
+//! of the device exist.
 //!
-//! While a thread has open scopes they are the gate of its acts (`hooks`); without one it pays a
-//! check of a thread-local for each act.
+//! While a thread has open scopes, they are the gate of its acts (`hooks`). Without a scope an act
+//! costs one check of a thread-local.
 
 use crate::ground::{Act, Counts, Error, Result};
 use crate::hooks::set_gate;
@@ -52,7 +52,7 @@ impl fmt::Display for ScopePolicy {
     }
 }
 
-/// A call site of acts that a scope saw.
+/// A call site of acts in a scope.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ActSite {
     /// The act.
@@ -99,8 +99,8 @@ impl fmt::Display for ScopeReport {
 
 /// An open scope, made by [`Device::hot_scope`](crate::Device::hot_scope); it ends when it is
 /// dropped, in any order. Stays on the thread that opened it. Does not keep the device alive, and
-/// may outlive it: it applies to the device's streams and tensors while there are any, and its
-/// report remains.
+/// may outlive it: it applies to the device's streams and tensors while they exist, and its report
+/// remains.
 #[must_use = "a scope ends when it is dropped"]
 pub struct HotScope {
     open: Rc<OpenScope>,
@@ -167,8 +167,8 @@ impl fmt::Debug for HotScope {
 
 impl Drop for HotScope {
     fn drop(&mut self) {
-        // While the thread ends its locals may be destroyed before a guard that another local
-        // keeps.
+        // While the thread ends, this thread-local may be destroyed before a guard that another one
+        // holds.
         let _ = OPEN.try_with(|scopes| {
             let mut scopes = scopes.borrow_mut();
             scopes.retain(|open| !Rc::ptr_eq(open, &self.open));
@@ -182,7 +182,7 @@ impl Drop for HotScope {
 /// Checks an act on a device against the calling thread's open scopes.
 ///
 /// # Errors
-/// [`Error::HotScope`] if one of them refuses it.
+/// [`Error::HotScope`] if a scope refuses the act.
 #[cold]
 fn ask(
     device: u64,
@@ -227,7 +227,7 @@ fn same_place(a: &ActSite, b: &ActSite) -> bool {
 }
 
 impl OpenScope {
-    /// Whether it has this policy, and one more such act exceeds what it permits.
+    /// Whether the scope has this policy, and another such act exceeds its permitted number.
     fn objects_to(&self, policy: ScopePolicy, act: Act) -> bool {
         let report = self.report.borrow();
         report.policy == policy

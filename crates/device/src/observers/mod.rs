@@ -1,5 +1,6 @@
 //! Observers of a device: the timeline of a trace, the race sanitizer, and a thread's hot scopes.
-//! They see the engine through `hooks` alone; a device is opened with those that are asked for.
+//! They see the engine through `hooks` alone; a device is opened with the observers that its
+//! options name.
 
 mod hot_scope;
 mod sanitizer;

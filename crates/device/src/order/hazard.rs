@@ -1,4 +1,31 @@
-//! Pending accesses to a storage, and the waits of its next user.
+//! Hazards of a storage: pending accesses to its bytes, and the waits that later work needs.
+//!
+//! A storage remembers its last write, the reads since then (the latest of each stream), and the
+//! accesses of earlier users of its block. A new access gets its waits from them:
+//!
+//! ```text
+//! read  on s:  wait for inherited, write                  then add s to reads
+//! write on s:  wait for inherited, write, all reads       then write = s, reads = inherited = {}
+//!              (each only if it is on another stream and not done)
+//! ```
+//!
+//! For example, a loader that overwrites the buffer that an env still reads:
+//!
+//! ```text
+//! stream loader   w1            w3      w3 waits for r2 (write after read); it needs no wait for
+//!                   ╲          ╱        w1, which is on the same stream
+//! stream env         ╲──▶ r2 ─╱         r2 waits for w1 (read after write)
+//! ```
+//!
+//! # Why it is fast
+//! A write drops all earlier accesses, because a wait for the write covers them. So a storage that
+//! is used on one stream has one access, and a launch adds no wait. Waits are commands of the
+//! stream that must wait; the host never waits here.
+//!
+//! # Assumptions
+//! A launch declares all its accesses, and accesses are noted in the order of submission, under
+//! one lock. The whole storage is one unit: disjoint ranges of one storage are ordered, too,
+//! except within a group ([`LaunchGroup`](crate::LaunchGroup)).
 //!
 //! Invariant: every access to a storage's bytes is ordered after every earlier conflicting one
 //! (one of the two writes), either because both are on one stream, or by a stream-side wait that
@@ -6,9 +33,9 @@
 //! total on a device, so waits point backwards only and no cycle of waits can arise. The models in
 //! `model` check this.
 //!
-//! A wait for completed work is left out, and completed accesses are forgotten; but not with an
-//! observer that checks order, so that the order it sees is that of the program and does not depend
-//! on timing.
+//! Waits for completed work are left out, and completed accesses are forgotten. With an observer
+//! that checks order (the race sanitizer) they are kept, so that the observer sees the order of the
+//! program, whatever the timing.
 
 use super::queue::{Access, Edge, StreamState};
 use crate::ground::fault::EngineFault;
@@ -23,20 +50,20 @@ type Accesses = SmallVec<[Access; 1]>;
 /// Waits, usually few.
 pub(crate) type Edges = SmallVec<[Edge; 4]>;
 
-/// The accesses to a storage that later ones may have to wait for.
+/// The accesses to a storage that later accesses may have to wait for.
 #[derive(Default)]
 pub(crate) struct Hazards {
     /// The latest write.
     write: Option<Access>,
     /// Reads since the last write, the latest of each stream.
     reads: SmallVec<[Access; 2]>,
-    /// Accesses to the block by its earlier storages. Work of this storage may not touch the bytes
-    /// before they are done (S2).
+    /// Accesses to the block by tensors that had it before. Work of the current tensor may not
+    /// touch the bytes before these accesses are done (S2).
     inherited: Accesses,
 }
 
 impl Hazards {
-    /// Adds the waits that work on `stream` needs before it may use the storage in this way.
+    /// Adds the waits that work on `stream` needs before it may read or write the storage.
     ///
     /// # Errors
     /// [`crate::Error::KernelPanicked`] if it would read the result of a kernel that panicked.
@@ -59,8 +86,8 @@ impl Hazards {
         };
         if let Some(write) = self.write.as_ref().filter(|_| to_write) {
             add_edge(edges, stream, write, true);
-            // Checked after completion: if the kernel panics in between, the wait already exists
-            // and propagates the failure. In the other order the failure would be missed.
+            // The result is checked after the wait was added: if the kernel panics in between, the
+            // wait propagates the failure. In the other order the failure would be missed.
             if !write.is_on(stream) {
                 write.stream.check_result(write.seq)?;
             }
@@ -73,11 +100,11 @@ impl Hazards {
         Ok(())
     }
 
-    /// Records an access that was submitted with its waits.
+    /// Records a submitted access.
     pub(crate) fn note(&mut self, stream: &Arc<StreamState>, seq: u64, usage: AccessKind) {
         match usage {
             AccessKind::Write => {
-                // All earlier accesses are ordered before this write, which stands for all of them.
+                // All earlier accesses are ordered before this write, so a wait for it covers them.
                 self.reads.clear();
                 self.inherited.clear();
                 replace(&mut self.write, stream, seq);
@@ -95,10 +122,10 @@ impl Hazards {
         }
     }
 
-    /// Turns all accesses into those that the block's next storage inherits: every access that is
-    /// not done, or the last of every stream.
+    /// Turns all accesses into the inherited accesses of the block's next tensor: every access that
+    /// is not done; with `keep_done`, the last access of every stream.
     pub(crate) fn bequeath(&mut self, keep_done: bool) {
-        // Usually there are none, and an iterator over nothing costs more than this check.
+        // Usually there are no reads, and draining an empty list costs more than this check.
         if !self.reads.is_empty() {
             self.inherited.extend(self.reads.drain(..));
         }
@@ -121,7 +148,7 @@ impl Hazards {
         }
     }
 
-    /// The accesses of earlier storages: all accesses while the block is free.
+    /// The inherited accesses. While the block is free, these are all accesses.
     pub(crate) fn inherited(&self) -> &[Access] {
         &self.inherited
     }
@@ -131,7 +158,7 @@ impl Hazards {
         *self = Hazards::default();
     }
 
-    /// All accesses, those of earlier storages included.
+    /// All accesses, including inherited ones.
     pub(crate) fn all(&self) -> Vec<Access> {
         self.inherited.iter().chain(&self.reads).chain(&self.write).cloned().collect()
     }
@@ -143,7 +170,7 @@ impl Hazards {
     }
 }
 
-/// Sets `slot` to this access, without touching the stream's reference count if it is the same.
+/// Sets `slot` to this access; keeps the stream's reference count if the stream is the same.
 fn replace(slot: &mut Option<Access>, stream: &Arc<StreamState>, seq: u64) {
     match slot {
         Some(access) if access.is_on(stream) => access.seq = seq,
@@ -151,7 +178,8 @@ fn replace(slot: &mut Option<Access>, stream: &Arc<StreamState>, seq: u64) {
     }
 }
 
-/// Adds a wait for `access`, unless it is ordered before already; one wait per stream, the latest.
+/// Adds a wait for `access`, unless it is already ordered before `stream`. Keeps one wait per
+/// awaited stream, for its latest access.
 pub(super) fn add_edge(
     edges: &mut Edges,
     stream: &Arc<StreamState>,

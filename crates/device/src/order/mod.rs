@@ -1,4 +1,4 @@
-//! Order: the queues of streams, pending accesses to memory, and submission, which works out the
+//! Order: the queues of streams, pending accesses to memory, and submission, which derives the
 //! waits between launches (S1).
 
 mod hazard;

@@ -1,11 +1,11 @@
-//! State that the streams of a device share.
+//! State that all streams of a device share.
 
 use crate::ground::fault::EngineFaults;
 use crate::ground::sync::Mutex;
 use crate::ground::{DeviceId, Isa};
 use crate::hooks::{Counters, DeviceObservers};
 
-/// Data protected by a device's submission lock: the order of submissions, and with it the hazards
+/// The data of a device's submission lock, which protects the order of submissions and the hazards
 /// of all storages.
 #[derive(Default)]
 pub(crate) struct Submission;

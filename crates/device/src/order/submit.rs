@@ -1,31 +1,31 @@
 //! Submission: the only way to enqueue anything onto a stream.
 //!
-//! Invariant: submissions of a device happen one after the other, under one lock. That order is
+//! Invariant: submissions of a device happen one after the other, under one lock. Their order is
 //! total, every wait points backwards in it, and the hazards of all storages of a launch are read
-//! and updated at one moment. Lock order: submission, one queue, one storage. No thread sleeps with
-//! one of them held. The models in `model` check this.
+//! and updated atomically. Lock order: submission, one queue, one storage. No thread sleeps while
+//! it holds one of them. The models in `model` check this.
 
 use super::hazard::{Edges, Hazards, add_edge};
 use super::queue::{Access, Edge, StreamQueue, StreamState};
 use super::shared::Submission;
-use crate::execution::{Work, check_may_wait, on_worker};
+use crate::execution::{StreamWork, check_may_wait, on_worker};
 use crate::ground::sync::{Arc, MutexGuard, lock};
 use crate::ground::{AccessKind, Act, Result};
 use crate::hooks::{Allocation, CommandPosition, SubmittedLaunch, Touched};
 use std::ops::Range;
 use std::panic::Location;
 
-/// Memory as submission sees it.
+/// Memory with hazards, as submission uses it.
 pub(crate) trait TrackedMemory {
     /// The accesses; call only under the device's submission lock.
     fn hazards(&self) -> MutexGuard<'_, Hazards>;
-    /// Facts of its current use.
+    /// The current allocation.
     fn allocation(&self) -> &Allocation;
     /// Address of the first byte, 0 for no bytes.
     fn address(&self) -> u64;
 }
 
-/// Access of a launch to a part of a storage.
+/// An access of a launch to a range of bytes of a storage.
 pub(crate) struct Touch<'a, M> {
     pub(crate) storage: &'a M,
     pub(crate) usage: AccessKind,
@@ -33,7 +33,7 @@ pub(crate) struct Touch<'a, M> {
     pub(crate) bytes: Range<usize>,
 }
 
-/// A launch at its submission, as observers that check order see it.
+/// A launch at its submission, for observers that check order.
 struct CheckedLaunch<'a> {
     after: Vec<CommandPosition<'a>>,
     touched: Vec<Touched<'a>>,
@@ -54,19 +54,24 @@ impl<'a> CheckedLaunch<'a> {
         CheckedLaunch { after: positions(edges), touched: touched.collect() }
     }
 
-    fn launched(&'a self, stream: &'a StreamState, seq: u64, work: &Work) -> SubmittedLaunch<'a> {
+    fn launched(
+        &'a self,
+        stream: &'a StreamState,
+        seq: u64,
+        work: &StreamWork,
+    ) -> SubmittedLaunch<'a> {
         let (at, operation, site) = (stream.position(seq), work.operation(), work.site());
         SubmittedLaunch { at, operation, site, after: &self.after, touched: &self.touched }
     }
 
     /// Asks every observer whether the launch may be enqueued as command `seq` of `stream`.
-    fn ask(&self, stream: &StreamState, seq: u64, work: &Work) -> Result<()> {
+    fn ask(&self, stream: &StreamState, seq: u64, work: &StreamWork) -> Result<()> {
         let launched = self.launched(stream, seq, work);
-        stream.shared.observers.ask(|observer| observer.launch_asked(&launched))
+        stream.shared.observers.ask(|observer| observer.launch_requested(&launched))
     }
 
-    /// Tells every observer that it is.
-    fn tell(&self, stream: &StreamState, seq: u64, work: &Work) {
+    /// Notifies every observer that the launch is enqueued as command `seq` of `stream`.
+    fn tell(&self, stream: &StreamState, seq: u64, work: &StreamWork) {
         let launched = self.launched(stream, seq, work);
         stream.shared.observers.tell(|observer| observer.launch_submitted(&launched));
     }
@@ -76,12 +81,12 @@ fn positions(edges: &[Edge]) -> Vec<CommandPosition<'_>> {
     edges.iter().map(|edge| edge.access.position()).collect()
 }
 
-/// Submits work after the waits that its accesses need. Blocks while the stream's queue is full,
-/// unless called by a worker.
+/// Submits work, preceded by the waits that its accesses need. Blocks while the stream's queue is
+/// full, unless called by a worker.
 pub(crate) fn submit_work<'a, M: TrackedMemory + 'a>(
     stream: &Arc<StreamState>,
     touches: impl Iterator<Item = Touch<'a, M>> + Clone,
-    work: Work,
+    work: StreamWork,
 ) -> Result<()> {
     stream.check_alive()?;
     let (submission, queue) = enter(stream);
@@ -109,20 +114,22 @@ pub(crate) fn submit_work<'a, M: TrackedMemory + 'a>(
     Ok(())
 }
 
-/// One stream's share of a group: its accesses, each with the stream that the tensor belongs to.
+/// The part of one stream in a group: its accesses, each with the stream that the tensor belongs
+/// to.
 pub(crate) struct GroupPart<'a, M> {
     pub(crate) stream: &'a Arc<StreamState>,
     pub(crate) touches: Vec<(Touch<'a, M>, &'a Arc<StreamState>)>,
-    /// `None` if another part does this stream's work.
-    pub(crate) work: Option<Work>,
+    /// `None` if the work of this stream is included in another part.
+    pub(crate) work: Option<StreamWork>,
 }
 
-/// Submits works of several streams as one: each waits for earlier work, none for another of the
-/// group, and every stream then waits for all. So an access to a storage is recorded once the whole
-/// group is done with it, on the stream that its tensor belongs to, which is one of the group's.
+/// Submits work of several streams as one step: each part waits for earlier work, no part waits for
+/// another part, and afterwards every stream waits for all parts. So an access to a storage is
+/// recorded at the end of the group, on the stream that its tensor belongs to, which is one of the
+/// group.
 pub(crate) fn submit_group<M: TrackedMemory>(parts: Vec<GroupPart<'_, M>>) -> Result<()> {
     let submission = enter_all(&parts);
-    // A part that does a stream's work for it comes after what that stream has got.
+    // A part that includes another stream's work comes after the earlier commands of that stream.
     let followers = parts.iter().filter(|part| part.work.is_none());
     let end = |stream: &Arc<StreamState>| stream.lock().submitted();
     let handed: Vec<Access> = followers
@@ -185,7 +192,7 @@ pub(crate) fn submit_group<M: TrackedMemory>(parts: Vec<GroupPart<'_, M>>) -> Re
     Ok(())
 }
 
-/// Makes `stream` wait until it may read `storage` (the producer is done).
+/// Makes `stream` wait for the last write of `storage`.
 pub(crate) fn wait_for_producer(
     stream: &Arc<StreamState>,
     storage: &impl TrackedMemory,
@@ -209,8 +216,8 @@ pub(crate) fn wait_for(
     if access.is_on(stream) {
         return Ok(());
     }
-    // Read before the result is checked: a failure in between is propagated by the wait, and never
-    // missed.
+    // Read before the result is checked: a failure in between is propagated by the wait, so it is
+    // never missed.
     let done = access.is_done() && !stream.shared.checks_order;
     access.stream.check_result(access.seq)?;
     if done {
@@ -246,8 +253,8 @@ fn enqueue_waits(
     stream.enqueue(queue, edges, None)
 }
 
-/// Takes the submission lock and the stream's, with room in its queue. Waits for room without
-/// holding either; a worker does not wait, as it may be the one that makes room.
+/// Takes the submission lock and the stream's lock when the stream's queue has room. Waits for room
+/// without holding either lock. A worker does not wait, because it may be the one that makes room.
 fn enter(stream: &StreamState) -> (MutexGuard<'_, Submission>, MutexGuard<'_, StreamQueue>) {
     loop {
         let submission = lock(&stream.shared.submission);
@@ -261,8 +268,8 @@ fn enter(stream: &StreamState) -> (MutexGuard<'_, Submission>, MutexGuard<'_, St
     }
 }
 
-/// Takes the submission lock with room in the queues of all parts, like [`enter`]. Only a holder of
-/// that lock adds to a queue, so the room stays.
+/// Takes the submission lock when the queues of all parts have room, like [`enter`]. Only a holder
+/// of that lock adds to a queue, so the room remains.
 fn enter_all<'a, M>(parts: &[GroupPart<'a, M>]) -> Option<MutexGuard<'a, Submission>> {
     let shared = &parts.first()?.stream.shared;
     loop {

@@ -1,6 +1,6 @@
 //! The classic use-after-free across streams (S2), on a device whose pool forgets pending accesses
-//! to a block, like an allocator that knows one stream only: a copy made inside a function is read
-//! by another stream, dropped on return, and its memory reused too early. The same program on the
+//! to a block, like an allocator for a single stream: a copy made inside a function is read by
+//! another stream, dropped on return, and its memory is reused too early. The same program on the
 //! real pool is correct.
 
 use crate::ground::fault::{EngineFault, EngineFaults};
@@ -12,9 +12,8 @@ use std::time::{Duration, Instant};
 
 const LEN: usize = 1024;
 
-/// Makes a copy of `value` on `main`, has it read by `side`, and returns without it. The reading
-/// kernel gives a premature reuse the time to happen: it starts to read when `overwritten` is set,
-/// or after a while.
+/// Makes a copy on `main`, which `side` reads, and drops it. The reading kernel leaves time for a
+/// premature reuse: it starts to read when `overwritten` is set, or after `patience`.
 fn read_a_temporary(
     main: &Stream,
     side: &Stream,
@@ -35,8 +34,8 @@ fn read_a_temporary(
     Ok(result)
 }
 
-/// Runs the scenario; returns whether the reader saw the right values, and whether its memory was
-/// reused.
+/// Runs the scenario; returns whether the reader saw the right values, and whether the memory was
+/// overwritten.
 fn scenario(forgets: bool, memory_limit: Option<usize>, patience: Duration) -> (bool, bool) {
     let options = DeviceOptions { threads: 2, memory_limit, ..DeviceOptions::default() };
     let planted: &[EngineFault] = if forgets { &[EngineFault::PoolForgets] } else { &[] };

@@ -4,7 +4,7 @@ use meristem_device::{DType, Device, DeviceId, DeviceOptions, Error, Isa, Owner,
 use std::process::Command;
 use std::sync::mpsc::RecvError;
 
-/// Runs a test of this file in a process of its own, with the variable set.
+/// Runs a test of this file in a new process, with the variable set.
 fn passes_with(test: &str, variable: &str, value: &str) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", &format!("environment::{test}"), "--ignored"]).env(variable, value);

@@ -175,7 +175,7 @@ fn each_property_is_looked_at_in_its_turn() {
     assert!(matches!(error, Error::KernelPanicked { .. }), "{error}");
 }
 
-/// S6: logical devices have memory and counts of their own, and an operation names both.
+/// S6: each logical device has its memory and counts, and an error names both devices.
 #[test]
 fn logical_devices_are_apart() {
     let open = |k| Device::open(DeviceId::Cpu(k), &DeviceOptions::default()).unwrap();

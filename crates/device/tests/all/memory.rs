@@ -327,9 +327,9 @@ fn the_peak_within_a_call_is_its_true_peak() {
     drop(bytes(10_000, Owner::Other));
     let kept = bytes(100, Owner::Parameters);
     let ((inner, result), outer) = MemoryReport::around(&device, || {
-        drop(bytes(1000, Owner::ScopePolicy));
+        drop(bytes(1000, Owner::Policy));
         let (result, inner) = MemoryReport::around(&device, || {
-            drop(bytes(50, Owner::ScopePolicy));
+            drop(bytes(50, Owner::Policy));
             bytes(7, Owner::Collectives)
         });
         drop(bytes(300, Owner::Batches));
@@ -338,7 +338,7 @@ fn the_peak_within_a_call_is_its_true_peak() {
     assert_eq!((outer.before.current, outer.peak, outer.after.current), (100, 1100, 107));
     assert_eq!((inner.before.current, inner.peak, inner.after.current), (100, 150, 107));
     let of = |owner| (inner.owner_peak(owner), outer.owner_peak(owner));
-    assert_eq!(of(Owner::ScopePolicy), (50, 1000));
+    assert_eq!(of(Owner::Policy), (50, 1000));
     assert_eq!(of(Owner::Collectives), (7, 7));
     assert_eq!(of(Owner::Batches), (0, 300));
     assert_eq!(of(Owner::Parameters), (100, 100));

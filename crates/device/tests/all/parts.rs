@@ -1,4 +1,4 @@
-//! Kernels in parts: idle workers take parts over, and leave for work of their own.
+//! Kernels in parts: idle workers take over parts, and leave for their own tasks.
 
 use crate::common::cpu;
 use meristem_device::{Args, Error, in_parts};

@@ -42,7 +42,7 @@ fn sum(values: &[f32]) -> f32 {
     values.iter().sum()
 }
 
-/// All envs, each on a stream of its own or all on one; final states and metrics.
+/// All envs, each on its stream or all on one stream; returns final states and metrics.
 fn run(device: &Device, one_stream: bool) -> (Vec<Vec<f32>>, Vec<Vec<f64>>) {
     let streams: Vec<_> =
         (0..if one_stream { 1 } else { ENVS }).map(|i| device.stream(&format!("{i}"))).collect();
@@ -271,9 +271,9 @@ impl Machine {
     }
 }
 
-/// Runs a program on a device with so many workers or lanes, and compares every tensor with the
-/// model. Live tensors take at most 400 * 4 bytes each; a tight limit is found by doubling, so that
-/// reuse and waiting happen at all degrees of pressure.
+/// Runs a program on a device with `threads` workers or driver streams, and compares every tensor
+/// with the model. Live tensors take at most 400 * 4 bytes each; a tight limit is found by
+/// doubling, so that reuse and waiting happen at all degrees of pressure.
 fn check_program(id: DeviceId, ops: &[Op], (streams, threads): (usize, usize), tight: bool) {
     let mut limit = if tight { Some(1 << 13) } else { None };
     loop {

@@ -34,7 +34,7 @@ fn add(args: &mut Args<'_>) {
 fn program(device: &Device) -> (Vec<Vec<u8>>, Counts) {
     let streams = ["a", "b", "c"].map(|name| device.stream(name));
     let mut rng = Rng::new(11, Purpose::Test, 0, 0);
-    let owners = [Owner::Batches, Owner::ScopePolicy, Owner::Metrics];
+    let owners = [Owner::Batches, Owner::Policy, Owner::Metrics];
     let mut tensors: Vec<Tensor> = (0..3)
         .map(|i| Tensor::from_slice(&streams[i], &[i as u32; 60], [60], owners[i]).unwrap())
         .collect();

@@ -1,4 +1,4 @@
-//! The frame of every function: the machine and its lock, the current context, and results.
+//! The common parts of all functions: the machine and its lock, the current context, and results.
 
 use std::cell::Cell;
 use std::sync::{Mutex, MutexGuard};
@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use cudarc::driver::sys::CUresult;
 
-use crate::ground::Settings;
-use crate::order::{Machine, Point};
+use crate::ground::StandinSettings;
+use crate::order::{SimMachine, StreamPoint};
 
-static MACHINE: Mutex<Option<Machine>> = Mutex::new(None);
+static MACHINE: Mutex<Option<SimMachine>> = Mutex::new(None);
 
 thread_local! {
     /// Handle of the context that is current to the thread, or zero.
@@ -17,12 +17,12 @@ thread_local! {
 }
 
 /// A value, or the error that the function returns.
-pub(super) type Answer<T = ()> = Result<T, CUresult>;
+pub(super) type DriverAnswer<T = ()> = Result<T, CUresult>;
 
-/// The error for arguments that make no sense.
+/// The error for invalid arguments.
 pub(super) const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
-/// Declares functions of the driver. The body ends in an `Answer`.
+/// Declares functions of the driver. The body ends in an `DriverAnswer`.
 macro_rules! driver {
     ($(
         $(#[$doc:meta])*
@@ -31,14 +31,14 @@ macro_rules! driver {
         $(#[$doc])*
         ///
         /// # Safety
-        /// As for the CUDA driver: a pointer is null, or points to all that the function reads or
-        /// writes there.
+        /// As for the CUDA driver: a pointer is null, or points to memory that the function may
+        /// read or write.
         #[allow(clippy::too_many_arguments, reason = "the driver decides")]
         #[allow(non_snake_case, reason = "the driver's name")]
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($argument: $kind),*) -> CUresult {
             #[allow(unused_unsafe, reason = "not every function has a pointer")]
-            let body = || -> crate::driver::call::Answer {
+            let body = || -> crate::driver::call::DriverAnswer {
                 // SAFETY: pointers come from the caller, who keeps the driver's contract; `write`
                 // and `read` refuse null.
                 unsafe { $body }
@@ -49,31 +49,33 @@ macro_rules! driver {
 }
 pub(super) use driver;
 
-/// Makes the machine, if there is none.
-pub(super) fn initialise() -> Answer {
+/// Creates the machine, if there is none.
+pub(super) fn initialise() -> DriverAnswer {
     let mut machine = lock();
     if machine.is_none() {
-        let settings = Settings::read().map_err(|why| {
+        let settings = StandinSettings::read().map_err(|why| {
             eprintln!("meristem-standin: {why}");
             INVALID
         })?;
-        *machine = Some(Machine::new(&settings));
+        *machine = Some(SimMachine::new(&settings));
     }
     Ok(())
 }
 
-fn lock() -> MutexGuard<'static, Option<Machine>> {
-    // A panic in another call has ended the process: nothing unwinds out of these functions.
+fn lock() -> MutexGuard<'static, Option<SimMachine>> {
+    // A panic in another call has ended the process: no panic unwinds out of these functions.
     MACHINE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 /// Works on the machine after `cuInit`.
-pub(super) fn machine<T>(work: impl FnOnce(&mut Machine) -> Answer<T>) -> Answer<T> {
+pub(super) fn machine<T>(work: impl FnOnce(&mut SimMachine) -> DriverAnswer<T>) -> DriverAnswer<T> {
     work(lock().as_mut().ok_or(CUresult::CUDA_ERROR_NOT_INITIALIZED)?)
 }
 
 /// Works on the machine and the device of the current context, which must not have a fault.
-pub(super) fn in_context<T>(work: impl FnOnce(&mut Machine, usize) -> Answer<T>) -> Answer<T> {
+pub(super) fn in_context<T>(
+    work: impl FnOnce(&mut SimMachine, usize) -> DriverAnswer<T>,
+) -> DriverAnswer<T> {
     machine(|machine| {
         let current = CURRENT.get();
         let device = machine
@@ -86,21 +88,23 @@ pub(super) fn in_context<T>(work: impl FnOnce(&mut Machine, usize) -> Answer<T>)
     })
 }
 
-/// Time between two looks at what other processes have sent.
+/// Interval at which messages of other processes are polled.
 pub(super) const LOOK: Duration = Duration::from_micros(100);
 
-/// Waits for places in streams. The machine is free for other threads while it needs messages of
-/// other processes.
-pub(super) fn wait_for(points: &[Point]) -> Answer {
+/// Waits for points in streams. The machine is unlocked while it waits for messages of other
+/// processes.
+pub(super) fn wait_for(points: &[StreamPoint]) -> DriverAnswer {
     while !machine(|machine| machine.advance(points))? {
         std::thread::sleep(LOOK);
     }
     Ok(())
 }
 
-/// Waits for the places that `find` names on the device of the current context; returns the device,
-/// which then has no fault.
-pub(super) fn wait(find: impl FnOnce(&mut Machine, usize) -> Answer<Vec<Point>>) -> Answer<usize> {
+/// Waits for the points that `find` returns for the device of the current context; returns the
+/// device, which then has no fault.
+pub(super) fn wait(
+    find: impl FnOnce(&mut SimMachine, usize) -> DriverAnswer<Vec<StreamPoint>>,
+) -> DriverAnswer<usize> {
     let (points, device) = in_context(|machine, device| Ok((find(machine, device)?, device)))?;
     wait_for(&points)?;
     machine(|machine| machine.healthy(device))?;
@@ -121,7 +125,7 @@ pub(super) fn set_current(context: u64) {
 ///
 /// # Safety
 /// `to` is null or may be written to.
-pub(super) unsafe fn write<T>(to: *mut T, value: T) -> Answer {
+pub(super) unsafe fn write<T>(to: *mut T, value: T) -> DriverAnswer {
     if to.is_null() {
         return Err(INVALID);
     }
@@ -134,7 +138,7 @@ pub(super) unsafe fn write<T>(to: *mut T, value: T) -> Answer {
 ///
 /// # Safety
 /// `from` is null or points to a value.
-pub(super) unsafe fn read<T: Copy>(from: *const T) -> Answer<T> {
+pub(super) unsafe fn read<T: Copy>(from: *const T) -> DriverAnswer<T> {
     // SAFETY: the caller's contract.
     if from.is_null() { Err(INVALID) } else { Ok(unsafe { from.read() }) }
 }

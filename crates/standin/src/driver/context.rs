@@ -1,4 +1,4 @@
-//! Contexts: the primary one of each device.
+//! Contexts: the primary context of each device.
 
 use cudarc::driver::sys::{CUcontext, CUdevice, CUresult};
 
@@ -18,8 +18,8 @@ driver! {
         })
     }
 
-    /// Releases the primary context of a device. The last release destroys what was made in it; a
-    /// fault of the device stays.
+    /// Releases the primary context of a device. The last release destroys all objects of the
+    /// context; a fault of the device stays.
     fn cuDevicePrimaryCtxRelease_v2(dev: CUdevice) {
         machine(|machine| {
             let device = place(machine, dev)?;
@@ -51,7 +51,7 @@ driver! {
         machine(|_| write(pctx, current() as CUcontext))
     }
 
-    /// Waits for everything on the device of the current context.
+    /// Waits for all work on the device of the current context.
     fn cuCtxSynchronize() {
         wait(|machine, device| Ok(machine.ends(device))).map(drop)
     }

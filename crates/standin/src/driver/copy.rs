@@ -5,18 +5,22 @@ use std::slice;
 
 use cudarc::driver::sys::{CUdeviceptr, CUresult, CUstream};
 
-use super::call::{Answer, INVALID, driver, in_context, wait_for};
+use super::call::{DriverAnswer, INVALID, driver, in_context, wait_for};
 use super::stream::stream;
-use crate::memory::{Kind, Memory};
-use crate::order::{Copy, Fill, From, Machine, To, Work};
+use crate::memory::{AddressSpace, MemoryKind};
+use crate::order::{CopySource, CopyTarget, CopyWork, DeviceWork, FillWork, SimMachine};
 
-/// A source on the host: page-locked memory is read when the copy runs, other memory now.
+/// A source on the host: page-locked memory is read when the copy runs, pageable memory now.
 ///
 /// # Safety
 /// `from` points to so many bytes.
-pub(super) unsafe fn source(memory: &Memory, from: *const c_void, bytes: usize) -> Answer<From> {
-    if memory.owner(from as u64, bytes) == Some(Kind::Pinned) {
-        return Ok(From::Pinned(from as u64));
+pub(super) unsafe fn source(
+    memory: &AddressSpace,
+    from: *const c_void,
+    bytes: usize,
+) -> DriverAnswer<CopySource> {
+    if memory.owner(from as u64, bytes) == Some(MemoryKind::Pinned) {
+        return Ok(CopySource::Pinned(from as u64));
     }
     if from.is_null() && bytes > 0 {
         return Err(INVALID);
@@ -26,19 +30,23 @@ pub(super) unsafe fn source(memory: &Memory, from: *const c_void, bytes: usize) 
         // SAFETY: the caller's contract.
         _ => unsafe { slice::from_raw_parts(from.cast::<u8>(), bytes) },
     };
-    Ok(From::Staged(bytes.to_vec()))
+    Ok(CopySource::Staged(bytes.to_vec()))
 }
 
-/// Refuses work on memory that is not there; the line on stderr says which.
-pub(super) fn check(machine: &Machine, work: &Work) -> Answer {
+/// Refuses work on memory that is not live, with a line on stderr.
+pub(super) fn check(machine: &SimMachine, work: &DeviceWork) -> DriverAnswer {
     work.check(&machine.memory).map_err(|fault| {
         eprintln!("meristem-standin: {}", fault.cause);
         INVALID
     })
 }
 
-/// Enqueues work; with `wait`, the host goes on when it is done.
-fn enqueue(on: CUstream, wait: bool, work: impl FnOnce(&Memory) -> Answer<Work>) -> Answer {
+/// Enqueues work; with `wait`, the host waits until it is done.
+fn enqueue(
+    on: CUstream,
+    wait: bool,
+    work: impl FnOnce(&AddressSpace) -> DriverAnswer<DeviceWork>,
+) -> DriverAnswer {
     let point = in_context(|machine, device| {
         let handle = stream(machine, device, on)?;
         let work = work(&machine.memory)?;
@@ -48,15 +56,15 @@ fn enqueue(on: CUstream, wait: bool, work: impl FnOnce(&Memory) -> Answer<Work>)
     if wait { wait_for(&[point]) } else { Ok(()) }
 }
 
-fn copy(from: From, to: To, bytes: usize) -> Work {
-    Work::Copy(Copy { from, to, bytes })
+fn copy(from: CopySource, to: CopyTarget, bytes: usize) -> DeviceWork {
+    DeviceWork::Copy(CopyWork { from, to, bytes })
 }
 
-fn fill(to: CUdeviceptr, value: &[u8], count: usize, on: CUstream) -> Answer {
+fn fill(to: CUdeviceptr, value: &[u8], count: usize, on: CUstream) -> DriverAnswer {
     if !to.is_multiple_of(value.len() as u64) {
         return Err(INVALID);
     }
-    enqueue(on, false, |_| Ok(Work::Fill(Fill { to, value: value.to_vec(), count })))
+    enqueue(on, false, |_| Ok(DeviceWork::Fill(FillWork { to, value: value.to_vec(), count })))
 }
 
 driver! {
@@ -69,7 +77,7 @@ driver! {
     ) {
         enqueue(hStream, false, |memory| {
             let from = source(memory, srcHost, ByteCount)?;
-            Ok(copy(from, To::Device(dstDevice), ByteCount))
+            Ok(copy(from, CopyTarget::Device(dstDevice), ByteCount))
         })
     }
 
@@ -77,11 +85,11 @@ driver! {
     fn cuMemcpyHtoD_v2(dstDevice: CUdeviceptr, srcHost: *const c_void, ByteCount: usize) {
         enqueue(std::ptr::null_mut(), true, |memory| {
             let from = source(memory, srcHost, ByteCount)?;
-            Ok(copy(from, To::Device(dstDevice), ByteCount))
+            Ok(copy(from, CopyTarget::Device(dstDevice), ByteCount))
         })
     }
 
-    /// Copies from a device to the host in stream order; waits where the host's memory is pageable.
+    /// Copies from a device to the host in stream order; waits if the host's memory is pageable.
     fn cuMemcpyDtoHAsync_v2(
         dstHost: *mut c_void,
         srcDevice: CUdeviceptr,
@@ -93,8 +101,8 @@ driver! {
         if dstHost.is_null() && ByteCount > 0 {
             return Err(INVALID);
         }
-        enqueue(hStream, owner != Some(Kind::Pinned), |_| {
-            Ok(copy(From::Device(srcDevice), To::Host(to), ByteCount))
+        enqueue(hStream, owner != Some(MemoryKind::Pinned), |_| {
+            Ok(copy(CopySource::Device(srcDevice), CopyTarget::Host(to), ByteCount))
         })
     }
 
@@ -104,7 +112,7 @@ driver! {
             return Err(INVALID);
         }
         enqueue(std::ptr::null_mut(), true, |_| {
-            Ok(copy(From::Device(srcDevice), To::Host(dstHost as u64), ByteCount))
+            Ok(copy(CopySource::Device(srcDevice), CopyTarget::Host(dstHost as u64), ByteCount))
         })
     }
 
@@ -116,16 +124,16 @@ driver! {
         hStream: CUstream,
     ) {
         enqueue(hStream, false, |_| {
-            Ok(copy(From::Device(srcDevice), To::Device(dstDevice), ByteCount))
+            Ok(copy(CopySource::Device(srcDevice), CopyTarget::Device(dstDevice), ByteCount))
         })
     }
 
-    /// Writes a byte many times.
+    /// Fills memory with a byte.
     fn cuMemsetD8Async(dstDevice: CUdeviceptr, uc: c_uchar, N: usize, hStream: CUstream) {
         fill(dstDevice, &[uc], N, hStream)
     }
 
-    /// Writes four bytes many times.
+    /// Fills memory with a word of four bytes.
     fn cuMemsetD32Async(dstDevice: CUdeviceptr, ui: c_uint, N: usize, hStream: CUstream) {
         fill(dstDevice, &ui.to_ne_bytes(), N, hStream)
     }

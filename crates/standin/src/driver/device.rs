@@ -4,9 +4,9 @@ use std::ffi::{c_char, c_int, c_uint};
 
 use cudarc::driver::sys::{CUdevice, CUdevice_attribute, CUresult, CUuuid};
 
-use super::call::{Answer, INVALID, driver, initialise, machine, write};
+use super::call::{DriverAnswer, INVALID, driver, initialise, machine, write};
 use crate::kernel::{THREADS_MAX, WARP};
-use crate::order::Machine;
+use crate::order::SimMachine;
 
 /// The version of CUDA whose functions these are.
 const VERSION: c_int = 13000;
@@ -14,12 +14,12 @@ const VERSION: c_int = 13000;
 const NAME: &str = "Meristem stand-in";
 
 /// The place of a device in the machine.
-pub(super) fn place(machine: &Machine, device: CUdevice) -> Answer<usize> {
+pub(super) fn place(machine: &SimMachine, device: CUdevice) -> DriverAnswer<usize> {
     let place = usize::try_from(device).ok().filter(|place| *place < machine.devices.len());
     place.ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)
 }
 
-fn attribute(machine: &Machine, of: CUdevice_attribute, device: usize) -> Option<c_int> {
+fn attribute(machine: &SimMachine, of: CUdevice_attribute, device: usize) -> Option<c_int> {
     use CUdevice_attribute as A;
     Some(match of {
         A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR => 9,

@@ -8,7 +8,7 @@ use cudarc::driver::sys::CUresult;
 
 use super::call::{driver, write};
 
-/// Texts that were asked for: the driver's live as long as the process.
+/// Requested texts, which live as long as the process, as the driver's do.
 static TEXTS: Mutex<BTreeMap<String, CString>> = Mutex::new(BTreeMap::new());
 
 fn text(of: String) -> *const c_char {
@@ -24,7 +24,7 @@ driver! {
         write(pStr, text(format!("{error:?}")))
     }
 
-    /// An error in words.
+    /// The description of an error.
     fn cuGetErrorString(error: CUresult, pStr: *mut *const c_char) {
         let name = format!("{error:?}");
         let words = name.trim_start_matches("CUDA_").trim_start_matches("ERROR_");

@@ -6,12 +6,12 @@ use cudarc::driver::sys::{CUevent, CUresult, CUstream};
 
 use super::call::{INVALID, LOOK, driver, in_context, wait, write};
 use super::stream::stream;
-use crate::order::Event;
+use crate::order::SimEvent;
 
-/// All flags that an event can have.
+/// All flags of an event.
 const FLAGS: c_uint = 0b111;
 
-/// The flag of events without a time.
+/// The flag of events without timing.
 const DISABLE_TIMING: c_uint = 0b10;
 
 driver! {
@@ -22,17 +22,17 @@ driver! {
                 return Err(INVALID);
             }
             let timed = Flags & DISABLE_TIMING == 0;
-            let handle = machine.events.insert(Event { device, timed, recorded: None });
+            let handle = machine.events.insert(SimEvent { device, timed, recorded: None });
             write(phEvent, handle as CUevent)
         })
     }
 
-    /// Destroys an event. What waits for it still does.
+    /// Destroys an event. Streams that wait for it still wait.
     fn cuEventDestroy_v2(hEvent: CUevent) {
         in_context(|machine, _| machine.events.remove(hEvent as u64).map(drop))
     }
 
-    /// Records the end of a stream as it is now.
+    /// Records the current end of a stream.
     fn cuEventRecord(hEvent: CUevent, hStream: CUstream) {
         in_context(|machine, device| {
             let end = machine.end(stream(machine, device, hStream)?)?;
@@ -45,8 +45,8 @@ driver! {
         })
     }
 
-    /// Whether what an event was recorded after is done. Some commands of any streams run before.
-    /// With `MERISTEM_STANDIN_SERIAL=1` there is no answer while an exchange waits for others.
+    /// Whether an event is reached. Some commands of any streams run before. With
+    /// `MERISTEM_STANDIN_SERIAL=1` there is no answer while an exchange waits for other processes.
     fn cuEventQuery(hEvent: CUevent) {
         let ask = || in_context(|machine, device| {
             let recorded = machine.events.get(hEvent as u64)?.recorded;
@@ -63,13 +63,13 @@ driver! {
         answer.0.then_some(()).ok_or(CUresult::CUDA_ERROR_NOT_READY)
     }
 
-    /// Waits for what an event was recorded after.
+    /// Waits until an event is reached.
     fn cuEventSynchronize(hEvent: CUevent) {
         let event = hEvent as u64;
         wait(|machine, _| Ok(machine.events.get(event)?.recorded.into_iter().collect())).map(drop)
     }
 
-    /// Milliseconds between two events: one microsecond for each command between them, as the
+    /// Milliseconds between two events: one microsecond for each command between them, because the
     /// stand-in has no time.
     fn cuEventElapsedTime_v2(pMilliseconds: *mut f32, hStart: CUevent, hEnd: CUevent) {
         in_context(|machine, _| {

@@ -9,19 +9,26 @@ use cudarc::driver::sys::{
     CUgraphEdgeData, CUgraphExec, CUgraphNode, CUmemorytype, CUresult, CUstream,
 };
 
-use super::call::{Answer, INVALID, driver, in_context, read, write};
+use super::call::{DriverAnswer, INVALID, driver, in_context, read, write};
 use super::copy::{check, source};
-use super::module::Launch;
+use super::module::KernelLaunch;
 use super::stream::stream;
-use crate::ground::Table;
-use crate::memory::Memory;
-use crate::order::{Copy, Exec, Fill, From, Graph, Machine, Node, Plan, To, Work};
+use crate::ground::HandleTable;
+use crate::memory::AddressSpace;
+use crate::order::{
+    BuiltExec, BuiltGraph, CopySource, CopyTarget, CopyWork, DeviceWork, FillWork, GraphNode,
+    GraphPlan, SimMachine,
+};
 
-/// Nodes that a call names, as places in a graph.
+/// The indices of the nodes that a call names.
 ///
 /// # Safety
 /// `nodes` points to so many.
-unsafe fn places(graph: &Graph, nodes: *const CUgraphNode, count: usize) -> Answer<Vec<usize>> {
+unsafe fn places(
+    graph: &BuiltGraph,
+    nodes: *const CUgraphNode,
+    count: usize,
+) -> DriverAnswer<Vec<usize>> {
     if nodes.is_null() || count == 0 {
         return if count == 0 { Ok(vec![]) } else { Err(INVALID) };
     }
@@ -42,11 +49,11 @@ struct Addition {
 }
 
 impl Addition {
-    /// Adds a node that does the work.
+    /// Adds a node with this work.
     ///
     /// # Safety
     /// The pointers are those of a call.
-    unsafe fn add(&self, machine: &mut Machine, work: Work) -> Answer {
+    unsafe fn add(&self, machine: &mut SimMachine, work: DeviceWork) -> DriverAnswer {
         check(machine, &work)?;
         let graph = machine.graphs.get_mut(self.graph as u64)?;
         // SAFETY: the caller's contract.
@@ -55,11 +62,11 @@ impl Addition {
         if after.windows(2).any(|pair| pair[0] == pair[1]) {
             return Err(INVALID);
         }
-        // Handles of nodes are those of a table that keeps nothing.
-        let handle = Table::new().insert(());
+        // Handles of nodes come from a table, which is dropped: handles are unique in the process.
+        let handle = HandleTable::new().insert(());
         // SAFETY: as above.
         unsafe { write(self.node, handle as CUgraphNode)? };
-        graph.nodes.push(Node { handle, work, after });
+        graph.nodes.push(GraphNode { handle, work, after });
         Ok(())
     }
 }
@@ -68,9 +75,12 @@ impl Addition {
 ///
 /// # Safety
 /// The parameters describe a kernel and its arguments.
-unsafe fn kernel(machine: &Machine, parameters: &CUDA_KERNEL_NODE_PARAMS) -> Answer<Work> {
+unsafe fn kernel(
+    machine: &SimMachine,
+    parameters: &CUDA_KERNEL_NODE_PARAMS,
+) -> DriverAnswer<DeviceWork> {
     let of = parameters;
-    let launch = Launch {
+    let launch = KernelLaunch {
         function: of.func,
         blocks: [of.gridDimX, of.gridDimY, of.gridDimZ],
         threads: [of.blockDimX, of.blockDimY, of.blockDimZ],
@@ -82,11 +92,11 @@ unsafe fn kernel(machine: &Machine, parameters: &CUDA_KERNEL_NODE_PARAMS) -> Ans
     unsafe { launch.grid(machine) }
 }
 
-/// The work of a copy node: one run of bytes, between devices and the host.
+/// The work of a copy node: contiguous bytes, between devices and the host.
 ///
 /// # Safety
 /// The parameters describe memory that is there.
-unsafe fn copy(memory: &Memory, of: &CUDA_MEMCPY3D) -> Answer<Work> {
+unsafe fn copy(memory: &AddressSpace, of: &CUDA_MEMCPY3D) -> DriverAnswer<DeviceWork> {
     use CUmemorytype as M;
     let bytes = of.WidthInBytes;
     let offsets = [of.srcXInBytes, of.srcY, of.srcZ, of.srcLOD, of.dstXInBytes, of.dstY, of.dstZ];
@@ -95,33 +105,33 @@ unsafe fn copy(memory: &Memory, of: &CUDA_MEMCPY3D) -> Answer<Work> {
         return Err(INVALID);
     }
     let from = match of.srcMemoryType {
-        M::CU_MEMORYTYPE_DEVICE | M::CU_MEMORYTYPE_UNIFIED => From::Device(of.srcDevice),
+        M::CU_MEMORYTYPE_DEVICE | M::CU_MEMORYTYPE_UNIFIED => CopySource::Device(of.srcDevice),
         // SAFETY: the caller's contract.
         M::CU_MEMORYTYPE_HOST => match unsafe { source(memory, of.srcHost, bytes)? } {
-            From::Staged(_) => return Err(pageable()),
+            CopySource::Staged(_) => return Err(pageable()),
             pinned => pinned,
         },
         M::CU_MEMORYTYPE_ARRAY => return Err(INVALID),
     };
     let to = match of.dstMemoryType {
-        M::CU_MEMORYTYPE_DEVICE | M::CU_MEMORYTYPE_UNIFIED => To::Device(of.dstDevice),
+        M::CU_MEMORYTYPE_DEVICE | M::CU_MEMORYTYPE_UNIFIED => CopyTarget::Device(of.dstDevice),
         M::CU_MEMORYTYPE_HOST if memory.owner(of.dstHost as u64, bytes).is_none() => {
             return Err(pageable());
         }
-        M::CU_MEMORYTYPE_HOST => To::Host(of.dstHost as u64),
+        M::CU_MEMORYTYPE_HOST => CopyTarget::Host(of.dstHost as u64),
         M::CU_MEMORYTYPE_ARRAY => return Err(INVALID),
     };
-    Ok(Work::Copy(Copy { from, to, bytes }))
+    Ok(DeviceWork::Copy(CopyWork { from, to, bytes }))
 }
 
-/// The error for a copy node with pageable memory, which nobody could know to be there at a launch.
+/// The error for a copy node with pageable memory, which may be freed before a launch.
 fn pageable() -> CUresult {
     eprintln!("meristem-standin: a copy node needs page-locked memory");
     INVALID
 }
 
 /// Checks all nodes against live memory.
-fn check_nodes(machine: &Machine, nodes: &[Node]) -> Answer {
+fn check_nodes(machine: &SimMachine, nodes: &[GraphNode]) -> DriverAnswer {
     nodes.iter().try_for_each(|node| check(machine, &node.work))
 }
 
@@ -132,7 +142,7 @@ driver! {
             if flags != 0 || phGraph.is_null() {
                 return Err(INVALID);
             }
-            write(phGraph, machine.graphs.insert(Graph::default()) as CUgraph)
+            write(phGraph, machine.graphs.insert(BuiltGraph::default()) as CUgraph)
         })
     }
 
@@ -174,14 +184,14 @@ driver! {
                 return Err(INVALID);
             }
             let value = of.value.to_le_bytes()[..size].to_vec();
-            let work = Work::Fill(Fill { to: of.dst, value, count: of.width });
+            let work = DeviceWork::Fill(FillWork { to: of.dst, value, count: of.width });
             let (node, graph) = (phGraphNode, hGraph);
             let addition = Addition { node, graph, before: dependencies, count: numDependencies };
             addition.add(machine, work)
         })
     }
 
-    /// Adds a copy of one run of bytes.
+    /// Adds a copy of contiguous bytes.
     fn cuGraphAddMemcpyNode(
         phGraphNode: *mut CUgraphNode,
         hGraph: CUgraph,
@@ -201,7 +211,7 @@ driver! {
         })
     }
 
-    /// Adds a node that does nothing.
+    /// Adds an empty node.
     fn cuGraphAddEmptyNode(
         phGraphNode: *mut CUgraphNode,
         hGraph: CUgraph,
@@ -211,11 +221,11 @@ driver! {
         in_context(|machine, _| {
             let (node, graph) = (phGraphNode, hGraph);
             let addition = Addition { node, graph, before: dependencies, count: numDependencies };
-            addition.add(machine, Work::Nothing)
+            addition.add(machine, DeviceWork::Nothing)
         })
     }
 
-    /// Lets nodes run after others.
+    /// Adds dependencies between nodes.
     fn cuGraphAddDependencies_v2(
         hGraph: CUgraph,
         from: *const CUgraphNode,
@@ -238,7 +248,7 @@ driver! {
         })
     }
 
-    /// Makes a graph executable: no circle, and all memory is there.
+    /// Makes a graph executable: it must have no cycle, and all its memory must be live.
     fn cuGraphInstantiateWithFlags(
         phGraphExec: *mut CUgraphExec,
         hGraph: CUgraph,
@@ -248,19 +258,19 @@ driver! {
             if flags != 0 || phGraphExec.is_null() {
                 return Err(INVALID);
             }
-            let plan = Plan::new(machine.graphs.get(hGraph as u64)?).ok_or(INVALID)?;
+            let plan = GraphPlan::new(machine.graphs.get(hGraph as u64)?).ok_or(INVALID)?;
             check_nodes(machine, &plan.nodes)?;
-            let exec = Exec { device, plan: Arc::new(plan), last: None };
+            let exec = BuiltExec { device, plan: Arc::new(plan), last: None };
             write(phGraphExec, machine.execs.insert(exec) as CUgraphExec)
         })
     }
 
-    /// Uploads an executable graph in stream order, which changes nothing here.
+    /// Uploads an executable graph in stream order, which has no effect here.
     fn cuGraphUpload(hGraphExec: CUgraphExec, hStream: CUstream) {
         in_context(|machine, device| {
             machine.execs.get(hGraphExec as u64)?;
             let handle = stream(machine, device, hStream)?;
-            machine.enqueue(handle, vec![], Work::Nothing).map(drop)
+            machine.enqueue(handle, vec![], DeviceWork::Nothing).map(drop)
         })
     }
 
@@ -292,7 +302,7 @@ driver! {
             let work = kernel(machine, &read(nodeParams)?)?;
             let plan = Arc::make_mut(&mut machine.execs.get_mut(hGraphExec as u64)?.plan);
             let node = plan.nodes.iter_mut().find(|node| node.handle == hNode as u64);
-            let node = node.filter(|node| matches!(node.work, Work::Grid(_))).ok_or(INVALID)?;
+            let node = node.filter(|node| matches!(node.work, DeviceWork::Grid(_))).ok_or(INVALID)?;
             node.work = work;
             Ok(())
         })

@@ -5,7 +5,7 @@ use std::ffi::{c_uint, c_void};
 use cudarc::driver::sys::{CUdeviceptr, CUresult};
 
 use super::call::{INVALID, driver, in_context, wait, write};
-use crate::memory::Kind;
+use crate::memory::MemoryKind;
 
 driver! {
     /// Allocates memory of the device, full of poison.
@@ -14,25 +14,25 @@ driver! {
             if bytesize == 0 {
                 return Err(INVALID);
             }
-            let address = machine.memory.allocate(Kind::Device(device), bytesize);
+            let address = machine.memory.allocate(MemoryKind::Device(device), bytesize);
             write(dptr, address.ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?)
         })
     }
 
-    /// Frees memory of the device after everything that was enqueued on it.
+    /// Frees memory of the device after all work that was enqueued on it.
     fn cuMemFree_v2(dptr: CUdeviceptr) {
         if dptr == 0 {
             return in_context(|_, _| Ok(()));
         }
-        // Memory of another device is freed after its work.
+        // Memory of another device is freed after that device's work.
         wait(|machine, device| match machine.memory.owner(dptr, 0) {
-            Some(Kind::Device(owner)) => Ok(machine.ends(owner)),
+            Some(MemoryKind::Device(owner)) => Ok(machine.ends(owner)),
             _ => Ok(machine.ends(device)),
         })?;
         in_context(|machine, _| machine.memory.free(dptr, false).then_some(()).ok_or(INVALID))
     }
 
-    /// Bytes of the device's memory that are free, and all.
+    /// Free and total bytes of the device's memory.
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
         in_context(|machine, device| {
             write(free, machine.memory.available(device))?;
@@ -43,16 +43,16 @@ driver! {
     /// Allocates page-locked memory of the host, full of poison.
     fn cuMemHostAlloc(pp: *mut *mut c_void, bytesize: usize, Flags: c_uint) {
         in_context(|machine, _| {
-            // Portable, mapped and write-combined memory is all the same here.
+            // Portable, mapped and write-combined memory are the same here.
             if bytesize == 0 || Flags > 7 {
                 return Err(INVALID);
             }
-            let address = machine.memory.allocate(Kind::Pinned, bytesize);
+            let address = machine.memory.allocate(MemoryKind::Pinned, bytesize);
             write(pp, address.ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)? as *mut c_void)
         })
     }
 
-    /// Frees page-locked memory after everything that was enqueued on the device.
+    /// Frees page-locked memory after all work that was enqueued on the device.
     fn cuMemFreeHost(p: *mut c_void) {
         wait(|machine, device| Ok(machine.ends(device)))?;
         in_context(|machine, _| machine.memory.free(p as u64, true).then_some(()).ok_or(INVALID))

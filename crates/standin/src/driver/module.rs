@@ -5,17 +5,17 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUmodule, CUresult, CUstream};
 
-use super::call::{Answer, INVALID, driver, in_context, wait, write};
+use super::call::{DriverAnswer, INVALID, driver, in_context, wait, write};
 use super::copy::check;
 use super::stream::stream;
-use crate::kernel::{Grid, Module, THREADS_MAX};
-use crate::order::{Function, Machine, Work};
+use crate::kernel::{KernelGrid, LoadedModule, THREADS_MAX};
+use crate::order::{DeviceWork, LoadedFunction, SimMachine};
 
-/// Dynamic shared memory that a kernel may have without asking for more.
+/// Bytes of dynamic shared memory that a kernel may have by default.
 const DYNAMIC_DEFAULT: usize = 48 << 10;
 
 /// A launch, as the caller describes it.
-pub(super) struct Launch {
+pub(super) struct KernelLaunch {
     pub(super) function: CUfunction,
     pub(super) blocks: [c_uint; 3],
     pub(super) threads: [c_uint; 3],
@@ -24,14 +24,14 @@ pub(super) struct Launch {
     pub(super) extra: *mut *mut c_void,
 }
 
-impl Launch {
+impl KernelLaunch {
     /// The grid, with a copy of the arguments.
     ///
     /// # Safety
     /// `values` points to as many pointers as the kernel has arguments, each to one of its type.
-    pub(super) unsafe fn grid(&self, machine: &Machine) -> Answer<Work> {
+    pub(super) unsafe fn grid(&self, machine: &SimMachine) -> DriverAnswer<DeviceWork> {
         let function = machine.functions.get(self.function as u64)?;
-        let Function { module, kernel, dynamic_max, .. } = function;
+        let LoadedFunction { module, kernel, dynamic_max, .. } = function;
         let product = |sizes: [c_uint; 3]| sizes.iter().map(|size| u64::from(*size)).product();
         let threads: u64 = product(self.threads);
         let [_, y, z] = self.blocks;
@@ -58,20 +58,22 @@ impl Launch {
         let shape = (self.blocks, self.threads);
         let (module, shared) = (Arc::clone(module), self.shared as usize);
         // SAFETY: the caller's contract.
-        let grid = Work::Grid(unsafe { Grid::new(module, *kernel, shape, shared, self.values) });
+        let grid = DeviceWork::Grid(unsafe {
+            KernelGrid::new(module, *kernel, shape, shared, self.values)
+        });
         check(machine, &grid)?;
         Ok(grid)
     }
 }
 
 driver! {
-    /// Loads the code that `nvrtcGetCUBIN` gave.
+    /// Loads code from `nvrtcGetCUBIN`.
     fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) {
         in_context(|machine, device| {
             if image.is_null() || module.is_null() {
                 return Err(INVALID);
             }
-            let loaded = Module::load(image.cast()).map_err(|why| {
+            let loaded = LoadedModule::load(image.cast()).map_err(|why| {
                 eprintln!("meristem-standin: cuModuleLoadData: {why}");
                 CUresult::CUDA_ERROR_INVALID_IMAGE
             })?;
@@ -79,7 +81,7 @@ driver! {
         })
     }
 
-    /// Unloads a module with its kernels, after everything that was enqueued on the device.
+    /// Unloads a module with its kernels, after all work that was enqueued on the device.
     fn cuModuleUnload(hmod: CUmodule) {
         let owner = hmod as u64;
         wait(|machine, device| machine.modules.get(owner).map(|_| machine.ends(device)))?;
@@ -99,11 +101,11 @@ driver! {
             let module = Arc::clone(&machine.modules.get(owner)?.1);
             let kernel = module.find(CStr::from_ptr(name));
             let kernel = kernel.ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
-            let same = |function: &Function| function.owner == owner && function.kernel == kernel;
+            let same = |function: &LoadedFunction| function.owner == owner && function.kernel == kernel;
             let known = machine.functions.iter().find(|(_, function)| same(function));
             let handle = known.map(|(handle, _)| handle).unwrap_or_else(|| {
                 let dynamic_max = DYNAMIC_DEFAULT;
-                machine.functions.insert(Function { owner, module, kernel, dynamic_max })
+                machine.functions.insert(LoadedFunction { owner, module, kernel, dynamic_max })
             });
             write(hfunc, handle as CUfunction)
         })
@@ -163,7 +165,7 @@ driver! {
         extra: *mut *mut c_void,
     ) {
         in_context(|machine, device| {
-            let launch = Launch {
+            let launch = KernelLaunch {
                 function: f,
                 blocks: [gridDimX, gridDimY, gridDimZ],
                 threads: [blockDimX, blockDimY, blockDimZ],

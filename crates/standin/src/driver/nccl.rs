@@ -1,14 +1,13 @@
 //! The functions of NCCL that the backend uses: memory of devices goes from process to process over
 //! sockets of this machine.
 //!
-//! Communicators are of the kind that does not block: joining a group, ending a group of calls and
-//! finalizing go on in a thread, and meanwhile nothing but `ncclCommGetAsyncError` and
-//! `ncclCommAbort` may be called.
+//! Communicators do not block: joining a group, ending a group of calls and finalizing continue in
+//! a thread, and meanwhile only `ncclCommGetAsyncError` and `ncclCommAbort` may be called.
 //!
-//! An exchange is a command of its stream. As it waits for other processes, which may wait for this
-//! one, a thread lets streams run until it is done, some time after it was enqueued. It never ends
-//! if a process is gone, but for `ncclCommAbort`; the device stays healthy. Every other
-//! communicator notices the loss, and `ncclCommGetAsyncError` says it.
+//! An exchange is a command of its stream. It waits for other processes, which may wait for this
+//! one, so a thread lets streams run until the exchange is done. If a process is gone, only
+//! `ncclCommAbort` ends the exchange, and the device stays healthy. Every second communicator
+//! notices the loss and reports it by `ncclCommGetAsyncError`.
 
 use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_void};
@@ -22,43 +21,44 @@ use cudarc::nccl::sys::{
     cudaStream_t, ncclComm, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclResult_t, ncclUniqueId,
 };
 
-use super::call::{Answer, INVALID, current, in_context, set_current, wait_for};
+use super::call::{DriverAnswer, INVALID, current, in_context, set_current, wait_for};
 use super::copy::check;
 use super::stream::stream;
 use crate::order::{
-    Exchange, Links, Message, Point, Work, fails, hangs, mortal, open_group, rest, stalls, vanishes,
+    DeviceWork, ExchangeWork, LinkMessage, Links, StreamPoint, fails, hangs, mortal, open_group,
+    rest, stalls, vanishes,
 };
 
-/// Version that is said to be installed, unless `MERISTEM_STANDIN_NCCL` names another.
+/// The version that `ncclGetVersion` reports, unless `MERISTEM_STANDIN_NCCL` is set.
 const VERSION: c_int = 22_703;
 
 /// The magic number of a configuration, from NCCL's header.
 const MAGIC: u32 = 0xcafe_beef;
 
 /// A member of a group.
-struct Member {
-    state: Mutex<State>,
+struct NcclMember {
+    state: Mutex<MemberState>,
     /// Whether it notices that another process is gone.
     notices: bool,
 }
 
-/// State of a member, which a thread may be changing.
+/// MemberState of a member, which a thread may change.
 #[derive(Default)]
-struct State {
+struct MemberState {
     /// Connections, once it has joined.
     links: Option<Arc<Links>>,
     /// Number of ranks.
     ranks: usize,
-    /// The end of its last exchange: they are in order, on whatever streams.
-    last: Option<Point>,
-    /// A thread is at work for it.
+    /// The end of its last exchange: exchanges are in order, on any streams.
+    last: Option<StreamPoint>,
+    /// Whether a call of it continues in a thread.
     in_progress: bool,
     finalized: bool,
     aborted: bool,
     error: Option<ncclResult_t>,
 }
 
-impl State {
+impl MemberState {
     /// The failure that calls return.
     fn failure(&self, notices: bool) -> ncclResult_t {
         let starved = self.links.as_ref().is_some_and(|links| links.is_starved());
@@ -70,23 +70,23 @@ impl State {
     }
 }
 
-type Shared = Arc<Member>;
+type SharedMember = Arc<NcclMember>;
 
-fn lock(member: &Member) -> MutexGuard<'_, State> {
+fn lock(member: &NcclMember) -> MutexGuard<'_, MemberState> {
     member.state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The member behind a handle; `None` for null.
+/// The member of a handle; `None` for null.
 ///
 /// # Safety
 /// `comm` is null, or was made by `ncclCommInitRankConfig` and not aborted.
-unsafe fn member<'a>(comm: ncclComm_t) -> Option<&'a Shared> {
+unsafe fn member<'a>(comm: ncclComm_t) -> Option<&'a SharedMember> {
     // SAFETY: the caller's contract.
-    unsafe { comm.cast::<Shared>().cast_const().as_ref() }
+    unsafe { comm.cast::<SharedMember>().cast_const().as_ref() }
 }
 
 /// Refuses a call while a thread is at work for the member, or after it was finalized.
-fn idle(member: &Member, function: &str) -> Result<(), ncclResult_t> {
+fn idle(member: &NcclMember, function: &str) -> Result<(), ncclResult_t> {
     let state = lock(member);
     if state.in_progress || state.finalized {
         eprintln!("meristem-standin: {function} on a communicator that is in progress, or final");
@@ -100,7 +100,10 @@ fn idle(member: &Member, function: &str) -> Result<(), ncclResult_t> {
 
 /// Goes on in a thread, with the context of this one; the member is in progress until it has
 /// ended.
-fn go_on(member: &Shared, work: impl FnOnce(&Shared) -> Result<(), ncclResult_t> + Send + 'static) {
+fn go_on(
+    member: &SharedMember,
+    work: impl FnOnce(&SharedMember) -> Result<(), ncclResult_t> + Send + 'static,
+) {
     lock(member).in_progress = true;
     let (member, context) = (member.clone(), current());
     thread::spawn(move || {
@@ -113,20 +116,20 @@ fn go_on(member: &Shared, work: impl FnOnce(&Shared) -> Result<(), ncclResult_t>
 }
 
 /// A send or a receive of the group of calls that is being made.
-struct Pending {
-    member: Shared,
+struct PendingCall {
+    member: SharedMember,
     /// The stream, as an address.
     on: usize,
     sends: bool,
-    message: Message,
+    message: LinkMessage,
 }
 
 thread_local! {
     /// How many groups of calls are open, and their calls.
-    static OPEN: RefCell<(usize, Vec<Pending>)> = const { RefCell::new((0, Vec::new())) };
+    static OPEN: RefCell<(usize, Vec<PendingCall>)> = const { RefCell::new((0, Vec::new())) };
 }
 
-fn code(answer: Answer) -> ncclResult_t {
+fn code(answer: DriverAnswer) -> ncclResult_t {
     match answer {
         Ok(()) => ncclResult_t::ncclSuccess,
         Err(CUresult::CUDA_ERROR_INVALID_VALUE) => ncclResult_t::ncclInvalidArgument,
@@ -146,7 +149,7 @@ pub unsafe extern "C" fn ncclGetVersion(version: *mut c_int) -> ncclResult_t {
     code(unsafe { super::call::write(version, number) })
 }
 
-/// Words for a code.
+/// The description of a code.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGetErrorString(result: u32) -> *const c_char {
     match result {
@@ -161,7 +164,7 @@ pub extern "C" fn ncclGetErrorString(result: u32) -> *const c_char {
     }
 }
 
-/// A name for a new group: the port at which its members find each other.
+/// The id of a new group: the port at which its members find each other.
 ///
 /// # Safety
 /// `id` is null or may be written to.
@@ -196,13 +199,13 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
     if !fits || ranks < 1 || !(0..ranks).contains(&rank) || comm.is_null() {
         return ncclResult_t::ncclInvalidArgument;
     }
-    // As NCCL does, it uses the current context.
+    // Like NCCL, this uses the current context.
     if in_context(|_, _| Ok(())).is_err() {
         return ncclResult_t::ncclUnhandledCudaError;
     }
     let port = [id.internal[0], id.internal[1]].map(|byte| byte.to_ne_bytes()[0]);
-    let state = State { ranks: ranks as usize, ..State::default() };
-    let member = Arc::new(Member { state: Mutex::new(state), notices: notices(port[0]) });
+    let state = MemberState { ranks: ranks as usize, ..MemberState::default() };
+    let member = Arc::new(NcclMember { state: Mutex::new(state), notices: notices(port[0]) });
     go_on(&member, move |member| {
         let links = Links::join(u16::from_le_bytes(port), rank as usize, ranks as usize);
         let links = Arc::new(links.map_err(|_| ncclResult_t::ncclSystemError)?);
@@ -218,7 +221,7 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
     ncclResult_t::ncclInProgress
 }
 
-/// Whether a communicator notices that another process is gone: every other one does, by the port
+/// Whether a communicator notices that another process is gone: every second one does, by the port
 /// of the group, unless `MERISTEM_STANDIN_NCCL_NOTICES` is 0 or 1.
 fn notices(port: u8) -> bool {
     match std::env::var("MERISTEM_STANDIN_NCCL_NOTICES").as_deref() {
@@ -228,7 +231,7 @@ fn notices(port: u8) -> bool {
     }
 }
 
-/// Says how a communicator is: in progress, well, or lost.
+/// Returns the state of a communicator: in progress, healthy, or failed.
 ///
 /// # Safety
 /// `comm` is a communicator, or null; `error` may be written to, or is null.
@@ -249,7 +252,7 @@ pub unsafe extern "C" fn ncclCommGetAsyncError(
     code(unsafe { super::call::write(error, found) })
 }
 
-/// Ends what was enqueued, and leaves the group. May be called from any thread.
+/// Ends all enqueued exchanges, and leaves the group. May be called from any thread.
 ///
 /// # Safety
 /// `comm` is a communicator, or null, and is not used any more.
@@ -259,7 +262,7 @@ pub unsafe extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
         return ncclResult_t::ncclInvalidArgument;
     }
     // SAFETY: the caller's contract.
-    let member = unsafe { Box::from_raw(comm.cast::<Shared>()) };
+    let member = unsafe { Box::from_raw(comm.cast::<SharedMember>()) };
     let mut state = lock(&member);
     state.aborted = true;
     if let Some(links) = &state.links {
@@ -267,12 +270,12 @@ pub unsafe extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
     }
     let last = state.last;
     drop(state);
-    // As NCCL does, it waits for its kernels.
+    // Like NCCL, this waits for its kernels.
     let _ = wait_for(last.as_slice());
     ncclResult_t::ncclSuccess
 }
 
-/// Sees everything through that was enqueued, in a thread.
+/// Completes all enqueued exchanges, in a thread.
 ///
 /// # Safety
 /// `comm` is a communicator, or null.
@@ -332,10 +335,10 @@ pub extern "C" fn ncclGroupEnd() -> ncclResult_t {
             go_on(&member, |_| rest());
             return ncclResult_t::ncclInProgress;
         }
-        let same = |call: &Pending| Arc::ptr_eq(&call.member, &member) && call.on == on;
+        let same = |call: &PendingCall| Arc::ptr_eq(&call.member, &member) && call.on == on;
         let (now, later) = pending.into_iter().partition(same);
         pending = later;
-        let work = move |member: &Shared| match enqueue(member, on, now) {
+        let work = move |member: &SharedMember| match enqueue(member, on, now) {
             Ok(()) => Ok(()),
             answer => Err(code(answer)),
         };
@@ -352,12 +355,12 @@ pub extern "C" fn ncclGroupEnd() -> ncclResult_t {
 }
 
 /// Enqueues the calls of one member on one stream.
-fn enqueue(member: &Shared, on: usize, calls: Vec<Pending>) -> Answer {
-    let (sends, receives): (Vec<Pending>, _) = calls.into_iter().partition(|call| call.sends);
-    let messages = |calls: Vec<Pending>| calls.into_iter().map(|call| call.message).collect();
+fn enqueue(member: &SharedMember, on: usize, calls: Vec<PendingCall>) -> DriverAnswer {
+    let (sends, receives): (Vec<PendingCall>, _) = calls.into_iter().partition(|call| call.sends);
+    let messages = |calls: Vec<PendingCall>| calls.into_iter().map(|call| call.message).collect();
     let mut state = lock(member);
     let links = state.links.clone().ok_or(INVALID)?;
-    let work = Work::Exchange(Exchange::new(links, messages(sends), messages(receives)));
+    let work = DeviceWork::Exchange(ExchangeWork::new(links, messages(sends), messages(receives)));
     let point = in_context(|machine, device| {
         check(machine, &work)?;
         let handle = stream(machine, device, on as cudarc::driver::sys::CUstream)?;
@@ -383,7 +386,7 @@ fn size(of: ncclDataType_t) -> usize {
 }
 
 /// A send or a receive of memory of a device.
-struct Call {
+struct TransferCall {
     address: u64,
     bytes: usize,
     peer: c_int,
@@ -392,7 +395,7 @@ struct Call {
     sends: bool,
 }
 
-fn add(Call { address, bytes, peer, comm, on, sends }: Call) -> ncclResult_t {
+fn add(TransferCall { address, bytes, peer, comm, on, sends }: TransferCall) -> ncclResult_t {
     // SAFETY: null, or a member that lives: the caller's contract.
     let Some(member) = (unsafe { member(comm) }).cloned() else { return code(Err(INVALID)) };
     if let Err(error) = idle(&member, "a send or a receive") {
@@ -402,9 +405,9 @@ fn add(Call { address, bytes, peer, comm, on, sends }: Call) -> ncclResult_t {
     let Some(peer) = usize::try_from(peer).ok().filter(|peer| *peer < ranks) else {
         return code(Err(INVALID));
     };
-    let (message, on) = (Message { address, bytes, peer }, on as usize);
+    let (message, on) = (LinkMessage { address, bytes, peer }, on as usize);
     ncclGroupStart();
-    OPEN.with_borrow_mut(|(_, calls)| calls.push(Pending { member, on, sends, message }));
+    OPEN.with_borrow_mut(|(_, calls)| calls.push(PendingCall { member, on, sends, message }));
     ncclGroupEnd()
 }
 
@@ -421,7 +424,7 @@ pub unsafe extern "C" fn ncclSend(
     comm: ncclComm_t,
     on: cudaStream_t,
 ) -> ncclResult_t {
-    add(Call { address: from as u64, bytes: count * size(of), peer, comm, on, sends: true })
+    add(TransferCall { address: from as u64, bytes: count * size(of), peer, comm, on, sends: true })
 }
 
 /// Receives memory of the device from another rank.
@@ -437,5 +440,5 @@ pub unsafe extern "C" fn ncclRecv(
     comm: ncclComm_t,
     on: cudaStream_t,
 ) -> ncclResult_t {
-    add(Call { address: to as u64, bytes: count * size(of), peer, comm, on, sends: false })
+    add(TransferCall { address: to as u64, bytes: count * size(of), peer, comm, on, sends: false })
 }

@@ -4,14 +4,14 @@ use std::ffi::c_uint;
 
 use cudarc::driver::sys::{CUevent, CUresult, CUstream};
 
-use super::call::{Answer, INVALID, driver, in_context, wait, write};
-use crate::order::{Machine, Stream, Work};
+use super::call::{DriverAnswer, INVALID, driver, in_context, wait, write};
+use crate::order::{DeviceWork, SimMachine, SimStream};
 
 /// The flag of streams that do not wait for the default stream.
 const NON_BLOCKING: c_uint = 1;
 
 /// The handle of a stream; null and 1 name the default stream of the device.
-pub(super) fn stream(machine: &Machine, device: usize, stream: CUstream) -> Answer<u64> {
+pub(super) fn stream(machine: &SimMachine, device: usize, stream: CUstream) -> DriverAnswer<u64> {
     let handle = match stream as u64 {
         0 | 1 => machine.devices[device].default_stream,
         handle => handle,
@@ -30,12 +30,12 @@ driver! {
             if Flags > NON_BLOCKING || phStream.is_null() {
                 return Err(INVALID);
             }
-            let handle = machine.streams.insert(Stream::new(device, Flags != NON_BLOCKING));
+            let handle = machine.streams.insert(SimStream::new(device, Flags != NON_BLOCKING));
             write(phStream, handle as CUstream)
         })
     }
 
-    /// Destroys a stream. Its commands still run; nothing waits for them here.
+    /// Destroys a stream. Its commands still run; this does not wait for them.
     fn cuStreamDestroy_v2(hStream: CUstream) {
         in_context(|machine, device| {
             let handle = stream(machine, device, hStream)?;
@@ -49,7 +49,7 @@ driver! {
 
     /// Waits for all commands of a stream.
     fn cuStreamSynchronize(hStream: CUstream) {
-        let end = |machine: &mut Machine, device| machine.end(stream(machine, device, hStream)?);
+        let end = |machine: &mut SimMachine, device| machine.end(stream(machine, device, hStream)?);
         wait(|machine, device| Ok(vec![end(machine, device)?])).map(drop)
     }
 
@@ -63,7 +63,7 @@ driver! {
         })
     }
 
-    /// Lets later commands of a stream wait for what an event was last recorded after.
+    /// Makes later commands of a stream wait for the last record of an event.
     fn cuStreamWaitEvent(hStream: CUstream, hEvent: CUevent, Flags: c_uint) {
         in_context(|machine, device| {
             if Flags > 1 {
@@ -71,7 +71,7 @@ driver! {
             }
             let recorded = machine.events.get(hEvent as u64)?.recorded;
             let handle = stream(machine, device, hStream)?;
-            machine.enqueue(handle, recorded.into_iter().collect(), Work::Nothing)?;
+            machine.enqueue(handle, recorded.into_iter().collect(), DeviceWork::Nothing)?;
             Ok(())
         })
     }

@@ -4,14 +4,14 @@ use cudarc::driver::sys::CUresult;
 
 /// An error that work on the device met. Every later call on its context returns the same code.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Fault {
+pub(crate) struct DeviceFault {
     /// Code that calls return.
     pub(crate) code: CUresult,
     /// Cause, for the line on stderr.
     pub(crate) cause: String,
 }
 
-impl Fault {
+impl DeviceFault {
     /// A fault with its cause.
     pub(crate) fn new(code: CUresult, cause: impl Into<String>) -> Self {
         Self { code, cause: cause.into() }

@@ -18,9 +18,9 @@ static NEXT: AtomicU64 = AtomicU64::new(FIRST);
 
 /// Objects of one kind by handle.
 #[derive(Debug)]
-pub(crate) struct Table<T>(BTreeMap<u64, T>);
+pub(crate) struct HandleTable<T>(BTreeMap<u64, T>);
 
-impl<T> Table<T> {
+impl<T> HandleTable<T> {
     /// A table without objects.
     pub(crate) fn new() -> Self {
         Self(BTreeMap::new())
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn a_handle_is_good_until_it_is_removed_and_never_again() {
-        let mut table = Table::new();
+        let mut table = HandleTable::new();
         let first = table.insert("a");
         assert_eq!(table.get(first), Ok(&"a"));
         assert_eq!(table.remove(first), Ok("a"));

@@ -5,7 +5,7 @@ mod handles;
 mod random;
 mod settings;
 
-pub(crate) use fault::Fault;
-pub(crate) use handles::Table;
-pub(crate) use random::Random;
-pub(crate) use settings::{SHARED_MAX, Settings};
+pub(crate) use fault::DeviceFault;
+pub(crate) use handles::HandleTable;
+pub(crate) use random::SeededRandom;
+pub(crate) use settings::{SHARED_MAX, StandinSettings};

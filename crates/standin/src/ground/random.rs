@@ -2,9 +2,9 @@
 
 /// SplitMix64 (Steele, Lea and Flood 2014): small, and any seed is as good as another.
 #[derive(Clone, Debug)]
-pub(crate) struct Random(u64);
+pub(crate) struct SeededRandom(u64);
 
-impl Random {
+impl SeededRandom {
     /// The sequence of a seed for one use.
     pub(crate) fn new(seed: u64, usage: u64) -> Self {
         Self(seed ^ usage.wrapping_mul(0xd1b5_4a32_d192_ed03))
@@ -38,14 +38,14 @@ mod tests {
     #[test]
     fn a_seed_gives_one_sequence_and_a_shuffle_loses_nothing() {
         let draw = |seed, usage| {
-            let mut random = Random::new(seed, usage);
+            let mut random = SeededRandom::new(seed, usage);
             (0..8).map(|_| random.below(1000)).collect::<Vec<_>>()
         };
         assert_eq!(draw(1, 2), draw(1, 2));
         assert_ne!(draw(1, 2), draw(2, 2));
         assert_ne!(draw(1, 2), draw(1, 3));
         let mut items: Vec<u32> = (0..100).collect();
-        Random::new(3, 0).shuffle(&mut items);
+        SeededRandom::new(3, 0).shuffle(&mut items);
         assert_ne!(items, (0..100).collect::<Vec<_>>());
         items.sort_unstable();
         assert_eq!(items, (0..100).collect::<Vec<_>>());

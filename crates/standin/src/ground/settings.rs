@@ -5,9 +5,9 @@ use std::env;
 /// Most dynamic shared memory of compute capability 9.0, in bytes: what kernels have room for.
 pub(crate) const SHARED_MAX: usize = 232_448;
 
-/// Settings, read once by `cuInit`.
+/// StandinSettings, read once by `cuInit`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Settings {
+pub(crate) struct StandinSettings {
     /// Decides the order in which streams, blocks and threads run, and the poison.
     pub(crate) seed: u64,
     /// Number of devices.
@@ -18,7 +18,7 @@ pub(crate) struct Settings {
     pub(crate) shared: usize,
 }
 
-impl Settings {
+impl StandinSettings {
     /// The settings of this process, or the name of the variable that is no number, and its value.
     pub(crate) fn read() -> Result<Self, String> {
         Ok(Self {

@@ -1,8 +1,8 @@
-//! One block: its threads are fibers, which a barrier or an exchange of a warp stops.
+//! One block of threads. Threads are fibers, which stop at barriers and at exchanges of a warp.
 //!
 //! A fiber starts one thread after the other until none is left. A thread that has to wait keeps
-//! its fiber, and another fiber goes on with the threads that have not started. So a kernel without
-//! barriers and exchanges runs on one fiber, as a loop.
+//! its fiber, and another fiber continues with the threads that have not started. So a kernel
+//! without barriers and exchanges runs on one fiber, as a loop.
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -12,29 +12,29 @@ use std::{process, ptr};
 use cudarc::driver::sys::CUresult;
 
 use super::copies::{Copies, Late};
-use super::fiber::{self, Fiber, Home, Place};
-use super::module::{Block, Exported, Host};
+use super::fiber::{self, Fiber, HostStack, SwitchPoint};
+use super::module::{BlockState, HostFunctions, ModuleTable};
 use super::{THREADS_MAX, WARP};
-use crate::ground::Random;
+use crate::ground::SeededRandom;
 
-/// Words that a thread can give to others at once; `meristem_words` of the shim.
+/// Words that a thread can give to other threads at once; `meristem_words` of the shim.
 const LANE_WORDS: usize = 3;
 
 /// Functions that kernels call.
-static HOST: Host = Host { wait, ended, fail, copy, commit, arrive };
+static HOST: HostFunctions = HostFunctions { wait, ended, fail, copy, commit, arrive };
 
 // SAFETY: pointers to functions.
-unsafe impl Sync for Host {}
+unsafe impl Sync for HostFunctions {}
 
-/// The block that runs; one at a time in the process, under the lock of the machine.
-static RUNNING: AtomicPtr<Threads> = AtomicPtr::new(ptr::null_mut());
+/// The running block; one at a time in the process, under the lock of the machine.
+static RUNNING: AtomicPtr<BlockThreads> = AtomicPtr::new(ptr::null_mut());
 
-/// The thread of the host that it runs on.
+/// The host thread that runs the block.
 static RUNNER: AtomicU64 = AtomicU64::new(0);
 
 /// Order of the threads of a block, and of the blocks of a grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Order {
+pub(super) enum ThreadOrder {
     /// By number.
     Forward,
     /// By number, from the last on.
@@ -43,8 +43,8 @@ pub(super) enum Order {
     Shuffled,
 }
 
-impl Order {
-    pub(super) fn draw(random: &mut Random) -> Self {
+impl ThreadOrder {
+    pub(super) fn draw(random: &mut SeededRandom) -> Self {
         match random.below(4) {
             0 => Self::Forward,
             1 => Self::Reversed,
@@ -53,7 +53,7 @@ impl Order {
     }
 }
 
-/// Why a block did not come to its end.
+/// The reason why a block was stopped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Stopped {
     pub(super) code: CUresult,
@@ -62,14 +62,14 @@ pub(super) struct Stopped {
     pub(super) cause: String,
 }
 
-/// A place in a source.
+/// A place in a source file.
 #[derive(Clone, Copy, Debug)]
-struct Site {
+struct SourcePlace {
     file: *const c_char,
     line: c_int,
 }
 
-impl Site {
+impl SourcePlace {
     fn is(self, other: Self) -> bool {
         // SAFETY: names of files are string constants of a loaded module.
         let same = || unsafe { CStr::from_ptr(self.file) == CStr::from_ptr(other.file) };
@@ -88,51 +88,51 @@ impl Site {
 struct Waiter {
     fiber: usize,
     thread: u32,
-    site: Site,
+    site: SourcePlace,
 }
 
 /// The fibers, and the state of the block that they run.
 #[derive(Debug)]
-pub(super) struct Threads {
+pub(super) struct BlockThreads {
     // In boxes, because others are added while one runs.
     #[expect(clippy::vec_box, reason = "a fiber must not move while another one is added")]
     fibers: Vec<Box<Fiber>>,
-    home: Home,
+    home: HostStack,
     /// Whether the last switch was from home.
     from_home: bool,
     current: usize,
     /// Fibers without a thread.
     idle: Vec<usize>,
-    /// Fibers whose thread may go on.
+    /// Fibers whose thread can continue.
     ready: VecDeque<usize>,
     /// Threads at the block's barrier.
     barrier: Vec<Waiter>,
     /// Threads of each warp at an exchange.
     warps: [Vec<Waiter>; THREADS_MAX / WARP],
-    /// Values that threads give to others of their warp.
+    /// Values that threads exchange within their warp.
     lanes: Vec<u64>,
     /// Asynchronous copies of each thread, once a kernel has had one.
     copies: Vec<Copies>,
-    order: Order,
-    random: Random,
-    block: *mut Block,
+    order: ThreadOrder,
+    random: SeededRandom,
+    block: *mut BlockState,
     run: Option<unsafe extern "C" fn(*mut *mut c_void)>,
     values: *mut *mut c_void,
     stopped: Option<Stopped>,
 }
 
-/// A switch to come.
-enum Next {
-    /// None: the fiber goes on.
+/// The next switch of fibers.
+enum NextFiber {
+    /// None: the fiber continues.
     Stay,
-    Go(Place, Place),
+    Go(SwitchPoint, SwitchPoint),
 }
 
-impl Threads {
-    pub(super) fn new(random: Random) -> Self {
+impl BlockThreads {
+    pub(super) fn new(random: SeededRandom) -> Self {
         Self {
             fibers: vec![],
-            home: Home::new(),
+            home: HostStack::new(),
             from_home: false,
             current: 0,
             idle: vec![],
@@ -141,7 +141,7 @@ impl Threads {
             warps: [const { vec![] }; THREADS_MAX / WARP],
             lanes: vec![0; 2 * THREADS_MAX * LANE_WORDS],
             copies: vec![],
-            order: Order::Forward,
+            order: ThreadOrder::Forward,
             random,
             block: ptr::null_mut(),
             run: None,
@@ -156,18 +156,18 @@ impl Threads {
     /// `run` and `exported` are those of one module, `values` points to the kernel's arguments.
     pub(super) unsafe fn block(
         &mut self,
-        exported: &Exported,
+        exported: &ModuleTable,
         run: unsafe extern "C" fn(*mut *mut c_void),
         values: *mut *mut c_void,
-        threads: (&[u32], Order),
+        threads: (&[u32], ThreadOrder),
     ) -> Result<(), Stopped> {
         let (started, order) = threads;
         let count = started.len() as u32;
         (self.block, self.run, self.values, self.order) =
             (exported.block, Some(run), values, order);
-        // SAFETY: the module's block, which nobody else uses now.
+        // SAFETY: the module's block, which is not used elsewhere now.
         unsafe {
-            *self.block = Block {
+            *self.block = BlockState {
                 host: &raw const HOST,
                 order: started.as_ptr(),
                 started: 0,
@@ -199,18 +199,18 @@ impl Threads {
         result
     }
 
-    /// Whether a block runs on the thread of the host that asks.
+    /// Whether a block runs on the calling host thread.
     pub(super) fn is_running() -> bool {
         !RUNNING.load(Ordering::Relaxed).is_null()
             && RUNNER.load(Ordering::Relaxed) == host_thread()
     }
 
-    /// The end of the stack that runs.
+    /// The end of the running fiber's stack.
     pub(super) fn stack_top() -> *mut u8 {
         with(|threads| threads.fibers[threads.current].top())
     }
 
-    /// Asynchronous copies of the thread that runs.
+    /// Asynchronous copies of the running thread.
     fn copies(&mut self) -> &mut Copies {
         let thread = self.state().current as usize;
         if self.copies.len() <= thread {
@@ -219,7 +219,7 @@ impl Threads {
         &mut self.copies[thread]
     }
 
-    fn state(&mut self) -> &mut Block {
+    fn state(&mut self) -> &mut BlockState {
         // SAFETY: set by `block`; the module lives as long as the block runs.
         unsafe { &mut *self.block }
     }
@@ -233,8 +233,8 @@ impl Threads {
         })
     }
 
-    /// The thread that runs has come to the barrier, or to an exchange of its warp.
-    fn arrive(&mut self, is_warp: bool, site: Site) -> Next {
+    /// The running thread has reached the barrier, or an exchange of its warp.
+    fn arrive(&mut self, is_warp: bool, site: SourcePlace) -> NextFiber {
         let (fiber, thread) = (self.current, self.state().current);
         let live = self.state().live as usize;
         let warp = thread as usize / WARP;
@@ -269,28 +269,28 @@ impl Threads {
         self.next()
     }
 
-    /// Lets the threads at the barrier go on.
+    /// Releases the threads at the barrier.
     fn release(&mut self) {
         self.state().waiting = 0;
         self.ready.extend(self.barrier.drain(..).map(|waiter| waiter.fiber));
     }
 
     /// Ends the block.
-    fn stop(&mut self, code: CUresult, cause: String) -> Next {
+    fn stop(&mut self, code: CUresult, cause: String) -> NextFiber {
         self.stopped = Some(Stopped { code, thread: Some(self.state().current), cause });
         self.go_home()
     }
 
-    fn go_home(&mut self) -> Next {
+    fn go_home(&mut self) -> NextFiber {
         let from = self.fibers[self.current].place();
-        Next::Go(from, self.home.place())
+        NextFiber::Go(from, self.home.place())
     }
 
-    /// The fiber that goes on: one with a thread that may go on, one for the threads that have not
-    /// started, or home if there is neither.
-    fn next(&mut self) -> Next {
+    /// Chooses the next fiber: one whose thread can continue, or one for the threads that have not
+    /// started; or else switches back to the host.
+    fn next(&mut self) -> NextFiber {
         let (started, count) = (self.state().started, self.state().count);
-        let shuffled = self.order == Order::Shuffled;
+        let shuffled = self.order == ThreadOrder::Shuffled;
         let start =
             started < count && (self.ready.is_empty() || !shuffled || self.random.below(2) == 0);
         let chosen = if start {
@@ -298,17 +298,17 @@ impl Threads {
         } else if shuffled && !self.ready.is_empty() {
             let at = self.random.below(self.ready.len());
             self.ready.swap_remove_back(at)
-        } else if self.order == Order::Reversed {
+        } else if self.order == ThreadOrder::Reversed {
             self.ready.pop_back()
         } else {
             self.ready.pop_front()
         };
         match chosen {
-            Some(fiber) if fiber == self.current => Next::Stay,
+            Some(fiber) if fiber == self.current => NextFiber::Stay,
             Some(fiber) => {
                 let from = self.fibers[self.current].place();
                 self.current = fiber;
-                Next::Go(from, self.fibers[fiber].place())
+                NextFiber::Go(from, self.fibers[fiber].place())
             }
             None => {
                 if start {
@@ -319,7 +319,7 @@ impl Threads {
         }
     }
 
-    /// Why threads still wait although none can go on.
+    /// The reason why threads still wait although none can continue.
     fn deadlock(&self) -> Option<Stopped> {
         // SAFETY: the block that has just run.
         let live = unsafe { (*self.block).live as usize };
@@ -368,22 +368,22 @@ fn no_stack() -> Stopped {
     }
 }
 
-/// Changes the block that runs. No switch happens inside.
-fn with<T>(change: impl FnOnce(&mut Threads) -> T) -> T {
-    // SAFETY: set while a block runs, and then only the fiber that runs comes here.
+/// Changes the running block. No switch happens inside.
+fn with<T>(change: impl FnOnce(&mut BlockThreads) -> T) -> T {
+    // SAFETY: set while a block runs, and then called by the running fiber only.
     change(unsafe { &mut *RUNNING.load(Ordering::Relaxed) })
 }
 
 /// Switches, if the fiber is not to stay.
-fn leave(next: Next) {
-    if let Next::Go(from, to) = next {
-        // SAFETY: `Threads` says who runs; what it switches to was left before or is fresh.
+fn leave(next: NextFiber) {
+    if let NextFiber::Go(from, to) = next {
+        // SAFETY: `from` is the running fiber; `to` was left before or is fresh.
         let left = unsafe { fiber::switch(from, to) };
         came(left);
     }
 }
 
-/// Takes note of the stack that this fiber was switched to from.
+/// Records the stack that was left by the switch to this fiber.
 fn came(left: (*const u8, usize)) {
     with(|threads| {
         if std::mem::take(&mut threads.from_home) {
@@ -392,13 +392,13 @@ fn came(left: (*const u8, usize)) {
     });
 }
 
-/// Starts threads of the block as long as there are any.
+/// Body of a fiber: starts threads of the block until none is left.
 extern "C" fn fiber_main() -> ! {
     came(fiber::arrived());
     loop {
         let (run, values) = with(|threads| (threads.run, threads.values));
         if let Some(run) = run {
-            // SAFETY: the contract of `Threads::block`.
+            // SAFETY: the contract of `BlockThreads::block`.
             unsafe { run(values) };
         }
         leave(with(|threads| {
@@ -409,11 +409,11 @@ extern "C" fn fiber_main() -> ! {
 }
 
 extern "C" fn wait(warp: c_int, file: *const c_char, line: c_int) {
-    leave(with(|threads| threads.arrive(warp != 0, Site { file, line })));
+    leave(with(|threads| threads.arrive(warp != 0, SourcePlace { file, line })));
 }
 
 extern "C" fn ended() {
-    with(Threads::release);
+    with(BlockThreads::release);
 }
 
 extern "C" fn copy(to: *mut u8, from: *const u8, bytes: usize) {
@@ -442,12 +442,12 @@ extern "C" fn fail(code: c_int, what: *const c_char, file: *const c_char, line: 
     };
     // SAFETY: string constants of the module.
     let what = unsafe { CStr::from_ptr(what) }.to_string_lossy().into_owned();
-    stop(code, format!("{what} at {}", Site { file, line }.text()))
+    stop(code, format!("{what} at {}", SourcePlace { file, line }.text()))
 }
 
-/// Ends the block from the thread that runs.
+/// Ends the block from the running thread.
 pub(super) fn stop(code: CUresult, cause: String) -> ! {
     leave(with(|threads| threads.stop(code, cause)));
-    // Home never goes on with a thread that it has stopped.
+    // The host never continues a stopped thread.
     process::abort()
 }

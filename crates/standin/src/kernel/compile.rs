@@ -1,23 +1,23 @@
-//! The C++ compiler: a program becomes the bytes of a shared object.
+//! The C++ compiler, which turns a program into the bytes of a shared object.
 
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::{env, fs, io, process};
 
-use super::options::Options;
+use super::options::CompileOptions;
 use super::source;
 
 /// A source or header with the name by which it is included.
 #[derive(Clone, Debug)]
-pub(crate) struct Source {
+pub(crate) struct SourceText {
     /// Its name.
     pub(crate) name: String,
     /// Its text.
     pub(crate) text: String,
 }
 
-/// Why there is no code.
+/// The reason why there is no code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CompileError {
     /// An option is unknown or has an invalid value; a line for the log.
@@ -39,16 +39,16 @@ pub(crate) struct Compiled {
 
 /// Compiles a program with the headers that it includes.
 pub(crate) fn compile(
-    program: &Source,
-    headers: &[Source],
+    program: &SourceText,
+    headers: &[SourceText],
     options: &[String],
 ) -> Result<Compiled, CompileError> {
-    let options = Options::parse(options).map_err(CompileError::Option)?;
-    let compiler = Compiler::new(&options)?;
-    for Source { name, text } in headers {
+    let options = CompileOptions::parse(options).map_err(CompileError::Option)?;
+    let compiler = CppCompiler::new(&options)?;
+    for SourceText { name, text } in headers {
         compiler.write(name, text)?;
     }
-    // Kernels can come from macros, so they are looked for in what the preprocessor gives.
+    // Kernels can come from macros, so they are searched for in the output of the preprocessor.
     let named = format!("#line 1 \"{}\"\n{}", program.name, program.text);
     compiler.write("program.cpp", &named)?;
     compiler.run(&["-E", "program.cpp", "-o", "program.ii"])?;
@@ -63,17 +63,17 @@ pub(crate) fn compile(
     Ok(Compiled { code, log })
 }
 
-/// Place of the stamp of code: bytes that are zero in every other file of this kind.
+/// Place of the stamp in code: padding of the ELF header, which is zero.
 const STAMP: std::ops::Range<usize> = 9..16;
 
-/// Bytes that tell code of this process's compiler from that of another, for code is kept.
+/// Bytes that identify the compiler of this process, because the backend caches code.
 fn stamp() -> [u8; STAMP.end - STAMP.start] {
     let (compiler, flags) = command();
     let [_, rest @ ..] = source::stamp(&[&compiler, &flags]).to_le_bytes();
     rest
 }
 
-/// Code as the loader takes it; `None` if it has another stamp.
+/// Code without its stamp, for the loader; `None` if the stamp differs.
 pub(super) fn unstamped(code: &[u8]) -> Option<Vec<u8>> {
     let mut code = code.to_vec();
     let place = code.get_mut(STAMP)?;
@@ -84,15 +84,15 @@ pub(super) fn unstamped(code: &[u8]) -> Option<Vec<u8>> {
     Some(code)
 }
 
-/// The compiler's name, and more flags for it.
+/// The compiler's name, and additional flags.
 fn command() -> (String, String) {
     let compiler = env::var("MERISTEM_STANDIN_COMPILER").unwrap_or_else(|_| "g++".into());
     (compiler, env::var("MERISTEM_STANDIN_FLAGS").unwrap_or_default())
 }
 
-/// The compiler, in a folder of its own.
-struct Compiler {
-    folder: Folder,
+/// The compiler, with a temporary folder.
+struct CppCompiler {
+    folder: CompilerFolder,
     name: String,
     flags: Vec<String>,
 }
@@ -105,37 +105,37 @@ const FLAGS: [&str; 15] = [
     "-nostdinc++",
     "-nostartfiles",
     "-fvisibility=hidden",
-    // What two modules name alike is not the same: neither by the loader, nor by a name in libc.
+    // Symbols of the same name in two modules, or in libc, are not merged.
     "-fno-gnu-unique",
     "-Wl,-Bsymbolic",
     "-fno-strict-aliasing",
     "-fno-exceptions",
     "-fno-rtti",
     "-fno-threadsafe-statics",
-    // A variable without a value is a large negative number, not what happens to be there.
+    // A variable without a value is a large negative number, not arbitrary memory.
     "-ftrivial-auto-var-init=pattern",
     // A misaligned access is a fault on a device, and none on the host.
     "-fsanitize=alignment",
     "-fsanitize-undefined-trap-on-error",
 ];
 
-/// Warnings about CUDA that are no concern of the C++ compiler's, and the folder of headers.
+/// Flags that silence warnings about CUDA's attributes and pragmas, and the folder of headers.
 const QUIET: [&str; 3] = ["-Wno-attributes", "-Wno-unknown-pragmas", "-I."];
 
-impl Compiler {
-    fn new(options: &Options) -> Result<Self, CompileError> {
+impl CppCompiler {
+    fn new(options: &CompileOptions) -> Result<Self, CompileError> {
         let (name, extra) = command();
         let own = FLAGS.iter().chain(&QUIET).map(ToString::to_string);
         let extra = extra.split_whitespace().map(String::from);
         let flags = own.chain(options.flags()).chain(extra).collect();
-        Ok(Self { folder: Folder::new().map_err(no_file)?, name, flags })
+        Ok(Self { folder: CompilerFolder::new().map_err(no_file)?, name, flags })
     }
 
     /// Runs it; returns its messages.
     fn run(&self, arguments: &[&str]) -> Result<String, CompileError> {
         let mut command = Command::new(&self.name);
         command.current_dir(&self.folder.0).args(&self.flags).args(arguments);
-        // A sanitizer that is preloaded into this process is none of the compiler's business.
+        // A sanitizer that is preloaded into this process must not be loaded into the compiler.
         command.env_remove("LD_PRELOAD").env("LC_ALL", "C");
         let output = command.output().map_err(|error| {
             CompileError::Compiler(format!("{}: {error}; is it installed?", self.name))
@@ -159,10 +159,10 @@ fn no_file(error: io::Error) -> CompileError {
     CompileError::Compiler(format!("files for the compiler: {error}"))
 }
 
-/// A folder of its own, removed with what is in it.
-struct Folder(PathBuf);
+/// A temporary folder, removed with its contents.
+struct CompilerFolder(PathBuf);
 
-impl Folder {
+impl CompilerFolder {
     fn new() -> io::Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -172,7 +172,7 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for CompilerFolder {
     fn drop(&mut self) {
         // Best effort: the system clears its folder for temporary files, too.
         let _ = fs::remove_dir_all(&self.0);

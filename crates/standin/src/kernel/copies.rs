@@ -1,4 +1,4 @@
-//! Asynchronous copies of a thread into shared memory: done as late as the thread permits.
+//! Asynchronous copies of a thread into shared memory, which run as late as permitted.
 
 use std::collections::VecDeque;
 
@@ -13,7 +13,7 @@ pub(super) struct Late {
 }
 
 impl Late {
-    /// Fills the destination with poison, for whoever does not wait.
+    /// Fills the destination with poison, which a thread that does not wait will read.
     ///
     /// # Safety
     /// The destination is writable.
@@ -28,7 +28,7 @@ impl Late {
     /// Does it.
     ///
     /// # Safety
-    /// Both places are there.
+    /// Source and destination are valid for `bytes` bytes.
     pub(super) unsafe fn run(self) {
         // SAFETY: the caller's contract.
         unsafe { self.from.copy_to_nonoverlapping(self.to, self.bytes) };
@@ -52,7 +52,7 @@ impl Copies {
         self.groups.push_back(std::mem::take(&mut self.open));
     }
 
-    /// Copies that must be done so that only the `prior` youngest groups are not.
+    /// Removes and returns the copies of all groups but the `prior` youngest.
     pub(super) fn wait(&mut self, prior: usize) -> Vec<Late> {
         let done = self.groups.len().saturating_sub(prior);
         self.groups.drain(..done).flatten().collect()

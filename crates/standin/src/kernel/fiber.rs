@@ -1,7 +1,7 @@
-//! Fibers: stacks that take turns on one thread of the host.
+//! Fibers: stacks that take turns on one host thread.
 //!
-//! The switch saves the registers that a callee must keep, and nothing else: `swapcontext` makes
-//! two system calls each time.
+//! The switch saves only the registers that a callee must keep: `swapcontext` would make two system
+//! calls each time.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -16,7 +16,7 @@ const STACK: usize = 256 << 10;
 const COLOUR: usize = 17 * 64;
 const COLOURS: usize = 61;
 
-/// A stack, and where it was left.
+/// A stack, and the state in which it was left.
 #[derive(Debug)]
 pub(super) struct Fiber {
     stack: Mapping,
@@ -28,31 +28,35 @@ pub(super) struct Fiber {
     saved: *mut c_void,
 }
 
-/// The thread of the host, while a fiber runs.
+/// The host thread, while a fiber runs.
 #[derive(Debug)]
-pub(super) struct Home {
+pub(super) struct HostStack {
     pointer: *mut u8,
     saved: *mut c_void,
     stack: (*const u8, usize),
 }
 
-/// A place to switch from or to.
-pub(super) struct Place {
+/// A stack to switch from or to.
+pub(super) struct SwitchPoint {
     pointer: *mut *mut u8,
     saved: *mut *mut c_void,
     stack: (*const u8, usize),
 }
 
-impl Home {
+impl HostStack {
     pub(super) fn new() -> Self {
         Self { pointer: ptr::null_mut(), saved: ptr::null_mut(), stack: (ptr::null(), 0) }
     }
 
-    pub(super) fn place(&mut self) -> Place {
-        Place { pointer: &raw mut self.pointer, saved: &raw mut self.saved, stack: self.stack }
+    pub(super) fn place(&mut self) -> SwitchPoint {
+        SwitchPoint {
+            pointer: &raw mut self.pointer,
+            saved: &raw mut self.saved,
+            stack: self.stack,
+        }
     }
 
-    /// Takes note of the host's stack; the first act on a fiber that home switched to.
+    /// Records the host's stack; called first on a fiber that the host switched to.
     pub(super) fn left(&mut self, stack: (*const u8, usize)) {
         self.stack = stack;
     }
@@ -69,18 +73,18 @@ impl Fiber {
         Some(fiber)
     }
 
-    /// Forgets what the fiber was doing: it will call `main` when it is next switched to.
+    /// Resets the fiber: it will call `main` when it is next switched to.
     pub(super) fn restart(&mut self, main: extern "C" fn() -> !) {
         if let Some(asan) = Asan::get() {
             asan.unpoison(self.stack.open(), self.stack.open_bytes());
         }
         self.saved = ptr::null_mut();
-        // SAFETY: the top words of the stack, which nobody uses.
+        // SAFETY: the top words of the stack, which is not in use.
         self.pointer = unsafe { prepare(self.top, main) };
     }
 
-    pub(super) fn place(&mut self) -> Place {
-        Place {
+    pub(super) fn place(&mut self) -> SwitchPoint {
+        SwitchPoint {
             pointer: &raw mut self.pointer,
             saved: &raw mut self.saved,
             stack: (self.stack.open(), self.stack.open_bytes()),
@@ -93,12 +97,12 @@ impl Fiber {
     }
 }
 
-/// Leaves `from` and goes on at `to`. Returns when something switches back; the stack that was left
-/// then is the result, under AddressSanitizer.
+/// Switches from `from` to `to`. Returns when another fiber switches back; under AddressSanitizer
+/// the result is the stack that was left then.
 ///
 /// # Safety
 /// The thread runs on `from`; `to` was left before or has just been made; both stay where they are.
-pub(super) unsafe fn switch(from: Place, to: Place) -> (*const u8, usize) {
+pub(super) unsafe fn switch(from: SwitchPoint, to: SwitchPoint) -> (*const u8, usize) {
     // SAFETY: the caller's contract.
     unsafe {
         match Asan::get() {
@@ -115,16 +119,16 @@ pub(super) unsafe fn switch(from: Place, to: Place) -> (*const u8, usize) {
     }
 }
 
-/// The first act of a fiber; the stack that was left is the result, under AddressSanitizer.
+/// Called first in a fiber; under AddressSanitizer the result is the stack that was left.
 pub(super) fn arrived() -> (*const u8, usize) {
     // SAFETY: called once on a fresh stack, which has nothing saved.
     Asan::get().map_or((ptr::null(), 0), |asan| unsafe { asan.after_switch(ptr::null_mut()) })
 }
 
-/// Saves the registers and the stack pointer, and takes those of the other stack.
+/// Saves the registers and the stack pointer, and restores the other stack's.
 ///
 /// # Safety
-/// `to` is what this function stored for a stack, or what `prepare` returned.
+/// `to` was stored by this function for a stack, or returned by `prepare`.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 unsafe extern "C" fn exchange(from: *mut *mut u8, to: *mut u8) {
@@ -147,15 +151,14 @@ unsafe extern "C" fn exchange(from: *mut *mut u8, to: *mut u8) {
     )
 }
 
-/// A stack on which `exchange` will find `main` to return to; its stack pointer.
+/// Prepares a stack from which `exchange` returns into `main`; returns its stack pointer.
 ///
 /// # Safety
-/// `top` is the end of a stack that nobody uses.
+/// `top` is the end of a stack that is not in use.
 #[cfg(target_arch = "x86_64")]
 unsafe fn prepare(top: *mut u8, main: extern "C" fn() -> !) -> *mut u8 {
-    // Six registers, the address to return to, and none to return to from there, which leaves the
-    // stack aligned as after a call.
-    // SAFETY: the caller's contract.
+    // Six registers, the return address, and a null return address for `main`, which leaves the
+    // stack aligned as after a call. SAFETY: the caller's contract.
     unsafe {
         let words = top.cast::<usize>().sub(8);
         words.write_bytes(0, 8);
@@ -164,10 +167,10 @@ unsafe fn prepare(top: *mut u8, main: extern "C" fn() -> !) -> *mut u8 {
     }
 }
 
-/// Saves the registers and the stack pointer, and takes those of the other stack.
+/// Saves the registers and the stack pointer, and restores the other stack's.
 ///
 /// # Safety
-/// `to` is what this function stored for a stack, or what `prepare` returned.
+/// `to` was stored by this function for a stack, or returned by `prepare`.
 #[cfg(target_arch = "aarch64")]
 #[unsafe(naked)]
 unsafe extern "C" fn exchange(from: *mut *mut u8, to: *mut u8) {
@@ -201,17 +204,17 @@ unsafe extern "C" fn exchange(from: *mut *mut u8, to: *mut u8) {
     )
 }
 
-/// A stack on which `exchange` will find `main` to return to; its stack pointer.
+/// Prepares a stack from which `exchange` returns into `main`; returns its stack pointer.
 ///
 /// # Safety
-/// `top` is the end of a stack that nobody uses.
+/// `top` is the end of a stack that is not in use.
 #[cfg(target_arch = "aarch64")]
 unsafe fn prepare(top: *mut u8, main: extern "C" fn() -> !) -> *mut u8 {
     // SAFETY: the caller's contract.
     unsafe {
         let words = top.cast::<usize>().sub(20);
         words.write_bytes(0, 20);
-        // x30, the address to return to.
+        // x30, the return address.
         *words.add(11) = main as *const () as usize;
         words.cast()
     }

@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::CUresult;
 
-use super::block::{Order, Stopped, Threads};
-use super::module::{DYNAMIC_ROOM, GUARD_BYTES, Module};
+use super::block::{BlockThreads, Stopped, ThreadOrder};
+use super::module::{DYNAMIC_ROOM, GUARD_BYTES, LoadedModule};
 use super::{Argument, THREADS_MAX, signals};
-use crate::ground::{Fault, Random};
-use crate::memory::{Asan, Memory, POISON};
+use crate::ground::{DeviceFault, SeededRandom};
+use crate::memory::{AddressSpace, Asan, POISON};
 
-/// The value of every byte there.
+/// The value of every byte of the guard zone.
 const GUARD: u8 = 0xc3;
 
 /// Alignment of every argument.
@@ -20,10 +20,10 @@ const ALIGNMENT: usize = 16;
 
 /// A kernel with its grid and a copy of its arguments.
 #[derive(Clone, Debug)]
-pub(crate) struct Grid {
-    /// The module that the kernel is in.
-    pub(crate) module: Arc<Module>,
-    /// Its number there.
+pub(crate) struct KernelGrid {
+    /// The module of the kernel.
+    pub(crate) module: Arc<LoadedModule>,
+    /// Index of the kernel in the module.
     pub(crate) kernel: usize,
     /// Blocks in each dimension.
     pub(crate) blocks: [u32; 3],
@@ -34,13 +34,13 @@ pub(crate) struct Grid {
     values: Vec<u128>,
 }
 
-impl Grid {
+impl KernelGrid {
     /// A kernel, whose arguments are copied.
     ///
     /// # Safety
     /// `values` points to as many pointers as the kernel has arguments, each to one of its type.
     pub(crate) unsafe fn new(
-        module: Arc<Module>,
+        module: Arc<LoadedModule>,
         kernel: usize,
         shape: ([u32; 3], [u32; 3]),
         shared: usize,
@@ -66,7 +66,7 @@ impl Grid {
         self.module.name(self.kernel)
     }
 
-    /// Each argument with its first value's place.
+    /// Each argument with its value.
     fn arguments(&self) -> impl Iterator<Item = (Argument, &[u128])> {
         let mut start = 0;
         self.module.arguments(self.kernel).iter().map(move |argument| {
@@ -77,9 +77,9 @@ impl Grid {
         })
     }
 
-    /// Checks that pointers among the arguments are null or in live memory, and that no struct has
-    /// a pointer to memory that was freed.
-    pub(crate) fn check(&self, memory: &Memory) -> Result<(), Fault> {
+    /// Checks that pointers among the arguments are null or in live memory, and that no struct
+    /// contains a pointer to freed memory.
+    pub(crate) fn check(&self, memory: &AddressSpace) -> Result<(), DeviceFault> {
         for (at, (argument, value)) in self.arguments().enumerate() {
             let words = value.iter().flat_map(|word| [*word as u64, (*word >> 64) as u64]);
             let words = words.take(argument.bytes as usize / 8);
@@ -93,7 +93,7 @@ impl Grid {
                     self.name(),
                     memory.describe(address)
                 );
-                return Err(Fault::illegal_address(cause));
+                return Err(DeviceFault::illegal_address(cause));
             }
         }
         Ok(())
@@ -102,51 +102,59 @@ impl Grid {
 
 /// Runs grids.
 #[derive(Debug)]
-pub(crate) struct Engine {
-    threads: Box<Threads>,
-    random: Random,
+pub(crate) struct KernelRunner {
+    threads: Box<BlockThreads>,
+    random: SeededRandom,
 }
 
-// SAFETY: fibers are only run under the lock of the machine, by whichever thread holds it.
-unsafe impl Send for Engine {}
+// SAFETY: fibers are run only by the thread that holds the lock of the machine.
+unsafe impl Send for KernelRunner {}
 
-impl Engine {
+impl KernelRunner {
     pub(crate) fn new(seed: u64) -> Self {
-        Self { threads: Box::new(Threads::new(Random::new(seed, 1))), random: Random::new(seed, 2) }
+        Self {
+            threads: Box::new(BlockThreads::new(SeededRandom::new(seed, 1))),
+            random: SeededRandom::new(seed, 2),
+        }
     }
 
     /// Runs all blocks of a grid.
-    pub(crate) fn run(&mut self, grid: &Grid, memory: &Memory) -> Result<(), Fault> {
+    pub(crate) fn run(
+        &mut self,
+        grid: &KernelGrid,
+        memory: &AddressSpace,
+    ) -> Result<(), DeviceFault> {
         signals::install();
         let exported = grid.module.exported();
         let blocks = grid.blocks.iter().map(|count| *count as usize).product();
         let sequence = Sequence::draw(&mut self.random, blocks);
-        let order = Order::draw(&mut self.random);
+        let order = ThreadOrder::draw(&mut self.random);
         let mut threads: Vec<u32> = (0..grid.threads.iter().product()).collect();
         debug_assert!(threads.len() <= THREADS_MAX);
-        if order == Order::Reversed {
+        if order == ThreadOrder::Reversed {
             threads.reverse();
         }
         let mut values: Vec<*mut c_void> =
             grid.arguments().map(|(_, value)| value.as_ptr().cast_mut().cast()).collect();
-        // SAFETY: the module's own variables, which nobody else uses now.
+        // SAFETY: the module's variables, which are not used elsewhere now.
         unsafe {
             *exported.block_size = grid.threads;
             *exported.grid_size = grid.blocks;
         }
         for number in 0..blocks {
             let index = position(sequence.at(number), grid.blocks);
-            if order == Order::Shuffled {
+            if order == ThreadOrder::Shuffled {
                 self.random.shuffle(&mut threads);
             }
-            Shared { grid }.poison();
+            SharedMemory { grid }.poison();
             let run = grid.module.entry(grid.kernel).run;
-            // SAFETY: the values are copies of the kernel's arguments; all else is the module's.
+            // SAFETY: the values are copies of the kernel's arguments; all other arguments are the
+            // module's.
             let ended = unsafe {
                 *exported.block_index = index;
                 self.threads.block(exported, run, values.as_mut_ptr(), (&threads, order))
             };
-            let ended = ended.and_then(|()| Shared { grid }.check());
+            let ended = ended.and_then(|()| SharedMemory { grid }.check());
             ended.map_err(|stopped| describe(grid, index, stopped, memory))?;
         }
         Ok(())
@@ -154,7 +162,12 @@ impl Engine {
 }
 
 /// A fault with kernel, block, thread and address.
-fn describe(grid: &Grid, [x, y, z]: [u32; 3], stopped: Stopped, memory: &Memory) -> Fault {
+fn describe(
+    grid: &KernelGrid,
+    [x, y, z]: [u32; 3],
+    stopped: Stopped,
+    memory: &AddressSpace,
+) -> DeviceFault {
     let Stopped { code, thread, cause } = stopped;
     let thread = thread.map_or(String::new(), |thread| {
         let [x, y, z] = position(thread as usize, grid.threads);
@@ -167,7 +180,10 @@ fn describe(grid: &Grid, [x, y, z]: [u32; 3], stopped: Stopped, memory: &Memory)
         _ => String::new(),
     };
     let name = grid.name();
-    Fault::new(code, format!("kernel {name}, block ({x}, {y}, {z}){thread}: {cause}{address}"))
+    DeviceFault::new(
+        code,
+        format!("kernel {name}, block ({x}, {y}, {z}){thread}: {cause}{address}"),
+    )
 }
 
 /// The three indices of a number.
@@ -185,11 +201,11 @@ struct Sequence {
 }
 
 impl Sequence {
-    fn draw(random: &mut Random, count: usize) -> Self {
-        let (first, step) = match Order::draw(random) {
-            Order::Forward => (0, 1),
-            Order::Reversed => (count - 1, count - 1),
-            Order::Shuffled => {
+    fn draw(random: &mut SeededRandom, count: usize) -> Self {
+        let (first, step) = match ThreadOrder::draw(random) {
+            ThreadOrder::Forward => (0, 1),
+            ThreadOrder::Reversed => (count - 1, count - 1),
+            ThreadOrder::Shuffled => {
                 let mut step = 1 + random.below(count);
                 while divisor(step, count) != 1 {
                     step = 1 + random.below(count);
@@ -212,29 +228,29 @@ fn divisor(a: usize, b: usize) -> usize {
 }
 
 /// Shared memory of a module, for one grid.
-struct Shared<'a> {
-    grid: &'a Grid,
+struct SharedMemory<'a> {
+    grid: &'a KernelGrid,
 }
 
-impl Shared<'_> {
+impl SharedMemory<'_> {
     /// Fills shared memory with poison, and the guard zone with its value.
     fn poison(&self) {
         let exported = self.grid.module.exported();
         let shared = self.grid.shared;
         if let Some(asan) = Asan::get() {
             asan.unpoison(exported.dynamic, DYNAMIC_ROOM);
-            // SAFETY: the end of what the grid has of it.
-            let behind = unsafe { exported.dynamic.add(shared) };
-            asan.poison(behind, DYNAMIC_ROOM - shared);
+            // SAFETY: the end of the grid's part of the module's memory.
+            let after = unsafe { exported.dynamic.add(shared) };
+            asan.poison(after, DYNAMIC_ROOM - shared);
         } else {
-            // SAFETY: the guard zone, of which the module has room for behind the most.
+            // SAFETY: the guard zone, for which the module has room after the largest size.
             unsafe { exported.dynamic.add(shared).write_bytes(GUARD, GUARD_BYTES) };
         }
         fill(exported.shared, self.grid.module.shared_bytes());
         fill(exported.dynamic, shared);
     }
 
-    /// Finds writes behind dynamic shared memory.
+    /// Finds writes after the end of dynamic shared memory.
     fn check(&self) -> Result<(), Stopped> {
         if Asan::get().is_some() {
             return Ok(());
@@ -247,7 +263,7 @@ impl Shared<'_> {
             Some(at) => Err(Stopped {
                 code: CUresult::CUDA_ERROR_LAUNCH_FAILED,
                 thread: None,
-                cause: format!("a write {at} bytes behind {shared} bytes of dynamic shared memory"),
+                cause: format!("a write {at} bytes after {shared} bytes of dynamic shared memory"),
             }),
         }
     }
@@ -255,7 +271,7 @@ impl Shared<'_> {
 
 /// Fills a range with poison, word by word: AddressSanitizer refuses `memset` between variables.
 fn fill(from: *mut u8, bytes: usize) {
-    // SAFETY: a range that the module has for shared memory; a word may be anywhere.
+    // SAFETY: a range of the module's shared memory; a word of bytes needs no alignment.
     unsafe {
         for at in 0..bytes / POISON.len() {
             from.cast::<[u8; POISON.len()]>().add(at).write(POISON);
@@ -269,7 +285,7 @@ mod tests {
 
     #[test]
     fn every_sequence_has_each_number_once() {
-        let mut random = Random::new(7, 0);
+        let mut random = SeededRandom::new(7, 0);
         let mut different = std::collections::BTreeSet::new();
         for count in [1, 2, 6, 97, 128] {
             for _ in 0..50 {

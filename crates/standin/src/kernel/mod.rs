@@ -1,4 +1,4 @@
-//! Kernels: their compilation, their loading, and how a grid of blocks of threads runs.
+//! Kernels: compiling and loading them, and running a grid of blocks of threads.
 
 mod block;
 mod compile;
@@ -10,12 +10,12 @@ mod options;
 mod signals;
 mod source;
 
-pub(crate) use compile::{CompileError, Source, compile};
-pub(crate) use grid::{Engine, Grid};
-pub(crate) use module::{Argument, Module};
+pub(crate) use compile::{CompileError, SourceText, compile};
+pub(crate) use grid::{KernelGrid, KernelRunner};
+pub(crate) use module::{Argument, LoadedModule};
 
 /// Threads of a warp.
 pub(crate) const WARP: usize = 32;
 
-/// Most threads of a block.
+/// Largest number of threads of a block.
 pub(crate) const THREADS_MAX: usize = 1024;

@@ -10,7 +10,7 @@ use super::compile;
 use crate::ground::SHARED_MAX;
 use crate::memory::Asan;
 
-/// Bytes behind dynamic shared memory that are checked.
+/// Bytes after dynamic shared memory that are checked.
 pub(super) const GUARD_BYTES: usize = 256;
 
 /// Bytes that a module has for dynamic shared memory; `meristem_dynamic_bytes` of the shim.
@@ -19,7 +19,7 @@ pub(super) const DYNAMIC_ROOM: usize = SHARED_MAX + GUARD_BYTES;
 /// Functions that kernels call; `meristem_host` of the shim.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct Host {
+pub(super) struct HostFunctions {
     pub(super) wait: extern "C" fn(c_int, *const c_char, c_int),
     pub(super) ended: extern "C" fn(),
     pub(super) fail: extern "C" fn(c_int, *const c_char, *const c_char, c_int) -> !,
@@ -28,10 +28,10 @@ pub(super) struct Host {
     pub(super) arrive: extern "C" fn(c_uint),
 }
 
-/// The block that runs; `meristem_block` of the shim.
+/// The running block; `meristem_block` of the shim.
 #[repr(C)]
-pub(super) struct Block {
-    pub(super) host: *const Host,
+pub(super) struct BlockState {
+    pub(super) host: *const HostFunctions,
     pub(super) order: *const u32,
     pub(super) started: u32,
     pub(super) count: u32,
@@ -55,7 +55,7 @@ pub(crate) struct Argument {
 /// An entry of the module's table; `meristem_kernel` of the shim.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct Entry {
+pub(super) struct KernelEntry {
     name: *const c_char,
     pub(super) run: unsafe extern "C" fn(*mut *mut c_void),
     threads_max: c_uint,
@@ -65,10 +65,10 @@ pub(super) struct Entry {
 
 /// The table that a module exports; `meristem_module` of the shim.
 #[repr(C)]
-pub(super) struct Exported {
+pub(super) struct ModuleTable {
     kernels: c_uint,
-    kernel: *const Entry,
-    pub(super) block: *mut Block,
+    kernel: *const KernelEntry,
+    pub(super) block: *mut BlockState,
     pub(super) thread_index: *mut [u32; 3],
     pub(super) block_index: *mut [u32; 3],
     pub(super) block_size: *mut [u32; 3],
@@ -78,36 +78,37 @@ pub(super) struct Exported {
     pub(super) shared_end: *mut u8,
 }
 
-/// A loaded module. It stays loaded as long as something holds it.
+/// A loaded module, until the value is dropped.
 #[derive(Debug)]
-pub(crate) struct Module {
+pub(crate) struct LoadedModule {
     library: *mut c_void,
-    exported: *const Exported,
-    /// Keeps the number of the file taken: the loader takes a path that it knows for the same file.
+    exported: *const ModuleTable,
+    /// Kept open, because the loader identifies libraries by path, and the path contains the file's
+    /// number.
     _file: File,
 }
 
 // SAFETY: a module is only used under the lock of the machine.
-unsafe impl Send for Module {}
+unsafe impl Send for LoadedModule {}
 // SAFETY: as above.
-unsafe impl Sync for Module {}
+unsafe impl Sync for LoadedModule {}
 
-impl Module {
-    /// Loads code that `compile` made; the error says why it is none.
+impl LoadedModule {
+    /// Loads code of `compile`; the error says why it cannot be loaded.
     ///
     /// # Safety
-    /// `image` points to the whole of such code.
+    /// `image` points to complete code.
     pub(crate) unsafe fn load(image: *const u8) -> Result<Self, String> {
         // SAFETY: the caller's contract.
         let code = unsafe { elf(image) }.ok_or("the image is no code")?;
-        // Looked at before anything of it runs: code for AddressSanitizer ends other processes.
+        // Checked before any of the code runs: code for AddressSanitizer ends other processes.
         let code = compile::unstamped(code).ok_or("the image is code of another compiler")?;
         // SAFETY: creates a file without a name.
         let file = unsafe { libc::memfd_create(c"meristem-kernels".as_ptr(), 0) };
         if file < 0 {
             return Err("memfd_create failed".into());
         }
-        // SAFETY: the file was just created and belongs to nobody else.
+        // SAFETY: the file was just created, and has no other owner.
         let mut file = unsafe { File::from_raw_fd(file) };
         file.write_all(&code).map_err(|error| format!("code could not be written: {error}"))?;
         let path = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd()))
@@ -131,8 +132,8 @@ impl Module {
 
     /// The number of the kernel with this name.
     pub(crate) fn find(&self, name: &CStr) -> Option<usize> {
-        // SAFETY: a lookup in a library that is open. A kernel that is not extern "C" has another
-        // name there, as it has on a device.
+        // SAFETY: a lookup in an open library. A kernel that is not extern "C" has a mangled name
+        // there, as on a device.
         if unsafe { libc::dlsym(self.library, name.as_ptr()) }.is_null() {
             return None;
         }
@@ -153,7 +154,7 @@ impl Module {
         unsafe { slice::from_raw_parts(entry.argument, entry.arguments as usize) }
     }
 
-    /// Most threads of a block, if the kernel has launch bounds.
+    /// Largest number of threads of a block, if the kernel has launch bounds.
     pub(crate) fn threads_max(&self, kernel: usize) -> Option<usize> {
         let threads = self.entry(kernel).threads_max as usize;
         (threads > 0).then_some(threads)
@@ -165,37 +166,38 @@ impl Module {
         exported.shared_end as usize - exported.shared as usize
     }
 
-    pub(super) fn exported(&self) -> &Exported {
-        // SAFETY: found when the module was loaded, and there as long as it is.
+    pub(super) fn exported(&self) -> &ModuleTable {
+        // SAFETY: found when the module was loaded, and valid as long as it is loaded.
         unsafe { &*self.exported }
     }
 
-    pub(super) fn entry(&self, kernel: usize) -> &Entry {
+    pub(super) fn entry(&self, kernel: usize) -> &KernelEntry {
         &self.entries()[kernel]
     }
 
-    fn entries(&self) -> &[Entry] {
+    fn entries(&self) -> &[KernelEntry] {
         let exported = self.exported();
         // SAFETY: the shim's table has as many entries as it says.
         unsafe { slice::from_raw_parts(exported.kernel, exported.kernels as usize) }
     }
 }
 
-impl Drop for Module {
+impl Drop for LoadedModule {
     fn drop(&mut self) {
-        // Other code or data will have these addresses, and must not find them closed.
+        // Other code or data will get these addresses, and must not find them poisoned.
         if let (Some(asan), false) = (Asan::get(), self.exported.is_null()) {
             asan.unpoison(self.exported().dynamic, DYNAMIC_ROOM);
         }
-        // SAFETY: opened by `load`; nothing refers to it any more.
+        // SAFETY: opened by `load`; no reference to it exists any more.
         unsafe { libc::dlclose(self.library) };
     }
 }
 
-/// The bytes of the ELF file at `image`: the table of its sections stands at its end.
+/// The bytes of the ELF file at `image`, which ends with the table of sections.
 ///
 /// # Safety
-/// `image` points to at least four bytes, and to a whole file if they are those of ELF.
+/// `image` points to at least four bytes, and to a complete file if these are the magic bytes of
+/// ELF.
 unsafe fn elf<'a>(image: *const u8) -> Option<&'a [u8]> {
     // SAFETY: the caller's contract; the header of a 64-bit file has 64 bytes.
     let header = unsafe {

@@ -1,8 +1,8 @@
-//! Options of NVRTC, as flags of the C++ compiler.
+//! CompileOptions of NVRTC, as flags of the C++ compiler.
 
-/// Options of one compilation.
+/// CompileOptions of one compilation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Options {
+pub(crate) struct CompileOptions {
     /// Compute capability times ten, such as 90.
     architecture: u32,
     /// Whether `a * b + c` may become one operation, which is the default of NVRTC.
@@ -12,7 +12,7 @@ pub(crate) struct Options {
     passed: Vec<String>,
 }
 
-/// Options that change nothing that the stand-in shows.
+/// CompileOptions that change nothing that the stand-in shows.
 const IGNORED: [&str; 9] = [
     "-default-device",
     "--device-as-default-execution-space",
@@ -36,7 +36,7 @@ const IGNORED_VALUES: [&str; 7] = [
     "--prec-sqrt",
 ];
 
-impl Options {
+impl CompileOptions {
     /// Reads the options; the error is a line for the program's log.
     pub(crate) fn parse(options: &[String]) -> Result<Self, String> {
         let mut parsed =
@@ -131,7 +131,7 @@ mod tests {
 
     fn parse(options: &[&str]) -> Result<Vec<String>, String> {
         let options: Vec<String> = options.iter().map(ToString::to_string).collect();
-        Options::parse(&options).map(|options| options.flags())
+        CompileOptions::parse(&options).map(|options| options.flags())
     }
 
     #[test]

@@ -1,5 +1,5 @@
 // CUDA C++ for the C++ compiler: the part of the language and of its built-in functions that the
-// kernels use. It stands before the program; kernel/source.rs adds a table of kernels behind it.
+// kernels use. It stands before the program; kernel/source.rs adds a table of kernels after it.
 //
 // Threads of a block are fibers that take turns on one thread of the host, one block after the
 // other. So variables in shared memory are plain static variables: nothing else may be in .bss

@@ -1,4 +1,4 @@
-//! Accesses of kernels to memory that is not there: a signal becomes a fault of the device.
+//! Accesses of kernels to unmapped memory: a signal becomes a fault of the device.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
@@ -7,12 +7,12 @@ use std::{mem, ptr};
 
 use cudarc::driver::sys::CUresult;
 
-use super::block::{self, Threads};
+use super::block::{self, BlockThreads};
 
 /// A failed check of the compiler is `SIGILL` on x86-64 and `SIGTRAP` on aarch64.
 const SIGNALS: [c_int; 4] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGTRAP];
 
-/// The handlers that were there before.
+/// The previous handlers.
 static OLD: OnceLock<[Old; SIGNALS.len()]> = OnceLock::new();
 
 struct Old(libc::sigaction);
@@ -30,7 +30,7 @@ pub(super) fn address() -> u64 {
     ADDRESS.load(Ordering::Relaxed)
 }
 
-/// Installs the handlers, once. AddressSanitizer keeps its own, which say more.
+/// Installs the handlers, once. Under AddressSanitizer its handlers stay, which report more.
 pub(super) fn install() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
@@ -38,7 +38,7 @@ pub(super) fn install() {
             return;
         }
         // SAFETY: an action without flags is valid; the handler is async-signal-safe: it stores two
-        // numbers and changes where the thread goes on.
+        // numbers and changes where the thread continues.
         let old = SIGNALS.map(|signal| unsafe {
             let mut action: libc::sigaction = mem::zeroed();
             let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = handle;
@@ -53,23 +53,23 @@ pub(super) fn install() {
 }
 
 extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    if !Threads::is_running() {
+    if !BlockThreads::is_running() {
         return pass_on(signal);
     }
     SIGNAL.store(signal, Ordering::Relaxed);
-    // SAFETY: the system's own data; the thread goes on in `escape`, on its own stack, which is
+    // SAFETY: the system's data; the thread continues in `escape`, on its stack, whose contents are
     // given up.
     unsafe {
         ADDRESS.store((*info).si_addr() as u64, Ordering::Relaxed);
-        go_on_at(&mut *context.cast(), escape, Threads::stack_top());
+        go_on_at(&mut *context.cast(), escape, BlockThreads::stack_top());
     }
 }
 
-/// Does what would have been done without this handler.
+/// Restores the previous handler of a signal.
 fn pass_on(signal: c_int) {
     let at = SIGNALS.iter().position(|known| *known == signal);
     let old = OLD.get().zip(at).map(|(old, at)| &old[at].0);
-    // SAFETY: the action that was there before; the access that failed is tried again under it.
+    // SAFETY: the previous action; the failed access is tried again under it.
     unsafe { libc::sigaction(signal, old.map_or(ptr::null(), ptr::from_ref), ptr::null_mut()) };
 }
 
@@ -77,7 +77,7 @@ fn pass_on(signal: c_int) {
 fn go_on_at(context: &mut libc::ucontext_t, at: extern "C" fn() -> !, top: *mut u8) {
     let registers = &mut context.uc_mcontext.gregs;
     registers[libc::REG_RIP as usize] = at as *const () as i64;
-    // As after a call: eight bytes for the address to return to.
+    // As after a call: eight bytes for the return address.
     registers[libc::REG_RSP as usize] = top as i64 - 8;
 }
 
@@ -90,7 +90,7 @@ fn go_on_at(context: &mut libc::ucontext_t, at: extern "C" fn() -> !, top: *mut 
 extern "C" fn escape() -> ! {
     let (signal, address) = (SIGNAL.load(Ordering::Relaxed), address());
     match signal {
-        // A general protection fault has no address: that of an aligned access that is not.
+        // A general protection fault has no address, for example a misaligned vector access.
         libc::SIGSEGV if address == 0 => block::stop(
             CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
             "an access to address 0, or a misaligned vector".into(),

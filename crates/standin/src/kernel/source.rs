@@ -1,4 +1,4 @@
-//! CUDA sources made into C++: kernels are found, `extern __shared__` is rewritten.
+//! Translation of CUDA sources to C++: finds kernels, and rewrites `extern __shared__`.
 
 use std::fmt::Write as _;
 
@@ -7,20 +7,20 @@ const SHIM: &str = include_str!("shim.h");
 
 /// A kernel found in a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct FoundKernel {
     /// Its name.
     pub(crate) name: String,
     /// Arguments of its `__launch_bounds__`, or nothing.
     bounds: String,
 }
 
-/// A source that the C++ compiler takes, after the shim.
+/// A source for the C++ compiler, to be placed after the shim.
 #[derive(Debug)]
 pub(crate) struct Translated {
     /// The text, with as many lines as the source.
     pub(crate) text: String,
     /// Kernels in order of appearance.
-    pub(crate) kernels: Vec<Found>,
+    pub(crate) kernels: Vec<FoundKernel>,
 }
 
 /// Rewrites a preprocessed source; the error is a line for the program's log.
@@ -54,7 +54,7 @@ pub(crate) fn unit(program: &Translated) -> String {
     let mut unit = format!("#line 1 \"meristem_standin.h\"\n{SHIM}\n{text}\n");
     unit.push_str("#line 1 \"meristem_kernels.h\"\n");
     unit.push_str("static const meristem_kernel meristem_kernels[] = {\n");
-    for Found { name, bounds } in kernels {
+    for FoundKernel { name, bounds } in kernels {
         let entry = format!("meristem_entry<&{name}>");
         let _ = writeln!(
             unit,
@@ -74,7 +74,7 @@ pub(crate) fn unit(program: &Translated) -> String {
     unit
 }
 
-/// A number that changes with the shim and with each of these texts (FNV-1a).
+/// A hash of the shim and these texts (FNV-1a).
 pub(crate) fn stamp(texts: &[&str]) -> u64 {
     let bytes = texts.iter().chain([&SHIM]).flat_map(|text| text.bytes().chain([0]));
     bytes.fold(0xcbf2_9ce4_8422_2325, |stamp, byte| {
@@ -82,8 +82,8 @@ pub(crate) fn stamp(texts: &[&str]) -> u64 {
     })
 }
 
-/// The kernel whose declaration goes on after `__global__`; `None` for a declaration without body.
-fn kernel(rest: &str) -> Result<Option<Found>, &'static str> {
+/// The kernel whose declaration follows `__global__`; `None` for a declaration without a body.
+fn kernel(rest: &str) -> Result<Option<FoundKernel>, &'static str> {
     let mut rest = rest.trim_start();
     let mut bounds = String::new();
     for (word, keep) in [("__launch_bounds__", true), ("void", false), ("__launch_bounds__", true)]
@@ -105,10 +105,11 @@ fn kernel(rest: &str) -> Result<Option<Found>, &'static str> {
     let after = rest[name.len()..].trim_start();
     let arguments = parenthesised(after).ok_or("a kernel without arguments in parentheses")?;
     let has_body = after[arguments.len() + 2..].trim_start().starts_with('{');
-    Ok(has_body.then_some(Found { name, bounds }))
+    Ok(has_body.then_some(FoundKernel { name, bounds }))
 }
 
-/// `__shared__ TYPE NAME[];`: its length, and the same as a pointer to the block's dynamic memory.
+/// The length of `__shared__ TYPE NAME[];`, and its replacement, a pointer to the block's dynamic
+/// memory.
 fn dynamic_shared(rest: &str) -> Option<(usize, String)> {
     let end = rest.find(';')?;
     let declaration = rest[..end].trim().strip_prefix("__shared__")?;
@@ -130,7 +131,7 @@ fn dynamic_shared(rest: &str) -> Option<(usize, String)> {
     Some((end, text))
 }
 
-/// The text between the parenthesis that `text` begins with and its partner.
+/// The text between the opening parenthesis at the start of `text` and its closing one.
 fn parenthesised(text: &str) -> Option<&str> {
     let mut depth = 0;
     for (at, c) in text.char_indices() {
@@ -157,7 +158,7 @@ fn words(text: &str) -> impl Iterator<Item = (usize, &str)> {
         .map(|word| (word.as_ptr() as usize - text.as_ptr() as usize, word))
 }
 
-/// File and line of a place, by the line markers before it (`# 12 "a.cu"`).
+/// File and line of a position, according to the line markers before it (`# 12 "a.cu"`).
 fn place(source: &str, at: usize) -> String {
     let (mut file, mut line) = ("", 0);
     for text in source[..at].split_inclusive('\n') {
@@ -175,7 +176,7 @@ fn marker(line: &str) -> Option<(usize, &str)> {
     Some((number.parse().ok()?, rest.split('"').nth(1)?))
 }
 
-/// The source with spaces in the place of strings and characters; all else keeps its place.
+/// The source with strings and characters replaced by spaces; all other text keeps its position.
 fn without_quotes(source: &str) -> String {
     let mut out: Vec<u8> = source.bytes().collect();
     let mut at = 0;
@@ -195,7 +196,7 @@ fn without_quotes(source: &str) -> String {
 fn quoted(text: &[u8], start: usize, quote: u8) -> usize {
     let mut at = start + 1;
     while at < text.len() && text[at] != quote {
-        // A digit separator (1'000) is no quote: the line's end ends it, too.
+        // A digit separator (1'000) is no quote, so the end of the line ends a quote, too.
         if text[at] == b'\n' {
             return at;
         }

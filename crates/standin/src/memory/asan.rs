@@ -4,15 +4,15 @@ use std::ffi::{CStr, c_void};
 use std::ptr;
 use std::sync::OnceLock;
 
-type Region = unsafe extern "C" fn(*const c_void, usize);
+type AsanFunction = unsafe extern "C" fn(*const c_void, usize);
 type StartSwitch = unsafe extern "C" fn(*mut *mut c_void, *const c_void, usize);
 type FinishSwitch = unsafe extern "C" fn(*mut c_void, *mut *const c_void, *mut usize);
 
 /// Functions of the sanitizer's run-time library.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asan {
-    poison: Region,
-    unpoison: Region,
+    poison: AsanFunction,
+    unpoison: AsanFunction,
     start_switch: StartSwitch,
     finish_switch: FinishSwitch,
 }
@@ -29,10 +29,10 @@ impl Asan {
         // sanitizer/common_interface_defs.h declare for these names.
         unsafe {
             Some(Self {
-                poison: std::mem::transmute::<*mut c_void, Region>(symbol(
+                poison: std::mem::transmute::<*mut c_void, AsanFunction>(symbol(
                     c"__asan_poison_memory_region",
                 )?),
-                unpoison: std::mem::transmute::<*mut c_void, Region>(symbol(
+                unpoison: std::mem::transmute::<*mut c_void, AsanFunction>(symbol(
                     c"__asan_unpoison_memory_region",
                 )?),
                 start_switch: std::mem::transmute::<*mut c_void, StartSwitch>(symbol(

@@ -1,11 +1,11 @@
-//! Pages from the operating system, with a page that nobody may touch on both sides.
+//! Pages from the operating system, with an inaccessible page on both sides.
 
 use std::ptr;
 
-/// Bytes of a page, or a multiple: also right where pages are larger than on x86-64.
+/// A multiple of the page size, also where pages are larger than on x86-64.
 pub(crate) const PAGE: usize = 64 << 10;
 
-/// Pages that can be read and written, between two that cannot.
+/// Pages that can be read and written, between two inaccessible ones.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     /// The first page, which is closed.
@@ -14,11 +14,11 @@ pub(crate) struct Mapping {
     bytes: usize,
 }
 
-// SAFETY: a mapping is an owned range of addresses; nothing in it belongs to a thread.
+// SAFETY: a mapping is an owned range of addresses without thread affinity.
 unsafe impl Send for Mapping {}
 
 impl Mapping {
-    /// Pages for at least so many bytes, or `None` where the system has none.
+    /// Pages for at least `bytes` bytes; `None` if the system has no memory.
     pub(crate) fn new(bytes: usize) -> Option<Self> {
         let open = bytes.max(1).checked_next_multiple_of(PAGE)?;
         let bytes = open.checked_add(2 * PAGE)?;
@@ -49,7 +49,7 @@ impl Mapping {
     /// Gives the pages back and keeps the addresses: an access from now on faults.
     pub(crate) fn close(&self) {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-        // SAFETY: new pages in the place of those that this mapping owns.
+        // SAFETY: new pages in place of the pages that this mapping owns.
         let closed =
             unsafe { libc::mmap(self.start.cast(), self.bytes, libc::PROT_NONE, flags, -1, 0) };
         assert!(closed == self.start.cast(), "mmap could not close pages of the stand-in");
@@ -58,7 +58,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the pages of this mapping, which nothing refers to any more.
+        // SAFETY: the pages of this mapping, to which no reference exists any more.
         unsafe { libc::munmap(self.start.cast(), self.bytes) };
     }
 }

@@ -1,18 +1,18 @@
 //! Memory of the devices and pinned memory of the host.
 //!
-//! A device address is a host address. Every allocation lies between pages that nobody may touch;
-//! between those and the allocation is a guard zone whose bytes are checked after each command.
-//! Fresh memory is filled with poison. Freed memory keeps its addresses and loses its pages, so
-//! that an access faults.
+//! A device address is a host address. Every allocation lies between inaccessible pages. The gap
+//! between these pages and the allocation is a guard zone, whose bytes are checked after each
+//! command. Fresh memory is filled with poison. Freed memory keeps its addresses and loses its
+//! pages, so that an access faults.
 
 mod asan;
 mod mapping;
 mod regions;
 
 pub(crate) use mapping::Mapping;
-pub(crate) use regions::{Kind, Memory};
+pub(crate) use regions::{AddressSpace, MemoryKind};
 
 pub(crate) use asan::Asan;
 
-/// Bytes of poison, repeated: a NaN as f32 and bf16, a huge number as f64, and no index at all.
+/// Bytes of poison, repeated: a NaN as f32 and bf16, a huge number as f64, and an invalid index.
 pub(crate) const POISON: [u8; 4] = 0xffa5_a5a5_u32.to_le_bytes();

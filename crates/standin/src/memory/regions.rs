@@ -1,4 +1,4 @@
-//! Allocations: who owns which addresses, and which were freed.
+//! Allocations: the owners of addresses, and freed addresses.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::{ptr, slice};
@@ -15,12 +15,12 @@ const GUARD_BEFORE: usize = 256;
 /// The value of every byte in a guard zone.
 const GUARD: u8 = 0xc3;
 
-/// Freed allocations whose addresses are kept. The oldest are given back beyond that.
+/// Largest number of freed allocations whose addresses are kept; older ones are given back.
 const QUARANTINE: usize = 8192;
 
 /// Owner of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum MemoryKind {
     /// Memory of the device with this number.
     Device(usize),
     /// Page-locked memory of the host, which devices can address.
@@ -29,19 +29,19 @@ pub(crate) enum Kind {
 
 /// One allocation, live or freed.
 #[derive(Debug)]
-struct Region {
+struct MemoryRegion {
     /// Number in order of allocation, for messages.
     number: u64,
-    kind: Kind,
+    kind: MemoryKind,
     bytes: usize,
     mapping: Mapping,
 }
 
 /// All allocations by their first address.
 #[derive(Debug)]
-pub(crate) struct Memory {
-    live: BTreeMap<u64, Region>,
-    freed: BTreeMap<u64, Region>,
+pub(crate) struct AddressSpace {
+    live: BTreeMap<u64, MemoryRegion>,
+    freed: BTreeMap<u64, MemoryRegion>,
     freed_order: VecDeque<u64>,
     allocated: u64,
     /// Bytes in use of each device.
@@ -50,8 +50,8 @@ pub(crate) struct Memory {
     capacity: usize,
 }
 
-impl Memory {
-    /// No allocations yet, on so many devices of so many bytes each.
+impl AddressSpace {
+    /// An empty address space for `devices` devices of `capacity` bytes each.
     pub(crate) fn new(devices: usize, capacity: usize) -> Self {
         Self {
             live: BTreeMap::new(),
@@ -74,9 +74,9 @@ impl Memory {
     }
 
     /// The address of new memory full of poison; `None` if there is not enough.
-    pub(crate) fn allocate(&mut self, kind: Kind, bytes: usize) -> Option<u64> {
+    pub(crate) fn allocate(&mut self, kind: MemoryKind, bytes: usize) -> Option<u64> {
         let whole = bytes.checked_next_multiple_of(ALIGNMENT)?;
-        if let Kind::Device(device) = kind
+        if let MemoryKind::Device(device) = kind
             && whole > self.available(device)
         {
             return None;
@@ -87,26 +87,27 @@ impl Memory {
         // SAFETY: `slack` bytes and the allocation are in the open pages.
         let base = unsafe { mapping.open().add(slack) };
         let address = base as u64;
-        let region = Region { number: self.allocated, kind, bytes, mapping };
+        let region = MemoryRegion { number: self.allocated, kind, bytes, mapping };
         region.fill(address);
         self.allocated += 1;
-        if let Kind::Device(device) = kind {
+        if let MemoryKind::Device(device) = kind {
             self.used[device] += whole;
         }
-        // What is unmapped can be mapped again at the address of something freed long ago.
+        // A new mapping can have the address of an allocation that was freed and given back.
         self.freed.remove(&address);
         self.live.insert(address, region);
         Some(address)
     }
 
-    /// Frees the allocation that begins at `address`; `false` if there is none of this kind.
+    /// Frees the allocation that begins at `address`; `false` if there is no such allocation of
+    /// this kind.
     pub(crate) fn free(&mut self, address: u64, pinned: bool) -> bool {
         let Some(region) = self.live.get(&address) else { return false };
-        if (region.kind == Kind::Pinned) != pinned {
+        if (region.kind == MemoryKind::Pinned) != pinned {
             return false;
         }
         let Some(region) = self.live.remove(&address) else { return false };
-        if let Kind::Device(device) = region.kind {
+        if let MemoryKind::Device(device) = region.kind {
             self.used[device] -= region.bytes.next_multiple_of(ALIGNMENT);
         }
         region.close();
@@ -122,16 +123,16 @@ impl Memory {
 
     /// Frees all memory of a device.
     pub(crate) fn close(&mut self, device: usize) {
-        let own = self.live.iter().filter(|(_, region)| region.kind == Kind::Device(device));
+        let own = self.live.iter().filter(|(_, region)| region.kind == MemoryKind::Device(device));
         let addresses: Vec<u64> = own.map(|(address, _)| *address).collect();
         for address in addresses {
             self.free(address, false);
         }
     }
 
-    /// The owner of live memory that holds all these bytes; an allocation's end counts as part of
-    /// it, for ranges of no bytes.
-    pub(crate) fn owner(&self, address: u64, bytes: usize) -> Option<Kind> {
+    /// The owner of live memory that contains all these bytes. For ranges of no bytes, the end of
+    /// an allocation counts as part of it.
+    pub(crate) fn owner(&self, address: u64, bytes: usize) -> Option<MemoryKind> {
         let (base, region) = self.live.range(..=address).next_back()?;
         let offset = usize::try_from(address - base).ok()?;
         (offset.checked_add(bytes)? <= region.bytes).then_some(region.kind)
@@ -144,35 +145,35 @@ impl Memory {
             && self.owner(address, 0).is_none()
     }
 
-    /// An address in words: the nearest allocation and where it is from there.
+    /// A text for an address: the nearest allocation, and the offset from it.
     pub(crate) fn describe(&self, address: u64) -> String {
-        let near = |regions: &BTreeMap<u64, Region>, state: &str| {
+        let near = |regions: &BTreeMap<u64, MemoryRegion>, state: &str| {
             let (base, region) = regions.range(..=address + PAGE as u64).next_back()?;
             let (start, end) = (*base, base + region.bytes as u64);
             let place = match address {
                 _ if address < start => format!("{} bytes before", start - address),
                 _ if address < end => format!("at byte {} of", address - start),
-                _ if address < end + PAGE as u64 => format!("{} bytes behind", address - end),
+                _ if address < end + PAGE as u64 => format!("{} bytes after", address - end),
                 _ => return None,
             };
             Some(format!("{place} {state} {} of {} bytes", region.number, region.bytes))
         };
         near(&self.live, "allocation")
-            .filter(|text| !text.contains("before") && !text.contains("behind"))
+            .filter(|text| !text.contains("before") && !text.contains("after"))
             .or_else(|| near(&self.freed, "freed allocation").filter(|t| t.contains("at byte")))
             .or_else(|| near(&self.live, "allocation"))
             .or_else(|| near(&self.freed, "freed allocation"))
             .unwrap_or_else(|| "near no allocation".into())
     }
 
-    /// The first allocation whose guard zone was written to, in words. Its zone is mended.
+    /// A text for the first allocation whose guard zone was written to. The zone is restored.
     pub(crate) fn damage(&self) -> Option<String> {
         self.live.iter().find_map(|(base, region)| {
             let offset = region.damage(*base)?;
             region.guard(*base);
             let bytes = region.bytes;
             let place = match usize::try_from(offset) {
-                Ok(offset) => format!("{} bytes behind the end", offset - bytes),
+                Ok(offset) => format!("{} bytes after the end", offset - bytes),
                 Err(_) => format!("{} bytes before the start", -offset),
             };
             Some(format!("a write {place} of allocation {} of {bytes} bytes", region.number))
@@ -180,7 +181,7 @@ impl Memory {
     }
 }
 
-impl Region {
+impl MemoryRegion {
     /// Fills fresh memory with poison and its guard zones with their value.
     fn fill(&self, base: u64) {
         // SAFETY: the bytes of the allocation, in the open pages of its mapping.
@@ -191,9 +192,9 @@ impl Region {
         rest.copy_from_slice(&POISON[..rest.len()]);
         self.guard(base);
         if let Some(asan) = Asan::get() {
-            let (before, behind) = self.zones(base);
+            let (before, after) = self.zones(base);
             asan.poison(before.as_ptr(), before.len());
-            asan.poison(behind.as_ptr(), behind.len());
+            asan.poison(after.as_ptr(), after.len());
         }
     }
 
@@ -205,41 +206,41 @@ impl Region {
         self.mapping.close();
     }
 
-    /// The guard zones before and behind.
+    /// The guard zones before and after the allocation.
     fn zones(&self, base: u64) -> (&[u8], &[u8]) {
         let open = self.mapping.open() as u64;
         let before = GUARD_BEFORE.min((base - open) as usize);
         let end = base + self.bytes as u64;
-        let behind = (open + self.mapping.open_bytes() as u64 - end) as usize;
+        let after = (open + self.mapping.open_bytes() as u64 - end) as usize;
         // SAFETY: both ranges are in the open pages.
         unsafe {
             (
                 slice::from_raw_parts((base as *const u8).sub(before), before),
-                slice::from_raw_parts(end as *const u8, behind),
+                slice::from_raw_parts(end as *const u8, after),
             )
         }
     }
 
     /// Writes the value of the guard zones.
     fn guard(&self, base: u64) {
-        let (before, behind) = self.zones(base);
-        for zone in [before, behind] {
-            // SAFETY: the zone is in the open pages, and nobody else uses it.
+        let (before, after) = self.zones(base);
+        for zone in [before, after] {
+            // SAFETY: the zone is in the open pages, and used here only.
             unsafe { ptr::write_bytes(zone.as_ptr().cast_mut(), GUARD, zone.len()) };
         }
     }
 
-    /// Offset from the allocation's start of the first byte of a zone that is not as it should be.
+    /// Offset from the allocation's start of the first damaged byte of a guard zone.
     fn damage(&self, base: u64) -> Option<i64> {
-        let (before, behind) = self.zones(base);
-        // Most zones are whole, which this finds many bytes at a time.
+        let (before, after) = self.zones(base);
+        // Most zones are intact, which this finds many bytes at a time.
         let whole = |zone: &[u8]| zone.iter().fold(0, |wrong, byte| wrong | (byte ^ GUARD)) == 0;
         let wrong = |zone: &[u8]| match whole(zone) {
             true => None,
             false => zone.iter().position(|byte| *byte != GUARD),
         };
-        let behind = wrong(behind).map(|at| (self.bytes + at) as i64);
-        behind.or_else(|| wrong(before).map(|at| at as i64 - before.len() as i64))
+        let after = wrong(after).map(|at| (self.bytes + at) as i64);
+        after.or_else(|| wrong(before).map(|at| at as i64 - before.len() as i64))
     }
 }
 
@@ -259,13 +260,13 @@ mod tests {
 
     #[test]
     fn fresh_memory_is_poison_and_a_device_is_full_at_its_size() {
-        let mut memory = Memory::new(1, 4096);
-        let address = memory.allocate(Kind::Device(0), 10).unwrap();
+        let mut memory = AddressSpace::new(1, 4096);
+        let address = memory.allocate(MemoryKind::Device(0), 10).unwrap();
         assert_eq!(address % ALIGNMENT as u64, 0);
         assert_eq!(read(address, 10), [&POISON[..], &POISON, &POISON[..2]].concat());
         assert_eq!(memory.available(0), 4096 - 512);
-        assert_eq!(memory.allocate(Kind::Device(0), 4096), None);
-        assert!(memory.allocate(Kind::Pinned, 8192).is_some());
+        assert_eq!(memory.allocate(MemoryKind::Device(0), 4096), None);
+        assert!(memory.allocate(MemoryKind::Pinned, 8192).is_some());
         assert!(!memory.free(address, true), "freed as pinned memory");
         assert!(memory.free(address, false));
         assert!(!memory.free(address, false), "freed twice");
@@ -275,14 +276,14 @@ mod tests {
 
     #[test]
     fn ranges_are_inside_one_allocation_or_not() {
-        let mut memory = Memory::new(2, 1 << 20);
-        let address = memory.allocate(Kind::Device(1), 1000).unwrap();
-        assert_eq!(memory.owner(address + 10, 990), Some(Kind::Device(1)));
+        let mut memory = AddressSpace::new(2, 1 << 20);
+        let address = memory.allocate(MemoryKind::Device(1), 1000).unwrap();
+        assert_eq!(memory.owner(address + 10, 990), Some(MemoryKind::Device(1)));
         assert_eq!(memory.owner(address + 10, 991), None);
-        assert_eq!(memory.owner(address + 1000, 0), Some(Kind::Device(1)));
+        assert_eq!(memory.owner(address + 1000, 0), Some(MemoryKind::Device(1)));
         assert_eq!(memory.owner(address - 1, 1), None);
         assert_eq!(memory.describe(address + 10), "at byte 10 of allocation 0 of 1000 bytes");
-        assert_eq!(memory.describe(address + 1001), "1 bytes behind allocation 0 of 1000 bytes");
+        assert_eq!(memory.describe(address + 1001), "1 bytes after allocation 0 of 1000 bytes");
         assert_eq!(memory.describe(address - 4), "4 bytes before allocation 0 of 1000 bytes");
         memory.free(address, false);
         assert_eq!(memory.describe(address), "at byte 0 of freed allocation 0 of 1000 bytes");
@@ -291,11 +292,11 @@ mod tests {
 
     #[test]
     fn a_write_beside_an_allocation_is_found_once() {
-        let mut memory = Memory::new(1, 1 << 20);
-        let address = memory.allocate(Kind::Device(0), 1000).unwrap();
+        let mut memory = AddressSpace::new(1, 1 << 20);
+        let address = memory.allocate(MemoryKind::Device(0), 1000).unwrap();
         assert_eq!(memory.damage(), None);
         write(address + 1003, 7);
-        let expected = "a write 3 bytes behind the end of allocation 0 of 1000 bytes";
+        let expected = "a write 3 bytes after the end of allocation 0 of 1000 bytes";
         assert_eq!(memory.damage().as_deref(), Some(expected));
         assert_eq!(memory.damage(), None);
         write(address - 2, 7);

@@ -1,55 +1,55 @@
-//! Graphs: commands with the order between them.
+//! Graphs: operations with the order between them.
 
 use std::sync::Arc;
 
-use super::point::Point;
-use super::work::Work;
-use crate::ground::Random;
+use super::point::StreamPoint;
+use super::work::DeviceWork;
+use crate::ground::SeededRandom;
 
-/// A node: what it does, and the nodes before it, by place in the graph.
+/// A node: its operation, and the indices of the nodes before it.
 #[derive(Clone, Debug)]
-pub(crate) struct Node {
+pub(crate) struct GraphNode {
     /// Its handle.
     pub(crate) handle: u64,
-    pub(crate) work: Work,
+    pub(crate) work: DeviceWork,
     pub(crate) after: Vec<usize>,
 }
 
 /// A graph that the host builds.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Graph {
-    pub(crate) nodes: Vec<Node>,
+pub(crate) struct BuiltGraph {
+    pub(crate) nodes: Vec<GraphNode>,
 }
 
 /// An executable graph.
 #[derive(Debug)]
-pub(crate) struct Exec {
+pub(crate) struct BuiltExec {
     /// Number of its device.
     pub(crate) device: usize,
-    /// A launch keeps the nodes that it was launched with.
-    pub(crate) plan: Arc<Plan>,
+    /// A launch keeps the nodes of its time, even if they are changed later.
+    pub(crate) plan: Arc<GraphPlan>,
     /// Its last launch: launches of one executable graph follow each other.
-    pub(crate) last: Option<Point>,
+    pub(crate) last: Option<StreamPoint>,
 }
 
 /// Nodes of an executable graph, and the order between them.
 #[derive(Clone, Debug)]
-pub(crate) struct Plan {
-    pub(crate) nodes: Vec<Node>,
+pub(crate) struct GraphPlan {
+    pub(crate) nodes: Vec<GraphNode>,
     /// Nodes after each node.
     next: Vec<Vec<usize>>,
 }
 
-impl Plan {
-    /// The plan of a graph; `None` if it has a circle.
-    pub(crate) fn new(graph: &Graph) -> Option<Self> {
+impl GraphPlan {
+    /// The plan of a graph; `None` if the graph has a cycle.
+    pub(crate) fn new(graph: &BuiltGraph) -> Option<Self> {
         let nodes = graph.nodes.clone();
         let mut next = vec![vec![]; nodes.len()];
         for (node, of) in nodes.iter().enumerate() {
             of.after.iter().for_each(|before| next[*before].push(node));
         }
         let plan = Self { nodes, next };
-        let mut run = Run::new(Arc::new(plan.clone()));
+        let mut run = GraphRun::new(Arc::new(plan.clone()));
         while run.advance(0).is_some() {}
         run.is_done().then_some(plan)
     }
@@ -57,8 +57,8 @@ impl Plan {
 
 /// A launch of a graph.
 #[derive(Debug)]
-pub(crate) struct Run {
-    plan: Arc<Plan>,
+pub(crate) struct GraphRun {
+    plan: Arc<GraphPlan>,
     /// Nodes before each node that have not run.
     before: Vec<usize>,
     /// Nodes that may run.
@@ -67,15 +67,15 @@ pub(crate) struct Run {
     done: usize,
 }
 
-impl Run {
-    pub(crate) fn new(plan: Arc<Plan>) -> Self {
+impl GraphRun {
+    pub(crate) fn new(plan: Arc<GraphPlan>) -> Self {
         let before: Vec<usize> = plan.nodes.iter().map(|node| node.after.len()).collect();
         let ready = (0..before.len()).filter(|node| before[*node] == 0).collect();
         Self { plan, before, ready, done: 0 }
     }
 
     /// Takes one of the nodes that may run; `None` if all have.
-    pub(crate) fn take(&mut self, random: &mut Random) -> Option<Work> {
+    pub(crate) fn take(&mut self, random: &mut SeededRandom) -> Option<DeviceWork> {
         let choices = self.ready.len().max(1);
         let node = self.advance(random.below(choices))?;
         Some(self.plan.nodes[node].work.clone())
@@ -106,10 +106,13 @@ impl Run {
 mod tests {
     use super::*;
 
-    fn plan(after: &[&[usize]]) -> Option<Plan> {
-        let node =
-            |after: &&[usize]| Node { handle: 0, work: Work::Nothing, after: after.to_vec() };
-        Plan::new(&Graph { nodes: after.iter().map(node).collect() })
+    fn plan(after: &[&[usize]]) -> Option<GraphPlan> {
+        let node = |after: &&[usize]| GraphNode {
+            handle: 0,
+            work: DeviceWork::Nothing,
+            after: after.to_vec(),
+        };
+        GraphPlan::new(&BuiltGraph { nodes: after.iter().map(node).collect() })
     }
 
     #[test]
@@ -122,10 +125,10 @@ mod tests {
     #[test]
     fn nodes_run_after_those_before_them_in_more_than_one_order() {
         let plan = Arc::new(plan(&[&[], &[0], &[0], &[1, 2]]).unwrap());
-        let mut random = Random::new(1, 0);
+        let mut random = SeededRandom::new(1, 0);
         let mut orders = std::collections::BTreeSet::new();
         for _ in 0..50 {
-            let mut run = Run::new(Arc::clone(&plan));
+            let mut run = GraphRun::new(Arc::clone(&plan));
             let mut order = vec![];
             while !run.is_done() {
                 let choice = random.below(run.ready.len());

@@ -1,7 +1,7 @@
 //! Connections between the processes of a group of devices, and exchanges over them.
 //!
-//! As in NCCL, a process that is gone ends nothing: whoever waits for its messages waits until its
-//! own member of the group is aborted.
+//! As in NCCL, the loss of a process ends no exchange: a process that waits for its messages waits
+//! until its own member of the group is aborted.
 
 use std::collections::VecDeque;
 use std::io::{Read, Result, Write};
@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// Messages that may wait to be written: more than any test sends at once.
+/// Largest number of messages that wait to be written: more than any test sends at once.
 const MESSAGES: usize = 1 << 14;
 
 /// Variable with the number of the point at which this process dies.
@@ -30,19 +30,20 @@ const SLOW: &str = "MERISTEM_STANDIN_NCCL_SLOW";
 /// Bytes above which a message is large: more than sockets hold.
 const LARGE: usize = 16 << 20;
 
-/// Occurrences of something, of which one may be the last.
-struct Fate {
+/// A point in the program at which a variable plants a fault: at the occurrence of the given
+/// number.
+struct FaultPoint {
     variable: &'static str,
     seen: AtomicUsize,
     last: OnceLock<Option<usize>>,
 }
 
-impl Fate {
+impl FaultPoint {
     const fn from_variable(variable: &'static str) -> Self {
         Self { variable, seen: AtomicUsize::new(0), last: OnceLock::new() }
     }
 
-    /// Counts an occurrence; whether it is the one of the number that the variable names, from 1.
+    /// Counts an occurrence; returns whether its number, from 1, is the value of the variable.
     fn is_met(&self) -> bool {
         let last = self.last.get_or_init(|| std::env::var(self.variable).ok()?.parse().ok());
         let met = Some(self.seen.fetch_add(1, Ordering::Relaxed) + 1) == *last;
@@ -55,7 +56,7 @@ impl Fate {
 
 /// A point at which a process may die.
 pub(crate) fn mortal() {
-    static FATE: Fate = Fate::from_variable(DIE);
+    static FATE: FaultPoint = FaultPoint::from_variable(DIE);
     if FATE.is_met() {
         std::process::abort();
     }
@@ -63,7 +64,7 @@ pub(crate) fn mortal() {
 
 /// A group of calls, at whose end a process may hang.
 pub(crate) fn hangs() {
-    static FATE: Fate = Fate::from_variable(HANG);
+    static FATE: FaultPoint = FaultPoint::from_variable(HANG);
     if FATE.is_met() {
         rest();
     }
@@ -71,19 +72,19 @@ pub(crate) fn hangs() {
 
 /// Whether a group of calls is refused.
 pub(crate) fn fails() -> bool {
-    static FATE: Fate = Fate::from_variable(FAIL);
+    static FATE: FaultPoint = FaultPoint::from_variable(FAIL);
     FATE.is_met()
 }
 
-/// Whether a group of calls never ends to be in progress.
+/// Whether a group of calls stays in progress for ever.
 pub(crate) fn stalls() -> bool {
-    static FATE: Fate = Fate::from_variable(STALL);
+    static FATE: FaultPoint = FaultPoint::from_variable(STALL);
     FATE.is_met()
 }
 
 /// Whether the machine vanishes at a group of calls.
 pub(crate) fn vanishes() -> bool {
-    static FATE: Fate = Fate::from_variable(VANISH);
+    static FATE: FaultPoint = FaultPoint::from_variable(VANISH);
     FATE.is_met()
 }
 
@@ -94,10 +95,10 @@ pub(crate) fn rest() -> ! {
     }
 }
 
-/// Connections of one process to the others, by rank.
+/// Connections of a process to the other processes, by rank.
 #[derive(Debug)]
 pub(crate) struct Links {
-    links: Vec<Option<Link>>,
+    links: Vec<Option<PeerLink>>,
     aborted: AtomicBool,
     /// Whether an exchange waits for a process that is gone.
     starved: AtomicBool,
@@ -105,20 +106,20 @@ pub(crate) struct Links {
 
 /// A connection. Messages arrive in order.
 #[derive(Debug)]
-struct Link {
+struct PeerLink {
     stream: TcpStream,
-    inbox: Arc<Mutex<Inbox>>,
-    /// Messages for a thread that writes them, since a device sends while it receives.
+    inbox: Arc<Mutex<PeerInbox>>,
+    /// Messages for a thread that writes them, because a device sends while it receives.
     writer: SyncSender<Vec<u8>>,
-    /// Messages that were handed to that thread, and are not written yet.
+    /// Number of messages that are not written yet.
     unwritten: Arc<AtomicUsize>,
 }
 
-/// Messages that another process sent and nobody has read.
+/// Messages of another process that have not been read.
 #[derive(Debug, Default)]
-struct Inbox {
+struct PeerInbox {
     messages: VecDeque<Vec<u8>>,
-    /// The process is gone, or has left.
+    /// Whether the process is gone or has left.
     closed: bool,
 }
 
@@ -142,14 +143,14 @@ fn listen() -> Result<(TcpListener, u16)> {
     Ok((listener, port))
 }
 
-/// Opens a place where the members of a new group find each other; its port.
+/// Opens a port at which the members of a new group find each other, and returns it.
 pub(crate) fn open_group() -> Result<u16> {
     let (listener, port) = listen()?;
     thread::spawn(move || gather(&listener));
     Ok(port)
 }
 
-/// Tells all members the ports of all.
+/// Gathers the ports of all members, and broadcasts them.
 fn gather(listener: &TcpListener) -> Result<()> {
     let mut members: Vec<(u64, u64, TcpStream)> = Vec::new();
     loop {
@@ -171,7 +172,7 @@ fn gather(listener: &TcpListener) -> Result<()> {
 }
 
 impl Links {
-    /// Connects to all others of a group. Waits until all have come.
+    /// Connects to all other members of a group. Waits until all have joined.
     pub(crate) fn join(group: u16, rank: usize, size: usize) -> Result<Self> {
         mortal();
         let (listener, own) = listen()?;
@@ -182,17 +183,17 @@ impl Links {
         }
         mortal();
         let ports: Vec<u64> = (0..size).map(|_| read_number(&mut root)).collect::<Result<_>>()?;
-        let mut links: Vec<Option<Link>> = (0..size).map(|_| None).collect();
+        let mut links: Vec<Option<PeerLink>> = (0..size).map(|_| None).collect();
         for (peer, port) in ports.into_iter().enumerate().take(rank) {
             let mut stream = connect(port)?;
             write_number(&mut stream, rank as u64)?;
-            links[peer] = Some(Link::new(stream)?);
+            links[peer] = Some(PeerLink::new(stream)?);
         }
         mortal();
         for _ in rank + 1..size {
             let (mut stream, _) = listener.accept()?;
             let peer = read_number(&mut stream)? as usize;
-            links[peer] = Some(Link::new(stream)?);
+            links[peer] = Some(PeerLink::new(stream)?);
         }
         Ok(Self { links, aborted: AtomicBool::new(false), starved: AtomicBool::new(false) })
     }
@@ -206,13 +207,13 @@ impl Links {
     pub(crate) fn abort(&self) {
         self.aborted.store(true, Ordering::Release);
         for link in self.links.iter().flatten() {
-            // A connection that has ended needs no end.
+            // A failure is ignored: the connection has ended.
             let _ = link.stream.shutdown(Shutdown::Both);
         }
     }
 
-    /// Stops the process for good without a word to anybody but the members of this group, whose
-    /// network tells them: as if the machine was gone.
+    /// Stops the process for ever, without notice to other processes except that the connections of
+    /// this group close: as if the machine was gone.
     pub(crate) fn vanish(&self) -> ! {
         self.abort();
         let process = std::process::id().to_string();
@@ -225,25 +226,25 @@ impl Links {
         self.starved.load(Ordering::Acquire)
     }
 
-    /// Whether everything that was sent is on its way.
+    /// Whether all sent messages are written.
     pub(crate) fn is_flushed(&self) -> bool {
         let mut links = self.links.iter().flatten();
         links.all(|link| link.unwritten.load(Ordering::Acquire) == 0)
     }
 
-    fn link(&self, peer: usize) -> Option<&Link> {
+    fn link(&self, peer: usize) -> Option<&PeerLink> {
         self.links.get(peer).and_then(Option::as_ref)
     }
 
-    /// Hands a message over; does not wait for the other rank, unless very many are on the way.
+    /// Hands a message to the writing thread. Waits only if [`MESSAGES`] messages are unwritten.
     fn send(&self, peer: usize, bytes: Vec<u8>) {
         let Some(link) = self.link(peer) else { return };
         link.unwritten.fetch_add(1, Ordering::AcqRel);
-        // Without its thread the other process is gone, and reads nothing.
+        // A failure is ignored: the writing thread has ended, because the other process is gone.
         let _ = link.writer.send(bytes);
     }
 
-    /// Whether so many messages of a rank are there.
+    /// Whether at least `messages` messages of a rank have arrived.
     fn has(&self, peer: usize, messages: usize) -> bool {
         let Some(link) = self.link(peer) else { return messages == 0 };
         let inbox = lock(&link.inbox);
@@ -254,7 +255,7 @@ impl Links {
         enough
     }
 
-    /// Reads a message of so many bytes, which is there.
+    /// Reads a message that has arrived, which must have the length of `bytes`.
     fn receive(&self, peer: usize, bytes: &mut [u8]) -> std::result::Result<(), String> {
         let message = self.link(peer).and_then(|link| lock(&link.inbox).messages.pop_front());
         let message = message.ok_or_else(|| format!("no message of rank {peer}"))?;
@@ -270,22 +271,23 @@ impl Links {
 impl Drop for Links {
     fn drop(&mut self) {
         for link in self.links.iter().flatten() {
-            // As above.
+            // A failure is ignored: the connection has ended.
             let _ = link.stream.shutdown(Shutdown::Both);
         }
     }
 }
 
-impl Link {
+impl PeerLink {
     fn new(stream: TcpStream) -> Result<Self> {
         stream.set_nodelay(true)?;
         let (writer, messages) = sync_channel(MESSAGES);
-        let (inbox, unwritten) = (Arc::<Mutex<Inbox>>::default(), Arc::<AtomicUsize>::default());
+        let (inbox, unwritten) =
+            (Arc::<Mutex<PeerInbox>>::default(), Arc::<AtomicUsize>::default());
         let (to, left) = (stream.try_clone()?, unwritten.clone());
         thread::spawn(move || write_all(to, &messages, &left));
         let (from, filled) = (stream.try_clone()?, inbox.clone());
         thread::spawn(move || {
-            // Whatever ends the connection, nothing comes any more.
+            // However the connection ended, no more messages arrive.
             let _ = read_all(from, &filled);
             lock(&filled).closed = true;
         });
@@ -303,12 +305,12 @@ fn write_all(mut to: TcpStream, messages: &Receiver<Vec<u8>>, left: &AtomicUsize
     Ok(())
 }
 
-fn read_all(mut from: TcpStream, inbox: &Mutex<Inbox>) -> Result<()> {
+fn read_all(mut from: TcpStream, inbox: &Mutex<PeerInbox>) -> Result<()> {
     let slow = std::env::var(SLOW).ok().and_then(|seconds| seconds.parse().ok());
     loop {
         let mut message = vec![0; read_number(&mut from)? as usize];
         if message.len() > LARGE {
-            // It stays with the other process meanwhile.
+            // Meanwhile the message stays with the other process.
             thread::sleep(Duration::from_secs(slow.unwrap_or(0)));
         }
         from.read_exact(&mut message)?;
@@ -316,9 +318,9 @@ fn read_all(mut from: TcpStream, inbox: &Mutex<Inbox>) -> Result<()> {
     }
 }
 
-/// Memory that goes to another rank or comes from it.
+/// Memory that is sent to another rank or received from it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Message {
+pub(crate) struct LinkMessage {
     pub(crate) address: u64,
     pub(crate) bytes: usize,
     pub(crate) peer: usize,
@@ -326,32 +328,36 @@ pub(crate) struct Message {
 
 /// Messages that are sent and received at once.
 #[derive(Clone, Debug)]
-pub(crate) struct Exchange {
+pub(crate) struct ExchangeWork {
     links: Arc<Links>,
-    sends: Vec<Message>,
-    receives: Vec<Message>,
-    /// Whether its messages were sent.
+    sends: Vec<LinkMessage>,
+    receives: Vec<LinkMessage>,
+    /// Whether the messages were sent.
     begun: Arc<AtomicBool>,
 }
 
-impl Exchange {
-    pub(crate) fn new(links: Arc<Links>, sends: Vec<Message>, receives: Vec<Message>) -> Self {
+impl ExchangeWork {
+    pub(crate) fn new(
+        links: Arc<Links>,
+        sends: Vec<LinkMessage>,
+        receives: Vec<LinkMessage>,
+    ) -> Self {
         Self { links, sends, receives, begun: Arc::default() }
     }
 
     /// All memory that is read or written.
-    pub(crate) fn messages(&self) -> impl Iterator<Item = &Message> {
+    pub(crate) fn messages(&self) -> impl Iterator<Item = &LinkMessage> {
         self.sends.iter().chain(&self.receives)
     }
 
-    /// Sends everything at the first call. Whether all that it receives is there, or it was
-    /// aborted. `Work::check` has found the memory.
+    /// Sends all messages at the first call. Returns whether all received messages have arrived, or
+    /// the exchange was aborted. `DeviceWork::check` has found the memory before.
     pub(crate) fn is_ready(&self) -> bool {
         if self.links.aborted.load(Ordering::Acquire) {
             return true;
         }
         if !self.begun.swap(true, Ordering::AcqRel) {
-            for Message { address, bytes, peer } in &self.sends {
+            for LinkMessage { address, bytes, peer } in &self.sends {
                 mortal();
                 // SAFETY: the memory was found.
                 let from = unsafe { std::slice::from_raw_parts(*address as *const u8, *bytes) };
@@ -364,13 +370,13 @@ impl Exchange {
         })
     }
 
-    /// Receives everything. One that was aborted leaves the memory as it is.
+    /// Receives all messages. An aborted exchange leaves the memory unchanged.
     pub(crate) fn run(&self) -> std::result::Result<(), String> {
         if self.links.aborted.load(Ordering::Acquire) {
             return Ok(());
         }
-        for Message { address, bytes, peer } in &self.receives {
-            // SAFETY: `Work::check` found the memory; nothing else runs on the device meanwhile.
+        for LinkMessage { address, bytes, peer } in &self.receives {
+            // SAFETY: `DeviceWork::check` found the memory; nothing else runs on the device meanwhile.
             let to = unsafe { std::slice::from_raw_parts_mut(*address as *mut u8, *bytes) };
             self.links.receive(*peer, to)?;
         }

@@ -1,100 +1,100 @@
-//! The machine: devices, their streams, and the moments at which streams advance.
+//! The simulated machine: devices, their streams, and the times at which streams advance.
 //!
-//! Nothing runs when it is enqueued. Streams advance when the host has to see a result, in an order
-//! that the seed decides and that nothing but stream order and events restricts.
+//! No command runs when it is enqueued. Streams advance when the host has to see a result, in an
+//! order that the seed decides and that only stream order and events restrict.
 
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUresult;
 
-use super::graph::{Exec, Graph, Run};
-use super::point::Point;
-use super::stream::{Command, Event, Stream, Task};
-use super::work::Work;
-use crate::ground::{Fault, Random, Settings, Table};
-use crate::kernel::{Engine, Module};
-use crate::memory::Memory;
+use super::graph::{BuiltExec, BuiltGraph, GraphRun};
+use super::point::StreamPoint;
+use super::stream::{CommandTask, QueuedCommand, SimEvent, SimStream};
+use super::work::DeviceWork;
+use crate::ground::{DeviceFault, HandleTable, SeededRandom, StandinSettings};
+use crate::kernel::{KernelRunner, LoadedModule};
+use crate::memory::AddressSpace;
 
-/// Most commands that a query lets run.
+/// Largest number of commands that a query lets run.
 const QUERY_COMMANDS: usize = 4;
 
 /// One device.
 #[derive(Debug)]
-pub(crate) struct Device {
+pub(crate) struct SimDevice {
     /// Handle of its primary context.
     pub(crate) context: u64,
-    /// How often the context was retained and not released.
+    /// Number of times that the context was retained and not released.
     pub(crate) retained: usize,
     /// Handle of its default stream.
     pub(crate) default_stream: u64,
     /// The error that all calls return from now on.
-    pub(crate) fault: Option<Fault>,
+    pub(crate) fault: Option<DeviceFault>,
 }
 
-/// A kernel as the host knows it.
+/// A kernel, as the host refers to it.
 #[derive(Clone, Debug)]
-pub(crate) struct Function {
+pub(crate) struct LoadedFunction {
     /// Handle of its module.
     pub(crate) owner: u64,
-    pub(crate) module: Arc<Module>,
-    /// Its number in the module.
+    pub(crate) module: Arc<LoadedModule>,
+    /// Index of the kernel in the module.
     pub(crate) kernel: usize,
-    /// Dynamic shared memory that launches may have.
+    /// Largest number of bytes of dynamic shared memory of a launch.
     pub(crate) dynamic_max: usize,
 }
 
-/// Everything that the driver knows.
+/// The state of the driver.
 #[derive(Debug)]
-pub(crate) struct Machine {
-    pub(crate) devices: Vec<Device>,
-    pub(crate) memory: Memory,
-    /// Most bytes of dynamic shared memory that a kernel may be permitted.
+pub(crate) struct SimMachine {
+    pub(crate) devices: Vec<SimDevice>,
+    pub(crate) memory: AddressSpace,
+    /// Largest number of bytes of dynamic shared memory that a kernel can be permitted.
     pub(crate) shared_max: usize,
-    pub(crate) streams: Table<Stream>,
-    pub(crate) events: Table<Event>,
-    /// Modules with the numbers of their devices.
-    pub(crate) modules: Table<(usize, Arc<Module>)>,
-    pub(crate) functions: Table<Function>,
-    pub(crate) graphs: Table<Graph>,
-    pub(crate) execs: Table<Exec>,
-    engine: Engine,
-    random: Random,
+    pub(crate) streams: HandleTable<SimStream>,
+    pub(crate) events: HandleTable<SimEvent>,
+    /// Modules, each with the number of its device.
+    pub(crate) modules: HandleTable<(usize, Arc<LoadedModule>)>,
+    pub(crate) functions: HandleTable<LoadedFunction>,
+    pub(crate) graphs: HandleTable<BuiltGraph>,
+    pub(crate) execs: HandleTable<BuiltExec>,
+    engine: KernelRunner,
+    random: SeededRandom,
 }
 
-/// How eagerly streams run that the host does not wait for.
+/// Eagerness of streams that the host does not wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mood {
     /// Not at all.
     Idle,
-    /// As much as the others.
+    /// As much as other streams.
     Fair,
     /// First.
     Eager,
 }
 
-impl Machine {
-    pub(crate) fn new(settings: &Settings) -> Self {
-        let mut contexts: Table<()> = Table::new();
-        let mut streams = Table::new();
-        let devices = (0..settings.devices).map(|device| Device {
+impl SimMachine {
+    pub(crate) fn new(settings: &StandinSettings) -> Self {
+        let mut contexts: HandleTable<()> = HandleTable::new();
+        let mut streams = HandleTable::new();
+        let devices = (0..settings.devices).map(|device| SimDevice {
             context: contexts.insert(()),
             retained: 0,
-            default_stream: streams.insert(Stream::new(device, true)),
+            default_stream: streams.insert(SimStream::new(device, true)),
             fault: None,
         });
         let devices = devices.collect();
         Self {
             devices,
-            memory: Memory::new(settings.devices, settings.memory),
+            memory: AddressSpace::new(settings.devices, settings.memory),
             shared_max: settings.shared,
             streams,
-            events: Table::new(),
-            modules: Table::new(),
-            functions: Table::new(),
-            graphs: Table::new(),
-            execs: Table::new(),
-            engine: Engine::new(settings.seed),
-            random: Random::new(settings.seed, 0),
+            events: HandleTable::new(),
+            modules: HandleTable::new(),
+            functions: HandleTable::new(),
+            graphs: HandleTable::new(),
+            execs: HandleTable::new(),
+            engine: KernelRunner::new(settings.seed),
+            random: SeededRandom::new(settings.seed, 0),
         }
     }
 
@@ -103,44 +103,48 @@ impl Machine {
         self.devices[device].fault.as_ref().map_or(Ok(()), |fault| Err(fault.code))
     }
 
-    /// Appends work to a stream, after those places in other streams.
+    /// Appends work to a stream, after the points `after` in other streams.
     pub(crate) fn enqueue(
         &mut self,
         stream: u64,
-        after: Vec<Point>,
-        work: Work,
-    ) -> Result<Point, CUresult> {
-        self.push(stream, Command { after, task: Task::Work(work) })
+        after: Vec<StreamPoint>,
+        work: DeviceWork,
+    ) -> Result<StreamPoint, CUresult> {
+        self.push(stream, QueuedCommand { after, task: CommandTask::Work(work) })
     }
 
     /// Appends a launch of a graph to a stream.
-    pub(crate) fn enqueue_graph(&mut self, stream: u64, exec: u64) -> Result<Point, CUresult> {
-        let Exec { plan, last, .. } = self.execs.get(exec)?;
-        let command = Command {
+    pub(crate) fn enqueue_graph(
+        &mut self,
+        stream: u64,
+        exec: u64,
+    ) -> Result<StreamPoint, CUresult> {
+        let BuiltExec { plan, last, .. } = self.execs.get(exec)?;
+        let command = QueuedCommand {
             after: last.iter().copied().collect(),
-            task: Task::Graph(Run::new(Arc::clone(plan))),
+            task: CommandTask::Graph(GraphRun::new(Arc::clone(plan))),
         };
         let point = self.push(stream, command)?;
         self.execs.get_mut(exec)?.last = Some(point);
         Ok(point)
     }
 
-    fn push(&mut self, stream: u64, mut command: Command) -> Result<Point, CUresult> {
+    fn push(&mut self, stream: u64, mut command: QueuedCommand) -> Result<StreamPoint, CUresult> {
         let device = self.streams.get(stream)?.device;
         self.healthy(device)?;
         command.after.extend(self.legacy(stream)?);
         let queue = self.streams.get_mut(stream)?;
         queue.queue.push_back(command);
         queue.enqueued += 1;
-        Ok(Point { stream, at: queue.enqueued })
+        Ok(StreamPoint { stream, at: queue.enqueued })
     }
 
-    /// Order with the default stream: its commands come after those of all blocking streams of the
-    /// device, and theirs after its.
-    fn legacy(&self, stream: u64) -> Result<Vec<Point>, CUresult> {
+    /// The order with the default stream: its commands come after the commands of all blocking
+    /// streams of the device, and the other way round.
+    fn legacy(&self, stream: u64) -> Result<Vec<StreamPoint>, CUresult> {
         let own = self.streams.get(stream)?;
         let default = self.devices[own.device].default_stream;
-        let point = |(stream, of): (u64, &Stream)| Point { stream, at: of.enqueued };
+        let point = |(stream, of): (u64, &SimStream)| StreamPoint { stream, at: of.enqueued };
         Ok(if stream == default {
             let others = self
                 .streams
@@ -154,19 +158,19 @@ impl Machine {
         })
     }
 
-    /// Whether all commands before a place are done.
-    pub(crate) fn is_done(&self, point: Point) -> bool {
+    /// Whether all commands before a point are done.
+    pub(crate) fn is_done(&self, point: StreamPoint) -> bool {
         self.streams.get(point.stream).map_or(true, |stream| stream.done >= point.at)
     }
 
-    /// The end of a stream as it is now.
-    pub(crate) fn end(&self, stream: u64) -> Result<Point, CUresult> {
-        Ok(Point { stream, at: self.streams.get(stream)?.enqueued })
+    /// The current end of a stream.
+    pub(crate) fn end(&self, stream: u64) -> Result<StreamPoint, CUresult> {
+        Ok(StreamPoint { stream, at: self.streams.get(stream)?.enqueued })
     }
 
-    /// Lets streams run until all these places are done, or a device that they are on has a fault:
-    /// then it returns true. Returns false once nothing can run but what other processes send.
-    pub(crate) fn advance(&mut self, points: &[Point]) -> Result<bool, CUresult> {
+    /// Lets streams run until all points are done, or a device of theirs has a fault, and returns
+    /// true. Returns false if the rest waits for messages of other processes.
+    pub(crate) fn advance(&mut self, points: &[StreamPoint]) -> Result<bool, CUresult> {
         let mood = [Mood::Idle, Mood::Fair, Mood::Eager][self.random.below(3)];
         let waiting = |machine: &Self| points.iter().any(|point| !machine.is_done(*point));
         if mood == Mood::Eager && waiting(self) {
@@ -185,7 +189,7 @@ impl Machine {
                 if needed.iter().any(|stream| self.awaits_others(*stream)) {
                     return Ok(false);
                 }
-                // What others send may have come in between.
+                // Messages of other processes may have arrived in between.
                 able = wanted(self);
             }
             assert!(!able.is_empty(), "the host waits for what can never run");
@@ -202,13 +206,15 @@ impl Machine {
     }
 
     /// The ends of all streams of a device.
-    pub(crate) fn ends(&self, device: usize) -> Vec<Point> {
+    pub(crate) fn ends(&self, device: usize) -> Vec<StreamPoint> {
         let of_device = self.streams.iter().filter(|(_, stream)| stream.device == device);
-        of_device.map(|(handle, stream)| Point { stream: handle, at: stream.enqueued }).collect()
+        of_device
+            .map(|(handle, stream)| StreamPoint { stream: handle, at: stream.enqueued })
+            .collect()
     }
 
-    /// Lets a random number of commands run, and says whether a place is done.
-    pub(crate) fn query(&mut self, point: Point) -> bool {
+    /// Lets a random number of commands run, and returns whether a point is done.
+    pub(crate) fn query(&mut self, point: StreamPoint) -> bool {
         let commands = self.random.below(QUERY_COMMANDS + 1);
         self.run_some(commands);
         let done = self.is_done(point);
@@ -229,46 +235,46 @@ impl Machine {
 
     /// Streams whose first command may run.
     fn able(&self) -> Vec<u64> {
-        let may_run = |of: &Stream| self.reached(of).is_some_and(|task| self.is_ready(task));
+        let may_run = |of: &SimStream| self.reached(of).is_some_and(|task| self.is_ready(task));
         self.streams.iter().filter(|(_, of)| may_run(of)).map(|(stream, _)| stream).collect()
     }
 
     /// The first command of a stream, if everything before it is done.
-    fn reached<'a>(&self, stream: &'a Stream) -> Option<&'a Task> {
+    fn reached<'a>(&self, stream: &'a SimStream) -> Option<&'a CommandTask> {
         let first = stream.queue.front()?;
         first.after.iter().all(|point| self.is_done(*point)).then_some(&first.task)
     }
 
-    /// Whether a command that was reached needs nothing from other processes any more. One whose
-    /// memory is gone is ready to report that.
-    fn is_ready(&self, task: &Task) -> bool {
+    /// Whether a command that was reached waits for no other process. A command whose memory is
+    /// gone is ready, to report that.
+    fn is_ready(&self, task: &CommandTask) -> bool {
         match task {
-            Task::Work(Work::Exchange(exchange)) => {
-                let work = Work::Exchange(exchange.clone());
+            CommandTask::Work(DeviceWork::Exchange(exchange)) => {
+                let work = DeviceWork::Exchange(exchange.clone());
                 work.check(&self.memory).is_err() || exchange.is_ready()
             }
             _ => true,
         }
     }
 
-    /// Whether a stream has reached an exchange that other processes have not.
+    /// Whether a stream has reached an exchange that other processes have not reached.
     fn awaits_others(&self, stream: u64) -> bool {
         let stream = self.streams.get(stream).ok();
         let reached = stream.and_then(|stream| self.reached(stream));
         reached.is_some_and(|task| !self.is_ready(task))
     }
 
-    /// Whether a stream of a device has reached an exchange that other processes have not.
+    /// Whether a stream of a device has reached an exchange that other processes have not reached.
     pub(crate) fn has_stopped(&self, device: usize) -> bool {
         let mut of_device = self.streams.iter().filter(|(_, stream)| stream.device == device);
         of_device.any(|(handle, _)| self.awaits_others(handle))
     }
 
-    /// Streams that have to run for these places to be done.
-    fn needed(&self, points: &[Point]) -> Vec<u64> {
+    /// Streams that have to run for these points to be done.
+    fn needed(&self, points: &[StreamPoint]) -> Vec<u64> {
         let mut needed = vec![];
-        let mut open: Vec<Point> = points.to_vec();
-        let mut seen: Vec<Point> = vec![];
+        let mut open: Vec<StreamPoint> = points.to_vec();
+        let mut seen: Vec<StreamPoint> = vec![];
         while let Some(point) = open.pop() {
             if self.is_done(point) || seen.contains(&point) {
                 continue;
@@ -290,9 +296,9 @@ impl Machine {
         let device = stream.device;
         let Some(first) = stream.queue.front_mut() else { return };
         let (work, is_last) = match &mut first.task {
-            Task::Work(work) => (std::mem::replace(work, Work::Nothing), true),
-            Task::Graph(run) => {
-                let work = run.take(&mut self.random).unwrap_or(Work::Nothing);
+            CommandTask::Work(work) => (std::mem::replace(work, DeviceWork::Nothing), true),
+            CommandTask::Graph(run) => {
+                let work = run.take(&mut self.random).unwrap_or(DeviceWork::Nothing);
                 (work, run.is_done())
             }
         };
@@ -305,8 +311,8 @@ impl Machine {
         }
     }
 
-    /// Notes a fault of a device: its streams lose their commands.
-    pub(crate) fn fail(&mut self, device: usize, fault: Fault) {
+    /// Records a fault of a device, and drops the commands of its streams.
+    pub(crate) fn fail(&mut self, device: usize, fault: DeviceFault) {
         let hint = match fault.code {
             CUresult::CUDA_ERROR_ILLEGAL_ADDRESS => "; `cargo xtask standin --asan` names the line",
             _ => "",
@@ -319,10 +325,10 @@ impl Machine {
         }
     }
 
-    /// Destroys everything that was made in the context of a device, when its work is done.
+    /// Destroys all objects of a device's context after its work is done.
     pub(crate) fn close(&mut self, device: usize) {
-        // A fault has been reported; there is nothing to wait for then. Exchanges that others never
-        // reach end with the context.
+        // After a fault, which has been reported, there is nothing to wait for. Exchanges that
+        // other processes never reach end with the context.
         let ends = self.ends(device);
         let _ = self.advance(&ends);
         let default = self.devices[device].default_stream;
@@ -346,39 +352,39 @@ impl Machine {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::super::work::{Copy, Fill, From, To};
+    use super::super::work::{CopySource, CopyTarget, CopyWork, FillWork};
     use super::*;
     use crate::ground::SHARED_MAX;
-    use crate::memory::Kind;
+    use crate::memory::MemoryKind;
 
-    /// A machine with one device, two streams that do not block, and some memory on the device and
-    /// on the host.
-    struct Fixture {
-        machine: Machine,
+    /// A machine with two streams that do not block, and some memory on the device and on the host.
+    struct MachineFixture {
+        machine: SimMachine,
         streams: [u64; 2],
         on_device: u64,
         on_host: u64,
     }
 
-    impl Fixture {
+    impl MachineFixture {
         fn new(seed: u64) -> Self {
-            let settings = Settings { seed, devices: 2, memory: 1 << 20, shared: SHARED_MAX };
-            let mut machine = Machine::new(&settings);
-            let streams = [(); 2].map(|()| machine.streams.insert(Stream::new(0, false)));
-            let [on_device, on_host] = [Kind::Device(0), Kind::Pinned]
+            let settings =
+                StandinSettings { seed, devices: 2, memory: 1 << 20, shared: SHARED_MAX };
+            let mut machine = SimMachine::new(&settings);
+            let streams = [(); 2].map(|()| machine.streams.insert(SimStream::new(0, false)));
+            let [on_device, on_host] = [MemoryKind::Device(0), MemoryKind::Pinned]
                 .map(|kind| machine.memory.allocate(kind, 4).unwrap());
             Self { machine, streams, on_device, on_host }
         }
 
-        fn fill(&mut self, stream: u64, value: u8, after: &[Point]) -> Point {
-            let fill = Fill { to: self.on_device, value: vec![value], count: 4 };
-            self.machine.enqueue(stream, after.to_vec(), Work::Fill(fill)).unwrap()
+        fn fill(&mut self, stream: u64, value: u8, after: &[StreamPoint]) -> StreamPoint {
+            let fill = FillWork { to: self.on_device, value: vec![value], count: 4 };
+            self.machine.enqueue(stream, after.to_vec(), DeviceWork::Fill(fill)).unwrap()
         }
 
         /// Copies to the host, waits, and returns the first byte there.
-        fn look(&mut self, stream: u64, after: &[Point]) -> u8 {
-            let (from, to) = (From::Device(self.on_device), To::Host(self.on_host));
-            let copy = Work::Copy(Copy { from, to, bytes: 4 });
+        fn look(&mut self, stream: u64, after: &[StreamPoint]) -> u8 {
+            let (from, to) = (CopySource::Device(self.on_device), CopyTarget::Host(self.on_host));
+            let copy = DeviceWork::Copy(CopyWork { from, to, bytes: 4 });
             let point = self.machine.enqueue(stream, after.to_vec(), copy).unwrap();
             assert_eq!(self.machine.advance(&[point]), Ok(true));
             // SAFETY: the fixture's own memory.
@@ -387,8 +393,8 @@ mod tests {
     }
 
     /// Results of a case over many seeds.
-    fn over_seeds(case: impl Fn(Fixture) -> u8) -> BTreeSet<u8> {
-        (0..40).map(|seed| case(Fixture::new(seed))).collect()
+    fn over_seeds(case: impl Fn(MachineFixture) -> u8) -> BTreeSet<u8> {
+        (0..40).map(|seed| case(MachineFixture::new(seed))).collect()
     }
 
     const POISON: u8 = crate::memory::POISON[0];
@@ -404,7 +410,7 @@ mod tests {
         let ordered = over_seeds(|mut of| {
             let [a, b] = of.streams;
             let point = of.fill(a, 1, &[]);
-            // The place is before the second fill, which may come before or after the look.
+            // The point is before the second fill, which may come before or after the copy.
             of.fill(a, 2, &[]);
             of.look(b, &[point])
         });
@@ -414,7 +420,7 @@ mod tests {
     #[test]
     fn the_default_stream_is_in_order_with_those_that_block() {
         let results = over_seeds(|mut of| {
-            let blocking = of.machine.streams.insert(Stream::new(0, true));
+            let blocking = of.machine.streams.insert(SimStream::new(0, true));
             let default = of.machine.devices[0].default_stream;
             of.fill(blocking, 1, &[]);
             of.fill(default, 2, &[]);
@@ -439,30 +445,30 @@ mod tests {
 
     #[test]
     fn a_fault_stays_on_its_device() {
-        let mut of = Fixture::new(0);
+        let mut of = MachineFixture::new(0);
         let [a, b] = of.streams;
         let point = of.fill(a, 1, &[]);
         of.machine.memory.free(of.on_device, false);
         assert_eq!(of.machine.advance(&[point]), Err(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS));
-        let later = of.machine.enqueue(b, vec![], Work::Nothing);
+        let later = of.machine.enqueue(b, vec![], DeviceWork::Nothing);
         assert_eq!(later, Err(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS));
         let cause = &of.machine.devices[0].fault.as_ref().unwrap().cause;
         assert!(cause.starts_with("a fill of 4 bytes at 0x"), "{cause}");
         assert!(cause.ends_with("at byte 0 of freed allocation 0 of 4 bytes"), "{cause}");
         let other = of.machine.devices[1].default_stream;
-        assert!(of.machine.enqueue(other, vec![], Work::Nothing).is_ok());
+        assert!(of.machine.enqueue(other, vec![], DeviceWork::Nothing).is_ok());
         let ends = of.machine.ends(1);
         assert_eq!(of.machine.advance(&ends), Ok(true));
     }
 
     #[test]
     fn closing_a_device_frees_what_is_its_own() {
-        let mut of = Fixture::new(0);
-        let other = of.machine.memory.allocate(Kind::Device(1), 4).unwrap();
+        let mut of = MachineFixture::new(0);
+        let other = of.machine.memory.allocate(MemoryKind::Device(1), 4).unwrap();
         of.fill(of.streams[0], 1, &[]);
         of.machine.close(0);
         assert_eq!(of.machine.memory.available(0), 1 << 20);
-        assert_eq!(of.machine.memory.owner(other, 4), Some(Kind::Device(1)));
+        assert_eq!(of.machine.memory.owner(other, 4), Some(MemoryKind::Device(1)));
         assert!(of.machine.streams.get(of.streams[0]).is_err());
         assert!(of.machine.streams.get(of.machine.devices[0].default_stream).is_ok());
     }

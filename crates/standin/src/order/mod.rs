@@ -7,11 +7,11 @@ mod point;
 mod stream;
 mod work;
 
-pub(crate) use graph::{Exec, Graph, Node, Plan};
+pub(crate) use graph::{BuiltExec, BuiltGraph, GraphNode, GraphPlan};
 pub(crate) use links::{
-    Exchange, Links, Message, fails, hangs, mortal, open_group, rest, stalls, vanishes,
+    ExchangeWork, LinkMessage, Links, fails, hangs, mortal, open_group, rest, stalls, vanishes,
 };
-pub(crate) use machine::{Function, Machine};
-pub(crate) use point::Point;
-pub(crate) use stream::{Event, Stream};
-pub(crate) use work::{Copy, Fill, From, To, Work};
+pub(crate) use machine::{LoadedFunction, SimMachine};
+pub(crate) use point::StreamPoint;
+pub(crate) use stream::{SimEvent, SimStream};
+pub(crate) use work::{CopySource, CopyTarget, CopyWork, DeviceWork, FillWork};

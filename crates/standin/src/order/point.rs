@@ -1,8 +1,8 @@
-//! Places in streams.
+//! Points in streams.
 
-/// A place in a stream: done when so many of its commands are.
+/// A point in a stream. It is done when `at` commands of the stream are done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Point {
+pub(crate) struct StreamPoint {
     /// Handle of the stream.
     pub(crate) stream: u64,
     /// Number of commands.

@@ -1,45 +1,45 @@
-//! Streams: queues of commands with what each has to wait for.
+//! Streams: queues of commands, each with the points that it waits for.
 
 use std::collections::VecDeque;
 
-use super::graph::Run;
-use super::point::Point;
-use super::work::Work;
+use super::graph::GraphRun;
+use super::point::StreamPoint;
+use super::work::DeviceWork;
 
 /// A command of a stream.
 #[derive(Debug)]
-pub(crate) struct Command {
-    /// Places in other streams that come before.
-    pub(crate) after: Vec<Point>,
-    pub(crate) task: Task,
+pub(crate) struct QueuedCommand {
+    /// Points in other streams that come before.
+    pub(crate) after: Vec<StreamPoint>,
+    pub(crate) task: CommandTask,
 }
 
 /// The task of a command.
 #[derive(Debug)]
-pub(crate) enum Task {
-    Work(Work),
+pub(crate) enum CommandTask {
+    Work(DeviceWork),
     /// A graph, node by node.
-    Graph(Run),
+    Graph(GraphRun),
 }
 
-/// A queue.
+/// A stream: a queue of commands.
 #[derive(Debug)]
-pub(crate) struct Stream {
+pub(crate) struct SimStream {
     /// Number of its device.
     pub(crate) device: usize,
-    /// Whether it is in order with the default stream.
+    /// Whether it is ordered with the default stream.
     pub(crate) blocking: bool,
-    /// Destroyed by the host; it goes when its commands are done.
+    /// Whether the host has destroyed it; it is removed when its commands are done.
     pub(crate) destroyed: bool,
-    /// Commands that are not done; the first may be a graph of which a part is.
-    pub(crate) queue: VecDeque<Command>,
-    /// Commands that were ever enqueued.
+    /// Commands that are not done. The first may be a graph that is partly done.
+    pub(crate) queue: VecDeque<QueuedCommand>,
+    /// Number of commands enqueued so far.
     pub(crate) enqueued: u64,
-    /// Commands that are done.
+    /// Number of commands that are done.
     pub(crate) done: u64,
 }
 
-impl Stream {
+impl SimStream {
     pub(crate) fn new(device: usize, blocking: bool) -> Self {
         let queue = VecDeque::new();
         Self { device, blocking, destroyed: false, queue, enqueued: 0, done: 0 }
@@ -48,11 +48,11 @@ impl Stream {
 
 /// An event.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Event {
+pub(crate) struct SimEvent {
     /// Number of its device.
     pub(crate) device: usize,
-    /// Whether it has a time.
+    /// Whether it records a time.
     pub(crate) timed: bool,
-    /// The place that it was last recorded after.
-    pub(crate) recorded: Option<Point>,
+    /// The point at which it was last recorded.
+    pub(crate) recorded: Option<StreamPoint>,
 }

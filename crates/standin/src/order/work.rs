@@ -2,34 +2,34 @@
 
 use cudarc::driver::sys::CUresult;
 
-use super::links::{Exchange, Message};
-use crate::ground::Fault;
-use crate::kernel::{Engine, Grid};
-use crate::memory::{Kind, Memory};
+use super::links::{ExchangeWork, LinkMessage};
+use crate::ground::DeviceFault;
+use crate::kernel::{KernelGrid, KernelRunner};
+use crate::memory::{AddressSpace, MemoryKind};
 
-/// One thing for a device to do.
+/// A command or node: an operation of a device.
 #[derive(Clone, Debug)]
-pub(crate) enum Work {
-    /// Nothing: a wait for others, or a node that only joins.
+pub(crate) enum DeviceWork {
+    /// No operation: a wait for other streams, or a node that only joins.
     Nothing,
-    Copy(Copy),
-    Fill(Fill),
-    Grid(Grid),
+    Copy(CopyWork),
+    Fill(FillWork),
+    Grid(KernelGrid),
     /// Messages between processes.
-    Exchange(Exchange),
+    Exchange(ExchangeWork),
 }
 
-/// Bytes of one place that go to another.
+/// A copy of bytes.
 #[derive(Clone, Debug)]
-pub(crate) struct Copy {
-    pub(crate) from: From,
-    pub(crate) to: To,
+pub(crate) struct CopyWork {
+    pub(crate) from: CopySource,
+    pub(crate) to: CopyTarget,
     pub(crate) bytes: usize,
 }
 
 /// Source of a copy.
 #[derive(Clone, Debug)]
-pub(crate) enum From {
+pub(crate) enum CopySource {
     Device(u64),
     /// Page-locked memory, read when the copy runs.
     Pinned(u64),
@@ -39,29 +39,29 @@ pub(crate) enum From {
 
 /// Destination of a copy.
 #[derive(Clone, Debug)]
-pub(crate) enum To {
+pub(crate) enum CopyTarget {
     Device(u64),
-    /// Memory of the host: page-locked, or pageable memory that the host waits for.
+    /// Host memory: page-locked, or pageable, for which the host waits.
     Host(u64),
 }
 
-/// A value that is written many times.
+/// A fill with a repeated value.
 #[derive(Clone, Debug)]
-pub(crate) struct Fill {
+pub(crate) struct FillWork {
     pub(crate) to: u64,
     /// The value, of one, two or four bytes.
     pub(crate) value: Vec<u8>,
     pub(crate) count: usize,
 }
 
-impl Work {
-    /// Checks that all memory is there. The same when it is enqueued and when it runs.
-    pub(crate) fn check(&self, memory: &Memory) -> Result<(), Fault> {
+impl DeviceWork {
+    /// Checks that all memory is live. Called when the work is enqueued and again when it runs.
+    pub(crate) fn check(&self, memory: &AddressSpace) -> Result<(), DeviceFault> {
         let on_device = |address: u64, bytes: usize, role: &str| match memory.owner(address, bytes)
         {
-            Some(Kind::Device(_)) => Ok(()),
+            Some(MemoryKind::Device(_)) => Ok(()),
             _ if bytes == 0 => Ok(()),
-            _ => Err(Fault::illegal_address(format!(
+            _ => Err(DeviceFault::illegal_address(format!(
                 "{role} of {bytes} bytes at {address:#x}, {}",
                 memory.describe(address)
             ))),
@@ -70,30 +70,30 @@ impl Work {
             Self::Nothing => Ok(()),
             Self::Copy(copy) => {
                 match &copy.from {
-                    From::Device(address) => on_device(*address, copy.bytes, "a copy from")?,
-                    From::Pinned(address) if memory.owner(*address, copy.bytes).is_none() => {
-                        return Err(Fault::illegal_address(format!(
+                    CopySource::Device(address) => on_device(*address, copy.bytes, "a copy from")?,
+                    CopySource::Pinned(address) if memory.owner(*address, copy.bytes).is_none() => {
+                        return Err(DeviceFault::illegal_address(format!(
                             "a copy from page-locked memory at {address:#x}, {}",
                             memory.describe(*address)
                         )));
                     }
-                    From::Pinned(_) | From::Staged(_) => {}
+                    CopySource::Pinned(_) | CopySource::Staged(_) => {}
                 }
                 match copy.to {
-                    To::Device(address) => on_device(address, copy.bytes, "a copy to"),
-                    To::Host(address) if memory.is_freed(address) => {
-                        Err(Fault::illegal_address(format!(
+                    CopyTarget::Device(address) => on_device(address, copy.bytes, "a copy to"),
+                    CopyTarget::Host(address) if memory.is_freed(address) => {
+                        Err(DeviceFault::illegal_address(format!(
                             "a copy to memory of the host at {address:#x}, {}",
                             memory.describe(address)
                         )))
                     }
-                    To::Host(_) => Ok(()),
+                    CopyTarget::Host(_) => Ok(()),
                 }
             }
             Self::Fill(fill) => on_device(fill.to, fill.value.len() * fill.count, "a fill"),
             Self::Grid(grid) => grid.check(memory),
             Self::Exchange(exchange) => {
-                exchange.messages().try_for_each(|Message { address, bytes, .. }| {
+                exchange.messages().try_for_each(|LinkMessage { address, bytes, .. }| {
                     on_device(*address, *bytes, "an exchange")
                 })
             }
@@ -101,7 +101,11 @@ impl Work {
     }
 
     /// Does it.
-    pub(crate) fn run(&self, engine: &mut Engine, memory: &Memory) -> Result<(), Fault> {
+    pub(crate) fn run(
+        &self,
+        engine: &mut KernelRunner,
+        memory: &AddressSpace,
+    ) -> Result<(), DeviceFault> {
         self.check(memory)?;
         match self {
             Self::Nothing => {}
@@ -109,19 +113,19 @@ impl Work {
             Self::Fill(fill) => fill.run(),
             Self::Grid(grid) => engine.run(grid, memory)?,
             Self::Exchange(exchange) => exchange.run().map_err(|why| {
-                Fault::new(CUresult::CUDA_ERROR_UNKNOWN, format!("an exchange: {why}"))
+                DeviceFault::new(CUresult::CUDA_ERROR_UNKNOWN, format!("an exchange: {why}"))
             })?,
         }
         match memory.damage() {
             None => Ok(()),
-            Some(damage) => Err(Fault::new(
+            Some(damage) => Err(DeviceFault::new(
                 CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
                 format!("{}: {damage}", self.name()),
             )),
         }
     }
 
-    /// Its name in messages.
+    /// Description of the work for messages.
     pub(crate) fn name(&self) -> String {
         match self {
             Self::Nothing => "nothing".into(),
@@ -133,20 +137,20 @@ impl Work {
     }
 }
 
-impl Copy {
+impl CopyWork {
     fn run(&self) {
         let from = match &self.from {
-            From::Device(address) | From::Pinned(address) => *address as *const u8,
-            From::Staged(bytes) => bytes.as_ptr(),
+            CopySource::Device(address) | CopySource::Pinned(address) => *address as *const u8,
+            CopySource::Staged(bytes) => bytes.as_ptr(),
         };
-        let (To::Device(to) | To::Host(to)) = self.to;
-        // SAFETY: `check` found all memory of devices and page-locked memory; pageable memory of
-        // the host is the caller's promise, who waits for the copy.
+        let (CopyTarget::Device(to) | CopyTarget::Host(to)) = self.to;
+        // SAFETY: `check` found all memory of devices and page-locked memory. Pageable memory of
+        // the host is live by the caller's contract, who waits for the copy.
         unsafe { std::ptr::copy(from, to as *mut u8, self.bytes) };
     }
 }
 
-impl Fill {
+impl FillWork {
     fn run(&self) {
         for at in 0..self.count {
             let to = self.to as usize + at * self.value.len();

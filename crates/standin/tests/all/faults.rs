@@ -240,12 +240,12 @@ fn an_assertion_is_a_fault() {
 }
 
 #[test]
-fn a_write_behind_the_end_is_a_fault() {
-    let said = run("faults::a_write_behind_the_end_is_a_fault", 2, |gpu| {
+fn a_write_after_the_end_is_a_fault() {
+    let said = run("faults::a_write_after_the_end_is_a_fault", 2, |gpu| {
         let x = gpu.allocate(100);
         failing(gpu, c"write_at", shape(1, 1), &[x, 101]);
     });
-    let parts = ["kernel write_at: a write 4 bytes behind the end of allocation", "of 400 bytes"];
+    let parts = ["kernel write_at: a write 4 bytes after the end of allocation", "of 400 bytes"];
     failed(&said, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, &parts);
 }
 
@@ -257,20 +257,19 @@ fn a_write_far_away_is_a_fault_of_its_thread() {
     });
     let parts = [
         "kernel write_at, block (0, 0, 0), thread (0, 0, 0): an access to address",
-        "3600 bytes behind allocation",
+        "3600 bytes after allocation",
     ];
     failed(&said, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, &parts);
 }
 
 #[test]
-fn a_write_behind_dynamic_shared_memory_is_a_fault() {
-    let name = "faults::a_write_behind_dynamic_shared_memory_is_a_fault";
+fn a_write_after_dynamic_shared_memory_is_a_fault() {
+    let name = "faults::a_write_after_dynamic_shared_memory_is_a_fault";
     let said = run(name, 2, |gpu| {
         let shape = Shape { blocks: 1, threads: 32, shared: 64 };
         failing(gpu, c"beyond_shared", shape, &[17]);
     });
-    let parts =
-        ["kernel beyond_shared", "a write 4 bytes behind 64 bytes of dynamic shared memory"];
+    let parts = ["kernel beyond_shared", "a write 4 bytes after 64 bytes of dynamic shared memory"];
     failed(&said, CUresult::CUDA_ERROR_LAUNCH_FAILED, &parts);
 }
 

@@ -1,4 +1,4 @@
-//! Helpers shared by the tests: groups of ranks, inputs, and a transport without a sum of its own.
+//! Helpers of the tests: groups of ranks, inputs, and a transport without its own sum.
 
 use meristem_comm::{
     CollectiveCall, CommOptions, Communicator, Parcel, Result, Spans, Sum, Transport,
@@ -25,8 +25,8 @@ pub(crate) fn options() -> CommOptions {
     CommOptions { deadline: Duration::from_secs(30) }
 }
 
-/// Runs a closure on every rank of a group, each in its thread with a stream of its own; returns
-/// their results, by rank.
+/// Runs a closure on every rank of a group, each in its thread with its own stream; returns their
+/// results, by rank.
 pub(crate) fn ranks<R: Send>(n: usize, run: impl Fn(Communicator, &Stream) -> R + Sync) -> Vec<R> {
     on(&open(), Communicator::threads(n, &options()).unwrap(), run)
 }

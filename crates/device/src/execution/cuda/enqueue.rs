@@ -3,7 +3,7 @@
 use super::context::CudaContext;
 use super::driver::{Called, RawStream, check, driver};
 use super::graph::CudaGraph;
-use super::nccl::Membership;
+use super::nccl::PeerMembership;
 use super::staging::StagingBuffer;
 use super::task::{CudaTask, TaskAct};
 use crate::execution::args::{Arg, LaunchRecord};
@@ -23,7 +23,7 @@ pub(super) struct Completion {
     /// A graph that runs.
     pub(super) graph: Option<Arc<CudaGraph>>,
     /// The group whose memory an exchange uses.
-    pub(super) member: Option<Arc<Membership>>,
+    pub(super) member: Option<Arc<PeerMembership>>,
     /// Destination of a download, and its pieces in the staging memory.
     pub(super) download: Option<(Box<dyn Download>, StagedRanges)>,
 }

@@ -27,12 +27,12 @@ impl Fusion {
             _ => unreachable!("only calls are placed"),
         });
         let groups = grouped(tasks);
-        let LaunchRecord { operation, site, isa, ref asked, .. } = *groups.first()?.1.first()?;
+        let LaunchRecord { operation, site, isa, ref call, .. } = *groups.first()?.1.first()?;
         let mut record = LaunchRecord {
             operation,
             site,
             isa,
-            asked: asked.clone(),
+            call: call.clone(),
             args: SmallVec::new(),
             scratch: None,
         };

@@ -12,7 +12,7 @@
 use super::block::block;
 use super::context::CudaContext;
 use super::driver::{Called, RawStream, check, driver};
-use super::program::{BoundProgram, Parameters, Span};
+use super::program::{BoundProgram, KernelSpan, Parameters};
 use super::staging::StagingBuffer;
 use crate::execution::args::LaunchRecord;
 use crate::execution::block::DeviceMemory;
@@ -79,7 +79,7 @@ impl CudaGraph {
         let instance = |_| {
             let addresses: usize = branches.iter().map(Branch::addresses).sum();
             let table = block(context, addresses * size_of::<u64>())?;
-            let exec = GraphBuilder::new()?.build(&branches, table.address())?;
+            let exec = CudaGraphBuilder::new()?.build(&branches, table.address())?;
             exec.upload(stream)?;
             Ok(GraphInstance { exec, table, addresses: vec![] })
         };
@@ -163,21 +163,21 @@ impl ExecutableGraph {
 
 impl Drop for ExecutableGraph {
     fn drop(&mut self) {
-        // SAFETY: made once by `GraphBuilder::build`. A stream keeps a graph until its launches are
+        // SAFETY: made once by `CudaGraphBuilder::build`. A stream keeps a graph until its launches are
         // done. A failure cannot be reported.
         let _ = unsafe { (driver().cuGraphExecDestroy)(self.0) };
     }
 }
 
 /// A graph of the driver while it is built.
-struct GraphBuilder(cu::CUgraph);
+struct CudaGraphBuilder(cu::CUgraph);
 
-impl GraphBuilder {
-    fn new() -> Called<GraphBuilder> {
+impl CudaGraphBuilder {
+    fn new() -> Called<CudaGraphBuilder> {
         let mut raw = ptr::null_mut();
         // SAFETY: writes one handle; 0 is the only valid flag.
         check("cuGraphCreate", unsafe { (driver().cuGraphCreate)(&mut raw, 0) })?;
-        Ok(GraphBuilder(raw))
+        Ok(CudaGraphBuilder(raw))
     }
 
     /// The executable graph of the branches, with the table at this address.
@@ -208,8 +208,8 @@ impl GraphBuilder {
     ) -> Called<cu::CUgraphNode> {
         let row = |argument: usize| rows + (argument * branch.members * size_of::<u64>()) as u64;
         let span = |&Piece { argument, start, len }: &Piece| match len {
-            0 => Span { data: 0, len: 0, row: 0 },
-            _ => Span { data: start as u64, len: len as i64, row: row(argument) },
+            0 => KernelSpan { data: 0, len: 0, row: 0 },
+            _ => KernelSpan { data: start as u64, len: len as i64, row: row(argument) },
         };
         let mut parameters = Parameters::new(call, call.pieces.iter().flatten().map(span));
         let mut pointers = parameters.pointers();
@@ -237,7 +237,7 @@ impl GraphBuilder {
     }
 }
 
-impl Drop for GraphBuilder {
+impl Drop for CudaGraphBuilder {
     fn drop(&mut self) {
         // SAFETY: made once by `new`; executable graphs do not need it. A failure cannot be
         // reported.

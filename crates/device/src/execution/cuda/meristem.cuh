@@ -31,7 +31,7 @@ __device__ __forceinline__ long long threads() {
     return (long long)gridDim.x * blockDim.x;
 }
 
-// Turns spans into those of this block's member.
+// Replaces spans by the spans of this block's member.
 template <class... Spans>
 __device__ __forceinline__ void locate(Spans&... spans) {
     ((spans.data = spans.row ? (decltype(spans.data))(spans.row[blockIdx.y] +

@@ -66,7 +66,7 @@ mod stream;
 mod task;
 
 pub(crate) use context::CudaContext;
-pub(crate) use nccl::Membership;
+pub(crate) use nccl::PeerMembership;
 pub(crate) use queue::CudaQueue;
 pub(crate) use stream::{CudaStream, OnComplete};
 pub(crate) use task::CudaTask;

@@ -39,10 +39,10 @@ struct Need {
     written: bool,
 }
 
-/// A tensor among the parameters of a kernel: `Span` of meristem.cuh.
+/// A tensor among the parameters of a kernel: `KernelSpan` of meristem.cuh.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct Span {
+pub(super) struct KernelSpan {
     /// Address of the first element, or its offset to each address of the row.
     pub(super) data: u64,
     pub(super) len: i64,
@@ -167,11 +167,11 @@ impl BoundProgram {
 /// the launch.
 pub(super) struct Parameters<'a> {
     call: &'a Call,
-    spans: SmallVec<[Span; 8]>,
+    spans: SmallVec<[KernelSpan; 8]>,
 }
 
 impl<'a> Parameters<'a> {
-    pub(super) fn new(call: &'a Call, spans: impl Iterator<Item = Span>) -> Self {
+    pub(super) fn new(call: &'a Call, spans: impl Iterator<Item = KernelSpan>) -> Self {
         Parameters { call, spans: spans.collect() }
     }
 
@@ -232,10 +232,10 @@ fn pieces<'a>(call: &'a Call, record: &'a LaunchRecord) -> impl Iterator<Item = 
 }
 
 /// The tensors of a call as parameters of the kernel.
-fn spans<'a>(call: &'a Call, record: &'a LaunchRecord) -> impl Iterator<Item = Span> + 'a {
+fn spans<'a>(call: &'a Call, record: &'a LaunchRecord) -> impl Iterator<Item = KernelSpan> + 'a {
     pieces(call, record).map(|Piece { argument, start, len }| {
         let data = if len == 0 { 0 } else { record.args[argument].address() + start as u64 };
-        Span { data, len: len as i64, row: 0 }
+        KernelSpan { data, len: len as i64, row: 0 }
     })
 }
 
@@ -318,6 +318,6 @@ mod tests {
 
     #[test]
     fn a_span_has_the_layout_of_the_header() {
-        assert_eq!((size_of::<Span>(), align_of::<Span>()), (24, 8));
+        assert_eq!((size_of::<KernelSpan>(), align_of::<KernelSpan>()), (24, 8));
     }
 }

@@ -16,7 +16,7 @@
 
 use super::context::CudaContext;
 use super::fusion::{Fusion, branches};
-use super::nccl::Membership;
+use super::nccl::PeerMembership;
 use super::program::BoundProgram;
 use super::staging::StagingBuffer;
 use super::stream::{CudaStream, OnComplete};
@@ -159,7 +159,7 @@ impl CudaQueue {
     /// An exchange with other ranks of a group; `ranks` are the peers of the arguments.
     pub(crate) fn exchange(
         &self,
-        member: &Arc<Membership>,
+        member: &Arc<PeerMembership>,
         ranks: Vec<usize>,
         record: LaunchRecord,
     ) -> CudaTask {

@@ -1,7 +1,7 @@
 //! Tasks: the commands of a CUDA device, as they are issued to a stream.
 
 use super::graph::CudaGraph;
-use super::nccl::Membership;
+use super::nccl::PeerMembership;
 use super::program::BoundProgram;
 use super::staging::StagingBuffer;
 use crate::execution::args::LaunchRecord;
@@ -27,9 +27,9 @@ pub(super) enum TaskAct {
     Fill(Fill),
     /// Copies staging memory into argument 0.
     Upload(StagingBuffer),
-    /// Sends the arguments that are read and receives those that are written, to and from these
-    /// ranks.
-    Exchange(Arc<Membership>, Vec<usize>),
+    /// Sends the arguments that are read to these ranks, and receives the arguments that are
+    /// written from them.
+    Exchange(Arc<PeerMembership>, Vec<usize>),
     /// Copies the arguments to the host.
     Download(Box<dyn Download>),
 }

@@ -1,6 +1,6 @@
-//! Fetching ahead: memory that is read soon, in an order that the processor cannot foresee.
+//! Prefetching of memory that is read soon, in an order that the processor cannot predict.
 
-/// Asks for the cache line of `place`, into the second-level cache. Does nothing that can be seen.
+/// Prefetches the cache line of `place` into the second-level cache. Has no other effect.
 #[inline(always)]
 pub fn fetch<T>(place: &T) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]

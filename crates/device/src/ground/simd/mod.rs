@@ -14,8 +14,8 @@ use crate::ground::isa::Isa;
 #[cfg(target_arch = "x86_64")]
 use crate::ground::isa::Level;
 
-/// A loop to run. `run` must be `#[inline(always)]`, and so must the functions it calls in the hot
-/// part: code that is not inlined is compiled for the baseline processor only.
+/// A loop to run. `run` must be `#[inline(always)]`, and so must the functions that its hot part
+/// calls: code that is not inlined is compiled for the baseline processor only.
 pub trait Vectorized {
     /// Result of the loop.
     type Output;

@@ -1,15 +1,15 @@
 //! Non-temporal stores for results too large for the caches.
 //!
-//! A store to a line that is in no cache reads the line first, and a large result evicts everything
-//! else: written past the caches it costs half the memory traffic.
+//! An ordinary store to a line that is in no cache reads the line first, and a large result evicts
+//! everything else. Non-temporal stores cost half the memory traffic.
 
 use crate::ground::Element;
 use crate::ground::Isa;
 
-/// Elements computed at a time: they and their inputs stay in the nearest cache.
+/// Elements that are computed at a time: they and their inputs fit into the nearest cache.
 const BLOCK: usize = 2048;
-/// Size in bytes from which a result is written past the caches: too large to be found in one
-/// later.
+/// Size in bytes from which a result is written past the caches: later reads would not find it
+/// there.
 const PAST_CACHES_BYTES: usize = 16 << 20;
 /// Bytes of a cache line.
 const LINE: usize = 64;
@@ -17,12 +17,11 @@ const LINE: usize = 64;
 #[repr(align(64))]
 struct AlignedBlock<T>([T; BLOCK]);
 
-/// Overwrites `to` block by block, from the first on: `make` gets the position of each block and
-/// the block, whose elements are unspecified before. A result of 16 MiB or more goes past the
-/// caches.
+/// Overwrites `to` block by block, in order: `make` gets the position of each block, and the block,
+/// whose elements are unspecified. A result of 16 MiB or more is written past the caches.
 ///
-/// Call it within [`Vectorized::run`](super::Vectorized::run), with whose instruction set `make` is
-/// compiled.
+/// To be called within [`Vectorized::run`](super::Vectorized::run), so that `make` is compiled for
+/// its instruction set.
 #[inline(always)]
 pub fn write_blocks<T: Element>(isa: Isa, to: &mut [T], mut make: impl FnMut(usize, &mut [T])) {
     if size_of_val(to) < PAST_CACHES_BYTES {
@@ -53,7 +52,7 @@ fn store(_isa: Isa) -> StoreFn {
     |from, to| to.copy_from_slice(from)
 }
 
-/// Waits until all stores past the caches are as visible as any other.
+/// Orders the non-temporal stores before later stores.
 #[cfg(not(target_arch = "x86_64"))]
 fn finish() {}
 
@@ -75,14 +74,14 @@ mod x86 {
         }
     }
 
-    /// Waits until all stores past the caches are as visible as any other.
+    /// Orders the non-temporal stores before later stores.
     pub(super) fn finish() {
         // SAFETY: every x86-64 has SSE.
         unsafe { _mm_sfence() };
     }
 
-    /// Whole lines of `to`, which must begin on one, and the lines of `from`; `false` if it does
-    /// not.
+    /// The lines of `to` and the same bytes of `from`; `None`, after an ordinary copy, if `to` does
+    /// not consist of whole cache lines.
     fn lines<'a>(
         from: &'a [u8],
         to: &'a mut [u8],
@@ -130,7 +129,7 @@ mod x86 {
 mod tests {
     use super::*;
 
-    /// Small and large, on a line's boundary and beside it, whole blocks and others.
+    /// Small and large results, aligned to a cache line and not, in whole blocks and not.
     #[test]
     fn every_element_is_written_once_and_in_order() {
         let large = PAST_CACHES_BYTES / size_of::<u32>();

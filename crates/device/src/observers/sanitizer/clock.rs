@@ -1,8 +1,8 @@
 //! Vector clocks: the commands of each stream that are ordered before a position.
 //!
-//! A clock has an entry `(stream, n)` for each stream of which the commands up to number `n` are
-//! ordered before it. A stream's own commands are ordered among themselves, so a stream only stores
-//! what it learnt of other streams, and from which of its commands on.
+//! An entry `(stream, n)` of a clock says that the commands of `stream` up to number `n` are
+//! ordered before the position. A stream's own commands are ordered among themselves, so a stream
+//! only stores its clocks of other streams, each with the command from which on it holds.
 
 use crate::ground::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
 use std::collections::VecDeque;
@@ -12,16 +12,17 @@ use std::collections::VecDeque;
 /// invented.
 const PAST: usize = 1024;
 
-/// Number of streams made so far in this process: events order streams of different devices.
+/// Number of streams opened so far in this process: events order streams of different devices.
 static NEXT_KEY: AtomicU64 = AtomicU64::new(0);
 
-/// A stream's identity for clocks and reports; outlives it without keeping its queue.
+/// Identity of a stream for clocks and reports. It outlives the stream, and does not keep the
+/// stream's queue.
 #[derive(Debug)]
 pub(super) struct Tag {
     key: u64,
     pub(super) name: Arc<str>,
-    /// The stream's last handle was dropped, after all of its work. Later checks are ordered after
-    /// that.
+    /// Whether the stream's last handle was dropped, after all of its work. Later launches are
+    /// ordered after all commands of the stream.
     gone: AtomicBool,
 }
 
@@ -70,12 +71,12 @@ impl VectorClock {
     }
 }
 
-/// A stream's knowledge of other streams, now and earlier.
+/// A stream's clocks, now and at earlier commands.
 #[derive(Debug)]
 pub(super) struct StreamClock {
     tag: Arc<Tag>,
-    /// Clocks with the command from which on they hold. The first is from 0 on, until old ones are
-    /// dropped.
+    /// Clocks, each with the command from which on it holds. The first holds from 0 on, until old
+    /// clocks are dropped.
     past: Mutex<VecDeque<(u64, Arc<VectorClock>)>>,
 }
 
@@ -90,7 +91,7 @@ impl StreamClock {
         &self.tag
     }
 
-    /// Knowledge of other streams at its last command.
+    /// The clock at the last command.
     pub(super) fn now(&self) -> Arc<VectorClock> {
         lock(&self.past).back().map(|(_, clock)| clock.clone()).unwrap_or_default()
     }
@@ -106,7 +107,7 @@ impl StreamClock {
         clock.see(&self.tag, seq);
     }
 
-    /// Sets the knowledge from command `from` on.
+    /// Sets the clock from command `from` on.
     pub(super) fn learn(&self, from: u64, mut clock: VectorClock) {
         let mut past = lock(&self.past);
         if past.back().is_some_and(|(_, known)| known.includes(&clock)) {

@@ -1,10 +1,10 @@
-//! Planted faults: the harm of each without the sanitizer, and that the sanitizer reports it before
+//! Planted faults: each does harm without the sanitizer, and is reported by the sanitizer before
 //! anything runs.
 //!
 //! The kernels coordinate their accesses to memory (a flag that is set after the write, and checked
 //! before the read), so that a fault shows as a wrong result and never as a data race of this
-//! process. If the engine is correct the flag never comes in time, and the reader's patience runs
-//! out: that is the only use of time here.
+//! process. If the engine is correct, the flag is never set in time and the reader gives up after
+//! its patience, which is the only use of time here.
 
 use crate::ground::fault::{EngineFault, EngineFaults};
 use crate::ground::sync::Arc;
@@ -227,7 +227,7 @@ fn shared_view(device: &Device, patience: Duration) -> Result<bool> {
 fn a_view_that_two_envs_share() {
     let race = check(EngineFault::NoWaitForProducer, shared_view, None);
     assert_eq!((race.first.operation, race.second.operation), ("normalise", "forward"));
-    // Only the bytes that both touch.
+    // Only the bytes that both launches touch.
     assert_eq!(race.bytes, 4 * LEN..4 * (LEN + 8));
 }
 
@@ -253,7 +253,7 @@ fn a_read_back_without_a_wait() {
     assert_eq!(race.first.owner, Owner::Metrics);
 }
 
-/// The race is found whatever the timing of the kernels: the first is long done.
+/// The race is found whatever the timing of the kernels: here the first kernel is done long before.
 #[test]
 fn a_race_is_found_even_if_all_went_well() {
     let device = open(&[EngineFault::NoWaitForReaders], true, None);

@@ -1,20 +1,41 @@
-//! The race sanitizer (S3): checks, when a launch is submitted, that every conflicting access is
-//! ordered before it.
+//! The race sanitizer (S3): checks, when a launch is submitted, that every earlier conflicting
+//! access is ordered before it.
 //!
-//! It examines what was enqueued, not the progress of the device: a race is found on every run,
-//! whatever the timing of the kernels. Two properties ensure this. With the sanitizer on, no wait
-//! is left out because its target is already done (`hazard`), so the order between two launches is
-//! that of the program. And it keeps its own record of the accesses to a block's bytes (`shadow`),
-//! independent of the hazards, which are what it checks.
+//! ```text
+//! submit(launch on stream s, after waits W):
+//!     before = clock(s) ∪ clock(host) ∪ clock(w) for each w in W      (vector clocks)
+//!     for each access of the launch:
+//!         for each segment of the block's shadow that it touches:
+//!             for each recorded access a of the segment:
+//!                 if a or the new access writes, and a is on another stream,
+//!                 and a is not in `before`:                            report a race, refuse
+//!         record the access in the segment
+//!     clock(s) = before, from this command on
+//! ```
+//!
+//! The shadow of a block is a sorted list of segments, bytes with the same history:
+//!
+//! ```text
+//! bytes     0         1024       1056                2048
+//! segment   [ w by a#3 │ w by a#3, │     w by b#7      ]
+//!           [          │ r by b#5  │                   ]
+//! ```
+//!
+//! The sanitizer examines the enqueued commands, not the progress of the device, so a race is found
+//! on every run, whatever the timing of the kernels. Two properties ensure this. With the sanitizer
+//! on, waits for completed work are kept (`hazard`), so the order between two launches follows from
+//! the program alone. And the sanitizer keeps its own record of the accesses to a block's bytes
+//! (`shadow`), independent of the hazards that it checks.
 //!
 //! A launch is ordered after another (`clock`) if
 //! - both are on one stream, or a chain of stream-side waits leads from one to the other;
-//! - the host saw the other's end (a synchronisation, a read-back, an event that was done) before
-//!   it submitted the launch. Host threads synchronise in ways that are invisible here (a channel,
-//!   a join), so there is one clock for all of them: what one saw counts for every later
-//!   submission. A race between two host threads may be missed when one of them waits for the
-//!   device at the right moment; no order is ever overlooked, so there are no false reports;
-//! - the other's stream is gone: its last handle was dropped after all of its work.
+//! - a host thread saw the end of the other launch (a synchronisation, a read-back, an event that
+//!   was done) before this launch was submitted. Host threads synchronise in ways that are
+//!   invisible here (a channel, a join), so they share one clock: an end that one thread saw counts
+//!   for every later submission. A race between two host threads may be missed if one of them
+//!   happens to wait for the device; an existing order is never missed, so there are no false
+//!   reports;
+//! - the stream of the other launch is gone: its last handle was dropped after all of its work.
 //!
 //! A race is refused before anything is enqueued. All of this happens under the submission lock.
 
@@ -40,8 +61,8 @@ use std::panic::Location;
 /// Largest number of races that a device remembers.
 const MOST_RACES: usize = 64;
 
-/// Commands whose end host threads have seen. One clock for the process: an event may be of another
-/// device.
+/// Commands whose end host threads have seen. One clock for the process, because an event may be of
+/// another device.
 fn host() -> MutexGuard<'static, Arc<VectorClock>> {
     static HOST: OnceLock<Mutex<Arc<VectorClock>>> = OnceLock::new();
     lock(HOST.get_or_init(Mutex::default))
@@ -75,7 +96,7 @@ impl Sanitizer {
         Error::Race(Box::new(race))
     }
 
-    /// The race of a launch that would come after the commands of `before`, if there is one.
+    /// The race of a launch that is ordered after the commands of `before`, if there is one.
     fn race(
         &self,
         launch: &SubmittedLaunch<'_>,
@@ -104,7 +125,7 @@ impl DeviceObserver for Sanitizer {
     }
 
     /// Refuses a launch that is not ordered after a conflicting one, with [`Error::Race`].
-    fn launch_asked(&self, launch: &SubmittedLaunch<'_>) -> Result<()> {
+    fn launch_requested(&self, launch: &SubmittedLaunch<'_>) -> Result<()> {
         let Some(clock) = clock_of(launch.at) else { return Ok(()) };
         let before = ordered_before(clock, launch.after);
         let Some(race) = self.race(launch, clock, &before) else { return Ok(()) };
@@ -182,7 +203,7 @@ impl DeviceObserver for Sanitizer {
     }
 }
 
-/// The clock of a position's stream; `None` if its device has no sanitizer.
+/// The clock of a stream; `None` if its device has no sanitizer.
 fn clock_of(at: CommandPosition<'_>) -> Option<&StreamClock> {
     at.stream.note()
 }
@@ -204,7 +225,7 @@ fn origin_of(allocation: &Allocation) -> StorageOrigin {
     StorageOrigin { id, site, owner, freed_after: AtomicU64::new(0) }
 }
 
-/// An access of a launch, number `order` among the submissions.
+/// The shadow's record of an access of a launch, which is submission number `order`.
 fn mark(
     launch: &SubmittedLaunch<'_>,
     clock: &StreamClock,

@@ -1,6 +1,6 @@
 //! Random programs. On the correct engine they give the sequential result and no report. On engines
-//! with planted faults the refused launches are those that the slow reference check finds racy, and
-//! the accepted ones still give the sequential result.
+//! with planted faults exactly the launches that the slow reference check finds racy are refused,
+//! and the accepted launches still give the sequential result.
 
 use super::reference::verdicts;
 use crate::ground::fault::{EngineFault, EngineFaults};
@@ -11,7 +11,7 @@ use proptest::prelude::{Strategy, any, prop_assert, prop_assert_eq, prop_oneof, 
 use proptest::sample::Index;
 use proptest::test_runner::Config;
 
-/// A part of a tensor; indices are taken modulo what exists.
+/// A part of a tensor; indices are reduced to the number of existing tensors and elements.
 #[derive(Debug, Clone)]
 struct TensorPart {
     tensor: Index,
@@ -99,8 +99,7 @@ fn mix(to: &mut [u32], from: &[&[u32]]) {
     }
 }
 
-/// A program on a device, next to the same on plain vectors. A refused operation happens on
-/// neither.
+/// A program that runs on a device and on plain vectors. A refused operation runs on neither.
 struct ProgramRunner {
     device: Device,
     streams: Vec<Stream>,
@@ -320,7 +319,7 @@ proptest! {
     }
 }
 
-/// The programs above do race: a check that never finds anything proves nothing.
+/// The programs above do race, so the tests above can fail.
 #[test]
 fn random_programs_race_with_every_fault() {
     use proptest::strategy::ValueTree;

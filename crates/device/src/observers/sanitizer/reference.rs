@@ -1,5 +1,5 @@
 //! The slow reference check: every command is a node of a graph, every access is kept, and order is
-//! reachability. From the sanitizer's inputs, it must find the same launches racy.
+//! reachability. For the same inputs it must find the same launches racy as the sanitizer.
 
 use super::Sanitizer;
 use super::clock::StreamClock;
@@ -22,7 +22,7 @@ pub(super) enum LogStep {
     HostSaw(CommandId),
 }
 
-/// A position, if its device has a sanitizer.
+/// The id of a command, if its device has a sanitizer.
 fn place(at: CommandPosition<'_>) -> Option<CommandId> {
     let clock: &StreamClock = at.stream.note()?;
     Some((Arc::as_ptr(clock.tag()).addr() as u64, at.seq))
@@ -62,7 +62,7 @@ impl Sanitizer {
 struct OrderGraph {
     /// Position, direct predecessors, and accesses of each node.
     nodes: Vec<(CommandId, Vec<usize>, Vec<LoggedAccess>)>,
-    /// Ends that the host saw: positions, not nodes, as there may be waits in between.
+    /// Ends that the host saw: commands, not nodes, because there may be waits in between.
     seen: Vec<CommandId>,
 }
 
@@ -72,7 +72,7 @@ impl OrderGraph {
         self.nodes.iter().rposition(|(at, ..)| at.0 == stream && at.1 <= seq)
     }
 
-    /// The direct predecessors of a command that waits for these.
+    /// The direct predecessors of a command that waits for `after`.
     fn parents(&self, at: CommandId, after: &[CommandId]) -> Vec<usize> {
         let own = [(at.0, u64::MAX)];
         own.iter().chain(after).chain(&self.seen).filter_map(|&p| self.last_until(p)).collect()

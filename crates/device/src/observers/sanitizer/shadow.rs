@@ -3,8 +3,8 @@
 //! Invariants
 //! - Segments are sorted, disjoint, not empty, and no two adjacent ones are equal.
 //! - A dropped access is ordered before a stored one: a write drops every earlier access, a read
-//!   every earlier read that is ordered before it. So work ordered after all stored accesses is
-//!   ordered after all that ever were, and a race is never hidden by a later, ordered access.
+//!   drops every earlier read that is ordered before it. So work ordered after all stored accesses
+//!   is ordered after all earlier accesses, and a later, ordered access never hides a race.
 
 use super::clock::{Tag, VectorClock};
 use crate::ground::sync::{Arc, AtomicU64};
@@ -22,7 +22,7 @@ pub(super) struct StorageOrigin {
     pub(super) id: u64,
     pub(super) site: &'static Location<'static>,
     pub(super) owner: Owner,
-    /// The last submission before it was freed; 0 while it lives.
+    /// Number of the last submission before the storage was freed; 0 while it lives.
     pub(super) freed_after: AtomicU64,
 }
 
@@ -105,8 +105,9 @@ impl Shadow {
         self.origin.as_deref().filter(|origin| origin.id == id)
     }
 
-    /// An earlier access that conflicts with this one and is not in `before`, and the bytes of
-    /// both. Two storages always conflict: between them the memory was freed, which is a write.
+    /// An earlier access that conflicts with this access and is not in `before`, with the bytes
+    /// that both touch. Accesses of two storages always conflict: between them the memory was
+    /// freed, which counts as a write.
     pub(super) fn conflict(
         &self,
         bytes: &Range<usize>,
@@ -132,7 +133,7 @@ impl Shadow {
         None
     }
 
-    /// Records an access that was found to be ordered after every conflicting one.
+    /// Records an access that is ordered after every conflicting access.
     pub(super) fn note(
         &mut self,
         bytes: &Range<usize>,
@@ -177,27 +178,28 @@ impl Shadow {
         self.coalesce();
     }
 
-    /// Splits the segment at `at`; returns the index of the first segment behind it.
+    /// Splits the segment at `at`; returns the index of the first segment from `at` on.
     fn split(&mut self, at: usize) -> usize {
         let i = self.segments.partition_point(|segment| segment.bytes.end <= at);
         match self.segments.get_mut(i) {
             Some(segment) if segment.bytes.start < at => {
-                let mut behind = segment.clone();
-                behind.bytes.start = at;
+                let mut after = segment.clone();
+                after.bytes.start = at;
                 segment.bytes.end = at;
-                self.segments.insert(i + 1, behind);
+                self.segments.insert(i + 1, after);
                 i + 1
             }
             _ => i,
         }
     }
 
-    /// Joins equal adjacent segments, and drops the oldest if there are too many.
+    /// Merges equal adjacent segments, and drops the least recently used half if there are too
+    /// many.
     fn coalesce(&mut self) {
-        self.segments.dedup_by(|behind, before| {
-            let same = before.bytes.end == behind.bytes.start && before.has_history_of(behind);
+        self.segments.dedup_by(|after, before| {
+            let same = before.bytes.end == after.bytes.start && before.has_history_of(after);
             if same {
-                before.bytes.end = behind.bytes.end;
+                before.bytes.end = after.bytes.end;
             }
             same
         });

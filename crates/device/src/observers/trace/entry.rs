@@ -1,4 +1,4 @@
-//! Entries of lanes: recorded events.
+//! Entries of the trace's lanes: recorded events.
 
 use crate::ground::Owner;
 use crate::ground::sync::Arc;
@@ -43,7 +43,7 @@ pub(super) struct Worked {
     pub(super) end: u64,
     pub(super) operation: &'static str,
     pub(super) site: &'static Location<'static>,
-    pub(super) asked: Arc<LaunchCall>,
+    pub(super) call: Arc<LaunchCall>,
     /// Number of the command in its stream.
     pub(super) seq: u64,
     /// Whether it was dropped because a kernel before it panicked.

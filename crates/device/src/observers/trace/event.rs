@@ -1,5 +1,5 @@
-//! The JSON trace event format: one object per event, times in microseconds. It is described in
-//! "Trace Event Format" of the Chromium project.
+//! The JSON trace event format ("Trace Event Format" of the Chromium project): one object per
+//! event, times in microseconds.
 
 use super::TraceReport;
 use super::entry::{TracePlace, Waited, Worked};
@@ -50,7 +50,7 @@ pub(super) struct TraceLines(pub(super) Vec<u8>);
 impl TraceLines {
     fn add(&mut self, event: &TraceEvent<'_, impl Serialize>) {
         self.0.extend_from_slice(b",\n");
-        // Numbers and texts under fixed keys: JSON can represent all of them.
+        // Events are numbers and texts under fixed keys, which JSON can represent.
         let _ = serde_json::to_writer(&mut self.0, event);
     }
 
@@ -65,7 +65,7 @@ impl TraceLines {
 
     pub(super) fn work(&mut self, worked: &Worked, place: TracePlace) {
         #[derive(Serialize)]
-        struct Args {
+        struct WorkArgs {
             site: String,
             command: u64,
             /// Time from the host's call to the start, in microseconds.
@@ -75,16 +75,16 @@ impl TraceLines {
             #[serde(skip_serializing_if = "std::ops::Not::not")]
             dropped: bool,
         }
-        let Worked { called, start, end, operation, site, asked, seq, dropped } = worked;
-        let args = Args {
+        let Worked { called, start, end, operation, site, call, seq, dropped } = worked;
+        let args = WorkArgs {
             site: site.to_string(),
             command: *seq,
             queued_us: microseconds(start.saturating_sub(*called)),
-            arguments: asked.arguments.iter().map(argument).collect(),
+            arguments: call.arguments.iter().map(argument).collect(),
             dropped: *dropped,
         };
         self.add(&TraceEvent {
-            cat: Some(asked.category.name()),
+            cat: Some(call.category.name()),
             dur: Some(microseconds(end - start)),
             args: Some(args),
             ..TraceEvent::new("X", operation, *start, place)
@@ -94,7 +94,7 @@ impl TraceLines {
     /// A stream's wait; `operation` is the operation it waited for.
     pub(super) fn wait(&mut self, waited: &Waited, operation: Option<&str>, place: TracePlace) {
         #[derive(Serialize)]
-        struct Args<'a> {
+        struct WaitArgs<'a> {
             stream: &'a str,
             #[serde(skip_serializing_if = "Option::is_none")]
             operation: Option<&'a str>,
@@ -102,7 +102,7 @@ impl TraceLines {
             command: u64,
         }
         let Waited { start, end, seq, producer_name, producer_seq, .. } = waited;
-        let args = Args {
+        let args = WaitArgs {
             stream: producer_name,
             operation,
             producer_command: *producer_seq,
@@ -116,7 +116,7 @@ impl TraceLines {
         });
     }
 
-    /// An arrow from the awaited work, at a moment inside of its slice, to the last moment of the
+    /// An arrow from the awaited work, at a time inside of its slice, to the last moment of the
     /// wait: a viewer draws it to the next slice, which had to wait.
     pub(super) fn arrow(&mut self, id: u64, from: (u64, TracePlace), to: (u64, TracePlace)) {
         let cat = Some(Category::Wait.name());
@@ -134,10 +134,10 @@ impl TraceLines {
         place: TracePlace,
     ) {
         #[derive(Serialize)]
-        struct Args {
+        struct SpanArgs {
             site: String,
         }
-        let args = site.map(|site| Args { site: site.to_string() });
+        let args = site.map(|site| SpanArgs { site: site.to_string() });
         self.add(&TraceEvent {
             cat: Some(category.name()),
             args,

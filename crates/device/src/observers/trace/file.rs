@@ -1,6 +1,6 @@
-//! A JSON file that is complete after every write: each one overwrites the end of the document with
-//! more events and a new end, in one system call. So an interrupted process, too, leaves a valid
-//! file.
+//! A JSON file that is complete after every write: each write replaces the end of the document by
+//! more events and a new end, in one system call. So an interrupted process leaves a valid file,
+//! too.
 
 use std::fs::File;
 use std::io::{Result, Seek, SeekFrom, Write};

@@ -1,8 +1,8 @@
 //! Traces (H8): a timeline of events in the JSON trace event format that Perfetto and
 //! `chrome://tracing` open.
 //!
-//! Each stream and each host thread has a lane (`recorder`), a bounded buffer of its own, so that
-//! recording takes no contended lock; its entries are values (`entry`). A writer thread empties the
+//! Each stream and each host thread has its own lane (`recorder`), a bounded buffer, so that
+//! recording takes no contended lock; entries are values (`entry`). A writer thread empties the
 //! lanes a few times a second into a file that is valid JSON after every write (`writer`, `file`,
 //! `event`). Host spans are in `span`. Nothing here waits for the device; events without room are
 //! dropped and counted.
@@ -136,7 +136,7 @@ impl TraceHandle {
             match std::mem::replace(&mut *state, WriterThread::Ended(TraceReport::default())) {
                 WriterThread::Ended(report) => (report, Ok(())),
                 WriterThread::Running(thread) => {
-                    // The writer listens until this comes.
+                    // The writer receives until it gets `End`.
                     let _ = self.recorder.signal.send(Signal::End);
                     thread.join().unwrap_or_else(|_| {
                         let (path, source) =

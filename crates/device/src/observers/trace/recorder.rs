@@ -9,7 +9,7 @@ use std::time::Instant;
 
 /// Events that a lane holds between two visits of the writer.
 const ENTRIES_MAX: usize = 1 << 16;
-/// Number of the host's process in the file; those of devices follow.
+/// Number of the host's process in the file; devices follow.
 pub(super) const HOST_PROCESS: u64 = 1;
 /// Number of the first lane: beyond those of processes, as a viewer takes a thread with its
 /// process's number for the main thread.
@@ -136,11 +136,11 @@ impl TraceLane {
 
     /// Command `ran` has ended.
     pub(super) fn work_ends(&self, ran: &FinishedLaunch<'_>) {
-        let &FinishedLaunch { at, operation, site, asked, start, end, dropped } = ran;
+        let &FinishedLaunch { at, operation, site, call, start, end, dropped } = ran;
         let moment = |at| self.recorder.moment(at);
-        let (called, start, end) = (moment(asked.at), moment(start), moment(end));
-        let (asked, seq) = (asked.clone(), at.seq);
-        let worked = Worked { called, start, end, operation, site, asked, seq, dropped };
+        let (called, start, end) = (moment(call.at), moment(start), moment(end));
+        let (call, seq) = (call.clone(), at.seq);
+        let worked = Worked { called, start, end, operation, site, call, seq, dropped };
         self.push(TraceEntry::Work(worked));
     }
 

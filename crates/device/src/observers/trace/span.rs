@@ -1,4 +1,4 @@
-//! Host spans: they begin and end on the lane of their thread.
+//! Host spans, which begin and end on the lane of their thread.
 
 use super::entry::TraceEntry;
 use super::recorder::{HOST_PROCESS, Recorder, TraceLane};

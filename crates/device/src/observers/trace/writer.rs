@@ -16,9 +16,9 @@ use std::time::Duration;
 /// Interval at which the lanes are emptied. If the process is killed, the events since then are
 /// lost.
 const PERIOD: Duration = Duration::from_millis(100);
-/// Number of a stream's commands to which a later wait may still point.
+/// Number of the latest commands of a stream to which a wait can have an arrow.
 const REMEMBERED: usize = 8192;
-/// The host's own lane, which has no thread.
+/// The lane of the process itself, which has no thread.
 const HOST: TracePlace = TracePlace { process: HOST_PROCESS, lane: 0 };
 
 pub(super) struct TraceWriter {
@@ -28,7 +28,7 @@ pub(super) struct TraceWriter {
     events_max: u64,
     report: TraceReport,
     lanes: HashMap<u64, LaneState>,
-    /// Waits of the last visit: the commands they waited for are read by the next one.
+    /// Waits of the last visit: the next visit reads the commands that they waited for.
     waits: Vec<(TracePlace, Waited)>,
     arrows: u64,
     spare: Vec<TraceEntry>,
@@ -37,9 +37,9 @@ pub(super) struct TraceWriter {
 /// The writer's state of a lane.
 #[derive(Default)]
 struct LaneState {
-    /// Host spans left out, whose ends are left out too.
+    /// Number of open host spans that were left out; their ends are left out, too.
     skipped: u64,
-    /// Commands that ran, by number: a moment inside of each, its last moment, and its operation.
+    /// Commands that ran, by number, each with its last moment and its operation.
     ran: VecDeque<(u64, u64, &'static str)>,
     memory: [usize; Owner::ALL.len()],
     /// Whether its thread or stream has ended.
@@ -76,7 +76,7 @@ impl TraceWriter {
             result = self.visit();
         }
         self.recorder.on.store(false, Ordering::Relaxed);
-        // Twice: the second visit has the commands that the waits of the first point to.
+        // Twice: the second visit has the commands that the waits of the first visit waited for.
         let result = result.and_then(|()| self.visit()).and_then(|()| self.visit());
         lock(&self.recorder.lanes).clear();
         let path = self.path;
@@ -102,7 +102,7 @@ impl TraceWriter {
         self.file.append(lines.0, &tail(self.recorder.now(), self.report, HOST))
     }
 
-    /// All lanes; those that only the writer still holds leave the list, and are read for the last
+    /// All lanes. Lanes that only the writer still holds leave the list, and are read for the last
     /// time.
     fn open_lanes(&mut self) -> Vec<Arc<TraceLane>> {
         let mut lanes = lock(&self.recorder.lanes);

@@ -1,30 +1,31 @@
 //! The queue of a stream: its submitted and completed commands, and the threads and streams that
-//! wait.
+//! wait for them.
 //!
 //! Invariants
-//! - A stream is in one state: `Idle` (queue empty, in no list), `Ready` (in the executor's list or
-//!   held by one worker), or `Parked` (its first command waits for another stream, which holds it
-//!   as a waiter). So at most one worker runs a stream, and its commands run in order.
-//! - The n-th command submitted has sequence number n, from 1; `completed` is the number of the
-//!   last one done. It is stored with release order after the command's effects and after its
-//!   memory was released; a thread that reads it with acquire order sees both.
+//! - A stream is in one state: `Idle` (its queue is empty, and it is in no list), `Ready` (in the
+//!   executor's list or held by one worker), or `Parked` (its first command waits for another
+//!   stream, which has it in its list of waiters). So at most one worker runs a stream, and its
+//!   commands run in order.
+//! - The n-th submitted command has sequence number n, from 1; `completed` is the number of the
+//!   last completed command. It is stored with release order after the command's effects and after
+//!   its memory was released; a thread that reads it with acquire order sees both.
 //! - A waiter registers under the lock that the worker takes after it stored `completed`: a host
-//!   thread in `host_wake_at` (the lowest number that any sleeps for), a stream in `waiters`. Each
-//!   checks `completed` again under that lock, so no wake-up is lost.
-//! - A host thread that found the queue full is woken when it is half empty.
+//!   thread in `host_wake_at` (the lowest number that a host thread sleeps for), a stream in
+//!   `waiters`. Each waiter checks `completed` again under that lock, so no wake-up is lost.
+//! - A host thread that found the queue full is woken when the queue is half empty.
 //! - No two queue locks are held at once.
 //!
-//! - On a CUDA device nothing waits in a queue: a command is issued to the device as it is
-//!   submitted, under the queue's lock, and the device orders it. `completed` is not used then; the
-//!   stream's cuda_queue knows how far the device is.
+//! - On a CUDA device no command waits in a queue: it is issued to the device at submission, under
+//!   the queue's lock, and the device orders it. `completed` is not used then; the stream's
+//!   `CudaQueue` knows the device's progress.
 //!
-//! The models in `model` check these; each names the module of its invariant.
+//! The models in `model` check these invariants; each model names the module of its invariant.
 
 mod run;
 
 use super::shared::DeviceShared;
 use crate::execution::cuda::{CudaQueue, OnComplete};
-use crate::execution::{Executor, Work};
+use crate::execution::{Executor, StreamWork};
 use crate::ground::sync::{
     Arc, AtomicSeq, Condvar, Mutex, MutexGuard, OnceLock, Ordering, lock, spin_until, wait_on,
 };
@@ -37,14 +38,16 @@ use std::panic::Location;
 
 /// Number of commands at which a host thread has to wait before it may enqueue more.
 pub(crate) const CAPACITY: usize = 256;
-/// Number of commands at which it may continue: low enough that it does not wake for every command.
+/// Number of commands at which the host thread continues: low enough that it does not wake for
+/// every command.
 const RESUME_AT: usize = CAPACITY / 2;
 
-/// Number of commands of a stream that a CUDA device may be behind: more than are needed to keep it
-/// busy, and less than what makes the driver wait under a lock of ours.
+/// Largest number of unfinished commands of a stream on a CUDA device: more than are needed to keep
+/// the device busy, and fewer than the driver accepts before it blocks the caller, which holds a
+/// lock.
 const IN_FLIGHT: u64 = 512;
 
-/// A position in a stream: done when the stream has completed that many commands.
+/// A position in a stream. It is done when the stream has completed `seq` commands.
 #[derive(Clone)]
 pub(crate) struct Access {
     pub(crate) stream: Arc<StreamState>,
@@ -60,7 +63,7 @@ impl Access {
         Arc::ptr_eq(&self.stream, stream)
     }
 
-    /// The command, as observers know it.
+    /// The command, as observers see it.
     pub(crate) fn position(&self) -> CommandPosition<'_> {
         self.stream.position(self.seq)
     }
@@ -70,7 +73,8 @@ impl Access {
         self.is_on(stream) || self.stream.shares_cuda_stream(stream) || self.is_done()
     }
 
-    /// Whether it is known to be done, without a look at the device. For what only saves work.
+    /// Whether the access is known to be done, without asking the device. For decisions that only
+    /// save work.
     pub(crate) fn seems_done(&self) -> bool {
         match self.stream.cuda_queue() {
             None => self.is_done(),
@@ -82,14 +86,14 @@ impl Access {
 /// A wait of a stream for another.
 pub(crate) struct Edge {
     pub(crate) access: Access,
-    /// Whether a kernel's panic on that stream also fails this one (its result is used), or not
-    /// (only its completion matters).
+    /// Whether a kernel's panic on the awaited stream also fails this stream: true if its result is
+    /// used, false if only its completion matters.
     pub(crate) propagates: bool,
 }
 
-/// An entry of a queue.
+/// A command in a queue.
 pub(crate) enum StreamCommand {
-    Work(Work),
+    Work(StreamWork),
     Wait(Edge),
 }
 
@@ -206,13 +210,14 @@ impl StreamState {
         }
     }
 
-    /// Whether a CUDA device carries out the commands of both in the order of their submission.
+    /// Whether one CUDA stream carries out both streams, so that their commands run in the order of
+    /// submission.
     fn shares_cuda_stream(&self, other: &StreamState) -> bool {
         let queues = self.cuda_queue().zip(other.cuda_queue());
         queues.is_some_and(|(a, b)| a.shares_cuda_stream(b))
     }
 
-    /// Its cuda_queue on a CUDA device; `None` on the processor.
+    /// Its queue on a CUDA device; `None` on the processor.
     pub(crate) fn cuda_queue(&self) -> Option<&CudaQueue> {
         match &self.engine {
             StreamEngine::Cpu(_) => None,
@@ -253,7 +258,7 @@ impl StreamState {
         self: &Arc<Self>,
         mut queue: MutexGuard<'_, StreamQueue>,
         edges: impl IntoIterator<Item = Edge>,
-        work: Option<Work>,
+        work: Option<StreamWork>,
     ) -> u64 {
         let executor = match &self.engine {
             StreamEngine::Cpu(executor) => executor,
@@ -280,37 +285,38 @@ impl StreamState {
         seq
     }
 
-    /// Hands waits and optionally work to the device; returns the number of the last command.
+    /// Issues waits and optionally work to the device; returns the number of the last command.
     fn issue(
         self: &Arc<Self>,
         cuda_queue: &CudaQueue,
         mut queue: MutexGuard<'_, StreamQueue>,
         edges: &[Edge],
-        mut work: Option<Work>,
+        mut work: Option<StreamWork>,
     ) -> u64 {
         queue.submitted += edges.len() as u64 + u64::from(work.is_some());
         let seq = queue.submitted;
         let on_complete = work.as_mut().and_then(|work| self.on_complete(seq, work));
         let waits = edges.iter().filter_map(|Edge { access, .. }| {
-            // A wait for a stream of another kind of device is over by now: see `wait_for`.
+            // Waits for streams of CPU devices are over: see `wait_for`.
             Some((access.stream.cuda_queue()?, access.seq))
         });
         let task = work.map(|work| match work {
-            Work::Cuda(task) => *task,
+            StreamWork::Cuda(task) => *task,
             _ => unreachable!("a launch makes a task for a CUDA device"),
         });
         cuda_queue.issue(seq, waits, task, on_complete);
         seq
     }
 
-    /// Tells the observers of a work once the device has run it; `None` without any.
-    fn on_complete(self: &Arc<Self>, seq: u64, work: &mut Work) -> Option<OnComplete> {
-        let asked = work.take_asked()?;
+    /// A callback that notifies observers when the device has run the work; `None` without
+    /// observers of runs.
+    fn on_complete(self: &Arc<Self>, seq: u64, work: &mut StreamWork) -> Option<OnComplete> {
+        let call = work.take_call()?;
         let (stream, operation, site) = (self.clone(), work.operation(), work.site());
         Some(Box::new(move |start, end| {
             let at = stream.position(seq);
             let ran =
-                FinishedLaunch { at, operation, site, asked: &asked, start, end, dropped: false };
+                FinishedLaunch { at, operation, site, call: &call, start, end, dropped: false };
             stream.observers.tell(|observer| observer.launch_ran(&ran));
         }))
     }
@@ -320,8 +326,9 @@ impl StreamState {
         match &self.engine {
             StreamEngine::Cuda(cuda_queue) => cuda_queue.wait(seq),
             StreamEngine::Cpu(executor) => {
-                // While streams wait for a worker, this thread's core is one that a worker needs. A
-                // worker that spins takes a stream within fewer looks.
+                // If streams are ready but no worker takes them, the workers need the core of this
+                // thread, so it stops spinning. A spinning worker takes a stream within fewer
+                // iterations.
                 let looks = Cell::new(0);
                 spin_until(|| {
                     looks.set(if executor.has_ready() { looks.get() + 1 } else { 0 });
@@ -344,13 +351,13 @@ impl StreamState {
         }
     }
 
-    /// Tells observers that a host thread has seen the end of the command with this number.
+    /// Notifies observers that a host thread has seen the end of the command with this number.
     pub(crate) fn host_saw(&self, seq: u64) {
         self.observers.tell(|observer| observer.host_saw(self.position(seq)));
     }
 
-    /// Returns an error if the result of the command with this number was lost, to a panic or with
-    /// the device. Reliable for completed commands; for others the error may come later.
+    /// Returns an error if the result of the command with this number is lost, by a panic or a
+    /// failure of the device. Reliable for completed commands; for others the error may come later.
     pub(crate) fn check_result(&self, seq: u64) -> Result<()> {
         if let StreamEngine::Cuda(cuda_queue) = &self.engine {
             return cuda_queue.check();
@@ -374,7 +381,7 @@ impl StreamState {
         &self.observed.name
     }
 
-    /// The command with this number, as observers know it.
+    /// The command with this number, as observers see it.
     pub(crate) fn position(&self, seq: u64) -> CommandPosition<'_> {
         CommandPosition { stream: &self.observed, seq }
     }

@@ -1,10 +1,10 @@
-//! How a worker runs the commands of a stream of the processor, and what a kernel's panic does.
+//! Execution of a stream's commands by a worker, and the failure of streams after a kernel's panic.
 
 use super::{
     Edge, KernelPanic, QueueState, RESUME_AT, StreamCommand, StreamEngine, StreamFailure,
     StreamQueue, StreamState,
 };
-use crate::execution::{Task, TaskEnd, Work, discard};
+use crate::execution::{StreamWork, Task, TaskEnd, discard};
 use crate::ground::Error;
 use crate::ground::sync::{Arc, MutexGuard, Ordering, TURN};
 use crate::hooks::FinishedLaunch;
@@ -18,21 +18,20 @@ impl StreamState {
         self.completed.load(Ordering::Relaxed) + 1
     }
 
-    /// Runs work, and tells the observers before any other thread can know.
-    fn run_observed(&self, mut work: Work) {
-        let Some(asked) = work.take_asked() else { return self.run_work(work) };
+    /// Runs work, and notifies the observers before any other thread can see that it is done.
+    fn run_observed(&self, mut work: StreamWork) {
+        let Some(call) = work.take_call() else { return self.run_work(work) };
         let (operation, site) = (work.operation(), work.site());
         let at = self.position(self.next_seq());
-        let (asked, dropped) = (&asked, self.failure.get().is_some());
+        let (call, dropped) = (&call, self.failure.get().is_some());
         let start = Instant::now();
         self.run_work(work);
-        let ran =
-            FinishedLaunch { at, operation, site, asked, start, end: Instant::now(), dropped };
+        let ran = FinishedLaunch { at, operation, site, call, start, end: Instant::now(), dropped };
         self.observers.tell(|observer| observer.launch_ran(&ran));
     }
 
     /// Runs work, or drops it if an earlier kernel of the stream panicked.
-    fn run_work(&self, work: Work) {
+    fn run_work(&self, work: StreamWork) {
         let (operation, site) = (work.operation(), work.site());
         let alive = self.failure.get().is_none();
         let run = AssertUnwindSafe(|| if alive { work.run() } else { drop(work) });
@@ -51,7 +50,7 @@ impl StreamState {
         }
     }
 
-    /// The failure of a stream whose device failed, as that of a kernel there.
+    /// The failure of a producer's device, in the form of a kernel's panic on its stream.
     fn lost(&self, producer: &StreamState, error: &Error) -> KernelPanic {
         let (operation, site) = match error {
             Error::DeviceFailed { operation, site, .. } => (*operation, *site),
@@ -64,24 +63,24 @@ impl StreamState {
     /// Marks the current command and everything after it as failed.
     fn fail(&self, panic: KernelPanic) {
         let seq = self.next_seq();
-        // Only the first failure counts; later work is not run.
+        // Only the first failure is stored; later work is not run.
         let _ = self.failure.set(StreamFailure { seq, panic });
     }
 
-    /// Parks this stream if the wait is not over; returns whether it did. If so another worker may
-    /// already have it: the caller must not touch it any more.
+    /// Parks this stream if the wait is not over; returns whether it did. Then another worker may
+    /// already run the stream, and the caller must not touch it any more.
     fn park_for(self: &Arc<Self>, edge: &Edge) -> bool {
         let producer = &edge.access.stream;
         if let StreamEngine::Cuda(cuda_queue) = &producer.engine {
-            cuda_queue.wait(edge.access.seq); // nothing would wake this stream
+            cuda_queue.wait(edge.access.seq); // a CUDA device wakes no stream
             if edge.propagates
                 && let Err(error) = cuda_queue.check()
             {
                 self.fail(self.lost(producer, &error));
             }
         } else if !edge.access.is_done() {
-            // Parked first: as soon as the producer knows of this stream it may wake it. The wait
-            // is put back so that it is checked again then.
+            // Parked before it is registered, because the producer may wake it as soon as it is
+            // registered. The wait is put back, to be checked again then.
             {
                 let mut queue = self.lock();
                 let access = edge.access.clone();
@@ -105,7 +104,7 @@ impl StreamState {
         false
     }
 
-    /// Registers a parked stream; false if the command it waits for is done by now.
+    /// Registers a parked stream; false if the awaited command is done by now.
     fn add_waiter(&self, seq: u64, waiter: &Arc<StreamState>) -> bool {
         let mut queue = self.lock();
         // The worker stores `completed` before it takes this lock to look for waiters.
@@ -148,7 +147,8 @@ impl StreamState {
 }
 
 impl Task for StreamState {
-    /// Runs commands until there are none, one has to wait, or other streams wait for their turn.
+    /// Runs commands until the queue is empty, a command has to wait, or the turn is over while
+    /// other streams are ready.
     fn run(self: &Arc<Self>) -> TaskEnd {
         let StreamEngine::Cpu(executor) = &self.engine else {
             unreachable!("workers get the streams of their own device")

@@ -10,7 +10,7 @@ use meristem_device::{
 
 const LEN: usize = 150;
 
-/// The whole of so many arguments of `LEN` elements.
+/// Pieces that are all of `arguments` arguments of `LEN` elements.
 fn whole(arguments: usize) -> impl Iterator<Item = Piece> {
     (0..arguments).map(|argument| Piece { argument, start: 0, len: LEN })
 }

@@ -33,7 +33,7 @@ mod linked {
     pub(super) unsafe fn culib() -> &'static libloading::Library {
         match find() {
             Some(library) => library,
-            None => unreachable!("asked for after `find` only"),
+            None => unreachable!("called after `find` only"),
         }
     }
 }

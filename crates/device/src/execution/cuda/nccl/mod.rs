@@ -119,7 +119,7 @@ impl PendingExchanges {
 }
 
 /// Membership of a device in a group.
-pub(crate) struct Membership {
+pub(crate) struct PeerMembership {
     /// `None` once it was aborted.
     raw: Mutex<Option<NcclComm>>,
     pending: Mutex<PendingExchanges>,
@@ -134,7 +134,7 @@ pub(crate) struct Membership {
     context: Arc<CudaContext>,
 }
 
-impl Membership {
+impl PeerMembership {
     /// Returns an error unless NCCL's library was found and can be used.
     ///
     /// # Errors
@@ -159,16 +159,19 @@ impl Membership {
         Ok(id.internal.map(|byte| byte.to_ne_bytes()[0]))
     }
 
-    /// Begins to join a group; [`connect`](Membership::connect) completes it.
+    /// Begins to join a group; [`connect`](PeerMembership::connect) completes it.
     ///
     /// # Errors
     /// [`Error::Cuda`].
-    pub(crate) fn begin(context: &Arc<CudaContext>, place: &PeerPlace) -> Result<Arc<Membership>> {
-        let member = Membership::try_begin(context, place);
+    pub(crate) fn begin(
+        context: &Arc<CudaContext>,
+        place: &PeerPlace,
+    ) -> Result<Arc<PeerMembership>> {
+        let member = PeerMembership::try_begin(context, place);
         member.map(Arc::new).map_err(|source| Error::Cuda { device: context.id, source })
     }
 
-    fn try_begin(context: &Arc<CudaContext>, place: &PeerPlace) -> Called<Membership> {
+    fn try_begin(context: &Arc<CudaContext>, place: &PeerPlace) -> Called<PeerMembership> {
         let functions = load()?;
         context.bind()?;
         let internal = place.id.map(|byte| c_char::from_ne_bytes([byte]));
@@ -201,7 +204,7 @@ impl Membership {
         let mut pending = PendingExchanges::default();
         // Joining counts as the first exchange.
         pending.submit();
-        Ok(Membership {
+        Ok(PeerMembership {
             raw: Mutex::new(Some(NcclComm(raw))),
             pending: Mutex::new(pending),
             rank: place.rank,
@@ -384,7 +387,7 @@ impl Membership {
         enqueued.and(ended)
     }
 
-    /// The device's progress at the last [poll](Membership::poll). All exchanges count as ended
+    /// The device's progress at the last [poll](PeerMembership::poll). All exchanges count as ended
     /// once the device has failed.
     pub(crate) fn progress(&self) -> PeerProgress {
         let pending = &mut *lock(&self.pending);
@@ -484,7 +487,7 @@ impl Membership {
     }
 }
 
-impl Drop for Membership {
+impl Drop for PeerMembership {
     fn drop(&mut self) {
         // Has an effect only without a `close`. Enqueued exchanges are done, or lost with the
         // device: a stream keeps the membership until an exchange is complete.
@@ -492,9 +495,9 @@ impl Drop for Membership {
     }
 }
 
-impl fmt::Debug for Membership {
+impl fmt::Debug for PeerMembership {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Membership on {}", self.context.id)
+        write!(f, "PeerMembership on {}", self.context.id)
     }
 }
 
