@@ -4,14 +4,15 @@
 //! of selection is compared with a plain read of the same memory, by the trace of the device: time
 //! within the kernels, while all ranks run them. Run on an idle machine.
 
+use std::error::Error;
+use std::path::Path;
+use std::time::Instant;
+
 use meristem_comm::{
     CommOptions, Communicator, Keep, Reduction, Sparse, SparseSum, Sum, SumOrder, picks,
 };
 use meristem_device::simd::{Vectorized, vectorize};
 use meristem_device::{DType, Device, DeviceId, DeviceOptions, Owner, Stream, Tensor, Trace};
-use std::error::Error;
-use std::path::Path;
-use std::time::Instant;
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 

@@ -7,9 +7,10 @@
 //! mpirun -n 4 --allow-run-as-root --oversubscribe target/debug/examples/processes
 //! ```
 
+use std::process::ExitCode;
+
 use meristem_comm::{CommOptions, Communicator, Error, Keep, Reduction, Sparse, SparseSum};
 use meristem_device::{DType, Device, DeviceId, DeviceOptions, Owner, Tensor};
-use std::process::ExitCode;
 
 fn main() -> ExitCode {
     match run() {

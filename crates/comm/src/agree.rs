@@ -1,8 +1,9 @@
 //! Agreement of the ranks' calls, and the rank that disagrees.
 
+use meristem_device::DType;
+
 use crate::error::{Error, Result};
 use crate::transport::CollectiveCall;
-use meristem_device::DType;
 
 /// Returns an error if a rank's call differs from the call of most ranks; the error names the
 /// lowest such rank. `calls` are by rank.
@@ -42,8 +43,9 @@ pub(crate) fn not_a_number(operation: &'static str, dtype: Option<DType>) -> Err
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use meristem_device::MemoryFormat;
+
+    use super::*;
 
     fn call(operation: &'static str, count: usize) -> CollectiveCall {
         CollectiveCall {

@@ -1,14 +1,16 @@
 //! Choice of the fastest sum from measurements (X6). A sum that sends more than a dense sum is
 //! never chosen.
 
+use std::time::Instant;
+
+use meristem_device::{DType, Owner, Stream, Tensor};
+
 use crate::communicator::Communicator;
 use crate::error::Result;
 use crate::sparse::lists::check_k;
 use crate::sparse::sum::{Keep, Sparse, SparseSum};
 use crate::sparse::{check_density, picks};
 use crate::transport::{Reduction, Sum, SumOrder};
-use meristem_device::{DType, Owner, Stream, Tensor};
-use std::time::Instant;
 
 /// An algorithm for a sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

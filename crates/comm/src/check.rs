@@ -1,9 +1,10 @@
 //! Checks of arguments, on entry and on exit (V1). They read handles only: nothing is launched or
 //! waited for.
 
+use meristem_device::{Expect, MemoryFormat, Tensor};
+
 use crate::error::{Error, Result};
 use crate::number::is_number;
-use meristem_device::{Expect, MemoryFormat, Tensor};
 
 /// Returns an error unless the elements can be summed.
 pub(crate) fn number(
@@ -41,13 +42,11 @@ fn apart(operation: &'static str, input: &Tensor, output: &Tensor) -> Result<()>
         && from != to
         && from.start < to.end
         && to.start < from.end;
-    match partly {
-        true => {
-            let expected = "the input itself, or separate memory";
-            Err(Error::argument(operation, "output", expected, "a part of the input's memory"))
-        }
-        false => Ok(()),
+    if !partly {
+        return Ok(());
     }
+    let expected = "the input itself, or separate memory";
+    Err(Error::argument(operation, "output", expected, "a part of the input's memory"))
 }
 
 /// Returns an error unless `output` has `n` times the elements of the input, by rank, in memory

@@ -1,5 +1,10 @@
 //! The communicator of a rank: a transport, and the collectives over it.
 
+use std::fmt;
+use std::time::Duration;
+
+use meristem_device::{Stream, Tensor};
+
 use crate::error::{Error, Result};
 use crate::log::{self, COMM_LOG};
 use crate::nccl::Nccl;
@@ -10,9 +15,6 @@ use crate::transport::{
     CollectiveCall, Parcel, Reduction, Sum, SumOrder, Transport, others, shard,
 };
 use crate::{check, dense, tcp};
-use meristem_device::{Stream, Tensor};
-use std::fmt;
-use std::time::Duration;
 
 /// Options of a communicator.
 #[derive(Debug, Clone, PartialEq)]

@@ -6,17 +6,19 @@
 //! result to all. On average a rank sends 2 (n - 1) / n of the values, and the result is the
 //! left-to-right sum, bit for bit.
 
+use std::cmp::Ordering;
+use std::ops::Range;
+
+use meristem_device::simd::{Vectorized, vectorize};
+use meristem_device::{Stream, Tensor};
+use smallvec::SmallVec;
+
 use crate::error::Result;
 use crate::gpu;
 use crate::number::{Number, divide, with_number};
 use crate::scratch::CollectiveScratch;
 use crate::spans::{Spans, parts};
 use crate::transport::{CollectiveCall, Parcel, Reduction, Sum, Transport, others, shard};
-use meristem_device::simd::{Vectorized, vectorize};
-use meristem_device::{Stream, Tensor};
-use smallvec::SmallVec;
-use std::cmp::Ordering;
-use std::ops::Range;
 
 /// All-reduce by exchanges.
 pub(crate) fn all_reduce(

@@ -1,7 +1,8 @@
 //! Errors between ranks. An error that another rank caused names that rank.
 
-use meristem_device::CudaError;
 use std::sync::Arc;
+
+use meristem_device::CudaError;
 
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

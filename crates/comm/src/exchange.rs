@@ -1,6 +1,10 @@
 //! The exchange of all gradients of a model, step by step (X7): small tensors dense, the others by
 //! the chosen method in buckets, with residuals and velocities stored by parameter.
 
+use std::collections::{BTreeMap, BTreeSet};
+
+use meristem_device::{DType, Expect, MemoryFormat, Stream, Tensor};
+
 use crate::auto::{Method, TimingTable};
 use crate::check;
 use crate::communicator::Communicator;
@@ -13,8 +17,6 @@ use crate::sparse::sum::{Keep, Sparse, SparseSum};
 use crate::sparse::{check_density, picks};
 use crate::state::{ExchangeState, ParameterState};
 use crate::transport::{CollectiveCall, Reduction, Sum, SumOrder};
-use meristem_device::{DType, Expect, MemoryFormat, Stream, Tensor};
-use std::collections::{BTreeMap, BTreeSet};
 
 /// Options of a gradient exchange. They must be the same on all ranks.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,10 +1,12 @@
 //! Elements of a device in host memory, for transports that move host memory.
 
+use std::sync::Arc;
+
+use meristem_device::{Tensor, read_back};
+
 use crate::error::Result;
 use crate::spans::Spans;
 use crate::transport::Parcel;
-use meristem_device::{Tensor, read_back};
-use std::sync::Arc;
 
 /// The bytes of parcels. Elements that go to several ranks are read once. Waits for the device.
 pub(crate) fn fetch(parcels: &[Parcel]) -> Result<Vec<Arc<Vec<u8>>>> {

@@ -1,9 +1,10 @@
 //! Targets of this crate's log, and the placement log (V4): the input and output tensors of each
 //! collective of each rank, with their devices and streams.
 
-use crate::transport::Transport;
 use meristem_device::Tensor;
 use tracing::Level;
+
+use crate::transport::Transport;
 
 /// Target of groups, their failures and their libraries.
 pub(crate) const COMM_LOG: &str = "meristem::comm";

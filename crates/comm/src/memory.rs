@@ -1,8 +1,9 @@
 //! Device memory of a sum, phase by phase (V3).
 
+use meristem_device::Device;
+
 use crate::communicator::Communicator;
 use crate::error::Result;
-use meristem_device::Device;
 
 /// Bytes of a device's tensors at the ends of the phases of one sum, over all ranks that share the
 /// device; they wait for each other between phases during this measurement.

@@ -1,8 +1,9 @@
 //! Element types that can be summed.
 
+use std::fmt::Debug;
+
 use half::bf16;
 use meristem_device::{DType, Element};
-use std::fmt::Debug;
 
 /// A float type that ranks exchange: f32, f64 or bf16. Every operation rounds to the type itself,
 /// so a sum of bf16 is a chain of bf16 additions.

@@ -1,7 +1,8 @@
 //! Temporary memory of collectives, allocated once and reused.
 
-use crate::error::Result;
 use meristem_device::{DType, Owner, Stream, Tensor};
+
+use crate::error::Result;
 
 /// Scratch memory, one tensor per stream and element type.
 #[derive(Default)]

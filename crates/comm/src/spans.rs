@@ -1,10 +1,12 @@
 //! Elements in several pieces of memory that are exchanged as one sequence, such as the gradients
 //! of a model.
 
-use crate::error::{Error, Result};
+use std::ops::Range;
+
 use meristem_device::{DType, Expect, Stream, Tensor};
 use smallvec::{SmallVec, smallvec};
-use std::ops::Range;
+
+use crate::error::{Error, Result};
 
 /// Elements in place: contiguous pieces of memory, one after the other, of one type and stream.
 /// Neighbouring pieces are merged.
@@ -145,8 +147,9 @@ pub(crate) fn parts<'a>(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use meristem_device::{Device, DeviceId, DeviceOptions, Owner};
+
+    use super::*;
 
     fn refused(spans: Result<Spans>, text: &str) {
         let error = spans.unwrap_err();

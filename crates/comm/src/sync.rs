@@ -3,13 +3,12 @@
 
 pub(crate) use std::sync::Arc;
 pub(crate) use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 #[cfg(not(all(test, feature = "shuttle")))]
 pub(crate) use self::real::*;
 #[cfg(all(test, feature = "shuttle"))]
 pub(crate) use self::shuttled::*;
-
-use std::time::Instant;
 
 /// Locks, ignoring the poison flag: a rank that panicked inside of a call reports it by leaving.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -31,7 +30,6 @@ pub(crate) fn wait_until<'a, T>(
 mod real {
     pub(crate) use std::sync::atomic::AtomicU64;
     pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
-
     use std::time::{Duration, Instant};
 
     /// Time for which a rank spins before it sleeps: about the cost of a wake-up.

@@ -1,12 +1,14 @@
 //! The interface of transports, on which every algorithm is built.
 
+use std::ops::Range;
+use std::time::Duration;
+
+use meristem_device::{DType, Expect, MemoryFormat, Shape, Stream, Tensor};
+
 use crate::check;
 use crate::error::{Error, Result};
 use crate::spans::Spans;
 use crate::watch::{Blind, GroupWatch};
-use meristem_device::{DType, Expect, MemoryFormat, Shape, Stream, Tensor};
-use std::ops::Range;
-use std::time::Duration;
 
 /// Description of a collective call, exchanged by the ranks: calls that differ fail on all ranks,
 /// with an error that names the rank that differs.

@@ -1,8 +1,9 @@
 //! Views of a group for threads that watch it. Ranks whose devices exchange elements directly need
 //! to learn of a lost rank while they wait for a device.
 
-use crate::error::Error;
 use std::time::Duration;
+
+use crate::error::Error;
 
 /// Longest time between two pulses of a rank.
 pub(crate) const PULSE: Duration = Duration::from_secs(1);

@@ -2,11 +2,13 @@
 //! rank leaves or fails. They are so small that every MPI library sends them without waiting for
 //! the receiver.
 
-use crate::error::Error;
-use crate::transport::CollectiveCall;
-use meristem_device::{DType, MAX_DIMS, MemoryFormat, Shape};
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
+
+use meristem_device::{DType, MAX_DIMS, MemoryFormat, Shape};
+
+use crate::error::Error;
+use crate::transport::CollectiveCall;
 
 /// Largest number of parcels from one rank to another in one exchange.
 pub(crate) const PARCELS_MAX: usize = 32;

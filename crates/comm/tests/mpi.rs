@@ -9,6 +9,13 @@
 #[allow(dead_code, reason = "shared with the other tests")]
 mod common;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::process::Command;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
 use common::{noise, on, open, upload};
 use half::bf16;
 use meristem_comm::{
@@ -17,12 +24,6 @@ use meristem_comm::{
     topk_all_gather,
 };
 use meristem_device::{DType, Device, Element, MemoryFormat, Owner, Stream, Tensor};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
-use std::process::Command;
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
 /// Variable with the case of [`rank`].
 const CASE: &str = "COMM_TEST_CASE";

@@ -2,8 +2,9 @@
 //! machine: `cargo bench -p meristem-device`, with `-- --json` for one line of JSON. The cases take
 //! turns in many short blocks, so that other activity of the machine affects all of them alike.
 
-use meristem_device::{DType, Device, DeviceId, DeviceOptions, Owner, Result, Stream, Tensor};
 use std::time::{Duration, Instant};
+
+use meristem_device::{DType, Device, DeviceId, DeviceOptions, Owner, Result, Stream, Tensor};
 
 /// Turns of every case.
 const BLOCKS: usize = 200;
@@ -30,9 +31,10 @@ fn main() -> Result<()> {
         }
     }
     cases.iter_mut().for_each(|case| case.samples.sort_unstable_by(f64::total_cmp));
-    match json {
-        true => print_json(&device, &cases),
-        false => print_table(&device, &cases),
+    if json {
+        print_json(&device, &cases)
+    } else {
+        print_table(&device, &cases)
     }
     Ok(())
 }

@@ -5,10 +5,11 @@
 #[allow(dead_code, reason = "shared with the other tests")]
 mod common;
 
-use common::cpu;
-use meristem_device::{DType, Owner, Tensor};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+
+use common::cpu;
+use meristem_device::{DType, Owner, Tensor};
 
 thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };

@@ -1,7 +1,8 @@
 //! Calls of `copy.cu`.
 
-use super::{ABSENT, source};
 use meristem_device::{Call, Kernel, KernelSource, Operand, Piece};
+
+use super::{ABSENT, source};
 
 pub(super) static SOURCE: KernelSource = source!("copy.cu");
 

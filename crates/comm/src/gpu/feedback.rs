@@ -1,7 +1,8 @@
 //! Calls of `feedback.cu`.
 
-use super::{PerType, Typed, bits_of, source_per_type, typed};
 use meristem_device::{Call, DType, KernelSource, Piece};
+
+use super::{PerType, Typed, bits_of, source_per_type, typed};
 
 pub(super) static SOURCE: PerType<KernelSource> = source_per_type!("feedback.cu");
 

@@ -1,8 +1,9 @@
 //! Calls of `indices.cu`.
 
+use meristem_device::{Call, Kernel, KernelSource, Operand, Piece};
+
 use super::threshold::{TILE, TableArguments};
 use super::{ABSENT, source};
-use meristem_device::{Call, Kernel, KernelSource, Operand, Piece};
 
 pub(super) static SOURCE: KernelSource = source!("indices.cu");
 

@@ -1,8 +1,9 @@
 //! Calls of `lists.cu`.
 
-use super::{ABSENT, Divide, PerType, Typed, source_per_type, typed};
 use bytemuck::{Pod, Zeroable};
 use meristem_device::{Call, DType, KernelSource, Piece};
+
+use super::{ABSENT, Divide, PerType, Typed, source_per_type, typed};
 
 pub(super) static SOURCE: PerType<KernelSource> = source_per_type!("lists.cu");
 

@@ -12,19 +12,18 @@ mod select;
 mod sum;
 mod threshold;
 
-use crate::number::{Number, with_number};
 use bytemuck::{Pod, Zeroable};
-use meristem_device::{DType, Kernel, KernelHeader, KernelSource, Tensor};
-
-pub(crate) use meristem_device::{Call, Piece};
-
 pub(crate) use copy::copies;
 pub(crate) use feedback::{advance, clear, drain, nothing};
 pub(crate) use indices::{Compaction, common, divide_up, mark, unmark};
 pub(crate) use lists::{Merge, merge, scatter, take};
+pub(crate) use meristem_device::{Call, Piece};
+use meristem_device::{DType, Kernel, KernelHeader, KernelSource, Tensor};
 pub(crate) use select::{Elements, ListSelection, candidates_len, from_list, select};
 pub(crate) use sum::{RankPieces, sum};
 pub(crate) use threshold::{PIECES_MAX, SelectionTables, TableArguments};
+
+use crate::number::{Number, with_number};
 
 /// Headers of the sources for one type of element: a file of the folder `element`.
 macro_rules! headers {

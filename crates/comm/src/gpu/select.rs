@@ -1,10 +1,11 @@
 //! Calls of `select.cu`.
 
+use bytemuck::{Pod, Zeroable};
+use meristem_device::{Call, DType, KernelSource, Piece};
+
 use super::threshold::{ChooseValues, DIGIT, TILE, TableArguments};
 use super::{ABSENT, PerType, Typed, bits_of, source_per_type, typed};
 use crate::number::{Magnitude, Number, with_number};
-use bytemuck::{Pod, Zeroable};
-use meristem_device::{Call, DType, KernelSource, Piece};
 
 pub(super) static SOURCE: PerType<KernelSource> = source_per_type!("select.cu");
 

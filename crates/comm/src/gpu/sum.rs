@@ -1,9 +1,10 @@
 //! Calls of `sum.cu`.
 
-use super::{ABSENT, Divide, PerType, Typed, source_per_type, typed};
 use bytemuck::{Pod, Zeroable};
 use meristem_device::{Call, DType, KernelSource, Piece};
 use smallvec::SmallVec;
+
+use super::{ABSENT, Divide, PerType, Typed, source_per_type, typed};
 
 pub(super) static SOURCE: PerType<KernelSource> = source_per_type!("sum.cu");
 

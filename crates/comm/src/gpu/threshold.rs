@@ -1,9 +1,10 @@
 //! Calls of `threshold.cu`, and the memory of selections.
 
-use super::{source, whole};
 use bytemuck::{Pod, Zeroable};
 use meristem_device::{Call, DType, DeviceId, Kernel, KernelSource, Operand, Owner, Piece, Result};
 use meristem_device::{Stream, Tensor};
+
+use super::{source, whole};
 
 pub(super) static SOURCE: KernelSource = source!("threshold.cu");
 

@@ -1,9 +1,10 @@
 //! A group of ranks, in the state of the MPI thread.
 
-use crate::error::Error;
-use crate::transport::others;
 use std::sync::Arc;
 use std::time::Duration;
+
+use crate::error::Error;
+use crate::transport::others;
 
 /// Largest number of groups of a process: MPI guarantees tags up to 32767, of which a group takes
 /// three.

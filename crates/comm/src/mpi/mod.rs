@@ -16,6 +16,15 @@ mod group;
 mod thread;
 mod transfer;
 
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use group::GROUPS_MAX;
+use meristem_device::Stream;
+use thread::{MpiExchange, MpiJob, unavailable};
+use transfer::{Incoming, Outgoing};
+
 use crate::error::{Error, Result};
 use crate::log::COMM_LOG;
 use crate::spans::Spans;
@@ -23,13 +32,6 @@ use crate::sync::lock;
 use crate::transport::{CollectiveCall, Parcel, Sum, Transport, check_parcels, others};
 use crate::watch::{GroupWatch, News, Pulse, Trouble, endless};
 use crate::{host, wire};
-use group::GROUPS_MAX;
-use meristem_device::Stream;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
-use thread::{MpiExchange, MpiJob, unavailable};
-use transfer::{Incoming, Outgoing};
 
 /// Time in which the MPI thread answers a watching thread: longer than sending its notices takes.
 const ANSWER: Duration = Duration::from_secs(5);

@@ -1,8 +1,9 @@
 //! The transport `mpi` in a build without it.
 
+use std::time::Duration;
+
 use crate::error::{Error, Result};
 use crate::transport::Transport;
-use std::time::Duration;
 
 /// The version text of the library: `None`, as there is no library.
 pub(crate) fn library() -> Option<String> {

@@ -6,21 +6,23 @@
 //! ([`MpiThread::serve_forever`]), where the buffers stay alive. Groups fail once, so the nesting
 //! is at most the number of groups.
 
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender};
+use std::time::{Duration, Instant};
+
+use mpi::Threading;
+use mpi::request::StaticScope;
+use mpi::topology::SimpleCommunicator;
+use mpi::traits::{Communicator as _, Destination as _};
+
 use super::group::{MpiGroup, MpiTags, RankDeparture};
 use super::transfer::{self, Backoff, Incoming, Outgoing};
 use crate::error::{Error, Result};
 use crate::transport::CollectiveCall;
 use crate::watch::{News, Pulse, Trouble, endless};
 use crate::wire::RankNotice;
-use mpi::Threading;
-use mpi::request::StaticScope;
-use mpi::topology::SimpleCommunicator;
-use mpi::traits::{Communicator as _, Destination as _};
-use std::collections::{BTreeMap, VecDeque};
-use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender};
-use std::time::{Duration, Instant};
 
 /// Time for which a rank tries to deliver a notice to the others, which may be gone.
 const NOTICE_TIME: Duration = Duration::from_secs(1);

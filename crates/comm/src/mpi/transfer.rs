@@ -1,17 +1,19 @@
 //! One exchange of one rank: all its sends and receives, polled until they are complete, until a
 //! rank reports a failure, or until the deadline.
 
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mpi::point_to_point::{Message, Status};
+use mpi::request::{LocalScope, Request};
+use mpi::topology::SimpleCommunicator;
+use mpi::traits::{Communicator as _, Destination as _, Equivalence as _, Source as _};
+
 use super::group::{MpiGroup, MpiTags, RankDeparture};
 use crate::agree;
 use crate::error::{Error, Result};
 use crate::transport::CollectiveCall;
 use crate::wire::{CallHeader, Content, RankNotice};
-use mpi::point_to_point::{Message, Status};
-use mpi::request::{LocalScope, Request};
-use mpi::topology::SimpleCommunicator;
-use mpi::traits::{Communicator as _, Destination as _, Equivalence as _, Source as _};
-use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 /// Bytes of the largest message; longer messages are split. Counts of MPI are i32, and each message
 /// that arrives is a sign of life.

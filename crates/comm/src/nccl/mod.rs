@@ -9,14 +9,16 @@
 
 mod watcher;
 
-use crate::error::Result;
-use crate::spans::Spans;
-use crate::transport::{CollectiveCall, Parcel, Sum, Transport, check_parcels, others};
+use std::time::Duration;
+
 use meristem_device::{
     DType, Device, DeviceId, DeviceOptions, Owner, PeerPlace, Peers, Stream, Tensor,
 };
-use std::time::Duration;
 use watcher::DeviceWatcher;
+
+use crate::error::Result;
+use crate::spans::Spans;
+use crate::transport::{CollectiveCall, Parcel, Sum, Transport, check_parcels, others};
 
 /// Environment variables that make NCCL log its activity.
 pub(crate) const DEBUG_ENVIRONMENT: &[(&str, &str)] =

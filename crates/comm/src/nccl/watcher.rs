@@ -20,13 +20,15 @@
 //! - The error is stored before the exchanges are aborted, so that their results are never taken as
 //!   valid.
 
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use meristem_device::{CudaError, Error as DeviceError, PeerPlace, PeerProgress, Peers, Stream};
+
 use crate::error::{Error, Result};
 use crate::sync::{Arc, Condvar, Mutex, lock, wait_until};
 use crate::transport::Transport;
 use crate::watch::{GroupWatch, News, PULSE, Pulse, Trouble, endless};
-use meristem_device::{CudaError, Error as DeviceError, PeerPlace, PeerProgress, Peers, Stream};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
 
 /// Interval at which the device and the group are checked.
 const TICK: Duration = Duration::from_millis(50);

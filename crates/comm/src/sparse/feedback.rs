@@ -8,6 +8,8 @@
 //! direction (Lin et al., "Deep Gradient Compression", ICLR 2018). When everything is sent, nothing
 //! is outdated: the velocity is kept, and the sum of the velocities equals ordinary momentum.
 
+use meristem_device::{Args, DType, Owner, Stream, Tensor};
+
 use super::lists::{Candidates, Lists, NONE};
 use super::pieces::SliceList;
 use super::select::{ElementSource, Picks, RUN, SourceSlice, top_k};
@@ -15,7 +17,6 @@ use crate::error::{Error, Result};
 use crate::gpu;
 use crate::number::{Magnitude, Number, with_number};
 use crate::spans::{Spans, parts};
-use meristem_device::{Args, DType, Owner, Stream, Tensor};
 
 /// State of a rank between exchanges of one tensor.
 pub(crate) struct Feedback {

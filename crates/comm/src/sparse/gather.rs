@@ -1,6 +1,8 @@
 //! Top-k elements of a tensor, and the all-gather of every rank's top-k elements, as values and
 //! indices on the device (X9).
 
+use meristem_device::{DType, Expect, Shape, Stream, Tensor};
+
 use super::feedback;
 use super::lists::{Candidates, Lists, check_k};
 use crate::check;
@@ -10,7 +12,6 @@ use crate::gpu;
 use crate::number::with_number;
 use crate::spans::Spans;
 use crate::transport::CollectiveCall;
-use meristem_device::{DType, Expect, Shape, Stream, Tensor};
 
 /// Memory of [`topk`] and [`topk_all_gather`], allocated once for tensors of one shape and type on
 /// one stream.

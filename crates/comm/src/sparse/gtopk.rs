@@ -9,6 +9,8 @@
 //! list. Entries that are not part of the result return to the residual of the rank that sent them.
 //! All ranks together send (n - 1)(4 k + k / 32) words.
 
+use meristem_device::{Args, DType, Launch, Owner, Stream, Tensor};
+
 use super::lists::{ListEntries, Lists, NONE, intersect, keep_largest, merge};
 use super::topk;
 use crate::communicator::Communicator;
@@ -17,7 +19,6 @@ use crate::gpu;
 use crate::number::{Number, with_number};
 use crate::spans::Spans;
 use crate::transport::{CollectiveCall, Parcel};
-use meristem_device::{Args, DType, Launch, Owner, Stream, Tensor};
 
 /// Memory for one size of exchange.
 pub(crate) struct GTopKBuffers {

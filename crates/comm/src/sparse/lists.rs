@@ -1,15 +1,17 @@
 //! Lists of (index, value): ascending indices, padded at the end with [`NONE`].
 
+use std::ops::RangeFrom;
+
+use meristem_device::simd::{Vectorized, vectorize, write_blocks};
+use meristem_device::{Args, DType, Isa, Owner, Stream, Tensor};
+use smallvec::SmallVec;
+
 use super::select::{MagnitudeCut, candidates_len};
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 use crate::gpu;
 use crate::number::{Number, divide};
 use crate::transport::{CollectiveCall, Parcel, others};
-use meristem_device::simd::{Vectorized, vectorize, write_blocks};
-use meristem_device::{Args, DType, Isa, Owner, Stream, Tensor};
-use smallvec::SmallVec;
-use std::ops::RangeFrom;
 
 /// Index of padding: an index that no tensor has.
 pub(crate) const NONE: u32 = u32::MAX;
@@ -247,8 +249,9 @@ impl<T: Number> Vectorized for Scatter<'_, '_, T> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use smallvec::smallvec;
+
+    use super::*;
 
     fn list<'a>(indices: &'a [u32], values: &'a [f32]) -> ListEntries<'a, f32> {
         ListEntries { indices, values }

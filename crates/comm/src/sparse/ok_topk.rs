@@ -37,6 +37,10 @@
 //! next exchanges. Unevenly distributed picks cost no correctness: picks without room at their
 //! owner stay in the residual.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use meristem_device::{Args, DType, Launch, Owner, Stream, Tensor};
+
 use super::lists::{ListEntries, Lists, NONE, intersect, keep_largest, merge, scatter};
 use crate::communicator::Communicator;
 use crate::error::Result;
@@ -44,8 +48,6 @@ use crate::gpu;
 use crate::number::{Number, with_number};
 use crate::spans::Spans;
 use crate::transport::{CollectiveCall, others};
-use meristem_device::{Args, DType, Launch, Owner, Stream, Tensor};
-use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// Memory for one size of exchange.
 pub(crate) struct OkTopKBuffers {

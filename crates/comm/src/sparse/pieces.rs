@@ -1,8 +1,10 @@
 //! Elements in several slices, which a kernel accesses as one sequence.
 
-use crate::number::Number;
-use smallvec::{SmallVec, smallvec};
 use std::iter::FusedIterator;
+
+use smallvec::{SmallVec, smallvec};
+
+use crate::number::Number;
 
 /// Slices, one after the other.
 #[derive(Clone)]

@@ -5,10 +5,11 @@
 //! misleading (fewer than k candidates, or far too many), histograms of all elements find the exact
 //! threshold, one digit per pass.
 
-use super::pieces::SliceList;
-use crate::number::{Magnitude, Number};
 use meristem_device::Isa;
 use meristem_device::simd::{Vectorized, vectorize};
+
+use super::pieces::SliceList;
+use crate::number::{Magnitude, Number};
 
 /// Elements processed together.
 pub(crate) const BLOCK: usize = 64;
@@ -337,10 +338,11 @@ impl<M: Magnitude> MagnitudeCut<M> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use half::bf16;
     use proptest::prelude::{Just, Strategy, any, prop_assert_eq, prop_oneof, proptest};
     use proptest::test_runner::TestCaseResult;
+
+    use super::*;
 
     /// The k largest by sorting.
     fn slow<T: Number>(values: &[T], k: usize) -> Vec<u32> {

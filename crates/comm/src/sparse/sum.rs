@@ -1,5 +1,7 @@
 //! A repeated sparse sum of one tensor, with its state between exchanges and its memory.
 
+use meristem_device::{DType, Expect, MemoryReport, Stream, Tensor};
+
 use super::feedback::{Feedback, check_momentum, select};
 use super::lists::{Candidates, Lists, check_k};
 use super::{gtopk, ok_topk, topk};
@@ -10,7 +12,6 @@ use crate::gpu;
 use crate::memory::{PhaseMemory, in_use};
 use crate::spans::Spans;
 use crate::transport::{CollectiveCall, Reduction, Sum, SumOrder};
-use meristem_device::{DType, Expect, MemoryReport, Stream, Tensor};
 
 /// Algorithm of a sparse sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

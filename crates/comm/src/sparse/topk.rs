@@ -1,6 +1,8 @@
 //! Gathered top-k (X2): every rank's k largest elements are gathered by all ranks and added in rank
 //! order.
 
+use meristem_device::{DType, Stream, Tensor};
+
 use super::lists::{ListEntries, Lists, scatter};
 use crate::communicator::Communicator;
 use crate::error::Result;
@@ -8,7 +10,6 @@ use crate::gpu;
 use crate::number::with_number;
 use crate::spans::Spans;
 use crate::transport::CollectiveCall;
-use meristem_device::{DType, Stream, Tensor};
 
 /// Memory for one size of exchange.
 pub(crate) struct TopKBuffers {

@@ -1,13 +1,14 @@
 //! Messages between a rank and the hub, and their encoding: a length, and the contents.
 
-use crate::error::{Error, Result};
-use crate::transport::CollectiveCall;
-use crate::watch::{Pulse, Trouble};
-use crate::wire::{CallHeader, Content, RankNotice, WireReader, WireWriter};
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Instant;
+
+use crate::error::{Error, Result};
+use crate::transport::CollectiveCall;
+use crate::watch::{Pulse, Trouble};
+use crate::wire::{CallHeader, Content, RankNotice, WireReader, WireWriter};
 
 /// First number of a connection, which identifies this protocol.
 const MAGIC: u64 = u64::from_le_bytes(*b"meristm3");
@@ -281,10 +282,7 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Result<TcpAnswer>> {
 /// The error in the form that other ranks get: an error of one rank alone becomes
 /// [`Error::RankFailed`].
 pub(super) fn broadcast_form(rank: usize, error: Error) -> Error {
-    match error.is_own() {
-        true => Error::RankFailed { rank, reason: error.to_string() },
-        false => error,
-    }
+    if error.is_own() { Error::RankFailed { rank, reason: error.to_string() } } else { error }
 }
 
 /// Whether an error is a timeout of a connection.
@@ -312,8 +310,5 @@ fn read_at_most(from: &mut impl Read, most: u64) -> io::Result<Vec<u8>> {
     }
     let mut bytes = Vec::new();
     from.take(len).read_to_end(&mut bytes)?;
-    match bytes.len() as u64 == len {
-        true => Ok(bytes),
-        false => Err(io::ErrorKind::UnexpectedEof.into()),
-    }
+    if bytes.len() as u64 == len { Ok(bytes) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
 }

@@ -10,6 +10,12 @@
 //! - Other connections (port scanners, ranks of another version) change nothing, and are served for
 //!   a limited time.
 
+use std::collections::HashMap;
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
 use super::frame::{
     self, Greeting, GroupMember, HubRequest, Sent, TcpAnswer, TcpArguments, TcpArrival,
 };
@@ -20,11 +26,6 @@ use crate::threads::board::{Parting, RankBoard};
 use crate::transport::CollectiveCall;
 use crate::watch::{News, Pulse, SILENT};
 use crate::wire::Content;
-use std::collections::HashMap;
-use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::thread;
-use std::time::{Duration, Instant};
 
 /// Time that a connection has to send its greeting.
 const GREETING: Duration = Duration::from_secs(10);
@@ -157,10 +158,7 @@ impl TcpHub {
     fn take(&self, member: GroupMember) -> Result<Arc<HubGroup>, String> {
         let group = self.group(member)?;
         let taken = std::mem::replace(&mut lock(&group.seats).taken[member.rank as usize], true);
-        match taken {
-            true => Err(format!("another process has RANK {}", member.rank)),
-            false => Ok(group),
-        }
+        if taken { Err(format!("another process has RANK {}", member.rank)) } else { Ok(group) }
     }
 
     /// Adds a rank of this process to its group; see [`take`](TcpHub::take).

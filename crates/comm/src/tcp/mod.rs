@@ -10,6 +10,16 @@ mod place;
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests;
 
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use frame::{Greeting, GroupMember, HubRequest, Sent, TcpAnswer, TcpArguments, TcpArrival};
+use hub::{HubGroup, TcpHub};
+use meristem_device::Stream;
+pub(crate) use place::ProcessPlace;
+
 use crate::error::{Error, Result};
 use crate::host;
 use crate::log::COMM_LOG;
@@ -18,14 +28,6 @@ use crate::sync::Arc;
 use crate::threads::board::Parting;
 use crate::transport::{CollectiveCall, Parcel, Sum, Transport, check_parcels};
 use crate::watch::{GroupWatch, News, Pulse, SILENT};
-use frame::{Greeting, GroupMember, HubRequest, Sent, TcpAnswer, TcpArguments, TcpArrival};
-use hub::{HubGroup, TcpHub};
-use meristem_device::Stream;
-pub(crate) use place::ProcessPlace;
-use std::io;
-use std::net::{SocketAddr, TcpStream};
-use std::thread;
-use std::time::{Duration, Instant};
 
 /// Time between two attempts to reach rank 0.
 const RETRY: Duration = Duration::from_millis(50);
@@ -118,13 +120,11 @@ fn sit(mut stream: TcpStream, greeting: Greeting, deadline: Duration) -> io::Res
     stream.set_write_timeout(Some(deadline.saturating_add(GRACE)))?;
     frame::write(&mut stream, &greeting.encode())?;
     let reason = frame::read(&mut stream)?;
-    match reason.is_empty() {
-        true => Ok(stream),
-        false => {
-            let reason = String::from_utf8_lossy(&reason).into_owned();
-            Err(io::Error::new(io::ErrorKind::PermissionDenied, reason))
-        }
+    if reason.is_empty() {
+        return Ok(stream);
     }
+    let reason = String::from_utf8_lossy(&reason).into_owned();
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, reason))
 }
 
 /// Asks the hub over a connection.

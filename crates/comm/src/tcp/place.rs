@@ -1,9 +1,10 @@
 //! The place of this process among all processes, from the environment variables that torchrun
 //! sets.
 
-use crate::error::{Error, Result};
 use std::env;
 use std::net::{SocketAddr, ToSocketAddrs};
+
+use crate::error::{Error, Result};
 
 const OPERATION: &str = "Communicator::rendezvous";
 
@@ -72,10 +73,7 @@ impl ProcessPlace {
     pub(crate) fn addresses(&self) -> Result<Vec<SocketAddr>> {
         let resolved = (&*self.address, self.port).to_socket_addrs();
         let resolved: Vec<_> = resolved.map_err(|error| self.unreachable(&error))?.collect();
-        match resolved.is_empty() {
-            true => Err(self.unreachable(&"no address")),
-            false => Ok(resolved),
-        }
+        if resolved.is_empty() { Err(self.unreachable(&"no address")) } else { Ok(resolved) }
     }
 
     /// The error for a rank 0 that does not answer.

@@ -1,15 +1,16 @@
 //! A hub among connections that are none of its ranks'.
 #![allow(clippy::unwrap_used, reason = "helpers of tests may unwrap")]
 
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
 use super::frame::{self, Greeting, GroupMember, HubRequest};
 use super::{ProcessPlace, world};
 use crate::error::{Error, Result};
 use crate::transport::{CollectiveCall, Transport};
 use crate::watch::{Pulse, Trouble};
-use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 

@@ -7,10 +7,11 @@
 //! - Once a failure is set, no round ends any more: every rank that waits or arrives gets the
 //!   failure.
 
+use std::time::{Duration, Instant};
+
 use crate::error::{Error, Result};
 use crate::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, spin_until, wait_until};
 use crate::watch::{News, Pulse, SILENT, Trouble, endless};
-use std::time::{Duration, Instant};
 
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests;
@@ -331,10 +332,11 @@ impl<A, B> RankBoard<A, B> {
 /// --lib model`. A lost wake-up shows as a deadlock: no rank reaches the end of the deadline.
 #[cfg(all(test, feature = "shuttle"))]
 mod model {
-    use super::*;
-    use crate::sync::Arc;
     use shuttle::scheduler::{PctScheduler, RandomScheduler};
     use shuttle::{Config, Runner, thread};
+
+    use super::*;
+    use crate::sync::Arc;
 
     type SumBoard = RankBoard<u32, u32>;
 

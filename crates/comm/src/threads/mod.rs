@@ -9,6 +9,13 @@
 pub(crate) mod board;
 mod sum;
 
+use std::ops::Range;
+use std::time::Duration;
+
+use board::{Parting, RankBoard};
+use meristem_device::{Args, DType, Device, LaunchGroup, Stream, Tensor};
+use smallvec::SmallVec;
+
 use crate::error::{Error, Result};
 use crate::gpu;
 use crate::number::with_number;
@@ -16,11 +23,6 @@ use crate::spans::{Spans, parts};
 use crate::sync::Arc;
 use crate::transport::{CollectiveCall, Parcel, Reduction, Sum, Transport, check_parcels, shard};
 use crate::watch::{GroupWatch, News, Pulse};
-use board::{Parting, RankBoard};
-use meristem_device::{Args, DType, Device, LaunchGroup, Stream, Tensor};
-use smallvec::SmallVec;
-use std::ops::Range;
-use std::time::Duration;
 
 /// Contribution of a rank to a rendezvous.
 struct ThreadArrival {

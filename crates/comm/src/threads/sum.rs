@@ -1,10 +1,11 @@
 //! The sum kernel, which works in blocks that stay in the nearest cache while all ranks' values are
 //! added.
 
-use crate::number::{Number, divide};
 use meristem_device::Args;
 use meristem_device::simd::{Vectorized, vectorize};
 use smallvec::SmallVec;
+
+use crate::number::{Number, divide};
 
 /// Elements summed at a time: a few KiB, so that the inputs are still in the nearest cache when the
 /// result overwrites them.

@@ -2,13 +2,14 @@
 //! or stream by a typed error that names operation, argument, the expected value and the actual
 //! one; and nothing has run.
 
-use crate::common::{open, options, upload};
 use meristem_comm::{
     CollectiveCall, Communicator, Error, Exchange, ExchangeOptions, Keep, Method, Parcel,
     Reduction, Result, Spans, Sparse, SparseSum, Sum, SumOrder, TimingTable, TopKStorage, topk,
     topk_all_gather,
 };
 use meristem_device::{DType, Device, Element, MemoryFormat, Owner, Stream, Tensor};
+
+use crate::common::{open, options, upload};
 
 /// Tensors to be refused beside one of 2 x 3 x 4 x 5 f32 on stream `a`.
 struct World {

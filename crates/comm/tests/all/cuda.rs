@@ -1,6 +1,5 @@
 //! Exchanges on a GPU, or on the stand-in driver, give the bits of the processor.
 
-use crate::common::{noise, on, only_exchange, open_on, options, upload};
 use half::bf16;
 use meristem_comm::{
     Communicator, Exchange, ExchangeOptions, Keep, Method, Number, Reduction, Sparse, TopKStorage,
@@ -8,6 +7,8 @@ use meristem_comm::{
 };
 use meristem_device::{Counts, DeviceId, Stream, Tensor};
 use proptest::prelude::*;
+
+use crate::common::{noise, on, only_exchange, open_on, options, upload};
 
 /// Kind of gradients: how often magnitudes are equal decides which way a selection takes.
 #[derive(Debug, Clone, Copy)]
@@ -100,9 +101,10 @@ fn steps<T: Number>(case: &Case, comm: &mut Communicator, stream: &Stream) -> Ve
 
 fn check<T: Number>(case: &Case) {
     let of = |id| {
-        let group = match case.only_exchange {
-            true => only_exchange(case.ranks),
-            false => Communicator::threads(case.ranks, &options()).unwrap(),
+        let group = if case.only_exchange {
+            only_exchange(case.ranks)
+        } else {
+            Communicator::threads(case.ranks, &options()).unwrap()
         };
         on(&open_on(id), group, |mut comm, stream| steps::<T>(case, &mut comm, stream))
     };

@@ -1,9 +1,10 @@
 //! X1 and X8 over threads, by the transport's own sum and by exchanges.
 
-use crate::common::{RANKS, noise, on, only_exchange, open, options, ranks, upload};
 use half::bf16;
 use meristem_comm::{Communicator, Error, Number, Reduction, Sum, SumOrder};
 use meristem_device::{DType, Owner, Stream, Tensor};
+
+use crate::common::{RANKS, noise, on, only_exchange, open, options, ranks, upload};
 
 /// The left-to-right sum, or mean, in the type's own arithmetic.
 fn left_to_right<T: Number>(inputs: &[Vec<T>], reduction: Reduction) -> Vec<T> {
@@ -49,9 +50,12 @@ fn check<T: Number>(n: usize, len: usize) {
     for own_sum in [true, false] {
         for reduction in [Reduction::Sum, Reduction::Mean] {
             let expected = bits(&left_to_right(&inputs, reduction));
-            let group = || match own_sum {
-                true => Communicator::threads(n, &options()).unwrap(),
-                false => only_exchange(n),
+            let group = || {
+                if own_sum {
+                    Communicator::threads(n, &options()).unwrap()
+                } else {
+                    only_exchange(n)
+                }
             };
             let all = on(&device, group(), |mut comm, stream| {
                 let x = upload(stream, &inputs[comm.rank()]);

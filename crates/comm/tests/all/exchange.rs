@@ -1,11 +1,12 @@
 //! X6, X7: the gradients of a model, in buckets, with state stored by parameter.
 
-use crate::common::{noise, ranks, upload};
 use meristem_comm::{
     Communicator, Error, Exchange, ExchangeOptions, ExchangeState, Keep, Method, ParameterState,
     Reduction, Sparse, Timing, TimingTable,
 };
 use meristem_device::{Counts, ScopePolicy, Stream, Tensor};
+
+use crate::common::{noise, ranks, upload};
 
 /// Names and sizes of some parameters.
 pub(crate) const MODEL: [(&str, usize); 6] =

@@ -1,10 +1,11 @@
 //! State of exchanges between steps: checkpoints, grown models, imports.
 
-use crate::common::ranks;
-use crate::exchange::{MODEL, gradients, made, options, refused, step};
 use meristem_comm::{
     Communicator, Error, Exchange, ExchangeOptions, ExchangeState, Keep, Method, Sparse,
 };
+
+use crate::common::ranks;
+use crate::exchange::{MODEL, gradients, made, options, refused, step};
 
 /// Six steps equal three, an export and import into another exchange, and three more.
 #[test]

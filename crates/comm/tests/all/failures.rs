@@ -1,13 +1,15 @@
 //! A rank that dies or disagrees ends all others, with an error that names it.
 
-use crate::common::{on, open, options, upload};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
 use meristem_comm::{
     CollectiveCall, CommOptions, Communicator, Error, Exchange, ExchangeOptions, Keep, Parcel,
     Reduction, Result, Sparse, SparseSum, Sum, SumOrder,
 };
 use meristem_device::{DType, Error as DeviceError, MemoryFormat, Owner, Stream, Tensor};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::Duration;
+
+use crate::common::{on, open, options, upload};
 
 /// Runs `usual` on all ranks but one, which runs `odd`; all results.
 fn with_odd_one(

@@ -1,8 +1,9 @@
 //! Results do not depend on the instruction set of the devices' kernels.
 
-use crate::common::{noise, on, only_exchange, options, upload};
 use meristem_comm::{Communicator, Keep, Number, Reduction, Sparse, SparseSum};
 use meristem_device::{Device, DeviceId, DeviceOptions, Isa, Stream, Tensor, read_back};
+
+use crate::common::{noise, on, only_exchange, options, upload};
 
 /// Results of every rank after `run`, for every instruction set of this machine; all must be equal.
 fn same_on_all<R>(

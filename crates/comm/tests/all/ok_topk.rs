@@ -1,8 +1,9 @@
 //! X5 against a slow sequential version, in f64, step by step and bit for bit: results and every
 //! rank's state.
 
-use crate::common::{RANKS, noise, ranks, upload};
 use meristem_comm::{Keep, Reduction, Sparse, SparseSum};
+
+use crate::common::{RANKS, noise, ranks, upload};
 
 type List = Vec<(usize, f64)>;
 

@@ -2,18 +2,20 @@
 //! run only the test `rank` with a role. With `MERISTEM_TEST_DEVICE=cuda:0` tensors are on a GPU,
 //! or on the stand-in driver, and are exchanged over NCCL.
 
-use crate::common::{noise, on, open, open_on, upload};
-use meristem_comm::{
-    CommOptions, Communicator, Error, Exchange, ExchangeOptions, Keep, Method, Reduction, Result,
-    Sparse,
-};
-use meristem_device::{DeviceId, Stream, Tensor};
 use std::env;
 use std::fs::DirEntry;
 use std::net::TcpListener;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+
+use meristem_comm::{
+    CommOptions, Communicator, Error, Exchange, ExchangeOptions, Keep, Method, Reduction, Result,
+    Sparse,
+};
+use meristem_device::{DeviceId, Stream, Tensor};
+
+use crate::common::{noise, on, open, open_on, upload};
 
 /// Variable with the role of a process of a test.
 const ROLE: &str = "MERISTEM_TEST_ROLE";

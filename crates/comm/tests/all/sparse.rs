@@ -1,11 +1,13 @@
 //! X2 to X5: sparse sums against slow obvious versions, and residuals, bit for bit.
 
-use crate::common::{RANKS, noise, on, only_exchange, open, options, ranks, upload};
+use std::collections::BTreeMap;
+
 use half::bf16;
 use meristem_comm::{Communicator, Error, Keep, Number, Reduction, Sparse, SparseSum};
 use meristem_device::{DType, Owner, Tensor};
 use proptest::prelude::{ProptestConfig, prop_assert, proptest};
-use std::collections::BTreeMap;
+
+use crate::common::{RANKS, noise, on, only_exchange, open, options, ranks, upload};
 
 const ALL: [Sparse; 4] =
     [Sparse::TopK, Sparse::GTopK, Sparse::OkTopK { refresh: 1 }, Sparse::OkTopK { refresh: 3 }];

@@ -1,9 +1,10 @@
 //! X9: the largest elements of one tensor and of every rank's, selected or given, against sorting.
 
-use crate::common::{RANKS, noise, on, open, options, ranks, upload};
 use half::bf16;
 use meristem_comm::{Communicator, Error, Number, Picked, TopKStorage, topk, topk_all_gather};
 use meristem_device::{Counts, Error as DeviceError, Stream, Tensor};
+
+use crate::common::{RANKS, noise, on, open, options, ranks, upload};
 
 /// Uneven numbers, with ties, NaN and infinities.
 fn values<T: Number>(len: usize, rank: usize) -> Vec<T> {

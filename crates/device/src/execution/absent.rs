@@ -2,6 +2,10 @@
 //! way. Only this module knows that the types have no values; elsewhere the compiler would warn of
 //! unreachable code.
 
+use std::error::Error as StdError;
+use std::panic::Location;
+use std::time::Instant;
+
 use super::args::LaunchRecord;
 use super::block::{Allocator, DeviceMemory};
 use super::call::{KernelSource, Program};
@@ -9,9 +13,6 @@ use super::transfer::Transfer;
 use crate::ground::sync::Arc;
 use crate::ground::{DeviceId, Error, ID_BYTES, PeerPlace, PeerProgress, Result};
 use crate::hooks::Counters;
-use std::error::Error as StdError;
-use std::panic::Location;
-use std::time::Instant;
 
 /// A callback for the completion of a task, with the times at which it began and ended.
 pub(crate) type OnComplete = Box<dyn FnOnce(Instant, Instant) + Send>;

@@ -5,14 +5,16 @@
 //! before every later one (`hazard`). So while a kernel runs, no other work writes the bytes that
 //! it reads, and no other work touches the bytes that it writes.
 
+use std::panic::Location;
+
+use smallvec::SmallVec;
+
 use super::block::MemoryBlock;
 use super::host_block::HostBlock;
 use super::scratch::BorrowedScratch;
 use crate::ground::sync::Arc;
 use crate::ground::{AccessKind, DType, Element, INLINE_ARGS, Isa};
 use crate::hooks::{LaunchCall, POISON};
-use smallvec::SmallVec;
-use std::panic::Location;
 
 /// An argument of a launch in flight. Holds its block, so the memory lives until the kernel has
 /// ended.

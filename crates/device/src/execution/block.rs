@@ -1,7 +1,8 @@
 //! Blocks: contiguous memory that a device takes from its system.
 
-use super::host_block::HostBlock;
 use std::fmt;
+
+use super::host_block::HostBlock;
 
 /// A run of bytes at one address until it is dropped, aligned to [`ALIGNMENT`](super::ALIGNMENT).
 #[derive(Debug)]

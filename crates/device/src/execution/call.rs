@@ -2,13 +2,15 @@
 //! parameters. They are checked against the launch's arguments before anything is enqueued. Calls
 //! are part of every build; only a build with the `cuda` feature runs them.
 
-use crate::ground::sync::{Arc, Mutex};
-use crate::ground::{AccessKind, DType, Element};
-use bytemuck::Pod;
-use smallvec::SmallVec;
 use std::any::Any;
 use std::ffi::CStr;
 use std::fmt;
+
+use bytemuck::Pod;
+use smallvec::SmallVec;
+
+use crate::ground::sync::{Arc, Mutex};
+use crate::ground::{AccessKind, DType, Element};
 
 /// A file of CUDA C++ kernels. It is compiled at the first call of one of its kernels;
 /// `meristem.cuh` is among its headers.

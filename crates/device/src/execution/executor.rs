@@ -42,13 +42,14 @@
 //!
 //! The models in `model` check these.
 
+use std::cell::Cell;
+use std::collections::VecDeque;
+
 use super::parts::PartBoards;
 use crate::ground::sync::{
     Arc, AtomicUsize, Mutex, MutexGuard, ON_WORKER, Ordering, lock, spin_until, wait_on,
 };
 use crate::ground::{Error, Result};
-use std::cell::Cell;
-use std::collections::VecDeque;
 
 /// Whether the calling thread is a worker of some device.
 pub(crate) fn on_worker() -> bool {

@@ -1,9 +1,11 @@
 //! Memory of a CPU device: the only place that allocates from the system and frees to it.
 
-use crate::ground::sync::RaceCell;
-use memmap2::MmapMut;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
+
+use memmap2::MmapMut;
+
+use crate::ground::sync::RaceCell;
 
 /// Alignment of every block, in bytes: a cache line, and the widest vector register.
 pub(crate) const ALIGNMENT: usize = 64;

@@ -13,14 +13,15 @@
 //!
 //! The models in `model` check these.
 
-use crate::ground::sync::{
-    Arc, AtomicSeq, AtomicUsize, Condvar, Mutex, Ordering, RaceCell, lock, spin_until, thread,
-    thread_local, wait_for,
-};
 use std::any::Any;
 use std::cell::{RefCell, UnsafeCell};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use crate::ground::sync::{
+    Arc, AtomicSeq, AtomicUsize, Condvar, Mutex, Ordering, RaceCell, lock, spin_until, thread,
+    thread_local, wait_for,
+};
 
 thread_local! {
     /// The boards of the device that this worker belongs to, and the index of its own board; `None`

@@ -14,14 +14,15 @@
 //! - A host thread that finds no memory waits for pieces that kernels in flight will give back, so
 //!   that the success of a request does not depend on timing.
 
-use super::block::MemoryBlock;
-use super::host_block::HostBlock;
-use crate::ground::Result;
-use crate::ground::sync::{Arc, Condvar, Mutex, MutexGuard, lock, wait_on};
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::thread::ThreadId;
+
+use super::block::MemoryBlock;
+use super::host_block::HostBlock;
+use crate::ground::Result;
+use crate::ground::sync::{Arc, Condvar, Mutex, MutexGuard, lock, wait_on};
 
 /// Memory that one kernel at a time uses.
 pub(crate) struct ScratchPiece {

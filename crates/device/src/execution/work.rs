@@ -3,12 +3,13 @@
 //! A kernel of the processor is a closure over its arguments' elements; a kernel of CUDA is a call.
 //! A transfer (a copy or a fill) is a value that each backend carries out.
 
+use std::panic::Location;
+
 use super::args::{Args, LaunchRecord};
 use super::cuda::CudaTask;
 use super::transfer::Transfer;
 use crate::ground::sync::Arc;
 use crate::hooks::LaunchCall;
-use std::panic::Location;
 
 /// Work of a stream. Running it releases all memory that it refers to.
 pub(crate) enum StreamWork {

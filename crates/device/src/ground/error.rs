@@ -1,10 +1,11 @@
 //! Errors of a device. Every message names the operation, the argument, and the expected and actual
 //! values (V1).
 
-use super::{Act, CudaError, DeviceId, IsaError, Owner, OwnerUse, Property, Race};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
+
+use super::{Act, CudaError, DeviceId, IsaError, Owner, OwnerUse, Property, Race};
 
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

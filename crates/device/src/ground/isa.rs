@@ -104,10 +104,8 @@ impl Isa {
     /// All instruction sets of this machine, portable first and the best last.
     pub fn available() -> Vec<Self> {
         let (wide, halves) = (Self::avx512(), Self::avx512_256());
-        let last = match wide.is_some() && computes_in_halves() {
-            true => [wide, halves],
-            false => [halves, wide],
-        };
+        let last =
+            if wide.is_some() && computes_in_halves() { [wide, halves] } else { [halves, wide] };
         [Some(Self::portable()), Self::avx2()].into_iter().chain(last).flatten().collect()
     }
 

@@ -1,8 +1,9 @@
 //! File-backed host memory.
 
-use super::{Error, Result};
 use std::fs::File;
 use std::path::{Path, PathBuf};
+
+use super::{Error, Result};
 
 /// A file mapped read-only into memory: its pages are loaded and evicted as needed, so that a
 /// dataset larger than memory can be read (D7).

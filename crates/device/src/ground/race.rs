@@ -1,10 +1,11 @@
 //! Reports of races (S3).
 
-use super::Owner;
-use super::sync::Arc;
 use std::fmt;
 use std::ops::Range;
 use std::panic::Location;
+
+use super::Owner;
+use super::sync::Arc;
 
 /// One of the two accesses of a [`Race`].
 #[derive(Debug, Clone)]

@@ -159,8 +159,9 @@ fn halves(x: u64) -> [u32; 2] {
 
 #[cfg(test)]
 mod tests {
-    use super::{Purpose, Rng, philox};
     use proptest::prelude::{prop_assert, proptest};
+
+    use super::{Purpose, Rng, philox};
 
     /// Known answers of the authors' Random123 library (kat_vectors, philox4x32 10).
     #[test]

@@ -1,7 +1,8 @@
 //! Shapes of up to four dimensions, and the memory order of their elements.
 
-use super::{Error, Result};
 use std::fmt;
+
+use super::{Error, Result};
 
 /// Largest number of dimensions of a tensor.
 pub const MAX_DIMS: usize = 4;

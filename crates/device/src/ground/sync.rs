@@ -4,13 +4,13 @@
 //! [`AtomicSeq`] and [`AtomicUsize`] order memory, and are model-checked. [`AtomicU64`] is for
 //! counts and ids, which order nothing: always the standard library's.
 
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+pub(crate) use std::sync::{Arc, OnceLock, Weak};
+
 #[cfg(not(all(test, any(feature = "loom", feature = "shuttle"))))]
 pub(crate) use self::real::*;
 #[cfg(all(test, any(feature = "loom", feature = "shuttle")))]
 pub(crate) use crate::model::primitives::*;
-
-pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-pub(crate) use std::sync::{Arc, OnceLock, Weak};
 
 /// Locks, ignoring the poison flag of the standard library: no invariant here spans user code, and
 /// panics of kernels are caught and reported by the stream.
@@ -25,12 +25,11 @@ pub(crate) fn wait_on<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>) -> M
 
 #[cfg(not(all(test, any(feature = "loom", feature = "shuttle"))))]
 mod real {
+    use std::cell::Cell;
     pub(crate) use std::sync::atomic::{AtomicU64 as AtomicSeq, AtomicUsize};
     pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
-    pub(crate) use std::{thread, thread_local};
-
-    use std::cell::Cell;
     use std::time::{Duration, Instant};
+    pub(crate) use std::{thread, thread_local};
 
     thread_local! {
         /// Whether this thread is a worker of some device.

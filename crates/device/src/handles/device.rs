@@ -1,5 +1,8 @@
 //! Devices: opening one, its streams, counts and memory.
 
+use std::fmt;
+use std::panic::Location;
+
 use super::options::{DeviceOptions, Environment, MAX_THREADS};
 use super::report::MemoryReport;
 use super::{Device, DeviceBackend, DeviceHandle, Stream};
@@ -13,8 +16,6 @@ use crate::hooks::{Counters, DeviceObserver, DeviceObservers};
 use crate::memory::Pool;
 use crate::observers::{HotScope, Sanitizer, ScopePolicy, Trace};
 use crate::order::{DeviceShared, StreamEngine, StreamState, Submission};
-use std::fmt;
-use std::panic::Location;
 
 impl DeviceBackend {
     /// Workers that wait for tasks; the threads are named after the device.

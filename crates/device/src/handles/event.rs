@@ -1,10 +1,11 @@
 //! Events, which are positions in the order of a stream.
 
+use std::fmt;
+use std::panic::Location;
+
 use crate::execution::check_may_wait;
 use crate::ground::{Act, Result};
 use crate::order::Access;
-use std::fmt;
-use std::panic::Location;
 
 /// A position in a stream's order. It is reached when all work before it is done.
 #[derive(Clone)]

@@ -1,9 +1,11 @@
 //! Requirements of an operation on its tensors, checked before it does anything (V1).
 
+use std::fmt;
+
+use smallvec::SmallVec;
+
 use super::{Device, Stream, Tensor};
 use crate::ground::{DType, DeviceId, Error, MAX_DIMS, MemoryFormat, Property, Result};
-use smallvec::SmallVec;
-use std::fmt;
 
 /// Allowed values of one extent of a shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -167,10 +169,7 @@ impl<'a> Expect<'a> {
 
 /// Texts of the required and the actual device, which differ.
 pub(crate) fn device_words(expected: DeviceId, got: DeviceId) -> (String, String) {
-    let got = match expected == got {
-        true => format!("another opening of {got}"),
-        false => got.to_string(),
-    };
+    let got = if expected == got { format!("another opening of {got}") } else { got.to_string() };
     (format!("on {expected}"), got)
 }
 

@@ -1,5 +1,10 @@
 //! Launches: a kernel with its tensors, checked and enqueued onto a stream.
 
+use std::panic::Location;
+use std::time::Instant;
+
+use smallvec::SmallVec;
+
 use super::expect::Expect;
 use super::group::{GroupedLaunch, LaunchGroup};
 use super::launches::Launches;
@@ -10,9 +15,6 @@ use crate::ground::sync::Arc;
 use crate::ground::{AccessKind, Act, Result};
 use crate::hooks::{Category, LaunchArgument, LaunchCall, log_placement};
 use crate::order::{StreamState, submit_work};
-use smallvec::SmallVec;
-use std::panic::Location;
-use std::time::Instant;
 
 impl<'a> Launch<'a> {
     pub(crate) fn new(

@@ -1,5 +1,7 @@
 //! Independent launches that are enqueued together.
 
+use std::panic::Location;
+
 use super::group::GroupedLaunch;
 use super::operands::{check_overlap, touch};
 use super::{Stream, Tensor};
@@ -7,7 +9,6 @@ use crate::execution::{Program, StreamWork};
 use crate::ground::sync::Arc;
 use crate::ground::{AccessKind, Act, Result};
 use crate::order::{GroupPart, StreamState, submit_group, submit_work};
-use std::panic::Location;
 
 /// Independent launches of any streams of any devices: no launch uses memory that another writes.
 /// For instance one step of many networks. On the processor each launch is enqueued on its stream,
@@ -117,9 +118,10 @@ impl Launches<'_> {
 fn run_on_device(parts: Vec<GroupedLaunch<'_>>) -> Result<()> {
     let placed =
         |part: &GroupedLaunch<'_>| matches!(&part.work, StreamWork::Cuda(task) if task.is_placed());
-    match parts.iter().all(placed) {
-        true => run_fused(parts),
-        false => parts.into_iter().try_for_each(run_alone),
+    if parts.iter().all(placed) {
+        run_fused(parts)
+    } else {
+        parts.into_iter().try_for_each(run_alone)
     }
 }
 

@@ -20,11 +20,14 @@ mod stream;
 mod tensor;
 mod transfer;
 
+use std::panic::Location;
+
 pub use event::Event;
 pub use expect::{Expect, Extent};
 pub use group::LaunchGroup;
 pub use launches::{Launches, PlannedLaunch};
 pub use lent::LentTensor;
+use operands::LaunchOperands;
 pub use options::DeviceOptions;
 #[cfg(test)]
 pub(crate) use options::Environment;
@@ -41,8 +44,6 @@ use crate::ground::{Act, DType, MemoryFormat, Shape};
 use crate::memory::{Pool, StorageHandle};
 use crate::observers::{Process, Sanitizer};
 use crate::order::{DeviceShared, StreamState};
-use operands::LaunchOperands;
-use std::panic::Location;
 
 /// A device: its workers or its GPU, memory and counts. A handle: clones are the same device, and
 /// streams and tensors hold one. Dropping the last handle waits until all enqueued work is done,

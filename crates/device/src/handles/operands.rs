@@ -1,10 +1,11 @@
 //! LaunchOperands of a launch: its tensors, each with the kind of access.
 
+use smallvec::SmallVec;
+
 use super::{Stream, Tensor};
 use crate::ground::{AccessKind, Error, INLINE_ARGS, Result};
 use crate::memory::Storage;
 use crate::order::Touch;
-use smallvec::SmallVec;
 
 /// LaunchOperands of a launch.
 pub(super) type LaunchOperands<'a> = SmallVec<[(&'a Tensor, AccessKind); INLINE_ARGS]>;

@@ -1,12 +1,13 @@
 //! Groups of CUDA devices, one per process, that exchange tensors over NCCL.
 
+use std::error::Error as StdError;
+use std::fmt;
+
 use super::{Launch, Stream};
 use crate::execution::{PeerMembership, StreamWork};
 use crate::ground::sync::Arc;
 use crate::ground::{Error, ID_BYTES, PeerPlace, PeerProgress, Property, Result};
 use crate::hooks::Category;
-use std::error::Error as StdError;
-use std::fmt;
 
 /// Membership of a device in a group of devices, over NCCL. Every process has one device of the
 /// group. Dropping the last handle without [`close`](Peers::close) ends the membership once its

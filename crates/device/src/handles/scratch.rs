@@ -1,12 +1,13 @@
 //! Temporary memory of the kernels of a stream.
 
+use std::fmt;
+use std::panic::Location;
+
 use super::Stream;
 use crate::execution::{BorrowedScratch, Reservation, ScratchPiece, check_may_wait};
 use crate::ground::sync::Arc;
 use crate::ground::{Error, Owner, Property, Result};
 use crate::memory::{MemoryRequest, PooledBlock, StreamHome};
-use std::fmt;
-use std::panic::Location;
 
 /// Temporary memory on a processor for the kernels of a stream. A kernel has it while it runs; its
 /// contents are lost afterwards. Streams share the memory: a device has one piece for each kernel

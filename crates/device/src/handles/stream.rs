@@ -1,5 +1,8 @@
 //! Streams: launches, copies and fills, and waits.
 
+use std::fmt;
+use std::panic::Location;
+
 use super::event::Event;
 use super::{Device, Launch, Stream, StreamHandle, Tensor, transfer};
 use crate::execution::{Fill, check_may_wait};
@@ -7,8 +10,6 @@ use crate::ground::sync::Arc;
 use crate::ground::{Act, Result};
 use crate::memory::{Pool, StreamHome};
 use crate::order::{Access, StreamState, wait_for};
-use std::fmt;
-use std::panic::Location;
 
 impl Drop for StreamHandle {
     fn drop(&mut self) {

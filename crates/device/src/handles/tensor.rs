@@ -1,5 +1,8 @@
 //! Tensors: creating, writing and reading them, moving them to another stream, and views.
 
+use std::fmt;
+use std::panic::Location;
+
 use super::expect::{Expect, device_words};
 use super::lent::LentTensor;
 use super::{Device, Stream, Tensor, transfer};
@@ -8,8 +11,6 @@ use crate::ground::{Act, DType, Element, Error, MemoryFormat, Owner, Property, R
 use crate::hooks::{Category, POISON, log_placement};
 use crate::memory::{Storage, StorageHandle};
 use crate::order::{TrackedMemory, wait_for_producer};
-use std::fmt;
-use std::panic::Location;
 
 impl Tensor {
     /// A contiguous tensor whose elements are unspecified (but initialised: zeros, or values of an

@@ -2,6 +2,8 @@
 //! kernels. Transfers between host and device are counted as copies, transfers inside of the device
 //! as launches.
 
+use std::panic::Location;
+
 use super::expect::Expect;
 use super::{Launch, Stream, Tensor};
 use crate::execution::{Fill, HostBytes, IntoSlots, Make, Slots, Transfer, check_may_wait};
@@ -10,7 +12,6 @@ use crate::ground::sync::{Arc, Mutex, lock};
 use crate::ground::{Act, Element, Error, Property, Result};
 use crate::hooks::{Category, POISON};
 use crate::order::{Access, TrackedMemory};
-use std::panic::Location;
 
 type CallSite = &'static Location<'static>;
 

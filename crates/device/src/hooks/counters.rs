@@ -1,10 +1,11 @@
 //! Counts of a device's acts (V2). Every counted act goes through [`Counters::note`] or
 //! [`Counters::note_under`] with its operation and call site, before it happens.
 
-use crate::ground::sync::{AtomicU64, Ordering};
-use crate::ground::{Act, Counts, Result};
 use std::cell::Cell;
 use std::panic::Location;
+
+use crate::ground::sync::{AtomicU64, Ordering};
+use crate::ground::{Act, Counts, Result};
 
 /// A function that permits or refuses an act of the calling thread on a device: number of the
 /// device, act, operation and call site.

@@ -1,12 +1,14 @@
 //! Observers of a device: the hooks, and the values that hooks get.
 
-use crate::ground::sync::Arc;
-use crate::ground::{AccessKind, DType, INLINE_ARGS, MemoryFormat, Owner, Result, Shape};
-use smallvec::SmallVec;
 use std::any::Any;
 use std::ops::Range;
 use std::panic::Location;
 use std::time::Instant;
+
+use smallvec::SmallVec;
+
+use crate::ground::sync::Arc;
+use crate::ground::{AccessKind, DType, INLINE_ARGS, MemoryFormat, Owner, Result, Shape};
 
 /// Contents of the memory of [`Tensor::empty`](crate::Tensor::empty) with `MERISTEM_SANITIZE=1`,
 /// repeated: a NaN as `f32` and as `f64`, and easy to recognise as an integer.

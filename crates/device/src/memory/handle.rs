@@ -1,15 +1,17 @@
 //! Handles of storages: dropping the last handle returns the memory to the pool.
 
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
+use std::panic::Location;
+
+use triomphe::{Arc as Shared, UniqueArc};
+
 use super::pool::{MemoryRequest, Pool};
 use super::storage::{Storage, Tenant, next_id};
 use crate::ground::sync::Arc;
 use crate::ground::{Owner, Result};
 use crate::hooks::Allocation;
 use crate::order::{StreamState, TrackedMemory};
-use std::mem::ManuallyDrop;
-use std::ops::Deref;
-use std::panic::Location;
-use triomphe::{Arc as Shared, UniqueArc};
 
 /// The stream that memory belongs to.
 pub(crate) trait StreamHome: Clone {

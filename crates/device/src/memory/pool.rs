@@ -48,6 +48,10 @@
 //!
 //! The models in `model` check these.
 
+use std::panic::Location;
+
+use triomphe::UniqueArc;
+
 use super::size_class::{class_of, class_size};
 use super::storage::Storage;
 use super::usage::Usage;
@@ -57,8 +61,6 @@ use crate::ground::sync::{Arc, Mutex, MutexGuard, lock};
 use crate::ground::{Act, Error, Owner, Result};
 use crate::hooks::DeviceObservers;
 use crate::order::{Access, StreamState, TrackedMemory};
-use std::panic::Location;
-use triomphe::UniqueArc;
 
 /// Number of entries of a list that a request examines, the latest first.
 const LOOK: usize = 8;

@@ -32,8 +32,9 @@ pub(crate) fn class_size(class: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     #[test]
     fn classes_are_consecutive_and_rising() {

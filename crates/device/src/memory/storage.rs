@@ -1,11 +1,12 @@
 //! Storages, the memory of tensors: a block with its owner and its latest accesses.
 
+use std::cell::Cell;
+use std::sync::PoisonError;
+
 use crate::execution::MemoryBlock;
 use crate::ground::sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, lock};
 use crate::hooks::Allocation;
 use crate::order::{Hazards, TrackedMemory};
-use std::cell::Cell;
-use std::sync::PoisonError;
 
 /// The next storage id of this process that no thread has taken. Unlike an address, an id is never
 /// reused.

@@ -1,9 +1,10 @@
 //! Small programs in every interleaving, with the weak memory orders that hardware may show.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use super::{device, tensor};
 use crate::ground::sync::{Arc, RaceCell};
 use crate::{LaunchGroup, Stream, Tensor, in_parts};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Runs every interleaving of `program` with at most `preemptions` preemptions.
 fn check(preemptions: usize, program: impl Fn() + Send + Sync + 'static) {

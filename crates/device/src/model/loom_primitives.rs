@@ -1,11 +1,11 @@
 //! Loom's primitives under the names of [`crate::ground::sync`].
 
+use std::cell::Cell;
+use std::time::Duration;
+
 pub(crate) use loom::sync::atomic::{AtomicU64 as AtomicSeq, AtomicUsize};
 pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
 pub(crate) use loom::{thread, thread_local};
-
-use std::cell::Cell;
-use std::time::Duration;
 
 thread_local! {
     pub(crate) static ON_WORKER: Cell<bool> = Cell::new(false);

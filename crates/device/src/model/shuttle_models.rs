@@ -1,15 +1,17 @@
 //! Larger programs on thousands of random schedules.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::sync::Barrier;
+use shuttle::{Config, Runner};
+
 use super::{device, primitives::thread, tensor};
 use crate::ground::sync::Arc;
 use crate::order::CAPACITY;
 use crate::{
     Args, DType, Device, Error, Event, Owner, Scratch, Stream, Tensor, in_parts, read_back_as,
 };
-use shuttle::scheduler::{PctScheduler, RandomScheduler};
-use shuttle::sync::Barrier;
-use shuttle::{Config, Runner};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Runs `program` on `schedules` schedules with random threads, and on as many schedules with
 /// random priorities that change three times (to find rare orders). The schedules are the same in

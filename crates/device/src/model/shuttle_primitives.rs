@@ -1,11 +1,11 @@
 //! Shuttle's primitives under the names of [`crate::ground::sync`].
 
+use std::cell::Cell;
+use std::time::Duration;
+
 pub(crate) use shuttle::sync::atomic::{AtomicU64 as AtomicSeq, AtomicUsize};
 pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
 pub(crate) use shuttle::{thread, thread_local};
-
-use std::cell::Cell;
-use std::time::Duration;
 
 thread_local! {
     pub(crate) static ON_WORKER: Cell<bool> = Cell::new(false);

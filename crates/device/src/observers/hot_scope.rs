@@ -13,12 +13,13 @@
 //! While a thread has open scopes, they are the gate of its acts (`hooks`). Without a scope an act
 //! costs one check of a thread-local.
 
-use crate::ground::{Act, Counts, Error, Result};
-use crate::hooks::set_gate;
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::panic::Location;
 use std::rc::Rc;
+
+use crate::ground::{Act, Counts, Error, Result};
+use crate::hooks::set_gate;
 
 /// Treatment of an act that a hot scope does not permit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -252,9 +253,6 @@ impl OpenScope {
             report.sites.push(seen);
             report.sites.len() - 1
         });
-        match happens {
-            true => report.sites[index].count += 1,
-            false => report.sites[index].refused += 1,
-        }
+        if happens { report.sites[index].count += 1 } else { report.sites[index].refused += 1 }
     }
 }

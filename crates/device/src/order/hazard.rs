@@ -37,12 +37,14 @@
 //! that checks order (the race sanitizer) they are kept, so that the observer sees the order of the
 //! program, whatever the timing.
 
+use std::cmp::Reverse;
+
+use smallvec::SmallVec;
+
 use super::queue::{Access, Edge, StreamState};
 use crate::ground::fault::EngineFault;
 use crate::ground::sync::Arc;
 use crate::ground::{AccessKind, Result};
-use smallvec::SmallVec;
-use std::cmp::Reverse;
 
 /// Accesses, usually at most one.
 type Accesses = SmallVec<[Access; 1]>;

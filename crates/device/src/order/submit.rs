@@ -5,6 +5,9 @@
 //! and updated atomically. Lock order: submission, one queue, one storage. No thread sleeps while
 //! it holds one of them. The models in `model` check this.
 
+use std::ops::Range;
+use std::panic::Location;
+
 use super::hazard::{Edges, Hazards, add_edge};
 use super::queue::{Access, Edge, StreamQueue, StreamState};
 use super::shared::Submission;
@@ -12,8 +15,6 @@ use crate::execution::{StreamWork, check_may_wait, on_worker};
 use crate::ground::sync::{Arc, MutexGuard, lock};
 use crate::ground::{AccessKind, Act, Result};
 use crate::hooks::{Allocation, CommandPosition, SubmittedLaunch, Touched};
-use std::ops::Range;
-use std::panic::Location;
 
 /// Memory with hazards, as submission uses it.
 pub(crate) trait TrackedMemory {

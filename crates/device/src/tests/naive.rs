@@ -3,12 +3,13 @@
 //! another stream, dropped on return, and its memory is reused too early. The same program on the
 //! real pool is correct.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
 use crate::ground::fault::{EngineFault, EngineFaults};
 use crate::ground::sync::Arc;
 use crate::handles::{Device, DeviceOptions, Environment};
 use crate::{Args, DType, DeviceId, Owner, Result, Stream, Tensor};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
 const LEN: usize = 1024;
 

@@ -1,8 +1,9 @@
 //! Environment variables: honoured, and refused when invalid (S3, S4), and instruction sets.
 
-use meristem_device::{DType, Device, DeviceId, DeviceOptions, Error, Isa, Owner, POISON, Tensor};
 use std::process::Command;
 use std::sync::mpsc::RecvError;
+
+use meristem_device::{DType, Device, DeviceId, DeviceOptions, Error, Isa, Owner, POISON, Tensor};
 
 /// Runs a test of this file in a new process, with the variable set.
 fn passes_with(test: &str, variable: &str, value: &str) {

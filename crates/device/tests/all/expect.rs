@@ -1,11 +1,12 @@
 //! Every operation refuses a tensor that does not meet its requirements, in the words of V1, and
 //! nothing has run.
 
-use crate::common::{cpu, filled};
 use meristem_device::{
     DType, Device, DeviceId, DeviceOptions, Error, Expect, Extent, LaunchGroup, MemoryFormat,
     Owner, Property, Result, Stream, Tensor, read_back, read_back_as, read_back_f64,
 };
+
+use crate::common::{cpu, filled};
 
 /// Two devices of one name, and tensors of all kinds.
 struct Scene {

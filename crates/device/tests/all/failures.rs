@@ -1,11 +1,13 @@
 //! A refused operation leaves nothing behind; a panic fails its stream and no other.
 
-use crate::common::{Gate, cpu, filled, set};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use meristem_device::{
     DType, Device, DeviceId, DeviceOptions, Error, MemoryFormat, Owner, Property, Tensor, read_back,
 };
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::common::{Gate, cpu, filled, set};
 
 fn assert_panicked(result: Result<(), Error>, name: &str, text: &str) {
     match result {
@@ -306,10 +308,7 @@ proptest::proptest! {
         };
         let tensors: Vec<Tensor> = windows.iter().map(view).collect();
         let is_written = |i: usize| windows[i].3 == 0;
-        let launch = (0..tensors.len()).fold(a.launch("t"), |launch, i| match is_written(i) {
-            true => launch.write(&tensors[i]),
-            false => launch.read(&tensors[i]),
-        });
+        let launch = (0..tensors.len()).fold(a.launch("t"), |launch, i| if is_written(i) { launch.write(&tensors[i]) } else { launch.read(&tensors[i]) });
         let has = |i: usize, storage: usize, byte: usize| {
             let (of, start, len, _) = windows[i];
             of == storage && (start..start + len).contains(&byte)

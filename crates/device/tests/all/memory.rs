@@ -1,9 +1,11 @@
 //! Memory: reuse in stream order, limits, accounting, zero sizes (S2, V3).
 
-use crate::common::{Gate, THREADS, cpu, filled, limited, set};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use meristem_device::random::{Purpose, Rng};
 use meristem_device::{DType, Device, Error, MemoryFormat, MemoryReport, Owner, Stream, Tensor};
-use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::common::{Gate, THREADS, cpu, filled, limited, set};
 
 fn empty(stream: &Stream, len: usize) -> Tensor {
     Tensor::empty(stream, [len], DType::U8, Owner::Other).unwrap()

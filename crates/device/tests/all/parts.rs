@@ -1,13 +1,15 @@
 //! Kernels in parts: idle workers take over parts, and leave for their own tasks.
 
-use crate::common::cpu;
-use meristem_device::{Args, Error, in_parts};
 use std::collections::HashSet;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
+
+use meristem_device::{Args, Error, in_parts};
+
+use crate::common::cpu;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 

@@ -1,11 +1,13 @@
 //! Hot scopes: counts, call sites, and refusals (V2).
 
-use crate::common::{cpu, filled};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use meristem_device::{
     Act, Counts, DType, Device, Error, Owner, Result, ScopePolicy, Stream, Tensor, read_back,
 };
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::common::{cpu, filled};
 
 /// Every public operation that copies, waits or allocates, with its first counted act.
 fn acts(stream: &Stream, x: &Tensor) -> Vec<(Act, Result<()>)> {

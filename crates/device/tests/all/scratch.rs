@@ -1,12 +1,14 @@
 //! Temporary memory of kernels: one piece for each kernel that runs, in as many as can run.
 
-use crate::common::{Gate, cpu, limited};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use meristem_device::{
     Args, DType, Device, DeviceId, DeviceOptions, Error, LaunchGroup, Launches, Owner, POISON,
     Scratch, Stream, Tensor,
 };
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::common::{Gate, cpu, limited};
 
 fn scratch(stream: &Stream, bytes: usize) -> Scratch {
     Scratch::new(stream, bytes, Owner::Activations).unwrap()

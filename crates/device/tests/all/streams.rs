@@ -1,9 +1,11 @@
 //! Streams: order within one, waits between them, full queues, several host threads (S1).
 
-use crate::common::{Gate, THREADS, cpu, filled, set};
-use meristem_device::{DType, Error, Owner, Tensor};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex, mpsc};
+
+use meristem_device::{DType, Error, Owner, Tensor};
+
+use crate::common::{Gate, THREADS, cpu, filled, set};
 
 #[test]
 fn work_of_a_stream_runs_in_order() {

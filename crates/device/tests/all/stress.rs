@@ -1,11 +1,12 @@
 //! Many streams under a tight limit, and random programs: always the sequential result (S5).
 
-use crate::common::{THREADS, cpu, kernels, limited, open};
 use meristem_device::random::{Purpose, Rng};
 use meristem_device::{Args, DType, Device, DeviceId, Event, Owner};
 use meristem_device::{Stream, Tensor, read_back_as};
 use proptest::prelude::{Strategy, any, proptest};
 use proptest::test_runner::Config;
+
+use crate::common::{THREADS, cpu, kernels, limited, open};
 
 const ENVS: usize = 32;
 const STEPS: u32 = if cfg!(miri) { 3 } else { 1000 };

@@ -4,14 +4,16 @@
 #[path = "common/trace.rs"]
 mod read;
 
-use crate::common::{Gate, THREADS, filled, set};
+use std::path::PathBuf;
+
 use meristem_device::random::{Purpose, Rng};
 use meristem_device::{
     Args, Counts, DType, Device, DeviceId, DeviceOptions, Error, MemoryFormat, Owner, Tensor,
     Trace, read_back,
 };
 use read::Read;
-use std::path::PathBuf;
+
+use crate::common::{Gate, THREADS, filled, set};
 
 fn open(threads: usize, trace: Option<Trace>) -> Device {
     let options = DeviceOptions { threads, trace, ..DeviceOptions::default() };

@@ -1,12 +1,14 @@
 //! Copies, views and memory formats (H1, F1, F2).
 
-use crate::common::{Gate, cpu, filled, set};
+use std::sync::Arc;
+
 use meristem_device::MappedFile;
 use meristem_device::{
     Counts, DType, Error, Fill, MemoryFormat, Owner, Property, Shape, Tensor, read_back,
     read_back_as, read_back_f64,
 };
-use std::sync::Arc;
+
+use crate::common::{Gate, cpu, filled, set};
 
 #[test]
 fn many_tensors_of_many_streams_come_back_in_one_copy() {

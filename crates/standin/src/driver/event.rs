@@ -84,10 +84,7 @@ driver! {
             if !machine.is_done(start) || !machine.is_done(end) {
                 return Err(CUresult::CUDA_ERROR_NOT_READY);
             }
-            let commands = match start.stream == end.stream {
-                true => end.at as f32 - start.at as f32,
-                false => 1.0,
-            };
+            let commands = if start.stream == end.stream { end.at as f32 - start.at as f32 } else { 1.0 };
             write(pMilliseconds, commands * 1e-3)
         })
     }

@@ -243,9 +243,10 @@ pub unsafe extern "C" fn ncclCommGetAsyncError(
     // SAFETY: the caller's contract.
     let Some(member) = (unsafe { member(comm) }) else { return ncclResult_t::ncclInvalidArgument };
     let state = lock(member);
-    let found = match state.in_progress {
-        true => ncclResult_t::ncclInProgress,
-        false => state.failure(member.notices),
+    let found = if state.in_progress {
+        ncclResult_t::ncclInProgress
+    } else {
+        state.failure(member.notices)
     };
     drop(state);
     // SAFETY: the caller's contract.

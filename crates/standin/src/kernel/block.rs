@@ -238,10 +238,8 @@ impl BlockThreads {
         let (fiber, thread) = (self.current, self.state().current);
         let live = self.state().live as usize;
         let warp = thread as usize / WARP;
-        let (group, all) = match is_warp {
-            true => (&mut self.warps[warp], WARP),
-            false => (&mut self.barrier, live),
-        };
+        let (group, all) =
+            if is_warp { (&mut self.warps[warp], WARP) } else { (&mut self.barrier, live) };
         let other = group.first().copied().filter(|other| !other.site.is(site));
         group.push(Waiter { fiber, thread, site });
         let arrived = group.len();

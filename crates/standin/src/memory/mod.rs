@@ -9,10 +9,9 @@ mod asan;
 mod mapping;
 mod regions;
 
+pub(crate) use asan::Asan;
 pub(crate) use mapping::Mapping;
 pub(crate) use regions::{AddressSpace, MemoryKind};
-
-pub(crate) use asan::Asan;
 
 /// Bytes of poison, repeated: a NaN as f32 and bf16, a huge number as f64, and an invalid index.
 pub(crate) const POISON: [u8; 4] = 0xffa5_a5a5_u32.to_le_bytes();

@@ -235,9 +235,8 @@ impl MemoryRegion {
         let (before, after) = self.zones(base);
         // Most zones are intact, which this finds many bytes at a time.
         let whole = |zone: &[u8]| zone.iter().fold(0, |wrong, byte| wrong | (byte ^ GUARD)) == 0;
-        let wrong = |zone: &[u8]| match whole(zone) {
-            true => None,
-            false => zone.iter().position(|byte| *byte != GUARD),
+        let wrong = |zone: &[u8]| {
+            if whole(zone) { None } else { zone.iter().position(|byte| *byte != GUARD) }
         };
         let after = wrong(after).map(|at| (self.bytes + at) as i64);
         after.or_else(|| wrong(before).map(|at| at as i64 - before.len() as i64))

@@ -1,8 +1,9 @@
 //! Signs of ranks' devices, and what the board concludes from them.
 #![allow(clippy::unwrap_used, reason = "helpers of tests may unwrap")]
 
-use super::*;
 use std::time::Duration;
+
+use super::*;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 

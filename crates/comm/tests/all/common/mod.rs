@@ -1,11 +1,12 @@
 //! Helpers of the tests: groups of ranks, inputs, and a transport without its own sum.
 
+use std::time::Duration;
+
 use meristem_comm::{
     CollectiveCall, CommOptions, Communicator, Parcel, Result, Spans, Sum, Transport,
 };
 use meristem_device::random::{Purpose, Rng};
 use meristem_device::{Device, DeviceId, DeviceOptions, Element, Owner, Stream, Tensor};
-use std::time::Duration;
 
 /// Numbers of ranks that every algorithm is tested with.
 pub(crate) const RANKS: [usize; 7] = [1, 2, 3, 4, 5, 7, 8];

@@ -1,10 +1,11 @@
 //! Memory of a CUDA device.
 
+use std::panic::Location;
+
 use super::context::CudaContext;
 use super::driver::{Called, OUT_OF_MEMORY, check, driver};
 use crate::execution::block::{Allocator, DeviceMemory};
 use crate::ground::sync::Arc;
-use std::panic::Location;
 
 /// Memory from the driver's plain allocator (`cuMemAlloc`). Its contents are undefined.
 #[derive(Debug)]

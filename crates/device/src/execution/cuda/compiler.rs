@@ -1,13 +1,15 @@
 //! The compiler of kernels, NVRTC, which turns the text of a source into code for a device.
 
+use std::ffi::{CString, c_char, c_int};
+use std::fmt;
+use std::ptr;
+
+use cudarc::nvrtc::sys as nvrtc;
+
 use super::bindings::functions;
 use super::driver::Called;
 use crate::execution::call::{KernelHeader, KernelSource};
 use crate::ground::CudaError;
-use cudarc::nvrtc::sys as nvrtc;
-use std::ffi::{CString, c_char, c_int};
-use std::fmt;
-use std::ptr;
 
 /// KernelHeader of every source: spans of elements, and functions that the language lacks.
 static HEADER: KernelHeader =

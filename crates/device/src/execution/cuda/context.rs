@@ -1,16 +1,18 @@
 //! An opened CUDA device: its context, its kernels, its staging memory, and its failure.
 
+use std::collections::HashMap;
+use std::fmt;
+use std::panic::Location;
+use std::time::{Duration, Instant};
+
+use cudarc::driver::sys::CUdevice_attribute_enum as Attribute;
+
 use super::compiler::Architecture;
 use super::driver::{self, Called, Pinned, Primary};
 use super::module::KernelModule;
 use crate::execution::call::KernelSource;
 use crate::ground::sync::{Arc, Mutex, OnceLock, lock};
 use crate::ground::{CudaError, DeviceId, Error, Result};
-use cudarc::driver::sys::CUdevice_attribute_enum as Attribute;
-use std::collections::HashMap;
-use std::fmt;
-use std::panic::Location;
-use std::time::{Duration, Instant};
 
 /// Smallest piece of staging memory in bytes; others are twice, four times … as large.
 const SMALLEST_PINNED: usize = 4096;

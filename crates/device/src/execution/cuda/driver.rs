@@ -4,12 +4,14 @@
 //! A function of the driver returns a code; any code but success becomes a [`CudaError`]. Calls act
 //! on the context that is current on the calling thread, so callers bind the context first.
 
-use super::bindings::functions;
-use crate::ground::{CudaError, DRIVER_NEEDED};
-use cudarc::driver::sys as cu;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::ptr::{self, NonNull};
 use std::sync::OnceLock;
+
+use cudarc::driver::sys as cu;
+
+use super::bindings::functions;
+use crate::ground::{CudaError, DRIVER_NEEDED};
 
 /// Result of a call of CUDA.
 pub(super) type Called<T = ()> = Result<T, CudaError>;
@@ -265,9 +267,10 @@ impl CudaEvent {
     /// ranks need the core.
     pub(super) fn new(timed: bool) -> Called<CudaEvent> {
         let mut raw = ptr::null_mut();
-        let time = match timed {
-            true => cu::CUevent_flags::CU_EVENT_DEFAULT,
-            false => cu::CUevent_flags::CU_EVENT_DISABLE_TIMING,
+        let time = if timed {
+            cu::CUevent_flags::CU_EVENT_DEFAULT
+        } else {
+            cu::CUevent_flags::CU_EVENT_DISABLE_TIMING
         };
         let flags = time as u32 | cu::CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32;
         // SAFETY: writes one handle.

@@ -1,5 +1,9 @@
 //! Tasks as calls of the driver.
 
+use std::ops::Range;
+
+use smallvec::SmallVec;
+
 use super::context::CudaContext;
 use super::driver::{Called, RawStream, check, driver};
 use super::graph::CudaGraph;
@@ -9,8 +13,6 @@ use super::task::{CudaTask, TaskAct};
 use crate::execution::args::{Arg, LaunchRecord};
 use crate::execution::transfer::{Download, Fill};
 use crate::ground::sync::Arc;
-use smallvec::SmallVec;
-use std::ops::Range;
 
 /// Alignment of the pieces of a download in staging memory.
 const PIECE_ALIGNMENT: usize = 64;

@@ -1,13 +1,14 @@
 //! Fusion of several launches into one: their programs become branches of a graph, and their
 //! arguments one record.
 
+use smallvec::SmallVec;
+
 use super::graph::{Branch, MEMBERS_MAX};
 use super::program::BoundProgram;
 use super::task::{CudaTask, TaskAct};
 use crate::execution::args::LaunchRecord;
 use crate::execution::call::Program;
 use crate::ground::sync::Arc;
-use smallvec::SmallVec;
 
 /// Independent tasks, fused into one.
 pub(super) struct Fusion {

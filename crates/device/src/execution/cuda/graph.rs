@@ -9,6 +9,10 @@
 //! its table: the addresses of a table then rarely change. Graphs are built node by node and not
 //! captured, because a capture would record addresses.
 
+use std::ptr;
+
+use cudarc::driver::sys as cu;
+
 use super::block::block;
 use super::context::CudaContext;
 use super::driver::{Called, RawStream, check, driver};
@@ -18,8 +22,6 @@ use crate::execution::args::LaunchRecord;
 use crate::execution::block::DeviceMemory;
 use crate::execution::call::{Call, Piece, Program};
 use crate::ground::sync::{Arc, Mutex, lock};
-use cudarc::driver::sys as cu;
-use std::ptr;
 
 /// GraphInstances of a graph: batches of a ring.
 const INSTANCES: usize = 2;

@@ -1,14 +1,16 @@
 //! Loaded kernels.
 
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::ptr;
+
+use cudarc::driver::sys as cu;
+
 use super::cache::KernelCache;
 use super::compiler::{Architecture, KernelCompiler};
 use super::driver::{Called, check, driver};
 use crate::execution::call::{Kernel, KernelSource};
 use crate::ground::sync::{Mutex, lock};
-use cudarc::driver::sys as cu;
-use std::collections::HashMap;
-use std::ffi::{CString, c_void};
-use std::ptr;
 
 /// The kernels of a source on one device.
 pub(super) struct KernelModule {

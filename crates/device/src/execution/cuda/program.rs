@@ -1,5 +1,11 @@
 //! Programs of launches: checked, bound to their kernels, and launched.
 
+use std::ffi::c_void;
+use std::ptr;
+
+use cudarc::driver::sys as cu;
+use smallvec::SmallVec;
+
 use super::context::CudaContext;
 use super::driver::{Called, check, driver};
 use super::module::KernelFunction;
@@ -7,10 +13,6 @@ use crate::execution::args::{Arg, LaunchRecord};
 use crate::execution::call::{Call, Piece, Program};
 use crate::ground::sync::{Arc, Weak, lock};
 use crate::ground::{AccessKind, Error, Property, Result};
-use cudarc::driver::sys as cu;
-use smallvec::SmallVec;
-use std::ffi::c_void;
-use std::ptr;
 
 /// A program bound to its functions on a device.
 pub(crate) struct BoundProgram {

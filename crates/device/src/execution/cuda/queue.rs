@@ -14,6 +14,11 @@
 //! Streams of one CUDA stream need no waits between them. Across CUDA streams the driver waits for
 //! an event.
 
+use std::collections::VecDeque;
+use std::panic::Location;
+
+use smallvec::SmallVec;
+
 use super::context::CudaContext;
 use super::fusion::{Fusion, branches};
 use super::nccl::PeerMembership;
@@ -27,9 +32,6 @@ use crate::execution::transfer::{HostBytes, Transfer};
 use crate::ground::sync::{Arc, AtomicSeq, Mutex, Ordering, lock};
 use crate::ground::{Act, Error, Result};
 use crate::hooks::Counters;
-use smallvec::SmallVec;
-use std::collections::VecDeque;
-use std::panic::Location;
 
 /// Issued commands at which a queue polls the device, to forget those that are done.
 const POLL_AT: usize = 256;

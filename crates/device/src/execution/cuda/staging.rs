@@ -1,10 +1,11 @@
 //! Staging buffers: host memory that copies between host and device go through.
 
+use std::ffi::c_void;
+use std::fmt;
+
 use super::context::CudaContext;
 use super::driver::Pinned;
 use crate::ground::sync::Arc;
-use std::ffi::c_void;
-use std::fmt;
 
 /// Host memory of one copy. When no copy uses it any more, its owner drops it or gives it back for
 /// reuse ([`StagingBuffer::release`]).

@@ -30,6 +30,11 @@
 //!   counts as completed, and every result as lost. Before that the device may be suspended: then
 //!   no task completes.
 
+use std::collections::VecDeque;
+use std::fmt;
+use std::panic::Location;
+use std::time::{Duration, Instant};
+
 use super::context::CudaContext;
 use super::driver::{Called, CudaEvent, RawStream};
 use super::enqueue::{Completion, Enqueue};
@@ -39,10 +44,6 @@ use super::task::CudaTask;
 use crate::execution::call::KernelSource;
 use crate::ground::sync::{Arc, AtomicSeq, Mutex, MutexGuard, Ordering, lock};
 use crate::ground::{DeviceId, Error, Result};
-use std::collections::VecDeque;
-use std::fmt;
-use std::panic::Location;
-use std::time::{Duration, Instant};
 
 /// Pending tasks at which a stream polls the device, to complete those that have run.
 const POLL_AT: usize = 64;

@@ -61,9 +61,10 @@ use x86::{finish, store};
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
+    use std::arch::x86_64::{__m128i, __m512i, _mm_sfence, _mm_stream_si128, _mm512_stream_si512};
+
     use super::{LINE, StoreFn};
     use crate::ground::isa::{Isa, Level};
-    use std::arch::x86_64::{__m128i, __m512i, _mm_sfence, _mm_stream_si128, _mm512_stream_si512};
 
     /// The widest store of an instruction set.
     pub(super) fn store(isa: Isa) -> StoreFn {

@@ -4,8 +4,9 @@
 //! ordered before the position. A stream's own commands are ordered among themselves, so a stream
 //! only stores its clocks of other streams, each with the command from which on it holds.
 
-use crate::ground::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
 use std::collections::VecDeque;
+
+use crate::ground::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
 
 /// Number of earlier positions of a stream whose clocks are stored. An older position gets the
 /// oldest one stored, which covers more: a race with an access that old may be missed, but none is

@@ -6,14 +6,15 @@
 //! process. If the engine is correct, the flag is never set in time and the reader gives up after
 //! its patience, which is the only use of time here.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
 use crate::ground::fault::{EngineFault, EngineFaults};
 use crate::ground::sync::Arc;
 use crate::ground::{Error, Race, RaceKind, Result};
 use crate::handles::{Device, DeviceOptions, Environment};
 use crate::hooks::POISON;
 use crate::{Args, DType, DeviceId, Owner, Stream, Tensor, read_back_as};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
 const LEN: usize = 1024;
 /// Long enough that a planted fault shows at the first try, unless the machine is very busy.

@@ -48,15 +48,17 @@ mod programs;
 mod reference;
 mod shadow;
 
+use std::collections::HashMap;
+use std::panic::Location;
+
+use clock::{StreamClock, VectorClock};
+use shadow::{Shadow, ShadowAccess, StorageOrigin};
+
 use crate::ground::sync::{Arc, AtomicU64, Mutex, MutexGuard, OnceLock, Ordering, lock};
 use crate::ground::{AccessKind, Error, Race, RaceAccess, RaceKind, Result};
 use crate::hooks::{
     Allocation, CommandPosition, DeviceObserver, ObserverNote, SubmittedLaunch, Touched,
 };
-use clock::{StreamClock, VectorClock};
-use shadow::{Shadow, ShadowAccess, StorageOrigin};
-use std::collections::HashMap;
-use std::panic::Location;
 
 /// Largest number of races that a device remembers.
 const MOST_RACES: usize = 64;

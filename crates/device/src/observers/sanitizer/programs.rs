@@ -2,14 +2,15 @@
 //! with planted faults exactly the launches that the slow reference check finds racy are refused,
 //! and the accepted launches still give the sequential result.
 
+use proptest::prelude::{Strategy, any, prop_assert, prop_assert_eq, prop_oneof, proptest};
+use proptest::sample::Index;
+use proptest::test_runner::Config;
+
 use super::reference::verdicts;
 use crate::ground::fault::{EngineFault, EngineFaults};
 use crate::ground::{Error, Result};
 use crate::handles::{Device, DeviceOptions, Environment};
 use crate::{Args, DeviceId, Event, Owner, Stream, Tensor, read_back_as};
-use proptest::prelude::{Strategy, any, prop_assert, prop_assert_eq, prop_oneof, proptest};
-use proptest::sample::Index;
-use proptest::test_runner::Config;
 
 /// A part of a tensor; indices are reduced to the number of existing tensors and elements.
 #[derive(Debug, Clone)]

@@ -1,12 +1,13 @@
 //! The slow reference check: every command is a node of a graph, every access is kept, and order is
 //! reachability. For the same inputs it must find the same launches racy as the sanitizer.
 
+use std::ops::Range;
+
 use super::Sanitizer;
 use super::clock::StreamClock;
 use crate::ground::AccessKind;
 use crate::ground::sync::{Arc, lock};
 use crate::hooks::{CommandPosition, SubmittedLaunch, Touched};
-use std::ops::Range;
 
 /// A command: stream and number.
 type CommandId = (u64, u64);

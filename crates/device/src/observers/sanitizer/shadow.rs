@@ -6,12 +6,14 @@
 //!   drops every earlier read that is ordered before it. So work ordered after all stored accesses
 //!   is ordered after all earlier accesses, and a later, ordered access never hides a race.
 
+use std::ops::Range;
+use std::panic::Location;
+
+use smallvec::SmallVec;
+
 use super::clock::{Tag, VectorClock};
 use crate::ground::sync::{Arc, AtomicU64};
 use crate::ground::{AccessKind, Owner, RaceAccess};
-use smallvec::SmallVec;
-use std::ops::Range;
-use std::panic::Location;
 
 /// Largest number of segments of a block; above it, the least recently used half is dropped.
 const MOST_SEGMENTS: usize = 4096;

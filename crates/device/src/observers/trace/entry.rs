@@ -1,10 +1,11 @@
 //! Entries of the trace's lanes: recorded events.
 
+use std::borrow::Cow;
+use std::panic::Location;
+
 use crate::ground::Owner;
 use crate::ground::sync::Arc;
 use crate::hooks::{Category, LaunchCall};
-use std::borrow::Cow;
-use std::panic::Location;
 
 /// Process and thread of an event in the format.
 #[derive(Clone, Copy)]

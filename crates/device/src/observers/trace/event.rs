@@ -1,12 +1,14 @@
 //! The JSON trace event format ("Trace Event Format" of the Chromium project): one object per
 //! event, times in microseconds.
 
+use std::panic::Location;
+
+use serde::Serialize;
+
 use super::TraceReport;
 use super::entry::{TracePlace, Waited, Worked};
 use crate::ground::{AccessKind, MemoryFormat, Owner};
 use crate::hooks::{Category, LaunchArgument};
-use serde::Serialize;
-use std::panic::Location;
 
 #[derive(Serialize)]
 struct TraceEvent<'a, A> {

@@ -14,15 +14,6 @@ mod recorder;
 mod span;
 mod writer;
 
-pub use span::TraceSpan;
-
-use crate::ground::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
-use crate::ground::{Error, Owner, Result};
-use crate::hooks::{
-    Category, CommandPosition, DeviceObserver, FinishedLaunch, HostActivity, Observed, ObserverNote,
-};
-use entry::TraceEntry;
-use recorder::{FIRST_LANE, HOST_PROCESS, Recorder, Signal, TraceLane};
 use std::any::Any;
 use std::borrow::Cow;
 use std::fmt;
@@ -31,7 +22,17 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 use std::time::Instant;
+
+use entry::TraceEntry;
+use recorder::{FIRST_LANE, HOST_PROCESS, Recorder, Signal, TraceLane};
+pub use span::TraceSpan;
 use writer::TraceWriter;
+
+use crate::ground::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
+use crate::ground::{Error, Owner, Result};
+use crate::hooks::{
+    Category, CommandPosition, DeviceObserver, FinishedLaunch, HostActivity, Observed, ObserverNote,
+};
 
 /// Default limit of events in a file: about 250 MB, as much as a viewer can load.
 const EVENTS_MAX: u64 = 1_000_000;

@@ -1,11 +1,12 @@
 //! The recorder of a trace and its lanes: a bounded event buffer per stream and per host thread.
 
+use std::sync::mpsc::SyncSender;
+use std::time::Instant;
+
 use super::entry::{TraceEntry, TracePlace, Waited, Worked};
 use crate::ground::Owner;
 use crate::ground::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
 use crate::hooks::{CommandPosition, FinishedLaunch};
-use std::sync::mpsc::SyncSender;
-use std::time::Instant;
 
 /// Events that a lane holds between two visits of the writer.
 const ENTRIES_MAX: usize = 1 << 16;
@@ -89,9 +90,10 @@ impl TraceLane {
         }
         let mut buffer = lock(&self.buffer);
         let fits = buffer.entries.len() < ENTRIES_MAX || matches!(entry, TraceEntry::End { .. });
-        match fits {
-            true => buffer.entries.push(entry),
-            false => buffer.dropped += 1,
+        if fits {
+            buffer.entries.push(entry)
+        } else {
+            buffer.dropped += 1
         }
         let hurry = buffer.entries.len() == ENTRIES_MAX / 2;
         drop(buffer);
@@ -152,9 +154,10 @@ impl TraceLane {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::{TryRecvError, sync_channel};
+
     use super::*;
     use crate::hooks::Category;
-    use std::sync::mpsc::{TryRecvError, sync_channel};
 
     #[test]
     fn a_full_lane_drops_and_counts_but_ends_what_it_began() {

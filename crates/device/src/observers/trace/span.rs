@@ -1,13 +1,14 @@
 //! Host spans, which begin and end on the lane of their thread.
 
-use super::entry::TraceEntry;
-use super::recorder::{HOST_PROCESS, Recorder, TraceLane};
-use crate::ground::sync::Arc;
-use crate::hooks::Category;
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::panic::Location;
+
+use super::entry::TraceEntry;
+use super::recorder::{HOST_PROCESS, Recorder, TraceLane};
+use crate::ground::sync::Arc;
+use crate::hooks::Category;
 
 thread_local! {
     /// The thread's lane in each trace, by the recorder's number.

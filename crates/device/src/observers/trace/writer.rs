@@ -1,5 +1,11 @@
 //! The writer thread, which empties the lanes into the file.
 
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
+
 use super::TraceReport;
 use super::entry::{TraceEntry, TracePlace, Waited, Worked};
 use super::event::{TraceLines, tail};
@@ -7,11 +13,6 @@ use super::file::TraceFile;
 use super::recorder::{HOST_PROCESS, Recorder, Signal, TraceLane};
 use crate::ground::sync::{Arc, Ordering, lock};
 use crate::ground::{Error, Owner, Result};
-use std::collections::{HashMap, VecDeque};
-use std::io;
-use std::path::{Path, PathBuf};
-use std::sync::mpsc::Receiver;
-use std::time::Duration;
 
 /// Interval at which the lanes are emptied. If the process is killed, the events since then are
 /// lost.
@@ -129,9 +130,10 @@ impl TraceWriter {
     /// Whether there is room for one more event, which is counted.
     fn has_room(&mut self) -> bool {
         let fits = self.report.events < self.events_max;
-        match fits {
-            true => self.report.events += 1,
-            false => self.report.dropped += 1,
+        if fits {
+            self.report.events += 1
+        } else {
+            self.report.dropped += 1
         }
         fits
     }
@@ -142,10 +144,13 @@ impl TraceWriter {
             TraceEntry::Process(name) => lines.name("process_name", &name, place),
             TraceEntry::Work(worked) => self.write_work(&worked, place, lines),
             TraceEntry::Wait(waited) => self.waits.push((place, waited)),
-            TraceEntry::Begin { at, name, category, site } => match self.has_room() {
-                true => lines.begin(at, (&name, category), site, place),
-                false => self.known(place).skipped += 1,
-            },
+            TraceEntry::Begin { at, name, category, site } => {
+                if self.has_room() {
+                    lines.begin(at, (&name, category), site, place)
+                } else {
+                    self.known(place).skipped += 1
+                }
+            }
             TraceEntry::End { at } => match self.known(place).skipped.checked_sub(1) {
                 Some(rest) => self.known(place).skipped = rest,
                 None => lines.end(at, place),

@@ -23,6 +23,12 @@
 
 mod run;
 
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::panic::Location;
+
+use smallvec::SmallVec;
+
 use super::shared::DeviceShared;
 use crate::execution::cuda::{CudaQueue, OnComplete};
 use crate::execution::{Executor, StreamWork};
@@ -31,10 +37,6 @@ use crate::ground::sync::{
 };
 use crate::ground::{Error, Result};
 use crate::hooks::{CommandPosition, DeviceObservers, FinishedLaunch, Observed};
-use smallvec::SmallVec;
-use std::cell::Cell;
-use std::collections::VecDeque;
-use std::panic::Location;
 
 /// Number of commands at which a host thread has to wait before it may enqueue more.
 pub(crate) const CAPACITY: usize = 256;

@@ -1,5 +1,10 @@
 //! Execution of a stream's commands by a worker, and the failure of streams after a kernel's panic.
 
+use std::panic::{AssertUnwindSafe, Location, catch_unwind};
+use std::time::Instant;
+
+use smallvec::SmallVec;
+
 use super::{
     Edge, KernelPanic, QueueState, RESUME_AT, StreamCommand, StreamEngine, StreamFailure,
     StreamQueue, StreamState,
@@ -8,9 +13,6 @@ use crate::execution::{StreamWork, Task, TaskEnd, discard};
 use crate::ground::Error;
 use crate::ground::sync::{Arc, MutexGuard, Ordering, TURN};
 use crate::hooks::FinishedLaunch;
-use smallvec::SmallVec;
-use std::panic::{AssertUnwindSafe, Location, catch_unwind};
-use std::time::Instant;
 
 impl StreamState {
     /// Number of the command that is running; for its worker.
@@ -165,10 +167,13 @@ impl Task for StreamState {
             }
             drop(queue);
             match command {
-                StreamCommand::Work(work) => match self.observers.is_empty() {
-                    true => self.run_work(work),
-                    false => self.run_observed(work),
-                },
+                StreamCommand::Work(work) => {
+                    if self.observers.is_empty() {
+                        self.run_work(work)
+                    } else {
+                        self.run_observed(work)
+                    }
+                }
                 StreamCommand::Wait(edge) => {
                     self.observers.tell(|observer| observer.wait_begins(&self.observed));
                     if self.park_for(&edge) {

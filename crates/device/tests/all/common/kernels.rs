@@ -41,8 +41,9 @@ pub(crate) fn mix(from: usize, len: usize) -> Call {
 
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda {
-    use super::*;
     use bytemuck::{Pod, Zeroable};
+
+    use super::*;
 
     pub(crate) static SUM_BLOCKS: Kernel = kernel("sum_blocks", &[READ, WRITE], 0);
     pub(crate) static TRAP: Kernel = kernel("trap", &[WRITE], 0);

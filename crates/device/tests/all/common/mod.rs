@@ -3,8 +3,9 @@
 
 pub(crate) mod kernels;
 
-use meristem_device::{DType, Device, DeviceId, DeviceOptions, Owner, Result, Stream, Tensor};
 use std::sync::mpsc;
+
+use meristem_device::{DType, Device, DeviceId, DeviceOptions, Owner, Result, Stream, Tensor};
 
 /// Numbers of workers for which results must be the same.
 pub(crate) const THREADS: [usize; 3] = [1, 2, 4];

@@ -2,9 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests may unwrap")]
 
-use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
+
+use serde_json::Value;
 
 /// A slice, or a host span, of one lane. Times in nanoseconds.
 #[derive(Debug, Clone, PartialEq)]

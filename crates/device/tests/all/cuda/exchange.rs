@@ -1,12 +1,14 @@
 //! Exchanges over NCCL that it refuses, or does not finish to enqueue: faults of the stand-in, each
 //! in a process of its own. Both members of the group are in it.
 
-use super::{empty, gpu};
-use meristem_device::{DType, Device, Error, Owner, PeerPlace, Peers, Stream, Tensor};
 use std::io;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use meristem_device::{DType, Device, Error, Owner, PeerPlace, Peers, Stream, Tensor};
+
+use super::{empty, gpu};
 
 /// Time after which a test counts as hanging.
 const LIMIT: Duration = Duration::from_secs(120);

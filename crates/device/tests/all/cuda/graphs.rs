@@ -1,12 +1,13 @@
 //! Launches that become one graph.
 
-use super::{LANES, empty, gpu, no_cpu_kernel, run_set};
-use crate::common::kernels::{mix, set};
-use crate::common::{cpu, filled, open};
 use meristem_device::{
     Act, DType, Device, DeviceId, Error, Launches, Owner, Piece, PlannedLaunch, Program,
     ScopePolicy, Stream, Tensor, read_back_as,
 };
+
+use super::{LANES, empty, gpu, no_cpu_kernel, run_set};
+use crate::common::kernels::{mix, set};
+use crate::common::{cpu, filled, open};
 
 const LEN: usize = 150;
 

@@ -5,13 +5,14 @@
 mod exchange;
 mod graphs;
 
-use crate::common::kernels::cuda::{LINE, Line, MISSING, SUM_BLOCKS, TRAP, WRONG_KERNEL};
-use crate::common::kernels::{mix, set};
-use crate::common::{cpu, filled, open};
 use meristem_device::{
     Act, Call, CudaError, DType, Device, DeviceId, DeviceOptions, Error, Fill, LaunchGroup, Owner,
     Property, ScopePolicy, Stream, Tensor, Trace, read_back_as,
 };
+
+use crate::common::kernels::cuda::{LINE, Line, MISSING, SUM_BLOCKS, TRAP, WRONG_KERNEL};
+use crate::common::kernels::{mix, set};
+use crate::common::{cpu, filled, open};
 
 /// Numbers of lanes for which results must be the same.
 const LANES: [usize; 3] = [1, 2, 3];

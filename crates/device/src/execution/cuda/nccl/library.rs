@@ -1,16 +1,19 @@
 //! NCCL's library: its functions, with typed errors.
 
-use super::super::bindings::functions;
-use super::super::driver::Called;
-use crate::ground::{CudaError, NCCL_NEEDED};
-use cudarc::nccl::sys as nccl;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
+use cudarc::nccl::sys as nccl;
+
+use super::super::bindings::functions;
+use super::super::driver::Called;
+use crate::ground::{CudaError, NCCL_NEEDED};
+
 /// cudarc's bindings, with a search for the library that includes its usual name, `libnccl.so.2`.
 mod linked {
-    pub(super) use cudarc::nccl::sys::*;
     use std::sync::OnceLock;
+
+    pub(super) use cudarc::nccl::sys::*;
 
     /// Names that are tried, in order.
     const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];

@@ -20,6 +20,17 @@
 
 mod library;
 
+use std::collections::VecDeque;
+use std::error::Error as StdError;
+use std::ffi::{c_char, c_int, c_void};
+use std::fmt;
+use std::panic::Location;
+use std::ptr;
+use std::time::{Duration, Instant};
+
+use cudarc::nccl::sys as nccl;
+use library::{IN_PROGRESS, check, load};
+
 use super::block::block;
 use super::context::CudaContext;
 use super::driver::{Called, CudaEvent, RawStream};
@@ -28,15 +39,6 @@ use crate::ground::sync::{Arc, AtomicBool, Mutex, OnceLock, Ordering, lock};
 use crate::ground::{
     AccessKind, CudaError, DeviceId, Error, ID_BYTES, NCCL_NEEDED, PeerPlace, PeerProgress, Result,
 };
-use cudarc::nccl::sys as nccl;
-use library::{IN_PROGRESS, check, load};
-use std::collections::VecDeque;
-use std::error::Error as StdError;
-use std::ffi::{c_char, c_int, c_void};
-use std::fmt;
-use std::panic::Location;
-use std::ptr;
-use std::time::{Duration, Instant};
 
 /// Magic number of a configuration, from NCCL's header.
 const MAGIC: u32 = 0xcafe_beef;
