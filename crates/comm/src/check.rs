@@ -6,6 +6,13 @@ use meristem_device::{Expect, MemoryFormat, Tensor};
 use crate::error::{Error, Result};
 use crate::number::is_number;
 
+/// A rank and the number of ranks of its group.
+#[derive(Clone, Copy)]
+pub(crate) struct GroupRank {
+    pub(crate) rank: usize,
+    pub(crate) size: usize,
+}
+
 /// Returns an error unless the elements can be summed.
 pub(crate) fn number(
     operation: &'static str,
@@ -53,9 +60,11 @@ fn apart(operation: &'static str, input: &Tensor, output: &Tensor) -> Result<()>
 /// order. The input may be the part of rank `me`.
 pub(crate) fn gathered(
     operation: &'static str,
-    (input, output): (&Tensor, &Tensor),
-    (me, n): (usize, usize),
+    input: &Tensor,
+    output: &Tensor,
+    group: GroupRank,
 ) -> Result<()> {
+    let GroupRank { rank: me, size: n } = group;
     let expect = Expect::stream(input.stream()).dtype(input.dtype());
     match (format(input), input.dims()) {
         (MemoryFormat::ChannelsLast, &[images, c, h, w]) => {

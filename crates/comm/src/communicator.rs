@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use meristem_device::{Stream, Tensor};
 
+use crate::check::{self, GroupRank};
 use crate::error::{Error, Result};
 use crate::log::{self, COMM_LOG};
 use crate::nccl::Nccl;
@@ -14,7 +15,7 @@ use crate::threads::Threads;
 use crate::transport::{
     CollectiveCall, Parcel, Reduction, Sum, SumOrder, Transport, others, shard,
 };
-use crate::{check, dense, tcp};
+use crate::{dense, tcp};
 
 /// Options of a communicator.
 #[derive(Debug, Clone, PartialEq)]
@@ -278,7 +279,7 @@ impl Communicator {
     fn try_all_gather(&mut self, input: &Tensor, output: &Tensor) -> Result<()> {
         let (operation, n, me, len) = ("all_gather", self.size(), self.rank(), input.numel());
         check::like(input).check(operation, "input", input)?;
-        check::gathered(operation, (input, output), (me, n))?;
+        check::gathered(operation, input, output, GroupRank { rank: me, size: n })?;
         self.log_placement(operation, &[input], &[output]);
         let own = output.view(me * len, [len])?;
         if own.address() != input.address() {
@@ -291,7 +292,7 @@ impl Communicator {
             receives.push(Parcel::new(peer, &output.view(peer * len, [len])?)?);
         }
         self.exchange(&CollectiveCall::on(operation, input), own.stream(), &sends, &receives)?;
-        check::gathered(operation, (input, output), (me, n))
+        check::gathered(operation, input, output, GroupRank { rank: me, size: n })
     }
 
     /// Waits until every rank has called it (X8). Does not wait for the device.

@@ -13,6 +13,7 @@ use meristem_device::simd::{Vectorized, vectorize};
 use meristem_device::{Stream, Tensor};
 use smallvec::SmallVec;
 
+use crate::check::GroupRank;
 use crate::error::Result;
 use crate::gpu;
 use crate::number::{Number, divide, with_number};
@@ -40,7 +41,7 @@ pub(crate) fn all_reduce(
         receives.push(Parcel::new(peer, &rows.view(row * own.len(), [own.len()])?)?);
     }
     transport.exchange(call, stream, &sends, &receives)?;
-    add(stream, &rows, sum, (me, n), &own)?;
+    add(stream, &rows, sum, GroupRank { rank: me, size: n }, &own)?;
 
     sends.clear();
     receives.clear();
@@ -58,9 +59,10 @@ fn add(
     stream: &Stream,
     rows: &Tensor,
     sum: &Sum<'_, Spans>,
-    (me, n): (usize, usize),
+    group: GroupRank,
     own: &Range<usize>,
 ) -> Result<()> {
+    let GroupRank { rank: me, size: n } = group;
     let &Sum { input, output, reduction, .. } = sum;
     let in_place = input.is_same(output);
     let mut pieces = Vec::new();
@@ -77,7 +79,7 @@ fn add(
     }
     let divisor = (reduction == Reduction::Mean).then_some(n);
     let len = own.len();
-    let launch = launch.gpu(|| adds(&pieces, in_place, (me, n), len, divisor));
+    let launch = launch.gpu(|| adds(&pieces, in_place, group, len, divisor));
     with_number!(
         input.dtype(),
         T => launch.run(move |args| {
@@ -101,10 +103,11 @@ fn add(
 fn adds(
     pieces: &[Tensor],
     in_place: bool,
-    (me, n): (usize, usize),
+    group: GroupRank,
     len: usize,
     divisor: Option<usize>,
 ) -> Vec<gpu::Call> {
+    let GroupRank { rank: me, size: n } = group;
     let mut start = 0;
     let part = |(i, part): (usize, &[Tensor])| {
         let (dtype, own) = (part[0].dtype(), part[0].numel());

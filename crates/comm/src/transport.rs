@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use meristem_device::{DType, Expect, MemoryFormat, Shape, Stream, Tensor};
 
-use crate::check;
+use crate::check::{self, GroupRank};
 use crate::error::{Error, Result};
 use crate::spans::Spans;
 use crate::watch::{Blind, GroupWatch};
@@ -75,15 +75,22 @@ impl Parcel {
     }
 }
 
-/// Returns an error unless the parcels of rank `me` of `n` are for other ranks and of the stream.
+/// The parcels of one rank in an exchange.
+#[derive(Clone, Copy)]
+pub(crate) struct Parcels<'a> {
+    pub(crate) sends: &'a [Parcel],
+    pub(crate) receives: &'a [Parcel],
+}
+
+/// Returns an error unless the parcels are for other ranks, and on the stream.
 pub(crate) fn check_parcels(
     operation: &'static str,
     stream: &Stream,
-    (me, n): (usize, usize),
-    parcels: [&[Parcel]; 2],
+    group: GroupRank,
+    parcels: Parcels<'_>,
 ) -> Result<()> {
-    let expect = Expect::stream(stream);
-    for (name, parcels) in ["sends", "receives"].into_iter().zip(parcels) {
+    let (expect, GroupRank { rank: me, size: n }) = (Expect::stream(stream), group);
+    for (name, parcels) in [("sends", parcels.sends), ("receives", parcels.receives)] {
         for (i, Parcel { peer, elements }) in parcels.iter().enumerate() {
             if *peer >= n || *peer == me {
                 let expected = format!("another rank, below {n}");

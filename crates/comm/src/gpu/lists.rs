@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 use meristem_device::{Call, DType, KernelSource, Piece};
 
-use super::{ABSENT, Divide, PerType, Typed, source_per_type, typed};
+use super::{ABSENT, Divide, ListPieces, PerType, Typed, source_per_type, typed};
 
 pub(super) static SOURCE: PerType<KernelSource> = source_per_type!("lists.cu");
 
@@ -34,15 +34,17 @@ struct MergeValues {
     len: u32,
 }
 
-/// Writes the sum of lists of `len` entries into the outputs, one after the other.
+/// Writes the sum of lists of `len` entries into the outputs, one after the other. `lists` has all
+/// lists, one after the other.
 pub(crate) fn scatter(
     dtype: DType,
-    [indices, values]: [Piece; 2],
+    lists: ListPieces,
     len: usize,
     outputs: &[Piece],
     divisor: Option<usize>,
 ) -> Vec<Call> {
     let (divide, mut start) = (Divide::new(dtype, divisor), 0);
+    let ListPieces { indices, values } = lists;
     let lists = indices.len.checked_div(len).unwrap_or(0) as u32;
     let call = |output: &Piece| {
         let values_of = ScatterValues { divide, start, lists, len: len as u32, unused: 0 };
@@ -58,7 +60,8 @@ pub(crate) fn scatter(
 /// Copies the elements at some indices, and the indices to `copies`, if given.
 pub(crate) fn take(
     dtype: DType,
-    [elements, indices]: [Piece; 2],
+    elements: Piece,
+    indices: Piece,
     values: Piece,
     copies: Option<Piece>,
 ) -> Call {
@@ -69,11 +72,11 @@ pub(crate) fn take(
 /// Rows of equal length that are merged.
 pub(crate) struct Merge {
     /// Indices and values of this rank's row, which is stored elsewhere.
-    pub(crate) own: [Piece; 2],
+    pub(crate) own: ListPieces,
     /// Index of this rank's row.
     pub(crate) me: usize,
     /// Indices and values of the other rows, one after the other.
-    pub(crate) others: [Piece; 2],
+    pub(crate) others: ListPieces,
     /// Index of the first of these rows.
     pub(crate) first: usize,
     /// Number of rows.
@@ -82,14 +85,14 @@ pub(crate) struct Merge {
 
 /// Merges rows into a list with holes, as long as all rows together. The values of an index that
 /// several rows have are added, in the order of the rows.
-pub(crate) fn merge(dtype: DType, of: &Merge, to: [Piece; 2]) -> Call {
-    let len = of.own[0].len;
+pub(crate) fn merge(dtype: DType, of: &Merge, to: ListPieces) -> Call {
+    let len = of.own.indices.len;
     let values = MergeValues {
         rows: of.rows as u32,
         me: of.me as u32,
         first: of.first as u32,
         len: len as u32,
     };
-    let pieces = [of.own, of.others, to].concat();
+    let pieces = [of.own, of.others, to].map(|list| [list.indices, list.values]).concat();
     Call::each(MERGE.get(dtype), of.rows * len).with_pieces(pieces).values(values)
 }

@@ -128,6 +128,18 @@ use typed;
 /// An operand that is absent.
 const ABSENT: Piece = Piece { argument: 0, start: 0, len: 0 };
 
+/// A list among the arguments of a launch: its indices and its values.
+#[derive(Clone, Copy)]
+pub(crate) struct ListPieces {
+    pub(crate) indices: Piece,
+    pub(crate) values: Piece,
+}
+
+impl ListPieces {
+    /// A list that is absent.
+    const ABSENT: ListPieces = ListPieces { indices: ABSENT, values: ABSENT };
+}
+
 /// All elements of an argument.
 pub(crate) fn whole(argument: usize, tensor: &Tensor) -> Piece {
     Piece { argument, start: 0, len: tensor.numel() }

@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 use meristem_device::{Call, DType, KernelSource, Piece};
 
 use super::threshold::{ChooseValues, DIGIT, TILE, TableArguments};
-use super::{ABSENT, PerType, Typed, bits_of, source_per_type, typed};
+use super::{ABSENT, ListPieces, PerType, Typed, bits_of, source_per_type, typed};
 use crate::number::{Magnitude, Number, with_number};
 
 pub(super) static SOURCE: PerType<KernelSource> = source_per_type!("select.cu");
@@ -73,27 +73,27 @@ pub(crate) struct Elements<'a> {
     /// The threshold of an earlier selection, and whether it may be used.
     pub(crate) threshold: Option<(Piece, bool)>,
     /// Indices and values of candidates.
-    pub(crate) candidates: [Piece; 2],
+    pub(crate) candidates: ListPieces,
     /// Indices and values of the selected elements.
-    pub(crate) picks: [Piece; 2],
+    pub(crate) picks: ListPieces,
     pub(crate) tables: Option<TableArguments>,
 }
 
 /// Selects the largest elements, in two passes over them; see `select.cu`.
 pub(crate) fn select(of: &Elements<'_>) -> Vec<Call> {
-    let (wanted, dtype) = (of.picks[0].len, of.dtype);
+    let (wanted, dtype) = (of.picks.indices.len, of.dtype);
     let Some(tables) = of.tables.filter(|_| wanted > 0) else { return visits(of, ABSENT) };
     let sources = places(of);
     let all = sources.iter().map(|source| source.place.tiles).sum();
     let (threshold, known) = of.threshold.unwrap_or((ABSENT, false));
     let selection = Selection { dtype, tables, sources, rows: 1, all, threshold };
-    let mut calls = vec![tables.begin([ABSENT; 2], 1, wanted)];
+    let mut calls = vec![tables.begin(ABSENT, ABSENT, 1, wanted)];
     calls.extend(visits(of, tables.control));
-    let (digits, room) = (digits(dtype), of.candidates[0].len as u32);
+    let (digits, room) = (digits(dtype), of.candidates.indices.len as u32);
     let first = ChooseValues { first: 1, known: known.into(), room, ..digits[0].choice() };
     calls.push(selection.choose(first));
     for EntrySource { values: elements, place, .. } in &selection.sources {
-        let [indices, values] = of.candidates;
+        let ListPieces { indices, values } = of.candidates;
         let pieces = [*elements, indices, values, tables.tiles, tables.control];
         let call = Call::new(COLLECT.get(dtype), place.blocks, THREADS);
         calls.push(call.with_pieces(pieces).values(*place));
@@ -107,29 +107,30 @@ pub(crate) fn select(of: &Elements<'_>) -> Vec<Call> {
 pub(crate) struct ListSelection {
     pub(crate) dtype: DType,
     /// Indices, ascending except for holes, and values.
-    pub(crate) list: [Piece; 2],
+    pub(crate) list: ListPieces,
     /// Indices at which the second and later rows begin. A list with bounds has no holes except
     /// padding.
     pub(crate) bounds: Option<Piece>,
     /// Indices and values of the selected entries, row by row.
-    pub(crate) to: [Piece; 2],
+    pub(crate) to: ListPieces,
     pub(crate) tables: TableArguments,
 }
 
 /// Selects the largest entries of each row of a list, as many as there is room for.
 pub(crate) fn from_list(of: &ListSelection) -> Vec<Call> {
-    let ListSelection { dtype, list: [indices, values], bounds, to, tables } = *of;
+    let ListSelection { dtype, list, bounds, to, tables } = *of;
+    let ListPieces { indices, values } = list;
     let rows = 1 + bounds.map_or(0, |bounds| bounds.len);
-    let (wanted, tiles) = (to[0].len / rows, indices.len.div_ceil(TILE) as u32);
+    let (wanted, tiles) = (to.indices.len / rows, indices.len.div_ceil(TILE) as u32);
     if wanted == 0 || tiles == 0 {
         return Vec::new();
     }
     let blocks = tiles.div_ceil(WARPS as u32);
     let place = TileRange { start: 0, tile: 0, tiles, blocks, all: tiles, listed: 1 };
-    let sources = vec![EntrySource { indices, values, candidates: [ABSENT; 2], place }];
+    let sources = vec![EntrySource { indices, values, candidates: ListPieces::ABSENT, place }];
     let selection = Selection { dtype, tables, sources, rows, all: tiles, threshold: ABSENT };
     let bounds = bounds.unwrap_or(ABSENT);
-    let mut calls = vec![tables.begin([indices, bounds], rows, wanted)];
+    let mut calls = vec![tables.begin(indices, bounds, rows, wanted)];
     digits(dtype).into_iter().for_each(|digit| selection.refine(digit, &mut calls));
     selection.compact(to, &mut calls);
     calls
@@ -150,13 +151,13 @@ struct Selection {
 struct EntrySource {
     indices: Piece,
     values: Piece,
-    candidates: [Piece; 2],
+    candidates: ListPieces,
     place: TileRange,
 }
 
 impl EntrySource {
     fn pieces(&self) -> [Piece; 4] {
-        [self.indices, self.values, self.candidates[0], self.candidates[1]]
+        [self.indices, self.values, self.candidates.indices, self.candidates.values]
     }
 }
 
@@ -178,7 +179,7 @@ impl Selection {
     }
 
     /// Writes the entries that reach the threshold, in order.
-    fn compact(&self, to: [Piece; 2], calls: &mut Vec<Call>) {
+    fn compact(&self, to: ListPieces, calls: &mut Vec<Call>) {
         let TableArguments { control, tiles } = self.tables;
         let mut over = |kernel: &'static Typed, to: &[Piece]| {
             for source in &self.sources {
@@ -189,7 +190,7 @@ impl Selection {
             }
         };
         over(&COUNT, &[]);
-        over(&WRITE, &to);
+        over(&WRITE, &[to.indices, to.values]);
         let scan = self.tables.scan(self.rows, self.all, self.threshold);
         calls.insert(calls.len() - self.sources.len(), scan);
     }

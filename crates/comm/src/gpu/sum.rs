@@ -46,16 +46,16 @@ pub(crate) fn sum(dtype: DType, ranks: &RankPieces<'_>, divisor: Option<usize>) 
     let (first, rest) = sources.split_at(sources.len().min(MOST));
     let mut now: SmallVec<[Piece; MOST]> = first.into();
     for next in rest.chunks(MOST - 1) {
-        calls.push(call(dtype, (&now, &[partial]), whole));
+        calls.push(call(dtype, &now, &[partial], whole));
         now = std::iter::once(partial).chain(next.iter().copied()).collect();
     }
     let (first, rest) = targets.split_at(targets.len().min(MOST));
-    calls.push(call(dtype, (&now, first), divided));
-    calls.extend(rest.chunks(MOST).map(|next| call(dtype, (&first[..1], next), whole)));
+    calls.push(call(dtype, &now, first, divided));
+    calls.extend(rest.chunks(MOST).map(|next| call(dtype, &first[..1], next, whole)));
     calls
 }
 
-fn call(dtype: DType, (sources, targets): (&[Piece], &[Piece]), divide: Divide) -> Call {
+fn call(dtype: DType, sources: &[Piece], targets: &[Piece], divide: Divide) -> Call {
     let filled = |pieces: &[Piece]| {
         let mut all = [ABSENT; MOST];
         all[..pieces.len()].copy_from_slice(pieces);

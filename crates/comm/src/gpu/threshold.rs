@@ -102,7 +102,7 @@ impl TableArguments {
     }
 
     /// Clears the bins and initialises the rows of a list; `wanted` entries are selected in each.
-    pub(super) fn begin(self, [list, bounds]: [Piece; 2], rows: usize, wanted: usize) -> Call {
+    pub(super) fn begin(self, list: Piece, bounds: Piece, rows: usize, wanted: usize) -> Call {
         let (len, wanted) = (list.len as u32, wanted as u32);
         let values = BeginValues { wanted, len, rows: rows as u32, unused: 0 };
         let call = Call::new(&BEGIN, rows as u32, CHOOSERS);

@@ -25,11 +25,12 @@ use meristem_device::Stream;
 use thread::{MpiExchange, MpiJob, unavailable};
 use transfer::{Incoming, Outgoing};
 
+use crate::check::GroupRank;
 use crate::error::{Error, Result};
 use crate::log::COMM_LOG;
 use crate::spans::Spans;
 use crate::sync::lock;
-use crate::transport::{CollectiveCall, Parcel, Sum, Transport, check_parcels, others};
+use crate::transport::{CollectiveCall, Parcel, Parcels, Sum, Transport, check_parcels, others};
 use crate::watch::{GroupWatch, News, Pulse, Trouble, endless};
 use crate::{host, wire};
 
@@ -213,7 +214,8 @@ impl Transport for Mpi {
         sends: &[Parcel],
         receives: &[Parcel],
     ) -> Result<()> {
-        check_parcels(call.operation, stream, (self.rank, self.size()), [sends, receives])?;
+        let group = GroupRank { rank: self.rank(), size: self.size() };
+        check_parcels(call.operation, stream, group, Parcels { sends, receives })?;
         for peer in 0..self.size() {
             let number = sends.iter().filter(|parcel| parcel.peer == peer).count();
             if number > wire::PARCELS_MAX {

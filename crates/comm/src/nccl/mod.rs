@@ -16,9 +16,10 @@ use meristem_device::{
 };
 use watcher::DeviceWatcher;
 
+use crate::check::GroupRank;
 use crate::error::Result;
 use crate::spans::Spans;
-use crate::transport::{CollectiveCall, Parcel, Sum, Transport, check_parcels, others};
+use crate::transport::{CollectiveCall, Parcel, Parcels, Sum, Transport, check_parcels, others};
 
 /// Environment variables that make NCCL log its activity.
 pub(crate) const DEBUG_ENVIRONMENT: &[(&str, &str)] =
@@ -150,7 +151,8 @@ impl Transport for Nccl {
         if matches!(stream.device().id(), DeviceId::Cpu(_)) {
             return self.control.exchange(call, stream, sends, receives);
         }
-        check_parcels(call.operation, stream, (self.rank(), self.size()), [sends, receives])?;
+        let group = GroupRank { rank: self.rank(), size: self.size() };
+        check_parcels(call.operation, stream, group, Parcels { sends, receives })?;
         // Steps at which this rank alone may fail come before the agreement: afterwards the devices
         // of the other ranks wait for this one.
         let (peers, watcher) = self.member(stream)?;

@@ -249,8 +249,8 @@ fn on_gpu(
         residual,
         velocity,
         threshold,
-        candidates: [gpu::whole(2, &lists.indices), gpu::whole(3, &lists.values)],
-        picks: [gpu::whole(0, &picks.indices), gpu::whole(1, &picks.values)],
+        candidates: lists.at(2),
+        picks: picks.at(0),
         tables: tables.as_ref().map(|tables| gpu::TableArguments::at(arguments.start, tables)),
     })
 }

@@ -170,8 +170,8 @@ fn take(tensor: &Tensor, indices: &Tensor, to: &Lists) -> Result<()> {
     let launch = if in_place { launch } else { launch.write(&to.indices) };
     let launch = launch.gpu(|| {
         let copies = (!in_place).then(|| gpu::whole(3, &to.indices));
-        let from = [gpu::whole(0, tensor), gpu::whole(1, indices)];
-        gpu::take(tensor.dtype(), from, gpu::whole(2, &to.values), copies)
+        let (elements, indices) = (gpu::whole(0, tensor), gpu::whole(1, indices));
+        gpu::take(tensor.dtype(), elements, indices, gpu::whole(2, &to.values), copies)
     });
     with_number!(tensor.dtype(), T => launch.run(move |args| {
         let (elements, indices) = (args.read::<T>(0), args.read::<u32>(1));

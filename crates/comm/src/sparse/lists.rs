@@ -39,8 +39,9 @@ impl Lists {
     }
 
     /// Indices and values as arguments `first` and `first + 1` of a launch, for a CUDA device.
-    pub(crate) fn at(&self, first: usize) -> [gpu::Piece; 2] {
-        [gpu::whole(first, &self.indices), gpu::whole(first + 1, &self.values)]
+    pub(crate) fn at(&self, first: usize) -> gpu::ListPieces {
+        let indices = gpu::whole(first, &self.indices);
+        gpu::ListPieces { indices, values: gpu::whole(first + 1, &self.values) }
     }
 
     /// All-gathers the rows: sends this rank's row to all other ranks, and receives their rows.

@@ -270,7 +270,10 @@ impl OkTopKBuffers {
         let rows = received.indices.numel() / received.len;
         let merge =
             gpu::Merge { own: own.at(0), me: self.me, others: received.at(2), first: 0, rows };
-        let list = self.unions[0].at(6).map(|piece| gpu::Piece { len: rows * own.len, ..piece });
+        let union = self.unions[0].at(6);
+        let used = |piece| gpu::Piece { len: rows * own.len, ..piece };
+        let (indices, values) = (used(union.indices), used(union.values));
+        let list = gpu::ListPieces { indices, values };
         let tables = gpu::TableArguments::at(10, tables);
         let listed = gpu::ListSelection { dtype, list, bounds: None, to: to.at(4), tables };
         let mut calls = vec![gpu::merge(dtype, &merge, list)];
@@ -288,7 +291,7 @@ impl OkTopKBuffers {
         let mut calls =
             gpu::from_list(&gpu::ListSelection { dtype, list, bounds: None, to: last, tables });
         if anew {
-            calls.push(gpu::divide_up(last[0], tables, gpu::whole(8, &self.bounds)));
+            calls.push(gpu::divide_up(last.indices, tables, gpu::whole(8, &self.bounds)));
         }
         calls.extend(gpu::scatter(dtype, last, self.last.len, &outputs_at, divisor));
         let sent = gpu::Compaction {
@@ -297,7 +300,7 @@ impl OkTopKBuffers {
             to: gpu::whole(7, &self.picks.indices),
             tables,
         };
-        calls.extend(gpu::common(&sent, last[0]));
+        calls.extend(gpu::common(&sent, last.indices));
         calls
     }
 }

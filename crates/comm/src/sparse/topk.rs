@@ -54,7 +54,7 @@ pub(crate) fn add(lists: &Lists, divisor: Option<usize>, output: &Spans) -> Resu
     let launch = stream.launch("topk, add").read(&lists.indices).read(&lists.values);
     let launch = output.pieces().iter().fold(launch, |launch, piece| launch.write(piece));
     let launch = launch.gpu(|| {
-        let lists = [gpu::whole(0, &lists.indices), gpu::whole(1, &lists.values)];
+        let lists = lists.at(0);
         let output_at = |(i, piece): (usize, &Tensor)| gpu::whole(2 + i, piece);
         let outputs: Vec<_> = output.pieces().iter().enumerate().map(output_at).collect();
         gpu::scatter(output.dtype(), lists, len, &outputs, divisor)

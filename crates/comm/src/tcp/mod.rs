@@ -20,13 +20,14 @@ use hub::{HubGroup, TcpHub};
 use meristem_device::Stream;
 pub(crate) use place::ProcessPlace;
 
+use crate::check::GroupRank;
 use crate::error::{Error, Result};
 use crate::host;
 use crate::log::COMM_LOG;
 use crate::spans::Spans;
 use crate::sync::Arc;
 use crate::threads::board::Parting;
-use crate::transport::{CollectiveCall, Parcel, Sum, Transport, check_parcels};
+use crate::transport::{CollectiveCall, Parcel, Parcels, Sum, Transport, check_parcels};
 use crate::watch::{GroupWatch, News, Pulse, SILENT};
 
 /// Time between two attempts to reach rank 0.
@@ -189,7 +190,8 @@ impl Transport for Tcp {
         sends: &[Parcel],
         receives: &[Parcel],
     ) -> Result<()> {
-        check_parcels(call.operation, stream, (self.rank(), self.size()), [sends, receives])?;
+        let group = GroupRank { rank: self.rank(), size: self.size() };
+        check_parcels(call.operation, stream, group, Parcels { sends, receives })?;
         let content = |elements: &Spans| (Some(elements.dtype()), elements.len());
         let bytes = host::fetch(sends)?;
         let sends = sends.iter().zip(bytes).map(|(Parcel { peer, elements }, bytes)| Sent {

@@ -16,12 +16,15 @@ use board::{Parting, RankBoard};
 use meristem_device::{Args, DType, Device, LaunchGroup, Stream, Tensor};
 use smallvec::SmallVec;
 
+use crate::check::GroupRank;
 use crate::error::{Error, Result};
 use crate::gpu;
 use crate::number::with_number;
 use crate::spans::{Spans, parts};
 use crate::sync::Arc;
-use crate::transport::{CollectiveCall, Parcel, Reduction, Sum, Transport, check_parcels, shard};
+use crate::transport::{
+    CollectiveCall, Parcel, Parcels, Reduction, Sum, Transport, check_parcels, shard,
+};
 use crate::watch::{GroupWatch, News, Pulse};
 
 /// Contribution of a rank to a rendezvous.
@@ -120,7 +123,8 @@ impl Transport for Threads {
         sends: &[Parcel],
         receives: &[Parcel],
     ) -> Result<()> {
-        check_parcels(call.operation, stream, (self.rank, self.size()), [sends, receives])?;
+        let group = GroupRank { rank: self.rank(), size: self.size() };
+        check_parcels(call.operation, stream, group, Parcels { sends, receives })?;
         let wish = ThreadArguments::Exchange { sends: sends.to_vec(), receives: receives.to_vec() };
         self.meet(call, Some(stream), wish).map(drop)
     }

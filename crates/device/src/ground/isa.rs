@@ -9,7 +9,7 @@ use std::str::FromStr;
 
 /// Environment variable that forces an instruction set: `portable`, `avx2`, `avx512` or
 /// `avx512-256`.
-pub const ISA_VARIABLE: &str = "MERISTEM_ISA";
+const ISA_VARIABLE: &str = "MERISTEM_ISA";
 
 /// An instruction set of the kernels.
 ///
@@ -92,7 +92,7 @@ impl Isa {
 
     /// [`Isa::avx512`] for processors whose units are 256 bits wide: kernels use vectors of 256
     /// bits where wider vectors would only waste lanes.
-    pub fn avx512_256() -> Option<Self> {
+    fn avx512_256() -> Option<Self> {
         Self::avx512().map(|isa| Self { halves: true, ..isa })
     }
 
@@ -109,7 +109,7 @@ impl Isa {
         [Some(Self::portable()), Self::avx2()].into_iter().chain(last).flatten().collect()
     }
 
-    /// The instruction set named by [`ISA_VARIABLE`], or [`Isa::detect`] if it is unset or empty.
+    /// The instruction set named by `MERISTEM_ISA`, or [`Isa::detect`] if it is unset or empty.
     ///
     /// # Errors
     /// The name is unknown, or this machine lacks the instructions.
@@ -130,7 +130,7 @@ impl Isa {
         }
     }
 
-    /// Whether it is [`Isa::avx512_256`].
+    /// Whether the processor takes two turns for vectors of 512 bits (`avx512-256`).
     pub const fn halves(self) -> bool {
         self.halves
     }

@@ -6,7 +6,7 @@
 /// number of any stream can be computed directly (Salmon et al., "Parallel random numbers: as easy
 /// as 1, 2, 3", SC 2011).
 #[inline]
-pub fn philox(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
+fn philox(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
     const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
     const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
     let (mut key, mut x) = (key, counter);

@@ -113,14 +113,14 @@ impl DeviceObservers {
 
     /// Calls a hook of each observer, one after the other.
     #[inline]
-    pub(crate) fn tell(&self, hook: impl FnMut(&dyn DeviceObserver)) {
+    pub(crate) fn notify(&self, hook: impl FnMut(&dyn DeviceObserver)) {
         if !self.is_empty() {
-            self.tell_all(hook);
+            self.notify_each(hook);
         }
     }
 
     #[cold]
-    fn tell_all(&self, mut hook: impl FnMut(&dyn DeviceObserver)) {
+    fn notify_each(&self, mut hook: impl FnMut(&dyn DeviceObserver)) {
         self.0.iter().for_each(|observer| hook(&**observer));
     }
 
@@ -129,12 +129,15 @@ impl DeviceObservers {
     /// # Errors
     /// The first error; the others are not asked then.
     #[inline]
-    pub(crate) fn ask(&self, hook: impl Fn(&dyn DeviceObserver) -> Result<()>) -> Result<()> {
-        if self.is_empty() { Ok(()) } else { self.ask_all(hook) }
+    pub(crate) fn try_notify(
+        &self,
+        hook: impl Fn(&dyn DeviceObserver) -> Result<()>,
+    ) -> Result<()> {
+        if self.is_empty() { Ok(()) } else { self.try_notify_each(hook) }
     }
 
     #[cold]
-    fn ask_all(&self, hook: impl Fn(&dyn DeviceObserver) -> Result<()>) -> Result<()> {
+    fn try_notify_each(&self, hook: impl Fn(&dyn DeviceObserver) -> Result<()>) -> Result<()> {
         self.0.iter().try_for_each(|observer| hook(&**observer))
     }
 
@@ -172,7 +175,7 @@ impl DeviceObservers {
 
     fn host_begins(&self, activity: HostActivity) -> HostSpan {
         let mut spans = Vec::new();
-        self.tell(|observer| spans.extend(observer.host_begins(activity)));
+        self.notify(|observer| spans.extend(observer.host_begins(activity)));
         HostSpan(spans)
     }
 

@@ -124,7 +124,7 @@ fn give_back<H: StreamHome>(mut storage: UniqueArc<Storage<H>>) {
     let keep_done = shared.checks_order;
     if keep_done {
         let (allocation, address) = (storage.allocation(), storage.address());
-        shared.observers.tell(|observer| observer.memory_freed(allocation, address));
+        shared.observers.notify(|observer| observer.memory_freed(allocation, address));
     }
     let Some(tenant) = storage.tenant.take() else { return };
     let (home, Allocation { owner, bytes, .. }) = (tenant.home, tenant.allocation);

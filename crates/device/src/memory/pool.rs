@@ -173,7 +173,7 @@ impl<H> PoolState<H> {
                 while i < list.len() && !enough(self.usage.reserved) {
                     if list[i].hazards_mut().is_idle() {
                         let free = list.swap_remove(i);
-                        observers.tell(|observer| observer.block_returned(free.address()));
+                        observers.notify(|observer| observer.block_returned(free.address()));
                         self.usage.reserved -= free.reserved();
                     } else {
                         i += 1;
@@ -204,7 +204,7 @@ impl<H> Pool<H> {
     /// Counts the bytes of a new tensor.
     fn take(&self, state: &mut PoolState<H>, owner: Owner, bytes: usize) {
         let held = state.usage.take(owner, bytes);
-        self.observers.tell(|observer| observer.memory_changed(owner, held));
+        self.observers.notify(|observer| observer.memory_changed(owner, held));
     }
 
     /// A slot for a new stream.
@@ -370,7 +370,7 @@ impl<H> Pool<H> {
         }
         let mut state = lock(&self.state);
         let held = state.usage.give(owner, bytes);
-        self.observers.tell(|observer| observer.memory_changed(owner, held));
+        self.observers.notify(|observer| observer.memory_changed(owner, held));
         state.lists[slot].put(free);
     }
 

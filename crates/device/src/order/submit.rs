@@ -66,15 +66,15 @@ impl<'a> CheckedLaunch<'a> {
     }
 
     /// Asks every observer whether the launch may be enqueued as command `seq` of `stream`.
-    fn ask(&self, stream: &StreamState, seq: u64, work: &StreamWork) -> Result<()> {
+    fn check(&self, stream: &StreamState, seq: u64, work: &StreamWork) -> Result<()> {
         let launched = self.launched(stream, seq, work);
-        stream.shared.observers.ask(|observer| observer.launch_requested(&launched))
+        stream.shared.observers.try_notify(|observer| observer.launch_requested(&launched))
     }
 
     /// Notifies every observer that the launch is enqueued as command `seq` of `stream`.
-    fn tell(&self, stream: &StreamState, seq: u64, work: &StreamWork) {
+    fn notify(&self, stream: &StreamState, seq: u64, work: &StreamWork) {
         let launched = self.launched(stream, seq, work);
-        stream.shared.observers.tell(|observer| observer.launch_submitted(&launched));
+        stream.shared.observers.notify(|observer| observer.launch_submitted(&launched));
     }
 }
 
@@ -99,8 +99,8 @@ pub(crate) fn submit_work<'a, M: TrackedMemory + 'a>(
     if stream.shared.checks_order {
         let touches: Vec<Touch<'_, M>> = touches.clone().collect();
         let seen = CheckedLaunch::new(&edges, touches.iter());
-        seen.ask(stream, seq, &work)?;
-        seen.tell(stream, seq, &work);
+        seen.check(stream, seq, &work)?;
+        seen.notify(stream, seq, &work);
     }
     for Touch { storage, usage, .. } in touches {
         storage.hazards().note(stream, seq, usage);
@@ -150,7 +150,7 @@ pub(crate) fn submit_group<M: TrackedMemory>(parts: Vec<GroupPart<'_, M>>) -> Re
         if let Some(work) = part.work.as_ref().filter(|_| part.stream.shared.checks_order) {
             let seq = part.stream.lock().submitted() + edges.len() as u64 + 1;
             let touches = part.touches.iter().map(|(touch, _)| touch);
-            CheckedLaunch::new(&edges, touches).ask(part.stream, seq, work)?;
+            CheckedLaunch::new(&edges, touches).check(part.stream, seq, work)?;
         }
         before.push(edges);
     }
@@ -164,7 +164,7 @@ pub(crate) fn submit_group<M: TrackedMemory>(parts: Vec<GroupPart<'_, M>>) -> Re
         if stream.shared.checks_order {
             let seq = queue.submitted() + edges.len() as u64 + 1;
             let touches = touches.iter().map(|(touch, _)| touch);
-            CheckedLaunch::new(&edges, touches).tell(stream, seq, &work);
+            CheckedLaunch::new(&edges, touches).notify(stream, seq, &work);
         }
         let seq = stream.enqueue(queue, edges, Some(work));
         works.push(Access { stream: stream.clone(), seq });
@@ -249,7 +249,7 @@ fn enqueue_waits(
     if stream.shared.checks_order {
         let (at, after) =
             (stream.position(queue.submitted() + edges.len() as u64), positions(&edges));
-        stream.shared.observers.tell(|observer| observer.waits_submitted(at, &after));
+        stream.shared.observers.notify(|observer| observer.waits_submitted(at, &after));
     }
     stream.enqueue(queue, edges, None)
 }

@@ -319,7 +319,7 @@ impl StreamState {
             let at = stream.position(seq);
             let ran =
                 FinishedLaunch { at, operation, site, call: &call, start, end, dropped: false };
-            stream.observers.tell(|observer| observer.launch_ran(&ran));
+            stream.observers.notify(|observer| observer.launch_ran(&ran));
         }))
     }
 
@@ -355,7 +355,7 @@ impl StreamState {
 
     /// Notifies observers that a host thread has seen the end of the command with this number.
     pub(crate) fn host_saw(&self, seq: u64) {
-        self.observers.tell(|observer| observer.host_saw(self.position(seq)));
+        self.observers.notify(|observer| observer.host_saw(self.position(seq)));
     }
 
     /// Returns an error if the result of the command with this number is lost, by a panic or a

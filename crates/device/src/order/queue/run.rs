@@ -29,7 +29,7 @@ impl StreamState {
         let start = Instant::now();
         self.run_work(work);
         let ran = FinishedLaunch { at, operation, site, call, start, end: Instant::now(), dropped };
-        self.observers.tell(|observer| observer.launch_ran(&ran));
+        self.observers.notify(|observer| observer.launch_ran(&ran));
     }
 
     /// Runs work, or drops it if an earlier kernel of the stream panicked.
@@ -175,11 +175,11 @@ impl Task for StreamState {
                     }
                 }
                 StreamCommand::Wait(edge) => {
-                    self.observers.tell(|observer| observer.wait_begins(&self.observed));
+                    self.observers.notify(|observer| observer.wait_begins(&self.observed));
                     if self.park_for(&edge) {
                         return TaskEnd::Parked;
                     }
-                    self.observers.tell(|observer| {
+                    self.observers.notify(|observer| {
                         let at = self.position(self.next_seq());
                         observer.wait_ended(at, edge.access.position());
                     });
