@@ -2,13 +2,13 @@
 //! plenty.
 
 use meristem::device::{
-    Call, DType, Device, DeviceId, DeviceOptions, Kernel, Operand, Owner, Source, Stream, Tensor,
-    read_back_as,
+    Call, DType, Device, DeviceId, DeviceOptions, Kernel, KernelSource, Operand, Owner, Stream,
+    Tensor, read_back_as,
 };
 
 use super::{Fault, REPORT, Verdict, ensure};
 
-static SOURCE: Source = Source {
+static SOURCE: KernelSource = KernelSource {
     name: "crates/meristem/src/check/streams.cu",
     text: include_str!("streams.cu"),
     headers: &[],

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use meristem::data::{GatherBatches, GatherConfig};
-use meristem::device::{Device, DeviceId, DeviceOptions, Policy};
+use meristem::device::{Device, DeviceId, DeviceOptions, ScopePolicy};
 use meristem::grow::{self, Optimisers, host_graph};
 use meristem::nn::{Network, NetworkOptions};
 use meristem::train::config::{Layer, TrainConfig};
@@ -28,7 +28,7 @@ fn grow_two_hosts(id: DeviceId, folder: &Path, threads: usize) -> Result<Summary
         max_batches: Some(Limit::Count(6)),
         steps: Some(14),
         // A forbidden operation ends the run with an error that names its place.
-        hot_scope: Some(HotScopePolicy(Policy::Deny)),
+        hot_scope: Some(HotScopePolicy(ScopePolicy::Deny)),
         ..Layer::default()
     };
     let config = TrainConfig::resolve(Layer::default(), flags)?;
