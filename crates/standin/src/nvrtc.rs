@@ -102,7 +102,7 @@ unsafe fn text(from: *const c_char) -> NvrtcAnswer<String> {
 /// Reads `count` texts.
 ///
 /// # Safety
-/// `from` points to so many C strings.
+/// `from` points to `count` C strings.
 unsafe fn texts(from: *const *const c_char, count: c_int) -> NvrtcAnswer<Vec<String>> {
     let count = usize::try_from(count).map_err(|_| nvrtcResult::NVRTC_ERROR_INVALID_INPUT)?;
     if from.is_null() && count > 0 {

@@ -164,7 +164,7 @@ fn a_shape_that_no_tensor_has_is_no_request() {
 #[test]
 fn a_rank_tries_every_address() {
     let (_, address, first) = hub(2);
-    // A port at which nobody listens.
+    // A port without a listener.
     let nobody = place(0, 1).addresses().unwrap()[0];
     let greeting = Greeting { member: GroupMember { group: 0, rank: 1, size: 2 }, watches: false };
     let (found, stream) = super::reach(&[nobody, address], greeting, DEADLINE).unwrap();

@@ -26,7 +26,7 @@ const CALLS: &str = "MERISTEM_TEST_CALLS";
 /// Time after which a process of a test counts as hanging.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// A port that nobody uses.
+/// A port that is not in use.
 fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
@@ -417,7 +417,7 @@ fn faults_that_the_watch_alone_sees_are_named() {
             lost.kill().unwrap();
             lost.wait().unwrap();
         });
-        // A machine that says nothing any more; NCCL notices that somebody is gone, or nobody does.
+        // A machine that sends nothing any more; NCCL may or may not notice that a member is gone.
         for notices in ["1", "0"] {
             scope.spawn(move || {
                 let all = [("MERISTEM_STANDIN_NCCL_NOTICES", notices)];

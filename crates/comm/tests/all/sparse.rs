@@ -241,8 +241,8 @@ fn edge_cases() {
                 });
                 for (own, y, kept) in &results {
                     assert_eq!(bits(y), bits(&results[0].1), "{sparse:?} {n}");
-                    // Equal numbers go by lowest index, all of them once: what is not kept is in
-                    // the sum, with its sign where nothing is added to it.
+                    // Equal numbers go by lowest index, all of them once: numbers that are not kept
+                    // are in the sum, with its sign where nothing is added to it.
                     let [own_bits, y_bits, kept] = [own, y, kept].map(|values| bits(values));
                     let sent = (-0.0f32).to_bits();
                     for i in 0..own.len() {

@@ -51,7 +51,7 @@ fn check<T: Number>(n: usize, len: usize, k_max: usize) {
             assert_eq!(alone.values.dims(), [k]);
             let own = (values::<T>(len, me), largest(&values::<T>(len, me), k));
             assert_eq!(seen::<T>(&alone), expected(&[own]), "rank {me}, {k} of {len}");
-            // The indices may be what was selected before, in this storage or another.
+            // The indices may be an earlier selection, in this storage or another.
             let given = topk(&x, &mut TopKStorage::new(&x, 1, k).unwrap(), k).unwrap().indices;
             for indices in [None, Some(&given), Some(&alone.indices)] {
                 // The front of the storage is the first rank's row.

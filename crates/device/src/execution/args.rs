@@ -186,9 +186,9 @@ impl<'a> Args<'a> {
         };
         let block = piece.host();
         block.race.write();
-        // SAFETY: the piece has at least `bytes` bytes, which are initialised, and `LaunchRecord` keeps
-        // it for 'a. Exclusive during 'a: a piece is with one kernel at a time (see `scratch`), and
-        // `take` gives it to this one once.
+        // SAFETY: the piece has at least `bytes` bytes, which are initialised, and `LaunchRecord`
+        // keeps it for 'a. Exclusive during 'a: a piece is with one kernel at a time (see
+        // `scratch`), and `take` gives it to this one once.
         let all = unsafe { std::slice::from_raw_parts_mut(block.data().as_ptr(), bytes) };
         if poisoned {
             let poison = POISON.to_ne_bytes();

@@ -34,9 +34,9 @@
 //! rounding to eight classes per octave wastes at most an eighth.
 //!
 //! Invariants
-//! - A block stays in one storage, and a storage is in one place: with its tenant, with a `PooledBlock`
-//!   that kernels borrow it from, or in one free list; the latter two are its only owner
-//!   ([`UniqueArc`]).
+//! - A block stays in one storage, and a storage is in one place: with its tenant, with a
+//!   `PooledBlock` that kernels borrow it from, or in one free list; the latter two are its only
+//!   owner ([`UniqueArc`]).
 //! - A free block carries every access to it that may not be done. Its next tenant inherits them,
 //!   and submission makes any stream wait for them before it touches the block (`hazard`). So
 //!   handing out a block is correct at any time, on any stream (S2); the choice of the block only

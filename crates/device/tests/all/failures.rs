@@ -308,7 +308,9 @@ proptest::proptest! {
         };
         let tensors: Vec<Tensor> = windows.iter().map(view).collect();
         let is_written = |i: usize| windows[i].3 == 0;
-        let launch = (0..tensors.len()).fold(a.launch("t"), |launch, i| if is_written(i) { launch.write(&tensors[i]) } else { launch.read(&tensors[i]) });
+        let launch = (0..tensors.len()).fold(a.launch("t"), |launch, i| {
+            if is_written(i) { launch.write(&tensors[i]) } else { launch.read(&tensors[i]) }
+        });
         let has = |i: usize, storage: usize, byte: usize| {
             let (of, start, len, _) = windows[i];
             of == storage && (start..start + len).contains(&byte)

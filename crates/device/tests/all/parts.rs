@@ -32,7 +32,7 @@ fn an_idle_worker_takes_parts() {
     let found = Arc::new(Mutex::new(HashSet::new()));
     let to = found.clone();
     let kernel = move |_: &mut Args<'_>| {
-        (0..2).for_each(|count| in_parts(count, |_| {})); // which are nobody else's
+        (0..2).for_each(|count| in_parts(count, |_| {})); // no other thread has them
         *to.lock().unwrap() = threads_of_parts(|threads| threads.len() == 2);
     };
     device.stream("s").launch("parts").run(kernel).unwrap();

@@ -13,7 +13,7 @@ use crate::order::{CopySource, CopyTarget, CopyWork, DeviceWork, FillWork, SimMa
 /// A source on the host: page-locked memory is read when the copy runs, pageable memory now.
 ///
 /// # Safety
-/// `from` points to so many bytes.
+/// `from` points to `bytes` bytes.
 pub(super) unsafe fn source(
     memory: &AddressSpace,
     from: *const c_void,

@@ -84,7 +84,8 @@ driver! {
             if !machine.is_done(start) || !machine.is_done(end) {
                 return Err(CUresult::CUDA_ERROR_NOT_READY);
             }
-            let commands = if start.stream == end.stream { end.at as f32 - start.at as f32 } else { 1.0 };
+            let same = start.stream == end.stream;
+            let commands = if same { end.at as f32 - start.at as f32 } else { 1.0 };
             write(pMilliseconds, commands * 1e-3)
         })
     }

@@ -23,7 +23,7 @@ use crate::order::{
 /// The indices of the nodes that a call names.
 ///
 /// # Safety
-/// `nodes` points to so many.
+/// `nodes` points to `count` nodes.
 unsafe fn places(
     graph: &BuiltGraph,
     nodes: *const CUgraphNode,
@@ -52,7 +52,7 @@ impl Addition {
     /// Adds a node with this work.
     ///
     /// # Safety
-    /// The pointers are those of a call.
+    /// The pointers are arguments of a call of the driver.
     unsafe fn add(&self, machine: &mut SimMachine, work: DeviceWork) -> DriverAnswer {
         check(machine, &work)?;
         let graph = machine.graphs.get_mut(self.graph as u64)?;

@@ -1,4 +1,4 @@
-//! Functions of the CUDA driver, one file for each family, and those of NCCL.
+//! Functions of the CUDA driver, one file for each family, and functions of NCCL.
 //!
 //! Each does what NVIDIA documents for it, error codes included. Where the real driver may crash,
 //! as on a handle that was destroyed, these return an error.

@@ -101,7 +101,7 @@ driver! {
             let module = Arc::clone(&machine.modules.get(owner)?.1);
             let kernel = module.find(CStr::from_ptr(name));
             let kernel = kernel.ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
-            let same = |function: &LoadedFunction| function.owner == owner && function.kernel == kernel;
+            let same = |known: &LoadedFunction| known.owner == owner && known.kernel == kernel;
             let known = machine.functions.iter().find(|(_, function)| same(function));
             let handle = known.map(|(handle, _)| handle).unwrap_or_else(|| {
                 let dynamic_max = DYNAMIC_DEFAULT;

@@ -153,7 +153,7 @@ impl BlockThreads {
     /// Runs one block to its end. `threads` are its threads in the order in which they start.
     ///
     /// # Safety
-    /// `run` and `exported` are those of one module, `values` points to the kernel's arguments.
+    /// `run` and `exported` belong to one module, and `values` points to the kernel's arguments.
     pub(super) unsafe fn block(
         &mut self,
         exported: &ModuleTable,

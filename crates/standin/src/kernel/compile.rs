@@ -8,7 +8,7 @@ use std::{env, fs, io, process};
 use super::options::CompileOptions;
 use super::source;
 
-/// A source or header with the name by which it is included.
+/// A source or header with its name for `#include`.
 #[derive(Clone, Debug)]
 pub(crate) struct SourceText {
     /// Its name.

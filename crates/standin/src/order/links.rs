@@ -376,7 +376,8 @@ impl ExchangeWork {
             return Ok(());
         }
         for LinkMessage { address, bytes, peer } in &self.receives {
-            // SAFETY: `DeviceWork::check` found the memory; nothing else runs on the device meanwhile.
+            // SAFETY: `DeviceWork::check` found the memory; nothing else runs on the device
+            // meanwhile.
             let to = unsafe { std::slice::from_raw_parts_mut(*address as *mut u8, *bytes) };
             self.links.receive(*peer, to)?;
         }

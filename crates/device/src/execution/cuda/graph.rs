@@ -165,8 +165,8 @@ impl ExecutableGraph {
 
 impl Drop for ExecutableGraph {
     fn drop(&mut self) {
-        // SAFETY: made once by `CudaGraphBuilder::build`. A stream keeps a graph until its launches are
-        // done. A failure cannot be reported.
+        // SAFETY: made once by `CudaGraphBuilder::build`. A stream keeps a graph until its launches
+        // are done. A failure cannot be reported.
         let _ = unsafe { (driver().cuGraphExecDestroy)(self.0) };
     }
 }

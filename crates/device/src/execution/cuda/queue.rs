@@ -95,9 +95,9 @@ impl CudaQueue {
         Ok(())
     }
 
-    /// Fuses independent tasks, all of which [are placed](CudaTask::is_placed), into one; `None` for
-    /// no tasks. Building the graph counts as an allocation. If the driver has no memory for it,
-    /// `reclaim` is called to free some.
+    /// Fuses independent tasks, all of which [are placed](CudaTask::is_placed), into one; `None`
+    /// for no tasks. Building the graph counts as an allocation. If the driver has no memory for
+    /// it, `reclaim` is called to free some.
     ///
     /// # Errors
     /// [`Error::Cuda`]; [`Error::HotScope`] if an open scope forbids the allocation.

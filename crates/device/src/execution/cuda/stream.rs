@@ -207,8 +207,8 @@ impl CudaStream {
         self.completed.load(Ordering::Acquire) >= sequence || self.context.has_failed()
     }
 
-    /// Whether the tasks up to `sequence` are done, or were lost with the device. Asks the device if
-    /// that is not known.
+    /// Whether the tasks up to `sequence` are done, or were lost with the device. Asks the device
+    /// if that is not known.
     pub(super) fn is_done(&self, sequence: u64) -> bool {
         self.has_completed(sequence) || {
             self.poll(&mut lock(&self.state), sequence);
@@ -239,8 +239,8 @@ impl CudaStream {
         let issued = lock(&self.state).issued;
         self.wait(issued);
         if self.context.has_failed() {
-            // A device whose results count as lost may still work on memory of the pending tasks. If
-            // CUDA gave the device up, this returns at once.
+            // A device whose results count as lost may still work on memory of the pending tasks.
+            // If CUDA gave the device up, this returns at once.
             let _ = self.context.bind().and_then(|()| self.raw.synchronize());
             let mut state = lock(&self.state);
             let lost = (std::mem::take(&mut state.pending), std::mem::take(&mut state.recorded));
@@ -379,7 +379,7 @@ impl CudaStream {
     fn poll(&self, state: &mut MutexGuard<'_, CudaStreamState>, sequence: u64) {
         let state = &mut **state;
         if self.context.is_suspended() {
-            return; // the exchange that failed is missing on the stream, so nothing after it is done
+            return; // the stream lacks the exchange that failed, so nothing after it is done
         }
         // This may be the first call of this thread that uses the device: bind its context.
         if self.event_after(state, sequence).is_none() || self.context.bind().is_err() {

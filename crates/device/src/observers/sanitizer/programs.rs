@@ -310,7 +310,9 @@ proptest! {
     ) {
         let run = |threads| {
             let mut machine = ProgramRunner::new((threads, streams), faults);
-            let same = |op: &&ProgramStep| !matches!(op, ProgramStep::Drop { .. } | ProgramStep::Ask { .. });
+            let same = |step: &&ProgramStep| {
+                !matches!(step, ProgramStep::Drop { .. } | ProgramStep::Ask { .. })
+            };
             ops.iter().filter(same).for_each(|op| machine.run(op));
             machine.verdicts().iter().map(|(said, _)| *said).collect::<Vec<_>>()
         };

@@ -12,7 +12,7 @@ use crate::hooks::{CommandPosition, FinishedLaunch};
 const ENTRIES_MAX: usize = 1 << 16;
 /// Number of the host's process in the file; devices follow.
 pub(super) const HOST_PROCESS: u64 = 1;
-/// Number of the first lane: beyond those of processes, as a viewer takes a thread with its
+/// Number of the first lane: beyond the numbers of processes, as a viewer takes a thread with its
 /// process's number for the main thread.
 pub(super) const FIRST_LANE: u64 = 1001;
 

@@ -19,8 +19,8 @@
 //!   is seen. The thread that watches the group fails the device with the reason.
 
 mod library;
+mod pending;
 
-use std::collections::VecDeque;
 use std::error::Error as StdError;
 use std::ffi::{c_char, c_int, c_void};
 use std::fmt;
@@ -30,6 +30,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::nccl::sys as nccl;
 use library::{IN_PROGRESS, check, load};
+use pending::{PendingExchange, PendingExchanges};
 
 use super::block::block;
 use super::context::CudaContext;
@@ -63,60 +64,6 @@ impl NcclComm {
         check("ncclCommGetAsyncError", code)?;
         // SAFETY: written just now; an enum of 32 bits.
         Ok(unsafe { (&raw const state).cast::<u32>().read() })
-    }
-}
-
-/// An exchange that is not known to have ended.
-#[derive(Default)]
-struct PendingExchange {
-    /// Recorded before it.
-    before: Option<Arc<CudaEvent>>,
-    /// Recorded after it, once NCCL has enqueued it.
-    after: Option<Arc<CudaEvent>>,
-    /// Whether the device has begun it.
-    reached: bool,
-}
-
-/// Exchanges that are not known to have ended, in order.
-#[derive(Default)]
-struct PendingExchanges {
-    all: VecDeque<PendingExchange>,
-    /// Events for reuse.
-    spare: Vec<Arc<CudaEvent>>,
-    ended: u64,
-}
-
-impl PendingExchanges {
-    /// Counts a new exchange, and returns its number, from 1.
-    fn submit(&mut self) -> u64 {
-        self.all.push_back(PendingExchange::default());
-        self.ended + self.all.len() as u64
-    }
-
-    /// The exchange of this number, unless it counts as ended.
-    fn exchange_of(&mut self, number: u64) -> Option<&mut PendingExchange> {
-        let at = number.checked_sub(self.ended + 1)?;
-        self.all.get_mut(at as usize)
-    }
-
-    /// The next event that the device reaches, if it is recorded.
-    fn next(&self) -> Option<Arc<CudaEvent>> {
-        let first = self.all.front()?;
-        if first.reached { first.after.clone() } else { first.before.clone() }
-    }
-
-    /// Records that the device has reached this event, if it is still the next.
-    fn advance(&mut self, event: &Arc<CudaEvent>) {
-        if !self.next().is_some_and(|next| Arc::ptr_eq(&next, event)) {
-            return;
-        }
-        let Some(first) = self.all.front_mut() else { return };
-        if !first.reached {
-            first.reached = true;
-        } else if let Some(PendingExchange { before, after, .. }) = self.all.pop_front() {
-            self.ended += 1;
-            self.spare.extend(before.into_iter().chain(after));
-        }
     }
 }
 
