@@ -34,7 +34,7 @@ pub(super) fn unavailable(reason: &'static str, remedy: &'static str) -> Error {
 
 /// A request to the thread.
 pub(super) enum MpiJob {
-    MpiExchange(Box<MpiExchange>),
+    Exchange(Box<MpiExchange>),
     /// Create a group of these ranks among all processes, in which this process is rank `rank`.
     Join {
         context: i32,
@@ -56,7 +56,7 @@ pub(super) enum MpiJob {
     },
     /// Record the state of the rank's device, and reply with the state of the group. Answered
     /// during an exchange, too.
-    GroupWatch {
+    Watch {
         context: i32,
         pulse: Pulse,
         reply: SyncSender<News>,
