@@ -82,8 +82,8 @@ pub fn load(
 /// of the files.
 ///
 /// # Errors
-/// As [`load`], and [`Error::Changed`](crate::Error::Changed) if the files have changed since they
-/// were opened and the split was not loaded before.
+/// As [`load`], and [`Error::Changed`](crate::Error::Changed) if the contents of the files have
+/// changed since they were opened, and the split was not loaded before.
 pub fn load_files(
     device: &Device,
     files: &Arc<DatasetFiles>,

@@ -166,6 +166,28 @@ fn every_kind_of_dataset_notices_a_change() {
     }
 }
 
+/// Permissions, links to an image, and names that begin with a dot are no change of a dataset.
+#[test]
+#[cfg(unix)]
+fn the_contents_decide_whether_files_have_changed() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    write_folder(root, 2, 2);
+    let spec = spec_of(Source::Folder, root);
+    let (device, files) = (cpu(1), cache::files(&spec).unwrap());
+    let load = |split| cache::load_files(&device, &files, split, Residency::Resident);
+    let image = root.join("train/ant/000.png");
+    fs::set_permissions(&image, fs::Permissions::from_mode(0o600)).unwrap();
+    fs::hard_link(&image, root.join("link.png")).unwrap();
+    fs::write(root.join("train/ant/.DS_Store"), "x").unwrap();
+    load(Split::Train).unwrap();
+    // The training images that were read are no longer there when the test images are read.
+    save_rgb(&image, 6, 5, 77);
+    let error = load(Split::Test).unwrap_err();
+    assert!(matches!(error, Error::Changed { .. }), "{error:?}");
+}
+
 /// D1: the load's extra device memory is one chunk: only the copy itself is ever allocated.
 #[test]
 fn a_load_is_one_shot() {

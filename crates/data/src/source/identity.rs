@@ -106,13 +106,11 @@ impl Seen {
 
     fn is_current(&mut self) -> bool {
         let at_ns = now_ns();
-        if id_at(&self.path).ok() != Some(self.id) {
-            return false;
-        }
-        let Some(crc) = self.crc else { return true };
+        let Ok(now) = id_at(&self.path) else { return false };
+        let Some(crc) = self.crc else { return now == self.id };
         let same = checksum(&self.path).is_ok_and(|now| now == crc);
-        if same && self.id.is_some_and(|id| id.is_settled(at_ns)) {
-            self.crc = None;
+        if same && now.is_some_and(|id| id.is_settled(at_ns)) {
+            (self.id, self.crc) = (now, None);
         }
         same
     }

@@ -239,7 +239,7 @@ pub(crate) enum TestSplit {
 }
 
 /// Facts about a dataset that are known before decoding.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) channels: usize,
     pub(crate) height: usize,
@@ -296,6 +296,8 @@ pub(crate) struct SplitFacts {
     pub(crate) skipped: usize,
     pub(crate) per_class: Vec<usize>,
     pub(crate) histogram: Histogram,
+    /// CRC-32 of the images and of the labels.
+    pub(crate) crcs: [u32; 2],
 }
 
 /// A dataset on disk: its files found, its headers and labels checked, its images not decoded.
@@ -316,14 +318,24 @@ impl DatasetFiles {
     /// [`Error::EmptySplit`]; [`Error::Changed`] for a file that is being written.
     pub fn open(spec: &DatasetSpec) -> Result<Arc<Self>> {
         let root = canonical_root(spec)?;
-        let watch = Watch::default();
-        let reader = watch.unless_changed(open_reader(spec, root.as_deref(), &watch))?;
         let spec = DatasetSpec { root, ..spec.clone() };
-        let files = Self { spec, reader, watch, facts: [const { OnceLock::new() }; 2] };
+        // A change that leaves the contents alone, as of permissions, seldom happens twice.
+        let files = Self::open_once(&spec).or_else(|error| match error {
+            Error::Changed { .. } => Self::open_once(&spec),
+            error => Err(error),
+        })?;
         for split in Split::ALL.into_iter().filter(|split| files.has(*split)) {
             files.check_not_empty(split, files.layout().len(split))?;
         }
         Ok(Arc::new(files))
+    }
+
+    /// Opens files of a spec whose root is canonical.
+    fn open_once(spec: &DatasetSpec) -> Result<Self> {
+        let watch = Watch::default();
+        let reader = watch.unless_changed(open_reader(spec, &watch))?;
+        let facts = [const { OnceLock::new() }; 2];
+        Ok(Self { spec: spec.clone(), reader, watch, facts })
     }
 
     /// Whether the files are those that were opened. Asks the system for each file, and reads only
@@ -437,27 +449,58 @@ impl DatasetFiles {
         sink: Sink<'_>,
     ) -> Result<SplitFacts> {
         self.check_has(split)?;
+        let read = self.read_once(split, on_bad, sink);
+        let Some(path) = self.watch.changed() else { return read };
+        match read {
+            Ok(facts) if self.is_as_read(split, &facts).unwrap_or(false) => Ok(facts),
+            _ => Err(Error::Changed { path }),
+        }
+    }
+
+    fn read_once(&self, split: Split, on_bad: OnBad<'_>, sink: Sink<'_>) -> Result<SplitFacts> {
         let layout = self.layout();
         let mut facts = SplitFacts {
             len: 0,
             skipped: 0,
             per_class: vec![0; layout.classes.len()],
             histogram: Histogram::new(layout.channels),
+            crcs: [0; 2],
         };
-        let read = self.reader.read(split, on_bad, &mut |images, labels| {
+        let [mut of_images, mut of_labels] = [(); 2].map(|()| crc32fast::Hasher::new());
+        self.reader.read(split, on_bad, &mut |images, labels| {
             facts.len += labels.len();
+            of_images.update(images);
             for label in labels {
                 facts.per_class[*label as usize] += 1;
+                of_labels.update(&label.to_le_bytes());
             }
             facts.histogram.add(images);
             sink(images, labels)
-        });
-        self.watch.unless_changed(read).map(|()| facts)
+        })?;
+        facts.crcs = [of_images, of_labels].map(crc32fast::Hasher::finalize);
+        Ok(facts)
+    }
+
+    /// Whether the files still have the contents that were read: `facts` of `split`, and the other
+    /// split if it was read. Permissions, links to a file or names that begin with a dot may have
+    /// changed.
+    fn is_as_read(&self, split: Split, facts: &SplitFacts) -> Result<bool> {
+        let now = Self::open_once(&self.spec)?;
+        let known = self.facts.each_ref().map(OnceLock::get);
+        let of_others = Split::ALL.into_iter().zip(known);
+        let of_others = of_others.filter_map(|(other, facts)| Some((other, facts?)));
+        let mut is_same = now.layout() == self.layout();
+        for (split, before) in of_others.chain([(split, facts)]) {
+            let skip_bad = &mut |error: Error| if error.is_damage() { Ok(()) } else { Err(error) };
+            let again = now.read_once(split, skip_bad, &mut |_, _| Ok(()))?;
+            is_same &= again.crcs == before.crcs;
+        }
+        now.watch.unless_changed(Ok(is_same))
     }
 }
 
-fn open_reader(spec: &DatasetSpec, root: Option<&Path>, watch: &Watch) -> Result<Box<dyn Reader>> {
-    Ok(match (spec.source, root) {
+fn open_reader(spec: &DatasetSpec, watch: &Watch) -> Result<Box<dyn Reader>> {
+    Ok(match (spec.source, spec.root.as_deref()) {
         (Source::FashionMnist, Some(root)) => Box::new(idx::Idx::fashion_mnist(root, watch)?),
         (Source::Cifar10, Some(root)) => Box::new(cifar::Cifar::open_10(root, watch)?),
         (Source::Cifar100, Some(root)) => Box::new(cifar::Cifar::open_100(root, watch)?),
