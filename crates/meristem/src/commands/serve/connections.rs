@@ -13,10 +13,11 @@ use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio_io_timeout::TimeoutStream;
 
-use super::places::{Answering, Places};
+use super::places::{Answering, Places, Seat};
 
 /// Largest head of a request, in bytes; a longer one is answered with 431.
 const HEAD_BYTES_MAX: usize = 16 << 10;
@@ -32,11 +33,6 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Accepts connections for ever.
 pub(super) async fn serve(listener: TcpListener, router: Router) -> Infallible {
     let places = Arc::new(Places::default());
-    let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIME)
-        .max_buf_size(HEAD_BYTES_MAX)
-        .max_headers(HEADERS_MAX);
     loop {
         let Ok((stream, address)) = listener.accept().await else {
             tokio::time::sleep(PAUSE).await;
@@ -46,24 +42,36 @@ pub(super) async fn serve(listener: TcpListener, router: Router) -> Infallible {
         let Some(seat) = places.enter(address.ip()) else { continue };
         let mut stream = TimeoutStream::new(stream);
         stream.set_write_timeout(Some(WRITE_TIME));
-        let (router, own) = (TowerToHyperService::new(router.clone()), seat.clone());
-        let service = service_fn(move |mut request: hyper::Request<Incoming>| {
-            let answering = own.answers();
-            request.extensions_mut().insert(own.clone());
-            let answer = router.call(request);
-            async move {
-                let response = answer.await?;
-                Ok::<_, Infallible>(response.map(|body| Answer { body, _answering: answering }))
-            }
-        });
-        let connection = http.serve_connection(TokioIo::new(Box::pin(stream)), service);
-        tokio::spawn(async move {
-            // A client that sends nonsense, stalls or goes away ends its own connection only.
-            tokio::select! {
-                _ = connection => {}
-                () = seat.is_lost() => {}
-            }
-        });
+        tokio::spawn(answer(Box::pin(stream), router.clone(), seat));
+    }
+}
+
+/// Answers the requests of a connection until it ends or loses its seat.
+pub(super) async fn answer(
+    stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
+    router: Router,
+    seat: Arc<Seat>,
+) {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIME)
+        .max_buf_size(HEAD_BYTES_MAX)
+        .max_headers(HEADERS_MAX);
+    let (router, own) = (TowerToHyperService::new(router), seat.clone());
+    let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+        let answering = own.answers();
+        request.extensions_mut().insert(own.clone());
+        let answer = router.call(request);
+        async move {
+            let response = answer.await?;
+            Ok::<_, Infallible>(response.map(|body| Answer { body, _answering: answering }))
+        }
+    });
+    let connection = http.serve_connection(TokioIo::new(stream), service);
+    // A client that sends nonsense, stalls or goes away ends its own connection only.
+    tokio::select! {
+        _ = connection => {}
+        () = seat.is_lost() => {}
     }
 }
 

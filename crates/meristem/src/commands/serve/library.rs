@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::fs;
 use std::hash::Hash;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use meristem::train;
 use meristem::train::reading::{Follower, Found, Overview, UnreadableFolder, find, is_in_progress};
@@ -96,8 +97,21 @@ pub(super) struct List {
     pub(super) unread: usize,
 }
 
-/// Size and time of the files that a row comes from, and whether a process writes to them.
-type Stamp = ([Option<(u64, SystemTime)>; 3], bool);
+/// Identity of a file, which a change of its contents does not leave as it was: a file that was
+/// moved here or copied may have the size and time of the one before.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct FileStamp {
+    device: u64,
+    inode: u64,
+    bytes: u64,
+    /// Time of the last change of the contents, in seconds and nanoseconds since 1970.
+    modified: (i64, i64),
+    /// Time of the last change of the status, in the same way. A program cannot set it.
+    changed: (i64, i64),
+}
+
+/// Identities of the files that a row comes from, and whether a process writes to them.
+type Stamp = ([Option<FileStamp>; 3], bool);
 
 #[derive(Default)]
 struct Listed {
@@ -232,7 +246,13 @@ impl Library {
 fn stamp(run: &Path) -> Stamp {
     let of = |name: &str| {
         let there = run.join(name).metadata().ok()?;
-        Some((there.len(), there.modified().ok()?))
+        Some(FileStamp {
+            device: there.dev(),
+            inode: there.ino(),
+            bytes: there.size(),
+            modified: (there.mtime(), there.mtime_nsec()),
+            changed: (there.ctime(), there.ctime_nsec()),
+        })
     };
     let [_, config, events, summary] = FILES;
     ([of(config), of(events), of(summary)], is_in_progress(run))
@@ -256,6 +276,21 @@ mod tests {
         assert!(!known(98) && known(99), "the newest stays");
         get(1);
         assert!(known(1) && !known(99));
+    }
+
+    #[test]
+    fn files_of_equal_size_and_time_are_told_apart() {
+        let run = tempfile::tempdir().unwrap();
+        let summary = run.path().join("summary.json");
+        let mut stamps = vec![];
+        for text in ["a", "b"] {
+            fs::write(run.path().join(text), text).unwrap();
+            let file = fs::File::options().write(true).open(run.path().join(text)).unwrap();
+            file.set_modified(std::time::UNIX_EPOCH).unwrap();
+            fs::rename(run.path().join(text), &summary).unwrap();
+            stamps.push(stamp(run.path()));
+        }
+        assert!(stamps[0].0[2].is_some() && stamps[0] != stamps[1]);
     }
 
     #[test]

@@ -11,9 +11,10 @@ use futures_util::Stream;
 use futures_util::stream::unfold;
 use serde_json::json;
 
+use super::address::Missing;
 use super::library::{Library, READING_TIME, Shelf, lock};
-use super::view::{Missing, View};
-use super::work::{Patience, work};
+use super::view::View;
+use super::work::{Patience, Turn, work};
 use crate::page::{Html, Part};
 
 /// Time between two drawings of a view. Much work makes it longer, so that drawing takes a tenth of
@@ -87,23 +88,26 @@ impl Gallery {
 pub(super) fn events(
     gallery: Arc<Gallery>,
     view: View,
+    turn: Turn,
 ) -> impl Stream<Item = Result<Event, Infallible>> {
-    let start = (gallery, view, HashMap::new(), false);
-    unfold(start, |(gallery, view, mut seen, mut waits)| async move {
-        loop {
-            if waits {
-                tokio::time::sleep(DRAW_EVERY).await;
-            }
-            waits = true;
-            let (of, which) = (gallery.clone(), view.clone());
-            let drawn = work(move |patience| of.parts(&which, patience)).await;
-            // Without an answer, for lack of time or memory, the page asks again.
-            let parts = match drawn.ok()? {
-                Ok(parts) => parts,
-                Err(problem) => Arc::new(vec![Drawn::of(gone(&problem))]),
-            };
-            if let Some(event) = news(&parts, &mut seen) {
-                return Some((Ok(event), (gallery, view, seen, waits)));
+    unfold((HashMap::new(), false), move |(mut seen, mut waits)| {
+        let (gallery, view, turn) = (gallery.clone(), view.clone(), turn.clone());
+        async move {
+            loop {
+                if waits {
+                    tokio::time::sleep(DRAW_EVERY).await;
+                }
+                waits = true;
+                let (of, which) = (gallery.clone(), view.clone());
+                let drawn = work(turn.clone(), move |patience| of.parts(&which, patience)).await;
+                // Without an answer, for lack of time or memory, the page asks again.
+                let parts = match drawn.ok()? {
+                    Ok(parts) => parts,
+                    Err(problem) => Arc::new(vec![Drawn::of(gone(&problem))]),
+                };
+                if let Some(event) = news(&parts, &mut seen) {
+                    return Some((Ok(event), (seen, waits)));
+                }
             }
         }
     })

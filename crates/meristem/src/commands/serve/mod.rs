@@ -5,6 +5,8 @@
 //! their time. A connection has a place, which it may lose to another while it waits (`places`).
 
 #[cfg(feature = "serve")]
+mod address;
+#[cfg(feature = "serve")]
 mod connections;
 #[cfg(feature = "serve")]
 mod guard;

@@ -6,10 +6,12 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
+
+use super::work::Turn;
 
 /// Places, in all and for one address.
 struct Limit {
@@ -53,6 +55,8 @@ pub(super) struct Places {
 struct Taken {
     places: HashMap<u64, Place>,
     next: u64,
+    /// Turns by address, while a connection or a job of the address has one.
+    turns: HashMap<IpAddr, Weak<tokio::sync::Mutex<()>>>,
 }
 
 /// Place of one connection, which it gives back when it is dropped.
@@ -60,6 +64,7 @@ pub(super) struct Seat {
     places: Arc<Places>,
     number: u64,
     end: Arc<Notify>,
+    turn: Turn,
 }
 
 /// Mark of a connection that answers a request; dropped at the end of the answer.
@@ -97,11 +102,23 @@ impl Places {
         let end = Arc::new(Notify::new());
         let place = Place { address, now: Use::Waits, since: Instant::now(), end: end.clone() };
         taken.places.insert(number, place);
-        Some(Arc::new(Seat { places: self.clone(), number, end }))
+        let turn = taken.turn(address);
+        Some(Arc::new(Seat { places: self.clone(), number, end, turn }))
     }
 }
 
 impl Taken {
+    /// The turn that all jobs of an address share.
+    fn turn(&mut self, address: IpAddr) -> Turn {
+        self.turns.retain(|_, turn| turn.strong_count() > 0);
+        if let Some(turn) = self.turns.get(&address).and_then(Weak::upgrade) {
+            return turn;
+        }
+        let turn = Turn::default();
+        self.turns.insert(address, Arc::downgrade(&turn));
+        turn
+    }
+
     /// Number of connections, of an address or all, that are no live streams.
     fn pages(&self, address: Option<IpAddr>) -> usize {
         let counts = |place: &&Place| {
@@ -142,6 +159,11 @@ impl Taken {
 }
 
 impl Seat {
+    /// The turn of its address.
+    pub(super) fn turn(&self) -> Turn {
+        self.turn.clone()
+    }
+
     /// Waits until the place is given to another connection.
     pub(super) async fn is_lost(&self) {
         self.end.notified().await;
@@ -250,6 +272,19 @@ mod tests {
         assert!(seat.goes_live(), "another address has other places");
         streams.pop();
         assert!(places.enter(address(1)).unwrap().goes_live(), "a place that was given back");
+    }
+
+    #[test]
+    fn connections_of_an_address_share_a_turn_while_one_is_used() {
+        let places = Arc::new(Places::default());
+        let seats = [1, 1, 2].map(|last| places.enter(address(last)).unwrap());
+        let [first, second, other] = seats.each_ref().map(|seat| seat.turn());
+        assert!(Arc::ptr_eq(&first, &second) && !Arc::ptr_eq(&first, &other));
+        drop(seats);
+        assert!(Arc::ptr_eq(&first, &places.enter(address(1)).unwrap().turn()), "a job has it");
+        drop((first, second, other));
+        places.enter(address(3)).unwrap();
+        assert_eq!(places.lock().turns.len(), 1);
     }
 
     #[test]

@@ -11,12 +11,13 @@ use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
+use super::address::{AnswerForm, Missing, Subject};
 use super::guard::{Guard, admit};
 use super::library::Library;
 use super::live::{Drawn, Gallery, events};
 use super::places::Seat;
-use super::view::{Missing, View};
-use super::work::{Patience, Unanswered, work};
+use super::view::View;
+use super::work::{Patience, Turn, Unanswered, work};
 use crate::cli::BasePath;
 use crate::page::{Html, STYLE};
 
@@ -27,23 +28,11 @@ const SIGN_OF_LIFE: Duration = Duration::from_secs(15);
 
 const STYLE_PATH: &str = "/style.css";
 const SCRIPT_PATH: &str = "/live.js";
-/// Path before the path of a view: parts as they change.
-const LIVE: &str = "/live";
-/// Path before the path of a view: the same as JSON.
-const API: &str = "/api";
 
 pub(super) fn router(library: Arc<Library>, guard: Guard) -> Router {
     Router::new()
         .fallback_service(get(show).with_state(Arc::new(Gallery::new(library))))
         .layer(from_fn_with_state(Arc::new(guard), admit))
-}
-
-/// Form of an answer.
-#[derive(Clone, Copy)]
-enum Form {
-    Page,
-    Live,
-    Json,
 }
 
 async fn show(State(gallery): State<Arc<Gallery>>, request: Request) -> Response {
@@ -58,21 +47,21 @@ async fn show(State(gallery): State<Arc<Gallery>>, request: Request) -> Response
         SCRIPT_PATH => return of_type("text/javascript; charset=utf-8", SCRIPT.into()),
         _ => {}
     }
-    let below = |prefix: &str| path.strip_prefix(prefix).filter(|rest| rest.starts_with('/'));
-    let (form, rest) = match (below(LIVE), below(API)) {
-        (Some(rest), _) => (Form::Live, rest),
-        (_, Some(rest)) => (Form::Json, rest),
-        _ => (Form::Page, path),
+    let (form, path) = AnswerForm::of(path);
+    let subject = match Subject::of(path, request.uri().query().unwrap_or("")) {
+        Ok(subject) => subject,
+        Err(missing) => return not_found(base, form, &missing),
     };
-    let (rest, query) = (rest.to_string(), request.uri().query().unwrap_or("").to_string());
     let of = gallery.clone();
+    let seat = request.extensions().get::<Arc<Seat>>().cloned();
+    let turn = seat.as_ref().map_or_else(Turn::default, |seat| seat.turn());
     // Folders are read, which may take long on a shared disk.
-    let done = work(move |patience| {
-        let view = View::of([&rest, &query], &of.library, patience)?;
+    let done = work(turn.clone(), move |patience| {
+        let view = View::of(&subject, &of.library, patience)?;
         let answer = match form {
-            Form::Page => Answer::Page(page(&of, &view, patience)?),
-            Form::Json => Answer::Json(view.json(&of.library, patience)?.to_string()),
-            Form::Live => Answer::Live(view),
+            AnswerForm::Page => Answer::Page(page(&of, &view, patience)?),
+            AnswerForm::Json => Answer::Json(view.json(&of.library, patience)?.to_string()),
+            AnswerForm::Live => Answer::Live(view),
         };
         Ok::<_, Missing>(answer)
     });
@@ -80,12 +69,11 @@ async fn show(State(gallery): State<Arc<Gallery>>, request: Request) -> Response
         Ok(Ok(Answer::Page(html))) => of_type("text/html; charset=utf-8", html),
         Ok(Ok(Answer::Json(json))) => of_type("application/json", json),
         Ok(Ok(Answer::Live(view))) => {
-            let seat = request.extensions().get::<Arc<Seat>>();
             if request.method() == Method::GET && !seat.is_some_and(|seat| seat.goes_live()) {
                 return busy("too many pages follow runs; load this one again later\n");
             }
             let alive = KeepAlive::new().interval(SIGN_OF_LIFE);
-            Sse::new(events(gallery, view)).keep_alive(alive).into_response()
+            Sse::new(events(gallery, view, turn)).keep_alive(alive).into_response()
         }
         Ok(Err(missing)) => not_found(base, form, &missing),
         Err(Unanswered::TooLate) => busy("reading takes too long; try again later\n"),
@@ -138,14 +126,16 @@ fn served(base: &BasePath, title: &str, body: Html) -> String {
     Html::served(title, [&style, &script], body)
 }
 
-fn not_found(base: &BasePath, form: Form, missing: &str) -> Response {
+fn not_found(base: &BasePath, form: AnswerForm, missing: &str) -> Response {
     let json = serde_json::json!({ "error": missing }).to_string();
     let mut body = Html::of("h1", "Not found");
     body.push(Html::of("p", missing));
     body.push(Html::element("p", "", Html::anchor(&base.to("/"), "All runs")));
     let (kind, text) = match form {
-        Form::Json => ("application/json", json),
-        Form::Page | Form::Live => ("text/html; charset=utf-8", served(base, "Not found", body)),
+        AnswerForm::Json => ("application/json", json),
+        AnswerForm::Page | AnswerForm::Live => {
+            ("text/html; charset=utf-8", served(base, "Not found", body))
+        }
     };
     (StatusCode::NOT_FOUND, [(header::CONTENT_TYPE, kind)], text).into_response()
 }

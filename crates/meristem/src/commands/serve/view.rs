@@ -7,9 +7,10 @@ use std::sync::MutexGuard;
 use meristem::train::reading::{
     Curve, EnvHistory, Follower, Overview, Run, RunState, UnreadableFolder,
 };
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use serde_json::{Map, Value, json};
 
+use super::address::{BYTES, Missing, Subject};
 use super::library::{Library, lock};
 use super::work::Patience;
 use crate::commands::runs::compare;
@@ -23,10 +24,7 @@ const COMPARED_MAX: usize = 16;
 /// Rows of the list; the oldest runs beyond are left out.
 const ROWS_MAX: usize = 1000;
 
-/// Key of a run in a query whose name is not UTF-8, as no form can send it: the name as in a path.
-const BYTES: &str = "encoded";
-
-/// Subject of a page.
+/// A page with the runs that it shows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum View {
     List,
@@ -34,49 +32,31 @@ pub(super) enum View {
     Compare(Vec<PathBuf>),
 }
 
-/// Reason why a URL shows nothing.
-pub(super) type Missing = String;
-
 /// A name as part of a URL.
 fn encoded(name: &Path) -> String {
     percent_encode(name.as_os_str().as_encoded_bytes(), &PLAIN).to_string()
 }
 
-/// The name of a run in a part of a query, encoded as in a path.
-fn name_in(pair: &str) -> Option<String> {
-    match pair.split_once('=')? {
-        // As a form writes it.
-        ("run", name) => Some(name.replace('+', "%20")),
-        (BYTES, name) => Some(percent_decode_str(name).decode_utf8_lossy().into_owned()),
-        _ => None,
-    }
-}
-
 impl View {
-    /// The view of a path without its prefix, and of a query.
+    /// The view of a subject.
     ///
     /// # Errors
-    /// There is no such view, or no such run.
+    /// There is no such run, or there are too few or too many.
     pub(super) fn of(
-        [path, query]: [&str; 2],
+        subject: &Subject,
         library: &Library,
         patience: &Patience,
     ) -> Result<Self, Missing> {
-        let run = |name: &str| {
-            let name: Vec<u8> = percent_decode_str(name).collect();
-            let run = library.run(&name, patience);
+        let run = |name: &Vec<u8>| {
+            let run = library.run(name, patience);
             run.ok_or("there is no such run in the served folder".to_string())
         };
-        if let Some(name) = path.strip_prefix("/run/") {
-            return run(name).map(Self::Run);
-        }
-        match path {
-            "/" => Ok(Self::List),
-            "/compare" => {
-                let names = query.split('&').filter_map(name_in);
+        match subject {
+            Subject::List => Ok(Self::List),
+            Subject::Run(name) => run(name).map(Self::Run),
+            Subject::Compare(names) => {
                 // In order of their paths, and each once: a run is locked while it is drawn.
-                let runs: Result<BTreeSet<PathBuf>, Missing> =
-                    names.map(|name| run(&name)).collect();
+                let runs: Result<BTreeSet<PathBuf>, Missing> = names.iter().map(run).collect();
                 let runs: Vec<PathBuf> = runs?.into_iter().collect();
                 match runs.len() {
                     2..=COMPARED_MAX => Ok(Self::Compare(runs)),
@@ -85,7 +65,6 @@ impl View {
                     }
                 }
             }
-            _ => Err("there is no such page".into()),
         }
     }
 

@@ -1,7 +1,12 @@
 //! Work for a request on a reader's thread. It ends when nobody waits for it any more.
+//!
+//! An address has one job at a time, running or queued for the readers: so the queue goes round the
+//! addresses, and none can occupy all readers.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
+
+use tokio::sync::Mutex;
 
 /// Time in which a request is answered.
 const ANSWER_TIME: Duration = Duration::from_secs(60);
@@ -25,6 +30,9 @@ impl Patience {
     }
 }
 
+/// Turn of an address, which one job at a time has. Others wait in the order of their requests.
+pub(super) type Turn = Arc<Mutex<()>>;
+
 /// Reason why there is no result.
 #[derive(Debug, PartialEq)]
 pub(super) enum Unanswered {
@@ -34,14 +42,23 @@ pub(super) enum Unanswered {
     Failed,
 }
 
-/// Runs `job` on a reader's thread. When this future is dropped, as for a client that went away,
-/// the job does not begin, or finds its patience over.
+/// Runs `job` on a reader's thread when it has the turn of its address. When this future is
+/// dropped, as for a client that went away, the job does not begin, or finds its patience over.
 pub(super) async fn work<T: Send + 'static>(
+    turn: Turn,
     job: impl FnOnce(&Patience) -> T + Send + 'static,
 ) -> Result<T, Unanswered> {
     let request = Arc::new(());
     let patience = Patience::of(&request);
-    let done = tokio::task::spawn_blocking(move || (!patience.is_over()).then(|| job(&patience)));
+    let done = async move {
+        let turn = turn.lock_owned().await;
+        // The job keeps the turn, also when its client has left.
+        let run = move || {
+            let _turn = turn;
+            (!patience.is_over()).then(|| job(&patience))
+        };
+        tokio::task::spawn_blocking(run).await
+    };
     let answer = tokio::time::timeout(ANSWER_TIME, done).await;
     drop(request);
     match answer {
@@ -57,18 +74,42 @@ mod tests {
 
     use super::*;
 
+    fn runtime(readers: usize) -> tokio::runtime::Runtime {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        builder.enable_all().max_blocking_threads(readers).build().unwrap()
+    }
+
+    #[test]
+    fn an_address_leaves_a_reader_to_the_others() {
+        let (mine, others) = (Turn::default(), Turn::default());
+        let (begun, has_begun) = sync_channel(4);
+        runtime(2).block_on(async {
+            let endless = |turn: &Turn| {
+                let begun = begun.clone();
+                tokio::spawn(work(turn.clone(), move |patience| {
+                    begun.send(()).unwrap();
+                    while !patience.is_over() {
+                        std::thread::yield_now();
+                    }
+                }))
+            };
+            let all = [0; 3].map(|_| endless(&mine));
+            tokio::task::yield_now().await;
+            has_begun.recv_timeout(Duration::from_secs(30)).unwrap();
+            assert_eq!(work(others, |_| "answered").await, Ok("answered"));
+            assert!(has_begun.try_recv().is_err(), "a second job of the address");
+            all.iter().for_each(|job| job.abort());
+            assert_eq!(work(mine, |_| "next").await, Ok("next"));
+        });
+    }
+
     #[test]
     fn work_ends_when_its_request_is_gone_and_does_not_begin_after_that() {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .max_blocking_threads(1)
-            .build()
-            .unwrap();
         let (begun, has_begun) = sync_channel(4);
         let (ended, has_ended) = sync_channel(4);
-        runtime.block_on(async {
+        runtime(1).block_on(async {
             let end = ended.clone();
-            let endless = tokio::spawn(work(move |patience| {
+            let endless = tokio::spawn(work(Turn::default(), move |patience| {
                 begun.send(()).unwrap();
                 while !patience.is_over() {
                     std::thread::yield_now();
@@ -77,13 +118,15 @@ mod tests {
                 end.send(if in_time { "endless" } else { "ended by its time only" }).unwrap();
             }));
             let end = ended.clone();
-            let waiting = tokio::spawn(work(move |_| end.send("gone before it began").unwrap()));
+            let gone = move |_: &Patience| end.send("gone before it began").unwrap();
+            let waiting = tokio::spawn(work(Turn::default(), gone));
             tokio::task::yield_now().await;
             has_begun.recv_timeout(Duration::from_secs(30)).unwrap();
             waiting.abort();
             endless.abort();
             assert!(waiting.await.is_err() && endless.await.is_err());
-            assert_eq!(work(move |_| ended.send("last").unwrap()).await, Ok(()));
+            let last = move |_: &Patience| ended.send("last").unwrap();
+            assert_eq!(work(Turn::default(), last).await, Ok(()));
         });
         assert_eq!(has_ended.iter().collect::<Vec<_>>(), ["endless", "last"]);
     }
