@@ -425,6 +425,10 @@ fn a_study_goes_on_where_it_was_killed() {
     // More seeds and controllers.
     let more = flags.replace("none,random,ppo --seeds 2", "none,random,ppo,heuristic --seeds 3");
     let longer = study(&eval(&m, &format!("{more} cut")));
+    // A study that was moved has the policies that it learned at other paths.
+    std::fs::rename(m.path("whole"), m.path("moved")).unwrap();
+    assert_eq!(study(&eval(&m, &format!("{flags} moved"))), whole);
+    assert_eq!(study(&eval(&m, &format!("{more} moved"))), longer);
     assert_eq!(complete.map(events), before);
     assert_eq!(longer["contenders"][1]["runs"][1], whole["contenders"][1]["runs"][1]);
     assert_eq!(longer["contenders"][3]["runs"].as_array().unwrap().len(), 3);

@@ -9,6 +9,7 @@ use meristem_grow::BlueprintSet;
 
 use crate::checkpoint::check_instruction_set;
 use crate::config::{TrainConfig, changed_result};
+use crate::config_file;
 use crate::error::{Error, Result};
 use crate::fleet::Machine;
 use crate::input_file::check_files;
@@ -102,6 +103,12 @@ fn check_settings(run: &TrainConfig, folder: &Path) -> Result<()> {
     let written = plain_file::text(&path, CONFIG_BYTES_MAX);
     let written = written.and_then(|text| text.ok_or_else(|| io::ErrorKind::NotFound.into()));
     let written = written.map_err(|source| Error::RunFolder { action: "read", path, source })?;
+    let mut run = run.clone();
+    if let Some(policy) = run.controller.path_mut()
+        && let Some(began) = path_before_a_move(policy, folder, &written)
+    {
+        *policy = began;
+    }
     match changed_result(&written, &run.resolved_toml()) {
         None => Ok(()),
         Some((began, now)) => {
@@ -112,4 +119,14 @@ fn check_settings(run: &TrainConfig, folder: &Path) -> Result<()> {
             Err(Error::Resume { path: folder.into(), problem })
         }
     }
+}
+
+/// The path of a policy that a study has learned, in the settings `written` of a run of the study,
+/// if the study has been moved since: its end, below the folder of the study, is the same.
+fn path_before_a_move(policy: &Path, run: &Path, written: &str) -> Option<PathBuf> {
+    let study = std::path::absolute(run.parent()?.parent()?).ok()?;
+    let policy = std::path::absolute(policy).ok()?;
+    let mut began = config_file::parse(&run.join(CONFIG), written).ok()?;
+    let began = began.controller.as_mut()?.path_mut()?;
+    began.ends_with(policy.strip_prefix(study).ok()?).then(|| began.clone())
 }
