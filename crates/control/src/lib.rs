@@ -21,7 +21,7 @@
 //! let image = ImageShape { channels: 1, height: 28, width: 28, classes: 10 };
 //! let spec: meristem_grow::HostSpec = "minimal".parse()?;
 //! let blueprints = Arc::new(BlueprintSet::standard());
-//! let mut host = Host::new(spec, image, &spec.slots(), blueprints, Rules::default())?;
+//! let mut host = Host::new(spec.clone(), image, spec.slots(), blueprints, Rules::default())?;
 //!
 //! let (style, tempo, alpha_target) = (Style::LinearAdd, Tempo::Fast, AlphaTarget::Full);
 //! let plant = Action::Germinate { slot: 0, blueprint: 0, style, tempo, alpha_target };

@@ -43,7 +43,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use meristem_grow::{AlphaTarget, Curve, Host, SlotName, Speed, Stage, Style, Tempo, nearest};
+use meristem_grow::{AlphaTarget, Curve, Host, Speed, Stage, Style, Tempo, nearest};
 use serde::Deserialize;
 
 use crate::action::{Action, Op};
@@ -289,8 +289,7 @@ impl Line {
         let Some(wanted) = &self.slot else {
             return Err(format!("{} needs a `slot`: one of {known}", self.op));
         };
-        let found = wanted.parse::<SlotName>().ok().and_then(|name| host.index_of(name));
-        found.ok_or_else(|| {
+        host.index_of(wanted).ok_or_else(|| {
             let near = nearest(wanted, names.iter().map(String::as_str));
             let hint = near.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
             format!("slot `{wanted}` is not enabled here, expected one of {known}{hint}")

@@ -1,8 +1,8 @@
 //! Alpha configurations whose accuracies measure the contribution of each module (`docs/growth.md`,
 //! Contributions).
 //!
-//! Every configuration is a set of modules that are on, among the modules that are asked about; all
-//! others keep their alpha. Configurations with the same set share a row: with two modules, the
+//! Every configuration is a set of modules that are on, among the measured modules; all other
+//! modules keep their alpha. Configurations with the same set share a row: with two modules, the
 //! first one off is the second one alone.
 
 use meristem_device::random::Rng;
@@ -51,12 +51,12 @@ pub enum Configuration {
     Prefix {
         /// Number of the order.
         permutation: usize,
-        /// How many of them.
+        /// Modules that are on.
         modules: usize,
     },
 }
 
-/// Set of the asked modules that are on: bit i for the i-th of them.
+/// Set of the measured modules that are on: bit i for module i.
 type Coalition = u64;
 
 /// The effect of two modules together beyond the sum of their effects alone.
@@ -75,7 +75,7 @@ pub struct Interaction {
 pub struct Counterfactual {
     /// The host's own alphas.
     main: Vec<f32>,
-    /// Slots of the asked modules.
+    /// Slots of the measured modules.
     modules: Vec<usize>,
     /// Each configuration with its row.
     configurations: Vec<(Configuration, usize)>,
@@ -92,7 +92,7 @@ impl Counterfactual {
     pub fn leave_one_out(host: &Host, scope: Scope) -> Self {
         let mut all = Self::main(host, scope);
         for i in 0..all.modules.len() {
-            all.ask(Configuration::SoloOff(all.modules[i]), all.full() & !(1 << i));
+            all.add(Configuration::SoloOff(all.modules[i]), all.full() & !(1 << i));
         }
         all
     }
@@ -103,27 +103,27 @@ impl Counterfactual {
         let mut all = Self::leave_one_out(host, Scope::Live);
         let n = all.modules.len();
         for i in 0..n {
-            all.ask(Configuration::SoloOn(all.modules[i]), 1 << i);
+            all.add(Configuration::SoloOn(all.modules[i]), 1 << i);
         }
         if n >= 2 {
-            all.ask(Configuration::AllOff, 0);
+            all.add(Configuration::AllOff, 0);
         }
         if (3..=SUBSETS_MAX_MODULES).contains(&n) {
             for (i, j) in pairs(n) {
                 let pair = Configuration::Pair(all.modules[i], all.modules[j]);
-                all.ask(pair, 1 << i | 1 << j);
+                all.add(pair, 1 << i | 1 << j);
             }
         }
         if n >= 1 {
-            all.ask(Configuration::Committed, 0);
+            all.add(Configuration::Committed, 0);
         }
         all
     }
 
-    /// The configurations of [`Counterfactual::of_step`], and those that Shapley values need
-    /// besides: none up to four modules, all of whose subsets are there already; else the prefixes
+    /// The configurations of [`Counterfactual::of_step`], and further ones for Shapley values:
+    /// none up to four modules, all of whose subsets are there already; else the prefixes
     /// of [`PERMUTATIONS`] orders drawn from `random`. Every second order is the reverse of the one
-    /// before (antithetic: an error of one order is opposed by that of its reverse).
+    /// before (antithetic: the errors of an order and of its reverse have opposite signs).
     pub fn of_last_step(host: &Host, random: &mut Rng) -> Self {
         let mut all = Self::of_step(host);
         let n = all.modules.len();
@@ -139,7 +139,7 @@ impl Counterfactual {
             let mut on = 0;
             for (i, module) in order[..n - 1].iter().enumerate() {
                 on |= 1 << module;
-                all.ask(Configuration::Prefix { permutation, modules: i + 1 }, on);
+                all.add(Configuration::Prefix { permutation, modules: i + 1 }, on);
             }
             all.permutations.push(order);
         }
@@ -158,28 +158,28 @@ impl Counterfactual {
 
     fn main(host: &Host, scope: Scope) -> Self {
         let main = host.alphas();
-        let asked = |(index, slot): (usize, &Slot)| {
-            let asked = match slot.stage {
+        let measured = |(index, slot): (usize, &Slot)| {
+            let is_measured = match slot.stage {
                 Stage::Blending | Stage::Holding => main[index] > 0.0,
                 Stage::Fossilized => scope == Scope::All,
                 _ => false,
             };
-            asked.then_some(index)
+            is_measured.then_some(index)
         };
-        let modules = host.slots().iter().enumerate().filter_map(asked).collect();
+        let modules = host.slots().iter().enumerate().filter_map(measured).collect();
         let (configurations, coalitions, rows, permutations) = (vec![], vec![], vec![], vec![]);
         let mut all = Self { main, modules, configurations, coalitions, rows, permutations };
-        all.ask(Configuration::Main, all.full());
+        all.add(Configuration::Main, all.full());
         all
     }
 
-    /// The set of all asked modules.
+    /// The set of all measured modules.
     fn full(&self) -> Coalition {
         (1 << self.modules.len()) - 1
     }
 
     /// Adds a configuration, and a row unless one with the same modules on exists.
-    fn ask(&mut self, configuration: Configuration, on: Coalition) {
+    fn add(&mut self, configuration: Configuration, on: Coalition) {
         let row = self.row_with(on).unwrap_or_else(|| {
             let mut row = self.main.clone();
             for (i, &slot) in self.modules.iter().enumerate() {
@@ -205,7 +205,7 @@ impl Counterfactual {
 
     /// The row of a configuration, if it was added.
     pub fn row_of(&self, configuration: Configuration) -> Option<usize> {
-        self.configurations.iter().find(|(asked, _)| *asked == configuration).map(|(_, row)| *row)
+        self.configurations.iter().find(|(added, _)| *added == configuration).map(|(_, row)| *row)
     }
 
     /// Alphas `[rows][slots]`, without duplicates.
@@ -213,12 +213,12 @@ impl Counterfactual {
         &self.rows
     }
 
-    /// Slots of the asked modules, by index.
+    /// Slots of the measured modules, by index.
     pub fn modules(&self) -> &[usize] {
         &self.modules
     }
 
-    /// Slots of the asked modules that are on in a row.
+    /// Slots of the measured modules that are on in a row.
     pub fn on(&self, row: usize) -> impl Iterator<Item = usize> {
         let on = self.coalitions.get(row).copied().unwrap_or(0);
         let is_on = move |(i, slot): (usize, &usize)| (on >> i & 1 == 1).then_some(*slot);
@@ -233,7 +233,7 @@ impl Counterfactual {
 
     /// Contribution per slot in percentage points: accuracy with the module minus accuracy without
     /// it. `accuracies_pp` are the accuracies of the rows, in percentage points. `None` for slots
-    /// that were not asked about, and where an accuracy is missing or not finite.
+    /// that are not measured, and where an accuracy is missing or not finite.
     pub fn contributions_pp(&self, accuracies_pp: &[f64]) -> Vec<Option<f32>> {
         let mut contributions = vec![None; self.main.len()];
         let main = self.accuracy(accuracies_pp, self.full());
@@ -282,7 +282,7 @@ impl Counterfactual {
     /// switched on, over all orders of switching modules on (Shapley, "A value for n-person games",
     /// 1953). The values sum to the accuracy with all modules minus the accuracy with none. Exact
     /// up to four modules; beyond that the mean over the orders of
-    /// [`Counterfactual::of_last_step`]. `None` for slots that were not asked about, and for all
+    /// [`Counterfactual::of_last_step`]. `None` for slots that are not measured, and for all
     /// slots if an accuracy is missing or not finite.
     pub fn shapley_pp(&self, accuracies_pp: &[f64]) -> Vec<Option<f64>> {
         let n = self.modules.len();

@@ -1,4 +1,4 @@
-//! Any error of this crate, and those of topologies. The others are beside their types.
+//! The error type of this crate, and errors of topologies. Other errors are beside their types.
 
 use crate::blueprint::BlueprintError;
 use crate::lifecycle::{LifecycleError, RuleError};
@@ -31,7 +31,7 @@ pub enum Error {
     Graph(#[from] meristem_nn::Error),
 }
 
-/// Errors of topologies read from a file. Each says what was expected.
+/// Errors of topologies read from a file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TopologyError {
@@ -51,6 +51,15 @@ pub enum TopologyError {
         found: u32,
         /// Version of this build.
         supported: u32,
+    },
+    /// A list of layers that is not the one of the host's text.
+    #[error(
+        "the entry `host` has other layers than `{host}`, the host of the entry `topology`; the \
+         file was changed, or is of a newer build"
+    )]
+    Host {
+        /// Host of the topology.
+        host: String,
     },
     /// A slot whose fields contradict each other.
     #[error("`topology`, slot {slot}: {problem}")]

@@ -5,20 +5,20 @@
 //! and evaluation: in evaluation the value of a module in training is the host's, so nothing reads
 //! it and a plan may leave it out.
 //!
-//! Names are PyTorch's (U5): `blocks.{i}.conv.weight`, `blocks.{i}.bn.*`, `classifier.*`, and in
-//! slot s `slots.{s}.layers.{i}.*` with i the position in the blueprint's list (layers without
+//! Names are PyTorch's: a host's layer declares its own, such as `blocks.{i}.conv`; in slot s they
+//! are `slots.{s}.layers.{i}.*` with i the position in the blueprint's list (layers without
 //! parameters count too), `slots.{s}.mix`, and `slots.{s}.gate.{0,2}.*` as of a `Sequential(Linear,
 //! ReLU, Linear)`.
 
 use meristem_nn::graph::{
-    BlendInputs, BlendMode, ConvGeometry, Dims, Graph, GraphBuilder, GroupId, NodeId, SgdConfig,
+    BlendInputs, BlendMode, Dims, Graph, GraphBuilder, GroupId, NodeId, SgdConfig,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::lifecycle::{Slot, Stage, Style};
 use crate::optimisers::Optimisers;
-use crate::spec::{HostSpec, ImageShape, SlotName};
+use crate::spec::{HostLayer, HostSpec, ImageShape, SlotName};
 
 /// Contribution of a slot to the topology; two slots of equal class give equal graphs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -88,7 +88,7 @@ pub(crate) fn grown_graph(
     optimisers: &Optimisers,
 ) -> Result<Graph> {
     let mut graph = build(spec, image, optimisers.host, |b, name, x| {
-        match slots.iter().position(|slot| slot.name == name) {
+        match slots.iter().position(|slot| slot.name == *name) {
             Some(index) => grow(b, index, &slots[index], optimisers.module, x),
             None => Ok(x),
         }
@@ -97,30 +97,23 @@ pub(crate) fn grown_graph(
     Ok(graph)
 }
 
-/// The host's layers; `slot` is called at each slot in forward order and returns the node to
+/// Adds the host's layers in forward order. `slot` is called at each slot and returns the node to
 /// continue from.
 fn build(
     spec: &HostSpec,
     image: &ImageShape,
     sgd: SgdConfig,
-    mut slot: impl FnMut(&mut GraphBuilder, SlotName, NodeId) -> Result<NodeId>,
+    mut slot: impl FnMut(&mut GraphBuilder, &SlotName, NodeId) -> Result<NodeId>,
 ) -> Result<Graph> {
     let mut b = GraphBuilder::new(Dims { c: image.channels, h: image.height, w: image.width }, sgd);
     let mut x = b.input();
-    for i in 0..spec.blocks {
-        let geometry = ConvGeometry::same(spec.kernel);
-        x = b.conv2d(x, &format!("blocks.{i}.conv"), spec.block_channels(i), geometry, false)?;
-        x = b.batch_norm(x, &format!("blocks.{i}.bn"))?;
-        x = b.relu(x);
-        x = slot(&mut b, SlotName::before_pool(i), x)?;
-        if i < spec.pools {
-            x = b.max_pool2d(x, &format!("blocks.{i}.pool"), 2, 2)?;
-        }
-        x = slot(&mut b, SlotName::after_pool(i), x)?;
+    for layer in spec.layers() {
+        x = match layer {
+            HostLayer::Slot { name } => slot(&mut b, name, x)?,
+            layer => layer.add_to(&mut b, image.classes, x)?,
+        };
     }
-    let pooled = b.global_avg_pool(x);
-    let logits = b.linear(pooled, "classifier", image.classes, true, None)?;
-    Ok(b.finish(logits)?)
+    Ok(b.finish(x)?)
 }
 
 /// Adds the module of the slot with this index after `host`.
@@ -136,7 +129,7 @@ fn grow(
         return Ok(host);
     };
     let prefix = format!("slots.{}.", slot.name);
-    b.group(&slot.name.to_string(), sgd);
+    b.group(slot.name.as_str(), sgd);
     let input = match class {
         SlotClass::Fossilized { .. } => host,
         _ => b.detach(host),
@@ -207,7 +200,7 @@ impl ParameterCounts {
         for param in &graph.params {
             let elements: usize = param.shape.iter().product();
             let group = &graph.groups[param.group.index()].name;
-            match slots.iter().position(|slot| slot.name.to_string() == *group) {
+            match slots.iter().position(|slot| slot.name.as_str() == group) {
                 Some(index) => counts.modules[index] += elements,
                 None => counts.host += elements,
             }

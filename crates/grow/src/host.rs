@@ -71,16 +71,15 @@ impl Host {
     ) -> Result<Self> {
         spec.validate(&image)?;
         rules.check()?;
-        let ordered = spec.order_slots(enabled)?;
+        let slot = |name: &SlotName| Slot::new(name.clone(), spec.channels_at(name, &image));
+        let slots: Vec<Slot> = spec.order_slots(enabled)?.iter().map(slot).collect();
         // Checked here once, so that a germination, which a policy chooses freely, cannot fail
         // later.
-        for channels in ordered.iter().map(|name| spec.block_channels(name.block)) {
-            blueprints
-                .iter()
-                .try_for_each(|blueprint| blueprint.parameters(channels).map(|_| ()))?;
+        for slot in &slots {
+            for blueprint in blueprints.iter() {
+                blueprint.parameters(slot.channels)?;
+            }
         }
-        let slot = |name: SlotName| Slot::new(name, spec.block_channels(name.block));
-        let slots = ordered.into_iter().map(slot).collect();
         Ok(Self { spec, image, blueprints, rules, slots })
     }
 
@@ -114,8 +113,8 @@ impl Host {
     }
 
     /// Index of an enabled slot.
-    pub fn index_of(&self, name: SlotName) -> Option<usize> {
-        self.slots.iter().position(|slot| slot.name == name)
+    pub fn index_of(&self, name: &str) -> Option<usize> {
+        self.slots.iter().position(|slot| slot.name.as_str() == name)
     }
 
     /// Indices of the slots with a live module (Germinated to Holding).
@@ -136,7 +135,8 @@ impl Host {
 
     /// The part of the host that its graph depends on; equal keys give equal graphs.
     pub fn topology_key(&self) -> TopologyKey {
-        TopologyKey { host: self.spec, slots: self.slots.iter().map(SlotClass::of).collect() }
+        let slots = self.slots.iter().map(SlotClass::of).collect();
+        TopologyKey { host: self.spec.clone(), slots }
     }
 
     /// The network, for training and for evaluation, with these optimisers. Group 0 is the host,
@@ -171,17 +171,14 @@ impl Host {
         let slot = self.slot(index)?;
         match &slot.module {
             Some(module) if stages.contains(&slot.stage) => match module.pruning {
-                true => Err(LifecycleError::BeingPruned { slot: slot.name }),
+                true => Err(LifecycleError::BeingPruned { slot: slot.name.clone() }),
                 false => Ok((slot, module)),
             },
-            _ => {
-                let (name, stage) = (slot.name, slot.stage);
-                Err(LifecycleError::WrongStage { slot: name, action, needs, stage })
-            }
+            _ => Err(slot.wrong_stage(action, needs)),
         }
     }
 
-    /// Size of the host, at most: with every module permanent, and with a gate, since its style may
+    /// Largest size of the host: with every module permanent, and with a gate, since its style may
     /// change.
     ///
     /// # Errors
@@ -196,7 +193,7 @@ impl Host {
     /// [`LifecycleError::NoSuchSlot`], [`LifecycleError::NoSuchBlueprint`].
     pub fn size_with(&self, index: usize, blueprint: usize) -> Result<Size> {
         self.slot(index)?;
-        let what = Germination {
+        let germination = Germination {
             blueprint,
             style: Style::LinearGate,
             tempo: Tempo::Fast,
@@ -204,7 +201,7 @@ impl Host {
             accuracy_pp: None,
         };
         let mut slots = self.slots.clone();
-        slots[index].module = Some(Module::germinated(self.blueprint(blueprint)?, what));
+        slots[index].module = Some(Module::germinated(self.blueprint(blueprint)?, germination));
         Size::at_most(&self.spec, &self.image, &slots)
     }
 
@@ -227,7 +224,8 @@ impl Host {
         let limits = [("parameters", parameters, max_parameters), ("MACs", macs, max_macs)];
         for (what, needs, limit) in limits {
             if let Some(limit) = limit.filter(|limit| needs > *limit) {
-                let (slot, blueprint) = (self.slot(index)?.name, self.blueprint(blueprint)?);
+                let (slot, blueprint) =
+                    (self.slot(index)?.name.clone(), self.blueprint(blueprint)?);
                 let blueprint = blueprint.name.clone();
                 return Err(LifecycleError::TooLarge { slot, blueprint, what, needs, limit });
             }
@@ -244,13 +242,7 @@ impl Host {
     pub fn check_germinate(&self, index: usize, blueprint: usize) -> Result<(), LifecycleError> {
         let slot = self.slot(index)?;
         if slot.stage != Stage::Dormant {
-            let (action, needs) = ("GERMINATE", "a dormant slot");
-            return Err(LifecycleError::WrongStage {
-                slot: slot.name,
-                action,
-                needs,
-                stage: slot.stage,
-            });
+            return Err(slot.wrong_stage("GERMINATE", "a dormant slot"));
         }
         self.blueprint(blueprint)?;
         let (modules, limit) = (self.modules(), self.rules.max_modules);
@@ -259,7 +251,9 @@ impl Host {
         }
         let early = |slot: &&Slot| matches!(slot.stage, Stage::Germinated | Stage::Training);
         match self.slots.iter().find(early) {
-            Some(slot) => Err(LifecycleError::NotYet { slot: slot.name, stage: slot.stage }),
+            Some(slot) => {
+                Err(LifecycleError::NotYet { slot: slot.name.clone(), stage: slot.stage })
+            }
             None => self.check_size(index, blueprint),
         }
     }
@@ -271,13 +265,13 @@ impl Host {
     pub fn germinate(
         &mut self,
         index: usize,
-        what: Germination,
+        germination: Germination,
     ) -> Result<StageChange, LifecycleError> {
-        self.check_germinate(index, what.blueprint)?;
-        let blueprint = self.blueprint(what.blueprint)?;
+        self.check_germinate(index, germination.blueprint)?;
+        let blueprint = self.blueprint(germination.blueprint)?;
         let slot = &mut self.slots[index];
         let change = slot.enter(index, Stage::Germinated)?;
-        slot.module = Some(Module::germinated(blueprint, what));
+        slot.module = Some(Module::germinated(blueprint, germination));
         Ok(change)
     }
 
@@ -343,9 +337,7 @@ impl Host {
         action: &'static str,
     ) -> Result<Advance, LifecycleError> {
         let Some(report) = self.gate(index, inputs) else {
-            let slot = self.slot(index)?;
-            let (name, stage, needs) = (slot.name, slot.stage, "a stage with a gate");
-            return Err(LifecycleError::WrongStage { slot: name, action, needs, stage });
+            return Err(self.slot(index)?.wrong_stage(action, "a stage with a gate"));
         };
         if !report.passed {
             return Ok(Advance { report, change: None });
@@ -356,7 +348,7 @@ impl Host {
             match report.gate {
                 Gate::Blending => {
                     let (target, curve) = (module.alpha_target, module.style.curve());
-                    module.retarget(slot.name, target, module.tempo.steps(), curve)?;
+                    module.retarget(&slot.name, target, module.tempo.steps(), curve)?;
                 }
                 Gate::Fossilized => module.alpha = AlphaController::at_rest(1.0),
                 Gate::Training | Gate::Holding => {}
@@ -372,7 +364,7 @@ impl Host {
     pub fn check_set_alpha_target(&self, index: usize) -> Result<(), LifecycleError> {
         let needs = (&[Stage::Blending, Stage::Holding][..], "blending or holding");
         let (slot, module) = self.module_in(index, "SET_ALPHA_TARGET", needs)?;
-        module.check_at_rest(slot.name)
+        module.check_at_rest(&slot.name)
     }
 
     /// Gives alpha a new target; Holding becomes Blending. A change of style may change the
@@ -389,7 +381,7 @@ impl Host {
         let slot = &mut self.slots[index];
         if let Some(module) = &mut slot.module {
             module.style = to.style;
-            module.retarget(slot.name, to.target.value(), to.speed.steps(), to.curve)?;
+            module.retarget(&slot.name, to.target.value(), to.speed.steps(), to.curve)?;
         }
         match slot.stage {
             Stage::Holding => slot.enter(index, Stage::Blending).map(Some),
@@ -407,9 +399,9 @@ impl Host {
         let (slot, module) = self.module_in(index, "PRUNE", (&stages, "a live module"))?;
         let (age_steps, min_steps) = (module.age_steps, self.rules.min_prune_age_steps);
         if age_steps < min_steps {
-            return Err(LifecycleError::TooYoung { slot: slot.name, age_steps, min_steps });
+            return Err(LifecycleError::TooYoung { slot: slot.name.clone(), age_steps, min_steps });
         }
-        module.check_at_rest(slot.name)
+        module.check_at_rest(&slot.name)
     }
 
     /// Removes a module: at once, or, if it is blended in and `speed` is not instant, after alpha
@@ -427,7 +419,7 @@ impl Host {
         let slot = &mut self.slots[index];
         match &mut slot.module {
             Some(module) if speed != Speed::Instant && module.alpha.alpha() > 0.0 => {
-                module.retarget(slot.name, 0.0, speed.steps(), curve)?;
+                module.retarget(&slot.name, 0.0, speed.steps(), curve)?;
                 module.pruning = true;
             }
             _ => return slot.enter(index, Stage::Pruned).map(Some),
@@ -445,9 +437,9 @@ impl Host {
         slots.filter_map(|(index, slot)| slot.enter(index, Stage::Pruned).ok()).collect()
     }
 
-    /// Turns the topology into that of a network that never grew: every module that is blended in
-    /// becomes permanent, the others are removed, and all other slots are dormant. For comparisons
-    /// with fixed networks, not for actions: no gate is asked.
+    /// Turns the host into a fixed network: every module that is blended in becomes permanent, the
+    /// others are removed, and all other slots are dormant. For comparisons with fixed networks,
+    /// not for actions: no gate is asked.
     pub fn settle(&mut self) {
         for slot in &mut self.slots {
             let blended = matches!(slot.stage, Stage::Blending | Stage::Holding);

@@ -16,7 +16,7 @@
 //! let image = ImageShape { channels: 3, height: 32, width: 32, classes: 10 };
 //! let blueprints = Arc::new(BlueprintSet::standard());
 //! let light = blueprints.find("conv_light")?;
-//! let mut host = Host::new(spec, image, &spec.slots(), blueprints, Rules::default())?;
+//! let mut host = Host::new(spec.clone(), image, spec.slots(), blueprints, Rules::default())?;
 //! let bare = host.topology_key();
 //!
 //! let (style, tempo, alpha_target) = (Style::LinearAdd, Tempo::Fast, AlphaTarget::Full);
@@ -32,7 +32,8 @@
 //! ```
 //!
 //! # Modules, from bottom to top
-//! - `spec`: descriptions of hosts ([`HostSpec`], [`ImageShape`], [`SlotName`]);
+//! - `spec`: hosts as lists of layers ([`HostSpec`], [`HostLayer`], [`SlotName`]), the family that
+//!   they come from ([`Cnn`]), and the images that they read ([`ImageShape`]);
 //! - `blueprint`, `blueprint_set`: modules that can grow, as data ([`Blueprint`], [`Layer`],
 //!   [`Join`], [`BlueprintSet`]);
 //! - `lifecycle`: stages, alpha, gates and rules of a module in its slot ([`Stage`], [`Slot`],
@@ -73,6 +74,8 @@ pub use lifecycle::{
     Rules, Slot, Speed, Stage, StageChange, Style, Tempo,
 };
 pub use optimisers::Optimisers;
-pub use spec::{HostError, HostSpec, ImageShape, PRESETS, Region, SlotName, SlotNameError};
+pub use spec::{
+    Cnn, Features, HostError, HostLayer, HostSpec, ImageShape, LayerSize, PRESETS, SlotName,
+};
 pub use suggest::nearest;
-pub use topology::{TOPOLOGY_VERSION, Topology, TopologyModule, TopologySlot};
+pub use topology::{TOPOLOGY_VERSION, Topology, TopologyModule, TopologySlot, host_json};

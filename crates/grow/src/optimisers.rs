@@ -7,7 +7,7 @@ use meristem_nn::graph::SgdConfig;
 pub struct Optimisers {
     /// Optimiser of the host's own parameters.
     pub host: SgdConfig,
-    /// Optimiser of each module, which has a clip norm of its own.
+    /// Optimiser of each module, which has its own clip norm.
     pub module: SgdConfig,
 }
 

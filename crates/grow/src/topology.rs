@@ -1,18 +1,18 @@
-//! A host as JSON: the `topology` entry of a weights file's metadata.
+//! A host as JSON: the entries `topology` and `host` of a weights file's metadata.
 //!
 //! The description is complete: it includes the blueprints in use, so that a network with a user's
 //! own blueprint can be evaluated by a program that does not know that blueprint.
 
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 use crate::blueprint::{Blueprint, BlueprintError};
 use crate::blueprint_set::BlueprintSet;
 use crate::error::{Result, TopologyError};
 use crate::host::Host;
 use crate::lifecycle::{AlphaController, Module, Rules, Slot, Stage, Style, Tempo};
-use crate::spec::{HostSpec, ImageShape, SlotName};
+use crate::spec::{HostList, HostSpec, ImageShape, SlotName};
 
 /// Version of the format, raised when a reader of the old one would misread the new one.
 pub const TOPOLOGY_VERSION: u32 = 1;
@@ -24,7 +24,6 @@ pub struct Topology {
     /// [`TOPOLOGY_VERSION`].
     pub version: u32,
     /// The host, written in full (`cnn:…`), read in any form.
-    #[serde(serialize_with = "in_full")]
     pub host: HostSpec,
     /// The images and classes that it is made for.
     pub image: ImageShape,
@@ -49,7 +48,7 @@ pub struct TopologySlot {
     pub module: Option<TopologyModule>,
 }
 
-/// A module as stored in a file; the fields are those of [`Module`].
+/// A module as stored in a file, with the fields of [`Module`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TopologyModule {
@@ -71,8 +70,13 @@ pub struct TopologyModule {
     pub accuracy_at_germination_pp: Option<f32>,
 }
 
-fn in_full<S: Serializer>(spec: &HostSpec, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(&spec.description())
+/// Serialises the layers and slots of a host to JSON, on one line: the `host` entry of the
+/// metadata, for readers that do not know the host's text.
+///
+/// # Errors
+/// [`TopologyError::Parse`] if JSON cannot represent it, which does not happen.
+pub fn host_json(host: &HostSpec) -> Result<String> {
+    Ok(serde_json::to_string(host.list()).map_err(TopologyError::Parse)?)
 }
 
 impl TopologySlot {
@@ -87,10 +91,11 @@ impl TopologySlot {
             pruning: module.pruning,
             accuracy_at_germination_pp: module.accuracy_at_germination_pp,
         });
-        Self { slot: slot.name, stage: slot.stage, stage_steps: slot.stage_steps, module }
+        let (name, stage, stage_steps) = (slot.name.clone(), slot.stage, slot.stage_steps);
+        Self { slot: name, stage, stage_steps, module }
     }
 
-    /// Rebuilds the module of this slot; the error says what is wrong with the description.
+    /// Rebuilds the module of this slot; the error names the contradiction.
     fn restore(&self, set: &BlueprintSet) -> Result<Option<Module>, String> {
         let Some(module) = &self.module else {
             let stage = self.stage;
@@ -147,7 +152,7 @@ impl Topology {
             }
         }
         let slots = host.slots().iter().map(TopologySlot::of).collect();
-        let (version, spec, image) = (TOPOLOGY_VERSION, *host.spec(), *host.image());
+        let (version, spec, image) = (TOPOLOGY_VERSION, host.spec().clone(), *host.image());
         Self { version, host: spec, image, blueprints, slots }
     }
 
@@ -157,6 +162,17 @@ impl Topology {
     /// [`TopologyError::Parse`] if JSON cannot represent it, which does not happen for a [`Host`].
     pub fn to_json(&self) -> Result<String> {
         Ok(serde_json::to_string(self).map_err(TopologyError::Parse)?)
+    }
+
+    /// Checks that a `host` entry has the layers and slots of this host.
+    ///
+    /// # Errors
+    /// [`TopologyError::Host`].
+    pub fn check_host(&self, json: &str) -> Result<()> {
+        match serde_json::from_str::<HostList>(json) {
+            Ok(list) if list == *self.host.list() => Ok(()),
+            _ => Err(TopologyError::Host { host: self.host.to_string() }.into()),
+        }
     }
 
     /// Parses JSON. The values are checked by [`Topology::rebuild`].
@@ -177,8 +193,8 @@ impl Topology {
         Ok(serde_json::from_str(json).map_err(TopologyError::Parse)?)
     }
 
-    /// Rebuilds the host, with every value checked. Its blueprints are `set` and those of the file
-    /// that are not in it.
+    /// Rebuilds the host, with every value checked. Its blueprints are `set` and the blueprints of
+    /// the file that are not in `set`.
     ///
     /// # Errors
     /// [`crate::HostError`], [`crate::BlueprintError`] (also for a blueprint of the file that
@@ -194,15 +210,15 @@ impl Topology {
                 None => blueprints = blueprints.with(blueprint.clone())?,
             }
         }
-        let names: Vec<SlotName> = self.slots.iter().map(|slot| slot.slot).collect();
+        let names: Vec<SlotName> = self.slots.iter().map(|slot| slot.slot.clone()).collect();
         let mut host =
-            Host::new(self.host, self.image, &names, Arc::new(blueprints.clone()), rules)?;
+            Host::new(self.host.clone(), self.image, &names, Arc::new(blueprints.clone()), rules)?;
         for slot in &self.slots {
-            let name = slot.slot;
+            let name = &slot.slot;
             let module = slot
                 .restore(&blueprints)
-                .map_err(|problem| TopologyError::Slot { slot: name, problem })?;
-            let place = host.slots_mut().iter_mut().find(|place| place.name == name);
+                .map_err(|problem| TopologyError::Slot { slot: name.clone(), problem })?;
+            let place = host.slots_mut().iter_mut().find(|place| place.name == *name);
             if let Some(place) = place {
                 place.stage = slot.stage;
                 place.stage_steps = slot.stage_steps;

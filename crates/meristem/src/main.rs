@@ -7,6 +7,7 @@ mod commands;
 mod environment;
 mod escape;
 mod failure;
+mod host_parts;
 mod notes;
 mod page;
 mod plain;

@@ -51,7 +51,7 @@ mod _meristem {
     use super::runs::{read_events, read_run, resume, train, verify};
 
     #[pymodule_export]
-    use super::weights::{decode_weights, encode_weights};
+    use super::weights::{decode_weights, encode_weights, host_json};
 
     #[pymodule_export]
     const VERSION: &str = env!("CARGO_PKG_VERSION");

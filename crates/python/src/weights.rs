@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use meristem_grow::HostSpec;
 use meristem_nn::safetensors::{self, Metadata};
 use meristem_nn::{HostData, HostTensor, StateDict};
 use pyo3::prelude::*;
@@ -40,6 +41,16 @@ pub(crate) fn decode_weights<'py>(
         tensors.set_item(name, array)?;
     }
     Ok((tensors, metadata, prefix))
+}
+
+/// Layers and slots of the host with this text, as JSON: for weights files without them.
+#[pyfunction]
+pub(crate) fn host_json(py: Python<'_>, text: &str) -> PyResult<String> {
+    detached(py, || {
+        let host = text.parse::<HostSpec>().map_err(meristem_grow::Error::from);
+        let json = host.and_then(|host| meristem_grow::host_json(&host));
+        Ok::<_, Failure>(json.map_err(meristem_train::Error::from)?)
+    })
 }
 
 /// A tensor as Python gives it.

@@ -8,7 +8,7 @@ import pytest
 import meristem
 from meristem import errors
 from meristem.control import Env
-from meristem.network import logits
+from meristem.network import host_of, logits
 
 KINDS = {
     "norm": "linear_add",
@@ -59,6 +59,10 @@ def test_numpy_has_the_engine_s_results_for_every_blueprint_and_style(tiny):
         loss, accuracy = results(weights)
         assert loss == pytest.approx(env["test_loss"], abs=1e-5), module
         assert accuracy == env["test_accuracy"], module
+        # A file of an older version has no layers of the host: its text gives the same.
+        older = {key: value for key, value in weights.metadata.items() if key != "host"}
+        before = meristem.weights.Weights(weights.tensors, older)
+        assert host_of(before) == host_of(weights) == weights.metadata["host"]
 
 
 def test_files_that_are_no_weights_are_refused(tmp_path):

@@ -90,7 +90,8 @@ fn host(config: &OnnxConfig, weights: &Weights) -> Result<Host> {
                 let got = format!("no size, and no topology in {}", config.weights.display());
                 return Err(Error::value("image-size", got, "rows and columns, such as 32x32"));
             };
-            let [channels, classes] = weights.channels_and_classes()?;
+            let spec = spec.as_ref().ok_or_else(|| weights.needs_host())?;
+            let [channels, classes] = weights.channels_and_classes(spec)?;
             ImageShape { channels, height, width, classes }
         }
     };
@@ -138,7 +139,7 @@ fn metadata(
     normalization: Option<&Normalization>,
     classes: Option<&[String]>,
 ) -> Vec<(String, String)> {
-    let mut all = vec![("host".to_string(), host.spec().description())];
+    let mut all = vec![("host".to_string(), host.spec().description().to_string())];
     if let Some(classes) = classes {
         all.push(("classes".into(), serde_json::json!(classes).to_string()));
     }

@@ -17,7 +17,8 @@ fn host(rules: Rules) -> Host {
     let spec: HostSpec = "minimal".parse().unwrap();
     let image = ImageShape { channels: 1, height: 8, width: 8, classes: 3 };
     let set = Arc::new(BlueprintSet::standard());
-    Host::new(spec, image, &spec.slots()[..3], set, rules).unwrap()
+    let slots = spec.slots()[..3].to_vec();
+    Host::new(spec, image, &slots, set, rules).unwrap()
 }
 
 fn fine() -> GateInputs {

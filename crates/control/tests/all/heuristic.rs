@@ -31,7 +31,8 @@ impl Env {
     fn new(index: usize, slots: &str, rules: Rules) -> Self {
         let spec: HostSpec = "baseline".parse().unwrap();
         let image = ImageShape { channels: 1, height: 28, width: 28, classes: 10 };
-        let (slots, set) = (spec.parse_slots(slots).unwrap(), Arc::new(BlueprintSet::standard()));
+        let (slots, set) =
+            (spec.select_slots(slots.split(',')).unwrap(), Arc::new(BlueprintSet::standard()));
         let measured = vec![worth(None); slots.len()];
         let host = Host::new(spec, image, &slots, set, rules).unwrap();
         let (accuracies_pp, losses, train_losses) = (vec![], vec![], vec![]);

@@ -1,4 +1,4 @@
-//! From the nodes of a graph to those of a model.
+//! Translation of a graph's nodes to a model's operators.
 
 use std::collections::BTreeSet;
 
@@ -215,7 +215,7 @@ impl<'a> Builder<'a> {
         let (ones, zeros) = (vec![1.0; groups], vec![0.0; groups]);
         let one = self.constant(&format!("ones.{groups}"), &[groups], &ones);
         let zero = self.constant(&format!("zeros.{groups}"), &[groups], &zeros);
-        // 0 keeps the size of the batch, −1 is what is left.
+        // 0 keeps the size of the batch, −1 takes the remaining elements.
         let apart = self.shape(&[0, groups as i64, -1]);
         let together = self.shape(&[0, c as i64, h as i64, w as i64]);
         let split = self.push("Reshape", &[&self.value(x), &apart], vec![]);

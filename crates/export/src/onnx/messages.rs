@@ -1,4 +1,4 @@
-//! Messages of ONNX that a model needs: names, tags and types are those of `onnx.proto`, IR
+//! Messages of ONNX that a model needs, with the names, tags and types of `onnx.proto`, IR
 //! version 8. Fields that no model here has are left out.
 
 use prost::Message;

@@ -88,17 +88,17 @@ fn check(model: &ModelProto) -> &GraphProto {
 /// A host in which a module of each chosen slot has come as far as `stage`.
 fn grown(spec: HostSpec, image: ImageShape, choices: &[(usize, Style, Stage)]) -> Host {
     let set = Arc::new(BlueprintSet::standard());
-    let slots = spec.slots();
+    let slots = spec.slots().to_vec();
     let mut host = Host::new(spec, image, &slots, set, Rules::default()).unwrap();
     for (index, (blueprint, style, stage)) in choices.iter().copied().enumerate() {
-        let what = Germination {
+        let germination = Germination {
             blueprint,
             style,
             tempo: Tempo::Fast,
             alpha_target: AlphaTarget::Full,
             accuracy_pp: None,
         };
-        if index >= host.slots().len() || host.germinate(index, what).is_err() {
+        if index >= host.slots().len() || host.germinate(index, germination).is_err() {
             continue;
         }
         let inputs = GateInputs {
@@ -140,7 +140,7 @@ fn stages() -> impl Strategy<Value = Stage> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Every host of any growth has a sound model, whose inputs are those that it is said to have.
+    /// Every host, however grown, has a sound model with the documented inputs.
     #[test]
     fn whatever_grows_is_exported(
         channels in 1usize..4,
@@ -178,9 +178,11 @@ proptest! {
 #[test]
 fn every_blueprint_and_every_preset_is_exported_with_its_module() {
     let image = ImageShape { channels: 3, height: 32, width: 32, classes: 10 };
-    for (_, spec) in meristem_grow::PRESETS {
+    for (name, _) in meristem_grow::PRESETS {
+        let spec: HostSpec = name.parse().unwrap();
         for blueprint in 0..BlueprintSet::standard().len() {
-            let host = grown(spec, image, &[(blueprint, Style::LinearGate, Stage::Fossilized)]);
+            let host =
+                grown(spec.clone(), image, &[(blueprint, Style::LinearGate, Stage::Fossilized)]);
             assert_eq!(host.alphas()[0], 1.0, "{spec} {blueprint}");
             let graph = host.graph(&Optimisers::default()).unwrap();
             check(&model_of(&graph, &host.alphas(), None));

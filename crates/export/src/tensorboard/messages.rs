@@ -1,4 +1,4 @@
-//! Messages of TensorBoard's event files: names, tags and types are those of TensorFlow's
+//! Messages of TensorBoard's event files, with the names, tags and types of TensorFlow's
 //! `event.proto`, `summary.proto` and `tensor.proto`. Fields that no event here has are left out.
 
 use prost::Message;

@@ -31,7 +31,7 @@ pub enum BlueprintError {
     Birth {
         /// The blueprint.
         name: String,
-        /// Reason, and what to write instead.
+        /// Reason, and the remedy.
         problem: String,
     },
     /// Layers that do not fit together.

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::optimisers::Optimisers;
 
-/// How the layers' output f(x) becomes the module's output.
+/// Formula that makes the module's output of its input x and the layers' output f(x).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Join {
@@ -59,7 +59,7 @@ pub struct Blueprint {
     pub name: String,
     /// Layers in order.
     pub layers: Vec<Layer>,
-    /// How the layers' output joins the host.
+    /// Formula that joins the layers' output with the host.
     pub join: Join,
 }
 
@@ -77,7 +77,7 @@ impl Blueprint {
     /// - `ChannelScale` ends in a zero `Linear` and a `Sigmoid`, with factor 2 (2·σ(0) = 1).
     /// - `TanhMix` needs nothing at its end, but at least one layer with parameters.
     ///
-    /// No other layer starts at zero: the layers behind it would have no gradient.
+    /// No other layer starts at zero: the layers before it would have no gradient.
     ///
     /// # Errors
     /// [`BlueprintError::BadName`], [`BlueprintError::Birth`] or [`BlueprintError::Shape`].
@@ -144,7 +144,7 @@ impl Blueprint {
             .parameters(None))
     }
 
-    /// The module as a graph of its own, for tests and benchmarks of a blueprint. Input and output
+    /// The module alone as a graph, for tests and benchmarks of a blueprint. Input and output
     /// have the shape `dims`; the weights are named `layers.{i}.…` and `mix`.
     ///
     /// # Errors

@@ -297,7 +297,7 @@ impl AlphaController {
         self.mode == AlphaMode::Rest
     }
 
-    /// Checks a controller that was read from a file; the error says what is wrong with it.
+    /// Checks a controller that was read from a file; the error names the contradiction.
     pub(crate) fn check(&self) -> Result<(), String> {
         let within = |a: f32| (0.0..=1.0).contains(&a);
         if !(within(self.alpha) && within(self.start) && within(self.target)) {

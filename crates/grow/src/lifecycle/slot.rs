@@ -67,25 +67,26 @@ impl Module {
     }
 
     /// Returns an error that names its slot while alpha is moving.
-    pub(crate) fn check_at_rest(&self, slot: SlotName) -> Result<(), LifecycleError> {
+    pub(crate) fn check_at_rest(&self, slot: &SlotName) -> Result<(), LifecycleError> {
         let alpha = &self.alpha;
         if alpha.is_at_rest() {
             return Ok(());
         }
         let (target, steps_to_go) = (alpha.target(), alpha.steps_to_go());
-        Err(LifecycleError::Alpha { slot, source: AlphaError::NotAtRest { target, steps_to_go } })
+        let source = AlphaError::NotAtRest { target, steps_to_go };
+        Err(LifecycleError::Alpha { slot: slot.clone(), source })
     }
 
     /// Moves alpha to a new target; an error names its slot.
     pub(crate) fn retarget(
         &mut self,
-        slot: SlotName,
+        slot: &SlotName,
         target: f32,
         steps: u32,
         curve: Curve,
     ) -> Result<(), LifecycleError> {
         let moved = self.alpha.retarget(target, steps, curve);
-        moved.map_err(|source| LifecycleError::Alpha { slot, source })
+        moved.map_err(|source| LifecycleError::Alpha { slot: slot.clone(), source })
     }
 }
 
@@ -106,7 +107,7 @@ pub struct Slot {
 }
 
 /// A change of stage that took place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageChange {
     /// Index of the slot in its host.
     pub index: usize,
@@ -133,9 +134,15 @@ impl Slot {
         self.module.as_ref().is_some_and(|module| module.pruning)
     }
 
+    /// The error of an action that needs another stage.
+    pub(crate) fn wrong_stage(&self, action: &'static str, needs: &'static str) -> LifecycleError {
+        let (slot, stage) = (self.name.clone(), self.stage);
+        LifecycleError::WrongStage { slot, action, needs, stage }
+    }
+
     /// Enters a stage. The only place where a stage changes.
     pub(crate) fn enter(&mut self, index: usize, to: Stage) -> Result<StageChange, LifecycleError> {
-        let (slot, from) = (self.name, self.stage);
+        let (slot, from) = (self.name.clone(), self.stage);
         if !from.can_become(to) {
             return Err(LifecycleError::Transition { slot, from, to });
         }

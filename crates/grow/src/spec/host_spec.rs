@@ -1,205 +1,179 @@
-//! Host descriptions: presets, `cnn:…`, and whether a host fits an image.
+//! A host as one value: its text, its layers, and its slots.
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
+use meristem_nn::graph::Dims;
 use serde::{Deserialize, Serialize};
 
-use crate::suggest::{hint, nearest};
+use crate::suggest::nearest;
 
+use super::cnn::{Cnn, PRESETS};
+use super::error::HostError;
+use super::host_layer::{HostLayer, LayerSize};
 use super::image::ImageShape;
 use super::slot_name::SlotName;
 
-/// Largest number of blocks of a host.
-const MAX_BLOCKS: usize = 12;
-/// Largest number of channels of a block.
-const MAX_CHANNELS: usize = 8192;
-/// Largest kernel.
-const MAX_KERNEL: usize = 31;
+/// Version of [`HostList`], raised when a reader of the old one would misread the new one.
+const LIST_VERSION: u32 = 1;
 /// Largest number of parameters (1 GiB of f32).
 const MAX_PARAMETERS: usize = 1 << 28;
 /// Largest height or width of an image, and largest number of image channels and of classes.
 const MAX_IMAGE_SIDE: usize = 1 << 16;
 
-/// The presets of `docs/growth.md` by name.
-pub const PRESETS: [(&str, HostSpec); 6] = [
-    ("baseline", HostSpec { channels: 8, blocks: 3, kernel: 3, pools: 3 }),
-    ("wide", HostSpec { channels: 16, blocks: 3, kernel: 3, pools: 3 }),
-    ("deep", HostSpec { channels: 8, blocks: 5, kernel: 3, pools: 5 }),
-    ("large", HostSpec { channels: 32, blocks: 3, kernel: 3, pools: 3 }),
-    ("impaired", HostSpec { channels: 1, blocks: 3, kernel: 1, pools: 3 }),
-    ("minimal", HostSpec { channels: 2, blocks: 3, kernel: 1, pools: 0 }),
-];
+/// Layers and slots of a host, as stored in the metadata of a weights file.
+#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct HostList {
+    version: u32,
+    /// Layers in forward order.
+    layers: Vec<HostLayer>,
+    /// Slots in the order of action indices.
+    slots: Vec<SlotName>,
+}
 
-const KEYS: [&str; 4] = ["channels", "blocks", "kernel", "pools"];
-
-/// A CNN host: block i is a k×k convolution (same padding, no bias) to `channels · 2^i` channels,
-/// batch norm, ReLU, and a 2×2 max-pool while `i < pools`; then global average pool and a linear
-/// classifier.
+/// A host: layers in forward order, and the order of action indices of its slots. The graph, sizes,
+/// drawings and the metadata of weights files all follow from the list of layers.
 ///
-/// Parsed from a preset's name or from `cnn:channels=12,blocks=4,kernel=5,pools=3`; keys left out
-/// are the baseline's (8 channels, 3 blocks, kernel 3) and as many pools as blocks. Files store
-/// this text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// Parsed from the text of a [`Cnn`]; files store the text. A clone shares the list, and comparing
+/// clones takes one comparison of pointers.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
-pub struct HostSpec {
-    /// Channels of the first block; each further block doubles them.
-    pub channels: usize,
-    /// Blocks, at least 2.
-    pub blocks: usize,
-    /// Kernel size, odd.
-    pub kernel: usize,
-    /// Blocks that are followed by a pool, counted from the first.
-    pub pools: usize,
+pub struct HostSpec(Arc<Described>);
+
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Described {
+    /// The text in full, without the name of a preset.
+    text: String,
+    list: HostList,
 }
 
 impl HostSpec {
-    /// The preset with this name.
-    ///
-    /// # Errors
-    /// [`HostError::UnknownHost`] naming the nearest preset.
-    pub fn preset(name: &str) -> Result<Self, HostError> {
-        let found = PRESETS.iter().find(|(known, _)| *known == name);
-        found.map(|(_, spec)| *spec).ok_or_else(|| HostError::UnknownHost {
-            given: name.into(),
-            nearest: nearest(name, PRESETS.iter().map(|(known, _)| *known)).map(Into::into),
-        })
-    }
-
     /// The preset's name if it is one, else the `cnn:…` description. [`fmt::Display`] writes the
     /// same.
     pub fn name(&self) -> String {
-        match PRESETS.iter().find(|(_, spec)| spec == self) {
-            Some((name, _)) => (*name).into(),
-            None => self.description(),
-        }
+        let preset = PRESETS.iter().find(|(_, preset)| preset.to_string() == self.description());
+        preset.map_or_else(|| self.description(), |(name, _)| name).into()
     }
 
     /// The description `cnn:channels=…,blocks=…,kernel=…,pools=…`.
-    pub fn description(&self) -> String {
-        let Self { channels, blocks, kernel, pools } = self;
-        format!("cnn:channels={channels},blocks={blocks},kernel={kernel},pools={pools}")
+    pub fn description(&self) -> &str {
+        &self.0.text
     }
 
-    /// Channels of block `block`, which are those of its two slots.
-    pub fn block_channels(&self, block: usize) -> usize {
-        self.channels << block
+    /// Layers in forward order.
+    pub fn layers(&self) -> &[HostLayer] {
+        &self.0.list.layers
     }
 
-    /// All slots in action-index order: `r0c0 … r0c(n−1), r1c0 … r1c(n−1)`.
-    pub fn slots(&self) -> Vec<SlotName> {
-        let before = (0..self.blocks).map(SlotName::before_pool);
-        before.chain((0..self.blocks).map(SlotName::after_pool)).collect()
+    /// Slots in the order of action indices.
+    pub fn slots(&self) -> &[SlotName] {
+        &self.0.list.slots
     }
 
-    /// All slots in forward order: `r0c0, r1c0, r0c1, r1c1, …`.
-    pub fn forward_order(&self) -> Vec<SlotName> {
-        let of_block = |i| [SlotName::before_pool(i), SlotName::after_pool(i)];
-        (0..self.blocks).flat_map(of_block).collect()
+    pub(crate) fn list(&self) -> &HostList {
+        &self.0.list
     }
 
-    /// Parses a list of slots such as `r0c0,r1c2`, or `all`; returned in action-index order.
-    ///
-    /// # Errors
-    /// [`HostError::UnknownSlot`] with the names of the host's slots, [`HostError::DuplicateSlot`].
-    pub fn parse_slots(&self, text: &str) -> Result<Vec<SlotName>, HostError> {
-        if text.trim() == "all" {
-            return Ok(self.slots());
-        }
-        let names: Vec<&str> = text.split(',').map(str::trim).collect();
-        let parsed: Vec<SlotName> = names
-            .iter()
-            .map(|name| name.parse().map_err(|_| self.unknown_slot(name)))
-            .collect::<Result<_, _>>()?;
-        self.order_slots(&parsed)
+    /// Layers in forward order, each with its size for these images.
+    pub fn sizes(&self, image: &ImageShape) -> impl Iterator<Item = (&HostLayer, LayerSize)> {
+        let image = *image;
+        let mut input = Dims { c: image.channels, h: image.height, w: image.width };
+        self.layers().iter().map(move |layer| {
+            let size = layer.size(input, &image);
+            input = size.output;
+            (layer, size)
+        })
     }
 
-    /// Sorts `slots` in action-index order, after checking that each is a slot of this host and
-    /// listed once.
-    pub(crate) fn order_slots(&self, slots: &[SlotName]) -> Result<Vec<SlotName>, HostError> {
-        let mut ordered = slots.to_vec();
-        ordered.sort();
-        if let Some(bad) = ordered.iter().find(|slot| slot.block >= self.blocks) {
-            return Err(self.unknown_slot(&bad.to_string()));
-        }
-        match ordered.windows(2).find(|pair| pair[0] == pair[1]) {
-            Some(pair) => Err(HostError::DuplicateSlot(pair[0])),
-            None => Ok(ordered),
-        }
-    }
-
-    fn unknown_slot(&self, given: &str) -> HostError {
-        let known: Vec<String> = self.slots().iter().map(SlotName::to_string).collect();
-        let nearest = nearest(given, known.iter().map(String::as_str)).map(Into::into);
-        HostError::UnknownSlot { given: given.into(), nearest, known: known.join(", ") }
+    /// Channels at the slot with this name; 0 if the host has none.
+    pub(crate) fn channels_at(&self, slot: &SlotName, image: &ImageShape) -> usize {
+        let mut sizes = self.sizes(image);
+        sizes.find(|(layer, _)| layer.slot() == Some(slot)).map_or(0, |(_, size)| size.output.c)
     }
 
     /// Trained parameters of the bare host for images of this shape (saturating).
     pub fn parameters(&self, image: &ImageShape) -> usize {
-        let mut input = image.channels;
-        let mut total = 0usize;
-        for block in 0..self.blocks {
-            let output = self
-                .channels
-                .saturating_mul(1usize.checked_shl(block as u32).unwrap_or(usize::MAX));
-            let conv = input.saturating_mul(output).saturating_mul(self.kernel * self.kernel);
-            total = total.saturating_add(conv).saturating_add(2 * output);
-            input = output;
-        }
-        total.saturating_add(input.saturating_mul(image.classes)).saturating_add(image.classes)
+        self.sizes(image).fold(0, |sum, (_, size)| sum.saturating_add(size.parameters))
     }
 
-    /// Checks that each size is in its range.
+    /// Slots with these names in the order of action indices. `all` stands for every slot, and a
+    /// text that is no slot's name, such as `r0`, for every slot whose name begins with it and goes
+    /// on with anything but a digit.
     ///
     /// # Errors
-    /// [`HostError::Size`] naming the size, its range and the value.
-    pub fn check(&self) -> Result<(), HostError> {
-        size("blocks", self.blocks, 2, MAX_BLOCKS)?;
-        size("channels", self.channels, 1, MAX_CHANNELS >> (self.blocks - 1))?;
-        size("kernel", self.kernel, 1, MAX_KERNEL)?;
-        size("pools", self.pools, 0, self.blocks)?;
-        if self.kernel.is_multiple_of(2) {
-            let expected = "odd, so that the padding keeps the image's size".into();
-            return Err(HostError::Size { what: "kernel", expected, got: self.kernel });
+    /// [`HostError::UnknownSlot`] with the names of the host's slots, [`HostError::DuplicateSlot`].
+    pub fn select_slots<'a>(
+        &self,
+        wanted: impl IntoIterator<Item = &'a str>,
+    ) -> Result<Vec<SlotName>, HostError> {
+        let mut names = vec![];
+        for text in wanted.into_iter().map(str::trim) {
+            let is_name = text.is_empty() || self.slots().iter().any(|slot| slot.as_str() == text);
+            let begins = |slot: &&SlotName| {
+                let rest = slot.as_str().strip_prefix(text);
+                rest.is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()))
+            };
+            let group: Vec<SlotName> = match text {
+                "all" => self.slots().to_vec(),
+                _ if is_name => vec![],
+                _ => self.slots().iter().filter(begins).cloned().collect(),
+            };
+            if group.is_empty() {
+                names.push(text.into());
+            }
+            names.extend(group);
         }
-        Ok(())
+        self.order_slots(&names)
     }
 
-    /// Checks the sizes, the image, and that the host fits the image.
+    /// Sorts `slots` in the order of action indices, after checking that each is a slot of this
+    /// host and listed once.
+    pub(crate) fn order_slots(&self, slots: &[SlotName]) -> Result<Vec<SlotName>, HostError> {
+        let index = |name: &SlotName| self.slots().iter().position(|slot| slot == name);
+        if let Some(unknown) = slots.iter().find(|name| index(name).is_none()) {
+            return Err(self.unknown_slot(unknown));
+        }
+        let mut ordered = slots.to_vec();
+        ordered.sort_by_key(index);
+        match ordered.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(pair) => Err(HostError::DuplicateSlot(pair[0].clone())),
+            None => Ok(ordered),
+        }
+    }
+
+    fn unknown_slot(&self, given: &SlotName) -> HostError {
+        let known: Vec<&str> = self.slots().iter().map(SlotName::as_str).collect();
+        let nearest = nearest(given.as_str(), known.iter().copied()).map(Into::into);
+        HostError::UnknownSlot { given: given.to_string(), nearest, known: known.join(", ") }
+    }
+
+    /// Checks the image, and that the host fits the image.
     ///
     /// # Errors
     /// [`HostError::Size`], [`HostError::TooLarge`], or [`HostError::TooDeep`] with a host that
     /// would fit.
     pub fn validate(&self, image: &ImageShape) -> Result<(), HostError> {
-        self.check()?;
-        size("image channels", image.channels, 1, MAX_IMAGE_SIDE)?;
-        size("image height", image.height, 1, MAX_IMAGE_SIDE)?;
-        size("image width", image.width, 1, MAX_IMAGE_SIDE)?;
-        size("classes", image.classes, 1, MAX_IMAGE_SIDE)?;
-        let parameters = self.parameters(image);
-        if parameters > MAX_PARAMETERS {
-            return Err(HostError::TooLarge { host: *self, parameters, limit: MAX_PARAMETERS });
+        HostError::check_size("image channels", image.channels, 1, MAX_IMAGE_SIDE)?;
+        HostError::check_size("image height", image.height, 1, MAX_IMAGE_SIDE)?;
+        HostError::check_size("image width", image.width, 1, MAX_IMAGE_SIDE)?;
+        HostError::check_size("classes", image.classes, 1, MAX_IMAGE_SIDE)?;
+        let (parameters, limit) = (self.parameters(image), MAX_PARAMETERS);
+        if parameters > limit {
+            return Err(HostError::TooLarge { host: self.name(), parameters, limit });
         }
-        let fits = image.height.min(image.width).ilog2() as usize;
-        if self.pools > fits {
-            let suggestion = Self { pools: fits, ..*self };
-            return Err(HostError::TooDeep { host: *self, image: *image, fits, suggestion });
+        let is_pool = |layer: &HostLayer| matches!(layer, HostLayer::MaxPool2d { .. });
+        let pools: Vec<LayerSize> =
+            self.sizes(image).filter(|(layer, _)| is_pool(layer)).map(|(_, size)| size).collect();
+        let fits = pools.iter().filter(|pool| pool.output.h.min(pool.output.w) > 0).count();
+        if fits < pools.len() {
+            let shallower = Cnn { pools: fits, ..self.description().parse()? };
+            let suggestion = Self::try_from(shallower)?.name();
+            let (host, image, pools) = (self.name(), *image, pools.len());
+            return Err(HostError::TooDeep { host, image, pools, fits, suggestion });
         }
         Ok(())
-    }
-}
-
-fn size(what: &'static str, got: usize, least: usize, most: usize) -> Result<(), HostError> {
-    if (least..=most).contains(&got) {
-        return Ok(());
-    }
-    Err(HostError::Size { what, expected: format!("{least} to {most}"), got })
-}
-
-impl Default for HostSpec {
-    /// The preset `baseline`.
-    fn default() -> Self {
-        PRESETS[0].1
     }
 }
 
@@ -209,46 +183,28 @@ impl fmt::Display for HostSpec {
     }
 }
 
+impl TryFrom<Cnn> for HostSpec {
+    type Error = HostError;
+
+    fn try_from(cnn: Cnn) -> Result<Self, HostError> {
+        cnn.check()?;
+        let (version, layers, slots) = (LIST_VERSION, cnn.layers(), cnn.slots());
+        let list = HostList { version, layers, slots };
+        Ok(Self(Arc::new(Described { text: cnn.to_string(), list })))
+    }
+}
+
 impl FromStr for HostSpec {
     type Err = HostError;
 
     fn from_str(text: &str) -> Result<Self, HostError> {
-        let given = text.trim();
-        let Some(list) = given.strip_prefix("cnn:") else {
-            return Self::preset(given);
-        };
-        let mut values: [Option<usize>; 4] = [None; 4];
-        for part in list.split(',').map(str::trim) {
-            let bad = || HostError::BadPart { given: given.into(), part: part.into() };
-            let (key, value) = part.split_once('=').ok_or_else(bad)?;
-            let (key, value) = (key.trim(), value.trim());
-            let Some(at) = KEYS.iter().position(|known| *known == key) else {
-                let (given, nearest) = (given.into(), nearest(key, KEYS).map(Into::into));
-                return Err(HostError::UnknownKey { given, key: key.into(), nearest });
-            };
-            if values[at].is_some() {
-                return Err(HostError::DuplicateKey { given: given.into(), key: key.into() });
-            }
-            let digits = value.bytes().all(|b| b.is_ascii_digit());
-            values[at] = Some(digits.then(|| value.parse().ok()).flatten().ok_or_else(bad)?);
-        }
-        let [channels, blocks, kernel, pools] = values;
-        let base = Self::default();
-        let blocks = blocks.unwrap_or(base.blocks);
-        let spec = Self {
-            channels: channels.unwrap_or(base.channels),
-            blocks,
-            kernel: kernel.unwrap_or(base.kernel),
-            pools: pools.unwrap_or(blocks),
-        };
-        spec.check()?;
-        Ok(spec)
+        text.parse::<Cnn>()?.try_into()
     }
 }
 
 impl From<HostSpec> for String {
     fn from(spec: HostSpec) -> Self {
-        spec.name()
+        spec.description().into()
     }
 }
 
@@ -258,105 +214,4 @@ impl TryFrom<String> for HostSpec {
     fn try_from(text: String) -> Result<Self, HostError> {
         text.parse()
     }
-}
-
-/// Errors of host descriptions, of their slots, and of hosts that do not fit an image.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum HostError {
-    /// Neither a preset nor `cnn:…`.
-    #[error(
-        "unknown host `{given}`{}\n  presets: {}; or a description such as \
-         `cnn:channels=12,blocks=4,kernel=5,pools=3`",
-        hint(nearest),
-        PRESETS.map(|(name, _)| name).join(", ")
-    )]
-    UnknownHost {
-        /// The text given.
-        given: String,
-        /// The nearest preset.
-        nearest: Option<String>,
-    },
-    /// A key of a `cnn:` description that does not exist.
-    #[error(
-        "host `{given}`: unknown key `{key}`{}\n  keys: channels, blocks, kernel, pools",
-        hint(nearest)
-    )]
-    UnknownKey {
-        /// The text given.
-        given: String,
-        /// The key.
-        key: String,
-        /// The nearest known key.
-        nearest: Option<String>,
-    },
-    /// A part of a `cnn:` description that is not `key=value` with a whole number.
-    #[error("host `{given}`: expected `key=number`, got `{part}`")]
-    BadPart {
-        /// The text given.
-        given: String,
-        /// The part.
-        part: String,
-    },
-    /// A key given twice.
-    #[error("host `{given}`: `{key}` is given twice")]
-    DuplicateKey {
-        /// The text given.
-        given: String,
-        /// The key.
-        key: String,
-    },
-    /// A size that is zero or beyond what is supported.
-    #[error("`{what}` must be {expected}, got {got}")]
-    Size {
-        /// Name of the size.
-        what: &'static str,
-        /// Allowed range, in words.
-        expected: String,
-        /// The value.
-        got: usize,
-    },
-    /// A network with more parameters than are supported.
-    #[error(
-        "host `{host}` would have {parameters} parameters, more than the {limit} that are \
-         supported; use fewer channels or blocks, or a smaller kernel"
-    )]
-    TooLarge {
-        /// The host.
-        host: HostSpec,
-        /// Its parameters (saturating).
-        parameters: usize,
-        /// Largest number supported.
-        limit: usize,
-    },
-    /// More pools than the image's sides can be halved.
-    #[error(
-        "host `{host}` is too deep for {image} images: {} 2×2 pools need at least {side}×{side} \
-         pixels, and {fits} fit; try `--host {suggestion}`",
-        host.pools,
-        side = 1usize << host.pools.min(30)
-    )]
-    TooDeep {
-        /// The host.
-        host: HostSpec,
-        /// The image.
-        image: ImageShape,
-        /// Pools that fit.
-        fits: usize,
-        /// The same host with as many pools as fit.
-        suggestion: HostSpec,
-    },
-    /// A name that is no slot of this host.
-    #[error("unknown slot `{given}`{}\n  slots of this host: {known}", hint(nearest))]
-    UnknownSlot {
-        /// The text given.
-        given: String,
-        /// The nearest slot.
-        nearest: Option<String>,
-        /// Names of the host's slots.
-        known: String,
-    },
-    /// A slot listed twice.
-    #[error("slot `{0}` is listed twice")]
-    DuplicateSlot(SlotName),
 }

@@ -1,9 +1,17 @@
-//! Descriptions of hosts: the images that they read, their blocks, and the names of their slots.
+//! Hosts as data: a list of layers with named slots, the families that lists are made by, and the
+//! images that a host reads.
 
+mod cnn;
+mod error;
+mod host_layer;
 mod host_spec;
 mod image;
 mod slot_name;
 
-pub use host_spec::{HostError, HostSpec, PRESETS};
+pub use cnn::{Cnn, PRESETS};
+pub use error::HostError;
+pub use host_layer::{Features, HostLayer, LayerSize};
+pub(crate) use host_spec::HostList;
+pub use host_spec::HostSpec;
 pub use image::ImageShape;
-pub use slot_name::{Region, SlotName, SlotNameError};
+pub use slot_name::SlotName;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use crate::common::{CIFAR, grow_to, host};
 use meristem_grow::{
-    Blueprint, BlueprintError, BlueprintSet, Channels, Host, Join, Layer, Optimisers, Rules,
-    SlotName, Stage, Style, group_norm_groups,
+    Blueprint, BlueprintError, BlueprintSet, Channels, Host, Join, Layer, Optimisers, Rules, Stage,
+    Style, group_norm_groups,
 };
 use meristem_nn::graph::{Init, Op};
 
@@ -41,7 +41,7 @@ fn the_same_numbers_stand_in_the_built_network() {
             let mut host = host("cnn:channels=8,blocks=4", CIFAR, Rules::default());
             let bare = host.parameters().unwrap();
             assert_eq!(bare.grown(), 0);
-            let slot = SlotName::after_pool(block);
+            let slot = &format!("r1c{block}");
             grow_to(&mut host, slot, index, Style::LinearAdd, Stage::Training);
             let grown = host.parameters().unwrap();
             assert_eq!(grown.host, bare.host, "{name}");
@@ -57,7 +57,7 @@ fn modules_and_gates_have_the_names_of_the_contract() {
     let names = |blueprint: &str, style| {
         let mut host = host("baseline", CIFAR, Rules::default());
         let index = host.blueprints().find(blueprint).unwrap();
-        grow_to(&mut host, SlotName::after_pool(1), index, style, Stage::Blending);
+        grow_to(&mut host, "r1c1", index, style, Stage::Blending);
         let graph = host.graph(&Optimisers::default()).unwrap();
         let of_module = |name: &&String| name.starts_with("slots.");
         graph.params.iter().map(|p| &p.name).filter(of_module).cloned().collect::<Vec<_>>()
@@ -90,7 +90,7 @@ fn a_gate_is_as_wide_as_the_rule_says() {
     // max(8, C/4) hidden features, both layers with a bias.
     for (block, channels, hidden) in [(0, 8, 8), (2, 32, 8), (3, 64, 16)] {
         let mut host = host("cnn:channels=8,blocks=4", CIFAR, Rules::default());
-        let slot = SlotName::before_pool(block);
+        let slot = &format!("r0c{block}");
         grow_to(&mut host, slot, 0, Style::LinearGate, Stage::Blending);
         let gate = channels * hidden + hidden + hidden + 1;
         assert_eq!(host.parameters().unwrap().grown(), 2 * channels + 1 + gate, "{channels}");
@@ -136,8 +136,8 @@ fn a_users_blueprint_is_one_value() {
     let set = Arc::new(BlueprintSet::standard().with(own()).unwrap());
     assert_eq!(set.find("wide_dip").unwrap(), 7);
     let spec = "baseline".parse().unwrap();
-    let slot = SlotName::before_pool(0);
-    let mut host = Host::new(spec, CIFAR, &[slot], set, Rules::default()).unwrap();
+    let slot = "r0c0";
+    let mut host = Host::new(spec, CIFAR, &[slot.into()], set, Rules::default()).unwrap();
     grow_to(&mut host, slot, 7, Style::LinearAdd, Stage::Fossilized);
     assert_eq!(host.parameters().unwrap().grown(), 8 * 16 * 25 + 16 * 8 + 16);
 }
@@ -216,7 +216,7 @@ fn layers_that_do_not_fit_are_refused_before_anything_grows() {
 fn what_makes_it_the_identity_starts_at_zero_and_nothing_else_does() {
     for (index, (name, _)) in TABLE.into_iter().enumerate() {
         let mut host = host("baseline", CIFAR, Rules::default());
-        grow_to(&mut host, SlotName::before_pool(0), index, Style::LinearAdd, Stage::Training);
+        grow_to(&mut host, "r0c0", index, Style::LinearAdd, Stage::Training);
         let graph = host.graph(&Optimisers::default()).unwrap();
         let zero: Vec<&str> = graph
             .params
@@ -248,7 +248,7 @@ fn the_graph_follows_stage_blueprint_and_mode_and_not_alpha() {
             count(&|op| matches!(op, Op::Blend { .. })),
         )
     };
-    let slot = SlotName::before_pool(1);
+    let slot = "r0c1";
     for (stage, expected) in [
         (Stage::Germinated, (0, 0, 0)),
         (Stage::Training, (1, 1, 0)),

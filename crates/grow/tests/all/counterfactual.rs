@@ -8,8 +8,8 @@ use crate::common::{CIFAR, germination, grow_to};
 use meristem_device::random::{Purpose, Rng};
 use meristem_device::{DType, Device, DeviceId, DeviceOptions, MemoryFormat, Owner, Tensor};
 use meristem_grow::{
-    Configuration, Counterfactual, Host, ImageShape, Optimisers, PERMUTATIONS, Rules, Scope,
-    SlotName, Stage, Style,
+    Configuration, Counterfactual, Host, ImageShape, Optimisers, PERMUTATIONS, Rules, Scope, Slot,
+    Stage, Style,
 };
 use meristem_nn::{HostTensor, Isa, Metrics, Network, NetworkOptions};
 use proptest::prelude::*;
@@ -21,9 +21,9 @@ fn rules() -> Rules {
 /// A host with this many modules in Holding, in action-index order of its slots.
 fn holding(modules: usize) -> Host {
     let mut host = crate::common::host("deep", CIFAR, rules());
-    let slots: Vec<SlotName> = host.slots().iter().map(|slot| slot.name).collect();
-    for &slot in &slots[..modules] {
-        grow_to(&mut host, slot, 0, Style::LinearAdd, Stage::Holding);
+    let slots: Vec<Slot> = host.slots()[..modules].to_vec();
+    for slot in slots {
+        grow_to(&mut host, slot.name.as_str(), 0, Style::LinearAdd, Stage::Holding);
     }
     host
 }
@@ -108,10 +108,10 @@ fn the_last_step_adds_orders_beyond_four_modules() {
 #[test]
 fn only_modules_whose_fate_is_open_are_switched() {
     let mut host = crate::common::host("baseline", CIFAR, rules());
-    grow_to(&mut host, "r0c0".parse().unwrap(), 0, Style::LinearAdd, Stage::Fossilized);
-    grow_to(&mut host, "r0c1".parse().unwrap(), 1, Style::LinearAdd, Stage::Holding);
-    grow_to(&mut host, "r1c0".parse().unwrap(), 1, Style::LinearAdd, Stage::Blending);
-    let blending = host.index_of("r1c0".parse().unwrap()).unwrap();
+    grow_to(&mut host, "r0c0", 0, Style::LinearAdd, Stage::Fossilized);
+    grow_to(&mut host, "r0c1", 1, Style::LinearAdd, Stage::Holding);
+    grow_to(&mut host, "r1c0", 1, Style::LinearAdd, Stage::Blending);
+    let blending = host.index_of("r1c0").unwrap();
     // Its alpha is still 0: there is nothing to switch off.
     assert_eq!(Counterfactual::of_step(&host).modules(), [1]);
     host.step();
@@ -259,10 +259,10 @@ fn grown() -> impl Strategy<Value = Grown> {
 
 fn build(grown: &Grown) -> Host {
     let mut host = crate::common::host(grown.spec, IMAGE, rules());
-    let names: Vec<SlotName> = host.slots().iter().map(|slot| slot.name).collect();
-    for (&name, &(blueprint, style, stage)) in names.iter().zip(&grown.slots) {
+    let slots = host.slots().to_vec();
+    for (slot, &(blueprint, style, stage)) in slots.iter().zip(&grown.slots) {
         if stage != Stage::Dormant {
-            grow_to(&mut host, name, blueprint, Style::ALL[style], stage);
+            grow_to(&mut host, slot.name.as_str(), blueprint, Style::ALL[style], stage);
         }
     }
     // One more that trains, where there is room: it has no part in any configuration.

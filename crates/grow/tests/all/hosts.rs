@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use crate::common::CIFAR;
 use meristem_grow::{
-    BlueprintSet, Error, Gates, Host, HostError, HostSpec, ImageShape, Optimisers, PRESETS, Rules,
-    SlotName, host_graph,
+    BlueprintSet, Cnn, Error, Gates, Host, HostError, HostLayer, HostSpec, ImageShape, Optimisers,
+    PRESETS, Rules, SlotName, host_graph,
 };
-use meristem_nn::graph::Op;
+use meristem_nn::graph::{ConvGeometry, Dims, Graph, GraphBuilder, Op};
 use proptest::prelude::*;
 
 fn spec(text: &str) -> HostSpec {
@@ -58,30 +58,45 @@ fn a_host_has_pytorchs_names_and_shapes() {
 
 #[test]
 fn pools_follow_the_first_blocks_only() {
-    for (text, pools) in [("baseline", 3), ("minimal", 0), ("cnn:blocks=4,pools=1", 1)] {
+    for (text, pools) in
+        [("baseline", 3), ("minimal", 0), ("cnn:blocks=4", 4), ("cnn:blocks=4,pools=1", 1)]
+    {
         let graph = host_graph(&spec(text), &CIFAR, Optimisers::default().host).unwrap();
         let found = graph.nodes.iter().filter(|n| matches!(n.op, Op::MaxPool2d { .. })).count();
         assert_eq!(found, pools, "{text}");
     }
-    assert_eq!(spec("cnn:blocks=4").pools, 4);
-    assert_eq!(spec("minimal").pools, 0);
 }
 
 #[test]
 fn slots_have_two_orders() {
     let names =
-        |slots: Vec<SlotName>| slots.iter().map(SlotName::to_string).collect::<Vec<_>>().join(" ");
+        |slots: &[SlotName]| slots.iter().map(SlotName::as_str).collect::<Vec<_>>().join(" ");
     let baseline = spec("baseline");
     assert_eq!(names(baseline.slots()), "r0c0 r0c1 r0c2 r1c0 r1c1 r1c2");
-    assert_eq!(names(baseline.forward_order()), "r0c0 r1c0 r0c1 r1c1 r0c2 r1c2");
-    for (i, slot) in baseline.slots().into_iter().enumerate() {
-        assert_eq!(slot.index(3), i);
+    let forward: Vec<SlotName> =
+        baseline.layers().iter().filter_map(HostLayer::slot).cloned().collect();
+    assert_eq!(names(&forward), "r0c0 r1c0 r0c1 r1c1 r0c2 r1c2");
+}
+
+#[test]
+fn slots_are_selected_by_name_and_by_the_beginning_of_a_name() {
+    let deep = spec("cnn:channels=1,blocks=12,pools=2");
+    let select = |wanted: &[&str]| {
+        let slots = deep.select_slots(wanted.iter().copied())?;
+        Ok::<_, HostError>(slots.iter().map(SlotName::as_str).collect::<Vec<_>>().join(" "))
+    };
+    assert_eq!(select(&["r1c2 ", " r0c10", "r0c1"]).unwrap(), "r0c1 r0c10 r1c2");
+    assert_eq!(
+        select(&["r1"]).unwrap(),
+        (0..12).map(|i| format!("r1c{i}")).collect::<Vec<_>>().join(" ")
+    );
+    assert_eq!(deep.select_slots(["all"]).unwrap(), deep.slots());
+    assert_eq!(select(&[]).unwrap(), "");
+    for bad in ["", "r", "r0c", "r2", "r0c01", "r0c12", "c", "R0"] {
+        let error = select(&[bad]).unwrap_err();
+        assert!(matches!(&error, HostError::UnknownSlot { given, .. } if given == bad), "{error}");
     }
-    for (i, slot) in baseline.forward_order().into_iter().enumerate() {
-        assert_eq!(slot.forward_position(), i);
-    }
-    assert_eq!(names(baseline.parse_slots("r1c2, r0c0").unwrap()), "r0c0 r1c2");
-    assert_eq!(baseline.parse_slots("all").unwrap(), baseline.slots());
+    assert_eq!(select(&["r0", "r0c1"]), Err(HostError::DuplicateSlot("r0c1".into())));
 }
 
 #[test]
@@ -97,19 +112,18 @@ fn unknown_names_come_with_the_nearest_known_one() {
     let error = "cnn:chanels=8,blocks=3".parse::<HostSpec>().unwrap_err();
     assert!(matches!(error, HostError::UnknownKey { .. }), "{error:?}");
     assert!(error.to_string().contains("`chanels`; did you mean `channels`"), "{error}");
-    let error = spec("baseline").parse_slots("r0c0,r1c3").unwrap_err();
+    let error = spec("baseline").select_slots(["r0c0", "r1c3"]).unwrap_err();
     assert!(matches!(error, HostError::UnknownSlot { .. }), "{error:?}");
     let text = error.to_string();
     assert!(text.contains("`r1c3`") && text.contains("r0c0, r0c1, r0c2, r1c0"), "{text}");
-    let twice = spec("baseline").parse_slots("r0c0,r0c0").unwrap_err();
-    assert_eq!(twice, HostError::DuplicateSlot(SlotName::before_pool(0)));
 }
 
 #[test]
 fn descriptions_that_mean_nothing_are_refused() {
     let unknown = |given: &'static str, nearest: Option<&str>| {
         let nearest = nearest.map(Into::into);
-        (given, HostError::UnknownHost { given: given.into(), nearest })
+        let presets = "baseline, wide, deep, large, impaired, minimal".into();
+        (given, HostError::UnknownHost { given: given.into(), nearest, presets })
     };
     let part = |given: &'static str, part: &str| {
         (given, HostError::BadPart { given: given.into(), part: part.into() })
@@ -161,8 +175,8 @@ fn a_host_too_deep_for_the_image_says_what_fits() {
     let image = ImageShape { channels: 1, height: 28, width: 28, classes: 10 };
     let error = spec("deep").validate(&image).unwrap_err();
     let HostError::TooDeep { fits, suggestion, .. } = error.clone() else { panic!("{error}") };
-    assert_eq!((fits, suggestion.pools), (4, 4));
-    suggestion.validate(&image).unwrap();
+    assert_eq!((fits, &*suggestion), (4, "cnn:channels=8,blocks=5,kernel=3,pools=4"));
+    spec(&suggestion).validate(&image).unwrap();
     let text = error.to_string();
     assert!(text.contains("1×28×28") && text.contains("pools=4"), "{text}");
     spec("deep").validate(&CIFAR).unwrap();
@@ -190,11 +204,14 @@ fn absurd_images_and_rules_are_refused() {
     }
     let huge = spec("cnn:channels=4096,blocks=2,kernel=31,pools=0");
     let (parameters, limit) = (huge.parameters(&CIFAR), 1 << 28);
-    assert_eq!(huge.validate(&CIFAR), Err(HostError::TooLarge { host: huge, parameters, limit }));
+    assert_eq!(
+        huge.validate(&CIFAR),
+        Err(HostError::TooLarge { host: huge.name(), parameters, limit })
+    );
 
     let make = |rules| {
         let set = Arc::new(BlueprintSet::standard());
-        Host::new(spec("baseline"), CIFAR, &[SlotName::before_pool(0)], set, rules)
+        Host::new(spec("baseline"), CIFAR, &["r0c0".into()], set, rules)
     };
     let gates = Rules::default().gates;
     for (rules, message) in [
@@ -225,30 +242,51 @@ fn absurd_images_and_rules_are_refused() {
     make(Rules::default()).unwrap();
 }
 
+/// The graph of a host of the family `cnn`, layer by layer as `docs/growth.md` defines it.
+fn written_out(cnn: &Cnn, image: &ImageShape) -> Graph {
+    let dims = Dims { c: image.channels, h: image.height, w: image.width };
+    let mut b = GraphBuilder::new(dims, Optimisers::default().host);
+    let mut x = b.input();
+    for i in 0..cnn.blocks {
+        let (out, geometry) = (cnn.channels << i, ConvGeometry::same(cnn.kernel));
+        x = b.conv2d(x, &format!("blocks.{i}.conv"), out, geometry, false).unwrap();
+        x = b.batch_norm(x, &format!("blocks.{i}.bn")).unwrap();
+        x = b.relu(x);
+        if i < cnn.pools {
+            x = b.max_pool2d(x, "pool", 2, 2).unwrap();
+        }
+    }
+    let pooled = b.global_avg_pool(x);
+    let logits = b.linear(pooled, "classifier", image.classes, true, None).unwrap();
+    b.finish(logits).unwrap()
+}
+
 proptest! {
     #[test]
-    fn the_formula_counts_what_the_graph_holds(
+    fn the_list_gives_the_graph_of_the_family_and_its_parameters(
         channels in 1usize..20, blocks in 2usize..5, half in 0usize..3, pools in 0usize..5,
         image_channels in 1usize..5, height in 1usize..40, width in 1usize..40,
         classes in 1usize..12,
     ) {
-        let spec = HostSpec { channels, blocks, kernel: 2 * half + 1, pools: pools.min(blocks) };
+        let cnn = Cnn { channels, blocks, kernel: 2 * half + 1, pools: pools.min(blocks) };
+        let spec = HostSpec::try_from(cnn).unwrap();
         let image = ImageShape { channels: image_channels, height, width, classes };
         // Halving the shorter side `pools` times, by hand.
         let mut side = height.min(width);
-        (0..spec.pools).for_each(|_| side /= 2);
+        (0..cnn.pools).for_each(|_| side /= 2);
         prop_assert_eq!(spec.validate(&image).is_ok(), side > 0);
         if side > 0 {
             let graph = host_graph(&spec, &image, Optimisers::default().host).unwrap();
             prop_assert_eq!(graph.parameters(None), spec.parameters(&image));
+            prop_assert_eq!(graph, written_out(&cnn, &image));
         }
-        prop_assert_eq!(spec.description().parse::<HostSpec>().unwrap(), spec);
+        prop_assert_eq!(&spec.description().parse::<HostSpec>().unwrap(), &spec);
         prop_assert_eq!(spec.to_string().parse::<HostSpec>().unwrap(), spec);
     }
 
     #[test]
     fn no_text_makes_the_parser_panic(text in "(cnn:)?[a-z0-9=,:+ -]{0,40}") {
         let _ = text.parse::<HostSpec>();
-        let _ = text.parse::<SlotName>();
+        let _ = spec("baseline").select_slots(text.split(','));
     }
 }

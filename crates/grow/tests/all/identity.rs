@@ -5,9 +5,7 @@ use std::sync::Arc;
 
 use crate::common::{germination, grow_to};
 use meristem_device::{Device, DeviceId, DeviceOptions, MemoryFormat, Owner, Stream, Tensor};
-use meristem_grow::{
-    BlueprintSet, Host, HostSpec, ImageShape, Optimisers, Rules, SlotName, Stage, Style,
-};
+use meristem_grow::{BlueprintSet, Host, HostSpec, ImageShape, Optimisers, Rules, Stage, Style};
 use meristem_nn::{Isa, Metrics, Network, NetworkOptions, StateDict};
 
 const IMAGE: ImageShape = ImageShape { channels: 3, height: 9, width: 6, classes: 5 };
@@ -108,7 +106,7 @@ fn each(stage: Stage, mut check: impl FnMut(&str, Host)) {
             // All styles over the slots and blueprints, one a pair.
             let style = Style::ALL[(index + i) % Style::ALL.len()];
             let mut host = host();
-            grow_to(&mut host, slot.parse().unwrap(), index, style, stage);
+            grow_to(&mut host, slot, index, style, stage);
             check(&format!("{} in {slot}, {style}", blueprint.name), host);
         }
     }
@@ -190,10 +188,9 @@ fn a_module_that_has_learnt_is_switched_off_by_alpha_zero_bit_for_bit() {
 
 #[test]
 fn only_a_fossilized_modules_gradient_reaches_its_input() {
-    let slot: SlotName = "r1c1".parse().unwrap();
     let grown = |stage| {
         let mut host = host();
-        grow_to(&mut host, slot, 5, Style::LinearAdd, stage);
+        grow_to(&mut host, "r1c1", 5, Style::LinearAdd, stage);
         (0..8).for_each(|_| drop(host.step()));
         host
     };
@@ -218,7 +215,7 @@ fn only_a_fossilized_modules_gradient_reaches_its_input() {
 fn growth_keeps_weights_by_name_and_alpha_alone_keeps_the_graph() {
     let spec: HostSpec = "cnn:channels=8,blocks=2,pools=1".parse().unwrap();
     let set = Arc::new(BlueprintSet::standard());
-    let slots = spec.slots();
+    let slots = spec.slots().to_vec();
     let mut host = Host::new(spec, IMAGE, &slots, set, Rules::default()).unwrap();
     let mut net = Net::new(&host, Isa::detect());
     net.train();

@@ -3,12 +3,12 @@
 use crate::common::{CIFAR, fine, germination, grow_to, host};
 use meristem_grow::{
     AlphaMode, AlphaTarget, BlueprintSet, Comparison, Curve, Gate, GateInputs, Gates,
-    GradientHealth, Host, LifecycleError, Optimisers, Retarget, Rules, SlotName, Speed, Stage,
-    StageChange, Style,
+    GradientHealth, Host, LifecycleError, Optimisers, Retarget, Rules, Speed, Stage, StageChange,
+    Style,
 };
 use proptest::prelude::*;
 
-const SLOT: SlotName = SlotName { region: meristem_grow::Region::BeforePool, block: 0 };
+const SLOT: &str = "r0c0";
 
 /// Rules under which a module of any age may be pruned.
 fn ageless() -> Rules {
@@ -116,7 +116,7 @@ fn indices_out_of_range_are_refused() {
 fn germination_waits_for_the_one_before_and_for_room() {
     let mut host = in_stage(Stage::Germinated);
     let refused = host.check_germinate(1, 0).unwrap_err();
-    assert_eq!(refused, LifecycleError::NotYet { slot: SLOT, stage: Stage::Germinated });
+    assert_eq!(refused, LifecycleError::NotYet { slot: SLOT.into(), stage: Stage::Germinated });
     let host_in_training = in_stage(Stage::Training);
     assert!(matches!(host_in_training.check_germinate(1, 0), Err(LifecycleError::NotYet { .. })));
     in_stage(Stage::Blending).check_germinate(1, 0).unwrap();
@@ -124,7 +124,7 @@ fn germination_waits_for_the_one_before_and_for_room() {
     // Fossilized modules count.
     host = in_stage(Stage::Fossilized);
     for name in ["r0c1", "r0c2"] {
-        grow_to(&mut host, name.parse().unwrap(), 0, Style::LinearAdd, Stage::Fossilized);
+        grow_to(&mut host, name, 0, Style::LinearAdd, Stage::Fossilized);
     }
     assert_eq!(
         host.check_germinate(3, 0).unwrap_err(),
@@ -147,7 +147,7 @@ fn germination_keeps_a_host_within_its_limits() {
     };
     assert_eq!(of(Some(parameters), Some(macs)), Ok(()));
     let refused = of(Some(parameters - 1), Some(macs)).unwrap_err();
-    let (slot, blueprint) = (SLOT, "conv_heavy".to_string());
+    let (slot, blueprint) = (SLOT.into(), "conv_heavy".to_string());
     let (needs, limit) = (parameters, parameters - 1);
     let what = "parameters";
     assert_eq!(refused, LifecycleError::TooLarge { slot, blueprint, what, needs, limit });
@@ -170,7 +170,7 @@ fn a_module_may_be_pruned_from_its_fifth_step_on() {
     host.germinate(0, germination(0, Style::LinearAdd)).unwrap();
     for age_steps in 0..5 {
         let error = host.check_prune(0).unwrap_err();
-        assert_eq!(error, LifecycleError::TooYoung { slot: SLOT, age_steps, min_steps: 5 });
+        assert_eq!(error, LifecycleError::TooYoung { slot: SLOT.into(), age_steps, min_steps: 5 });
         host.step();
     }
     host.check_prune(0).unwrap();
@@ -236,7 +236,7 @@ fn a_slow_prune_lowers_alpha_first_and_nothing_may_interfere() {
     let mut host = in_stage(Stage::Holding);
     let change = host.prune(0, Speed::Fast, Curve::Linear).unwrap().unwrap();
     assert_eq!((change.from, change.to), (Stage::Holding, Stage::Blending));
-    let refused = LifecycleError::BeingPruned { slot: SLOT };
+    let refused = LifecycleError::BeingPruned { slot: SLOT.into() };
     assert_eq!(host.check_advance(0).unwrap_err(), refused);
     assert_eq!(host.check_prune(0).unwrap_err(), refused);
     assert_eq!(host.check_set_alpha_target(0).unwrap_err(), refused);
@@ -249,7 +249,7 @@ fn a_slow_prune_lowers_alpha_first_and_nothing_may_interfere() {
     }
     assert_eq!(alphas, [2.0 / 3.0, 1.0 / 3.0]);
     let (from, to) = (Stage::Blending, Stage::Pruned);
-    assert_eq!(host.step(), [StageChange { index: 0, slot: SLOT, from, to }]);
+    assert_eq!(host.step(), [StageChange { index: 0, slot: SLOT.into(), from, to }]);
     assert_eq!((host.alphas()[0], host.modules()), (0.0, 0));
 }
 
@@ -274,7 +274,7 @@ fn a_new_target_takes_effect_at_rest_only() {
 #[test]
 fn the_governor_removes_what_is_live_and_nothing_else() {
     let mut host = in_stage(Stage::Fossilized);
-    grow_to(&mut host, "r0c1".parse().unwrap(), 1, Style::LinearGate, Stage::Blending);
+    grow_to(&mut host, "r0c1", 1, Style::LinearGate, Stage::Blending);
     host.germinate(2, germination(2, Style::LinearAdd)).unwrap();
     let changes = host.prune_live();
     assert_eq!(

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use crate::common::{CIFAR, grow_to, host};
 use meristem_grow::{
     Blueprint, BlueprintError, BlueprintSet, Channels, Error, Host, Join, Layer, Optimisers, Rules,
-    SlotName, Stage, Style, Topology, TopologyError,
+    Stage, Style, Topology, TopologyError, host_json,
 };
 use serde_json::{Value, json};
 
 fn grown() -> Host {
     let mut host = host("baseline", CIFAR, Rules::default());
-    grow_to(&mut host, "r0c1".parse().unwrap(), 4, Style::LinearGate, Stage::Fossilized);
-    grow_to(&mut host, "r1c0".parse().unwrap(), 1, Style::SigmoidAdd, Stage::Blending);
+    grow_to(&mut host, "r0c1", 4, Style::LinearGate, Stage::Fossilized);
+    grow_to(&mut host, "r1c0", 1, Style::SigmoidAdd, Stage::Blending);
     host.step();
     host
 }
@@ -52,9 +52,10 @@ fn a_users_blueprint_travels_with_the_file() {
         Join::Residual,
     );
     let set = Arc::new(BlueprintSet::empty().with(own.clone()).unwrap());
-    let slot = SlotName::before_pool(0);
+    let slot = "r0c0";
     let mut host =
-        Host::new("baseline".parse().unwrap(), CIFAR, &[slot], set, Rules::default()).unwrap();
+        Host::new("baseline".parse().unwrap(), CIFAR, &[slot.into()], set, Rules::default())
+            .unwrap();
     grow_to(&mut host, slot, 0, Style::LinearAdd, Stage::Holding);
     let text = Topology::of(&host).to_json().unwrap();
     let back = rebuild(&text).unwrap();
@@ -134,5 +135,41 @@ fn errors_say_where() {
     };
     for text in ["", "{", "[]", "null", "{\"version\": 1}", "{\"version\": \"1\"}"] {
         assert!(matches!(rebuild(text), Err(Error::Topology(TopologyError::Parse(_)))), "{text}");
+    }
+}
+
+#[test]
+fn the_layers_of_the_file_are_those_of_its_host() {
+    let topology = Topology::of(&grown());
+    let json = host_json(&topology.host).unwrap();
+    let list: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(list["version"], 1);
+    assert_eq!(list["slots"], json!(["r0c0", "r0c1", "r0c2", "r1c0", "r1c1", "r1c2"]));
+    let block = json!([
+        {"conv2d": {"name": "blocks.2.conv", "out": 32, "kernel": 3}},
+        {"batch_norm": {"name": "blocks.2.bn"}},
+        "relu",
+        {"slot": {"name": "r0c2"}},
+        {"max_pool2d": {"name": "blocks.2.pool", "kernel": 2}},
+        {"slot": {"name": "r1c2"}},
+        "global_avg_pool",
+        {"linear": {"name": "classifier", "out": "classes"}},
+    ]);
+    assert_eq!(list["layers"].as_array().unwrap()[12..], *block.as_array().unwrap());
+    topology.check_host(&json).unwrap();
+    let other = |text: &str, new: &str| {
+        assert!(json.contains(text), "{text}");
+        json.replace(text, new)
+    };
+    for bad in [
+        "{}".into(),
+        json[1..].to_string(),
+        other("\"version\":1", "\"version\":2"),
+        other("\"kernel\":2", "\"kernel\":3"),
+        other("conv2d", "conv1d"),
+        other("\"slots\":[\"r0c0\",\"r0c1\"", "\"slots\":[\"r0c1\",\"r0c0\""),
+    ] {
+        let error = topology.check_host(&bad).unwrap_err();
+        assert!(matches!(error, Error::Topology(TopologyError::Host { .. })), "{error:?}");
     }
 }

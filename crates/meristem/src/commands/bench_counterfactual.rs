@@ -161,7 +161,7 @@ fn check(arguments: &BenchCounterfactualArguments) -> Result<(), Failure> {
 /// A host with a module in stage holding in each of the slots, and the names of the slots.
 fn grown(arguments: &BenchCounterfactualArguments) -> Result<(Host, Vec<String>), Failure> {
     let spec: HostSpec = arguments.host.parse().map_err(grow::Error::from)?;
-    let slots = spec.parse_slots(&arguments.slots).map_err(grow::Error::from)?;
+    let slots = spec.select_slots(arguments.slots.split(',')).map_err(grow::Error::from)?;
     let names = slots.iter().map(ToString::to_string).collect();
     let module =
         |slot| Module { slot, blueprint: arguments.blueprint.clone(), stage: Stage::Holding };

@@ -28,10 +28,10 @@ pub(super) fn parse(spec: &HostSpec, list: &str) -> Result<Vec<Module>, Failure>
         let (slot, what) = entry.trim().split_once('=').ok_or_else(|| refused(entry))?;
         let (blueprint, stage) = what.split_once(':').unwrap_or((what, "holding"));
         let stage = [Stage::Training, Stage::Holding].into_iter().find(|s| s.to_string() == stage);
-        let slots = spec.parse_slots(slot).map_err(grow::Error::from)?;
-        let [slot] = slots[..] else { return Err(refused(entry)) };
+        let slots = spec.select_slots([slot]).map_err(grow::Error::from)?;
+        let [slot] = &slots[..] else { return Err(refused(entry)) };
         let stage = stage.ok_or_else(|| refused(entry))?;
-        Ok(Module { slot, blueprint: blueprint.to_string(), stage })
+        Ok(Module { slot: slot.clone(), blueprint: blueprint.to_string(), stage })
     };
     list.split(',').map(one).collect()
 }
@@ -43,7 +43,7 @@ pub(super) fn grown(
     argument: &'static str,
 ) -> Result<Host, Failure> {
     let set = Arc::new(BlueprintSet::standard());
-    let slots: Vec<SlotName> = modules.iter().map(|module| module.slot).collect();
+    let slots: Vec<SlotName> = modules.iter().map(|module| module.slot.clone()).collect();
     let rules =
         Rules { max_modules: slots.len(), gates: Gates::default().quick(), ..Rules::default() };
     let mut host = Host::new(spec, image_shape(), &slots, Arc::clone(&set), rules)?;

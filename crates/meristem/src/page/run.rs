@@ -150,13 +150,14 @@ fn one_env(run: &Run, number: usize, env: &EnvHistory) -> Html {
             blueprint: slot.blueprint.clone(),
         })
         .collect();
-    let host = run.history.started.as_ref().map(|started| started.host.parse::<HostSpec>());
-    if let Some(Ok(host)) = host {
+    let started = run.history.started.as_ref();
+    let host = started.and_then(|started| started.host.parse::<HostSpec>().ok());
+    if let Some(host) = &host {
         let label = format!("Network of env {number}, from the image to the classes");
         body.push(Html::of("h3", "Network"));
-        body.push(Html::picture(inline(&topology(&host, &slots), &label), &label));
+        body.push(Html::picture(inline(&topology(host, &slots), &label), &label));
     }
-    if let Some(picture) = lifecycle(&env.spans) {
+    if let Some(picture) = lifecycle(&env.spans, host.as_ref()) {
         let label = format!("Stages of the slots of env {number} over the steps");
         body.push(Html::of("h3", "Stages over steps"));
         body.push(Html::picture(inline(&picture, &label), &label));

@@ -1,10 +1,11 @@
 //! Stages of slots: their colours, their course over the steps, and their places in a host.
 
-use meristem::grow::{HostSpec, SlotName};
+use meristem::grow::{HostLayer, HostSpec};
 use meristem::train::reading::Span;
 
 use super::axis::{Axis, Field, x_ticks};
 use super::{Anchor, Colour, Picture, Shape, short, text};
+use crate::host_parts::{HostPart, host_parts};
 
 /// Stages with a module or after one, in the order of the legend, in colours that everyone can
 /// distinguish.
@@ -31,11 +32,13 @@ fn stage_colour(stage: &str) -> Colour {
     found.map_or(Colour::Grid, |(_, rgb)| Colour::Rgb(*rgb))
 }
 
-/// Slots over steps, with stages as coloured bars; `None` without spans.
-pub(crate) fn lifecycle(spans: &[Span]) -> Option<Picture> {
+/// Slots over steps, with stages as coloured bars; `None` without spans. The rows are in the
+/// forward order of the host; slots that it does not have are first.
+pub(crate) fn lifecycle(spans: &[Span], host: Option<&HostSpec>) -> Option<Picture> {
+    let layers = host.iter().flat_map(|host| host.layers());
+    let forward: Vec<&str> = layers.filter_map(HostLayer::slot).map(|slot| slot.as_str()).collect();
     let mut slots: Vec<&str> = spans.iter().map(|span| span.slot.as_str()).collect();
-    slots
-        .sort_by_key(|name| (name.parse::<SlotName>().map(SlotName::forward_position).ok(), *name));
+    slots.sort_by_key(|name| (forward.iter().position(|slot| slot == name), *name));
     slots.dedup();
     slots.truncate(ROWS_MAX);
     let rows = slots.len().max(STAGES.len());
@@ -112,28 +115,23 @@ pub(crate) fn topology(host: &HostSpec, slots: &[DrawnSlot]) -> Picture {
         }
         parts += 1;
     };
-    let nothing = || [String::new(), String::new()];
-    for block in 0..host.blocks {
-        let (kernel, channels) = (host.kernel, host.block_channels(block));
-        let lines = [format!("conv {kernel}×{kernel}"), format!("{channels} channels")];
-        part([&lines[0], &lines[1]], None, nothing());
-        for name in [SlotName::before_pool(block), SlotName::after_pool(block)] {
-            let name = name.to_string();
-            let is_pooled = block < host.pools && name.starts_with("r1");
-            if is_pooled {
-                part(["pool 2×2", ""], None, nothing());
+    for drawn in host_parts(host) {
+        match drawn {
+            HostPart::Layers(lines) => {
+                let line = |number: usize| lines.get(number).map_or("", String::as_str);
+                part([line(0), line(1)], None, [String::new(), String::new()]);
             }
-            match slots.iter().find(|slot| slot.slot == name) {
-                // The name is below the coloured box, in the colour of text on the page.
+            // The name is below the coloured box, in the colour of text on the page.
+            HostPart::Slot(name) => match slots.iter().find(|slot| slot.slot == name.as_str()) {
                 Some(slot) => {
                     let module = slot.blueprint.as_deref().unwrap_or(&slot.stage);
-                    part(["", ""], Some(stage_colour(&slot.stage)), [name, module.into()]);
+                    let below = [name.to_string(), module.into()];
+                    part(["", ""], Some(stage_colour(&slot.stage)), below);
                 }
-                None => part(["", ""], None, [name, String::new()]),
-            }
+                None => part(["", ""], None, [name.to_string(), String::new()]),
+            },
         }
     }
-    part(["mean", "linear"], None, nothing());
     Picture { size: [120.0 + STEP * f64::from(parts - 1), 125.0], shapes }
 }
 
@@ -163,7 +161,9 @@ mod tests {
             from: 2,
             to: 5,
         };
-        let picture = lifecycle(&[span("r0c1"), span("r1c0"), span("r0c0")]).unwrap();
+        let host: HostSpec = "baseline".parse().unwrap();
+        let spans = [span("r0c1"), span("r1c0"), span("r0c0")];
+        let picture = lifecycle(&spans, Some(&host)).unwrap();
         let rows = picture.shapes.iter().filter_map(|shape| match shape {
             Shape::Text { text, anchor: Anchor::End, .. } => Some(text.as_str()),
             _ => None,
@@ -171,9 +171,9 @@ mod tests {
         assert_eq!(rows.collect::<Vec<_>>(), ["r0c0", "r1c0", "r0c1"]);
         let short = |from| Span { from, to: from + 1, ..span("r0c0") };
         let many: Vec<Span> = (0..100_000).map(short).collect();
-        let areas = lifecycle(&many).unwrap().shapes.len();
+        let areas = lifecycle(&many, None).unwrap().shapes.len();
         assert!((490 * 3..490 * 4 + 100).contains(&areas), "{areas}");
-        assert!(lifecycle(&[]).is_none());
+        assert!(lifecycle(&[], Some(&host)).is_none());
     }
 
     #[test]

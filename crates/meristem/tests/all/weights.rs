@@ -48,6 +48,27 @@ fn check_eval(m: &Meristem, weights: &str, env: &Value) {
 }
 
 #[test]
+fn a_file_has_the_layers_of_its_host_and_older_files_go_without() {
+    let m = Meristem::new();
+    m.ok(&format!("train {TINY} --run-dir run --export w.safetensors --quiet"));
+    let (state, metadata) = load(&m.path("w.safetensors")).unwrap();
+    let expected = m.ok("eval --weights w.safetensors").stdout;
+    let mut changed = metadata.clone();
+    let list = changed.remove("host").unwrap();
+    save(&m.path("older.safetensors"), &state, &changed).unwrap();
+    assert_eq!(m.ok("eval --weights older.safetensors").stdout.replace("older", "w"), expected);
+    for (text, other) in [("\"relu\",", ""), ("\"version\":1", "\"version\":2")] {
+        assert!(list.contains(text), "{list}");
+        changed.insert("host".into(), list.replacen(text, other, 1));
+        save(&m.path("other.safetensors"), &state, &changed).unwrap();
+        let said = m.run("eval --weights other.safetensors");
+        assert_eq!(said.code, Some(2), "{}", said.stderr);
+        let words = "the entry `host` has other layers than `minimal`";
+        assert!(said.stderr.contains(words), "{}", said.stderr);
+    }
+}
+
+#[test]
 fn names_that_a_wrapper_of_pytorch_has_prefixed_are_taken_with_a_note() {
     let m = Meristem::new();
     m.ok(&format!("train {TINY} --run-dir run --export w.safetensors --quiet"));

@@ -1,10 +1,11 @@
 """The network of a weights file, walked layer by layer in any library.
 
-The metadata of the file describe the host, its modules and their blueprints in full
-(``topology``). :func:`forward` goes through them with the operations of a :class:`Library`;
+The metadata of the file describe the layers of the host (``host``), and its modules and their
+blueprints (``topology``). :func:`forward` goes through them with the operations of a :class:`Library`;
 :mod:`meristem.torch` brings PyTorch's, :class:`Numpy` is a plain reference.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, Protocol
@@ -12,12 +13,13 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from . import _meristem
 from .errors import WeightsError
 from .weights import Weights, load
 
 #: Stages in which a module takes part in the network.
 BLENDED = ("blending", "holding", "fossilized")
-#: Version of the topology that is read.
+#: Version of topology and host that is read.
 VERSION = 1
 EPS = 1e-5
 
@@ -30,7 +32,7 @@ class Library(Protocol):
     def batch_norm(self, x: Any, name: str) -> Any: ...
     def group_norm(self, x: Any, groups: int, weight: Any, bias: Any) -> Any: ...
     def linear(self, x: Any, weight: Any, bias: Any) -> Any: ...
-    def max_pool2d(self, x: Any) -> Any: ...
+    def max_pool2d(self, x: Any, size: int) -> Any: ...
     def mean(self, x: Any) -> Any: ...
     def relu(self, x: Any) -> Any: ...
     def sigmoid(self, x: Any) -> Any: ...
@@ -43,10 +45,10 @@ def group_norm_groups(channels: int) -> int:
     return next((g for g in dividing if channels // g >= 16), dividing[0])
 
 
-def forward(library: Library, topology: Mapping[str, Any], x: Any) -> Any:
+def forward(
+    library: Library, host: Mapping[str, Any], topology: Mapping[str, Any], x: Any
+) -> Any:
     """The logits (N, classes) of normalised images (N, C, H, W)."""
-    host = dict(part.split("=") for part in topology["host"].removeprefix("cnn:").split(","))
-    blocks, kernel, pools = (int(host[name]) for name in ("blocks", "kernel", "pools"))
     blueprints = {blueprint["name"]: blueprint for blueprint in topology["blueprints"]}
     slots = {slot["slot"]: slot for slot in topology["slots"]}
 
@@ -57,15 +59,26 @@ def forward(library: Library, topology: Mapping[str, Any], x: Any) -> Any:
         module = slot["module"]
         return blend(library, f"slots.{name}", module, blueprints[module["blueprint"]], x)
 
-    for i in range(blocks):
-        x = library.conv2d(x, library.tensor(f"blocks.{i}.conv.weight"), kernel // 2, 1)
-        x = library.relu(library.batch_norm(x, f"blocks.{i}.bn"))
-        x = grown(f"r0c{i}", x)
-        if i < pools:
-            x = library.max_pool2d(x)
-        x = grown(f"r1c{i}", x)
-    weight, bias = (library.tensor(f"classifier.{name}") for name in ("weight", "bias"))
-    return library.linear(library.mean(x), weight, bias)
+    for layer in host["layers"]:
+        match layer:
+            case {"slot": {"name": name}}:
+                x = grown(name, x)
+            case {"conv2d": {"name": name, "kernel": kernel}}:
+                x = library.conv2d(x, library.tensor(f"{name}.weight"), kernel // 2, 1)
+            case {"batch_norm": {"name": name}}:
+                x = library.batch_norm(x, name)
+            case "relu":
+                x = library.relu(x)
+            case {"max_pool2d": {"kernel": kernel}}:
+                x = library.max_pool2d(x, kernel)
+            case "global_avg_pool":
+                x = library.mean(x)
+            case {"linear": {"name": name}}:
+                weight, bias = (library.tensor(f"{name}.{w}") for w in ("weight", "bias"))
+                x = library.linear(x, weight, bias)
+            case other:
+                raise WeightsError(f"unknown layer of a host `{other}`")
+    return x
 
 
 def blend(
@@ -142,12 +155,28 @@ def topology_of(weights: Weights) -> dict[str, Any]:
     if not isinstance(topology, dict):
         remedy = "give a weights file that meristem wrote"
         raise WeightsError("the weights have no `topology` in their metadata", remedy=remedy)
-    if topology.get("version") != VERSION:
-        message = (
-            f"the topology has version {topology.get('version')}, this package reads {VERSION}"
-        )
+    return _checked("topology", topology)
+
+
+def host_of(weights: Weights) -> dict[str, Any]:
+    """The host in the metadata: its ``layers`` in forward order, and the names of its ``slots``.
+
+    In a file without them, as older versions wrote it, they follow from the text in the topology.
+
+    Raises:
+        WeightsError: As :func:`topology_of`.
+    """
+    text = topology_of(weights)["host"]
+    host = weights.metadata.get("host") or json.loads(_meristem.host_json(text))
+    return _checked("host", host)
+
+
+def _checked(entry: str, value: dict[str, Any]) -> dict[str, Any]:
+    """An entry of the metadata, if it has the version that is read here."""
+    if (version := value.get("version")) != VERSION:
+        message = f"the {entry} has version {version}, this package reads {VERSION}"
         raise WeightsError(message, remedy="use the version of meristem that wrote the file")
-    return topology
+    return value
 
 
 def read(weights: "str | PathLike[str] | Weights") -> Weights:
@@ -188,9 +217,9 @@ class Numpy:
     def linear(self, x: Any, weight: Any, bias: Any) -> Any:
         return x @ weight.T + (0 if bias is None else bias)
 
-    def max_pool2d(self, x: Any) -> Any:
-        n, c, h, w = x.shape
-        return x[:, :, : h // 2 * 2, : w // 2 * 2].reshape(n, c, h // 2, 2, w // 2, 2).max((3, 5))
+    def max_pool2d(self, x: Any, size: int) -> Any:
+        n, c, h, w = x.shape[:2] + (x.shape[2] // size, x.shape[3] // size)
+        return x[:, :, : h * size, : w * size].reshape(n, c, h, size, w, size).max((3, 5))
 
     def mean(self, x: Any) -> Any:
         return x.mean((2, 3))
@@ -210,9 +239,9 @@ def logits(
 ) -> "npt.NDArray[np.float64]":
     """The logits of normalised images (N, C, H, W), by numpy alone: a reference, and slow."""
     weights = read(weights)
-    result: npt.NDArray[np.float64] = forward(
-        Numpy(weights.tensors), topology_of(weights), np.asarray(images, np.float64)
-    )
+    library, host, topology = Numpy(weights.tensors), host_of(weights), topology_of(weights)
+    x = np.asarray(images, np.float64)
+    result: npt.NDArray[np.float64] = forward(library, host, topology, x)
     return result
 
 

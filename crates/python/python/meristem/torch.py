@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .network import EPS, forward, normalization, read, topology_of
+from .network import EPS, forward, host_of, normalization, read, topology_of
 from .weights import Weights
 
 #: Suffixes of tensors that are not trained.
@@ -24,7 +24,7 @@ class Network(nn.Module):
     def __init__(self, weights: Weights) -> None:
         """Makes a network with copies of the weights."""
         super().__init__()
-        self.topology = topology_of(weights)
+        self.host, self.topology = host_of(weights), topology_of(weights)
         #: Names of the classes.
         self.classes: list[str] = weights.metadata["classes"]
         #: Mean and standard deviation per channel, for pixels in 0..1.
@@ -44,7 +44,7 @@ class Network(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """The logits (N, classes) of normalised images (N, C, H, W)."""
-        logits: Tensor = forward(self, self.topology, images)
+        logits: Tensor = forward(self, self.host, self.topology, images)
         return logits
 
     def normalized(self, images: Tensor) -> Tensor:
@@ -76,9 +76,9 @@ class Network(nn.Module):
         """A linear layer."""
         return functional.linear(x, weight, bias)
 
-    def max_pool2d(self, x: Tensor) -> Tensor:
-        """The largest of each 2×2 pixels."""
-        return functional.max_pool2d(x, 2, 2)
+    def max_pool2d(self, x: Tensor, size: int) -> Tensor:
+        """The largest of each ``size`` × ``size`` pixels."""
+        return functional.max_pool2d(x, size)
 
     def mean(self, x: Tensor) -> Tensor:
         """The mean over the pixels."""

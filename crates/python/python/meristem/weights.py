@@ -25,7 +25,7 @@ class Weights:
 
     #: By PyTorch's names and in PyTorch's shapes, such as ``blocks.0.conv.weight``.
     tensors: "dict[str, npt.NDArray[Any]]"
-    #: Metadata of the file: ``topology``, ``normalization`` and ``classes``.
+    #: Metadata of the file: ``topology``, ``host``, ``normalization`` and ``classes``.
     metadata: dict[str, Any]
 
     @property

@@ -248,7 +248,7 @@ settings! {
         /// the most probable ones. random: any legal action. fixed:FILE: a script of actions. none:
         /// nothing grows.
         controller: ControllerKind = same(ControllerKind::default()), train_only();
-        /// Slots that may grow: names (r0c1), regions (r0, r1), or all.
+        /// Slots that may grow: names (r0c1), beginnings of names (r0, r1), or all.
         slots: Vec<String> = same(["r0".to_string()]), unit("LIST");
         /// Maximum number of modules in an env at once, including fossilized ones.
         max_modules: usize = same(rules().max_modules), unit("N"), whole(0, 64);

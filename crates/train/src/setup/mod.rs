@@ -149,7 +149,6 @@ impl Names {
     pub(crate) fn resolve(config: &TrainConfig) -> Result<Self> {
         let devices = Devices::of(config)?;
         let host: HostSpec = config.host.parse().map_err(meristem_grow::Error::from)?;
-        host.check().map_err(meristem_grow::Error::from)?;
         let slots = parse_slots(&host, &config.slots)?;
         let isa = Isa::from_env().map_err(meristem_device::Error::from)?;
         let spec = DatasetSpec {
@@ -303,7 +302,7 @@ impl Setup {
         match file {
             None => {
                 let blueprints = Arc::clone(&self.blueprints);
-                Ok(Host::new(self.host, self.image, &self.slots, blueprints, self.rules)?)
+                Ok(Host::new(self.host.clone(), self.image, &self.slots, blueprints, self.rules)?)
             }
             Some(weights) => {
                 let wanted = Wanted { host: Some(&self.host), image: &self.image };
@@ -320,7 +319,8 @@ impl Setup {
         let host = topology.rebuild(&self.blueprints, self.rules)?;
         // Spec, image, slots and blueprints are the same for all envs.
         let fresh = self.fresh_host(0)?;
-        let names = |host: &Host| host.slots().iter().map(|slot| slot.name).collect::<Vec<_>>();
+        let names =
+            |host: &Host| host.slots().iter().map(|slot| slot.name.clone()).collect::<Vec<_>>();
         // A run that goes on without its initial weights or topologies has their slots, too.
         let without_files = self.init.is_none() && self.config.init.is_some()
             || self.starts.is_empty() && self.config.start_topology.is_some();
@@ -331,7 +331,7 @@ impl Setup {
         match same {
             true => Ok(host),
             false => {
-                Err(Error::value("host", topology.host, format!("`{}` with its slots", self.host)))
+                Err(Error::value("host", &topology.host, format!("`{}` with its slots", self.host)))
             }
         }
     }
@@ -431,27 +431,13 @@ pub fn dataset_spec(name: &str, options: DatasetSpec) -> Result<DatasetSpec> {
     Ok(DatasetSpec { source, ..options })
 }
 
-/// Looks up slots by name, by region (`r0`, `r1`), or `all`.
+/// Looks up slots by name, by the beginning of their names (`r0`, `r1`), or `all`.
 fn parse_slots(host: &HostSpec, wanted: &[String]) -> Result<Vec<SlotName>> {
     if wanted.iter().all(|name| name.trim().is_empty()) {
         return Err(Error::value("slots", "none", "slot names, `r0`, `r1` or `all`"));
     }
-    let mut names: Vec<String> = vec![];
-    for name in wanted.iter().map(|name| name.trim()) {
-        let of_region: Vec<String> = host
-            .slots()
-            .iter()
-            .map(SlotName::to_string)
-            .filter(|slot| {
-                name == "all" || slot.strip_prefix(name).is_some_and(|r| r.starts_with('c'))
-            })
-            .collect();
-        match of_region.is_empty() {
-            true => names.push(name.into()),
-            false => names.extend(of_region),
-        }
-    }
-    Ok(host.parse_slots(&names.join(",")).map_err(meristem_grow::Error::from)?)
+    let names = wanted.iter().flat_map(|list| list.split(','));
+    Ok(host.select_slots(names).map_err(meristem_grow::Error::from)?)
 }
 
 #[cfg(test)]
@@ -461,16 +447,17 @@ mod tests {
 
     fn slots(wanted: &[&str]) -> Result<String> {
         let wanted: Vec<String> = wanted.iter().map(|name| name.to_string()).collect();
-        let host = HostSpec::preset("baseline").unwrap();
+        let host = "baseline".parse().unwrap();
         let names: Vec<String> =
             parse_slots(&host, &wanted)?.iter().map(SlotName::to_string).collect();
         Ok(names.join(","))
     }
 
     #[test]
-    fn slots_by_name_and_by_region() {
+    fn slots_by_name_and_by_the_beginning_of_names() {
         assert_eq!(slots(&["r0"]).unwrap(), "r0c0,r0c1,r0c2");
         assert_eq!(slots(&["r1c2", "r0"]).unwrap(), "r0c0,r0c1,r0c2,r1c2");
+        assert_eq!(slots(&["r1c2,r0c1"]).unwrap(), "r0c1,r1c2");
         assert_eq!(slots(&["all"]).unwrap(), "r0c0,r0c1,r0c2,r1c0,r1c1,r1c2");
         for (bad, unknown) in [(["r0c7"], "`r0c7`"), (["r2"], "`r2`")] {
             let error = slots(&bad).unwrap_err();
@@ -482,7 +469,7 @@ mod tests {
         let twice = slots(&["r0", "r0c1"]).unwrap_err();
         assert_eq!(twice.exit_code(), 2, "{twice}");
         let Error::Grow(meristem_grow::Error::Host(host)) = twice else { panic!("{twice}") };
-        assert_eq!(host, HostError::DuplicateSlot(SlotName::before_pool(1)));
+        assert_eq!(host, HostError::DuplicateSlot("r0c1".into()));
         let none = slots(&[""]).unwrap_err();
         assert!(matches!(none, Error::Value { .. }), "{none:?}");
         assert!(none.to_string().contains("slot names, `r0`, `r1` or `all`"), "{none}");

@@ -1,16 +1,18 @@
 //! Weights files: their metadata, and rebuilding a network from one.
 //!
 //! A file is safetensors with PyTorch's names. Its metadata has `topology` (the host and its
-//! modules), `normalization` (`{"mean": […], "std": […]}` per channel, for pixels in 0..1) and
-//! `classes` (their names). A file without metadata, as PyTorch writes it, is a host without
-//! modules.
+//! modules), `host` (the layers of the host; older files have none), `normalization`
+//! (`{"mean": […], "std": […]}` per channel, for pixels in 0..1) and `classes` (their names). A
+//! file without metadata, as PyTorch writes it, is a host without modules.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use meristem_data::Normalization;
 use meristem_data::notes::say;
-use meristem_grow::{BlueprintSet, Host, HostSpec, ImageShape, Rules, SlotName, Topology};
+use meristem_grow::{
+    BlueprintSet, Host, HostLayer, HostSpec, ImageShape, Rules, SlotName, Topology, host_json,
+};
 use meristem_nn::safetensors::{self, Metadata};
 use meristem_nn::{HostTensor, Network, StateDict};
 
@@ -68,6 +70,11 @@ impl Weights {
         Error::Weights { path: self.path.clone(), message: message.to_string() }
     }
 
+    /// The error for weights whose host is neither in the file nor given.
+    pub(crate) fn needs_host(&self) -> Error {
+        self.fail("its metadata has no `topology`, so --host is required")
+    }
+
     /// The host that these weights belong to, checked against `wanted`. Without a topology in the
     /// file, a host with empty `slots`.
     ///
@@ -82,15 +89,22 @@ impl Weights {
         rules: Rules,
     ) -> Result<Host> {
         let Some(json) = self.metadata.get("topology") else {
-            let Some(spec) = wanted.host else {
-                return Err(self.fail("its metadata has no `topology`, so --host is required"));
-            };
-            return Ok(Host::new(*spec, *wanted.image, slots, Arc::clone(blueprints), rules)?);
+            let spec = wanted.host.ok_or_else(|| self.needs_host())?;
+            return Ok(Host::new(
+                spec.clone(),
+                *wanted.image,
+                slots,
+                Arc::clone(blueprints),
+                rules,
+            )?);
         };
         let topology = Topology::from_json(json).map_err(|e| self.fail(e))?;
         if let Some(spec) = wanted.host.filter(|spec| **spec != topology.host) {
-            let (made, asked) = (topology.host, spec);
+            let (made, asked) = (&topology.host, spec);
             return Err(self.fail(format!("made with host `{made}`, but `{asked}` was requested")));
+        }
+        if let Some(json) = self.metadata.get("host") {
+            topology.check_host(json).map_err(|e| self.fail(e))?;
         }
         if topology.image != *wanted.image {
             return Err(self.fail(format!(
@@ -120,18 +134,19 @@ impl Weights {
         Ok(Some(Topology::from_json(json).map_err(|e| self.fail(e))?.image))
     }
 
-    /// Channels of the images and number of classes, from the first convolution and the classifier.
+    /// Channels of the images and number of classes: columns of the first weight, rows of the last.
     ///
     /// # Errors
-    /// No such tensors, which every host has.
-    pub(crate) fn channels_and_classes(&self) -> Result<[usize; 2]> {
-        let size = |name: &str, axis: usize| {
-            let shape = self.state.get(name).map(|tensor| &tensor.shape);
-            shape.and_then(|shape| shape.get(axis)).copied()
+    /// The file lacks the host's first or last weight.
+    pub(crate) fn channels_and_classes(&self, host: &HostSpec) -> Result<[usize; 2]> {
+        let mut prefixes = host.layers().iter().filter_map(HostLayer::tensors);
+        let size = |prefix: Option<&str>, axis: usize| {
+            let name = format!("{}.weight", prefix.unwrap_or_default());
+            let shape = self.state.get(&name).map(|tensor| &tensor.shape);
+            let missing = || self.fail(format!("it has no `{name}`, as host `{host}` needs"));
+            shape.and_then(|shape| shape.get(axis)).copied().ok_or_else(missing)
         };
-        let sizes = size("blocks.0.conv.weight", 1).zip(size("classifier.weight", 0));
-        let missing = "it has no `blocks.0.conv.weight` and `classifier.weight`, as every host has";
-        sizes.map(|(channels, classes)| [channels, classes]).ok_or_else(|| self.fail(missing))
+        Ok([size(prefixes.next(), 1)?, size(prefixes.next_back(), 0)?])
     }
 
     /// The normalisation constants that the network was trained with, if the file has them.
@@ -229,6 +244,7 @@ pub(crate) fn to_bytes(
     let metadata = [
         ("format", "pt".to_string()),
         ("topology", topology.to_json()?),
+        ("host", host_json(&topology.host)?),
         ("normalization", json(&serde_json::json!({ "mean": mean, "std": std }))),
         ("classes", json(&serde_json::json!(classes))),
     ];

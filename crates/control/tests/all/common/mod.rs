@@ -16,7 +16,8 @@ pub(crate) fn tiny(slots: usize, rules: Rules) -> Host {
     let spec: HostSpec = "minimal".parse().unwrap();
     let image = ImageShape { channels: 1, height: 4, width: 4, classes: 3 };
     let set = Arc::new(BlueprintSet::standard());
-    Host::new(spec, image, &spec.slots()[..slots], set, rules).unwrap()
+    let slots = spec.slots()[..slots].to_vec();
+    Host::new(spec, image, &slots, set, rules).unwrap()
 }
 
 /// The rules of quick presets.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use meristem_grow::{
     AlphaTarget, BlueprintSet, GateInputs, Germination, GradientHealth, Host, HostSpec, ImageShape,
-    Rules, SlotName, Stage, Style, Tempo,
+    Rules, Stage, Style, Tempo,
 };
 
 /// Shape of CIFAR-10.
@@ -14,7 +14,8 @@ pub(crate) const CIFAR: ImageShape = ImageShape { channels: 3, height: 32, width
 /// A host with the standard blueprints and all of its slots.
 pub(crate) fn host(spec: &str, image: ImageShape, rules: Rules) -> Host {
     let spec: HostSpec = spec.parse().unwrap();
-    Host::new(spec, image, &spec.slots(), Arc::new(BlueprintSet::standard()), rules).unwrap()
+    let slots = spec.slots().to_vec();
+    Host::new(spec, image, &slots, Arc::new(BlueprintSet::standard()), rules).unwrap()
 }
 
 /// Measurements with which every gate passes.
@@ -33,13 +34,7 @@ pub(crate) fn germination(blueprint: usize, style: Style) -> Germination {
 }
 
 /// Brings a module to a stage from Germinated to Fossilized.
-pub(crate) fn grow_to(
-    host: &mut Host,
-    slot: SlotName,
-    blueprint: usize,
-    style: Style,
-    stage: Stage,
-) {
+pub(crate) fn grow_to(host: &mut Host, slot: &str, blueprint: usize, style: Style, stage: Stage) {
     let index = host.index_of(slot).unwrap();
     host.germinate(index, germination(blueprint, style)).unwrap();
     let mut steps = 0;

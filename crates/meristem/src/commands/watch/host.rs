@@ -1,6 +1,6 @@
 //! The host of the chosen env: its blocks from the image to the classes, and their slots.
 
-use meristem::grow::{HostSpec, SlotName};
+use meristem::grow::HostSpec;
 use meristem::train::events::SlotState;
 use ratatui::Frame;
 use ratatui::layout::Rect;
@@ -10,6 +10,7 @@ use ratatui::widgets::Paragraph;
 
 use super::app::App;
 use super::parts::{colour, panel};
+use crate::host_parts::{HostPart, host_parts};
 use crate::plain::printable;
 
 pub(super) fn draw(frame: &mut Frame<'_>, app: &App, area: Rect) {
@@ -33,22 +34,14 @@ pub(super) fn draw(frame: &mut Frame<'_>, app: &App, area: Rect) {
 }
 
 fn of_host(app: &App, host: &HostSpec, slots: &[SlotState]) -> Vec<Line<'static>> {
-    let mut lines = vec![];
-    let line = |name: SlotName| {
-        let name = name.to_string();
-        slot(app, &name, slots.iter().find(|state| state.slot == name))
-    };
-    for block in 0..host.blocks {
-        let (kernel, channels) = (host.kernel, host.block_channels(block));
-        lines.push(Line::from(format!("▼ conv {kernel}×{kernel}, {channels} channels")));
-        lines.push(line(SlotName::before_pool(block)));
-        if block < host.pools {
-            lines.push(Line::from("▼ pool 2×2"));
+    let line = |part: HostPart<'_>| match part {
+        HostPart::Layers(lines) => Line::from(format!("▼ {}", lines.join(", "))),
+        HostPart::Slot(name) => {
+            let state = slots.iter().find(|state| state.slot == name.as_str());
+            slot(app, name.as_str(), state)
         }
-        lines.push(line(SlotName::after_pool(block)));
-    }
-    lines.push(Line::from("▼ mean, linear"));
-    lines
+    };
+    host_parts(host).into_iter().map(line).collect()
 }
 
 /// A slot with its module: filled where there is one.

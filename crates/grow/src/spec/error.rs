@@ -1,0 +1,124 @@
+//! Errors of host descriptions, of their slots, and of hosts that do not fit an image.
+
+use crate::suggest::hint;
+
+use super::image::ImageShape;
+use super::slot_name::SlotName;
+
+/// Errors of host descriptions, of their slots, and of hosts that do not fit an image.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HostError {
+    /// Neither a preset nor `cnn:…`.
+    #[error(
+        "unknown host `{given}`{}\n  presets: {presets}; or a description such as \
+         `cnn:channels=12,blocks=4,kernel=5,pools=3`",
+        hint(nearest)
+    )]
+    UnknownHost {
+        /// The text given.
+        given: String,
+        /// The nearest preset.
+        nearest: Option<String>,
+        /// Names of the presets.
+        presets: String,
+    },
+    /// A key of a `cnn:` description that does not exist.
+    #[error(
+        "host `{given}`: unknown key `{key}`{}\n  keys: channels, blocks, kernel, pools",
+        hint(nearest)
+    )]
+    UnknownKey {
+        /// The text given.
+        given: String,
+        /// The key.
+        key: String,
+        /// The nearest known key.
+        nearest: Option<String>,
+    },
+    /// A part of a `cnn:` description that is not `key=value` with a whole number.
+    #[error("host `{given}`: expected `key=number`, got `{part}`")]
+    BadPart {
+        /// The text given.
+        given: String,
+        /// The part.
+        part: String,
+    },
+    /// A key given twice.
+    #[error("host `{given}`: `{key}` is given twice")]
+    DuplicateKey {
+        /// The text given.
+        given: String,
+        /// The key.
+        key: String,
+    },
+    /// A size that is zero or above its limit.
+    #[error("`{what}` must be {expected}, got {got}")]
+    Size {
+        /// Name of the size.
+        what: &'static str,
+        /// Allowed range, in words.
+        expected: String,
+        /// The value.
+        got: usize,
+    },
+    /// A network with more parameters than are supported.
+    #[error(
+        "host `{host}` would have {parameters} parameters, more than the {limit} that are \
+         supported; use fewer channels or blocks, or a smaller kernel"
+    )]
+    TooLarge {
+        /// The host.
+        host: String,
+        /// Its parameters (saturating).
+        parameters: usize,
+        /// Largest number supported.
+        limit: usize,
+    },
+    /// More pools than the image has room for.
+    #[error(
+        "host `{host}` is too deep for {image} images: {pools} 2×2 pools need at least \
+         {side}×{side} pixels, and {fits} fit; try `--host {suggestion}`",
+        side = 1usize << pools.min(&30)
+    )]
+    TooDeep {
+        /// The host.
+        host: String,
+        /// The image.
+        image: ImageShape,
+        /// Pools of the host.
+        pools: usize,
+        /// Pools that fit.
+        fits: usize,
+        /// The same host with as many pools as fit.
+        suggestion: String,
+    },
+    /// A name that is no slot of this host.
+    #[error("unknown slot `{given}`{}\n  slots of this host: {known}", hint(nearest))]
+    UnknownSlot {
+        /// The text given.
+        given: String,
+        /// The nearest slot.
+        nearest: Option<String>,
+        /// Names of the host's slots.
+        known: String,
+    },
+    /// A slot listed twice.
+    #[error("slot `{0}` is listed twice")]
+    DuplicateSlot(SlotName),
+}
+
+impl HostError {
+    /// Returns [`HostError::Size`] for a size outside `least..=most`.
+    pub(super) fn check_size(
+        what: &'static str,
+        got: usize,
+        least: usize,
+        most: usize,
+    ) -> Result<(), HostError> {
+        if (least..=most).contains(&got) {
+            return Ok(());
+        }
+        Err(HostError::Size { what, expected: format!("{least} to {most}"), got })
+    }
+}

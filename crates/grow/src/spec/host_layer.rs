@@ -1,0 +1,126 @@
+//! Layers of a host, as data and as nodes of a graph.
+
+use meristem_nn::Result;
+use meristem_nn::graph::{ConvGeometry, Dims, GraphBuilder, NodeId};
+use serde::{Deserialize, Serialize};
+
+use super::image::ImageShape;
+use super::slot_name::SlotName;
+
+/// One layer of a host. Its output is the input of the next layer of the list. Names are prefixes
+/// of the names of its tensors, as in PyTorch.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum HostLayer {
+    /// Convolution without bias, stride 1, padding that keeps the image's size.
+    Conv2d {
+        /// Prefix of its tensors.
+        name: String,
+        /// Output channels.
+        out: usize,
+        /// Kernel size, odd.
+        kernel: usize,
+    },
+    /// Batch norm.
+    BatchNorm {
+        /// Prefix of its tensors.
+        name: String,
+    },
+    /// `max(x, 0)`.
+    Relu,
+    /// Maximum of each `kernel`×`kernel` window; windows do not overlap, and there is no padding.
+    MaxPool2d {
+        /// Name in errors.
+        name: String,
+        /// Rows and columns of a window.
+        kernel: usize,
+    },
+    /// Place for a module, which keeps the shape; the identity without one.
+    Slot {
+        /// Its name, unique in the host.
+        name: SlotName,
+    },
+    /// Mean over the image; the layers after it see a vector.
+    GlobalAvgPool,
+    /// Linear layer with bias over a vector.
+    Linear {
+        /// Prefix of its tensors.
+        name: String,
+        /// Output features.
+        out: Features,
+    },
+}
+
+/// Output features of a linear layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Features {
+    /// One for each class of the dataset.
+    Classes,
+}
+
+/// Size of a layer for images of one shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerSize {
+    /// Shape of its output per image. A pool that does not fit gives 0 rows or columns.
+    pub output: Dims,
+    /// Trained parameters (saturating).
+    pub parameters: usize,
+}
+
+impl HostLayer {
+    /// The name of the slot, if the layer is one.
+    pub fn slot(&self) -> Option<&SlotName> {
+        match self {
+            HostLayer::Slot { name } => Some(name),
+            _ => None,
+        }
+    }
+
+    /// Prefix of the names of its tensors, if it has any.
+    pub fn tensors(&self) -> Option<&str> {
+        match self {
+            HostLayer::Conv2d { name, .. }
+            | HostLayer::BatchNorm { name }
+            | HostLayer::Linear { name, .. } => Some(name),
+            _ => None,
+        }
+    }
+
+    /// Size of the layer after a value of shape `input`, in a network for these images.
+    pub(super) fn size(&self, input: Dims, image: &ImageShape) -> LayerSize {
+        let Dims { c, h, w } = input;
+        let (output, parameters) = match *self {
+            HostLayer::Conv2d { out, kernel, .. } => {
+                let weights = c.saturating_mul(out).saturating_mul(kernel * kernel);
+                (Dims { c: out, ..input }, weights)
+            }
+            HostLayer::BatchNorm { .. } => (input, c.saturating_mul(2)),
+            HostLayer::Relu | HostLayer::Slot { .. } => (input, 0),
+            HostLayer::MaxPool2d { kernel, .. } => (Dims { h: h / kernel, w: w / kernel, c }, 0),
+            HostLayer::GlobalAvgPool => (Dims { c, h: 1, w: 1 }, 0),
+            HostLayer::Linear { out: Features::Classes, .. } => {
+                let weights = c.saturating_mul(image.classes);
+                (Dims { c: image.classes, h: 1, w: 1 }, weights.saturating_add(image.classes))
+            }
+        };
+        LayerSize { output, parameters }
+    }
+
+    /// Adds the layer after `x` to the current group of parameters; a slot adds nothing.
+    pub(crate) fn add_to(&self, b: &mut GraphBuilder, classes: usize, x: NodeId) -> Result<NodeId> {
+        match self {
+            HostLayer::Conv2d { name, out, kernel } => {
+                b.conv2d(x, name, *out, ConvGeometry::same(*kernel), false)
+            }
+            HostLayer::BatchNorm { name } => b.batch_norm(x, name),
+            HostLayer::Relu => Ok(b.relu(x)),
+            HostLayer::MaxPool2d { name, kernel } => b.max_pool2d(x, name, *kernel, *kernel),
+            HostLayer::Slot { .. } => Ok(x),
+            HostLayer::GlobalAvgPool => Ok(b.global_avg_pool(x)),
+            HostLayer::Linear { name, out: Features::Classes } => {
+                b.linear(x, name, classes, true, None)
+            }
+        }
+    }
+}
