@@ -187,7 +187,7 @@ fn run(
 ) -> Outcome<()> {
     let (reduction, order) = (Reduction::Sum, SumOrder::Rank);
     match (case, sum) {
-        (Case::Sparse(..), Some(sum)) => sum.run(comm, (x, y), k, reduction)?,
+        (Case::Sparse(..), Some(sum)) => sum.run(comm, x, y, k, reduction)?,
         (Case::DenseOutOfPlace, _) => {
             comm.all_reduce_with(&Sum { input: x, output: y, reduction, order })?;
         }

@@ -37,7 +37,7 @@ fn run() -> Result<(), Error> {
     let mut sum = SparseSum::new(&gradient, Sparse::TopK, Keep::Residual)?;
     for step in 0..3 {
         gradient.copy_from_slice(&values)?;
-        sum.run(&mut comm, (&gradient, &gradient), 2, Reduction::Mean)?;
+        sum.run(&mut comm, &gradient, &gradient, 2, Reduction::Mean)?;
         said.push(format!("top 2, step {step} {:?}", gradient.to_vec::<f32>()?));
     }
 

@@ -31,7 +31,7 @@ fn rank(mut comm: Communicator, stream: &Stream) -> Result<()> {
     let mut sum = SparseSum::new(&gradient, Sparse::TopK, Keep::Residual)?;
     for step in 0..3 {
         gradient.copy_from_slice(&values)?;
-        sum.run(&mut comm, (&gradient, &gradient), 2, Reduction::Mean)?;
+        sum.run(&mut comm, &gradient, &gradient, 2, Reduction::Mean)?;
         let mean = gradient.to_vec::<f32>()?;
         if me == 0 {
             println!("top 2, step {step}   {mean:?}");

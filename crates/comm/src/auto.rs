@@ -154,7 +154,7 @@ fn measure(
         let start = Instant::now();
         let reduction = Reduction::Sum;
         match &mut sparse {
-            Some(sparse) => sparse.run(comm, (x, &y), k, reduction)?,
+            Some(sparse) => sparse.run(comm, x, &y, k, reduction)?,
             None => {
                 let order = SumOrder::Rank;
                 comm.all_reduce_with(&Sum { input: x, output: &y, reduction, order })?;

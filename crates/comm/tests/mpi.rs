@@ -157,7 +157,7 @@ fn everything(mut comm: Communicator, stream: &Stream) -> Vec<Vec<u8>> {
         let mut sum = SparseSum::new(&x, sparse, Keep::Residual).unwrap();
         for step in 0..3 {
             x.copy_from_slice(&uneven::<f32>(5003, me, step)).unwrap();
-            sum.run(&mut comm, (&x, &x), 50, Reduction::Mean).unwrap();
+            sum.run(&mut comm, &x, &x, 50, Reduction::Mean).unwrap();
             results.extend([bytes::<f32>(&x), bytes::<f32>(sum.residual().unwrap())]);
         }
         // Where they lie, with gaps, in several pieces; on one rank apart.

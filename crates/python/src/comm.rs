@@ -378,7 +378,7 @@ impl TopK {
             };
             let Choice { density, k, reduction, .. } = options;
             let k = k.unwrap_or_else(|| picks(density, tensor.numel()));
-            Ok(sum.run(comm, (tensor, tensor), k, reduction)?)
+            Ok(sum.run(comm, tensor, tensor, k, reduction)?)
         })
     }
 

@@ -57,15 +57,15 @@ pub(crate) struct OkTopKBuffers {
     sends: Lists,
     /// [n, k / m]: row r comes from rank r; on owners only.
     received: Lists,
-    /// [m, 2 k / m]: row o is the list that owner o sends to all.
+    /// `[m, 2 k / m]`: row o is the list that owner o sends to all.
     reduced: Lists,
     /// Two buffers for the union of all lists that an owner received, used in turn.
     unions: [Lists; 2],
-    /// [1, k]: the result.
+    /// `[1, k]`: the result.
     last: Lists,
-    /// [m - 1]: the inner bounds of the regions.
+    /// `[m - 1]`: the inner bounds of the regions.
     bounds: Tensor,
-    /// [1] x i64: the local threshold.
+    /// `[1]` of i64: the local threshold.
     threshold: Tensor,
     /// Exchanges so far.
     step: u64,

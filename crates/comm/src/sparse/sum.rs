@@ -197,11 +197,12 @@ impl SparseSum {
     pub fn run(
         &mut self,
         comm: &mut Communicator,
-        tensors: (&Tensor, &Tensor),
+        input: &Tensor,
+        output: &Tensor,
         k: usize,
         reduction: Reduction,
     ) -> Result<()> {
-        let result = self.try_run(comm, tensors, k, reduction);
+        let result = self.try_run(comm, input, output, k, reduction);
         comm.broadcast_error(result)
     }
 
@@ -214,7 +215,8 @@ impl SparseSum {
     pub fn run_measured(
         &mut self,
         comm: &mut Communicator,
-        tensors: (&Tensor, &Tensor),
+        input: &Tensor,
+        output: &Tensor,
         k: usize,
         reduction: Reduction,
     ) -> Result<PhaseMemory> {
@@ -227,7 +229,7 @@ impl SparseSum {
             ..Default::default()
         });
         let (result, around) =
-            MemoryReport::around(&device, || self.run(comm, tensors, k, reduction));
+            MemoryReport::around(&device, || self.run(comm, input, output, k, reduction));
         let phases = self.phases.take().unwrap_or_default();
         result?;
         Ok(PhaseMemory { collective: in_use(comm, &device)?, peak: around.peak, ..phases })
@@ -236,7 +238,8 @@ impl SparseSum {
     fn try_run(
         &mut self,
         comm: &mut Communicator,
-        (input, output): (&Tensor, &Tensor),
+        input: &Tensor,
+        output: &Tensor,
         k: usize,
         reduction: Reduction,
     ) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Ranks that are threads of one process, on one device.
 //!
-//! Ranks meet on a [`RankBoard`](board::RankBoard): each brings handles of its tensors, and the
+//! Ranks meet on a [`RankBoard`]: each brings handles of its tensors, and the
 //! last to arrive submits one group of launches that moves or sums everything, one shard on each
 //! rank's stream. The ranks' threads wait for each other's *calls*; accesses to elements are
 //! ordered on the device, and no kernel blocks, so any number of workers suffices. Nothing is

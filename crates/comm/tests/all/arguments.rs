@@ -90,16 +90,16 @@ fn sums_refuse_what_does_not_fit() {
         ] {
             let mut made = SparseSum::new(&x, sparse, Keep::Residual).unwrap();
             w.refused((operation, "output"), words, |comm| {
-                made.run(comm, (&x, &bad), 3, Reduction::Sum)
+                made.run(comm, &x, &bad, 3, Reduction::Sum)
             });
             // An input of another format is fine with an output that is alike.
             if bad.format() == MemoryFormat::Contiguous {
                 w.refused((operation, "input"), words, |comm| {
-                    made.run(comm, (&bad, &bad), 3, Reduction::Sum)
+                    made.run(comm, &bad, &bad, 3, Reduction::Sum)
                 });
             }
             w.refused((operation, "k"), "at most 120", |comm| {
-                made.run(comm, (&x, &x), 121, Reduction::Sum)
+                made.run(comm, &x, &x, 121, Reduction::Sum)
             });
         }
     }

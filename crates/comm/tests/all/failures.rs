@@ -49,7 +49,7 @@ fn who_disagrees_is_named_on_every_rank() {
             |comm, s| {
                 let x = upload(s, &[1.0f32; 8]);
                 let mut sum = SparseSum::new(&x, Sparse::TopK, Keep::Nothing)?;
-                sum.run(comm, (&x, &x), 2, Reduction::Sum)
+                sum.run(comm, &x, &x, 2, Reduction::Sum)
             },
             &["`topk_all_reduce`"],
         ),
@@ -162,7 +162,7 @@ fn an_error_of_one_rank_reaches_the_others() {
             |comm, s| {
                 let x = upload(s, &[1.0f32; 8]);
                 let mut sum = SparseSum::new(&x, Sparse::TopK, Keep::Nothing)?;
-                sum.run(comm, (&x, &x), 9, Reduction::Sum)
+                sum.run(comm, &x, &x, 9, Reduction::Sum)
             },
             "got 9",
         ),
@@ -182,7 +182,7 @@ fn an_error_of_one_rank_reaches_the_others() {
                 s.launch("bad").write(&x).run(|_| panic!("on purpose"))?;
                 let error = s.synchronize().unwrap_err();
                 assert!(matches!(error, meristem_device::Error::KernelPanicked { .. }), "{error}");
-                sum.run(comm, (&x, &x), 2, Reduction::Sum)
+                sum.run(comm, &x, &x, 2, Reduction::Sum)
             },
             "on purpose",
         ),
@@ -280,7 +280,7 @@ fn a_rank_of_another_memory_format_is_named() {
         },
         |comm, x| {
             let mut sum = SparseSum::new(x, Sparse::TopK, Keep::Nothing)?;
-            sum.run(comm, (x, x), 2, Reduction::Sum)
+            sum.run(comm, x, x, 2, Reduction::Sum)
         },
     ];
     let on_ranks = |call: CollectiveCall, dims: [usize; 4]| {

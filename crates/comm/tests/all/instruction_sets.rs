@@ -69,7 +69,7 @@ fn sparse_sums() {
                 let mut sum = SparseSum::new(&x, sparse, keep).unwrap();
                 let step = |step| {
                     let x = upload(stream, &noise(len, comm.rank(), step));
-                    sum.run(comm, (&x, &x), k, Reduction::Mean).unwrap();
+                    sum.run(comm, &x, &x, k, Reduction::Mean).unwrap();
                     (bits(&x), bits(sum.residual().unwrap()))
                 };
                 (0..3).map(step).collect::<Vec<_>>()

@@ -133,7 +133,7 @@ fn a_slow_sequential_version_gives_the_same() {
                     let mut sum = SparseSum::new(&x, sparse, Keep::Residual).unwrap();
                     for (step, (result, residual)) in expected.iter().enumerate() {
                         x.copy_from_slice(&gradient(len, comm.rank(), step)).unwrap();
-                        sum.run(&mut comm, (&x, &x), k, Reduction::Sum).unwrap();
+                        sum.run(&mut comm, &x, &x, k, Reduction::Sum).unwrap();
                         assert_eq!(x.to_vec::<f64>().unwrap(), *result, "{what}, step {step}");
                         let kept = sum.residual().unwrap().to_vec::<f64>().unwrap();
                         assert_eq!(kept, residual[comm.rank()], "{what}, step {step}: kept");

@@ -71,7 +71,7 @@ fn run(sparse: Sparse, n: usize, gradients: &[Vec<Vec<f32>>], k: usize) -> Vec<V
             let gradient = of_ranks[comm.rank()].clone();
             let x = upload(stream, &gradient);
             let before = sum.residual().unwrap().to_vec().unwrap();
-            sum.run(&mut comm, (&x, &x), k, Reduction::Sum).unwrap();
+            sum.run(&mut comm, &x, &x, k, Reduction::Sum).unwrap();
             let after = sum.residual().unwrap().to_vec().unwrap();
             Seen { gradient, before, after, result: x.to_vec().unwrap() }
         };
@@ -177,7 +177,7 @@ fn density_one_equals_dense() {
                 let x = upload(stream, &noise(len, comm.rank(), 0));
                 let y = upload(stream, &noise(len, comm.rank(), 0));
                 let mut sum = SparseSum::new(&x, sparse, keep).unwrap();
-                sum.run(&mut comm, (&x, &x), len, Reduction::Mean).unwrap();
+                sum.run(&mut comm, &x, &x, len, Reduction::Mean).unwrap();
                 comm.all_reduce(&y, Reduction::Mean).unwrap();
                 (x.to_vec::<f32>().unwrap(), y.to_vec::<f32>().unwrap())
             });
@@ -190,10 +190,10 @@ fn density_one_equals_dense() {
     let results = ranks(2, |mut comm, stream| {
         let x = upload(stream, &[3.0f32, 1.0, -2.0]);
         let mut sum = SparseSum::new(&x, Sparse::TopK, Keep::Residual).unwrap();
-        sum.run(&mut comm, (&x, &x), 1, Reduction::Sum).unwrap();
+        sum.run(&mut comm, &x, &x, 1, Reduction::Sum).unwrap();
         let first = x.to_vec::<f32>().unwrap();
         let y = upload(stream, &[0.5f32; 3]);
-        sum.run(&mut comm, (&y, &x), 3, Reduction::Sum).unwrap();
+        sum.run(&mut comm, &y, &x, 3, Reduction::Sum).unwrap();
         let kept = sum.residual().unwrap().to_vec::<f32>().unwrap();
         (first, x.to_vec::<f32>().unwrap(), kept)
     });
@@ -211,13 +211,13 @@ fn edge_cases() {
             let results = ranks(n, |mut comm, stream| {
                 let none = Tensor::zeros(stream, [0], DType::F32, Owner::Other).unwrap();
                 let mut sum = SparseSum::new(&none, sparse, Keep::Residual).unwrap();
-                sum.run(&mut comm, (&none, &none), 0, Reduction::Sum).unwrap();
+                sum.run(&mut comm, &none, &none, 0, Reduction::Sum).unwrap();
                 let x = upload(stream, &[1.0f32, 2.0, 3.0]);
                 let mut sum = SparseSum::new(&x, sparse, Keep::Residual).unwrap();
-                sum.run(&mut comm, (&x, &x), 0, Reduction::Sum).unwrap();
+                sum.run(&mut comm, &x, &x, 0, Reduction::Sum).unwrap();
                 let zeros = x.to_vec::<f32>().unwrap();
                 x.copy_from_slice(&[0.0f32; 3]).unwrap();
-                sum.run(&mut comm, (&x, &x), 1, Reduction::Mean).unwrap();
+                sum.run(&mut comm, &x, &x, 1, Reduction::Mean).unwrap();
                 (zeros, x.to_vec::<f32>().unwrap())
             });
             for (zeros, x) in results {
@@ -235,7 +235,7 @@ fn edge_cases() {
                     let x = upload(stream, &own);
                     let y = Tensor::zeros(stream, [own.len()], DType::F32, Owner::Other).unwrap();
                     let mut sum = SparseSum::new(&x, sparse, Keep::Residual).unwrap();
-                    sum.run(&mut comm, (&x, &y), k, Reduction::Sum).unwrap();
+                    sum.run(&mut comm, &x, &y, k, Reduction::Sum).unwrap();
                     let kept = sum.residual().unwrap().to_vec::<f32>().unwrap();
                     (own, y.to_vec::<f32>().unwrap(), kept)
                 });
@@ -278,7 +278,7 @@ fn nan_and_infinities_survive() {
                 let x = upload(stream, &values);
                 let mut sum = SparseSum::new(&x, sparse, Keep::Residual).unwrap();
                 // Room for a region's two of them with up to 7 owners.
-                sum.run(&mut comm, (&x, &x), 16, Reduction::Sum).unwrap();
+                sum.run(&mut comm, &x, &x, 16, Reduction::Sum).unwrap();
                 let kept = sum.residual().unwrap().to_vec::<f32>().unwrap();
                 (x.to_vec::<f32>().unwrap(), kept)
             });
@@ -302,7 +302,7 @@ fn other_type<T: Number>(n: usize) {
         let whole = upload(stream, &padded);
         let x = whole.view(3, [500]).unwrap();
         let mut sum = SparseSum::new(&x, Sparse::TopK, Keep::Nothing).unwrap();
-        sum.run(&mut comm, (&x, &x), 20, Reduction::Sum).unwrap();
+        sum.run(&mut comm, &x, &x, 20, Reduction::Sum).unwrap();
         whole.to_vec::<T>().unwrap()
     });
     for result in results {
@@ -335,7 +335,7 @@ fn momentum_correction() {
             let k = if step % 3 == 2 { len } else { 9 };
             let gradient = &of_ranks[comm.rank()];
             x.copy_from_slice(gradient).unwrap();
-            sum.run(&mut comm, (&x, &x), k, Reduction::Sum).unwrap();
+            sum.run(&mut comm, &x, &x, k, Reduction::Sum).unwrap();
             for i in 0..len {
                 u[i] = u[i] * factor + gradient[i];
                 v[i] += u[i];
@@ -369,13 +369,13 @@ fn bytes_on_the_wire_equal_the_formula_and_nothing_is_allocated() {
                 let sent: Vec<u64> = on(&device, group, |mut comm, stream| {
                     let x = upload(stream, &noise(1000, comm.rank(), 0));
                     let mut sum = SparseSum::new(&x, sparse, Keep::Residual).unwrap();
-                    sum.run(&mut comm, (&x, &x), k, Reduction::Sum).unwrap();
+                    sum.run(&mut comm, &x, &x, k, Reduction::Sum).unwrap();
                     let once = comm.traffic().sent_bytes;
                     comm.barrier().unwrap();
                     let before = allocations();
                     comm.barrier().unwrap();
                     for _ in 0..3 {
-                        sum.run(&mut comm, (&x, &x), k, Reduction::Sum).unwrap();
+                        sum.run(&mut comm, &x, &x, k, Reduction::Sum).unwrap();
                     }
                     comm.barrier().unwrap();
                     assert_eq!(allocations(), before, "{sparse:?}, {n} ranks, k = {k}");
@@ -399,7 +399,7 @@ fn a_k_that_grows_gets_new_memory() {
         let mut sum = SparseSum::new(&x, Sparse::TopK, Keep::Nothing).unwrap();
         [5, 50, 7, 300].map(|k| {
             let y = Tensor::zeros(stream, [400], DType::F32, Owner::Other).unwrap();
-            sum.run(&mut comm, (&x, &y), k, Reduction::Sum).unwrap();
+            sum.run(&mut comm, &x, &y, k, Reduction::Sum).unwrap();
             y.to_vec::<f32>().unwrap()
         })
     });
@@ -410,7 +410,7 @@ fn a_k_that_grows_gets_new_memory() {
     let mut comm = Communicator::threads(1, &options()).unwrap().remove(0);
     let x = upload(&open().stream("s"), &[1.0f32; 4]);
     let mut sum = SparseSum::new(&x, Sparse::TopK, Keep::Nothing).unwrap();
-    let error = sum.run(&mut comm, (&x, &x), 5, Reduction::Sum).unwrap_err();
+    let error = sum.run(&mut comm, &x, &x, 5, Reduction::Sum).unwrap_err();
     assert!(matches!(error, Error::BadArgument { .. }), "{error:?}");
     assert!(error.to_string().contains("`k` must be at most 4"), "{error}");
 }
@@ -426,7 +426,7 @@ fn a_sum_goes_on_in_another_group() {
             let x = upload(stream, &noise(400, me, 0));
             let sums = |sum: &mut SparseSum, comm: &mut Communicator| {
                 let y = Tensor::zeros(stream, [400], DType::F32, Owner::Other).unwrap();
-                sum.run(comm, (&x, &y), 20, Reduction::Sum).unwrap();
+                sum.run(comm, &x, &y, 20, Reduction::Sum).unwrap();
                 bits(&y.to_vec::<f32>().unwrap())
             };
             let new = || SparseSum::new(&x, sparse, Keep::Nothing).unwrap();

@@ -169,7 +169,7 @@ impl<'a> Args<'a> {
     }
 
     /// The launch's [temporary memory](crate::Launch::scratch), aligned to 64 bytes. Its bytes are
-    /// unspecified (with `MERISTEM_SANITIZE=1` they are [`POISON`](crate::POISON)), and are lost
+    /// unspecified (with `MERISTEM_SANITIZE=1` they are [`POISON`]), and are lost
     /// after this kernel. Can be taken once.
     ///
     /// # Panics

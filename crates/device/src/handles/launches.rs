@@ -13,7 +13,7 @@ use crate::order::{GroupPart, StreamState, submit_group, submit_work};
 /// Independent launches of any streams of any devices: no launch uses memory that another writes.
 /// For instance one step of many networks. On the processor each launch is enqueued on its stream,
 /// as by [`Launch::run`](crate::Launch::run). The launches of a CUDA device become one graph, in
-/// which launches of one [`Program`](crate::Program) share the calls of its kernels. The graph is
+/// which launches of one [`Program`] share the calls of its kernels. The graph is
 /// kept, and each later run is one call of the driver. Launches are added with
 /// [`Launch::add`](crate::Launch::add).
 ///

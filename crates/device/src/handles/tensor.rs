@@ -14,8 +14,7 @@ use crate::order::{TrackedMemory, wait_for_producer};
 
 impl Tensor {
     /// A contiguous tensor whose elements are unspecified (but initialised: zeros, or values of an
-    /// earlier tensor; with `MERISTEM_SANITIZE=1` they are [`POISON`](crate::POISON)). Does not
-    /// wait.
+    /// earlier tensor; with `MERISTEM_SANITIZE=1` they are [`POISON`]). Does not wait.
     ///
     /// # Errors
     /// [`Error::BadShape`]; [`Error::OutOfMemory`] after everything reclaimable was reclaimed.

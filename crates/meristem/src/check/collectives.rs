@@ -23,7 +23,7 @@ pub(super) fn dense(id: DeviceId) -> Verdict {
 pub(super) fn sparse(id: DeviceId) -> Verdict {
     let sum = |comm: &mut Communicator, x: &Tensor| -> Result<(), Fault> {
         let mut sum = SparseSum::new(x, Sparse::TopK, Keep::Nothing)?;
-        Ok(sum.run(comm, (x, x), KEPT, Reduction::Sum)?)
+        Ok(sum.run(comm, x, x, KEPT, Reduction::Sum)?)
     };
     compare(id, sum, |place| place < KEPT)?;
     Ok(format!(
@@ -38,7 +38,7 @@ pub(super) fn memory(id: DeviceId) -> Verdict {
     let both = on_ranks(&device, 2, |mut comm, stream| {
         let x = Tensor::from_slice(stream, &values(comm.rank()), [LEN], Owner::Collectives)?;
         let mut sum = SparseSum::new(&x, Sparse::TopK, Keep::Residual)?;
-        let mut run = || sum.run_measured(&mut comm, (&x, &x), KEPT, Reduction::Sum);
+        let mut run = || sum.run_measured(&mut comm, &x, &x, KEPT, Reduction::Sum);
         Ok([run()?, run()?])
     })?;
     let [first, second] = both[0];

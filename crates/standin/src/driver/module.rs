@@ -55,11 +55,10 @@ impl KernelLaunch {
             );
             return Err(INVALID);
         }
-        let shape = (self.blocks, self.threads);
         let (module, shared) = (Arc::clone(module), self.shared as usize);
         // SAFETY: the caller's contract.
         let grid = DeviceWork::Grid(unsafe {
-            KernelGrid::new(module, *kernel, shape, shared, self.values)
+            KernelGrid::new(module, *kernel, self.blocks, self.threads, shared, self.values)
         });
         check(machine, &grid)?;
         Ok(grid)

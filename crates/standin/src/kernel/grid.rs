@@ -42,7 +42,8 @@ impl KernelGrid {
     pub(crate) unsafe fn new(
         module: Arc<LoadedModule>,
         kernel: usize,
-        shape: ([u32; 3], [u32; 3]),
+        blocks: [u32; 3],
+        threads: [u32; 3],
         shared: usize,
         values: *const *mut c_void,
     ) -> Self {
@@ -57,7 +58,6 @@ impl KernelGrid {
                 (*values.add(at)).cast::<u8>().copy_to_nonoverlapping(to, bytes);
             }
         }
-        let (blocks, threads) = shape;
         Self { module, kernel, blocks, threads, shared, values: copied }
     }
 

@@ -110,7 +110,7 @@ struct ProgramRunner {
 }
 
 impl ProgramRunner {
-    fn new((threads, streams): (usize, usize), faults: &[EngineFault]) -> Self {
+    fn new(threads: usize, streams: usize, faults: &[EngineFault]) -> Self {
         let environment = Environment {
             sanitize: true,
             faults: EngineFaults::planted(faults),
@@ -272,7 +272,7 @@ proptest! {
         ops in ops(op_with_ends()),
         (threads, streams) in (1usize..5, 1usize..6),
     ) {
-        let mut machine = ProgramRunner::new((threads, streams), &[]);
+        let mut machine = ProgramRunner::new(threads, streams, &[]);
         ops.iter().for_each(|op| machine.run(op));
         prop_assert_eq!(machine.refused, 0);
         prop_assert!(machine.is_right());
@@ -290,7 +290,7 @@ proptest! {
         (threads, streams) in (1usize..5, 2usize..6),
         faults in proptest::sample::select(&FAULTS[..]),
     ) {
-        let mut machine = ProgramRunner::new((threads, streams), faults);
+        let mut machine = ProgramRunner::new(threads, streams, faults);
         ops.iter().for_each(|op| machine.run(op));
         let verdicts = machine.verdicts();
         for (n, (said, is)) in verdicts.iter().enumerate() {
@@ -309,7 +309,7 @@ proptest! {
         faults in proptest::sample::select(&FAULTS[1..]),
     ) {
         let run = |threads| {
-            let mut machine = ProgramRunner::new((threads, streams), faults);
+            let mut machine = ProgramRunner::new(threads, streams, faults);
             let same = |step: &&ProgramStep| {
                 !matches!(step, ProgramStep::Drop { .. } | ProgramStep::Ask { .. })
             };
@@ -331,7 +331,7 @@ fn random_programs_race_with_every_fault() {
         let mut refused = 0;
         for _ in 0..40 {
             let ops = ops(op()).new_tree(&mut runner).unwrap().current();
-            let mut machine = ProgramRunner::new((2, 4), faults);
+            let mut machine = ProgramRunner::new(2, 4, faults);
             ops.iter().for_each(|op| machine.run(op));
             refused += machine.refused;
         }

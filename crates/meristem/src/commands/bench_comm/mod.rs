@@ -302,13 +302,13 @@ impl Rank {
             let start = Instant::now();
             match &mut sum {
                 Some(sum) if measures_memory && round == 0 => {
-                    let (tensors, reduction) = ((input, output), Reduction::Sum);
+                    let reduction = Reduction::Sum;
                     let phases =
-                        sum.run_measured(&mut self.comm, tensors, pattern.k(), reduction)?;
+                        sum.run_measured(&mut self.comm, input, output, pattern.k(), reduction)?;
                     memory = Some(Memory::from(phases));
                 }
                 Some(sum) => {
-                    sum.run(&mut self.comm, (input, output), pattern.k(), Reduction::Sum)?;
+                    sum.run(&mut self.comm, input, output, pattern.k(), Reduction::Sum)?;
                 }
                 None => self.comm.all_reduce_with(&Sum {
                     input,
