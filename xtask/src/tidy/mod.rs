@@ -5,6 +5,7 @@ mod arrows;
 mod cycles;
 mod documents;
 mod lints;
+mod overview;
 mod paths;
 mod prose;
 mod rooms;
@@ -36,6 +37,7 @@ pub(crate) fn run(root: &Path) -> ExitCode {
         findings.extend(cycles::check(&tree)?);
         findings.extend(documents::check(&tree));
         findings.extend(lints::check(&tree)?);
+        findings.extend(overview::check(&tree)?);
         findings.extend(prose::check(&tree));
         findings.extend(rooms::check(&tree)?);
         findings.extend(sizes::check(&tree)?);
