@@ -5,7 +5,6 @@
 //! - [`plan`]: graph -> flat list of steps over one arena; backward derived when built.
 //! - [`ops`]: what a step does, as a value over typed operands that any backend can read.
 //! - [`kernels`]: pure functions over slices, one body per instruction set.
-//! - [`formats`]: a convolution in NHWC and in NCHW, compared (F4).
 //! - [`network`]: a graph with its parameters, momentum and buffers on a stream: training and
 //!   evaluation steps, growth, metrics, weights in and out.
 //! - [`profile`]: the time that each step of a plan takes.
@@ -39,7 +38,6 @@
 
 mod dims;
 mod error;
-pub mod formats;
 pub mod graph;
 mod init;
 pub mod kernels;

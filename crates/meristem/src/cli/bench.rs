@@ -14,8 +14,6 @@ pub(crate) enum BenchCommand {
     Counterfactual(BenchCounterfactualArguments),
     /// Gather speed in microseconds per batch of 3x32x32 images.
     Gather(BenchGatherArguments),
-    /// Convolutions of a host in NHWC, which training uses, and in NCHW: compare results and times.
-    Format(BenchFormatArguments),
     /// Sums over ranks, dense and sparse: time, bandwidth and bytes sent, by size and density.
     ///
     /// Every result is checked; the exit code is 1 if an element is wrong.
@@ -150,23 +148,6 @@ pub(crate) struct BenchGatherArguments {
     pub(crate) device: DeviceArguments,
     /// Seconds to measure, after a warm-up
     #[arg(long, value_name = "S", default_value_t = 3.0)]
-    pub(crate) seconds: f64,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Debug, Args)]
-#[command(allow_negative_numbers = true)]
-pub(crate) struct BenchFormatArguments {
-    /// Host: a preset or a description
-    #[arg(long, default_value = "baseline")]
-    pub(crate) host: String,
-    /// Samples in a batch
-    #[arg(long, value_name = "N", default_value_t = 128)]
-    pub(crate) batch: usize,
-    /// Seconds to measure, after a warm-up
-    #[arg(long, value_name = "S", default_value_t = 5.0)]
     pub(crate) seconds: f64,
     /// Print JSON
     #[arg(long)]

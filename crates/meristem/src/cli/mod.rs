@@ -25,8 +25,8 @@ use meristem::train::settings::Normalize;
 #[cfg(feature = "serve")]
 pub(crate) use self::base_path::BasePath;
 pub(crate) use self::bench::{
-    BenchCommArguments, BenchCommand, BenchCounterfactualArguments, BenchFormatArguments,
-    BenchGatherArguments, BenchHostArguments, Transport,
+    BenchCommArguments, BenchCommand, BenchCounterfactualArguments, BenchGatherArguments,
+    BenchHostArguments, Transport,
 };
 pub(crate) use self::control::{ControlCommand, ControlEvalArguments};
 pub(crate) use self::data::{

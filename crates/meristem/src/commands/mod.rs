@@ -2,7 +2,6 @@
 
 mod bench_comm;
 mod bench_counterfactual;
-mod bench_format;
 mod bench_gather;
 mod bench_host;
 mod bench_modules;
@@ -52,7 +51,6 @@ pub(crate) fn run(command: Command) -> Outcome {
         Command::Bench(BenchCommand::Counterfactual(arguments)) => {
             bench_counterfactual::run(&arguments)
         }
-        Command::Bench(BenchCommand::Format(arguments)) => bench_format::run(&arguments),
         Command::Bench(BenchCommand::Gather(arguments)) => bench_gather::run(&arguments),
     }
 }

@@ -47,32 +47,6 @@ fn benchmarks_print_json() {
 }
 
 #[test]
-fn both_formats_are_checked_and_measured() {
-    let m = Meristem::new();
-    let command = "bench format --host cnn:channels=4,blocks=2,kernel=5,pools=1 --batch 3";
-    let said = m.ok(&format!("{command} --seconds 0.1 --json"));
-    let report: Value = serde_json::from_str(&said.stdout).unwrap();
-    let stages = report["stages"].as_array().unwrap();
-    assert_eq!(stages.len(), 2);
-    for stage in stages {
-        assert!(stage["ratio"]["median"].as_f64().unwrap() > 0.0);
-        let agreement = stage["agreement"].as_array().unwrap();
-        let passes: Vec<&str> =
-            agreement.iter().map(|pass| pass["pass"].as_str().unwrap()).collect();
-        assert_eq!(passes, ["output", "data gradient", "weight gradient"]);
-        for pass in agreement {
-            let [difference, tolerance] =
-                ["difference", "tolerance"].map(|key| pass[key].as_f64().unwrap());
-            assert!(difference <= tolerance && tolerance > 0.0, "{pass}");
-        }
-    }
-    assert!(report["all"]["ratio"]["median"].as_f64().unwrap() > 0.0);
-    assert!(m.ok(&format!("{command} --seconds 0.1")).stdout.contains("NHWC / NCHW"));
-    m.fails("bench format --batch 0", 2, &["`batch`: got 0, expected 1 to 1024"]);
-    m.fails("bench format --host twenty", 2, &["twenty"]);
-}
-
-#[test]
 fn sums_over_ranks_are_checked_and_measured() {
     let m = Meristem::new();
     for ranks in [1, 2, 3] {

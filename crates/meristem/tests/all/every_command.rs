@@ -101,9 +101,6 @@ const ROWS: &[Row] = &[
     row("meristem-bench-gather", "bench gather --batch 8 --seconds 0.01", 0, {
         Named("bench gather --device NAME", &[2])
     }),
-    row("meristem-bench-format", "bench format --host minimal --batch 3", 0, {
-        Named("bench format --host NAME", &[2])
-    }),
     row("meristem-completions", "completions bash", 0, Named("completions NAME", &[2])),
     row("meristem-man", "man NEW", 0, Named("man runs/NAME/man", &[0])),
 ];
