@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use common::{FakeEnv, quick, tiny, worth};
 use meristem_control::policy::{
-    LossConfig, Pass, Policy, PolicyBatch, PolicyConfig, PolicyInputs, PolicyShape,
+    LossConfig, Policy, PolicyBatch, PolicyConfig, PolicyInputs, PolicyShape, PpoPass,
 };
 use meristem_control::{Controller, Learning, Ppo, PpoConfig, PpoOptions};
 use meristem_device::random::{Purpose, Rng};
@@ -144,7 +144,7 @@ fn update(stream: &Stream, isa: Isa) -> Outcome<Vec<f64>> {
     let mut times = vec![];
     for epoch in 0..60 {
         let start = Instant::now();
-        let pass = if epoch == 0 { Pass::First } else { Pass::Later };
+        let pass = if epoch == 0 { PpoPass::First } else { PpoPass::Later };
         policy.differentiate(&batch, pass)?;
         policy.report()?;
         policy.apply()?;

@@ -11,7 +11,7 @@
 //! ReLU, Linear)`.
 
 use meristem_nn::graph::{
-    BlendInputs, BlendMode, Dims, Graph, GraphBuilder, GroupId, NodeId, SgdConfig,
+    BlendMode, BlendOperands, Dims, Graph, GraphBuilder, GroupId, NodeId, SgdConfig,
 };
 use serde::{Deserialize, Serialize};
 
@@ -143,7 +143,7 @@ fn grow(
                 BlendMode::Gate => Some(gate(b, &prefix, input)?),
                 BlendMode::Add | BlendMode::Multiply => None,
             };
-            b.blend(mode, index, BlendInputs { host, module: output, input, gate })?
+            b.blend(mode, index, BlendOperands { host, module: output, input, gate })?
         }
     };
     b.resume_group(GroupId::HOST);

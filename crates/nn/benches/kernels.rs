@@ -1,16 +1,18 @@
 //! Time of each kernel at the shapes of the `baseline`, `wide` and `large` hosts, on one thread.
 //!
 //! `cargo bench -p meristem-nn --bench kernels -- [filter]`; `MERISTEM_ISA` picks the instruction
-//! set. Each figure is the least of many runs, which is what a shared machine can repeat.
+//! set. Each figure is the least of many runs, since a shared machine can repeat no other.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use meristem_nn::graph::SgdConfig;
-use meristem_nn::kernels::conv::winograd::{Inputs, TileSize, Winograd};
+use meristem_nn::kernels::conv::winograd::{TileSize, Winograd, WinogradInputs};
 use meristem_nn::kernels::conv::{self, ConvInputs, ConvShape, ParamGrads};
-use meristem_nn::kernels::norm::{self, Activation, BatchNormBackward, BatchNormForward, Moments};
-use meristem_nn::kernels::{GradOut, ImageShape, Isa, optim, pool};
+use meristem_nn::kernels::norm::{
+    self, Activation, BatchNormBackward, BatchNormForward, ChannelMoments,
+};
+use meristem_nn::kernels::{BatchShape, GradOut, Isa, optim, pool};
 
 /// Images in a batch of the `baseline` host and the blueprints, as in training.
 const BATCH: usize = 128;
@@ -117,7 +119,7 @@ impl Bench {
             conv::forward(isa, s, black_box(&of), y.get_mut(), scratch.get_mut());
         });
         self.time(&format!("{name} forward + stats"), flops, "GFLOP/s", || {
-            let (to, room) = (Moments(&mut moments), scratch.get_mut());
+            let (to, room) = (ChannelMoments(&mut moments), scratch.get_mut());
             conv::forward_with_moments(isa, s, black_box(&of), y.get_mut(), to, room);
         });
         self.time(&format!("{name} data gradient"), flops, "GFLOP/s", || {
@@ -143,7 +145,7 @@ impl Bench {
         let mut filters = Aligned::zeros(of.filters_len());
         self.time(&format!("{name} forward"), flops, "GFLOP/s", || {
             let filters = of.filters(isa, black_box(w.get()), filters.get_mut());
-            let inputs = Inputs { x: black_box(x.get()), filters, bias: &[] };
+            let inputs = WinogradInputs { x: black_box(x.get()), filters, bias: &[] };
             of.forward(isa, inputs, y.get_mut(), scratch.get_mut());
         });
         self.time(&format!("{name} data gradient"), flops, "GFLOP/s", || {
@@ -179,7 +181,7 @@ impl Bench {
         self.batch_norm(&format!("{name} bn {out_c} @{size}"), &s.output());
     }
 
-    fn batch_norm(&self, name: &str, s: &ImageShape) {
+    fn batch_norm(&self, name: &str, s: &BatchShape) {
         let isa = self.isa;
         let x = Aligned::new(&values(s.len(), 1));
         let out_shape = norm::batch::output(s, true);
@@ -236,7 +238,7 @@ impl Bench {
 
     fn memory(&self) {
         let isa = self.isa;
-        let s = ImageShape { batch: BATCH, h: 8, w: 8, c: 32 };
+        let s = BatchShape { batch: BATCH, h: 8, w: 8, c: 32 };
         let x = Aligned::new(&values(s.len(), 1));
         let mut y = Aligned::zeros(s.batch * s.c);
         self.time("global average pool 32 @8", 4.0 * s.len() as f64, "GB/s", || {

@@ -15,12 +15,12 @@ use std::time::Instant;
 
 use meristem_device::{Args, Device, DeviceId, DeviceOptions};
 use meristem_nn::graph::{
-    BlendInputs, BlendMode, ConvGeometry, Dims, Graph, GraphBuilder, GroupId, NodeId, SgdConfig,
+    BlendMode, BlendOperands, ConvGeometry, Dims, Graph, GraphBuilder, GroupId, NodeId, SgdConfig,
 };
 use meristem_nn::kernels::Isa;
 use meristem_nn::kernels::conv::{self, ConvInputs, ConvShape};
 use meristem_nn::profile::{StepTime, Turns, profile};
-use meristem_nn::{Mode, PlanOptions};
+use meristem_nn::{PlanMode, PlanOptions};
 
 const BATCH: usize = 128;
 
@@ -90,7 +90,7 @@ fn grow(b: &mut GraphBuilder, block: usize, host: NodeId) -> NodeId {
     if block == 2 {
         return b.straight_through(host, module).expect("fits");
     }
-    let inputs = BlendInputs { host, module, input, gate: None };
+    let inputs = BlendOperands { host, module, input, gate: None };
     b.blend(BlendMode::Add, block, inputs).expect("fits")
 }
 
@@ -107,7 +107,7 @@ fn main() {
         let grown = name == "grown";
         let slot = |b: &mut GraphBuilder, i, x| if grown { grow(b, i, x) } else { x };
         let graph = host(channels, blocks, slot);
-        for (kind, mode) in [("train", Mode::Train), ("validate", Mode::Evaluate)] {
+        for (kind, mode) in [("train", PlanMode::Train), ("validate", PlanMode::Evaluate)] {
             if !has(kind) && (has("train") || has("validate")) {
                 continue;
             }
@@ -137,7 +137,7 @@ fn main() {
     }
 }
 
-/// [`profile`] on one of so many workers of a device.
+/// [`profile`] on one of a device's workers.
 fn profile_on(
     workers: usize,
     graph: &Graph,

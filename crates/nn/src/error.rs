@@ -71,7 +71,7 @@ pub enum Error {
         /// Shape found.
         got: Dims,
     },
-    /// A plan was asked for of no samples, or of values without elements.
+    /// A plan without samples, or with values without elements, was requested.
     #[error(
         "a plan needs at least one sample and no layer without channels, got a batch of {batch}"
     )]
@@ -79,7 +79,7 @@ pub enum Error {
         /// Samples asked for.
         batch: usize,
     },
-    /// A plan was asked for of more samples than memory can have addresses for.
+    /// A plan with more samples than memory has addresses for was requested.
     #[error(
         "a batch of {batch} samples needs more memory than can be addressed; use a smaller batch"
     )]
@@ -87,7 +87,7 @@ pub enum Error {
         /// Samples asked for.
         batch: usize,
     },
-    /// A plan was asked for of sequences that do not have as many steps each.
+    /// A plan was requested for sequences that do not all have the same number of steps.
     #[error("expected a whole number of sequences of {steps} steps, got {batch} rows")]
     Steps {
         /// Rows asked for.
@@ -124,17 +124,17 @@ pub enum Error {
         /// The precision asked for.
         precision: Precision,
     },
-    /// The memory given to a plan is not what it was compiled for.
+    /// The memory given to a plan differs from the memory that it was compiled for.
     #[error("plan: {what}: expected {expected}, got {got}")]
     PlanMemory {
-        /// Which memory.
+        /// Name of the memory.
         what: &'static str,
         /// Lengths needed.
         expected: String,
         /// Lengths given.
         got: String,
     },
-    /// An operand of a step is not what its operation takes.
+    /// An operand of a step does not fit its operation.
     #[error("{op}: operand {operand}: expected {expected}, got {got}")]
     Operand {
         /// Operation.
@@ -146,7 +146,7 @@ pub enum Error {
         /// Type and length given.
         got: String,
     },
-    /// A tensor or value given to a network is not what it takes.
+    /// A tensor or value given to a network does not fit.
     #[error("`{operation}`: `{argument}` must be {expected}, got {got}")]
     Argument {
         /// Operation.

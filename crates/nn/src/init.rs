@@ -1,7 +1,7 @@
 //! First values of parameters, from a counter-based generator keyed by (seed, env, name).
 //!
 //! A parameter's numbers depend on no other parameter: growing a module leaves the host as it is,
-//! and a module starts the same whatever else has grown.
+//! and a module starts the same beside any other modules.
 
 use meristem_device::random::{Purpose, Rng};
 
@@ -34,7 +34,7 @@ fn normal(rng: &mut Rng) -> f64 {
 /// decomposition of a normal matrix whose R has a positive diagonal, which is uniform over all such
 /// matrices (Mezzadri, "How to generate random matrices from the classical compact groups", 2007).
 /// Found by Gram and Schmidt's process in f64, whose R has that sign by itself: from each random
-/// vector its parts along the earlier ones are taken off one by one, and what is left is
+/// vector its parts along the earlier ones are subtracted one by one, and the remainder is
 /// normalised.
 fn orthogonal(rng: &mut Rng, rows: usize, cols: usize, gain: f64) -> Vec<f32> {
     let (count, len) = (rows.min(cols), rows.max(cols));
@@ -49,14 +49,13 @@ fn orthogonal(rng: &mut Rng, rows: usize, cols: usize, gain: f64) -> Vec<f32> {
         v.iter_mut().for_each(|v| *v /= norm);
         vectors.push(v);
     }
-    let at = |i: usize| match rows <= cols {
-        true => vectors[i / cols][i % cols],
-        false => vectors[i % cols][i / cols],
+    let at = |i: usize| {
+        if rows <= cols { vectors[i / cols][i % cols] } else { vectors[i % cols][i / cols] }
     };
     (0..rows * cols).map(|i| (gain * at(i)) as f32).collect()
 }
 
-/// In eight sums, which the compiler keeps in vectors.
+/// Eight sums, which the compiler keeps in vectors.
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     let (a_parts, b_parts) = (a.chunks_exact(8), b.chunks_exact(8));
     let rest: f64 = a_parts.remainder().iter().zip(b_parts.remainder()).map(|(a, b)| a * b).sum();
@@ -69,7 +68,7 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
     sums.iter().sum::<f64>() + rest
 }
 
-/// FNV-1a, 64 bits: part of what makes runs repeatable, so written out here.
+/// FNV-1a, 64 bits. Written out here because repeatable runs depend on it.
 fn name_key(name: &str) -> u64 {
     name.bytes().fold(0xCBF2_9CE4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3)

@@ -22,8 +22,8 @@ pub const fn padded(n: usize) -> usize {
     n.div_ceil(LANES) * LANES
 }
 
-/// How one parameter is packed: a list of rows, each `width` values of which `used` are real.
-/// All layouts of the table are `[outer][rows][width]` with PyTorch strides per axis.
+/// Packing of one parameter: a list of rows, each of `width` values of which `used` are real. All
+/// layouts of the table are `[outer][rows][width]` with PyTorch strides per axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packing {
     /// Independent blocks (groups of a convolution).
@@ -101,9 +101,9 @@ impl Packing {
     }
 }
 
-/// Where a parameter or buffer lies: a range of its group's tensor.
+/// Place of a parameter or buffer: a range of its group's tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct ParamPlace {
     /// Its group.
     pub group: GroupId,
     /// First element.
@@ -112,7 +112,7 @@ pub struct Place {
     pub len: usize,
 }
 
-impl Place {
+impl ParamPlace {
     /// As a range of the group's tensor.
     pub fn range(self) -> std::ops::Range<usize> {
         self.start..self.start + self.len
@@ -124,8 +124,8 @@ impl Place {
 pub struct GroupSize {
     /// f32 elements of values and gradient each.
     pub values: usize,
-    /// f32 elements of what the optimiser remembers: the momentum, or Adam's two averages one after
-    /// the other, each in the layout of the values.
+    /// f32 elements of the optimiser's state: the momentum, or Adam's two averages one after the
+    /// other, each in the layout of the values.
     pub moments: usize,
     /// f32 elements of buffers (running statistics).
     pub state: usize,
@@ -134,20 +134,20 @@ pub struct GroupSize {
 }
 
 /// The places of all parameters and buffers of a graph. Every place starts at a whole vector, so
-/// that the lanes between two parameters belong to nobody and stay zero.
+/// that the lanes between two parameters belong to no parameter and stay zero.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub struct ParamLayout {
     /// Per group.
     pub groups: Vec<GroupSize>,
     /// Per parameter, in the values.
-    pub params: Vec<Place>,
+    pub params: Vec<ParamPlace>,
     /// Per buffer, in the state, or in the counters for a counter.
-    pub buffers: Vec<Place>,
+    pub buffers: Vec<ParamPlace>,
     /// Per group that Adam updates, the counter of its steps.
     pub steps: Vec<Option<usize>>,
 }
 
-impl Layout {
+impl ParamLayout {
     /// Places in the order in which the graph declares parameters and buffers.
     pub fn new(graph: &Graph) -> Self {
         let mut groups = vec![GroupSize::default(); graph.groups.len()];
@@ -155,14 +155,17 @@ impl Layout {
             let end = of(&mut groups[group.index()]);
             let start = *end;
             *end = padded(start + len);
-            Place { group, start, len }
+            ParamPlace { group, start, len }
         };
         let params =
             graph.params.iter().map(|p| take(p.group, packing(p).len(), |g| &mut g.values));
         let params = params.collect();
-        let buffers = graph.buffers.iter().map(|b| match b.counter {
-            true => take(b.group, b.len, |g| &mut g.counters),
-            false => take(b.group, b.len, |g| &mut g.state),
+        let buffers = graph.buffers.iter().map(|b| {
+            if b.counter {
+                take(b.group, b.len, |g| &mut g.counters)
+            } else {
+                take(b.group, b.len, |g| &mut g.state)
+            }
         });
         let buffers = buffers.collect();
         let mut steps = vec![];
@@ -176,12 +179,12 @@ impl Layout {
     }
 
     /// The place of a parameter.
-    pub fn param(&self, id: ParamId) -> Place {
+    pub fn param(&self, id: ParamId) -> ParamPlace {
         self.params[id.index()]
     }
 
     /// The place of a buffer.
-    pub fn buffer(&self, id: BufferId) -> Place {
+    pub fn buffer(&self, id: BufferId) -> ParamPlace {
         self.buffers[id.index()]
     }
 }

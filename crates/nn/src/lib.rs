@@ -1,9 +1,9 @@
 //! Networks as data, compiled into plans and trained on a stream.
 //!
 //! - [`graph`]: a network as a list of operations with shapes, and the parameters they name.
-//! - [`layout`]: where and how parameters are packed (F3); `init`: their first values.
+//! - [`layout`]: packed parameters and their places (F3); `init`: their first values.
 //! - [`plan`]: graph -> flat list of steps over one arena; backward derived when built.
-//! - [`ops`]: what a step does, as a value over typed operands that any backend can read.
+//! - [`ops`]: the operation of a step, as a value over typed operands that any backend can read.
 //! - [`kernels`]: pure functions over slices, one body per instruction set.
 //! - [`network`]: a graph with its parameters, momentum and buffers on a stream: training and
 //!   evaluation steps, growth, metrics, weights in and out.
@@ -61,9 +61,9 @@ pub use graph::Graph;
 pub use kernels::Isa;
 pub use metrics::{EvalMetrics, GroupMetrics, Metrics, MetricsLayout, PairedLoss};
 pub use network::{
-    Fleet, LabelledBatch, Network, NetworkOptions, Plans, SequenceDraw, SequenceNetwork,
+    LabelledBatch, Network, NetworkFleet, NetworkOptions, Plans, SequenceDraw, SequenceNetwork,
     SequenceOptions, SequenceRun, Snapshot,
 };
-pub use plan::{Mode, Plan, PlanOptions};
+pub use plan::{Plan, PlanMode, PlanOptions};
 pub use precision::Precision;
 pub use state::{HostData, HostTensor, StateDict, StateError};

@@ -21,7 +21,7 @@
 use meristem_device::DType;
 use serde::{Deserialize, Serialize};
 
-use crate::space::{Space, Span};
+use crate::space::{Space, SpaceSpan};
 
 const HEADER: usize = 10;
 /// Elements of the counts of training.
@@ -118,9 +118,9 @@ pub struct PairedLoss {
 }
 
 impl EvalMetrics {
-    /// Mean loss of this configuration minus that of `first`, the first configuration of the same
-    /// pass, with its standard error `√((Σd²/n − (Σd/n)²)/(n − 1))`; `None` with fewer than two
-    /// samples, different samples, or a difference that is not finite.
+    /// Mean loss of this configuration minus the mean loss of `first`, the first configuration of
+    /// the same pass, with its standard error `√((Σd²/n − (Σd/n)²)/(n − 1))`; `None` with fewer
+    /// than two samples, different samples, or a difference that is not finite.
     pub fn loss_over(&self, first: &Self) -> Option<PairedLoss> {
         if self.samples < 2 || self.samples != first.samples {
             return None;
@@ -144,7 +144,7 @@ impl EvalMetrics {
 }
 
 impl Metrics {
-    /// Reads what [`Network::metrics`](crate::Network::metrics) holds. A slice that is not of that
+    /// Parses the contents of [`Network::metrics`](crate::Network::metrics). A slice of another
     /// form gives metrics without groups, configurations and log.
     pub fn parse(raw: &[f64]) -> Self {
         let Some(layout) = MetricsLayout::parse(raw) else { return Self::default() };
@@ -223,7 +223,7 @@ impl MetricsLayout {
         start..start + SCORE_LEN
     }
 
-    /// Where the row of a configuration begins.
+    /// First element of a configuration's row.
     pub(crate) fn scores_of(self, config: usize) -> usize {
         self.score(config).start
     }
@@ -233,7 +233,7 @@ impl MetricsLayout {
     }
 
     /// All of the tensor.
-    pub(crate) fn span(self) -> Span {
+    pub(crate) fn span(self) -> SpaceSpan {
         metrics(0, self.len())
     }
 
@@ -258,14 +258,14 @@ pub(crate) struct BatchResult {
 }
 
 /// Counts of training, for [`add_train`].
-pub(crate) const TRAIN: Span = metrics(3, TRAIN_LEN);
+pub(crate) const TRAIN: SpaceSpan = metrics(3, TRAIN_LEN);
 /// Weights that were not finite.
-pub(crate) const NON_FINITE: Span = metrics(7, 1);
+pub(crate) const NON_FINITE: SpaceSpan = metrics(7, 1);
 /// Halves of the fingerprint.
-pub(crate) const FINGERPRINT: Span = metrics(8, 2);
+pub(crate) const FINGERPRINT: SpaceSpan = metrics(8, 2);
 
-const fn metrics(start: usize, len: usize) -> Span {
-    Span::new(Space::Metrics, DType::F64, start, len)
+const fn metrics(start: usize, len: usize) -> SpaceSpan {
+    SpaceSpan::new(Space::Metrics, DType::F64, start, len)
 }
 
 fn log_start(groups: usize) -> usize {
@@ -273,12 +273,12 @@ fn log_start(groups: usize) -> usize {
 }
 
 /// Ring of the mean losses of the last `log` batches, for [`add_train`].
-pub(crate) fn log_span(groups: usize, log: usize) -> Span {
+pub(crate) fn log_span(groups: usize, log: usize) -> SpaceSpan {
     metrics(log_start(groups), log)
 }
 
 /// Row of a group, for [`add_group`].
-pub(crate) fn group_span(group: usize) -> Span {
+pub(crate) fn group_span(group: usize) -> SpaceSpan {
     metrics(HEADER + group * GROUP_LEN, GROUP_LEN)
 }
 

@@ -6,9 +6,9 @@ use std::fmt;
 use meristem_device::DeviceId;
 use serde::{Deserialize, Serialize};
 
-/// How the two factors of each product of a convolution or a linear layer are rounded before they
-/// are multiplied, forward and backward. Sums are f32, as is all that lies in memory: weights,
-/// values and gradients are rounded where they are read.
+/// Rounding of the two factors of each product of a convolution or a linear layer before they are
+/// multiplied, forward and backward. Sums are f32, and so is all memory: weights, values and
+/// gradients are rounded where they are read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Precision {
@@ -77,7 +77,7 @@ impl fmt::Display for Precision {
 mod tests {
     use super::*;
 
-    /// Values between two neighbours, by the bits of a mantissa beyond those that are kept.
+    /// Values between two neighbours, by the mantissa's bits beyond the kept ones.
     #[test]
     fn factors_are_rounded_to_the_nearest() {
         let one = |mantissa: u32| f32::from_bits(1f32.to_bits() | mantissa);

@@ -8,14 +8,14 @@ use meristem_device::DType;
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::kernels::Isa;
-use crate::ops::{Op, conv, norm};
-use crate::plan::{Memory, Phase, Plan, PlanOptions, Space, SpaceUse};
+use crate::ops::{ConvOp, NormOp, StepOp, conv};
+use crate::plan::{Phase, Plan, PlanMemory, PlanOptions, Space, SpaceUse};
 
 /// A step and its time.
 #[derive(Clone, Debug)]
 pub struct StepTime {
     /// Operation.
-    pub op: Op,
+    pub op: StepOp,
     /// Median time, in seconds.
     pub seconds: f64,
     /// Additions and multiplications of convolutions and linear layers, done directly.
@@ -24,7 +24,7 @@ pub struct StepTime {
     pub bytes: usize,
 }
 
-/// How networks take turns on a core, each with memory of its own but for the arena.
+/// Turns of networks on a core. Each network has its own memory, except the arena.
 #[derive(Clone, Copy, Debug)]
 pub struct Turns {
     /// Networks.
@@ -48,16 +48,18 @@ pub fn profile(
     let plan = Plan::compile(graph, options)?;
     let phases = Phase::Forward..=Phase::Deliver;
     let steps = plan.steps(phases.clone());
-    // As in a fleet, an arena is memory of the core, and all else the network's own.
+    // As in a fleet, the arena belongs to the core, and all other memory to the network.
     let uses = plan.uses(phases);
     let is_arena = |of: &&SpaceUse| of.space == Space::Arena;
-    let mut arena: Vec<Home> = uses.iter().filter(is_arena).map(Home::new).collect();
-    let mut homes: Vec<Vec<Home>> = vec![];
-    homes.resize_with(networks, || uses.iter().filter(|of| !is_arena(of)).map(Home::new).collect());
+    let mut arena: Vec<SpaceMemory> = uses.iter().filter(is_arena).map(SpaceMemory::new).collect();
+    let mut homes: Vec<Vec<SpaceMemory>> = vec![];
+    homes.resize_with(networks, || {
+        uses.iter().filter(|of| !is_arena(of)).map(SpaceMemory::new).collect()
+    });
     let mut times = vec![vec![]; steps.len()];
     for _ in 0..rounds.max(1) {
         for homes in &mut homes {
-            let mut memory = Memory::default();
+            let mut memory = PlanMemory::default();
             for home in arena.iter_mut().chain(homes) {
                 memory.bind_mut(home.space, home.aligned());
             }
@@ -72,14 +74,14 @@ pub fn profile(
     }
     let mean = |times: &[f64]| times.iter().sum::<f64>() / times.len().max(1) as f64;
     let median = |times: &mut Vec<f64>| {
-        // Of a turn the first batch finds less in the caches than the others: each counts.
+        // The first batch of a turn finds less in the caches than the others, so all count.
         let mut turns: Vec<f64> = times.chunks(batches.max(1)).map(mean).collect();
         turns.sort_by(f64::total_cmp);
         turns.get(turns.len() / 2).copied().unwrap_or_default()
     };
-    let of = |(step, times): (&crate::plan::Step, &mut Vec<f64>)| {
+    let of = |(step, times): (&crate::plan::PlanStep, &mut Vec<f64>)| {
         let scratch = matches!(step.op.signature(Default::default()).writes.last(),
-            Some(spec) if spec.role == crate::ops::Role::Scratch);
+            Some(spec) if spec.role == crate::ops::OperandRole::Scratch);
         let writes = &step.writes[..step.writes.len() - usize::from(scratch)];
         let bytes = step.reads.iter().chain(writes).map(|span| span.len * span.dtype.size()).sum();
         StepTime {
@@ -93,7 +95,7 @@ pub fn profile(
 }
 
 /// Memory of a space.
-struct Home {
+struct SpaceMemory {
     space: Space,
     values: Vec<f64>,
 }
@@ -101,7 +103,7 @@ struct Home {
 /// f64 of a cache line.
 const LINE: usize = 8;
 
-impl Home {
+impl SpaceMemory {
     /// Values around zero; labels of the first class; variances of one.
     fn new(of: &SpaceUse) -> Self {
         let len = of.bytes.div_ceil(size_of::<f64>()) + LINE;
@@ -139,32 +141,31 @@ impl StepTime {
     }
 }
 
-fn name(op: &Op) -> String {
-    let conv = |of: &conv::Product| {
+fn name(op: &StepOp) -> String {
+    let conv = |of: &conv::ConvProduct| {
         let s = &of.shape;
         let tiles = of.tiles.map_or(String::new(), |tile| format!(" {tile:?}"));
         format!("{}→{} @{}×{}{tiles}", s.in_c, s.out_c, s.in_h, s.in_w)
     };
-    use conv::Op as Conv;
     match op {
-        Op::Conv(Conv::Forward(of)) => format!("conv {}", conv(of)),
-        Op::Conv(Conv::ForwardWithStats(of)) => format!("conv+stats {}", conv(of)),
-        Op::Conv(Conv::WeightGradient(of)) => format!("weight gradient {}", conv(of)),
-        Op::Conv(Conv::DataGradient { product, .. }) => {
+        StepOp::Conv(ConvOp::Forward(of)) => format!("conv {}", conv(of)),
+        StepOp::Conv(ConvOp::ForwardWithStats(of)) => format!("conv+stats {}", conv(of)),
+        StepOp::Conv(ConvOp::WeightGradient(of)) => format!("weight gradient {}", conv(of)),
+        StepOp::Conv(ConvOp::DataGradient { product, .. }) => {
             format!("data gradient {}", conv(product))
         }
-        Op::Chain(of) => {
-            let ends = [of.links.first(), of.links.last()].map(|link| link.map(|of| name(&of.op)));
+        StepOp::Chain(of) => {
+            let ends = [of.steps.first(), of.steps.last()].map(|step| step.map(|of| name(&of.op)));
             let [first, last] = ends.map(Option::unwrap_or_default);
-            format!("{} steps: {first} … {last}", of.links.len())
+            format!("{} steps: {first} … {last}", of.steps.len())
         }
-        Op::Norm(norm::Op::Forward(of)) => {
+        StepOp::Norm(NormOp::Forward(of)) => {
             format!("norm {}@{}×{}", of.shape.c, of.shape.h, of.shape.w)
         }
-        Op::Norm(norm::Op::GradientSums(of)) => {
+        StepOp::Norm(NormOp::GradientSums(of)) => {
             format!("norm gradient's sums {}@{}×{}", of.shape.c, of.shape.h, of.shape.w)
         }
-        Op::Norm(norm::Op::InputGradient { norm: of, .. }) => {
+        StepOp::Norm(NormOp::InputGradient { norm: of, .. }) => {
             format!("norm gradient {}@{}×{}", of.shape.c, of.shape.h, of.shape.w)
         }
         op => {

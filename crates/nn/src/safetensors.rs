@@ -25,14 +25,14 @@ pub const CHECKSUM: &str = "crc32";
 
 /// One tensor in the header.
 #[derive(Serialize)]
-struct Entry<'a> {
+struct HeaderEntry<'a> {
     dtype: String,
     shape: &'a [usize],
     data_offsets: [usize; 2],
 }
 
 /// Writes weights with metadata, atomically: a temporary file beside it, synced, then renamed. The
-/// same content gives the same bytes. Whatever happens, `path` holds the old file or the new one.
+/// same content gives the same bytes. At any time `path` holds the old file or the new one.
 ///
 /// # Errors
 /// [`Error::File`] as from [`to_bytes`], [`Error::Io`].
@@ -40,7 +40,7 @@ pub fn save(path: &Path, state: &StateDict, metadata: &Metadata) -> Result<()> {
     write(path, &to_bytes(path, state, metadata)?)
 }
 
-/// The bytes that [`save`] writes to `path`, for whoever writes them elsewhere or later.
+/// The bytes that [`save`] writes to `path`, for callers that write them elsewhere or later.
 ///
 /// # Errors
 /// [`Error::File`] for a tensor whose elements do not fit its shape.
@@ -81,7 +81,7 @@ fn encode(state: &StateDict, metadata: &Metadata) -> Result<Vec<u8>, String> {
         let start = data.len();
         tensor.data.le_bytes(|bytes| data.extend_from_slice(bytes));
         let dtype = tensor.data.dtype_name().to_ascii_uppercase();
-        let entry = Entry { dtype, shape: &tensor.shape, data_offsets: [start, data.len()] };
+        let entry = HeaderEntry { dtype, shape: &tensor.shape, data_offsets: [start, data.len()] };
         insert(name, serde_json::to_value(entry))?;
     }
     let mut header = serde_json::to_vec(&header).map_err(|e| e.to_string())?;
@@ -103,7 +103,7 @@ fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
         fs::rename(&temporary, path)
     })();
     if let Err(error) = written {
-        // The first error is the one to report; what is left of the temporary file is best effort.
+        // The first error is the one to report; removing the temporary file is best effort.
         let _ = fs::remove_file(&temporary);
         return Err(error);
     }
@@ -243,7 +243,7 @@ mod tests {
         save(&path, &state, &metadata).unwrap();
         assert_eq!(first, fs::read(&path).unwrap());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no temporary file is left");
-        // And the other way: what the crate writes.
+        // And the other way: tensors that the crate writes.
         let view = safetensors::tensor::TensorView::new(Dtype::F32, vec![1], &[0, 0, 128, 63]);
         let theirs = safetensors::serialize([("x", view.unwrap())], None).unwrap();
         let (state, metadata) = decode(&theirs).unwrap();

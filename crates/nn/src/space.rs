@@ -3,9 +3,9 @@
 use meristem_device::DType;
 
 use crate::graph::GroupId;
-use crate::layout::Place;
+use crate::layout::ParamPlace;
 
-/// Which memory a value lies in.
+/// Memory of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Space {
     /// The arena, f32 with pieces of other types: everything that lives within one run.
@@ -34,15 +34,15 @@ pub enum Space {
 
 impl Space {
     /// Whether a plan may never write here.
-    pub fn is_read_only(self) -> bool {
+    pub(crate) fn is_read_only(self) -> bool {
         matches!(self, Space::Input(_) | Space::Targets | Space::Alphas)
     }
 }
 
 /// A piece of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
-    /// Which memory.
+pub struct SpaceSpan {
+    /// Memory.
     pub space: Space,
     /// Element type.
     pub dtype: DType,
@@ -52,9 +52,9 @@ pub struct Span {
     pub len: usize,
 }
 
-impl Span {
+impl SpaceSpan {
     /// No elements.
-    pub const EMPTY: Self = Self::new(Space::Arena, DType::F32, 0, 0);
+    pub(crate) const EMPTY: Self = Self::new(Space::Arena, DType::F32, 0, 0);
 
     /// A piece of a space.
     pub(crate) const fn new(space: Space, dtype: DType, start: usize, len: usize) -> Self {
@@ -62,7 +62,7 @@ impl Span {
     }
 
     /// A parameter or running statistics, in one of their group's memories.
-    pub(crate) fn of(place: Place, space: fn(GroupId) -> Space, dtype: DType) -> Self {
+    pub(crate) fn for_place(place: ParamPlace, space: fn(GroupId) -> Space, dtype: DType) -> Self {
         Self::new(space(place.group), dtype, place.start, place.len)
     }
 
@@ -71,7 +71,7 @@ impl Span {
         self.start..self.start + self.len
     }
 
-    /// As a range of bytes of its memory; what is too large for an address ends at the largest.
+    /// As a range of bytes of its memory; ends beyond the largest address are cut there.
     pub fn bytes(self) -> std::ops::Range<usize> {
         let (size, end) = (self.dtype.size(), self.start.saturating_add(self.len));
         self.start.saturating_mul(size)..end.saturating_mul(size)

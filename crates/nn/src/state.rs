@@ -10,7 +10,7 @@ pub enum HostData {
     F32(Vec<f32>),
     /// 64-bit integers (`num_batches_tracked`).
     I64(Vec<i64>),
-    /// Bytes: no weights, but what a checkpoint holds beside them.
+    /// Bytes: no weights, but other contents of a checkpoint.
     U8(Vec<u8>),
 }
 
@@ -24,7 +24,8 @@ impl HostData {
         }
     }
 
-    /// Hands out the bytes of the elements in order, little-endian, in one piece or several.
+    /// Passes the bytes of the elements to a closure, in order, little-endian, in one piece or
+    /// several.
     pub fn le_bytes(&self, mut each: impl FnMut(&[u8])) {
         match self {
             HostData::F32(v) => v.iter().for_each(|x| each(&x.to_le_bytes())),
@@ -34,7 +35,7 @@ impl HostData {
     }
 
     /// `f32`, `i64` or `u8`.
-    pub fn dtype_name(&self) -> &'static str {
+    pub(crate) fn dtype_name(&self) -> &'static str {
         match self {
             HostData::F32(_) => "f32",
             HostData::I64(_) => "i64",
@@ -144,10 +145,10 @@ impl StateDict {
         self.0.is_empty()
     }
 
-    /// Compares with what a network has, name -> form (PyTorch shape, whether integers).
+    /// Compares with the tensors of a network, name -> form (PyTorch shape, whether integers).
     ///
     /// # Errors
-    /// Everything that does not fit: with `strict` also what is missing or left over.
+    /// Everything that does not fit: with `strict` also missing and surplus tensors.
     pub(crate) fn check(
         &self,
         expected: &BTreeMap<&str, (Vec<usize>, bool)>,
@@ -161,9 +162,10 @@ impl StateDict {
             };
             let form = format!("{} {shape:?}", if *integers { "i64" } else { "f32" });
             if tensor.form() != form || !tensor.is_whole() {
-                let got = match tensor.is_whole() {
-                    true => tensor.form(),
-                    false => format!("{} with {} elements", tensor.form(), tensor.data.len()),
+                let got = if tensor.is_whole() {
+                    tensor.form()
+                } else {
+                    format!("{} with {} elements", tensor.form(), tensor.data.len())
                 };
                 error.misshapen.push(format!("{name} (expected {form}, got {got})"));
             } else if tensor.as_f32().is_some_and(|v| v.iter().any(|v| !v.is_finite())) {
@@ -187,7 +189,7 @@ pub struct StateError {
     pub missing: Vec<String>,
     /// The weights have them, the network does not.
     pub extra: Vec<String>,
-    /// Another shape or element type; with what was expected and got.
+    /// Tensors of another shape or element type; with the expected and the given form.
     pub misshapen: Vec<String>,
     /// NaN or infinity among the elements.
     pub non_finite: Vec<String>,
@@ -195,7 +197,9 @@ pub struct StateError {
 
 impl fmt::Display for StateError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the weights do not fit the network; use those of the same host and topology")?;
+        f.write_str(
+            "the weights do not fit the network; use weights of the same host and topology",
+        )?;
         let lists = [
             ("missing", &self.missing),
             ("not in the network", &self.extra),

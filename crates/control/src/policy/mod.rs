@@ -13,7 +13,7 @@ use std::sync::Arc;
 use meristem_device::{DType, Owner, Stream, Tensor, read_back_f64};
 use meristem_nn::kernels::ppo::{PpoLoss, PpoReport, report_len};
 use meristem_nn::kernels::sample::Sampler;
-pub use meristem_nn::ops::ppo::Pass;
+pub use meristem_nn::ops::ppo::PpoPass;
 use meristem_nn::{
     Error, Isa, Metrics, Result, SequenceDraw, SequenceNetwork, SequenceOptions, SequenceRun,
     StateDict,
@@ -193,7 +193,7 @@ impl Policy {
     /// # Errors
     /// [`Error::Argument`] for a tensor of another shape or type, or for a later pass without a
     /// first pass of as many rows; memory, a failed stream.
-    pub fn differentiate(&mut self, batch: &PolicyBatch<'_>, pass: Pass) -> Result<()> {
+    pub fn differentiate(&mut self, batch: &PolicyBatch<'_>, pass: PpoPass) -> Result<()> {
         let loss = self.loss.clone();
         self.pass(&loss, batch, pass)
     }
@@ -206,19 +206,19 @@ impl Policy {
     /// The errors of [`Policy::differentiate`].
     pub fn imitate(&mut self, batch: &PolicyBatch<'_>) -> Result<()> {
         let loss = self.imitation.clone();
-        self.pass(&loss, batch, Pass::First)
+        self.pass(&loss, batch, PpoPass::First)
     }
 
-    fn pass(&mut self, loss: &Arc<PpoLoss>, batch: &PolicyBatch<'_>, pass: Pass) -> Result<()> {
+    fn pass(&mut self, loss: &Arc<PpoLoss>, batch: &PolicyBatch<'_>, pass: PpoPass) -> Result<()> {
         let rows = self.check_batch(batch)?;
         let heads = self.loss.heads.len();
         let known = self.reference.take().filter(|reference| reference.dims() == [rows, heads]);
         let reference = match (known, pass) {
             (Some(reference), _) => reference,
-            (None, Pass::First) => {
+            (None, PpoPass::First) => {
                 Tensor::empty(self.stream(), [rows, heads], DType::F32, Owner::Policy)?
             }
-            (None, Pass::Later) => {
+            (None, PpoPass::Later) => {
                 let expected = format!("a first pass of {rows} rows before it");
                 return Err(argument("pass", expected, "none".into()));
             }

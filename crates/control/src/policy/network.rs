@@ -11,7 +11,7 @@
 //! million parameters: 2.2 in front of the heads, 1.8 in them.
 
 use meristem_nn::Result;
-use meristem_nn::graph::{AdamConfig, Dims, Graph, GraphBuilder, Init, NodeId};
+use meristem_nn::graph::{AdamConfig, Dims, Graph, GraphBuilder, Init, LstmNodes, NodeId};
 
 use super::argument;
 use crate::heads::HEADS;
@@ -90,7 +90,7 @@ impl PolicyShape {
         let x = linear(&mut b, x, ("encoder.0", self.hidden, std::f32::consts::SQRT_2))?;
         let x = b.layer_norm(x, "encoder.1")?;
         let x = b.relu(x);
-        let y = b.lstm([x, keep, state], "lstm")?;
+        let y = b.lstm(LstmNodes { x, keep, state }, "lstm")?;
         let y = b.layer_norm(y, "norm")?;
         let x = b.add(x, y)?;
         let mut outputs = vec![];

@@ -4,7 +4,7 @@ use super::rollout::RolloutShape;
 use super::{Ppo, teacher};
 use crate::error::{Error, Result};
 use crate::masks::HEAD_COUNT;
-use crate::policy::{Pass, PolicyBatch, PolicyInputs};
+use crate::policy::{PolicyBatch, PolicyInputs, PpoPass};
 use crate::report::RoundReport;
 use meristem_nn::kernels::ppo::PpoReport;
 
@@ -80,8 +80,8 @@ fn update(ppo: &mut Ppo, steps: usize, report: &mut RoundReport) -> Result<()> {
     for epoch in 0..passes {
         match epoch {
             _ if taught => ppo.policy.imitate(&batch)?,
-            0 => ppo.policy.differentiate(&batch, Pass::First)?,
-            _ => ppo.policy.differentiate(&batch, Pass::Later)?,
+            0 => ppo.policy.differentiate(&batch, PpoPass::First)?,
+            _ => ppo.policy.differentiate(&batch, PpoPass::Later)?,
         }
         let (of_pass, gradient_norm) = ppo.policy.report()?;
         let mut seen = Seen::of(&of_pass, gradient_norm);

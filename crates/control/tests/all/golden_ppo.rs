@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use meristem_control::policy::{
-    LossConfig, Pass, Policy, PolicyBatch, PolicyConfig, PolicyInputs, PolicyShape,
+    LossConfig, Policy, PolicyBatch, PolicyConfig, PolicyInputs, PolicyShape, PpoPass,
 };
 use meristem_device::{Device, DeviceId, DeviceOptions, Element, Owner, Stream, Tensor};
 use meristem_nn::graph::AdamConfig;
@@ -158,7 +158,7 @@ fn four_epochs() {
             returns: &returns,
         };
         for epoch in 0..EPOCHS {
-            let pass = if epoch == 0 { Pass::First } else { Pass::Later };
+            let pass = if epoch == 0 { PpoPass::First } else { PpoPass::Later };
             policy.differentiate(&batch, pass).unwrap();
             let (report, norm) = policy.report().unwrap();
             check_report(&golden, isa, epoch, (&report, norm));

@@ -1,7 +1,7 @@
 //! The policy on a stream: one set of parameters, steps and sequences, updates, state in and out.
 
 use meristem_control::policy::{
-    LossConfig, Pass, Policy, PolicyBatch, PolicyConfig, PolicyInputs, PolicyShape,
+    LossConfig, Policy, PolicyBatch, PolicyConfig, PolicyInputs, PolicyShape, PpoPass,
 };
 use meristem_device::random::{Purpose, Rng};
 use meristem_device::{
@@ -99,7 +99,7 @@ impl OnDevice {
 fn update(policy: &mut Policy, round: &OnDevice, epochs: usize) -> Vec<(PpoReport, f64)> {
     (0..epochs)
         .map(|epoch| {
-            let pass = if epoch == 0 { Pass::First } else { Pass::Later };
+            let pass = if epoch == 0 { PpoPass::First } else { PpoPass::Later };
             policy.differentiate(&round.batch(), pass).unwrap();
             let report = policy.report().unwrap();
             policy.apply().unwrap();
@@ -169,19 +169,19 @@ fn the_first_pass_has_ratios_of_exactly_one_and_passes_leave_the_parameters() {
     let mut policy = policy(&stream, 3);
     let round = Round::new(4).upload(&stream);
     let before = bits(&policy.state_dict().unwrap());
-    policy.differentiate(&round.batch(), Pass::First).unwrap();
+    policy.differentiate(&round.batch(), PpoPass::First).unwrap();
     let (first, norm) = policy.report().unwrap();
     assert!(first.kl == 0.0 && first.heads.iter().all(|h| h.ratio == 1.0 && h.kl == 0.0));
     assert!(first.heads.iter().all(|h| h.count > 0 && h.clipped == 0.0 && h.entropy > 0.5));
     assert!(first.is_finite() && norm > 0.0 && (first.rows, first.decisions) == (21, 21));
     // The same code over the same parameters: the reference is met exactly.
-    policy.differentiate(&round.batch(), Pass::Later).unwrap();
+    policy.differentiate(&round.batch(), PpoPass::Later).unwrap();
     let (second, again) = policy.report().unwrap();
     assert_eq!((&second, again), (&first, norm));
     assert_eq!(bits(&policy.state_dict().unwrap()), before);
     policy.apply().unwrap();
     assert_ne!(bits(&policy.state_dict().unwrap()), before);
-    policy.differentiate(&round.batch(), Pass::Later).unwrap();
+    policy.differentiate(&round.batch(), PpoPass::Later).unwrap();
     let (third, _) = policy.report().unwrap();
     assert!(third.kl > 0.0 && third.loss < first.loss, "{third:?}");
 }
@@ -217,7 +217,7 @@ fn a_round_that_spoils_the_loss_is_seen_before_the_update() {
     let mut policy = policy(&stream, 8);
     let mut round = Round::new(9);
     round.returns[3] = f32::NAN;
-    policy.differentiate(&round.upload(&stream).batch(), Pass::First).unwrap();
+    policy.differentiate(&round.upload(&stream).batch(), PpoPass::First).unwrap();
     let (report, norm) = policy.report().unwrap();
     assert!(!report.is_finite() && !norm.is_finite());
     // Skipped: nothing has happened to the parameters.
@@ -236,12 +236,12 @@ fn what_does_not_fit_is_refused() {
         assert!(error.to_string().contains(words), "{error}");
     };
     argument(policy.apply(), "a gradient, from `differentiate`");
-    argument(policy.differentiate(&round.batch(), Pass::Later), "a first pass of 21 rows");
+    argument(policy.differentiate(&round.batch(), PpoPass::Later), "a first pass of 21 rows");
     let wrong = PolicyBatch { legal: &round.choices, ..round.batch() };
     let words = "`legal` must be u8 [21, 35], got u32 [21, 8]";
-    argument(policy.differentiate(&wrong, Pass::First), words);
+    argument(policy.differentiate(&wrong, PpoPass::First), words);
     let wrong = PolicyBatch { steps: 4, ..round.batch() };
-    argument(policy.differentiate(&wrong, Pass::First), "`steps` must be");
+    argument(policy.differentiate(&wrong, PpoPass::First), "`steps` must be");
     let inputs = PolicyInputs { blueprints: &round.observations, ..round.inputs() };
     let error = policy.forward(1, &inputs, &round.returns, &round.state).unwrap_err();
     assert!(matches!(error, Error::Device(DeviceError::Mismatch { .. })), "{error:?}");

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use meristem_nn::graph::{
-    BlendInputs, BlendMode, BufferId, ConvGeometry, Dims, Function, NodeId, Op, ParamId,
+    BlendMode, BlendOperands, BufferId, ConvGeometry, Dims, NodeId, NodeOp, ParamId, UnaryFunction,
 };
 
 use super::messages::{
@@ -83,11 +83,13 @@ impl<'a> Builder<'a> {
     }
 
     /// The node whose value an operation passes on in evaluation, if it does only that.
-    fn passed_on(&self, op: &Op) -> Option<NodeId> {
+    fn passed_on(&self, op: &NodeOp) -> Option<NodeId> {
         match *op {
-            Op::Detach(x) | Op::StraightThrough { host: x, .. } => Some(x),
+            NodeOp::Detach(x) | NodeOp::StraightThrough { host: x, .. } => Some(x),
             // As the engine's blend, which with an alpha of 0 is the host's value, bit for bit.
-            Op::Blend { inputs, alpha, .. } if self.of.alphas[alpha] == 0.0 => Some(inputs.host),
+            NodeOp::Blend { inputs, alpha, .. } if self.of.alphas[alpha] == 0.0 => {
+                Some(inputs.host)
+            }
             _ => None,
         }
     }
@@ -97,24 +99,24 @@ impl<'a> Builder<'a> {
     }
 
     /// Adds the operators of a node. Returns the name of its value.
-    fn node(&mut self, index: usize, op: &Op) -> Result<String, OnnxError> {
+    fn node(&mut self, index: usize, op: &NodeOp) -> Result<String, OnnxError> {
         if let Some(source) = self.passed_on(op) {
             return Ok(self.value(source));
         }
         let refuse = |operation| Err(OnnxError::Unsupported { operation });
         Ok(match *op {
-            Op::Input(0) => self.input(),
-            Op::Input(_) => return refuse("a second input"),
-            Op::Indices(_) => return refuse("an input of indices"),
-            Op::State(_) => return refuse("a recurrent state"),
-            Op::Embedding { .. } => return refuse("an embedding"),
-            Op::Lstm { .. } => return refuse("an LSTM"),
-            Op::Concat(_) => return refuse("a concatenation"),
-            Op::Detach(x) | Op::StraightThrough { host: x, .. } => self.value(x),
-            Op::Conv2d { x, weight, bias, geometry } => {
+            NodeOp::Input(0) => self.input(),
+            NodeOp::Input(_) => return refuse("a second input"),
+            NodeOp::Indices(_) => return refuse("an input of indices"),
+            NodeOp::State(_) => return refuse("a recurrent state"),
+            NodeOp::Embedding { .. } => return refuse("an embedding"),
+            NodeOp::Lstm { .. } => return refuse("an LSTM"),
+            NodeOp::Concat(_) => return refuse("a concatenation"),
+            NodeOp::Detach(x) | NodeOp::StraightThrough { host: x, .. } => self.value(x),
+            NodeOp::Conv2d { x, weight, bias, geometry } => {
                 self.conv(x, [Some(weight), bias], geometry)?
             }
-            Op::BatchNorm { x, weight, bias, running, eps, .. } => {
+            NodeOp::BatchNorm { x, weight, bias, running, eps, .. } => {
                 let [scale, shift] = [self.param(weight, None)?, self.param(bias, None)?];
                 let [mean, variance] = [self.buffer(running[0])?, self.buffer(running[1])?];
                 let inputs = [&self.value(x), &scale, &shift, &mean, &variance];
@@ -124,37 +126,37 @@ impl<'a> Builder<'a> {
                     vec![AttributeProto::float("epsilon", eps)],
                 )
             }
-            Op::GroupNorm { x, weight, bias, groups, eps } => {
+            NodeOp::GroupNorm { x, weight, bias, groups, eps } => {
                 self.group_norm(x, [weight, bias], groups, eps)?
             }
-            Op::Activation(function, x) => {
+            NodeOp::Activation(function, x) => {
                 let operator = match function {
-                    Function::Relu => "Relu",
-                    Function::Sigmoid => "Sigmoid",
-                    Function::Tanh => "Tanh",
+                    UnaryFunction::Relu => "Relu",
+                    UnaryFunction::Sigmoid => "Sigmoid",
+                    UnaryFunction::Tanh => "Tanh",
                 };
                 self.push(operator, &[&self.value(x)], vec![])
             }
-            Op::MaxPool2d { x, kernel, stride } => {
+            NodeOp::MaxPool2d { x, kernel, stride } => {
                 let window = AttributeProto::ints("kernel_shape", &[kernel; 2]);
                 let strides = AttributeProto::ints("strides", &[stride; 2]);
                 self.push("MaxPool", &[&self.value(x)], vec![window, strides])
             }
-            Op::GlobalAvgPool(x) => self.push("GlobalAveragePool", &[&self.value(x)], vec![]),
-            Op::Add(a, b) => self.push("Add", &[&self.value(a), &self.value(b)], vec![]),
-            Op::ScaleChannels { x, scale, factor } => {
+            NodeOp::GlobalAvgPool(x) => self.push("GlobalAveragePool", &[&self.value(x)], vec![]),
+            NodeOp::Add(a, b) => self.push("Add", &[&self.value(a), &self.value(b)], vec![]),
+            NodeOp::ScaleChannels { x, scale, factor } => {
                 let factor = self.constant(&format!("factor.{index}"), &[], &[factor]);
                 let scaled = self.push("Mul", &[&factor, &self.value(x)], vec![]);
                 self.push("Mul", &[&scaled, &self.value(scale)], vec![])
             }
-            Op::TanhMix { x, y, mix } => {
+            NodeOp::TanhMix { x, y, mix } => {
                 let mix = self.param(mix, Some(&[]))?;
                 let weight = self.push("Tanh", &[&mix], vec![]);
                 let difference = self.push("Sub", &[&self.value(y), &self.value(x)], vec![]);
                 let change = self.push("Mul", &[&weight, &difference], vec![]);
                 self.push("Add", &[&self.value(x), &change], vec![])
             }
-            Op::Blend { inputs, mode, alpha } => self.blend(inputs, mode, alpha),
+            NodeOp::Blend { inputs, mode, alpha } => self.blend(inputs, mode, alpha),
         })
     }
 
@@ -227,7 +229,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Mixes a module into its host, as the engine's blend does where alpha is not 0.
-    fn blend(&mut self, inputs: BlendInputs, mode: BlendMode, slot: usize) -> String {
+    fn blend(&mut self, inputs: BlendOperands, mode: BlendMode, slot: usize) -> String {
         let alpha = self.constant(&format!("alpha.{slot}"), &[], &[self.of.alphas[slot]]);
         let [host, module, input] =
             [inputs.host, inputs.module, inputs.input].map(|id| self.value(id));

@@ -7,7 +7,7 @@ use meristem_grow::{
     Blueprint, BlueprintError, BlueprintSet, Channels, Host, Join, Layer, Optimisers, Rules, Stage,
     Style, group_norm_groups,
 };
-use meristem_nn::graph::{Init, Op};
+use meristem_nn::graph::{Init, NodeOp};
 
 const TABLE: [(&str, [usize; 4]); 7] = [
     ("norm", [17, 33, 65, 129]),
@@ -241,11 +241,11 @@ fn what_makes_it_the_identity_starts_at_zero_and_nothing_else_does() {
 fn the_graph_follows_stage_blueprint_and_mode_and_not_alpha() {
     let ops = |host: &Host| {
         let graph = host.graph(&Optimisers::default()).unwrap();
-        let count = |of: &dyn Fn(&Op) -> bool| graph.nodes.iter().filter(|n| of(&n.op)).count();
+        let count = |of: &dyn Fn(&NodeOp) -> bool| graph.nodes.iter().filter(|n| of(&n.op)).count();
         (
-            count(&|op| matches!(op, Op::Detach(_))),
-            count(&|op| matches!(op, Op::StraightThrough { .. })),
-            count(&|op| matches!(op, Op::Blend { .. })),
+            count(&|op| matches!(op, NodeOp::Detach(_))),
+            count(&|op| matches!(op, NodeOp::StraightThrough { .. })),
+            count(&|op| matches!(op, NodeOp::Blend { .. })),
         )
     };
     let slot = "r0c1";
@@ -274,8 +274,8 @@ fn the_graph_follows_stage_blueprint_and_mode_and_not_alpha() {
     assert_eq!(host.topology_key(), key);
     assert_eq!(host.graph(&Optimisers::default()).unwrap(), graph);
     let index = host.index_of(slot).unwrap();
-    let Op::Blend { alpha, .. } =
-        graph.nodes.iter().find(|n| matches!(n.op, Op::Blend { .. })).unwrap().op
+    let NodeOp::Blend { alpha, .. } =
+        graph.nodes.iter().find(|n| matches!(n.op, NodeOp::Blend { .. })).unwrap().op
     else {
         unreachable!()
     };

@@ -11,8 +11,8 @@ use std::path::Path;
 
 use meristem_grow::{Blueprint, BlueprintSet, Layer, Optimisers};
 use meristem_nn::graph::{Dims, Graph};
-use meristem_nn::layout::{Layout, packing};
-use meristem_nn::plan::{GroupMemory, Memory, Mode, Plan, PlanOptions, Space};
+use meristem_nn::layout::{ParamLayout, packing};
+use meristem_nn::plan::{GroupMemory, Plan, PlanMemory, PlanMode, PlanOptions, Space};
 use meristem_nn::{Isa, StateDict};
 use serde_json::Value;
 
@@ -41,8 +41,8 @@ fn run(
     batch: usize,
     tensors: &BTreeMap<&str, &[f32]>,
 ) -> BTreeMap<String, Vec<f32>> {
-    let plan = Plan::compile(graph, PlanOptions::new(batch, Mode::Gradient)).unwrap();
-    let layout = Layout::new(graph);
+    let plan = Plan::compile(graph, PlanOptions::new(batch, PlanMode::Gradient)).unwrap();
+    let layout = ParamLayout::new(graph);
     let Dims { c, h, w } = graph.input_dims();
     let x = transposed(tensors["in.x"], c, h * w);
     let mut values: Vec<Vec<f32>> = layout.groups.iter().map(|g| vec![0.0; g.values]).collect();
@@ -56,7 +56,7 @@ fn run(
     let mut arena = vec![f32::NAN; plan.arena_len()];
     let gradient = plan.output_gradient().unwrap();
     arena[gradient].copy_from_slice(&transposed(tensors["grad_out.y"], c, h * w));
-    let mut memory = Memory::new(&mut arena, &[&x], &[]);
+    let mut memory = PlanMemory::new(&mut arena, &[&x], &[]);
     for (values, momentum) in values.iter_mut().zip(&mut moments) {
         let (state, counters) = (&mut [][..], &mut [][..]);
         memory.push_group(GroupMemory { values, momentum, state, counters });

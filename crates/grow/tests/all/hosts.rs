@@ -8,7 +8,7 @@ use meristem_grow::{
     BlueprintSet, Cnn, Error, Gates, Host, HostError, HostLayer, HostSpec, ImageShape, Optimisers,
     PRESETS, Rules, SlotName, host_graph,
 };
-use meristem_nn::graph::{ConvGeometry, Dims, Graph, GraphBuilder, Op};
+use meristem_nn::graph::{ConvGeometry, Dims, Graph, GraphBuilder, NodeOp};
 use proptest::prelude::*;
 
 fn spec(text: &str) -> HostSpec {
@@ -62,7 +62,7 @@ fn pools_follow_the_first_blocks_only() {
         [("baseline", 3), ("minimal", 0), ("cnn:blocks=4", 4), ("cnn:blocks=4,pools=1", 1)]
     {
         let graph = host_graph(&spec(text), &CIFAR, Optimisers::default().host).unwrap();
-        let found = graph.nodes.iter().filter(|n| matches!(n.op, Op::MaxPool2d { .. })).count();
+        let found = graph.nodes.iter().filter(|n| matches!(n.op, NodeOp::MaxPool2d { .. })).count();
         assert_eq!(found, pools, "{text}");
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use meristem::data::{Batch, GatherBatches, GatherConfig};
 use meristem::device::{Device, DeviceOptions};
 use meristem::grow::{self, Host, HostSpec, Optimisers};
-use meristem::nn::{Fleet, Isa, LabelledBatch, Network, NetworkOptions, Plans};
+use meristem::nn::{Isa, LabelledBatch, Network, NetworkFleet, NetworkOptions, Plans};
 use meristem::train::summary::MemorySummary;
 use meristem::train::trace::{RunTrace, TraceSummary};
 use serde::Serialize;
@@ -209,8 +209,8 @@ impl Bench {
             let labelled: Vec<LabelledBatch<'_>> =
                 batches.iter().map(|batch| (&batch.inputs, &batch.targets)).collect();
             match self.validate {
-                true => Fleet::of(&mut self.networks).eval_rows(&labelled, &self.rows)?,
-                false => Fleet::of(&mut self.networks).train_step(&labelled)?,
+                true => NetworkFleet::new(&mut self.networks).eval_rows(&labelled, &self.rows)?,
+                false => NetworkFleet::new(&mut self.networks).train_step(&labelled)?,
             }
             images += batches.iter().map(|batch| batch.targets.numel()).sum::<usize>();
         }

@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use super::{
-    BlendInputs, BlendMode, BufferId, BufferSpec, ConvGeometry, Dims, Function, Graph, GroupId,
-    GroupSpec, Init, Node, NodeId, Op, Optimiser, ParamId, ParamKind, ParamSpec,
+    BlendMode, BlendOperands, BufferId, BufferSpec, ConvGeometry, Dims, Graph, GroupId, GroupSpec,
+    Init, Node, NodeId, NodeOp, Optimiser, ParamId, ParamKind, ParamSpec, UnaryFunction,
 };
 use crate::error::{Error, Result};
 
@@ -23,7 +23,7 @@ impl GraphBuilder {
     /// A graph whose input has `dims` per sample; `host` is the optimiser of group 0.
     pub fn new(dims: Dims, host: impl Into<Optimiser>) -> Self {
         let graph = Graph {
-            nodes: vec![Node { op: Op::Input(0), dims }],
+            nodes: vec![Node { op: NodeOp::Input(0), dims }],
             params: vec![],
             buffers: vec![],
             groups: vec![GroupSpec { name: "host".into(), optimiser: host.into() }],
@@ -41,7 +41,7 @@ impl GraphBuilder {
     /// One more input, given beside the batch (a [`Network`](crate::Network) has only the batch).
     pub fn another_input(&mut self, dims: Dims) -> NodeId {
         let index = self.inputs();
-        self.push(Op::Input(index), dims)
+        self.push(NodeOp::Input(index), dims)
     }
 
     /// The shape of a node's value per sample.
@@ -66,11 +66,11 @@ impl GraphBuilder {
         self.graph.inputs()
     }
 
-    pub(super) fn op(&self, x: NodeId) -> &Op {
+    pub(super) fn op(&self, x: NodeId) -> &NodeOp {
         &self.graph.nodes[x.0].op
     }
 
-    pub(super) fn push(&mut self, op: Op, dims: Dims) -> NodeId {
+    pub(super) fn push(&mut self, op: NodeOp, dims: Dims) -> NodeId {
         self.graph.nodes.push(Node { op, dims });
         NodeId(self.graph.nodes.len() - 1)
     }
@@ -134,7 +134,7 @@ impl GraphBuilder {
         let kind = ParamKind::ConvWeight { groups };
         let weight = self.param(format!("{name}.weight"), &shape, kind, init)?;
         let bias = with_bias.then(|| self.vector_param(name, "bias", out, init)).transpose()?;
-        Ok(self.push(Op::Conv2d { x, weight, bias, geometry }, Dims { c: out, h, w }))
+        Ok(self.push(NodeOp::Conv2d { x, weight, bias, geometry }, Dims { c: out, h, w }))
     }
 
     /// Batch norm with PyTorch's names, defaults (eps 1e-5, momentum 0.1) and initial values.
@@ -149,7 +149,7 @@ impl GraphBuilder {
         let num_batches_tracked = buffer("num_batches_tracked", 1, 0.0, true)?;
         let running = [running_mean, running_var];
         let (eps, momentum) = (1e-5, 0.1);
-        let op = Op::BatchNorm { x, weight, bias, running, num_batches_tracked, eps, momentum };
+        let op = NodeOp::BatchNorm { x, weight, bias, running, num_batches_tracked, eps, momentum };
         Ok(self.push(op, d))
     }
 
@@ -166,7 +166,7 @@ impl GraphBuilder {
             return Err(Error::Groups { layer: name.into(), groups, channels: [d.c, d.c] });
         }
         let (weight, bias) = self.affine(name, d.c, scale)?;
-        Ok(self.push(Op::GroupNorm { x, weight, bias, groups, eps: 1e-5 }, d))
+        Ok(self.push(NodeOp::GroupNorm { x, weight, bias, groups, eps: 1e-5 }, d))
     }
 
     fn affine(&mut self, name: &str, c: usize, scale: f32) -> Result<(ParamId, ParamId)> {
@@ -197,27 +197,27 @@ impl GraphBuilder {
         };
         let bias = with_bias.then(|| self.vector_param(name, "bias", out, init)).transpose()?;
         let geometry = ConvGeometry::same(1);
-        Ok(self.push(Op::Conv2d { x, weight, bias, geometry }, Dims { c: out, h: 1, w: 1 }))
+        Ok(self.push(NodeOp::Conv2d { x, weight, bias, geometry }, Dims { c: out, h: 1, w: 1 }))
     }
 
-    fn activation(&mut self, function: Function, x: NodeId) -> NodeId {
+    fn activation(&mut self, function: UnaryFunction, x: NodeId) -> NodeId {
         let d = self.dims(x);
-        self.push(Op::Activation(function, x), d)
+        self.push(NodeOp::Activation(function, x), d)
     }
 
     /// ReLU.
     pub fn relu(&mut self, x: NodeId) -> NodeId {
-        self.activation(Function::Relu, x)
+        self.activation(UnaryFunction::Relu, x)
     }
 
     /// Sigmoid.
     pub fn sigmoid(&mut self, x: NodeId) -> NodeId {
-        self.activation(Function::Sigmoid, x)
+        self.activation(UnaryFunction::Sigmoid, x)
     }
 
     /// Hyperbolic tangent.
     pub fn tanh(&mut self, x: NodeId) -> NodeId {
-        self.activation(Function::Tanh, x)
+        self.activation(UnaryFunction::Tanh, x)
     }
 
     /// Max pooling with a square window, no padding; `layer` is named in errors.
@@ -237,27 +237,24 @@ impl GraphBuilder {
             return Err(Error::Unsupported { layer, expected, got: kernel.to_string() });
         }
         let (h, w) = ((d.h - kernel) / stride + 1, (d.w - kernel) / stride + 1);
-        Ok(self.push(Op::MaxPool2d { x, kernel, stride }, Dims { c: d.c, h, w }))
+        Ok(self.push(NodeOp::MaxPool2d { x, kernel, stride }, Dims { c: d.c, h, w }))
     }
 
     /// Mean over the image: `C × H × W` to `C × 1 × 1`.
     pub fn global_avg_pool(&mut self, x: NodeId) -> NodeId {
         let c = self.dims(x).c;
-        self.push(Op::GlobalAvgPool(x), Dims { c, h: 1, w: 1 })
+        self.push(NodeOp::GlobalAvgPool(x), Dims { c, h: 1, w: 1 })
     }
 
     fn same_dims(&self, op: &'static str, a: NodeId, b: NodeId) -> Result<Dims> {
         let (expected, got) = (self.dims(a), self.dims(b));
-        match expected == got {
-            true => Ok(expected),
-            false => Err(Error::Dims { op, expected, got }),
-        }
+        if expected == got { Ok(expected) } else { Err(Error::Dims { op, expected, got }) }
     }
 
     /// Residual sum.
     pub fn add(&mut self, a: NodeId, b: NodeId) -> Result<NodeId> {
         let d = self.same_dims("add", a, b)?;
-        Ok(self.push(Op::Add(a, b), d))
+        Ok(self.push(NodeOp::Add(a, b), d))
     }
 
     /// `factor · x · scale`, scale one value per sample and channel.
@@ -267,26 +264,26 @@ impl GraphBuilder {
         if got != expected {
             return Err(Error::Dims { op: "scale_channels", expected, got });
         }
-        Ok(self.push(Op::ScaleChannels { x, scale, factor }, d))
+        Ok(self.push(NodeOp::ScaleChannels { x, scale, factor }, d))
     }
 
     /// `x + tanh(s)·(y − x)` with the scalar parameter `name`, zero when new.
     pub fn tanh_mix(&mut self, x: NodeId, y: NodeId, name: &str) -> Result<NodeId> {
         let d = self.same_dims("tanh_mix", x, y)?;
         let mix = self.param(name, &[], ParamKind::Vector, Init::Constant(0.0))?;
-        Ok(self.push(Op::TanhMix { x, y, mix }, d))
+        Ok(self.push(NodeOp::TanhMix { x, y, mix }, d))
     }
 
     /// Stops the gradient.
     pub fn detach(&mut self, x: NodeId) -> NodeId {
         let d = self.dims(x);
-        self.push(Op::Detach(x), d)
+        self.push(NodeOp::Detach(x), d)
     }
 
     /// The host's value, with the gradient for both.
     pub fn straight_through(&mut self, host: NodeId, module: NodeId) -> Result<NodeId> {
         let d = self.same_dims("straight_through", host, module)?;
-        Ok(self.push(Op::StraightThrough { host, module }, d))
+        Ok(self.push(NodeOp::StraightThrough { host, module }, d))
     }
 
     /// Mixes a module into its host; `alpha` is its index in the alpha vector. `gate` belongs to
@@ -295,7 +292,7 @@ impl GraphBuilder {
         &mut self,
         mode: BlendMode,
         alpha: usize,
-        BlendInputs { host, module, input, gate }: BlendInputs,
+        BlendOperands { host, module, input, gate }: BlendOperands,
     ) -> Result<NodeId> {
         let d = self.same_dims("blend", host, module)?;
         self.same_dims("blend", host, input)?;
@@ -309,8 +306,8 @@ impl GraphBuilder {
             }
         }
         self.graph.alphas = self.graph.alphas.max(alpha + 1);
-        let inputs = BlendInputs { host, module, input, gate };
-        Ok(self.push(Op::Blend { inputs, mode, alpha }, d))
+        let inputs = BlendOperands { host, module, input, gate };
+        Ok(self.push(NodeOp::Blend { inputs, mode, alpha }, d))
     }
 
     /// The graph, with `logits` (a vector, one value per class) as its output.

@@ -1,6 +1,6 @@
 //! Cost of a node, counted from its shapes.
 
-use super::{BlendMode, Function, Graph, NodeId, Op};
+use super::{BlendMode, Graph, NodeId, NodeOp, UnaryFunction};
 
 impl Graph {
     /// Floating-point operations of a node per sample in evaluation. A multiplication and an
@@ -10,28 +10,28 @@ impl Graph {
         let of = |node: NodeId| self.nodes[node.index()].dims;
         let each = of(node).numel();
         let flops = match self.nodes[node.index()].op {
-            Op::Input(_) | Op::Indices(_) | Op::State(_) => 0,
-            Op::Detach(_) | Op::StraightThrough { .. } => 0,
-            Op::Embedding { .. } | Op::Concat(_) => 0,
+            NodeOp::Input(_) | NodeOp::Indices(_) | NodeOp::State(_) => 0,
+            NodeOp::Detach(_) | NodeOp::StraightThrough { .. } => 0,
+            NodeOp::Embedding { .. } | NodeOp::Concat(_) => 0,
             // Four gates of two products and biases, three sigmoids, two tanhs, five others.
-            Op::Lstm { x, .. } => each * (4 * (2 * (of(x).c + each) + 2) + 3 * 3 + 2 * 4 + 5),
-            Op::Conv2d { x, bias, geometry, .. } => {
+            NodeOp::Lstm { x, .. } => each * (4 * (2 * (of(x).c + each) + 2) + 3 * 3 + 2 * 4 + 5),
+            NodeOp::Conv2d { x, bias, geometry, .. } => {
                 let window = geometry.kernel[0] * geometry.kernel[1] * of(x).c / geometry.groups;
                 each * (2 * window + usize::from(bias.is_some()))
             }
-            Op::BatchNorm { .. } => 2 * each,
+            NodeOp::BatchNorm { .. } => 2 * each,
             // Mean, variance (square and sum), scale and shift.
-            Op::GroupNorm { .. } => 5 * each,
-            Op::Activation(Function::Relu, _) | Op::Add(..) => each,
+            NodeOp::GroupNorm { .. } => 5 * each,
+            NodeOp::Activation(UnaryFunction::Relu, _) | NodeOp::Add(..) => each,
             // 1/(1 + e^−x) and (e^2x − 1)/(e^2x + 1).
-            Op::Activation(Function::Sigmoid, _) => 3 * each,
-            Op::Activation(Function::Tanh, _) => 4 * each,
-            Op::MaxPool2d { kernel, .. } => kernel * kernel * each,
-            Op::GlobalAvgPool(x) => of(x).numel(),
-            Op::ScaleChannels { .. } => 2 * each,
-            Op::TanhMix { .. } => 3 * each,
-            Op::Blend { mode: BlendMode::Add | BlendMode::Gate, .. } => 3 * each,
-            Op::Blend { mode: BlendMode::Multiply, .. } => 8 * each,
+            NodeOp::Activation(UnaryFunction::Sigmoid, _) => 3 * each,
+            NodeOp::Activation(UnaryFunction::Tanh, _) => 4 * each,
+            NodeOp::MaxPool2d { kernel, .. } => kernel * kernel * each,
+            NodeOp::GlobalAvgPool(x) => of(x).numel(),
+            NodeOp::ScaleChannels { .. } => 2 * each,
+            NodeOp::TanhMix { .. } => 3 * each,
+            NodeOp::Blend { mode: BlendMode::Add | BlendMode::Gate, .. } => 3 * each,
+            NodeOp::Blend { mode: BlendMode::Multiply, .. } => 8 * each,
         };
         flops as u64
     }
@@ -41,11 +41,11 @@ impl Graph {
     pub fn macs(&self) -> u64 {
         let of = |node: NodeId| self.nodes[node.index()].dims;
         let macs = self.nodes.iter().map(|node| match node.op {
-            Op::Conv2d { x, geometry, .. } => {
+            NodeOp::Conv2d { x, geometry, .. } => {
                 let window = geometry.kernel[0] * geometry.kernel[1] * of(x).c / geometry.groups;
                 node.dims.numel() * window
             }
-            Op::Lstm { x, .. } => 4 * node.dims.numel() * (of(x).c + node.dims.numel()),
+            NodeOp::Lstm { x, .. } => 4 * node.dims.numel() * (of(x).c + node.dims.numel()),
             _ => 0,
         });
         macs.map(|macs| macs as u64).sum()

@@ -12,11 +12,11 @@ mod recurrent;
 
 pub use builder::GraphBuilder;
 pub use optimiser::Optimiser;
-pub use recurrent::LstmParams;
+pub use recurrent::{LstmNodes, LstmParams};
 
 pub use crate::dims::Dims;
 pub use crate::kernels::blend::BlendMode;
-pub use crate::kernels::elementwise::Function;
+pub use crate::kernels::elementwise::UnaryFunction;
 pub use crate::kernels::optim::{AdamConfig, SgdConfig};
 
 /// Index of a node (and of the value it produces) in its graph.
@@ -72,7 +72,7 @@ impl ConvGeometry {
     }
 }
 
-/// How a fresh parameter is drawn.
+/// Initialisation of a new parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
     /// Every element has this value.
@@ -86,18 +86,18 @@ pub enum Init {
     Normal,
     /// A matrix with orthonormal rows or columns, whichever are fewer, times `gain`.
     Orthogonal {
-        /// Length of those rows or columns.
+        /// Length of the orthogonal rows or columns.
         gain: f32,
     },
     /// The bias of an LSTM's gates: 1 for the forget gate (the second quarter), 0 for the others,
-    /// so that a new network remembers.
+    /// so that a new network keeps its state.
     ForgetBias,
 }
 
 impl Init {
     /// PyTorch's default of convolutions and linear layers, weights and biases alike:
     /// Kaiming-uniform with a = √5, which is `U(±1/√fan_in)`.
-    pub fn torch_default(fan_in: usize) -> Self {
+    pub(crate) fn torch_default(fan_in: usize) -> Self {
         Self::Uniform { bound: 1.0 / (fan_in.max(1) as f32).sqrt() }
     }
 }
@@ -125,7 +125,7 @@ pub struct ParamSpec {
     pub shape: Vec<usize>,
     /// Layout class.
     pub kind: ParamKind,
-    /// How it is drawn when new.
+    /// Initialisation.
     pub init: Init,
     /// The group that clips and updates it.
     pub group: GroupId,
@@ -151,18 +151,18 @@ pub struct BufferSpec {
 pub struct GroupSpec {
     /// `host`, or the slot's name.
     pub name: String,
-    /// How it is updated.
+    /// Optimiser of its parameters.
     pub optimiser: Optimiser,
 }
 
 /// Values that a blend reads.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct BlendInputs {
+pub struct BlendOperands {
     /// Host value h.
     pub host: NodeId,
     /// Module value m.
     pub module: NodeId,
-    /// Module input x (equal in value to h; behind a `Detach` while blending).
+    /// Module input x (equal in value to h; the output of a `Detach` while blending).
     pub input: NodeId,
     /// Gate g (one value per sample) for [`BlendMode::Gate`].
     pub gate: Option<NodeId>,
@@ -170,7 +170,7 @@ pub struct BlendInputs {
 
 /// One operation. The comments give the output in terms of the inputs.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Op {
+pub enum NodeOp {
     /// An input, f32; the batch is input 0.
     Input(usize),
     /// An input of indices, u32, counted with the other inputs.
@@ -221,7 +221,7 @@ pub enum Op {
         eps: f32,
     },
     /// `f(x)` elementwise.
-    Activation(Function, NodeId),
+    Activation(UnaryFunction, NodeId),
     /// Square max pooling, no padding, floor.
     MaxPool2d {
         /// Input node.
@@ -285,7 +285,7 @@ pub enum Op {
     /// Mix of host and module, see [`BlendMode`]. Alpha is read from device memory, by slot.
     Blend {
         /// Values that are mixed.
-        inputs: BlendInputs,
+        inputs: BlendOperands,
         /// Formula.
         mode: BlendMode,
         /// Index into the alpha vector.
@@ -293,24 +293,24 @@ pub enum Op {
     },
 }
 
-impl Op {
-    /// Whether the operation has parameters of its own.
-    pub fn has_params(&self) -> bool {
+impl NodeOp {
+    /// Whether the operation has parameters.
+    pub(crate) fn has_params(&self) -> bool {
         matches!(
             self,
-            Op::Conv2d { .. }
-                | Op::BatchNorm { .. }
-                | Op::GroupNorm { .. }
-                | Op::Embedding { .. }
-                | Op::Lstm { .. }
-                | Op::TanhMix { .. }
+            NodeOp::Conv2d { .. }
+                | NodeOp::BatchNorm { .. }
+                | NodeOp::GroupNorm { .. }
+                | NodeOp::Embedding { .. }
+                | NodeOp::Lstm { .. }
+                | NodeOp::TanhMix { .. }
         )
     }
 
-    /// Its number among the inputs, if it is one.
+    /// Its index among the inputs, if it is an input.
     pub fn input(&self) -> Option<usize> {
         match *self {
-            Op::Input(n) | Op::Indices(n) | Op::State(n) => Some(n),
+            NodeOp::Input(n) | NodeOp::Indices(n) | NodeOp::State(n) => Some(n),
             _ => None,
         }
     }
@@ -318,33 +318,33 @@ impl Op {
     /// The nodes read, in argument order.
     pub fn inputs(&self) -> Vec<NodeId> {
         match *self {
-            Op::Input(_) | Op::Indices(_) | Op::State(_) => vec![],
-            Op::Concat(ref parts) => parts.clone(),
-            Op::Lstm { x, keep, state, .. } => vec![x, keep, state],
-            Op::Embedding { x, .. }
-            | Op::Conv2d { x, .. }
-            | Op::BatchNorm { x, .. }
-            | Op::GroupNorm { x, .. }
-            | Op::MaxPool2d { x, .. }
-            | Op::Activation(_, x)
-            | Op::GlobalAvgPool(x)
-            | Op::Detach(x) => vec![x],
-            Op::Add(a, b) => vec![a, b],
-            Op::ScaleChannels { x, scale, .. } => vec![x, scale],
-            Op::TanhMix { x, y, .. } => vec![x, y],
-            Op::StraightThrough { host, module } => vec![host, module],
-            Op::Blend { inputs: BlendInputs { host, module, input, gate }, .. } => {
+            NodeOp::Input(_) | NodeOp::Indices(_) | NodeOp::State(_) => vec![],
+            NodeOp::Concat(ref parts) => parts.clone(),
+            NodeOp::Lstm { x, keep, state, .. } => vec![x, keep, state],
+            NodeOp::Embedding { x, .. }
+            | NodeOp::Conv2d { x, .. }
+            | NodeOp::BatchNorm { x, .. }
+            | NodeOp::GroupNorm { x, .. }
+            | NodeOp::MaxPool2d { x, .. }
+            | NodeOp::Activation(_, x)
+            | NodeOp::GlobalAvgPool(x)
+            | NodeOp::Detach(x) => vec![x],
+            NodeOp::Add(a, b) => vec![a, b],
+            NodeOp::ScaleChannels { x, scale, .. } => vec![x, scale],
+            NodeOp::TanhMix { x, y, .. } => vec![x, y],
+            NodeOp::StraightThrough { host, module } => vec![host, module],
+            NodeOp::Blend { inputs: BlendOperands { host, module, input, gate }, .. } => {
                 [Some(host), Some(module), Some(input), gate].into_iter().flatten().collect()
             }
         }
     }
 }
 
-/// An operation and the shape of what it produces.
+/// An operation and the shape of its output.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
     /// Operation.
-    pub op: Op,
+    pub op: NodeOp,
     /// Output shape per sample.
     pub dims: Dims,
 }

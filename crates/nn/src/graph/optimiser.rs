@@ -20,7 +20,7 @@ impl Optimiser {
         }
     }
 
-    /// How many numbers it remembers per parameter: the momentum, or the two averages.
+    /// Numbers of optimiser state per parameter: 1 for the momentum, 2 for the two averages.
     pub fn moments(&self) -> usize {
         match self {
             Optimiser::Sgd(_) => 1,

@@ -1,7 +1,18 @@
 //! Layers over sequences and indices.
 
-use super::{Dims, GraphBuilder, Init, NodeId, Op, ParamId, ParamKind};
+use super::{Dims, GraphBuilder, Init, NodeId, NodeOp, ParamId, ParamKind};
 use crate::error::{Error, Result};
+
+/// Inputs of an LSTM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LstmNodes {
+    /// Input vectors.
+    pub x: NodeId,
+    /// One value a row: 1, or 0 where the state is reset before the step.
+    pub keep: NodeId,
+    /// State before the first step, of [`GraphBuilder::lstm_state`].
+    pub state: NodeId,
+}
 
 /// Parameters of an LSTM, under PyTorch's names. Gates are in the order i, f, g, o.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,14 +31,14 @@ impl GraphBuilder {
     /// One more input: `count` indices (u32) a row.
     pub fn indices(&mut self, count: usize) -> NodeId {
         let index = self.inputs();
-        self.push(Op::Indices(index), Dims { c: count, h: 1, w: 1 })
+        self.push(NodeOp::Indices(index), Dims { c: count, h: 1, w: 1 })
     }
 
     /// One more input: the state of an [`GraphBuilder::lstm`] of this width before the first step,
     /// `[sequences, 2·hidden]`, h then c.
     pub fn lstm_state(&mut self, hidden: usize) -> NodeId {
         let index = self.inputs();
-        self.push(Op::State(index), Dims { c: 2 * hidden, h: 1, w: 1 })
+        self.push(NodeOp::State(index), Dims { c: 2 * hidden, h: 1, w: 1 })
     }
 
     fn vector(&self, x: NodeId, layer: &str) -> Result<usize> {
@@ -49,14 +60,14 @@ impl GraphBuilder {
         entries: usize,
         size: usize,
     ) -> Result<NodeId> {
-        if !matches!(self.op(x), Op::Indices(_)) {
+        if !matches!(self.op(x), NodeOp::Indices(_)) {
             let (layer, expected) = (name.into(), "an input of indices");
             return Err(Error::Unsupported { layer, expected, got: format!("{:?}", self.op(x)) });
         }
         let c = self.dims(x).c * size;
         let (kind, shape) = (ParamKind::Vector, [entries, size]);
         let table = self.param(format!("{name}.weight"), &shape, kind, Init::Normal)?;
-        Ok(self.push(Op::Embedding { x, table }, Dims { c, h: 1, w: 1 }))
+        Ok(self.push(NodeOp::Embedding { x, table }, Dims { c, h: 1, w: 1 }))
     }
 
     /// Vectors side by side.
@@ -72,7 +83,7 @@ impl GraphBuilder {
         if parts.is_empty() {
             return Err(Error::NotAVector { layer: "concat".into(), dims });
         }
-        Ok(self.push(Op::Concat(parts.to_vec()), dims))
+        Ok(self.push(NodeOp::Concat(parts.to_vec()), dims))
     }
 
     /// PyTorch's `LayerNorm` over the features of a row (eps 1e-5): group norm of one group.
@@ -99,10 +110,11 @@ impl GraphBuilder {
     /// # Errors
     /// [`Error::NotAVector`], [`Error::Dims`] for a `keep` or `state` of another form,
     /// [`Error::DuplicateName`].
-    pub fn lstm(&mut self, [x, keep, state]: [NodeId; 3], name: &str) -> Result<NodeId> {
+    pub fn lstm(&mut self, of: LstmNodes, name: &str) -> Result<NodeId> {
+        let LstmNodes { x, keep, state } = of;
         let features = self.vector(x, name)?;
         let hidden = self.dims(state).c / 2;
-        let is_state = matches!(self.op(state), Op::State(_));
+        let is_state = matches!(self.op(state), NodeOp::State(_));
         for (node, c, fits) in [(keep, 1, true), (state, 2 * hidden, is_state && hidden > 0)] {
             let (expected, got) = (Dims { c, h: 1, w: 1 }, self.dims(node));
             if expected != got || !fits {
@@ -121,6 +133,6 @@ impl GraphBuilder {
         };
         let (bias_ih, bias_hh) = (bias("ih", Init::ForgetBias)?, bias("hh", Init::Constant(0.0))?);
         let params = LstmParams { weight_ih, weight_hh, bias_ih, bias_hh };
-        Ok(self.push(Op::Lstm { x, keep, state, params }, Dims { c: hidden, h: 1, w: 1 }))
+        Ok(self.push(NodeOp::Lstm { x, keep, state, params }, Dims { c: hidden, h: 1, w: 1 }))
     }
 }

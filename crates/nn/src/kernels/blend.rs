@@ -7,7 +7,7 @@ use super::elementwise::{emit, emit2};
 use super::macros::isa_kernels;
 use super::{GradOut, Isa, math};
 
-/// How a module's output is mixed into its host (`docs/growth.md`, Alpha).
+/// Formula that mixes a module's output into its host (`docs/growth.md`, Alpha).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BlendMode {
     /// `h + a(m − h)`.
@@ -33,7 +33,7 @@ pub struct BlendInputs<'a> {
     pub alpha: f32,
 }
 
-/// Where the gradients of a blend go.
+/// Destinations of the gradients of a blend.
 #[derive(Debug, Default)]
 pub struct BlendGrads<'a> {
     /// With respect to the host.
@@ -78,10 +78,10 @@ fn sum3([a, b, c]: [&[f32]; 3], f: impl Fn(f32, f32, f32) -> f32) -> f64 {
 }
 
 isa_kernels! {
-    /// Blends host and module into `out`, by `mode`:
-    /// `h + a(m − h)`, `h·(1 + a·tanh(m − x))` or `h + a·g·(m − h)`. With an alpha of zero it is
-    /// `h`, bit for bit, whatever the module and the gate hold: the formulas alone would turn −0
-    /// into 0, and pass on a NaN or an infinity.
+    /// Blends host and module into `out`, by `mode`: `h + a(m − h)`, `h·(1 + a·tanh(m − x))` or `h
+    /// + a·g·(m − h)`. With an alpha of zero the result is `h`, bit for bit, for any value of the
+    /// module and the gate: the formulas alone would turn −0 into 0, and pass on a NaN or an
+    /// infinity.
     pub fn forward(isa: Isa, mode: BlendMode, of: &BlendInputs<'_>, out: &mut [f32]) {
         let BlendInputs { h, m, x, gate, alpha: a } = *of;
         match mode {
@@ -174,7 +174,7 @@ isa_kernels! {
     }
 }
 
-/// Where the gradients of [`tanh_mix`] go.
+/// Destinations of the gradients of [`tanh_mix`].
 #[derive(Debug, Default)]
 pub struct TanhMixGrads<'a> {
     /// With respect to the identity branch.

@@ -1,10 +1,10 @@
 //! Elementwise kernels: activations, sums, channel scaling.
 //!
 //! Memory-bound: plain Rust, vectorised by the compiler for each instruction set. The loops are
-//! `for` loops, as what `for_each` calls may be compiled on its own, for the baseline.
+//! `for` loops: a closure that `for_each` calls may be compiled separately, for the baseline.
 
 use super::macros::isa_kernels;
-use super::{GradOut, ImageShape, Isa, math};
+use super::{BatchShape, GradOut, Isa, math};
 
 /// Writes or adds `f(a, b)` elementwise.
 #[inline(always)]
@@ -24,7 +24,7 @@ pub(crate) fn emit(out: GradOut<'_>, a: &[f32], f: impl Fn(f32) -> f32) {
 
 /// A function of one element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Function {
+pub enum UnaryFunction {
     /// `max(x, 0)`; NaN stays NaN, as in PyTorch.
     Relu,
     /// `1/(1 + e⁻ˣ)`.
@@ -35,22 +35,28 @@ pub enum Function {
 
 isa_kernels! {
     /// `y = f(x)`.
-    pub fn apply(isa: Isa, function: Function, x: &[f32], y: &mut [f32]) {
+    pub fn apply(isa: Isa, function: UnaryFunction, x: &[f32], y: &mut [f32]) {
         let y = GradOut::overwrite(y);
         match function {
-            Function::Relu => emit(y, x, |x| if x <= 0.0 { 0.0 } else { x }),
-            Function::Sigmoid => emit(y, x, math::sigmoid),
-            Function::Tanh => emit(y, x, math::tanh),
+            UnaryFunction::Relu => emit(y, x, |x| if x <= 0.0 { 0.0 } else { x }),
+            UnaryFunction::Sigmoid => emit(y, x, math::sigmoid),
+            UnaryFunction::Tanh => emit(y, x, math::tanh),
         }
     }
 
     /// Gradient of [`apply`] from its output `y`: `dy·f'(x)`, with `f'` in terms of `y`. ReLU's is
     /// `dy` where `y > 0` or NaN, else 0.
-    pub fn apply_backward(isa: Isa, function: Function, y: &[f32], dy: &[f32], dx: GradOut<'_>) {
+    pub fn apply_backward(
+        isa: Isa,
+        function: UnaryFunction,
+        y: &[f32],
+        dy: &[f32],
+        dx: GradOut<'_>,
+    ) {
         match function {
-            Function::Relu => emit2(dx, y, dy, |y, dy| if y <= 0.0 { 0.0 } else { dy }),
-            Function::Sigmoid => emit2(dx, y, dy, |y, dy| dy * ((1.0 - y) * y)),
-            Function::Tanh => emit2(dx, y, dy, |y, dy| dy * (1.0 - y * y)),
+            UnaryFunction::Relu => emit2(dx, y, dy, |y, dy| if y <= 0.0 { 0.0 } else { dy }),
+            UnaryFunction::Sigmoid => emit2(dx, y, dy, |y, dy| dy * ((1.0 - y) * y)),
+            UnaryFunction::Tanh => emit2(dx, y, dy, |y, dy| dy * (1.0 - y * y)),
         }
     }
 
@@ -59,13 +65,13 @@ isa_kernels! {
         emit2(GradOut::overwrite(y), a, b, |a, b| a + b);
     }
 
-    /// Copies `src` to `dst`, or adds it: how a gradient passes an identity.
+    /// Copies `src` to `dst`, or adds it: the gradient of an identity.
     pub fn pass(isa: Isa, src: &[f32], dst: GradOut<'_>) {
         emit(dst, src, |x| x);
     }
 
     /// `y = factor · x · scale`, `x` and `y` `[N][H][W][C]`, `scale` `[N][C]`.
-    pub fn scale_channels(isa: Isa, shape: &ImageShape, x: &[f32], scale: &[f32], factor: f32,
+    pub fn scale_channels(isa: Isa, shape: &BatchShape, x: &[f32], scale: &[f32], factor: f32,
                           y: &mut [f32]) {
         if shape.is_empty() {
             return;
@@ -94,7 +100,7 @@ pub struct ScaleChannels<'a> {
 isa_kernels! {
     /// Gradients of [`scale_channels`]: `dx = factor·dy·scale` and
     /// `dscale[n][c] = factor·Σ_hw dy·x` (f32 sums of at most 64 terms, then pairwise by rows).
-    pub fn scale_channels_backward(isa: Isa, shape: &ImageShape, of: &ScaleChannels<'_>, dy: &[f32],
+    pub fn scale_channels_backward(isa: Isa, shape: &BatchShape, of: &ScaleChannels<'_>, dy: &[f32],
                                    dx: GradOut<'_>, dscale: GradOut<'_>) {
         let ScaleChannels { x, scale, factor } = *of;
         if shape.is_empty() {

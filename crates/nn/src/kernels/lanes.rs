@@ -1,4 +1,7 @@
 //! Kernels that are independent per channel, run over blocks of channels as wide as a register.
+//!
+//! With AVX-512 and 8 channels a register holds two neighbouring pixels (`Zmm<2>`) wherever a
+//! kernel takes pixels one after the other.
 
 use super::isa::Level;
 use super::simd::Simd;
@@ -10,7 +13,7 @@ use super::{Isa, PAD};
 /// A kernel over all pixels of an image for one block of channels.
 pub(crate) trait ChannelKernel {
     /// Pixels that are computed alike one after the other, so that a register may hold several; 1
-    /// if the kernel goes through them in a way of its own.
+    /// if the kernel takes pixels in another way.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     fn pixels(&self) -> usize {
         1
@@ -21,18 +24,18 @@ pub(crate) trait ChannelKernel {
     /// # Safety
     /// The machine has the instructions of `S`, and the code is compiled for them: implementations
     /// are `#[inline(always)]`.
-    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: Channels);
+    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: ChannelRange);
 }
 
-/// Channels `first..first + count`; `count` is what a register holds of a pixel if `WHOLE`, else at
-/// most that.
+/// Channels `first..first + count`; `count` is the number of a pixel's channels in a register if
+/// `WHOLE`, else at most that number.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Channels {
+pub(crate) struct ChannelRange {
     pub(crate) first: usize,
     pub(crate) count: usize,
 }
 
-impl Channels {
+impl ChannelRange {
     /// The channels' values of `x` `[C]`, for all pixels of a register.
     ///
     /// # Safety
@@ -44,8 +47,8 @@ impl Channels {
         unsafe { if WHOLE { S::coefficients(x.as_ptr()) } else { S::load_n(x.as_ptr(), x.len()) } }
     }
 
-    /// The channels' elements of the pixel that starts at `pixel`, and of those behind it that a
-    /// register holds.
+    /// The channels' elements of the pixel that starts at `pixel`, and of the next pixels that fit
+    /// into a register.
     ///
     /// # Safety
     /// As [`ChannelKernel::run`].
@@ -62,7 +65,7 @@ impl Channels {
         }
     }
 
-    /// [`Channels::load`] where the second pixel of a register, if it holds two, starts `apart`
+    /// [`ChannelRange::load`] where the second pixel of a register, if it holds two, starts `apart`
     /// elements after the first.
     ///
     /// # Safety
@@ -85,7 +88,7 @@ impl Channels {
         }
     }
 
-    /// Writes what [`Channels::load`] reads.
+    /// Writes the elements that [`ChannelRange::load`] reads.
     ///
     /// # Safety
     /// As [`ChannelKernel::run`].
@@ -107,7 +110,7 @@ impl Channels {
         }
     }
 
-    /// Writes what [`Channels::load_apart`] reads; the pixels do not overlap.
+    /// Writes the elements that [`ChannelRange::load_apart`] reads; the pixels do not overlap.
     ///
     /// # Safety
     /// As [`ChannelKernel::run`].
@@ -130,7 +133,7 @@ impl Channels {
         }
     }
 
-    /// [`Channels::load`] of bytes, as numbers.
+    /// [`ChannelRange::load`] of bytes, as numbers.
     ///
     /// # Safety
     /// As [`ChannelKernel::run`].
@@ -141,7 +144,7 @@ impl Channels {
         unsafe { S::load_bytes(x[at..at + n].as_ptr(), n) }
     }
 
-    /// [`Channels::store`] of whole numbers as bytes.
+    /// [`ChannelRange::store`] of whole numbers as bytes.
     ///
     /// # Safety
     /// As [`ChannelKernel::run`].
@@ -177,7 +180,7 @@ impl Channels {
 pub(crate) fn for_channels(isa: Isa, channels: usize, kernel: &mut impl ChannelKernel) {
     #[cfg(target_arch = "x86_64")]
     if isa.level() == Level::Avx512 && channels == 8 && kernel.pixels().is_multiple_of(2) {
-        let at = Channels { first: 0, count: channels };
+        let at = ChannelRange { first: 0, count: channels };
         // SAFETY: an `Isa` of this level exists only on machines that have it.
         return unsafe { x86::avx512::<_, Zmm<2>>(kernel, at) };
     }
@@ -188,7 +191,7 @@ pub(crate) fn for_channels(isa: Isa, channels: usize, kernel: &mut impl ChannelK
             Level::Avx512 if left > 8 => 16,
             _ => 8,
         };
-        let at = Channels { first, count: left.min(width) };
+        let at = ChannelRange { first, count: left.min(width) };
         // SAFETY: an `Isa` of a level exists only on machines that have it, and the functions below
         // are compiled for it.
         unsafe {
@@ -209,24 +212,25 @@ pub(crate) fn for_channels(isa: Isa, channels: usize, kernel: &mut impl ChannelK
 /// # Safety
 /// As [`ChannelKernel::run`].
 #[inline(always)]
-unsafe fn run<K: ChannelKernel, S: Simd>(kernel: &mut K, at: Channels) {
+unsafe fn run<K: ChannelKernel, S: Simd>(kernel: &mut K, at: ChannelRange) {
     // SAFETY: the caller's promise.
     unsafe {
-        match at.count == S::LANES / S::PIXELS {
-            true => kernel.run::<S, true>(at),
-            false => kernel.run::<S, false>(at),
+        if at.count == S::LANES / S::PIXELS {
+            kernel.run::<S, true>(at)
+        } else {
+            kernel.run::<S, false>(at)
         }
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{ChannelKernel, Channels, Simd, run};
+    use super::{ChannelKernel, ChannelRange, Simd, run};
 
     /// # Safety
     /// As [`ChannelKernel::run`].
     #[target_feature(enable = "avx2,fma")]
-    pub(super) unsafe fn avx2<K: ChannelKernel, S: Simd>(kernel: &mut K, at: Channels) {
+    pub(super) unsafe fn avx2<K: ChannelKernel, S: Simd>(kernel: &mut K, at: ChannelRange) {
         // SAFETY: the caller's promise.
         unsafe { run::<K, S>(kernel, at) }
     }
@@ -234,7 +238,7 @@ mod x86 {
     /// # Safety
     /// As [`ChannelKernel::run`].
     #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
-    pub(super) unsafe fn avx512<K: ChannelKernel, S: Simd>(kernel: &mut K, at: Channels) {
+    pub(super) unsafe fn avx512<K: ChannelKernel, S: Simd>(kernel: &mut K, at: ChannelRange) {
         // SAFETY: the caller's promise.
         unsafe { run::<K, S>(kernel, at) }
     }

@@ -4,12 +4,12 @@
 //! side in the order i, f, g, o: a row has `4H` of them. A state is `[B][2H]`: h, then c. `keep`
 //! `[T][B]` is 1, or 0 where the state is reset before the step.
 //!
-//! The products with all inputs are one matrix product over `T·B` rows; only those with the state
-//! go step by step, over `B` rows.
+//! The products with all inputs are one matrix product over `T·B` rows; only the products with the
+//! state go step by step, over `B` rows.
 
 use super::conv::ConvShape;
 use super::macros::isa_kernels;
-use super::tile::{self, Job, Layout, Mode, Nest};
+use super::tile::{self, FactorLayout, MatrixLayout, Nest, ProductJob};
 use super::transpose::transpose;
 use super::{GradOut, Isa, math, pad16};
 
@@ -52,7 +52,7 @@ pub struct LstmOutputs<'a> {
     pub h: &'a mut [f32],
     /// c of every step, `[T·B][H]`.
     pub c: &'a mut [f32],
-    /// Gates behind their activations, `[T·B][4H]`.
+    /// Gates after their activations, `[T·B][4H]`.
     pub gates: &'a mut [f32],
     /// State after the last step.
     pub last: &'a mut [f32],
@@ -69,7 +69,7 @@ pub struct LstmSaved<'a> {
     pub weight_hh: &'a [f32],
     /// c of every step.
     pub c: &'a [f32],
-    /// Gates behind their activations.
+    /// Gates after their activations.
     pub gates: &'a [f32],
     /// Gradient of every step's h, `[T·B][H]`.
     pub dh: &'a [f32],
@@ -123,10 +123,10 @@ pub fn forward(
     }
     let (before, panels) = scratch.split_at_mut(b * n);
     let panels = if shape.uses_panels() { panels } else { &mut [] };
-    let all = Product { rows: shape.rows(), inputs: shape.inputs, outputs: 4 * n };
+    let all = WeightProduct { rows: shape.rows(), inputs: shape.inputs, outputs: 4 * n };
     let weight = all.weight(of.weight_ih, panels);
     all.run(isa, of.x, Some(bias), weight, to.gates);
-    let step = Product { rows: b, inputs: n, outputs: 4 * n };
+    let step = WeightProduct { rows: b, inputs: n, outputs: 4 * n };
     let weight = step.weight(of.weight_hh, panels);
     for t in 0..shape.steps {
         let (done, h) = to.h.split_at_mut(t * b * n);
@@ -134,11 +134,11 @@ pub fn forward(
         let keep = &of.keep[t * b..][..b];
         let gates = &mut to.gates[t * b * 4 * n..][..b * 4 * n];
         for (i, (before, keep)) in before.chunks_exact_mut(n).zip(keep).enumerate() {
-            masked(isa, *keep, earlier(shape, of.state, done, [t, i], 0), before);
+            masked(isa, *keep, earlier(shape, of.state, done, t, i, 0), before);
         }
         step.run(isa, before, None, weight, gates);
         for (i, keep) in keep.iter().enumerate() {
-            let c_before = earlier(shape, of.state, c_done, [t, i], n);
+            let c_before = earlier(shape, of.state, c_done, t, i, n);
             let row = i * n..(i + 1) * n;
             let gates = &mut gates[i * 4 * n..][..4 * n];
             cell(isa, *keep, c_before, gates, &mut c[row.clone()], &mut h[row]);
@@ -156,7 +156,8 @@ fn earlier<'a>(
     shape: &LstmShape,
     state: &'a [f32],
     done: &'a [f32],
-    [t, i]: [usize; 2],
+    t: usize,
+    i: usize,
     part: usize,
 ) -> &'a [f32] {
     let LstmShape { sequences: b, hidden: n, .. } = *shape;
@@ -170,27 +171,27 @@ fn earlier<'a>(
 #[derive(Clone, Copy)]
 struct Weight<'a> {
     values: &'a [f32],
-    layout: Layout,
+    layout: MatrixLayout,
 }
 
 /// A matrix product with weights.
 #[derive(Clone, Copy)]
-struct Product {
+struct WeightProduct {
     rows: usize,
     inputs: usize,
     outputs: usize,
 }
 
-impl Product {
+impl WeightProduct {
     /// Packed weights as they are, or as panels if there is room for them.
     fn weight<'a>(&self, packed: &'a [f32], panels: &'a mut [f32]) -> Weight<'a> {
         let width = pad16(self.outputs);
         match panels.get_mut(..self.inputs * width) {
             Some(panels) => {
                 tile::to_panels([self.inputs, self.outputs], packed, panels);
-                Weight { values: panels, layout: Layout::Panels }
+                Weight { values: panels, layout: MatrixLayout::Panels }
             }
-            None => Weight { values: packed, layout: Layout::Rows(width) },
+            None => Weight { values: packed, layout: MatrixLayout::Rows(width) },
         }
     }
 
@@ -204,8 +205,8 @@ impl Product {
         Weight { values: b, layout: b_layout }: Weight<'_>,
         c: &mut [f32],
     ) {
-        let job = Job {
-            mode: Mode::Broadcast,
+        let job = ProductJob {
+            mode: FactorLayout::Broadcast,
             a,
             rows: Nest { counts: [1, 1, self.rows], strides: [0, 0, self.inputs] },
             depth: Nest { counts: [1, 1, self.inputs], strides: [0, 0, 1] },
@@ -222,15 +223,20 @@ impl Product {
 }
 
 /// The states h before every step, masked: `to` `[T·B][H]`.
-pub fn states_before(isa: Isa, shape: &LstmShape, [h, keep, state]: [&[f32]; 3], to: &mut [f32]) {
+pub(crate) fn states_before(
+    isa: Isa,
+    shape: &LstmShape,
+    [h, keep, state]: [&[f32]; 3],
+    to: &mut [f32],
+) {
     let LstmShape { sequences: b, hidden: n, .. } = *shape;
     for (row, (to, keep)) in to.chunks_exact_mut(n).zip(keep).enumerate() {
-        masked(isa, *keep, earlier(shape, state, h, [row / b, row % b], 0), to);
+        masked(isa, *keep, earlier(shape, state, h, row / b, row % b, 0), to);
     }
 }
 
-/// Back through time: from the gradient of every step's h to that of the gates before their
-/// activations `[T·B][4H]`, overwritten, and of the state before the first step.
+/// Back through time: from the gradient of every step's h to the gradients of the gates before
+/// their activations `[T·B][4H]`, overwritten, and of the state before the first step.
 pub fn backward(
     isa: Isa,
     shape: &LstmShape,
@@ -244,8 +250,8 @@ pub fn backward(
     let (dh_next, rest) = rest.split_at_mut(b * n);
     let dc_next = &mut rest[..b * n];
     transpose(isa, [n, 4 * n], of.weight_hh, transposed, [4 * n, 0]);
-    let product = Product { rows: b, inputs: 4 * n, outputs: n };
-    let weight = Weight { values: transposed, layout: Layout::Panels };
+    let product = WeightProduct { rows: b, inputs: 4 * n, outputs: n };
+    let weight = Weight { values: transposed, layout: MatrixLayout::Panels };
     dh_next.fill(0.0);
     dc_next.fill(0.0);
     for t in (0..shape.steps).rev() {
@@ -257,7 +263,7 @@ pub fn backward(
                 keep: of.keep[t * b + i],
                 gates: &of.gates[4 * at..][..4 * n],
                 c: &c[row.clone()],
-                c_before: earlier(shape, of.state, c_done, [t, i], n),
+                c_before: earlier(shape, of.state, c_done, t, i, n),
                 dh: &of.dh[at..at + n],
                 dh_next: &dh_next[row.clone()],
             };
@@ -287,7 +293,7 @@ struct CellGradient<'a> {
 }
 
 isa_kernels! {
-    /// `y = keep·x`; exactly 0 for a keep of 0, whatever x is.
+    /// `y = keep·x`; exactly 0 for a keep of 0, for any x.
     fn masked(isa: Isa, keep: f32, x: &[f32], y: &mut [f32]) {
         masked_body(keep, x, y);
     }
@@ -324,7 +330,7 @@ isa_kernels! {
         let (dg, d_o) = rest.split_at_mut(n);
         let (c, before, dh, next) =
             (&of.c[..n], &of.c_before[..n], &of.dh[..n], &of.dh_next[..n]);
-        // A state that was reset counts for nothing, even if it is not finite.
+        // A state that was reset has no effect, even if it is not finite.
         let kept = |k: usize| if of.keep == 0.0 { 0.0 } else { of.keep * before[k] };
         for k in 0..n {
             let dh = dh[k] + next[k];

@@ -69,8 +69,8 @@ macro_rules! unroll_rows {
     };
 }
 
-/// Whether `I < N`, as a constant: what [`unroll`] has too many of is left out where a kernel is
-/// instantiated. Behind a comparison the optimiser would have to remove it.
+/// Whether `I < N`, as a constant: surplus repetitions of [`unroll`] are left out when a kernel is
+/// instantiated. With a comparison the optimiser would have to remove them.
 pub(crate) struct Below<const I: usize, const N: usize>;
 
 impl<const I: usize, const N: usize> Below<I, N> {

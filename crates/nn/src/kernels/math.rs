@@ -1,6 +1,6 @@
 //! Transcendental functions in plain f32 arithmetic without branches, so that they vectorise.
 //!
-//! Coefficients of `exp` and `tanh` are those of the Cephes library (`expf.c`, `tanhf.c`).
+//! Coefficients of `exp` and `tanh` come from the Cephes library (`expf.c`, `tanhf.c`).
 
 /// `1.5·2²³`: adding and subtracting it rounds a small f32 to the nearest integer, ties to even.
 const ROUND: f32 = 12_582_912.0;
@@ -8,7 +8,7 @@ const ROUND: f32 = 12_582_912.0;
 /// `eˣ`, within 2 ulp where the result is a normal number; 0 below, infinity above, NaN for NaN.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
-    // Comparisons, not `max`/`min`: those would swallow a NaN.
+    // Comparisons, not `max`/`min`, which would swallow a NaN.
     let clamped = if x < -87.336_54 { -87.336_54 } else { x };
     let clamped = if clamped > 88.722_83 { 88.722_83 } else { clamped };
     let shifted = clamped * std::f32::consts::LOG2_E + ROUND;

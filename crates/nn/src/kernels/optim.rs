@@ -55,8 +55,7 @@ pub struct AdamStep {
 }
 
 impl AdamStep {
-    /// The step after which `steps` steps have been done. The corrections are found in f64, as
-    /// PyTorch finds them.
+    /// The step number `steps`, counted from 1. The corrections are computed in f64, as in PyTorch.
     pub fn new(adam: &AdamConfig, clip: f32, steps: i64) -> Self {
         let [first, second] = adam.betas.map(|beta| 1.0 - beta.powf(steps as f64));
         Self {

@@ -1,8 +1,15 @@
 //! Kernels in parts: the images of a batch in a fixed number of parts, some of which idle workers
 //! take over ([`meristem_device::in_parts`]).
 //!
-//! How many parts there are follows from the shape alone, and what they sum is added in their
-//! order: the bits do not depend on the number of workers.
+//! The number of parts follows from the shape alone, and their sums are added in their order: the
+//! bits do not depend on the number of workers.
+//!
+//! A batch has at most eight parts: a power of two, and all of equal size except the last ones, so
+//! that two, four or eight workers have equal work. A part of a convolution takes some 50 µs of a
+//! core, a part of a norm 10 µs. Scratch of one of several parts is memory of the worker that runs
+//! it: kernels find it in the caches one after the other, where separate scratch for each kernel
+//! would displace activations. It is not counted in the device's memory; a worker keeps as much as
+//! its largest part took. A kernel in one part has its scratch in the arena.
 
 use std::cell::RefCell;
 
@@ -14,15 +21,14 @@ use std::sync::{Mutex, PoisonError};
 /// Most parts of a kernel.
 pub(crate) const MOST: usize = 8;
 
-/// Multiply-adds of a part at least, some 50 µs of a core: a part of a convolution may arrange the
-/// weights anew, and sums of its own are added later.
+/// Least multiply-adds of a part, some 50 µs of a core: a part of a convolution may rearrange the
+/// weights, and its separate sums are added later.
 const LEAST: usize = 4_500_000;
 
-/// Elements of a part at least, some 10 µs of a core, beside which handing it over (about a
-/// microsecond) is little.
+/// Least elements of a part, some 10 µs of a core: handing it over takes about a microsecond.
 const LEAST_ELEMENTS: usize = 32 * 1024;
 
-/// Multiply-adds in whose time a core reads or writes an element, about.
+/// Cost of one memory access, in multiply-adds (approximate).
 pub(crate) const TOUCH: usize = 16;
 
 thread_local! {
@@ -31,46 +37,46 @@ thread_local! {
     static ROOMS: RefCell<Vec<Vec<f32>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Images of each part, but for the last ones: about as many as `block` or more; an image takes
-/// `work` multiply-adds.
+/// Images of each part, except the last ones: about `block` or more; an image takes `work`
+/// multiply-adds.
 pub(crate) fn images(batch: usize, block: usize, work: usize) -> usize {
     let blocks = batch.div_ceil(block.max(1));
     in_equal_parts(batch, blocks.min(batch.saturating_mul(work) / LEAST))
 }
 
-/// Images of each part, but for the last ones, where `each` elements an image are read or written.
+/// Images of each part, except the last ones, if `each` elements of an image are read or written.
 pub(crate) fn touched(batch: usize, each: usize) -> usize {
     in_equal_parts(batch, batch.min(batch.saturating_mul(each) / LEAST_ELEMENTS))
 }
 
-/// Elements of each part but the last, where one element after the other is read or written.
+/// Elements of each part except the last, if elements are read or written one after the other.
 pub(crate) fn elements(len: usize) -> usize {
     in_equal_parts(len, len / LEAST_ELEMENTS).next_multiple_of(PAD).min(len).max(1)
 }
 
-/// The size of at most so many parts of equal size, but for the last ones. There are as many as a
-/// power of two, so that two, four or eight workers have the same number of them.
+/// Part size when splitting into at most `parts` parts of equal size, except the last ones. Their
+/// number is a power of two, so that two, four or eight workers have equally many.
 fn in_equal_parts(len: usize, parts: usize) -> usize {
     len.div_ceil(1 << parts.clamp(1, MOST).ilog2()).max(1)
 }
 
-/// Scratch: of the caller, for a kernel in one part, and the length that a part of several takes
-/// from the memory of its thread.
+/// Scratch: the caller's, for a kernel in one part, and the length that one of several parts takes
+/// from its thread's memory.
 #[derive(Debug)]
-pub(crate) struct Scratch<'a> {
+pub(crate) struct PartScratch<'a> {
     pub(crate) own: &'a mut [f32],
     pub(crate) of_part: usize,
 }
 
-/// [`each`] of what needs no scratch.
+/// [`each`] for work that needs no scratch.
 pub(crate) fn each_alone<T: Send>(parts: impl Iterator<Item = T>, run: impl Fn(T) + Sync) {
-    each(parts, Scratch { own: &mut [], of_part: 0 }, |_, part, _| run(part));
+    each(parts, PartScratch { own: &mut [], of_part: 0 }, |_, part, _| run(part));
 }
 
 /// Runs `run` once for each part, with its number and scratch; at most [`MOST`].
 pub(crate) fn each<T: Send>(
     parts: impl Iterator<Item = T>,
-    scratch: Scratch<'_>,
+    scratch: PartScratch<'_>,
     run: impl Fn(usize, T, &mut [f32]) + Sync,
 ) {
     let mut parts: SmallVec<[Mutex<Option<T>>; MOST]> =
@@ -84,7 +90,7 @@ pub(crate) fn each<T: Send>(
         let part = parts[k].lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut room = ROOMS.with_borrow_mut(Vec::pop).unwrap_or_default();
         if room.len() < scratch.of_part {
-            // New memory is NaN, so that a kernel which reads it before it writes there is seen.
+            // New memory is NaN, so that a read before the first write shows.
             room.resize(scratch.of_part, f32::NAN);
         }
         run(k, part.expect("each part runs once"), &mut room[..scratch.of_part]);

@@ -2,13 +2,13 @@
 
 use super::macros::isa_kernels;
 use super::norm::channels::add_channel_sums;
-use super::{GradOut, ImageShape, Isa};
+use super::{BatchShape, GradOut, Isa};
 
 /// Square max pooling without padding; rows and columns that fill no window are dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PoolShape {
     /// Input.
-    pub input: ImageShape,
+    pub input: BatchShape,
     /// Window height and width, 1 to 16.
     pub kernel: usize,
     /// Vertical and horizontal stride.
@@ -17,15 +17,15 @@ pub struct PoolShape {
 
 impl PoolShape {
     /// Shape of the output.
-    pub const fn output(&self) -> ImageShape {
-        let ImageShape { batch, h, w, c } = self.input;
+    pub const fn output(&self) -> BatchShape {
+        let BatchShape { batch, h, w, c } = self.input;
         let (h, w) = ((h - self.kernel) / self.stride + 1, (w - self.kernel) / self.stride + 1);
-        ImageShape { batch, h, w, c }
+        BatchShape { batch, h, w, c }
     }
 
     /// For each row of windows, the first input element of the first, and its first output element.
     fn rows(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
-        let (of, ImageShape { batch, h, w, c }) = (*self, self.output());
+        let (of, BatchShape { batch, h, w, c }) = (*self, self.output());
         let start = move |row: usize| (row / h * of.input.h + row % h * of.stride) * of.input.w * c;
         (0..batch * h).map(move |row| (start(row), row * w * c))
     }
@@ -43,7 +43,7 @@ impl PoolShape {
 }
 
 /// Mean over height and width: `x` `[N][H][W][C]` to `y` `[N][C]`, overwritten.
-pub fn global_avg_forward(isa: Isa, shape: &ImageShape, x: &[f32], y: &mut [f32]) {
+pub fn global_avg_forward(isa: Isa, shape: &BatchShape, x: &[f32], y: &mut [f32]) {
     if shape.is_empty() {
         return;
     }
@@ -55,26 +55,26 @@ pub fn global_avg_forward(isa: Isa, shape: &ImageShape, x: &[f32], y: &mut [f32]
     }
 }
 
-/// Channels side by side, as few as hosts have.
+/// Channels that are taken at a time: as few as small hosts have.
 const LANES: usize = 8;
 
-/// Where the positions of a window begin, from its first element on.
-trait Window: Copy {
+/// Offsets of the positions of a window from its first element.
+trait PoolWindow: Copy {
     fn positions(&self) -> impl Iterator<Item = usize>;
 }
 
 /// A window of 2×2, the usual one: with so few positions the loop over them is unrolled.
 #[derive(Clone, Copy)]
-struct Two([usize; 4]);
+struct Window2x2([usize; 4]);
 
-impl Window for Two {
+impl PoolWindow for Window2x2 {
     #[inline(always)]
     fn positions(&self) -> impl Iterator<Item = usize> {
         self.0.into_iter()
     }
 }
 
-impl Window for PoolShape {
+impl PoolWindow for PoolShape {
     #[inline(always)]
     fn positions(&self) -> impl Iterator<Item = usize> {
         let Self { input, kernel, .. } = *self;
@@ -84,15 +84,15 @@ impl Window for PoolShape {
 }
 
 impl PoolShape {
-    fn of_two(&self) -> Option<Two> {
-        let ImageShape { w, c, .. } = self.input;
-        (self.kernel == 2).then_some(Two([0, c, w * c, (w + 1) * c]))
+    fn of_two(&self) -> Option<Window2x2> {
+        let BatchShape { w, c, .. } = self.input;
+        (self.kernel == 2).then_some(Window2x2([0, c, w * c, (w + 1) * c]))
     }
 }
 
-/// Maxima of `N` channels of a window, whose first element is that of `x`.
+/// Maxima of `N` channels of a window, which begins at the first element of `x`.
 #[inline(always)]
-fn maximum<const N: usize>(window: impl Window, x: &[f32], y: &mut [f32], codes: &mut [u8]) {
+fn maximum<const N: usize>(window: impl PoolWindow, x: &[f32], y: &mut [f32], codes: &mut [u8]) {
     let (mut most, mut code) = ([0f32; N], [0u32; N]);
     most.copy_from_slice(&x[..N]);
     for (k, at) in window.positions().enumerate().skip(1) {
@@ -104,15 +104,15 @@ fn maximum<const N: usize>(window: impl Window, x: &[f32], y: &mut [f32], codes:
         }
     }
     y.copy_from_slice(&most);
-    // Of no elements where nobody wants them.
+    // `codes` is empty where they are not wanted.
     if let Ok(codes) = <&mut [u8; N]>::try_from(codes) {
         *codes = code.map(|code| code as u8);
     }
 }
 
 #[inline(always)]
-fn maxima(shape: &PoolShape, window: impl Window, x: &[f32], y: &mut [f32], argmax: &mut [u8]) {
-    let ImageShape { w, c: channels, .. } = shape.output();
+fn maxima(shape: &PoolShape, window: impl PoolWindow, x: &[f32], y: &mut [f32], argmax: &mut [u8]) {
+    let BatchShape { w, c: channels, .. } = shape.output();
     for (at, to) in shape.rows() {
         for i in 0..w {
             let (at, to) = (at + i * shape.stride * channels, to + i * channels);
@@ -133,7 +133,7 @@ fn maxima(shape: &PoolShape, window: impl Window, x: &[f32], y: &mut [f32], argm
 /// Sends gradients of `N` channels of a window to the positions that they came from.
 #[inline(always)]
 fn route<const N: usize, const ADD: bool>(
-    window: impl Window,
+    window: impl PoolWindow,
     (dy, argmax): (&[f32], &[u8]),
     dx: &mut [f32],
 ) {
@@ -149,7 +149,7 @@ fn route<const N: usize, const ADD: bool>(
         if ADD {
             dx.iter_mut().zip(here).for_each(|(dx, here)| *dx += here);
         } else {
-            // As a sum has it: of zeros, the positive one.
+            // As in a sum: of two zeros, the positive one.
             dx.iter_mut().zip(here).for_each(|(dx, here)| *dx = 0.0 + here);
         }
     }
@@ -158,11 +158,11 @@ fn route<const N: usize, const ADD: bool>(
 #[inline(always)]
 fn route_all<const ADD: bool>(
     shape: &PoolShape,
-    window: impl Window,
+    window: impl PoolWindow,
     (dy, argmax): (&[f32], &[u8]),
     dx: &mut [f32],
 ) {
-    let ImageShape { w, c: channels, .. } = shape.output();
+    let BatchShape { w, c: channels, .. } = shape.output();
     for (at, from) in shape.rows() {
         for i in 0..w {
             let (at, from) = (at + i * shape.stride * channels, from + i * channels);
@@ -216,7 +216,7 @@ isa_kernels! {
     }
 
     /// Gradient of [`global_avg_forward`]: `dy/(H·W)` to every pixel.
-    pub fn global_avg_backward(isa: Isa, shape: &ImageShape, dy: &[f32], dx: GradOut<'_>) {
+    pub fn global_avg_backward(isa: Isa, shape: &BatchShape, dy: &[f32], dx: GradOut<'_>) {
         if shape.is_empty() {
             return;
         }

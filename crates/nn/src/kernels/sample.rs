@@ -7,17 +7,17 @@
 //! head that the op does not use is pinned to choice 0: log-probability and entropy are exactly 0.
 //! All other choices are legal.
 //!
-//! Numbers are keyed by (seed, [`Purpose::Actions`], env, step), head k taking the k-th: a row is
-//! drawn alike among whatever rows it is, on whatever rank. One thread a row would do; the same
-//! bits for every instruction set.
+//! Numbers are keyed by (seed, [`Purpose::Actions`], env, step); head k takes the k-th number. So a
+//! row's draw depends neither on the other rows nor on the rank. All instruction sets give the same
+//! bits; one thread for each row is enough.
 
 use meristem_device::random::{Purpose, Rng};
 
 use super::math;
 use super::ppo::{Floored, PpoHead};
 
-/// Rules by which actions are drawn. Letters: `N` rows, `K` heads, `L` logits of all heads, `S`
-/// choices of head 1.
+/// Rules for drawing actions. Letters: `N` rows, `K` heads, `L` logits of all heads, `S` choices of
+/// head 1.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampler {
     /// Heads in the order of their logits, at least two, with at most 32 ops.
@@ -28,7 +28,7 @@ pub struct Sampler {
     pub greedy: bool,
 }
 
-/// Numbers that differ from step to step, besides the inputs of rows.
+/// Numbers of one step, beside the inputs of rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SampleStep {
     /// Step of the key, counted over all rounds.
@@ -41,12 +41,12 @@ pub struct SampleStep {
 
 impl SampleStep {
     /// Most choices of head 0: legality is a word with a bit for each.
-    pub const OPS_MAX: usize = 32;
+    pub(crate) const OPS_MAX: usize = 32;
 
     /// Words of [`SampleStep::to_words`].
     pub const WORDS: usize = 4;
 
-    /// As it lies on the device: the step's lower and upper half, the env, the factor's bits.
+    /// Words on the device: the step's lower and upper half, the env, the factor's bits.
     pub fn to_words(self) -> [u32; Self::WORDS] {
         let Self { step, first_env, value_scale } = self;
         [step as u32, (step >> 32) as u32, first_env, value_scale.to_bits()]
@@ -78,7 +78,7 @@ pub struct SampleFrom<'a> {
 pub struct Sampled<'a> {
     /// `[N][K]`.
     pub choices: &'a mut [u32],
-    /// The masks that were drawn under, `[N][L]`: 1 where a choice was legal.
+    /// The masks of the draws, `[N][L]`: 1 where a choice was legal.
     pub legal: &'a mut [u8],
     /// Log-probabilities of the choices, `[N][K]`.
     pub log_probs: &'a mut [f32],
@@ -121,7 +121,8 @@ impl Sampler {
                 let columns = first..first + spec.choices;
                 first = columns.end;
                 let legal = &mut legal[columns.clone()];
-                self.mask(head, chosen, places, legal);
+                let [op, place] = chosen;
+                self.mask(head, op, place, places, legal);
                 let of = Distribution::new(&logits[columns], legal, spec.floor);
                 let choice = if self.greedy { of.likeliest() } else { of.draw(rng.uniform()) };
                 if let Some(chosen) = chosen.get_mut(head) {
@@ -136,7 +137,7 @@ impl Sampler {
     }
 
     /// The choices of a head that are legal, with the op and the place that were chosen before it.
-    fn mask(&self, head: usize, [op, place]: [usize; 2], places: &[u32], legal: &mut [u8]) {
+    fn mask(&self, head: usize, op: usize, place: usize, places: &[u32], legal: &mut [u8]) {
         let is = |bit: usize, bits: u32| bits >> bit & 1 == 1;
         let placed = |op| self.heads.get(1).is_some_and(|place| is(op, place.used_by));
         let words = self.words();
@@ -160,8 +161,8 @@ impl Sampler {
     }
 }
 
-/// The probabilities of one head of one row, found anew each time: heads are small, and no memory
-/// is needed.
+/// The probabilities of one head of one row. They are computed anew each time: heads are small, and
+/// no memory is needed.
 struct Distribution<'a> {
     logits: &'a [f32],
     legal: &'a [u8],
@@ -193,11 +194,11 @@ impl<'a> Distribution<'a> {
 
     /// p' of a legal choice.
     fn probability(&self, choice: usize) -> f32 {
-        self.floored.of(math::exp(self.logit(choice) - self.largest) / self.sum)
+        self.floored.apply(math::exp(self.logit(choice) - self.largest) / self.sum)
     }
 
-    /// The choice at a place in [0, 1) among the probabilities laid end to end; always one that has
-    /// some, whatever rounding does to their sum. 0 if none is legal.
+    /// The choice at a place in [0, 1) among the probabilities laid end to end; always a choice
+    /// with a probability above 0, even if their sum is rounded. 0 if none is legal.
     fn draw(&self, uniform: f32) -> usize {
         let mut left = uniform;
         let drawn = self.choices().find(|choice| {

@@ -1,17 +1,45 @@
-//! The one register-tile kernel: every convolution and linear layer, forward and backward, is a
-//! [`Job`] of it.
+//! The register-tile product: every convolution and linear layer, forward and backward, is a
+//! [`ProductJob`] of it, unless `conv::sliding` or `conv::winograd` computes it.
 //!
 //! A job computes, for rows `r` and columns `c`,
 //! ```text
 //! C[r·c_step + c] (+)= bias[c] + Σ_k A[rows(r) + depth(k)] · B[k][c]
 //! ```
 //! where `rows` and `depth` are three nested loops each ([`Nest`]), so that windows of an image are
-//! read in place. In [`Mode::Lanes`] (depthwise) A has a value per column, too: `A[… + c]`.
+//! read in place. In [`FactorLayout::Lanes`] (depthwise) A has a value per column, too: `A[… + c]`.
 //!
-//! A tile of P rows × V vectors of columns stays in registers over the whole depth.
+//! # Method
+//! C is cut into tiles of P rows × V vectors of columns. The P·V sums of a tile stay in registers
+//! over the whole depth, and are written once:
+//! ```text
+//! for each block of V vectors of columns:                     k →             V vectors
+//!     for each tile of P rows:                              ┌───────┐ P     ┌─────────┐ k
+//!         sum[P][V] = 0                                     │   A   │   ×   │    B    │ ↓
+//!         for k in depth:                                   └───────┘       └─────────┘
+//!             b[V] = B[k][block]            V loads                     =   ┌─────────┐ P
+//!             for p in P:                                                   │  sums   │
+//!                 a = A[row p + depth(k)]   1 broadcast                     └─────────┘
+//!                 sum[p] += a · b           V multiply-adds             all in registers
+//!         C[tile] = sum + bias
+//! ```
+//!
+//! # Speed
+//! A step of the depth takes P + V loads for P·V multiply-adds, and no store. P·V independent sums
+//! hide the latency of a multiply-add. Rows are dealt so that tiles differ by at most one row: a
+//! kernel exists for each number of rows, and none computes a surplus row. The address of each row
+//! is formed once for U steps of the depth.
+//!
+//! At most 8 columns leave half of a register of 16 empty. With AVX-512 such products take two
+//! elements of the depth at a time (`pairs`). A wide product of few rows divides its columns among
+//! idle workers (`columns`); no column depends on another, so the parts change no bit.
+//!
+//! # Assumptions
+//! - B is padded to whole vectors ([`readable_cols`]) and lies in rows, panels or pairs
+//!   ([`MatrixLayout`]).
+//! - Sums go over k in order. Each multiply-add rounds once, with the instructions that have it.
 
-use columns::{Output, in_columns};
-pub(crate) use layout::{Layout, in_panels, paired_len, takes_pairs, to_pairs, to_panels};
+use columns::{SharedOutput, in_columns};
+pub(crate) use layout::{MatrixLayout, in_panels, paired_len, takes_pairs, to_pairs, to_panels};
 use layout::{PANEL, panel};
 
 use super::isa::Level;
@@ -41,24 +69,24 @@ impl Nest {
     }
 }
 
-/// How A is read.
+/// Values of A for the columns of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub(crate) enum FactorLayout {
     /// One value for all columns.
     Broadcast,
     /// One value per column.
     Lanes,
 }
 
-/// One product; see the module. `B` (and `A` in [`Mode::Lanes`]) must be readable up to a multiple
-/// of 8 columns, and up to a multiple of [`PAD`] if more than 8 columns remain at the end.
-pub(crate) struct Job<'a> {
-    pub(crate) mode: Mode,
+/// One product; see the module. `B` (and `A` in [`FactorLayout::Lanes`]) must be readable up to a
+/// multiple of 8 columns, and up to a multiple of [`PAD`] if more than 8 columns remain at the end.
+pub(crate) struct ProductJob<'a> {
+    pub(crate) mode: FactorLayout,
     pub(crate) a: &'a [f32],
     pub(crate) rows: Nest,
     pub(crate) depth: Nest,
     pub(crate) b: &'a [f32],
-    pub(crate) b_layout: Layout,
+    pub(crate) b_layout: MatrixLayout,
     pub(crate) c: &'a mut [f32],
     pub(crate) c_step: usize,
     pub(crate) cols: usize,
@@ -66,7 +94,7 @@ pub(crate) struct Job<'a> {
     pub(crate) accumulate: bool,
 }
 
-/// Columns that are read of B for `cols` columns: whole vectors.
+/// Columns of B that are read for `cols` columns: whole vectors.
 pub(crate) const fn readable_cols(cols: usize) -> usize {
     match cols % PAD {
         0 => cols,
@@ -79,16 +107,16 @@ pub(crate) const fn readable_cols(cols: usize) -> usize {
 const ROWS_MAX: usize = 28;
 
 /// A tile with its pointers resolved.
-struct Tile {
+struct ResolvedTile {
     a: [*const f32; ROWS_MAX],
     depth: Nest,
     b: *const f32,
     b_step: usize,
-    to: Store,
+    to: TileStore,
 }
 
-/// Where a tile's sums go.
-pub(super) struct Store {
+/// Destination of a tile's sums.
+pub(super) struct TileStore {
     pub(super) c: *mut f32,
     pub(super) c_step: usize,
     /// Columns of the last vector that exist; the others are neither read from nor written to C.
@@ -98,31 +126,32 @@ pub(super) struct Store {
     pub(super) accumulate: bool,
 }
 
-type Kernel = unsafe fn(&Tile);
+type TileKernel = unsafe fn(&ResolvedTile);
 
-/// How a block of columns is computed.
-struct Block {
+/// Width and kernels of a block of columns.
+struct ColumnBlock {
     /// Columns of the block, whole vectors.
     width: usize,
     lanes: usize,
     /// The kernel for a tile of one row, of two, and so on.
-    kernels: &'static [Kernel],
+    kernels: &'static [TileKernel],
 }
 
 /// Runs a job.
-pub(crate) fn run(isa: Isa, job: Job<'_>) {
+pub(crate) fn run(isa: Isa, job: ProductJob<'_>) {
     let (rows, depth) = (job.rows.len(), job.depth.len());
     if rows == 0 || job.cols == 0 || depth == 0 {
         return;
     }
     let cols = readable_cols(job.cols);
-    let a_cols = if job.mode == Mode::Lanes { cols } else { 1 };
+    let a_cols = if job.mode == FactorLayout::Lanes { cols } else { 1 };
     assert!(job.rows.last() + job.depth.last() + a_cols <= job.a.len(), "tile: A is too short");
     let b_len = match job.b_layout {
-        Layout::Rows(step) => (depth - 1) * step + cols,
-        Layout::Panels => depth * pad16(job.cols),
-        Layout::Pairs => {
-            let fits = job.cols <= 8 && job.depth.strides[2] == 1 && job.mode == Mode::Broadcast;
+        MatrixLayout::Rows(step) => (depth - 1) * step + cols,
+        MatrixLayout::Panels => depth * pad16(job.cols),
+        MatrixLayout::Pairs => {
+            let fits =
+                job.cols <= 8 && job.depth.strides[2] == 1 && job.mode == FactorLayout::Broadcast;
             assert!(fits && isa.level() == Level::Avx512, "tile: no pairs");
             paired_len(&job.depth)
         }
@@ -131,14 +160,15 @@ pub(crate) fn run(isa: Isa, job: Job<'_>) {
     assert!((rows - 1) * job.c_step + job.cols <= job.c.len(), "tile: C is too short");
     assert!(rows == 1 || job.cols <= job.c_step, "tile: rows of C overlap");
     assert!(job.bias.is_none_or(|bias| bias.len() >= job.cols), "tile: bias is too short");
-    let c = Output(job.c.as_mut_ptr());
+    let c = SharedOutput(job.c.as_mut_ptr());
     in_columns(job.cols, rows * depth, |cols| {
         let mut col = cols.start;
         while col < cols.end {
             let block = block(isa, &job, job.cols - col);
             // The block lies within these columns, as its width divides a panel's.
-            // SAFETY: its kernels are those of `isa`, which this machine has; A, B, C and bias were
-            // checked above, up to `readable_cols`; and nobody else has these columns of C.
+            // SAFETY: the block's kernels are compiled for `isa`, which this machine has; A, B, C
+            // and bias were checked above, up to `readable_cols`; and no other thread has these
+            // columns of C.
             unsafe { run_block(&job, &c, block, col) };
             col += block.width;
         }
@@ -146,34 +176,39 @@ pub(crate) fn run(isa: Isa, job: Job<'_>) {
 }
 
 /// # Safety
-/// The machine has the instructions of `block`, and the slices of `job` cover what it addresses.
-/// `c` is the address of the job's C, in which no other thread uses the block's columns.
-unsafe fn run_block(job: &Job<'_>, Output(c): &Output, block: &Block, col: usize) {
+/// The machine has the instructions of `block`, and the slices of `job` cover all elements that it
+/// addresses. `c` is the address of the job's C, in which no other thread uses the block's columns.
+unsafe fn run_block(
+    job: &ProductJob<'_>,
+    SharedOutput(c): &SharedOutput,
+    block: &ColumnBlock,
+    col: usize,
+) {
     let rows = job.rows.len();
     let rows_max = block.kernels.len();
     let tiles = rows.div_ceil(rows_max);
-    // Tiles of equal size, the first `longer` one row taller: no tile computes a row in vain.
+    // Tiles of equal size, the first `longer` one row taller: no tile computes a surplus row.
     let (size, longer) = (rows / tiles, rows % tiles);
     let kernels = [size, (size + 1).min(rows_max)].map(|rows| block.kernels[rows - 1]);
-    let a_col = if job.mode == Mode::Lanes { col } else { 0 };
+    let a_col = if job.mode == FactorLayout::Lanes { col } else { 0 };
     let width = block.width.min(job.cols - col);
     let (b, b_step) = match job.b_layout {
-        Layout::Rows(step) => (col, step),
+        MatrixLayout::Rows(step) => (col, step),
         // A block lies within a panel: it begins at a multiple of its width, which divides a
         // panel's.
-        Layout::Panels => {
+        MatrixLayout::Panels => {
             let (start, step) = panel(job.depth.len(), job.cols, col);
             (start + col % PANEL, step)
         }
-        Layout::Pairs => (0, PAD),
+        MatrixLayout::Pairs => (0, PAD),
     };
-    let mut tile = Tile {
+    let mut tile = ResolvedTile {
         a: [std::ptr::null(); ROWS_MAX],
         depth: job.depth,
         // SAFETY: the first row of column `col`, which B and C have.
         b: unsafe { job.b.as_ptr().add(b) },
         b_step,
-        to: Store {
+        to: TileStore {
             c: std::ptr::null_mut(),
             c_step: job.c_step,
             last: width - (width - 1) / block.lanes * block.lanes,
@@ -182,7 +217,7 @@ unsafe fn run_block(job: &Job<'_>, Output(c): &Output, block: &Block, col: usize
             accumulate: job.accumulate,
         },
     };
-    let mut rows = Rows { nest: job.rows, at: [0; 3] };
+    let mut rows = RowWalk { nest: job.rows, at: [0; 3] };
     let mut first = 0;
     for t in 0..tiles {
         let n = size + usize::from(t < longer);
@@ -197,12 +232,12 @@ unsafe fn run_block(job: &Job<'_>, Output(c): &Output, block: &Block, col: usize
 }
 
 /// Walks over the rows of a job.
-struct Rows {
+struct RowWalk {
     nest: Nest,
     at: [usize; 3],
 }
 
-impl Rows {
+impl RowWalk {
     /// The addresses of the next rows.
     ///
     /// # Safety
@@ -232,10 +267,10 @@ impl Rows {
 ///
 /// # Safety
 /// The machine has the instructions of `S`, the code is compiled for them, and the tile's pointers
-/// cover what it addresses.
+/// cover all elements that it addresses.
 #[inline(always)]
 unsafe fn tile<S: Simd, const LANES_MODE: bool, const P: usize, const V: usize, const U: usize>(
-    t: &Tile,
+    t: &ResolvedTile,
 ) {
     let Nest { counts, strides } = t.depth;
     let mut b = t.b;
@@ -291,13 +326,13 @@ unsafe fn read<S: Simd, const LANES_MODE: bool>(at: *const f32, v: usize) -> S {
     unsafe { if LANES_MODE { S::load(at.add(v * S::LANES)) } else { S::broadcast(at) } }
 }
 
-/// Adds bias and old values as asked, and stores.
+/// Adds bias and old values if there are any, and stores.
 ///
 /// # Safety
 /// As [`tile`].
 #[inline(always)]
 pub(super) unsafe fn finish<S: Simd, const P: usize, const V: usize>(
-    t: &Store,
+    t: &TileStore,
     acc: &mut [[S; V]; P],
 ) {
     // SAFETY: the caller's promise.
@@ -331,7 +366,7 @@ pub(super) unsafe fn finish<S: Simd, const P: usize, const V: usize>(
 macro_rules! blocks {
     ($($name:ident = $compiled:ident, $vector:ty, $lanes:literal, $v:literal, $u:literal;
        $($p:literal)*,)*) => {
-        $(pub(super) const $name: &Block = &Block {
+        $(pub(super) const $name: &ColumnBlock = &ColumnBlock {
             width: $v * <$vector as Simd>::LANES,
             lanes: <$vector as Simd>::LANES,
             kernels: &[$($compiled::<$vector, $lanes, $p, $v, $u>,)*],
@@ -345,7 +380,7 @@ mod layout;
 mod pairs;
 
 mod portable {
-    use super::{Block, Lanes8, Simd, tile};
+    use super::{ColumnBlock, Lanes8, Simd, tile};
 
     blocks! {
         X1 = tile, Lanes8, false, 1, 4; 1 2 3 4,
@@ -355,7 +390,7 @@ mod portable {
 }
 
 /// The block of columns to compute next, if `cols` remain.
-fn block(isa: Isa, job: &Job<'_>, cols: usize) -> &'static Block {
+fn block(isa: Isa, job: &ProductJob<'_>, cols: usize) -> &'static ColumnBlock {
     #[cfg(target_arch = "x86_64")]
     if let Some(block) = x86::block(isa, job, cols) {
         return block;
@@ -363,7 +398,7 @@ fn block(isa: Isa, job: &Job<'_>, cols: usize) -> &'static Block {
     #[cfg(not(target_arch = "x86_64"))]
     let _ = isa;
     match (job.mode, cols) {
-        (Mode::Lanes, _) => portable::LANES,
+        (FactorLayout::Lanes, _) => portable::LANES,
         (_, ..=8) => portable::X1,
         _ => portable::X2,
     }
@@ -372,20 +407,27 @@ fn block(isa: Isa, job: &Job<'_>, cols: usize) -> &'static Block {
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::pairs::pairs;
-    use super::{Block, Isa, Job, Layout, Level, Mode, Simd, Tile, Ymm, Zmm, tile};
+    use super::{
+        ColumnBlock, FactorLayout, Isa, Level, MatrixLayout, ProductJob, ResolvedTile, Simd, Ymm,
+        Zmm, tile,
+    };
 
-    pub(super) fn block(isa: Isa, job: &Job<'_>, cols: usize) -> Option<&'static Block> {
+    pub(super) fn block(
+        isa: Isa,
+        job: &ProductJob<'_>,
+        cols: usize,
+    ) -> Option<&'static ColumnBlock> {
         let run = job.depth.counts[2];
-        if job.b_layout == Layout::Pairs {
+        if job.b_layout == MatrixLayout::Pairs {
             return Some(ZMM_PAIRS);
         }
         Some(match (isa.level(), job.mode, cols) {
             (Level::Portable, ..) => return None,
-            (Level::Avx2, Mode::Lanes, _) => YMM_LANES,
+            (Level::Avx2, FactorLayout::Lanes, _) => YMM_LANES,
             (Level::Avx2, _, ..=8) => YMM_X1,
             (Level::Avx2, ..) => YMM_X2,
-            (Level::Avx512, Mode::Lanes, ..=8) => EVEX_LANES,
-            (Level::Avx512, Mode::Lanes, _) => ZMM_LANES,
+            (Level::Avx512, FactorLayout::Lanes, ..=8) => EVEX_LANES,
+            (Level::Avx512, FactorLayout::Lanes, _) => ZMM_LANES,
             // Three input channels times three columns leave a rest of four, but not of three.
             (Level::Avx512, _, ..=8) if run.is_multiple_of(3) && !run.is_multiple_of(4) => {
                 EVEX_X1_THIRDS
@@ -400,7 +442,7 @@ mod x86 {
     /// As [`tile`].
     #[target_feature(enable = "avx2,fma")]
     unsafe fn avx2<S: Simd, const L: bool, const P: usize, const V: usize, const U: usize>(
-        t: &Tile,
+        t: &ResolvedTile,
     ) {
         // SAFETY: the caller's promise.
         unsafe { tile::<S, L, P, V, U>(t) }
@@ -412,7 +454,7 @@ mod x86 {
     /// As [`tile`].
     #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
     unsafe fn avx512<S: Simd, const L: bool, const P: usize, const V: usize, const U: usize>(
-        t: &Tile,
+        t: &ResolvedTile,
     ) {
         // SAFETY: the caller's promise.
         unsafe { tile::<S, L, P, V, U>(t) }

@@ -5,10 +5,11 @@ use super::tile;
 use super::{Isa, PAD, pad16};
 
 isa_kernels! {
-    /// The packed weights `[in_f][pad16(out_f)]` as those of the layer with inputs and outputs
-    /// swapped: the `out_f` rows from `first` on of panels with `depth` rows of `in_f` columns,
-    /// padding lanes zero. In squares, each by way of one that lies together: rows of weights are
-    /// often a power of two apart, and a column of them would find no place in the cache.
+    /// The packed weights `[in_f][pad16(out_f)]` of a layer as weights of the layer with inputs and
+    /// outputs swapped: the `out_f` rows from `first` on of panels with `depth` rows of `in_f`
+    /// columns, padding lanes zero. It goes by squares, each copied to contiguous memory first:
+    /// rows of weights are often a power of two apart, and a column of them would find no place in
+    /// the cache.
     pub(crate) fn transpose(isa: Isa, sizes: [usize; 2], w: &[f32], to: &mut [f32],
                             rows: [usize; 2]) {
         let ([in_f, out_f], [depth, first]) = (sizes, rows);

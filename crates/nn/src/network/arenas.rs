@@ -7,12 +7,12 @@ use super::run::Arena;
 use crate::error::Result;
 
 /// On a processor almost every launch has its arena in temporary memory, which all networks of the
-/// device share: what one leaves in the caches the next one overwrites there. Only a gradient that
-/// is exchanged between two launches is kept. On a CUDA device, where networks run at once, all
-/// launches of a network have one arena of its own.
+/// device share: the next network overwrites it while it is still in the caches. Only a gradient
+/// that is exchanged between two launches is kept. On a CUDA device, where networks run at once,
+/// each network has an arena for all its launches.
 #[derive(Clone, Debug)]
 pub(super) struct Arenas {
-    /// On a processor, once there was a launch to make room for.
+    /// On a processor, after the first launch.
     temporary: Option<Scratch>,
     /// As large as the launches so far needed.
     pub(super) kept: Tensor,

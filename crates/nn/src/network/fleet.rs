@@ -5,30 +5,30 @@ use std::sync::Arc;
 
 use meristem_device::{Launches, Tensor};
 
-use super::pass::Pass;
+use super::pass::BatchLaunch;
 use super::{LabelledBatch, Network, Snapshot};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
-use crate::ops::Target;
+use crate::ops::PlanTarget;
 
 /// Whether the launches of a network become parts of graphs.
 fn has_graphs(network: &Network) -> bool {
-    Target::of(network.stream.device()) == Target::Cuda
+    PlanTarget::for_device(network.stream.device()) == PlanTarget::Cuda
 }
 
-/// Networks that do the same at the same time, each on its stream. On a CUDA device a step of all
-/// of them is one graph, in which networks of one plan share the calls of its kernels; on the CPU
-/// each network's plan is launched on that network's stream. Nothing here waits for the device.
+/// Networks that run the same pass at the same time, each on its stream. On a CUDA device a step of
+/// all of them is one graph, in which networks of one plan share the calls of its kernels; on the
+/// CPU each network's plan is launched on that network's stream. Nothing here waits for the device.
 ///
 /// The networks are borrowed: a fleet is made where it is used, and costs one list of references.
 #[derive(Debug)]
-pub struct Fleet<'a> {
+pub struct NetworkFleet<'a> {
     networks: Vec<&'a mut Network>,
 }
 
-impl<'a> Fleet<'a> {
+impl<'a> NetworkFleet<'a> {
     /// A fleet of these networks, in this order.
-    pub fn of(networks: impl IntoIterator<Item = &'a mut Network>) -> Self {
+    pub fn new(networks: impl IntoIterator<Item = &'a mut Network>) -> Self {
         Self { networks: networks.into_iter().collect() }
     }
 
@@ -64,10 +64,10 @@ impl<'a> Fleet<'a> {
         self.run(passes, batches)
     }
 
-    /// Makes the first networks ready for a training step over so many samples each: builds what a
-    /// backend needs for a step of all of them. Plans are compiled, and memory is allocated, if
-    /// need be. On the CPU nothing is to be done, as a network is ready for its batches once it has
-    /// its graph.
+    /// Prepares a training step of the first networks, network i over `sizes[i]` samples:
+    /// compiles plans, allocates memory, and builds the graphs of the backend, where they do not
+    /// exist. On the CPU it does nothing, as a network is ready for its batches once it has its
+    /// graph.
     ///
     /// # Errors
     /// [`Error::Argument`] for more sizes than networks; as [`Network::prepare_training`] and
@@ -81,11 +81,11 @@ impl<'a> Fleet<'a> {
         self.prepare(passes)
     }
 
-    /// As [`Fleet::prepare_training`], for an evaluation with these rows of the alphas, which are
-    /// set: see [`Fleet::eval_rows`].
+    /// As [`NetworkFleet::prepare_training`], for an evaluation with these rows of the alphas,
+    /// which are set: see [`NetworkFleet::eval_rows`].
     ///
     /// # Errors
-    /// As [`Fleet::prepare_training`], and [`Network::eval_rows`].
+    /// As [`NetworkFleet::prepare_training`], and [`Network::eval_rows`].
     #[track_caller]
     pub fn prepare_evaluation(&mut self, sizes: &[usize], rows: &[Range<usize>]) -> Result<()> {
         self.check("prepare_evaluation", "sizes", sizes.len(), 0..=self.len().min(rows.len()))?;
@@ -97,9 +97,9 @@ impl<'a> Fleet<'a> {
         self.prepare(passes)
     }
 
-    /// Builds what passes of the first networks that have graphs need.
+    /// Builds the backend's graphs for passes of the first networks.
     #[track_caller]
-    fn prepare(&self, passes: Vec<Pass>) -> Result<()> {
+    fn prepare(&self, passes: Vec<BatchLaunch>) -> Result<()> {
         let networks = self.networks.iter().filter(|network| has_graphs(network));
         let ahead = networks.zip(passes).map(|(network, pass)| network.ahead(pass));
         Ok(Launches::prepare(ahead.collect())?)
@@ -109,7 +109,7 @@ impl<'a> Fleet<'a> {
     /// statistics; see [`Network::observe`].
     ///
     /// # Errors
-    /// As [`Fleet::train_step`], and [`Network::observe`].
+    /// As [`NetworkFleet::train_step`], and [`Network::observe`].
     #[track_caller]
     pub fn observe(&mut self, inputs: &[&Tensor]) -> Result<()> {
         self.check("observe", "inputs", inputs.len(), 0..=self.len())?;
@@ -123,7 +123,7 @@ impl<'a> Fleet<'a> {
     /// alphas; see [`Network::eval_rows`].
     ///
     /// # Errors
-    /// As [`Fleet::train_step`], and [`Network::eval_rows`].
+    /// As [`NetworkFleet::train_step`], and [`Network::eval_rows`].
     #[track_caller]
     pub fn eval_rows(
         &mut self,
@@ -142,7 +142,7 @@ impl<'a> Fleet<'a> {
     }
 
     #[track_caller]
-    fn run(&self, passes: Vec<Pass>, batches: &[LabelledBatch<'_>]) -> Result<()> {
+    fn run(&self, passes: Vec<BatchLaunch>, batches: &[LabelledBatch<'_>]) -> Result<()> {
         let mut launches = Launches::default();
         for ((network, batch), pass) in self.networks.iter().zip(batches).zip(passes) {
             network.add(&mut launches, pass, batch)?;
@@ -185,7 +185,7 @@ impl<'a> Fleet<'a> {
         Ok(())
     }
 
-    /// Counts what is not finite in each; see [`Network::count_non_finite`].
+    /// Counts the elements that are not finite in each; see [`Network::count_non_finite`].
     ///
     /// # Errors
     /// A failed stream.

@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use meristem_device::{DType, Tensor};
 
-use super::{Network, Run};
+use super::{LaunchSteps, Network};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
-use crate::ops::{Op, elementwise};
-use crate::plan::{Mode, Phase, Plan, Space, Span, Step};
+use crate::ops::{ElementwiseOp, StepOp};
+use crate::plan::{Phase, Plan, PlanMode, PlanStep, Space, SpaceSpan};
 
 /// A gradient in the arena.
 #[derive(Debug)]
-pub(super) struct Gradient {
+pub(super) struct ArenaGradient {
     /// The plan that left it.
     plan: Arc<Plan>,
     /// Whether it was clipped.
@@ -22,8 +22,8 @@ pub(super) struct Gradient {
 
 impl Network {
     /// The first half of [`Network::train_step`]: forward, loss, backward, metrics of the batch.
-    /// The gradient is that of the batch's mean loss times `weight`; it lies on the device until
-    /// the next step of any kind. One launch; waits for nothing.
+    /// The gradient is the one of the batch's mean loss times `weight`; it stays on the device
+    /// until the next step of any kind. One launch; waits for nothing.
     ///
     /// # Errors
     /// As [`Network::train_step`].
@@ -33,11 +33,11 @@ impl Network {
         let plan = self.kept_plan(batch)?;
         let scaled = match weight {
             1.0 => vec![],
-            factor => each_gradient(&plan, |len| elementwise::Op::Multiply { len, factor }),
+            factor => each_gradient(&plan, |len| ElementwiseOp::Multiply { len, factor }),
         };
-        let run = Run::of(&plan, Phase::Forward..=Phase::Backward).then(scaled);
+        let run = LaunchSteps::from_plan(&plan, Phase::Forward..=Phase::Backward).then(scaled);
         self.launch("differentiate", run, &self.kept_tensors(&[inputs], Some(targets)))?;
-        self.gradient = Some(Gradient { plan, clipped: false });
+        self.gradient = Some(ArenaGradient { plan, clipped: false });
         Ok(())
     }
 
@@ -48,53 +48,56 @@ impl Network {
     /// [`Error::OneValuePerChannel`], memory, a failed stream.
     pub fn differentiate_nothing(&mut self) -> Result<()> {
         let plan = self.kept_plan(self.options.batch_max)?;
-        let zeros = each_gradient(&plan, |len| elementwise::Op::Fill { len, value: 0.0 });
+        let zeros = each_gradient(&plan, |len| ElementwiseOp::Fill { len, value: 0.0 });
         self.launch_steps("differentiate_nothing", zeros)?;
-        self.gradient = Some(Gradient { plan, clipped: false });
+        self.gradient = Some(ArenaGradient { plan, clipped: false });
         Ok(())
     }
 
-    /// The gradient of every parameter that one reaches, with its name: f32, flat and packed as
-    /// [`layout`](crate::layout) says, where it lies. It is not clipped yet, and may be overwritten
-    /// by launches of this stream, with what other ranks found.
+    /// Gradients with the names of their parameters, for every parameter that a gradient reaches:
+    /// views of the arena, f32, flat and packed as in [`layout`](crate::layout). They are not
+    /// clipped yet. Launches of this stream may overwrite them with sums over ranks.
     ///
     /// # Errors
     /// [`Error::Argument`] without a gradient.
     pub fn gradients(&self) -> Result<Vec<(&str, Tensor)>> {
-        let Gradient { plan, .. } = self.gradient.as_ref().ok_or_else(|| missing("gradients"))?;
+        let ArenaGradient { plan, .. } =
+            self.gradient.as_ref().ok_or_else(|| missing("gradients"))?;
         views(self.graph(), plan, &self.arena.kept)
     }
 
-    /// Measures and clips the gradient now, not in [`Network::apply`]: that of each group, at
-    /// `factor` times the norm that the group's optimiser allows. For an exchange that keeps back a
-    /// part of what it is given: a sum with what was kept of many steps, clipped when it is sent at
-    /// last, would be lost for the most part. One launch; waits for nothing.
+    /// Measures and clips the gradient now, not in [`Network::apply`]: the gradient of each group,
+    /// at `factor` times the norm that the group's optimiser allows. For an exchange that keeps
+    /// back a part of the gradient: clipping the accumulated sum of many steps when it is sent at
+    /// last would lose most of it. One launch; waits for nothing.
     ///
     /// # Errors
     /// [`Error::Argument`] without a gradient, or clipped twice; a failed
     /// stream.
     pub fn clip(&mut self, factor: f32) -> Result<()> {
-        let Gradient { plan, clipped } = self.gradient.as_ref().ok_or_else(|| missing("clip"))?;
+        let ArenaGradient { plan, clipped } =
+            self.gradient.as_ref().ok_or_else(|| missing("clip"))?;
         if *clipped {
             let expected = "one that was not clipped";
             return Err(Error::argument("clip", "gradient", expected, "clipped"));
         }
         let plan = Arc::clone(plan);
         self.launch_steps("clip", plan.clipping(factor))?;
-        self.gradient = Some(Gradient { plan, clipped: true });
+        self.gradient = Some(ArenaGradient { plan, clipped: true });
         Ok(())
     }
 
     /// The second half of [`Network::train_step`]: metrics of the gradient and clipping, unless it
-    /// was clipped, and the optimiser's step, with what is in [`Network::gradients`] now. One
+    /// was clipped, and the optimiser's step, with the contents of [`Network::gradients`]. One
     /// launch; waits for nothing.
     ///
     /// # Errors
     /// [`Error::Argument`] without a gradient; a failed stream.
     pub fn apply(&mut self) -> Result<()> {
-        let Gradient { plan, clipped } = self.gradient.as_ref().ok_or_else(|| missing("apply"))?;
+        let ArenaGradient { plan, clipped } =
+            self.gradient.as_ref().ok_or_else(|| missing("apply"))?;
         let first = if *clipped { Phase::Update } else { Phase::Measure };
-        let run = Run::of(plan, first..=Phase::Update);
+        let run = LaunchSteps::from_plan(plan, first..=Phase::Update);
         self.launch("apply", run, &self.kept_tensors(&[], None))?;
         self.gradient = None;
         Ok(())
@@ -102,13 +105,14 @@ impl Network {
 
     /// The training plan of this batch size, with memory that keeps its gradient.
     fn kept_plan(&mut self, batch: usize) -> Result<Arc<Plan>> {
-        let plan = self.plan(batch, Mode::Train)?;
+        let plan = self.plan(batch, PlanMode::Train)?;
         self.arena.make_kept_room(&self.stream, plan.arena_len())?;
         Ok(plan)
     }
 }
 
-/// The gradient of every parameter that one reaches, with its name, where it lies in an arena.
+/// Views of an arena: gradients with the names of their parameters, for every parameter that a
+/// gradient reaches.
 pub(super) fn views<'g>(
     graph: &'g Graph,
     plan: &Plan,
@@ -124,12 +128,12 @@ pub(super) fn views<'g>(
     Ok(all)
 }
 
-/// A step on the gradient of each group of a training plan that has one.
-fn each_gradient<T: Into<Op>>(plan: &Plan, op: impl Fn(usize) -> T) -> Vec<Step> {
+/// A step for the gradient of each group of a training plan that has a gradient.
+fn each_gradient<T: Into<StepOp>>(plan: &Plan, op: impl Fn(usize) -> T) -> Vec<PlanStep> {
     let groups = 0..plan.layout().groups.len();
     let step = |at: std::ops::Range<usize>| {
-        let span = Span::new(Space::Arena, DType::F32, at.start, at.len());
-        Step::new(op(at.len()), &[], &[span])
+        let span = SpaceSpan::new(Space::Arena, DType::F32, at.start, at.len());
+        PlanStep::new(op(at.len()), &[], &[span])
     };
     groups.filter_map(|group| plan.group_gradient(group)).map(step).collect()
 }

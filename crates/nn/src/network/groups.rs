@@ -8,7 +8,7 @@ use crate::layout::GroupSize;
 
 /// The tensors of one parameter group. Handles: a clone shares the memory.
 #[derive(Clone, Debug)]
-pub(super) struct Group {
+pub(super) struct GroupTensors {
     /// Packed parameters, f32.
     pub(super) values: Tensor,
     /// State of the optimiser, f32: momentum in the same layout, or Adam's two averages.
@@ -19,7 +19,7 @@ pub(super) struct Group {
     pub(super) counters: Tensor,
 }
 
-impl Group {
+impl GroupTensors {
     /// Memory for a group, all zero.
     pub(super) fn zeros(stream: &Stream, size: GroupSize, owner: Owner) -> Result<Self> {
         let zeros = |len, dtype| Tensor::zeros(stream, [len], dtype, owner);
@@ -31,9 +31,8 @@ impl Group {
         })
     }
 
-    /// Memory for a copy of a group, without what the optimiser remembers. Its content is
-    /// unspecified.
-    pub(super) fn copy_of(group: &Group, owner: Owner) -> Result<Self> {
+    /// Memory for a copy of a group, without the optimiser's state. Its content is unspecified.
+    pub(super) fn copy_of(group: &GroupTensors, owner: Owner) -> Result<Self> {
         let stream = group.values.stream();
         let like = |of: &Tensor| Tensor::empty(stream, [of.numel()], of.dtype(), owner);
         Ok(Self {
@@ -44,13 +43,13 @@ impl Group {
         })
     }
 
-    /// Parameters, what the optimiser remembers, running statistics, counters.
+    /// Parameters, optimiser's state, running statistics, counters.
     pub(super) fn tensors(&self) -> [&Tensor; 4] {
         [&self.values, &self.momentum, &self.state, &self.counters]
     }
 }
 
-/// Copies tensors on their device, in one command; those without elements are passed over.
+/// Copies tensors on their device, in one command; tensors without elements are skipped.
 #[track_caller]
 pub(super) fn copy<'a>(
     stream: &Stream,
@@ -58,10 +57,7 @@ pub(super) fn copy<'a>(
     pieces: impl Iterator<Item = (&'a Tensor, &'a Tensor)>,
 ) -> Result<()> {
     let pieces: Vec<_> = pieces.filter(|(from, _)| from.numel() > 0).collect();
-    match pieces.is_empty() {
-        true => Ok(()),
-        false => Ok(stream.copy(operation, &pieces)?),
-    }
+    if pieces.is_empty() { Ok(()) } else { Ok(stream.copy(operation, &pieces)?) }
 }
 
 /// The parts of a group that decide its layout: names, shapes and kinds, in order, and the size of

@@ -1,16 +1,16 @@
-//! The groups of a graph: new ones, and what is carried over when a network grows.
+//! The groups of a graph: new groups, and the state that is carried over when a network grows.
 
 use std::collections::HashMap;
 
 use meristem_device::{Element, Owner, Stream, Tensor};
 
-use super::groups::{Group, copy, same_group};
-use super::state::{Entry, Weights};
+use super::groups::{GroupTensors, copy, same_group};
+use super::state::{GraphWeights, NamedTensor};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, GroupSpec, Optimiser};
-use crate::layout::{Layout, packing};
+use crate::layout::{ParamLayout, packing};
 
-/// How new groups are made.
+/// Options of new groups.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fresh {
     /// Seed of the initial weights.
@@ -21,15 +21,16 @@ pub(super) struct Fresh {
     pub(super) owner: Owner,
 }
 
-/// The groups of a graph. With an earlier graph and its groups, those that are unchanged are kept
-/// (the same memory), and what has the same name, shape and kind is carried over, on the device.
+/// The groups of a graph. With an earlier graph and its groups, unchanged groups are kept (the same
+/// memory), and parameters and buffers of the same name, shape and kind are carried over, on the
+/// device.
 pub(super) fn build(
     stream: &Stream,
     graph: &Graph,
-    old: Option<Weights<'_>>,
+    old: Option<GraphWeights<'_>>,
     new: Fresh,
-) -> Result<Vec<Group>> {
-    let layout = Layout::new(graph);
+) -> Result<Vec<GroupTensors>> {
+    let layout = ParamLayout::new(graph);
     let mut groups = vec![];
     for g in 0..graph.groups.len() {
         let kept = old.as_ref().and_then(|old| Some((old, same_group(old.graph, graph, g)?)));
@@ -42,14 +43,14 @@ pub(super) fn build(
         });
     }
     if let Some(old) = old {
-        carry_over(stream, &old, &Weights { graph, groups: &groups })?;
+        carry_over(stream, &old, &GraphWeights { graph, groups: &groups })?;
     }
     Ok(groups)
 }
 
-/// Adam counts its steps per group, so a group that it updates cannot take a parameter in, nor one
-/// of its own go elsewhere.
-fn check_carries(graph: &Graph, g: usize, old: Option<&Weights<'_>>) -> Result<()> {
+/// Adam counts its steps per group, so a group that it updates can neither take in nor give away a
+/// parameter.
+fn check_carries(graph: &Graph, g: usize, old: Option<&GraphWeights<'_>>) -> Result<()> {
     let adam = |group: &GroupSpec| matches!(group.optimiser, Optimiser::Adam(_));
     let Some(old) = old else { return Ok(()) };
     if !adam(&graph.groups[g]) && !old.graph.groups.iter().any(adam) {
@@ -61,9 +62,15 @@ fn check_carries(graph: &Graph, g: usize, old: Option<&Weights<'_>>) -> Result<(
 }
 
 /// A group with initial values.
-fn fresh(stream: &Stream, graph: &Graph, layout: &Layout, g: usize, new: Fresh) -> Result<Group> {
+fn fresh(
+    stream: &Stream,
+    graph: &Graph,
+    layout: &ParamLayout,
+    g: usize,
+    new: Fresh,
+) -> Result<GroupTensors> {
     let size = layout.groups[g];
-    let group = Group::zeros(stream, size, new.owner)?;
+    let group = GroupTensors::zeros(stream, size, new.owner)?;
     let mut values = vec![0.0; size.values];
     for (param, place) in graph.params.iter().zip(&layout.params) {
         if param.group.index() == g {
@@ -90,13 +97,14 @@ fn upload<T: Element>(to: &Tensor, values: &[T]) -> Result<()> {
     if values.is_empty() { Ok(()) } else { Ok(to.copy_from_slice(values)?) }
 }
 
-/// Copies on the device what new groups have in common with the earlier graph: parameters with what
-/// the optimiser remembers of them, running statistics, counters.
-fn carry_over(stream: &Stream, old: &Weights<'_>, new: &Weights<'_>) -> Result<()> {
+/// Copies on the device the state that new groups have in common with the earlier graph: parameters
+/// with their optimiser's state, running statistics, counters.
+fn carry_over(stream: &Stream, old: &GraphWeights<'_>, new: &GraphWeights<'_>) -> Result<()> {
     let mut pieces = vec![];
     let pairs = [(old.parameters()?, new.parameters()?), (old.moments()?, new.moments()?)];
     for (from, to) in &pairs {
-        let from: HashMap<&str, &Entry> = from.iter().map(|entry| (entry.name(), entry)).collect();
+        let from: HashMap<&str, &NamedTensor> =
+            from.iter().map(|entry| (entry.name(), entry)).collect();
         for to in to.iter() {
             if let Some(from) = from.get(to.name()).filter(|from| from.is_like(to)) {
                 pieces.push((from.memory(), to.memory()));
@@ -119,7 +127,7 @@ mod tests {
 
     const SGD: SgdConfig = SgdConfig { lr: 0.1, momentum: 0.9, weight_decay: 0.0, clip_norm: 1.0 };
 
-    /// A host of a convolution and a classifier, with a module in between or without.
+    /// A host of a convolution and a classifier, with or without a module in between.
     fn graph(grown: bool) -> Arc<Graph> {
         let mut b = GraphBuilder::new(Dims { c: 3, h: 6, w: 6 }, SGD);
         let input = b.input();
@@ -137,9 +145,9 @@ mod tests {
         Arc::new(b.finish(logits).unwrap())
     }
 
-    /// F3: the host's weights are packed when they are made, and stay where they are: whatever is
-    /// computed with them, and in which plan, uses the same packed memory, and nothing is packed
-    /// (on the host) and copied to the device again.
+    /// F3: the host's weights are packed when they are made, and stay where they are: every plan
+    /// uses the same packed memory, and nothing is packed (on the host) and copied to the device
+    /// again.
     #[test]
     fn host_weights_are_packed_once() {
         let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default()).unwrap();

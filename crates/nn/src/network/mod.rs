@@ -23,22 +23,21 @@ use std::sync::Arc;
 use meristem_device::{DType, Owner, Stream, Tensor};
 
 use self::arenas::Arenas;
-pub use self::fleet::Fleet;
-use self::gradient::Gradient;
-use self::groups::Group;
+pub use self::fleet::NetworkFleet;
+use self::gradient::ArenaGradient;
+use self::groups::GroupTensors;
 use self::growth::Fresh;
+use self::plans::PlannedGraph;
 pub use self::plans::Plans;
-use self::plans::Topology;
-use self::run::Run;
+use self::run::LaunchSteps;
 pub use self::sequence::{SequenceDraw, SequenceNetwork, SequenceOptions, SequenceRun};
 pub use self::snapshot::Snapshot;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::kernels::Isa;
 use crate::metrics::MetricsLayout;
-use crate::ops;
-use crate::ops::Target;
-use crate::plan::{Mode, PlanOptions, Step};
+use crate::ops::{PlanTarget, StateOp, gpu};
+use crate::plan::{PlanMode, PlanOptions, PlanStep};
 use crate::precision::Precision;
 
 /// A batch of one network: inputs and labels, on its stream.
@@ -57,7 +56,7 @@ pub struct NetworkOptions {
     pub batch_max: usize,
     /// Rows of alphas and of evaluation metrics.
     pub configs: usize,
-    /// Mean losses of how many last batches are kept.
+    /// Number of last batches whose mean losses are kept.
     pub batch_log: usize,
     /// Precision of products, in training and evaluation alike; a processor has f32 only.
     pub precision: Precision,
@@ -76,7 +75,7 @@ impl NetworkOptions {
         Fresh { seed: self.seed, env: self.env, owner: Owner::Parameters }
     }
 
-    fn plan(&self, batch: usize, mode: Mode, target: Target) -> PlanOptions {
+    fn plan(&self, batch: usize, mode: PlanMode, target: PlanTarget) -> PlanOptions {
         let Self { batch_log, precision, winograd, .. } = *self;
         PlanOptions { batch_log, precision, winograd, target, ..PlanOptions::new(batch, mode) }
     }
@@ -87,10 +86,10 @@ impl NetworkOptions {
 pub struct Network {
     stream: Stream,
     options: NetworkOptions,
-    groups: Vec<Group>,
+    groups: Vec<GroupTensors>,
     plans: Plans,
     /// The graph that it computes, with its plans.
-    topology: Arc<Topology>,
+    topology: Arc<PlannedGraph>,
     arena: Arenas,
     /// `[configs][slots]`.
     alphas: Tensor,
@@ -99,11 +98,12 @@ pub struct Network {
     metrics: Tensor,
     metrics_layout: MetricsLayout,
     /// The gradient that lies in the arena, if there is one.
-    gradient: Option<Gradient>,
+    gradient: Option<ArenaGradient>,
 }
 
 impl Network {
-    /// A network with fresh parameters and plans of its own. Does not wait for the device.
+    /// A network with fresh parameters, and plans that it shares with no other network. Does not
+    /// wait for the device.
     ///
     /// # Errors
     /// An option of zero, [`Error::Precision`], a graph with several inputs or two groups of one
@@ -126,7 +126,7 @@ impl Network {
         Self::assemble(stream, graph, options, plans, None)
     }
 
-    /// A network of a graph; of an earlier one it takes what stays as it is.
+    /// A network of a graph; unchanged groups of an earlier network are taken over.
     fn assemble(
         stream: &Stream,
         graph: Arc<Graph>,
@@ -135,9 +135,10 @@ impl Network {
         old: Option<&Network>,
     ) -> Result<Self> {
         check_graph(&graph)?;
-        stream.device().load_kernels(&ops::gpu::sources(options.precision))?;
+        stream.device().load_kernels(&gpu::sources(options.precision))?;
         let topology = plans.topology(&graph);
-        let arena_len = largest_arena(&topology, &options, Target::of(stream.device()))?;
+        let arena_len =
+            largest_arena(&topology, &options, PlanTarget::for_device(stream.device()))?;
         let groups = growth::build(stream, &graph, old.map(Self::weights), options.fresh())?;
         let mut arena = old.map_or_else(|| Arenas::new(stream), |old| Ok(old.arena.clone()))?;
         arena.make_room(stream, arena_len)?;
@@ -176,9 +177,9 @@ impl Network {
     }
 
     /// Growth: the network computes another graph from now on. Parameters, momentum and buffers are
-    /// carried over by name (where shape and kind agree), new ones are initialised, those that the
-    /// graph does not name are dropped; groups that stay as they are keep their tensors. A topology
-    /// seen before is not compiled again. Metrics start anew; alphas are kept if there are as many
+    /// carried over by name (where shape and kind agree), new ones are initialised, and ones that
+    /// the graph does not name are dropped; unchanged groups keep their tensors. A topology seen
+    /// before is not compiled again. Metrics start anew; alphas are kept if there are as many
     /// slots, else zero. Does not wait for the device.
     ///
     /// # Errors
@@ -221,7 +222,7 @@ impl Network {
     #[track_caller]
     pub fn reset_metrics(&self) -> Result<()> {
         let layout = self.metrics_layout;
-        let step = Step::new(ops::state::Op::ResetMetrics(layout), &[], &[layout.span()]);
+        let step = PlanStep::new(StateOp::ResetMetrics(layout), &[], &[layout.span()]);
         self.launch_steps("reset_metrics", vec![step])
     }
 
@@ -250,10 +251,14 @@ impl Network {
 
 /// Compiles the plans of the largest batch; returns the arena they need. A batch that only training
 /// refuses is left to the training step.
-fn largest_arena(topology: &Topology, options: &NetworkOptions, target: Target) -> Result<usize> {
+fn largest_arena(
+    topology: &PlannedGraph,
+    options: &NetworkOptions,
+    target: PlanTarget,
+) -> Result<usize> {
     let plan = |mode| topology.plan(options.plan(options.batch_max, mode, target));
-    let arena_len = plan(Mode::Evaluate)?.arena_len();
-    match plan(Mode::Train) {
+    let arena_len = plan(PlanMode::Evaluate)?.arena_len();
+    match plan(PlanMode::Train) {
         Ok(plan) => Ok(arena_len.max(plan.arena_len())),
         Err(Error::OneValuePerChannel { .. }) => Ok(arena_len),
         Err(error) => Err(error),

@@ -6,16 +6,16 @@ use std::sync::Arc;
 use meristem_device::{DType, Expect, Extent, Launches, Owner, PlannedLaunch, Tensor};
 
 use super::plans::RowPlan;
-use super::run::{Arena, Run, Tensors};
+use super::run::{Arena, LaunchSteps, LaunchTensors};
 use super::{LabelledBatch, Network};
 use crate::error::{Error, Result};
-use crate::ops::Target;
-use crate::plan::{self, AlphaPattern, Mode, Phase, Plan, Step};
+use crate::ops::PlanTarget;
+use crate::plan::{self, AlphaPattern, Phase, Plan, PlanMode, PlanStep};
 
 /// A launch over a batch.
-pub(super) struct Pass {
+pub(super) struct BatchLaunch {
     operation: &'static str,
-    run: Run,
+    run: LaunchSteps,
     /// First row of the alphas and scores.
     config: usize,
 }
@@ -27,7 +27,7 @@ impl Network {
     /// # Errors
     /// [`Error::EmptyBatch`], [`Error::OneValuePerChannel`], memory.
     pub fn prepare_training(&mut self, batch: usize) -> Result<()> {
-        self.plan(batch, Mode::Train).map(drop)
+        self.plan(batch, PlanMode::Train).map(drop)
     }
 
     /// One step of training: forward with row 0 of the alphas, mean cross-entropy, backward,
@@ -40,21 +40,21 @@ impl Network {
     /// [`Error::OneValuePerChannel`], a failed stream.
     #[track_caller]
     pub fn train_step(&mut self, inputs: &Tensor, targets: &Tensor) -> Result<()> {
-        let Pass { operation, run, config } = self.training((inputs, targets))?;
+        let BatchLaunch { operation, run, config } = self.training((inputs, targets))?;
         self.launch(operation, run, &self.tensors(&[inputs], Some(targets), config))
     }
 
     /// A training step over this batch, which the network is then ready for.
-    pub(super) fn training(&mut self, (inputs, targets): LabelledBatch<'_>) -> Result<Pass> {
+    pub(super) fn training(&mut self, (inputs, targets): LabelledBatch<'_>) -> Result<BatchLaunch> {
         let batch = self.check_batch("train_step", inputs, targets)?;
         self.training_of(batch)
     }
 
-    /// A training step over so many samples.
-    pub(super) fn training_of(&mut self, batch: usize) -> Result<Pass> {
-        let plan = self.plan(batch, Mode::Train)?;
-        let run = Run::of(&plan, Phase::Forward..=Phase::Update);
-        Ok(Pass { operation: "train_step", run, config: 0 })
+    /// A training step over `batch` samples.
+    pub(super) fn training_of(&mut self, batch: usize) -> Result<BatchLaunch> {
+        let plan = self.plan(batch, PlanMode::Train)?;
+        let run = LaunchSteps::from_plan(&plan, Phase::Forward..=Phase::Update);
+        Ok(BatchLaunch { operation: "train_step", run, config: 0 })
     }
 
     /// Evaluates a batch with row `config` of the alphas: loss and hits are added to that row of
@@ -67,8 +67,8 @@ impl Network {
     pub fn eval_step(&mut self, inputs: &Tensor, targets: &Tensor, config: usize) -> Result<()> {
         let batch = self.check_batch("eval_step", inputs, targets)?;
         self.check_config("eval_step", config)?;
-        let plan = self.plan(batch, Mode::Evaluate)?;
-        let run = Run::of(&plan, Phase::Forward..=Phase::Backward);
+        let plan = self.plan(batch, PlanMode::Evaluate)?;
+        let run = LaunchSteps::from_plan(&plan, Phase::Forward..=Phase::Backward);
         self.launch("eval_step", run, &self.tensors(&[inputs], Some(targets), config))
     }
 
@@ -88,7 +88,8 @@ impl Network {
         targets: &Tensor,
         configs: Range<usize>,
     ) -> Result<()> {
-        let Pass { operation, run, config } = self.evaluation((inputs, targets), &configs)?;
+        let BatchLaunch { operation, run, config } =
+            self.evaluation((inputs, targets), &configs)?;
         self.launch(operation, run, &self.tensors(&[inputs], Some(targets), config))
     }
 
@@ -97,19 +98,27 @@ impl Network {
         &mut self,
         (inputs, targets): LabelledBatch<'_>,
         configs: &Range<usize>,
-    ) -> Result<Pass> {
+    ) -> Result<BatchLaunch> {
         let batch = self.check_batch("eval_rows", inputs, targets)?;
         self.evaluation_of(batch, configs)
     }
 
-    /// An evaluation of so many samples.
-    pub(super) fn evaluation_of(&mut self, batch: usize, configs: &Range<usize>) -> Result<Pass> {
+    /// An evaluation of `batch` samples.
+    pub(super) fn evaluation_of(
+        &mut self,
+        batch: usize,
+        configs: &Range<usize>,
+    ) -> Result<BatchLaunch> {
         let pattern = self.pattern("eval_rows", configs)?;
-        let options = self.options.plan(batch, Mode::Evaluate, Target::of(self.stream.device()));
+        let options = self.options.plan(
+            batch,
+            PlanMode::Evaluate,
+            PlanTarget::for_device(self.stream.device()),
+        );
         let plan = self.topology.rows(RowPlan { options, pattern })?;
         self.make_room(&plan)?;
-        let run = Run::of(&plan, Phase::Forward..=Phase::Backward);
-        Ok(Pass { operation: "eval_rows", run, config: configs.start })
+        let run = LaunchSteps::from_plan(&plan, Phase::Forward..=Phase::Backward);
+        Ok(BatchLaunch { operation: "eval_rows", run, config: configs.start })
     }
 
     /// Floating-point operations per sample ([`Graph::flops`](crate::graph::Graph::flops)) of one
@@ -133,7 +142,7 @@ impl Network {
             return Err(Error::argument(operation, "configs", expected, format!("{configs:?}")));
         }
         let table = &self.alpha_values[configs.start * slots..configs.end * slots];
-        Ok(AlphaPattern::of(table, configs.len()))
+        Ok(AlphaPattern::from_table(table, configs.len()))
     }
 
     /// Logits `[N, classes]` of a batch in evaluation mode, with row `config` of the alphas. A new
@@ -145,25 +154,25 @@ impl Network {
     pub fn infer(&mut self, inputs: &Tensor, config: usize) -> Result<Tensor> {
         let batch = self.check_inputs("infer", inputs)?;
         self.check_config("infer", config)?;
-        let plan = self.plan(batch, Mode::Infer)?;
+        let plan = self.plan(batch, PlanMode::Infer)?;
         let shape = [batch, self.graph().classes()];
         let logits = Tensor::empty(&self.stream, shape, DType::F32, Owner::Other)?;
-        let run = Run::of(&plan, Phase::Forward..=Phase::Deliver);
+        let run = LaunchSteps::from_plan(&plan, Phase::Forward..=Phase::Deliver);
         let inputs = [inputs];
-        let tensors = Tensors { outputs: &[&logits], ..self.tensors(&inputs, None, config) };
+        let tensors = LaunchTensors { outputs: &[&logits], ..self.tensors(&inputs, None, config) };
         self.launch("infer", run, &tensors)?;
         Ok(logits)
     }
 
-    /// This network's tensors, with those of a batch, and the rows of alphas and scores from
+    /// This network's tensors, the tensors of a batch, and the rows of alphas and scores from
     /// `config` on.
     pub(super) fn tensors<'a>(
         &'a self,
         inputs: &'a [&'a Tensor],
         targets: Option<&'a Tensor>,
         config: usize,
-    ) -> Tensors<'a> {
-        Tensors {
+    ) -> LaunchTensors<'a> {
+        LaunchTensors {
             arena: Some(self.arena.of_a_launch()),
             groups: &self.groups,
             metrics: Some(&self.metrics),
@@ -180,48 +189,54 @@ impl Network {
     pub(super) fn launch(
         &self,
         operation: &'static str,
-        run: Run,
-        tensors: &Tensors<'_>,
+        run: LaunchSteps,
+        tensors: &LaunchTensors<'_>,
     ) -> Result<()> {
         run.launch((&self.stream, operation), self.options.isa, tensors)
     }
 
     /// A pass before there is a batch.
-    pub(super) fn ahead(&self, Pass { operation, run, config }: Pass) -> PlannedLaunch<'_> {
+    pub(super) fn ahead(
+        &self,
+        BatchLaunch { operation, run, config }: BatchLaunch,
+    ) -> PlannedLaunch<'_> {
         let (program, arguments) = run.ahead(&self.tensors(&[], None, config));
         PlannedLaunch { stream: &self.stream, operation, program, arguments }
     }
 
-    /// Adds a pass over a batch to those of other networks.
+    /// Adds a pass over a batch to the launches of other networks.
     #[track_caller]
     pub(super) fn add<'a>(
         &'a self,
         to: &mut Launches<'a>,
-        Pass { operation, run, config }: Pass,
+        BatchLaunch { operation, run, config }: BatchLaunch,
         (inputs, targets): &'a LabelledBatch<'a>,
     ) -> Result<()> {
         let tensors = self.tensors(std::slice::from_ref(inputs), Some(targets), config);
         run.add(to, (&self.stream, operation), self.options.isa, &tensors)
     }
 
-    /// As [`Network::tensors`], for a launch that keeps the arena's contents, or uses those that
-    /// the launch before has kept.
+    /// As [`Network::tensors`], for a launch that keeps the arena's contents, or uses the contents
+    /// that the launch before has kept.
     pub(super) fn kept_tensors<'a>(
         &'a self,
         inputs: &'a [&'a Tensor],
         targets: Option<&'a Tensor>,
-    ) -> Tensors<'a> {
-        Tensors { arena: Some(Arena::Kept(&self.arena.kept)), ..self.tensors(inputs, targets, 0) }
+    ) -> LaunchTensors<'a> {
+        LaunchTensors {
+            arena: Some(Arena::Kept(&self.arena.kept)),
+            ..self.tensors(inputs, targets, 0)
+        }
     }
 
     /// Launches steps that use nothing of a batch.
     #[track_caller]
-    pub(super) fn launch_steps(&self, operation: &'static str, steps: Vec<Step>) -> Result<()> {
-        self.launch(operation, Run::steps(steps), &self.kept_tensors(&[], None))
+    pub(super) fn launch_steps(&self, operation: &'static str, steps: Vec<PlanStep>) -> Result<()> {
+        self.launch(operation, LaunchSteps::steps(steps), &self.kept_tensors(&[], None))
     }
 
-    pub(super) fn plan(&mut self, batch: usize, mode: Mode) -> Result<Arc<Plan>> {
-        let options = self.options.plan(batch, mode, Target::of(self.stream.device()));
+    pub(super) fn plan(&mut self, batch: usize, mode: PlanMode) -> Result<Arc<Plan>> {
+        let options = self.options.plan(batch, mode, PlanTarget::for_device(self.stream.device()));
         let plan = self.topology.plan(options)?;
         self.make_room(&plan)?;
         Ok(plan)
@@ -233,14 +248,15 @@ impl Network {
         self.arena.make_room(&self.stream, plan.arena_len())
     }
 
-    /// Checks a batch of images, or of vectors where the graph takes those; returns its size (V1).
+    /// Checks a batch of images, or of vectors if the graph takes vectors; returns its size (V1).
     pub(super) fn check_inputs(&self, operation: &'static str, inputs: &Tensor) -> Result<usize> {
         let d = self.graph().input_dims();
         let batch = Extent::Between(1, self.options.batch_max);
         let expect = Expect::stream(&self.stream).dtype(DType::F32);
-        let expect = match inputs.dims().len() == 2 && d.h * d.w == 1 {
-            true => expect.shape([batch, d.c.into()]).contiguous(),
-            false => expect.shape([batch, d.c.into(), d.h.into(), d.w.into()]).channels_last(),
+        let expect = if inputs.dims().len() == 2 && d.h * d.w == 1 {
+            expect.shape([batch, d.c.into()]).contiguous()
+        } else {
+            expect.shape([batch, d.c.into(), d.h.into(), d.w.into()]).channels_last()
         };
         expect.check(operation, "inputs", inputs)?;
         Ok(inputs.dims().first().copied().unwrap_or(0))

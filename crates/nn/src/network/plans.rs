@@ -7,7 +7,8 @@ use crate::error::Result;
 use crate::graph::Graph;
 use crate::plan::{AlphaPattern, Plan, PlanOptions};
 
-/// Topologies kept; of those that no network has, the one used longest ago goes first.
+/// Most topologies that are kept; the first to go is the one used longest ago among the topologies
+/// of no network.
 const TOPOLOGIES_MAX: usize = 64;
 /// Plans kept per topology: batch sizes are few (the full one and a remainder per split).
 const PLANS_MAX: usize = 24;
@@ -17,20 +18,20 @@ const ROW_PLANS_MAX: usize = 24;
 
 /// Compiled plans by topology. A handle: clones are the same plans. Networks that are made with the
 /// same handle compile each topology once, and networks with equal plans can run as one (see
-/// [`Fleet`](super::Fleet)). Each list keeps those that were used last.
+/// [`NetworkFleet`](super::NetworkFleet)). Each list keeps the plans that were used last.
 #[derive(Clone, Debug, Default)]
-pub struct Plans(Arc<Mutex<Vec<Arc<Topology>>>>);
+pub struct Plans(Arc<Mutex<Vec<Arc<PlannedGraph>>>>);
 
 impl Plans {
     /// The plans of a graph, shared with every network that computes an equal one.
-    pub(super) fn topology(&self, graph: &Arc<Graph>) -> Arc<Topology> {
+    pub(super) fn topology(&self, graph: &Arc<Graph>) -> Arc<PlannedGraph> {
         let mut all = lock(&self.0);
-        let same = |of: &Arc<Topology>| Arc::ptr_eq(&of.graph, graph) || of.graph == *graph;
+        let same = |of: &Arc<PlannedGraph>| Arc::ptr_eq(&of.graph, graph) || of.graph == *graph;
         let topology = match all.iter().position(same) {
             Some(known) => all.remove(known),
-            None => Arc::new(Topology::new(graph)),
+            None => Arc::new(PlannedGraph::new(graph)),
         };
-        let unused = |of: &Arc<Topology>| Arc::strong_count(of) == 1;
+        let unused = |of: &Arc<PlannedGraph>| Arc::strong_count(of) == 1;
         if all.len() >= TOPOLOGIES_MAX
             && let Some(oldest) = all.iter().position(unused)
         {
@@ -43,13 +44,13 @@ impl Plans {
 
 /// A graph with its plans.
 #[derive(Debug)]
-pub(super) struct Topology {
+pub(super) struct PlannedGraph {
     graph: Arc<Graph>,
     plans: Mutex<Recent<PlanOptions>>,
     rows: Mutex<Recent<RowPlan>>,
 }
 
-impl Topology {
+impl PlannedGraph {
     fn new(graph: &Arc<Graph>) -> Self {
         Self { graph: Arc::clone(graph), plans: Mutex::default(), rows: Mutex::default() }
     }
@@ -86,7 +87,7 @@ pub(super) struct RowPlan {
     pub(super) pattern: AlphaPattern,
 }
 
-/// Plans by what they are for; the one used longest ago is the first.
+/// Plans by their options; the one used longest ago is the first.
 #[derive(Debug)]
 pub(super) struct Recent<K>(Vec<(K, Arc<Plan>)>);
 
@@ -128,7 +129,7 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
     use crate::graph::{Dims, GraphBuilder, SgdConfig};
-    use crate::plan::Mode;
+    use crate::plan::PlanMode;
 
     fn graph(features: usize) -> Arc<Graph> {
         let sgd = SgdConfig { lr: 0.1, momentum: 0.9, weight_decay: 0.0, clip_norm: 1.0 };
@@ -138,7 +139,7 @@ mod tests {
     }
 
     fn train(batch: usize) -> PlanOptions {
-        PlanOptions::new(batch, Mode::Train)
+        PlanOptions::new(batch, PlanMode::Train)
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The one way from steps to a stream: their memories become the arguments of a launch.
+//! Launches of steps on a stream: the memories of the steps become the arguments of a launch.
 
 use std::borrow::Cow;
 use std::ops::RangeInclusive;
@@ -7,27 +7,26 @@ use std::sync::Arc;
 use meristem_device::{Args, Launch, Launches, Program, Scratch, Stream, Tensor};
 use smallvec::SmallVec;
 
-use super::groups::Group;
+use super::groups::GroupTensors;
 use crate::error::{Error, Result};
 use crate::kernels::Isa;
 use crate::plan::programs::program;
-use crate::plan::{Memory, Phase, Plan, Space, SpaceUse, Step, add_use, uses};
+use crate::plan::{Phase, Plan, PlanMemory, PlanStep, Space, SpaceUse, add_use, uses};
 
-/// Where the arena of a launch lies.
+/// Memory of a launch's arena.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Arena<'a> {
     /// In temporary memory: the launch leaves nothing there.
     Scratch(&'a Scratch),
-    /// In memory of its own.
+    /// A tensor of the network.
     Kept(&'a Tensor),
 }
 
-/// Tensors that the spaces of a plan stand for in one launch; those that its steps do not use may
-/// be absent.
+/// Tensors for the spaces of a plan in one launch; tensors that its steps do not use may be absent.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Tensors<'a> {
+pub(super) struct LaunchTensors<'a> {
     pub(super) arena: Option<Arena<'a>>,
-    pub(super) groups: &'a [Group],
+    pub(super) groups: &'a [GroupTensors],
     pub(super) metrics: Option<&'a Tensor>,
     /// First element of the scores, in the metrics.
     pub(super) scores_start: usize,
@@ -39,9 +38,9 @@ pub(super) struct Tensors<'a> {
     pub(super) outputs: &'a [&'a Tensor],
 }
 
-impl<'a> Tensors<'a> {
+impl<'a> LaunchTensors<'a> {
     /// The tensor of a space, and the first of its elements that belongs to it.
-    fn of(&self, space: Space) -> Option<(&'a Tensor, usize)> {
+    fn tensor(&self, space: Space) -> Option<(&'a Tensor, usize)> {
         let whole = |tensor: Option<&'a Tensor>| Some((tensor?, 0));
         match space {
             Space::Arena => match self.arena? {
@@ -64,24 +63,24 @@ impl<'a> Tensors<'a> {
 
 /// Steps of one launch: some phases of a plan, then others.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Run {
+pub(super) struct LaunchSteps {
     phases: Option<(Arc<Plan>, RangeInclusive<Phase>)>,
-    then: Vec<Step>,
+    then: Vec<PlanStep>,
 }
 
-impl Run {
+impl LaunchSteps {
     /// Phases of a plan.
-    pub(super) fn of(plan: &Arc<Plan>, phases: RangeInclusive<Phase>) -> Self {
+    pub(super) fn from_plan(plan: &Arc<Plan>, phases: RangeInclusive<Phase>) -> Self {
         Self { phases: Some((Arc::clone(plan), phases)), then: vec![] }
     }
 
     /// Steps of no plan.
-    pub(super) fn steps(then: Vec<Step>) -> Self {
+    pub(super) fn steps(then: Vec<PlanStep>) -> Self {
         Self { phases: None, then }
     }
 
-    /// More steps behind.
-    pub(super) fn then(self, then: Vec<Step>) -> Self {
+    /// Appends steps.
+    pub(super) fn then(self, then: Vec<PlanStep>) -> Self {
         Self { then, ..self }
     }
 
@@ -94,7 +93,7 @@ impl Run {
         all
     }
 
-    fn execute(&self, isa: Isa, memory: &mut Memory<'_>) {
+    fn execute(&self, isa: Isa, memory: &mut PlanMemory<'_>) {
         let of_plan = self.phases.as_ref().map(|(plan, phases)| plan.steps(phases.clone()));
         of_plan.into_iter().flatten().chain(&self.then).for_each(|step| step.run(isa, memory));
     }
@@ -111,7 +110,7 @@ impl Run {
         }
     }
 
-    /// Enqueues the steps as one launch that reads and writes what they do. Waits for nothing.
+    /// Enqueues the steps as one launch with their reads and writes. Waits for nothing.
     ///
     /// # Errors
     /// [`Error::PlanMemory`] for a tensor that is absent, of another type or too short; as
@@ -121,7 +120,7 @@ impl Run {
         self,
         (stream, operation): (&Stream, &'static str),
         isa: Isa,
-        tensors: &Tensors<'_>,
+        tensors: &LaunchTensors<'_>,
     ) -> Result<()> {
         let (launch, kernel) = self.kernel((stream, operation), isa, tensors)?;
         Ok(launch.run(kernel)?)
@@ -129,9 +128,9 @@ impl Run {
 
     /// The steps' program and its number of arguments, before there is a batch: its tensors are
     /// used from their first element on.
-    pub(super) fn ahead(&self, tensors: &Tensors<'_>) -> (Program, usize) {
+    pub(super) fn ahead(&self, tensors: &LaunchTensors<'_>) -> (Program, usize) {
         let start = |of: &SpaceUse| {
-            tensors.of(of.space).map_or(0, |(tensor, start)| start * tensor.dtype().size())
+            tensors.tensor(of.space).map_or(0, |(tensor, start)| start * tensor.dtype().size())
         };
         let bound: Vec<_> = self.uses().iter().map(|of| (*of, start(of))).collect();
         (self.program(&bound), bound.len())
@@ -140,14 +139,14 @@ impl Run {
     /// Adds the steps as one launch to others, which have nothing to do with it.
     ///
     /// # Errors
-    /// As [`Run::launch`], and [`Launch::add`](meristem_device::Launch::add).
+    /// As [`LaunchSteps::launch`], and [`Launch::add`](meristem_device::Launch::add).
     #[track_caller]
     pub(super) fn add<'a>(
         self,
         to: &mut Launches<'a>,
         (stream, operation): (&'a Stream, &'static str),
         isa: Isa,
-        tensors: &Tensors<'a>,
+        tensors: &LaunchTensors<'a>,
     ) -> Result<()> {
         let (launch, kernel) = self.kernel((stream, operation), isa, tensors)?;
         Ok(launch.add(to, kernel)?)
@@ -159,7 +158,7 @@ impl Run {
         self,
         (stream, operation): (&'a Stream, &'static str),
         isa: Isa,
-        tensors: &Tensors<'a>,
+        tensors: &LaunchTensors<'a>,
     ) -> Result<(Launch<'a>, impl FnOnce(&mut Args<'_>) + Send + 'static)> {
         let mut launch = stream.launch(operation);
         let mut bound: SmallVec<[(SpaceUse, usize); 16]> = SmallVec::new();
@@ -177,14 +176,15 @@ impl Run {
         }
         let launch = launch.gpu(|| self.program(&bound));
         let kernel = move |args: &mut Args<'_>| {
-            let mut memory = Memory::default();
+            let mut memory = PlanMemory::default();
             if temporary {
                 memory.bind_mut(Space::Arena, args.scratch());
             }
             for (i, (SpaceUse { space, written, .. }, start)) in bound.into_iter().enumerate() {
-                match written {
-                    true => memory.bind_mut(space, &mut args.bytes_mut(i)[start..]),
-                    false => memory.bind(space, &args.bytes(i)[start..]),
+                if written {
+                    memory.bind_mut(space, &mut args.bytes_mut(i)[start..])
+                } else {
+                    memory.bind(space, &args.bytes(i)[start..])
                 }
             }
             self.execute(isa, &mut memory);
@@ -204,20 +204,21 @@ fn check_scratch(scratch: &Scratch, of: SpaceUse) -> Result<()> {
 }
 
 /// The tensor that is used, and the first of its elements that belongs to the space.
-fn find<'a>(tensors: &Tensors<'a>, of: SpaceUse) -> Result<(&'a Tensor, usize)> {
+fn find<'a>(tensors: &LaunchTensors<'a>, of: SpaceUse) -> Result<(&'a Tensor, usize)> {
     let mismatch = |got: String| {
         let least = if of.is_whole() { "" } else { "at least " };
         let expected =
             format!("{:?} with {least}{} of {}", of.space, of.bytes / of.dtype.size(), of.dtype);
         Error::PlanMemory { what: "tensors of a launch", expected, got }
     };
-    let (tensor, start) = tensors.of(of.space).ok_or_else(|| mismatch("none".into()))?;
+    let (tensor, start) = tensors.tensor(of.space).ok_or_else(|| mismatch("none".into()))?;
     let (dtype, elements) = (tensor.dtype(), tensor.numel().saturating_sub(start));
     let bytes = elements * dtype.size();
     let typed = of.space == Space::Arena || dtype == of.dtype;
     let sized = if of.is_whole() { bytes == of.bytes } else { bytes >= of.bytes };
-    match typed && sized {
-        true => Ok((tensor, start)),
-        false => Err(mismatch(format!("{elements} of {dtype}"))),
+    if typed && sized {
+        Ok((tensor, start))
+    } else {
+        Err(mismatch(format!("{elements} of {dtype}")))
     }
 }

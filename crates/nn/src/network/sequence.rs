@@ -10,22 +10,21 @@ use std::sync::Arc;
 use meristem_device::{DType, Expect, Owner, Stream, Tensor, read_back_as};
 
 use super::gradient;
-use super::groups::Group;
+use super::groups::GroupTensors;
 use super::growth::{self, Fresh};
 use super::plans::Recent;
-use super::run::{Arena, Run, Tensors};
-use super::state::{Weights, unpacked};
+use super::run::{Arena, LaunchSteps, LaunchTensors};
+use super::state::{GraphWeights, unpacked};
 use crate::error::{Error, Result};
-use crate::graph::{Graph, Node, Op};
+use crate::graph::{Graph, Node, NodeOp};
 use crate::kernels::Isa;
 use crate::kernels::ppo::PpoLoss;
 use crate::kernels::sample::{SampleStep, Sampler};
 use crate::layout::packing;
 use crate::metrics::MetricsLayout;
-use crate::ops::ppo::Pass;
-use crate::ops::state;
-use crate::ops::{Target, gpu};
-use crate::plan::{Mode, Phase, Plan, PlanOptions, Step};
+use crate::ops::ppo::PpoPass;
+use crate::ops::{PlanTarget, StateOp, gpu};
+use crate::plan::{Phase, Plan, PlanMode, PlanOptions, PlanStep};
 use crate::precision::Precision;
 use crate::state::{HostTensor, StateDict};
 
@@ -74,7 +73,7 @@ pub struct SequenceNetwork {
     stream: Stream,
     graph: Arc<Graph>,
     options: SequenceOptions,
-    groups: Vec<Group>,
+    groups: Vec<GroupTensors>,
     plans: Recent<PlanOptions>,
     /// Memory of forward runs, and of training: a gradient survives forward runs.
     arenas: [Tensor; 2],
@@ -110,8 +109,8 @@ impl SequenceNetwork {
             gradient: None,
             metrics,
         };
-        let reset = state::Op::ResetMetrics(metrics_layout);
-        let reset = Run::steps(vec![Step::new(reset, &[], &[metrics_layout.span()])]);
+        let reset = StateOp::ResetMetrics(metrics_layout);
+        let reset = LaunchSteps::steps(vec![PlanStep::new(reset, &[], &[metrics_layout.span()])]);
         network.launch("reset_metrics", reset, &network.tensors(true))?;
         Ok(network)
     }
@@ -132,11 +131,16 @@ impl SequenceNetwork {
         let rows = self.check_inputs("forward", run)?;
         let features = self.graph.classes();
         check(&self.stream, ("forward", "output"), output, DType::F32, [rows, features])?;
-        let plan = self.plan(rows, run.steps, Mode::Infer)?;
+        let plan = self.plan(rows, run.steps, PlanMode::Infer)?;
         self.check_states("forward", &plan, states)?;
         let outputs: Vec<&Tensor> = std::iter::once(output).chain(states.iter().copied()).collect();
-        let tensors = Tensors { inputs: run.inputs, outputs: &outputs, ..self.tensors(false) };
-        self.launch("forward", Run::of(&plan, Phase::Forward..=Phase::Deliver), &tensors)
+        let tensors =
+            LaunchTensors { inputs: run.inputs, outputs: &outputs, ..self.tensors(false) };
+        self.launch(
+            "forward",
+            LaunchSteps::from_plan(&plan, Phase::Forward..=Phase::Deliver),
+            &tensors,
+        )
     }
 
     /// Runs forward, draws an action for every row from the output, and copies the inputs; the
@@ -153,13 +157,13 @@ impl SequenceNetwork {
     ) -> Result<()> {
         let rows = self.check_inputs("act", run)?;
         self.check_draw(run, draw, rows)?;
-        let plan = self.plan(rows, run.steps, Mode::Draw(Arc::clone(draw.sampler)))?;
+        let plan = self.plan(rows, run.steps, PlanMode::Draw(Arc::clone(draw.sampler)))?;
         self.check_states("act", &plan, states)?;
         let inputs: Vec<&Tensor> = run.inputs.iter().chain(&draw.from).copied().collect();
         let outputs: Vec<&Tensor> =
             draw.to.iter().chain(states).chain(draw.seen).copied().collect();
-        let tensors = Tensors { inputs: &inputs, outputs: &outputs, ..self.tensors(false) };
-        self.launch("act", Run::of(&plan, Phase::Forward..=Phase::Deliver), &tensors)
+        let tensors = LaunchTensors { inputs: &inputs, outputs: &outputs, ..self.tensors(false) };
+        self.launch("act", LaunchSteps::from_plan(&plan, Phase::Forward..=Phase::Deliver), &tensors)
     }
 
     /// Runs forward, the loss of proximal policy optimisation, backward, and measures the gradient
@@ -176,33 +180,42 @@ impl SequenceNetwork {
         &mut self,
         run: &SequenceRun<'_>,
         loss: &Arc<PpoLoss>,
-        pass: Pass,
+        pass: PpoPass,
         data: &[&Tensor],
         results: &[&Tensor],
     ) -> Result<()> {
         let rows = self.check_inputs("differentiate", run)?;
         self.gradient = None;
         let plan =
-            self.plan(rows, run.steps, Mode::TrainPolicy { loss: Arc::clone(loss), pass })?;
+            self.plan(rows, run.steps, PlanMode::TrainPolicy { loss: Arc::clone(loss), pass })?;
         let inputs: Vec<&Tensor> = run.inputs.iter().chain(data).copied().collect();
-        let tensors = Tensors { inputs: &inputs, outputs: results, ..self.tensors(true) };
-        self.launch("differentiate", Run::of(&plan, Phase::Forward..=Phase::Measure), &tensors)?;
+        let tensors = LaunchTensors { inputs: &inputs, outputs: results, ..self.tensors(true) };
+        self.launch(
+            "differentiate",
+            LaunchSteps::from_plan(&plan, Phase::Forward..=Phase::Measure),
+            &tensors,
+        )?;
         self.gradient = Some(plan);
         Ok(())
     }
 
     /// This network's tensors, with the arena of forward runs or of training.
-    fn tensors(&self, training: bool) -> Tensors<'_> {
-        Tensors {
+    fn tensors(&self, training: bool) -> LaunchTensors<'_> {
+        LaunchTensors {
             arena: Some(Arena::Kept(&self.arenas[usize::from(training)])),
             groups: &self.groups,
             metrics: Some(&self.metrics),
-            ..Tensors::default()
+            ..LaunchTensors::default()
         }
     }
 
     #[track_caller]
-    fn launch(&self, operation: &'static str, run: Run, tensors: &Tensors<'_>) -> Result<()> {
+    fn launch(
+        &self,
+        operation: &'static str,
+        run: LaunchSteps,
+        tensors: &LaunchTensors<'_>,
+    ) -> Result<()> {
         run.launch((&self.stream, operation), self.options.isa, tensors)
     }
 
@@ -213,9 +226,10 @@ impl SequenceNetwork {
         &self.metrics
     }
 
-    /// The last gradient of every parameter that one reaches, with its name: f32, flat, before
-    /// clipping, where it lies. They may be overwritten by launches of this stream, with what other
-    /// ranks found; [`SequenceNetwork::measure`] comes after that, then [`SequenceNetwork::apply`].
+    /// The last gradients with the names of their parameters, for every parameter that a gradient
+    /// reaches: views of the arena, f32, flat, before clipping. Launches of this stream may
+    /// overwrite them with sums over ranks; [`SequenceNetwork::measure`] comes after that, then
+    /// [`SequenceNetwork::apply`].
     ///
     /// # Errors
     /// [`Error::Argument`] without a gradient.
@@ -230,7 +244,7 @@ impl SequenceNetwork {
     /// As [`SequenceNetwork::gradients`].
     pub fn measure(&mut self) -> Result<()> {
         let plan = self.gradient.as_ref().ok_or_else(|| missing("measure"))?;
-        let run = Run::of(plan, Phase::Measure..=Phase::Measure);
+        let run = LaunchSteps::from_plan(plan, Phase::Measure..=Phase::Measure);
         self.launch("gradient norms", run, &self.tensors(true))
     }
 
@@ -242,7 +256,7 @@ impl SequenceNetwork {
     /// [`Error::Argument`] without a gradient, a failed stream.
     pub fn apply(&mut self) -> Result<()> {
         let plan = self.gradient.take().ok_or_else(|| missing("apply"))?;
-        let run = Run::of(&plan, Phase::Update..=Phase::Update);
+        let run = LaunchSteps::from_plan(&plan, Phase::Update..=Phase::Update);
         self.launch("apply", run, &self.tensors(true))
     }
 
@@ -307,8 +321,8 @@ impl SequenceNetwork {
         &self.stream
     }
 
-    fn weights(&self) -> Weights<'_> {
-        Weights { graph: &self.graph, groups: &self.groups }
+    fn weights(&self) -> GraphWeights<'_> {
+        GraphWeights { graph: &self.graph, groups: &self.groups }
     }
 
     fn input_nodes(&self) -> impl Iterator<Item = &Node> {
@@ -330,8 +344,8 @@ impl SequenceNetwork {
         }
         for (node, input) in self.input_nodes().zip(run.inputs) {
             let (dtype, rows) = match node.op {
-                Op::State(_) => (DType::F32, rows / run.steps),
-                Op::Indices(_) => (DType::U32, rows),
+                NodeOp::State(_) => (DType::F32, rows / run.steps),
+                NodeOp::Indices(_) => (DType::U32, rows),
                 _ => (DType::F32, rows),
             };
             let shape = [rows, node.dims.numel()];
@@ -386,7 +400,7 @@ impl SequenceNetwork {
             check(&self.stream, ("act", name), tensor, dtype, shape)?;
         }
         let nodes = self.input_nodes().zip(run.inputs);
-        let like: Vec<_> = nodes.filter(|(node, _)| !matches!(node.op, Op::State(_))).collect();
+        let like: Vec<_> = nodes.filter(|(node, _)| !matches!(node.op, NodeOp::State(_))).collect();
         if like.len() != seen.len() {
             let expected = format!("a copy of each of {} inputs", like.len());
             return Err(Error::argument("act", "seen", expected, seen.len()));
@@ -398,10 +412,10 @@ impl SequenceNetwork {
         Ok(())
     }
 
-    /// The plan of so many rows; its arena is made large enough.
-    fn plan(&mut self, batch: usize, steps: usize, mode: Mode) -> Result<Arc<Plan>> {
+    /// The plan of `batch` sequences of `steps` steps; the arena grows if it is too small.
+    fn plan(&mut self, batch: usize, steps: usize, mode: PlanMode) -> Result<Arc<Plan>> {
         let arena = &mut self.arenas[usize::from(mode.is_training())];
-        let target = Target::of(self.stream.device());
+        let target = PlanTarget::for_device(self.stream.device());
         let options = PlanOptions { steps, target, ..PlanOptions::new(batch, mode) };
         let plan = self
             .plans
@@ -428,9 +442,10 @@ fn check(
     shape: [usize; 2],
 ) -> Result<()> {
     let expect = Expect::stream(stream).dtype(dtype).contiguous();
-    let expect = match shape[1] == 1 && tensor.dims().len() == 1 {
-        true => expect.shape([shape[0]]),
-        false => expect.shape(shape),
+    let expect = if shape[1] == 1 && tensor.dims().len() == 1 {
+        expect.shape([shape[0]])
+    } else {
+        expect.shape(shape)
     };
     Ok(expect.check(operation, name, tensor)?)
 }

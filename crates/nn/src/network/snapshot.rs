@@ -5,26 +5,26 @@ use std::sync::Arc;
 use meristem_device::{DType, Owner, Stream, Tensor};
 
 use super::Network;
-use super::groups::{self, Group, same_group};
-use super::state::Weights;
+use super::groups::{self, GroupTensors, same_group};
+use super::state::GraphWeights;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::metrics;
-use crate::ops::state;
-use crate::plan::Step;
+use crate::ops::StateOp;
+use crate::plan::PlanStep;
 use crate::state::StateDict;
 
-/// A copy of parameters and buffers, on the device of the network that it was taken from. What the
-/// optimiser remembers is no part of it.
+/// A copy of parameters and buffers, on the device of the network that it was taken from. The
+/// optimiser's state is no part of it.
 #[derive(Debug)]
 pub struct Snapshot {
     graph: Arc<Graph>,
-    groups: Vec<Group>,
+    groups: Vec<GroupTensors>,
 }
 
 impl Snapshot {
-    /// A snapshot of those groups of a network that `graph` has: of all, or of what shall remain.
-    /// Does not wait.
+    /// A snapshot of the groups of a network that `graph` names: all groups, or the groups that
+    /// shall remain. Does not wait.
     ///
     /// # Errors
     /// [`Error::Argument`] if the network lacks one of them; memory.
@@ -49,11 +49,11 @@ impl Snapshot {
         copy(&network.stream, "snapshot", sources.into_iter().zip(&self.groups))
     }
 
-    /// Groups for another graph: those that stay as they are keep their memory.
-    fn memory(&self, graph: &Graph, sources: &[&Group]) -> Result<Vec<Group>> {
-        let group = |(g, source): (usize, &&Group)| match same_group(&self.graph, graph, g) {
+    /// Groups for another graph: unchanged groups keep their memory.
+    fn memory(&self, graph: &Graph, sources: &[&GroupTensors]) -> Result<Vec<GroupTensors>> {
+        let group = |(g, source): (usize, &&GroupTensors)| match same_group(&self.graph, graph, g) {
             Some(own) if own < self.groups.len() => Ok(self.groups[own].clone()),
-            _ => Group::copy_of(source, Owner::Snapshots),
+            _ => GroupTensors::copy_of(source, Owner::Snapshots),
         };
         sources.iter().enumerate().map(group).collect()
     }
@@ -72,7 +72,7 @@ impl Snapshot {
         self.weights().parameters()?.read_back()
     }
 
-    /// Sets what it holds. All or nothing. Does not wait.
+    /// Restores the snapshot's groups. All or nothing. Does not wait.
     ///
     /// # Errors
     /// As [`Network::load_state_dict`], strict.
@@ -80,8 +80,8 @@ impl Snapshot {
         self.weights().parameters()?.load(state, true)
     }
 
-    fn weights(&self) -> Weights<'_> {
-        Weights { graph: &self.graph, groups: &self.groups }
+    fn weights(&self) -> GraphWeights<'_> {
+        GraphWeights { graph: &self.graph, groups: &self.groups }
     }
 }
 
@@ -98,8 +98,8 @@ impl Network {
         self.clear_momentum()
     }
 
-    /// Counts what is NaN or infinite among parameters, running statistics and momenta, into
-    /// [`Metrics::non_finite`](crate::Metrics::non_finite). One launch; does not wait.
+    /// Counts elements that are NaN or infinite among parameters, running statistics and momenta,
+    /// into [`Metrics::non_finite`](crate::Metrics::non_finite). One launch; does not wait.
     ///
     /// # Errors
     /// A failed stream.
@@ -107,13 +107,13 @@ impl Network {
     pub fn count_non_finite(&self) -> Result<()> {
         let mut spans = self.group_spans();
         spans.retain(|span| span.dtype == DType::F32);
-        let op = state::Op::CountNonFinite(spans.iter().map(|span| span.len).collect());
-        let step = Step::new(op, &spans, &[metrics::NON_FINITE]);
+        let op = StateOp::CountNonFinite(spans.iter().map(|span| span.len).collect());
+        let step = PlanStep::new(op, &spans, &[metrics::NON_FINITE]);
         self.launch_steps("count_non_finite", vec![step])
     }
 
     /// The parameters of a group (by its place in the graph) as they lie on the device, f32, packed
-    /// as [`layout`](crate::layout) says. What a launch writes there is in force from the next step
+    /// as [`layout`](crate::layout) says. A launch's writes there take effect from the next step
     /// on.
     pub fn packed_parameters(&self, group: usize) -> Option<&Tensor> {
         Some(&self.groups.get(group)?.values)
@@ -121,7 +121,7 @@ impl Network {
 }
 
 /// The groups of a network that a graph has.
-fn sources<'a>(network: &'a Network, graph: &Graph) -> Result<Vec<&'a Group>> {
+fn sources<'a>(network: &'a Network, graph: &Graph) -> Result<Vec<&'a GroupTensors>> {
     let find = |g: usize| match same_group(network.graph(), graph, g) {
         Some(at) => Ok(&network.groups[at]),
         None => {
@@ -137,9 +137,9 @@ fn sources<'a>(network: &'a Network, graph: &Graph) -> Result<Vec<&'a Group>> {
 fn copy<'a>(
     stream: &Stream,
     operation: &'static str,
-    groups: impl Iterator<Item = (&'a Group, &'a Group)>,
+    groups: impl Iterator<Item = (&'a GroupTensors, &'a GroupTensors)>,
 ) -> Result<()> {
-    let of = |group: &'a Group| [&group.values, &group.state, &group.counters];
+    let of = |group: &'a GroupTensors| [&group.values, &group.state, &group.counters];
     groups::copy(stream, operation, groups.flat_map(|(from, to)| of(from).into_iter().zip(of(to))))
 }
 

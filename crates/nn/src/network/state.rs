@@ -2,10 +2,10 @@
 
 use meristem_device::{Fill, Tensor, read_back};
 
-use super::{Group, Network};
+use super::{GroupTensors, Network};
 use crate::error::Result;
 use crate::graph::{Graph, Optimiser, ParamKind};
-use crate::layout::{Layout, Packing, packing};
+use crate::layout::{Packing, ParamLayout, packing};
 use crate::state::{HostData, HostTensor, StateDict, elements};
 
 impl Network {
@@ -18,10 +18,9 @@ impl Network {
         self.weights().parameters()?.read_back()
     }
 
-    /// State of the optimisers: the momentum of every parameter, under the parameter's name
-    /// and in its shape. Of a group with Adam instead `{parameter}.exp_avg` and
-    /// `{parameter}.exp_avg_sq`, and its steps as `{group}.step`. One read-back, which waits for
-    /// the device.
+    /// State of the optimisers: the momentum of every parameter, under the parameter's name and in
+    /// its shape. A group with Adam has `{parameter}.exp_avg` and `{parameter}.exp_avg_sq` instead,
+    /// and its steps as `{group}.step`. One read-back, which waits for the device.
     ///
     /// # Errors
     /// A failed stream.
@@ -31,16 +30,16 @@ impl Network {
     }
 
     /// Sets parameters and buffers; momentum stays as it is. All or nothing. Without `strict`,
-    /// names that only one side has are passed over. Does not wait for the device.
+    /// names that only one side has are ignored. Does not wait for the device.
     ///
     /// # Errors
-    /// [`StateError`](crate::StateError) lists every tensor that is missing, left over, of another
+    /// [`StateError`](crate::StateError) lists every tensor that is missing, surplus, of another
     /// form, or holds NaN or infinity.
     pub fn load_state_dict(&mut self, state: &StateDict, strict: bool) -> Result<()> {
         self.weights().parameters()?.load(state, strict)
     }
 
-    /// Sets what the optimiser remembers, as [`Network::momentum_dict`] gave it. Does not wait.
+    /// Sets the optimiser's state to a result of [`Network::momentum_dict`]. Does not wait.
     ///
     /// # Errors
     /// As [`Network::load_state_dict`], strict.
@@ -57,22 +56,22 @@ impl Network {
         self.weights().clear_moments()
     }
 
-    pub(super) fn weights(&self) -> Weights<'_> {
-        Weights { graph: self.graph(), groups: &self.groups }
+    pub(super) fn weights(&self) -> GraphWeights<'_> {
+        GraphWeights { graph: self.graph(), groups: &self.groups }
     }
 }
 
 /// A graph with the tensors of its groups.
-pub(super) struct Weights<'a> {
+pub(super) struct GraphWeights<'a> {
     pub(super) graph: &'a Graph,
-    pub(super) groups: &'a [Group],
+    pub(super) groups: &'a [GroupTensors],
 }
 
-/// Named tensors of a network, where they lie on its device.
-pub(super) struct Entries(Vec<Entry>);
+/// Named tensors of a network, as views of its memory.
+pub(super) struct NamedTensors(Vec<NamedTensor>);
 
 /// A named tensor, with its view of a group's memory.
-pub(super) struct Entry {
+pub(super) struct NamedTensor {
     name: String,
     /// PyTorch's shape.
     shape: Vec<usize>,
@@ -81,7 +80,7 @@ pub(super) struct Entry {
     memory: Tensor,
 }
 
-impl Entry {
+impl NamedTensor {
     fn packed(
         name: String,
         shape: &[usize],
@@ -110,29 +109,34 @@ impl Entry {
     }
 }
 
-impl Weights<'_> {
+impl GraphWeights<'_> {
     /// Parameters and buffers.
-    pub(super) fn parameters(&self) -> Result<Entries> {
-        let layout = Layout::new(self.graph);
+    pub(super) fn parameters(&self) -> Result<NamedTensors> {
+        let layout = ParamLayout::new(self.graph);
         let params = self.graph.params.iter().zip(&layout.params).map(|(param, place)| {
             let values = &self.groups[place.group.index()].values;
-            Entry::packed(param.name.clone(), &param.shape, packing(param), (values, place.start))
+            NamedTensor::packed(
+                param.name.clone(),
+                &param.shape,
+                packing(param),
+                (values, place.start),
+            )
         });
         let buffers = self.graph.buffers.iter().zip(&layout.buffers).map(|(buffer, place)| {
             let (name, group) = (buffer.name.clone(), &self.groups[place.group.index()]);
             if buffer.counter {
-                return Entry::counter(name, &group.counters, place.start);
+                return NamedTensor::counter(name, &group.counters, place.start);
             }
             let shape = [buffer.len];
             let packing = Packing::new(ParamKind::Vector, &shape);
-            Entry::packed(name, &shape, packing, (&group.state, place.start))
+            NamedTensor::packed(name, &shape, packing, (&group.state, place.start))
         });
-        params.chain(buffers).collect::<Result<_>>().map(Entries)
+        params.chain(buffers).collect::<Result<_>>().map(NamedTensors)
     }
 
     /// State of the optimisers.
-    pub(super) fn moments(&self) -> Result<Entries> {
-        let layout = Layout::new(self.graph);
+    pub(super) fn moments(&self) -> Result<NamedTensors> {
+        let layout = ParamLayout::new(self.graph);
         let mut entries = vec![];
         for (param, place) in self.graph.params.iter().zip(&layout.params) {
             let group = place.group.index();
@@ -144,19 +148,19 @@ impl Weights<'_> {
                 let start = part * layout.groups[group].values + place.start;
                 let at = (&self.groups[group].momentum, start);
                 let name = format!("{}{suffix}", param.name);
-                entries.push(Entry::packed(name, &param.shape, packing(param), at)?);
+                entries.push(NamedTensor::packed(name, &param.shape, packing(param), at)?);
             }
         }
         for (g, step) in layout.steps.iter().enumerate() {
             if let Some(step) = step {
                 let name = format!("{}.step", self.graph.groups[g].name);
-                entries.push(Entry::counter(name, &self.groups[g].counters, *step)?);
+                entries.push(NamedTensor::counter(name, &self.groups[g].counters, *step)?);
             }
         }
-        Ok(Entries(entries))
+        Ok(NamedTensors(entries))
     }
 
-    /// Sets what the optimisers remember to zero, with what lies between the parameters.
+    /// Sets the optimisers' state to zero, including the elements between the parameters.
     fn clear_moments(&self) -> Result<()> {
         let steps = self.moments()?.0.into_iter().filter(|entry| entry.packing.is_none());
         let momenta = self.groups.iter().map(|group| group.momentum.clone());
@@ -172,8 +176,8 @@ impl Weights<'_> {
     }
 }
 
-impl Entries {
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
+impl NamedTensors {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &NamedTensor> {
         self.0.iter()
     }
 
@@ -182,22 +186,23 @@ impl Entries {
     pub(super) fn read_back(&self) -> Result<StateDict> {
         let memory: Vec<_> = self.0.iter().map(|entry| &entry.memory).collect();
         let raw = read_back(&memory)?;
-        let tensors = self.0.iter().zip(raw).map(|(Entry { name, shape, packing, .. }, raw)| {
-            let tensor = match packing {
-                Some(packing) => unpacked(shape, *packing, &elements(&raw)),
-                None => HostTensor::scalar_i64(elements(&raw)[0]),
-            };
-            (name.clone(), tensor)
-        });
+        let tensors =
+            self.0.iter().zip(raw).map(|(NamedTensor { name, shape, packing, .. }, raw)| {
+                let tensor = match packing {
+                    Some(packing) => unpacked(shape, *packing, &elements(&raw)),
+                    None => HostTensor::scalar_i64(elements(&raw)[0]),
+                };
+                (name.clone(), tensor)
+            });
         Ok(StateDict(tensors.collect()))
     }
 
-    /// Sets all of them, or none; without `strict` those that `state` has.
+    /// Sets all tensors, or none; without `strict` only the tensors that `state` has.
     pub(super) fn load(&self, state: &StateDict, strict: bool) -> Result<()> {
-        let form = |entry: &Entry| (entry.shape.clone(), entry.packing.is_none());
+        let form = |entry: &NamedTensor| (entry.shape.clone(), entry.packing.is_none());
         let expected = self.0.iter().map(|entry| (&*entry.name, form(entry))).collect();
         state.check(&expected, strict)?;
-        for Entry { name, packing, memory, .. } in &self.0 {
+        for NamedTensor { name, packing, memory, .. } in &self.0 {
             match (state.get(name).map(|tensor| &tensor.data), packing) {
                 (Some(HostData::F32(values)), Some(packing)) => {
                     let mut packed = vec![0.0; packing.len()];

@@ -1,6 +1,6 @@
 //! Steps where a module meets its host.
 
-use super::operand::{Operands, Signature, f32s};
+use super::operand::{Signature, StepOperands, f32s};
 use crate::kernels::blend::{self, BlendGrads, BlendInputs, BlendMode, TanhMixGrads};
 use crate::kernels::{GradOut, Isa};
 
@@ -17,12 +17,12 @@ pub struct Blend {
 
 /// Blends' forward and backward steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Op {
+pub enum BlendOp {
     /// Reads host, module, the module's input (MULTIPLY), gate (GATE), alpha; writes their blend.
     Forward(Blend),
-    /// Reads what [`Op::Forward`] does, and dy; writes the gradients of host, module, the module's
-    /// input and gate (each optional). With ADD, host and module are optional: a processor does
-    /// not read them.
+    /// Reads the operands of [`BlendOp::Forward`], and dy; writes the gradients of host, module,
+    /// the module's input and gate (each optional). With ADD, host and module are optional: a
+    /// processor does not read them.
     Gradient {
         /// Shape.
         blend: Blend,
@@ -53,11 +53,11 @@ impl Blend {
     }
 }
 
-impl Op {
+impl BlendOp {
     pub(super) fn signature(&self) -> Signature {
         match *self {
-            Op::Forward(of) => Signature::new(&of.reads(), &[f32s(of.len)]),
-            Op::Gradient { blend, .. } => {
+            BlendOp::Forward(of) => Signature::new(&of.reads(), &[f32s(of.len)]),
+            BlendOp::Gradient { blend, .. } => {
                 let [h, m, x, gate, alpha] = blend.reads();
                 let writes = [h, m, x, gate].map(super::Spec::optional);
                 let needed = |of: super::Spec| match blend.mode {
@@ -66,8 +66,10 @@ impl Op {
                 };
                 Signature::new(&[needed(h), needed(m), x, gate, alpha, h], &writes)
             }
-            Op::TanhMix { len } => Signature::new(&[f32s(len), f32s(len), f32s(1)], &[f32s(len)]),
-            Op::TanhMixGradient { len, .. } => {
+            BlendOp::TanhMix { len } => {
+                Signature::new(&[f32s(len), f32s(len), f32s(1)], &[f32s(len)])
+            }
+            BlendOp::TanhMixGradient { len, .. } => {
                 let x = f32s(len);
                 let writes = [x.optional(), x.optional(), f32s(1)];
                 Signature::new(&[x, x, f32s(1), x], &writes)
@@ -75,14 +77,14 @@ impl Op {
         }
     }
 
-    pub(super) fn run(&self, isa: Isa, operands: Operands<'_>) {
+    pub(super) fn run(&self, isa: Isa, operands: StepOperands<'_>) {
         match *self {
-            Op::Forward(of) => {
+            BlendOp::Forward(of) => {
                 let ([h, m, x, gate, alpha], [y]) = operands.floats();
                 let from = BlendInputs { h, m, x, gate, alpha: alpha[0] };
                 blend::forward(isa, of.mode, &from, y);
             }
-            Op::Gradient { blend: of, accumulate: [ah, am, ax, ag] } => {
+            BlendOp::Gradient { blend: of, accumulate: [ah, am, ax, ag] } => {
                 let ([h, m, x, gate, alpha, dy], [dh, dm, dx, dgate]) = operands.floats();
                 let from = BlendInputs { h, m, x, gate, alpha: alpha[0] };
                 let to = BlendGrads {
@@ -93,11 +95,11 @@ impl Op {
                 };
                 blend::backward(isa, of.mode, &from, dy, to);
             }
-            Op::TanhMix { .. } => {
+            BlendOp::TanhMix { .. } => {
                 let ([x, y, s], [out]) = operands.floats();
                 blend::tanh_mix(isa, x, y, s[0], out);
             }
-            Op::TanhMixGradient { accumulate, .. } => {
+            BlendOp::TanhMixGradient { accumulate, .. } => {
                 let ([x, y, s, dout], [dx, dy, ds]) = operands.floats();
                 let to = TanhMixGrads {
                     x: GradOut { values: dx, accumulate: accumulate[0] },

@@ -1,78 +1,112 @@
-//! Steps that go sample by sample, one behind the other for a block of samples at a time: what one
-//! hands to the next stays in the cache, and what only they use has no place in the arena. Plans
-//! for processors have chains; a GPU carries the steps out for the whole batch.
+//! Chains: consecutive steps that go sample by sample, and take a block of samples at a time, one
+//! step after the other.
+//!
+//! # Method
+//! ```text
+//!             step by step                              chain
+//!       batch ───────────────▸                   block   block   block
+//! conv  ████████████████████████            conv  ██      ██      ██
+//! norm  ████████████████████████            norm  ██ ──▸  ██ ──▸  ██
+//! relu  ████████████████████████            relu  ██      ██      ██
+//!
+//! for each part of the batch, on the next idle worker:
+//!     for each block of the part:
+//!         for each step of the chain:
+//!             step.run(block)               inner values: in the part's scratch
+//!     sums of the part → shared sums, in the order of the parts
+//! ```
+//!
+//! # Speed
+//! A block's results stay in the second-level cache until the next step reads them. Values that
+//! only the chain uses (*inner*) have memory for one block, and no place in the arena. Workers
+//! without an env take over parts of a chain, so of each of its steps.
+//!
+//! # Assumptions
+//! - `ops::samples` says which operations go sample by sample. Statistics over the batch, the sums
+//!   of a batch norm's gradient, and Winograd's filtering with more than 256 filters end a chain.
+//! - Blocks and parts follow from the steps that add to gradients alone, and a chain adds to one
+//!   group of parameters: a host trains beside a module in training as it would without, bit for
+//!   bit. `plan::chain` makes the chains.
+//! - Plans for processors have chains. A GPU runs the steps for the whole batch.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use meristem_device::DType;
 use smallvec::SmallVec;
 
-use super::operand::{Operands, Role, Signature, Slice, SliceMut, Spec, scratch};
-use super::{Op as Any, Target};
+use super::operand::{OperandRole, Signature, Slice, SliceMut, Spec, StepOperands, scratch};
+use super::{PlanTarget, StepOp};
 use crate::kernels::Isa;
 use crate::kernels::conv::{self, aligned};
-use crate::kernels::parts::{self, Scratch};
+use crate::kernels::parts::{self, PartScratch};
 
-/// A chain; plans share it.
-pub type Op = Arc<Chain>;
-
-/// Where an operand of a link lies.
+/// Place of an operand of a chain's step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum OperandPlace {
     /// Nowhere: it is absent.
     Absent,
     /// An operand that the chain reads.
     Read(usize),
-    /// An operand that the chain writes; links may read it, too.
+    /// An operand that the chain writes; its steps may read it, too.
     Write(usize),
-    /// A value that no one else uses.
+    /// A value that only the chain uses.
     Inner(usize),
 }
 
 /// A step of a chain.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Link {
+pub struct ChainStep {
     /// Operation, for the whole batch.
-    pub op: Any,
-    /// Places of what it reads.
-    pub reads: SmallVec<[Place; 8]>,
-    /// Places of what it writes, without scratch.
-    pub writes: SmallVec<[Place; 8]>,
+    pub op: StepOp,
+    /// Places of its read operands.
+    pub reads: SmallVec<[OperandPlace; 8]>,
+    /// Places of its written operands, without scratch.
+    pub writes: SmallVec<[OperandPlace; 8]>,
     takes_scratch: bool,
 }
 
 /// An operand of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Operand {
+pub struct ChainOperand {
     /// Element type.
     pub dtype: DType,
     /// Elements, for the whole batch.
     pub len: usize,
-    /// Whether every sample has its part. What is written of an operand that is the same for all
-    /// samples is f32, and added to after each block.
+    /// Whether every sample has its part. A written operand that all samples share is f32; each
+    /// block adds to it.
     pub by_sample: bool,
 }
 
-/// A row of steps, each of which goes sample by sample.
+/// Operands of a chain.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ChainOperands {
+    /// Operands that are read and not written.
+    pub reads: Vec<ChainOperand>,
+    /// Operands that are written, without scratch.
+    pub writes: Vec<ChainOperand>,
+    /// Values that only the chain uses.
+    pub inner: Vec<ChainOperand>,
+}
+
+/// Consecutive steps, each of which goes sample by sample.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chain {
-    pub(crate) sizes: Sizes,
+    pub(crate) sizes: ChainSizes,
     /// Steps in order.
-    pub links: Vec<Link>,
-    /// Operands that are read, apart from those that are written, too.
-    pub reads: Vec<Operand>,
+    pub steps: Vec<ChainStep>,
+    /// Operands that are read and not written.
+    pub reads: Vec<ChainOperand>,
     /// Operands that are written, without scratch.
-    pub writes: Vec<Operand>,
+    pub writes: Vec<ChainOperand>,
     /// Values that only the chain uses.
-    pub inner: Vec<Operand>,
-    /// f32 elements of scratch of any link, for any block.
-    link_scratch: usize,
+    pub inner: Vec<ChainOperand>,
+    /// f32 elements of scratch: the most that a step needs for a block.
+    step_scratch: usize,
 }
 
 /// The sizes of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sizes {
+pub struct ChainSizes {
     /// Samples.
     pub batch: usize,
     /// Samples of a block.
@@ -81,7 +115,7 @@ pub struct Sizes {
     pub part: usize,
 }
 
-impl Sizes {
+impl ChainSizes {
     /// Samples of the blocks that there are: whole ones, and the last ones of a part and of the
     /// last part. A smaller block may need more scratch: its products are in other parts.
     fn blocks(&self) -> [usize; 4] {
@@ -92,8 +126,8 @@ impl Sizes {
     }
 }
 
-impl Operand {
-    /// Elements of a sample; those of the whole operand, if it is the same for all.
+impl ChainOperand {
+    /// Elements of one sample; all elements if the samples share the operand.
     fn each(&self, batch: usize) -> usize {
         if self.by_sample { self.len / batch } else { self.len }
     }
@@ -120,68 +154,72 @@ impl Operand {
     }
 }
 
-impl Link {
+impl ChainStep {
     /// A step of a chain.
-    pub fn new(op: Any, reads: &[Place], writes: &[Place]) -> Self {
+    pub fn new(op: StepOp, reads: &[OperandPlace], writes: &[OperandPlace]) -> Self {
         let takes_scratch = scratch_of(&op).is_some();
         Self { op, reads: reads.into(), writes: writes.into(), takes_scratch }
     }
 
     /// The operation for a block of samples.
-    fn over(&self, samples: usize, batch: usize) -> Any {
-        self.op.over(samples, batch).expect("a link goes sample by sample")
+    fn over(&self, samples: usize, batch: usize) -> StepOp {
+        self.op.over(samples, batch).expect("a step of a chain goes sample by sample")
     }
 }
 
-/// Elements of scratch that an operation takes, if it does.
-fn scratch_of(op: &Any) -> Option<usize> {
-    let signature = op.signature(Target::Cpu);
-    signature.writes.last().filter(|spec| spec.role == Role::Scratch).map(|spec| spec.len)
+/// Elements of scratch of an operation, if it has scratch.
+fn scratch_of(op: &StepOp) -> Option<usize> {
+    let signature = op.signature(PlanTarget::Cpu);
+    signature.writes.last().filter(|spec| spec.role == OperandRole::Scratch).map(|spec| spec.len)
 }
 
 /// Operands of the samples of a part.
-struct Share<'a> {
+struct PartOperands<'a> {
     samples: usize,
     reads: SmallVec<[&'a [u8]; 16]>,
     writes: SmallVec<[&'a mut [u8]; 16]>,
 }
 
-/// Memory of a part, by place. A link takes what it writes, and puts it back.
-struct Bound<'a> {
+/// Memory of a part, by place. A step takes its written operands out, and puts them back.
+struct BoundMemory<'a> {
     reads: &'a [&'a [u8]],
     writes: SmallVec<[&'a mut [u8]; 16]>,
     inner: SmallVec<[&'a mut [u8]; 16]>,
 }
 
-impl<'a> Bound<'a> {
+impl<'a> BoundMemory<'a> {
     /// The memory of a place that is written.
-    fn written(&mut self, place: Place) -> Option<&mut &'a mut [u8]> {
+    fn written(&mut self, place: OperandPlace) -> Option<&mut &'a mut [u8]> {
         match place {
-            Place::Write(at) => Some(&mut self.writes[at]),
-            Place::Inner(at) => Some(&mut self.inner[at]),
-            Place::Read(_) | Place::Absent => None,
+            OperandPlace::Write(at) => Some(&mut self.writes[at]),
+            OperandPlace::Inner(at) => Some(&mut self.inner[at]),
+            OperandPlace::Read(_) | OperandPlace::Absent => None,
         }
     }
 }
 
 impl Chain {
-    /// A chain of these links over these operands: those that are read, those that are written, and
-    /// inner ones.
-    pub fn new(sizes: Sizes, links: Vec<Link>, [reads, writes, inner]: [Vec<Operand>; 3]) -> Self {
-        let scratch = |link: &Link| {
+    /// A chain of these steps over the operands that it reads, the operands that it writes, and
+    /// inner values.
+    pub fn new(
+        sizes: ChainSizes,
+        steps: Vec<ChainStep>,
+        ChainOperands { reads, writes, inner }: ChainOperands,
+    ) -> Self {
+        let scratch = |step: &ChainStep| {
             let blocks = sizes.blocks();
-            let lens = blocks.map(|samples| scratch_of(&link.over(samples, sizes.batch)));
+            let lens = blocks.map(|samples| scratch_of(&step.over(samples, sizes.batch)));
             lens.into_iter().flatten().max().unwrap_or(0)
         };
-        let link_scratch = links.iter().map(scratch).max().unwrap_or(0);
-        Self { sizes, links, reads, writes, inner, link_scratch }
+        let step_scratch = steps.iter().map(scratch).max().unwrap_or(0);
+        Self { sizes, steps, reads, writes, inner, step_scratch }
     }
 
     fn parts(&self) -> usize {
         self.sizes.batch.div_ceil(self.sizes.part)
     }
 
-    /// f32 elements of what is added to, of one part.
+    /// f32 elements of the shared sums of one part.
     fn sums_of_part(&self) -> usize {
         let sums = self.writes.iter().filter(|of| !of.by_sample);
         sums.map(|of| of.len.next_multiple_of(16)).sum()
@@ -197,10 +235,11 @@ impl Chain {
 
     /// f32 elements of scratch of a part.
     fn part_len(&self) -> usize {
-        conv::ALIGNMENT + self.inner_lens().sum::<usize>() + self.link_scratch
+        conv::ALIGNMENT + self.inner_lens().sum::<usize>() + self.step_scratch
     }
 
-    /// f32 elements of scratch: sums of all parts but the first, or what the only one takes.
+    /// f32 elements of scratch: the sums of all parts except the first, or the scratch of the only
+    /// part.
     pub(crate) fn scratch_len(&self) -> usize {
         match self.parts() {
             1 => self.part_len(),
@@ -209,17 +248,17 @@ impl Chain {
     }
 
     pub(super) fn signature(&self) -> Signature {
-        let spec = |of: &Operand| Spec::new(of.dtype, of.len);
+        let spec = |of: &ChainOperand| Spec::new(of.dtype, of.len);
         let writes = self.writes.iter().map(spec).chain([scratch(self.scratch_len())]);
         Signature { reads: self.reads.iter().map(spec).collect(), writes: writes.collect() }
     }
 
-    pub(super) fn run(&self, isa: Isa, operands: Operands<'_>) {
-        let Operands { reads, mut writes } = operands;
+    pub(super) fn run(&self, isa: Isa, operands: StepOperands<'_>) {
+        let StepOperands { reads, mut writes } = operands;
         let scratch = writes.pop().map(SliceMut::elements::<f32>).unwrap_or_default();
         let (sums, own) = scratch.split_at_mut((self.parts() - 1) * self.sums_of_part());
         sums.fill(0.0);
-        let scratch = Scratch { own, of_part: self.part_len() };
+        let scratch = PartScratch { own, of_part: self.part_len() };
         parts::each(self.shares(&reads, &mut writes, sums), scratch, |_, share, scratch| {
             self.run_part(isa, share, scratch);
         });
@@ -233,14 +272,13 @@ impl Chain {
         }
     }
 
-    /// Operands of each part. What is added to is the operand itself for the first part, and zeros
-    /// for each other one.
+    /// Operands of each part. The first part adds to the operand itself, every other part to zeros.
     fn shares<'a>(
         &'a self,
         reads: &'a [Slice<'a>],
         writes: &'a mut [SliceMut<'_>],
         sums: &'a mut [f32],
-    ) -> impl Iterator<Item = Share<'a>> {
+    ) -> impl Iterator<Item = PartOperands<'a>> {
         let mut rest: SmallVec<[&'a mut [u8]; 16]> =
             writes.iter_mut().map(SliceMut::bytes_mut).collect();
         let mut sums = sums.chunks_exact_mut(self.sums_of_part().max(1));
@@ -259,11 +297,11 @@ impl Chain {
                 sums = after;
                 bytemuck::cast_slice_mut(&mut sum[..of.len])
             });
-            Share { samples: here.len(), writes: writes.collect(), reads: reads.collect() }
+            PartOperands { samples: here.len(), writes: writes.collect(), reads: reads.collect() }
         })
     }
 
-    fn run_part(&self, isa: Isa, mut share: Share<'_>, scratch: &mut [f32]) {
+    fn run_part(&self, isa: Isa, mut share: PartOperands<'_>, scratch: &mut [f32]) {
         let mut rest = aligned(scratch);
         let inner = self.inner_lens().map(|len| {
             let (value, after) = std::mem::take(&mut rest).split_at_mut(len);
@@ -272,45 +310,46 @@ impl Chain {
         });
         let inner = inner.collect();
         let writes = share.writes.iter_mut().map(|bytes| &mut **bytes).collect();
-        let mut bound = Bound { reads: &share.reads, writes, inner };
+        let mut bound = BoundMemory { reads: &share.reads, writes, inner };
         for first in (0..share.samples).step_by(self.sizes.block) {
             let here = first..(first + self.sizes.block).min(share.samples);
-            for link in &self.links {
-                self.run_link(isa, link, &here, &mut bound, rest);
+            for step in &self.steps {
+                self.run_step(isa, step, &here, &mut bound, rest);
             }
         }
     }
 
-    /// Runs a link for these samples of a part.
-    fn run_link(
+    /// Runs a step for these samples of a part.
+    fn run_step(
         &self,
         isa: Isa,
-        link: &Link,
+        step: &ChainStep,
         here: &Range<usize>,
-        bound: &mut Bound<'_>,
+        bound: &mut BoundMemory<'_>,
         scratch: &mut [f32],
     ) {
-        // Inner values are those of a block.
+        // Inner values have the samples of one block.
         let (batch, block) = (self.sizes.batch, &(0..here.len()));
         let mut taken: SmallVec<[&mut [u8]; 8]> = SmallVec::new();
-        for place in &link.writes {
+        for place in &step.writes {
             taken.push(bound.written(*place).map(std::mem::take).unwrap_or_default());
         }
-        let reads = link.reads.iter().map(|place| match *place {
-            Place::Read(at) => self.reads[at].slice(batch, here, bound.reads[at]),
-            Place::Write(at) => self.writes[at].slice(batch, here, &*bound.writes[at]),
-            Place::Inner(at) => self.inner[at].slice(batch, block, &*bound.inner[at]),
-            Place::Absent => Slice::new(DType::F32, &[]),
+        let reads = step.reads.iter().map(|place| match *place {
+            OperandPlace::Read(at) => self.reads[at].slice(batch, here, bound.reads[at]),
+            OperandPlace::Write(at) => self.writes[at].slice(batch, here, &*bound.writes[at]),
+            OperandPlace::Inner(at) => self.inner[at].slice(batch, block, &*bound.inner[at]),
+            OperandPlace::Absent => Slice::new(DType::F32, &[]),
         });
-        let writes = link.writes.iter().zip(&mut taken).map(|(place, bytes)| match *place {
-            Place::Write(at) => self.writes[at].slice_mut(batch, here, bytes),
-            Place::Inner(at) => self.inner[at].slice_mut(batch, block, bytes),
-            Place::Read(_) | Place::Absent => SliceMut::new(DType::F32, &mut []),
+        let writes = step.writes.iter().zip(&mut taken).map(|(place, bytes)| match *place {
+            OperandPlace::Write(at) => self.writes[at].slice_mut(batch, here, bytes),
+            OperandPlace::Inner(at) => self.inner[at].slice_mut(batch, block, bytes),
+            OperandPlace::Read(_) | OperandPlace::Absent => SliceMut::new(DType::F32, &mut []),
         });
-        let scratch = link.takes_scratch.then(|| SliceMut::of(scratch));
-        let operands = Operands { reads: reads.collect(), writes: writes.chain(scratch).collect() };
-        link.over(here.len(), batch).run(isa, operands);
-        for (place, bytes) in link.writes.iter().zip(taken) {
+        let scratch = step.takes_scratch.then(|| SliceMut::from_elements(scratch));
+        let operands =
+            StepOperands { reads: reads.collect(), writes: writes.chain(scratch).collect() };
+        step.over(here.len(), batch).run(isa, operands);
+        for (place, bytes) in step.writes.iter().zip(taken) {
             if let Some(place) = bound.written(*place) {
                 *place = bytes;
             }

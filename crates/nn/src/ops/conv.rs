@@ -1,51 +1,50 @@
 //! Steps of 2-d convolution, and of linear layers, whose shape is [`ConvShape::linear`].
 //!
 //! Factors are rounded where they are multiplied (see [`Precision`]): images, weights, and the
-//! gradient of the output. The gradient of the bias is a sum of what was not rounded.
+//! gradient of the output. The gradient of the bias sums unrounded values.
 
-use super::operand::{Operands, Signature, f32s, scratch};
+use super::operand::{Signature, StepOperands, f32s, scratch};
 use crate::kernels::conv::winograd::{self, TileSize, Winograd};
 use crate::kernels::conv::{self, ConvInputs, ConvShape, ParamGrads};
-use crate::kernels::norm::{self, BatchStats, Moments};
-use crate::kernels::parts::{self, Scratch};
+use crate::kernels::norm::{self, BatchStats, ChannelMoments};
+use crate::kernels::parts::{self, PartScratch};
 use crate::kernels::{GradOut, Isa, split_f64};
 use crate::precision::Precision;
 
-/// Tiles of Winograd's filtering that a part of a gradient of weights has at least, if there are
-/// more than two parts.
+/// Least number of Winograd tiles in a part of a weight gradient that has more than two parts.
 const TILES_OF_PART: usize = 256;
 
 /// Products of a convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Product {
+pub struct ConvProduct {
     /// Shape of the convolution.
     pub shape: ConvShape,
     /// Precision of the factors.
     pub precision: Precision,
-    /// Tiles of Winograd's minimal filtering by which a processor computes them; directly if there
-    /// are none. A GPU does not look at it.
+    /// Tile size of Winograd's minimal filtering on a processor; `None` for direct products. A GPU
+    /// ignores it.
     pub tiles: Option<TileSize>,
 }
 
 /// A convolution's forward and backward steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Op {
+pub enum ConvOp {
     /// Reads x, weight, bias (optional); writes y, scratch.
-    Forward(Product),
-    /// As [`Op::Forward`], and writes mean and variance of y per channel between y and scratch.
-    ForwardWithStats(Product),
+    Forward(ConvProduct),
+    /// As [`ConvOp::Forward`], and writes mean and variance of y per channel between y and scratch.
+    ForwardWithStats(ConvProduct),
     /// Reads x, dy; adds to dweight and dbias (optional); scratch.
-    WeightGradient(Product),
+    WeightGradient(ConvProduct),
     /// Reads dy, weight; writes dx, scratch.
     DataGradient {
         /// Shape and precision.
-        product: Product,
+        product: ConvProduct,
         /// Add to dx.
         accumulate: bool,
     },
 }
 
-impl Product {
+impl ConvProduct {
     /// Products whose factors are not rounded.
     pub const fn f32(shape: ConvShape) -> Self {
         Self { shape, precision: Precision::F32, tiles: None }
@@ -55,8 +54,8 @@ impl Product {
         self.tiles.map(|tile| Winograd { shape: self.shape, tile })
     }
 
-    /// The product over so many images.
-    fn of(&self, batch: usize) -> Self {
+    /// The same products over `batch` images.
+    fn with_batch(&self, batch: usize) -> Self {
         Self { shape: ConvShape { batch, ..self.shape }, ..*self }
     }
 
@@ -70,7 +69,7 @@ impl Product {
 
     /// Images of a part for the gradient of the weights. In tiles each part transforms its sums
     /// back to taps, which takes as long as the products of some 25 tiles. There are several parts
-    /// if there are several of [`Product::images`].
+    /// if there are several of [`ConvProduct::images`].
     pub(super) fn weight_images(&self) -> usize {
         let enough = self.winograd().map_or(1, |of| TILES_OF_PART.div_ceil(of.image_tiles()));
         self.images().max(enough.min(self.shape.batch.div_ceil(2))).max(1)
@@ -89,12 +88,12 @@ impl Product {
 
     /// Scratch of one part, of any of its steps.
     fn part_len(&self) -> usize {
-        let of = self.of(self.weight_images());
+        let of = self.with_batch(self.weight_images());
         of.winograd().map_or(of.shape.scratch_len(), |of| of.scratch_len())
     }
 
-    /// Scratch for what all parts have together: points of filters, and moments of the output's
-    /// channels, or gradients of the weights.
+    /// Scratch that all parts share: points of filters, and moments of the output's channels, or
+    /// gradients of the weights.
     fn shared_len(&self) -> usize {
         let filters = self.winograd().map_or(0, |of| of.filters_len());
         let moments = norm::batch::moments_scratch_len(self.shape.out_c);
@@ -107,10 +106,10 @@ impl Product {
         self.shared_len() + if one { self.part_len() } else { 0 }
     }
 
-    /// Divides scratch into what all parts have together, and that of a part.
-    fn divide<'a>(&self, scratch: &'a mut [f32]) -> (&'a mut [f32], Scratch<'a>) {
+    /// Divides scratch into the shared scratch and the scratch of one part.
+    fn divide<'a>(&self, scratch: &'a mut [f32]) -> (&'a mut [f32], PartScratch<'a>) {
         let (shared, own) = scratch.split_at_mut(self.shared_len());
-        (shared, Scratch { own, of_part: self.part_len() })
+        (shared, PartScratch { own, of_part: self.part_len() })
     }
 
     fn forward(
@@ -130,12 +129,12 @@ impl Product {
         let each = x.chunks(images * image).zip(y.chunks_mut(images * out_image));
         // Where no moments are wanted, no part has any.
         let moments = sums.chunks_exact_mut(2 * self.shape.out_c);
-        let moments = moments.map(|of| stats.is_some().then_some(Moments(of)));
+        let moments = moments.map(|of| stats.is_some().then_some(ChannelMoments(of)));
         parts::each(each.zip(moments), scratch, |_, ((x, y), moments), scratch| {
-            let part = self.of(x.len() / image);
+            let part = self.with_batch(x.len() / image);
             match part.winograd().zip(filters) {
                 Some((tiles, filters)) => {
-                    let of = winograd::Inputs { x, filters, bias };
+                    let of = winograd::WinogradInputs { x, filters, bias };
                     match moments {
                         Some(to) => tiles.forward_with_moments(isa, of, y, to, scratch),
                         None => tiles.forward(isa, of, y, scratch),
@@ -161,7 +160,7 @@ impl Product {
         let sums = &mut shared[..self.sums_len()];
         let each = x.chunks(images * image).zip(dy.chunks(images * out_image));
         parts::each(each.zip(parts::sums(dw, sums)), scratch, |_, ((x, dy), dw), scratch| {
-            let part = self.of(x.len() / image);
+            let part = self.with_batch(x.len() / image);
             match part.winograd() {
                 Some(tiles) => tiles.backward_weight(isa, [x, dy], dw, scratch),
                 None => {
@@ -180,7 +179,8 @@ impl Product {
         let turned = self.winograd().map(|of| of.turned_filters(isa, w, shared));
         let each = dy.chunks(images * out_image).zip(dx.values.chunks_mut(images * image));
         parts::each(each, scratch, |_, (dy, values), scratch| {
-            let (part, dx) = (self.of(dy.len() / out_image), GradOut { values, accumulate });
+            let (part, dx) =
+                (self.with_batch(dy.len() / out_image), GradOut { values, accumulate });
             match part.winograd().zip(turned) {
                 Some((tiles, turned)) => tiles.backward_data(isa, (dy, turned), dx, scratch),
                 None => conv::backward_data(isa, &part.shape, dy, w, dx, scratch),
@@ -189,13 +189,13 @@ impl Product {
     }
 }
 
-impl Op {
-    fn product(&self) -> Product {
+impl ConvOp {
+    fn product(&self) -> ConvProduct {
         match *self {
-            Op::Forward(product) | Op::ForwardWithStats(product) | Op::WeightGradient(product) => {
-                product
-            }
-            Op::DataGradient { product, .. } => product,
+            ConvOp::Forward(product)
+            | ConvOp::ForwardWithStats(product)
+            | ConvOp::WeightGradient(product) => product,
+            ConvOp::DataGradient { product, .. } => product,
         }
     }
 
@@ -206,41 +206,41 @@ impl Op {
         let (w, channels) = (f32s(shape.weight_len()), f32s(shape.out_c));
         let (bias, rest) = (channels.optional(), scratch(product.scratch_len()));
         match self {
-            Op::Forward(_) => Signature::new(&[x, w, bias], &[y, rest]),
-            Op::ForwardWithStats(_) => {
+            ConvOp::Forward(_) => Signature::new(&[x, w, bias], &[y, rest]),
+            ConvOp::ForwardWithStats(_) => {
                 Signature::new(&[x, w, bias], &[y, channels, channels, rest])
             }
-            Op::WeightGradient(_) => Signature::new(&[x, y], &[w, bias, rest]),
-            Op::DataGradient { .. } => Signature::new(&[y, w], &[x, rest]),
+            ConvOp::WeightGradient(_) => Signature::new(&[x, y], &[w, bias, rest]),
+            ConvOp::DataGradient { .. } => Signature::new(&[y, w], &[x, rest]),
         }
     }
 
-    /// Rounded factors are copies, in memory of their own: they are the definition that a GPU's
-    /// kernels are compared with, and no plan of a processor has them.
-    pub(super) fn run(&self, isa: Isa, operands: Operands<'_>) {
+    /// Rounded factors are copies in newly allocated memory. They define the results that a GPU's
+    /// kernels are compared with; no plan of a processor rounds.
+    pub(super) fn run(&self, isa: Isa, operands: StepOperands<'_>) {
         let product = self.product();
-        let Product { shape, precision, .. } = &product;
+        let ConvProduct { shape, precision, .. } = &product;
         let round = |factor| precision.rounded(factor);
         match self {
-            Op::Forward(_) => {
+            ConvOp::Forward(_) => {
                 let ([x, w, bias], [y, scratch]) = operands.floats();
                 let (x, w) = (round(x), round(w));
                 let of = ConvInputs { x: &x, w: &w, bias };
                 product.forward(isa, of, y, None, scratch);
             }
-            Op::ForwardWithStats(_) => {
+            ConvOp::ForwardWithStats(_) => {
                 let ([x, w, bias], [y, mean, var, scratch]) = operands.floats();
                 let (x, w) = (round(x), round(w));
                 let of = ConvInputs { x: &x, w: &w, bias };
                 product.forward(isa, of, y, Some(BatchStats { mean, var }), scratch);
             }
-            Op::WeightGradient(_) => {
+            ConvOp::WeightGradient(_) => {
                 let ([x, dy], [dw, db, scratch]) = operands.floats();
                 product.weight_gradient(isa, [&round(x), &round(dy)], dw, scratch);
                 let bias = ParamGrads { dw: &mut [], db };
                 conv::backward_weight(isa, shape, x, dy, bias, scratch);
             }
-            Op::DataGradient { accumulate, .. } => {
+            ConvOp::DataGradient { accumulate, .. } => {
                 let ([dy, w], [values, scratch]) = operands.floats();
                 let dx = GradOut { values, accumulate: *accumulate };
                 product.data_gradient(isa, [&round(dy), &round(w)], dx, scratch);

@@ -1,24 +1,25 @@
 //! Cost of operations, counted from their shapes.
 
-use super::Op;
-use super::conv::{self, Product};
+use super::ConvOp;
+use super::StepOp;
+use super::conv::ConvProduct;
 
-impl Op {
+impl StepOp {
     /// Multiply-adds of convolutions and linear layers, done directly.
     pub(crate) fn multiply_adds(&self) -> usize {
         match self {
-            Op::Conv(
-                conv::Op::Forward(of)
-                | conv::Op::ForwardWithStats(of)
-                | conv::Op::WeightGradient(of)
-                | conv::Op::DataGradient { product: of, .. },
+            StepOp::Conv(
+                ConvOp::Forward(of)
+                | ConvOp::ForwardWithStats(of)
+                | ConvOp::WeightGradient(of)
+                | ConvOp::DataGradient { product: of, .. },
             ) => products(of),
-            Op::Chain(of) => of.links.iter().map(|link| link.op.multiply_adds()).sum(),
+            StepOp::Chain(of) => of.steps.iter().map(|step| step.op.multiply_adds()).sum(),
             _ => 0,
         }
     }
 }
 
-fn products(Product { shape, .. }: &Product) -> usize {
+fn products(ConvProduct { shape, .. }: &ConvProduct) -> usize {
     shape.output().len() * shape.taps() * shape.in_c / shape.groups
 }

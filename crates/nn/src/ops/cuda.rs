@@ -3,12 +3,13 @@
 use meristem_device::{Owner, Piece, Stream, Tensor, read_back};
 
 use super::gpu;
-use super::{Op, Operands, Slice};
+use super::{Slice, StepOp, StepOperands};
 use crate::error::Result;
 
-/// Copies the operands to the device, runs the operation there, and copies back what it writes.
-pub(super) fn run(stream: &Stream, op: &Op, operands: Operands<'_>) -> Result<()> {
-    let Operands { reads, mut writes } = operands;
+/// Copies the operands to the device, runs the operation there, and copies the written operands
+/// back.
+pub(super) fn run(stream: &Stream, op: &StepOp, operands: StepOperands<'_>) -> Result<()> {
+    let StepOperands { reads, mut writes } = operands;
     let upload = |operand: Slice<'_>| -> Result<Tensor> {
         let (dtype, len) = operand.form();
         let tensor = Tensor::empty(stream, [len], dtype, Owner::Other)?;

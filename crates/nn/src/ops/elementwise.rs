@@ -1,13 +1,13 @@
 //! Steps that go element by element, or scale channels.
 
-use super::operand::{Operands, Signature, f32s};
-pub use crate::kernels::elementwise::Function;
+use super::operand::{Signature, StepOperands, f32s};
+pub use crate::kernels::elementwise::UnaryFunction;
 use crate::kernels::elementwise::{self, ScaleChannels};
-use crate::kernels::{GradOut, ImageShape, Isa, parts};
+use crate::kernels::{BatchShape, GradOut, Isa, parts};
 
 /// Elementwise forward and backward steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Op {
+pub enum ElementwiseOp {
     /// Writes a constant.
     Fill {
         /// Elements.
@@ -15,7 +15,7 @@ pub enum Op {
         /// The constant.
         value: f32,
     },
-    /// Multiplies what it writes by a constant.
+    /// Multiplies its operand by a constant, in place.
     Multiply {
         /// Elements.
         len: usize,
@@ -32,14 +32,14 @@ pub enum Op {
     /// Reads x; writes y = f(x).
     Forward {
         /// f.
-        function: Function,
+        function: UnaryFunction,
         /// Elements.
         len: usize,
     },
     /// Reads y, dy; writes dx. All functions here have a derivative in terms of their value.
     Gradient {
         /// f.
-        function: Function,
+        function: UnaryFunction,
         /// Elements.
         len: usize,
         /// Add to dx.
@@ -53,14 +53,14 @@ pub enum Op {
     /// Reads x, and a scale per sample and channel; writes `factor · x · scale`.
     Scale {
         /// Shape of x.
-        shape: ImageShape,
+        shape: BatchShape,
         /// Factor.
         factor: f32,
     },
     /// Reads x, scale, dy; writes dx (optional), dscale (optional).
     ScaleGradient {
         /// Shape of x.
-        shape: ImageShape,
+        shape: BatchShape,
         /// Factor.
         factor: f32,
         /// Add to dx, to dscale.
@@ -68,59 +68,61 @@ pub enum Op {
     },
 }
 
-impl Op {
+impl ElementwiseOp {
     pub(super) fn signature(&self) -> Signature {
         match *self {
-            Op::Fill { len, .. } | Op::Multiply { len, .. } => Signature::new(&[], &[f32s(len)]),
-            Op::Pass { len, .. } | Op::Forward { len, .. } => {
+            ElementwiseOp::Fill { len, .. } | ElementwiseOp::Multiply { len, .. } => {
+                Signature::new(&[], &[f32s(len)])
+            }
+            ElementwiseOp::Pass { len, .. } | ElementwiseOp::Forward { len, .. } => {
                 Signature::new(&[f32s(len)], &[f32s(len)])
             }
-            Op::Gradient { len, .. } | Op::Add { len } => {
+            ElementwiseOp::Gradient { len, .. } | ElementwiseOp::Add { len } => {
                 Signature::new(&[f32s(len), f32s(len)], &[f32s(len)])
             }
-            Op::Scale { shape, .. } => {
+            ElementwiseOp::Scale { shape, .. } => {
                 let (x, scale) = (f32s(shape.len()), f32s(shape.batch * shape.c));
                 Signature::new(&[x, scale], &[x])
             }
-            Op::ScaleGradient { shape, .. } => {
+            ElementwiseOp::ScaleGradient { shape, .. } => {
                 let (x, scale) = (f32s(shape.len()), f32s(shape.batch * shape.c));
                 Signature::new(&[x, scale, x], &[x.optional(), scale.optional()])
             }
         }
     }
 
-    pub(super) fn run(&self, isa: Isa, operands: Operands<'_>) {
+    pub(super) fn run(&self, isa: Isa, operands: StepOperands<'_>) {
         match *self {
-            Op::Fill { value, .. } => {
+            ElementwiseOp::Fill { value, .. } => {
                 let ([], [y]) = operands.floats();
                 parts::each_alone(y.chunks_mut(parts::elements(y.len())), |y| y.fill(value));
             }
-            Op::Multiply { factor, .. } => {
+            ElementwiseOp::Multiply { factor, .. } => {
                 let ([], [y]) = operands.floats();
                 y.iter_mut().for_each(|y| *y *= factor);
             }
-            Op::Pass { accumulate, .. } => {
+            ElementwiseOp::Pass { accumulate, .. } => {
                 let ([x], [values]) = operands.floats();
                 elementwise::pass(isa, x, GradOut { values, accumulate });
             }
-            Op::Forward { function, .. } => {
+            ElementwiseOp::Forward { function, .. } => {
                 let ([x], [y]) = operands.floats();
                 elementwise::apply(isa, function, x, y);
             }
-            Op::Gradient { function, accumulate, .. } => {
+            ElementwiseOp::Gradient { function, accumulate, .. } => {
                 let ([y, dy], [values]) = operands.floats();
                 let dx = GradOut { values, accumulate };
                 elementwise::apply_backward(isa, function, y, dy, dx);
             }
-            Op::Add { .. } => {
+            ElementwiseOp::Add { .. } => {
                 let ([a, b], [y]) = operands.floats();
                 elementwise::add(isa, a, b, y);
             }
-            Op::Scale { shape, factor } => {
+            ElementwiseOp::Scale { shape, factor } => {
                 let ([x, scale], [y]) = operands.floats();
                 elementwise::scale_channels(isa, &shape, x, scale, factor, y);
             }
-            Op::ScaleGradient { shape, factor, accumulate } => {
+            ElementwiseOp::ScaleGradient { shape, factor, accumulate } => {
                 let ([x, scale, dy], [dx, dscale]) = operands.floats();
                 let of = ScaleChannels { x, scale, factor };
                 let [dx, dscale] = [

@@ -1,6 +1,6 @@
 //! Steps of softmax cross-entropy.
 
-use super::operand::{Operands, Signature, f32s, f64s, u32s};
+use super::operand::{Signature, StepOperands, f32s, f64s, u32s};
 use crate::kernels::Isa;
 use crate::kernels::loss;
 use crate::metrics::{self, BatchResult};
@@ -16,7 +16,7 @@ pub struct Logits {
 
 /// Loss steps; they add to metrics, see [`Metrics`](crate::Metrics).
 #[derive(Clone, Debug, PartialEq)]
-pub enum Op {
+pub enum LossOp {
     /// Reads logits, labels (u32); writes the gradient of the batch's mean loss; adds to the
     /// training counts (f64), and puts the mean into the ring of the last batches (f64, may be
     /// empty).
@@ -26,10 +26,10 @@ pub enum Op {
         /// Capacity of the ring.
         log: usize,
     },
-    /// Reads logits, labels (u32); adds loss, hits and samples to rows of the scores (f64). With
-    /// row 0 among them writes the losses of the samples; without it reads those, and adds squares
-    /// of differences to its rows. Its own losses are written to the last operand, which nobody
-    /// reads.
+    /// Reads logits, labels (u32); adds loss, hits and samples to rows of the scores (f64). If row
+    /// 0 is among them, it writes the losses of the samples; otherwise it reads the losses of row
+    /// 0, and adds squares of differences to its rows. Its own losses go to the last operand, which
+    /// no step reads.
     Evaluate {
         /// Shape.
         logits: Logits,
@@ -38,39 +38,40 @@ pub enum Op {
     },
 }
 
-impl Op {
+impl LossOp {
     pub(super) fn signature(&self) -> Signature {
-        let (Op::Train { logits, .. } | Op::Evaluate { logits, .. }) = self;
+        let (LossOp::Train { logits, .. } | LossOp::Evaluate { logits, .. }) = self;
         let values = f32s(logits.batch * logits.classes);
         let reads = [values, u32s(logits.batch)];
         match self {
-            Op::Train { log, .. } => {
+            LossOp::Train { log, .. } => {
                 Signature::new(&reads, &[values, f64s(metrics::TRAIN_LEN), f64s(*log)])
             }
-            Op::Evaluate { rows, .. } => {
+            LossOp::Evaluate { rows, .. } => {
                 let losses = f32s(logits.batch);
                 Signature::new(&reads, &[f64s(metrics::scores_len(rows)), losses, losses])
             }
         }
     }
 
-    pub(super) fn run(&self, isa: Isa, operands: Operands<'_>) {
+    pub(super) fn run(&self, isa: Isa, operands: StepOperands<'_>) {
         match self {
-            Op::Train { logits, .. } => {
+            LossOp::Train { logits, .. } => {
                 let ([values, targets], [gradient, counts, log]) = operands.split();
                 let (values, gradient) = (values.elements(), gradient.elements());
                 let given = (values, targets.elements());
                 let batch = result(isa, *logits, given, gradient, &mut []);
                 metrics::add_train(batch, counts.elements(), log.elements());
             }
-            Op::Evaluate { logits, rows } => {
+            LossOp::Evaluate { logits, rows } => {
                 let ([values, targets], [scores, first, own]) = operands.split();
                 let given = (values.elements(), targets.elements());
                 let (first, own): (&mut [f32], &mut [f32]) = (first.elements(), own.elements());
                 let mut batch = result(isa, *logits, given, &mut [], own);
-                match rows.contains(&0) {
-                    true => first.copy_from_slice(own),
-                    false => batch.squares = squares(first, own),
+                if rows.contains(&0) {
+                    first.copy_from_slice(own)
+                } else {
+                    batch.squares = squares(first, own)
                 }
                 let scores = scores.elements();
                 rows.iter().for_each(|row| metrics::add_score(batch, *row, scores));

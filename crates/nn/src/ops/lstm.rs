@@ -1,13 +1,13 @@
 //! Steps of the LSTM.
 
-use super::operand::{Operands, Signature, f32s, scratch};
+use super::operand::{Signature, StepOperands, f32s, scratch};
 use crate::kernels::lstm::{self, LstmInputs, LstmOutputs, LstmSaved, LstmShape};
 use crate::kernels::{GradOut, Isa};
 
-/// The LSTM's forward and backward steps. The products for the gradients of its weights and of its
-/// input are those of linear layers.
+/// The LSTM's forward and backward steps. Linear layers compute the products for the gradients of
+/// its weights and of its input.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Op {
+pub enum LstmOp {
     /// Reads x, keep, state, both weights, both biases; writes h, c, gates, last state, scratch.
     Forward(LstmShape),
     /// Reads keep, state, the state's weight, c, gates, dh; writes dgates, dstate (optional),
@@ -22,9 +22,17 @@ pub enum Op {
     StatesBefore(LstmShape),
 }
 
-impl Op {
+impl LstmOp {
+    fn shape(&self) -> &LstmShape {
+        match self {
+            LstmOp::Forward(shape)
+            | LstmOp::Gradient { shape, .. }
+            | LstmOp::StatesBefore(shape) => shape,
+        }
+    }
+
     pub(super) fn signature(&self) -> Signature {
-        let (Op::Forward(shape) | Op::Gradient { shape, .. } | Op::StatesBefore(shape)) = self;
+        let shape = self.shape();
         let [rows, hidden] = [shape.rows(), shape.hidden];
         let (keep, state) = (f32s(rows), f32s(shape.sequences * 2 * hidden));
         let [h, gates] = [hidden, 4 * hidden].map(|width| f32s(rows * width));
@@ -32,36 +40,36 @@ impl Op {
             [shape.input_product(), shape.state_product()].map(|of| f32s(of.weight_len()));
         let (bias, rest) = (f32s(4 * hidden), scratch(shape.scratch_len()));
         match self {
-            Op::Forward(_) => {
+            LstmOp::Forward(_) => {
                 let x = f32s(rows * shape.inputs);
                 let reads = [x, keep, state, w_ih, w_hh, bias, bias];
                 Signature::new(&reads, &[h, h, gates, state, rest])
             }
-            Op::Gradient { .. } => {
+            LstmOp::Gradient { .. } => {
                 let reads = [keep, state, w_hh, h, gates, h];
                 Signature::new(&reads, &[gates, state.optional(), rest])
             }
-            Op::StatesBefore(_) => Signature::new(&[h, keep, state], &[h]),
+            LstmOp::StatesBefore(_) => Signature::new(&[h, keep, state], &[h]),
         }
     }
 
-    pub(super) fn run(&self, isa: Isa, operands: Operands<'_>) {
+    pub(super) fn run(&self, isa: Isa, operands: StepOperands<'_>) {
         match self {
-            Op::Forward(shape) => {
+            LstmOp::Forward(shape) => {
                 let (reads, [h, c, gates, last, scratch]) = operands.floats::<7, 5>();
                 let [x, keep, state, weight_ih, weight_hh, bias_ih, bias_hh] = reads;
                 let of = LstmInputs { x, keep, state, weight_ih, weight_hh, bias_ih, bias_hh };
                 let to = LstmOutputs { h, c, gates, last };
                 lstm::forward(isa, shape, &of, to, scratch);
             }
-            Op::Gradient { shape, accumulate } => {
+            LstmOp::Gradient { shape, accumulate } => {
                 let (reads, [dgates, dstate, scratch]) = operands.floats::<6, 3>();
                 let [keep, state, weight_hh, c, gates, dh] = reads;
                 let of = LstmSaved { keep, state, weight_hh, c, gates, dh };
                 let dstate = GradOut { values: dstate, accumulate: *accumulate };
                 lstm::backward(isa, shape, &of, dgates, dstate, scratch);
             }
-            Op::StatesBefore(shape) => {
+            LstmOp::StatesBefore(shape) => {
                 let (reads, [before]) = operands.floats::<3, 1>();
                 lstm::states_before(isa, shape, reads, before);
             }

@@ -1,12 +1,13 @@
 //! Steps of a plan as values: an operation with its shapes, over typed operands.
 //!
-//! An [`Op`] says what a step computes and nothing about where its operands lie. Each family has a
+//! A [`StepOp`] is the computation of a step, without the places of its operands. Each family has a
 //! file: an enum, the [`Signature`] of each variant (element types and lengths of its operands, in
-//! order), and the way from operands to the kernel in [`kernels`](crate::kernels). Whatever a step
-//! reads or writes is an operand: labels, metrics, counters, alphas and clip coefficients too.
+//! order), and the way from operands to the kernel in [`kernels`](crate::kernels). Everything that
+//! a step reads or writes is an operand: labels, metrics, counters, alphas and clip coefficients
+//! too.
 //!
-//! [`run`] executes one operation on a backend. It is the entry of the conformance suite: a backend
-//! that implements every variant of [`Op`] is held against the portable kernels by it.
+//! [`run`] executes one operation on a backend. The conformance suite uses it to compare a
+//! backend's results for every variant of [`StepOp`] with the portable kernels'.
 
 pub mod blend;
 pub mod chain;
@@ -14,6 +15,7 @@ pub mod conv;
 mod cost;
 mod cuda;
 pub mod elementwise;
+pub mod fused;
 pub(crate) mod gpu;
 pub mod loss;
 pub mod lstm;
@@ -25,20 +27,35 @@ pub mod ppo;
 pub mod rows;
 pub mod sample;
 mod samples;
-pub mod stage;
 pub mod state;
 
-pub use operand::{Form, Operands, Role, Signature, Slice, SliceMut, Spec};
+pub use blend::BlendOp;
+pub use conv::ConvOp;
+pub use elementwise::ElementwiseOp;
+pub use fused::FusedOp;
+pub use loss::LossOp;
+pub use lstm::LstmOp;
+pub use norm::NormOp;
+pub use operand::{OperandForm, OperandRole, Signature, Slice, SliceMut, Spec, StepOperands};
+pub use optim::OptimOp;
+pub use pool::PoolOp;
+pub use ppo::PpoOp;
+pub use rows::RowsOp;
+pub use sample::SampleOp;
+pub use state::StateOp;
+
+use std::sync::Arc;
 
 use meristem_device::{Device, DeviceId, Stream};
 
+use self::chain::Chain;
 use crate::error::{Error, Result};
 use crate::kernels::Isa;
 
 /// Device that runs an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Backend<'s> {
+pub enum OpBackend<'s> {
     /// The calling thread, with the kernels of an instruction set.
     Cpu(Isa),
     /// The CUDA device of a stream.
@@ -47,7 +64,7 @@ pub enum Backend<'s> {
 
 /// Kind of device that a plan is compiled for: it decides how much scratch the operations get.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Target {
+pub enum PlanTarget {
     /// Kernels of the processor, of any instruction set.
     #[default]
     Cpu,
@@ -55,48 +72,48 @@ pub enum Target {
     Cuda,
 }
 
-impl Target {
+impl PlanTarget {
     /// The target of a device.
-    pub fn of(device: &Device) -> Target {
+    pub(crate) fn for_device(device: &Device) -> PlanTarget {
         match device.id() {
-            DeviceId::Cpu(_) => Target::Cpu,
-            DeviceId::Cuda(_) => Target::Cuda,
+            DeviceId::Cpu(_) => PlanTarget::Cpu,
+            DeviceId::Cuda(_) => PlanTarget::Cuda,
         }
     }
 }
 
-impl Backend<'_> {
+impl OpBackend<'_> {
     /// Kind of its device.
-    pub fn target(&self) -> Target {
+    pub fn target(&self) -> PlanTarget {
         match self {
-            Backend::Cpu(_) => Target::Cpu,
-            Backend::Cuda(_) => Target::Cuda,
+            OpBackend::Cpu(_) => PlanTarget::Cpu,
+            OpBackend::Cuda(_) => PlanTarget::Cuda,
         }
     }
 }
 
 macro_rules! families {
-    ($($(#[$doc:meta])* $variant:ident($family:ident)),* $(,)?) => {
+    ($($(#[$doc:meta])* $variant:ident($family:ty)),* $(,)?) => {
         /// Operation of a step, with its shapes.
         #[derive(Clone, Debug, PartialEq)]
-        pub enum Op {
-            $($(#[$doc])* $variant($family::Op),)*
+        pub enum StepOp {
+            $($(#[$doc])* $variant($family),)*
         }
 
-        $(impl From<$family::Op> for Op {
-            fn from(op: $family::Op) -> Self {
-                Op::$variant(op)
+        $(impl From<$family> for StepOp {
+            fn from(op: $family) -> Self {
+                StepOp::$variant(op)
             }
         })*
 
-        impl Op {
+        impl StepOp {
             /// Element types and lengths of its operands on a target, in order. Scratch is the last
             /// write, if there is any; nothing else depends on the target.
-            pub fn signature(&self, target: Target) -> Signature {
-                let signature = match self { $(Op::$variant(op) => op.signature(),)* };
+            pub fn signature(&self, target: PlanTarget) -> Signature {
+                let signature = match self { $(StepOp::$variant(op) => op.signature(),)* };
                 match target {
-                    Target::Cpu => signature,
-                    Target::Cuda => signature.with_scratch(gpu::scratch(self)),
+                    PlanTarget::Cpu => signature,
+                    PlanTarget::Cuda => signature.with_scratch(gpu::scratch(self)),
                 }
             }
 
@@ -104,8 +121,8 @@ macro_rules! families {
             ///
             /// # Panics
             /// If they do not: the plan compiler checks them once for all runs.
-            pub(crate) fn run(&self, isa: Isa, operands: Operands<'_>) {
-                match self { $(Op::$variant(op) => op.run(isa, operands),)* }
+            pub(crate) fn run(&self, isa: Isa, operands: StepOperands<'_>) {
+                match self { $(StepOp::$variant(op) => op.run(isa, operands),)* }
             }
         }
     };
@@ -113,33 +130,33 @@ macro_rules! families {
 
 families! {
     /// 2-d convolution and linear layer.
-    Conv(conv),
+    Conv(ConvOp),
     /// Batch norm and group norm.
-    Norm(norm),
+    Norm(NormOp),
     /// Pooling.
-    Pool(pool),
+    Pool(PoolOp),
     /// Element by element, and per channel.
-    Elementwise(elementwise),
-    /// Where a module meets its host.
-    Blend(blend),
+    Elementwise(ElementwiseOp),
+    /// Blends of a module with its host.
+    Blend(BlendOp),
     /// Embeddings, and vectors side by side.
-    Rows(rows),
+    Rows(RowsOp),
     /// LSTM.
-    Lstm(lstm),
+    Lstm(LstmOp),
     /// Cross-entropy.
-    Loss(loss),
+    Loss(LossOp),
     /// Gradient norms, clipping, optimisers.
-    Optim(optim),
+    Optim(OptimOp),
     /// The objective of proximal policy optimisation.
-    Ppo(ppo),
+    Ppo(PpoOp),
     /// Draws of actions.
-    Sample(sample),
+    Sample(SampleOp),
     /// Steps that go sample by sample, a block of samples at a time.
-    Chain(chain),
+    Chain(Arc<Chain>),
     /// Convolutions with their neighbours.
-    Stage(stage),
+    Fused(FusedOp),
     /// Metrics, and checks of a network's state.
-    State(state),
+    State(StateOp),
 }
 
 /// Runs one operation: the entry for tests of backends. Waits until it is done.
@@ -151,16 +168,16 @@ families! {
 /// # Panics
 /// For indices out of range: labels, embedding indices and choices among the elements, ranges of
 /// parameters in the operation.
-pub fn run(on: Backend<'_>, op: &Op, operands: Operands<'_>) -> Result<()> {
+pub fn run(on: OpBackend<'_>, op: &StepOp, operands: StepOperands<'_>) -> Result<()> {
     let signature = op.signature(on.target());
-    let reads: Vec<Form> = operands.reads.iter().map(Slice::form).collect();
-    let writes: Vec<Form> = operands.writes.iter().map(SliceMut::form).collect();
+    let reads: Vec<OperandForm> = operands.reads.iter().map(Slice::form).collect();
+    let writes: Vec<OperandForm> = operands.writes.iter().map(SliceMut::form).collect();
     if let Some([operand, expected, got]) = signature.misfit(&reads, &writes) {
         return Err(Error::Operand { op: format!("{op:?}"), operand, expected, got });
     }
     match on {
-        Backend::Cpu(isa) => op.run(isa, operands),
-        Backend::Cuda(stream) => cuda::run(stream, op, operands)?,
+        OpBackend::Cpu(isa) => op.run(isa, operands),
+        OpBackend::Cuda(stream) => cuda::run(stream, op, operands)?,
     }
     Ok(())
 }

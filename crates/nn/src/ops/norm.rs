@@ -1,20 +1,20 @@
-//! Steps of batch norm, with what it is fused with, and of group norm.
+//! Steps of batch norm, alone or fused with ReLU and pooling, and of group norm.
 
-use super::operand::{Operands, Signature, Slice, SliceMut, f32s, i64s, scratch, u8s};
+use super::operand::{Signature, Slice, SliceMut, StepOperands, f32s, i64s, scratch, u8s};
 use crate::kernels::norm::{
     self, Activation, BatchNormBackward, BatchNormForward, BatchStats, GroupNormBackward,
     GroupNormForward, GroupNormGrads, GroupNormSaved,
 };
-use crate::kernels::{GradOut, ImageShape, Isa};
+use crate::kernels::{BatchShape, GradOut, Isa};
 
-/// Shape and options of a batch norm with what follows it.
+/// Shape and options of a batch norm with its activation and pooling.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BatchNorm {
     /// Shape of the raw input.
-    pub shape: ImageShape,
+    pub shape: BatchShape,
     /// Added to the variance.
     pub eps: f32,
-    /// Activation behind it.
+    /// Activation after it.
     pub act: Activation,
     /// Whether 2×2 max pooling follows.
     pub pool: bool,
@@ -22,12 +22,12 @@ pub struct BatchNorm {
 
 impl BatchNorm {
     /// Shape of the output, which is pooled if pooling follows.
-    pub fn output(&self) -> ImageShape {
+    pub fn output(&self) -> BatchShape {
         norm::batch::output(&self.shape, self.pool)
     }
 
     /// Elements of the coefficients of its gradient.
-    pub fn coefficients_len(&self) -> usize {
+    pub(crate) fn coefficients_len(&self) -> usize {
         3 * self.shape.c
     }
 
@@ -49,7 +49,7 @@ impl BatchNorm {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GroupNorm {
     /// Shape of input and output.
-    pub shape: ImageShape,
+    pub shape: BatchShape,
     /// Groups of channels.
     pub groups: usize,
     /// Added to the variance.
@@ -58,9 +58,9 @@ pub struct GroupNorm {
 
 /// The norms' forward and backward steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Op {
+pub enum NormOp {
     /// Reads x; writes mean, biased variance, scratch.
-    Statistics(ImageShape),
+    Statistics(BatchShape),
     /// Reads mean, variance; updates running mean, running variance, and the batches counted. (As
     /// an i64: an f32 stops counting at 2²⁴.)
     UpdateRunning {
@@ -74,7 +74,7 @@ pub enum Op {
     /// Reads x, mean, variance, γ, β; writes y, the codes (if pooled, and optional), scratch.
     Forward(BatchNorm),
     /// Reads x, mean, variance, γ, β, dy, codes (if pooled), y (if pooled, and optional);
-    /// writes the coefficients of [`Op::InputGradient`]; adds to dγ, dβ; scratch.
+    /// writes the coefficients of [`NormOp::InputGradient`]; adds to dγ, dβ; scratch.
     GradientSums(BatchNorm),
     /// Reads x, mean, β, coefficients, dy, codes (if pooled); writes dx.
     InputGradient {
@@ -94,41 +94,41 @@ pub enum Op {
     },
 }
 
-impl Op {
+impl NormOp {
     pub(super) fn signature(&self) -> Signature {
         match *self {
-            Op::Statistics(shape) => {
+            NormOp::Statistics(shape) => {
                 let (c, rest) = (f32s(shape.c), norm::batch::scratch_len(shape.c));
                 Signature::new(&[f32s(shape.len())], &[c, c, scratch(rest)])
             }
-            Op::UpdateRunning { channels, .. } => {
+            NormOp::UpdateRunning { channels, .. } => {
                 let c = f32s(channels);
                 Signature::new(&[c, c], &[c, c, i64s(1)])
             }
-            Op::Forward(norm) => {
+            NormOp::Forward(norm) => {
                 let (x, c, y) = (f32s(norm.shape.len()), f32s(norm.shape.c), norm.output().len());
                 let codes = u8s(if norm.pool { y } else { 0 }).optional();
                 Signature::new(&[x, c, c, c, c], &[f32s(y), codes, scratch(norm.scratch_len())])
             }
-            Op::GradientSums(norm) => {
+            NormOp::GradientSums(norm) => {
                 let (x, c, y) = (f32s(norm.shape.len()), f32s(norm.shape.c), norm.output().len());
                 let pooled = if norm.pool { y } else { 0 };
                 let (codes, out) = (u8s(pooled), f32s(pooled).optional());
                 let (with, rest) = (f32s(norm.coefficients_len()), scratch(norm.scratch_len()));
                 Signature::new(&[x, c, c, c, c, f32s(y), codes, out], &[with, c, c, rest])
             }
-            Op::InputGradient { norm, .. } => {
+            NormOp::InputGradient { norm, .. } => {
                 let (x, c, y) = (f32s(norm.shape.len()), f32s(norm.shape.c), norm.output().len());
                 let (with, codes) =
                     (f32s(norm.coefficients_len()), u8s(if norm.pool { y } else { 0 }));
                 Signature::new(&[x, c, c, with, f32s(y), codes], &[x])
             }
-            Op::GroupForward(GroupNorm { shape, groups, .. }) => {
+            NormOp::GroupForward(GroupNorm { shape, groups, .. }) => {
                 let (x, c, saved) = (f32s(shape.len()), f32s(shape.c), f32s(shape.batch * groups));
                 let rest = scratch(norm::group::scratch_len(shape.c));
                 Signature::new(&[x, c, c], &[x, saved, saved, rest])
             }
-            Op::GroupGradient { norm: GroupNorm { shape, groups, .. }, .. } => {
+            NormOp::GroupGradient { norm: GroupNorm { shape, groups, .. }, .. } => {
                 let (x, c, saved) = (f32s(shape.len()), f32s(shape.c), f32s(shape.batch * groups));
                 let rest = scratch(norm::group::scratch_len(shape.c));
                 Signature::new(&[x, c, saved, saved, x], &[x.optional(), c, c, rest])
@@ -136,31 +136,31 @@ impl Op {
         }
     }
 
-    pub(super) fn run(&self, isa: Isa, operands: Operands<'_>) {
+    pub(super) fn run(&self, isa: Isa, operands: StepOperands<'_>) {
         match self {
-            Op::Statistics(shape) => {
+            NormOp::Statistics(shape) => {
                 let ([x], [mean, var, scratch]) = operands.floats();
                 norm::batch_stats(isa, shape, x, BatchStats { mean, var }, scratch);
             }
-            Op::UpdateRunning { momentum, count, .. } => {
+            NormOp::UpdateRunning { momentum, count, .. } => {
                 let ([mean, var], [running_mean, running_var, batches]) = operands.split();
                 let running =
                     BatchStats { mean: running_mean.elements(), var: running_var.elements() };
                 norm::update_running(*momentum, *count, mean.elements(), var.elements(), running);
                 batches.elements::<i64>()[0] += 1;
             }
-            Op::Forward(of) => batch_forward(isa, of, operands),
-            Op::GradientSums(norm) => gradient_sums(isa, norm, operands),
-            Op::InputGradient { norm, accumulate } => {
+            NormOp::Forward(of) => batch_forward(isa, of, operands),
+            NormOp::GradientSums(norm) => gradient_sums(isa, norm, operands),
+            NormOp::InputGradient { norm, accumulate } => {
                 input_gradient(isa, norm, *accumulate, operands);
             }
-            Op::GroupForward(GroupNorm { shape, groups, eps }) => {
+            NormOp::GroupForward(GroupNorm { shape, groups, eps }) => {
                 let ([x, gamma, beta], [y, mean, invstd, scratch]) = operands.floats();
                 let of = GroupNormForward { x, gamma, beta, groups: *groups, eps: *eps };
                 let saved = GroupNormSaved { mean, invstd };
                 norm::group_norm_forward(isa, shape, &of, y, saved, scratch);
             }
-            Op::GroupGradient { norm: GroupNorm { shape, groups, .. }, accumulate } => {
+            NormOp::GroupGradient { norm: GroupNorm { shape, groups, .. }, accumulate } => {
                 let (reads, [dx, dgamma, dbeta, scratch]) = operands.floats();
                 let [x, gamma, mean, invstd, dout] = reads;
                 let of = GroupNormBackward { x, gamma, groups: *groups, mean, invstd, dout };
@@ -175,14 +175,14 @@ impl Op {
     }
 }
 
-fn batch_forward(isa: Isa, of: &BatchNorm, operands: Operands<'_>) {
+fn batch_forward(isa: Isa, of: &BatchNorm, operands: StepOperands<'_>) {
     let (reads, [y, codes, scratch]) = operands.split::<5, 3>();
     let inputs = of.inputs(reads.map(Slice::elements));
     let codes = codes.elements();
     norm::batch_norm_act_forward(isa, &of.shape, &inputs, y.elements(), codes, scratch.elements());
 }
 
-fn gradient_sums(isa: Isa, of: &BatchNorm, operands: Operands<'_>) {
+fn gradient_sums(isa: Isa, of: &BatchNorm, operands: StepOperands<'_>) {
     let (reads, writes) = operands.split::<8, 4>();
     let [x, mean, var, gamma, beta, dout, codes, out] = reads;
     let [coefficients, dgamma, dbeta, scratch] = writes.map(SliceMut::elements);
@@ -193,7 +193,7 @@ fn gradient_sums(isa: Isa, of: &BatchNorm, operands: Operands<'_>) {
     norm::batch_norm_gradient_sums(isa, &of.shape, &from, parameters, coefficients, scratch);
 }
 
-fn input_gradient(isa: Isa, of: &BatchNorm, accumulate: bool, operands: Operands<'_>) {
+fn input_gradient(isa: Isa, of: &BatchNorm, accumulate: bool, operands: StepOperands<'_>) {
     let ([x, mean, beta, coefficients, dout, codes], [dx]) = operands.split();
     let [x, mean, beta, coefficients, dout] =
         [x, mean, beta, coefficients, dout].map(Slice::elements);

@@ -11,15 +11,15 @@ pub struct Spec {
     /// Elements.
     pub len: usize,
     /// Whether it may be absent or is scratch.
-    pub role: Role,
+    pub role: OperandRole,
 }
 
 /// Element type and length of an operand that is given.
-pub type Form = (DType, usize);
+pub type OperandForm = (DType, usize);
 
 /// Whether an operand may be absent, and whether its contents mean anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum OperandRole {
     /// Has exactly `len` elements.
     Required,
     /// Has `len` elements, or none.
@@ -29,22 +29,22 @@ pub enum Role {
 }
 
 impl Spec {
-    /// An operand of exactly so many elements.
+    /// An operand of exactly `len` elements.
     pub const fn new(dtype: DType, len: usize) -> Self {
-        Self { dtype, len, role: Role::Required }
+        Self { dtype, len, role: OperandRole::Required }
     }
 
     /// The same operand, which may be absent (no elements).
     pub const fn optional(self) -> Self {
-        Self { role: Role::Optional, ..self }
+        Self { role: OperandRole::Optional, ..self }
     }
 
     /// Whether an operand of this type and length fits.
     pub fn accepts(&self, dtype: DType, len: usize) -> bool {
         let fits = match self.role {
-            Role::Required => len == self.len,
-            Role::Optional => len == self.len || len == 0,
-            Role::Scratch => len >= self.len,
+            OperandRole::Required => len == self.len,
+            OperandRole::Optional => len == self.len || len == 0,
+            OperandRole::Scratch => len >= self.len,
         };
         fits && (dtype == self.dtype || len == 0)
     }
@@ -77,7 +77,7 @@ pub(super) const fn i64s(len: usize) -> Spec {
 
 /// At least `len` f32 of scratch.
 pub(super) const fn scratch(len: usize) -> Spec {
-    Spec { role: Role::Scratch, ..f32s(len) }
+    Spec { role: OperandRole::Scratch, ..f32s(len) }
 }
 
 /// The operands that an operation takes, in order.
@@ -85,7 +85,7 @@ pub(super) const fn scratch(len: usize) -> Spec {
 pub struct Signature {
     /// Read, never written.
     pub reads: SmallVec<[Spec; 8]>,
-    /// Written; those that are added to are read as well.
+    /// Written; an operand that is added to is read as well.
     pub writes: SmallVec<[Spec; 8]>,
 }
 
@@ -94,17 +94,21 @@ impl Signature {
         Self { reads: SmallVec::from_slice(reads), writes: SmallVec::from_slice(writes) }
     }
 
-    /// The signature with so much scratch in the place of its own.
+    /// The signature with its scratch replaced by `len` elements.
     pub(super) fn with_scratch(mut self, len: usize) -> Self {
-        self.writes.retain(|spec| spec.role != Role::Scratch);
+        self.writes.retain(|spec| spec.role != OperandRole::Scratch);
         if len > 0 {
             self.writes.push(scratch(len));
         }
         self
     }
 
-    /// The first thing about given operands that does not fit: which, what is expected, what came.
-    pub(crate) fn misfit(&self, reads: &[Form], writes: &[Form]) -> Option<[String; 3]> {
+    /// The first given operand that does not fit: its name, the expected form, the given form.
+    pub(crate) fn misfit(
+        &self,
+        reads: &[OperandForm],
+        writes: &[OperandForm],
+    ) -> Option<[String; 3]> {
         let kinds = [("read", &self.reads, reads), ("written", &self.writes, writes)];
         for (kind, specs, given) in kinds {
             if specs.len() != given.len() {
@@ -143,12 +147,12 @@ impl<'a> Slice<'a> {
     }
 
     /// An operand of these elements.
-    pub fn of<T: Element>(elements: &'a [T]) -> Self {
+    pub fn from_elements<T: Element>(elements: &'a [T]) -> Self {
         Self::new(T::DTYPE, bytemuck::cast_slice(elements))
     }
 
     /// Element type and number of elements. An absent operand has none.
-    pub fn form(&self) -> Form {
+    pub fn form(&self) -> OperandForm {
         (self.dtype, self.bytes.len() / self.dtype.size())
     }
 
@@ -179,12 +183,12 @@ impl<'a> SliceMut<'a> {
     }
 
     /// An operand of these elements.
-    pub fn of<T: Element>(elements: &'a mut [T]) -> Self {
+    pub fn from_elements<T: Element>(elements: &'a mut [T]) -> Self {
         Self::new(T::DTYPE, bytemuck::cast_slice_mut(elements))
     }
 
     /// Element type and number of elements. An absent operand has none.
-    pub fn form(&self) -> Form {
+    pub fn form(&self) -> OperandForm {
         (self.dtype, self.bytes.len() / self.dtype.size())
     }
 
@@ -208,23 +212,23 @@ impl<'a> SliceMut<'a> {
     }
 }
 
-/// An absent operand has no type of its own. Any other of a wrong type is a mistake of the plan
+/// An absent operand fits any type. Any other operand of a wrong type is a mistake of the plan
 /// compiler, which checks signatures.
 #[track_caller]
-fn check_type<T: Element>((got, len): Form) {
+fn check_type<T: Element>((got, len): OperandForm) {
     assert!(len == 0 || got == T::DTYPE, "operand of a step: expected {}, got {got}", T::DTYPE);
 }
 
 /// The operands of one running step, in the order of its [`Signature`].
 #[derive(Debug, Default)]
-pub struct Operands<'a> {
+pub struct StepOperands<'a> {
     /// Read.
     pub reads: SmallVec<[Slice<'a>; 8]>,
     /// Written; none overlaps another operand.
     pub writes: SmallVec<[SliceMut<'a>; 8]>,
 }
 
-impl<'a> Operands<'a> {
+impl<'a> StepOperands<'a> {
     /// All of them; `R` and `W` are the numbers of the signature.
     ///
     /// # Panics
@@ -244,7 +248,7 @@ impl<'a> Operands<'a> {
     /// All of them where all are f32.
     ///
     /// # Panics
-    /// As [`Operands::split`].
+    /// As [`StepOperands::split`].
     pub(super) fn floats<const R: usize, const W: usize>(
         self,
     ) -> ([&'a [f32]; R], [&'a mut [f32]; W]) {

@@ -2,20 +2,20 @@
 
 use std::ops::Range;
 
-use super::operand::{Operands, Signature, f32s, f64s, i64s};
+use super::operand::{Signature, StepOperands, f32s, f64s, i64s};
 use crate::graph::Optimiser;
 use crate::kernels::Isa;
 use crate::kernels::optim::{self, AdamStep};
 use crate::kernels::parts;
 use crate::metrics;
 
-/// Elements of a gradient that is measured in parts: the list of squares is memory of its own,
-/// which only large networks take.
+/// Least elements of a gradient that is measured in parts: the list of squares is allocated, which
+/// only large networks are worth.
 const MANY: usize = 750_000;
 
 /// Steps on a group's gradient, which lies in the layout of the group's parameters.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Op {
+pub enum OptimOp {
     /// Reads the gradient; adds its norms to the group's metrics (f64); writes the clip
     /// coefficient.
     Measure {
@@ -33,8 +33,8 @@ pub enum Op {
         /// The parameters that have a gradient.
         tensors: Vec<Range<usize>>,
     },
-    /// Reads gradient and clip coefficient; updates parameters, what the optimiser remembers, and
-    /// Adam's count of steps (i64; absent for SGD).
+    /// Reads gradient and clip coefficient; updates parameters, the optimiser's state, and Adam's
+    /// count of steps (i64; absent for SGD).
     Update {
         /// Elements of the group.
         len: usize,
@@ -46,14 +46,18 @@ pub enum Op {
     },
 }
 
-impl Op {
+impl OptimOp {
     pub(super) fn signature(&self) -> Signature {
-        let (Op::Measure { len, .. } | Op::Clip { len, .. } | Op::Update { len, .. }) = self;
+        let (OptimOp::Measure { len, .. }
+        | OptimOp::Clip { len, .. }
+        | OptimOp::Update { len, .. }) = self;
         let gradient = f32s(*len);
         match self {
-            Op::Measure { .. } => Signature::new(&[gradient], &[f64s(metrics::GROUP_LEN), f32s(1)]),
-            Op::Clip { .. } => Signature::new(&[], &[gradient, f32s(1)]),
-            Op::Update { optimiser, .. } => {
+            OptimOp::Measure { .. } => {
+                Signature::new(&[gradient], &[f64s(metrics::GROUP_LEN), f32s(1)])
+            }
+            OptimOp::Clip { .. } => Signature::new(&[], &[gradient, f32s(1)]),
+            OptimOp::Update { optimiser, .. } => {
                 let moments = f32s(optimiser.moments() * len);
                 let steps = i64s(usize::from(matches!(optimiser, Optimiser::Adam(_))));
                 Signature::new(&[gradient, f32s(1)], &[gradient, moments, steps])
@@ -61,9 +65,9 @@ impl Op {
         }
     }
 
-    pub(super) fn run(&self, isa: Isa, operands: Operands<'_>) {
+    pub(super) fn run(&self, isa: Isa, operands: StepOperands<'_>) {
         match self {
-            Op::Measure { tensors, norm_max, .. } => {
+            OptimOp::Measure { tensors, norm_max, .. } => {
                 let ([gradient], [row, clip]) = operands.split();
                 let gradient: &[f32] = gradient.elements();
                 let square = |t: &Range<usize>| optim::grad_norm_sq(isa, &gradient[t.clone()]);
@@ -76,14 +80,14 @@ impl Op {
                 };
                 clip.elements::<f32>()[0] = optim::clip_coefficient(norm, *norm_max);
             }
-            Op::Clip { tensors, .. } => {
+            OptimOp::Clip { tensors, .. } => {
                 let ([], [gradient, clip]) = operands.floats();
                 let coefficient = std::mem::replace(&mut clip[0], 1.0);
                 for tensor in tensors {
                     gradient[tensor.clone()].iter_mut().for_each(|g| *g *= coefficient);
                 }
             }
-            Op::Update { optimiser, runs, .. } => {
+            OptimOp::Update { optimiser, runs, .. } => {
                 let ([gradient, clip], [values, moments, steps]) = operands.split();
                 let steps = steps.elements::<i64>().first_mut().map_or(0, |steps| {
                     *steps += 1;

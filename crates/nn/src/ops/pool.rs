@@ -1,13 +1,13 @@
 //! Steps of max pooling and global average pooling.
 
-use super::operand::{Operands, Signature, f32s, u8s};
+use super::operand::{Signature, StepOperands, f32s, u8s};
 use crate::kernels::norm::batch::BLOCKED;
 use crate::kernels::pool::{self, PoolShape};
-use crate::kernels::{GradOut, ImageShape, Isa};
+use crate::kernels::{BatchShape, GradOut, Isa};
 
 /// The poolings' forward and backward steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Op {
+pub enum PoolOp {
     /// Reads x; writes y, and the position of each window's maximum (u8, optional).
     Max(PoolShape),
     /// Reads dy, positions; writes dx.
@@ -24,60 +24,60 @@ pub enum Op {
         len: usize,
     },
     /// Reads x; writes the mean of each channel.
-    Average(ImageShape),
+    Average(BatchShape),
     /// Reads dy; writes dx.
     AverageGradient {
         /// Shape of x.
-        shape: ImageShape,
+        shape: BatchShape,
         /// Add to dx.
         accumulate: bool,
     },
 }
 
-impl Op {
+impl PoolOp {
     pub(super) fn signature(&self) -> Signature {
         match *self {
-            Op::Max(shape) => {
+            PoolOp::Max(shape) => {
                 let y = shape.output().len();
                 Signature::new(&[f32s(shape.input.len())], &[f32s(y), u8s(y).optional()])
             }
-            Op::MaxGradient { shape, .. } => {
+            PoolOp::MaxGradient { shape, .. } => {
                 let y = shape.output().len();
                 Signature::new(&[f32s(y), u8s(y)], &[f32s(shape.input.len())])
             }
-            Op::NormCodes { len } => Signature::new(&[f32s(len), u8s(len)], &[u8s(len)]),
-            Op::Average(shape) => {
+            PoolOp::NormCodes { len } => Signature::new(&[f32s(len), u8s(len)], &[u8s(len)]),
+            PoolOp::Average(shape) => {
                 Signature::new(&[f32s(shape.len())], &[f32s(shape.batch * shape.c)])
             }
-            Op::AverageGradient { shape, .. } => {
+            PoolOp::AverageGradient { shape, .. } => {
                 Signature::new(&[f32s(shape.batch * shape.c)], &[f32s(shape.len())])
             }
         }
     }
 
-    pub(super) fn run(&self, isa: Isa, operands: Operands<'_>) {
+    pub(super) fn run(&self, isa: Isa, operands: StepOperands<'_>) {
         match self {
-            Op::Max(shape) => {
+            PoolOp::Max(shape) => {
                 let ([x], [y, positions]) = operands.split();
                 pool::max2d_forward(isa, shape, x.elements(), y.elements(), positions.elements());
             }
-            Op::MaxGradient { shape, accumulate } => {
+            PoolOp::MaxGradient { shape, accumulate } => {
                 let ([dy, positions], [dx]) = operands.split();
                 let dx = GradOut { values: dx.elements(), accumulate: *accumulate };
                 pool::max2d_backward(isa, shape, dy.elements(), positions.elements(), dx);
             }
-            Op::NormCodes { .. } => {
+            PoolOp::NormCodes { .. } => {
                 let ([y, positions], [codes]) = operands.split();
                 let from = positions.elements::<u8>().iter().zip(y.elements::<f32>());
                 for (code, (&k, &y)) in codes.elements::<u8>().iter_mut().zip(from) {
                     *code = if y <= 0.0 { BLOCKED } else { k };
                 }
             }
-            Op::Average(shape) => {
+            PoolOp::Average(shape) => {
                 let ([x], [y]) = operands.floats();
                 pool::global_avg_forward(isa, shape, x, y);
             }
-            Op::AverageGradient { shape, accumulate } => {
+            PoolOp::AverageGradient { shape, accumulate } => {
                 let ([dy], [values]) = operands.floats();
                 let dx = GradOut { values, accumulate: *accumulate };
                 pool::global_avg_backward(isa, shape, dy, dx);

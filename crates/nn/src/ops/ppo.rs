@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use super::operand::{Operands, Signature, f32s, f64s, u8s, u32s};
+use super::operand::{Signature, StepOperands, f32s, f64s, u8s, u32s};
 use crate::kernels::Isa;
 use crate::kernels::ppo::{PpoBatch, PpoLoss, Reference, report_len};
 
-/// Which pass over a batch it is.
+/// Position of a pass over a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Pass {
+pub enum PpoPass {
     /// The first: its log-probabilities become the reference, so that every ratio is exactly 1.
     First,
     /// A later one, compared with the reference of the first.
@@ -17,23 +17,23 @@ pub enum Pass {
 
 /// The objective, by its formula, pass and rows.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Op {
+pub enum PpoOp {
     /// Reads outputs (logits, then V, of each row), choices (u32), legal choices (u8), advantages,
     /// returns; writes the gradient of the outputs, the reference log-probabilities (written in the
     /// first pass, read in later ones), and the report (f64).
     Objective {
         /// Formula.
         loss: Arc<PpoLoss>,
-        /// Which pass it is.
-        pass: Pass,
+        /// Position of the pass.
+        pass: PpoPass,
         /// Rows.
         rows: usize,
     },
 }
 
-impl Op {
+impl PpoOp {
     pub(super) fn signature(&self) -> Signature {
-        let Op::Objective { loss, rows, .. } = self;
+        let PpoOp::Objective { loss, rows, .. } = self;
         let (logits, heads) = (loss.logits(), loss.heads.len());
         let (outputs, row) = (f32s(rows * (logits + 1)), f32s(*rows));
         Signature::new(
@@ -42,8 +42,8 @@ impl Op {
         )
     }
 
-    pub(super) fn run(&self, _isa: Isa, operands: Operands<'_>) {
-        let Op::Objective { loss, pass, .. } = self;
+    pub(super) fn run(&self, _isa: Isa, operands: StepOperands<'_>) {
+        let PpoOp::Objective { loss, pass, .. } = self;
         let (reads, [gradient, reference, report]) = operands.split::<5, 3>();
         let [outputs, choices, legal, advantages, returns] = reads;
         let batch = PpoBatch {
@@ -53,8 +53,8 @@ impl Op {
             returns: returns.elements(),
         };
         let reference = match pass {
-            Pass::First => Reference::Record(reference.elements()),
-            Pass::Later => Reference::Given(reference.elements()),
+            PpoPass::First => Reference::Record(reference.elements()),
+            PpoPass::Later => Reference::Given(reference.elements()),
         };
         loss.gradient(
             &batch,

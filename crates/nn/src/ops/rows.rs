@@ -1,7 +1,7 @@
 //! Steps of embeddings, and of vectors side by side.
 
-use super::operand::{Operands, Signature, f32s, u32s};
-use crate::kernels::rows::{self, Columns};
+use super::operand::{Signature, StepOperands, f32s, u32s};
+use crate::kernels::rows::{self, ColumnRange};
 use crate::kernels::{GradOut, Isa};
 
 /// Shape of a lookup.
@@ -17,7 +17,7 @@ pub struct Lookup {
 
 /// Row operations, forward and backward.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Op {
+pub enum RowsOp {
     /// Reads indices (u32), table; writes the table's rows at the indices.
     Embed(Lookup),
     /// Reads indices (u32), dy; adds to dtable, index by index in their order.
@@ -32,47 +32,47 @@ pub enum Op {
         /// Rows.
         rows: usize,
         /// Columns of the whole.
-        at: Columns,
+        at: ColumnRange,
     },
     /// Reads the whole; writes a part.
     Take {
         /// Rows.
         rows: usize,
         /// Columns of the whole.
-        at: Columns,
+        at: ColumnRange,
         /// Add to the part.
         accumulate: bool,
     },
 }
 
-impl Op {
+impl RowsOp {
     pub(super) fn signature(&self) -> Signature {
         match *self {
-            Op::Embed(of) => {
+            RowsOp::Embed(of) => {
                 let (table, y) = (f32s(of.entries * of.size), f32s(of.indices * of.size));
                 Signature::new(&[u32s(of.indices), table], &[y])
             }
-            Op::EmbedGradient(of) => {
+            RowsOp::EmbedGradient(of) => {
                 let (table, y) = (f32s(of.entries * of.size), f32s(of.indices * of.size));
                 Signature::new(&[u32s(of.indices), y], &[table])
             }
-            Op::CopyIndices { len } => Signature::new(&[u32s(len)], &[u32s(len)]),
-            Op::Put { rows, at } => {
+            RowsOp::CopyIndices { len } => Signature::new(&[u32s(len)], &[u32s(len)]),
+            RowsOp::Put { rows, at } => {
                 Signature::new(&[f32s(rows * at.count)], &[f32s(rows * at.width)])
             }
-            Op::Take { rows, at, .. } => {
+            RowsOp::Take { rows, at, .. } => {
                 Signature::new(&[f32s(rows * at.width)], &[f32s(rows * at.count)])
             }
         }
     }
 
-    pub(super) fn run(&self, isa: Isa, operands: Operands<'_>) {
+    pub(super) fn run(&self, isa: Isa, operands: StepOperands<'_>) {
         match *self {
-            Op::Embed(of) => {
+            RowsOp::Embed(of) => {
                 let ([indices, table], [y]) = operands.split();
                 rows::embed(isa, of.size, table.elements(), indices.elements(), y.elements());
             }
-            Op::EmbedGradient(of) => {
+            RowsOp::EmbedGradient(of) => {
                 let ([indices, dy], [dtable]) = operands.split();
                 rows::embed_backward(
                     isa,
@@ -82,15 +82,15 @@ impl Op {
                     dtable.elements(),
                 );
             }
-            Op::CopyIndices { .. } => {
+            RowsOp::CopyIndices { .. } => {
                 let ([from], [to]) = operands.split();
                 to.elements::<u32>().copy_from_slice(from.elements());
             }
-            Op::Put { at, .. } => {
+            RowsOp::Put { at, .. } => {
                 let ([part], [whole]) = operands.floats();
                 rows::put(isa, at, part, whole);
             }
-            Op::Take { at, accumulate, .. } => {
+            RowsOp::Take { at, accumulate, .. } => {
                 let ([whole], [values]) = operands.floats();
                 rows::take(isa, at, whole, GradOut { values, accumulate });
             }

@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use super::operand::{Operands, Signature, f32s, u8s, u32s};
+use super::operand::{Signature, StepOperands, f32s, u8s, u32s};
 use crate::kernels::Isa;
 use crate::kernels::sample::{SampleFrom, SampleStep, Sampled, Sampler};
 
 /// Draws, by rows.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Op {
-    /// Reads outputs (logits, then V, of each row), the legality of places (u32), and what differs
-    /// from step to step ([`SampleStep`], u32); writes choices (u32), the masks that were drawn
-    /// under (u8), log-probabilities, entropies, values.
+pub enum SampleOp {
+    /// Reads outputs (logits, then V, of each row), the legality of places (u32), and the step's
+    /// own values ([`SampleStep`], u32); writes choices (u32), the masks of the draws (u8),
+    /// log-probabilities, entropies, values.
     Draw {
         /// Rules of the draw.
         sampler: Arc<Sampler>,
@@ -20,9 +20,9 @@ pub enum Op {
     },
 }
 
-impl Op {
+impl SampleOp {
     pub(super) fn signature(&self) -> Signature {
-        let Op::Draw { sampler, rows } = self;
+        let SampleOp::Draw { sampler, rows } = self;
         let (logits, heads) = (sampler.logits(), f32s(rows * sampler.heads.len()));
         let legality = u32s(rows * sampler.places() * sampler.words());
         Signature::new(
@@ -31,8 +31,8 @@ impl Op {
         )
     }
 
-    pub(super) fn run(&self, _isa: Isa, operands: Operands<'_>) {
-        let Op::Draw { sampler, .. } = self;
+    pub(super) fn run(&self, _isa: Isa, operands: StepOperands<'_>) {
+        let SampleOp::Draw { sampler, .. } = self;
         let ([outputs, legality, step], writes) = operands.split::<3, 5>();
         let [choices, legal, log_probs, entropies, values] = writes;
         let from = SampleFrom {

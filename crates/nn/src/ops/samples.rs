@@ -1,51 +1,51 @@
 //! Operations that go sample by sample, so that a few samples can be taken at a time.
 
-use super::conv::{self, Product};
-use super::{Op, blend, elementwise, norm, pool};
-use crate::kernels::ImageShape;
+use super::conv::ConvProduct;
+use super::{BlendOp, ConvOp, ElementwiseOp, NormOp, PoolOp, StepOp, blend, norm};
+use crate::kernels::BatchShape;
 use crate::kernels::conv::ConvShape;
 use crate::kernels::pool::PoolShape;
 
 /// Filters whose transforms take little of the time that their products take for a few samples.
 const FILTERS: usize = 256;
 
-/// How to make operations for all samples of a batch into ones for some of them.
+/// Conversion of operations for all samples of a batch into operations for some of them.
 #[derive(Clone, Copy)]
-struct Cut {
+struct SampleCut {
     samples: usize,
     batch: usize,
 }
 
-impl Op {
+impl StepOp {
     /// The operation for `samples` of its `batch` samples, if it goes through them one by one.
     ///
-    /// Operands that have another length then have a part for every sample, one behind the other.
-    /// The other operands are the same for all samples; what is written there is added to
-    /// what is there. Scratch may have another length, too.
-    pub(crate) fn over(&self, samples: usize, batch: usize) -> Option<Op> {
-        let cut = Cut { samples, batch };
+    /// Operands whose length changes have a part for every sample, one after the other. All samples
+    /// share the other operands; written ones among them are added to. The length of scratch may
+    /// change, too.
+    pub(crate) fn over(&self, samples: usize, batch: usize) -> Option<StepOp> {
+        let cut = SampleCut { samples, batch };
         match self {
-            Op::Conv(op) => cut.conv(op).map(Op::Conv),
-            Op::Norm(op) => cut.norm(op).map(Op::Norm),
-            Op::Pool(op) => cut.pool(op).map(Op::Pool),
-            Op::Elementwise(op) => cut.elementwise(op).map(Op::Elementwise),
-            Op::Blend(op) => cut.blend(op).map(Op::Blend),
-            Op::Rows(_)
-            | Op::Lstm(_)
-            | Op::Loss(_)
-            | Op::Optim(_)
-            | Op::Ppo(_)
-            | Op::Sample(_)
-            | Op::Stage(_)
-            | Op::State(_)
-            | Op::Chain(_) => None,
+            StepOp::Conv(op) => cut.conv(op).map(StepOp::Conv),
+            StepOp::Norm(op) => cut.norm(op).map(StepOp::Norm),
+            StepOp::Pool(op) => cut.pool(op).map(StepOp::Pool),
+            StepOp::Elementwise(op) => cut.elementwise(op).map(StepOp::Elementwise),
+            StepOp::Blend(op) => cut.blend(op).map(StepOp::Blend),
+            StepOp::Rows(_)
+            | StepOp::Lstm(_)
+            | StepOp::Loss(_)
+            | StepOp::Optim(_)
+            | StepOp::Ppo(_)
+            | StepOp::Sample(_)
+            | StepOp::Fused(_)
+            | StepOp::State(_)
+            | StepOp::Chain(_) => None,
         }
     }
 }
 
-impl Cut {
-    fn images(self, shape: ImageShape) -> Option<ImageShape> {
-        (shape.batch == self.batch).then_some(ImageShape { batch: self.samples, ..shape })
+impl SampleCut {
+    fn images(self, shape: BatchShape) -> Option<BatchShape> {
+        (shape.batch == self.batch).then_some(BatchShape { batch: self.samples, ..shape })
     }
 
     fn values(self, len: usize) -> Option<usize> {
@@ -54,91 +54,98 @@ impl Cut {
 
     /// Products by Winograd's filtering transform their filters each time: only few filters are
     /// done for a few samples at a time.
-    fn product(self, of: Product) -> Option<Product> {
+    fn product(self, of: ConvProduct) -> Option<ConvProduct> {
         let few = of.tiles.is_none() || of.shape.in_c * of.shape.out_c <= FILTERS;
         let fits = few && of.shape.batch == self.batch;
-        fits.then_some(Product { shape: ConvShape { batch: self.samples, ..of.shape }, ..of })
+        fits.then_some(ConvProduct { shape: ConvShape { batch: self.samples, ..of.shape }, ..of })
     }
 
     fn batch_norm(self, of: norm::BatchNorm) -> Option<norm::BatchNorm> {
         Some(norm::BatchNorm { shape: self.images(of.shape)?, ..of })
     }
 
-    fn conv(self, op: &conv::Op) -> Option<conv::Op> {
-        use conv::Op;
+    fn conv(self, op: &ConvOp) -> Option<ConvOp> {
         Some(match *op {
-            Op::Forward(of) => Op::Forward(self.product(of)?),
-            Op::WeightGradient(of) => Op::WeightGradient(self.product(of)?),
-            Op::DataGradient { product, accumulate } => {
-                Op::DataGradient { product: self.product(product)?, accumulate }
+            ConvOp::Forward(of) => ConvOp::Forward(self.product(of)?),
+            ConvOp::WeightGradient(of) => ConvOp::WeightGradient(self.product(of)?),
+            ConvOp::DataGradient { product, accumulate } => {
+                ConvOp::DataGradient { product: self.product(product)?, accumulate }
             }
-            Op::ForwardWithStats(_) => return None,
+            ConvOp::ForwardWithStats(_) => return None,
         })
     }
 
-    fn norm(self, op: &norm::Op) -> Option<norm::Op> {
-        use norm::{GroupNorm, Op};
+    fn norm(self, op: &NormOp) -> Option<NormOp> {
+        use norm::GroupNorm;
         let group = |of: GroupNorm| Some(GroupNorm { shape: self.images(of.shape)?, ..of });
         Some(match *op {
-            Op::Forward(of) => Op::Forward(self.batch_norm(of)?),
-            Op::GroupForward(of) => Op::GroupForward(group(of)?),
-            Op::GroupGradient { norm, accumulate } => {
-                Op::GroupGradient { norm: group(norm)?, accumulate }
+            NormOp::Forward(of) => NormOp::Forward(self.batch_norm(of)?),
+            NormOp::GroupForward(of) => NormOp::GroupForward(group(of)?),
+            NormOp::GroupGradient { norm, accumulate } => {
+                NormOp::GroupGradient { norm: group(norm)?, accumulate }
             }
-            Op::InputGradient { norm, accumulate } => {
-                Op::InputGradient { norm: self.batch_norm(norm)?, accumulate }
+            NormOp::InputGradient { norm, accumulate } => {
+                NormOp::InputGradient { norm: self.batch_norm(norm)?, accumulate }
             }
-            Op::Statistics(_) | Op::UpdateRunning { .. } | Op::GradientSums(_) => return None,
+            NormOp::Statistics(_) | NormOp::UpdateRunning { .. } | NormOp::GradientSums(_) => {
+                return None;
+            }
         })
     }
 
-    fn pool(self, op: &pool::Op) -> Option<pool::Op> {
-        use pool::Op;
+    fn pool(self, op: &PoolOp) -> Option<PoolOp> {
         let pooled = |of: PoolShape| Some(PoolShape { input: self.images(of.input)?, ..of });
         Some(match *op {
-            Op::Max(of) => Op::Max(pooled(of)?),
-            Op::MaxGradient { shape, accumulate } => {
-                Op::MaxGradient { shape: pooled(shape)?, accumulate }
+            PoolOp::Max(of) => PoolOp::Max(pooled(of)?),
+            PoolOp::MaxGradient { shape, accumulate } => {
+                PoolOp::MaxGradient { shape: pooled(shape)?, accumulate }
             }
-            Op::NormCodes { len } => Op::NormCodes { len: self.values(len)? },
-            Op::Average(of) => Op::Average(self.images(of)?),
-            Op::AverageGradient { shape, accumulate } => {
-                Op::AverageGradient { shape: self.images(shape)?, accumulate }
+            PoolOp::NormCodes { len } => PoolOp::NormCodes { len: self.values(len)? },
+            PoolOp::Average(of) => PoolOp::Average(self.images(of)?),
+            PoolOp::AverageGradient { shape, accumulate } => {
+                PoolOp::AverageGradient { shape: self.images(shape)?, accumulate }
             }
         })
     }
 
-    fn elementwise(self, op: &elementwise::Op) -> Option<elementwise::Op> {
-        use elementwise::Op;
+    fn elementwise(self, op: &ElementwiseOp) -> Option<ElementwiseOp> {
         Some(match *op {
-            Op::Pass { len, accumulate } => Op::Pass { len: self.values(len)?, accumulate },
-            Op::Forward { function, len } => Op::Forward { function, len: self.values(len)? },
-            Op::Gradient { function, len, accumulate } => {
-                Op::Gradient { function, len: self.values(len)?, accumulate }
+            ElementwiseOp::Pass { len, accumulate } => {
+                ElementwiseOp::Pass { len: self.values(len)?, accumulate }
             }
-            Op::Add { len } => Op::Add { len: self.values(len)? },
-            Op::Scale { shape, factor } => Op::Scale { shape: self.images(shape)?, factor },
-            Op::ScaleGradient { shape, factor, accumulate } => {
-                Op::ScaleGradient { shape: self.images(shape)?, factor, accumulate }
+            ElementwiseOp::Forward { function, len } => {
+                ElementwiseOp::Forward { function, len: self.values(len)? }
+            }
+            ElementwiseOp::Gradient { function, len, accumulate } => {
+                ElementwiseOp::Gradient { function, len: self.values(len)?, accumulate }
+            }
+            ElementwiseOp::Add { len } => ElementwiseOp::Add { len: self.values(len)? },
+            ElementwiseOp::Scale { shape, factor } => {
+                ElementwiseOp::Scale { shape: self.images(shape)?, factor }
+            }
+            ElementwiseOp::ScaleGradient { shape, factor, accumulate } => {
+                ElementwiseOp::ScaleGradient { shape: self.images(shape)?, factor, accumulate }
             }
             // They go through parameters, which have no samples.
-            Op::Fill { .. } | Op::Multiply { .. } => return None,
+            ElementwiseOp::Fill { .. } | ElementwiseOp::Multiply { .. } => return None,
         })
     }
 
-    fn blend(self, op: &blend::Op) -> Option<blend::Op> {
-        use blend::{Blend, Op};
+    fn blend(self, op: &BlendOp) -> Option<BlendOp> {
+        use blend::Blend;
         let cut = |of: Blend| {
             let fits = of.samples == self.batch;
             let len = self.values(of.len).filter(|_| fits)?;
             Some(Blend { len, samples: self.samples, ..of })
         };
         Some(match *op {
-            Op::Forward(of) => Op::Forward(cut(of)?),
-            Op::Gradient { blend, accumulate } => Op::Gradient { blend: cut(blend)?, accumulate },
-            Op::TanhMix { len } => Op::TanhMix { len: self.values(len)? },
-            Op::TanhMixGradient { len, accumulate } => {
-                Op::TanhMixGradient { len: self.values(len)?, accumulate }
+            BlendOp::Forward(of) => BlendOp::Forward(cut(of)?),
+            BlendOp::Gradient { blend, accumulate } => {
+                BlendOp::Gradient { blend: cut(blend)?, accumulate }
+            }
+            BlendOp::TanhMix { len } => BlendOp::TanhMix { len: self.values(len)? },
+            BlendOp::TanhMixGradient { len, accumulate } => {
+                BlendOp::TanhMixGradient { len: self.values(len)?, accumulate }
             }
         })
     }

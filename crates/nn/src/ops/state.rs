@@ -1,12 +1,13 @@
-//! Steps over a network's whole state: empty metrics, what is not finite, fingerprints.
+//! Steps over a network's whole state: empty metrics, counts of elements that are not finite,
+//! fingerprints.
 
-use super::operand::{Operands, Signature, Slice, Spec, f32s, f64s};
+use super::operand::{Signature, Slice, Spec, StepOperands, f32s, f64s};
 use crate::kernels::Isa;
 use crate::metrics::MetricsLayout;
 
-/// Operations on metrics and on parameters, running statistics and what the optimiser remembers.
+/// Operations on metrics, and on parameters, running statistics and the optimiser's state.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Op {
+pub enum StateOp {
     /// Writes empty metrics (f64).
     ResetMetrics(MetricsLayout),
     /// Reads f32 tensors of these lengths; writes how many elements are NaN or infinite (f64).
@@ -16,29 +17,29 @@ pub enum Op {
     Fingerprint(Vec<Spec>),
 }
 
-impl Op {
+impl StateOp {
     pub(super) fn signature(&self) -> Signature {
         match self {
-            Op::ResetMetrics(layout) => Signature::new(&[], &[f64s(layout.len())]),
-            Op::CountNonFinite(lengths) => {
+            StateOp::ResetMetrics(layout) => Signature::new(&[], &[f64s(layout.len())]),
+            StateOp::CountNonFinite(lengths) => {
                 let reads: Vec<_> = lengths.iter().map(|len| f32s(*len)).collect();
                 Signature::new(&reads, &[f64s(1)])
             }
-            Op::Fingerprint(tensors) => Signature::new(tensors, &[f64s(2)]),
+            StateOp::Fingerprint(tensors) => Signature::new(tensors, &[f64s(2)]),
         }
     }
 
-    pub(super) fn run(&self, _isa: Isa, Operands { reads, writes }: Operands<'_>) {
+    pub(super) fn run(&self, _isa: Isa, StepOperands { reads, writes }: StepOperands<'_>) {
         for to in writes.into_iter().map(super::SliceMut::elements::<f64>) {
             match self {
-                Op::ResetMetrics(layout) => layout.reset(to),
-                Op::CountNonFinite(_) => {
+                StateOp::ResetMetrics(layout) => layout.reset(to),
+                StateOp::CountNonFinite(_) => {
                     let bad = |x: &Slice<'_>| {
                         x.elements::<f32>().iter().filter(|x| !x.is_finite()).count()
                     };
                     to[0] = reads.iter().map(bad).sum::<usize>() as f64;
                 }
-                Op::Fingerprint(_) => {
+                StateOp::Fingerprint(_) => {
                     let hash = fingerprint(&reads);
                     to.copy_from_slice(&[(hash >> 32) as f64, (hash & u64::from(u32::MAX)) as f64]);
                 }

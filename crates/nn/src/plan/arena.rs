@@ -4,7 +4,7 @@ use crate::layout::padded;
 
 /// The life of an arena value: the steps `first..=last` touch it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lifetime {
+pub(crate) struct Lifetime {
     /// First step that writes it.
     pub first: usize,
     /// Last step that reads or writes it.
@@ -15,14 +15,14 @@ pub struct Lifetime {
 
 impl Lifetime {
     /// Whether both are alive at some step. A step's output and its inputs are alive together.
-    pub fn overlaps(&self, other: &Self) -> bool {
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
         self.first <= other.last && other.first <= self.last
     }
 }
 
 /// Assigned memory: an offset per value, and the arena's length.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Assignment {
+pub(crate) struct Assignment {
     /// First element of each value; a multiple of a vector.
     pub offsets: Vec<usize>,
     /// Elements of the arena.
@@ -31,7 +31,7 @@ pub struct Assignment {
 
 /// Greedy by size: the largest value first, each at the lowest offset that is free during its whole
 /// life. Deterministic; within a few per cent of the lower bound for the plans of this crate.
-pub fn assign(values: &[Lifetime]) -> Assignment {
+pub(crate) fn assign(values: &[Lifetime]) -> Assignment {
     let mut order: Vec<usize> = (0..values.len()).collect();
     order.sort_by_key(|&i| (std::cmp::Reverse(values[i].len), values[i].first, i));
     let mut offsets = vec![0; values.len()];

@@ -1,42 +1,42 @@
 //! Collects steps while a graph is lowered, forward and then backward.
 //!
-//! Backward needs no tape: lowering a node emits its forward steps and returns a closure that, when
-//! the plan is built, emits its backward steps. The first gradient that reaches a value overwrites
-//! its destination, every later one is added (`accumulate`).
+//! Backward needs no tape: lowering a node emits its forward steps and returns a closure that,
+//! when the plan is built, emits its backward steps. The first gradient that reaches a value
+//! overwrites its destination, every later one is added (`accumulate`).
 
 use meristem_device::DType;
 
-use super::stages::Stages;
+use super::fused_state::FusedState;
 use super::step::{Draft, Phase, ValueList};
-use super::value::{Home, Value, ValueId};
-use super::{Mode, PlanOptions};
-use crate::graph::{BufferId, Graph, NodeId, Op, ParamId};
-use crate::kernels::ImageShape;
-use crate::layout::Layout;
-use crate::ops::{Form, Op as StepOp, Role, elementwise, stage};
-use crate::space::{Space, Span};
+use super::value::{PlanValue, ValueHome, ValueId};
+use super::{PlanMode, PlanOptions};
+use crate::graph::{BufferId, Graph, NodeId, NodeOp, ParamId};
+use crate::kernels::BatchShape;
+use crate::layout::ParamLayout;
+use crate::ops::{ElementwiseOp, FusedOp, OperandForm, OperandRole, StepOp, fused};
+use crate::space::{Space, SpaceSpan};
 
 /// Emits the backward steps of a lowered node, given the gradient of its output.
-pub(crate) type Backward = Box<dyn FnOnce(&mut Builder<'_>, ValueId)>;
+pub(crate) type EmitBackward = Box<dyn FnOnce(&mut PlanBuilder<'_>, ValueId)>;
 
 /// Destination of a gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Target {
+pub(crate) struct GradientTarget {
     /// Destination, [`ValueId::NONE`] where no gradient is wanted.
     pub(crate) value: ValueId,
-    /// Add to what is there.
+    /// Add to the elements in place.
     pub(crate) accumulate: bool,
 }
 
-impl Target {
+impl GradientTarget {
     const NONE: Self = Self { value: ValueId::NONE, accumulate: false };
 
     /// As a part of an operation.
-    pub(crate) fn data(self) -> stage::Data {
+    pub(crate) fn data(self) -> fused::InputGradient {
         match (self.value == ValueId::NONE, self.accumulate) {
-            (true, _) => stage::Data::Unwanted,
-            (false, false) => stage::Data::Overwrite,
-            (false, true) => stage::Data::Accumulate,
+            (true, _) => fused::InputGradient::Unwanted,
+            (false, false) => fused::InputGradient::Overwrite,
+            (false, true) => fused::InputGradient::Accumulate,
         }
     }
 }
@@ -46,28 +46,28 @@ impl Target {
 pub(crate) struct PooledGradient {
     /// Gradient of the pooled output.
     pub(crate) dout: ValueId,
-    /// Which of its window's inputs each output came from, in bytes.
+    /// For each output, the position of its maximum in the window, in bytes.
     pub(crate) codes: ValueId,
     /// The pooled output.
     pub(crate) out: ValueId,
 }
 
 /// A plan being built.
-pub(crate) struct Builder<'g> {
+pub(crate) struct PlanBuilder<'g> {
     pub(crate) graph: &'g Graph,
-    pub(crate) layout: &'g Layout,
+    pub(crate) layout: &'g ParamLayout,
     pub(crate) options: PlanOptions,
-    pub(crate) values: Vec<Value>,
+    pub(crate) values: Vec<PlanValue>,
     pub(crate) steps: Vec<Draft>,
     /// Phase of the steps that are emitted now.
     phase: Phase,
     /// Value of each lowered node.
     nodes: Vec<Option<ValueId>>,
-    /// Whether a parameter (or a wanted input) can be reached from a node, against the arrows.
+    /// Whether a node depends on a parameter, or on an input whose gradient is wanted.
     leads: Vec<bool>,
     /// Gradient of each node's value. Several nodes may hold one gradient.
     grads: Vec<Option<ValueId>>,
-    /// Gradients that a norm unit takes instead of the one of its output, see `fuse`.
+    /// Gradients that norm units take in place of their outputs' gradients, see `fuse`.
     pooled: Vec<(NodeId, PooledGradient)>,
     /// Gradient of each group's parameters, in the layout of its values.
     group_grads: Vec<Option<ValueId>>,
@@ -77,12 +77,12 @@ pub(crate) struct Builder<'g> {
     alpha_row: usize,
     /// State of each LSTM after the last step.
     pub(crate) last_states: Vec<ValueId>,
-    /// Notes on stages.
-    pub(crate) stages: Stages,
+    /// State of fused convolutions.
+    pub(crate) fused: FusedState,
 }
 
-impl<'g> Builder<'g> {
-    pub(crate) fn new(graph: &'g Graph, layout: &'g Layout, options: PlanOptions) -> Self {
+impl<'g> PlanBuilder<'g> {
+    pub(crate) fn new(graph: &'g Graph, layout: &'g ParamLayout, options: PlanOptions) -> Self {
         let mut builder = Self {
             graph,
             layout,
@@ -98,7 +98,7 @@ impl<'g> Builder<'g> {
             trained: vec![false; graph.params.len()],
             alpha_row: 0,
             last_states: vec![],
-            stages: Stages::default(),
+            fused: FusedState::default(),
         };
         builder.leads = builder.leading();
         builder
@@ -108,8 +108,8 @@ impl<'g> Builder<'g> {
         let mut leads: Vec<bool> = vec![];
         for node in &self.graph.nodes {
             let lead = match node.op {
-                Op::Input(_) | Op::State(_) => self.options.mode == Mode::Gradient,
-                Op::Indices(_) | Op::Detach(_) => false,
+                NodeOp::Input(_) | NodeOp::State(_) => self.options.mode == PlanMode::Gradient,
+                NodeOp::Indices(_) | NodeOp::Detach(_) => false,
                 ref op => op.has_params() || op.inputs().iter().any(|x| leads[x.index()]),
             };
             leads.push(lead);
@@ -128,45 +128,45 @@ impl<'g> Builder<'g> {
     }
 
     /// Shape of a node's value over the batch.
-    pub(crate) fn shape(&self, node: NodeId) -> ImageShape {
+    pub(crate) fn shape(&self, node: NodeId) -> BatchShape {
         let node = &self.graph.nodes[node.index()];
         let batch = match node.op {
-            Op::State(_) => self.options.sequences(),
+            NodeOp::State(_) => self.options.sequences(),
             _ => self.options.batch,
         };
         let d = node.dims;
-        ImageShape { batch, h: d.h, w: d.w, c: d.c }
+        BatchShape { batch, h: d.h, w: d.w, c: d.c }
     }
 
-    fn value(&mut self, home: Home, dtype: DType, len: usize) -> ValueId {
-        self.values.push(Value { home, dtype, len, from_start: false, to_end: false });
+    fn value(&mut self, home: ValueHome, dtype: DType, len: usize) -> ValueId {
+        self.values.push(PlanValue { home, dtype, len, from_start: false, to_end: false });
         ValueId(self.values.len() as u32 - 1)
     }
 
     /// A new arena value of `len` f32.
     pub(crate) fn arena(&mut self, len: usize) -> ValueId {
-        self.value(Home::Arena, DType::F32, len)
+        self.value(ValueHome::Arena, DType::F32, len)
     }
 
     /// A new arena value of `len` u8.
     pub(crate) fn arena_bytes(&mut self, len: usize) -> ValueId {
-        self.value(Home::Arena, DType::U8, len)
+        self.value(ValueHome::Arena, DType::U8, len)
     }
 
     /// A value in memory that the caller brings.
-    pub(crate) fn fixed(&mut self, span: Span) -> ValueId {
-        self.value(Home::Fixed(span), span.dtype, span.len)
+    pub(crate) fn fixed(&mut self, span: SpaceSpan) -> ValueId {
+        self.value(ValueHome::Fixed(span), span.dtype, span.len)
     }
 
     /// The memory of a node that the caller gives.
     pub(crate) fn input(&mut self, node: NodeId) -> Option<ValueId> {
         let (n, dtype) = match self.graph.nodes[node.index()].op {
-            Op::Input(n) | Op::State(n) => (n, DType::F32),
-            Op::Indices(n) => (n, DType::U32),
+            NodeOp::Input(n) | NodeOp::State(n) => (n, DType::F32),
+            NodeOp::Indices(n) => (n, DType::U32),
             _ => return None,
         };
         let len = self.shape(node).len();
-        Some(self.fixed(Span::new(Space::Input(n), dtype, 0, len)))
+        Some(self.fixed(SpaceSpan::new(Space::Input(n), dtype, 0, len)))
     }
 
     /// Lets values live to the end of the plan, for the caller to read.
@@ -189,20 +189,21 @@ impl<'g> Builder<'g> {
     /// The alpha of a slot, in device memory: moving it needs no new plan.
     pub(crate) fn alpha(&mut self, slot: usize) -> ValueId {
         let start = self.alpha_row * self.graph.alphas + slot;
-        self.fixed(Span::new(Space::Alphas, DType::F32, start, 1))
+        self.fixed(SpaceSpan::new(Space::Alphas, DType::F32, start, 1))
     }
 
     /// The packed values of a parameter.
     pub(crate) fn param(&mut self, id: ParamId) -> ValueId {
-        self.fixed(Span::of(self.layout.param(id), Space::Values, DType::F32))
+        self.fixed(SpaceSpan::for_place(self.layout.param(id), Space::Values, DType::F32))
     }
 
     /// Running statistics, or a counter.
     pub(crate) fn buffer(&mut self, id: BufferId) -> ValueId {
         let place = self.layout.buffer(id);
-        self.fixed(match self.graph.buffers[id.index()].counter {
-            true => Span::of(place, Space::Counters, DType::I64),
-            false => Span::of(place, Space::State, DType::F32),
+        self.fixed(if self.graph.buffers[id.index()].counter {
+            SpaceSpan::for_place(place, Space::Counters, DType::I64)
+        } else {
+            SpaceSpan::for_place(place, Space::State, DType::F32)
         })
     }
 
@@ -234,8 +235,8 @@ impl<'g> Builder<'g> {
         self.phase = phase;
     }
 
-    /// Adds a step, and to what it writes the scratch of its signature. It is dropped if nobody
-    /// uses what it writes.
+    /// Adds a step, and appends the scratch of its signature to its writes. The step is dropped if
+    /// no step or caller uses its results.
     ///
     /// # Panics
     /// For operands that do not fit the signature: they are checked here, once for all runs.
@@ -243,16 +244,16 @@ impl<'g> Builder<'g> {
         let op = op.into();
         let signature = op.signature(self.options.target);
         let (reads, mut writes) = (ValueList::from_slice(reads), ValueList::from_slice(writes));
-        let scratch = signature.writes.iter().filter(|spec| spec.role == Role::Scratch);
+        let scratch = signature.writes.iter().filter(|spec| spec.role == OperandRole::Scratch);
         writes.extend(scratch.map(|spec| self.arena(spec.len)));
         let forms =
-            |ids: &[ValueId]| -> Vec<Form> { ids.iter().map(|id| self.form(*id)).collect() };
+            |ids: &[ValueId]| -> Vec<OperandForm> { ids.iter().map(|id| self.form(*id)).collect() };
         let misfit = signature.misfit(&forms(&reads), &forms(&writes));
         assert_eq!(misfit, None, "operands of {op:?}");
         self.steps.push(Draft { op, reads, writes, phase: self.phase });
     }
 
-    fn form(&self, id: ValueId) -> Form {
+    fn form(&self, id: ValueId) -> OperandForm {
         self.values.get(id.index()).map_or((DType::F32, 0), |value| (value.dtype, value.len))
     }
 
@@ -271,7 +272,7 @@ impl<'g> Builder<'g> {
         self.pooled.push((norm, gradient));
     }
 
-    /// The gradient that [`Builder::give_pooled`] handed to this unit.
+    /// The gradient that [`PlanBuilder::give_pooled`] handed to this unit.
     pub(crate) fn pooled(&self, norm: NodeId) -> Option<PooledGradient> {
         self.pooled.iter().find(|(node, _)| *node == norm).map(|(_, gradient)| *gradient)
     }
@@ -291,11 +292,11 @@ impl<'g> Builder<'g> {
             None => {
                 let whole = self.new_group_gradient(place.group.index());
                 let len = self.values[whole.index()].len;
-                self.emit(elementwise::Op::Fill { len, value: 0.0 }, &[], &[whole]);
+                self.emit(ElementwiseOp::Fill { len, value: 0.0 }, &[], &[whole]);
                 whole
             }
         };
-        self.value(Home::Part { of: whole, start: place.start }, DType::F32, place.len)
+        self.value(ValueHome::Part { of: whole, start: place.start }, DType::F32, place.len)
     }
 
     /// Memory for the gradient of a group's parameters, which the caller zeroes.
@@ -306,26 +307,26 @@ impl<'g> Builder<'g> {
         whole
     }
 
-    /// As [`Builder::param_gradient`], for a parameter that may be absent.
+    /// As [`PlanBuilder::param_gradient`], for a parameter that may be absent.
     pub(crate) fn optional_param_gradient(&mut self, id: Option<ParamId>) -> ValueId {
         id.map_or(ValueId::NONE, |id| self.param_gradient(id))
     }
 
-    /// Begins a training plan of stages with so many tickets: they are zeroed, and with them the
-    /// gradient of a group, so that it takes no step of its own.
-    pub(crate) fn begin_stages(&mut self, tickets: usize, group: usize) {
-        let all = self.value(Home::Arena, DType::U32, tickets);
+    /// Begins a training plan of fused convolutions with `tickets` tickets: one step zeroes them
+    /// and the gradient of `group`.
+    pub(crate) fn begin_fused(&mut self, tickets: usize, group: usize) {
+        let all = self.value(ValueHome::Arena, DType::U32, tickets);
         let gradient = self.new_group_gradient(group);
         let len = self.values[gradient.index()].len;
-        self.stages.tickets = Some((all, 0));
-        self.emit(stage::Op::Begin { gradient: len, tickets }, &[], &[gradient, all]);
+        self.fused.tickets = Some((all, 0));
+        self.emit(FusedOp::Begin { gradient: len, tickets }, &[], &[gradient, all]);
     }
 
     /// The next tickets.
     pub(crate) fn tickets(&mut self, n: usize) -> ValueId {
-        match &mut self.stages.tickets {
+        match &mut self.fused.tickets {
             Some((of, taken)) => {
-                let home = Home::Part { of: *of, start: *taken };
+                let home = ValueHome::Part { of: *of, start: *taken };
                 *taken += n;
                 self.value(home, DType::U32, n)
             }
@@ -345,19 +346,19 @@ impl<'g> Builder<'g> {
         &mut self,
         of: NodeId,
         inputs: [impl Into<Option<NodeId>>; N],
-        emit: impl FnOnce(&mut Self, [Target; N]),
+        emit: impl FnOnce(&mut Self, [GradientTarget; N]),
     ) {
         let mut later: Vec<(NodeId, ValueId)> = vec![];
         let mut seen: Vec<NodeId> = vec![];
         let targets = inputs.map(|input| {
             let Some(node) = input.into().filter(|node| self.wants(*node)) else {
-                return Target::NONE;
+                return GradientTarget::NONE;
             };
             if seen.contains(&node) {
                 // The same value is read twice: one step may not write one gradient twice.
                 let value = self.arena(self.shape(node).len());
                 later.push((node, value));
-                return Target { value, accumulate: false };
+                return GradientTarget { value, accumulate: false };
             }
             seen.push(node);
             self.target(of, node)
@@ -368,8 +369,8 @@ impl<'g> Builder<'g> {
         }
     }
 
-    /// As [`Builder::send_gradients`], of a step that reads `reads` and writes the gradient of one
-    /// input, if it is wanted; `op` is told whether to add to it.
+    /// As [`PlanBuilder::send_gradients`], of a step that reads `reads` and writes the gradient of
+    /// one input, if it is wanted; `op` is told whether to add to it.
     pub(crate) fn send_gradient<T: Into<StepOp>>(
         &mut self,
         [of, input]: [NodeId; 2],
@@ -377,33 +378,33 @@ impl<'g> Builder<'g> {
         op: impl FnOnce(bool) -> T,
     ) {
         if self.wants(input) {
-            let Target { value, accumulate } = self.target(of, input);
+            let GradientTarget { value, accumulate } = self.target(of, input);
             self.emit(op(accumulate), reads, &[value]);
         }
     }
 
     /// The destination of a gradient that the node `of` sends to its input `node`.
-    fn target(&mut self, of: NodeId, node: NodeId) -> Target {
+    fn target(&mut self, of: NodeId, node: NodeId) -> GradientTarget {
         let Some(value) = self.grads[node.index()] else {
             let value = self.arena(self.shape(node).len());
             self.grads[node.index()] = Some(value);
-            return Target { value, accumulate: false };
+            return GradientTarget { value, accumulate: false };
         };
-        // Nodes after `of` are done with their gradients (but an input's is the caller's); an
-        // earlier node that holds this one too will still read it.
+        // Nodes after `of` no longer need their gradients (an input's gradient is the caller's); an
+        // earlier node that holds the same gradient will still read it.
         let waits =
             |other: usize| other <= of.index() || self.graph.nodes[other].op.input().is_some();
         let shared = (0..self.grads.len())
             .any(|i| i != node.index() && self.grads[i] == Some(value) && waits(i))
             || self.pooled.iter().any(|(_, gradient)| gradient.dout == value);
         if !shared {
-            return Target { value, accumulate: true };
+            return GradientTarget { value, accumulate: true };
         }
         let len = self.values[value.index()].len;
         let own = self.arena(len);
-        self.emit(elementwise::Op::Pass { len, accumulate: false }, &[value], &[own]);
+        self.emit(ElementwiseOp::Pass { len, accumulate: false }, &[value], &[own]);
         self.grads[node.index()] = Some(own);
-        Target { value: own, accumulate: true }
+        GradientTarget { value: own, accumulate: true }
     }
 
     /// Sends `gradient` from the node `of` unchanged to its input `node`: without a copy when it is
@@ -416,9 +417,9 @@ impl<'g> Builder<'g> {
             self.grads[node.index()] = Some(gradient);
             return;
         }
-        let Target { value, accumulate } = self.target(of, node);
+        let GradientTarget { value, accumulate } = self.target(of, node);
         let len = self.values[value.index()].len;
-        self.emit(elementwise::Op::Pass { len, accumulate }, &[gradient], &[value]);
+        self.emit(ElementwiseOp::Pass { len, accumulate }, &[gradient], &[value]);
     }
 }
 
@@ -432,9 +433,9 @@ mod tests {
     fn a_step_whose_operands_do_not_fit_is_refused() {
         let sgd = SgdConfig { lr: 0.1, momentum: 0.9, weight_decay: 0.0, clip_norm: 1.0 };
         let graph = GraphBuilder::new(Dims { c: 1, h: 1, w: 1 }, sgd).finish_at(NodeId(0));
-        let layout = Layout::new(&graph);
-        let mut b = Builder::new(&graph, &layout, PlanOptions::new(1, Mode::Infer));
+        let layout = ParamLayout::new(&graph);
+        let mut b = PlanBuilder::new(&graph, &layout, PlanOptions::new(1, PlanMode::Infer));
         let [x, y] = [17, 16].map(|len| b.arena(len));
-        b.emit(elementwise::Op::Pass { len: 16, accumulate: false }, &[x], &[y]);
+        b.emit(ElementwiseOp::Pass { len: 16, accumulate: false }, &[x], &[y]);
     }
 }

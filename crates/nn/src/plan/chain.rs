@@ -1,5 +1,5 @@
-//! Rows of steps that go sample by sample become chains, which take a block of samples at a time
-//! (see [`ops::chain`](crate::ops::chain)).
+//! Consecutive steps that go sample by sample become chains, which take a block of samples at a
+//! time (see [`ops::chain`](crate::ops::chain)).
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -7,25 +7,25 @@ use std::sync::Arc;
 use meristem_device::DType;
 
 use super::step::{Draft, ValueList};
-use super::value::{Home, Value, ValueId, root};
+use super::value::{PlanValue, ValueHome, ValueId, root};
 use crate::kernels::parts;
-use crate::ops::chain::{Chain, Link, Operand, Place, Sizes};
-use crate::ops::{Role, Spec, Target};
+use crate::ops::chain::{Chain, ChainOperand, ChainOperands, ChainSizes, ChainStep, OperandPlace};
+use crate::ops::{OperandRole, PlanTarget, Spec};
 
-/// Bytes of all operands of a block, if it has more than one sample: a second-level cache. Several
-/// times as many are as good on a core that has the third level for itself.
+/// Most bytes of all operands of a block, if it has more than one sample: a second-level cache.
+/// Several times as many are as fast on a core that has the third-level cache for itself.
 const BLOCK: usize = 1 << 20;
 
 /// Steps in a row, each of which goes sample by sample.
 #[derive(Default)]
-struct Row {
+struct StepRow {
     steps: Vec<Draft>,
     /// Operands of each step.
-    forms: Vec<Forms>,
+    forms: Vec<SampleForms>,
 }
 
 /// Whether each sample has its part, for the operands of a step.
-struct Forms {
+struct SampleForms {
     reads: Vec<bool>,
     /// Without scratch.
     writes: Vec<bool>,
@@ -33,36 +33,35 @@ struct Forms {
 
 /// An operand of a step.
 #[derive(Clone, Copy)]
-struct Use {
+struct OperandUse {
     id: ValueId,
     by_sample: bool,
     written: bool,
 }
 
-impl Use {
+impl OperandUse {
     /// Whether it is added to, the same for all samples.
     fn is_sum(&self) -> bool {
         self.written && !self.by_sample
     }
 }
 
-/// The steps, with chains in the place of rows that are long and large enough. A step that breaks a
-/// row and has nothing to do with it goes in front of it. `host` is the gradient of the host's
-/// parameters.
+/// The steps, with chains in place of rows that are long and large enough. An independent step that
+/// would split a row is moved before it. `host` is the gradient of the host's parameters.
 pub(super) fn with_chains(
-    values: &mut Vec<Value>,
+    values: &mut Vec<PlanValue>,
     steps: Vec<Draft>,
     batch: usize,
     host: ValueId,
 ) -> Vec<Draft> {
     let mut uses = Uses::default();
     steps.iter().for_each(|step| uses.count(values, step));
-    let (mut done, mut row) = (vec![], Row::default());
+    let (mut done, mut row) = (vec![], StepRow::default());
     for step in steps {
         if row.steps.first().is_some_and(|first| first.phase != step.phase) {
             done.extend(std::mem::take(&mut row).close(values, batch, &uses));
         }
-        match Forms::of(&step, batch) {
+        match SampleForms::for_step(&step, batch) {
             Some(forms) if row.takes(values, host, &step, &forms) => row.push(step, forms),
             forms => {
                 let apart = row.steps.iter().all(|other| are_apart(values, other, &step));
@@ -75,7 +74,8 @@ pub(super) fn with_chains(
                         if !apart {
                             done.extend(std::mem::take(&mut row).close(values, batch, &uses));
                         }
-                        let alone = Row { steps: vec![step], forms: forms.into_iter().collect() };
+                        let alone =
+                            StepRow { steps: vec![step], forms: forms.into_iter().collect() };
                         done.extend(alone.close(values, batch, &uses));
                     }
                 }
@@ -86,12 +86,12 @@ pub(super) fn with_chains(
     done
 }
 
-/// How often each memory is an operand.
+/// Number of times that each memory is an operand.
 #[derive(Default)]
 struct Uses(HashMap<ValueId, usize>);
 
 impl Uses {
-    fn count(&mut self, values: &[Value], step: &Draft) {
+    fn count(&mut self, values: &[PlanValue], step: &Draft) {
         for id in given(&step.reads).chain(given(&step.writes)) {
             *self.0.entry(root(values, id)).or_default() += 1;
         }
@@ -104,15 +104,15 @@ fn given(ids: &[ValueId]) -> impl Iterator<Item = ValueId> {
 }
 
 /// Whether two values may have memory in common.
-fn meet(values: &[Value], [a, b]: [ValueId; 2]) -> bool {
+fn meet(values: &[PlanValue], [a, b]: [ValueId; 2]) -> bool {
     let [of, other] = [a, b].map(|id| &values[id.index()]);
     // A part is of a whole, not of another part.
-    let range = |value: &Value| match value.home {
-        Home::Part { start, .. } => start..start + value.arena_len(),
+    let range = |value: &PlanValue| match value.home {
+        ValueHome::Part { start, .. } => start..start + value.arena_len(),
         _ => 0..value.arena_len(),
     };
     match [of.home, other.home] {
-        [Home::Fixed(a), Home::Fixed(b)] => a.overlaps(b),
+        [ValueHome::Fixed(a), ValueHome::Fixed(b)] => a.overlaps(b),
         _ => {
             let [one, another] = [range(of), range(other)];
             root(values, a) == root(values, b) && one.start < another.end && another.start < one.end
@@ -122,64 +122,62 @@ fn meet(values: &[Value], [a, b]: [ValueId; 2]) -> bool {
 
 /// Whether two values are the same elements: a parameter is another value each time that it is
 /// asked for.
-fn is_same(values: &[Value], [a, b]: [ValueId; 2]) -> bool {
+fn is_same(values: &[PlanValue], [a, b]: [ValueId; 2]) -> bool {
     let [of, other] = [a, b].map(|id| &values[id.index()]);
-    a == b || of.home != Home::Arena && (of.home, of.len) == (other.home, other.len)
+    a == b || of.home != ValueHome::Arena && (of.home, of.len) == (other.home, other.len)
 }
 
 /// Whether it does not matter which of two steps comes first.
-fn are_apart(values: &[Value], a: &Draft, b: &Draft) -> bool {
+fn are_apart(values: &[PlanValue], a: &Draft, b: &Draft) -> bool {
     let meets = |write: ValueId, of: &Draft| {
         given(&of.reads).chain(given(&of.writes)).any(|other| meet(values, [write, other]))
     };
     !given(&a.writes).any(|write| meets(write, b)) && !given(&b.writes).any(|write| meets(write, a))
 }
 
-impl Forms {
+impl SampleForms {
     /// `None` for a step that does not go sample by sample.
-    fn of(step: &Draft, batch: usize) -> Option<Self> {
-        let (one, all) = (step.op.over(1, batch)?, step.op.signature(Target::Cpu));
-        let one = one.signature(Target::Cpu);
+    fn for_step(step: &Draft, batch: usize) -> Option<Self> {
+        let (one, all) = (step.op.over(1, batch)?, step.op.signature(PlanTarget::Cpu));
+        let one = one.signature(PlanTarget::Cpu);
         let differ = |(all, one): (&Spec, &Spec)| all.len != one.len;
         let writes = all.writes.iter().zip(&one.writes);
         Some(Self {
             reads: all.reads.iter().zip(&one.reads).map(differ).collect(),
-            writes: writes.filter(|(of, _)| of.role != Role::Scratch).map(differ).collect(),
+            writes: writes.filter(|(of, _)| of.role != OperandRole::Scratch).map(differ).collect(),
         })
     }
 
-    /// The operands of the step, but for absent ones and scratch.
-    fn uses(&self, step: &Draft) -> impl Iterator<Item = Use> {
+    /// The operands of the step, except absent ones and scratch.
+    fn uses(&self, step: &Draft) -> impl Iterator<Item = OperandUse> {
         let reads = step.reads.iter().zip(&self.reads).map(|of| (of, false));
         let all = reads.chain(step.writes.iter().zip(&self.writes).map(|of| (of, true)));
-        all.filter(|((id, _), _)| **id != ValueId::NONE).map(|((id, by_sample), written)| Use {
-            id: *id,
-            by_sample: *by_sample,
-            written,
+        all.filter(|((id, _), _)| **id != ValueId::NONE).map(|((id, by_sample), written)| {
+            OperandUse { id: *id, by_sample: *by_sample, written }
         })
     }
 
-    /// Whether the step adds to what is the same for all samples.
+    /// Whether the step adds to an operand that all samples share.
     fn adds(&self, step: &Draft) -> bool {
         self.uses(step).any(|of| of.is_sum())
     }
 }
 
-impl Row {
-    fn push(&mut self, step: Draft, forms: Forms) {
+impl StepRow {
+    fn push(&mut self, step: Draft, forms: SampleForms) {
         self.steps.push(step);
         self.forms.push(forms);
     }
 
-    /// The row of a step that this one does not take. It begins with the cheap steps behind the
-    /// last product or sum here, if these go with the step, which then finds their results in the
-    /// cache.
+    /// Starts the next row with a step that this row does not take. The cheap steps after the last
+    /// product or sum of this row move to the next row if they may precede the step there, which
+    /// then finds their results in the cache.
     fn begin_another(
         &mut self,
-        values: &[Value],
+        values: &[PlanValue],
         host: ValueId,
         step: Draft,
-        forms: Forms,
+        forms: SampleForms,
     ) -> Self {
         let mut steps = self.steps.iter().zip(&self.forms);
         let last = steps.rposition(|(step, of)| step.op.multiply_adds() > 0 || of.adds(step));
@@ -195,19 +193,26 @@ impl Row {
     }
 
     /// Whether a step may follow: where it and the row use the same memory, and one of them writes
-    /// it, both go through it sample by sample, or both add to it. What is added to is of one group
-    /// of parameters, and one parameter of the host, whose row a module's gradients may cut in two:
-    /// a host trains beside a module as it would without, bit for bit.
-    fn takes(&self, values: &[Value], host: ValueId, step: &Draft, forms: &Forms) -> bool {
-        let fits = |own: Use| {
+    /// it, both go through it sample by sample, or both add to it. All sums of a row belong to one
+    /// group of parameters, and in the host's group to one parameter, since a module's gradients
+    /// may cut a row of the host in two: a host trains beside a module as it would without, bit for
+    /// bit.
+    fn takes(
+        &self,
+        values: &[PlanValue],
+        host: ValueId,
+        step: &Draft,
+        forms: &SampleForms,
+    ) -> bool {
+        let fits = |own: OperandUse| {
             let row = || self.steps.iter().zip(&self.forms).flat_map(|(step, of)| of.uses(step));
-            let mut sums = row().filter(Use::is_sum);
+            let mut sums = row().filter(OperandUse::is_sum);
             let of_host = root(values, own.id) == host;
-            let with = |sum: Use| {
+            let with = |sum: OperandUse| {
                 root(values, sum.id) == root(values, own.id)
                     && (!of_host || is_same(values, [sum.id, own.id]))
             };
-            let apart = |other: Use| {
+            let apart = |other: OperandUse| {
                 let both = other.by_sample || own.written && other.written;
                 let together = own.by_sample == other.by_sample && both;
                 !(own.written || other.written)
@@ -219,9 +224,9 @@ impl Row {
         forms.uses(step).all(fits)
     }
 
-    /// Samples of a block and of a part, if a chain is worth it. Where steps add to gradients they
-    /// follow from these steps alone: the order of a sum does not depend on its neighbours.
-    fn sizes(&self, values: &[Value], batch: usize) -> Option<Sizes> {
+    /// Samples of a block and of a part, if a chain is worth it. If steps add to gradients, sizes
+    /// follow from these steps alone, so that the order of a sum does not depend on its neighbours.
+    fn sizes(&self, values: &[PlanValue], batch: usize) -> Option<ChainSizes> {
         let mut steps: Vec<_> = self.steps.iter().zip(&self.forms).collect();
         let adds = steps.iter().any(|(step, of)| of.adds(step));
         steps.retain(|(step, of)| !adds || of.adds(step));
@@ -235,8 +240,8 @@ impl Row {
         let part = parts::images(batch, 1, products / batch + touched * parts::TOUCH);
         // Blocks of a part are about as large as each other.
         let block = part.div_ceil(part.div_ceil(most));
-        // One step is a chain if it adds, so that its sums do not depend on who follows it.
-        (batch > most && steps.len() + usize::from(adds) > 1).then_some(Sizes {
+        // One step is a chain if it adds, so that its sums do not depend on the steps after it.
+        (batch > most && steps.len() + usize::from(adds) > 1).then_some(ChainSizes {
             batch,
             block,
             part,
@@ -244,41 +249,43 @@ impl Row {
     }
 
     /// The steps, or the chain that they become.
-    fn close(self, values: &mut Vec<Value>, batch: usize, uses: &Uses) -> Vec<Draft> {
+    fn close(self, values: &mut Vec<PlanValue>, batch: usize, uses: &Uses) -> Vec<Draft> {
         let Some(sizes) = self.sizes(values, batch) else { return self.steps };
-        let mut places = Places::of(values, &self, uses);
-        let links = self.steps.iter().zip(&self.forms).map(|(step, forms)| {
+        let mut places = OperandLists::new(values, &self, uses);
+        let steps = self.steps.iter().zip(&self.forms).map(|(step, forms)| {
             let reads = places.all(&step.reads, &forms.reads);
             let writes = places.all(&step.writes, &forms.writes);
-            Link::new(step.op.clone(), &reads, &writes)
+            ChainStep::new(step.op.clone(), &reads, &writes)
         });
-        let links = links.collect();
-        let Places { reads: from, writes: to, inner, .. } = places;
-        let operands = |of: &Vec<(ValueId, Operand)>| of.iter().map(|(_, of)| *of).collect();
-        let chain = Chain::new(sizes, links, [&from, &to, &inner].map(operands));
-        let ids = |of: &[(ValueId, Operand)]| of.iter().map(|(id, _)| *id).collect::<ValueList>();
+        let steps = steps.collect();
+        let OperandLists { reads: from, writes: to, inner, .. } = places;
+        let operands = |of: &[(ValueId, ChainOperand)]| of.iter().map(|(_, of)| *of).collect();
+        let (reads, writes, inner) = (operands(&from), operands(&to), operands(&inner));
+        let chain = Chain::new(sizes, steps, ChainOperands { reads, writes, inner });
+        let ids =
+            |of: &[(ValueId, ChainOperand)]| of.iter().map(|(id, _)| *id).collect::<ValueList>();
         let (reads, mut writes) = (ids(&from), ids(&to));
-        let (home, dtype, len) = (Home::Arena, DType::F32, chain.scratch_len());
-        values.push(Value { home, dtype, len, from_start: false, to_end: false });
+        let (home, dtype, len) = (ValueHome::Arena, DType::F32, chain.scratch_len());
+        values.push(PlanValue { home, dtype, len, from_start: false, to_end: false });
         writes.push(ValueId(values.len() as u32 - 1));
         vec![Draft { op: Arc::new(chain).into(), reads, writes, phase: self.steps[0].phase }]
     }
 }
 
 /// The operands of a chain, as they are found.
-struct Places<'v> {
-    values: &'v [Value],
+struct OperandLists<'v> {
+    values: &'v [PlanValue],
     /// Values that the row writes.
     written: Vec<ValueId>,
     /// Memories that nothing but the row uses.
     own: Vec<ValueId>,
-    reads: Vec<(ValueId, Operand)>,
-    writes: Vec<(ValueId, Operand)>,
-    inner: Vec<(ValueId, Operand)>,
+    reads: Vec<(ValueId, ChainOperand)>,
+    writes: Vec<(ValueId, ChainOperand)>,
+    inner: Vec<(ValueId, ChainOperand)>,
 }
 
-impl<'v> Places<'v> {
-    fn of(values: &'v [Value], row: &Row, uses: &Uses) -> Self {
+impl<'v> OperandLists<'v> {
+    fn new(values: &'v [PlanValue], row: &StepRow, uses: &Uses) -> Self {
         let mut here = Uses::default();
         row.steps.iter().for_each(|step| here.count(values, step));
         let passes = |id: ValueId| values[id.index()].from_start || values[id.index()].to_end;
@@ -294,24 +301,24 @@ impl<'v> Places<'v> {
     }
 
     /// The places of operands; each sample may have its part.
-    fn all(&mut self, ids: &[ValueId], by_sample: &[bool]) -> Vec<Place> {
+    fn all(&mut self, ids: &[ValueId], by_sample: &[bool]) -> Vec<OperandPlace> {
         ids.iter().zip(by_sample).map(|(id, by_sample)| self.place(*id, *by_sample)).collect()
     }
 
-    fn place(&mut self, id: ValueId, by_sample: bool) -> Place {
+    fn place(&mut self, id: ValueId, by_sample: bool) -> OperandPlace {
         if id == ValueId::NONE {
-            return Place::Absent;
+            return OperandPlace::Absent;
         }
-        let Value { home, dtype, len, .. } = self.values[id.index()];
-        let operand = Operand { dtype, len, by_sample };
+        let PlanValue { home, dtype, len, .. } = self.values[id.index()];
+        let operand = ChainOperand { dtype, len, by_sample };
         let same = |other: ValueId| is_same(self.values, [id, other]);
-        let (list, place): (_, fn(usize) -> Place) =
-            if by_sample && home == Home::Arena && self.own.contains(&id) {
-                (&mut self.inner, Place::Inner)
+        let (list, place): (_, fn(usize) -> OperandPlace) =
+            if by_sample && home == ValueHome::Arena && self.own.contains(&id) {
+                (&mut self.inner, OperandPlace::Inner)
             } else if self.written.iter().any(|written| same(*written)) {
-                (&mut self.writes, Place::Write)
+                (&mut self.writes, OperandPlace::Write)
             } else {
-                (&mut self.reads, Place::Read)
+                (&mut self.reads, OperandPlace::Read)
             };
         let known = list.iter().position(|(other, of)| same(*other) && *of == operand);
         place(known.unwrap_or_else(|| {

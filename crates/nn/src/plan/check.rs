@@ -1,19 +1,20 @@
-//! Does a plan use its memory well? Follows every element of the arena through the steps.
+//! Check of a plan's memory: follows every element of the arena through the steps.
 
 use super::step::Draft;
-use super::value::{Home, Value, ValueId, root};
-use crate::space::{Space, Span};
+use super::value::{PlanValue, ValueHome, ValueId, root};
+use crate::space::{Space, SpaceSpan};
 
-/// Bytes of a vector: what arena values are padded to.
+/// Bytes of a vector: arena values are padded to whole vectors.
 const VECTOR: usize = crate::layout::LANES * size_of::<f32>();
 
-/// The first misuse: a step that reads what another value has overwritten or nobody has written,
-/// writes what it also reads, or writes what is read only. `None` for a plan as it should be.
-pub(super) fn misuse(values: &[Value], steps: &[Draft], spans: &[Span]) -> Option<String> {
+/// The first misuse: a step that reads a value which another has overwritten or no step has
+/// written, writes a value that it also reads, or writes read-only memory. `None` for a correct
+/// plan.
+pub(super) fn misuse(values: &[PlanValue], steps: &[Draft], spans: &[SpaceSpan]) -> Option<String> {
     let span = |id: ValueId| spans[id.index()];
-    // Which value's data each vector of the arena holds.
+    // For each vector of the arena, the value whose data it holds.
     let mut holds: Vec<Option<ValueId>> = vec![];
-    let cells = |s: Span| s.bytes().start / VECTOR..s.bytes().end.div_ceil(VECTOR);
+    let cells = |s: SpaceSpan| s.bytes().start / VECTOR..s.bytes().end.div_ceil(VECTOR);
     for (i, value) in values.iter().enumerate().filter(|(_, v)| v.from_start) {
         let id = ValueId(i as u32);
         if value.len > 0 {
@@ -45,7 +46,7 @@ pub(super) fn misuse(values: &[Value], steps: &[Draft], spans: &[Span]) -> Optio
             set(&mut holds, cells(span(write)), root(values, write));
         }
     }
-    let kept = values.iter().enumerate().filter(|(_, v)| v.to_end && v.home == Home::Arena);
+    let kept = values.iter().enumerate().filter(|(_, v)| v.to_end && v.home == ValueHome::Arena);
     for (i, value) in kept {
         let id = ValueId(i as u32);
         let lost = |c: usize| holds.get(c).copied().flatten() != Some(id);
@@ -68,26 +69,27 @@ mod tests {
     use super::*;
     use meristem_device::DType;
 
-    use crate::ops::elementwise::Op;
+    use crate::ops::ElementwiseOp;
     use crate::plan::step::{Phase, ValueList};
 
     fn draft(read: u32, write: u32) -> Draft {
         let list = |id| ValueList::from_slice(&[ValueId(id)]);
-        let op = Op::Pass { len: 16, accumulate: false }.into();
+        let op = ElementwiseOp::Pass { len: 16, accumulate: false }.into();
         Draft { op, reads: list(read), writes: list(write), phase: Phase::Forward }
     }
 
-    fn span(start: usize) -> Span {
-        Span::new(Space::Arena, DType::F32, start, 16)
+    fn span(start: usize) -> SpaceSpan {
+        SpaceSpan::new(Space::Arena, DType::F32, start, 16)
     }
 
     #[test]
     fn each_misuse_is_found() {
-        let (home, dtype) = (Home::Arena, DType::F32);
-        let arena = Value { home, dtype, len: 16, from_start: false, to_end: false };
-        let values = [Value { from_start: true, ..arena }, arena, Value { to_end: true, ..arena }];
+        let (home, dtype) = (ValueHome::Arena, DType::F32);
+        let arena = PlanValue { home, dtype, len: 16, from_start: false, to_end: false };
+        let values =
+            [PlanValue { from_start: true, ..arena }, arena, PlanValue { to_end: true, ..arena }];
         let steps = || vec![draft(0, 1), draft(1, 2)];
-        let of = |spans: &[Span]| misuse(&values, &steps(), spans);
+        let of = |spans: &[SpaceSpan]| misuse(&values, &steps(), spans);
         assert_eq!(of(&[span(0), span(16), span(0)]), None);
         assert!(of(&[span(0), span(0), span(16)]).unwrap().contains("and uses it"));
         assert!(of(&[span(0), span(16), span(24)]).unwrap().contains("and uses it"));
@@ -95,7 +97,7 @@ mod tests {
         assert!(reads.unwrap().contains("overwritten"));
         let lost = misuse(&values, &[draft(0, 2), draft(0, 1)], &[span(0), span(16), span(16)]);
         assert!(lost.unwrap().contains("does not survive"));
-        let input = Span::new(Space::Input(0), DType::F32, 0, 16);
+        let input = SpaceSpan::new(Space::Input(0), DType::F32, 0, 16);
         assert!(misuse(&values, &[draft(0, 1)], &[span(0), input, span(32)]).is_some());
     }
 }

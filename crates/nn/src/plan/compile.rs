@@ -5,16 +5,16 @@ use meristem_device::DType;
 use smallvec::SmallVec;
 
 use super::arena::{self, Lifetime};
-use super::builder::Builder;
+use super::builder::PlanBuilder;
 use super::programs::Programs;
-use super::step::{Draft, Phase, Step, uses};
-use super::value::{Home, Value, ValueId, root};
-use super::{Mode, Plan, PlanOptions, chain, check, fuse, lower};
+use super::step::{Draft, Phase, PlanStep, uses};
+use super::value::{PlanValue, ValueHome, ValueId, root};
+use super::{Plan, PlanMode, PlanOptions, chain, check, fuse, lower};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, GroupId, NodeId};
-use crate::layout::Layout;
-use crate::ops::Target;
-use crate::space::{Space, Span};
+use crate::layout::ParamLayout;
+use crate::ops::PlanTarget;
+use crate::space::{Space, SpaceSpan};
 
 impl Plan {
     /// Compiles a graph.
@@ -29,12 +29,12 @@ impl Plan {
         if options.steps == 0 || !options.batch.is_multiple_of(options.steps) {
             return Err(Error::Steps { batch: options.batch, steps: options.steps });
         }
-        let layout = Layout::new(graph);
+        let layout = ParamLayout::new(graph);
         let mode = options.mode.clone();
-        let mut b = Builder::new(graph, &layout, options);
+        let mut b = PlanBuilder::new(graph, &layout, options);
         let mut backward = vec![];
         let units = fuse::units(graph, &b.options);
-        lower::stage::begin(&mut b, &units);
+        lower::fused::begin(&mut b, &units);
         for unit in &units {
             if let Some(emit) = lower::forward(&mut b, unit)? {
                 backward.push((unit.output(), emit));
@@ -42,12 +42,12 @@ impl Plan {
         }
         b.begin(Phase::Backward);
         let output_gradient = match &mode {
-            Mode::Train => Some(lower::train::cross_entropy(&mut b)),
-            Mode::TrainPolicy { loss, pass } => {
+            PlanMode::Train => Some(lower::train::cross_entropy(&mut b)),
+            PlanMode::TrainPolicy { loss, pass } => {
                 Some(lower::train::policy_loss(&mut b, loss, *pass))
             }
-            Mode::Gradient => Some(b.given(b.shape(graph.output).len())),
-            Mode::Evaluate | Mode::Infer | Mode::Draw(_) => None,
+            PlanMode::Gradient => Some(b.given(b.shape(graph.output).len())),
+            PlanMode::Evaluate | PlanMode::Infer | PlanMode::Draw(_) => None,
         };
         if let Some(gradient) = output_gradient {
             b.seed(graph.output, gradient);
@@ -58,16 +58,16 @@ impl Plan {
             }
         }
         match &mode {
-            Mode::Train | Mode::TrainPolicy { .. } => lower::train::update(&mut b),
-            Mode::Evaluate => {
+            PlanMode::Train | PlanMode::TrainPolicy { .. } => lower::train::update(&mut b),
+            PlanMode::Evaluate => {
                 let first = b.arena(b.batch());
                 lower::train::score(&mut b, &[0], first);
             }
-            Mode::Infer => lower::train::deliver(&mut b, None),
-            Mode::Draw(sampler) => lower::train::deliver(&mut b, Some(sampler)),
-            Mode::Gradient => {}
+            PlanMode::Infer => lower::train::deliver(&mut b, None),
+            PlanMode::Draw(sampler) => lower::train::deliver(&mut b, Some(sampler)),
+            PlanMode::Gradient => {}
         }
-        Ok(finish(b, output_gradient.filter(|_| mode == Mode::Gradient)))
+        Ok(finish(b, output_gradient.filter(|_| mode == PlanMode::Gradient)))
     }
 }
 
@@ -85,24 +85,25 @@ pub(super) fn check_batch(graph: &Graph, batch: usize) -> Result<()> {
 }
 
 /// Drops dead steps, assigns memory, resolves operands.
-pub(super) fn finish(mut b: Builder<'_>, output_gradient: Option<ValueId>) -> Plan {
+pub(super) fn finish(mut b: PlanBuilder<'_>, output_gradient: Option<ValueId>) -> Plan {
     let (graph, output) = (b.graph, b.node(b.graph.output));
-    match b.options.mode.has_loss() {
-        true => b.last_states.clear(),
-        false => b.keep(std::iter::once(output).chain(b.last_states.clone())),
+    if b.options.mode.has_loss() {
+        b.last_states.clear()
+    } else {
+        b.keep(std::iter::once(output).chain(b.last_states.clone()))
     }
     let inputs = (0..).zip(&graph.nodes).filter(|(_, node)| node.op.input().is_some());
     let input_gradients = inputs.map(|(i, _)| b.gradient(NodeId(i))).collect::<Vec<_>>();
     b.keep(input_gradients.iter().copied().flatten());
     let groups = (0..b.graph.groups.len()).map(|g| b.group_gradient(g)).collect::<Vec<_>>();
-    let Builder { layout, options, mut values, mut steps, trained, last_states, .. } = b;
+    let PlanBuilder { layout, options, mut values, mut steps, trained, last_states, .. } = b;
     steps = without_dead(&values, steps);
-    if options.fuse && options.target == Target::Cpu {
+    if options.fuse && options.target == PlanTarget::Cpu {
         let host = groups[GroupId::HOST.0].unwrap_or(ValueId::NONE);
         steps = chain::with_chains(&mut values, steps, options.batch, host);
     }
     let (spans, arena_len) = assign_memory(&values, &steps);
-    let span = |id: ValueId| if id == ValueId::NONE { Span::EMPTY } else { spans[id.index()] };
+    let span = |id: ValueId| if id == ValueId::NONE { SpaceSpan::EMPTY } else { spans[id.index()] };
     let all = |ids: &[ValueId]| ids.iter().map(|id| span(*id)).collect::<SmallVec<_>>();
     if cfg!(debug_assertions) {
         let problem = check::misuse(&values, &steps, &spans);
@@ -110,14 +111,13 @@ pub(super) fn finish(mut b: Builder<'_>, output_gradient: Option<ValueId>) -> Pl
     }
     let ends = |phase: usize| steps.iter().filter(|step| step.phase as usize <= phase).count();
     let phase_ends: [usize; Phase::COUNT] = std::array::from_fn(ends);
-    let steps: Vec<Step> = steps
+    let steps: Vec<PlanStep> = steps
         .into_iter()
-        .map(|d| Step { op: d.op, reads: all(&d.reads), writes: all(&d.writes) })
+        .map(|d| PlanStep { op: d.op, reads: all(&d.reads), writes: all(&d.writes) })
         .collect();
     let start = |phase: usize| if phase == 0 { 0 } else { phase_ends[phase - 1] };
-    let uses_of = |first: usize, last: usize| match first <= last {
-        true => uses(&steps[start(first)..phase_ends[last]]),
-        false => vec![],
+    let uses_of = |first: usize, last: usize| {
+        if first <= last { uses(&steps[start(first)..phase_ends[last]]) } else { vec![] }
     };
     let uses = std::array::from_fn(|first| std::array::from_fn(|last| uses_of(first, last)));
     Plan {
@@ -138,8 +138,8 @@ pub(super) fn finish(mut b: Builder<'_>, output_gradient: Option<ValueId>) -> Pl
 }
 
 /// The steps whose results are used: by a later such step, by the caller, or outside of the arena.
-/// (A module under `StraightThrough` has a value that nobody reads, for instance.)
-fn without_dead(values: &[Value], steps: Vec<Draft>) -> Vec<Draft> {
+/// (For instance, no step reads the value of a module under `StraightThrough`.)
+fn without_dead(values: &[PlanValue], steps: Vec<Draft>) -> Vec<Draft> {
     let mut used: Vec<bool> = values.iter().map(|v| v.to_end).collect();
     let mut live = vec![];
     for step in steps.into_iter().rev() {
@@ -147,7 +147,7 @@ fn without_dead(values: &[Value], steps: Vec<Draft>) -> Vec<Draft> {
             ids.iter().filter(|v| **v != ValueId::NONE).map(|v| root(values, *v)).collect()
         };
         let writes = roots(&step.writes);
-        let outside = |v: &ValueId| matches!(values[v.index()].home, Home::Fixed(_));
+        let outside = |v: &ValueId| matches!(values[v.index()].home, ValueHome::Fixed(_));
         if writes.iter().any(|v| used[v.index()] || outside(v)) {
             roots(&step.reads).into_iter().for_each(|v| used[v.index()] = true);
             live.push(step);
@@ -158,7 +158,7 @@ fn without_dead(values: &[Value], steps: Vec<Draft>) -> Vec<Draft> {
 }
 
 /// A span for every value, and the arena's length.
-fn assign_memory(values: &[Value], steps: &[Draft]) -> (Vec<Span>, usize) {
+fn assign_memory(values: &[PlanValue], steps: &[Draft]) -> (Vec<SpaceSpan>, usize) {
     let mut lives: Vec<Option<Lifetime>> = vec![None; values.len()];
     let end = steps.len().saturating_sub(1);
     for (at, step) in steps.iter().enumerate() {
@@ -171,14 +171,14 @@ fn assign_memory(values: &[Value], steps: &[Draft]) -> (Vec<Span>, usize) {
             life.last = if value.to_end { end } else { at };
         }
     }
-    // What only the caller touches (a gradient that no step reads) needs memory all the same.
+    // A value that only the caller touches (a gradient that no step reads) needs memory, too.
     for (life, value) in lives.iter_mut().zip(values) {
         if life.is_none() && (value.from_start || value.to_end) {
             *life = Some(Lifetime { first: 0, last: end, len: value.arena_len() });
         }
     }
     let arena: Vec<usize> = (0..values.len())
-        .filter(|&i| matches!(values[i].home, Home::Arena) && lives[i].is_some())
+        .filter(|&i| matches!(values[i].home, ValueHome::Arena) && lives[i].is_some())
         .collect();
     let lifetimes: Vec<Lifetime> = arena.iter().filter_map(|&i| lives[i]).collect();
     let assignment = arena::assign(&lifetimes);
@@ -186,14 +186,14 @@ fn assign_memory(values: &[Value], steps: &[Draft]) -> (Vec<Span>, usize) {
     for (&i, &offset) in arena.iter().zip(&assignment.offsets) {
         starts[i] = offset;
     }
-    let in_arena = |value: &Value, start: usize| {
+    let in_arena = |value: &PlanValue, start: usize| {
         let start = start * DType::F32.size() / value.dtype.size();
-        Span::new(Space::Arena, value.dtype, start, value.len)
+        SpaceSpan::new(Space::Arena, value.dtype, start, value.len)
     };
     let spans = values.iter().enumerate().map(|(i, value)| match value.home {
-        Home::Fixed(span) => span,
-        Home::Arena => in_arena(value, starts[i]),
-        Home::Part { of, start } => in_arena(value, starts[root(values, of).index()] + start),
+        ValueHome::Fixed(span) => span,
+        ValueHome::Arena => in_arena(value, starts[i]),
+        ValueHome::Part { of, start } => in_arena(value, starts[root(values, of).index()] + start),
     });
     (spans.collect(), assignment.len)
 }

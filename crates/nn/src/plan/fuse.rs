@@ -1,29 +1,29 @@
-//! Which nodes become one pass: convolution, batch norm, ReLU and 2×2 max pooling in a row, each
+//! Fusion of nodes into units: convolution, batch norm, ReLU and 2×2 max pooling in a row, each
 //! read by the next one only.
 
-use super::{Mode, PlanOptions};
-use crate::graph::{ConvGeometry, Function, Graph, NodeId, Op, ParamKind};
+use super::{PlanMode, PlanOptions};
+use crate::graph::{ConvGeometry, Graph, NodeId, NodeOp, ParamKind, UnaryFunction};
 use crate::kernels::conv::ConvShape;
-use crate::ops::{Target, stage};
+use crate::ops::{PlanTarget, fused};
 
 /// Nodes that are lowered together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
     /// One node.
     Node(NodeId),
-    /// Batch norm and what it swallows. The convolution's raw output and the batch's statistics are
-    /// what backward keeps.
+    /// Batch norm with the nodes fused into it. Backward keeps the convolution's raw output and the
+    /// batch's statistics.
     Norm(NormUnit),
-    /// 2×2 max pooling behind a `StraightThrough`, which keeps it out of its norm's unit.
+    /// 2×2 max pooling after a `StraightThrough`, which keeps it out of its norm's unit.
     StraightPool {
         /// The pooling.
         pool: NodeId,
         /// Output of the norm's unit. Its gradient comes from the pooling alone, so backward can
-        /// take the way of the whole unit: the host trains as it would without the module, bit for
-        /// bit, though sums in another order differ in the last one.
+        /// run as for the whole unit. Sums then have the same order as without the module, and the
+        /// host trains the same, bit for bit.
         norm: NodeId,
     },
-    /// Global average pooling and the linear layer behind it, of a norm unit that is computed where
+    /// Global average pooling and the linear layer after it, of a norm unit that is computed where
     /// they read it.
     Head {
         /// The pooling.
@@ -36,7 +36,7 @@ pub(crate) enum Unit {
 /// A batch norm with its neighbours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NormUnit {
-    /// Convolution before it, whose sweep gathers the statistics.
+    /// Convolution before it, which also computes the statistics.
     pub(crate) conv: Option<NodeId>,
     /// The batch norm.
     pub(crate) norm: NodeId,
@@ -46,9 +46,11 @@ pub(crate) struct NormUnit {
     pub(crate) pool: bool,
     /// The last of these nodes.
     pub(crate) output: NodeId,
-    /// Whether convolution and norm are a stage, see [`ops::stage`](crate::ops::stage).
-    pub(crate) stage: bool,
-    /// Whether a stage is all that reads its output, and computes it from the raw one.
+    /// Whether one fused operation computes convolution and norm, see
+    /// [`ops::fused`](crate::ops::fused).
+    pub(crate) fused: bool,
+    /// Whether a fused operation is the only reader of the output, and computes it from the raw
+    /// output.
     pub(crate) on_load: bool,
 }
 
@@ -100,21 +102,22 @@ pub(crate) fn units(graph: &Graph, options: &PlanOptions) -> Vec<Unit> {
     // A chain is placed at its last node, so the norm nodes are looked at first.
     let mut at: Vec<Option<NormUnit>> = vec![None; graph.nodes.len()];
     for (i, node) in graph.nodes.iter().enumerate().filter(|(i, _)| needed(*i)) {
-        if let Op::BatchNorm { x, .. } = node.op {
+        if let NodeOp::BatchNorm { x, .. } = node.op {
             let unit = norm_unit(graph, &readers, options, NodeId(i), x);
             let inner = [unit.conv, Some(unit.norm)].into_iter().flatten();
             inner.for_each(|n| taken[n.index()] = true);
             if unit.pool
-                && let Op::MaxPool2d { x, .. } = graph.nodes[unit.output.index()].op
+                && let NodeOp::MaxPool2d { x, .. } = graph.nodes[unit.output.index()].op
             {
                 taken[x.index()] = true;
             }
             at[unit.output.index()] = Some(unit);
         }
     }
-    let heads = match options.fuse && options.target == Target::Cuda {
-        true => stages(graph, &readers, &mut at),
-        false => vec![],
+    let heads = if options.fuse && options.target == PlanTarget::Cuda {
+        mark_fused(graph, &readers, &mut at)
+    } else {
+        vec![]
     };
     heads.iter().for_each(|(pool, _)| taken[pool.index()] = true);
     for i in (0..graph.nodes.len()).filter(|&i| needed(i)) {
@@ -135,28 +138,28 @@ pub(crate) fn units(graph: &Graph, options: &PlanOptions) -> Vec<Unit> {
     units
 }
 
-/// Finds the units that are stages, and those of them that their reader computes. Returns the
-/// heads: pooling and linear layer.
-fn stages(
+/// Marks the units that become fused convolutions, and among them the units whose reader computes
+/// the norm. Returns the heads: pooling and linear layer.
+fn mark_fused(
     graph: &Graph,
     readers: &[Vec<NodeId>],
     units: &mut [Option<NormUnit>],
 ) -> Vec<(NodeId, NodeId)> {
     for unit in units.iter_mut().flatten() {
-        unit.stage = unit.relu && unit.conv.is_some_and(|conv| is_stage(graph, conv));
+        unit.fused = unit.relu && unit.conv.is_some_and(|conv| can_fuse(graph, conv));
     }
     let convs: Vec<(NodeId, bool)> =
-        units.iter().flatten().filter_map(|unit| Some((unit.conv?, unit.stage))).collect();
+        units.iter().flatten().filter_map(|unit| Some((unit.conv?, unit.fused))).collect();
     let only_reader = |node: NodeId| match readers[node.index()][..] {
         [reader] if reader != node => Some(reader),
         _ => None,
     };
-    // Of a pooling, the linear layer that alone reads it.
+    // The linear layer that is a pooling's only reader.
     let linear = |pool: NodeId| {
         let linear =
             only_reader(pool).filter(|linear| convs.iter().all(|(conv, _)| conv != linear))?;
         match (&graph.nodes[pool.index()].op, &graph.nodes[linear.index()].op) {
-            (Op::GlobalAvgPool(_), Op::Conv2d { weight, .. }) => {
+            (NodeOp::GlobalAvgPool(_), NodeOp::Conv2d { weight, .. }) => {
                 let kind = graph.params[weight.index()].kind;
                 (kind == ParamKind::LinearWeight).then_some((pool, linear))
             }
@@ -164,7 +167,7 @@ fn stages(
         }
     };
     let mut heads = vec![];
-    for unit in units.iter_mut().flatten().filter(|unit| unit.stage) {
+    for unit in units.iter_mut().flatten().filter(|unit| unit.fused) {
         let Some(reader) = only_reader(unit.output) else { continue };
         let head = linear(reader);
         unit.on_load = head.is_some() || convs.contains(&(reader, true));
@@ -173,9 +176,9 @@ fn stages(
     heads
 }
 
-/// Whether a convolution can be that of a stage.
-fn is_stage(graph: &Graph, conv: NodeId) -> bool {
-    let Op::Conv2d { x, weight, bias: None, geometry } = graph.nodes[conv.index()].op else {
+/// Whether a fused operation can compute the convolution.
+fn can_fuse(graph: &Graph, conv: NodeId) -> bool {
+    let NodeOp::Conv2d { x, weight, bias: None, geometry } = graph.nodes[conv.index()].op else {
         return false;
     };
     let ConvGeometry { kernel, stride, padding, groups } = geometry;
@@ -183,7 +186,7 @@ fn is_stage(graph: &Graph, conv: NodeId) -> bool {
     let (batch, in_c, in_h, in_w) = (1, from.c, from.h, from.w);
     let shape = ConvShape { batch, in_c, in_h, in_w, out_c, kernel, stride, padding, groups };
     let is_linear = graph.params[weight.index()].kind == ParamKind::LinearWeight;
-    !is_linear && stage::fits(&shape)
+    !is_linear && fused::fits(&shape)
 }
 
 /// The norm unit's output that `pool` reads through a `StraightThrough`, if no gradient reaches it
@@ -195,17 +198,17 @@ fn straight_pool(
     pool: NodeId,
 ) -> Option<NodeId> {
     let op = |node: NodeId| &graph.nodes[node.index()].op;
-    let &Op::MaxPool2d { x: straight, kernel: 2, stride: 2 } = op(pool) else { return None };
-    let &Op::StraightThrough { host, module } = op(straight) else { return None };
+    let &NodeOp::MaxPool2d { x: straight, kernel: 2, stride: 2 } = op(pool) else { return None };
+    let &NodeOp::StraightThrough { host, module } = op(straight) else { return None };
     let unit = units[host.index()].filter(|unit| unit.relu && !unit.pool)?;
     let only_pool = readers[straight.index()] == [pool];
-    let detached = |r: &NodeId| *r == straight || matches!(op(*r), Op::Detach(_));
+    let detached = |r: &NodeId| *r == straight || matches!(op(*r), NodeOp::Detach(_));
     let alone = host != module && readers[host.index()].iter().all(detached);
     (only_pool && alone).then_some(unit.output)
 }
 
 /// Readers of each node's value, among the nodes that the output needs.
-fn readers(graph: &Graph, mode: &Mode) -> Vec<Vec<NodeId>> {
+fn readers(graph: &Graph, mode: &PlanMode) -> Vec<Vec<NodeId>> {
     let mut readers: Vec<Vec<NodeId>> = vec![vec![]; graph.nodes.len()];
     for i in (0..=graph.output.index()).rev() {
         if i != graph.output.index() && readers[i].is_empty() {
@@ -213,8 +216,8 @@ fn readers(graph: &Graph, mode: &Mode) -> Vec<Vec<NodeId>> {
         }
         let op = &graph.nodes[i].op;
         let inputs = match op {
-            // Without a backward pass the module is of no use: the value is the host's.
-            Op::StraightThrough { host, .. } if !mode.is_training() => vec![*host],
+            // Without a backward pass the module is not needed: the value is the host's.
+            NodeOp::StraightThrough { host, .. } if !mode.is_training() => vec![*host],
             op => op.inputs(),
         };
         for input in inputs {
@@ -239,7 +242,7 @@ fn norm_unit(
         relu: false,
         pool: false,
         output: norm,
-        stage: false,
+        fused: false,
         on_load: false,
     };
     if !options.fuse {
@@ -250,16 +253,16 @@ fn norm_unit(
         [reader] if reader != node => Some(reader),
         _ => None,
     };
-    if matches!(op(x), Op::Conv2d { .. }) && only_reader(x) == Some(norm) {
+    if matches!(op(x), NodeOp::Conv2d { .. }) && only_reader(x) == Some(norm) {
         unit.conv = Some(x);
     }
     let Some(relu) =
-        only_reader(norm).filter(|r| matches!(op(*r), Op::Activation(Function::Relu, _)))
+        only_reader(norm).filter(|r| matches!(op(*r), NodeOp::Activation(UnaryFunction::Relu, _)))
     else {
         return unit;
     };
     unit = NormUnit { relu: true, output: relu, ..unit };
-    let pools = |n: &NodeId| matches!(op(*n), Op::MaxPool2d { kernel: 2, stride: 2, .. });
+    let pools = |n: &NodeId| matches!(op(*n), NodeOp::MaxPool2d { kernel: 2, stride: 2, .. });
     if let Some(pool) = only_reader(relu).filter(pools) {
         unit = NormUnit { pool: true, output: pool, ..unit };
     }
@@ -293,7 +296,7 @@ mod tests {
         b.finish(y).unwrap()
     }
 
-    fn norm_of(graph: &Graph, mode: Mode, fuse: bool) -> NormUnit {
+    fn norm_of(graph: &Graph, mode: PlanMode, fuse: bool) -> NormUnit {
         let options = PlanOptions { fuse, ..PlanOptions::new(2, mode) };
         let find = |u: &Unit| if let Unit::Norm(n) = u { Some(*n) } else { None };
         units(graph, &options).iter().find_map(find).unwrap()
@@ -301,27 +304,27 @@ mod tests {
 
     #[test]
     fn a_whole_block_is_one_unit() {
-        let unit = norm_of(&host(false, false), Mode::Train, true);
+        let unit = norm_of(&host(false, false), PlanMode::Train, true);
         let output = NodeId(4);
         let norm = NodeId(2);
         let conv = Some(NodeId(1));
         assert_eq!(
             unit,
-            NormUnit { conv, norm, relu: true, pool: true, output, stage: false, on_load: false }
+            NormUnit { conv, norm, relu: true, pool: true, output, fused: false, on_load: false }
         );
-        let options = PlanOptions::new(2, Mode::Train);
+        let options = PlanOptions::new(2, PlanMode::Train);
         assert_eq!(units(&host(false, false), &options).len(), 4); // input, block, pool, linear
     }
 
     #[test]
     fn a_second_reader_ends_the_chain() {
-        let unit = norm_of(&host(true, false), Mode::Train, true);
+        let unit = norm_of(&host(true, false), PlanMode::Train, true);
         assert!(unit.relu && !unit.pool && unit.conv.is_some());
     }
 
     #[test]
     fn nothing_is_fused_when_switched_off() {
-        let unit = norm_of(&host(false, false), Mode::Train, false);
+        let unit = norm_of(&host(false, false), PlanMode::Train, false);
         assert_eq!(
             unit,
             NormUnit {
@@ -330,7 +333,7 @@ mod tests {
                 relu: false,
                 pool: false,
                 output: NodeId(2),
-                stage: false,
+                fused: false,
                 on_load: false
             }
         );
@@ -343,11 +346,11 @@ mod tests {
             let units = units(graph, &PlanOptions::new(2, mode));
             units.iter().any(|u| matches!(u, Unit::StraightPool { norm: NodeId(3), .. }))
         };
-        assert!(found(&graph, Mode::Train));
-        assert!(!found(&host(true, true), Mode::Train), "another reader of the value");
+        assert!(found(&graph, PlanMode::Train));
+        assert!(!found(&host(true, true), PlanMode::Train), "another reader of the value");
     }
 
-    /// Two blocks and a classifier; a module behind the first block's pooling is blended in.
+    /// Two blocks and a classifier; a module after the first block's pooling is blended in.
     fn blocks(slot: bool) -> Graph {
         let mut b = GraphBuilder::new(Dims { c: 3, h: 8, w: 8 }, SGD);
         let mut x = b.input();
@@ -367,29 +370,29 @@ mod tests {
     }
 
     #[test]
-    fn only_a_stage_or_a_classifier_computes_what_is_before_it() {
+    fn only_a_fused_convolution_or_a_classifier_computes_its_input() {
         let found = |graph: &Graph, target| {
-            let options = PlanOptions { target, ..PlanOptions::new(2, Mode::Train) };
+            let options = PlanOptions { target, ..PlanOptions::new(2, PlanMode::Train) };
             let units = units(graph, &options);
             let norms = units.iter().filter_map(|unit| match unit {
-                Unit::Norm(unit) => Some((unit.stage, unit.on_load)),
+                Unit::Norm(unit) => Some((unit.fused, unit.on_load)),
                 _ => None,
             });
             let heads = units.iter().filter(|unit| matches!(unit, Unit::Head { .. })).count();
             (norms.collect::<Vec<_>>(), heads)
         };
         let [bare, grown] = [false, true].map(blocks);
-        assert_eq!(found(&bare, Target::Cuda), (vec![(true, true); 2], 1));
-        assert_eq!(found(&grown, Target::Cuda), (vec![(true, false), (true, true)], 1));
-        assert_eq!(found(&bare, Target::Cpu), (vec![(false, false); 2], 0));
+        assert_eq!(found(&bare, PlanTarget::Cuda), (vec![(true, true); 2], 1));
+        assert_eq!(found(&grown, PlanTarget::Cuda), (vec![(true, false), (true, true)], 1));
+        assert_eq!(found(&bare, PlanTarget::Cpu), (vec![(false, false); 2], 0));
         // The classifier's input has another reader.
-        assert_eq!(found(&host(true, false), Target::Cuda), (vec![(true, false)], 0));
+        assert_eq!(found(&host(true, false), PlanTarget::Cuda), (vec![(true, false)], 0));
     }
 
     #[test]
     fn evaluation_skips_a_straight_through_module() {
         let graph = host(false, true);
         let count = |mode| units(&graph, &PlanOptions::new(2, mode)).len();
-        assert_eq!(count(Mode::Train), count(Mode::Evaluate) + 2); // detach and tanh
+        assert_eq!(count(PlanMode::Train), count(PlanMode::Evaluate) + 2); // detach and tanh
     }
 }

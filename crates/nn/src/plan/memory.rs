@@ -6,8 +6,8 @@ use meristem_device::Element;
 use smallvec::SmallVec;
 
 use crate::graph::GroupId;
-use crate::ops::{Operands, Slice, SliceMut};
-use crate::space::{Space, Span};
+use crate::ops::{Slice, SliceMut, StepOperands};
+use crate::space::{Space, SpaceSpan};
 
 /// The tensors of one parameter group.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub struct GroupMemory<'a> {
     pub counters: &'a mut [i64],
 }
 
-/// Where a space lies.
+/// Address and length of a space.
 #[derive(Clone, Copy, Debug)]
 struct Base {
     pointer: *mut u8,
@@ -39,7 +39,7 @@ impl Base {
 
 /// All memory of one run of a plan. Holds the borrow of every slice for `'a`.
 #[derive(Debug, Default)]
-pub struct Memory<'a> {
+pub struct PlanMemory<'a> {
     /// By [`place`].
     bases: SmallVec<[Base; 40]>,
     groups: usize,
@@ -64,9 +64,9 @@ fn place(space: Space) -> usize {
     6 * n + kind
 }
 
-impl<'a> Memory<'a> {
+impl<'a> PlanMemory<'a> {
     /// The arena (at least [`Plan::arena_len`](super::Plan::arena_len) elements), the inputs (NHWC)
-    /// and one row of alphas; groups follow with [`Memory::push_group`].
+    /// and one row of alphas; groups follow with [`PlanMemory::push_group`].
     pub fn new(arena: &'a mut [f32], inputs: &[&'a [f32]], alphas: &'a [f32]) -> Self {
         let mut memory = Self::default();
         memory.bind_mut(Space::Arena, arena);
@@ -88,14 +88,14 @@ impl<'a> Memory<'a> {
         self.bind_mut(Space::Counters(id), counters);
     }
 
-    /// Says where a space lies that is only read.
+    /// Binds a space that is only read.
     pub(crate) fn bind<T: Element>(&mut self, space: Space, slice: &'a [T]) {
         let bytes: &[u8] = bytemuck::cast_slice(slice);
         let (pointer, bytes) = (bytes.as_ptr().cast_mut(), bytes.len());
         self.put(space, Base { pointer, bytes, writable: false });
     }
 
-    /// Says where a space lies.
+    /// Binds a space.
     pub(crate) fn bind_mut<T: Element>(&mut self, space: Space, slice: &'a mut [T]) {
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(slice);
         let (pointer, bytes) = (bytes.as_mut_ptr(), bytes.len());
@@ -119,7 +119,7 @@ impl<'a> Memory<'a> {
         self.bases.get(place(space)).copied().unwrap_or(Base::EMPTY)
     }
 
-    fn pointer(&self, span: Span, write: bool) -> *mut u8 {
+    fn pointer(&self, span: SpaceSpan, write: bool) -> *mut u8 {
         let base = self.base(span.space);
         let at = span.bytes();
         assert!(at.end <= base.bytes, "{span:?} ends after {} bytes", base.bytes);
@@ -134,7 +134,11 @@ impl<'a> Memory<'a> {
     /// # Panics
     /// If a written span overlaps another operand or is read only, or a span ends after its memory.
     /// A compiled plan has been checked for the first, its caller for the others.
-    pub(crate) fn operands(&mut self, reads: &[Span], writes: &[Span]) -> Operands<'_> {
+    pub(crate) fn operands(
+        &mut self,
+        reads: &[SpaceSpan],
+        writes: &[SpaceSpan],
+    ) -> StepOperands<'_> {
         for (i, write) in writes.iter().enumerate() {
             let others = reads.iter().chain(&writes[..i]);
             let apart = write.len == 0 || others.copied().all(|other| !write.overlaps(other));
@@ -145,14 +149,15 @@ impl<'a> Memory<'a> {
         // SAFETY: no written span overlaps another operand of this step (asserted above), and no
         // other step's operands are alive: this borrows `self` mutably.
         let writes = writes.iter().map(|span| unsafe { memory.slice_mut(*span) }).collect();
-        Operands { reads, writes }
+        StepOperands { reads, writes }
     }
 
-    fn slice(&self, span: Span) -> Slice<'_> {
+    fn slice(&self, span: SpaceSpan) -> Slice<'_> {
         let bytes = match span.len {
             0 => &[],
             // SAFETY: `pointer` checked that the span lies within a slice whose borrow `self`
-            // holds. What writes there is alive only within `operands`, which keeps it apart.
+            // holds. Slices that write there are alive only within `operands`, which keeps them
+            // apart.
             _ => unsafe {
                 std::slice::from_raw_parts(self.pointer(span, false), span.bytes().len())
             },
@@ -162,7 +167,7 @@ impl<'a> Memory<'a> {
 
     /// # Safety
     /// While the result is alive, nothing else that this gave out overlaps it.
-    unsafe fn slice_mut(&self, span: Span) -> SliceMut<'_> {
+    unsafe fn slice_mut(&self, span: SpaceSpan) -> SliceMut<'_> {
         let bytes = match span.len {
             0 => &mut [][..],
             // SAFETY: as above; the memory was borrowed mutably (`pointer` looked at `writable`),
@@ -180,15 +185,15 @@ mod tests {
     use super::*;
     use meristem_device::DType;
 
-    fn span(start: usize, len: usize) -> Span {
-        Span::new(Space::Arena, DType::F32, start, len)
+    fn span(start: usize, len: usize) -> SpaceSpan {
+        SpaceSpan::new(Space::Arena, DType::F32, start, len)
     }
 
     #[test]
     fn operands_are_windows_and_reads_may_be_shared() {
         let mut arena: Vec<f32> = (0..8).map(|i| i as f32).collect();
-        let mut memory = Memory::new(&mut arena, &[], &[]);
-        let reads = [span(0, 4), span(2, 2), Span::EMPTY];
+        let mut memory = PlanMemory::new(&mut arena, &[], &[]);
+        let reads = [span(0, 4), span(2, 2), SpaceSpan::EMPTY];
         let (reads, writes) = memory.operands(&reads, &[span(4, 2)]).split::<3, 1>();
         let ([a, b, none], [to]) = (reads.map(Slice::elements::<f32>), writes);
         to.elements::<f32>().copy_from_slice(&[a[1], b[0]]);
@@ -199,12 +204,12 @@ mod tests {
     #[test]
     fn a_span_has_the_type_that_it_declares() {
         let (mut arena, mut metrics) = ([1.0f32, 0.0], [0.5f64]);
-        let mut memory = Memory::new(&mut arena, &[], &[]);
+        let mut memory = PlanMemory::new(&mut arena, &[], &[]);
         memory.bind_mut(Space::Metrics, &mut metrics);
-        let bytes = Span::new(Space::Arena, DType::U8, 2, 2);
+        let bytes = SpaceSpan::new(Space::Arena, DType::U8, 2, 2);
         assert_eq!(memory.slice(bytes).elements::<u8>(), &1.0f32.to_le_bytes()[2..]);
         assert_eq!(
-            memory.slice(Span::new(Space::Metrics, DType::F64, 0, 1)).elements::<f64>(),
+            memory.slice(SpaceSpan::new(Space::Metrics, DType::F64, 0, 1)).elements::<f64>(),
             [0.5]
         );
     }
@@ -214,16 +219,16 @@ mod tests {
     fn a_write_may_not_overlap_a_read() {
         let mut arena = [0.0; 8];
         // Bytes 12 to 16, which are the fourth f32.
-        let byte = Span::new(Space::Arena, DType::U8, 15, 1);
-        Memory::new(&mut arena, &[], &[]).operands(&[byte], &[span(3, 2)]);
+        let byte = SpaceSpan::new(Space::Arena, DType::U8, 15, 1);
+        PlanMemory::new(&mut arena, &[], &[]).operands(&[byte], &[span(3, 2)]);
     }
 
     #[test]
     #[should_panic(expected = "is read only")]
     fn an_input_is_never_written() {
         let (mut arena, input) = ([0.0; 8], [0.0; 8]);
-        let span = Span::new(Space::Input(0), DType::F32, 0, 1);
-        Memory::new(&mut arena, &[&input], &[]).operands(&[], &[span]);
+        let span = SpaceSpan::new(Space::Input(0), DType::F32, 0, 1);
+        PlanMemory::new(&mut arena, &[&input], &[]).operands(&[], &[span]);
     }
 
     #[test]
@@ -231,15 +236,15 @@ mod tests {
     fn memory_that_was_lent_for_reading_is_never_written() {
         let state = [0.0f32; 8];
         let space = Space::State(GroupId::HOST);
-        let mut memory = Memory::default();
+        let mut memory = PlanMemory::default();
         memory.bind(space, &state);
-        memory.operands(&[], &[Span::new(space, DType::F32, 0, 1)]);
+        memory.operands(&[], &[SpaceSpan::new(space, DType::F32, 0, 1)]);
     }
 
     #[test]
     #[should_panic(expected = "ends after")]
     fn a_span_may_not_end_after_its_memory() {
         let mut arena = [0.0; 8];
-        Memory::new(&mut arena, &[], &[]).operands(&[span(6, 4)], &[]);
+        PlanMemory::new(&mut arena, &[], &[]).operands(&[span(6, 4)], &[]);
     }
 }

@@ -2,23 +2,23 @@
 //!
 //! Running a plan allocates nothing, branches on no data and asks the device nothing. There is no
 //! tape: backward is derived here, op by op (see `lower`, one file per family of operations), and
-//! only for what leads to a parameter.
+//! only for nodes that depend on a parameter.
 //!
 //! The way of a graph: `fuse` groups nodes into units, `lower` emits each unit's steps into a
 //! `builder`, dead steps are dropped, rows of steps become a `chain`, `arena` assigns memory from
 //! the values' lifetimes, and the result is checked before it is handed out.
 
-pub mod arena;
+mod arena;
 mod builder;
 mod chain;
 mod check;
 mod compile;
 mod fuse;
+mod fused_state;
 mod lower;
 mod memory;
 mod options;
 pub(crate) mod programs;
-mod stages;
 mod step;
 mod tree;
 mod value;
@@ -27,36 +27,36 @@ use std::ops::{Range, RangeInclusive};
 
 use meristem_device::Program;
 
-pub use self::memory::{GroupMemory, Memory};
-pub use self::options::{Mode, PlanOptions};
+pub use self::memory::{GroupMemory, PlanMemory};
+pub use self::options::{PlanMode, PlanOptions};
 use self::programs::{Binding, Programs};
-pub use self::step::{Phase, SpaceUse, Step};
+pub use self::step::{Phase, PlanStep, SpaceUse};
 pub(crate) use self::step::{add_use, uses};
-pub use self::tree::{AlphaPattern, flops};
+pub(crate) use self::tree::{AlphaPattern, flops};
 use crate::error::{Error, Result};
 use crate::graph::ParamId;
 use crate::kernels::Isa;
-use crate::layout::Layout;
-use crate::ops::{Op, optim};
-pub use crate::space::{Space, Span};
+use crate::layout::ParamLayout;
+use crate::ops::{OptimOp, StepOp};
+pub use crate::space::{Space, SpaceSpan};
 
 /// A compiled graph for one batch size and mode.
 #[derive(Debug)]
 pub struct Plan {
     options: PlanOptions,
     arena_len: usize,
-    steps: Vec<Step>,
+    steps: Vec<PlanStep>,
     /// Number of steps up to the end of each phase.
     phase_ends: [usize; Phase::COUNT],
-    /// The memories that each row of phases uses, by its first and its last.
+    /// The memories that consecutive phases use, by the first and the last phase.
     uses: [[Vec<SpaceUse>; Phase::COUNT]; Phase::COUNT],
-    output: Span,
-    output_gradient: Option<Span>,
-    last_states: Vec<Span>,
+    output: SpaceSpan,
+    output_gradient: Option<SpaceSpan>,
+    last_states: Vec<SpaceSpan>,
     /// By input, where its gradient lies.
-    input_gradients: Vec<Option<Span>>,
-    group_gradients: Vec<Option<Span>>,
-    layout: Layout,
+    input_gradients: Vec<Option<SpaceSpan>>,
+    group_gradients: Vec<Option<SpaceSpan>>,
+    layout: ParamLayout,
     trained: Vec<bool>,
     programs: Programs,
 }
@@ -82,36 +82,37 @@ impl Plan {
         self.steps.is_empty()
     }
 
-    /// One line a step: what it computes, reads and writes. For people.
+    /// One line for each step: operation, reads, writes. For people.
     pub fn describe(&self) -> String {
-        let line = |s: &Step| format!("{:?} {:?} -> {:?}\n", s.op, s.reads, s.writes);
+        let line = |s: &PlanStep| format!("{:?} {:?} -> {:?}\n", s.op, s.reads, s.writes);
         self.steps.iter().map(line).collect()
     }
 
-    /// Where the output lies after a run in [`Mode::Infer`] or [`Mode::Gradient`].
-    pub fn output(&self) -> Span {
+    /// Place of the output after a run in [`PlanMode::Infer`] or [`PlanMode::Gradient`].
+    pub fn output(&self) -> SpaceSpan {
         self.output
     }
 
-    /// Where each LSTM's state after the last step lies, `[sequences, 2·hidden]`, after a run in
-    /// [`Mode::Infer`] or [`Mode::Gradient`].
-    pub fn last_states(&self) -> &[Span] {
+    /// Place of each LSTM's state after the last step, `[sequences, 2·hidden]`, after a run in
+    /// [`PlanMode::Infer`] or [`PlanMode::Gradient`].
+    pub fn last_states(&self) -> &[SpaceSpan] {
         &self.last_states
     }
 
-    /// Where the caller of [`Mode::Gradient`] writes the gradient of the output before a run.
+    /// Place of the output's gradient, which the caller of [`PlanMode::Gradient`] writes before a
+    /// run.
     pub fn output_gradient(&self) -> Option<Range<usize>> {
-        self.output_gradient.map(Span::range)
+        self.output_gradient.map(SpaceSpan::range)
     }
 
-    /// Where the gradient of an input lies in the arena after a run in [`Mode::Gradient`]; `None`
-    /// when no gradient reaches it.
+    /// Place of an input's gradient in the arena after a run in [`PlanMode::Gradient`]; `None` when
+    /// no gradient reaches it.
     pub fn input_gradient(&self, input: usize) -> Option<Range<usize>> {
-        (*self.input_gradients.get(input)?).map(Span::range)
+        (*self.input_gradients.get(input)?).map(SpaceSpan::range)
     }
 
-    /// Where the packed gradient of a parameter lies in the arena after a run in
-    /// [`Mode::Gradient`]; `None` when no gradient reaches it.
+    /// Place of a parameter's packed gradient in the arena after a run in [`PlanMode::Gradient`];
+    /// `None` when no gradient reaches it.
     pub fn parameter_gradient(&self, id: ParamId) -> Option<Range<usize>> {
         let place = self.layout.param(id);
         let group = self.group_gradients[place.group.index()]?;
@@ -121,10 +122,10 @@ impl Plan {
         })
     }
 
-    /// Where the gradient of all parameters of a group lies in the arena, in the layout of its
+    /// Place of the gradient of all parameters of a group in the arena, in the layout of its
     /// values; `None` when no gradient reaches any of them.
-    pub fn group_gradient(&self, group: usize) -> Option<Range<usize>> {
-        self.group_gradients[group].map(Span::range)
+    pub(crate) fn group_gradient(&self, group: usize) -> Option<Range<usize>> {
+        self.group_gradients[group].map(SpaceSpan::range)
     }
 
     /// By parameter of the graph: its group and its elements there, `None` where no gradient
@@ -135,7 +136,7 @@ impl Plan {
     }
 
     /// The layout of parameters and buffers that the plan expects.
-    pub fn layout(&self) -> &Layout {
+    pub fn layout(&self) -> &ParamLayout {
         &self.layout
     }
 
@@ -152,7 +153,7 @@ impl Plan {
     }
 
     /// The steps of some phases, in order.
-    pub fn steps(&self, phases: RangeInclusive<Phase>) -> &[Step] {
+    pub fn steps(&self, phases: RangeInclusive<Phase>) -> &[PlanStep] {
         let first = *phases.start() as usize;
         let start = if first == 0 { 0 } else { self.phase_ends[first - 1] };
         &self.steps[start..self.phase_ends[*phases.end() as usize].max(start)]
@@ -171,12 +172,12 @@ impl Plan {
         phases: RangeInclusive<Phase>,
         bound: &[(SpaceUse, usize)],
     ) -> Program {
-        let key = Binding::of(&phases, bound);
+        let key = Binding::new(&phases, bound);
         self.programs.get(key, || programs::program(self.steps(phases), bound))
     }
 
-    /// The CUDA kernels that a run of all phases calls, in order, and the bytes of each one's
-    /// tensors: what it moves if it reads or writes each element once.
+    /// The CUDA kernels that a run of all phases calls, in order, and the bytes of each kernel's
+    /// tensors: its memory traffic if it reads or writes each element once.
     pub fn traffic(&self) -> Vec<(&'static str, usize)> {
         let phases = Phase::Forward..=Phase::Deliver;
         let bound: Vec<_> = self.uses(phases.clone()).iter().map(|of| (*of, 0)).collect();
@@ -185,28 +186,28 @@ impl Plan {
 
     /// Steps that clip the gradient where it lies, at `factor` times the norms that the optimisers
     /// allow: in place of [`Phase::Measure`], after which [`Phase::Update`] takes it as it is.
-    pub(crate) fn clipping(&self, factor: f32) -> Vec<Step> {
+    pub(crate) fn clipping(&self, factor: f32) -> Vec<PlanStep> {
         let mut steps = vec![];
         for step in self.steps(Phase::Measure..=Phase::Measure) {
-            if let Op::Optim(optim::Op::Measure { len, tensors, norm_max }) = &step.op {
+            if let StepOp::Optim(OptimOp::Measure { len, tensors, norm_max }) = &step.op {
                 let (len, tensors) = (*len, tensors.clone());
                 let norm_max = norm_max * factor;
-                let op = optim::Op::Measure { len, tensors: tensors.clone(), norm_max };
-                steps.push(Step { op: op.into(), ..step.clone() });
+                let op = OptimOp::Measure { len, tensors: tensors.clone(), norm_max };
+                steps.push(PlanStep { op: op.into(), ..step.clone() });
                 let writes = [step.reads[0], step.writes[1]];
-                steps.push(Step::new(optim::Op::Clip { len, tensors }, &[], &writes));
+                steps.push(PlanStep::new(OptimOp::Clip { len, tensors }, &[], &writes));
             }
         }
         steps
     }
 
-    /// Runs a plan without a loss ([`Mode::Infer`], [`Mode::Gradient`]) on the calling thread; its
-    /// results stay in the arena.
+    /// Runs a plan without a loss ([`PlanMode::Infer`], [`PlanMode::Gradient`]) on the calling
+    /// thread; its results stay in the arena.
     ///
     /// # Errors
     /// [`Error::PlanMemory`] when a memory is missing or has another length than the plan needs
     /// (arena and alphas may be longer), or the plan has a loss.
-    pub fn run(&self, isa: Isa, memory: &mut Memory<'_>) -> Result<()> {
+    pub fn run(&self, isa: Isa, memory: &mut PlanMemory<'_>) -> Result<()> {
         if self.options.mode.has_loss() {
             let got = format!("a plan compiled for {:?}", self.options.mode);
             return Err(Error::PlanMemory { what: "mode", expected: "no loss".into(), got });

@@ -6,29 +6,29 @@ use crate::kernels::conv::ConvShape;
 use crate::kernels::conv::winograd::{TileSize, Winograd};
 use crate::kernels::ppo::PpoLoss;
 use crate::kernels::sample::Sampler;
-use crate::ops::Target;
-use crate::ops::ppo::Pass;
+use crate::ops::PlanTarget;
+use crate::ops::ppo::PpoPass;
 use crate::precision::Precision;
 
 /// Computation of a plan.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Mode {
+pub enum PlanMode {
     /// Forward with batch statistics, mean softmax cross-entropy with the labels, backward,
     /// metrics, clipping, the optimisers.
     Train,
-    /// As [`Mode::Train`], with the loss of proximal policy optimisation; its other inputs follow
-    /// the graph's, see [`ops::ppo`](crate::ops::ppo).
+    /// As [`PlanMode::Train`], with the loss of proximal policy optimisation; its other inputs
+    /// follow the graph's, see [`ops::ppo`](crate::ops::ppo).
     TrainPolicy {
         /// Formula.
         loss: Arc<PpoLoss>,
-        /// Which pass over a round it is.
-        pass: Pass,
+        /// Position of the pass over a round.
+        pass: PpoPass,
     },
     /// Forward with running statistics, cross-entropy, metrics.
     Evaluate,
     /// Forward with running statistics; the output stays in the arena, or is delivered.
     Infer,
-    /// As [`Mode::Infer`], with a draw of actions in place of the output, see
+    /// As [`PlanMode::Infer`], with a draw of actions in place of the output, see
     /// [`ops::sample`](crate::ops::sample). Legality and step are inputs after the graph's. The
     /// draw is outputs 0 to 4, then come the states, then copies of the inputs that have rows.
     Draw(Arc<Sampler>),
@@ -37,15 +37,15 @@ pub enum Mode {
     Gradient,
 }
 
-impl Mode {
+impl PlanMode {
     /// Whether there is a backward pass; batch norm then uses (and updates) the batch's statistics.
-    pub fn is_training(&self) -> bool {
-        matches!(self, Mode::Train | Mode::TrainPolicy { .. } | Mode::Gradient)
+    pub(crate) fn is_training(&self) -> bool {
+        matches!(self, PlanMode::Train | PlanMode::TrainPolicy { .. } | PlanMode::Gradient)
     }
 
-    /// Whether the output goes into a loss, and not to the caller.
+    /// Whether a loss, not the caller, reads the output.
     pub(crate) fn has_loss(&self) -> bool {
-        matches!(self, Mode::Train | Mode::TrainPolicy { .. } | Mode::Evaluate)
+        matches!(self, PlanMode::Train | PlanMode::TrainPolicy { .. } | PlanMode::Evaluate)
     }
 }
 
@@ -54,33 +54,33 @@ impl Mode {
 pub struct PlanOptions {
     /// Samples; for sequences the rows of all steps, `[steps][sequences]`.
     pub batch: usize,
-    /// Steps of the sequences that the samples are; 1 where each is on its own.
+    /// Steps of each sequence; 1 for samples without sequences.
     pub steps: usize,
     /// Computation.
-    pub mode: Mode,
+    pub mode: PlanMode,
     /// Whether convolution, batch norm, ReLU and max pooling may become one pass. Off in tests that
     /// compare both.
     pub fuse: bool,
     /// Kind of device that it runs on.
-    pub target: Target,
+    pub target: PlanTarget,
     /// Precision of the products of convolutions and linear layers.
     pub precision: Precision,
     /// Whether a processor may compute convolutions by Winograd's minimal filtering.
     pub winograd: bool,
-    /// In training: mean losses of how many last batches the metrics keep.
+    /// In training: number of last batches whose mean losses the metrics keep.
     pub batch_log: usize,
 }
 
 impl PlanOptions {
-    /// With fusion, for the processor, in f32, samples on their own, no log of batches.
-    pub fn new(batch: usize, mode: Mode) -> Self {
+    /// With fusion, for the processor, in f32, without sequences, no log of batches.
+    pub fn new(batch: usize, mode: PlanMode) -> Self {
         let (target, precision) = Default::default();
         Self { batch, steps: 1, mode, fuse: true, target, precision, winograd: true, batch_log: 0 }
     }
 
     /// Tiles for a convolution, if they pay.
     pub(crate) fn tiles(&self, shape: &ConvShape) -> Option<TileSize> {
-        let may = self.winograd && self.target == Target::Cpu;
+        let may = self.winograd && self.target == PlanTarget::Cpu;
         Winograd::worthwhile(shape).filter(|_| may).map(|of| of.tile)
     }
 

@@ -5,9 +5,9 @@ use std::sync::{Mutex, PoisonError};
 
 use meristem_device::{Call, Piece, Program};
 
-use super::step::{Phase, SpaceUse, Step};
+use super::step::{Phase, PlanStep, SpaceUse};
 use crate::ops::gpu;
-use crate::space::Span;
+use crate::space::SpaceSpan;
 
 /// Programs kept for a plan: rows of phases, each with the rows of alphas and scores that one and
 /// the same plan is run with. All 16 subsets of four modules and one row more may be evaluated one
@@ -23,7 +23,7 @@ pub(super) struct Binding {
 }
 
 impl Binding {
-    pub(super) fn of(phases: &RangeInclusive<Phase>, bound: &[(SpaceUse, usize)]) -> Self {
+    pub(super) fn new(phases: &RangeInclusive<Phase>, bound: &[(SpaceUse, usize)]) -> Self {
         let starts = bound.iter().map(|(_, start)| *start).collect();
         Self { phases: [*phases.start(), *phases.end()], starts }
     }
@@ -50,14 +50,14 @@ impl Programs {
 /// The calls of steps; `bound` has, for each argument of the launch, the space that it stands for
 /// and the space's first byte in it.
 pub(crate) fn program<'a>(
-    steps: impl IntoIterator<Item = &'a Step>,
+    steps: impl IntoIterator<Item = &'a PlanStep>,
     bound: &[(SpaceUse, usize)],
 ) -> Program {
-    let lies = |span: Span| {
+    let lies = |span: SpaceSpan| {
         let found = bound.iter().enumerate().find(|(_, (of, _))| of.space == span.space);
         let (argument, start) = match found {
             Some((argument, (_, start))) => (argument, start + span.bytes().start),
-            // A launch does not bind a space of which its steps use nothing.
+            // A launch binds only spaces that its steps use.
             None if span.len == 0 => (0, 0),
             None => unreachable!("a launch binds what its steps use: {:?}", span.space),
         };

@@ -3,11 +3,11 @@
 use meristem_device::DType;
 use smallvec::SmallVec;
 
-use super::memory::Memory;
+use super::memory::PlanMemory;
 use super::value::ValueId;
 use crate::kernels::Isa;
-use crate::ops::Op;
-use crate::space::{Space, Span};
+use crate::ops::StepOp;
+use crate::space::{Space, SpaceSpan};
 
 /// The parts of a plan, in order. A run takes one or several that follow each other. A plan of many
 /// rows of alphas has its scores between its values, and all of it is in the first.
@@ -35,31 +35,31 @@ pub(crate) type ValueList = SmallVec<[ValueId; 8]>;
 /// A step before memory is assigned.
 #[derive(Debug)]
 pub(crate) struct Draft {
-    pub(crate) op: Op,
+    pub(crate) op: StepOp,
     pub(crate) reads: ValueList,
     pub(crate) writes: ValueList,
     pub(crate) phase: Phase,
 }
 
-/// A step: what it computes, and where. Both are values that any backend can read.
+/// A step: an operation and its operands. Both are values that any backend can read.
 #[derive(Clone, Debug)]
-pub struct Step {
+pub struct PlanStep {
     /// The operation with its shapes.
-    pub op: Op,
+    pub op: StepOp,
     /// Pieces it reads, in the order of the operation's signature.
-    pub reads: SmallVec<[Span; 8]>,
+    pub reads: SmallVec<[SpaceSpan; 8]>,
     /// Pieces it writes.
-    pub writes: SmallVec<[Span; 8]>,
+    pub writes: SmallVec<[SpaceSpan; 8]>,
 }
 
-impl Step {
-    pub(crate) fn new(op: impl Into<Op>, reads: &[Span], writes: &[Span]) -> Self {
+impl PlanStep {
+    pub(crate) fn new(op: impl Into<StepOp>, reads: &[SpaceSpan], writes: &[SpaceSpan]) -> Self {
         let (reads, writes) = (SmallVec::from_slice(reads), SmallVec::from_slice(writes));
         Self { op: op.into(), reads, writes }
     }
 
     /// Runs on the calling thread.
-    pub(crate) fn run(&self, isa: Isa, memory: &mut Memory<'_>) {
+    pub(crate) fn run(&self, isa: Isa, memory: &mut PlanMemory<'_>) {
         self.op.run(isa, memory.operands(&self.reads, &self.writes));
     }
 }
@@ -67,7 +67,7 @@ impl Step {
 /// A memory that steps use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpaceUse {
-    /// Which memory.
+    /// Memory.
     pub space: Space,
     /// Whether any of the steps writes it.
     pub written: bool,
@@ -85,13 +85,13 @@ impl SpaceUse {
 }
 
 /// The memories that these steps use, in the order of first use.
-pub(crate) fn uses<'s>(steps: impl IntoIterator<Item = &'s Step>) -> Vec<SpaceUse> {
+pub(crate) fn uses<'s>(steps: impl IntoIterator<Item = &'s PlanStep>) -> Vec<SpaceUse> {
     let mut uses = vec![];
     for step in steps {
         let reads = step.reads.iter().map(|span| (span, false));
         for (span, written) in reads.chain(step.writes.iter().map(|span| (span, true))) {
             if span.len > 0 {
-                let Span { space, dtype, .. } = *span;
+                let SpaceSpan { space, dtype, .. } = *span;
                 add_use(&mut uses, SpaceUse { space, written, dtype, bytes: span.bytes().end });
             }
         }
@@ -99,7 +99,7 @@ pub(crate) fn uses<'s>(steps: impl IntoIterator<Item = &'s Step>) -> Vec<SpaceUs
     uses
 }
 
-/// Adds a use to those that are known.
+/// Adds a use to the list; a known space is extended.
 pub(crate) fn add_use(uses: &mut Vec<SpaceUse>, of: SpaceUse) {
     match uses.iter_mut().find(|known| known.space == of.space) {
         Some(known) => {

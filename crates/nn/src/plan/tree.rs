@@ -1,29 +1,29 @@
-//! Many rows of alphas in one plan: what rows have in common is computed once (C1, C3).
+//! Many rows of alphas in one plan: values that rows share are computed once (C1, C3).
 //!
 //! Two rows agree in every value up to the first slot whose alphas differ, so the values of all
 //! rows form a tree: a trie over the slots in forward order. It is found by value numbering: a unit
 //! is computed once for each list of values that it reads. A module whose alpha is 0 is left out,
-//! as the blend's value is then the host's, bit for bit. The units are those of the plan of one
-//! row, so every row comes out as in a pass of its own, bit for bit (C2).
+//! as the blend's value is then the host's, bit for bit. The plan of one row has the same units, so
+//! every row's result is that of a separate pass, bit for bit (C2).
 //!
-//! The tree is walked depth first: what only one branch needs is dead when the next one starts, and
-//! the arena hands its memory on.
+//! The tree is walked depth first: values of one branch are dead when the next branch starts, and
+//! the arena reuses their memory.
 
 use std::collections::HashMap;
 
-use super::builder::Builder;
+use super::builder::PlanBuilder;
 use super::compile::{check_batch, finish};
 use super::fuse::{self, Unit};
 use super::value::ValueId;
-use super::{Mode, Plan, PlanOptions, lower};
+use super::{Plan, PlanMode, PlanOptions, lower};
 use crate::error::Result;
-use crate::graph::{Graph, NodeId, Op};
-use crate::layout::Layout;
+use crate::graph::{Graph, NodeId, NodeOp};
+use crate::layout::ParamLayout;
 
 /// Pattern of a table of alphas `[rows][slots]`: which are zero, and which are the same in several
 /// rows. Their values stay in device memory: tables of one pattern share a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct AlphaPattern {
+pub(crate) struct AlphaPattern {
     rows: usize,
     slots: usize,
     /// `[rows][slots]`: 0 for an alpha of zero, else one more than the first row with these bits.
@@ -35,27 +35,19 @@ const OFF: usize = 0;
 
 impl AlphaPattern {
     /// The pattern of `rows` rows; `table` is `[rows][slots]`. A zero of either sign is off.
-    pub fn of(table: &[f32], rows: usize) -> Self {
+    pub(crate) fn from_table(table: &[f32], rows: usize) -> Self {
         let slots = table.len() / rows.max(1);
         let class = |at: usize| {
             let (slot, bits) = (at % slots, table[at].to_bits());
             let same = |row: &usize| table[row * slots + slot].to_bits() == bits;
-            match table[at] == 0.0 {
-                true => OFF,
-                false => (0..rows).find(same).map_or(OFF, |row| row + 1),
-            }
+            if table[at] == 0.0 { OFF } else { (0..rows).find(same).map_or(OFF, |row| row + 1) }
         };
         Self { rows, slots, classes: (0..rows * slots).map(class).collect() }
     }
 
-    /// One row with every module on: what a pass costs that leaves none out.
-    pub fn all_on(slots: usize) -> Self {
+    /// One row with every module on: the pattern of a pass that leaves no module out.
+    pub(crate) fn all_on(slots: usize) -> Self {
         Self { rows: 1, slots, classes: vec![1; slots] }
-    }
-
-    /// Rows of the table.
-    pub fn rows(&self) -> usize {
-        self.rows
     }
 
     fn class(&self, row: usize, slot: usize) -> usize {
@@ -63,13 +55,14 @@ impl AlphaPattern {
     }
 }
 
-/// One thing that a tree does. Values are numbered in the order in which they are computed.
+/// One action of the walk over a tree. Values are numbered in the order in which they are computed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Visit {
+enum TreeVisit {
     /// Computes the next value.
     Compute {
         unit: Unit,
-        /// Where its alpha, if it reads one, is read from; other rows have the same.
+        /// Position of its alpha in the table, if it reads one; other rows with this value have the
+        /// same alpha.
         row: usize,
         /// Values it reads.
         inputs: Vec<(NodeId, usize)>,
@@ -79,11 +72,11 @@ enum Visit {
 }
 
 /// The whole tree, depth first.
-fn tree(graph: &Graph, units: &[Unit], pattern: &AlphaPattern) -> Vec<Visit> {
+fn tree(graph: &Graph, units: &[Unit], pattern: &AlphaPattern) -> Vec<TreeVisit> {
     let mut known: HashMap<(usize, usize, Vec<usize>), usize> = HashMap::new();
     let mut visits = vec![];
     for rows in leaves(graph, pattern) {
-        let path = Path { graph, units, pattern, row: rows[0] };
+        let path = RowPath { graph, units, pattern, row: rows[0] };
         let mut values = vec![0; graph.nodes.len()];
         for at in path.needed() {
             let inputs: Vec<(NodeId, usize)> =
@@ -96,11 +89,11 @@ fn tree(graph: &Graph, units: &[Unit], pattern: &AlphaPattern) -> Vec<Visit> {
             let key = (at, path.class(at), inputs.iter().map(|(_, value)| *value).collect());
             let next = known.len();
             values[output] = *known.entry(key).or_insert_with(|| {
-                visits.push(Visit::Compute { unit: units[at], row: path.row, inputs });
+                visits.push(TreeVisit::Compute { unit: units[at], row: path.row, inputs });
                 next
             });
         }
-        visits.push(Visit::Score { logits: values[graph.output.index()], rows });
+        visits.push(TreeVisit::Score { logits: values[graph.output.index()], rows });
     }
     visits
 }
@@ -108,7 +101,7 @@ fn tree(graph: &Graph, units: &[Unit], pattern: &AlphaPattern) -> Vec<Visit> {
 /// The rows in depth-first order of the slots; rows that are equal in all of them share a leaf. The
 /// leaf of row 0, with which the others are compared, is the first.
 fn leaves(graph: &Graph, pattern: &AlphaPattern) -> Vec<Vec<usize>> {
-    let slot = |op: &Op| if let Op::Blend { alpha, .. } = op { Some(*alpha) } else { None };
+    let slot = |op: &NodeOp| if let NodeOp::Blend { alpha, .. } = op { Some(*alpha) } else { None };
     let slots: Vec<usize> = graph.nodes.iter().filter_map(|node| slot(&node.op)).collect();
     let key = |row: usize| slots.iter().map(move |slot| pattern.class(row, *slot));
     let mut rows: Vec<usize> = (0..pattern.rows).collect();
@@ -121,16 +114,16 @@ fn leaves(graph: &Graph, pattern: &AlphaPattern) -> Vec<Vec<usize>> {
     leaves
 }
 
-/// The way of one row through a graph.
-struct Path<'a> {
+/// The path of one row through a graph.
+struct RowPath<'a> {
     graph: &'a Graph,
     units: &'a [Unit],
     pattern: &'a AlphaPattern,
     row: usize,
 }
 
-impl Path<'_> {
-    fn op(&self, at: usize) -> Option<&Op> {
+impl RowPath<'_> {
+    fn op(&self, at: usize) -> Option<&NodeOp> {
         match self.units[at] {
             Unit::Node(node) => Some(&self.graph.nodes[node.index()].op),
             Unit::Norm(_) | Unit::StraightPool { .. } | Unit::Head { .. } => None,
@@ -140,7 +133,7 @@ impl Path<'_> {
     /// The class of the alpha that a unit reads.
     fn class(&self, at: usize) -> usize {
         match self.op(at) {
-            Some(Op::Blend { alpha, .. }) => self.pattern.class(self.row, *alpha),
+            Some(NodeOp::Blend { alpha, .. }) => self.pattern.class(self.row, *alpha),
             _ => OFF,
         }
     }
@@ -148,9 +141,9 @@ impl Path<'_> {
     /// The node whose value a unit passes on as it is.
     fn same_as(&self, at: usize) -> Option<NodeId> {
         match *self.op(at)? {
-            Op::Detach(x) => Some(x),
-            Op::StraightThrough { host, .. } => Some(host),
-            Op::Blend { inputs, .. } if self.class(at) == OFF => Some(inputs.host),
+            NodeOp::Detach(x) => Some(x),
+            NodeOp::StraightThrough { host, .. } => Some(host),
+            NodeOp::Blend { inputs, .. } if self.class(at) == OFF => Some(inputs.host),
             _ => None,
         }
     }
@@ -178,34 +171,34 @@ impl Path<'_> {
 impl Plan {
     /// Compiles the evaluation of all rows of a table of alphas: forward with running statistics,
     /// cross-entropy and metrics for each row. The plan reads the whole table; the loss of row k
-    /// goes to the k-th configuration from the one it is run with. The options' mode is that of an
-    /// evaluation, whatever they say.
+    /// goes to the k-th configuration after the first one of the run. The plan evaluates, for any
+    /// mode in `options`.
     ///
     /// # Errors
     /// [`Error::EmptyBatch`](crate::Error::EmptyBatch) for a batch of no samples or a graph with an
     /// empty value;
     /// [`Error::BatchTooLarge`](crate::Error::BatchTooLarge).
-    pub fn compile_rows(
+    pub(crate) fn compile_rows(
         graph: &Graph,
         pattern: &AlphaPattern,
         options: PlanOptions,
     ) -> Result<Self> {
         let batch = options.batch;
         check_batch(graph, batch)?;
-        let layout = Layout::new(graph);
-        let options = PlanOptions { mode: Mode::Evaluate, ..options };
-        let mut b = Builder::new(graph, &layout, options);
+        let layout = ParamLayout::new(graph);
+        let options = PlanOptions { mode: PlanMode::Evaluate, ..options };
+        let mut b = PlanBuilder::new(graph, &layout, options);
         let mut values: Vec<ValueId> = vec![];
         let first = b.arena(batch);
         for visit in tree(graph, &fuse::units(graph, &b.options), pattern) {
             match visit {
-                Visit::Compute { unit, row, inputs } => {
+                TreeVisit::Compute { unit, row, inputs } => {
                     inputs.iter().for_each(|(node, value)| b.bind(*node, values[*value]));
                     b.read_alphas_of(row);
                     lower::forward(&mut b, &unit)?;
                     values.push(b.node(unit.output()));
                 }
-                Visit::Score { logits, rows } => {
+                TreeVisit::Score { logits, rows } => {
                     b.bind(graph.output, values[logits]);
                     lower::train::score(&mut b, &rows, first);
                 }
@@ -216,14 +209,14 @@ impl Plan {
 }
 
 /// Floating-point operations per sample ([`Graph::flops`]) of evaluating the rows of a pattern in
-/// one plan. The cost of a pass without sharing is that of [`AlphaPattern::all_on`].
-pub fn flops(graph: &Graph, pattern: &AlphaPattern) -> u64 {
-    let options = PlanOptions::new(1, Mode::Evaluate);
-    let of_visit = |visit: Visit| match visit {
-        Visit::Compute { unit, .. } => {
+/// one plan. [`AlphaPattern::all_on`] gives the cost of a pass without sharing.
+pub(crate) fn flops(graph: &Graph, pattern: &AlphaPattern) -> u64 {
+    let options = PlanOptions::new(1, PlanMode::Evaluate);
+    let of_visit = |visit: TreeVisit| match visit {
+        TreeVisit::Compute { unit, .. } => {
             unit.nodes(graph).into_iter().map(|node| graph.flops(node)).sum()
         }
-        Visit::Score { .. } => 0,
+        TreeVisit::Score { .. } => 0,
     };
     tree(graph, &fuse::units(graph, &options), pattern).into_iter().map(of_visit).sum()
 }
@@ -235,40 +228,40 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::graph::{BlendInputs, BlendMode, ConvGeometry, Dims, GraphBuilder, SgdConfig};
+    use crate::graph::{BlendMode, BlendOperands, ConvGeometry, Dims, GraphBuilder, SgdConfig};
 
     const SGD: SgdConfig = SgdConfig { lr: 0.1, momentum: 0.9, weight_decay: 0.0, clip_norm: 1.0 };
 
     /// Contents of a slot of a test host.
     #[derive(Clone, Copy, Debug, PartialEq)]
-    enum Slot {
+    enum TestSlot {
         Empty,
         Straight,
         Blended { mode: BlendMode, detached: bool },
     }
 
-    fn module(b: &mut GraphBuilder, at: usize, x: NodeId, slot: Slot) -> NodeId {
+    fn module(b: &mut GraphBuilder, at: usize, x: NodeId, slot: TestSlot) -> NodeId {
         let (mode, detached) = match slot {
-            Slot::Empty => return x,
-            Slot::Straight => (BlendMode::Add, true),
-            Slot::Blended { mode, detached } => (mode, detached),
+            TestSlot::Empty => return x,
+            TestSlot::Straight => (BlendMode::Add, true),
+            TestSlot::Blended { mode, detached } => (mode, detached),
         };
         let (c, input) = (b.dims(x).c, if detached { b.detach(x) } else { x });
         let y = b.conv2d(input, &format!("m{at}"), c, ConvGeometry::same(1), false).unwrap();
         let y = b.relu(y);
         let m = b.add(input, y).unwrap();
-        if slot == Slot::Straight {
+        if slot == TestSlot::Straight {
             return b.straight_through(x, m).unwrap();
         }
         let gate = (mode == BlendMode::Gate).then(|| {
             let g = b.global_avg_pool(input);
             b.linear(g, &format!("g{at}"), 1, true, None).unwrap()
         });
-        b.blend(mode, at, BlendInputs { host: x, module: m, input, gate }).unwrap()
+        b.blend(mode, at, BlendOperands { host: x, module: m, input, gate }).unwrap()
     }
 
     /// Two slots a block, before and after the pool, in forward order.
-    fn host(slots: &[Slot]) -> Graph {
+    fn host(slots: &[TestSlot]) -> Graph {
         let mut b = GraphBuilder::new(Dims { c: 1, h: 8, w: 8 }, SGD);
         let mut x = b.input();
         for (i, pair) in slots.chunks(2).enumerate() {
@@ -284,15 +277,15 @@ mod tests {
         b.finish(y).unwrap()
     }
 
-    fn slot() -> impl Strategy<Value = Slot> {
+    fn slot() -> impl Strategy<Value = TestSlot> {
         let mode =
             prop_oneof![Just(BlendMode::Add), Just(BlendMode::Multiply), Just(BlendMode::Gate)];
         let blended = (mode, any::<bool>());
         prop_oneof![
-            Just(Slot::Empty),
-            Just(Slot::Straight),
-            blended.clone().prop_map(|(mode, detached)| Slot::Blended { mode, detached }),
-            blended.prop_map(|(mode, detached)| Slot::Blended { mode, detached }),
+            Just(TestSlot::Empty),
+            Just(TestSlot::Straight),
+            blended.clone().prop_map(|(mode, detached)| TestSlot::Blended { mode, detached }),
+            blended.prop_map(|(mode, detached)| TestSlot::Blended { mode, detached }),
         ]
     }
 
@@ -300,7 +293,7 @@ mod tests {
         prop_oneof![Just(0.0), Just(-0.0), Just(0.5), Just(1.0)]
     }
 
-    /// Which modules, and at which alpha, a node's value depends on in one row; `None` if the row
+    /// Modules, with their alphas, that a node's value depends on in one row; `None` if the row
     /// does not need it. Straight from the graph, node by node.
     fn dependencies(graph: &Graph, alphas: &[f32]) -> Vec<Option<BTreeMap<usize, u32>>> {
         fn visit(
@@ -311,9 +304,9 @@ mod tests {
         ) -> BTreeMap<usize, u32> {
             let mut all = BTreeMap::new();
             let inputs = match graph.nodes[node.index()].op {
-                Op::StraightThrough { host, .. } => vec![host],
-                Op::Blend { inputs, alpha, .. } if alphas[alpha] == 0.0 => vec![inputs.host],
-                Op::Blend { alpha, .. } => {
+                NodeOp::StraightThrough { host, .. } => vec![host],
+                NodeOp::Blend { inputs, alpha, .. } if alphas[alpha] == 0.0 => vec![inputs.host],
+                NodeOp::Blend { alpha, .. } => {
                     all.insert(alpha, alphas[alpha].to_bits());
                     graph.nodes[node.index()].op.inputs()
                 }
@@ -332,7 +325,7 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(200))]
-        /// Every value is computed once: as often as there are rows that tell it apart.
+        /// Every value is computed once for each group of rows in which it differs.
         #[test]
         fn the_tree_is_what_brute_force_finds(
             (slots, table) in (1usize..4, 1usize..9).prop_flat_map(|(blocks, rows)| {
@@ -346,7 +339,7 @@ mod tests {
             let rows = table.len() / slots.len();
             let mut expected: BTreeSet<(usize, Vec<(usize, u32)>)> = BTreeSet::new();
             let mut leaves: BTreeSet<Vec<(usize, u32)>> = BTreeSet::new();
-            let units = fuse::units(&graph, &PlanOptions::new(1, Mode::Evaluate));
+            let units = fuse::units(&graph, &PlanOptions::new(1, PlanMode::Evaluate));
             for alphas in table.chunks(slots.len()) {
                 let found = dependencies(&graph, alphas);
                 let of = |node: usize| {
@@ -355,8 +348,8 @@ mod tests {
                 leaves.extend(of(graph.output.index()));
                 for node in units.iter().map(|unit| unit.output().index()) {
                     let passes = match graph.nodes[node].op {
-                        Op::Detach(_) | Op::StraightThrough { .. } => true,
-                        Op::Blend { alpha, .. } => alphas[alpha] == 0.0,
+                        NodeOp::Detach(_) | NodeOp::StraightThrough { .. } => true,
+                        NodeOp::Blend { alpha, .. } => alphas[alpha] == 0.0,
                         _ => false,
                     };
                     if let (Some(depends), false) = (of(node), passes) {
@@ -364,43 +357,43 @@ mod tests {
                     }
                 }
             }
-            let visits = tree(&graph, &units, &AlphaPattern::of(&table, rows));
-            let computed = visits.iter().filter(|v| matches!(v, Visit::Compute { .. })).count();
+            let visits = tree(&graph, &units, &AlphaPattern::from_table(&table, rows));
+            let computed = visits.iter().filter(|v| matches!(v, TreeVisit::Compute { .. })).count();
             prop_assert_eq!(computed, expected.len());
             prop_assert_eq!(visits.len() - computed, leaves.len());
             let mut scored: Vec<usize> = visits.iter().flat_map(|visit| match visit {
-                Visit::Score { rows, .. } => rows.clone(),
-                Visit::Compute { .. } => vec![],
+                TreeVisit::Score { rows, .. } => rows.clone(),
+                TreeVisit::Compute { .. } => vec![],
             }).collect();
             scored.sort_unstable();
             prop_assert_eq!(scored, (0..rows).collect::<Vec<_>>());
-            let options = PlanOptions::new(2, Mode::Evaluate);
-            Plan::compile_rows(&graph, &AlphaPattern::of(&table, rows), options).unwrap();
+            let options = PlanOptions::new(2, PlanMode::Evaluate);
+            Plan::compile_rows(&graph, &AlphaPattern::from_table(&table, rows), options).unwrap();
         }
     }
 
     /// Rows in which each of three slots is on or off.
     fn all_subsets() -> (Graph, AlphaPattern) {
-        let add = Slot::Blended { mode: BlendMode::Add, detached: true };
-        let mut graph = host(&[add, Slot::Empty, add, Slot::Empty, add, Slot::Empty]);
+        let add = TestSlot::Blended { mode: BlendMode::Add, detached: true };
+        let mut graph = host(&[add, TestSlot::Empty, add, TestSlot::Empty, add, TestSlot::Empty]);
         graph.alphas = 6;
         let on = |row: usize, slot: usize| {
             f32::from(slot.is_multiple_of(2) && row >> (slot / 2) & 1 == 1)
         };
         let table: Vec<f32> = (0..8).flat_map(|row| (0..6).map(move |s| on(row, s))).collect();
-        (graph, AlphaPattern::of(&table, 8))
+        (graph, AlphaPattern::from_table(&table, 8))
     }
 
     #[test]
     fn subsets_of_three_modules_double_the_work_at_each_slot() {
         let (graph, pattern) = all_subsets();
-        let units = fuse::units(&graph, &PlanOptions::new(1, Mode::Evaluate));
+        let units = fuse::units(&graph, &PlanOptions::new(1, PlanMode::Evaluate));
         let mut computed: BTreeMap<String, usize> = BTreeMap::new();
         for visit in tree(&graph, &units, &pattern) {
-            let Visit::Compute { unit, .. } = visit else { continue };
+            let TreeVisit::Compute { unit, .. } = visit else { continue };
             let weight = unit.nodes(&graph).into_iter().find_map(|node| {
                 match graph.nodes[node.index()].op {
-                    Op::Conv2d { weight, .. } => Some(weight),
+                    NodeOp::Conv2d { weight, .. } => Some(weight),
                     _ => None,
                 }
             });
@@ -421,16 +414,20 @@ mod tests {
         // Eight full passes have every layer eight times.
         let (shared, one) = (flops(&graph, &pattern), flops(&graph, &AlphaPattern::all_on(6)));
         assert!(shared < 3 * one, "{shared} {one}");
-        assert_eq!(flops(&graph, &AlphaPattern::of(&[0.5; 60], 10)), one, "equal rows cost one");
+        assert_eq!(
+            flops(&graph, &AlphaPattern::from_table(&[0.5; 60], 10)),
+            one,
+            "equal rows cost one"
+        );
     }
 
-    /// Depth first, a branch leaves nothing behind but the value at its slot.
+    /// Depth first, a branch leaves only the value at its slot.
     #[test]
     fn branches_hand_their_memory_on() {
         let (graph, pattern) = all_subsets();
-        let one = Plan::compile(&graph, PlanOptions::new(16, Mode::Evaluate)).unwrap();
+        let one = Plan::compile(&graph, PlanOptions::new(16, PlanMode::Evaluate)).unwrap();
         let tree =
-            Plan::compile_rows(&graph, &pattern, PlanOptions::new(16, Mode::Evaluate)).unwrap();
+            Plan::compile_rows(&graph, &pattern, PlanOptions::new(16, PlanMode::Evaluate)).unwrap();
         let at_slots: usize = [8, 4, 2].iter().map(|side| 16 * 2 * side * side).sum();
         let (tree, most) = (tree.arena_len(), one.arena_len() + at_slots);
         assert!(tree <= most, "{tree} elements, expected at most {most}");

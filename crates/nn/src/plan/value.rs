@@ -1,8 +1,8 @@
-//! Values of a plan that is being built: what steps read and write, before memory is assigned.
+//! Values of a plan that is being built: operands of steps before memory is assigned.
 
 use meristem_device::DType;
 
-use crate::space::Span;
+use crate::space::SpaceSpan;
 
 /// A value while a plan is built; memory is assigned when all steps are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -18,11 +18,11 @@ impl ValueId {
     }
 }
 
-/// Where a value lies.
+/// Place of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Home {
+pub(crate) enum ValueHome {
     /// In memory that the caller brings.
-    Fixed(Span),
+    Fixed(SpaceSpan),
     /// In the arena; the offset comes from the lifetimes.
     Arena,
     /// A piece of another value.
@@ -36,8 +36,8 @@ pub(crate) enum Home {
 
 /// A value while the plan is built.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Value {
-    pub(crate) home: Home,
+pub(crate) struct PlanValue {
+    pub(crate) home: ValueHome,
     pub(crate) dtype: DType,
     pub(crate) len: usize,
     /// Written by the caller before the run: lives from the first step on.
@@ -46,7 +46,7 @@ pub(crate) struct Value {
     pub(crate) to_end: bool,
 }
 
-impl Value {
+impl PlanValue {
     /// f32 elements of the arena that it takes.
     pub(crate) fn arena_len(&self) -> usize {
         (self.len * self.dtype.size()).div_ceil(DType::F32.size())
@@ -54,8 +54,8 @@ impl Value {
 }
 
 /// The value whose memory this one lies in.
-pub(crate) fn root(values: &[Value], mut id: ValueId) -> ValueId {
-    while let Home::Part { of, .. } = values[id.index()].home {
+pub(crate) fn root(values: &[PlanValue], mut id: ValueId) -> ValueId {
+    while let ValueHome::Part { of, .. } = values[id.index()].home {
         id = of;
     }
     id

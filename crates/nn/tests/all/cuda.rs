@@ -1,5 +1,5 @@
-//! Networks on a GPU, or on the stand-in driver: they learn what the processor's learn, and every
-//! way to run them gives the same bits.
+//! Networks on a GPU, or on the stand-in driver: they learn the same as networks on the processor,
+//! and every way to run them gives the same bits.
 
 use std::sync::Arc;
 
@@ -8,7 +8,9 @@ use crate::common::host::{self, BASELINE, DEEP, MINIMAL};
 use crate::network::{DIMS, Stage, batch, grown, metrics, network, sharing, state_bits, train};
 use meristem_device::{Device, DeviceId, DeviceOptions, Stream};
 use meristem_nn::graph::{BlendMode, Graph};
-use meristem_nn::{Fleet, HostData, LabelledBatch, Metrics, Network, Plans, Snapshot, StateDict};
+use meristem_nn::{
+    HostData, LabelledBatch, Metrics, Network, NetworkFleet, Plans, Snapshot, StateDict,
+};
 
 const BATCH: usize = 6;
 const STEPS: u64 = 3;
@@ -28,7 +30,7 @@ fn graphs() -> Vec<Arc<Graph>> {
     graphs
 }
 
-/// Everything that a few training steps leave behind.
+/// All results of a few training steps.
 fn trained(stream: &Stream, graph: &Arc<Graph>) -> (StateDict, StateDict, Metrics) {
     let mut network = network(stream, graph, BATCH);
     network.set_alphas(&[vec![0.3; graph.alphas]]).unwrap();
@@ -100,14 +102,14 @@ fn company_lanes_and_rollbacks_change_no_bit() {
         let mut networks: Vec<Network> =
             streams.iter().map(|stream| network(stream, &graph, BATCH)).collect();
         let alphas = vec![vec![vec![0.5; graph.alphas]]; 3];
-        Fleet::of(&mut networks).set_alphas(&alphas).unwrap();
+        NetworkFleet::new(&mut networks).set_alphas(&alphas).unwrap();
         let mut snapshot = None;
         for step in 0..STEPS {
             let batches: Vec<_> =
                 streams.iter().map(|stream| batch(stream, BATCH, DIMS, step)).collect();
             let labelled: Vec<LabelledBatch<'_>> =
                 batches.iter().map(|(inputs, targets)| (inputs, targets)).collect();
-            Fleet::of(&mut networks).train_step(&labelled).unwrap();
+            NetworkFleet::new(&mut networks).train_step(&labelled).unwrap();
             if step == 0 {
                 snapshot = Some(Snapshot::new(&networks[2], &graph).unwrap());
             }
@@ -137,9 +139,10 @@ fn a_mixed_fleet_is_one_launch_and_has_the_bits_of_each_network_alone() {
     let make = |alone: bool| -> Vec<Network> {
         let pairs = streams.iter().zip(&graphs);
         let networks = pairs.map(|(stream, graph)| {
-            let mut network = match alone {
-                true => network(stream, graph, BATCH),
-                false => sharing(stream, graph, BATCH, &plans),
+            let mut network = if alone {
+                network(stream, graph, BATCH)
+            } else {
+                sharing(stream, graph, BATCH, &plans)
             };
             network.set_alphas(&[vec![0.5; graph.alphas], vec![0.0; graph.alphas]]).unwrap();
             network
@@ -155,9 +158,9 @@ fn a_mixed_fleet_is_one_launch_and_has_the_bits_of_each_network_alone() {
         let batches: Vec<LabelledBatch<'_>> =
             ring[step % 2].iter().take(count).map(|(inputs, targets)| (inputs, targets)).collect();
         let before = device.counts();
-        Fleet::of(&mut fleet).train_step(&batches).unwrap();
+        NetworkFleet::new(&mut fleet).train_step(&batches).unwrap();
         assert_eq!((device.counts() - before).launches, 1, "step {step}");
-        Fleet::of(&mut fleet).eval_rows(&batches, &vec![0..2; count]).unwrap();
+        NetworkFleet::new(&mut fleet).eval_rows(&batches, &vec![0..2; count]).unwrap();
         assert_eq!((device.counts() - before).launches, 2, "step {step}");
         for (network, (inputs, targets)) in alone.iter_mut().zip(batches) {
             network.train_step(inputs, targets).unwrap();
@@ -184,9 +187,10 @@ fn rows_of_alphas_are_scored_alike_at_once_and_one_by_one() {
         network.reset_metrics().unwrap();
         for seed in [1, 2] {
             let (x, y) = batch(stream, 20 * seed as usize, DIMS, seed);
-            match at_once {
-                true => network.eval_rows(&x, &y, 0..rows.len()).unwrap(),
-                false => (0..rows.len()).for_each(|row| network.eval_step(&x, &y, row).unwrap()),
+            if at_once {
+                network.eval_rows(&x, &y, 0..rows.len()).unwrap()
+            } else {
+                (0..rows.len()).for_each(|row| network.eval_step(&x, &y, row).unwrap())
             }
         }
         metrics(&network).eval

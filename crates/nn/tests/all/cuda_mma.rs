@@ -61,7 +61,7 @@ fn fragments_lie_as_the_instructions_have_them() {
     }
 }
 
-/// Bits of values, and of what they are as factors of TF32 and of bf16.
+/// Bits of values, and of the same values as factors in TF32 and in bf16.
 const ROUNDING: [[u32; 3]; 25] = [
     [0x0000_0000, 0x0000_0000, 0x0000_0000],
     [0x8000_0000, 0x8000_0000, 0x8000_0000],

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use crate::common::cuda;
 use crate::common::host;
 use meristem_device::{DType, Element, Owner, Stream, Tensor};
-use meristem_nn::graph::{AdamConfig, Dims, Graph, GraphBuilder};
+use meristem_nn::graph::{AdamConfig, Dims, Graph, GraphBuilder, LstmNodes};
 use meristem_nn::kernels::ppo::{PpoHead, PpoLoss, PpoReport, report_len};
 use meristem_nn::kernels::sample::{SampleStep, Sampler};
-use meristem_nn::ops::ppo::Pass;
+use meristem_nn::ops::ppo::PpoPass;
 use meristem_nn::{HostData, Isa, SequenceDraw, SequenceNetwork, SequenceOptions, SequenceRun};
 
 const FEATURES: usize = 6;
@@ -28,7 +28,7 @@ fn graph() -> Arc<Graph> {
     let state = b.lstm_state(HIDDEN);
     let x = b.linear(b.input(), "in", 10, true, None).unwrap();
     let x = b.layer_norm(x, "norm").unwrap();
-    let h = b.lstm([x, keep, state], "lstm").unwrap();
+    let h = b.lstm(LstmNodes { x, keep, state }, "lstm").unwrap();
     let y = b.linear(h, "out", LOGITS + 1, true, None).unwrap();
     Arc::new(b.finish(y).unwrap())
 }
@@ -54,7 +54,7 @@ fn value(i: usize) -> f32 {
     (i as u32).wrapping_mul(2_654_435_761) as f32 / 2f32.powi(31) - 1.0
 }
 
-/// Draws, and everything that four gradients and steps leave behind: choices, masks, other numbers.
+/// Draws, and all results of four gradients and steps: choices, masks, other numbers.
 fn ran(stream: &Stream) -> (Vec<u32>, Vec<u8>, Vec<Vec<f32>>) {
     let options = SequenceOptions { seed: 5, isa: Isa::portable(), owner: Owner::Policy };
     let mut network = SequenceNetwork::new(stream, graph(), options).unwrap();
@@ -98,7 +98,7 @@ fn ran(stream: &Stream) -> (Vec<u32>, Vec<u8>, Vec<Vec<f32>>) {
     let data = [&choices, &legal, &row(1000), &row(2000)];
     let report = Tensor::zeros(stream, [report_len(3)], DType::F64, Owner::Policy).unwrap();
     let results = [&empty([ROWS, 3], DType::F32), &report];
-    for pass in [Pass::First, Pass::Later, Pass::Later, Pass::First] {
+    for pass in [PpoPass::First, PpoPass::Later, PpoPass::Later, PpoPass::First] {
         network.differentiate(&run, &loss, pass, &data, &results).unwrap();
         let raw = report.to_vec::<f64>().unwrap();
         assert_eq!(PpoReport::parse(&raw).rows, ROWS as u64);

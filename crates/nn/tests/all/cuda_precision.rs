@@ -7,7 +7,9 @@ use crate::common::host::{self, BASELINE};
 use crate::network::{DIMS, Stage, batch, grown, metrics, state_bits};
 use meristem_device::Stream;
 use meristem_nn::graph::{BlendMode, Graph};
-use meristem_nn::{Error, Fleet, Isa, LabelledBatch, Network, NetworkOptions, Plans, Precision};
+use meristem_nn::{
+    Error, Isa, LabelledBatch, Network, NetworkFleet, NetworkOptions, Plans, Precision,
+};
 
 const BATCH: usize = 6;
 
@@ -35,8 +37,8 @@ fn precisions_beside_each_other_have_plans_of_their_own() {
         .map(|(stream, precision)| network(stream, &graph, *precision, &plans))
         .collect();
     for _ in 0..2 {
-        Fleet::of(&mut fleet).train_step(&labelled).unwrap();
-        Fleet::of(&mut fleet).eval_rows(&labelled, &[const { 0..2 }; 6]).unwrap();
+        NetworkFleet::new(&mut fleet).train_step(&labelled).unwrap();
+        NetworkFleet::new(&mut fleet).eval_rows(&labelled, &[const { 0..2 }; 6]).unwrap();
     }
     for (i, (stream, precision)) in pairs.into_iter().enumerate().take(3) {
         let mut alone = network(stream, &graph, precision, &Plans::default());

@@ -1,5 +1,4 @@
-//! Every operation of a network refuses a tensor that is not what it takes, and nothing has run
-//! (V1).
+//! Every operation of a network refuses a tensor that does not fit, before anything runs (V1).
 
 use std::sync::Arc;
 
@@ -10,10 +9,10 @@ use meristem_device::{
 };
 use meristem_nn::graph::{Dims, GraphBuilder};
 use meristem_nn::kernels::ppo::{PpoHead, PpoLoss, report_len};
-use meristem_nn::ops::ppo::Pass;
-use meristem_nn::plan::{GroupMemory, Memory};
+use meristem_nn::ops::ppo::PpoPass;
+use meristem_nn::plan::{GroupMemory, PlanMemory};
 use meristem_nn::{
-    Error, Isa, Mode, Network, NetworkOptions, Plan, PlanOptions, Result, SequenceNetwork,
+    Error, Isa, Network, NetworkOptions, Plan, PlanMode, PlanOptions, Result, SequenceNetwork,
     SequenceOptions, SequenceRun,
 };
 
@@ -114,7 +113,7 @@ fn every_operation_refuses_and_nothing_has_run() {
 fn a_batch_that_no_memory_can_hold_is_refused() {
     let graph = host::bare(MINIMAL, DIMS);
     for batch in [usize::MAX, 1 << 62, 1 << 50] {
-        for mode in [Mode::Infer, Mode::Train, Mode::Evaluate] {
+        for mode in [PlanMode::Infer, PlanMode::Train, PlanMode::Evaluate] {
             let refused = Plan::compile(&graph, PlanOptions::new(batch, mode)).unwrap_err();
             assert!(matches!(refused, Error::BatchTooLarge { .. }), "{refused:?}");
             let words =
@@ -128,13 +127,13 @@ fn a_batch_that_no_memory_can_hold_is_refused() {
 fn memory_of_another_form_is_refused_and_nothing_has_run() {
     let mut b = GraphBuilder::new(Dims { c: 2, h: 1, w: 1 }, host::SGD);
     let y = b.linear(b.input(), "fc", 3, true, None).unwrap();
-    let plan = Plan::compile(&b.finish(y).unwrap(), PlanOptions::new(4, Mode::Infer)).unwrap();
+    let plan = Plan::compile(&b.finish(y).unwrap(), PlanOptions::new(4, PlanMode::Infer)).unwrap();
     let size = plan.layout().groups[0];
     let run = |inputs: usize, values: usize| {
         let (mut arena, x) = (vec![7.0; plan.arena_len()], vec![0.0; inputs]);
         let (mut values, mut momentum) = (vec![0.0; values], vec![0.0; size.moments]);
         let (mut state, mut counters) = (vec![0.0; size.state], vec![0; size.counters]);
-        let mut memory = Memory::new(&mut arena, &[&x], &[]);
+        let mut memory = PlanMemory::new(&mut arena, &[&x], &[]);
         memory.push_group(GroupMemory {
             values: &mut values,
             momentum: &mut momentum,
@@ -186,7 +185,7 @@ fn data_that_an_objective_does_not_take_is_refused() {
     let (long, floats) = (zeros(18, DType::U8), zeros(5, DType::F32));
     let mut differentiate = |data: &[&Tensor]| {
         let run = SequenceRun { steps: 1, inputs: &[&x] };
-        network.differentiate(&run, &loss, Pass::First, data, &results)
+        network.differentiate(&run, &loss, PpoPass::First, data, &results)
     };
     differentiate(&[&choices, &legal, &row, &other]).unwrap();
     device.synchronize().unwrap();

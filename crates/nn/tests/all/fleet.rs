@@ -1,12 +1,14 @@
-//! Networks taken as one: the bits of each alone, whatever the others are.
+//! Networks taken as one: each has the bits that it has alone, beside any others.
 
 use std::sync::Arc;
 
 use crate::common::Random;
 use crate::common::host::{self, MINIMAL};
 use meristem_device::{Device, Stream, Tensor};
-use meristem_nn::graph::{BlendInputs, BlendMode, Dims, Graph};
-use meristem_nn::{Error, Fleet, Isa, LabelledBatch, Metrics, Network, NetworkOptions, Plans};
+use meristem_nn::graph::{BlendMode, BlendOperands, Dims, Graph};
+use meristem_nn::{
+    Error, Isa, LabelledBatch, Metrics, Network, NetworkFleet, NetworkOptions, Plans,
+};
 use meristem_nn::{HostTensor, Snapshot};
 
 const DIMS: Dims = Dims { c: 3, h: 8, w: 8 };
@@ -18,11 +20,11 @@ fn graph(grown: bool) -> Arc<Graph> {
             return x;
         }
         let module = b.tanh(x);
-        b.blend(BlendMode::Add, 0, BlendInputs { host: x, module, input: x, gate: None }).unwrap()
+        b.blend(BlendMode::Add, 0, BlendOperands { host: x, module, input: x, gate: None }).unwrap()
     })
 }
 
-/// Networks of two topologies, each on a stream of its own.
+/// Networks of two topologies, each on its own stream.
 fn networks(device: &Device, plans: &Plans) -> Vec<Network> {
     let of = |env: u64| {
         let options =
@@ -65,7 +67,7 @@ fn a_fleet_has_the_bits_of_its_networks_alone() {
         .iter()
         .map(|network| vec![vec![0.4; network.graph().alphas], vec![0.0; network.graph().alphas]])
         .collect();
-    let mut fleet = Fleet::of(&mut together);
+    let mut fleet = NetworkFleet::new(&mut together);
     fleet.set_alphas(&tables).unwrap();
     fleet.reset_metrics().unwrap();
     for (network, table) in alone.iter_mut().zip(&tables) {
@@ -76,7 +78,7 @@ fn a_fleet_has_the_bits_of_its_networks_alone() {
         // The last batch of an epoch is there for the first two only.
         let count = if step == 2 { 2 } else { 3 };
         let data = batches(&alone, 10 * step);
-        let mut fleet = Fleet::of(&mut together);
+        let mut fleet = NetworkFleet::new(&mut together);
         let own: Vec<_> = fleet
             .networks()
             .enumerate()
@@ -109,12 +111,12 @@ fn snapshots_of_a_fleet_bring_each_network_back() {
     let mut snapshots: Vec<Snapshot> =
         networks.iter().map(|network| Snapshot::new(network, network.graph()).unwrap()).collect();
     let data = batches(&networks, 5);
-    Fleet::of(&mut networks).train_step(&labelled(&data)).unwrap();
+    NetworkFleet::new(&mut networks).train_step(&labelled(&data)).unwrap();
     let graphs: Vec<_> = networks.iter().map(|network| Arc::clone(network.graph())).collect();
     let due = snapshots.iter_mut().zip(graphs).collect();
-    Fleet::of(&mut networks).take_snapshots(due).unwrap();
+    NetworkFleet::new(&mut networks).take_snapshots(due).unwrap();
     let kept: Vec<_> = networks.iter().map(|network| state(network).0).collect();
-    Fleet::of(&mut networks).train_step(&labelled(&data)).unwrap();
+    NetworkFleet::new(&mut networks).train_step(&labelled(&data)).unwrap();
     for ((network, snapshot), kept) in networks.iter_mut().zip(&snapshots).zip(kept) {
         assert_ne!(state(network).0, kept);
         network.restore(snapshot).unwrap();
@@ -128,7 +130,7 @@ fn more_than_there_are_networks_is_refused_before_anything_runs() {
     let mut networks = networks(&device, &Plans::default());
     let data = batches(&networks, 1);
     let launches = device.counts().launches;
-    let mut fleet = Fleet::of(&mut networks[..2]);
+    let mut fleet = NetworkFleet::new(&mut networks[..2]);
     let refused = [
         fleet.train_step(&labelled(&data)),
         fleet.eval_rows(&labelled(&data[..2]), &[]),

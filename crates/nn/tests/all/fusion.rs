@@ -3,11 +3,11 @@
 use crate::common::host::{self, BASELINE, DEEP, MINIMAL, Shape};
 use crate::common::{Case, assert_close};
 use meristem_nn::graph::{
-    BlendInputs, BlendMode, ConvGeometry, Dims, Graph, GraphBuilder, GroupId, SgdConfig,
+    BlendMode, BlendOperands, ConvGeometry, Dims, Graph, GraphBuilder, GroupId, SgdConfig,
 };
 use meristem_nn::kernels::conv::ConvShape;
-use meristem_nn::ops::{Op, Target, conv};
-use meristem_nn::plan::{Mode, Phase, Plan, PlanOptions};
+use meristem_nn::ops::{ConvOp, PlanTarget, StepOp};
+use meristem_nn::plan::{Phase, Plan, PlanMode, PlanOptions};
 use meristem_nn::{Isa, Precision};
 
 /// Both compute the same sums in f32 or f64, perhaps in another order: statistics of up to 3·33·35
@@ -18,46 +18,47 @@ const RELATIVE: f64 = 1e-5;
 const SGD: SgdConfig = SgdConfig { lr: 0.1, momentum: 0.9, weight_decay: 0.0, clip_norm: 1.0 };
 
 /// Calls, and bytes of device memory a sample, that a plan for CUDA needs: its cost, counted. A
-/// step of a fleet is one graph with so many nodes for each topology.
+/// step of a fleet is one graph, with a node for each call and topology.
 #[test]
 fn a_plan_for_cuda_is_few_calls_and_little_traffic() {
     let dims = Dims { c: 3, h: 32, w: 32 };
     let graph = host::bare(BASELINE, dims);
-    let cost = |precision, mode: Mode, fuse| {
+    let cost = |precision, mode: PlanMode, fuse| {
         let options = PlanOptions::new(128, mode);
-        let options = PlanOptions { target: Target::Cuda, fuse, precision, ..options };
+        let options = PlanOptions { target: PlanTarget::Cuda, fuse, precision, ..options };
         let traffic = Plan::compile(&graph, options).unwrap().traffic();
         (traffic.len(), traffic.iter().map(|(_, bytes)| bytes).sum::<usize>() / 128)
     };
     for of in Precision::ALL {
-        let (calls, bytes) = cost(of, Mode::Train, true);
+        let (calls, bytes) = cost(of, PlanMode::Train, true);
         // On tensor cores tiles are smaller, and there are more of their sums.
         let most = if of == Precision::F32 { 290_000 } else { 293_000 };
         assert!(calls <= 13 && bytes <= most, "{of}: {calls} calls, {bytes} bytes");
-        let (calls, bytes) = cost(of, Mode::Evaluate, true);
+        let (calls, bytes) = cost(of, PlanMode::Evaluate, true);
         assert!(calls <= 5 && bytes <= 130_000, "{of}: {calls} calls, {bytes} bytes");
     }
-    let (calls, bytes) = cost(Precision::F32, Mode::Train, false);
+    let (calls, bytes) = cost(Precision::F32, PlanMode::Train, false);
     assert!(calls > 40 && bytes > 520_000, "without fusion: {calls} calls, {bytes} bytes");
 }
 
-/// A stage is for devices on which memory is what costs: a processor has its passes.
+/// Fused convolutions are for devices on which memory traffic is the cost; a processor runs
+/// separate passes.
 #[test]
-fn plans_of_a_processor_have_no_stages() {
+fn plans_of_a_processor_have_no_fused_convolutions() {
     let graph = host::bare(BASELINE, Dims { c: 3, h: 32, w: 32 });
     let has = |target, fuse| {
-        let options = PlanOptions { target, fuse, ..PlanOptions::new(8, Mode::Train) };
-        Plan::compile(&graph, options).unwrap().describe().contains("Stage(")
+        let options = PlanOptions { target, fuse, ..PlanOptions::new(8, PlanMode::Train) };
+        Plan::compile(&graph, options).unwrap().describe().contains("Fused(")
     };
-    assert!(has(Target::Cuda, true));
-    assert!(!has(Target::Cpu, true) && !has(Target::Cuda, false));
+    assert!(has(PlanTarget::Cuda, true));
+    assert!(!has(PlanTarget::Cpu, true) && !has(PlanTarget::Cuda, false));
 }
 
 fn check(graph: Graph, batch: usize) {
     let case = Case::random(graph, batch, 3);
     let gradient = case.output_gradient(4);
     for isa in Isa::available() {
-        for mode in [Mode::Gradient, Mode::Infer] {
+        for mode in [PlanMode::Gradient, PlanMode::Infer] {
             let [fused, plain] =
                 [true, false].map(|fuse| case.run(isa, mode.clone(), fuse, &gradient).unwrap());
             // A gradient that is zero by construction (a 1×1 convolution of one channel before a
@@ -108,7 +109,7 @@ fn grown(detached: bool) -> Graph {
     let x = b.group_norm(x, "module.4", 1, 0.5).unwrap();
     let module = b.add(input, x).unwrap();
     b.resume_group(GroupId::HOST);
-    let x = b.blend(BlendMode::Add, 0, BlendInputs { host, module, input, gate: None }).unwrap();
+    let x = b.blend(BlendMode::Add, 0, BlendOperands { host, module, input, gate: None }).unwrap();
     let x = b.max_pool2d(x, "pool", 2, 2).unwrap();
     let x = b.conv2d(x, "next", 16, same, false).unwrap();
     let x = b.batch_norm(x, "next.bn").unwrap();
@@ -127,19 +128,24 @@ fn rows_of_steps_go_through_a_batch_in_blocks() {
             let options = PlanOptions { fuse, ..PlanOptions::new(101, mode) };
             Plan::compile(&graph, options).unwrap().describe().matches("Chain(").count()
         };
-        assert_eq!(chains(Mode::Infer, true), 1, "all but the linear layer, detached: {detached}");
-        assert!(chains(Mode::Train, true) >= 3, "detached: {detached}");
+        assert_eq!(
+            chains(PlanMode::Infer, true),
+            1,
+            "all but the linear layer, detached: {detached}"
+        );
+        assert!(chains(PlanMode::Train, true) >= 3, "detached: {detached}");
         // The module's gradients are parts of one memory, and the pooling's goes with them.
-        let plan = Plan::compile(&graph, PlanOptions::new(101, Mode::Train)).unwrap().describe();
+        let plan =
+            Plan::compile(&graph, PlanOptions::new(101, PlanMode::Train)).unwrap().describe();
         let backwards =
             |line: &str| line.contains("MaxGradient") && line.matches("GroupGradient").count() == 2;
         assert!(plan.lines().any(backwards), "detached: {detached}: {plan}");
-        assert_eq!(chains(Mode::Train, false), 0);
+        assert_eq!(chains(PlanMode::Train, false), 0);
         check(graph, 101);
     }
 }
 
-/// Products that are large enough for parts of their own, in a last block that is smaller.
+/// Products that are large enough for several parts, in a last block that is smaller.
 #[test]
 fn a_smaller_block_has_scratch_enough() {
     let mut b = GraphBuilder::new(Dims { c: 32, h: 12, w: 12 }, SGD);
@@ -151,14 +157,14 @@ fn a_smaller_block_has_scratch_enough() {
     let case = Case::random(b.finish(y).unwrap(), 78, 3);
     let gradient = case.output_gradient(4);
     let isa = *Isa::available().last().unwrap();
-    for mode in [Mode::Infer, Mode::Gradient] {
+    for mode in [PlanMode::Infer, PlanMode::Gradient] {
         let [fused, plain] =
             [true, false].map(|fuse| case.run(isa, mode.clone(), fuse, &gradient).unwrap());
         assert_eq!(fused.output, plain.output, "each sample has its own sums");
     }
 }
 
-/// The gradients of a host whose second block reads what a module in training stands behind.
+/// The gradients of a host whose second block reads the value that a module in training follows.
 #[test]
 fn a_host_beside_a_module_in_training_has_the_bits_that_it_has_alone() {
     for norm in [true, false] {
@@ -198,7 +204,8 @@ fn bits_beside_a_module(norm: bool) {
     let mut beside = Case::random(graph(true), 70, 3);
     beside.inputs = alone.inputs.clone();
     beside.tensors.extend(alone.tensors.clone());
-    let run = |case: &Case| case.run(isa, Mode::Gradient, true, &alone.output_gradient(4)).unwrap();
+    let run =
+        |case: &Case| case.run(isa, PlanMode::Gradient, true, &alone.output_gradient(4)).unwrap();
     let (alone, beside) = (run(&alone), run(&beside));
     assert_eq!(alone.output, beside.output);
     for (name, values) in &alone.params {
@@ -225,9 +232,9 @@ fn a_linear_layer_is_one_image_of_its_samples() {
     let mut b = GraphBuilder::new(Dims { c: 5, h: 1, w: 1 }, SGD);
     let y = b.linear(b.input(), "fc", 3, true, None).unwrap();
     let graph = b.finish(y).unwrap();
-    let plan = Plan::compile(&graph, PlanOptions::new(1000, Mode::Train)).unwrap();
-    let shape = |op: &Op| match *op {
-        Op::Conv(conv::Op::Forward(of) | conv::Op::WeightGradient(of)) => Some(of.shape),
+    let plan = Plan::compile(&graph, PlanOptions::new(1000, PlanMode::Train)).unwrap();
+    let shape = |op: &StepOp| match *op {
+        StepOp::Conv(ConvOp::Forward(of) | ConvOp::WeightGradient(of)) => Some(of.shape),
         _ => None,
     };
     let steps = plan.steps(Phase::Forward..=Phase::Backward);
@@ -239,7 +246,7 @@ fn a_linear_layer_is_one_image_of_its_samples() {
 fn fusion_shortens_the_plan_and_the_arena() {
     let graph = host::bare(BASELINE, Dims { c: 3, h: 32, w: 32 });
     let plan = |fuse| {
-        let options = PlanOptions { fuse, ..PlanOptions::new(8, Mode::Train) };
+        let options = PlanOptions { fuse, ..PlanOptions::new(8, PlanMode::Train) };
         Plan::compile(&graph, options).unwrap()
     };
     let (fused, plain) = (plan(true), plan(false));

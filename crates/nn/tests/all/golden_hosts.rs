@@ -16,9 +16,10 @@ fn weights(file: &golden::File, kind: &str) -> StateDict {
     let mut state = StateDict::default();
     for (key, tensor) in &file.tensors {
         let Some(name) = key.strip_prefix(kind).and_then(|k| k.strip_prefix('/')) else { continue };
-        let tensor = match name.ends_with("num_batches_tracked") {
-            true => HostTensor::scalar_i64(tensor.values[0] as i64),
-            false => HostTensor::f32(&tensor.shape, tensor.values.clone()),
+        let tensor = if name.ends_with("num_batches_tracked") {
+            HostTensor::scalar_i64(tensor.values[0] as i64)
+        } else {
+            HostTensor::f32(&tensor.shape, tensor.values.clone())
         };
         state.insert(name, tensor);
     }

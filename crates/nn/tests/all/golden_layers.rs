@@ -8,26 +8,26 @@
 //! - sums of K products (convolution, linear, pools, channel scales, mixes): a rounding per term,
 //!   half an ulp of the partial sum, which add up like √K; K ≤ 425 here, and a partial sum is at
 //!   most about twice the largest result: 32;
-//! - norms: as sums, and what cancels in x − mean, |mean|/σ ≤ 16 ulps, enters every factor of the
-//!   gradients: 64.
+//! - norms: as sums, and the cancellation in x − mean, |mean|/σ ≤ 16 ulps, enters every factor of
+//!   the gradients: 64.
 
 use std::collections::BTreeMap;
 
 use crate::common::golden::{self, Golden};
 use crate::common::{Case, Outcome, to_nchw, to_nhwc};
 use meristem_nn::graph::{
-    BlendInputs, BlendMode, ConvGeometry, Dims, GraphBuilder, NodeId, SgdConfig,
+    BlendMode, BlendOperands, ConvGeometry, Dims, GraphBuilder, NodeId, SgdConfig,
 };
 use meristem_nn::kernels::{loss, optim};
-use meristem_nn::plan::Mode;
+use meristem_nn::plan::PlanMode;
 use meristem_nn::{Isa, Result};
 use serde_json::Value;
 
 const SGD: SgdConfig = SgdConfig { lr: 0.1, momentum: 0.9, weight_decay: 0.0, clip_norm: 1.0 };
 
 /// Host, module, its input, and a gate if there is one.
-fn blended(x: &[NodeId]) -> BlendInputs {
-    BlendInputs { host: x[0], module: x[1], input: x[2], gate: x.get(3).copied() }
+fn blended(x: &[NodeId]) -> BlendOperands {
+    BlendOperands { host: x[0], module: x[1], input: x[2], gate: x.get(3).copied() }
 }
 
 fn ulps(op: &str) -> f64 {
@@ -106,7 +106,7 @@ fn layer(b: &mut GraphBuilder, case: &Value, x: &[NodeId], out: usize) -> Result
     }
 }
 
-/// The golden inputs that are inputs of the graph, in order, and those that are parameters.
+/// The golden inputs that are inputs of the graph, in order, and the ones that are parameters.
 fn input_names(op: &str) -> &'static [&'static str] {
     match op {
         "add" => &["a", "b"],
@@ -121,7 +121,7 @@ fn input_names(op: &str) -> &'static [&'static str] {
 
 fn run_layer(file: &golden::File, case: &Value, isa: Isa) {
     let (name, op) = (case["case"].as_str().unwrap(), case["op"].as_str().unwrap());
-    let [inputs, outputs] = ["in", "out"].map(|kind| file.of(name, kind));
+    let [inputs, outputs] = ["in", "out"].map(|kind| file.tensors(name, kind));
     let names = input_names(op);
     let mut b = GraphBuilder::new(dims(&inputs[names[0]]), SGD);
     let first = b.input();
@@ -145,13 +145,13 @@ fn run_layer(file: &golden::File, case: &Value, isa: Isa) {
     };
     // Batch norm in evaluation has no backward pass here: nothing trains in evaluation mode.
     let training = case["training"].as_bool().unwrap_or(true);
-    let mode = if training { Mode::Gradient } else { Mode::Infer };
-    let gradient = file.of(name, "grad_out");
+    let mode = if training { PlanMode::Gradient } else { PlanMode::Infer };
+    let gradient = file.tensors(name, "grad_out");
     let got = of.run(isa, mode, true, &gradient["y"].values).unwrap();
     let check = Check { case, isa };
     check.close("out.y", &got.output, &outputs["y"]);
     if training {
-        check_gradients(&check, &got, &file.of(name, "grad"), names);
+        check_gradients(&check, &got, &file.tensors(name, "grad"), names);
     }
     for (key, buffer) in [("running_mean", "l.running_mean"), ("running_var", "l.running_var")] {
         if let Some(expected) = outputs.get(key) {
@@ -180,7 +180,7 @@ fn check_gradients(
 
 fn run_loss(file: &golden::File, case: &Value, isa: Isa) {
     let name = case["case"].as_str().unwrap();
-    let [inputs, outputs, grads] = ["in", "out", "grad"].map(|kind| file.of(name, kind));
+    let [inputs, outputs, grads] = ["in", "out", "grad"].map(|kind| file.tensors(name, kind));
     let logits = &inputs["logits"];
     let labels: Vec<u32> = inputs["labels"].values.iter().map(|v| *v as u32).collect();
     let mut gradient = vec![f32::NAN; logits.values.len()];
@@ -195,7 +195,7 @@ fn run_loss(file: &golden::File, case: &Value, isa: Isa) {
 
 fn run_sgd(file: &golden::File, case: &Value, isa: Isa) {
     let name = case["case"].as_str().unwrap();
-    let inputs = file.of(name, "in");
+    let inputs = file.tensors(name, "in");
     let number = |key: &str| case[key].as_f64().unwrap() as f32;
     let sgd = SgdConfig {
         lr: number("lr"),
@@ -209,12 +209,12 @@ fn run_sgd(file: &golden::File, case: &Value, isa: Isa) {
         let gradient = &inputs[&format!("grad{i}")].values;
         optim::sgd_step(isa, &sgd, 1.0, &mut param, gradient, &mut momentum);
     }
-    Check { case, isa }.close("out.y", &param, &file.of(name, "out")["y"]);
+    Check { case, isa }.close("out.y", &param, &file.tensors(name, "out")["y"]);
 }
 
 fn run_clip(file: &golden::File, case: &Value, isa: Isa) {
     let name = case["case"].as_str().unwrap();
-    let [inputs, outputs] = ["in", "out"].map(|kind| file.of(name, kind));
+    let [inputs, outputs] = ["in", "out"].map(|kind| file.tensors(name, kind));
     let square: f64 = inputs.values().map(|t| optim::grad_norm_sq(isa, &t.values)).sum();
     let norm = square.sqrt();
     let clip = optim::clip_coefficient(norm, case["max_norm"].as_f64().unwrap() as f32);

@@ -3,16 +3,16 @@
 //! Tolerance of a tensor: PyTorch's own distance from f64 (`torch_error`), plus ours, a number of
 //! ulps (2^-23) of the tensor's largest value: embeddings are copies and sums of a few rows, 8;
 //! layer norm as in `golden_layers`, 64; an LSTM adds up K ≤ 28 products a gate (half an ulp each,
-//! like √K) and its activations are good to 4 ulps, some 8 ulps a step, which the steps behind it
-//! carry on with a factor below 1, and its weight gradients sum over up to 160 rows: 128. Adam has
-//! five steps of a dozen roundings each, but of a parameter only the last of each counts: 16.
+//! like √K) and its activations are good to 4 ulps, some 8 ulps a step, which later steps carry on
+//! with a factor below 1, and its weight gradients sum over up to 160 rows: 128. Adam has five
+//! steps of a dozen roundings each, but of a parameter only the last of each counts: 16.
 
 use crate::common::Case;
 use crate::common::golden::{self, Golden};
 use meristem_nn::Isa;
-use meristem_nn::graph::{AdamConfig, Dims, GraphBuilder, SgdConfig};
+use meristem_nn::graph::{AdamConfig, Dims, GraphBuilder, LstmNodes, SgdConfig};
 use meristem_nn::kernels::optim::{AdamStep, adam_step};
-use meristem_nn::plan::Mode;
+use meristem_nn::plan::PlanMode;
 use serde_json::Value;
 
 const SGD: SgdConfig = SgdConfig { lr: 0.1, momentum: 0.9, weight_decay: 0.0, clip_norm: 1.0 };
@@ -46,7 +46,7 @@ fn vector(c: usize) -> Dims {
 fn run_layer(file: &golden::File, case: &Value, isa: Isa) {
     let (name, op) = (case["case"].as_str().unwrap(), case["op"].as_str().unwrap());
     let [inputs, outputs, gradients, given] =
-        ["in", "out", "grad", "grad_out"].map(|kind| file.of(name, kind));
+        ["in", "out", "grad", "grad_out"].map(|kind| file.tensors(name, kind));
     let columns = |t: &Golden| *t.shape.last().unwrap();
     let x = &inputs["x"];
     let mut b = GraphBuilder::new(vector(columns(x)), SGD);
@@ -61,7 +61,7 @@ fn run_layer(file: &golden::File, case: &Value, isa: Isa) {
             let hidden = case["hidden"].as_u64().unwrap() as usize;
             let keep = b.another_input(vector(1));
             let state = b.lstm_state(hidden);
-            (&["x", "keep", "state"], b.lstm([b.input(), keep, state], "l").unwrap())
+            (&["x", "keep", "state"], b.lstm(LstmNodes { x: b.input(), keep, state }, "l").unwrap())
         }
     };
     let rows = x.values.len() / columns(x);
@@ -78,7 +78,7 @@ fn run_layer(file: &golden::File, case: &Value, isa: Isa) {
         tensors: inputs.iter().map(|(n, t)| (format!("l.{n}"), t.values.clone())).collect(),
         alphas: vec![],
     };
-    let got = of.run(isa, Mode::Gradient, true, &given["y"].values).unwrap();
+    let got = of.run(isa, PlanMode::Gradient, true, &given["y"].values).unwrap();
     close(case, isa, "out.y", &got.output, &outputs["y"]);
     for (key, expected) in &gradients {
         let values = match names.iter().position(|n| n == key) {
@@ -95,7 +95,7 @@ fn run_layer(file: &golden::File, case: &Value, isa: Isa) {
 
 fn run_adam(file: &golden::File, case: &Value, isa: Isa) {
     let name = case["case"].as_str().unwrap();
-    let [inputs, outputs] = ["in", "out"].map(|kind| file.of(name, kind));
+    let [inputs, outputs] = ["in", "out"].map(|kind| file.tensors(name, kind));
     let number = |key: &str| case[key].as_f64().unwrap() as f32;
     let (lr, eps) = (number("lr"), number("eps"));
     let adam = AdamConfig { lr, betas: [0.9, 0.999], eps, clip_norm: 1.0 };

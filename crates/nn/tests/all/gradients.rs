@@ -4,16 +4,16 @@
 use crate::common::reference::{Expected, expected};
 use crate::common::{Case, Random, assert_close};
 use meristem_nn::graph::{
-    BlendInputs, BlendMode, ConvGeometry, Dims, Graph, GraphBuilder, NodeId, SgdConfig,
+    BlendMode, BlendOperands, ConvGeometry, Dims, Graph, GraphBuilder, LstmNodes, NodeId, SgdConfig,
 };
-use meristem_nn::plan::Mode;
+use meristem_nn::plan::PlanMode;
 use meristem_nn::{Isa, Result};
 
 const SGD: SgdConfig = SgdConfig { lr: 0.1, momentum: 0.9, weight_decay: 0.0, clip_norm: 1.0 };
 
 /// f32 has 6e-8; a value passes some ten layers, each a sum of up to a thousand terms whose errors
-/// add up like √1000 ≈ 30: 2e-5 of the largest value. Batch norm of few values amplifies what comes
-/// in by up to 1/σ; five times the sum above covers the graphs of this file.
+/// add up like √1000 ≈ 30: 2e-5 of the largest value. Batch norm of few values amplifies the errors
+/// of its input by up to 1/σ; five times the sum above covers the graphs of this file.
 const RELATIVE: f64 = 1e-4;
 /// For gradients that cancel to zero.
 const ABSOLUTE: f64 = 2e-6;
@@ -23,7 +23,7 @@ fn check(name: &str, case: &Case) {
     let Expected { output, params, inputs } = expected(case, &gradient);
     for isa in Isa::available() {
         for fuse in [true, false] {
-            let got = case.run(isa, Mode::Gradient, fuse, &gradient).unwrap();
+            let got = case.run(isa, PlanMode::Gradient, fuse, &gradient).unwrap();
             let what = |t: &str| format!("{name} ({isa}, fuse {fuse}): {t}");
             assert_close(&what("output"), &got.output, &output, RELATIVE, ABSOLUTE);
             let scale = params.iter().chain(&inputs).flatten().fold(0f64, |m, v| m.max(v.abs()));
@@ -59,7 +59,7 @@ fn check_op(
     let output = f(&mut b).unwrap();
     let mut case = Case::random(b.finish_at(output), batch, 11);
     if let Some(bias) = case.tensors.get_mut("norm.bias") {
-        // Mostly positive: a window of zeros behind a ReLU is a kink, and has no difference.
+        // Mostly positive: a window of zeros after a ReLU is a kink, and has no difference.
         bias.fill(1.5);
     }
     check(name, &case);
@@ -136,7 +136,7 @@ fn blends() {
                 let x = images(b, 3);
                 let gate = b.another_input(Dims { c: 1, h: 1, w: 1 });
                 let gate = (mode == BlendMode::Gate).then_some(gate);
-                b.blend(mode, alpha, BlendInputs { host: x[0], module: x[1], input: x[2], gate })
+                b.blend(mode, alpha, BlendOperands { host: x[0], module: x[1], input: x[2], gate })
             });
             // As in a fossilized module: its input is the host's own value, and gets a gradient.
             check_op(&format!("{mode:?} {alpha} shared"), [5, 3, 4], 3, |b| {
@@ -146,7 +146,7 @@ fn blends() {
                 let gate = b.linear(pooled, "gate", 1, true, None)?;
                 let gate = b.sigmoid(gate);
                 let gate = (mode == BlendMode::Gate).then_some(gate);
-                b.blend(mode, alpha, BlendInputs { host: x, module: m, input: x, gate })
+                b.blend(mode, alpha, BlendOperands { host: x, module: m, input: x, gate })
             });
         }
     }
@@ -172,8 +172,8 @@ fn straight_through_and_detach() {
     });
 }
 
-/// The norm takes its gradient from before the pooling, the module from behind it; the gradient of
-/// the pooled value is shared with a branch that adds to it.
+/// The norm takes the gradient of the pooling's input, the module the gradient of its output; the
+/// gradient of the pooled value is shared with a branch that adds to it.
 #[test]
 fn straight_through_before_pooling() {
     for shared in [false, true] {
@@ -213,7 +213,7 @@ fn recurrent_layers() {
     fn lstm(b: &mut GraphBuilder, x: NodeId, hidden: usize, name: &str) -> Result<NodeId> {
         let keep = b.another_input(Dims { c: 1, h: 1, w: 1 });
         let (keep, state) = (b.detach(keep), b.lstm_state(hidden));
-        b.lstm([x, keep, state], name)
+        b.lstm(LstmNodes { x, keep, state }, name)
     }
     check("embedding", 3, &|b| {
         let indices = b.indices(4);
@@ -227,7 +227,7 @@ fn recurrent_layers() {
     for hidden in [1, 3, 8] {
         check("lstm", 1, &|b| lstm(b, b.input(), hidden, "l"));
     }
-    check("two residual lstms behind an embedding", 4, &|b| {
+    check("two residual lstms after an embedding", 4, &|b| {
         let indices = b.indices(2);
         let e = b.embedding(indices, "e", 4, 3)?;
         let mut x = b.concat(&[b.input(), e])?;
@@ -286,7 +286,7 @@ fn random_graph(seed: u64) -> Graph {
                     let g = b.linear(g, &name, 1, true, None).unwrap();
                     b.sigmoid(g)
                 });
-                b.blend(mode, r.below(3), BlendInputs { host: x, module: y, input: z, gate })
+                b.blend(mode, r.below(3), BlendOperands { host: x, module: y, input: z, gate })
             }
         };
         nodes.push(node.unwrap());
@@ -313,7 +313,7 @@ fn evaluation_of_random_graphs() {
         let values = crate::common::reference::forward(&case, &params, &inputs, false, None);
         for isa in Isa::available() {
             for fuse in [true, false] {
-                let got = case.run(isa, Mode::Infer, fuse, &[]).unwrap();
+                let got = case.run(isa, PlanMode::Infer, fuse, &[]).unwrap();
                 let expected = &values[case.graph.output.index()];
                 assert_close(&format!("random {seed}"), &got.output, expected, RELATIVE, ABSOLUTE);
             }

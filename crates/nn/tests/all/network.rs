@@ -1,4 +1,4 @@
-//! Networks on a device: training, evaluation, growth, metrics, weights, what a step costs.
+//! Networks on a device: training, evaluation, growth, metrics, weights, costs of a step.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use crate::common::Random;
 use crate::common::host::{self, BASELINE, MINIMAL, Shape};
 use meristem_device::{Owner, Stream, Tensor};
 use meristem_nn::graph::{
-    AdamConfig, BlendInputs, BlendMode, ConvGeometry, Dims, Graph, GraphBuilder, GroupId, NodeId,
+    AdamConfig, BlendMode, BlendOperands, ConvGeometry, Dims, Graph, GraphBuilder, GroupId, NodeId,
     SgdConfig,
 };
 use meristem_nn::{
@@ -43,7 +43,7 @@ fn module(b: &mut GraphBuilder, slot: &str, x: NodeId, stage: Stage) -> NodeId {
                 let g = b.linear(g, &format!("slots.{slot}.gate"), 1, true, None).unwrap();
                 b.sigmoid(g)
             });
-            b.blend(mode, 0, BlendInputs { host: x, module: m, input, gate }).unwrap()
+            b.blend(mode, 0, BlendOperands { host: x, module: m, input, gate }).unwrap()
         }
         Stage::Fossilized => m,
     };
@@ -52,10 +52,11 @@ fn module(b: &mut GraphBuilder, slot: &str, x: NodeId, stage: Stage) -> NodeId {
 }
 
 pub(crate) fn grown(shape: Shape, dims: Dims, slots: &[&str], stage: Stage) -> Arc<Graph> {
-    host::graph(shape, dims, |b, name, x| match slots.contains(&name) {
-        true => module(b, name, x, stage),
-        false => x,
-    })
+    host::graph(
+        shape,
+        dims,
+        |b, name, x| if slots.contains(&name) { module(b, name, x, stage) } else { x },
+    )
 }
 
 struct Data {
@@ -199,7 +200,7 @@ fn results_do_not_depend_on_the_workers() {
     for threads in [1, 2, 4] {
         assert!(first == run(threads), "{threads} threads");
     }
-    assert!(first[0].0 != first[1].0, "envs start from weights of their own");
+    assert!(first[0].0 != first[1].0, "envs start from different weights");
 }
 
 #[test]
@@ -247,7 +248,7 @@ fn growth_carries_everything_over_by_name() {
     assert_eq!(only(&grows.state_dict().unwrap(), "slots"), fresh);
 }
 
-/// Each batch size has its plan over the one arena: none sees what another left there.
+/// Each batch size has its plan over the one arena: none sees the contents that another left there.
 #[test]
 fn batches_of_any_size() {
     let stream = host::stream(1);
@@ -367,7 +368,7 @@ fn gradient_metrics_are_the_gradients() {
         let group = metrics.groups[g];
         assert!((group.last_norm - norm).abs() < 1e-9 * norm, "{} {norm}", group.last_norm);
         assert_eq!(group.tensors as usize, norms.len());
-        // At birth the last scale is zero, and so is the gradient of what lies before it.
+        // At birth the last scale is zero, and so is the gradient of all layers before it.
         let vanishing = norms.iter().filter(|n| n.sqrt() < 1e-7).count();
         assert_eq!(group.vanishing as usize, vanishing);
     }

@@ -1,5 +1,5 @@
-//! A training step in halves, and networks that follow another: what replicas on several ranks are
-//! made of.
+//! A training step in halves, and networks that follow another: the parts of replicas on several
+//! ranks.
 
 use std::sync::Arc;
 
@@ -104,7 +104,7 @@ fn a_gradient_clipped_ahead_is_clipped_once() {
         assert_eq!((spent.launches, spent.synchronizations, spent.copies_to_device), (3, 0, 0));
         assert_eq!(all(&halves), all(&whole), "step {step}");
     }
-    // Of what is written after it nothing is clipped; and a factor is one of the norm.
+    // Later writes are not clipped; and a factor scales the norm.
     let norm_of = |network: &Network, group: &str| {
         let of_group = |name: &str| name.starts_with("slots") == (group == "slots");
         let all = gradients(network).into_iter().filter(|(name, _)| of_group(name));
@@ -208,8 +208,8 @@ fn no_samples_give_a_gradient_of_zeros_in_the_same_places() {
         all.iter().map(|(name, g)| (name.clone(), g.len())).collect()
     };
     assert_eq!(form(&none), form(&some));
-    // What is written there is what the update uses: with nothing, only momentum and decay are at
-    // work.
+    // The update uses the gradients that are written there: with zeros, only momentum and decay are
+    // at work.
     let before = network.state_dict().unwrap();
     network.apply().unwrap();
     let rate = |name: &str| -> f32 {

@@ -6,7 +6,7 @@ use crate::common::Random;
 use crate::common::host::{self, BASELINE, Shape};
 use meristem_device::{Owner, Stream, Tensor};
 use meristem_nn::graph::{
-    BlendInputs, BlendMode, ConvGeometry, Dims, Graph, GraphBuilder, GroupId, NodeId,
+    BlendMode, BlendOperands, ConvGeometry, Dims, Graph, GraphBuilder, GroupId, NodeId,
 };
 use meristem_nn::{Error, HostTensor, Isa, Metrics, Network, NetworkOptions};
 
@@ -27,7 +27,7 @@ fn module(b: &mut GraphBuilder, slot: usize, x: NodeId, mode: BlendMode) -> Node
         let g = b.linear(g, &format!("{name}.gate"), 1, true, None).unwrap();
         b.sigmoid(g)
     });
-    let mixed = b.blend(mode, slot, BlendInputs { host: x, module: m, input, gate }).unwrap();
+    let mixed = b.blend(mode, slot, BlendOperands { host: x, module: m, input, gate }).unwrap();
     b.resume_group(GroupId::HOST);
     mixed
 }
@@ -86,7 +86,7 @@ fn one_pass_is_a_pass_for_each_row_bit_for_bit() {
     let mut network = network(&stream, &graph(BASELINE));
     let batches = [batch(&stream, 16, 1), batch(&stream, 5, 2)];
     let mut rows = subsets([1.0, 0.25, 0.7]);
-    // Rows twice, and alphas of their own.
+    // Repeated rows, and rows with other alphas.
     rows.extend([rows[3].clone(), vec![0.5, 0.25, -0.0], vec![0.5, 0.3, 0.7]]);
     network.set_alphas(&rows).unwrap();
     let [together, apart] = both(&mut network, &batches, rows.len());
@@ -95,7 +95,7 @@ fn one_pass_is_a_pass_for_each_row_bit_for_bit() {
     let mut losses: Vec<u64> = together.iter().map(|row| row.0).collect();
     losses.sort_unstable();
     losses.dedup();
-    assert_eq!(losses.len(), 10, "every other row has a loss of its own");
+    assert_eq!(losses.len(), 10, "every other row has a different loss");
     // A range that does not start at row 0.
     let (x, y) = &batches[0];
     network.eval_rows(x, y, 3..9).unwrap();
@@ -106,7 +106,7 @@ fn one_pass_is_a_pass_for_each_row_bit_for_bit() {
 }
 
 /// Differences of loss from the first row, against the losses of single images: a pass over batches
-/// of one image leaves each in a metric of its own. Losses are f32 where they are compared: an
+/// of one image leaves each loss in a separate metric. Losses are f32 where they are compared: an
 /// error of 2⁻²⁴ of about 3, and as much from sums in another order, is below 1e-6.
 #[test]
 fn differences_of_loss_are_paired_by_image() {
@@ -150,13 +150,12 @@ fn differences_of_loss_are_paired_by_image() {
             let paired = metrics.eval[row].loss_over(&metrics.eval[first]).unwrap();
             let near = |a: f64, b: f64| (a - b).abs() <= 1e-6 + 1e-4 * b.abs();
             let context = format!("row {row} from {first}: {paired:?}, {mean} ± {variance:e}²");
-            match row == first {
-                true => assert_eq!((paired.difference, paired.standard_error), (0.0, 0.0)),
-                false => {
-                    assert!(near(paired.difference, mean), "{context}");
-                    assert!(near(paired.standard_error, variance.sqrt()), "{context}");
-                    assert!(variance > 1e-12, "{context}");
-                }
+            if row == first {
+                assert_eq!((paired.difference, paired.standard_error), (0.0, 0.0))
+            } else {
+                assert!(near(paired.difference, mean), "{context}");
+                assert!(near(paired.standard_error, variance.sqrt()), "{context}");
+                assert!(variance > 1e-12, "{context}");
             }
         }
     }
@@ -164,7 +163,7 @@ fn differences_of_loss_are_paired_by_image() {
     assert_eq!(none.loss_over(&none), None);
 }
 
-/// A module that is switched off changes nothing, whatever it holds.
+/// A module that is switched off changes nothing, with any weights.
 #[test]
 fn a_module_of_nan_at_alpha_zero_is_left_out() {
     let stream = host::stream(1);

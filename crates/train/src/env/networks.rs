@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use meristem_device::Tensor;
-use meristem_nn::{Fleet, LabelledBatch};
+use meristem_nn::{LabelledBatch, NetworkFleet};
 
 use super::Env;
 use crate::error::Result;
@@ -11,8 +11,8 @@ use crate::error::Result;
 /// The networks of some envs, and those of their twins, which get the same batches. There is a twin
 /// for every env or for none.
 pub(crate) struct Networks<'a> {
-    pub(crate) grown: Fleet<'a>,
-    pub(crate) twins: Fleet<'a>,
+    pub(crate) grown: NetworkFleet<'a>,
+    pub(crate) twins: NetworkFleet<'a>,
 }
 
 /// The networks of these envs and of their twins.
@@ -22,15 +22,15 @@ pub(crate) fn networks(envs: &mut [Env]) -> Networks<'_> {
         grown.push(network);
         twins.extend(twin.as_mut().map(|twin| &mut twin.network));
     }
-    Networks { grown: Fleet::of(grown), twins: Fleet::of(twins) }
+    Networks { grown: NetworkFleet::new(grown), twins: NetworkFleet::new(twins) }
 }
 
 impl Networks<'_> {
     /// Builds what a training step of batches of these sizes launches; see
-    /// [`Fleet::prepare_training`].
+    /// [`NetworkFleet::prepare_training`].
     ///
     /// # Errors
-    /// As [`Fleet::prepare_training`].
+    /// As [`NetworkFleet::prepare_training`].
     pub(crate) fn prepare_training(&mut self, sizes: &[usize]) -> Result<()> {
         self.grown.prepare_training(sizes)?;
         if !self.twins.is_empty() {
@@ -42,7 +42,7 @@ impl Networks<'_> {
     /// Builds what [`Networks::eval_rows`] launches for batches of these sizes.
     ///
     /// # Errors
-    /// As [`Fleet::prepare_evaluation`].
+    /// As [`NetworkFleet::prepare_evaluation`].
     pub(crate) fn prepare_evaluation(
         &mut self,
         sizes: &[usize],
@@ -57,11 +57,11 @@ impl Networks<'_> {
         Ok(self.twins.prepare_evaluation(sizes, &vec![one; sizes.len()])?)
     }
 
-    /// One training step on each batch; see [`Fleet::train_step`]. Returns the number of steps,
-    /// those of the twins included.
+    /// One training step on each batch; see [`NetworkFleet::train_step`]. Returns the number of
+    /// steps, those of the twins included.
     ///
     /// # Errors
-    /// As [`Fleet::train_step`].
+    /// As [`NetworkFleet::train_step`].
     pub(crate) fn train_step(&mut self, batches: &[LabelledBatch<'_>]) -> Result<u64> {
         self.grown.train_step(batches)?;
         if self.twins.is_empty() {
@@ -71,10 +71,10 @@ impl Networks<'_> {
         Ok(2 * batches.len() as u64)
     }
 
-    /// The forward pass of a training step; see [`Fleet::observe`].
+    /// The forward pass of a training step; see [`NetworkFleet::observe`].
     ///
     /// # Errors
-    /// As [`Fleet::observe`].
+    /// As [`NetworkFleet::observe`].
     pub(crate) fn observe(&mut self, inputs: &[&Tensor]) -> Result<()> {
         self.grown.observe(inputs)?;
         if !self.twins.is_empty() {
@@ -84,10 +84,10 @@ impl Networks<'_> {
     }
 
     /// Evaluates batches with these rows of each env, and with this row of each twin; see
-    /// [`Fleet::eval_rows`].
+    /// [`NetworkFleet::eval_rows`].
     ///
     /// # Errors
-    /// As [`Fleet::eval_rows`].
+    /// As [`NetworkFleet::eval_rows`].
     pub(crate) fn eval_rows(
         &mut self,
         batches: &[LabelledBatch<'_>],

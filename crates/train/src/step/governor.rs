@@ -127,7 +127,7 @@ pub(crate) fn take_snapshots(
         networks.push(network);
         snapshots.push((snapshot, graph));
     }
-    meristem_nn::Fleet::of(networks).take_snapshots(snapshots)?;
+    meristem_nn::NetworkFleet::new(networks).take_snapshots(snapshots)?;
     for env in due {
         (env.guard.snapshot_step, env.guard.failures) = (Some(step), 0);
     }

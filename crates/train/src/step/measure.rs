@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use meristem_nn::{Fleet as NetworkFleet, Metrics};
+use meristem_nn::{Metrics, NetworkFleet};
 
 use crate::env::{Env, Networks, networks};
 use crate::error::Result;
@@ -72,7 +72,7 @@ pub(crate) fn again(fleet: &mut Fleet, envs: &mut [Env], restored: &[usize]) -> 
         let row = 0..1;
         // A twin has been evaluated, and is not restored.
         let networks = networks(&mut envs[one.clone()]);
-        let networks = Networks { twins: NetworkFleet::of([]), ..networks };
+        let networks = Networks { twins: NetworkFleet::new([]), ..networks };
         serve(networks, control.pass(one)?, &[row], 0)?;
     }
     let all = read_all(fleet, envs)?;

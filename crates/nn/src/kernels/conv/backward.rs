@@ -1,11 +1,11 @@
 //! Gradients of a convolution.
 
 use super::forward::{in_pairs, mode, pixels, window};
-use super::shape::Group;
-use super::sliding::{Output, Sliding};
+use super::shape::ConvGroup;
+use super::sliding::{Sliding, SlidingOutput};
 use super::{ConvShape, ParamGrads, aligned};
 use crate::kernels::norm::channels::add_channel_sums;
-use crate::kernels::tile::{self, Job, Layout, Nest};
+use crate::kernels::tile::{self, MatrixLayout, Nest, ProductJob};
 use crate::kernels::transpose::transpose;
 use crate::kernels::{GradOut, Isa, pad16};
 
@@ -23,13 +23,13 @@ pub fn backward_data(
     let GradOut { values, accumulate } = dx;
     for g in 0..shape.jobs() {
         let w = &w[g * shape.job_weight_len()..(g + 1) * shape.job_weight_len()];
-        data_group(isa, Group { shape, g }, dy, w, GradOut { values, accumulate }, scratch);
+        data_group(isa, ConvGroup { shape, g }, dy, w, GradOut { values, accumulate }, scratch);
     }
 }
 
 fn data_group(
     isa: Isa,
-    Group { shape, g }: Group<'_>,
+    ConvGroup { shape, g }: ConvGroup<'_>,
     dy: &[f32],
     w: &[f32],
     dx: GradOut<'_>,
@@ -46,7 +46,7 @@ fn data_group(
     if let Some(sliding) = Sliding::data_gradient(isa, shape) {
         let weights = sliding.pack(flipped, scratch);
         let GradOut { values, accumulate } = dx;
-        return sliding.run(dy, weights, Output { values, bias: None, accumulate });
+        return sliding.run(dy, weights, SlidingOutput { values, bias: None, accumulate });
     }
     let (pairs, scratch) = scratch.split_at_mut(shape.pairs_len());
     let placement = shape.gradient_placement(g);
@@ -55,18 +55,19 @@ fn data_group(
     if in_place.is_none() {
         scratch[..shape.block() * strides.image].fill(0.0);
     }
-    let depth = match depthwise {
-        true => Nest { counts: [1, kh, kw], strides: [0, strides.row, strides.pixel] },
-        false => Nest { counts: [1, kh, kw * shape.job_out()], strides: [0, strides.row, 1] },
+    let depth = if depthwise {
+        Nest { counts: [1, kh, kw], strides: [0, strides.row, strides.pixel] }
+    } else {
+        Nest { counts: [1, kh, kw * shape.job_out()], strides: [0, strides.row, 1] }
     };
     let (b, b_layout) = match (depthwise, in_pairs(isa, shape, shape.job_in())) {
-        (true, _) => (&*flipped, Layout::Rows(pad16(shape.job_in()))),
+        (true, _) => (&*flipped, MatrixLayout::Rows(pad16(shape.job_in()))),
         (_, true) => {
             // One panel of as many columns as a vector.
             tile::to_pairs(&depth, flipped, pairs);
-            (&*pairs, Layout::Pairs)
+            (&*pairs, MatrixLayout::Pairs)
         }
-        _ => (&*flipped, Layout::Panels),
+        _ => (&*flipped, MatrixLayout::Panels),
     };
     let blocks =
         dy.chunks(shape.block() * image).zip(dx.values.chunks_mut(shape.block() * in_image));
@@ -85,7 +86,7 @@ fn data_group(
         };
         tile::run(
             isa,
-            Job {
+            ProductJob {
                 mode: mode(shape),
                 a,
                 rows,
@@ -139,13 +140,13 @@ pub fn backward_weight(
         return sliding.weight_gradient([x, dy], to.dw, scratch);
     }
     for (g, dw) in to.dw.chunks_exact_mut(shape.job_weight_len()).enumerate() {
-        weight_group(isa, Group { shape, g }, x, dy, dw, scratch);
+        weight_group(isa, ConvGroup { shape, g }, x, dy, dw, scratch);
     }
 }
 
 fn weight_group(
     isa: Isa,
-    Group { shape, g }: Group<'_>,
+    ConvGroup { shape, g }: ConvGroup<'_>,
     x: &[f32],
     dy: &[f32],
     dw: &mut [f32],
@@ -176,26 +177,23 @@ fn weight_group(
             }
         };
         // Whole vectors of channels are read in place if they are well apart, others from a copy.
-        let (b, b_step) = match packed_step == cols {
-            true => (&dy[g * cols..], shape.out_c),
-            false => {
-                for (to, dy) in
-                    packed.chunks_exact_mut(packed_step).zip(dy.chunks_exact(shape.out_c))
-                {
-                    to[..cols].copy_from_slice(&dy[g * cols..(g + 1) * cols]);
-                }
-                (&packed[..], packed_step)
+        let (b, b_step) = if packed_step == cols {
+            (&dy[g * cols..], shape.out_c)
+        } else {
+            for (to, dy) in packed.chunks_exact_mut(packed_step).zip(dy.chunks_exact(shape.out_c)) {
+                to[..cols].copy_from_slice(&dy[g * cols..(g + 1) * cols]);
             }
+            (&packed[..], packed_step)
         };
         tile::run(
             isa,
-            Job {
+            ProductJob {
                 mode: mode(shape),
                 a,
                 rows: window(shape, strides),
                 depth: pixels(shape, strides, images),
                 b,
-                b_layout: Layout::Rows(b_step),
+                b_layout: MatrixLayout::Rows(b_step),
                 c: &mut *dw,
                 c_step: pad16(cols),
                 cols,

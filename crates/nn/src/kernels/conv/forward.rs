@@ -1,11 +1,11 @@
 //! Forward convolution.
 
 use super::place::Strides;
-use super::shape::Group;
-use super::sliding::{Output, Sliding};
+use super::shape::ConvGroup;
+use super::sliding::{Sliding, SlidingOutput};
 use super::{ConvInputs, ConvShape, aligned};
-use crate::kernels::norm::batch::{Moments, StatsSums, stats_scratch_len};
-use crate::kernels::tile::{self, Job, Layout, Mode, Nest};
+use crate::kernels::norm::batch::{ChannelMoments, StatsSums, stats_scratch_len};
+use crate::kernels::tile::{self, FactorLayout, MatrixLayout, Nest, ProductJob};
 use crate::kernels::{Isa, pad16};
 
 /// Convolution: `y` `[N][out_h][out_w][out_c]` is overwritten.
@@ -19,17 +19,18 @@ pub fn forward(
     shape.check();
     let scratch = aligned(scratch);
     for g in 0..shape.jobs() {
-        group(isa, Group { shape, g }, of, y, scratch, |_| {});
+        group(isa, ConvGroup { shape, g }, of, y, scratch, |_| {});
     }
 }
 
-/// [`forward`], and the [moments](Moments) of its output, gathered while each image is in cache.
+/// [`forward`], and the [moments](ChannelMoments) of its output, gathered while each image is in
+/// cache.
 pub fn forward_with_moments(
     isa: Isa,
     shape: &ConvShape,
     of: &ConvInputs<'_>,
     y: &mut [f32],
-    to: Moments<'_>,
+    to: ChannelMoments<'_>,
     scratch: &mut [f32],
 ) {
     shape.check();
@@ -40,7 +41,7 @@ pub fn forward_with_moments(
         forward(isa, shape, of, y, scratch);
         sums.add_each(isa, y);
     } else {
-        let all = Group { shape, g: 0 };
+        let all = ConvGroup { shape, g: 0 };
         group(isa, all, of, y, aligned(scratch), |images| sums.add(isa, images));
     }
     sums.finish(to);
@@ -49,7 +50,7 @@ pub fn forward_with_moments(
 /// Computes the output channels of job `g`, and shows each block of finished images to `done`.
 fn group(
     isa: Isa,
-    Group { shape, g }: Group<'_>,
+    ConvGroup { shape, g }: ConvGroup<'_>,
     of: &ConvInputs<'_>,
     y: &mut [f32],
     scratch: &mut [f32],
@@ -62,7 +63,7 @@ fn group(
         let weights = sliding.pack(of.w, scratch);
         let bias = (!of.bias.is_empty()).then_some(of.bias);
         return blocks.for_each(|(x, y)| {
-            sliding.run(x, weights, Output { values: &mut *y, bias, accumulate: false });
+            sliding.run(x, weights, SlidingOutput { values: &mut *y, bias, accumulate: false });
             done(y);
         });
     }
@@ -76,12 +77,11 @@ fn group(
     let channels = g * shape.job_out()..(g + 1) * shape.job_out();
     let weights = &of.w[g * shape.job_weight_len()..(g + 1) * shape.job_weight_len()];
     let depth = window(shape, strides);
-    let (b, b_layout) = match in_pairs(isa, shape, channels.len()) {
-        true => {
-            tile::to_pairs(&depth, weights, pairs);
-            (&*pairs, Layout::Pairs)
-        }
-        false => (weights, Layout::Rows(pad16(channels.len()))),
+    let (b, b_layout) = if in_pairs(isa, shape, channels.len()) {
+        tile::to_pairs(&depth, weights, pairs);
+        (&*pairs, MatrixLayout::Pairs)
+    } else {
+        (weights, MatrixLayout::Rows(pad16(channels.len())))
     };
     for (x, y) in blocks {
         let images = x.len() / image;
@@ -94,7 +94,7 @@ fn group(
         };
         tile::run(
             isa,
-            Job {
+            ProductJob {
                 mode: mode(shape),
                 a,
                 rows: pixels(shape, strides, images),
@@ -112,14 +112,14 @@ fn group(
     }
 }
 
-/// Whether products with so many columns multiply two elements of their depth at once.
+/// Whether products with `columns` columns multiply two elements of their depth at once.
 pub(super) fn in_pairs(isa: Isa, shape: &ConvShape, columns: usize) -> bool {
     !shape.is_depthwise() && tile::takes_pairs(isa, columns)
 }
 
-/// How the tile kernel reads the images of this convolution.
-pub(super) fn mode(shape: &ConvShape) -> Mode {
-    if shape.is_depthwise() { Mode::Lanes } else { Mode::Broadcast }
+/// Index maps with which the tile kernel reads the images of this convolution.
+pub(super) fn mode(shape: &ConvShape) -> FactorLayout {
+    if shape.is_depthwise() { FactorLayout::Lanes } else { FactorLayout::Broadcast }
 }
 
 /// The output pixels of a block, as offsets of their windows in the (padded) input.

@@ -1,10 +1,10 @@
 //! 2-d convolution (cross-correlation, as PyTorch's `conv2d`): forward and both gradients. A linear
 //! layer is a 1 × 1 convolution whose pixels are the samples ([`ConvShape::linear`]).
 //!
-//! All three are `tile` jobs over a block of images at a time, whose copy in scratch
-//! has a zero halo; a convolution without padding reads its input in place. Few channels and
-//! windows of three columns go by `sliding` instead; where a plan says so, 3 × 3 ones by
-//! [`winograd`].
+//! All three are `tile` jobs over a block of images at a time, whose copy in scratch has a zero
+//! halo; a convolution without padding reads its input in place. `sliding` computes convolutions of
+//! few channels with windows of three columns instead, and [`winograd`] 3 × 3 convolutions if the
+//! plan chooses it.
 //! - forward: rows are output pixels, the depth is the window, B the packed weights;
 //! - data gradient: a forward convolution over `dy` (zeros between its pixels where the stride is
 //!   more than 1) with flipped and transposed weights;
@@ -32,7 +32,7 @@ pub struct ConvInputs<'a> {
     pub bias: &'a [f32],
 }
 
-/// Where the gradients of the parameters are added.
+/// Destinations of the gradients of the parameters, which are added.
 #[derive(Debug)]
 pub struct ParamGrads<'a> {
     /// Gradient of the weights, packed like them; padding lanes are left as they are.

@@ -1,24 +1,24 @@
 //! Copies of image blocks into scratch: with a zero halo, so that windows need no branches, with
 //! zeros between the pixels (gradient of a strided convolution), of one group's channels only.
 
-use crate::kernels::ImageShape;
+use crate::kernels::BatchShape;
 
-/// How images are laid out in scratch.
+/// Layout of images in scratch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Placement {
     /// One image's rows, columns and channels as stored.
-    pub(super) image: ImageShape,
+    pub(super) image: BatchShape,
     /// First channel and number of channels taken.
     pub(super) channels: [usize; 2],
     /// Rows, columns and channels of the copy; more than are taken stay zero.
     pub(super) size: [usize; 3],
-    /// Row and column of the copy where pixel (0, 0) goes; what falls outside is left out.
+    /// Row and column of the copy where pixel (0, 0) goes; pixels outside the copy are left out.
     pub(super) origin: [isize; 2],
     /// Rows and columns between neighbouring pixels.
     pub(super) dilation: [usize; 2],
 }
 
-/// Where the pixels of an image block are: offsets from one image, row, pixel to the next.
+/// Strides of an image block: from one image, row, pixel to the next.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Strides {
     pub(super) image: usize,
@@ -35,7 +35,7 @@ impl Placement {
     /// Copies `x`, whole images, to the start of `to`, whose halo is zero already.
     pub(super) fn copy(&self, x: &[f32], to: &mut [f32]) {
         let strides = self.strides();
-        let ImageShape { h, w, c, .. } = self.image;
+        let BatchShape { h, w, c, .. } = self.image;
         let columns = self.visible(1, w);
         if columns.is_empty() {
             return;

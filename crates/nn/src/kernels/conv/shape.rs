@@ -3,7 +3,7 @@
 use super::ALIGNMENT;
 use super::place::{Placement, Strides};
 use crate::kernels::tile::readable_cols;
-use crate::kernels::{ImageShape, PAD, norm, pad16};
+use crate::kernels::{BatchShape, PAD, norm, pad16};
 
 /// Shape of a convolution over a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -40,7 +40,7 @@ const fn apart(n: usize) -> usize {
 
 /// One tile job of a convolution: a group, or all channels of a depthwise one.
 #[derive(Clone, Copy)]
-pub(super) struct Group<'a> {
+pub(super) struct ConvGroup<'a> {
     pub(super) shape: &'a ConvShape,
     /// Its number.
     pub(super) g: usize,
@@ -72,19 +72,19 @@ impl ConvShape {
         (self.in_w + 2 * self.padding[1] - self.kernel[1]) / self.stride[1] + 1
     }
 
-    /// Whether each channel has its own filter, which has its own weight layout.
+    /// Whether each channel has its own filter; such weights have another layout.
     pub const fn is_depthwise(&self) -> bool {
         self.groups == self.in_c && self.groups == self.out_c && self.groups > 1
     }
 
     /// Shape of the input.
-    pub const fn input(&self) -> ImageShape {
-        ImageShape { batch: self.batch, h: self.in_h, w: self.in_w, c: self.in_c }
+    pub const fn input(&self) -> BatchShape {
+        BatchShape { batch: self.batch, h: self.in_h, w: self.in_w, c: self.in_c }
     }
 
     /// Shape of the output.
-    pub const fn output(&self) -> ImageShape {
-        ImageShape { batch: self.batch, h: self.out_h(), w: self.out_w(), c: self.out_c }
+    pub const fn output(&self) -> BatchShape {
+        BatchShape { batch: self.batch, h: self.out_h(), w: self.out_w(), c: self.out_c }
     }
 
     /// Elements of the packed weights (F3), padding included.
@@ -105,8 +105,8 @@ impl ConvShape {
         most + ways + 4 * ALIGNMENT + norm::batch::stats_scratch_len(self.out_c)
     }
 
-    /// Packed weights of either direction that [`Layout::Pairs`](crate::kernels::tile::Layout)
-    /// takes.
+    /// Packed weights of either direction that
+    /// [`MatrixLayout::Pairs`](crate::kernels::tile::MatrixLayout) takes.
     pub(super) const fn pairs_len(&self) -> usize {
         let ([kh, kw], [ci, co]) = (self.kernel, [self.job_in(), self.job_out()]);
         let (least, most) = if ci < co { (ci, co) } else { (co, ci) };

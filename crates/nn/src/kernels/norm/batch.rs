@@ -8,14 +8,14 @@ use std::ops::Range;
 
 pub use super::image::BLOCKED;
 use super::image::{
-    Affine, Backward, BackwardPooled, Forward, ForwardPooled, Gradient, Reduce, ReduceOut,
+    Affine, BackwardPooled, ForwardPooled, NormBackward, NormForward, NormGradient, Reduce,
     ReducePooled,
 };
-pub use super::moments::Moments;
+pub use super::moments::ChannelMoments;
 pub(crate) use super::moments::{StatsSums, stats_scratch_len};
 use crate::kernels::lanes::for_channels;
-use crate::kernels::parts::{self, Scratch};
-use crate::kernels::{GradOut, ImageShape, Isa, split_f64};
+use crate::kernels::parts::{self, PartScratch};
+use crate::kernels::{BatchShape, GradOut, Isa, split_f64};
 
 /// Activation after the normalisation in the fused kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,12 +26,12 @@ pub enum Activation {
     Relu,
 }
 
-/// Per-channel statistics of a batch, or running ones, where they are written.
+/// Destination of per-channel statistics, of a batch or running.
 #[derive(Debug)]
 pub struct BatchStats<'a> {
     /// Mean `[C]`.
     pub mean: &'a mut [f32],
-    /// Variance `[C]`: biased of a batch, unbiased where it is running.
+    /// Variance `[C]`: biased of a batch, unbiased as running statistic.
     pub var: &'a mut [f32],
 }
 
@@ -65,27 +65,24 @@ pub struct BatchNormBackward<'a> {
     pub dout: &'a [f32],
     /// The codes of the forward pass; read only if pooled, else empty.
     pub codes: &'a [u8],
-    /// The pooled output of the forward pass, or nothing: with it the sums are found without the
-    /// raw input, which is four times as large.
+    /// The pooled output of the forward pass, or empty: with it the sums do not need the raw input,
+    /// which is four times as large.
     pub out: &'a [f32],
 }
 
-/// Scratch of the [`Moments`] of all parts of a kernel, in f32.
+/// Scratch of the [`ChannelMoments`] of all parts of a kernel, in f32.
 pub(crate) const fn moments_scratch_len(c: usize) -> usize {
     parts::MOST * 4 * c + 2
 }
 
-/// Scratch of all functions here, in f32, for `c` channels.
+/// Scratch of this module's functions, in f32, for `c` channels.
 pub const fn scratch_len(c: usize) -> usize {
     16 * c + 64 + moments_scratch_len(c)
 }
 
 /// Shape of the output of the fused kernel.
-pub const fn output(shape: &ImageShape, pool: bool) -> ImageShape {
-    match pool {
-        true => ImageShape { h: shape.h / 2, w: shape.w / 2, ..*shape },
-        false => *shape,
-    }
+pub const fn output(shape: &BatchShape, pool: bool) -> BatchShape {
+    if pool { BatchShape { h: shape.h / 2, w: shape.w / 2, ..*shape } } else { *shape }
 }
 
 /// `running = (1 − momentum)·running + momentum·batch`, the variance unbiased by
@@ -112,7 +109,7 @@ pub fn update_running(
 /// of 64 pixels.
 pub fn batch_stats(
     isa: Isa,
-    shape: &ImageShape,
+    shape: &BatchShape,
     x: &[f32],
     to: BatchStats<'_>,
     scratch: &mut [f32],
@@ -122,11 +119,11 @@ pub fn batch_stats(
     let (moments, own) = split_f64(scratch, 2 * c * parts::MOST);
     moments.fill(f64::NAN);
     let each = x.chunks((images * image).max(1)).zip(moments.chunks_exact_mut((2 * c).max(1)));
-    let scratch = Scratch { own, of_part: stats_scratch_len(c) };
+    let scratch = PartScratch { own, of_part: stats_scratch_len(c) };
     parts::each(each, scratch, |_, (x, to), scratch| {
         let mut sums = StatsSums::new(scratch, *shape);
         sums.add_each(isa, x);
-        sums.finish(Moments(to));
+        sums.finish(ChannelMoments(to));
     });
     combine(shape.batch, images, moments, to);
 }
@@ -158,7 +155,7 @@ pub(crate) fn combine(batch: usize, images: usize, moments: &[f64], to: BatchSta
 /// four inputs (row-major, first of equals, last NaN) was the maximum, or [`BLOCKED`].
 pub fn batch_norm_act_forward(
     isa: Isa,
-    shape: &ImageShape,
+    shape: &BatchShape,
     of: &BatchNormForward<'_>,
     out: &mut [f32],
     codes: &mut [u8],
@@ -191,19 +188,19 @@ pub fn batch_norm_act_forward(
                 let mut kernel = ForwardPooled::<false> { affine, shape, x, out, codes: &mut [] };
                 for_channels(isa, c, &mut kernel);
             } else {
-                for_channels(isa, c, &mut Forward { affine, x, out });
+                for_channels(isa, c, &mut NormForward { affine, x, out });
             }
         }
     });
 }
 
-/// Gradients of [`batch_norm_act_forward`] in training, but for that of the raw input: with `dz`
-/// the gradient routed back through pool and activation, `x̂ = (x − mean)/√(var + eps)` and
-/// M = N·H·W, `dβ = Σ dz`, `dγ = Σ dz·x̂`, both added to. Writes the coefficients of
+/// Gradients of [`batch_norm_act_forward`] in training, except of the raw input: with `dz` the
+/// gradient routed back through pool and activation, `x̂ = (x − mean)/√(var + eps)` and M = N·H·W,
+/// `dβ = Σ dz`, `dγ = Σ dz·x̂`, both added to. Writes the coefficients of
 /// [`batch_norm_input_gradient`], `[3][C]`.
 pub fn batch_norm_gradient_sums(
     isa: Isa,
-    shape: &ImageShape,
+    shape: &BatchShape,
     of: &BatchNormBackward<'_>,
     parameters: [&mut [f32]; 2],
     coefficients: &mut [f32],
@@ -221,11 +218,11 @@ pub fn batch_norm_gradient_sums(
 }
 
 /// Gradient of the raw input of [`batch_norm_act_forward`] in training, from the coefficients of
-/// [`batch_norm_gradient_sums`]: `dx = γ/√(var + eps)·(dz − dβ/M − x̂·dγ/M)`. Of the inputs,
-/// variance, γ and `out` are not read. The images may be some of the batch's.
+/// [`batch_norm_gradient_sums`]: `dx = γ/√(var + eps)·(dz − dβ/M − x̂·dγ/M)`. Variance, γ and `out`
+/// of the inputs are not read. The images may be a part of the batch.
 pub fn batch_norm_input_gradient(
     isa: Isa,
-    shape: &ImageShape,
+    shape: &BatchShape,
     of: &BatchNormBackward<'_>,
     coefficients: &[f32],
     dx: GradOut<'_>,
@@ -234,7 +231,7 @@ pub fn batch_norm_input_gradient(
         return;
     }
     let [scale, offset, slope] = std::array::from_fn(|i| &coefficients[i * shape.c..][..shape.c]);
-    let gradient = Gradient { affine: of.forward.affine(scale), offset, slope };
+    let gradient = NormGradient { affine: of.forward.affine(scale), offset, slope };
     input_gradient(isa, shape, of, gradient, dx);
 }
 
@@ -259,10 +256,10 @@ impl<'a> Coefficients<'a> {
         &mut self,
         of: &BatchNormBackward<'_>,
         count: f64,
-        totals: &Totals<'_>,
+        totals: &BatchTotals<'_>,
         [dgamma, dbeta]: [&mut [f32]; 2],
     ) {
-        let Totals { sums, dots } = totals;
+        let BatchTotals { sums, dots } = totals;
         for c in 0..self.scale.len() {
             let var = f64::from(of.forward.var[c]) + f64::from(of.forward.eps);
             let (dot, scale) = (dots[c] / var.sqrt(), f64::from(self.scale[c]));
@@ -275,7 +272,7 @@ impl<'a> Coefficients<'a> {
 }
 
 /// Sums over the batch, `[C]` each.
-struct Totals<'a> {
+struct BatchTotals<'a> {
     /// Sums of `dz`.
     sums: &'a [f64],
     /// Sums of `dz·(x − mean)`.
@@ -285,11 +282,11 @@ struct Totals<'a> {
 /// First pass. `sums` is memory for the totals of all parts.
 fn reduce<'s>(
     isa: Isa,
-    shape: &ImageShape,
+    shape: &BatchShape,
     of: &BatchNormBackward<'_>,
     scale: &[f32],
     sums: &'s mut [f64],
-) -> Totals<'s> {
+) -> BatchTotals<'s> {
     let (c, affine) = (shape.c, of.forward.affine(scale));
     let by_output = of.tells_inputs();
     let images = parts::touched(shape.batch, shape.pixels() * c);
@@ -298,10 +295,10 @@ fn reduce<'s>(
     sums.fill(0.0);
     parts::each_alone(ranges.zip(sums.chunks_exact_mut(2 * c)), |(first, sums)| {
         let (sums, dots) = sums.split_at_mut(c);
-        let of = of.of(shape, first..(first + images).min(shape.batch));
+        let of = of.for_images(shape, first..(first + images).min(shape.batch));
         if by_output {
-            let (out, dout) = (of.out, of.dout);
-            for_channels(isa, c, &mut ReduceOut { affine, out, dout, sums, dots });
+            let (values, dout) = (of.out, of.dout);
+            for_channels(isa, c, &mut Reduce::<true> { affine, values, dout, sums, dots });
             return;
         }
         for Image { x, dout, codes } in of.images(shape) {
@@ -311,7 +308,7 @@ fn reduce<'s>(
                 let mut kernel = ReducePooled { mean, shape, x, dout, codes, sums, dots };
                 for_channels(isa, c, &mut kernel);
             } else {
-                for_channels(isa, c, &mut Reduce { affine, x, dout, sums, dots });
+                for_channels(isa, c, &mut Reduce::<false> { affine, values: x, dout, sums, dots });
             }
         }
     });
@@ -324,15 +321,15 @@ fn reduce<'s>(
         dots.for_each(|(dot, &scale)| *dot /= f64::from(scale));
     }
     let (sums, dots) = total.split_at(c);
-    Totals { sums, dots }
+    BatchTotals { sums, dots }
 }
 
 /// Second pass: gradient of the raw input.
 fn input_gradient(
     isa: Isa,
-    shape: &ImageShape,
+    shape: &BatchShape,
     of: &BatchNormBackward<'_>,
-    gradient: Gradient<'_>,
+    gradient: NormGradient<'_>,
     to: GradOut<'_>,
 ) {
     let (c, shape, image) = (shape.c, *shape, shape.pixels() * shape.c);
@@ -340,14 +337,14 @@ fn input_gradient(
     let images = parts::touched(batch, image);
     let each = to.values.chunks_mut(images * image).enumerate();
     parts::each_alone(each, |(part, dx)| {
-        let of = of.of(&shape, part * images..((part + 1) * images).min(batch));
+        let of = of.for_images(&shape, part * images..((part + 1) * images).min(batch));
         for (dx, Image { x, dout, codes }) in dx.chunks_exact_mut(image).zip(of.images(&shape)) {
             match (of.forward.pool, to.accumulate) {
                 (false, false) => {
-                    for_channels(isa, c, &mut Backward::<false> { gradient, x, dout, dx });
+                    for_channels(isa, c, &mut NormBackward::<false> { gradient, x, dout, dx });
                 }
                 (false, true) => {
-                    for_channels(isa, c, &mut Backward::<true> { gradient, x, dout, dx });
+                    for_channels(isa, c, &mut NormBackward::<true> { gradient, x, dout, dx });
                 }
                 (true, false) => {
                     let mut k = BackwardPooled::<false> { gradient, shape, x, dout, codes, dx };
@@ -384,8 +381,8 @@ impl<'a> BatchNormForward<'a> {
 }
 
 impl<'a> BatchNormBackward<'a> {
-    /// Whether the pooled outputs say what the normalised inputs at the maxima were, `(z − β)/γ`.
-    /// Its error is the rounding of z, 2^-24·|γ·x̂ + β|, over |γ|: with |β| at most 16·|γ| no more
+    /// Whether the normalised inputs at the maxima follow from the pooled outputs, as `(z − β)/γ`.
+    /// The error is the rounding of z, 2^-24·|γ·x̂ + β|, over |γ|: with |β| at most 16·|γ| no more
     /// than 2^-24·(|x̂| + 16), where x̂ has a variance of 1.
     fn tells_inputs(&self) -> bool {
         let BatchNormForward { gamma, beta, pool, .. } = self.forward;
@@ -395,7 +392,7 @@ impl<'a> BatchNormBackward<'a> {
     }
 
     /// The inputs of some of the images.
-    fn of(mut self, shape: &ImageShape, images: Range<usize>) -> Self {
+    fn for_images(mut self, shape: &BatchShape, images: Range<usize>) -> Self {
         let [raw, out] = [*shape, output(shape, self.forward.pool)].map(|of| of.pixels() * of.c);
         let range = |len: usize| images.start * len..images.end * len;
         self.forward.x = &self.forward.x[range(raw)];
@@ -409,7 +406,7 @@ impl<'a> BatchNormBackward<'a> {
         self
     }
 
-    fn images(&self, shape: &ImageShape) -> impl Iterator<Item = Image<'a>> + use<'a> {
+    fn images(&self, shape: &BatchShape) -> impl Iterator<Item = Image<'a>> + use<'a> {
         let of = *self;
         let image = shape.pixels() * shape.c;
         let out_image = output(shape, of.forward.pool).pixels() * shape.c;

@@ -1,14 +1,14 @@
 //! Sums per channel over `[pixels][C]`, shared by batch norm, group norm and bias gradients.
 
 use crate::kernels::Isa;
-use crate::kernels::lanes::{ChannelKernel, Channels, for_channels};
+use crate::kernels::lanes::{ChannelKernel, ChannelRange, for_channels};
 use crate::kernels::simd::Simd;
 
-/// Pixels that are summed in f32, in four sums of a quarter; sums of more are f64. The error stays
-/// below `RUN/4 + 2` roundings of the sum of magnitudes.
+/// Pixels that are summed in f32, a quarter in each of four sums; larger sums are f64. The error
+/// stays below `RUN/4 + 2` roundings of the sum of magnitudes.
 const RUN: usize = 256;
 
-/// Sums at a time, of every fourth pixel each: an addition need not wait for the one before.
+/// Independent sums, each of every fourth pixel: an addition need not wait for the one before.
 const CHAINS: usize = 4;
 
 /// Adds to `sums` and `squares` `[C]` the sums over the pixels of `x` `[pixels][C]` of `x − shift`
@@ -41,7 +41,7 @@ impl ChannelKernel for ShiftedSums<'_> {
     }
 
     #[inline(always)]
-    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: Channels) {
+    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: ChannelRange) {
         let (c, step) = (self.shift.len(), self.shift.len() * S::PIXELS);
         // SAFETY: the caller's promise; loads check their bounds.
         unsafe {
@@ -80,7 +80,7 @@ impl ChannelKernel for PlainSums<'_> {
     }
 
     #[inline(always)]
-    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: Channels) {
+    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: ChannelRange) {
         let (c, step) = (self.to.len(), self.to.len() * S::PIXELS);
         let mut sums = [0f64; 16];
         // SAFETY: the caller's promise; loads check their bounds.
@@ -97,7 +97,7 @@ impl ChannelKernel for PlainSums<'_> {
                 for pixel in (whole..x.len()).step_by(step) {
                     sum[0] = sum[0].add(at.load::<S, WHOLE>(x, pixel));
                 }
-                Channels { first: 0, ..at }.flush(total(sum), &mut sums);
+                ChannelRange { first: 0, ..at }.flush(total(sum), &mut sums);
             }
         }
         let here = &mut self.to[at.first..at.first + at.count];

@@ -1,9 +1,9 @@
 //! Group norm over `[N][H][W][C]`, as PyTorch's `group_norm`.
 
 use super::channels;
-use super::image::{Affine, Backward, Forward, Gradient, Reduce};
+use super::image::{Affine, NormBackward, NormForward, NormGradient, Reduce};
 use crate::kernels::lanes::for_channels;
-use crate::kernels::{GradOut, ImageShape, Isa, split_f64};
+use crate::kernels::{BatchShape, GradOut, Isa, split_f64};
 
 /// Inputs of [`group_norm_forward`].
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +46,7 @@ pub struct GroupNormBackward<'a> {
     pub dout: &'a [f32],
 }
 
-/// Where the gradients of group norm go.
+/// Destinations of the gradients of group norm.
 #[derive(Debug)]
 pub struct GroupNormGrads<'a> {
     /// With respect to the input, if wanted.
@@ -62,15 +62,15 @@ pub const fn scratch_len(c: usize) -> usize {
     16 * c + 64
 }
 
-/// Pixels whose mean is near enough to that of an image: sums of squares about it are at most the
-/// image's pixels over these, and 1, times those about the image's own mean.
+/// Pixels whose mean stands for an image's: with p pixels in the image, sums of squares about it
+/// are at most (p/`SAMPLE` + 1) times the sums of squares about the image's own mean.
 const SAMPLE: usize = 256;
 
 /// `out = (x − mean)·γ/√(var + eps) + β`, mean and biased variance per sample and group, by sums
 /// about the mean of the first 256 pixels.
 pub fn group_norm_forward(
     isa: Isa,
-    shape: &ImageShape,
+    shape: &BatchShape,
     of: &GroupNormForward<'_>,
     out: &mut [f32],
     saved: GroupNormSaved<'_>,
@@ -115,7 +115,7 @@ pub fn group_norm_forward(
             }
         }
         let affine = Affine { mean, scale, beta: of.beta, floor: f32::NEG_INFINITY };
-        for_channels(isa, c, &mut Forward { affine, x, out });
+        for_channels(isa, c, &mut NormForward { affine, x, out });
     }
 }
 
@@ -124,7 +124,7 @@ pub fn group_norm_forward(
 /// `dx = invstd·(γ·dout − (Σ γ·dout + x̂·Σ γ·dout·x̂)/m)`.
 pub fn group_norm_backward(
     isa: Isa,
-    shape: &ImageShape,
+    shape: &BatchShape,
     of: &GroupNormBackward<'_>,
     to: GroupNormGrads<'_>,
     scratch: &mut [f32],
@@ -146,9 +146,9 @@ pub fn group_norm_backward(
         }
         let Some(dx) = to.dx.values.get_mut(n * image..(n + 1) * image) else { continue };
         if to.dx.accumulate {
-            for_channels(isa, shape.c, &mut Backward::<true> { gradient, x, dout, dx });
+            for_channels(isa, shape.c, &mut NormBackward::<true> { gradient, x, dout, dx });
         } else {
-            for_channels(isa, shape.c, &mut Backward::<false> { gradient, x, dout, dx });
+            for_channels(isa, shape.c, &mut NormBackward::<false> { gradient, x, dout, dx });
         }
     }
     let (total_sums, total_dots) = totals.split_at(shape.c);
@@ -160,12 +160,12 @@ pub fn group_norm_backward(
 /// coefficients of its input gradient, in `room`.
 fn sample_gradient<'a>(
     isa: Isa,
-    shape: &ImageShape,
+    shape: &BatchShape,
     of: &GroupNormBackward<'_>,
     n: usize,
     sums: &mut [f64],
     room: &'a mut [f32],
-) -> Gradient<'a> {
+) -> NormGradient<'a> {
     let (c, each, image) = (shape.c, shape.c / of.groups, shape.pixels() * shape.c);
     let (mean, room) = room.split_at_mut(c);
     let (scale, room) = room.split_at_mut(c);
@@ -181,7 +181,7 @@ fn sample_gradient<'a>(
     let (x, dout) = (&of.x[n * image..(n + 1) * image], &of.dout[n * image..(n + 1) * image]);
     sums.fill(0.0);
     let (sums, dots) = sums.split_at_mut(c);
-    for_channels(isa, c, &mut Reduce { affine, x, dout, sums, dots });
+    for_channels(isa, c, &mut Reduce::<false> { affine, values: x, dout, sums, dots });
     let share = 1.0 / (shape.pixels() * each) as f64;
     for g in 0..of.groups {
         let here = g * each..(g + 1) * each;
@@ -196,11 +196,11 @@ fn sample_gradient<'a>(
             *scale = (f64::from(gamma) * invstd) as f32;
         }
     }
-    Gradient { affine: Affine { mean, scale, beta, floor: f32::NEG_INFINITY }, offset, slope }
+    NormGradient { affine: Affine { mean, scale, beta, floor: f32::NEG_INFINITY }, offset, slope }
 }
 
 #[track_caller]
-fn check_groups(shape: &ImageShape, groups: usize) {
+fn check_groups(shape: &BatchShape, groups: usize) {
     assert!(
         groups > 0 && shape.c.is_multiple_of(groups),
         "group_norm: {groups} groups do not divide the channels of {shape:?}"

@@ -1,8 +1,8 @@
 //! Normalisation kernels over one image `[H][W][C]` with per-channel coefficients: the inner loops
 //! of batch norm and group norm.
 
-use crate::kernels::ImageShape;
-use crate::kernels::lanes::{ChannelKernel, Channels};
+use crate::kernels::BatchShape;
+use crate::kernels::lanes::{ChannelKernel, ChannelRange};
 use crate::kernels::simd::Simd;
 
 /// Code of a pooled output whose ReLU blocks the gradient; 0 to 3 name the window's maximum.
@@ -23,18 +23,18 @@ pub(crate) struct Affine<'a> {
 
 /// [`Affine`] for a block of channels.
 #[derive(Clone, Copy)]
-struct Block<S> {
+struct AffineBlock<S> {
     mean: S,
     scale: S,
     beta: S,
     floor: S,
 }
 
-impl<S: Simd> Block<S> {
+impl<S: Simd> AffineBlock<S> {
     /// # Safety
     /// As [`ChannelKernel::run`].
     #[inline(always)]
-    unsafe fn new<const WHOLE: bool>(of: &Affine<'_>, at: Channels) -> Self {
+    unsafe fn new<const WHOLE: bool>(of: &Affine<'_>, at: ChannelRange) -> Self {
         // SAFETY: the caller's promise.
         unsafe {
             Self {
@@ -58,22 +58,22 @@ impl<S: Simd> Block<S> {
 }
 
 /// Normalises the pixels of `x` into `out`.
-pub(crate) struct Forward<'a> {
+pub(crate) struct NormForward<'a> {
     pub(crate) affine: Affine<'a>,
     pub(crate) x: &'a [f32],
     pub(crate) out: &'a mut [f32],
 }
 
-impl ChannelKernel for Forward<'_> {
+impl ChannelKernel for NormForward<'_> {
     fn pixels(&self) -> usize {
         self.x.len() / self.affine.mean.len().max(1)
     }
 
     #[inline(always)]
-    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: Channels) {
+    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: ChannelRange) {
         // SAFETY: the caller's promise; loads and stores check their bounds.
         unsafe {
-            let block = Block::<S>::new::<WHOLE>(&self.affine, at);
+            let block = AffineBlock::<S>::new::<WHOLE>(&self.affine, at);
             for pixel in (0..self.x.len()).step_by(self.affine.mean.len() * S::PIXELS) {
                 let z = block.apply(at.load::<S, WHOLE>(self.x, pixel));
                 let z = z.select_le(block.floor, block.floor, z);
@@ -86,23 +86,23 @@ impl ChannelKernel for Forward<'_> {
 /// Normalises the image `x` and pools it 2 × 2 into `out`; writes [codes](BLOCKED) if `CODES`.
 pub(crate) struct ForwardPooled<'a, const CODES: bool> {
     pub(crate) affine: Affine<'a>,
-    pub(crate) shape: ImageShape,
+    pub(crate) shape: BatchShape,
     pub(crate) x: &'a [f32],
     pub(crate) out: &'a mut [f32],
     pub(crate) codes: &'a mut [u8],
 }
 
 impl<const CODES: bool> ChannelKernel for ForwardPooled<'_, CODES> {
-    /// Pooled ones: a register may hold two neighbours.
+    /// Pooled pixels: a register may hold two neighbours.
     fn pixels(&self) -> usize {
         self.shape.w / 2
     }
 
     #[inline(always)]
-    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: Channels) {
+    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: ChannelRange) {
         // SAFETY: the caller's promise; loads and stores check their bounds.
         unsafe {
-            let block = Block::<S>::new::<WHOLE>(&self.affine, at);
+            let block = AffineBlock::<S>::new::<WHOLE>(&self.affine, at);
             let (c, row) = (self.shape.c, self.shape.w * self.shape.c);
             let numbers: [S; 4] = std::array::from_fn(|k| S::splat(k as f32));
             let blocked = S::splat(f32::from(BLOCKED));
@@ -130,35 +130,42 @@ impl<const CODES: bool> ChannelKernel for ForwardPooled<'_, CODES> {
     }
 }
 
-/// Adds to `sums` and `dots` `[C]` the sums over the image's pixels of `dz` and of
-/// `dz·(x − mean)`, where `dz` is `dout` where the activation lets it pass.
-pub(crate) struct Reduce<'a> {
+/// Adds to `sums` and `dots` `[C]` the sums over pixels of `dz` and of `dz·(x − mean)`; `dz` is
+/// `dout` where the activation lets it pass.
+///
+/// If `OUTPUTS`, the values are the outputs `z`, pooled or not, in place of `x`, and `dots` are the
+/// sums of `dz·(z − beta)`, which is `dz·(x − mean)·scale` up to the rounding of `z`.
+pub(crate) struct Reduce<'a, const OUTPUTS: bool> {
     pub(crate) affine: Affine<'a>,
-    pub(crate) x: &'a [f32],
+    pub(crate) values: &'a [f32],
     pub(crate) dout: &'a [f32],
     pub(crate) sums: &'a mut [f64],
     pub(crate) dots: &'a mut [f64],
 }
 
-impl ChannelKernel for Reduce<'_> {
+impl<const OUTPUTS: bool> ChannelKernel for Reduce<'_, OUTPUTS> {
     fn pixels(&self) -> usize {
-        self.x.len() / self.affine.mean.len().max(1)
+        self.values.len() / self.affine.mean.len().max(1)
     }
 
     #[inline(always)]
-    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: Channels) {
+    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: ChannelRange) {
         // SAFETY: the caller's promise; loads and stores check their bounds.
         unsafe {
-            let block = Block::<S>::new::<WHOLE>(&self.affine, at);
+            let block = AffineBlock::<S>::new::<WHOLE>(&self.affine, at);
             let c = self.affine.mean.len();
             let zero = S::splat(0.0);
-            for (x, dout) in self.x.chunks(RUN * c).zip(self.dout.chunks(RUN * c)) {
-                let mut sums = Sums::new();
-                for pixel in (0..x.len()).step_by(c * S::PIXELS) {
-                    let x = at.load::<S, WHOLE>(x, pixel);
+            for (values, dout) in self.values.chunks(RUN * c).zip(self.dout.chunks(RUN * c)) {
+                let mut sums = RunningSums::new();
+                for pixel in (0..values.len()).step_by(c * S::PIXELS) {
+                    let value = at.load::<S, WHOLE>(values, pixel);
                     let dout = at.load::<S, WHOLE>(dout, pixel);
-                    let dz = block.apply(x).select_le(block.floor, zero, dout);
-                    sums.add(dz, x.sub(block.mean));
+                    let (z, centre) = if OUTPUTS {
+                        (value, block.beta)
+                    } else {
+                        (block.apply(value), block.mean)
+                    };
+                    sums.add(z.select_le(block.floor, zero, dout), value.sub(centre));
                 }
                 sums.flush(at, self.sums, self.dots);
             }
@@ -166,10 +173,10 @@ impl ChannelKernel for Reduce<'_> {
     }
 }
 
-/// [`Reduce`] through a 2 × 2 pool, whose `codes` say where `dout` goes.
+/// [`Reduce`] through a 2 × 2 pool, whose `codes` name the pixels that `dout` goes to.
 pub(crate) struct ReducePooled<'a> {
     pub(crate) mean: &'a [f32],
-    pub(crate) shape: ImageShape,
+    pub(crate) shape: BatchShape,
     pub(crate) x: &'a [f32],
     pub(crate) dout: &'a [f32],
     pub(crate) codes: &'a [u8],
@@ -179,7 +186,7 @@ pub(crate) struct ReducePooled<'a> {
 
 impl ChannelKernel for ReducePooled<'_> {
     #[inline(always)]
-    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: Channels) {
+    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: ChannelRange) {
         // SAFETY: the caller's promise; loads and stores check their bounds.
         unsafe {
             let mean = at.coefficients::<S, WHOLE>(self.mean);
@@ -187,7 +194,7 @@ impl ChannelKernel for ReducePooled<'_> {
             let numbers: [S; 4] = std::array::from_fn(|k| S::splat(k as f32));
             let (zero, one) = (S::splat(0.0), numbers[1]);
             let blocked = S::splat(f32::from(BLOCKED));
-            let (mut sums, mut pixels, mut from) = (Sums::new(), 0, 0);
+            let (mut sums, mut pixels, mut from) = (RunningSums::new(), 0, 0);
             for y in 0..self.shape.h / 2 {
                 let pair = &self.x[2 * y * row..(2 * y + 2) * row];
                 for left in (0..self.shape.w / 2).map(|x| 2 * x * c) {
@@ -205,7 +212,7 @@ impl ChannelKernel for ReducePooled<'_> {
                 pixels += self.shape.w / 2;
                 if pixels >= RUN {
                     sums.flush(at, self.sums, self.dots);
-                    (sums, pixels) = (Sums::new(), 0);
+                    (sums, pixels) = (RunningSums::new(), 0);
                 }
             }
             sums.flush(at, self.sums, self.dots);
@@ -213,48 +220,13 @@ impl ChannelKernel for ReducePooled<'_> {
     }
 }
 
-/// [`ReducePooled`] over the pooled outputs, without the codes: `dots` are the sums of
-/// `dz·(z − beta)`, which is `dz·(x − mean)·scale` up to the rounding of `z`.
-pub(crate) struct ReduceOut<'a> {
-    pub(crate) affine: Affine<'a>,
-    pub(crate) out: &'a [f32],
-    pub(crate) dout: &'a [f32],
-    pub(crate) sums: &'a mut [f64],
-    pub(crate) dots: &'a mut [f64],
-}
-
-impl ChannelKernel for ReduceOut<'_> {
-    fn pixels(&self) -> usize {
-        self.out.len() / self.affine.mean.len().max(1)
-    }
-
-    #[inline(always)]
-    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: Channels) {
-        // SAFETY: the caller's promise; loads and stores check their bounds.
-        unsafe {
-            let Block { beta, floor, .. } = Block::<S>::new::<WHOLE>(&self.affine, at);
-            let c = self.affine.mean.len();
-            let zero = S::splat(0.0);
-            for (out, dout) in self.out.chunks(RUN * c).zip(self.dout.chunks(RUN * c)) {
-                let mut sums = Sums::new();
-                for pixel in (0..out.len()).step_by(c * S::PIXELS) {
-                    let z = at.load::<S, WHOLE>(out, pixel);
-                    let dout = at.load::<S, WHOLE>(dout, pixel);
-                    sums.add(z.select_le(floor, zero, dout), z.sub(beta));
-                }
-                sums.flush(at, self.sums, self.dots);
-            }
-        }
-    }
-}
-
 /// Running sums of a block of channels.
-struct Sums<S> {
+struct RunningSums<S> {
     sum: S,
     dot: S,
 }
 
-impl<S: Simd> Sums<S> {
+impl<S: Simd> RunningSums<S> {
     /// # Safety
     /// As [`ChannelKernel::run`]; this holds for all methods.
     #[inline(always)]
@@ -273,7 +245,7 @@ impl<S: Simd> Sums<S> {
     }
 
     #[inline(always)]
-    unsafe fn flush(&self, at: Channels, sums: &mut [f64], dots: &mut [f64]) {
+    unsafe fn flush(&self, at: ChannelRange, sums: &mut [f64], dots: &mut [f64]) {
         // SAFETY: the caller's promise.
         unsafe {
             at.flush(self.sum, sums);
@@ -284,31 +256,31 @@ impl<S: Simd> Sums<S> {
 
 /// `dx = dz·scale − (offset + (x − mean)·slope)`, slices `[C]`: the gradient of a normalisation.
 #[derive(Clone, Copy)]
-pub(crate) struct Gradient<'a> {
+pub(crate) struct NormGradient<'a> {
     /// Mean, scale, beta and floor of the forward pass.
     pub(crate) affine: Affine<'a>,
-    /// Part of the gradient that the mean takes away.
+    /// Term of the gradient through the batch mean.
     pub(crate) offset: &'a [f32],
-    /// Part of the gradient that the variance takes away.
+    /// Term of the gradient through the batch variance.
     pub(crate) slope: &'a [f32],
 }
 
 struct GradientBlock<S> {
-    affine: Block<S>,
+    affine: AffineBlock<S>,
     offset: S,
     slope: S,
-    at: Channels,
+    at: ChannelRange,
 }
 
 impl<S: Simd> GradientBlock<S> {
     /// # Safety
     /// As [`ChannelKernel::run`]; this holds for all methods.
     #[inline(always)]
-    unsafe fn new<const WHOLE: bool>(of: &Gradient<'_>, at: Channels) -> Self {
+    unsafe fn new<const WHOLE: bool>(of: &NormGradient<'_>, at: ChannelRange) -> Self {
         // SAFETY: the caller's promise.
         unsafe {
             Self {
-                affine: Block::new::<WHOLE>(&of.affine, at),
+                affine: AffineBlock::new::<WHOLE>(&of.affine, at),
                 offset: at.coefficients::<S, WHOLE>(of.offset),
                 slope: at.coefficients::<S, WHOLE>(of.slope),
                 at,
@@ -347,21 +319,21 @@ impl<S: Simd> GradientBlock<S> {
     }
 }
 
-/// Gradient of the input of [`Forward`], added if `ADD`.
-pub(crate) struct Backward<'a, const ADD: bool> {
-    pub(crate) gradient: Gradient<'a>,
+/// Gradient of the input of [`NormForward`], added if `ADD`.
+pub(crate) struct NormBackward<'a, const ADD: bool> {
+    pub(crate) gradient: NormGradient<'a>,
     pub(crate) x: &'a [f32],
     pub(crate) dout: &'a [f32],
     pub(crate) dx: &'a mut [f32],
 }
 
-impl<const ADD: bool> ChannelKernel for Backward<'_, ADD> {
+impl<const ADD: bool> ChannelKernel for NormBackward<'_, ADD> {
     fn pixels(&self) -> usize {
         self.x.len() / self.gradient.offset.len().max(1)
     }
 
     #[inline(always)]
-    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: Channels) {
+    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: ChannelRange) {
         // SAFETY: the caller's promise; loads and stores check their bounds.
         unsafe {
             let block = GradientBlock::<S>::new::<WHOLE>(&self.gradient, at);
@@ -379,8 +351,8 @@ impl<const ADD: bool> ChannelKernel for Backward<'_, ADD> {
 
 /// Gradient of the input of [`ForwardPooled`] from its codes, added if `ADD`.
 pub(crate) struct BackwardPooled<'a, const ADD: bool> {
-    pub(crate) gradient: Gradient<'a>,
-    pub(crate) shape: ImageShape,
+    pub(crate) gradient: NormGradient<'a>,
+    pub(crate) shape: BatchShape,
     pub(crate) x: &'a [f32],
     pub(crate) dout: &'a [f32],
     pub(crate) codes: &'a [u8],
@@ -388,18 +360,18 @@ pub(crate) struct BackwardPooled<'a, const ADD: bool> {
 }
 
 impl<const ADD: bool> ChannelKernel for BackwardPooled<'_, ADD> {
-    /// Pooled ones, if each pixel is in a window: a register may hold two neighbours.
+    /// Pooled pixels, if each pixel is in a window: a register may hold two neighbours.
     fn pixels(&self) -> usize {
-        let ImageShape { h, w, .. } = self.shape;
+        let BatchShape { h, w, .. } = self.shape;
         if h.is_multiple_of(2) && w.is_multiple_of(2) { w / 2 } else { 1 }
     }
 
     #[inline(always)]
-    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: Channels) {
+    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: ChannelRange) {
         // SAFETY: the caller's promise; loads and stores check their bounds.
         unsafe {
             let block = GradientBlock::<S>::new::<WHOLE>(&self.gradient, at);
-            let ImageShape { h, w, c, .. } = self.shape;
+            let BatchShape { h, w, c, .. } = self.shape;
             let row = w * c;
             let numbers: [S; 4] = std::array::from_fn(|k| S::splat(k as f32));
             let zero = numbers[0];

@@ -7,8 +7,9 @@ mod image;
 mod moments;
 
 pub use batch::{
-    Activation, BatchNormBackward, BatchNormForward, BatchStats, Moments, batch_norm_act_forward,
-    batch_norm_gradient_sums, batch_norm_input_gradient, batch_stats, update_running,
+    Activation, BatchNormBackward, BatchNormForward, BatchStats, ChannelMoments,
+    batch_norm_act_forward, batch_norm_gradient_sums, batch_norm_input_gradient, batch_stats,
+    update_running,
 };
 pub use group::{
     GroupNormBackward, GroupNormForward, GroupNormGrads, GroupNormSaved, group_norm_backward,

@@ -1,20 +1,20 @@
 //! Mean and variance of each channel over some images, from sums that are fed block by block.
 
 use super::channels;
-use crate::kernels::{ImageShape, Isa, split_f64};
+use crate::kernels::{BatchShape, Isa, split_f64};
 
 /// Mean and biased variance of each channel over some images of a batch: `[mean, variance][C]`.
 #[derive(Debug)]
-pub struct Moments<'a>(pub &'a mut [f64]);
+pub struct ChannelMoments<'a>(pub &'a mut [f64]);
 
-/// Scratch of sums of [`Moments`] in f32, for `c` channels.
+/// Scratch of sums of [`ChannelMoments`] in f32, for `c` channels.
 pub(crate) const fn stats_scratch_len(c: usize) -> usize {
     8 * c + 64
 }
 
-/// Sums for [`Moments`], fed block by block.
+/// Sums for [`ChannelMoments`], fed block by block.
 pub(crate) struct StatsSums<'a> {
-    shape: ImageShape,
+    shape: BatchShape,
     pixels: usize,
     shift: &'a mut [f32],
     sums: &'a mut [f64],
@@ -23,14 +23,14 @@ pub(crate) struct StatsSums<'a> {
 
 impl<'a> StatsSums<'a> {
     /// Takes [`stats_scratch_len`] f32 of scratch; `shape` has the size of an image.
-    pub(crate) fn new(scratch: &'a mut [f32], shape: ImageShape) -> Self {
+    pub(crate) fn new(scratch: &'a mut [f32], shape: BatchShape) -> Self {
         let (values, rest) = split_f64(scratch, 2 * shape.c);
         values.fill(0.0);
         let (sums, squares) = values.split_at_mut(shape.c);
         Self { shape, pixels: 0, shift: &mut rest[..shape.c], sums, squares }
     }
 
-    /// Adds images one by one, so that the first one's mean is all that is read twice.
+    /// Adds images one by one, so that only the first image is read twice, for its mean.
     pub(crate) fn add_each(&mut self, isa: Isa, images: &[f32]) {
         images.chunks(self.shape.pixels() * self.shape.c).for_each(|image| self.add(isa, image));
     }
@@ -53,7 +53,7 @@ impl<'a> StatsSums<'a> {
     }
 
     /// Writes mean and biased variance.
-    pub(crate) fn finish(self, Moments(to): Moments<'_>) {
+    pub(crate) fn finish(self, ChannelMoments(to): ChannelMoments<'_>) {
         let scale = 1.0 / self.pixels as f64;
         for c in 0..self.shape.c {
             let (mean, square) = (self.sums[c] * scale, self.squares[c] * scale);

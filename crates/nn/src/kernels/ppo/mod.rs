@@ -31,7 +31,7 @@ mod report;
 
 pub use report::{HeadReport, PpoReport, report_len};
 
-use self::report::Sums;
+use self::report::ReportSums;
 use super::math;
 
 /// One action head.
@@ -64,7 +64,7 @@ pub struct PpoLoss {
 
 /// A row of a batch.
 #[derive(Clone, Copy)]
-struct At<'a> {
+struct BatchRow<'a> {
     batch: &'a PpoBatch<'a>,
     row: usize,
 }
@@ -82,20 +82,20 @@ pub struct PpoBatch<'a> {
     pub returns: &'a [f32],
 }
 
-/// Where the reference log-probabilities `[N][K]` come from.
+/// Source of the reference log-probabilities `[N][K]`.
 #[derive(Debug)]
 pub enum Reference<'a> {
-    /// They are those of this pass, and written here: every ratio is exactly 1.
+    /// The pass writes its own values here: every ratio is exactly 1.
     Record(&'a mut [f32]),
     /// An earlier pass wrote them.
     Given(&'a [f32]),
 }
 
-/// `probabilities` (of `logits.len()` choices) become p' of the module's text. All illegal: zeros.
+/// Turns `probabilities` (of `logits.len()` choices) into p', see the module. All illegal: zeros.
 pub fn floored_probabilities(logits: &[f32], legal: &[u8], floor: f32, probabilities: &mut [f32]) {
     let n = softmax(logits, legal, probabilities);
     for (p, legal) in probabilities.iter_mut().zip(legal) {
-        *p = if *legal == 0 { 0.0 } else { Floored::new(n, floor).of(*p) };
+        *p = if *legal == 0 { 0.0 } else { Floored::new(n, floor).apply(*p) };
     }
 }
 
@@ -135,13 +135,13 @@ impl Floored {
 
     /// p' of p. Without a floor a choice may be so improbable that p is 0; it then has the
     /// smallest normal probability, so that logarithms and ratios stay finite.
-    pub(super) fn of(self, p: f32) -> f32 {
+    pub(super) fn apply(self, p: f32) -> f32 {
         (self.floor + self.free * p).max(f32::MIN_POSITIVE)
     }
 }
 
-/// A head of one row: its part of the logits, and what its softmax says.
-struct Row<'a> {
+/// A head of one row: its part of the logits, and its softmax.
+struct HeadRow<'a> {
     /// Softmax over the legal choices.
     p: &'a mut [f32],
     legal: &'a [u8],
@@ -149,9 +149,9 @@ struct Row<'a> {
     floored: Floored,
 }
 
-impl Row<'_> {
+impl HeadRow<'_> {
     fn log_prob(&self) -> f32 {
-        if self.floored.n < 2 { 0.0 } else { self.floored.of(self.p[self.choice]).ln() }
+        if self.floored.n < 2 { 0.0 } else { self.floored.apply(self.p[self.choice]).ln() }
     }
 
     fn each_legal(&self) -> impl Iterator<Item = f32> {
@@ -163,7 +163,7 @@ impl Row<'_> {
         if self.floored.n < 2 {
             return 0.0;
         }
-        let term = |p: f32| self.floored.of(p) * self.floored.of(p).ln();
+        let term = |p: f32| self.floored.apply(p) * self.floored.apply(p).ln();
         -self.each_legal().map(term).sum::<f32>() / (self.floored.n as f32).ln()
     }
 
@@ -173,8 +173,9 @@ impl Row<'_> {
             return self.p.fill(0.0);
         }
         let Floored { n, free, .. } = self.floored;
-        let chosen = by_choice * free * self.p[self.choice] / self.floored.of(self.p[self.choice]);
-        let mean: f32 = self.each_legal().map(|p| p * self.floored.of(p).ln()).sum();
+        let chosen =
+            by_choice * free * self.p[self.choice] / self.floored.apply(self.p[self.choice]);
+        let mean: f32 = self.each_legal().map(|p| p * self.floored.apply(p).ln()).sum();
         let by_entropy = by_entropy * free / (n as f32).ln();
         for (i, (p, legal)) in self.p.iter_mut().zip(self.legal).enumerate() {
             if *legal == 0 {
@@ -182,7 +183,7 @@ impl Row<'_> {
                 continue;
             }
             let here = if i == self.choice { chosen } else { 0.0 };
-            let log = self.floored.of(*p).ln();
+            let log = self.floored.apply(*p).ln();
             *p = here - *p * (chosen + by_entropy * (log - mean));
         }
     }
@@ -206,9 +207,9 @@ impl PpoLoss {
     ) {
         let rows = batch.advantages.len();
         let l = self.logits();
-        let mut sums = Sums::new(report);
+        let mut sums = ReportSums::new(report);
         for row in 0..rows {
-            self.forward(At { batch, row }, &mut reference, outputs, gradient, &mut sums);
+            self.forward(BatchRow { batch, row }, &mut reference, outputs, gradient, &mut sums);
         }
         self.losses(&mut sums);
         let reference: &[f32] = match &reference {
@@ -217,7 +218,7 @@ impl PpoLoss {
         };
         for row in 0..rows {
             let gradient = &mut gradient[row * (l + 1)..][..l + 1];
-            self.backward(At { batch, row }, reference, outputs, gradient, &sums);
+            self.backward(BatchRow { batch, row }, reference, outputs, gradient, &sums);
         }
     }
 
@@ -244,22 +245,22 @@ impl PpoLoss {
         (row, k): (usize, usize),
         columns: std::ops::Range<usize>,
         p: &'a mut [f32],
-    ) -> Row<'a> {
+    ) -> HeadRow<'a> {
         let legal = &batch.legal[row * self.logits()..][columns];
         let n = legal.iter().filter(|legal| **legal != 0).count();
         let choice = batch.choices[row * self.heads.len() + k] as usize;
-        Row { p, legal, choice, floored: Floored::new(n, self.heads[k].floor) }
+        HeadRow { p, legal, choice, floored: Floored::new(n, self.heads[k].floor) }
     }
 
     /// Leaves the softmax of the used heads in `gradient`, writes the reference if it is to be
     /// recorded, and adds to the sums.
     fn forward(
         &self,
-        At { batch, row }: At<'_>,
+        BatchRow { batch, row }: BatchRow<'_>,
         reference: &mut Reference<'_>,
         outputs: &[f32],
         gradient: &mut [f32],
-        sums: &mut Sums<'_>,
+        sums: &mut ReportSums<'_>,
     ) {
         let (kk, l) = (self.heads.len(), self.logits());
         let (outputs, p) =
@@ -310,7 +311,7 @@ impl PpoLoss {
     }
 
     /// From sums over rows to the parts of the loss.
-    fn losses(&self, sums: &mut Sums<'_>) {
+    fn losses(&self, sums: &mut ReportSums<'_>) {
         let (mut policy, mut entropy) = (0.0, 0.0);
         for (k, spec) in self.heads.iter().enumerate() {
             let [count, loss, mean] = sums.finish_head(k);
@@ -327,11 +328,11 @@ impl PpoLoss {
     /// The gradient of one row, from the softmax that lies there.
     fn backward(
         &self,
-        At { batch, row }: At<'_>,
+        BatchRow { batch, row }: BatchRow<'_>,
         reference: &[f32],
         outputs: &[f32],
         gradient: &mut [f32],
-        sums: &Sums<'_>,
+        sums: &ReportSums<'_>,
     ) {
         let (kk, l) = (self.heads.len(), self.logits());
         let advantage = batch.advantages[row];
@@ -362,7 +363,7 @@ struct Surrogate {
     ratio: f32,
     /// min(r·A, clip(r)·A).
     value: f32,
-    /// Whether it is the clipped one, and less: no gradient.
+    /// Whether the clipped term is the smaller one: no gradient.
     is_bound: bool,
 }
 

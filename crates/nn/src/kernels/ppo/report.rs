@@ -7,7 +7,7 @@ const FRONT: usize = 9;
 /// Numbers of a head.
 const HEAD: usize = 6;
 
-/// f64 elements of the report of so many heads.
+/// f64 elements of the report of `heads` heads.
 pub const fn report_len(heads: usize) -> usize {
     FRONT + HEAD * heads
 }
@@ -48,7 +48,7 @@ pub struct HeadReport {
     pub entropy: f64,
     /// Its divergence from the reference.
     pub kl: f64,
-    /// Share of decisions where clipping took the gradient away.
+    /// Share of decisions whose gradient was clipped to zero.
     pub clipped: f64,
     /// Mean ratio.
     pub ratio: f64,
@@ -91,14 +91,14 @@ impl PpoReport {
     }
 }
 
-/// The report while rows are added: means are sums until [`Sums::finish`].
-pub(super) struct Sums<'a> {
+/// The report while rows are added: means are sums until [`ReportSums::finish`].
+pub(super) struct ReportSums<'a> {
     raw: &'a mut [f64],
     /// Σ R, Σ R², Σ (R − V).
     returns: [f64; 3],
 }
 
-impl<'a> Sums<'a> {
+impl<'a> ReportSums<'a> {
     pub(super) fn new(raw: &'a mut [f64]) -> Self {
         raw.fill(0.0);
         Self { raw, returns: [0.0; 3] }

@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use super::Simd;
 use super::avx2::Ymm;
 
-/// Sixteen f32 in a `zmm` register: channels of a pixel, or of so many neighbouring ones.
+/// Sixteen f32 in a `zmm` register: channels of one pixel, or of `PIXELS` neighbouring pixels.
 #[derive(Clone, Copy)]
 pub(crate) struct Zmm<const PIXELS: usize = 1>(__m512);
 

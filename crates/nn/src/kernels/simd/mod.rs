@@ -1,8 +1,8 @@
-//! Vectors of f32: what the register-tile and normalisation kernels need of an instruction set, and
-//! nothing more.
+//! Vectors of f32: the operations that the register-tile and normalisation kernels need of an
+//! instruction set.
 //!
-//! The files of this folder are thin: an intrinsic or two a method. The algorithms are elsewhere,
-//! written once.
+//! The files of this folder are thin: one or two intrinsics for each method. Algorithms are written
+//! once, elsewhere.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
@@ -19,11 +19,11 @@ pub(crate) unsafe trait Simd: Copy {
     /// Elements of a register; divides [`PAD`](super::PAD).
     const LANES: usize;
 
-    /// Neighbouring pixels whose channels the elements are, as many of each.
+    /// Neighbouring pixels in a register, with the same number of channels each.
     const PIXELS: usize = 1;
 
-    /// `i` itself, in a way that the compiler cannot see through: keeps it from turning addresses
-    /// that share one index into as many pointers, which it would spill and move one by one.
+    /// `i` itself, hidden from the compiler: otherwise it turns addresses that share one index into
+    /// separate pointers, which it spills and moves one by one.
     #[inline(always)]
     fn opaque(i: usize) -> usize {
         i
@@ -59,7 +59,7 @@ pub(crate) unsafe trait Simd: Copy {
         unsafe { Self::load(p) }
     }
 
-    /// Elements of as many places as there are pixels, `LANES / PIXELS` from `offset` on at each.
+    /// Elements of one place for each pixel: `LANES / PIXELS` elements from `offset` on.
     ///
     /// # Safety
     /// They are readable.
@@ -82,7 +82,7 @@ pub(crate) unsafe trait Simd: Copy {
     /// They are writable.
     unsafe fn store(self, p: *mut f32);
 
-    /// Writes what [`Simd::load_apart`] reads.
+    /// Writes the elements that [`Simd::load_apart`] reads.
     ///
     /// # Safety
     /// The places are writable and apart.
@@ -114,7 +114,7 @@ pub(crate) unsafe trait Simd: Copy {
     /// `a` where `self <= b`, else `c`; a NaN compares false.
     unsafe fn select_le(self, b: Self, a: Self, c: Self) -> Self;
 
-    /// `a` where `self > b` or `self` is NaN, else `c`: what PyTorch's max pooling takes.
+    /// `a` where `self > b` or `self` is NaN, else `c`, as in PyTorch's max pooling.
     unsafe fn select_greater(self, b: Self, a: Self, c: Self) -> Self;
 
     /// `a` where `self == b`, else `c`.
@@ -133,7 +133,7 @@ pub(crate) unsafe trait Simd: Copy {
     unsafe fn store_bytes(self, p: *mut u8, n: usize);
 }
 
-/// Asks for the cache lines of `values`, which are written soon. Does nothing that can be seen.
+/// Prefetches the cache lines of `values` for writing. Has no visible effect.
 #[inline(always)]
 pub(crate) fn fetch_to_write(values: &[f32]) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]

@@ -8,20 +8,21 @@ use meristem_device::in_parts;
 use super::PANEL;
 use crate::kernels::parts::MOST;
 
-/// Columns of a part at least: of a wide convolution none are divided, whose images are.
+/// Least columns of a part: a wide convolution divides its images, not its columns.
 const LEAST_COLS: usize = 4 * PANEL;
 
-/// Multiply-adds of a part at least, some 10 µs of a core.
+/// Least multiply-adds of a part, some 10 µs of a core.
 const LEAST: usize = 1_000_000;
 
-/// Where a product is written by several threads.
-pub(super) struct Output(pub(super) *mut f32);
+/// Output of a product that several threads write.
+pub(super) struct SharedOutput(pub(super) *mut f32);
 
-// SAFETY: an address. Whoever writes there proves that no other thread does, see `run_block`.
-unsafe impl Sync for Output {}
+// SAFETY: an address. Each writer proves that no other thread writes the same elements, see
+// `run_block`.
+unsafe impl Sync for SharedOutput {}
 
-/// Runs `run` for ranges of columns that cover `cols`, each of whole panels but the last. A column
-/// does not depend on the others, so neither does a bit on how many parts there are.
+/// Runs `run` for ranges of columns that cover `cols`, each of whole panels but the last. No column
+/// depends on another, so the bits do not depend on the number of parts.
 pub(super) fn in_columns(cols: usize, work: usize, run: impl Fn(Range<usize>) + Sync) {
     let parts = (cols / LEAST_COLS).min(cols.saturating_mul(work) / LEAST).clamp(1, MOST);
     let each = cols.div_ceil(parts).next_multiple_of(PANEL);

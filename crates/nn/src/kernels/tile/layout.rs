@@ -1,30 +1,30 @@
-//! How the weights of a product lie in memory, and how they are packed.
+//! Arrangements of a product's weights in memory, and their packing.
 
 use super::Nest;
 use crate::kernels::isa::Level;
 use crate::kernels::{Isa, PAD, pad16};
 
-/// How B lies in memory.
+/// Arrangement of B in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Layout {
+pub(crate) enum MatrixLayout {
     /// Row after row, so far apart.
     Rows(usize),
     /// Panels of [`PANEL`] columns, each with all its rows together (the last has as many columns
-    /// as remain, padded to a multiple of [`PAD`]): what a tile reads is one run of memory, while
-    /// columns of wide rows have few places in a cache and a page of their own each.
+    /// as remain, padded to a multiple of [`PAD`]): a tile reads one run of memory, while columns
+    /// of wide rows would have few places in a cache, and each row its own page.
     Panels,
     /// At most 8 columns, two rows in a vector, see [`to_pairs`]. For AVX-512 only, and A has no
     /// gaps in a run of the depth.
     Pairs,
 }
 
-/// Elements of B in [`Layout::Pairs`] for a depth.
+/// Elements of B in [`MatrixLayout::Pairs`] for a depth.
 pub(crate) const fn paired_len(depth: &Nest) -> usize {
     let [outer, middle, run] = depth.counts;
     outer * middle * run.div_ceil(2) * PAD
 }
 
-/// Packs the first 8 columns of `b`, whose rows have [`PAD`], for [`Layout::Pairs`].
+/// Packs the first 8 columns of `b`, whose rows have [`PAD`], for [`MatrixLayout::Pairs`].
 pub(crate) fn to_pairs(depth: &Nest, b: &[f32], to: &mut [f32]) {
     let run = depth.counts[2];
     let pairs = b.chunks_exact(run * PAD).flat_map(|run| run.chunks(2 * PAD));
@@ -36,8 +36,8 @@ pub(crate) fn to_pairs(depth: &Nest, b: &[f32], to: &mut [f32]) {
     }
 }
 
-/// Whether products of so many columns are faster in [`Layout::Pairs`], over a depth whose runs are
-/// neighbours in A.
+/// Whether products of `cols` columns are faster in [`MatrixLayout::Pairs`], over a depth whose
+/// runs are neighbours in A.
 pub(crate) fn takes_pairs(isa: Isa, cols: usize) -> bool {
     isa.level() == Level::Avx512 && (5..=8).contains(&cols)
 }
@@ -45,15 +45,16 @@ pub(crate) fn takes_pairs(isa: Isa, cols: usize) -> bool {
 /// Columns of a panel: of the widest tile.
 pub(super) const PANEL: usize = 32;
 
-/// Where the panel of column `col` starts, in memory of `depth` rows, and its columns.
+/// First element of the panel of column `col`, in memory of `depth` rows, and the panel's number of
+/// columns.
 pub(super) const fn panel(depth: usize, cols: usize, col: usize) -> (usize, usize) {
     let first = col / PANEL * PANEL;
     let left = pad16(cols) - first;
     (depth * first, if left < PANEL { left } else { PANEL })
 }
 
-/// Where row `k` has its columns from `col` on, in panels of `depth` rows; they go on at least to
-/// the next multiple of [`PAD`].
+/// First element of columns `col` and later in row `k`, in panels of `depth` rows; the columns
+/// extend at least to the next multiple of [`PAD`].
 pub(crate) const fn in_panels([depth, cols]: [usize; 2], k: usize, col: usize) -> usize {
     let (start, step) = panel(depth, cols, col);
     start + k * step + col % PANEL

@@ -1,5 +1,5 @@
 //! A tile of at most 8 columns that fills registers of 16: an even element of the depth and the odd
-//! one behind it are multiplied at once.
+//! one after it are multiplied at once.
 //!
 //! A register of B has `b[k][0] b[k+1][0] b[k][1] b[k+1][1] …` of 8 columns
 //! ([`to_pairs`](super::to_pairs)), one of A the two elements of its row, which are neighbours in
@@ -12,13 +12,13 @@
 
 use std::array::from_fn;
 
-use super::{Nest, Tile, finish};
+use super::{Nest, ResolvedTile, finish};
 use crate::kernels::PAD;
 use crate::kernels::macros::unroll_rows;
 use crate::kernels::simd::Simd;
 use crate::kernels::simd::{avx2::Ymm, avx512::Zmm};
 
-/// The kernel: P rows, U pairs at a time. The other parameters are those of its relatives.
+/// The kernel: P rows, U pairs at a time. The other parameters are as in the kernels of `tile`.
 ///
 /// # Safety
 /// As [`tile`](super::tile), for AVX-512. B is packed, and elements of a run are neighbours in A.
@@ -26,7 +26,7 @@ use crate::kernels::simd::{avx2::Ymm, avx512::Zmm};
 #[allow(clippy::extra_unused_type_parameters)]
 #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
 pub(super) unsafe fn pairs<S, const L: bool, const P: usize, const V: usize, const U: usize>(
-    t: &Tile,
+    t: &ResolvedTile,
 ) {
     let Nest { counts, strides } = t.depth;
     let mut b = t.b;

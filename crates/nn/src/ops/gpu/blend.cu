@@ -1,4 +1,4 @@
-// Where a module meets its host (kernels/blend.rs): h host, m module, x the module's input, a
+// Blends of a module and its host (kernels/blend.rs): h host, m module, x the module's input, a
 // alpha. One thread an element, unless said.
 #include "nn.cuh"
 
@@ -11,14 +11,14 @@ struct Mix {
     u32 accumulate;  // bits: gradient of h, m, x, gate
 };
 
-// What weighs m against h: alpha, times the sample's gate if there is one.
+// The weight of m against h: alpha, times the sample's gate if there is one.
 __device__ __forceinline__ float weight(Span<const float> gate, float a, i64 i, const Mix& of) {
     if (of.mode != GATE) return a;
     u32 rest, sample = of.each.divide((u32)i, rest);
     return a * gate[sample];
 }
 
-// With an alpha of zero it is h, whatever the others hold.
+// With an alpha of zero the result is h, for any value of the other operands.
 extern "C" __global__ void __launch_bounds__(256)
     blend_forward(Span<const float> h, Span<const float> m, Span<const float> x,
                   Span<const float> gate, Span<const float> alpha, Span<float> y, Mix of) {

@@ -7,7 +7,7 @@ use smallvec::smallvec;
 use super::divisor::Divisor;
 use super::{Emission, READ, WRITE, emitted, kernel, plain, read, source, write};
 use crate::kernels::blend::BlendMode;
-use crate::ops::blend::{Blend, Op};
+use crate::ops::blend::{Blend, BlendOp};
 
 pub(super) static SOURCE: KernelSource = source!("blend.cu");
 
@@ -67,18 +67,18 @@ fn chunk(len: usize) -> usize {
     len.div_ceil(256).next_multiple_of(THREADS).max(16 * THREADS)
 }
 
-pub(super) fn emit(op: &Op) -> Emission {
+pub(super) fn emit(op: &BlendOp) -> Emission {
     match *op {
-        Op::Forward(of) => {
+        BlendOp::Forward(of) => {
             let operands = [read(0), read(1), read(2), read(3), read(4), write(0)];
             smallvec![emitted(Call::each(&FORWARD, of.len), &operands, mix(&of, [false; 4]))]
         }
-        Op::Gradient { blend, accumulate } => gradient(&blend, mix(&blend, accumulate)),
-        Op::TanhMix { len } => {
+        BlendOp::Gradient { blend, accumulate } => gradient(&blend, mix(&blend, accumulate)),
+        BlendOp::TanhMix { len } => {
             let operands = [read(0), read(1), read(2), write(0)];
             smallvec![plain(Call::each(&TANH_MIX, len), &operands)]
         }
-        Op::TanhMixGradient { len, accumulate } => {
+        BlendOp::TanhMixGradient { len, accumulate } => {
             let (chunk, [x, y, s, dout]) = (chunk(len), std::array::from_fn(read));
             let (chunks, [dx, dy, ds, scratch]) = (len.div_ceil(chunk), std::array::from_fn(write));
             let partial = scratch.part(0, chunks);
@@ -93,12 +93,12 @@ pub(super) fn emit(op: &Op) -> Emission {
     }
 }
 
-pub(super) fn scratch(op: &Op) -> usize {
+pub(super) fn scratch(op: &BlendOp) -> usize {
     match *op {
-        Op::TanhMixGradient { len, .. } => {
+        BlendOp::TanhMixGradient { len, .. } => {
             len.div_ceil(chunk(len)) * size_of::<f64>() / size_of::<f32>()
         }
-        Op::Forward(_) | Op::Gradient { .. } | Op::TanhMix { .. } => 0,
+        BlendOp::Forward(_) | BlendOp::Gradient { .. } | BlendOp::TanhMix { .. } => 0,
     }
 }
 

@@ -1,48 +1,48 @@
-//! Calls for [`ops::chain`](crate::ops::chain): those of its links, each for the whole batch. Inner
-//! values lie in scratch, and behind them the scratch of the links.
+//! Calls for [`ops::chain`](crate::ops::chain): the calls of its steps, each for the whole batch.
+//! Scratch holds the inner values, then the scratch of the steps.
 
-use super::{At, Emission, Emitted, emit as emit_any, read, scratch as scratch_of, write};
-use crate::ops::Op;
-use crate::ops::chain::{Chain, Operand, Place};
+use super::{CallOperand, Emission, Emitted, emit as emit_any, read, scratch as scratch_of, write};
+use crate::ops::StepOp;
+use crate::ops::chain::{Chain, ChainOperand, OperandPlace};
 
-/// A link, with its operands among those of the chain.
-struct Linked<'a> {
-    op: &'a Op,
-    reads: Vec<At>,
-    writes: Vec<At>,
+/// A step, with its operands among the chain's operands.
+struct PlacedStep<'a> {
+    op: &'a StepOp,
+    reads: Vec<CallOperand>,
+    writes: Vec<CallOperand>,
 }
 
 /// An absent operand.
-const NONE: At = write(0).part(0, 0);
+const NONE: CallOperand = write(0).part(0, 0);
 
 /// f32 elements of scratch that an inner value takes.
-fn inner_len(of: &Operand) -> usize {
+fn inner_len(of: &ChainOperand) -> usize {
     (of.len * of.dtype.size()).div_ceil(size_of::<f32>()).next_multiple_of(16)
 }
 
-/// The links, where scratch behind the inner values has so many elements.
-fn links(of: &Chain, rest: usize) -> impl Iterator<Item = Linked<'_>> {
+/// The steps; their scratch, after the inner values, has `rest` elements.
+fn steps(of: &Chain, rest: usize) -> impl Iterator<Item = PlacedStep<'_>> {
     let scratch = write(of.writes.len());
     let start = move |at: usize| of.inner[..at].iter().map(inner_len).sum::<usize>();
-    let place = move |place: &Place| -> At {
+    let place = move |place: &OperandPlace| -> CallOperand {
         match *place {
-            Place::Absent => NONE,
-            Place::Read(at) => read(at),
-            Place::Write(at) => write(at),
-            Place::Inner(at) => scratch.part(start(at), of.inner[at].len),
+            OperandPlace::Absent => NONE,
+            OperandPlace::Read(at) => read(at),
+            OperandPlace::Write(at) => write(at),
+            OperandPlace::Inner(at) => scratch.part(start(at), of.inner[at].len),
         }
     };
     let rest = if rest == 0 { NONE } else { scratch.part(start(of.inner.len()), rest) };
-    of.links.iter().map(move |link| Linked {
-        op: &link.op,
-        reads: link.reads.iter().map(place).collect(),
-        writes: link.writes.iter().map(place).chain([rest]).collect(),
+    of.steps.iter().map(move |step| PlacedStep {
+        op: &step.op,
+        reads: step.reads.iter().map(place).collect(),
+        writes: step.writes.iter().map(place).chain([rest]).collect(),
     })
 }
 
 pub(super) fn emit(of: &Chain) -> Emission {
-    let calls = links(of, rest(of)).flat_map(|Linked { op, reads, writes }| {
-        let place = move |at: At| {
+    let calls = steps(of, rest(of)).flat_map(|PlacedStep { op, reads, writes }| {
+        let place = move |at: CallOperand| {
             let given = if at.written { writes[at.index] } else { reads[at.index] };
             match (at.part, given.part) {
                 (_, Some((_, 0))) => NONE,
@@ -59,9 +59,9 @@ pub(super) fn emit(of: &Chain) -> Emission {
     calls.collect()
 }
 
-/// Scratch that any link needs.
+/// Most scratch that a step needs.
 fn rest(of: &Chain) -> usize {
-    of.links.iter().map(|link| scratch_of(&link.op)).max().unwrap_or(0)
+    of.steps.iter().map(|step| scratch_of(&step.op)).max().unwrap_or(0)
 }
 
 pub(super) fn scratch(of: &Chain) -> usize {

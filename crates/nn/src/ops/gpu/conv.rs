@@ -7,12 +7,12 @@ use meristem_device::{Call, Kernel, KernelHeader, KernelSource, Operand};
 use smallvec::smallvec;
 
 use super::{
-    At, Emission, Emitted, HEADERS, READ, WRITE, by_precision, emitted, kernel, norm,
+    CallOperand, Emission, Emitted, HEADERS, READ, WRITE, by_precision, emitted, kernel, norm,
     product_headers, product_kernels, product_sources, read, source, write,
 };
 use crate::kernels::conv::ConvShape;
 use crate::kernels::pad16;
-use crate::ops::conv::{Op, Product};
+use crate::ops::conv::{ConvOp, ConvProduct};
 use crate::precision::Precision;
 
 /// Headers of this family.
@@ -39,37 +39,38 @@ const FORWARD_OPERANDS: [Operand; 4] = [READ, READ, READ, WRITE];
 const BACKWARD_OPERANDS: [Operand; 3] = [READ, READ, WRITE];
 
 static FORWARD: Tiled = Tiled {
-    large: product_kernels::<Conv>(&ANY, "forward_large", &FORWARD_OPERANDS),
-    wide: product_kernels::<Conv>(&ANY, "forward_wide", &FORWARD_OPERANDS),
-    narrow: product_kernels::<Conv>(&ANY, "forward_narrow", &FORWARD_OPERANDS),
-    small: product_kernels::<Conv>(&ANY, "forward_small", &FORWARD_OPERANDS),
+    large: product_kernels::<ConvValues>(&ANY, "forward_large", &FORWARD_OPERANDS),
+    wide: product_kernels::<ConvValues>(&ANY, "forward_wide", &FORWARD_OPERANDS),
+    narrow: product_kernels::<ConvValues>(&ANY, "forward_narrow", &FORWARD_OPERANDS),
+    small: product_kernels::<ConvValues>(&ANY, "forward_small", &FORWARD_OPERANDS),
     narrow_rows: 128,
 };
 static DATA: Tiled = Tiled {
-    large: product_kernels::<Conv>(&ANY, "data_large", &BACKWARD_OPERANDS),
-    wide: product_kernels::<Conv>(&ANY, "data_wide", &BACKWARD_OPERANDS),
-    narrow: product_kernels::<Conv>(&ANY, "data_narrow", &BACKWARD_OPERANDS),
-    small: product_kernels::<Conv>(&ANY, "data_small", &BACKWARD_OPERANDS),
+    large: product_kernels::<ConvValues>(&ANY, "data_large", &BACKWARD_OPERANDS),
+    wide: product_kernels::<ConvValues>(&ANY, "data_wide", &BACKWARD_OPERANDS),
+    narrow: product_kernels::<ConvValues>(&ANY, "data_narrow", &BACKWARD_OPERANDS),
+    small: product_kernels::<ConvValues>(&ANY, "data_small", &BACKWARD_OPERANDS),
     narrow_rows: 128,
 };
 static WEIGHT: Tiled = Tiled {
-    large: product_kernels::<Conv>(&ANY, "weight_large", &BACKWARD_OPERANDS),
-    wide: product_kernels::<Conv>(&ANY, "weight_wide", &BACKWARD_OPERANDS),
-    narrow: product_kernels::<Conv>(&ANY, "weight_narrow", &BACKWARD_OPERANDS),
-    small: product_kernels::<Conv>(&ANY, "weight_small", &BACKWARD_OPERANDS),
+    large: product_kernels::<ConvValues>(&ANY, "weight_large", &BACKWARD_OPERANDS),
+    wide: product_kernels::<ConvValues>(&ANY, "weight_wide", &BACKWARD_OPERANDS),
+    narrow: product_kernels::<ConvValues>(&ANY, "weight_narrow", &BACKWARD_OPERANDS),
+    small: product_kernels::<ConvValues>(&ANY, "weight_small", &BACKWARD_OPERANDS),
     narrow_rows: 64,
 };
 static DEPTHWISE_FORWARD: [Kernel; 3] =
-    product_kernels::<Conv>(&DEPTHWISE, "depthwise_forward", &FORWARD_OPERANDS);
+    product_kernels::<ConvValues>(&DEPTHWISE, "depthwise_forward", &FORWARD_OPERANDS);
 static DEPTHWISE_DATA: [Kernel; 3] =
-    product_kernels::<Conv>(&DEPTHWISE, "depthwise_data", &BACKWARD_OPERANDS);
+    product_kernels::<ConvValues>(&DEPTHWISE, "depthwise_data", &BACKWARD_OPERANDS);
 static DEPTHWISE_WEIGHT: [Kernel; 3] =
-    product_kernels::<Conv>(&DEPTHWISE, "depthwise_weight", &BACKWARD_OPERANDS);
+    product_kernels::<ConvValues>(&DEPTHWISE, "depthwise_weight", &BACKWARD_OPERANDS);
 static STATISTICS_PARTS: Kernel =
     kernel::<Statistics>(&SUMS, "statistics_parts", &[READ, Operand::write::<f64>()]);
 static STATISTICS_FINISH: Kernel =
     kernel::<norm::Finish>(&SUMS, "statistics_finish", &[Operand::read::<f64>(), WRITE, WRITE]);
-static WEIGHT_FINISH: Kernel = kernel::<Weights>(&SUMS, "weight_finish", &[READ, WRITE, WRITE]);
+static WEIGHT_FINISH: Kernel =
+    kernel::<WeightValues>(&SUMS, "weight_finish", &[READ, WRITE, WRITE]);
 
 /// Blocks that keep a GPU busy, which has 100 to 150 multiprocessors.
 const BUSY: usize = 256;
@@ -77,7 +78,7 @@ const BUSY: usize = 256;
 /// As in conv.cuh.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct Conv {
+struct ConvValues {
     batch: u32,
     input: [u32; 3],
     output: [u32; 3],
@@ -105,7 +106,7 @@ struct Statistics {
 
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct Weights {
+struct WeightValues {
     weights: u32,
     columns: u32,
     step: u32,
@@ -115,27 +116,27 @@ struct Weights {
 
 /// A partition of the output pixels, which sums over them are taken by.
 #[derive(Clone, Copy)]
-struct Parts {
+struct PixelParts {
     count: usize,
     /// Pixels of each part but the last.
     pixels: usize,
 }
 
-impl Parts {
+impl PixelParts {
     /// For a call that takes no sums over pixels.
-    const NONE: Parts = Parts { count: 0, pixels: 0 };
+    const NONE: PixelParts = PixelParts { count: 0, pixels: 0 };
 
-    /// At most `most` parts of at least `least` pixels each, if there are so many.
-    fn new(pixels: usize, least: usize, most: usize) -> Parts {
+    /// At most `most` parts of at least `least` pixels each; one part if there are fewer pixels.
+    fn new(pixels: usize, least: usize, most: usize) -> PixelParts {
         let each = pixels.div_ceil(most.max(1)).max(least);
-        Parts { count: pixels.div_ceil(each), pixels: each }
+        PixelParts { count: pixels.div_ceil(each), pixels: each }
     }
 }
 
-fn conv(shape: &ConvShape, parts: Parts, accumulate: bool) -> Conv {
+fn conv(shape: &ConvShape, parts: PixelParts, accumulate: bool) -> ConvValues {
     let n = |[a, b]: [usize; 2]| [a as u32, b as u32];
     let (jobs, output) = (shape.jobs(), shape.output());
-    Conv {
+    ConvValues {
         batch: shape.batch as u32,
         input: [shape.in_h as u32, shape.in_w as u32, shape.in_c as u32],
         output: [output.h as u32, output.w as u32, output.c as u32],
@@ -158,15 +159,15 @@ fn pixels(shape: &ConvShape) -> usize {
 }
 
 /// Parts for the weight gradient.
-fn weight_parts(shape: &ConvShape) -> Parts {
+fn weight_parts(shape: &ConvShape) -> PixelParts {
     let [rows, cols] = [shape.taps() * shape.job_in(), shape.job_out()].map(|n| n.div_ceil(64));
     let tiles = if shape.is_depthwise() { cols } else { rows * cols * shape.jobs() };
-    Parts::new(pixels(shape), 128, most_parts(shape, tiles, 256))
+    PixelParts::new(pixels(shape), 128, most_parts(shape, tiles, 256))
 }
 
-/// Most parts that a weight gradient is cut into, of `tiles` blocks each. A part has sums as long
-/// as the weights, which are written once and read once: they are to be a quarter of what is summed
-/// at most, but blocks enough for half a GPU.
+/// Most parts of a weight gradient, of `tiles` blocks each. A part's sums are as long as the
+/// weights, and are written once and read once: they are at most a quarter of the elements that are
+/// summed, unless fewer parts would occupy less than half a GPU.
 fn most_parts(shape: &ConvShape, tiles: usize, limit: usize) -> usize {
     let summed = shape.input().len() + shape.output().len();
     (summed / 4 / sums_len(shape)).max(64 / tiles).clamp(1, limit)
@@ -182,6 +183,13 @@ fn sums_len(shape: &ConvShape) -> usize {
     weights(shape) + shape.out_c
 }
 
+/// `times` products of matrices, each with `rows` rows and `cols` columns.
+struct ProductSize {
+    rows: usize,
+    cols: usize,
+    times: usize,
+}
+
 /// Kernels of a product, by the elements that a block computes: 128 × 64, 64 × 64, a number of
 /// rows × 16, and 32 × 32. The bits of a result are the same. Each is for all precisions.
 struct Tiled {
@@ -193,14 +201,16 @@ struct Tiled {
 }
 
 impl Tiled {
-    /// The call for products of so many rows and columns, so many times: the largest tile of which
-    /// there are enough, and of which a third at most is for nothing.
-    fn call(&'static self, precision: Precision, [rows, cols, times]: [usize; 3]) -> Call {
+    /// The call for products: the largest tile size that gives enough tiles and wastes at most a
+    /// third of a tile.
+    fn call(&'static self, precision: Precision, size: ProductSize) -> Call {
+        let ProductSize { rows, cols, times } = size;
         // Threads have 8 × 8 elements of a large tile, and 4 × 4 of the others.
         let (narrow, small) = ([self.narrow_rows, 16], (&self.small, [32, 32], 16));
-        let larger = match cols <= 16 {
-            true => &[(&self.narrow, narrow, 16)][..],
-            false => &[(&self.large, [128, 64], 64), (&self.wide, [64, 64], 16)],
+        let larger = if cols <= 16 {
+            &[(&self.narrow, narrow, 16)][..]
+        } else {
+            &[(&self.large, [128, 64], 64), (&self.wide, [64, 64], 16)]
         };
         let blocks = |[h, w]: [usize; 2]| rows.div_ceil(h) * cols.div_ceil(w) * times;
         let elements = |tile: [usize; 2]| blocks(tile) * tile[0] * tile[1];
@@ -215,67 +225,70 @@ impl Tiled {
     }
 }
 
-pub(super) fn emit(op: &Op) -> Emission {
+pub(super) fn emit(op: &ConvOp) -> Emission {
     match op {
-        Op::Forward(of) if window::fits(&of.shape) => window::forward(of),
-        Op::Forward(of) => smallvec![forward(of)],
-        Op::ForwardWithStats(of) => forward_with_statistics(of),
-        Op::WeightGradient(of) if window::fits(&of.shape) => window::weight_gradient(of),
-        Op::WeightGradient(of) => weight_gradient(of),
-        Op::DataGradient { product, accumulate } if window::fits(&product.shape) => {
+        ConvOp::Forward(of) if window::fits(&of.shape) => window::forward(of),
+        ConvOp::Forward(of) => smallvec![forward(of)],
+        ConvOp::ForwardWithStats(of) => forward_with_statistics(of),
+        ConvOp::WeightGradient(of) if window::fits(&of.shape) => window::weight_gradient(of),
+        ConvOp::WeightGradient(of) => weight_gradient(of),
+        ConvOp::DataGradient { product, accumulate } if window::fits(&product.shape) => {
             window::data_gradient(product, *accumulate)
         }
-        Op::DataGradient { product, accumulate } => smallvec![data_gradient(product, *accumulate)],
+        ConvOp::DataGradient { product, accumulate } => {
+            smallvec![data_gradient(product, *accumulate)]
+        }
     }
 }
 
-pub(super) fn scratch(op: &Op) -> usize {
+pub(super) fn scratch(op: &ConvOp) -> usize {
     match op {
-        Op::Forward(_) | Op::DataGradient { .. } => 0,
+        ConvOp::Forward(_) | ConvOp::DataGradient { .. } => 0,
         // Without images there are no parts, but the operand stays.
-        Op::ForwardWithStats(of) => (2 * statistics_len(of)).max(1),
-        Op::WeightGradient(of) => {
-            let parts = match window::fits(&of.shape) {
-                true => window::weight_parts(of),
-                false => weight_parts(&of.shape).count,
+        ConvOp::ForwardWithStats(of) => (2 * statistics_len(of)).max(1),
+        ConvOp::WeightGradient(of) => {
+            let parts = if window::fits(&of.shape) {
+                window::weight_parts(of)
+            } else {
+                weight_parts(&of.shape).count
             };
             (parts * sums_len(&of.shape)).max(1)
         }
     }
 }
 
-fn forward(of: &Product) -> Emitted {
+fn forward(of: &ConvProduct) -> Emitted {
     product(of, &[read(0), read(1), read(2), write(0)])
 }
 
 /// A convolution of any shape, over x, weights, bias and y.
-pub(super) fn product(of: &Product, operands: &[At; 4]) -> Emitted {
+pub(super) fn product(of: &ConvProduct, operands: &[CallOperand; 4]) -> Emitted {
     let shape = &of.shape;
-    let size = [pixels(shape), shape.job_out(), shape.jobs()];
+    let size = ProductSize { rows: pixels(shape), cols: shape.job_out(), times: shape.jobs() };
     let call = if shape.is_depthwise() {
         Call::each(by_precision(&DEPTHWISE_FORWARD, of.precision), shape.output().len())
     } else {
         FORWARD.call(of.precision, size)
     };
-    emitted(call, operands, conv(shape, Parts::NONE, false))
+    emitted(call, operands, conv(shape, PixelParts::NONE, false))
 }
 
 /// Parts of the output pixels whose sums the statistics are made of: tiles if these are summed
 /// while they are at hand; else enough of them for a GPU, of a few passes of a block's threads.
-fn statistics_parts(of: &Product) -> Parts {
+fn statistics_parts(of: &ConvProduct) -> PixelParts {
     if window::fits(&of.shape) {
-        Parts { count: window::statistics_tiles(of), pixels: 0 }
+        PixelParts { count: window::statistics_tiles(of), pixels: 0 }
     } else {
-        Parts::new(pixels(&of.shape), 256, 256)
+        PixelParts::new(pixels(&of.shape), 256, 256)
     }
 }
 
 /// Sums of all parts for the statistics, in f64.
-fn statistics_len(of: &Product) -> usize {
+fn statistics_len(of: &ConvProduct) -> usize {
     statistics_parts(of).count * 2 * of.shape.out_c
 }
 
-fn forward_with_statistics(product: &Product) -> Emission {
+fn forward_with_statistics(product: &ConvProduct) -> Emission {
     let shape = &product.shape;
     let parts = statistics_parts(product);
     let lanes = shape.out_c.next_power_of_two().min(32);
@@ -297,12 +310,12 @@ fn forward_with_statistics(product: &Product) -> Emission {
     smallvec![forward(product), emitted(call, &[write(0), sums], of), finish]
 }
 
-fn weight_gradient(product: &Product) -> Emission {
+fn weight_gradient(product: &ConvProduct) -> Emission {
     let shape = &product.shape;
     let parts = weight_parts(shape);
     let of = conv(shape, parts, true);
-    let rows = shape.taps() * shape.job_in();
-    let size = [rows, shape.job_out(), shape.jobs() * parts.count];
+    let (rows, times) = (shape.taps() * shape.job_in(), shape.jobs() * parts.count);
+    let size = ProductSize { rows, cols: shape.job_out(), times };
     let call = if shape.is_depthwise() {
         let blocks = parts.count * shape.out_c.div_ceil(32);
         Call::new(by_precision(&DEPTHWISE_WEIGHT, product.precision), blocks as u32, 256)
@@ -315,7 +328,7 @@ fn weight_gradient(product: &Product) -> Emission {
 
 /// Adds the parts' sums in scratch to the gradients of the parameters.
 fn finish(shape: &ConvShape, parts: usize) -> Emitted {
-    let finish = Weights {
+    let finish = WeightValues {
         weights: weights(shape) as u32,
         columns: shape.job_out() as u32,
         step: pad16(shape.job_out()) as u32,
@@ -328,13 +341,13 @@ fn finish(shape: &ConvShape, parts: usize) -> Emitted {
     emitted(call, &[write(2), write(0), write(1)], finish)
 }
 
-fn data_gradient(product: &Product, accumulate: bool) -> Emitted {
+fn data_gradient(product: &ConvProduct, accumulate: bool) -> Emitted {
     let shape = &product.shape;
-    let of = conv(shape, Parts::NONE, accumulate);
+    let of = conv(shape, PixelParts::NONE, accumulate);
     // As many tiles for every phase of the stride (`Phase` in any.cu) as for the first.
     let [sh, sw] = shape.stride;
     let pixels = shape.batch * shape.in_h.div_ceil(sh) * shape.in_w.div_ceil(sw);
-    let size = [pixels, shape.job_in(), shape.jobs() * sh * sw];
+    let size = ProductSize { rows: pixels, cols: shape.job_in(), times: shape.jobs() * sh * sw };
     let call = if shape.is_depthwise() {
         Call::each(by_precision(&DEPTHWISE_DATA, product.precision), shape.input().len())
     } else {

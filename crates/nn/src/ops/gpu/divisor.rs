@@ -13,7 +13,7 @@ pub(super) struct Divisor {
 }
 
 impl Divisor {
-    /// Divides by `by`, which is below 2³¹; 0, by which nobody divides, is as 1.
+    /// Divides by `by`, which is below 2³¹; a `by` of 0, which no kernel uses, counts as 1.
     pub(super) fn new(by: usize) -> Divisor {
         let by = by.max(1) as u64;
         let shift = by.next_power_of_two().trailing_zeros();

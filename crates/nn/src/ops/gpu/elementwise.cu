@@ -19,7 +19,7 @@ extern "C" __global__ void __launch_bounds__(256)
     if (i < y.len) y[i] *= c.value;
 }
 
-// How a result is made: which function, and whether it is added to what is there.
+// The function, and whether its result is added to the output.
 struct Options {
     u32 function;  // 0 ReLU, 1 sigmoid, 2 tanh
     u32 accumulate;

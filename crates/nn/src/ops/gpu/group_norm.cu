@@ -40,7 +40,7 @@ struct Part {
         saved = (i64)sample * of.groups + (begin + min(column, width - 1)) / of.each;
     }
 
-    // Whether the thread writes what there is one of in a group.
+    // Whether the thread writes the values of its group.
     __device__ bool leads(const Group& of) const {
         return row == 0 && column < width && column % of.each == 0;
     }
@@ -85,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(512)
         }
     }
     sums = group_sum(sums, part, of);
-    // The mean was rounded to f32: what is left of it is taken off the variance.
+    // The mean was rounded to f32: the square of its remainder is taken off the variance.
     double rest = sums.a * of.share, v = sums.b * of.share - rest * rest;
     float inverse = (float)(1.0 / sqrt(v + (double)of.eps));
     if (at.leads(of)) {
@@ -110,8 +110,8 @@ extern "C" __global__ void __launch_bounds__(512)
     }
 }
 
-// Sums of a sample, per channel of dy and dy·(x - mean)/deviation to `partial` [N][2][C], and of
-// those times gamma over a group; then dx, if it is wanted.
+// Sums of a sample: per channel of dy and of dy·(x - mean)/deviation, to `partial` [N][2][C]; over
+// a group, of these times gamma. Then dx, if it is wanted.
 extern "C" __global__ void __launch_bounds__(512)
     group_gradient(Span<const float> x, Span<const float> gamma, Span<const float> mean,
                    Span<const float> invstd, Span<const float> dy, Span<float> dx,

@@ -7,8 +7,8 @@ struct Batch {
     u32 samples;
     u32 classes;
     u32 lanes;  // threads for a sample
-    u32 rows;   // samples of a block, a multiple of those it has at a time
-    u32 is_first;  // whether the first configuration is among those evaluated
+    u32 rows;   // samples of a block, a multiple of the samples that it takes at a time
+    u32 is_first;  // whether the first configuration is evaluated
 };
 
 struct Best {
@@ -25,7 +25,7 @@ __device__ __forceinline__ bool precedes(Best a, Best b) {
 }
 
 __device__ Best argmax(Span<const float> logits, i64 row, bool any, Batch of, u32 lane) {
-    Best best = {__int_as_float(0xff800000), 0xffffffffu};  // behind every class
+    Best best = {__int_as_float(0xff800000), 0xffffffffu};  // loses to every class
     for (u32 c = lane; any && c < of.classes; c += of.lanes) {
         Best other = {logits[row + c], c};
         if (precedes(other, best)) best = other;

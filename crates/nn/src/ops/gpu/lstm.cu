@@ -1,4 +1,4 @@
-// LSTM over sequences (kernels/lstm.rs), behind the product with all inputs. Rows are [T][B]; gates
+// LSTM over sequences (kernels/lstm.rs), after the product with all inputs. Rows are [T][B]; gates
 // i, f, g, o lie side by side in a row of 4H; weights have rows of `pitch`, 4H padded; a state is
 // h, then c. Steps of a sequence depend on each other and on no other sequence: one block goes
 // through all of them.
@@ -13,7 +13,7 @@ struct Shape {
     u32 keeps;  // whether a block keeps the state's weights in shared memory
 };
 
-// Exactly 0 for a keep of 0, whatever x is.
+// Exactly 0 for a keep of 0, for any x.
 __device__ __forceinline__ float masked(float keep, float x) {
     return keep == 0.0f ? 0.0f : keep * x;
 }
@@ -32,9 +32,9 @@ __device__ __forceinline__ float earlier(const Shape& of, Span<const float> stat
     return done[((at.step - 1) * of.sequences + at.sequence) * of.hidden + at.k];
 }
 
-// The state's weights, in rows: in shared memory if they fit there, else where they lie, from where
-// they are read again in each step. Threads of a warp read a row's neighbours in either case, and
-// all the same element of the state: no bank comes twice.
+// The state's weights, in rows: in shared memory if they fit there, else in global memory, where
+// each step reads them again. Threads of a warp read a row's neighbours in either case, and all the
+// same element of the state: no bank comes twice.
 struct Weights {
     const float* rows;
     u32 pitch;
@@ -55,8 +55,8 @@ struct Weights {
         return rows[(u64)k * pitch + j];
     }
 
-    // Product of the state with a column, in four sums for the sake of latency; 16 weights are on
-    // their way at a time.
+    // Product of the state with a column, in four sums for the sake of latency; 16 loads of weights
+    // are in flight at a time.
     __device__ __forceinline__ float column(const float* state, u32 n, u32 j) const {
         float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
         u32 k = 0;
@@ -105,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     for (i64 t = 0; t < of.steps; ++t) {
         i64 row = t * of.sequences + sequence;
         float kept = keep[row];
-        // Each thread masks what it has written.
+        // Each thread masks the elements that it has written.
         for (u32 k = threadIdx.x; k < n; k += blockDim.x) h_before[k] = masked(kept, h_before[k]);
         __syncthreads();
         for (u32 j = threadIdx.x; j < 4 * n; j += blockDim.x) {

@@ -8,20 +8,20 @@ use smallvec::smallvec;
 use super::{Emission, READ, WRITE, conv, emitted, kernel, read, source, write};
 use crate::kernels::lstm::LstmShape;
 use crate::kernels::pad16;
-use crate::ops::conv::Product;
-use crate::ops::lstm::Op;
+use crate::ops::LstmOp;
+use crate::ops::conv::ConvProduct;
 
 pub(super) static SOURCE: KernelSource = source!("lstm.cu");
 
-static FORWARD: Kernel = kernel::<Shape>(
+static FORWARD: Kernel = kernel::<LstmValues>(
     &SOURCE,
     "forward",
     &[READ, READ, READ, READ, READ, WRITE, WRITE, WRITE, WRITE],
 );
 static BACKWARD: Kernel =
-    kernel::<Shape>(&SOURCE, "backward", &[READ, READ, READ, READ, READ, READ, WRITE, WRITE]);
+    kernel::<LstmValues>(&SOURCE, "backward", &[READ, READ, READ, READ, READ, READ, WRITE, WRITE]);
 static STATES_BEFORE: Kernel =
-    kernel::<Shape>(&SOURCE, "states_before", &[READ, READ, READ, WRITE]);
+    kernel::<LstmValues>(&SOURCE, "states_before", &[READ, READ, READ, WRITE]);
 
 /// Most threads of a block.
 const THREADS: usize = 1024;
@@ -31,7 +31,7 @@ const SHARED: usize = 48 << 10;
 
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct Shape {
+struct LstmValues {
     steps: u32,
     sequences: u32,
     hidden: u32,
@@ -40,12 +40,12 @@ struct Shape {
     keeps: u32,
 }
 
-fn shape(of: &LstmShape, accumulate: bool) -> Shape {
+fn shape(of: &LstmShape, accumulate: bool) -> LstmValues {
     let pitch = pad16(4 * of.hidden);
     let [steps, sequences, hidden, pitch] =
         [of.steps, of.sequences, of.hidden, pitch].map(|n| n as u32);
     let keeps = (shared(of) > 6 * of.hidden).into();
-    Shape { steps, sequences, hidden, pitch, accumulate: accumulate.into(), keeps }
+    LstmValues { steps, sequences, hidden, pitch, accumulate: accumulate.into(), keeps }
 }
 
 /// Floats of shared memory of a block: h and c, or their gradients, the gates, and the state's
@@ -55,33 +55,33 @@ fn shared(of: &LstmShape) -> usize {
     least + if (least + weights) * size_of::<f32>() <= SHARED { weights } else { 0 }
 }
 
-/// A call with a block for each sequence, which has work for so many threads.
+/// A call with a block for each sequence; a block has work for `work` threads.
 fn by_sequence(kernel: &'static Kernel, of: &LstmShape, work: usize) -> Call {
     let threads = work.next_multiple_of(32).min(THREADS) as u32;
     let shared = shared(of) * size_of::<f32>();
     Call::new(kernel, of.sequences as u32, threads).shared(shared as u32)
 }
 
-pub(super) fn emit(op: &Op) -> Emission {
+pub(super) fn emit(op: &LstmOp) -> Emission {
     match op {
-        Op::Forward(of) => {
-            // Both biases come behind it, in the steps.
+        LstmOp::Forward(of) => {
+            // The steps add both biases after it.
             let inputs = [read(0), read(3), read(5).part(0, 0), write(2)];
             let steps = [1, 2, 4, 5, 6].map(read);
             let operands = [&steps[..], &[write(0), write(1), write(2), write(3)]].concat();
             let forward = by_sequence(&FORWARD, of, 4 * of.hidden);
             smallvec![
-                conv::product(&Product::f32(of.input_product()), &inputs),
+                conv::product(&ConvProduct::f32(of.input_product()), &inputs),
                 emitted(forward, &operands, shape(of, false)),
             ]
         }
-        Op::Gradient { shape: of, accumulate } => {
+        LstmOp::Gradient { shape: of, accumulate } => {
             let reads = [read(0), read(1), read(2), read(3), read(4), read(5)];
             let operands = [&reads[..], &[write(0), write(1)]].concat();
             let backward = by_sequence(&BACKWARD, of, 32 * of.hidden);
             smallvec![emitted(backward, &operands, shape(of, *accumulate))]
         }
-        Op::StatesBefore(of) => {
+        LstmOp::StatesBefore(of) => {
             let call = Call::each(&STATES_BEFORE, of.rows() * of.hidden);
             let operands = [read(0), read(1), read(2), write(0)];
             smallvec![emitted(call, &operands, shape(of, false))]

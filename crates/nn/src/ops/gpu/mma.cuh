@@ -14,7 +14,7 @@
 #include "nn.cuh"
 
 // To TF32, which has 10 bits of mantissa: the nearest, of two the one farther from zero. NaN has
-// one form. What lies below the mantissa is not defined: a tensor core ignores it.
+// one form. The bits below the mantissa are not defined: a tensor core ignores them.
 __device__ __forceinline__ u32 to_tf32(float value) {
 #ifdef MERISTEM_STANDIN
     return isnan(value) ? 0x7fffffff : meristem_to_tf32(value);

@@ -6,9 +6,9 @@
 //! a build without it only never runs them.
 //!
 //! # Conventions of the kernels
-//! - Layouts are those of [`kernels`](crate::kernels), and so are results, up to rounding. A result
-//!   depends on shapes alone, never on the number of blocks that run at once: no float atomics, and
-//!   every sum has one order.
+//! - Layouts are the same as in [`kernels`](crate::kernels); results are the same up to rounding. A
+//!   result depends on shapes alone, never on the number of blocks that run at once: no float
+//!   atomics, and every sum has one order.
 //! - Only `blockIdx.x` is used: the other axes are for the envs of a fleet.
 //! - An operand that is absent has no elements.
 //! - Scratch is counted in f32 by [`scratch`], as the blocks of a GPU need another amount than the
@@ -19,6 +19,7 @@ mod chain;
 mod conv;
 mod divisor;
 mod elementwise;
+mod fused;
 mod loss;
 mod lstm;
 mod norm;
@@ -29,7 +30,6 @@ mod pool;
 mod ppo;
 mod rows;
 mod sample;
-mod stage;
 mod state;
 mod windows;
 
@@ -37,7 +37,7 @@ use bytemuck::Pod;
 use meristem_device::{Call, Kernel, KernelHeader, KernelSource, Operand, Piece};
 use smallvec::SmallVec;
 
-use crate::ops::{Op, Signature, Target};
+use crate::ops::{PlanTarget, Signature, StepOp};
 use crate::precision::Precision;
 
 /// KernelHeader of the families' kernels.
@@ -116,7 +116,7 @@ const fn product_kernels<V>(
     ]
 }
 
-/// The one for a precision, of one for each.
+/// Selects the variant for `precision`.
 fn by_precision<T>(each: &[T; 3], precision: Precision) -> &T {
     let [f32, tf32, bf16] = each;
     match precision {
@@ -126,9 +126,9 @@ fn by_precision<T>(each: &[T; 3], precision: Precision) -> &T {
     }
 }
 
-/// An operand of the operation, or a part of it.
+/// An operand of the operation, or a range of its elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct At {
+struct CallOperand {
     written: bool,
     /// Position among the operation's reads or writes.
     index: usize,
@@ -137,19 +137,19 @@ struct At {
 }
 
 /// The operation's n-th read.
-const fn read(index: usize) -> At {
-    At { written: false, index, part: None }
+const fn read(index: usize) -> CallOperand {
+    CallOperand { written: false, index, part: None }
 }
 
 /// The operation's n-th write.
-const fn write(index: usize) -> At {
-    At { written: true, index, part: None }
+const fn write(index: usize) -> CallOperand {
+    CallOperand { written: true, index, part: None }
 }
 
-impl At {
+impl CallOperand {
     /// `len` of its elements from `start` on, which is counted in f32 as scratch is.
-    const fn part(self, start: usize, len: usize) -> At {
-        At { part: Some((start, len)), ..self }
+    const fn part(self, start: usize, len: usize) -> CallOperand {
+        CallOperand { part: Some((start, len)), ..self }
     }
 }
 
@@ -157,16 +157,16 @@ impl At {
 #[derive(Clone, Debug)]
 pub(crate) struct Emitted {
     call: Call,
-    operands: SmallVec<[At; 8]>,
+    operands: SmallVec<[CallOperand; 8]>,
 }
 
 /// A call over these operands, with these values.
-fn emitted<V: Pod>(call: Call, operands: &[At], values: V) -> Emitted {
+fn emitted<V: Pod>(call: Call, operands: &[CallOperand], values: V) -> Emitted {
     Emitted { call: call.values(values), operands: SmallVec::from_slice(operands) }
 }
 
 /// A call over these operands without values.
-fn plain(call: Call, operands: &[At]) -> Emitted {
+fn plain(call: Call, operands: &[CallOperand]) -> Emitted {
     Emitted { call, operands: SmallVec::from_slice(operands) }
 }
 
@@ -177,15 +177,17 @@ impl Emitted {
     /// The call, with its operands where `lies` says that the operation's reads (`false`) and
     /// writes (`true`) lie.
     pub(crate) fn place(self, lies: impl Fn(bool, usize) -> Piece) -> Call {
-        self.call.with_pieces(self.operands.into_iter().map(|At { written, index, part }| {
-            let whole = lies(written, index);
-            let (first, len) = part.filter(|_| whole.len > 0).unwrap_or((0, whole.len));
-            Piece { start: whole.start + first * size_of::<f32>(), len, ..whole }
-        }))
+        self.call.with_pieces(self.operands.into_iter().map(
+            |CallOperand { written, index, part }| {
+                let whole = lies(written, index);
+                let (first, len) = part.filter(|_| whole.len > 0).unwrap_or((0, whole.len));
+                Piece { start: whole.start + first * size_of::<f32>(), len, ..whole }
+            },
+        ))
     }
 }
 
-/// Kernels of all families, apart from those that multiply.
+/// Kernels of all families, except the kernels that multiply.
 static SOURCES: [&KernelSource; 14] = [
     &blend::SOURCE,
     &conv::SUMS,
@@ -199,13 +201,13 @@ static SOURCES: [&KernelSource; 14] = [
     &ppo::SOURCE,
     &rows::SOURCE,
     &sample::SOURCE,
-    &stage::HEAD,
+    &fused::HEAD,
     &state::SOURCE,
 ];
 
 /// Kernels that multiply, for each precision.
 static PRODUCTS: [&[KernelSource; 3]; 5] =
-    [&conv::ANY, &conv::DEPTHWISE, &conv::WINDOW, &stage::FORWARD, &stage::BACKWARD];
+    [&conv::ANY, &conv::DEPTHWISE, &conv::WINDOW, &fused::FORWARD, &fused::BACKWARD];
 
 /// All kernels of all families, with products of this precision.
 pub(crate) fn sources(precision: Precision) -> Vec<&'static KernelSource> {
@@ -217,59 +219,59 @@ pub(crate) fn sources(precision: Precision) -> Vec<&'static KernelSource> {
 ///
 /// # Panics
 /// If a tensor has 2³¹ elements or more, which the kernels' indices do not reach.
-pub(crate) fn emit(op: &Op) -> Emission {
-    let Signature { reads, writes } = op.signature(Target::Cuda);
+pub(crate) fn emit(op: &StepOp) -> Emission {
+    let Signature { reads, writes } = op.signature(PlanTarget::Cuda);
     let most = reads.iter().chain(&writes).map(|spec| spec.len).max().unwrap_or(0);
     assert!(
         most < 1 << 31,
         "a tensor of {most} elements: expected less than 2³¹ on a GPU, in {op:?}"
     );
     match op {
-        Op::Conv(op) => conv::emit(op),
-        Op::Norm(op) => norm::emit(op),
-        Op::Pool(op) => pool::emit(op),
-        Op::Elementwise(op) => elementwise::emit(op),
-        Op::Blend(op) => blend::emit(op),
-        Op::Rows(op) => rows::emit(op),
-        Op::Lstm(op) => lstm::emit(op),
-        Op::Loss(op) => loss::emit(op),
-        Op::Optim(op) => optim::emit(op),
-        Op::Ppo(op) => ppo::emit(op),
-        Op::Sample(op) => sample::emit(op),
-        Op::Chain(op) => chain::emit(op),
-        Op::Stage(op) => stage::emit(op),
-        Op::State(op) => state::emit(op),
+        StepOp::Conv(op) => conv::emit(op),
+        StepOp::Norm(op) => norm::emit(op),
+        StepOp::Pool(op) => pool::emit(op),
+        StepOp::Elementwise(op) => elementwise::emit(op),
+        StepOp::Blend(op) => blend::emit(op),
+        StepOp::Rows(op) => rows::emit(op),
+        StepOp::Lstm(op) => lstm::emit(op),
+        StepOp::Loss(op) => loss::emit(op),
+        StepOp::Optim(op) => optim::emit(op),
+        StepOp::Ppo(op) => ppo::emit(op),
+        StepOp::Sample(op) => sample::emit(op),
+        StepOp::Chain(op) => chain::emit(op),
+        StepOp::Fused(op) => fused::emit(op),
+        StepOp::State(op) => state::emit(op),
     }
 }
 
 /// Elements of scratch that the calls of an operation need.
-pub(crate) fn scratch(op: &Op) -> usize {
+pub(crate) fn scratch(op: &StepOp) -> usize {
     match op {
-        Op::Conv(op) => conv::scratch(op),
-        Op::Norm(op) => norm::scratch(op),
-        Op::Blend(op) => blend::scratch(op),
-        Op::Loss(op) => loss::scratch(op),
-        Op::Optim(op) => optim::scratch(op),
-        Op::Ppo(op) => ppo::scratch(op),
-        Op::Chain(op) => chain::scratch(op),
-        Op::Stage(op) => stage::scratch(op),
-        Op::Pool(_)
-        | Op::Elementwise(_)
-        | Op::Rows(_)
-        | Op::Lstm(_)
-        | Op::Sample(_)
-        | Op::State(_) => 0,
+        StepOp::Conv(op) => conv::scratch(op),
+        StepOp::Norm(op) => norm::scratch(op),
+        StepOp::Blend(op) => blend::scratch(op),
+        StepOp::Loss(op) => loss::scratch(op),
+        StepOp::Optim(op) => optim::scratch(op),
+        StepOp::Ppo(op) => ppo::scratch(op),
+        StepOp::Chain(op) => chain::scratch(op),
+        StepOp::Fused(op) => fused::scratch(op),
+        StepOp::Pool(_)
+        | StepOp::Elementwise(_)
+        | StepOp::Rows(_)
+        | StepOp::Lstm(_)
+        | StepOp::Sample(_)
+        | StepOp::State(_) => 0,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::elementwise;
+    use crate::ops::ElementwiseOp;
 
     #[test]
     #[should_panic(expected = "a tensor of 2147483648 elements: expected less than 2³¹")]
     fn a_tensor_that_indices_do_not_reach_is_refused() {
-        let _ = emit(&Op::from(elementwise::Op::Fill { len: 1 << 31, value: 0.0 }));
+        let _ = emit(&StepOp::from(ElementwiseOp::Fill { len: 1 << 31, value: 0.0 }));
     }
 }

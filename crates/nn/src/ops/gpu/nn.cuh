@@ -1,4 +1,4 @@
-// What the kernels of networks share.
+// Functions and types that all kernels of networks share.
 #pragma once
 #include "meristem.cuh"
 
@@ -27,7 +27,7 @@ struct Divisor {
     }
 };
 
-// Writes a value, or adds it to what is there.
+// Writes a value, or adds it to the element.
 __device__ __forceinline__ void put(float& to, float value, bool accumulate) {
     to = accumulate ? to + value : value;
 }
@@ -89,8 +89,8 @@ __device__ __forceinline__ float sigmoid_(float x) {
     return 1.0f / (1.0f + exp_(-x));
 }
 
-// Natural logarithm, within 1 ulp, in plain arithmetic so that every device has the same bits; the
-// reduction and the coefficients are those of FreeBSD's msun (e_log.c).
+// Natural logarithm, within 1 ulp, in plain arithmetic so that every device has the same bits;
+// reduction and coefficients as in FreeBSD's msun (e_log.c).
 __device__ __forceinline__ double log_(double x) {
     const i64 ROOT_HALF = 0x3fe6a09e667f3bcdll;
     if (!(x > 0.0)) {
@@ -132,8 +132,8 @@ __device__ T block_sum(T value, T* part) {
 }
 
 // Sum of each column of a block whose threads are rows of `columns` threads, both powers of two, by
-// the same kind of tree. Every thread gets its column's, and `part` starts with those of all
-// columns until it is used again.
+// the same kind of tree. Every thread gets the sum of its column; `part` begins with the sums of
+// all columns until it is used again.
 template <class T>
 __device__ T column_sum(T value, T* part, u32 columns) {
     __syncthreads();  // `part` may still be read

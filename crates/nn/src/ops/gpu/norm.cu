@@ -1,10 +1,10 @@
-// Batch norm with what it is fused with (kernels/norm/batch.rs).
+// Batch norm, alone or fused with ReLU and pooling (kernels/norm/batch.rs).
 //
 // A block has a tile of [pixels][C]: `columns` channels side by side, so that a warp reads rows of
-// memory, and `chunk` pixels, which its rows of threads share. Sums are f64
-// throughout; a block leaves the two of each channel in `partial` [chunks][2][C], and a second
-// kernel adds those up. What decides the sign of a ReLU and the maximum of a window is computed
-// without `fmaf`, by one function, so that all passes and the processor agree.
+// memory, and `chunk` pixels, which its rows of threads share. Sums are f64 throughout; a block
+// leaves both sums of each channel in `partial` [chunks][2][C], and a second kernel adds them up.
+// The value that decides a ReLU and the maximum of a window is computed without `fmaf`, by one
+// function, so that all passes and the processor agree.
 #include "norm.cuh"
 
 const u32 BLOCKED = 4;  // code of a window whose ReLU passes no gradient
@@ -111,7 +111,8 @@ __device__ __forceinline__ float scale_of(float gamma, float var, float eps) {
     return (float)((double)gamma / sqrt((double)var + (double)eps));
 }
 
-// Those of the thread's channel: a root and a division in f64, once for a channel of a block.
+// Coefficients of the thread's channel: a root and a division in f64, once for a channel of a
+// block.
 __device__ Affine affine(Span<const float> mean, Span<const float> var, Span<const float> gamma,
                          Span<const float> beta, const Tile& at, const Batch& of) {
     __shared__ float scales[32];
@@ -181,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-// Sums of dz and of dz·(x - mean), dz being what the activation lets pass of dy.
+// Sums of dz and of dz·(x - mean), where dz is dy where the activation lets it pass, else 0.
 extern "C" __global__ void __launch_bounds__(256)
     batch_gradient_sums(Span<const float> x, Span<const float> mean, Span<const float> var,
                         Span<const float> gamma, Span<const float> beta, Span<const float> dy,
@@ -223,8 +224,8 @@ extern "C" __global__ void __launch_bounds__(256)
     leave(sums, at, c, partial);
 }
 
-// From the sums to the parameters' gradients, and to `coefficients` [3][C] of the input's: scale,
-// and what mean and variance take away.
+// From the sums to the parameters' gradients, and to the `coefficients` [3][C] of the input's
+// gradient: scale, offset and slope.
 extern "C" __global__ void __launch_bounds__(512)
     batch_coefficients(Span<const double> partial, Span<const float> var, Span<const float> gamma,
                        Span<float> dgamma, Span<float> dbeta, Span<float> coefficients, Finish of) {
@@ -270,7 +271,7 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-// Over windows, those cut off by an odd last row or column among them, which get no dz.
+// Over all windows; windows that an odd last row or column cuts off get no dz.
 extern "C" __global__ void __launch_bounds__(256)
     batch_input_gradient_pooled(Span<const float> x, Span<const float> mean,
                                 Span<const float> coefficients, Span<const float> dy,

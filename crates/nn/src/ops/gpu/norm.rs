@@ -5,10 +5,10 @@ use meristem_device::{Call, Kernel, KernelSource, Operand};
 use smallvec::smallvec;
 
 use super::divisor::Divisor;
-use super::{At, Emission, READ, WRITE, emitted, kernel, read, source, write};
-use crate::kernels::ImageShape;
+use super::{CallOperand, Emission, READ, WRITE, emitted, kernel, read, source, write};
+use crate::kernels::BatchShape;
 use crate::kernels::norm::Activation;
-use crate::ops::norm::{BatchNorm, GroupNorm, Op};
+use crate::ops::norm::{BatchNorm, GroupNorm, NormOp};
 
 pub(super) static SOURCE: KernelSource = source!("norm.cu");
 pub(super) static GROUP: KernelSource = source!("group_norm.cu");
@@ -18,7 +18,7 @@ const WRITE_SUMS: Operand = Operand::write::<f64>();
 const READ_CODES: Operand = Operand::read::<u8>();
 const WRITE_CODES: Operand = Operand::write::<u8>();
 
-static BATCH_SUMS: Kernel = kernel::<Tiles>(&SOURCE, "batch_sums", &[READ, WRITE_SUMS]);
+static BATCH_SUMS: Kernel = kernel::<NormTiles>(&SOURCE, "batch_sums", &[READ, WRITE_SUMS]);
 static BATCH_MOMENTS: Kernel =
     kernel::<Finish>(&SOURCE, "batch_moments", &[READ, READ_SUMS, WRITE, WRITE]);
 static UPDATE_RUNNING: Kernel = kernel::<Running>(
@@ -27,35 +27,41 @@ static UPDATE_RUNNING: Kernel = kernel::<Running>(
     &[READ, READ, WRITE, WRITE, Operand::write::<i64>()],
 );
 static FORWARD: Kernel =
-    kernel::<Batch>(&SOURCE, "batch_forward", &[READ, READ, READ, READ, READ, WRITE]);
-static FORWARD_POOLED: Kernel = kernel::<Batch>(
+    kernel::<BatchNormValues>(&SOURCE, "batch_forward", &[READ, READ, READ, READ, READ, WRITE]);
+static FORWARD_POOLED: Kernel = kernel::<BatchNormValues>(
     &SOURCE,
     "batch_forward_pooled",
     &[READ, READ, READ, READ, READ, WRITE, WRITE_CODES],
 );
-static GRADIENT_SUMS: Kernel = kernel::<Batch>(
+static GRADIENT_SUMS: Kernel = kernel::<BatchNormValues>(
     &SOURCE,
     "batch_gradient_sums",
     &[READ, READ, READ, READ, READ, READ, WRITE_SUMS],
 );
-static GRADIENT_SUMS_POOLED: Kernel = kernel::<Batch>(
+static GRADIENT_SUMS_POOLED: Kernel = kernel::<BatchNormValues>(
     &SOURCE,
     "batch_gradient_sums_pooled",
     &[READ, READ, READ, READ_CODES, WRITE_SUMS],
 );
 static COEFFICIENTS: Kernel =
     kernel::<Finish>(&SOURCE, "batch_coefficients", &[READ_SUMS, READ, READ, WRITE, WRITE, WRITE]);
-static INPUT_GRADIENT: Kernel =
-    kernel::<Batch>(&SOURCE, "batch_input_gradient", &[READ, READ, READ, READ, READ, WRITE]);
-static INPUT_GRADIENT_POOLED: Kernel = kernel::<Batch>(
+static INPUT_GRADIENT: Kernel = kernel::<BatchNormValues>(
+    &SOURCE,
+    "batch_input_gradient",
+    &[READ, READ, READ, READ, READ, WRITE],
+);
+static INPUT_GRADIENT_POOLED: Kernel = kernel::<BatchNormValues>(
     &SOURCE,
     "batch_input_gradient_pooled",
     &[READ, READ, READ, READ, READ_CODES, WRITE],
 );
 static GROUP_FORWARD: Kernel =
-    kernel::<Group>(&GROUP, "group_forward", &[READ, READ, READ, WRITE, WRITE, WRITE]);
-static GROUP_GRADIENT: Kernel =
-    kernel::<Group>(&GROUP, "group_gradient", &[READ, READ, READ, READ, READ, WRITE, WRITE_SUMS]);
+    kernel::<GroupNormValues>(&GROUP, "group_forward", &[READ, READ, READ, WRITE, WRITE, WRITE]);
+static GROUP_GRADIENT: Kernel = kernel::<GroupNormValues>(
+    &GROUP,
+    "group_gradient",
+    &[READ, READ, READ, READ, READ, WRITE, WRITE_SUMS],
+);
 static GROUP_PARAMETERS: Kernel =
     kernel::<Finish>(&GROUP, "group_parameters", &[READ_SUMS, WRITE, WRITE]);
 
@@ -63,13 +69,14 @@ static GROUP_PARAMETERS: Kernel =
 const THREADS: usize = 256;
 /// Threads of a block that adds up partial sums, and most of one of a group norm.
 const MANY: usize = 512;
-/// Channels side by side: a warp reads at least this many in a row, if there are so many.
+/// Channels side by side: a warp reads at least this many in a row, or all channels if there are
+/// fewer.
 const COLUMNS: usize = 32;
 
-/// How `[pixels][C]` is dealt to blocks.
+/// Division of `[pixels][C]` among blocks.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct Tiles {
+struct NormTiles {
     c: u32,
     columns: u32,
     pixels: u32,
@@ -81,25 +88,25 @@ fn columns(c: usize) -> usize {
     c.next_power_of_two().min(COLUMNS)
 }
 
-impl Tiles {
+impl NormTiles {
     /// At least `each` pixels for a thread, and at most `chunks` blocks to a channel. From the
     /// shape alone: sums depend on it.
-    fn new(c: usize, pixels: usize, each: usize, chunks: usize) -> Tiles {
+    fn new(c: usize, pixels: usize, each: usize, chunks: usize) -> NormTiles {
         let rows = THREADS / columns(c);
         let chunk = pixels.div_ceil(chunks).next_multiple_of(rows).max(each * rows);
         let [c, columns, pixels, chunk] = [c, columns(c), pixels, chunk].map(|n| n as u32);
-        Tiles { c, columns, pixels, chunk }
+        NormTiles { c, columns, pixels, chunk }
     }
 
     /// For a kernel that leaves sums.
-    fn summing(c: usize, pixels: usize) -> Tiles {
+    fn summing(c: usize, pixels: usize) -> NormTiles {
         let across = c.div_ceil(columns(c));
-        Tiles::new(c, pixels, 16, (1024 / across).clamp(16, 256))
+        NormTiles::new(c, pixels, 16, (1024 / across).clamp(16, 256))
     }
 
     /// For a kernel that writes each pixel.
-    fn mapping(c: usize, pixels: usize, each: usize) -> Tiles {
-        Tiles::new(c, pixels, each, usize::MAX)
+    fn mapping(c: usize, pixels: usize, each: usize) -> NormTiles {
+        NormTiles::new(c, pixels, each, usize::MAX)
     }
 
     fn chunks(&self) -> usize {
@@ -114,8 +121,8 @@ impl Tiles {
 
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct Batch {
-    tiles: Tiles,
+struct BatchNormValues {
+    tiles: NormTiles,
     across: Divisor,
     down: Divisor,
     h: u32,
@@ -129,24 +136,24 @@ struct Batch {
 type Windows = [usize; 2];
 
 /// The windows that are pooled.
-fn pooled(shape: &ImageShape) -> Windows {
+fn pooled(shape: &BatchShape) -> Windows {
     [shape.h / 2, shape.w / 2]
 }
 
-/// All windows, those that an odd last row or column cuts off among them.
-fn covering(shape: &ImageShape) -> Windows {
+/// All windows, including windows that an odd last row or column cuts off.
+fn covering(shape: &BatchShape) -> Windows {
     [shape.h.div_ceil(2), shape.w.div_ceil(2)]
 }
 
-fn batch(of: &BatchNorm, tiles: Tiles, windows: Windows, accumulate: bool) -> Batch {
+fn batch(of: &BatchNorm, tiles: NormTiles, windows: Windows, accumulate: bool) -> BatchNormValues {
     let BatchNorm { shape, eps, act, .. } = *of;
     let floor = if act == Activation::Relu { 0.0 } else { f32::NEG_INFINITY };
     let [h, w] = [shape.h, shape.w].map(|n| n as u32);
     let [down, across] = windows.map(Divisor::new);
-    Batch { tiles, across, down, h, w, eps, floor, accumulate: accumulate.into() }
+    BatchNormValues { tiles, across, down, h, w, eps, floor, accumulate: accumulate.into() }
 }
 
-/// How the sums `[chunks][2][C]` are added up.
+/// Addition of the sums `[chunks][2][C]`.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 pub(super) struct Finish {
@@ -158,7 +165,7 @@ pub(super) struct Finish {
 }
 
 impl Finish {
-    /// For `c` channels, each with `count` values in so many chunks.
+    /// For `c` channels, each with `count` values in `chunks` chunks.
     pub(super) fn new(c: usize, chunks: usize, count: usize, eps: f32) -> Finish {
         let [columns, chunks] = [columns(c), chunks].map(|n| n as u32);
         Finish { count: count as f64, c: c as u32, columns, chunks, eps }
@@ -180,7 +187,7 @@ struct Running {
 
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct Group {
+struct GroupNormValues {
     share: f64,
     c: u32,
     groups: u32,
@@ -193,7 +200,7 @@ struct Group {
 }
 
 /// Values and call of a group norm's kernel.
-fn group(kernel: &'static Kernel, of: &GroupNorm, accumulate: bool) -> (Group, Call) {
+fn group(kernel: &'static Kernel, of: &GroupNorm, accumulate: bool) -> (GroupNormValues, Call) {
     let GroupNorm { shape, groups, eps } = *of;
     let (c, pixels, each) = (shape.c, shape.pixels(), shape.c / groups);
     // Groups that are narrower than half a row of columns share a block.
@@ -206,28 +213,28 @@ fn group(kernel: &'static Kernel, of: &GroupNorm, accumulate: bool) -> (Group, C
     let [c, groups, each, span, columns, pixels] =
         [c, groups, each, span, wide, pixels].map(|n| n as u32);
     let accumulate = accumulate.into();
-    let values = Group { share, c, groups, each, span, columns, pixels, eps, accumulate };
+    let values = GroupNormValues { share, c, groups, each, span, columns, pixels, eps, accumulate };
     (values, Call::new(kernel, blocks as u32, threads as u32))
 }
 
 /// `n` f64 at the start of scratch.
-fn sums(scratch: At, n: usize) -> At {
+fn sums(scratch: CallOperand, n: usize) -> CallOperand {
     scratch.part(0, n)
 }
 
-pub(super) fn emit(op: &Op) -> Emission {
+pub(super) fn emit(op: &NormOp) -> Emission {
     match *op {
-        Op::Statistics(shape) => statistics(&shape),
-        Op::UpdateRunning { channels, momentum, count } => {
+        NormOp::Statistics(shape) => statistics(&shape),
+        NormOp::UpdateRunning { channels, momentum, count } => {
             let unbiased = (count as f64 / (count as f64 - 1.0)) as f32;
             let values = Running { momentum, rest: 1.0 - momentum, unbiased };
             let operands = [read(0), read(1), write(0), write(1), write(2)];
             smallvec![emitted(Call::each(&UPDATE_RUNNING, channels), &operands, values)]
         }
-        Op::Forward(norm) => {
+        NormOp::Forward(norm) => {
             let output = norm.output();
             let (kernel, each) = if norm.pool { (&FORWARD_POOLED, 4) } else { (&FORWARD, 8) };
-            let tiles = Tiles::mapping(output.c, output.batch * output.pixels(), each);
+            let tiles = NormTiles::mapping(output.c, output.batch * output.pixels(), each);
             let all = [read(0), read(1), read(2), read(3), read(4), write(0), write(1)];
             let operands = if norm.pool { &all } else { &all[..6] };
             smallvec![emitted(
@@ -236,50 +243,50 @@ pub(super) fn emit(op: &Op) -> Emission {
                 batch(&norm, tiles, pooled(&norm.shape), false)
             )]
         }
-        Op::GradientSums(norm) => gradient_sums(&norm),
-        Op::InputGradient { norm, accumulate } => input_gradient(&norm, accumulate),
-        Op::GroupForward(norm) => {
+        NormOp::GradientSums(norm) => gradient_sums(&norm),
+        NormOp::InputGradient { norm, accumulate } => input_gradient(&norm, accumulate),
+        NormOp::GroupForward(norm) => {
             let (values, call) = group(&GROUP_FORWARD, &norm, false);
             let operands = [read(0), read(1), read(2), write(0), write(1), write(2)];
             smallvec![emitted(call, &operands, values)]
         }
-        Op::GroupGradient { norm, accumulate } => group_gradient(&norm, accumulate),
+        NormOp::GroupGradient { norm, accumulate } => group_gradient(&norm, accumulate),
     }
 }
 
 /// Sums and the outputs that they are over, of a batch norm's gradient.
-fn gradient_tiles(norm: &BatchNorm) -> Tiles {
+fn gradient_tiles(norm: &BatchNorm) -> NormTiles {
     let output = norm.output();
-    Tiles::summing(output.c, output.batch * output.pixels())
+    NormTiles::summing(output.c, output.batch * output.pixels())
 }
 
-/// Elements of the f64 sums of so many chunks.
+/// Elements of the f64 sums of `chunks` chunks.
 const fn sums_len(c: usize, chunks: usize) -> usize {
     2 * c * chunks
 }
 
-pub(super) fn scratch(op: &Op) -> usize {
+pub(super) fn scratch(op: &NormOp) -> usize {
     let f32s = size_of::<f64>() / size_of::<f32>();
     match *op {
-        Op::Statistics(shape) => {
-            let tiles = Tiles::summing(shape.c, shape.batch * shape.pixels());
+        NormOp::Statistics(shape) => {
+            let tiles = NormTiles::summing(shape.c, shape.batch * shape.pixels());
             f32s * sums_len(shape.c, tiles.chunks())
         }
         // There may be no output: an image of one row has none that is pooled.
-        Op::GradientSums(norm) => {
+        NormOp::GradientSums(norm) => {
             f32s * sums_len(norm.shape.c, gradient_tiles(&norm).chunks().max(1))
         }
-        Op::GroupGradient { norm, .. } => f32s * sums_len(norm.shape.c, norm.shape.batch),
-        Op::UpdateRunning { .. }
-        | Op::Forward(_)
-        | Op::InputGradient { .. }
-        | Op::GroupForward(_) => 0,
+        NormOp::GroupGradient { norm, .. } => f32s * sums_len(norm.shape.c, norm.shape.batch),
+        NormOp::UpdateRunning { .. }
+        | NormOp::Forward(_)
+        | NormOp::InputGradient { .. }
+        | NormOp::GroupForward(_) => 0,
     }
 }
 
-fn statistics(shape: &ImageShape) -> Emission {
+fn statistics(shape: &BatchShape) -> Emission {
     let count = shape.batch * shape.pixels();
-    let tiles = Tiles::summing(shape.c, count);
+    let tiles = NormTiles::summing(shape.c, count);
     let finish = Finish::new(shape.c, tiles.chunks(), count, 0.0);
     let partial = sums(write(2), sums_len(shape.c, tiles.chunks()));
     smallvec![
@@ -296,9 +303,10 @@ fn gradient_sums(norm: &BatchNorm) -> Emission {
     let tiles = gradient_tiles(norm);
     let partial = sums(scratch, sums_len(shape.c, tiles.chunks()));
     let values = batch(norm, tiles, pooled(&shape), false);
-    let (kernel, operands) = match pool {
-        true => (&GRADIENT_SUMS_POOLED, &[x, mean, dy, codes, partial][..]),
-        false => (&GRADIENT_SUMS, &[x, mean, var, gamma, beta, dy, partial][..]),
+    let (kernel, operands) = if pool {
+        (&GRADIENT_SUMS_POOLED, &[x, mean, dy, codes, partial][..])
+    } else {
+        (&GRADIENT_SUMS, &[x, mean, var, gamma, beta, dy, partial][..])
     };
     let finish = Finish::new(shape.c, tiles.chunks(), shape.batch * shape.pixels(), eps);
     let all = [partial, var, gamma, dgamma, dbeta, coefficients];
@@ -312,14 +320,13 @@ fn input_gradient(norm: &BatchNorm, accumulate: bool) -> Emission {
     let BatchNorm { shape, pool, .. } = *norm;
     let [x, mean, beta, coefficients, dy, codes] = std::array::from_fn(read);
     let (dx, windows) = (write(0), covering(&shape));
-    let (pixels, each, kernel, operands) = match pool {
-        true => {
-            let operands = [x, mean, coefficients, dy, codes, dx];
-            (windows[0] * windows[1], 4, &INPUT_GRADIENT_POOLED, operands)
-        }
-        false => (shape.pixels(), 8, &INPUT_GRADIENT, [x, mean, beta, coefficients, dy, dx]),
+    let (pixels, each, kernel, operands) = if pool {
+        let operands = [x, mean, coefficients, dy, codes, dx];
+        (windows[0] * windows[1], 4, &INPUT_GRADIENT_POOLED, operands)
+    } else {
+        (shape.pixels(), 8, &INPUT_GRADIENT, [x, mean, beta, coefficients, dy, dx])
     };
-    let tiles = Tiles::mapping(shape.c, shape.batch * pixels, each);
+    let tiles = NormTiles::mapping(shape.c, shape.batch * pixels, each);
     smallvec![emitted(tiles.call(kernel), &operands, batch(norm, tiles, windows, accumulate))]
 }
 

@@ -7,7 +7,7 @@ struct Ranges {
     u32 count;
     u32 start[120];
     u32 len[120];
-    u32 block[120];  // the first block of each; those of an empty range are none
+    u32 block[120];  // the first block of each; an empty range has no block
 };
 
 // Elements of a block.
@@ -81,12 +81,12 @@ struct Tensors {
     u32 begins;
     u32 ends;
     float norm_max;
-    u32 first[121];  // of the partial sums of each tensor, and the end of the last's
+    u32 first[121];  // first partial sum of each tensor, and the end of the last
 };
 
-// Adds the tensors' norms to the group's metrics (`add_group`); behind the last comes the
+// Adds the tensors' norms to the group's metrics (`add_group`); the last call also writes the
 // coefficient of `clip_coefficient`. One block of 256 threads, a warp for a tensor; the group's sum
-// over the tensors is in order. `carried` is the sum so far where they come in several calls.
+// over the tensors is in order. `carried` is the sum so far if the tensors come in several calls.
 extern "C" __global__ void __launch_bounds__(256, 1)
     norms(Span<const double> partials, Span<double> carried, Span<double> row, Span<float> clip,
           const __grid_constant__ Tensors of) {
@@ -142,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(256)
     write(g, gradient, part);
 }
 
-// Behind the last block that reads the coefficient.
+// Runs after the last block that reads the coefficient.
 extern "C" __global__ void __launch_bounds__(32)
     clipped(Span<float> coefficient) {
     locate(coefficient);
@@ -178,7 +178,8 @@ struct Decays {
     double lr;
 };
 
-// xⁿ by squares, n > 0. What that rounds more than `pow` is lost when the result becomes an f32.
+// xⁿ by squares, n > 0. Its rounding errors beyond `pow`'s disappear when the result becomes an
+// f32.
 __device__ double power(double x, i64 n) {
     double y = 1.0;
     for (; n > 0; n >>= 1) {

@@ -1,8 +1,8 @@
 //! Calls for [`ops::optim`](crate::ops::optim).
 //!
 //! Ranges of elements go by value, [`RANGES`] in a call. The scratch of a measurement is, in f64,
-//! the sum over the tensors of earlier calls, then the sum of squares of each chunk; that of Adam's
-//! step are rate and root of the step in f32.
+//! the sum over the tensors of earlier calls, then the sum of squares of each chunk; the scratch of
+//! Adam's step is its rate and its root, in f32.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use smallvec::smallvec;
 use super::{Emission, READ, WRITE, emitted, kernel, plain, read, source, write};
 use crate::graph::Optimiser;
 use crate::kernels::optim::{AdamConfig, AdamStep, SgdConfig};
-use crate::ops::optim::Op;
+use crate::ops::OptimOp;
 
 pub(super) static SOURCE: KernelSource = source!("optim.cu");
 
@@ -22,7 +22,7 @@ const METRICS: Operand = Operand::write::<f64>();
 const STEPS: Operand = Operand::write::<i64>();
 
 static SQUARES: Kernel = kernel::<Ranges>(&SOURCE, "squares", &[READ, METRICS]);
-static NORMS: Kernel = kernel::<Tensors>(&SOURCE, "norms", &[SUMS, METRICS, METRICS, WRITE]);
+static NORMS: Kernel = kernel::<TensorValues>(&SOURCE, "norms", &[SUMS, METRICS, METRICS, WRITE]);
 static CLIP: Kernel = kernel::<Ranges>(&SOURCE, "clip", &[WRITE, READ]);
 static CLIPPED: Kernel = kernel::<()>(&SOURCE, "clipped", &[WRITE]);
 static SGD: Kernel = kernel::<Sgd>(&SOURCE, "sgd", &[READ, READ, WRITE, WRITE]);
@@ -49,7 +49,7 @@ struct Ranges {
 
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct Tensors {
+struct TensorValues {
     count: u32,
     begins: u32,
     ends: u32,
@@ -102,26 +102,26 @@ fn tables(ranges: &[Range<usize>], chunk: usize) -> impl Iterator<Item = (Ranges
     })
 }
 
-pub(super) fn scratch(op: &Op) -> usize {
+pub(super) fn scratch(op: &OptimOp) -> usize {
     match op {
-        Op::Measure { tensors, .. } => {
+        OptimOp::Measure { tensors, .. } => {
             2 + 2 * tensors.iter().map(|tensor| chunks(tensor, SUM_CHUNK)).sum::<usize>()
         }
-        Op::Clip { .. } | Op::Update { optimiser: Optimiser::Sgd(_), .. } => 0,
-        Op::Update { optimiser: Optimiser::Adam(_), .. } => 2,
+        OptimOp::Clip { .. } | OptimOp::Update { optimiser: Optimiser::Sgd(_), .. } => 0,
+        OptimOp::Update { optimiser: Optimiser::Adam(_), .. } => 2,
     }
 }
 
-pub(super) fn emit(op: &Op) -> Emission {
+pub(super) fn emit(op: &OptimOp) -> Emission {
     match op {
-        Op::Measure { tensors, norm_max, .. } => measure(tensors, *norm_max),
-        Op::Clip { tensors, .. } => {
+        OptimOp::Measure { tensors, norm_max, .. } => measure(tensors, *norm_max),
+        OptimOp::Clip { tensors, .. } => {
             let clip = tables(tensors, CHUNK).map(|(table, blocks)| {
                 emitted(Call::new(&CLIP, blocks, THREADS), &[write(0), write(1)], table)
             });
             clip.chain([plain(Call::new(&CLIPPED, 1, 32), &[write(1)])]).collect()
         }
-        Op::Update { optimiser: Optimiser::Sgd(config), runs, .. } => {
+        OptimOp::Update { optimiser: Optimiser::Sgd(config), runs, .. } => {
             let SgdConfig { lr, momentum, weight_decay: decay, clip_norm: _ } = *config;
             let step = tables(runs, CHUNK).map(|(ranges, blocks)| {
                 let call = Call::new(&SGD, blocks, THREADS);
@@ -130,7 +130,9 @@ pub(super) fn emit(op: &Op) -> Emission {
             });
             step.collect()
         }
-        Op::Update { optimiser: Optimiser::Adam(config), runs, len } => adam(config, runs, *len),
+        OptimOp::Update { optimiser: Optimiser::Adam(config), runs, len } => {
+            adam(config, runs, *len)
+        }
     }
 }
 
@@ -150,8 +152,13 @@ fn measure(tensors: &[Range<usize>], norm_max: f32) -> Emission {
     for n in 0..count {
         let some = &tensors[n * RANGES..tensors.len().min((n + 1) * RANGES)];
         let [begins, ends] = [n == 0, n + 1 == count].map(u32::from);
-        let mut of =
-            Tensors { count: some.len() as u32, begins, ends, norm_max, ..Tensors::zeroed() };
+        let mut of = TensorValues {
+            count: some.len() as u32,
+            begins,
+            ends,
+            norm_max,
+            ..TensorValues::zeroed()
+        };
         of.first[0] = first;
         for (to, tensor) in of.first[1..].iter_mut().zip(some) {
             first += chunks(tensor, SUM_CHUNK) as u32;
@@ -166,7 +173,7 @@ fn measure(tensors: &[Range<usize>], norm_max: f32) -> Emission {
 /// The step's count and corrections, then the step.
 fn adam(config: &AdamConfig, runs: &[Range<usize>], len: usize) -> Emission {
     let AdamConfig { betas, lr, .. } = *config;
-    // What depends neither on the clip coefficient nor on the count.
+    // The values that depend neither on the clip coefficient nor on the count.
     let AdamStep { decay, shares, eps, .. } = AdamStep::new(config, 1.0, 1);
     let decays = Decays { betas, lr: lr.into() };
     let corrections = write(3).part(0, 2);

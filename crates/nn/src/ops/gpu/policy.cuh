@@ -1,5 +1,5 @@
-// What drawing actions and their loss share: probabilities of a head. A warp has a row. Sums over
-// choices are f32 and in order, as on a processor: every lane takes the same sum.
+// Code that drawing actions and their loss share: probabilities of a head. A warp has a row. Sums
+// over choices are f32 and in order, as on a processor: every lane takes the same sum.
 #pragma once
 #include "nn.cuh"
 
@@ -19,7 +19,7 @@ __device__ __forceinline__ float ln(float x) {
     return (float)log_((double)x);
 }
 
-// The floor among n legal choices, and what is left over it.
+// The floor among n legal choices, and the probability left above it.
 struct Floored {
     u32 n;
     float floor;

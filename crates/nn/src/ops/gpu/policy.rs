@@ -13,7 +13,7 @@ const HEADS: usize = 128;
 /// A head of a policy.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-pub(super) struct Head {
+pub(super) struct HeadValues {
     choices: u32,
     used_by: u32,
     floor: f32,
@@ -21,8 +21,8 @@ pub(super) struct Head {
     entropy_floor: f32,
 }
 
-/// The heads, and zeros behind the last.
-pub(super) type Heads = [Head; HEADS];
+/// The heads, then zeros.
+pub(super) type Heads = [HeadValues; HEADS];
 
 /// A policy's heads as the kernels have them.
 ///
@@ -30,9 +30,9 @@ pub(super) type Heads = [Head; HEADS];
 /// If they are more than the kernels take.
 pub(super) fn table(heads: &[PpoHead]) -> Heads {
     assert!(heads.len() <= HEADS, "a policy with {} heads: expected at most {HEADS}", heads.len());
-    let mut table = [Head::zeroed(); HEADS];
+    let mut table = [HeadValues::zeroed(); HEADS];
     for (to, head) in table.iter_mut().zip(heads) {
-        *to = Head {
+        *to = HeadValues {
             choices: head.choices as u32,
             used_by: head.used_by,
             floor: head.floor,

@@ -1,5 +1,5 @@
 // The objective of proximal policy optimisation (kernels/ppo): rows forward, sums over the rows,
-// rows backward. A warp has a row; what a row adds to the sums lies in scratch, [columns][rows].
+// rows backward. A warp has a row; the row's terms of the sums lie in scratch, [columns][rows].
 #include "policy.cuh"
 
 struct Objective {
@@ -13,7 +13,7 @@ struct Objective {
     Head heads[128];
 };
 
-// Columns in front of those of the heads: 1 for a row that counts, 1 for a decision, (V − R)², V,
+// Columns before the columns of the heads: 1 for a row that counts, 1 for a decision, (V − R)², V,
 // R, R², R − V, divergence.
 const u32 FRONT = 8;
 // Columns of a head: 1 where it is used, its loss, entropy, divergence, 1 where it is clipped, its
@@ -133,9 +133,9 @@ __device__ u32 softmax(const Batch& batch, Span<float> gradient, Part of, float*
     return n;
 }
 
-// Leaves the softmax of the heads that are used in the gradient, records the reference, and writes
-// what the row adds to the sums. A block of 32 threads a row; shared memory for the choices of the
-// largest head.
+// Leaves the softmax of the used heads in the gradient, records the reference, and writes the row's
+// terms of the sums. A block of 32 threads a row; shared memory for the choices of the largest
+// head.
 extern "C" __global__ void __launch_bounds__(32)
     rows_forward(Span<const float> outputs, Span<const u32> choices,
                  Span<const unsigned char> legal, Span<const float> advantages,
@@ -193,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(32)
     for (u32 i = 0; i < FRONT; ++i) columns[(i64)i * of.rows + row] = ops > 0 ? front[i] : 0.0;
 }
 
-// From sums to the report; one thread. `sums` are those of the front.
+// From sums to the report; one thread. `sums` are the front columns.
 __device__ void finish(const Objective& of, const double* sums, Span<double> report) {
     double policy = 0.0, entropy = 0.0;
     for (u32 k = 0; k < of.count; ++k) {

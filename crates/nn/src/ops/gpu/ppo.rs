@@ -1,5 +1,5 @@
-//! Calls for [`ops::ppo`](crate::ops::ppo): rows forward, sums over them, rows backward. Scratch is
-//! what each row adds to the sums, `[columns][rows]` in f64.
+//! Calls for [`ops::ppo`](crate::ops::ppo): rows forward, sums over them, rows backward. Scratch
+//! holds the terms of each row, `[columns][rows]` in f64.
 
 use bytemuck::{Pod, Zeroable};
 use meristem_device::{Call, Kernel, KernelSource, Operand};
@@ -8,7 +8,7 @@ use smallvec::smallvec;
 use super::policy::{Heads, WORDS, by_row, table};
 use super::{Emission, READ, WRITE, emitted, kernel, read, source, write};
 use crate::kernels::ppo::PpoLoss;
-use crate::ops::ppo::{Op, Pass};
+use crate::ops::ppo::{PpoOp, PpoPass};
 
 pub(super) static SOURCE: KernelSource = source!("ppo.cu");
 
@@ -44,22 +44,22 @@ struct Objective {
     heads: Heads,
 }
 
-/// Columns of scratch: those of the front and of each head.
+/// Columns of scratch: the front columns, then the columns of each head.
 const fn columns(heads: usize) -> usize {
     8 + 6 * heads
 }
 
-pub(super) fn scratch(op: &Op) -> usize {
-    let Op::Objective { loss, rows, .. } = op;
+pub(super) fn scratch(op: &PpoOp) -> usize {
+    let PpoOp::Objective { loss, rows, .. } = op;
     2 * columns(loss.heads.len()) * rows
 }
 
-fn objective(loss: &PpoLoss, pass: Pass, rows: usize) -> Objective {
+fn objective(loss: &PpoLoss, pass: PpoPass, rows: usize) -> Objective {
     Objective {
         rows: rows as u32,
         count: loss.heads.len() as u32,
         logits: loss.logits() as u32,
-        first: (pass == Pass::First).into(),
+        first: (pass == PpoPass::First).into(),
         clip: loss.clip,
         value_coefficient: loss.value_coefficient,
         entropy_floor_coefficient: loss.entropy_floor_coefficient,
@@ -67,8 +67,8 @@ fn objective(loss: &PpoLoss, pass: Pass, rows: usize) -> Objective {
     }
 }
 
-pub(super) fn emit(op: &Op) -> Emission {
-    let Op::Objective { loss, pass, rows } = op;
+pub(super) fn emit(op: &PpoOp) -> Emission {
+    let PpoOp::Objective { loss, pass, rows } = op;
     let values = objective(loss, *pass, *rows);
     let row_by_row = |kernel| by_row(kernel, *rows, &loss.heads);
     let (report, sums) = (write(2), write(3).part(0, columns(loss.heads.len()) * rows));

@@ -32,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(128)
         u32 at = begin + threadIdx.x;
         bool own = at < indices.len && indices[at] == blockIdx.x;
         u32 lanes = __ballot_sync(0xffffffffu, own), before = 0, count = 0;
-        // What was read of the last list was read before the first of these barriers.
+        // All threads have read the last list before the first of these barriers.
         if (lane == 0) counts[warp] = __popc(lanes);
         __syncthreads();
         for (u32 k = 0; k < THREADS / 32; ++k) {

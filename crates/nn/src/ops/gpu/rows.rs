@@ -6,8 +6,8 @@ use smallvec::smallvec;
 
 use super::divisor::Divisor;
 use super::{Emission, READ, WRITE, emitted, kernel, plain, read, source, write};
-use crate::kernels::rows::Columns;
-use crate::ops::rows::{Lookup, Op};
+use crate::kernels::rows::ColumnRange;
+use crate::ops::rows::{Lookup, RowsOp};
 
 pub(super) static SOURCE: KernelSource = source!("rows.cu");
 
@@ -18,44 +18,44 @@ static EMBED_GRADIENT: Kernel =
     kernel::<Divisor>(&SOURCE, "embed_gradient", &[READ_INDICES, READ, WRITE]);
 static COPY_INDICES: Kernel =
     kernel::<()>(&SOURCE, "copy_indices", &[READ_INDICES, Operand::write::<u32>()]);
-static PUT: Kernel = kernel::<At>(&SOURCE, "put_columns", &[READ, WRITE]);
-static TAKE: Kernel = kernel::<At>(&SOURCE, "take_columns", &[READ, WRITE]);
+static PUT: Kernel = kernel::<ColumnValues>(&SOURCE, "put_columns", &[READ, WRITE]);
+static TAKE: Kernel = kernel::<ColumnValues>(&SOURCE, "take_columns", &[READ, WRITE]);
 
 /// Threads of a block that adds to a row of a table.
 const THREADS: u32 = 128;
 
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct At {
+struct ColumnValues {
     width: u32,
     first: u32,
     count: Divisor,
     accumulate: u32,
 }
 
-fn at(of: Columns, accumulate: bool) -> At {
+fn at(of: ColumnRange, accumulate: bool) -> ColumnValues {
     let (width, first, count) = (of.width as u32, of.first as u32, Divisor::new(of.count));
-    At { width, first, count, accumulate: accumulate.into() }
+    ColumnValues { width, first, count, accumulate: accumulate.into() }
 }
 
-pub(super) fn emit(op: &Op) -> Emission {
+pub(super) fn emit(op: &RowsOp) -> Emission {
     match *op {
-        Op::Embed(Lookup { indices, size, .. }) => {
+        RowsOp::Embed(Lookup { indices, size, .. }) => {
             let operands = [read(0), read(1), write(0)];
             smallvec![emitted(Call::each(&EMBED, indices * size), &operands, Divisor::new(size))]
         }
-        Op::EmbedGradient(Lookup { entries, size, .. }) => {
+        RowsOp::EmbedGradient(Lookup { entries, size, .. }) => {
             let call = Call::new(&EMBED_GRADIENT, entries as u32, THREADS);
             smallvec![emitted(call, &[read(0), read(1), write(0)], Divisor::new(size))]
         }
-        Op::CopyIndices { len } => {
+        RowsOp::CopyIndices { len } => {
             smallvec![plain(Call::each(&COPY_INDICES, len), &[read(0), write(0)])]
         }
-        Op::Put { rows, at: of } => {
+        RowsOp::Put { rows, at: of } => {
             let call = Call::each(&PUT, rows * of.count);
             smallvec![emitted(call, &[read(0), write(0)], at(of, false))]
         }
-        Op::Take { rows, at: of, accumulate } => {
+        RowsOp::Take { rows, at: of, accumulate } => {
             let call = Call::each(&TAKE, rows * of.count);
             smallvec![emitted(call, &[read(0), write(0)], at(of, accumulate))]
         }

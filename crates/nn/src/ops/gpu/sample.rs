@@ -7,19 +7,22 @@ use smallvec::smallvec;
 use super::policy::{Heads, WORDS, by_row, table};
 use super::{Emission, READ, WRITE, emitted, kernel, read, source, write};
 use crate::kernels::sample::Sampler;
-use crate::ops::sample::Op;
+use crate::ops::SampleOp;
 
 pub(super) static SOURCE: KernelSource = source!("sample.cu");
 
 const CHOICES: Operand = Operand::write::<u32>();
 const MASKS: Operand = Operand::write::<u8>();
 
-static DRAW: Kernel =
-    kernel::<Rules>(&SOURCE, "draw", &[READ, WORDS, WORDS, CHOICES, MASKS, WRITE, WRITE, WRITE]);
+static DRAW: Kernel = kernel::<SampleValues>(
+    &SOURCE,
+    "draw",
+    &[READ, WORDS, WORDS, CHOICES, MASKS, WRITE, WRITE, WRITE],
+);
 
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct Rules {
+struct SampleValues {
     seed: [u32; 2],
     greedy: u32,
     count: u32,
@@ -29,10 +32,10 @@ struct Rules {
     heads: Heads,
 }
 
-pub(super) fn emit(op: &Op) -> Emission {
-    let Op::Draw { sampler, rows } = op;
+pub(super) fn emit(op: &SampleOp) -> Emission {
+    let SampleOp::Draw { sampler, rows } = op;
     let Sampler { heads, seed, greedy } = &**sampler;
-    let rules = Rules {
+    let rules = SampleValues {
         seed: [*seed as u32, (*seed >> 32) as u32],
         greedy: (*greedy).into(),
         count: heads.len() as u32,

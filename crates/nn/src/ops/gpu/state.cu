@@ -12,8 +12,7 @@ extern "C" __global__ void __launch_bounds__(256)
     if (i < metrics.len) metrics[i] = i < 3 ? of.head[i] : 0.0;
 }
 
-// Several tensors in one call; those that are left over have no elements. `block` is the first
-// block of each.
+// Several tensors in one call; unused places have no elements. `block` is the first block of each.
 struct Blocks {
     u32 block[8];
 };
@@ -36,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(32)
     if (first() == 0) count[0] = (double)*whole(count);
 }
 
-// Counts what is NaN or infinite in chunks of 4096 elements; 256 threads.
+// Counts elements that are NaN or infinite in chunks of 4096 elements; 256 threads.
 extern "C" __global__ void __launch_bounds__(256)
     count(Span<const float> a, Span<const float> b, Span<const float> c, Span<const float> d,
           Span<const float> e, Span<const float> f, Span<const float> g, Span<const float> h,

@@ -4,17 +4,17 @@ use bytemuck::{Pod, Zeroable};
 use meristem_device::{Call, Kernel, KernelSource, Operand};
 use smallvec::{SmallVec, smallvec};
 
-use super::{At, Emission, READ, emitted, kernel, plain, read, source, write};
+use super::{CallOperand, Emission, READ, emitted, kernel, plain, read, source, write};
 use crate::metrics::MetricsLayout;
 use crate::ops::Spec;
-use crate::ops::state::Op;
+use crate::ops::StateOp;
 
 pub(super) static SOURCE: KernelSource = source!("state.cu");
 
 const METRICS: Operand = Operand::write::<f64>();
 const WORDS: Operand = Operand::read::<u32>();
 
-static RESET_METRICS: Kernel = kernel::<Layout>(&SOURCE, "reset_metrics", &[METRICS]);
+static RESET_METRICS: Kernel = kernel::<MetricsValues>(&SOURCE, "reset_metrics", &[METRICS]);
 static COUNT_BEGIN: Kernel = kernel::<()>(&SOURCE, "count_begin", &[METRICS]);
 static COUNT: Kernel =
     kernel::<Blocks>(&SOURCE, "count", &[READ, READ, READ, READ, READ, READ, READ, READ, METRICS]);
@@ -35,7 +35,7 @@ const TENSORS: usize = 8;
 
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct Layout {
+struct MetricsValues {
     head: [f64; 3],
 }
 
@@ -45,15 +45,15 @@ struct Blocks {
     block: [u32; TENSORS],
 }
 
-pub(super) fn emit(op: &Op) -> Emission {
+pub(super) fn emit(op: &StateOp) -> Emission {
     match op {
-        Op::ResetMetrics(layout) => {
+        StateOp::ResetMetrics(layout) => {
             let call = Call::each(&RESET_METRICS, layout.len());
             let MetricsLayout { groups, configs, log } = *layout;
             let head = [groups, configs, log].map(|n| n as f64);
-            smallvec![emitted(call, &[write(0)], Layout { head })]
+            smallvec![emitted(call, &[write(0)], MetricsValues { head })]
         }
-        Op::CountNonFinite(lengths) => {
+        StateOp::CountNonFinite(lengths) => {
             let one = |kernel| plain(Call::new(kernel, 1, 32), &[write(0)]);
             let counts = by_calls(lengths).map(|(operands, lengths)| {
                 let (mut block, mut blocks) = ([0; TENSORS], 0);
@@ -65,13 +65,13 @@ pub(super) fn emit(op: &Op) -> Emission {
             });
             [one(&COUNT_BEGIN)].into_iter().chain(counts).chain([one(&COUNT_END)]).collect()
         }
-        Op::Fingerprint(tensors) => {
+        StateOp::Fingerprint(tensors) => {
             let words = |of: &Spec| of.len * of.dtype.size() / size_of::<u32>();
             let words: Vec<usize> = tensors.iter().map(words).collect();
             // Without tensors there still is a hash.
             let none = words.is_empty().then(|| absent(TENSORS).chain([write(0)]).collect());
             let calls = by_calls(&words).map(|(operands, _)| operands).chain(none).enumerate();
-            let hash = |(n, operands): (usize, SmallVec<[At; 9]>)| {
+            let hash = |(n, operands): (usize, SmallVec<[CallOperand; 9]>)| {
                 emitted(Call::new(&FINGERPRINT, 1, THREADS), &operands, u32::from(n == 0))
             };
             calls.map(hash).collect()
@@ -81,7 +81,7 @@ pub(super) fn emit(op: &Op) -> Emission {
 
 /// Reads of these lengths by calls, each with its own lengths: as many operands as a call takes,
 /// then the result.
-fn by_calls(lengths: &[usize]) -> impl Iterator<Item = (SmallVec<[At; 9]>, &[usize])> {
+fn by_calls(lengths: &[usize]) -> impl Iterator<Item = (SmallVec<[CallOperand; 9]>, &[usize])> {
     lengths.chunks(TENSORS).enumerate().map(|(n, some)| {
         let tensors = some.iter().enumerate().map(|(i, len)| read(n * TENSORS + i).part(0, *len));
 
@@ -90,6 +90,6 @@ fn by_calls(lengths: &[usize]) -> impl Iterator<Item = (SmallVec<[At; 9]>, &[usi
 }
 
 /// Operands without elements.
-fn absent(count: usize) -> impl Iterator<Item = At> {
+fn absent(count: usize) -> impl Iterator<Item = CallOperand> {
     std::iter::repeat_n(write(0).part(0, 0), count)
 }

@@ -1,4 +1,4 @@
-// Products of 3 × 3 windows with stride 1, which convolutions and stages share.
+// Products of 3 × 3 windows with stride 1, for plain and fused convolutions.
 #pragma once
 #include "mma.cuh"
 
@@ -67,8 +67,8 @@ __device__ __forceinline__ void row_products(const float* x, u32 pitch, const fl
 struct Area {
     u32 images, h, w;  // pixels without the border
     u32 pitch, plane;
-    u32 words;         // of the channels that are read at a time
-    u32 groups;        // of 8 channels that are written
+    u32 words;         // words of input channels at a time
+    u32 groups;        // groups of 8 output channels
     u32 filter;        // weights: from channel to channel, or from row to row
     Divisor wide, high;  // by columns and rows of the tile
 
@@ -111,23 +111,23 @@ struct WindowSums {
         }
     }
 
-    // Puts the sums into shared memory, planes [channel][image][row][column] `stage` apart.
-    __device__ __forceinline__ void put(float* shared, u32 stage) const {
+    // Puts the sums into shared memory, planes [channel][image][row][column] `staging` apart.
+    __device__ __forceinline__ void put(float* shared, u32 staging) const {
         if (group >= of.groups) return;
-        float* to = shared + 8 * group * stage + (image * of.h + y) * of.w + x;
+        float* to = shared + 8 * group * staging + (image * of.h + y) * of.w + x;
 #pragma unroll
         for (u32 k = 0; k < 8; ++k) {
 #pragma unroll
             for (u32 i = 0; i < 2; ++i) {
                 const float(&row)[4][8] = sum[i];
-                *reinterpret_cast<float4*>(to + k * stage + i * of.w) =
+                *reinterpret_cast<float4*>(to + k * staging + i * of.w) =
                     make_float4(row[0][k], row[1][k], row[2][k], row[3][k]);
             }
         }
     }
 };
 
-// The warps of a block whose products are those of matrices.
+// The warps of a block on tensor cores.
 constexpr u32 WARPS = 4;
 
 // Fragments of 8 columns each (mma.cuh), from the lane's first element; rows are `apart` apart.
@@ -140,7 +140,7 @@ __device__ __forceinline__ void load_columns(const float* from, u32 apart, u32 (
     }
 }
 
-// Adds the products of 16 rows with those fragments. The lane's words are the sums of the first
+// Adds the products of 16 rows with these fragments. The lane's words are the sums of the first
 // words of two rows and the offsets of two words.
 template <class P, u32 N>
 __device__ __forceinline__ void add_rows(const float* planes, const u32 (&rows)[2],
@@ -154,16 +154,16 @@ __device__ __forceinline__ void add_rows(const float* planes, const u32 (&rows)[
 }
 
 // On tensor cores a warp has M times 16 pixels and N times 8 channels. The sum runs over taps and
-// words; [tap][word] in steps of 8. What fills up the last one is zero on both sides, since a pixel
-// may be infinite. Weights lie as [tap][word][column].
+// words; [tap][word] in steps of 8. The padding of the last step is zero in both factors, since a
+// pixel may be infinite. Weights lie as [tap][word][column].
 //
 // A warp reads words of 8 pixels in 4 planes, which are 8 banks apart, and weights of 8 columns in
-// 4 rows, which are 8 banks apart or 24. So no bank comes twice if the pixels lie in a row; those
+// 4 rows, which are 8 banks apart or 24. So no bank comes twice if the pixels lie in a row; pixels
 // of tiles whose width is no multiple of 8 lie in rows that are 4 banks apart modulo 8. That holds
-// for 4 and 8 words. Of other numbers, 4 rows in turn are of two taps at times, whose pixels overlap
-// in banks: the reads of all steps take 14 cycles instead of 8 for 3 words, 18 instead of 12 for 5,
-// 18 instead of 14 for 6, and 22 instead of 16 for 7. Filled up to 8 words it would be 18 for each,
-// and up to half as many multiplications more.
+// for 4 and 8 words. Of other numbers, 4 rows in turn are of two taps at times, whose pixels
+// overlap in banks: the reads of all steps take 14 cycles instead of 8 for 3 words, 18 instead of
+// 12 for 5, 18 instead of 14 for 6, and 22 instead of 16 for 7. Filled up to 8 words it would be 18
+// for each, and up to half as many multiplications more.
 template <class P, u32 M, u32 N>
 struct MatrixSums {
     float sum[M][N][4] = {};
@@ -172,7 +172,7 @@ struct MatrixSums {
     // one for each first word.
     u32* table;
 
-    // Its tables go to shared memory, behind the planes. A barrier follows.
+    // The tables go to shared memory, after the planes. A barrier follows.
     __device__ __forceinline__ MatrixSums(const Area& area, const float* planes, float* to)
         : of(area) {
         table = reinterpret_cast<u32*>(to);
@@ -214,17 +214,17 @@ struct MatrixSums {
         }
     }
 
-    // Puts the sums into shared memory, planes [channel][image][row][column] `stage` apart: 4
+    // Puts the sums into shared memory, planes [channel][image][row][column] `staging` apart: 4
     // columns of 8 pixels at a time, twice 4 banks apart.
-    __device__ __forceinline__ void put(float* shared, u32 stage) const {
-        float* to = shared + (column() + threadIdx.x % 4 * 2) * stage;
+    __device__ __forceinline__ void put(float* shared, u32 staging) const {
+        float* to = shared + (column() + threadIdx.x % 4 * 2) * staging;
 #pragma unroll
         for (u32 m = 0; m < 2 * M; ++m) {
             u32 at = pixel(m);
             if (at >= of.pixels()) continue;
 #pragma unroll
             for (u32 n = 0; n < 2 * N; ++n) {
-                to[(n / 2 * 8 + n % 2) * stage + at] = sum[m / 2][n / 2][m % 2 * 2 + n % 2];
+                to[(n / 2 * 8 + n % 2) * staging + at] = sum[m / 2][n / 2][m % 2 * 2 + n % 2];
             }
         }
     }
@@ -235,8 +235,8 @@ struct Type {
     using Is = T;
 };
 
-// Calls `run` with the type of sums for tiles with so many groups of channels: 1, 2, 4 or 8 of them
-// on tensor cores.
+// Calls `run` with the type of sums for tiles with `groups` groups of channels: 1, 2, 4 or 8 of
+// them on tensor cores.
 template <class P, class Run>
 __device__ __forceinline__ void with_sums(u32 groups, Run run) {
     if constexpr (!P::MATRIX) {
@@ -255,7 +255,7 @@ struct Channels {
     u32 first, n;
 };
 
-// Zeros behind the rows of weights, up to whole steps.
+// Zeros after the rows of weights, up to whole steps.
 __device__ __forceinline__ void clear_rows(const Area& area, float* weights) {
     u32 end = 8 * area.steps() * area.filter;
     for (u32 i = 9 * area.words * area.filter + threadIdx.x; i < end; i += blockDim.x) {
@@ -264,7 +264,7 @@ __device__ __forceinline__ void clear_rows(const Area& area, float* weights) {
 }
 
 // Sums over a tile's pixels of the products of windows with a gradient, rows [image and row]
-// [column][channel]: of 9 taps, of the channels that are read, and of those that are written.
+// [column][channel]: for 9 taps, the input channels and the output channels.
 //
 // On units of f32 a thread has a channel that is read and 8 that are written, and a subset of the
 // rows. Channels that are read first. Rows of the gradient are `filter` apart.
@@ -389,7 +389,7 @@ struct MatrixGradientSums {
     }
 };
 
-// Calls `run` with the type of sums over the pixels of tiles with so many groups of channels.
+// Calls `run` with the type of sums over the pixels of tiles with `groups` groups of channels.
 template <class P, class Run>
 __device__ __forceinline__ void with_gradient_sums(u32 groups, Run run) {
     using Single = typename P::Single;

@@ -4,7 +4,8 @@ use crate::precision::Precision;
 
 /// Channels of a group.
 pub(super) const GROUP: usize = 8;
-/// Most threads of a block: each has up to 128 registers. On tensor cores all blocks have so many.
+/// Most threads of a block: each has up to 128 registers. On tensor cores every block has this
+/// many.
 pub(super) const THREADS: usize = 128;
 /// Most words of the channels that are read at a time.
 pub(super) const WORDS: usize = 8;
@@ -16,7 +17,7 @@ const WARP_GROUPS: [usize; 2] = [4, 2];
 /// Rows of taps and channels of a warp on tensor cores that has sums over pixels.
 const WARP_ROWS: usize = 5 * 16;
 
-/// Whether these products are those of tensor cores.
+/// Whether tensor cores compute the products.
 pub(super) fn on_matrices(precision: Precision) -> bool {
     precision != Precision::F32
 }
@@ -29,20 +30,17 @@ pub(super) fn each(precision: Precision) -> usize {
     }
 }
 
-/// Words of channels that are read at a time, at most so many. On tensor cores equally many each
-/// time, since those that are missing are multiplied, too.
+/// Words of channels that are read at a time, at most `most`. On tensor cores the same number each
+/// time, since missing words are multiplied, too.
 pub(super) fn words(precision: Precision, channels: usize, most: usize) -> usize {
     let words = channels.div_ceil(each(precision));
-    match on_matrices(precision) {
-        true => words.div_ceil(words.div_ceil(most)),
-        false => words.min(most),
-    }
+    if on_matrices(precision) { words.div_ceil(words.div_ceil(most)) } else { words.min(most) }
 }
 
-/// Channels that a block writes, in groups of 8: tiles of them, and groups of a tile. On tensor
-/// cores these are 1, 2, 4 or 8: with 4 and 8 a warp multiplies most for what it reads, so more
-/// than 4 groups are cut into tiles of that size, with the fewest groups in all and then the fewest
-/// tiles.
+/// Channels that a block writes, in groups of 8: number of tiles, and groups of a tile. On tensor
+/// cores a tile has 1, 2, 4 or 8 groups. With 4 and 8 groups a warp multiplies most for each
+/// element that it reads, so more than 4 groups are cut into tiles of 4 or 8: with the fewest
+/// groups in all, then the fewest tiles.
 pub(super) fn columns(precision: Precision, channels: usize) -> [usize; 2] {
     let groups = channels.div_ceil(GROUP);
     let in_tiles_of = |most: usize| [groups.div_ceil(most), most];
@@ -57,11 +55,12 @@ pub(super) fn columns(precision: Precision, channels: usize) -> [usize; 2] {
     }
 }
 
-/// Most pixels of a tile with so many groups. On units of f32 a thread has 8 of one group.
+/// Most pixels of a tile with `groups` groups. On units of f32 a thread has 8 pixels of one group.
 pub(super) fn pixels_max(precision: Precision, groups: usize) -> usize {
-    match on_matrices(precision) {
-        true => THREADS / WARP / groups.div_ceil(WARP_GROUPS[0]) * WARP_PIXELS,
-        false => THREADS / groups * 8,
+    if on_matrices(precision) {
+        THREADS / WARP / groups.div_ceil(WARP_GROUPS[0]) * WARP_PIXELS
+    } else {
+        THREADS / groups * 8
     }
 }
 
@@ -70,7 +69,7 @@ pub(super) fn row_of_columns(columns: usize) -> usize {
     if columns == GROUP { columns } else { columns + 8 }
 }
 
-/// From row to row of windows on tensor cores, for tiles of so many columns.
+/// Floats from row to row of windows on tensor cores, for tiles of `columns` columns.
 pub(super) fn row_of_windows(columns: usize) -> usize {
     if columns.is_multiple_of(8) { columns + 2 } else { columns + 8 }
 }
@@ -80,46 +79,51 @@ pub(super) fn rows_of_weights(words: usize) -> usize {
     (9 * words).next_multiple_of(8)
 }
 
-/// Floats of the tables of sums over channels on tensor cores, with planes of so many.
+/// Floats of the tables of sums over channels on tensor cores, with planes of `plane` floats.
 pub(super) fn tables_of_channels(words: usize, plane: usize) -> usize {
     rows_of_weights(words) + THREADS / WARP * WARP_PIXELS + plane
 }
 
-/// Floats of the tables of sums over so many pixels on tensor cores.
+/// Floats of the tables of sums over `pixels` pixels on tensor cores.
 pub(super) fn tables_of_pixels(pixels: usize) -> usize {
     WARP_ROWS + pixels / 4
 }
 
-/// Floats of the sums over pixels that a block leaves, with so many threads, channels that are read
-/// and groups that are written.
+/// Floats of a block's sums over pixels, for its threads, input channels and groups of output
+/// channels.
 pub(super) fn sums_over_pixels(
     precision: Precision,
     [threads, chunk, groups]: [usize; 3],
 ) -> usize {
-    match on_matrices(precision) {
-        true => THREADS / WARP * groups.min(WARP_GROUPS[1]) * 9 * GROUP * chunk,
-        false => 9 * GROUP * (threads + 4),
+    if on_matrices(precision) {
+        THREADS / WARP * groups.min(WARP_GROUPS[1]) * 9 * GROUP * chunk
+    } else {
+        9 * GROUP * (threads + 4)
     }
 }
 
 /// Shared memory that tensor cores read, in floats: planes of words, then weights or the gradient,
-/// then tables. It is behind what comes from memory.
+/// then tables. It follows the buffers for copies from global memory.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Words {
+pub(super) struct SharedWords {
     pub(super) first: usize,
     /// From word to word of the planes, and from row to row of the others.
     pub(super) plane: usize,
     pub(super) row: usize,
-    /// First float of the others, from that of the planes on.
+    /// First float of the weights or the gradient, counted from the planes.
     pub(super) weights: usize,
     pub(super) tables: usize,
 }
 
-impl Words {
-    /// So many planes and rows behind so many other floats.
-    pub(super) fn new(first: usize, [count, plane]: [usize; 2], [rows, row]: [usize; 2]) -> Words {
+impl SharedWords {
+    /// Lays out `count` planes, then `rows` rows, from float `first` on.
+    pub(super) fn new(
+        first: usize,
+        [count, plane]: [usize; 2],
+        [rows, row]: [usize; 2],
+    ) -> SharedWords {
         let weights = count * plane;
-        Words { first, plane, row, weights, tables: first + weights + rows * row }
+        SharedWords { first, plane, row, weights, tables: first + weights + rows * row }
     }
 }
 

@@ -1,49 +1,49 @@
 //! Activations, sums, channel scaling.
 
 use crate::graph::NodeId;
-use crate::ops::elementwise::{Function, Op};
-use crate::plan::builder::{Backward, Builder};
+use crate::ops::elementwise::{ElementwiseOp, UnaryFunction};
+use crate::plan::builder::{EmitBackward, PlanBuilder};
 
 /// ReLU, sigmoid, tanh.
 pub(super) fn activation(
-    b: &mut Builder<'_>,
+    b: &mut PlanBuilder<'_>,
     node: NodeId,
     x: NodeId,
-    function: Function,
-) -> Backward {
+    function: UnaryFunction,
+) -> EmitBackward {
     let (input, len) = (b.node(x), b.shape(node).len());
     let y = b.output(node);
-    b.emit(Op::Forward { function, len }, &[input], &[y]);
+    b.emit(ElementwiseOp::Forward { function, len }, &[input], &[y]);
     Box::new(move |b, dy| {
-        let op = |accumulate| Op::Gradient { function, len, accumulate };
+        let op = |accumulate| ElementwiseOp::Gradient { function, len, accumulate };
         b.send_gradient([node, x], &[y, dy], op);
     })
 }
 
 /// Residual sum: its gradient goes to both unchanged.
-pub(super) fn add(b: &mut Builder<'_>, node: NodeId, inputs: [NodeId; 2]) -> Backward {
+pub(super) fn add(b: &mut PlanBuilder<'_>, node: NodeId, inputs: [NodeId; 2]) -> EmitBackward {
     let values = inputs.map(|x| b.node(x));
     let len = b.shape(node).len();
     let y = b.output(node);
-    b.emit(Op::Add { len }, &values, &[y]);
+    b.emit(ElementwiseOp::Add { len }, &values, &[y]);
     Box::new(move |b, dy| inputs.into_iter().for_each(|x| b.pass_gradient(node, x, dy)))
 }
 
 /// `factor · x · scale`, one scale per sample and channel.
 pub(super) fn scale_channels(
-    b: &mut Builder<'_>,
+    b: &mut PlanBuilder<'_>,
     node: NodeId,
     inputs: [NodeId; 2],
     factor: f32,
-) -> Backward {
+) -> EmitBackward {
     let shape = b.shape(node);
     let [x, scale] = inputs.map(|input| b.node(input));
     let y = b.output(node);
-    b.emit(Op::Scale { shape, factor }, &[x, scale], &[y]);
+    b.emit(ElementwiseOp::Scale { shape, factor }, &[x, scale], &[y]);
     Box::new(move |b, dy| {
         b.send_gradients(node, inputs, |b, targets| {
             let accumulate = targets.map(|t| t.accumulate);
-            let op = Op::ScaleGradient { shape, factor, accumulate };
+            let op = ElementwiseOp::ScaleGradient { shape, factor, accumulate };
             b.emit(op, &[x, scale, dy], &targets.map(|t| t.value));
         });
     })

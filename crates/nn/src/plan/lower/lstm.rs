@@ -2,17 +2,17 @@
 
 use crate::graph::{LstmParams, NodeId};
 use crate::kernels::lstm::LstmShape;
-use crate::ops::conv::{self, Product};
-use crate::ops::lstm;
-use crate::plan::builder::{Backward, Builder};
+use crate::ops::conv::ConvProduct;
+use crate::ops::{ConvOp, LstmOp};
+use crate::plan::builder::{EmitBackward, PlanBuilder};
 
 /// `Lstm`. Inputs: x, keep, state.
 pub(super) fn lstm(
-    b: &mut Builder<'_>,
+    b: &mut PlanBuilder<'_>,
     node: NodeId,
     inputs: [NodeId; 3],
     params: LstmParams,
-) -> Backward {
+) -> EmitBackward {
     let shape = LstmShape {
         steps: b.options.steps,
         sequences: b.options.sequences(),
@@ -29,24 +29,24 @@ pub(super) fn lstm(
     let last = b.arena(shape.sequences * 2 * shape.hidden);
     b.last_states.push(last);
     let reads = [x, keep, state, w_ih, w_hh, b_ih, b_hh];
-    b.emit(lstm::Op::Forward(shape), &reads, &[h, c, gates, last]);
+    b.emit(LstmOp::Forward(shape), &reads, &[h, c, gates, last]);
     Box::new(move |b, dh| {
         let dgates = b.arena(shape.rows() * 4 * shape.hidden);
         b.send_gradients(node, [inputs[2]], |b, [dstate]| {
-            let op = lstm::Op::Gradient { shape, accumulate: dstate.accumulate };
+            let op = LstmOp::Gradient { shape, accumulate: dstate.accumulate };
             b.emit(op, &[keep, state, w_hh, c, gates, dh], &[dgates, dstate.value]);
         });
         let before = b.arena(shape.rows() * shape.hidden);
-        b.emit(lstm::Op::StatesBefore(shape), &[h, keep, state], &[before]);
+        b.emit(LstmOp::StatesBefore(shape), &[h, keep, state], &[before]);
         for (of, by, weight, bias) in [
             (shape.input_product(), x, weight_ih, bias_ih),
             (shape.state_product(), before, weight_hh, bias_hh),
         ] {
             let to = [weight, bias].map(|param| b.param_gradient(param));
-            b.emit(conv::Op::WeightGradient(Product::f32(of)), &[by, dgates], &to);
+            b.emit(ConvOp::WeightGradient(ConvProduct::f32(of)), &[by, dgates], &to);
         }
-        let product = Product::f32(shape.input_product());
-        let op = |accumulate| conv::Op::DataGradient { product, accumulate };
+        let product = ConvProduct::f32(shape.input_product());
+        let op = |accumulate| ConvOp::DataGradient { product, accumulate };
         b.send_gradient([node, inputs[0]], &[dgates, w_ih], op);
     })
 }

@@ -1,19 +1,19 @@
 //! Batch norm with its fusions, and group norm.
 
 use crate::error::{Error, Result};
-use crate::graph::{BufferId, NodeId, Op, ParamId};
+use crate::graph::{BufferId, NodeId, NodeOp, ParamId};
 use crate::kernels::norm::Activation;
-use crate::ops::Target;
-use crate::ops::norm::{BatchNorm, GroupNorm, Op as NormOp};
-use crate::plan::builder::{Backward, Builder, PooledGradient};
+use crate::ops::PlanTarget;
+use crate::ops::norm::{BatchNorm, GroupNorm, NormOp};
+use crate::plan::builder::{EmitBackward, PlanBuilder, PooledGradient};
 use crate::plan::fuse::NormUnit;
 use crate::plan::value::ValueId;
 
-use super::conv::Conv;
+use super::conv::ConvNode;
 
 /// A batch norm node.
 #[derive(Clone, Copy)]
-pub(super) struct Norm {
+pub(super) struct NormNode {
     x: NodeId,
     pub(super) of: BatchNorm,
     /// γ and β.
@@ -25,13 +25,13 @@ pub(super) struct Norm {
     pub(super) momentum: f32,
 }
 
-impl Norm {
+impl NormNode {
     /// The batch norm of a unit; `None` if there is another operation (`fuse` makes no such units).
     ///
     /// # Errors
     /// [`Error::OneValuePerChannel`].
-    pub(super) fn at(b: &Builder<'_>, unit: &NormUnit) -> Result<Option<Self>> {
-        let Op::BatchNorm { x, weight, bias, running, num_batches_tracked, eps, momentum } =
+    pub(super) fn at(b: &PlanBuilder<'_>, unit: &NormUnit) -> Result<Option<Self>> {
+        let NodeOp::BatchNorm { x, weight, bias, running, num_batches_tracked, eps, momentum } =
             b.graph.nodes[unit.norm.index()].op
         else {
             return Ok(None);
@@ -47,8 +47,9 @@ impl Norm {
         Ok(Some(Self { x, of, params, running, batches: num_batches_tracked, momentum }))
     }
 
-    /// Running mean and variance, and those that it goes by: of the batch in training.
-    pub(super) fn statistics(&self, b: &mut Builder<'_>) -> ([ValueId; 2], [ValueId; 2]) {
+    /// Running mean and variance, and the statistics that normalise: the batch's in training,
+    /// otherwise the running ones.
+    pub(super) fn statistics(&self, b: &mut PlanBuilder<'_>) -> ([ValueId; 2], [ValueId; 2]) {
         let running = self.running.map(|id| b.buffer(id));
         let c = self.of.shape.c;
         let own = b.options.mode.is_training().then(|| [b.arena(c), b.arena(c)]);
@@ -56,15 +57,15 @@ impl Norm {
     }
 }
 
-/// A batch norm unit: statistics (riding on the convolution if there is one), then one pass of
-/// normalise, ReLU and max pooling.
-pub(super) fn batch_norm(b: &mut Builder<'_>, unit: &NormUnit) -> Result<Option<Backward>> {
+/// A batch norm unit: statistics (computed by the convolution if there is one), then one pass that
+/// normalises, rectifies and pools.
+pub(super) fn batch_norm(b: &mut PlanBuilder<'_>, unit: &NormUnit) -> Result<Option<EmitBackward>> {
     let unit = *unit;
-    let Some(node) = Norm::at(b, &unit)? else { return Ok(None) };
-    let Norm { x, of: norm, params: [weight, bias], batches, momentum, .. } = node;
+    let Some(node) = NormNode::at(b, &unit)? else { return Ok(None) };
+    let NormNode { x, of: norm, params: [weight, bias], batches, momentum, .. } = node;
     let shape = norm.shape;
     let (training, count) = (b.options.mode.is_training(), shape.batch * shape.pixels());
-    let conv = unit.conv.and_then(|conv| Conv::at(b, conv));
+    let conv = unit.conv.and_then(|conv| ConvNode::at(b, conv));
     let (running, [mean, var]) = node.statistics(b);
     let [gamma, beta] = [weight, bias].map(|id| b.param(id));
     let input = match conv {
@@ -89,8 +90,9 @@ pub(super) fn batch_norm(b: &mut Builder<'_>, unit: &NormUnit) -> Result<Option<
             Some(pooled) => (BatchNorm { pool: true, ..norm }, pooled),
             None => (norm, PooledGradient { dout: dy, codes, out: y }),
         };
-        // A GPU has the raw input at hand: its sums are a kernel's that reads it anyway.
-        let out = if norm.pool && b.options.target == Target::Cpu { out } else { ValueId::NONE };
+        // A GPU does not need the output: the kernel of the sums reads the raw input anyway.
+        let out =
+            if norm.pool && b.options.target == PlanTarget::Cpu { out } else { ValueId::NONE };
         let coefficients = b.arena(norm.coefficients_len());
         let reads = [input, mean, var, gamma, beta, dout, codes, out];
         b.emit(NormOp::GradientSums(norm), &reads, &[coefficients, dgamma, dbeta]);
@@ -108,8 +110,8 @@ pub(super) fn batch_norm(b: &mut Builder<'_>, unit: &NormUnit) -> Result<Option<
 }
 
 /// `GroupNorm`.
-pub(super) fn group_norm(b: &mut Builder<'_>, node: NodeId) -> Option<Backward> {
-    let Op::GroupNorm { x, weight, bias, groups, eps } = b.graph.nodes[node.index()].op else {
+pub(super) fn group_norm(b: &mut PlanBuilder<'_>, node: NodeId) -> Option<EmitBackward> {
+    let NodeOp::GroupNorm { x, weight, bias, groups, eps } = b.graph.nodes[node.index()].op else {
         return None;
     };
     let shape = b.shape(node);

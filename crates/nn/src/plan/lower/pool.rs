@@ -1,9 +1,9 @@
 //! Max pooling and global average pooling.
 
-use crate::graph::{NodeId, Op};
+use crate::graph::{NodeId, NodeOp};
 use crate::kernels::pool::PoolShape;
-use crate::ops::pool;
-use crate::plan::builder::{Backward, Builder, PooledGradient};
+use crate::ops::PoolOp;
+use crate::plan::builder::{EmitBackward, PlanBuilder, PooledGradient};
 use crate::plan::value::ValueId;
 
 /// A max pooling node after its forward step.
@@ -17,9 +17,10 @@ struct Pooled {
 }
 
 impl Pooled {
-    /// Emits the forward step. Backward needs the winners' positions, one byte each, and no values.
-    fn forward(b: &mut Builder<'_>, node: NodeId) -> Option<Self> {
-        let Op::MaxPool2d { x, kernel, stride } = b.graph.nodes[node.index()].op else {
+    /// Emits the forward step. Backward needs the winners' positions, one byte each, and no
+    /// values.
+    fn forward(b: &mut PlanBuilder<'_>, node: NodeId) -> Option<Self> {
+        let NodeOp::MaxPool2d { x, kernel, stride } = b.graph.nodes[node.index()].op else {
             return None;
         };
         let shape = PoolShape { input: b.shape(x), kernel, stride };
@@ -27,44 +28,49 @@ impl Pooled {
         let y = b.output(node);
         let saved = b.backward() && b.wants(node);
         let positions = if saved { b.arena_bytes(shape.output().len()) } else { ValueId::NONE };
-        b.emit(pool::Op::Max(shape), &[input], &[y, positions]);
+        b.emit(PoolOp::Max(shape), &[input], &[y, positions]);
         Some(Self { node, x, shape, y, positions })
     }
 
-    fn backward(self, b: &mut Builder<'_>, dy: ValueId) {
+    fn backward(self, b: &mut PlanBuilder<'_>, dy: ValueId) {
         let Self { node, x, shape, positions, .. } = self;
-        let op = |accumulate| pool::Op::MaxGradient { shape, accumulate };
+        let op = |accumulate| PoolOp::MaxGradient { shape, accumulate };
         b.send_gradient([node, x], &[dy, positions], op);
     }
 }
 
 /// `MaxPool2d`.
-pub(super) fn max(b: &mut Builder<'_>, node: NodeId) -> Option<Backward> {
+pub(super) fn max(b: &mut PlanBuilder<'_>, node: NodeId) -> Option<EmitBackward> {
     let pooled = Pooled::forward(b, node)?;
     Some(Box::new(move |b, dy| pooled.backward(b, dy)))
 }
 
-/// `MaxPool2d` behind a `StraightThrough`: the module gets its gradient as ever, and the norm unit
-/// with output `norm` gets the one from before the pooling, as if pooling were part of it.
-pub(super) fn straight_max(b: &mut Builder<'_>, node: NodeId, norm: NodeId) -> Option<Backward> {
+/// `MaxPool2d` after a `StraightThrough`: the module gets its gradient as usual, and the norm unit
+/// with output `norm` gets the gradient of the pooling's input, as if pooling were part of the
+/// unit.
+pub(super) fn straight_max(
+    b: &mut PlanBuilder<'_>,
+    node: NodeId,
+    norm: NodeId,
+) -> Option<EmitBackward> {
     let pooled = Pooled::forward(b, node)?;
     Some(Box::new(move |b, dy| {
         let len = pooled.shape.output().len();
         let codes = b.arena_bytes(len);
-        b.emit(pool::Op::NormCodes { len }, &[pooled.y, pooled.positions], &[codes]);
+        b.emit(PoolOp::NormCodes { len }, &[pooled.y, pooled.positions], &[codes]);
         b.give_pooled(norm, PooledGradient { dout: dy, codes, out: pooled.y });
         pooled.backward(b, dy);
     }))
 }
 
 /// `GlobalAvgPool`.
-pub(super) fn global_average(b: &mut Builder<'_>, node: NodeId, x: NodeId) -> Backward {
+pub(super) fn global_average(b: &mut PlanBuilder<'_>, node: NodeId, x: NodeId) -> EmitBackward {
     let shape = b.shape(x);
     let input = b.node(x);
     let y = b.output(node);
-    b.emit(pool::Op::Average(shape), &[input], &[y]);
+    b.emit(PoolOp::Average(shape), &[input], &[y]);
     Box::new(move |b, dy| {
-        let op = |accumulate| pool::Op::AverageGradient { shape, accumulate };
+        let op = |accumulate| PoolOp::AverageGradient { shape, accumulate };
         b.send_gradient([node, x], &[dy], op);
     })
 }

@@ -1,33 +1,39 @@
 //! Embeddings, and vectors side by side.
 
 use crate::graph::{NodeId, ParamId};
-use crate::kernels::rows::Columns;
-use crate::ops::rows::{self, Lookup};
-use crate::plan::builder::{Backward, Builder};
+use crate::kernels::rows::ColumnRange;
+use crate::ops::RowsOp;
+use crate::ops::rows::Lookup;
+use crate::plan::builder::{EmitBackward, PlanBuilder};
 
 /// `Embedding`.
-pub(super) fn embedding(b: &mut Builder<'_>, node: NodeId, x: NodeId, table: ParamId) -> Backward {
+pub(super) fn embedding(
+    b: &mut PlanBuilder<'_>,
+    node: NodeId,
+    x: NodeId,
+    table: ParamId,
+) -> EmitBackward {
     let indices = b.shape(x).len();
     let size = b.shape(node).c / b.shape(x).c;
     let entries = b.layout.param(table).len / size.max(1);
     let of = Lookup { indices, entries, size };
     let (indices, values) = (b.node(x), b.param(table));
     let y = b.output(node);
-    b.emit(rows::Op::Embed(of), &[indices, values], &[y]);
+    b.emit(RowsOp::Embed(of), &[indices, values], &[y]);
     Box::new(move |b, dy| {
         let dtable = b.param_gradient(table);
-        b.emit(rows::Op::EmbedGradient(of), &[indices, dy], &[dtable]);
+        b.emit(RowsOp::EmbedGradient(of), &[indices, dy], &[dtable]);
     })
 }
 
 /// `Concat`.
-pub(super) fn concat(b: &mut Builder<'_>, node: NodeId, parts: &[NodeId]) -> Backward {
+pub(super) fn concat(b: &mut PlanBuilder<'_>, node: NodeId, parts: &[NodeId]) -> EmitBackward {
     let (rows, width) = (b.batch(), b.shape(node).c);
     let mut first = 0;
-    let columns: Vec<(NodeId, Columns)> = parts
+    let columns: Vec<(NodeId, ColumnRange)> = parts
         .iter()
         .map(|part| {
-            let at = Columns { width, first, count: b.shape(*part).c };
+            let at = ColumnRange { width, first, count: b.shape(*part).c };
             first += at.count;
             (*part, at)
         })
@@ -35,11 +41,11 @@ pub(super) fn concat(b: &mut Builder<'_>, node: NodeId, parts: &[NodeId]) -> Bac
     let y = b.output(node);
     for (part, at) in &columns {
         let value = b.node(*part);
-        b.emit(rows::Op::Put { rows, at: *at }, &[value], &[y]);
+        b.emit(RowsOp::Put { rows, at: *at }, &[value], &[y]);
     }
     Box::new(move |b, dy| {
         for (part, at) in columns {
-            let op = |accumulate| rows::Op::Take { rows, at, accumulate };
+            let op = |accumulate| RowsOp::Take { rows, at, accumulate };
             b.send_gradient([node, part], &[dy], op);
         }
     })

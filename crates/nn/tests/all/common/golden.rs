@@ -62,7 +62,7 @@ impl File {
     }
 
     /// The tensors `<case>/<kind>.<name>`, by name.
-    pub(crate) fn of(&self, case: &str, kind: &str) -> BTreeMap<String, Golden> {
+    pub(crate) fn tensors(&self, case: &str, kind: &str) -> BTreeMap<String, Golden> {
         let prefix = format!("{case}/{kind}.");
         let named =
             |(k, v): (&String, &Golden)| Some((k.strip_prefix(&prefix)?.to_owned(), v.clone()));

@@ -6,9 +6,9 @@ pub(crate) mod reference;
 
 use std::collections::BTreeMap;
 
-use meristem_nn::graph::{Dims, Graph, Op};
-use meristem_nn::layout::{Layout, packing};
-use meristem_nn::plan::{GroupMemory, Memory, Mode, Plan, PlanOptions};
+use meristem_nn::graph::{Dims, Graph, NodeOp};
+use meristem_nn::layout::{ParamLayout, packing};
+use meristem_nn::plan::{GroupMemory, Plan, PlanMemory, PlanMode, PlanOptions};
 use meristem_nn::{Isa, Result};
 
 /// Small random numbers for tests: splitmix64, keyed by a seed.
@@ -93,9 +93,10 @@ impl Case {
         for param in &graph.params {
             let numel: usize = param.shape.iter().product();
             let fan_in = numel / param.shape.first().copied().unwrap_or(1);
-            let (mean, scale) = match param.name.ends_with("weight") && param.shape.len() == 1 {
-                true => (1.0, 0.3),
-                false => (0.0, 1.0 / (fan_in as f32).sqrt()),
+            let (mean, scale) = if param.name.ends_with("weight") && param.shape.len() == 1 {
+                (1.0, 0.3)
+            } else {
+                (0.0, 1.0 / (fan_in as f32).sqrt())
             };
             let values = random.normals(numel).into_iter().map(|v| mean + scale * v);
             tensors.insert(param.name.clone(), values.collect());
@@ -115,7 +116,7 @@ impl Case {
     }
 
     /// Sequences of `steps` steps: states have one row per sequence, indices are below `entries`,
-    /// and what has one value a row (a mask) is 0 or 1.
+    /// and inputs of one value a row (masks) are 0 or 1.
     pub(crate) fn sequences(graph: Graph, [steps, sequences]: [usize; 2], entries: usize) -> Self {
         let mut case = Self::random(graph, steps * sequences, 5);
         let mut random = Random(6);
@@ -123,8 +124,8 @@ impl Case {
         for (input, node) in case.inputs.iter_mut().zip(nodes) {
             let node = &case.graph.nodes[node];
             match node.op {
-                Op::State(_) => input.truncate(sequences * node.dims.c),
-                Op::Indices(_) => input.fill_with(|| random.below(entries) as f32),
+                NodeOp::State(_) => input.truncate(sequences * node.dims.c),
+                NodeOp::Indices(_) => input.fill_with(|| random.below(entries) as f32),
                 _ if node.dims.c == 1 => {
                     input.fill_with(|| f32::from(u8::from(random.below(3) > 0)));
                 }
@@ -143,19 +144,19 @@ impl Case {
         Random(seed).normals(self.batch * self.output_dims().numel())
     }
 
-    /// Compiles and runs. `gradient` is that of the output, for [`Mode::Gradient`].
+    /// Compiles and runs. `gradient` is the gradient of the output, for [`PlanMode::Gradient`].
     pub(crate) fn run(
         &self,
         isa: Isa,
-        mode: Mode,
+        mode: PlanMode,
         fuse: bool,
         gradient: &[f32],
     ) -> Result<Outcome> {
         let options = PlanOptions { steps: self.steps, fuse, ..PlanOptions::new(self.batch, mode) };
         let plan = Plan::compile(&self.graph, options)?;
-        let layout = Layout::new(&self.graph);
+        let layout = ParamLayout::new(&self.graph);
         let mut memory = Groups::new(self, &layout);
-        // NaN everywhere: what is read before it is written shows.
+        // NaN everywhere: a read before the first write shows.
         let mut arena = vec![f32::NAN; plan.arena_len()];
         if let Some(range) = plan.output_gradient() {
             arena[range].copy_from_slice(&to_nhwc(gradient, self.output_dims()));
@@ -165,12 +166,12 @@ impl Case {
             .iter()
             .zip(input_nodes(&self.graph))
             .map(|(x, node)| match self.graph.nodes[node].op {
-                Op::Indices(_) => x.iter().map(|v| f32::from_bits(*v as u32)).collect(),
+                NodeOp::Indices(_) => x.iter().map(|v| f32::from_bits(*v as u32)).collect(),
                 _ => to_nhwc(x, self.graph.nodes[node].dims),
             })
             .collect();
         let slices: Vec<&[f32]> = inputs.iter().map(Vec::as_slice).collect();
-        let mut run = Memory::new(&mut arena, &slices, &self.alphas);
+        let mut run = PlanMemory::new(&mut arena, &slices, &self.alphas);
         memory.push_to(&mut run);
         plan.run(isa, &mut run)?;
         drop(run);
@@ -234,7 +235,7 @@ struct Groups {
 }
 
 impl Groups {
-    fn new(case: &Case, layout: &Layout) -> Self {
+    fn new(case: &Case, layout: &ParamLayout) -> Self {
         let sized = |f: fn(&meristem_nn::layout::GroupSize) -> usize| -> Vec<Vec<f32>> {
             layout.groups.iter().map(|g| vec![0.0; f(g)]).collect()
         };
@@ -254,7 +255,7 @@ impl Groups {
         Self { values, momentum, state, counters }
     }
 
-    fn push_to<'a>(&'a mut self, memory: &mut Memory<'a>) {
+    fn push_to<'a>(&'a mut self, memory: &mut PlanMemory<'a>) {
         let Self { values, momentum, state, counters } = self;
         for (((values, momentum), state), counters) in
             values.iter_mut().zip(momentum).zip(state).zip(counters)

@@ -1,7 +1,9 @@
 //! The slow obvious version: a graph interpreted node by node in f64 over `[N][C][H][W]`, and
 //! gradients by central differences.
 
-use meristem_nn::graph::{BlendInputs, BlendMode, Dims, Function, LstmParams, NodeId, Op, ParamId};
+use meristem_nn::graph::{
+    BlendMode, BlendOperands, Dims, LstmParams, NodeId, NodeOp, ParamId, UnaryFunction,
+};
 
 use super::Case;
 
@@ -13,7 +15,7 @@ struct Interpreter<'a> {
     params: &'a [Vec<f64>],
     inputs: &'a [Vec<f64>],
     training: bool,
-    /// Values of the unperturbed network: what `Detach` and `StraightThrough` hold fixed.
+    /// Values of the unperturbed network, which `Detach` and `StraightThrough` hold fixed.
     base: Option<&'a Values>,
     values: Values,
 }
@@ -61,50 +63,54 @@ impl Interpreter<'_> {
     fn node(&self, i: usize) -> Vec<f64> {
         let out = self.case.graph.nodes[i].dims;
         match &self.case.graph.nodes[i].op {
-            Op::Input(n) | Op::Indices(n) | Op::State(n) => self.inputs[*n].clone(),
-            Op::Embedding { x, table } => {
+            NodeOp::Input(n) | NodeOp::Indices(n) | NodeOp::State(n) => self.inputs[*n].clone(),
+            NodeOp::Embedding { x, table } => {
                 let size = out.c / self.dims(*x).c;
                 let row = |i: &f64| &self.param(*table)[i.round() as usize * size..][..size];
                 self.x(*x).iter().flat_map(row).copied().collect()
             }
-            Op::Concat(parts) => {
+            NodeOp::Concat(parts) => {
                 let row = |r: usize| parts.iter().flat_map(move |p| self.row(*p, r)).copied();
                 (0..self.case.batch).flat_map(row).collect()
             }
-            Op::Lstm { x, keep, state, params } => self.lstm([*x, *keep, *state], params, out.c),
-            Op::Conv2d { .. } => self.conv(i),
-            Op::BatchNorm { .. } => self.batch_norm(i),
-            Op::GroupNorm { .. } => self.group_norm(i),
-            Op::Activation(Function::Relu, x) => self.map(*x, |v| v.max(0.0)),
-            Op::Activation(Function::Sigmoid, x) => self.map(*x, |v| 1.0 / (1.0 + (-v).exp())),
-            Op::Activation(Function::Tanh, x) => self.map(*x, f64::tanh),
-            Op::MaxPool2d { x, kernel, stride } => self.max_pool(*x, out, *kernel, *stride),
-            Op::GlobalAvgPool(x) => {
+            NodeOp::Lstm { x, keep, state, params } => {
+                self.lstm([*x, *keep, *state], params, out.c)
+            }
+            NodeOp::Conv2d { .. } => self.conv(i),
+            NodeOp::BatchNorm { .. } => self.batch_norm(i),
+            NodeOp::GroupNorm { .. } => self.group_norm(i),
+            NodeOp::Activation(UnaryFunction::Relu, x) => self.map(*x, |v| v.max(0.0)),
+            NodeOp::Activation(UnaryFunction::Sigmoid, x) => {
+                self.map(*x, |v| 1.0 / (1.0 + (-v).exp()))
+            }
+            NodeOp::Activation(UnaryFunction::Tanh, x) => self.map(*x, f64::tanh),
+            NodeOp::MaxPool2d { x, kernel, stride } => self.max_pool(*x, out, *kernel, *stride),
+            NodeOp::GlobalAvgPool(x) => {
                 let pixels = self.dims(*x).h * self.dims(*x).w;
                 self.x(*x).chunks(pixels).map(|c| c.iter().sum::<f64>() / pixels as f64).collect()
             }
-            Op::Add(a, b) => self.zip(*a, *b, |a, b| a + b),
-            Op::ScaleChannels { x, scale, factor } => {
+            NodeOp::Add(a, b) => self.zip(*a, *b, |a, b| a + b),
+            NodeOp::ScaleChannels { x, scale, factor } => {
                 let pixels = out.h * out.w;
                 let scale = self.x(*scale);
                 let of = |(i, v): (usize, &f64)| f64::from(*factor) * v * scale[i / pixels];
                 self.x(*x).iter().enumerate().map(of).collect()
             }
-            Op::TanhMix { x, y, mix } => {
+            NodeOp::TanhMix { x, y, mix } => {
                 let t = self.param(*mix)[0].tanh();
                 self.zip(*x, *y, |x, y| x + t * (y - x))
             }
-            Op::Detach(x) => {
+            NodeOp::Detach(x) => {
                 self.base.map_or_else(|| self.x(*x).to_vec(), |b| b[x.index()].clone())
             }
-            Op::StraightThrough { host, module } => match self.base {
+            NodeOp::StraightThrough { host, module } => match self.base {
                 None => self.x(*host).to_vec(),
                 Some(base) => {
                     let moved = self.x(*module).iter().zip(&base[module.index()]);
                     self.x(*host).iter().zip(moved).map(|(h, (m, m0))| h + (m - m0)).collect()
                 }
             },
-            Op::Blend { .. } => self.blend(i),
+            NodeOp::Blend { .. } => self.blend(i),
         }
     }
 
@@ -150,7 +156,7 @@ impl Interpreter<'_> {
     }
 
     fn conv(&self, i: usize) -> Vec<f64> {
-        let Op::Conv2d { x, weight, bias, geometry: g } = &self.case.graph.nodes[i].op else {
+        let NodeOp::Conv2d { x, weight, bias, geometry: g } = &self.case.graph.nodes[i].op else {
             unreachable!()
         };
         let (d, out) = (self.dims(*x), self.case.graph.nodes[i].dims);
@@ -185,7 +191,7 @@ impl Interpreter<'_> {
     }
 
     fn batch_norm(&self, i: usize) -> Vec<f64> {
-        let Op::BatchNorm { x, weight, bias, running: [mean, var], eps, .. } =
+        let NodeOp::BatchNorm { x, weight, bias, running: [mean, var], eps, .. } =
             &self.case.graph.nodes[i].op
         else {
             unreachable!()
@@ -197,9 +203,12 @@ impl Interpreter<'_> {
             f64::from(self.case.tensors[&self.case.graph.buffers[id].name][c])
         };
         let stats: Vec<(f64, f64)> = (0..d.c)
-            .map(|c| match self.training {
-                true => moments(x.iter().enumerate().filter(|(i, _)| channel(*i) == c)),
-                false => (buffer(mean.index(), c), buffer(var.index(), c)),
+            .map(|c| {
+                if self.training {
+                    moments(x.iter().enumerate().filter(|(i, _)| channel(*i) == c))
+                } else {
+                    (buffer(mean.index(), c), buffer(var.index(), c))
+                }
             })
             .collect();
         let normal = |(i, v): (usize, &f64)| {
@@ -211,7 +220,8 @@ impl Interpreter<'_> {
     }
 
     fn group_norm(&self, i: usize) -> Vec<f64> {
-        let Op::GroupNorm { x, weight, bias, groups, eps } = &self.case.graph.nodes[i].op else {
+        let NodeOp::GroupNorm { x, weight, bias, groups, eps } = &self.case.graph.nodes[i].op
+        else {
             unreachable!()
         };
         let d = self.dims(*x);
@@ -245,7 +255,7 @@ impl Interpreter<'_> {
     }
 
     fn blend(&self, i: usize) -> Vec<f64> {
-        let Op::Blend { inputs: BlendInputs { host, module, input, gate }, mode, alpha } =
+        let NodeOp::Blend { inputs: BlendOperands { host, module, input, gate }, mode, alpha } =
             &self.case.graph.nodes[i].op
         else {
             unreachable!()
@@ -280,7 +290,7 @@ pub(crate) struct Expected {
 }
 
 /// Distance of the two points of a difference. In f64 the rounding error of a difference is about
-/// 1e-16/1e-6 = 1e-10, and what it cuts off about 1e-12: both far below f32.
+/// 1e-16/1e-6 = 1e-10, and its truncation error about 1e-12: both far below f32.
 const STEP: f64 = 1e-6;
 
 /// Runs the slow version in training mode.

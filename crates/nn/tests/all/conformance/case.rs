@@ -2,10 +2,10 @@
 
 use meristem_device::DType;
 use meristem_nn::Precision;
-use meristem_nn::ops::conv::Product;
-use meristem_nn::ops::{self, Backend, Op, Operands, Role, Slice, SliceMut, Spec};
+use meristem_nn::ops::conv::ConvProduct;
 use meristem_nn::ops::{
-    blend, conv, elementwise, loss, lstm, norm, optim, pool, ppo, rows, sample, stage, state,
+    self, BlendOp, ConvOp, ElementwiseOp, FusedOp, LossOp, LstmOp, NormOp, OpBackend, OperandRole,
+    OptimOp, PoolOp, PpoOp, RowsOp, SampleOp, Slice, SliceMut, Spec, StateOp, StepOp, StepOperands,
 };
 
 /// Number of kinds of operations; see [`kind`].
@@ -13,92 +13,91 @@ pub(super) const KINDS: usize = 53;
 
 /// A number for each kind of operation. A new one does not compile before it has a number, and the
 /// test fails until it has a case.
-pub(super) fn kind(op: &Op) -> usize {
+pub(super) fn kind(op: &StepOp) -> usize {
     match op {
-        Op::Conv(conv::Op::Forward(_)) => 0,
-        Op::Conv(conv::Op::ForwardWithStats(_)) => 1,
-        Op::Conv(conv::Op::WeightGradient(_)) => 2,
-        Op::Conv(conv::Op::DataGradient { .. }) => 3,
-        Op::Norm(norm::Op::Statistics(_)) => 7,
-        Op::Norm(norm::Op::UpdateRunning { .. }) => 8,
-        Op::Norm(norm::Op::Forward(_)) => 9,
-        Op::Norm(norm::Op::GradientSums(_)) => 10,
-        Op::Norm(norm::Op::InputGradient { .. }) => 52,
-        Op::Norm(norm::Op::GroupForward(_)) => 11,
-        Op::Norm(norm::Op::GroupGradient { .. }) => 12,
-        Op::Pool(pool::Op::Max(_)) => 13,
-        Op::Pool(pool::Op::MaxGradient { .. }) => 14,
-        Op::Pool(pool::Op::NormCodes { .. }) => 15,
-        Op::Pool(pool::Op::Average(_)) => 16,
-        Op::Pool(pool::Op::AverageGradient { .. }) => 17,
-        Op::Elementwise(elementwise::Op::Fill { .. }) => 18,
-        Op::Elementwise(elementwise::Op::Multiply { .. }) => 19,
-        Op::Elementwise(elementwise::Op::Pass { .. }) => 20,
-        Op::Elementwise(elementwise::Op::Forward { .. }) => 21,
-        Op::Elementwise(elementwise::Op::Gradient { .. }) => 22,
-        Op::Elementwise(elementwise::Op::Add { .. }) => 23,
-        Op::Elementwise(elementwise::Op::Scale { .. }) => 24,
-        Op::Elementwise(elementwise::Op::ScaleGradient { .. }) => 25,
-        Op::Blend(blend::Op::Forward(_)) => 26,
-        Op::Blend(blend::Op::Gradient { .. }) => 27,
-        Op::Blend(blend::Op::TanhMix { .. }) => 28,
-        Op::Blend(blend::Op::TanhMixGradient { .. }) => 29,
-        Op::Rows(rows::Op::Embed(_)) => 30,
-        Op::Rows(rows::Op::EmbedGradient(_)) => 31,
-        Op::Rows(rows::Op::CopyIndices { .. }) => 4,
-        Op::Rows(rows::Op::Put { .. }) => 32,
-        Op::Rows(rows::Op::Take { .. }) => 33,
-        Op::Lstm(lstm::Op::Forward(_)) => 34,
-        Op::Lstm(lstm::Op::Gradient { .. }) => 35,
-        Op::Lstm(lstm::Op::StatesBefore(_)) => 36,
-        Op::Loss(loss::Op::Train { .. }) => 37,
-        Op::Loss(loss::Op::Evaluate { .. }) => 38,
-        Op::Optim(optim::Op::Measure { .. }) => 39,
-        Op::Optim(optim::Op::Clip { .. }) => 40,
-        Op::Optim(optim::Op::Update { .. }) => 41,
-        Op::Ppo(ppo::Op::Objective { .. }) => 42,
-        Op::State(state::Op::ResetMetrics(_)) => 43,
-        Op::State(state::Op::CountNonFinite(_)) => 44,
-        Op::State(state::Op::Fingerprint(_)) => 6,
-        Op::Sample(sample::Op::Draw { .. }) => 5,
-        Op::Chain(_) => 51,
-        Op::Stage(stage::Op::Begin { .. }) => 45,
-        Op::Stage(stage::Op::Forward { .. }) => 46,
-        Op::Stage(stage::Op::Backward { .. }) => 47,
-        Op::Stage(stage::Op::Sums(_)) => 48,
-        Op::Stage(stage::Op::Head(_)) => 49,
-        Op::Stage(stage::Op::HeadGradient(_)) => 50,
+        StepOp::Conv(ConvOp::Forward(_)) => 0,
+        StepOp::Conv(ConvOp::ForwardWithStats(_)) => 1,
+        StepOp::Conv(ConvOp::WeightGradient(_)) => 2,
+        StepOp::Conv(ConvOp::DataGradient { .. }) => 3,
+        StepOp::Norm(NormOp::Statistics(_)) => 7,
+        StepOp::Norm(NormOp::UpdateRunning { .. }) => 8,
+        StepOp::Norm(NormOp::Forward(_)) => 9,
+        StepOp::Norm(NormOp::GradientSums(_)) => 10,
+        StepOp::Norm(NormOp::InputGradient { .. }) => 52,
+        StepOp::Norm(NormOp::GroupForward(_)) => 11,
+        StepOp::Norm(NormOp::GroupGradient { .. }) => 12,
+        StepOp::Pool(PoolOp::Max(_)) => 13,
+        StepOp::Pool(PoolOp::MaxGradient { .. }) => 14,
+        StepOp::Pool(PoolOp::NormCodes { .. }) => 15,
+        StepOp::Pool(PoolOp::Average(_)) => 16,
+        StepOp::Pool(PoolOp::AverageGradient { .. }) => 17,
+        StepOp::Elementwise(ElementwiseOp::Fill { .. }) => 18,
+        StepOp::Elementwise(ElementwiseOp::Multiply { .. }) => 19,
+        StepOp::Elementwise(ElementwiseOp::Pass { .. }) => 20,
+        StepOp::Elementwise(ElementwiseOp::Forward { .. }) => 21,
+        StepOp::Elementwise(ElementwiseOp::Gradient { .. }) => 22,
+        StepOp::Elementwise(ElementwiseOp::Add { .. }) => 23,
+        StepOp::Elementwise(ElementwiseOp::Scale { .. }) => 24,
+        StepOp::Elementwise(ElementwiseOp::ScaleGradient { .. }) => 25,
+        StepOp::Blend(BlendOp::Forward(_)) => 26,
+        StepOp::Blend(BlendOp::Gradient { .. }) => 27,
+        StepOp::Blend(BlendOp::TanhMix { .. }) => 28,
+        StepOp::Blend(BlendOp::TanhMixGradient { .. }) => 29,
+        StepOp::Rows(RowsOp::Embed(_)) => 30,
+        StepOp::Rows(RowsOp::EmbedGradient(_)) => 31,
+        StepOp::Rows(RowsOp::CopyIndices { .. }) => 4,
+        StepOp::Rows(RowsOp::Put { .. }) => 32,
+        StepOp::Rows(RowsOp::Take { .. }) => 33,
+        StepOp::Lstm(LstmOp::Forward(_)) => 34,
+        StepOp::Lstm(LstmOp::Gradient { .. }) => 35,
+        StepOp::Lstm(LstmOp::StatesBefore(_)) => 36,
+        StepOp::Loss(LossOp::Train { .. }) => 37,
+        StepOp::Loss(LossOp::Evaluate { .. }) => 38,
+        StepOp::Optim(OptimOp::Measure { .. }) => 39,
+        StepOp::Optim(OptimOp::Clip { .. }) => 40,
+        StepOp::Optim(OptimOp::Update { .. }) => 41,
+        StepOp::Ppo(PpoOp::Objective { .. }) => 42,
+        StepOp::State(StateOp::ResetMetrics(_)) => 43,
+        StepOp::State(StateOp::CountNonFinite(_)) => 44,
+        StepOp::State(StateOp::Fingerprint(_)) => 6,
+        StepOp::Sample(SampleOp::Draw { .. }) => 5,
+        StepOp::Chain(_) => 51,
+        StepOp::Fused(FusedOp::Begin { .. }) => 45,
+        StepOp::Fused(FusedOp::Forward { .. }) => 46,
+        StepOp::Fused(FusedOp::Backward { .. }) => 47,
+        StepOp::Fused(FusedOp::Sums(_)) => 48,
+        StepOp::Fused(FusedOp::Head(_)) => 49,
+        StepOp::Fused(FusedOp::HeadGradient(_)) => 50,
     }
 }
 
 /// The precision of an operation that multiplies.
-pub(super) fn precision(op: &mut Op) -> Option<&mut Precision> {
-    use stage::Op as Stage;
+pub(super) fn precision(op: &mut StepOp) -> Option<&mut Precision> {
     match op {
-        Op::Conv(
-            conv::Op::Forward(of)
-            | conv::Op::ForwardWithStats(of)
-            | conv::Op::WeightGradient(of)
-            | conv::Op::DataGradient { product: of, .. },
+        StepOp::Conv(
+            ConvOp::Forward(of)
+            | ConvOp::ForwardWithStats(of)
+            | ConvOp::WeightGradient(of)
+            | ConvOp::DataGradient { product: of, .. },
         ) => {
-            let Product { precision, .. } = of;
+            let ConvProduct { precision, .. } = of;
             Some(precision)
         }
-        Op::Stage(Stage::Forward { stage: of, .. } | Stage::Backward { stage: of, .. }) => {
+        StepOp::Fused(FusedOp::Forward { conv: of, .. } | FusedOp::Backward { conv: of, .. }) => {
             Some(&mut of.precision)
         }
-        Op::Stage(Stage::Head(of) | Stage::HeadGradient(of)) => Some(&mut of.precision),
+        StepOp::Fused(FusedOp::Head(of) | FusedOp::HeadGradient(of)) => Some(&mut of.precision),
         _ => None,
     }
 }
 
 /// The most that an addition moves a sum, by the largest magnitude in it. Processors and the units
 /// of f32 round to the nearest. A tensor core aligns a few products, 4 at least, and the sum before
-/// with the largest of them, cuts off what lies below the last place, and cuts off the result: 1 +
-/// 2/4 errors of a place for each product. (Fasi, Higham, Mikaitis, Pranesh, "Numerical behavior of
+/// with the largest of them, cuts off bits below the last place, and cuts off the result: 1 + 2/4
+/// errors of a place for each product. (Fasi, Higham, Mikaitis, Pranesh, "Numerical behavior of
 /// NVIDIA tensor cores", PeerJ Computer Science 7:e330, 2021, on Volta to Ampere; NVIDIA documents
 /// nothing, and later ones keep more bits.)
-fn rounding(op: &Op) -> f64 {
+fn rounding(op: &StepOp) -> f64 {
     match precision(&mut op.clone()) {
         None | Some(Precision::F32) => 2f64.powi(-24),
         Some(Precision::Tf32 | Precision::Bf16) => 1.5 * 2f64.powi(-23),
@@ -123,21 +122,21 @@ impl Data {
 
     pub(super) fn slice(&self) -> Slice<'_> {
         match self {
-            Data::F32(v) => Slice::of(v),
-            Data::F64(v) => Slice::of(v),
-            Data::U32(v) => Slice::of(v),
-            Data::I64(v) => Slice::of(v),
-            Data::U8(v) => Slice::of(v),
+            Data::F32(v) => Slice::from_elements(v),
+            Data::F64(v) => Slice::from_elements(v),
+            Data::U32(v) => Slice::from_elements(v),
+            Data::I64(v) => Slice::from_elements(v),
+            Data::U8(v) => Slice::from_elements(v),
         }
     }
 
     pub(super) fn slice_mut(&mut self) -> SliceMut<'_> {
         match self {
-            Data::F32(v) => SliceMut::of(v),
-            Data::F64(v) => SliceMut::of(v),
-            Data::U32(v) => SliceMut::of(v),
-            Data::I64(v) => SliceMut::of(v),
-            Data::U8(v) => SliceMut::of(v),
+            Data::F32(v) => SliceMut::from_elements(v),
+            Data::F64(v) => SliceMut::from_elements(v),
+            Data::U32(v) => SliceMut::from_elements(v),
+            Data::I64(v) => SliceMut::from_elements(v),
+            Data::U8(v) => SliceMut::from_elements(v),
         }
     }
 }
@@ -161,7 +160,7 @@ impl Random {
     pub(super) fn data(&mut self, spec: &Spec) -> Data {
         let n = 0..spec.len;
         match spec.dtype {
-            DType::F32 if spec.role == Role::Scratch => Data::F32(vec![f32::NAN; spec.len]),
+            DType::F32 if spec.role == OperandRole::Scratch => Data::F32(vec![f32::NAN; spec.len]),
             DType::F32 => Data::F32(n.map(|_| self.unit()).collect()),
             DType::F64 => Data::F64(n.map(|_| f64::from(self.unit())).collect()),
             DType::I64 => Data::I64(n.map(|_| (self.bits() % 100) as i64).collect()),
@@ -174,7 +173,7 @@ impl Random {
 /// An operation with the sizes that bound its rounding, and operands that may not be just anything.
 #[derive(Clone)]
 pub(super) struct Case {
-    pub(super) op: Op,
+    pub(super) op: StepOp,
     /// Terms of the longest sum of a result.
     terms: usize,
     /// Largest magnitude of a term, inputs being below 1.
@@ -187,7 +186,7 @@ pub(super) struct Case {
     pub(super) writes: Vec<(usize, Data)>,
 }
 
-pub(super) fn case(op: impl Into<Op>, terms: usize, most: f64) -> Case {
+pub(super) fn case(op: impl Into<StepOp>, terms: usize, most: f64) -> Case {
     Case { op: op.into(), terms, most, bounds: vec![], reads: vec![], writes: vec![] }
 }
 
@@ -207,8 +206,8 @@ impl Case {
         self
     }
 
-    /// The operands on a target: what is read, and what is written.
-    pub(super) fn operands(&self, target: ops::Target) -> [Vec<Data>; 2] {
+    /// The operands on a target: read ones, and written ones.
+    pub(super) fn operands(&self, target: ops::PlanTarget) -> [Vec<Data>; 2] {
         let (signature, mut random) = (self.op.signature(target), Random(kind(&self.op) as u64));
         let mut make = |specs: &[Spec], given: &[(usize, Data)]| -> Vec<Data> {
             let of = |(at, spec): (usize, &Spec)| {
@@ -220,23 +219,26 @@ impl Case {
         [make(&signature.reads, &self.reads), make(&signature.writes, &self.writes)]
     }
 
-    /// Runs it over these operands; returns what it wrote, but for scratch.
+    /// Runs it over these operands; returns the written ones, without scratch.
     pub(super) fn run_over(
         &self,
-        on: Backend<'_>,
+        on: OpBackend<'_>,
         [reads, mut writes]: [Vec<Data>; 2],
     ) -> Vec<Data> {
-        let operands = Operands {
+        let operands = StepOperands {
             reads: reads.iter().map(Data::slice).collect(),
             writes: writes.iter_mut().map(Data::slice_mut).collect(),
         };
         ops::run(on, &self.op, operands).unwrap();
         let signature = self.op.signature(on.target());
         let results = writes.into_iter().zip(&signature.writes);
-        results.filter(|(_, spec)| spec.role != Role::Scratch).map(|(data, _)| data).collect()
+        results
+            .filter(|(_, spec)| spec.role != OperandRole::Scratch)
+            .map(|(data, _)| data)
+            .collect()
     }
 
-    pub(super) fn run(&self, on: Backend<'_>) -> Vec<Data> {
+    pub(super) fn run(&self, on: OpBackend<'_>) -> Vec<Data> {
         self.run_over(on, self.operands(on.target()))
     }
 
@@ -250,17 +252,18 @@ impl Case {
     /// Elements of the largest operand.
     #[cfg(feature = "cuda")]
     pub(super) fn elements(&self) -> usize {
-        let signature = self.op.signature(ops::Target::Cpu);
+        let signature = self.op.signature(ops::PlanTarget::Cpu);
         signature.reads.iter().chain(&signature.writes).map(|spec| spec.len).max().unwrap_or(0)
     }
 
     /// Panics unless both results are the same up to rounding; whole numbers are the same.
-    pub(super) fn compare(&self, on: Backend<'_>, expected: &[Data]) {
+    pub(super) fn compare(&self, on: OpBackend<'_>, expected: &[Data]) {
         let results = self.run(on);
         for (at, (got, expected)) in results.iter().zip(expected).enumerate() {
             let own = self.bounds.iter().find(|(write, ..)| *write == at);
             let (terms, most) = own.map_or((self.terms, self.most), |(_, n, most)| (*n, *most));
-            // No partial sum is larger than all terms. The portable kernels', and those of `on`.
+            // No partial sum is larger than all terms. Additions of the portable kernels, and of
+            // `on`.
             let addition = 2f64.powi(-24) + rounding(&self.op);
             let limit = (terms * terms) as f64 * most * addition;
             let near =
@@ -280,17 +283,17 @@ impl Case {
 
 /// The first elements that are not the same, each with its index.
 fn differences(got: &Data, expected: &Data) -> String {
-    fn of<T: PartialEq + std::fmt::Debug>(got: &[T], expected: &[T]) -> String {
+    fn list<T: PartialEq + std::fmt::Debug>(got: &[T], expected: &[T]) -> String {
         let pairs = got.iter().zip(expected).enumerate().filter(|(_, (a, b))| a != b);
         let text = pairs.take(8).map(|(i, (a, b))| format!("[{i}] {a:?}, expected {b:?}"));
         text.collect::<Vec<_>>().join("; ")
     }
     match (got, expected) {
-        (Data::F32(a), Data::F32(b)) => of(a, b),
-        (Data::F64(a), Data::F64(b)) => of(a, b),
-        (Data::U32(a), Data::U32(b)) => of(a, b),
-        (Data::I64(a), Data::I64(b)) => of(a, b),
-        (Data::U8(a), Data::U8(b)) => of(a, b),
+        (Data::F32(a), Data::F32(b)) => list(a, b),
+        (Data::F64(a), Data::F64(b)) => list(a, b),
+        (Data::U32(a), Data::U32(b)) => list(a, b),
+        (Data::I64(a), Data::I64(b)) => list(a, b),
+        (Data::U8(a), Data::U8(b)) => list(a, b),
         _ => format!("{got:?} is of another type than {expected:?}"),
     }
 }

@@ -2,21 +2,21 @@
 
 use meristem_nn::Precision;
 use meristem_nn::graph::BlendMode;
-use meristem_nn::kernels::ImageShape;
+use meristem_nn::kernels::BatchShape;
 use meristem_nn::kernels::conv::ConvShape;
 use meristem_nn::kernels::lstm::LstmShape;
-use meristem_nn::kernels::rows::Columns;
-use meristem_nn::ops::conv::Product;
-use meristem_nn::ops::elementwise::Function;
+use meristem_nn::kernels::rows::ColumnRange;
+use meristem_nn::ops::blend;
+use meristem_nn::ops::conv::ConvProduct;
+use meristem_nn::ops::elementwise::UnaryFunction;
 use meristem_nn::ops::rows::Lookup;
-use meristem_nn::ops::{Op, Target};
-use meristem_nn::ops::{blend, conv, elementwise, lstm, rows};
+use meristem_nn::ops::{BlendOp, ConvOp, ElementwiseOp, LstmOp, PlanTarget, RowsOp, StepOp};
 
 use super::case::{Case, Data, Random, case};
 use super::image_cases::{norm_cases, pool_cases};
-use super::{chain_cases, policy, stage_cases, training};
+use super::{chain_cases, fused_cases, policy, training};
 
-pub(super) const IMAGE: ImageShape = ImageShape { batch: 3, h: 7, w: 6, c: 20 };
+pub(super) const IMAGE: BatchShape = BatchShape { batch: 3, h: 7, w: 6, c: 20 };
 
 /// Small shapes, and some that only matter on a GPU: more than one tile of rows and columns,
 /// strides that leave input pixels unread, a single element, several images in a tile, a part of
@@ -57,7 +57,7 @@ fn conv_shapes() -> Vec<ConvShape> {
         square(130, 2, shape(1, 3, 9, 3)),
         square(1, 1, shape(1, 3, 1, 1)),
         square(1, 33, shape(1, 3, 4, 5)),
-        // 17 to 32 output channels, which have a tile of their own.
+        // 17 to 32 output channels, which have a special tile.
         square(5, 8, shape(1, 3, 5, 24)),
         square(2, 6, shape(1, 3, 20, 32)),
         // Parts of two tiles each, the last of one.
@@ -77,7 +77,7 @@ enum Pass {
 }
 
 /// Shapes with enough tiles for wide and for large ones, the last of them cut off in both
-/// directions, in the passes that have so many.
+/// directions, in the passes that have enough tiles.
 fn tiled_shapes() -> [(ConvShape, Pass); 9] {
     let strided = ConvShape {
         batch: 1,
@@ -114,8 +114,9 @@ pub(super) fn packed_weights(shape: &ConvShape, len: usize) -> Data {
 }
 
 fn conv_cases() -> Vec<Case> {
-    let products =
-        |shape| Precision::ALL.map(|precision| Product { precision, ..Product::f32(shape) });
+    let products = |shape| {
+        Precision::ALL.map(|precision| ConvProduct { precision, ..ConvProduct::f32(shape) })
+    };
     let all = conv_shapes().into_iter().flat_map(products).flat_map(product_cases);
     all.chain(tiled_cases(Precision::F32)).collect()
 }
@@ -124,31 +125,32 @@ fn conv_cases() -> Vec<Case> {
 /// results are compared bit for bit (`precision.rs`), and nowhere else.
 pub(super) fn tiled_cases(precision: Precision) -> Vec<Case> {
     let of = |(shape, pass)| {
-        let mut cases = product_cases(Product { precision, ..Product::f32(shape) }).into_iter();
+        let mut cases =
+            product_cases(ConvProduct { precision, ..ConvProduct::f32(shape) }).into_iter();
         cases.find(|case| pass_of(&case.op) == Some(pass)).expect("each pass has a case")
     };
     tiled_shapes().into_iter().map(of).collect()
 }
 
-fn pass_of(op: &Op) -> Option<Pass> {
+fn pass_of(op: &StepOp) -> Option<Pass> {
     match op {
-        Op::Conv(conv::Op::Forward(_)) => Some(Pass::Forward),
-        Op::Conv(conv::Op::DataGradient { .. }) => Some(Pass::Data),
-        Op::Conv(conv::Op::WeightGradient(_)) => Some(Pass::Weights),
+        StepOp::Conv(ConvOp::Forward(_)) => Some(Pass::Forward),
+        StepOp::Conv(ConvOp::DataGradient { .. }) => Some(Pass::Data),
+        StepOp::Conv(ConvOp::WeightGradient(_)) => Some(Pass::Weights),
         _ => None,
     }
 }
 
-fn product_cases(product: Product) -> Vec<Case> {
+fn product_cases(product: ConvProduct) -> Vec<Case> {
     let shape = product.shape;
     let taps = shape.kernel[0] * shape.kernel[1] * shape.in_c / shape.groups;
     let outputs = shape.output().batch * shape.output().pixels();
     let back = shape.kernel[0] * shape.kernel[1] * shape.out_c / shape.groups;
-    let data = |accumulate| case(conv::Op::DataGradient { product, accumulate }, back + 1, 1.0);
-    // Sums of outputs are f64 throughout: what differs is the outputs, by `taps` roundings each,
-    // and in the variance times twice their size, which is below `taps`.
-    let stats = case(conv::Op::ForwardWithStats(product), taps + 1, 1.0);
-    let (forward, weights) = (conv::Op::Forward(product), conv::Op::WeightGradient(product));
+    let data = |accumulate| case(ConvOp::DataGradient { product, accumulate }, back + 1, 1.0);
+    // Sums of outputs are f64 throughout: only the outputs differ, by `taps` roundings each, and in
+    // the variance times twice their size, which is below `taps`.
+    let stats = case(ConvOp::ForwardWithStats(product), taps + 1, 1.0);
+    let (forward, weights) = (ConvOp::Forward(product), ConvOp::WeightGradient(product));
     let mut cases = vec![
         case(forward, taps + 1, 1.0),
         stats.bound(2, taps + 1, 2.0 * taps as f64),
@@ -163,7 +165,7 @@ fn product_cases(product: Product) -> Vec<Case> {
     }
     for case in &mut cases {
         if case.op != weights.into() {
-            let len = case.op.signature(Target::Cpu).reads[1].len;
+            let len = case.op.signature(PlanTarget::Cpu).reads[1].len;
             case.reads.push((1, packed_weights(&shape, len)));
         }
     }
@@ -177,27 +179,27 @@ pub(super) const FUNCTION: usize = 12;
 fn elementwise_cases() -> Vec<Case> {
     let len = 77;
     let mut cases = vec![
-        case(elementwise::Op::Fill { len, value: 2.5 }, 1, 3.0),
-        case(elementwise::Op::Multiply { len, factor: 0.3 }, 1, 1.0),
-        case(elementwise::Op::Pass { len, accumulate: true }, 2, 1.0),
-        case(elementwise::Op::Add { len }, 2, 1.0),
-        case(elementwise::Op::Scale { shape: IMAGE, factor: 2.0 }, 2, 2.0),
+        case(ElementwiseOp::Fill { len, value: 2.5 }, 1, 3.0),
+        case(ElementwiseOp::Multiply { len, factor: 0.3 }, 1, 1.0),
+        case(ElementwiseOp::Pass { len, accumulate: true }, 2, 1.0),
+        case(ElementwiseOp::Add { len }, 2, 1.0),
+        case(ElementwiseOp::Scale { shape: IMAGE, factor: 2.0 }, 2, 2.0),
         case(
-            elementwise::Op::ScaleGradient { shape: IMAGE, factor: 2.0, accumulate: [true, false] },
+            ElementwiseOp::ScaleGradient { shape: IMAGE, factor: 2.0, accumulate: [true, false] },
             IMAGE.pixels(),
             2.0,
         ),
     ];
     // More channels than a warp, and more pixels than a block has rows of threads.
     for (h, w, c) in [(3, 3, 70), (40, 21, 5), (1, 1, 32)] {
-        let (shape, accumulate) = (ImageShape { batch: 2, h, w, c }, [false, true]);
-        cases.push(case(elementwise::Op::Scale { shape, factor: 0.5 }, 2, 1.0));
-        let gradient = elementwise::Op::ScaleGradient { shape, factor: 0.5, accumulate };
+        let (shape, accumulate) = (BatchShape { batch: 2, h, w, c }, [false, true]);
+        cases.push(case(ElementwiseOp::Scale { shape, factor: 0.5 }, 2, 1.0));
+        let gradient = ElementwiseOp::ScaleGradient { shape, factor: 0.5, accumulate };
         cases.push(case(gradient, h * w, 1.0));
     }
-    for function in [Function::Relu, Function::Sigmoid, Function::Tanh] {
-        cases.push(case(elementwise::Op::Forward { function, len }, FUNCTION, 1.0));
-        let gradient = elementwise::Op::Gradient { function, len, accumulate: true };
+    for function in [UnaryFunction::Relu, UnaryFunction::Sigmoid, UnaryFunction::Tanh] {
+        cases.push(case(ElementwiseOp::Forward { function, len }, FUNCTION, 1.0));
+        let gradient = ElementwiseOp::Gradient { function, len, accumulate: true };
         cases.push(case(gradient, 4, 1.0));
     }
     cases
@@ -207,13 +209,13 @@ fn blend_cases() -> Vec<Case> {
     let mut cases = vec![];
     for mode in [BlendMode::Add, BlendMode::Multiply, BlendMode::Gate] {
         let blend = blend::Blend { mode, len: 60, samples: 5 };
-        cases.push(case(blend::Op::Forward(blend), FUNCTION, 4.0));
+        cases.push(case(BlendOp::Forward(blend), FUNCTION, 4.0));
         for accumulate in [[true; 4], [false; 4]] {
-            cases.push(case(blend::Op::Gradient { blend, accumulate }, FUNCTION + 12, 4.0));
+            cases.push(case(BlendOp::Gradient { blend, accumulate }, FUNCTION + 12, 4.0));
         }
     }
-    cases.push(case(blend::Op::TanhMix { len: 60 }, FUNCTION, 2.0));
-    let gradient = blend::Op::TanhMixGradient { len: 60, accumulate: [true, false] };
+    cases.push(case(BlendOp::TanhMix { len: 60 }, FUNCTION, 2.0));
+    let gradient = BlendOp::TanhMixGradient { len: 60, accumulate: [true, false] };
     cases.push(case(gradient, 60 + FUNCTION, 4.0));
     cases.extend(large_blend_cases());
     cases
@@ -225,11 +227,11 @@ fn large_blend_cases() -> Vec<Case> {
     let mut cases = vec![];
     for mode in [BlendMode::Add, BlendMode::Multiply, BlendMode::Gate] {
         let blend = blend::Blend { mode, len: 3 * 2345, samples: 3 };
-        cases.push(case(blend::Op::Forward(blend), FUNCTION, 4.0));
-        let host = case(blend::Op::Forward(blend), 1, 0.0).reading(4, Data::F32(vec![0.0]));
+        cases.push(case(BlendOp::Forward(blend), FUNCTION, 4.0));
+        let host = case(BlendOp::Forward(blend), 1, 0.0).reading(4, Data::F32(vec![0.0]));
         cases.push(host.reading(1, Data::F32(vec![f32::NAN; blend.len])));
         for accumulate in [[true, false, true, false], [false, true, false, true]] {
-            let gradient = blend::Op::Gradient { blend, accumulate };
+            let gradient = BlendOp::Gradient { blend, accumulate };
             cases.push(case(gradient, FUNCTION + 12, 4.0).bound(3, 100, 8.0));
             let absent = Data::F32(vec![]);
             let wanted = case(gradient, FUNCTION + 12, 4.0).writing(0, absent.clone());
@@ -237,14 +239,14 @@ fn large_blend_cases() -> Vec<Case> {
         }
     }
     for len in [1, 4096, 4097, 30_001, 1_100_003] {
-        cases.push(case(blend::Op::TanhMix { len }, FUNCTION, 2.0));
-        let gradient = blend::Op::TanhMixGradient { len, accumulate: [false, true] };
+        cases.push(case(BlendOp::TanhMix { len }, FUNCTION, 2.0));
+        let gradient = BlendOp::TanhMixGradient { len, accumulate: [false, true] };
         // A scalar that matters, and a sum of which every chunk does.
         let blocks = (len as f64 / 1024.0).ceil();
         let gradient = case(gradient, FUNCTION, 4.0).bound(2, 64, 4.0 * blocks);
         cases.push(gradient.reading(2, Data::F32(vec![0.7])));
     }
-    let gradient = blend::Op::TanhMixGradient { len: 300, accumulate: [false; 2] };
+    let gradient = BlendOp::TanhMixGradient { len: 300, accumulate: [false; 2] };
     let absent = Data::F32(vec![]);
     let gradient = case(gradient, 64, 4.0).writing(0, absent.clone()).writing(1, absent);
     cases.push(gradient);
@@ -253,14 +255,14 @@ fn large_blend_cases() -> Vec<Case> {
 
 fn rows_cases() -> Vec<Case> {
     let of = Lookup { indices: 9, entries: 2, size: 4 };
-    let at = Columns { width: 7, first: 2, count: 3 };
+    let at = ColumnRange { width: 7, first: 2, count: 3 };
     vec![
-        case(rows::Op::Embed(of), 1, 1.0),
-        case(rows::Op::EmbedGradient(of), 10, 1.0),
-        case(rows::Op::CopyIndices { len: 9 }, 1, 0.0),
-        case(rows::Op::Put { rows: 5, at }, 1, 1.0),
-        case(rows::Op::Take { rows: 5, at, accumulate: true }, 2, 1.0),
-        case(rows::Op::CopyIndices { len: 1000 }, 1, 0.0),
+        case(RowsOp::Embed(of), 1, 1.0),
+        case(RowsOp::EmbedGradient(of), 10, 1.0),
+        case(RowsOp::CopyIndices { len: 9 }, 1, 0.0),
+        case(RowsOp::Put { rows: 5, at }, 1, 1.0),
+        case(RowsOp::Take { rows: 5, at, accumulate: true }, 2, 1.0),
+        case(RowsOp::CopyIndices { len: 1000 }, 1, 0.0),
     ]
     .into_iter()
     .chain(large_rows_cases())
@@ -276,14 +278,14 @@ fn large_rows_cases() -> Vec<Case> {
         let mut random = Random(5);
         let named: Vec<u32> =
             (0..indices).map(|_| (random.bits() % entries as u64) as u32 / 2).collect();
-        cases.push(case(rows::Op::Embed(of), 1, 0.0).reading(0, Data::U32(named.clone())));
-        cases.push(case(rows::Op::EmbedGradient(of), 1, 0.0).reading(0, Data::U32(named)));
+        cases.push(case(RowsOp::Embed(of), 1, 0.0).reading(0, Data::U32(named.clone())));
+        cases.push(case(RowsOp::EmbedGradient(of), 1, 0.0).reading(0, Data::U32(named)));
     }
     for [rows, width, first, count] in [[100, 70, 3, 60], [1000, 9, 8, 1], [1, 5, 0, 5]] {
-        let at = Columns { width, first, count };
-        cases.push(case(rows::Op::Put { rows, at }, 1, 0.0));
+        let at = ColumnRange { width, first, count };
+        cases.push(case(RowsOp::Put { rows, at }, 1, 0.0));
         for accumulate in [false, true] {
-            cases.push(case(rows::Op::Take { rows, at, accumulate }, 1, 0.0));
+            cases.push(case(RowsOp::Take { rows, at, accumulate }, 1, 0.0));
         }
     }
     cases
@@ -297,14 +299,14 @@ fn lstm_cases() -> Vec<Case> {
     // Four steps, each a product of 13 terms and a few functions, one through the other.
     let terms = 4 * (13 + 4 * FUNCTION);
     let mut cases = vec![
-        case(lstm::Op::Forward(shape), terms, 1.0)
+        case(LstmOp::Forward(shape), terms, 1.0)
             .reading(1, keep.clone())
             .reading(3, ih)
             .reading(4, hh.clone()),
-        case(lstm::Op::Gradient { shape, accumulate: true }, terms, 4.0)
+        case(LstmOp::Gradient { shape, accumulate: true }, terms, 4.0)
             .reading(0, keep.clone())
             .reading(2, hh),
-        case(lstm::Op::StatesBefore(shape), 1, 1.0).reading(1, keep),
+        case(LstmOp::StatesBefore(shape), 1, 1.0).reading(1, keep),
     ];
     // One row; rows, inputs and gates beyond a tile of a GPU; the last weights that its shared
     // memory has room for, and the first that it has not; gates beyond its largest block.
@@ -320,13 +322,13 @@ fn lstm_cases() -> Vec<Case> {
         let [ih, hh] = [shape.input_product(), shape.state_product()]
             .map(|of| Data::F32((0..of.weight_len()).map(|_| random.unit() / 16.0).collect()));
         let terms = steps * (inputs + hidden + 4 * FUNCTION);
-        let forward = case(lstm::Op::Forward(shape), terms, 1.0 / 16.0);
+        let forward = case(LstmOp::Forward(shape), terms, 1.0 / 16.0);
         cases.push(forward.reading(1, keep.clone()).reading(3, ih).reading(4, hh.clone()));
         let terms = steps * (4 * hidden + 4 * FUNCTION);
-        let gradient = lstm::Op::Gradient { shape, accumulate: steps == 7 };
+        let gradient = LstmOp::Gradient { shape, accumulate: steps == 7 };
         let gradient = case(gradient, terms, 1.0 / 16.0);
         cases.push(gradient.reading(0, keep.clone()).reading(2, hh));
-        cases.push(case(lstm::Op::StatesBefore(shape), 1, 0.0).reading(1, keep));
+        cases.push(case(LstmOp::StatesBefore(shape), 1, 0.0).reading(1, keep));
     }
     cases
 }
@@ -349,7 +351,7 @@ pub(super) fn cases() -> Vec<Case> {
         policy::objective_cases,
         training::state_cases,
         chain_cases::chain_cases,
-        stage_cases::stage_cases,
+        fused_cases::fused_cases,
     ];
     families.into_iter().flat_map(|family| family()).collect()
 }

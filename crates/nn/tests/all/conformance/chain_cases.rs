@@ -1,22 +1,28 @@
-//! Cases of chains, and that a chain does what its links do one after the other.
+//! Cases of chains; the result of a chain equals that of its steps one after the other.
+
+use std::sync::Arc;
 
 use meristem_device::DType;
 use meristem_nn::Isa;
-use meristem_nn::graph::Function;
-use meristem_nn::kernels::ImageShape;
+use meristem_nn::graph::UnaryFunction;
+use meristem_nn::kernels::BatchShape;
 use meristem_nn::kernels::conv::ConvShape;
 use meristem_nn::kernels::conv::winograd::TileSize;
 use meristem_nn::kernels::pool::PoolShape;
-use meristem_nn::ops::chain::{Chain, Link, Op, Operand, Place, Sizes};
-use meristem_nn::ops::conv::{self, Product};
-use meristem_nn::ops::norm::{self, GroupNorm};
-use meristem_nn::ops::{self, Backend, Operands, Role, Target, elementwise, pool};
+use meristem_nn::ops::chain::{
+    Chain, ChainOperand, ChainOperands, ChainSizes, ChainStep, OperandPlace,
+};
+use meristem_nn::ops::conv::ConvProduct;
+use meristem_nn::ops::norm::GroupNorm;
+use meristem_nn::ops::{
+    self, ConvOp, ElementwiseOp, NormOp, OpBackend, OperandRole, PlanTarget, PoolOp, StepOperands,
+};
 
 use super::case::{Case, Data, Random, case};
 use super::cases::packed_weights;
 use super::parts::whole;
 
-use Place::{Inner, Read, Write};
+use OperandPlace::{Inner, Read, Write};
 
 /// Side of an image, and channels.
 const SIDE: usize = 6;
@@ -24,100 +30,115 @@ const CHANNELS: usize = 8;
 
 /// The last block of a part and the last part are smaller, and
 /// not.
-const SIZES: [Sizes; 4] = [
-    Sizes { batch: 13, block: 2, part: 6 },
-    Sizes { batch: 12, block: 3, part: 6 },
-    Sizes { batch: 7, block: 7, part: 7 },
-    Sizes { batch: 9, block: 1, part: 9 },
+const SIZES: [ChainSizes; 4] = [
+    ChainSizes { batch: 13, block: 2, part: 6 },
+    ChainSizes { batch: 12, block: 3, part: 6 },
+    ChainSizes { batch: 7, block: 7, part: 7 },
+    ChainSizes { batch: 9, block: 1, part: 9 },
 ];
 
 /// Ways of the products in a chain.
 const TILES: [Option<TileSize>; 2] = [None, Some(TileSize::Four)];
 
-fn images(batch: usize) -> ImageShape {
-    ImageShape { batch, h: SIDE, w: SIDE, c: CHANNELS }
+fn images(batch: usize) -> BatchShape {
+    BatchShape { batch, h: SIDE, w: SIDE, c: CHANNELS }
 }
 
-fn product(batch: usize) -> Product {
+fn product(batch: usize) -> ConvProduct {
     let (in_c, in_h, in_w) = (CHANNELS, SIDE, SIDE);
     let [kernel, stride, padding] = [[3; 2], [1; 2], [1; 2]];
     let out_c = CHANNELS;
-    Product::f32(ConvShape { batch, in_c, in_h, in_w, out_c, kernel, stride, padding, groups: 1 })
+    ConvProduct::f32(ConvShape {
+        batch,
+        in_c,
+        in_h,
+        in_w,
+        out_c,
+        kernel,
+        stride,
+        padding,
+        groups: 1,
+    })
 }
 
-fn f32s(len: usize, by_sample: bool) -> Operand {
-    Operand { dtype: DType::F32, len, by_sample }
+fn f32s(len: usize, by_sample: bool) -> ChainOperand {
+    ChainOperand { dtype: DType::F32, len, by_sample }
 }
 
-/// A convolution, the gradients of its weights, and a sum with its input: nothing that goes by
-/// which of two values is larger, as rounding may be another on another backend.
-fn smooth(sizes: Sizes) -> Chain {
+/// A convolution, the gradients of its weights, and a sum with its input: no operation that
+/// compares values, as backends may round differently.
+fn smooth(sizes: ChainSizes) -> Chain {
     let batch = sizes.batch;
     let (of, len) = (product(batch), images(batch).len());
-    let absent = Place::Absent;
-    let links = vec![
-        Link::new(conv::Op::Forward(of).into(), &[Read(0), Read(1), absent], &[Inner(0)]),
-        Link::new(elementwise::Op::Add { len }.into(), &[Read(0), Inner(0)], &[Write(0)]),
-        Link::new(conv::Op::WeightGradient(of).into(), &[Read(0), Write(0)], &[Write(1), absent]),
+    let absent = OperandPlace::Absent;
+    let steps = vec![
+        ChainStep::new(ConvOp::Forward(of).into(), &[Read(0), Read(1), absent], &[Inner(0)]),
+        ChainStep::new(ElementwiseOp::Add { len }.into(), &[Read(0), Inner(0)], &[Write(0)]),
+        ChainStep::new(
+            ConvOp::WeightGradient(of).into(),
+            &[Read(0), Write(0)],
+            &[Write(1), absent],
+        ),
     ];
     let weights = of.shape.weight_len();
     let reads = vec![f32s(len, true), f32s(weights, false)];
     let writes = vec![f32s(len, true), f32s(weights, false)];
-    Chain::new(sizes, links, [reads, writes, vec![f32s(len, true)]])
+    Chain::new(sizes, steps, ChainOperands { reads, writes, inner: vec![f32s(len, true)] })
 }
 
 /// A module's way forward and back, with operands of each kind; products directly or in tiles.
-fn module(sizes: Sizes, tiles: Option<TileSize>) -> Chain {
+fn module(sizes: ChainSizes, tiles: Option<TileSize>) -> Chain {
     let batch = sizes.batch;
-    let (of, shape) = (Product { tiles, ..product(batch) }, images(batch));
+    let (of, shape) = (ConvProduct { tiles, ..product(batch) }, images(batch));
     let len = shape.len();
     let norm = GroupNorm { shape, groups: 2, eps: 1e-5 };
     let pooled = PoolShape { input: shape, kernel: 2, stride: 2 };
-    let (relu, back) = (Function::Relu, len / 4);
-    let apply = elementwise::Op::Forward { function: relu, len };
-    let cut = elementwise::Op::Gradient { function: relu, len, accumulate: false };
-    let group = norm::Op::GroupGradient { norm, accumulate: false };
-    let data = conv::Op::DataGradient { product: of, accumulate: true };
-    let unpool = pool::Op::MaxGradient { shape: pooled, accumulate: false };
+    let (relu, back) = (UnaryFunction::Relu, len / 4);
+    let apply = ElementwiseOp::Forward { function: relu, len };
+    let cut = ElementwiseOp::Gradient { function: relu, len, accumulate: false };
+    let group = NormOp::GroupGradient { norm, accumulate: false };
+    let data = ConvOp::DataGradient { product: of, accumulate: true };
+    let unpool = PoolOp::MaxGradient { shape: pooled, accumulate: false };
     let (x, w, gamma, beta, dy) = (Read(0), Read(1), Read(2), Read(3), Read(4));
-    let absent = Place::Absent;
-    let links = vec![
-        Link::new(conv::Op::Forward(of).into(), &[x, w, absent], &[Write(0)]),
-        Link::new(
-            norm::Op::GroupForward(norm).into(),
+    let absent = OperandPlace::Absent;
+    let steps = vec![
+        ChainStep::new(ConvOp::Forward(of).into(), &[x, w, absent], &[Write(0)]),
+        ChainStep::new(
+            NormOp::GroupForward(norm).into(),
             &[Write(0), gamma, beta],
             &[Inner(0), Write(1), Write(2)],
         ),
-        Link::new(apply.into(), &[Inner(0)], &[Write(3)]),
-        Link::new(elementwise::Op::Add { len }.into(), &[x, Write(3)], &[Inner(1)]),
-        Link::new(pool::Op::Max(pooled).into(), &[Inner(1)], &[Write(4), Inner(4)]),
-        Link::new(unpool.into(), &[dy, Inner(4)], &[Inner(2)]),
-        Link::new(cut.into(), &[Write(3), Inner(2)], &[Inner(3)]),
-        Link::new(
+        ChainStep::new(apply.into(), &[Inner(0)], &[Write(3)]),
+        ChainStep::new(ElementwiseOp::Add { len }.into(), &[x, Write(3)], &[Inner(1)]),
+        ChainStep::new(PoolOp::Max(pooled).into(), &[Inner(1)], &[Write(4), Inner(4)]),
+        ChainStep::new(unpool.into(), &[dy, Inner(4)], &[Inner(2)]),
+        ChainStep::new(cut.into(), &[Write(3), Inner(2)], &[Inner(3)]),
+        ChainStep::new(
             group.into(),
             &[Write(0), gamma, Write(1), Write(2), Inner(3)],
             &[Inner(0), Write(5), Write(6)],
         ),
-        Link::new(conv::Op::WeightGradient(of).into(), &[x, Inner(0)], &[Write(7), absent]),
-        Link::new(data.into(), &[Inner(0), w], &[Write(8)]),
+        ChainStep::new(ConvOp::WeightGradient(of).into(), &[x, Inner(0)], &[Write(7), absent]),
+        ChainStep::new(data.into(), &[Inner(0), w], &[Write(8)]),
     ];
     let (weights, saved) = (of.shape.weight_len(), f32s(2 * batch, true));
     let [all, quarter] = [len, back].map(|len| f32s(len, true));
     let [channels, weights] = [CHANNELS, weights].map(|len| f32s(len, false));
-    let positions = Operand { dtype: DType::U8, ..quarter };
+    let positions = ChainOperand { dtype: DType::U8, ..quarter };
     let reads = vec![all, weights, channels, channels, quarter];
     let writes = vec![all, saved, saved, all, quarter, channels, channels, weights, all];
-    Chain::new(sizes, links, [reads, writes, vec![all, all, all, all, positions]])
+    let inner = vec![all, all, all, all, positions];
+    Chain::new(sizes, steps, ChainOperands { reads, writes, inner })
 }
 
 /// Sums: over a window, and over the pixels of the batch, whose factors are below 1 and below a
 /// window's sum.
 pub(super) fn chain_cases() -> Vec<Case> {
     let window = 9 * CHANNELS;
-    let of = |sizes: Sizes| {
+    let of = |sizes: ChainSizes| {
         let pixels = sizes.batch * SIDE * SIDE;
         let weights = packed_weights(&product(1).shape, product(1).shape.weight_len());
-        let of = case(Op::new(smooth(sizes)), window + 1, 1.0).reading(1, weights);
+        let of = case(Arc::new(smooth(sizes)), window + 1, 1.0).reading(1, weights);
         of.bound(1, pixels * window, 1.0)
     };
     SIZES.map(of).to_vec()
@@ -127,7 +148,7 @@ pub(super) fn chain_cases() -> Vec<Case> {
 pub(super) fn in_parts() -> Vec<Case> {
     let weights = packed_weights(&product(1).shape, product(1).shape.weight_len());
     let chains = SIZES[..2].iter().flat_map(|sizes| TILES.map(|tiles| module(*sizes, tiles)));
-    chains.map(|chain| case(Op::new(chain), 0, 0.0).reading(1, weights.clone())).collect()
+    chains.map(|chain| case(Arc::new(chain), 0, 0.0).reading(1, weights.clone())).collect()
 }
 
 /// The links, one after the other for the whole batch.
@@ -135,30 +156,34 @@ fn one_by_one(chain: &Chain, isa: Isa, [reads, writes]: [Vec<Data>; 2]) -> Vec<D
     let mut random = Random(1);
     let inner = chain.inner.iter().map(|of| random.data(&ops::Spec::new(of.dtype, of.len)));
     let (mut writes, mut inner) = (writes, inner.collect::<Vec<Data>>());
-    for link in &chain.links {
-        let signature = link.op.signature(Target::Cpu);
+    for step in &chain.steps {
+        let signature = step.op.signature(PlanTarget::Cpu);
         let none = || Data::F32(vec![]);
-        let get = |place: &Place, writes: &[Data], inner: &[Data]| match *place {
-            Place::Absent => none(),
+        let get = |place: &OperandPlace, writes: &[Data], inner: &[Data]| match *place {
+            OperandPlace::Absent => none(),
             Read(at) => reads[at].clone(),
             Write(at) => writes[at].clone(),
             Inner(at) => inner[at].clone(),
         };
-        let from: Vec<Data> = link.reads.iter().map(|at| get(at, &writes, &inner)).collect();
-        let mut to: Vec<Data> = link.writes.iter().map(|at| get(at, &writes, &inner)).collect();
+        let from: Vec<Data> = step.reads.iter().map(|at| get(at, &writes, &inner)).collect();
+        let mut to: Vec<Data> = step.writes.iter().map(|at| get(at, &writes, &inner)).collect();
         to.extend(
-            signature.writes.iter().filter(|of| of.role == Role::Scratch).map(|of| random.data(of)),
+            signature
+                .writes
+                .iter()
+                .filter(|of| of.role == OperandRole::Scratch)
+                .map(|of| random.data(of)),
         );
-        let operands = Operands {
+        let operands = StepOperands {
             reads: from.iter().map(Data::slice).collect(),
             writes: to.iter_mut().map(Data::slice_mut).collect(),
         };
-        ops::run(Backend::Cpu(isa), &link.op, operands).unwrap();
-        for (place, data) in link.writes.iter().zip(to) {
+        ops::run(OpBackend::Cpu(isa), &step.op, operands).unwrap();
+        for (place, data) in step.writes.iter().zip(to) {
             match *place {
                 Write(at) => writes[at] = data,
                 Inner(at) => inner[at] = data,
-                Read(_) | Place::Absent => {}
+                Read(_) | OperandPlace::Absent => {}
             }
         }
     }
@@ -167,7 +192,7 @@ fn one_by_one(chain: &Chain, isa: Isa, [reads, writes]: [Vec<Data>; 2]) -> Vec<D
 }
 
 /// Sizes, with each instruction set.
-fn sizes() -> impl Iterator<Item = (Sizes, Isa)> {
+fn sizes() -> impl Iterator<Item = (ChainSizes, Isa)> {
     SIZES.into_iter().flat_map(|sizes| Isa::available().into_iter().map(move |isa| (sizes, isa)))
 }
 
@@ -176,10 +201,10 @@ fn what_a_chain_writes_for_each_sample_has_the_bits_of_its_links() {
     for ((sizes, isa), tiles) in sizes().flat_map(|of| TILES.map(|tiles| (of, tiles))) {
         let chain = module(sizes, tiles);
         let weights = packed_weights(&product(1).shape, chain.reads[1].len);
-        let of = case(Op::new(chain.clone()), 0, 0.0).reading(1, weights);
-        let operands = of.operands(Target::Cpu);
+        let of = case(Arc::new(chain.clone()), 0, 0.0).reading(1, weights);
+        let operands = of.operands(PlanTarget::Cpu);
         let expected = one_by_one(&chain, isa, operands.clone());
-        let got = of.run_over(Backend::Cpu(isa), operands);
+        let got = of.run_over(OpBackend::Cpu(isa), operands);
         for (at, _) in chain.writes.iter().enumerate().filter(|(_, of)| of.by_sample) {
             assert!(got[at] == expected[at], "{sizes:?}, {tiles:?}, {isa}: write {at}");
         }
@@ -195,12 +220,12 @@ fn sums_of_a_chain_are_those_of_its_links() {
         let (packed, [x, w]) = (packed_weights(&shape, shape.weight_len()), [0, 1]);
         let Data::F32(packed) = packed else { unreachable!("weights are f32") };
         let weights = packed.iter().map(|w| (2.5 * w).trunc()).collect();
-        let of = case(Op::new(chain.clone()), 0, 0.0)
+        let of = case(Arc::new(chain.clone()), 0, 0.0)
             .reading(x, Data::F32(whole(1, chain.reads[0].len)))
             .reading(w, Data::F32(weights))
             .writing(1, Data::F32(whole(2, chain.writes[1].len)));
-        let operands = of.operands(Target::Cpu);
+        let operands = of.operands(PlanTarget::Cpu);
         let expected = one_by_one(&chain, isa, operands.clone());
-        assert!(of.run_over(Backend::Cpu(isa), operands) == expected, "{sizes:?}, {isa}");
+        assert!(of.run_over(OpBackend::Cpu(isa), operands) == expected, "{sizes:?}, {isa}");
     }
 }

@@ -1,23 +1,23 @@
 //! Cases of norms and pooling.
 
 use meristem_nn::Isa;
-use meristem_nn::kernels::ImageShape;
+use meristem_nn::kernels::BatchShape;
 use meristem_nn::kernels::norm::Activation;
 use meristem_nn::kernels::pool::PoolShape;
 use meristem_nn::ops::norm::{BatchNorm, GroupNorm};
-use meristem_nn::ops::{Backend, norm, pool};
+use meristem_nn::ops::{NormOp, OpBackend, PoolOp};
 
 use super::case::{Case, Data, Random, case};
 use super::cases::IMAGE;
 
-fn images(shape: &ImageShape, positive: bool) -> Data {
+fn images(shape: &BatchShape, positive: bool) -> Data {
     let mut random = Random(99);
     let value = |v: f32| if positive { 0.5 + v.abs() } else { v };
     Data::F32((0..shape.len()).map(|_| value(random.unit())).collect())
 }
 
 /// Few values, so that windows have equals, and among them NaN and both infinities.
-fn ties(shape: &ImageShape) -> Data {
+fn ties(shape: &BatchShape) -> Data {
     let values = [-0.5, 0.0, 0.25, 0.25, 0.5, -0.0, f32::NAN, f32::NEG_INFINITY, f32::INFINITY];
     let mut random = Random(7);
     let mut value = || match random.bits() as usize % 40 {
@@ -27,13 +27,13 @@ fn ties(shape: &ImageShape) -> Data {
     Data::F32((0..shape.len()).map(|_| value()).collect())
 }
 
-/// The pooled output, which would have to be that of the same x, and which a GPU does not read.
+/// No pooled output: it would have to belong to the same x, and a GPU does not read it.
 fn no_output() -> Data {
     Data::F32(vec![])
 }
 
 fn per_channel(positive: bool) -> Data {
-    images(&ImageShape { batch: 1, h: 1, w: 1, c: IMAGE.c }, positive)
+    images(&BatchShape { batch: 1, h: 1, w: 1, c: IMAGE.c }, positive)
 }
 
 /// Variances are at least ½, so a deviation's inverse is at most √2 and a normalised value at most
@@ -41,23 +41,23 @@ fn per_channel(positive: bool) -> Data {
 pub(super) fn norm_cases() -> Vec<Case> {
     let values = IMAGE.batch * IMAGE.pixels();
     let mut cases = vec![
-        case(norm::Op::Statistics(IMAGE), values, 4.0),
-        case(norm::Op::UpdateRunning { channels: 20, momentum: 0.1, count: 126 }, 4, 2.0),
+        case(NormOp::Statistics(IMAGE), values, 4.0),
+        case(NormOp::UpdateRunning { channels: 20, momentum: 0.1, count: 126 }, 4, 2.0),
     ];
     for (act, pool) in
         [(Activation::None, false), (Activation::Relu, false), (Activation::Relu, true)]
     {
         let norm = BatchNorm { shape: IMAGE, eps: 1e-5, act, pool };
-        let forward = case(norm::Op::Forward(norm), 8, 3.0).reading(2, per_channel(true));
-        let codes = forward.run(Backend::Cpu(Isa::portable())).remove(1);
+        let forward = case(NormOp::Forward(norm), 8, 3.0).reading(2, per_channel(true));
+        let codes = forward.run(OpBackend::Cpu(Isa::portable())).remove(1);
         // The gradient reads the codes of the same forward pass: x, mean, γ, β as there.
         cases.push(forward);
-        // dx is four products of what is known but for sums that are f64; dγ and dβ are such sums.
-        let mut sums = case(norm::Op::GradientSums(norm), values, 8.0)
+        // dx is four products of exact values and of f64 sums; dγ and dβ are such sums.
+        let mut sums = case(NormOp::GradientSums(norm), values, 8.0)
             .bound(0, 16, 8.0)
             .reading(0, images(&IMAGE, false))
             .reading(2, per_channel(true));
-        let mut gradient = case(norm::Op::InputGradient { norm, accumulate: true }, 16, 8.0)
+        let mut gradient = case(NormOp::InputGradient { norm, accumulate: true }, 16, 8.0)
             .reading(0, images(&IMAGE, false));
         if pool {
             sums = sums.reading(6, codes.clone()).reading(7, no_output());
@@ -77,21 +77,21 @@ fn wide_norm_cases() -> Vec<Case> {
     let shapes = [[70, 9, 7, 20], [5, 16, 17, 70], [33, 12, 13, 3], [2, 2, 3, 1], [3, 1, 5, 2]];
     let mut cases = vec![];
     for [batch, h, w, c] in shapes {
-        let shape = ImageShape { batch, h, w, c };
+        let shape = BatchShape { batch, h, w, c };
         let values = batch * shape.pixels();
-        let variances = images(&ImageShape { batch: 1, h: 1, w: 1, c }, true);
-        cases.push(case(norm::Op::Statistics(shape), 8, 8.0));
-        let channels = norm::Op::UpdateRunning { channels: 20 * c, momentum: 0.1, count: values };
+        let variances = images(&BatchShape { batch: 1, h: 1, w: 1, c }, true);
+        cases.push(case(NormOp::Statistics(shape), 8, 8.0));
+        let channels = NormOp::UpdateRunning { channels: 20 * c, momentum: 0.1, count: values };
         cases.push(case(channels, 4, 2.0));
         for (act, pool) in
             [(Activation::Relu, false), (Activation::None, true), (Activation::Relu, true)]
         {
             let norm = BatchNorm { shape, eps: 1e-5, act, pool };
-            let forward = case(norm::Op::Forward(norm), 8, 3.0).reading(2, variances.clone());
-            let codes = forward.run(Backend::Cpu(Isa::portable())).remove(1);
+            let forward = case(NormOp::Forward(norm), 8, 3.0).reading(2, variances.clone());
+            let codes = forward.run(OpBackend::Cpu(Isa::portable())).remove(1);
             cases.push(forward);
             let runs = (values as f64 / 256.0).ceil();
-            let sums = case(norm::Op::GradientSums(norm), 128, 8.0 * runs)
+            let sums = case(NormOp::GradientSums(norm), 128, 8.0 * runs)
                 .bound(0, 16, 8.0)
                 .reading(0, images(&shape, false))
                 .reading(2, variances.clone())
@@ -99,7 +99,7 @@ fn wide_norm_cases() -> Vec<Case> {
                 .reading(7, no_output());
             cases.push(sums);
             for accumulate in [true, false] {
-                let gradient = case(norm::Op::InputGradient { norm, accumulate }, 16, 8.0)
+                let gradient = case(NormOp::InputGradient { norm, accumulate }, 16, 8.0)
                     .reading(0, images(&shape, false))
                     .reading(5, codes.clone());
                 cases.push(gradient);
@@ -108,14 +108,14 @@ fn wide_norm_cases() -> Vec<Case> {
     }
     for act in [Activation::None, Activation::Relu] {
         let norm = BatchNorm { shape: IMAGE, eps: 1e-5, act, pool: true };
-        let forward = case(norm::Op::Forward(norm), 8, 3.0).reading(0, ties(&IMAGE));
+        let forward = case(NormOp::Forward(norm), 8, 3.0).reading(0, ties(&IMAGE));
         cases.push(forward.reading(2, per_channel(true)));
     }
     // A constant channel, and a mean far from 0: nothing cancels.
-    let shape = ImageShape { batch: 70, ..IMAGE };
+    let shape = BatchShape { batch: 70, ..IMAGE };
     let far = (0..shape.len()).map(|i| if i % 20 == 3 { 0.3 } else { 1000.0 + (i % 7) as f32 });
     let far = Data::F32(far.collect());
-    cases.push(case(norm::Op::Statistics(shape), 8, 16.0).reading(0, far));
+    cases.push(case(NormOp::Statistics(shape), 8, 16.0).reading(0, far));
     cases
 }
 
@@ -132,13 +132,13 @@ fn group_norm_cases() -> Vec<Case> {
     ];
     let mut cases = vec![];
     for ([batch, h, w, c], groups) in shapes {
-        let shape = ImageShape { batch, h, w, c };
+        let shape = BatchShape { batch, h, w, c };
         let norm = GroupNorm { shape, groups, eps: 1e-2 };
-        // The inverse deviation is at most 10, and what is written at most 20 times as large.
-        cases.push(case(norm::Op::GroupForward(norm), 8, 20.0));
+        // The inverse deviation is at most 10, and results are at most 20.
+        cases.push(case(NormOp::GroupForward(norm), 8, 20.0));
         let deviations = Data::F32(vec![1.5; batch * groups]);
         for accumulate in [false, true] {
-            let gradient = norm::Op::GroupGradient { norm, accumulate };
+            let gradient = NormOp::GroupGradient { norm, accumulate };
             let runs = (batch * (shape.pixels()).div_ceil(256)) as f64;
             let terms = shape.pixels().min(128);
             let gradient = case(gradient, terms + 2, 4.0 * runs)
@@ -149,7 +149,7 @@ fn group_norm_cases() -> Vec<Case> {
     }
     // The input's gradient is not wanted.
     let norm = GroupNorm { shape: IMAGE, groups: 2, eps: 1e-5 };
-    let gradient = norm::Op::GroupGradient { norm, accumulate: false };
+    let gradient = NormOp::GroupGradient { norm, accumulate: false };
     let deviations = Data::F32(vec![1.5; 6]);
     let gradient = case(gradient, IMAGE.pixels() * 10, 8.0);
     cases.push(gradient.reading(3, deviations).writing(0, Data::F32(vec![])));
@@ -159,12 +159,12 @@ fn group_norm_cases() -> Vec<Case> {
 pub(super) fn pool_cases() -> Vec<Case> {
     let shape = PoolShape { input: IMAGE, kernel: 2, stride: 2 };
     let mut cases = vec![
-        case(pool::Op::Max(shape), 1, 1.0),
-        case(pool::Op::MaxGradient { shape, accumulate: true }, 2, 1.0),
-        case(pool::Op::NormCodes { len: 37 }, 1, 1.0),
-        case(pool::Op::NormCodes { len: 1234 }, 1, 1.0),
-        case(pool::Op::Average(IMAGE), IMAGE.pixels(), 1.0),
-        case(pool::Op::AverageGradient { shape: IMAGE, accumulate: false }, 2, 1.0),
+        case(PoolOp::Max(shape), 1, 1.0),
+        case(PoolOp::MaxGradient { shape, accumulate: true }, 2, 1.0),
+        case(PoolOp::NormCodes { len: 37 }, 1, 1.0),
+        case(PoolOp::NormCodes { len: 1234 }, 1, 1.0),
+        case(PoolOp::Average(IMAGE), IMAGE.pixels(), 1.0),
+        case(PoolOp::AverageGradient { shape: IMAGE, accumulate: false }, 2, 1.0),
     ];
     // Windows that overlap, that leave gaps, that fill the image; equals and NaN.
     let inputs = [[2, 11, 13, 20], [5, 3, 3, 33], [70, 4, 4, 1]];
@@ -172,23 +172,23 @@ pub(super) fn pool_cases() -> Vec<Case> {
         .into_iter()
         .flat_map(|input| [(3, 1), (3, 2), (2, 1), (2, 3), (1, 1)].map(|(k, s)| (input, k, s)))
     {
-        let input = ImageShape { batch, h, w, c };
+        let input = BatchShape { batch, h, w, c };
         let shape = PoolShape { input, kernel, stride };
-        let forward = case(pool::Op::Max(shape), 1, 1.0).reading(0, ties(&input));
-        let positions = forward.run(Backend::Cpu(Isa::portable())).remove(1);
+        let forward = case(PoolOp::Max(shape), 1, 1.0).reading(0, ties(&input));
+        let positions = forward.run(OpBackend::Cpu(Isa::portable())).remove(1);
         cases.push(forward);
         for accumulate in [false, true] {
-            let gradient = case(pool::Op::MaxGradient { shape, accumulate }, 10, 1.0);
+            let gradient = case(PoolOp::MaxGradient { shape, accumulate }, 10, 1.0);
             cases.push(gradient.reading(1, positions.clone()));
         }
     }
-    cases.push(case(pool::Op::Max(shape), 1, 1.0).writing(1, Data::U8(vec![])));
+    cases.push(case(PoolOp::Max(shape), 1, 1.0).writing(1, Data::U8(vec![])));
     // Sums of f32 in runs of 256 pixels, divided by their number.
     for [batch, h, w, c] in [[5, 33, 31, 70], [300, 1, 1, 3], [1, 1, 1, 1], [7, 5, 5, 40]] {
-        let shape = ImageShape { batch, h, w, c };
-        cases.push(case(pool::Op::Average(shape), 12, 1.0));
+        let shape = BatchShape { batch, h, w, c };
+        cases.push(case(PoolOp::Average(shape), 12, 1.0));
         for accumulate in [false, true] {
-            cases.push(case(pool::Op::AverageGradient { shape, accumulate }, 2, 1.0));
+            cases.push(case(PoolOp::AverageGradient { shape, accumulate }, 2, 1.0));
         }
     }
     cases

@@ -9,34 +9,33 @@
 mod case;
 mod cases;
 mod chain_cases;
+mod fused_cases;
 mod image_cases;
 mod parts;
 mod policy;
 #[cfg(feature = "cuda")]
 mod precision;
-mod stage_cases;
 mod training;
 
 use self::case::{KINDS, kind};
 use self::cases::cases;
-use meristem_nn::ops::elementwise;
-use meristem_nn::ops::{self, Backend, Op, Operands, Slice, SliceMut};
+use meristem_nn::ops::{self, ElementwiseOp, OpBackend, Slice, SliceMut, StepOp, StepOperands};
 use meristem_nn::{Error, Isa};
 
 #[cfg(feature = "cuda")]
 use crate::common::cuda;
 #[cfg(feature = "cuda")]
-use meristem_nn::ops::rows::{self, Lookup};
+use meristem_nn::ops::{RowsOp, rows::Lookup};
 
 /// The backends of this machine besides the portable kernels.
-fn backends() -> Vec<Backend<'static>> {
-    Isa::available().into_iter().filter(|isa| *isa != Isa::portable()).map(Backend::Cpu).collect()
+fn backends() -> Vec<OpBackend<'static>> {
+    Isa::available().into_iter().filter(|isa| *isa != Isa::portable()).map(OpBackend::Cpu).collect()
 }
 
 #[test]
 fn every_backend_computes_what_the_portable_kernels_do() {
     for case in cases() {
-        let expected = case.run(Backend::Cpu(Isa::portable()));
+        let expected = case.run(OpBackend::Cpu(Isa::portable()));
         backends().into_iter().for_each(|on| case.compare(on, &expected));
     }
 }
@@ -47,8 +46,8 @@ fn every_backend_computes_what_the_portable_kernels_do() {
 fn cuda_computes_what_the_portable_kernels_do() {
     let stream = cuda().stream("conformance");
     for case in cases() {
-        let expected = case.run(Backend::Cpu(Isa::portable()));
-        case.compare(Backend::Cuda(&stream), &expected);
+        let expected = case.run(OpBackend::Cpu(Isa::portable()));
+        case.compare(OpBackend::Cuda(&stream), &expected);
     }
 }
 
@@ -61,19 +60,19 @@ fn cuda_flags_an_index_out_of_range() {
     let of = Lookup { indices: 4, entries: 3, size: 2 };
     let indices = [2, 3, u32::MAX, 0];
     let (table, mut y) = ([0.5f32, 1.0, 2.0, 3.0, 4.0, 5.0], [0.0f32; 8]);
-    let operands = Operands {
-        reads: [Slice::of(&indices), Slice::of(&table)].into_iter().collect(),
-        writes: [SliceMut::of(&mut y)].into_iter().collect(),
+    let operands = StepOperands {
+        reads: [Slice::from_elements(&indices), Slice::from_elements(&table)].into_iter().collect(),
+        writes: [SliceMut::from_elements(&mut y)].into_iter().collect(),
     };
-    ops::run(Backend::Cuda(&stream), &rows::Op::Embed(of).into(), operands).unwrap();
+    ops::run(OpBackend::Cuda(&stream), &RowsOp::Embed(of).into(), operands).unwrap();
     assert_eq!([y[0], y[1], y[6], y[7]], [4.0, 5.0, 0.5, 1.0]);
     assert!(y[2..6].iter().all(|value| value.is_nan()), "{y:?}");
     let (dy, mut dtable) = ([1.0f32; 8], [0.0f32; 6]);
-    let operands = Operands {
-        reads: [Slice::of(&indices), Slice::of(&dy)].into_iter().collect(),
-        writes: [SliceMut::of(&mut dtable)].into_iter().collect(),
+    let operands = StepOperands {
+        reads: [Slice::from_elements(&indices), Slice::from_elements(&dy)].into_iter().collect(),
+        writes: [SliceMut::from_elements(&mut dtable)].into_iter().collect(),
     };
-    ops::run(Backend::Cuda(&stream), &rows::Op::EmbedGradient(of).into(), operands).unwrap();
+    ops::run(OpBackend::Cuda(&stream), &RowsOp::EmbedGradient(of).into(), operands).unwrap();
     assert_eq!(dtable, [1.0, 1.0, 0.0, 0.0, 1.0, 1.0]);
 }
 
@@ -87,19 +86,24 @@ fn every_kind_of_operation_has_a_case() {
 
 #[test]
 fn operands_that_do_not_fit_are_refused() {
-    let op = Op::from(elementwise::Op::Pass { len: 3, accumulate: false });
+    let op = StepOp::from(ElementwiseOp::Pass { len: 3, accumulate: false });
     let (three, four, bytes) = ([0.0f32; 3], [0.0f32; 4], [0u8; 3]);
-    for read in [Slice::of(&four), Slice::of(&bytes), Slice::of::<f32>(&[])] {
+    for read in [
+        Slice::from_elements(&four),
+        Slice::from_elements(&bytes),
+        Slice::from_elements::<f32>(&[]),
+    ] {
         let mut y = [0.5f32; 3];
         let reads = [read].into_iter().collect();
-        let operands = Operands { reads, writes: [SliceMut::of(&mut y)].into_iter().collect() };
-        let error = ops::run(Backend::Cpu(Isa::portable()), &op, operands).unwrap_err();
+        let operands =
+            StepOperands { reads, writes: [SliceMut::from_elements(&mut y)].into_iter().collect() };
+        let error = ops::run(OpBackend::Cpu(Isa::portable()), &op, operands).unwrap_err();
         assert!(matches!(error, Error::Operand { ref operand, .. } if operand == "read 0"));
         assert_eq!(y, [0.5; 3], "nothing has run");
     }
-    let reads = [Slice::of(&three), Slice::of(&three)].into_iter().collect();
-    let operands = Operands { reads, ..Operands::default() };
-    let error = ops::run(Backend::Cpu(Isa::portable()), &op, operands).unwrap_err();
+    let reads = [Slice::from_elements(&three), Slice::from_elements(&three)].into_iter().collect();
+    let operands = StepOperands { reads, ..StepOperands::default() };
+    let error = ops::run(OpBackend::Cpu(Isa::portable()), &op, operands).unwrap_err();
     assert!(matches!(error, Error::Operand { .. }), "{error:?}");
     assert!(error.to_string().contains("read: expected 1 in all, got 2 in all"), "{error}");
 }

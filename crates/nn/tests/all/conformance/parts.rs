@@ -13,17 +13,17 @@ use meristem_nn::kernels::conv::winograd::TileSize;
 use meristem_nn::kernels::conv::{self, ConvInputs, ConvShape, ParamGrads};
 use meristem_nn::kernels::lstm::LstmShape;
 use meristem_nn::kernels::norm::Activation;
-use meristem_nn::kernels::{GradOut, ImageShape};
-use meristem_nn::ops::conv::{Op, Product};
-use meristem_nn::ops::norm::{self, BatchNorm};
-use meristem_nn::ops::{Backend, Target, elementwise, lstm, optim};
+use meristem_nn::kernels::{BatchShape, GradOut};
+use meristem_nn::ops::conv::{ConvOp, ConvProduct};
+use meristem_nn::ops::norm::BatchNorm;
+use meristem_nn::ops::{ElementwiseOp, LstmOp, NormOp, OpBackend, OptimOp, PlanTarget};
 
 use super::case::{Case, Data, Random, case};
 use super::cases::packed_weights;
 use super::chain_cases;
 
 /// Several parts, the last of them smaller; whole blocks of images, and not.
-fn products() -> Vec<Product> {
+fn products() -> Vec<ConvProduct> {
     let shape = |[batch, side, in_c, out_c, groups]: [usize; 5]| ConvShape {
         batch,
         in_c,
@@ -43,8 +43,9 @@ fn products() -> Vec<Product> {
         ([70, 16, 8, 16, 1], TileSize::Four),
         ([131, 4, 32, 64, 1], TileSize::Four),
     ];
-    let direct = direct.map(|of| Product::f32(shape(of)));
-    let tiled = tiles.map(|(of, tile)| Product { tiles: Some(tile), ..Product::f32(shape(of)) });
+    let direct = direct.map(|of| ConvProduct::f32(shape(of)));
+    let tiled =
+        tiles.map(|(of, tile)| ConvProduct { tiles: Some(tile), ..ConvProduct::f32(shape(of)) });
     [&direct[..], &tiled].concat()
 }
 
@@ -58,25 +59,25 @@ fn cases() -> Vec<Case> {
     let mut cases = vec![];
     for product in products() {
         let weights = packed_weights(&product.shape, product.shape.weight_len());
-        cases.push(case(Op::Forward(product), 0, 0.0).reading(1, weights.clone()));
-        cases.push(case(Op::ForwardWithStats(product), 0, 0.0).reading(1, weights.clone()));
-        cases.push(case(Op::WeightGradient(product), 0, 0.0));
-        let data = Op::DataGradient { product, accumulate: true };
+        cases.push(case(ConvOp::Forward(product), 0, 0.0).reading(1, weights.clone()));
+        cases.push(case(ConvOp::ForwardWithStats(product), 0, 0.0).reading(1, weights.clone()));
+        cases.push(case(ConvOp::WeightGradient(product), 0, 0.0));
+        let data = ConvOp::DataGradient { product, accumulate: true };
         cases.push(case(data, 0, 0.0).reading(1, weights.clone()));
     }
     cases.extend(in_columns());
     cases.extend(of_many_elements());
     cases.extend(chain_cases::in_parts());
-    let shape = ImageShape { batch: 51, h: 31, w: 32, c: 16 };
-    cases.push(case(norm::Op::Statistics(shape), 0, 0.0));
+    let shape = BatchShape { batch: 51, h: 31, w: 32, c: 16 };
+    cases.push(case(NormOp::Statistics(shape), 0, 0.0));
     for pool in [false, true] {
         let norm = BatchNorm { shape, eps: 1e-5, act: Activation::Relu, pool };
         let variances = Data::F32(vec![0.7; shape.c]);
-        cases.push(case(norm::Op::Forward(norm), 0, 0.0).reading(2, variances.clone()));
+        cases.push(case(NormOp::Forward(norm), 0, 0.0).reading(2, variances.clone()));
         let codes = Data::U8(vec![2; if pool { norm.output().len() } else { 0 }]);
-        let sums = case(norm::Op::GradientSums(norm), 0, 0.0).reading(2, variances);
+        let sums = case(NormOp::GradientSums(norm), 0, 0.0).reading(2, variances);
         cases.push(sums.reading(6, codes.clone()));
-        let gradient = norm::Op::InputGradient { norm, accumulate: true };
+        let gradient = NormOp::InputGradient { norm, accumulate: true };
         cases.push(case(gradient, 0, 0.0).reading(5, codes));
     }
     cases
@@ -84,23 +85,21 @@ fn cases() -> Vec<Case> {
 
 /// Wide products of few rows, which have parts by columns; the last part is smaller.
 fn in_columns() -> Vec<Case> {
-    let product = Product::f32(ConvShape::linear(40, 256, 300));
+    let product = ConvProduct::f32(ConvShape::linear(40, 256, 300));
     let weights = packed_weights(&product.shape, product.shape.weight_len());
     let shape = LstmShape { steps: 4, sequences: 8, inputs: 96, hidden: 328 };
     let keep = Data::F32((0..shape.rows()).map(|row| f32::from(u8::from(row != 9))).collect());
     let [ih, hh] = [shape.input_product(), shape.state_product()]
         .map(|of| packed_weights(&of, of.weight_len()));
     vec![
-        case(Op::Forward(product), 0, 0.0).reading(1, weights.clone()),
-        case(Op::WeightGradient(product), 0, 0.0),
-        case(Op::DataGradient { product, accumulate: true }, 0, 0.0).reading(1, weights),
-        case(lstm::Op::Forward(shape), 0, 0.0)
+        case(ConvOp::Forward(product), 0, 0.0).reading(1, weights.clone()),
+        case(ConvOp::WeightGradient(product), 0, 0.0),
+        case(ConvOp::DataGradient { product, accumulate: true }, 0, 0.0).reading(1, weights),
+        case(LstmOp::Forward(shape), 0, 0.0)
             .reading(1, keep.clone())
             .reading(3, ih)
             .reading(4, hh.clone()),
-        case(lstm::Op::Gradient { shape, accumulate: true }, 0, 0.0)
-            .reading(0, keep)
-            .reading(2, hh),
+        case(LstmOp::Gradient { shape, accumulate: true }, 0, 0.0).reading(0, keep).reading(2, hh),
     ]
 }
 
@@ -113,9 +112,9 @@ fn of_many_elements() -> Vec<Case> {
     let runs = vec![third.clone(), rest.clone()];
     let moments = Data::F32(vec![0.25; optimiser.moments() * len]);
     vec![
-        case(elementwise::Op::Fill { len, value: 0.5 }, 0, 0.0),
-        case(optim::Op::Measure { len, tensors: runs.clone(), norm_max: 1.0 }, 0, 0.0),
-        case(optim::Op::Update { len, optimiser, runs }, 0, 0.0).writing(1, moments),
+        case(ElementwiseOp::Fill { len, value: 0.5 }, 0, 0.0),
+        case(OptimOp::Measure { len, tensors: runs.clone(), norm_max: 1.0 }, 0, 0.0),
+        case(OptimOp::Update { len, optimiser, runs }, 0, 0.0).writing(1, moments),
     ]
 }
 
@@ -131,15 +130,15 @@ fn helpers(threads: usize) {
     }
 }
 
-/// Runs a case as a kernel of a device with so many workers, all but one of which are idle.
+/// Runs a case as a kernel of a device with `threads` workers, all but one of which are idle.
 fn on_device(case: &Case, isa: Isa, threads: usize) -> Vec<Data> {
     let options = DeviceOptions { threads, ..DeviceOptions::default() };
     let device = Device::open(DeviceId::Cpu(0), &options).unwrap();
     let (case, results) = (case.clone(), Arc::new(Mutex::new(vec![])));
-    let (to, operands) = (results.clone(), case.operands(Target::Cpu));
+    let (to, operands) = (results.clone(), case.operands(PlanTarget::Cpu));
     let kernel = move |_: &mut Args<'_>| {
         helpers(threads);
-        *to.lock().unwrap() = case.run_over(Backend::Cpu(isa), operands);
+        *to.lock().unwrap() = case.run_over(OpBackend::Cpu(isa), operands);
     };
     device.stream("parts").launch("parts").run(kernel).unwrap();
     device.synchronize().unwrap();
@@ -150,7 +149,7 @@ fn on_device(case: &Case, isa: Isa, threads: usize) -> Vec<Data> {
 fn the_bits_do_not_depend_on_who_runs_a_part() {
     let isa = *Isa::available().last().unwrap();
     for case in cases() {
-        let alone = case.run(Backend::Cpu(isa));
+        let alone = case.run(OpBackend::Cpu(isa));
         for threads in [1, 2, 4] {
             assert!(on_device(&case, isa, threads) == alone, "{threads} workers: {:?}", case.op);
         }
@@ -169,29 +168,32 @@ fn a_batch_in_parts_has_the_bits_of_one() {
         let [x, dy] = images.map(|(seed, of)| whole(seed, of.len()));
         let packed = packed_weights(&shape, shape.weight_len());
         let Data::F32(w) = &packed else { unreachable!("weights are f32") };
-        let run = |op: Op, reads: [&[f32]; 2]| {
+        let run = |op: ConvOp, reads: [&[f32]; 2]| {
             let [a, b] = reads.map(|of| Data::F32(of.to_vec()));
             let none = Data::F32(vec![]);
             let of = case(op, 0, 0.0).reading(0, a).reading(1, b).reading(2, none);
             let of = of.writing(0, Data::F32(vec![0.0; of_first(&op)]));
-            of.run(Backend::Cpu(isa)).remove(0)
+            of.run(OpBackend::Cpu(isa)).remove(0)
         };
         let mut room = vec![f32::NAN; shape.scratch_len()];
         let mut y = vec![0.0; dy.len()];
         conv::forward(isa, &shape, &ConvInputs { x: &x, w, bias: &[] }, &mut y, &mut room);
-        assert!(run(Op::Forward(product), [&x, w]) == Data::F32(y), "{isa} {shape:?}");
+        assert!(run(ConvOp::Forward(product), [&x, w]) == Data::F32(y), "{isa} {shape:?}");
         let mut dx = vec![0.0; x.len()];
         conv::backward_data(isa, &shape, &dy, w, GradOut::overwrite(&mut dx), &mut room);
-        let data = Op::DataGradient { product, accumulate: false };
+        let data = ConvOp::DataGradient { product, accumulate: false };
         assert!(run(data, [&dy, w]) == Data::F32(dx), "{isa} {shape:?}");
         let mut dw = vec![0.0; w.len()];
         let to = ParamGrads { dw: &mut dw, db: &mut [] };
         conv::backward_weight(isa, &shape, &x, &dy, to, &mut room);
-        assert!(run(Op::WeightGradient(product), [&x, &dy]) == Data::F32(dw), "{isa} {shape:?}");
+        assert!(
+            run(ConvOp::WeightGradient(product), [&x, &dy]) == Data::F32(dw),
+            "{isa} {shape:?}"
+        );
     }
 }
 
 /// Elements of the first operand that an operation writes.
-fn of_first(op: &Op) -> usize {
-    meristem_nn::ops::Op::from(*op).signature(Target::Cpu).writes[0].len
+fn of_first(op: &ConvOp) -> usize {
+    meristem_nn::ops::StepOp::from(*op).signature(PlanTarget::Cpu).writes[0].len
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use meristem_nn::kernels::ppo::{PpoHead, PpoLoss};
 use meristem_nn::kernels::sample::{SampleStep, Sampler};
-use meristem_nn::ops::ppo::Pass;
-use meristem_nn::ops::{ppo, sample};
+use meristem_nn::ops::ppo::PpoPass;
+use meristem_nn::ops::{PpoOp, SampleOp};
 
 use super::case::{Case, Data, Random, case};
 
@@ -46,7 +46,7 @@ pub(super) fn sample_cases() -> Vec<Case> {
             let seed = 3 << 40;
             let sampler = Arc::new(Sampler { heads: heads.clone(), seed, greedy });
             // The smallest probability that is drawn is above e⁻⁶⁰.
-            let draw = case(sample::Op::Draw { sampler, rows }, 1, 0.0)
+            let draw = case(SampleOp::Draw { sampler, rows }, 1, 0.0)
                 .bound(2, 1, 64.0)
                 .bound(3, 6, 1.0)
                 .reading(0, outputs.clone())
@@ -100,7 +100,7 @@ pub(super) fn objective_cases() -> Vec<Case> {
     let loss = Arc::new(loss);
     let of = |pass| {
         // Log-probabilities are above ln .01, ratios below e³, and some head is used by one row.
-        case(ppo::Op::Objective { loss: Arc::clone(&loss), pass, rows }, 8, 20.0)
+        case(PpoOp::Objective { loss: Arc::clone(&loss), pass, rows }, 8, 20.0)
             .bound(1, 1, 5.0)
             .reading(0, outputs.clone())
             .reading(1, Data::U32(choices.clone()))
@@ -108,7 +108,7 @@ pub(super) fn objective_cases() -> Vec<Case> {
             .reading(3, advantages.clone())
             .writing(1, reference.clone())
     };
-    vec![of(Pass::First), of(Pass::Later)]
+    vec![of(PpoPass::First), of(PpoPass::Later)]
 }
 
 pub(super) fn ppo_cases() -> Vec<Case> {
@@ -125,7 +125,7 @@ pub(super) fn ppo_cases() -> Vec<Case> {
     // in the last place of at most ln 1/.02.
     let draw = |greedy| {
         let sampler = Arc::new(Sampler { heads: heads.clone(), seed: 3, greedy });
-        case(sample::Op::Draw { sampler, rows: 4 }, 1, 0.0)
+        case(SampleOp::Draw { sampler, rows: 4 }, 1, 0.0)
             .bound(2, 1, 4.0)
             .bound(3, 3, 1.0)
             .reading(1, Data::U32(vec![2, 0, 2, 2, 0, 0, 0, 2]))
@@ -142,12 +142,12 @@ pub(super) fn ppo_cases() -> Vec<Case> {
     // Logarithms are the library's own, of at most ln 1/.02; ratios are at most e.
     let of = |pass| {
         let loss = Arc::clone(&loss);
-        case(ppo::Op::Objective { loss, pass, rows: 4 }, 1, 0.0)
+        case(PpoOp::Objective { loss, pass, rows: 4 }, 1, 0.0)
             .bound(0, 4, 1.0)
             .bound(1, 1, 4.0)
             .bound(2, 4, 2.0)
             .reading(2, legal.clone())
             .writing(1, Data::F32(vec![-1.0; 4 * 2]))
     };
-    [of(Pass::First), of(Pass::Later)].into_iter().chain(draws).collect()
+    [of(PpoPass::First), of(PpoPass::Later)].into_iter().chain(draws).collect()
 }

@@ -4,7 +4,7 @@
 //! to the nearest, or not multiplied, shows in a whole number.
 
 use meristem_device::DType;
-use meristem_nn::ops::{Backend, Op, Role, Spec, conv, stage};
+use meristem_nn::ops::{ConvOp, FusedOp, OpBackend, OperandRole, Spec, StepOp};
 use meristem_nn::{Isa, Precision};
 
 use super::case::{Case, Data, Random, case, precision};
@@ -12,17 +12,16 @@ use super::cases::{cases, tiled_cases};
 use crate::common::cuda;
 
 /// Factors among the reads of an operation that multiplies them, and results that are sums of such
-/// products and of whole numbers: by position. Those of a classifier are behind means, which are
-/// not whole.
-fn products(op: &Op) -> Option<(&'static [usize], &'static [usize])> {
-    use stage::Op as Stage;
+/// products and of whole numbers: by position. A classifier's products have means as factors, which
+/// are not whole.
+fn products(op: &StepOp) -> Option<(&'static [usize], &'static [usize])> {
     match op {
-        Op::Conv(conv::Op::Forward(_) | conv::Op::ForwardWithStats(_)) => Some((&[0, 1], &[0])),
-        Op::Conv(conv::Op::WeightGradient(_) | conv::Op::DataGradient { .. }) => {
+        StepOp::Conv(ConvOp::Forward(_) | ConvOp::ForwardWithStats(_)) => Some((&[0, 1], &[0])),
+        StepOp::Conv(ConvOp::WeightGradient(_) | ConvOp::DataGradient { .. }) => {
             Some((&[0, 1], &[0]))
         }
-        Op::Stage(Stage::Forward { .. }) => Some((&[0, 5], &[0])),
-        Op::Stage(Stage::Backward { .. }) => Some((&[0, 5, 10], &[0, 1])),
+        StepOp::Fused(FusedOp::Forward { .. }) => Some((&[0, 5], &[0])),
+        StepOp::Fused(FusedOp::Backward { .. }) => Some((&[0, 5, 10], &[0, 1])),
         _ => None,
     }
 }
@@ -36,9 +35,9 @@ fn bits(precision: Precision) -> i32 {
     }
 }
 
-/// Whole numbers from 1 to 7 of either sign, zeros where there were some, and what rounding to this
-/// many bits takes away: up to 0.45 of the last place, or a fifth below a power of two, where
-/// places are half as wide.
+/// Whole numbers from 1 to 7 of either sign, zeros in the same places as before, plus an offset
+/// that rounding to the precision's bits takes away: up to 0.45 of the last place, or a fifth below
+/// a power of two, where places are half as wide.
 fn factors(of: &Data, precision: Precision, random: &mut Random) -> Data {
     let Data::F32(values) = of else { panic!("factors are f32") };
     let mut factor = |value: &f32| {
@@ -56,16 +55,16 @@ fn factors(of: &Data, precision: Precision, random: &mut Random) -> Data {
     Data::F32(values.iter().map(&mut factor).collect())
 }
 
-/// Whole numbers for all that is added, and norms that leave what they read as it is.
-fn whole(op: &Op, at: usize, spec: &Spec, random: &mut Random) -> Data {
+/// Whole numbers for all terms of sums, and norms that leave their inputs unchanged.
+fn whole(op: &StepOp, at: usize, spec: &Spec, random: &mut Random) -> Data {
     let all = |value: f32| Data::F32(vec![value; spec.len]);
     match (op, at) {
-        (Op::Stage(_), 1 | 4 | 7 | 8) => all(0.0),
+        (StepOp::Fused(_), 1 | 4 | 7 | 8) => all(0.0),
         // Variance and ε are 1 up to rounding, so is the scale: γ by the root of their sum.
-        (Op::Stage(_), 2) => all(1.0 - 1e-5),
-        (Op::Stage(_), 3) => all(1.0),
-        // Scale, and what mean and variance take away.
-        (Op::Stage(_), 9) => {
+        (StepOp::Fused(_), 2) => all(1.0 - 1e-5),
+        (StepOp::Fused(_), 3) => all(1.0),
+        // Scale, offset and slope.
+        (StepOp::Fused(_), 9) => {
             Data::F32((0..spec.len).map(|i| f32::from(u8::from(3 * i < spec.len))).collect())
         }
         _ => factors(&all(1.0), Precision::F32, random),
@@ -73,12 +72,12 @@ fn whole(op: &Op, at: usize, spec: &Spec, random: &mut Random) -> Data {
 }
 
 /// The case with factors whose parts are below a precision, or with none at f32.
-fn with_parts(of: &Case, op: &Op, parts: Precision, infinite: Option<usize>) -> Case {
-    let signature = op.signature(Backend::Cpu(Isa::portable()).target());
+fn with_parts(of: &Case, op: &StepOp, parts: Precision, infinite: Option<usize>) -> Case {
+    let signature = op.signature(OpBackend::Cpu(Isa::portable()).target());
     let (positions, _) = products(op).expect("it multiplies");
     let mut made = case(op.clone(), 1, 0.0);
     for (at, spec) in signature.reads.iter().enumerate() {
-        // The same whole numbers whatever the parts.
+        // The same whole numbers for any number of parts.
         let mut random = Random(at as u64);
         let data = if positions.contains(&at) {
             let Data::F32(mut values) = factors(&of.read(at, spec), parts, &mut random) else {
@@ -95,7 +94,7 @@ fn with_parts(of: &Case, op: &Op, parts: Precision, infinite: Option<usize>) -> 
         made = made.reading(at, data);
     }
     let results = signature.writes.iter().enumerate();
-    for (at, spec) in results.filter(|(_, spec)| spec.role != Role::Scratch) {
+    for (at, spec) in results.filter(|(_, spec)| spec.role != OperandRole::Scratch) {
         let data = match spec.dtype {
             DType::F32 => whole(op, 100 + at, spec, &mut Random(at as u64)),
             DType::I64 => Data::I64(vec![0; spec.len]),
@@ -108,19 +107,19 @@ fn with_parts(of: &Case, op: &Op, parts: Precision, infinite: Option<usize>) -> 
 }
 
 /// Whether an element of a result may be NaN since zeros beside an image meet an infinite factor:
-/// the weights' gradients of 3 × 3 convolutions are sums over whole tiles of pixels. They are those
-/// of the infinite factor's channel, of which others are infinite on a processor, too.
-fn meets_infinity(op: &Op, read: usize, write: usize, at: usize) -> bool {
+/// the weights' gradients of 3 × 3 convolutions are sums over whole tiles of pixels. Only elements
+/// of the infinite factor's channel may; others of that channel are infinite on a processor, too.
+fn meets_infinity(op: &StepOp, read: usize, write: usize, at: usize) -> bool {
     let (shape, weights) = match op {
-        Op::Conv(conv::Op::WeightGradient(of)) => (of.shape, 0),
-        Op::Stage(stage::Op::Backward { stage, .. }) => (stage.shape, 1),
+        StepOp::Conv(ConvOp::WeightGradient(of)) => (of.shape, 0),
+        StepOp::Fused(FusedOp::Backward { conv, .. }) => (conv.shape, 1),
         _ => return false,
     };
     if write != weights || (shape.kernel, shape.stride, shape.groups) != ([3; 2], [1; 2], 1) {
         return false;
     }
     let step = shape.out_c.next_multiple_of(16);
-    let len = op.signature(Backend::Cpu(Isa::portable()).target()).reads[read].len;
+    let len = op.signature(OpBackend::Cpu(Isa::portable()).target()).reads[read].len;
     match read {
         0 => at / step % shape.in_c == len / 2 % shape.in_c,
         _ => at % step == len / 2 % shape.out_c,
@@ -128,11 +127,11 @@ fn meets_infinity(op: &Op, read: usize, write: usize, at: usize) -> bool {
 }
 
 /// Runs a case on the device at its precision, and with its whole numbers on the processor in f32.
-fn compare(on: Backend<'_>, of: &Case, infinite: Option<usize>) {
+fn compare(on: OpBackend<'_>, of: &Case, infinite: Option<usize>) {
     let mut exact = of.op.clone();
     let rounded = std::mem::take(precision(&mut exact).expect("it has a precision"));
     let expected = with_parts(of, &exact, Precision::F32, infinite);
-    let expected = expected.run(Backend::Cpu(Isa::portable()));
+    let expected = expected.run(OpBackend::Cpu(Isa::portable()));
     let got = with_parts(of, &of.op, rounded, infinite).run(on);
     let (_, results) = products(&of.op).expect("it multiplies");
     for at in results {
@@ -156,7 +155,7 @@ fn cuda_rounds_factors_to_the_nearest() {
     let tiled = [Precision::Tf32, Precision::Bf16].into_iter().flat_map(tiled_cases);
     let of = cases().into_iter().filter(is_rounded).chain(tiled);
     for of in of.filter(|of| products(&of.op).is_some()) {
-        compare(Backend::Cuda(&stream), &of, None);
+        compare(OpBackend::Cuda(&stream), &of, None);
     }
 }
 
@@ -168,12 +167,12 @@ fn cuda_keeps_infinite_factors_to_themselves() {
     for of in cases().iter().filter(|of| products(&of.op).is_some() && of.elements() < 20_000) {
         for at in products(&of.op).expect("it multiplies").0 {
             // A processor multiplies weights with the zeros between the pixels of a stride.
-            if let (Op::Conv(conv::Op::DataGradient { product, .. }), 1) = (&of.op, *at)
+            if let (StepOp::Conv(ConvOp::DataGradient { product, .. }), 1) = (&of.op, *at)
                 && product.shape.stride != [1; 2]
             {
                 continue;
             }
-            compare(Backend::Cuda(&stream), of, Some(*at));
+            compare(OpBackend::Cuda(&stream), of, Some(*at));
         }
     }
 }

@@ -3,7 +3,7 @@
 use meristem_device::DType;
 use meristem_nn::MetricsLayout;
 use meristem_nn::graph::{AdamConfig, Optimiser, SgdConfig};
-use meristem_nn::ops::{Spec, loss, optim, state};
+use meristem_nn::ops::{LossOp, OptimOp, Spec, StateOp, loss};
 
 use super::case::{Case, Data, Random, case};
 use super::cases::FUNCTION;
@@ -16,7 +16,7 @@ pub(super) fn loss_cases() -> Vec<Case> {
     for (batch, classes) in [(1, 1), (3, 2), (130, 10), (1100, 10), (300, 100)] {
         let logits = loss::Logits { batch, classes };
         let targets = (0..batch).map(|_| (random.bits() % classes as u64) as u32).collect();
-        let train = case(loss::Op::Train { logits, log: batch % 3 }, 4 * FUNCTION, 1.0)
+        let train = case(LossOp::Train { logits, log: batch % 3 }, 4 * FUNCTION, 1.0)
             .reading(1, Data::U32(targets))
             .writing(1, Data::F64(vec![1.0, 2.0, 3.0, 7.0]));
         cases.push(train);
@@ -28,10 +28,10 @@ pub(super) fn loss_cases() -> Vec<Case> {
         let values = Data::F32(values.collect());
         let targets = Data::U32(vec![(classes / 2) as u32; batch]);
         let rows = (0..batch % 80).rev().collect();
-        let with_first = case(loss::Op::Evaluate { logits, rows }, 4 * FUNCTION, 1.0);
+        let with_first = case(LossOp::Evaluate { logits, rows }, 4 * FUNCTION, 1.0);
         // Squares of differences of two losses, with the errors of both.
         let rows = (1..(batch % 80).max(2)).collect();
-        let others = case(loss::Op::Evaluate { logits, rows }, 16 * FUNCTION, 16.0);
+        let others = case(LossOp::Evaluate { logits, rows }, 16 * FUNCTION, 16.0);
         for evaluate in [with_first, others] {
             cases.push(evaluate.reading(0, values.clone()).reading(1, targets.clone()));
         }
@@ -60,11 +60,11 @@ pub(super) fn group_cases() -> Vec<Case> {
         });
         let gradient = Data::F32(gradient.collect());
         let row = Data::F64(vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
-        let measure = optim::Op::Measure { len, tensors: tensors.clone(), norm_max: 0.5 };
+        let measure = OptimOp::Measure { len, tensors: tensors.clone(), norm_max: 0.5 };
         // The norm is below 500; it and the coefficient are rounded once or twice.
         cases.push(case(measure, 2, 1.0).reading(0, gradient).writing(0, row));
-        cases.push(case(optim::Op::Clip { len, tensors: tensors.clone() }, 1, 0.0));
-        let update = |optimiser| optim::Op::Update { len, optimiser, runs: tensors.clone() };
+        cases.push(case(OptimOp::Clip { len, tensors: tensors.clone() }, 1, 0.0));
+        let update = |optimiser| OptimOp::Update { len, optimiser, runs: tensors.clone() };
         cases.push(case(update(sgd.into()), 5, 2.0));
         let squares = Data::F32((0..2 * len).map(|i| 0.5 + (i % 7) as f32 / 7.0).collect());
         for steps in [0, 1, 1_000_000] {
@@ -84,18 +84,18 @@ pub(super) fn training_cases() -> Vec<Case> {
     // A count of steps that the ring's positions follow from.
     let counts = Data::F64(vec![1.0, 2.0, 3.0, 4.0]);
     vec![
-        case(loss::Op::Train { logits, log: 3 }, 10 * FUNCTION, 4.0).writing(1, counts),
-        case(loss::Op::Evaluate { logits, rows: vec![0, 2] }, 10 * FUNCTION, 4.0),
+        case(LossOp::Train { logits, log: 3 }, 10 * FUNCTION, 4.0).writing(1, counts),
+        case(LossOp::Evaluate { logits, rows: vec![0, 2] }, 10 * FUNCTION, 4.0),
         // Squares of differences of two losses, with the errors of both.
-        case(loss::Op::Evaluate { logits, rows: vec![1, 2] }, 40 * FUNCTION, 16.0),
+        case(LossOp::Evaluate { logits, rows: vec![1, 2] }, 40 * FUNCTION, 16.0),
         case(
-            optim::Op::Measure { len, tensors: tensors.clone(), norm_max: 0.5 },
+            OptimOp::Measure { len, tensors: tensors.clone(), norm_max: 0.5 },
             30, // Sums are f64; the coefficient is one division.
             1.0,
         ),
-        case(optim::Op::Clip { len, tensors: tensors.clone() }, 1, 1.0),
-        case(optim::Op::Update { len, optimiser: sgd.into(), runs: tensors.clone() }, 5, 2.0),
-        case(optim::Op::Update { len, optimiser: Optimiser::Adam(adam), runs: tensors }, 8, 2.0)
+        case(OptimOp::Clip { len, tensors: tensors.clone() }, 1, 1.0),
+        case(OptimOp::Update { len, optimiser: sgd.into(), runs: tensors.clone() }, 5, 2.0),
+        case(OptimOp::Update { len, optimiser: Optimiser::Adam(adam), runs: tensors }, 8, 2.0)
             .writing(1, squares),
     ]
 }
@@ -112,17 +112,17 @@ pub(super) fn state_cases() -> Vec<Case> {
     let types = [DType::F32, DType::I64, DType::F64].into_iter().cycle();
     let mixed = lengths.into_iter().zip(types).map(|(len, dtype)| Spec::new(dtype, len));
     vec![
-        case(state::Op::ResetMetrics(layout), 1, 0.0),
-        case(state::Op::CountNonFinite(vec![3, 4]), 1, 0.0).reading(0, spoiled),
-        case(state::Op::Fingerprint(tensors), 1, 0.0),
+        case(StateOp::ResetMetrics(layout), 1, 0.0),
+        case(StateOp::CountNonFinite(vec![3, 4]), 1, 0.0).reading(0, spoiled),
+        case(StateOp::Fingerprint(tensors), 1, 0.0),
         // More tensors than a GPU takes in one call, and longer than one of its blocks.
-        case(state::Op::ResetMetrics(MetricsLayout { groups: 9, configs: 300, log: 100 }), 1, 0.0),
-        case(state::Op::CountNonFinite(vec![]), 1, 0.0),
-        case(state::Op::CountNonFinite(lengths.to_vec()), 1, 0.0)
+        case(StateOp::ResetMetrics(MetricsLayout { groups: 9, configs: 300, log: 100 }), 1, 0.0),
+        case(StateOp::CountNonFinite(vec![]), 1, 0.0),
+        case(StateOp::CountNonFinite(lengths.to_vec()), 1, 0.0)
             .reading(1, spoilt(lengths[1]))
             .reading(3, spoilt(lengths[3]))
             .reading(9, spoilt(lengths[9])),
-        case(state::Op::Fingerprint(vec![]), 1, 0.0),
-        case(state::Op::Fingerprint(mixed.collect()), 1, 0.0),
+        case(StateOp::Fingerprint(vec![]), 1, 0.0),
+        case(StateOp::Fingerprint(mixed.collect()), 1, 0.0),
     ]
 }

@@ -2,8 +2,8 @@
 
 use meristem_nn::graph::BlendMode;
 use meristem_nn::kernels::blend::{self, BlendGrads, BlendInputs, TanhMixGrads};
-use meristem_nn::kernels::elementwise::{self, Function, ScaleChannels};
-use meristem_nn::kernels::{GradOut, ImageShape, Isa};
+use meristem_nn::kernels::elementwise::{self, ScaleChannels, UnaryFunction};
+use meristem_nn::kernels::{BatchShape, GradOut, Isa};
 
 use super::support::{Exact, Guarded, ROUNDING, Values, compare, compare_within};
 
@@ -24,12 +24,12 @@ fn tanh_and_sigmoid_are_within_a_few_ulp() {
         let x: Vec<f32> = x.iter().map(|x| sign * x).collect();
         for isa in Isa::available() {
             let mut y = vec![0.0; x.len()];
-            elementwise::apply(isa, Function::Tanh, &x, &mut y);
+            elementwise::apply(isa, UnaryFunction::Tanh, &x, &mut y);
             for (&x, &y) in x.iter().zip(&y) {
                 let want = f64::from(x).tanh();
                 assert!(ulps(y, want) <= 3.0, "{isa} tanh {x:e}: {y:e} {want:e}");
             }
-            elementwise::apply(isa, Function::Sigmoid, &x, &mut y);
+            elementwise::apply(isa, UnaryFunction::Sigmoid, &x, &mut y);
             for (&x, &y) in x.iter().zip(&y) {
                 let want = 1.0 / (1.0 + (-f64::from(x)).exp());
                 // Below the normal numbers the result may be flushed to zero.
@@ -45,21 +45,21 @@ fn special_values_pass_as_in_pytorch() {
     let x = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, 1e30, -1e30];
     for isa in Isa::available() {
         let mut y = [9.0; 6];
-        elementwise::apply(isa, Function::Relu, &x, &mut y);
+        elementwise::apply(isa, UnaryFunction::Relu, &x, &mut y);
         assert!(y[0].is_nan());
         assert_eq!(y[1..], [f32::INFINITY, 0.0, 0.0, 1e30, 0.0]);
-        elementwise::apply(isa, Function::Tanh, &x, &mut y);
+        elementwise::apply(isa, UnaryFunction::Tanh, &x, &mut y);
         assert!(y[0].is_nan());
         assert_eq!(y[1..], [1.0, -1.0, 0.0, 1.0, -1.0]);
-        elementwise::apply(isa, Function::Sigmoid, &x, &mut y);
+        elementwise::apply(isa, UnaryFunction::Sigmoid, &x, &mut y);
         assert!(y[0].is_nan());
         assert_eq!(y[1..], [1.0, 0.0, 0.5, 1.0, 0.0]);
         // A NaN output lets the gradient through, a zero output does not.
         let mut dx = [9.0; 6];
-        elementwise::apply(isa, Function::Relu, &x, &mut y);
+        elementwise::apply(isa, UnaryFunction::Relu, &x, &mut y);
         elementwise::apply_backward(
             isa,
-            Function::Relu,
+            UnaryFunction::Relu,
             &y,
             &[5.0; 6],
             GradOut::overwrite(&mut dx),
@@ -102,15 +102,15 @@ fn elementwise_kernels_agree_with_f64() {
             check_gradient("pass", isa, &each(&|a, _| a), |to| elementwise::pass(isa, &a, to));
             let want = each(&|a, b| if a > 0.0 { b } else { 0.0 });
             check_gradient("relu", isa, &want, |to| {
-                elementwise::apply_backward(isa, Function::Relu, &a, &b, to);
+                elementwise::apply_backward(isa, UnaryFunction::Relu, &a, &b, to);
             });
             let want = each(&|a, b| b * a * (1.0 - a));
             check_gradient("sigmoid", isa, &want, |to| {
-                elementwise::apply_backward(isa, Function::Sigmoid, &a, &b, to);
+                elementwise::apply_backward(isa, UnaryFunction::Sigmoid, &a, &b, to);
             });
             let want = each(&|a, b| b * (1.0 - a * a));
             check_gradient("tanh", isa, &want, |to| {
-                elementwise::apply_backward(isa, Function::Tanh, &a, &b, to);
+                elementwise::apply_backward(isa, UnaryFunction::Tanh, &a, &b, to);
             });
         }
     }
@@ -119,7 +119,7 @@ fn elementwise_kernels_agree_with_f64() {
 #[test]
 fn scale_channels_agrees_with_f64() {
     for (batch, h, w, c) in [(1, 1, 1, 1), (3, 5, 4, 7), (2, 9, 7, 16), (5, 2, 3, 33)] {
-        let shape = ImageShape { batch, h, w, c };
+        let shape = BatchShape { batch, h, w, c };
         let mut values = Values::new(c as u64);
         let (x, dy) = (values.vec(shape.len()), values.vec(shape.len()));
         let scale = values.vec(batch * c);

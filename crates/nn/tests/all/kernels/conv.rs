@@ -1,7 +1,7 @@
 //! Convolutions and linear layers.
 
 use meristem_nn::kernels::conv::{self, ConvInputs, ConvShape, ParamGrads};
-use meristem_nn::kernels::norm::Moments;
+use meristem_nn::kernels::norm::ChannelMoments;
 use meristem_nn::kernels::{GradOut, Isa, pad16};
 
 use super::support::{Exact, Guarded, Values, compare, scratch};
@@ -24,12 +24,11 @@ pub(super) fn products(s: &ConvShape, mut f: impl FnMut(usize, usize, usize)) {
                 let tap = ky * kernel[1] + kx;
                 for (oc, ic) in (0..out_c).flat_map(|o| (0..gi).map(move |i| (o, i))) {
                     let group = oc / go;
-                    let weight = match s.is_depthwise() {
-                        true => tap * pad16(out_c) + oc,
-                        false => {
-                            let row = (group * kernel[0] * kernel[1] + tap) * gi + ic;
-                            row * pad16(go) + oc % go
-                        }
+                    let weight = if s.is_depthwise() {
+                        tap * pad16(out_c) + oc
+                    } else {
+                        let row = (group * kernel[0] * kernel[1] + tap) * gi + ic;
+                        row * pad16(go) + oc % go
                     };
                     let output = ((n * s.out_h() + oy) * s.out_w() + ox) * out_c + oc;
                     let input = ((n * in_h + y) * in_w + x) * in_c + group * gi + ic;
@@ -163,7 +162,14 @@ impl Case {
         let (mut y, mut plain) = (vec![f32::NAN; self.dy.len()], vec![0.0; self.dy.len()]);
         let mut moments = vec![f64::NAN; 2 * self.s.out_c];
         let mut room = scratch(self.s.scratch_len());
-        conv::forward_with_moments(isa, &self.s, &of, &mut y, Moments(&mut moments), &mut room);
+        conv::forward_with_moments(
+            isa,
+            &self.s,
+            &of,
+            &mut y,
+            ChannelMoments(&mut moments),
+            &mut room,
+        );
         conv::forward(isa, &self.s, &of, &mut plain, &mut room);
         assert_eq!(y, plain, "{name}: the statistics must not change the values");
         super::norm::check_moments(&name, isa, (&y, self.s.out_c), &moments);

@@ -5,7 +5,7 @@ use meristem_nn::kernels::norm::{
     self, Activation, BatchNormBackward, BatchNormForward, BatchStats, GroupNormBackward,
     GroupNormForward, GroupNormGrads, GroupNormSaved,
 };
-use meristem_nn::kernels::{GradOut, ImageShape, Isa};
+use meristem_nn::kernels::{BatchShape, GradOut, Isa};
 
 use super::support::{Exact, Guarded, ROUNDING, Values, compare, scratch};
 
@@ -40,20 +40,20 @@ pub(crate) fn check_stats(
     }
 }
 
-fn shapes() -> Vec<ImageShape> {
+fn shapes() -> Vec<BatchShape> {
     let mut shapes = vec![
-        ImageShape { batch: 2, h: 1, w: 1, c: 5 },
-        ImageShape { batch: 1, h: 40, w: 34, c: 8 },
-        ImageShape { batch: 3, h: 32, w: 32, c: 3 },
+        BatchShape { batch: 2, h: 1, w: 1, c: 5 },
+        BatchShape { batch: 1, h: 40, w: 34, c: 8 },
+        BatchShape { batch: 3, h: 32, w: 32, c: 3 },
         // Pooled, a register has two neighbours: forward, and in both directions.
-        ImageShape { batch: 2, h: 7, w: 13, c: 8 },
-        ImageShape { batch: 2, h: 6, w: 12, c: 8 },
+        BatchShape { batch: 2, h: 7, w: 13, c: 8 },
+        BatchShape { batch: 2, h: 6, w: 12, c: 8 },
         // In two parts.
-        ImageShape { batch: 51, h: 31, w: 32, c: 16 },
+        BatchShape { batch: 51, h: 31, w: 32, c: 16 },
     ];
     for c in [1, 2, 3, 4, 7, 8, 12, 16, 17, 24, 31, 32, 33, 64] {
         for (batch, h, w) in [(1, 5, 4), (3, 8, 6), (5, 3, 7), (2, 2, 2), (2, 1, 4)] {
-            shapes.push(ImageShape { batch, h, w, c });
+            shapes.push(BatchShape { batch, h, w, c });
         }
     }
     shapes
@@ -75,7 +75,7 @@ fn statistics_survive_a_mean_far_from_zero() {
 }
 
 struct Case {
-    shape: ImageShape,
+    shape: BatchShape,
     x: Vec<f32>,
     mean: Vec<f32>,
     var: Vec<f32>,
@@ -84,7 +84,7 @@ struct Case {
 }
 
 impl Case {
-    fn new(shape: ImageShape, seed: u64) -> Self {
+    fn new(shape: BatchShape, seed: u64) -> Self {
         let mut values = Values::new(seed);
         let positive = |v: Vec<f32>| v.iter().map(|v| v.abs() + 0.1).collect();
         Self {
@@ -131,7 +131,7 @@ impl Case {
 }
 
 /// Inputs of the window of pooled output `i`, in row-major order.
-fn window(shape: &ImageShape, i: usize) -> [usize; 4] {
+fn window(shape: &BatchShape, i: usize) -> [usize; 4] {
     let o = output(shape, true);
     let (pixel, c) = (i / o.c, i % o.c);
     let (x, y, n) = (pixel % o.w, pixel / o.w % o.h, pixel / o.pixels());
@@ -205,7 +205,7 @@ fn backward(case: &Case, isa: Isa, act: Activation, codes: &[u8], out: &[f32]) {
             dx.add(-scale * hat * dgamma[c].value / m);
             dx.magnitude +=
                 scale.abs() * (dbeta[c].magnitude + hat.abs() * dgamma[c].magnitude) / m;
-            // As many roundings as one f32 run of the sums has, and those of the formula.
+            // As many roundings as one f32 run of the sums has, plus the formula's.
             dx.roundings = 300;
             dx
         })
@@ -256,7 +256,7 @@ fn batch_norm_agrees_with_f64() {
 #[test]
 fn ties_and_nan_are_those_of_pytorch() {
     // Statistics that leave the values as they are: z = x exactly.
-    let shape = ImageShape { batch: 1, h: 2, w: 2, c: 9 };
+    let shape = BatchShape { batch: 1, h: 2, w: 2, c: 9 };
     let nan = f32::NAN;
     let inf = f32::INFINITY;
     let windows: [([f32; 4], f32, u8); 9] = [

@@ -1,7 +1,7 @@
 //! Pooling.
 
 use meristem_nn::kernels::pool::{self, PoolShape};
-use meristem_nn::kernels::{GradOut, ImageShape, Isa};
+use meristem_nn::kernels::{BatchShape, GradOut, Isa};
 
 use super::support::{Exact, Guarded, Values, compare};
 
@@ -10,7 +10,7 @@ fn shapes() -> Vec<PoolShape> {
     for (batch, h, w) in [(1, 5, 4), (3, 8, 6), (2, 7, 9)] {
         for c in [1, 3, 8, 17, 32] {
             for (kernel, stride) in [(1, 1), (2, 2), (3, 2), (3, 1), (2, 3), (4, 4)] {
-                shapes.push(PoolShape { input: ImageShape { batch, h, w, c }, kernel, stride });
+                shapes.push(PoolShape { input: BatchShape { batch, h, w, c }, kernel, stride });
             }
         }
     }
@@ -22,7 +22,7 @@ fn window(s: &PoolShape, i: usize) -> Vec<usize> {
     let o = s.output();
     let (pixel, c) = (i / o.c, i % o.c);
     let (x, y, n) = (pixel % o.w, pixel / o.w % o.h, pixel / o.pixels());
-    let ImageShape { h, w, .. } = s.input;
+    let BatchShape { h, w, .. } = s.input;
     let at = |k: usize| (y * s.stride + k / s.kernel, x * s.stride + k % s.kernel);
     (0..s.kernel * s.kernel).map(at).map(|(y, x)| ((n * h + y) * w + x) * o.c + c).collect()
 }
@@ -68,7 +68,7 @@ fn max_pool_agrees_and_takes_the_first_of_equals() {
 
 #[test]
 fn max_pool_lets_the_last_nan_through() {
-    let s = PoolShape { input: ImageShape { batch: 1, h: 2, w: 2, c: 1 }, kernel: 2, stride: 2 };
+    let s = PoolShape { input: BatchShape { batch: 1, h: 2, w: 2, c: 1 }, kernel: 2, stride: 2 };
     for isa in Isa::available() {
         for (x, code) in [
             ([1.0, f32::NAN, 7.0, 2.0], 1),

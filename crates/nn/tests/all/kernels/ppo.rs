@@ -1,5 +1,5 @@
-//! The PPO loss: what must hold for any logits and masks, and its gradient by differences.
-//! PyTorch's numbers are in `control/tests/golden_ppo.rs`.
+//! The PPO loss: properties for any logits and masks, and its gradient by differences. PyTorch's
+//! numbers are in `control/tests/golden_ppo.rs`.
 
 use meristem_nn::kernels::ppo::{
     PpoBatch, PpoHead, PpoLoss, PpoReport, Reference, floored_probabilities, report_len,

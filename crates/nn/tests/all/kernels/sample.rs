@@ -84,9 +84,10 @@ fn draws_follow_the_probabilities_of_the_loss() {
         let all: u32 = counts.iter().sum();
         let term = |(n, p): (&u32, &f32)| {
             let expected = f64::from(all) * f64::from(*p);
-            match *p > 0.0 {
-                true => (f64::from(*n) - expected).powi(2) / expected,
-                false => f64::from(*n) * 1e9,
+            if *p > 0.0 {
+                (f64::from(*n) - expected).powi(2) / expected
+            } else {
+                f64::from(*n) * 1e9
             }
         };
         counts.iter().zip(&p).map(term).sum::<f64>()
@@ -105,9 +106,9 @@ fn draws_follow_the_probabilities_of_the_loss() {
 }
 
 proptest! {
-    /// Whatever the logits and the legality: every choice is legal under the mask that is stored,
-    /// the mask is that of the op, log-probabilities are those of the loss bit for bit, and the
-    /// rows do not know of each other.
+    /// For any logits and legality: every choice is legal under the stored mask, the mask belongs
+    /// to the op, log-probabilities equal the loss's bit for bit, and rows do not depend on each
+    /// other.
     #[test]
     fn what_is_drawn_is_legal_and_told_as_the_loss_would_tell_it(
         seed in 0u64..1000,
@@ -161,12 +162,12 @@ proptest! {
                     prop_assert!(p.iter().all(|other| *other <= p[choice]));
                     prop_assert_eq!(first, Some(choice));
                 }
-                // Of at most five terms, each below 1 and rounded a few times.
+                // A sum of at most five terms, each below 1 and rounded a few times.
                 prop_assert!((-1e-6..=1.0 + 1e-5).contains(&entropy) && (n > 1 || entropy == 0.0));
             }
             let v = outputs[row * (L + 1) + L];
             prop_assert_eq!(drawn.values[row], 2.0 * v);
-            // Alone, on a rank of its own.
+            // Alone, on another rank.
             let step = SampleStep { first_env: 3 + row as u32, ..step };
             let (outputs, legality) = (&outputs[row * (L + 1)..][..L + 1], places);
             let alone = draw(&sampler, outputs, legality, step);
@@ -185,8 +186,7 @@ fn numbers_are_those_of_the_key() {
         let key = SampleStep { step, first_env: env, value_scale: 1.0 };
         let drawn = draw(&sampler, &outputs, &legality, key);
         let mut rng = Rng::new(sampler.seed, Purpose::Actions, u64::from(env), step);
-        // Equal probabilities: the choice is the number times how many there are, of those that are
-        // legal.
+        // Equal probabilities: the index among the legal choices is the number times their count.
         let number = rng.uniform();
         assert_eq!(drawn.choices[0], (number * 3.0) as u32);
         let number = rng.uniform();

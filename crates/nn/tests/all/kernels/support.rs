@@ -48,7 +48,7 @@ impl Guarded {
         Self(all)
     }
 
-    /// Poisoned with NaN: what is not overwritten shows.
+    /// Poisoned with NaN: elements that are not overwritten show.
     pub(crate) fn poisoned(n: usize) -> Self {
         Self::new(&vec![f32::NAN; n])
     }
@@ -72,7 +72,7 @@ pub(crate) fn scratch(n: usize) -> Vec<f32> {
     vec![f32::NAN; n]
 }
 
-/// An exact value with what bounds the error of computing it in f32.
+/// An exact value, and a bound of the error of computing it in f32.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Exact {
     pub(crate) value: f64,

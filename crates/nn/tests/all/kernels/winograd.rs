@@ -6,8 +6,8 @@
 //! and each addition. (Constants are powers of two, or rounded once, which is counted.)
 
 use meristem_nn::kernels::conv::ConvShape;
-use meristem_nn::kernels::conv::winograd::{Inputs, TileSize, Winograd};
-use meristem_nn::kernels::norm::Moments;
+use meristem_nn::kernels::conv::winograd::{TileSize, Winograd, WinogradInputs};
+use meristem_nn::kernels::norm::ChannelMoments;
 use meristem_nn::kernels::{GradOut, Isa, pad16};
 
 use super::conv::{products, weights};
@@ -115,8 +115,8 @@ impl Case {
         images.flat_map(move |[n, y]| (0..in_w).step_by(m).map(move |x| [n, y, x]))
     }
 
-    /// Magnitudes of the sums over `read` channels; `filter` is that of a tap, a channel that is
-    /// read and one that is written.
+    /// Magnitudes of the sums over `read` channels; `filter` is the magnitude for a tap, an input
+    /// channel and an output channel.
     fn magnitudes(
         &self,
         read: &Images<'_>,
@@ -172,15 +172,15 @@ impl Case {
         let mut room = scratch(self.of.scratch_len());
         let mut filters = scratch(self.of.filters_len());
         let filters = self.of.filters(isa, &self.w, &mut filters);
-        let of = Inputs { x: &self.x, filters, bias: &[] };
+        let of = WinogradInputs { x: &self.x, filters, bias: &[] };
         self.of.forward(isa, of, y.get(), &mut room);
         compare(&name, isa, y.check(&name), &exact);
         let mut moments = vec![f64::NAN; 2 * s.out_c];
-        self.of.forward_with_moments(isa, of, &mut plain, Moments(&mut moments), &mut room);
+        self.of.forward_with_moments(isa, of, &mut plain, ChannelMoments(&mut moments), &mut room);
         assert_eq!(plain, y.check(&name), "{name}: the statistics must not change the values");
         super::norm::check_moments(&name, isa, (&plain, s.out_c), &moments);
         exact.iter_mut().enumerate().for_each(|(o, e)| e.add(self.bias[o % s.out_c].into()));
-        let of = Inputs { bias: &self.bias, ..of };
+        let of = WinogradInputs { bias: &self.bias, ..of };
         self.of.forward(isa, of, y.get(), &mut room);
         compare(&name, isa, y.check(&name), &exact);
     }
@@ -295,7 +295,7 @@ fn an_empty_batch_is_no_work() {
     for isa in Isa::available() {
         let mut points = scratch(of.filters_len());
         let filters = of.filters(isa, &case.w, &mut points);
-        of.forward(isa, Inputs { x: &[], filters, bias: &[] }, &mut [], &mut room);
+        of.forward(isa, WinogradInputs { x: &[], filters, bias: &[] }, &mut [], &mut room);
         let turned = of.turned_filters(isa, &case.w, &mut points);
         of.backward_data(isa, (&[], turned), GradOut::add(&mut []), &mut room);
         let mut dw = case.w.clone();

@@ -4,8 +4,8 @@ use crate::kernels::simd::Simd;
 #[cfg(target_arch = "x86_64")]
 use crate::kernels::simd::{avx2::Ymm, avx512::Zmm};
 
-/// How factors lie in a register. Its lanes are output channels, each once for every input channel
-/// that is multiplied at once.
+/// Arrangement of factors in a register. The lanes are output channels, each once for every input
+/// channel that is multiplied at once.
 ///
 /// # Safety
 /// As for [`Simd`]: methods may use instructions that only some machines have.
@@ -66,11 +66,11 @@ unsafe impl<S: Simd> Factors for One<S> {
 
 /// Two input channels for each of eight output channels.
 #[cfg(target_arch = "x86_64")]
-pub(super) struct Two;
+pub(super) struct TwoChannels;
 
 #[cfg(target_arch = "x86_64")]
 // SAFETY: nothing but methods of `Zmm`.
-unsafe impl Factors for Two {
+unsafe impl Factors for TwoChannels {
     const CHANNELS: usize = 2;
     type Register = Zmm;
     type Total = Ymm;

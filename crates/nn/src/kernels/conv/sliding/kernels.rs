@@ -1,16 +1,16 @@
 //! The kernels for each instruction set and number of output channels.
 
 #[cfg(target_arch = "x86_64")]
-use super::factors::Two;
+use super::factors::TwoChannels;
 use super::factors::{Factors, One};
-use super::{Isa, Kernels, Level, weights};
+use super::{Isa, Level, SlidingKernels, weights};
 use crate::kernels::simd::Simd;
 use crate::kernels::simd::portable::Lanes8;
 #[cfg(target_arch = "x86_64")]
 use crate::kernels::simd::{avx2::Ymm, avx512::Zmm};
 
-/// The kernels for so many output channels, if there are any.
-pub(super) fn kernels(isa: Isa, columns: usize) -> Option<&'static Kernels> {
+/// The kernels for `columns` output channels, if there are any.
+pub(super) fn kernels(isa: Isa, columns: usize) -> Option<&'static SlidingKernels> {
     match (isa.level(), columns) {
         #[cfg(target_arch = "x86_64")]
         (Level::Avx512, ..=8) if isa.halves() => Some(&x86::EVEX),
@@ -34,11 +34,11 @@ macro_rules! kernels {
         #[allow(unused_imports)]
         use $sums as sums;
         use $tile as tile;
-        Kernels {
+        SlidingKernels {
             channels: <$factors as Factors>::CHANNELS,
             lanes: <<$factors as Factors>::Register as Simd>::LANES,
             tiles: &[$(tile::<$factors, $p>),*],
-            weights: weights::Kernels {
+            weights: weights::WeightKernels {
                 one: &[$([sums::<$factors, 1, $n, false>, sums::<$factors, 1, $n, true>]),*],
                 three: &[$([sums::<$factors, 3, $m, false>, sums::<$factors, 3, $m, true>]),*],
             },
@@ -47,20 +47,20 @@ macro_rules! kernels {
 }
 
 /// Without sums, which the compiler keeps in memory: the tile kernel is faster.
-static PORTABLE: Kernels = kernels! {
+static PORTABLE: SlidingKernels = kernels! {
     super::tile::tile, super::weights::sums, One<Lanes8>;
     tiles 1 2 3; one row; three rows
 };
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::super::{Kernels, tile, weights};
-    use super::{Factors, One, Simd, Two, Ymm, Zmm};
+    use super::super::{SlidingKernels, tile, weights};
+    use super::{Factors, One, Simd, TwoChannels, Ymm, Zmm};
 
     /// # Safety
     /// As [`tile::tile`].
     #[target_feature(enable = "avx2,fma")]
-    unsafe fn tile_avx2<F: Factors, const P: usize>(t: &tile::Tile) {
+    unsafe fn tile_avx2<F: Factors, const P: usize>(t: &tile::RowTile) {
         // SAFETY: the caller's promise.
         unsafe { tile::tile::<F, P>(t) }
     }
@@ -68,7 +68,7 @@ mod x86 {
     /// # Safety
     /// As [`tile::tile`].
     #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
-    unsafe fn tile_avx512<F: Factors, const P: usize>(t: &tile::Tile) {
+    unsafe fn tile_avx512<F: Factors, const P: usize>(t: &tile::RowTile) {
         // SAFETY: the caller's promise.
         unsafe { tile::tile::<F, P>(t) }
     }
@@ -77,7 +77,7 @@ mod x86 {
     /// As [`weights::sums`].
     #[target_feature(enable = "avx2,fma")]
     unsafe fn sums_avx2<F: Factors, const R: usize, const N: usize, const REST: bool>(
-        t: &weights::Rows,
+        t: &weights::WeightRows,
     ) {
         // SAFETY: the caller's promise.
         unsafe { weights::sums::<F, R, N, REST>(t) }
@@ -87,34 +87,34 @@ mod x86 {
     /// As [`weights::sums`].
     #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
     unsafe fn sums_avx512<F: Factors, const R: usize, const N: usize, const REST: bool>(
-        t: &weights::Rows,
+        t: &weights::WeightRows,
     ) {
         // SAFETY: the caller's promise.
         unsafe { weights::sums::<F, R, N, REST>(t) }
     }
 
     /// 16 registers: 12 sums, 3 weights or gradients, and an input.
-    pub(super) static YMM: Kernels = kernels! {
+    pub(super) static YMM: SlidingKernels = kernels! {
         self::tile_avx2, self::sums_avx2, One<Ymm>;
         tiles 1 2 3 4 5 6 7 8 9 10 11 12; one row 1 2 3 4; three rows 1
     };
 
     /// 32 registers, of which tiles leave some unused: wider ones are no faster.
-    pub(super) static ZMM: Kernels = kernels! {
+    pub(super) static ZMM: SlidingKernels = kernels! {
         self::tile_avx512, self::sums_avx512, One<Zmm>;
         tiles 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; one row 1 2 3 4 5 6 7 8; three rows 1 2 3
     };
 
     /// At most 8 channels, one input channel at a time: two at once would multiply by zeros where
     /// their number is odd.
-    pub(super) static EVEX: Kernels = kernels! {
+    pub(super) static EVEX: SlidingKernels = kernels! {
         self::tile_avx512, self::sums_avx512, One<Ymm>;
         tiles 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; one row 1 2 3 4 5 6 7 8; three rows 1 2 3
     };
 
     /// At most 8 channels, two input channels at a time.
-    pub(super) static ZMM_TWO: Kernels = kernels! {
-        self::tile_avx512, self::sums_avx512, Two;
+    pub(super) static ZMM_TWO: SlidingKernels = kernels! {
+        self::tile_avx512, self::sums_avx512, TwoChannels;
         tiles 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; one row 1 2 3 4; three rows 1 2
     };
 }

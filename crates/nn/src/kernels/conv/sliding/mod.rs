@@ -1,27 +1,48 @@
 //! Direct convolutions with windows of three columns that move by one pixel, and with at most one
 //! vector of output channels.
 //!
-//! A tile is some neighbouring pixels of an output row, a register of sums each. A pixel of the
-//! input lies in the windows of three of them: it is loaded once for three multiply-adds, where the
-//! tile kernel loads it for each, and is limited by loads. What lies outside the image is left out,
-//! so no image is copied to be padded. The gradient of the weights keeps sums of three windows'
-//! elements in the same way, with gradients of zero beside the first and last column.
+//! # Method
+//! A tile is some neighbouring pixels of an output row, with a register of sums for each; the lanes
+//! are output channels. An input pixel lies in the windows of three output pixels:
+//! ```text
+//! input row     x−1    x    x+1   x+2        for each row of the window, each input channel:
+//!                 ╲    │╲    │                    w[3] = weights of the row's three columns
+//!                  ╲   │  ╲  │                    for each input pixel x of the tile:
+//! output row   x−1  ╲  x    x+1                       a = broadcast(input[x])     1 load
+//!                    3 sums                           sum[x+1] += a · w[0]
+//!                                                     sum[x]   += a · w[1]
+//!                                                     sum[x−1] += a · w[2]
+//! ```
+//! The gradient of the weights turns this around: it keeps the sums of a window's elements in
+//! registers, and each input pixel meets the gradients of three neighbouring output pixels, with
+//! zeros beside the first and last column.
 //!
-//! Finite factors give what the definition gives. An infinite one may give NaN where a zero is
-//! beside it: the last of an odd number of channels that are multiplied in pairs, and the first and
-//! last column in the gradient of the weights.
+//! # Speed
+//! A pixel is loaded once for three multiply-adds. The tile kernel loads it for each, and is
+//! limited by loads in such layers. Pixels outside the image are left out, so no image is copied to
+//! be padded.
+//!
+//! With AVX-512 and at most 8 output channels a register multiplies two input channels at once
+//! (`factors`), with zeros for the last of an odd number. Where 512 bits take two turns of a unit
+//! (`avx512-256`), registers of 256 bits take one channel at a time.
 //!
 //! On an Intel core with AVX-512 (up to 217 GFLOP/s), whose tile kernel reaches 100 to 130 in such
-//! layers, 8→8 @32×32 takes 188 GFLOP/s forward and 218 for its weights when all is in the cache.
+//! layers, 8→8 @32×32 takes 188 GFLOP/s forward and 218 for its weights with all data in the cache.
+//!
+//! # Assumptions
+//! - The window is three columns wide, with a stride of 1; output channels fit into one vector.
+//! - Factors are finite. An infinite factor may give NaN where a zero is beside it: in the last of
+//!   an odd number of channels that are multiplied in pairs, and in the first and last column in
+//!   the gradient of the weights.
 
 mod factors;
 mod kernels;
 mod tile;
-// Of the instruction sets that a processor may have, only those of x86-64 use it.
+// Only the instruction sets of x86-64 use it.
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 mod weights;
 
-pub(super) use tile::Output;
+pub(super) use tile::SlidingOutput;
 
 use super::ConvShape;
 use crate::kernels::isa::Level;
@@ -31,21 +52,21 @@ use crate::kernels::{Isa, PAD};
 const COLUMNS: usize = 3;
 
 /// Kernels that are compiled for an instruction set and a number of columns.
-struct Kernels {
+struct SlidingKernels {
     /// Channels of the input that a register multiplies at once.
     channels: usize,
     /// Lanes of a register.
     lanes: usize,
     /// For a tile of one pixel, of two, and so on.
-    tiles: &'static [tile::Kernel],
+    tiles: &'static [tile::SlidingKernel],
     /// For sums of windows' elements.
-    weights: weights::Kernels,
+    weights: weights::WeightKernels,
 }
 
 /// A convolution that takes this way.
 #[derive(Clone, Copy)]
 pub(super) struct Sliding {
-    kernels: &'static Kernels,
+    kernels: &'static SlidingKernels,
     /// Rows of the input and of the output.
     rows: [usize; 2],
     /// Columns of both.
@@ -59,9 +80,9 @@ pub(super) struct Sliding {
 }
 
 impl Sliding {
-    /// The forward convolution, if it takes this way.
+    /// The forward convolution, if sliding windows fit it.
     pub(super) fn forward(isa: Isa, shape: &ConvShape) -> Option<Self> {
-        Self::of(isa, shape, shape.out_c, |kernels| Self {
+        Self::for_shape(isa, shape, shape.out_c, |kernels| Self {
             kernels,
             rows: [shape.in_h, shape.out_h()],
             width: shape.in_w,
@@ -71,15 +92,15 @@ impl Sliding {
         })
     }
 
-    /// The gradient of the weights, if it takes this way.
+    /// The gradient of the weights, if sliding windows fit it.
     pub(super) fn weights(isa: Isa, shape: &ConvShape) -> Option<Self> {
         Self::forward(isa, shape).filter(|of| !of.kernels.weights.one.is_empty())
     }
 
-    /// The convolution that computes the gradient of the input, if it takes this way. Its weights
-    /// are those of the layer, rotated by half a turn.
+    /// The convolution that computes the gradient of the input, if sliding windows fit it. Its
+    /// weights are the layer's, rotated by half a turn.
     pub(super) fn data_gradient(isa: Isa, shape: &ConvShape) -> Option<Self> {
-        Self::of(isa, shape, shape.in_c, |kernels| Self {
+        Self::for_shape(isa, shape, shape.in_c, |kernels| Self {
             kernels,
             rows: [shape.out_h(), shape.in_h],
             width: shape.in_w,
@@ -89,11 +110,11 @@ impl Sliding {
         })
     }
 
-    fn of(
+    fn for_shape(
         isa: Isa,
         shape: &ConvShape,
         columns: usize,
-        make: impl FnOnce(&'static Kernels) -> Self,
+        make: impl FnOnce(&'static SlidingKernels) -> Self,
     ) -> Option<Self> {
         if shape.slides() { kernels::kernels(isa, columns).map(make) } else { None }
     }
@@ -109,9 +130,9 @@ impl Sliding {
     }
 
     /// Calls `f` with the places of an element of the packed weights (F3) `[window][3][in][PAD]`
-    /// and of the same one in the layout of this way.
+    /// and of the same element in the layout of [`Sliding::run`].
     fn each_weight(&self, mut f: impl FnMut(usize, usize)) {
-        let Kernels { channels: at_once, lanes, .. } = *self.kernels;
+        let SlidingKernels { channels: at_once, lanes, .. } = *self.kernels;
         let [ci, co] = self.channels;
         for (row, channel) in (0..self.window).flat_map(|row| (0..ci).map(move |c| (row, c))) {
             for column in 0..COLUMNS {

@@ -4,15 +4,15 @@ use super::factors::Factors;
 use super::{COLUMNS, Sliding, runs};
 use crate::kernels::macros::unroll_rows;
 use crate::kernels::simd::{Simd, fetch_to_write};
-use crate::kernels::tile::{Store, finish};
+use crate::kernels::tile::{TileStore, finish};
 
-/// Input channels from which on the output is fetched ahead: with fewer the products of a tile take
-/// no longer than that. Where the output is in no cache (8→8 @32×32 in a chain of training), it
-/// saves a tenth of the time.
+/// Least number of input channels with which the output is prefetched: with fewer channels the
+/// products of a tile take no longer than the prefetch. If no cache has the output (8→8 @32×32 in a
+/// chain of training), prefetching saves a tenth of the time.
 const FETCHING: usize = 8;
 
 /// Neighbouring pixels of an output row.
-pub(super) struct Tile {
+pub(super) struct RowTile {
     /// First channel of the input pixel above which the first output pixel lies, in the first row
     /// of the window that is in the image.
     a: *const f32,
@@ -26,13 +26,13 @@ pub(super) struct Tile {
     b: *const f32,
     /// Whether there are input pixels left and right of the tile.
     beside: [bool; 2],
-    to: Store,
+    to: TileStore,
 }
 
-pub(super) type Kernel = unsafe fn(&Tile);
+pub(super) type SlidingKernel = unsafe fn(&RowTile);
 
-/// Where [`Sliding::run`] writes.
-pub(in super::super) struct Output<'a> {
+/// Destination of [`Sliding::run`].
+pub(in super::super) struct SlidingOutput<'a> {
     /// `[N][rows][width][channels]`.
     pub(in super::super) values: &'a mut [f32],
     /// One value for each channel, if any.
@@ -43,7 +43,7 @@ pub(in super::super) struct Output<'a> {
 
 impl Sliding {
     /// Convolves whole images with [packed](Sliding::pack) weights.
-    pub(in super::super) fn run(&self, x: &[f32], weights: &[f32], to: Output<'_>) {
+    pub(in super::super) fn run(&self, x: &[f32], weights: &[f32], to: SlidingOutput<'_>) {
         let ([ci, co], [in_h, out_h]) = (self.channels, self.rows);
         let (row, image, out_image) =
             (self.width * ci, in_h * self.width * ci, out_h * self.width * co);
@@ -53,16 +53,15 @@ impl Sliding {
         assert!(to.bias.is_none_or(|bias| bias.len() >= co), "sliding: bias");
         let mut values = to.values;
         for (x, oy) in x.chunks_exact(image).flat_map(|x| (0..out_h).map(move |oy| (x, oy))) {
-            let (y, behind) = values.split_at_mut(self.width * co);
-            values = behind;
+            let (y, rest) = values.split_at_mut(self.width * co);
+            values = rest;
             let inside = self.window_rows(oy);
-            let (x, w) = match inside.is_empty() {
-                true => (&[][..], &[][..]),
-                false => {
-                    let top = inside.start.wrapping_add_signed(oy as isize + self.first);
-                    let rows = top * row..(top + inside.len()) * row;
-                    (&x[rows], &weights[inside.start * self.weight_len() / self.window..])
-                }
+            let (x, w) = if inside.is_empty() {
+                (&[][..], &[][..])
+            } else {
+                let top = inside.start.wrapping_add_signed(oy as isize + self.first);
+                let rows = top * row..(top + inside.len()) * row;
+                (&x[rows], &weights[inside.start * self.weight_len() / self.window..])
             };
             for pixels in runs(self.width, self.kernels.tiles.len()) {
                 let written = pixels.start * co..pixels.end * co;
@@ -71,14 +70,14 @@ impl Sliding {
                     let later = values.get(self.width * co..).unwrap_or_default();
                     fetch_to_write(later.get(written.clone()).unwrap_or_default());
                 }
-                let tile = Tile {
+                let tile = RowTile {
                     a: x.as_ptr().wrapping_add(pixels.start * ci),
                     row,
                     rows: inside.len(),
                     channels: ci,
                     b: w.as_ptr(),
                     beside: [pixels.start > 0, pixels.end < self.width],
-                    to: Store {
+                    to: TileStore {
                         c: y[written].as_mut_ptr(),
                         c_step: co,
                         last: co,
@@ -107,9 +106,9 @@ impl Sliding {
 ///
 /// # Safety
 /// The machine has the instructions of `F`, the code is compiled for them, and the tile's pointers
-/// cover what it addresses.
+/// cover all elements that it addresses.
 #[inline(always)]
-pub(super) unsafe fn tile<F: Factors, const P: usize>(t: &Tile) {
+pub(super) unsafe fn tile<F: Factors, const P: usize>(t: &RowTile) {
     // SAFETY: the caller's promise covers every address below.
     unsafe {
         let mut sums = [F::Register::splat(0.0); P];
@@ -132,14 +131,14 @@ pub(super) unsafe fn tile<F: Factors, const P: usize>(t: &Tile) {
     }
 }
 
-/// Adds the products of a row of the window with the channels at `at`: as many as are multiplied at
-/// once if `WHOLE`, else the last one, beside which the weights are zero.
+/// Adds the products of a row of the window with the channels at `at`: as many channels as are
+/// multiplied at once if `WHOLE`, else only the last channel, beside which the weights are zero.
 ///
 /// # Safety
 /// As [`tile`].
 #[inline(always)]
 unsafe fn taps<F: Factors, const P: usize, const WHOLE: bool>(
-    t: &Tile,
+    t: &RowTile,
     mut at: *const f32,
     b: *const f32,
     sums: &mut [F::Register; P],

@@ -8,7 +8,7 @@ use super::{COLUMNS, Sliding, runs};
 use crate::kernels::simd::Simd;
 
 /// Rows of an image whose products are summed.
-pub(super) struct Rows {
+pub(super) struct WeightRows {
     /// First input pixel of each row of the window, of which the kernel reads its number.
     a: [*const f32; 3],
     /// From row to row of the input.
@@ -21,21 +21,22 @@ pub(super) struct Rows {
     outputs: usize,
     /// Rows and columns of the output.
     size: [usize; 2],
-    /// Where the sums are added, `[steps][3][lanes]` for a row of the window.
+    /// Destination of the sums, which are added: `[steps][3][lanes]` for a row of the window.
     to: *mut f32,
     /// From one row of the window to the next there.
     to_row: usize,
 }
 
-pub(super) type Kernel = unsafe fn(&Rows);
+pub(super) type WeightKernel = unsafe fn(&WeightRows);
 
-/// Kernels by the registers of channels that they sum, without and with a last one that is not
-/// full.
-pub(super) struct Kernels {
+/// Kernels by the number of registers of channels that they sum; of each pair, the second has a
+/// last register that is not full.
+pub(super) struct WeightKernels {
     /// For one row of the window.
-    pub(super) one: &'static [[Kernel; 2]],
-    /// For three at once: of few channels one row's sums are too few to keep the units busy.
-    pub(super) three: &'static [[Kernel; 2]],
+    pub(super) one: &'static [[WeightKernel; 2]],
+    /// For three rows at once: with few channels the sums of one row are too few to keep the units
+    /// busy.
+    pub(super) three: &'static [[WeightKernel; 2]],
 }
 
 impl Sliding {
@@ -53,9 +54,10 @@ impl Sliding {
         assert_eq!(x.len() / image * out_image, dy.len(), "sliding: gradient");
         let sums = &mut scratch[..self.weight_len()];
         sums.fill(0.0);
-        let at_once = match self.steps() <= self.kernels.weights.three.len() && self.window == 3 {
-            true => 3,
-            false => 1,
+        let at_once = if self.steps() <= self.kernels.weights.three.len() && self.window == 3 {
+            3
+        } else {
+            1
         };
         for (x, dy) in x.chunks_exact(image).zip(dy.chunks_exact(out_image)) {
             for rows in runs(self.window, at_once) {
@@ -66,9 +68,10 @@ impl Sliding {
                 self.add_rows([x, dy], rows.clone(), inner.clone(), sums);
                 for row in rows {
                     let all = self.output_rows(row);
-                    let rest = match inner.is_empty() {
-                        true => [all, 0..0],
-                        false => [all.start..inner.start, inner.end..all.end],
+                    let rest = if inner.is_empty() {
+                        [all, 0..0]
+                    } else {
+                        [all.start..inner.start, inner.end..all.end]
                     };
                     for outputs in rest {
                         self.add_rows([x, dy], row..row + 1, outputs, sums);
@@ -113,7 +116,7 @@ impl Sliding {
             });
             let to = &mut sums[rows.start * to_row + steps.start * step..];
             assert!((rows.len() - 1) * to_row + steps.len() * step <= to.len(), "sliding: sums");
-            let rows = Rows {
+            let rows = WeightRows {
                 a,
                 row,
                 channels: ci,
@@ -136,9 +139,11 @@ impl Sliding {
 ///
 /// # Safety
 /// The machine has the instructions of `F`, the code is compiled for them, and the pointers cover
-/// what it addresses.
+/// all elements that it addresses.
 #[inline(always)]
-pub(super) unsafe fn sums<F: Factors, const R: usize, const N: usize, const REST: bool>(t: &Rows) {
+pub(super) unsafe fn sums<F: Factors, const R: usize, const N: usize, const REST: bool>(
+    t: &WeightRows,
+) {
     let [height, width] = t.size;
     // SAFETY: the caller's promise covers every address below.
     unsafe {
@@ -150,16 +155,15 @@ pub(super) unsafe fn sums<F: Factors, const R: usize, const N: usize, const REST
             // Gradients where the input pixel is right of the window's middle, there, and left.
             let (mut right, mut middle) = (zero, F::gradient(d, t.outputs));
             for x in 1..=width {
-                let left = match x < width {
-                    true => F::gradient(d.add(x * t.outputs), t.outputs),
-                    false => zero,
-                };
+                let left =
+                    if x < width { F::gradient(d.add(x * t.outputs), t.outputs) } else { zero };
                 for r in 0..R {
                     for n in 0..N {
                         let p = at[r].add(n * F::CHANNELS);
-                        let a = match REST && n + 1 == N {
-                            true => F::Register::broadcast(p),
-                            false => F::input(p),
+                        let a = if REST && n + 1 == N {
+                            F::Register::broadcast(p)
+                        } else {
+                            F::input(p)
                         };
                         let [of_left, of_middle, of_right] = &mut sums[r][n];
                         *of_left = a.mul_add(left, *of_left);

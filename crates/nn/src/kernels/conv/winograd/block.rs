@@ -2,16 +2,16 @@
 
 use crate::kernels::PAD;
 
-/// How the images of a convolution are divided into tiles.
+/// Division of a convolution's images into tiles.
 #[derive(Clone, Copy)]
-pub(super) struct Grid {
+pub(super) struct TileGrid {
     pub(super) h: usize,
     pub(super) w: usize,
     /// Rows, and columns, of outputs of a tile.
     pub(super) outputs: usize,
 }
 
-impl Grid {
+impl TileGrid {
     /// Rows and columns of tiles of an image.
     pub(super) const fn tiles(&self) -> [usize; 2] {
         [self.h.div_ceil(self.outputs), self.w.div_ceil(self.outputs)]
@@ -25,8 +25,8 @@ impl Grid {
 
 /// Tiles that are computed together: all of some images, or some rows of one.
 #[derive(Clone, Copy)]
-pub(super) struct Block {
-    pub(super) grid: Grid,
+pub(super) struct TileBlock {
+    pub(super) grid: TileGrid,
     pub(super) images: usize,
     /// First row of tiles of each image.
     pub(super) first: usize,
@@ -36,15 +36,15 @@ pub(super) struct Block {
 
 /// Place of a tile in a block.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Tile {
+pub(super) struct TilePosition {
     pub(super) image: usize,
     pub(super) row: usize,
     pub(super) column: usize,
 }
 
-impl Block {
-    /// Refuses a block of other tiles than `outputs`, or of tiles that the images do not have: the
-    /// transforms address by it.
+impl TileBlock {
+    /// Refuses a block whose tiles do not have `outputs` outputs or exceed the images: the
+    /// transforms compute addresses from it.
     pub(super) fn check(&self, outputs: usize) {
         let inside = self.first + self.rows <= self.grid.tiles()[0];
         assert!(self.grid.outputs == outputs && inside, "winograd: tiles of the images");
@@ -62,17 +62,17 @@ impl Block {
         ((self.len() * c).div_ceil(PAD) | 1) * PAD
     }
 
-    /// The tile behind this one.
+    /// The tile after this one.
     #[inline(always)]
-    pub(super) const fn after(&self, at: Tile) -> Tile {
-        let Tile { image, row, column } = at;
+    pub(super) const fn after(&self, at: TilePosition) -> TilePosition {
+        let TilePosition { image, row, column } = at;
         if column + 1 < self.grid.tiles()[1] {
-            return Tile { column: column + 1, ..at };
+            return TilePosition { column: column + 1, ..at };
         }
         if row + 1 < self.rows {
-            return Tile { image, row: row + 1, column: 0 };
+            return TilePosition { image, row: row + 1, column: 0 };
         }
-        Tile { image: image + 1, row: 0, column: 0 }
+        TilePosition { image: image + 1, row: 0, column: 0 }
     }
 
     /// Rows and columns of the copy of an image.
@@ -92,9 +92,9 @@ impl Block {
     }
 
     /// Copies the images' rows that the tiles read, with zeros around the images: `x` has whole
-    /// images of `c` channels, `to` has [`Block::padded_len`].
+    /// images of `c` channels, `to` has [`TileBlock::padded_len`].
     pub(super) fn copy(&self, c: usize, x: &[f32], to: &mut [f32]) {
-        let Grid { h, w, outputs } = self.grid;
+        let TileGrid { h, w, outputs } = self.grid;
         let [image, row] = self.strides(c);
         let top = self.first * outputs;
         for (x, to) in x.chunks_exact(h * w * c).zip(to.chunks_exact_mut(image)) {
@@ -116,8 +116,8 @@ impl Block {
 
     /// Rows and columns of the outputs of a tile that are inside the image.
     #[inline(always)]
-    pub(super) const fn inside(&self, of: Tile) -> [usize; 2] {
-        let Grid { h, w, outputs } = self.grid;
+    pub(super) const fn inside(&self, of: TilePosition) -> [usize; 2] {
+        let TileGrid { h, w, outputs } = self.grid;
         let [y, x] = [h - (self.first + of.row) * outputs, w - of.column * outputs];
         [if y < outputs { y } else { outputs }, if x < outputs { x } else { outputs }]
     }

@@ -2,49 +2,69 @@
 //! "Fast Algorithms for Convolutional Neural Networks", 2015): fewer multiplications for a larger
 //! rounding error.
 //!
+//! # Method
 //! Outputs are computed in tiles of M × M. The T × T inputs of a tile (T = M + 2) and the filters
-//! are transformed to T² *points*; for each point the tiles of a block of images are multiplied
-//! with the filters, one `tile` job; then the points are transformed to outputs. A tile of 2 × 2
-//! takes 16 multiplications in place of 36, one of 4 × 4 takes 36 in place of 144.
+//! are transformed to T² *points*. A convolution is then T² products of matrices, one for each
+//! point, and a transform of their results:
+//! ```text
+//! for each block of tiles:                          image        points      outputs
+//!     for each tile: d → V = Bᵀ·d·B                ┌──────┐  Bᵀ·d·B  ┌──────┐
+//!     for each point p in T²:                      │T × T │ ───────▸ │T × T │
+//!         M[p] = V[p] · U[p]     [tiles][in]       └──────┘          └──┬───┘
+//!                                · [in][out]        filter    G·g·Gᵀ    ⊙ Σ over in
+//!     for each tile: M → y = Aᵀ·M·A                ┌──────┐ ───────▸ ┌──┴───┐  Aᵀ·M·A  ┌──────┐
+//!                                                  │3 × 3 │          │T × T │ ───────▸ │M × M │
+//! U = G·g·Gᵀ of the filters, once for a call       └──────┘          └──────┘          └──────┘
+//! ```
 //! - forward: `Y = Aᵀ[Σ (G·g·Gᵀ) ⊙ (Bᵀ·d·B)]A`, sums over input channels;
 //! - data gradient: the same over `dy`, with flipped and transposed filters;
 //! - weight gradient: `dg = Gᵀ[Σ (A·dy·Aᵀ) ⊙ (Bᵀ·d·B)]G`, sums over tiles.
 //!
-//! A product differs from the exact one by at most `n·2⁻²⁴` of the same formula over magnitudes,
-//! with n the roundings on a path: at most 5 for each transform of one dimension, and the terms of
-//! the sum. `tests/all/kernels/winograd.rs` has that bound. A value that is not finite spreads to
-//! its whole tile.
-//!
 //! # Memory
 //! Points of images are `[T²][tiles][channels]`, points of filters `[T²]` packed weights. A block
-//! has so many tiles that its points stay in the second-level cache: all tiles of some images, or
-//! some rows of them.
+//! has as many tiles as keep its points in the second-level cache: all tiles of some images, or
+//! some rows of one image's tiles. Filters are transformed for each call; with more than 256
+//! filters that takes too long for a few images, so such convolutions end a chain (`ops::samples`).
 //!
 //! # Speed
-//! Shares of a Zen 4 core's 114 GFLOP/s that the definition would need, in tiles of 4 × 4: 2.0 for
-//! 8→16 @16×16, 1.6 for 8→8 @32×32, 2.6 for 16→32 @8×8. Transforms take about half of the time with
-//! 8 channels, so that two tiles are one vector there (`transform`).
+//! A tile of 2 × 2 takes 16 multiplications rather than 36. A tile of 4 × 4 takes 36, not 144.
+//! Products of at most 32 channels have kernels that are compiled for their row lengths, and need
+//! no table of row addresses (`product`). Transforms take about half of the time with 8
+//! channels, so two tiles share a vector there (`transform`). Multiply-adds of the direct product
+//! in a second, as a multiple of a Zen 4 core's 114 GFLOP/s, in tiles of 4 × 4: 2.0 for 8→16
+//! @16×16, 1.6 for 8→8 @32×32, 2.6 for 16→32 @8×8.
+//!
+//! # Assumptions
+//! - Channels are multiples of 8, and at least `CHANNELS_MIN`; one group.
+//! - A product differs from the exact one by at most `n·2⁻²⁴` of the same formula over magnitudes,
+//!   with n the roundings on a path: at most 5 for each transform of one dimension, and the terms
+//!   of the sum. `tests/all/kernels/winograd.rs` has that bound.
+//! - A value that is not finite spreads to its whole tile.
+//! - The plan decides the tiles (`ops::conv::ConvProduct::tiles`), so that the definition, which a
+//!   GPU is compared with, stays direct.
 
 mod block;
 mod points;
 mod product;
 mod transform;
 
-use self::block::{Block, Grid};
-use self::points::{Four, Points, Two};
-use self::product::{Forward, Sums};
-use self::transform::{Filter, FilterGradient, Gradient, Input, Output};
+use self::block::{TileBlock, TileGrid};
+use self::points::{FourOutputs, Points, TwoOutputs};
+use self::product::{PointProduct, PointSums};
+use self::transform::{
+    FilterGradient, FilterTransform, GradientTransform, InputTransform, OutputTransform,
+};
 use super::{ALIGNMENT, ConvShape, aligned};
 use crate::kernels::lanes::for_channels;
-use crate::kernels::norm::batch::{Moments, StatsSums, stats_scratch_len};
-use crate::kernels::tile::Layout;
+use crate::kernels::norm::batch::{ChannelMoments, StatsSums, stats_scratch_len};
+use crate::kernels::tile::MatrixLayout;
 use crate::kernels::transpose::transpose;
 use crate::kernels::{GradOut, Isa, pad16};
 
-/// f32 elements of points that a block has at most, if it has more than the fewest tiles.
+/// Most f32 elements of a block's points, if the block has more than the fewest tiles.
 const BLOCK: usize = 128 * 1024;
 
-/// Tiles that a block has room for at least: enough rows for full register tiles.
+/// Least number of tiles of the largest block: enough rows for full register tiles.
 const TILES: usize = 28;
 
 /// Fewest channels, read and written, with which the products outweigh the transforms.
@@ -87,7 +107,7 @@ pub struct Filters<'a>(&'a [f32]);
 
 /// Inputs of a forward pass.
 #[derive(Clone, Copy, Debug)]
-pub struct Inputs<'a> {
+pub struct WinogradInputs<'a> {
     /// Input `[N][H][W][in_c]`.
     pub x: &'a [f32],
     /// Points of [`Winograd::filters`].
@@ -97,21 +117,21 @@ pub struct Inputs<'a> {
 }
 
 /// One of the products over images: `read` to `written` channels.
-struct Pass<'a> {
+struct ImagePass<'a> {
     channels: [usize; 2],
-    /// How the points of filters lie.
-    layout: Layout,
-    of: Inputs<'a>,
+    /// Layout of the points of filters.
+    layout: MatrixLayout,
+    of: WinogradInputs<'a>,
     to: GradOut<'a>,
 }
 
 /// Parts of scratch.
-struct Parts<'a> {
+struct ScratchParts<'a> {
     /// A block of images with its halo.
     padded: &'a mut [f32],
-    /// Points of what is read.
+    /// Points of the images that are read.
     input: &'a mut [f32],
-    /// Points of what is written.
+    /// Points of the images that are written.
     output: &'a mut [f32],
     rest: &'a mut [f32],
 }
@@ -127,7 +147,7 @@ impl Winograd {
         sizes.into_iter().min_by_key(|of| of.image_tiles() * of.grid().points())
     }
 
-    /// Whether a convolution can be computed so.
+    /// Whether tiles can compute a convolution.
     pub fn fits(shape: &ConvShape) -> bool {
         let window = (shape.kernel, shape.stride, shape.padding) == ([3; 2], [1; 2], [1; 2]);
         let whole = shape.in_c.is_multiple_of(8) && shape.out_c.is_multiple_of(8);
@@ -166,18 +186,18 @@ impl Winograd {
     }
 
     /// Convolution: `y` `[N][H][W][out_c]` is overwritten.
-    pub fn forward(&self, isa: Isa, of: Inputs<'_>, y: &mut [f32], scratch: &mut [f32]) {
+    pub fn forward(&self, isa: Isa, of: WinogradInputs<'_>, y: &mut [f32], scratch: &mut [f32]) {
         self.convolve(isa, of, y, scratch, |_| {});
     }
 
-    /// [`Winograd::forward`], and the [moments](Moments) of its output, gathered while each block
-    /// of images is in cache.
+    /// [`Winograd::forward`], and the [moments](ChannelMoments) of its output, gathered while each
+    /// block of images is in cache.
     pub fn forward_with_moments(
         &self,
         isa: Isa,
-        of: Inputs<'_>,
+        of: WinogradInputs<'_>,
         y: &mut [f32],
-        to: Moments<'_>,
+        to: ChannelMoments<'_>,
         scratch: &mut [f32],
     ) {
         let (sums, scratch) = scratch.split_at_mut(stats_scratch_len(self.shape.out_c));
@@ -189,14 +209,14 @@ impl Winograd {
     fn convolve(
         &self,
         isa: Isa,
-        of: Inputs<'_>,
+        of: WinogradInputs<'_>,
         y: &mut [f32],
         scratch: &mut [f32],
         done: impl FnMut(&[f32]),
     ) {
         let channels @ [_, written] = [self.shape.in_c, self.shape.out_c];
-        let layout = Layout::Rows(pad16(written));
-        let pass = Pass { channels, layout, of, to: GradOut::overwrite(y) };
+        let layout = MatrixLayout::Rows(pad16(written));
+        let pass = ImagePass { channels, layout, of, to: GradOut::overwrite(y) };
         self.pass_tiles(isa, pass, scratch, done);
     }
 
@@ -210,8 +230,8 @@ impl Winograd {
         scratch: &mut [f32],
     ) {
         let channels = [self.shape.out_c, self.shape.in_c];
-        let of = Inputs { x: dy, filters: turned, bias: &[] };
-        let pass = Pass { channels, layout: Layout::Panels, of, to: dx };
+        let of = WinogradInputs { x: dy, filters: turned, bias: &[] };
+        let pass = ImagePass { channels, layout: MatrixLayout::Panels, of, to: dx };
         self.pass_tiles(isa, pass, scratch, |_| {});
     }
 
@@ -225,8 +245,8 @@ impl Winograd {
     ) {
         let mut parts = self.parts(scratch, [self.shape.in_c, self.shape.out_c]);
         match self.tile {
-            TileSize::Two => self.weight::<Two, 2, 4>(isa, [x, dy], dw, &mut parts),
-            TileSize::Four => self.weight::<Four, 4, 6>(isa, [x, dy], dw, &mut parts),
+            TileSize::Two => self.weight::<TwoOutputs, 2, 4>(isa, [x, dy], dw, &mut parts),
+            TileSize::Four => self.weight::<FourOutputs, 4, 6>(isa, [x, dy], dw, &mut parts),
         }
     }
 
@@ -238,13 +258,13 @@ impl Winograd {
         most + ALIGNMENT + stats_scratch_len(out_c)
     }
 
-    /// Elements of the [`Parts`].
+    /// Elements of the [`ScratchParts`].
     fn lens(&self, [read, written]: [usize; 2]) -> [usize; 3] {
         let (block, points) = (self.largest(), self.grid().points());
         [block.padded_len(read), points * block.plane(read), points * block.plane(written)]
     }
 
-    /// Images that are computed together: about as many in each block of the batch.
+    /// Images that are computed together: about the same number in each block of the batch.
     pub(crate) fn block(&self) -> usize {
         let (batch, most) = (self.shape.batch.max(1), self.largest().images);
         batch.div_ceil(batch.div_ceil(most))
@@ -256,40 +276,41 @@ impl Winograd {
         (rows * columns).max(1)
     }
 
-    fn grid(&self) -> Grid {
-        Grid { h: self.shape.in_h, w: self.shape.in_w, outputs: self.tile.outputs() }
+    fn grid(&self) -> TileGrid {
+        TileGrid { h: self.shape.in_h, w: self.shape.in_w, outputs: self.tile.outputs() }
     }
 
-    /// The largest block: as many tiles as fit, at least some, rows of an image or whole images.
-    fn largest(&self) -> Block {
+    /// The largest block: all tiles that fit, and at least [`TILES`], as rows of an image or as
+    /// whole images.
+    fn largest(&self) -> TileBlock {
         let ConvShape { batch, in_c, out_c, .. } = self.shape;
         let (grid, each) = (self.grid(), self.image_tiles());
         let [rows, columns] = grid.tiles();
         let fit = (BLOCK / (grid.points() * (in_c + out_c))).max(TILES);
         let images = (fit / each).clamp(1, batch.max(1));
-        // Rows of tiles, about as many in each block.
+        // Rows of tiles, about the same number in each block.
         let blocks = rows.div_ceil((fit / columns.max(1)).clamp(1, rows.max(1)));
-        Block { grid, images, first: 0, rows: rows.div_ceil(blocks.max(1)) }
+        TileBlock { grid, images, first: 0, rows: rows.div_ceil(blocks.max(1)) }
     }
 
-    /// The blocks of so many images, at most those of [`Winograd::largest`].
-    fn blocks(&self, images: usize) -> impl Iterator<Item = Block> {
+    /// The blocks of `images` images, none larger than [`Winograd::largest`].
+    fn blocks(&self, images: usize) -> impl Iterator<Item = TileBlock> {
         let (block, all) = (self.largest(), self.grid().tiles()[0]);
         (0..all).step_by(block.rows.max(1)).map(move |first| {
             let rows = block.rows.min(all - first);
-            Block { images, first, rows, ..block }
+            TileBlock { images, first, rows, ..block }
         })
     }
 
     /// Divides scratch.
-    fn parts<'a>(&self, scratch: &'a mut [f32], channels: [usize; 2]) -> Parts<'a> {
+    fn parts<'a>(&self, scratch: &'a mut [f32], channels: [usize; 2]) -> ScratchParts<'a> {
         let mut rest = aligned(scratch);
         let [padded, input, output] = self.lens(channels).map(|len| {
             let (part, left) = std::mem::take(&mut rest).split_at_mut(pad16(len));
             rest = left;
             &mut part[..len]
         });
-        Parts { padded, input, output, rest }
+        ScratchParts { padded, input, output, rest }
     }
 
     fn filter_points<'a>(
@@ -301,17 +322,27 @@ impl Winograd {
     ) -> Filters<'a> {
         let (taps, points) = (&taps[..TAPS * len], &mut to[..self.grid().points() * len]);
         match self.tile {
-            TileSize::Two => for_channels(isa, len, &mut Filter::<Two, 2, 4>::new(taps, points)),
-            TileSize::Four => for_channels(isa, len, &mut Filter::<Four, 4, 6>::new(taps, points)),
+            TileSize::Two => {
+                for_channels(isa, len, &mut FilterTransform::<TwoOutputs, 2, 4>::new(taps, points))
+            }
+            TileSize::Four => {
+                for_channels(isa, len, &mut FilterTransform::<FourOutputs, 4, 6>::new(taps, points))
+            }
         }
         Filters(points)
     }
 
-    fn pass_tiles(&self, isa: Isa, pass: Pass<'_>, scratch: &mut [f32], done: impl FnMut(&[f32])) {
+    fn pass_tiles(
+        &self,
+        isa: Isa,
+        pass: ImagePass<'_>,
+        scratch: &mut [f32],
+        done: impl FnMut(&[f32]),
+    ) {
         let mut parts = self.parts(scratch, pass.channels);
         match self.tile {
-            TileSize::Two => self.pass::<Two, 2, 4>(isa, pass, &mut parts, done),
-            TileSize::Four => self.pass::<Four, 4, 6>(isa, pass, &mut parts, done),
+            TileSize::Two => self.pass::<TwoOutputs, 2, 4>(isa, pass, &mut parts, done),
+            TileSize::Four => self.pass::<FourOutputs, 4, 6>(isa, pass, &mut parts, done),
         }
     }
 
@@ -319,11 +350,16 @@ impl Winograd {
     fn pass<P: Points<M, T>, const M: usize, const T: usize>(
         &self,
         isa: Isa,
-        pass: Pass<'_>,
-        parts: &mut Parts<'_>,
+        pass: ImagePass<'_>,
+        parts: &mut ScratchParts<'_>,
         mut done: impl FnMut(&[f32]),
     ) {
-        let Pass { channels: [read, written], layout, of: Inputs { x, filters, bias }, to } = pass;
+        let ImagePass {
+            channels: [read, written],
+            layout,
+            of: WinogradInputs { x, filters, bias },
+            to,
+        } = pass;
         let (pixels, images) = (self.shape.in_h * self.shape.in_w, self.block());
         let each = x.chunks(images * pixels * read);
         for (x, y) in each.zip(to.values.chunks_mut(images * pixels * written)) {
@@ -334,11 +370,12 @@ impl Winograd {
                 let outputs = parts.output.chunks_exact_mut(block.plane(written));
                 for ((a, b), c) in inputs.zip(filters).zip(outputs).take(T * T) {
                     let rows = block.len();
-                    let of = Forward { a, depth: read, b, layout, c, rows, cols: written };
+                    let of = PointProduct { a, depth: read, b, layout, c, rows, cols: written };
                     of.run(isa);
                 }
                 let to = GradOut { values: &mut *y, accumulate: to.accumulate };
-                let mut outputs = Output::<P, M, T>::new(block, written, parts.output, bias, to);
+                let mut outputs =
+                    OutputTransform::<P, M, T>::new(block, written, parts.output, bias, to);
                 for_channels(isa, written, &mut outputs);
             }
             done(y);
@@ -349,13 +386,13 @@ impl Winograd {
     fn input_points<P: Points<M, T>, const M: usize, const T: usize>(
         &self,
         isa: Isa,
-        block: Block,
+        block: TileBlock,
         read: usize,
         x: &[f32],
-        parts: &mut Parts<'_>,
+        parts: &mut ScratchParts<'_>,
     ) {
         block.copy(read, x, parts.padded);
-        let mut points = Input::<P, M, T>::new(block, read, parts.padded, parts.input);
+        let mut points = InputTransform::<P, M, T>::new(block, read, parts.padded, parts.input);
         for_channels(isa, read, &mut points);
     }
 
@@ -365,7 +402,7 @@ impl Winograd {
         isa: Isa,
         [x, dy]: [&[f32]; 2],
         dw: &mut [f32],
-        parts: &mut Parts<'_>,
+        parts: &mut ScratchParts<'_>,
     ) {
         let [read, written] = [self.shape.in_c, self.shape.out_c];
         let (pixels, images) = (self.shape.in_h * self.shape.in_w, self.block());
@@ -375,14 +412,15 @@ impl Winograd {
         for (x, dy) in each.zip(dy.chunks(images * pixels * written)) {
             for block in self.blocks(x.len() / (pixels * read)) {
                 self.input_points::<P, M, T>(isa, block, read, x, parts);
-                let mut points = Gradient::<P, M, T>::new(block, written, dy, parts.output);
+                let mut points =
+                    GradientTransform::<P, M, T>::new(block, written, dy, parts.output);
                 for_channels(isa, written, &mut points);
                 let inputs = parts.input.chunks_exact(block.plane(read));
                 let outputs = parts.output.chunks_exact(block.plane(written));
                 let filters = parts.rest.chunks_exact_mut(len);
                 for ((a, b), c) in inputs.zip(outputs).zip(filters).take(T * T) {
                     let terms = block.len();
-                    Sums { a, depth: read, b, c, terms, cols: written }.run(isa);
+                    PointSums { a, depth: read, b, c, terms, cols: written }.run(isa);
                 }
             }
         }

@@ -32,9 +32,9 @@ pub(super) trait Points<const M: usize, const T: usize> {
 ///      0 −1  1  0         ½  −½   ½         0  1 −1 −1
 ///      0  1  0 −1         0   0   1
 /// ```
-pub(super) struct Two;
+pub(super) struct TwoOutputs;
 
-impl Points<2, 4> for Two {
+impl Points<2, 4> for TwoOutputs {
     #[inline(always)]
     unsafe fn input<S: Simd>([a, b, c, d]: [S; 4]) -> [S; 4] {
         // SAFETY: the caller's promise.
@@ -82,9 +82,9 @@ impl Points<2, 4> for Two {
 ///      0  2 −1 −2  1  0       1/24 −1/12  1/6         0  1 −1  8 −8  1
 ///      0  4  0 −5  0  1           0    0    1
 /// ```
-pub(super) struct Four;
+pub(super) struct FourOutputs;
 
-impl Points<4, 6> for Four {
+impl Points<4, 6> for FourOutputs {
     #[inline(always)]
     unsafe fn input<S: Simd>([a, b, c, d, e, f]: [S; 6]) -> [S; 6] {
         // SAFETY: the caller's promise.

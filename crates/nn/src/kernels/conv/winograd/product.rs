@@ -1,7 +1,6 @@
-//! Products of the points: many rows, which are neighbours in memory, and a short depth. With few
-//! channels kernels of this file compute them, for which the distance from row to row is known when
-//! they are compiled: they need no addresses of rows, of which the tile kernel loads one for every
-//! four multiply-adds.
+//! Products of the points: many rows, which are neighbours in memory, and a short depth. Kernels of
+//! this file compute products of few channels. They are compiled for the distance from row to row,
+//! so they need no addresses of rows; the tile kernel loads one for every four multiply-adds.
 
 use crate::kernels::isa::Level;
 use crate::kernels::macros::{unroll, unroll_rows};
@@ -9,18 +8,18 @@ use crate::kernels::simd::Simd;
 use crate::kernels::simd::portable::Lanes8;
 #[cfg(target_arch = "x86_64")]
 use crate::kernels::simd::{avx2::Ymm, avx512::Zmm};
-use crate::kernels::tile::{self, Job, Layout, Mode, Nest};
+use crate::kernels::tile::{self, FactorLayout, MatrixLayout, Nest, ProductJob};
 use crate::kernels::{Isa, pad16};
 
 /// `C[r][c] = Σ_k A[r][k]·B[k][c]`.
-pub(super) struct Forward<'a> {
+pub(super) struct PointProduct<'a> {
     /// `[rows][depth]`.
     pub(super) a: &'a [f32],
     pub(super) depth: usize,
     /// `[depth]` rows of the columns, padded.
     pub(super) b: &'a [f32],
-    /// How B lies.
-    pub(super) layout: Layout,
+    /// Layout of B.
+    pub(super) layout: MatrixLayout,
     /// `[rows][cols]`, overwritten.
     pub(super) c: &'a mut [f32],
     pub(super) rows: usize,
@@ -28,7 +27,7 @@ pub(super) struct Forward<'a> {
 }
 
 /// `C[k][c] += Σ_t A[t][k]·B[t][c]`.
-pub(super) struct Sums<'a> {
+pub(super) struct PointSums<'a> {
     /// `[terms][depth]`.
     pub(super) a: &'a [f32],
     /// A multiple of 8.
@@ -42,47 +41,47 @@ pub(super) struct Sums<'a> {
 }
 
 /// Addresses of a kernel, and how far apart rows are.
-struct Call {
+struct ProductCall {
     a: *const f32,
     b: *const f32,
     c: *mut f32,
     a_step: usize,
     b_step: usize,
     c_step: usize,
-    /// Terms of sums; of rows how many times as many as the kernel computes at once.
+    /// Number of terms of sums; of products, the number of rows over the rows of the kernel.
     len: usize,
 }
 
-type Kernel = unsafe fn(&Call);
+type ProductKernel = unsafe fn(&ProductCall);
 
-/// Columns, at most, for which the kernels of this file are faster: so many are one panel.
+/// Most columns for which the kernels of this file are faster: the columns of one panel.
 const FEW: usize = 32;
 
-/// Depths that kernels of [`Forward`] are compiled for.
+/// Depths that kernels of [`PointProduct`] are compiled for.
 const DEPTHS: [usize; 3] = [8, 16, 32];
 
-/// Elements of a term that the kernels of [`Sums`] take.
+/// Elements of a term that the kernels of [`PointSums`] take.
 const AT_ONCE: usize = 8;
 
-/// A kernel for so many rows.
-type OfRows = (usize, Kernel);
+/// Rows, and the kernel for them.
+type OfRows = (usize, ProductKernel);
 
-/// Kernels for so many columns.
-struct Kernels {
+/// Kernels for one number of columns.
+struct ProductKernels {
     cols: usize,
     /// By [`DEPTHS`], for many rows and for fewer.
     forward: [&'static [OfRows]; DEPTHS.len()],
-    sums: Kernel,
+    sums: ProductKernel,
 }
 
-impl Forward<'_> {
+impl PointProduct<'_> {
     /// Computes it.
     pub(super) fn run(self, isa: Isa) {
         let Self { a, depth, b, layout, c, rows, cols } = self;
         let compiled = DEPTHS.iter().position(|of| *of == depth);
         let Some(of) = compiled.filter(|_| cols <= FEW) else {
-            let job = Job {
-                mode: Mode::Broadcast,
+            let job = ProductJob {
+                mode: FactorLayout::Broadcast,
                 a,
                 rows: Nest { counts: [1, 1, rows], strides: [0, 0, depth] },
                 depth: Nest { counts: [1, 1, depth], strides: [0, 0, 1] },
@@ -108,7 +107,7 @@ impl Forward<'_> {
                     // SAFETY: the kernel is of an instruction set that the machine has; `len` times
                     // `n` rows from `row` on and its columns from `col` on are there, as checked.
                     unsafe {
-                        kernel(&Call {
+                        kernel(&ProductCall {
                             a: a.as_ptr().add(row * depth),
                             b: b.as_ptr().add(col),
                             c: c.as_mut_ptr().add(row * cols + col),
@@ -125,18 +124,18 @@ impl Forward<'_> {
     }
 }
 
-impl Sums<'_> {
+impl PointSums<'_> {
     /// Computes it.
     pub(super) fn run(self, isa: Isa) {
         let Self { a, depth, b, c, terms, cols } = self;
         if cols > FEW || !DEPTHS.contains(&depth) {
-            let job = Job {
-                mode: Mode::Broadcast,
+            let job = ProductJob {
+                mode: FactorLayout::Broadcast,
                 a,
                 rows: Nest { counts: [1, 1, depth], strides: [0, 0, 1] },
                 depth: Nest { counts: [1, 1, terms], strides: [0, 0, depth] },
                 b,
-                b_layout: Layout::Rows(cols),
+                b_layout: MatrixLayout::Rows(cols),
                 c,
                 c_step: pad16(cols),
                 cols,
@@ -156,7 +155,7 @@ impl Sums<'_> {
                 // elements from `k` on of each term and its columns from `col` on are there, as
                 // checked.
                 unsafe {
-                    (kernels.sums)(&Call {
+                    (kernels.sums)(&ProductCall {
                         a: a.as_ptr().add(k),
                         b: b.as_ptr().add(col),
                         c: c.as_mut_ptr().add(k * c_step + col),
@@ -172,7 +171,7 @@ impl Sums<'_> {
 }
 
 /// The first column of each block, and its kernels.
-fn blocks(isa: Isa, cols: usize) -> impl Iterator<Item = (usize, &'static Kernels)> {
+fn blocks(isa: Isa, cols: usize) -> impl Iterator<Item = (usize, &'static ProductKernels)> {
     let mut col = 0;
     std::iter::from_fn(move || {
         let (at, left) = (col, cols - col);
@@ -187,17 +186,17 @@ fn blocks(isa: Isa, cols: usize) -> impl Iterator<Item = (usize, &'static Kernel
 ///
 /// # Safety
 /// The machine has the instructions of `S`, the code is compiled for them, and the call's pointers
-/// cover what it addresses.
+/// cover all elements that it addresses.
 #[inline(always)]
 unsafe fn forward<S: Simd, const V: usize, const U: usize, const D: usize, const R: usize>(
-    of: &Call,
+    of: &ProductCall,
 ) {
     // SAFETY: the caller's promise covers every address below.
     unsafe {
         let (mut a, mut c) = (of.a, of.c);
         for _ in 0..of.len {
             let mut sums = [[S::splat(0.0); V]; R];
-            // Factors in so many registers would leave none for the sums.
+            // Keeping all factors in registers would leave none for the sums.
             let (mut at, mut b) = (a, of.b.add(S::opaque(0)));
             for _ in 0..D / U {
                 unroll!(U, k, {
@@ -243,7 +242,7 @@ unsafe fn add_depth<S: Simd, const V: usize, const D: usize, const R: usize>(
 /// # Safety
 /// As [`forward`].
 #[inline(always)]
-unsafe fn sums<S: Simd, const V: usize>(of: &Call) {
+unsafe fn sums<S: Simd, const V: usize>(of: &ProductCall) {
     // SAFETY: the caller's promise covers every address below.
     unsafe {
         let (mut a, mut b) = (of.a, of.b);
@@ -270,8 +269,8 @@ unsafe fn sums<S: Simd, const V: usize>(of: &Call) {
     }
 }
 
-/// The kernels for at most so many columns, a multiple of 8.
-fn kernels(level: Level, cols: usize) -> &'static Kernels {
+/// The widest kernels that `cols` columns fill.
+fn kernels(level: Level, cols: usize) -> &'static ProductKernels {
     match (level, cols) {
         #[cfg(target_arch = "x86_64")]
         (Level::Avx512, 32..) => &x86::ZMM_TWO,
@@ -288,7 +287,7 @@ fn kernels(level: Level, cols: usize) -> &'static Kernels {
 /// The kernels of an instruction set: functions compiled for it, vectors, their number, and rows.
 macro_rules! kernels {
     ($forward:ident, $sums:ident, $S:ty, $v:literal, $u:literal, $rows:tt) => {
-        Kernels {
+        ProductKernels {
             cols: $v * <$S as Simd>::LANES,
             forward: [
                 kernels!(@ $forward, $S, $v, $u, 8, $rows),
@@ -303,11 +302,11 @@ macro_rules! kernels {
     };
 }
 
-static PORTABLE: Kernels = kernels!(forward, sums, Lanes8, 1, 1, [4 1]);
+static PORTABLE: ProductKernels = kernels!(forward, sums, Lanes8, 1, 1, [4 1]);
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{Call, Kernels, Simd, Ymm, Zmm, forward, sums};
+    use super::{ProductCall, ProductKernels, Simd, Ymm, Zmm, forward, sums};
 
     /// # Safety
     /// As [`forward`].
@@ -319,7 +318,7 @@ mod x86 {
         const D: usize,
         const R: usize,
     >(
-        of: &Call,
+        of: &ProductCall,
     ) {
         // SAFETY: the caller's promise.
         unsafe { forward::<S, V, U, D, R>(of) }
@@ -328,7 +327,7 @@ mod x86 {
     /// # Safety
     /// As [`sums`].
     #[target_feature(enable = "avx2,fma")]
-    unsafe fn sums_avx2<S: Simd, const V: usize>(of: &Call) {
+    unsafe fn sums_avx2<S: Simd, const V: usize>(of: &ProductCall) {
         // SAFETY: the caller's promise.
         unsafe { sums::<S, V>(of) }
     }
@@ -343,7 +342,7 @@ mod x86 {
         const D: usize,
         const R: usize,
     >(
-        of: &Call,
+        of: &ProductCall,
     ) {
         // SAFETY: the caller's promise.
         unsafe { forward::<S, V, U, D, R>(of) }
@@ -352,16 +351,18 @@ mod x86 {
     /// # Safety
     /// As [`sums`].
     #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
-    unsafe fn sums_avx512<S: Simd, const V: usize>(of: &Call) {
+    unsafe fn sums_avx512<S: Simd, const V: usize>(of: &ProductCall) {
         // SAFETY: the caller's promise.
         unsafe { sums::<S, V>(of) }
     }
 
-    pub(super) static YMM: Kernels = kernels!(forward_avx2, sums_avx2, Ymm, 1, 1, [12 8 4 2 1]);
+    pub(super) static YMM: ProductKernels =
+        kernels!(forward_avx2, sums_avx2, Ymm, 1, 1, [12 8 4 2 1]);
     /// 8 columns, with the registers of AVX-512.
-    pub(super) static EVEX: Kernels =
+    pub(super) static EVEX: ProductKernels =
         kernels!(forward_avx512, sums_avx512, Ymm, 1, 8, [16 8 4 2 1]);
-    pub(super) static ZMM: Kernels = kernels!(forward_avx512, sums_avx512, Zmm, 1, 8, [16 8 4 2 1]);
-    pub(super) static ZMM_TWO: Kernels =
+    pub(super) static ZMM: ProductKernels =
+        kernels!(forward_avx512, sums_avx512, Zmm, 1, 8, [16 8 4 2 1]);
+    pub(super) static ZMM_TWO: ProductKernels =
         kernels!(forward_avx512, sums_avx512, Zmm, 2, 8, [12 8 4 2 1]);
 }

@@ -4,16 +4,16 @@
 use std::marker::PhantomData;
 
 use super::TAPS;
-use super::block::{Block, Grid, Tile};
+use super::block::{TileBlock, TileGrid, TilePosition};
 use super::points::Points;
-use crate::kernels::lanes::{ChannelKernel, Channels};
+use crate::kernels::lanes::{ChannelKernel, ChannelRange};
 use crate::kernels::macros::unroll;
 use crate::kernels::simd::Simd;
 use crate::kernels::{GradOut, PAD};
 
-/// A tile and the one behind it; of an odd number the last one twice.
+/// A tile and the next one; the last tile of an odd number twice.
 #[inline(always)]
-fn couple(block: &Block, tile: usize, first: Tile) -> [Tile; 2] {
+fn couple(block: &TileBlock, tile: usize, first: TilePosition) -> [TilePosition; 2] {
     [first, if tile + 1 < block.len() { block.after(first) } else { first }]
 }
 
@@ -41,17 +41,36 @@ macro_rules! two_dimensions {
     }};
 }
 
+/// [`two_dimensions!`] whose result are points: row `row`, column `column` is stored
+/// `(row · T + column) · plane` floats after `$to`.
+macro_rules! to_points {
+    ($S:ty, $transform:path, [$from:ident, $to_side:ident], $to:expr, $plane:expr,
+     |$y:ident, $x:ident| $read:expr) => {
+        two_dimensions!($S, $transform, [$from, $to_side], |$y, $x| $read, |row, values| {
+            let to = $to.add(row * $to_side * $plane);
+            unroll!($to_side, column, {
+                values[column].store(to.add(column * $plane));
+            });
+        })
+    };
+}
+
 /// Points of images, from their copy with a halo.
-pub(super) struct Input<'a, P, const M: usize, const T: usize> {
-    block: Block,
+pub(super) struct InputTransform<'a, P, const M: usize, const T: usize> {
+    block: TileBlock,
     c: usize,
     padded: &'a [f32],
     points: &'a mut [f32],
     of: PhantomData<P>,
 }
 
-impl<'a, P, const M: usize, const T: usize> Input<'a, P, M, T> {
-    pub(super) fn new(block: Block, c: usize, padded: &'a [f32], points: &'a mut [f32]) -> Self {
+impl<'a, P, const M: usize, const T: usize> InputTransform<'a, P, M, T> {
+    pub(super) fn new(
+        block: TileBlock,
+        c: usize,
+        padded: &'a [f32],
+        points: &'a mut [f32],
+    ) -> Self {
         block.check(M);
         assert!(block.padded_len(c) <= padded.len(), "winograd: copy");
         assert!(T * T * block.plane(c) <= points.len(), "winograd: points");
@@ -59,20 +78,22 @@ impl<'a, P, const M: usize, const T: usize> Input<'a, P, M, T> {
     }
 }
 
-impl<P: Points<M, T>, const M: usize, const T: usize> ChannelKernel for Input<'_, P, M, T> {
+impl<P: Points<M, T>, const M: usize, const T: usize> ChannelKernel
+    for InputTransform<'_, P, M, T>
+{
     fn pixels(&self) -> usize {
         2
     }
 
     #[inline(always)]
-    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: Channels) {
+    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: ChannelRange) {
         const { assert!(T == M + 2) };
         assert!(WHOLE && at.first + at.count <= self.c, "winograd: whole vectors");
         let Self { block, c, .. } = *self;
         let ([image, row], plane) = (block.strides(c), block.plane(c));
         let from = self.padded[at.first..].as_ptr();
         let to = self.points[at.first..].as_mut_ptr();
-        let mut next = Tile::default();
+        let mut next = TilePosition::default();
         for tile in (0..block.len()).step_by(S::PIXELS) {
             let tiles = couple(&block, tile, next);
             next = block.after(tiles[S::PIXELS - 1]);
@@ -83,35 +104,27 @@ impl<P: Points<M, T>, const M: usize, const T: usize> ChannelKernel for Input<'_
                 let at = tiles
                     .map(|of| from.add(of.image * image + of.row * M * row + of.column * M * c));
                 let to = to.add(tile * c);
-                two_dimensions!(
-                    S,
-                    P::input,
-                    [T, T],
-                    |y, x| S::load_apart(at, y * row + x * c),
-                    |y, values| {
-                        let to = to.add(y * T * plane);
-                        unroll!(T, x, {
-                            values[x].store(to.add(x * plane));
-                        });
-                    }
-                );
+                to_points!(S, P::input, [T, T], to, plane, |y, x| S::load_apart(
+                    at,
+                    y * row + x * c
+                ));
             }
         }
     }
 }
 
-/// Points of gradients of the outputs; those beyond the image are zero.
-pub(super) struct Gradient<'a, P, const M: usize, const T: usize> {
-    block: Block,
+/// Points of gradients of the outputs; gradients beyond the image are zero.
+pub(super) struct GradientTransform<'a, P, const M: usize, const T: usize> {
+    block: TileBlock,
     c: usize,
     dy: &'a [f32],
     points: &'a mut [f32],
     of: PhantomData<P>,
 }
 
-impl<'a, P, const M: usize, const T: usize> Gradient<'a, P, M, T> {
+impl<'a, P, const M: usize, const T: usize> GradientTransform<'a, P, M, T> {
     /// `dy`: whole images of the block.
-    pub(super) fn new(block: Block, c: usize, dy: &'a [f32], points: &'a mut [f32]) -> Self {
+    pub(super) fn new(block: TileBlock, c: usize, dy: &'a [f32], points: &'a mut [f32]) -> Self {
         block.check(M);
         assert!(block.images * block.grid.h * block.grid.w * c <= dy.len(), "winograd: gradient");
         assert!(T * T * block.plane(c) <= points.len(), "winograd: points");
@@ -119,27 +132,29 @@ impl<'a, P, const M: usize, const T: usize> Gradient<'a, P, M, T> {
     }
 }
 
-impl<P: Points<M, T>, const M: usize, const T: usize> ChannelKernel for Gradient<'_, P, M, T> {
+impl<P: Points<M, T>, const M: usize, const T: usize> ChannelKernel
+    for GradientTransform<'_, P, M, T>
+{
     fn pixels(&self) -> usize {
         2
     }
 
     #[inline(always)]
-    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: Channels) {
+    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: ChannelRange) {
         assert!(WHOLE && at.first + at.count <= self.c, "winograd: whole vectors");
         let Self { block, c, .. } = *self;
-        let (Grid { h, w, .. }, plane) = (block.grid, block.plane(c));
+        let (TileGrid { h, w, .. }, plane) = (block.grid, block.plane(c));
         let from = self.dy[at.first..].as_ptr();
         let to = self.points[at.first..].as_mut_ptr();
-        let mut next = Tile::default();
+        let mut next = TilePosition::default();
         let mut edge = [[0f32; PAD]; PAD];
         for tile in (0..block.len()).step_by(S::PIXELS) {
             let tiles = couple(&block, tile, next);
             next = block.after(tiles[S::PIXELS - 1]);
             let whole = tiles.iter().all(|of| block.inside(*of) == [M; 2]);
             // SAFETY: `new` has checked that the images are there and that the points of each tile
-            // are; what is read of a tile that is not whole is in `edge`. The vector's channels are
-            // among `c`. The rest is the caller's promise.
+            // are; a tile that is not whole is read from `edge`. The vector's channels are among
+            // `c`. The rest is the caller's promise.
             unsafe {
                 let start = tiles.map(|of| {
                     let y = (block.first + of.row) * M;
@@ -159,29 +174,19 @@ impl<P: Points<M, T>, const M: usize, const T: usize> ChannelKernel for Gradient
                     }
                 }
                 let edge = edge.as_flattened().as_ptr();
-                two_dimensions!(
-                    S,
-                    P::gradient,
-                    [M, T],
-                    |y, x| match whole {
-                        true => S::load_apart(start, (y * w + x) * c),
-                        false => S::load(edge.add((y * M + x) * PAD)),
-                    },
-                    |y, values| {
-                        let to = to.add(y * T * plane);
-                        unroll!(T, x, {
-                            values[x].store(to.add(x * plane));
-                        });
-                    }
-                );
+                to_points!(S, P::gradient, [M, T], to, plane, |y, x| if whole {
+                    S::load_apart(start, (y * w + x) * c)
+                } else {
+                    S::load(edge.add((y * M + x) * PAD))
+                });
             }
         }
     }
 }
 
-/// Outputs from their points; those beyond the image are left out.
-pub(super) struct Output<'a, P, const M: usize, const T: usize> {
-    block: Block,
+/// Outputs from their points; outputs beyond the image are left out.
+pub(super) struct OutputTransform<'a, P, const M: usize, const T: usize> {
+    block: TileBlock,
     c: usize,
     points: &'a [f32],
     /// One value per channel, or none.
@@ -190,44 +195,43 @@ pub(super) struct Output<'a, P, const M: usize, const T: usize> {
     of: PhantomData<P>,
 }
 
-impl<'a, P, const M: usize, const T: usize> Output<'a, P, M, T> {
+impl<'a, P, const M: usize, const T: usize> OutputTransform<'a, P, M, T> {
     /// `to`: whole images of the block.
     pub(super) fn new(
-        block: Block,
+        block: TileBlock,
         c: usize,
         points: &'a [f32],
         bias: &'a [f32],
         to: GradOut<'a>,
     ) -> Self {
         block.check(M);
-        let Grid { h, w, .. } = block.grid;
+        let TileGrid { h, w, .. } = block.grid;
         assert!(block.images * h * w * c <= to.values.len(), "winograd: output");
         assert!(T * T * block.plane(c) <= points.len(), "winograd: points");
         Self { block, c, points, bias, to, of: PhantomData }
     }
 }
 
-impl<P: Points<M, T>, const M: usize, const T: usize> ChannelKernel for Output<'_, P, M, T> {
+impl<P: Points<M, T>, const M: usize, const T: usize> ChannelKernel
+    for OutputTransform<'_, P, M, T>
+{
     fn pixels(&self) -> usize {
         2
     }
 
     #[inline(always)]
-    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: Channels) {
+    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: ChannelRange) {
         assert!(WHOLE && at.first + at.count <= self.c, "winograd: whole vectors");
         let Self { block, c, .. } = *self;
-        let (Grid { h, w, .. }, plane) = (block.grid, block.plane(c));
+        let (TileGrid { h, w, .. }, plane) = (block.grid, block.plane(c));
         let from = self.points[at.first..].as_ptr();
         let to = self.to.values[at.first..].as_mut_ptr();
         let accumulate = self.to.accumulate;
-        let mut next = Tile::default();
+        let mut next = TilePosition::default();
         let mut edge = [[0f32; PAD]; PAD];
-        // SAFETY: the caller's promise; the slice is as long as what is read.
+        // SAFETY: the caller's promise; the slice has all elements that are read.
         let bias = unsafe {
-            match self.bias.is_empty() {
-                true => S::splat(0.0),
-                false => at.coefficients::<S, true>(self.bias),
-            }
+            if self.bias.is_empty() { S::splat(0.0) } else { at.coefficients::<S, true>(self.bias) }
         };
         for tile in (0..block.len()).step_by(S::PIXELS) {
             let tiles = couple(&block, tile, next);
@@ -236,8 +240,8 @@ impl<P: Points<M, T>, const M: usize, const T: usize> ChannelKernel for Output<'
             let whole = apart && tiles.iter().all(|of| block.inside(*of) == [M; 2]);
             // SAFETY: `new` has checked that the points of each tile are there, two of the last one
             // if a vector has two tiles, and the images; outputs of tiles that are not whole go to
-            // `edge`, and from there those inside the image. The vector's channels are among `c`.
-            // The rest is the caller's promise.
+            // `edge`, and from there the outputs inside the image. The vector's channels are among
+            // `c`. The rest is the caller's promise.
             unsafe {
                 let start = tiles.map(|of| {
                     let y = (block.first + of.row) * M;
@@ -254,16 +258,16 @@ impl<P: Points<M, T>, const M: usize, const T: usize> ChannelKernel for Output<'
                     |y, values| {
                         unroll!(M, x, {
                             let value = values[x].add(bias);
-                            match whole {
-                                true => {
-                                    let pixel = (y * w + x) * c;
-                                    let value = match accumulate {
-                                        true => S::load_apart(before, pixel).add(value),
-                                        false => value,
-                                    };
-                                    value.store_apart(start, pixel);
-                                }
-                                false => value.store(out.add((y * M + x) * PAD)),
+                            if whole {
+                                let pixel = (y * w + x) * c;
+                                let value = if accumulate {
+                                    S::load_apart(before, pixel).add(value)
+                                } else {
+                                    value
+                                };
+                                value.store_apart(start, pixel);
+                            } else {
+                                value.store(out.add((y * M + x) * PAD))
                             }
                         });
                     }
@@ -287,22 +291,24 @@ impl<P: Points<M, T>, const M: usize, const T: usize> ChannelKernel for Output<'
     }
 }
 
-/// Points of filters: what is one channel elsewhere is here one element of the packed weights.
-pub(super) struct Filter<'a, P, const M: usize, const T: usize> {
+/// Points of filters: an element of the packed weights takes the place of a channel.
+pub(super) struct FilterTransform<'a, P, const M: usize, const T: usize> {
     taps: &'a [f32],
     points: &'a mut [f32],
     of: PhantomData<P>,
 }
 
-impl<'a, P, const M: usize, const T: usize> Filter<'a, P, M, T> {
+impl<'a, P, const M: usize, const T: usize> FilterTransform<'a, P, M, T> {
     pub(super) fn new(taps: &'a [f32], points: &'a mut [f32]) -> Self {
         Self { taps, points, of: PhantomData }
     }
 }
 
-impl<P: Points<M, T>, const M: usize, const T: usize> ChannelKernel for Filter<'_, P, M, T> {
+impl<P: Points<M, T>, const M: usize, const T: usize> ChannelKernel
+    for FilterTransform<'_, P, M, T>
+{
     #[inline(always)]
-    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: Channels) {
+    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: ChannelRange) {
         let len = self.taps.len() / TAPS;
         // SAFETY: the caller's promise; loads and stores check their bounds.
         unsafe {
@@ -327,7 +333,7 @@ impl<P: Points<M, T>, const M: usize, const T: usize> ChannelKernel for Filter<'
     }
 }
 
-/// Gradients of filters, added to `dw`, from those of their points.
+/// Gradients of filters, added to `dw`, from the gradients of their points.
 pub(super) struct FilterGradient<'a, P, const M: usize, const T: usize> {
     points: &'a [f32],
     dw: &'a mut [f32],
@@ -344,7 +350,7 @@ impl<P: Points<M, T>, const M: usize, const T: usize> ChannelKernel
     for FilterGradient<'_, P, M, T>
 {
     #[inline(always)]
-    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: Channels) {
+    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: ChannelRange) {
         let len = self.dw.len() / TAPS;
         // SAFETY: the caller's promise; loads and stores check their bounds.
         unsafe {

@@ -6,17 +6,17 @@
 // In f32 it computes them from EACH + EACH numbers for each k: a sum's terms are added one after
 // the other, with fused multiplications as on the processor. Otherwise a warp computes them with
 // tensor cores, from factors that are rounded where they lie in shared memory. Either way a sum's
-// bits do not depend on the tile. While a step is computed the parts of the next STAGES − 1
-// are on their way.
+// bits do not depend on the tile. While a step is computed the copies of the next STAGES − 1 steps
+// are in flight.
 #include "conv.cuh"
 #include "product.cuh"
 #include "tile.cuh"
 
 constexpr u32 STAGES = 3;
 
-// What a thread copies of a factor whose products are side by side in memory: product `k` of the
-// step and rows `row`, row + THREADS / DEPTH, …. A warp copies 8 products (whole sectors) of 4
-// rows, which are 32 banks since products are an odd number of times 4 banks apart.
+// The elements that a thread copies of a factor whose products are side by side in memory: product
+// `k` of the step and rows `row`, row + THREADS / DEPTH, …. A warp copies 8 products (whole
+// sectors) of 4 rows, which are 32 banks since products are an odd number of times 4 banks apart.
 template <u32 THREADS>
 struct Lane {
     static constexpr u32 STEP = THREADS / DEPTH;
@@ -89,8 +89,8 @@ struct Phase {
         return (row / h * s.in_h + row % h * s.sh + y) * s.in_w + n % w * s.sw + x;
     }
 
-    // The output pixels whose windows hold the n-th pixel: their last one, for the first tap. Those
-    // of the next taps are one before each.
+    // The output pixels whose windows hold the n-th pixel: their last one, for the first tap. The
+    // windows of the next taps lie one pixel before.
     __device__ Corner corner(const Conv& s, u32 n) const {
         if (n >= pixels(s)) return {0, OUTSIDE, OUTSIDE};
         u32 row = n / w;
@@ -126,17 +126,17 @@ __device__ __forceinline__ i64 input_at(const Conv& s, const Corner& of, const E
     return of.image + (i64)(y * s.in_w + x) * s.in_c + channel + k.c;
 }
 
-// Where the output gradient lies that a tap brings back to an input pixel; −1 if there is none.
+// Place of the output gradient that a tap carries back to an input pixel; −1 if there is none.
 __device__ __forceinline__ i64 gradient_at(const Conv& s, const Corner& of, const Element& k,
                                            u32 channel) {
-    // What lies above the image, or left of it, wraps around to large numbers.
+    // Coordinates above the image, or left of it, wrap around to large numbers.
     u32 y = of.y - (int)k.ky, x = of.x - (int)k.kx;
     if (y >= s.out_h || x >= s.out_w) return -1;
     return of.image + (i64)(y * s.out_w + x) * s.out_c + channel + k.c;
 }
 
-// Where a block's tile lies: columns of tiles first, so that blocks that run at a time read the
-// same rows.
+// Place of a block's tile: columns of tiles first, so that blocks that run at a time read the same
+// rows.
 template <u32 ROWS, u32 COLS>
 struct Place {
     u32 job, row, col, part;
@@ -326,14 +326,15 @@ extern "C" __global__ void __launch_bounds__(64)
     data_tile<32, 32, 4>(s, dy, w, dx);
 }
 
-// Steps whose pixels are known. A step's are found STAGES steps before; the first STAGES − 1 steps
-// are loaded without a barrier between them, so none of theirs may be in its place.
+// Steps whose pixels are known. The pixels of a step are found STAGES steps ahead. The first STAGES
+// − 1 steps are loaded without a barrier between them, so the pixels of a step may not overwrite
+// theirs.
 constexpr u32 RING = STAGES + 2;
 
-// Gradients of the parameters over a part of the output pixels: [part][job][k][job_out], behind
-// them [out_c] of the bias. Rows of the product are elements of the window, depth the pixels. A
-// warp copies rows and columns that lie side by side, to banks in a row. The gradient of the bias is
-// a sum of what the columns are before they are rounded.
+// Gradients of the parameters over a part of the output pixels: [part][job][k][job_out], then
+// [out_c] of the bias. Rows of the product are elements of the window, depth the pixels. A warp
+// copies rows and columns that lie side by side, to banks in a row. The gradient of the bias is a
+// sum of the unrounded columns.
 template <u32 ROWS, u32 COLS, u32 EACH>
 __device__ __forceinline__ void weight_tile(const Conv& s, Span<const float> x,
                                             Span<const float> dy, Span<float> sums) {

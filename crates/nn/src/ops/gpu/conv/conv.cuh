@@ -1,4 +1,4 @@
-// What the kernels of convolutions share.
+// Code that the kernels of convolutions share.
 #pragma once
 #include "nn.cuh"
 
@@ -36,9 +36,9 @@ __device__ __forceinline__ void part_range(const Conv& s, u32 part, u32& first, 
     end = first + s.part_pixels < pixels ? first + s.part_pixels : pixels;
 }
 
-// Copies into shared memory that come while the thread goes on. Those since the last `commit` are a
-// group; `arrived<N>` waits until all of the thread's groups but the last N have come. A barrier
-// behind it shows them to the block.
+// Copies into shared memory that arrive while the thread goes on. The copies since the last
+// `commit` are a group; `arrived<N>` waits until all of the thread's groups but the last N have
+// come. A barrier after it shows them to the block.
 __device__ __forceinline__ void copy(float* to, const float* from) {
 #ifdef MERISTEM_STANDIN
     __pipeline_memcpy_async(to, from, 4);

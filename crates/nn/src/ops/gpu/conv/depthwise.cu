@@ -16,7 +16,7 @@ extern "C" __global__ void __launch_bounds__(256)
     float sum = 0.0f;
     for (u32 ky = 0; ky < s.kh; ++ky) {
         for (u32 kx = 0; kx < s.kw; ++kx) {
-            // What lies left of or above the image wraps around to large numbers.
+            // Coordinates left of or above the image wrap around to large numbers.
             u32 ys = y0 + ky, xs = x0 + kx;
             bool inside = ys < s.in_h && xs < s.in_w;
             float v = inside ? x[image + (i64)(ys * s.in_w + xs) * s.in_c] : 0.0f;

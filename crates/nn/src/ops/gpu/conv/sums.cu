@@ -1,5 +1,6 @@
-// Sums over the output pixels of a convolution: batch statistics, and what finishes the gradients
-// of parameters. Blocks sum parts of the pixels, which follow from shapes; another call adds them.
+// Sums over the output pixels of a convolution: batch statistics, and the last step of the
+// gradients of parameters. Blocks sum parts of the pixels, which follow from shapes; another call
+// adds them.
 #include "norm.cuh"
 
 struct Statistics {

@@ -14,8 +14,9 @@ constexpr u32 DEPTH = 16;
 // With tensor cores a warp has 8 × 4 pieces side by side. Rows and columns of fragments (mma.cuh)
 // are dealt out so that each lane has a piece of two by two fragments: it reads four rows of a k at
 // once, and two columns. Lanes read every second k, which are 8 banks apart, and from each 8 banks
-// of columns, or, a quarter of the warp at a time, of rows: no bank comes twice. Factors are rounded
-// once, by the thread that copied them; those of columns when they are read if COLUMNS_EXACT.
+// of columns, or, a quarter of the warp at a time, of rows: no bank comes twice. Factors are
+// rounded once, by the thread that copied them; if COLUMNS_EXACT, factors of columns are rounded
+// when they are read.
 template <u32 ROWS, u32 COLS, u32 EACH, class Product, bool COLUMNS_EXACT = false>
 struct Tile {
     static constexpr u32 THREADS = ROWS * COLS / (EACH * EACH);
@@ -113,7 +114,7 @@ struct Tile {
         }
     }
 
-    // The k of a factor in a lane's words; `word` is that of the lane, or the one 4 further.
+    // The k of a factor in a lane's words; `word` 0 is the lane's first word, 1 the word 4 further.
     static __device__ __forceinline__ u32 step(u32 k, u32 word, u32 which) {
         return k + threadIdx.x % 4 * 2 + (Product::EACH == 1 ? word : 8 * word + which);
     }

@@ -1,11 +1,10 @@
-// 3 × 3 convolutions with stride 1 and one group: what small images with few channels are made of.
+// 3 × 3 convolutions with stride 1 and one group, for small images with few channels.
 //
 // A block computes a tile of pixels, of several images if they are small, for up to 64 channels. It
 // goes through the channels that it reads a chunk at a time: the tile with a halo of one pixel lies
 // in shared memory as planes [channel][image][row][column], the weights as [channel][tap][column].
-// While a chunk is computed the next one is on its way to a second buffer. For tensor cores a chunk
-// that has come is rounded first, to the place where they read it: so there is one buffer that
-// chunks come to, and one of words that are multiplied.
+// While a chunk is computed the next one is copied to a second buffer. For tensor cores a chunk is
+// rounded first: so one buffer receives chunks, and another holds the words that are multiplied.
 //
 // A warp's copies of an image are 8 channels of 4 pixels, or 4 of 8, which are whole sectors of a
 // row; planes are 4 banks apart, or 8, so that the copies go to all 32 banks.
@@ -17,8 +16,8 @@ using Single = Product::Single;
 
 struct Window {
     u32 batch;
-    u32 in_h, in_w, in_c;     // of the images that are read: x, or dy for the data gradient
-    u32 out_h, out_w, out_c;  // of those that are written
+    u32 in_h, in_w, in_c;     // images that are read: x, or dy for the data gradient
+    u32 out_h, out_w, out_c;  // images that are written
     u32 ph, pw;               // zero rows above, zero columns to the left
     u32 step;                 // from row to row of the packed weights
     u32 accumulate;
@@ -29,7 +28,7 @@ struct Window {
     u32 chunk;                   // channels that are read at a time
     u32 buffer;                  // floats of shared memory of a chunk
     u32 pitch, plane;            // of the tile in shared memory: of a row, of a channel
-    u32 stage;                   // forward: plane of a result in shared memory; else row of dy
+    u32 staging;                   // forward: plane of a result in shared memory; else row of dy
     u32 weights;                 // first float of the weights, or of dy, in a buffer
     u32 filter;                  // from channel to channel of the weights
     u32 words;                   // first word that tensor cores read
@@ -71,7 +70,7 @@ __device__ __forceinline__ void load_planes(const Window& s, Span<const float> x
     u32 lanes = which.n > 4 ? 8 : 4, lane = threadIdx.x % 32, c = lane % lanes;
     if (c >= which.n) return;
     for (u32 r = threadIdx.x / 32; r < s.images * s.halo.by; r += blockDim.x / 32) {
-        // What lies above the image, or left of it, wraps around to large numbers.
+        // Coordinates above the image, or left of it, wrap around to large numbers.
         u32 row, image = at.image + s.halo.divide(r, row), y = at.y + row - s.ph;
         bool inside = image < s.batch && y < s.in_h;
         i64 from = (i64)((image * s.in_h + y) * s.in_w) * s.in_c + which.first + c;
@@ -85,8 +84,8 @@ __device__ __forceinline__ void load_planes(const Window& s, Span<const float> x
     }
 }
 
-// Weights of channels [c0, c0 + n) that are read and of those that are written from `col` on. The
-// threads of a warp copy what lies in a row here and in shared memory, 16 bytes each.
+// Weights of input channels [c0, c0 + n) and of output channels from `col` on. The threads of a
+// warp copy elements that lie in a row here and in shared memory, 16 bytes each.
 __device__ __forceinline__ void load_weights(const Window& s, Span<const float> w, float* weights,
                                              u32 col, u32 c0, u32 n) {
     for (u32 i = 4 * threadIdx.x; i < 9 * n * s.columns.by; i += 4 * blockDim.x) {
@@ -115,7 +114,7 @@ __device__ __forceinline__ void load_transposed(const Window& s, Span<const floa
 // Writes a tile's results, which lie in planes [channel][image][row][column], and the sums and the
 // sums of squares of its channels: [tile][2][out_c].
 template <bool STATISTICS>
-__device__ __forceinline__ void write_tile(const Window& s, const float* stage, const Origin& at,
+__device__ __forceinline__ void write_tile(const Window& s, const float* staging, const Origin& at,
                                            u32 col0, Span<const float> bias, Span<float> y,
                                            Span<double> sums) {
     __shared__ double partial[2][4][STATISTICS ? 64 : 1];
@@ -130,7 +129,7 @@ __device__ __forceinline__ void write_tile(const Window& s, const float* stage, 
             row += at.y;
             if (!is || image >= s.batch || row >= s.out_h) continue;
             i64 to = (i64)((image * s.out_h + row) * s.out_w + at.x) * s.out_c + col;
-            const float* from = stage + mine * s.stage + r * s.tile_w;
+            const float* from = staging + mine * s.staging + r * s.tile_w;
             for (u32 k = lane / 8; k < s.tile_w && at.x + k < s.out_w; k += 4) {
                 float v = from[k] + b;
                 put(y[to + (i64)k * s.out_c], v, s.accumulate);
@@ -172,8 +171,8 @@ __device__ __forceinline__ void pack4(float* to, const float (&v)[P::EACH][4]) {
                     __uint_as_float(words[2]), __uint_as_float(words[3]));
 }
 
-// Four elements of the channels of a word from `c` on, in rows `apart` apart: zeros of channels that
-// are missing.
+// Four elements of the channels of a word from `c` on, in rows `apart` apart: zeros of channels
+// that are missing.
 template <class P>
 __device__ __forceinline__ void load_channels(const float* from, u32 apart, u32 c, u32 n,
                                               float (&v)[P::EACH][4]) {
@@ -214,8 +213,8 @@ __device__ __forceinline__ void pack_weights(const Window& s, const float* weigh
 }
 
 // Goes through the chunks, or tiles, of a block: `load(i, to)` copies one to shared memory,
-// `take(i, from)` adds what is not for tensor cores, and rounds for them, and `add(i, from)` adds
-// its products, while the next one comes.
+// `take(i, from)` adds the sums that tensor cores do not compute, and rounds the factors for them;
+// `add(i, from)` adds the products while the next chunk arrives.
 template <class Load, class Take, class Add>
 __device__ __forceinline__ void pipeline(const Window& s, float* shared, u32 count, Load load,
                                          Take take, Add add) {
@@ -273,7 +272,7 @@ __device__ __forceinline__ void add_products(const Window& s, Span<const float> 
         u32 weights = Product::MATRIX ? s.word_weights : s.weights;
         sums.add(from, from + weights, channels(i).n);
     });
-    sums.put(shared, s.stage);
+    sums.put(shared, s.staging);
     __syncthreads();
 }
 
@@ -312,8 +311,8 @@ extern "C" __global__ void __launch_bounds__(128, 4)
 }
 
 // Copies the output gradient of a tile's pixels, channels from `col0` on, to rows of shared memory:
-// [image and row][column][channel]. What lies outside is zero. A warp copies 16 bytes for each
-// thread, of channels and pixels that lie side by side.
+// [image and row][column][channel]. Elements outside the image are zero. A warp copies 16 bytes for
+// each thread, of channels and pixels that lie side by side.
 __device__ __forceinline__ void load_gradient(const Window& s, Span<const float> dy, float* to,
                                               const Origin& at, u32 col0) {
     u32 quads = 2 * s.column_groups, lane = threadIdx.x % 32;
@@ -327,7 +326,7 @@ __device__ __forceinline__ void load_gradient(const Window& s, Span<const float>
             bool is = inside && at.x + k < s.out_w;
             for (u32 j = lane % lanes * 4; j < 4 * quads; j += 4 * lanes) {
                 u32 left = is && col0 + j < s.out_c ? s.out_c - col0 - j : 0;
-                float* here = to + r * s.stage + k * s.columns.by + j;
+                float* here = to + r * s.staging + k * s.columns.by + j;
                 fetch4(here, dy, from + (i64)k * s.out_c + j, left);
             }
         }
@@ -341,7 +340,7 @@ __device__ __forceinline__ void add_bias(const Window& s, const float* gradient,
     for (u32 g = 0; g < s.column_groups; ++g) {
         float here = 0.0f;
         for (u32 r = t / 8; r < s.images * s.tile_h; r += blockDim.x / 8) {
-            const float* row = gradient + r * s.stage + 8 * g + t % 8;
+            const float* row = gradient + r * s.staging + 8 * g + t % 8;
             for (u32 k = 0; k < s.tile_w; ++k) here += row[k * s.columns.by];
         }
         slots[g * blockDim.x + t] += (double)here;
@@ -356,13 +355,13 @@ __device__ __forceinline__ void pack_gradient(const Window& s, const float* grad
     for (u32 i = 4 * threadIdx.x; i < all; i += 4 * blockDim.x) {
         u32 j, pixel = s.columns.divide(i, j), k, r = s.wide.divide(pixel, k);
         float v[1][4];
-        load4(gradient + r * s.stage + k * s.columns.by + j, v[0]);
+        load4(gradient + r * s.staging + k * s.columns.by + j, v[0]);
         pack4<P>(words + pixel * s.word_row + j, v);
     }
 }
 
-// A block of the weight gradient: a part of the tiles, of channels that are read and of those that
-// are written, from `col` on.
+// A block of the weight gradient: a part of the tiles, of the input channels, and of the output
+// channels from `col` on.
 struct Block {
     Channels which;
     u32 col, part;
@@ -375,7 +374,7 @@ struct Block {
     }
 };
 
-// Adds up the threads' sums, which lie in shared memory, and those of the bias.
+// Adds up the threads' sums in shared memory, and the sums of the bias.
 template <class Sums>
 __device__ __forceinline__ void write_sums(const Window& s, const Sums& own, const float* shared,
                                            const double* slots, const Block& block,
@@ -429,7 +428,7 @@ __device__ __forceinline__ void add_tiles(const Window& s, Span<const float> x,
 }
 
 // Gradients of the parameters over a part's tiles, of a chunk of input channels and up to 64 output
-// channels: [part][tap][in_c][out_c], behind them [out_c] of the bias, zeros if `db` is absent.
+// channels: [part][tap][in_c][out_c], then [out_c] of the bias, zeros if `db` is absent.
 extern "C" __global__ void __launch_bounds__(128, 4)
     weight_3x3(Span<const float> x, Span<const float> dy, Span<float> sums, Span<float> db,
                Window s) {
@@ -440,7 +439,7 @@ extern "C" __global__ void __launch_bounds__(128, 4)
     for (u32 i = 0; i < s.column_groups; ++i) slots[i * blockDim.x + threadIdx.x] = 0.0;
     Block block(s);
     bool biased = block.which.first == 0 && db.len > 0;
-    Area area = s.area<Single>(s.stage);
+    Area area = s.area<Single>(s.staging);
     with_gradient_sums<Product>(s.column_groups, [&](auto type) {
         typename decltype(type)::Is own(area, s.subsets, shared + s.tables);
         add_tiles(s, x, dy, block, biased, own, shared, slots);

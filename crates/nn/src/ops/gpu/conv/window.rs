@@ -6,30 +6,31 @@ use smallvec::smallvec;
 
 use super::{WINDOW, finish, most_parts};
 use crate::kernels::conv::ConvShape;
-use crate::kernels::{ImageShape, pad16};
-use crate::ops::conv::Product;
+use crate::kernels::{BatchShape, pad16};
+use crate::ops::conv::ConvProduct;
 use crate::ops::gpu::divisor::Divisor;
-use crate::ops::gpu::windows::{self, GROUP, THREADS, WORDS, Words, columns};
+use crate::ops::gpu::windows::{self, GROUP, SharedWords, THREADS, WORDS, columns};
 use crate::ops::gpu::{
     Emission, Emitted, READ, WRITE, by_precision, emitted, product_kernels, read, write,
 };
 use crate::precision::Precision;
 
 static FORWARD: [Kernel; 3] =
-    product_kernels::<Window>(&WINDOW, "forward_3x3", &[READ, READ, READ, WRITE]);
-static STATISTICS: [Kernel; 3] = product_kernels::<Window>(
+    product_kernels::<WindowValues>(&WINDOW, "forward_3x3", &[READ, READ, READ, WRITE]);
+static STATISTICS: [Kernel; 3] = product_kernels::<WindowValues>(
     &WINDOW,
     "statistics_3x3",
     &[READ, READ, READ, WRITE, Operand::write::<f64>()],
 );
-static DATA: [Kernel; 3] = product_kernels::<Window>(&WINDOW, "data_3x3", &[READ, READ, WRITE]);
+static DATA: [Kernel; 3] =
+    product_kernels::<WindowValues>(&WINDOW, "data_3x3", &[READ, READ, WRITE]);
 static WEIGHT: [Kernel; 3] =
-    product_kernels::<Window>(&WINDOW, "weight_3x3", &[READ, READ, WRITE, WRITE]);
+    product_kernels::<WindowValues>(&WINDOW, "weight_3x3", &[READ, READ, WRITE, WRITE]);
 
 /// As in window.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct Window {
+struct WindowValues {
     batch: u32,
     read: [u32; 3],
     written: [u32; 3],
@@ -45,7 +46,7 @@ struct Window {
     buffer: u32,
     pitch: u32,
     plane: u32,
-    stage: u32,
+    staging: u32,
     weights: u32,
     filter: u32,
     words: u32,
@@ -63,9 +64,9 @@ struct Window {
     halo: Divisor,
 }
 
-impl Window {
-    fn with(self, words: &Words) -> Window {
-        Window {
+impl WindowValues {
+    fn with(self, words: &SharedWords) -> WindowValues {
+        WindowValues {
             words: words.first as u32,
             word_plane: words.plane as u32,
             word_row: words.row as u32,
@@ -81,8 +82,8 @@ const CHUNK: usize = 8;
 /// Most columns of a tile.
 const WIDTH: usize = 32;
 
-/// Bytes of shared memory that a block of any GPU has without asking for more, and those that
-/// window.cu declares besides what a call asks for.
+/// Bytes of shared memory that a block of any GPU has without asking for more, and bytes that
+/// window.cu declares beside the shared memory of a call.
 const SHARED: usize = 48 << 10;
 const DECLARED: usize = 4 << 10;
 
@@ -92,9 +93,9 @@ pub(super) fn fits(shape: &ConvShape) -> bool {
     shape.kernel == [3, 3] && shape.stride == [1, 1] && shape.groups == 1 && ph <= 2 && pw <= 2
 }
 
-/// How the pixels of a batch are cut into tiles.
+/// Tiles of a batch's pixels.
 #[derive(Clone, Copy)]
-struct Tiles {
+struct WindowTiles {
     images: usize,
     h: usize,
     w: usize,
@@ -102,11 +103,11 @@ struct Tiles {
     down: usize,
 }
 
-impl Tiles {
-    /// Tiles of at most so many pixels (at least `rows` · `width`), whose rows are a multiple of
-    /// `rows` and columns one of 4, at most `width`. Tiles of an image are about as high and wide
-    /// as each other; of images that fit several times, there are several.
-    fn new(of: &ImageShape, pixels: usize, [rows, width]: [usize; 2]) -> Tiles {
+impl WindowTiles {
+    /// Tiles of at most `pixels` pixels (at least `rows` · `width`), whose rows are a multiple of
+    /// `rows`, and whose columns are a multiple of 4, at most `width`. Tiles of one image have
+    /// about the same height and width; a tile holds several images if they fit.
+    fn new(of: &BatchShape, pixels: usize, [rows, width]: [usize; 2]) -> WindowTiles {
         let across = of.w.div_ceil(width).max(1);
         let w = of.w.div_ceil(across).next_multiple_of(4);
         let steps = of.h.div_ceil(rows).max(1);
@@ -114,20 +115,20 @@ impl Tiles {
         let h = steps.div_ceil(down) * rows;
         let whole = across == 1 && down == 1;
         let images = if whole { (pixels / (w * h)).clamp(1, of.batch.max(1)) } else { 1 };
-        Tiles { images, h, w, across, down: of.h.div_ceil(h) }
+        WindowTiles { images, h, w, across, down: of.h.div_ceil(h) }
     }
 
-    /// The largest tiles of at most so many pixels that fit: tiles of the smallest images have
-    /// halos of several times their pixels.
+    /// The largest tiles of at most `pixels` pixels whose shared memory fits: the halos of the
+    /// smallest images have several times the pixels of the images.
     fn fitting(
-        of: &ImageShape,
+        of: &BatchShape,
         pixels: usize,
         [rows, width]: [usize; 2],
-        fits: impl Fn(&Tiles) -> bool,
-    ) -> Tiles {
+        fits: impl Fn(&WindowTiles) -> bool,
+    ) -> WindowTiles {
         let (mut pixels, least) = (pixels, rows * width);
         loop {
-            let tiles = Tiles::new(of, pixels, [rows, width]);
+            let tiles = WindowTiles::new(of, pixels, [rows, width]);
             if pixels <= least || fits(&tiles) {
                 return tiles;
             }
@@ -161,37 +162,38 @@ fn apart(floats: usize, rows: usize) -> usize {
     floats.saturating_sub(banks).next_multiple_of(32) + banks
 }
 
-/// A convolution as these kernels see it: what is read, what is written, and the zeros around.
-struct Pass {
+/// A convolution as these kernels see it: the images that are read and written, and the zeros
+/// around them.
+struct WindowPass {
     precision: Precision,
-    read: ImageShape,
-    written: ImageShape,
+    read: BatchShape,
+    written: BatchShape,
     padding: [usize; 2],
-    tiles: Tiles,
+    tiles: WindowTiles,
     step: usize,
 }
 
-impl Pass {
+impl WindowPass {
     /// Forward pass.
-    fn forward(of: &Product) -> Pass {
-        Pass::new(of, [of.shape.input(), of.shape.output()], of.shape.padding)
+    fn forward(of: &ConvProduct) -> WindowPass {
+        WindowPass::new(of, [of.shape.input(), of.shape.output()], of.shape.padding)
     }
 
     /// Data gradient: a forward pass over `dy`, whose windows reach as far as the input's did.
-    fn data(of: &Product) -> Pass {
+    fn data(of: &ConvProduct) -> WindowPass {
         let padding = of.shape.padding.map(|p| 2 - p);
-        Pass::new(of, [of.shape.output(), of.shape.input()], padding)
+        WindowPass::new(of, [of.shape.output(), of.shape.input()], padding)
     }
 
-    fn new(of: &Product, [read, written]: [ImageShape; 2], padding: [usize; 2]) -> Pass {
+    fn new(of: &ConvProduct, [read, written]: [BatchShape; 2], padding: [usize; 2]) -> WindowPass {
         let (step, precision) = (pad16(of.shape.out_c), of.precision);
         let [_, groups] = columns(precision, written.c);
-        let fits = |tiles: &Tiles| {
+        let fits = |tiles: &WindowTiles| {
             PassShared::new(precision, tiles, read.c, groups).bytes() + DECLARED <= SHARED
         };
         let most = windows::pixels_max(precision, groups);
-        let tiles = Tiles::fitting(&written, most, [2, WIDTH], fits);
-        Pass { precision, read, written, padding, tiles, step }
+        let tiles = WindowTiles::fitting(&written, most, [2, WIDTH], fits);
+        WindowPass { precision, read, written, padding, tiles, step }
     }
 
     fn columns(&self) -> [usize; 2] {
@@ -202,11 +204,11 @@ impl Pass {
         PassShared::new(self.precision, &self.tiles, self.read.c, self.columns()[1])
     }
 
-    fn values(&self) -> Window {
-        let size = |of: &ImageShape| [of.h as u32, of.w as u32, of.c as u32];
-        let Tiles { images, h, w, across, down } = self.tiles;
+    fn values(&self) -> WindowValues {
+        let size = |of: &BatchShape| [of.h as u32, of.w as u32, of.c as u32];
+        let WindowTiles { images, h, w, across, down } = self.tiles;
         let [column_tiles, column_groups] = self.columns().map(|n| n as u32);
-        Window {
+        WindowValues {
             batch: self.written.batch as u32,
             read: size(&self.read),
             written: size(&self.written),
@@ -221,30 +223,31 @@ impl Pass {
             wide: Divisor::new(w),
             high: Divisor::new(h),
             halo: Divisor::new(h + 2),
-            ..Window::zeroed()
+            ..WindowValues::zeroed()
         }
     }
 
     /// The call over all tiles.
-    fn call(&self, kernels: &'static [Kernel; 3], accumulate: bool) -> (Call, Window) {
+    fn call(&self, kernels: &'static [Kernel; 3], accumulate: bool) -> (Call, WindowValues) {
         let [column_tiles, groups] = self.columns();
         let shared = self.shared();
-        let values = Window {
+        let values = WindowValues {
             accumulate: accumulate.into(),
             chunk: shared.chunk as u32,
             buffer: shared.buffer as u32,
             pitch: shared.pitch as u32,
             plane: shared.plane as u32,
-            stage: shared.stage as u32,
+            staging: shared.staging as u32,
             weights: shared.weights as u32,
             filter: shared.filter as u32,
             ..self.values().with(&shared.words)
         };
         let blocks = self.tiles.count(self.written.batch) * column_tiles;
-        let threads = match windows::on_matrices(self.precision) {
-            true => THREADS,
+        let threads = if windows::on_matrices(self.precision) {
+            THREADS
+        } else {
             // A thread has 2 rows of 4 pixels and a group of channels.
-            false => (self.tiles.pixels() / 8 * groups).next_multiple_of(32),
+            (self.tiles.pixels() / 8 * groups).next_multiple_of(32)
         };
         let kernel = by_precision(kernels, self.precision);
         let call = Call::new(kernel, blocks as u32, threads as u32);
@@ -263,18 +266,23 @@ struct PassShared {
     pitch: usize,
     plane: usize,
     /// From channel to channel of the results.
-    stage: usize,
+    staging: usize,
     /// Planes, the first float of the weights.
     weights: usize,
     /// From channel to channel of the weights.
     filter: usize,
-    words: Words,
+    words: SharedWords,
     all: usize,
 }
 
 impl PassShared {
-    /// For so many channels that are read and groups that are written.
-    fn new(precision: Precision, tiles: &Tiles, channels: usize, groups: usize) -> PassShared {
+    /// For `channels` input channels and `groups` groups of output channels.
+    fn new(
+        precision: Precision,
+        tiles: &WindowTiles,
+        channels: usize,
+        groups: usize,
+    ) -> PassShared {
         let (matrices, cols) = (windows::on_matrices(precision), groups * GROUP);
         let (most, count) = match (matrices, channels <= WORDS) {
             (false, true) => (WORDS, 1),
@@ -287,19 +295,19 @@ impl PassShared {
         let chunk = each * windows::each(precision);
         let pitch = if matrices { windows::row_of_windows(tiles.w) } else { tiles.w + 4 };
         let (plane, filter) = (tiles.plane(pitch, chunk), apart(9 * cols, chunk));
-        let (stage, weights) = (apart(tiles.pixels(), GROUP), chunk * plane);
+        let (staging, weights) = (apart(tiles.pixels(), GROUP), chunk * plane);
         let buffer = weights + chunk * filter;
         let (words, used) = if matrices {
             // A warp reads 8 pixels of 4 words, from 4 rows of weights.
             let planes = [each, tiles.plane(pitch, 4)];
             let rows = [windows::rows_of_weights(each), windows::row_of_columns(cols)];
-            let words = Words::new(buffer, planes, rows);
+            let words = SharedWords::new(buffer, planes, rows);
             (words, words.tables + windows::tables_of_channels(each, words.plane))
         } else {
-            (Words::default(), count * buffer)
+            (SharedWords::default(), count * buffer)
         };
-        let all = used.max(cols * stage);
-        PassShared { chunk, buffer, pitch, plane, stage, weights, filter, words, all }
+        let all = used.max(cols * staging);
+        PassShared { chunk, buffer, pitch, plane, staging, weights, filter, words, all }
     }
 
     fn bytes(&self) -> usize {
@@ -308,55 +316,56 @@ impl PassShared {
 }
 
 /// The forward pass.
-pub(super) fn forward(of: &Product) -> Emission {
-    let (call, values) = Pass::forward(of).call(&FORWARD, false);
+pub(super) fn forward(of: &ConvProduct) -> Emission {
+    let (call, values) = WindowPass::forward(of).call(&FORWARD, false);
     smallvec![emitted(call, &[read(0), read(1), read(2), write(0)], values)]
 }
 
 /// Tiles whose sums the statistics are made of.
-pub(super) fn statistics_tiles(of: &Product) -> usize {
-    Pass::forward(of).tiles.count(of.shape.batch)
+pub(super) fn statistics_tiles(of: &ConvProduct) -> usize {
+    WindowPass::forward(of).tiles.count(of.shape.batch)
 }
 
-/// The forward pass, which writes sums and sums of squares of so many elements to scratch.
-pub(super) fn forward_with_sums(of: &Product, sums: usize) -> Emitted {
-    let (call, values) = Pass::forward(of).call(&STATISTICS, false);
+/// The forward pass, which also writes `sums` elements of sums and sums of squares to scratch.
+pub(super) fn forward_with_sums(of: &ConvProduct, sums: usize) -> Emitted {
+    let (call, values) = WindowPass::forward(of).call(&STATISTICS, false);
     let sums = write(3).part(0, sums);
     emitted(call, &[read(0), read(1), read(2), write(0), sums], values)
 }
 
 /// The data gradient.
-pub(super) fn data_gradient(of: &Product, accumulate: bool) -> Emission {
-    let (call, values) = Pass::data(of).call(&DATA, accumulate);
+pub(super) fn data_gradient(of: &ConvProduct, accumulate: bool) -> Emission {
+    let (call, values) = WindowPass::data(of).call(&DATA, accumulate);
     smallvec![emitted(call, &[read(0), read(1), write(0)], values)]
 }
 
-/// How the weight gradient is cut: tiles, and parts of several, which a block adds up.
-struct Cut {
-    tiles: Tiles,
+/// Division of the weight gradient: tiles, and parts of several tiles, which a block adds up.
+struct GradientCut {
+    tiles: WindowTiles,
     parts: usize,
     part_tiles: usize,
 }
 
 /// Tiles so small that several blocks fit on a multiprocessor.
-fn cut(of: &Product) -> Cut {
+fn cut(of: &ConvProduct) -> GradientCut {
     let (shape, precision) = (&of.shape, of.precision);
     let [column_tiles, groups] = columns(precision, shape.out_c);
     let floats = if shape.in_c <= 4 { 4096 } else { 2048 };
-    let fits =
-        |tiles: &Tiles| WeightShared::new(precision, tiles, shape.in_c, groups).bytes() <= SHARED;
+    let fits = |tiles: &WindowTiles| {
+        WeightShared::new(precision, tiles, shape.in_c, groups).bytes() <= SHARED
+    };
     // Tensor cores take 8 pixels at a time.
     let size = if windows::on_matrices(precision) { [2, WIDTH / 2] } else { [1, WIDTH] };
-    let tiles = Tiles::fitting(&shape.output(), floats / (groups * GROUP), size, fits);
+    let tiles = WindowTiles::fitting(&shape.output(), floats / (groups * GROUP), size, fits);
     let count = tiles.count(shape.batch);
     let blocks = column_tiles * shape.in_c.div_ceil(CHUNK);
     let part_tiles = count.div_ceil(most_parts(shape, blocks, 128)).max(1);
-    Cut { tiles, parts: count.div_ceil(part_tiles), part_tiles }
+    GradientCut { tiles, parts: count.div_ceil(part_tiles), part_tiles }
 }
 
-/// Shared memory of the weight gradient, in floats: planes of images, then rows of the gradient, of
-/// two tiles, or of one and the words that it becomes. All of it makes room for the sums of all
-/// threads in the end. Behind it are the bias's sums, in doubles.
+/// Shared memory of the weight gradient, in floats: planes of images, then rows of the gradient,
+/// for two tiles, or for one tile and its words. The sums of all threads overwrite it at the end.
+/// The bias's sums follow, in doubles.
 struct WeightShared {
     chunk: usize,
     /// From tile to tile.
@@ -364,10 +373,10 @@ struct WeightShared {
     pitch: usize,
     plane: usize,
     /// From row to row of the gradient.
-    stage: usize,
+    staging: usize,
     /// Planes, the first float of the gradient.
     weights: usize,
-    words: Words,
+    words: SharedWords,
     /// Threads that share a tile's rows, and all threads.
     subsets: usize,
     threads: usize,
@@ -377,24 +386,29 @@ struct WeightShared {
 }
 
 impl WeightShared {
-    /// For so many channels that are read and groups that are written.
-    fn new(precision: Precision, tiles: &Tiles, channels: usize, groups: usize) -> WeightShared {
+    /// For `channels` input channels and `groups` groups of output channels.
+    fn new(
+        precision: Precision,
+        tiles: &WindowTiles,
+        channels: usize,
+        groups: usize,
+    ) -> WeightShared {
         let (cols, chunk) = (groups * GROUP, channels.min(CHUNK));
         let matrices = windows::on_matrices(precision);
         // Rows are an odd number of banks apart: the threads of a warp read four rows at a time.
         let pitch = if matrices { tiles.w + 2 } else { tiles.w + 3 };
-        let (stage, plane) = (apart(tiles.w * cols, 4), tiles.plane(pitch, chunk));
+        let (staging, plane) = (apart(tiles.w * cols, 4), tiles.plane(pitch, chunk));
         let weights = chunk * plane;
-        let buffer = weights + tiles.rows() * stage;
+        let buffer = weights + tiles.rows() * staging;
         let subsets = (THREADS / (chunk * groups)).min(tiles.rows());
         let (words, threads, used) = if matrices {
             // A warp reads 4 pixels of 8 channels, and 8 columns of 4 pixels.
             let pixels = [tiles.pixels(), windows::row_of_columns(cols)];
-            let words = Words::new(buffer, [chunk, tiles.plane(pitch, GROUP)], pixels);
+            let words = SharedWords::new(buffer, [chunk, tiles.plane(pitch, GROUP)], pixels);
             (words, THREADS, words.tables + windows::tables_of_pixels(tiles.pixels()))
         } else {
             let threads = (subsets * chunk * groups).next_multiple_of(32);
-            (Words::default(), threads, 2 * buffer)
+            (SharedWords::default(), threads, 2 * buffer)
         };
         let floats = used.max(windows::sums_over_pixels(precision, [threads, chunk, groups]));
         let (slots, sums) = (floats.div_ceil(2), groups * threads);
@@ -403,7 +417,7 @@ impl WeightShared {
             buffer,
             pitch,
             plane,
-            stage,
+            staging,
             weights,
             words,
             subsets,
@@ -419,28 +433,28 @@ impl WeightShared {
 }
 
 /// Parts of the weight gradient.
-pub(super) fn weight_parts(of: &Product) -> usize {
+pub(super) fn weight_parts(of: &ConvProduct) -> usize {
     cut(of).parts
 }
 
 /// The weight gradient.
-pub(super) fn weight_gradient(of: &Product) -> Emission {
+pub(super) fn weight_gradient(of: &ConvProduct) -> Emission {
     let (shape, precision) = (&of.shape, of.precision);
-    let Cut { tiles, parts, part_tiles } = cut(of);
+    let GradientCut { tiles, parts, part_tiles } = cut(of);
     let [column_tiles, groups] = columns(precision, shape.out_c);
     let shared = WeightShared::new(precision, &tiles, shape.in_c, groups);
-    let values = Window {
+    let values = WindowValues {
         chunk: shared.chunk as u32,
         buffer: shared.buffer as u32,
         pitch: shared.pitch as u32,
         plane: shared.plane as u32,
-        stage: shared.stage as u32,
+        staging: shared.staging as u32,
         weights: shared.weights as u32,
         parts: parts as u32,
         part_tiles: part_tiles as u32,
         subsets: shared.subsets as u32,
         slots: shared.slots as u32,
-        ..Pass { tiles, ..Pass::forward(of) }.values().with(&shared.words)
+        ..WindowPass { tiles, ..WindowPass::forward(of) }.values().with(&shared.words)
     };
     let blocks = parts * shape.in_c.div_ceil(CHUNK) * column_tiles;
     let kernel = by_precision(&WEIGHT, precision);
@@ -480,8 +494,8 @@ mod tests {
         let channels = CHANNELS.into_iter().flat_map(|a| CHANNELS.map(|b| [a, b]));
         for shape in channels.flat_map(|[in_c, out_c]| shapes(in_c, out_c)) {
             for precision in Precision::ALL {
-                let of = Product { precision, ..Product::f32(shape) };
-                for pass in [Pass::forward(&of), Pass::data(&of)] {
+                let of = ConvProduct { precision, ..ConvProduct::f32(shape) };
+                for pass in [WindowPass::forward(&of), WindowPass::data(&of)] {
                     let bytes = pass.shared().bytes();
                     assert!(bytes + DECLARED <= SHARED, "{of:?}: {bytes} bytes");
                 }

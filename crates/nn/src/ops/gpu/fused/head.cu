@@ -1,19 +1,19 @@
-// The classifier behind the last stage: batch norm, ReLU and max pooling on load, the mean of each
-// channel, and a linear layer. And the sums that a batch norm's gradient needs, where they do not
-// come from the stage behind it.
-#include "stage.cuh"
+// The classifier after the last fused convolution: batch norm, ReLU and max pooling on load, the
+// mean of each channel, and a linear layer. Also the sums of a batch norm's gradient where no fused
+// convolution after it has left them.
+#include "fused.cuh"
 
 constexpr u32 THREADS_HERE = 128;
 
 struct Head {
     Source of;
     u32 batch, classes;
-    u32 pixels, across;  // of an image as the mean sees it, and of a row of them
+    u32 pixels, across;  // pixels of an image after pooling, and of a row
     u32 columns;         // threads across channels: a power of two, at most 32
     u32 class_columns;   // threads across classes, likewise
-    u32 images;          // of a block
+    u32 images;          // images of a block
     u32 parts;           // blocks
-    u32 affine;          // first float of what normalises, in shared memory
+    u32 affine;          // first float of the norm coefficients, in shared memory
     u32 precision;
 };
 
@@ -51,8 +51,8 @@ __device__ __forceinline__ void load_features(const Head& s, Span<const float> z
     __syncthreads();
 }
 
-// Logits of an image from the means of its channels. Neighbouring threads have neighbouring classes,
-// as the weights lie in memory: [channel][class, padded to 16].
+// Logits of an image from the means of its channels. Neighbouring threads have neighbouring
+// classes, as the weights lie in memory: [channel][class, padded to 16].
 __device__ __forceinline__ void write_logits(const Head& s, Span<const float> w,
                                              Span<const float> bias, u32 image, const float* means,
                                              Span<float> logits) {
@@ -73,7 +73,7 @@ __device__ __forceinline__ void write_logits(const Head& s, Span<const float> w,
 }
 
 // A block has an image at a time. Its threads have read an image's means before they meet in the
-// sums of its logits, so that those of the next image may take their place.
+// sums of its logits, so that the means of the next image may overwrite them.
 extern "C" __global__ void __launch_bounds__(128, 8)
     head_forward(Span<const float> z, Span<const float> mean, Span<const float> var,
                  Span<const float> gamma, Span<const float> beta, Span<const float> w,
@@ -89,8 +89,9 @@ extern "C" __global__ void __launch_bounds__(128, 8)
     }
 }
 
-// Gradients of the channels at each pixel of a block's images: that of their mean, divided by the
-// pixels. Neighbouring threads have neighbouring classes of a channel, and add them up.
+// Gradients of the channels at each pixel of a block's images: the gradient of the mean, divided by
+// the number of pixels. Neighbouring threads have neighbouring classes of a channel, and add them
+// up.
 __device__ __forceinline__ void load_gradients(const Head& s, Span<const float> w,
                                                Span<const float> dlogits, float* to,
                                                Span<float> dy) {
@@ -215,7 +216,7 @@ extern "C" __global__ void __launch_bounds__(128, 8)
     finish_gradient(s.of, count, sums, s.parts, {var, gamma, dgamma, dbeta, coefficients});
 }
 
-// The sums of a batch norm's gradient, from the gradient of each pixel behind it.
+// The sums of a batch norm's gradient, from the gradient of each pixel of its output.
 extern "C" __global__ void __launch_bounds__(128, 8)
     norm_sums(Span<const float> z, Span<const float> mean, Span<const float> var,
               Span<const float> gamma, Span<const float> beta, Span<const float> dy,

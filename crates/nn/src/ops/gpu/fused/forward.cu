@@ -1,21 +1,21 @@
-// A stage's forward pass: what precedes the convolution on load, the raw output, and the statistics
-// that the batch norm behind it goes by. The last block finishes them.
+// Forward pass of a fused convolution: the norm before it on load, the raw output, and the
+// statistics of the batch norm after it. The last block finishes them.
 //
 // A block computes a tile of pixels for up to 64 channels, and goes through the channels that it
-// reads a few at a time: their planes with a border of one pixel lie in shared memory, the weights
-// behind them, as [channel][tap][column].
+// reads a few at a time: their planes with a border of one pixel lie in shared memory, then the
+// weights, as [channel][tap][column].
 #include "product.cuh"
-#include "stage.cuh"
+#include "fused.cuh"
 
 struct Forward {
     Source from;
     Tile tile;
     u32 batch, h, w, out_c;
-    u32 column_tiles;   // of the channels that are written
+    u32 column_tiles;   // tiles of the output channels
     u32 column_groups;  // groups of 8 such channels in a tile
-    u32 stage;          // plane of a result in shared memory
+    u32 staging;          // plane of a result in shared memory
     u32 weights, offsets, affine;  // first float of the weights, of the offsets in a window and of
-                                   // what normalises, in shared memory
+                                   // norm coefficients, in shared memory
     u32 training;
     float momentum, rest;  // of the running statistics, and 1 - momentum
     float unbiased;
@@ -36,7 +36,7 @@ __device__ __forceinline__ void add_products(const Forward& s, const Input& from
         sums.add(shared, shared + s.weights, which.n);
         __syncthreads();
     }
-    sums.put(shared, s.stage);
+    sums.put(shared, s.staging);
     __syncthreads();
 }
 
@@ -53,7 +53,7 @@ __device__ __forceinline__ void convolve(const Forward& s, Span<const float> x,
 }
 
 // Writes a tile's results, and the sums and sums of squares of its channels: [tile][2][out_c].
-__device__ __forceinline__ void write_tile(const Forward& s, const float* stage, const Origin& at,
+__device__ __forceinline__ void write_tile(const Forward& s, const float* staging, const Origin& at,
                                            u32 col0, Span<float> z, Span<double> partial) {
     __shared__ TileSums sums;
     u32 lane = threadIdx.x % 32;
@@ -64,7 +64,7 @@ __device__ __forceinline__ void write_tile(const Forward& s, const float* stage,
             u32 image = at.image + r / s.tile.h, row = at.y + r % s.tile.h;
             if (col >= s.out_c || image >= s.batch || row >= s.h) continue;
             u32 to = ((image * s.h + row) * s.w + at.x) * s.out_c + col;
-            const float* from = stage + mine * s.stage + r * s.tile.w;
+            const float* from = staging + mine * s.staging + r * s.tile.w;
             for (u32 k = lane / 8; k < s.tile.w && at.x + k < s.w; k += 4) {
                 float v = from[k];
                 z[(i64)(to + k * s.out_c)] = v;
@@ -105,7 +105,7 @@ __device__ __forceinline__ void finish_moments(const Forward& s, Span<double> pa
 }
 
 extern "C" __global__ void __launch_bounds__(128, 4)
-    stage_forward(Span<const float> x, Span<const float> mean, Span<const float> var,
+    fused_forward(Span<const float> x, Span<const float> mean, Span<const float> var,
                   Span<const float> gamma, Span<const float> beta, Span<const float> w,
                   Span<float> z, Span<float> batch_mean, Span<float> batch_var,
                   Span<float> running_mean, Span<float> running_var, Span<i64> batches,

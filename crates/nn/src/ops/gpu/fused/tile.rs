@@ -1,16 +1,16 @@
-//! How the images of a stage are cut into tiles, and what a block's shared memory holds.
+//! Tiles of a fused convolution's images, and the layout of a block's shared memory.
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::kernels::ImageShape;
+use crate::kernels::BatchShape;
 use crate::ops::gpu::divisor::Divisor;
 use crate::ops::gpu::windows::{self, GROUP, THREADS, WORDS, columns};
 use crate::precision::Precision;
 
-/// As in stage.cuh.
+/// As `Tile` in fused.cuh.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
-pub(super) struct Tile {
+pub(super) struct FusedTile {
     images: u32,
     h: u32,
     w: u32,
@@ -25,15 +25,16 @@ pub(super) struct Tile {
     high: Divisor,
 }
 
-/// Floats of dynamic shared memory: with what kernels declare themselves it is less than 48 KiB.
+/// Floats of dynamic shared memory: together with the static shared memory of the kernels it is
+/// less than 48 KiB.
 const FLOATS_MAX: usize = 11_000;
 /// Channels that are read at a time for sums over pixels.
 const CHUNK: usize = 8;
 /// Most columns of a tile.
 const WIDTH: usize = 32;
-/// How the pixels of a batch are cut into tiles.
+/// Tiles of a batch's pixels.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Cut {
+pub(super) struct PixelCut {
     /// Rows and columns of an image.
     size: [usize; 2],
     pub(super) images: usize,
@@ -43,10 +44,10 @@ pub(super) struct Cut {
     down: usize,
 }
 
-impl Cut {
-    /// Tiles of at most so many pixels (at least two rows of [`WIDTH`]), of an even number of rows
-    /// and columns that are a multiple of 4. Of images that fit several times, there are several.
-    fn new(of: &ImageShape, pixels: usize) -> Cut {
+impl PixelCut {
+    /// Tiles of at most `pixels` pixels (at least two rows of [`WIDTH`]), with an even number of
+    /// rows, and columns that are a multiple of 4. A tile holds several images if they fit.
+    fn new(of: &BatchShape, pixels: usize) -> PixelCut {
         let across = of.w.div_ceil(WIDTH);
         let w = of.w.div_ceil(across).next_multiple_of(4);
         let pairs = of.h.div_ceil(2);
@@ -54,7 +55,7 @@ impl Cut {
         let h = 2 * pairs.div_ceil(down);
         let whole = across == 1 && down == 1;
         let images = if whole { (pixels / (w * h)).clamp(1, of.batch) } else { 1 };
-        Cut { size: [of.h, of.w], images, h, w, across, down: of.h.div_ceil(h) }
+        PixelCut { size: [of.h, of.w], images, h, w, across, down: of.h.div_ceil(h) }
     }
 
     /// Floats from row to row of a tile whose windows are read 4 pixels at a time: a multiple of 4,
@@ -75,16 +76,17 @@ impl Cut {
         self.images * self.h
     }
 
-    /// Tiles of so many images.
+    /// Number of tiles of `images` images.
     pub(super) fn count(&self, images: usize) -> usize {
         images.div_ceil(self.images) * self.down * self.across
     }
 
-    /// The tile, with rows so far apart, and from word to word of channels so many banks on.
-    fn tile(&self, pitch: usize, banks: usize, chunk: usize) -> Tile {
+    /// The tile with rows `pitch` floats apart; consecutive words of channels are `banks` banks
+    /// apart.
+    fn tile(&self, pitch: usize, banks: usize, chunk: usize) -> FusedTile {
         let plane = (self.images * (self.h + 2) * pitch).next_multiple_of(32) + banks;
         let n = |n: usize| n as u32;
-        Tile {
+        FusedTile {
             images: n(self.images),
             h: n(self.h),
             w: n(self.w),
@@ -104,10 +106,10 @@ impl Cut {
 /// A cut whose tiles fit into shared memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fit {
-    pub(super) cut: Cut,
-    pub(super) tile: Tile,
+    pub(super) cut: PixelCut,
+    pub(super) tile: FusedTile,
     /// Plane of a result; of rows, floats of all of them.
-    pub(super) stage: usize,
+    pub(super) staging: usize,
     /// First float of the weights, or of the rows.
     pub(super) weights: usize,
     /// First float of the tables of tensor cores.
@@ -124,14 +126,15 @@ pub(super) struct Fit {
 impl Fit {
     /// The fit of a pass that reads `read` channels of windows and writes images, with `others`
     /// floats besides: planes and weights, then the results in their place.
-    pub(super) fn window(of: Precision, written: &ImageShape, read: usize, others: usize) -> Fit {
+    pub(super) fn window(of: Precision, written: &BatchShape, read: usize, others: usize) -> Fit {
         let [_, groups] = columns(of, written.c);
         let fits = halves(windows::pixels_max(of, groups)).flat_map(|pixels| {
             [WORDS, WORDS / 2].map(|most| {
-                let (cut, words) = (Cut::new(written, pixels), windows::words(of, read, most));
-                match windows::on_matrices(of) {
-                    true => Fit::matrix_window(cut, groups, [words, windows::each(of)]),
-                    false => Fit::thread_window(cut, groups, words),
+                let (cut, words) = (PixelCut::new(written, pixels), windows::words(of, read, most));
+                if windows::on_matrices(of) {
+                    Fit::matrix_window(cut, groups, words, windows::each(of))
+                } else {
+                    Fit::thread_window(cut, groups, words)
                 }
             })
         });
@@ -139,77 +142,78 @@ impl Fit {
     }
 
     /// On units of f32 a thread has 2 rows of 4 pixels and a group of channels.
-    fn thread_window(cut: Cut, groups: usize, chunk: usize) -> Fit {
+    fn thread_window(cut: PixelCut, groups: usize, chunk: usize) -> Fit {
         let cols = groups * GROUP;
         let tile = cut.tile(cut.pitch(), 4, chunk);
-        let stage = cut.pixels().next_multiple_of(32) + 4;
+        let staging = cut.pixels().next_multiple_of(32) + 4;
         let weights = chunk * tile.plane as usize;
         let tables = weights + chunk * (9 * cols + 4);
         let threads = (cut.pixels() / 8 * groups).next_multiple_of(32);
-        let floats = tables.max(cols * stage);
-        Fit { cut, tile, stage, weights, tables, floats, threads, row: 0, pixel: 0, subsets: 0 }
+        let floats = tables.max(cols * staging);
+        Fit { cut, tile, staging, weights, tables, floats, threads, row: 0, pixel: 0, subsets: 0 }
     }
 
-    /// On tensor cores, with so many words of so many channels each.
-    fn matrix_window(cut: Cut, groups: usize, [words, each]: [usize; 2]) -> Fit {
+    /// On tensor cores, with `words` words of `each` channels.
+    fn matrix_window(cut: PixelCut, groups: usize, words: usize, each: usize) -> Fit {
         let cols = groups * GROUP;
         let tile = cut.tile(windows::row_of_windows(cut.w), 8, words * each);
-        let stage = cut.pixels().next_multiple_of(32) + 4;
+        let staging = cut.pixels().next_multiple_of(32) + 4;
         let weights = words * tile.plane as usize;
         let tables = weights + windows::rows_of_weights(words) * windows::row_of_columns(cols);
         let floats = tables + windows::tables_of_channels(words, tile.plane as usize);
-        let (floats, threads) = (floats.max(cols * stage), THREADS);
-        Fit { cut, tile, stage, weights, tables, floats, threads, row: 0, pixel: 0, subsets: 0 }
+        let (floats, threads) = (floats.max(cols * staging), THREADS);
+        Fit { cut, tile, staging, weights, tables, floats, threads, row: 0, pixel: 0, subsets: 0 }
     }
 
     /// The fit of a pass that has sums over pixels: planes of `read` channels, and rows of the
     /// channels that are written. Small, so that several blocks fit on a multiprocessor.
-    pub(super) fn rows(of: Precision, written: &ImageShape, read: usize, others: usize) -> Fit {
+    pub(super) fn rows(of: Precision, written: &BatchShape, read: usize, others: usize) -> Fit {
         let [_, groups] = columns(of, written.c);
         let most = if read <= 4 { 8192 } else { 4096 } / (groups * GROUP);
         let fits = halves(most).map(|pixels| {
-            let cut = Cut::new(written, pixels);
-            match windows::on_matrices(of) {
-                true => Fit::matrix_rows(cut, groups, read.min(CHUNK)),
-                false => Fit::thread_rows(cut, groups, read.min(CHUNK)),
+            let cut = PixelCut::new(written, pixels);
+            if windows::on_matrices(of) {
+                Fit::matrix_rows(cut, groups, read.min(CHUNK))
+            } else {
+                Fit::thread_rows(cut, groups, read.min(CHUNK))
             }
         });
         first_that_fits(fits, others)
     }
 
-    fn thread_rows(cut: Cut, groups: usize, chunk: usize) -> Fit {
+    fn thread_rows(cut: PixelCut, groups: usize, chunk: usize) -> Fit {
         let cols = groups * GROUP;
         // Rows are an odd number of banks apart: a warp reads several at a time.
         let tile = cut.tile(cut.w + 3, 4, chunk);
         let weights = chunk * tile.plane as usize;
         let row = cut.w * cols + 4;
-        let stage = cut.rows() * row;
+        let staging = cut.rows() * row;
         let subsets = (THREADS / (chunk * groups)).min(cut.rows());
         let threads = (subsets * chunk * groups).next_multiple_of(32);
-        let floats = weights + stage;
+        let floats = weights + staging;
         let (tables, pixel) = (floats, cols);
-        Fit { cut, tile, stage, weights, tables, floats, threads, row, pixel, subsets }
+        Fit { cut, tile, staging, weights, tables, floats, threads, row, pixel, subsets }
     }
 
-    fn matrix_rows(cut: Cut, groups: usize, chunk: usize) -> Fit {
+    fn matrix_rows(cut: PixelCut, groups: usize, chunk: usize) -> Fit {
         let tile = cut.tile(cut.w + 2, 4, chunk);
         let weights = chunk * tile.plane as usize;
         let pixel = windows::row_of_columns(groups * GROUP);
-        let (row, stage) = (cut.w * pixel, cut.pixels() * pixel);
-        let tables = weights + stage;
+        let (row, staging) = (cut.w * pixel, cut.pixels() * pixel);
+        let tables = weights + staging;
         let floats = tables + windows::tables_of_pixels(cut.pixels());
         let (threads, subsets) = (THREADS, 0);
-        Fit { cut, tile, stage, weights, tables, floats, threads, row, pixel, subsets }
+        Fit { cut, tile, staging, weights, tables, floats, threads, row, pixel, subsets }
     }
 }
 
-/// So many, half as many and so on.
+/// `most`, half of it, and so on.
 fn halves(most: usize) -> impl Iterator<Item = usize> {
     std::iter::successors(Some(most), |n| Some(n / 2)).take_while(|n| *n > 0)
 }
 
-/// The first that leaves room for so many other floats. The smallest tiles do, for as many channels
-/// as a stage has at most.
+/// The first layout that leaves `others` floats free. The smallest tiles do so even for the most
+/// channels of a fused convolution.
 fn first_that_fits(fits: impl Iterator<Item = Fit>, others: usize) -> Fit {
     let mut last = None;
     for fit in fits {
@@ -226,13 +230,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_stage_fits() {
+    fn every_fused_convolution_fits() {
         let sizes =
             [(1, 1), (2, 3), (4, 4), (7, 6), (8, 8), (16, 16), (32, 32), (33, 35), (96, 96)];
         for (h, w) in sizes {
             for read in [1, 3, 8, 12, 64, 128, 256] {
                 for c in [1, 8, 16, 32, 64, 128, 256] {
-                    let shape = ImageShape { batch: 128, h, w, c };
+                    let shape = BatchShape { batch: 128, h, w, c };
                     let others = 3 * read.max(c) + 5 * read.max(c);
                     for of in Precision::ALL {
                         for fit in [Fit::window, Fit::rows].map(|fit| fit(of, &shape, read, others))

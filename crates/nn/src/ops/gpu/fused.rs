@@ -1,4 +1,4 @@
-//! Calls for [`ops::stage`](crate::ops::stage).
+//! Calls for [`ops::fused`](crate::ops::fused).
 
 mod tile;
 
@@ -6,47 +6,47 @@ use bytemuck::{Pod, Zeroable};
 use meristem_device::{Call, Kernel, KernelHeader, KernelSource, Operand};
 use smallvec::smallvec;
 
-use self::tile::{Fit, Tile};
+use self::tile::{Fit, FusedTile};
 use super::windows::{self, THREADS, columns};
 use super::{
-    At, Emission, Emitted, HEADERS, READ, WRITE, by_precision, emitted, kernel, plain,
+    CallOperand, Emission, Emitted, HEADERS, READ, WRITE, by_precision, emitted, kernel, plain,
     product_headers, product_kernels, product_sources, read, write,
 };
-use crate::kernels::ImageShape;
+use crate::kernels::BatchShape;
+use crate::ops::fused::{ClassifierHead, FusedConv, FusedOp, InputGradient};
 use crate::ops::norm::BatchNorm;
-use crate::ops::stage::{Data, Head, Op, Stage};
 use crate::precision::Precision;
 
 /// Headers of this family.
-static STAGE_HEADERS: [[KernelHeader; 6]; 3] = product_headers![
-    KernelHeader { name: c"stage.cuh", text: include_str!("stage/stage.cuh") },
+static FUSED_HEADERS: [[KernelHeader; 6]; 3] = product_headers![
+    KernelHeader { name: c"fused.cuh", text: include_str!("fused/fused.cuh") },
     KernelHeader { ..HEADERS[0] },
     KernelHeader { ..HEADERS[1] },
     KernelHeader { ..HEADERS[3] },
     KernelHeader { ..HEADERS[4] },
 ];
 
-pub(super) static FORWARD: [KernelSource; 3] = product_sources!(STAGE_HEADERS, "stage/forward.cu");
+pub(super) static FORWARD: [KernelSource; 3] = product_sources!(FUSED_HEADERS, "fused/forward.cu");
 pub(super) static BACKWARD: [KernelSource; 3] =
-    product_sources!(STAGE_HEADERS, "stage/backward.cu");
+    product_sources!(FUSED_HEADERS, "fused/backward.cu");
 pub(super) static HEAD: KernelSource =
-    KernelSource { headers: &STAGE_HEADERS[0], ..super::source!("stage/head.cu") };
+    KernelSource { headers: &FUSED_HEADERS[0], ..super::source!("fused/head.cu") };
 
 const TICKETS: Operand = Operand::write::<u32>();
 const SUMS: Operand = Operand::write::<f64>();
 const COUNTER: Operand = Operand::write::<i64>();
 
-static STAGE_FORWARD: [Kernel; 3] = product_kernels::<ForwardValues>(
+static FUSED_FORWARD: [Kernel; 3] = product_kernels::<ForwardValues>(
     &FORWARD,
-    "stage_forward",
+    "fused_forward",
     &[
         READ, READ, READ, READ, READ, READ, WRITE, WRITE, WRITE, WRITE, WRITE, COUNTER, TICKETS,
         SUMS,
     ],
 );
-static STAGE_BACKWARD: [Kernel; 3] = product_kernels::<BackwardValues>(
+static FUSED_BACKWARD: [Kernel; 3] = product_kernels::<BackwardValues>(
     &BACKWARD,
-    "stage_backward",
+    "fused_backward",
     &[READ, READ, READ, READ, READ, READ, READ, WRITE, WRITE, TICKETS, WRITE],
 );
 /// x, its norm, weight, raw output, mean, β, coefficients, dy; results, tickets, scratch.
@@ -54,16 +54,16 @@ const BEHIND_NORM: [Operand; 19] = [
     READ, READ, READ, READ, READ, READ, READ, READ, READ, READ, READ, WRITE, WRITE, WRITE, WRITE,
     WRITE, TICKETS, WRITE, SUMS,
 ];
-static STAGE_BACKWARD_NORM: [Kernel; 3] =
-    product_kernels::<BackwardValues>(&BACKWARD, "stage_backward_norm", &BEHIND_NORM);
-static STAGE_BACKWARD_POOL: [Kernel; 3] =
-    product_kernels::<BackwardValues>(&BACKWARD, "stage_backward_pool", &BEHIND_NORM);
-static HEAD_FORWARD: Kernel = kernel::<HeadValues>(
+static FUSED_BACKWARD_NORM: [Kernel; 3] =
+    product_kernels::<BackwardValues>(&BACKWARD, "fused_backward_norm", &BEHIND_NORM);
+static FUSED_BACKWARD_POOL: [Kernel; 3] =
+    product_kernels::<BackwardValues>(&BACKWARD, "fused_backward_pool", &BEHIND_NORM);
+static HEAD_FORWARD: Kernel = kernel::<ClassifierValues>(
     &HEAD,
     "head_forward",
     &[READ, READ, READ, READ, READ, READ, READ, WRITE, WRITE],
 );
-static HEAD_BACKWARD: Kernel = kernel::<HeadValues>(
+static HEAD_BACKWARD: Kernel = kernel::<ClassifierValues>(
     &HEAD,
     "head_backward",
     &[
@@ -71,14 +71,14 @@ static HEAD_BACKWARD: Kernel = kernel::<HeadValues>(
         TICKETS, SUMS, WRITE,
     ],
 );
-static NORM_SUMS: Kernel = kernel::<HeadValues>(
+static NORM_SUMS: Kernel = kernel::<ClassifierValues>(
     &HEAD,
     "norm_sums",
     &[READ, READ, READ, READ, READ, READ, WRITE, WRITE, WRITE, TICKETS, SUMS],
 );
 static BEGIN: Kernel = kernel::<()>(&HEAD, "begin", &[WRITE, TICKETS]);
 
-/// Images of a block that has them one after another.
+/// Images that a block takes one after another.
 const IMAGES: usize = 4;
 
 /// f32 of scratch that hold an f64.
@@ -86,7 +86,7 @@ const WIDE: usize = size_of::<f64>() / size_of::<f32>();
 
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct From {
+struct ImageSource {
     h: u32,
     w: u32,
     c: u32,
@@ -94,36 +94,36 @@ struct From {
     eps: f32,
 }
 
-impl From {
-    /// Images as they are.
-    fn images(shape: &ImageShape) -> From {
+impl ImageSource {
+    /// Images without a norm.
+    fn images(shape: &BatchShape) -> ImageSource {
         let [h, w, c] = [shape.h, shape.w, shape.c].map(|n| n as u32);
-        From { h, w, c, kind: 0, eps: 0.0 }
+        ImageSource { h, w, c, kind: 0, eps: 0.0 }
     }
 
     /// Raw images before a batch norm.
-    fn raw(norm: &BatchNorm) -> From {
+    fn raw(norm: &BatchNorm) -> ImageSource {
         let kind = if norm.pool { 2 } else { 1 };
-        From { kind, eps: norm.eps, ..From::images(&norm.shape) }
+        ImageSource { kind, eps: norm.eps, ..ImageSource::images(&norm.shape) }
     }
 
-    fn of(stage: &Stage) -> From {
-        stage.before.map_or(From::images(&stage.shape.input()), |norm| From::raw(&norm))
+    fn for_conv(conv: &FusedConv) -> ImageSource {
+        conv.before.map_or(ImageSource::images(&conv.shape.input()), |norm| ImageSource::raw(&norm))
     }
 }
 
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct ForwardValues {
-    from: From,
-    tile: Tile,
+    from: ImageSource,
+    tile: FusedTile,
     batch: u32,
     h: u32,
     w: u32,
     out_c: u32,
     column_tiles: u32,
     column_groups: u32,
-    stage: u32,
+    staging: u32,
     weights: u32,
     offsets: u32,
     affine: u32,
@@ -149,8 +149,8 @@ struct Slices {
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct BackwardValues {
-    from: From,
-    to: From,
+    from: ImageSource,
+    to: ImageSource,
     batch: u32,
     h: u32,
     w: u32,
@@ -158,11 +158,11 @@ struct BackwardValues {
     pixel_step: u32,
     accumulate: u32,
     slices: Slices,
-    data: Tile,
-    data_stage: u32,
+    data: FusedTile,
+    data_staging: u32,
     data_weights: u32,
     data_offsets: u32,
-    weight: Tile,
+    weight: FusedTile,
     weight_row: u32,
     weight_pixel: u32,
     weight_gradient: u32,
@@ -173,8 +173,8 @@ struct BackwardValues {
 
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct HeadValues {
-    of: From,
+struct ClassifierValues {
+    of: ImageSource,
     batch: u32,
     classes: u32,
     pixels: u32,
@@ -187,18 +187,18 @@ struct HeadValues {
     precision: u32,
 }
 
-pub(super) fn emit(op: &Op) -> Emission {
+pub(super) fn emit(op: &FusedOp) -> Emission {
     match *op {
-        Op::Begin { gradient, tickets } => {
+        FusedOp::Begin { gradient, tickets } => {
             let call = Call::each(&BEGIN, gradient.max(tickets));
             smallvec![plain(call, &[write(0), write(1)])]
         }
-        Op::Forward { stage, momentum } => smallvec![forward(&stage, momentum)],
-        Op::Backward { stage, behind, uniform, data } => {
-            smallvec![backward(&stage, &behind, uniform, data)]
+        FusedOp::Forward { conv, momentum } => smallvec![forward(&conv, momentum)],
+        FusedOp::Backward { conv, after, uniform, data } => {
+            smallvec![backward(&conv, &after, uniform, data)]
         }
-        Op::Sums(norm) => {
-            let of = Head { norm, classes: 0, precision: Precision::F32 };
+        FusedOp::Sums(norm) => {
+            let of = ClassifierHead { norm, classes: 0, precision: Precision::F32 };
             let (values, call) = head(&NORM_SUMS, &of);
             let [z, mean, var, gamma, beta, dy] = std::array::from_fn(read);
             let [dgamma, dbeta, coefficients, ticket] = std::array::from_fn(write);
@@ -206,15 +206,15 @@ pub(super) fn emit(op: &Op) -> Emission {
             let writes = [dgamma, dbeta, coefficients, ticket, head_scratch(&norm, 0, 4)[0]];
             smallvec![emitted(call, &[&reads[..], &writes].concat(), values)]
         }
-        Op::Head(of) => {
+        FusedOp::Head(of) => {
             let (values, call) = head(&HEAD_FORWARD, &of);
-            let reads: [At; 7] = std::array::from_fn(read);
+            let reads: [CallOperand; 7] = std::array::from_fn(read);
             let operands = [&reads[..], &[write(0), write(1)]].concat();
             smallvec![emitted(call, &operands, values)]
         }
-        Op::HeadGradient(of) => {
+        FusedOp::HeadGradient(of) => {
             let (values, call) = head(&HEAD_BACKWARD, &of);
-            let (reads, writes): ([At; 8], [At; 7]) =
+            let (reads, writes): ([CallOperand; 8], [CallOperand; 7]) =
                 (std::array::from_fn(read), std::array::from_fn(write));
             let operands = [&reads[..], &writes, &head_scratch(&of.norm, of.classes, 7)].concat();
             smallvec![emitted(call, &operands, values)]
@@ -222,43 +222,43 @@ pub(super) fn emit(op: &Op) -> Emission {
     }
 }
 
-pub(super) fn scratch(op: &Op) -> usize {
+pub(super) fn scratch(op: &FusedOp) -> usize {
     match *op {
-        Op::Begin { .. } | Op::Forward { momentum: None, .. } | Op::Head(_) => 0,
-        Op::Forward { stage, momentum: Some(_) } => WIDE * forward_sums(&stage),
-        Op::Backward { stage, data, .. } => {
-            let (sums, weights) = Grid::new(&stage, data).scratch(&stage);
+        FusedOp::Begin { .. } | FusedOp::Forward { momentum: None, .. } | FusedOp::Head(_) => 0,
+        FusedOp::Forward { conv, momentum: Some(_) } => WIDE * forward_sums(&conv),
+        FusedOp::Backward { conv, data, .. } => {
+            let (sums, weights) = BackwardGrid::new(&conv, data).scratch(&conv);
             WIDE * sums + weights
         }
-        Op::Sums(norm) => scratch_end(&head_scratch(&norm, 0, 0)),
-        Op::HeadGradient(of) => scratch_end(&head_scratch(&of.norm, of.classes, 0)),
+        FusedOp::Sums(norm) => scratch_end(&head_scratch(&norm, 0, 0)),
+        FusedOp::HeadGradient(of) => scratch_end(&head_scratch(&of.norm, of.classes, 0)),
     }
 }
 
 /// f32 up to the end of the last piece of scratch.
-fn scratch_end(pieces: &[At; 2]) -> usize {
+fn scratch_end(pieces: &[CallOperand; 2]) -> usize {
     pieces[1].part.map_or(0, |(start, len)| start + len)
 }
 
-/// Images that a stage's forward pass writes, in tiles.
-fn forward_fit(stage: &Stage) -> Fit {
-    let affine = if stage.before.is_some() { 3 * stage.shape.in_c } else { 0 };
-    Fit::window(stage.precision, &stage.shape.output(), stage.shape.in_c, affine)
+/// Tiles of the images that a forward pass writes.
+fn forward_fit(conv: &FusedConv) -> Fit {
+    let affine = if conv.before.is_some() { 3 * conv.shape.in_c } else { 0 };
+    Fit::window(conv.precision, &conv.shape.output(), conv.shape.in_c, affine)
 }
 
 /// f64 of the sums for the statistics.
-fn forward_sums(stage: &Stage) -> usize {
-    forward_fit(stage).cut.count(stage.shape.batch) * 2 * stage.shape.out_c
+fn forward_sums(conv: &FusedConv) -> usize {
+    forward_fit(conv).cut.count(conv.shape.batch) * 2 * conv.shape.out_c
 }
 
-fn forward(stage: &Stage, momentum: Option<f32>) -> Emitted {
-    let (fit, shape) = (forward_fit(stage), stage.shape.output());
+fn forward(conv: &FusedConv, momentum: Option<f32>) -> Emitted {
+    let (fit, shape) = (forward_fit(conv), conv.shape.output());
     let count = (shape.batch * shape.pixels()) as f64;
-    let [column_tiles, column_groups] = columns(stage.precision, shape.c);
+    let [column_tiles, column_groups] = columns(conv.precision, shape.c);
     let [batch, h, w, out_c] = [shape.batch, shape.h, shape.w, shape.c].map(|n| n as u32);
     let share = momentum.unwrap_or(0.0);
     let values = ForwardValues {
-        from: From::of(stage),
+        from: ImageSource::for_conv(conv),
         tile: fit.tile,
         batch,
         h,
@@ -266,7 +266,7 @@ fn forward(stage: &Stage, momentum: Option<f32>) -> Emitted {
         out_c,
         column_tiles: column_tiles as u32,
         column_groups: column_groups as u32,
-        stage: fit.stage as u32,
+        staging: fit.staging as u32,
         weights: fit.weights as u32,
         offsets: fit.tables as u32,
         affine: fit.floats as u32,
@@ -275,52 +275,52 @@ fn forward(stage: &Stage, momentum: Option<f32>) -> Emitted {
         rest: 1.0 - share,
         unbiased: (count / (count - 1.0)) as f32,
     };
-    let affine = if stage.before.is_some() { 3 * stage.shape.in_c } else { 0 };
+    let affine = if conv.before.is_some() { 3 * conv.shape.in_c } else { 0 };
     let blocks = fit.cut.count(shape.batch) * column_tiles;
-    let kernel = by_precision(&STAGE_FORWARD, stage.precision);
+    let kernel = by_precision(&FUSED_FORWARD, conv.precision);
     let call = Call::new(kernel, blocks as u32, fit.threads as u32);
     let call = call.shared(4 * (fit.floats + affine) as u32);
-    let reads: [At; 6] = std::array::from_fn(read);
-    let writes: [At; 7] = match momentum {
+    let reads: [CallOperand; 6] = std::array::from_fn(read);
+    let writes: [CallOperand; 7] = match momentum {
         Some(_) => std::array::from_fn(write),
-        // What training writes is absent.
+        // The operands that only training writes are absent.
         None => std::array::from_fn(|n| if n == 0 { write(0) } else { write(0).part(0, 0) }),
     };
     let sums = match momentum {
-        Some(_) => write(7).part(0, forward_sums(stage)),
+        Some(_) => write(7).part(0, forward_sums(conv)),
         None => write(0).part(0, 0),
     };
     emitted(call, &[&reads[..], &writes, &[sums]].concat(), values)
 }
 
-/// Slices of a backward pass, and how its blocks are cut.
-struct Grid {
+/// Slices and blocks of a backward pass.
+struct BackwardGrid {
     slices: Slices,
     /// Tiles of the data's gradient, if it is wanted.
     data: Option<Fit>,
     weight: Fit,
 }
 
-impl Grid {
-    fn new(stage: &Stage, data: Data) -> Grid {
-        let (shape, of) = (&stage.shape, stage.precision);
-        let wanted = data != Data::Unwanted;
-        let affine = affine_len(stage);
+impl BackwardGrid {
+    fn new(conv: &FusedConv, data: InputGradient) -> BackwardGrid {
+        let (shape, of) = (&conv.shape, conv.precision);
+        let wanted = data != InputGradient::Unwanted;
+        let affine = affine_len(conv);
         let data = wanted.then(|| Fit::window(of, &shape.input(), shape.out_c, affine));
         let weight = Fit::rows(of, &shape.output(), shape.in_c, affine);
         let [weight_tiles, weight_groups] = columns(of, shape.out_c);
         let rows = shape.in_c.div_ceil(weight.tile.chunk as usize);
-        // A slice's sums are written once and read once: they are to be an eighth of what is summed
-        // at most, but there are to be blocks enough for a GPU.
+        // A slice's sums are written once and read once: they are at most an eighth of the elements
+        // that are summed, unless fewer slices would leave a GPU idle.
         let weights = 9 * shape.in_c * shape.out_c;
-        let summed = stage.read_len() + shape.output().len();
+        let summed = conv.read_len() + shape.output().len();
         let most = (summed / 8 / weights).max(64 / (rows * weight_tiles)).clamp(1, 128);
         let whole = data.as_ref().map_or(1, |fit| fit.cut.images);
         let images = shape.batch.div_ceil(most).next_multiple_of(whole);
         let data_tiles = data.as_ref().map_or(0, |fit| fit.cut.count(images));
         let [tiles, groups] = columns(of, shape.in_c);
         let n = |n: usize| n as u32;
-        assert!(rows * weight_tiles < stage.tickets()[1], "blocks with tickets, and the data's");
+        assert!(rows * weight_tiles < conv.tickets()[1], "blocks with tickets, and the data's");
         let slices = Slices {
             images: n(images),
             count: n(shape.batch.div_ceil(images)),
@@ -331,7 +331,7 @@ impl Grid {
             columns: n(tiles),
             column_groups: n(groups),
         };
-        Grid { slices, data, weight }
+        BackwardGrid { slices, data, weight }
     }
 
     fn blocks(&self) -> u32 {
@@ -339,37 +339,37 @@ impl Grid {
         of.count * (of.weight_rows * of.weight_tiles + of.data_tiles * of.columns)
     }
 
-    /// f64 of the sums for the norm before, and f32 of those for the weights.
-    fn scratch(&self, stage: &Stage) -> (usize, usize) {
+    /// Elements of the f64 sums for the norm before, and of the f32 sums for the weights.
+    fn scratch(&self, conv: &FusedConv) -> (usize, usize) {
         let [count, tiles] = [self.slices.count, self.slices.data_tiles].map(|n| n as usize);
-        let sums = if stage.before.is_some() { count * tiles * 2 * stage.shape.in_c } else { 0 };
-        (sums, count * 9 * stage.shape.in_c * stage.shape.out_c)
+        let sums = if conv.before.is_some() { count * tiles * 2 * conv.shape.in_c } else { 0 };
+        (sums, count * 9 * conv.shape.in_c * conv.shape.out_c)
     }
 }
 
-/// Floats of what normalises the images that a backward pass reads, and of its raw output.
-fn affine_len(stage: &Stage) -> usize {
-    3 * stage.shape.in_c + 5 * stage.shape.out_c
+/// Floats of the norm coefficients of a backward pass: of its input's norm and of its raw output's.
+fn affine_len(conv: &FusedConv) -> usize {
+    3 * conv.shape.in_c + 5 * conv.shape.out_c
 }
 
-fn backward(stage: &Stage, behind: &BatchNorm, uniform: bool, data: Data) -> Emitted {
-    let grid = Grid::new(stage, data);
-    let (shape, output, weight) = (&stage.shape, behind.output(), &grid.weight);
+fn backward(conv: &FusedConv, after: &BatchNorm, uniform: bool, data: InputGradient) -> Emitted {
+    let grid = BackwardGrid::new(conv, data);
+    let (shape, output, weight) = (&conv.shape, after.output(), &grid.weight);
     let [image_step, pixel_step] =
         if uniform { [output.c, 0] } else { [output.pixels() * output.c, output.c] };
     let affine = grid.data.as_ref().map_or(0, |fit| fit.floats).max(weight.floats);
     let values = BackwardValues {
-        from: From::of(stage),
-        to: From::raw(behind),
+        from: ImageSource::for_conv(conv),
+        to: ImageSource::raw(after),
         batch: shape.batch as u32,
         h: shape.in_h as u32,
         w: shape.in_w as u32,
         image_step: image_step as u32,
         pixel_step: pixel_step as u32,
-        accumulate: (data == Data::Accumulate).into(),
+        accumulate: (data == InputGradient::Accumulate).into(),
         slices: grid.slices,
-        data: grid.data.as_ref().map_or(Tile::zeroed(), |fit| fit.tile),
-        data_stage: grid.data.as_ref().map_or(0, |fit| fit.stage) as u32,
+        data: grid.data.as_ref().map_or(FusedTile::zeroed(), |fit| fit.tile),
+        data_staging: grid.data.as_ref().map_or(0, |fit| fit.staging) as u32,
         data_weights: grid.data.as_ref().map_or(0, |fit| fit.weights) as u32,
         data_offsets: grid.data.as_ref().map_or(0, |fit| fit.tables) as u32,
         weight: weight.tile,
@@ -383,39 +383,39 @@ fn backward(stage: &Stage, behind: &BatchNorm, uniform: bool, data: Data) -> Emi
     let threads = weight.threads.max(grid.data.as_ref().map_or(0, |fit| fit.threads));
     // At the end the sums of all threads take the place of everything else.
     let [chunk, groups] = [weight.tile.chunk, grid.slices.weight_groups].map(|n| n as usize);
-    let sums = windows::sums_over_pixels(stage.precision, [threads, chunk, groups]);
-    let floats = (affine + affine_len(stage)).max(sums);
-    let reads: [At; 11] = std::array::from_fn(read);
-    let writes: [At; 6] = std::array::from_fn(write);
-    let (sums, weights) = grid.scratch(stage);
+    let sums = windows::sums_over_pixels(conv.precision, [threads, chunk, groups]);
+    let floats = (affine + affine_len(conv)).max(sums);
+    let reads: [CallOperand; 11] = std::array::from_fn(read);
+    let writes: [CallOperand; 6] = std::array::from_fn(write);
+    let (sums, weights) = grid.scratch(conv);
     let tickets = writes[5];
     let weights = write(6).part(WIDE * sums, weights);
-    let (kernel, operands) = match stage.before {
+    let (kernel, operands) = match conv.before {
         None => {
             let all = [&reads[..1], &reads[5..], &writes[..2], &[tickets, weights]].concat();
-            (&STAGE_BACKWARD, all)
+            (&FUSED_BACKWARD, all)
         }
         Some(norm) => {
-            let kernel = if norm.pool { &STAGE_BACKWARD_POOL } else { &STAGE_BACKWARD_NORM };
+            let kernel = if norm.pool { &FUSED_BACKWARD_POOL } else { &FUSED_BACKWARD_NORM };
             (kernel, [&reads[..], &writes, &[weights, write(6).part(0, sums)]].concat())
         }
     };
-    let kernel = by_precision(kernel, stage.precision);
+    let kernel = by_precision(kernel, conv.precision);
     let call = Call::new(kernel, grid.blocks(), threads as u32).shared(4 * floats as u32);
     emitted(call, &operands, values)
 }
 
-/// Blocks that go through images behind a norm.
+/// Blocks that go through the output of a norm.
 fn parts(norm: &BatchNorm) -> usize {
     norm.shape.batch.div_ceil(IMAGES)
 }
 
 /// Values and call of a kernel that does.
-fn head(kernel: &'static Kernel, of: &Head) -> (HeadValues, Call) {
-    let Head { norm, classes, precision } = of;
+fn head(kernel: &'static Kernel, of: &ClassifierHead) -> (ClassifierValues, Call) {
+    let ClassifierHead { norm, classes, precision } = of;
     let (output, c) = (norm.output(), norm.shape.c);
-    let values = HeadValues {
-        of: From::raw(norm),
+    let values = ClassifierValues {
+        of: ImageSource::raw(norm),
         batch: output.batch as u32,
         classes: *classes as u32,
         pixels: output.pixels() as u32,
@@ -431,8 +431,8 @@ fn head(kernel: &'static Kernel, of: &Head) -> (HeadValues, Call) {
     (values, call.shared(4 * ((IMAGES + 3) * c) as u32))
 }
 
-/// The sums of the norm's gradient, and those of a classifier's, in the scratch that is this write.
-fn head_scratch(norm: &BatchNorm, classes: usize, scratch: usize) -> [At; 2] {
+/// The sums of the gradients of the norm and of the classifier, in the written operand `scratch`.
+fn head_scratch(norm: &BatchNorm, classes: usize, scratch: usize) -> [CallOperand; 2] {
     let (parts, c) = (parts(norm), norm.shape.c);
     let sums = parts * 2 * c;
     let weights = parts * (c + 1) * classes;

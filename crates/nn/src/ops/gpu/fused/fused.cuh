@@ -1,14 +1,15 @@
-// What the kernels of stages share. A stage is a 3 × 3 convolution with stride 1 and a border of
-// one zero; batch norm, ReLU and max pooling before it are computed where its input is read, and
-// those behind it where its raw output is read. So they are never stored.
+// Code that the kernels of fused convolutions share. A fused convolution is 3 × 3, with stride 1
+// and a border of one zero. Batch norm, ReLU and max pooling before it are computed where its input
+// is read, and batch norm, ReLU and max pooling after it where its raw output is read. So they are
+// never stored.
 #pragma once
 #include "norm.cuh"
 #include "window.cuh"
 
-// Before a convolution, or behind it.
+// The layers between two convolutions.
 constexpr u32 NOTHING = 0, NORM = 1, POOL = 2;  // POOL: batch norm, ReLU and 2 × 2 max pooling
 
-// Images that a kernel reads: raw ones, and what is computed of them.
+// Images that a kernel reads: raw images, and the layers that are computed from them.
 struct Source {
     u32 h, w, c;
     u32 kind;
@@ -27,7 +28,7 @@ struct Tile {
     Divisor wide, high;  // by `w` and `h`
 };
 
-// The tile as a product of windows sees it, with so many channels that are read at a time.
+// The tile for a product of windows that reads `chunk` channels at a time.
 template <class P>
 __device__ __forceinline__ Area area_of(const Tile& t, u32 groups, u32 filter) {
     u32 words = t.chunk / P::EACH;
@@ -46,7 +47,7 @@ struct Origin {
     }
 };
 
-// Images that a convolution reads, and what normalises them, in shared memory.
+// Images that a convolution reads, and their norm coefficients, in shared memory.
 struct Input {
     const Source& of;
     Span<const float> x;
@@ -117,8 +118,8 @@ __device__ __forceinline__ float value_at(const Source& of, Span<const float> x,
     return relu(Winner(v, z).value);
 }
 
-// A pixel's part in the sums of a batch norm's gradient: of dz and dz·(x - mean), dz being what
-// pool and ReLU let pass.
+// A pixel's part in the sums of a batch norm's gradient, of dz and dz·(x - mean): dz is the
+// gradient that pool and ReLU let pass.
 template <u32 KIND>
 __device__ __forceinline__ void add_gradient(const Source& of, Span<const float> x, const Affine& z,
                                              u32 at, float d, Pair& sums) {
@@ -136,15 +137,15 @@ __device__ __forceinline__ void add_gradient(const Source& of, Span<const float>
     sums.b = fma(dz, (double)(raw - z.mean), sums.b);
 }
 
-// Channels that lie in shared memory: on tensor cores those of whole words, all of a chunk.
+// Channels that lie in shared memory: on tensor cores all channels of a chunk, in whole words.
 template <class P>
 __device__ __forceinline__ u32 channels_of(const Tile& t, Channels which) {
     return P::MATRIX ? t.chunk : which.n;
 }
 
 // Copies channels of a tile and a border of one pixel to shared memory, as the convolution reads
-// them: those of images before `end`. Eight channels of four pixels fill a warp's loads, so that
-// they read whole sectors.
+// them, for images before `end`. Eight channels of four pixels fill a warp's loads, so that they
+// read whole sectors.
 template <class P, u32 KIND>
 __device__ __forceinline__ void load_planes(const Input& from, const Tile& t, const Origin& at,
                                             Channels which, u32 end, float* planes) {
@@ -155,7 +156,7 @@ __device__ __forceinline__ void load_planes(const Input& from, const Tile& t, co
         Affine z = {0.0f, 0.0f, 0.0f};
         if (KIND != NOTHING && c < which.n) z = affine_of(from.affine, of.c, channel);
         for (u32 r = threadIdx.x / 32; r < t.images * rows; r += blockDim.x / 32) {
-            // What lies above the image, or left of it, wraps around to large numbers.
+            // Coordinates above the image, or left of it, wrap around to large numbers.
             u32 image = at.image + r / rows, y = at.y + r % rows - 1;
             bool inside = image < end && y < t.rows && c < which.n;
             float* to = planes + c / P::EACH * t.plane + r * t.pitch;
@@ -195,9 +196,9 @@ __device__ __forceinline__ u32 filter_word(const Filter& of, Channels which, u32
     return P::word(v);
 }
 
-// Weights of channels that are read and of the tile's that are written, from `col` on, as
-// [tap][word][column] and zeros behind them; the data gradient reads them transposed, taps in
-// reverse order. Threads read what lies side by side: eight columns, or the words of a tap.
+// Weights of the input channels and of the tile's output channels, from `col` on, as
+// [tap][word][column], then zeros. The data gradient reads them transposed, taps in reverse order.
+// Threads read elements that lie side by side: eight columns, or the words of a tap.
 template <class P, bool GRADIENT>
 __device__ __forceinline__ void load_filter(const Filter& of, const Area& area, Channels which,
                                             u32 col, float* weights) {
@@ -250,11 +251,11 @@ __device__ __forceinline__ void load_weights(const Filter& of, const Area& area,
     }
 }
 
-// Whether this is the last of so many blocks to come here: then it sees all that the others wrote
-// before. Its ticket is 0 before and after.
+// Whether this is the last of `count` blocks to arrive: then it sees everything that the others
+// wrote before. Its ticket is 0 before and after.
 __device__ __forceinline__ bool is_last(Span<u32> tickets, u32 which, u32 blocks) {
     __shared__ bool last;
-    __threadfence();  // what this thread wrote comes before the count of its block
+    __threadfence();  // this thread's writes come before the count of its block
     __syncthreads();
     if (threadIdx.x == 0) {
         last = atomicAdd(&tickets[which], 1u) == blocks - 1;
@@ -300,7 +301,7 @@ struct TileSums {
         if (lane < 8) part[warp][group][lane] = sums.a, part[warp][group][8 + lane] = sums.b;
     }
 
-    // Writes those of all warps to `to` [2][channels]; this tile's are from `first` on.
+    // Writes the sums of all warps to `to` [2][channels]; the tile's sums begin at `first`.
     __device__ __forceinline__ void write(double* to, u32 first, u32 groups, u32 channels) {
         __syncthreads();
         for (u32 i = threadIdx.x; i < 16 * groups; i += blockDim.x) {
@@ -316,7 +317,7 @@ struct TileSums {
 struct NormGradient {
     Span<const float> var, gamma;
     Span<float> dgamma, dbeta;
-    Span<float> coefficients;  // [3][C]: scale, and what mean and variance take away
+    Span<float> coefficients;  // [3][C]: scale, offset, slope
 };
 
 // From the sums of dz and dz·(x - mean) over all parts to the parameters' gradients and the

@@ -1,11 +1,11 @@
-//! Cases of stages and of classifiers behind them.
+//! Cases of fused convolutions and of classifiers after them.
 
 use meristem_nn::Precision;
-use meristem_nn::kernels::ImageShape;
+use meristem_nn::kernels::BatchShape;
 use meristem_nn::kernels::conv::ConvShape;
 use meristem_nn::kernels::norm::Activation;
+use meristem_nn::ops::fused::{ClassifierHead, FusedConv, FusedOp, InputGradient};
 use meristem_nn::ops::norm::BatchNorm;
-use meristem_nn::ops::stage::{Data as Gradient, Head, Op, Stage};
 
 use super::case::{Case, Data, Random, case};
 use super::cases::packed_weights;
@@ -23,7 +23,7 @@ fn tickets(n: usize) -> Data {
     Data::U32(vec![0; n])
 }
 
-fn norm(shape: ImageShape, pool: bool) -> BatchNorm {
+fn norm(shape: BatchShape, pool: bool) -> BatchNorm {
     BatchNorm { shape, eps: 1e-5, act: Activation::Relu, pool }
 }
 
@@ -32,14 +32,14 @@ fn norm(shape: ImageShape, pool: bool) -> BatchNorm {
 enum Before {
     Nothing,
     Norm,
-    /// With pooling, whose windows leave so many rows and columns over.
+    /// With pooling, whose windows leave these rows and columns over.
     Pool(usize, usize),
 }
 
 /// Batch, height, width and channels of the convolution. Several images in a tile and several tiles
 /// in an image; a last tile and a last slice that are not whole; more channels than a block has;
 /// windows that are cut off; one pixel.
-const STAGES: [([usize; 5], Before); 11] = [
+const CONVOLUTIONS: [([usize; 5], Before); 11] = [
     ([5, 8, 6, 3, 8], Before::Nothing),
     ([2, 32, 32, 3, 8], Before::Nothing),
     ([1, 5, 5, 1, 1], Before::Nothing),
@@ -53,67 +53,68 @@ const STAGES: [([usize; 5], Before); 11] = [
     ([1, 1, 1, 2, 3], Before::Pool(0, 0)),
 ];
 
-fn stage([batch, in_h, in_w, in_c, out_c]: [usize; 5], before: Before) -> Stage {
+fn conv([batch, in_h, in_w, in_c, out_c]: [usize; 5], before: Before) -> FusedConv {
     let [kernel, stride, padding] = [[3; 2], [1; 2], [1; 2]];
     let shape = ConvShape { batch, in_c, in_h, in_w, out_c, kernel, stride, padding, groups: 1 };
-    let raw = |h, w| ImageShape { batch, h, w, c: in_c };
+    let raw = |h, w| BatchShape { batch, h, w, c: in_c };
     let before = match before {
         Before::Nothing => None,
         Before::Norm => Some(norm(raw(in_h, in_w), false)),
         Before::Pool(h, w) => Some(norm(raw(2 * in_h + h, 2 * in_w + w), true)),
     };
-    Stage { shape, before, precision: Precision::F32 }
+    FusedConv { shape, before, precision: Precision::F32 }
 }
 
 /// Variances of the norm before, and the weights.
-fn given(stage: &Stage, case: Case) -> Case {
-    let weights = packed_weights(&stage.shape, stage.shape.weight_len());
+fn given(conv: &FusedConv, case: Case) -> Case {
+    let weights = packed_weights(&conv.shape, conv.shape.weight_len());
     let case = case.reading(5, weights);
-    match stage.before {
+    match conv.before {
         Some(norm) => case.reading(2, variances(norm.shape.c)),
         None => case,
     }
 }
 
-/// A sum of products of what is read, the statistics are f64 sums of those: as for a convolution,
-/// but for values that are up to [`NORMALISED`].
-fn forward_cases(stage: Stage) -> Vec<Case> {
-    let taps = 9 * stage.shape.in_c + 4;
-    let of = |momentum| given(&stage, case(Op::Forward { stage, momentum }, taps, NORMALISED));
+/// A sum of products of the inputs; the statistics are f64 sums of the outputs. As for a
+/// convolution, but with values of up to [`NORMALISED`].
+fn forward_cases(conv: FusedConv) -> Vec<Case> {
+    let taps = 9 * conv.shape.in_c + 4;
+    let of = |momentum| given(&conv, case(FusedOp::Forward { conv, momentum }, taps, NORMALISED));
     let most = 2.0 * NORMALISED * NORMALISED * taps as f64;
     let training = of(Some(0.25)).bound(2, taps, most).bound(4, taps, 2.0 * most);
     vec![training.writing(6, tickets(1)), of(None)]
 }
 
 /// The raw output's gradient is at most 4, a sum of few products. The data's is a sum over taps and
-/// channels of its products with weights; what the norm before gets are f64 sums of that and of its
-/// products with distances of at most 2, divided by deviations of at least 0.7. The weights' is an
-/// f32 sum over pixels, by the processor in runs of about 256.
-fn backward_cases(stage: Stage) -> Vec<Case> {
-    let (output, wanted) = (stage.shape.output(), stage.before.is_some());
-    let data: &[Gradient] = match wanted {
-        true => &[Gradient::Overwrite],
-        false => &[Gradient::Unwanted, Gradient::Overwrite, Gradient::Accumulate],
+/// channels of its products with weights; the gradients of the norm before are f64 sums of it and
+/// of its products with distances of at most 2, divided by deviations of at least 0.7. The weights'
+/// is an f32 sum over pixels, by the processor in runs of about 256.
+fn backward_cases(conv: FusedConv) -> Vec<Case> {
+    let (output, wanted) = (conv.shape.output(), conv.before.is_some());
+    let data: &[InputGradient] = if wanted {
+        &[InputGradient::Overwrite]
+    } else {
+        &[InputGradient::Unwanted, InputGradient::Overwrite, InputGradient::Accumulate]
     };
-    let taps = 9 * stage.shape.out_c + 8;
+    let taps = 9 * conv.shape.out_c + 8;
     let pixels = output.batch * output.pixels();
     let runs = (pixels as f64 / 256.0).ceil();
     let mut cases = vec![];
     for &data in data {
         for (pool, uniform) in [(false, false), (true, false), (true, true)] {
-            let behind = norm(output, pool);
-            if behind.output().is_empty() {
+            let after = norm(output, pool);
+            if after.output().is_empty() {
                 continue;
             }
-            let op = Op::Backward { stage, behind, uniform, data };
+            let op = FusedOp::Backward { conv, after, uniform, data };
             let sums = 4.0 * 3.0 * pixels as f64;
             let backward = case(op, taps, 4.0)
                 .bound(1, pixels.min(256) + 8, 4.0 * NORMALISED * runs)
                 .bound(2, taps, sums)
                 .bound(3, taps, sums)
                 .bound(4, taps, 4.0 * 9.0)
-                .writing(5, tickets(stage.tickets()[1]));
-            cases.push(given(&stage, backward));
+                .writing(5, tickets(conv.tickets()[1]));
+            cases.push(given(&conv, backward));
         }
     }
     cases
@@ -126,17 +127,17 @@ fn head_cases() -> Vec<Case> {
     let shapes = shapes.into_iter().flat_map(|of| [false, true].map(|pool| (of, pool)));
     let shapes = shapes.flat_map(|of| Precision::ALL.map(|precision| (of, precision)));
     for ((([batch, h, w, c], classes), pool), precision) in shapes {
-        let norm = norm(ImageShape { batch, h, w, c }, pool);
-        let (head, pixels) = (Head { norm, classes, precision }, norm.output().pixels());
+        let norm = norm(BatchShape { batch, h, w, c }, pool);
+        let (head, pixels) = (ClassifierHead { norm, classes, precision }, norm.output().pixels());
         let linear = ConvShape::linear(batch, c, classes);
         let weights = packed_weights(&linear, linear.weight_len());
-        let forward = case(Op::Head(head), pixels + 8, NORMALISED)
+        let forward = case(FusedOp::Head(head), pixels + 8, NORMALISED)
             .bound(1, pixels + c + 8, NORMALISED)
             .reading(2, variances(c))
             .reading(5, weights.clone());
         cases.push(forward);
         let (of_batch, sums) = ((batch * pixels) as f64, classes + 2);
-        let gradient = case(Op::HeadGradient(head), sums, 1.0)
+        let gradient = case(FusedOp::HeadGradient(head), sums, 1.0)
             .bound(1, batch + 1, 1.0)
             .bound(2, batch + 1, 1.0)
             .bound(3, sums, 3.0 * of_batch)
@@ -148,19 +149,19 @@ fn head_cases() -> Vec<Case> {
         cases.push(gradient);
         // Nothing but the results is rounded.
         let most = 3.0 * of_batch;
-        let of_norm = case(Op::Sums(norm), 2, most).reading(2, variances(c));
+        let of_norm = case(FusedOp::Sums(norm), 2, most).reading(2, variances(c));
         cases.push(of_norm.writing(3, tickets(1)));
     }
     cases
 }
 
-pub(super) fn stage_cases() -> Vec<Case> {
-    let mut cases = vec![case(Op::Begin { gradient: 700, tickets: 3 }, 1, 0.0)];
-    for (shape, before) in STAGES {
+pub(super) fn fused_cases() -> Vec<Case> {
+    let mut cases = vec![case(FusedOp::Begin { gradient: 700, tickets: 3 }, 1, 0.0)];
+    for (shape, before) in CONVOLUTIONS {
         for precision in Precision::ALL {
-            let stage = Stage { precision, ..stage(shape, before) };
-            cases.extend(forward_cases(stage));
-            cases.extend(backward_cases(stage));
+            let conv = FusedConv { precision, ..conv(shape, before) };
+            cases.extend(forward_cases(conv));
+            cases.extend(backward_cases(conv));
         }
     }
     cases.extend(head_cases());

@@ -1,5 +1,5 @@
-//! Notes on the stages of a plan that is being built: what they hand to each other. See
-//! [`ops::stage`](crate::ops::stage).
+//! State of the fused convolutions while a plan is built: norms that are computed on load, and
+//! gradients passed backward. See [`ops::fused`](crate::ops::fused).
 
 use super::value::ValueId;
 use crate::graph::{NodeId, ParamId};
@@ -15,43 +15,44 @@ pub(crate) struct Loaded {
     pub(crate) params: [ParamId; 2],
 }
 
-/// The gradient that a stage leaves for the one before it, besides that of the images between them.
+/// Gradient that a fused convolution leaves for the one before it, beside the gradient of the
+/// images between them.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Left {
+pub(crate) struct PendingGradient {
     pub(crate) coefficients: ValueId,
     /// Whether all pixels of an image have the same gradient.
     pub(crate) uniform: bool,
 }
 
-/// Stages of a plan.
+/// Fused convolutions of a plan.
 #[derive(Debug, Default)]
-pub(crate) struct Stages {
-    /// Raw images, and what they stand for.
+pub(crate) struct FusedState {
+    /// Raw images, and their norms.
     loaded: Vec<(ValueId, Loaded)>,
     /// By the output of a norm unit.
-    left: Vec<(NodeId, Left)>,
-    /// Tickets of all stages, and how many are taken.
+    left: Vec<(NodeId, PendingGradient)>,
+    /// Tickets of all fused convolutions, and the number that is taken.
     pub(crate) tickets: Option<(ValueId, usize)>,
 }
 
-impl Stages {
-    /// Says that a value is raw images, which readers normalise.
+impl FusedState {
+    /// Marks a value as raw images, which readers normalise.
     pub(crate) fn load(&mut self, raw: ValueId, of: Loaded) {
         self.loaded.push((raw, of));
     }
 
-    /// The norm behind a value, if it is raw images.
+    /// The norm of a value, if it is raw images.
     pub(crate) fn loaded(&self, raw: ValueId) -> Option<Loaded> {
         self.loaded.iter().find(|(value, _)| *value == raw).map(|(_, of)| *of)
     }
 
     /// Leaves a gradient's coefficients for the norm unit with this output.
-    pub(crate) fn leave(&mut self, output: NodeId, left: Left) {
+    pub(crate) fn leave(&mut self, output: NodeId, left: PendingGradient) {
         self.left.push((output, left));
     }
 
     /// The gradient that was left for the norm unit with this output.
-    pub(crate) fn left(&self, output: NodeId) -> Option<Left> {
+    pub(crate) fn left(&self, output: NodeId) -> Option<PendingGradient> {
         self.left.iter().find(|(node, _)| *node == output).map(|(_, left)| *left)
     }
 }

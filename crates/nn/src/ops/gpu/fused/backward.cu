@@ -1,21 +1,21 @@
-// A stage's backward pass: gradients of the weights and of what precedes the convolution, from that
-// of what follows the batch norm behind it.
+// Backward pass of a fused convolution: the gradients of the weights and of the convolution's
+// input, from the gradient of the output of the batch norm after it.
 //
 // Both need the gradient of the raw output, which is computed from raw output and incoming gradient
 // where they are read. The images are cut into slices; a slice has blocks for the weights, for some
-// channels each, and blocks for the data, for a tile each. They follow one another, so that what
-// one has read is still near when the other reads it. The last block of each kind adds up its sums.
+// channels each, and blocks for the data, for a tile each. Both kinds alternate, so that the second
+// finds the elements of the first in the cache. The last block of each kind adds up its sums.
 #include "product.cuh"
-#include "stage.cuh"
+#include "fused.cuh"
 
 using Single = Product::Single;
 
-// How many blocks a slice has, and what each computes.
+// Numbers of blocks of a slice, and the share of each block.
 struct Slices {
-    u32 images;        // of a slice
+    u32 images;        // images of a slice
     u32 count;
     u32 weight_rows;   // blocks across the channels that are read, a chunk each
-    u32 weight_tiles;  // and across those that are written
+    u32 weight_tiles;  // and across output channels
     u32 weight_groups;  // groups of 8 of these in a block
     u32 data_tiles;    // tiles of pixels; none if no gradient of the data is wanted
     u32 columns;       // blocks across the channels that the data has
@@ -23,24 +23,24 @@ struct Slices {
 };
 
 struct Backward {
-    Source from;     // what the convolution reads
-    Source to;       // the raw output, and what is behind it
+    Source from;     // the convolution's input
+    Source to;       // the raw output, and the norm after it
     u32 batch, h, w;
     u32 image_step, pixel_step;  // of the incoming gradient: from image to image, pixel to pixel
     u32 accumulate;              // add to the gradient of the data
     Slices slices;
     Tile data;
-    u32 data_stage;    // plane of a result in shared memory
+    u32 data_staging;    // plane of a result in shared memory
     u32 data_weights, data_offsets;  // first float of the weights, of the offsets in a window
     Tile weight;
     u32 weight_row, weight_pixel;  // of the gradient in shared memory: floats of a row, of a pixel
     u32 weight_gradient, weight_quads;  // first float of the gradient, of the windows of 4 pixels
     u32 subsets;                        // threads that share a tile's rows
-    u32 affine;           // first float of what normalises, of what is read and of what is written
+    u32 affine;           // first float of the norm coefficients: input's, then raw output's
 };
 
-// What a block reads: tensors, and in shared memory [5][out_c] of the raw output's channels. What
-// the convolution reads is located where it is read: until then registers are for sums.
+// Inputs of a block: tensors, and in shared memory [5][out_c] of the raw output's channels. The
+// convolution's input is located where it is read: until then registers are for sums.
 struct Reads {
     Input x;
     Filter filter;
@@ -127,8 +127,8 @@ __device__ __forceinline__ void load_gradient_planes(const Backward& s, const Re
     }
 }
 
-// Puts that of a tile's pixels, channels from `col0` on, into rows of shared memory: [image and
-// row] [column][channel].
+// Puts the gradient of a tile's pixels, channels from `col0` on, into rows of shared memory: [image
+// and row] [column][channel].
 __device__ __forceinline__ void load_gradient_rows(const Backward& s, const Reads& of,
                                                    const Origin& at, u32 col0, u32 end,
                                                    float* to) {
@@ -162,7 +162,7 @@ struct Written {
 
 // Writes the data's gradient, and the sums that the batch norm before the convolution needs.
 template <u32 KIND>
-__device__ __forceinline__ void write_data(const Backward& s, const Reads& of, const float* stage,
+__device__ __forceinline__ void write_data(const Backward& s, const Reads& of, const float* staging,
                                            const Origin& at, u32 col0, const Written& written) {
     __shared__ TileSums sums;
     const Tile& t = s.data;
@@ -177,7 +177,7 @@ __device__ __forceinline__ void write_data(const Backward& s, const Reads& of, c
             u32 image = at.image + r / t.h, row = at.y + r % t.h;
             if (!is || image >= s.batch || row >= s.h) continue;
             u32 to = ((image * s.h + row) * s.w + at.x) * s.from.c + col;
-            const float* from = stage + mine * s.data_stage + r * t.w;
+            const float* from = staging + mine * s.data_staging + r * t.w;
             for (u32 k = lane / 8; k < t.w && at.x + k < s.w; k += 4) {
                 float d = from[k];
                 put(written.dx[(i64)(to + k * s.from.c)], d, s.accumulate);
@@ -208,7 +208,7 @@ __device__ __forceinline__ void add_data(const Backward& s, const Reads& of, flo
         sums.add(shared, shared + s.data_weights, which.n);
         __syncthreads();
     }
-    sums.put(shared, s.data_stage);
+    sums.put(shared, s.data_staging);
     __syncthreads();
 }
 
@@ -300,13 +300,12 @@ __device__ __forceinline__ void finish_weights(const Backward& s, const Weights&
     }
 }
 
-// What the batch norm before the convolution goes by.
+// Statistics and parameters of the batch norm before the convolution.
 struct NormReads {
     Span<const float> mean, var, gamma, beta;
 };
 
-// The parameters of what normalises, to shared memory: [3][in_c] of what is read, and [5][out_c] of
-// the raw output.
+// Copies the raw output's norm coefficients, [5][out_c], to shared memory.
 __device__ __forceinline__ void load_channels(const Backward& s, Span<const float> mean,
                                               Span<const float> beta,
                                               Span<const float> coefficients, float* to) {
@@ -317,7 +316,8 @@ __device__ __forceinline__ void load_channels(const Backward& s, Span<const floa
     }
 }
 
-// What blocks write. It is located where it is written: until then registers are for sums.
+// Outputs of the blocks. They are located where they are written: until then registers are for
+// sums.
 struct Results {
     Span<float> dx, dw;
     NormGradient norm;
@@ -385,7 +385,7 @@ __device__ __forceinline__ void run_block(const Backward& s, Reads of, float* sh
     }
 }
 
-// What a block with this shared memory reads.
+// Inputs of a block with this shared memory.
 __device__ __forceinline__ Reads reads_of(const Backward& s, Span<const float> x,
                                           Span<const float> w, Span<const float> z,
                                           Span<const float> dy, const float* shared) {
@@ -405,9 +405,9 @@ __device__ __forceinline__ float* prepare(const Backward& s, const NormReads& x,
     return shared;
 }
 
-// A stage that reads its input as it is.
+// The input has no norm.
 extern "C" __global__ void __launch_bounds__(128, 4)
-    stage_backward(Span<const float> x, Span<const float> w, Span<const float> z,
+    fused_backward(Span<const float> x, Span<const float> w, Span<const float> z,
                    Span<const float> mean, Span<const float> beta,
                    Span<const float> coefficients, Span<const float> dy, Span<float> dx,
                    Span<float> dw, Span<u32> tickets, Span<float> weights,
@@ -418,9 +418,9 @@ extern "C" __global__ void __launch_bounds__(128, 4)
     run_block<NOTHING>(s, reads_of(s, x, w, z, dy, shared), shared, to);
 }
 
-// Behind batch norm and ReLU.
+// The input is the output of batch norm and ReLU.
 extern "C" __global__ void __launch_bounds__(128, 4)
-    stage_backward_norm(Span<const float> x, Span<const float> x_mean, Span<const float> x_var,
+    fused_backward_norm(Span<const float> x, Span<const float> x_mean, Span<const float> x_var,
                         Span<const float> x_gamma, Span<const float> x_beta,
                         Span<const float> w, Span<const float> z, Span<const float> mean,
                         Span<const float> beta, Span<const float> coefficients,
@@ -436,9 +436,9 @@ extern "C" __global__ void __launch_bounds__(128, 4)
     run_block<NORM>(s, reads_of(s, x, w, z, dy, shared), shared, to);
 }
 
-// Behind batch norm, ReLU and max pooling.
+// The input is the output of batch norm, ReLU and max pooling.
 extern "C" __global__ void __launch_bounds__(128, 4)
-    stage_backward_pool(Span<const float> x, Span<const float> x_mean, Span<const float> x_var,
+    fused_backward_pool(Span<const float> x, Span<const float> x_mean, Span<const float> x_var,
                         Span<const float> x_gamma, Span<const float> x_beta,
                         Span<const float> w, Span<const float> z, Span<const float> mean,
                         Span<const float> beta, Span<const float> coefficients,
