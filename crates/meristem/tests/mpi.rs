@@ -30,11 +30,16 @@ const RANK: &str = "exec \"$0\" \"$@\" >said.$OMPI_COMM_WORLD_RANK 2>erred.$OMPI
 
 /// `mpirun` with these flags, and one rank with each of these arguments.
 fn mpirun(m: &Meristem, flags: &[&str], ranks: &[&str]) -> Command {
+    mpirun_by(RANK, m, flags, ranks)
+}
+
+/// [`mpirun`] whose ranks a shell script starts.
+fn mpirun_by(script: &str, m: &Meristem, flags: &[&str], ranks: &[&str]) -> Command {
     let mut command = Command::new("timeout");
     command.args(["--kill-after=5", PATIENCE, "mpirun", "--allow-run-as-root", "--oversubscribe"]);
     command.args(flags).current_dir(m.folder.path());
     for (rank, arguments) in ranks.iter().enumerate() {
-        command.args((rank > 0).then_some(":")).args(["-n", "1", "sh", "-c", RANK]);
+        command.args((rank > 0).then_some(":")).args(["-n", "1", "sh", "-c", script]);
         command.arg(env!("CARGO_BIN_EXE_meristem")).args(arguments.split_whitespace());
     }
     command.stdout(Stdio::null()).stderr(Stdio::null());
@@ -321,6 +326,27 @@ fn what_ranks_cannot_do_together_is_refused_and_leaves_nothing() {
         assert!(told(1).is_empty() || named, "{errors:?}");
         assert!(!m.path("no").exists(), "{words}");
     }
+}
+
+/// A file of the same path may have other contents on the machine of another rank. Here it is a
+/// descriptor, which each rank has for a file of its own.
+#[test]
+fn ranks_with_other_scripts_are_refused() {
+    let m = with_images();
+    let line = |step: usize| format!("{{\"step\":{step},\"op\":\"WAIT\"}}\n");
+    (0..2).for_each(|rank| fs::write(m.path(&format!("script.{rank}")), line(rank)).unwrap());
+    let run = RUN.replace("--envs 4", "--envs 1").replace("--controller ppo ", "");
+    let run = format!("{run} --data-parallel --controller fixed:/dev/fd/3 --comm mpi --run-dir");
+    let with_files = |files: &str, folder: &str| {
+        let script = format!("exec 3<{files}; {RANK}");
+        let arguments = format!("{run} {folder}");
+        ends(mpirun_by(&script, &m, &[], &[&arguments, &arguments]))
+    };
+    assert!(!with_files("script.$OMPI_COMM_WORLD_RANK", "no").success());
+    let words = "rank 1: its file of --controller differs from rank 0's";
+    assert!(erred(&m, 0).contains(words), "{}", erred(&m, 0));
+    assert!(!m.path("no").exists());
+    assert!(with_files("script.0", "yes").success(), "{}", erred(&m, 0));
 }
 
 /// Envs fail and are rolled back on every rank; an env that fails too often ends the run on all
