@@ -3,9 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Constants of the rules. In files every key is optional and unknown keys are errors.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+/// Constants of the rules.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct GovernorConfig {
     /// Share of ln(classes) within which a loss counts as that of guessing: .065.
     pub collapse_width: f64,

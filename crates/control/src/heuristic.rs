@@ -13,9 +13,8 @@ use crate::state::ControllerState;
 use crate::trend::Trend;
 use crate::view::EnvView;
 
-/// Constants of the heuristic. In files every key is optional and unknown keys are errors.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+/// Constants of the heuristic.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct HeuristicConfig {
     /// Steps that a plateau must last before it germinates; 0, the default, does not wait for one.
     pub plateau_steps: usize,

@@ -47,10 +47,8 @@ impl RewardMode {
     }
 }
 
-/// Weights of the rewards; the defaults are those of `docs/control.md`. In files every key is
-/// optional and unknown keys are errors.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+/// Weights of the rewards; the defaults are those of `docs/control.md`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct RewardConfig {
     /// Kind of reward.
     pub mode: RewardMode,

@@ -1,17 +1,15 @@
 //! Settings of the learning policy.
 
 use meristem_nn::graph::AdamConfig;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::targets::Targets;
 use crate::gae::Discounts;
 use crate::heads::{Floors, HEADS};
 use crate::policy::{ADAM, LossConfig};
 
-/// Settings of PPO; the defaults are those of `docs/control.md`. In files every key is optional and
-/// unknown keys are errors.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+/// Settings of PPO; the defaults are those of `docs/control.md`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct PpoConfig {
     /// Width of the policy: 128, and 512 in the full preset.
     pub hidden: usize,

@@ -366,17 +366,6 @@ fn none_does_nothing() {
     }
 }
 
-#[test]
-fn its_constants_are_read_strictly() {
-    let config: HeuristicConfig = serde_json::from_str(r#"{"plateau_gain_pp": 1.5}"#).unwrap();
-    assert_eq!(config, HeuristicConfig { plateau_gain_pp: 1.5, ..HeuristicConfig::default() });
-    let unknown = serde_json::from_str::<HeuristicConfig>(r#"{"plateau": 1}"#).unwrap_err();
-    assert!(
-        unknown.is_data() && unknown.to_string().contains("unknown field `plateau`"),
-        "{unknown}"
-    );
-}
-
 proptest! {
     /// Whatever the accuracies and contributions: legal (checked in `Env::step`), the same twice,
     /// the same after being written down in the middle, and no env affects another.

@@ -128,6 +128,15 @@ impl<T> Defaults<T> {
         Self { without_learning: Some([default, quick, full]), ..self }
     }
 
+    /// Defaults of a part of the value.
+    pub(crate) fn map<U>(self, part: impl Fn(T) -> U) -> Defaults<U> {
+        Defaults {
+            presets: self.presets.map(&part),
+            without_learning: self.without_learning.map(|values| values.map(&part)),
+            absent: self.absent,
+        }
+    }
+
     /// The default in a preset, for a controller that learns or does not.
     pub(crate) fn pick(self, preset: Preset, learns: bool) -> T {
         let Self { presets, without_learning, .. } = self;
@@ -306,6 +315,12 @@ impl Setting {
         Self { since: version, before: before.into(), ..self }
     }
 
+    /// A setting without a default; `meaning` describes what happens if it is not given.
+    pub(crate) fn absent(self, meaning: &str) -> Self {
+        let absent = Absent { meaning: meaning.into(), by_preset: None };
+        Self { default: DefaultText::Absent(absent), ..self }
+    }
+
     pub(crate) fn study_default(self, value: impl ToString) -> Self {
         Self { study_default: Some(value.to_string()), ..self }
     }
@@ -347,26 +362,50 @@ impl Setting {
 ///
 /// A declaration is a doc comment with the help text, then `key: type = defaults, attribute(…),
 /// …;`. Defaults are [`same`], [`presets`] or [`absent`]; attributes are methods of [`Setting`].
+/// A setting that is a field of a configuration of another crate is declared as `key in
+/// group.field: type, attribute(…), …;`. Its value is kept in the group's configuration, which has
+/// its default, too.
 macro_rules! settings {
-    ($( $heading:literal { $(
-        $(#[doc = $help:literal])+
-        $key:ident : $type:ty = $default:expr $(, $attribute:ident ( $($value:expr),* ) )* ;
-    )+ } )+) => {
+    (
+        groups { $(
+            $(#[doc = $about:literal])+
+            $name:ident : $config:ty = $initial:expr ;
+        )+ }
+        $( $heading:literal { $(
+            $(#[doc = $help:literal])+
+            $key:ident
+            $( in $group:ident $( . $field:ident )+ $( [ $index:expr ] )? : $type:ty )?
+            $( : $own:ty = $default:expr )?
+            $(, $attribute:ident ( $($value:expr),* ) )* ;
+        )+ } )+
+    ) => {
         /// Every setting of a run, resolved.
-        #[derive(Clone, Debug, PartialEq, Serialize)]
+        #[derive(Clone, Debug, PartialEq)]
         pub struct TrainConfig {
-            $($( $(#[doc = $help])+ pub $key: $type, )+)+
+            $($($(
+                #[doc = concat!("Value of [`Layer::", stringify!($key), "`].")]
+                pub $key: $own,
+            )?)+)+
+            $( $(#[doc = $about])+ pub $name: $config, )+
         }
 
         /// Settings from one source; sources of lower priority decide the others.
         #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
         #[serde(default)]
         pub struct Layer {
-            $($( $(#[doc = $help])+ pub $key: Option<$type>, )+)+
+            $($( $(#[doc = $help])+ pub $key: Option<$($type)? $($own)?>, )+)+
+        }
+
+        /// Defaults of the groups.
+        mod defaults {
+            use super::*;
+            $( pub(super) fn $name() -> Defaults<$config> { $initial } )+
         }
 
         static SETTINGS: LazyLock<Vec<Setting>> = LazyLock::new(|| vec![$($({
-            let defaults: Defaults<$type> = $default;
+            $( let defaults: Defaults<$own> = $default; )?
+            $( let defaults: Defaults<$type> = defaults::$group()
+                .map(|$group| place!($group $(.$field)+ $([$index])?)); )?
             Setting::new(stringify!($key), $heading, &[$($help),+], &defaults)
                 $( .$attribute($($value),*) )*
         }),+),+]);
@@ -398,15 +437,20 @@ macro_rules! settings {
         impl TrainConfig {
             /// Defaults of a preset, for a controller that learns or does not.
             pub(crate) fn of_preset(preset: Preset, learns: bool) -> Self {
-                Self { $($( $key: {
-                    let defaults: Defaults<$type> = $default;
-                    defaults.pick(preset, learns)
-                }, )+)+ }
+                Self {
+                    $($($( $key: {
+                        let defaults: Defaults<$own> = $default;
+                        defaults.pick(preset, learns)
+                    }, )?)+)+
+                    $( $name: defaults::$name().pick(preset, learns), )+
+                }
             }
 
             /// Overrides the settings that `layer` has.
             pub fn apply(&mut self, layer: Layer) {
-                $($( if let Some(value) = layer.$key { self.$key = value; } )+)+
+                $($( if let Some(value) = layer.$key {
+                    place!(self $( .$group $(.$field)+ $([$index])? )? ; $key) = value;
+                } )+)+
             }
 
             /// Checks every number against its range.
@@ -414,11 +458,34 @@ macro_rules! settings {
             /// # Errors
             /// [`Error::Value`](crate::Error::Value) names the first value outside its range.
             pub(crate) fn check_ranges(&self) -> crate::error::Result<()> {
-                $($( setting(stringify!($key)).check(&self.$key)?; )+)+
+                $($( setting(stringify!($key))
+                    .check(&place!(self $( .$group $(.$field)+ $([$index])? )? ; $key))?; )+)+
                 Ok(())
+            }
+        }
+
+        /// A map of all keys, in the order of the reference page.
+        impl Serialize for TrainConfig {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                let mut map = serializer.serialize_struct("TrainConfig", Layer::KEYS.len())?;
+                $($( map.serialize_field(
+                    stringify!($key),
+                    &place!(self $( .$group $(.$field)+ $([$index])? )? ; $key),
+                )?; )+)+
+                map.end()
             }
         }
     };
 }
 
-pub(crate) use settings;
+/// The place of a setting's value: in a group, or else the field of its key.
+macro_rules! place {
+    ($config:ident $(.$field:ident)+ $([$index:expr])? $(; $key:ident)?) => {
+        $config $(.$field)+ $([$index])?
+    };
+    ($config:ident ; $key:ident) => {
+        $config.$key
+    };
+}
+
+pub(crate) use {place, settings};

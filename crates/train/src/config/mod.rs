@@ -22,7 +22,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use meristem_comm::CommOptions;
-use meristem_control::{GovernorConfig, PpoConfig, RewardConfig, RewardMode};
+use meristem_control::{HeuristicConfig, PpoConfig, RewardConfig, RewardMode};
 use meristem_data::path_text;
 use meristem_device::{DeviceOptions, Trace};
 use meristem_grow::Optimisers;
@@ -248,79 +248,32 @@ impl TrainConfig {
         self.lr_schedule.factor(step, self.steps, self.lr_warmup)
     }
 
-    /// Settings of PPO.
-    pub(crate) fn ppo(&self) -> PpoConfig {
-        PpoConfig {
-            hidden: self.policy_width(),
-            epochs: self.ppo_epochs,
-            lr: self.ppo_lr,
-            adam_eps: self.ppo_adam_eps,
-            clip_norm: self.ppo_clip_norm,
-            gamma: self.ppo_gamma,
-            lambda: self.ppo_lambda,
-            bootstrap: self.ppo_bootstrap(),
-            clip: self.ppo_clip,
-            value_weight: self.ppo_value_weight,
-            entropy_weight: self.ppo_entropy_weight,
-            floors: [
-                self.ppo_floor_op,
-                self.ppo_floor_slot,
-                self.ppo_floor_blueprint,
-                self.ppo_floor_style,
-                self.ppo_floor_tempo,
-                self.ppo_floor_alpha_target,
-                self.ppo_floor_alpha_speed,
-                self.ppo_floor_alpha_curve,
-            ],
-            floor_rounds: self.ppo_floor_rounds,
-            target_kl: self.ppo_target_kl,
-            advantage_std_floor: self.ppo_advantage_std_floor,
-            skips_max: self.ppo_skips_max,
-        }
+    /// Settings of PPO, with those that depend on other settings.
+    pub(crate) fn ppo_config(&self) -> PpoConfig {
+        PpoConfig { hidden: self.policy_width(), bootstrap: self.ppo_bootstrap(), ..self.ppo }
     }
 
     /// Whether the value after an episode's last step stands for the rest.
     fn ppo_bootstrap(&self) -> bool {
-        self.ppo_bootstrap.map_or(self.reward != RewardMode::Shaped, |set| set.0)
+        self.ppo_bootstrap.map_or(self.reward.mode != RewardMode::Shaped, |set| set.0)
     }
 
-    /// Weights of the reward.
+    /// Weights of the reward, with PPO's discount factor.
     pub(crate) fn reward_config(&self) -> RewardConfig {
-        RewardConfig {
-            mode: self.reward,
-            gain: self.reward_gain,
-            rent: self.reward_rent,
-            rent_max: self.reward_rent_max,
-            potential: self.reward_potential,
-            gamma: self.ppo_gamma,
-            fossilize: self.reward_fossilize,
-            fossilize_price: self.reward_fossilize_price,
-            prune: self.reward_prune,
-            op_price: self.reward_op_price,
-            sparse_size: self.reward_sparse_size,
-            advantage: self.reward_advantage,
-            size: self.reward_size,
-        }
+        RewardConfig { gamma: self.ppo.gamma, ..self.reward }
     }
 
-    /// Rules of the governor.
-    pub(crate) fn governor(&self) -> GovernorConfig {
-        GovernorConfig {
-            collapse_width: self.governor_collapse_width,
-            learned_share: self.governor_learned_share,
-            spike_loss: self.governor_spike_loss,
-            spike_sigmas: self.governor_spike_sigmas,
-            spike_factor: self.governor_spike_factor,
-            spike_patience: self.governor_spike_patience,
-            snapshot_steps: self.governor_snapshot_steps,
-            failures_max: self.governor_failures_max,
-            penalty: self.governor_penalty,
-        }
+    /// Rules of the heuristic in a run with `train_samples` training images.
+    pub(crate) fn heuristic_config(&self, train_samples: usize) -> HeuristicConfig {
+        let max_parameters = Some((self.parameters_per_image * train_samples as f64) as usize);
+        let plateau_gain_pp = self.plateau_gain as f32;
+        HeuristicConfig { plateau_gain_pp, max_parameters, ..self.heuristic }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::declare::Range;
     use super::types::Limit;
     use super::*;
 
@@ -411,26 +364,48 @@ mod tests {
         }
     }
 
+    /// Groups of a configuration by the prefix of their keys.
+    fn groups(config: &TrainConfig) -> [(&'static str, toml::Table); 3] {
+        let table = |group: toml::Value| group.as_table().unwrap().clone();
+        [
+            ("reward", table(toml::Value::try_from(config.reward).unwrap())),
+            ("ppo", table(toml::Value::try_from(config.ppo).unwrap())),
+            ("governor", table(toml::Value::try_from(config.governor).unwrap())),
+        ]
+    }
+
     #[test]
-    fn every_weight_of_the_reward_is_the_setting_of_its_name() {
-        let weights = |flags: Layer| {
-            let config = resolve(Layer::default(), flags).unwrap();
-            toml::Table::try_from(config.reward_config()).unwrap()
-        };
-        let usual = weights(Layer::default());
-        for key in usual.keys() {
-            let (setting, text) = match key.as_str() {
-                "mode" => ("reward".into(), "sparse"),
-                "gamma" => ("ppo_gamma".into(), "0.25"),
-                weight => (format!("reward_{weight}"), "0.25"),
+    fn every_setting_of_a_group_changes_the_field_of_its_name() {
+        let usual = resolve(Layer::default(), Layer::default()).unwrap();
+        let mut seen = 0;
+        for setting in all() {
+            let text = match setting.range {
+                Range::Whole(low, _) => (low + 7).to_string(),
+                Range::Real(low, high) => (high - (high - low) / 64.0).to_string(),
+                Range::Any if setting.key == "reward" => "sparse".into(),
+                Range::Any => continue,
             };
             let mut flags = Layer::default();
-            flags.set(&setting, text).unwrap_or_else(|error| panic!("{setting}: {error}"));
-            let mut expected = usual.clone();
-            let value = text.parse().map_or_else(|_| text.into(), toml::Value::Float);
-            assert_ne!(expected.insert(key.clone(), value.clone()), Some(value), "{setting}");
-            assert_eq!(weights(flags), expected, "{setting} is to change `{key}` and nothing else");
+            flags.set(setting.key, &text).unwrap();
+            let mut other = usual.clone();
+            other.apply(flags);
+            for ((prefix, before), (_, after)) in groups(&usual).into_iter().zip(groups(&other)) {
+                let changed: Vec<_> =
+                    before.keys().filter(|key| before[*key] != after[*key]).collect();
+                let [field] = changed[..] else {
+                    assert!(changed.is_empty(), "{}: {changed:?}", setting.key);
+                    continue;
+                };
+                let fits = match &**field {
+                    "mode" => setting.key == prefix,
+                    "floors" => setting.key.starts_with("ppo_floor_"),
+                    field => setting.key == format!("{prefix}_{field}"),
+                };
+                assert!(fits, "{} changes {field}", setting.key);
+                seen += 1;
+            }
         }
+        assert_eq!(seen, 43, "settings in these groups");
     }
 
     #[test]

@@ -7,14 +7,19 @@
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
-use meristem_control::{GovernorConfig, HeuristicConfig, PpoConfig, RewardConfig, RewardMode};
+use meristem_control::{
+    GovernorConfig, HeadKind, HeuristicConfig, PpoConfig, RewardConfig, RewardMode,
+};
 use meristem_data::order::EpochMode;
 use meristem_grow::{Gates, Optimisers, Rules, Tempo};
 use meristem_nn::Precision;
 use meristem_nn::graph::SgdConfig;
-use serde::{Deserialize, Serialize};
+use serde::ser::SerializeStruct;
+use serde::{Deserialize, Serialize, Serializer};
 
-use super::declare::{Defaults, Scope, Setting, absent, absent_by_preset, presets, same, settings};
+use super::declare::{
+    Defaults, Scope, Setting, absent, absent_by_preset, place, presets, same, settings,
+};
 use super::types::{
     Augmentations, BadValue, ByteSize, ClipNorm, CommKind, ControllerKind, ExchangeKind,
     HotScopePolicy, Limit, LrSchedule, Normalize, PolicyStart, Preset, Switch, Telemetry, unknown,
@@ -47,45 +52,39 @@ const WHOLE_MAX: u64 = i64::MAX as u64;
 /// Maximum number of ranks.
 const RANKS_MAX: u64 = 64;
 
-fn ppo() -> PpoConfig {
-    PpoConfig::default()
-}
-
 /// Optimiser of a host.
 fn host() -> SgdConfig {
     Optimisers::default().host
 }
 
-fn rules() -> Rules {
-    Rules::default()
-}
-
-/// Gates of short runs.
-fn quick_gates() -> Gates {
-    Gates::default().quick()
-}
-
-fn heuristic() -> HeuristicConfig {
-    HeuristicConfig::default()
-}
-
-fn governor() -> GovernorConfig {
-    GovernorConfig::default()
-}
-
-fn reward() -> RewardConfig {
-    RewardConfig::default()
+/// Rules of short runs: modules blend early, and a small contribution suffices.
+fn short(min_contribution_pp: f64) -> Rules {
+    let gates = Gates { min_contribution_pp, ..Gates::default().quick() };
+    Rules { gates, ..Rules::default() }
 }
 
 /// Width of a new policy.
 pub(crate) fn policy_width(preset: Preset) -> usize {
     match preset {
-        Preset::Default | Preset::Quick => ppo().hidden,
+        Preset::Default | Preset::Quick => PpoConfig::default().hidden,
         Preset::Full => FULL_WIDTH,
     }
 }
 
 settings! {
+    groups {
+        /// Limits of growth, and gates of the lifecycle.
+        rules: Rules = presets(short(0.5), short(0.0), Rules::default());
+        /// Rules of the heuristic, except `plateau_gain_pp`, which has another type here, and
+        /// `max_parameters`, which depends on the dataset.
+        heuristic: HeuristicConfig = same(HeuristicConfig::default());
+        /// Settings of PPO, except `hidden` and `bootstrap`, which depend on other settings.
+        ppo: PpoConfig = same(PpoConfig::default());
+        /// Weights of the reward, except `gamma`, which is that of PPO.
+        reward: RewardConfig = same(RewardConfig::default());
+        /// Rules of the governor.
+        governor: GovernorConfig = same(GovernorConfig::default());
+    }
     "Run" {
         /// Set of defaults for the other settings.
         preset: Preset = same(Preset::Default);
@@ -251,39 +250,35 @@ settings! {
         /// Slots that may grow: names (r0c1), beginnings of names (r0, r1), or all.
         slots: Vec<String> = same(["r0".to_string()]), unit("LIST");
         /// Maximum number of modules in an env at once, including fossilized ones.
-        max_modules: usize = same(rules().max_modules), unit("N"), whole(0, 64);
+        max_modules in rules.max_modules: usize, unit("N"), whole(0, 64);
         /// Maximum number of parameters of a host with its modules. An action that would exceed it
         /// is illegal, for every controller. A module counts with the gate of style linear_gate.
-        max_parameters: Option<usize> = absent("no limit"), unit("N"), whole(1, WHOLE_MAX),
-            since(5, None);
+        max_parameters in rules.max_parameters: Option<u64>, unit("N"), whole(1, WHOLE_MAX),
+            since(5, None), absent("no limit");
         /// Maximum number of multiply-accumulate operations per image of a host with its modules,
         /// in evaluation, likewise.
-        max_macs: Option<usize> = absent("no limit"), unit("N"), whole(1, WHOLE_MAX),
-            since(5, None);
+        max_macs in rules.max_macs: Option<u64>, unit("N"), whole(1, WHOLE_MAX),
+            since(5, None), absent("no limit");
         /// Minimum number of steps in stage training before a module may blend.
-        min_training_steps: u32 = presets(
-            quick_gates().min_training_steps,
-            quick_gates().min_training_steps,
-            rules().gates.min_training_steps
-        ), unit("N"), whole(1, 1_000_000);
+        min_training_steps in rules.gates.min_training_steps: u32, unit("N"), whole(1, 1_000_000);
         /// Minimum contribution of a module to be fossilized, in percentage points of control
         /// accuracy.
-        min_contribution: f64 = presets(0.5, 0.0, rules().gates.min_contribution_pp),
+        min_contribution in rules.gates.min_contribution_pp: f64,
             unit("PP"), real(-100.0, 100.0);
         /// Number of steps without a significant gain above plateau-gain after which the heuristic
         /// grows a module. With 0 it does not wait for a plateau.
-        plateau_steps: usize = same(heuristic().plateau_steps), unit("N"), whole(0, 1_000_000);
+        plateau_steps in heuristic.plateau_steps: usize, unit("N"), whole(0, 1_000_000);
         /// Gain of control accuracy per step that ends a plateau, in percentage points.
-        plateau_gain: f64 = same(f64::from(heuristic().plateau_gain_pp)),
+        plateau_gain: f64 = same(HeuristicConfig::default().plateau_gain_pp),
             unit("PP"), real(-100.0, 100.0);
         /// Maximum number of parameters of a host with its modules, per training image, up to which
         /// the heuristic grows.
         parameters_per_image: f64 = same(1.0), unit("N"), real(0.0, 1e9), since(5, "1");
         /// Share by which the control loss may exceed the training loss while the heuristic grows.
-        max_gap: f64 = same(heuristic().max_gap), unit("SHARE"), real(0.0, 1e9), since(5, "0.25");
+        max_gap in heuristic.max_gap: f64, unit("SHARE"), real(0.0, 1e9), since(5, "0.25");
         /// Duration of blending that the heuristic chooses: fast (3 steps), standard (5) or slow
         /// (8).
-        tempo: Tempo = same(heuristic().tempo);
+        tempo in heuristic.tempo: Tempo;
     }
     "Policy" {
         /// Policy that controller ppo starts from: the one that comes with the program, none for a
@@ -301,129 +296,129 @@ settings! {
         ppo_demonstrations: usize = same(0usize),
             unit("ROUNDS"), whole(0, 1_000_000), since(7, "0");
         /// Passes over the round in one policy update.
-        ppo_epochs: usize = same(ppo().epochs), unit("N"), whole(1, 1000);
+        ppo_epochs in ppo.epochs: usize, unit("N"), whole(1, 1000);
         /// Learning rate of the policy (Adam).
-        ppo_lr: f32 = same(ppo().lr), unit("RATE"), real(0.0, f64::from(f32::MAX));
+        ppo_lr in ppo.lr: f32, unit("RATE"), real(0.0, f64::from(f32::MAX));
         /// ε of Adam.
-        ppo_adam_eps: f32 = same(ppo().adam_eps), unit("EPS"), real(1e-30, 1.0);
+        ppo_adam_eps in ppo.adam_eps: f32, unit("EPS"), real(1e-30, 1.0);
         /// Maximum norm of the policy's gradient; a longer gradient is scaled down.
-        ppo_clip_norm: f32 = same(ppo().clip_norm), unit("NORM"), real(1e-6, 1e6);
+        ppo_clip_norm in ppo.clip_norm: f32, unit("NORM"), real(1e-6, 1e6);
         /// Discount factor γ of rewards and of the stage potential.
-        ppo_gamma: f64 = same(ppo().gamma), unit("GAMMA"), real(0.0, 1.0);
+        ppo_gamma in ppo.gamma: f64, unit("GAMMA"), real(0.0, 1.0);
         /// λ of generalised advantage estimation.
-        ppo_lambda: f64 = same(ppo().lambda), unit("LAMBDA"), real(0.0, 1.0);
+        ppo_lambda in ppo.lambda: f64, unit("LAMBDA"), real(0.0, 1.0);
         /// Whether an episode would have gone on: then the value of the observation after its last
         /// step stands for the rest. off: nothing comes after it.
         ppo_bootstrap: Option<Switch> = absent("on, and off with reward shaped"),
             unit("on|off"), since(5, "on");
         /// Clipping range ε of the probability ratio, which is clipped to 1 ± ε.
-        ppo_clip: f32 = same(ppo().clip), unit("EPS"), real(1e-6, 1.0);
+        ppo_clip in ppo.clip: f32, unit("EPS"), real(1e-6, 1.0);
         /// Weight of the value loss.
-        ppo_value_weight: f32 = same(ppo().value_weight), unit("W"), real(0.0, 1e6);
+        ppo_value_weight in ppo.value_weight: f32, unit("W"), real(0.0, 1e6);
         /// Weight of the entropy bonus.
-        ppo_entropy_weight: f32 = same(ppo().entropy_weight), unit("W"), real(0.0, 1e6);
+        ppo_entropy_weight in ppo.entropy_weight: f32, unit("W"), real(0.0, 1e6);
         /// Target KL divergence of an update. An update stops early once the KL divergence is above
         /// 1.5 times the target.
-        ppo_target_kl: f64 = same(ppo().target_kl), unit("KL"), real(1e-9, 1e6);
+        ppo_target_kl in ppo.target_kl: f64, unit("KL"), real(1e-9, 1e6);
         /// Lower bound of the standard deviation that advantages are divided by.
-        ppo_advantage_std_floor: f64 = same(ppo().advantage_std_floor),
+        ppo_advantage_std_floor in ppo.advantage_std_floor: f64,
             unit("STD"), real(1e-9, 1e6);
         /// Minimum probability of every legal op in the first round of learning.
-        ppo_floor_op: f32 = same(ppo().floors[0]),
+        ppo_floor_op in ppo.floors[HeadKind::Op as usize]: f32,
             unit("P"), real(0.0, 0.99), since(5, "0.15");
         /// Minimum probability of every legal slot in the first round of learning.
-        ppo_floor_slot: f32 = same(ppo().floors[1]),
+        ppo_floor_slot in ppo.floors[HeadKind::Slot as usize]: f32,
             unit("P"), real(0.0, 0.99), since(5, "0.05");
         /// Minimum probability of every legal blueprint in the first round of learning.
-        ppo_floor_blueprint: f32 = same(ppo().floors[2]),
+        ppo_floor_blueprint in ppo.floors[HeadKind::Blueprint as usize]: f32,
             unit("P"), real(0.0, 0.99), since(5, "0.12");
         /// Minimum probability of every legal blending style in the first round of learning.
-        ppo_floor_style: f32 = same(ppo().floors[3]),
+        ppo_floor_style in ppo.floors[HeadKind::Style as usize]: f32,
             unit("P"), real(0.0, 0.99), since(5, "0.08");
         /// Minimum probability of every legal tempo in the first round of learning.
-        ppo_floor_tempo: f32 = same(ppo().floors[4]),
+        ppo_floor_tempo in ppo.floors[HeadKind::Tempo as usize]: f32,
             unit("P"), real(0.0, 0.99), since(5, "0.12");
         /// Minimum probability of every legal target of alpha in the first round of learning.
-        ppo_floor_alpha_target: f32 = same(ppo().floors[5]),
+        ppo_floor_alpha_target in ppo.floors[HeadKind::AlphaTarget as usize]: f32,
             unit("P"), real(0.0, 0.99), since(5, "0.08");
         /// Minimum probability of every legal speed of alpha in the first round of learning.
-        ppo_floor_alpha_speed: f32 = same(ppo().floors[6]),
+        ppo_floor_alpha_speed in ppo.floors[HeadKind::AlphaSpeed as usize]: f32,
             unit("P"), real(0.0, 0.99), since(5, "0.06");
         /// Minimum probability of every legal curve of alpha in the first round of learning.
-        ppo_floor_alpha_curve: f32 = same(ppo().floors[7]),
+        ppo_floor_alpha_curve in ppo.floors[HeadKind::AlphaCurve as usize]: f32,
             unit("P"), real(0.0, 0.99), since(5, "0.06");
         /// Rounds over which the ppo-floor settings fall to 0, linearly; with 0 they stay. A policy
         /// that does not learn has no floors.
-        ppo_floor_rounds: usize = same(ppo().floor_rounds),
+        ppo_floor_rounds in ppo.floor_rounds: usize,
             unit("N"), whole(0, 1_000_000), since(5, "0");
         /// Consecutive updates with a non-finite loss or gradient after which the run ends.
-        ppo_skips_max: usize = same(ppo().skips_max), unit("N"), whole(1, 1_000_000);
+        ppo_skips_max in ppo.skips_max: usize, unit("N"), whole(1, 1_000_000);
     }
     "Reward" {
         /// Reward of the policy: basic, contribution, sparse or shaped. The last needs twins.
-        reward: RewardMode = same(RewardMode::default());
+        reward in reward.mode: RewardMode;
         /// Reward per percentage point of control accuracy gained in a step.
-        reward_gain: f64 = same(reward().gain), unit("W"), real(-1e6, 1e6), since(3, "0.2");
+        reward_gain in reward.gain: f64, unit("W"), real(-1e6, 1e6), since(3, "0.2");
         /// Weight of a step's rent, ln(1 + E / max(H, 200)). E is the number of parameters of all
         /// modules, each weighted by its alpha; H is that of the host.
-        reward_rent: f64 = same(reward().rent), unit("W"), real(-1e6, 1e6), since(3, "0.05");
+        reward_rent in reward.rent: f64, unit("W"), real(-1e6, 1e6), since(3, "0.05");
         /// Maximum rent of a step.
-        reward_rent_max: f64 = same(reward().rent_max),
+        reward_rent_max in reward.rent_max: f64,
             unit("REWARD"), real(0.0, 1e6), since(3, "0.5");
         /// Weight of the stage potential. Only with reward contribution or shaped.
-        reward_potential: f64 = same(reward().potential),
+        reward_potential in reward.potential: f64,
             unit("W"), real(-1e6, 1e6), since(3, "0.1");
         /// Weight of the harmonic mean of contribution and gain when a good module is fossilized.
         /// Only with reward contribution.
-        reward_fossilize: f64 = same(reward().fossilize),
+        reward_fossilize in reward.fossilize: f64,
             unit("W"), real(-1e6, 1e6), since(3, "0.1");
         /// Cost of fossilizing any other module. Only with reward contribution.
-        reward_fossilize_price: f64 = same(reward().fossilize_price),
+        reward_fossilize_price in reward.fossilize_price: f64,
             unit("REWARD"), real(-1e6, 1e6), since(3, "0.5");
         /// Reward for pruning a harmful module. Only with reward contribution.
-        reward_prune: f64 = same(reward().prune), unit("REWARD"), real(-1e6, 1e6), since(3, "0.1");
+        reward_prune in reward.prune: f64, unit("REWARD"), real(-1e6, 1e6), since(3, "0.1");
         /// Cost of every action except WAIT. Only with reward contribution or shaped.
-        reward_op_price: f64 = same(reward().op_price),
+        reward_op_price in reward.op_price: f64,
             unit("REWARD"), real(-1e6, 1e6), since(3, "0.01");
         /// Weight of the size, ln(1 + E / max(H, 200)) as in reward-rent. Only with reward sparse.
-        reward_sparse_size: f64 = same(reward().sparse_size),
+        reward_sparse_size in reward.sparse_size: f64,
             unit("W"), real(-1e6, 1e6), since(3, "0.1");
         /// Reward per nat by which the control loss gets further below that of the twin in a step.
         /// Only with reward shaped.
-        reward_advantage: f64 = same(reward().advantage), unit("W"), real(-1e6, 1e6), since(5, "8");
+        reward_advantage in reward.advantage: f64, unit("W"), real(-1e6, 1e6), since(5, "8");
         /// Cost of growing by one unit of ln(1 + E / max(H, 200)), as in reward-rent. Only with
         /// reward shaped.
-        reward_size: f64 = same(reward().size), unit("W"), real(-1e6, 1e6), since(5, "0.1");
+        reward_size in reward.size: f64, unit("W"), real(-1e6, 1e6), since(5, "0.1");
     }
     "Governor" {
         /// Relative distance from ln(classes) within which a loss counts as guessing.
-        governor_collapse_width: f64 = same(governor().collapse_width),
+        governor_collapse_width in governor.collapse_width: f64,
             unit("SHARE"), real(0.0, 1.0), since(2, "0.065");
         /// Share of ln(classes). Once the mean loss of an env is below it, the env has learned, and
         /// guessing counts as a failure.
-        governor_learned_share: f64 = same(governor().learned_share),
+        governor_learned_share in governor.learned_share: f64,
             unit("SHARE"), real(0.0, 1.0), since(2, "0.6");
         /// Minimum loss of a spike. A loss is a spike only if it exceeds all three spike limits.
-        governor_spike_loss: f64 = same(governor().spike_loss),
+        governor_spike_loss in governor.spike_loss: f64,
             unit("LOSS"), real(0.0, 1e9), since(2, "12");
         /// Minimum distance of a spike above the running mean, in standard deviations.
-        governor_spike_sigmas: f64 = same(governor().spike_sigmas),
+        governor_spike_sigmas in governor.spike_sigmas: f64,
             unit("N"), real(0.0, 1e9), since(2, "6");
         /// Minimum ratio of a spike's loss to the running mean.
-        governor_spike_factor: f64 = same(governor().spike_factor),
+        governor_spike_factor in governor.spike_factor: f64,
             unit("N"), real(0.0, 1e9), since(2, "3");
         /// Consecutive loss spikes that count as a failure.
-        governor_spike_patience: u32 = same(governor().spike_patience),
+        governor_spike_patience in governor.spike_patience: u32,
             unit("N"), whole(1, 1_000_000), since(2, "3");
         /// Steps between the snapshots that a failed env is restored from. Another is taken
         /// whenever a module is fossilized.
-        governor_snapshot_steps: u32 = same(governor().snapshot_steps),
+        governor_snapshot_steps in governor.snapshot_steps: u32,
             unit("N"), whole(1, 1_000_000), since(2, "5");
         /// Failures of an env, without a snapshot in between, after which the run ends.
-        governor_failures_max: u32 = same(governor().failures_max),
+        governor_failures_max in governor.failures_max: u32,
             unit("N"), whole(1, 1_000_000), since(2, "3");
         /// Amount added to the reward of the action that caused a failure.
-        governor_penalty: f64 = same(governor().penalty),
+        governor_penalty in governor.penalty: f64,
             unit("REWARD"), real(-1e6, 0.0), since(2, "-10");
     }
     "Ranks" {

@@ -33,7 +33,7 @@ pub(crate) fn together(config: &TrainConfig) -> Result<()> {
         let expected = "off with data-parallel, whose ranks train one network";
         return Err(Error::value("twin", "on", expected));
     }
-    if config.reward == RewardMode::Shaped
+    if config.reward.mode == RewardMode::Shaped
         && config.controller == ControllerKind::Ppo
         && !config.twin()
     {

@@ -4,13 +4,12 @@ use std::path::Path;
 
 use meristem_comm::Communicator;
 use meristem_control::{
-    Controller, Heuristic, HeuristicConfig, Learning, NoController, Ppo, PpoGroup, PpoOptions,
-    RandomController, Script,
+    Controller, Heuristic, Learning, NoController, Ppo, PpoGroup, PpoOptions, RandomController,
+    Script,
 };
 use meristem_device::Stream;
 use meristem_nn::safetensors;
 
-use crate::config::TrainConfig;
 use crate::error::{Error, Result};
 use crate::external::{External, OwnController};
 use crate::processes::World;
@@ -56,7 +55,7 @@ impl AnyController {
             ControllerKind::None => rules(Box::new(NoController)),
             ControllerKind::Random => rules(Box::new(RandomController::new(config.seed))),
             ControllerKind::Heuristic => {
-                rules(Box::new(Heuristic::new(heuristic(config, train_samples))))
+                rules(Box::new(Heuristic::new(config.heuristic_config(train_samples))))
             }
             ControllerKind::Fixed(_) => match &setup.script {
                 Some(file) => Ok(Self::Script(Box::new(file.parse(&setup.fresh_host(0)?)?))),
@@ -135,19 +134,6 @@ impl AnyController {
     }
 }
 
-/// Rules of the heuristic, with those that are settings.
-fn heuristic(config: &TrainConfig, train_samples: usize) -> HeuristicConfig {
-    let usual = HeuristicConfig::default();
-    HeuristicConfig {
-        plateau_steps: config.plateau_steps,
-        plateau_gain_pp: config.plateau_gain as f32,
-        tempo: config.tempo,
-        max_parameters: Some((config.parameters_per_image * train_samples as f64) as usize),
-        max_gap: config.max_gap,
-        ..usual
-    }
-}
-
 /// A new policy, or the one that the run starts from; if it learns, with its teacher.
 fn policy(setup: &Setup, stream: &Stream, learning: Learning, train_samples: usize) -> Result<Ppo> {
     let config = &setup.config;
@@ -158,12 +144,12 @@ fn policy(setup: &Setup, stream: &Stream, learning: Learning, train_samples: usi
         isa: setup.isa,
         learning,
     };
-    let mut ppo = Ppo::new(stream, config.ppo(), &setup.fresh_host(0)?, options)?;
+    let mut ppo = Ppo::new(stream, config.ppo_config(), &setup.fresh_host(0)?, options)?;
     setup.policy.as_ref().map_or(Ok(()), |file| file.fill(&mut ppo))?;
     Ok(match (learning, config.ppo_demonstrations) {
         (Learning::Off | Learning::Greedy, _) | (_, 0) => ppo,
         (Learning::On, rounds) => {
-            ppo.taught(Heuristic::new(heuristic(config, train_samples)), rounds)
+            ppo.taught(Heuristic::new(config.heuristic_config(train_samples)), rounds)
         }
     })
 }
@@ -171,7 +157,7 @@ fn policy(setup: &Setup, stream: &Stream, learning: Learning, train_samples: usi
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Layer;
+    use crate::config::{Layer, TrainConfig};
     use crate::record::events::Event;
     use crate::record::observer::Observer;
     use crate::record::summary::Summary;

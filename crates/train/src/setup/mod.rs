@@ -12,7 +12,7 @@ use meristem_control::RewardConfig;
 use meristem_data::{Augment, DatasetInfo, DatasetSpec, Normalization, Residency, Source};
 use meristem_device::Stream;
 use meristem_grow::{
-    BlueprintSet, Gates, Host, HostSpec, ImageShape, Rules, Size, SlotName, Topology, nearest,
+    BlueprintSet, Host, HostSpec, ImageShape, Rules, Size, SlotName, Topology, nearest,
 };
 use meristem_nn::graph::Graph;
 use meristem_nn::{Isa, Network, NetworkOptions, Plans};
@@ -197,7 +197,6 @@ pub(crate) struct Setup {
     /// Compiled plans, shared by the networks of all envs.
     pub(crate) plans: Plans,
     slots: Vec<SlotName>,
-    rules: Rules,
     blueprints: Arc<BlueprintSet>,
     init: Option<Arc<Weights>>,
     /// Constants that the initial weights were trained with, if they are others than the run's.
@@ -228,18 +227,6 @@ impl Setup {
         let Names { host, slots, isa, init, starts, script, policy, .. } = names;
         let image = image_shape(&info);
         host.validate(&image).map_err(meristem_grow::Error::from)?;
-        let gates = Gates {
-            min_training_steps: config.min_training_steps,
-            min_contribution_pp: config.min_contribution,
-            ..Gates::default()
-        };
-        let rules = Rules {
-            max_modules: config.max_modules,
-            max_parameters: config.max_parameters.map(|most| most as u64),
-            max_macs: config.max_macs.map(|most| most as u64),
-            gates,
-            ..Rules::default()
-        };
         let normalization = config.normalize.constants(&info)?;
         let own = init.as_ref().map(|weights| weights.normalization(info.channels)).transpose()?;
         let other_normalization = own.flatten().filter(|own| *own != normalization);
@@ -255,7 +242,6 @@ impl Setup {
             isa,
             plans,
             slots,
-            rules,
             blueprints,
             init,
             other_normalization,
@@ -273,7 +259,7 @@ impl Setup {
     /// Checks that the host at the beginning of an episode is within its limits.
     fn check_size(&self, host: &Host) -> Result<()> {
         let Size { parameters, macs } = host.size()?;
-        let Rules { max_parameters, max_macs, .. } = self.rules;
+        let Rules { max_parameters, max_macs, .. } = self.config.rules;
         let limits = [
             ("max-parameters", "parameters", parameters, max_parameters),
             ("max-macs", "MACs", macs, max_macs),
@@ -302,11 +288,12 @@ impl Setup {
         match file {
             None => {
                 let blueprints = Arc::clone(&self.blueprints);
-                Ok(Host::new(self.host.clone(), self.image, &self.slots, blueprints, self.rules)?)
+                let rules = self.config.rules;
+                Ok(Host::new(self.host.clone(), self.image, &self.slots, blueprints, rules)?)
             }
             Some(weights) => {
                 let wanted = Wanted { host: Some(&self.host), image: &self.image };
-                weights.host(&wanted, &self.slots, &self.blueprints, self.rules)
+                weights.host(&wanted, &self.slots, &self.blueprints, self.config.rules)
             }
         }
     }
@@ -316,7 +303,7 @@ impl Setup {
     /// # Errors
     /// A damaged topology; another host, image shape or set of slots.
     pub(crate) fn rebuild(&self, topology: &Topology) -> Result<Host> {
-        let host = topology.rebuild(&self.blueprints, self.rules)?;
+        let host = topology.rebuild(&self.blueprints, self.config.rules)?;
         // Spec, image, slots and blueprints are the same for all envs.
         let fresh = self.fresh_host(0)?;
         let names =

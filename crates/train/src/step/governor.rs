@@ -46,7 +46,7 @@ pub(crate) fn govern(
     envs: &mut [Env],
     when: Position,
 ) -> Result<()> {
-    let rules = context.setup.config.governor();
+    let rules = context.setup.config.governor;
     let mut restored = vec![];
     for (index, env) in envs.iter_mut().enumerate() {
         let loss = env.vital_loss();
@@ -109,7 +109,7 @@ pub(crate) fn take_snapshots(
     envs: &mut [Env],
     Position { step, .. }: Position,
 ) -> Result<()> {
-    let rules = context.setup.config.governor();
+    let rules = context.setup.config.governor;
     let mut due: Vec<&mut Env> = vec![];
     for env in envs {
         if env.has_changed() {

@@ -169,9 +169,9 @@ impl StudyConfig {
         config.ranks = self.settings.ranks;
         config.exchange = self.settings.exchange;
         if let Contender::Learner(Some(mode)) = contender {
-            config.reward = *mode;
+            config.reward.mode = *mode;
         }
-        config.twin = Some(Switch(config.reward == RewardMode::Shaped));
+        config.twin = Some(Switch(config.reward.mode == RewardMode::Shaped));
         config.validate()?;
         Ok(config)
     }
