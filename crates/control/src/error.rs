@@ -38,7 +38,7 @@ pub enum Error {
     Script {
         /// Line in the file, from 1.
         line: usize,
-        /// Reason, and what was expected.
+        /// Reason, with the expected value.
         problem: String,
     },
     /// The action script asks for an action that is not legal at its step.

@@ -1,12 +1,12 @@
-//! Rules by which an env's training has failed (`docs/growth.md`, Governor). The rollback itself is
-//! part of the training loop (`train::governor`).
+//! Rules that detect a failed training of an env (`docs/growth.md`, Governor). The training loop
+//! has the rollback (`train::step::governor`).
 
 use serde::{Deserialize, Serialize};
 
 /// Constants of the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct GovernorConfig {
-    /// Share of ln(classes) within which a loss counts as that of guessing: .065.
+    /// Share of ln(classes) by which a loss of guessing may differ from it: .065.
     pub collapse_width: f64,
     /// Share of ln(classes) below which the running average must have been for a collapse: .6.
     pub learned_share: f64,
@@ -57,7 +57,7 @@ impl GovernorConfig {
 pub enum Failure {
     /// A loss, or a weight, is NaN or infinite.
     NotFinite,
-    /// The env had learned, and its loss is now that of guessing.
+    /// The env had learned, and its loss is now the loss of guessing.
     Collapse,
     /// The loss was far above its running mean for several steps in a row.
     Spike,

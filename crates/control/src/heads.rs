@@ -38,7 +38,7 @@ pub enum HeadSize {
 
 impl HeadSize {
     /// The number of choices.
-    pub fn of(self, slots: usize, blueprints: usize) -> usize {
+    pub fn choices(self, slots: usize, blueprints: usize) -> usize {
         match self {
             HeadSize::Fixed(size) => size,
             HeadSize::Slots => slots,

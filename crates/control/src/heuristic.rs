@@ -14,7 +14,8 @@ use crate::trend::Trend;
 use crate::view::EnvView;
 
 /// Constants of the heuristic.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct HeuristicConfig {
     /// Steps that a plateau must last before it germinates; 0, the default, does not wait for one.
     pub plateau_steps: usize,
@@ -69,7 +70,7 @@ const GAP_STEPS: usize = 3;
 
 /// Memory of an env. Penalties outlast an episode, so that the next one continues them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-struct Memory {
+struct HeuristicMemory {
     /// Penalty per blueprint.
     penalties: Vec<f64>,
     /// Steps since a prune was noticed; the step after the prune is 1.
@@ -85,7 +86,7 @@ struct Memory {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Heuristic {
     config: HeuristicConfig,
-    memories: Vec<Option<Memory>>, // [envs]
+    memories: Vec<Option<HeuristicMemory>>, // [envs]
 }
 
 impl Heuristic {
@@ -99,12 +100,12 @@ impl Heuristic {
         &self.config
     }
 
-    fn memory(&mut self, env: usize, host: &Host) -> &mut Memory {
+    fn memory(&mut self, env: usize, host: &Host) -> &mut HeuristicMemory {
         let (blueprints, slots) = (host.blueprints().len(), host.slots().len());
         if self.memories.len() <= env {
             self.memories.resize(env + 1, None);
         }
-        let memory = self.memories[env].get_or_insert_with(Memory::default);
+        let memory = self.memories[env].get_or_insert_with(HeuristicMemory::default);
         memory.penalties.resize(blueprints, 0.0);
         memory.seen.resize(slots, None);
         memory
@@ -123,7 +124,7 @@ impl Controller for Heuristic {
     }
 
     fn save(&self) -> Result<ControllerState> {
-        ControllerState::of(self.name(), &self.memories)
+        ControllerState::from_memory(self.name(), &self.memories)
     }
 
     fn restore(&mut self, state: &ControllerState) -> Result<()> {
@@ -157,7 +158,7 @@ impl Heuristic {
     }
 }
 
-impl Memory {
+impl HeuristicMemory {
     /// Takes note of a new step: penalties decay, and modules that are gone count as pruned.
     fn notice(&mut self, host: &Host, config: &HeuristicConfig) {
         self.penalties.iter_mut().for_each(|penalty| *penalty *= config.penalty_decay);
@@ -231,7 +232,7 @@ fn is_plateau(accuracies_pp: &[f32], config: &HeuristicConfig) -> bool {
         return steps == 0;
     };
     steps == 0
-        || Trend::of(&accuracies_pp[from..]).is_none_or(|trend| {
+        || Trend::fit(&accuracies_pp[from..]).is_none_or(|trend| {
             let surely = trend.slope - config.significance * trend.standard_error.unwrap_or(0.0);
             surely < f64::from(config.plateau_gain_pp)
         })

@@ -33,7 +33,7 @@
 //! # }
 //! ```
 //!
-//! The rules and tables are those of `docs/control.md`.
+//! `docs/control.md` has the rules and tables.
 //!
 //! # Modules, from the ones that everything uses on
 //! - `action`, `heads`, `masks`, `rules`: actions, their choices, and what is legal;
@@ -41,7 +41,7 @@
 //! - `controller`, `heuristic`, `random`, `script`: controllers without a policy;
 //! - `observation`, `normalizer`, `sampling`, `reward`, `gae`: numbers in and out of a policy;
 //! - [`policy`], `ppo`, `report`, `state`: the policy, how it learns, and its memory;
-//! - `governor`: rules by which training has failed.
+//! - `governor`: rules that detect failed training.
 
 #![forbid(unsafe_code)]
 

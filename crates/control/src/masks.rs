@@ -21,7 +21,7 @@ pub struct HeadLayout {
 impl HeadLayout {
     /// The layout for hosts with this many enabled slots and blueprints.
     pub fn new(slots: usize, blueprints: usize) -> Self {
-        let sizes = HEADS.map(|head| head.size.of(slots, blueprints));
+        let sizes = HEADS.map(|head| head.size.choices(slots, blueprints));
         let mut offsets = [0; HEAD_COUNT];
         let mut total = 0;
         for (offset, size) in offsets.iter_mut().zip(sizes) {
@@ -57,7 +57,7 @@ pub struct Legality {
 
 impl Legality {
     /// Legality in the host's current state.
-    pub fn of(host: &Host) -> Self {
+    pub fn from_host(host: &Host) -> Self {
         let blueprints = |slot| legal_blueprints(slot, host).collect();
         Self {
             slots: Op::ALL.map(|op| legal_slots(op, host)),

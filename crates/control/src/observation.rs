@@ -2,7 +2,7 @@
 //!
 //! A row is the [`BaseObservation`] and then one [`SlotObservation`] per enabled slot, each written
 //! field by field in the order of its declaration. The blueprint of each slot is an index beside
-//! the row, for the policy's embedding. The scales are those of `docs/control.md`, Observation:
+//! the row, for the policy's embedding. `docs/control.md`, Observation, has the scales:
 //! symlog(x) = sign(x)·ln(1 + |x|) and L(x) = symlog(x)/7.
 
 use meristem_grow::{AlphaMode, Module, Slot, Stage};
@@ -102,7 +102,7 @@ impl BaseObservation {
     pub const LEN: usize = 23;
 
     /// Observes an env.
-    pub fn of(view: &EnvView<'_>) -> Self {
+    pub fn from_view(view: &EnvView<'_>) -> Self {
         let slots = view.host.slots();
         let share = |stages: &[Stage]| {
             let count = slots.iter().filter(|slot| stages.contains(&slot.stage)).count();
@@ -143,7 +143,7 @@ impl SlotObservation {
     pub const LEN: usize = 31;
 
     /// Observes slot `index` of an env.
-    pub fn of(view: &EnvView<'_>, index: usize) -> Self {
+    pub fn from_view(view: &EnvView<'_>, index: usize) -> Self {
         let slot = &view.host.slots()[index];
         if slot.stage == Stage::Dormant {
             return Self::default();
@@ -223,9 +223,9 @@ pub fn observation_len(slots: usize) -> usize {
 /// Values beyond the end of either slice are dropped; the caller provides the lengths above.
 pub fn write_observation(view: &EnvView<'_>, row: &mut [f32], blueprints: &mut [u32]) {
     let mut row = Row { rest: row };
-    BaseObservation::of(view).write(&mut row);
+    BaseObservation::from_view(view).write(&mut row);
     for index in 0..view.host.slots().len() {
-        SlotObservation::of(view, index).write(&mut row);
+        SlotObservation::from_view(view, index).write(&mut row);
     }
     let empty = view.host.blueprints().len();
     for (blueprint, slot) in blueprints.iter_mut().zip(view.host.slots()) {

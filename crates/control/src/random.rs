@@ -36,7 +36,7 @@ impl RandomController {
         *decision += 1;
         let layout = HeadLayout::new(view.host.slots().len(), view.host.blueprints().len());
         let (mut logits, mut mask) = (vec![0.0; layout.total()], vec![0; layout.total()]);
-        let legality = Legality::of(view.host);
+        let legality = Legality::from_host(view.host);
         let (floors, pick) = (Floors::default(), Pick::Sample(&mut rng));
         draw(&layout, &legality, &floors, &mut logits, &mut mask, pick).action()
     }
@@ -48,7 +48,7 @@ impl Controller for RandomController {
     }
 
     fn save(&self) -> Result<ControllerState> {
-        ControllerState::of(self.name(), &self.decisions)
+        ControllerState::from_memory(self.name(), &self.decisions)
     }
 
     fn restore(&mut self, state: &ControllerState) -> Result<()> {

@@ -42,7 +42,7 @@ pub struct RoundReport {
     pub gradient_norm: f64,
     /// 1 − Var(returns − values)/Var(returns) of the rollout; 0 where the returns do not vary.
     pub explained_variance: f64,
-    /// Running standard deviation by which returns are divided.
+    /// Running standard deviation that returns are divided by.
     pub return_scale: f64,
     /// Fingerprint of the policy's weights and optimiser after the update, equal on all ranks;
     /// absent with a single rank. Over several ranks, entropies, KL, objective, losses and shares

@@ -26,8 +26,8 @@ pub enum RewardMode {
     /// Zero until the end of the episode, then the final accuracy, minus a price for grown
     /// parameters.
     Sparse,
-    /// Lead over the bare twin: its control loss less that of the env, from step
-    /// to step, minus a price for parameters and actions. The potential of the stages is worth
+    /// Lead over the bare twin: its control loss minus the control loss of the env, from step to
+    /// step, minus a price for parameters and actions. The potential of the stages is worth
     /// nothing over a whole episode.
     Shaped,
 }
@@ -47,7 +47,7 @@ impl RewardMode {
     }
 }
 
-/// Weights of the rewards; the defaults are those of `docs/control.md`.
+/// Weights of the rewards; `docs/control.md` has the defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct RewardConfig {
     /// Kind of reward.
@@ -100,7 +100,7 @@ impl Default for RewardConfig {
     }
 }
 
-/// The terms of one transition's reward. Ranges are those of the default weights, for accuracies
+/// The terms of one transition's reward. Ranges are for the default weights, and for accuracies
 /// within 0 and 100 percentage points; a term that is not part of the mode is 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RewardTerms {
@@ -131,8 +131,9 @@ pub struct RewardTerms {
     /// before it 0. At most 1. Sparse.
     #[serde(deserialize_with = "null_as_nan")]
     pub result: f64,
-    /// `advantage · (A_t − A_{t−1})` with A the control loss of the twin less that of the env, in
-    /// nats; 0 at the first step. A step without A counts as one with the A before it. Shaped.
+    /// `advantage · (A_t − A_{t−1})` with A the control loss of the twin minus the control
+    /// loss of the env, in nats; 0 at the first step. A step without A counts as one with the A
+    /// before it. Shaped.
     #[serde(default, deserialize_with = "null_as_nan")]
     pub advantage: f64,
     /// `−size · (G' − G)` with G = ln(1 + E/max(host, 200)) before the transition and G' after it.

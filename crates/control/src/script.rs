@@ -12,11 +12,11 @@
 //! | key | meaning | for |
 //! |---|---|---|
 //! | `step` | step of every episode, from 0 | all |
-//! | `env` | the env; without it every env that has no line of its own for the step | all |
+//! | `env` | the env; without it every env without its own line for the step | all |
 //! | `op` | the operation | all |
 //! | `slot` | name of the slot | all but WAIT |
 //! | `blueprint` | name of the blueprint | GERMINATE |
-//! | `then` | what follows: FOSSILIZE | GERMINATE |
+//! | `then` | the next action: FOSSILIZE | GERMINATE |
 //! | `tempo` | duration of the first blending | GERMINATE |
 //! | `style` | blending style | GERMINATE, SET_ALPHA_TARGET |
 //! | `alpha_target` | target of alpha, as text | GERMINATE, SET_ALPHA_TARGET |
@@ -57,7 +57,7 @@ use crate::view::EnvView;
 /// A line of the file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Line {
+struct ScriptLine {
     step: u32,
     env: Option<usize>,
     op: Op,
@@ -76,7 +76,7 @@ struct Line {
 /// checked.
 ///
 /// # Errors
-/// Text that is no such action: its description, with what was expected.
+/// Description of a text that is no action, with the expected form.
 pub fn parse_action(text: &str, host: &Host) -> Result<Action, String> {
     let mut keys: serde_json::Map<String, serde_json::Value> =
         serde_json::from_str(text).map_err(|error| error.to_string())?;
@@ -84,7 +84,8 @@ pub fn parse_action(text: &str, host: &Host) -> Result<Action, String> {
         return Err(format!("`{key}` belongs to a script, not to an action"));
     }
     keys.insert("step".into(), 0.into());
-    let line: Line = serde_json::from_value(keys.into()).map_err(|error| error.to_string())?;
+    let line: ScriptLine =
+        serde_json::from_value(keys.into()).map_err(|error| error.to_string())?;
     line.action(host)
 }
 
@@ -119,7 +120,7 @@ impl Growth {
 
 /// An action and the line it comes from.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Entry {
+struct ScriptEntry {
     line: usize,
     action: Action,
 }
@@ -129,7 +130,7 @@ struct Entry {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Script {
     name: String,
-    entries: BTreeMap<(u32, Option<usize>), Entry>,
+    entries: BTreeMap<(u32, Option<usize>), ScriptEntry>,
     /// Germinations with `then`, in the order of the file.
     growths: Vec<Growth>,
     /// Envs that were rolled back in this episode.
@@ -140,7 +141,7 @@ impl Script {
     /// Parses a script for hosts like `host`; `name` is its name in configuration.
     ///
     /// # Errors
-    /// [`Error::Script`] naming the line and what was expected.
+    /// [`Error::Script`] naming the line and the expected form.
     pub fn parse(name: &str, text: &str, host: &Host) -> Result<Self> {
         let (mut entries, mut growths) = (BTreeMap::new(), vec![]);
         for (index, text) in text.lines().enumerate() {
@@ -149,14 +150,17 @@ impl Script {
                 continue;
             }
             let fault = |problem| Error::Script { line, problem };
-            let parsed: Line = serde_json::from_str(text).map_err(|e| fault(e.to_string()))?;
+            let parsed: ScriptLine =
+                serde_json::from_str(text).map_err(|e| fault(e.to_string()))?;
             let action = parsed.action(host).map_err(fault)?;
             if let Some(growth) = parsed.growth(line, action).map_err(fault)? {
                 growths.push(growth);
                 continue;
             }
             let key = (parsed.step, parsed.env);
-            if let Some(Entry { line: first, .. }) = entries.insert(key, Entry { line, action }) {
+            if let Some(ScriptEntry { line: first, .. }) =
+                entries.insert(key, ScriptEntry { line, action })
+            {
                 let problem = format!(
                     "step {} has an action already, in line {first}; give one per step and env",
                     parsed.step
@@ -186,7 +190,7 @@ impl Script {
             let next = self.growths.iter().find_map(|growth| growth.next(view));
             return Ok(next.unwrap_or(Action::Wait));
         };
-        let Entry { line, action } = *entry;
+        let ScriptEntry { line, action } = *entry;
         let (env, step) = (view.env, view.step);
         match legal(&action, view.host) {
             Ok(()) => Ok(action),
@@ -215,7 +219,7 @@ impl Controller for Script {
     }
 
     fn save(&self) -> Result<ControllerState> {
-        ControllerState::of(&self.name, &self.rolled_back)
+        ControllerState::from_memory(&self.name, &self.rolled_back)
     }
 
     fn restore(&mut self, state: &ControllerState) -> Result<()> {
@@ -224,7 +228,7 @@ impl Controller for Script {
     }
 }
 
-impl Line {
+impl ScriptLine {
     fn action(&self, host: &Host) -> Result<Action, String> {
         self.check_keys()?;
         let style = self.style.unwrap_or(Style::LinearAdd);

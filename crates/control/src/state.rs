@@ -19,8 +19,8 @@ impl ControllerState {
     /// The state of a controller with this memory, without tensors.
     ///
     /// # Errors
-    /// [`Error::BadState`] for what serde cannot serialise.
-    pub fn of(controller: &str, memory: &impl Serialize) -> Result<Self> {
+    /// [`Error::BadState`] for a value that serde cannot serialise.
+    pub fn from_memory(controller: &str, memory: &impl Serialize) -> Result<Self> {
         let mut bytes = vec![];
         ciborium::into_writer(memory, &mut bytes).map_err(|error| bad(controller, &error))?;
         Ok(Self { memory: bytes, tensors: StateDict::default() })

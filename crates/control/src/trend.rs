@@ -12,7 +12,7 @@ pub(crate) struct Trend {
 
 impl Trend {
     /// The line through `values`; `None` for fewer than two values, or values that are not finite.
-    pub(crate) fn of(values: &[f32]) -> Option<Self> {
+    pub(crate) fn fit(values: &[f32]) -> Option<Self> {
         let n = values.len() as f64;
         if values.len() < 2 || values.iter().any(|value| !value.is_finite()) {
             return None;
@@ -36,15 +36,15 @@ mod tests {
     /// Worked out by hand: x̄ = 1.5, ȳ = 4, Σ(x − x̄)² = 5, slope 2, residuals .0, 1, −2, 1 …
     #[test]
     fn slopes_come_with_their_errors() {
-        let trend = Trend::of(&[1.0, 4.0, 3.0, 8.0]).unwrap();
+        let trend = Trend::fit(&[1.0, 4.0, 3.0, 8.0]).unwrap();
         assert!((trend.slope - 2.0).abs() < 1e-12);
         // Residuals 0, 1, −2, 1: √(6/2/5).
         assert!((trend.standard_error.unwrap() - 0.6f64.sqrt()).abs() < 1e-12, "{trend:?}");
-        let line = Trend::of(&[5.0, 4.5, 4.0]).unwrap();
+        let line = Trend::fit(&[5.0, 4.5, 4.0]).unwrap();
         assert_eq!((line.slope, line.standard_error), (-0.5, Some(0.0)));
-        assert_eq!(Trend::of(&[1.0, 3.0]), Some(Trend { slope: 2.0, standard_error: None }));
+        assert_eq!(Trend::fit(&[1.0, 3.0]), Some(Trend { slope: 2.0, standard_error: None }));
         for none in [&[][..], &[1.0], &[1.0, f32::NAN, 2.0]] {
-            assert_eq!(Trend::of(none), None);
+            assert_eq!(Trend::fit(none), None);
         }
     }
 }

@@ -42,7 +42,7 @@ impl EnvView<'_> {
         self.accuracies_pp.last().copied()
     }
 
-    /// Control loss of the twin less that of this env, in nats, if both are finite.
+    /// Control loss of the twin minus the control loss of this env, in nats, if both are finite.
     pub fn advantage(&self) -> Option<f64> {
         let advantage = f64::from(self.twin_loss?) - f64::from(*self.losses.last()?);
         advantage.is_finite().then_some(advantage)

@@ -3,7 +3,7 @@
 //!     cargo run --release -p meristem --example own_blueprint
 
 use meristem::grow::{Blueprint, BlueprintSet, Channels, Join, Layer};
-use meristem::train::config::{Layer as Settings, TrainConfig};
+use meristem::train::config::{ConfigLayer, TrainConfig};
 use meristem::train::settings::{ControllerKind, Preset};
 use meristem::train::{Event, Observer, run_with};
 
@@ -39,13 +39,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     wide_depthwise.check()?;
     println!("{} parameters at 8 channels", wide_depthwise.parameters(8)?);
 
-    let settings = Settings {
+    let settings = ConfigLayer {
         preset: Some(Preset::Quick),
         controller: Some(ControllerKind::Heuristic),
         envs: Some(2),
-        ..Settings::default()
+        ..ConfigLayer::default()
     };
-    let config = TrainConfig::resolve(Settings::default(), settings)?;
+    let config = TrainConfig::resolve(ConfigLayer::default(), settings)?;
     let only_mine = BlueprintSet::empty().with(wide_depthwise)?;
     let summary = run_with(&config, only_mine, &mut Tell)?;
 

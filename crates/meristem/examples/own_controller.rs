@@ -4,7 +4,7 @@
 
 use meristem::control::{self, Action, Controller, EnvView};
 use meristem::grow::{AlphaTarget, Stage, Style, Tempo};
-use meristem::train::config::{Layer, TrainConfig};
+use meristem::train::config::{ConfigLayer, TrainConfig};
 use meristem::train::settings::{ControllerKind, Limit, Preset};
 use meristem::train::{Silent, run_with};
 
@@ -46,14 +46,14 @@ fn decide(env: &EnvView<'_>) -> Action {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let settings = Layer {
+    let settings = ConfigLayer {
         preset: Some(Preset::Quick),
         controller: Some(ControllerKind::External),
         envs: Some(2),
         max_batches: Some(Limit::Count(20)),
-        ..Layer::default()
+        ..ConfigLayer::default()
     };
-    let config = TrainConfig::resolve(Layer::default(), settings)?;
+    let config = TrainConfig::resolve(ConfigLayer::default(), settings)?;
     let controller: Box<dyn Controller> = Box::new(Patient);
     let summary = run_with(&config, controller, &mut Silent)?;
     for env in &summary.envs {

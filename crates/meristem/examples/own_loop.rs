@@ -3,7 +3,7 @@
 //!     cargo run --release -p meristem --example own_loop
 
 use meristem::control::{Action, Controller, Heuristic, HeuristicConfig};
-use meristem::train::config::{Layer, TrainConfig};
+use meristem::train::config::{ConfigLayer, TrainConfig};
 use meristem::train::session::Session;
 use meristem::train::settings::{ControllerKind, Limit, Preset};
 
@@ -11,14 +11,14 @@ use meristem::train::settings::{ControllerKind, Limit, Preset};
 const ENOUGH: f64 = 0.7;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let settings = Layer {
+    let settings = ConfigLayer {
         preset: Some(Preset::Quick),
         controller: Some(ControllerKind::External),
         envs: Some(2),
         max_batches: Some(Limit::Count(20)),
-        ..Layer::default()
+        ..ConfigLayer::default()
     };
-    let config = TrainConfig::resolve(Layer::default(), settings)?;
+    let config = TrainConfig::resolve(ConfigLayer::default(), settings)?;
     let mut session = Session::start(&config)?;
     let mut heuristic = Heuristic::new(HeuristicConfig::default());
 

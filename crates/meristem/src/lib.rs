@@ -14,10 +14,10 @@
 //!
 //! ```
 //! use meristem::grow::{HostSpec, ImageShape};
-//! use meristem::train::config::{Layer, TrainConfig};
+//! use meristem::train::config::{ConfigLayer, TrainConfig};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let config = TrainConfig::resolve(Layer::default(), Layer::default())?;
+//! let config = TrainConfig::resolve(ConfigLayer::default(), ConfigLayer::default())?;
 //! let host: HostSpec = config.host.parse()?;
 //! let embedded = ImageShape { channels: 1, height: 28, width: 28, classes: 10 };
 //! assert_eq!(host.parameters(&embedded), 496);

@@ -166,6 +166,12 @@ pub(crate) fn spread(values: &[f64]) -> (f64, f64, f64) {
     (median, least, greatest)
 }
 
+/// The names as a list of alternatives: `a, b or c`.
+pub(crate) fn listed<const N: usize>(names: [&str; N]) -> String {
+    let all = names.join(", ");
+    all.rsplit_once(", ").map_or(all.clone(), |(others, last)| format!("{others} or {last}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -52,7 +52,7 @@ fn slot_to_python<'py>(
     about.set_item("contribution", measured.contribution_pp)?;
     about.set_item("gradient_health", measured.gradient_health.map(|found| found.health))?;
     about.set_item("gate_passes", view.gate_passes(index))?;
-    let legality = Legality::of(view.host);
+    let legality = Legality::from_host(view.host);
     let is_legal = |op: &&Op| legality.slots(**op).get(index).is_some_and(|legal| *legal);
     let ops: Vec<&str> = Op::ALL.iter().filter(is_legal).map(|op| op.name()).collect();
     about.set_item("ops", ops)?;
@@ -76,13 +76,13 @@ fn observation(view: &EnvView<'_>) -> Array {
 }
 
 fn op_mask(view: &EnvView<'_>) -> Array {
-    let legality = Legality::of(view.host);
+    let legality = Legality::from_host(view.host);
     Array::of(Op::ALL.map(|op| i8::from(legality.op(op))).to_vec())
 }
 
 /// int8 (ops, slots).
 fn slot_mask(view: &EnvView<'_>) -> Array {
-    let legality = Legality::of(view.host);
+    let legality = Legality::from_host(view.host);
     let rows = Op::ALL.iter().flat_map(|op| legality.slots(*op).to_vec());
     let mask: Vec<i8> = rows.map(i8::from).collect();
     Array::shaped(mask, &[Op::ALL.len(), view.host.slots().len()])

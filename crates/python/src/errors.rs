@@ -47,7 +47,9 @@ impl Kind {
         use meristem_control::Error as Control;
         use meristem_device::Error as Device;
         match error {
-            train::Error::Value { .. } | train::Error::ConfigFile { .. } => Self::Setting,
+            train::Error::Value { .. }
+            | train::Error::ConfigFile { .. }
+            | train::Error::Blueprints { .. } => Self::Setting,
             train::Error::RunFolderExists { .. }
             | train::Error::RunFolder { .. }
             | train::Error::NotARun { .. }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use meristem_train::config::{Layer, TrainConfig};
+use meristem_train::config::{ConfigLayer, TrainConfig};
 use meristem_train::{Error, config_file};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
@@ -18,7 +18,7 @@ pub(crate) fn resolve(
     given: &Bound<'_, PyDict>,
 ) -> PyResult<TrainConfig> {
     let file = match config {
-        None => Layer::default(),
+        None => ConfigLayer::default(),
         Some(config) => match config.cast::<PyDict>() {
             Ok(mapping) => layer(mapping)?,
             Err(_) => config_file::read(&config.extract::<PathBuf>()?).map_err(Failure::from)?,
@@ -31,8 +31,8 @@ pub(crate) fn resolve(
 ///
 /// # Errors
 /// An unknown name, a value that its setting does not accept.
-pub(crate) fn layer(given: &Bound<'_, PyDict>) -> PyResult<Layer> {
-    let mut layer = Layer::default();
+pub(crate) fn layer(given: &Bound<'_, PyDict>) -> PyResult<ConfigLayer> {
+    let mut layer = ConfigLayer::default();
     for (key, value) in given.iter().filter(|(_, value)| !value.is_none()) {
         let key = key.str()?.to_string_lossy().into_owned();
         config_file::check_keys([key.as_str()].into_iter()).map_err(|problem| {
@@ -43,7 +43,7 @@ pub(crate) fn layer(given: &Bound<'_, PyDict>) -> PyResult<Layer> {
     Ok(layer)
 }
 
-fn set(layer: &mut Layer, key: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
+fn set(layer: &mut ConfigLayer, key: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
     let texts = texts(key, value)?;
     let mut result = Ok(());
     for text in texts {

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -57,6 +58,22 @@ def test_a_file_is_settings(tiny, tmp_path):
     path = tmp_path / "c.toml"
     path.write_text("steps = 1\n")
     assert meristem.train(config=path, **{**tiny, "steps": None}).summary["steps"] == 1
+
+
+def test_blueprints_come_from_files(tiny, tmp_path):
+    page = (Path(__file__).parents[3] / "docs" / "growth.md").read_text()
+    own = tmp_path / "own.toml"
+    own.write_text(re.search(r"<!-- test: own.toml -->\n```toml\n(.*?)```", page, re.DOTALL)[1])
+    settings = {**tiny, "controller": "random", "slots": "all", "steps": 8}
+    run = meristem.train(**{**settings, "blueprints": own})
+    grown = set(run.events["module_germinated"]["blueprint"])
+    assert grown and grown <= {"wide_depthwise", "squeeze"}
+    second = {**settings, "run_dir": tmp_path / "fleet", "blueprints": ["standard", own]}
+    with meristem.Fleet(**{**second, "controller": None}) as fleet:
+        assert len(fleet.blueprints) == 9 and fleet.blueprints[-1] == "squeeze"
+    own.write_text(own.read_text().replace("conv =", "convv ="))
+    with pytest.raises(errors.SettingError, match="own.toml(?s:.*)line 4(?s:.*)`convv`"):
+        meristem.train(**{**settings, "run_dir": tmp_path / "other", "blueprints": own})
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,14 @@ pub enum Error {
         /// Description of the problem.
         message: String,
     },
+    /// A source of blueprints is unusable.
+    #[error("blueprints {}: {message}", path.display())]
+    Blueprints {
+        /// Path of the file, or `standard`.
+        path: PathBuf,
+        /// Description of the problem, with its place in the file.
+        message: String,
+    },
     /// The folder of a new run exists already.
     #[error("the run folder {} exists", path.display())]
     RunFolderExists {
@@ -244,6 +252,7 @@ impl Error {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Value { .. } | Self::ConfigFile { .. } | Self::RunFolderExists { .. } => 2,
+            Self::Blueprints { .. } => 2,
             Self::Resume { .. } | Self::OtherSettings { .. } | Self::NotARun { .. } => 2,
             Self::Session { .. } | Self::OtherInput { .. } => 2,
             // Files that are not there, or are sound and do not fit.
@@ -290,6 +299,9 @@ impl Error {
                 "give a .toml or .json file; its keys are the names of the flags with `_` for `-`, \
                  as in the config.toml of every run"
                     .into()
+            }
+            Self::Blueprints { .. } => {
+                "docs/growth.md, Blueprints from files, describes a file for --blueprints".into()
             }
             Self::RunFolderExists { .. } => {
                 "give another --run-dir, or none; a run never overwrites another".into()

@@ -11,9 +11,10 @@ use meristem_grow::{BlueprintSet, GateInputs, Host};
 use crate::error::Result;
 
 /// Blueprints and controller of a run that are not settings.
+#[derive(Default)]
 pub struct Custom {
-    /// Blueprints of the run.
-    pub blueprints: BlueprintSet,
+    /// Blueprints of the run; `None` for the blueprints of its settings.
+    pub blueprints: Option<BlueprintSet>,
     /// The controller of a run whose setting `controller` is
     /// [`External`](crate::settings::ControllerKind::External); `None` for any other.
     pub controller: Option<OwnController>,
@@ -27,15 +28,9 @@ pub enum OwnController {
     Looking(Box<dyn External>),
 }
 
-impl Default for Custom {
-    fn default() -> Self {
-        Self { blueprints: BlueprintSet::standard(), controller: None }
-    }
-}
-
 impl From<BlueprintSet> for Custom {
     fn from(blueprints: BlueprintSet) -> Self {
-        Self { blueprints, ..Self::default() }
+        Self { blueprints: Some(blueprints), ..Self::default() }
     }
 }
 

@@ -23,19 +23,19 @@
 //! | [`export`] | a weights file as an ONNX model |
 //!
 //! ```
-//! use meristem_train::config::{Layer, TrainConfig};
+//! use meristem_train::config::{ConfigLayer, TrainConfig};
 //! use meristem_train::settings::{Limit, Preset};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let folder = tempfile::tempdir()?;
-//! let settings = Layer {
+//! let settings = ConfigLayer {
 //!     preset: Some(Preset::Quick),
 //!     steps: Some(2),
 //!     max_batches: Some(Limit::Count(4)),
 //! #   run_dir: Some(Some(folder.path().join("run"))),
-//!     ..Layer::default()
+//!     ..ConfigLayer::default()
 //! };
-//! let config = TrainConfig::resolve(Layer::default(), settings)?;
+//! let config = TrainConfig::resolve(ConfigLayer::default(), settings)?;
 //! let summary = meristem_train::run(&config, &mut meristem_train::Silent)?;
 //! for env in &summary.envs {
 //!     println!("{:?} with {} parameters", env.test_accuracy, env.parameters);
@@ -69,11 +69,29 @@ mod verify;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzz {
+    use std::path::Path;
+
+    use meristem_grow::BlueprintSet;
+
     use crate::checkpoint::Checkpoint;
+    use crate::setup::blueprints;
 
     /// Reads a checkpoint.
     pub fn checkpoint(bytes: &[u8]) {
         let _ = Checkpoint::from_bytes("checkpoint".as_ref(), bytes);
+    }
+
+    /// Reads a file of blueprints, and builds those that pass the checks in slots of some widths.
+    pub fn blueprints(bytes: &[u8]) {
+        for path in ["own.toml", "own.json"].map(Path::new) {
+            let parsed = blueprints::parse(path, bytes);
+            let set = parsed.and_then(|all| blueprints::add(BlueprintSet::empty(), path, all));
+            for blueprint in set.iter().flat_map(BlueprintSet::iter) {
+                for channels in [1, 3, 24] {
+                    let _ = blueprint.parameters(channels);
+                }
+            }
+        }
     }
 }
 

@@ -6,13 +6,14 @@
 //!
 //! ```no_run
 //! use meristem_control::Action;
-//! use meristem_train::config::{Layer, TrainConfig};
+//! use meristem_train::config::{ConfigLayer, TrainConfig};
 //! use meristem_train::session::Session;
 //! use meristem_train::settings::ControllerKind;
 //!
 //! # fn main() -> meristem_train::Result<()> {
-//! let flags = Layer { controller: Some(ControllerKind::External), ..Layer::default() };
-//! let config = TrainConfig::resolve(Layer::default(), flags)?;
+//! let controller = Some(ControllerKind::External);
+//! let flags = ConfigLayer { controller, ..ConfigLayer::default() };
+//! let config = TrainConfig::resolve(ConfigLayer::default(), flags)?;
 //! let mut session = Session::start(&config)?;
 //! for _ in 0..3 {
 //!     let actions = vec![Action::Wait; session.step(&mut || {})?.len()];
@@ -31,7 +32,7 @@ use std::time::Duration;
 
 use meristem_control::{Action, Controller, EnvView, RoundReport, legal};
 
-use crate::config::{Layer, TrainConfig};
+use crate::config::{ConfigLayer, TrainConfig};
 use crate::error::{Error, Result};
 use crate::external::{Custom, Envs, External, Next, SeenEnv};
 use crate::record::observer::{Notice, Observer};
@@ -117,7 +118,7 @@ impl Session {
     ///
     /// # Errors
     /// As [`resume`](crate::resume), also for a complete run.
-    pub fn resume(folder: PathBuf, options: Layer) -> Result<Self> {
+    pub fn resume(folder: PathBuf, options: ConfigLayer) -> Result<Self> {
         Self::of(move |custom, observer| resume_with(&folder, &options, custom, observer))
     }
 

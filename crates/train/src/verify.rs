@@ -8,7 +8,7 @@ use meristem_nn::safetensors;
 use serde::Serialize;
 
 use crate::checkpoint::Checkpoint;
-use crate::config::{Layer, TrainConfig};
+use crate::config::{ConfigLayer, TrainConfig};
 use crate::config_file;
 use crate::error::{Error, Result};
 use crate::record::directory::Directory;
@@ -188,7 +188,7 @@ fn settings(directory: &Directory) -> Checked {
     let text = String::from_utf8(bytes).map_err(|error| error.to_string())?;
     let path = directory.path().join(CONFIG);
     let resolved = config_file::parse(&path, &text)
-        .and_then(|settings| TrainConfig::resolve(settings, Layer::default()))
+        .and_then(|settings| TrainConfig::resolve(settings, ConfigLayer::default()))
         .and_then(|config| check_config(directory.path(), &text, &config));
     resolved.map(|()| Some(FileState::Whole)).map_err(|error| error.to_string())
 }

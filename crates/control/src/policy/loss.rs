@@ -38,8 +38,8 @@ impl Default for LossConfig {
 }
 
 impl LossConfig {
-    /// The loss of a policy that learns to choose what another controller chose: no floors, and no
-    /// reward for entropy.
+    /// The loss of a policy that learns to choose the actions of another controller: no floors,
+    /// and no reward for entropy.
     pub(super) fn imitation(&self) -> Self {
         Self {
             entropy: 0.0,

@@ -62,7 +62,7 @@ impl PolicyShape {
 
     /// Number of choices of each head.
     pub fn heads(&self) -> [usize; HEADS.len()] {
-        HEADS.map(|head| head.size.of(self.slots, self.blueprints))
+        HEADS.map(|head| head.size.choices(self.slots, self.blueprints))
     }
 
     /// Number of logits of all heads; a row of the output has one more number, V.
@@ -71,7 +71,7 @@ impl PolicyShape {
     }
 
     /// The network's graph. Linear layers are orthogonal with gain √2, the last of a head with gain
-    /// .01, that of V with .1.
+    /// .01, the layer of V with .1.
     ///
     /// # Errors
     /// [`meristem_nn::Error::Argument`] for a shape without features, slots or width.

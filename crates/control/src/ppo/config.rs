@@ -8,7 +8,7 @@ use crate::gae::Discounts;
 use crate::heads::{Floors, HEADS};
 use crate::policy::{ADAM, LossConfig};
 
-/// Settings of PPO; the defaults are those of `docs/control.md`.
+/// Settings of PPO; `docs/control.md` has the defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct PpoConfig {
     /// Width of the policy: 128, and 512 in the full preset.

@@ -1,5 +1,5 @@
 //! Several ranks of one policy: each acts in its own envs, and all learn together at the end of a
-//! round, each in a thread of its own. Other processes may hold some of the ranks.
+//! round, each in its own thread. Other processes may hold some of the ranks.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
@@ -75,16 +75,16 @@ impl PpoGroup {
             memories.extend(part.memory::<Vec<Vec<u8>>>(NAME)?);
             tensors.0.extend(part.tensors.0);
         }
-        Ok(ControllerState { tensors, ..ControllerState::of(NAME, &memories)? })
+        Ok(ControllerState { tensors, ..ControllerState::from_memory(NAME, &memories)? })
     }
 
-    /// The first policy of this process: its weights are those of all ranks.
+    /// The first policy of this process: all ranks have its weights.
     pub fn first(&self) -> &Ppo {
         &self.ranks[0]
     }
 
     /// The rank that has this env.
-    fn of(&mut self, env: usize) -> Result<&mut Ppo> {
+    fn rank_of(&mut self, env: usize) -> Result<&mut Ppo> {
         let (all, first) = (self.ranks.len() * self.envs, self.first * self.envs);
         let own = env.checked_sub(first).map(|env| env / self.envs.max(1));
         let rank = own.and_then(|rank| self.ranks.get_mut(rank));
@@ -111,7 +111,7 @@ impl Controller for PpoGroup {
     }
 
     fn begin_episode(&mut self, env: usize) {
-        if let Ok(rank) = self.of(env) {
+        if let Ok(rank) = self.rank_of(env) {
             rank.begin_episode(env);
         }
     }
@@ -134,7 +134,7 @@ impl Controller for PpoGroup {
     }
 
     fn roll_back(&mut self, env: usize, cause: Option<usize>, penalty: f32) -> Result<()> {
-        self.of(env)?.roll_back(env, cause, penalty)
+        self.rank_of(env)?.roll_back(env, cause, penalty)
     }
 
     fn save(&self) -> Result<ControllerState> {
@@ -147,7 +147,7 @@ impl Controller for PpoGroup {
                 tensors.insert(format!("rank.{index}.{name}"), tensor);
             }
         }
-        Ok(ControllerState { tensors, ..ControllerState::of(NAME, &memories)? })
+        Ok(ControllerState { tensors, ..ControllerState::from_memory(NAME, &memories)? })
     }
 
     /// Restores from the state of all ranks; each process takes its own part.
@@ -195,7 +195,7 @@ impl Controller for PpoGroup {
                 .collect();
             ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|_| panicked())).collect()
         });
-        // The error of the rank that failed is more informative than those of the ranks it left.
+        // The error of the rank that failed says more than the errors of the ranks that it left.
         let (mut first, mut lonely) = (None, None);
         for report in reports {
             match report {

@@ -9,7 +9,7 @@ use crate::masks::Legality;
 use crate::observation::write_observation;
 use crate::view::EnvView;
 
-/// Host memory, and the device memory with views of its parts, which lie one behind the other.
+/// Host memory, and the device memory with views of its parts, which are consecutive.
 #[derive(Debug)]
 pub(super) struct Inbox {
     shape: RolloutShape,
@@ -76,7 +76,7 @@ impl Inbox {
         for (view, places) in
             views.iter().zip(legality.chunks_exact_mut(self.legality.numel() / envs))
         {
-            Legality::of(view.host).write_places(places);
+            Legality::from_host(view.host).write_places(places);
         }
         let goes_on = |fresh: &bool| if *fresh { 0.0f32 } else { 1.0 };
         keep.iter_mut().zip(fresh).for_each(|(to, fresh)| *to = goes_on(fresh).to_bits());

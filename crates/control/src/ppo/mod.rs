@@ -60,7 +60,7 @@ pub struct PolicyDomain {
 
 impl PolicyDomain {
     /// The domain of hosts like this one.
-    pub fn of(host: &Host) -> Self {
+    pub fn from_host(host: &Host) -> Self {
         Self {
             slots: host.slots().iter().map(|slot| slot.name.to_string()).collect(),
             blueprints: host.blueprints().iter().map(|b| b.name.clone()).collect(),
@@ -124,11 +124,11 @@ pub struct Ppo {
     ops: [u64; 6],
     /// Updates skipped in a row.
     skipped: usize,
-    /// Index of its first env among those of all ranks.
+    /// Index of its first env among the envs of all ranks.
     first_env: usize,
     /// The controller whose actions it learns first, if any.
     teacher: Option<Teacher>,
-    /// The other ranks, if it does not learn alone.
+    /// The other ranks, if several learn one policy.
     ranks: Option<Ranks>,
     decided: Decided,
 }
@@ -176,7 +176,7 @@ impl Ppo {
         options: PpoOptions,
     ) -> Result<Self> {
         let PpoOptions { envs, steps, seed, isa, learning } = options;
-        let domain = PolicyDomain::of(host);
+        let domain = PolicyDomain::from_host(host);
         let (slots, blueprints) = (domain.slots.len(), domain.blueprints.len());
         let (features, hidden) = (observation_len(slots), config.hidden);
         let shape = PolicyShape { features, slots, blueprints, hidden };
@@ -252,7 +252,7 @@ impl Ppo {
     ///
     /// # Errors
     /// [`Error::Policy`] for a policy of another number of slots, other blueprints or another
-    /// width, and for weights that do not fit; each says what was expected and what came.
+    /// width, and for weights that do not fit; each names the expected and the found value.
     pub fn import(&mut self, weights: &StateDict, metadata: &Metadata) -> Result<()> {
         file::import(self, weights, metadata)
     }
@@ -267,9 +267,8 @@ impl Ppo {
             value_scale: self.scale.std() as f32,
         };
         let normalizer = &mut self.normalizer;
-        let normalize = |row: &mut [f32]| match gather {
-            true => normalizer.gather(row),
-            false => normalizer.normalize(row),
+        let normalize = |row: &mut [f32]| {
+            if gather { normalizer.gather(row) } else { normalizer.normalize(row) }
         };
         self.inbox.send(views, &self.fresh, normalize, step)?;
         self.run_policy()?;
@@ -343,7 +342,7 @@ impl Ppo {
         Ok(self.policy.act(&inputs, &acting, &self.next_state)?)
     }
 
-    /// Checks that the views are those of all envs, in order, of hosts that fit the policy.
+    /// Checks that there is a view of each env, in order, and that the hosts fit the policy.
     fn check_views(&self, views: &[EnvView<'_>]) -> Result<()> {
         let RolloutShape { envs, steps, slots, .. } = *self.rollout.shape();
         let blueprints = self.domain.blueprints.len();
@@ -370,9 +369,10 @@ impl Ppo {
         if self.learning != Learning::On || self.owed == owed {
             return Ok(());
         }
-        let [expected, got] = match owed {
-            true => ["a decision before rewards", "rewards"],
-            false => ["the rewards of the last step", "another call"],
+        let [expected, got] = if owed {
+            ["a decision before rewards", "rewards"]
+        } else {
+            ["the rewards of the last step", "another call"]
         };
         Err(protocol(expected.into(), got.into()))
     }

@@ -45,7 +45,7 @@ impl ActedRow {
     }
 }
 
-/// The buffers. Rows of steps that were not written in this round still hold those of an earlier
+/// The buffers. Rows of steps that were not written in this round still hold rows of an earlier
 /// one: readers ask for the steps written.
 #[derive(Debug)]
 pub(super) struct Rollout {
@@ -179,7 +179,8 @@ impl Rollout {
         })
     }
 
-    /// Ends a trajectory with the transition of `last`, because of that of `cause`.
+    /// Ends a trajectory with the transition of step `last`, because of the transition of
+    /// step `cause`.
     pub(super) fn terminate(
         &self,
         env: usize,

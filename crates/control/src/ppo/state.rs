@@ -14,7 +14,7 @@ use crate::state::ControllerState;
 
 /// The part of the state that is not tensors.
 #[derive(Debug, Serialize, Deserialize)]
-struct Memory {
+struct PpoMemory {
     seed: u64,
     /// Missing in older states.
     #[serde(default)]
@@ -37,7 +37,7 @@ struct Memory {
 
 const ENTROPIES: &str = "rollout.entropies";
 
-/// Tensors besides the policy's own, with their names, without those that are computed from
+/// Tensors besides the policy's own, with their names, except tensors that are computed from
 /// others at the end of a round.
 fn buffers(ppo: &Ppo) -> [(&'static str, &Tensor); 13] {
     let rollout = &ppo.rollout;
@@ -68,7 +68,7 @@ pub(super) fn save(ppo: &Ppo) -> Result<ControllerState> {
     let exchanges = ranks.map(|ranks| ranks.save(&mut tensors)).transpose()?;
     let teacher = ppo.teacher.as_ref();
     let teacher = teacher.map(|teacher| Ok::<_, Error>(teacher.heuristic.save()?.memory));
-    let memory = Memory {
+    let memory = PpoMemory {
         seed: ppo.seed,
         seeds: ppo.seeds.clone(),
         normalizer: ppo.normalizer.clone(),
@@ -82,7 +82,7 @@ pub(super) fn save(ppo: &Ppo) -> Result<ControllerState> {
         teacher: teacher.transpose()?,
         exchanges,
     };
-    let mut state = ControllerState { tensors, ..ControllerState::of(NAME, &memory)? };
+    let mut state = ControllerState { tensors, ..ControllerState::from_memory(NAME, &memory)? };
     let weights = ppo.policy.state_dict()?;
     let optimiser = ppo.policy.optimiser_dict()?;
     for (part, dict) in [("policy.", weights), ("optimiser.", optimiser)] {
@@ -104,7 +104,7 @@ pub(super) fn save(ppo: &Ppo) -> Result<ControllerState> {
 /// # Errors
 /// [`Error::BadState`] for a state of another run, or a damaged one; a failed device.
 pub(super) fn restore(ppo: &mut Ppo, state: &ControllerState) -> Result<()> {
-    let memory: Memory = state.memory(NAME)?;
+    let memory: PpoMemory = state.memory(NAME)?;
     let bad = |problem: String| Error::BadState { controller: NAME.into(), problem };
     let envs = ppo.rollout.shape().envs;
     let fits = memory.normalizer.fits(ppo.normalizer.len())
@@ -157,7 +157,7 @@ pub(super) fn restore(ppo: &mut Ppo, state: &ControllerState) -> Result<()> {
     if let Some((ranks, exchanges)) = ppo.ranks.as_mut().zip(memory.exchanges) {
         ranks.restore(exchanges, &state.tensors);
     }
-    let Memory { seeds, normalizer, scale, step, owed, fresh, decisions, ops, skipped, .. } =
+    let PpoMemory { seeds, normalizer, scale, step, owed, fresh, decisions, ops, skipped, .. } =
         memory;
     if !seeds.is_empty() {
         ppo.seeds = seeds;

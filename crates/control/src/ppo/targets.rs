@@ -99,7 +99,7 @@ impl Targets {
     }
 
     /// Writes the targets as [`Targets::write_raw`]. Returns the moments of these returns and of
-    /// these advantages, to be merged with those of other ranks.
+    /// these advantages, to be merged with the sums of other ranks.
     pub(super) fn write_part(
         &self,
         of: &Trajectories<'_>,

@@ -2,8 +2,8 @@
 //!
 //! The policy observes each step as in any round. Its draw is then replaced, in the rollout, by the
 //! heuristic's action with the masks of that action, so that the update maximises the likelihood of
-//! what the heuristic did (behaviour cloning: Pomerleau, "Efficient training of artificial neural
-//! networks for autonomous navigation", 1991), and V learns what came of it.
+//! the choices of the heuristic (behaviour cloning: Pomerleau, "Efficient training of artificial
+//! neural networks for autonomous navigation", 1991), and V learns the returns of the heuristic.
 
 use super::Ppo;
 use crate::action::{Action, Choices};
@@ -47,7 +47,7 @@ impl Ppo {
         let mut legal = vec![0; actions.len() * layout.total()];
         let rows = legal.chunks_exact_mut(layout.total());
         for ((view, action), row) in views.iter().zip(&actions).zip(rows) {
-            Legality::of(view.host).write_all(&layout, &action.choices(), row);
+            Legality::from_host(view.host).write_all(&layout, &action.choices(), row);
         }
         let choices: Vec<Choices> = actions.iter().map(Action::choices).collect();
         let words: Vec<u32> = choices.as_flattened().iter().map(|choice| *choice as u32).collect();

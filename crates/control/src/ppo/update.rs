@@ -1,12 +1,13 @@
 //! The update at the end of a round.
 
+use meristem_nn::kernels::ppo::PpoReport;
+
 use super::rollout::RolloutShape;
 use super::{Ppo, teacher};
 use crate::error::{Error, Result};
 use crate::masks::HEAD_COUNT;
 use crate::policy::{PolicyBatch, PolicyInputs, PpoPass};
 use crate::report::RoundReport;
-use meristem_nn::kernels::ppo::PpoReport;
 
 /// Learns from the steps of this round, then clears them. Waits for the device once per epoch.
 ///
@@ -84,10 +85,10 @@ fn update(ppo: &mut Ppo, steps: usize, report: &mut RoundReport) -> Result<()> {
             _ => ppo.policy.differentiate(&batch, PpoPass::Later)?,
         }
         let (of_pass, gradient_norm) = ppo.policy.report()?;
-        let mut seen = Seen::of(&of_pass, gradient_norm);
+        let mut seen = PassStatistics::from_report(&of_pass, gradient_norm);
         // If one rank stops, all stop.
         if let Some(ranks) = &mut ppo.ranks {
-            seen = Seen::from_slice(&ranks.mean(&seen.to_vec())?);
+            seen = PassStatistics::from_slice(&ranks.mean(&seen.to_vec())?);
         }
         seen.note(report, epoch);
         if !seen.is_finite() {
@@ -115,7 +116,7 @@ fn update(ppo: &mut Ppo, steps: usize, report: &mut RoundReport) -> Result<()> {
 
 /// Statistics of one PPO pass that are reported or control early stopping.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Seen {
+struct PassStatistics {
     /// Loss; NaN if any of its parts is not finite.
     loss: f64,
     kl: f64,
@@ -127,8 +128,8 @@ struct Seen {
     entropies: [f64; HEAD_COUNT],
 }
 
-impl Seen {
-    fn of(pass: &PpoReport, gradient_norm: f64) -> Self {
+impl PassStatistics {
+    fn from_report(pass: &PpoReport, gradient_norm: f64) -> Self {
         let mut entropies = [0.0; HEAD_COUNT];
         entropies.iter_mut().zip(&pass.heads).for_each(|(to, head)| *to = head.entropy);
         let used: u64 = pass.heads.iter().map(|head| head.count).sum();
@@ -153,7 +154,7 @@ impl Seen {
         [&front[..], &rest, &self.entropies].concat()
     }
 
-    /// Restores the numbers of [`Seen::to_vec`].
+    /// Restores the numbers of [`PassStatistics::to_vec`].
     fn from_slice(numbers: &[f64]) -> Self {
         let mut entropies = [0.0; HEAD_COUNT];
         entropies.copy_from_slice(&numbers[7..]);
@@ -174,7 +175,7 @@ impl Seen {
     }
 
     /// Writes the statistics into the round's report. Entropy and explained variance come from the
-    /// first pass, which is that of the policy that acted.
+    /// first pass, with the parameters of the policy that acted.
     fn note(&self, report: &mut RoundReport, epoch: usize) {
         if epoch == 0 {
             report.entropies = self.entropies;

@@ -95,7 +95,7 @@ fn the_rollout_has_what_was_drawn() {
         for (env, (view, action)) in views.iter().zip(&actions).enumerate() {
             assert_eq!(decided.choices[env], action.choices());
             let mut mask = vec![0; total];
-            let legality = Legality::of(view.host);
+            let legality = Legality::from_host(view.host);
             legality.write_ops(&layout, &mut mask);
             for head in 1..heads {
                 let chosen = (action.op(), action.slot().unwrap_or(0));

@@ -32,7 +32,7 @@ fn the_table_is_that_of_the_specification() {
     let expected =
         ["op", "slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve"];
     assert_eq!(names, expected);
-    assert_eq!(HEADS.map(|head| head.size.of(3, 7)), [6, 3, 7, 4, 3, 3, 4, 5]);
+    assert_eq!(HEADS.map(|head| head.size.choices(3, 7)), [6, 3, 7, 4, 3, 3, 4, 5]);
     assert_eq!(PpoConfig::default().floors, [0.02; 8]);
     let multipliers = HEADS.map(|head| head.entropy_multiplier);
     assert_eq!(multipliers, [1.0, 1.0, 1.3, 1.2, 1.3, 1.2, 1.2, 1.2]);
@@ -59,7 +59,8 @@ fn all_choices() -> Vec<[usize; 8]> {
     let mut all = vec![[0; 8]];
     for (i, head) in HEADS.iter().enumerate() {
         // One beyond the range as well.
-        let choices = 0..head.size.of(2, 2) + usize::from(matches!(head.size, HeadSize::Fixed(_)));
+        let choices =
+            0..head.size.choices(2, 2) + usize::from(matches!(head.size, HeadSize::Fixed(_)));
         all = choices
             .flat_map(|choice| {
                 all.iter().map(move |so_far| {
@@ -84,7 +85,7 @@ fn choices_and_actions_are_the_same_thing() {
         let in_range = HEADS
             .iter()
             .zip(choices)
-            .all(|(head, choice)| !head.is_used_by(*op) || choice < head.size.of(2, 2));
+            .all(|(head, choice)| !head.is_used_by(*op) || choice < head.size.choices(2, 2));
         let Some(action) = Action::from_choices(&choices) else {
             assert!(!in_range, "{choices:?}");
             continue;

@@ -80,7 +80,7 @@ fn one_choice_has_probability_one_and_logits_that_are_no_numbers_do_no_harm() {
 #[test]
 fn draws_follow_the_probabilities() {
     let host = tiny(3, quick());
-    let (layout, legality) = (HeadLayout::new(3, 7), Legality::of(&host));
+    let (layout, legality) = (HeadLayout::new(3, 7), Legality::from_host(&host));
     let mut counts = [0u32; 6];
     let mut expected = [0.0; 6];
     for step in 0..40_000 {
@@ -104,7 +104,7 @@ fn draws_follow_the_probabilities() {
 #[test]
 fn greedy_takes_the_most_probable_legal_choice() {
     let host = tiny(3, quick());
-    let (layout, legality) = (HeadLayout::new(3, 7), Legality::of(&host));
+    let (layout, legality) = (HeadLayout::new(3, 7), Legality::from_host(&host));
     let mut logits = vec![0.0; layout.total()];
     (logits[1], logits[5]) = (2.0, 50.0); // GERMINATE; ADVANCE is not legal
     (logits[8], logits[12]) = (1.0, 1.0); // slot 2, blueprint 3
@@ -213,7 +213,7 @@ fn random_legal_actions_never_break_the_lifecycle() {
             env.remember(&[Some(rng.uniform()); 3]);
             write_observation(&env.view(), &mut row, &mut blueprints);
             assert!(row.iter().all(|x| x.is_finite() && x.abs() <= 2.0), "{row:?}");
-            let legality = Legality::of(&env.host);
+            let legality = Legality::from_host(&env.host);
             let action = check_draw(&layout, &legality, &env.host, &mut rng);
             ops[action.op().index()] += 1;
             let outcome = env.act(&action);
@@ -273,7 +273,7 @@ fn the_kernel_draws_what_the_slow_version_draws() {
             let scale = [0.0, 1.0, 30.0, 1e6][random.below(4) as usize];
             let outputs: Vec<f32> =
                 (0..=total).map(|_| scale * (2.0 * random.uniform() - 1.0)).collect();
-            let legality = Legality::of(&env.host);
+            let legality = Legality::from_host(&env.host);
             legality.write_places(&mut places);
             let greedy = random.below(8) == 0;
             let sampler = Sampler { heads: heads.clone(), seed: SEED, greedy };

@@ -34,6 +34,9 @@ impl Channels {
     }
 }
 
+/// Maximum number of output channels of a layer.
+const CHANNELS_MAX: usize = 65_536;
+
 /// One layer of a module. Its parameters are named by its position in
 /// [`Blueprint::layers`](super::Blueprint::layers).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -83,9 +86,13 @@ impl Layer {
         x: NodeId,
     ) -> Result<NodeId, String> {
         let channels = b.dims(x).c;
+        let output = |out: Channels| match out.of(slot_channels) {
+            out @ 0..=CHANNELS_MAX => Ok(out),
+            out => Err(format!("a layer has at most {CHANNELS_MAX} channels, got {out}")),
+        };
         match *self {
             Layer::Conv { out, kernel, depthwise } => {
-                let out = out.of(slot_channels);
+                let out = output(out)?;
                 if kernel.is_multiple_of(2) || kernel > 31 {
                     return Err(format!("a kernel is odd and at most 31, got {kernel}"));
                 }
@@ -105,7 +112,7 @@ impl Layer {
             Layer::Tanh => Ok(b.tanh(x)),
             Layer::GlobalAvgPool => Ok(b.global_avg_pool(x)),
             Layer::Linear { out, bias, zero } => {
-                b.linear(x, name, out.of(slot_channels), bias, zero.then_some(Init::Constant(0.0)))
+                b.linear(x, name, output(out)?, bias, zero.then_some(Init::Constant(0.0)))
             }
         }
         .map_err(|error| error.to_string())

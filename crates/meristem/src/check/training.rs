@@ -7,7 +7,7 @@ use meristem::data::{GatherBatches, GatherConfig};
 use meristem::device::{Device, DeviceId, DeviceOptions, ScopePolicy};
 use meristem::grow::{self, Optimisers, host_graph};
 use meristem::nn::{Network, NetworkOptions};
-use meristem::train::config::{Layer, TrainConfig};
+use meristem::train::config::{ConfigLayer, TrainConfig};
 use meristem::train::settings::{ControllerKind, HotScopePolicy, Limit, Preset};
 use meristem::train::{self, Silent, Summary};
 
@@ -17,7 +17,7 @@ use crate::synthetic;
 
 /// Runs two hosts with growing modules on a few batches a step, which is fast enough to repeat.
 fn grow_two_hosts(id: DeviceId, folder: &Path, threads: usize) -> Result<Summary, Fault> {
-    let flags = Layer {
+    let flags = ConfigLayer {
         preset: Some(Preset::Quick),
         run_dir: Some(Some(folder.to_path_buf())),
         devices: Some(vec![id.to_string()]),
@@ -29,9 +29,9 @@ fn grow_two_hosts(id: DeviceId, folder: &Path, threads: usize) -> Result<Summary
         steps: Some(14),
         // A forbidden operation ends the run with an error that names its place.
         hot_scope: Some(HotScopePolicy(ScopePolicy::Deny)),
-        ..Layer::default()
+        ..ConfigLayer::default()
     };
-    let config = TrainConfig::resolve(Layer::default(), flags)?;
+    let config = TrainConfig::resolve(ConfigLayer::default(), flags)?;
     Ok(train::run(&config, &mut Silent)?)
 }
 

@@ -16,12 +16,11 @@ impl FromStr for BasePath {
         let is_name = |name: &str| !["", ".", ".."].contains(&name) && name.chars().all(is_plain);
         let is_base = base.is_empty()
             || base.strip_prefix('/').is_some_and(|names| names.split('/').all(is_name));
-        match is_base {
-            true => Ok(Self(base.into())),
-            false => {
-                let expected = "/ and names of letters, digits, - _ . ~, such as /runs";
-                Err(BadValue::new(text, expected))
-            }
+        if is_base {
+            Ok(Self(base.into()))
+        } else {
+            let expected = "/ and names of letters, digits, - _ . ~, such as /runs";
+            Err(BadValue::new(text, expected))
         }
     }
 }

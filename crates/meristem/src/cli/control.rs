@@ -7,6 +7,7 @@ use meristem::train::settings::ControllerKind;
 use meristem::train::study::Contender;
 
 use super::SettingArguments;
+use crate::plain::listed;
 use crate::plot::PlotFile;
 
 #[derive(Debug, Subcommand)]
@@ -39,10 +40,12 @@ pub(crate) enum ControlCommand {
 #[derive(Debug, Args)]
 #[command(allow_negative_numbers = true)]
 pub(crate) struct ControlEvalArguments {
-    /// Controllers to compare: none, random, heuristic, ppo, ppo@REWARD, ppo:FILE, greedy:FILE,
-    /// fixed:FILE, static@CONTROLLER or static-compute@CONTROLLER; differences are from the first
-    /// [default: none,random,heuristic]
     #[arg(long, value_name = "LIST", value_delimiter = ',', help_heading = "Comparison")]
+    #[arg(help = format!(
+        "Controllers to compare: {}; differences are from the first [default: \
+         none,random,heuristic]",
+        listed(Contender::FORMS)
+    ))]
     controllers: Vec<Contender>,
     /// One more policy to compare, as ppo:FILE in --controllers; may be given several times
     #[arg(long, value_name = "FILE", help_heading = "Comparison")]

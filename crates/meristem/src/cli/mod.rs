@@ -43,6 +43,7 @@ pub(crate) use self::settings::SettingArguments;
 pub(crate) use self::train::TrainArguments;
 use crate::environment::HELP;
 use crate::failure::EXIT_CODES;
+use crate::plain::listed;
 
 /// Train fleets of small neural networks that grow while they train.
 #[derive(Debug, Parser)]
@@ -188,8 +189,7 @@ fn precision() -> impl TypedValueParser<Value = Precision> {
 /// Flags that select a dataset.
 #[derive(Debug, Args)]
 pub(crate) struct DatasetArguments {
-    /// Dataset: embedded, fashion-mnist, cifar10, cifar100, folder, csv or arrays
-    #[arg(long)]
+    #[arg(long, help = format!("Dataset: {}", listed(Source::ALL.map(Source::name))))]
     pub(crate) dataset: Option<String>,
     /// Folder of the dataset; with --dataset csv or arrays, the file
     #[arg(long, value_name = "DIR")]

@@ -6,7 +6,7 @@ use clap::builder::ValueParser;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use meristem::train::config::declare::Setting;
 use meristem::train::config::reference::differences;
-use meristem::train::config::{Form, Layer, all};
+use meristem::train::config::{ConfigLayer, Form, all};
 use meristem::train::settings::{BadValue, Preset};
 use meristem::train::{self, config_file};
 
@@ -18,7 +18,7 @@ use crate::plain::{self, printable};
 pub(crate) struct SettingArguments<const SINGLE_RUN: bool> {
     /// Settings from a TOML or JSON file.
     pub(crate) config: Option<PathBuf>,
-    flags: Layer,
+    flags: ConfigLayer,
     /// Flags that were given several times with different values, with the value that counts.
     repeated: Vec<(&'static str, String)>,
 }
@@ -28,8 +28,8 @@ impl<const SINGLE_RUN: bool> SettingArguments<SINGLE_RUN> {
     ///
     /// # Errors
     /// As [`config_file::read`].
-    pub(crate) fn file(&self) -> Result<Layer, train::Error> {
-        self.config.as_deref().map_or_else(|| Ok(Layer::default()), config_file::read)
+    pub(crate) fn file(&self) -> Result<ConfigLayer, train::Error> {
+        self.config.as_deref().map_or_else(|| Ok(ConfigLayer::default()), config_file::read)
     }
 
     /// Notes on stderr which of several values of a flag counts.
@@ -41,7 +41,7 @@ impl<const SINGLE_RUN: bool> SettingArguments<SINGLE_RUN> {
     }
 
     /// The settings given as flags.
-    pub(crate) fn layer(&self) -> Layer {
+    pub(crate) fn layer(&self) -> ConfigLayer {
         self.flags.clone()
     }
 
@@ -55,9 +55,12 @@ impl<const SINGLE_RUN: bool> Args for SettingArguments<SINGLE_RUN> {
         let config = Arg::new("config").long("config").value_name("FILE").help_heading("Run");
         let config = config.value_parser(clap::value_parser!(PathBuf));
         let config = config.help("Settings from a TOML or JSON file; flags override it");
-        command.arg(config).args(Self::settings().map(|setting| match SINGLE_RUN {
-            true => flag(setting, &setting.default.to_string()),
-            false => flag(setting, &setting.default_in_study()),
+        command.arg(config).args(Self::settings().map(|setting| {
+            if SINGLE_RUN {
+                flag(setting, &setting.default.to_string())
+            } else {
+                flag(setting, &setting.default_in_study())
+            }
         }))
     }
 
@@ -68,7 +71,7 @@ impl<const SINGLE_RUN: bool> Args for SettingArguments<SINGLE_RUN> {
 
 impl<const SINGLE_RUN: bool> FromArgMatches for SettingArguments<SINGLE_RUN> {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let (mut flags, mut repeated) = (Layer::default(), vec![]);
+        let (mut flags, mut repeated) = (ConfigLayer::default(), vec![]);
         for setting in Self::settings() {
             let text = match setting.form {
                 Form::Switch => matches.get_flag(setting.key).then(|| true.to_string()),
@@ -117,7 +120,7 @@ fn flag(setting: &'static Setting, default: &str) -> Arg {
         Form::Value | Form::List => arg.action(ArgAction::Append),
     };
     let parser = move |text: &str| -> Result<String, BadValue> {
-        Layer::default().set(setting.key, text).map(|()| text.to_string())
+        ConfigLayer::default().set(setting.key, text).map(|()| text.to_string())
     };
     let arg = arg.value_parser(ValueParser::new(parser));
     setting.unit.map_or_else(|| arg.clone(), |unit| arg.clone().value_name(unit))

@@ -3,6 +3,7 @@
 
 mod bad_input;
 mod bench;
+mod blueprints;
 mod check;
 mod common;
 mod control_eval;

@@ -140,19 +140,19 @@ fn launches_that_wait_give_the_same_run() {
 
 #[test]
 fn twice_in_one_process_is_the_same() {
-    use meristem::train::config::{Layer, TrainConfig};
+    use meristem::train::config::{ConfigLayer, TrainConfig};
     let folder = tempfile::tempdir().unwrap();
     let run = |name: &str| {
-        let flags = Layer {
+        let flags = ConfigLayer {
             host: Some("minimal".into()),
             envs: Some(2),
             rounds: Some(2),
             steps: Some(2),
             max_batches: Some("2".parse().unwrap()),
             run_dir: Some(Some(folder.path().join(name))),
-            ..Layer::default()
+            ..ConfigLayer::default()
         };
-        let config = TrainConfig::resolve(Layer::default(), flags).unwrap();
+        let config = TrainConfig::resolve(ConfigLayer::default(), flags).unwrap();
         meristem::train::run(&config, &mut meristem::train::Silent).unwrap();
         std::fs::read(folder.path().join(name).join("weights/env-1.safetensors")).unwrap()
     };

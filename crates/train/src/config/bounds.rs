@@ -5,29 +5,29 @@ use std::path::Path;
 
 use super::declare::{Range, Setting};
 use super::file::parse;
-use super::table::{Layer, TrainConfig, all};
+use super::table::{ConfigLayer, TrainConfig, all};
 use super::types::Preset;
 
 /// Sources of a value.
 #[derive(Clone, Copy, Debug)]
-enum From {
+enum GivenAs {
     Flag,
     Toml,
     Json,
 }
 
 /// The configuration in which `setting` has the value of `text`, or the reason why it is refused.
-fn resolved(setting: &Setting, text: &str, from: From) -> Result<TrainConfig, String> {
+fn resolved(setting: &Setting, text: &str, from: GivenAs) -> Result<TrainConfig, String> {
     let key = setting.key;
     let layer = match from {
-        From::Flag => {
-            let mut layer = Layer::default();
+        GivenAs::Flag => {
+            let mut layer = ConfigLayer::default();
             layer.set(key, text).map(|()| layer).map_err(|error| error.to_string())
         }
-        From::Toml => {
+        GivenAs::Toml => {
             parse(Path::new("c.toml"), &format!("{key} = {text}")).map_err(|e| e.to_string())
         }
-        From::Json => {
+        GivenAs::Json => {
             parse(Path::new("c.json"), &format!("{{\"{key}\": {text}}}")).map_err(|e| e.to_string())
         }
     };
@@ -63,7 +63,7 @@ fn bounds(range: Range) -> Vec<(String, Vec<String>)> {
 fn every_stated_bound_is_accepted_and_nothing_beyond_it() {
     for setting in all() {
         for (bound, beyond) in bounds(setting.range) {
-            for from in [From::Flag, From::Toml, From::Json] {
+            for from in [GivenAs::Flag, GivenAs::Toml, GivenAs::Json] {
                 let at = format!("{} = {bound} ({from:?})", setting.key);
                 let config = resolved(setting, &bound, from);
                 let config = config.unwrap_or_else(|error| panic!("{at}: {error}"));
@@ -83,7 +83,7 @@ fn every_stated_bound_is_accepted_and_nothing_beyond_it() {
 fn a_bound_is_written_as_it_was_read() {
     for setting in all() {
         for (bound, _) in bounds(setting.range) {
-            let config = resolved(setting, &bound, From::Flag).unwrap();
+            let config = resolved(setting, &bound, GivenAs::Flag).unwrap();
             let text = config.resolved_toml();
             let mut read = TrainConfig::of_preset(Preset::Default, true);
             read.apply(parse(Path::new("config.toml"), &text).unwrap());

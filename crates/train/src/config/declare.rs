@@ -11,8 +11,8 @@ use crate::error::{Error, Result};
 pub enum Scope {
     /// Results depend on it.
     Result,
-    /// It changes how a run proceeds or what it records, but no result. All processes of a run have
-    /// the same value.
+    /// It changes how a run proceeds or which records it has, but no result. All processes of a run
+    /// have the same value.
     Run,
     /// Like `Run`, but each process of a run may have its own value.
     Process,
@@ -82,7 +82,7 @@ pub(crate) struct Defaults<T> {
     presets: [T; 3],
     /// By preset, for a controller that does not learn, where that differs.
     without_learning: Option<[T; 3]>,
-    /// Description of what happens if the setting is not given.
+    /// Description of the behaviour without the setting.
     absent: Option<Absent>,
 }
 
@@ -106,13 +106,14 @@ pub(crate) fn presets<T>(default: T, quick: T, full: T) -> Defaults<T> {
     Defaults { presets: [default, quick, full], without_learning: None, absent: None }
 }
 
-/// No default; `meaning` describes what happens then.
+/// No default; `meaning` describes the behaviour without the setting.
 pub(crate) fn absent<T>(meaning: impl Into<String>) -> Defaults<Option<T>> {
     let absent = Absent { meaning: meaning.into(), by_preset: None };
     Defaults { presets: [None, None, None], without_learning: None, absent: Some(absent) }
 }
 
-/// No default; `meaning` describes what happens then, followed by the value of each preset.
+/// No default; `meaning` describes the behaviour without the setting, and the value of each preset
+/// follows it.
 pub(crate) fn absent_by_preset<T, V: ToString>(
     meaning: &str,
     values: [V; 3],
@@ -243,7 +244,7 @@ pub struct Setting {
     pub range: Range,
     /// Default of `train`.
     pub default: DefaultText,
-    /// Default of `control eval`, where it is another value than that of `train`.
+    /// Default of `control eval`, where it differs from the default of `train`.
     pub study_default: Option<String>,
     /// Effect.
     pub scope: Scope,
@@ -315,7 +316,7 @@ impl Setting {
         Self { since: version, before: before.into(), ..self }
     }
 
-    /// A setting without a default; `meaning` describes what happens if it is not given.
+    /// No default; `meaning` describes the behaviour without the setting.
     pub(crate) fn absent(self, meaning: &str) -> Self {
         let absent = Absent { meaning: meaning.into(), by_preset: None };
         Self { default: DefaultText::Absent(absent), ..self }
@@ -337,7 +338,7 @@ impl Setting {
         Self { on_resume: true, extends: true, ..self }
     }
 
-    /// Text of the default of `control eval`, whose settings are those of contenders that learn.
+    /// Text of the default of `control eval`, which has the defaults of a controller that learns.
     pub fn default_in_study(&self) -> String {
         let usual = || self.default.with_learning().to_string();
         self.study_default.as_ref().map_or_else(usual, |value| format!("default: {value}"))
@@ -383,7 +384,7 @@ macro_rules! settings {
         #[derive(Clone, Debug, PartialEq)]
         pub struct TrainConfig {
             $($($(
-                #[doc = concat!("Value of [`Layer::", stringify!($key), "`].")]
+                #[doc = concat!("Value of [`ConfigLayer::", stringify!($key), "`].")]
                 pub $key: $own,
             )?)+)+
             $( $(#[doc = $about])+ pub $name: $config, )+
@@ -392,7 +393,7 @@ macro_rules! settings {
         /// Settings from one source; sources of lower priority decide the others.
         #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
         #[serde(default)]
-        pub struct Layer {
+        pub struct ConfigLayer {
             $($( $(#[doc = $help])+ pub $key: Option<$($type)? $($own)?>, )+)+
         }
 
@@ -410,7 +411,7 @@ macro_rules! settings {
                 $( .$attribute($($value),*) )*
         }),+),+]);
 
-        impl Layer {
+        impl ConfigLayer {
             /// Every known key, in the order of the reference page.
             pub const KEYS: &'static [&'static str] = &[$($( stringify!($key) ),+),+];
 
@@ -447,7 +448,7 @@ macro_rules! settings {
             }
 
             /// Overrides the settings that `layer` has.
-            pub fn apply(&mut self, layer: Layer) {
+            pub fn apply(&mut self, layer: ConfigLayer) {
                 $($( if let Some(value) = layer.$key {
                     place!(self $( .$group $(.$field)+ $([$index])? )? ; $key) = value;
                 } )+)+
@@ -467,7 +468,7 @@ macro_rules! settings {
         /// A map of all keys, in the order of the reference page.
         impl Serialize for TrainConfig {
             fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                let mut map = serializer.serialize_struct("TrainConfig", Layer::KEYS.len())?;
+                let mut map = serializer.serialize_struct("TrainConfig", ConfigLayer::KEYS.len())?;
                 $($( map.serialize_field(
                     stringify!($key),
                     &place!(self $( .$group $(.$field)+ $([$index])? )? ; $key),

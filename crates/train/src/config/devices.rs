@@ -24,7 +24,7 @@ impl Devices {
     /// # Errors
     /// An empty list, an unknown name, a device listed twice, more devices than envs, or a policy
     /// device that is not listed.
-    pub(crate) fn of(config: &TrainConfig) -> Result<Self> {
+    pub(crate) fn assign(config: &TrainConfig) -> Result<Self> {
         let TrainConfig { envs, policy_device, .. } = config;
         let parse = |name: &String| Ok(name.trim().parse::<DeviceId>()?);
         let listed: Vec<DeviceId> = config.devices.iter().map(parse).collect::<Result<_>>()?;
@@ -87,17 +87,17 @@ pub(crate) fn check_moved(before: &[String], now: &[String]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Layer;
+    use crate::config::ConfigLayer;
     use meristem_device::Error::BadDeviceName;
 
     fn devices(names: &[&str], policy: Option<&str>, envs: usize) -> Result<Devices> {
-        let flags = Layer {
+        let flags = ConfigLayer {
             devices: Some(names.iter().map(|name| name.to_string()).collect()),
             policy_device: Some(policy.map(str::to_string)),
             envs: Some(envs),
-            ..Layer::default()
+            ..ConfigLayer::default()
         };
-        Devices::of(&TrainConfig::resolve(Layer::default(), flags)?)
+        Devices::assign(&TrainConfig::resolve(ConfigLayer::default(), flags)?)
     }
 
     #[test]
@@ -147,9 +147,10 @@ mod tests {
             (&["cpu:0"], Some("x"), 2, "`x` is not a device"),
         ] {
             let error = devices(names, policy, envs).unwrap_err();
-            let fits = match words.ends_with("is not a device") {
-                true => matches!(error, Error::Device(BadDeviceName { .. })),
-                false => matches!(error, Error::Value { .. }),
+            let fits = if words.ends_with("is not a device") {
+                matches!(error, Error::Device(BadDeviceName { .. }))
+            } else {
+                matches!(error, Error::Value { .. })
             };
             assert!(fits, "{error:?}");
             assert!(error.to_string().contains(words), "{error}");

@@ -5,7 +5,7 @@ use std::path::Path;
 use meristem_grow::nearest;
 
 use super::identity::upgrade;
-use super::table::Layer;
+use super::table::ConfigLayer;
 use crate::error::{Error, Result};
 
 /// Reads the file at `path`, as TOML or JSON by its extension, `.toml` or `.json`.
@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 /// # Errors
 /// An unreadable file, invalid TOML or JSON, an unknown key (the nearest known one is suggested),
 /// or a value of the wrong type.
-pub fn read(path: &Path) -> Result<Layer> {
+pub fn read(path: &Path) -> Result<ConfigLayer> {
     let text = std::fs::read_to_string(path).map_err(|error| Error::ConfigFile {
         path: path.to_owned(),
         message: format!("cannot be read: {error}"),
@@ -25,14 +25,14 @@ pub fn read(path: &Path) -> Result<Layer> {
 ///
 /// # Errors
 /// As [`read`].
-pub(crate) fn parse(path: &Path, text: &str) -> Result<Layer> {
+pub(crate) fn parse(path: &Path, text: &str) -> Result<ConfigLayer> {
     let fail = |message: String| Error::ConfigFile { path: path.to_owned(), message };
     let layer = match path.extension().and_then(|e| e.to_str()) {
         Some("toml") => {
             let table: toml::Table = toml::from_str(text).map_err(|e| fail(e.to_string()))?;
             check_keys(table.keys().map(String::as_str)).map_err(&fail)?;
             // Parsed again from the text, because only then do messages show the line.
-            toml::from_str::<Layer>(text).map_err(|e| fail(e.to_string()))
+            toml::from_str::<ConfigLayer>(text).map_err(|e| fail(e.to_string()))
         }
         Some("json") => {
             let table: serde_json::Map<String, serde_json::Value> =
@@ -47,16 +47,16 @@ pub(crate) fn parse(path: &Path, text: &str) -> Result<Layer> {
     Ok(layer)
 }
 
-/// Checks that all keys are those of settings.
+/// Checks that every key is the key of a setting.
 ///
 /// # Errors
 /// A message that names the first unknown key and the nearest known one.
 pub fn check_keys<'a>(mut keys: impl Iterator<Item = &'a str>) -> Result<(), String> {
-    let Some(unknown) = keys.find(|key| !Layer::KEYS.contains(key)) else { return Ok(()) };
+    let Some(unknown) = keys.find(|key| !ConfigLayer::KEYS.contains(key)) else { return Ok(()) };
     let same_with_underscores = unknown.replace('-', "_");
-    Err(match nearest(&same_with_underscores, Layer::KEYS.iter().copied()) {
+    Err(match nearest(&same_with_underscores, ConfigLayer::KEYS.iter().copied()) {
         Some(known) => format!("unknown key `{unknown}`; did you mean `{known}`?"),
-        None => format!("unknown key `{unknown}`; known keys: {}", Layer::KEYS.join(", ")),
+        None => format!("unknown key `{unknown}`; known keys: {}", ConfigLayer::KEYS.join(", ")),
     })
 }
 
@@ -66,7 +66,7 @@ mod tests {
     use crate::config::TrainConfig;
     use crate::config::types::Limit;
 
-    fn read_text(name: &str, text: &str) -> Result<Layer> {
+    fn read_text(name: &str, text: &str) -> Result<ConfigLayer> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(name);
         std::fs::write(&path, text).unwrap();
@@ -106,9 +106,9 @@ mod tests {
 
     #[test]
     fn what_a_run_writes_configures_the_same_run() {
-        let first = TrainConfig::resolve(Layer::default(), Layer::default()).unwrap();
+        let first = TrainConfig::resolve(ConfigLayer::default(), ConfigLayer::default()).unwrap();
         let layer = read_text("config.toml", &first.resolved_toml()).unwrap();
-        let second = TrainConfig::resolve(layer, Layer::default()).unwrap();
+        let second = TrainConfig::resolve(layer, ConfigLayer::default()).unwrap();
         assert_eq!(first.resolved_toml(), second.resolved_toml());
         assert_eq!((first.seed, first.slots.clone()), (second.seed, second.slots.clone()));
     }

@@ -7,7 +7,7 @@ use meristem_device::DeviceId;
 use toml::{Table, Value};
 
 use super::declare::{Scope, Setting};
-use super::table::{Layer, TrainConfig, all};
+use super::table::{ConfigLayer, TrainConfig, all};
 use super::types::{BadValue, ControllerKind, Preset};
 
 /// Settings that results depend on, from a resolved configuration. Runs with equal texts have equal
@@ -82,7 +82,7 @@ pub(crate) fn first_difference(written: &str, resolved: &str) -> Option<String> 
 ///
 /// # Errors
 /// A value from before that its type cannot parse.
-pub(crate) fn upgrade(layer: &mut Layer) -> Result<(), BadValue> {
+pub(crate) fn upgrade(layer: &mut ConfigLayer) -> Result<(), BadValue> {
     let given = layer.given();
     let always = |setting: &&Setting| setting.since == 1 && !setting.is_optional();
     if !all().iter().filter(always).all(|setting| given.contains(&setting.key)) {
@@ -109,7 +109,7 @@ fn keep(text: &str, wanted: impl Fn(&Setting) -> bool) -> String {
 
 /// Values of newer settings in older runs, as the text of a configuration has them.
 pub(crate) fn values_from_before() -> Table {
-    let mut layer = Layer::default();
+    let mut layer = ConfigLayer::default();
     for setting in all() {
         if let Some(before) = setting.before {
             // A test parses all of them.
@@ -130,10 +130,10 @@ mod tests {
     use meristem_nn::Precision;
 
     use super::*;
-    use crate::config::Layer;
+    use crate::config::ConfigLayer;
 
-    fn resolve(flags: Layer) -> TrainConfig {
-        TrainConfig::resolve(Layer::default(), flags).unwrap()
+    fn resolve(flags: ConfigLayer) -> TrainConfig {
+        TrainConfig::resolve(ConfigLayer::default(), flags).unwrap()
     }
 
     /// `text` without the lines whose keys have one of these prefixes.
@@ -143,15 +143,15 @@ mod tests {
     }
 
     /// Flags of runs whose resolved configurations have every setting that some run has.
-    fn kinds_of_run() -> impl Iterator<Item = Layer> {
+    fn kinds_of_run() -> impl Iterator<Item = ConfigLayer> {
         let controllers = ["none", "random", "heuristic", "ppo", "ppo:p", "greedy:p", "fixed:s"];
         let presets = Preset::NAMES.map(|(_, preset)| preset);
         controllers.into_iter().flat_map(move |name| {
             let controller: Option<ControllerKind> = Some(name.parse().unwrap());
-            presets.into_iter().map(move |preset| Layer {
+            presets.into_iter().map(move |preset| ConfigLayer {
                 controller: controller.clone(),
                 preset: Some(preset),
-                ..Layer::default()
+                ..ConfigLayer::default()
             })
         })
     }
@@ -161,7 +161,7 @@ mod tests {
         let texts: Vec<String> =
             kinds_of_run().map(|flags| resolve(flags).resolved_toml()).collect();
         for Setting { key, before, since, .. } in all() {
-            let set = before.map_or(Ok(()), |text| Layer::default().set(key, text));
+            let set = before.map_or(Ok(()), |text| ConfigLayer::default().set(key, text));
             set.unwrap_or_else(|error| panic!("{key}: {error}"));
             assert!(*since > 1 || before.is_none(), "{key}: nothing is before version 1");
             let line = format!("\n{key} = ");
@@ -175,7 +175,7 @@ mod tests {
     }
 
     /// A file that a run of each older version wrote goes on as it began: it counts as unchanged,
-    /// and its settings are those of a checkpoint of that run.
+    /// and a checkpoint of that run has the same settings.
     #[test]
     fn a_configuration_of_each_older_version_is_accepted() {
         let newest = all().iter().map(|setting| setting.since).max().unwrap();
@@ -202,11 +202,11 @@ mod tests {
     #[test]
     fn later_settings_count_where_they_have_not_the_value_from_before() {
         for preset in [Preset::Default, Preset::Quick] {
-            let of = |flags| resolve(Layer { preset: Some(preset), ..flags });
-            let before = of(Layer::default());
+            let of = |flags| resolve(ConfigLayer { preset: Some(preset), ..flags });
+            let before = of(ConfigLayer::default());
             assert!(before.resolved_toml().contains("\ngovernor_penalty = -10.0\n"));
             assert!(!before.identity().contains("governor"), "{}", before.identity());
-            let other = of(Layer { governor_penalty: Some(-5.0), ..Layer::default() });
+            let other = of(ConfigLayer { governor_penalty: Some(-5.0), ..ConfigLayer::default() });
             let told = other.identity();
             let lines: Vec<&str> = told.lines().filter(|l| l.contains("governor")).collect();
             assert_eq!(lines, ["governor_penalty = -5.0"]);
@@ -218,12 +218,13 @@ mod tests {
     #[test]
     fn a_run_from_before_epochs_were_full_goes_on_as_it_began() {
         let epoch = |text: &str| {
-            let mut layer: Layer = toml::from_str(text).unwrap();
+            let mut layer: ConfigLayer = toml::from_str(text).unwrap();
             upgrade(&mut layer).unwrap();
             resolve(layer).epoch
         };
-        let full = resolve(Layer::default());
-        let dealt = resolve(Layer { epoch: Some(EpochMode::Dealt), ..Layer::default() });
+        let full = resolve(ConfigLayer::default());
+        let dealt =
+            resolve(ConfigLayer { epoch: Some(EpochMode::Dealt), ..ConfigLayer::default() });
         let older = without(&dealt.resolved_toml(), &["epoch"]);
         assert_eq!(epoch(&older), EpochMode::Dealt);
         assert_eq!(identity(&older), dealt.identity());
@@ -236,7 +237,7 @@ mod tests {
     fn of_a_device_only_its_number_is_part_of_a_run_s_identity() {
         let of = |names: &[&str]| {
             let devices = Some(names.iter().map(|name| name.to_string()).collect());
-            resolve(Layer { devices, envs: Some(2), ..Layer::default() }).identity()
+            resolve(ConfigLayer { devices, envs: Some(2), ..ConfigLayer::default() }).identity()
         };
         assert_eq!(of(&["cpu:0", "cpu:1"]), of(&["cuda", "cuda:1"]));
         assert_eq!(of(&["cpu"]), of(&["cuda:0"]));
@@ -249,7 +250,7 @@ mod tests {
     fn the_precision_is_no_part_of_a_run_s_identity() {
         let of = |precision| {
             let devices = Some(vec!["cuda".to_string()]);
-            resolve(Layer { devices, precision: Some(precision), ..Layer::default() })
+            resolve(ConfigLayer { devices, precision: Some(precision), ..ConfigLayer::default() })
         };
         let [exact, rounded] = [Precision::F32, Precision::Bf16].map(of);
         assert_eq!(exact.identity(), rounded.identity());
@@ -263,26 +264,26 @@ mod tests {
 
     #[test]
     fn what_changes_no_result_is_not_part_of_a_run_s_identity() {
-        let usual = resolve(Layer::default());
-        let another = resolve(Layer {
+        let usual = resolve(ConfigLayer::default());
+        let another = resolve(ConfigLayer {
             threads: Some(3),
             telemetry: Some("full".parse().unwrap()),
             name: Some(Some("x".into())),
             policy_device: Some(Some("cpu".into())),
-            ..Layer::default()
+            ..ConfigLayer::default()
         });
         assert_eq!(usual.identity(), another.identity());
         assert_ne!(usual.in_common(), another.in_common(), "processes tell the same");
-        let threads = resolve(Layer { threads: Some(3), ..Layer::default() });
+        let threads = resolve(ConfigLayer { threads: Some(3), ..ConfigLayer::default() });
         assert_eq!(usual.in_common(), threads.in_common());
-        let seed = resolve(Layer { seed: Some(43), ..Layer::default() });
+        let seed = resolve(ConfigLayer { seed: Some(43), ..ConfigLayer::default() });
         assert_ne!(usual.identity(), seed.identity());
     }
 
     /// Where only one file has a setting, the difference names its value and the value from before.
     #[test]
     fn a_value_from_before_is_told_beside_one_that_differs() {
-        let now = resolve(Layer::default());
+        let now = resolve(ConfigLayer::default());
         let older = without(&now.resolved_toml(), &["winograd"]);
         let (began, now) = changed_result(&older, &now.resolved_toml()).unwrap();
         assert_eq!([&*began, &*now], ["winograd = \"off\"", "winograd = \"on\""]);
@@ -291,7 +292,7 @@ mod tests {
     /// The lines of an older checkpoint: other settings, in another order, with fixed values.
     #[test]
     fn the_identity_of_an_older_checkpoint_is_the_same() {
-        let config = resolve(Layer { checkpoint_every: Some(3), ..Layer::default() });
+        let config = resolve(ConfigLayer { checkpoint_every: Some(3), ..ConfigLayer::default() });
         let mut lines: Vec<&str> =
             vec!["checkpoint_every = 0", "threads = 0", "hot_scope = \"deny\""];
         let identity = config.identity();
@@ -301,7 +302,7 @@ mod tests {
 
     #[test]
     fn a_file_that_lacks_later_settings_is_as_it_was_written() {
-        let resolved = resolve(Layer::default()).resolved_toml();
+        let resolved = resolve(ConfigLayer::default()).resolved_toml();
         let older = without(&resolved, &["governor_", "reward_", "telemetry"]);
         assert!(older.len() < resolved.len());
         assert_eq!(first_difference(&older, &resolved), None);

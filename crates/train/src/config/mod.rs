@@ -1,8 +1,8 @@
 //! Settings of a run: their table, and the way presets, a file and flags combine.
 //!
 //! Every setting is declared once, in `table`; everything else about it follows from the
-//! declaration, by the macro of [`declare`]. A [`Layer`] has the values from one source, a file or
-//! the flags, and [`TrainConfig::resolve`] combines the layers with a preset.
+//! declaration, by the macro of [`declare`]. A [`ConfigLayer`] has the values from one source, a
+//! file or the flags, and [`TrainConfig::resolve`] combines the layers with a preset.
 
 #[cfg(test)]
 mod bounds;
@@ -32,8 +32,8 @@ pub(crate) use self::identity::{
     changed_line, changed_result, first_difference, identity, values_from_before, without_length,
 };
 pub(crate) use self::policy_file::PolicyFile;
+pub use self::table::{ConfigLayer, TrainConfig, all};
 pub(crate) use self::table::{FIRST_STUDY_SEED, STATISTICS_BATCHES};
-pub use self::table::{Layer, TrainConfig, all};
 use self::types::{CommKind, ControllerKind, PolicyStart, Preset, Switch};
 pub use self::validate::check_precision;
 pub use self::value::Form;
@@ -46,7 +46,7 @@ impl TrainConfig {
     ///
     /// # Errors
     /// A value outside its range, or settings that contradict each other.
-    pub fn resolve(file: Layer, flags: Layer) -> Result<Self> {
+    pub fn resolve(file: ConfigLayer, flags: ConfigLayer) -> Result<Self> {
         let preset = flags.preset.or(file.preset).unwrap_or_default();
         let controller = flags.controller.clone().or(file.controller.clone()).unwrap_or_default();
         let mut config = Self::base(preset, &controller);
@@ -160,7 +160,10 @@ impl TrainConfig {
                 },
             ),
         ];
-        paths.into_iter().filter_map(|(key, path)| Some((key, path?)))
+        let blueprints = self.blueprints.iter_mut().flatten();
+        let blueprints = blueprints.map(|source| ("blueprints", source.path_mut()));
+        let paths = paths.into_iter().chain(blueprints);
+        paths.filter_map(|(key, path)| Some((key, path?)))
     }
 
     /// Checks that `config.toml`, which is text, can have the paths.
@@ -248,7 +251,7 @@ impl TrainConfig {
         self.lr_schedule.factor(step, self.steps, self.lr_warmup)
     }
 
-    /// Settings of PPO, with those that depend on other settings.
+    /// Settings of PPO, including `hidden` and `bootstrap`, which depend on other settings.
     pub(crate) fn ppo_config(&self) -> PpoConfig {
         PpoConfig { hidden: self.policy_width(), bootstrap: self.ppo_bootstrap(), ..self.ppo }
     }
@@ -277,14 +280,15 @@ mod tests {
     use super::types::Limit;
     use super::*;
 
-    fn resolve(file: Layer, flags: Layer) -> Result<TrainConfig> {
+    fn resolve(file: ConfigLayer, flags: ConfigLayer) -> Result<TrainConfig> {
         TrainConfig::resolve(file, flags)
     }
 
     #[test]
     fn flags_lie_over_the_file_and_the_file_over_the_preset() {
-        let file = Layer { batch: Some(64), envs: Some(2), ..Layer::default() };
-        let flags = Layer { batch: Some(32), preset: Some(Preset::Quick), ..Layer::default() };
+        let file = ConfigLayer { batch: Some(64), envs: Some(2), ..ConfigLayer::default() };
+        let flags =
+            ConfigLayer { batch: Some(32), preset: Some(Preset::Quick), ..ConfigLayer::default() };
         let config = resolve(file, flags).unwrap();
         assert_eq!((config.batch, config.envs, config.preset), (32, 2, Preset::Quick));
         assert_eq!(
@@ -301,34 +305,53 @@ mod tests {
                 .map(|controller| TrainConfig::base(preset, &controller));
             assert!(learns.rounds > 1 && rules.rounds == 1, "{name}");
         }
-        let file = Layer { controller: Some(ControllerKind::Random), ..Layer::default() };
-        assert_eq!(resolve(file, Layer::default()).unwrap().rounds, 1);
+        let file =
+            ConfigLayer { controller: Some(ControllerKind::Random), ..ConfigLayer::default() };
+        assert_eq!(resolve(file, ConfigLayer::default()).unwrap().rounds, 1);
     }
 
     #[test]
     fn absurd_values_are_named_with_their_range() {
         let bad = [
-            (Layer { batch: Some(0), ..Layer::default() }, "batch"),
-            (Layer { envs: Some(0), ..Layer::default() }, "envs"),
-            (Layer { steps: Some(0), ..Layer::default() }, "steps"),
-            (Layer { max_batches: Some(Limit::Count(0)), ..Layer::default() }, "max-batches"),
-            (Layer { lr: Some(f32::NAN), ..Layer::default() }, "lr"),
-            (Layer { lr: Some(-1.0), ..Layer::default() }, "lr"),
-            (Layer { momentum: Some(1.0), ..Layer::default() }, "momentum"),
-            (Layer { control_split: Some(Some(1.0)), ..Layer::default() }, "control-split"),
-            (Layer { control_split: Some(Some(0.0)), ..Layer::default() }, "control-split"),
-            (Layer { devices: Some(vec![]), ..Layer::default() }, "devices"),
-            (Layer { ppo_gamma: Some(1.5), ..Layer::default() }, "ppo-gamma"),
-            (Layer { ppo_clip: Some(0.0), ..Layer::default() }, "ppo-clip"),
-            (Layer { ppo_lr: Some(f32::INFINITY), ..Layer::default() }, "ppo-lr"),
-            (Layer { governor_penalty: Some(1.0), ..Layer::default() }, "governor-penalty"),
-            (Layer { governor_failures_max: Some(0), ..Layer::default() }, "governor-failures-max"),
-            (Layer { ppo_epochs: Some(0), ..Layer::default() }, "ppo-epochs"),
-            (Layer { gradient_stats_every: Some(0), ..Layer::default() }, "gradient-stats-every"),
-            (Layer { time_every: Some(0), ..Layer::default() }, "time-every"),
+            (ConfigLayer { batch: Some(0), ..ConfigLayer::default() }, "batch"),
+            (ConfigLayer { envs: Some(0), ..ConfigLayer::default() }, "envs"),
+            (ConfigLayer { steps: Some(0), ..ConfigLayer::default() }, "steps"),
+            (
+                ConfigLayer { max_batches: Some(Limit::Count(0)), ..ConfigLayer::default() },
+                "max-batches",
+            ),
+            (ConfigLayer { lr: Some(f32::NAN), ..ConfigLayer::default() }, "lr"),
+            (ConfigLayer { lr: Some(-1.0), ..ConfigLayer::default() }, "lr"),
+            (ConfigLayer { momentum: Some(1.0), ..ConfigLayer::default() }, "momentum"),
+            (
+                ConfigLayer { control_split: Some(Some(1.0)), ..ConfigLayer::default() },
+                "control-split",
+            ),
+            (
+                ConfigLayer { control_split: Some(Some(0.0)), ..ConfigLayer::default() },
+                "control-split",
+            ),
+            (ConfigLayer { devices: Some(vec![]), ..ConfigLayer::default() }, "devices"),
+            (ConfigLayer { ppo_gamma: Some(1.5), ..ConfigLayer::default() }, "ppo-gamma"),
+            (ConfigLayer { ppo_clip: Some(0.0), ..ConfigLayer::default() }, "ppo-clip"),
+            (ConfigLayer { ppo_lr: Some(f32::INFINITY), ..ConfigLayer::default() }, "ppo-lr"),
+            (
+                ConfigLayer { governor_penalty: Some(1.0), ..ConfigLayer::default() },
+                "governor-penalty",
+            ),
+            (
+                ConfigLayer { governor_failures_max: Some(0), ..ConfigLayer::default() },
+                "governor-failures-max",
+            ),
+            (ConfigLayer { ppo_epochs: Some(0), ..ConfigLayer::default() }, "ppo-epochs"),
+            (
+                ConfigLayer { gradient_stats_every: Some(0), ..ConfigLayer::default() },
+                "gradient-stats-every",
+            ),
+            (ConfigLayer { time_every: Some(0), ..ConfigLayer::default() }, "time-every"),
         ];
         for (layer, key) in bad {
-            let error = resolve(Layer::default(), layer).unwrap_err();
+            let error = resolve(ConfigLayer::default(), layer).unwrap_err();
             assert!(
                 matches!(&error, crate::error::Error::Value { key: of, .. } if of == key),
                 "{error:?}"
@@ -339,20 +362,23 @@ mod tests {
 
     #[test]
     fn without_a_controller_the_whole_training_set_is_used() {
-        let none = Layer { controller: Some(ControllerKind::None), ..Layer::default() };
-        assert_eq!(resolve(Layer::default(), none).unwrap().control_share(), 0.0);
-        assert_eq!(resolve(Layer::default(), Layer::default()).unwrap().control_share(), 0.1);
+        let none = ConfigLayer { controller: Some(ControllerKind::None), ..ConfigLayer::default() };
+        assert_eq!(resolve(ConfigLayer::default(), none).unwrap().control_share(), 0.0);
+        assert_eq!(
+            resolve(ConfigLayer::default(), ConfigLayer::default()).unwrap().control_share(),
+            0.1
+        );
     }
 
     #[test]
     fn a_written_configuration_means_the_same_files_everywhere() {
-        let flags = Layer {
+        let flags = ConfigLayer {
             data_root: Some(Some("data".into())),
             init: Some(Some("w.safetensors".into())),
             controller: Some(ControllerKind::Fixed("script.jsonl".into())),
-            ..Layer::default()
+            ..ConfigLayer::default()
         };
-        let text = resolve(Layer::default(), flags).unwrap().resolved_toml();
+        let text = resolve(ConfigLayer::default(), flags).unwrap().resolved_toml();
         let here = std::env::current_dir().unwrap();
         for (key, before, name) in [
             ("data_root", "", "data"),
@@ -376,7 +402,7 @@ mod tests {
 
     #[test]
     fn every_setting_of_a_group_changes_the_field_of_its_name() {
-        let usual = resolve(Layer::default(), Layer::default()).unwrap();
+        let usual = resolve(ConfigLayer::default(), ConfigLayer::default()).unwrap();
         let mut seen = 0;
         for setting in all() {
             let text = match setting.range {
@@ -385,7 +411,7 @@ mod tests {
                 Range::Any if setting.key == "reward" => "sparse".into(),
                 Range::Any => continue,
             };
-            let mut flags = Layer::default();
+            let mut flags = ConfigLayer::default();
             flags.set(setting.key, &text).unwrap();
             let mut other = usual.clone();
             other.apply(flags);
@@ -405,13 +431,15 @@ mod tests {
                 seen += 1;
             }
         }
-        assert_eq!(seen, 43, "settings in these groups");
+        assert_eq!(seen, 42, "settings in these groups");
     }
 
     #[test]
     fn the_name_of_a_run_is_a_plain_file_name() {
         let host = Some("cnn:channels=12,blocks=4".to_string());
-        let config = resolve(Layer::default(), Layer { host, ..Layer::default() }).unwrap();
+        let config =
+            resolve(ConfigLayer::default(), ConfigLayer { host, ..ConfigLayer::default() })
+                .unwrap();
         assert_eq!(config.run_name(), "cnn-channels-12-blocks-4-embedded");
     }
 }

@@ -28,13 +28,13 @@ pub(crate) struct PolicyFile {
 
 impl PolicyFile {
     /// Reads the policy that the settings name, if they name one. If they name neither a policy
-    /// nor a width, it is the one that comes with the program, where that fits a run with so many
-    /// slots and these blueprints.
+    /// nor a width, it is the shipped policy, where that fits a run with `slots` slots and these
+    /// blueprints.
     ///
     /// # Errors
     /// [`Error::Value`]: the file is unreadable or has no policy, or its width differs from the
     /// requested width.
-    pub(crate) fn of(
+    pub(crate) fn find(
         config: &TrainConfig,
         slots: usize,
         blueprints: &BlueprintSet,
@@ -92,7 +92,7 @@ impl PolicyFile {
         InputFile { setting, path, checksum: checksum(&self.weights) }
     }
 
-    /// Whether it was trained for so many slots and these blueprints.
+    /// Whether it was trained for `slots` slots and these blueprints.
     fn fits(&self, slots: usize, blueprints: &BlueprintSet) -> Result<bool> {
         let domain = policy_domain(&self.metadata).map_err(|error| unfit(&self.path, error))?;
         let names = blueprints.iter().map(|blueprint| &blueprint.name);

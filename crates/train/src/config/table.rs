@@ -21,8 +21,9 @@ use super::declare::{
     Defaults, Scope, Setting, absent, absent_by_preset, place, presets, same, settings,
 };
 use super::types::{
-    Augmentations, BadValue, ByteSize, ClipNorm, CommKind, ControllerKind, ExchangeKind,
-    HotScopePolicy, Limit, LrSchedule, Normalize, PolicyStart, Preset, Switch, Telemetry, unknown,
+    Augmentations, BadValue, BlueprintSource, ByteSize, ClipNorm, CommKind, ControllerKind,
+    ExchangeKind, HotScopePolicy, Limit, LrSchedule, Normalize, PolicyStart, Preset, Switch,
+    Telemetry, unknown,
 };
 use super::value::Value;
 
@@ -80,7 +81,7 @@ settings! {
         heuristic: HeuristicConfig = same(HeuristicConfig::default());
         /// Settings of PPO, except `hidden` and `bootstrap`, which depend on other settings.
         ppo: PpoConfig = same(PpoConfig::default());
-        /// Weights of the reward, except `gamma`, which is that of PPO.
+        /// Weights of the reward, except `gamma`, which is `ppo.gamma`.
         reward: RewardConfig = same(RewardConfig::default());
         /// Rules of the governor.
         governor: GovernorConfig = same(GovernorConfig::default());
@@ -249,6 +250,10 @@ settings! {
         controller: ControllerKind = same(ControllerKind::default()), train_only();
         /// Slots that may grow: names (r0c1), beginnings of names (r0, r1), or all.
         slots: Vec<String> = same(["r0".to_string()]), unit("LIST");
+        /// Blueprints of the modules that may grow: standard, the seven that come with the program,
+        /// or TOML or JSON files of blueprints, in the order of the list.
+        blueprints: Option<Vec<BlueprintSource>> = absent("standard"),
+            unit("LIST"), since(7, None);
         /// Maximum number of modules in an env at once, including fossilized ones.
         max_modules in rules.max_modules: usize, unit("N"), whole(0, 64);
         /// Maximum number of parameters of a host with its modules. An action that would exceed it
@@ -449,9 +454,9 @@ pub fn all() -> &'static [Setting] {
     &SETTINGS
 }
 
-/// The setting with the given key, one of [`Layer::KEYS`].
+/// The setting with the given key, one of [`ConfigLayer::KEYS`].
 pub(crate) fn setting(key: &str) -> &'static Setting {
-    let place = Layer::KEYS.iter().position(|known| *known == key);
+    let place = ConfigLayer::KEYS.iter().position(|known| *known == key);
     &SETTINGS[place.unwrap_or_default()]
 }
 
@@ -486,10 +491,10 @@ mod tests {
 
     #[test]
     fn settings_are_found_by_their_keys() {
-        for (key, setting_there) in Layer::KEYS.iter().zip(all()) {
+        for (key, setting_there) in ConfigLayer::KEYS.iter().zip(all()) {
             assert_eq!((setting(key), *key), (setting_there, setting_there.key));
         }
-        let message = Layer::default().set("bacth", "3").unwrap_err().to_string();
+        let message = ConfigLayer::default().set("bacth", "3").unwrap_err().to_string();
         assert!(message.contains("did you mean `batch`?"), "{message}");
     }
 }

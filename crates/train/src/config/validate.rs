@@ -41,7 +41,7 @@ pub(crate) fn together(config: &TrainConfig) -> Result<()> {
         return Err(Error::value("twin", "off", expected));
     }
     check_ranks(config)?;
-    let devices = Devices::of(config)?;
+    let devices = Devices::assign(config)?;
     check_precision(config.precision, devices.of_envs.iter().copied())?;
     let on_processor = |device: &&DeviceId| matches!(device, DeviceId::Cpu(_));
     let other = devices.of_envs.iter().find(on_processor);
@@ -55,7 +55,7 @@ pub(crate) fn together(config: &TrainConfig) -> Result<()> {
 /// Checks that networks on all of these devices can have this precision.
 ///
 /// # Errors
-/// [`Error::Value`] names the precision, the first device that does not have it, and those that do.
+/// [`Error::Value`] names the precision, the first device that lacks it, and devices that have it.
 pub fn check_precision(
     precision: Precision,
     devices: impl IntoIterator<Item = DeviceId>,

@@ -34,8 +34,7 @@ use crate::record::observer::{Notice, Observer};
 use crate::record::summary::Summary;
 use crate::setup::Names;
 
-/// Trains a fleet with the settings of `config` and the standard blueprints. Blocks until it is
-/// done.
+/// Trains a fleet with the settings of `config`. Blocks until it is done.
 ///
 /// # Errors
 /// Errors in the request are found before the run folder is filled, and leave no folder behind. A
@@ -58,7 +57,7 @@ pub fn run_with(
     let mut world = World::join(config.comm, config.comm_options().deadline)?;
     observer.notice(&Notice::Joined(world.rank()));
     let result = (|| {
-        let (config, names) = Names::of_new(&world.resolve(config)?, &custom.blueprints)?;
+        let (config, names) = Names::of_new(&world.resolve(config)?, custom.blueprints.as_ref())?;
         let source = names.spec.source;
         let mut files = RunFiles::default();
         let prepared = files
@@ -79,7 +78,7 @@ pub fn run_with(
     world.leave(result)
 }
 
-/// Like [`run`] with the standard blueprints, on open devices with loaded data, which stay open and
+/// Like [`run`], on open devices with loaded data, which stay open and
 /// loaded. Ranks are threads, if there are any.
 ///
 /// # Errors
@@ -91,7 +90,7 @@ pub(crate) fn run_on(
 ) -> Result<Summary> {
     let started = Instant::now();
     let (machine, custom) = (machine.clone(), Custom::default());
-    let (config, names) = Names::of_new(config, &custom.blueprints)?;
+    let (config, names) = Names::of_new(config, None)?;
     let (mut world, mut files) = (World::alone(), RunFiles::default());
     let prepared = files
         .create(&config, &world)
@@ -110,10 +109,9 @@ mod tests {
     use std::collections::BTreeSet;
 
     use meristem_device::{HotScope, ScopePolicy};
-    use meristem_grow::BlueprintSet;
 
     use super::*;
-    use crate::config::Layer;
+    use crate::config::ConfigLayer;
     use crate::record::observer::Silent;
     use crate::settings::{ControllerKind, Limit, Preset};
 
@@ -134,7 +132,7 @@ mod tests {
     /// counts.
     fn seen() -> BTreeSet<Site> {
         let folder = tempfile::tempdir().unwrap();
-        let flags = Layer {
+        let flags = ConfigLayer {
             preset: Some(Preset::Quick),
             run_dir: Some(Some(folder.path().join("run"))),
             envs: Some(2),
@@ -147,10 +145,10 @@ mod tests {
             controller: Some(ControllerKind::Heuristic),
             steps: Some(12),
             rounds: Some(2),
-            ..Layer::default()
+            ..ConfigLayer::default()
         };
-        let config = TrainConfig::resolve(Layer::default(), flags).unwrap();
-        let (config, names) = Names::of_new(&config, &BlueprintSet::standard()).unwrap();
+        let config = TrainConfig::resolve(ConfigLayer::default(), flags).unwrap();
+        let (config, names) = Names::of_new(&config, None).unwrap();
         let (mut world, mut files) = (World::alone(), RunFiles::default());
         files.create(&config, &world).unwrap();
         let custom = Custom::default();

@@ -1,7 +1,6 @@
 //! A prepared run: all its rounds, and its results.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use meristem_data::{Split, cache, path_text};
 use meristem_nn::ROUNDING;
@@ -80,7 +79,6 @@ impl Run {
         world: &mut World,
     ) -> Result<Self> {
         let _span = machine.span(|| "prepare");
-        let Custom { blueprints, controller } = custom;
         let residency = residency(config);
         let files_of_data = cache::files(&names.spec)?;
         let train = machine.load(&files_of_data, Split::Train, residency)?;
@@ -89,12 +87,12 @@ impl Run {
             false => vec![],
         };
         let info = files_of_data.info()?;
-        let setup = Setup::new(config, names, info, Arc::new(blueprints))?;
+        let setup = Setup::new(config, names, info)?;
         setup.try_weights(&machine.streams()[0])?;
         let fleet = Fleet::new(machine, &setup, [train, test], world)?;
         let stream = fleet.machine.policy_device().stream("policy");
         let controller =
-            AnyController::new(&setup, fleet.train_samples, &stream, controller, world)?;
+            AnyController::new(&setup, fleet.train_samples, &stream, custom.controller, world)?;
         if setup.config.device_memory.is_some() {
             try_envs(&setup, &fleet)?;
         }

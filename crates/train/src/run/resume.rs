@@ -12,7 +12,7 @@ use super::files::RunFiles;
 use super::prepared::Run;
 use crate::checkpoint::{Checkpoint, Store};
 use crate::config::devices::check_moved;
-use crate::config::{Layer, TrainConfig, all};
+use crate::config::{ConfigLayer, TrainConfig, all};
 use crate::config_file;
 use crate::error::{Error, Result};
 use crate::external::Custom;
@@ -40,7 +40,11 @@ use crate::setup::Names;
 /// cannot be changed. [`Error::Checkpoint`]: the newest checkpoint is damaged or belongs to another
 /// run. [`Error::CheckpointVersion`]. Otherwise as [`run`](crate::run). Nothing is overwritten
 /// before the checkpoint was checked.
-pub fn resume(folder: &Path, options: &Layer, observer: &mut dyn Observer) -> Result<Summary> {
+pub fn resume(
+    folder: &Path,
+    options: &ConfigLayer,
+    observer: &mut dyn Observer,
+) -> Result<Summary> {
     resume_with(folder, options, Custom::default(), observer)
 }
 
@@ -50,7 +54,7 @@ pub fn resume(folder: &Path, options: &Layer, observer: &mut dyn Observer) -> Re
 /// As [`resume`].
 pub fn resume_with(
     path: &Path,
-    options: &Layer,
+    options: &ConfigLayer,
     custom: impl Into<Custom>,
     observer: &mut dyn Observer,
 ) -> Result<Summary> {
@@ -60,10 +64,10 @@ pub fn resume_with(
     // Errors in the folder are reported below, where it is opened.
     let written = Some(path.join("config.toml")).filter(|file| file.is_file());
     let seen = written.and_then(|file| config_file::read(&file).ok()).unwrap_or_default();
-    let [seen, given] = [&seen, options].map(|l| Layer {
+    let [seen, given] = [&seen, options].map(|l| ConfigLayer {
         comm: l.comm,
         comm_deadline: l.comm_deadline,
-        ..Layer::default()
+        ..ConfigLayer::default()
     });
     let joined = TrainConfig::resolve(seen, given)?;
     let mut world = World::join(joined.comm, joined.comm_options().deadline)?;
@@ -83,7 +87,7 @@ pub(crate) fn resume_on(
     path: &Path,
     observer: &mut dyn Observer,
 ) -> Result<Summary> {
-    let (options, started) = (&Layer::default(), Instant::now());
+    let (options, started) = (&ConfigLayer::default(), Instant::now());
     let resuming = Resuming { path, options, machine: Some(machine), started };
     resuming.run(&mut World::alone(), Custom::default(), observer)
 }
@@ -91,7 +95,7 @@ pub(crate) fn resume_on(
 /// A run that is about to be resumed.
 struct Resuming<'a> {
     path: &'a Path,
-    options: &'a Layer,
+    options: &'a ConfigLayer,
     /// Open devices with loaded data, if the run is one of many.
     machine: Option<&'a Machine>,
     started: Instant,
@@ -119,17 +123,17 @@ impl Resuming<'_> {
             Err(complete) => return Ok(*complete),
         };
         let config = world.resolve(&config)?;
+        let own = custom.blueprints.as_ref();
         let (config, names) = match &saved {
             // The checkpoint has the policy.
             Some((file, checkpoint)) => {
                 let next = checkpoint.progress.next;
                 let fresh_hosts = next.step == 0 || next.round + 1 < config.rounds;
                 let began = &checkpoint.progress.identity.files;
-                let names = Names::of_checkpoint(&config, file, began, fresh_hosts)?;
+                let names = Names::of_checkpoint(&config, own, file, began, fresh_hosts)?;
                 (config, names)
             }
-            None => Names::of_new(&config, &custom.blueprints)
-                .map_err(|error| anew(self.path, &error))?,
+            None => Names::of_new(&config, own).map_err(|error| anew(self.path, &error))?,
         };
         if world.is_first() {
             // An existing export is the run's own, from when it was stopped.
@@ -183,13 +187,14 @@ impl Resuming<'_> {
             let complete = folder.read_summary()?.filter(|s| s.status == Status::Completed);
             Ok((complete, folder.read_config()?))
         })?;
-        let length = Layer { steps: options.steps, rounds: options.rounds, ..Layer::default() };
+        let length =
+            ConfigLayer { steps: options.steps, rounds: options.rounds, ..ConfigLayer::default() };
         let complete = match complete {
-            Some(summary) if length == Layer::default() => return Ok(Err(Box::new(summary))),
+            Some(summary) if length == ConfigLayer::default() => return Ok(Err(Box::new(summary))),
             complete => complete,
         };
         let mut settings = config_file::parse(&path.join("config.toml"), &text)?;
-        let began = TrainConfig::resolve(settings.clone(), Layer::default())?;
+        let began = TrainConfig::resolve(settings.clone(), ConfigLayer::default())?;
         let longer = TrainConfig::resolve(settings.clone(), length)?;
         let extends = Extent::of(&longer) != Extent::of(&began);
         match complete {
@@ -208,7 +213,7 @@ impl Resuming<'_> {
         // A run that was moved stays where it is.
         settings.devices = Some(last.devices.clone());
         settings.precision = Some(last.precision);
-        let flags = Layer { run_dir: Some(Some(path.into())), ..options.clone() };
+        let flags = ConfigLayer { run_dir: Some(Some(path.into())), ..options.clone() };
         let config = TrainConfig::resolve(settings, flags)?;
         check_moved(&last.devices, &config.devices)?;
         if world.is_first() {
@@ -247,7 +252,7 @@ fn tell_changes(observer: &mut dyn Observer, last: &Stretch, config: &TrainConfi
 }
 
 /// Checks that all options may be changed on resume.
-fn check_options(path: &Path, options: &Layer) -> Result<()> {
+fn check_options(path: &Path, options: &ConfigLayer) -> Result<()> {
     let allowed = all().iter().filter(|setting| setting.on_resume);
     let allowed: Vec<String> = allowed.map(|setting| format!("--{}", setting.flag)).collect();
     let given = options.given().into_iter().map(|key| format!("--{}", key.replace('_', "-")));
@@ -299,7 +304,7 @@ mod tests {
 
     #[test]
     fn a_build_that_rounds_differently_says_so() {
-        let config = TrainConfig::resolve(Layer::default(), Layer::default()).unwrap();
+        let config = TrainConfig::resolve(ConfigLayer::default(), ConfigLayer::default()).unwrap();
         let now = Stretch::new(Position { round: 0, step: 0 }, &config);
         let warnings = |last: &Stretch| {
             let mut observer = Warnings(vec![]);

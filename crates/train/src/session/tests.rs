@@ -12,7 +12,7 @@ use crate::settings::{ControllerKind, Limit, Preset};
 const STEPS: usize = 3;
 
 fn config(folder: &Path, controller: ControllerKind) -> TrainConfig {
-    let flags = Layer {
+    let flags = ConfigLayer {
         preset: Some(Preset::Quick),
         host: Some("minimal".into()),
         controller: Some(controller),
@@ -22,9 +22,9 @@ fn config(folder: &Path, controller: ControllerKind) -> TrainConfig {
         max_batches: Some(Limit::Count(2)),
         control_split: Some(Some(0.01)),
         steps: Some(STEPS),
-        ..Layer::default()
+        ..ConfigLayer::default()
     };
-    TrainConfig::resolve(Layer::default(), flags).unwrap()
+    TrainConfig::resolve(ConfigLayer::default(), flags).unwrap()
 }
 
 fn weights(folder: &Path) -> [Vec<u8>; 2] {
@@ -87,7 +87,7 @@ fn a_session_that_was_dropped_resumes_where_it_was() {
     };
     steps(&mut Session::start(&config(&whole, ControllerKind::External)).unwrap(), 0..STEPS);
     steps(&mut Session::start(&config(&broken, ControllerKind::External)).unwrap(), 0..2);
-    let mut session = Session::resume(broken.clone(), Layer::default()).unwrap();
+    let mut session = Session::resume(broken.clone(), ConfigLayer::default()).unwrap();
     steps(&mut session, 2..STEPS);
     session.close().unwrap();
     assert_eq!(weights(&whole), weights(&broken));

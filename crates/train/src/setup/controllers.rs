@@ -157,7 +157,7 @@ fn policy(setup: &Setup, stream: &Stream, learning: Learning, train_samples: usi
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Layer, TrainConfig};
+    use crate::config::{ConfigLayer, TrainConfig};
     use crate::record::events::Event;
     use crate::record::observer::Observer;
     use crate::record::summary::Summary;
@@ -179,7 +179,7 @@ mod tests {
     #[test]
     fn a_policy_that_diverges_ends_the_run_with_the_third_skipped_update() {
         let base = tempfile::tempdir().unwrap();
-        let flags = Layer {
+        let flags = ConfigLayer {
             preset: Some(Preset::Quick),
             host: Some("minimal".into()),
             controller: Some(ControllerKind::Ppo),
@@ -192,9 +192,9 @@ mod tests {
             control_split: Some(Some(0.01)),
             steps: Some(3),
             rounds: Some(50),
-            ..Layer::default()
+            ..ConfigLayer::default()
         };
-        let config = TrainConfig::resolve(Layer::default(), flags).unwrap();
+        let config = TrainConfig::resolve(ConfigLayer::default(), flags).unwrap();
         let mut skipped = Skipped::default();
         let error = run(&config, &mut skipped).unwrap_err();
         let diverged = meristem_control::Error::Diverged { skipped: 3 };

@@ -1,6 +1,7 @@
 //! From settings to objects: looks up all names, and finds every error that can be found without
 //! training.
 
+pub(crate) mod blueprints;
 pub(crate) mod controllers;
 mod script;
 pub(crate) mod weights;
@@ -24,6 +25,7 @@ use crate::error::{Error, Result};
 use crate::input_file::{InputFile, check_files};
 use crate::record::run_folder::{WEIGHTS, weights_name};
 use crate::settings::Augmentations;
+use crate::setup::blueprints::Blueprints;
 use crate::setup::script::ScriptFile;
 use crate::setup::weights::{Interface, Wanted, Weights};
 
@@ -72,22 +74,23 @@ pub(crate) struct Names {
     init: Option<Arc<Weights>>,
     starts: Vec<Arc<Weights>>,
     script: Option<Arc<ScriptFile>>,
+    blueprints: Blueprints,
     /// Policy that a new run starts from.
     pub(crate) policy: Option<Arc<PolicyFile>>,
 }
 
 impl Names {
-    /// Looks up the names of a new run with these blueprints. Also reads its policy, and fills in
-    /// the settings that follow from the policy.
+    /// Looks up the names of a new run, with the program's own blueprints, if it brings some. Also
+    /// reads its policy, and fills in the settings that follow from the policy.
     ///
     /// # Errors
     /// As [`Names::resolve`], and for an unreadable policy.
     pub(crate) fn of_new(
         config: &TrainConfig,
-        blueprints: &BlueprintSet,
+        own: Option<&BlueprintSet>,
     ) -> Result<(TrainConfig, Self)> {
-        let names = Self::resolve(config)?;
-        let policy = PolicyFile::of(config, names.slots.len(), blueprints)?;
+        let names = Self::resolve(config, own)?;
+        let policy = PolicyFile::find(config, names.slots.len(), &names.blueprints.set)?;
         let config = config.starting_from(policy.as_deref());
         Ok((config, Self { policy, ..names }))
     }
@@ -99,24 +102,25 @@ impl Names {
     /// As [`Names::resolve`], and [`Error::OtherInput`] for a file that changed.
     pub(crate) fn of_checkpoint(
         config: &TrainConfig,
+        own: Option<&BlueprintSet>,
         path: &Path,
         began: &[InputFile],
         fresh_hosts: bool,
     ) -> Result<Self> {
-        let found = Self::resolve(config)
+        let found = Self::resolve(config, own)
             .and_then(|names| check_files(path, &names.files()?, began).map(|()| names));
         match found {
             Err(_) if !fresh_hosts => {
                 let without = TrainConfig { init: None, start_topology: None, ..config.clone() };
-                let names = Self::resolve(&without)?;
+                let names = Self::resolve(&without, own)?;
                 check_files(path, &names.files()?, began).map(|()| names)
             }
             found => found,
         }
     }
 
-    /// Files that a run is made from: those of [`Names::files`], and the policy, which a checkpoint
-    /// has.
+    /// Files that a run is made from: [`Names::files`], and the policy, which a checkpoint has,
+    /// too.
     ///
     /// # Errors
     /// As [`InputFile::with_absolute_path`].
@@ -138,16 +142,18 @@ impl Names {
         let init = self.init.iter().map(|file| weights("init", file));
         let starts = self.starts.iter().map(|file| weights("start-topology", file));
         let script = self.script.iter().map(|script| script.input());
-        init.chain(starts).chain(script).map(InputFile::with_absolute_path).collect()
+        let blueprints = self.blueprints.files.iter().cloned();
+        let files = init.chain(starts).chain(script).chain(blueprints);
+        files.map(InputFile::with_absolute_path).collect()
     }
 
-    /// Looks up all names. Reads initial weights, start topologies and script, but neither policy
-    /// nor dataset.
+    /// Looks up all names. Reads initial weights, start topologies, script and blueprints, but
+    /// neither policy nor dataset.
     ///
     /// # Errors
-    /// An unknown name, impossible sizes, unreadable weights or an unreadable script.
-    pub(crate) fn resolve(config: &TrainConfig) -> Result<Self> {
-        let devices = Devices::of(config)?;
+    /// An unknown name, impossible sizes, or an unreadable file.
+    pub(crate) fn resolve(config: &TrainConfig, own: Option<&BlueprintSet>) -> Result<Self> {
+        let devices = Devices::assign(config)?;
         let host: HostSpec = config.host.parse().map_err(meristem_grow::Error::from)?;
         let slots = parse_slots(&host, &config.slots)?;
         let isa = Isa::from_env().map_err(meristem_device::Error::from)?;
@@ -165,8 +171,9 @@ impl Names {
             let expected = "one of --init, which brings its own topology, and --start-topology";
             return Err(Error::value("start-topology", "with --init", expected));
         }
-        let script = ScriptFile::of(&config.controller)?.map(Arc::new);
-        Ok(Self { devices, spec, isa, host, slots, init, starts, script, policy: None })
+        let script = ScriptFile::read(&config.controller)?.map(Arc::new);
+        let blueprints = Blueprints::read(config, own)?;
+        Ok(Self { devices, spec, isa, host, slots, init, starts, script, blueprints, policy: None })
     }
 }
 
@@ -176,7 +183,7 @@ impl Names {
 /// An unknown name, unreadable weights, an unreadable policy, or one of another width than asked
 /// for.
 pub fn with_policy(config: &TrainConfig) -> Result<TrainConfig> {
-    Ok(Names::of_new(config, &BlueprintSet::standard())?.0)
+    Ok(Names::of_new(config, None)?.0)
 }
 
 /// A configuration that was checked against a dataset.
@@ -217,14 +224,9 @@ impl Setup {
     ///
     /// # Errors
     /// A host or a normalisation that does not fit the images, or weights that do not fit the host.
-    pub(crate) fn new(
-        config: &TrainConfig,
-        names: Names,
-        info: DatasetInfo,
-        blueprints: Arc<BlueprintSet>,
-    ) -> Result<Self> {
+    pub(crate) fn new(config: &TrainConfig, names: Names, info: DatasetInfo) -> Result<Self> {
         let files = names.input_files()?;
-        let Names { host, slots, isa, init, starts, script, policy, .. } = names;
+        let Names { host, slots, isa, init, starts, script, blueprints, policy, .. } = names;
         let image = image_shape(&info);
         host.validate(&image).map_err(meristem_grow::Error::from)?;
         let normalization = config.normalize.constants(&info)?;
@@ -242,7 +244,7 @@ impl Setup {
             isa,
             plans,
             slots,
-            blueprints,
+            blueprints: blueprints.set,
             init,
             other_normalization,
             starts,
@@ -315,11 +317,10 @@ impl Setup {
             && host.image() == fresh.image()
             && host.blueprints() == fresh.blueprints()
             && (without_files || names(&host) == names(&fresh));
-        match same {
-            true => Ok(host),
-            false => {
-                Err(Error::value("host", &topology.host, format!("`{}` with its slots", self.host)))
-            }
+        if same {
+            Ok(host)
+        } else {
+            Err(Error::value("host", &topology.host, format!("`{}` with its slots", self.host)))
         }
     }
 

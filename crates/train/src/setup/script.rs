@@ -22,14 +22,14 @@ impl ScriptFile {
     ///
     /// # Errors
     /// [`Error::Value`]: the file cannot be read.
-    pub(super) fn of(controller: &ControllerKind) -> Result<Option<Self>> {
+    pub(super) fn read(controller: &ControllerKind) -> Result<Option<Self>> {
         let ControllerKind::Fixed(path) = controller else { return Ok(None) };
         let text = std::fs::read_to_string(path);
         let text = text.map_err(|error| unusable(controller, &error))?;
         Ok(Some(Self { path: path.clone(), text }))
     }
 
-    /// The file, for comparison with that of another time.
+    /// The file with its checksum.
     pub(super) fn input(&self) -> InputFile {
         InputFile {
             setting: "controller".into(),

@@ -163,11 +163,12 @@ impl Weights {
         let Constants { mean, std } =
             serde_json::from_str(json).map_err(|e| self.fail(format!("`normalization`: {e}")))?;
         let constants = Normalization { mean, std };
-        match constants.mean.len() == channels && constants.is_usable() {
-            true => Ok(Some(constants)),
-            false => Err(self.fail(format!(
+        if constants.mean.len() == channels && constants.is_usable() {
+            Ok(Some(constants))
+        } else {
+            Err(self.fail(format!(
                 "`normalization` must hold {channels} finite means and positive standard deviations"
-            ))),
+            )))
         }
     }
 

@@ -115,7 +115,7 @@ mod tests {
 
     use super::*;
     use crate::checkpoint::{Checkpoint, Store};
-    use crate::config::Layer;
+    use crate::config::ConfigLayer;
     use crate::record::directory::Directory;
     use crate::record::event_writer::EventsPosition;
     use crate::record::events::Event;
@@ -154,7 +154,7 @@ mod tests {
     fn left(level: Telemetry, every: usize) -> Left {
         let folder = tempfile::tempdir().unwrap();
         let run = folder.path().join("run");
-        let flags = Layer {
+        let flags = ConfigLayer {
             preset: Some(Preset::Quick),
             host: Some("minimal".into()),
             controller: Some(ControllerKind::Ppo),
@@ -170,9 +170,9 @@ mod tests {
             telemetry: Some(level),
             gradient_stats_every: Some(every),
             time_every: Some(every),
-            ..Layer::default()
+            ..ConfigLayer::default()
         };
-        let config = TrainConfig::resolve(Layer::default(), flags).unwrap();
+        let config = TrainConfig::resolve(ConfigLayer::default(), flags).unwrap();
         crate::run(&config, &mut Stops::default()).unwrap();
         let (file, bytes) =
             Store::new(&Directory::open(&run).unwrap()).unwrap().newest().unwrap().unwrap();

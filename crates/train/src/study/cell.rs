@@ -5,8 +5,6 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use meristem_grow::BlueprintSet;
-
 use crate::checkpoint::check_instruction_set;
 use crate::config::{TrainConfig, changed_result};
 use crate::config_file;
@@ -51,7 +49,7 @@ pub(super) fn check_folder(folder: &Path) -> Result<()> {
 /// settings, other data or another instruction set.
 pub(super) fn complete(run: &TrainConfig, inputs: &Inputs) -> Result<Option<Summary>> {
     let Some(folder) = begun(run) else { return Ok(None) };
-    let (run, names) = Names::of_new(run, &BlueprintSet::standard())?;
+    let (run, names) = Names::of_new(run, None)?;
     check_settings(&run, &folder)?;
     let complete = reading::read_summary(&folder)?.filter(|s| s.status == Status::Completed);
     let Some(summary) = complete else { return Ok(None) };

@@ -11,13 +11,6 @@ use crate::settings::{BadValue, ControllerKind, choose, serde_as_text, unknown};
 /// Prefix of a learning contender's name, before its reward.
 const LEARNER: &str = "ppo@";
 
-/// All text forms, for messages.
-const FORMS: [&str; 10] = {
-    let [heuristic, ppo, policy, greedy, random, fixed, none] = ControllerKind::FORMS;
-    let [parameters, compute] = ["static@CONTROLLER", "static-compute@CONTROLLER"];
-    [none, random, heuristic, ppo, "ppo@REWARD", policy, greedy, fixed, parameters, compute]
-};
-
 /// Basis on which a fixed network is compared with the grown one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Equal {
@@ -50,6 +43,13 @@ pub enum Contender {
 }
 
 impl Contender {
+    /// All text forms, for messages.
+    pub const FORMS: [&'static str; 10] = {
+        let [heuristic, ppo, policy, greedy, random, fixed, none] = ControllerKind::FORMS;
+        let [parameters, compute] = ["static@CONTROLLER", "static-compute@CONTROLLER"];
+        [none, random, heuristic, ppo, "ppo@REWARD", policy, greedy, fixed, parameters, compute]
+    };
+
     /// Name of the contender's folder: its text form without the file.
     pub(super) fn word(&self) -> String {
         let text = self.to_string();
@@ -76,7 +76,7 @@ impl FromStr for Contender {
             Ok(controller) => Ok(Self::Controller(controller)),
             // If the file is missing, report that.
             Err(error) if text.ends_with(':') => Err(error),
-            Err(_) => Err(unknown(text, &FORMS)),
+            Err(_) => Err(unknown(text, &Self::FORMS)),
         }
     }
 }

@@ -17,13 +17,12 @@ use std::path::{Path, PathBuf};
 use meristem_control::RewardMode;
 use meristem_data::{Split, cache};
 use meristem_device::random::{Purpose, Rng};
-use meristem_grow::BlueprintSet;
 
 use self::cell::Inputs;
 pub use self::contender::{Contender, Equal};
 use self::report::ContenderRuns;
 pub use self::report::{ContenderReport, STUDY_VERSION, Study, StudyEnv, StudyRun};
-use crate::config::{FIRST_STUDY_SEED, Layer, TrainConfig};
+use crate::config::{ConfigLayer, FIRST_STUDY_SEED, TrainConfig};
 use crate::error::{Error, Result};
 use crate::fleet::Machine;
 use crate::processes::World;
@@ -58,14 +57,14 @@ impl StudyConfig {
     /// # Errors
     /// A value outside its range, no contenders or a repeated one, no seeds or too many.
     pub fn resolve(
-        file: Layer,
-        flags: Layer,
+        file: ConfigLayer,
+        flags: ConfigLayer,
         contenders: Vec<Contender>,
         seeds: usize,
         folder: PathBuf,
     ) -> Result<Self> {
         let seed = flags.seed.or(file.seed).unwrap_or(FIRST_STUDY_SEED);
-        let flags = Layer {
+        let flags = ConfigLayer {
             seed: Some(seed),
             name: Some(None),
             run_dir: Some(None),
@@ -220,7 +219,7 @@ pub fn compare(config: &StudyConfig, observer: &mut dyn StudyObserver) -> Result
     config.validate()?;
     let last = config.seeds().last().copied().unwrap_or_default();
     config.run(ControllerKind::None, last, PathBuf::new())?;
-    let names = Names::resolve(&config.settings)?;
+    let names = Names::resolve(&config.settings, None)?;
     let source = names.spec.source;
     let result = Contest::open(config, names).and_then(|contest| contest.run(observer));
     // Otherwise the cache would keep the data, and with it the device, beyond this study.
@@ -268,11 +267,10 @@ impl<'a> Contest<'a> {
                 continue;
             };
             let run = config.run(controller.clone(), settings.seed, PathBuf::new())?;
-            let blueprints = BlueprintSet::standard();
-            let (run, names) = Names::of_new(&run, &blueprints)?;
+            let (run, names) = Names::of_new(&run, None)?;
             let learned: &[u64] = names.policy.as_ref().map_or(&[], |policy| &policy.seeds);
             known_seeds.push(seeds.iter().copied().filter(|s| learned.contains(s)).collect());
-            let setup = Setup::new(&run, names, info.clone(), blueprints.into())?;
+            let setup = Setup::new(&run, names, info.clone())?;
             // The number of images is no part of what is checked.
             let stream = &machine.streams()[0];
             AnyController::new(&setup, info.train_len, stream, None, &mut World::alone())?;

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use meristem_device::ScopePolicy;
 use meristem_nn::Network;
-use meristem_train::config::{Layer, TrainConfig};
+use meristem_train::config::{ConfigLayer, TrainConfig};
 use meristem_train::events::{Event, StepCompleted};
 use meristem_train::settings::{
     ControllerKind, ExchangeKind, HotScopePolicy, Limit, Preset, Switch,
@@ -13,8 +13,8 @@ use meristem_train::{Error, Observer, Result, Silent, Summary, resume, run};
 
 /// Settings of a host with a convolution that is large enough for a sparse exchange, trained on a
 /// few batches of which the last is smaller.
-fn flags(folder: &Path, ranks: usize, exchange: ExchangeKind) -> Layer {
-    Layer {
+fn flags(folder: &Path, ranks: usize, exchange: ExchangeKind) -> ConfigLayer {
+    ConfigLayer {
         preset: Some(Preset::Quick),
         host: Some("cnn:channels=8,blocks=2,kernel=3,pools=2".into()),
         controller: Some(ControllerKind::Heuristic),
@@ -30,12 +30,12 @@ fn flags(folder: &Path, ranks: usize, exchange: ExchangeKind) -> Layer {
         checkpoint_every: Some(1),
         hot_scope: Some(HotScopePolicy(ScopePolicy::Deny)),
         run_dir: Some(Some(folder.join("run"))),
-        ..Layer::default()
+        ..ConfigLayer::default()
     }
 }
 
-fn train(flags: Layer, observer: &mut dyn Observer) -> Result<Summary> {
-    run(&TrainConfig::resolve(Layer::default(), flags).unwrap(), observer)
+fn train(flags: ConfigLayer, observer: &mut dyn Observer) -> Result<Summary> {
+    run(&TrainConfig::resolve(ConfigLayer::default(), flags).unwrap(), observer)
 }
 
 fn weights(folder: &Path) -> Vec<u8> {
@@ -71,7 +71,7 @@ fn one_rank_is_an_env_that_is_alone() {
     let [one, plain] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let (mut seen, mut expected) = (Seen::default(), Seen::default());
     let summary = train(flags(one.path(), 1, ExchangeKind::Dense), &mut seen).unwrap();
-    let alone = Layer {
+    let alone = ConfigLayer {
         data_parallel: None,
         envs: Some(1),
         twin: Some(Some(Switch(false))),
@@ -98,11 +98,11 @@ fn a_host_grows_on_all_ranks_and_resumes_to_the_same_bits() {
     assert!(fingerprints.windows(2).all(|two| two[0] != two[1]), "it learned");
 
     let mut first = Seen { stop_at: Some(4), ..Seen::default() };
-    let one_thread = Layer { threads: Some(1), ..flags(cut.path(), 3, sparse) };
+    let one_thread = ConfigLayer { threads: Some(1), ..flags(cut.path(), 3, sparse) };
     train(one_thread, &mut first).unwrap();
     let mut rest = Seen::default();
     let run = cut.path().join("run");
-    let options = Layer { threads: Some(2), ..Layer::default() };
+    let options = ConfigLayer { threads: Some(2), ..ConfigLayer::default() };
     let resumed = resume(&run, &options, &mut rest).unwrap();
     assert_eq!(resumed.envs, summary.envs);
     assert!(weights(cut.path()) == weights(whole.path()));

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use meristem_nn::safetensors;
 use meristem_nn::{Network, StateDict};
-use meristem_train::config::{Layer, TrainConfig};
+use meristem_train::config::{ConfigLayer, TrainConfig};
 use meristem_train::events::{Event, StepCompleted};
 use meristem_train::settings::{ControllerKind, Limit, Preset};
 use meristem_train::{Error, Observer, Result, Summary, resume, run};
@@ -94,8 +94,8 @@ impl Observer for Breaks {
 }
 
 /// Settings of a run in `folder`: three small hosts that may grow anywhere.
-fn flags(folder: &Path, controller: ControllerKind) -> Layer {
-    Layer {
+fn flags(folder: &Path, controller: ControllerKind) -> ConfigLayer {
+    ConfigLayer {
         preset: Some(Preset::Quick),
         host: Some("minimal".into()),
         slots: Some(vec!["r0".into()]),
@@ -109,17 +109,17 @@ fn flags(folder: &Path, controller: ControllerKind) -> Layer {
         policy_hidden: Some(Some(8)),
         checkpoint_every: Some(1),
         run_dir: Some(Some(folder.into())),
-        ..Layer::default()
+        ..ConfigLayer::default()
     }
 }
 
-fn train(flags: Layer, mut observer: Breaks) -> Result<Summary> {
-    let config = TrainConfig::resolve(Layer::default(), flags).unwrap();
+fn train(flags: ConfigLayer, mut observer: Breaks) -> Result<Summary> {
+    let config = TrainConfig::resolve(ConfigLayer::default(), flags).unwrap();
     run(&config, &mut observer)
 }
 
 fn go_on(folder: &Path, mut observer: Breaks) -> Result<Summary> {
-    resume(folder, &Layer::default(), &mut observer)
+    resume(folder, &ConfigLayer::default(), &mut observer)
 }
 
 /// Reads the events of a run, without times.
@@ -268,7 +268,7 @@ fn is_refused(events: &[Value], step: usize) -> bool {
 fn a_run_resumed_before_or_after_a_rollback_ends_with_the_same_bits() {
     let folder = tempfile::tempdir().unwrap();
     let whole = folder.path().join("whole");
-    let two_rounds = |folder: &Path| Layer {
+    let two_rounds = |folder: &Path| ConfigLayer {
         rounds: Some(2),
         checkpoint_every: Some(0),
         // Envs may grow, be rolled back to an old snapshot, and learn from that.
@@ -329,7 +329,7 @@ fn weights_that_break_unseen_are_neither_kept_nor_written() {
 fn a_host_that_forgets_what_it_has_learned_goes_back() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
-    let learning = Layer {
+    let learning = ConfigLayer {
         host: Some("baseline".into()),
         envs: Some(1),
         steps: Some(7),
@@ -370,7 +370,7 @@ fn of_the_broken(whole: &Path, broken: &Path) -> Vec<Value> {
 fn a_loss_that_stays_far_too_high_goes_back() {
     let folder = tempfile::tempdir().unwrap();
     let (whole, broken) = (folder.path().join("whole"), folder.path().join("broken"));
-    let layer = |run: &Path| Layer {
+    let layer = |run: &Path| ConfigLayer {
         governor_spike_loss: Some(4.0),
         governor_spike_patience: Some(2),
         governor_snapshot_steps: Some(3),
@@ -398,7 +398,7 @@ fn a_loss_that_stays_far_too_high_goes_back() {
 fn what_cannot_be_trained_ends_with_an_error_and_a_readable_folder() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
-    let absurd = Layer {
+    let absurd = ConfigLayer {
         lr: Some(1e6),
         max_batches: Some(Limit::Count(40)),
         // More steps than it completes.
@@ -425,7 +425,7 @@ fn what_cannot_be_trained_ends_with_an_error_and_a_readable_folder() {
     // Episodes shorter than three steps end the run as well, if all steps failed.
     for steps in [1, 2] {
         let short = folder.path().join(format!("short-{steps}"));
-        let absurd = Layer {
+        let absurd = ConfigLayer {
             lr: Some(1e6),
             max_batches: Some(Limit::Count(40)),
             steps: Some(steps),

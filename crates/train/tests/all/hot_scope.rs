@@ -5,7 +5,7 @@ use std::path::Path;
 
 use meristem_device::ScopePolicy;
 use meristem_nn::Network;
-use meristem_train::config::{Layer, TrainConfig};
+use meristem_train::config::{ConfigLayer, TrainConfig};
 use meristem_train::settings::{ControllerKind, HotScopePolicy, Limit, Switch};
 use meristem_train::{Error, Observer, Result, Summary, resume, run};
 
@@ -29,7 +29,7 @@ const PEEKS_AT: u32 = line!() - 6;
 
 /// Settings of three steps of four batches of two envs.
 fn train(folder: &Path, policy: ScopePolicy, from: usize) -> Result<Summary> {
-    let flags = Layer {
+    let flags = ConfigLayer {
         host: Some("minimal".into()),
         envs: Some(2),
         controller: Some(ControllerKind::Heuristic),
@@ -41,9 +41,9 @@ fn train(folder: &Path, policy: ScopePolicy, from: usize) -> Result<Summary> {
         // Its batches would be counted, but not observed.
         twin: Some(Some(Switch(false))),
         hot_scope: Some(HotScopePolicy(policy)),
-        ..Layer::default()
+        ..ConfigLayer::default()
     };
-    let config = TrainConfig::resolve(Layer::default(), flags).unwrap();
+    let config = TrainConfig::resolve(ConfigLayer::default(), flags).unwrap();
     run(&config, &mut Peeks { from, batches: 0 })
 }
 
@@ -77,7 +77,7 @@ fn a_refused_read_back_ends_the_run_cleanly() {
     let whole = tempfile::tempdir().unwrap();
     let undisturbed = train(whole.path(), ScopePolicy::Deny, usize::MAX).unwrap();
     let options =
-        Layer { hot_scope: Some(HotScopePolicy(ScopePolicy::Warn)), ..Default::default() };
+        ConfigLayer { hot_scope: Some(HotScopePolicy(ScopePolicy::Warn)), ..Default::default() };
     let summary = resume(&run, &options, &mut Peeks { from: 0, batches: 0 }).unwrap();
     assert_eq!((summary.steps, summary.envs), (3, undisturbed.envs));
     for file in ["weights/env-0.safetensors", "weights/env-1.safetensors"] {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use meristem_train::config::Layer;
+use meristem_train::config::ConfigLayer;
 use meristem_train::settings::{ControllerKind, Limit, Preset};
 use meristem_train::study::{Contender, Planned, StudyObserver};
 use meristem_train::{Observer, StudyConfig, compare};
@@ -39,7 +39,7 @@ impl StudyObserver for Rewrites<'_> {
 fn a_study_ends_when_its_data_change() {
     let folder = tempfile::tempdir().unwrap();
     write_images(folder.path(), 0);
-    let flags = Layer {
+    let flags = ConfigLayer {
         dataset: Some("fashion-mnist".into()),
         data_root: Some(Some(folder.path().into())),
         preset: Some(Preset::Quick),
@@ -49,11 +49,11 @@ fn a_study_ends_when_its_data_change() {
         batch: Some(16),
         max_batches: Some(Limit::Count(1)),
         control_split: Some(Some(0.1)),
-        ..Layer::default()
+        ..ConfigLayer::default()
     };
     let contenders = vec![Contender::Controller(ControllerKind::None)];
     let study = folder.path().join("study");
-    let config = StudyConfig::resolve(Layer::default(), flags, contenders, 2, study).unwrap();
+    let config = StudyConfig::resolve(ConfigLayer::default(), flags, contenders, 2, study).unwrap();
     let error = compare(&config, &mut Rewrites(folder.path())).unwrap_err().to_string();
     assert!(error.contains("`dataset`: got other images or labels"), "{error}");
 }

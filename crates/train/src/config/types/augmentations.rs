@@ -43,10 +43,7 @@ impl fmt::Display for Augmentations {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = [(self.crop, "crop"), (self.flip, "flip"), (self.cutout, "cutout")];
         let chosen: Vec<&str> = names.iter().filter(|(on, _)| *on).map(|(_, name)| *name).collect();
-        match chosen.is_empty() {
-            true => f.write_str("none"),
-            false => f.write_str(&chosen.join(",")),
-        }
+        if chosen.is_empty() { f.write_str("none") } else { f.write_str(&chosen.join(",")) }
     }
 }
 serde_as_text!(Augmentations);

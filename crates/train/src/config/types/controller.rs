@@ -37,9 +37,15 @@ pub enum ControllerKind {
 }
 
 impl ControllerKind {
-    /// All text forms that name a controller by themselves, for messages.
+    /// All text forms of the command line, for messages.
     pub(crate) const FORMS: [&'static str; 7] =
         ["heuristic", "ppo", "ppo:FILE", "greedy:FILE", "random", "fixed:FILE", "none"];
+
+    /// The controllers without a file.
+    const PLAIN: [Self; 5] = [Self::Heuristic, Self::Ppo, Self::Random, Self::None, Self::External];
+
+    /// The controllers with a file.
+    const WITH_FILE: [fn(PathBuf) -> Self; 3] = [Self::Policy, Self::Greedy, Self::Fixed];
 
     /// The path of its file, if it has one.
     pub(crate) fn path_mut(&mut self) -> Option<&mut PathBuf> {
@@ -72,21 +78,19 @@ impl ControllerKind {
 impl FromStr for ControllerKind {
     type Err = BadValue;
     fn from_str(text: &str) -> Result<Self, BadValue> {
-        let file = |path: &str| match path {
-            "" => Err(BadValue::new(text, "the path of a file after the colon")),
-            path => Ok(PathBuf::from(path)),
+        let (word, path) = text.split_once(':').map_or((text, None), |(w, path)| (w, Some(path)));
+        let named = match path {
+            None => Self::PLAIN.into_iter().find(|kind| kind.parts().0 == word),
+            Some(path) => {
+                let mut kinds = Self::WITH_FILE.into_iter().map(|with| with(path.into()));
+                kinds.find(|kind| kind.parts().0 == word)
+            }
         };
-        Ok(match text.split_once(':').map_or((text, None), |(word, path)| (word, Some(path))) {
-            ("heuristic", None) => Self::Heuristic,
-            ("ppo", None) => Self::Ppo,
-            ("random", None) => Self::Random,
-            ("none", None) => Self::None,
-            ("external", None) => Self::External,
-            ("ppo", Some(path)) => Self::Policy(file(path)?),
-            ("greedy", Some(path)) => Self::Greedy(file(path)?),
-            ("fixed", Some(path)) => Self::Fixed(file(path)?),
-            _ => return Err(unknown(text, &Self::FORMS)),
-        })
+        match (named, path) {
+            (Some(_), Some("")) => Err(BadValue::new(text, "the path of a file after the colon")),
+            (Some(kind), _) => Ok(kind),
+            (None, _) => Err(unknown(text, &Self::FORMS)),
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 
 mod amount;
 mod augmentations;
+mod blueprints;
 mod choice;
 mod controller;
 mod exchange;
@@ -12,6 +13,7 @@ mod policy_start;
 
 pub use self::amount::{ByteSize, ClipNorm, Limit};
 pub use self::augmentations::Augmentations;
+pub use self::blueprints::BlueprintSource;
 pub use self::choice::{CommKind, HotScopePolicy, LrSchedule, Preset, Switch, Telemetry};
 pub use self::controller::ControllerKind;
 pub use self::exchange::ExchangeKind;

@@ -43,7 +43,7 @@ impl Normalize {
         Ok(self.fixed(info.channels)?.unwrap_or_else(of_data))
     }
 
-    /// The constants, unless they are those of a dataset.
+    /// The constants, unless they come from a dataset.
     ///
     /// # Errors
     /// As [`Normalize::constants`].
@@ -56,15 +56,14 @@ impl Normalize {
             Self::Imagenet => published(IMAGENET),
             Self::Constants(constants) => constants.clone(),
         };
-        match constants.mean.len() == channels {
-            true => Ok(Some(constants)),
-            false => {
-                let expected = format!(
-                    "data, or mean=…;std=… with one number for each channel: the images have \
+        if constants.mean.len() == channels {
+            Ok(Some(constants))
+        } else {
+            let expected = format!(
+                "data, or mean=…;std=… with one number for each channel: the images have \
                      {channels}"
-                );
-                Err(Error::value("normalize", format!("`{self}`"), expected))
-            }
+            );
+            Err(Error::value("normalize", format!("`{self}`"), expected))
         }
     }
 }
@@ -97,9 +96,10 @@ impl FromStr for Normalize {
             return Err(bad("as many means as standard deviations"));
         }
         let constants = Normalization { mean, std };
-        match constants.is_usable() {
-            true => Ok(Self::Constants(constants)),
-            false => Err(bad("finite means and positive, finite standard deviations")),
+        if constants.is_usable() {
+            Ok(Self::Constants(constants))
+        } else {
+            Err(bad("finite means and positive, finite standard deviations"))
         }
     }
 }

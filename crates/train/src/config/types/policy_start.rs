@@ -29,10 +29,7 @@ pub enum PolicyStart {
 impl PolicyStart {
     /// The policy that a controller such as `greedy:FILE` names.
     pub(crate) fn named(file: &Path) -> Self {
-        match file == Path::new(SHIPPED) {
-            true => Self::Shipped,
-            false => Self::File(file.into()),
-        }
+        if file == Path::new(SHIPPED) { Self::Shipped } else { Self::File(file.into()) }
     }
 }
 

@@ -12,7 +12,7 @@ use meristem_nn::{Isa, Metrics, Network, NetworkOptions, StateDict};
 
 use super::{Epoch, Replicas, first_cause};
 use crate::config::devices::Devices;
-use crate::config::{Layer, TrainConfig};
+use crate::config::{ConfigLayer, TrainConfig};
 use crate::error::Error;
 use crate::fleet::Machine;
 use crate::settings::{ControllerKind, ExchangeKind};
@@ -49,16 +49,16 @@ struct Fixture {
 
 impl Fixture {
     fn new(ranks: usize, exchange: ExchangeKind, threads: usize) -> Self {
-        let flags = Layer {
+        let flags = ConfigLayer {
             threads: Some(threads),
             data_parallel: Some(true),
             ranks: Some(Some(ranks)),
             exchange: Some(exchange),
             batch: Some(BATCH),
             controller: Some(ControllerKind::None),
-            ..Layer::default()
+            ..ConfigLayer::default()
         };
-        let config = TrainConfig::resolve(Layer::default(), flags).unwrap();
+        let config = TrainConfig::resolve(ConfigLayer::default(), flags).unwrap();
         let (placed, options) = (Devices::one(DeviceId::Cpu(0)), config.device_options(None));
         let machine = Machine::open(&placed, 0..1, &options).unwrap();
         let epochs = if exchange.sends_all() { 2 } else { 4 };

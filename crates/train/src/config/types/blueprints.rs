@@ -1,0 +1,68 @@
+//! The sources of blueprints: the setting and its text forms.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::text::{BadValue, serde_as_text};
+use crate::config::value::{Form, Value};
+
+/// Text form of the blueprints that come with the program.
+const STANDARD: &str = "standard";
+
+/// A source of blueprints.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum BlueprintSource {
+    /// The seven blueprints that come with the program. Text form: `standard`.
+    Standard,
+    /// The blueprints in a TOML or JSON file. Text form: the path.
+    File(PathBuf),
+}
+
+impl BlueprintSource {
+    /// The path of a file.
+    pub(crate) fn path_mut(&mut self) -> Option<&mut PathBuf> {
+        match self {
+            Self::Standard => None,
+            Self::File(path) => Some(path),
+        }
+    }
+}
+
+impl FromStr for BlueprintSource {
+    type Err = BadValue;
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        match text {
+            "" => Err(BadValue::new(text, "standard, or the path of a file of blueprints")),
+            STANDARD => Ok(Self::Standard),
+            file => Ok(Self::File(file.into())),
+        }
+    }
+}
+
+impl fmt::Display for BlueprintSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Standard => f.write_str(STANDARD),
+            Self::File(path) => path.display().fmt(f),
+        }
+    }
+}
+serde_as_text!(BlueprintSource);
+
+impl Value for Vec<BlueprintSource> {
+    const FORM: Form = Form::List;
+
+    fn kind() -> String {
+        "list of standard and paths of files of blueprints".into()
+    }
+    fn parse(text: &str) -> Result<Self, BadValue> {
+        text.split(',').map(str::parse).collect()
+    }
+    fn text(&self) -> String {
+        self.iter().map(BlueprintSource::to_string).collect::<Vec<_>>().join(",")
+    }
+}
