@@ -134,8 +134,8 @@ fn build(root: &Path) -> Result<PathBuf, Box<dyn Error>> {
     Ok(fs::canonicalize(folder)?)
 }
 
-/// A folder for compiled kernels that only this build of the stand-in uses: what it compiles is no
-/// code for a GPU, and depends on its header. Those of earlier builds are removed.
+/// A folder for compiled kernels that only this build of the stand-in uses: the compiled kernels
+/// are no code for a GPU, and depend on its header. Folders of earlier builds are removed.
 fn cache(folder: &Path) -> Result<PathBuf, Box<dyn Error>> {
     let library = fs::metadata(folder.join(LINKS[0]))?;
     let changed = library.modified()?.duration_since(UNIX_EPOCH)?.as_nanos();
@@ -168,7 +168,7 @@ fn sanitize(command: &mut Command, is_cargo: bool) -> Result<(), Box<dyn Error>>
     let (flags, options) = ("MERISTEM_STANDIN_FLAGS", "ASAN_OPTIONS");
     let asan = "-fsanitize=address -fno-omit-frame-pointer -g1";
     command.env(flags, first(asan.into(), env::var_os(flags), " "));
-    // What a process leaves behind when it ends is not looked for.
+    // Leaks at the end of a process are not looked for.
     command.env(options, first("detect_leaks=0".into(), env::var_os(options), ":"));
     Ok(())
 }

@@ -2,7 +2,7 @@
 //! position only, as arguments are.
 //!
 //! Clippy counts parameters, `self` among them; here each counts as often as it has leaves. A leaf
-//! is a type that is no tuple, behind references, in an `Option` and behind the name of a type
+//! is a type that is no tuple, also below references, in an `Option`, and by the name of a type
 //! alias, too, unless the crate has another type of that name. A list of tuples is one leaf. A
 //! parameter that is taken apart in the signature has at least as many leaves as its pattern has
 //! parts.
@@ -47,7 +47,7 @@ pub(crate) fn check(tree: &Tree) -> Result<Vec<Finding>, Box<dyn Error>> {
 }
 
 /// The folder of a file's crate: `crates/NAME`, or the first folder of its path.
-fn crate_of(path: &str) -> &str {
+pub(crate) fn crate_of(path: &str) -> &str {
     let depth = if path.starts_with("crates/") { 2 } else { 1 };
     let end = path.match_indices('/').map(|(at, _)| at).nth(depth - 1);
     &path[..end.unwrap_or(path.len())]

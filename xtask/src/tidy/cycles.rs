@@ -123,7 +123,7 @@ fn reach<'a>(arrows: &Arrows<'a>, start: &str) -> BTreeSet<&'a str> {
     seen
 }
 
-/// The shortest circle of those that pass through a module which is not known to be in one, or of
+/// The shortest circle through a module which is not known to be in one, or of
 /// all.
 fn describe(circle: &BTreeSet<&str>, known: &[&str], arrows: &Arrows<'_>) -> String {
     let new: Vec<&str> = circle.iter().copied().filter(|module| !known.contains(module)).collect();

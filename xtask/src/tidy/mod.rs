@@ -7,6 +7,8 @@ mod documents;
 mod lints;
 mod overview;
 mod paths;
+mod phrases;
+mod places;
 mod prose;
 mod rooms;
 mod sizes;
@@ -16,7 +18,7 @@ mod waits;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// One broken rule: where, and what to do.
+/// A broken rule: its place, and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Finding {
     place: String,
@@ -29,7 +31,7 @@ impl Finding {
     }
 }
 
-/// Runs every rule over the repository at `root` and prints what is broken.
+/// Runs every rule over the repository at `root` and prints the findings.
 pub(crate) fn run(root: &Path) -> ExitCode {
     let checked = tree::read(root).and_then(|tree| {
         let mut findings = arrows::check(&tree)?;
@@ -38,6 +40,8 @@ pub(crate) fn run(root: &Path) -> ExitCode {
         findings.extend(documents::check(&tree));
         findings.extend(lints::check(&tree)?);
         findings.extend(overview::check(&tree)?);
+        findings.extend(phrases::check(&tree)?);
+        findings.extend(places::check(&tree)?);
         findings.extend(prose::check(&tree));
         findings.extend(rooms::check(&tree)?);
         findings.extend(sizes::check(&tree)?);

@@ -11,7 +11,7 @@ use super::tree::Tree;
 /// Segments of a path from the crate's root.
 type Path = Vec<String>;
 
-/// One module, inline or of a file of its own.
+/// A module, inline or in its own file.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Source {
     /// Its path.
@@ -22,7 +22,7 @@ pub(crate) struct Source {
     named: Vec<(Path, usize)>,
     /// Names that its `use` items bring in, with their paths.
     exports: BTreeMap<String, Path>,
-    /// Modules of its own that are tests.
+    /// Its modules that are tests.
     tests: Vec<String>,
 }
 
@@ -88,7 +88,7 @@ fn resolve<'a>(sources: &'a [Source], path: &[String], depth: usize) -> &'a [Str
     at
 }
 
-/// Collects what the tokens of a module name, into `sources` with what its inline modules name.
+/// Collects the paths that a module names, into `sources` with the paths of its inline modules.
 fn walk(tokens: TokenStream, empty: &Source, sources: &mut Vec<Source>) {
     let mut own = empty.clone();
     scan(&tokens.into_iter().collect::<Vec<_>>(), &mut own, sources);
@@ -181,10 +181,7 @@ fn take_path(tokens: &[TokenTree], own: &mut Source) -> usize {
     while let Some(TokenTree::Ident(segment)) = tokens.get(at) {
         path.push(segment.to_string());
         at += 1;
-        match is_colons(&tokens[at..]) {
-            true => at += 2,
-            false => break,
-        }
+        if is_colons(&tokens[at..]) { at += 2 } else { break }
     }
     own.named.extend(absolute(&path, &own.module).map(|path| (path, line)));
     at.max(1)
@@ -210,10 +207,7 @@ fn take_use(tokens: &[TokenTree], prefix: &[String], own: &mut Source) {
             _ => break,
         }
         at += 1;
-        match is_colons(&tokens[at..]) {
-            true => at += 2,
-            false => break,
-        }
+        if is_colons(&tokens[at..]) { at += 2 } else { break }
     }
     let (Some(first), Some(last)) = (tokens.first(), path.last().cloned()) else { return };
     let name = match &tokens[at.min(tokens.len())..] {

@@ -1,4 +1,4 @@
-//! The rooms of a crate use only those that they are built on.
+//! The rooms of a crate use only the rooms that they are built on.
 //!
 //! No two modules import each other (`cycles`), but which way an arrow goes is left open there.
 //! Where it matters a table says it: the engine of `device` does not know its observers, and they
@@ -13,7 +13,7 @@ use super::tree::Tree;
 /// Folder whose modules are rooms.
 const FOLDER: &str = "crates/device/src";
 
-/// Rooms from the ground up, each with those that it may use.
+/// Rooms from the ground up, each with the rooms that it may use.
 const ROOMS: [(&str, &[&str]); 7] = [
     ("ground", &[]),
     ("hooks", &["ground"]),

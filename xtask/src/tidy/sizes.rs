@@ -13,15 +13,15 @@ use super::Finding;
 use super::tree::{File, Tree};
 
 /// A size limit: every item within `hard`, all but `exceptions` (a share) within `soft`. In lines.
-struct Limit {
+struct SizeLimit {
     what: &'static str,
     soft: usize,
     hard: usize,
     exceptions: f64,
 }
 
-const FILES: Limit = Limit { what: "file", soft: 500, hard: 700, exceptions: 0.05 };
-const FUNCTIONS: Limit = Limit { what: "function", soft: 70, hard: 100, exceptions: 0.02 };
+const FILES: SizeLimit = SizeLimit { what: "file", soft: 500, hard: 700, exceptions: 0.05 };
+const FUNCTIONS: SizeLimit = SizeLimit { what: "function", soft: 70, hard: 100, exceptions: 0.02 };
 
 /// A thing with a length in lines.
 struct Sized {
@@ -44,8 +44,8 @@ fn lines_before_tests(text: &str) -> usize {
     text.lines().take_while(|line| *line != "#[cfg(test)]").count()
 }
 
-fn judge(limit: &Limit, items: &[Sized]) -> Vec<Finding> {
-    let &Limit { what, soft, hard, exceptions } = limit;
+fn judge(limit: &SizeLimit, items: &[Sized]) -> Vec<Finding> {
+    let &SizeLimit { what, soft, hard, exceptions } = limit;
     let long: Vec<&Sized> = items.iter().filter(|item| item.lines > soft).collect();
     let too_many = long.len() as f64 > exceptions * items.len() as f64;
     long.iter()

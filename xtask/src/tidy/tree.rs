@@ -1,4 +1,5 @@
-//! The files that tidy looks at: manifests, Rust sources, documents, and the table of waits.
+//! The files that tidy looks at: manifests, sources in Rust and Python, documents, and the table
+//! of waits.
 
 use std::error::Error;
 use std::fs;
@@ -35,14 +36,14 @@ impl Tree {
     }
 }
 
-/// Reads every `.rs`, `.md` and `Cargo.toml` of the repository and the table of waits.
+/// Reads every `.rs`, `.md`, `.py` and `Cargo.toml` of the repository and the table of waits.
 pub(crate) fn read(root: &Path) -> Result<Tree, Box<dyn Error>> {
     let mut files = vec![];
     let skip =
         |entry: &DirEntry| matches!(entry.file_name().to_str(), Some("target" | ".git" | "runs"));
     for entry in WalkDir::new(root).sort_by_file_name().into_iter().filter_entry(|e| !skip(e)) {
         let entry = entry?;
-        let wanted = entry.path().extension().is_some_and(|e| e == "rs" || e == "md")
+        let wanted = entry.path().extension().is_some_and(|e| e == "rs" || e == "md" || e == "py")
             || entry.file_name() == "Cargo.toml"
             || entry.path().ends_with(WAITS);
         if entry.file_type().is_file() && wanted {

@@ -67,7 +67,7 @@ fn is_looked_at(path: &str) -> bool {
     CRATES.iter().any(|name| path.starts_with(&format!("crates/{name}/src/")))
 }
 
-/// The table's first half, and what is wrong with it.
+/// The table's first half, and its errors.
 fn entries(table: &str) -> Result<(Vec<Wait>, Vec<Finding>), Box<dyn Error>> {
     let table: toml::Table = table.parse().map_err(|error| format!("{TABLE}: {error}"))?;
     let (mut entries, mut findings) = (vec![], vec![]);
