@@ -59,6 +59,19 @@ pub enum Configuration {
 /// Set of the measured modules that are on: bit i for module i.
 type Coalition = u64;
 
+/// The effect of one module.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Contribution {
+    /// The module's slot, by index.
+    pub slot: usize,
+    /// Accuracy without the module, 0..1.
+    pub accuracy_without: f64,
+    /// Accuracy with the module minus accuracy without it, in percentage points.
+    pub accuracy_pp: f64,
+    /// Mean loss without the module minus with it, paired by image.
+    pub loss: Option<PairedLoss>,
+}
+
 /// The effect of two modules together beyond the sum of their effects alone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Interaction {
@@ -231,29 +244,16 @@ impl Counterfactual {
         accuracies_pp.get(self.row_with(on)?).copied().filter(|accuracy| accuracy.is_finite())
     }
 
-    /// Contribution per slot in percentage points: accuracy with the module minus accuracy without
-    /// it. `accuracies_pp` are the accuracies of the rows, in percentage points. `None` for slots
-    /// that are not measured, and where an accuracy is missing or not finite.
-    pub fn contributions_pp(&self, accuracies_pp: &[f64]) -> Vec<Option<f32>> {
-        let mut contributions = vec![None; self.main.len()];
-        let main = self.accuracy(accuracies_pp, self.full());
-        for (i, &slot) in self.modules.iter().enumerate() {
-            let without = self.accuracy(accuracies_pp, self.full() & !(1 << i));
-            contributions[slot] = main.zip(without).map(|(main, without)| (main - without) as f32);
-        }
-        contributions
-    }
-
-    /// Contribution per slot in mean loss: without the module minus with it, paired by image, from
-    /// the evaluation of the rows. `None` as for [`Counterfactual::contributions_pp`].
-    pub fn contributions_loss(&self, rows: &[EvalMetrics]) -> Vec<Option<PairedLoss>> {
-        let mut contributions = vec![None; self.main.len()];
-        let main = rows.first();
-        for (i, &slot) in self.modules.iter().enumerate() {
-            let without = self.row_with(self.full() & !(1 << i)).and_then(|row| rows.get(row));
-            contributions[slot] = main.zip(without).and_then(|(main, off)| off.loss_over(main));
-        }
-        contributions
+    /// Contribution of each measured module whose configuration was evaluated, from the evaluation
+    /// of the rows.
+    pub fn contributions(&self, rows: &[EvalMetrics]) -> Vec<Contribution> {
+        let of_module = |(i, &slot): (usize, &usize)| {
+            let (main, off) = (rows.first()?, rows.get(self.row_with(self.full() & !(1 << i))?)?);
+            let (accuracy, accuracy_without) = (main.accuracy()?, off.accuracy()?);
+            let accuracy_pp = 100.0 * (accuracy - accuracy_without);
+            Some(Contribution { slot, accuracy_without, accuracy_pp, loss: off.loss_over(main) })
+        };
+        self.modules.iter().enumerate().filter_map(of_module).collect()
     }
 
     /// The interaction of every two modules for which all four accuracies were measured, in order

@@ -64,7 +64,9 @@ mod topology;
 
 pub use blueprint::{Blueprint, BlueprintError, Channels, Join, Layer, group_norm_groups};
 pub use blueprint_set::BlueprintSet;
-pub use counterfactual::{Configuration, Counterfactual, Interaction, PERMUTATIONS, Scope};
+pub use counterfactual::{
+    Configuration, Contribution, Counterfactual, Interaction, PERMUTATIONS, Scope,
+};
 pub use error::{Error, Result, TopologyError};
 pub use graph::{ParameterCounts, Size, SlotClass, TopologyKey, host_graph};
 pub use host::{Advance, Host, Retarget};

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use meristem_data::{DatasetSpec, Residency, Split, cache};
+use meristem_data::{Batch, DatasetSpec, Residency, Split, cache};
 use meristem_device::{DeviceId, DeviceOptions};
 use meristem_grow::{BlueprintSet, HostSpec, Optimisers, Rules};
 use meristem_nn::{Isa, Network, NetworkOptions, Precision};
@@ -13,11 +13,11 @@ use crate::config::check_precision;
 use crate::config::devices::Devices;
 use crate::config::types::Normalize;
 use crate::error::{Error, Result};
-use crate::fleet::{Machine, Served, Serving};
 use crate::record::output::check_output;
 use crate::record::run_folder::write_whole;
 use crate::record::summary::MemorySummary;
 use crate::record::trace::{RunTrace, TraceSummary};
+use crate::resources::{OpenDevices, Served, Serving};
 use crate::setup::image_shape;
 use crate::setup::weights::{Wanted, Weights};
 
@@ -34,7 +34,8 @@ pub struct EvalConfig {
     pub split: Split,
     /// Samples in a batch. The loss depends on it only in the last bits.
     pub batch: usize,
-    /// Normalisation of the pixels; `None` for the weights' own, or without it the dataset's.
+    /// Normalisation of the pixels; `None` for the constants of the weights file, or without them
+    /// the constants of the dataset.
     pub normalize: Option<Normalize>,
     /// Path of a `.npy` file to write the logits to; must not exist.
     pub logits: Option<PathBuf>,
@@ -101,7 +102,8 @@ pub fn evaluate(config: &EvalConfig) -> Result<EvalReport> {
     config.logits.as_deref().map_or(Ok(()), |path| check_output("logits", path))?;
     let isa = Isa::from_env().map_err(meristem_device::Error::from)?;
     let trace = RunTrace::open(config.trace.as_deref())?;
-    let prepared = Evaluation::prepare(config, &weights, spec.as_ref(), isa, trace.as_ref());
+    let prepared =
+        PreparedEvaluation::prepare(config, &weights, spec.as_ref(), isa, trace.as_ref());
     let result = RunTrace::unless_refused(trace, prepared)
         .and_then(|(evaluation, trace)| evaluation.run(trace));
     cache::clear(|key| key.source == config.dataset.source);
@@ -109,8 +111,8 @@ pub fn evaluate(config: &EvalConfig) -> Result<EvalReport> {
 }
 
 /// An evaluation that is ready to run.
-struct Evaluation {
-    machine: Machine,
+struct PreparedEvaluation {
+    devices: OpenDevices,
     network: Network,
     served: Served,
     normalization: NormalizedBy,
@@ -118,7 +120,7 @@ struct Evaluation {
     logits: Option<PathBuf>,
 }
 
-impl Evaluation {
+impl PreparedEvaluation {
     fn prepare(
         config: &EvalConfig,
         weights: &Weights,
@@ -128,9 +130,9 @@ impl Evaluation {
     ) -> Result<Self> {
         let (threads, trace) = (config.threads, trace.map(RunTrace::trace));
         let options = DeviceOptions { threads, trace, ..DeviceOptions::default() };
-        let machine = Machine::open(&Devices::one(config.device), 0..1, &options)?;
+        let devices = OpenDevices::open(&Devices::one(config.device), 0..1, &options)?;
         let files = cache::files(&config.dataset)?;
-        let datasets = machine.load(&files, config.split, Residency::Resident)?;
+        let datasets = devices.load(&files, config.split, Residency::Resident)?;
         let info = files.info()?;
         weights.check_classes(&info.classes)?;
         let image = image_shape(&info);
@@ -151,31 +153,31 @@ impl Evaluation {
             precision,
             ..NetworkOptions::new(0, 0, isa, config.batch)
         };
-        let stream = &machine.streams()[0];
+        let stream = &devices.streams()[0];
         let mut network =
             Network::new(stream, Arc::new(host.graph(&Optimisers::default())?), options)?;
         weights.fill(&mut network)?;
         network.set_alphas(&[host.alphas()])?;
         let serving = Serving { batch: config.batch, subset: None, normalization: constants };
-        let served = Served::new(serving, &machine, &datasets)?;
+        let served = Served::new(serving, &devices, &datasets)?;
         let logits = config.logits.clone();
-        Ok(Self { machine, network, served, normalization, logits })
+        Ok(Self { devices, network, served, normalization, logits })
     }
 
     fn run(mut self, trace: Option<RunTrace>) -> Result<EvalReport> {
-        let Self { machine, network, served, normalization, logits } = &mut self;
-        let span = machine.span(|| "eval");
+        let Self { devices, network, served, normalization, logits } = &mut self;
+        let span = devices.span(|| "eval");
         let mut pass = served.pass(0..1)?;
         let mut values = vec![];
         while let Some(batches) = pass.next()? {
-            for [inputs, targets] in &batches {
+            for Batch { inputs, targets, .. } in &batches {
                 network.eval_step(inputs, targets, 0)?;
                 if logits.is_some() {
                     values.extend(network.infer(inputs, 0)?.to_vec::<f32>()?);
                 }
             }
         }
-        let metrics = machine.read_metrics(&[network.metrics()])?;
+        let metrics = devices.read_metrics(&[network.metrics()])?;
         drop(span);
         let eval =
             metrics.first().and_then(|metrics| metrics.eval.first()).copied().unwrap_or_default();
@@ -187,7 +189,7 @@ impl Evaluation {
             accuracy: eval.accuracy().unwrap_or(f64::NAN),
             samples: eval.samples,
             normalization: *normalization,
-            memory: Some(MemorySummary::of(machine.devices())),
+            memory: Some(MemorySummary::of(devices.distinct())),
             trace: trace.map(RunTrace::finish).transpose()?,
         })
     }

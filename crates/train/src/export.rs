@@ -13,7 +13,7 @@ use meristem_nn::{Isa, Network, NetworkOptions};
 use crate::config::devices::Devices;
 use crate::config::types::Normalize;
 use crate::error::{Error, Result};
-use crate::fleet::Machine;
+use crate::resources::OpenDevices;
 use crate::setup::weights::{Wanted, Weights};
 
 /// An export of a weights file to ONNX.
@@ -126,9 +126,9 @@ fn normalization(
 fn check(weights: &Weights, graph: &Arc<Graph>) -> Result<()> {
     let isa = Isa::from_env().map_err(meristem_device::Error::from)?;
     let options = DeviceOptions { threads: 1, ..DeviceOptions::default() };
-    let machine = Machine::open(&Devices::one(DeviceId::Cpu(0)), 0..1, &options)?;
+    let devices = OpenDevices::open(&Devices::one(DeviceId::Cpu(0)), 0..1, &options)?;
     let options = NetworkOptions { configs: 1, ..NetworkOptions::new(0, 0, isa, 1) };
-    let mut network = Network::new(&machine.streams()[0], Arc::clone(graph), options)?;
+    let mut network = Network::new(&devices.streams()[0], Arc::clone(graph), options)?;
     weights.fill(&mut network)
 }
 

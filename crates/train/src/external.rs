@@ -1,5 +1,4 @@
-//! Parts of a run that the program brings which uses this library: blueprints, and a controller
-//! that is code of that program.
+//! Parts of a run that a program using this library supplies: blueprints, and a controller.
 //!
 //! A run asks such a controller as it asks any other, and a controller needs no more than the trait
 //! [`Controller`]. One that implements [`External`] besides is shown the envs at two points of each
@@ -48,7 +47,7 @@ impl From<Box<dyn External>> for Custom {
 
 /// Answer to [`External::before_step`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum Continuation {
     /// Run the step.
     Step,
     /// Write a checkpoint, and ask again.
@@ -60,16 +59,15 @@ pub enum Next {
 /// A controller of the program that looks at the envs of a run. A run over several processes has
 /// one in each, and all must answer alike.
 pub trait External: Controller {
-    /// Called before every step. The envs are those that the last step left, or fresh ones.
+    /// Called before every step. The envs are as the last step left them, or fresh.
     ///
     /// # Errors
     /// An error of the controller, which ends the run.
-    fn before_step(&mut self, _envs: &mut dyn Envs) -> Result<Next> {
-        Ok(Next::Step)
+    fn before_step(&mut self, _envs: &mut dyn Envs) -> Result<Continuation> {
+        Ok(Continuation::Step)
     }
 
-    /// Called in every step when the envs are trained and measured, before
-    /// [`Controller::decide_all`].
+    /// Called in every step after training and measurement, before [`Controller::decide_all`].
     ///
     /// # Errors
     /// An error of the controller, which ends the run.
@@ -83,7 +81,7 @@ pub trait External: Controller {
     }
 }
 
-/// The envs of a process, at a point where an external controller may look at them.
+/// The envs of a process, as an external controller sees them.
 pub trait Envs {
     /// State and measurements of each env.
     fn seen(&self) -> Vec<SeenEnv>;
@@ -110,7 +108,7 @@ pub struct SeenEnv {
     /// The host and its modules.
     pub host: Host,
     /// Results of the last step.
-    pub figures: Figures,
+    pub figures: StepFigures,
     /// Reward of the last action.
     pub reward: f32,
     pub(crate) accuracies_pp: Vec<f32>,
@@ -124,7 +122,7 @@ pub struct SeenEnv {
 
 /// Results of an env's step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
-pub struct Figures {
+pub struct StepFigures {
     /// Mean training loss over the step.
     pub train_loss: f64,
     /// Training accuracy over the step, 0..1.
@@ -141,7 +139,12 @@ pub struct Figures {
 
 impl SeenEnv {
     /// A copy of a view, with results that the view does not have.
-    pub(crate) fn of(view: &EnvView<'_>, round: usize, figures: Figures, reward: f32) -> Self {
+    pub(crate) fn from_view(
+        view: &EnvView<'_>,
+        round: usize,
+        figures: StepFigures,
+        reward: f32,
+    ) -> Self {
         Self {
             env: view.env,
             round,

@@ -11,7 +11,7 @@
 //! | `record` | files of a run: [`events`], [`summary`], [`trace`], [`run_folder`]; [`reading`] |
 //! | `processes` | the processes of a run and their collectives |
 //! | `setup` | hosts, weights and controllers from their settings; checks before training |
-//! | `fleet` | devices, streams, resident data, gathers; replicas of one host on several ranks |
+//! | `resources` | devices, streams, resident data, gathers; replicas of one host |
 //! | `env` | one host with its network and measurements |
 //! | `checkpoint` | the state that the next step depends on, in one file |
 //! | `step` | one step: train, measure, judge, decide, grow |
@@ -53,11 +53,11 @@ mod error;
 pub mod eval;
 pub mod export;
 pub mod external;
-mod fleet;
 mod input_file;
 mod position;
 mod processes;
 mod record;
+mod resources;
 mod run;
 pub mod session;
 mod setup;

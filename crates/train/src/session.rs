@@ -1,8 +1,8 @@
-//! A run that the program steps, with actions of its own.
+//! A run that the program steps, and whose actions the program chooses.
 //!
-//! The run is that of [`run_with`], on a thread of its own, with an external controller that waits
-//! for the program: before each step, and before each decision. So its results, its events and its
-//! folder are those of any run.
+//! The run is started with [`run_with`] on a separate thread. Its external controller waits for the
+//! program before each step and before each decision. Results, events and folder do not differ from
+//! other runs.
 //!
 //! ```no_run
 //! use meristem_control::Action;
@@ -34,7 +34,7 @@ use meristem_control::{Action, Controller, EnvView, RoundReport, legal};
 
 use crate::config::{ConfigLayer, TrainConfig};
 use crate::error::{Error, Result};
-use crate::external::{Custom, Envs, External, Next, SeenEnv};
+use crate::external::{Continuation, Custom, Envs, External, SeenEnv};
 use crate::record::observer::{Notice, Observer};
 use crate::record::summary::Summary;
 use crate::run::{resume_with, run_with};
@@ -42,13 +42,13 @@ use crate::run::{resume_with, run_with};
 /// Time between two calls of a waiting program's function.
 const IDLE: Duration = Duration::from_millis(20);
 
-/// Most warnings that wait to be taken; later ones are left out.
+/// Most warnings that are kept until the program takes them; later warnings are dropped.
 const WARNINGS_MAX: usize = 16;
 
-/// Observer of a session: it passes warnings on.
-struct Warnings(SyncSender<String>);
+/// Observer of a session: forwards warnings.
+struct SessionWarnings(SyncSender<String>);
 
-impl Observer for Warnings {
+impl Observer for SessionWarnings {
     fn notice(&mut self, notice: &Notice<'_>) {
         if let Some(warning) = notice.warning() {
             _ = self.0.try_send(warning);
@@ -65,7 +65,7 @@ enum Request {
     Stop,
 }
 
-/// Answer of the run.
+/// Reply of the run.
 enum Reply {
     /// The run waits before a step.
     Boundary(Vec<SeenEnv>),
@@ -108,10 +108,10 @@ impl Session {
     /// first step.
     ///
     /// # Errors
-    /// As [`run`](crate::run); a setting `controller` that is another.
+    /// As [`run`](crate::run); another setting `controller`.
     pub fn start(config: &TrainConfig) -> Result<Self> {
         let config = config.clone();
-        Self::of(move |custom, observer| run_with(&config, custom, observer))
+        Self::with_run(move |custom, observer| run_with(&config, custom, observer))
     }
 
     /// Resumes the run of an earlier session, at the boundary after its last checkpoint.
@@ -119,10 +119,10 @@ impl Session {
     /// # Errors
     /// As [`resume`](crate::resume), also for a complete run.
     pub fn resume(folder: PathBuf, options: ConfigLayer) -> Result<Self> {
-        Self::of(move |custom, observer| resume_with(&folder, &options, custom, observer))
+        Self::with_run(move |custom, observer| resume_with(&folder, &options, custom, observer))
     }
 
-    fn of(
+    fn with_run(
         run: impl FnOnce(Custom, &mut dyn Observer) -> Result<Summary> + Send + 'static,
     ) -> Result<Self> {
         // Each side waits for the other, so that neither is ever two messages ahead.
@@ -142,7 +142,7 @@ impl Session {
         // The notices of a run are few, and come before its first step.
         let (warnings, warned) = sync_channel(WARNINGS_MAX);
         let thread = std::thread::Builder::new().name("session".into());
-        let thread = thread.spawn(move || run(custom, &mut Warnings(warnings)));
+        let thread = thread.spawn(move || run(custom, &mut SessionWarnings(warnings)));
         let thread = thread.map_err(|source| Error::RunFolder {
             action: "start a thread for",
             path: PathBuf::new(),
@@ -160,8 +160,8 @@ impl Session {
         self.point
     }
 
-    /// Warnings of the run that were not taken yet: results that differ from those of a run that
-    /// was never moved or extended ([`Notice::warning`]).
+    /// Warnings of the run that were not taken yet, for example that its results will differ from
+    /// a run that was never moved or extended ([`Notice::warning`]).
     pub fn take_warnings(&mut self) -> Vec<String> {
         self.warned.try_iter().collect()
     }
@@ -172,7 +172,7 @@ impl Session {
     }
 
     /// Trains and measures all envs for one step, the first of the next round at the end of one.
-    /// Returns them, before their actions. `idle` is called some times a second meanwhile.
+    /// Returns them, before their actions. `idle` is called regularly while it waits.
     ///
     /// # Errors
     /// Actions are due ([`Session::act`]); the run is over; a failure of the run, which ends it.
@@ -184,7 +184,7 @@ impl Session {
     }
 
     /// Executes an action for each env, in order. Returns their rewards. After the last step of a
-    /// round the run is at its end ([`Point::End`]).
+    /// round the point is [`Point::End`].
     ///
     /// # Errors
     /// [`Error::Session`]: an action that is not legal, or too many or few; nothing was executed.
@@ -237,7 +237,7 @@ impl Session {
     }
 
     /// Ends the run at this boundary, with weights, summary and checkpoint, from which it resumes.
-    /// Actions that are due are all WAIT. A run that is over has ended already.
+    /// If actions are due, all of them are WAIT.
     ///
     /// # Errors
     /// A failure of the run.
@@ -274,7 +274,7 @@ impl Session {
         }
     }
 
-    /// Waits until the run waits.
+    /// Waits until the run reaches its next point.
     fn arrive(&mut self, idle: &mut dyn FnMut()) -> Result<()> {
         (self.point, self.envs) = match self.receive(idle)? {
             Reply::Boundary(envs) => (Point::Boundary, envs),
@@ -356,26 +356,24 @@ impl Remote {
 }
 
 impl External for Remote {
-    fn before_step(&mut self, envs: &mut dyn Envs) -> Result<Next> {
+    fn before_step(&mut self, envs: &mut dyn Envs) -> Result<Continuation> {
         if self.stops {
-            return Ok(Next::Stop);
+            return Ok(Continuation::Stop);
         }
         if std::mem::replace(&mut self.point, Point::Boundary) == Point::End {
             // The program asked for this step at the end of the round before.
-            return Ok(Next::Step);
+            return Ok(Continuation::Step);
         }
-        let reply = match std::mem::take(&mut self.written) {
-            true => Reply::Written,
-            false => Reply::Boundary(envs.seen()),
-        };
+        let written = std::mem::take(&mut self.written);
+        let reply = if written { Reply::Written } else { Reply::Boundary(envs.seen()) };
         _ = self.answers.send(reply);
         match self.next(envs)? {
             Request::Checkpoint => {
                 self.written = true;
-                Ok(Next::Checkpoint)
+                Ok(Continuation::Checkpoint)
             }
-            Request::Stop => Ok(Next::Stop),
-            _ => Ok(Next::Step),
+            Request::Stop => Ok(Continuation::Stop),
+            _ => Ok(Continuation::Step),
         }
     }
 
@@ -415,8 +413,9 @@ impl Controller for Remote {
             return Ok(None);
         }
         let last = self.seen.iter().zip(last).zip(&self.rewards);
-        let seen =
-            last.map(|((seen, view), reward)| SeenEnv::of(view, seen.round, seen.figures, *reward));
+        let seen = last.map(|((seen, view), reward)| {
+            SeenEnv::from_view(view, seen.round, seen.figures, *reward)
+        });
         let seen = seen.collect();
         self.point = Point::End;
         _ = self.answers.send(Reply::End(seen));

@@ -8,10 +8,10 @@ use crate::common::{CIFAR, germination, grow_to};
 use meristem_device::random::{Purpose, Rng};
 use meristem_device::{DType, Device, DeviceId, DeviceOptions, MemoryFormat, Owner, Tensor};
 use meristem_grow::{
-    Configuration, Counterfactual, Host, ImageShape, Optimisers, PERMUTATIONS, Rules, Scope, Slot,
-    Stage, Style,
+    Configuration, Contribution, Counterfactual, Host, ImageShape, Optimisers, PERMUTATIONS, Rules,
+    Scope, Slot, Stage, Style,
 };
-use meristem_nn::{HostTensor, Isa, Metrics, Network, NetworkOptions};
+use meristem_nn::{EvalMetrics, HostTensor, Isa, Metrics, Network, NetworkOptions};
 use proptest::prelude::*;
 
 fn rules() -> Rules {
@@ -123,10 +123,15 @@ fn only_modules_whose_fate_is_open_are_switched() {
     assert_eq!(live.rows()[0], [1.0, 1.0, 0.0, third, 0.0, 0.0]);
     assert_eq!(live.rows()[1], [1.0, 0.0, 0.0, third, 0.0, 0.0]);
     assert_eq!(live.rows()[2], [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]);
-    let worth = live.contributions_pp(&[60.0, 58.5, 61.0]);
-    assert_eq!(worth, [None, Some(1.5), None, Some(-1.0), None, None]);
-    assert_eq!(live.contributions_pp(&[60.0, f64::NAN])[1], None);
-    assert_eq!(live.contributions_pp(&[]), [None; 6]);
+    let row = |correct, samples| EvalMetrics { correct, samples, ..EvalMetrics::default() };
+    let worth = |rows: &[EvalMetrics]| {
+        let worth = |found: Contribution| (found.slot, found.accuracy_without, found.accuracy_pp);
+        live.contributions(rows).into_iter().map(worth).collect::<Vec<_>>()
+    };
+    let [all, first_off, second_off] = [32, 20, 48].map(|correct| row(correct, 64));
+    assert_eq!(worth(&[all, first_off, second_off]), [(1, 0.3125, 18.75), (3, 0.75, -25.0)]);
+    assert_eq!(worth(&[all, row(0, 0), second_off]), [(3, 0.75, -25.0)]);
+    assert_eq!(worth(&[]), []);
     // The committed host keeps the fossilized module; so does the one with all live modules off.
     let step = Counterfactual::of_step(&host);
     let committed = step.row_of(Configuration::Committed).unwrap();

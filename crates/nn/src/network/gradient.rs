@@ -66,6 +66,17 @@ impl Network {
         views(self.graph(), plan, &self.arena.kept)
     }
 
+    /// Where [`Network::differentiate`] leaves the gradients of a batch of the largest size, which
+    /// are not there yet: names and tensors as from [`Network::gradients`]. Compiles the training
+    /// plan and allocates its memory; launches nothing.
+    ///
+    /// # Errors
+    /// [`Error::OneValuePerChannel`], memory.
+    pub fn gradient_buffers(&mut self) -> Result<Vec<(&str, Tensor)>> {
+        let plan = self.kept_plan(self.options.batch_max)?;
+        views(self.graph(), &plan, &self.arena.kept)
+    }
+
     /// Measures and clips the gradient now, not in [`Network::apply`]: the gradient of each group,
     /// at `factor` times the norm that the group's optimiser allows. For an exchange that keeps
     /// back a part of the gradient: clipping the accumulated sum of many steps when it is sent at

@@ -10,6 +10,7 @@
 
 use std::path::Path;
 
+use ciborium::Value;
 use meristem_control::ControllerState;
 use meristem_nn::safetensors::{self, Metadata};
 use meristem_nn::{HostData, HostTensor, StateDict};
@@ -37,16 +38,18 @@ pub(super) fn to_bytes(path: &Path, checkpoint: &Checkpoint) -> Result<Vec<u8>> 
         state.iter().for_each(|(name, tensor)| all.insert(prefix.clone() + name, tensor.clone()));
     };
     for (env, tensors) in envs.iter().enumerate() {
-        put(format!("env.{env}.weights."), &tensors.weights);
-        put(format!("env.{env}.optimiser."), &tensors.optimiser);
+        put(format!("env.{env}.weights."), &tensors.grown.weights);
+        put(format!("env.{env}.optimiser."), &tensors.grown.optimiser);
         put(format!("env.{env}.snapshot."), &tensors.snapshot);
         put(format!("env.{env}.exchange."), &tensors.exchange);
         put(format!("env.{env}.twin.weights."), &tensors.twin.weights);
         put(format!("env.{env}.twin.optimiser."), &tensors.twin.optimiser);
     }
     put("controller.".into(), &controller.tensors);
+    // As a value first, so that a map has its number of entries in front, also a flattened one.
+    let progress = Value::serialized(progress).map_err(|error| unusable(path, error))?;
     let mut bytes = vec![];
-    ciborium::into_writer(progress, &mut bytes).map_err(|e| unusable(path, e))?;
+    ciborium::into_writer(&progress, &mut bytes).map_err(|error| unusable(path, error))?;
     all.insert(PROGRESS, HostTensor::bytes(bytes));
     all.insert(MEMORY, HostTensor::bytes(controller.memory.clone()));
     let metadata = [("format", FORMAT.to_string()), ("version", CHECKPOINT_VERSION.to_string())];
@@ -103,8 +106,8 @@ fn home<'a, 'n>(
     let (number, name) = name.strip_prefix("env.")?.split_once('.')?;
     let env = envs.get_mut(number.parse::<usize>().ok()?)?;
     match name.split_once('.')? {
-        ("weights", name) => Some((&mut env.weights, name)),
-        ("optimiser", name) => Some((&mut env.optimiser, name)),
+        ("weights", name) => Some((&mut env.grown.weights, name)),
+        ("optimiser", name) => Some((&mut env.grown.optimiser, name)),
         ("snapshot", name) => Some((&mut env.snapshot, name)),
         ("exchange", name) => Some((&mut env.exchange, name)),
         ("twin", name) => match name.split_once('.')? {
@@ -130,10 +133,10 @@ fn check(path: &Path, all: &StateDict, metadata: &Metadata) -> Result<()> {
         // The reader has compared it.
         None => metadata.contains_key(safetensors::CHECKSUM),
     };
-    match is_whole {
-        true => Ok(()),
-        false => Err(unusable(path, "its checksum is wrong, so the file is damaged")),
+    if !is_whole {
+        return Err(unusable(path, "its checksum is wrong, so the file is damaged"));
     }
+    Ok(())
 }
 
 fn unusable(path: &Path, problem: impl ToString) -> Error {

@@ -80,16 +80,15 @@ pub(crate) fn check_instruction_set(path: &Path, now: &str, began: &str) -> Resu
         return Ok(());
     }
     let names: Vec<&str> = Isa::available().iter().map(|isa| isa.name()).collect();
-    let remedy = match names.contains(&began) {
-        true => {
-            format!("set MERISTEM_ISA={began}, because other instruction sets round differently")
-        }
-        false => format!(
+    let remedy = if names.contains(&began) {
+        format!("set MERISTEM_ISA={began}, because other instruction sets round differently")
+    } else {
+        format!(
             "this machine has {} and lacks {began}, and other instruction sets round differently: \
              resume on a machine with {began}, or start a new run with --config RUN/config.toml \
              and another --run-dir",
             names.join(", ")
-        ),
+        )
     };
     Err(Error::OtherInput {
         path: path.into(),

@@ -25,7 +25,7 @@ pub(crate) use self::writer::{Checkpoints, Current};
 use crate::config::TrainConfig;
 use crate::env::{EnvState, EnvTensors};
 use crate::error::Result;
-use crate::position::Position;
+use crate::position::StepPosition;
 use crate::record::event_writer::EventsPosition;
 use crate::record::events::Extension;
 use crate::record::summary::{EnvSummary, RoundSummary, Stretch};
@@ -65,7 +65,7 @@ impl Checkpoint {
     pub(crate) fn last_stretch(&mut self, began: &TrainConfig) -> Stretch {
         let computed = &mut self.progress.computed;
         if computed.is_empty() {
-            let first = Stretch::new(Position { round: 0, step: 0 }, began);
+            let first = Stretch::new(StepPosition { round: 0, step: 0 }, began);
             computed.push(Stretch { rounding: 0, ..first });
         }
         computed[computed.len() - 1].clone()
@@ -105,7 +105,7 @@ pub(crate) struct Progress {
     #[serde(default)]
     pub(crate) extended: Vec<Extension>,
     /// Position of the next step.
-    pub(crate) next: Position,
+    pub(crate) next: StepPosition,
     pub(crate) totals: Totals,
     /// Results of the completed rounds.
     pub(crate) rounds: Vec<RoundSummary>,

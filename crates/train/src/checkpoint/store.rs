@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::file;
 use crate::error::{Error, Result};
-use crate::position::Position;
+use crate::position::StepPosition;
 use crate::record::directory::Directory;
 use crate::record::run_folder::{CHECKPOINTS, write_in};
 
@@ -34,7 +34,7 @@ impl Store {
     ///
     /// # Errors
     /// A write failed.
-    pub(crate) fn write(&self, next: Position, bytes: &[u8]) -> Result<()> {
+    pub(crate) fn write(&self, next: StepPosition, bytes: &[u8]) -> Result<()> {
         let folder = self.run.create_below(CHECKPOINTS).map_err(|e| self.fail("create", e))?;
         write_in(&folder, &file_name(next), bytes)?;
         let names = self.names(&folder)?;
@@ -71,7 +71,7 @@ impl Store {
 }
 
 /// File name of the checkpoint before step `next`.
-pub(super) fn file_name(Position { round, step }: Position) -> String {
+pub(super) fn file_name(StepPosition { round, step }: StepPosition) -> String {
     format!("round-{round:06}-step-{step:06}{ENDING}")
 }
 
@@ -107,7 +107,7 @@ mod tests {
                 identity: identity("seed = 1"),
                 computed: vec![],
                 extended: vec![],
-                next: Position { round: 0, step },
+                next: StepPosition { round: 0, step },
                 totals: Totals::default(),
                 rounds: vec![],
                 last_envs: vec![],
@@ -172,9 +172,10 @@ mod tests {
         let says = |bytes: &[u8], words: &str| {
             fs::write(&path, bytes).unwrap();
             let error = newest(&store).unwrap_err();
-            let fits = match words.starts_with("version") {
-                true => matches!(error, Error::CheckpointVersion { .. }),
-                false => matches!(error, Error::Checkpoint { .. }),
+            let fits = if words.starts_with("version") {
+                matches!(error, Error::CheckpointVersion { .. })
+            } else {
+                matches!(error, Error::Checkpoint { .. })
             };
             assert!(fits, "{error:?}");
             let text = error.to_string();

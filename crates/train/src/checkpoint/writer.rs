@@ -6,7 +6,7 @@ use meristem_control::ControllerState;
 use super::{Checkpoint, Identity, Progress, Store};
 use crate::env::SavedEnv;
 use crate::error::Result;
-use crate::position::Position;
+use crate::position::StepPosition;
 use crate::processes::World;
 use crate::record::events::Extension;
 use crate::record::journal::Journal;
@@ -31,7 +31,7 @@ pub(crate) struct Checkpoints {
 /// Parts that change from one checkpoint to the next.
 pub(crate) struct Current {
     /// Position of the next step.
-    pub(crate) next: Position,
+    pub(crate) next: StepPosition,
     /// The envs of this process; empty between rounds.
     pub(crate) envs: Vec<SavedEnv>,
     pub(crate) totals: Totals,

@@ -1,14 +1,13 @@
 //! State of an env in a checkpoint.
 
-use meristem_control::{History, Op, RewardState};
-use meristem_grow::{GateInputs, Topology};
+use meristem_grow::Topology;
 use meristem_nn::{EvalMetrics, Metrics, StateDict};
 use serde::{Deserialize, Serialize};
 
-use super::guard::Guard;
+use super::{GovernorState, Measurements};
 use crate::record::summary::ModuleCounts;
 
-/// Saved env.
+/// Saved env, with its twin.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SavedEnv {
     pub(crate) state: EnvState,
@@ -19,19 +18,13 @@ pub(crate) struct SavedEnv {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct EnvState {
     pub(crate) topology: Topology,
-    pub(crate) measured: Vec<GateInputs>,
-    pub(crate) interactions_pp: Vec<Option<f32>>,
-    pub(crate) accuracies_pp: Vec<f32>,
-    pub(crate) losses: Vec<f32>,
-    #[serde(default)]
-    pub(crate) train_losses: Vec<f32>,
-    pub(crate) slot_history: History,
-    pub(crate) reward_state: RewardState,
-    pub(crate) last: Option<(Op, bool)>,
+    #[serde(flatten)]
+    pub(crate) seen: Measurements,
     pub(crate) train: Metrics,
     pub(crate) control: Option<EvalMetrics>,
     pub(crate) history: ModuleCounts,
-    pub(crate) guard: Guard,
+    #[serde(rename = "guard")]
+    pub(crate) governor: GovernorState,
     /// Floating-point operations of training in this episode.
     #[serde(default)]
     pub(crate) training_flops: u64,
@@ -50,21 +43,19 @@ pub(crate) struct TwinState {
 /// Tensors of an env, with PyTorch's names.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct EnvTensors {
-    /// Parameters and running statistics.
-    pub(crate) weights: StateDict,
-    /// Momentum of the optimiser.
-    pub(crate) optimiser: StateDict,
+    /// Tensors of the grown host.
+    pub(crate) grown: TrainedTensors,
     /// Snapshot of the governor.
     pub(crate) snapshot: StateDict,
-    /// Gradients that the ranks have not sent yet, with the names from `fleet::Replicas`.
+    /// Gradients that the ranks have not sent yet, with the names from `resources::Replicas`.
     pub(crate) exchange: StateDict,
-    /// Tensors of the twin; empty without one.
-    pub(crate) twin: TwinTensors,
+    /// Tensors of the twin; empty without one, and if it diverged.
+    pub(crate) twin: TrainedTensors,
 }
 
-/// Tensors of an env's twin, with PyTorch's names.
+/// Tensors of a network in training, with PyTorch's names.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct TwinTensors {
+pub(crate) struct TrainedTensors {
     /// Parameters and running statistics.
     pub(crate) weights: StateDict,
     /// Momentum of the optimiser.

@@ -7,13 +7,13 @@ use super::meeting::{Receivers, Wire};
 use crate::error::Result;
 
 /// Link of this process to the others.
-pub(super) struct Link {
+pub(super) struct ProcessLink {
     pub(super) transport: Box<dyn Transport>,
-    /// Stream on a device of its own.
+    /// Stream on a device that nothing else uses.
     pub(super) stream: Stream,
 }
 
-impl Wire for Link {
+impl Wire for ProcessLink {
     fn rank(&self) -> usize {
         self.transport.rank()
     }

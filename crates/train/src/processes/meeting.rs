@@ -15,7 +15,7 @@
 
 use crate::error::{Error, Result};
 
-use super::message::{Failure, garbled, pack, unpack};
+use super::message::{RankFailure, garbled, pack, unpack};
 
 /// Transport of bytes between the processes. All processes make the same calls in the same order.
 pub(super) trait Wire {
@@ -62,7 +62,7 @@ impl Receivers {
 
 /// State of a process in a meeting, and the length of its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Header {
+struct MeetingHeader {
     state: u64,
     bytes: u64,
 }
@@ -146,21 +146,22 @@ impl<W: Wire> Meetings<W> {
                 self.failed = true;
                 return Err(error);
             }
-            Err(error) => (pack(&Failure::of(&error))?, Some(error)),
+            Err(error) => (pack(&RankFailure::from_error(&error))?, Some(error)),
         };
         let state = match &error {
             None => WELL,
             Some(error) if error.is_of_another_rank() => LEFT_ALONE,
             Some(_) => FAILED,
         };
-        let met = self.headers(Header { state, bytes: said.len() as u64 }).and_then(|headers| {
-            let well = headers.iter().all(|header| header.state == WELL);
-            let receivers = if well { receivers } else { Receivers::All };
-            let speaks = |header: &Header| well || header.state != WELL;
-            let bytes = |header| if speaks(header) { header.bytes as usize } else { 0 };
-            let bytes: Vec<usize> = headers.iter().map(bytes).collect();
-            Ok((headers, self.wire.exchange(&said, &bytes, receivers)?))
-        });
+        let met =
+            self.headers(MeetingHeader { state, bytes: said.len() as u64 }).and_then(|headers| {
+                let well = headers.iter().all(|header| header.state == WELL);
+                let receivers = if well { receivers } else { Receivers::All };
+                let speaks = |header: &MeetingHeader| well || header.state != WELL;
+                let bytes = |header| if speaks(header) { header.bytes as usize } else { 0 };
+                let bytes: Vec<usize> = headers.iter().map(bytes).collect();
+                Ok((headers, self.wire.exchange(&said, &bytes, receivers)?))
+            });
         let (headers, all) = match met {
             Ok(met) => met,
             Err(gone) => {
@@ -174,18 +175,18 @@ impl<W: Wire> Meetings<W> {
         self.failed = true;
         match error {
             Some(error) if state == FAILED || state == headers[rank].state => Err(error),
-            _ => Err(unpack::<Failure>(rank, &all[rank])?.at(rank)),
+            _ => Err(unpack::<RankFailure>(rank, &all[rank])?.at(rank)),
         }
     }
 
     /// The headers of all processes, by rank.
-    fn headers(&mut self, own: Header) -> Result<Vec<Header>> {
+    fn headers(&mut self, own: MeetingHeader) -> Result<Vec<MeetingHeader>> {
         let own = [own.state.to_le_bytes(), own.bytes.to_le_bytes()].concat();
         let all = self.wire.exchange(&own, &vec![own.len(); self.size()], Receivers::All)?;
         let number = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
         let header = |bytes: &Vec<u8>| {
             let (state, bytes) = bytes.split_at(8);
-            Header { state: number(state), bytes: number(bytes) }
+            MeetingHeader { state: number(state), bytes: number(bytes) }
         };
         Ok(all.iter().map(header).collect())
     }

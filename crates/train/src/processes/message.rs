@@ -7,15 +7,15 @@ use crate::error::{Error, Result};
 
 /// An error, as sent to the other processes.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Failure {
+pub(super) struct RankFailure {
     problem: String,
     remedy: Option<String>,
     exit_code: u8,
 }
 
-impl Failure {
+impl RankFailure {
     /// The report of an error.
-    pub(super) fn of(error: &Error) -> Self {
+    pub(super) fn from_error(error: &Error) -> Self {
         let (problem, remedy) = (error.to_string(), error.remedy());
         Self { problem, remedy, exit_code: error.exit_code() }
     }
@@ -57,5 +57,5 @@ pub(super) fn unpack_all<T: DeserializeOwned>(all: &[Vec<u8>]) -> Result<Vec<T>>
 pub(super) fn garbled(rank: usize, error: &impl ToString) -> Error {
     let problem = format!("its message cannot be read: {}", error.to_string());
     let remedy = Some("start the same version of meristem on every rank".to_string());
-    Failure { problem, remedy, exit_code: 1 }.at(rank)
+    RankFailure { problem, remedy, exit_code: 1 }.at(rank)
 }

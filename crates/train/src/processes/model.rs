@@ -17,13 +17,13 @@ const SCHEDULES: usize = 400;
 
 /// End of all meetings, by an error of the transport.
 #[derive(Clone, Copy, Debug)]
-enum End {
+enum ModelEnd {
     Gone(usize),
     Late(usize),
     Disagreed,
 }
 
-impl End {
+impl ModelEnd {
     fn error(self) -> Error {
         let operation = "model";
         match self {
@@ -40,32 +40,32 @@ impl End {
 }
 
 /// A call of a rank, which must be equal on all ranks.
-type Call = (Vec<usize>, Receivers);
+type ModelCall = (Vec<usize>, Receivers);
 
 #[derive(Default)]
-struct Board {
+struct ModelBoard {
     /// Calls of the round in progress, with their messages.
-    calls: Vec<Option<(Call, Vec<u8>)>>,
+    calls: Vec<Option<(ModelCall, Vec<u8>)>>,
     /// Messages of the round before.
     sent: Vec<Vec<u8>>,
     rounds: usize,
-    end: Option<End>,
+    end: Option<ModelEnd>,
 }
 
 /// Model of a transport of `meristem-comm`: it compares the calls of all ranks before anything
 /// moves, a round is complete for all or for none, and nothing follows an error.
-struct Hub {
-    board: Mutex<Board>,
+struct ModelHub {
+    board: Mutex<ModelBoard>,
     changed: Condvar,
 }
 
-impl Hub {
+impl ModelHub {
     fn new() -> Self {
-        let board = Board { calls: vec![None; RANKS], ..Board::default() };
+        let board = ModelBoard { calls: vec![None; RANKS], ..ModelBoard::default() };
         Self { board: Mutex::new(board), changed: Condvar::new() }
     }
 
-    fn meet(&self, rank: usize, call: Call, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+    fn meet(&self, rank: usize, call: ModelCall, own: &[u8]) -> Result<Vec<Vec<u8>>> {
         let mut board = self.board.lock().unwrap();
         if let Some(end) = board.end {
             return Err(end.error());
@@ -74,9 +74,10 @@ impl Hub {
         let round = board.rounds;
         if board.calls.iter().all(Option::is_some) {
             let all: Vec<_> = board.calls.iter_mut().filter_map(Option::take).collect();
-            match all.iter().all(|(call, _)| *call == all[0].0) {
-                true => board.sent = all.into_iter().map(|(_, sent)| sent).collect(),
-                false => board.end = Some(End::Disagreed),
+            if all.iter().all(|(call, _)| *call == all[0].0) {
+                board.sent = all.into_iter().map(|(_, sent)| sent).collect();
+            } else {
+                board.end = Some(ModelEnd::Disagreed);
             }
             board.rounds += 1;
             self.changed.notify_all();
@@ -86,32 +87,34 @@ impl Hub {
         }
         match board.end {
             // A complete round is complete for ranks that wake up later, too.
-            Some(end) if board.rounds == round || matches!(end, End::Disagreed) => Err(end.error()),
+            Some(end) if board.rounds == round || matches!(end, ModelEnd::Disagreed) => {
+                Err(end.error())
+            }
             _ => Ok(board.sent.clone()),
         }
     }
 
-    fn end(&self, end: End) {
+    fn end(&self, end: ModelEnd) {
         self.board.lock().unwrap().end.get_or_insert(end);
         self.changed.notify_all();
     }
 
     /// Is late: arrives only after all others have timed out.
     fn come_late(&self, rank: usize) {
-        let waits = |board: &Board| board.calls.iter().flatten().count() == RANKS - 1;
+        let waits = |board: &ModelBoard| board.calls.iter().flatten().count() == RANKS - 1;
         while !waits(&self.board.lock().unwrap()) && self.board.lock().unwrap().end.is_none() {
             thread::yield_now();
         }
-        self.end(End::Late(rank));
+        self.end(ModelEnd::Late(rank));
     }
 }
 
-struct Line {
-    hub: Arc<Hub>,
+struct ModelWire {
+    hub: Arc<ModelHub>,
     rank: usize,
 }
 
-impl Wire for Line {
+impl Wire for ModelWire {
     fn rank(&self) -> usize {
         self.rank
     }
@@ -128,10 +131,8 @@ impl Wire for Line {
     ) -> Result<Vec<Vec<u8>>> {
         let all = self.hub.meet(self.rank, (bytes.to_vec(), receivers), own)?;
         let heard = |(sent, bytes): (&Vec<u8>, &usize)| sent[..*bytes].to_vec();
-        match receivers.contains(self.rank) {
-            true => Ok(all.iter().zip(bytes).map(heard).collect()),
-            false => Ok(vec![]),
-        }
+        let heard = all.iter().zip(bytes).map(heard);
+        Ok(if receivers.contains(self.rank) { heard.collect() } else { vec![] })
     }
 
     fn barrier(&mut self) -> Result<()> {
@@ -139,16 +140,16 @@ impl Wire for Line {
     }
 }
 
-impl Drop for Line {
+impl Drop for ModelWire {
     /// For the others, a process that ended is gone.
     fn drop(&mut self) {
-        self.hub.end(End::Gone(self.rank));
+        self.hub.end(ModelEnd::Gone(self.rank));
     }
 }
 
 /// Event that happens to a rank before one of its meetings.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Fate {
+enum RankFate {
     Fails,
     Dies,
     IsLate,
@@ -163,7 +164,7 @@ enum Fate {
 struct Doom {
     rank: usize,
     meeting: usize,
-    fate: Fate,
+    fate: RankFate,
 }
 
 const MEETINGS: usize = 3;
@@ -173,18 +174,18 @@ fn own_error(rank: usize) -> Error {
 }
 
 /// Runs a rank: meetings of all kinds, then it leaves. `None` if it died.
-fn run(hub: &Arc<Hub>, rank: usize, dooms: &[Doom]) -> Option<Result<usize>> {
-    let mut meetings = Meetings::over(Line { hub: Arc::clone(hub), rank });
+fn run(hub: &Arc<ModelHub>, rank: usize, dooms: &[Doom]) -> Option<Result<usize>> {
+    let mut meetings = Meetings::over(ModelWire { hub: Arc::clone(hub), rank });
     let own = |rank: usize| vec![rank as u8; rank + 1];
     let mut meet = |meeting: usize| -> Option<Result<()>> {
         let doom = dooms.iter().find(|doom| (doom.rank, doom.meeting) == (rank, meeting));
         let mut receivers = [Receivers::All, Receivers::Root, Receivers::All][meeting];
         match doom.map(|doom| doom.fate) {
-            Some(Fate::Fails) => return Some(Err(own_error(rank))),
-            Some(Fate::HasWaited) => return Some(Err(End::Late(2).error())),
-            Some(Fate::Dies) => return None,
-            Some(Fate::IsLate) => hub.come_late(rank),
-            Some(Fate::Disagrees) => receivers = Receivers::Root,
+            Some(RankFate::Fails) => return Some(Err(own_error(rank))),
+            Some(RankFate::HasWaited) => return Some(Err(ModelEnd::Late(2).error())),
+            Some(RankFate::Dies) => return None,
+            Some(RankFate::IsLate) => hub.come_late(rank),
+            Some(RankFate::Disagrees) => receivers = Receivers::Root,
             None => {}
         }
         let met = meetings.meet(Ok(own(rank)), receivers);
@@ -207,7 +208,7 @@ fn run(hub: &Arc<Hub>, rank: usize, dooms: &[Doom]) -> Option<Result<usize>> {
 /// Runs all ranks on many schedules and passes their results to `judge`.
 fn check(dooms: &'static [Doom], judge: fn(&[Option<Result<usize>>])) {
     let program = move || {
-        let hub = Arc::new(Hub::new());
+        let hub = Arc::new(ModelHub::new());
         let ranks: Vec<_> = (0..RANKS)
             .map(|rank| {
                 let hub = Arc::clone(&hub);
@@ -231,7 +232,7 @@ fn texts(results: &[Option<Result<usize>>]) -> Vec<String> {
 }
 
 /// One fate of a rank, before each meeting in turn.
-const fn alone(rank: usize, fate: Fate) -> [[Doom; 1]; MEETINGS] {
+const fn alone(rank: usize, fate: RankFate) -> [[Doom; 1]; MEETINGS] {
     [
         [Doom { rank, meeting: 0, fate }],
         [Doom { rank, meeting: 1, fate }],
@@ -250,7 +251,7 @@ fn all_are_well_and_leave_with_their_results() {
 
 #[test]
 fn a_rank_that_fails_is_heard_of_by_all() {
-    static DOOMS: [[Doom; 1]; MEETINGS] = alone(1, Fate::Fails);
+    static DOOMS: [[Doom; 1]; MEETINGS] = alone(1, RankFate::Fails);
     for dooms in &DOOMS {
         check(dooms, |results| {
             let (own, told) = (own_error(1).to_string(), format!("rank 1: {}", own_error(1)));
@@ -262,8 +263,8 @@ fn a_rank_that_fails_is_heard_of_by_all() {
 #[test]
 fn of_several_that_fail_each_has_its_own_error_and_the_others_the_first_ones() {
     static DOOMS: [Doom; 2] = [
-        Doom { rank: 2, meeting: 1, fate: Fate::Fails },
-        Doom { rank: 1, meeting: 1, fate: Fate::Fails },
+        Doom { rank: 2, meeting: 1, fate: RankFate::Fails },
+        Doom { rank: 1, meeting: 1, fate: RankFate::Fails },
     ];
     check(&DOOMS, |results| {
         let told = format!("rank 1: {}", own_error(1));
@@ -273,11 +274,11 @@ fn of_several_that_fail_each_has_its_own_error_and_the_others_the_first_ones() {
 
 #[test]
 fn a_rank_that_dies_is_named_by_all_others() {
-    static DOOMS: [[Doom; 1]; MEETINGS] = alone(0, Fate::Dies);
+    static DOOMS: [[Doom; 1]; MEETINGS] = alone(0, RankFate::Dies);
     for dooms in &DOOMS {
         check(dooms, |results| {
             assert!(results[0].is_none());
-            let gone = End::Gone(0).error().to_string();
+            let gone = ModelEnd::Gone(0).error().to_string();
             assert_eq!(texts(results), [String::new(), gone.clone(), gone]);
         });
     }
@@ -285,10 +286,10 @@ fn a_rank_that_dies_is_named_by_all_others() {
 
 #[test]
 fn a_rank_that_is_late_is_named_by_all_and_nobody_waits_for_it_again() {
-    static DOOMS: [[Doom; 1]; MEETINGS] = alone(2, Fate::IsLate);
+    static DOOMS: [[Doom; 1]; MEETINGS] = alone(2, RankFate::IsLate);
     for dooms in &DOOMS {
         check(dooms, |results| {
-            let late = End::Late(2).error().to_string();
+            let late = ModelEnd::Late(2).error().to_string();
             assert_eq!(texts(results), [late.clone(), late.clone(), late]);
         });
     }
@@ -296,9 +297,9 @@ fn a_rank_that_is_late_is_named_by_all_and_nobody_waits_for_it_again() {
 
 #[test]
 fn ranks_that_make_other_calls_all_hear_of_it() {
-    static DOOMS: [Doom; 1] = [Doom { rank: 1, meeting: 0, fate: Fate::Disagrees }];
+    static DOOMS: [Doom; 1] = [Doom { rank: 1, meeting: 0, fate: RankFate::Disagrees }];
     check(&DOOMS, |results| {
-        let disagreed = End::Disagreed.error().to_string();
+        let disagreed = ModelEnd::Disagreed.error().to_string();
         assert_eq!(texts(results), [disagreed.clone(), disagreed.clone(), disagreed]);
     });
 }
@@ -308,11 +309,11 @@ fn ranks_that_make_other_calls_all_hear_of_it() {
 #[test]
 fn a_rank_that_fails_while_another_dies_keeps_its_error() {
     static DOOMS: [Doom; 2] = [
-        Doom { rank: 1, meeting: 1, fate: Fate::Fails },
-        Doom { rank: 2, meeting: 1, fate: Fate::Dies },
+        Doom { rank: 1, meeting: 1, fate: RankFate::Fails },
+        Doom { rank: 2, meeting: 1, fate: RankFate::Dies },
     ];
     check(&DOOMS, |results| {
-        let gone = End::Gone(2).error().to_string();
+        let gone = ModelEnd::Gone(2).error().to_string();
         assert_eq!(texts(results), [gone, own_error(1).to_string(), String::new()]);
     });
 }
@@ -321,11 +322,11 @@ fn a_rank_that_fails_while_another_dies_keeps_its_error() {
 #[test]
 fn a_rank_that_was_late_elsewhere_is_not_waited_for() {
     static DOOMS: [Doom; 2] = [
-        Doom { rank: 0, meeting: 1, fate: Fate::HasWaited },
-        Doom { rank: 1, meeting: 1, fate: Fate::HasWaited },
+        Doom { rank: 0, meeting: 1, fate: RankFate::HasWaited },
+        Doom { rank: 1, meeting: 1, fate: RankFate::HasWaited },
     ];
     check(&DOOMS, |results| {
-        let (texts, late) = (texts(results), End::Late(2).error().to_string());
+        let (texts, late) = (texts(results), ModelEnd::Late(2).error().to_string());
         assert_eq!(texts[..2], [late.clone(), late]);
         assert!(texts[2].contains("is gone"), "{texts:?}");
     });

@@ -2,10 +2,9 @@
 //!
 //! With `comm = "mpi"` or `"nccl"` every process is one rank and has a part of the envs; otherwise
 //! there is one process with all envs. Only rank 0 writes the run folder, the console and the
-//! trace. Messages
-//! are small compared with the computation; they use a communicator and a device of their own,
-//! apart from the policy's gradients and the envs. [`meeting`](super::meeting) has the protocol and
-//! the handling of failures.
+//! trace. Messages are small compared with the computation. They use a separate communicator and
+//! device, apart from the policy's gradients and the envs. [`meeting`](super::meeting) has the
+//! protocol and the handling of failures.
 
 use std::ops::Range;
 use std::path::Path;
@@ -18,9 +17,9 @@ use meristem_nn::safetensors::{self, Metadata};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::link::Link;
+use super::link::ProcessLink;
 use super::meeting::{Meetings, Receivers};
-use super::message::{Failure, pack, unpack, unpack_all};
+use super::message::{RankFailure, pack, unpack, unpack_all};
 use crate::config::TrainConfig;
 use crate::error::{Error, Result};
 use crate::settings::CommKind;
@@ -28,7 +27,7 @@ use crate::settings::CommKind;
 /// All processes of a run, seen from one of them.
 pub(crate) struct World {
     /// Meetings with the other processes, if there are any.
-    meetings: Option<Meetings<Link>>,
+    meetings: Option<Meetings<ProcessLink>>,
     /// This process's member of the communicator for gradients, until the policy takes it.
     member: Option<Communicator>,
     /// Whether all processes have the same envs and divide the samples; otherwise they divide the
@@ -70,7 +69,7 @@ impl World {
         let options = DeviceOptions { threads: 1, ..DeviceOptions::default() };
         let stream = Device::open(DeviceId::Cpu(0), &options)?.stream("ranks");
         let transport = all.into_transport();
-        let meetings = Some(Meetings::over(Link { transport, stream }));
+        let meetings = Some(Meetings::over(ProcessLink { transport, stream }));
         Ok(Self { meetings, member, same_envs: false })
     }
 
@@ -294,7 +293,7 @@ impl World {
         meetings.leave(result).map_err(|error| match error {
             error @ Error::OfRank { .. } => error,
             error if rank == 0 => error,
-            error => Failure::of(&error).at(rank),
+            error => RankFailure::from_error(&error).at(rank),
         })
     }
 }
@@ -311,7 +310,7 @@ mod tests {
         let all = Communicator::threads(ranks, &CommOptions::default()).unwrap().into_iter();
         let world = |all: Communicator| {
             let (stream, transport) = (device.stream("rank"), all.into_transport());
-            let meetings = Some(Meetings::over(Link { transport, stream }));
+            let meetings = Some(Meetings::over(ProcessLink { transport, stream }));
             World { meetings, member: None, same_envs: false }
         };
         all.map(world).collect()
@@ -332,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn collectives_give_each_rank_what_it_is_to_have() {
+    fn collectives_give_each_rank_its_values() {
         for ranks in 1..=3 {
             let said = |rank: usize| vec![rank as u8; 3 * rank];
             let all: Vec<Vec<u8>> = (0..ranks).map(said).collect();

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::TrainConfig;
 use crate::config::types::Normalize;
 use crate::input_file::InputFile;
-use crate::position::Position;
+use crate::position::StepPosition;
 use crate::record::directory::Directory;
 use crate::record::events::{CounterfactualCost, Extension};
 use crate::record::null_as_nan;
@@ -97,13 +97,13 @@ pub struct Stretch {
 
 impl Stretch {
     /// The stretch that begins at a position.
-    pub(crate) fn new(Position { round, step }: Position, config: &TrainConfig) -> Self {
+    pub(crate) fn new(StepPosition { round, step }: StepPosition, config: &TrainConfig) -> Self {
         let (devices, precision) = (config.devices.clone(), config.precision);
         Self { round, step, devices, precision, rounding: ROUNDING }
     }
 
     /// Whether it has steps before a position.
-    pub(crate) fn is_before(&self, next: Position) -> bool {
+    pub(crate) fn is_before(&self, next: StepPosition) -> bool {
         (self.round, self.step) < (next.round, next.step)
     }
 

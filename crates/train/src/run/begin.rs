@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::env::SavedEnv;
 use crate::error::Result;
-use crate::position::Position;
+use crate::position::StepPosition;
 use crate::record::event_writer::{EventWriter, EventsPosition};
 use crate::record::events::Extension;
 use crate::record::run_folder::RunFolder;
@@ -27,7 +27,7 @@ impl Begin {
         let begun = match self {
             Begin::New(started) => {
                 let writer = folder.map(|folder| EventWriter::create(folder.directory(), started));
-                let next = Position { round: 0, step: 0 };
+                let next = StepPosition { round: 0, step: 0 };
                 Begun { writer: writer.transpose()?, next, envs: vec![], extended: None }
             }
             Begin::Resumed(Resumed { next, envs, events, extended }) => {
@@ -45,7 +45,7 @@ pub(crate) struct Begun {
     /// Writer of events, on rank 0.
     pub(crate) writer: Option<EventWriter>,
     /// Position of the next step.
-    pub(crate) next: Position,
+    pub(crate) next: StepPosition,
     /// The envs of this process in the middle of a round; empty at the start of a round.
     pub(crate) envs: Vec<SavedEnv>,
     /// The extension with which it goes on.
@@ -54,7 +54,7 @@ pub(crate) struct Begun {
 
 /// The part of a checkpoint for this process.
 pub(crate) struct Resumed {
-    pub(crate) next: Position,
+    pub(crate) next: StepPosition,
     pub(crate) envs: Vec<SavedEnv>,
     pub(crate) events: EventsPosition,
     /// The extension with which the run goes on, unless its events have it.

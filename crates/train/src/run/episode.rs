@@ -4,24 +4,31 @@
 //! After every step all processes meet: rank 0 gets the events of all envs, and all learn whether
 //! any of them was asked to stop.
 
-use meristem_control::{EnvView, RoundReport};
+use meristem_control::RoundReport;
 use meristem_device::random::{Purpose, Rng};
 
 use crate::checkpoint::{Checkpoints, Current};
-use crate::env::{Env, EnvOptions, SavedEnv};
+use crate::env::{HostOptions, Population, SavedEnv};
 use crate::error::{Error, Result};
-use crate::external::Next;
-use crate::fleet::Replicas;
-use crate::position::Position;
+use crate::external::Continuation;
+use crate::position::StepPosition;
 use crate::processes::World;
 use crate::record::events::{Event, StepCompleted};
-use crate::record::journal::Kept;
+use crate::record::journal::{Journal, Kept};
 use crate::record::totals::Totals;
-use crate::step::{Context, step, visit};
+use crate::resources::{Replicas, Resources};
+use crate::setup::Setup;
+use crate::setup::controllers::AnyController;
+use crate::step::{StepContext, step, visit};
 
 /// An episode in progress.
 pub(crate) struct Episode<'a, 'j> {
-    pub(crate) context: Context<'a, 'j>,
+    pub(crate) setup: &'a Setup,
+    pub(crate) resources: &'a mut Resources,
+    pub(crate) controller: &'a mut AnyController,
+    pub(crate) journal: &'a mut Journal<'j>,
+    /// Whether this process has completed a step.
+    pub(crate) warm: &'a mut bool,
     pub(crate) world: &'a mut World,
     /// Totals of all ranks; only meaningful on rank 0.
     pub(crate) totals: &'a mut Totals,
@@ -37,9 +44,9 @@ pub(crate) enum Start {
 }
 
 /// An episode that has ended.
-pub(crate) struct Trained {
+pub(crate) struct EndedEpisode {
     /// The envs of this process, before their evaluation on the test split.
-    pub(crate) envs: Vec<Env>,
+    pub(crate) population: Population,
     /// Number of completed steps.
     pub(crate) steps: usize,
     /// Whether the run was asked to stop.
@@ -48,51 +55,54 @@ pub(crate) struct Trained {
     pub(crate) policy: Option<RoundReport>,
 }
 
-impl Episode<'_, '_> {
+impl<'j> Episode<'_, 'j> {
     /// Runs the steps from `start` on. Waits for the devices once a step, and for each checkpoint.
     ///
     /// # Errors
     /// A diverged env, a full disk, a device failure.
-    pub(crate) fn train(&mut self, start: Start) -> Result<Trained> {
+    pub(crate) fn train(&mut self, start: Start) -> Result<EndedEpisode> {
         let round = self.round;
-        let _round = self.context.fleet.machine.span(|| format!("round {round}"));
-        let (first, mut envs) = match start {
+        let _round = self.resources.devices.span(|| format!("round {round}"));
+        let (first, mut population) = match start {
             Start::Fresh => {
-                self.context.journal.announce(Event::RoundStarted { round });
-                (0, self.fresh_envs()?)
+                self.journal.announce(Event::RoundStarted { round });
+                (0, self.fresh_population()?)
             }
-            Start::At(step, saved) => (step, self.restore_envs(saved)?),
+            Start::At(step, saved) => (step, self.restore_population(saved)?),
         };
         let mut steps = first;
         let mut interrupted = false;
-        for step in first..self.context.setup.config.steps {
-            if self.stops_before(&mut envs, Position { round, step })? {
+        for step in first..self.setup.config.steps {
+            if self.stops_before(&mut population, StepPosition { round, step })? {
                 interrupted = true;
                 break;
             }
-            interrupted = self.step_of_all(&mut envs, Position { round, step })?;
+            interrupted = self.step_of_all(&mut population, StepPosition { round, step })?;
             steps += 1;
             // Between rounds, the run writes a checkpoint.
-            if steps < self.context.setup.config.steps {
-                self.checkpoint(&mut envs, steps, interrupted)?;
+            if steps < self.setup.config.steps {
+                self.checkpoint(&mut population, steps, interrupted)?;
             }
             if interrupted {
                 break;
             }
         }
         // A policy does not learn from an incomplete episode.
-        let policy = match steps == self.context.setup.config.steps {
-            true => self.end_round(&envs, steps)?,
-            false => None,
-        };
-        Ok(Trained { envs, steps, interrupted, policy })
+        let complete = steps == self.setup.config.steps;
+        let policy = if complete { self.end_round(&population, steps)? } else { None };
+        Ok(EndedEpisode { population, steps, interrupted, policy })
     }
 
     /// Writes a checkpoint when one is due, and when the run is stopped. One follows the run's
     /// first step, because hot scopes apply from the second step on: if they end the run, it can
     /// resume.
-    fn checkpoint(&mut self, envs: &mut [Env], step: usize, stopped: bool) -> Result<()> {
-        let every = self.context.setup.config.checkpoint_every;
+    fn checkpoint(
+        &mut self,
+        population: &mut Population,
+        step: usize,
+        stopped: bool,
+    ) -> Result<()> {
+        let every = self.setup.config.checkpoint_every;
         let first = self.round == 0 && step == 1;
         let due = every > 0 && (first || step.is_multiple_of(every));
         if !due && !stopped {
@@ -100,68 +110,64 @@ impl Episode<'_, '_> {
         }
         // A stop by the user must not show in the events, which are the same without it.
         if due {
-            self.context.journal.announce(Event::CheckpointWritten { round: self.round, step });
+            self.journal.announce(Event::CheckpointWritten { round: self.round, step });
         }
-        self.write_checkpoint(envs, Position { round: self.round, step })
+        self.write_checkpoint(population, StepPosition { round: self.round, step })
     }
 
     /// Asks an external controller how the run goes on. Returns whether it is to stop here.
-    fn stops_before(&mut self, envs: &mut [Env], when: Position) -> Result<bool> {
+    fn stops_before(&mut self, population: &mut Population, when: StepPosition) -> Result<bool> {
         loop {
-            let next = visit::before_step(&mut self.context, envs, when)?;
+            let next = visit::before_step(&mut self.context(population, when))?;
             // At the start of a round, the run has written one, or begins.
-            if next != Next::Step && when.step > 0 {
-                self.write_checkpoint(envs, when)?;
+            if next != Continuation::Step && when.step > 0 {
+                self.write_checkpoint(population, when)?;
             }
             match next {
-                Next::Step => return Ok(false),
-                Next::Checkpoint => {}
-                Next::Stop => return Ok(true),
+                Continuation::Step => return Ok(false),
+                Continuation::Checkpoint => {}
+                Continuation::Stop => return Ok(true),
             }
         }
     }
 
     /// Writes a checkpoint from which the run goes on with the step `next`.
-    fn write_checkpoint(&mut self, envs: &mut [Env], next: Position) -> Result<()> {
-        let mut saved: Vec<SavedEnv> =
-            envs.iter_mut().map(|env| env.save(self.context.setup)).collect::<Result<_>>()?;
-        for (env, replicas) in saved.iter_mut().zip(&mut self.context.fleet.replicas) {
+    fn write_checkpoint(&mut self, population: &mut Population, next: StepPosition) -> Result<()> {
+        let mut saved = population.save(self.setup)?;
+        for (env, replicas) in saved.iter_mut().zip(&mut self.resources.replicas) {
             env.tensors.exchange = self.world.merge(replicas.save()?)?;
         }
-        let controller = self.context.controller.get().save()?;
+        let controller = self.controller.get().save()?;
         let current = Current { next, envs: saved, totals: *self.totals, controller };
-        self.checkpoints.write(current, self.world, self.context.journal)
+        self.checkpoints.write(current, self.world, self.journal)
     }
 
-    fn restore_envs(&mut self, saved: Vec<SavedEnv>) -> Result<Vec<Env>> {
-        for (env, replicas) in saved.iter().zip(&mut self.context.fleet.replicas) {
+    fn restore_population(&mut self, saved: Vec<SavedEnv>) -> Result<Population> {
+        for (env, replicas) in saved.iter().zip(&mut self.resources.replicas) {
             replicas.restore(&env.tensors.exchange);
         }
-        let options = self.env_options();
-        let restore = |(options, saved)| Env::restore(self.context.setup, options, saved);
-        options.into_iter().zip(saved).map(restore).collect()
+        Population::restore(self.setup, &self.host_options(), saved)
     }
 
-    fn fresh_envs(&mut self) -> Result<Vec<Env>> {
-        self.context.fleet.replicas.iter_mut().for_each(Replicas::forget);
-        let envs = self.context.fleet.machine.envs();
-        envs.for_each(|env| self.context.controller.get().begin_episode(env));
-        let fresh = |options| Env::new(self.context.setup, options);
-        self.env_options().into_iter().map(fresh).collect()
+    fn fresh_population(&mut self) -> Result<Population> {
+        self.resources.replicas.iter_mut().for_each(Replicas::forget);
+        let envs = self.resources.devices.envs();
+        envs.for_each(|env| self.controller.get().begin_episode(env));
+        Population::new(self.setup, &self.host_options())
     }
 
-    /// Options of this process's envs.
-    fn env_options(&self) -> Vec<EnvOptions<'_>> {
-        let Context { setup, fleet, .. } = &self.context;
+    /// Options of the hosts of this process's envs.
+    fn host_options(&self) -> Vec<HostOptions<'_>> {
+        let Self { setup, resources, .. } = self;
         let (seed, config) = (self.seed(), &setup.config);
-        let batch_log = if config.log_batches { fleet.train.len().max(1) } else { 1 };
-        let streams = fleet.machine.streams_by_env();
-        streams.map(|(index, stream)| EnvOptions { index, stream, seed, batch_log }).collect()
+        let batch_log = if config.log_batches { resources.train.len().max(1) } else { 1 };
+        let streams = resources.devices.streams_by_env();
+        streams.map(|(index, stream)| HostOptions { index, stream, seed, batch_log }).collect()
     }
 
     /// Seed of the round's hosts.
     fn seed(&self) -> u64 {
-        let config = &self.context.setup.config;
+        let config = &self.setup.config;
         // Round 0 uses the run's seed itself.
         match self.round {
             0 => config.seed,
@@ -169,15 +175,35 @@ impl Episode<'_, '_> {
         }
     }
 
+    /// Context of a step.
+    fn context<'s>(
+        &'s mut self,
+        population: &'s mut Population,
+        when: StepPosition,
+    ) -> StepContext<'s, 'j> {
+        StepContext {
+            when,
+            population,
+            setup: self.setup,
+            resources: self.resources,
+            controller: self.controller,
+            journal: self.journal,
+            processes: self.world.size(),
+            spent: Totals::default(),
+            warm: self.warm,
+        }
+    }
+
     /// Runs a step on all ranks. Returns whether any of them was asked to stop.
-    fn step_of_all(&mut self, envs: &mut [Env], when: Position) -> Result<bool> {
-        self.context.spent = Totals::default();
-        let done = step(&mut self.context, envs, when);
+    fn step_of_all(&mut self, population: &mut Population, when: StepPosition) -> Result<bool> {
+        let mut context = self.context(population, when);
+        let done = step(&mut context);
+        let spent = context.spent;
         if done.is_err() {
-            self.context.fleet.replicas.iter_mut().for_each(Replicas::leave);
+            self.resources.replicas.iter_mut().for_each(Replicas::leave);
         }
         // The events of a failed step are reported, too.
-        let told = self.world.gather_envs((self.context.journal.take_kept(), self.context.spent));
+        let told = self.world.gather_envs((self.journal.take_kept(), spent));
         let (done, told) = match (done, told) {
             // The process's own error says more than the absence of another.
             (Err(own), Err(_)) => return Err(own),
@@ -187,8 +213,8 @@ impl Episode<'_, '_> {
         let seen = if self.world.has_same_envs() { digest(&kept) } else { 0 };
         self.totals.add(&spent);
         together(&mut kept, &spent);
-        self.context.journal.tell_kept(kept.into_iter());
-        let stops = done.and_then(|()| self.context.journal.stop_requested());
+        self.journal.tell_kept(kept.into_iter());
+        let stops = done.and_then(|()| self.journal.stop_requested());
         let (stops, seen): (Vec<bool>, Vec<u32>) =
             self.world.all_gather(stops.map(|stops| (stops, seen)))?.into_iter().unzip();
         // Processes with the same envs must have the same results.
@@ -200,13 +226,12 @@ impl Episode<'_, '_> {
     }
 
     /// Ends the round: a learning controller updates its policy.
-    fn end_round(&mut self, envs: &[Env], steps: usize) -> Result<Option<RoundReport>> {
-        let _span = self.context.fleet.machine.span(|| "policy update");
-        let views: Vec<EnvView<'_>> = envs.iter().map(|env| env.view(steps, steps)).collect();
-        let report = self.context.controller.get().end_round(&views)?;
+    fn end_round(&mut self, population: &Population, steps: usize) -> Result<Option<RoundReport>> {
+        let _span = self.resources.devices.span(|| "policy update");
+        let report = self.controller.get().end_round(&population.views(steps, steps))?;
         if let Some(report) = report.clone() {
             let round = self.round;
-            self.context.journal.announce(Event::PolicyUpdated { round, report });
+            self.journal.announce(Event::PolicyUpdated { round, report });
         }
         Ok(report)
     }
@@ -226,7 +251,7 @@ fn digest(kept: &[Vec<Kept>]) -> u32 {
     crc.finalize()
 }
 
-/// Sets time and throughput in the events to those of the step of all ranks together.
+/// Sets time and throughput in the events to the values of all ranks together.
 fn together(kept: &mut [Vec<Kept>], spent: &[Totals]) {
     let images: u64 = spent.iter().map(|rank| rank.images).sum();
     let seconds = spent.iter().map(|rank| rank.step_seconds).fold(0.0, f64::max);

@@ -7,19 +7,19 @@
 use crate::config::TrainConfig;
 use crate::config::types::{ControllerKind, LrSchedule};
 use crate::error::{Error, Result};
-use crate::position::Position;
+use crate::position::StepPosition;
 use crate::record::events::Extension;
 use crate::record::run_folder::RunFolder;
 
 /// Planned length of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Extent {
+pub(crate) struct RunLength {
     pub(crate) steps: usize,
     pub(crate) rounds: usize,
 }
 
-impl Extent {
-    pub(crate) fn of(config: &TrainConfig) -> Self {
+impl RunLength {
+    pub(crate) fn from_config(config: &TrainConfig) -> Self {
         Self { steps: config.steps, rounds: config.rounds }
     }
 
@@ -31,7 +31,7 @@ impl Extent {
     }
 
     /// The extension to this length at a position.
-    pub(crate) fn from(self, Position { round, step }: Position) -> Extension {
+    pub(crate) fn from(self, StepPosition { round, step }: StepPosition) -> Extension {
         Extension { round, step, steps: self.steps, rounds: self.rounds }
     }
 }
@@ -44,7 +44,7 @@ impl Extent {
 pub(crate) fn check(
     began: &TrainConfig,
     config: &TrainConfig,
-    next: Option<Position>,
+    next: Option<StepPosition>,
 ) -> Result<()> {
     let refused = |key, got: usize, expected: String| Err(Error::value(key, got, expected));
     for (key, before, now) in

@@ -5,6 +5,7 @@
 //! - `extend`: an earlier run, made longer;
 //! - `files`, `begin`: output files, and start from a checkpoint or without;
 //! - `prepared`: all rounds and the summary;
+//! - `results`: parts of events and summary;
 //! - `episode`: one round;
 //! - `weights_files`: the weights of all envs.
 
@@ -13,6 +14,7 @@ mod episode;
 mod extend;
 mod files;
 mod prepared;
+mod results;
 mod resume;
 mod weights_files;
 
@@ -22,23 +24,23 @@ use meristem_data::cache;
 
 use self::begin::Begin;
 use self::files::RunFiles;
-use self::prepared::Run;
+use self::prepared::PreparedRun;
 pub(crate) use self::resume::resume_on;
 pub use self::resume::{resume, resume_with};
 use crate::config::TrainConfig;
 use crate::error::Result;
 use crate::external::Custom;
-use crate::fleet::Machine;
 use crate::processes::World;
 use crate::record::observer::{Notice, Observer};
 use crate::record::summary::Summary;
+use crate::resources::OpenDevices;
 use crate::setup::Names;
 
 /// Trains a fleet with the settings of `config`. Blocks until it is done.
 ///
 /// # Errors
-/// Errors in the request are found before the run folder is filled, and leave no folder behind. A
-/// run that fails later leaves a readable folder, with the error in `summary.json`.
+/// Errors in the request are found before the run folder is filled, and leave no folder. A run that
+/// fails later leaves a readable folder, with the error in `summary.json`.
 pub fn run(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Summary> {
     run_with(config, Custom::default(), observer)
 }
@@ -62,7 +64,7 @@ pub fn run_with(
         let mut files = RunFiles::default();
         let prepared = files
             .create(&config, &world)
-            .and_then(|()| Run::prepare(&config, names, custom, &files, &mut world));
+            .and_then(|()| PreparedRun::prepare(&config, names, custom, &files, &mut world));
         let agreed = world.agree(prepared).and_then(|run| run.check_same(&mut world).map(|()| run));
         let result = match agreed {
             Ok(run) => run.finish(&mut world, Begin::New(started), observer, files),
@@ -84,17 +86,17 @@ pub fn run_with(
 /// # Errors
 /// As [`run`].
 pub(crate) fn run_on(
-    machine: &Machine,
+    devices: &OpenDevices,
     config: &TrainConfig,
     observer: &mut dyn Observer,
 ) -> Result<Summary> {
     let started = Instant::now();
-    let (machine, custom) = (machine.clone(), Custom::default());
+    let (devices, custom) = (devices.clone(), Custom::default());
     let (config, names) = Names::of_new(config, None)?;
     let (mut world, mut files) = (World::alone(), RunFiles::default());
     let prepared = files
         .create(&config, &world)
-        .and_then(|()| Run::on(machine, &config, names, custom, &files, &mut world));
+        .and_then(|()| PreparedRun::on(devices, &config, names, custom, &files, &mut world));
     match prepared {
         Ok(run) => run.finish(&mut world, Begin::New(started), observer, files),
         Err(error) => {
@@ -152,7 +154,7 @@ mod tests {
         let (mut world, mut files) = (World::alone(), RunFiles::default());
         files.create(&config, &world).unwrap();
         let custom = Custom::default();
-        let run = Run::prepare(&config, names, custom, &files, &mut world).unwrap();
+        let run = PreparedRun::prepare(&config, names, custom, &files, &mut world).unwrap();
         let devices = run.devices().to_vec();
         let scopes: Vec<HotScope> =
             devices.iter().map(|device| device.hot_scope("run", ScopePolicy::Off)).collect();

@@ -2,43 +2,40 @@
 
 use std::path::{Path, PathBuf};
 
-use meristem_data::{Split, cache, path_text};
+use meristem_data::{cache, path_text};
 use meristem_nn::ROUNDING;
 
 use super::begin::{Begin, Begun, Resumed};
-use super::episode::{Episode, Start, Trained};
-use super::extend::Extent;
+use super::episode::{EndedEpisode, Episode, Start};
+use super::extend::RunLength;
 use super::files::RunFiles;
+use super::results::{dataset_summary, episode_ended, round_summary, run_started};
 use super::weights_files::{export_best, write_newest, write_weights};
 use crate::checkpoint::{Checkpoint, Checkpoints, Current, Identity, RunInputs, Store};
 use crate::config::TrainConfig;
-use crate::config::types::ControllerKind;
-use crate::env::{Env, EnvOptions, EnvTensors, SavedEnv};
+use crate::env::{EnvTensors, HostOptions, Population, SavedEnv};
 use crate::error::{Error, Result};
 use crate::external::{Custom, External};
-use crate::fleet::{Fleet, Machine, Replicas};
 use crate::input_file::{InputFile, checksum};
-use crate::position::Position;
+use crate::position::StepPosition;
 use crate::processes::World;
-use crate::record::events::{Event, RunStarted};
+use crate::record::events::Event;
 use crate::record::journal::Journal;
 use crate::record::observer::{Notice, Observer};
 use crate::record::run_folder::{POLICY, RunFolder};
-use crate::record::summary::{
-    DatasetSummary, EnvSummary, MemorySummary, RoundSummary, SUMMARY_VERSION, Status, Stretch,
-    Summary,
-};
+use crate::record::summary::{MemorySummary, SUMMARY_VERSION, Status, Stretch, Summary};
 use crate::record::tensorboard::LiveBoard;
 use crate::record::totals::Totals;
 use crate::record::trace::RunTrace;
+use crate::resources::{OpenDevices, Replicas, Resources, Splits};
 use crate::setup::controllers::AnyController;
 use crate::setup::{Names, Setup, residency};
-use crate::step::{Context, report};
+use crate::step::report;
 
 /// A run that is ready to start.
-pub(crate) struct Run {
+pub(crate) struct PreparedRun {
     setup: Setup,
-    fleet: Fleet,
+    resources: Resources,
     controller: AnyController,
     totals: Totals,
     /// Also has the results of the completed rounds.
@@ -47,7 +44,7 @@ pub(crate) struct Run {
     warm: bool,
 }
 
-impl Run {
+impl PreparedRun {
     pub(crate) fn prepare(
         config: &TrainConfig,
         names: Names,
@@ -57,8 +54,8 @@ impl Run {
     ) -> Result<Self> {
         let trace = files.trace.as_ref().map(RunTrace::trace);
         let envs = world.part(config.envs);
-        let machine = Machine::open(&names.devices, envs, &config.device_options(trace))?;
-        let prepared = Self::on(machine, config, names, custom, files, world);
+        let devices = OpenDevices::open(&names.devices, envs, &config.device_options(trace))?;
+        let prepared = Self::on(devices, config, names, custom, files, world);
         prepared.map_err(|error| match config.device_memory {
             Some(limit) if error.is_out_of_memory() => {
                 let expected =
@@ -69,45 +66,47 @@ impl Run {
         })
     }
 
-    /// Like [`Run::prepare`], on open devices.
+    /// Like [`PreparedRun::prepare`], on open devices.
     pub(crate) fn on(
-        machine: Machine,
+        devices: OpenDevices,
         config: &TrainConfig,
         names: Names,
         custom: Custom,
         files: &RunFiles,
         world: &mut World,
     ) -> Result<Self> {
-        let _span = machine.span(|| "prepare");
-        let residency = residency(config);
-        let files_of_data = cache::files(&names.spec)?;
-        let train = machine.load(&files_of_data, Split::Train, residency)?;
-        let test = match files_of_data.has(Split::Test) {
-            true => machine.load(&files_of_data, Split::Test, residency)?,
-            false => vec![],
-        };
-        let info = files_of_data.info()?;
+        let _span = devices.span(|| "prepare");
+        let dataset_files = cache::files(&names.spec)?;
+        let splits = Splits::load(&devices, &dataset_files, residency(config))?;
+        let info = dataset_files.info()?;
         let setup = Setup::new(config, names, info)?;
-        setup.try_weights(&machine.streams()[0])?;
-        let fleet = Fleet::new(machine, &setup, [train, test], world)?;
-        let stream = fleet.machine.policy_device().stream("policy");
+        setup.try_weights(&devices.streams()[0])?;
+        let resources = Resources::new(devices, &setup, splits, world)?;
+        let stream = resources.devices.policy_device().stream("policy");
         let controller =
-            AnyController::new(&setup, fleet.train_samples, &stream, custom.controller, world)?;
+            AnyController::new(&setup, resources.train_samples, &stream, custom.controller, world)?;
         if setup.config.device_memory.is_some() {
-            try_envs(&setup, &fleet)?;
+            try_envs(&setup, &resources)?;
         }
         let identity = Identity {
             config: config.identity(),
-            dataset: dataset_summary(&setup, &fleet)?,
+            dataset: dataset_summary(&setup, &resources)?,
             instruction_set: setup.isa.to_string(),
             files: setup.files.clone(),
         };
         let store = files.folder.as_ref().map(|folder| Store::new(folder.directory()));
         let store = store.transpose()?;
-        let computed = vec![Stretch::new(Position { round: 0, step: 0 }, config)];
+        let computed = vec![Stretch::new(StepPosition { round: 0, step: 0 }, config)];
         let (extended, rounds, envs) = (vec![], vec![], vec![]);
         let checkpoints = Checkpoints { store, identity, computed, extended, rounds, envs };
-        Ok(Self { setup, fleet, controller, totals: Totals::default(), checkpoints, warm: false })
+        Ok(Self {
+            setup,
+            resources,
+            controller,
+            totals: Totals::default(),
+            checkpoints,
+            warm: false,
+        })
     }
 
     /// Checks that all processes have equal settings, data and files.
@@ -148,11 +147,11 @@ impl Run {
     /// Devices of the run.
     #[cfg(test)]
     pub(crate) fn devices(&self) -> &[meristem_device::Device] {
-        self.fleet.machine.devices()
+        self.resources.devices.distinct()
     }
 
     /// Notes settings that have no effect in episodes of this length.
-    fn tell_idle_settings(&self, observer: &mut dyn Observer) {
+    fn notice_idle_settings(&self, observer: &mut dyn Observer) {
         let TrainConfig { steps, envs, lr_warmup: warmup, .. } = self.setup.config;
         let lines = self.controller.idle_lines(steps, envs);
         if !lines.is_empty() {
@@ -172,7 +171,7 @@ impl Run {
         observer: &mut dyn Observer,
         files: RunFiles,
     ) -> Result<Summary> {
-        let span = self.fleet.machine.span(|| "run");
+        let span = self.resources.devices.span(|| "run");
         let RunFiles { folder, trace } = files;
         let folder = folder.as_ref();
         let begun = begin.open(folder).and_then(|begun| {
@@ -183,25 +182,27 @@ impl Run {
         if let Some(folder) = folder {
             observer.notice(&Notice::FolderOpened(folder.path()));
         }
-        let begins = world.rank() == 0 && next == Position { round: 0, step: 0 };
+        let begins = world.rank() == 0 && next == StepPosition { round: 0, step: 0 };
         if let Some(weights) = self.setup.other_normalization.as_ref().filter(|_| begins) {
             let run = &self.setup.interface.normalization;
             observer.notice(&Notice::OtherNormalization { weights, run });
         }
         if world.rank() == 0 {
-            self.tell_idle_settings(observer);
+            self.notice_idle_settings(observer);
         }
         let mut journal = Journal::new(writer, observer, world.size() > 1);
         match next {
-            Position { round: 0, step: 0 } => journal.announce(self.run_started()),
+            StepPosition { round: 0, step: 0 } => {
+                journal.announce(run_started(&self.setup, &self.resources))
+            }
             // The file has this event already, the observer does not.
-            _ => journal.tell(&self.run_started()),
+            _ => journal.tell(&run_started(&self.setup, &self.resources)),
         }
         extended.into_iter().for_each(|extended| journal.announce(Event::RunExtended(extended)));
         let result = self.rounds(folder, world, &mut journal, next, envs);
         if result.is_err() {
             // Other ranks may be in the next epoch, waiting for gradients.
-            self.fleet.replicas.iter_mut().for_each(Replicas::leave);
+            self.resources.replicas.iter_mut().for_each(Replicas::leave);
         }
         let result = world.agree(result);
         drop(span);
@@ -209,11 +210,11 @@ impl Run {
             Ok(status) => (*status, None),
             Err(error) => (Status::Failed, Some(error.to_string())),
         };
-        let own = MemorySummary::of(self.fleet.machine.devices());
+        let own = MemorySummary::of(self.resources.devices.distinct());
         // Ranks that have lost contact know only their own memory.
         let all = world.gather(own.clone()).unwrap_or_default();
         let memory = all.into_iter().reduce(MemorySummary::with).unwrap_or(own);
-        let outcome = Outcome { status, error, memory };
+        let outcome = RunOutcome { status, error, memory };
         let closed =
             world.broadcast(|| self.close(folder, journal, outcome, Views { trace, board }));
         // Report the first error.
@@ -226,7 +227,7 @@ impl Run {
         self,
         folder: Option<&RunFolder>,
         mut journal: Journal<'_>,
-        outcome: Outcome,
+        outcome: RunOutcome,
         Views { trace, board }: Views,
     ) -> Result<Summary> {
         let seconds = journal.seconds();
@@ -259,7 +260,7 @@ impl Run {
         folder: Option<&RunFolder>,
         world: &mut World,
         journal: &mut Journal<'_>,
-        next: Position,
+        next: StepPosition,
         mut envs: Vec<SavedEnv>,
     ) -> Result<Status> {
         let rounds = self.setup.config.rounds;
@@ -268,10 +269,10 @@ impl Run {
                 saved if saved.is_empty() => Start::Fresh,
                 saved => Start::At(next.step, saved),
             };
-            let trained = self.round(folder, world, journal, round, start)?;
-            let last = round + 1 == rounds && trained.steps == self.setup.config.steps;
+            let ended = self.round(folder, world, journal, round, start)?;
+            let last = round + 1 == rounds && ended.steps == self.setup.config.steps;
             let stops = self.controller.external().is_some_and(External::stops_after_round);
-            if (trained.interrupted || stops) && !last {
+            if (ended.interrupted || stops) && !last {
                 folder.map_or(Ok(()), |folder| self.export(folder))?;
                 return Ok(Status::Interrupted);
             }
@@ -292,68 +293,34 @@ impl Run {
         journal: &mut Journal<'_>,
         round: usize,
         start: Start,
-    ) -> Result<Trained> {
-        let context = Context {
+    ) -> Result<EndedEpisode> {
+        let mut episode = Episode {
             setup: &self.setup,
-            fleet: &mut self.fleet,
+            resources: &mut self.resources,
             controller: &mut self.controller,
             journal,
-            processes: world.size(),
-            spent: Totals::default(),
             warm: &mut self.warm,
+            world,
+            totals: &mut self.totals,
+            round,
+            checkpoints: &self.checkpoints,
         };
-        let (totals, checkpoints) = (&mut self.totals, &self.checkpoints);
-        let mut episode = Episode { context, world, totals, round, checkpoints };
-        let mut trained = episode.train(start)?;
-        let _report = self.fleet.machine.span(|| "report and save");
-        let own = report::report(&mut self.fleet, &self.setup, &mut trained.envs)?;
+        let mut ended = episode.train(start)?;
+        let _report = self.resources.devices.span(|| "report and save");
+        let own = report::report(&mut self.resources, &self.setup, &mut ended.population)?;
         self.checkpoints.envs = world.gather_envs(own)?.concat();
         self.checkpoints.envs.iter().for_each(|env| journal.announce(episode_ended(env, round)));
-        write_weights(&self.setup.interface, folder, world, &trained.envs)?;
-        self.checkpoints.rounds.push(round_summary(&self.checkpoints.envs, round, &trained));
+        write_weights(&self.setup.interface, folder, world, &ended.population.envs)?;
+        self.checkpoints.rounds.push(round_summary(&self.checkpoints.envs, round, &ended));
         let config = &self.setup.config;
-        if trained.steps == config.steps && round + 1 < config.rounds {
-            let next = Position { round: round + 1, step: 0 };
+        if ended.steps == config.steps && round + 1 < config.rounds {
+            let next = StepPosition { round: round + 1, step: 0 };
             journal.announce(Event::CheckpointWritten { round: next.round, step: next.step });
             let (totals, controller) = (self.totals, self.controller.get().save()?);
             let current = Current { next, envs: vec![], totals, controller };
             self.checkpoints.write(current, world, journal)?;
         }
-        Ok(trained)
-    }
-
-    fn run_started(&self) -> Event {
-        let Self { setup, fleet, .. } = self;
-        let config = &setup.config;
-        Event::RunStarted(RunStarted {
-            program_version: env!("CARGO_PKG_VERSION").into(),
-            dataset: setup.info.name.clone(),
-            normalize: config.normalize.clone(),
-            train_samples: fleet.train_samples,
-            control_samples: fleet.control_samples,
-            test_samples: fleet.test_samples,
-            host: setup.host.to_string(),
-            host_parameters: setup.host.parameters(&setup.image),
-            envs: config.envs,
-            rounds: config.rounds,
-            steps: config.steps,
-            batches: fleet.train.len(),
-            epoch: config.epoch,
-            images_per_step: fleet.images_per_step,
-            controller: config.controller.to_string(),
-            policy: config.policy.clone().filter(|_| config.controller == ControllerKind::Ppo),
-            instruction_set: setup.isa.to_string(),
-            devices: fleet.machine.device_names(),
-            precision: config.precision,
-            threads: self.threads(),
-            ranks: config.ranks(),
-            exchange: config.exchange.to_string(),
-            seed: config.seed,
-        })
-    }
-
-    fn threads(&self) -> usize {
-        self.fleet.machine.devices().first().map_or(0, |device| device.threads())
+        Ok(ended)
     }
 
     /// Exports the best env's weights, if requested.
@@ -365,13 +332,13 @@ impl Run {
     fn summary(
         self,
         run_dir: &Path,
-        outcome: Outcome,
+        outcome: RunOutcome,
         wall_seconds: f64,
         events_dropped: u64,
     ) -> Summary {
         let totals = self.totals;
-        let Outcome { status, error, memory } = outcome;
-        let threads = self.threads();
+        let RunOutcome { status, error, memory } = outcome;
+        let threads = self.resources.devices.threads();
         let Self { setup, checkpoints, .. } = self;
         let rate = totals.images as f64 / totals.step_seconds;
         // As a resumed run has it, from its `config.toml`.
@@ -446,12 +413,12 @@ impl Run {
             self.checkpoints.computed.push(Stretch::new(progress.next, config));
         }
         self.checkpoints.extended = progress.extended;
-        let length = Extent::of(config);
-        let longer = Some(length) != Extent::in_text(&progress.identity.config);
+        let length = RunLength::from_config(config);
+        let longer = Some(length) != RunLength::in_text(&progress.identity.config);
         let extended = longer.then(|| length.from(progress.next));
         self.checkpoints.extended.extend(extended);
         (self.checkpoints.rounds, self.checkpoints.envs) = (progress.rounds, progress.last_envs);
-        let own = self.fleet.machine.envs();
+        let own = self.resources.devices.envs();
         let envs = progress.envs.into_iter().zip(envs).skip(own.start).take(own.len());
         let envs = envs.map(|(state, tensors)| SavedEnv { state, tensors }).collect();
         Ok(Resumed { next: progress.next, envs, events: progress.events, extended })
@@ -465,7 +432,7 @@ struct Views {
 }
 
 /// The way in which a run ended.
-struct Outcome {
+struct RunOutcome {
     status: Status,
     error: Option<String>,
     memory: MemorySummary,
@@ -473,54 +440,10 @@ struct Outcome {
 
 /// Creates all envs of a round and drops them, so that too little memory is found before the run
 /// begins.
-fn try_envs(setup: &Setup, fleet: &Fleet) -> Result<()> {
-    let (mut envs, seed) = (vec![], setup.config.seed);
-    for ((index, stream), sizes) in fleet.machine.streams_by_env().zip(&fleet.batch_sizes) {
-        let mut env = Env::new(setup, EnvOptions { index, stream, seed, batch_log: 1 })?;
-        env.prepare_training(sizes)?;
-        envs.push(env);
-    }
-    Ok(())
-}
-
-/// Describes the dataset. Waits for the device.
-fn dataset_summary(setup: &Setup, fleet: &Fleet) -> Result<DatasetSummary> {
-    let info = &setup.info;
-    let checksums = fleet.datasets.iter().map(|data| Ok(format!("{:08x}", data.checksum()?)));
-    Ok(DatasetSummary {
-        name: info.name.clone(),
-        train_samples: fleet.train_samples,
-        control_samples: fleet.control_samples,
-        test_samples: fleet.test_samples,
-        skipped: info.skipped,
-        image: [info.channels, info.height, info.width],
-        classes: info.classes.clone(),
-        normalize: setup.config.normalize.to_string(),
-        mean: setup.interface.normalization.mean.clone(),
-        std: setup.interface.normalization.std.clone(),
-        checksums: checksums.collect::<Result<_>>()?,
-    })
-}
-
-fn episode_ended(env: &EnvSummary, round: usize) -> Event {
-    Event::EpisodeEnded {
-        env: env.env,
-        round,
-        control_accuracy: env.control_accuracy,
-        test_accuracy: env.test_accuracy,
-        test_loss: env.test_loss,
-        host_parameters: env.host_parameters,
-        grown_parameters: env.grown_parameters,
-    }
-}
-
-fn round_summary(envs: &[EnvSummary], round: usize, trained: &Trained) -> RoundSummary {
-    RoundSummary {
-        round,
-        steps: trained.steps,
-        policy: trained.policy.clone(),
-        control_accuracy: envs.iter().map(|env| env.control_accuracy).collect(),
-        test_accuracy: envs.iter().map(|env| env.test_accuracy).collect(),
-        parameters: envs.iter().map(|env| env.parameters).collect(),
-    }
+fn try_envs(setup: &Setup, resources: &Resources) -> Result<()> {
+    let (seed, batch_log) = (setup.config.seed, 1);
+    let streams = resources.devices.streams_by_env();
+    let options: Vec<_> =
+        streams.map(|(index, stream)| HostOptions { index, stream, seed, batch_log }).collect();
+    Population::new(setup, &options)?.prepare_training(&resources.batch_sizes)
 }

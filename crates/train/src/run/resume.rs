@@ -7,23 +7,23 @@ use meristem_data::cache;
 use meristem_nn::ROUNDING;
 
 use super::begin::Begin;
-use super::extend::{self, Extent, has_looked_ahead};
+use super::extend::{self, RunLength, has_looked_ahead};
 use super::files::RunFiles;
-use super::prepared::Run;
+use super::prepared::PreparedRun;
 use crate::checkpoint::{Checkpoint, Store};
 use crate::config::devices::check_moved;
 use crate::config::{ConfigLayer, TrainConfig, all};
 use crate::config_file;
 use crate::error::{Error, Result};
 use crate::external::Custom;
-use crate::fleet::Machine;
-use crate::position::Position;
+use crate::position::StepPosition;
 use crate::processes::World;
 use crate::record::observer::{Notice, Observer};
 use crate::record::output::check_folder;
 use crate::record::run_folder::{RunFolder, check_config};
 use crate::record::summary::{Status, Stretch, Summary};
 use crate::record::trace::RunTrace;
+use crate::resources::OpenDevices;
 use crate::setup::Names;
 
 /// Resumes the run in `folder` from its newest checkpoint, or from the start if it has none.
@@ -48,7 +48,8 @@ pub fn resume(
     resume_with(folder, options, Custom::default(), observer)
 }
 
-/// Like [`resume`], with blueprints or a controller of the program, which must be those of the run.
+/// Like [`resume`], with blueprints or a controller of the program. They must be the same as when
+/// the run began.
 ///
 /// # Errors
 /// As [`resume`].
@@ -73,7 +74,7 @@ pub fn resume_with(
     let mut world = World::join(joined.comm, joined.comm_options().deadline)?;
     observer.notice(&Notice::Joined(world.rank()));
     let result =
-        Resuming { path, options, machine: None, started }.run(&mut world, custom, observer);
+        Resuming { path, options, devices: None, started }.run(&mut world, custom, observer);
     world.leave(result)
 }
 
@@ -83,12 +84,12 @@ pub fn resume_with(
 /// # Errors
 /// As [`resume`].
 pub(crate) fn resume_on(
-    machine: &Machine,
+    devices: &OpenDevices,
     path: &Path,
     observer: &mut dyn Observer,
 ) -> Result<Summary> {
     let (options, started) = (&ConfigLayer::default(), Instant::now());
-    let resuming = Resuming { path, options, machine: Some(machine), started };
+    let resuming = Resuming { path, options, devices: Some(devices), started };
     resuming.run(&mut World::alone(), Custom::default(), observer)
 }
 
@@ -97,12 +98,12 @@ struct Resuming<'a> {
     path: &'a Path,
     options: &'a ConfigLayer,
     /// Open devices with loaded data, if the run is one of many.
-    machine: Option<&'a Machine>,
+    devices: Option<&'a OpenDevices>,
     started: Instant,
 }
 
 /// Settings with which a run goes on, and its newest checkpoint.
-struct Planned {
+struct ResumePlan {
     /// Settings of this process.
     config: TrainConfig,
     /// Settings of the run with a new length, if it is extended.
@@ -118,7 +119,7 @@ impl Resuming<'_> {
         observer: &mut dyn Observer,
     ) -> Result<Summary> {
         let mut files = RunFiles::default();
-        let Planned { config, longer, saved } = match self.plan(world, &mut files, observer)? {
+        let ResumePlan { config, longer, saved } = match self.plan(world, &mut files, observer)? {
             Ok(planned) => planned,
             Err(complete) => return Ok(*complete),
         };
@@ -141,9 +142,9 @@ impl Resuming<'_> {
             files.trace = RunTrace::open(config.trace.as_deref())?;
         }
         let source = names.spec.source;
-        let prepared = match self.machine {
-            Some(open) => Run::on(open.clone(), &config, names, custom, &files, world),
-            None => Run::prepare(&config, names, custom, &files, world),
+        let prepared = match self.devices {
+            Some(open) => PreparedRun::on(open.clone(), &config, names, custom, &files, world),
+            None => PreparedRun::prepare(&config, names, custom, &files, world),
         };
         let prepared = prepared.and_then(|mut run| {
             let begin = match saved {
@@ -167,20 +168,20 @@ impl Resuming<'_> {
                 Err(error)
             }
         };
-        if self.machine.is_none() {
+        if self.devices.is_none() {
             cache::clear(|key| key.source == source);
         }
         result
     }
 
-    /// Opens the folder and reads what is needed to go on; `Err` has the summary of a complete run
-    /// that stays as it is.
+    /// Opens the folder and reads settings and checkpoint; `Err` has the summary of a complete run,
+    /// which is not touched.
     fn plan(
         &self,
         world: &mut World,
         files: &mut RunFiles,
         observer: &mut dyn Observer,
-    ) -> Result<Result<Planned, Box<Summary>>> {
+    ) -> Result<Result<ResumePlan, Box<Summary>>> {
         let &Self { path, options, .. } = self;
         let (complete, text) = world.broadcast(|| {
             let folder = files.folder.insert(RunFolder::open(path)?);
@@ -196,7 +197,7 @@ impl Resuming<'_> {
         let mut settings = config_file::parse(&path.join("config.toml"), &text)?;
         let began = TrainConfig::resolve(settings.clone(), ConfigLayer::default())?;
         let longer = TrainConfig::resolve(settings.clone(), length)?;
-        let extends = Extent::of(&longer) != Extent::of(&began);
+        let extends = RunLength::from_config(&longer) != RunLength::from_config(&began);
         match complete {
             Some(summary) if !extends => {
                 // The summary has only the text of its path.
@@ -209,7 +210,7 @@ impl Resuming<'_> {
         let next = saved.as_ref().map(|(_, checkpoint)| checkpoint.progress.next);
         extend::check(&began, &longer, next)?;
         let last = saved.as_mut().map(|(_, checkpoint)| checkpoint.last_stretch(&began));
-        let last = last.unwrap_or_else(|| Stretch::new(Position { round: 0, step: 0 }, &began));
+        let last = last.unwrap_or_else(|| Stretch::new(StepPosition { round: 0, step: 0 }, &began));
         // A run that was moved stays where it is.
         settings.devices = Some(last.devices.clone());
         settings.precision = Some(last.precision);
@@ -232,11 +233,11 @@ impl Resuming<'_> {
             );
             return Err(Error::Resume { path: path.into(), problem });
         }
-        Ok(Ok(Planned { config, longer: extends.then_some(longer), saved }))
+        Ok(Ok(ResumePlan { config, longer: extends.then_some(longer), saved }))
     }
 }
 
-/// Reports devices, precision and rounding that are not those of the last stretch.
+/// Reports devices, precision and rounding that differ from the last stretch.
 fn tell_changes(observer: &mut dyn Observer, last: &Stretch, config: &TrainConfig) {
     let (began, now) = (&last.devices, &config.devices);
     if began != now {
@@ -294,9 +295,9 @@ mod tests {
     use super::*;
 
     /// Keeps warnings.
-    struct Warnings(Vec<String>);
+    struct KeptWarnings(Vec<String>);
 
-    impl Observer for Warnings {
+    impl Observer for KeptWarnings {
         fn notice(&mut self, notice: &Notice<'_>) {
             self.0.extend(notice.warning());
         }
@@ -305,9 +306,9 @@ mod tests {
     #[test]
     fn a_build_that_rounds_differently_says_so() {
         let config = TrainConfig::resolve(ConfigLayer::default(), ConfigLayer::default()).unwrap();
-        let now = Stretch::new(Position { round: 0, step: 0 }, &config);
+        let now = Stretch::new(StepPosition { round: 0, step: 0 }, &config);
         let warnings = |last: &Stretch| {
-            let mut observer = Warnings(vec![]);
+            let mut observer = KeptWarnings(vec![]);
             tell_changes(&mut observer, last, &config);
             observer.0
         };

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use meristem_grow::Topology;
 
 use crate::checkpoint::{Checkpoint, Store};
-use crate::env::Env;
+use crate::env::{Env, TrainedHost};
 use crate::error::{Error, Result};
 use crate::processes::World;
 use crate::record::run_folder::{RunFolder, weights_name, write_whole};
@@ -23,7 +23,8 @@ pub(super) fn write_weights(
     world: &mut World,
     envs: &[Env],
 ) -> Result<()> {
-    for (nth, Env { index, network, host, .. }) in envs.iter().enumerate() {
+    for (nth, Env { index, grown, .. }) in envs.iter().enumerate() {
+        let TrainedHost { network, host, .. } = grown;
         let name = PathBuf::from(weights_name(*index));
         let own =
             || weights::to_bytes(&name, &network.state_dict()?, &Topology::of(host), interface);
@@ -55,7 +56,7 @@ fn try_write_newest(interface: &Interface, folder: &RunFolder, rounds: usize) ->
     // Between rounds a checkpoint has no envs, and the weights of the last round are written.
     for (index, (state, tensors)) in progress.envs.iter().zip(&envs).enumerate() {
         let name = PathBuf::from(weights_name(index));
-        let bytes = weights::to_bytes(&name, &tensors.weights, &state.topology, interface)?;
+        let bytes = weights::to_bytes(&name, &tensors.grown.weights, &state.topology, interface)?;
         folder.write_weights(index, &bytes)?;
     }
     Ok(())

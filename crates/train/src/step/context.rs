@@ -1,17 +1,21 @@
-//! Context of a step: everything that its parts use.
+//! Context of a step: everything that its acts use.
 
 use meristem_device::{Counts, HotScope, ScopePolicy};
 
-use crate::fleet::Fleet;
+use crate::env::Population;
+use crate::position::StepPosition;
 use crate::record::journal::Journal;
 use crate::record::totals::Totals;
+use crate::resources::Resources;
 use crate::setup::Setup;
 use crate::setup::controllers::AnyController;
 
-/// Everything in this process that a step uses, apart from the envs.
-pub(crate) struct Context<'a, 'j> {
+/// Everything in this process that a step uses.
+pub(crate) struct StepContext<'a, 'j> {
+    pub(crate) when: StepPosition,
+    pub(crate) population: &'a mut Population,
     pub(crate) setup: &'a Setup,
-    pub(crate) fleet: &'a mut Fleet,
+    pub(crate) resources: &'a mut Resources,
     pub(crate) controller: &'a mut AnyController,
     pub(crate) journal: &'a mut Journal<'j>,
     /// Number of processes of the run.
@@ -23,7 +27,7 @@ pub(crate) struct Context<'a, 'j> {
     pub(crate) warm: &'a mut bool,
 }
 
-impl Context<'_, '_> {
+impl StepContext<'_, '_> {
     /// Opens a scope on each device. This process's first step is only counted.
     #[track_caller]
     pub(crate) fn hot_scopes(
@@ -31,10 +35,10 @@ impl Context<'_, '_> {
         name: &'static str,
         permitted: impl Fn(u64) -> Counts,
     ) -> Vec<HotScope> {
-        self.fleet.machine.hot_scopes(name, self.hot_policy(), permitted)
+        self.resources.devices.hot_scopes(name, self.hot_policy(), permitted)
     }
 
-    fn hot_policy(&self) -> ScopePolicy {
+    pub(super) fn hot_policy(&self) -> ScopePolicy {
         if *self.warm { self.setup.config.hot_scope.0 } else { ScopePolicy::Off }
     }
 }

@@ -1,11 +1,11 @@
 //! Contributions of an env's modules, and the cost of measuring them.
 
-use meristem_grow::{Configuration, Interaction};
+use meristem_grow::{Contribution, Interaction};
 use meristem_nn::EvalMetrics;
 
 use crate::env::{Env, percent};
 use crate::error::Result;
-use crate::position::Position;
+use crate::position::StepPosition;
 use crate::record::events::{
     CounterfactualCost, Counterfactuals, ModuleOff, ModulePair, ModulesOn,
 };
@@ -14,19 +14,21 @@ use crate::record::events::{
 ///
 /// # Errors
 /// None if the network has metrics of every configuration.
-pub(crate) fn of(env: &Env, Position { round, step }: Position) -> Result<Option<Counterfactuals>> {
+pub(super) fn measured(
+    env: &Env,
+    StepPosition { round, step }: StepPosition,
+) -> Result<Option<Counterfactuals>> {
     let (asked, rows) = (&env.counterfactual, env.control_rows());
     let Some(main) = rows.first().filter(|_| !asked.modules().is_empty()) else { return Ok(None) };
     let accuracies: Vec<f64> = rows.iter().map(percent).collect();
-    let name = |slot: usize| env.host.slots()[slot].name.to_string();
+    let name = |slot: usize| env.grown.host.slots()[slot].name.to_string();
     let shapley = asked.shapley_pp(&accuracies);
-    let module = |&slot: &usize| {
-        let off = rows.get(asked.row_of(Configuration::SoloOff(slot))?)?;
-        let (without, contribution_loss) = (off.accuracy()?, off.loss_over(main));
-        let contribution = 100.0 * (main.accuracy()? - without);
-        let (name, shapley) = (name(slot), shapley[slot]);
-        let (slot, accuracy_without) = (name, without);
-        Some(ModuleOff { slot, accuracy_without, contribution, contribution_loss, shapley })
+    let module = |found: &Contribution| ModuleOff {
+        slot: name(found.slot),
+        accuracy_without: found.accuracy_without,
+        contribution: found.accuracy_pp,
+        contribution_loss: found.loss,
+        shapley: shapley[found.slot],
     };
     let pair = |pair: Interaction| ModulePair { slots: pair.slots.map(name), interaction: pair.pp };
     let on = |(row, metrics): (usize, &EvalMetrics)| ModulesOn {
@@ -34,14 +36,14 @@ pub(crate) fn of(env: &Env, Position { round, step }: Position) -> Result<Option
         accuracy: metrics.accuracy().unwrap_or(f64::NAN),
         loss: metrics.loss().unwrap_or(f64::NAN),
     };
-    let (flops, one) = env.network.eval_flops(0..rows.len())?;
+    let (flops, one) = env.grown.network.eval_flops(0..rows.len())?;
     let configurations = asked.configurations().len();
     Ok(Some(Counterfactuals {
         env: env.index,
         round,
         step,
         accuracy: main.accuracy().unwrap_or(f64::NAN),
-        modules: asked.modules().iter().filter_map(module).collect(),
+        modules: env.contributions.iter().map(module).collect(),
         interactions: asked.interactions_pp(&accuracies).into_iter().map(pair).collect(),
         configurations: rows.iter().enumerate().map(on).collect(),
         cost: CounterfactualCost {

@@ -1,28 +1,35 @@
 //! Decision of a step.
 
-use meristem_control::EnvView;
+use meristem_control::Deed;
 
 use crate::env::Env;
 use crate::error::Result;
-use crate::position::Position;
-use crate::step::context::Context;
-use crate::step::growth;
+use crate::step::context::StepContext;
+use crate::step::{growth, permitted, visit};
 
-/// Asks the controller about all envs at once and executes its actions. Returns them in words.
-pub(super) fn decide(
-    context: &mut Context<'_, '_>,
-    envs: &mut [Env],
-    when: Position,
-) -> Result<Vec<String>> {
-    let _span = context.fleet.machine.span(|| "decide");
-    let steps = context.setup.config.steps;
-    let views: Vec<EnvView<'_>> = envs.iter().map(|env| env.view(when.step, steps)).collect();
+/// Asks the controller about all envs at once, executes its actions and rewards them. Returns the
+/// actions in words.
+///
+/// # Errors
+/// The controller's error, an illegal action.
+pub(super) fn decide(context: &mut StepContext<'_, '_>) -> Result<Vec<String>> {
+    context.journal.next_phase();
+    context.population.envs.iter_mut().for_each(Env::remember);
+    visit::before_decision(context)?;
+    let config = &context.setup.config;
+    let ranks = config.policy_ranks().div_ceil(context.processes) as u64;
+    let taught = context.when.round < config.ppo_demonstrations;
+    let _scopes = context.hot_scopes(permitted::DECIDE, |_| permitted::decide(ranks, taught));
+    let _span = context.resources.devices.span(|| "decide");
+    let views = context.population.views(context.when.step, config.steps);
     let actions = context.controller.get().decide_all(&views)?;
-    let both = envs.iter_mut().zip(&actions);
-    let words: Vec<String> = both
-        .map(|(env, action)| growth::act(env, action, context.setup, when, context.journal))
-        .collect::<Result<_>>()?;
-    let rewards: Vec<f32> = envs.iter().map(|env| env.reward.total() as f32).collect();
-    context.controller.get().reward_all(&rewards)?;
+    let both = actions.iter().zip(&views);
+    let deeds: Vec<Deed> = both.map(|(action, view)| Deed::before(action, view)).collect();
+    let mut words = vec![];
+    for ((env, action), deed) in context.population.envs.iter_mut().zip(&actions).zip(&deeds) {
+        words.push(growth::act(env, action, deed, context.setup, context.when, context.journal)?);
+    }
+    let rewards = context.population.envs.iter().map(|env| env.reward.total() as f32);
+    context.controller.get().reward_all(&rewards.collect::<Vec<_>>())?;
     Ok(words)
 }

@@ -27,13 +27,13 @@
 use meristem_control::{Failure, GovernorConfig};
 use meristem_grow::StageChange;
 
-use crate::env::{Env, Guard};
+use crate::env::{Env, GovernorState};
 use crate::error::{Error, Result};
-use crate::fleet::Replicas;
-use crate::position::Position;
+use crate::position::StepPosition;
 use crate::record::events::Event;
-use crate::step::context::Context;
-use crate::step::growth::Before;
+use crate::resources::Replicas;
+use crate::step::context::StepContext;
+use crate::step::growth::ModulesBefore;
 use crate::step::{measure, permitted};
 
 /// Checks all envs by the measurements of the step, and restores failed ones from their snapshots.
@@ -41,34 +41,32 @@ use crate::step::{measure, permitted};
 ///
 /// # Errors
 /// [`Error::Diverged`] after too many failures, or a device failure.
-pub(crate) fn govern(
-    context: &mut Context<'_, '_>,
-    envs: &mut [Env],
-    when: Position,
-) -> Result<()> {
+pub(super) fn govern(context: &mut StepContext<'_, '_>) -> Result<()> {
+    context.journal.next_phase();
     let rules = context.setup.config.governor;
     let mut restored = vec![];
-    for (index, env) in envs.iter_mut().enumerate() {
+    for nth in 0..context.population.envs.len() {
+        let env = &mut context.population.envs[nth];
         let loss = env.vital_loss();
-        if let Some(failure) = env.guard.vitals.check(&rules, loss) {
-            roll_back(context, env, failure, &rules, when)?;
-            restored.push(index);
+        if let Some(failure) = env.governor.vitals.check(&rules, loss) {
+            roll_back(context, nth, failure, &rules)?;
+            restored.push(nth);
         }
     }
-    measure::again(context.fleet, envs, &restored)
+    measure::evaluate_again(context.resources, context.population, &restored)
 }
 
 fn roll_back(
-    context: &mut Context<'_, '_>,
-    env: &mut Env,
+    context: &mut StepContext<'_, '_>,
+    nth: usize,
     failure: Failure,
     rules: &GovernorConfig,
-    when: Position,
 ) -> Result<()> {
-    let _span = context.fleet.machine.span(|| format!("rollback of env {}", env.index));
-    let (index, Position { round, step }) = (env.index, when);
-    env.guard.failures += 1;
-    let Guard { snapshot_step: restored_step, failures, .. } = env.guard;
+    let env = &mut context.population.envs[nth];
+    let _span = context.resources.devices.span(|| format!("rollback of env {}", env.index));
+    let (index, StepPosition { round, step }) = (env.index, context.when);
+    env.governor.failures += 1;
+    let GovernorState { snapshot_step: restored_step, failures, .. } = env.governor;
     // An episode that is too short for the limit must not consist of failures only.
     if failures >= rules.failures_max || failures as usize == context.setup.config.steps {
         let error = Error::Diverged { env: index, round, step, failure, failures };
@@ -76,11 +74,11 @@ fn roll_back(
         context.journal.emit_waiting(Event::Anomaly { env: index, round, step, what });
         return Err(error);
     }
-    let (cause, control_loss) = (env.guard.cause(step), env.control);
-    let before = Before::of(env);
+    let (cause, control_loss) = (env.governor.cause(step), env.grown.control_loss());
+    let before = ModulesBefore::new(env);
     let changes = env.restore_snapshot(context.setup)?;
-    context.fleet.replicas.iter_mut().for_each(Replicas::forget);
-    env.guard.rolled_back();
+    context.resources.replicas.iter_mut().for_each(Replicas::forget);
+    env.governor.rolled_back();
     context.controller.get().roll_back(index, cause, rules.penalty as f32)?;
     context.spent.rollbacks += 1;
     let pruned = changes.iter().map(|change: &StageChange| change.slot.to_string()).collect();
@@ -89,14 +87,16 @@ fn roll_back(
         round,
         step,
         failure,
-        train_loss: env.train.loss_sum / env.train.samples.max(1) as f64,
-        control_loss: control_loss.and_then(|control| control.loss()),
+        train_loss: env.grown.train_loss(),
+        control_loss,
         restored_step,
         pruned,
         penalty: cause.map_or(0.0, |_| rules.penalty),
         cause_step: cause,
     });
-    changes.iter().for_each(|change| before.tell(env, change, when, context.journal));
+    changes
+        .iter()
+        .for_each(|change| before.record_change(env, change, context.when, context.journal));
     Ok(())
 }
 
@@ -104,23 +104,21 @@ fn roll_back(
 ///
 /// # Errors
 /// Out of memory, a device failure.
-pub(crate) fn take_snapshots(
-    context: &Context<'_, '_>,
-    envs: &mut [Env],
-    Position { step, .. }: Position,
-) -> Result<()> {
-    let rules = context.setup.config.governor;
+pub(super) fn take_snapshots(context: &mut StepContext<'_, '_>) -> Result<()> {
+    let (rules, policy, step) =
+        (context.setup.config.governor, context.hot_policy(), context.when.step);
     let mut due: Vec<&mut Env> = vec![];
-    for env in envs {
+    for env in &mut context.population.envs {
         if env.has_changed() {
-            env.guard.changed = Some(step);
+            env.governor.changed = Some(step);
         }
         if env.is_snapshot_due(&rules, step) {
-            env.sync_network(context.setup)?;
+            env.grown.sync(context.setup)?;
             due.push(env);
         }
     }
-    let _scopes = context.hot_scopes(permitted::SNAPSHOT, permitted::snapshot);
+    let devices = &context.resources.devices;
+    let _scopes = devices.hot_scopes(permitted::SNAPSHOT, policy, permitted::snapshot);
     let (mut networks, mut snapshots) = (vec![], vec![]);
     for env in &mut due {
         let (network, snapshot, graph) = env.snapshot_due(context.setup)?;
@@ -129,7 +127,7 @@ pub(crate) fn take_snapshots(
     }
     meristem_nn::NetworkFleet::new(networks).take_snapshots(snapshots)?;
     for env in due {
-        (env.guard.snapshot_step, env.guard.failures) = (Some(step), 0);
+        (env.governor.snapshot_step, env.governor.failures) = (Some(step), 0);
     }
     Ok(())
 }

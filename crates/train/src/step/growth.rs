@@ -5,7 +5,7 @@ use meristem_grow::{Comparison, GateReport, Host, Stage, StageChange};
 
 use crate::env::Env;
 use crate::error::Result;
-use crate::position::Position;
+use crate::position::StepPosition;
 use crate::record::events::{Event, SlotState};
 use crate::record::journal::Journal;
 use crate::setup::Setup;
@@ -17,33 +17,34 @@ use crate::setup::Setup;
 pub(crate) fn open_step(
     env: &mut Env,
     setup: &Setup,
-    when: Position,
+    when: StepPosition,
     journal: &mut Journal<'_>,
 ) -> Result<()> {
-    let before = Before::of(env);
+    let before = ModulesBefore::new(env);
     let changes = env.open_step(setup, when)?;
-    changes.iter().for_each(|change| before.tell(env, change, when, journal));
+    changes.iter().for_each(|change| before.record_change(env, change, when, journal));
     Ok(())
 }
 
-/// Executes a controller's action, computes its reward, and returns it in words.
+/// Executes a controller's action, computes its reward, and returns it in words. `deed` is the
+/// state before it.
 ///
 /// # Errors
 /// An illegal action, which is a bug in the controller.
 pub(crate) fn act(
     env: &mut Env,
     action: &Action,
+    deed: &Deed,
     setup: &Setup,
-    when: Position,
+    when: StepPosition,
     journal: &mut Journal<'_>,
 ) -> Result<String> {
-    let before = Before::of(env);
-    let deed = Deed::before(action, &env.view(when.step, setup.config.steps));
-    let accuracy = env.accuracy_pp();
-    let words = describe(action, &env.host);
-    let outcome = apply(action, &mut env.host, &env.measured, accuracy)
+    let before = ModulesBefore::new(env);
+    let words = describe(action, &env.grown.host);
+    let (seen, accuracy) = (&env.seen, env.seen.accuracies_pp.last().copied());
+    let outcome = apply(action, &mut env.grown.host, &seen.measured, accuracy)
         .map_err(meristem_grow::Error::from)?;
-    env.acted(action.op(), &deed, &outcome, &setup.reward());
+    env.acted(action.op(), deed, &outcome, &setup.reward());
     let Outcome { change, gate, .. } = outcome;
     if let (Some(report), Some(slot)) = (&gate, action.slot()) {
         journal.emit(gate_event(env, slot, report, when));
@@ -52,7 +53,7 @@ pub(crate) fn act(
         if action.op() == Op::Germinate {
             journal.emit(germinated(env, change.index, when));
         }
-        before.tell(env, change, when, journal);
+        before.record_change(env, change, when, journal);
     }
     Ok(words)
 }
@@ -72,31 +73,31 @@ fn describe(action: &Action, host: &Host) -> String {
 }
 
 /// Blueprint and contribution of each slot before a change that may empty it.
-pub(crate) struct Before {
+pub(crate) struct ModulesBefore {
     blueprints: Vec<Option<String>>,
     contributions: Vec<Option<f64>>,
 }
 
-impl Before {
-    pub(crate) fn of(env: &Env) -> Self {
+impl ModulesBefore {
+    pub(crate) fn new(env: &Env) -> Self {
         let blueprint = |slot: &meristem_grow::Slot| {
             slot.module.as_ref().map(|module| module.blueprint.name.clone())
         };
         Self {
-            blueprints: env.host.slots().iter().map(blueprint).collect(),
+            blueprints: env.grown.host.slots().iter().map(blueprint).collect(),
             contributions: contributions(env),
         }
     }
 
     /// Records a change of stage, and counts modules by fate.
-    pub(crate) fn tell(
+    pub(crate) fn record_change(
         &self,
         grown: &mut Env,
         change: &StageChange,
-        when: Position,
+        when: StepPosition,
         journal: &mut Journal<'_>,
     ) {
-        let Position { round, step } = when;
+        let StepPosition { round, step } = when;
         let env = grown.index;
         let slot = change.slot.to_string();
         let (from, to) = (change.from.to_string(), change.to.to_string());
@@ -128,11 +129,11 @@ impl Before {
 }
 
 fn contributions(env: &Env) -> Vec<Option<f64>> {
-    env.measured.iter().map(|measured| measured.contribution_pp.map(f64::from)).collect()
+    env.seen.measured.iter().map(|measured| measured.contribution_pp.map(f64::from)).collect()
 }
 
-fn germinated(env: &Env, index: usize, Position { round, step }: Position) -> Event {
-    let slot = &env.host.slots()[index];
+fn germinated(env: &Env, index: usize, StepPosition { round, step }: StepPosition) -> Event {
+    let slot = &env.grown.host.slots()[index];
     let (blueprint, style, parameters) = match &slot.module {
         Some(module) => (
             module.blueprint.name.clone(),
@@ -149,7 +150,7 @@ fn gate_event(
     env: &Env,
     slot: usize,
     report: &GateReport,
-    Position { round, step }: Position,
+    StepPosition { round, step }: StepPosition,
 ) -> Event {
     let reason = |condition: &meristem_grow::Condition| {
         let value = condition.value.map_or("not measured".into(), |value| format!("{value:.4}"));
@@ -163,7 +164,7 @@ fn gate_event(
         env: env.index,
         round,
         step,
-        slot: env.host.slots()[slot].name.to_string(),
+        slot: env.grown.host.slots()[slot].name.to_string(),
         target: report.gate.target().to_string(),
         passed: report.passed,
         reasons: report.failed().map(reason).collect(),
@@ -180,6 +181,6 @@ pub(crate) fn slot_states(env: &Env, health: bool) -> Vec<SlotState> {
         contribution: measured.contribution_pp.map(f64::from),
         gradient_health: measured.gradient_health.filter(|_| health).map(|found| found.health),
     };
-    let slots = env.host.slots().iter().zip(&env.measured);
+    let slots = env.grown.host.slots().iter().zip(&env.seen.measured);
     slots.filter(|(slot, _)| slot.stage != Stage::Dormant).map(state).collect()
 }

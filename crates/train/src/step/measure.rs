@@ -1,57 +1,88 @@
-//! Evaluation of envs on a split: enqueued for all envs, then one read-back.
+//! Evaluation of all networks on a split: enqueued for all of them, then one read-back.
 
 use std::ops::Range;
 
 use meristem_nn::{Metrics, NetworkFleet};
 
-use crate::env::{Env, Networks, networks};
+use crate::env::Population;
 use crate::error::Result;
-use crate::fleet::{Fleet, Pass};
+use crate::resources::{Resources, SplitPass, labelled};
+use crate::step::context::StepContext;
+use crate::step::permitted;
 
-/// Evaluates every env on the control split, in every configuration of its step, and every twin.
-/// Does not wait for the device.
+/// Evaluates all networks on the control split, reads the metrics of the step back, and counts its
+/// images and operations. Waits for the devices.
 ///
 /// # Errors
 /// A device failure.
-pub(crate) fn control(fleet: &mut Fleet, envs: &mut [Env]) -> Result<()> {
-    let _span = fleet.machine.span(|| "evaluate");
-    let configurations: Vec<_> = envs.iter().map(|env| 0..env.configurations()).collect();
-    let Some(control) = &mut fleet.control else { return Ok(()) };
-    let pass = control.pass(0..envs.len())?;
-    serve(networks(envs), pass, &configurations, 0)
-}
-
-/// Enqueues one pass over a split, batch by batch for all envs. Each batch is evaluated in one
-/// launch for all configurations of its env, and in another for this row of its twin.
-pub(super) fn serve(
-    mut networks: Networks<'_>,
-    mut pass: Pass<'_>,
-    configurations: &[Range<usize>],
-    of_twins: usize,
-) -> Result<()> {
-    while let Some(batches) = pass.next()? {
-        let batches: Vec<_> = batches.iter().map(|[inputs, targets]| (inputs, targets)).collect();
-        networks.eval_rows(&batches, configurations, of_twins)?;
+pub(super) fn measure(context: &mut StepContext<'_, '_>) -> Result<()> {
+    let workers = context.resources.devices.workers();
+    let limits = |envs| permitted::control_step(envs, workers);
+    let _scopes = context.hot_scopes(permitted::CONTROL_STEP, limits);
+    evaluate_control(context.resources, context.population)?;
+    read(context.resources, context.population)?;
+    for trained in context.population.hosts_mut() {
+        let images = trained.train.samples;
+        context.spent.images += images;
+        // A backward pass costs two forward passes: by activations, and by weights.
+        context.spent.training_flops += trained.count_flops(3, images)?;
     }
     Ok(())
 }
 
-/// Reads all metrics of all envs: the one read-back of a step. Waits for the devices.
+/// Evaluates all networks on the control split, each env in every configuration of its step. Does
+/// not wait for the device.
 ///
 /// # Errors
 /// A device failure.
-pub(crate) fn read(fleet: &Fleet, envs: &mut [Env]) -> Result<()> {
-    let has_control = fleet.control.is_some();
-    let Networks { grown, twins } = networks(envs);
-    grown.count_non_finite()?;
-    twins.count_non_finite()?;
-    let all = match (&fleet.replicas, &mut *envs) {
-        (Some(replicas), [env]) => {
-            vec![replicas.read(&fleet.machine, fleet.train.order(), &env.network)?]
+pub(super) fn evaluate_control(
+    resources: &mut Resources,
+    population: &mut Population,
+) -> Result<()> {
+    let _span = resources.devices.span(|| "evaluate");
+    let Some(control) = &mut resources.control else { return Ok(()) };
+    let pass = control.pass(0..population.envs.len())?;
+    evaluate(population, pass, |configurations| 0..configurations)
+}
+
+/// Enqueues one pass over a split, batch by batch, for all networks. `rows` are the rows of alphas
+/// that a network with this number of configurations evaluates, in one launch per batch.
+pub(super) fn evaluate(
+    population: &mut Population,
+    pass: SplitPass<'_>,
+    rows: impl Fn(usize) -> Range<usize>,
+) -> Result<()> {
+    let configurations = population.configurations().into_iter();
+    let rows: Vec<Vec<_>> =
+        configurations.map(|counts| counts.into_iter().map(&rows).collect()).collect();
+    enqueue(&mut population.fleets(), pass, &rows)
+}
+
+fn enqueue(
+    fleets: &mut [NetworkFleet<'_>],
+    mut pass: SplitPass<'_>,
+    rows: &[Vec<Range<usize>>],
+) -> Result<()> {
+    while let Some(batches) = pass.next()? {
+        let batches = labelled(&batches);
+        for (networks, rows) in fleets.iter_mut().zip(rows) {
+            networks.eval_rows(&batches, rows)?;
         }
-        _ => read_all(fleet, envs)?,
+    }
+    Ok(())
+}
+
+/// Reads all metrics of all networks: the one read-back of a step. Waits for the devices.
+fn read(resources: &Resources, population: &mut Population) -> Result<()> {
+    let has_control = resources.control.is_some();
+    population.fleets().iter().try_for_each(|networks| networks.count_non_finite())?;
+    let all = match (&resources.replicas, &population.envs[..]) {
+        (Some(replicas), [env]) => {
+            vec![replicas.read(&resources.devices, resources.train.order(), &env.grown.network)?]
+        }
+        _ => read_all(resources, population)?,
     };
-    for (env, metrics) in envs.iter_mut().zip(all) {
+    for (env, metrics) in population.envs.iter_mut().zip(all) {
         env.note(metrics, has_control);
     }
     Ok(())
@@ -62,21 +93,22 @@ pub(crate) fn read(fleet: &Fleet, envs: &mut [Env]) -> Result<()> {
 ///
 /// # Errors
 /// A device failure.
-pub(crate) fn again(fleet: &mut Fleet, envs: &mut [Env], restored: &[usize]) -> Result<()> {
-    let Some(control) = fleet.control.as_mut().filter(|_| !restored.is_empty()) else {
+pub(super) fn evaluate_again(
+    resources: &mut Resources,
+    population: &mut Population,
+    restored: &[usize],
+) -> Result<()> {
+    let Some(control) = resources.control.as_mut().filter(|_| !restored.is_empty()) else {
         return Ok(());
     };
-    let _span = fleet.machine.span(|| "evaluate again");
+    let _span = resources.devices.span(|| "evaluate again");
     for &index in restored {
-        let one = index..index + 1;
-        let row = 0..1;
-        // A twin has been evaluated, and is not restored.
-        let networks = networks(&mut envs[one.clone()]);
-        let networks = Networks { twins: NetworkFleet::new([]), ..networks };
-        serve(networks, control.pass(one)?, &[row], 0)?;
+        let network = &mut population.envs[index].grown.network;
+        let (mut networks, main) = ([NetworkFleet::new([network])], 0..1);
+        enqueue(&mut networks, control.pass(index..index + 1)?, &[vec![main]])?;
     }
-    let all = read_all(fleet, envs)?;
-    for (index, (env, metrics)) in envs.iter_mut().zip(all).enumerate() {
+    let all = read_all(resources, population)?;
+    for (index, (env, metrics)) in population.envs.iter_mut().zip(all).enumerate() {
         if restored.contains(&index) {
             env.note_control(&metrics, true);
         }
@@ -84,15 +116,14 @@ pub(crate) fn again(fleet: &mut Fleet, envs: &mut [Env], restored: &[usize]) -> 
     Ok(())
 }
 
-/// Reads the metrics of all envs and of their twins, which keep their own.
-pub(super) fn read_all(fleet: &Fleet, envs: &mut [Env]) -> Result<Vec<Metrics>> {
-    let _span = fleet.machine.span(|| "read");
-    let twins = envs.iter().filter_map(|env| env.twin.as_ref());
-    let of_twins = twins.map(|twin| twin.network.metrics());
-    let tensors: Vec<_> = envs.iter().map(|env| env.network.metrics()).chain(of_twins).collect();
-    let mut all = fleet.machine.read_metrics(&tensors)?;
-    let of_twins = all.split_off(envs.len());
-    let twins = envs.iter_mut().filter_map(|env| env.twin.as_mut());
-    twins.zip(of_twins).for_each(|(twin, metrics)| twin.note(metrics));
+/// Reads the metrics of all networks. Returns the envs' metrics; each twin records its metrics.
+pub(super) fn read_all(resources: &Resources, population: &mut Population) -> Result<Vec<Metrics>> {
+    let _span = resources.devices.span(|| "read");
+    let tensors: Vec<_> = population.hosts().map(|trained| trained.network.metrics()).collect();
+    let mut all = resources.devices.read_metrics(&tensors)?;
+    let of_twins = all.split_off(population.envs.len());
+    for (twin, metrics) in population.twins.iter_mut().zip(of_twins) {
+        twin.note(metrics, resources.control.is_some());
+    }
     Ok(all)
 }

@@ -40,8 +40,9 @@ pub(crate) fn control_step(envs: u64, workers: u64) -> Counts {
     }
 }
 
-/// Limits of a decision on a device, for any number of envs: those of a policy on `ranks` ranks,
-/// which needs the most. `taught`: another controller decides, and the policy learns from it.
+/// Limits of a decision on a device, for any number of envs. They suit a policy on `ranks` ranks,
+/// which needs more than any other controller. `taught`: another controller decides, and the policy
+/// learns from it.
 pub(crate) fn decide(ranks: u64, taught: bool) -> Counts {
     // The choices of the other controller, and their masks.
     let demonstration = if taught { 2 } else { 0 };

@@ -2,86 +2,87 @@
 
 use std::path::PathBuf;
 
-use meristem_grow::ParameterCounts;
-use meristem_nn::{EvalMetrics, Metrics};
+use meristem_nn::Metrics;
 
-use crate::env::{Env, TWIN_TEST, Twin, networks};
+use crate::env::{Env, Population, TrainedHost};
 use crate::error::Result;
-use crate::fleet::Fleet;
 use crate::record::run_folder::weights_name;
 use crate::record::summary::{EnvSummary, ModuleSummary, TwinSummary};
+use crate::resources::Resources;
 use crate::setup::Setup;
 use crate::step::measure;
 
-/// Evaluates the envs at the end of an episode: leave-one-out of every module on the control split,
-/// and once on the test split, if there is one; the twins likewise. Waits for the devices once.
+/// Evaluates all networks at the end of an episode: leave-one-out of every module on the control
+/// split, and once on the test split, if there is one. Waits for the devices once.
 ///
 /// # Errors
 /// A device failure.
 pub(crate) fn report(
-    fleet: &mut Fleet,
+    resources: &mut Resources,
     setup: &Setup,
-    envs: &mut [Env],
+    population: &mut Population,
 ) -> Result<Vec<EnvSummary>> {
-    let mut test_rows = vec![];
-    for env in envs.iter_mut() {
-        test_rows.push(env.open_report(setup)?);
+    population.envs.iter_mut().try_for_each(|env| env.open_report(setup))?;
+    population.twins.iter().try_for_each(|twin| twin.network.reset_metrics())?;
+    measure::evaluate_control(resources, population)?;
+    if let Some(test) = &mut resources.test {
+        let pass = test.pass(0..population.envs.len())?;
+        let after = |configurations| configurations..configurations + 1;
+        measure::evaluate(population, pass, after)?;
     }
-    measure::control(fleet, envs)?;
-    let rows: Vec<_> = test_rows.iter().map(|&row| row..row + 1).collect();
-    if let Some(test) = &mut fleet.test {
-        let pass = test.pass(0..envs.len())?;
-        measure::serve(networks(envs), pass, &rows, TWIN_TEST)?;
-    }
-    let has_control = fleet.control.is_some();
-    let all = measure::read_all(fleet, envs)?;
+    let has_control = resources.control.is_some();
+    let all = measure::read_all(resources, population)?;
+    let Population { envs, twins } = population;
     let mut summaries = vec![];
-    for ((env, metrics), row) in envs.iter_mut().zip(all).zip(test_rows) {
-        let test = metrics.eval.get(row).copied().unwrap_or_default();
-        summaries.push(summarise(env, metrics, test, has_control));
+    for (nth, (env, metrics)) in envs.iter_mut().zip(all).enumerate() {
+        let twin = twins.get(nth).map(summarise_twin);
+        summaries.push(EnvSummary { twin, ..summarise(env, metrics, has_control) });
     }
     Ok(summaries)
 }
 
-fn summarise(env: &mut Env, metrics: Metrics, test: EvalMetrics, has_control: bool) -> EnvSummary {
-    let samples = env.train.samples.max(1) as f64;
-    let (train_loss, train_correct) = (env.train.loss_sum, env.train.correct as f64);
+fn summarise(env: &mut Env, metrics: Metrics, has_control: bool) -> EnvSummary {
+    let (train_loss, train_accuracy) = (env.grown.train_loss(), env.grown.train_accuracy());
     env.note(metrics, has_control);
-    let ParameterCounts { host, .. } = *env.parameters();
+    let grown = &env.grown;
+    let test = grown.evaluation(env.configurations());
     EnvSummary {
         env: env.index,
-        train_loss: train_loss / samples,
-        train_accuracy: train_correct / samples,
-        control_loss: env.control.and_then(|control| control.loss()),
-        control_accuracy: env.control.and_then(|control| control.accuracy()),
+        train_loss,
+        train_accuracy,
+        control_loss: grown.control_loss(),
+        control_accuracy: grown.control_accuracy(),
         test_loss: test.loss(),
         test_accuracy: test.accuracy(),
-        parameters: env.parameters().total(),
-        host_parameters: host,
-        grown_parameters: env.parameters().grown(),
+        parameters: grown.parameters.total(),
+        host_parameters: grown.parameters.host,
+        grown_parameters: grown.parameters.grown(),
         modules: modules(env),
-        training_flops: env.training_flops,
-        twin: env.twin.as_ref().map(summarise_twin),
+        training_flops: grown.training_flops,
+        twin: None,
         history: env.history,
-        rollbacks: env.guard.rollbacks,
+        rollbacks: env.governor.rollbacks,
         weights: PathBuf::from("weights").join(weights_name(env.index)),
     }
 }
 
-fn summarise_twin(twin: &Twin) -> TwinSummary {
-    let (control, test) = (twin.control(), twin.test());
+fn summarise_twin(twin: &TrainedHost) -> TwinSummary {
+    let known = twin.known();
+    // After its one configuration on the control split.
+    let test = known.map(|twin| twin.evaluation(1));
     TwinSummary {
-        control_loss: control.loss(),
-        control_accuracy: control.accuracy(),
-        test_loss: test.loss(),
-        test_accuracy: test.accuracy(),
-        parameters: twin.parameters,
+        control_loss: known.and_then(TrainedHost::control_loss),
+        control_accuracy: known.and_then(TrainedHost::control_accuracy),
+        test_loss: test.and_then(|test| test.loss()),
+        test_accuracy: test.and_then(|test| test.accuracy()),
+        parameters: twin.parameters.total(),
         training_flops: twin.training_flops,
     }
 }
 
 fn modules(env: &Env) -> Vec<ModuleSummary> {
-    let slots = env.host.slots().iter().zip(&env.measured).zip(&env.parameters().modules);
+    let grown = &env.grown;
+    let slots = grown.host.slots().iter().zip(&env.seen.measured).zip(&grown.parameters.modules);
     slots
         .filter_map(|((slot, measured), &parameters)| {
             let module = slot.module.as_ref()?;

@@ -13,22 +13,23 @@ use std::time::Instant;
 use meristem_nn::GroupMetrics;
 
 use crate::config::TrainConfig;
-use crate::env::Env;
+use crate::env::TrainedHost;
+use crate::error::Result;
 use crate::record::events::{GradientStatistics, PhaseSeconds, StepCompleted};
 use crate::settings::Telemetry;
 
 /// Details that the events of a step have. They follow from settings and step, so that a resumed
 /// run records the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Telling {
+pub(crate) struct StepDetails {
     gradients: bool,
     times: bool,
     full: bool,
 }
 
-impl Telling {
+impl StepDetails {
     /// The details of a step of a round.
-    pub(crate) fn of(config: &TrainConfig, step: usize) -> Self {
+    pub(crate) fn new(config: &TrainConfig, step: usize) -> Self {
         let due = |every: usize| config.telemetry != Telemetry::Off && step.is_multiple_of(every);
         Self {
             gradients: due(config.gradient_stats_every),
@@ -42,14 +43,17 @@ impl Telling {
         self.gradients
     }
 
-    /// Mean gradient norm of the host, if it is recorded.
-    pub(crate) fn host_gradient_norm(self, env: &Env) -> Option<f64> {
-        env.train.groups.first().filter(|_| self.gradients)?.mean_norm()
+    /// Mean gradient norm of the host without modules, if it is recorded.
+    pub(crate) fn host_gradient_norm(self, grown: &TrainedHost) -> Option<f64> {
+        grown.train.groups.first().filter(|_| self.gradients)?.mean_norm()
     }
 
-    /// Gradient statistics of every group of the env's network, if they are recorded.
-    pub(crate) fn gradient_statistics(self, env: &Env) -> Option<Vec<GradientStatistics>> {
-        let named = env.network.graph().groups.iter().zip(&env.train.groups);
+    /// Gradient statistics of every group of the network, if they are recorded.
+    pub(crate) fn gradient_statistics(
+        self,
+        grown: &TrainedHost,
+    ) -> Option<Vec<GradientStatistics>> {
+        let named = grown.network.graph().groups.iter().zip(&grown.train.groups);
         let all = named.map(|(group, metrics)| statistics(&group.name, metrics));
         (self.gradients && self.full).then(|| all.collect())
     }
@@ -68,8 +72,8 @@ fn statistics(group: &str, metrics: &GroupMetrics) -> GradientStatistics {
 
 /// Clock of the host thread over one step.
 #[derive(Debug)]
-pub(crate) struct Clock {
-    telling: Telling,
+pub(crate) struct StepClock {
+    details: StepDetails,
     started: Instant,
     /// Seconds until all metrics were read back.
     seconds: f64,
@@ -77,20 +81,32 @@ pub(crate) struct Clock {
     phases: PhaseSeconds,
 }
 
-impl Clock {
+impl StepClock {
     /// Starts the clock at the beginning of a step.
-    pub(crate) fn start(telling: Telling) -> Self {
+    pub(crate) fn start(details: StepDetails) -> Self {
         let now = Instant::now();
-        Self { telling, started: now, seconds: 0.0, last: now, phases: PhaseSeconds::default() }
+        Self { details, started: now, seconds: 0.0, last: now, phases: PhaseSeconds::default() }
     }
 
-    /// Ends a phase, if phases are recorded.
-    pub(crate) fn lap(&mut self, phase: impl FnOnce(&mut PhaseSeconds) -> &mut f64) {
-        if self.telling.times && self.telling.full {
+    /// Runs a phase, which began at the end of the one before, and takes its time if phases are
+    /// recorded.
+    pub(crate) fn time<T>(
+        &mut self,
+        phase: impl FnOnce(&mut PhaseSeconds) -> &mut f64,
+        act: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let done = act()?;
+        if self.details.times && self.details.full {
             let now = Instant::now();
             *phase(&mut self.phases) = (now - self.last).as_secs_f64();
             self.last = now;
         }
+        Ok(done)
+    }
+
+    /// The details to record.
+    pub(crate) fn details(&self) -> StepDetails {
+        self.details
     }
 
     /// Notes that all metrics were read back. Returns the seconds since the beginning of the step.
@@ -101,10 +117,10 @@ impl Clock {
 
     /// Adds the times to the event of a step that trained `images` images.
     pub(crate) fn tell(&self, event: &mut StepCompleted, images: u64) {
-        if self.telling.times {
+        if self.details.times {
             event.step_seconds = Some(self.seconds);
             event.images_per_s = Some(images as f64 / self.seconds);
-            event.phases = self.telling.full.then_some(self.phases);
+            event.phases = self.details.full.then_some(self.phases);
         }
     }
 }
@@ -142,7 +158,7 @@ mod tests {
     }
 
     /// Results of a run.
-    struct Left {
+    struct RunResults {
         events: Vec<Value>,
         /// File names and contents.
         weights: Vec<(String, Vec<u8>)>,
@@ -151,7 +167,7 @@ mod tests {
     }
 
     /// Runs a learning policy on two small hosts with growing modules.
-    fn left(level: Telemetry, every: usize) -> Left {
+    fn left(level: Telemetry, every: usize) -> RunResults {
         let folder = tempfile::tempdir().unwrap();
         let run = folder.path().join("run");
         let flags = ConfigLayer {
@@ -190,7 +206,7 @@ mod tests {
             .for_each(|(name, _)| *name = name.split('/').next_back().unwrap().into());
         let text = std::fs::read_to_string(run.join("events.jsonl")).unwrap();
         let events = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        Left { events, weights, checkpoint }
+        RunResults { events, weights, checkpoint }
     }
 
     /// Events without telemetry and times.
@@ -217,7 +233,7 @@ mod tests {
 
     /// No level changes a bit of weights, policy, checkpoint or decisions.
     #[test]
-    fn no_result_depends_on_what_is_told() {
+    fn no_result_depends_on_telemetry() {
         let levels =
             [Telemetry::Basic, Telemetry::Off, Telemetry::Full].map(|level| left(level, 1));
         let [basic, others @ ..] = &levels;
@@ -233,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_level_tells_what_it_says_every_so_many_steps() {
+    fn a_level_records_its_details_every_few_steps() {
         let told = |event: &Value, key: &str| event.get(key).is_some_and(|told| !told.is_null());
         for (level, every) in [(Telemetry::Off, 1), (Telemetry::Basic, 1), (Telemetry::Full, 2)] {
             let left = left(level, every);

@@ -1,73 +1,51 @@
-//! Inner loop of a step.
+//! Training of a step: the inner loop, and the running statistics after it.
 
 use meristem_device::ScopePolicy;
 use meristem_nn::Network;
 
-use crate::env::{Env, networks};
+use crate::env::{Env, TrainedHost};
 use crate::error::Result;
-use crate::fleet::{Epoch, Fleet, labelled};
-use crate::step::context::Context;
+use crate::resources::{Epoch, Resources, labelled};
+use crate::step::context::StepContext;
 use crate::step::permitted;
 
-/// Recomputes the running statistics of all envs on the first batches of the epoch, with fixed
-/// weights. A training step leaves averages over weights that have changed since; with them the
-/// loss of an evaluation moves from step to step by more than what a module is worth. Does not wait
-/// for a device. Replicas of one env do so in their own loops.
-pub(super) fn recompute_statistics(
-    context: &mut Context<'_, '_>,
-    envs: &mut [Env],
-    epoch: u64,
-) -> Result<()> {
-    let Fleet { machine, train, replicas, .. } = &mut *context.fleet;
-    let batches = context.setup.config.statistics_batches;
-    let mut images = vec![0; envs.len()];
-    if batches == 0 || replicas.is_some() {
-        return Ok(());
-    }
-    let _span = machine.span(|| "recompute statistics");
-    train.start_epoch(epoch)?;
-    let mut networks = networks(envs);
-    for _ in 0..batches {
-        let Some(next) = train.next()? else { break };
-        networks.observe(&next.iter().map(|batch| &batch.inputs).collect::<Vec<_>>())?;
-        for (batch, images) in next.iter().zip(&mut images) {
-            *images += batch.inputs.dims().first().map_or(0, |images| *images as u64);
-        }
-    }
-    for (env, images) in envs.iter_mut().zip(images) {
-        context.spent.training_flops += env.count_flops(1, images)?;
-    }
-    Ok(())
+/// Trains all networks on one epoch. Does not wait for a device.
+///
+/// # Errors
+/// A device failure, a forbidden operation in the inner loop.
+pub(super) fn train(context: &mut StepContext<'_, '_>) -> Result<()> {
+    let epoch = (context.when.round * context.setup.config.steps + context.when.step) as u64;
+    train_epoch(context, epoch)?;
+    recompute_statistics(context, epoch)
 }
 
-/// The inner loop: trains every env on every batch of the epoch. Does not wait for a device; a hot
-/// scope counts copies, waits and allocations, and refuses forbidden ones.
-pub(super) fn train_epoch(
-    context: &mut Context<'_, '_>,
-    envs: &mut [Env],
-    epoch: u64,
-) -> Result<()> {
-    let _span = context.fleet.machine.span(|| "train_epoch");
-    let Fleet { machine, train, replicas, .. } = &mut *context.fleet;
+/// The inner loop: trains every network on every batch of the epoch. A hot scope counts copies,
+/// waits and allocations, and refuses forbidden ones.
+fn train_epoch(context: &mut StepContext<'_, '_>, epoch: u64) -> Result<()> {
+    let _span = context.resources.devices.span(|| "train_epoch");
+    let Resources { devices, train, replicas, .. } = &mut *context.resources;
     // Data for other processes is waited for, and counted.
     let sends = replicas.is_some() && context.processes > 1;
     let policy =
         if sends || !*context.warm { ScopePolicy::Off } else { context.setup.config.hot_scope.0 };
-    let (machine, journal) = (&*machine, &mut *context.journal);
-    let scopes = || machine.hot_scopes(permitted::TRAIN_STEP, policy, permitted::train_step);
-    let Epoch { batches, counts } = match (replicas, &mut *envs) {
-        (Some(replicas), [Env { index, network, .. }]) => {
+    let (devices, journal) = (&*devices, &mut *context.journal);
+    let scopes = || devices.hot_scopes(permitted::TRAIN_STEP, policy, permitted::train_step);
+    let Epoch { batches, counts } = match (replicas, &mut context.population.envs[..]) {
+        (Some(replicas), [Env { index, grown: TrainedHost { network, .. }, .. }]) => {
             let mut observed = |network: &Network| journal.batch_enqueued(*index, network);
             replicas.train_epoch(epoch, train, network, &scopes, &mut observed)?
         }
         _ => {
             train.start_epoch(epoch)?;
             let scopes = scopes();
-            let mut networks = networks(envs);
+            let mut fleets = context.population.fleets();
             let mut batches = 0;
             while let Some(next) = train.next()? {
-                batches += networks.train_step(&labelled(&next))?;
-                for (batch, network) in next.iter().zip(networks.grown.networks()) {
+                let labelled = labelled(&next);
+                fleets.iter_mut().try_for_each(|networks| networks.train_step(&labelled))?;
+                batches += (fleets.len() * next.len()) as u64;
+                let grown = fleets.iter().take(1).flat_map(|networks| networks.networks());
+                for (batch, network) in next.iter().zip(grown) {
                     journal.batch_enqueued(batch.env, network)?;
                 }
             }
@@ -79,5 +57,34 @@ pub(super) fn train_epoch(
         context.spent.hot.add(batches, counts.into_iter());
     }
     context.spent.training_steps = batches;
+    Ok(())
+}
+
+/// Recomputes the running statistics of all networks on the first batches of the epoch, with fixed
+/// weights. A training step leaves averages over weights that have changed since; with them the
+/// loss of an evaluation moves from step to step by more than a module is worth. Replicas of one
+/// env do so in their own loops.
+fn recompute_statistics(context: &mut StepContext<'_, '_>, epoch: u64) -> Result<()> {
+    let Resources { devices, train, replicas, .. } = &mut *context.resources;
+    let batches = context.setup.config.statistics_batches;
+    if batches == 0 || replicas.is_some() {
+        return Ok(());
+    }
+    let _span = devices.span(|| "recompute statistics");
+    let mut images = vec![0; context.population.envs.len()];
+    train.start_epoch(epoch)?;
+    let mut fleets = context.population.fleets();
+    for _ in 0..batches {
+        let Some(next) = train.next()? else { break };
+        let inputs: Vec<_> = next.iter().map(|batch| &batch.inputs).collect();
+        fleets.iter_mut().try_for_each(|networks| networks.observe(&inputs))?;
+        for (inputs, images) in inputs.iter().zip(&mut images) {
+            *images += inputs.dims().first().map_or(0, |images| *images as u64);
+        }
+    }
+    // A twin has the batches of its env.
+    for (trained, images) in context.population.hosts_mut().zip(images.into_iter().cycle()) {
+        context.spent.training_flops += trained.count_flops(1, images)?;
+    }
     Ok(())
 }

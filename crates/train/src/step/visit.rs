@@ -4,72 +4,68 @@ use std::path::Path;
 
 use meristem_grow::Topology;
 
-use crate::env::Env;
+use crate::env::{Population, TrainedHost};
 use crate::error::Result;
-use crate::external::{Envs, Figures, Next, SeenEnv};
-use crate::position::Position;
+use crate::external::{Continuation, Envs, SeenEnv, StepFigures};
+use crate::position::StepPosition;
 use crate::setup::{Setup, weights};
-use crate::step::context::Context;
+use crate::step::context::StepContext;
 
 /// Asks an external controller, if there is one, how the run goes on.
 ///
 /// # Errors
 /// The controller's error.
-pub(crate) fn before_step(
-    context: &mut Context<'_, '_>,
-    envs: &mut [Env],
-    when: Position,
-) -> Result<Next> {
-    let setup = context.setup;
+pub(crate) fn before_step(context: &mut StepContext<'_, '_>) -> Result<Continuation> {
+    let StepContext { when, population, setup, .. } = context;
+    let mut envs = Visited { setup, population, when: *when };
     let external = context.controller.external();
-    external
-        .map_or(Ok(Next::Step), |external| external.before_step(&mut Visited { setup, envs, when }))
+    external.map_or(Ok(Continuation::Step), |external| external.before_step(&mut envs))
 }
 
 /// Shows the envs to an external controller, if there is one, before their decision.
 ///
 /// # Errors
 /// The controller's error.
-pub(super) fn before_decision(
-    context: &mut Context<'_, '_>,
-    envs: &mut [Env],
-    when: Position,
-) -> Result<()> {
-    let setup = context.setup;
+pub(super) fn before_decision(context: &mut StepContext<'_, '_>) -> Result<()> {
+    let StepContext { when, population, setup, .. } = context;
+    let mut envs = Visited { setup, population, when: *when };
     let external = context.controller.external();
-    external.map_or(Ok(()), |external| external.before_decision(&mut Visited { setup, envs, when }))
+    external.map_or(Ok(()), |external| external.before_decision(&mut envs))
 }
 
 /// The envs of this process during a visit.
 struct Visited<'a> {
     setup: &'a Setup,
-    envs: &'a mut [Env],
-    when: Position,
+    population: &'a mut Population,
+    when: StepPosition,
 }
 
 impl Envs for Visited<'_> {
     fn seen(&self) -> Vec<SeenEnv> {
-        self.envs.iter().map(|env| seen(env, self.setup, self.when)).collect()
+        let StepPosition { round, step } = self.when;
+        let views = self.population.views(step, self.setup.config.steps);
+        let all = views.iter().zip(&self.population.envs);
+        all.map(|(view, env)| {
+            SeenEnv::from_view(view, round, figures(&env.grown), env.reward.total() as f32)
+        })
+        .collect()
     }
 
     fn weights(&mut self, env: usize) -> Result<Vec<u8>> {
-        let env = &mut self.envs[env];
-        env.sync_network(self.setup)?;
-        let (state, topology) = (env.network.state_dict()?, Topology::of(&env.host));
+        let grown = &mut self.population.envs[env].grown;
+        grown.sync(self.setup)?;
+        let (state, topology) = (grown.network.state_dict()?, Topology::of(&grown.host));
         weights::to_bytes(Path::new("weights"), &state, &topology, &self.setup.interface)
     }
 }
 
-fn seen(env: &Env, setup: &Setup, Position { round, step }: Position) -> SeenEnv {
-    let view = env.view(step, setup.config.steps);
-    let samples = env.train.samples.max(1) as f64;
-    let figures = Figures {
-        train_loss: env.train.loss_sum / samples,
-        train_accuracy: env.train.correct as f64 / samples,
-        control_loss: env.control.and_then(|control| control.loss()),
-        control_accuracy: env.control.and_then(|control| control.accuracy()),
-        host_parameters: env.parameters().host,
-        grown_parameters: env.parameters().grown(),
-    };
-    SeenEnv::of(&view, round, figures, env.reward.total() as f32)
+fn figures(grown: &TrainedHost) -> StepFigures {
+    StepFigures {
+        train_loss: grown.train_loss(),
+        train_accuracy: grown.train_accuracy(),
+        control_loss: grown.control_loss(),
+        control_accuracy: grown.control_accuracy(),
+        host_parameters: grown.parameters.host,
+        grown_parameters: grown.parameters.grown(),
+    }
 }

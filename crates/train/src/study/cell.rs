@@ -9,13 +9,13 @@ use crate::checkpoint::check_instruction_set;
 use crate::config::{TrainConfig, changed_result};
 use crate::config_file;
 use crate::error::{Error, Result};
-use crate::fleet::Machine;
 use crate::input_file::check_files;
 use crate::record::observer::Observer;
 use crate::record::plain_file;
 use crate::record::reading;
 use crate::record::run_folder::{CONFIG, CONFIG_BYTES_MAX};
 use crate::record::summary::{Status, Summary};
+use crate::resources::OpenDevices;
 use crate::run::{resume_on, run_on};
 use crate::setup::Names;
 
@@ -80,13 +80,13 @@ pub(super) fn check_data(summary: &Summary, checksums: &[String], folder: &Path)
 /// # Errors
 /// As [`run`](crate::run()) and [`resume`](crate::resume).
 pub(super) fn finish(
-    machine: &Machine,
+    devices: &OpenDevices,
     run: &TrainConfig,
     observer: &mut dyn Observer,
 ) -> Result<Summary> {
     match begun(run) {
-        Some(folder) => resume_on(machine, &folder, observer),
-        None => run_on(machine, run, observer),
+        Some(folder) => resume_on(devices, &folder, observer),
+        None => run_on(devices, run, observer),
     }
 }
 

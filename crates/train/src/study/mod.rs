@@ -24,11 +24,11 @@ use self::report::ContenderRuns;
 pub use self::report::{ContenderReport, STUDY_VERSION, Study, StudyEnv, StudyRun};
 use crate::config::{ConfigLayer, FIRST_STUDY_SEED, TrainConfig};
 use crate::error::{Error, Result};
-use crate::fleet::Machine;
 use crate::processes::World;
 use crate::record::observer::{Notice, Observer};
 use crate::record::run_folder::{POLICY, write_json};
 use crate::record::summary::{Status, Summary};
+use crate::resources::OpenDevices;
 use crate::settings::{ControllerKind, ExchangeKind, PolicyStart, Switch};
 use crate::setup::controllers::AnyController;
 use crate::setup::{Names, Setup, residency};
@@ -233,7 +233,7 @@ type Runs = Vec<Vec<StudyRun>>;
 /// A study that is ready to start.
 struct Contest<'a> {
     config: &'a StudyConfig,
-    machine: Machine,
+    devices: OpenDevices,
     /// For each contender, the seeds that its policy was trained with.
     known_seeds: Vec<Vec<u64>>,
     inputs: Inputs,
@@ -245,10 +245,10 @@ impl<'a> Contest<'a> {
     /// Loads the data, and creates every contender once to check it.
     fn open(config: &'a StudyConfig, names: Names) -> Result<Self> {
         let settings = &config.settings;
-        let machine =
-            Machine::open(&names.devices, 0..settings.envs, &settings.device_options(None))?;
+        let devices =
+            OpenDevices::open(&names.devices, 0..settings.envs, &settings.device_options(None))?;
         let files = cache::files(&names.spec)?;
-        let load = |split| machine.load(&files, split, residency(settings));
+        let load = |split| devices.load(&files, split, residency(settings));
         let train = load(Split::Train)?;
         files.check_has(Split::Test)?;
         let test = load(Split::Test)?;
@@ -272,10 +272,10 @@ impl<'a> Contest<'a> {
             known_seeds.push(seeds.iter().copied().filter(|s| learned.contains(s)).collect());
             let setup = Setup::new(&run, names, info.clone())?;
             // The number of images is no part of what is checked.
-            let stream = &machine.streams()[0];
+            let stream = &devices.streams()[0];
             AnyController::new(&setup, info.train_len, stream, None, &mut World::alone())?;
         }
-        Ok(Self { config, machine, known_seeds, inputs, told_rounding: Cell::new(false) })
+        Ok(Self { config, devices, known_seeds, inputs, told_rounding: Cell::new(false) })
     }
 
     /// Runs seed by seed, so that a stopped study has about the same seeds of all contenders.
@@ -413,7 +413,7 @@ impl<'a> Contest<'a> {
             return Ok(None);
         }
         observer.run_begins(planned);
-        let summary = cell::finish(&self.machine, run, observer)?;
+        let summary = cell::finish(&self.devices, run, observer)?;
         // The files may have changed since the study began.
         let folder = run.run_dir.as_deref().unwrap_or(Path::new(""));
         cell::check_data(&summary, &self.inputs.checksums, folder)?;

@@ -190,7 +190,7 @@ fn a_broken_env_goes_back_and_the_others_do_not_notice() {
     let own = of_the_broken(&whole, &broken);
     let [rollback] = of_kind(&own, "governor_rollback")[..] else { panic!("{own:?}") };
     let expected = serde_json::json!({
-        "v": 1, "event": "governor_rollback", "env": 1, "round": 0, "step": 7,
+        "v": 2, "event": "governor_rollback", "env": 1, "round": 0, "step": 7,
         "failure": "not_finite", "train_loss": null, "control_loss": null, "restored_step": 5,
         "pruned": ["r0c0"], "penalty": -10.0,
         "cause_step": 2,

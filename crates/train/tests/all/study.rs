@@ -55,5 +55,5 @@ fn a_study_ends_when_its_data_change() {
     let study = folder.path().join("study");
     let config = StudyConfig::resolve(ConfigLayer::default(), flags, contenders, 2, study).unwrap();
     let error = compare(&config, &mut Rewrites(folder.path())).unwrap_err().to_string();
-    assert!(error.contains("`dataset`: got other images or labels"), "{error}");
+    assert!(error.contains("`dataset`: got other training and test images or labels"), "{error}");
 }

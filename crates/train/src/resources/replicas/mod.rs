@@ -6,7 +6,7 @@
 //! optimiser from it at the start of a step, on the device.
 //!
 //! **Batches**: a batch of n samples is distributed over the ranks as over envs
-//! ([`order`](meristem_data::order)). Rank r has n_r samples, and its gradient g_r is that of their
+//! ([`order`](meristem_data::order)). Rank r has n_r samples, and g_r is the gradient of their
 //! mean loss. Before clipping and the optimiser's step it becomes `1/R Σ_r (n_r R/n) g_r`, the
 //! gradient of the whole batch, as far as the exchange sends it; unsent elements are kept, by rank
 //! and parameter, for the next batch (see [`trainer`]). So `batch` is the size of the whole batch,
@@ -28,7 +28,7 @@
 //! roll back from the same numbers; rank 0 writes the results. Messages to other processes are
 //! waited for, in the inner loop too; `hot_path` in the summary counts these waits.
 //!
-//! Each rank's inner loop runs in a thread of its own, because an exchange waits for the other
+//! Each rank's inner loop runs in a separate thread, because an exchange waits for the other
 //! ranks' calls. It does not wait for the device.
 
 mod metrics;
@@ -51,17 +51,17 @@ pub(crate) use self::trainer::Epoch;
 use self::trainer::{LazyExchange, Trainer};
 use crate::config::{STATISTICS_BATCHES, TrainConfig};
 use crate::error::{Error, Result};
-use crate::fleet::machine::Machine;
-use crate::fleet::serving::batch_sizes;
+use crate::resources::open_devices::OpenDevices;
+use crate::resources::serving::batch_sizes;
 
 /// Ranks of this process that train one host.
 pub(crate) struct Replicas {
     leader: Trainer,
-    followers: Vec<Follower>,
+    followers: Vec<ReplicaRank>,
 }
 
 /// Rank with a replica of the leader's network.
-struct Follower {
+struct ReplicaRank {
     trainer: Trainer,
     stream: Stream,
     gather: GatherBatches,
@@ -77,7 +77,7 @@ impl Replicas {
     /// Errors of the device.
     pub(crate) fn new(
         config: &TrainConfig,
-        machine: &Machine,
+        devices: &OpenDevices,
         gather: &GatherConfig,
         datasets: &[Arc<Dataset>],
         members: Vec<Communicator>,
@@ -87,7 +87,7 @@ impl Replicas {
             ranks: comm.size(),
             comm: Some(comm),
             kind: config.exchange,
-            // Where a part of the gradient is sent late, the averages of training do not do.
+            // The averages of training do not fit weights whose gradients are sent late.
             statistics_batches: match config.statistics_batches {
                 0 if !config.exchange.sends_all() => STATISTICS_BATCHES,
                 batches => batches,
@@ -98,17 +98,16 @@ impl Replicas {
         let mut trainers = members.into_iter().map(trainer);
         let leader = trainers.next().ok_or_else(|| Error::value("ranks", 0, "at least 1"))?;
         let follower = |trainer: Trainer| {
-            let stream = machine.streams()[0].device().stream(&format!("rank {}", trainer.rank));
+            let stream = devices.streams()[0].device().stream(&format!("rank {}", trainer.rank));
             let served = Some(trainer.rank..trainer.rank + 1);
             let config = GatherConfig { served, ..gather.clone() };
             let gather = GatherBatches::new(&config, datasets, std::slice::from_ref(&stream))?;
-            Ok(Follower { trainer, stream, gather, network: None })
+            Ok(ReplicaRank { trainer, stream, gather, network: None })
         };
         Ok(Self { leader, followers: trainers.map(follower).collect::<Result<_>>()? })
     }
 
-    /// Drops unsent gradients and replicas, because the optimiser is reset or the host is another
-    /// one.
+    /// Drops unsent gradients and replicas, because the optimiser is reset or the host is replaced.
     pub(crate) fn forget(&mut self) {
         self.followers.iter_mut().for_each(|follower| follower.network = None);
         self.trainers()
@@ -125,8 +124,8 @@ impl Replicas {
         std::iter::once(&mut self.leader).chain(followers)
     }
 
-    /// Copies the leader's network to all replicas, and allocates what the inner loop needs for
-    /// epochs of `batches` batches. Waits for the device if the host's parameters have changed.
+    /// Copies the leader's network to all replicas, and allocates memory for epochs of `batches`
+    /// batches. Waits for the device if the host's parameters have changed.
     ///
     /// # Errors
     /// Out of memory, a device failure.
@@ -161,8 +160,8 @@ impl Replicas {
         gather.start_epoch(epoch)?;
         followers.iter_mut().try_for_each(|follower| follower.gather.start_epoch(epoch))?;
         let all: Vec<Result<Epoch>> = thread::scope(|threads| {
-            let follow = |follower: &'_ mut Follower| {
-                let Follower { trainer, gather, network, .. } = follower;
+            let follow = |follower: &'_ mut ReplicaRank| {
+                let ReplicaRank { trainer, gather, network, .. } = follower;
                 let network = network.as_mut().ok_or_else(|| trainer.not_open())?;
                 trainer.train(epoch, gather, network, scopes, &mut |_| Ok(()))
             };
@@ -194,13 +193,13 @@ impl Replicas {
     /// [`Error::ReplicasDiffer`], or a device failure.
     pub(crate) fn read(
         &self,
-        machine: &Machine,
+        devices: &OpenDevices,
         order: &EpochOrder,
         network: &Network,
     ) -> Result<Metrics> {
         let of_ranks = self.leader.metrics(network)?;
         let tensors: Vec<&Tensor> = std::iter::once(network.metrics()).chain(&of_ranks).collect();
-        let mut all = machine.read_metrics(&tensors)?;
+        let mut all = devices.read_metrics(&tensors)?;
         let own = all.remove(0);
         if all.iter().any(|metrics| metrics.fingerprint != all[0].fingerprint) {
             let texts: Vec<String> =
@@ -227,7 +226,7 @@ impl Replicas {
         Ok(tensors)
     }
 
-    /// Whether [`Replicas::save`] of this rank is there: at least the count of its exchanges.
+    /// Whether `tensors` has the state of this rank: at least its number of exchanges.
     pub(crate) fn has_saved(tensors: &StateDict, rank: usize) -> bool {
         tensors.get(&step_name(rank)).is_some()
     }

@@ -4,10 +4,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use meristem_data::{Batch, Dataset, GatherBatches, GatherConfig};
-use meristem_device::{Device, Stream, Tensor};
+use meristem_device::{Device, Stream};
 use meristem_nn::LabelledBatch;
 
-use super::machine::Machine;
+use super::open_devices::OpenDevices;
 use crate::error::Result;
 
 /// Options for serving a split for evaluation: each env gets all samples, in order.
@@ -20,10 +20,10 @@ pub(crate) struct Serving {
     pub(crate) normalization: Option<meristem_data::Normalization>,
 }
 
-/// A split that every env sees whole, in order. Unlike the training gather, which gives each env
-/// samples and memory of its own, it is gathered once for each device, and all envs read that.
+/// A split that every env sees whole, in order. It is gathered once for each device, into memory
+/// that all envs read. In the training gather, each env has samples and memory apart from others.
 pub(crate) struct Served {
-    /// Gathers of the devices with envs, each on a stream of its own.
+    /// Gathers of the devices with envs, each on a separate stream.
     gathers: Vec<GatherBatches>,
     /// Gather and stream of each env.
     envs: Vec<(usize, Stream)>,
@@ -37,7 +37,7 @@ impl Served {
     /// Device errors.
     pub(crate) fn new(
         options: Serving,
-        machine: &Machine,
+        devices: &OpenDevices,
         datasets: &[Arc<Dataset>],
     ) -> Result<Self> {
         let Serving { batch, subset, normalization } = options;
@@ -51,9 +51,9 @@ impl Served {
             let stream = device.stream("evaluated images");
             Ok(GatherBatches::new(&config, std::slice::from_ref(dataset), &[stream])?)
         };
-        let gathers = datasets.iter().zip(machine.devices()).map(gather);
+        let gathers = datasets.iter().zip(devices.distinct()).map(gather);
         let gathers = gathers.collect::<Result<_>>()?;
-        let envs = machine.device_of.iter().copied().zip(machine.streams().iter().cloned());
+        let envs = devices.device_of.iter().copied().zip(devices.streams().iter().cloned());
         Ok(Self { gathers, envs: envs.collect() })
     }
 
@@ -67,25 +67,25 @@ impl Served {
     ///
     /// # Errors
     /// Device errors.
-    pub(crate) fn pass(&mut self, envs: Range<usize>) -> Result<Pass<'_>> {
+    pub(crate) fn pass(&mut self, envs: Range<usize>) -> Result<SplitPass<'_>> {
         self.gathers.iter_mut().try_for_each(|gather| gather.start_epoch(0))?;
-        Ok(Pass { gathers: &mut self.gathers, envs: &self.envs[envs] })
+        Ok(SplitPass { gathers: &mut self.gathers, envs: &self.envs[envs] })
     }
 }
 
 /// A pass over a split.
-pub(crate) struct Pass<'a> {
+pub(crate) struct SplitPass<'a> {
     gathers: &'a mut [GatherBatches],
     envs: &'a [(usize, Stream)],
 }
 
-impl Pass<'_> {
+impl SplitPass<'_> {
     /// The next batch: inputs and labels, on the stream of each env. `None` at the end. Does not
     /// wait for the devices.
     ///
     /// # Errors
     /// Device errors.
-    pub(crate) fn next(&mut self) -> Result<Option<Vec<[Tensor; 2]>>> {
+    pub(crate) fn next(&mut self) -> Result<Option<Vec<Batch>>> {
         let mut gathered: Vec<Batch> = vec![];
         for gather in &mut *self.gathers {
             // All serve the same split and end together.
@@ -93,8 +93,8 @@ impl Pass<'_> {
             gathered.extend(next);
         }
         let on = |(gather, stream): &(usize, Stream)| {
-            let Batch { inputs, targets, .. } = &gathered[*gather];
-            Ok([inputs.on(stream)?, targets.on(stream)?])
+            let Batch { env, inputs, targets } = &gathered[*gather];
+            Ok(Batch { env: *env, inputs: inputs.on(stream)?, targets: targets.on(stream)? })
         };
         self.envs.iter().map(on).collect::<Result<_>>().map(Some)
     }

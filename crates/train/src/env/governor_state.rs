@@ -1,11 +1,11 @@
-//! The governor's state of an env.
+//! State of the governor about an env.
 
 use meristem_control::Vitals;
 use serde::{Deserialize, Serialize};
 
-/// The governor's state of an env in an episode, apart from the snapshot.
+/// State of the governor about an env in an episode, apart from the snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Guard {
+pub(crate) struct GovernorState {
     pub(crate) vitals: Vitals,
     /// Step after which the snapshot was taken; `None` if it was taken before the first step.
     pub(crate) snapshot_step: Option<usize>,
@@ -17,8 +17,8 @@ pub(crate) struct Guard {
     pub(crate) rollbacks: usize,
 }
 
-impl Guard {
-    /// The state of an env at the beginning of an episode, with the dataset's number of classes.
+impl GovernorState {
+    /// The state at the beginning of an episode, with the dataset's number of classes.
     pub(crate) fn new(classes: usize) -> Self {
         let vitals = Vitals::new(classes);
         Self { vitals, snapshot_step: None, failures: 0, changed: None, rollbacks: 0 }
@@ -29,7 +29,7 @@ impl Guard {
         self.changed.or(step.checked_sub(1))
     }
 
-    /// Notes that the env went back to its snapshot.
+    /// Records that the env went back to its snapshot.
     pub(crate) fn rolled_back(&mut self) {
         self.vitals.rolled_back();
         self.changed = None;

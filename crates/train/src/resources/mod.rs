@@ -1,27 +1,56 @@
-//! Fleet of a run: devices, resident data, and the gathers that serve data to the envs.
+//! Resources of a run: devices, resident data, and the gathers that serve data to the envs.
+//!
+//! - here: all resources of a process;
+//! - `open_devices`: devices and streams;
+//! - `serving`: splits for evaluation;
+//! - `replicas`: one host on several ranks.
 
-mod machine;
+mod open_devices;
 mod replicas;
 mod serving;
 
 use std::sync::Arc;
 
 use meristem_data::order::{self, EpochMode, EpochOrder};
-use meristem_data::{Dataset, GatherBatches, GatherConfig};
+use meristem_data::{Dataset, DatasetFiles, GatherBatches, GatherConfig, Residency, Split};
 
-pub(crate) use self::machine::Machine;
+pub(crate) use self::open_devices::OpenDevices;
 pub(crate) use self::replicas::{Epoch, Replicas};
-pub(crate) use self::serving::{Pass, Served, Serving, labelled};
+pub(crate) use self::serving::{Served, Serving, SplitPass, labelled};
 use self::serving::{batch_sizes, batches_of};
 use crate::config::TrainConfig;
 use crate::error::{Error, Result};
 use crate::processes::World;
 use crate::setup::Setup;
 
+/// Splits of the dataset on each device with envs.
+pub(crate) struct Splits {
+    train: Vec<Arc<Dataset>>,
+    /// Empty if there is no test split.
+    test: Vec<Arc<Dataset>>,
+}
+
+impl Splits {
+    /// Loads the splits in `files`.
+    ///
+    /// # Errors
+    /// Unreadable files, out of memory.
+    pub(crate) fn load(
+        devices: &OpenDevices,
+        files: &Arc<DatasetFiles>,
+        residency: Residency,
+    ) -> Result<Self> {
+        let train = devices.load(files, Split::Train, residency)?;
+        let has_test = files.has(Split::Test);
+        let test = has_test.then(|| devices.load(files, Split::Test, residency)).transpose()?;
+        Ok(Self { train, test: test.unwrap_or_default() })
+    }
+}
+
 /// Data and devices of this process's envs.
-pub(crate) struct Fleet {
+pub(crate) struct Resources {
     /// Devices and streams.
-    pub(crate) machine: Machine,
+    pub(crate) devices: OpenDevices,
     /// Training split, including the control split, and test split.
     pub(crate) datasets: Vec<Arc<Dataset>>,
     /// Gather that serves each epoch's training samples to all envs of the run; with
@@ -37,7 +66,7 @@ pub(crate) struct Fleet {
     pub(crate) batch_sizes: Vec<Vec<usize>>,
     /// Distinct batches of the training split, by the sizes of the envs' parts.
     pub(crate) train_batches: Vec<Vec<usize>>,
-    /// Distinct batches of the control split, likewise.
+    /// Distinct batches of the control split, by the sizes of the envs' parts.
     pub(crate) control_batches: Vec<Vec<usize>>,
     /// Least and most images that an env of the run is trained on in a step.
     pub(crate) images_per_step: [usize; 2],
@@ -49,16 +78,15 @@ pub(crate) struct Fleet {
     pub(crate) test_samples: Option<usize>,
 }
 
-impl Fleet {
-    /// Splits the training set and prepares the gathers of all splits. Each split is one dataset
-    /// for each device with envs, or none where there is no test split.
+impl Resources {
+    /// Splits the training set and prepares the gathers of all splits.
     ///
     /// # Errors
     /// Fewer samples than envs, or an empty control split; device errors.
     pub(crate) fn new(
-        machine: Machine,
+        devices: OpenDevices,
         setup: &Setup,
-        [train, test]: [Vec<Arc<Dataset>>; 2],
+        Splits { train, test }: Splits,
         world: &mut World,
     ) -> Result<Self> {
         let config = &setup.config;
@@ -66,34 +94,26 @@ impl Fleet {
         let (kept, held_out) = order::split_by_seed(len, config.control_share(), config.seed)?;
         check_sizes(config, kept.len(), held_out.len())?;
         let (train_samples, control_samples) = (kept.len(), held_out.len());
-        let normalization = || Some(setup.interface.normalization.clone());
         // With several replicas there is one env, and the gather treats each replica as an env.
         let replicas = config.replicas();
-        let devices = machine.ids.repeat(replicas);
-        let served = if replicas > 1 { world.rank()..world.rank() + 1 } else { machine.envs() };
+        let served = if replicas > 1 { world.rank()..world.rank() + 1 } else { devices.envs() };
         let gather = GatherConfig {
-            // The replicas of the one env share what it sees.
-            epoch_mode: if replicas > 1 { EpochMode::Dealt } else { config.epoch },
-            shuffle: config.shuffle.0,
-            seed: config.seed,
             subset: (control_samples > 0).then(|| kept.into()),
-            augment: setup.augment(),
-            max_batches: config.max_batches.count(),
-            normalization: normalization(),
             served: Some(served.clone()),
-            ..GatherConfig::new(config.batch / replicas, devices)
+            ..training_gather(setup, &devices)
         };
         let replicas = match replicas {
             1 => None,
             ranks => {
                 let members = world.members(ranks, &config.comm_options())?;
-                Some(Replicas::new(config, &machine, &gather, &train, members)?)
+                Some(Replicas::new(config, &devices, &gather, &train, members)?)
             }
         };
-        let gather = GatherBatches::new(&gather, &train, machine.streams())?;
+        let gather = GatherBatches::new(&gather, &train, devices.streams())?;
         let serve = |subset, split: &[Arc<Dataset>]| {
-            let options = Serving { batch: config.batch, subset, normalization: normalization() };
-            Served::new(options, &machine, split)
+            let normalization = Some(setup.interface.normalization.clone());
+            let options = Serving { batch: config.batch, subset, normalization };
+            Served::new(options, &devices, split)
         };
         let control = (control_samples > 0).then(|| serve(Some(held_out.into()), &train));
         let control = control.transpose()?;
@@ -105,7 +125,7 @@ impl Fleet {
         let batch_sizes = served.clone().map(|env| batch_sizes(&gather, env)).collect();
         let control_batches = control.as_ref().map_or_else(Vec::new, |of| of.batches(served.len()));
         Ok(Self {
-            machine,
+            devices,
             datasets,
             train: gather,
             replicas,
@@ -122,7 +142,23 @@ impl Fleet {
     }
 }
 
-/// Least and most images of an env in a step, where each has so many parts of a batch.
+/// Gather of the whole training set for all envs of a run, or for all replicas of its one env.
+fn training_gather(setup: &Setup, devices: &OpenDevices) -> GatherConfig {
+    let config = &setup.config;
+    let replicas = config.replicas();
+    GatherConfig {
+        // The replicas share the samples of the one env.
+        epoch_mode: if replicas > 1 { EpochMode::Dealt } else { config.epoch },
+        shuffle: config.shuffle.0,
+        seed: config.seed,
+        augment: setup.augment(),
+        max_batches: config.max_batches.count(),
+        normalization: Some(setup.interface.normalization.clone()),
+        ..GatherConfig::new(config.batch / replicas, devices.ids.repeat(replicas))
+    }
+}
+
+/// Least and most images of an env in a step, where each env has `parts` parts of a batch.
 fn images_per_step(order: &EpochOrder, parts: usize) -> [usize; 2] {
     let samples: Vec<usize> = (0..order.envs()).map(|env| order.samples_of(env)).collect();
     let of_envs = samples.chunks(parts).map(|parts| parts.iter().sum());

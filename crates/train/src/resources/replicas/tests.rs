@@ -14,7 +14,7 @@ use super::{Epoch, Replicas, first_cause};
 use crate::config::devices::Devices;
 use crate::config::{ConfigLayer, TrainConfig};
 use crate::error::Error;
-use crate::fleet::Machine;
+use crate::resources::OpenDevices;
 use crate::settings::{ControllerKind, ExchangeKind};
 
 const SAMPLES: usize = 40;
@@ -38,8 +38,8 @@ fn graph(normed: bool) -> Arc<Graph> {
 }
 
 /// A machine with data and settings.
-struct Fixture {
-    machine: Machine,
+struct ReplicasFixture {
+    devices: OpenDevices,
     data: Vec<Arc<Dataset>>,
     ranks: usize,
     config: TrainConfig,
@@ -47,7 +47,7 @@ struct Fixture {
     epochs: u64,
 }
 
-impl Fixture {
+impl ReplicasFixture {
     fn new(ranks: usize, exchange: ExchangeKind, threads: usize) -> Self {
         let flags = ConfigLayer {
             threads: Some(threads),
@@ -60,15 +60,15 @@ impl Fixture {
         };
         let config = TrainConfig::resolve(ConfigLayer::default(), flags).unwrap();
         let (placed, options) = (Devices::one(DeviceId::Cpu(0)), config.device_options(None));
-        let machine = Machine::open(&placed, 0..1, &options).unwrap();
+        let devices = OpenDevices::open(&placed, 0..1, &options).unwrap();
         let epochs = if exchange.sends_all() { 2 } else { 4 };
         let mut random = Rng::new(1, Purpose::Test, 0, 0);
         let images: Vec<u8> = (0..SAMPLES * 36).map(|_| random.below(256) as u8).collect();
         let labels: Vec<u32> = images.chunks(36).map(|image| u32::from(image[0] / 64)).collect();
         let shape = ImageShape { channels: 1, height: 6, width: 6 };
         let classes = (0..4).map(|class| class.to_string()).collect();
-        let data = Dataset::from_slices(&machine.devices()[0], shape, &images, &labels, classes);
-        Self { machine, data: vec![data.unwrap()], ranks, config, epochs }
+        let data = Dataset::from_slices(&devices.distinct()[0], shape, &images, &labels, classes);
+        Self { devices, data: vec![data.unwrap()], ranks, config, epochs }
     }
 
     /// 40 = 12 + 12 + 12 + 4. The last batch is distributed unevenly over three ranks, and does
@@ -89,11 +89,11 @@ impl Fixture {
     /// Trains all epochs with replicas. Returns weights and optimiser, and the metrics of the
     /// last epoch.
     fn replicas(&self, normed: bool) -> ([StateDict; 2], Metrics) {
-        let stream = &self.machine.streams()[0];
+        let stream = &self.devices.streams()[0];
         let mut network = self.network(stream, normed);
         let members = Communicator::threads(self.ranks, &CommOptions::default()).unwrap();
         let mut replicas =
-            Replicas::new(&self.config, &self.machine, &self.gather(), &self.data, members)
+            Replicas::new(&self.config, &self.devices, &self.gather(), &self.data, members)
                 .unwrap();
         let leads = GatherConfig { served: Some(0..1), ..self.gather() };
         let mut gather =
@@ -104,7 +104,7 @@ impl Fixture {
             network.reset_metrics().unwrap();
             replicas.open(&mut network, 4).unwrap();
             let scopes =
-                || self.machine.hot_scopes("train_step", ScopePolicy::Deny, |_| Default::default());
+                || self.devices.hot_scopes("train_step", ScopePolicy::Deny, |_| Default::default());
             let mut observed = |_: &Network| {
                 seen += 1;
                 Ok(())
@@ -113,7 +113,7 @@ impl Fixture {
                 replicas.train_epoch(epoch, &mut gather, &mut network, &scopes, &mut observed);
             let done = done.unwrap();
             assert_eq!((done.batches, done.counts.len()), (4, self.ranks));
-            metrics = replicas.read(&self.machine, gather.order(), &network).unwrap();
+            metrics = replicas.read(&self.devices, gather.order(), &network).unwrap();
         }
         assert_eq!(seen, 4 * self.epochs);
         (state(&network), metrics)
@@ -121,7 +121,7 @@ impl Fixture {
 
     /// Trains all epochs with one network on whole batches.
     fn alone(&self) -> ([StateDict; 2], Metrics) {
-        let stream = &self.machine.streams()[0];
+        let stream = &self.devices.streams()[0];
         let mut network = self.network(stream, false);
         let config = GatherConfig { seed: 7, ..GatherConfig::new(BATCH, vec![DeviceId::Cpu(0)]) };
         let mut gather =
@@ -141,7 +141,7 @@ impl Fixture {
     /// one large tensor.
     fn slow(&self, normed: bool) -> [StateDict; 2] {
         let streams: Vec<Stream> =
-            (0..self.ranks).map(|_| self.machine.devices()[0].stream("slow")).collect();
+            (0..self.ranks).map(|_| self.devices.distinct()[0].stream("slow")).collect();
         let mut networks: Vec<Network> =
             streams.iter().map(|stream| self.network(stream, normed)).collect();
         let mut gather = GatherBatches::new(&self.gather(), &self.data, &streams).unwrap();
@@ -246,7 +246,7 @@ fn text(state: &[StateDict; 2]) -> String {
 fn replicas_compute_what_the_slow_version_says() {
     for exchange in [ExchangeKind::Dense, ExchangeKind::TopK(0.01)] {
         for (normed, ranks) in [(false, 2), (false, 3), (true, 2), (true, 3), (true, 6)] {
-            let fixture = Fixture::new(ranks, exchange, 2);
+            let fixture = ReplicasFixture::new(ranks, exchange, 2);
             let (got, _) = fixture.replicas(normed);
             let slow = fixture.slow(normed);
             assert_eq!(text(&got), text(&slow), "{exchange} {ranks} ranks, norm: {normed}");
@@ -259,7 +259,7 @@ fn replicas_compute_what_the_slow_version_says() {
 #[test]
 fn ranks_train_as_one_does_on_the_whole_batch() {
     for ranks in [2, 3, 6] {
-        let fixture = Fixture::new(ranks, ExchangeKind::Dense, 2);
+        let fixture = ReplicasFixture::new(ranks, ExchangeKind::Dense, 2);
         let ((got, metrics), (expected, alone)) = (fixture.replicas(false), fixture.alone());
         for (name, expected) in expected[0].iter() {
             let [got, expected] =
@@ -286,17 +286,18 @@ fn ranks_train_as_one_does_on_the_whole_batch() {
 /// workers.
 #[test]
 fn what_is_sent_decides_and_not_how_many_work() {
-    let dense = Fixture::new(3, ExchangeKind::Dense, 1).replicas(true);
+    let dense = ReplicasFixture::new(3, ExchangeKind::Dense, 1).replicas(true);
     for (exchange, threads) in [
         (ExchangeKind::Dense, 3),
         (ExchangeKind::TopK(1.0), 2),
         (ExchangeKind::GTopK(1.0), 2),
         (ExchangeKind::OkTopK(1.0), 2),
     ] {
-        let got = Fixture::new(3, exchange, threads).replicas(true);
+        let got = ReplicasFixture::new(3, exchange, threads).replicas(true);
         assert_eq!(text(&got.0), text(&dense.0), "{exchange}");
     }
-    let sparse = |threads| Fixture::new(3, ExchangeKind::TopK(0.01), threads).replicas(true);
+    let sparse =
+        |threads| ReplicasFixture::new(3, ExchangeKind::TopK(0.01), threads).replicas(true);
     let (one, three) = (sparse(1), sparse(3));
     assert_eq!((text(&one.0), one.1), (text(&three.0), three.1));
     assert_ne!(text(&one.0), text(&dense.0));

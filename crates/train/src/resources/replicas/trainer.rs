@@ -17,7 +17,7 @@
 //! leave that out. The full gradient of a layer before batch
 //! norm has no component along shifts and scales that batch norm removes, but a few of its elements
 //! do. So weights drift in directions that are invisible to training, which normalises by each
-//! batch, and statistics that lag ten batches behind fit them badly.
+//! batch, and statistics that lag by ten batches fit them badly.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -79,9 +79,7 @@ impl Trainer {
             let metrics = Tensor::zeros(stream, [len], DType::F64, Owner::Collectives)?;
             self.metrics = Some(metrics);
         }
-        // Only for the names and addresses of the gradients.
-        network.differentiate_nothing()?;
-        let gradients = network.gradients()?;
+        let gradients = network.gradient_buffers()?;
         let form: Vec<(String, usize)> =
             gradients.iter().map(|(name, tensor)| (name.to_string(), tensor.numel())).collect();
         let Some(comm) = &self.comm else { return Err(self.not_open()) };

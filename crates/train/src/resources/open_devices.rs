@@ -16,7 +16,7 @@ use crate::error::Result;
 
 /// The envs of this process: their devices, each opened once, and one stream per env.
 #[derive(Clone)]
-pub(crate) struct Machine {
+pub(crate) struct OpenDevices {
     /// Device of each env of the run.
     pub(super) ids: Vec<DeviceId>,
     /// Range of this process's envs.
@@ -35,7 +35,7 @@ pub(crate) struct Machine {
     trace: Option<Trace>,
 }
 
-impl Machine {
+impl OpenDevices {
     /// Opens the devices of this process's envs and of the policy. `placed` has all envs of the
     /// run.
     ///
@@ -83,7 +83,7 @@ impl Machine {
     }
 
     /// The distinct devices of envs and policy.
-    pub(crate) fn devices(&self) -> &[Device] {
+    pub(crate) fn distinct(&self) -> &[Device] {
         &self.devices
     }
 
@@ -107,7 +107,12 @@ impl Machine {
         &self.streams
     }
 
-    /// The most workers of a device.
+    /// Worker threads of the first device.
+    pub(crate) fn threads(&self) -> usize {
+        self.devices.first().map_or(0, |device| device.threads())
+    }
+
+    /// Most workers of a device.
     pub(crate) fn workers(&self) -> u64 {
         self.devices.iter().map(|device| device.threads() as u64).max().unwrap_or(1)
     }

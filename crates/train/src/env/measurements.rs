@@ -1,0 +1,46 @@
+//! Measurements of an env since the start of its trajectory.
+
+use meristem_control::{History, Op, RewardState};
+use meristem_grow::{GateInputs, Host, ParameterCounts};
+use serde::{Deserialize, Serialize};
+
+/// Measurements of an env since the start of the episode or the last rollback: decisions and
+/// rewards follow from them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Measurements {
+    /// Gradient health and contribution of each enabled slot, as last measured with a module there.
+    pub(crate) measured: Vec<GateInputs>,
+    /// For each enabled slot, the sum of its module's interactions with the others in the last
+    /// step, in percentage points.
+    pub(crate) interactions_pp: Vec<Option<f32>>,
+    /// Control accuracy after each step, in percentage points.
+    pub(crate) accuracies_pp: Vec<f32>,
+    /// Control loss after each step.
+    pub(crate) losses: Vec<f32>,
+    /// Training loss of each step.
+    #[serde(default)]
+    pub(crate) train_losses: Vec<f32>,
+    /// States of the slots in the last steps.
+    pub(crate) slot_history: History,
+    /// State that the next reward is computed against.
+    pub(crate) reward_state: RewardState,
+    /// The last op, and whether it succeeded.
+    pub(crate) last: Option<(Op, bool)>,
+}
+
+impl Measurements {
+    /// No measurements yet, of a host with these parameters.
+    pub(super) fn new(host: &Host, parameters: &ParameterCounts) -> Self {
+        let slots = host.slots().len();
+        Self {
+            measured: vec![GateInputs::default(); slots],
+            interactions_pp: vec![None; slots],
+            accuracies_pp: vec![],
+            losses: vec![],
+            train_losses: vec![],
+            slot_history: History::default(),
+            reward_state: RewardState::begin(host, parameters),
+            last: None,
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! A host in training: the grown one of an env, or its bare twin.
+
+use meristem_device::Stream;
+use meristem_grow::{Host, ParameterCounts, TopologyKey};
+use meristem_nn::{EvalMetrics, Metrics, Network, NetworkOptions};
+
+use super::state::TrainedTensors;
+use crate::error::Result;
+use crate::setup::Setup;
+
+/// Env of a host, and options of its network.
+#[derive(Clone, Copy)]
+pub(crate) struct HostOptions<'a> {
+    /// Number of the env.
+    pub(crate) index: usize,
+    pub(crate) stream: &'a Stream,
+    /// Seed of the host's weights.
+    pub(crate) seed: u64,
+    /// Number of batch losses that the network keeps.
+    pub(crate) batch_log: usize,
+}
+
+/// A host with its network, and the results of the network's last step.
+pub(crate) struct TrainedHost {
+    pub(crate) host: Host,
+    pub(crate) network: Network,
+    /// Topology that `network` was compiled for.
+    key: TopologyKey,
+    /// Factor of the learning rates of `network`.
+    rate: f64,
+    /// Trained parameters of the host and of the module in each slot.
+    pub(crate) parameters: ParameterCounts,
+    /// Metrics of training in the last step, and of every configuration evaluated in it.
+    pub(crate) train: Metrics,
+    /// Evaluation on the control split in the last step; `None` without a control split.
+    pub(crate) control: Option<EvalMetrics>,
+    /// Floating-point operations of training in this episode.
+    pub(crate) training_flops: u64,
+    /// Whether a loss or a weight was not finite since the start or the last rollback.
+    pub(crate) diverged: bool,
+}
+
+impl TrainedHost {
+    /// Compiles a network for `host`, with metrics for `configurations` configurations.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub(super) fn new(
+        setup: &Setup,
+        host: Host,
+        options: HostOptions<'_>,
+        configurations: usize,
+    ) -> Result<Self> {
+        let HostOptions { index, stream, seed, batch_log } = options;
+        let options = NetworkOptions {
+            configs: configurations,
+            batch_log,
+            precision: setup.config.precision,
+            winograd: setup.config.winograd.0,
+            ..NetworkOptions::new(seed, index as u64, setup.isa, setup.config.batch)
+        };
+        let (key, parameters, rate) = (host.topology_key(), host.parameters()?, 1.0);
+        let graph = setup.graph(&host, rate)?;
+        let network = Network::with_plans(stream, graph, options, &setup.plans)?;
+        let (train, control) = (Metrics::default(), None);
+        let (training_flops, diverged) = (0, false);
+        Ok(Self { host, network, key, rate, parameters, train, control, training_flops, diverged })
+    }
+
+    /// Compiles the network for the host's current topology, if that changed.
+    ///
+    /// # Errors
+    /// Out of memory, a failed stream.
+    pub(crate) fn sync(&mut self, setup: &Setup) -> Result<()> {
+        let key = self.host.topology_key();
+        if key != self.key {
+            self.network.set_graph(setup.graph(&self.host, self.rate)?)?;
+            self.key = key;
+            self.parameters = self.host.parameters()?;
+            // Blocks of the smaller network are too small for the larger one; kept, they would add
+            // up.
+            self.network.stream().device().trim();
+        }
+        Ok(())
+    }
+
+    /// Scales the learning rates by `rate`.
+    ///
+    /// # Errors
+    /// Out of memory, a failed stream.
+    pub(crate) fn set_rate(&mut self, setup: &Setup, rate: f64) -> Result<()> {
+        if rate == self.rate {
+            return Ok(());
+        }
+        self.rate = rate;
+        self.apply_rate(setup)
+    }
+
+    /// Compiles the network for the current learning rates, where its topology is up to date. Its
+    /// memory stays as it is.
+    pub(super) fn apply_rate(&mut self, setup: &Setup) -> Result<()> {
+        if self.host.topology_key() == self.key {
+            self.network.set_graph(setup.graph(&self.host, self.rate)?)?;
+        }
+        Ok(())
+    }
+
+    /// Compiles the training plans for batches of these sizes.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub(crate) fn prepare_training(&mut self, sizes: &[usize]) -> Result<()> {
+        sizes.iter().try_for_each(|&size| Ok(self.network.prepare_training(size)?))
+    }
+
+    /// Counts the operations of `passes` forward passes over `images` images. Returns them.
+    ///
+    /// # Errors
+    /// None for the network of an env.
+    pub(crate) fn count_flops(&mut self, passes: u64, images: u64) -> Result<u64> {
+        let flops = passes * images * self.network.eval_flops(0..1)?.1;
+        self.training_flops += flops;
+        Ok(flops)
+    }
+
+    /// Records the metrics of a step or of a report.
+    pub(crate) fn note(&mut self, metrics: Metrics, has_control: bool) {
+        self.note_control(&metrics, has_control);
+        self.diverged |= !metrics.loss_sum.is_finite() || metrics.non_finite != 0;
+        self.train = metrics;
+    }
+
+    /// Records an evaluation on the control split.
+    pub(super) fn note_control(&mut self, metrics: &Metrics, has_control: bool) {
+        self.control = metrics.eval.first().copied().filter(|_| has_control);
+    }
+
+    /// This host unless it diverged: a twin that diverged has no results from then on.
+    pub(crate) fn known(&self) -> Option<&Self> {
+        (!self.diverged).then_some(self)
+    }
+
+    /// Mean training loss over the last step.
+    pub(crate) fn train_loss(&self) -> f64 {
+        self.train.loss_sum / self.train.samples.max(1) as f64
+    }
+
+    /// Training accuracy over the last step, 0..1.
+    pub(crate) fn train_accuracy(&self) -> f64 {
+        self.train.correct as f64 / self.train.samples.max(1) as f64
+    }
+
+    /// Mean loss on the control split after the last step.
+    pub(crate) fn control_loss(&self) -> Option<f64> {
+        self.control.and_then(|control| control.loss())
+    }
+
+    /// Accuracy on the control split after the last step, 0..1.
+    pub(crate) fn control_accuracy(&self) -> Option<f64> {
+        self.control.and_then(|control| control.accuracy())
+    }
+
+    /// Metrics of a configuration; without samples if it was not evaluated.
+    pub(crate) fn evaluation(&self, configuration: usize) -> EvalMetrics {
+        self.train.eval.get(configuration).copied().unwrap_or_default()
+    }
+
+    /// Weights and optimiser for a checkpoint. Waits for the device.
+    ///
+    /// # Errors
+    /// A failed stream.
+    pub(super) fn tensors(&self) -> Result<TrainedTensors> {
+        let (weights, optimiser) = (self.network.state_dict()?, self.network.momentum_dict()?);
+        Ok(TrainedTensors { weights, optimiser })
+    }
+
+    /// Loads weights and optimiser from a checkpoint.
+    ///
+    /// # Errors
+    /// Tensors that do not fit.
+    pub(super) fn load(&mut self, tensors: &TrainedTensors) -> Result<()> {
+        self.network.load_state_dict(&tensors.weights, true)?;
+        Ok(self.network.load_momentum_dict(&tensors.optimiser)?)
+    }
+}

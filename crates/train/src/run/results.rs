@@ -1,0 +1,87 @@
+//! Results of a run in its events and its summary.
+
+use super::episode::EndedEpisode;
+use crate::config::types::ControllerKind;
+use crate::error::Result;
+use crate::record::events::{Event, RunStarted};
+use crate::record::summary::{DatasetSummary, EnvSummary, RoundSummary};
+use crate::resources::Resources;
+use crate::setup::Setup;
+
+/// The first event of a run.
+pub(super) fn run_started(setup: &Setup, resources: &Resources) -> Event {
+    let config = &setup.config;
+    Event::RunStarted(RunStarted {
+        program_version: env!("CARGO_PKG_VERSION").into(),
+        dataset: setup.info.name.clone(),
+        normalize: config.normalize.clone(),
+        train_samples: resources.train_samples,
+        control_samples: resources.control_samples,
+        test_samples: resources.test_samples,
+        host: setup.host.to_string(),
+        host_parameters: setup.host.parameters(&setup.image),
+        envs: config.envs,
+        rounds: config.rounds,
+        steps: config.steps,
+        batches: resources.train.len(),
+        epoch: config.epoch,
+        images_per_step: resources.images_per_step,
+        controller: config.controller.to_string(),
+        policy: config.policy.clone().filter(|_| config.controller == ControllerKind::Ppo),
+        instruction_set: setup.isa.to_string(),
+        devices: resources.devices.device_names(),
+        precision: config.precision,
+        threads: resources.devices.threads(),
+        ranks: config.ranks(),
+        exchange: config.exchange.to_string(),
+        seed: config.seed,
+    })
+}
+
+/// Describes the dataset. Waits for the device.
+pub(super) fn dataset_summary(setup: &Setup, resources: &Resources) -> Result<DatasetSummary> {
+    let info = &setup.info;
+    let checksums = resources.datasets.iter().map(|data| Ok(format!("{:08x}", data.checksum()?)));
+    Ok(DatasetSummary {
+        name: info.name.clone(),
+        train_samples: resources.train_samples,
+        control_samples: resources.control_samples,
+        test_samples: resources.test_samples,
+        skipped: info.skipped,
+        image: [info.channels, info.height, info.width],
+        classes: info.classes.clone(),
+        normalize: setup.config.normalize.to_string(),
+        mean: setup.interface.normalization.mean.clone(),
+        std: setup.interface.normalization.std.clone(),
+        checksums: checksums.collect::<Result<_>>()?,
+    })
+}
+
+/// The last event of an env's episode.
+pub(super) fn episode_ended(env: &EnvSummary, round: usize) -> Event {
+    Event::EpisodeEnded {
+        env: env.env,
+        round,
+        control_accuracy: env.control_accuracy,
+        test_accuracy: env.test_accuracy,
+        test_loss: env.test_loss,
+        host_parameters: env.host_parameters,
+        grown_parameters: env.grown_parameters,
+    }
+}
+
+/// Results of a round.
+pub(super) fn round_summary(
+    envs: &[EnvSummary],
+    round: usize,
+    ended: &EndedEpisode,
+) -> RoundSummary {
+    RoundSummary {
+        round,
+        steps: ended.steps,
+        policy: ended.policy.clone(),
+        control_accuracy: envs.iter().map(|env| env.control_accuracy).collect(),
+        test_accuracy: envs.iter().map(|env| env.test_accuracy).collect(),
+        parameters: envs.iter().map(|env| env.parameters).collect(),
+    }
+}

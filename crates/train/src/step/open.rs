@@ -1,0 +1,43 @@
+//! Opening of a step: growth with time, and the memory and launches that the step needs.
+
+use crate::env::Population;
+use crate::error::Result;
+use crate::resources::Resources;
+use crate::step::context::StepContext;
+use crate::step::growth;
+
+/// Advances all hosts, sets learning rates and alphas, and builds everything that the inner loop
+/// and the evaluation launch.
+///
+/// # Errors
+/// Out of memory, a failed stream.
+pub(super) fn open(context: &mut StepContext<'_, '_>) -> Result<()> {
+    let StepContext { when, population, setup, resources, .. } = context;
+    for env in &mut population.envs {
+        growth::open_step(env, setup, *when, context.journal)?;
+    }
+    let rate = setup.config.rate(when.step);
+    population.twins.iter_mut().try_for_each(|twin| twin.set_rate(setup, rate))?;
+    population.set_alphas()?;
+    prepare(resources, population)?;
+    for (env, replicas) in population.envs.iter_mut().zip(&mut resources.replicas) {
+        replicas.open(&mut env.grown.network, resources.train.order().batches())?;
+    }
+    Ok(())
+}
+
+/// Allocates memory for new plans, and builds the launches of all networks together.
+fn prepare(resources: &Resources, population: &mut Population) -> Result<()> {
+    population.prepare_training(&resources.batch_sizes)?;
+    let configurations = population.configurations();
+    for (mut networks, configurations) in population.fleets().into_iter().zip(configurations) {
+        if resources.replicas.is_none() {
+            let mut batches = resources.train_batches.iter();
+            batches.try_for_each(|sizes| networks.prepare_training(sizes))?;
+        }
+        let rows: Vec<_> = configurations.into_iter().map(|count| 0..count).collect();
+        let mut batches = resources.control_batches.iter();
+        batches.try_for_each(|sizes| networks.prepare_evaluation(sizes, &rows))?;
+    }
+    Ok(())
+}
