@@ -3,6 +3,7 @@
 
 mod check;
 mod cli;
+mod colours;
 mod commands;
 mod environment;
 mod escape;

@@ -13,6 +13,7 @@ pub(crate) mod idx;
 pub(crate) mod image_file;
 pub(crate) mod images;
 pub(crate) mod input;
+mod kind;
 pub(crate) mod listing;
 mod metadata;
 pub(crate) mod npy;
@@ -21,11 +22,11 @@ pub(crate) mod table;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
 
 use serde::Serialize;
 
+pub use self::kind::{DatasetSpec, Source};
 pub use self::split::Split;
 use crate::error::{Error, Result};
 use crate::normalization::{Histogram, Normalization};
@@ -38,171 +39,6 @@ pub const CHUNK_BYTES: usize = 1 << 20;
 
 /// The longest side of an image, in pixels: bounds the allocation for one image.
 pub(crate) const SIDE_MAX: u32 = 16_384;
-
-/// Kinds of dataset (D9).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Source {
-    /// The class-balanced subset of Fashion-MNIST inside the binary: 10,000 and 2,500 images.
-    Embedded,
-    /// The four IDX files of Fashion-MNIST, plain or gzip.
-    FashionMnist,
-    /// CIFAR-10, binary version.
-    Cifar10,
-    /// CIFAR-100, binary version; the fine labels.
-    Cifar100,
-    /// `train/CLASS/*` and `test/CLASS/*` with PNG and JPEG files.
-    Folder,
-    /// A CSV file with the columns `path` and `label`, and `split` for a test split.
-    Csv,
-    /// `.npz` or `.safetensors` with `train_images`, `train_labels`, `test_images`, `test_labels`.
-    Arrays,
-}
-
-impl Source {
-    /// Every source, in the order of the documentation.
-    pub const ALL: [Self; 7] = [
-        Self::Embedded,
-        Self::FashionMnist,
-        Self::Cifar10,
-        Self::Cifar100,
-        Self::Folder,
-        Self::Csv,
-        Self::Arrays,
-    ];
-
-    /// Whether its images are PNG and JPEG files.
-    pub const fn is_of_image_files(self) -> bool {
-        matches!(self, Self::Folder | Self::Csv)
-    }
-
-    /// Sources whose files are in `root`. Opens them, and decodes no image.
-    pub fn found_in(root: &Path) -> Vec<Self> {
-        let found = |source: &Self| {
-            let root = Some(root.into());
-            let spec = DatasetSpec { root, skip_bad: true, ..DatasetSpec::of(*source) };
-            *source != Self::Embedded && DatasetFiles::open(&spec).is_ok()
-        };
-        Self::ALL.into_iter().filter(found).collect()
-    }
-
-    /// Name on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Embedded => "embedded",
-            Self::FashionMnist => "fashion-mnist",
-            Self::Cifar10 => "cifar10",
-            Self::Cifar100 => "cifar100",
-            Self::Folder => "folder",
-            Self::Csv => "csv",
-            Self::Arrays => "arrays",
-        }
-    }
-
-    /// Files expected in its `data_root`, for messages; empty for the embedded dataset.
-    pub fn expected_files(self) -> Vec<String> {
-        let names: &[&str] = match self {
-            Self::Embedded => &[],
-            Self::FashionMnist => &[
-                "train-images-idx3-ubyte[.gz]",
-                "train-labels-idx1-ubyte[.gz]",
-                "t10k-images-idx3-ubyte[.gz]",
-                "t10k-labels-idx1-ubyte[.gz]",
-            ],
-            Self::Cifar10 => &["data_batch_1.bin .. data_batch_5.bin", "test_batch.bin"],
-            Self::Cifar100 => &["train.bin", "test.bin"],
-            Self::Folder => {
-                &["train/CLASS/*.{png,jpg,jpeg}", "test/CLASS/*.{png,jpg,jpeg} for a test split"]
-            }
-            Self::Csv => {
-                &["a CSV file whose first line has the columns path and label, and split (train \
-                 or test) for a test split"]
-            }
-            Self::Arrays => {
-                &["one .npz or .safetensors file with train_images (u8, N×H×W or N×H×W×C), \
-                 train_labels (integers), and test_images, test_labels for a test split"]
-            }
-        };
-        names.iter().map(|name| name.to_string()).collect()
-    }
-
-    /// Where to get its files, for messages.
-    pub const fn where_to_get(self) -> &'static str {
-        match self {
-            Self::Embedded => "it is part of the program",
-            Self::FashionMnist => {
-                "get them from https://github.com/zalandoresearch/fashion-mnist, or from Debian's \
-                 package dataset-fashion-mnist (in /usr/share/datasets/fashion-mnist)"
-            }
-            Self::Cifar10 => {
-                "get the binary version from https://www.cs.toronto.edu/~kriz/cifar.html and \
-                 unpack it, or convert class folders with `meristem data import`"
-            }
-            Self::Cifar100 => {
-                "get the binary version from https://www.cs.toronto.edu/~kriz/cifar.html and \
-                 unpack it"
-            }
-            Self::Folder => "put each image into the folder of its class",
-            Self::Csv => "write a line for each image; paths are relative to the file",
-            Self::Arrays => {
-                "write them with numpy.savez(\"data.npz\", train_images=…) or \
-                 safetensors.numpy.save_file"
-            }
-        }
-    }
-}
-
-impl fmt::Display for Source {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Source {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self> {
-        Self::ALL.into_iter().find(|source| source.name() == name).ok_or_else(|| Error::Argument {
-            operation: "dataset",
-            argument: "dataset",
-            expected: format!("one of {}", Self::ALL.map(Self::name).join(", ")),
-            got: format!("`{name}`"),
-            remedy: "`embedded` needs no files".into(),
-        })
-    }
-}
-
-/// A dataset and its location, with the treatment of damaged files.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct DatasetSpec {
-    /// The kind of dataset.
-    pub source: Source,
-    /// Location of its files: a folder, or the file of [`Source::Csv`] or [`Source::Arrays`].
-    /// Ignored for [`Source::Embedded`].
-    pub root: Option<PathBuf>,
-    /// Whether to count damage and go on, instead of stopping at the first: image files of
-    /// [`Source::Folder`] and [`Source::Csv`] that do not decode, records of CIFAR whose label is
-    /// none.
-    pub skip_bad: bool,
-    /// Rows and columns to which images of [`Source::Folder`] and [`Source::Csv`] are scaled, after
-    /// a cut to their central square. Without it all must have the same size.
-    pub resize: Option<u32>,
-    /// Whether to decode image files even if they were decoded before, and to keep no decoded ones
-    /// on disk.
-    pub no_cache: bool,
-}
-
-impl DatasetSpec {
-    /// The dataset inside the binary.
-    pub fn embedded() -> Self {
-        Self::of(Source::Embedded)
-    }
-
-    /// A dataset without a root, read strictly and as it is.
-    pub fn of(source: Source) -> Self {
-        Self { source, root: None, skip_bad: false, resize: None, no_cache: false }
-    }
-}
 
 /// Description of a dataset, without its images.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -194,7 +194,7 @@ fn contributions(env: &EnvHistory, ended: Option<&EnvSummary>) -> Html {
         rows.push(vec![
             slot.slot.clone(),
             slot.blueprint.clone().unwrap_or("–".into()),
-            slot.stage.clone(),
+            slot.stage.to_string(),
             format!("{:.2}", slot.alpha),
             parameters.map_or("–".into(), |count| thousands(*count as u64)),
             points(contribution),

@@ -1,24 +1,16 @@
-//! Stages of slots: their colours, their course over the steps, and their places in a host.
+//! Stages of slots: their course over the steps, and their places in a host.
 
-use meristem::grow::{HostLayer, HostSpec};
+use meristem::grow::{HostLayer, HostSpec, Stage};
+use meristem::train::events::Recorded;
 use meristem::train::reading::Span;
 
 use super::axis::{Axis, Field, x_ticks};
 use super::{Anchor, Colour, Picture, Shape, short, text};
+use crate::colours;
 use crate::host_parts::{HostPart, host_parts};
 
-/// Stages with a module or after one, in the order of the legend, in colours that everyone can
-/// distinguish.
-const STAGES: [(&str, [u8; 3]); 8] = [
-    ("germinated", [240, 228, 66]),
-    ("training", [86, 180, 233]),
-    ("blending", [230, 159, 0]),
-    ("holding", [204, 121, 167]),
-    ("fossilized", [0, 158, 115]),
-    ("pruned", [213, 94, 0]),
-    ("embargoed", [130, 130, 130]),
-    ("resetting", [170, 170, 170]),
-];
+/// Stages with a module or after one, in the order of the legend.
+const STAGES: &[Stage] = Stage::ALL.split_at(1).1;
 
 /// Rows of a chart; further slots are left out.
 const ROWS_MAX: usize = 64;
@@ -27,9 +19,10 @@ const ROWS_MAX: usize = 64;
 /// picture of a long run stays small.
 const PIXELS_MIN: f64 = 0.25;
 
-fn stage_colour(stage: &str) -> Colour {
-    let found = STAGES.iter().find(|(name, _)| *name == stage);
-    found.map_or(Colour::Grid, |(_, rgb)| Colour::Rgb(*rgb))
+/// Colour of a stage; that of the grid for one that this version does not know.
+fn stage_colour(stage: &Recorded<Stage>) -> Colour {
+    let hue = stage.known().and_then(colours::stage);
+    hue.map_or(Colour::Grid, |hue| Colour::Rgb(hue.rgb))
 }
 
 /// Slots over steps, with stages as coloured bars; `None` without spans. The rows are in the
@@ -65,11 +58,11 @@ pub(crate) fn lifecycle(spans: &[Span], host: Option<&HostSpec>) -> Option<Pictu
     }
     let middle = (left + right) / 2.0;
     shapes.push(text([middle, bottom + 40.0], Anchor::Middle, "step".into()));
-    for (row, (stage, rgb)) in STAGES.iter().enumerate() {
+    for (row, stage) in STAGES.iter().enumerate() {
         let height = top + 12.0 + 24.0 * row as f64;
         let (from, to) = ([right + 16.0, height - 7.0], [right + 34.0, height + 7.0]);
-        shapes.push(Shape::Area { from, to, colour: Colour::Rgb(*rgb) });
-        shapes.push(text([right + 42.0, height], Anchor::Start, (*stage).into()));
+        shapes.push(Shape::Area { from, to, colour: stage_colour(&(*stage).into()) });
+        shapes.push(text([right + 42.0, height], Anchor::Start, stage.to_string()));
     }
     Some(Picture { size, shapes })
 }
@@ -78,7 +71,7 @@ pub(crate) fn lifecycle(spans: &[Span], host: Option<&HostSpec>) -> Option<Pictu
 #[derive(Clone, Debug)]
 pub(crate) struct DrawnSlot {
     pub(crate) slot: String,
-    pub(crate) stage: String,
+    pub(crate) stage: Recorded<Stage>,
     pub(crate) blueprint: Option<String>,
 }
 
@@ -124,8 +117,8 @@ pub(crate) fn topology(host: &HostSpec, slots: &[DrawnSlot]) -> Picture {
             // The name is below the coloured box, in the colour of text on the page.
             HostPart::Slot(name) => match slots.iter().find(|slot| slot.slot == name.as_str()) {
                 Some(slot) => {
-                    let module = slot.blueprint.as_deref().unwrap_or(&slot.stage);
-                    let below = [name.to_string(), module.into()];
+                    let module = slot.blueprint.clone().unwrap_or(slot.stage.to_string());
+                    let below = [name.to_string(), module];
                     part(["", ""], Some(stage_colour(&slot.stage)), below);
                 }
                 None => part(["", ""], None, [name.to_string(), String::new()]),
@@ -137,26 +130,13 @@ pub(crate) fn topology(host: &HostSpec, slots: &[DrawnSlot]) -> Picture {
 
 #[cfg(test)]
 mod tests {
-    use meristem::grow::Stage;
-
     use super::*;
-
-    #[test]
-    fn every_stage_but_dormant_has_a_colour_of_its_own() {
-        let names: Vec<&str> = STAGES.iter().map(|(name, _)| *name).collect();
-        let stages: Vec<&str> = Stage::ALL[1..].iter().map(|stage| stage.name()).collect();
-        assert_eq!(names, stages);
-        let mut colours = STAGES.map(|(_, rgb)| rgb).to_vec();
-        colours.sort_unstable();
-        colours.dedup();
-        assert_eq!(colours.len(), STAGES.len());
-    }
 
     #[test]
     fn rows_are_slots_in_forward_order() {
         let span = |slot: &str| Span {
             slot: slot.into(),
-            stage: "training".into(),
+            stage: Stage::Training.into(),
             blueprint: None,
             from: 2,
             to: 5,
@@ -181,7 +161,7 @@ mod tests {
         let host: HostSpec = "cnn:channels=2,blocks=3,pools=2".parse().unwrap();
         let grown = DrawnSlot {
             slot: "r0c1".into(),
-            stage: "fossilized".into(),
+            stage: Stage::Fossilized.into(),
             blueprint: Some("conv_light".into()),
         };
         let picture = topology(&host, &[grown]);

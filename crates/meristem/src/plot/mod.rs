@@ -21,6 +21,7 @@ pub(crate) use self::curves::{Chart, Series};
 pub(crate) use self::lifecycle::{DrawnSlot, lifecycle, topology};
 pub(crate) use self::study::study;
 pub(crate) use self::svg::{escaped, inline};
+use crate::colours::SERIES;
 use crate::failure::Failure;
 
 /// Width and height of a plot in a file of its own, in pixels.
@@ -86,20 +87,9 @@ impl Colour {
     }
 }
 
-/// Colours that everyone can distinguish (Okabe and Ito, 2008), reused for more series.
-const SERIES: [[u8; 3]; 7] = [
-    [0, 114, 178],
-    [230, 159, 0],
-    [0, 158, 115],
-    [204, 121, 167],
-    [213, 94, 0],
-    [86, 180, 233],
-    [110, 110, 110],
-];
-
 /// Colour of the series with this number.
 fn series_colour(number: usize) -> Colour {
-    Colour::Rgb(SERIES[number % SERIES.len()])
+    Colour::Rgb(SERIES[number % SERIES.len()].rgb)
 }
 
 fn text(at: [f64; 2], anchor: Anchor, text: String) -> Shape {

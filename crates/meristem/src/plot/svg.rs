@@ -1,6 +1,7 @@
 //! Encoder of shapes as SVG.
 
 use super::{Anchor, Colour, Picture, Shape};
+use crate::colours::css;
 
 /// Colours of ink and grid on a page.
 struct Palette {
@@ -46,7 +47,7 @@ fn element(shape: &Shape, palette: &Palette) -> String {
     let paint = |colour: &Colour| match colour {
         Colour::Ink => palette.ink.into(),
         Colour::Grid => palette.grid.into(),
-        Colour::Rgb([r, g, b]) => format!("#{r:02x}{g:02x}{b:02x}"),
+        Colour::Rgb(rgb) => css(*rgb),
     };
     match shape {
         Shape::Line { from: [x1, y1], to: [x2, y2], colour } => format!(

@@ -1,7 +1,8 @@
 //! Texts of progress.
 
 use meristem::control::{HEADS, Op, RoundReport};
-use meristem::train::events::{Event, Extension, RunStarted, SlotState, StepCompleted};
+use meristem::grow::Stage;
+use meristem::train::events::{Event, Extension, Recorded, RunStarted, SlotState, StepCompleted};
 use meristem::train::settings::{Normalize, PolicyStart};
 
 use crate::plain::{self, counted, mean, percent, printable, thousands};
@@ -85,8 +86,8 @@ pub(super) fn story(event: &Event) -> Option<String> {
             "  env {env}: {blueprint} germinates in {slot} ({} parameters)",
             thousands(*parameters as u64)
         ),
-        Event::StageChanged { env, slot, to, .. }
-            if ["training", "blending", "holding"].contains(&to.as_str()) =>
+        Event::StageChanged { env, slot, to: Recorded::Known(to), .. }
+            if matches!(to, Stage::Training | Stage::Blending | Stage::Holding) =>
         {
             format!("  env {env}: {slot} is {to}")
         }
@@ -194,9 +195,10 @@ pub(super) fn standing(step: &StepCompleted) -> String {
 /// Formats a slot. A blending module shows its α instead of its stage.
 fn slot(state: &SlotState) -> String {
     let blueprint = state.blueprint.as_deref().unwrap_or("");
-    let stage = match state.stage.as_str() {
-        "blending" => format!("α {:.2}", state.alpha),
-        stage => stage.to_string(),
+    let stage = if state.stage == Stage::Blending {
+        format!("α {:.2}", state.alpha)
+    } else {
+        state.stage.to_string()
     };
     format!("{} {blueprint} {stage}", state.slot).replace("  ", " ")
 }
@@ -254,7 +256,7 @@ mod tests {
     fn what_grows_stands_within_80_columns() {
         let slot = |slot: &str| SlotState {
             slot: slot.into(),
-            stage: "blending".into(),
+            stage: Stage::Blending.into(),
             blueprint: Some("conv_light".into()),
             alpha: 0.25,
             contribution: None,

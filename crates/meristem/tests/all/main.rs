@@ -20,6 +20,8 @@ mod learning;
 mod odd_paths;
 mod older_runs;
 mod resume;
+mod resume_inputs;
+mod run_folders;
 mod runs;
 mod shipped_policy;
 mod terminals;

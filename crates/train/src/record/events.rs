@@ -6,13 +6,15 @@
 //! the variant's fields follow. Envs, rounds, steps and batches count from 0. Accuracies are shares
 //! 0..1, losses mean cross-entropy in nats, contributions percentage points of control accuracy. A
 //! number that is not finite, was not measured, or is left out by `telemetry` is `null`. Readers
-//! must skip unknown events and fields; a change of meaning raises the version.
+//! must skip unknown events and fields, and take an unknown stage, style or status for a text
+//! ([`Recorded`]); a change of meaning raises the version.
 
 mod counterfactuals;
 
 use meristem_control::{Failure, RewardTerms, RoundReport};
 use meristem_data::order::EpochMode;
 use meristem_device::DeviceId;
+use meristem_grow::{Stage, Style};
 use meristem_nn::Precision;
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +24,8 @@ pub use self::counterfactuals::{
 
 use crate::config::types::{Normalize, PolicyStart};
 use crate::record::null_as_nan;
+pub use crate::record::recorded::Recorded;
+use crate::record::status::Status;
 
 /// Version of the format of the lines.
 pub const SCHEMA_VERSION: u32 = 2;
@@ -96,7 +100,7 @@ pub enum Event {
         /// Name of the blueprint.
         blueprint: String,
         /// Style of blending.
-        style: String,
+        style: Recorded<Style>,
         /// Trained parameters of the module.
         parameters: usize,
     },
@@ -111,9 +115,9 @@ pub enum Event {
         /// Name of the slot.
         slot: String,
         /// Old stage.
-        from: String,
+        from: Recorded<Stage>,
         /// New stage.
-        to: String,
+        to: Recorded<Stage>,
     },
     /// A gate was evaluated.
     GateEvaluated {
@@ -125,8 +129,8 @@ pub enum Event {
         step: usize,
         /// Name of the slot.
         slot: String,
-        /// Stage behind the gate.
-        target: String,
+        /// Stage that the gate leads to.
+        target: Recorded<Stage>,
         /// Whether the module passed.
         passed: bool,
         /// Conditions that failed, in words; empty if it passed.
@@ -235,8 +239,8 @@ pub enum Event {
     },
     /// The run ends; the last event of a file, unless the process was killed.
     RunEnded {
-        /// `completed`, `interrupted` or `failed`.
-        status: String,
+        /// Way in which the run ended.
+        status: Recorded<Status>,
         /// Error of a failed run.
         error: Option<String>,
         /// Steps of all rounds.
@@ -432,7 +436,7 @@ pub struct SlotState {
     /// Name of the slot.
     pub slot: String,
     /// Stage.
-    pub stage: String,
+    pub stage: Recorded<Stage>,
     /// Name of the blueprint, while the slot has a module.
     pub blueprint: Option<String>,
     /// Blending factor.
@@ -455,8 +459,8 @@ mod tests {
             round: 0,
             step: 7,
             slot: "r0c1".into(),
-            from: "training".into(),
-            to: "blending".into(),
+            from: Stage::Training.into(),
+            to: Stage::Blending.into(),
         };
         let record = Record { v: SCHEMA_VERSION, seq: 3, seconds: 1.5, event: &event };
         assert_eq!(

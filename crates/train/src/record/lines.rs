@@ -1,5 +1,5 @@
-//! Check of the lines of an `events.jsonl`: each has its checksum and a number above that of the
-//! line before.
+//! Lines of an `events.jsonl`: reading them in bounded memory, and their check. Each line has its
+//! checksum, and a number above that of the line before.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
@@ -12,13 +12,13 @@ use crate::record::sealed::{self, Seal};
 /// Longest line that is read, in bytes. The longest that a run writes are thousands of bytes.
 pub(crate) const LINE_BYTES_MAX: u64 = 4 << 20;
 
-/// Lines that are whole.
+/// Counts of whole lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Lines {
     /// Number of lines.
     pub(crate) count: u64,
-    /// How many of them have a checksum: all, or all from some line on, if an earlier build began
-    /// the file.
+    /// Number of lines with a checksum. If an earlier build began the file, its first lines have
+    /// none.
     pub(crate) sealed: u64,
     /// Number of the event that follows.
     pub(crate) next_seq: u64,
@@ -39,42 +39,60 @@ impl Lines {
     }
 }
 
+/// Reader of a file line by line, in bounded memory.
+#[derive(Debug)]
+pub(crate) struct LineReader<R> {
+    reader: R,
+    piece: Vec<u8>,
+}
+
+impl<R: Read> LineReader<BufReader<R>> {
+    /// A reader from the position of `reader` on.
+    pub(crate) fn new(reader: R) -> Self {
+        Self { reader: BufReader::with_capacity(1 << 16, reader), piece: vec![] }
+    }
+
+    /// The next line with its end, or the next [`LINE_BYTES_MAX`] bytes of a longer one. The last
+    /// piece of a file may lack the end of a line. `None` at the end of the file.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub(crate) fn next_piece(&mut self) -> io::Result<Option<&[u8]>> {
+        self.piece.clear();
+        let mut piece = self.reader.by_ref().take(LINE_BYTES_MAX);
+        let read = piece.read_until(b'\n', &mut self.piece)?;
+        Ok((read > 0).then_some(&self.piece[..]))
+    }
+}
+
 /// Checks the first `bytes` bytes of a file, which end with a line. The inner error is a
-/// description of the damage and where it is.
+/// description of the damage with its place.
 ///
 /// # Errors
 /// The file cannot be read.
 pub(crate) fn check(mut file: &File, bytes: u64) -> io::Result<Result<Lines, String>> {
     file.seek(SeekFrom::Start(0))?;
-    let mut reader = BufReader::with_capacity(1 << 16, file).take(bytes);
-    let (mut lines, mut line, mut at) = (Lines::default(), vec![], 0);
-    loop {
-        line.clear();
-        let read = reader.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line)? as u64;
-        if read == 0 {
-            return Ok(Ok(lines));
-        }
-        if let Err(problem) = lines.add(&line, at) {
+    let mut reader = LineReader::new(file.take(bytes));
+    let (mut lines, mut at) = (Lines::default(), 0);
+    while let Some(line) = reader.next_piece()? {
+        if let Err(problem) = lines.add(line, at) {
             return Ok(Err(format!("line {}: {problem}", lines.count + 1)));
         }
-        at += read;
+        at += line.len() as u64;
     }
+    Ok(Ok(lines))
 }
 
-/// Number of lines with `mark` in them.
+/// Number of lines that contain `mark`.
 ///
 /// # Errors
 /// The file cannot be read.
 pub(crate) fn count(file: &File, mark: &[u8]) -> io::Result<usize> {
-    let mut reader = BufReader::with_capacity(1 << 16, file);
-    let (mut line, mut found) = (vec![], 0);
-    loop {
-        line.clear();
-        if reader.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line)? == 0 {
-            return Ok(found);
-        }
+    let (mut reader, mut found) = (LineReader::new(file), 0);
+    while let Some(line) = reader.next_piece()? {
         found += usize::from(line.windows(mark.len()).any(|window| window == mark));
     }
+    Ok(found)
 }
 
 impl Lines {

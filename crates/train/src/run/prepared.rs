@@ -232,7 +232,7 @@ impl PreparedRun {
     ) -> Result<Summary> {
         let seconds = journal.seconds();
         journal.announce(Event::RunEnded {
-            status: outcome.status.name().into(),
+            status: outcome.status.into(),
             error: outcome.error.clone(),
             steps: self.totals.steps,
             images: self.totals.images,

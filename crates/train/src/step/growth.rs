@@ -50,8 +50,10 @@ pub(crate) fn act(
         journal.emit(gate_event(env, slot, report, when));
     }
     if let Some(change) = &change {
-        if action.op() == Op::Germinate {
-            journal.emit(germinated(env, change.index, when));
+        if action.op() == Op::Germinate
+            && let Some(event) = germinated(env, change.index, when)
+        {
+            journal.emit(event);
         }
         before.record_change(env, change, when, journal);
     }
@@ -100,7 +102,7 @@ impl ModulesBefore {
         let StepPosition { round, step } = when;
         let env = grown.index;
         let slot = change.slot.to_string();
-        let (from, to) = (change.from.to_string(), change.to.to_string());
+        let (from, to) = (change.from.into(), change.to.into());
         journal.emit(Event::StageChanged { env, round, step, slot: slot.clone(), from, to });
         let blueprint = self.blueprints.get(change.index).cloned().flatten().unwrap_or_default();
         let contribution = self.contributions.get(change.index).copied().flatten();
@@ -132,18 +134,19 @@ fn contributions(env: &Env) -> Vec<Option<f64>> {
     env.seen.measured.iter().map(|measured| measured.contribution_pp.map(f64::from)).collect()
 }
 
-fn germinated(env: &Env, index: usize, StepPosition { round, step }: StepPosition) -> Event {
+/// The event of the module that was just planted in slot `index`.
+fn germinated(env: &Env, index: usize, StepPosition { round, step }: StepPosition) -> Option<Event> {
     let slot = &env.grown.host.slots()[index];
-    let (blueprint, style, parameters) = match &slot.module {
-        Some(module) => (
-            module.blueprint.name.clone(),
-            module.style.to_string(),
-            module.blueprint.parameters(slot.channels).unwrap_or(0),
-        ),
-        None => Default::default(),
-    };
-    let slot = slot.name.to_string();
-    Event::ModuleGerminated { env: env.index, round, step, slot, blueprint, style, parameters }
+    let module = slot.module.as_ref()?;
+    Some(Event::ModuleGerminated {
+        env: env.index,
+        round,
+        step,
+        slot: slot.name.to_string(),
+        blueprint: module.blueprint.name.clone(),
+        style: module.style.into(),
+        parameters: module.blueprint.parameters(slot.channels).unwrap_or(0),
+    })
 }
 
 fn gate_event(
@@ -165,7 +168,7 @@ fn gate_event(
         round,
         step,
         slot: env.grown.host.slots()[slot].name.to_string(),
-        target: report.gate.target().to_string(),
+        target: report.gate.target().into(),
         passed: report.passed,
         reasons: report.failed().map(reason).collect(),
     }
@@ -175,7 +178,7 @@ fn gate_event(
 pub(crate) fn slot_states(env: &Env, health: bool) -> Vec<SlotState> {
     let state = |(slot, measured): (&meristem_grow::Slot, &meristem_grow::GateInputs)| SlotState {
         slot: slot.name.to_string(),
-        stage: slot.stage.to_string(),
+        stage: slot.stage.into(),
         blueprint: slot.module.as_ref().map(|module| module.blueprint.name.clone()),
         alpha: f64::from(slot.alpha()),
         contribution: measured.contribution_pp.map(f64::from),

@@ -89,7 +89,7 @@ fn modules(env: &Env) -> Vec<ModuleSummary> {
             Some(ModuleSummary {
                 slot: slot.name.to_string(),
                 blueprint: module.blueprint.name.clone(),
-                stage: slot.stage.to_string(),
+                stage: slot.stage.into(),
                 alpha: f64::from(slot.alpha()),
                 parameters,
                 contribution: measured.contribution_pp.map(f64::from),

@@ -208,7 +208,7 @@ fn of_slot(step: &StepCompleted, slot: &SlotState) -> Vec<Cell> {
         count(step.round),
         count(step.step),
         text(&slot.slot),
-        text(&slot.stage),
+        text(&slot.stage.to_string()),
         Cell::Text(slot.blueprint.clone()),
         number(slot.alpha),
         known(slot.contribution),

@@ -19,6 +19,7 @@ use super::places::Seat;
 use super::view::View;
 use super::work::{Patience, Turn, Unanswered, work};
 use crate::cli::BasePath;
+use crate::colours::css_variables;
 use crate::page::{Html, STYLE};
 
 const SCRIPT: &str = include_str!("live.js");
@@ -43,7 +44,10 @@ async fn show(State(gallery): State<Arc<Gallery>>, request: Request) -> Response
     let of_type =
         |kind: &'static str, text: String| ([(header::CONTENT_TYPE, kind)], text).into_response();
     match path {
-        STYLE_PATH => return of_type("text/css; charset=utf-8", format!("{STYLE}{SERVED_STYLE}")),
+        STYLE_PATH => {
+            let style = format!("{STYLE}{}{SERVED_STYLE}", css_variables());
+            return of_type("text/css; charset=utf-8", style);
+        }
         SCRIPT_PATH => return of_type("text/javascript; charset=utf-8", SCRIPT.into()),
         _ => {}
     }

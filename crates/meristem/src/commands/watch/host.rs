@@ -4,12 +4,13 @@ use meristem::grow::HostSpec;
 use meristem::train::events::SlotState;
 use ratatui::Frame;
 use ratatui::layout::Rect;
-use ratatui::style::Color;
+use ratatui::style::Style;
 use ratatui::text::Line;
 use ratatui::widgets::Paragraph;
 
 use super::app::App;
 use super::parts::{colour, panel};
+use crate::colours;
 use crate::host_parts::{HostPart, host_parts};
 use crate::plain::printable;
 
@@ -52,12 +53,7 @@ fn slot(app: &App, name: &str, state: Option<&SlotState>) -> Line<'static> {
     let worth = state.contribution.map_or(String::new(), |pp| format!(" {pp:+.1}"));
     let alpha = state.blueprint.as_ref().map_or(String::new(), |_| format!(" α{:.2}", state.alpha));
     let text = format!(" {mark} {name} {module} {}{alpha}{worth}", state.stage);
-    let shade = match state.stage.as_str() {
-        "germinated" | "blending" => Color::Yellow,
-        "training" => Color::Cyan,
-        "holding" => Color::Magenta,
-        "fossilized" => Color::Green,
-        _ => Color::Red,
-    };
-    Line::styled(printable(&text), colour(app, shade))
+    let hue = state.stage.known().and_then(colours::stage);
+    let style = hue.map_or(Style::new(), |hue| colour(app, hue.terminal));
+    Line::styled(printable(&text), style)
 }

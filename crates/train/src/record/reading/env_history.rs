@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::record::events::{ModuleOff, StepCompleted};
+use meristem_grow::Stage;
+
+use crate::record::events::{ModuleOff, Recorded, StepCompleted};
 use crate::record::reading::curve::{Curve, POINTS_MAX};
 
 /// Envs that are kept; events of further ones are counted only.
@@ -22,7 +24,7 @@ pub struct Span {
     /// Name of the slot.
     pub slot: String,
     /// Stage.
-    pub stage: String,
+    pub stage: Recorded<Stage>,
     /// Name of the blueprint, while the slot has a module.
     pub blueprint: Option<String>,
     /// First step, from 0.
@@ -111,7 +113,10 @@ impl EnvHistory {
         step.slots.truncate(SLOTS_MAX);
         step.slots.shrink_to_fit();
         for state in &mut step.slots {
-            [&mut state.slot, &mut state.stage].into_iter().for_each(shorten);
+            shorten(&mut state.slot);
+            if let Recorded::Later(text) = &mut state.stage {
+                shorten(text);
+            }
             state.blueprint.iter_mut().for_each(shorten);
         }
         shorten(&mut step.action);
@@ -190,7 +195,7 @@ mod tests {
     use super::*;
 
     fn span(from: usize, to: usize) -> Span {
-        Span { slot: "r0c1".into(), stage: "training".into(), blueprint: None, from, to }
+        Span { slot: "r0c1".into(), stage: Stage::Training.into(), blueprint: None, from, to }
     }
 
     #[test]

@@ -78,9 +78,8 @@ impl Follower {
             return;
         }
         self.state_asked = Some(Instant::now());
-        let ended = run.history.ended.as_ref().map(|(status, _)| status.as_str());
-        let state = match ended {
-            Some(status) => RunState::of_name(status),
+        let state = match &run.history.ended {
+            Some((status, _)) => RunState::from_recorded(status),
             None if is_in_progress(&run.path) => RunState::Running,
             None => RunState::Killed,
         };

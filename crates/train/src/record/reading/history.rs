@@ -5,10 +5,13 @@ use std::collections::{BTreeMap, VecDeque};
 use meristem_control::{HEAD_COUNT, RoundReport};
 
 use crate::error::Result;
-use crate::record::events::{Counterfactuals, Event, Extension, RunStarted, StepCompleted};
+use crate::record::events::{
+    Counterfactuals, Event, Extension, Recorded, RunStarted, StepCompleted,
+};
 use crate::record::reading::curve::Curve;
 use crate::record::reading::env_history::{ENVS_MAX, EnvHistory, shorten};
 use crate::record::reading::tail::{EventTail, Line, Reached};
+use crate::record::status::Status;
 
 /// Incidents that are kept, the newest ones.
 const INCIDENTS_MAX: usize = 256;
@@ -73,7 +76,7 @@ pub struct History {
     /// Number of rollbacks.
     pub rollbacks: u64,
     /// Status and error at the end of the run.
-    pub ended: Option<(String, Option<String>)>,
+    pub ended: Option<(Recorded<Status>, Option<String>)>,
     mean: StepMean,
 }
 
@@ -237,6 +240,7 @@ impl PolicyHistory {
 
 #[cfg(test)]
 mod tests {
+    use meristem_grow::Stage;
     use serde_json::{Value, json};
 
     use super::*;
@@ -272,8 +276,9 @@ mod tests {
         assert_eq!((history.steps, history.parameters.last()), (4, Some(15.0)));
         assert!(history.train_loss.is_empty(), "a loss that is not finite has no point");
         let spans: Vec<_> =
-            history.envs[&7].spans.iter().map(|s| (&*s.stage, s.from, s.to)).collect();
-        assert_eq!(spans, [("training", 0, 2), ("blending", 2, 3), ("training", 3, 4)]);
+            history.envs[&7].spans.iter().map(|s| (s.stage.known(), s.from, s.to)).collect();
+        let [training, blending] = [Stage::Training, Stage::Blending].map(Some);
+        assert_eq!(spans, [(training, 0, 2), (blending, 2, 3), (training, 3, 4)]);
         history.add(line(json!({"event": "round_started", "round": 1})));
         assert!(history.envs.is_empty() && history.round == 1);
     }
@@ -305,5 +310,6 @@ mod tests {
         history.add(huge);
         let last = history.envs[&usize::MAX].last.as_ref().unwrap();
         assert_eq!((last.slots.len(), last.action.len(), last.slots[0].slot.len()), (64, 256, 256));
+        assert_eq!(last.slots[0].stage.to_string().len(), 256);
     }
 }

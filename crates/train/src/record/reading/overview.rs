@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::error::{Error, Result};
 use crate::record::directory::Directory;
+use crate::record::events::Recorded;
 use crate::record::plain_file;
 use crate::record::reading::history::History;
 use crate::record::reading::settings::Settings;
@@ -52,13 +53,14 @@ impl RunState {
         }
     }
 
-    /// State of a run whose last event has this status.
-    pub fn of_name(status: &str) -> Self {
-        let known = [Status::Completed, Status::Interrupted];
-        known.into_iter().find(|known| known.name() == status).map_or(Self::Failed, Self::of)
+    /// State of a run whose last event has this status; failed if a later version added it.
+    pub(super) fn from_recorded(status: &Recorded<Status>) -> Self {
+        status.known().map_or(Self::Failed, Self::from)
     }
+}
 
-    fn of(status: Status) -> Self {
+impl From<Status> for RunState {
+    fn from(status: Status) -> Self {
         match status {
             Status::Completed => Self::Complete,
             Status::Interrupted => Self::Stopped,
@@ -291,7 +293,7 @@ impl Overview {
     /// Results of a run that ended.
     pub(super) fn set_results(&mut self, summary: Summary) {
         let envs = &summary.envs;
-        self.state = RunState::of(summary.status);
+        self.state = RunState::from(summary.status);
         self.control_accuracy = mean(envs.iter().filter_map(|env| env.control_accuracy));
         self.test_accuracy = mean(envs.iter().filter_map(|env| env.test_accuracy));
         self.parameters = mean(envs.iter().map(|env| env.parameters as f64));
@@ -327,7 +329,7 @@ impl Overview {
         }
         self.set_figures(&history);
         if let (Some((status, error)), false) = (history.ended, locked) {
-            self.state = RunState::of_name(&status);
+            self.state = RunState::from_recorded(&status);
             self.problem = self.problem.take().or(error);
         }
     }

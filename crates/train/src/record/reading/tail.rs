@@ -2,14 +2,14 @@
 
 use std::borrow::Cow;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
 use crate::record::events::{Event, SCHEMA_VERSION};
-use crate::record::lines::LINE_BYTES_MAX;
+use crate::record::lines::{LINE_BYTES_MAX, LineReader};
 use crate::record::plain_file;
 use crate::record::sealed::{self, Seal};
 
@@ -149,36 +149,26 @@ impl EventTail {
             return Ok(Reached::Restarted);
         }
         let end = self.at.saturating_add(bytes_max);
-        let mut reader = BufReader::with_capacity(1 << 16, file);
-        let mut line = vec![];
+        let mut lines = LineReader::new(file);
         while self.at < end {
             if self.damaged_bytes >= DAMAGED_BYTES_MAX {
                 self.skipped.unread_from = Some(self.at);
                 return Ok(Reached::End);
             }
-            if self.in_long_line {
-                if !self.skip_part(&mut reader)? {
-                    return Ok(Reached::End);
-                }
-                continue;
-            }
-            line.clear();
-            let read = reader.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line)? as u64;
-            if line.last() == Some(&b'\n') {
-                self.at += read;
-                self.anchor.clear();
-                self.anchor.extend_from_slice(&line[line.len().saturating_sub(ANCHOR)..]);
-                if let Some(line) = self.parse(&line) {
-                    each(line);
-                }
-            } else if read == LINE_BYTES_MAX {
-                self.skipped.damaged += 1;
-                self.damaged_bytes += read;
-                self.in_long_line = true;
-                self.at += read;
-                self.anchor = line[line.len() - ANCHOR..].to_vec();
-            } else {
+            let Some(piece) = lines.next_piece()? else { return Ok(Reached::End) };
+            let (bytes, is_ended) = (piece.len() as u64, piece.last() == Some(&b'\n'));
+            let is_too_long = self.in_long_line || (!is_ended && bytes == LINE_BYTES_MAX);
+            if !is_ended && !is_too_long {
                 return Ok(Reached::End);
+            }
+            self.at += bytes;
+            self.anchor = piece[piece.len().saturating_sub(ANCHOR)..].to_vec();
+            if is_too_long {
+                self.skipped.damaged += u64::from(!self.in_long_line);
+                self.damaged_bytes += bytes;
+                self.in_long_line = !is_ended;
+            } else if let Some(line) = self.parse(piece) {
+                each(line);
             }
         }
         Ok(Reached::Limit)
@@ -195,22 +185,6 @@ impl EventTail {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
             read => read.map(|()| there == self.anchor),
         }
-    }
-
-    /// Moves over a part of the long line, to its end at most. False at the end of the file.
-    fn skip_part(&mut self, reader: &mut impl BufRead) -> io::Result<bool> {
-        let bytes = reader.fill_buf()?;
-        if bytes.is_empty() {
-            return Ok(false);
-        }
-        let found = bytes.iter().position(|byte| *byte == b'\n');
-        let len = found.map_or(bytes.len(), |at| at + 1);
-        self.anchor = bytes[len.saturating_sub(ANCHOR)..len].to_vec();
-        reader.consume(len);
-        self.at += len as u64;
-        self.damaged_bytes += len as u64;
-        self.in_long_line = found.is_none();
-        Ok(true)
     }
 
     /// The event of a line. Counts a line that has none.

@@ -1,0 +1,77 @@
+//! Values of types to which a later version may add variants.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// A value in a file of a run, such as a stage. A file of a later version may have a value that
+/// this version lacks: readers keep its text and show it, and take it for no known value.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Recorded<T> {
+    /// A value that this version knows; the only variant that is written.
+    Known(T),
+    /// Text of a value that this version lacks.
+    Later(String),
+}
+
+impl<T: Copy> Recorded<T> {
+    /// The value, if this version knows it.
+    pub fn known(&self) -> Option<T> {
+        match self {
+            Self::Known(value) => Some(*value),
+            Self::Later(_) => None,
+        }
+    }
+}
+
+impl<T> From<T> for Recorded<T> {
+    fn from(value: T) -> Self {
+        Self::Known(value)
+    }
+}
+
+impl<T: PartialEq> PartialEq<T> for Recorded<T> {
+    fn eq(&self, other: &T) -> bool {
+        matches!(self, Self::Known(value) if value == other)
+    }
+}
+
+impl<T: fmt::Display> fmt::Display for Recorded<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Known(value) => value.fmt(f),
+            Self::Later(text) => f.pad(text),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use meristem_grow::{Stage, Style};
+
+    use super::*;
+    use crate::record::summary::Status;
+
+    fn is_its_name<T>(values: &[T])
+    where
+        T: Copy + fmt::Display + PartialEq + fmt::Debug + Serialize + serde::de::DeserializeOwned,
+    {
+        for value in values {
+            let text = serde_json::to_string(&Recorded::from(*value)).unwrap();
+            assert_eq!(text, format!("\"{value}\""));
+            let read: Recorded<T> = serde_json::from_str(&text).unwrap();
+            assert_eq!(read.known(), Some(*value));
+        }
+    }
+
+    #[test]
+    fn values_are_written_as_their_names_and_later_ones_are_kept_as_text() {
+        is_its_name(&Stage::ALL);
+        is_its_name(Style::ALL);
+        is_its_name(&[Status::Completed, Status::Interrupted, Status::Failed]);
+        let later: Recorded<Stage> = serde_json::from_str("\"dreaming\"").unwrap();
+        assert_eq!((later.known(), later.to_string().as_str()), (None, "dreaming"));
+        assert!(serde_json::from_str::<Recorded<Stage>>("7").is_err());
+    }
+}

@@ -1,0 +1,120 @@
+//! Results of envs and rounds.
+
+use std::path::PathBuf;
+
+use meristem_control::RoundReport;
+use meristem_grow::Stage;
+use serde::{Deserialize, Serialize};
+
+use crate::record::null_as_nan;
+use crate::record::recorded::Recorded;
+
+/// Results of one env at the end of an episode.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EnvSummary {
+    /// Number of the env.
+    pub env: usize,
+    /// Mean training loss over the last step; null if it was not finite and the env was rolled
+    /// back.
+    #[serde(deserialize_with = "null_as_nan")]
+    pub train_loss: f64,
+    /// Training accuracy over the last step.
+    pub train_accuracy: f64,
+    /// Control loss; null without a control split.
+    pub control_loss: Option<f64>,
+    /// Control accuracy; null without a control split.
+    pub control_accuracy: Option<f64>,
+    /// Test loss; null without a test split, and if it is not finite.
+    pub test_loss: Option<f64>,
+    /// Test accuracy; null without a test split.
+    pub test_accuracy: Option<f64>,
+    /// Trained parameters of the host with its modules.
+    pub parameters: usize,
+    /// Trained parameters of the host without modules.
+    pub host_parameters: usize,
+    /// Trained parameters of the modules that are part of the network.
+    pub grown_parameters: usize,
+    /// Floating-point operations of training in the episode, counted as in
+    /// [`Summary::training_flops`]; 0 in older summaries.
+    #[serde(default)]
+    pub training_flops: u64,
+    /// Results of the bare twin, if the run trained one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub twin: Option<TwinSummary>,
+    /// Modules in the network: fossilized ones and live ones.
+    pub modules: Vec<ModuleSummary>,
+    /// Counts of modules germinated, pruned and fossilized in the episode.
+    pub history: ModuleCounts,
+    /// Rollbacks of the env in the episode.
+    #[serde(default)]
+    pub rollbacks: usize,
+    /// Path of the weights file, relative to the run folder.
+    pub weights: PathBuf,
+}
+
+/// Results of an env's twin at the end of an episode: of the same host without growth, trained on
+/// the same batches.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TwinSummary {
+    /// Control loss; null without a control split, as the accuracy. All four are null if the twin
+    /// diverged.
+    pub control_loss: Option<f64>,
+    /// Control accuracy.
+    pub control_accuracy: Option<f64>,
+    /// Test loss; null without a test split, as the accuracy.
+    pub test_loss: Option<f64>,
+    /// Test accuracy.
+    pub test_accuracy: Option<f64>,
+    /// Trained parameters.
+    pub parameters: usize,
+    /// Floating-point operations of training in the episode.
+    pub training_flops: u64,
+}
+
+/// State of a module at the end of an episode.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ModuleSummary {
+    /// Name of the slot.
+    pub slot: String,
+    /// Name of the blueprint.
+    pub blueprint: String,
+    /// Stage.
+    pub stage: Recorded<Stage>,
+    /// Blending factor.
+    pub alpha: f64,
+    /// Trained parameters.
+    pub parameters: usize,
+    /// Control accuracy with the module minus without it, in percentage points; null for a module
+    /// that does not affect the output yet.
+    pub contribution: Option<f64>,
+}
+
+/// Counts of modules by what happened to them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModuleCounts {
+    /// Germinated.
+    pub germinated: usize,
+    /// Pruned.
+    pub pruned: usize,
+    /// Fossilized.
+    pub fossilized: usize,
+}
+
+/// Results of one round.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RoundSummary {
+    /// Number of the round.
+    pub round: usize,
+    /// Steps of its episodes.
+    pub steps: usize,
+    /// Control accuracy of each env.
+    pub control_accuracy: Vec<Option<f64>>,
+    /// Test accuracy of each env; null without a test split.
+    pub test_accuracy: Vec<Option<f64>>,
+    /// Trained parameters of each env, host and modules.
+    pub parameters: Vec<usize>,
+    /// Report of the policy on its actions and its update. Absent without a learning policy, and
+    /// for a round that was cut short.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<RoundReport>,
+}
