@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from digests import GROW, Run, arguments, differences, small_images
-from gpu_phases import DEVICE, MERISTEM, PRECISIONS, setting, small
+from gpu_record import DEVICE, MERISTEM, PRECISIONS, setting, small
 from result_parts import folder_parts
 
 HOST: dict[str, Any] = {"devices": DEVICE, "host": "minimal", "envs": 2, "batch": 16, "control-split": 0.2}

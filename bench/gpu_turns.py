@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gpu_phases import BENCH, DEVICE, MERISTEM, Record, Stage, environment, run_stages
-from gpu_phases import PRECISIONS, setting, small
+from gpu_record import BENCH, DEVICE, MERISTEM, PRECISIONS, Record, Stage, environment
+from gpu_record import run_stages, setting, small
 
 SECONDS = setting("SECONDS", "0.1" if small() else "1")
 ROUNDS = int(setting("ROUNDS", "1" if small() else "3"))

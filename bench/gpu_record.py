@@ -1,0 +1,170 @@
+"""Stages of `bench/gpu.sh`, commands with limits, and the record of their results.
+
+A pack is the folder above this one: `bin/` with programs, `digests.json`, `commit`. The result of a
+stage is appended to the record before the next one starts, so that nothing is lost when the time is
+up. The head of `gpu.sh` lists the settings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+BENCH = Path(__file__).resolve().parent
+PACK = BENCH.parent
+MERISTEM = str(PACK / "bin" / "meristem")
+# `CUDA_VISIBLE_DEVICES` says which one that is.
+DEVICE = "cuda:0"
+PRECISIONS = ("f32", "tf32", "bf16")
+# Characters of output that a line of the record keeps.
+TAIL = 4000
+
+
+def setting(name: str, default: str) -> str:
+    return os.environ.get(f"GPU_{name}") or default
+
+
+def small() -> bool:
+    """Sizes for the stand-in driver, on which everything is slow."""
+    return setting("SMALL", "0") == "1"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A command, and the most seconds that it may take."""
+
+    name: str
+    seconds: float
+    command: list[str]
+    # Programs and Python modules without which it is skipped.
+    needs: tuple[str, ...] = ()
+
+    def limit(self) -> float:
+        return float(setting(f"LIMIT_{self.name}", str(self.seconds)))
+
+    def lacks(self) -> str | None:
+        """The reason why it cannot run here."""
+        for need in self.needs:
+            if need.startswith("import "):
+                found = subprocess.run([sys.executable, "-c", need], capture_output=True)
+                there = found.returncode == 0
+            else:
+                there = shutil.which(need) is not None
+            if not there:
+                return f"`{need}` fails" if " " in need else f"there is no {need}"
+        return None
+
+
+def build_id() -> str:
+    """A digest of the programs, scripts and expected digests: figures count for these alone."""
+    whole = hashlib.sha256()
+    for path in sorted([*PACK.glob("bin/*"), *PACK.glob("bench/*.py"), PACK / "digests.json"]):
+        whole.update(path.name.encode() + path.read_bytes())
+    return whole.hexdigest()[:16]
+
+
+class Record:
+    """The file of results. A line is an object; lines of one call of a phase share `started`."""
+
+    def __init__(self, phase: str) -> None:
+        folder = Path(os.environ.get("OUT") or ".")
+        self.path = Path(setting("RECORD", str(folder / "gpu.jsonl")))
+        self.common = {"phase": phase, "started": time.time(), "build": build_id()}
+        self.common["commit"] = (PACK / "commit").read_text().strip()
+        self.common["gpu"] = gpu_name()
+
+    def lines(self) -> list[dict[str, Any]]:
+        text = self.path.read_text() if self.path.exists() else ""
+        return [json.loads(line) for line in text.splitlines()]
+
+    def add(self, **fields: Any) -> None:
+        with self.path.open("a") as file:
+            file.write(json.dumps(self.common | fields) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def gpu_name() -> str | None:
+    """Name of the GPU; `None` without NVIDIA's driver, thus on the stand-in, too."""
+    index = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0] or "0"
+    query = ["nvidia-smi", f"--id={index}", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def environment() -> dict[str, str]:
+    """Adds NVRTC as PyTorch's wheels bring it, where no other is found before it."""
+    folders = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    for path in sys.path:
+        folders += sorted(str(lib.parent) for lib in Path(path).glob("nvidia/*/lib/libnvrtc.so*"))
+    unique = dict.fromkeys(folder for folder in folders if folder)
+    return {**os.environ, "LD_LIBRARY_PATH": ":".join(unique), "PYTHONUNBUFFERED": "1"}
+
+
+def run_limited(command: list[str], seconds: float, scratch: Path) -> tuple[int, str]:
+    """Exit code, 124 if the time ran out, and output of a command in a process group of its own."""
+    with (scratch / "output").open("w+b") as output:
+        child = subprocess.Popen(
+            command, cwd=scratch, env=environment(), stdin=subprocess.DEVNULL,
+            stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        try:
+            code = child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            code = 124
+        finally:
+            try:
+                os.killpg(child.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass  # ended, and left nothing behind
+            child.wait()
+        output.seek(0)
+        return code, output.read().decode(errors="replace")
+
+
+def run_stages(record: Record, stages: list[Stage], **more: Any) -> bool:
+    """Runs stages one after another. Returns whether all of them ran and succeeded."""
+    only, green = setting("STAGES", "").split(), True
+    end = time.monotonic() + float(setting("PHASE_SECONDS", "570"))
+    for stage in stages:
+        if only and stage.name not in only:
+            continue
+        left = end - time.monotonic()
+        reason = stage.lacks() or ("no time is left" if left < 1 else None)
+        if reason:
+            record.add(stage=stage.name, exit=None, skipped=reason, **more)
+            print(f"{stage.name:12} skipped: {reason}", flush=True)
+            green = False
+            continue
+        start = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="gpu-") as scratch:
+            code, text = run_limited(stage.command, min(stage.limit(), left), Path(scratch))
+        if code == 0 and "test result: ok. 0 passed" in text:
+            code, text = 1, text + "no test has this name\n"
+        seconds = round(time.monotonic() - start, 1)
+        record.add(stage=stage.name, exit=code, seconds=seconds, tail=text[-TAIL:], **more)
+        print(f"{stage.name:12} exit {code}, {seconds} s", flush=True)
+        if code != 0:
+            print("    " + text[-1500:].strip().replace("\n", "\n    "), flush=True)
+        green = green and code == 0
+    return green
+
+
+def helper(name: str, *words: str) -> list[str]:
+    return [sys.executable, str(BENCH / name), *words]
+
+
+def tests(name: str, *words: str) -> list[str]:
+    return [str(PACK / "bin" / name), *words]
