@@ -14,10 +14,10 @@ use serde_json::Value;
 
 /// Settings of two rounds of growing hosts on a few small images, with a checkpoint after every
 /// second step.
-pub(crate) const RUN: &str = "train --dataset arrays --data-root images.safetensors --controller heuristic \
-     --preset quick --host minimal --slots r0,r1 --envs 3 --rounds 2 --steps 24 \
-     --batch 16 --control-split 0.2 --checkpoint-every 2 --quiet \
-     --parameters-per-image 99 --max-gap 99";
+pub(crate) const RUN: &str = "train --dataset arrays --data-root images.safetensors \
+    --controller heuristic --preset quick --host minimal --slots r0,r1 --envs 3 --rounds 2 \
+    --steps 24 --batch 16 --control-split 0.2 --checkpoint-every 2 --quiet \
+    --parameters-per-image 99 --max-gap 99";
 
 /// Removes newer settings from a configuration, so that it is like an older one.
 pub(crate) fn as_once_written(config: &Path) {
