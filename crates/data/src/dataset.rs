@@ -192,7 +192,7 @@ impl Dataset {
     }
 
     /// The resident images, (N, C, H, W) u8 (or f32, normalised), channels last (F1); `None` if the
-    /// dataset is streamed. They belong to a stream of their own: use `.on(&stream)`.
+    /// dataset is streamed. They belong to a separate stream: use `.on(&stream)`.
     pub fn resident_images(&self) -> Option<&Tensor> {
         match &self.images {
             Images::Resident(images) => Some(images),

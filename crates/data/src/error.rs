@@ -216,7 +216,7 @@ pub struct Mismatch {
 }
 
 impl Mismatch {
-    /// A mismatch whose remedy is that of files equal to a published original.
+    /// A mismatch in a file that should equal a published original, with the remedy.
     pub(crate) fn new(
         what: impl Into<String>,
         expected: impl Into<String>,

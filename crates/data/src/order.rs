@@ -4,7 +4,7 @@
 //! anyone can recompute it.
 //!
 //! 1. Envs are put into groups that keep their order. With [`EpochMode::Dealt`] a device's envs are
-//!    one group; with [`EpochMode::Full`] each env is a group of its own.
+//!    one group; with [`EpochMode::Full`] each env is a separate group.
 //! 2. Each group has its own permutation of `0..len` for each epoch. Without `shuffle` it is the
 //!    identity. With it, the generator is ChaCha with 8 rounds (`rand_chacha::ChaCha8Rng`),
 //!    `seed_from_u64(seed + 1009 * device_index)` (wrapping) and then `set_stream(epoch + (rank <<
@@ -46,13 +46,13 @@ const SEED_STRIDE: u64 = 1009;
 const EPOCH_BITS: u32 = 40;
 
 /// The longest listing of [`plan`], in indices; a longer one comes from a mistyped length.
-pub const PLAN_INDICES_MAX: usize = 100_000_000;
+pub(crate) const PLAN_INDICES_MAX: usize = 100_000_000;
 
 /// Share of the samples that an env gets in an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EpochMode {
-    /// Every env gets every sample once, in an order of its own.
+    /// Every env gets every sample once, each env in another order.
     Full,
     /// The samples are dealt out to the envs of a device: each of N envs gets 1/N of them.
     Dealt,
@@ -335,8 +335,8 @@ pub struct EpochPlan {
 /// Lists the first `epochs` epochs of an order.
 ///
 /// # Errors
-/// The errors of [`EpochOrder::new`]; [`Error::Argument`] if more than [`PLAN_INDICES_MAX`] indices
-/// would be listed.
+/// The errors of [`EpochOrder::new`]; [`Error::Argument`] if more than 100 million indices would be
+/// listed.
 pub fn plan(config: &OrderConfig, epochs: u64) -> Result<Plan> {
     let order = EpochOrder::new(config)?;
     let count = order.permutations();

@@ -21,9 +21,10 @@ pub(crate) fn out(text: &str) {
 
 /// Writes lines for programs to stdout, unchanged unless stdout is a terminal.
 pub(crate) fn data(text: &str) {
-    match io::stdout().is_terminal() {
-        true => out(text),
-        false => written(writeln!(io::stdout().lock(), "{text}")),
+    if io::stdout().is_terminal() {
+        out(text)
+    } else {
+        written(writeln!(io::stdout().lock(), "{text}"))
     }
 }
 

@@ -24,7 +24,7 @@ struct Table {
 
 impl Tables {
     /// Adds an event as a row of the table with its name. Objects in it become several columns; a
-    /// list of objects becomes rows of a table of its own, such as `step_completed.slots`.
+    /// list of objects becomes rows of a separate table, such as `step_completed.slots`.
     pub(crate) fn add(&mut self, line: &Line) {
         let Ok(Value::Object(mut event)) = serde_json::to_value(&line.event) else { return };
         let Some(Value::String(name)) = event.remove("event") else { return };

@@ -96,7 +96,7 @@ fn blueprint_mask(view: &EnvView<'_>) -> Array {
     Array::shaped(mask, &[slots, view.host.blueprints().len()])
 }
 
-/// Sizes of the heads of an action, for hosts like that of the view.
+/// Sizes of the heads of an action, for hosts like the host of the view.
 pub(crate) fn head_sizes(view: &EnvView<'_>) -> Vec<usize> {
     let host = view.host;
     HeadLayout::new(host.slots().len(), host.blueprints().len()).sizes().to_vec()

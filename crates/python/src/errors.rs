@@ -1,4 +1,4 @@
-//! Errors of the engine as exceptions. The classes are those of `meristem.errors`.
+//! Errors of the engine as exceptions. `meristem.errors` defines the classes.
 
 use std::error::Error;
 

@@ -100,7 +100,7 @@ pub use error::{Error, Result};
 pub use record::events::Event;
 pub use record::observer::{Notice, Observer, Silent};
 pub use record::output::check_output;
-pub use record::{event_writer, events, reading, run_folder, summary, tensorboard, trace};
+pub use record::{events, reading, run_folder, summary, tensorboard, trace};
 pub use run::{resume, resume_with, run, run_with};
 pub use setup::{dataset_spec, with_policy};
 pub use study::{StudyConfig, compare, statistics};

@@ -88,7 +88,7 @@ impl GpuGather {
         GpuGather { values, programs: Mutex::default() }
     }
 
-    /// The program that gathers over tensors of so many elements: images, labels, samples, inputs,
+    /// The program that gathers over tensors with `lens` elements: images, labels, samples, inputs,
     /// targets, epoch.
     pub(super) fn program(&self, form: Form, lens: [usize; 6]) -> Program {
         let mut programs = self.programs.lock().unwrap_or_else(PoisonError::into_inner);

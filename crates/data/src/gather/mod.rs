@@ -49,7 +49,7 @@ pub struct GatherConfig {
     pub ring_depth: usize,
     /// Upper limit of batches in an epoch, at least 1; `None` for all.
     pub max_batches: Option<usize>,
-    /// Normalisation constants; `None` for those of the dataset's training split.
+    /// Normalisation constants; `None` for the constants of the dataset's training split.
     pub normalization: Option<Normalization>,
 }
 
@@ -203,7 +203,7 @@ impl GatherBatches {
         self.len() == 0
     }
 
-    /// The order served; positions are those of the subset, if there is one.
+    /// Order of the samples; positions count within the subset, if there is one.
     pub fn order(&self) -> &EpochOrder {
         &self.order
     }
@@ -273,7 +273,7 @@ impl GatherBatches {
         Ok(Some(batches))
     }
 
-    /// Adds the gather of an env's batch to those of the others.
+    /// Adds the gather of an env's batch to the launches of the other envs.
     fn gather<'a>(
         &'a self,
         env: &'a Env,

@@ -151,9 +151,10 @@ impl Arrays {
         }
         let [height, width, channels] = size;
         let classes = (0..classes).map(|class| class.to_string()).collect();
-        let test = match has_test {
-            true => TestSplit::Images(test_len),
-            false => TestSplit::Missing("the arrays `test_images` and `test_labels`"),
+        let test = if has_test {
+            TestSplit::Images(test_len)
+        } else {
+            TestSplit::Missing("the arrays `test_images` and `test_labels`")
         };
         let layout = Layout { channels, height, width, classes, train: train_len, test };
         Ok(Self { file, layout, labels, unread, told: Once::new() })

@@ -210,10 +210,9 @@ fn count_records(path: &Path, variant: &Variant) -> Result<usize> {
         .at(path, len))
 }
 
-/// Compares the records of each file with what is known of it: a copy that was interrupted may end
-/// between two records. [`RECORDS`] says how many there are; without it the numbers of the
-/// published set hold as soon as one file has them. A set of another size and origin has nothing
-/// to go by.
+/// Checks the number of records in each file, because an interrupted copy may end between two
+/// records. The expected numbers are listed in [`RECORDS`]; without it they are the numbers of the
+/// published set, if at least one file has them. A set of another size and origin is not checked.
 fn check_records(
     folder: &Path,
     variant: &Variant,

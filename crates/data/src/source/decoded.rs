@@ -35,8 +35,8 @@ const END: usize = 8 + 4 + 8;
 /// Limit of the bytes in all files together; the least recently used are removed first.
 pub const BYTES_MAX: u64 = 10 << 30;
 /// Image files from which on a split is kept; fewer are decoded in less than a second.
-pub const FILES_MIN: usize = 1000;
-/// Age from which on an unfinished file is that of a killed process.
+pub(crate) const FILES_MIN: usize = 1000;
+/// Age from which on an unfinished file counts as left by a killed process.
 const ABANDONED: Duration = Duration::from_secs(24 * 3600);
 /// Largest number of threads that compare image files; more would only wait for the disk.
 const COMPARE_THREADS_MAX: usize = 16;
@@ -225,9 +225,10 @@ impl Place {
             serde_json::from_reader((&mut reader).take(length)).map_err(|e| e.to_string())?;
         let Description { stamps, bad, names, .. } = &description;
         let fits = bad.len() <= stamps.len() && stamps.len() == names.len() && bad.is_sorted();
-        match fits && description.good().checked_mul(self.image_bytes as u64) == Some(start) {
-            true => Ok(description),
-            false => Err("its description does not fit its length".into()),
+        if fits && description.good().checked_mul(self.image_bytes as u64) == Some(start) {
+            Ok(description)
+        } else {
+            Err("its description does not fit its length".into())
         }
     }
 

@@ -106,9 +106,10 @@ fn list_class(folder: &Path, label: u32, depth: usize, found: &mut Found<'_>) ->
     let paths = names_in(folder)?.into_iter().map(|name| folder.join(name));
     let (folders, files): (Vec<_>, Vec<_>) = paths.partition(|path| path.is_dir());
     for path in files {
-        match is_image(&path)? {
-            true => found.files.push(ImageFile { path, label, line: None }),
-            false => found.stray.push(path),
+        if is_image(&path)? {
+            found.files.push(ImageFile { path, label, line: None })
+        } else {
+            found.stray.push(path)
         }
     }
     folders.iter().try_for_each(|folder| list_class(folder, label, depth + 1, found))

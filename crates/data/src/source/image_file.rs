@@ -141,9 +141,10 @@ fn check_claim(path: &Path, bytes: &[u8], decoder: &impl ImageDecoder) -> Result
         return Err(undecodable(path, 0, expected, got));
     }
     let pixels = u64::from(width) * u64::from(height);
-    let packed = match bytes.starts_with(&JPEG_MAGIC) {
-        true => pixels,
-        false => pixels * u64::from(decoder.original_color_type().bits_per_pixel()) / 8,
+    let packed = if bytes.starts_with(&JPEG_MAGIC) {
+        pixels
+    } else {
+        pixels * u64::from(decoder.original_color_type().bits_per_pixel()) / 8
     };
     if packed > (bytes.len() as u64).saturating_mul(RATIO_MAX) {
         let expected = format!("of a size that {} bytes can hold", bytes.len());

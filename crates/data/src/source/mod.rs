@@ -70,7 +70,7 @@ pub struct DatasetInfo {
 pub(crate) enum TestSplit {
     /// Number of images, damaged ones included.
     Images(usize),
-    /// None in the files; the text says what it would be.
+    /// None in the files; the text describes the expected files.
     Missing(&'static str),
 }
 
@@ -149,7 +149,7 @@ impl DatasetFiles {
     /// Finds and checks the files of `spec`. Does not decode images.
     ///
     /// # Errors
-    /// [`Error::RootNotGiven`] and [`Error::Missing`] say what was expected and where to get it;
+    /// [`Error::RootNotGiven`] and [`Error::Missing`] name the expected files and their source;
     /// [`Error::Damaged`], [`Error::Layout`] and [`Error::Io`] name the file;
     /// [`Error::EmptySplit`]; [`Error::Changed`] for a file that is being written.
     pub fn open(spec: &DatasetSpec) -> Result<Arc<Self>> {
@@ -188,7 +188,7 @@ impl DatasetFiles {
     /// Checks that the dataset has this split.
     ///
     /// # Errors
-    /// [`Error::NoTestSplit`] says what is missing.
+    /// [`Error::NoTestSplit`] names the missing files.
     pub fn check_has(&self, split: Split) -> Result<()> {
         match (split, self.layout().test) {
             (Split::Test, TestSplit::Missing(expected)) => Err(Error::NoTestSplit {

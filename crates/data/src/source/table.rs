@@ -1,7 +1,7 @@
 //! A CSV file that lists images: columns `path` and `label`, and `split` for a test split.
 //!
-//! Paths are relative to the folder of the file. The order of a split is that of the rows. Classes
-//! are the labels, sorted as numbers if all of them are whole numbers, else by their bytes.
+//! Paths are relative to the folder of the file. The order of a split is the order of its rows.
+//! Classes are the labels, sorted as numbers if all of them are whole numbers, else by their bytes.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,7 +18,7 @@ use super::listing::{ImageFile, Listing};
 use super::{Source, missing};
 use crate::error::{Error, Mismatch, Result};
 
-/// Largest size of a file, in bytes: that of some millions of rows.
+/// Largest size of a file, in bytes: enough for some millions of rows.
 const BYTES_MAX: u64 = 1 << 30;
 /// Longest path or label, in bytes.
 const CELL_MAX: usize = 4096;
@@ -150,10 +150,8 @@ fn row(path: &Path, columns: &Columns, record: &StringRecord) -> Result<Row> {
 fn listing(folder: &Path, rows: Vec<Row>, has_splits: bool) -> Listing {
     let names: BTreeSet<&str> = rows.iter().map(|row| row.label.as_str()).collect();
     let mut classes: Vec<String> = names.into_iter().map(str::to_string).collect();
-    let number = |text: &String| match text.len() <= DIGITS_MAX {
-        true => text.parse::<i64>().ok(),
-        false => None,
-    };
+    let number =
+        |text: &String| if text.len() <= DIGITS_MAX { text.parse::<i64>().ok() } else { None };
     if classes.iter().all(|class| number(class).is_some()) {
         classes.sort_by_key(number);
     }

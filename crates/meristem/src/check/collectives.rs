@@ -126,7 +126,7 @@ fn compare(
     Ok(())
 }
 
-/// Runs every rank of a group in a thread of its own. Returns their results by rank.
+/// Runs every rank of a group in a separate thread. Returns the results by rank.
 fn on_ranks<T: Send>(
     device: &Device,
     ranks: usize,

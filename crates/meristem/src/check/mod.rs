@@ -101,7 +101,7 @@ const CHECKS: &[Check] = &[
     ("hot scopes", Look::Device(training::hot_scopes)),
 ];
 
-/// The checks of a device, or those of these names.
+/// The checks of a device: all, or the named ones.
 ///
 /// # Errors
 /// A name that none of them has.

@@ -13,7 +13,7 @@ use crate::plain::megabytes;
 const ENVS: usize = 4;
 const BATCH: usize = 32;
 
-/// The embedded dataset on a device of its own; dropping it clears the cache.
+/// The embedded dataset on a separate device; dropping it clears the cache.
 struct Resident {
     device: Device,
     streams: Vec<Stream>,

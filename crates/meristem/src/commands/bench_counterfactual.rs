@@ -112,9 +112,10 @@ pub(crate) fn run(arguments: &BenchCounterfactualArguments) -> Outcome {
             seconds: arguments.seconds,
         },
     };
-    match arguments.json {
-        true => print_json(&report)?,
-        false => print(&report),
+    if arguments.json {
+        print_json(&report)?
+    } else {
+        print(&report)
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -85,15 +85,16 @@ pub(crate) fn run(arguments: &BenchGatherArguments) -> Outcome {
             seconds: arguments.seconds,
         },
     };
-    match arguments.json {
-        true => print_json(&report)?,
-        false => plain::out(&format!(
+    if arguments.json {
+        print_json(&report)?
+    } else {
+        plain::out(&format!(
             "{us_per_batch:.1} µs per batch of {} images ({us_per_batch_min:.1} to \
              {us_per_batch_max:.1} over {}), {us_per_batch_host:.1} µs of it on the host, {}",
             arguments.batch,
             counted(report.blocks, ["block", "blocks"]),
             on_device(&device),
-        )),
+        ))
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -100,9 +100,10 @@ pub(crate) fn run(arguments: &BenchHostArguments) -> Outcome {
             seconds: arguments.seconds,
         },
     };
-    match arguments.json {
-        true => print_json(&report)?,
-        false => plain::out(&format!(
+    if arguments.json {
+        print_json(&report)?
+    } else {
+        plain::out(&format!(
             "{} of {}{}: {} images/s ({} to {} over {}), {}, batch {}, {}, {}",
             report.config.work,
             report.config.host,
@@ -115,7 +116,7 @@ pub(crate) fn run(arguments: &BenchHostArguments) -> Outcome {
             report.config.batch,
             on_device(&device),
             report.config.precision,
-        )),
+        ))
     }
     if !arguments.json {
         insight(report.memory.as_ref(), report.trace.as_ref());
@@ -208,9 +209,10 @@ impl Bench {
             let batches = self.next()?;
             let labelled: Vec<LabelledBatch<'_>> =
                 batches.iter().map(|batch| (&batch.inputs, &batch.targets)).collect();
-            match self.validate {
-                true => NetworkFleet::new(&mut self.networks).eval_rows(&labelled, &self.rows)?,
-                false => NetworkFleet::new(&mut self.networks).train_step(&labelled)?,
+            if self.validate {
+                NetworkFleet::new(&mut self.networks).eval_rows(&labelled, &self.rows)?
+            } else {
+                NetworkFleet::new(&mut self.networks).train_step(&labelled)?
             }
             images += batches.iter().map(|batch| batch.targets.numel()).sum::<usize>();
         }

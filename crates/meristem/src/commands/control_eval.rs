@@ -71,9 +71,10 @@ pub(crate) fn run(arguments: &ControlEvalArguments) -> Outcome {
         Some(plot) => plot.write(&plot::study(&study))?,
         None => {}
     }
-    match arguments.json {
-        true => print_json(&study)?,
-        false => plain::out(&report(&study)),
+    if arguments.json {
+        print_json(&study)?
+    } else {
+        plain::out(&report(&study))
     }
     Ok(exit_code(study.status))
 }

@@ -131,9 +131,10 @@ fn known(source: Source, arguments: &DatasetArguments) -> Known {
 fn verify_dataset(arguments: &VerifyArguments) -> Outcome {
     let dataset = &arguments.dataset;
     let report = verify(&dataset.spec()?)?;
-    match arguments.json {
-        true => print_json(&report)?,
-        false => print_verification(&report),
+    if arguments.json {
+        print_json(&report)?
+    } else {
+        print_verification(&report)
     }
     let tolerated = dataset.skip_bad || report.is_sound();
     Ok(if tolerated { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -204,12 +205,11 @@ fn cache(arguments: &CacheArguments) -> Outcome {
         let message = format!("decoded images in {}: {error}", place.display());
         Failure::failed(message, "check the folder, or set MERISTEM_CACHE to another")
     };
-    let (files, bytes) = match arguments.clear {
-        true => decoded::clear().map_err(failed)?,
-        false => {
-            let files = decoded::files().map_err(failed)?;
-            (files.len(), files.iter().map(|(_, bytes)| bytes).sum())
-        }
+    let (files, bytes) = if arguments.clear {
+        decoded::clear().map_err(failed)?
+    } else {
+        let files = decoded::files().map_err(failed)?;
+        (files.len(), files.iter().map(|(_, bytes)| bytes).sum())
     };
     if arguments.json {
         let path_is_lossy = folder.as_deref().is_some_and(path_text::is_lossy);

@@ -26,16 +26,17 @@ pub(crate) fn run(arguments: &EvalArguments) -> Outcome {
     };
     let mut report = evaluate(&config)?;
     report.memory = report.memory.filter(|_| arguments.insight.memory);
-    match arguments.json {
-        true => print_json(&report)?,
-        false => plain::out(&format!(
+    if arguments.json {
+        print_json(&report)?
+    } else {
+        plain::out(&format!(
             "{}: accuracy {} on {} {} images, loss {:.4}",
             plain::shown(&arguments.weights),
             plain::percent(Some(report.accuracy)),
             plain::thousands(report.samples),
             config.split,
             report.loss
-        )),
+        ))
     }
     if report.normalization == NormalizedBy::Dataset {
         plain::err(

@@ -55,7 +55,7 @@ pub(crate) fn run(command: Command) -> Outcome {
     }
 }
 
-/// Exit code by status. A stopped run has a code of its own, so that `train && deploy` does not
+/// Exit code by status. A stopped run has a separate code, so that `train && deploy` does not
 /// deploy a partially trained model.
 fn exit_code(status: Status) -> ExitCode {
     match status {
@@ -73,9 +73,10 @@ pub(crate) fn locate(run: &Path) -> PathBuf {
 
 /// Checks the duration of a benchmark.
 fn check_seconds(seconds: f64) -> Result<(), Failure> {
-    match seconds > 0.0 && seconds <= 3600.0 {
-        true => Ok(()),
-        false => Err(Failure::value("seconds", seconds, "above 0, at most 3600")),
+    if seconds > 0.0 && seconds <= 3600.0 {
+        Ok(())
+    } else {
+        Err(Failure::value("seconds", seconds, "above 0, at most 3600"))
     }
 }
 

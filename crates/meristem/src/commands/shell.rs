@@ -46,7 +46,7 @@ pub(crate) fn man(folder: &Path) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Renders the page of a command, which was built, and those of the commands below it.
+/// Renders the manual pages of a built command and of its subcommands.
 fn render(command: &Command, pages: &mut Vec<(String, Vec<u8>)>) -> io::Result<()> {
     for below in command.get_subcommands().filter(|below| below.get_name() != "help") {
         render(below, pages)?;

@@ -64,7 +64,7 @@ pub(crate) fn run(arguments: &TrainArguments) -> Outcome {
     Ok(exit_code(summary.status))
 }
 
-/// Progress of the run, with `--watch` behind a view.
+/// Progress of the run, or with `--watch` a view of it.
 struct Display<'a> {
     arguments: &'a TrainArguments,
     progress: Progress,

@@ -49,9 +49,12 @@ impl Html {
 
     /// A table with a caption; the first row is the header, the first column names the rows.
     pub(crate) fn table(caption: &str, rows: &[Vec<String>]) -> Self {
-        let cell = |text: &String| match text.chars().count() > LONG {
-            true => Self::element("span", "class=\"long\"", Self::text(text)),
-            false => Self::text(text),
+        let cell = |text: &String| {
+            if text.chars().count() > LONG {
+                Self::element("span", "class=\"long\"", Self::text(text))
+            } else {
+                Self::text(text)
+            }
         };
         let cells = |row: &Vec<String>| row.iter().map(cell).collect();
         Self::table_of(caption, rows.iter().map(cells).collect())

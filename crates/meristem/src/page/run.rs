@@ -11,7 +11,7 @@ use super::{Part, chart, series};
 use crate::plain::{counted, percent, thousands};
 use crate::plot::{Chart, DrawnSlot, Series, inline, lifecycle, topology};
 
-/// Envs with parts of their own; further ones are in the charts only.
+/// Envs with a part each; further envs are in the charts only.
 const ENVS_MAX: usize = 64;
 
 /// Everything about one run.
@@ -104,9 +104,10 @@ fn env_charts(run: &Run) -> Html {
             }));
             all.retain(|series| !series.points.is_empty());
         }
-        let title = match history.started.as_ref().is_some_and(|started| started.rounds > 1) {
-            true => format!("{title} in round {}", history.round.saturating_add(1)),
-            false => title.into(),
+        let title = if history.started.as_ref().is_some_and(|started| started.rounds > 1) {
+            format!("{title} in round {}", history.round.saturating_add(1))
+        } else {
+            title.into()
         };
         body.push(chart(&Chart { title, labels: ["step", label], series: all }));
     }
@@ -167,7 +168,7 @@ fn one_env(run: &Run, number: usize, env: &EnvHistory) -> Html {
     body
 }
 
-/// Modules of an env with their contributions; of an ended run, those of its results.
+/// Modules of an env with their contributions, from the results if the run has ended.
 fn contributions(env: &EnvHistory, ended: Option<&EnvSummary>) -> Html {
     let Some(last) = &env.last else { return Html::default() };
     if last.slots.is_empty() {

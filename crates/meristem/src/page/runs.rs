@@ -101,9 +101,10 @@ pub(crate) fn side_by_side(caption: &str, rows: &[(impl AsRef<str>, Vec<String>)
 /// Comparison of several runs: results, settings that differ, curves.
 pub(crate) fn comparison(runs: &[&Run]) -> Vec<Part> {
     let differ = differences(runs);
-    let settings = match differ.is_empty() {
-        true => Html::of("p", "All settings are equal."),
-        false => side_by_side("Settings that differ", &differ),
+    let settings = if differ.is_empty() {
+        Html::of("p", "All settings are equal.")
+    } else {
+        side_by_side("Settings that differ", &differ)
     };
     let parameters = runs.iter().enumerate();
     let parameters = parameters.map(|(n, run)| series(n + 1, &run.history.parameters, 1.0));

@@ -24,7 +24,7 @@ pub(crate) use self::svg::{escaped, inline};
 use crate::colours::SERIES;
 use crate::failure::Failure;
 
-/// Width and height of a plot in a file of its own, in pixels.
+/// Width and height of a plot in a file, in pixels.
 pub(crate) const SIZE: [f64; 2] = [900.0, 520.0];
 
 /// Shapes on a page of `size`, in pixels.
@@ -66,7 +66,7 @@ enum Shape {
     },
 }
 
-/// Colour of a shape. A page chooses those of ink and grid.
+/// Colour of a shape. A page chooses the colours of ink and grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Colour {
     /// Colour of text and axes.

@@ -32,7 +32,7 @@ const PANELS: [Panel; 2] = [
     },
 ];
 
-/// Part of the plot with a horizontal axis of its own.
+/// Part of the plot with a separate horizontal axis.
 struct Panel {
     /// Left, top, right and bottom.
     field: Field,

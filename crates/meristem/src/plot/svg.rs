@@ -9,7 +9,7 @@ struct Palette {
     grid: &'static str,
 }
 
-/// A file of its own, on white.
+/// A separate file, on white.
 pub(super) fn encode(picture: &Picture) -> String {
     let [width, height] = picture.size;
     let mut text = format!(

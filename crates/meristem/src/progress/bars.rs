@@ -15,12 +15,12 @@ use super::shown::{Shown, shown};
 pub(super) struct Bars {
     pub(super) all: MultiProgress,
     envs: Vec<ProgressBar>,
-    /// Line for all envs without a line of their own.
+    /// Line for all envs that have no separate line.
     others: Option<ProgressBar>,
     total: ProgressBar,
 }
 
-/// Number of envs that get a line of their own on a terminal with `rows` rows. The total needs a
+/// Number of envs that get a separate line on a terminal with `rows` rows. The total needs a
 /// row, so do the other envs if there are too many, and so does the cursor.
 fn lines_of_envs(envs: usize, rows: usize) -> usize {
     if envs + 2 <= rows { envs } else { rows.saturating_sub(3) }

@@ -7,7 +7,7 @@ use meristem::train::settings::{Normalize, PolicyStart};
 
 use crate::plain::{self, counted, mean, percent, printable, thousands};
 
-/// Formats a run that begins: what is trained on which data, how much of it, and where.
+/// Formats the start of a run: hosts, data, amounts, devices.
 pub(super) fn beginning(run: &RunStarted) -> [String; 3] {
     let ranks = match run.ranks {
         1 => String::new(),
@@ -65,9 +65,10 @@ fn policy(start: &PolicyStart) -> String {
 
 /// `9,000`, or `2,176 to 2,250` where envs differ.
 fn images_per_step([least, most]: [usize; 2]) -> String {
-    match least == most {
-        true => thousands(most as u64),
-        false => format!("{} to {}", thousands(least as u64), thousands(most as u64)),
+    if least == most {
+        thousands(most as u64)
+    } else {
+        format!("{} to {}", thousands(least as u64), thousands(most as u64))
     }
 }
 
@@ -79,7 +80,7 @@ fn test_images(samples: Option<usize>) -> String {
     }
 }
 
-/// The text of an event that gets a line of its own.
+/// Text of an event that is printed on a separate line.
 pub(super) fn story(event: &Event) -> Option<String> {
     Some(match event {
         Event::ModuleGerminated { env, slot, blueprint, parameters, .. } => format!(
@@ -158,9 +159,10 @@ pub(super) fn accuracies(envs: &[Option<StepCompleted>]) -> String {
         .flatten()
         .map(|step| step.control_accuracy.unwrap_or(step.train_accuracy))
         .collect();
-    let what = match envs.iter().flatten().any(|step| step.control_accuracy.is_some()) {
-        true => "control",
-        false => "training",
+    let what = if envs.iter().flatten().any(|step| step.control_accuracy.is_some()) {
+        "control"
+    } else {
+        "training"
     };
     let (median, least, greatest) = plain::spread(&shares);
     let figures = match shares.len() {

@@ -6,7 +6,7 @@ use indicatif::ProgressBar;
 
 use crate::plain;
 
-/// Lines that are held back behind a view; of more, the newest are kept.
+/// Most lines that are held back while a view is open; the newest are kept.
 const HELD_MAX: usize = 1000;
 
 /// Current form of output. Lines that a thread writes over bars or over a view would be lost.
@@ -15,13 +15,13 @@ static SHOWN: Mutex<Shown> = Mutex::new(Shown::Lines);
 /// Form of output on the terminal.
 pub(super) enum Shown {
     Lines,
-    /// Bars, with that of the whole run.
+    /// Bars of the envs and of the whole run.
     Bar(ProgressBar),
     /// A view over the whole screen, with the lines behind it.
     Screen(Held),
 }
 
-/// A line behind a view.
+/// A line that is held back while a view is open.
 pub(super) struct HeldLine {
     pub(super) text: String,
     pub(super) on_stderr: bool,

@@ -89,7 +89,7 @@ class Comm:
     def run(
         cls, ranks: int, work: Callable[[Comm], Result], *, deadline: float = 60.0
     ) -> list[Result]:
-        """Calls ``work`` on every rank, each a thread of its own. Returns the results by rank.
+        """Calls ``work`` on every rank, each in a thread. Returns the results by rank.
 
         Raises:
             Exception: The one that a rank raised, the others having been told of it.

@@ -118,10 +118,10 @@ class GatherBatches:
         Args:
             dataset: The dataset, which stays alive.
             batch: Images of each env in a batch.
-            envs: Number of envs, each with memory and, with epoch ``full``, an order of its own.
+            envs: Number of envs, each with separate memory and, with epoch ``full``, another order.
             epoch: ``full``: each env gets every image; ``dealt``: the images are divided among
                 the envs.
-            shuffle: Whether each epoch has an order of its own.
+            shuffle: Whether the order changes with each epoch.
             drop_last: Whether to leave out a last batch that is not full.
             seed: Seed of order and augmentation.
             subset: Indices of the images to serve; all by default.

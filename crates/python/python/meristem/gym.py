@@ -16,7 +16,7 @@ from .control import Env
 from .errors import ControllerError, SettingError, StateError
 from .fleet import Fleet
 
-#: Limit of rounds in a run, which is also that of episodes between two seeds.
+#: Limit of rounds in a run, and of episodes between two seeds.
 ROUNDS = 1_000_000
 #: Heads of an action, in their order.
 HEADS = (
@@ -181,7 +181,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         return [_action(f"actions[{env}]", row, sizes) for env, row in enumerate(rows)]
 
     def _start(self, seed: int | None) -> Fleet:
-        """A fleet before its first step, in a run of its own."""
+        """A fleet before its first step, in a new run."""
         if self._fleet is not None:
             self._fleet.close()
         settings = self._settings if seed is None else {**self._settings, "seed": seed}

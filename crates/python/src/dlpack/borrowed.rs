@@ -154,7 +154,7 @@ impl Borrowed {
         Tensor::from_slice(stream, elements, [len], Owner::Collectives)
     }
 
-    /// Overwrites the elements with those of a tensor of the same layout.
+    /// Overwrites the elements with the elements of a tensor of the same layout.
     pub(crate) fn overwrite(&self, with: &LentTensor) {
         let (len, from) = (self.shape.iter().product::<usize>(), with.tensor());
         assert_eq!((from.dtype(), from.numel(), from.format()), (self.dtype, len, self.format));
@@ -169,7 +169,7 @@ impl Borrowed {
     }
 }
 
-/// `len` numbers behind a pointer.
+/// The `len` numbers at a pointer.
 ///
 /// # Safety
 /// There are as many, and they live as long as the result.

@@ -206,12 +206,11 @@ impl Directory {
         let Some(file) = self.open_file(name)? else { return Ok(None) };
         let mut bytes = vec![];
         file.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes)?;
-        match bytes.len() as u64 > bytes_max {
-            true => {
-                let mb = bytes_max / 1_000_000;
-                Err(io::Error::other(format!("it is larger than {mb} MB")))
-            }
-            false => Ok(Some(bytes)),
+        if bytes.len() as u64 > bytes_max {
+            let mb = bytes_max / 1_000_000;
+            Err(io::Error::other(format!("it is larger than {mb} MB")))
+        } else {
+            Ok(Some(bytes))
         }
     }
 

@@ -21,7 +21,7 @@ use crate::record::run_folder::EVENTS;
 use crate::record::{lines, sealed};
 
 /// Events that may wait in the queue; further ones are dropped.
-pub const QUEUE_EVENTS: usize = 4096;
+pub(crate) const QUEUE_EVENTS: usize = 4096;
 /// Bytes buffered before a write, unless the queue runs empty first.
 const WRITE_BYTES: usize = 64 * 1024;
 /// Time limit for writing all queued events.
@@ -51,7 +51,7 @@ enum Order {
 
 /// Writer of the events of one run.
 #[derive(Debug)]
-pub struct EventWriter {
+pub(crate) struct EventWriter {
     watched: Watched,
     queue: Option<SyncSender<Order>>,
     thread: Option<JoinHandle<()>>,
@@ -145,7 +145,7 @@ impl EventWriter {
     }
 
     /// Queues an event without waiting. If the queue is full, the event is dropped and counted.
-    pub fn emit(&mut self, event: &Event) {
+    pub(crate) fn emit(&mut self, event: &Event) {
         let line = self.line(event);
         let Some(queue) = &self.queue else { return };
         if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) =
@@ -156,7 +156,7 @@ impl EventWriter {
     }
 
     /// Queues an event that must not be lost; waits if the queue is full. Not for the inner loop.
-    pub fn emit_waiting(&mut self, event: &Event) {
+    pub(crate) fn emit_waiting(&mut self, event: &Event) {
         let line = self.line(event);
         let Some(queue) = &self.queue else { return };
         if queue.send(Order::Line(line)).is_err() {
@@ -199,17 +199,12 @@ impl EventWriter {
         Ok(EventsPosition { bytes, seq, dropped, seconds: self.seconds() })
     }
 
-    /// Number of events lost so far.
-    pub fn dropped(&self) -> u64 {
-        self.dropped
-    }
-
     /// Checks that the writer still works, and that the file is still in its folder.
     ///
     /// # Errors
     /// A write failed, and all events since are lost; reported once. The file was removed or
     /// replaced, with the folder of the run or without it.
-    pub fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
         failure.map_or_else(|| self.watched.check(), Err).map_err(|source| self.failed(source))
     }
@@ -220,7 +215,7 @@ impl EventWriter {
 
     /// Writes the queued events. Returns the number of events that are lost, and whether a write
     /// failed: then it counts the events that were queued and are not on the disk.
-    pub fn close(mut self) -> (u64, Result<()>) {
+    pub(crate) fn close(mut self) -> (u64, Result<()>) {
         self.finish();
         let unwritten = self.unwritten.load(Ordering::Relaxed);
         (self.dropped + unwritten, self.check())
@@ -354,7 +349,7 @@ mod tests {
         for i in 0..5 {
             writer.emit(&anomaly(i));
         }
-        assert_eq!(writer.dropped(), 3);
+        assert_eq!(writer.dropped, 3);
     }
 
     #[test]

@@ -263,7 +263,7 @@ pub struct RunStarted {
     pub program_version: String,
     /// Name of the dataset.
     pub dataset: String,
-    /// Constants that pixels are normalised with; omitted if they are those of the training images.
+    /// Constants that normalise pixels; omitted if they are computed from the training images.
     #[serde(default, skip_serializing_if = "is_data")]
     pub normalize: Normalize,
     /// Samples in the training split, without the control split.

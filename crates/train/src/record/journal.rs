@@ -59,10 +59,7 @@ impl<'a> Journal<'a> {
     fn write(&mut self, event: &Event, waits: bool) {
         let Some(writer) = &mut self.writer else { return };
         self.observer.event(event);
-        match waits {
-            true => writer.emit_waiting(event),
-            false => writer.emit(event),
-        }
+        if waits { writer.emit_waiting(event) } else { writer.emit(event) }
     }
 
     /// Records an event of the run; waits if the file's queue is full.
@@ -77,8 +74,8 @@ impl<'a> Journal<'a> {
         }
     }
 
-    /// Starts the next phase of the step: events of all envs in it follow those of the phase
-    /// before.
+    /// Starts the next phase of the step: events of all envs in it follow all events of the
+    /// phase before.
     pub(crate) fn next_phase(&mut self) {
         self.phase += 1;
     }

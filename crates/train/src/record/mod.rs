@@ -1,7 +1,7 @@
 //! Record of a run: the folder, the files in it, and the observer.
 
 pub(crate) mod directory;
-pub mod event_writer;
+pub(crate) mod event_writer;
 pub mod events;
 pub(crate) mod journal;
 pub(crate) mod lines;

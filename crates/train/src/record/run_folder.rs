@@ -47,7 +47,7 @@ pub(crate) fn weights_name(env: usize) -> String {
 
 /// Folder of one run. Its files are opened below it, without following links.
 #[derive(Debug)]
-pub struct RunFolder {
+pub(crate) struct RunFolder {
     directory: Directory,
     weights: Directory,
     /// Whether the folder was created for this run, or was there before.
@@ -65,7 +65,7 @@ impl RunFolder {
     ///
     /// # Errors
     /// Something else exists at `wanted`, or the folder cannot be created.
-    pub fn create(wanted: Option<&Path>, name: &str) -> Result<Self> {
+    pub(crate) fn create(wanted: Option<&Path>, name: &str) -> Result<Self> {
         let base = match wanted {
             Some(path) => path.parent().unwrap_or(Path::new("")),
             None => Path::new("runs"),
@@ -100,7 +100,7 @@ impl RunFolder {
     /// # Errors
     /// [`Error::Resume`]: it is not the folder of a run, one of its files is a link, or another
     /// process writes to it.
-    pub fn open(path: &Path) -> Result<Self> {
+    pub(crate) fn open(path: &Path) -> Result<Self> {
         let problem = |problem: String| Error::Resume { path: path.to_owned(), problem };
         if !path.is_dir() {
             return Err(problem("it is not a folder".into()));
@@ -127,7 +127,7 @@ impl RunFolder {
     }
 
     /// Path of the folder.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.directory.path()
     }
 
@@ -161,7 +161,7 @@ impl RunFolder {
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn write_config(&self, text: &str) -> Result<()> {
+    pub(crate) fn write_config(&self, text: &str) -> Result<()> {
         self.write(CONFIG, text.as_bytes())
     }
 
@@ -169,7 +169,7 @@ impl RunFolder {
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn write_summary(&self, summary: &impl Serialize) -> Result<()> {
+    pub(crate) fn write_summary(&self, summary: &impl Serialize) -> Result<()> {
         let path = self.path().join(SUMMARY);
         self.write(SUMMARY, &to_json(&path, summary)?)
     }
@@ -208,7 +208,7 @@ impl RunFolder {
     ///
     /// # Errors
     /// [`Error::Resume`]: it cannot be read, is damaged, or has another version.
-    pub fn read_summary(&self) -> Result<Option<Summary>> {
+    pub(crate) fn read_summary(&self) -> Result<Option<Summary>> {
         summary::read_in(&self.directory).map_err(|error| Error::Resume {
             path: self.path().to_owned(),
             problem: format!("its summary.json cannot be read: {error}"),
@@ -219,7 +219,7 @@ impl RunFolder {
     ///
     /// # Errors
     /// The file cannot be removed.
-    pub fn remove_summary(&self) -> Result<()> {
+    pub(crate) fn remove_summary(&self) -> Result<()> {
         self.directory.remove_file(SUMMARY).map_err(|source| {
             let path = self.path().join(SUMMARY);
             Error::RunFolder { action: "remove", path, source }
@@ -236,7 +236,7 @@ impl RunFolder {
 
     /// Removes the folder of a run that could not start, so that the same command works again.
     /// Files that cannot be removed stay, because the original error is the one to report.
-    pub fn discard(self) {
+    pub(crate) fn discard(self) {
         let removed = self
             .remove_parts()
             .and_then(|()| self.directory.remove_file(CONFIG))

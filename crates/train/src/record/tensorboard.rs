@@ -1,6 +1,6 @@
 //! A run as an event file of TensorBoard: written from its events, at once or as it goes.
 //!
-//! The file is a function of `events.jsonl`. While a run goes on, a thread of its own reads the
+//! The file is a function of `events.jsonl`. While a run goes on, a separate thread reads the
 //! events that the run has written and appends to the file, so that training knows nothing of it.
 //! A resumed run replaces its file, from the events up to its checkpoint, so that no step is in it
 //! twice.
@@ -22,7 +22,7 @@ use crate::record::reading::{EventTail, Line, Reached, Settings, Skipped, check_
 
 /// Folder of the event file in the folder of a run.
 pub(crate) const FOLDER: &str = "tensorboard";
-/// Beginning of the names by which TensorBoard finds files.
+/// Beginning of the names of the files that TensorBoard reads.
 const BEGINNING: &str = "events.out.tfevents.";
 /// End of the names of our own files.
 const END: &str = ".meristem";

@@ -56,7 +56,7 @@ fn write(table: Table, run: &Path, to: &mut dyn Write) -> Result<(u64, Skipped),
     }
 }
 
-/// Text of a cell: numbers read back to the same bits, what is missing is empty.
+/// Text of a cell: numbers read back to the same bits; a missing value is empty.
 fn text(cell: &Cell) -> String {
     match cell {
         Cell::Count(count) => count.to_string(),
@@ -69,9 +69,10 @@ fn text(cell: &Cell) -> String {
 fn record(to: &mut dyn Write, cells: &[String]) -> io::Result<()> {
     for (number, cell) in cells.iter().enumerate() {
         let comma = if number > 0 { "," } else { "" };
-        match cell.contains([',', '"', '\n', '\r']) {
-            true => write!(to, "{comma}\"{}\"", cell.replace('"', "\"\""))?,
-            false => write!(to, "{comma}{cell}")?,
+        if cell.contains([',', '"', '\n', '\r']) {
+            write!(to, "{comma}\"{}\"", cell.replace('"', "\"\""))?
+        } else {
+            write!(to, "{comma}{cell}")?
         }
     }
     to.write_all(b"\r\n")

@@ -22,9 +22,10 @@ pub(super) fn run(arguments: &OnnxArguments) -> Outcome {
     })?;
     write_whole(&arguments.out, &model.bytes)?;
     let image = model.image;
-    let input = match arguments.with_preprocessing {
-        false => format!("f32 [N, {}, {}, {}]", image.channels, image.height, image.width),
-        true => format!("u8 [N, {}, {}, {}]", image.height, image.width, image.channels),
+    let input = if arguments.with_preprocessing {
+        format!("u8 [N, {}, {}, {}]", image.height, image.width, image.channels)
+    } else {
+        format!("f32 [N, {}, {}, {}]", image.channels, image.height, image.width)
     };
     plain::out(&printable(&format!(
         "{}: images {input} to logits f32 [N, {}], opset {OPSET}",

@@ -21,9 +21,10 @@ pub(super) fn run(arguments: &CompareArguments) -> Outcome {
     arguments.plot.as_ref().map_or(Ok(()), |plot| plot.check())?;
     let runs = read(&arguments.runs)?;
     let runs: Vec<&Run> = runs.iter().collect();
-    match arguments.json {
-        true => print_json(&as_json(&runs))?,
-        false => plain::out(&text(&runs)),
+    if arguments.json {
+        print_json(&as_json(&runs))?
+    } else {
+        plain::out(&text(&runs))
     }
     if let Some(plot) = &arguments.plot {
         match accuracy(&runs).draw(SIZE) {
@@ -42,9 +43,10 @@ fn text(runs: &[&Run]) -> String {
         lines.extend(skipped(run.skipped).map(|words| format!("   {words}")));
     }
     let differ = differences(runs);
-    match differ.is_empty() {
-        true => lines.push("all settings are equal".into()),
-        false => lines.push(side_by_side("settings that differ", &differ)),
+    if differ.is_empty() {
+        lines.push("all settings are equal".into())
+    } else {
+        lines.push(side_by_side("settings that differ", &differ))
     }
     lines.push(side_by_side("results", &results(runs)));
     lines.extend(curves(runs));

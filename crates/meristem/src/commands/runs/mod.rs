@@ -37,9 +37,10 @@ fn list(folder: &Path, json: bool) -> Outcome {
         print_json(&json!({"runs": rows, "unreadable": unreadable, "truncated": truncated}))?;
         return Ok(ExitCode::SUCCESS);
     }
-    match rows.is_empty() {
-        true => plain::out(&format!("no runs in {}", printable(&folder.display().to_string()))),
-        false => plain::out(&overviews(&rows, folder).to_string()),
+    if rows.is_empty() {
+        plain::out(&format!("no runs in {}", printable(&folder.display().to_string())))
+    } else {
+        plain::out(&overviews(&rows, folder).to_string())
     }
     for row in &rows {
         if let Some(problem) = &row.problem {

@@ -12,9 +12,10 @@ use crate::plain::{self, counted, printable};
 
 pub(super) fn run(arguments: &VerifyRunsArguments) -> Outcome {
     let files = verify(&locate(&arguments.folder))?;
-    match arguments.json {
-        true => print_json(&json!({ "files": files }))?,
-        false => files.iter().for_each(|file| plain::out(&printable(&line(file)))),
+    if arguments.json {
+        print_json(&json!({ "files": files }))?
+    } else {
+        files.iter().for_each(|file| plain::out(&printable(&line(file))))
     }
     let damaged: Vec<String> = files
         .iter()

@@ -117,7 +117,7 @@ fn gone(problem: &str) -> Part {
     Part::new("now", Html::element("p", "class=\"problem\"", Html::text(problem)))
 }
 
-/// The event for what is not seen yet; `None` without any.
+/// The event with the parts that changed since the last one; `None` if none did.
 fn news(parts: &[Drawn], seen: &mut HashMap<String, String>) -> Option<Event> {
     let is_new = |part: &&Drawn| seen.get(&part.id) != Some(&part.hash);
     let changed: Vec<_> = parts

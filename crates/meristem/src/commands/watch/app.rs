@@ -10,9 +10,9 @@ const PART_BYTES: u64 = 8 << 20;
 /// A wish of the user.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Key {
-    /// Choose an env so many rows up.
+    /// Choose an env this number of rows up.
     Up(usize),
-    /// Choose an env so many rows down.
+    /// Choose an env this number of rows down.
     Down(usize),
     /// Sort by the next column.
     Sort,
@@ -63,7 +63,7 @@ impl App {
         }
     }
 
-    /// Reads what was appended, at most 8 MiB. True if there was no more.
+    /// Reads appended events, at most 8 MiB. True if it reached their end.
     pub(super) fn look(&mut self) -> bool {
         let all_read = self.follower.look(PART_BYTES);
         let kept = self.chosen.filter(|number| self.history().envs.contains_key(number));

@@ -78,7 +78,7 @@ impl EnvHistory {
         env
     }
 
-    /// Lowers what is kept to the share of one of `envs` envs.
+    /// Lowers the limits of points and spans to the share of one of `envs` envs.
     pub(super) fn limit(&mut self, envs: usize) {
         let envs = envs.next_power_of_two();
         let points_max = POINTS_MAX * ENVS_FULL / envs.max(ENVS_FULL);
@@ -156,9 +156,8 @@ impl EnvHistory {
     fn thin_spans(&mut self) {
         while self.spans.len() > self.spans_max {
             let newest = self.spans.iter().map(|span| span.to).max();
-            let length = |span: &Span| match Some(span.to) == newest {
-                true => usize::MAX,
-                false => span.to.saturating_sub(span.from),
+            let length = |span: &Span| {
+                if Some(span.to) == newest { usize::MAX } else { span.to.saturating_sub(span.from) }
             };
             let mut lengths: Vec<usize> = self.spans.iter().map(length).collect();
             let half = (lengths.len() / 2).max(1);

@@ -1,4 +1,4 @@
-//! A run that is looked at again and again.
+//! A run that is read on while it goes on.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::record::reading::{History, Run, Settings, Skipped};
 /// Time between two questions whether the run's process is alive.
 const STATE_EVERY: Duration = Duration::from_secs(2);
 
-/// A run of which each look reads only what was appended.
+/// A run of which each look reads only the newly appended events.
 #[derive(Debug)]
 pub struct Follower {
     /// The run so far.

@@ -24,9 +24,9 @@ pub use self::curve::Curve;
 pub use self::env_history::{EnvHistory, Span};
 pub use self::follower::Follower;
 pub use self::history::{History, Incident, PolicyHistory};
+pub(crate) use self::overview::read_summary;
 pub use self::overview::{
-    Found, Overview, RunState, UnreadableFolder, check_is_run, find, is_in_progress, is_run,
-    read_summary,
+    Found, Overview, RunState, UnreadableFolder, check_is_run, find, is_in_progress,
 };
 pub use self::settings::Settings;
 pub use self::tail::{EventTail, Line, Reached, Skipped};

@@ -141,7 +141,7 @@ pub struct Found {
 }
 
 /// Whether a folder has files of a run.
-pub fn is_run(folder: &Path) -> bool {
+pub(crate) fn is_run(folder: &Path) -> bool {
     let has = |name: &str| folder.join(name).is_file();
     let begun = folder.join("weights").is_dir() && (has("config.toml") || has(LOCK));
     begun || has("events.jsonl") || has("summary.json")
@@ -151,12 +151,12 @@ pub fn is_run(folder: &Path) -> bool {
 ///
 /// # Errors
 /// [`Error::Unreadable`]: it is damaged, larger than 256 MB, or of a newer version.
-pub fn read_summary(folder: &Path) -> Result<Option<Summary>> {
+pub(crate) fn read_summary(folder: &Path) -> Result<Option<Summary>> {
     let path = folder.join("summary.json");
     summary::read(folder).map_err(|error| Error::Unreadable { path, problem: error.to_string() })
 }
 
-/// Checks that a folder is that of a run.
+/// Checks that a folder is a run folder.
 ///
 /// # Errors
 /// [`Error::NotARun`] with the reason.

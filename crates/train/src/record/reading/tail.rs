@@ -111,7 +111,7 @@ impl EventTail {
     /// A reader from the first line that begins in the last `bytes` bytes.
     pub(crate) fn near_end(path: &Path, bytes: u64) -> Self {
         let from = path.metadata().map_or(0, |there| there.len().saturating_sub(bytes));
-        // The rest of the line before is skipped, as that of a long line is.
+        // The rest of the line before is skipped, like the rest of a long line.
         Self { at: from, in_long_line: from > 0, ..Self::new(path) }
     }
 
@@ -174,7 +174,7 @@ impl EventTail {
         Ok(Reached::Limit)
     }
 
-    /// Whether the file still has what was read of it; then its position is `at`.
+    /// Whether the file still begins with the bytes read so far; if so, moves to position `at`.
     fn continues(&self, file: &mut File) -> io::Result<bool> {
         if file.metadata()?.len() < self.at {
             return Ok(false);

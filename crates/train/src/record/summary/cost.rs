@@ -121,13 +121,13 @@ impl CounterfactualTotals {
         self.flops_separate += other.flops_separate;
     }
 
-    /// Ratio of the cost to that of separate passes; `None` if no env had a live module.
+    /// Ratio of the cost to the cost of separate passes; `None` if no env had a live module.
     pub fn share(&self) -> Option<f64> {
         (self.flops_separate > 0).then(|| self.flops as f64 / self.flops_separate as f64)
     }
 }
 
-/// Running totals behind a [`HotPath`].
+/// Running totals from which a [`HotPath`] is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct HotTotals {
     training_steps: u64,

@@ -29,7 +29,7 @@ pub(crate) const SUMMARY: &str = "summary.json";
 /// Version of the format of `summary.json`.
 pub const SUMMARY_VERSION: u32 = 2;
 
-/// Largest summary that is read: that of a thousand envs over a thousand rounds is smaller.
+/// Largest summary that is read; one of a thousand envs over a thousand rounds is smaller.
 const BYTES_MAX: u64 = 256_000_000;
 
 /// Reads the `summary.json` in the folder of a run. `None` if there is none.
@@ -185,8 +185,8 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Whether all of the run was computed by kernels that round as those of this build.
-    pub fn rounds_as_now(&self) -> bool {
+    /// Whether kernels with the rounding of this build computed the whole run.
+    pub(crate) fn rounds_as_now(&self) -> bool {
         let alike = self.computed.iter().all(|stretch| stretch.rounding == ROUNDING);
         alike && !self.computed.is_empty()
     }
