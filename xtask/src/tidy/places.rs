@@ -57,7 +57,7 @@ const LISTS: [List; 6] = [
     },
     List {
         row: "a dataset source",
-        file: "crates/data/src/source/mod.rs",
+        file: "crates/data/src/source/kind.rs",
         of: "Source",
         places: &[
             "crates/train/src/config/table.rs",

@@ -297,7 +297,7 @@ fn shells_and_man_know_every_command() {
     m.fails("man pages", 2, &["would be overwritten"]);
 }
 
-/// With the feature, `tests/serve.rs` has the tests.
+/// With the feature, `tests/serve` has the tests.
 #[cfg(not(feature = "serve"))]
 #[test]
 fn a_build_without_the_server_says_how_to_get_it() {
