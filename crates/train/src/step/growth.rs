@@ -135,7 +135,11 @@ fn contributions(env: &Env) -> Vec<Option<f64>> {
 }
 
 /// The event of the module that was just planted in slot `index`.
-fn germinated(env: &Env, index: usize, StepPosition { round, step }: StepPosition) -> Option<Event> {
+fn germinated(
+    env: &Env,
+    index: usize,
+    StepPosition { round, step }: StepPosition,
+) -> Option<Event> {
     let slot = &env.grown.host.slots()[index];
     let module = slot.module.as_ref()?;
     Some(Event::ModuleGerminated {
