@@ -35,7 +35,7 @@ pub struct EnvSummary {
     /// Trained parameters of the modules that are part of the network.
     pub grown_parameters: usize,
     /// Floating-point operations of training in the episode, counted as in
-    /// [`Summary::training_flops`]; 0 in older summaries.
+    /// [`Summary::training_flops`](super::Summary::training_flops); 0 in older summaries.
     #[serde(default)]
     pub training_flops: u64,
     /// Results of the bare twin, if the run trained one.
