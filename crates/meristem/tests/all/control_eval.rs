@@ -166,7 +166,8 @@ fn policies_are_compared_from_files_and_by_their_rewards() {
     m.ok(&format!(
         "train {TINY} --controller ppo:{file} --rounds 1 --seed 1001 --run-dir alone --quiet"
     ));
-    assert_eq!(m.json("alone/summary.json")["controller"], format!("ppo:{file}"));
+    let absolute = format!("ppo:{}", m.path(file).display());
+    assert_eq!(m.json("alone/summary.json")["controller"], absolute);
     assert!(!m.path("alone/policy.safetensors").exists());
     let trained = &m.json("alone/summary.json")["envs"][0]["parameters"];
     assert_eq!(trained, &drawing["envs"][0]["parameters"]);
