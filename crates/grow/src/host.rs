@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use meristem_nn::graph::Graph;
 
-use crate::blueprint::Blueprint;
+use crate::blueprint::{Blueprint, BlueprintError};
 use crate::blueprint_set::BlueprintSet;
 use crate::error::Result;
 use crate::graph::{ParameterCounts, Size, SlotClass, TopologyKey, grown_graph};
@@ -13,7 +13,7 @@ use crate::lifecycle::{
     Module, Rules, Slot, Speed, Stage, StageChange, Style, Tempo,
 };
 use crate::optimisers::Optimisers;
-use crate::spec::{HostSpec, ImageShape, SlotName};
+use crate::spec::{HostSpec, ImageShape, MAX_PARAMETERS, SlotName};
 
 /// A new blending style, target, speed and curve for alpha.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,9 +76,7 @@ impl Host {
         // Checked here once, so that a germination, which a policy chooses freely, cannot fail
         // later.
         for slot in &slots {
-            for blueprint in blueprints.iter() {
-                blueprint.parameters(slot.channels)?;
-            }
+            blueprints.iter().try_for_each(|blueprint| check_size(blueprint, slot.channels))?;
         }
         Ok(Self { spec, image, blueprints, rules, slots })
     }
@@ -480,4 +478,16 @@ fn step_slot(index: usize, slot: &mut Slot, rules: &Rules) -> Option<StageChange
     let change = next.and_then(|stage| slot.enter(index, stage).ok());
     slot.stage_steps = slot.stage_steps.saturating_add(1);
     change
+}
+
+/// Checks that a module of `blueprint` in a slot of `channels` channels is no larger than a host
+/// may be.
+fn check_size(blueprint: &Blueprint, channels: usize) -> Result<()> {
+    let parameters = blueprint.parameters(channels)?;
+    if parameters <= MAX_PARAMETERS {
+        return Ok(());
+    }
+    let (name, limit) = (blueprint.name.clone(), MAX_PARAMETERS);
+    let problem = format!("{parameters} parameters; at most {limit} are supported");
+    Err(BlueprintError::Shape { name, channels, problem }.into())
 }

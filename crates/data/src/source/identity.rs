@@ -107,10 +107,13 @@ impl Seen {
     fn is_current(&mut self) -> bool {
         let at_ns = now_ns();
         let Ok(now) = id_at(&self.path) else { return false };
-        let Some(crc) = self.crc else { return now == self.id };
+        if now != self.id {
+            return false;
+        }
+        let Some(crc) = self.crc else { return true };
         let same = checksum(&self.path).is_ok_and(|now| now == crc);
-        if same && now.is_some_and(|id| id.is_settled(at_ns)) {
-            (self.id, self.crc) = (now, None);
+        if same && self.id.is_some_and(|id| id.is_settled(at_ns)) {
+            self.crc = None;
         }
         same
     }

@@ -17,8 +17,8 @@ use super::slot_name::SlotName;
 
 /// Version of [`HostList`], raised when a reader of the old one would misread the new one.
 const LIST_VERSION: u32 = 1;
-/// Largest number of parameters (1 GiB of f32).
-const MAX_PARAMETERS: usize = 1 << 28;
+/// Largest number of parameters of a host, and of a module (1 GiB of f32).
+pub(crate) const MAX_PARAMETERS: usize = 1 << 28;
 /// Largest height or width of an image, and largest number of image channels and of classes.
 const MAX_IMAGE_SIDE: usize = 1 << 16;
 

@@ -11,7 +11,7 @@ mod slot_name;
 pub use cnn::{Cnn, PRESETS};
 pub use error::HostError;
 pub use host_layer::{Features, HostLayer, LayerSize};
-pub(crate) use host_spec::HostList;
 pub use host_spec::HostSpec;
+pub(crate) use host_spec::{HostList, MAX_PARAMETERS};
 pub use image::ImageShape;
 pub use slot_name::SlotName;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use crate::common::{CIFAR, grow_to, host};
 use meristem_grow::{
-    Blueprint, BlueprintError, BlueprintSet, Channels, Host, Join, Layer, Optimisers, Rules, Stage,
-    Style, group_norm_groups,
+    Blueprint, BlueprintError, BlueprintSet, Channels, Host, HostSpec, Join, Layer, Optimisers,
+    Rules, Stage, Style, group_norm_groups,
 };
 use meristem_nn::graph::{Init, NodeOp};
 
@@ -176,6 +176,22 @@ fn blueprints_that_are_no_identity_or_never_learn_are_refused() {
         let error = Blueprint::new("bad", layers, join).check().unwrap_err();
         assert!(matches!(error, BlueprintError::Birth { .. }), "{why}: {error}");
     }
+}
+
+#[test]
+fn modules_larger_than_any_host_are_refused_before_anything_grows() {
+    let conv = |out| Layer::Conv { out, kernel: 31, depthwise: false };
+    let layers = vec![
+        conv(Channels::Times { by: 2048 }),
+        conv(Channels::Same),
+        Layer::GroupNorm { zero: true },
+    ];
+    let huge = Blueprint::new("huge", layers, Join::Residual);
+    let blueprints = Arc::new(BlueprintSet::standard().with(huge).unwrap());
+    let spec: HostSpec = "large".parse().unwrap();
+    let slots = spec.slots().to_vec();
+    let error = Host::new(spec, CIFAR, &slots, blueprints, Rules::default()).unwrap_err();
+    assert!(error.to_string().contains("at most 268435456 are supported"), "{error}");
 }
 
 #[test]

@@ -146,8 +146,10 @@ impl TrainConfig {
 
     /// The paths that are written to the run folder, each with the key of its setting.
     fn paths_mut(&mut self) -> impl Iterator<Item = (&'static str, &mut PathBuf)> {
+        // Older runs have an empty root of the embedded dataset, which has none.
+        let data_root = self.data_root.as_mut().filter(|root| !root.as_os_str().is_empty());
         let paths = [
-            ("data-root", self.data_root.as_mut()),
+            ("data-root", data_root),
             ("init", self.init.as_mut()),
             ("start-topology", self.start_topology.as_mut()),
             ("export", self.export.as_mut()),
@@ -368,6 +370,18 @@ mod tests {
             resolve(ConfigLayer::default(), ConfigLayer::default()).unwrap().control_share(),
             0.1
         );
+    }
+
+    /// Runs of the embedded dataset may have `data_root = ""`, as a shell makes it of a variable
+    /// that is not set.
+    #[test]
+    fn an_empty_data_root_stays_empty() {
+        let flags = ConfigLayer { data_root: Some(Some("".into())), ..ConfigLayer::default() };
+        let text = resolve(ConfigLayer::default(), flags).unwrap().resolved_toml();
+        assert!(text.lines().any(|line| line == "data_root = \"\""), "{text}");
+        let flags = ConfigLayer { init: Some(Some("".into())), ..ConfigLayer::default() };
+        let error = resolve(ConfigLayer::default(), flags).unwrap_err().to_string();
+        assert!(error.contains("init"), "{error}");
     }
 
     #[test]

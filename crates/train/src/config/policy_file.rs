@@ -45,7 +45,10 @@ impl PolicyFile {
             Some(PolicyStart::File(path)) => Self::read(&path)?,
             None => {
                 let shipped = Self::shipped()?;
-                let fits = config.policy_hidden.is_none() && shipped.fits(slots, blueprints)?;
+                // Others may have the standard names.
+                let known = *blueprints == BlueprintSet::standard();
+                let usual = known && config.policy_hidden.is_none();
+                let fits = usual && shipped.fits(slots, blueprints)?;
                 return Ok(fits.then(|| Arc::new(shipped)));
             }
         };

@@ -179,10 +179,13 @@ impl Env {
             (measured.contribution_pp, measured.contribution_loss) = (None, None);
         }
         self.contributions = self.counterfactual.contributions(&metrics.eval);
-        for &Contribution { slot, accuracy_pp, loss, .. } in &self.contributions {
+        for &Contribution { slot, accuracy_without, loss, .. } in &self.contributions {
+            // A difference of percentages, as runs have always measured it: `accuracy_pp` is the
+            // percentage of a difference, which may round to another f32.
+            let contribution_pp = percent(&control) - 100.0 * accuracy_without;
             let measured = &mut seen.measured[slot];
             (measured.contribution_pp, measured.contribution_loss) =
-                (Some(accuracy_pp as f32), loss);
+                (Some(contribution_pp as f32), loss);
         }
     }
 
