@@ -114,7 +114,7 @@ def environment() -> dict[str, str]:
 
 
 def run_limited(command: list[str], seconds: float, scratch: Path) -> tuple[int, str]:
-    """Exit code, 124 if the time ran out, and output of a command in a process group of its own."""
+    """Exit code, 124 if the time ran out, and output of a command in a separate process group."""
     with (scratch / "output").open("w+b") as output:
         child = subprocess.Popen(
             command, cwd=scratch, env=environment(), stdin=subprocess.DEVNULL,

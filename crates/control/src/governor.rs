@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// Constants of the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct GovernorConfig {
-    /// Share of ln(classes) by which a loss of guessing may differ from it: .065.
+    /// Share of ln(classes) that the loss of guessing may differ by: .065.
     pub collapse_width: f64,
     /// Share of ln(classes) below which the running average must have been for a collapse: .6.
     pub learned_share: f64,

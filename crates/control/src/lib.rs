@@ -36,7 +36,7 @@
 //! `docs/control.md` has the rules and tables.
 //!
 //! # Modules, from the ones that everything uses on
-//! - `action`, `heads`, `masks`, `rules`: actions, their choices, and what is legal;
+//! - `action`, `heads`, `masks`, `rules`: actions, their choices and their legality;
 //! - `view`, `history`, `trend`: an env as a controller sees it;
 //! - `controller`, `heuristic`, `random`, `script`: controllers without a policy;
 //! - `observation`, `normalizer`, `sampling`, `reward`, `gae`: numbers in and out of a policy;

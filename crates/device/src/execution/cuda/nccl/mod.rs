@@ -419,7 +419,7 @@ impl PeerMembership {
             self.finish_call(proceed)
         };
         if self.context.bind().is_ok() {
-            // A failure cannot be reported; the abort ends what is left.
+            // A failure cannot be reported; the abort ends the remaining work.
             let _ = finalize();
         }
         self.end_communicator();
