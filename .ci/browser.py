@@ -17,8 +17,8 @@ EVIL = "<img src=x onerror=alert(1)>"
 FOREIGN = '<img src="http://127.0.0.1:9/x.png">'
 
 
-# What is too wide: widths of document and window, and the elements that end behind the window's edge or whose content
-# does, the innermost last. What is in a box that scrolls may.
+# Widths of document and window, and the elements that end beyond the window's edge, or whose content does, the innermost
+# last. Empty if the page fits. Elements in scrolling boxes are allowed.
 WIDE = """
 (() => {
   const page = document.documentElement;
@@ -33,11 +33,11 @@ WIDE = """
 
 def check(what, holds):
     if not holds:
-        raise SystemExit(f"browser: not so: {what}")
+        raise SystemExit(f"browser: failed: {what}")
 
 
 def copy_with_html(run, to):
-    """A run whose name and texts are HTML."""
+    """Copies a run, with HTML in its name and texts."""
     os.makedirs(f"{to}/weights")
     for name in ("config.toml", "events.jsonl"):
         with open(f"{run}/{name}") as file:
@@ -47,8 +47,8 @@ def copy_with_html(run, to):
 
 
 def start(meristem, folder, processes):
-    """A finished run, one in progress, and a server, both of which are added to the processes."""
-    # The page shows this path, in which there is a word wider than a phone.
+    """Makes a finished run and starts a run and a server, which are added to `processes`."""
+    # The page shows this path, with a word wider than a phone.
     script = f"{folder}/grow{'W' * 40}.jsonl"
     with open(script, "w") as file:
         file.write('{"step": 0, "op": "GERMINATE", "slot": "r0c1", "blueprint": "conv_light"}\n')
@@ -124,7 +124,7 @@ def main():
     try:
         run, server, url = start(meristem, folder, processes)
         live(browser, url)
-        # A run whose name and texts are HTML.
+        # The run with HTML in its name and texts.
         browser.open(f"{url}run/%3Cimg%20src%3Dx%20onerror%3Dalert%281%29%3E")
         browser.until("document.getElementById('live').textContent.startsWith('Live')")
         check("text stays text", browser.value("document.querySelectorAll('img').length === 0"))
@@ -137,13 +137,13 @@ def main():
         shutil.rmtree(f"{folder}/runs/live")
         browser.until("document.querySelector('.problem')?.textContent.includes('was removed')")
         problems = browser.problems
-        check(f"no complaints of the browser: {problems}", not problems)
-        # It does complain: of what the page may not load.
+        check(f"the browser reports no errors: {problems}", not problems)
+        # Counter-check: forbidden content is reported.
         browser.value(f"document.body.insertAdjacentHTML('beforeend', '{FOREIGN}'), 1")
         limit = time.monotonic() + 30
         while not browser.problems:
             check("foreign content is refused", time.monotonic() < limit)
-            # Complaints come with answers.
+            # Reports arrive with answers.
             browser.value("1")
             time.sleep(0.05)
         server.terminate()

@@ -1,4 +1,4 @@
-"""Checks what `meristem export` and `train --tensorboard` write, with the tools that it is for.
+"""Checks the files of `meristem export` and `train --tensorboard` with onnxruntime and TensorBoard.
 
     python .ci/check_exports.py MERISTEM
 
@@ -36,7 +36,7 @@ def run(*arguments, code=0):
 
 
 def script(path: Path, stop: int) -> None:
-    """Env e grows blueprint e, which becomes permanent, then another one, up to a step."""
+    """Env e grows blueprint e, which becomes permanent, then another one. Actions before step `stop`."""
     lines = []
     for env in range(len(BLUEPRINTS)):
         first = {"slot": "r0c0", "blueprint": BLUEPRINTS[env], "style": STYLES[env % 4]}
@@ -56,7 +56,7 @@ def script(path: Path, stop: int) -> None:
 
 
 def dataset(path: Path, channels: int) -> np.ndarray:
-    """Writes random images; returns those of the test split."""
+    """Writes random images; returns the test images."""
     rng = np.random.default_rng(channels)
     images = rng.integers(0, 256, (384, 16, 20, channels), np.uint8)
     labels = rng.integers(0, 5, 384)

@@ -4,22 +4,22 @@
         --a "target/release/meristem bench host --json --seconds 2" \
         --b "target/release/meristem bench host --json --seconds 2 --trace {}"
 
-They run in turns and print one JSON object each, of which numbers are taken: `--key` names them,
-with commas between. `fused_ms.median` is a number within an object, and `rows.*.ms` one of each
-entry of a list. A slow minute of the machine hits both of a pair, and the order within a pair
-changes from one to the next.
+The commands run in turns and print one JSON object each. `--key` names the compared numbers,
+separated by commas: `fused_ms.median` is a number in an object, `rows.*.ms` a number in each entry
+of a list. A slow minute of the machine affects both commands of a pair, and the order within a
+pair alternates.
 
-With `--together` both run at the same time, each on a core of its own, then again with the cores
-exchanged. The figures are those that `--key` names, or without it the processor time of the whole
-command (user and system), for which the work must be fixed. The command should keep one core busy,
-as `--threads 1` does. What hits the machine hits both at once: on a busy machine the interval is
-several times narrower. `{}` in a command becomes a fresh path.
+With `--together` both run at the same time, each on a separate core, then again with the cores
+exchanged. The numbers are named by `--key`; without it they are the processor time of the whole
+command (user and system), which must do a fixed amount of work. The command should keep one core
+busy, as with `--threads 1`. Other load on the machine affects both at once, so on a busy machine
+the interval is several times narrower. `{}` in a command becomes a fresh path.
 
-The result is the median over the pairs of B's figure over A's, with an
-interval that holds the true median with 95 % confidence and assumes nothing of the distribution
-(order statistics, the sign test). A command may begin with NAME=VALUE for its environment.
-`--b` equal to `--a` shows what the machine itself makes of no difference: run that too. Another
-build is named by its path: `--a "../before/target/release/meristem bench host --json"`.
+The result is the median over the pairs of the ratio B / A, with a distribution-free interval that
+contains the true median with 95 % confidence (order statistics, the sign test). A command may begin
+with NAME=VALUE for its environment. Run with `--b` equal to `--a`, too: the result shows the noise
+of the machine. Another build has another path: `--a "../before/target/release/meristem bench host
+--json"`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def numbers(report: Any, key: str) -> dict[str, float]:
 
 
 def entries(records: list[Any]) -> list[tuple[str, Any]]:
-    """Entries of a list, each labelled with what it was measured for, or else its position."""
+    """Entries of a list, labelled with their parameters or else their positions."""
     of = ("bytes", "algorithm", "density")
     labels = [" ".join(str(record[key]) for key in of if key in record) for record in records]
     return [(label or str(i), r) for i, (label, r) in enumerate(zip(labels, records, strict=True))]
@@ -80,7 +80,7 @@ def run(command: str, keys: str | None, core: int | None = None) -> dict[str, fl
 
 
 def together(commands: dict[str, str], keys: str | None) -> dict[str, dict[str, float]]:
-    """Figures of each, the geometric means over both ways to deal the cores."""
+    """Numbers of each command: geometric means over both assignments of the cores."""
     means: dict[str, dict[str, float]] = {arm: {} for arm in commands}
     with ThreadPoolExecutor() as pool:
         for cores in ((0, 1), (1, 0)):
@@ -104,7 +104,7 @@ def interval(values: list[float]) -> tuple[float, float]:
 
 
 def compare(a: list[float], b: list[float]) -> dict[str, Any]:
-    """B's figures over A's, pair by pair, and how far each arm's are apart."""
+    """Ratios B / A of the pairs, and the spread of each command."""
     ratios = [y / x for x, y in zip(a, b, strict=True)]
     low, high = interval(ratios)
     arms = {"a": a, "b": b}
@@ -130,9 +130,9 @@ def line(name: str, result: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--a", required=True, help="the base")
-    parser.add_argument("--b", required=True, help="what is compared with it")
-    parser.add_argument("--key", help="numbers in the JSON that count [images_per_s]")
-    parser.add_argument("--together", action="store_true", help="at the same time, a core each")
+    parser.add_argument("--b", required=True, help="the command to compare with A")
+    parser.add_argument("--key", help="compared numbers in the JSON [images_per_s]")
+    parser.add_argument("--together", action="store_true", help="run both at the same time, on a core each")
     parser.add_argument("--pairs", type=int, default=30)
     parser.add_argument("--out", type=Path, help="JSON file, as records/NAME.json")
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Headless browsers, with the standard library only: what they share, and Chromium over its debugging pipe."""
+"""Headless browsers with the standard library only: a common base, and Chromium over its debugging pipe."""
 
 import base64
 import json
@@ -14,7 +14,7 @@ class Navigated(RuntimeError):
 
 
 class Browser:
-    """A page in a browser of its own, which a subclass drives. `problems` has what the browser complained about."""
+    """A page in a separate browser, which a subclass drives. `problems` has the errors that the browser reported."""
 
     def until(self, expression, seconds=60):
         """Waits until an expression is true."""
@@ -50,7 +50,7 @@ class Chromium(Browser):
         self.read_end, from_browser = os.pipe()
 
         def place():
-            # The browser expects its pipes at 3 and 4, which other ends may hold.
+            # The browser expects its pipes at descriptors 3 and 4, which may be in use.
             [a, b] = [os.dup(to_browser), os.dup(from_browser)]
             [a, b] = [os.dup2(end, 100 + place) for place, end in enumerate((a, b))]
             os.dup2(a, 3)
@@ -133,7 +133,7 @@ class Chromium(Browser):
 
     def close(self):
         try:
-            # Its own processes end with it, and leave the profile alone.
+            # The browser's processes end with it and no longer use the profile.
             self.session = None
             self.call("Browser.close")
             self.process.wait(10)

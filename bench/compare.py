@@ -2,10 +2,10 @@
 
     bench/.venv/bin/python bench/compare.py --out records/NAME.json [WORKLOAD ...]
 
-Every round runs our binary once and every peer once, so that a slow minute of the machine hits all
-of them. The result of a workload is the median over the rounds, with the least and the greatest;
-the ratio is against the peer with the best median, whichever arrangement that is. Beside the JSON
-a markdown table of the same name is written.
+Every round runs our binary once and every peer once, so that a slow minute of the machine affects
+all of them. The result of a workload is the median over the rounds, with minimum and maximum; the
+ratio is to the peer arrangement with the best median. A markdown table of the same name is written
+next to the JSON.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CPU_FLAGS = ("avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "a
 
 @dataclass(frozen=True)
 class Contender:
-    """A command that prints one JSON object, and the number in it that counts."""
+    """A command that prints one JSON object, and the key of the compared number."""
 
     name: str
     command: tuple[str, ...]
@@ -53,7 +53,7 @@ class Workload:
     unit: str
     higher_is_better: bool
     ours: Contender
-    # Group -> contenders; each group's best is one line of the table.
+    # Group -> contenders; the best contender of a group is one line of the table.
     peers: dict[str, tuple[Contender, ...]]
 
 
@@ -108,11 +108,11 @@ def ppo_workload(args: argparse.Namespace) -> Workload:
 
 
 def sum_workload(which: str, args: argparse.Namespace) -> Workload:
-    """Summing 16 Mi f32 of two ranks; top-k against Gloo's dense sum, too. Needs Open MPI."""
+    """Sum of 16 Mi f32 over two ranks; top-k also against Gloo's dense sum. Needs Open MPI."""
     ours = ("cargo", "bench", "-q", "-p", "meristem-comm", "--bench", "exchange", "--", "--json")
     script = (args.python, "bench/torch_gloo.py", "--json")
     dense = Contender("Gloo, dense", script, "dense_ms")
-    # Root and one process a core are what a container or a small machine has.
+    # A container runs as root; a small machine has fewer cores than processes.
     launcher = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2")
     library = (*launcher, args.python, "bench/mpi_allreduce.py", "--json")
     peers = {
@@ -131,7 +131,7 @@ def sum_workload(which: str, args: argparse.Namespace) -> Workload:
 
 
 def call(contender: Contender) -> dict[str, Any]:
-    """What the contender says: its last line of output is a JSON object that has its key."""
+    """The contender's report: the last line of its output, a JSON object with its key."""
     done = subprocess.run(
         contender.command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=600
     )
@@ -155,14 +155,14 @@ def summary(values: list[float]) -> dict[str, Any]:
 
 
 def compare(workload: Workload, rounds: int) -> dict[str, Any]:
-    """Runs all contenders in turns and relates ours to the best of each group of peers."""
+    """Runs all contenders in turns and compares ours with the best of each group of peers."""
     contenders = [workload.ours, *(c for group in workload.peers.values() for c in group)]
     values: dict[str, list[float]] = {c.name: [] for c in contenders}
     reports: dict[str, dict[str, Any]] = {}
     for number in range(1, rounds + 1):
         said: dict[tuple[str, ...], dict[str, Any]] = {}
         for contender in contenders:
-            # Two contenders may be two numbers of one command, which then runs once a round.
+            # One command may report the numbers of two contenders; it runs once per round.
             if contender.command not in said:
                 said[contender.command] = call(contender)
             reports[contender.name] = said[contender.command]
@@ -208,7 +208,7 @@ def output(*command: str) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, memory, load; from /proc where there is one."""
+    """Processor, cores, memory and load, from /proc where it exists."""
     found: dict[str, Any] = {"system": f"{platform.system()} {platform.machine()}"}
     found["cores"] = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
     cpuinfo = Path("/proc/cpuinfo")
@@ -227,7 +227,7 @@ def machine() -> dict[str, Any]:
 
 
 def table(record: dict[str, Any]) -> str:
-    """The record as markdown: one line a contender, then one a ratio."""
+    """The record as markdown: one line per contender, then one per ratio."""
     host = record["machine"]
     lines = [
         f"# Benchmark of {record['date']}",
@@ -246,7 +246,7 @@ def table(record: dict[str, Any]) -> str:
             lines.append(f"| {name} ({result['unit']}) | {contender} | {cells} |")
     lines += [
         "",
-        "| workload | against the best of | ratio | min | max |",
+        "| workload | compared with the best of | ratio | min | max |",
         "|---|---|---:|---:|---:|",
     ]
     for name, result in record["workloads"].items():

@@ -1,21 +1,21 @@
-"""Prints digests of the results of many short runs, and compares them with those of another build.
+"""Digests of the results of many short runs, for comparison with another build.
 
     python3 bench/digests.py target/release/meristem --save before.json
     python3 bench/digests.py target/release/meristem --compare before.json
 
-Equal digests mean the same bits: weights, events, checkpoints, policies and summaries. Every run is
-on the embedded data, with few batches and steps; together they go through hosts, controllers, every
+Equal digests mean equal bits of weights, events, checkpoints, policies and summaries. Every run is
+on the embedded data, with few batches and steps. Together the runs cover hosts, controllers, every
 blueprint and blending style, ranks, exchanges, instruction sets, numbers of threads, and resuming.
-With `--cuda` they are a few runs on `cuda:0` instead, for builds with the feature `cuda`.
+With `--cuda` a few runs on `cuda:0` replace them, for builds with the feature `cuda`.
 
 A result is digested field by field, so that a difference has a name (`events:
 step_completed.train_loss`). Fields, events and tensors of a checkpoint's controller that the other
-table does not have are counted, and are no difference: later versions may say more. One that is
-gone is a difference.
+table lacks are counted, but are no difference, because later versions may add some. A missing one
+is a difference.
 
-Rows marked as equal to another one (more threads, a resume) are held against it too, in the same
-table. Instruction sets that this machine lacks are left out. The head of `result_parts.py` says
-what is no result.
+Rows marked as equal to another row (more threads, a resume) are also compared with that row of the
+same table. Instruction sets that this machine lacks are left out. The head of `result_parts.py`
+lists the parts that are no results.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ CURVES = ["linear", "cosine", "sigmoid_gentle", "sigmoid", "sigmoid_sharp"]
 HOSTS = ["baseline", "wide", "cnn:channels=12,blocks=2,kernel=5,pools=2", "impaired", "minimal"]
 EXCHANGES = ["dense", "topk:0.01", "gtopk:0.01", "ok-topk:0.01"]
 
-# Instruction sets by what /proc/cpuinfo calls what they need.
+# Instruction sets, with the flag of /proc/cpuinfo that each requires.
 ISAS = {"portable": "fpu", "avx2": "avx2", "avx512": "avx512f", "avx512-256": "avx512f"}
 
 @dataclass
 class Run:
-    """A row: a command, and the file or run folder that it makes."""
+    """A row: a command, and the file or run folder that it writes."""
 
     name: str
     settings: dict[str, Any]
@@ -63,7 +63,7 @@ class Run:
     resume_at: tuple[int, int] | None = None
     script_envs: int = 0
     words: list[str] = field(default_factory=list)
-    # A flag and its value, left out for builds that lack the flag and do as it says.
+    # A flag and its value, omitted for builds without the flag, whose behaviour is this value.
     newer: tuple[str, str] | None = None
 
     def folder(self) -> str:
@@ -73,8 +73,8 @@ class Run:
 def script(envs: int) -> str:
     """Actions for `controller fixed:`: env e grows blueprint e, with every kind of blending.
 
-    The module in r0c0 goes all the way, on to another style and target, and becomes permanent. The
-    one in r0c1 blends beside it and is pruned gradually.
+    The module in r0c0 passes all stages, changes its style and target, and becomes permanent. The
+    module in r0c1 blends at the same time and is pruned gradually.
     """
     lines = []
     for env in range(envs):
@@ -101,13 +101,13 @@ def script(envs: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-# Preset quick deals the samples out to the envs, as builds do that do not have `--epoch`.
+# Preset quick deals the samples out to the envs, like builds without `--epoch`.
 BASE = {"preset": "quick", "rounds": 1, "steps": 4, "max-batches": 2, "control-split": 0.01}
 BASE |= {"host": "baseline", "envs": 2, "threads": 1, "checkpoint-every": 2, "seed": 42}
 SCRIPT = {"steps": 16, "max-batches": 1, "batch": 32, "min-training-steps": 1}
 SCRIPT |= {"min-contribution": -100, "checkpoint-every": 5}
 LEARN = {"controller": "ppo", "envs": 4, "rounds": 2, "steps": 3}
-# The heuristic germinates only what it can finish, within a budget, in hosts that do not overfit.
+# The heuristic germinates modules that it can finish, within a budget, if hosts do not overfit.
 GROW = {"controller": "heuristic", "steps": 9, "min-training-steps": 1, "min-contribution": -100}
 GROW |= {"parameters-per-image": 99, "max-gap": 99}
 TOGETHER = {"data-parallel": True, "ranks": 2, "envs": 1}
@@ -123,9 +123,9 @@ def scripted(name: str, envs: int = 7, **more: Any) -> Run:
 
 
 def first_runs() -> list[Run]:
-    """Rows whose files others start from."""
+    """Rows whose files are inputs of other rows."""
     bare = {"controller": "none", "log-batches": True}
-    # Without a choice a policy's file does not depend on how actions are drawn.
+    # Without a choice of actions, a policy's file does not depend on their sampling.
     forced = LEARN | {"max-modules": 0, "policy-hidden": 64}
     return [
         Run("baseline none", bare, quick=True),
@@ -170,7 +170,7 @@ def rows_of_ranks() -> Iterator[Run]:
 
 
 def rows_of_machines() -> Iterator[Run]:
-    """Instruction sets, and numbers of threads, which change nothing."""
+    """Instruction sets, and numbers of threads, which do not affect results."""
     for isa in ("portable", "avx512", "avx512-256"):
         yield Run(f"{isa} none", {"controller": "none"}, isa=isa, quick=True)
         yield scripted(f"{isa} script", 4, isa=isa, quick=isa == "avx512")
@@ -199,7 +199,7 @@ def rows_of_machines() -> Iterator[Run]:
 
 
 def rows_of_resumes() -> Iterator[Run]:
-    """Runs that lose all after a checkpoint, and go on: they end as if they had not."""
+    """Runs that lose everything after a checkpoint, resume, and end like undisturbed runs."""
     yield scripted("baseline script resumed", resume_at=(0, 10), same_as="baseline script")
     ppo = LEARN | {"checkpoint-every": 1}
     yield Run("ppo", ppo)
@@ -268,7 +268,7 @@ def rows_of_gpus() -> list[Run]:
 
 
 def small_images() -> bytes:
-    """A dataset of 600 images of 8x8 bytes in four classes: the half that is bright."""
+    """A dataset of 600 images of 8x8 bytes in four classes, by the bright half of the image."""
     random, header, data = Random(1), {}, b""
     for split, count in (("train", 500), ("test", 100)):
         labels = [random.randrange(4) for _ in range(count)]
@@ -291,12 +291,12 @@ def all_runs() -> list[Run]:
 
 
 def arguments(run: Run, changed: dict[str, str]) -> list[str]:
-    """Command line of a row, but for the program. Paths are relative, as in the other table."""
+    """Arguments of a row. Paths are relative, as in the other table."""
     if run.words:
         return [*run.command.split(), *run.words]
     settings = BASE | run.settings
     if run.command == "train":
-        # A twin is the env without a controller, which has rows of its own.
+        # A twin is an env without a controller, which has separate rows.
         settings |= {"twin": "off", "run-dir": run.folder(), "quiet": True}
     else:
         settings.pop("checkpoint-every")
@@ -307,7 +307,7 @@ def arguments(run: Run, changed: dict[str, str]) -> list[str]:
 
 
 def call(program: Path, run: Run, words: list[str], scratch: Path) -> str:
-    """Standard output of the program, which must succeed."""
+    """Standard output of the program; a failure raises an error."""
     environment = {**os.environ, "MERISTEM_ISA": run.isa}
     done = subprocess.run(
         [program, *words], cwd=scratch, env=environment, capture_output=True, text=True, check=False
@@ -318,7 +318,7 @@ def call(program: Path, run: Run, words: list[str], scratch: Path) -> str:
 
 
 def forget(folder: Path, after: tuple[int, int]) -> None:
-    """Takes away what a run wrote after a checkpoint, as if it had been killed there."""
+    """Removes everything that a run wrote after a checkpoint, as after a kill."""
     kept = folder / "checkpoints" / "round-{:06}-step-{:06}.safetensors".format(*after)
     for path in folder.glob("checkpoints/*"):
         if path > kept:
@@ -348,7 +348,7 @@ def measure(program: Path, run: Run, changed: dict[str, str], scratch: Path) -> 
 
 
 def make_table(args: argparse.Namespace, scratch: Path) -> tuple[list[Run], Table]:
-    """The rows that were asked for, and their columns; none for a run that failed."""
+    """The requested rows and their columns; no columns for a failed run."""
     with open("/proc/cpuinfo") as cpu:
         flags = next(line for line in cpu if line.startswith("flags")).split()
     changed = dict(pair.split("=", 1) for pair in args.set)
@@ -376,7 +376,7 @@ def make_table(args: argparse.Namespace, scratch: Path) -> tuple[list[Run], Tabl
 
 
 def differences(before: dict[str, Parts], now: dict[str, Parts]) -> tuple[list[str], int]:
-    """Where two rows differ, a line for each column, and how many parts only the new one has."""
+    """Differences of two rows, a line per column, and the number of parts only in the new row."""
     lines, gained = [], 0
     for column in before.keys() | now.keys():
         old, new = before.get(column, {}), now.get(column, {})
@@ -390,11 +390,11 @@ def differences(before: dict[str, Parts], now: dict[str, Parts]) -> tuple[list[s
 
 
 def compare(runs: list[Run], table: Table, before: Table) -> list[str]:
-    """Differences to the other table."""
+    """Differences from the other table."""
     problems, gained = [], 0
     for run in runs:
         if run.name not in before:
-            problems.append(f"{run.name}: not in the other table; make that with these rows, too")
+            problems.append(f"{run.name}: not in the other table; make that table with these rows, too")
             continue
         lines, more = differences(before[run.name], table[run.name])
         problems += [f"{run.name}: {line}" for line in lines]
@@ -409,7 +409,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a fourth of the rows")
     parser.add_argument("--cuda", action="store_true", help="rows that run on cuda:0 instead")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")
-    changes = "changes a setting of all rows, to see that the table changes with it"
+    changes = "changes a setting of all rows, to check that the table changes"
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=changes)
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the run folders here; new")
     parser.add_argument("--save", type=Path, metavar="FILE")

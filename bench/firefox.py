@@ -1,4 +1,4 @@
-"""Headless Firefox over Marionette, the protocol under WebDriver that it speaks itself."""
+"""Headless Firefox over Marionette, its native remote protocol, on which WebDriver is built."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import time
 
 from browser import Browser, Navigated
 
-# The page in a window of its own size, also one below the least width of a window, and the system's colour scheme.
+# Sets the size of the page, which may be below the minimum width of a window, and the system's colour scheme.
 LOOK = """
 const page = gBrowser.selectedBrowser;
 page.style.flex = "none";
@@ -19,7 +19,7 @@ page.style.height = arguments[1] + "px";
 page.browsingContext.prefersColorSchemeOverride = arguments[2];
 """
 
-# Errors and refused content of our pages. Firefox complains of itself, too.
+# Errors and refused content of our pages, without messages about Firefox itself.
 COMPLAINTS = """
 return Services.console.getMessageArray()
   .filter(m => m instanceof Ci.nsIScriptError && !(m.flags & m.warningFlag) && /^(http|file):/.test(m.sourceName))
@@ -49,7 +49,7 @@ class Firefox(Browser):
             raise
 
     def port(self, seconds=60):
-        """The port that it chose, which it writes into its profile."""
+        """The port that Firefox chose and wrote into its profile."""
         path, end = f"{self.profile.name}/MarionetteActivePort", time.monotonic() + seconds
         while not (os.path.exists(path) and os.path.getsize(path)):
             if time.monotonic() > end or self.process.poll() is not None:
@@ -79,7 +79,7 @@ class Firefox(Browser):
         return result
 
     def in_its_window(self, script, *arguments):
-        """Runs a script where the browser's own windows are."""
+        """Runs a script in the context of the browser's own windows."""
         self.call("Marionette:SetContext", value="chrome")
         try:
             return self.call("WebDriver:ExecuteScript", script=script, args=list(arguments))["value"]

@@ -6,31 +6,31 @@
 #   FOLDER/bench/gpu.sh fast       ours and the peers in turns; refuses unless `correct` is green for this build
 #   FOLDER/bench/gpu.sh why        ncu on one training step
 #
-# FOLDER is an absolute path or one under the current folder. Every stage of the last three has a limit of its own and
-# is a line of JSON in the record: exit code (124 if it ran out of time), seconds, the end of its output. None stops the
-# next. `correct` exits with 1 if a stage failed or was skipped.
+# FOLDER is an absolute path or one under the current folder. Every stage of the last three has a separate limit and a
+# line of JSON in the record: exit code (124 if it ran out of time), seconds, the end of its output. A failure does not
+# stop the next stage. `correct` exits with 1 if a stage failed or was skipped.
 #
 # Environment, with the defaults:
 #   GPU_RECORD=$OUT/gpu.jsonl   the record; ./gpu.jsonl without OUT. Lines are appended
-#   GPU_PHASE_SECONDS=570       limit of a phase: a stage gets no more than what is left of it
+#   GPU_PHASE_SECONDS=570       limit of a phase: a stage gets at most the remaining time
 #   GPU_LIMIT_<STAGE>=          limit of a stage in seconds, such as GPU_LIMIT_racecheck; see gpu_phases.py
-#   GPU_STAGES=                 runs only these, such as "check nn"; `fast` then does not take it for green
+#   GPU_STAGES=                 runs only these, such as "check nn"; `correct` is then not green for `fast`
 #   CUDA_VISIBLE_DEVICES=0      which GPU
 #   GPU_PYTHON=python3          an interpreter that has PyTorch, JAX, NumPy and safetensors
 #   GPU_SMALL=0                 1: sizes for the stand-in driver (cargo xtask standin FOLDER/bench/gpu.sh correct)
 #   GPU_ENVS="1 4 16 64 128"    numbers of hosts of ours; the peers train GPU_PEER_ENVS=64
 #   GPU_HOST=baseline GPU_BATCH=128 GPU_SECONDS=1 GPU_ROUNDS=3
 #   GPU_PEERS=                  peers such as "torch:graphs:tf32 jax:scan:f32"; all of them
-#   GPU_ANYWAY=0                1: `fast` runs without a green `correct`, and marks all that it measures as not counting
+#   GPU_ANYWAY=0                1: `fast` runs without a green `correct`, and marks its results as not counting
 #   GPU_PROFILE=release         profile of `pack`; `dev` for trying the script
-#   GPU_FEATURES                features of `pack`, if a build with more than `cuda` is there already
-#   GPU_PACK_MIB=64             most that a pack may weigh
+#   GPU_FEATURES                features of `pack`, if a build with more features than `cuda` exists
+#   GPU_PACK_MIB=64             maximum size of a pack
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; }
 
-# Copies a program of a crate, a line of $programs, without its symbols.
+# Copies a program of a crate, listed in $programs, without its symbols.
 carry() {
   local path
   path=$(awk -v crate="$2" -v target="$3" '$1 == crate && $2 == target { print $3 }' <<<"$programs")

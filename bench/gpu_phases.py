@@ -11,7 +11,7 @@ from gpu_turns import take_turns
 
 
 def correct_stages() -> list[Stage]:
-    """Stages of `correct`, the longest last, so that they are left out when time runs out."""
+    """Stages of `correct`, the longest last, so that these are left out when time runs out."""
     checker = ["compute-sanitizer", "--error-exitcode", "9", "--print-limit", "20", "--tool"]
     suite = tests("nn", "conformance::cuda", "--test-threads", "1")
     fault = ("--exact", "cuda::zz_a_fault_fails_every_stream", "--ignored")
@@ -63,7 +63,7 @@ def peers() -> Iterator[tuple[str, str, str]]:
 
 
 def not_green(record: Record) -> str | None:
-    """The reason why the newest `correct` of this build on this GPU does not stand for it."""
+    """The reason why this build has no green `correct` on this GPU; `None` if it has."""
     lines = [line for line in record.lines() if line["phase"] == "correct"]
     lines = [line for line in lines if all(line[key] == record.common[key] for key in ("build", "gpu"))]
     if not lines:
@@ -78,7 +78,7 @@ def not_green(record: Record) -> str | None:
 def phase_fast(record: Record) -> int:
     reason = not_green(record)
     if reason and setting("ANYWAY", "0") != "1":
-        print(f"gpu.sh: {reason}; nothing of `fast` counts before (GPU_ANYWAY=1 runs it so)")
+        print(f"gpu.sh: {reason}; figures of `fast` do not count without it (GPU_ANYWAY=1 runs it anyway)")
         return 2
     if record.common["gpu"] is None:
         reason = reason or "there is no GPU"

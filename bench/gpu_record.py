@@ -1,8 +1,8 @@
 """Stages of `bench/gpu.sh`, commands with limits, and the record of their results.
 
 A pack is the folder above this one: `bin/` with programs, `digests.json`, `commit`. The result of a
-stage is appended to the record before the next one starts, so that nothing is lost when the time is
-up. The head of `gpu.sh` lists the settings.
+stage is appended to the record before the next stage starts, so that no result is lost at a
+timeout. The head of `gpu.sh` lists the settings.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 BENCH = Path(__file__).resolve().parent
 PACK = BENCH.parent
 MERISTEM = str(PACK / "bin" / "meristem")
-# `CUDA_VISIBLE_DEVICES` says which one that is.
+# `CUDA_VISIBLE_DEVICES` selects the GPU.
 DEVICE = "cuda:0"
 PRECISIONS = ("f32", "tf32", "bf16")
 # Characters of output that a line of the record keeps.
@@ -41,19 +41,19 @@ def small() -> bool:
 
 @dataclass(frozen=True)
 class Stage:
-    """A command, and the most seconds that it may take."""
+    """A command and its time limit in seconds."""
 
     name: str
     seconds: float
     command: list[str]
-    # Programs and Python modules without which it is skipped.
+    # Required programs and Python modules; without them the stage is skipped.
     needs: tuple[str, ...] = ()
 
     def limit(self) -> float:
         return float(setting(f"LIMIT_{self.name}", str(self.seconds)))
 
     def lacks(self) -> str | None:
-        """The reason why it cannot run here."""
+        """The reason why the stage cannot run here."""
         for need in self.needs:
             if need.startswith("import "):
                 found = subprocess.run([sys.executable, "-c", need], capture_output=True)
@@ -66,7 +66,7 @@ class Stage:
 
 
 def build_id() -> str:
-    """A digest of the programs, scripts and expected digests: figures count for these alone."""
+    """A digest of programs, scripts and expected digests, for which the figures are valid."""
     whole = hashlib.sha256()
     for path in sorted([*PACK.glob("bin/*"), *PACK.glob("bench/*.py"), PACK / "digests.json"]):
         whole.update(path.name.encode() + path.read_bytes())
@@ -95,7 +95,7 @@ class Record:
 
 
 def gpu_name() -> str | None:
-    """Name of the GPU; `None` without NVIDIA's driver, thus on the stand-in, too."""
+    """Name of the GPU; `None` without NVIDIA's driver, such as on the stand-in."""
     index = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0] or "0"
     query = ["nvidia-smi", f"--id={index}", "--query-gpu=name", "--format=csv,noheader"]
     try:
@@ -105,7 +105,7 @@ def gpu_name() -> str | None:
 
 
 def environment() -> dict[str, str]:
-    """Adds NVRTC as PyTorch's wheels bring it, where no other is found before it."""
+    """Appends the NVRTC of PyTorch's wheels to the library path, after any other."""
     folders = os.environ.get("LD_LIBRARY_PATH", "").split(":")
     for path in sys.path:
         folders += sorted(str(lib.parent) for lib in Path(path).glob("nvidia/*/lib/libnvrtc.so*"))

@@ -1,9 +1,9 @@
 """Stages of `gpu_phases.py` that are more than one command: `gpu_stages.py STAGE`.
 
     versions   driver, GPU, nvcc, PyTorch and JAX
-    killed     a run that is killed and resumed has the results of one that was not
-    loss       losses on the GPU beside those on the processor, step by step, and at lower precision
-    kernels    ncu with the words that follow, and its kernels by time
+    killed     a killed and resumed run has the results of an undisturbed run
+    loss       losses on the GPU and on the processor, step by step, and at lower precision
+    kernels    ncu with the following arguments; prints its kernels by time
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def versions() -> int:
 
 
 def completed(folder: Path) -> list[dict[str, Any]]:
-    """The events of steps that a run has written."""
+    """The step events that a run has written so far."""
     path = folder / "events.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     # A run in progress may have written a part of its last line.
@@ -73,9 +73,10 @@ def losses(name: str, isa: str, settings: dict[str, Any]) -> list[float]:
 
 
 def loss() -> int:
-    """The GPU's rounding is one more, beside those of two instruction sets. What training makes of
-    rounding is measured by the distance between these; the GPU may be ten times as far, or as far
-    as the tests of short runs allow (a thousandth). With rounded factors it has to learn."""
+    """Compares the losses of the GPU with two instruction sets of the processor. The distance
+    between the two sets measures the effect of rounding on training. The GPU's distance may be ten
+    times that, or a thousandth, as in the tests of short runs. At lower precision the loss must
+    fall."""
     settings: dict[str, Any] = {"controller": "none", "steps": 5}
     settings |= {"host": setting("HOST", "baseline"), "envs": 4, "batch": 128, "epoch": "full"}
     settings |= {"max-batches": "all", "control-split": 0.1}
@@ -94,7 +95,7 @@ def loss() -> int:
         print(" ".join(f"{value:8.5f}" for value in row))
     farthest = max(abs(a - b) for a, b in zip(gpu, cpu, strict=True))
     print(f"farthest from the processor: {farthest:.2e}, allowed {allowed:.2e}")
-    # The events of a step are together: its envs, in order. Neither test holds for NaN.
+    # Losses are ordered by step, then env. Both tests fail for NaN.
     envs = settings["envs"]
     learns = all(sum(of[-envs:]) < sum(of[:envs]) for of in rounded)
     print(f"the loss falls at lower precision: {learns}")

@@ -1,9 +1,9 @@
-"""Phase `fast` of `bench/gpu.sh`: ceilings, ours, and ours and the peers in turns.
+"""Phase `fast` of `bench/gpu.sh`: ceilings of the GPU, our throughput, and turns of ours and the peers.
 
-Peers stay alive between turns: each starts once, compiles and warms up, says `ready`, and then
-trains for some seconds whenever it is asked to. Ours and the peers are grouped by precision, so
-that memory suffices and like is compared with like. Ours starts anew for each turn; its start and its warm-up
-are outside the time that it measures.
+Peers stay alive between turns: each starts once, compiles, warms up, reports `ready`, and then
+trains for some seconds per request. Ours and the peers are grouped by precision, so that memory
+suffices and equal precisions are compared. Ours restarts for each turn; its start and warm-up are
+outside of the measured time.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def ours(envs: str, precision: str, seconds_max: float) -> float:
 
 
 class Peer:
-    """A script that trains when it is asked to."""
+    """A script that trains on request."""
 
     def __init__(self, family: str, arrangement: str, precision: str) -> None:
         self.name = f"{family}:{arrangement}:{precision}"
@@ -70,7 +70,7 @@ class Peer:
             )  # fmt: skip
 
     def line(self, end: float) -> dict[str, Any]:
-        """The next object that it prints; a `RuntimeError` if none comes until `end`."""
+        """The next object that the script prints; a `RuntimeError` if none comes before `end`."""
         assert self.process.stdout is not None
         ready, _, _ = select.select([self.process.stdout], [], [], max(0, end - time.monotonic()))
         text = self.process.stdout.readline() if ready else b""
@@ -116,7 +116,7 @@ def sweep(record: Record, end: float, marks: dict[str, Any]) -> None:
 def compare(
     record: Record, precision: str, peers: list[Peer], end: float, marks: dict[str, Any]
 ) -> None:
-    """Ours and the peers of one precision in turns; ours alone where there are no peers."""
+    """Turns of ours and the peers at one precision; ours alone if there are no peers."""
     mine = f"ours:{PEER_ENVS}:{precision}"
     values: Values = {name: [] for name in [mine, *(peer.name for peer in peers)]}
     problems: dict[str, str] = {}
@@ -171,10 +171,10 @@ def lacking(family: str) -> str | None:
 
 
 def take_turns(record: Record, peers: list[tuple[str, str, str]], marks: dict[str, Any]) -> None:
-    """The whole phase. Everything that it adds to the record has `marks`: whether it counts."""
+    """The whole phase. All its results in the record carry `marks`: whether they count."""
     end = time.monotonic() + float(setting("PHASE_SECONDS", "570"))
     if not marks["counts"]:
-        print(f"nothing of this counts: {marks['why_not']}")
+        print(f"these results do not count: {marks['why_not']}")
     missing = {family: lacking(family) for family in {family for family, _, _ in peers}}
     for family, reason in missing.items():
         if reason:

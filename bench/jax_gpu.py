@@ -1,8 +1,8 @@
-"""JAX's side of `meristem bench host --device cuda:0`: a peer that trains when it is asked to.
+"""JAX peer of `meristem bench host --device cuda:0`, which trains on request.
 
-The work is that of `torch_host.py`. Parameters of all hosts are stacked and trained by `vmap`;
-`scan` makes one program of several steps, gather included, whose state is donated. The dialogue is
-that of `torch_gpu.py`.
+The workload equals that of `torch_host.py`. Parameters of all hosts are stacked and trained by
+`vmap`; `scan` compiles several steps, gather included, into one program with donated state. The
+protocol equals that of `torch_gpu.py`.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Trainer:
         self.draw = jax.jit(draw)
 
     def train(self, programs: int) -> float:
-        """Seconds that so many programs take, until the device is done."""
+        """Seconds that `programs` programs take, until the device is done."""
         jax.block_until_ready(self.state)
         start = time.perf_counter()
         for _ in range(programs):
@@ -150,7 +150,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # The whole memory is not JAX's: others take turns with it.
+    # JAX must not preallocate all memory, because other programs take turns with it.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     import jax
     import jax.numpy as jnp

@@ -2,10 +2,10 @@
 
     python3 bench/kills.py target/release/meristem [--kills 20] [--seed 1] [--only PPO]
 
-Each configuration below is run once undisturbed, then again and again with `kill -9` at a random moment, also while it is
-resumed, until it has been killed `--kills` times. Weights, events, checkpoints, policy and summary have to be equal, part by part
-(`result_parts.py`), `meristem runs verify` has to accept every folder that a kill leaves, and no unfinished file may be left
-at the end. Prints a Markdown table; the exit code is 1 if anything differs.
+Each configuration below runs once undisturbed, then repeatedly with `kill -9` at random moments, during resumes too, until
+it has been killed `--kills` times. Weights, events, checkpoints, policy and summary must be equal, part by part
+(`result_parts.py`), `meristem runs verify` must accept every folder after a kill, and no unfinished file may remain at the
+end. Prints a Markdown table; the exit code is 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Killed:
         return False
 
     def check(self, run: Path) -> None:
-        """Checks a folder that a kill has left, unless the kill came before its settings."""
+        """Checks the folder after a kill, unless the kill came before the settings were written."""
         if (run / "config.toml").exists():
             subprocess.run([self.program, "runs", "verify", run], check=True, stdout=subprocess.DEVNULL)
 
@@ -87,7 +87,7 @@ def row(program: Path, settings: str, kills: int, chance: random.Random) -> tupl
         done, runs, wrong = 0, 0, []
         while done < kills:
             run, runs = killed.scratch / f"run-{runs}", runs + 1
-            # Several kills in a run, the first ones also in its first moments.
+            # Several kills per run, some of them in its first moments.
             while killed.until_killed(run, chance.uniform(0.0, seconds) * chance.choice([0.1, 0.5, 1.0])):
                 done += 1
                 killed.check(run)

@@ -1,8 +1,8 @@
-"""The MPI library's own all-reduce between processes on this machine: the peer of `meristem-comm`'s dense sum.
+"""All-reduce of the MPI library between processes on this machine: the peer of the dense sum of `meristem-comm`.
 
     mpirun -n 2 python bench/mpi_allreduce.py
 
-N f32, in place. Times are those of rank 0 from a barrier on, in milliseconds.
+N f32, in place. Times are measured on rank 0 from a barrier on, in milliseconds.
 """
 
 import argparse

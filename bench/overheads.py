@@ -1,4 +1,4 @@
-"""Measures what Python and watchers cost: ours against ours, in turns.
+"""Overhead of Python and of watchers: our program with and without them, in turns.
 
     python bench/overheads.py gather --program target/release/meristem
     python bench/overheads.py env
@@ -6,12 +6,12 @@
 
 | part | compares |
 |---|---|
-| `gather` | batches a second of `GatherBatches` in Python, arrays by `numpy.from_dlpack`, and of `meristem bench gather` |
-| `env` | the time from step to step of `GrowthVectorEnv` and of a run of the engine, hosts as small as there are |
+| `gather` | batches per second of `GatherBatches` in Python, with arrays by `numpy.from_dlpack`, and of `meristem bench gather` |
+| `env` | the time per step of `GrowthVectorEnv` and of a run of the engine, with the smallest hosts |
 | `watch` | a run alone, with `meristem watch` attached, and with a browser's connection to `meristem serve` |
 
 Needs a release build of the package (`maturin build --release`) and of the program, with the feature `serve`. Prints
-the figures of every round as JSON, then medians with the least and the greatest. `records/` has results.
+the figures of every round as JSON, then medians with minimum and maximum. `records/` has results.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ENVS, BATCH, IMAGES = 4, 128, 50_000
 
 
 def gather_rust(program: str, seconds: float) -> float:
-    """Batches a second of the engine."""
+    """Batches per second of the engine."""
     command = [program, "bench", "gather", "--json", "--seconds", str(seconds)]
     report = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
     config = report["config"]
@@ -52,7 +52,7 @@ def gather_rust(program: str, seconds: float) -> float:
 
 
 def gather_python(batches: meristem.GatherBatches, seconds: float) -> float:
-    """Batches a second, each as two numpy arrays."""
+    """Batches per second, each as two numpy arrays."""
     count, epoch, start = 0, 0, time.perf_counter()
     while True:
         for parts in batches.epoch(epoch):
@@ -81,7 +81,7 @@ def gather(program: str, rounds: int, folder: Path) -> Iterator[dict[str, float]
         yield {**figures, "ratio": figures["python"] / figures["rust"]}
 
 
-#: Steps as short as they get: what is left is the engine's work around them.
+#: The shortest possible steps, so that the engine's work around them dominates.
 SMALL: dict[str, Any] = {
     "preset": "quick",
     "host": "minimal",
@@ -132,7 +132,7 @@ def env(steps: int, rounds: int) -> Iterator[dict[str, float]]:
 
 @contextmanager
 def watched_by_terminal(program: str, folder: Path) -> Iterator[None]:
-    """`meristem watch` on a terminal of 80×24 that nobody reads."""
+    """`meristem watch` on a terminal of 80×24, with its output discarded."""
     outer, inner = pty.openpty()
     fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     while not (folder / "events.jsonl").exists():

@@ -1,11 +1,11 @@
-"""Digests of what a run folder holds, part by part: a tensor file, a field of an event over a run.
+"""Digests of the contents of a run folder, part by part: a tensor file, a field of an event over a run.
 
-Not digested, since it is no result:
+Not digested, because they are no results:
 - times, speeds, sizes of memory, counts of copies and waits, versions of the program and its files,
-  paths, and how many events were lost;
-- settings that are only repeated: most of `run_started`, of `summary.json`, all of `config.toml`,
-  and the `identity` in a checkpoint (its dataset included, which is that of the weights' metadata);
-- a checkpoint's place in `events.jsonl`, and its checksum, which follows from the rest.
+  paths, and the number of lost events;
+- repeated settings: most of `run_started` and of `summary.json`, all of `config.toml`, and the
+  `identity` in a checkpoint (including its dataset, which the weights' metadata has, too);
+- a checkpoint's position in `events.jsonl`, and its checksum, which follows from the other parts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 # Part of a result -> its digest.
 Parts = dict[str, str]
 
-# Left out wherever they stand: see the head of this file.
+# Keys that are left out at every level: see the head of this file.
 NO_RESULT = {
     *("v", "version", "program_version", "seq", "crc32", "seconds", "step_seconds", "step_seconds_total"),
     *("wall_seconds", "phases", "images_per_s", "images_per_second"),
@@ -28,7 +28,7 @@ NO_RESULT = {
 }
 # Names of keys in older builds -> the names now.
 RENAMED = {"validation": "counterfactual_cost"}
-# What is a result in records that mostly repeat settings.
+# Fields with results in records that mostly repeat settings.
 RUN_STARTED = ["train_samples", "control_samples", "test_samples", "host_parameters", "batches"]
 # Events whose order is digested, so that a new kind between them is no difference.
 ORDERED = {
@@ -42,7 +42,7 @@ SUMMARY += ["counterfactual_cost"]
 
 
 def digest(value: Any) -> str:
-    """Of bytes, or of what JSON and CBOR can say: floats to the last bit, keys in order."""
+    """Digest of bytes, or of a value of JSON or CBOR: floats to the last bit, keys in order."""
     plain = isinstance(value, bytes)
     data = value if plain else json.dumps(value, sort_keys=True, default=bytes.hex).encode()
     return hashlib.sha256(data).hexdigest()[:16]
@@ -86,7 +86,7 @@ def group(named: dict[str, bytes]) -> bytes:
 
 
 class Cbor:
-    """Reads the part of CBOR that checkpoints are written in."""
+    """Reader of the subset of CBOR in checkpoints."""
 
     def __init__(self, data: bytes):
         self.data, self.at = data, 0
@@ -96,7 +96,7 @@ class Cbor:
         return self.data[self.at - count : self.at]
 
     def entries(self, count: int | None) -> Iterator[None]:
-        """One for each entry of a list or map; without a count they end with a break."""
+        """Yields once per entry of a list or map; without a count the entries end with a break."""
         while count is None or count > 0:
             if count is None and self.data[self.at] == 0xFF:
                 self.at += 1
@@ -158,7 +158,7 @@ def event_parts(folder: Path) -> Parts:
 
 
 def tensor_kind(name: str) -> str:
-    """Groups the tensors of a checkpoint: those of all envs, and of all ranks, are one part."""
+    """Groups the tensors of a checkpoint, so that all envs, and all ranks, share a part."""
     words = name.split(" ")[0].split(".")
     if words[0] == "env":
         return f"env.{words[2]}"
@@ -168,7 +168,7 @@ def tensor_kind(name: str) -> str:
 
 
 def checkpoint_parts(folder: Path) -> Parts:
-    """All checkpoints that a run keeps, each part over them in the order of their names."""
+    """Parts of all checkpoints that a run keeps, over the checkpoints in the order of their names."""
     groups: dict[str, list[Any]] = {}
     progress, memories = [], []
     paths = sorted(folder.glob("checkpoints/*.safetensors"))
@@ -176,7 +176,7 @@ def checkpoint_parts(folder: Path) -> Parts:
         named, _ = tensors(path)
         inner = {name.split(" ")[0]: named.pop(name) for name in list(named) if "." not in name}
         progress.append(Cbor(inner["progress"]).value())
-        # A controller without memory has no bytes. Ranks have a memory each, as bytes in a list.
+        # A controller without memory has no bytes. The memories of ranks are byte strings in a list.
         memory = Cbor(inner["controller_memory"]).value() if inner["controller_memory"] else None
         if any(name.startswith("controller.rank.") for name in named):
             memory = [Cbor(bytes(rank)).value() for rank in memory]

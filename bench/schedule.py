@@ -1,12 +1,12 @@
-"""What a fleet would do on more cores than there are: a simulation of the schedule.
+"""Estimated throughput of a fleet on more cores than this machine has: a simulation of the schedule.
 
     cargo bench -p meristem-nn --bench steps -- baseline train | python3 bench/schedule.py --cores 1,2,8,64 --envs 1,4,64
 
-Reads the times of a plan's steps on one core. A worker takes an env for a turn of 10 ms; workers that find none take over
-parts of the steps of others (`crates/nn/src/kernels/parts.rs`): a step has at most 8 parts, of 6 million multiply-adds at
-least, 16 of which stand for an element that is read or written, and handing one over takes a microsecond. Memory is as fast
-for many cores as for one, and clocks do not fall. Batches that are not done at the end do not count, and neither do steps that
-the benchmark does not print: an estimate.
+Reads the times of a plan's steps on one core. A worker takes an env for a turn of 10 ms; workers without an env take over
+parts of the steps of other envs (`crates/nn/src/kernels/parts.rs`). A step has at most 8 parts of at least 6 million
+multiply-adds, where one access to an element counts as 16; handing over a part takes a microsecond. The estimate assumes
+that memory is as fast for many cores as for one, and that clocks do not fall. It ignores unfinished batches at the end, and
+steps that the benchmark does not print.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def read_steps(text: str) -> list[Step]:
 
 @dataclass
 class Env:
-    """A batch after the other; `left` parts of the current step are not taken, `open` ones not done."""
+    """One batch after another; of the current step `left` parts are not taken and `open` parts not done."""
 
     at: int = 0
     batches: int = 0
@@ -54,8 +54,8 @@ class Schedule:
     cores: int
     envs: list[Env]
     now: float = 0.0
-    waiting: deque[int] = field(default_factory=deque)  # envs that no worker has
-    turn_ends: dict[int, float] = field(default_factory=dict)  # of envs that one has
+    waiting: deque[int] = field(default_factory=deque)  # envs without a worker
+    turn_ends: dict[int, float] = field(default_factory=dict)  # of envs with a worker
     owner: dict[int, int] = field(default_factory=dict)
     events: list[tuple[float, int, int]] = field(default_factory=list)  # time, worker, env
 
@@ -72,7 +72,7 @@ class Schedule:
         state.left = state.open = self.steps[state.at].parts
 
     def find_work(self, idle: set[int]) -> None:
-        """Owners go on with their envs, the others take envs that wait, then parts."""
+        """Owners continue with their envs; other workers take waiting envs, then parts."""
         owned = {worker: env for env, worker in self.owner.items()}
         for worker in sorted(idle):
             env = owned.get(worker)

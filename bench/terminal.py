@@ -1,6 +1,6 @@
 """A program on a terminal as PNG: `terminal.py OUT COLUMNS ROWS SECONDS COMMAND…`. Needs `pyte` and chromium.
 
-Characters of braille, of which charts on a terminal consist, are drawn as dots: few fonts have them.
+Braille characters, which make up charts on a terminal, are drawn as dots, because few fonts have them.
 """
 
 import fcntl
@@ -20,16 +20,16 @@ from browser import Chromium
 
 COLOURS = {"default": "#d8d8d8", "black": "#5c6370", "red": "#e06c75", "green": "#98c379", "brown": "#e5c07b",
            "yellow": "#e5c07b", "blue": "#61afef", "magenta": "#c678dd", "cyan": "#56b6c2", "white": "#d8d8d8"}
-# The same, where a program takes them from the palette of 256 colours.
+# The same colours in the palette of 256 colours.
 PALETTE = {"000000": "black", "cd0000": "red", "00cd00": "green", "cdcd00": "yellow", "0000ee": "blue",
            "cd00cd": "magenta", "00cdcd": "cyan", "e5e5e5": "white"}
 WIDTH, HEIGHT = 8.4, 17
-# The first character of braille; the bits of the others are their dots, in this order of (column, row).
+# The first braille character; the bits of the following ones are their dots, in this order of (column, row).
 BRAILLE, DOTS = 0x2800, [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (0, 3), (1, 3)]
 
 
 def screen_of(command, columns, rows, seconds):
-    """The screen of a command after so many seconds."""
+    """The screen of a command after `seconds` seconds."""
     child, terminal = pty.fork()
     if child == 0:
         os.environ["TERM"] = "xterm-256color"

@@ -1,9 +1,9 @@
-"""PyTorch's side of `meristem bench gather`: microseconds for one batch of 128 images.
+"""PyTorch peer of `meristem bench gather`: microseconds for one batch of 128 images.
 
 Four envs draw batches of normalised f32 images, 3x32x32 in channels_last, from 50,000 u8 images in
 random order. (a) `torch.utils.data.DataLoader` over a Dataset that normalises each sample, with 0
-and with 2 workers. (b) Indexing a resident tensor: u8 then normalise, or f32 that was normalised
-beforehand, each into a new tensor or into one that is used again; with 1 and with 2 threads.
+and with 2 workers. (b) Indexing a resident tensor: u8 with subsequent normalisation, or
+normalised f32, each into a new or a reused tensor; with 1 and with 2 threads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 class Normalised(Dataset[Batch]):
-    """As a TensorDataset with a transform: one u8 image, normalised to f32, and its label."""
+    """A TensorDataset with a transform: one u8 image, normalised to f32, and its label."""
 
     def __init__(self, images: Tensor, labels: Tensor, scale: Tensor, shift: Tensor) -> None:
         self.images, self.labels, self.scale, self.shift = images, labels, scale, shift
@@ -38,7 +38,7 @@ class Normalised(Dataset[Batch]):
 
 
 def microseconds(serve: Callable[[], Iterator[Batch]], batches: int, rounds: int) -> float:
-    """Median over rounds of the time per batch, the first two batches of a round not counted."""
+    """Median over rounds of the time per batch, without the first two batches of a round."""
     times = []
     for _ in range(rounds):
         source = serve()
@@ -54,12 +54,12 @@ def microseconds(serve: Callable[[], Iterator[Batch]], batches: int, rounds: int
 
 
 def loader(data: Normalised, batch: int, workers: int) -> Iterator[Batch]:
-    """One loader for all envs: their batches come one after another from one permutation."""
+    """One loader for all envs, which serves their batches in turn from one permutation."""
     return iter(DataLoader(data, batch_size=batch, shuffle=True, num_workers=workers))
 
 
 def direct(data: Normalised, batch: int, floats: Tensor | None, reuse: bool) -> Iterator[Batch]:
-    """Batches by indexing; `floats` is the normalised resident copy, if it is to be used."""
+    """Batches by indexing; `floats` is the normalised resident copy, `None` to index u8."""
     source = data.images if floats is None else floats
     indexed = torch.empty((batch, SIDE, SIDE, 3), dtype=source.dtype) if reuse else None
     images = torch.empty((batch, SIDE, SIDE, 3)) if reuse else None

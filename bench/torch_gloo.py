@@ -1,7 +1,7 @@
-"""PyTorch's Gloo between processes on this machine: the peer of `cargo bench -p meristem-comm`.
+"""PyTorch with Gloo between processes on this machine: the peer of `cargo bench -p meristem-comm`.
 
 dense: all_reduce of N f32, in place. topk: the top k of each rank by magnitude, all_gather of values
-and indices, index_add_ into zeros. Times are those of rank 0 from a barrier on, in milliseconds.
+and indices, index_add_ into zeros. Times are measured on rank 0 from a barrier on, in milliseconds.
 """
 
 import argparse

@@ -1,17 +1,17 @@
-"""PyTorch's side of `meristem bench host --device cuda:0`: a peer that trains when it is asked to.
+"""PyTorch peer of `meristem bench host --device cuda:0`, which trains on request.
 
-The work is that of `torch_host.py`: independent hosts, resident data, gather by a random
+The workload equals that of `torch_host.py`: independent hosts, resident data, gather by a random
 permutation, forward, backward, clip to norm 1, SGD with momentum and decay, nothing read back.
 
     eager           a CUDA stream for each host
-    graphs          the same as one CUDA graph for a step of all hosts
+    graphs          like eager, with one CUDA graph for a step of all hosts
     compile         `torch.compile(mode="reduce-overhead")` of each host's forward and backward pass
-    compile-graphs  `torch.compile` of these, and one CUDA graph for a step of all hosts
+    compile-graphs  `torch.compile` of both passes, and one CUDA graph for a step of all hosts
     vmap            parameters of all hosts stacked, `torch.func.vmap`
-    vmap-graphs     the same as one CUDA graph
+    vmap-graphs     like vmap, with one CUDA graph
 
-After warm-up it prints an object with `ready`. For each line on stdin, a number of seconds, it
-trains that long and prints an object with `images_per_s`.
+After its warm-up the script prints an object with `ready`. For each number of seconds on a line of
+stdin it trains that long and prints an object with `images_per_s`.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def synchronize(device: torch.device) -> None:
 
 
 def use_precision(precision: str, device: torch.device) -> Callable[[], Any]:
-    """Sets what f32 products may be rounded to; the context for forward passes."""
+    """Sets the rounding of f32 products; returns the context for forward passes."""
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.benchmark = True
     if precision == "bf16":
-        # Without its cache of weights, which no graph may keep.
+        # Without the cache of cast weights, which a graph must not keep.
         return lambda: torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
     return contextlib.nullcontext
 
@@ -65,7 +65,7 @@ def resident(device: torch.device) -> tuple[Data, dict[str, Gather]]:
 
 
 def choose_gather(data: Data, kinds: dict[str, Gather], args: argparse.Namespace) -> str:
-    """The faster one, with images of all hosts."""
+    """The faster gather, measured with images of all hosts."""
     count = min(IMAGES, args.envs * args.batch)
     picks = torch.randperm(IMAGES)[:count].to(args.device)
 
@@ -81,7 +81,7 @@ def choose_gather(data: Data, kinds: dict[str, Gather], args: argparse.Namespace
 
 
 def separate(args: argparse.Namespace, gather: Gather, labels: Tensor, loss: Loss) -> Step:
-    """Hosts of their own, each on a stream of its own where there are streams."""
+    """Separate hosts, each on a separate stream where the device has streams."""
     job = Job(args.host, args.envs, args.batch, 1, 0.0, True, 0)
     envs = [Env(job) for _ in range(args.envs)]
     for env in envs:
@@ -122,7 +122,7 @@ def separate(args: argparse.Namespace, gather: Gather, labels: Tensor, loss: Los
 
 
 def stacked(args: argparse.Namespace, gather: Gather, labels: Tensor, cast: Any) -> Step:
-    """Parameters [envs, …] of all hosts; gradients, norms and updates are those of each host."""
+    """Stacked parameters [envs, …] of all hosts, with gradients, norms and updates per host."""
     job = Job(args.host, args.envs, args.batch, 1, 0.0, True, 0)
     hosts = [Env(job).host.to(args.device) for _ in range(args.envs)]
     parameters, buffers = torch.func.stack_module_state(hosts)
@@ -162,7 +162,7 @@ def stacked(args: argparse.Namespace, gather: Gather, labels: Tensor, cast: Any)
 
 
 def captured(step: Step, picks: Tensor) -> Step:
-    """The step as one CUDA graph, with indices of its own."""
+    """The step as one CUDA graph, with a separate copy of the indices."""
     own = picks.clone()
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -197,7 +197,7 @@ class Trainer:
         return self.left.pop()
 
     def train(self, steps: int) -> float:
-        """Seconds that so many steps take, until the device is done."""
+        """Seconds that `steps` steps take, until the device is done."""
         synchronize(self.args.device)
         start = time.perf_counter()
         for _ in range(steps):
@@ -221,7 +221,7 @@ def make_step(args: argparse.Namespace) -> tuple[Step, str]:
     if form == "vmap":
         step = stacked(args, kinds[kind], data.labels, cast)
     elif form == "compile":
-        # A code for all hosts, and in the first form a recording for each.
+        # One compiled code for all hosts, or one recording per host.
         torch._dynamo.config.cache_size_limit = 4 * args.envs + 64
         whole = args.arrangement != "compile" or args.device.type != "cuda"
         compiled = torch.compile(loss, mode=None if whole else "reduce-overhead")
@@ -269,7 +269,7 @@ def main() -> None:
     parser.add_argument("--host", choices=hosts, default="baseline")
     parser.add_argument("--envs", type=int, default=64)
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--ceilings", action="store_true", help="measures the device and exits")
+    parser.add_argument("--ceilings", action="store_true", help="measure the device and exit")
     args = parser.parse_args()
     if args.ceilings:
         print(json.dumps(ceilings(args.device)))

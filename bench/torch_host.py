@@ -1,19 +1,18 @@
-"""PyTorch's side of `meristem bench host`: images/s of training N independent hosts, or of
-validating them.
+"""PyTorch peer of `meristem bench host`: images/s of training or validating N independent hosts.
 
-Eager PyTorch, channels_last, a resident data set of 50,000 images of 3x32x32 in 10 classes, gather
+Eager PyTorch, channels_last, a resident dataset of 50,000 images of 3x32x32 in 10 classes, gather
 included: index by a random permutation, forward, backward, clip to norm 1, SGD (momentum .9, weight
 decay 5e-4). The envs take turns within a process. Nothing is read back in the loop.
 
-With --modules the hosts have live modules, in the syntax of `meristem bench host`. The input of a module
-is detached; in training it is under a straight-through, in holding it is mixed in by an alpha. Each module
-has its own clipping and no weight decay.
+With --modules the hosts have live modules, in the syntax of `meristem bench host`. The input of a
+module is detached. In stage training its output passes a straight-through estimator, in holding it
+is blended by alpha. Each module is clipped separately and has no weight decay.
 
-PyTorch gets its best: whether f32 images or u8 images normalised after indexing are faster, and
-which implementation of SGD and of clipping, is measured while it warms up.
+PyTorch uses its fastest variant: the warm-up measures whether f32 images or u8 images normalised
+after indexing are faster, and the implementations of SGD and of clipping.
 
-An arrangement PxT is P processes with T threads each; the envs are divided over the processes,
-which start together at a barrier, and their rates over the same window are added.
+An arrangement PxT is P processes with T threads each. The envs are divided over the processes,
+which start together at a barrier; their rates over the same window are added.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ SGD_KINDS: dict[str, dict[str, bool]] = {
 
 @dataclass(frozen=True)
 class Job:
-    """What one process does."""
+    """The work of one process."""
 
     host: str
     envs: int
@@ -95,7 +94,7 @@ Gather = Callable[[Tensor], Tensor]
 
 
 class Module(nn.Module):
-    """A blueprint's layers in a slot of so many channels, training or holding."""
+    """A blueprint's layers in a slot of `channels` channels, in stage training or holding."""
 
     def __init__(self, blueprint: str, channels: int, training: bool) -> None:
         super().__init__()
@@ -117,7 +116,7 @@ class Module(nn.Module):
 
 
 class GrownHost(nn.Module):
-    """A host with modules in slots: `r0c{i}` before the pool of block i, `r1c{i}` behind it."""
+    """A host with modules in slots: `r0c{i}` before the pool of block i, `r1c{i}` after it."""
 
     def __init__(self, host: CnnHost, modules: str) -> None:
         super().__init__()
@@ -156,14 +155,14 @@ class Env:
         grown = isinstance(self.host, GrownHost)
         own: nn.Module = self.host.host if grown else self.host
         modules = self.host.grown.values() if grown else ()
-        # Clipped each for itself.
+        # Each group is clipped separately.
         self.groups = [list(part.parameters()) for part in (own, *modules)]
         if job.compiled:
             self.host = torch.compile(self.host)
         self.use("fused", True)
 
     def use(self, kind: str, clip_foreach: bool) -> None:
-        """Chooses the implementations; the momentum starts anew."""
+        """Selects the implementations, and resets the momentum."""
         self.clip_foreach = clip_foreach
         groups = [
             {"params": group, "weight_decay": 0.0 if i else 5e-4} for i, group in enumerate(self.groups)
@@ -185,7 +184,7 @@ class Env:
 
 
 class Validation:
-    """One host in validation: sums of losses and of hits, which nobody reads in the loop. Not compiled."""
+    """One host in validation: sums of losses and of hits, not read back in the loop. Not compiled."""
 
     def __init__(self, job: Job) -> None:
         self.host: nn.Module = make(job).eval()
@@ -205,7 +204,7 @@ class Validation:
 
 
 def fastest(candidates: dict[str, Callable[[], None]], repeats: int) -> str:
-    """The candidate with the least best-of-`repeats` time, taken in turns."""
+    """The candidate with the smallest minimum over `repeats` times, measured in turns."""
     best = dict.fromkeys(candidates, float("inf"))
     for _ in range(repeats):
         for name, call in candidates.items():
@@ -231,7 +230,7 @@ def choose_gather(data: Data, batch: int) -> tuple[str, Gather]:
 
 
 def choose_update(env: Env, images: Tensor, labels: Tensor) -> tuple[str, bool]:
-    """The SGD and the clipping that take the least time after a real backward pass."""
+    """The fastest SGD and clipping after a real backward pass."""
     times: dict[tuple[str, bool], float] = {}
     for kind in SGD_KINDS:
         for clip_foreach in (True, False):
@@ -296,7 +295,7 @@ def work(job: Job, barrier: Barrier | None, results: Any) -> None:
 
 
 def run(job: Job, processes: int) -> list[dict[str, Any]]:
-    """One report a process. Processes are spawned, so that none inherits a used thread pool."""
+    """One report per process. Processes are spawned, so that none inherits a used thread pool."""
     context = mp.get_context("spawn")
     barrier = context.Barrier(processes)
     results = context.Queue()

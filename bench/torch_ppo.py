@@ -1,9 +1,9 @@
-"""PyTorch's side of `cargo bench -p meristem-control --bench policy`: one pass of a PPO update.
+"""PyTorch peer of `cargo bench -p meristem-control --bench policy`: one pass of a PPO update.
 
 The policy and the loss of `reference/ppo.py` at width 512 over 4 envs x 40 steps: forward over whole
-sequences, loss of eight heads, backward, clipping to norm 5, Adam; the loss is read back before the step, as
-ours is. PyTorch gets its best: no state is reset within the round, so that nn.LSTM takes the sequences in one
-call; the faster of the implementations of Adam and of one or two threads counts.
+sequences, loss of eight heads, backward, clipping to norm 5, Adam. The loss is read back before the step, as
+in our benchmark. PyTorch uses its fastest variant: no state is reset within the round, so that nn.LSTM takes
+the sequences in one call, and the fastest implementation of Adam with one or two threads counts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ADAM_KINDS: dict[str, dict[str, bool]] = {"fused": {"fused": True}, "foreach": {
 
 
 class Policy(ppo.Policy):
-    """The same policy, its LSTM in one call."""
+    """The policy of `reference/ppo.py`, with its LSTM in one call."""
 
     def forward(self, t: dict[str, Tensor]) -> Tensor:
         embedded = self.embedding(t["blueprints"]).flatten(2)
@@ -37,7 +37,7 @@ class Policy(ppo.Policy):
 
 
 def measure(threads: int, kind: str, updates: int, best: float) -> list[float]:
-    """Microseconds of each update; those of the warm-up, if they say that `best` is far away."""
+    """Microseconds of each update; only of the warm-up, if it is far slower than `best`."""
     torch.set_num_threads(threads)
     torch.manual_seed(1)
     policy, t = Policy(), ppo.rollout()

@@ -4,8 +4,8 @@
     bench/.venv/bin/python bench/torch_stages.py [--host baseline] [--batch 128]
 
 A block is convolution, batch norm, ReLU and 2x2 max pooling, in channels_last; the head is global average pooling,
-the linear layer and the loss. Backward of a block gives the gradients of its parameters and of its input, the
-latter not for the first block. Median of many runs, in microseconds for the batch.
+the linear layer and the loss. Backward of a block computes the gradients of its parameters and, except in the first
+block, of its input. Median of many runs, in microseconds per batch.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def train_epoch(
 
 @torch.no_grad()
 def accuracy(host: CnnHost, images: Tensor, labels: Tensor) -> float:
-    """Share of right answers, in percent."""
+    """Share of correct predictions, in percent."""
     host.eval()
     right = 0
     for start in range(0, len(images), 1000):

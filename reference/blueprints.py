@@ -1,7 +1,7 @@
 """Writes golden/blueprints.safetensors: every blueprint forward and backward at 8 and 16 channels.
 
-All parameters are random and non-zero, the zero-initialised last scale or layer too: at birth every
-blueprint is the identity, which would compare nothing.
+All parameters are random and non-zero, including the zero-initialised last scale or layer: at
+initialisation every blueprint is the identity, so that a comparison would test nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PARAMETERS = {
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer's parameter shapes, and what it computes from its input and its parameters."""
+    """A layer's parameter shapes, and its output as a function of input and parameters."""
 
     kind: str
     shapes: dict[str, tuple[int, ...]]
@@ -38,7 +38,7 @@ class Layer:
 
 
 def groups_of(channels: int) -> int:
-    """The largest of 32..1 that divides with at least 16 channels a group, else that divides."""
+    """The largest divisor up to 32 with at least 16 channels per group, else the largest divisor."""
     dividing = [g for g in (32, 16, 8, 4, 2, 1) if channels % g == 0]
     return next((g for g in dividing if channels // g >= 16), dividing[0])
 
@@ -90,7 +90,7 @@ def layers_of(blueprint: str, c: int) -> list[Layer]:
 
 
 def join(blueprint: str, x: Tensor, y: Tensor, t: Tensors) -> Tensor:
-    """How the chain's output y meets the input x."""
+    """The combination of the chain's output y with the input x."""
     if blueprint == "norm":
         return x + torch.tanh(t["mix"]) * (y - x)
     if blueprint == "attention":

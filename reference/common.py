@@ -1,9 +1,8 @@
-"""What the golden scripts share: seeded tensors, the `cnn` host, and the writer of golden files.
+"""Common parts of the golden scripts: seeded tensors, the `cnn` host, and the writer of golden files.
 
-A golden case is a function from named inputs to named outputs. It runs twice: in f32, which is
-what the file holds, and in f64, from the same f32 inputs, to learn how far PyTorch's own f32
-result is from the truth. That distance goes into the metadata as `torch_error`, so that a test can
-derive its tolerance instead of guessing one.
+A golden case is a function from named inputs to named outputs. It runs twice: in f32, for the
+values in the file, and in f64 from the same f32 inputs, to measure the error of PyTorch's f32
+result. The metadata has this error as `torch_error`, so that a test can derive its tolerance.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Tensors = dict[str, Tensor]
 
 
 def generator(name: str) -> torch.Generator:
-    """A generator keyed by the case's name: adding a case leaves the numbers of the others."""
+    """A generator keyed by the case's name, so that a new case does not change the others."""
     return torch.Generator().manual_seed(SEED + zlib.crc32(name.encode()))
 
 

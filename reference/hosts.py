@@ -1,7 +1,7 @@
 """Writes golden/host_<preset>.safetensors: the first SGD steps of whole hosts.
 
 Images are u8, and x = u8 / 128 - 1 is exact in f32, so both sides train on the same numbers. Each
-class has a smooth pattern of its own under noise: the loss has something to fall by.
+class has a distinct smooth pattern under noise, so that the loss can fall.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def make_data(preset: str, side: int, batches: int) -> tuple[Tensor, Tensor]:
 
 
 def train(host: CnnHost, images: Tensor, labels: Tensor, dtype: torch.dtype) -> list[float]:
-    """The losses of STEPS steps, each before its update; `host` holds the weights after them."""
+    """The losses of STEPS steps, each before its update; afterwards `host` has the final weights."""
     host.to(dtype).train()
     sgd = torch.optim.SGD(host.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
     losses = []

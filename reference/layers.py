@@ -78,7 +78,7 @@ def conv2d() -> None:
 
 
 def norms() -> None:
-    # (input shape, mean, deviation): a one-pass variance loses digits where the mean is far off.
+    # (input shape, mean, deviation): a one-pass variance loses digits where the mean is large.
     for shape, mean, deviation in [
         ((1, 1, 5, 7), 2.0, 1.5), ((3, 7, 4, 5), 2.0, 1.5), ((5, 8, 6, 3), -1.0, 1.5),
         ((5, 17, 3, 2), 2.0, 1.5), ((3, 8, 1, 1), 0.0, 1.0), ((3, 3, 7, 5), 8.0, 0.5),
@@ -128,7 +128,7 @@ def pointwise() -> None:
             case = f"{op}_{dims(shape)}"
             inputs = randn(case, x=shape)
             inputs["x"] *= 3.0
-            # Exact zeros, both signs, the kink of ReLU; and the saturated ends of the others.
+            # Exact zeros of both signs, where ReLU has its kink; and saturated inputs of the others.
             inputs["x"].view(-1)[:6] = torch.tensor([0.0, -0.0, 20.0, -20.0, 95.0, -95.0])
             golden.add(case, op, inputs, lambda t: {"y": function(t["x"])}, grads=("x",))
     for shape in [(3, 7, 5, 4), (1, 1, 3, 2)]:
@@ -190,7 +190,7 @@ def linear() -> None:
 
 
 def blends() -> None:
-    """h: host, m: module output, x: the module's input, g: gate, one number a sample."""
+    """h: host, m: module output, x: the module's input, g: gate, one number per sample."""
 
     def add(t: Tensors, alpha: float) -> Tensor:
         return t["h"] + alpha * (t["m"] - t["h"])
@@ -219,7 +219,7 @@ def blends() -> None:
                 grads=tuple(names),
                 alpha=alpha,
             )
-    # The value is the host's; the module's gradient is the one it would get if it were fully on.
+    # The value is the host's; the gradient of the module is that at full strength.
     case = "straight_through_3x8x5x4"
     golden.add(
         case, "straight_through", randn(case, h=(3, 8, 5, 4), m=(3, 8, 5, 4)),

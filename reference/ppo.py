@@ -1,8 +1,8 @@
 """Writes golden/ppo.safetensors: four epochs of PPO on one round, every head, mask and floor in use.
 
-The policy is written out as in `crates/control/src/policy/network.rs`, the loss as in
-`crates/nn/src/kernels/ppo/mod.rs`; autograd does the rest. Run in f32, which is what the file holds, and
-in f64 from the same f32 inputs: per tensor |difference|/|value| goes into the metadata as `torch_error`.
+The policy is that of `crates/control/src/policy/network.rs`, the loss that of
+`crates/nn/src/kernels/ppo/mod.rs`, with gradients from autograd. The file has the f32 results; its metadata
+has `torch_error`, the relative difference per tensor from f64 results on the same f32 inputs.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def rollout() -> Tensors:
     draw = lambda n: int(torch.randint(n, (), generator=source))  # noqa: E731
     for row in range(STEPS * ENVS):
         at = divmod(row, ENVS)
-        # Row 4 has no legal op and counts for nothing; every eleventh has WAIT alone.
+        # Row 4 has no legal op and is ignored; every eleventh row has only WAIT.
         ops = [0] if row % 11 == 7 else [0, *(op for op in range(1, 6) if draw(3) > 0), 1 + row % 5]
         ops = [] if row == 4 else ops
         op = ops[draw(len(ops))] if ops else 0
@@ -164,7 +164,7 @@ def rollout() -> Tensors:
 
 
 def train(weights: Tensors, t: Tensors, dtype: torch.dtype) -> Tensors:
-    """All that a run gives, by name."""
+    """All results of a run, by name."""
     policy = Policy().to(dtype)
     policy.load_state_dict({k: v.to(dtype) for k, v in weights.items()})
     t = {k: v.to(dtype) for k, v in t.items()}

@@ -17,7 +17,7 @@ def randn(case: str, **shapes: tuple[int, ...]) -> Tensors:
 
 
 def lstm(t: Tensors, hidden: int) -> tuple[Tensor, Tensor]:
-    """PyTorch's own LSTM, one step at a time, since the state is multiplied by `keep` before each.
+    """PyTorch's LSTM, one step at a time, because the state is multiplied by `keep` before each step.
 
     x is [T, B, in], keep [T, B], state [B, 2 hidden]: h, then c. Returns h of every step, last state.
     """

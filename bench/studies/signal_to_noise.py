@@ -2,11 +2,11 @@
 
     python3 bench/studies/signal_to_noise.py study --setting embedded --arms none,script,heuristic
 
-The arms decide alike with every seed, or nearly so; the seeds differ in weights, order of samples and
-split. So for each quantity, in each step, the variance between the means of the arms is *signal*, which
-a controller could learn from, and the variance between the seeds of an arm is *noise*. The mean square
-of the arms' means contains 1/n of the noise of n seeds, which is subtracted. With `--bare`, each value is
-the difference from the bare host (the first arm) with the same seed, as a twin would give it.
+An arm makes the same decisions, or nearly the same, with every seed; the seeds differ in weights, order
+of samples and split. So for each quantity, in each step, the variance between the means of the arms is
+*signal*, from which a controller could learn, and the variance between the seeds of an arm is *noise*. The
+mean square of the arms' means contains 1/n of the noise of n seeds, which is subtracted. With `--bare`,
+each value is the difference from the bare host (the first arm) with the same seed, as from a twin.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("out", type=Path, help="folder of a study")
     parser.add_argument("--setting", required=True)
-    parser.add_argument("--arms", required=True, help="parted by commas; the first is the bare host")
+    parser.add_argument("--arms", required=True, help="separated by commas; the first is the bare host")
     parser.add_argument("--returns", action="store_true", help="sums over the rest of the episode")
     args = parser.parse_args()
     arms = args.arms.split(",")

@@ -4,18 +4,17 @@
     python3 bench/studies/study.py bench/studies/growth.toml --out study --table
 
 A study is a TOML file with `seeds`, `[train]` (settings of all runs), and lists of `[[setting]]`
-(dataset and host) and `[[arm]]` (controller), each with a `name` and the settings of `train` that it
-stands for. An arm's settings go over those of its setting, and these over `[train]`. `{NAME}` in a
-value is a path from `--data NAME=DIR`, or a word from `[setting.words]`, so that one arm means another
-host in each setting. `{here}` is the folder of the TOML file, `{seed}` the seed, and `{run:ARM}` the
-run folder of an arm that is listed before, with the same setting and seed, for arms that begin with
-what it grew. An arm with
-`program = "NAME"` runs the build from `--program NAME=PATH`, for comparisons with the state before
-a change.
+(dataset and host) and `[[arm]]` (controller), each with a `name` and settings of `train`. Settings
+of an arm override its setting's, which override `[train]`. `{NAME}` in a value is a path from
+`--data NAME=DIR`, or a word from `[setting.words]`, so that an arm may use another host in each
+setting. `{here}` is the folder of the TOML file, `{seed}` the seed, and `{run:ARM}` the run folder
+of an earlier arm with the same setting and seed, whose grown network an arm may start from. An arm
+with `program = "NAME"` runs the build from `--program NAME=PATH`, for comparisons with the state
+before a change.
 
 Each run has a folder in `--out`, and one line in `results.jsonl` there once it is complete. The
-study can be stopped at any moment, by Ctrl-C or by a kill: the next call resumes the run that was
-broken off and goes on with the rest. The table has the mean over the seeds and its 95 % interval
+study can be stopped at any moment, by Ctrl-C or by a kill: the next call resumes the interrupted
+run and continues with the rest. The table has the mean over the seeds and its 95 % interval
 (Student's t); differences from the first arm are paired by seed.
 """
 
@@ -84,7 +83,7 @@ class Run:
 
 
 def runs_of(path: Path, out: Path, places: dict[str, str]) -> list[Run]:
-    """All runs of a study, seed by seed, so that an interrupted study has few seeds of all arms."""
+    """All runs of a study, seed by seed, so that an interrupted study has some seeds of all arms."""
     study = tomllib.loads(path.read_text())
     places = {"here": str(path.resolve().parent), **places}
 
@@ -104,7 +103,7 @@ def runs_of(path: Path, out: Path, places: dict[str, str]) -> list[Run]:
 
 
 def read_results(out: Path) -> dict[str, dict[str, Any]]:
-    """Complete lines by run; a line that was cut off by a kill is no result."""
+    """Complete lines by run; a line that a kill cut off is ignored."""
     path = out / "results.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     found = {}
@@ -127,7 +126,7 @@ def write_result(out: Path, result: dict[str, Any]) -> None:
 
 
 def completed(folder: Path) -> dict[str, Any] | None:
-    """The summary of a run that is complete."""
+    """The summary of a complete run; `None` for any other."""
     try:
         summary = json.loads((folder / "summary.json").read_text())
     except (FileNotFoundError, json.JSONDecodeError):
@@ -154,7 +153,7 @@ def execute(run: Run, program: str, folder: Path) -> dict[str, Any]:
 
 
 def result_of(run: Run, program: str, summary: dict[str, Any]) -> dict[str, Any]:
-    """A line of the results: means over the envs of a run, which share their data."""
+    """A line of the results: means over the envs of a run."""
     envs = summary["envs"]
 
     def mean(key: str) -> float | None:
@@ -223,7 +222,7 @@ def rows(results: list[dict[str, Any]], base: str) -> Iterator[list[str]]:
 
 
 def table(results: list[dict[str, Any]], base: str) -> str:
-    """Tables in Markdown, one per setting, and the compute behind them."""
+    """Tables in Markdown, one per setting, and the total compute."""
     head = ["arm", "seeds", "control accuracy", "control loss", "test accuracy"]
     head += [f"control, over {base}", f"test, over {base}", "parameters", "seconds"]
     lines = []
@@ -250,7 +249,7 @@ def main() -> None:
     program = "the build to run, target/release/meristem by default; NAME=PATH for an arm's program"
     parser.add_argument("--program", action="append", default=[], metavar="PATH", help=program)
     parser.add_argument("--data", action="append", default=[], metavar="NAME=DIR")
-    only = "run only what has one of these words, parted by commas, in its name (SETTING.ARM.SEED)"
+    only = "run only names (SETTING.ARM.SEED) with one of these words, separated by commas"
     parser.add_argument("--only", metavar="WORDS", help=only)
     parser.add_argument("--table", action="store_true", help="print the table and run nothing")
     args = parser.parse_args()
@@ -282,4 +281,4 @@ if __name__ == "__main__":
     try:
         main()
     except KeyboardInterrupt:
-        raise SystemExit("stopped; the same command goes on") from None
+        raise SystemExit("stopped; the same command continues") from None

@@ -1,5 +1,5 @@
 #![no_main]
-//! Files of CIFAR-100, whose names of classes are lines.
+//! Files of CIFAR-100, with class names as lines.
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let at = bytes.iter().position(|byte| *byte == 0xff).unwrap_or(bytes.len());

@@ -2,7 +2,7 @@
 //! Requests to `meristem serve`: heads, admission, addresses. `TOKEN` in the bytes is the token of
 //! the guard.
 
-// The program is no library, so its files are compiled here, too. They name crates as below
+// The program is not a library, so its files are compiled here, too. They use crates through
 // `meristem`.
 extern crate self as meristem;
 use meristem_train as train;
@@ -86,12 +86,12 @@ impl Server {
     }
 }
 
-/// Its clock stands still, and goes on to the next limit of time when nothing is left to do.
+/// A runtime with a paused clock, which jumps to the next timer when there is nothing left to do.
 static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
     Builder::new_current_thread().enable_all().start_paused(true).build().expect("a runtime")
 });
 
-/// A server without a token, and one with a token that is below a base.
+/// A server without a token, and a server with a token below a base path.
 static SERVERS: LazyLock<[Server; 2]> = LazyLock::new(|| {
     let servers = [Server::new("/", false), Server::new("/runs", true)];
     for (server, request, status) in [

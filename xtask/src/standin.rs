@@ -1,4 +1,4 @@
-//! `cargo xtask standin`: a command with the stand-in driver in the place of CUDA's.
+//! `cargo xtask standin`: runs a command with the stand-in driver instead of CUDA's.
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -113,7 +113,7 @@ fn build(root: &Path) -> Result<PathBuf, Box<dyn Error>> {
         .current_dir(root)
         .stderr(Stdio::inherit())
         .output()?;
-    // Cargo says where the library is.
+    // Cargo reports the path of the library.
     let messages = String::from_utf8(built.stdout)?;
     let mut texts = messages.split('"');
     let library = texts.find(|text| text.ends_with("/libmeristem_standin.so"));
@@ -149,8 +149,8 @@ fn cache(folder: &Path) -> Result<PathBuf, Box<dyn Error>> {
     Ok(folder.join(name))
 }
 
-/// Has kernels compiled with AddressSanitizer. Cargo gets it for the programs that it runs, for the
-/// compiler does not bear it.
+/// Compiles kernels with AddressSanitizer. Under cargo it is preloaded only into the programs that
+/// cargo runs, because the compiler does not run with it.
 fn sanitize(command: &mut Command, is_cargo: bool) -> Result<(), Box<dyn Error>> {
     let compiler = env::var("MERISTEM_STANDIN_COMPILER").unwrap_or_else(|_| "g++".into());
     let found = Command::new(&compiler).arg("-print-file-name=libasan.so").output()?;
@@ -168,7 +168,7 @@ fn sanitize(command: &mut Command, is_cargo: bool) -> Result<(), Box<dyn Error>>
     let (flags, options) = ("MERISTEM_STANDIN_FLAGS", "ASAN_OPTIONS");
     let asan = "-fsanitize=address -fno-omit-frame-pointer -g1";
     command.env(flags, first(asan.into(), env::var_os(flags), " "));
-    // Leaks at the end of a process are not looked for.
+    // Leaks at the end of a process are not reported.
     command.env(options, first("detect_leaks=0".into(), env::var_os(options), ":"));
     Ok(())
 }

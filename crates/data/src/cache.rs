@@ -1,6 +1,6 @@
 //! One copy of a dataset for each (device, source, canonical root, split, variant), shared by the
-//! whole process (D1), as long as its files are those that were read. Files that have changed are
-//! loaded anew. A holder of the older copy keeps it.
+//! whole process (D1). If its files have changed, the dataset is loaded again; holders of the older
+//! copy keep it.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,7 +24,7 @@ pub struct CacheKey {
     pub skip_bad: bool,
     /// Rows and columns to which images are scaled.
     pub resize: Option<u32>,
-    /// Whether decoded images on disk are left alone.
+    /// Whether decoded images on disk are neither read nor written.
     pub no_cache: bool,
     /// The split.
     pub split: Split,
@@ -32,7 +32,7 @@ pub struct CacheKey {
     pub residency: Residency,
 }
 
-/// A dataset, or one that the holder of the lock is loading.
+/// A dataset, or `None` while the holder of the lock loads it.
 type Loading = Arc<Mutex<Option<Arc<Dataset>>>>;
 
 struct Entry {
@@ -55,7 +55,8 @@ struct Cache {
 
 static CACHE: Mutex<Cache> = Mutex::new(Cache { entries: vec![], files: vec![] });
 
-/// Locks `mutex`. A panic elsewhere leaves no partial entry, since entries are pushed whole.
+/// Locks `mutex`. A panic of another holder leaves no partial entry, because entries are pushed
+/// whole.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -137,7 +138,7 @@ pub fn files(spec: &DatasetSpec) -> Result<Arc<DatasetFiles>> {
         Some(files) => forget(&files),
         None => {}
     }
-    // Outside of the lock, so that other datasets do not wait for these files.
+    // Opened outside of the lock, so that other datasets do not wait for these files.
     let opened = DatasetFiles::open(&spec)?;
     let mut cache = lock(&CACHE);
     if let Some(files) = find(&cache) {

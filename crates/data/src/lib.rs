@@ -24,10 +24,10 @@
 //! # }
 //! ```
 //!
-//! # Modules, from the ones that everything uses on
-//! - `error`, [`notes`], [`path_text`]: errors, notes on unusual files, paths as text;
+//! # Modules, in order of dependency
+//! - `error`, [`notes`], [`path_text`]: errors, notes for the user, paths as text;
 //! - `source`: files of each kind of dataset, checked and decoded;
-//! - `normalization`, `augment`: what the gather does to a pixel and to an image;
+//! - `normalization`, `augment`: transformations of a pixel and of an image in the gather;
 //! - `dataset`, [`cache`], `spool`: the copy on a device, shared by the process, or streamed;
 //! - [`order`]: the order of samples;
 //! - `gather`: batches;

@@ -1,4 +1,4 @@
-//! Paths in JSON. JSON is Unicode, and a path need not be.
+//! Paths in JSON. JSON is Unicode; a path need not be.
 //!
 //! A struct with a path serialises it with [`serialize`], and has the field `path_is_lossy`, which
 //! is in the JSON only where it is true.
@@ -15,7 +15,7 @@ pub fn serialize<S: Serializer>(path: impl AsRef<Path>, to: S) -> Result<S::Ok, 
     to.collect_str(&path.as_ref().display())
 }
 
-/// Serialises a path as [`serialize`] does, and none as null.
+/// Serialises a path as [`serialize`] does, and `None` as null.
 ///
 /// # Errors
 /// The serializer refuses text.

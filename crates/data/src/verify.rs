@@ -40,17 +40,16 @@ pub struct SplitReport {
 /// One damaged file or label.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Damage {
-    /// The error that reading it gives: file, offset, expected, got, what to do.
+    /// The error of reading it: file, offset, expected, got, remedy.
     pub error: String,
 }
 
 /// Decodes every image of every split without storing any. Waits for no device; `spec.skip_bad` has
 /// no effect.
 ///
-/// # Errors
 /// The errors of [`DatasetFiles::open`]: damage to images is in the report, but missing files and
-/// damaged headers leave nothing to report on. [`Error::Io`] where the system refuses to read a
-/// file that is not one of many images; [`Error::Changed`].
+/// damaged headers are errors. [`Error::Io`] if the system refuses to read a file that is not one
+/// of many images; [`Error::Changed`].
 pub fn verify(spec: &DatasetSpec) -> Result<VerifyReport> {
     let files = DatasetFiles::open(&DatasetSpec { no_cache: true, ..spec.clone() })?;
     let layout = files.layout().clone();
@@ -58,7 +57,7 @@ pub fn verify(spec: &DatasetSpec) -> Result<VerifyReport> {
     for split in Split::ALL.into_iter().filter(|split| files.has(*split)) {
         let mut damaged = vec![];
         let mut per_class = vec![0; layout.classes.len()];
-        // Any error of one file among many, such as one that is missing or may not be read.
+        // Any error of one file among many, such as a missing or forbidden file.
         let mut note = |error: Error| {
             damaged.push(Damage { error: error.to_string() });
             Ok(())

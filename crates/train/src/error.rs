@@ -106,9 +106,9 @@ pub enum Error {
         input: String,
         /// The input that the run began with.
         began: String,
-        /// The input of today.
+        /// The current input.
         now: String,
-        /// Description of what can be done.
+        /// The remedy.
         remedy: String,
     },
     /// A folder cannot be resumed.
@@ -119,7 +119,7 @@ pub enum Error {
         /// Description of the problem.
         problem: String,
     },
-    /// A folder that is to be read is not that of a run.
+    /// The folder to read is not a run folder.
     #[error("{} is not the folder of a run: {problem}", path.display())]
     NotARun {
         /// Path of the folder.
@@ -135,7 +135,7 @@ pub enum Error {
         /// Description of the problem.
         problem: String,
     },
-    /// A call of a session does not fit: its point, its actions, or its env.
+    /// A session call at the wrong point, with unusable actions, or for an unknown env.
     #[error("{problem}")]
     Session {
         /// Expected and actual use.
@@ -255,7 +255,7 @@ impl Error {
             Self::Blueprints { .. } => 2,
             Self::Resume { .. } | Self::OtherSettings { .. } | Self::NotARun { .. } => 2,
             Self::Session { .. } | Self::OtherInput { .. } => 2,
-            // Files that are not there, or are sound and do not fit.
+            // Missing files, or sound files that do not fit the request.
             Self::Weights { .. } => 2,
             Self::Nn(meristem_nn::Error::Io { action: "read", source, .. })
                 if source.kind() == io::ErrorKind::NotFound =>
@@ -263,7 +263,7 @@ impl Error {
                 2
             }
             Self::OfRank { exit_code, .. } => *exit_code,
-            // A property of this build: another flag or another build helps.
+            // Not in this build: another flag or another build is needed.
             Self::Ranks(meristem_comm::Error::Unavailable { .. }) => 2,
             // Environment variables that do not fit.
             Self::Ranks(meristem_comm::Error::BadArgument {

@@ -1,8 +1,7 @@
-//! Parts of a run that a program using this library supplies: blueprints, and a controller.
+//! Blueprints and controllers that a program passes to a run.
 //!
-//! A run asks such a controller as it asks any other, and a controller needs no more than the trait
-//! [`Controller`]. One that implements [`External`] besides is shown the envs at two points of each
-//! step, where it may also wait: before the step, and before the decision.
+//! A controller needs only the trait [`Controller`]. With [`External`] it also receives the envs at
+//! two points of each step, and may wait there: before the step, and before the decision.
 
 use meristem_control::{Controller, EnvView, Op, SlotHistory};
 use meristem_grow::{BlueprintSet, GateInputs, Host};
@@ -21,9 +20,9 @@ pub struct Custom {
 
 /// A controller that is code of the program.
 pub enum OwnController {
-    /// One that only decides.
+    /// A controller that only decides.
     Deciding(Box<dyn Controller>),
-    /// One that also looks at the envs before each step and before each decision.
+    /// A controller that also receives the envs before each step and before each decision.
     Looking(Box<dyn External>),
 }
 
@@ -50,14 +49,14 @@ impl From<Box<dyn External>> for Custom {
 pub enum Continuation {
     /// Run the step.
     Step,
-    /// Write a checkpoint, and ask again.
+    /// Write a checkpoint, then call [`External::before_step`] again.
     Checkpoint,
     /// End the run here, with weights, summary and checkpoint.
     Stop,
 }
 
-/// A controller of the program that looks at the envs of a run. A run over several processes has
-/// one in each, and all must answer alike.
+/// A controller of the program that receives the envs of a run. Each process of a run has one, and
+/// all must return the same values.
 pub trait External: Controller {
     /// Called before every step. The envs are as the last step left them, or fresh.
     ///

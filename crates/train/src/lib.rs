@@ -1,13 +1,13 @@
 //! Training: from a configuration to a run folder with events, weights and a summary.
 //!
-//! Modules, from the ones that everything uses to the ones that use everything. No module imports
-//! one below it in this list; `cargo xtask tidy` checks that.
+//! Modules in order of dependency: no module imports one below it in this list; `cargo xtask tidy`
+//! checks that.
 //!
 //! | module | contents |
 //! |---|---|
 //! | `error` | the errors of this crate, their remedies and exit codes |
 //! | [`config`] | the table of settings; how preset, file and flags combine |
-//! | [`external`] | blueprints and controllers that a program brings |
+//! | [`external`] | blueprints and controllers that a program passes to a run |
 //! | `record` | files of a run: [`events`], [`summary`], [`trace`], [`run_folder`]; [`reading`] |
 //! | `processes` | the processes of a run and their collectives |
 //! | `setup` | hosts, weights and controllers from their settings; checks before training |
@@ -16,7 +16,7 @@
 //! | `checkpoint` | the state that the next step depends on, in one file |
 //! | `step` | one step: train, measure, judge, decide, grow |
 //! | `run` | a run: prepare, episodes of steps, resume, close |
-//! | [`session`] | a run that the program steps, with actions of its own |
+//! | [`session`] | a run whose steps and actions the program controls |
 //! | [`study`] | comparison of controllers on the same hosts, with [`statistics`] |
 //! | `verify` | files of runs against their checksums |
 //! | [`eval`] | evaluation of a weights file without a run |
@@ -81,7 +81,7 @@ pub mod fuzz {
         let _ = Checkpoint::from_bytes("checkpoint".as_ref(), bytes);
     }
 
-    /// Reads a file of blueprints, and builds those that pass the checks in slots of some widths.
+    /// Reads a file of blueprints, and builds the valid ones in slots of some widths.
     pub fn blueprints(bytes: &[u8]) {
         for path in ["own.toml", "own.json"].map(Path::new) {
             let parsed = blueprints::parse(path, bytes);

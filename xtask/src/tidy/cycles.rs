@@ -1,9 +1,8 @@
 //! No two modules of a crate import each other, directly or in a circle.
 //!
-//! In every folder the modules beside each other are looked at: a path in one (or below it) that
-//! leads into another is an arrow between the two, and the arrows must form no circle. Paths are
-//! followed through re-exports. A module and the folder that it is in may name each other, and
-//! tests may name anything.
+//! A path in a module (or below it) that leads into another module of the same folder is an arrow
+//! between the two, and the arrows must form no circle. Paths are followed through re-exports. A
+//! module and the folder that it is in may name each other, and tests may name anything.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::error::Error;

@@ -1,8 +1,7 @@
 //! The rooms of a crate use only the rooms that they are built on.
 //!
-//! No two modules import each other (`cycles`), but which way an arrow goes is left open there.
-//! Where it matters a table says it: the engine of `device` does not know its observers, and they
-//! know only the hooks.
+//! `cycles` forbids circular imports, but allows either direction. Here a table fixes the direction
+//! for `device`: its engine does not import the observers, and the observers import only the hooks.
 
 use std::error::Error;
 

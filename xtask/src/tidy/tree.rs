@@ -18,7 +18,7 @@ pub(crate) struct File {
     pub(crate) text: String,
 }
 
-/// The files of the repository that rules are about.
+/// The files of the repository that the rules check.
 pub(crate) struct Tree {
     /// In path order.
     pub(crate) files: Vec<File>,

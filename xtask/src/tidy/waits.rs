@@ -9,7 +9,7 @@ use syn::visit::{self, Visit};
 use super::Finding;
 use super::tree::{File, Tree, WAITS as TABLE};
 
-/// Crates whose code asks a device for something; the device's own waits are its subject.
+/// Crates that call the device. Waits inside `device` are not counted.
 const CRATES: [&str; 7] = ["comm", "data", "nn", "grow", "control", "train", "meristem"];
 
 /// Functions that wait for a device. `to_vec` is one where its result can fail: a slice's cannot.

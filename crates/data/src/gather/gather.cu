@@ -39,7 +39,7 @@ __device__ Words philox(u32 k0, u32 k1, u32 c0, u32 c1, u32 c2, u32 c3) {
     return Words{{c0, c1, c2, c3}};
 }
 
-// The augmentation of one image, as `Draw` in augment.rs.
+// The augmentation of one image, as `AugmentDraw` in augment.rs.
 struct Draw {
     int top, left, flip;
     int cut_top, cut_bottom, cut_left, cut_right;

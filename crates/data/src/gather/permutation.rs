@@ -26,9 +26,9 @@ impl AsRef<[u8]> for Indices {
     }
 }
 
-/// The permutations that the envs of one device get their samples from, one after another. There
-/// are two sets, used in turn, so that an env that begins an epoch does not wait for one that is
-/// still finishing the last.
+/// The permutations from which the envs of one device take their samples, in one tensor. There are
+/// two sets, used in turn, so that an env that begins an epoch does not wait for an env that is
+/// still finishing the previous epoch.
 pub(super) struct Permutations {
     stream: Stream,
     /// Their numbers in the order.

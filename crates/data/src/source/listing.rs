@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 
-/// Endings of names that are image files whatever they contain.
+/// Endings of names that count as image files for any contents.
 const ENDINGS: [&str; 3] = ["png", "jpg", "jpeg"];
 /// First bytes of PNG and JPEG files.
 const MAGICS: [&[u8]; 2] = [b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"];
@@ -30,7 +30,7 @@ pub(crate) struct Listing {
     pub(crate) test: Option<Vec<ImageFile>>,
     /// Files that are left out because they are no images.
     pub(crate) stray: Vec<PathBuf>,
-    /// Folders beside the folders of the splits, which are not read.
+    /// Folders next to the folders of the splits, which are not read.
     pub(crate) beside: Vec<PathBuf>,
 }
 
@@ -50,7 +50,7 @@ pub(crate) fn is_image(path: &Path) -> Result<bool> {
     Ok(MAGICS.iter().any(|magic| start.starts_with(magic)))
 }
 
-/// The names in a folder, sorted by their bytes, without those that begin with a dot.
+/// The names in a folder, sorted by their bytes; names that begin with a dot are left out.
 pub(crate) fn names_in(folder: &Path) -> Result<Vec<OsString>> {
     let name = |entry: std::io::Result<fs::DirEntry>| entry.map(|entry| entry.file_name());
     let mut names = fs::read_dir(folder)

@@ -1,22 +1,22 @@
 //! Removal of metadata from PNG and JPEG files before they are decoded.
 //!
-//! Colour profiles, texts and camera data say nothing about the pixels that are wanted. Decoders
-//! unpack, copy and sort them all the same, without a limit that follows from the size of the
-//! image, so they are not handed over.
+//! Colour profiles, texts and camera data do not affect the requested pixels. Decoders unpack, copy
+//! and sort them without a limit that follows from the size of the image, so they are removed
+//! before decoding.
 
 use std::borrow::Cow;
 use std::ops::Range;
 
 const PNG_MAGIC: &[u8] = b"\x89PNG\r\n\x1a\n";
-/// Chunks of a PNG file without a bound of their length that hold no pixels.
+/// Chunks of a PNG file with unbounded length that hold no pixels.
 const PNG_METADATA: [&[u8]; 5] = [b"iCCP", b"eXIf", b"tEXt", b"zTXt", b"iTXt"];
 /// First bytes of a JPEG file.
 pub(super) const JPEG_MAGIC: [u8; 2] = [0xff, 0xd8];
-/// Marker of the first scan of a JPEG file: what follows is compressed pixels.
+/// Marker of the first scan of a JPEG file, after which the compressed pixels begin.
 const JPEG_SCAN: u8 = 0xda;
 
 /// The file without metadata. A file of another format, or the rest after a break of the format,
-/// stays as it is for the decoder to judge.
+/// stays unchanged for the decoder to judge.
 pub(super) fn without_metadata(bytes: &[u8]) -> Cow<'_, [u8]> {
     let metadata = match () {
         () if bytes.starts_with(PNG_MAGIC) => in_png(bytes),
@@ -53,8 +53,8 @@ fn in_png(bytes: &[u8]) -> Vec<Range<usize>> {
     found
 }
 
-/// Places of metadata in front of the first scan of a JPEG file: the segments of applications, but
-/// for JFIF and Adobe, which tell how colours are stored, and comments.
+/// Places of metadata before the first scan of a JPEG file: comments and application segments,
+/// except JFIF and Adobe, which define the storage of colours.
 fn in_jpeg(bytes: &[u8]) -> Vec<Range<usize>> {
     let mut found = vec![];
     let mut at = JPEG_MAGIC.len();

@@ -2,11 +2,10 @@
 //!
 //! Tensors are named `env.N.weights.NAME`, `env.N.optimiser.NAME`, `env.N.snapshot.NAME`,
 //! `env.N.exchange.RANK.NAME`, `env.N.twin.weights.NAME`, `env.N.twin.optimiser.NAME` and
-//! `controller.NAME`. Two tensors of bytes, `progress` and
-//! `controller_memory`, hold CBOR, which keeps every bit of a float. The metadata has `format`
-//! (`meristem checkpoint`), `version`, and the checksum of every weights file, `crc32`: a truncated
-//! or changed file is refused as a whole. Earlier builds wrote `checksum`, the CRC-32 of all names
-//! and bytes of tensors.
+//! `controller.NAME`. Two tensors of bytes, `progress` and `controller_memory`, hold CBOR, which
+//! keeps every bit of a float. The metadata has `format` (`meristem checkpoint`), `version` and
+//! `crc32`, a checksum like that of weights files: a truncated or changed file is refused as a
+//! whole. Earlier builds wrote `checksum` instead, the CRC-32 of all names and bytes of tensors.
 
 use std::path::Path;
 
@@ -46,7 +45,8 @@ pub(super) fn to_bytes(path: &Path, checkpoint: &Checkpoint) -> Result<Vec<u8>> 
         put(format!("env.{env}.twin.optimiser."), &tensors.twin.optimiser);
     }
     put("controller.".into(), &controller.tensors);
-    // As a value first, so that a map has its number of entries in front, also a flattened one.
+    // Converted to a value first: CBOR then begins every map with its length, a flattened one
+    // included.
     let progress = Value::serialized(progress).map_err(|error| unusable(path, error))?;
     let mut bytes = vec![];
     ciborium::into_writer(&progress, &mut bytes).map_err(|error| unusable(path, error))?;
@@ -130,7 +130,7 @@ fn check(path: &Path, all: &StateDict, metadata: &Metadata) -> Result<()> {
     }
     let is_whole = match metadata.get("checksum") {
         Some(of_earlier_build) => cfg!(fuzzing) || *of_earlier_build == checksum(all),
-        // The reader has compared it.
+        // The safetensors reader has verified `crc32`.
         None => metadata.contains_key(safetensors::CHECKSUM),
     };
     if !is_whole {

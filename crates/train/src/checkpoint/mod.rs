@@ -60,8 +60,8 @@ impl Checkpoint {
         file::from_bytes(path, bytes)
     }
 
-    /// Devices, precision and rounding at its position. A checkpoint from before they were recorded
-    /// has those with which the run began, and the rounding of then.
+    /// Devices, precision and rounding at the checkpoint's position. Older checkpoints lack them:
+    /// they have the devices and precision of `began`, and rounding 0.
     pub(crate) fn last_stretch(&mut self, began: &TrainConfig) -> Stretch {
         let computed = &mut self.progress.computed;
         if computed.is_empty() {

@@ -1,5 +1,5 @@
-//! Assembles the checkpoints of a run, from the parts that stay the same in an episode, the parts
-//! that change and the parts of other processes, and writes them.
+//! Assembly and writing of a run's checkpoints. A checkpoint has parts that are constant during an
+//! episode, parts that change with every step, and the parts of other processes.
 
 use meristem_control::ControllerState;
 
@@ -40,7 +40,7 @@ pub(crate) struct Current {
 
 impl Checkpoints {
     /// Writes a checkpoint from which the run resumes at step `next`; every rank contributes a
-    /// part. Earlier events are on the disk first.
+    /// part. Earlier events are written to the disk first.
     ///
     /// # Errors
     /// A write failed, or a rank is gone.

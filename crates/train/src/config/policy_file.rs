@@ -45,7 +45,7 @@ impl PolicyFile {
             Some(PolicyStart::File(path)) => Self::read(&path)?,
             None => {
                 let shipped = Self::shipped()?;
-                // Others may have the standard names.
+                // Other blueprints may have the standard names.
                 let known = *blueprints == BlueprintSet::standard();
                 let usual = known && config.policy_hidden.is_none();
                 let fits = usual && shipped.fits(slots, blueprints)?;
@@ -67,8 +67,8 @@ impl PolicyFile {
         Self::of_parts(path, loaded.map_err(|error| unfit(path, error.without_path()))?)
     }
 
-    /// The policy that comes with the program; `crates/train/policies/README.md` says how it was
-    /// trained.
+    /// The policy that comes with the program; its training is described in
+    /// `crates/train/policies/README.md`.
     fn shipped() -> Result<Self> {
         let (path, bytes) =
             (Path::new("shipped"), include_bytes!("../../policies/shipped.safetensors"));

@@ -70,8 +70,8 @@ pub fn check_precision(
     }
 }
 
-/// Checks that the envs, or the samples of a batch, divide evenly among the ranks. If the number of
-/// ranks is open, this is checked again once the processes have met.
+/// Checks that the envs, or the samples of a batch, divide evenly among the ranks. An unset number
+/// of ranks is checked after the processes have joined.
 fn check_ranks(config: &TrainConfig) -> Result<()> {
     if config.comm.is_processes() && config.ranks.is_none() {
         return Ok(());

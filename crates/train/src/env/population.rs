@@ -14,8 +14,8 @@ const TWIN_CONFIGURATIONS: usize = 2;
 /// The envs of a process, and their bare twins, which train on the same batches.
 pub(crate) struct Population {
     pub(crate) envs: Vec<Env>,
-    /// For each env its twin, or none for all: the host that the env began the episode with, with
-    /// the same initial weights. No controller and no governor acts on it.
+    /// The twin of each env, or no twins: the host with which the env began the episode, with the
+    /// same initial weights. Neither a controller nor the governor acts on it.
     pub(crate) twins: Vec<TrainedHost>,
 }
 

@@ -77,8 +77,7 @@ impl TrainedHost {
             self.network.set_graph(setup.graph(&self.host, self.rate)?)?;
             self.key = key;
             self.parameters = self.host.parameters()?;
-            // Blocks of the smaller network are too small for the larger one; kept, they would add
-            // up.
+            // Memory blocks of the smaller network do not fit the larger one, and would accumulate.
             self.network.stream().device().trim();
         }
         Ok(())

@@ -32,7 +32,7 @@ pub struct TraceSummary {
 }
 
 impl RunTrace {
-    /// Opens the trace, if one was requested. The file is valid whatever happens later.
+    /// Opens the trace, if one was requested. The file is valid after any later failure.
     ///
     /// # Errors
     /// As [`check_output`].

@@ -68,7 +68,7 @@ pub(crate) struct Resources {
     pub(crate) train_batches: Vec<Vec<usize>>,
     /// Distinct batches of the control split, by the sizes of the envs' parts.
     pub(crate) control_batches: Vec<Vec<usize>>,
-    /// Least and most images that an env of the run is trained on in a step.
+    /// Minimum and maximum number of training images of an env in a step.
     pub(crate) images_per_step: [usize; 2],
     /// Samples in the training split, without the control split.
     pub(crate) train_samples: usize,
@@ -158,7 +158,7 @@ fn training_gather(setup: &Setup, devices: &OpenDevices) -> GatherConfig {
     }
 }
 
-/// Least and most images of an env in a step, where each env has `parts` parts of a batch.
+/// Minimum and maximum number of images of an env in a step, for `parts` parts per batch and env.
 fn images_per_step(order: &EpochOrder, parts: usize) -> [usize; 2] {
     let samples: Vec<usize> = (0..order.envs()).map(|env| order.samples_of(env)).collect();
     let of_envs = samples.chunks(parts).map(|parts| parts.iter().sum());

@@ -21,7 +21,7 @@ pub(crate) struct Serving {
 }
 
 /// A split that every env sees whole, in order. It is gathered once for each device, into memory
-/// that all envs read. In the training gather, each env has samples and memory apart from others.
+/// that all envs read. In the training gather each env has separate samples and memory.
 pub(crate) struct Served {
     /// Gathers of the devices with envs, each on a separate stream.
     gathers: Vec<GatherBatches>,

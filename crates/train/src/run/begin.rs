@@ -48,7 +48,7 @@ pub(crate) struct Begun {
     pub(crate) next: StepPosition,
     /// The envs of this process in the middle of a round; empty at the start of a round.
     pub(crate) envs: Vec<SavedEnv>,
-    /// The extension with which it goes on.
+    /// The extension of the run, if it is extended.
     pub(crate) extended: Option<Extension>,
 }
 
@@ -57,6 +57,6 @@ pub(crate) struct Resumed {
     pub(crate) next: StepPosition,
     pub(crate) envs: Vec<SavedEnv>,
     pub(crate) events: EventsPosition,
-    /// The extension with which the run goes on, unless its events have it.
+    /// The extension of the run, unless the events have it.
     pub(crate) extended: Option<Extension>,
 }

@@ -1,8 +1,8 @@
 //! Extension of a run: more steps or rounds than it was planned with.
 //!
-//! A run goes on from a checkpoint, before which nothing has depended on the planned length, or
-//! else the extension is refused or reported. The last step of an episode is never before a
-//! checkpoint of that episode.
+//! A run continues from a checkpoint. If anything before the checkpoint depended on the planned
+//! length, the extension is refused or reported. No checkpoint of an episode follows the episode's
+//! last step.
 
 use crate::config::TrainConfig;
 use crate::config::types::{ControllerKind, LrSchedule};

@@ -38,8 +38,7 @@ pub(super) fn write_weights(
 }
 
 /// Writes the weights of a failed run's newest checkpoint, unless one of the `rounds` completed
-/// rounds wrote later ones. Only logs if that fails, because the run's own failure is the one to
-/// report.
+/// rounds wrote later ones. A failure is only logged, because the run's own failure is reported.
 pub(super) fn write_newest(interface: &Interface, folder: &RunFolder, rounds: usize) {
     if let Err(error) = try_write_newest(interface, folder, rounds) {
         let path = folder.path().display();

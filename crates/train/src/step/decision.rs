@@ -7,8 +7,8 @@ use crate::error::Result;
 use crate::step::context::StepContext;
 use crate::step::{growth, permitted, visit};
 
-/// Asks the controller about all envs at once, executes its actions and rewards them. Returns the
-/// actions in words.
+/// Calls the controller with all envs at once, executes its actions and computes their rewards.
+/// Returns the actions in words.
 ///
 /// # Errors
 /// The controller's error, an illegal action.

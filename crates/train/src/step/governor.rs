@@ -20,8 +20,8 @@
 //! **Snapshots** are kept on the env's device. One is taken at the beginning of an episode, then at
 //! fixed intervals and whenever a module is fossilized, so that it always has the env's fossilized
 //! modules. In a step that failed or whose loss was a spike, only fossilizing a module takes one.
-//! Too many failures without a snapshot in between end the run, because going back does not help,
-//! and so does an episode of nothing but failures. The other envs end with it, because a policy
+//! Too many failures without a snapshot in between end the run, because rolling back does not help,
+//! and so does an episode in which every step fails. The other envs end with it, because a policy
 //! learns from all envs or from none.
 
 use meristem_control::{Failure, GovernorConfig};

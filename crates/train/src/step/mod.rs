@@ -6,8 +6,8 @@
 //! - `measure` evaluates the control split in every configuration, and reads the metrics of all
 //!   networks back at once;
 //! - `governor` rolls failed envs back;
-//! - `decision` asks the controller and executes its actions. Before that, `visit` lets an external
-//!   controller look at the envs.
+//! - `decision` calls the controller and executes its actions. Before that, `visit` calls an
+//!   external controller with the envs.
 //!
 //! At the end `events` records the results, and `governor` takes the snapshots that are due.
 //!

@@ -1,4 +1,4 @@
-//! Visits of an external controller to the envs.
+//! Calls of an external controller with the envs.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use crate::position::StepPosition;
 use crate::setup::{Setup, weights};
 use crate::step::context::StepContext;
 
-/// Asks an external controller, if there is one, how the run goes on.
+/// Calls an external controller, if there is one, before a step. Returns how the run continues.
 ///
 /// # Errors
 /// The controller's error.
@@ -22,7 +22,7 @@ pub(crate) fn before_step(context: &mut StepContext<'_, '_>) -> Result<Continuat
     external.map_or(Ok(Continuation::Step), |external| external.before_step(&mut envs))
 }
 
-/// Shows the envs to an external controller, if there is one, before their decision.
+/// Calls an external controller, if there is one, before the decision.
 ///
 /// # Errors
 /// The controller's error.
@@ -33,7 +33,7 @@ pub(super) fn before_decision(context: &mut StepContext<'_, '_>) -> Result<()> {
     external.map_or(Ok(()), |external| external.before_decision(&mut envs))
 }
 
-/// The envs of this process during a visit.
+/// The envs of this process, for an external controller.
 struct Visited<'a> {
     setup: &'a Setup,
     population: &'a mut Population,

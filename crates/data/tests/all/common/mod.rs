@@ -12,13 +12,13 @@ use meristem_data::{
 use meristem_device::random::{Purpose, Rng};
 use meristem_device::{Device, DeviceId, DeviceOptions, Stream, read_back};
 
-/// A device with this many workers.
+/// A device with `threads` workers.
 pub(crate) fn cpu(threads: usize) -> Device {
     let options = DeviceOptions { threads, ..DeviceOptions::default() };
     Device::open(DeviceId::Cpu(0), &options).unwrap()
 }
 
-/// A dataset of pixels that are a function of their place.
+/// A dataset whose pixels are a function of their position.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Toy {
     pub(crate) len: usize,
@@ -116,7 +116,7 @@ pub(crate) fn read_split(spec: &DatasetSpec, split: Split) -> (Vec<u8>, Vec<u32>
     (images, labels)
 }
 
-/// The documentation of `augment` and `Normalization`, pixel by pixel. NHWC.
+/// The documented augmentation and normalisation, pixel by pixel. NHWC.
 pub(crate) fn slow_image(
     toy: &Toy,
     normalization: &Normalization,

@@ -31,8 +31,8 @@ pub enum ControllerKind {
     Fixed(PathBuf),
     /// No controller: hosts are trained and do not grow.
     None,
-    /// A controller of the program that uses this library, which gives it to
-    /// [`run_with`](crate::run_with). The command line has none.
+    /// A controller that a program passes to [`run_with`](crate::run_with). The command line does
+    /// not accept it.
     External,
 }
 

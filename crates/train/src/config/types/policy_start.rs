@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::text::{BadValue, serde_as_text};
 use crate::config::value::value_as_text;
 
-/// Text form of the policy that comes with the program, wherever a policy is named.
+/// Text form of the policy that comes with the program, in every setting that names a policy.
 const SHIPPED: &str = "shipped";
 
 const KIND: &str = "shipped, none, or the path of a policy file";

@@ -1,10 +1,10 @@
 //! Curves of bounded length.
 
-/// Points of a full curve, which then merges them in pairs.
+/// Number of points at which a curve merges them in pairs.
 pub(super) const POINTS_MAX: usize = 1024;
 
-/// A curve of at most 1,024 points, fewer for each of many envs. A longer one has the means of two,
-/// four, … neighbouring values as its points.
+/// A curve of at most 1,024 points, fewer if many envs share the memory. A longer series is stored
+/// as the means of 2, 4, … neighbouring values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Curve {
     points: Vec<[f64; 2]>,
@@ -12,7 +12,7 @@ pub struct Curve {
     points_max: usize,
     /// Values per point.
     merged: usize,
-    /// Sum and number of the values after the last point, and the place of the last of them.
+    /// Sum and number of the values after the last point, and the x of the newest value.
     pending: (f64, usize, f64),
 }
 
@@ -38,7 +38,7 @@ impl Curve {
         self.merge();
     }
 
-    /// Lowers the number of points to less than `points_max`, a power of two from 2 on.
+    /// Limits the curve to fewer than `points_max` points, a power of two of at least 2.
     pub(super) fn limit(&mut self, points_max: usize) {
         self.points_max = points_max;
         self.merge();
@@ -61,7 +61,7 @@ impl Curve {
         }
     }
 
-    /// The point of the values that do not fill one yet.
+    /// The mean of the pending values, as a point.
     fn last_part(&self) -> Option<[f64; 2]> {
         let (sum, count, x) = self.pending;
         (count > 0).then(|| [x, sum / count as f64])
@@ -72,7 +72,7 @@ impl Curve {
         self.points.iter().copied().chain(self.last_part()).collect()
     }
 
-    /// Number of points, without one for values that do not fill one yet.
+    /// Number of points, without the pending values.
     pub(super) fn points_kept(&self) -> usize {
         self.points.len()
     }

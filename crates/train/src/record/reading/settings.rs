@@ -38,8 +38,8 @@ impl Settings {
         self.0.get(key).map(plain)
     }
 
-    /// Keys whose values are not the same in all runs, with the values in order of the runs. A
-    /// setting that is newer than a run has its value from before there.
+    /// Keys whose values differ between runs, with the value in each run. A setting newer than a
+    /// run has its value from before there.
     pub fn differences(runs: &[&Self]) -> Vec<(String, Vec<Option<String>>)> {
         let before = values_from_before();
         let keys: BTreeSet<&String> = runs.iter().flat_map(|run| run.0.keys()).collect();

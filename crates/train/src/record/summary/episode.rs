@@ -52,16 +52,16 @@ pub struct EnvSummary {
     pub weights: PathBuf,
 }
 
-/// Results of an env's twin at the end of an episode: of the same host without growth, trained on
-/// the same batches.
+/// Results of the twin of an env at the end of an episode. The twin is the same host without
+/// growth, trained on the same batches.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TwinSummary {
-    /// Control loss; null without a control split, as the accuracy. All four are null if the twin
-    /// diverged.
+    /// Control loss; loss and accuracy are null without a control split. All four are null if the
+    /// twin diverged.
     pub control_loss: Option<f64>,
     /// Control accuracy.
     pub control_accuracy: Option<f64>,
-    /// Test loss; null without a test split, as the accuracy.
+    /// Test loss; loss and accuracy are null without a test split.
     pub test_loss: Option<f64>,
     /// Test accuracy.
     pub test_accuracy: Option<f64>,

@@ -59,7 +59,7 @@ pub(crate) fn read_in(folder: &Directory) -> io::Result<Option<Summary>> {
     }
 }
 
-/// Steps of a run that were computed alike, up to the next stretch or the end.
+/// Consecutive steps of a run with the same devices, precision and rounding.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Stretch {
     /// Round of the first step.
@@ -122,7 +122,7 @@ pub struct Summary {
     pub seed: u64,
     /// Dataset of the run.
     pub dataset: DatasetSummary,
-    /// Files that settings name, and that hosts and controllers are made from; absent in older
+    /// Input files that settings name, from which hosts and controllers are built; absent in older
     /// summaries.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub input_files: Vec<InputFile>,
@@ -152,9 +152,9 @@ pub struct Summary {
     pub training_steps: u64,
     /// Images trained, over all envs, their twins and all rounds.
     pub images: u64,
-    /// Floating-point operations of training, over the same: three times those of an
-    /// evaluation for every image trained (forward, and backward with respect to activations and to
-    /// weights), once for every image with which running statistics are recomputed.
+    /// Floating-point operations of training, over all envs, their twins and all rounds. A trained
+    /// image counts as three evaluations (forward, and backward with respect to activations and to
+    /// weights), an image for running statistics as one.
     #[serde(default)]
     pub training_flops: u64,
     /// Images trained per second of [`Summary::step_seconds_total`].
@@ -212,10 +212,10 @@ pub struct DatasetSummary {
     /// Setting `normalize`; `data` in older summaries, which lack it.
     #[serde(default = "data")]
     pub normalize: String,
-    /// Mean that each channel was normalised with, with pixels in 0..1: with `normalize` data that
-    /// of the training images.
+    /// Normalisation mean of each channel, for pixels in 0..1; with `normalize` data, the mean of
+    /// the training images.
     pub mean: Vec<f32>,
-    /// Standard deviation of each channel, likewise.
+    /// Normalisation standard deviation of each channel, likewise.
     pub std: Vec<f32>,
     /// CRC-32 of images and labels, as stored on the device, of the training split and of the test
     /// split. Empty in older summaries.

@@ -253,7 +253,7 @@ fn step_name(rank: usize) -> String {
     format!("{rank}.step")
 }
 
-/// All results, or the first original error rather than one that reports another rank's failure.
+/// All results, or the first error that does not merely report another rank's failure.
 fn first_cause(all: Vec<Result<Epoch>>) -> Result<Vec<Epoch>> {
     let (fine, mut errors): (Vec<_>, Vec<_>) = all.into_iter().partition(Result::is_ok);
     errors.sort_by_key(|result| result.as_ref().is_err_and(Error::is_of_another_rank));
