@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         while let Some(parts) = batches.next()? {
             if count == 0 {
                 for part in &parts {
-                    // Reading a tensor waits for it; nothing else here does.
+                    // Reading a tensor waits for its gather; no other call here waits.
                     let labels = part.targets.to_vec::<u32>()?;
                     println!(
                         "epoch {epoch}, consumer {}: images {:?} with strides {:?}, labels {:?} …",

@@ -1,4 +1,4 @@
-//! A module of your own: a blueprint is one value.
+//! A custom module: a blueprint is one value.
 //!
 //!     cargo run --release -p meristem --example own_blueprint
 
@@ -7,7 +7,7 @@ use meristem::train::config::{ConfigLayer, TrainConfig};
 use meristem::train::settings::{ControllerKind, Preset};
 use meristem::train::{Event, Observer, run_with};
 
-/// Observer that prints growth.
+/// Observer that prints events of growth.
 struct Tell;
 
 impl Observer for Tell {

@@ -1,4 +1,4 @@
-//! A controller of your own: it sees each env after each step, and chooses an action for it.
+//! A custom controller: it receives each env after each step, and returns an action for it.
 //!
 //!     cargo run --release -p meristem --example own_controller
 
@@ -8,8 +8,8 @@ use meristem::train::config::{ConfigLayer, TrainConfig};
 use meristem::train::settings::{ControllerKind, Limit, Preset};
 use meristem::train::{Silent, run_with};
 
-/// Controller that plants the smallest module when the control accuracy did not rise, and keeps it
-/// if its gate lets it.
+/// Controller that plants the smallest module when the control accuracy did not rise, and keeps the
+/// module if its gate passes.
 struct Patient;
 
 impl Controller for Patient {
@@ -25,7 +25,7 @@ impl Controller for Patient {
 /// The action of one env.
 fn decide(env: &EnvView<'_>) -> Action {
     let slots = env.host.slots();
-    // A module that may go on goes on; its last stage is the permanent one.
+    // A module whose gate passes advances; the last stage is permanent.
     if let Some(slot) = (0..slots.len()).find(|slot| env.gate_passes(*slot)) {
         return match slots[slot].stage {
             Stage::Holding => Action::Fossilize { slot },

@@ -1,4 +1,4 @@
-//! A training loop of your own: the program steps a run, looks at it, and says when it is over.
+//! A custom training loop: the program steps a run, reads its state, and chooses when to end it.
 //!
 //!     cargo run --release -p meristem --example own_loop
 
@@ -23,14 +23,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut heuristic = Heuristic::new(HeuristicConfig::default());
 
     for step in 1..=config.steps {
-        // An epoch of training and the measurements; the function is called while they go on.
+        // Trains one epoch and measures; the closure is called repeatedly meanwhile.
         let envs = session.step(&mut || {})?;
         let accuracies: Vec<_> =
             envs.iter().filter_map(|env| env.figures.control_accuracy).collect();
         let worst = accuracies.iter().copied().fold(1.0, f64::min);
         println!("step {step}: control accuracy at least {:.1} %", 100.0 * worst);
 
-        // Any action is possible here; the heuristic of `meristem train` decides about them.
+        // Any action is possible here; this loop uses the heuristic of `meristem train`.
         let views: Vec<_> = envs.iter().map(|env| env.view()).collect();
         let actions = if worst < ENOUGH {
             heuristic.decide_all(&views)?
@@ -43,7 +43,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     }
 
-    // The run is a folder like that of any run: it can be watched, reported and resumed.
+    // The run has a run folder: it can be watched, reported and resumed.
     let summary = session.close()?;
     println!("{} steps; run folder: {}", summary.steps, summary.run_dir.display());
     Ok(())

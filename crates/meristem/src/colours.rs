@@ -1,5 +1,5 @@
-//! Colours of stages and states, the same in a terminal, in a picture and on a page: colours that
-//! everyone can distinguish (Okabe and Ito, 2008).
+//! Colours of stages and states on terminals, in pictures and on pages. The palette is safe for
+//! colour-blind readers (Okabe and Ito, 2008).
 
 use meristem::grow::Stage;
 #[cfg(feature = "serve")]
@@ -11,7 +11,7 @@ use ratatui::style::Color;
 pub(crate) struct Hue {
     /// Red, green and blue.
     pub(crate) rgb: [u8; 3],
-    /// The nearest of the 16 colours of a terminal, whose theme decides how they look.
+    /// The nearest of the 16 terminal colours, which depend on the terminal's theme.
     pub(crate) terminal: Color,
 }
 
@@ -29,7 +29,7 @@ const PALE_GREY: Hue = Hue { rgb: [170, 170, 170], terminal: Color::DarkGray };
 /// Colours of the series of a chart, reused for more series.
 pub(crate) const SERIES: [Hue; 7] = [BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY_BLUE, GREY];
 
-/// Colour of a stage; none for an empty slot.
+/// Colour of a stage; `None` for an empty slot.
 pub(crate) fn stage(stage: Stage) -> Option<Hue> {
     Some(match stage {
         Stage::Dormant => return None,
@@ -44,7 +44,7 @@ pub(crate) fn stage(stage: Stage) -> Option<Hue> {
     })
 }
 
-/// Variables of a style sheet with the colours of the states, such as `--failed`.
+/// CSS variables with the colours of the states, such as `--failed`.
 #[cfg(feature = "serve")]
 pub(crate) fn css_variables() -> String {
     let states = [

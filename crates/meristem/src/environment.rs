@@ -1,4 +1,4 @@
-//! Environment variables of the program: their help, and checks of the ones that are set.
+//! Environment variables of the program: help, and checks of their values.
 
 use std::io::IsTerminal;
 
@@ -8,7 +8,7 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 
 use crate::failure::Failure;
 
-/// Prefix of our variables.
+/// Prefix of Meristem's variables.
 const PREFIX: &str = "MERISTEM_";
 
 const LOG: &str = "MERISTEM_LOG";
@@ -17,10 +17,10 @@ const LOG: &str = "MERISTEM_LOG";
 const KNOWN: [&str; 5] =
     ["MERISTEM_CACHE", "MERISTEM_ISA", "MERISTEM_LAUNCH_BLOCKING", LOG, "MERISTEM_SANITIZE"];
 
-/// Prefix of the variables of the stand-in for the CUDA driver, which reads them itself.
+/// Prefix of the variables of the stand-in for the CUDA driver, which this program does not read.
 const OF_STANDIN: &str = "MERISTEM_STANDIN_";
 
-/// Help on these variables.
+/// Help on the variables.
 pub(crate) const HELP: &str = "\
 Environment:
   MERISTEM_LOG              Log to stderr: a level such as debug, or target=level;
@@ -33,18 +33,18 @@ Environment:
   MERISTEM_SANITIZE         1: every launch is checked for races and use after free
   NO_COLOR                  Not empty: `meristem watch` uses no colours";
 
-/// Whether the terminal may be coloured: unless `NO_COLOR` is set (<https://no-color.org>).
+/// Whether colours are permitted: `NO_COLOR` is not set (<https://no-color.org>).
 pub(crate) fn has_colours() -> bool {
     std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// Whether a stream is a terminal whose cursor moves, so that something can be drawn over: not with
-/// `TERM=dumb`, as in the shells of editors.
+/// Whether a stream is a terminal with cursor movement, so that lines can be overwritten.
+/// `TERM=dumb`, as in shells of editors, has none.
 pub(crate) fn is_drawable(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && !console::is_dumb()
 }
 
-/// Refuses a variable with our prefix that nothing reads.
+/// Returns an error for an unknown variable with Meristem's prefix.
 pub(crate) fn check_names() -> Result<(), Failure> {
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     let ours = names.filter(|n| n.starts_with(PREFIX) && !n.starts_with(OF_STANDIN));
@@ -58,20 +58,19 @@ pub(crate) fn check_names() -> Result<(), Failure> {
     Err(Failure::usage(message, "correct it or unset it"))
 }
 
-/// Whether a directive is a mistyped level or the filter of a span, which the filter would take for
-/// the target of another program.
+/// Whether a directive is a mistyped level or the filter of a span, which `Targets` would parse as
+/// a target of another program.
 fn is_nothing(directive: &str) -> bool {
     let word = directive.trim();
     let ours = word.contains('=') || word.starts_with("meristem");
     word.contains('[') || !ours && word.parse::<tracing_subscriber::filter::LevelFilter>().is_err()
 }
 
-/// Targets that `--comm-debug` logs.
+/// Log targets of `--comm-debug`.
 const EXCHANGES: [&str; 2] = ["meristem::comm", "meristem::placement::comm"];
 
-/// Restarts this process with the variables that make the transports' libraries log, unless they
-/// are set, because the libraries read them at the start of the process. Returns if there is
-/// nothing to set.
+/// Restarts this process with the variables that enable logging in the libraries of the transports,
+/// which read them at the start of the process. Returns if all of them are set.
 #[cfg(unix)]
 pub(crate) fn let_libraries_log() -> Result<(), Failure> {
     use std::os::unix::process::CommandExt;
@@ -89,7 +88,7 @@ pub(crate) fn let_libraries_log() -> Result<(), Failure> {
     })?;
     let mut command = std::process::Command::new(program);
     command.args(std::env::args_os().skip(1)).envs(missing);
-    // Returns only if it fails.
+    // `exec` returns only on failure.
     let error = command.exec();
     let message = format!("--comm-debug: cannot restart this program: {error}");
     Err(Failure::failed(
@@ -98,14 +97,14 @@ pub(crate) fn let_libraries_log() -> Result<(), Failure> {
     ))
 }
 
-/// Does nothing: the libraries are used on Unix only.
+/// Does nothing, because the libraries are used only on Unix.
 #[cfg(not(unix))]
 pub(crate) fn let_libraries_log() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The log filter: `MERISTEM_LOG`, or nothing; with `--comm-debug`, also the exchanges between
-/// ranks.
+/// The log filter from `MERISTEM_LOG`, by default off, with the targets of exchanges between ranks
+/// if `comm_debug`.
 pub(crate) fn log_filter(comm_debug: bool) -> Result<Targets, Failure> {
     let text = std::env::var_os(LOG).unwrap_or_default();
     let bad = |problem: String| {
@@ -125,7 +124,7 @@ pub(crate) fn log_filter(comm_debug: bool) -> Result<Targets, Failure> {
             ));
         }
         Some(directives) => {
-            // An empty directive would be one for errors alone.
+            // An empty directive would enable errors of all targets.
             let directives = directives.split(',').map(str::trim).filter(|d| !d.is_empty());
             let directives: Vec<&str> = directives.collect();
             directives.join(",").parse::<Targets>().map_err(|e| bad(e.to_string()))?

@@ -1,15 +1,15 @@
-//! Text from outside, as text that cannot steer a terminal or a shell.
+//! Escaping of untrusted text for terminals and shells.
 //!
-//! Names of classes, files, tensors and folders may hold any character. Everything that is printed
-//! for people goes through [`lines`]; a name within a line goes through [`printable`] first, so
-//! that it cannot end the line.
+//! Names of classes, files, tensors and folders may contain any character. All text for people is
+//! escaped by [`lines`]; a name within a line is escaped by [`printable`] first, so it cannot end
+//! the line.
 
 use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::path::Path;
 
-/// Whether a character steers a terminal, or reorders or breaks the text around it: the control
-/// characters of ASCII and Latin-1, marks of direction, separators of lines.
+/// Whether a character controls a terminal, or reorders or breaks text: the control characters of
+/// ASCII and Latin-1, bidirectional marks, line separators.
 fn steers(c: char) -> bool {
     let direction = ['\u{61c}', '\u{200e}', '\u{200f}'];
     c.is_control()
@@ -18,17 +18,17 @@ fn steers(c: char) -> bool {
         || ('\u{2066}'..='\u{2069}').contains(&c)
 }
 
-/// Text of one line, with characters that steer a terminal written as `\u{1b}`.
+/// Escapes control characters of one line, such as `\u{1b}`, including line ends.
 pub(crate) fn printable(text: &str) -> String {
     replaced(text, steers, |c| c.escape_unicode().to_string()).into_owned()
 }
 
-/// Text of several lines, with the same characters except line ends written as `\u{1b}`.
+/// Escapes control characters of several lines, except line ends.
 pub(crate) fn lines(text: &str) -> Cow<'_, str> {
     replaced(text, |c| steers(c) && c != '\n', |c| c.escape_unicode().to_string())
 }
 
-/// JSON, with the same characters written as JSON escapes: a parser reads the true text.
+/// Escapes control characters in JSON as JSON escapes, so parsers read the original text.
 pub(crate) fn json(text: &str) -> Cow<'_, str> {
     let escape = |c: char| {
         let mut units = [0; 2];
@@ -44,11 +44,11 @@ fn replaced(text: &str, which: impl Fn(char) -> bool, by: impl Fn(char) -> Strin
     text.chars().map(|c| if which(c) { by(c) } else { c.into() }).collect::<String>().into()
 }
 
-/// A path as a word of a command that is printed for a POSIX shell. A word with characters that
-/// steer a terminal, or bytes that are not text, has the form `$'…'`, which most shells read.
+/// Quotes a path for a printed command of a POSIX shell. A path with control characters or invalid
+/// UTF-8 is quoted as `$'…'`, which most shells support.
 pub(crate) fn quoted(path: &Path) -> String {
     let text = path.to_string_lossy();
-    // A leading dash would make it a flag.
+    // A leading dash would be parsed as a flag.
     let dot = if text.starts_with('-') { "./" } else { "" };
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=@%+,".contains(c);
     match path.to_str() {
@@ -58,12 +58,12 @@ pub(crate) fn quoted(path: &Path) -> String {
     }
 }
 
-/// The inside of `$'…'`.
+/// Contents of `$'…'`.
 fn by_bytes(word: &OsStr) -> String {
     let byte = |byte: &u8| match byte {
         b'\'' | b'\\' => format!("\\{}", char::from(*byte)),
         b' '..=b'~' => char::from(*byte).into(),
-        // Three octal digits, since hexadecimal ones have no fixed number.
+        // Octal escapes have exactly three digits; hexadecimal escapes have no fixed length.
         byte => format!("\\{byte:03o}"),
     };
     word.as_encoded_bytes().iter().map(byte).collect()
@@ -90,7 +90,7 @@ mod tests {
         assert_eq!(serde_json::from_str::<String>(&escaped).unwrap(), name);
     }
 
-    /// A shell reads each word as the path.
+    /// A shell parses each word to the path.
     #[cfg(unix)]
     #[test]
     fn a_shell_reads_the_path() {

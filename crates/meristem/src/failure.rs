@@ -1,4 +1,4 @@
-//! Errors as shown to users: one block on stderr with the error, its causes and the remedy.
+//! Errors for users: one block on stderr with the error, its causes and a remedy.
 
 use std::borrow::Cow;
 use std::error::Error;
@@ -9,7 +9,7 @@ use meristem::{comm, data, device, grow, train};
 /// Width of a block in columns.
 const COLUMNS: usize = 100;
 
-/// Maximum length of a shown line, longer than any path or list of keys or tensors.
+/// Maximum length of a printed line, longer than any path or list of keys or tensors.
 const LINE_MAX: usize = 2000;
 
 /// Exit code of a run that was stopped at a step boundary by request.
@@ -24,7 +24,7 @@ Exit codes:
   3              The run was stopped at a step boundary by request; `train --resume` continues it
   129, 130, 143  Stopped immediately by a second SIGHUP, SIGINT (Ctrl-C) or SIGTERM";
 
-/// A command that failed.
+/// Failure of a command.
 #[derive(Debug)]
 pub(crate) struct Failure {
     message: String,
@@ -40,7 +40,7 @@ impl Failure {
         Self { message, causes: vec![], remedy, exit_code: 2 }
     }
 
-    /// A flag with a value that it does not accept, with exit code 2.
+    /// An invalid value of a flag, with exit code 2.
     pub(crate) fn value(flag: &str, got: impl ToString, expected: impl ToString) -> Self {
         train::Error::value(flag, got, expected).into()
     }
@@ -71,7 +71,7 @@ impl Failure {
         let mut next = error.source();
         while let Some(cause) = next {
             let text = cause.to_string();
-            // Many messages end with their cause.
+            // Many messages already end with their cause.
             if !message.contains(&text) {
                 causes.push(text);
             }
@@ -118,7 +118,7 @@ fn wrapped(label: &str, text: &str) -> String {
     out
 }
 
-/// Truncates a line at [`LINE_MAX`] characters, because some messages quote a file. Notes the
+/// Truncates a line at [`LINE_MAX`] characters, because some messages quote a file, and appends the
 /// number of omitted characters.
 fn shortened(line: &str) -> Cow<'_, str> {
     match line.char_indices().nth(LINE_MAX) {
@@ -137,7 +137,7 @@ impl From<train::Error> for Failure {
     }
 }
 
-/// Converts errors of other crates by way of the training crate's error, which has the exit codes.
+/// Converts errors of other crates through the training crate's error, which has the exit codes.
 macro_rules! through_train {
     ($($error:ty),*) => {$(
         impl From<$error> for Failure {

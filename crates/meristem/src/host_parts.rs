@@ -1,4 +1,4 @@
-//! Parts of a host as drawings show them, from the image to the classes.
+//! Parts of the drawing of a host, from the image to the classes.
 
 use meristem::grow::{HostLayer, HostSpec, SlotName};
 
@@ -10,8 +10,8 @@ pub(crate) enum HostPart<'a> {
     Slot(&'a SlotName),
 }
 
-/// Parts in forward order. Batch norm and ReLU are not drawn, and a linear layer after the mean
-/// shares its part.
+/// Returns the parts in forward order. Batch norm and ReLU have no part; a linear layer after the
+/// mean shares its part.
 pub(crate) fn host_parts(host: &HostSpec) -> Vec<HostPart<'_>> {
     let mut parts = vec![];
     for layer in host.layers() {

@@ -1,7 +1,7 @@
 //! Meristem: fleets of small neural networks that grow while they train.
 //!
-//! This is the facade: everything that a program needs, under one name. The programs in `examples/`
-//! use nothing else.
+//! This crate re-exports all crates of Meristem under one name. The programs in `examples/` use
+//! only this crate.
 //!
 //! - [`device`]: devices, streams, tensors;
 //! - [`data`]: datasets, the resident copy, gathered batches;
@@ -25,7 +25,7 @@
 //! # }
 //! ```
 //!
-//! The program `meristem` offers the same on the command line.
+//! The program `meristem` has the same functions on the command line.
 #![forbid(unsafe_code)]
 
 /// The program in the README of the repository.

@@ -1,4 +1,4 @@
-//! Notes of the libraries and progress of decoding, on stderr.
+//! Notes of the crates and progress of decoding, on stderr.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -12,19 +12,19 @@ use tracing_subscriber::layer::{Context, Layer};
 use crate::environment::is_drawable;
 use crate::plain::{self, printable, thousands};
 
-/// Time between two lines of progress where there is no terminal.
+/// Interval between two lines of progress without a terminal.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// Layer that prints notes and progress.
+/// Tracing layer that prints notes and progress.
 pub(crate) struct Notes {
-    /// Whether stderr is a terminal on which a line can be written over.
+    /// Whether stderr is a terminal on which lines can be overwritten.
     is_drawable: bool,
     /// Time of the last line of progress, or of the start.
     last: Mutex<Instant>,
 }
 
 impl Notes {
-    /// The layer; `None` for a command that prints only errors.
+    /// Creates the layer; `None` for a command that prints only errors.
     pub(crate) fn unless(quiet: bool) -> Option<Self> {
         let is_drawable = is_drawable(&std::io::stderr());
         (!quiet).then(|| Self { is_drawable, last: Mutex::new(Instant::now()) })
@@ -33,7 +33,7 @@ impl Notes {
     fn progress(&self, done: u64, of: u64) {
         let text = format!("decoding images: {} of {}", thousands(done), thousands(of));
         if self.is_drawable {
-            // The line is written over, and removed at the end.
+            // Each line overwrites the previous one; the last is removed at the end.
             return plain::status(if done < of { &text } else { "" });
         }
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);

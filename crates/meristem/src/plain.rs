@@ -1,7 +1,7 @@
 //! Text for people: stdout and stderr, numbers, durations.
 //!
-//! All output goes through here. A failed write to stdout is kept until the end of the program,
-//! which [`finish`] turns into an error. A closed pipe, as in `meristem … | head`, is none.
+//! All output uses this module. [`finish`] reports the first failed write to stdout as an error at
+//! the end of the program. A closed pipe, as in `meristem … | head`, is not an error.
 
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
@@ -28,7 +28,7 @@ pub(crate) fn data(text: &str) {
     }
 }
 
-/// Stdout for programs, like [`data`], for a writer that handles errors itself.
+/// Stdout for programs, like [`data`], as a writer that returns errors.
 pub(crate) struct Stdout;
 
 impl Write for Stdout {
@@ -51,7 +51,7 @@ pub(crate) fn json(line: &str) {
     written(writeln!(io::stdout().lock(), "{}", escape::json(line)));
 }
 
-/// Keeps the error of a write to stdout.
+/// Stores the first error of a write to stdout.
 pub(crate) fn written(result: io::Result<()>) {
     if let Err(error) = result {
         FAILED.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
@@ -61,7 +61,7 @@ pub(crate) fn written(result: io::Result<()>) {
 /// Flushes stdout, and reports the first write that failed.
 ///
 /// # Errors
-/// Output was lost, but not because its reader had closed the pipe.
+/// A write failed for another reason than a closed pipe.
 pub(crate) fn finish() -> io::Result<()> {
     written(io::stdout().lock().flush());
     match FAILED.lock().unwrap_or_else(PoisonError::into_inner).take() {
@@ -70,17 +70,18 @@ pub(crate) fn finish() -> io::Result<()> {
     }
 }
 
-/// Writes lines to stderr. There is nowhere to report that they cannot be written.
+/// Writes lines to stderr. Errors of these writes are ignored, because there is nowhere to report
+/// them.
 pub(crate) fn err(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{}", escape::lines(text));
 }
 
-/// Writes over the current line of the terminal that stderr is; the cursor stays at its end.
+/// Overwrites the current line of the terminal on stderr; the cursor stays at its end.
 pub(crate) fn status(text: &str) {
     let _ = write!(io::stderr().lock(), "\r\x1b[K{}", printable(text));
 }
 
-/// Stderr for the debug log, which has values from anywhere.
+/// Stderr for the debug log, with escaping of untrusted values.
 pub(crate) struct Log;
 
 impl Write for Log {
@@ -95,7 +96,7 @@ impl Write for Log {
     }
 }
 
-/// A path within a line.
+/// Formats a path within a line.
 pub(crate) fn shown(path: &Path) -> String {
     printable(&path.display().to_string())
 }
@@ -167,7 +168,7 @@ pub(crate) fn spread(values: &[f64]) -> (f64, f64, f64) {
     (median, least, greatest)
 }
 
-/// The names as a list of alternatives: `a, b or c`.
+/// Formats names as alternatives: `a, b or c`.
 pub(crate) fn listed<const N: usize>(names: [&str; N]) -> String {
     let all = names.join(", ");
     all.rsplit_once(", ").map_or(all.clone(), |(others, last)| format!("{others} or {last}"))

@@ -1,4 +1,4 @@
-//! Random images with the shape of CIFAR-10, for benchmarks and checks.
+//! Random images of the shape of CIFAR-10, for benchmarks and checks.
 
 use std::sync::Arc;
 

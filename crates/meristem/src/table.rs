@@ -1,4 +1,4 @@
-//! Report at the end of a run.
+//! Tables at the end of a run.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::plain::{
 /// Width of a table if stdout is not a terminal.
 const COLUMNS: u16 = 100;
 
-/// An empty table, at most as wide as the terminal.
+/// Creates an empty table, at most as wide as the terminal.
 pub(crate) fn new() -> Table {
     let columns = console::Term::stdout().size_checked().map_or(COLUMNS, |(_, columns)| columns);
     let mut table = Table::new();
@@ -27,7 +27,7 @@ pub(crate) fn new() -> Table {
     table
 }
 
-/// The report of a run.
+/// Formats the report of a run.
 pub(crate) fn report(summary: &Summary) -> String {
     let mut text = vec![envs(summary).to_string()];
     text.extend(comparison(&summary.envs).map(|table| table.to_string()));
@@ -58,7 +58,7 @@ pub(crate) fn report(summary: &Summary) -> String {
     text.join("\n")
 }
 
-/// A line about the trace.
+/// Formats the line about the trace.
 pub(crate) fn trace(trace: &TraceSummary) -> String {
     let (path, events) = (shown(&trace.path), thousands(trace.events));
     format!("trace: {path} ({events} events; open it at ui.perfetto.dev or chrome://tracing)")
@@ -113,7 +113,8 @@ fn envs(summary: &Summary) -> Table {
     table
 }
 
-/// Means over the envs, of their twins, and the difference; `None` without twins.
+/// Table with the means over the twins, the means over the envs, and the difference; `None` without
+/// twins.
 fn comparison(envs: &[EnvSummary]) -> Option<Table> {
     let twins: Vec<&TwinSummary> = envs.iter().filter_map(|env| env.twin.as_ref()).collect();
     if envs.is_empty() || twins.len() < envs.len() {
@@ -142,15 +143,15 @@ fn comparison(envs: &[EnvSummary]) -> Option<Table> {
     Some(table)
 }
 
-/// Figures of a network in the comparison with a bare host.
+/// Results of a network, for the comparison with a bare host.
 struct Figures {
-    /// On the control split and on the test split.
+    /// Accuracy on the control split and on the test split.
     accuracies: [Option<f64>; 2],
     parameters: usize,
     training_flops: u64,
 }
 
-/// Means of figures.
+/// Means of [`Figures`].
 struct Means {
     accuracies: [Option<f64>; 2],
     parameters: f64,
@@ -174,7 +175,8 @@ impl Means {
         [name.into(), control, test, parameters, flops(self.training_flops)]
     }
 
-    /// The row of the differences from a bare host: points of accuracy, and ratios of the rest.
+    /// Row of the differences from a bare host: percentage points of accuracy, and ratios of
+    /// parameters and compute.
     fn over(&self, bare: &Self) -> [String; 5] {
         let points = |split: usize| match (self.accuracies[split], bare.accuracies[split]) {
             (Some(grown), Some(bare)) => format!("{:+.1} points", 100.0 * (grown - bare)),

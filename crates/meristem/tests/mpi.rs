@@ -1,8 +1,7 @@
-//! Training over processes: the results of threads, bit for bit, and an error on all ranks if one
-//! fails.
+//! Training over processes: the same bits as over threads, and an error on all ranks if one fails.
 //!
-//! A test starts `mpirun` with the meristem binary. `mpirun` mixes the output of several processes
-//! within lines, so each rank writes its output to files of its own.
+//! A test starts `mpirun` with the meristem binary. `mpirun` may mix the output of several
+//! processes within a line, so each rank writes to separate files.
 #![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
 #![cfg(unix)]
 
@@ -53,7 +52,7 @@ fn ends(mut command: Command) -> ExitStatus {
     status
 }
 
-/// Runs a command on several ranks. It must succeed, and only rank 0 may write output.
+/// Runs a command on several ranks, which must succeed. Only rank 0 may write output.
 fn ok(m: &Meristem, ranks: usize, arguments: &str) {
     let status = ends(mpirun(m, &[], &vec![arguments; ranks]));
     assert!(status.success(), "{arguments}: {}", erred(m, 0));
@@ -123,7 +122,7 @@ fn the_same_run_as_over_threads() {
     }
 }
 
-/// With data-parallel ranks, each process has the one env and trains it on its part of the samples.
+/// With data-parallel ranks, each process trains the env on its part of the samples.
 #[test]
 fn one_host_on_processes_is_that_of_threads() {
     let m = with_images();
@@ -149,8 +148,8 @@ fn one_host_on_processes_is_that_of_threads() {
     }
 }
 
-/// Ranks in the next step hear of a failure between steps, without waiting for the deadline, which
-/// is longer than a test may take.
+/// A failure between steps reaches ranks that are already in the next step at once, before the
+/// deadline, which exceeds the time limit of the test.
 #[test]
 fn a_checkpoint_that_cannot_be_written_ends_all_ranks_of_a_host() {
     let m = with_images();
@@ -191,7 +190,7 @@ fn ranks_of(mpirun: &Process) -> Vec<String> {
     ranks.into_iter().map(|(_, process)| process).collect()
 }
 
-/// A run of which some ranks get a signal once it has written some events.
+/// A run in which some ranks get a signal after it has written some events.
 struct Signalled<'a> {
     /// Flags of `mpirun`.
     flags: &'a [&'a str],
@@ -251,7 +250,7 @@ fn a_run_that_is_killed_goes_on_to_the_same_bits() {
     assert_same(&outcome(&m, "cut"), &expected, "killed");
     ok(&m, 2, resume);
     assert!(said(&m, "said", 0).contains("cut is complete"), "{}", said(&m, "said", 0));
-    // Only one rank: with recovery mpirun leaves the other alive, which reports the failure.
+    // Only one rank: with recovery, mpirun does not end the other, which reports the failure.
     let deadline = &format!("{} --comm-deadline 10", start("one"));
     let one = Signalled { arguments: deadline, folder: "one", events: lines / 3, ..KILLED };
     Signalled { flags: &["--enable-recovery"], to: &[1], ..one }.run(&m);
@@ -265,7 +264,7 @@ fn a_run_that_is_killed_goes_on_to_the_same_bits() {
     // The run's folder has its settings.
     ok(&m, 2, "train --resume one");
     assert_same(&outcome(&m, "one"), &expected, "one killed");
-    // A run of processes resumes with threads with the same bits, and the other way round.
+    // A run of processes resumes with threads with the same bits, and vice versa.
     let over = &start("over");
     Signalled { arguments: over, folder: "over", events: lines / 2, to: &[1, 0], ..KILLED }.run(&m);
     m.ok("train --resume over --comm threads --quiet");
@@ -321,15 +320,16 @@ fn what_ranks_cannot_do_together_is_refused_and_leaves_nothing() {
         // mpirun may tell a rank that the other failed before the rank reports its own error.
         let told = |rank: usize| errors[rank].split("error: ").nth(1).unwrap_or_default();
         assert!(told(0).contains(words), "{words}: {errors:?}");
-        // Or mpirun ends it before it reports anything. Without a transport it knows of no ranks.
+        // Or mpirun ends it before it reports its error. An error before the transport is open
+        // names no ranks.
         let named = told(1).starts_with("rank ") || words.starts_with("`comm`");
         assert!(told(1).is_empty() || named, "{errors:?}");
         assert!(!m.path("no").exists(), "{words}");
     }
 }
 
-/// A file of the same path may have other contents on the machine of another rank. Here it is a
-/// descriptor, which each rank has for a file of its own.
+/// A path may have different contents on the machines of different ranks. Here it is a file
+/// descriptor, which each rank has opened for a separate file.
 #[test]
 fn ranks_with_other_scripts_are_refused() {
     let m = with_images();

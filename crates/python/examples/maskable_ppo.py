@@ -3,8 +3,8 @@
     pip install '.[gym]' sb3-contrib            # with PyTorch, which is large
     python crates/python/examples/maskable_ppo.py --episodes 20
 
-Stable-Baselines3 has an interface of its own for vectors of environments. `Growth` is
-`meristem.gym.GrowthVectorEnv` behind that interface, with the masks of legal choices.
+Stable-Baselines3 has a different interface for vector environments than Gymnasium. `Growth` adapts
+`meristem.gym.GrowthVectorEnv` to it, with the masks of legal choices.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from meristem.gym import GrowthVectorEnv
 
 
 class Growth(VecEnv):
-    """Hosts that grow, as Stable-Baselines3 takes a vector of environments."""
+    """Vector environment of Stable-Baselines3 with hosts that grow."""
 
     def __init__(self, num_envs: int, **settings: Any) -> None:
         self.envs = GrowthVectorEnv(num_envs, **settings)
@@ -32,14 +32,14 @@ class Growth(VecEnv):
         self.accuracies = np.full(num_envs, np.nan)
 
     def action_masks(self) -> "npt.NDArray[np.bool_]":
-        """Legal choices of all heads, one after another, for each env.
+        """Legal choices of all heads, concatenated, for each env.
 
-        Heads are masked one by one here: a slot is free if some op is legal in it. A combination
-        that is not legal all the same is a WAIT.
+        The heads are masked independently: a slot is free if any op is legal in it. An illegal
+        combination of choices is replaced by WAIT.
         """
         op, slot = self.info["op_mask"], self.info["slot_mask"][:, 1:].any(axis=1)
         blueprint = self.info["blueprint_mask"].any(axis=1)
-        # A head needs a choice, also where only WAIT is legal and no other head counts.
+        # A head needs a choice even if only WAIT is legal, which uses no other head.
         for mask in (slot, blueprint):
             mask[~mask.any(axis=1)] = True
         others = sum(self.envs.single_action_space.nvec[3:])
@@ -59,8 +59,8 @@ class Growth(VecEnv):
         self.accuracies = self.info["accuracy"]
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         if truncated.all():
-            # An episode ends for all at once. Stable-Baselines3 expects the first observation of the
-            # next one, and the last of this one beside it.
+            # All envs end at once. Stable-Baselines3 expects the first observation of the next
+            # episode, and the last observation of this one in `infos`.
             for info, last in zip(infos, observation, strict=True):
                 info |= {"terminal_observation": last, "TimeLimit.truncated": True}
             observation, _, _, _, self.info = self.envs.step(self.actions)
@@ -123,7 +123,7 @@ def main() -> None:
     agent = MaskablePPO(
         "MlpPolicy",
         envs,
-        # An update after each episode, from all of its steps.
+        # One update per episode, from all of its steps.
         n_steps=given.steps,
         batch_size=given.envs * given.steps,
         seed=given.seed,

@@ -1,4 +1,5 @@
-//! Calls of the engine from Python: without the GIL, without panics, in one process.
+//! Calls from Python to the engine: they release the GIL, convert panics to errors, and refuse
+//! forked processes.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -7,13 +8,14 @@ use pyo3::prelude::*;
 
 use crate::errors::{Failure, Kind};
 
-/// Process that first used the engine; 0 before. Its threads and locks do not survive a fork.
+/// Id of the process that first used the engine; 0 before the first use. Threads and locks of the
+/// engine do not survive a fork.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// Runs `work` without the GIL. A panic becomes an error.
 ///
 /// # Errors
-/// The error of `work`; a process forked from one that has used the engine.
+/// The error of `work`; or the process was forked from one that has used the engine.
 pub(crate) fn detached<T, E, F>(py: Python<'_>, work: F) -> PyResult<T>
 where
     T: Send,
@@ -38,7 +40,7 @@ pub(crate) fn caught<T, E: Into<Failure>>(
     }
 }
 
-/// Checks that this process is the one that first used the engine.
+/// Checks that this process is the first one that used the engine.
 ///
 /// # Errors
 /// It is a fork of that process.

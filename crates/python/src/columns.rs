@@ -1,4 +1,4 @@
-//! Events of a run as tables with a column for each key.
+//! Events of a run as tables with one column per key.
 
 use meristem_train::reading::Line;
 use pyo3::prelude::*;
@@ -8,10 +8,10 @@ use serde_json::{Map, Value};
 use crate::dlpack::Array;
 use crate::json::to_python;
 
-/// Keys of an event that the rows of its lists have, too.
+/// Keys of an event that are copied to the rows of its lists.
 const POSITION: [&str; 3] = ["env", "round", "step"];
 
-/// Tables by name, in order of their first rows.
+/// Tables by name, in the order of their first rows.
 #[derive(Default)]
 pub(crate) struct Tables(Vec<(String, Table)>);
 
@@ -23,8 +23,8 @@ struct Table {
 }
 
 impl Tables {
-    /// Adds an event as a row of the table with its name. Objects in it become several columns; a
-    /// list of objects becomes rows of a separate table, such as `step_completed.slots`.
+    /// Adds an event as a row of the table of its kind. An object becomes several columns; a list
+    /// of objects becomes rows of a separate table, such as `step_completed.slots`.
     pub(crate) fn add(&mut self, line: &Line) {
         let Ok(Value::Object(mut event)) = serde_json::to_value(&line.event) else { return };
         let Some(Value::String(name)) = event.remove("event") else { return };
@@ -79,7 +79,7 @@ impl Table {
                 self.columns.len() - 1
             });
             let values = &mut self.columns[at].1;
-            // Events before this one lacked the key.
+            // Previous events lack the key.
             values.resize(self.rows, Value::Null);
             values.push(value);
         }
@@ -112,7 +112,7 @@ fn flatten(
     }
 }
 
-/// A column: an array of int64, float64 (with NaN for null) or bool, else a list.
+/// Converts a column to an array of int64, float64 (with NaN for null) or bool, or else to a list.
 fn column(py: Python<'_>, values: &[Value]) -> PyResult<Py<PyAny>> {
     let array = if values.iter().all(Value::is_i64) {
         Array::of(values.iter().filter_map(Value::as_i64).collect::<Vec<_>>())

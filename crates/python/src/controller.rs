@@ -8,7 +8,7 @@ use pyo3::types::PyList;
 
 use crate::env;
 
-/// The exception that ended a run, for whoever called it.
+/// The exception that ended a run, to be raised in the caller.
 #[derive(Clone, Default)]
 pub(crate) struct Raised(Arc<Mutex<Option<PyErr>>>);
 
@@ -23,14 +23,14 @@ impl Raised {
     }
 }
 
-/// Calls a Python function with a list of envs, which returns a list of actions.
+/// Controller that calls a Python function with a list of envs and receives a list of actions.
 pub(crate) struct Callable {
     decide: Py<PyAny>,
     raised: Raised,
 }
 
 impl Callable {
-    /// A controller that calls `decide`, with the place where its exception is put.
+    /// Creates a controller that calls `decide` and stores an exception in `raised`.
     pub(crate) fn new(decide: Py<PyAny>, raised: Raised) -> Self {
         Self { decide, raised }
     }

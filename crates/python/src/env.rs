@@ -1,4 +1,4 @@
-//! Envs as a controller sees them, and its actions, as Python values.
+//! Conversion of env views to Python, and of actions from Python.
 
 use meristem_control::{
     Action, Choices, EnvView, HeadKind, HeadLayout, Legality, Op, legal, legal_blueprints,
@@ -9,7 +9,7 @@ use pyo3::types::{PyDict, PyList};
 
 use crate::dlpack::Array;
 
-/// A view as a dictionary: the arguments of `meristem.control.Env`.
+/// Converts a view to a dictionary: the arguments of `meristem.control.Env`.
 pub(crate) fn to_python<'py>(py: Python<'py>, view: &EnvView<'_>) -> PyResult<Bound<'py, PyDict>> {
     let env = PyDict::new(py);
     env.set_item("env", view.env)?;
@@ -63,7 +63,7 @@ fn slot_to_python<'py>(
     Ok(about)
 }
 
-/// The row that a policy gets, then the blueprint of each slot, one-hot with "none" last.
+/// The input of a policy, then the blueprint of each slot, one-hot with "none" last.
 fn observation(view: &EnvView<'_>) -> Array {
     let (slots, blueprints) = (view.host.slots().len(), view.host.blueprints().len());
     let mut row = vec![0.0_f32; observation_len(slots)];
@@ -96,14 +96,14 @@ fn blueprint_mask(view: &EnvView<'_>) -> Array {
     Array::shaped(mask, &[slots, view.host.blueprints().len()])
 }
 
-/// Sizes of the heads of an action, for hosts like the host of the view.
+/// Sizes of the heads of an action, for the host of the view.
 pub(crate) fn head_sizes(view: &EnvView<'_>) -> Vec<usize> {
     let host = view.host;
     HeadLayout::new(host.slots().len(), host.blueprints().len()).sizes().to_vec()
 }
 
-/// The action that a Python value stands for: `None` for WAIT, one choice per head, or the JSON of
-/// a script's line.
+/// Converts a Python value to an action: `None` for WAIT, one choice per head, or the JSON of a
+/// line of a script.
 ///
 /// # Errors
 /// A description of the value that was expected.
@@ -123,10 +123,10 @@ pub(crate) fn action(value: &Bound<'_, PyAny>, view: &EnvView<'_>) -> Result<Act
     action.ok_or_else(|| format!("got {choices:?}, {}", expected()))
 }
 
-/// The actions that a list of Python values stands for, one for each view.
+/// Converts a list of Python values to actions, one for each view.
 ///
 /// # Errors
-/// A description of the first value that is no action, or whose action is not legal now.
+/// A description of the first value that is no action or no legal action.
 pub(crate) fn actions(
     values: &Bound<'_, PyList>,
     views: &[EnvView<'_>],

@@ -77,7 +77,7 @@ impl Kind {
     }
 }
 
-/// An error on its way to Python.
+/// An error to be raised in Python.
 #[derive(Debug)]
 pub(crate) struct Failure {
     kind: Kind,
@@ -108,7 +108,7 @@ impl From<train::Error> for Failure {
         let (mut causes, mut next) = (vec![], error.source());
         while let Some(cause) = next {
             let text = cause.to_string();
-            // Many messages end with their cause.
+            // Many messages already end with their cause.
             if !message.contains(&text) {
                 causes.push(text);
             }
@@ -119,7 +119,7 @@ impl From<train::Error> for Failure {
     }
 }
 
-/// Converts errors of other crates by way of the training crate's error, as the command line does.
+/// Converts errors of other crates through the training crate's error, as the command line does.
 macro_rules! through_train {
     ($($error:ty),*) => {$(
         impl From<$error> for Failure {
@@ -131,7 +131,8 @@ macro_rules! through_train {
 }
 through_train!(meristem_device::Error, meristem_data::Error);
 
-/// Errors of collectives that a program calls itself. Those of a run are the training crate's.
+/// Converts errors of collectives that the program calls directly. A run has errors of the training
+/// crate.
 impl From<meristem_comm::Error> for Failure {
     fn from(error: meristem_comm::Error) -> Self {
         use meristem_comm::Error as Comm;

@@ -1,4 +1,4 @@
-//! A run that Python steps.
+//! A run that the Python program steps.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, TryLockError};
@@ -16,7 +16,7 @@ use crate::json::to_python;
 use crate::runs::warn;
 use crate::settings;
 
-/// A session, which one thread at a time may use; `None` once it is closed.
+/// A session, which one thread at a time may use; `None` after it was closed.
 #[pyclass(frozen, module = "meristem")]
 pub(crate) struct Stepped(Mutex<Option<Session>>);
 
@@ -42,12 +42,12 @@ impl Stepped {
         };
         let warnings = session.take_warnings();
         let stepped = Self(Mutex::new(Some(session)));
-        // A program may have warnings raised as exceptions: then the run ends resumable.
+        // If the program raises warnings as exceptions, the run ends and can be resumed.
         warnings.iter().try_for_each(|warning| warn(py, warning))?;
         Ok(stepped)
     }
 
-    /// Trains a step. Ctrl-C is raised after it.
+    /// Trains a step. Ctrl-C is raised after the step.
     fn step(&self, py: Python<'_>) -> PyResult<()> {
         self.waiting(py, |session, idle| session.step(idle).map(drop).map_err(Failure::from))
     }
@@ -61,7 +61,7 @@ impl Stepped {
         self.waiting(py, |session, idle| session.act(parsed, idle).map_err(Failure::from))
     }
 
-    /// Name of the point at which the run waits.
+    /// Name of the point of the step at which the run waits.
     fn point(&self) -> PyResult<&'static str> {
         self.look(|session| {
             Ok(match session.point() {
@@ -72,7 +72,7 @@ impl Stepped {
         })
     }
 
-    /// The envs: for each its view and its figures.
+    /// The view and the figures of each env.
     fn envs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let seen = self.look(|session| Ok(session.envs().to_vec()))?;
         let one = |seen: &SeenEnv| {
@@ -113,7 +113,7 @@ impl Stepped {
         self.with(py, |session| Ok(session.checkpoint()?))
     }
 
-    /// Ends the run. Returns its folder; `None` if it was closed already.
+    /// Ends the run. Returns its folder; `None` if the run was closed before.
     fn close(&self, py: Python<'_>) -> PyResult<Option<PathBuf>> {
         detached(py, || {
             let session = self.lock()?.take();
@@ -136,7 +136,7 @@ impl Stepped {
         }
     }
 
-    /// Works with the session while other Python threads run.
+    /// Calls `work` with the session, without the GIL.
     fn with<T: Send>(
         &self,
         py: Python<'_>,
@@ -145,14 +145,14 @@ impl Stepped {
         detached(py, || work(self.lock()?.as_mut().ok_or_else(closed)?))
     }
 
-    /// Looks at the session, without a wait.
+    /// Calls `work` with the session, with the GIL held.
     fn look<T>(&self, work: impl FnOnce(&Session) -> Result<T, Failure>) -> PyResult<T> {
         crate::calls::check_process()?;
         Ok(work(self.lock()?.as_ref().ok_or_else(closed)?)?)
     }
 
-    /// Like [`Self::with`], for work that takes long: looks for Ctrl-C meanwhile, and raises it
-    /// when the work is done, so that the fleet can still be used.
+    /// Like [`Self::with`], for long work: checks for Ctrl-C, and raises it after the work, so that
+    /// the fleet can still be used.
     fn waiting<T: Send>(
         &self,
         py: Python<'_>,

@@ -1,23 +1,23 @@
 //! The extension module of the Python package `meristem`, `meristem._meristem`.
 //!
-//! It has what needs the engine; `python/meristem` has the classes that a user sees, their types
-//! and their documentation, and calls it. Modules, from the ones that everything uses on:
+//! This module has the functions that need the engine. `python/meristem` has the public classes
+//! with types and documentation, and calls this module. Modules, in the order of dependence:
 //!
 //! | module | contents |
 //! |---|---|
 //! | `errors` | errors of the engine as exceptions of one tree |
-//! | `calls` | calls of the engine: without the GIL, without panics, in one process |
+//! | `calls` | calls to the engine: GIL, panics, forked processes |
 //! | `settings` | settings from Python values |
 //! | `json` | values as Python objects |
-//! | `dlpack` | memory that is lent to other libraries' arrays; the only unsafe code |
-//! | `runs` | `train`, `resume`, and what a run folder has |
+//! | `dlpack` | memory shared with other libraries' arrays; the only unsafe code |
+//! | `runs` | `train`, `resume`, and reading of run folders |
 //! | `columns` | events of a run as columns |
 //! | `weights` | contents of weights files |
 //! | `data` | datasets and gathered batches |
-//! | `comm` | collectives of a program's own |
-//! | `env` | envs as a controller sees them, and actions, as Python values |
+//! | `comm` | collectives for Python programs |
+//! | `env` | conversion of env views and actions |
 //! | `controller` | a Python function as a controller |
-//! | `fleet` | a run that Python steps |
+//! | `fleet` | a run that the Python program steps |
 #![deny(unsafe_code)]
 
 mod calls;

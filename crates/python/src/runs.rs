@@ -21,13 +21,13 @@ use crate::errors::Failure;
 use crate::json::to_python;
 use crate::settings;
 
-/// Least time between two looks for a pending Ctrl-C, for which a run takes the GIL.
+/// Minimum time between two checks for Ctrl-C, which need the GIL.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 
 /// Bytes of events that are read at a time.
 const PART_BYTES: u64 = 64 << 20;
 
-/// Watches a run for Python: looks for Ctrl-C, and passes events on.
+/// Observer of a run for Python: checks for Ctrl-C, and calls `on_event`.
 struct Watch {
     looked: Instant,
     on_event: Option<Py<PyAny>>,
@@ -35,7 +35,7 @@ struct Watch {
     raised: Option<PyErr>,
 }
 
-/// The code of the caller that takes part in a run.
+/// Callbacks of the caller.
 struct Hooks {
     on_event: Option<Py<PyAny>>,
     controller: Option<Py<PyAny>>,
@@ -80,13 +80,14 @@ impl Observer for Watch {
     }
 }
 
-/// Warns through Python's `warnings`, which a program may show, hide or turn into an exception.
+/// Issues a warning through Python's `warnings`, which a program may print, hide or raise as an
+/// exception.
 pub(crate) fn warn(py: Python<'_>, text: &str) -> PyResult<()> {
     let text = CString::new(text)?;
     PyErr::warn(py, &py.get_type::<PyUserWarning>(), &text, 0)
 }
 
-/// Runs `work` with a watch. Returns the path of the run's folder.
+/// Calls `work` with an observer. Returns the path of the run folder.
 fn watched(
     py: Python<'_>,
     hooks: Hooks,
@@ -102,7 +103,7 @@ fn watched(
         Err(_) => Err(Failure::panic("the watch of a run is locked")),
     });
     let watch = watch.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
-    // The exception is what ended the run, whether or not it also failed on the way out.
+    // The exception ended the run, even if the run then also failed.
     match watch.raised.or(raised.take()) {
         Some(raised) => Err(raised),
         None => Ok(result?.run_dir),
@@ -137,7 +138,7 @@ pub(crate) fn resume(
     watched(py, hooks, |custom, watch| engine::resume_with(&run, &options, custom, watch))
 }
 
-/// Overview, settings and summary of a run; no summary before it ends.
+/// Overview, settings and summary of a run; the summary is `None` before the end.
 #[pyfunction]
 pub(crate) fn read_run(py: Python<'_>, run: PathBuf) -> PyResult<Py<PyAny>> {
     let Run { overview, settings, summary, .. } = detached(py, || Run::read(&run))?;
@@ -148,7 +149,7 @@ pub(crate) fn read_run(py: Python<'_>, run: PathBuf) -> PyResult<Py<PyAny>> {
     Ok(read.into_any().unbind())
 }
 
-/// State of every file of the runs in a folder, from its checksum.
+/// State of every file of the runs in a folder, according to the checksums.
 #[pyfunction]
 pub(crate) fn verify(py: Python<'_>, folder: PathBuf) -> PyResult<Py<PyAny>> {
     let files = detached(py, || engine::verify(&folder))?;
@@ -173,7 +174,7 @@ pub(crate) fn read_events<'py>(
             match tail.read(PART_BYTES, &mut |line| tables.add(&line))? {
                 Reached::Limit => {}
                 Reached::End => return Ok::<_, Failure>(tables),
-                // The run was resumed meanwhile, which cut its events.
+                // The run was resumed meanwhile, which truncated its events.
                 Reached::Restarted => tables = Tables::default(),
             }
         }

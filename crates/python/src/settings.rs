@@ -9,7 +9,7 @@ use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 
 use crate::errors::{Failure, Kind};
 
-/// The settings of a run: from a file or a mapping, with those given by name before them.
+/// Resolves the settings of a run from a file or a mapping; settings given by name override it.
 ///
 /// # Errors
 /// An unknown name, a value that its setting does not accept, an unreadable file.
@@ -27,7 +27,7 @@ pub(crate) fn resolve(
     Ok(TrainConfig::resolve(file, layer(given)?).map_err(Failure::from)?)
 }
 
-/// Settings by name. `None` leaves a setting out.
+/// Converts settings given by name. `None` omits a setting.
 ///
 /// # Errors
 /// An unknown name, a value that its setting does not accept.
@@ -58,7 +58,7 @@ fn set(layer: &mut ConfigLayer, key: &str, value: &Bound<'_, PyAny>) -> PyResult
     Ok(result?)
 }
 
-/// The text forms of a value. A truth value has two: flags are true or false, switches on or off.
+/// Text forms of a value. A boolean has two: true or false for flags, on or off for switches.
 fn texts(key: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
     if let Ok(truth) = value.cast::<PyBool>() {
         let [flag, switch] = if truth.is_true() { ["true", "on"] } else { ["false", "off"] };
@@ -94,7 +94,7 @@ fn texts(key: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
     Err(unfit(key, &format!("a {}", value.get_type().qualname()?)))
 }
 
-/// A text, which has to be one in UTF-8: the run's own record of its settings is.
+/// Checks that a text is UTF-8, because the run's `config.toml` is UTF-8.
 fn encodable<E>(key: &str, text: Result<&str, E>) -> PyResult<Vec<String>> {
     let text = text.map_err(|_| unfit(key, "text that is not UTF-8"))?;
     Ok(vec![text.to_owned()])

@@ -13,10 +13,10 @@ use crate::calls::detached;
 use crate::dlpack::Array;
 use crate::errors::{Failure, Kind};
 
-/// Tensors by name, metadata, and the prefix that was left out of all names.
+/// Tensors by name, metadata, and the prefix that was removed from all names.
 type Contents<'py> = (Bound<'py, PyDict>, Metadata, Option<String>);
 
-/// Reads the contents of the weights file that errors call `name`.
+/// Parses the contents of a weights file. Errors refer to the file as `name`.
 #[pyfunction]
 pub(crate) fn decode_weights<'py>(
     py: Python<'py>,
@@ -26,7 +26,7 @@ pub(crate) fn decode_weights<'py>(
     let (state, metadata, prefix) = detached(py, || {
         let read = safetensors::from_bytes(Path::new(name), contents);
         let (mut state, mut metadata) = read.map_err(meristem_train::Error::from)?;
-        // It is of the file; changed tensors get another one when they are written.
+        // The checksum applies to the file; a new one is computed when tensors are written.
         metadata.remove(safetensors::CHECKSUM);
         let prefix = state.unwrap_names();
         Ok::<_, Failure>((state, metadata, prefix))
@@ -43,7 +43,7 @@ pub(crate) fn decode_weights<'py>(
     Ok((tensors, metadata, prefix))
 }
 
-/// Layers and slots of the host with this text, as JSON: for weights files without them.
+/// Layers and slots of the host with this description, as JSON, for weights files without them.
 #[pyfunction]
 pub(crate) fn host_json(py: Python<'_>, text: &str) -> PyResult<String> {
     detached(py, || {
@@ -53,18 +53,18 @@ pub(crate) fn host_json(py: Python<'_>, text: &str) -> PyResult<String> {
     })
 }
 
-/// A tensor as Python gives it.
+/// A tensor from Python.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct Given {
-    /// Element type, as numpy names it.
+    /// Element type by numpy's name.
     dtype: String,
     shape: Vec<usize>,
     /// Elements in row-major order, little-endian.
     contents: Vec<u8>,
 }
 
-/// Makes the contents of a weights file.
+/// Encodes the contents of a weights file.
 #[pyfunction]
 pub(crate) fn encode_weights<'py>(
     py: Python<'py>,
@@ -93,7 +93,7 @@ pub(crate) fn encode_weights<'py>(
     Ok(PyBytes::new(py, &bytes))
 }
 
-/// Elements of `N` bytes each.
+/// Converts bytes to elements of `N` bytes.
 fn words<T, const N: usize>(bytes: &[u8], of: impl Fn([u8; N]) -> T) -> Vec<T> {
     bytes.as_chunks().0.iter().map(|chunk| of(*chunk)).collect()
 }

@@ -1,4 +1,4 @@
-"""Values that a call does not take: an error of the package that names the argument."""
+"""Invalid arguments raise an error of the package that names the argument."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ NO_COUNTS = [-1, 2**64, 10**30, True, np.True_, 1.5, np.float32(2), float("nan")
 
 
 def named(call, argument: str, kind: type[errors.MeristemError]) -> None:
-    """The call is refused with an error of the package that names the argument."""
+    """Asserts that the call raises an error of the package that names the argument."""
     with pytest.raises(errors.MeristemError) as caught:
         call()
     error = caught.value
@@ -78,12 +78,12 @@ def test_other_arguments_of_a_dataset(argument, value):
 
 
 @pytest.mark.parametrize("value", NO_COUNTS)
-def test_the_number_of_an_epoch_is_checked_when_it_is_asked_for(value):
+def test_the_number_of_an_epoch_is_checked_by_the_call(value):
     batches = meristem.GatherBatches(meristem.Dataset(), 8, max_batches=1)
     named(lambda: batches.epoch(value), "number", errors.DataError)
 
 
-def test_numbers_of_numpy_and_sequences_of_all_kinds_are_taken():
+def test_numbers_of_numpy_and_sequences_of_all_kinds_are_accepted():
     data = meristem.Dataset()
     batches = meristem.GatherBatches(
         data,
@@ -128,7 +128,7 @@ def test_a_deadline_is_a_number(value):
     named(lambda: Comm.threads(1, deadline=value), "deadline", errors.ArgumentError)
 
 
-def test_the_other_ranks_are_told_of_an_argument_that_does_not_fit():
+def test_an_invalid_argument_is_an_error_on_the_other_ranks():
     outcomes = []
 
     def work(comm):

@@ -15,7 +15,7 @@ def data() -> meristem.Dataset:
     return meristem.Dataset()
 
 
-def test_a_dataset_says_what_it_is(data):
+def test_a_dataset_has_its_description(data):
     assert (data.name, data.shape, len(data)) == ("embedded", (1, 28, 28), 10_000)
     assert len(data.classes) == 10 and 0 < data.mean[0] < 1 and data.std[0] > 0
     assert len(meristem.Dataset(split="test")) == 2_500
@@ -67,14 +67,14 @@ def test_an_array_outlives_everything_that_it_came_from(data):
     assert len({x.ctypes.data for x in held}) == 20
 
 
-def test_a_batch_that_was_let_go_is_reused(data):
+def test_the_memory_of_a_dropped_batch_is_reused(data):
     batches = meristem.GatherBatches(data, 8)
     for _ in batches.epoch(0):
         pass
     assert batches.added_buffers <= 1
 
 
-def test_a_capsule_nobody_takes_frees_its_memory(data):
+def test_an_unused_capsule_frees_its_memory(data):
     [batch] = next(meristem.GatherBatches(data, 8).epoch(0))
     for version in (None, (1, 0)):
         assert "dltensor" in repr(batch.inputs.__dlpack__(max_version=version))
@@ -83,7 +83,7 @@ def test_a_capsule_nobody_takes_frees_its_memory(data):
     assert (copy == np.from_dlpack(batch.inputs)).all()
 
 
-def test_what_a_consumer_may_not_ask_for(data):
+def test_unsupported_requests_of_a_consumer_are_errors(data):
     [batch] = next(meristem.GatherBatches(data, 8).epoch(0))
     with pytest.raises(BufferError, match="dl_device: got"):
         batch.inputs.__dlpack__(dl_device=(2, 0))
@@ -102,7 +102,7 @@ def test_what_a_consumer_may_not_ask_for(data):
         ({"cutout": 99}, "must be"),
     ],
 )
-def test_an_argument_that_does_not_fit_is_named(data, options, text):
+def test_an_invalid_argument_is_named(data, options, text):
     with pytest.raises(errors.DataError) as caught:
         meristem.GatherBatches(data, **options)
     assert text in str(caught.value)
@@ -117,7 +117,7 @@ def test_an_argument_that_does_not_fit_is_named(data, options, text):
         ({"device": "cuda:0"}, errors.SettingError, "is not part of this build"),
     ],
 )
-def test_a_dataset_that_is_not_there_is_an_error(options, kind, text):
+def test_a_missing_dataset_is_an_error(options, kind, text):
     with pytest.raises(kind) as caught:
         meristem.Dataset(**options)
     assert text in str(caught.value)
@@ -183,7 +183,7 @@ def test_a_rewritten_file_is_loaded_anew(tmp_path):
         assert new.mean != old.mean
 
 
-def test_a_run_trains_on_the_file_as_it_is(tiny, tmp_path):
+def test_a_run_trains_on_the_current_file(tiny, tmp_path):
     def trained(name: str) -> meristem.Run:
         given = tiny | {"dataset": "arrays", "data_root": path, "control_split": 0.1}
         return meristem.train(**given | {"run_dir": tmp_path / name})
@@ -201,7 +201,7 @@ def test_a_run_trains_on_the_file_as_it_is(tiny, tmp_path):
     assert (losses[0] == losses[1]).all()
 
 
-def test_numpy_takes_the_arrays_as_they_are(data):
+def test_numpy_accepts_the_arrays(data):
     [batch] = next(meristem.GatherBatches(data, 4).epoch(0))
     x = np.from_dlpack(batch.inputs)
     for array in (np.asarray(batch.inputs), np.array(batch.inputs, copy=False)):

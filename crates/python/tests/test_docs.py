@@ -1,4 +1,4 @@
-"""The Python examples of the documents, as they are written."""
+"""The Python examples in the documents."""
 
 import re
 from pathlib import Path

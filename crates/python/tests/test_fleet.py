@@ -1,4 +1,4 @@
-"""Fleets that a program steps, and functions as controllers."""
+"""Fleets, and functions as controllers."""
 
 import dataclasses
 import os
@@ -17,7 +17,7 @@ GERMINATE = {"op": "GERMINATE", "slot": "r0c1", "blueprint": "conv_small"}
 
 
 def grow(env: Env):
-    """Ten lines that germinate in the first slot, and go on as gates allow."""
+    """Germinates in the first slot, and advances when gates pass."""
     for slot in env.slots:
         if slot.stage == "dormant" and "GERMINATE" in slot.ops:
             return {"op": "GERMINATE", "slot": slot.slot, "blueprint": slot.blueprints[0]}
@@ -64,7 +64,7 @@ def test_a_fleet_has_the_bits_of_the_run_with_the_same_actions(tiny):
         assert list(map(str, one)) == list(map(str, two)), column
 
 
-def test_what_a_fleet_shows(tiny):
+def test_a_fleet_has_envs_figures_and_weights(tiny):
     with meristem.Fleet(**tiny) as fleet:
         assert (len(fleet), fleet.point) == (2, "boundary")
         assert "r0c1" in fleet.slots and len(fleet.blueprints) == 7
@@ -84,7 +84,7 @@ def test_what_a_fleet_shows(tiny):
         assert len(fleet.snapshot()) == 2
 
 
-def test_weights_of_a_fleet_are_those_of_its_folder(tiny, tmp_path):
+def test_weights_of_a_fleet_equal_those_in_its_folder(tiny, tmp_path):
     with meristem.Fleet(**tiny) as fleet:
         for _ in range(4):
             fleet.step()
@@ -133,7 +133,7 @@ def test_choices_are_whole_numbers_of_python_or_numpy(tiny, choices):
 
 
 @pytest.mark.parametrize("value", [0.9, np.float32(1), float("nan"), -1, 2**70, True, np.True_, "1"])
-def test_a_choice_that_is_no_whole_number_is_no_action(tiny, value):
+def test_a_choice_that_is_not_an_integer_is_refused(tiny, value):
     with meristem.Fleet(**tiny) as fleet:
         fleet.step()
         for choices in ([value] * 8, [1, 1, 1, value, 0, 0, 0, 0], np.array([value] * 8)):
@@ -149,14 +149,14 @@ def test_a_choice_that_is_no_whole_number_is_no_action(tiny, value):
         meristem.train(**{**tiny, "run_dir": tiny["run_dir"].with_name("other")}, controller=decides)
 
 
-def test_a_fleet_has_no_controller_besides_its_program(tiny):
+def test_a_fleet_accepts_no_controller(tiny):
     with pytest.raises(errors.SettingError, match="`controller`: got .*, expected none: a fleet has"):
         meristem.Fleet(**tiny, controller=grow)
     with pytest.raises(errors.SettingError, match="`controller`: got 'heuristic'"):
         meristem.Fleet(**tiny, controller="heuristic")
 
 
-def test_changed_weights_of_a_fleet_are_what_is_saved(tiny, tmp_path):
+def test_changed_weights_of_a_fleet_are_saved(tiny, tmp_path):
     with meristem.Fleet(**tiny) as fleet:
         fleet.step()
         weights = fleet.weights(0)
@@ -170,7 +170,7 @@ def test_changed_weights_of_a_fleet_are_what_is_saved(tiny, tmp_path):
     weights.tensors["classifier.bias"] = np.full_like(weights.tensors["classifier.bias"], 7)
     again = meristem.weights.parse(weights.contents)
     assert (again.tensors["classifier.bias"] == 7).all()
-    # The engine takes it.
+    # The engine accepts the file.
     run = meristem.train(**{**tiny, "run_dir": tmp_path / "next"}, init=path)
     assert run.state == "complete"
 
@@ -201,7 +201,7 @@ def test_warnings_of_a_resumed_fleet_are_warnings_of_python(tiny):
         warnings.simplefilter("error")
         with pytest.raises(UserWarning, match="after 6 steps"):
             meristem.Fleet.resume(tiny["run_dir"], steps=8)
-    # The run of the fleet that was not made has ended, and can be resumed.
+    # The run of the failed fleet has ended and can be resumed.
     assert meristem.Run(tiny["run_dir"]).state == "stopped"
     meristem.Fleet.resume(tiny["run_dir"]).close()
 
@@ -290,7 +290,7 @@ def test_a_controller_that_gives_no_action_is_refused(tiny):
         meristem.train(**tiny, controller=lambda env: {"op": "ADVANCE", "slot": "r0c1"})
 
 
-def test_a_run_of_a_function_needs_it(tiny):
+def test_external_without_a_function_is_refused(tiny):
     with pytest.raises(
         errors.SettingError, match="got external, expected the controller of a program"
     ):
@@ -299,7 +299,7 @@ def test_a_run_of_a_function_needs_it(tiny):
         meristem.train(**tiny, controller=3)
 
 
-def test_a_failed_run_is_said_by_the_fleet(tiny):
+def test_wrong_settings_of_a_fleet_are_errors(tiny):
     with pytest.raises(errors.SettingError, match="`batch`: got 0"):
         meristem.Fleet(**{**tiny, "batch": 0})
     with pytest.raises(errors.SettingError, match="hgue"):

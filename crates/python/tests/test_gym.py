@@ -1,4 +1,4 @@
-"""Growing as a Gymnasium vector environment."""
+"""Growth as a Gymnasium vector environment."""
 
 import gymnasium
 import numpy as np
@@ -28,7 +28,7 @@ def env():
 
 
 class Single(gymnasium.Env):
-    """One environment of the vector, for Gymnasium's checker, which knows single ones."""
+    """One environment of the vector, for Gymnasium's checker of single environments."""
 
     metadata = {"render_modes": []}
 
@@ -101,7 +101,7 @@ def test_a_reset_without_a_seed_is_another_episode(env):
     assert (seven == again[0]).all() and (other == again[1]).all()
 
 
-def test_illegal_actions_wait_and_are_told(env):
+def test_illegal_actions_are_replaced_by_wait_and_reported(env):
     env.reset(seed=1)
     illegal = np.array([[5, 0, 0, 0, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0, 0, 0]])
     info = env.step(illegal)[4]
@@ -109,7 +109,7 @@ def test_illegal_actions_wait_and_are_told(env):
     assert info["op_mask"].tolist() == [[1, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 1]]
 
 
-def test_masks_are_the_rules(env):
+def test_masks_agree_with_the_rules(env):
     env.reset(seed=1)
     for _ in range(3):
         for index, seen in enumerate(env._fleet.envs):
@@ -169,7 +169,7 @@ def test_a_list_of_seeds_is_honoured_or_refused(env):
     single.close()
 
 
-def test_settings_that_are_not_the_callers(tmp_path):
+def test_wrong_settings_are_refused(tmp_path):
     for settings, text in [
         ({"num_envs": 2.5}, "`num_envs`: got 2.5"),
         ({"num_envs": True}, "`num_envs`: got True"),

@@ -1,4 +1,4 @@
-"""The network of a weights file, beside the engine's own results."""
+"""The network of a weights file, compared with the engine."""
 
 import pickle
 
@@ -38,7 +38,7 @@ def results(weights: meristem.weights.Weights) -> tuple[float, float]:
 
 
 def test_numpy_has_the_engine_s_results_for_every_blueprint_and_style(tiny):
-    """Float32 sums of the engine differ from float64 by some 1e-6 of a loss of about 2."""
+    """The engine's float32 sums differ from float64 by about 1e-6 at a loss of about 2."""
     names = list(KINDS)
 
     def controller(env: Env):
@@ -59,7 +59,7 @@ def test_numpy_has_the_engine_s_results_for_every_blueprint_and_style(tiny):
         loss, accuracy = results(weights)
         assert loss == pytest.approx(env["test_loss"], abs=1e-5), module
         assert accuracy == env["test_accuracy"], module
-        # A file of an older version has no layers of the host: its text gives the same.
+        # A file of an older version has no layers; the description of the host gives the same.
         older = {key: value for key, value in weights.metadata.items() if key != "host"}
         before = meristem.weights.Weights(weights.tensors, older)
         assert host_of(before) == host_of(weights) == weights.metadata["host"]
@@ -100,7 +100,7 @@ def test_files_that_are_no_weights_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
-def test_names_that_a_wrapper_of_pytorch_has_prefixed_are_taken(trained, tmp_path, prefix):
+def test_prefixes_of_pytorch_wrappers_are_removed(trained, tmp_path, prefix):
     weights = meristem.weights.load(trained.weights(0))
     path = tmp_path / "wrapped.safetensors"
     wrapped = {prefix + name: x for name, x in weights.tensors.items()}
@@ -125,7 +125,7 @@ def test_names_that_a_wrapper_of_pytorch_has_prefixed_are_taken(trained, tmp_pat
         ({}, {"x": float("nan")}, "`metadata['x']`: got nan, expected JSON"),
     ],
 )
-def test_weights_that_no_file_can_hold_are_refused_and_write_nothing(
+def test_unsupported_weights_are_refused_and_write_nothing(
     tmp_path, tensors, metadata, text
 ):
     path = tmp_path / "w.safetensors"

@@ -1,4 +1,4 @@
-"""Training, resuming, and reading of runs."""
+"""Training, resuming and reading of runs."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def test_a_run_is_trained_and_read(tiny):
     assert run.weights(1).is_file()
 
 
-def test_columns_are_those_of_the_file(trained):
+def test_columns_equal_the_keys_of_the_file(trained):
     with (trained.path / "events.jsonl").open() as file:
         lines = [json.loads(line) for line in file]
     steps = [line for line in lines if line["event"] == "step_completed"]

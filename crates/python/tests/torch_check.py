@@ -20,7 +20,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "python.md"
 
 
 def sums() -> None:
-    """Sums tensors in place, of all types, also those that are on their way to a gradient."""
+    """Sums tensors of all types in place, also tensors that require a gradient."""
 
     def work(comm: meristem.Comm) -> list[torch.Tensor]:
         layer = torch.nn.Conv2d(3, 4, 3)

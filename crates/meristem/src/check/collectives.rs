@@ -13,13 +13,13 @@ const LEN: usize = 10_007;
 /// Number of elements that each rank sends.
 const KEPT: usize = 101;
 
-/// Checks that the dense sum has the bits of the sum from left to right, on every rank.
+/// Checks that the dense sum equals the sum from left to right, bit for bit, on every rank.
 pub(super) fn dense(id: DeviceId) -> Verdict {
     compare(id, |comm, x| Ok(comm.all_reduce(x, Reduction::Sum)?), |_| true)?;
     Ok(format!("{LEN} f32 over 1 to 4 threads: the bits of the sum from left to right"))
 }
 
-/// Checks that the sparse sum has the bits of the sum over the elements that the ranks send.
+/// Checks that the sparse sum equals the sum of the sent elements, bit for bit.
 pub(super) fn sparse(id: DeviceId) -> Verdict {
     let sum = |comm: &mut Communicator, x: &Tensor| -> Result<(), Fault> {
         let mut sum = SparseSum::new(x, Sparse::TopK, Keep::Nothing)?;
@@ -31,8 +31,7 @@ pub(super) fn sparse(id: DeviceId) -> Verdict {
     ))
 }
 
-/// Checks that a sparse sum allocates its memory once and reports it, so that a second sum needs
-/// none.
+/// Checks that a sparse sum reports its memory, and that a second sum allocates none.
 pub(super) fn memory(id: DeviceId) -> Verdict {
     let device = Device::open(id, &DeviceOptions::default())?;
     let both = on_ranks(&device, 2, |mut comm, stream| {
@@ -66,7 +65,7 @@ pub(super) fn over_mpi() -> Verdict {
         "install `mpirun` of this MPI library (Debian: openmpi-bin), and make sure that it works";
     let program = std::env::current_exe().map_err(|error| Fault::new(error.to_string(), REPORT))?;
     let mut command = std::process::Command::new("mpirun");
-    // This process may itself be one of mpirun's.
+    // This process may itself be a child of mpirun.
     for (name, _) in std::env::vars_os() {
         let of_process = ["OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PMIX_", "PMI_"];
         let of_mpi = |name: &str| of_process.iter().any(|prefix| name.starts_with(prefix));
@@ -74,7 +73,7 @@ pub(super) fn over_mpi() -> Verdict {
             command.env_remove(name);
         }
     }
-    // Allow more processes than cores, and root.
+    // Allow more processes than cores, and the user root.
     for name in ["MCA_rmaps_base_oversubscribe", "ALLOW_RUN_AS_ROOT", "ALLOW_RUN_AS_ROOT_CONFIRM"] {
         command.env(format!("OMPI_{name}"), "1");
     }
@@ -94,8 +93,8 @@ pub(super) fn over_mpi() -> Verdict {
     Ok("dense, topk, gtopk and ok-topk over 2 processes: all elements correct".into())
 }
 
-/// Runs `sum` on every number of ranks, and compares the result with the sum from left to right of
-/// the elements that `is_sent` selects by their place in the order of magnitudes.
+/// Runs `sum` on every number of ranks. Compares the result with the sum, from left to right, of
+/// the elements whose rank by magnitude `is_sent` selects.
 fn compare(
     id: DeviceId,
     sum: impl Fn(&mut Communicator, &Tensor) -> Result<(), Fault> + Sync,
@@ -126,7 +125,7 @@ fn compare(
     Ok(())
 }
 
-/// Runs every rank of a group in a separate thread. Returns the results by rank.
+/// Runs every rank of a group in a thread. Returns the results by rank.
 fn on_ranks<T: Send>(
     device: &Device,
     ranks: usize,
@@ -144,13 +143,13 @@ fn on_ranks<T: Send>(
     })
 }
 
-/// Values of many magnitudes, whose sum depends on the order.
+/// Values of many magnitudes, so that their sum depends on the order of addition.
 fn values(rank: usize) -> Vec<f32> {
     let mut random = Rng::new(7, Purpose::Test, rank as u64, 0);
     (0..LEN).map(|_| (random.uniform() - 0.5) * 10.0f32.powi(random.below(9) as i32 - 4)).collect()
 }
 
-/// `x` with all elements set to zero except those that are sent. Ties go to the lower index.
+/// Copies the sent elements of `x`, and sets the others to zero. Ties go to the lower index.
 fn largest(x: &[f32], is_sent: &impl Fn(usize) -> bool) -> Vec<f32> {
     let mut order: Vec<usize> = (0..x.len()).collect();
     order.sort_by(|&a, &b| x[b].abs().total_cmp(&x[a].abs()).then(a.cmp(&b)));

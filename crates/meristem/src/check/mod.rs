@@ -1,12 +1,12 @@
 //! `meristem check`: the checks that a machine and this build must pass, one line per check.
 //!
 //! - `machine`: devices, libraries, instruction sets;
-//! - `residency`: the resident copy and its batches;
-//! - `streams`: streams and their memory under load;
+//! - `residency`: the resident copy of a dataset and its batches;
+//! - `streams`: streams with little memory;
 //! - `collectives`: sums over ranks;
-//! - `training`: whole runs, compared and counted.
+//! - `training`: determinism, memory and counts of whole runs.
 //!
-//! A check measures and judges its measurements; it never passes without measuring.
+//! A check passes only if its measurements are within their limits.
 
 mod collectives;
 mod machine;
@@ -21,10 +21,10 @@ use serde::Serialize;
 
 use crate::failure::Failure;
 
-/// Result of a check: a figure if it passes, otherwise a figure and a remedy.
+/// Result of a check: the measured figure, or a [`Fault`].
 pub(crate) type Verdict = Result<String, Fault>;
 
-/// Failure of a check.
+/// Failed check: the measured figure and a remedy.
 #[derive(Debug)]
 pub(crate) struct Fault {
     figure: String,
@@ -37,7 +37,7 @@ impl Fault {
     }
 }
 
-/// Makes a failed operation a failed check.
+/// Converts the error of an operation to a failed check.
 impl<E: Into<Failure>> From<E> for Fault {
     fn from(error: E) -> Self {
         let failure: Failure = error.into();
@@ -66,14 +66,14 @@ pub(crate) struct Line {
     pub(crate) seconds: f64,
 }
 
-/// Function of a check.
+/// Function of a check, with the devices that it applies to.
 #[derive(Clone, Copy)]
 pub(crate) enum Look {
-    /// Looks at any device.
+    /// For any device.
     Device(fn(DeviceId) -> Verdict),
-    /// Looks at the processor, or at the program.
+    /// For the CPU, or independent of devices.
     Processor(fn() -> Verdict),
-    /// Looks at a GPU.
+    /// For a GPU.
     Gpu(fn(DeviceId) -> Verdict),
 }
 
@@ -101,10 +101,10 @@ const CHECKS: &[Check] = &[
     ("hot scopes", Look::Device(training::hot_scopes)),
 ];
 
-/// The checks of a device: all, or the named ones.
+/// The checks for a device: all, or those in `names`.
 ///
 /// # Errors
-/// A name that none of them has.
+/// A name of `names` is unknown.
 pub(crate) fn select(device: DeviceId, names: &[String]) -> Result<Vec<Check>, Failure> {
     let on_gpu = matches!(device, DeviceId::Cuda(_));
     let of_device = |&(_, look): &Check| match look {
@@ -121,8 +121,8 @@ pub(crate) fn select(device: DeviceId, names: &[String]) -> Result<Vec<Check>, F
     Ok(all.into_iter().filter(asked).collect())
 }
 
-/// Runs checks on a device. Calls `begin` with the name of each check before it runs, and `each`
-/// with its line afterwards. Returns all lines.
+/// Runs checks on a device. Calls `begin` with the name of a check before it, and `each` with its
+/// line after it. Returns all lines.
 pub(crate) fn run(
     device: DeviceId,
     checks: &[Check],

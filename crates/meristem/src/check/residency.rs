@@ -1,4 +1,4 @@
-//! Checks of the resident copy and its batches: no second copy, no lost format, no shared batch.
+//! Checks of the resident copy and its batches: one copy, the right strides, no shared memory.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::plain::megabytes;
 const ENVS: usize = 4;
 const BATCH: usize = 32;
 
-/// The embedded dataset on a separate device; dropping it clears the cache.
+/// The embedded dataset on its own device. Dropping it clears the cache of datasets.
 struct Resident {
     device: Device,
     streams: Vec<Stream>,
@@ -28,7 +28,7 @@ impl Resident {
         Ok(Self { device, streams, data })
     }
 
-    /// Gathers for every env from the resident copy.
+    /// Returns a gather from the resident copy for all envs.
     fn gather(&self, shuffle: bool) -> Result<GatherBatches, Fault> {
         let devices = vec![self.device.id(); ENVS];
         let config =
@@ -39,7 +39,7 @@ impl Resident {
 
 impl Drop for Resident {
     fn drop(&mut self) {
-        // Otherwise the cache would keep the data, and with it the device.
+        // The cache would keep the data and the device alive.
         cache::clear(|key| key.source == Source::Embedded);
     }
 }
@@ -49,8 +49,8 @@ fn load(device: &Device) -> Result<Arc<Dataset>, Fault> {
     Ok(cache::load(device, &spec, Split::Train, Residency::Resident)?)
 }
 
-/// Checks that there is one copy, of bytes, which a second request shares, and that an epoch only
-/// copies its order.
+/// Checks that there is one copy, of `u8`, that a second request shares it, and that an epoch
+/// copies only the order of samples.
 pub(super) fn residency(id: DeviceId) -> Verdict {
     let resident = Resident::load(id)?;
     let images = resident.data.resident_images();
@@ -80,11 +80,11 @@ fn serve(gather: &mut GatherBatches, epoch: u64) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Rounding of (v/255 − mean)/std in f32, for values of a few units, is 1e-6; a lost format is off
-/// by more than .1.
+/// Tolerance of a pixel. Rounding of (v/255 − mean)/std in f32 is about 1e-6; pixels at wrong
+/// strides differ by more than .1.
 const TOLERANCE: f32 = 1e-5;
 
-/// Checks that batches have channels-last strides, and the right pixels there.
+/// Checks that batches have channels-last strides and the right pixels at these strides.
 pub(super) fn format(id: DeviceId) -> Verdict {
     let resident = Resident::load(id)?;
     let batch = first_batch(&mut resident.gather(false)?)?.swap_remove(1);
@@ -94,7 +94,7 @@ pub(super) fn format(id: DeviceId) -> Verdict {
     ensure(strides == expected, || {
         Fault::new(format!("strides are {strides:?}, expected {expected:?}"), REPORT)
     })?;
-    // In file order, env 1 has the second batch of samples.
+    // Without shuffling, env 1 has the second batch of samples.
     let bytes = resident.data.resident_images().map(|images| images.to_vec::<u8>()).transpose()?;
     let bytes = bytes.unwrap_or_default();
     let constants = resident.data.normalization();

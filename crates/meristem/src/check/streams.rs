@@ -1,5 +1,4 @@
-//! Checks of streams under load: many streams with little memory, compared with one that has
-//! plenty.
+//! Checks of streams: many streams with little memory, compared with one stream with ample memory.
 
 use meristem::device::{
     Call, DType, Device, DeviceId, DeviceOptions, Kernel, KernelSource, Operand, Owner, Stream,
@@ -27,7 +26,7 @@ static UPDATE: Kernel = kernel("update", &[READ, Operand::write::<f32>()]);
 const STREAMS: usize = 32;
 const STEPS: usize = 300;
 const LEN: usize = 256;
-/// Memory for states and sums, and four temporaries for all streams.
+/// Memory limit: the states, the sums, and four temporaries shared by all streams.
 const LIMIT: usize = STREAMS * (4 * LEN + 64) + 4 * (4 * LEN);
 
 /// Checks that 32 streams with memory for four temporaries give the bits of one stream with ample
@@ -55,7 +54,7 @@ pub(super) fn stress(id: DeviceId) -> Verdict {
     ))
 }
 
-/// Checks the same program with the race sanitizer, which compares every launch with vector clocks.
+/// Checks the same program with the race sanitizer, which checks every launch by vector clocks.
 pub(super) fn races(id: DeviceId) -> Verdict {
     let options = DeviceOptions { sanitize: true, ..DeviceOptions::default() };
     let device = Device::open(id, &options)?;
@@ -70,8 +69,8 @@ pub(super) fn races(id: DeviceId) -> Verdict {
     Ok(format!("{} launches on {STREAMS} streams, no races", device.counts().launches))
 }
 
-/// Runs the program: every env's state goes through a temporary that another stream reads after its
-/// owner has dropped it.
+/// Runs the program: every step writes the state to a temporary, which another stream reads after
+/// the temporary was dropped.
 fn run(device: &Device, streams: usize) -> Result<Vec<Vec<u8>>, Fault> {
     let streams: Vec<Stream> = (0..streams).map(|i| device.stream(&format!("env {i}"))).collect();
     let side = device.stream("sums");
@@ -96,8 +95,8 @@ fn run(device: &Device, streams: usize) -> Result<Vec<Vec<u8>>, Fault> {
     Ok(states.iter().zip(&sums).map(bits).collect())
 }
 
-/// Runs one step of the logistic map in its chaotic range, where a wrong bit soon spreads
-/// everywhere.
+/// Runs one step of the logistic map in its chaotic range, in which a wrong bit soon changes all
+/// bits.
 fn step(state: &Tensor, side: &Stream, sum: &Tensor) -> meristem::device::Result<()> {
     let stream = state.stream();
     let curve = Tensor::empty(stream, [LEN], DType::F32, Owner::Activations)?;

@@ -1,4 +1,4 @@
-//! Checks of whole runs: equal for any number of threads, constant memory, no hidden waits.
+//! Checks of whole runs: same results for any number of threads, constant memory, no hidden waits.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::{Fault, REPORT, Verdict, ensure};
 use crate::plain::megabytes;
 use crate::synthetic;
 
-/// Runs two hosts with growing modules on a few batches a step, which is fast enough to repeat.
+/// Runs two growing hosts with a few batches per step, which is fast enough to repeat.
 fn grow_two_hosts(id: DeviceId, folder: &Path, threads: usize) -> Result<Summary, Fault> {
     let flags = ConfigLayer {
         preset: Some(Preset::Quick),
@@ -27,7 +27,7 @@ fn grow_two_hosts(id: DeviceId, folder: &Path, threads: usize) -> Result<Summary
         batch: Some(64),
         max_batches: Some(Limit::Count(6)),
         steps: Some(14),
-        // A forbidden operation ends the run with an error that names its place.
+        // With `deny` a hidden operation ends the run with an error that names its call site.
         hot_scope: Some(HotScopePolicy(ScopePolicy::Deny)),
         ..ConfigLayer::default()
     };
@@ -56,7 +56,7 @@ pub(super) fn determinism(id: DeviceId) -> Verdict {
     Ok(format!("two hosts and {grown} grown modules: the same bits with 1, 2 and 4 threads"))
 }
 
-/// Checks that training steps and control steps of a run stay within their limits.
+/// Checks that training steps and evaluations of a run make only the permitted copies and waits.
 pub(super) fn hot_scopes(id: DeviceId) -> Verdict {
     let folder = temporary_folder()?;
     let summary = grow_two_hosts(id, &folder.path().join("run"), 0)?;
@@ -82,7 +82,7 @@ const EPOCHS: u64 = 500;
 const ENVS: usize = 2;
 const BATCH: usize = 16;
 
-/// Checks that 500 epochs of gathering and training take no more memory than the second one.
+/// Checks that memory does not increase from the second to the last of 500 epochs of training.
 pub(super) fn leak(id: DeviceId) -> Verdict {
     let device = Device::open(id, &DeviceOptions::default())?;
     let streams: Vec<_> = (0..ENVS).map(|env| device.stream(&format!("env {env}"))).collect();

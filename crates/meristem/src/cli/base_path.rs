@@ -1,10 +1,10 @@
-//! Path below which a proxy has the server for browsers.
+//! Base path of the server for browsers behind a proxy.
 
 use std::str::FromStr;
 
 use meristem::train::settings::BadValue;
 
-/// Beginning of all paths of a server: empty, or `/` and names, without a `/` at the end.
+/// Prefix of all paths of a server: empty, or `/` and names, without a `/` at the end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BasePath(String);
 
@@ -27,12 +27,12 @@ impl FromStr for BasePath {
 
 #[cfg(feature = "serve")]
 impl BasePath {
-    /// The address of a path of the server, which begins with `/`.
+    /// Prepends the base to `path`, which begins with `/`.
     pub(crate) fn to(&self, path: &str) -> String {
         format!("{}{path}", self.0)
     }
 
-    /// The path of the server that an address has; `None` if the address is not below the base.
+    /// Strips the base from `address`; `None` if the address is not below the base.
     pub(crate) fn below<'a>(&self, address: &'a str) -> Option<&'a str> {
         match address.strip_prefix(&self.0)? {
             "" => Some("/"),

@@ -9,8 +9,8 @@ use super::{DeviceArguments, InsightArguments, NetworkArguments};
 pub(crate) enum BenchCommand {
     /// Training speed in images per second: gather, forward, backward and update on resident data.
     Host(BenchHostArguments),
-    /// Evaluation of a host in all configurations of its modules: in one pass, and in one pass
-    /// each.
+    /// Evaluation of a host in all configurations of its modules: in one shared pass, and in
+    /// separate passes.
     Counterfactual(BenchCounterfactualArguments),
     /// Gather speed in microseconds per batch of 3x32x32 images.
     Gather(BenchGatherArguments),
@@ -25,7 +25,7 @@ pub(crate) enum BenchCommand {
 pub(crate) struct BenchCommArguments {
     /// Kind of ranks. For mpi, which needs a build with --features mpi, start the command with
     /// mpirun, such as: mpirun -n 4 meristem bench comm --comm mpi. For nccl, with --features cuda,
-    /// every process is a rank with the GPU that --device names; start them with torchrun
+    /// every process is a rank with the GPU of --device; start the processes with torchrun
     #[arg(long, value_enum, default_value_t = Transport::Threads)]
     pub(crate) comm: Transport,
     /// Number of ranks [default: 2; with mpi and nccl, the number of processes]
@@ -41,12 +41,12 @@ pub(crate) struct BenchCommArguments {
     /// rounded down to a multiple of the number of ranks
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0.001,0.01,0.1")]
     pub(crate) density: Vec<f64>,
-    /// Measured sums of each kind, after one as a warm-up [default: 5 to 50, by size]
+    /// Number of measured sums of each kind, after one warm-up [default: 5 to 50, by size]
     #[arg(long, value_name = "N")]
     pub(crate) rounds: Option<usize>,
     #[command(flatten)]
     pub(crate) device: DeviceArguments,
-    /// Print the device memory that the first sum of each kind takes, phase by phase
+    /// Print the device memory after each phase of the first sum of each kind
     #[arg(long)]
     pub(crate) memory: bool,
     /// Log the exchanges between ranks and the messages of the MPI library to stderr
@@ -85,14 +85,14 @@ pub(crate) struct BenchHostArguments {
     /// Host: a preset or a description
     #[arg(long, default_value = "baseline")]
     pub(crate) host: String,
-    /// Live modules of each host, such as r0c0=conv_heavy,r0c1=attention:training; a module is
-    /// holding unless it is said to be training
+    /// Live modules of each host, such as r0c0=conv_heavy,r0c1=attention:training; modules are in
+    /// stage holding by default
     #[arg(long, value_name = "LIST")]
     pub(crate) modules: Option<String>,
-    /// Measure validation, not training: forward, loss and hits
+    /// Measure validation instead of training: forward pass, loss and accuracy
     #[arg(long)]
     pub(crate) validate: bool,
-    /// Number of hosts side by side
+    /// Number of hosts that run concurrently
     #[arg(long, value_name = "N", default_value_t = 4)]
     pub(crate) envs: usize,
     /// Samples in a batch of one env

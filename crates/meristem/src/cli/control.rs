@@ -19,21 +19,21 @@ pub(crate) enum ControlCommand {
     /// compute, and paired differences from the first controller. Values are means over the seeds,
     /// with 95 % intervals; the value of a seed is the mean over its envs.
     ///
-    /// static@CONTROLLER trains the networks that an earlier controller of the list ended with,
-    /// from the beginning and with the same steps: the comparison at equal parameters.
-    /// static-compute@CONTROLLER trains them for as many steps as cost what growing cost: the
-    /// comparison at equal compute. Compute is that of training and of counterfactual evaluations.
+    /// static@CONTROLLER trains the final networks of an earlier controller of the list, from new
+    /// weights and for the same number of steps: the comparison at equal parameters.
+    /// static-compute@CONTROLLER trains them until their compute equals that of growing: the
+    /// comparison at equal compute. Compute includes training and counterfactual evaluations.
     ///
     /// A policy from a file does not learn: ppo:FILE samples its actions, greedy:FILE takes the
     /// most probable ones. ppo and ppo@REWARD first train a new policy for each seed, in --rounds
     /// rounds on other hosts.
     ///
-    /// Seeds count up from --seed, which is 1000 by default. The default of `train` is 42, so a
-    /// policy is compared on hosts that it has not seen. A policy file has the seeds of its
-    /// training; a comparison on one of them gives a warning.
+    /// Seeds count up from --seed, which is 1000 by default. The default of `train` is 42, so
+    /// policies are compared on hosts outside their training. A policy file lists the seeds of its
+    /// training; a comparison on one of them prints a warning.
     ///
-    /// --policy and --run-dir differ from those of `train`, where they are the policy that the run
-    /// starts from and the folder of a single run.
+    /// --policy and --run-dir have other meanings in `train`: the initial policy of the run, and
+    /// the folder of a single run.
     Eval(Box<ControlEvalArguments>),
 }
 
@@ -71,7 +71,7 @@ pub(crate) struct ControlEvalArguments {
 }
 
 impl ControlEvalArguments {
-    /// The contenders: --controllers, then the files of --policy.
+    /// Returns the contenders: --controllers, then the files of --policy.
     pub(crate) fn contenders(&self) -> Vec<Contender> {
         let mut contenders = self.controllers.clone();
         if contenders.is_empty() {

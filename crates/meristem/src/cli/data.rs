@@ -10,15 +10,15 @@ use super::DatasetArguments;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum DataCommand {
-    /// Describe a dataset; without --dataset, list all datasets and the files that they need.
+    /// Describe a dataset; without --dataset, list all datasets and their required files.
     Info(InfoArguments),
-    /// Decode every image and list damaged ones; without --dataset, of the embedded dataset.
+    /// Decode every image of a dataset, by default the embedded one, and list damaged images.
     Verify(VerifyArguments),
     /// Convert class folders (train/CLASS/*, test/CLASS/*) to the binary layout of CIFAR-10.
     Import(ImportArguments),
-    /// Print the samples of each env and batch, in the order of `train` with the same --epoch.
+    /// Print the samples of each env and batch; `train` with the same --epoch has the same order.
     Plan(PlanArguments),
-    /// Show how much room decoded image files take on disk, or remove them.
+    /// Show the size of the cache of decoded images on disk, or clear it.
     Cache(CacheArguments),
 }
 
@@ -81,12 +81,12 @@ pub(crate) struct PlanArguments {
     /// Samples in a batch of one env
     #[arg(long, value_name = "N")]
     pub(crate) batch: usize,
-    /// Device of each env, in the order of the envs: cpu,cpu is two envs on one device. In `train`
-    /// --devices lists each device once
+    /// Device of each env, in the order of the envs: cpu,cpu is two envs on one device. (--devices
+    /// of `train` lists each device once.)
     #[arg(long, value_name = "LIST", value_delimiter = ',', required = true)]
     pub(crate) devices: Vec<String>,
-    /// Samples of an env in an epoch. full: all of them, in an order of its own. dealt: the envs of
-    /// a device share them, so that each of N envs gets 1/N
+    /// Samples of an env in an epoch. full: all samples, in a separate order for each env. dealt:
+    /// the samples are divided among the envs of a device
     #[arg(long, value_name = "full|dealt", default_value_t = EpochMode::Full)]
     pub(crate) epoch: EpochMode,
     /// Seed of the order
@@ -98,7 +98,7 @@ pub(crate) struct PlanArguments {
     /// Leave out an incomplete last batch
     #[arg(long)]
     pub(crate) drop_last: bool,
-    /// Shuffle every epoch; off keeps the order of the files
+    /// Shuffle every epoch; off: the order of the files
     #[arg(long, value_name = "on|off", default_value = "on")]
     pub(crate) shuffle: Switch,
     /// Maximum number of batches per epoch, or all

@@ -14,19 +14,18 @@ pub(crate) enum ExportCommand {
     Csv(CsvArguments),
     /// Write the events of a run as a Parquet file, with the feature `parquet`.
     ///
-    /// Columns are those of `export csv`, typed; what is an empty cell there is null.
+    /// It has the columns of `export csv`, with types; an empty cell is null.
     Parquet(ParquetArguments),
-    /// Write the network of a weights file as an ONNX model: host and modules, as `eval` computes
-    /// them.
+    /// Write the network of a weights file, host and modules, as an ONNX model.
     ///
-    /// The input `images` is f32 [N, channels, rows, columns], normalised, with N free; the output
-    /// `logits` is f32 [N, classes]. The metadata has classes, normalization, host, input and
-    /// weights.
+    /// The input `images` is f32 [N, channels, rows, columns], normalised, for any N; the output
+    /// `logits` is f32 [N, classes]. The metadata has the keys classes, normalization, host, input
+    /// and weights.
     Onnx(OnnxArguments),
     /// Write the events of a run as an event file of TensorBoard: curves, histograms of actions,
     /// settings.
     ///
-    /// `train --tensorboard` writes the same file while a run goes on.
+    /// `train --tensorboard` writes the same file during a run.
     Tensorboard(TensorboardArguments),
 }
 
@@ -39,7 +38,7 @@ pub(crate) struct OnnxArguments {
     /// File to write; must not exist
     #[arg(long, value_name = "FILE")]
     pub(crate) out: PathBuf,
-    /// Have the model take images as bytes, u8 [N, rows, columns, channels], and normalise them
+    /// Make the input u8 [N, rows, columns, channels], which the model normalises
     #[arg(long)]
     pub(crate) with_preprocessing: bool,
     /// Host of the weights; required only if the file has no topology [default: the file's]
@@ -48,7 +47,8 @@ pub(crate) struct OnnxArguments {
     /// Rows and columns of the images, such as 32x32; required only if the file has no topology
     #[arg(long, value_name = "ROWSxCOLUMNS", value_parser = image_size)]
     pub(crate) image_size: Option<[usize; 2]>,
-    /// Normalisation of a file without constants: cifar10, imagenet or 'mean=A,B,C;std=D,E,F'
+    /// Normalisation constants for a weights file without them: cifar10, imagenet or
+    /// 'mean=A,B,C;std=D,E,F'
     #[arg(long, value_name = "CONSTANTS")]
     pub(crate) normalize: Option<Normalize>,
 }
@@ -67,7 +67,7 @@ pub(crate) struct TensorboardArguments {
     /// Folder of the run, or its name in runs/
     #[arg(value_name = "RUN")]
     pub(crate) run: PathBuf,
-    /// Folder for the event file; must not have event files
+    /// Folder for the event file; must not contain event files
     #[arg(long, value_name = "DIR")]
     pub(crate) out: PathBuf,
 }

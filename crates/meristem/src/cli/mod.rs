@@ -1,5 +1,5 @@
-//! The command line: parsing only. `commands` and the configuration of the training crate decide
-//! what flags mean together.
+//! The command line: parsing only. `commands` and the configuration of the training crate check
+//! combinations of flags.
 
 mod base_path;
 mod bench;
@@ -58,31 +58,31 @@ pub(crate) enum Command {
     /// Train hosts side by side and let them grow.
     ///
     /// Flags override the configuration file, and the file overrides the preset. The config.toml in
-    /// a run's folder has all settings of the run.
+    /// the run folder has all settings of the run.
     Train(Box<TrainArguments>),
     /// List runs, compare them, and write reports about them.
     ///
-    /// A run is running, complete, stopped, failed, or killed: its process ended without a summary.
-    /// `train --resume` continues stopped and killed runs. Accuracies and parameters are means over
-    /// the envs. Nothing is written to the folders of runs.
+    /// A run is running, complete, stopped, failed, or killed (its process ended without a
+    /// summary). `train --resume` continues stopped and killed runs. Accuracies and parameters are
+    /// means over the envs. Run folders are not changed.
     Runs(RunsArguments),
-    /// Show a run on the terminal while it happens: envs, hosts, curves, policy, incidents.
+    /// Show a run on the terminal, also in progress: envs, hosts, curves, policy, incidents.
     ///
-    /// It reads the run's folder only, so it works for complete runs and over a shared folder, and
-    /// it does not slow the run. Keys are shown at the bottom.
+    /// The view only reads the run folder, so it does not slow the run and works over a shared
+    /// folder. The last line lists the keys.
     Watch(WatchArguments),
-    /// Show runs in the browser: a list, each run while it happens, comparisons.
+    /// Show runs in the browser: a list, live pages of runs, comparisons.
     ///
-    /// It needs a build with `--features serve`. It reads the folders of runs only. It listens on
-    /// this machine only; on another address, and with --token, it prints a URL with a token that
-    /// opens it. Ctrl-C ends it.
+    /// It needs a build with `--features serve`. The server only reads run folders. By default it
+    /// accepts connections from this machine only; for another --bind address, and with --token, it
+    /// prints a URL with an access token. Ctrl-C ends it.
     Serve(ServeArguments),
     /// Export runs and networks to other tools.
     #[command(subcommand)]
     Export(ExportCommand),
-    /// Evaluate a weights file on a split of a dataset; without --dataset, of the embedded one.
+    /// Evaluate a weights file on a split of a dataset, by default the embedded one.
     Eval(EvalArguments),
-    /// Compare the controllers that decide what grows.
+    /// Compare controllers, which decide what grows.
     #[command(subcommand)]
     Control(ControlCommand),
     /// Inspect datasets: describe, verify, convert, print the order of samples.
@@ -90,8 +90,8 @@ pub(crate) enum Command {
     Data(DataCommand),
     /// Check this machine and this build: one line per check, ok or FAIL with a remedy.
     ///
-    /// Checks residency, memory format, aliasing, determinism, streams under load, memory leaks and
-    /// hot scopes. The exit code is 0 only if all checks pass.
+    /// The checks cover residency, memory format, aliasing, determinism, streams under load, memory
+    /// leaks and hot scopes. The exit code is 0 only if all checks pass.
     Check(CheckArguments),
     /// Measure speed on this machine.
     #[command(subcommand)]
@@ -110,7 +110,7 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Whether only errors are to be printed.
+    /// Whether to print only errors.
     pub(crate) fn is_quiet(&self) -> bool {
         match self {
             Command::Train(arguments) => arguments.quiet,
@@ -119,7 +119,7 @@ impl Command {
         }
     }
 
-    /// Whether transports between ranks should log their operations.
+    /// Whether to log the operations of transports between ranks.
     pub(crate) fn comm_debug(&self) -> bool {
         match self {
             Command::Train(arguments) => arguments.comm_debug,
@@ -129,7 +129,7 @@ impl Command {
     }
 }
 
-/// Flags for looking inside a command.
+/// Flags for a trace and for memory by owner.
 #[derive(Debug, Args)]
 pub(crate) struct InsightArguments {
     /// File to write a trace to, for ui.perfetto.dev or chrome://tracing; must not exist
@@ -140,7 +140,7 @@ pub(crate) struct InsightArguments {
     pub(crate) memory: bool,
 }
 
-/// The device of a command that uses one.
+/// Flag for the device of a command.
 #[derive(Debug, Args)]
 pub(crate) struct DeviceArguments {
     /// Device: cpu, or cuda:N in a build with --features cuda
@@ -158,7 +158,7 @@ impl DeviceArguments {
     }
 }
 
-/// The device and the precision of a command that runs networks.
+/// Flags for the device and the precision of a command that runs networks.
 #[derive(Debug, Args)]
 pub(crate) struct NetworkArguments {
     #[command(flatten)]
@@ -172,7 +172,7 @@ impl NetworkArguments {
     /// The device.
     ///
     /// # Errors
-    /// Not the name of a device, or a device without this precision.
+    /// Not the name of a device, or the precision is not supported by the device.
     pub(crate) fn device(&self) -> meristem::train::Result<DeviceId> {
         let id = self.device.id()?;
         check_precision(self.precision, [id])?;
@@ -201,13 +201,13 @@ pub(crate) struct DatasetArguments {
     /// to their central square and scaled
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) resize: Option<u32>,
-    /// Decode image files even if their decoded images are on disk, and keep none there
+    /// Decode image files without reading or writing the cache of decoded images
     #[arg(long)]
     pub(crate) no_cache: bool,
 }
 
 impl DatasetArguments {
-    /// The selected dataset; the embedded one by default.
+    /// The selected dataset, by default the embedded one.
     ///
     /// # Errors
     /// An unknown name.
@@ -256,8 +256,8 @@ pub(crate) struct EvalArguments {
     pub(crate) threads: usize,
     #[command(flatten)]
     pub(crate) insight: InsightArguments,
-    /// Print {"loss":…,"accuracy":…,"samples":…,"normalization":…}, where normalization is weights,
-    /// dataset or given: the source of mean and standard deviation
+    /// Print {"loss":…,"accuracy":…,"samples":…,"normalization":…}, where normalization is the
+    /// source of mean and standard deviation: weights, dataset or given
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -297,7 +297,8 @@ mod tests {
         }
     }
 
-    /// A comparison has its own first seed, and other values only where controllers learn.
+    /// `control eval` has its own default seed; other defaults differ from `train` only if a
+    /// controller learns.
     #[test]
     fn the_help_of_control_eval_has_the_defaults_of_control_eval() {
         let command = Arguments::command();

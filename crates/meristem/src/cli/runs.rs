@@ -25,16 +25,16 @@ pub(crate) struct RunsArguments {
 pub(crate) enum RunsCommand {
     /// Compare runs: settings that differ, results side by side, curves of control accuracy.
     Compare(CompareArguments),
-    /// Write runs to one HTML file, which needs neither network nor scripts.
+    /// Write a report of runs to one HTML file, without scripts or external resources.
     ///
-    /// It has curves, stages of all slots over the steps, the grown networks, contributions of
-    /// modules, and the development of the policy. Runs in progress are reported, too.
+    /// The report has curves, stages of all slots over the steps, the grown networks, contributions
+    /// of modules, and the progress of the policy. Runs may be in progress.
     Report(ReportArguments),
     /// Compare every file of runs with its checksum: settings, events, results, weights,
     /// checkpoints.
     ///
-    /// Exits with 1 if a file is damaged or missing. Files of earlier builds have no checksums and
-    /// are listed as such.
+    /// The exit code is 1 if a file is damaged or missing. Files of earlier builds have no
+    /// checksums and are listed with a note.
     Verify(VerifyRunsArguments),
 }
 
@@ -73,8 +73,8 @@ pub(crate) struct ReportArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct WatchArguments {
-    /// Folder of the run, or its name in runs/ [default: the newest one there, one in
-    /// progress first]
+    /// Folder of the run, or its name in runs/ [default: the newest run there, preferring runs in
+    /// progress]
     #[arg(value_name = "RUN")]
     pub(crate) run: Option<PathBuf>,
 }
@@ -84,17 +84,17 @@ pub(crate) struct ServeArguments {
     /// Folder to search, four levels deep; or the folder of one run
     #[arg(value_name = "DIR", default_value = "runs")]
     pub(crate) folder: PathBuf,
-    /// Port to listen on; 0 takes any free one
+    /// Port to listen on; 0 selects a free one
     #[arg(long, value_name = "N", default_value_t = 8642)]
     pub(crate) port: u16,
-    /// IP address to listen on; with another one than a loopback address a token is needed
+    /// IP address to listen on; other than a loopback address, it requires a token
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1")]
     pub(crate) bind: IpAddr,
-    /// Need a token on a loopback address, too, as on a machine with other users
+    /// Require a token on a loopback address, too, for machines with several users
     #[arg(long)]
     pub(crate) token: bool,
-    /// Path at which a proxy has the server, such as /meristem; all links begin with it, and the
-    /// proxy passes it on
+    /// Path of the server behind a proxy, such as /meristem; all links begin with it, and the proxy
+    /// must forward it
     #[arg(long, value_name = "PATH", default_value = "/")]
     pub(crate) base_path: BasePath,
 }

@@ -12,19 +12,19 @@ use meristem::train::{self, config_file};
 
 use crate::plain::{self, printable};
 
-/// Settings as flags, and a file with settings: all of `train`, or without `SINGLE_RUN` those of
-/// `control eval`, with its defaults.
+/// Settings as flags and from a file: with `SINGLE_RUN` those of `train`, otherwise those of
+/// `control eval` with its defaults.
 #[derive(Debug)]
 pub(crate) struct SettingArguments<const SINGLE_RUN: bool> {
     /// Settings from a TOML or JSON file.
     pub(crate) config: Option<PathBuf>,
     flags: ConfigLayer,
-    /// Flags that were given several times with different values, with the value that counts.
+    /// Flags that were given several times with different values, each with its last value.
     repeated: Vec<(&'static str, String)>,
 }
 
 impl<const SINGLE_RUN: bool> SettingArguments<SINGLE_RUN> {
-    /// The settings of the configuration file, if there is one.
+    /// The settings of the configuration file; empty without a file.
     ///
     /// # Errors
     /// As [`config_file::read`].
@@ -32,7 +32,7 @@ impl<const SINGLE_RUN: bool> SettingArguments<SINGLE_RUN> {
         self.config.as_deref().map_or_else(|| Ok(ConfigLayer::default()), config_file::read)
     }
 
-    /// Notes on stderr which of several values of a flag counts.
+    /// Prints a note on stderr for each repeated flag, with the value in effect.
     pub(crate) fn tell_repeated(&self) {
         for (flag, value) in &self.repeated {
             let value = printable(value);
@@ -116,7 +116,7 @@ fn flag(setting: &'static Setting, default: &str) -> Arg {
     };
     let arg = match setting.form {
         Form::Switch => return arg.action(ArgAction::SetTrue).overrides_with(setting.key),
-        // The last one counts, so that a script can be varied at its end.
+        // The last value takes effect, so a flag can be appended to a command.
         Form::Value | Form::List => arg.action(ArgAction::Append),
     };
     let parser = move |text: &str| -> Result<String, BadValue> {

@@ -7,29 +7,29 @@ use meristem::train::config::all;
 
 use super::SettingArguments;
 
-/// Settings, and flags of this call only.
+/// Settings, and flags that apply to this process only.
 #[derive(Debug, Args)]
 #[command(allow_negative_numbers = true)]
 pub(crate) struct TrainArguments {
     /// Resume a run that was stopped or killed.
     #[arg(long, value_name = "RUN", help_heading = "Run", help = resume_help())]
     pub(crate) resume: Option<PathBuf>,
-    /// Print the settings in force as TOML and exit
+    /// Print the resolved settings as TOML and exit
     #[arg(long, help_heading = "Run", conflicts_with = "resume")]
     pub(crate) print_config: bool,
-    /// Watch the run on the whole terminal, as with `meristem watch`. q leaves the view and the run
-    /// goes on with its usual progress; Ctrl-C stops the run, which can be resumed. The view ends
-    /// with the run
+    /// Show the run on the whole terminal, as `meristem watch` does. q closes the view, and the run
+    /// continues with its usual progress output; Ctrl-C stops the run, which can be resumed. The
+    /// view ends with the run
     #[arg(long, help_heading = "Run", conflicts_with_all = ["quiet", "json", "print_config"])]
     pub(crate) watch: bool,
     /// Print only errors
     #[arg(long, help_heading = "Run", overrides_with = "quiet")]
     pub(crate) quiet: bool,
-    /// Print what the policy learned in each round: KL divergence, explained variance, entropies,
-    /// actions
+    /// Print statistics of the policy after each round: KL divergence, explained variance,
+    /// entropies, actions
     #[arg(long, help_heading = "Run")]
     pub(crate) verbose: bool,
-    /// Print the summary as JSON on stdout; progress goes to stderr
+    /// Print the summary as JSON on stdout, and progress on stderr
     #[arg(long, help_heading = "Run")]
     pub(crate) json: bool,
     /// Print the device memory of each owner

@@ -1,5 +1,5 @@
 //! `meristem bench counterfactual`: evaluation of a host in all configurations of its modules, in
-//! one pass and in one pass each.
+//! one shared pass and in separate passes.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ use crate::failure::Failure;
 use crate::plain::{self, counted, spread};
 use crate::synthetic::image_shape;
 
-/// Approximate length of a block. The ways take turns, so that other load on the machine affects
-/// all of them equally.
+/// Approximate length of a block. The methods take turns, so other load on the machine affects all
+/// of them equally.
 const BLOCK: Duration = Duration::from_millis(200);
 /// Time to compile plans, fill the pool and let the clock frequency settle.
 const WARM_UP: Duration = Duration::from_millis(1000);
@@ -32,11 +32,12 @@ struct Report {
     separate_ms: Spread,
     /// Time of one full pass for each distinct configuration.
     distinct_ms: Spread,
-    /// Ratio of the single pass to the separate passes, in the same turn.
+    /// Time of the single pass divided by the time of the separate passes of the same turn.
     share: Spread,
-    /// Ratio of the single pass to the passes for distinct configurations, in the same turn.
+    /// Time of the single pass divided by the time of the passes for distinct configurations of the
+    /// same turn.
     share_of_distinct: Spread,
-    /// The first ratio, by floating-point operations.
+    /// The first ratio, for floating-point operations instead of time.
     flops_share: f64,
     turns: usize,
     config: Config,
@@ -159,7 +160,8 @@ fn check(arguments: &BenchCounterfactualArguments) -> Result<(), Failure> {
     check_seconds(arguments.seconds)
 }
 
-/// A host with a module in stage holding in each of the slots, and the names of the slots.
+/// Creates a host with a module in stage holding in each of the slots. Returns it with the names of
+/// the slots.
 fn grown(arguments: &BenchCounterfactualArguments) -> Result<(Host, Vec<String>), Failure> {
     let spec: HostSpec = arguments.host.parse().map_err(grow::Error::from)?;
     let slots = spec.select_slots(arguments.slots.split(',')).map_err(grow::Error::from)?;
@@ -170,7 +172,7 @@ fn grown(arguments: &BenchCounterfactualArguments) -> Result<(Host, Vec<String>)
     Ok((bench_modules::grown(spec, &modules, "blueprint")?, names))
 }
 
-/// Way to evaluate configurations.
+/// Method to evaluate configurations.
 #[derive(Clone, Copy)]
 enum Way {
     Fused,
@@ -224,8 +226,8 @@ impl Bench {
         Ok(Self { device, network, inputs, targets, rows, asked })
     }
 
-    /// Runs the network in both ways for a while. Returns the number of batches that take about a
-    /// [`BLOCK`] in one pass.
+    /// Runs the network with each method for a while. Returns the number of batches that take about
+    /// a [`BLOCK`] in one pass.
     fn warm_up(&mut self) -> Result<usize, Failure> {
         let started = Instant::now();
         let mut fused_ms = f64::INFINITY;
@@ -236,7 +238,7 @@ impl Bench {
         Ok((1e3 * BLOCK.as_secs_f64() / fused_ms).ceil() as usize)
     }
 
-    /// Milliseconds per batch, over the given number of batches. Waits once, at the end.
+    /// Measures milliseconds per batch over the given number of batches. Waits once, at the end.
     fn time(&mut self, way: Way, batches: usize) -> Result<f64, Failure> {
         let started = Instant::now();
         for _ in 0..batches {

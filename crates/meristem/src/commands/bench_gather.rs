@@ -17,12 +17,12 @@ use crate::synthetic;
 const BLOCK: Duration = Duration::from_millis(250);
 /// Number of envs served side by side.
 const ENVS: usize = 4;
-/// Steps between two waits: as many as fit into a stream's queue.
+/// Steps between two waits: the capacity of a stream's queue.
 const BURST: usize = 100;
 
 #[derive(Serialize)]
 struct Report {
-    /// Time per batch of one env, until it is gathered and normalised: median over the blocks.
+    /// Time per batch of one env until the batch is ready: median over the blocks.
     us_per_batch: f64,
     us_per_batch_min: f64,
     us_per_batch_max: f64,
@@ -49,8 +49,7 @@ pub(crate) fn run(arguments: &BenchGatherArguments) -> Outcome {
         return Err(Failure::value("batch", arguments.batch, format!("1 to {most}")));
     }
     check_seconds(arguments.seconds)?;
-    // As in a fleet: every env's batch is gathered on its own stream, and the streams use all
-    // workers.
+    // As in a fleet, each env has a stream, and the streams use all workers.
     let device = Device::open(arguments.device.id()?, &DeviceOptions::default())?;
     let streams: Vec<_> = (0..ENVS).map(|env| device.stream(&format!("env {env}"))).collect();
     let devices = vec![device.id(); ENVS];
@@ -99,8 +98,8 @@ pub(crate) fn run(arguments: &BenchGatherArguments) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Gathers for about one block. Returns microseconds per batch, until it is ready and of the
-/// calling thread. Both include the order of each epoch, which is drawn anew.
+/// Gathers for about one block. Returns the microseconds per batch until the batch is ready, and
+/// those of the calling thread. Both include drawing the order of each epoch.
 fn measure(
     gather: &mut GatherBatches,
     device: &Device,

@@ -42,7 +42,7 @@ struct Report {
 #[derive(Serialize)]
 struct Config {
     host: String,
-    /// The list of live modules, as it was given.
+    /// The argument `--modules`.
     #[serde(skip_serializing_if = "Option::is_none")]
     modules: Option<String>,
     parameters: usize,
@@ -137,7 +137,7 @@ fn check(arguments: &BenchHostArguments) -> Result<(), Failure> {
     check_seconds(seconds)
 }
 
-/// Hosts at work.
+/// Hosts and their batches.
 struct Bench {
     device: Device,
     gather: GatherBatches,
@@ -145,7 +145,7 @@ struct Bench {
     isa: Isa,
     epoch: u64,
     validate: bool,
-    /// Rows of alphas that each env evaluates: the first.
+    /// Rows of alphas that each env evaluates: only the first.
     rows: Vec<Range<usize>>,
 }
 
@@ -187,7 +187,8 @@ impl Bench {
         Ok(Self { device, gather, networks, isa, epoch: 0, validate: arguments.validate, rows })
     }
 
-    /// Works for a while. Returns the number of batches of every env that take about a [`BLOCK`].
+    /// Trains or validates for a while. Returns the number of batches per env that take about a
+    /// [`BLOCK`].
     fn warm_up(&mut self) -> Result<usize, Failure> {
         let started = Instant::now();
         let mut batches = 0;
@@ -199,8 +200,8 @@ impl Bench {
         Ok((BLOCK.as_secs_f64() / per_batch.as_secs_f64()).ceil() as usize)
     }
 
-    /// Trains or validates every env on the given number of batches. Returns images per second.
-    /// Waits once, at the end.
+    /// Trains or validates every env on `batches` batches. Returns images per second. Waits once,
+    /// at the end.
     fn run(&mut self, batches: usize) -> Result<f64, Failure> {
         let _block = self.device.trace().map(|trace| trace.span("block"));
         let started = Instant::now();
@@ -220,7 +221,7 @@ impl Bench {
         Ok(images as f64 / started.elapsed().as_secs_f64())
     }
 
-    /// The next batch of each env, from one epoch to the next.
+    /// Returns the next batch of each env, and starts a new epoch at the end of one.
     fn next(&mut self) -> Result<Vec<Batch>, Failure> {
         if self.epoch > 0
             && let Some(batches) = self.gather.next()?

@@ -10,7 +10,7 @@ use meristem::grow::{
 use crate::failure::Failure;
 use crate::synthetic::image_shape;
 
-/// A module that a host has from the start.
+/// A module of a host from the start.
 pub(super) struct Module {
     pub(super) slot: SlotName,
     /// Name of its blueprint.
@@ -19,7 +19,7 @@ pub(super) struct Module {
     pub(super) stage: Stage,
 }
 
-/// Parses a list such as `r0c0=conv_heavy,r0c1=depthwise:training`. Without a stage it is holding.
+/// Parses a list such as `r0c0=conv_heavy,r0c1=depthwise:training`. The default stage is holding.
 pub(super) fn parse(spec: &HostSpec, list: &str) -> Result<Vec<Module>, Failure> {
     let refused = |got: &str| {
         Failure::value("modules", got, "SLOT=BLUEPRINT, or SLOT=BLUEPRINT:training, with commas")
@@ -36,7 +36,7 @@ pub(super) fn parse(spec: &HostSpec, list: &str) -> Result<Vec<Module>, Failure>
     list.split(',').map(one).collect()
 }
 
-/// A host with these modules, each in its stage. `argument` is what named the blueprints.
+/// Creates a host with `modules`, each in its stage. Errors name the flag `argument`.
 pub(super) fn grown(
     spec: HostSpec,
     modules: &[Module],

@@ -14,12 +14,12 @@ use crate::plain;
 pub(crate) fn run(arguments: &CheckArguments) -> Outcome {
     let device = arguments.device.id()?;
     let checks = check::select(device, &arguments.checks)?;
-    // Some checks take seconds, so a terminal shows the name of the current one below the others.
+    // Some checks take seconds, so a terminal shows the name of the current check.
     let terminal = Term::stderr();
     let is_drawable = is_drawable(&stderr());
     let begin = |name: &str| {
         if is_drawable {
-            // If the terminal cannot be written to, the checks continue without this line.
+            // If the write fails, the checks continue without this line.
             let _ = terminal.write_str(&format!("…     {name}"));
         }
     };
@@ -37,8 +37,8 @@ pub(crate) fn run(arguments: &CheckArguments) -> Outcome {
     Ok(if holds { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Formats a line, such as `ok    leak              500 epochs: …`, with the remedy below, if there
-/// is one.
+/// Formats a line, such as `ok    leak              500 epochs: …`, and below it the remedy of a
+/// failed check.
 fn shown(line: &Line) -> String {
     let mark = if line.ok { "ok  " } else { "FAIL" };
     let text = format!("{mark}  {:<16}  {}", line.name, line.figure);

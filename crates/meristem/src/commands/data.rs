@@ -77,7 +77,7 @@ struct Described {
     normalization: Constants,
 }
 
-/// Constants that pixels are normalised with, with the name of their choice.
+/// Constants of the normalisation, with the value of `--normalize`.
 #[derive(Serialize)]
 struct Constants {
     normalize: String,
@@ -89,7 +89,7 @@ struct Constants {
 #[derive(Serialize)]
 struct Known {
     dataset: &'static str,
-    /// Whether it was found in the given folder; the embedded dataset always is.
+    /// Whether it was found in the given folder; true for the embedded dataset.
     found: bool,
     expected: Vec<String>,
     where_to_get: &'static str,
@@ -185,10 +185,10 @@ fn import(arguments: &ImportArguments) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Decoded images on disk.
+/// Output of `data cache --json`.
 #[derive(Serialize)]
 struct Decoded {
-    /// The folder; null if the environment names none.
+    /// The folder; null if no environment variable gives one.
     #[serde(serialize_with = "path_text::serialize_some")]
     folder: Option<PathBuf>,
     #[serde(skip_serializing_if = "path_text::is_exact")]

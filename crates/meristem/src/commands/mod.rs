@@ -55,7 +55,7 @@ pub(crate) fn run(command: Command) -> Outcome {
     }
 }
 
-/// Exit code by status. A stopped run has a separate code, so that `train && deploy` does not
+/// Exit code of a status. A stopped run has a separate code, so that `train && deploy` does not
 /// deploy a partially trained model.
 fn exit_code(status: Status) -> ExitCode {
     match status {
@@ -65,7 +65,7 @@ fn exit_code(status: Status) -> ExitCode {
     }
 }
 
-/// The folder of a run that was named, which may be in `runs`.
+/// Finds the folder of a run from its path or its name in `runs`.
 pub(crate) fn locate(run: &Path) -> PathBuf {
     let usual = Path::new("runs").join(run);
     if !run.exists() && usual.exists() { usual } else { run.into() }
@@ -80,7 +80,7 @@ fn check_seconds(seconds: f64) -> Result<(), Failure> {
     }
 }
 
-/// Warns on stderr that a trace lacks events, even with --quiet.
+/// Prints a warning on stderr if events are missing in the trace, even with --quiet.
 fn tell_dropped(trace: &TraceSummary) {
     if trace.dropped > 0 {
         let (path, dropped) = (plain::shown(&trace.path), plain::thousands(trace.dropped));
@@ -90,7 +90,7 @@ fn tell_dropped(trace: &TraceSummary) {
     }
 }
 
-/// Words for what a benchmark ran on: threads and instruction set, or the GPU.
+/// Describes the device of a benchmark: threads and instruction set, or the GPU.
 fn on_device(device: &Device) -> String {
     match device.id() {
         DeviceId::Cpu(_) => {

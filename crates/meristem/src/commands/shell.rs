@@ -1,4 +1,4 @@
-//! `meristem completions` and `meristem man`: the command line for shells and for `man`.
+//! `meristem completions` and `meristem man`: shell completions and manual pages.
 
 use std::fs;
 use std::io;

@@ -18,7 +18,7 @@ use crate::progress::{Mode, Progress};
 use crate::signals::stop_on_signals;
 use crate::table;
 
-/// Results that a stopped run leaves.
+/// Results of a stopped run, for messages.
 const LEFT: &str = "weights and a summary";
 
 pub(crate) fn run(arguments: &TrainArguments) -> Outcome {
@@ -35,7 +35,7 @@ pub(crate) fn run(arguments: &TrainArguments) -> Outcome {
         Some(folder) => resume(folder, arguments, &mut display),
         None => start(arguments, &mut display),
     };
-    // The terminal is restored before anything else is printed on it.
+    // Dropping the display restores the terminal before anything else is printed.
     let Display { progress, view, .. } = display;
     drop(view);
     let summary = summary?;
@@ -64,7 +64,7 @@ pub(crate) fn run(arguments: &TrainArguments) -> Outcome {
     Ok(exit_code(summary.status))
 }
 
-/// Progress of the run, or with `--watch` a view of it.
+/// Progress output of the run, or with `--watch` a view.
 struct Display<'a> {
     arguments: &'a TrainArguments,
     progress: Progress,
@@ -72,7 +72,7 @@ struct Display<'a> {
 }
 
 impl Display<'_> {
-    /// Opens the view on the run's folder. Without a terminal that it can use, progress is printed.
+    /// Opens the view on the run folder. Without a usable terminal, prints progress instead.
     fn open_view(&mut self, folder: &Path) {
         if !has_terminal() {
             return plain::err("note: --watch needs a terminal; progress is printed as lines");
@@ -109,7 +109,7 @@ impl Observer for Display<'_> {
     }
 }
 
-/// Prints the `config.toml` that a run would write.
+/// Prints the `config.toml` of a run with these arguments.
 fn print_config(arguments: &TrainArguments) -> Outcome {
     let config = train::with_policy(&resolve(arguments)?)?;
     plain::data(config.resolved_toml().trim_end());

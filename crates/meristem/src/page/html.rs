@@ -1,24 +1,24 @@
-//! HTML in which text is always escaped.
+//! HTML builder that escapes all text.
 
 use crate::plot::escaped;
 
-/// A piece of HTML. Only this module makes one from text, which it escapes.
+/// A piece of HTML. Only this module creates one from text, with escaping.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Html(String);
 
-/// Characters of a cell's text that stay on one line.
+/// Maximum length of the text of a cell without line breaks.
 const LONG: usize = 32;
 
 /// Style of all pages.
 pub(crate) const STYLE: &str = include_str!("style.css");
 
 impl Html {
-    /// Text, with everything escaped that HTML gives a meaning.
+    /// Text, with HTML's special characters escaped.
     pub(crate) fn text(text: &str) -> Self {
         Self(escaped(text))
     }
 
-    /// An element with these attributes, which are constants, and this content.
+    /// An element with `attributes`, which are constants, and `content`.
     pub(crate) fn element(tag: &'static str, attributes: &'static str, content: Self) -> Self {
         let space = if attributes.is_empty() { "" } else { " " };
         Self(format!("<{tag}{space}{attributes}>{}</{tag}>\n", content.0))
@@ -29,17 +29,17 @@ impl Html {
         Self::element(tag, "", Self::text(text))
     }
 
-    /// A target for links within the page.
+    /// A heading that is a target of [`Html::link`].
     pub(crate) fn heading(number: usize, text: &str) -> Self {
         Self(format!("<h2 id=\"run-{number}\">{}</h2>\n", escaped(text)))
     }
 
-    /// A link to a heading.
+    /// A link to the heading with this number.
     pub(crate) fn link(number: usize, text: &str) -> Self {
         Self(format!("<a href=\"#run-{number}\">{}</a>", escaped(text)))
     }
 
-    /// A drawing that scrolls if the page is narrow, also by keyboard.
+    /// A drawing that scrolls on a narrow page, also by keyboard.
     pub(crate) fn picture(svg: String, label: &str) -> Self {
         Self(format!(
             "<div class=\"scroll\" tabindex=\"0\" role=\"group\" aria-label=\"{}\">{svg}</div>\n",
@@ -47,7 +47,8 @@ impl Html {
         ))
     }
 
-    /// A table with a caption; the first row is the header, the first column names the rows.
+    /// A table with a caption. The first row is the header, the first column has the names of the
+    /// rows.
     pub(crate) fn table(caption: &str, rows: &[Vec<String>]) -> Self {
         let cell = |text: &String| {
             if text.chars().count() > LONG {
@@ -88,20 +89,20 @@ impl Html {
         Self::element("details", if open { "open" } else { "" }, content)
     }
 
-    /// A link to an address of this server.
+    /// A link to a URL of this server.
     #[cfg(feature = "serve")]
     pub(crate) fn anchor(url: &str, text: &str) -> Self {
         Self(format!("<a href=\"{}\">{}</a>", escaped(url), escaped(text)))
     }
 
-    /// A form whose choices become the query of an address of this server.
+    /// A form whose fields become the query of a URL of this server.
     #[cfg(feature = "serve")]
     pub(crate) fn form(url: &str, content: Self) -> Self {
         let url = escaped(url);
         Self(format!("<form action=\"{url}\" method=\"get\">{}</form>\n", content.0))
     }
 
-    /// A box to choose something, with a label for those who do not see its place.
+    /// A checkbox with a label for screen readers.
     #[cfg(feature = "serve")]
     pub(crate) fn checkbox(name: &'static str, value: &str, label: &str) -> Self {
         let [value, label] = [value, label].map(escaped);
@@ -110,7 +111,7 @@ impl Html {
         ))
     }
 
-    /// A part of a page with its name, and the hash of its content.
+    /// A part of a page with its name and the hash of its content.
     #[cfg(feature = "serve")]
     pub(crate) fn section(id: &str, hash: &str, content: Self) -> Self {
         let [id, hash] = [id, hash].map(escaped);
@@ -127,7 +128,7 @@ impl Html {
         self.0.push_str(&other.0);
     }
 
-    /// A page that is one file. Its policy forbids scripts and everything from elsewhere.
+    /// A page as one file. Its policy forbids scripts and external resources.
     pub(crate) fn file(title: &str, body: Self) -> String {
         let head = format!(
             "<meta http-equiv=\"Content-Security-Policy\" \
@@ -136,8 +137,8 @@ impl Html {
         page(title, &head, body)
     }
 
-    /// A page whose style and script come from its server, at these addresses. The server also
-    /// sends its policy.
+    /// A page whose style and script are at the given URLs of its server. The server also sends its
+    /// policy.
     #[cfg(feature = "serve")]
     pub(crate) fn served(title: &str, [style, script]: [&str; 2], body: Self) -> String {
         let [style, script] = [style, script].map(escaped);

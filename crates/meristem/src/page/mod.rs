@@ -1,4 +1,4 @@
-//! Pages about runs, which `runs report` writes and `serve` updates.
+//! Pages about runs: `runs report` writes them, `serve` updates them.
 
 mod html;
 mod run;
@@ -18,10 +18,10 @@ use crate::plot::{Chart, Series, inline};
 /// Size of a chart in pixels.
 const CHART: [f64; 2] = [720.0, 320.0];
 
-/// Part of a page, which may change while the page is looked at.
+/// Part of a page, which `serve` updates separately.
 #[derive(Clone, Debug)]
 pub(crate) struct Part {
-    /// Name, unique on the page. A file has its parts in order and needs no names.
+    /// Unique name on the page. Files do not use it.
     #[cfg_attr(not(feature = "serve"), expect(dead_code, reason = "only a server names parts"))]
     pub(crate) id: String,
     pub(crate) html: Html,
@@ -38,7 +38,7 @@ fn series(name: impl ToString, curve: &Curve, factor: f64) -> Series {
     Series { name: name.to_string(), points: points.collect() }
 }
 
-/// A chart; nothing if it has no points.
+/// A chart; empty if it has no points.
 fn chart(chart: &Chart) -> Html {
     chart.draw(CHART).map_or(Html::default(), |picture| {
         let label = format!("Chart: {}", chart.title);

@@ -1,4 +1,4 @@
-//! One run.
+//! Parts of a page about one run.
 
 use meristem::control::{HEADS, Op};
 use meristem::grow::HostSpec;
@@ -11,10 +11,10 @@ use super::{Part, chart, series};
 use crate::plain::{counted, percent, thousands};
 use crate::plot::{Chart, DrawnSlot, Series, inline, lifecycle, topology};
 
-/// Envs with a part each; further envs are in the charts only.
+/// Maximum number of envs with a separate part; further envs are only in the charts.
 const ENVS_MAX: usize = 64;
 
-/// Everything about one run.
+/// All parts about one run.
 pub(crate) fn about(run: &Run) -> Vec<Part> {
     let mut parts = vec![Part::new("run", description(run)), Part::new("curves", env_charts(run))];
     parts.push(Part::new("policy", policy(run)));
@@ -37,7 +37,7 @@ pub(crate) fn about(run: &Run) -> Vec<Part> {
     parts
 }
 
-/// Problems of the folder, and one sentence on the run.
+/// Problems of the folder, and a sentence about the run.
 fn description(run: &Run) -> Html {
     let mut body = Html::default();
     for words in run.overview.problem.iter().cloned().chain(skipped(run.skipped)) {
@@ -63,7 +63,7 @@ fn description(run: &Run) -> Html {
     body
 }
 
-/// Rollbacks and anomalies; nothing without any.
+/// Rollbacks and anomalies; empty if there are none.
 fn incidents(run: &Run) -> Html {
     let incidents = &run.history.incidents;
     if incidents.is_empty() {
@@ -77,7 +77,7 @@ fn incidents(run: &Run) -> Html {
     Html::table("Rollbacks and anomalies", &rows)
 }
 
-/// Curves of all envs in the newest round, after the mean over all rounds.
+/// The mean curve over all rounds, then curves of all envs in the newest round.
 fn env_charts(run: &Run) -> Html {
     type Of = fn(&EnvHistory) -> &Curve;
     let charts: [(&str, &'static str, Of, f64); 3] = [
@@ -114,7 +114,7 @@ fn env_charts(run: &Run) -> Html {
     body
 }
 
-/// Development of the policy over the rounds; nothing without one.
+/// Statistics of the policy over the rounds; empty without a policy.
 fn policy(run: &Run) -> Html {
     let policy = &run.history.policy;
     let Some(last) = &policy.last else { return Html::default() };
@@ -168,7 +168,7 @@ fn one_env(run: &Run, number: usize, env: &EnvHistory) -> Html {
     body
 }
 
-/// Modules of an env with their contributions, from the results if the run has ended.
+/// Table of the modules of an env with their contributions, from the summary if the run has ended.
 fn contributions(env: &EnvHistory, ended: Option<&EnvSummary>) -> Html {
     let Some(last) = &env.last else { return Html::default() };
     if last.slots.is_empty() {

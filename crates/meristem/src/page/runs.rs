@@ -1,4 +1,4 @@
-//! Several runs side by side.
+//! Comparison of several runs.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::{Part, chart, series};
 use crate::plain::{self, counted, duration, percent, thousands};
 use crate::plot::{Chart, Series};
 
-/// Settings that differ, with the value of each run.
+/// Settings that differ between runs, with the value of each run.
 pub(crate) fn differences(runs: &[&Run]) -> Vec<(String, Vec<String>)> {
     let settings: Vec<&Settings> = runs.iter().map(|run| &run.settings).collect();
     let differ = Settings::differences(&settings);
@@ -31,7 +31,7 @@ pub(crate) fn accuracy(runs: &[&Run]) -> Chart {
     }
 }
 
-/// Words on lines of the events that were not understood or not read; `None` if all were.
+/// Describes lines of the events that were skipped or not read; `None` if there are none.
 pub(crate) fn skipped(skipped: Skipped) -> Option<String> {
     let Skipped { damaged, unknown, newer, unread_from } = skipped;
     let parts = [
@@ -51,7 +51,7 @@ pub(crate) fn skipped(skipped: Skipped) -> Option<String> {
     (!all.is_empty()).then(|| all.join("; "))
 }
 
-/// Results of runs by name, each with its value for every run.
+/// Results by name, each with its value for every run.
 pub(crate) fn results(runs: &[&Run]) -> Vec<(&'static str, Vec<String>)> {
     let number = |value: Option<f64>| value.map_or("–".into(), |n| thousands(n.round() as u64));
     type Figure = fn(&Overview) -> String;

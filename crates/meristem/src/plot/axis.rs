@@ -11,14 +11,15 @@ pub(super) struct Axis {
 }
 
 impl Axis {
-    /// An axis for all values, with a margin on both sides, which is larger if all are equal.
+    /// An axis over all values, with a margin on both sides. If all values are equal, the margin is
+    /// larger.
     pub(super) fn around(values: impl Iterator<Item = f64>, pixels: [f64; 2]) -> Self {
         let [least, most] = ends(values);
         let room = (0.08 * (most - least)).max(0.002 * most.abs()).max(0.01);
         Self { values: [least - room, most + room], pixels }
     }
 
-    /// An axis from the least value to the greatest, which are at least 1 apart.
+    /// An axis from the least value to the greatest, with a length of at least 1.
     pub(super) fn of(values: impl Iterator<Item = f64>, pixels: [f64; 2]) -> Self {
         let [least, most] = ends(values);
         Self { values: [least, most.max(least + 1.0)], pixels }
@@ -37,19 +38,19 @@ impl Axis {
         let step = [1.0, 2.0, 5.0, 10.0].map(|n| n * power).into_iter().find(|s| *s >= rough);
         let step = step.unwrap_or(rough);
         let first = (least / step).ceil();
-        // More than a dozen come only from values beyond the precision of a float.
+        // More than a dozen ticks occur only for values beyond the precision of a float.
         let ticks = (0..20).map(|n| (first + f64::from(n)) * step);
         ticks.take_while(|tick| *tick <= most).collect()
     }
 
-    /// Number of decimals that distinguishes the ticks.
+    /// Number of decimals needed to distinguish the ticks.
     fn decimals(&self) -> usize {
         let [least, most] = self.values;
         (-((most - least) / 5.0).log10().floor()).clamp(0.0, 6.0) as usize
     }
 }
 
-/// Least and greatest of the values; 0 and 1 without any.
+/// Least and greatest of the values; 0 and 1 without values.
 fn ends(values: impl Iterator<Item = f64>) -> [f64; 2] {
     let start = (f64::INFINITY, f64::NEG_INFINITY);
     let (least, most) = values.fold(start, |(least, most), x| (least.min(x), most.max(x)));
@@ -72,7 +73,7 @@ pub(super) fn axes([x, y]: [&Axis; 2], field: Field, labels: [&str; 2]) -> Vec<S
     shapes.push(Shape::Line { from: [left, top], to: [left, bottom], colour: Colour::Ink });
     let middle = (left + right) / 2.0;
     shapes.push(text([middle, bottom + 43.0], Anchor::Middle, labels[0].into()));
-    // Above the plot area, where there are no grid lines.
+    // Above the plot area, outside the grid lines.
     shapes.push(text([left - 40.0, top - 16.0], Anchor::Start, labels[1].into()));
     shapes
 }
@@ -126,12 +127,12 @@ mod tests {
     #[test]
     fn nothing_is_written_over_a_line_of_the_grid() {
         let [left, top, right, bottom] = FIELD;
-        // A grid with a line at the very top.
+        // A grid with a line at the top.
         let x = Axis { values: [6000.0, 7000.0], pixels: [left, right] };
         let y = Axis { values: [80.0, 90.0], pixels: [bottom, top] };
         let shapes = axes([&x, &y], FIELD, ["parameters", "accuracy, %"]);
-        // Labels left of the axis have no grid line next to them; half a line of text is 7 pixels
-        // high.
+        // Labels left of the axis do not overlap the grid. Half the height of a line of text is 7
+        // pixels.
         let within = |anchor: &Anchor| *anchor != Anchor::End;
         for shape in &shapes {
             let Shape::Text { at, anchor, .. } = shape else { continue };
@@ -152,7 +153,7 @@ mod tests {
         }
     }
 
-    /// Values of a foreign file may be of any size.
+    /// Values from untrusted files may have any magnitude.
     #[test]
     fn extreme_values_have_an_axis() {
         for values in [[-1e300, 1e300], [1e18, 1e18 + 1.0], [0.0, f64::MAX]] {

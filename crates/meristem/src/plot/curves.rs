@@ -8,7 +8,7 @@ use super::{Anchor, Picture, Shape, series_colour, short, text};
 pub(crate) struct Chart {
     /// Title, above the curves.
     pub(crate) title: String,
-    /// Labels of the horizontal and of the vertical axis.
+    /// Labels of the horizontal and the vertical axis.
     pub(crate) labels: [&'static str; 2],
     /// Curves, each with its name in the legend.
     pub(crate) series: Vec<Series>,
@@ -24,13 +24,14 @@ pub(crate) struct Series {
 /// Width of the legend.
 const LEGEND: f64 = 190.0;
 
-/// Names in a legend; further curves are drawn without one.
+/// Maximum number of names in a legend; further curves have none.
 const NAMES_MAX: usize = 16;
 
-/// Points of all curves of a chart, about; nobody sees more. Few curves have all their points.
+/// Approximate maximum number of points in a chart; more would not be visible. It is reached only
+/// with many curves.
 const POINTS_MAX: usize = 1 << 16;
 
-/// Longest name in the legend, in characters.
+/// Maximum length of a name in the legend, in characters.
 const NAME: usize = 18;
 
 impl Chart {
@@ -66,7 +67,8 @@ impl Chart {
     }
 }
 
-/// At most `most` points: means of as many neighbours as that takes, each at the place of the last.
+/// Reduces a curve to at most `most` points: means of groups of neighbours, each at the x of the
+/// last.
 fn thinned(points: &[[f64; 2]], most: usize) -> impl Iterator<Item = [f64; 2]> {
     let neighbours = points.len().div_ceil(most.max(1)).max(1);
     points.chunks(neighbours).filter_map(|part| {

@@ -1,4 +1,4 @@
-//! Stages of slots: their course over the steps, and their places in a host.
+//! Drawings of the stages of slots: over the steps, and in the host.
 
 use meristem::grow::{HostLayer, HostSpec, Stage};
 use meristem::train::events::Recorded;
@@ -9,24 +9,24 @@ use super::{Anchor, Colour, Picture, Shape, short, text};
 use crate::colours;
 use crate::host_parts::{HostPart, host_parts};
 
-/// Stages with a module or after one, in the order of the legend.
+/// Stages with or after a module, in the order of the legend.
 const STAGES: &[Stage] = Stage::ALL.split_at(1).1;
 
-/// Rows of a chart; further slots are left out.
+/// Maximum number of rows of a chart; further slots are omitted.
 const ROWS_MAX: usize = 64;
 
-/// Width in pixels to which a row must grow before it gets another bar: nobody sees more, and a
-/// picture of a long run stays small.
+/// Minimum distance in pixels between the starts of two bars of a row. It limits the size of a
+/// picture of a long run.
 const PIXELS_MIN: f64 = 0.25;
 
-/// Colour of a stage; that of the grid for one that this version does not know.
+/// Colour of a stage; the colour of the grid for an unknown stage.
 fn stage_colour(stage: &Recorded<Stage>) -> Colour {
     let hue = stage.known().and_then(colours::stage);
     hue.map_or(Colour::Grid, |hue| Colour::Rgb(hue.rgb))
 }
 
-/// Slots over steps, with stages as coloured bars; `None` without spans. The rows are in the
-/// forward order of the host; slots that it does not have are first.
+/// Draws slots over steps, with stages as coloured bars; `None` without spans. The rows are in the
+/// forward order of the host, after any slots that the host does not have.
 pub(crate) fn lifecycle(spans: &[Span], host: Option<&HostSpec>) -> Option<Picture> {
     let layers = host.iter().flat_map(|host| host.layers());
     let forward: Vec<&str> = layers.filter_map(HostLayer::slot).map(|slot| slot.as_str()).collect();
@@ -79,11 +79,11 @@ pub(crate) struct DrawnSlot {
 const BOX: [f64; 2] = [86.0, 46.0];
 /// Distance between the centres of neighbouring boxes.
 const STEP: f64 = 110.0;
-/// Height of the centres of the boxes, and width of a pool.
+/// Vertical position of the centres of the boxes, and width of a pool.
 const MIDDLE: f64 = 50.0;
 
-/// The host from the image to the classes, with a box for each block, pool and slot. Slots with a
-/// module have the colour of its stage, and its blueprint below.
+/// Draws the host from the image to the classes, with a box for each block, pool and slot. A slot
+/// with a module has the colour of its stage, with the blueprint below.
 pub(crate) fn topology(host: &HostSpec, slots: &[DrawnSlot]) -> Picture {
     let mut shapes = vec![];
     let mut parts = 0;
@@ -114,7 +114,7 @@ pub(crate) fn topology(host: &HostSpec, slots: &[DrawnSlot]) -> Picture {
                 let line = |number: usize| lines.get(number).map_or("", String::as_str);
                 part([line(0), line(1)], None, [String::new(), String::new()]);
             }
-            // The name is below the coloured box, in the colour of text on the page.
+            // The name is below the coloured box, in the page's text colour.
             HostPart::Slot(name) => match slots.iter().find(|slot| slot.slot == name.as_str()) {
                 Some(slot) => {
                     let module = slot.blueprint.clone().unwrap_or(slot.stage.to_string());

@@ -1,7 +1,6 @@
 //! Plots: `study`, `curves` and `lifecycle` lay data out as shapes, `svg` and `png` encode them.
 //!
-//! Files, reports and pages of `serve` have their charts from here: none is drawn by two programs,
-//! and pages need no script for them.
+//! Files, reports and pages of `serve` use the same charts, so pages need no scripts to draw them.
 
 mod axis;
 mod curves;
@@ -58,7 +57,7 @@ enum Shape {
         radius: f64,
         colour: Colour,
     },
-    /// Text that is centred vertically at `at`.
+    /// Text, centred vertically at `at`.
     Text {
         at: [f64; 2],
         anchor: Anchor,
@@ -66,7 +65,7 @@ enum Shape {
     },
 }
 
-/// Colour of a shape. A page chooses the colours of ink and grid.
+/// Colour of a shape. A page defines the colours of ink and grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Colour {
     /// Colour of text and axes.
@@ -96,7 +95,7 @@ fn text(at: [f64; 2], anchor: Anchor, text: String) -> Shape {
     Shape::Text { at, anchor, text }
 }
 
-/// A name of at most `max` characters: of a longer one the beginning and the end.
+/// Shortens a name to at most `max` characters, by removing its middle.
 fn short(name: &str, max: usize) -> String {
     let letters: Vec<char> = name.chars().take(10_000).collect();
     if letters.len() <= max {
@@ -107,7 +106,7 @@ fn short(name: &str, max: usize) -> String {
     format!("{}...{}", part(&letters[..max / 3]), part(&letters[end..]))
 }
 
-/// Part of a text that is placed at the given point.
+/// Horizontal alignment of a text at its point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Anchor {
     Start,
@@ -142,7 +141,7 @@ impl FromStr for PlotFile {
 }
 
 impl PlotFile {
-    /// Checks before the work that the file can be written.
+    /// Checks, before the work, that the file can be written.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         Ok(check_output("plot", &self.path)?)
     }

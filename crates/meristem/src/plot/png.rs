@@ -1,5 +1,4 @@
-//! Encoder of shapes as PNG, with the font of `embedded-graphics`, so that no system font is
-//! needed.
+//! Encoder of shapes as PNG, with the font of `embedded-graphics`; no system font is needed.
 
 use std::convert::Infallible;
 use std::io::Cursor;
@@ -73,7 +72,7 @@ fn draw(shape: &Shape, canvas: &mut Canvas) -> Result<(), Infallible> {
             .into_styled(PrimitiveStyle::with_fill(rgb(*colour)))
             .draw(canvas),
         Shape::Disc { centre, radius, colour } => {
-            // Odd, so that there is a centre pixel.
+            // An odd size has a centre pixel.
             let diameter = 2 * radius.round() as u32 + 1;
             Circle::with_center(point(*centre), diameter)
                 .into_styled(PrimitiveStyle::with_fill(rgb(*colour)))

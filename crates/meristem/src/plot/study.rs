@@ -11,7 +11,7 @@ use super::{Anchor, Colour, Picture, Shape, series_colour, short, text};
 /// Size of the plot, in pixels.
 const SIZE: [f64; 2] = [1200.0, 520.0];
 
-/// The panels, from left to right; the legend is to the right of the last.
+/// The panels, from left to right; the legend is on the right.
 const PANELS: [Panel; 2] = [
     Panel {
         field: [70.0, 68.0, 470.0, 455.0],
@@ -81,7 +81,7 @@ fn contender(
     (colour, [x, y]): (Colour, [&Axis; 2]),
     to: &mut Vec<Shape>,
 ) {
-    // The dots of single seeds are paler.
+    // The dots of single seeds are pale.
     let pale = colour.pale();
     to.extend(report.runs.iter().map(|run| Shape::Disc {
         centre: [x.at((panel.of_run)(run)), y.at(100.0 * run.test_accuracy)],
@@ -99,7 +99,7 @@ fn contender(
     to.push(Shape::Disc { centre, radius: 6.0, colour });
 }
 
-/// A name that fits the legend, without the usual file name of a policy.
+/// A name for the legend, without the default file name of a policy.
 fn name(report: &ContenderReport) -> String {
     let name = report.contender.to_string();
     short(name.trim_end_matches(".safetensors").trim_end_matches("/policy"), NAME)

@@ -9,7 +9,7 @@ struct Palette {
     grid: &'static str,
 }
 
-/// A separate file, on white.
+/// Encodes a file with a white background.
 pub(super) fn encode(picture: &Picture) -> String {
     let [width, height] = picture.size;
     let mut text = format!(
@@ -22,8 +22,8 @@ pub(super) fn encode(picture: &Picture) -> String {
     text
 }
 
-/// A part of an HTML page that has the colours of its text and of `--grid`. `label` describes it to
-/// people who do not see it.
+/// Encodes a part of an HTML page, with the page's text colour and `--grid`. `label` is the
+/// description for screen readers.
 pub(crate) fn inline(picture: &Picture, label: &str) -> String {
     let [width, height] = picture.size;
     let mut text = format!(
@@ -91,8 +91,8 @@ fn element(shape: &Shape, palette: &Palette) -> String {
     }
 }
 
-/// Escapes text for HTML and SVG, inside elements and in quoted attributes. Names of files and the
-/// contents of runs may have any character.
+/// Escapes text for HTML and SVG, in elements and quoted attributes. Names of files and contents of
+/// runs may have any character.
 pub(crate) fn escaped(text: &str) -> String {
     let escape = |c: char| match c {
         '<' => "&lt;".into(),

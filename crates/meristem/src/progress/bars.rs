@@ -1,4 +1,4 @@
-//! Bars of a run on a terminal.
+//! Progress bars of a run on a terminal.
 
 use std::time::Duration;
 
@@ -11,17 +11,17 @@ use super::is_stopping;
 use super::lines::{accuracies, standing};
 use super::shown::{Shown, shown};
 
-/// One line per env, as far as the terminal has room, and one for the run.
+/// One line per env, limited by the rows of the terminal, and one for the run.
 pub(super) struct Bars {
     pub(super) all: MultiProgress,
     envs: Vec<ProgressBar>,
-    /// Line for all envs that have no separate line.
+    /// Line for the envs without a separate line.
     others: Option<ProgressBar>,
     total: ProgressBar,
 }
 
-/// Number of envs that get a separate line on a terminal with `rows` rows. The total needs a
-/// row, so do the other envs if there are too many, and so does the cursor.
+/// Number of envs with a separate line on a terminal with `rows` rows. The total, the cursor and,
+/// if there are too many envs, the other envs need one row each.
 fn lines_of_envs(envs: usize, rows: usize) -> usize {
     if envs + 2 <= rows { envs } else { rows.saturating_sub(3) }
 }
@@ -50,7 +50,7 @@ impl Bars {
         Self { all, envs, others, total }
     }
 
-    /// Updates the bar of the run, unless its line says that the run stops.
+    /// Updates the bar of the run, unless it shows that the run is stopping.
     pub(super) fn step_completed(&self, done: usize, place: String, rate: String) {
         let _unchanged = shown();
         self.total.set_position(done as u64);

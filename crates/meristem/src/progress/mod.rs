@@ -17,18 +17,18 @@ use lines::{accuracies, beginning, learned, mean_accuracy, round_ended, story};
 use shown::{HeldLine, Shown, shown};
 pub(crate) use shown::{Screen, has_screen};
 
-/// Whether a signal has asked to stop.
+/// Whether a signal has requested a stop.
 static STOP: AtomicBool = AtomicBool::new(false);
 
-/// Asks the run to end at its next step boundary, and reports that, in the bar if there is one.
-/// `what_is_left` describes the results that remain.
+/// Requests the end of the run at the next step boundary, and prints a message, in the bar if there
+/// is one. `what_is_left` describes the results that the run leaves.
 pub(crate) fn request_stop(what_is_left: &str) {
     let shown = shown();
     STOP.store(true, Ordering::Relaxed);
     match &*shown {
-        // At 80 columns, no more fits next to the bar.
+        // This fits next to the bar at 80 columns.
         Shown::Bar(total) => total.set_message("stopping after this step; again to stop now"),
-        // The view says it.
+        // The view shows the message.
         Shown::Screen(_) => {}
         Shown::Lines => plain::err(&format!(
             "stopping after this step, with {what_is_left}; send the signal again to stop now"
@@ -36,7 +36,7 @@ pub(crate) fn request_stop(what_is_left: &str) {
     }
 }
 
-/// Whether the run was asked to end.
+/// Whether the end of the run was requested.
 pub(crate) fn is_stopping() -> bool {
     STOP.load(Ordering::Relaxed)
 }
@@ -50,18 +50,18 @@ pub(crate) enum Mode {
     Lines,
     /// Lines on stderr, because stdout has the JSON.
     LinesOnStderr,
-    /// Bars on stderr, if both are terminals.
+    /// Bars on stderr, if stdout and stderr are terminals.
     Bars,
 }
 
-/// Display of a run's progress.
+/// Observer that prints the progress of a run.
 pub(crate) struct Progress {
     mode: Mode,
     /// Whether to print statistics of the policy after each round.
     verbose: bool,
     rank: usize,
     run: Option<RunStarted>,
-    /// Last step of each env.
+    /// Newest `step_completed` of each env.
     envs: Vec<Option<StepCompleted>>,
     stepping: Stepping,
     bars: Option<Bars>,
@@ -88,7 +88,7 @@ impl Progress {
         self.rank == 0
     }
 
-    /// Prints a permanent line, above the bars or among the lines.
+    /// Prints a permanent line, above the bars if there are any.
     pub(crate) fn line(&self, text: &str) {
         let mut shown = shown();
         if let (Shown::Screen(held), false) = (&mut *shown, self.mode == Mode::Quiet) {
@@ -100,7 +100,7 @@ impl Progress {
             (Mode::Quiet, _) => {}
             (Mode::Lines, _) => plain::out(text),
             (Mode::LinesOnStderr, _) => plain::err(text),
-            // If the terminal cannot be written to, the run continues without output.
+            // If the write fails, the run continues without output.
             (Mode::Bars, Some(bars)) => drop(bars.all.println(escape::lines(text))),
             (Mode::Bars, None) => plain::err(text),
         }
@@ -114,7 +114,7 @@ impl Progress {
         self.show_bars();
     }
 
-    /// Shows the bars, unless they are there or a view has the screen.
+    /// Shows the bars, unless they exist or a view has the screen.
     fn show_bars(&mut self) {
         if let (Mode::Bars, None, Some(run)) = (self.mode, &self.bars, &self.run)
             && !has_screen()
@@ -131,7 +131,7 @@ impl Progress {
         if let Some(place) = self.envs.get_mut(step.env) {
             *place = Some(step.clone());
         }
-        // The envs of a step come one after another; the last one completes it.
+        // The event of the last env completes the step.
         if step.env + 1 == self.envs.len() {
             self.complete_step(step);
         }
@@ -155,7 +155,7 @@ impl Progress {
             bars.show_others(&self.envs);
             return;
         }
-        // On a terminal with a view over it, the view shows the steps.
+        // With an open view, the view shows the steps.
         if self.mode == Mode::Bars {
             return;
         }
@@ -211,7 +211,7 @@ impl Observer for Progress {
     }
 }
 
-/// Duration of the steps so far.
+/// Total duration and number of the completed steps.
 struct Stepping {
     started: Instant,
     steps: u32,

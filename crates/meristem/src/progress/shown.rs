@@ -1,4 +1,4 @@
-//! Current form of a run's output on the terminal, for whatever writes to it.
+//! Current form of a run's output on the terminal, shared by all threads that write to it.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -6,10 +6,10 @@ use indicatif::ProgressBar;
 
 use crate::plain;
 
-/// Most lines that are held back while a view is open; the newest are kept.
+/// Maximum number of lines held while a view is open; the newest are kept.
 const HELD_MAX: usize = 1000;
 
-/// Current form of output. Lines that a thread writes over bars or over a view would be lost.
+/// Current form of output. A line written over bars or over a view would be lost.
 static SHOWN: Mutex<Shown> = Mutex::new(Shown::Lines);
 
 /// Form of output on the terminal.
@@ -17,17 +17,17 @@ pub(super) enum Shown {
     Lines,
     /// Bars of the envs and of the whole run.
     Bar(ProgressBar),
-    /// A view over the whole screen, with the lines behind it.
+    /// A view on the whole screen, with the held lines.
     Screen(Held),
 }
 
-/// A line that is held back while a view is open.
+/// A line held while a view is open.
 pub(super) struct HeldLine {
     pub(super) text: String,
     pub(super) on_stderr: bool,
 }
 
-/// Lines that are printed when the view goes.
+/// Lines to print when the view closes.
 #[derive(Default)]
 pub(super) struct Held {
     lines: Vec<HeldLine>,
@@ -44,7 +44,7 @@ impl Held {
     }
 }
 
-/// The current form, which no other thread changes meanwhile.
+/// Locks the current form.
 pub(super) fn shown() -> MutexGuard<'static, Shown> {
     SHOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -54,7 +54,7 @@ pub(crate) fn has_screen() -> bool {
     matches!(*shown(), Shown::Screen(_))
 }
 
-/// The screen, as long as a view has it. Lines are held back until then.
+/// Guard of the screen for a view. Lines are held until it is dropped.
 #[must_use]
 pub(crate) struct Screen;
 

@@ -14,13 +14,14 @@ fn benchmarks_print_json() {
     let report: Value = serde_json::from_str(&said.stdout).unwrap();
     assert!(report["us_per_batch"].as_f64().unwrap() > 0.0);
     assert_eq!(report["config"]["batch"], 128);
-    // Even a very short time gives a result.
+    // A very short time also gives a result.
     let modules = "r0c1=conv_small,r0c0=norm:training";
     let host = "bench host --host minimal --envs 1 --batch 8 --seconds 1e-9";
     let said = m.ok(&format!("{host} --modules {modules} --json"));
     let report: Value = serde_json::from_str(&said.stdout).unwrap();
     assert_eq!((&report["blocks"], &report["config"]["modules"]), (&1.into(), &modules.into()));
-    // 5 of a norm and 24 of a small convolution, at 2 and 4 channels, beside the host's 164.
+    // 5 parameters of a norm and 24 of a small convolution, at 2 and 4 channels, in addition to the
+    // host's 164.
     assert_eq!(report["config"]["parameters"], 164 + 5 + 24);
     for (list, words) in [
         ("r0c0", ["`modules`: got r0c0", "SLOT=BLUEPRINT"]),
@@ -41,7 +42,7 @@ fn benchmarks_print_json() {
         (&report["config"]["configurations"], &report["config"]["distinct"]),
         (&12.into(), &8.into())
     );
-    // Counted operations, not times.
+    // Operations, not times.
     assert!(report["flops_share"].as_f64().unwrap() < 0.5);
     m.fails("bench counterfactual --blueprint conv_larch", 2, &["conv_larch", "conv_light"]);
 }
@@ -55,7 +56,8 @@ fn sums_over_ranks_are_checked_and_measured() {
         let report: Value = serde_json::from_str(&said.stdout).unwrap();
         assert_eq!((&report["transport"], &report["ranks"]), (&"threads".into(), &ranks.into()));
         let rows = report["rows"].as_array().unwrap();
-        // Sizes from 1 KiB to 128 KiB; the dense sum, and three sparse sums with two densities.
+        // Sizes from 1 KiB to 128 KiB; for each the dense sum, and three sparse sums with two
+        // densities.
         assert_eq!(rows.len(), 8 * (1 + 3 * 2));
         for row in rows {
             assert_eq!(row["wrong"], 0, "{row}");
@@ -65,13 +67,13 @@ fn sums_over_ranks_are_checked_and_measured() {
             let k = row["k"].as_u64().unwrap();
             match row["algorithm"].as_str().unwrap() {
                 "dense" => assert_eq!(sent, 2 * (ranks - 1) * bytes, "{row}"),
-                // An index and a value of each selected element, to all other ranks.
+                // An index and a value of each selected element are sent to all other ranks.
                 "topk" => assert_eq!(sent, ranks * (ranks - 1) * 8 * k, "{row}"),
                 _ => assert_eq!(sent > 0, ranks > 1, "{row}"),
             }
         }
     }
-    // Memory is allocated before the selection, and not afterwards.
+    // Memory is allocated before the selection, not after it.
     let command = "bench comm --min-size 64KiB --max-size 64KiB --density 0.01 --rounds 1 --memory";
     let report: Value = serde_json::from_str(&m.ok(&format!("{command} --json")).stdout).unwrap();
     for row in report["rows"].as_array().unwrap() {
@@ -96,8 +98,7 @@ fn sums_over_ranks_are_checked_and_measured() {
     assert_eq!(m.ok(command).stderr, "");
     let said = m.ok("bench comm --min-size 1MiB --max-size 1MiB --density 0.01 --rounds 1");
     assert!(said.stdout.contains("bus GB/s") && said.stdout.contains("   1 MiB  ok-topk"));
-    // Bytes follow from the number of selected elements: 3 ranks send 24 elements of 8 bytes to 2
-    // others.
+    // 3 ranks send 24 elements of 8 bytes to 2 other ranks each.
     let said = m.ok("bench comm --ranks 3 --max-size 1KiB --density 0.1 --rounds 1");
     let topk = said.stdout.lines().find(|line| line.contains("  topk")).unwrap();
     let words: Vec<&str> = topk.split_whitespace().collect();

@@ -11,7 +11,7 @@ const RUN: &str = "train --dataset arrays --data-root images.safetensors --contr
                    --preset quick --host minimal --slots r0,r1 --envs 3 --steps 16 --batch 16 \
                    --control-split 0.2 --checkpoint-every 2 --quiet --blueprints";
 
-/// Keys of a depthwise layer that fits slots of 8 channels or more; the host of the runs has 2.
+/// Keys of a depthwise layer that needs slots of at least 8 channels; the host of these runs has 2.
 const EIGHT: &str = "{ divided = { by = 1, at_least = 8 } }, kernel = 5";
 
 const PLAIN: &str = r#"{"blueprints": [{
@@ -54,14 +54,14 @@ fn modules_grow_from_the_files_in_the_order_of_the_list() {
     m.ok(&format!("{RUN} own.toml --blueprints plain.json --run-dir run"));
     let names = ["plain", "squeeze", "wide_depthwise"].map(String::from);
     assert_eq!(grown(&m, "run"), BTreeSet::from(names));
-    // A weights file brings its blueprints along.
+    // A weights file contains its blueprints.
     m.ok("eval --weights run/weights/env-0.safetensors --dataset arrays \
           --data-root images.safetensors");
     let config = fs::read_to_string(m.path("run/config.toml")).unwrap();
     let path = |name: &str| format!("\"{}\"", m.path(name).canonicalize().unwrap().display());
     let line = format!("blueprints = [{}, {}]", path("own.toml"), path("plain.json"));
     assert!(config.lines().any(|own| own == line), "{line} is not in\n{config}");
-    // The settings start the same run again.
+    // The written settings start the same run again.
     m.ok("train --config run/config.toml --run-dir again --quiet");
     assert_eq!(outcome(&m, "again").weights, outcome(&m, "run").weights);
     let files = &m.json("run/summary.json")["input_files"];

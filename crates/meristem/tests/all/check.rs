@@ -1,4 +1,4 @@
-//! `meristem check` (V5): all checks pass on this machine, and failures are reported.
+//! `meristem check` (V5): all checks pass on this machine; failures are reported.
 
 use crate::common::process::output;
 use crate::common::{Meristem, said};

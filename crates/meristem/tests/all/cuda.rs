@@ -15,7 +15,7 @@ const BARE: &str = "train --dataset arrays --data-root images.safetensors --cont
                     --host minimal --envs 3 --steps 3 --batch 16 --max-batches 4 \
                     --control-split 0.1 --augment crop,flip --checkpoint-every 1 --quiet";
 
-/// Hosts that grow: modules germinate, blend, are evaluated in one pass, and fossilize.
+/// Growing hosts: modules germinate, blend, are evaluated in one pass, and fossilize.
 const GROWING: &str = "train --dataset arrays --data-root images.safetensors \
                        --controller heuristic --preset quick --host minimal --slots r0,r1 --envs 2 \
                        --rounds 1 --steps 16 --batch 16 --max-batches 2 --control-split 0.1 \
@@ -32,13 +32,14 @@ const REPLICAS: &str = "train --dataset arrays --data-root images.safetensors --
                         --host cnn:channels=8,blocks=2,kernel=3,pools=1 --data-parallel \
                         --exchange ok-topk:0.05 --batch 16 --max-batches 3 --control-split 0.2";
 
-/// A policy that two ranks learn, each with one of the envs.
+/// A policy learned by two ranks with one env each.
 const RANKS: &str = "train --dataset arrays --data-root images.safetensors --controller ppo \
                      --policy-hidden 16 --host minimal --slots r0 --envs 2 --ranks 2 \
                      --exchange gtopk:0.02 --rounds 2 --steps 3 --batch 16 --max-batches 2 \
                      --control-split 0.2 --quiet";
 
-/// Runs on the GPU; on the stand-in driver `seed` decides every order that CUDA leaves open.
+/// Runs on the GPU. On the stand-in driver, `seed` determines every order that CUDA does not
+/// specify.
 fn run(m: &Meristem, arguments: &str, name: &str, seed: u32) -> Outcome {
     let mut command = m.command();
     let arguments = format!("{arguments} --devices cuda:0 --run-dir {name}");
@@ -48,8 +49,8 @@ fn run(m: &Meristem, arguments: &str, name: &str, seed: u32) -> Outcome {
     outcome(m, name)
 }
 
-/// Neither the order in which the device runs what is not ordered, nor the number of its streams
-/// changes a bit of a run with these arguments.
+/// Checks that the bits of a run depend neither on the order of independent work nor on the number
+/// of streams.
 fn no_order_changes(arguments: &str) {
     let m = with_images();
     let expected = run(&m, arguments, "one", 1);
@@ -88,7 +89,7 @@ fn no_order_of_the_device_changes_ranks() {
     no_order_changes(RANKS);
 }
 
-/// Checks and benchmarks on the device, as far as they are quick on the stand-in.
+/// Checks and benchmarks on the device that are fast on the stand-in.
 #[test]
 fn checks_and_benchmarks_run_on_the_device() {
     let m = Meristem::new();
@@ -113,7 +114,8 @@ fn checks_and_benchmarks_run_on_the_device() {
     m.fails("bench host --device cuda:7", 1, &["there is no CUDA device 7"]);
 }
 
-/// Envs on a processor and on a GPU beside it, whose policy is on the GPU; and a run that moves.
+/// Envs on a CPU and on a GPU, with the policy on the GPU; and a run that is resumed on other
+/// devices.
 #[test]
 fn devices_of_both_kinds_serve_one_run() {
     let m = with_images();
@@ -138,7 +140,7 @@ fn devices_of_both_kinds_serve_one_run() {
     assert!(said.stderr.contains(warning), "{}", said.stderr);
 }
 
-/// The learning is the processor's up to rounding, which a few steps cannot make large.
+/// Losses on the GPU equal those on the CPU up to rounding, which stays small over a few steps.
 #[test]
 fn the_processor_learns_the_same() {
     let m = with_images();
@@ -156,7 +158,7 @@ fn the_processor_learns_the_same() {
     }
 }
 
-/// A killed run goes on with the bits of a run that was not, at its own precision.
+/// A killed run resumes with the bits of an uninterrupted run, at every precision.
 #[test]
 fn a_killed_run_goes_on() {
     for precision in ["f32", "bf16"] {
@@ -180,7 +182,7 @@ fn kill(arguments: &str) {
     assert_same(&outcome(&m, "killed"), &expected, "killed");
 }
 
-/// A run that goes on at another precision stays at it when it is killed and resumed once more.
+/// A run that was resumed at another precision keeps it when it is killed and resumed again.
 #[test]
 fn a_run_stays_at_its_last_precision() {
     let m = with_images();
@@ -205,7 +207,8 @@ fn a_run_stays_at_its_last_precision() {
     assert!(stretches[1]["step"].as_u64().unwrap() >= 1, "{summary}");
 }
 
-/// Rounded products learn, and not the same; a run may change its precision when it is resumed.
+/// Training works at every precision, with different results; a resumed run may change its
+/// precision.
 #[test]
 fn hosts_learn_at_every_precision() {
     let m = with_images();
@@ -239,7 +242,7 @@ fn hosts_learn_at_every_precision() {
     m.fails("train --resume bf16 --devices cpu --quiet", 2, &words);
 }
 
-/// Without a driver the command says what is missing before it does anything.
+/// Without a driver, the command names the missing library before any work.
 #[test]
 fn a_missing_driver_is_named() {
     let m = with_images();
@@ -254,8 +257,8 @@ fn a_missing_driver_is_named() {
     assert!(!m.path("none").exists());
 }
 
-/// Two GPUs, with the policy on the second, while hosts grow; then the run goes on on processors.
-/// On the stand-in every process has two GPUs.
+/// Growing hosts on two GPUs, with the policy on the second; then the run is resumed on CPUs. On
+/// the stand-in every process has two GPUs.
 #[test]
 fn several_gpus_serve_one_run() {
     let m = with_images();
@@ -282,8 +285,8 @@ fn several_gpus_serve_one_run() {
     assert!(m.path("two-1/summary.json").exists());
 }
 
-/// Processes that exchange over NCCL, as torchrun starts them, each with a GPU or a stand-in driver
-/// of its own; the output of each.
+/// Starts processes that exchange over NCCL, as torchrun does, each with a separate GPU or stand-in
+/// driver. Returns the output of each.
 fn processes(m: &Meristem, arguments: &str) -> Vec<String> {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let start = |rank: usize| {
@@ -325,7 +328,7 @@ fn sums_over_nccl_are_measured_and_right() {
     assert_eq!(said[1], "", "rank 1 prints nothing");
 }
 
-/// A run over NCCL has the bits of a run whose ranks are threads.
+/// A run over NCCL has the bits of a run over threads.
 #[test]
 fn processes_over_nccl_learn_the_same_as_threads() {
     for arguments in [REPLICAS, RANKS] {

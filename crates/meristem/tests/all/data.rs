@@ -130,7 +130,7 @@ fn a_damaged_image_is_named_or_skipped() {
     assert!(said.stdout.contains("class3/1.png"), "{}", said.stdout);
 }
 
-/// Without a test split there is training, and nothing in place of its figures.
+/// A dataset without a test split can be trained on; test results are null.
 #[test]
 fn a_dataset_without_a_test_split_is_trained_on() {
     let m = Meristem::new();
@@ -158,7 +158,7 @@ fn a_dataset_without_a_test_split_is_trained_on() {
     let events = m.events("run");
     assert!(events[0]["test_samples"].is_null());
     assert!(of_kind(&events, "episode_ended").iter().all(|end| end["test_accuracy"].is_null()));
-    // It goes on from its newest checkpoint, in the second round, to the same end.
+    // It resumes from its newest checkpoint, in the second round, with the same results.
     let weights = m.bytes("run/weights/env-1.safetensors");
     std::fs::remove_file(m.path("run/summary.json")).unwrap();
     std::fs::remove_dir_all(m.path("run/weights")).unwrap();
@@ -175,7 +175,8 @@ fn a_dataset_without_a_test_split_is_trained_on() {
     m.fails(&format!("data info {data}"), 1, &["the test split is empty"]);
 }
 
-/// Class folders with 1,002 training images of 4×4 pixels, which is enough to be kept decoded.
+/// Class folders with 1,002 training images of 4×4 pixels, which exceeds the minimum for the cache
+/// of decoded images.
 fn many_images(m: &Meristem) {
     for class in ["a", "b"] {
         std::fs::create_dir_all(m.path("images/train").join(class)).unwrap();
@@ -185,7 +186,7 @@ fn many_images(m: &Meristem) {
             });
             let file = m.path("images/train").join(class).join(format!("{number:03}.png"));
             image.save(&file).unwrap();
-            // Long before it is read.
+            // Older than the limit for recently changed files.
             let file = std::fs::File::options().write(true).open(file).unwrap();
             let day = std::time::Duration::from_secs(24 * 3600);
             file.set_modified(std::time::SystemTime::now() - day).unwrap();
@@ -193,7 +194,7 @@ fn many_images(m: &Meristem) {
     }
 }
 
-/// The same results with and without decoded images on disk, whatever happens to those.
+/// Results are the same with and without the cache of decoded images, even if the cache is damaged.
 #[test]
 fn decoded_images_are_kept_on_disk() {
     let m = Meristem::new();
@@ -220,7 +221,7 @@ fn decoded_images_are_kept_on_disk() {
     assert_eq!(cache("")["files"], 1);
     let (again, _) = info("");
     assert_eq!(again, without);
-    // Pixels that come from the cache, not from the files.
+    // These pixels are from the cache, not from the files.
     let [kept] = &cached(&m)[..] else { panic!() };
     let mut bytes = std::fs::read(kept).unwrap();
     bytes[5] ^= 0xff;
@@ -230,7 +231,7 @@ fn decoded_images_are_kept_on_disk() {
     let flat = told.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(flat.contains("note: decoded images") && flat.contains("checksum is wrong"), "{told}");
     assert_eq!(info("").1, "", "it was made again");
-    // Another size is another entry; a changed file is noticed.
+    // Another size is another entry; a changed file is detected.
     assert_eq!(info("--resize 8").0["width"], 8);
     assert_eq!(cache("")["files"], 2);
     let file = m.path("images/train/a/007.png");
@@ -238,7 +239,7 @@ fn decoded_images_are_kept_on_disk() {
     let (changed, _) = info("");
     assert_ne!(changed["mean"], without["mean"]);
     assert_eq!(info("").0, changed);
-    // A file that does not decode is left out, and is again when the others come from the cache.
+    // A file that does not decode is left out, also when the other images are read from the cache.
     std::fs::write(&file, "no image").unwrap();
     for _ in 0..2 {
         let (fewer, _) = info("--skip-bad");
@@ -247,7 +248,7 @@ fn decoded_images_are_kept_on_disk() {
     let cleared = cache("--clear");
     assert!(cleared["files"].as_u64().unwrap() >= 2, "{cleared}");
     assert_eq!(cache("")["bytes"], 0);
-    // A folder that cannot be written is a note, and no error.
+    // A folder that cannot be written causes a note, not an error.
     std::fs::remove_dir_all(m.path("cache")).unwrap();
     std::fs::write(m.path("cache"), "a file").unwrap();
     let (_, told) = info("--skip-bad");
@@ -260,7 +261,7 @@ fn cached(m: &Meristem) -> Vec<std::path::PathBuf> {
     entries.map(|entry| entry.unwrap().path()).collect()
 }
 
-/// Several processes decode and keep the same images at once.
+/// Several processes decode and cache the same images concurrently.
 #[test]
 fn processes_share_the_decoded_images() {
     let m = Meristem::new();
@@ -280,7 +281,8 @@ fn processes_share_the_decoded_images() {
     assert_eq!(cached(&m).len(), 1);
 }
 
-/// Files that are no images are named, and other sizes with the option that helps.
+/// Files that are not images are named; the error for images of other sizes names the option to
+/// use.
 #[test]
 fn odd_folders_are_told() {
     let m = Meristem::new();

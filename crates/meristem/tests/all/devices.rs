@@ -26,8 +26,8 @@ fn grown(events: &[Value]) -> usize {
     of_kind(events, "module_germinated").len()
 }
 
-/// In both modes of an epoch. Two envs are on the first device: dealt out, its 400 samples are 12
-/// batches of 32 and one of 16, for both devices; otherwise 25 of 16.
+/// Tests both values of `--epoch`. The first device has two envs. With `dealt` the 400 samples of
+/// each device are 12 batches of 32 and one of 16; with `full` they are 25 batches of 16.
 #[test]
 fn two_devices_give_the_same_bits_for_any_threads_and_after_a_kill() {
     let dealt = ("dealt", 13, serde_json::json!([200, 208]));
@@ -60,8 +60,8 @@ fn two_devices_give_the_same_bits_for_any_threads_and_after_a_kill() {
     }
 }
 
-/// The envs of the first device have the bits that they have alone there, with equally many envs.
-/// Envs on the second device get samples in that device's order.
+/// The envs of the first device have the same bits without the second device. Envs of the second
+/// device get samples in that device's order.
 #[test]
 fn a_further_device_changes_nothing_on_the_first() {
     let m = with_images();
@@ -79,10 +79,10 @@ fn a_further_device_changes_nothing_on_the_first() {
     assert_ne!(both.weights[2], alone.weights[0]);
     let other = run("other", "--envs 2 --devices cpu:1");
     assert_ne!(other.weights, alone.weights);
-    // Of three envs on two devices, the first device has two.
+    // The first of two devices has two of three envs.
     let three = run("three", "--envs 3 --devices cpu,cpu:1");
     assert_eq!(three.weights[..2], alone.weights);
-    // Where each env has all samples, its order follows from device and rank there alone.
+    // With `full`, the order of an env depends only on its device and its index there.
     let full = |name: &str, flags: &str| run(name, &format!("{flags} --epoch full")).weights;
     let (one, five) = (full("one", "--envs 1"), full("five", "--envs 5 --devices cpu,cpu:1"));
     assert_eq!(one, run("dealt", "--envs 1 --epoch dealt").weights);
@@ -91,7 +91,7 @@ fn a_further_device_changes_nothing_on_the_first() {
     assert_ne!(five[..2], alone.weights);
 }
 
-/// The policy gives the same results on any device, also over ranks.
+/// The policy gives the same results on any device, also with several ranks.
 #[test]
 fn a_policy_is_the_same_on_any_device() {
     let m = with_images();
@@ -106,7 +106,7 @@ fn a_policy_is_the_same_on_any_device() {
     assert_same(&run("ranks-2", "--ranks 2 --policy-device cpu:1"), &ranks, "over ranks");
 }
 
-/// Weights and comparisons give the same results on any device.
+/// `eval` and `control eval` give the same results on any device.
 #[test]
 fn an_evaluation_is_the_same_on_any_device() {
     let m = with_images();
@@ -154,12 +154,13 @@ fn devices_that_cannot_be_are_refused_before_anything_runs() {
             ["`device-memory`", "out of memory on cpu", "asks for", "the limit is", "dataset"];
         refused(&format!("--host large --batch 512 --device-memory {limit}"), &words);
     }
-    // A last batch too small for all envs of one device, while those of another still have samples.
+    // The last batch is too small for all envs of one device, while the envs of another still have
+    // samples.
     let holes = "--devices cpu,cpu:1 --envs 6 --batch 3333 --max-batches all --epoch dealt";
     refused(holes, &["env 1 on cpu has no sample", "another batch size"]);
 }
 
-/// [`RUN`] with batches so large that their memory changes hands when a host grows.
+/// [`RUN`] with batches so large that growth causes memory to be reused.
 fn larger() -> String {
     RUN.replace("--batch 16", "--batch 32")
 }
@@ -183,8 +184,8 @@ fn under_the_smallest_cap_that_works_the_bits_are_those_of_ample_memory() {
         |run: &str, what: &str| m.json(&format!("{run}/summary.json"))["memory"][what].as_u64();
     let (peak, reserved) =
         (taken("ample", "peak").unwrap(), taken("ample", "reserved_peak").unwrap());
-    // Between a limit that is certainly too small, because tensors are larger, and one that is
-    // large enough.
+    // Search between a limit that is too small, because tensors are larger, and a limit that
+    // suffices.
     let (mut low, mut high) = (peak as usize / 2 / 1024, reserved as usize / 1024 + 1);
     assert_ne!(capped(&m, "low", low).code, Some(0), "{low} KiB are enough");
     while high - low > high / 32 {
@@ -200,21 +201,20 @@ fn under_the_smallest_cap_that_works_the_bits_are_those_of_ample_memory() {
         &ample,
         &format!("{high} KiB of {reserved} bytes, {validated:?}"),
     );
-    // Memory had to be reused.
+    // The limit forces reuse of memory.
     let reserved_tight = taken("tight", "reserved_peak").unwrap();
     assert!(reserved_tight <= 1024 * high as u64);
     assert!(reserved_tight < reserved, "{reserved_tight} of {reserved}: nothing had to be reused");
 }
 
-/// Running out of memory in the middle of a run ends it; it resumes with a higher limit, with the
-/// same bits.
+/// A run that runs out of memory ends, and resumes with a higher limit and the same bits.
 #[test]
 fn beyond_the_cap_the_error_says_who_holds_what_and_the_run_goes_on() {
     let m = with_images();
     m.ok(&format!("{} --run-dir ample", larger()));
     let memory = m.json("ample/summary.json")["memory"].clone();
     let mut kib = memory["reserved_peak"].as_u64().unwrap() as usize / 1024;
-    // The largest of several limits under which the run starts but does not complete.
+    // The largest limit with which the run starts but does not complete.
     let said = loop {
         kib = kib * 31 / 32;
         let said = capped(&m, "run", kib);
@@ -242,7 +242,7 @@ fn beyond_the_cap_the_error_says_who_holds_what_and_the_run_goes_on() {
     assert_same(&outcome(&m, "run"), &outcome(&m, "ample"), "with more memory");
 }
 
-/// A precision that a device lacks is refused before anything is done, and named with a way out.
+/// A precision that a device does not support is refused before any work, with a remedy.
 #[test]
 fn a_processor_computes_in_f32_only() {
     let m = with_images();

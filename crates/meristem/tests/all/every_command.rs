@@ -1,6 +1,6 @@
-//! A walk over every command: with a full disk and a closed pipe as stdout, on a terminal without
-//! a cursor, and with names that try to steer a terminal. The commands are those for which the
-//! program writes manual pages, so that a new one fails here until it has a row.
+//! Every command is run with a full disk and a closed pipe as stdout, on a terminal without cursor
+//! movement, and with names that contain control characters. The list is compared with the manual
+//! pages, so a new command fails here until it has a row.
 
 #![cfg(target_os = "linux")]
 
@@ -16,13 +16,13 @@ use crate::common::{Meristem, TINY, on_a_terminal};
 /// A command, by the name of its manual page.
 struct Row {
     page: &'static str,
-    /// A short call that works, with `NEW` for a path that does not exist yet.
+    /// A short valid call, with `NEW` for a path that does not exist yet.
     call: &'static str,
     /// Its exit code.
     code: i32,
-    /// A call with `NAME` for a nasty name.
+    /// A call with `NAME` for a hostile name.
     named: &'static str,
-    /// Exit codes of the latter.
+    /// Exit codes of the call with a hostile name.
     named_codes: &'static [i32],
 }
 
@@ -31,7 +31,7 @@ const fn row(page: &'static str, call: &'static str, code: i32, named: Named) ->
     Row { page, call, code, named, named_codes }
 }
 
-/// A call with a nasty name, and its exit codes.
+/// A call with a hostile name, and its exit codes.
 struct Named(&'static str, &'static [i32]);
 
 const ROWS: &[Row] = &[
@@ -105,7 +105,7 @@ const ROWS: &[Row] = &[
     row("meristem-man", "man NEW", 0, Named("man runs/NAME/man", &[0])),
 ];
 
-/// Names that steer terminals or shells, look like flags, or are no text.
+/// Names with control characters or shell syntax, that look like flags, or are not UTF-8.
 fn nasty() -> Vec<OsString> {
     let long = "x".repeat(200);
     let texts = [
@@ -125,7 +125,7 @@ fn nasty() -> Vec<OsString> {
     names
 }
 
-/// Runs, images and damaged images, once under plain names, and under each nasty name.
+/// Runs, images and damaged images, under plain names and under each hostile name.
 fn prepared() -> Meristem {
     let m = Meristem::new();
     m.ok(&format!("train {TINY} --run-dir run --quiet"));
@@ -146,7 +146,7 @@ fn prepared() -> Meristem {
     m
 }
 
-/// Paths with the ending of an image.
+/// Paths with the extension of an image.
 trait WithPng {
     fn with_added_png(self) -> std::path::PathBuf;
 }
@@ -159,7 +159,7 @@ impl WithPng for std::path::PathBuf {
     }
 }
 
-/// A dataset of ten classes, of which `class` is the first.
+/// Writes a dataset of ten classes, the first named `class`.
 fn images(m: &Meristem, folder: &OsStr, class: &OsStr) {
     for split in ["train", "test"] {
         let others = ["b", "c", "d", "e", "f", "g", "h", "i", "j"].map(OsStr::new);
@@ -172,7 +172,7 @@ fn images(m: &Meristem, folder: &OsStr, class: &OsStr) {
     }
 }
 
-/// Arguments of a call, with its placeholders replaced.
+/// Arguments of a call, with the placeholders replaced.
 fn arguments(call: &str, new: usize, name: &OsStr) -> Vec<OsString> {
     let argument = |word: &str| {
         let word = word.replace("NEW", &format!("new-{new}.svg"));
@@ -189,7 +189,7 @@ fn run(m: &Meristem, arguments: &[OsString], stdout: Stdio) -> Output {
     Process::start(command.stdout(stdout).stderr(Stdio::piped())).output()
 }
 
-/// Rows whose call ends as they say in this build: those of commands that it lacks are refusals.
+/// Rows of the commands in this build; a command without its feature returns an error.
 fn rows() -> impl Iterator<Item = &'static Row> {
     ROWS.iter().filter(|row| match row.page {
         "meristem-serve" => !cfg!(feature = "serve"),
@@ -198,7 +198,7 @@ fn rows() -> impl Iterator<Item = &'static Row> {
     })
 }
 
-/// Text without anything that steers a terminal.
+/// Checks that text has no control characters.
 fn assert_harmless(bytes: &[u8], context: &str) {
     let text = std::str::from_utf8(bytes).unwrap_or_else(|_| panic!("{context}: no text"));
     let steers = |c: char| c.is_control() && c != '\n' || "\u{202e}\u{2066}".contains(c);
@@ -269,7 +269,8 @@ fn no_name_steers_the_terminal() {
             assert_harmless(&said.stdout, &context);
             assert_harmless(&said.stderr, &context);
             let code = said.status.code().unwrap();
-            // Bare flags are flags, and text that is no text is refused by some commands.
+            // Names that are flags are parsed as flags, and some commands refuse names that are not
+            // UTF-8.
             let is_flag = name.as_bytes().starts_with(b"-") && row.named.contains(" NAME");
             let known = row.named_codes.contains(&code) || is_flag && [0, 2].contains(&code);
             let is_text = name.to_str().is_some();

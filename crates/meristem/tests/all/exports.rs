@@ -31,7 +31,7 @@ fn constants_that_are_chosen_are_in_force_and_told() {
     assert_eq!(started["normalize"], "mean=0.5;std=0.25");
     assert_eq!(metadata(&m, WEIGHTS), serde_json::json!({"mean": [0.5], "std": [0.25]}));
 
-    // `eval` repeats the accuracy of the report, with the constants of the file.
+    // `eval` gives the accuracy of the report, with the constants of the file.
     let eval = |flags: &str| -> Value {
         let said = m.ok(&format!("eval --json --weights {WEIGHTS} {flags}"));
         serde_json::from_str(&said.stdout).unwrap()
@@ -44,7 +44,7 @@ fn constants_that_are_chosen_are_in_force_and_told() {
     assert_ne!(given["loss"], own["loss"]);
     assert_eq!(eval("--normalize mean=0.5;std=0.25")["loss"], own["loss"]);
 
-    // The constants of the data, given as numbers, are the default, bit for bit.
+    // The dataset's constants, given as numbers, give the bits of the default.
     m.ok(&format!("train {TINY} --run-dir usual --quiet"));
     let usual = metadata(&m, "usual/weights/env-0.safetensors");
     let numbers = format!("mean={};std={}", usual["mean"][0], usual["std"][0]);
@@ -69,7 +69,7 @@ fn initial_weights_of_other_constants_are_told() {
     let told = begin("--run-dir usual");
     assert!(told.contains("trained with --normalize \"mean=0.5;std=0.25\""), "{told}");
     assert_eq!(begin("--run-dir same --normalize mean=0.5;std=0.25"), "");
-    // Not of a run that goes on.
+    // A resumed run prints no such note.
     let told = m.ok("train --resume usual --rounds 2 --quiet").stderr;
     assert!(!told.contains("--normalize"), "{told}");
 
@@ -131,7 +131,8 @@ fn logits_are_an_array_of_the_split() {
     let values: Vec<f32> =
         bytes[128..].chunks_exact(4).map(|v| f32::from_le_bytes(v.try_into().unwrap())).collect();
     assert_eq!(values.len(), 2500 * 10);
-    // Rows belong to images. `.ci/check_exports.py` compares them with another program.
+    // Rows are in the order of the images. `.ci/check_exports.py` compares them with another
+    // program.
     assert_ne!(values[..10], values[10..20], "{report}");
     m.fails(
         &format!("eval --weights {WEIGHTS} --logits logits.npy"),
@@ -158,7 +159,7 @@ fn a_network_becomes_a_model() {
     let said = m.ok(&format!("export onnx {WEIGHTS} --out b.onnx --with-preprocessing")).stdout;
     assert!(said.contains("u8 [N, 28, 28, 1]"), "{said}");
 
-    // A file as PyTorch writes it has neither topology nor constants.
+    // A file from PyTorch has neither topology nor constants.
     let (state, _) = load(&m.path(WEIGHTS)).unwrap();
     save(&m.path("plain.safetensors"), &state, &BTreeMap::new()).unwrap();
     let plain = "export onnx plain.safetensors --out c.onnx";
@@ -234,7 +235,7 @@ fn a_run_becomes_an_event_file() {
     let said = m.ok("export tensorboard run --out board").stdout;
     let [exported] = &boards(&m, "board")[..] else { panic!() };
     assert!(said.contains(exported.as_str()) && said.contains("records"), "{said}");
-    // Both are the same function of the same events.
+    // Both files are computed from the same events.
     assert_eq!(m.bytes(&format!("board/{exported}")), m.bytes(&format!("run/tensorboard/{live}")));
     m.fails("export tensorboard run --out board", 2, &["`out`", "without event files"]);
     m.fails("export tensorboard board --out b", 2, &["board is not the folder of a run"]);
@@ -246,7 +247,7 @@ fn a_run_becomes_an_event_file() {
     assert!(!m.path("b").exists(), "a refused export leaves a folder");
 }
 
-/// A half-written line is left out until it is whole, a foreign one is counted.
+/// An incomplete line is skipped until it is complete; an unknown line is counted.
 #[test]
 fn damaged_events_become_an_event_file_without_them() {
     let m = trained("");
@@ -261,14 +262,14 @@ fn damaged_events_become_an_event_file_without_them() {
     assert_eq!(m.bytes(&format!("rest/{}", boards(&m, "rest")[0])), whole);
 }
 
-/// No bit of a run depends on the event file, and a stopped run continues with a file of its own.
+/// The event file does not change a bit of a run; a resumed run writes a new file.
 #[test]
 fn a_run_with_an_event_file_is_the_same_run() {
     let m = trained("--tensorboard");
     m.ok(&format!("train {TINY} --run-dir plain --quiet"));
     assert_eq!(m.bytes(WEIGHTS), m.bytes("plain/weights/env-0.safetensors"));
     assert!(!m.path("plain/tensorboard").exists());
-    // Resumed from its last checkpoint, with an older file that goes on beyond it.
+    // Resumed from its last checkpoint, with an older event file that has later steps.
     fs::remove_file(m.path("plain/summary.json")).unwrap();
     fs::create_dir(m.path("plain/tensorboard")).unwrap();
     let older = "events.out.tfevents.9000000000.meristem";

@@ -28,7 +28,7 @@ fn extended_equals(short: &str, more: &str, long: &str) -> (Meristem, Value) {
         text.lines().filter(|line| !line.starts_with("run_dir")).collect::<Vec<_>>().join("\n")
     };
     assert_eq!(config("run"), config("whole"));
-    // Nothing is left to do, and the same words do nothing.
+    // The run is complete, so the same command has no effect.
     let events = m.bytes("run/events.jsonl");
     for again in ["", more] {
         let said = m.ok(&format!("train --resume run {again}"));
@@ -45,8 +45,8 @@ fn extended_equals(short: &str, more: &str, long: &str) -> (Meristem, Value) {
     (m, extended)
 }
 
-/// The checkpoint after step 8 is the last one, from which both the step before the planned end and
-/// the end itself, where more is measured, happen again.
+/// The last checkpoint is after step 8. So the last two steps are repeated, including the planned
+/// last step, in which more is measured.
 #[test]
 fn a_run_of_10_steps_extended_to_20_is_a_run_of_20() {
     let (short, long) = ("--controller random --steps 10", "--controller random --steps 20");
@@ -80,7 +80,7 @@ fn a_run_without_checkpoints_starts_again() {
     assert_same(&got, &expected, "from the start");
 }
 
-/// Kills before, during and after the moment at which the new length is recorded.
+/// Kills before, during and after the write of the new length.
 #[test]
 fn an_extension_that_is_killed_goes_on_to_the_same_bits() {
     let m = with_images();
@@ -90,7 +90,7 @@ fn an_extension_that_is_killed_goes_on_to_the_same_bits() {
         m.events("run").iter().position(|e| e["event"] == "checkpoint_written" && e["step"] == 8);
     let cut = cut.unwrap();
     for lines in [cut, cut + 2, cut + 20, cut + 60] {
-        // A kill before the folder was changed leaves the short run.
+        // A kill before any change of the folder leaves the short run.
         let longer =
             killed_at(&m, "train --resume run --quiet --steps 20", "run", Moment::Events(lines));
         let said = killed_at(&m, "train --resume run --quiet", "run", Moment::Events(lines + 5));
@@ -104,8 +104,8 @@ fn an_extension_that_is_killed_goes_on_to_the_same_bits() {
     assert_eq!(told.iter().filter(|event| event["event"] == "run_extended").count(), 1);
 }
 
-/// A folder whose process was killed after it had removed the summary, or after it had written the
-/// new settings as well.
+/// Folders of a process that was killed after it had removed the summary, and after it had also
+/// written the new settings.
 #[test]
 fn a_kill_while_the_length_is_recorded_leaves_a_run_of_one_length() {
     let m = with_images();
@@ -148,7 +148,8 @@ fn what_an_extension_cannot_do_is_refused_by_name() {
     refused(none, "--lr 0.5", &words);
 }
 
-/// The heuristic plants nothing that it cannot finish, and so looks at the end.
+/// The heuristic depends on the number of remaining steps: it plants only modules that can become
+/// permanent.
 #[test]
 fn a_controller_that_has_looked_ahead_is_named() {
     let m = with_images();

@@ -1,4 +1,4 @@
-//! Signals, kills and a full disk: the files that a run leaves.
+//! Files of a run after signals, kills and a full disk.
 
 #![cfg(unix)]
 
@@ -12,7 +12,7 @@ use crate::common::{Meristem, events_in, of_kind, on_a_terminal, said};
 const LONG: &str = "train --controller heuristic --host minimal --envs 2 --steps 100000 \
                     --max-batches 2 --batch 32 --run-dir run --trace run.json";
 
-/// Starts such a run and waits until it has completed a step.
+/// Starts a long run and waits until it has completed a step.
 fn long_run(m: &Meristem) -> Process {
     once_it_has_stepped(m, m.command().args(LONG.split_whitespace()))
 }
@@ -49,7 +49,7 @@ fn ctrl_c_ends_at_a_step_boundary_with_weights_and_summary() {
     assert_eq!(of_kind(&events, "step_completed").len() as u64, 2 * steps);
     assert_eq!(events[events.len() - 1]["status"], "interrupted");
     m.ok("eval --weights run/weights/env-1.safetensors");
-    // The trace is complete as well, including its outermost span.
+    // The trace is complete, too, including its outermost span.
     let trace = m.json("run.json");
     let total = &summary["trace"];
     assert_eq!((&trace["otherData"]["events"], &total["dropped"]), (&total["events"], &0.into()));
@@ -64,7 +64,7 @@ fn ctrl_c_ends_at_a_step_boundary_with_weights_and_summary() {
 fn other_signals_end_a_run_as_well_and_nohup_is_respected() {
     for name in ["-TERM", "-HUP"] {
         let m = Meristem::new();
-        // The test runner may have SIGHUP ignored, and then the run ignores it, too.
+        // If the test runner ignores SIGHUP, so does the run.
         let mut command = Command::new("env");
         command.args(["--default-signal=HUP", env!("CARGO_BIN_EXE_meristem")]);
         command.args(LONG.split_whitespace()).current_dir(m.folder.path());
@@ -82,7 +82,7 @@ fn other_signals_end_a_run_as_well_and_nohup_is_respected() {
     signal(&child, "-HUP");
     let steps = || std::fs::read_to_string(m.path("run/events.jsonl")).unwrap().lines().count();
     let before = steps();
-    // Otherwise it would have stopped after two lines.
+    // Without nohup the run would have stopped after two lines.
     wait_for("more steps", || steps() > before + 10);
     signal(&child, "-TERM");
     let said = said(child.output());
@@ -104,7 +104,7 @@ fn a_signal_that_comes_twice_within_a_moment_is_one() {
     assert_eq!(m.json("run/summary.json")["status"], "interrupted");
 }
 
-/// Lines that are written while bars are drawn would be overwritten at once.
+/// A line written while bars are drawn would be overwritten at once.
 #[test]
 fn on_a_terminal_ctrl_c_is_answered_in_the_bar() {
     let m = Meristem::new();
@@ -113,7 +113,7 @@ fn on_a_terminal_ctrl_c_is_answered_in_the_bar() {
         let events = std::fs::read_to_string(m.path("run/events.jsonl"));
         events.is_ok_and(|text| text.matches("step_completed").count() > 10)
     });
-    // The run itself, not `script`.
+    // The process of the run, not of `script`.
     let own = Command::new("pgrep").args(["-P", &child.id().to_string()]).output().unwrap();
     let own = String::from_utf8(own.stdout).unwrap();
     assert!(Command::new("kill").args(["-INT", own.trim()]).status().unwrap().success());
@@ -121,7 +121,7 @@ fn on_a_terminal_ctrl_c_is_answered_in_the_bar() {
     assert_eq!(said.code, Some(3), "{}", said.stdout);
     assert_eq!(m.json("run/summary.json")["status"], "interrupted");
     let stopping = "stopping after this step; again to stop now";
-    // The message is part of the bar, after its position, and not a line of its own.
+    // The message is part of the bar, after its position, not a separate line.
     let bar = said.stdout.split(['\r', '\n']).find(|line| line.contains(stopping));
     let bar = bar.unwrap_or_else(|| panic!("{}", said.stdout));
     assert!(bar.contains("/100000  stopping"), "{bar:?}");
@@ -134,7 +134,7 @@ fn a_killed_run_leaves_whole_lines() {
     child.kill().unwrap();
     child.wait().unwrap();
     let text = std::fs::read_to_string(m.path("run/events.jsonl")).unwrap();
-    // Only the last line may be truncated, and then it lacks its line break.
+    // Only the last line may be truncated, without a line break.
     let whole = &text[..=text.rfind('\n').unwrap()];
     for line in whole.lines() {
         serde_json::from_str::<serde_json::Value>(line).unwrap();
@@ -159,7 +159,7 @@ fn full_disk(m: &Meristem, script: &str, run: &Path) {
 const TALKATIVE: &str = "train --controller heuristic --host minimal --envs 2 --steps 100000 \
                          --max-batches 50 --batch 8 --log-batches --quiet";
 
-/// The kernel allows no file larger than 64 kB, so writes fail in the middle, as on a full disk.
+/// With a limit of 64 kB per file, writes fail in the middle, as on a full disk.
 #[test]
 fn a_disk_that_refuses_a_write_ends_the_run_and_leaves_whole_lines() {
     let m = Meristem::new();
@@ -180,7 +180,7 @@ fn a_disk_that_refuses_a_write_ends_the_run_and_leaves_whole_lines() {
     }
 }
 
-/// The same on a file system of 200 kB, where one can be mounted.
+/// The same on a file system of 200 kB, if the test can mount one.
 #[test]
 fn a_full_disk_ends_the_run_and_leaves_whole_lines() {
     let m = Meristem::new();
@@ -191,7 +191,7 @@ fn a_full_disk_ends_the_run_and_leaves_whole_lines() {
         eprintln!("skipped: no mount namespaces here; the test above stands for it");
         return;
     }
-    // The small disk disappears with its namespace, so its files are copied before.
+    // The file system disappears with its namespace, so its files are copied first.
     let inner = format!(
         "{mount} && {{ \"$MERISTEM\" {TALKATIVE} --run-dir disk/run; code=$?; \
          cp -r disk/run copy; exit $code; }}"
@@ -204,7 +204,7 @@ fn a_full_disk_ends_the_run_and_leaves_whole_lines() {
 fn on_a_terminal_check_shows_what_it_looks_at() {
     let m = Meristem::new();
     let program = env!("CARGO_BIN_EXE_meristem");
-    // No check that opens a device passes in this environment, so that all end at once.
+    // In this environment checks that open a device fail at once.
     let line = format!("MERISTEM_LAUNCH_BLOCKING=perhaps exec {program} check");
     let mut command = Command::new("script");
     command.args(["--quiet", "--return", "--command", &line, "/dev/null"]).env("TERM", "xterm");
@@ -215,7 +215,7 @@ fn on_a_terminal_check_shows_what_it_looks_at() {
     assert!(each.is_sorted(), "a line comes before the next check begins: {}", told.stdout);
 }
 
-/// The line of the whole run is shown even if the terminal has fewer rows than the run has envs.
+/// The bar of the run is visible even if the terminal has fewer rows than there are envs.
 #[test]
 fn a_small_terminal_shows_the_total_and_how_many_envs_have_no_line() {
     let m = Meristem::new();
@@ -227,7 +227,7 @@ fn a_small_terminal_shows_the_total_and_how_many_envs_have_no_line() {
         assert!(said.stdout.contains(words), "{words}: {}", said.stdout);
     }
     assert!(!said.stdout.contains("env 5 "), "{}", said.stdout);
-    // The table at the end fits as well.
+    // The table at the end fits, too.
     let table = said.stdout.lines().filter(|line| line.starts_with(['│', '┌', '╞', '└']));
     let widths: Vec<usize> = table.map(|line| line.trim_end().chars().count()).collect();
     assert!(widths.len() > 12 && widths.iter().all(|&width| width <= 80), "{widths:?}");

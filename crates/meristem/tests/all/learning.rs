@@ -21,7 +21,7 @@ fn a_reward_is_paid_by_the_weights_of_the_settings() {
     assert!(prices > 0, "only waited");
 }
 
-/// A policy learns from round to round, and is reported, written and resumed.
+/// A policy learns over rounds; it is reported, saved and resumed.
 #[test]
 fn a_policy_learns_and_is_kept() {
     let m = Meristem::new();
@@ -93,7 +93,7 @@ fn a_policy_learns_over_ranks() {
     let fingerprints = |run: &str| -> Vec<String> {
         let events = m.events(run);
         let updates = of_kind(&events, "policy_updated");
-        // Transitions of all ranks.
+        // The transitions of all ranks are counted.
         updates.iter().for_each(|update| assert_eq!(update["transitions"], 24));
         updates.iter().filter_map(|u| Some(u["fingerprint"].as_str()?.to_string())).collect()
     };
@@ -152,7 +152,7 @@ fn a_host_is_trained_by_all_ranks() {
     }
     m.ok("train --config two/config.toml --run-dir again");
     assert!(m.bytes("two/weights/env-0.safetensors") == m.bytes("again/weights/env-0.safetensors"));
-    // The policy sees one env, and learns without ranks.
+    // With --data-parallel the policy has one env, and learns without exchange.
     let ppo = format!("{tiny} --controller ppo --policy-hidden 8");
     m.ok(&format!("{ppo} --ranks 2 --rounds 2 --run-dir ppo"));
     assert_eq!(of_kind(&m.events("ppo"), "policy_updated").len(), 2);
@@ -168,8 +168,8 @@ fn a_host_is_trained_by_all_ranks() {
     m.fails(&format!("{without} --ranks 2"), 2, &["data-parallel"]);
 }
 
-/// With an absurd learning rate updates are skipped, then the run ends with an error and a readable
-/// folder.
+/// With an extreme learning rate updates are skipped, then the run ends with an error and a
+/// readable folder.
 #[test]
 fn a_policy_that_diverges_ends_the_run() {
     let m = Meristem::new();

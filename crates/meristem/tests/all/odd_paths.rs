@@ -1,4 +1,4 @@
-//! Paths that are not UTF-8, which JSON and configuration files cannot have as they are.
+//! Paths that are not UTF-8, which JSON and TOML cannot represent.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::common::process::output;
 use crate::common::{Meristem, Said, said};
 
-/// A name with a byte that is no UTF-8, and its text.
+/// A name with a byte that is not UTF-8, and its lossy text.
 const NAME: &[u8] = b"caf\xe9";
 const TEXT: &str = "caf\u{fffd}";
 
@@ -53,7 +53,7 @@ fn a_run_in_a_folder_that_is_not_utf_8_is_listed_compared_and_resumed() {
     assert_eq!(summary["status"], "completed", "{}{text}", longer.stderr);
     assert_eq!((&summary["steps"], &summary["path_is_lossy"]), (&3.into(), &true.into()));
     assert!(summary["run_dir"].as_str().unwrap().ends_with(TEXT), "{text}");
-    // Its summary is read like any other.
+    // Its summary can be read.
     let list: Value = serde_json::from_str(&m.ok("runs --json").stdout).unwrap();
     let problems = list["runs"].as_array().unwrap().iter().map(|run| &run["problem"]);
     assert!(problems.clone().all(Value::is_null), "{list}");
@@ -68,13 +68,13 @@ fn a_study_and_a_working_directory_that_are_not_utf_8_work() {
     ok(&m, m.folder.path(), study, Some(&folder));
     let text = fs::read_to_string(folder.join("study.json")).unwrap();
     assert!(text.contains("\"status\""), "{text}");
-    // Again, from the results of the first time.
+    // Run again, it uses the results of the first run.
     ok(&m, m.folder.path(), study, Some(&folder));
     ok(&m, &folder, &format!("{SHORT} --run-dir runs/inside"), None);
     assert!(folder.join("runs/inside/summary.json").exists());
 }
 
-/// A setting is written to `config.toml`, from which a run is resumed.
+/// Settings are written to `config.toml`, so a path that is not UTF-8 is refused.
 #[test]
 fn a_setting_that_cannot_be_written_is_refused_before_training() {
     let m = Meristem::new();

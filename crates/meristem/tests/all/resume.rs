@@ -19,7 +19,7 @@ pub(crate) const RUN: &str = "train --dataset arrays --data-root images.safetens
     --steps 24 --batch 16 --control-split 0.2 --checkpoint-every 2 --quiet \
     --parameters-per-image 99 --max-gap 99";
 
-/// Removes newer settings from a configuration, so that it is like an older one.
+/// Removes newer settings from a configuration, to make it equal to an older one.
 pub(crate) fn as_once_written(config: &Path) {
     let text = fs::read_to_string(config).unwrap();
     let later = ["governor_", "comm_deadline", "data_parallel", "telemetry", "reward_", "epoch"];
@@ -53,7 +53,7 @@ impl Moment {
     }
 }
 
-/// Starts a run and kills it at that moment. Returns whether it was killed before its end.
+/// Starts a run and kills it at `moment`. Returns whether it was killed before its end.
 pub(crate) fn killed_at(m: &Meristem, arguments: &str, run: &str, moment: Moment) -> bool {
     let mut command = m.command();
     command.args(arguments.split_whitespace()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -62,7 +62,7 @@ pub(crate) fn killed_at(m: &Meristem, arguments: &str, run: &str, moment: Moment
     while !moment.has_come(m, run) && child.try_wait().unwrap().is_none() {
         assert!(started.elapsed() < Duration::from_secs(120), "{moment:?} within two minutes");
     }
-    // The exact position at the kill is random, which is intended.
+    // The exact position of the kill is intentionally random.
     child.kill().unwrap();
     !child.wait().unwrap().success()
 }
@@ -79,8 +79,7 @@ fn a_run_killed_at_any_moment_ends_as_if_it_had_not_been() {
     for attempt in 0..5 {
         let run = format!("run-{attempt}");
         let resume = format!("train --resume {run} --quiet --threads {}", attempt % 3);
-        // Kills are spread over both rounds, each attempt a little later; every third kill is
-        // during a checkpoint.
+        // Kills are spread over both rounds; every third kill is during the write of a checkpoint.
         for kill in 0..6 {
             let moment = match (attempt + kill) % 3 {
                 2 => Moment::TornCheckpoint,
@@ -123,7 +122,7 @@ fn a_stopped_run_goes_on_and_a_complete_one_is_left_alone() {
         said.stdout
     );
     assert_eq!(m.bytes("whole/events.jsonl"), before);
-    // A summary from before its keys had the names of today is the same summary.
+    // A summary with the older names of keys is equivalent.
     let mut summary = m.json("whole/summary.json");
     summary["v"] = 1.into();
     let written = m.bytes("whole/summary.json");
@@ -154,8 +153,8 @@ fn a_stopped_run_goes_on_and_a_complete_one_is_left_alone() {
     assert_ne!(m.bytes("best.safetensors"), best, "what it wrote when it stopped is its own");
 }
 
-/// A policy resumes with the same bits: the checkpoint has its rollout, optimiser and memory, and
-/// its teacher's memory.
+/// A policy resumes with the same bits: the checkpoint has its rollout, optimiser and hidden state,
+/// and the state of its teacher.
 #[test]
 fn a_policy_resumes_to_the_same_bits() {
     resumes_to_the_same_bits("--ppo-demonstrations 1");
@@ -177,7 +176,7 @@ fn a_policy_on_ranks_resumes_to_the_same_bits() {
 #[test]
 fn a_host_on_ranks_resumes_to_the_same_bits() {
     let m = with_images();
-    // The last of two equal flags counts.
+    // The last value of a repeated flag takes effect.
     let ranks = "--data-parallel --envs 1 --ranks 2 --exchange topk:0.05 --rounds 1";
     let run = format!("{RUN} {ranks} --host cnn:channels=12,blocks=2,kernel=3,pools=1");
     m.ok(&format!("{run} --run-dir whole"));
@@ -203,8 +202,7 @@ fn resumes_to_the_same_bits(ranks: &str) -> Vec<Value> {
     m.events("whole")
 }
 
-/// A checkpoint has the policy. Before the first checkpoint, the file that the run started from is
-/// required.
+/// A checkpoint has the policy. Before the first checkpoint, the policy file is required.
 #[test]
 fn a_run_from_a_policy_resumes_without_its_file() {
     let m = with_images();

@@ -1,4 +1,4 @@
-//! Runs that cannot be resumed as they are: other data, other files, other settings (U4).
+//! Runs that cannot be resumed because data, files or settings have changed (U4).
 
 #![cfg(unix)]
 
@@ -35,7 +35,7 @@ fn what_cannot_be_resumed_is_said_and_left_alone() {
     let name = file_name(&newest);
     m.fails(resume, 1, &[&name, "remove this file"]);
     fs::write(&newest, &whole).unwrap();
-    // A checkpoint of another version: removing it would not help.
+    // A checkpoint of another version, for which removal is no remedy.
     let (tensors, mut metadata) = safetensors::load(&newest).unwrap();
     metadata.insert("version".into(), "1".into());
     safetensors::save(&newest, &tensors, &metadata).unwrap();
@@ -57,12 +57,11 @@ fn what_cannot_be_resumed_is_said_and_left_alone() {
     fs::write(m.path("run/config.toml"), config.replace("minimal", "baseline")).unwrap();
     m.fails(resume, 2, &[&name, "began with `host = \"minimal\"`", "restore"]);
     fs::write(m.path("run/config.toml"), &config).unwrap();
-    // Missing settings of the governor have their defaults, which differ from the settings of this
-    // run.
+    // Missing settings get their defaults, which here differ from the settings of the run.
     as_once_written(&m.path("run/config.toml"));
     m.fails(resume, 2, &[&name, "began with `governor_penalty = -9.0`", "restore"]);
     fs::write(m.path("run/config.toml"), &config).unwrap();
-    // A damaged configuration is reported, not the checkpoints, and nothing starts.
+    // The error names the damaged configuration, not the checkpoints, and nothing starts.
     let part: String = config.lines().take(5).map(|line| format!("{line}\n")).collect();
     for damaged in ["", &part] {
         fs::write(m.path("run/config.toml"), damaged).unwrap();
@@ -74,7 +73,7 @@ fn what_cannot_be_resumed_is_said_and_left_alone() {
     fs::write(m.path("run/summary.json"), &summary).unwrap();
     m.fails(resume, 2, &["events.jsonl has 100 bytes"]);
     assert_eq!(m.bytes("run/summary.json"), summary);
-    // Zero bytes are left by a system crash; truncation at the right length is damage, too.
+    // A system crash may leave zero bytes at the end; this is also damage.
     let mut holed = events.clone();
     holed[60] = 0;
     fs::write(m.path("run/events.jsonl"), &holed).unwrap();
@@ -94,7 +93,7 @@ fn what_cannot_be_resumed_is_said_and_left_alone() {
     }
 }
 
-/// Swapped labels are other data, although nothing but their checksum differs.
+/// Swapped labels are different data, although only the checksum differs.
 #[test]
 fn other_labels_are_not_gone_on_with() {
     let m = with_images();
@@ -124,7 +123,7 @@ const SMALL: &str = "train --dataset arrays --data-root images.safetensors --pre
                      --host minimal --slots r0 --envs 1 --batch 16 --control-split 0.2 \
                      --checkpoint-every 1 --quiet";
 
-/// Names of settings, flags that give them a file, and another file for its place.
+/// Names of settings, flags with a file, and another file to replace it.
 const NAMED_FILES: [(&str, &str, &str, &str); 3] = [
     ("init", "--controller none --init w.safetensors", "w.safetensors", "other.safetensors"),
     (
@@ -150,13 +149,13 @@ fn with_named_files() -> Meristem {
     m
 }
 
-/// A run goes on with the files that it began with, from any working directory, and with no others.
+/// A run resumes only with its original files, from any working directory.
 #[test]
 fn files_that_settings_name_are_those_that_the_run_began_with() {
     let m = with_named_files();
     fs::create_dir(m.path("elsewhere")).unwrap();
     for (setting, flags, file, other) in NAMED_FILES {
-        // A resumed run has absolute paths, also in its summary.
+        // A resumed run has absolute paths in its summary.
         let script = format!("fixed:{}", m.path("s.jsonl").display());
         let flags = flags.replace("fixed:s.jsonl", &script);
         let start = format!("{SMALL} {flags} --rounds 2 --steps 30");
@@ -182,8 +181,8 @@ fn files_that_settings_name_are_those_that_the_run_began_with() {
     }
 }
 
-/// In its last round a run makes no host from a file any more: it goes on without it. Once it is
-/// extended it needs the file again.
+/// In its last round a run creates no more hosts, so it does not need the file. An extended run
+/// needs the file again.
 #[test]
 fn a_file_is_needed_only_where_a_host_is_made_from_it() {
     let m = with_named_files();
@@ -207,7 +206,7 @@ fn a_file_is_needed_only_where_a_host_is_made_from_it() {
     }
 }
 
-/// The run was started next to its data, with a relative path.
+/// The run was started in the folder of its data, with a relative path.
 #[test]
 fn a_run_is_resumed_from_any_working_directory() {
     let m = with_images();

@@ -20,7 +20,7 @@ fn two_processes_do_not_write_one_run() {
     first.wait().unwrap();
 }
 
-/// A pipe in the place of a file of the run, which would wait for another process, is an error.
+/// A pipe in place of a file of the run, which would block, is an error.
 #[test]
 fn pipes_in_a_run_folder_are_refused() {
     let m = with_images();
@@ -47,7 +47,7 @@ fn pipes_in_a_run_folder_are_refused() {
     m.ok("train --resume run --quiet");
 }
 
-/// A file of a run that is a link names any file of whoever resumes it.
+/// A link in a run folder could name any file of the user who resumes the run.
 #[test]
 fn links_in_a_run_folder_are_not_followed() {
     let m = with_images();
@@ -66,7 +66,7 @@ fn links_in_a_run_folder_are_not_followed() {
         ("checkpoints", "../other/checkpoints"),
         (&*format!("checkpoints/{newest}"), "../../precious"),
         ("tensorboard", "../other"),
-        // A link to a file of the same folder would be emptied or cut as well.
+        // A link to a file of the same folder would be truncated, too.
         (".lock", "events.jsonl"),
     ] {
         let (path, away) = (m.path("run").join(name), m.path("away"));
@@ -79,7 +79,7 @@ fn links_in_a_run_folder_are_not_followed() {
         fs::remove_file(&path).unwrap();
         fs::rename(away, path).unwrap();
     }
-    // A link in place of a file that is written anew is replaced.
+    // A link in place of a file that is rewritten is replaced.
     for name in ["summary.json", "weights/env-0.safetensors"] {
         let _ = fs::remove_file(m.path("run").join(name));
         std::os::unix::fs::symlink(m.path("precious"), m.path("run").join(name)).unwrap();
@@ -91,7 +91,7 @@ fn links_in_a_run_folder_are_not_followed() {
     assert_eq!(m.ok("runs verify run").code, Some(0));
 }
 
-/// A line before the checkpoint, a result, a weight: each is noticed by whoever reads it.
+/// A change in an event, a result or a weight is detected by every reader of the file.
 #[test]
 fn a_changed_digit_is_noticed() {
     let m = with_images();
@@ -149,7 +149,7 @@ fn a_changed_digit_is_noticed() {
     m.fails("runs verify none", 1, &["none"]);
 }
 
-/// A kill while the settings are written leaves a folder without them.
+/// A kill during the write of the settings leaves a folder without settings.
 #[test]
 fn a_run_that_was_killed_before_it_had_settings_starts_again() {
     let m = with_images();
@@ -171,7 +171,8 @@ fn a_run_that_was_killed_before_it_had_settings_starts_again() {
             .count()
     };
     assert_eq!(parts("run"), 0);
-    // Files of an earlier build and of a killed process go when a run is resumed.
+    // Temporary files of an earlier build and of a killed process are removed when a run is
+    // resumed.
     fs::remove_file(m.path("run/summary.json")).unwrap();
     fs::write(m.path("run/.notes.tmp-1"), "the user's").unwrap();
     for part in [".summary.json.7.part", "weights/.env-0.safetensors.tmp-9"] {
@@ -181,13 +182,13 @@ fn a_run_that_was_killed_before_it_had_settings_starts_again() {
     assert!(m.path("run/.notes.tmp-1").exists());
     // The weights of three envs, and nothing else.
     assert_eq!((parts("run"), fs::read_dir(m.path("run/weights")).unwrap().count()), (0, 3));
-    // An empty folder is used as it is, with its permissions.
+    // An empty folder is used with its permissions.
     use std::os::unix::fs::PermissionsExt;
     fs::create_dir(m.path("prepared")).unwrap();
     fs::set_permissions(m.path("prepared"), fs::Permissions::from_mode(0o750)).unwrap();
     m.ok(&format!("{RUN} --run-dir prepared --rounds 1 --steps 1"));
     assert_eq!(fs::metadata(m.path("prepared")).unwrap().permissions().mode() & 0o777, 0o750);
-    // Something of the user's is never discarded, and nothing is added to it.
+    // A folder with other files is neither changed nor removed.
     unfilled("mine");
     fs::write(m.path("mine/notes"), "x").unwrap();
     fs::create_dir(m.path("theirs")).unwrap();
@@ -198,14 +199,14 @@ fn a_run_that_was_killed_before_it_had_settings_starts_again() {
     }
 }
 
-/// A run whose folder is gone has nowhere to write its results.
+/// A run whose folder was removed ends.
 #[test]
 fn a_run_whose_folder_is_removed_ends_at_the_next_step() {
     let m = with_images();
     let mut child = background(&m, "--run-dir run --rounds 1 --steps 10000");
     wait_for("a checkpoint", || newest(&m).is_some());
     fs::rename(m.path("run"), m.path("moved")).unwrap();
-    // The folder is open, so moving it loses nothing.
+    // The run has its folder open, so the folder can be moved.
     wait_for("a later checkpoint", || {
         fs::read_dir(m.path("moved/checkpoints")).unwrap().count() == 3
     });

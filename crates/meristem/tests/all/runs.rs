@@ -18,7 +18,7 @@ const SCRIPT: &str = r#"{"step": 0, "op": "GERMINATE", "slot": "r0c1", "blueprin
 {"step": 1, "op": "ADVANCE", "slot": "r0c1"}
 "#;
 
-/// Trains `runs/grown`, in whose slot r0c1 a module is planted.
+/// Trains `runs/grown`, with a module in slot r0c1.
 fn grown(m: &Meristem, flags: &str) {
     fs::write(m.path("grow.jsonl"), SCRIPT).unwrap();
     m.ok(&format!("{GROWN} {flags} --run-dir runs/grown"));
@@ -91,7 +91,7 @@ fn runs_are_listed_whatever_their_state() {
         assert!(text.contains(words), "{words}: {text}");
     }
     assert!(!text.contains('\u{1b}'), "a run steers the terminal: {text:?}");
-    // The folder of a run is a list of one.
+    // For a run folder the list has one entry.
     assert!(m.ok("runs runs/grown").stdout.contains("runs/grown"));
     assert_eq!(m.ok("runs runs/empty").stdout, "no runs in runs/empty\n");
     m.fails("runs nowhere", 1, &["cannot read nowhere: there is no such folder", "help:"]);
@@ -120,7 +120,7 @@ fn a_run_in_progress_is_running_and_can_still_be_resumed() {
 #[test]
 fn two_runs_are_compared() {
     let m = two_runs();
-    // Names of folders in runs/ will do.
+    // Names of folders in runs/ are accepted.
     let text = m.ok("runs compare none grown --plot curves.svg").stdout;
     for words in ["settings that differ", "controller", "grow.jsonl", "results", "8/8", "▁", "█"]
     {
@@ -297,7 +297,7 @@ fn shells_and_man_know_every_command() {
     m.fails("man pages", 2, &["would be overwritten"]);
 }
 
-/// With the feature, `tests/serve` has the tests.
+/// `tests/serve` has the tests of builds with the feature.
 #[cfg(not(feature = "serve"))]
 #[test]
 fn a_build_without_the_server_says_how_to_get_it() {

@@ -1,5 +1,5 @@
-//! Terminals: a view gives its terminal back at every end, and nothing is drawn on one whose cursor
-//! does not move.
+//! Terminals: a view restores its terminal at every end, and nothing is drawn on a terminal without
+//! cursor movement.
 
 #![cfg(target_os = "linux")]
 
@@ -15,7 +15,8 @@ use crate::common::{Meristem, TINY, on_a_terminal, said};
 const ENTERS: &str = "\u{1b}[?1049h";
 const LEAVES: &str = "\u{1b}[?1049l";
 
-/// A command on a new terminal, which outlives it: its shell waits for a line at the end.
+/// A command on a new terminal. Its shell waits for a line at the end, so the terminal outlives the
+/// command.
 struct OnTerminal {
     shell: Process,
     /// Process of the command.
@@ -26,7 +27,7 @@ struct OnTerminal {
 }
 
 impl OnTerminal {
-    /// Starts the command, and waits until its view has the terminal.
+    /// Starts the command, and waits until its view is open.
     fn start(m: &Meristem, line: &str) -> Self {
         let program = env!("CARGO_BIN_EXE_meristem");
         let child = format!("echo $$ > id.part; mv id.part id; exec {program} {line}");
@@ -63,7 +64,7 @@ impl OnTerminal {
         self.shell.stdin.as_mut().unwrap().write_all(keys).unwrap();
     }
 
-    /// Whether the terminal is as a shell expects it: with lines, echo and signals.
+    /// Whether the terminal has the modes of a shell: lines, echo and signals.
     fn is_usual(&self) -> bool {
         let said = Command::new("stty").args(["-a", "-F", &self.device]).output().unwrap();
         let said = String::from_utf8_lossy(&said.stdout).into_owned();
@@ -76,7 +77,7 @@ impl OnTerminal {
         wait_for("a view", || self.text().matches(ENTERS).count() == times && !self.is_usual());
     }
 
-    /// Waits until the terminal is given back.
+    /// Waits until the terminal is restored.
     fn wait_until_given_back(&self) {
         wait_for("the terminal", || {
             let text = self.text();
@@ -90,7 +91,7 @@ impl OnTerminal {
         stat.rsplit(") ").next().unwrap_or_default().starts_with('T')
     }
 
-    /// Waits for the end of the command, which the shell reports with this code.
+    /// Waits for the end of the command, with this exit code.
     fn wait_for_end(&self, code: i32) {
         wait_for("the end", || self.text().contains("code="));
         self.wait_until_given_back();
@@ -121,7 +122,7 @@ fn a_view_that_is_stopped_gives_the_terminal_back_until_it_continues() {
     wait_for("the stop", || view.is_stopped());
     view.signal("-CONT");
     view.wait_until_taken(2);
-    // As the key, with which the shell continues a process that had changed the modes.
+    // Sent like Ctrl-Z; the shell continues a process that has changed the modes.
     view.press(b"\x1a");
     view.wait_until_given_back();
     wait_for("the stop", || view.is_stopped());
@@ -142,7 +143,7 @@ fn a_run_that_sigquit_ends_gives_the_terminal_back() {
     view.signal("-QUIT");
     view.wait_for_end(131);
     assert!(!m.path("run/summary.json").exists());
-    // Without its view it is ended as any process.
+    // Without its view, the signal has its default effect.
     let m = Meristem::new();
     let mut view = OnTerminal::start(&m, LONG_RUN);
     view.press(b"q");
@@ -160,7 +161,7 @@ fn a_run_behind_its_view_gives_the_terminal_back_while_it_is_stopped() {
     wait_for("the stop", || view.is_stopped());
     view.signal("-CONT");
     view.wait_until_taken(2);
-    // Without its view it is stopped as any process.
+    // Without its view, the process is stopped.
     view.press(b"q");
     view.wait_until_given_back();
     view.signal("-TSTP");

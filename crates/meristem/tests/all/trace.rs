@@ -54,7 +54,7 @@ fn a_trace_shows_the_run_and_changes_nothing() {
             assert_eq!(summary["memory"]["owners"][owner]["peak"], peak(owner), "{owner}");
         }
     }
-    // The run's configuration starts the run again, without overwriting the trace.
+    // The written configuration starts the run again, without overwriting the trace.
     m.ok("train --config run1/config.toml --run-dir again --quiet");
     assert_eq!(m.json("again/summary.json")["trace"], Value::Null);
 }

@@ -14,7 +14,7 @@ fn a_run_is_a_folder_that_says_what_happened() {
     let summary = m.json("run/summary.json");
     assert_eq!(summary["status"], "completed");
     assert_eq!(summary["steps"], 13);
-    // Of envs and of their twins.
+    // Steps of envs and of their twins.
     assert_eq!(summary["training_steps"], 2 * 13 * 4 * 4);
     assert_eq!(summary["images"], 2 * 13 * 4 * 4 * 32);
     assert_eq!(summary["dataset"]["train_samples"], 9000);
@@ -101,7 +101,7 @@ fn results_do_not_depend_on_threads_or_process() {
         assert_eq!(weights("one"), weights("again"));
         assert_ne!(weights("one"), weights("other"));
     }
-    // Events are equal as well, except times and number of threads.
+    // Events are equal, too, except times and number of threads.
     let told = |run: &str| {
         let mut events = m.events(run);
         for event in &mut events {
@@ -170,7 +170,7 @@ fn without_a_controller_the_whole_training_set_is_trained_on() {
     assert_eq!(summary["envs"][0]["modules"].as_array().unwrap().len(), 0);
 }
 
-/// The first line says how many images a step of an env is, and so do the events.
+/// The first line of output and the events have the number of images per step of an env.
 #[test]
 fn an_env_sees_all_images_in_a_step_or_its_part_of_them() {
     let m = Meristem::new();
@@ -250,7 +250,7 @@ fn every_batch_can_be_logged_with_all_its_bits() {
     let batches = of_kind(&events, "batch_completed");
     assert_eq!(batches.len(), 3 * 3 * 2);
     for event in batches {
-        // The screen counts from 1, and names envs as the files do.
+        // Printed output counts from 1, except for envs, which have the numbers of the files.
         let number = |key: &str| event[key].as_u64().unwrap() + 1;
         let line = format!(
             "round 1 step {} batch {} env {} loss {:?}",
@@ -329,7 +329,7 @@ fn hosts_stay_within_their_limits() {
         m.ok(&format!("{tiny} --controller {controller} --run-dir free-{run}"));
         assert!(160 + largest(&format!("free-{run}")).1 > 420, "{run}: the limit has no effect");
     }
-    // One image through the host takes 33,008 multiplications; `conv_small` adds 3,136.
+    // The host needs 33,008 multiplications per image; `conv_small` adds 3,136.
     m.ok(&format!("{tiny} --controller random --max-macs 33500 --run-dir macs"));
     let small = ["norm", "attention"];
     let events = m.events("macs");
@@ -351,7 +351,7 @@ fn hosts_stay_within_their_limits() {
     );
 }
 
-/// A closed stderr is no reason to panic.
+/// A closed stderr causes no panic.
 #[test]
 fn an_error_that_nobody_reads_has_its_exit_code() {
     let m = Meristem::new();

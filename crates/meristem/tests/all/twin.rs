@@ -1,4 +1,4 @@
-//! The bare twin of every env: results, reports, and what it leaves alone.
+//! The bare twin of every env: results, reports, and independence of the env.
 
 use serde_json::Value;
 
@@ -14,7 +14,7 @@ fn script(m: &Meristem) {
     std::fs::write(m.path("a.jsonl"), line).unwrap();
 }
 
-/// Its results are those of the same run without a controller, to the last bit.
+/// Results of a twin equal those of the run without a controller, bit for bit.
 #[test]
 fn a_twin_is_the_host_that_nothing_grows_in() {
     let m = Meristem::new();
@@ -49,7 +49,7 @@ fn a_twin_is_the_host_that_nothing_grows_in() {
     }
 }
 
-/// Without it the env is the same, and nothing is said of it.
+/// Without a twin the env is the same, and the output does not mention twins.
 #[test]
 fn an_env_does_not_depend_on_its_twin() {
     let m = Meristem::new();
@@ -70,7 +70,7 @@ fn an_env_does_not_depend_on_its_twin() {
     );
 }
 
-/// A run that loses its last steps ends with the same twins.
+/// A run that is killed and resumed has the same twins.
 #[test]
 fn a_twin_is_resumed() {
     let m = Meristem::new();
@@ -85,7 +85,7 @@ fn a_twin_is_resumed() {
     assert_eq!(m.json("run/summary.json")["envs"], whole);
 }
 
-/// The reward `shaped` is the change of the lead over the twin, and without a twin there is none.
+/// The reward `shaped` is the change of the lead over the twin; without a twin it is an error.
 #[test]
 fn a_shaped_reward_is_the_lead_over_the_twin() {
     let m = Meristem::new();
@@ -107,7 +107,7 @@ fn a_shaped_reward_is_the_lead_over_the_twin() {
         });
         let expected = before.map_or(0.0, |before| 8.0 * (lead(now) - lead(before)));
         let got = figure(&now["reward"]["advantage"]);
-        // Losses of about 2 are rounded to f32, in both steps and nets.
+        // Losses of about 2 are rounded to f32, for both steps and both networks.
         assert!((got - expected).abs() < 8.0 * 8.0 * f64::from(f32::EPSILON), "{now}");
         told += usize::from(got != 0.0);
     }

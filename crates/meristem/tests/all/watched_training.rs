@@ -1,4 +1,4 @@
-//! `train --watch`: the same run behind a view, and a terminal that is restored whatever happens.
+//! `train --watch`: the view does not change the run, and the terminal is always restored.
 
 #![cfg(unix)]
 
@@ -16,14 +16,14 @@ const ENTERS: &str = "\u{1b}[?1049h";
 const LEAVES: &str = "\u{1b}[?1049l";
 const SIZE: &str = "rows 24 cols 80";
 
-/// A run on a terminal whose output is read all the while: a full pipe would hold it up.
+/// A run on a terminal, with its output read by a thread, because a full pipe would block it.
 struct OnTerminal {
     process: Process,
     output: JoinHandle<Vec<u8>>,
 }
 
 impl OnTerminal {
-    /// Waits for its end.
+    /// Waits for the end of the run.
     fn ended(mut self) -> Said {
         let code = self.process.wait().unwrap().code();
         let stdout = String::from_utf8_lossy(&self.output.join().unwrap()).into_owned();
@@ -43,7 +43,7 @@ impl OnTerminal {
     }
 }
 
-/// Starts a run of many steps behind its view, and waits until it has completed some.
+/// Starts a run of many steps with a view, and waits until it has completed some steps.
 fn long_run(m: &Meristem, more: &str) -> OnTerminal {
     let line = format!(
         "train --watch --controller none --envs 2 --steps 100000 --batch 32 --run-dir run {more}"
@@ -62,7 +62,7 @@ fn long_run(m: &Meristem, more: &str) -> OnTerminal {
     OnTerminal { process, output }
 }
 
-/// The output in front of the view and the output after it. It was entered and left once.
+/// The output before and after the view, which was opened and closed once.
 fn around_the_view(said: &Said) -> (&str, &str) {
     let (before, rest) = said.stdout.split_once(ENTERS).expect(&said.stdout);
     let (_, after) = rest.rsplit_once(LEAVES).expect(&said.stdout);
@@ -135,11 +135,11 @@ fn signals_and_keys_stop_the_run_and_restore_the_terminal() {
     child.press(b"\x03");
     while child.process.try_wait().unwrap().is_none() {
         thread::sleep(Duration::from_millis(100));
-        // It may end between the question and the key.
+        // The run may end between the check and the key.
         let _ = child.process.stdin.as_mut().unwrap().write_all(b"\x03");
     }
     let said = child.ended();
-    // On a fast machine the step ends before the second request counts.
+    // On a fast machine the step ends before the second request.
     assert!([Some(130), Some(3)].contains(&said.code), "{:?} {}", said.code, said.stdout);
     around_the_view(&said);
 }

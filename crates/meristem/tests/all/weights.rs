@@ -34,8 +34,8 @@ fn eval_repeats_the_accuracy_of_the_report() {
     assert!(said.stdout.contains("on 10,000 train images"), "{}", said.stdout);
 }
 
-/// Evaluates a file on the test split in several ways, and compares the results with the run's
-/// summary.
+/// Evaluates a file on the test split with several commands, and compares the results with the
+/// run's summary.
 fn check_eval(m: &Meristem, weights: &str, env: &Value) {
     for flags in ["", "--host baseline", "--batch 77"] {
         let said = m.ok(&format!("eval --weights {weights} --split test --json {flags}"));
@@ -89,7 +89,7 @@ fn names_that_a_wrapper_of_pytorch_has_prefixed_are_taken_with_a_note() {
         assert!(said.stderr.contains(&note), "{}", said.stderr);
         m.ok("export onnx wrapped.safetensors --out wrapped.onnx");
         std::fs::remove_file(m.path("wrapped.onnx")).unwrap();
-        // If one name lacks the prefix, names are taken as they are.
+        // If one name lacks the prefix, no prefix is removed.
         wrapped.insert("other", HostTensor::scalar_i64(1));
         save(&m.path("wrapped.safetensors"), &wrapped, &metadata).unwrap();
         let said = m.run("eval --weights wrapped.safetensors");
@@ -128,7 +128,7 @@ fn files_carry_pytorch_names_and_what_a_reader_needs() {
     assert_eq!(shapes["blocks.2.bn.running_var"], [8]);
     assert_eq!(shapes["blocks.2.bn.num_batches_tracked"], [0; 0]);
     assert_eq!(shapes["classifier.weight"], [10, 8]);
-    // Three steps of three batches, which are seen again when the statistics are recomputed.
+    // Three steps of three batches; each batch is counted again when the statistics are recomputed.
     assert_eq!(state.get("blocks.1.bn.num_batches_tracked").unwrap().data, HostData::I64(vec![18]));
     let topology: Value = serde_json::from_str(&metadata["topology"]).unwrap();
     assert_eq!(topology["host"], "cnn:channels=2,blocks=3,kernel=1,pools=0");
@@ -149,7 +149,7 @@ fn a_run_starts_from_given_weights_in_file_order() {
                 --max-batches 5 --steps 1 --log-batches --quiet";
     m.ok(&format!("{base} --export a.safetensors --run-dir a"));
     m.ok(&format!("{base} --export b.safetensors --run-dir b --seed 7"));
-    // Neither order nor weights are random here, so that the seed has no effect.
+    // Neither order nor weights are random here, so the seed has no effect.
     assert_eq!(m.bytes("a.safetensors"), m.bytes("b.safetensors"));
     assert_ne!(m.bytes("a.safetensors"), m.bytes("first/weights/env-0.safetensors"));
 
@@ -164,8 +164,8 @@ fn a_run_starts_from_given_weights_in_file_order() {
     }
 }
 
-/// A run that starts with the topology of another trains exactly the modules that the other ended
-/// with, as a fixed network with new weights; a module that was not blended in is left out.
+/// `--start-topology` trains exactly the final modules of another run, as a fixed network with new
+/// weights. A module that was not blended in is left out.
 #[test]
 fn a_topology_is_trained_from_the_beginning() {
     let m = Meristem::new();
@@ -196,7 +196,7 @@ fn a_topology_is_trained_from_the_beginning() {
     assert_eq!((&modules[0]["slot"], &modules[0]["stage"]), (&"r0c1".into(), &"fossilized".into()));
     assert_eq!(modules[0]["parameters"], grown["modules"][1]["parameters"]);
     assert_eq!(modules[0]["alpha"], 1.0);
-    // It begins anew: the first step's loss is that of a new network, about ln 10.
+    // The weights are new: the loss of the first step is about ln 10.
     let first = of_kind(&m.events("fixed"), "step_completed")[0]["train_loss"].as_f64().unwrap();
     assert!((first - 10f64.ln()).abs() < 0.5, "{first}");
     let other = fixed.replace("--host minimal", "--host baseline");
@@ -237,7 +237,7 @@ fn a_file_as_pytorch_writes_it_is_a_bare_host() {
     plain["normalization"] = "weights".into();
     assert_eq!(plain, expected);
     m.fails("eval --weights plain.safetensors", 2, &["topology", "--host"]);
-    // The constants of the file count, and not those of the dataset.
+    // `eval` uses the constants of the file, not those of the dataset.
     metadata.insert("normalization".into(), r#"{"mean":[0.5],"std":[0.1]}"#.into());
     save(&m.path("other.safetensors"), &state, &metadata).unwrap();
     let (other, _) = eval("other.safetensors");

@@ -1,6 +1,6 @@
 //! `meristem serve`: a real server on real run folders, with sound, broken and hostile clients.
 //!
-//! A program of its own, because only builds with the feature have a server.
+//! A separate test program, because only builds with the feature have a server.
 #![allow(clippy::unwrap_used, reason = "a test may panic, its helpers too")]
 #![cfg(unix)]
 
@@ -59,7 +59,7 @@ impl Server {
     /// Sends bytes and reads the answer to its end.
     fn send(&self, bytes: &[u8]) -> Answer {
         let mut stream = self.connect();
-        // The server may refuse before all is sent.
+        // The server may respond before all is sent.
         let _ = stream.write_all(bytes);
         let mut text = vec![];
         let _ = stream.read_to_end(&mut text);
@@ -80,7 +80,7 @@ impl Server {
         self.request(&format!("GET {path}"), "")
     }
 
-    /// A page that is there.
+    /// Requests a page, which must exist.
     fn page(&self, path: &str) -> String {
         let answer = self.get(path);
         assert_eq!(answer.status, 200, "{path}: {}\n{}", answer.head, answer.body);
@@ -94,7 +94,7 @@ impl Server {
         serde_json::from_str(&text[from..=text.rfind('}').unwrap()]).unwrap()
     }
 
-    /// Reads events of a view until one of them has all the words.
+    /// Reads events of a view until one of them has all of `words`.
     fn until(&self, path: &str, words: &[&str]) -> String {
         let mut stream = self.connect();
         write!(stream, "GET /live{path} HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
@@ -111,7 +111,7 @@ impl Server {
     }
 }
 
-/// Trains `runs/NAME`, in whose slot r0c1 a module is planted.
+/// Trains `runs/NAME`, with a module in slot r0c1.
 fn trained(m: &Meristem, name: &str) {
     let script = r#"{"step": 0, "op": "GERMINATE", "slot": "r0c1", "blueprint": "conv_light"}"#;
     fs::write(m.path("grow.jsonl"), script).unwrap();

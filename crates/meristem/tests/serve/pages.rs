@@ -95,7 +95,7 @@ fn a_run_is_followed_until_it_is_removed_and_ctrl_c_ends_the_server_at_once() {
     let steps = |line: &str| line.split(", step ").nth(1).unwrap()[..1].to_string();
     assert!(steps(&first).parse::<u32>().is_ok());
     server.until("/", &["running", "/run/long"]);
-    // A later event has only what changed: the settings do not.
+    // A later event has only changed parts, so not the settings.
     let mut stream = server.connect();
     write!(stream, "GET /live/run/long HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     let events = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
@@ -107,7 +107,7 @@ fn a_run_is_followed_until_it_is_removed_and_ctrl_c_ends_the_server_at_once() {
     run.wait().unwrap();
     server.until("/run/long", &["state killed"]);
     fs::remove_dir_all(m.path("runs/long")).unwrap();
-    // The stream that was open before the removal is still followed.
+    // The stream that was opened before the removal is still open.
     let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
     assert!(lines.any(|line| line.contains("the folder of the run was removed")));
     wait_for("the list without it", || server.get("/run/long").status == 404);
@@ -116,11 +116,11 @@ fn a_run_is_followed_until_it_is_removed_and_ctrl_c_ends_the_server_at_once() {
     let asked = std::time::Instant::now();
     assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
     assert!(server.process.wait().unwrap().success());
-    // Far less than a sign of life on a stream; a busy machine takes its time, too.
+    // Far less than the interval of keep-alive messages; a busy machine may be slow.
     assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
 }
 
-/// A file of 300 GB that takes no room on the disk, with no end of a line.
+/// A sparse file of 300 GB without a line end.
 #[test]
 fn events_without_an_end_stop_nobody() {
     let m = Meristem::new();
@@ -133,7 +133,7 @@ fn events_without_an_end_stop_nobody() {
     }
     let server = serve(&m, "runs");
     for name in ["b", "c"] {
-        // Clients that leave at once.
+        // Clients that disconnect at once.
         for _ in 0..20 {
             let mut stream = server.connect();
             write!(stream, "GET /run/{name} HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
@@ -188,7 +188,7 @@ fn damaged_half_written_and_gigantic_runs_have_pages() {
     fs::write(m.path("runs/zeros/config.toml"), "= =").unwrap();
     fs::create_dir_all(m.path("runs/foreign")).unwrap();
     fs::write(m.path("runs/foreign/events.jsonl"), "hello\n\u{1b}[31m\n").unwrap();
-    // Many times what is read at once.
+    // Many times the size of one read.
     copy(&a, &m.path("runs/large"));
     let events = fs::read_to_string(a.join("events.jsonl")).unwrap();
     fs::write(m.path("runs/large/events.jsonl"), without_checksums(&events)).unwrap();

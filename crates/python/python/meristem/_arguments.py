@@ -1,4 +1,4 @@
-"""Checks of arguments: a value that does not fit is an error of this package that names it."""
+"""Checks of arguments. Errors name the argument, its value and the expected values."""
 
 import operator
 from collections.abc import Iterable, Mapping, Set
@@ -11,7 +11,7 @@ import numpy as np
 from .errors import ArgumentError, MeristemError, SettingError
 
 REMEDY = "give another value, or leave it out"
-#: Largest numbers that the engine counts with.
+#: Largest integers of the engine.
 U32_MAX = 2**32 - 1
 I64_MAX = 2**63 - 1
 
@@ -23,12 +23,12 @@ def refused(
     error: type[MeristemError] = ArgumentError,
     remedy: str = REMEDY,
 ) -> MeristemError:
-    """The error for an argument, naming the value and the expectation."""
+    """The error for an argument, with its value and the expected values."""
     return error(f"`{name}`: got {short(got)}, expected {expected}", (), remedy, 2)
 
 
 def index(value: object) -> int | None:
-    """A whole number, also numpy's; ``None`` for truth values, floats and everything else."""
+    """Converts integers, including numpy's; ``None`` for booleans, floats and other types."""
     if isinstance(value, bool | np.bool_):
         return None
     try:
@@ -44,7 +44,7 @@ def integer(
     high: int = I64_MAX,
     error: type[MeristemError] = ArgumentError,
 ) -> int:
-    """A whole number from ``low`` to ``high``."""
+    """Checks that a value is an integer from ``low`` to ``high``."""
     number = index(value)
     if number is None or not low <= number <= high:
         kind = "a whole number, " if number is None else ""
@@ -60,12 +60,12 @@ def optional(
     high: int = I64_MAX,
     error: type[MeristemError] = ArgumentError,
 ) -> int | None:
-    """A whole number from ``low`` to ``high``, or ``None``."""
+    """Checks that a value is an integer from ``low`` to ``high``, or ``None``."""
     return None if value is None else integer(name, value, low, high, error)
 
 
 def real(name: str, value: object, error: type[MeristemError] = ArgumentError) -> float:
-    """A number, which may be NaN."""
+    """Checks that a value is a number, which may be NaN."""
     try:
         if isinstance(value, bool | np.bool_ | str | bytes):
             raise TypeError
@@ -75,14 +75,14 @@ def real(name: str, value: object, error: type[MeristemError] = ArgumentError) -
 
 
 def flag(name: str, value: object, error: type[MeristemError] = ArgumentError) -> bool:
-    """A truth value."""
+    """Checks that a value is a boolean."""
     if not isinstance(value, bool | np.bool_):
         raise refused(name, value, "True or False", error)
     return bool(value)
 
 
 def text(name: str, value: object, error: type[MeristemError] = ArgumentError) -> str:
-    """Text that the engine can read."""
+    """Checks that a value is a string without lone surrogates."""
     try:
         if not isinstance(value, str):
             raise TypeError
@@ -95,7 +95,7 @@ def text(name: str, value: object, error: type[MeristemError] = ArgumentError) -
 def path(
     name: str, value: "str | PathLike[str]", error: type[MeristemError] = ArgumentError
 ) -> str:
-    """A path."""
+    """Checks that a value is a path."""
     try:
         found = fspath(value)
         if not isinstance(found, str) or "\0" in found:
@@ -108,7 +108,7 @@ def path(
 def sequence(
     name: str, value: object, expected: str, error: type[MeristemError] = ArgumentError
 ) -> list[Any]:
-    """The items of a sequence, an array or a generator."""
+    """Returns the items of a sequence, an array or a generator."""
     if isinstance(value, str | bytes | Mapping | Set) or not isinstance(value, Iterable):
         raise refused(name, value, expected, error)
     try:
@@ -120,7 +120,7 @@ def sequence(
 def configuration(
     config: "str | PathLike[str] | Mapping[str, Any] | None",
 ) -> str | dict[str, Any] | None:
-    """Settings as the engine takes them: a path or a mapping."""
+    """Checks the argument ``config``: a path or a mapping."""
     if config is None:
         return None
     if not isinstance(config, Mapping):
@@ -131,7 +131,7 @@ def configuration(
 
 
 def function(name: str, value: object, expected: str) -> Any:
-    """A function, or ``None``."""
+    """Checks that a value is a function, or ``None``."""
     if value is not None and not callable(value):
         raise refused(name, value, expected, SettingError)
     return value

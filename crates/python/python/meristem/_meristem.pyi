@@ -1,4 +1,4 @@
-"""The extension module. Everything in it is reached through the package."""
+"""The extension module, which is private to the package."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +8,7 @@ from typing import Any
 VERSION: str
 
 class Array:
-    """An array in host memory; ``numpy.asarray``, ``numpy.from_dlpack`` and ``torch.from_dlpack`` take it as it is."""
+    """An array in host memory, for ``numpy.asarray``, ``numpy.from_dlpack`` and ``torch.from_dlpack``."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...

@@ -16,16 +16,17 @@ from .errors import ArgumentError, RankError
 
 Result = TypeVar("Result")
 
-#: Most ranks that are threads.
+#: Maximum number of ranks that are threads.
 RANKS_MAX = 1024
 
-#: A numpy array, a PyTorch tensor, or another array in host memory, which a sum overwrites:
-#: float32, float64 or bfloat16, contiguous or channels last, of at most four dimensions.
+#: A numpy array, a PyTorch tensor, or another array in host memory, which collectives overwrite.
+#: It has float32, float64 or bfloat16 elements and at most four dimensions, and is contiguous or
+#: channels last.
 Tensor = Any
 
 
 class Traffic(NamedTuple):
-    """Payload that a rank sent and received, without the transport's own overhead."""
+    """Payload that a rank sent and received, without the overhead of the transport."""
 
     sent_bytes: int
     received_bytes: int
@@ -34,23 +35,23 @@ class Traffic(NamedTuple):
 
 
 class Comm:
-    """One rank's membership in a group of ranks.
+    """One rank of a group of ranks.
 
     All calls are collective: every rank makes the same calls, in the same order, with tensors of the
-    same shape, element type and memory format. Sums are made in rank order and have the same bits on
-    every rank. A call that fails leaves its tensor as it was; afterwards the group is of no use, and
-    every later call of any rank is an error that names the rank that failed.
+    same shape, element type and memory format. Sums are computed in rank order and have the same
+    bits on every rank. A call that fails leaves its tensor unchanged. Afterwards the group cannot be
+    used: every later call of any rank raises an error that names the failed rank.
 
-    A ``with`` block ends the membership, and reports an exception to the other ranks: their call, or
-    their next one, is then a ``RankError`` at once. Without it they learn of a lost rank after the
-    deadline. A rank is for one thread at a time; a call from another meanwhile is a ``StateError``.
-    Ctrl-C is raised during a call, and closes the ``Comm``.
+    The end of a ``with`` block leaves the group, and reports an exception to the other ranks, whose
+    current or next call raises a ``RankError`` at once. Without a ``with`` block they detect a lost
+    rank at the deadline. One thread at a time may use a ``Comm``; a concurrent call from another
+    thread raises a ``StateError``. Ctrl-C is raised during a call, and closes the ``Comm``.
     """
 
     _member: _meristem.Membership
 
     def __init__(self) -> None:
-        raise TypeError("a Comm is made by Comm.threads(n), Comm.run(n, work) or Comm.mpi()")
+        raise TypeError("create a Comm by Comm.threads(n), Comm.run(n, work) or Comm.mpi()")
 
     @classmethod
     def _of(cls, member: _meristem.Membership) -> Comm:
@@ -60,14 +61,14 @@ class Comm:
 
     @classmethod
     def threads(cls, ranks: int, *, deadline: float = 60.0) -> list[Comm]:
-        """The members of a group of ranks of this process, one for each thread.
+        """Creates a group of ranks of this process, one for each thread, and returns its members.
 
         Args:
             ranks: Number of ranks, at most 1024.
             deadline: Seconds after which a rank stops waiting for the others.
 
         Raises:
-            ArgumentError: A number that does not fit.
+            ArgumentError: A number is out of range.
         """
         ranks = integer("ranks", ranks, 1, RANKS_MAX)
         members = _meristem.Membership.threads(ranks, real("deadline", deadline))
@@ -75,13 +76,13 @@ class Comm:
 
     @classmethod
     def mpi(cls, *, deadline: float = 60.0) -> Comm:
-        """This process's rank among all that ``mpirun`` started. Once per process.
+        """Returns this process's rank under ``mpirun``. Can be called once per process.
 
-        The end of the membership waits until the other processes have ended theirs, too.
+        Closing it waits until the other processes have closed theirs.
 
         Raises:
-            RankError: A package that was built without the feature ``mpi``, which the wheels do not
-                have; processes that do not join within the deadline.
+            RankError: The package was built without the feature ``mpi``, as the wheels are; or not
+                all processes have joined within the deadline.
         """
         return cls._of(_meristem.Membership.mpi(real("deadline", deadline)))
 
@@ -92,7 +93,7 @@ class Comm:
         """Calls ``work`` on every rank, each in a thread. Returns the results by rank.
 
         Raises:
-            Exception: The one that a rank raised, the others having been told of it.
+            Exception: The exception of a rank; the other ranks have ended with a ``RankError``.
         """
         group = cls.threads(ranks, deadline=deadline)
         results: list[Any] = [None] * len(group)
@@ -137,16 +138,16 @@ class Comm:
 
     @property
     def traffic(self) -> Traffic:
-        """Bytes and messages that this rank sent and received so far."""
+        """Bytes and messages that this rank has sent and received."""
         return Traffic(*self._member.traffic())
 
     def all_reduce(self, tensor: Tensor, *, mean: bool = False) -> None:
-        """Sums a tensor over all ranks, in place, or averages it.
+        """Sums or averages a tensor over all ranks, in place.
 
         Raises:
-            ArgumentError: A tensor that does not fit; the other ranks get a ``RankError``.
-            RankError: A rank with another tensor or another call; one that failed, left, or did not
-                come within the deadline.
+            ArgumentError: The tensor is unsuitable; the other ranks get a ``RankError``.
+            RankError: A rank has another tensor or another call, failed, left, or did not join the
+                call within the deadline.
         """
         self._member.all_reduce(_lending(tensor), self._own(flag, "mean", mean))
 
@@ -159,7 +160,7 @@ class Comm:
         self._member.broadcast(_lending(tensor), self._own(integer, "root", root))
 
     def barrier(self) -> None:
-        """Waits until every rank has called it.
+        """Waits until every rank has called this method.
 
         Raises:
             RankError: As :meth:`all_reduce`.
@@ -176,19 +177,21 @@ class Comm:
         momentum: float | None = None,
         mean: bool = False,
     ) -> TopK:
-        """A sum of the largest elements, for repeated use with tensors of one length and type.
+        """Creates a sum of the largest elements, for tensors of one length and type.
 
         Args:
             density: Share of its elements that each rank sends.
             k: Number of elements that each rank sends, instead of ``density``.
-            method: ``topk``: each rank's largest, gathered by all; ``gtopk`` and ``ok-topk``: the
-                largest of the sum, by a tree of merges, or by split and reduce.
-            residual: Whether elements that were not sent are added to the next tensor.
-            momentum: Factor of momentum correction: velocities are exchanged in place of gradients.
+            method: ``topk``: the largest elements of each rank, gathered by all ranks. ``gtopk``:
+                the largest elements of the sum, by a tree of merges. ``ok-topk``: the same by split
+                and reduce.
+            residual: Whether unsent elements are added to the next tensor.
+            momentum: Factor of momentum correction, which exchanges velocities instead of
+                gradients; ``None`` for no correction.
             mean: Whether the sum is divided by the number of ranks.
 
         Raises:
-            ArgumentError: An option that does not fit.
+            ArgumentError: An option is invalid.
         """
         options = {
             "density": real("density", density),
@@ -201,7 +204,7 @@ class Comm:
         return TopK(self._member.top_k(options))
 
     def _own(self, check: Callable[[str, object], Result], name: str, value: object) -> Result:
-        """A checked argument of a collective. The other ranks are told if it does not fit."""
+        """Checks an argument of a collective. If it is invalid, the other ranks get an error."""
         try:
             return check(name, value)
         except ArgumentError as error:
@@ -209,7 +212,7 @@ class Comm:
             raise
 
     def close(self) -> None:
-        """Leaves the group. The other ranks' next call is a ``RankError``."""
+        """Leaves the group. The next call of the other ranks raises a ``RankError``."""
         self._member.close(None)
 
     def __enter__(self) -> Comm:
@@ -234,17 +237,17 @@ class TopK:
         self._sum = sum
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Overwrites a tensor with the sum over all ranks of the elements that were sent.
+        """Overwrites a tensor with the sum over all ranks of the sent elements.
 
         Raises:
-            ArgumentError, RankError: As :meth:`Comm.all_reduce`; more picks than elements; another
-                length or type than before.
+            ArgumentError, RankError: As :meth:`Comm.all_reduce`; or ``k`` exceeds the number of
+                elements, or length or type differ from the first tensor.
         """
         self._sum.all_reduce(_lending(tensor))
 
     @property
     def residual(self) -> Array | None:
-        """A flat copy of the sum of the elements that were not sent, in memory order.
+        """A flat copy of the sum of the unsent elements, in memory order.
 
         ``None`` before the first sum and with ``residual=False``.
         """
@@ -252,9 +255,9 @@ class TopK:
 
 
 def _lending(tensor: Tensor) -> Tensor:
-    """The tensor, or an array of its memory if it knows the buffer protocol only.
+    """The tensor, or a numpy array of its memory if it has only the buffer protocol.
 
-    Anything else is left for the engine, which tells the other ranks of the error.
+    Other objects are returned, because the engine reports the error to the other ranks.
     """
     if hasattr(tensor, "__dlpack__"):
         return tensor

@@ -1,4 +1,4 @@
-"""Envs as a controller sees them, and its actions."""
+"""Inputs and actions of controllers."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -11,9 +11,9 @@ import numpy.typing as npt
 from ._arguments import U32_MAX, index, refused, sequence
 from .errors import ControllerError
 
-#: ``None`` waits. A mapping has the keys of a line of a script, such as
-#: ``{"op": "GERMINATE", "slot": "r0c1", "blueprint": "conv_small"}`` (``docs/control.md``). A
-#: sequence has one choice for each of the eight heads.
+#: ``None`` is WAIT. A mapping has the keys of a line of a script (``docs/control.md``), such as
+#: ``{"op": "GERMINATE", "slot": "r0c1", "blueprint": "conv_small"}``. A sequence has one integer for
+#: each of the eight heads.
 Action = Union[Mapping[str, object], Sequence[int], "npt.NDArray[np.integer[Any]]", None]
 
 
@@ -23,7 +23,7 @@ class Slot:
 
     #: Name, such as ``r0c1``.
     slot: str
-    #: Channels of the tensor there.
+    #: Channels of the tensor at the slot.
     channels: int
     #: ``dormant``, ``germinated``, ``training``, ``blending``, ``holding``, ``fossilized``, …
     stage: str
@@ -34,38 +34,38 @@ class Slot:
     blueprint: str | None
     #: Steps since the module germinated.
     age: int
-    #: Points of control accuracy that the module is worth; ``None`` before it was measured.
+    #: Contribution in percentage points of control accuracy; ``None`` before it was measured.
     contribution: float | None
     gradient_health: float | None
     #: Whether the gate to the next stage would pass now.
     gate_passes: bool
-    #: Operations that are legal here.
+    #: Legal operations in this slot.
     ops: list[str]
-    #: Blueprints that may germinate here.
+    #: Blueprints that may germinate in this slot.
     blueprints: list[str]
 
 
 @dataclass(frozen=True)
 class Env:
-    """An env at the moment of its action: trained and measured."""
+    """An env after training and measurement, before its action."""
 
     env: int
     #: Step of the episode, from 0.
     step: int
     #: Steps of an episode.
     episode_steps: int
-    #: Control accuracy after each step of the episode so far, 0..1; the last is now.
+    #: Control accuracy after each step of the episode so far, 0..1.
     accuracies: list[float]
     #: Control loss after each step so far.
     losses: list[float]
-    #: Control loss of the bare twin now; ``None`` without one.
+    #: Current control loss of the bare twin; ``None`` without a twin.
     twin_loss: float | None
     #: Training loss of each step so far.
     train_losses: list[float]
     #: The last operation, and whether it succeeded; ``None`` at the first step.
     last: tuple[str, bool] | None
     slots: list[Slot]
-    #: float32: the 23 + 31·S numbers that a policy gets, then each slot's blueprint, one-hot.
+    #: float32: the 23 + 31·S inputs of a policy, then each slot's blueprint, one-hot.
     observation: "npt.NDArray[np.float32]"
     #: int8 (6): the legal operations.
     op_mask: "npt.NDArray[np.int8]"
@@ -85,17 +85,17 @@ ARRAYS = ("observation", "op_mask", "slot_mask", "blueprint_mask")
 
 
 def env_of(given: dict[str, Any]) -> Env:
-    """The env that the engine describes."""
+    """Converts the engine's description of an env."""
     arrays = {name: np.from_dlpack(given.pop(name)) for name in ARRAYS}
     slots = [Slot(**slot) for slot in given.pop("slots")]
     return Env(slots=slots, **arrays, **given)
 
 
 def to_engine(action: Action) -> str | list[int] | None:
-    """An action as the engine takes it.
+    """Converts an action for the engine.
 
     Raises:
-        ControllerError: A value that is no action, such as a choice that is no whole number.
+        ControllerError: The value is not an action; for example a choice is not an integer.
     """
     if action is None:
         return None
@@ -114,7 +114,7 @@ def to_engine(action: Action) -> str | list[int] | None:
 
 
 def _number(value: object) -> object:
-    """A number of numpy's as JSON has it."""
+    """Converts a numpy scalar for JSON."""
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"{type(value).__name__} is not a value of JSON")
@@ -123,5 +123,5 @@ def _number(value: object) -> object:
 def decide(
     controller: Controller,
 ) -> Callable[[list[dict[str, Any]]], list[str | list[int] | None]]:
-    """A controller as the engine calls it: once a step, for all envs."""
+    """Wraps a controller in a function of all envs, which the engine calls once a step."""
     return lambda envs: [to_engine(controller(env_of(env))) for env in envs]

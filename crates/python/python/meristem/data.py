@@ -10,7 +10,7 @@ from ._meristem import Array
 from .errors import DataError
 
 
-#: Largest number of envs of a gather. Each has separate memory.
+#: Maximum number of envs of a gather. Each has separate memory.
 ENVS_MAX = 65_536
 SEED_MAX = 2**64 - 1
 
@@ -18,8 +18,8 @@ SEED_MAX = 2**64 - 1
 class Batch(NamedTuple):
     """One env's part of a batch.
 
-    ``numpy.asarray`` and ``torch.from_dlpack`` take the arrays without a copy. Their memory is
-    not reused while the batch, or anything that was made of it, exists.
+    ``numpy.asarray`` and ``torch.from_dlpack`` accept the arrays without a copy. Their memory is not
+    reused while the batch, or an array that shares its memory, exists.
     """
 
     env: int
@@ -32,8 +32,8 @@ class Batch(NamedTuple):
 class Dataset:
     """A split of a dataset.
 
-    The process has one copy of it, which stays until `clear_cache`, or until a file of the dataset has changed and is
-    asked for again. This object keeps the copy that it has.
+    The process caches one copy of each split, until `clear_cache` is called, or until a changed
+    dataset is loaded again. This object keeps its copy.
     """
 
     def __init__(
@@ -51,17 +51,18 @@ class Dataset:
 
         Args:
             dataset: ``embedded``, ``fashion-mnist``, ``cifar10``, ``cifar100``, ``folder``,
-                ``csv`` or ``arrays``, as ``--dataset`` of the command line.
+                ``csv`` or ``arrays``, as for ``--dataset`` on the command line.
             split: ``train`` or ``test``.
             root: The folder or file of the dataset.
             skip_bad: Whether to leave out images that do not decode.
-            resize: Rows and columns to which images of ``folder`` and ``csv`` are scaled, after a cut to their
-                central square.
-            budget: Bytes that a resident copy may take; a larger dataset is streamed.
+            resize: Rows and columns of all images, for ``folder`` and ``csv``: images of other sizes
+                are cut to their central square and scaled.
+            budget: Maximum size of a resident copy in bytes; a larger dataset is streamed.
             device: ``cpu``, ``cpu:1``, …
 
         Raises:
-            DataError: Missing or damaged files, no such split, an argument that does not fit.
+            DataError: Files are missing or damaged, the split does not exist, or an argument is
+                invalid.
         """
         place = {
             "root": None if root is None else path("root", root, DataError),
@@ -90,10 +91,10 @@ class Dataset:
 
 
 class GatherBatches:
-    """Batches for some envs, gathered from one copy of a dataset.
+    """Batches for one or more envs, gathered from one copy of a dataset.
 
-    The same seed gives the same batches, in every process. A batch is indexed, augmented and
-    normalised in one pass, while the caller works with the one before it.
+    The same seed gives the same batches in every process. A batch is indexed, augmented and
+    normalised in one pass, while the caller uses the previous batch.
     """
 
     def __init__(
@@ -116,23 +117,23 @@ class GatherBatches:
         """Prepares to gather.
 
         Args:
-            dataset: The dataset, which stays alive.
-            batch: Images of each env in a batch.
-            envs: Number of envs, each with separate memory and, with epoch ``full``, another order.
+            dataset: The dataset, which this object keeps alive.
+            batch: Number of images per env in a batch.
+            envs: Number of envs. Each has separate memory and, with epoch ``full``, a separate order.
             epoch: ``full``: each env gets every image; ``dealt``: the images are divided among
                 the envs.
             shuffle: Whether the order changes with each epoch.
             drop_last: Whether to leave out a last batch that is not full.
             seed: Seed of order and augmentation.
-            subset: Indices of the images to serve; all by default.
+            subset: Indices of the images to use; all by default.
             crop: Pixels of padding before a random crop; 0 for none.
             flip: Whether to flip left and right with probability 1/2.
             cutout: Side of a square that is cut out, in pixels; 0 for none.
-            max_batches: Most batches in an epoch.
+            max_batches: Maximum number of batches in an epoch.
             normalize: Mean and standard deviation per channel; the dataset's own by default.
 
         Raises:
-            DataError: Names the argument that does not fit.
+            DataError: An argument is invalid; the error names it.
         """
         if not isinstance(dataset, Dataset):
             raise refused("dataset", dataset, "a meristem.Dataset", DataError)
@@ -157,12 +158,12 @@ class GatherBatches:
         return len(self._gather)
 
     def epoch(self, number: int = 0) -> Iterator[list[Batch]]:
-        """The batches of an epoch: of each env that has images left, in order of the envs.
+        """The batches of an epoch. Each list has a batch for every env with images left.
 
-        Any epoch can be asked for, at any time; starting one ends the one before.
+        Epochs may be requested in any order. Starting an epoch ends the previous one.
 
         Raises:
-            DataError: ``number`` is not a whole number from 0 on.
+            DataError: ``number`` is not an integer, or is negative.
             StateError: Another epoch was started, or another thread uses this object.
         """
         return self._batches(integer("number", number, error=DataError))
@@ -174,7 +175,7 @@ class GatherBatches:
 
     @property
     def added_buffers(self) -> int:
-        """Buffers that were added because the caller held all batches of an env."""
+        """Number of buffers that were added because the caller held all batches of an env."""
         return self._gather.added_buffers()
 
 
@@ -205,5 +206,8 @@ def _constants(normalize: object) -> tuple[list[float], list[float]]:
 
 
 def clear_cache() -> int:
-    """Forgets all copies of datasets; their memory is freed when their last user is gone."""
+    """Clears the cache of datasets. A copy in use is freed with its last user.
+
+    Returns the number of removed copies.
+    """
     return _meristem.clear_cache()

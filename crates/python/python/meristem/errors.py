@@ -1,6 +1,6 @@
 """Errors of the package: one tree under :class:`MeristemError`.
 
-``str(error)`` is what the command line prints: the message, its causes, and what to do.
+``str(error)`` has the text of the command line: the message, its causes, and a remedy.
 """
 
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ class MeristemError(Exception):
     """Base of all errors of this package.
 
     Attributes:
-        message: The error itself.
-        causes: The errors behind it that the message does not quote.
-        remedy: What to do, if there is something to be said.
-        exit_code: The exit code with which the command line would end: 2 for a wrong request,
-            which has changed nothing, 1 for a failure.
+        message: The error, without causes.
+        causes: Its causes that the message does not quote.
+        remedy: A remedy; ``None`` if there is none.
+        exit_code: The exit code of the command line: 2 for a wrong request, which has changed
+            nothing; 1 for a failure.
     """
 
     message: str
@@ -43,15 +43,15 @@ class MeristemError(Exception):
 
 
 class ArgumentError(MeristemError, ValueError):
-    """An argument that a call does not accept: a tensor's element type, device or layout, a number."""
+    """An invalid argument: a number, or the element type, device or layout of a tensor."""
 
 
 class SettingError(MeristemError, ValueError):
-    """A setting is unknown, or has a value that it does not accept."""
+    """A setting is unknown, or its value is invalid."""
 
 
 class RunFolderError(MeristemError):
-    """A run folder exists already, is not that of a run, or cannot be read or written."""
+    """A run folder already exists, is not a run folder, or cannot be read or written."""
 
 
 class ResumeError(RunFolderError):
@@ -63,7 +63,7 @@ class DataError(MeristemError):
 
 
 class WeightsError(MeristemError):
-    """A weights file cannot be read, or does not fit."""
+    """A weights file cannot be read, or does not match the host or the data."""
 
 
 class DeviceError(MeristemError):
@@ -79,7 +79,7 @@ class DivergedError(MeristemError):
 
 
 class ControllerError(MeristemError):
-    """A controller failed, or asked for an action that is not legal."""
+    """A controller failed, or returned an illegal action."""
 
 
 class RankError(MeristemError):

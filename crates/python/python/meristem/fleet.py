@@ -1,4 +1,4 @@
-"""Fleets that a program steps."""
+"""Runs that the program steps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ from .runs import Run
 from .weights import Weights, parse
 
 
-#: The controller of a fleet, for errors.
+#: Error text for the setting ``controller`` of a fleet.
 PROGRAM = "none: a fleet has the actions that `apply` gets; meristem.train takes a controller"
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Results of an env's last step. Without a control split, control figures are ``None``."""
+    """Results of the last step of an env. Control results are ``None`` without a control split."""
 
     train_loss: float
     train_accuracy: float
@@ -35,17 +35,17 @@ class Figures:
 
 
 class Fleet:
-    """Envs that train together, stepped by the program, with actions of its own.
+    """A run that the program steps, with actions chosen by the program.
 
-    It is a run like any other, with a run folder, events and checkpoints::
+    It has a run folder, events and checkpoints like any other run::
 
         with meristem.Fleet(preset="quick", envs=2) as fleet:
             for _ in range(5):
                 envs = fleet.step()
                 fleet.apply([choose(env) for env in envs])
 
-    A fleet may be used from one thread at a time; a call from another meanwhile is a
-    ``StateError``. Ctrl-C during a call is raised when the call is done; the fleet stays usable.
+    One thread at a time may use a fleet; a concurrent call from another thread raises a
+    ``StateError``. Ctrl-C during a call is raised at the end of the call; the fleet stays usable.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class Fleet:
         config: "str | PathLike[str] | Mapping[str, Any] | None" = None,
         **settings: Any,
     ) -> None:
-        """Starts a run, with the settings of :func:`meristem.train`; ``rounds`` limits it.
+        """Starts a run with the settings of :func:`meristem.train`. It ends after ``rounds`` rounds.
 
         Raises:
-            SettingError: As :func:`meristem.train`, and for ``controller``: the program decides.
+            SettingError: As :func:`meristem.train`; or ``controller`` is given.
         """
         if settings.get("controller") not in (None, "external"):
             raise refused("controller", settings["controller"], PROGRAM, SettingError)
@@ -68,8 +68,8 @@ class Fleet:
     def resume(cls, run: "str | PathLike[str] | Run", **settings: Any) -> "Fleet":
         """Resumes the run of an earlier fleet at its last checkpoint.
 
-        Other devices, or another length, may make results differ from those of a run without a
-        break; that is a ``UserWarning``.
+        With other devices or another length, results may differ from those of an uninterrupted run;
+        then a ``UserWarning`` is issued.
         """
         fleet = cls.__new__(cls)
         folder = path("run", run.path if isinstance(run, Run) else run)
@@ -88,10 +88,10 @@ class Fleet:
         self.close()
 
     def step(self) -> list[Env]:
-        """Trains and measures all envs for one step: one epoch. Returns them.
+        """Trains all envs for one step, which is one epoch, and measures them. Returns the envs.
 
-        At the end of a round this is the first step of the next, with fresh hosts. If actions are
-        due that were not given, all envs wait.
+        After the last step of a round, this is the first step of the next round, with fresh hosts.
+        If actions are due and were not given, the action of all envs is WAIT.
 
         Raises:
             StateError: The run is over, or another thread uses the fleet.
@@ -106,8 +106,8 @@ class Fleet:
         """Executes an action for each env, in order. Returns their rewards.
 
         Raises:
-            ControllerError: A value that is no action, or an action that is not legal now, with the
-                rule; nothing was executed.
+            ControllerError: A value is not an action, or an action is illegal; the error has the
+                rule. Nothing was executed.
             StateError: No actions are due.
         """
         given = sequence("actions", actions, "an action for each env", ControllerError)
@@ -115,12 +115,12 @@ class Fleet:
 
     @property
     def point(self) -> str:
-        """``boundary``: before a step; ``decision``: actions are due; ``end``: of a round."""
+        """``boundary``: before a step; ``decision``: actions are due; ``end``: end of a round."""
         return self._run.point()
 
     @property
     def envs(self) -> list[Env]:
-        """The envs as they are now."""
+        """The current envs."""
         return [env_of(self._view(env)) for env in self._run.envs()]
 
     @property
@@ -140,8 +140,8 @@ class Fleet:
 
     @property
     def head_sizes(self) -> list[int]:
-        """Choices of each head of an action: op, slot, blueprint, style, tempo, alpha_target,
-        alpha_speed, alpha_curve."""
+        """Number of choices of each head of an action: op, slot, blueprint, style, tempo,
+        alpha_target, alpha_speed, alpha_curve."""
         return self._run.head_sizes()
 
     def __len__(self) -> int:
@@ -151,8 +151,9 @@ class Fleet:
         """A copy of an env's weights, as numpy arrays.
 
         Raises:
-            ArgumentError: ``env`` is no number.
-            StateError: No such env, or the end of a round, when the run writes them to its folder.
+            ArgumentError: ``env`` is not an integer.
+            StateError: The env does not exist; or a round has ended, so the run has written the
+                weights to its folder.
         """
         return parse(self._run.weights(integer("env", env)))
 
@@ -161,9 +162,9 @@ class Fleet:
         return [self.weights(env) for env in range(len(self))]
 
     def checkpoint(self) -> None:
-        """Writes a checkpoint, from which :meth:`resume` goes on at this boundary.
+        """Writes a checkpoint, from which :meth:`resume` continues at this boundary.
 
-        At the first step of a round there is nothing to write.
+        Before the first step of a round there is nothing to write.
         """
         self._run.checkpoint()
 

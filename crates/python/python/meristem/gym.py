@@ -1,4 +1,4 @@
-"""Growing as a Gymnasium vector environment. Needs ``gymnasium``."""
+"""Growth as a Gymnasium vector environment. Requires ``gymnasium``."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,9 +16,9 @@ from .control import Env
 from .errors import ControllerError, SettingError, StateError
 from .fleet import Fleet
 
-#: Limit of rounds in a run, and of episodes between two seeds.
+#: Maximum number of rounds of a run, and of episodes with one seed.
 ROUNDS = 1_000_000
-#: Heads of an action, in their order.
+#: Heads of an action, in order.
 HEADS = (
     "op",
     "slot",
@@ -33,19 +33,19 @@ SEED_MAX = 2**64 - 1
 
 
 class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
-    """Hosts that grow by an agent's actions, side by side.
+    """Hosts that grow by the actions of an agent, trained concurrently.
 
-    One step of an environment is one epoch of training of its host; an episode has ``steps`` of
-    them, and ends by truncation, for all environments at once. As Gymnasium defines it for
-    ``AutoresetMode.NEXT_STEP``, the call after that begins the next episode and ignores its
-    actions.
+    One step of an environment is one epoch of training of its host. An episode has ``steps`` steps;
+    at its end all environments are truncated. As defined for ``AutoresetMode.NEXT_STEP``, the next
+    call begins the next episode and ignores its actions.
 
     ================== =============================================================================
-    observation        float32: the numbers that the engine's own policy gets, before normalisation,
-                       then the blueprint of each slot, one-hot
+    observation        float32: the inputs of the built-in policy before normalisation, then the
+                       blueprint of each slot, one-hot
     action             a choice for each head: op, slot, blueprint, style, tempo, alpha_target,
                        alpha_speed, alpha_curve. Heads that an op does not use are ignored
-    reward             the setting ``reward``, by default contributions; ``docs/control.md``
+    reward             as chosen by the setting ``reward``, by default ``contribution``
+                       (``docs/control.md``)
     info["op_mask"]    int8 (envs, 6): the legal ops
     info["slot_mask"]  int8 (envs, 6, S): the slots in which each op is legal
     info["blueprint_mask"] int8 (envs, S, B): the blueprints that may germinate in each slot
@@ -59,13 +59,12 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
     def __init__(self, num_envs: int = 4, **settings: Any) -> None:
         """Prepares the environments, with the settings of :func:`meristem.train`.
 
-        ``steps`` is the length of an episode, ``run_dir`` a folder that gets a run for each seed; by
-        default they are removed at the end. ``twin`` is off but for ``reward="shaped"``.
+        ``steps`` is the length of an episode. ``run_dir`` is a folder for the runs, one per seed; by
+        default the runs are removed at the end. ``twin`` is off, except with ``reward="shaped"``.
 
         Raises:
-            ArgumentError: ``num_envs`` or ``seed`` is no whole number, or too large.
-            SettingError: As :func:`meristem.train`; ``envs`` and ``controller``, which are not the
-                caller's here.
+            ArgumentError: ``num_envs`` or ``seed`` is not an integer, or out of range.
+            SettingError: As :func:`meristem.train`; or ``envs`` or ``controller`` is given.
         """
         super().__init__()
         self._fleet: Fleet | None = None
@@ -78,11 +77,11 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
             self._folder = TemporaryDirectory(prefix="meristem-")
             folder = self._folder.name
         self._runs = Path(path("run_dir", folder, SettingError))
-        # Only this reward compares with a twin, which costs as much as its env.
+        # Only this reward needs twins, which cost as much as their envs.
         twin = settings.get("reward") == "shaped"
         self._settings = {"twin": twin, "rounds": ROUNDS, **settings, "envs": num_envs}
         self._count = 0
-        #: The envs as they were observed last.
+        #: The envs at the last observation.
         self._envs: list[Env] = []
         self.num_envs = num_envs
         seed = self._seed(settings.get("seed"))
@@ -100,12 +99,12 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
     ) -> tuple["npt.NDArray[np.float32]", dict[str, Any]]:
         """Begins an episode with fresh hosts, in a run with this ``seed``.
 
-        Without one, the seed is drawn from ``np_random``. The envs of a run have one seed, and
+        Without ``seed``, it is drawn from ``np_random``. The envs of a run share one seed, and
         differ by their number.
 
         Raises:
-            ArgumentError: A seed for each of several envs, ``options``, or a seed that is no whole
-                number.
+            ArgumentError: ``seed`` is not an integer or is a list of several seeds, or ``options``
+                is given.
         """
         if options:
             raise refused("options", options, "none: an episode has the settings of `__init__`")
@@ -132,14 +131,14 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         """Executes the actions, and trains the envs for an epoch.
 
         Raises:
-            ControllerError: Actions outside of ``action_space``; nothing was executed.
-            StateError: Before :meth:`reset`.
+            ControllerError: An action is outside ``action_space``; nothing was executed.
+            StateError: :meth:`reset` was not called.
         """
         fleet, never = self._fleet, np.zeros(self.num_envs, bool)
         if fleet is None or not self._begun:
             raise StateError("`step`: the environment was not reset", remedy="call `reset` first")
         if fleet.point == "end":
-            # The call after the last step of an episode resets, whatever the actions are.
+            # The call after the last step of an episode resets and ignores the actions.
             observed, info = self._observe(fleet.step(), never)
             return observed, np.zeros(self.num_envs), never, never.copy(), info
         given = self._choices(actions)
@@ -152,7 +151,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         return observed, rewards, never, truncated, info
 
     def close_extras(self, **_: Any) -> None:
-        """Ends the run, and removes its folder unless it was given."""
+        """Ends the run, and removes its folder unless ``run_dir`` was given."""
         if self._fleet is not None:
             self._fleet.close()
             self._fleet = None
@@ -161,7 +160,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
             self._folder = None
 
     def _seed(self, seed: object) -> int | None:
-        """The seed of a run, also from Gymnasium's list with one for each env."""
+        """The seed of a run, also from a list of one seed."""
         if isinstance(seed, list | tuple | np.ndarray):
             seeds = sequence("seed", seed, "a whole number")
             if len(seeds) == self.num_envs and all(given is None for given in seeds):
@@ -172,7 +171,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         return None if seed is None else integer("seed", seed, 0, SEED_MAX)
 
     def _choices(self, actions: object) -> list[list[int]]:
-        """Actions as whole numbers, which are within the action space."""
+        """Checks that actions are integers within the action space."""
         sizes = self.single_action_space.nvec.tolist()
         expected = f"{self.num_envs} actions, each a choice for every head, below {sizes}"
         rows = sequence("actions", actions, expected, ControllerError)
@@ -181,7 +180,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         return [_action(f"actions[{env}]", row, sizes) for env, row in enumerate(rows)]
 
     def _start(self, seed: int | None) -> Fleet:
-        """A fleet before its first step, in a new run."""
+        """Starts a new run. Returns its fleet before the first step."""
         if self._fleet is not None:
             self._fleet.close()
         settings = self._settings if seed is None else {**self._settings, "seed": seed}
@@ -221,7 +220,7 @@ def is_legal(action: Sequence[int], env: Env) -> bool:
     """Whether the choices of an action are legal by the masks of its env.
 
     Raises:
-        ControllerError: Choices outside of the action space.
+        ControllerError: A choice is outside the action space.
     """
     sizes = (*env.slot_mask.shape, env.blueprint_mask.shape[1])
     op, slot, blueprint = (

@@ -1,8 +1,8 @@
-"""The network of a weights file, walked layer by layer in any library.
+"""The forward pass of the network in a weights file, for any array library.
 
-The metadata of the file describe the layers of the host (``host``), and its modules and their
-blueprints (``topology``). :func:`forward` goes through them with the operations of a :class:`Library`;
-:mod:`meristem.torch` brings PyTorch's, :class:`Numpy` is a plain reference.
+The metadata of the file describes the layers of the host (``host``), and its modules and their
+blueprints (``topology``). :func:`forward` applies them with the operations of a :class:`Library`.
+:mod:`meristem.torch` implements these for PyTorch, and :class:`Numpy` as a simple reference.
 """
 
 import json
@@ -17,9 +17,9 @@ from . import _meristem
 from .errors import WeightsError
 from .weights import Weights, load
 
-#: Stages in which a module takes part in the network.
+#: Stages in which a module is part of the network.
 BLENDED = ("blending", "holding", "fossilized")
-#: Version of topology and host that is read.
+#: Supported version of topology and host.
 VERSION = 1
 EPS = 1e-5
 
@@ -40,7 +40,7 @@ class Library(Protocol):
 
 
 def group_norm_groups(channels: int) -> int:
-    """Groups of a group norm: the most of 32, 16, … that leave at least 16 channels in each."""
+    """Groups of a group norm: the largest of 32, 16, … with at least 16 channels per group."""
     dividing = [g for g in (32, 16, 8, 4, 2, 1) if channels % g == 0]
     return next((g for g in dividing if channels // g >= 16), dividing[0])
 
@@ -84,7 +84,7 @@ def forward(
 def blend(
     library: Library, name: str, module: Mapping[str, Any], blueprint: Mapping[str, Any], x: Any
 ) -> Any:
-    """The host's value `x` with a module mixed in."""
+    """Mixes a module into the host's activation `x`."""
     alpha, output = module["alpha"]["alpha"], grow(library, name, blueprint, x)
     match module["style"]:
         case "linear_add" | "sigmoid_add":
@@ -105,7 +105,7 @@ def blend(
 
 
 def grow(library: Library, name: str, blueprint: Mapping[str, Any], x: Any) -> Any:
-    """The output of a module on `x`."""
+    """The output of a module for `x`."""
     y = x
     for i, layer in enumerate(blueprint["layers"]):
         y = apply(library, f"{name}.layers.{i}", layer, y)
@@ -149,7 +149,7 @@ def topology_of(weights: Weights) -> dict[str, Any]:
     """The topology in the metadata.
 
     Raises:
-        WeightsError: There is none, or it has a version that is not read here.
+        WeightsError: There is no topology, or its version is not supported.
     """
     topology = weights.metadata.get("topology")
     if not isinstance(topology, dict):
@@ -161,7 +161,8 @@ def topology_of(weights: Weights) -> dict[str, Any]:
 def host_of(weights: Weights) -> dict[str, Any]:
     """The host in the metadata: its ``layers`` in forward order, and the names of its ``slots``.
 
-    In a file without them, as older versions wrote it, they follow from the text in the topology.
+    In a file of an older version without this entry, they follow from the description of the host in
+    the topology.
 
     Raises:
         WeightsError: As :func:`topology_of`.
@@ -172,7 +173,7 @@ def host_of(weights: Weights) -> dict[str, Any]:
 
 
 def _checked(entry: str, value: dict[str, Any]) -> dict[str, Any]:
-    """An entry of the metadata, if it has the version that is read here."""
+    """Checks the version of an entry of the metadata."""
     if (version := value.get("version")) != VERSION:
         message = f"the {entry} has version {version}, this package reads {VERSION}"
         raise WeightsError(message, remedy="use the version of meristem that wrote the file")
@@ -180,12 +181,12 @@ def _checked(entry: str, value: dict[str, Any]) -> dict[str, Any]:
 
 
 def read(weights: "str | PathLike[str] | Weights") -> Weights:
-    """Weights, from a file if a path is given."""
+    """Reads a weights file if a path is given."""
     return weights if isinstance(weights, Weights) else load(weights)
 
 
 class Numpy:
-    """The operations in numpy, in float64: slow, and plain to read."""
+    """The operations in numpy, in float64. Slow, for reference."""
 
     def __init__(self, tensors: Mapping[str, "npt.NDArray[Any]"]) -> None:
         self.tensors = {name: np.asarray(x, np.float64) for name, x in tensors.items()}
@@ -237,7 +238,7 @@ class Numpy:
 def logits(
     weights: "str | PathLike[str] | Weights", images: "npt.ArrayLike"
 ) -> "npt.NDArray[np.float64]":
-    """The logits of normalised images (N, C, H, W), by numpy alone: a reference, and slow."""
+    """The logits of normalised images (N, C, H, W), by numpy. Slow, for reference."""
     weights = read(weights)
     library, host, topology = Numpy(weights.tensors), host_of(weights), topology_of(weights)
     x = np.asarray(images, np.float64)

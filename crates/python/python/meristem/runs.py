@@ -1,4 +1,4 @@
-"""Training, resuming, and reading of runs."""
+"""Training, resuming and reading of runs."""
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -17,7 +17,7 @@ Columns = dict[str, "np.ndarray[Any, Any] | list[Any]"]
 
 
 class Run:
-    """The folder of a run: complete, in progress, or stopped. Reading changes nothing in it."""
+    """A run folder: complete, in progress, or stopped. Reading does not change it."""
 
     def __init__(self, path: "str | PathLike[str]") -> None:
         self.path = Path(path_of("path", path))
@@ -34,7 +34,7 @@ class Run:
 
     @property
     def overview(self) -> dict[str, Any]:
-        """State and results in short, as ``meristem runs --json`` has them."""
+        """State and main results, as in ``meristem runs --json``."""
         return dict(self._read["overview"])
 
     @property
@@ -52,11 +52,11 @@ class Run:
     def events(self) -> dict[str, Columns]:
         """Events by kind, each as a dictionary of columns of equal length.
 
-        Numbers are ``int64`` or ``float64`` arrays, where ``null`` is NaN; other values are lists.
-        Objects in an event are several columns (``reward_gain``), and a list of objects is a table
-        of its own (``step_completed.slots``). ``pandas.DataFrame(run.events["step_completed"])``
-        and ``polars.DataFrame(...)`` take them as they are. Read once; make a new ``Run`` for the
-        events since then.
+        Columns of numbers are ``int64`` or ``float64`` arrays, where ``null`` is NaN; other columns
+        are lists. An object in an event becomes several columns (``reward_gain``), a list of objects
+        a separate table (``step_completed.slots``). ``pandas.DataFrame`` and ``polars.DataFrame``
+        accept a table, such as ``run.events["step_completed"]``. Events are read once; create a new
+        ``Run`` to read later events.
         """
         return self._events(batches=False)
 
@@ -69,7 +69,7 @@ class Run:
         """The path of an env's weights file.
 
         Raises:
-            ArgumentError: ``env`` is no number.
+            ArgumentError: ``env`` is not an integer.
         """
         return self.path / "weights" / f"env-{integer('env', env)}.safetensors"
 
@@ -100,17 +100,18 @@ def train(
 
     Settings have the names and values of ``meristem train``, with ``_`` for ``-``; see
     ``docs/settings.md``. ``config`` is a TOML or JSON file, or a mapping; settings given by name
-    override it. ``controller`` is one of the command line's by its name, or a function of an
-    :class:`~meristem.control.Env` that returns an action; it is called for every env in every step.
-    ``on_event`` gets every event of the run as a dictionary, once a step.
+    override it. ``controller`` is the name of a built-in controller, or a function from an
+    :class:`~meristem.control.Env` to an action, which is called for every env in every step.
+    ``on_event`` receives the events of the run as dictionaries, once a step.
 
     Ctrl-C ends the run at the next step boundary, with weights, summary and checkpoint, and then
-    raises ``KeyboardInterrupt``; so does an exception in ``on_event``. An exception in a controller
-    ends the run at once, and is raised. ``resume`` continues it, from its last checkpoint.
+    raises ``KeyboardInterrupt``. An exception in ``on_event`` ends the run in the same way and is
+    raised. An exception in a controller ends the run at once and is raised. :func:`resume` continues
+    the run from its last checkpoint.
 
     Raises:
-        SettingError: A setting is unknown, or has a value that it does not accept.
-        MeristemError: As the command line would report it.
+        SettingError: A setting is unknown, or its value is invalid.
+        MeristemError: As on the command line.
     """
     hook = None if isinstance(controller, str) else _hook(controller)
     settings["controller"] = controller if hook is None else "external"
@@ -127,13 +128,13 @@ def resume(
 ) -> Run:
     """Resumes a run that was stopped or killed, and blocks until it is done.
 
-    The results have the same bits as without the break, if ``controller``, the function with which
-    the run was started, decides by its argument alone. Only settings that no result depends on
-    may be given, as with ``meristem train --resume``.
+    ``controller`` is the function with which the run was started. The results have the same bits as
+    an uninterrupted run, if the actions of the function depend only on its argument. ``settings``
+    may be those of ``meristem train --resume``.
 
     Raises:
         ResumeError: The folder cannot be resumed, or a setting cannot be changed.
-        MeristemError: As the command line would report it.
+        MeristemError: As on the command line.
     """
     folder = path_of("run", run.path if isinstance(run, Run) else run)
     on_event = function("on_event", on_event, "a function of an event")
@@ -143,11 +144,12 @@ def resume(
 def verify(folder: "str | PathLike[str]") -> list[dict[str, Any]]:
     """Compares every file of the runs in ``folder`` with its checksum, as ``meristem runs verify``.
 
-    Each file has its path as ``file``, a ``state``, and a ``problem`` or ``None``. The state is
-    ``whole``, ``damaged`` (changed or missing), or ``unchecked`` for files of earlier builds, which
-    have no checksums.
+    Returns a dictionary for each file: its path as ``file``, its ``state``, and a ``problem`` or
+    ``None``. The state is ``whole``, ``damaged`` (changed or missing), or ``unchecked`` for files of
+    earlier builds, which have no checksums.
 
-    Raises :class:`~meristem.errors.RunFolderError` if there is no run in ``folder``.
+    Raises:
+        RunFolderError: There is no run in ``folder``.
     """
     files: list[dict[str, Any]] = _meristem.verify(str(path_of("folder", folder)))
     return files

@@ -1,4 +1,4 @@
-"""Grown networks as PyTorch modules. Needs ``torch``."""
+"""Grown networks as PyTorch modules. Requires ``torch``."""
 
 from os import PathLike
 from typing import Any
@@ -10,19 +10,19 @@ from torch.nn import functional
 from .network import EPS, forward, host_of, normalization, read, topology_of
 from .weights import Weights
 
-#: Suffixes of tensors that are not trained.
+#: Suffixes of tensors that are buffers, not parameters.
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 class Network(nn.Module):
     """A grown network.
 
-    Its ``state_dict`` has the names of the weights file. In training mode batch norm uses the batch,
-    and all modules of the topology train with their host, with their alphas as they are.
+    Its ``state_dict`` has the names of the weights file. In training mode batch norm uses the
+    statistics of the batch, and all modules train with their host, at constant alpha.
     """
 
     def __init__(self, weights: Weights) -> None:
-        """Makes a network with copies of the weights."""
+        """Creates a network with copies of the weights."""
         super().__init__()
         self.host, self.topology = host_of(weights), topology_of(weights)
         #: Names of the classes.
@@ -48,7 +48,7 @@ class Network(nn.Module):
         return logits
 
     def normalized(self, images: Tensor) -> Tensor:
-        """Images (N, C, H, W) of uint8, normalised as in training."""
+        """Normalises uint8 images (N, C, H, W) as in training."""
         mean, std = (torch.tensor(x, device=images.device)[:, None, None] for x in self.pixels)
         return (images.float() / 255 - mean) / std
 

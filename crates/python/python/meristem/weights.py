@@ -23,7 +23,7 @@ REMEDY = "give a .safetensors file; those of a run are in RUN/weights"
 class Weights:
     """Weights of a host with its modules."""
 
-    #: By PyTorch's names and in PyTorch's shapes, such as ``blocks.0.conv.weight``.
+    #: Tensors with PyTorch's names and shapes, such as ``blocks.0.conv.weight``.
     tensors: "dict[str, npt.NDArray[Any]]"
     #: Metadata of the file: ``topology``, ``host``, ``normalization`` and ``classes``.
     metadata: dict[str, Any]
@@ -33,8 +33,8 @@ class Weights:
         """The contents of a weights file with these tensors and metadata.
 
         Raises:
-            WeightsError: A tensor that is not float32, int64 or uint8, or is no array; metadata
-                that JSON does not have.
+            WeightsError: A tensor is not an array of float32, int64 or uint8, or metadata cannot be
+                encoded as JSON.
         """
         texts = {_name("metadata", key): _text(key, value) for key, value in self.metadata.items()}
         tensors = {_name("tensors", name): _given(name, x) for name, x in self.tensors.items()}
@@ -55,11 +55,11 @@ class Weights:
 def load(path: "str | PathLike[str]") -> Weights:
     """Reads a weights file.
 
-    Names that PyTorch's wrappers have put a prefix before, ``module.`` or ``_orig_mod.``, are taken
-    without it; that is a ``UserWarning``.
+    A prefix of all names from PyTorch's wrappers, ``module.`` or ``_orig_mod.``, is removed with a
+    ``UserWarning``.
 
     Raises:
-        WeightsError: It cannot be read, or is not safetensors.
+        WeightsError: The file cannot be read, or is not safetensors.
     """
     path = path_of("path", path, WeightsError)
     try:
@@ -70,10 +70,10 @@ def load(path: "str | PathLike[str]") -> Weights:
 
 
 def parse(contents: bytes, name: str = "weights") -> Weights:
-    """Reads the contents of a weights file, which errors call ``name``.
+    """Parses the contents of a weights file. Errors refer to the file as ``name``.
 
     Raises:
-        WeightsError: They are not safetensors.
+        WeightsError: The contents are not safetensors.
     """
     arrays, texts, prefix = _meristem.decode_weights(name, contents)
     if prefix is not None:
@@ -90,7 +90,7 @@ def _name(of: str, name: object) -> str:
 
 
 def _value(text: str) -> Any:
-    """A value of metadata: what JSON has in braces or brackets, other text as it is."""
+    """Parses a value of metadata: JSON objects and arrays; other text is unchanged."""
     try:
         return json.loads(text) if text[:1] in ("{", "[") else text
     except (ValueError, RecursionError):

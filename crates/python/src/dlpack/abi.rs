@@ -1,4 +1,4 @@
-//! The structures of DLPack, as they cross between libraries, and their capsules.
+//! The C structures of DLPack and their capsules.
 
 #![expect(unsafe_code, reason = "a capsule is a pointer to a structure of C")]
 
@@ -9,9 +9,9 @@ use pyo3::prelude::*;
 
 use super::{Array, CPU, Memory};
 
-/// Version of the protocol that is written.
+/// Version of the exported structures.
 pub(super) const VERSION: Version = Version { major: 1, minor: 0 };
-/// Flag of memory that was copied for the consumer.
+/// Flag: the memory was copied for the consumer.
 const IS_COPIED: u64 = 2;
 
 pub(super) const NAME: &CStr = c"dltensor";
@@ -99,7 +99,7 @@ pub(super) struct ManagedVersioned {
     pub(super) tensor: DlTensor,
 }
 
-/// An array on its way to a consumer, which its capsule owns.
+/// An exported array, owned by its capsule.
 pub(super) struct Exported {
     pub(super) array: Array,
     /// Whether the memory was copied for the consumer.
@@ -107,7 +107,7 @@ pub(super) struct Exported {
 }
 
 impl Exported {
-    /// The structure that points into this, which must not move.
+    /// Returns a structure with pointers into `self`, which must not move.
     fn tensor(&mut self) -> DlTensor {
         let Array { memory, shape, strides, dtype } = &mut self.array;
         DlTensor {
@@ -123,20 +123,21 @@ impl Exported {
     }
 }
 
-/// The bytes of memory, in words so that any element type is aligned.
+/// Copies memory into words, so that any element type is aligned.
 pub(super) fn copied(memory: &Memory) -> Vec<u64> {
     let mut words = vec![0_u64; memory.bytes.div_ceil(8)];
     let from: *const u8 = std::ptr::with_exposed_provenance(memory.address);
-    // SAFETY: `memory` keeps `bytes` bytes at the address alive, and the words have as many.
+    // SAFETY: `memory` keeps `bytes` bytes at the address alive, and the words have at least
+    // `bytes` bytes.
     unsafe { std::ptr::copy_nonoverlapping(from, words.as_mut_ptr().cast(), memory.bytes) };
     words
 }
 
-/// Puts an array into a capsule.
+/// Creates the capsule of an array.
 pub(super) fn capsule(py: Python<'_>, exported: Exported, versioned: bool) -> PyResult<Py<PyAny>> {
     let flags = if exported.copied { IS_COPIED } else { 0 };
     let context = Box::into_raw(Box::new(exported));
-    // SAFETY: `context` is the box of the line before, which nothing else refers to yet.
+    // SAFETY: `context` is the box of the previous line, without other references.
     let tensor = unsafe { (*context).tensor() };
     let context: *mut c_void = context.cast();
     let made = if versioned {
@@ -155,11 +156,11 @@ pub(super) fn capsule(py: Python<'_>, exported: Exported, versioned: bool) -> Py
     unsafe { Bound::from_owned_ptr_or_err(py, made) }.map(Bound::unbind)
 }
 
-/// Frees an array that a consumer is done with. May run on any thread, with or without the GIL.
+/// Deleter: frees an exported array. May run on any thread, with or without the GIL.
 unsafe extern "C" fn delete(managed: *mut Managed) {
     // SAFETY: a consumer calls this once, with the pointer of `capsule`.
     let managed = unsafe { Box::from_raw(managed) };
-    // SAFETY: `context` is the box that `capsule` made for it.
+    // SAFETY: `context` is the box that `capsule` created.
     drop(unsafe { Box::from_raw(managed.context.cast::<Exported>()) });
 }
 
@@ -171,7 +172,8 @@ unsafe extern "C" fn delete_versioned(managed: *mut ManagedVersioned) {
     drop(unsafe { Box::from_raw(managed.context.cast::<Exported>()) });
 }
 
-/// Drops a capsule. Its array goes with it, unless a consumer took it, which renames the capsule.
+/// Destructor of a capsule: frees the array unless a consumer has taken it, which renames the
+/// capsule.
 unsafe extern "C" fn drop_unversioned(capsule: *mut ffi::PyObject) {
     // SAFETY: Python calls this with the capsule of `capsule`, whose pointer is a `Managed`.
     unsafe {

@@ -1,8 +1,8 @@
-//! Memory that is lent to other libraries' arrays by the DLPack protocol, without a copy, and
-//! borrowed from theirs.
+//! The DLPack protocol: arrays of other libraries use the engine's memory without a copy, and the
+//! engine borrows their memory.
 //!
-//! A capsule holds the memory until its consumer calls the deleter, so that an array that outlives
-//! the object that it came from is sound. <https://dmlc.github.io/dlpack/latest/>
+//! A capsule keeps the memory alive until its consumer calls the deleter, so an array may outlive
+//! its source. <https://dmlc.github.io/dlpack/latest/>
 
 mod abi;
 mod borrowed;
@@ -21,12 +21,12 @@ pub(crate) use self::borrowed::Borrowed;
 /// Device of all arrays: the CPU (`kDLCPU`), number 0.
 pub(crate) const CPU: (i32, i32) = (1, 0);
 
-/// Memory with what keeps it alive.
+/// Memory and its owner.
 #[derive(Clone)]
 struct Memory {
     address: usize,
     bytes: usize,
-    /// Owner of the memory, held until it is dropped.
+    /// Owner of the memory, which keeps it alive.
     _keeper: Arc<dyn Any + Send + Sync>,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct Array {
     dtype: DataType,
 }
 
-/// Element types of arrays that are made here.
+/// Element types of [`Array`].
 pub(crate) trait Number: Copy + Send + Sync + 'static {
     const DTYPE: DataType;
 }
@@ -83,12 +83,12 @@ impl Array {
         Self { memory, strides: row_major(shape), shape: signed(shape), dtype: T::DTYPE }
     }
 
-    /// The memory of a tensor, which is not overwritten while the array or what was made of it
-    /// exists, if whoever reuses tensors looks whether they are shared. Waits for the work that
-    /// was enqueued with the tensor.
+    /// Creates an array with the memory of a tensor. The memory must not be reused while the tensor
+    /// is shared, which the owner of the tensor must check. Waits for the enqueued work on the
+    /// tensor.
     ///
     /// # Errors
-    /// A tensor that is not on the CPU; a failed stream.
+    /// The tensor is not on the CPU, or its stream has failed.
     pub(crate) fn lent(tensor: &Tensor) -> meristem_device::Result<Self> {
         let lent: LentTensor = tensor.lend()?;
         let dims = tensor.dims();
@@ -101,7 +101,7 @@ impl Array {
             DType::F64 => DataType::float(64),
             DType::BF16 => DataType::BF16,
             DType::U8 => DataType::uint(8),
-            // Labels and counts, which fit; few libraries compute with unsigned numbers.
+            // Labels and counts fit into i32. Few libraries support unsigned integers.
             DType::U32 => DataType::int(32),
             DType::I64 => DataType::int(64),
         };
@@ -169,9 +169,9 @@ impl Array {
         abi::capsule(py, exported, max_version.is_some_and(|(major, _)| major >= 1))
     }
 
-    /// An array of numpy: of this memory unless `dtype` or `copy` asks for a copy.
+    /// Returns a numpy array of this memory, or a copy if `dtype` or `copy` requires one.
     ///
-    /// `numpy.asarray` knows no other protocol here, and would make an array of one object.
+    /// Without this method `numpy.asarray` would create an array of one object.
     #[pyo3(signature = (dtype=None, *, copy=None))]
     fn __array__<'py>(
         slf: &Bound<'py, Self>,

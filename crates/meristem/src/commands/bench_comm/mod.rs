@@ -24,9 +24,9 @@ use crate::plain::{self, spread};
 const ELEMENT: usize = size_of::<f32>();
 /// Sums between refreshes of Ok-Topk's thresholds and regions.
 const REFRESH: u64 = 32;
-/// Size of the largest tensor: indices have 32 bits, and every rank has four such tensors.
+/// Maximum size of a tensor: indices have 32 bits, and every rank has four tensors of this size.
 const BYTES_MAX: usize = 4 << 30;
-/// Maximum number of ranks for which sums are exact.
+/// Maximum number of ranks for which the test sums are exact.
 const RANKS_MAX: usize = 64;
 
 /// Measurements, the same on all ranks.
@@ -34,7 +34,7 @@ struct Plan {
     sizes: Vec<usize>,
     densities: Vec<f64>,
     rounds: Option<usize>,
-    /// Whether rank 0 prints rows as they come.
+    /// Whether rank 0 prints each row when it is measured.
     lines: bool,
     memory: bool,
 }
@@ -55,26 +55,26 @@ struct Row {
     density: f64,
     /// Number of elements that each rank sends.
     k: usize,
-    /// Time of the slowest rank from a barrier to its result: median over the rounds.
+    /// Time from a barrier to the result on the slowest rank: median over the rounds.
     ms: f64,
     ms_min: f64,
     ms_max: f64,
     /// Size of the tensor divided by the time.
     algorithm_gb_per_s: f64,
-    /// The same times 2 (n - 1) / n: the load of a link in a dense sum.
+    /// `algorithm_gb_per_s` times 2 (n - 1) / n: the load of a link in a dense sum over n ranks.
     bus_gb_per_s: f64,
-    /// Payload that all ranks together send for one sum.
+    /// Payload sent by all ranks for one sum.
     sent_bytes: u64,
-    /// Number of elements that differ from the known sum, over all ranks and rounds.
+    /// Number of elements that differ from the expected sum, over all ranks and rounds.
     wrong: u64,
     rounds: usize,
-    /// Memory of a sparse sum's first round, if requested.
+    /// Memory of the first round of a sparse sum, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     memory: Option<Memory>,
 }
 
-/// Bytes in tensors of rank 0's device at the ends of a sum's phases. Ranks that are threads share
-/// the device.
+/// Bytes in tensors on the device of rank 0 at the end of each phase of a sum. Ranks that are
+/// threads share the device.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Memory {
     before: usize,
@@ -222,7 +222,7 @@ struct Rank {
     stream: Stream,
 }
 
-/// Input, output and expected sum, each with shape [elements].
+/// Input, output and expected sum, each of shape [elements].
 struct Tensors {
     input: Tensor,
     output: Tensor,
@@ -264,7 +264,7 @@ impl Rank {
         Ok(rows)
     }
 
-    /// Measures one sum; `None` means the dense one.
+    /// Measures one sum; `None` selects the dense sum.
     fn row(
         &mut self,
         tensors: &Tensors,
@@ -291,7 +291,7 @@ impl Rank {
             Some(way) => Some(SparseSum::new(input, way, Keep::Residual)?),
             None => None,
         };
-        // Times of the rounds; then bytes sent and wrong elements.
+        // Times of the rounds; bytes sent and wrong elements are appended.
         let mut seen = Vec::with_capacity(rounds + 2);
         let (mut sent, mut wrong, mut memory) = (0, 0, None);
         for round in 0..=rounds {
@@ -331,7 +331,7 @@ impl Rank {
         Ok(Row { memory, ..Row::new(bytes, (algorithm, density, pattern.k()), &all, ranks) })
     }
 
-    /// Poisons the output and clears the residual.
+    /// Fills the output with NaN and clears the residual.
     fn reset(&self, output: &Tensor, sum: Option<&SparseSum>) -> Result<(), Failure> {
         let fill = |name, tensor: &Tensor, value: f32| {
             self.stream.fill(name, &[tensor], Fill::Word(value.to_bits()))
@@ -362,13 +362,14 @@ impl Rank {
     }
 }
 
-/// Counts elements that differ, among them the NaN that the output was poisoned with.
+/// Counts elements that differ, including NaN left from [`Rank::reset`].
 fn count_wrong(got: &[f32], expected: &[f32]) -> usize {
     got.iter().zip(expected).filter(|(got, expected)| got != expected).count()
 }
 
 impl Row {
-    /// A row from the figures by rank: times in milliseconds, bytes sent, wrong elements.
+    /// Creates a row from the figures of each rank: times in milliseconds, bytes sent, wrong
+    /// elements.
     fn new(
         bytes: usize,
         (algorithm, density, k): (&'static str, f64, usize),
@@ -451,7 +452,7 @@ mod tests {
         let row = Row::new(8_000_000, ("dense", 1.0, 0), &all, 2);
         assert_eq!((row.ms, row.ms_min, row.ms_max), (3.0, 2.0, 4.0));
         assert_eq!((row.sent_bytes, row.wrong, row.rounds), (150, 3, 3));
-        // 8 MB in 3 ms; with two ranks, the same on the bus.
+        // 8 MB in 3 ms; with two ranks the bus bandwidth is equal.
         assert!((row.algorithm_gb_per_s - 8.0 / 3.0).abs() < 1e-9);
         assert!((row.bus_gb_per_s - row.algorithm_gb_per_s).abs() < 1e-9);
         assert_eq!([size(4), size(1536), size(256 << 20)], ["4 B", "1536 B", "256 MiB"]);

@@ -1,11 +1,11 @@
-//! Inputs with known sums: whole numbers, exact in any order, with the largest elements of every
-//! rank and of the sum in known places.
+//! Inputs with known sums: integers, whose sums are exact in any order, with the largest elements
+//! of every rank and of the sum at known indices.
 //!
-//! There are four kinds of elements: *common* ones are large on all ranks, *winners* and *losers*
-//! are large on one, and the others are small on all. A rank sends the common elements and its own
-//! winners and losers, k in all. The largest k elements of the sum are the common ones and all
-//! ranks' winners. Kinds are mixed evenly over the tensor, so that regions of equal length
-//! (Ok-Topk) have equally many of each.
+//! There are four kinds of elements: *common* elements are large on all ranks, *winners* and
+//! *losers* are large on one rank, and the others are small on all ranks. A rank sends the common
+//! elements, its winners and its losers: k elements in total. The largest k elements of the sum are
+//! the common elements and the winners of all ranks. All kinds are distributed evenly over the
+//! tensor, so regions of equal length (Ok-Topk) have the same number of each.
 
 use meristem::comm::picks;
 
@@ -16,7 +16,7 @@ pub(super) enum Expected {
     Dense,
     /// Sum of the elements that the ranks send.
     Sent,
-    /// Largest elements of the sum that is sent.
+    /// Largest elements of the sum of the sent elements.
     Largest,
 }
 
@@ -40,14 +40,14 @@ enum Kind {
 }
 
 impl Pattern {
-    /// A pattern in which each rank sends about `density * len` elements; [`k`](Pattern::k) has the
-    /// exact number.
+    /// Creates a pattern in which each rank sends about `density * len` elements; [`k`](Pattern::k)
+    /// returns the exact number.
     pub(super) fn new(len: usize, ranks: usize, density: f64) -> Pattern {
         let k = picks(density, len);
         let regions = ranks.min(k).max(1);
         let each = k / regions;
-        // A region has as many large elements in the sum as a rank sends of it, half of them
-        // winners.
+        // The number of large elements of the sum in a region equals the number that a rank sends
+        // of it; half of them are winners.
         let winners = each / (2 * ranks);
         let common = each - ranks * winners;
         let fits = common + ranks * ranks * winners <= len / regions;
@@ -55,12 +55,12 @@ impl Pattern {
         Pattern { len, ranks, regions, common, winners }
     }
 
-    /// Number of elements that each rank sends: equally many of each region.
+    /// Number of elements that each rank sends; the same number of each region.
     pub(super) fn k(&self) -> usize {
         self.regions * (self.common + self.ranks * self.winners)
     }
 
-    /// Writes the values of a rank.
+    /// Writes the input of a rank.
     pub(super) fn input(&self, rank: usize, out: &mut [f32]) {
         out.iter_mut().enumerate().for_each(|(at, value)| *value = small(at, rank));
         for (at, kind) in self.large() {
@@ -71,7 +71,7 @@ impl Pattern {
         }
     }
 
-    /// Writes the sum over all ranks.
+    /// Writes the expected sum.
     pub(super) fn expected(&self, expected: Expected, out: &mut [f32]) {
         let sum = |value: &dyn Fn(usize) -> f32| (0..self.ranks).map(value).sum::<f32>();
         match expected {
@@ -101,8 +101,8 @@ impl Pattern {
         (0..regions).flat_map(move |region| {
             let (start, end) = (region * len / regions, (region + 1) * len / regions);
             (0..count).map(move |j| {
-                // Common elements are spread evenly among the others. The others go to the ranks in
-                // turns; every turn whose number is a multiple of the number of ranks is of
+                // Common elements are spread evenly. The other large elements are assigned to the
+                // ranks in turns; a turn whose number is a multiple of the number of ranks has
                 // winners.
                 let before = j * common / count;
                 let kind = if before != (j + 1) * common / count {
@@ -123,13 +123,14 @@ fn scramble(at: usize, rank: usize) -> u32 {
     (mixed.wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 40) as u32
 }
 
-/// Value below 2^13 in magnitude: enough different magnitudes to make ties rare, as in gradients.
+/// Returns a value below 2^13 in magnitude. Ties are rare, as in gradients.
 fn small(at: usize, rank: usize) -> f32 {
     (scramble(at, rank) % 16_383) as f32 - 8191.0
 }
 
-/// Value of a large element: losers are from 2^14 to 2^15, winners up to 2^16, common elements up
-/// to 2^17, with the same sign on all ranks. Sums over 64 ranks stay below 2^24.
+/// Returns the value of a large element: losers are from 2^14 to 2^15, winners up to 2^16, common
+/// elements up to 2^17, with the same sign on all ranks. Sums over 64 ranks are below 2^24, so they
+/// are exact in f32.
 fn large(at: usize, kind: Kind, rank: usize) -> f32 {
     let bits = scramble(at, rank);
     let magnitude = match kind {
@@ -156,7 +157,7 @@ mod tests {
         all.reduce(|a, b| a.iter().zip(&b).map(|(a, b)| a + b).collect()).unwrap()
     }
 
-    /// Expected sums equal slow sums of the inputs.
+    /// Expected sums equal sums of the inputs by the definition.
     #[test]
     fn expected_sums_are_those_of_the_inputs() {
         for (len, ranks) in [(1, 1), (7, 3), (256, 2), (1000, 3), (5003, 4), (3001, 5), (0, 2)] {
@@ -184,7 +185,7 @@ mod tests {
                 assert_eq!(expected(Expected::Sent), sent, "{pattern:?}");
             }
         }
-        // If all ranks sent the same elements, mixed-up ranks would not show.
+        // If all ranks sent the same elements, the test could not detect interchanged ranks.
         let Pattern { common, winners, .. } = Pattern::new(100_000, 2, 0.01);
         assert!(common > 0 && winners > 0);
     }

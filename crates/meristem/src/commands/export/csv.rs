@@ -33,8 +33,8 @@ pub(super) fn run(arguments: &CsvArguments) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes the table as CSV (RFC 4180). Returns the number of rows, and the lines of the events that
-/// were not understood.
+/// Writes the table as CSV (RFC 4180). Returns the number of rows, and the skipped lines of the
+/// events.
 fn write(table: Table, run: &Path, to: &mut dyn Write) -> Result<(u64, Skipped), Failure> {
     let names: Vec<String> = table::columns(table).into_iter().map(|(name, _)| name).collect();
     let mut written = record(to, &names);
@@ -47,7 +47,7 @@ fn write(table: Table, run: &Path, to: &mut dyn Write) -> Result<(u64, Skipped),
         written.is_ok()
     })?;
     match written.and_then(|()| to.flush()) {
-        // As of `meristem export csv RUN | head`.
+        // Closed pipe, as in `meristem export csv RUN | head`.
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::failed(
             format!("cannot write the table: {error}"),
             "free some space, or write to another disk",
@@ -56,7 +56,7 @@ fn write(table: Table, run: &Path, to: &mut dyn Write) -> Result<(u64, Skipped),
     }
 }
 
-/// Text of a cell: numbers read back to the same bits; a missing value is empty.
+/// Text of a cell. Numbers parse to the same bits; a missing value is empty.
 fn text(cell: &Cell) -> String {
     match cell {
         Cell::Count(count) => count.to_string(),

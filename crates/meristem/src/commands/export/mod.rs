@@ -29,7 +29,7 @@ pub(crate) fn run(command: &ExportCommand) -> Outcome {
     }
 }
 
-/// Warns of lines of the events that an export leaves out.
+/// Prints a warning about the skipped lines of the events.
 fn tell_skipped(of: Skipped) {
     if let Some(words) = skipped(of) {
         plain::err(&format!("warning: {words}"));
@@ -48,7 +48,7 @@ mod parquet {
     }
 }
 
-/// Temporary files that are readable as any new file is, and not by their owner only.
+/// Temporary files with the permissions of new files. The default permits only the owner to read.
 #[cfg(unix)]
 fn builder() -> tempfile::Builder<'static, 'static> {
     let mut builder = tempfile::Builder::new();
@@ -61,7 +61,7 @@ fn builder() -> tempfile::Builder<'static, 'static> {
     tempfile::Builder::new()
 }
 
-/// Writes a file that appears once it is complete. It must not exist.
+/// Writes a file, which must not exist, under a temporary name and renames it when it is complete.
 fn written_whole<T>(
     out: &Path,
     write: impl FnOnce(&mut File) -> Result<T, Failure>,

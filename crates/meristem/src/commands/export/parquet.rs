@@ -20,7 +20,7 @@ use crate::commands::{Outcome, locate};
 use crate::failure::Failure;
 use crate::plain::{self, printable, thousands};
 
-/// Rows that are in memory at a time, and in a group of the file.
+/// Rows of a row group; at most one group is in memory.
 const GROUP_ROWS: usize = 1 << 16;
 
 pub(super) fn run(arguments: &ParquetArguments) -> Outcome {
@@ -33,8 +33,7 @@ pub(super) fn run(arguments: &ParquetArguments) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes the table. Returns the number of rows, and the lines of the events that were not
-/// understood.
+/// Writes the table. Returns the number of rows, and the skipped lines of the events.
 fn write(table: Table, run: &Path, to: &mut File) -> Result<(u64, Skipped), Failure> {
     let columns = table::columns(table);
     let failed = |error| {
@@ -63,7 +62,7 @@ fn write(table: Table, run: &Path, to: &mut File) -> Result<(u64, Skipped), Fail
     Ok((count, skipped))
 }
 
-/// The columns as a schema. What may be missing is optional.
+/// The columns as a schema. Columns whose cells may be missing are optional.
 fn schema(columns: &[Column]) -> Written<Arc<Type>> {
     let field = |(name, kind): &Column| {
         let (physical, repetition, logical) = match kind {
@@ -98,7 +97,7 @@ fn write_column<'a>(
     kind: Kind,
     cells: impl Iterator<Item = &'a Cell>,
 ) -> Written<()> {
-    // Whether a cell of an optional column is there.
+    // Definition levels: whether each cell of an optional column has a value.
     let mut present: Vec<i16> = vec![];
     let mut there = |is_there: bool| present.push(i16::from(is_there));
     match kind {
@@ -142,7 +141,8 @@ mod tests {
     use parquet::file::reader::{FileReader, SerializedFileReader};
     use parquet::record::Field;
 
-    /// Cells of every type, also missing ones, are read back as they are, over several groups.
+    /// Cells of every type, including missing ones, have the same values after a round trip over
+    /// several groups.
     #[test]
     fn what_is_written_is_read_back() {
         let columns: Vec<Column> = [

@@ -28,17 +28,17 @@ pub(super) type Column = (String, Kind);
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Cell {
     Count(u64),
-    /// A finite number; none if it was not measured, or was not finite.
+    /// A finite number; `None` if it was not measured or is not finite.
     Number(Option<f64>),
     Flag(bool),
     Text(Option<String>),
 }
 
-/// Gives every row of the table to `take`, in order, until that returns false. Returns the lines of
-/// the events that were not understood.
+/// Calls `take` with every row of the table, in order, until it returns false. Returns the skipped
+/// lines of the events.
 ///
 /// # Errors
-/// Events that cannot be read, or were cut while they were.
+/// The events cannot be read, or were truncated during reading.
 pub(super) fn read(
     table: Table,
     run: &Path,

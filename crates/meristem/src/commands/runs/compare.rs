@@ -91,8 +91,8 @@ fn curves(runs: &[&Run]) -> Vec<String> {
     lines
 }
 
-/// A curve as one line of bars of eight heights. A column has the last value in it, or else the one
-/// before.
+/// Draws a curve as one line of bars with eight heights. A column has the last value in its
+/// interval, or else the previous value.
 fn bars(points: &[[f64; 2]], [least, most]: [f64; 2], last: f64) -> String {
     const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let columns = COLUMNS.min(last as usize + 1);

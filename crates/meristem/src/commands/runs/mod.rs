@@ -30,7 +30,7 @@ pub(crate) fn run(arguments: &RunsArguments) -> Outcome {
 fn list(folder: &Path, json: bool) -> Outcome {
     let Found { runs, unreadable, truncated } = find(folder)?;
     let mut rows: Vec<Overview> = runs.iter().map(|run| Overview::read(run)).collect();
-    // The newest is the last, just above the prompt.
+    // The newest run is the last, just above the prompt.
     let age = |row: &Overview| row.age_seconds.unwrap_or(f64::MAX);
     rows.sort_by(|a, b| age(b).total_cmp(&age(a)).then_with(|| a.run.cmp(&b.run)));
     if json {
@@ -89,7 +89,7 @@ fn overviews(rows: &[Overview], folder: &Path) -> Table {
     table
 }
 
-/// Reads runs that were named, each as a path or as the name of a folder in `runs`.
+/// Reads runs, each given by its path or by its name in `runs`.
 fn read(runs: &[PathBuf]) -> Result<Vec<Run>, Failure> {
     runs.iter().map(|run| Ok(Run::read(&locate(run))?)).collect()
 }

@@ -1,4 +1,4 @@
-//! `meristem runs verify`: files of runs against their checksums.
+//! `meristem runs verify`: comparison of files with their checksums.
 
 use std::process::ExitCode;
 

@@ -1,18 +1,20 @@
-//! Addresses: what the path and the query of a request ask for. Nothing is looked up here.
+//! Parser of addresses: form and subject from the path and the query of a request, without file
+//! access.
 
 use percent_encoding::percent_decode_str;
 
-/// Path before the path of a view: parts as they change.
+/// Prefix of the path of a view for the stream of changed parts.
 const LIVE: &str = "/live";
-/// Path before the path of a view: the same as JSON.
+/// Prefix of the path of a view for JSON.
 const API: &str = "/api";
-/// Key of a run in a query whose name is not UTF-8, as no form can send it: the name as in a path.
+/// Query key for a run whose name is not UTF-8, which no form can send. The value is
+/// percent-encoded as in a path.
 pub(super) const BYTES: &str = "encoded";
 
-/// Reason why a URL shows nothing.
+/// Reason for a 404 response.
 pub(super) type Missing = String;
 
-/// Form of an answer.
+/// Form of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AnswerForm {
     Page,
@@ -21,7 +23,7 @@ pub(super) enum AnswerForm {
 }
 
 impl AnswerForm {
-    /// The form that a path asks for, and the path of the view.
+    /// Splits a path into the form and the path of the view.
     pub(super) fn of(path: &str) -> (Self, &str) {
         let below = |prefix: &str| path.strip_prefix(prefix).filter(|rest| rest.starts_with('/'));
         match (below(LIVE), below(API)) {
@@ -32,7 +34,7 @@ impl AnswerForm {
     }
 }
 
-/// Subject of a page, with the names of runs as bytes of paths.
+/// Subject of a page. Names of runs are bytes of paths.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Subject {
     List,
@@ -41,7 +43,7 @@ pub(super) enum Subject {
 }
 
 impl Subject {
-    /// The subject of the path of a view, and of a query.
+    /// Parses the path of a view and a query.
     ///
     /// # Errors
     /// There is no such page.
@@ -61,10 +63,10 @@ impl Subject {
     }
 }
 
-/// The name of a run in a part of a query, encoded as in a path.
+/// The name of a run in one pair of a query, encoded as in a path.
 fn name_in(pair: &str) -> Option<String> {
     match pair.split_once('=')? {
-        // As a form writes it.
+        // Encoding of forms.
         ("run", name) => Some(name.replace('+', "%20")),
         (BYTES, name) => Some(percent_decode_str(name).decode_utf8_lossy().into_owned()),
         _ => None,

@@ -19,18 +19,18 @@ use tokio_io_timeout::TimeoutStream;
 
 use super::places::{Answering, Places, Seat};
 
-/// Largest head of a request, in bytes; a longer one is answered with 431.
+/// Maximum size of the head of a request, in bytes; the response to a longer head is 431.
 const HEAD_BYTES_MAX: usize = 16 << 10;
-/// Most headers of a request.
+/// Maximum number of headers of a request.
 const HEADERS_MAX: usize = 64;
-/// Time for the head of a request, and between two requests.
+/// Time limit for the head of a request, and between two requests.
 const HEAD_TIME: Duration = Duration::from_secs(10);
-/// Time in which a client takes some of an answer.
+/// Time limit for a client to receive each part of a response.
 const WRITE_TIME: Duration = Duration::from_secs(30);
-/// Time after a connection that could not be accepted, as for lack of open files.
+/// Delay after a failed accept, for example at the limit of open files.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Accepts connections for ever.
+/// Accepts connections; never returns.
 pub(super) async fn serve(listener: TcpListener, router: Router) -> Infallible {
     let places = Arc::new(Places::default());
     loop {
@@ -38,7 +38,7 @@ pub(super) async fn serve(listener: TcpListener, router: Router) -> Infallible {
             tokio::time::sleep(PAUSE).await;
             continue;
         };
-        // Without a place the connection is closed.
+        // If all places are taken, the connection is closed.
         let Some(seat) = places.enter(address.ip()) else { continue };
         let mut stream = TimeoutStream::new(stream);
         stream.set_write_timeout(Some(WRITE_TIME));
@@ -46,7 +46,7 @@ pub(super) async fn serve(listener: TcpListener, router: Router) -> Infallible {
     }
 }
 
-/// Answers the requests of a connection until it ends or loses its seat.
+/// Responds to the requests of a connection until it ends or loses its place.
 pub(super) async fn answer(
     stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
     router: Router,
@@ -68,14 +68,14 @@ pub(super) async fn answer(
         }
     });
     let connection = http.serve_connection(TokioIo::new(stream), service);
-    // A client that sends nonsense, stalls or goes away ends its own connection only.
+    // An invalid request, a stall or a disconnect of a client ends only this connection.
     tokio::select! {
         _ = connection => {}
         () = seat.is_lost() => {}
     }
 }
 
-/// Body of an answer. Until it is dropped, its connection answers.
+/// Body of a response. Until it is dropped, the connection counts as answering.
 struct Answer {
     body: Body,
     _answering: Answering,

@@ -1,4 +1,4 @@
-//! The runs below the served folder, read once for all who look.
+//! The runs below the served folder, read once for all viewers.
 
 use std::collections::HashMap;
 use std::fs;
@@ -14,23 +14,23 @@ use meristem::train::reading::{Follower, Found, Overview, UnreadableFolder, find
 use super::work::Patience;
 use crate::cli::BasePath;
 
-/// Time between two looks at the list. Much work makes it longer, so that looking takes a tenth of
-/// a core at most.
+/// Minimum time between two updates of the list. It grows with the time of an update, so that
+/// updates take at most a tenth of a core.
 const LIST_EVERY: Duration = Duration::from_secs(2);
-/// Time for reading rows of the list, in one look. Very many runs take several.
+/// Time limit for reading rows of the list in one update. Very many runs take several updates.
 const LIST_TIME: Duration = Duration::from_secs(2);
-/// Runs and views that are remembered between two looks, and their size in bytes.
+/// Limits of the caches of runs and views: number, and size in bytes.
 const KEPT_MAX: usize = 64;
 const KEPT_BYTES_MAX: usize = 256 << 20;
-/// Bytes of events that are read between two looks at the clock.
+/// Bytes of events that are read between two checks of the clock.
 const PART_BYTES: u64 = 1 << 20;
-/// Time for reading the events of a run, in one look. A long file takes several.
+/// Time limit for reading the events of a run in one update. A long file takes several updates.
 pub(super) const READING_TIME: Duration = Duration::from_millis(300);
 
 /// Files of a run that are read.
 const FILES: [&str; 4] = ["", "config.toml", "events.jsonl", "summary.json"];
 
-/// Values by key that are shared, the ones that were used last.
+/// Least-recently-used cache of shared values.
 pub(super) struct Shelf<K, V>(Mutex<HashMap<K, Kept<V>>>);
 
 struct Kept<V> {
@@ -44,7 +44,7 @@ impl<K: Eq + Hash + Clone, V> Shelf<K, V> {
         Self(Mutex::new(HashMap::new()))
     }
 
-    /// The value of a key, made where it is missing.
+    /// Returns the value of a key, and creates it if it is missing.
     pub(super) fn get<E>(
         &self,
         key: &K,
@@ -60,7 +60,7 @@ impl<K: Eq + Hash + Clone, V> Shelf<K, V> {
         Ok(value)
     }
 
-    /// Notes the size of the value of a key. Others are forgotten for it.
+    /// Sets the size of the value of a key, and removes other values to stay within the limit.
     pub(super) fn weigh(&self, key: &K, bytes: usize) {
         let mut all = lock(&self.0);
         if let Some(kept) = all.get_mut(key) {
@@ -70,7 +70,7 @@ impl<K: Eq + Hash + Clone, V> Shelf<K, V> {
     }
 }
 
-/// Forgets the values that were not used for longest where there are too many. The newest stays.
+/// Removes the least recently used values beyond the limits. The newest value always stays.
 fn forget<K: Eq + Hash + Clone, V>(all: &mut HashMap<K, Kept<V>>) {
     let is_too_much = |all: &HashMap<K, Kept<V>>| {
         let bytes = all.values().fold(0, |sum: usize, kept| sum.saturating_add(kept.bytes));
@@ -83,54 +83,55 @@ fn forget<K: Eq + Hash + Clone, V>(all: &mut HashMap<K, Kept<V>>) {
     }
 }
 
-/// The value, which no other thread changes meanwhile. A panic while one is drawn leaves it whole.
+/// Locks a value. A poisoned lock is ignored, because a panic while drawing leaves the value
+/// consistent.
 pub(super) fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
     value.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The list of runs at one time.
+/// The list of runs at some time.
 #[derive(Clone, Default)]
 pub(super) struct List {
     pub(super) rows: Vec<Overview>,
     pub(super) found: Found,
-    /// Number of runs whose rows are not read yet.
+    /// Number of runs whose rows have not been read yet.
     pub(super) unread: usize,
 }
 
-/// Identity of a file, which a change of its contents does not leave as it was: a file that was
-/// moved here or copied may have the size and time of the one before.
+/// Identity of a file, which differs after any change of the contents. Size and mtime alone do not
+/// suffice, because a file that was moved or copied here may have those of its predecessor.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct FileStamp {
     device: u64,
     inode: u64,
     bytes: u64,
-    /// Time of the last change of the contents, in seconds and nanoseconds since 1970.
+    /// mtime, in seconds and nanoseconds since 1970.
     modified: (i64, i64),
-    /// Time of the last change of the status, in the same way. A program cannot set it.
+    /// ctime, in the same units. Programs cannot set it.
     changed: (i64, i64),
 }
 
-/// Identities of the files that a row comes from, and whether a process writes to them.
+/// Identities of the files from which a row is derived, and whether a process writes to them.
 type Stamp = ([Option<FileStamp>; 3], bool);
 
 #[derive(Default)]
 struct Listed {
     list: Arc<List>,
-    /// Rows by run, with the time at which they were read.
+    /// Rows by run, each with the time of reading.
     known: HashMap<PathBuf, (Stamp, Instant, Overview)>,
-    /// Time before which the list is not made anew.
+    /// Time of the next update.
     until: Option<Instant>,
 }
 
 /// The served folder.
 pub(super) struct Library {
-    /// Folder as it was given.
+    /// Folder as given on the command line.
     root: PathBuf,
-    /// The same without links.
+    /// The same folder with links resolved.
     real: PathBuf,
     listed: Mutex<Listed>,
     followers: Shelf<PathBuf, Follower>,
-    /// Beginning of all addresses.
+    /// Base of all addresses.
     pub(super) base: BasePath,
 }
 
@@ -147,8 +148,8 @@ impl Library {
         Ok(Self { root, real, listed, followers: Shelf::new(), base })
     }
 
-    /// The runs, as they were at most a few seconds ago. Rows for which there was no time are read
-    /// by the next call.
+    /// Returns the runs, at most a few seconds old. Rows that exceed the time limit are read by the
+    /// next call.
     pub(super) fn list(&self, patience: &Patience) -> Arc<List> {
         let mut listed = lock(&self.listed);
         let now = Instant::now();
@@ -187,7 +188,7 @@ impl Library {
             rows.push(aged);
             listed.known.insert(run.clone(), (stamp, read, row));
         }
-        // The newest is the first.
+        // The newest run is the first.
         let age = |row: &Overview| row.age_seconds.unwrap_or(f64::MAX);
         rows.sort_by(|a, b| age(a).total_cmp(&age(b)).then_with(|| a.run.cmp(&b.run)));
         let pause = if unread > 0 { Duration::ZERO } else { LIST_EVERY.max(10 * now.elapsed()) };
@@ -201,15 +202,14 @@ impl Library {
         run.strip_prefix(&self.root).unwrap_or(run)
     }
 
-    /// The run with this name. Only runs that the folder has are found, so that no path leads
-    /// elsewhere.
+    /// Finds a run by name in the list of runs. So no path outside the folder can be reached.
     pub(super) fn run(&self, name: &[u8], patience: &Patience) -> Option<PathBuf> {
         let list = self.list(patience);
         let is_named = |run: &&PathBuf| self.name(run).as_os_str().as_encoded_bytes() == name;
         list.found.runs.iter().find(is_named).cloned()
     }
 
-    /// A run as far as it is known, read on for a moment.
+    /// Returns a run, after reading its new events for a limited time.
     ///
     /// # Errors
     /// It is no run, or a link leads out of the folder.
@@ -233,8 +233,8 @@ impl Library {
         Ok(follower)
     }
 
-    /// Whether a run and all files that are read of it are below the folder. What is not there
-    /// leads nowhere.
+    /// Whether a run and all of its files that are read are below the folder. Missing files are
+    /// ignored.
     fn is_inside(&self, run: &Path) -> bool {
         FILES.iter().all(|name| {
             let real = fs::canonicalize(run.join(name));

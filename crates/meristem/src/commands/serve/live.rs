@@ -1,4 +1,4 @@
-//! Parts of pages as they change.
+//! Streams of changed parts of pages.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -17,11 +17,12 @@ use super::view::View;
 use super::work::{Patience, Turn, work};
 use crate::page::{Html, Part};
 
-/// Time between two drawings of a view. Much work makes it longer, so that drawing takes a tenth of
-/// a core at most, however many look at it. Reading a long file to its end is not slowed.
+/// Minimum time between two drawings of a view. It grows with the time of a drawing, so that
+/// drawing takes at most a tenth of a core for any number of viewers. Reading a long file to its
+/// end is not delayed.
 const DRAW_EVERY: Duration = Duration::from_secs(1);
 
-/// A part with a hash of its contents. A page compares the hash with the part that it shows.
+/// A part with a hash of its contents. A page compares the hash with that of its current part.
 pub(super) struct Drawn {
     pub(super) id: String,
     pub(super) hash: String,
@@ -36,14 +37,14 @@ impl Drawn {
     }
 }
 
-/// A view as it was drawn last.
+/// The last drawing of a view.
 #[derive(Default)]
 struct Picture {
     parts: Option<Result<Arc<Vec<Drawn>>, Missing>>,
     until: Option<Instant>,
 }
 
-/// The folder and the views of it that somebody looks at.
+/// The served folder and the views in use.
 pub(super) struct Gallery {
     pub(super) library: Arc<Library>,
     pictures: Shelf<View, Picture>,
@@ -54,10 +55,10 @@ impl Gallery {
         Self { library, pictures: Shelf::new() }
     }
 
-    /// The parts of a view, drawn at most a second or so ago. Blocks while it reads and draws.
+    /// Returns the parts of a view, at most about a second old. Blocks while it reads and draws.
     ///
     /// # Errors
-    /// A run is no longer there.
+    /// A run no longer exists.
     pub(super) fn parts(
         &self,
         view: &View,
@@ -84,7 +85,8 @@ impl Gallery {
     }
 }
 
-/// Events for one page: each has the names of all parts in their order, and those that changed.
+/// Returns the events for one page: each has the names of all parts in order, and the changed
+/// parts.
 pub(super) fn events(
     gallery: Arc<Gallery>,
     view: View,
@@ -100,7 +102,7 @@ pub(super) fn events(
                 waits = true;
                 let (of, which) = (gallery.clone(), view.clone());
                 let drawn = work(turn.clone(), move |patience| of.parts(&which, patience)).await;
-                // Without an answer, for lack of time or memory, the page asks again.
+                // After a timeout or lack of memory the page sends another request.
                 let parts = match drawn.ok()? {
                     Ok(parts) => parts,
                     Err(problem) => Arc::new(vec![Drawn::of(gone(&problem))]),
@@ -117,7 +119,7 @@ fn gone(problem: &str) -> Part {
     Part::new("now", Html::element("p", "class=\"problem\"", Html::text(problem)))
 }
 
-/// The event with the parts that changed since the last one; `None` if none did.
+/// Returns the event with the parts that changed since the last event; `None` without changes.
 fn news(parts: &[Drawn], seen: &mut HashMap<String, String>) -> Option<Event> {
     let is_new = |part: &&Drawn| seen.get(&part.id) != Some(&part.hash);
     let changed: Vec<_> = parts

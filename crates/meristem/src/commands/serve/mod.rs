@@ -1,8 +1,9 @@
-//! `meristem serve`: runs in the browser. It reads the folders of runs only.
+//! `meristem serve`: runs in the browser. It only reads run folders.
 //!
-//! Runs are found by name among the runs of the folder; no path is made from a request. All viewers
-//! share what is read and drawn (`live::Gallery`), on two threads at most, in at most a tenth of
-//! their time. A connection has a place, which it may lose to another while it waits (`places`).
+//! Runs are found by name in the list of runs; no path is built from a request. All viewers share
+//! the data and the drawings (`live::Gallery`), which take at most a tenth of the time of at most
+//! two threads. A connection has a place, which it may lose to a new connection while it is idle
+//! (`places`).
 
 #[cfg(feature = "serve")]
 mod address;
@@ -28,7 +29,7 @@ mod work;
 #[cfg(feature = "serve")]
 pub(crate) use self::server::run;
 
-/// Refuses: this build has no server.
+/// Returns an error: this build has no server.
 #[cfg(not(feature = "serve"))]
 pub(crate) fn run(_: &crate::cli::ServeArguments) -> super::Outcome {
     Err(crate::failure::Failure::usage(

@@ -1,8 +1,8 @@
-//! Places of connections and of live streams, in all and for one address.
+//! Limits on the number of connections and live streams, in total and per address.
 //!
-//! A new connection always finds a place: the one that has waited longest for a request is ended
-//! for it. So slow clients do not delay others. Live streams have separate places, so that they
-//! leave the places of pages alone.
+//! A new connection gets a place: if none is free, the connection that has been idle longest is
+//! closed. So slow clients do not delay others. Live streams have separate places, so they cannot
+//! use up those of pages.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -13,28 +13,28 @@ use tokio::sync::Notify;
 
 use super::work::Turn;
 
-/// Places, in all and for one address.
+/// Numbers of places, in total and per address.
 struct Limit {
     all: usize,
     each: usize,
 }
 
-/// Connections that are no live streams. With those and the files that are read, a usual limit of
-/// 1,024 open files suffices.
+/// Places of connections other than live streams. With live streams and open files, the total stays
+/// below the usual limit of 1,024 open files.
 const PAGES: Limit = Limit { all: 512, each: 256 };
-/// Live streams.
+/// Places of live streams.
 const LIVE: Limit = Limit { all: 256, each: 128 };
-/// Time for an answer, after which its connection may be ended for another.
+/// Time of a response after which its connection may be closed for a new one.
 const TAKING_TIME: Duration = Duration::from_secs(90);
 
-/// Present use of a connection.
+/// Current use of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
-    /// It waits for a request, or reads one.
+    /// It is idle, or reads a request.
     Waits,
-    /// A request is answered.
+    /// It sends a response.
     Answers,
-    /// Its answer is a live stream.
+    /// It sends a live stream.
     Live,
 }
 
@@ -45,7 +45,7 @@ struct Place {
     end: Arc<Notify>,
 }
 
-/// All places that are taken.
+/// All places in use.
 #[derive(Default)]
 pub(super) struct Places {
     taken: Mutex<Taken>,
@@ -55,11 +55,11 @@ pub(super) struct Places {
 struct Taken {
     places: HashMap<u64, Place>,
     next: u64,
-    /// Turns by address, while a connection or a job of the address has one.
+    /// Turns by address; a turn exists while a connection or a job of the address has it.
     turns: HashMap<IpAddr, Weak<tokio::sync::Mutex<()>>>,
 }
 
-/// Place of one connection, which it gives back when it is dropped.
+/// Place of one connection, released on drop.
 pub(super) struct Seat {
     places: Arc<Places>,
     number: u64,
@@ -67,10 +67,11 @@ pub(super) struct Seat {
     turn: Turn,
 }
 
-/// Mark of a connection that answers a request; dropped at the end of the answer.
+/// Guard that marks a connection as answering; dropped at the end of the response.
 pub(super) struct Answering(Arc<Seat>);
 
-/// The part of an address that its owner cannot choose: all of IPv4, the network of IPv6.
+/// The part of an address that a client cannot choose: the whole IPv4 address, the /64 network of
+/// IPv6.
 fn owner(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {
@@ -86,7 +87,7 @@ impl Places {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for a new connection. `None` if all have requests that are being answered.
+    /// Takes a place for a new connection. `None` if all connections are answering.
     pub(super) fn enter(self: &Arc<Self>, address: IpAddr) -> Option<Arc<Seat>> {
         let address = owner(address);
         let mut taken = self.lock();
@@ -96,7 +97,7 @@ impl Places {
             taken.free(Some(address))?;
         } else if taken.pages(None) >= PAGES.all {
             let most = taken.most();
-            // The address with the most may have only connections that are being answered.
+            // All connections of the address with the most may be answering.
             taken.free(most).or_else(|| taken.free(None))?;
         }
         let end = Arc::new(Notify::new());
@@ -108,7 +109,7 @@ impl Places {
 }
 
 impl Taken {
-    /// The turn that all jobs of an address share.
+    /// Returns the turn that all jobs of an address share.
     fn turn(&mut self, address: IpAddr) -> Turn {
         self.turns.retain(|_, turn| turn.strong_count() > 0);
         if let Some(turn) = self.turns.get(&address).and_then(Weak::upgrade) {
@@ -119,7 +120,7 @@ impl Taken {
         turn
     }
 
-    /// Number of connections, of an address or all, that are no live streams.
+    /// Number of connections of an address, or of all, without live streams.
     fn pages(&self, address: Option<IpAddr>) -> usize {
         let counts = |place: &&Place| {
             place.now != Use::Live && address.is_none_or(|address| place.address == address)
@@ -127,7 +128,7 @@ impl Taken {
         self.places.values().filter(counts).count()
     }
 
-    /// The address with the most connections that are no live streams.
+    /// The address with the most connections, without live streams.
     fn most(&self) -> Option<IpAddr> {
         let mut counts: HashMap<IpAddr, usize> = HashMap::new();
         for place in self.places.values().filter(|place| place.now != Use::Live) {
@@ -136,8 +137,8 @@ impl Taken {
         counts.into_iter().max_by_key(|(address, count)| (*count, *address)).map(|most| most.0)
     }
 
-    /// Ends the connection of an address, or of all, that has waited longest, or else has taken its
-    /// answer for too long. `None` if there is none.
+    /// Closes the connection, of an address or of all, that has been idle longest, or else one
+    /// whose response takes too long. `None` if there is none.
     fn free(&mut self, address: Option<IpAddr>) -> Option<()> {
         let may_end = |(_, place): &(&u64, &Place)| {
             let is_slow = place.now == Use::Answers && place.since.elapsed() >= TAKING_TIME;
@@ -159,12 +160,12 @@ impl Taken {
 }
 
 impl Seat {
-    /// The turn of its address.
+    /// The turn of the connection's address.
     pub(super) fn turn(&self) -> Turn {
         self.turn.clone()
     }
 
-    /// Waits until the place is given to another connection.
+    /// Waits until the place is assigned to another connection.
     pub(super) async fn is_lost(&self) {
         self.end.notified().await;
     }
@@ -175,7 +176,7 @@ impl Seat {
         Answering(self.clone())
     }
 
-    /// Takes a place of a live stream until the end of the answer. False if there is none.
+    /// Takes a place of a live stream until the end of the response. False if none is free.
     pub(super) fn goes_live(&self) -> bool {
         let mut taken = self.places.lock();
         let Some(address) = taken.places.get(&self.number).map(|place| place.address) else {
@@ -225,7 +226,7 @@ mod tests {
         assert_eq!(places.lock().pages(Some(address(1))), PAGES.each);
         assert!(!is_in(&places, &slow[0]) && is_in(&places, &slow[599]));
         assert!(is_in(&places, &other) && is_in(&places, &answering));
-        // The other half is for other addresses.
+        // The other half of the places is for other addresses.
         let more = (3..=254).map(|last| places.enter(address(last)).unwrap());
         let more: Vec<Arc<Seat>> = more.collect();
         assert!(more.iter().all(|seat| is_in(&places, seat)));

@@ -1,4 +1,4 @@
-//! Addresses of the server. All are read with GET or HEAD; nothing can be written.
+//! Routes of the server. All accept only GET and HEAD; nothing is written.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ use crate::page::{Html, STYLE};
 
 const SCRIPT: &str = include_str!("live.js");
 const SERVED_STYLE: &str = include_str!("serve.css");
-/// Time between two signs of life on a stream on which nothing happens.
+/// Interval of keep-alive messages on an idle stream.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(15);
 
 const STYLE_PATH: &str = "/style.css";
@@ -59,7 +59,7 @@ async fn show(State(gallery): State<Arc<Gallery>>, request: Request) -> Response
     let of = gallery.clone();
     let seat = request.extensions().get::<Arc<Seat>>().cloned();
     let turn = seat.as_ref().map_or_else(Turn::default, |seat| seat.turn());
-    // Folders are read, which may take long on a shared disk.
+    // Reading folders may take long on a shared disk.
     let done = work(turn.clone(), move |patience| {
         let view = View::of(&subject, &of.library, patience)?;
         let answer = match form {
@@ -85,7 +85,7 @@ async fn show(State(gallery): State<Arc<Gallery>>, request: Request) -> Response
     }
 }
 
-/// An answer without a place or time for the right one.
+/// Response 503, if there is no place or no time.
 fn busy(words: &'static str) -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, "5")], words).into_response()
 }

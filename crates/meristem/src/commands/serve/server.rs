@@ -1,4 +1,4 @@
-//! The process: socket, runtime, end.
+//! The server process: socket, runtime, shutdown.
 
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener};
@@ -16,10 +16,10 @@ use crate::commands::Outcome;
 use crate::failure::Failure;
 use crate::plain::{self, printable};
 
-/// Threads that read folders and draw. A training run keeps the other cores.
+/// Number of threads that read folders and draw. The other cores are left to training runs.
 const READERS: usize = 2;
 
-/// Serves until a signal ends it.
+/// Serves until a signal ends the process.
 pub(crate) fn run(arguments: &ServeArguments) -> Outcome {
     let base = &arguments.base_path;
     let library = Arc::new(Library::open(&arguments.folder, base)?);
@@ -54,7 +54,7 @@ pub(crate) fn run(arguments: &ServeArguments) -> Outcome {
             _ = terminate.recv() => Ok(()),
         }
     });
-    // Nothing is written, so nothing is waited for: neither open streams nor a file being read.
+    // The server writes nothing, so it ends without waiting for open streams or reads.
     runtime.shutdown_background();
     ended.map(|()| ExitCode::SUCCESS).map_err(broken)
 }
@@ -63,7 +63,7 @@ fn broken(error: io::Error) -> Failure {
     Failure::failed(format!("cannot serve: {error}"), "free some memory, or check `ulimit -n`")
 }
 
-/// Listens on the address. Returns the address with its port.
+/// Listens on `wanted`. Returns the listener and the bound address.
 fn listen(wanted: SocketAddr) -> Result<(TcpListener, SocketAddr), Failure> {
     let open = || {
         let listener = TcpListener::bind(wanted)?;

@@ -1,17 +1,17 @@
-//! Work for a request on a reader's thread. It ends when nobody waits for it any more.
+//! Work for a request on a reader thread. It is cancelled when its client has disconnected.
 //!
-//! An address has one job at a time, running or queued for the readers: so the queue goes round the
-//! addresses, and none can occupy all readers.
+//! An address has at most one job, running or queued for the readers. So the queue alternates
+//! between addresses, and no address can occupy all readers.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Mutex;
 
-/// Time in which a request is answered.
+/// Time limit of a response.
 const ANSWER_TIME: Duration = Duration::from_secs(60);
 
-/// Patience of those who wait for some work.
+/// Condition for continuing some work: its request is open and its time limit has not passed.
 #[derive(Clone, Debug)]
 pub(super) struct Patience {
     request: Weak<()>,
@@ -19,31 +19,31 @@ pub(super) struct Patience {
 }
 
 impl Patience {
-    /// Patience that lasts as long as `request` for a minute at most.
+    /// Lasts while `request` exists, for at most a minute.
     pub(super) fn of(request: &Arc<()>) -> Self {
         Self { request: Arc::downgrade(request), until: Instant::now() + ANSWER_TIME }
     }
 
-    /// Whether nobody waits any more, or the time is over. Work asks it before each block.
+    /// Whether the request was dropped or the time has passed. Work checks this before each block.
     pub(super) fn is_over(&self) -> bool {
         self.request.strong_count() == 0 || Instant::now() >= self.until
     }
 }
 
-/// Turn of an address, which one job at a time has. Others wait in the order of their requests.
+/// Lock of an address, held by one job at a time. Others wait in the order of their requests.
 pub(super) type Turn = Arc<Mutex<()>>;
 
 /// Reason why there is no result.
 #[derive(Debug, PartialEq)]
 pub(super) enum Unanswered {
-    /// The readers had no time for it.
+    /// The time limit passed.
     TooLate,
-    /// The work panicked, or there was no thread for it.
+    /// The work panicked, or no thread could be started.
     Failed,
 }
 
-/// Runs `job` on a reader's thread when it has the turn of its address. When this future is
-/// dropped, as for a client that went away, the job does not begin, or finds its patience over.
+/// Runs `job` on a reader thread when it has the turn of its address. If this future is dropped,
+/// because the client disconnected, the job does not begin, or its `Patience` is over.
 pub(super) async fn work<T: Send + 'static>(
     turn: Turn,
     job: impl FnOnce(&Patience) -> T + Send + 'static,
@@ -52,7 +52,7 @@ pub(super) async fn work<T: Send + 'static>(
     let patience = Patience::of(&request);
     let done = async move {
         let turn = turn.lock_owned().await;
-        // The job keeps the turn, also when its client has left.
+        // The job keeps the turn even after its client has disconnected.
         let run = move || {
             let _turn = turn;
             (!patience.is_over()).then(|| job(&patience))

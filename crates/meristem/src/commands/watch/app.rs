@@ -1,13 +1,13 @@
-//! State of the view: the run so far, and what the user chose to see of it.
+//! State of the view: the run and the user's choices.
 
 use std::cmp::Ordering;
 
 use meristem::train::reading::{EnvHistory, Follower, History};
 
-/// Bytes of events that are read between two looks at the keyboard.
+/// Bytes of events that are read between two checks of the keyboard.
 const PART_BYTES: u64 = 8 << 20;
 
-/// A wish of the user.
+/// Effect of a key on the view.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Key {
     /// Choose an env this number of rows up.
@@ -24,7 +24,7 @@ pub(super) enum Key {
     HostDown,
 }
 
-/// Column that the envs are sorted by.
+/// Sort key of the envs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Column {
     Env,
@@ -33,7 +33,7 @@ pub(super) enum Column {
     Parameters,
 }
 
-/// The run and the view of it.
+/// The run and the state of its view.
 pub(super) struct App {
     pub(super) follower: Follower,
     pub(super) colours: bool,
@@ -41,11 +41,11 @@ pub(super) struct App {
     pub(super) reversed: bool,
     /// Number of the chosen env.
     pub(super) chosen: Option<usize>,
-    /// Lines of the host that are above its window.
+    /// Number of scrolled lines of the host panel.
     pub(super) host_from: usize,
     /// Whether this process trains the run.
     pub(super) trains_here: bool,
-    /// Whether the run, trained here, was asked to stop.
+    /// Whether the run, trained by this process, was asked to stop.
     pub(super) is_stopping: bool,
 }
 
@@ -63,7 +63,7 @@ impl App {
         }
     }
 
-    /// Reads appended events, at most 8 MiB. True if it reached their end.
+    /// Reads appended events, at most 8 MiB. Returns whether all were read.
     pub(super) fn look(&mut self) -> bool {
         let all_read = self.follower.look(PART_BYTES);
         let kept = self.chosen.filter(|number| self.history().envs.contains_key(number));
@@ -71,7 +71,7 @@ impl App {
         all_read
     }
 
-    /// The run by its events so far.
+    /// The history of the run so far.
     pub(super) fn history(&self) -> &History {
         &self.follower.run.history
     }
@@ -82,7 +82,8 @@ impl App {
         Some((number, self.history().envs.get(&number)?))
     }
 
-    /// Numbers of the envs in the order of the table. Envs without a figure come last.
+    /// Numbers of the envs in the order of the table. Envs without a value in the sort column are
+    /// last.
     pub(super) fn order(&self) -> Vec<usize> {
         let figure = |env: &EnvHistory| match self.sort {
             Column::Env => None,

@@ -1,4 +1,4 @@
-//! The view of `train --watch`, in a thread beside the training.
+//! The view of `train --watch`, in a separate thread.
 
 use std::io;
 use std::panic;
@@ -19,8 +19,8 @@ use crate::failure::Failure;
 use crate::plain;
 use crate::progress::{Screen, has_screen};
 
-/// A view of the run that this process trains. It goes when the handle goes, or when the user
-/// leaves it.
+/// Handle of a view of the run that this process trains. Dropping the handle closes the view; the
+/// user may close it earlier.
 pub(crate) struct Beside {
     closed: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -30,15 +30,16 @@ impl Beside {
     /// Opens the view of a run folder.
     ///
     /// # Errors
-    /// The folder is none of a run, the terminal cannot be used, or the system refuses a thread.
+    /// The folder is not a run folder, the terminal cannot be used, or the thread cannot be
+    /// started.
     pub(crate) fn open(folder: &Path) -> Result<Self, Failure> {
         let mut app = App::new(Follower::open(folder)?, environment::has_colours());
         app.trains_here = true;
         let closed = Arc::new(AtomicBool::new(false));
-        // The terminal is restored before the lines behind the view are printed, also after a
-        // panic.
+        // Declared first, so dropped last: the held lines are printed after the terminal is
+        // restored, even after a panic.
         let held = Screen::take();
-        // The run handles the other signals: they end it at a step boundary.
+        // The run handles the other signals, which end it at a step boundary.
         let mut terminal = Terminal::take(&[SIGQUIT]).map_err(broken)?;
         close_on_panic(closed.clone());
         let of_thread = closed.clone();
@@ -56,16 +57,17 @@ impl Beside {
 impl Drop for Beside {
     fn drop(&mut self) {
         self.closed.store(true, Ordering::Relaxed);
-        // A view that panicked has restored the terminal and said so.
+        // A view that panicked has restored the terminal and printed the message.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
-/// Says why the view is gone, if the run goes on. A signal that ended the view ends the process.
+/// Prints the reason for the end of the view if the run continues. A signal that ended the view
+/// ends the process.
 fn after(left: io::Result<Ending>) {
     match left {
         Ok(Ending::Closed) => {}
-        // Only an unknown signal has no default.
+        // Fails only for an unknown signal.
         Ok(Ending::Signal(signal)) => drop(emulate_default_handler(signal)),
         Ok(Ending::Left) => plain::err("the run goes on without its view; Ctrl-C stops it"),
         Err(error) => plain::err(&format!(
@@ -74,8 +76,8 @@ fn after(left: io::Result<Ending>) {
     }
 }
 
-/// Closes the view when any thread panics: the message is printed after the terminal is restored,
-/// and no further drawing may cover it.
+/// Closes the view when any thread panics, so that the message is printed on the restored terminal
+/// and not overwritten.
 fn close_on_panic(closed: Arc<AtomicBool>) {
     let before = panic::take_hook();
     panic::set_hook(Box::new(move |information| {
@@ -84,15 +86,14 @@ fn close_on_panic(closed: Arc<AtomicBool>) {
     }));
 }
 
-/// Restores the terminal before the process ends without its view.
+/// Restores the terminal before an immediate exit of the process.
 pub(crate) fn restore_screen() {
     if has_screen() {
         ratatui::restore();
     }
 }
 
-/// Passes Ctrl-C on, which a terminal in raw mode makes a key: it is the signal that it would be
-/// without the view.
+/// Raises SIGINT for Ctrl-C, which is only a key on a terminal in raw mode.
 pub(super) fn stop_run() -> io::Result<()> {
     raise(SIGINT)
 }

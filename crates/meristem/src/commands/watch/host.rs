@@ -1,4 +1,4 @@
-//! The host of the chosen env: its blocks from the image to the classes, and their slots.
+//! Panel of the chosen env's host: blocks from the image to the classes, and slots.
 
 use meristem::grow::HostSpec;
 use meristem::train::events::SlotState;
@@ -23,7 +23,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, app: &App, area: Rect) {
     let host = app.history().started.as_ref().map(|started| started.host.parse::<HostSpec>());
     let lines = match host {
         Some(Ok(host)) => of_host(app, &host, slots),
-        // A host that this version does not know: its slots, as they are listed.
+        // The description of the host is unknown to this version: draw only its slots.
         _ => slots.iter().map(|state| slot(app, &state.slot, Some(state))).collect(),
     };
     let rows = usize::from(area.height.saturating_sub(2));
@@ -45,7 +45,7 @@ fn of_host(app: &App, host: &HostSpec, slots: &[SlotState]) -> Vec<Line<'static>
     host_parts(host).into_iter().map(line).collect()
 }
 
-/// A slot with its module: filled where there is one.
+/// A slot and its module.
 fn slot(app: &App, name: &str, state: Option<&SlotState>) -> Line<'static> {
     let Some(state) = state else { return Line::from(format!(" ○ {name}")) };
     let module = state.blueprint.as_deref().unwrap_or("");

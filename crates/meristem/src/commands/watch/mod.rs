@@ -1,5 +1,5 @@
-//! `meristem watch`: a run on the terminal, while it happens. It reads the folder only, also beside
-//! the training of `train --watch`.
+//! `meristem watch`: a live view of a run on the terminal. It only reads the run folder, also in
+//! `train --watch`.
 
 mod app;
 mod beside;
@@ -30,10 +30,10 @@ use crate::environment;
 use crate::failure::Failure;
 use crate::progress;
 
-/// Time between two looks at the folder.
+/// Interval between two reads of the folder.
 const EVERY: Duration = Duration::from_millis(250);
 
-/// Shows a run until the user leaves: the named one, else the newest in `runs`.
+/// Shows a run until the user quits: `named`, or the newest run in `runs`.
 pub(crate) fn run(named: Option<&Path>) -> Outcome {
     if console::is_dumb() && io::stdout().is_terminal() {
         return Err(Failure::usage(
@@ -58,7 +58,7 @@ pub(crate) fn run(named: Option<&Path>) -> Outcome {
     let shown = show(&mut screen, &mut app, &|| false);
     drop(screen);
     if let Ending::Signal(signal) = shown.map_err(broken)? {
-        // The parent process sees the end that the signal asked for.
+        // The parent process sees that the signal ended this process.
         emulate_default_handler(signal).map_err(broken)?;
     }
     Ok(ExitCode::SUCCESS)
@@ -68,12 +68,12 @@ fn broken(error: io::Error) -> Failure {
     Failure::failed(format!("cannot use the terminal: {error}"), "check TERM")
 }
 
-/// Whether there is a terminal to draw on and to read keys from.
+/// Whether stdin and stdout are a terminal.
 pub(super) fn has_terminal() -> bool {
     io::stdin().is_terminal() && environment::is_drawable(&io::stdout())
 }
 
-/// The run in `runs` that was started last; one in progress comes first.
+/// The newest run in `runs`, preferring runs in progress.
 fn newest() -> Result<PathBuf, Failure> {
     let rows = find(Path::new("runs"))?.runs.into_iter().map(|run| Overview::read(&run));
     let newest = rows.min_by(|a, b| {
@@ -89,22 +89,22 @@ fn newest() -> Result<PathBuf, Failure> {
 /// Meaning of a key for the view.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Answer {
-    /// The view stays.
+    /// Continue.
     Stay,
-    /// The user leaves it.
+    /// Close the view.
     Leave,
-    /// The user asks the process to stop until the shell continues it.
+    /// Suspend the process.
     Suspend,
-    /// The user asks the run to stop, which this process trains.
+    /// Stop the run that this process trains.
     StopRun,
 }
 
-/// Reason why a view has ended.
+/// Reason for the end of a view.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Ending {
     /// The run has ended.
     Closed,
-    /// The user left it.
+    /// The user closed it.
     Left,
     /// A signal.
     Signal(i32),
@@ -120,7 +120,7 @@ fn show(screen: &mut Screen, app: &mut App, is_closed: &dyn Fn() -> bool) -> io:
         let all_read = app.look();
         app.is_stopping = progress::is_stopping();
         screen.terminal.draw(|frame| view::draw(frame, app))?;
-        // A long file is read in parts, between which keys are answered.
+        // A long file is read in parts, with keys handled in between.
         let wait = if all_read { EVERY } else { Duration::ZERO };
         if event::poll(wait)? {
             match answer(app, &event::read()?) {
@@ -134,7 +134,7 @@ fn show(screen: &mut Screen, app: &mut App, is_closed: &dyn Fn() -> bool) -> io:
     Ok(Ending::Closed)
 }
 
-/// Carries out what a key asks for.
+/// Handles a terminal event.
 fn answer(app: &mut App, event: &Event) -> Answer {
     let Event::Key(key) = event else { return Answer::Stay };
     if key.kind == KeyEventKind::Release {

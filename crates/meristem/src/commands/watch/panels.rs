@@ -81,7 +81,7 @@ pub(super) fn policy(frame: &mut Frame<'_>, app: &App, area: Rect) {
     frame.render_widget(Paragraph::new(lines).wrap(Wrap { trim: true }), inner);
 }
 
-/// Rollbacks and anomalies, newest first; of an ended run, its memory by owner.
+/// Rollbacks and anomalies, newest first; for an ended run, its memory by owner.
 pub(super) fn incidents(frame: &mut Frame<'_>, app: &App, area: Rect) {
     let history = app.history();
     let inner = panel(frame, area, format!("incidents: {} rollbacks", history.rollbacks));

@@ -8,7 +8,7 @@ use ratatui::widgets::Block;
 use super::app::App;
 use crate::plain::printable;
 
-/// A framed panel; returns the area inside.
+/// Draws a framed panel. Returns the area inside.
 pub(super) fn panel(frame: &mut Frame<'_>, area: Rect, title: String) -> Rect {
     let block = Block::bordered().title(printable(&title));
     let inner = block.inner(area);
@@ -16,7 +16,7 @@ pub(super) fn panel(frame: &mut Frame<'_>, area: Rect, title: String) -> Rect {
     inner
 }
 
-/// A style with a colour, if there are any.
+/// A style with `colour`, unless colours are off.
 pub(super) fn colour(app: &App, colour: Color) -> Style {
     if app.colours { Style::new().fg(colour) } else { Style::new() }
 }

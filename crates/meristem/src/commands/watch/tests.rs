@@ -1,4 +1,4 @@
-//! Screens, drawn on a backend in memory.
+//! Tests of screens drawn on a backend in memory.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -16,7 +16,8 @@ use super::app::{App, Key};
 use super::screen::Screen;
 use super::{Answer, answer, view};
 
-/// A run of 12 envs with 5 steps, the last with a module, whose text steers terminals.
+/// A run of 12 envs with 5 steps, with a module in the last env, whose text has terminal escape
+/// sequences.
 fn run() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let mut text = String::new();
@@ -157,7 +158,7 @@ fn a_run_that_goes_on_or_away_is_followed() {
     fs::write(&events, format!("{all}{ended}\n")).unwrap();
     app.look();
     assert!(screen(&app, 80, 24).0.contains("no luck"));
-    // A resumed run cuts its events.
+    // A resumed run truncates its events.
     let begun: Vec<&str> = all.lines().take(3).collect();
     fs::write(&events, begun.join("\n") + "\n").unwrap();
     assert!(!app.look() && app.look());
@@ -200,7 +201,7 @@ fn a_run_without_events_is_waited_for() {
     assert!(screen(&app, 80, 24).0.contains("waiting for the first event"));
 }
 
-/// Run by the test below in a process on a terminal.
+/// Started by the test below in a process on a terminal.
 #[test]
 #[ignore = "needs a terminal"]
 fn a_view_that_panics() {

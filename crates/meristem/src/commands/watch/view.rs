@@ -11,15 +11,15 @@ use super::parts::colour;
 use super::{charts, host, panels};
 use crate::plain::{percent, printable, thousands};
 
-/// Smallest size that everything fits into.
+/// Minimum size of the screen.
 const SMALLEST: [u16; 2] = [60, 20];
 
 const KEYS: &str = "↑↓ env  s sort  r reverse  [ ] scroll host  q quit";
-/// Keys beside the training of the run.
+/// Keys of `train --watch`.
 const KEYS_HERE: &str = "↑↓ s r envs  [ ] host  q leave, run goes on  Ctrl-C stop run";
 const STOPPING: &str = "stopping after this step; Ctrl-C again to stop now";
 
-/// Draws the screen; on a terminal that is too small, only words that say so.
+/// Draws the screen; on a terminal that is too small, only a message.
 pub(super) fn draw(frame: &mut Frame<'_>, app: &App) {
     let area = frame.area();
     let [width, height] = SMALLEST;
@@ -32,7 +32,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, app: &App) {
         frame.render_widget(Paragraph::new(words).wrap(Wrap { trim: true }), area);
         return;
     }
-    // What a larger terminal has more goes to hosts first, then to charts.
+    // On a larger terminal the additional rows go to the host panel first, then to the charts.
     let rows = [
         Constraint::Length(2),
         Constraint::Fill(3),

@@ -12,7 +12,7 @@ use std::process::{Command, Output, Stdio};
 use self::process::{Process, output};
 use serde_json::Value;
 
-/// The binary, with a working directory of its own.
+/// The binary, with a separate working directory.
 pub(crate) struct Meristem {
     pub(crate) folder: tempfile::TempDir,
 }
@@ -67,7 +67,7 @@ impl Meristem {
         said
     }
 
-    /// A JSON file, without the checksum that a summary or a study ends with.
+    /// A JSON file, without the checksum at the end of a summary or a study.
     pub(crate) fn json(&self, name: &str) -> Value {
         let value = serde_json::from_str(&std::fs::read_to_string(self.path(name)).unwrap());
         let mut value: Value = value.unwrap();
@@ -126,10 +126,10 @@ pub(crate) fn assert_documented(title: &str, value: &Value) {
                 OF_ALL_EVENTS.contains(&key.as_str()) || section.contains(&format!("`{key}`"));
             assert!(known, "docs/run-folder.md, `{title}`: `{key}` is missing");
             match key.as_str() {
-                // Its keys are names of owners.
+                // The keys are names of owners.
                 "owners" => left.extend(value.as_object().and_then(|all| all.values().next())),
                 "policy" => assert_documented("### policy_updated", value),
-                // The same in a comparison as in its runs.
+                // Documented under the runs of a comparison.
                 "dataset" | "training" => assert_documented("## summary.json", value),
                 _ => left.push(value),
             }

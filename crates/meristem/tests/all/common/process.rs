@@ -1,4 +1,4 @@
-//! Processes that cannot outlive their test, nor hang it.
+//! Processes that are killed at the end of their test or after a time limit.
 
 use std::ops::{Deref, DerefMut};
 use std::process::{Child, Command, Output, Stdio};
@@ -6,13 +6,13 @@ use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A process that has not ended by then hangs: the longest takes a fifth of it on a busy machine.
+/// Time limit of a process. The longest takes a fifth of it on a busy machine.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// A process that is killed when its handle goes, or after [`LIMIT`].
+/// A process that is killed when its handle is dropped, or after [`LIMIT`].
 pub(crate) struct Process {
     child: Option<Child>,
-    /// Held by the handle: the watchdog ends when it goes.
+    /// Held by the handle: the watchdog ends when it is dropped.
     _watched: SyncSender<()>,
 }
 
@@ -30,7 +30,7 @@ impl Process {
         Self { child: Some(child), _watched: watched }
     }
 
-    /// Waits for it; its output is what was not read yet.
+    /// Waits for the process. Returns the output that was not read yet.
     pub(crate) fn output(mut self) -> Output {
         self.child.take().unwrap().wait_with_output().unwrap()
     }
@@ -65,7 +65,7 @@ impl DerefMut for Process {
     }
 }
 
-/// Waits until something is there, at most two minutes.
+/// Waits until `there` returns true, for at most two minutes. `what` names it in the panic message.
 pub(crate) fn wait_for(what: &str, there: impl Fn() -> bool) {
     let started = Instant::now();
     while !there() {

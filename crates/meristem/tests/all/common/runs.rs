@@ -32,8 +32,8 @@ pub(crate) fn with_images() -> Meristem {
     m
 }
 
-/// The text of events or of a summary in the first version of the format without checksums, as an
-/// earlier build wrote it. So a test may change it.
+/// Converts events or a summary to version 1 of the format, without checksums, so that a test may
+/// change them.
 pub(crate) fn without_checksums(text: &str) -> String {
     let mut rest = text;
     let mut all = String::new();
@@ -70,7 +70,7 @@ pub(crate) fn outcome(m: &Meristem, run: &str) -> Outcome {
         }
     }
     let fields = summary.as_object_mut().unwrap();
-    // Counts of the hot path start anew with each process, without its first step.
+    // Counts of the hot path begin in each process after its first step.
     for own in [
         "run_dir",
         "wall_seconds",
@@ -87,8 +87,7 @@ pub(crate) fn outcome(m: &Meristem, run: &str) -> Outcome {
 }
 
 impl Outcome {
-    /// The results without the record of an extension, which is all that a run of that length from
-    /// the start lacks.
+    /// Removes the record of an extension, the only difference from a run of that length.
     pub(crate) fn without_extension(mut self) -> Self {
         self.events.retain(|event| event["event"] != "run_extended");
         for (number, event) in self.events.iter_mut().enumerate() {
