@@ -1,7 +1,7 @@
-// The steps of `meristem check`'s streams under load: a logistic map, and sums of its curve.
+// Kernels of the stream checks of `meristem check`: a logistic map, and sums of its curve.
 #include "meristem.cuh"
 
-// y = x (1 - x). One thread an element.
+// y = x (1 - x). One thread per element.
 extern "C" __global__ void __launch_bounds__(256) curve(Span<const float> x, Span<float> y) {
     locate(x, y);
     long long i = first();
@@ -17,7 +17,7 @@ extern "C" __global__ void __launch_bounds__(32) sum(Span<const float> x, Span<d
     total[0] += (double)sum;
 }
 
-// x = 3.7 y + 0.01. One thread an element.
+// x = 3.7 y + 0.01. One thread per element.
 extern "C" __global__ void __launch_bounds__(256) update(Span<const float> y, Span<float> x) {
     locate(y, x);
     long long i = first();

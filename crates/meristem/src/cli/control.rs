@@ -21,7 +21,7 @@ pub(crate) enum ControlCommand {
     ///
     /// static@CONTROLLER trains the final networks of an earlier controller of the list, from new
     /// weights and for the same number of steps: the comparison at equal parameters.
-    /// static-compute@CONTROLLER trains them until their compute equals that of growing: the
+    /// static-compute@CONTROLLER trains them until their compute equals the compute of growing: the
     /// comparison at equal compute. Compute includes training and counterfactual evaluations.
     ///
     /// A policy from a file does not learn: ppo:FILE samples its actions, greedy:FILE takes the

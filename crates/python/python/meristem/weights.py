@@ -16,7 +16,7 @@ from ._arguments import refused
 from .errors import WeightsError
 
 #: The remedy for a file that cannot be read.
-REMEDY = "give a .safetensors file; those of a run are in RUN/weights"
+REMEDY = "give a .safetensors file; a run has them in RUN/weights"
 
 
 @dataclass(frozen=True)

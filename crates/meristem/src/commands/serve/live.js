@@ -1,7 +1,7 @@
-// Swaps in the parts of the page that the server has drawn anew. The server escapes all text.
+// Replaces the parts of the page that have changed. The server escapes all text.
 "use strict";
 
-// Path at which a proxy has the server.
+// Base path of the server behind a proxy.
 const base = new URL(document.currentScript.src).pathname.replace(/\/live\.js$/, "");
 const parts = document.getElementById("parts");
 const note = document.getElementById("live");
@@ -10,11 +10,11 @@ let source = null;
 
 const all = (section, what) => Array.from(section.querySelectorAll(what));
 
-// A name by which an element is found again.
+// Key to find an element again after its section was replaced.
 const nameOf = (element) =>
   element.value || element.getAttribute("href") || element.getAttribute("aria-label") || element.textContent;
 
-// Replaces the contents of a section; choices, focus and scrolling stay.
+// Replaces the contents of a section, and keeps choices, focus and scroll positions.
 function swap(section, html) {
   const open = all(section, "details").map((details) => details.open);
   const checked = new Set(all(section, "input:checked").map((input) => input.value));
@@ -54,8 +54,8 @@ function connect() {
   source = new EventSource(base + "/live" + (location.pathname.slice(base.length) || "/") + location.search);
   source.onmessage = update;
   source.onerror = () => {
-    note.textContent = "The server does not answer. This page tries again.";
-    // A browser gives up on an answer that is no stream.
+    note.textContent = "The server does not respond. This page tries again.";
+    // Browsers do not reconnect after a response that is not an event stream.
     if (source.readyState === EventSource.CLOSED) {
       source = null;
       setTimeout(connect, 5000);
@@ -63,7 +63,7 @@ function connect() {
   };
 }
 
-// A browser opens few connections to one server, so hidden pages leave theirs to others.
+// Browsers limit the connections to a server, so hidden pages close theirs.
 document.addEventListener("visibilitychange", () => {
   if (document.hidden && source !== null) {
     source.close();
