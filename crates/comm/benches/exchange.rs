@@ -1,8 +1,9 @@
-//! Times of the exchanges between ranks that are threads, in turns, each checked for its result:
+//! Times of the exchanges between threads, measured in turns, each with a check of its result:
 //! `cargo bench -p meristem-comm -- [elements] [ranks] [density]`, with `--json` for one line of
-//! medians. `bench/torch_gloo.py` is the peer, and `bench/compare.py` runs both in turns. The cost
-//! of selection is compared with a plain read of the same memory, by the trace of the device: time
-//! within the kernels, while all ranks run them. Run on an idle machine.
+//! medians. `bench/compare.py` runs it in turns with `bench/torch_gloo.py`.
+//!
+//! The selection is compared with a plain read of the same memory. Both times are from the device's
+//! trace: time within the kernels, while all ranks run them. Run on an idle machine.
 
 use std::error::Error;
 use std::path::Path;
@@ -43,18 +44,18 @@ const CASES: [(&str, &str, Case); 8] = [
     ),
 ];
 
-/// A line of the table: times of all rounds in milliseconds.
+/// A line of the table: times of all rounds, in milliseconds.
 struct Line {
     key: &'static str,
     name: &'static str,
     times: Vec<f64>,
     bytes: u64,
-    /// Number of wrong elements; `None` if the result is not checked here.
+    /// Number of wrong elements; `None` for results that are not checked here.
     wrong: Option<usize>,
 }
 
 impl Line {
-    /// The least, the median and the greatest time.
+    /// The smallest, the median and the largest time.
     fn spread(&self) -> [f64; 3] {
         let mut times = self.times.clone();
         times.sort_by(f64::total_cmp);
@@ -108,7 +109,7 @@ fn main() -> Outcome<()> {
     Ok(())
 }
 
-/// Times from the trace of rank 0's plain read, and of the selection of its top-k.
+/// Times from the trace, of rank 0's plain read and of its top-k selection.
 fn within_kernels(path: &Path) -> Outcome<Vec<Line>> {
     let trace: serde_json::Value = serde_json::from_reader(std::fs::File::open(path)?)?;
     let events = trace["traceEvents"].as_array().ok_or("a trace without events")?;
@@ -123,7 +124,7 @@ fn within_kernels(path: &Path) -> Outcome<Vec<Line>> {
         runs.sort_by(|a, b| a.0.total_cmp(&b.0));
         runs
     };
-    // A round selects once for each sparse case, top-k's first.
+    // A round selects once per sparse case, top-k first.
     let sparse = CASES.iter().filter(|(.., case)| matches!(case, Case::Sparse(..))).count();
     let line = |key, name, operation, step| {
         let times = of(operation).into_iter().step_by(step).skip(1).map(|(_, ms)| ms).collect();
@@ -141,7 +142,7 @@ fn input(rank: usize, len: usize) -> Vec<f32> {
     (0..len).map(|i| scramble(i) as f32 - 2_097_152.0).collect()
 }
 
-/// The body of one rank: every case in turns.
+/// The body of one rank: all cases in turns.
 fn rank(mut comm: Communicator, stream: &Stream, len: usize, k: usize) -> Outcome<Vec<Line>> {
     let values = input(comm.rank(), len);
     let source = Tensor::from_slice(stream, &values, [len], Owner::Other)?;
@@ -199,7 +200,7 @@ fn run(
     Ok(())
 }
 
-/// The largest magnitude: every element is read.
+/// The largest magnitude, for which every element is read.
 struct Read<'a>(&'a [f32]);
 
 impl Vectorized for Read<'_> {
@@ -210,8 +211,8 @@ impl Vectorized for Read<'_> {
     }
 }
 
-/// Number of elements that differ from a slow computation; `None` for gTop-k and Ok-Topk, which the
-/// tests check.
+/// Number of elements that differ from a slow computation; `None` for gTop-k and Ok-Topk, which are
+/// checked in tests.
 fn check(
     comm: &Communicator,
     (x, y): (&Tensor, &Tensor),

@@ -1,5 +1,5 @@
-//! Ranks that are processes: the mean of a gradient, dense and of the largest tenth with error
-//! feedback, and that all ranks have the same bits. Needs an MPI library:
+//! Ranks that are processes: the mean of a gradient, dense, then of the largest tenth with error
+//! feedback. All ranks have the same bits. Needs an MPI library:
 //!
 //! ```sh
 //! cargo build -p meristem-comm --features mpi --example processes
@@ -25,7 +25,7 @@ fn main() -> ExitCode {
 fn run() -> Result<(), Error> {
     let mut comm = Communicator::mpi(&CommOptions::default())?;
     let (me, n) = (comm.rank(), comm.size());
-    // Processes share the machine's cores.
+    // Processes share the cores of the machine.
     let options = DeviceOptions { threads: 1, ..DeviceOptions::default() };
     let stream = Device::open(DeviceId::Cpu(0), &options)?.stream("rank");
 
@@ -41,7 +41,7 @@ fn run() -> Result<(), Error> {
         said.push(format!("top 2, step {step} {:?}", gradient.to_vec::<f32>()?));
     }
 
-    // Every rank's result, on every rank.
+    // Gathers every rank's result on every rank.
     let all = Tensor::zeros(&stream, [20 * n], DType::F32, Owner::Other)?;
     comm.all_gather(&gradient, &all)?;
     let all = all.to_vec::<f32>()?;

@@ -1,4 +1,4 @@
-//! Two ranks that are threads: a dense mean, then the largest tenth of the elements with error
+//! Two ranks that are threads: a dense mean, then the mean of the largest tenth with error
 //! feedback. `cargo run -p meristem-comm --example two_threads`
 
 use meristem_comm::{CommOptions, Communicator, Keep, Reduction, Result, Sparse, SparseSum};

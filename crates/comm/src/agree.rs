@@ -1,15 +1,15 @@
-//! Agreement of the ranks' calls, and the rank that disagrees.
+//! Comparison of the ranks' calls.
 
 use meristem_device::DType;
 
 use crate::error::{Error, Result};
 use crate::transport::CollectiveCall;
 
-/// Returns an error if a rank's call differs from the call of most ranks; the error names the
-/// lowest such rank. `calls` are by rank.
+/// Compares the calls of all ranks, in rank order. If calls differ from the most frequent one, the
+/// error names the lowest such rank.
 pub(crate) fn check(calls: &[CollectiveCall]) -> Result<()> {
     let votes = |call: &CollectiveCall| calls.iter().filter(|other| *other == call).count();
-    // The first of the calls with the most votes.
+    // The first of the most frequent calls.
     let Some(usual) = calls.iter().rev().max_by_key(|call| votes(call)) else { return Ok(()) };
     let Some((rank, call)) = calls.iter().enumerate().find(|(_, call)| *call != usual) else {
         return Ok(());
@@ -35,7 +35,7 @@ pub(crate) fn check(calls: &[CollectiveCall]) -> Result<()> {
     Err(Error::Disagreement { operation: usual.operation, rank, what, expected, got })
 }
 
-/// The error for elements that cannot be summed.
+/// The error for element types that cannot be summed.
 pub(crate) fn not_a_number(operation: &'static str, dtype: Option<DType>) -> Error {
     let got = dtype.map_or("none".to_owned(), |dtype| dtype.to_string());
     Error::argument(operation, "element type", "f32, f64 or bf16", got)

@@ -1,4 +1,4 @@
-//! Choice of the fastest sum from measurements (X6). A sum that sends more than a dense sum is
+//! Choice of the fastest sum from measurements (X6). A sum that sends more than the dense sum is
 //! never chosen.
 
 use std::time::Instant;
@@ -19,18 +19,18 @@ pub enum Method {
     Dense,
     /// The largest elements only.
     Sparse(Sparse),
-    /// Dense, gathered top-k or Ok-Topk, by a table of measurements.
+    /// Dense, gathered top-k or Ok-Topk, according to a table of measurements.
     Auto,
 }
 
-/// Times of one size of sum, in milliseconds.
+/// Times of a sum of one size, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Timing {
     /// Number of ranks.
     pub ranks: usize,
     /// Number of elements.
     pub elements: usize,
-    /// Share of the elements that each rank picks.
+    /// Share of the elements that each rank selects.
     pub density: f64,
     /// Dense sum.
     pub dense_ms: f64,
@@ -40,19 +40,19 @@ pub struct Timing {
     pub split_ms: f64,
 }
 
-/// A table of measurements: see [`TimingTable::measure`].
+/// A table of measurements from [`TimingTable::measure`].
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct TimingTable(
     /// The measurements, in any order.
     pub Vec<Timing>,
 );
 
-/// Exchanges for which Ok-Topk reuses its thresholds when [`Method::Auto`] chose it.
+/// Number of exchanges for which Ok-Topk keeps its thresholds under [`Method::Auto`].
 pub(crate) const REFRESH: u64 = 32;
 
 impl TimingTable {
-    /// Measures sums of f32 on this group. All ranks get the same table: the mean of their times.
-    /// Waits for the device, many times.
+    /// Measures f32 sums on this group. All ranks get the same table, with mean times over the
+    /// ranks. Waits for the device many times.
     ///
     /// # Errors
     /// The errors of [`Communicator::all_reduce`].
@@ -96,9 +96,9 @@ impl TimingTable {
         Ok(TimingTable(rows))
     }
 
-    /// The fastest algorithm that sends less than a dense sum, according to the nearest
-    /// measurement: in ranks, then density, then elements, each by ratio. Without any: the one that
-    /// sends least.
+    /// The fastest algorithm among those that send less than a dense sum; `None` if the dense sum
+    /// is fastest. The nearest measurement decides: nearest in number of ranks, then density, then
+    /// elements, each by ratio. Without measurements the algorithm that sends least wins.
     pub(crate) fn choose(&self, n: usize, len: usize, k: usize, dtype: DType) -> Option<Sparse> {
         let far = |row: &Timing| {
             let ratio = |a: f64, b: f64| (a.max(1e-12) / b.max(1e-12)).ln().abs();
@@ -123,17 +123,17 @@ impl TimingTable {
     }
 }
 
-/// Bytes that all ranks send for a dense sum.
+/// Bytes sent by all ranks for a dense sum.
 fn dense_bytes(n: usize, len: usize, dtype: DType) -> u64 {
     2 * (n as u64 - 1) * len as u64 * dtype.size() as u64
 }
 
-/// Bytes that all ranks send for a sparse sum; half of the words are values.
+/// Bytes sent by all ranks for a sparse sum; half of the words are values.
 fn sparse_bytes(way: Sparse, n: usize, k: usize, dtype: DType) -> u64 {
     way.words(n, k) / 2 * (4 + dtype.size() as u64)
 }
 
-/// Median time of some rounds, in milliseconds, from a barrier to the end on this rank.
+/// Median time of several rounds, in milliseconds, from a barrier to the end on this rank.
 fn measure(
     comm: &mut Communicator,
     stream: &Stream,
@@ -163,7 +163,7 @@ fn measure(
         stream.synchronize()?;
         times.push(start.elapsed().as_secs_f64() * 1e3);
     }
-    times.remove(0); // it allocated
+    times.remove(0); // the first round allocates
     times.sort_by(f64::total_cmp);
     Ok(times[ROUNDS / 2])
 }
@@ -179,7 +179,7 @@ fn mean(comm: &mut Communicator, stream: &Stream, times: [f64; 3]) -> Result<[f6
 mod tests {
     use super::*;
 
-    /// Gather sends less than a dense sum iff d < 2 s_v / (n (s_v + s_i)).
+    /// Top-k by all-gather sends less than a dense sum iff d < 2 s_v / (n (s_v + s_i)).
     #[test]
     fn what_would_send_more_is_dense() {
         let len = 10_000;
@@ -194,7 +194,7 @@ mod tests {
                 assert_eq!(TimingTable::default().choose(n, len, len, dtype), None);
             }
         }
-        // A single rank sends nothing in any case.
+        // A single rank sends nothing.
         assert_eq!(TimingTable::default().choose(1, len, 100, DType::F32), None);
         assert_eq!(TimingTable::default().choose(2, len, 100, DType::F32), Some(Sparse::TopK));
         let split = Some(Sparse::OkTopK { refresh: REFRESH });
@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(choose(2, 2000), None);
         assert_eq!(choose(2, 500_000), Some(Sparse::TopK));
         assert_eq!(choose(7, 500_000), Some(Sparse::OkTopK { refresh: REFRESH }));
-        // Fast, but it would send more.
+        // Fast, but sends more than the dense sum.
         assert_eq!(table.choose(8, 1_000_000, 900_000, DType::F32), None);
     }
 }

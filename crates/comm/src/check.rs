@@ -1,5 +1,5 @@
-//! Checks of arguments, on entry and on exit (V1). They read handles only: nothing is launched or
-//! waited for.
+//! Checks of arguments, on entry and on exit (V1). They read only handles, without launches or
+//! waits.
 
 use meristem_device::{Expect, MemoryFormat, Tensor};
 
@@ -13,7 +13,7 @@ pub(crate) struct GroupRank {
     pub(crate) size: usize,
 }
 
-/// Returns an error unless the elements can be summed.
+/// Checks that the element type can be summed.
 pub(crate) fn number(
     operation: &'static str,
     argument: impl Into<String>,
@@ -25,20 +25,19 @@ pub(crate) fn number(
     Err(Error::argument(operation, argument, "f32, f64 or bf16", tensor.dtype()))
 }
 
-/// Requirements on a tensor that must match another in stream, element type, shape and memory
-/// format.
+/// Requirements on a tensor with the stream, element type, shape and memory format of `tensor`.
 pub(crate) fn like(tensor: &Tensor) -> Expect<'_> {
     let expect = Expect::stream(tensor.stream()).dtype(tensor.dtype());
     expect.shape(tensor.dims().iter().copied()).format(tensor.format())
 }
 
-/// Returns an error unless `output` matches `input`, and their memory is the same or disjoint.
+/// Checks that `output` matches `input`, in the same or separate memory.
 pub(crate) fn output(operation: &'static str, input: &Tensor, output: &Tensor) -> Result<()> {
     like(input).check(operation, "output", output)?;
     apart(operation, input, output)
 }
 
-/// Returns an error if the memory of `output` and `input` overlaps partly.
+/// Checks that the memory of `output` and `input` does not overlap partly.
 fn apart(operation: &'static str, input: &Tensor, output: &Tensor) -> Result<()> {
     let bytes = |tensor: &Tensor| {
         let start = tensor.address();
@@ -56,8 +55,8 @@ fn apart(operation: &'static str, input: &Tensor, output: &Tensor) -> Result<()>
     Err(Error::argument(operation, "output", expected, "a part of the input's memory"))
 }
 
-/// Returns an error unless `output` has `n` times the elements of the input, by rank, in memory
-/// order. The input may be the part of rank `me`.
+/// Checks that `output` has the inputs of all ranks in rank order, in memory order. `input` may be
+/// the part of its own rank.
 pub(crate) fn gathered(
     operation: &'static str,
     input: &Tensor,
@@ -81,7 +80,7 @@ pub(crate) fn gathered(
     if own.address() == input.address() { Ok(()) } else { apart(operation, input, output) }
 }
 
-/// The memory format of a tensor: contiguous if both formats have the same order.
+/// The memory format of a tensor; contiguous if both formats have the same order.
 pub(crate) fn format(tensor: &Tensor) -> MemoryFormat {
     match (tensor.format(), tensor.dims()) {
         (MemoryFormat::ChannelsLast, &[_, c, h, w]) if c == 1 || h * w == 1 => {

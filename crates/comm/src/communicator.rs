@@ -25,7 +25,7 @@ pub struct CommOptions {
 }
 
 impl CommOptions {
-    /// The deadline, at most a century: later moments cannot be represented.
+    /// The deadline, at most a century, so that it can be added to the current time.
     fn deadline(&self) -> Duration {
         self.deadline.min(Duration::from_secs(100 * 365 * 24 * 3600))
     }
@@ -37,7 +37,7 @@ impl Default for CommOptions {
     }
 }
 
-/// Payload that a rank sent and received, without the transport's own overhead.
+/// Payload that a rank sent and received, without overhead of the transport.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Traffic {
     /// Bytes sent.
@@ -49,13 +49,13 @@ pub struct Traffic {
 }
 
 /// One rank's membership in a group of ranks. All calls are collective: every rank makes the same
-/// calls in the same order. They enqueue work onto the stream of their tensors and do not wait for
-/// the device (over [`mpi`](Communicator::mpi) they wait for the tensors that they send), but may
-/// wait for the other ranks to make the same call.
+/// calls in the same order. A call enqueues work onto the stream of its tensors. It may wait for
+/// the other ranks' calls, but not for the device; over [`mpi`](Communicator::mpi) it waits for the
+/// tensors to send.
 ///
-/// Dropping it notifies the other ranks: their current or next call fails at once with an error
-/// that names this rank. The same happens when this rank alone gets an error (a tensor that does
-/// not fit, a failed launch) in a collective.
+/// Dropping a communicator notifies the other ranks: their current or next call fails at once with
+/// an error that names this rank. An error of this rank alone in a collective does the same, for
+/// example a tensor that does not fit or a failed launch.
 pub struct Communicator {
     transport: Box<dyn Transport>,
     scratch: CollectiveScratch,
@@ -63,12 +63,12 @@ pub struct Communicator {
 }
 
 impl Communicator {
-    /// Creates a group of `ranks` threads of this process: one communicator for each, to be moved
-    /// into its thread. Their tensors must be on one device (one opening of it), and preferably on
-    /// one stream per rank.
+    /// Creates a group of `ranks` threads of this process: one communicator per thread, to be moved
+    /// into it. All tensors must be on one opening of one device, preferably with one stream per
+    /// rank.
     ///
     /// # Errors
-    /// [`Error::BadArgument`] for no ranks.
+    /// [`Error::BadArgument`] for 0 ranks.
     pub fn threads(ranks: usize, options: &CommOptions) -> Result<Vec<Communicator>> {
         if ranks == 0 {
             return Err(Error::argument("Communicator::threads", "ranks", "at least 1", 0));
@@ -77,16 +77,17 @@ impl Communicator {
         Ok(threads.map(|transport| Communicator::new(Box::new(transport))).collect())
     }
 
-    /// This process's rank among all processes started by one `mpirun`; without `mpirun` a group of
-    /// one. Can be called once per process. Callers need no `cfg`: without the feature `mpi` this
-    /// is an error that says how to build with it.
+    /// This process's rank among all processes started by one `mpirun`; a group of one without
+    /// `mpirun`. May be called once per process. Without the feature `mpi` the error explains how
+    /// to build with it, so callers need no `cfg`.
     ///
-    /// Calls of this transport wait for the stream of the tensors that they send, because MPI takes
-    /// host memory. After a rank was killed, the calls of the other ranks fail at the deadline,
-    /// unless `mpirun` ends the other ranks (`--enable-recovery` of Open MPI 4). Groups made by
-    /// [`split`](Communicator::split) share one thread: a process in several groups makes their
-    /// calls in an order that is the same on all ranks. Dropping the last communicator waits for
-    /// the others to do the same, until the deadline.
+    /// MPI takes host memory, so calls wait for the stream of the tensors that they send. After a
+    /// rank was killed, the calls of the other ranks fail at the deadline, or `mpirun` ends the
+    /// other ranks (Open MPI 4 continues under `--enable-recovery`).
+    ///
+    /// Groups from [`split`](Communicator::split) share one thread: a process in several groups
+    /// must make their calls in the same order on all ranks. Dropping the last communicator waits
+    /// until all ranks do so, at most for the deadline.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -94,19 +95,18 @@ impl Communicator {
         Ok(Communicator::new(crate::mpi::world(options.deadline())?))
     }
 
-    /// This process's rank among all processes that were started together, for messages that are
+    /// This process's rank among all processes that were started together. For messages that are
     /// small compared with the computation. Waits until all processes have joined. Processes find
     /// each other
-    /// - by `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, as torchrun sets them: rank 0
-    ///   listens there (one port higher if torchrun's agent uses the named port), and all messages
-    ///   pass through rank 0. Dropping the last communicator of rank 0 waits until the other ranks
-    ///   have dropped theirs, at most for the deadline.
-    /// - or else by MPI: see [`mpi`](Communicator::mpi).
+    /// - by `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, as set by torchrun. Rank 0
+    ///   listens at this port, or one port higher if torchrun's agent uses it, and forwards all
+    ///   messages. Dropping the last communicator of rank 0 waits until the other ranks have
+    ///   dropped theirs, at most for the deadline.
+    /// - by MPI otherwise: see [`mpi`](Communicator::mpi).
     ///
     /// # Errors
-    /// [`Error::BadArgument`] for variables that are missing or inconsistent, or if the named rank
-    /// 0 cannot be reached; [`Error::RankLate`] for a rank that does not join;
-    /// [`Error::Unavailable`].
+    /// [`Error::BadArgument`] for missing or inconsistent variables, or an unreachable rank 0;
+    /// [`Error::RankLate`] for a rank that does not join; [`Error::Unavailable`].
     pub fn rendezvous(options: &CommOptions) -> Result<Communicator> {
         let deadline = options.deadline();
         match tcp::ProcessPlace::from_environment()? {
@@ -115,33 +115,35 @@ impl Communicator {
         }
     }
 
-    /// Ranks whose tensors are on CUDA devices, one device for each process. Elements move over
-    /// NCCL, in stream order, and calls do not wait for the device. `control` connects the
-    /// processes; every call begins with an agreement of all ranks over it. Tensors of a processor
-    /// are exchanged over `control`.
+    /// Ranks with tensors on CUDA devices, one device per process. Elements move over NCCL, in
+    /// stream order, and calls do not wait for the device. `control` connects the processes: every
+    /// call begins with an agreement of all ranks over it. Tensors in host memory are exchanged
+    /// over `control`.
     ///
-    /// Dense sums are made in rank order, by this library's kernels. If a rank is lost during an
-    /// exchange, the devices of the other ranks fail: reading a result from them returns
+    /// Dense sums are in rank order, by kernels of this library. If a rank is lost during an
+    /// exchange, the devices of the other ranks fail: reading a result returns
     /// [`meristem_device::CudaError::ExchangeAborted`], which converts to the [`Error`] that names
-    /// the rank. Dropping the communicator waits until the devices of all ranks have ended the
-    /// exchanges of this rank: at most for the deadline and ten seconds, or for six seconds if a
-    /// rank was lost or this rank panics. It waits for no call of another rank.
+    /// the rank.
+    ///
+    /// Dropping the communicator waits until the devices of all ranks have ended their exchanges
+    /// with this rank, at most for the deadline and ten seconds; for six seconds if a rank was lost
+    /// or this rank panics. It does not wait for calls of other ranks.
     ///
     /// # Errors
-    /// [`Error::Device`] if NCCL was not found or is too old, or in a build without the feature
+    /// [`Error::Device`] without NCCL, with a version that is too old, or without the feature
     /// `cuda`.
     pub fn nccl(control: Communicator) -> Result<Communicator> {
         Ok(Communicator::new(Box::new(Nccl::over(control.into_transport())?)))
     }
 
-    /// The libraries that this build's transports use, each with the transport's name and the
-    /// library's version text. Empty without such libraries: ranks that are threads need none.
+    /// The libraries of this build's transports: name of the transport and version text of the
+    /// library. Threads need no library.
     pub fn libraries() -> Vec<(&'static str, String)> {
         crate::mpi::library().map(|library| ("mpi", library)).into_iter().collect()
     }
 
-    /// Environment variables that make the libraries of this build's transports log their activity.
-    /// They are read when a process starts, so they must be set before.
+    /// Environment variables that turn on logging in the libraries of this build's transports. Set
+    /// them before the process starts.
     pub fn debug_environment() -> impl Iterator<Item = (&'static str, &'static str)> {
         crate::mpi::DEBUG_ENVIRONMENT.iter().chain(crate::nccl::DEBUG_ENVIRONMENT).copied()
     }
@@ -155,7 +157,7 @@ impl Communicator {
         }
     }
 
-    /// Returns the transport, to build another communicator on it.
+    /// Returns the transport, for another communicator.
     pub fn into_transport(self) -> Box<dyn Transport> {
         self.transport
     }
@@ -175,13 +177,13 @@ impl Communicator {
         self.transport.name()
     }
 
-    /// Bytes and messages that this rank sent and received so far.
+    /// Bytes and messages sent and received by this rank.
     pub fn traffic(&self) -> Traffic {
         self.traffic
     }
 
-    /// Sums or averages a tensor over all ranks, in place, in rank order (X1): the left-to-right
-    /// sum, bit for bit, on every rank.
+    /// Sums or averages a tensor over all ranks, in place (X1). The sum is from rank 0 upwards,
+    /// with the same bits on every rank.
     ///
     /// # Errors
     /// See [`all_reduce_with`](Communicator::all_reduce_with).
@@ -190,12 +192,12 @@ impl Communicator {
         self.all_reduce_with(&Sum { input, output, reduction, order: SumOrder::Rank })
     }
 
-    /// Sums or averages a tensor over all ranks (X1). Elements are f32, f64 or bf16. On average a
-    /// rank sends 2 (n - 1) / n times the tensor's bytes. NaN and infinities are preserved; the
-    /// result of adding several different NaNs may differ between transports.
+    /// Sums or averages a tensor over all ranks (X1). Elements are f32, f64 or bf16. A rank sends 2
+    /// (n - 1) / n times the tensor's bytes on average. NaN and infinities are preserved; the sum
+    /// of several different NaNs may differ between transports.
     ///
     /// # Errors
-    /// [`Error::BadArgument`] for other elements, or an output that does not fit the input;
+    /// [`Error::BadArgument`] for another element type, or an output that does not fit the input;
     /// [`Error::Disagreement`], [`Error::RankGone`], [`Error::RankLate`]; [`Error::Device`].
     pub fn all_reduce_with(&mut self, sum: &Sum<'_>) -> Result<()> {
         let result = self.try_all_reduce(sum);
@@ -215,7 +217,7 @@ impl Communicator {
         Ok(check::like(input).check(operation, "output", output)?)
     }
 
-    /// Sums elements whose layouts have been checked.
+    /// Sums elements with checked layouts.
     pub(crate) fn sum(&mut self, call: CollectiveCall, sum: &Sum<'_, Spans>) -> Result<()> {
         let &Sum { input, output, reduction, order } = sum;
         let (n, len) = (self.size(), input.len());
@@ -266,8 +268,8 @@ impl Communicator {
         Ok(expect.check(operation, "tensor", tensor)?)
     }
 
-    /// Gathers every rank's `input` into every rank's `output`, by rank (X8). `output` has n times
-    /// the elements of `input`, and may contain `input` as the part of this rank.
+    /// Gathers the inputs of all ranks into the output of every rank, in rank order (X8). `output`
+    /// has n times the elements of `input`; `input` may be this rank's part of `output`.
     ///
     /// # Errors
     /// The errors of [`all_reduce_with`](Communicator::all_reduce_with), for elements of any type.
@@ -295,7 +297,7 @@ impl Communicator {
         check::gathered(operation, input, output, GroupRank { rank: me, size: n })
     }
 
-    /// Waits until every rank has called it (X8). Does not wait for the device.
+    /// Waits until every rank has called `barrier` (X8). Does not wait for the device.
     ///
     /// # Errors
     /// [`Error::Disagreement`], [`Error::RankGone`], [`Error::RankLate`].
@@ -303,8 +305,8 @@ impl Communicator {
         self.transport.barrier(&CollectiveCall::new("barrier"))
     }
 
-    /// Splits the group (X8): ranks with the same `color` form a new group, ranked by `key`, and by
-    /// their current rank where keys are equal. This group stays as it is.
+    /// Splits the group (X8): ranks with the same `color` form a new group, ordered by `key`, then
+    /// by current rank. This group is unchanged.
     ///
     /// # Errors
     /// The errors of [`barrier`](Communicator::barrier).
@@ -326,7 +328,7 @@ impl Communicator {
         log::placement(operation, &*self.transport, inputs, outputs);
     }
 
-    /// Sends an error that only this rank has to the other ranks.
+    /// Reports an error of this rank alone to the other ranks.
     pub(crate) fn broadcast_error<T>(&mut self, result: Result<T>) -> Result<T> {
         result.inspect_err(|error| {
             tracing::debug!(target: COMM_LOG, rank = self.rank(), %error, "a collective failed");
@@ -336,7 +338,7 @@ impl Communicator {
         })
     }
 
-    /// Checks that all ranks make this call, for a call that moves no elements.
+    /// Checks that all ranks make this call; moves no elements.
     pub(crate) fn agree(&mut self, call: &CollectiveCall, stream: &Stream) -> Result<()> {
         self.exchange(call, stream, &[], &[])
     }

@@ -1,9 +1,8 @@
-//! Dense all-reduce over any transport (X1): reduce-scatter by exchange, addition in rank order,
-//! all-gather.
+//! Dense all-reduce over any transport (X1): reduce-scatter, addition in rank order, all-gather.
 //!
-//! Each rank owns a shard of the elements. A rank sends every other rank the values of that rank's
-//! shard, adds the values that it receives for its own shard, from rank 0 upwards, and sends the
-//! result to all. On average a rank sends 2 (n - 1) / n of the values, and the result is the
+//! Each rank owns a shard of the elements. A rank sends every other rank the values of the
+//! receiver's shard. It then adds the values for its own shard, from rank 0 upwards, and sends the
+//! result to all ranks. A rank sends 2 (n - 1) / n of the values on average; the result is the
 //! left-to-right sum, bit for bit.
 
 use std::cmp::Ordering;
@@ -53,8 +52,8 @@ pub(crate) fn all_reduce(
     transport.exchange(call, stream, &sends, &receives)
 }
 
-/// Adds the other ranks' rows and this rank's shard of the input, in rank order, into this rank's
-/// shard of the output.
+/// Adds the received rows and this rank's shard of the input in rank order, into the output's
+/// shard.
 fn add(
     stream: &Stream,
     rows: &Tensor,
@@ -99,7 +98,7 @@ fn add(
     Ok(())
 }
 
-/// The calls of [`add`] on a CUDA device, part by part. `pieces` are the arguments after the rows.
+/// The calls of [`add`] on a CUDA device, part by part. `pieces` are all arguments after the rows.
 fn adds(
     pieces: &[Tensor],
     in_place: bool,
@@ -121,7 +120,7 @@ fn adds(
             Ordering::Greater => row(rank - 1),
         };
         let sources: SmallVec<[_; 8]> = (0..n).map(of).collect();
-        // The partial sum is in a row, because the rank's own elements may be added late.
+        // The partial sum is in a row, because this rank's elements may be added late.
         let partial = if n > 1 { row(0) } else { target };
         start += own;
         gpu::sum(
@@ -142,7 +141,7 @@ struct Add<'a, T> {
     divisor: Option<usize>,
 }
 
-/// Elements added at a time, as in the sum over threads.
+/// Block of elements added together, as in the sum over threads.
 const BLOCK: usize = 1024;
 
 impl<T: Number> Vectorized for Add<'_, T> {

@@ -1,4 +1,4 @@
-//! Errors between ranks. An error that another rank caused names that rank.
+//! Errors between ranks. An error caused by another rank names that rank.
 
 use std::sync::Arc;
 
@@ -7,17 +7,16 @@ use meristem_device::CudaError;
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Errors of collectives. All ranks of a communicator get the same error when a rank is gone, late
-/// or disagrees. After an error of one rank alone, the other ranks get
-/// [`RankFailed`](Error::RankFailed). The communicator is unusable afterwards, and every later call
-/// returns the same error.
+/// Errors of collectives. If a rank is gone, late or disagrees, all ranks of the communicator get
+/// the same error. After an error of one rank alone, the other ranks get
+/// [`RankFailed`](Error::RankFailed). Every later call on the communicator returns the same error.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The device refused an operation.
+    /// An operation failed on the device.
     #[error(transparent)]
     Device(Arc<meristem_device::Error>),
-    /// A rank that cannot respond any more.
+    /// A rank that no longer responds.
     #[error("`{operation}`: rank {rank} is gone: {reason}; the other ranks cannot continue")]
     RankGone {
         /// Operation that needed the rank.
@@ -27,7 +26,7 @@ pub enum Error {
         /// Reason.
         reason: &'static str,
     },
-    /// A rank that failed alone, in an operation in which the other ranks need it.
+    /// A rank that failed alone in a collective.
     #[error("rank {rank} failed: {reason}; the other ranks cannot continue")]
     RankFailed {
         /// The rank.
@@ -35,7 +34,7 @@ pub enum Error {
         /// Text of the rank's error.
         reason: String,
     },
-    /// A rank that did not join an operation within the deadline.
+    /// A rank that did not arrive within the deadline.
     #[error(
         "`{operation}`: rank {rank} did not arrive within {seconds} s; it hangs, has died, or \
          makes other calls"
@@ -43,12 +42,12 @@ pub enum Error {
     RankLate {
         /// Operation that waited.
         operation: &'static str,
-        /// The rank, the lowest if several are missing.
+        /// The lowest missing rank.
         rank: usize,
         /// Deadline in seconds.
         seconds: f64,
     },
-    /// An exchange of devices that did not end within the deadline, for an unknown reason.
+    /// An exchange between devices that did not end within the deadline, for an unknown reason.
     #[error(
         "`{operation}`: the devices have waited for each other for {seconds} s, and it is not \
          known which rank is the reason; look at the messages of every rank (NCCL_DEBUG=INFO)"
@@ -59,7 +58,7 @@ pub enum Error {
         /// Deadline in seconds.
         seconds: f64,
     },
-    /// A rank whose call differs from the other ranks' calls.
+    /// A rank whose call differs from the calls of the other ranks.
     #[error(
         "`{operation}`: rank {rank} has {what} {got}, the others {expected}; all ranks must make \
          the same calls in the same order"
@@ -69,14 +68,14 @@ pub enum Error {
         operation: &'static str,
         /// The rank that disagrees.
         rank: usize,
-        /// Property in which the calls differ.
+        /// The property that differs.
         what: &'static str,
         /// Value of the other ranks.
         expected: String,
         /// Value of the rank.
         got: String,
     },
-    /// A transport that is not available in this build, machine or process.
+    /// A transport that is unavailable in this build, machine or process.
     #[error("transport `{transport}`: {reason}; {remedy}")]
     Unavailable {
         /// Name of the transport.
@@ -86,8 +85,7 @@ pub enum Error {
         /// Remedy.
         remedy: &'static str,
     },
-    /// An argument that the operation does not accept, a tensor or another value (V1). Nothing has
-    /// run.
+    /// An invalid argument, a tensor or another value (V1). No work was enqueued.
     #[error("`{operation}`: `{argument}` must be {expected}, got {got}")]
     BadArgument {
         /// Operation.
@@ -102,7 +100,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// An error for an argument that does not fit.
+    /// An error for an invalid argument.
     pub(crate) fn argument(
         operation: &'static str,
         argument: impl Into<String>,
@@ -113,7 +111,7 @@ impl Error {
         Error::BadArgument { operation, argument, expected, got: got.to_string() }
     }
 
-    /// Whether only this rank has the error, so that the other ranks must be notified.
+    /// Whether only this rank has the error, so that it must notify the other ranks.
     pub fn is_own(&self) -> bool {
         use Error::{BadArgument, Device, Unavailable};
         matches!(self, Device(_) | BadArgument { .. } | Unavailable { .. })
@@ -121,7 +119,7 @@ impl Error {
 }
 
 impl Error {
-    /// The same error, returned by another operation.
+    /// The same error with another operation's name.
     pub(crate) fn at(&self, operation: &'static str) -> Error {
         let mut error = self.clone();
         match &mut error {
@@ -135,7 +133,7 @@ impl Error {
     }
 }
 
-/// The loss of a rank that was the reason to abort exchanges.
+/// The lost rank for which exchanges were aborted.
 fn loss(cause: &CudaError) -> Option<Error> {
     match cause {
         CudaError::ExchangeAborted(loss) => loss.downcast_ref::<Error>().cloned(),
@@ -143,9 +141,8 @@ fn loss(cause: &CudaError) -> Option<Error> {
     }
 }
 
-/// Argument errors of the device become argument errors of this crate, so callers see one form. If
-/// a device's exchanges were aborted because a rank was lost, the error becomes the loss of that
-/// rank.
+/// Argument errors of the device become [`Error::BadArgument`], so that callers see one form. An
+/// aborted exchange becomes the error of the lost rank.
 impl From<meristem_device::Error> for Error {
     fn from(error: meristem_device::Error) -> Self {
         use meristem_device::Error::{Cuda, DeviceFailed, Mismatch, Overlap};

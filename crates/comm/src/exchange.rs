@@ -1,5 +1,6 @@
-//! The exchange of all gradients of a model, step by step (X7): small tensors dense, the others by
-//! the chosen method in buckets, with residuals and velocities stored by parameter.
+//! The exchange of a model's gradients, step by step (X7). Small tensors are summed densely; the
+//! others are exchanged in buckets, by the chosen method. Residuals and velocities are stored per
+//! parameter.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,19 +28,18 @@ pub struct ExchangeOptions {
     pub density: f64,
     /// Number of elements that each rank selects from a bucket, instead of `density`.
     pub k: Option<usize>,
-    /// Densities of the first steps, one after the other, each for `warm_up_steps`.
+    /// Densities of the first steps, in order, each for `warm_up_steps`.
     pub warm_up: Vec<f64>,
-    /// Steps that each density of the warm-up lasts.
+    /// Number of steps per density of the warm-up.
     pub warm_up_steps: u64,
-    /// Treatment of elements that were not sent. [`Keep::Momentum`] applies to all tensors: tensors
-    /// that are summed densely have a velocity, too.
+    /// Treatment of elements that are not sent. [`Keep::Momentum`] applies to all tensors, so
+    /// densely summed tensors also have a velocity.
     pub keep: Keep,
     /// Sum or mean.
     pub reduction: Reduction,
-    /// Tensors with fewer elements are summed densely, all together.
+    /// Tensors with fewer elements are summed densely, in one bucket per type.
     pub small: usize,
-    /// Number of elements at which a bucket is full; a tensor is never split. 0: one tensor per
-    /// bucket.
+    /// Size of a full bucket, in elements; a tensor is never split. 0: one tensor per bucket.
     pub bucket: usize,
     /// Measurements for [`Method::Auto`].
     pub table: TimingTable,
@@ -62,9 +62,8 @@ impl Default for ExchangeOptions {
     }
 }
 
-/// The exchange of a model's gradients. Create a new one when the model grows: the state is
-/// transferred by [`export`](Exchange::export) and [`import`](Exchange::import), parameter by
-/// parameter.
+/// The exchange of a model's gradients. When the model grows, create a new one and transfer the
+/// state per parameter, with [`export`](Exchange::export) and [`import`](Exchange::import).
 pub struct Exchange {
     options: ExchangeOptions,
     stream: Stream,
@@ -80,7 +79,7 @@ struct Parameter {
     format: MemoryFormat,
 }
 
-/// Tensors that are exchanged as one, without being copied together.
+/// Tensors that are exchanged as one sequence, without a copy.
 struct Bucket {
     /// Indices of the parameters, each with its first element in the bucket.
     members: Vec<(usize, usize)>,
@@ -88,13 +87,13 @@ struct Bucket {
     dtype: DType,
     /// The sparse sum; `None` for a dense bucket.
     sparse: Option<SparseSum>,
-    /// Momentum of a dense bucket, if the exchange has momentum correction.
+    /// Momentum of a dense bucket; `None` without momentum correction.
     momentum: Option<Momentum>,
 }
 
 impl Exchange {
-    /// An exchange for gradients like these, each with the name of its parameter; all on one
-    /// stream.
+    /// An exchange for gradients like these, each with its parameter's name. All gradients are on
+    /// one stream.
     ///
     /// # Errors
     /// [`Error::BadArgument`] for invalid options or tensors; [`Error::Device`].
@@ -142,12 +141,12 @@ impl Exchange {
         Ok(exchange)
     }
 
-    /// Steps made.
+    /// Number of completed steps.
     pub fn step(&self) -> u64 {
         self.step
     }
 
-    /// The density of the next step.
+    /// Density of the next step.
     pub fn density(&self) -> f64 {
         self.density_at(self.step)
     }
@@ -158,8 +157,8 @@ impl Exchange {
         warming.copied().unwrap_or(self.options.density)
     }
 
-    /// Allocates the memory of the next exchange ahead of time: over threads,
-    /// [`run`](Exchange::run) then only launches. Not collective; does not wait for the device.
+    /// Allocates the memory of the next exchange, so that over threads [`run`](Exchange::run) only
+    /// launches. Not collective; does not wait for the device.
     ///
     /// # Errors
     /// [`Error::Device`].
@@ -174,13 +173,13 @@ impl Exchange {
         Ok(())
     }
 
-    /// Exchanges the gradients in place, in the order of [`new`](Exchange::new). The tensors of a
-    /// bucket are summed as one, and neighbours in memory as one piece. Over threads this does not
-    /// wait for the device.
+    /// Exchanges the gradients in place, in the order of [`new`](Exchange::new). A bucket is summed
+    /// as one sequence, and adjacent memory as one piece. Over threads this does not wait for the
+    /// device.
     ///
     /// # Errors
-    /// The errors of [`Communicator::all_reduce`]; [`Error::BadArgument`] for tensors that differ
-    /// from the tensors of [`new`](Exchange::new).
+    /// The errors of [`Communicator::all_reduce`]; [`Error::BadArgument`] for tensors unlike those
+    /// of [`new`](Exchange::new).
     pub fn run(&mut self, comm: &mut Communicator, gradients: &[&Tensor]) -> Result<()> {
         let result = self.try_run(comm, gradients);
         comm.broadcast_error(result)
@@ -213,7 +212,7 @@ impl Exchange {
         self.check(operation, gradients)
     }
 
-    /// Exports the current state. Waits for the device, once.
+    /// Exports the current state. Waits once for the device.
     ///
     /// # Errors
     /// [`Error::Device`].
@@ -247,14 +246,15 @@ impl Exchange {
         Ok(ExchangeState { step: self.step, kept })
     }
 
-    /// Imports the state of another exchange in place of the current state. Parameters that are not
-    /// in the state start without residual and velocity; parameters of the state that no longer
-    /// exist, or whose state is not stored here, are ignored. Each rank imports its state, all
-    /// ranks between the same two exchanges. Allocates new memory. After an error everything is
-    /// unchanged.
+    /// Replaces the current state by another exchange's state. Parameters absent from `state` start
+    /// without residual and velocity. State of absent parameters, and state that this exchange does
+    /// not keep, is ignored.
+    ///
+    /// Each rank imports its own state, all ranks between the same two exchanges. Allocates new
+    /// memory. After an error this exchange is unchanged.
     ///
     /// # Errors
-    /// [`Error::BadArgument`] if a parameter has another number of bytes now; [`Error::Device`].
+    /// [`Error::BadArgument`] for a parameter with a different number of bytes; [`Error::Device`].
     pub fn import(&mut self, comm: &Communicator, state: &ExchangeState) -> Result<()> {
         self.check_state(state)?;
         let density = self.density_at(state.step);
@@ -269,7 +269,8 @@ impl Exchange {
                     }
                 }
             }
-            // The algorithm of the next step: its thresholds and regions may be part of the state.
+            // Selects the algorithm of the next step, whose thresholds and regions may be in the
+            // state.
             bucket.pick(&self.options, density, comm.size());
             let first = &self.parameters[bucket.members[0].0].name;
             let kept = state.kept.get(first).filter(|kept| !kept.split.is_empty());
@@ -281,7 +282,7 @@ impl Exchange {
         Ok(())
     }
 
-    /// Returns an error unless every part of the state that is stored here has the right size.
+    /// Checks the size of every part of the state that this exchange keeps.
     fn check_state(&self, state: &ExchangeState) -> Result<()> {
         for bucket in &self.buckets {
             for (parameter, _) in &bucket.members {
@@ -304,12 +305,12 @@ impl Exchange {
         Ok(())
     }
 
-    /// Groups consecutive tensors of one type and one treatment into buckets, up to the size of a
-    /// bucket.
+    /// Groups consecutive tensors with one type and one treatment into buckets of at most `bucket`
+    /// elements.
     fn fill_buckets(&self) -> Result<Vec<Bucket>> {
         let options = &self.options;
         let mut buckets: Vec<Bucket> = Vec::new();
-        // Small tensors first, in one dense bucket per type; then the others.
+        // Small tensors come first, in one dense bucket per type.
         let mut groups: BTreeMap<(bool, &'static str), Vec<usize>> = BTreeMap::new();
         for (i, parameter) in self.parameters.iter().enumerate() {
             let large = parameter.len >= options.small && options.method != Method::Dense;
@@ -388,7 +389,7 @@ impl Bucket {
         }
     }
 
-    /// Number of elements that each rank sends by the algorithm of this step; all elements if a
+    /// Number of elements that each rank sends with the algorithm of this step; all elements if a
     /// dense sum sends less.
     fn pick(&mut self, options: &ExchangeOptions, density: f64, ranks: usize) -> usize {
         let k = options.k.map_or(picks(density, self.len), |k| k.min(self.len));

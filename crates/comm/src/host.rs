@@ -1,4 +1,4 @@
-//! Elements of a device in host memory, for transports that move host memory.
+//! Copies between a device and host memory, for transports that send host memory.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::spans::Spans;
 use crate::transport::Parcel;
 
-/// The bytes of parcels. Elements that go to several ranks are read once. Waits for the device.
+/// Reads the bytes of parcels. Elements for several ranks are read once. Waits for the device.
 pub(crate) fn fetch(parcels: &[Parcel]) -> Result<Vec<Arc<Vec<u8>>>> {
     let mut all: Vec<&Spans> = Vec::new();
     let mut places = Vec::with_capacity(parcels.len());
@@ -30,7 +30,7 @@ pub(crate) fn fetch(parcels: &[Parcel]) -> Result<Vec<Arc<Vec<u8>>>> {
     Ok(places.into_iter().map(|place| bytes[place].clone()).collect())
 }
 
-/// Copies received bytes to their elements, in stream order. Does not wait for the device.
+/// Copies received bytes into a parcel's elements, in stream order. Does not wait for the device.
 pub(crate) fn deliver(elements: &Spans, bytes: &Arc<Vec<u8>>) -> Result<()> {
     let mut start = 0;
     for piece in elements.pieces() {

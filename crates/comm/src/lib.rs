@@ -1,10 +1,11 @@
 //! Gradient exchange between ranks.
 //!
 //! A [`Communicator`] is one rank's membership in a group. Collectives take tensors of a
-//! [`meristem_device`] stream and enqueue their work onto that stream; over threads nothing waits
-//! for the device. Unless requested otherwise sums are made in rank order: the same bits on every
-//! rank, run and transport. Transports: [`threads`](Communicator::threads), and
-//! [`mpi`](Communicator::mpi) in builds with that feature.
+//! [`meristem_device`] stream and enqueue their work onto that stream. Over threads no call waits
+//! for the device. By default sums are in rank order: the same bits on every rank, run and
+//! transport. Transports are [`threads`](Communicator::threads), [`mpi`](Communicator::mpi) in
+//! builds with that feature, TCP ([`rendezvous`](Communicator::rendezvous)) and
+//! [`nccl`](Communicator::nccl).
 //!
 //! ```
 //! use meristem_comm::{CommOptions, Communicator, Reduction};
@@ -33,15 +34,15 @@
 //! - `dense`: the dense sum over any transport.
 //! - `threads`: ranks of one process.
 //! - `mpi`: ranks that are processes.
-//! - `nccl`: elements on GPUs, between ranks that another transport connects.
-//! - `tcp`: ranks that are processes, connected by the addresses in their environment variables.
-//! - `wire`: messages that are not elements.
-//! - `host`: elements of a device in host memory.
-//! - `agree`: agreement of the ranks' calls.
+//! - `nccl`: ranks with GPUs; elements move over NCCL, control messages over another transport.
+//! - `tcp`: ranks that are processes, which find each other by environment variables.
+//! - `wire`: headers and notices between ranks.
+//! - `host`: copies between a device and host memory.
+//! - `agree`: comparison of the ranks' calls.
 //! - `transport`: the interface of transports.
-//! - `gpu`: the kernels of this crate on a CUDA device.
+//! - `gpu`: CUDA kernels of this crate.
 //! - `spans`: elements in several pieces of memory.
-//! - `check`: checks of arguments before anything runs.
+//! - `check`: checks of arguments.
 
 #![forbid(unsafe_code)]
 

@@ -1,19 +1,19 @@
-//! Targets of this crate's log, and the placement log (V4): the input and output tensors of each
-//! collective of each rank, with their devices and streams.
+//! Log targets of this crate, and the placement log (V4): the devices and streams of the input and
+//! output tensors of each collective, per rank.
 
 use meristem_device::Tensor;
 use tracing::Level;
 
 use crate::transport::Transport;
 
-/// Target of groups, their failures and their libraries.
+/// Target for groups, failures and libraries.
 pub(crate) const COMM_LOG: &str = "meristem::comm";
 
-/// Target of the placement log: a part of `meristem::placement`.
+/// Target of the placement log, below `meristem::placement`.
 const PLACEMENT_LOG: &str = "meristem::placement::comm";
 
-/// Logs the tensors of a collective of one rank, at debug level, in addition to the tensors of its
-/// launches. Without a subscriber it costs one check of a cached flag.
+/// Logs the tensors of one rank's collective at debug level, in addition to the tensors of its
+/// launches. Without a subscriber this costs one check of a cached flag.
 pub(crate) fn placement(
     operation: &'static str,
     transport: &dyn Transport,

@@ -5,23 +5,23 @@ use meristem_device::Device;
 use crate::communicator::Communicator;
 use crate::error::Result;
 
-/// Bytes of a device's tensors at the ends of the phases of one sum, over all ranks that share the
-/// device; they wait for each other between phases during this measurement.
+/// Bytes of a device's tensors at the end of each phase of one sum, over all ranks that share the
+/// device. During this measurement ranks wait for each other between phases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PhaseMemory {
     /// Before the sum.
     pub before: usize,
-    /// After the allocation of the sum's memory, if it was not allocated before.
+    /// After the allocation of the sum's memory.
     pub allocation: usize,
-    /// After each rank's elements were selected.
+    /// After every rank's selection.
     pub selection: usize,
-    /// After the exchange, with the result written.
+    /// After the exchange and the write of the result.
     pub collective: usize,
-    /// Peak, including the memory in use before.
+    /// Peak, including `before`.
     pub peak: usize,
 }
 
-/// Bytes of tensors, while no rank is ahead of this one.
+/// Bytes of tensors at a point that no rank has passed.
 pub(crate) fn in_use(comm: &mut Communicator, device: &Device) -> Result<usize> {
     comm.barrier()?;
     let bytes = device.memory().current;

@@ -5,16 +5,16 @@ use std::fmt::Debug;
 use half::bf16;
 use meristem_device::{DType, Element};
 
-/// A float type that ranks exchange: f32, f64 or bf16. Every operation rounds to the type itself,
-/// so a sum of bf16 is a chain of bf16 additions.
+/// A float type that ranks exchange: f32, f64 or bf16. Every operation rounds to this type; a sum
+/// of bf16 is a chain of bf16 additions.
 pub trait Number: Element + PartialEq + PartialOrd + Debug {
-    /// Bits without the sign: larger means further from zero, infinities above all finite numbers,
+    /// Bits without the sign, ordered by distance from zero: infinities above all finite numbers,
     /// NaN above infinity.
     type Magnitude: Magnitude;
 
     /// Zero.
     const ZERO: Self;
-    /// Minus zero, the neutral element: adding it changes no bit of any number.
+    /// Minus zero, the neutral element of addition: adding it changes no bit of any number.
     const NEUTRAL: Self;
 
     /// Sum of two numbers.
@@ -32,9 +32,9 @@ pub trait Number: Element + PartialEq + PartialOrd + Debug {
     fn magnitude(self) -> Self::Magnitude;
 }
 
-/// Bits of a number without its sign, as an integer.
+/// Bits of a number without the sign, as an integer.
 pub trait Magnitude: Copy + Ord + Send + Sync + Debug + 'static {
-    /// Number of bits that can be set.
+    /// Number of bits in use.
     const BITS: u32;
     /// Largest value.
     const MAX: Self;
@@ -119,8 +119,8 @@ impl Number for bf16 {
     }
 }
 
-/// Divides by the number of ranks, if a divisor is given. The reciprocal of a power of two is
-/// exact, and so gives the same bits.
+/// Divides by the number of ranks, if given. For a power of two the reciprocal is exact, so the
+/// product has the same bits as the quotient.
 #[inline(always)]
 pub(crate) fn divide<T: Number>(values: &mut [T], divisor: Option<usize>) {
     match divisor {
@@ -133,13 +133,13 @@ pub(crate) fn divide<T: Number>(values: &mut [T], divisor: Option<usize>) {
     }
 }
 
-/// Whether numbers of this type can be exchanged.
+/// Whether elements of this type can be exchanged.
 pub(crate) fn is_number(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F64 | DType::BF16)
 }
 
-/// Evaluates `$body` with `$number` as the Rust type of an element type; `$other` if [`is_number`]
-/// is false for it.
+/// Evaluates `$body` with `$number` as the Rust type of an element type, or `$other` if
+/// [`is_number`] is false for the type.
 macro_rules! with_number {
     ($dtype:expr, $number:ident => $body:expr, $other:expr) => {
         match $dtype {

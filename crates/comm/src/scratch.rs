@@ -9,7 +9,7 @@ use crate::error::Result;
 pub(crate) struct CollectiveScratch(Vec<Tensor>);
 
 impl CollectiveScratch {
-    /// Returns `len` elements of unspecified value; the memory of the last call if it is large
+    /// Returns `len` elements with unspecified values, in the memory of the last call if large
     /// enough.
     pub(crate) fn get(&mut self, stream: &Stream, dtype: DType, len: usize) -> Result<Tensor> {
         let fits = |kept: &&Tensor| kept.dtype() == dtype && kept.stream() == stream;

@@ -1,5 +1,5 @@
-//! Elements in several pieces of memory that are exchanged as one sequence, such as the gradients
-//! of a model.
+//! Elements in several pieces of memory that are exchanged as one sequence, such as a model's
+//! gradients.
 
 use std::ops::Range;
 
@@ -8,21 +8,21 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::error::{Error, Result};
 
-/// Elements in place: contiguous pieces of memory, one after the other, of one type and stream.
-/// Neighbouring pieces are merged.
+/// Elements in place: contiguous pieces of memory in order, with one type and stream. Adjacent
+/// pieces are merged.
 #[derive(Debug, Clone)]
 pub struct Spans {
-    /// The pieces, flat and not empty; a single empty piece if there are no elements.
+    /// The pieces, flat and not empty; a single empty piece without elements.
     pieces: SmallVec<[Tensor; 1]>,
     len: usize,
 }
 
 impl Spans {
-    /// All elements of some tensors, each in its memory order.
+    /// All elements of the tensors, each in memory order.
     ///
     /// # Errors
-    /// [`Error::BadArgument`] for no tensors, or tensors of several streams or element types; it
-    /// names `operation`.
+    /// [`Error::BadArgument`], with the name `operation`, for no tensors, or tensors with different
+    /// streams or element types.
     pub fn new(operation: &'static str, tensors: &[&Tensor]) -> Result<Spans> {
         let Some((first, rest)) = tensors.split_first() else {
             return Err(Error::argument(operation, "tensors", "at least one", "none"));
@@ -107,14 +107,14 @@ impl Spans {
         Ok(Spans { pieces, len: range.len() })
     }
 
-    /// Whether both are the same memory, in the same order.
+    /// Whether both have the same memory in the same order.
     pub(crate) fn is_same(&self, other: &Spans) -> bool {
         let place = |piece: &Tensor| (piece.storage_id(), piece.address(), piece.numel());
         self.pieces.iter().map(place).eq(other.pieces.iter().map(place))
     }
 }
 
-/// All elements of one tensor, in its memory order.
+/// All elements of one tensor, in memory order.
 impl TryFrom<&Tensor> for Spans {
     type Error = Error;
 
@@ -124,7 +124,7 @@ impl TryFrom<&Tensor> for Spans {
     }
 }
 
-/// Divides `range` into parts, each of which lies in one piece of each of `spans`.
+/// Divides `range` into parts that each lie within one piece of every element of `spans`.
 pub(crate) fn parts<'a>(
     spans: impl Iterator<Item = &'a Spans>,
     range: &Range<usize>,
@@ -168,7 +168,7 @@ mod tests {
         let sizes = |spans: &Spans| spans.pieces().iter().map(Tensor::numel).collect::<Vec<_>>();
         let spans = of(&[&view(0, 10), &view(10, 6), &view(20, 5), &y, &view(25, 5), &view(0, 0)]);
         assert_eq!((sizes(&spans), spans.len()), (vec![16, 5, 7, 5], 33));
-        // Neither in order nor of equal size.
+        // Neither in order nor of equal size, so not merged.
         assert_eq!(sizes(&of(&[&view(10, 6), &view(0, 10)])), [6, 10]);
         let window = spans.window(15..22).unwrap();
         assert_eq!((sizes(&window), window.len()), (vec![1, 5, 1], 7));
@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(cut[..], [3..16, 16..21, 21..28, 28..30]);
         assert!(parts([&spans].into_iter(), &(7..7)).is_empty());
         assert_eq!((of(&[&make(0)]).len(), of(&[&make(0), &y, &make(0)]).pieces().len()), (0, 1));
-        // Streams and types must be the same.
+        // Streams and element types must be equal.
         let far = Tensor::zeros(&other, [1], DType::F32, Owner::Other).unwrap();
         let of_two = Spans::new("test", &[&x, &far]);
         refused(of_two, "`test`: `tensors[1]` must be of stream `a`");

@@ -1,4 +1,4 @@
-//! State of an exchange of gradients between steps, and its form in a checkpoint.
+//! State of a gradient exchange between steps, and its form in a checkpoint.
 
 use std::collections::BTreeMap;
 
@@ -6,20 +6,19 @@ const RESIDUAL: &str = "residual";
 const VELOCITY: &str = "velocity";
 const SPLIT: &str = "split";
 
-/// State of an exchange between steps: part of a checkpoint.
+/// State of a gradient exchange between steps, for checkpoints.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ExchangeState {
-    /// Steps made: the position in the warm-up.
+    /// Number of completed steps, which is the position in the warm-up.
     pub step: u64,
     /// State by parameter.
     pub kept: BTreeMap<String, ParameterState>,
 }
 
-/// State of one parameter as bytes, in memory order and native byte order; a part that does not
-/// exist is empty.
+/// State of one parameter as bytes, in memory order and native byte order. Absent parts are empty.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ParameterState {
-    /// Sum of the gradients that were not sent.
+    /// Sum of gradients not sent so far.
     pub residual: Vec<u8>,
     /// Velocity of momentum correction.
     pub velocity: Vec<u8>,
@@ -28,9 +27,8 @@ pub struct ParameterState {
 }
 
 impl ExchangeState {
-    /// The parts of the state for a checkpoint, each with its name: `residual.NAME`,
-    /// `velocity.NAME` and `split.NAME` of a parameter, if they exist. The caller stores the number
-    /// of steps.
+    /// The parts of a checkpoint with their names: `residual.NAME`, `velocity.NAME` and
+    /// `split.NAME` for each parameter, if present. The caller stores the number of steps.
     pub fn into_parts(self) -> impl Iterator<Item = (String, Vec<u8>)> {
         self.kept.into_iter().flat_map(|(name, ParameterState { residual, velocity, split })| {
             let parts = [(RESIDUAL, residual), (VELOCITY, velocity), (SPLIT, split)];
@@ -39,8 +37,8 @@ impl ExchangeState {
         })
     }
 
-    /// The state after this many steps with these parts, as [`into_parts`](Self::into_parts) names
-    /// them. Parts of other names are ignored.
+    /// The state after `step` steps with these parts, named as by [`into_parts`](Self::into_parts).
+    /// Parts with other names are ignored.
     pub fn from_parts<'a>(step: u64, parts: impl Iterator<Item = (&'a str, &'a [u8])>) -> Self {
         let mut kept: BTreeMap<String, ParameterState> = BTreeMap::new();
         for (name, bytes) in parts {

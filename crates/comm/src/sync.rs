@@ -1,5 +1,5 @@
-//! Synchronisation primitives of this crate. Its unit tests can be built with the primitives of a
-//! model checker instead (feature `shuttle`); no other build is affected.
+//! Synchronisation primitives of this crate. Only unit tests with the feature `shuttle` use the
+//! primitives of the model checker instead.
 
 pub(crate) use std::sync::Arc;
 pub(crate) use std::sync::atomic::Ordering;
@@ -10,7 +10,7 @@ pub(crate) use self::real::*;
 #[cfg(all(test, feature = "shuttle"))]
 pub(crate) use self::shuttled::*;
 
-/// Locks, ignoring the poison flag: a rank that panicked inside of a call reports it by leaving.
+/// Locks, ignoring poison: a rank that panics in a call reports this by leaving.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
@@ -32,7 +32,7 @@ mod real {
     pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
     use std::time::{Duration, Instant};
 
-    /// Time for which a rank spins before it sleeps: about the cost of a wake-up.
+    /// Time for which a rank spins before it sleeps; about the cost of a wake-up.
     const SPIN: Duration = Duration::from_micros(20);
 
     /// Spins briefly until `ready` holds.
@@ -51,7 +51,7 @@ mod shuttled {
     pub(crate) use shuttle::sync::atomic::AtomicU64;
     pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
 
-    /// Polls a few times, letting others run in between.
+    /// Polls twice, and lets other threads run in between.
     pub(crate) fn spin_until(ready: impl Fn() -> bool) {
         for _ in 0..2 {
             if ready() {

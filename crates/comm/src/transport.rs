@@ -1,4 +1,4 @@
-//! The interface of transports, on which every algorithm is built.
+//! The interface of transports; all algorithms use only this interface.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -10,21 +10,21 @@ use crate::error::{Error, Result};
 use crate::spans::Spans;
 use crate::watch::{Blind, GroupWatch};
 
-/// Description of a collective call, exchanged by the ranks: calls that differ fail on all ranks,
-/// with an error that names the rank that differs.
+/// Description of a collective call. Ranks exchange it: if calls differ, they fail on all ranks,
+/// with an error that names the differing rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CollectiveCall {
     /// Name of the operation.
     pub operation: &'static str,
-    /// Type of the elements, if the operation has any.
+    /// Type of the elements; `None` for an operation without elements.
     pub dtype: Option<DType>,
-    /// Shape of a rank's tensor, or `[0]`.
+    /// Shape of a rank's tensor; `[0]` without elements.
     pub shape: Shape,
     /// Memory format of the elements.
     pub format: MemoryFormat,
-    /// Another value that must be equal on all ranks: a root, a reduction, a number of picks.
+    /// Another value that must be equal on all ranks: a root, a reduction, a number of elements.
     pub parameter: u64,
-    /// Digest of state that must be equal on all ranks, or 0.
+    /// Digest of the state that must be equal on all ranks; 0 without state.
     pub kept: u64,
 }
 
@@ -35,13 +35,13 @@ impl CollectiveCall {
         CollectiveCall { operation, dtype: None, shape, format, parameter: 0, kept: 0 }
     }
 
-    /// A call on tensors like this one.
+    /// A call on tensors like `tensor`.
     pub(crate) fn on(operation: &'static str, tensor: &Tensor) -> CollectiveCall {
         let (dtype, format) = (Some(tensor.dtype()), check::format(tensor));
         CollectiveCall { dtype, shape: tensor.shape(), format, ..CollectiveCall::new(operation) }
     }
 
-    /// A call on elements in any pieces of memory.
+    /// A call on elements in several pieces of memory.
     pub(crate) fn flat(operation: &'static str, spans: &Spans) -> CollectiveCall {
         CollectiveCall {
             dtype: Some(spans.dtype()),
@@ -56,7 +56,7 @@ impl CollectiveCall {
     }
 }
 
-/// One message: elements that are sent to another rank or received from it.
+/// One message: elements to another rank, or from it.
 #[derive(Debug, Clone)]
 pub struct Parcel {
     /// The other rank.
@@ -66,7 +66,7 @@ pub struct Parcel {
 }
 
 impl Parcel {
-    /// A parcel of all elements of a tensor, in its memory order.
+    /// All elements of a tensor, in memory order.
     ///
     /// # Errors
     /// [`Error::Device`].
@@ -82,7 +82,7 @@ pub(crate) struct Parcels<'a> {
     pub(crate) receives: &'a [Parcel],
 }
 
-/// Returns an error unless the parcels are for other ranks, and on the stream.
+/// Checks that the parcels are for other ranks, and on the stream.
 pub(crate) fn check_parcels(
     operation: &'static str,
     stream: &Stream,
@@ -109,13 +109,13 @@ pub(crate) fn check_parcels(
     Ok(())
 }
 
-/// Combination of the ranks' values.
+/// Combination of the ranks' values in a sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Reduction {
-    /// Their sum.
+    /// The sum.
     #[default]
     Sum,
-    /// Their sum, divided by the number of ranks.
+    /// The sum, divided by the number of ranks.
     Mean,
 }
 
@@ -125,17 +125,17 @@ pub enum SumOrder {
     /// From rank 0 upwards: the same bits on every rank, transport and run.
     #[default]
     Rank,
-    /// Any order that is fast for the transport.
+    /// The fastest order of the transport.
     Fast,
 }
 
-/// A dense sum over all ranks, in place if both tensors are the same. Transports see the elements
-/// as [`Spans`].
+/// A dense sum over all ranks; in place if both tensors are the same. Transports receive the
+/// elements as [`Spans`].
 #[derive(Debug, Clone)]
 pub struct Sum<'a, T = Tensor> {
     /// This rank's values.
     pub input: &'a T,
-    /// The result: of the same shape, memory format and element type, on the same stream.
+    /// Result, with the shape, memory format, element type and stream of the input.
     pub output: &'a T,
     /// Sum or mean.
     pub reduction: Reduction,
@@ -143,16 +143,16 @@ pub struct Sum<'a, T = Tensor> {
     pub order: SumOrder,
 }
 
-/// The link of one rank to the other ranks.
+/// The connection of one rank to the other ranks.
 ///
 /// Calls are collective: every rank makes the same calls in the same order. They enqueue work onto
-/// `stream` and do not wait for the device, unless the sent elements must be in host memory
-/// (`mpi`); whether they wait for the other ranks' calls depends on the transport. Tensors are
-/// device memory of `stream`, and this interface does not involve host memory, so it fits queues on
-/// an accelerator (`ncclSend` and `ncclRecv` in a group) as well as MPI and shared memory.
+/// `stream` and do not wait for the device, except to read elements into host memory (`mpi`).
+/// Whether a call waits for the other ranks' calls depends on the transport. Tensors are device
+/// memory of `stream`. No host memory is part of the interface, so it fits queues of an accelerator
+/// (`ncclSend` and `ncclRecv` in a group) as well as MPI and shared memory.
 ///
-/// Errors are the same on every rank, see [`Error`]. If ranks are processes, a rank that had
-/// finished a call in which another rank failed gets the error from its next call.
+/// Every rank gets the same error, see [`Error`]. Between processes, a rank may finish a call in
+/// which another rank fails; its next call then returns the error.
 pub trait Transport: Send {
     /// Name, as on the command line.
     fn name(&self) -> &'static str;
@@ -163,12 +163,12 @@ pub trait Transport: Send {
     /// Number of ranks.
     fn size(&self) -> usize;
 
-    /// Sends and receives elements, all at once. Parcels from one rank to another arrive in the
-    /// order given; each received parcel matches the sent one in type and number of elements. No
+    /// Sends and receives elements in one exchange. Parcels from one rank to another arrive in the
+    /// given order. A received parcel must match the sent one in type and number of elements. No
     /// rank sends to itself.
     ///
     /// # Errors
-    /// The errors of the trait, and [`Error::BadArgument`] for parcels to this rank, or on another
+    /// The errors of the trait; [`Error::BadArgument`] for parcels to this rank or on another
     /// stream.
     fn exchange(
         &mut self,
@@ -178,8 +178,8 @@ pub trait Transport: Send {
         receives: &[Parcel],
     ) -> Result<()>;
 
-    /// Sums by an algorithm of the transport itself. Returns false, on all ranks, if the transport
-    /// has none for this order; then [`exchange`](Transport::exchange) is used.
+    /// Sums with an algorithm of the transport. Returns false, on all ranks, if the transport has
+    /// none for this order; [`exchange`](Transport::exchange) is used then.
     ///
     /// # Errors
     /// The errors of the trait.
@@ -190,27 +190,27 @@ pub trait Transport: Send {
         sum: &Sum<'_, Spans>,
     ) -> Result<bool>;
 
-    /// Waits until all ranks have called it. Does not wait for the device.
+    /// Waits until all ranks have called `barrier`. Does not wait for the device.
     ///
     /// # Errors
     /// The errors of the trait.
     fn barrier(&mut self, call: &CollectiveCall) -> Result<()>;
 
-    /// Notifies the other ranks that this rank failed alone and makes no more calls: they get
+    /// Notifies the other ranks that this rank failed alone and makes no more calls. They get
     /// [`RankFailed`](crate::Error::RankFailed), at once or from their next call. Not collective;
-    /// has no effect after an error that all ranks have.
+    /// has no effect after an error of all ranks.
     fn abort(&mut self, reason: &str);
 
-    /// Notifies the other ranks that this rank makes no more calls, possibly before its device has
-    /// ended its exchanges: later calls of other ranks get [`RankGone`](crate::Error::RankGone).
-    /// Dropping the link does the same.
+    /// Notifies the other ranks that this rank makes no more calls; its device may still be in an
+    /// exchange. Later calls of other ranks get [`RankGone`](crate::Error::RankGone). Dropping the
+    /// transport has the same effect.
     fn leave(&mut self) {}
 
-    /// The time for which a rank waits for another.
+    /// Longest time that a rank waits for another.
     fn deadline(&self) -> Duration;
 
-    /// A view of the group for another thread. The default implementation notices a loss only by
-    /// the deadline, and cannot name the rank.
+    /// Returns a view of the group for another thread. The default view reports a loss only at the
+    /// deadline, without the rank.
     ///
     /// # Errors
     /// The errors of the trait.
@@ -218,25 +218,24 @@ pub trait Transport: Send {
         Ok(Box::new(Blind { deadline: self.deadline() }))
     }
 
-    /// Splits the group: ranks with equal `color` form a new group, ranked by `key` and then by
-    /// rank.
+    /// Splits the group: ranks with equal `color` form a new group, ordered by `key`, then by rank.
     ///
     /// # Errors
     /// The errors of the trait.
     fn split(&mut self, call: &CollectiveCall, color: u64, key: u64) -> Result<Box<dyn Transport>>;
 }
 
-/// All ranks but `me`.
+/// All ranks except `me`.
 pub(crate) fn others(me: usize, n: usize) -> impl Iterator<Item = usize> {
     (0..n).filter(move |peer| *peer != me)
 }
 
-/// Elements of a cache line of the smallest type. Shards start at multiples of it, so no two ranks
-/// write one line.
+/// Elements per cache line for the smallest type. Shards start at multiples of it, so that no two
+/// ranks write one line.
 const LINE: usize = 32;
 
-/// The shard of `len` elements that rank `rank` of `size` works on. Shards are contiguous, together
-/// cover all elements, and their lengths differ by at most a cache line.
+/// The shard of rank `rank` among `size` ranks and `len` elements. Shards are contiguous and cover
+/// all elements. Their lengths differ by at most a cache line.
 pub(crate) fn shard(len: usize, size: usize, rank: usize) -> Range<usize> {
     let lines = len.div_ceil(LINE);
     // No overflow: a tensor's lines are far fewer than usize::MAX / size.

@@ -1,74 +1,75 @@
-//! Views of a group for threads that watch it. Ranks whose devices exchange elements directly need
-//! to learn of a lost rank while they wait for a device.
+//! Monitoring of a group by another thread. While ranks wait for devices that exchange elements
+//! directly, only such a thread can report a lost rank.
 
 use std::time::Duration;
 
 use crate::error::Error;
 
-/// Longest time between two pulses of a rank.
+/// Longest time between two heartbeats of a rank.
 pub(crate) const PULSE: Duration = Duration::from_secs(1);
-/// Time without a pulse after which a rank is considered silent: several pulses, because a machine
+/// Time without a heartbeat after which a rank is silent; several heartbeats, because the machine
 /// may be busy.
 pub(crate) const SILENT: Duration = Duration::from_secs(5);
 
-/// State of a rank's device, for the other ranks. Each rank sends a pulse about every second.
+/// State of a rank's device, sent to the other ranks about every second.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pulse {
-    /// Number of the device's membership in a group of devices, from 1.
+    /// Number of groups of devices that the device has joined, this one included.
     pub membership: u64,
-    /// Number of exchanges of the membership that the device has reached.
+    /// Number of exchanges in this group that the device has reached.
     pub reached: u64,
-    /// Number of exchanges of the membership that the device has ended.
+    /// Number of exchanges in this group that the device has ended.
     pub ended: u64,
-    /// Whether the rank is leaving: it makes no more exchanges, and waits until the devices of the
-    /// other ranks have ended as many.
+    /// Whether the rank is leaving: it starts no more exchanges, and waits for the other devices to
+    /// end theirs.
     pub closing: bool,
-    /// Trouble with the current exchange.
+    /// Problem with the current exchange.
     pub trouble: Option<Trouble>,
 }
 
 impl Pulse {
-    /// The membership and the number of ended exchanges, for comparisons with other ranks.
+    /// The group and the number of ended exchanges, for comparison between ranks.
     pub(crate) fn ends(&self) -> (u64, u64) {
         (self.membership, self.ended)
     }
 }
 
-/// Trouble of a device with an exchange.
+/// Problem of a device with an exchange.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Trouble {
-    /// The device has waited for the other devices until the deadline.
+    /// The device waits for other devices beyond the deadline.
     Overdue,
-    /// The device has not begun an exchange by the deadline, because a call of its library does not
+    /// The device has not begun an exchange by the deadline, because a library call does not
     /// return.
     Stuck,
-    /// An unknown other process is gone.
+    /// Another process is gone; which one is unknown.
     Lost,
-    /// The device failed, for this reason.
+    /// The device failed; contains the reason.
     Failed(String),
 }
 
-/// State of the group, reported to a watching thread.
+/// State of the group, as reported to a watching thread.
 #[derive(Debug, Clone)]
 pub enum News {
     /// No rank is known to be lost.
     Sound,
-    /// No rank is known to be lost, and the devices of all ranks have ended as many exchanges as
-    /// this rank's device.
+    /// No rank is known to be lost, and the devices of all ranks have ended at least the exchanges
+    /// of this rank's device.
     Ended,
-    /// The error for which the group cannot continue.
+    /// The group cannot continue because of this error.
     Lost(Error),
 }
 
-/// View of a group for a thread that watches it while the rank itself is busy or waits. Dropping it
-/// announces that the rank's device makes no more exchanges, so that the rank's silence is no loss.
+/// A watching thread's view of a group. Dropping it announces that the rank's device starts no more
+/// exchanges, so that later silence is no loss.
 pub trait GroupWatch: Send {
-    /// Reports the state of this rank's device, and returns the state of the group. A rank that
-    /// left in order is no loss while it sends pulses. Does not wait for other ranks' calls.
+    /// Reports the state of this rank's device and returns the state of the group. A rank that left
+    /// in order does not count as lost while it sends heartbeats. Does not wait for other ranks'
+    /// calls.
     fn pulse(&mut self, pulse: &Pulse) -> News;
 }
 
-/// The view of a transport that has no information between calls. It cannot name a lost rank.
+/// The view of a transport without information between calls. It cannot name a lost rank.
 pub(crate) struct Blind {
     pub(crate) deadline: Duration,
 }
@@ -82,7 +83,7 @@ impl GroupWatch for Blind {
     }
 }
 
-/// The error for an exchange that does not end, although no rank is known to be lost.
+/// The error for an exchange that does not end although no rank is known to be lost.
 pub(crate) fn endless(deadline: Duration) -> Error {
     Error::Endless { operation: "exchange", seconds: deadline.as_secs_f64() }
 }

@@ -1,6 +1,6 @@
-//! Messages between ranks that are not elements: headers that announce a call, and notices that a
-//! rank leaves or fails. They are so small that every MPI library sends them without waiting for
-//! the receiver.
+//! Messages between ranks besides elements: headers that announce a call, and notices of a rank
+//! that leaves or fails. They are small enough that every MPI library sends them without waiting
+//! for the receiver.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
@@ -10,41 +10,41 @@ use meristem_device::{DType, MAX_DIMS, MemoryFormat, Shape};
 use crate::error::Error;
 use crate::transport::CollectiveCall;
 
-/// Largest number of parcels from one rank to another in one exchange.
+/// Largest number of parcels from one rank to another per exchange.
 pub(crate) const PARCELS_MAX: usize = 32;
-/// Largest size of a text in bytes; the rest is cut off.
+/// Largest number of bytes of a text; the rest is cut off.
 const TEXT_MAX: usize = 200;
-/// Largest number of distinct names, so that invalid messages cannot fill the memory.
+/// Largest number of distinct names, which limits the memory that invalid messages can use.
 const NAMES_MAX: usize = 1000;
 
 const DTYPES: [DType; 6] = [DType::F32, DType::F64, DType::BF16, DType::U8, DType::U32, DType::I64];
 
-/// Contents of a parcel: the element type, `None` for internal bytes, and the number of elements.
+/// Contents of a parcel: element type (`None` for internal bytes) and number of elements.
 pub(crate) type Content = (Option<DType>, usize);
 
-/// Header from a rank to each other rank at the start of an exchange.
+/// Header that a rank sends to each other rank at the start of an exchange.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct CallHeader {
-    /// Number of the exchange in its group, from 1.
+    /// Number of the exchange in the group, from 1.
     pub(crate) step: u64,
     pub(crate) call: CollectiveCall,
-    /// Parcels that it sends to the reader.
+    /// Parcels from the sender to the receiver.
     pub(crate) parcels: Vec<Content>,
 }
 
-/// Notice from a rank to the other ranks outside of an exchange.
+/// Notice from a rank to the other ranks, outside an exchange.
 #[derive(Debug, Clone)]
 pub(crate) enum RankNotice {
-    /// The rank made `steps` exchanges, and makes no more.
+    /// The rank left after `steps` exchanges.
     Left {
         steps: u64,
         panicked: bool,
-        /// Whether the rank can finalize MPI: it has no requests in flight.
+        /// Whether the rank can finalize MPI: no requests are in flight.
         in_order: bool,
     },
     /// The group is unusable.
     Failed(Error),
-    /// The rank's device has ended `exchanges` exchanges of a membership.
+    /// The rank's device has ended `exchanges` exchanges in a group of devices.
     Ended { membership: u64, exchanges: u64 },
 }
 
@@ -63,7 +63,7 @@ impl CallHeader {
         out.0
     }
 
-    /// Decodes a header; `None` for bytes that no rank of this version writes.
+    /// Decodes a header; `None` for bytes that this version does not write.
     pub(crate) fn decode(bytes: &[u8]) -> Option<CallHeader> {
         let mut from = WireReader(bytes);
         let (step, dtype, shape) = (from.number()?, from.dtype()?, from.shape()?);
@@ -109,7 +109,7 @@ impl RankNotice {
             RankNotice::Ended { membership, exchanges } => {
                 out.number(6).number(*membership).number(*exchanges);
             }
-            // Other errors are errors of one rank alone, which sends them as [`Error::RankFailed`].
+            // A rank's own errors are sent as [`Error::RankFailed`].
             RankNotice::Failed(_) => {
                 out.number(u64::MAX);
             }
@@ -117,7 +117,7 @@ impl RankNotice {
         out.0
     }
 
-    /// Decodes a notice; `None` for bytes that no rank of this version writes.
+    /// Decodes a notice; `None` for bytes that this version does not write.
     pub(crate) fn decode(bytes: &[u8]) -> Option<RankNotice> {
         let mut from = WireReader(bytes);
         let kind = from.number()?;
@@ -152,8 +152,8 @@ impl RankNotice {
     }
 }
 
-/// The `'static` copy of a text of the program, such as the name of an operation. Each text is
-/// leaked once; `None` for more than [`NAMES_MAX`] texts.
+/// A `'static` copy of a text of the program, such as an operation's name. Each text is leaked
+/// once; `None` beyond [`NAMES_MAX`] texts.
 fn name_of(text: String) -> Option<&'static str> {
     static NAMES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
     let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -167,7 +167,7 @@ fn name_of(text: String) -> Option<&'static str> {
     })
 }
 
-/// Writes values, one after the other, into bytes.
+/// Appends encoded values to bytes.
 #[derive(Default)]
 pub(crate) struct WireWriter(pub(crate) Vec<u8>);
 
@@ -177,7 +177,7 @@ impl WireWriter {
         self
     }
 
-    /// Writes the number of bytes, and the bytes.
+    /// Writes the number of bytes, then the bytes.
     pub(crate) fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
         self.number(bytes.len() as u64).0.extend(bytes);
         self
@@ -203,7 +203,7 @@ impl WireWriter {
     }
 }
 
-/// Reads values, one after the other, from bytes; `None` if there are too few bytes.
+/// Reads values from bytes, in order; `None` if bytes are missing.
 pub(crate) struct WireReader<'a>(pub(crate) &'a [u8]);
 
 impl<'a> WireReader<'a> {
@@ -261,7 +261,7 @@ mod tests {
         let header = CallHeader { step: 9, call, parcels };
         let bytes = header.encode();
         assert_eq!(CallHeader::decode(&bytes), Some(header.clone()));
-        // Up to the end of the operation's name; parcels follow it.
+        // Up to the end of the operation's name; the parcels follow it.
         for cut in 0..8 + 1 + 33 + 8 + 16 + 11 {
             assert_eq!(CallHeader::decode(&bytes[..cut]), None, "{cut}");
         }

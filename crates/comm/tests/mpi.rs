@@ -1,8 +1,8 @@
-//! Ranks that are processes: the same bits as threads, and no hang whatever happens to a rank.
+//! Ranks that are processes: the same bits as over threads, and no hang whatever happens to a rank.
 //!
-//! A test starts `mpirun` (of Open MPI) with this binary, which runs [`rank`] alone: a variable
-//! selects its case. It writes its output into a separate file, because `mpirun` mixes the output
-//! of processes, even within a line.
+//! A test starts `mpirun` (of Open MPI) with this binary, which runs only [`rank`]; a variable
+//! selects the case. Every rank writes its output into a separate file, because `mpirun` mixes the
+//! output of processes, even within a line.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
 #[path = "all/common/mod.rs"]
@@ -27,20 +27,19 @@ use meristem_device::{DType, Device, Element, MemoryFormat, Owner, Stream, Tenso
 
 /// Variable with the case of [`rank`].
 const CASE: &str = "COMM_TEST_CASE";
-/// Variable with the folder of the ranks' output files.
+/// Variable with the folder for the ranks' output.
 const WORDS: &str = "COMM_TEST_WORDS";
-/// Seconds after which a test counts as hanging. Cases that pass take a few.
+/// Seconds after which a test counts as hanging. Passing cases take a few.
 const PATIENCE: &str = "60";
 
-/// Deadline of the cases that wait for its end: longer than a busy machine keeps a process waiting
-/// for its turn.
+/// Deadline of the cases that wait for its end; longer than a busy machine delays a process.
 const DEADLINE: Duration = Duration::from_secs(3);
-/// Deadline of the others.
+/// Deadline of the other cases.
 const PATIENT: Duration = Duration::from_secs(30);
 
 /// Outcome of a case.
 struct Heard {
-    /// Output of each rank, by rank, if any.
+    /// Output of each rank, if any, in rank order.
     words: Vec<Option<String>>,
     /// Output of `mpirun` and the processes.
     printed: String,
@@ -48,7 +47,7 @@ struct Heard {
     content: bool,
 }
 
-/// Runs a case on `n` processes. With `survivors` it lets the others live when one dies.
+/// Runs a case on `n` processes. With `survivors` the other processes outlive a dead one.
 fn mpirun(n: usize, case: &str, survivors: bool) -> Heard {
     // One at a time: a machine has few cores, and deadlines are short.
     static ONE: Mutex<()> = Mutex::new(());
@@ -67,7 +66,7 @@ fn mpirun(n: usize, case: &str, survivors: bool) -> Heard {
     Heard { words: (0..n).map(said).collect(), printed, content: output.status.success() }
 }
 
-/// Writes an output that the test reads, once.
+/// Writes an output for the test, once.
 fn say(rank: usize, what: impl std::fmt::Display) {
     let file = Path::new(&std::env::var_os(WORDS).unwrap()).join(rank.to_string());
     std::fs::write(file, what.to_string()).unwrap();
@@ -107,7 +106,7 @@ fn bytes<T: Element>(tensor: &Tensor) -> Vec<u8> {
     bytemuck::cast_slice(&tensor.to_vec::<T>().unwrap()).to_vec()
 }
 
-/// Uneven numbers of many magnitudes, whose sum depends on the order.
+/// Irregular numbers of many magnitudes, whose sum depends on the order.
 fn uneven<T: Number>(len: usize, rank: usize, step: usize) -> Vec<T> {
     let scale = |i: usize| 10.0f64.powi((i % 9) as i32 - 4);
     let values = noise(len, rank, step).into_iter().enumerate();
@@ -128,7 +127,7 @@ fn dense<T: Number>(comm: &mut Communicator, stream: &Stream, results: &mut Vec<
     }
 }
 
-/// Every collective, and this rank's results.
+/// Makes every collective and returns this rank's results.
 fn everything(mut comm: Communicator, stream: &Stream) -> Vec<Vec<u8>> {
     let (me, n, mut results) = (comm.rank(), comm.size(), Vec::new());
     dense::<f32>(&mut comm, stream, &mut results);
@@ -142,7 +141,7 @@ fn everything(mut comm: Communicator, stream: &Stream) -> Vec<Vec<u8>> {
     let all = Tensor::zeros(stream, [3 * n], DType::U32, Owner::Other).unwrap();
     comm.all_gather(&own, &all).unwrap();
     results.push(bytes::<u32>(&all));
-    // Odd and even ranks, in reverse; a group of a group; the groups side by side.
+    // Odd and even ranks, in reverse order; a group of a group; both groups side by side.
     let mut half = comm.split(me as u64 % 2, 100 - me as u64).unwrap();
     let mut alone = half.split(half.rank() as u64, 0).unwrap();
     for group in [&mut half, &mut alone, &mut comm] {
@@ -160,7 +159,7 @@ fn everything(mut comm: Communicator, stream: &Stream) -> Vec<Vec<u8>> {
             sum.run(&mut comm, &x, &x, 50, Reduction::Mean).unwrap();
             results.extend([bytes::<f32>(&x), bytes::<f32>(sum.residual().unwrap())]);
         }
-        // Where they lie, with gaps, in several pieces; on one rank apart.
+        // In place, with gaps, in several pieces; on one rank in separate tensors.
         let arena = upload(stream, &uneven::<f32>(9000, me, 5));
         let gap = if me == 1 { 0 } else { 16 };
         let at = |start, len| arena.view(start, [len]).unwrap();
@@ -181,7 +180,7 @@ fn everything(mut comm: Communicator, stream: &Stream) -> Vec<Vec<u8>> {
     results
 }
 
-/// The same over threads of this process: this rank's results must be the same bits.
+/// Compares this rank's results with the same calls over threads, bit for bit.
 fn same(comm: Communicator, device: &Device, stream: &Stream) {
     let (me, n) = (comm.rank(), comm.size());
     assert_eq!(comm.transport(), "mpi");
@@ -200,12 +199,12 @@ fn the_same_bits_as_threads() {
     for n in 1..=4 {
         let heard = mpirun(n, "same", false);
         all_say(&heard, None, &[&format!("same bits, {n} ranks")]);
-        // MPI was ended in order.
+        // MPI was finalized.
         assert!(heard.content, "{n} processes: {}", heard.printed);
     }
 }
 
-/// Asserts that all ranks but `dead` wrote this.
+/// Asserts that all ranks except `dead` wrote one of these texts.
 fn all_say(heard: &Heard, dead: Option<usize>, texts: &[&str]) {
     let Heard { words, printed, .. } = heard;
     for (rank, words) in words.iter().enumerate() {
@@ -219,7 +218,7 @@ fn all_say(heard: &Heard, dead: Option<usize>, texts: &[&str]) {
     }
 }
 
-/// Asserts that rank 1 wrote `one`, all others `rest`.
+/// Asserts that rank 1 wrote `one`, and all other ranks `rest`.
 fn one_says(heard: &Heard, one: &str, rest: &str) {
     for (rank, words) in heard.words.iter().enumerate() {
         let expected = if rank == 1 { one } else { rest };
@@ -228,7 +227,7 @@ fn one_says(heard: &Heard, one: &str, rest: &str) {
     }
 }
 
-/// Sums until it fails.
+/// Sums until an error.
 fn sum_until_error(comm: &mut Communicator, stream: &Stream) -> Error {
     let x = upload(stream, &vec![1.0f32; 1 << 20]);
     loop {
@@ -238,7 +237,7 @@ fn sum_until_error(comm: &mut Communicator, stream: &Stream) -> Error {
     }
 }
 
-/// Rank 1 is killed while it sums, over and over.
+/// Rank 1 is killed in a series of sums.
 fn kill(mut comm: Communicator, stream: &Stream) {
     if comm.rank() == 1 {
         std::thread::spawn(|| {
@@ -258,12 +257,12 @@ fn a_killed_process_is_named_within_the_deadline() {
         let (sum, barrier) = (format!("`all_reduce`: {late}"), format!("`barrier`: {late}"));
         all_say(&mpirun(n, "kill", true), Some(1), &[&sum, &barrier]);
     }
-    // As mpirun does by itself: it ends the others, and names the rank.
+    // The default of mpirun: it ends the other processes and names the rank.
     let heard = mpirun(3, "kill", false);
     assert!(!heard.content && heard.printed.contains("rank 1"), "{}", heard.printed);
 }
 
-/// Rank 1 makes another call than the others.
+/// Rank 1 makes another call than the other ranks.
 fn odd_one(mut comm: Communicator, stream: &Stream, what: &str) {
     let odd = comm.rank() == 1;
     let (len, reduction) = match what {
@@ -305,7 +304,7 @@ fn who_disagrees_is_named_on_every_rank() {
     }
 }
 
-/// Rank 1 arrives when the others have given up.
+/// Rank 1 arrives after the other ranks have given up.
 fn late(mut comm: Communicator, stream: &Stream) {
     comm.barrier().unwrap();
     if comm.rank() == 1 {
@@ -320,8 +319,8 @@ fn who_comes_late_is_named_and_hears_of_it() {
     all_say(&mpirun(3, "late", true), None, &["rank 1 did not arrive within 3 s"]);
 }
 
-/// Rank 1 makes one call less than the others. One of these may still be in the sum when another,
-/// which is further, tells it that the group has ended.
+/// Rank 1 makes one call fewer than the other ranks. One of them may still be in the sum when
+/// another, which is ahead, reports the end of the group.
 fn leave(mut comm: Communicator, stream: &Stream) {
     let (me, x) = (comm.rank(), upload(stream, &[1.0f32; 8]));
     let sum = comm.all_reduce(&x, Reduction::Sum);
@@ -350,7 +349,7 @@ fn who_leaves_or_panics_is_named_at_once() {
     one_says(&mpirun(3, "panic", true), "panicked", "rank 1 is gone: its thread panicked");
 }
 
-/// Rank 0 sends 4 elements, for which rank 1 has room for 5. Rank 2 sends and receives nothing.
+/// Rank 0 sends 4 elements, and rank 1 expects 5. Rank 2 sends and receives nothing.
 fn misfit(comm: Communicator, stream: &Stream) {
     let me = comm.rank();
     let mut link = comm.into_transport();
@@ -361,7 +360,7 @@ fn misfit(comm: Communicator, stream: &Stream) {
         1 => link.exchange(&call, stream, &[], &parcel(0)),
         _ => link.exchange(&call, stream, &[], &[]),
     };
-    // Who was through hears of it in the next call.
+    // A rank that had finished gets the error from its next call.
     let error = first.and_then(|()| link.barrier(&call)).unwrap_err();
     say(me, error);
 }
@@ -372,7 +371,7 @@ fn what_does_not_fit_is_refused() {
     all_say(&heard, None, &["rank 0 has a message of 4 x f32, the others 5 x f32"]);
 }
 
-/// Rank 1 alone meets an error: a kernel that panicked before the sum, or elements that cannot be
+/// Rank 1 alone has an error: a kernel that panicked before the sum, or elements that cannot be
 /// summed.
 fn one_fails(mut comm: Communicator, stream: &Stream, what: &str) {
     let (me, x) = (comm.rank(), upload(stream, &[1.0f32; 8]));
@@ -399,13 +398,13 @@ fn an_error_of_one_rank_reaches_the_others() {
     }
 }
 
-/// All ranks but the first wait in a call, which that one never makes. The thread that watches a
-/// waiting rank tells that its device has failed.
+/// All ranks except rank 0 wait in a call that rank 0 never makes. The watching thread of a waiting
+/// rank reports that its device has failed.
 fn watched(comm: Communicator) {
     let (me, mut link) = (comm.rank(), comm.into_transport());
     let mut watch = link.watch().unwrap();
     let heard = std::thread::spawn(move || {
-        // The others are in the call by then.
+        // The other ranks are in the call by then.
         std::thread::sleep(Duration::from_secs(1));
         let trouble = (me == 1).then(|| Trouble::Failed("on purpose".to_owned()));
         loop {
@@ -428,8 +427,8 @@ fn a_watching_thread_is_heard_while_its_rank_waits() {
     all_say(&mpirun(3, "watch", true), None, &[&format!("{failed}; {failed}")]);
 }
 
-/// The first rank ends a membership, while the others wait for it in a call. Only their watching
-/// threads tell it that their devices have ended as many exchanges: rank 2 a while later.
+/// Rank 0 leaves a group of devices while the other ranks wait for it in a call. Only their
+/// watching threads report that their devices have ended the exchanges; rank 2's a while later.
 fn closed(comm: Communicator) {
     let (me, mut link) = (comm.rank(), comm.into_transport());
     let mut watch = link.watch().unwrap();

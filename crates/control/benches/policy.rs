@@ -1,10 +1,10 @@
-//! Time of the policy: the control step of 16 envs at width 128, the forward pass in it, and a pass
-//! of an update with Adam's step at width 512 over 4 envs × 40 steps; the peer of the latter is
-//! `bench/torch_ppo.py`.
+//! Times of the policy: the control step of 16 envs at width 128, its forward pass, and a pass of
+//! an update with Adam's step at width 512 over 4 envs × 40 steps. `bench/torch_ppo.py` measures
+//! the same update in PyTorch.
 //!
 //! `cargo bench -p meristem-control --bench policy`, with `-- --json` for one line of JSON;
-//! `MERISTEM_ISA` picks the instruction set. Each figure is of many runs, the wait for the device
-//! included.
+//! `MERISTEM_ISA` selects the instruction set. Every number is from many runs and includes the wait
+//! for the device.
 
 #[path = "../tests/all/common/mod.rs"]
 #[allow(dead_code, reason = "shared with the tests")]
@@ -67,8 +67,8 @@ fn new(stream: &Stream, hidden: usize, isa: Isa) -> Outcome<Policy> {
     Ok(Policy::new(stream, shape(hidden), &config, &LossConfig::default(), isa)?)
 }
 
-/// Whole steps of the learning controller, with hosts that live but do not train: observe, forward
-/// and draw, read back, take the actions and the rewards.
+/// Whole steps of the learning controller on hosts that do not train: observe, forward and draw,
+/// read back, apply the actions and rewards.
 fn control_step(stream: &Stream, isa: Isa) -> Outcome<Vec<f64>> {
     const STEPS: usize = 40;
     let config = PpoConfig { hidden: 128, ..PpoConfig::default() };

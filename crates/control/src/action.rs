@@ -19,7 +19,7 @@ pub enum Op {
     Prune,
     /// Make a module permanent.
     Fossilize,
-    /// Ask the gate to a module's next stage.
+    /// Advance a module to its next stage, if the gate passes.
     Advance,
 }
 
@@ -55,7 +55,8 @@ impl fmt::Display for Op {
 /// One choice per head of an action, in the order of [`crate::HEADS`].
 pub type Choices = [usize; 8];
 
-/// An action. Slots are indices among a host's enabled slots, blueprints among its blueprint set.
+/// An action. `slot` is an index among the host's enabled slots, `blueprint` an index in the host's
+/// blueprint set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "SCREAMING_SNAKE_CASE", deny_unknown_fields)]
 pub enum Action {
@@ -101,7 +102,7 @@ pub enum Action {
         /// The slot.
         slot: usize,
     },
-    /// Go on to the next stage, if its gate passes.
+    /// Advance a module to its next stage, if the gate passes.
     Advance {
         /// The slot.
         slot: usize,
@@ -133,8 +134,9 @@ impl Action {
         }
     }
 
-    /// The action of these choices; heads that the op does not use are ignored. `None` if a choice
-    /// is out of its head's range. Slot and blueprint are checked by [`crate::legal`].
+    /// Decodes an action from one choice per head; heads that the op does not use are ignored.
+    /// Returns `None` for a choice outside its head's range. [`crate::legal`] checks slot and
+    /// blueprint.
     pub fn from_choices(choices: &Choices) -> Option<Self> {
         let [op, slot, blueprint, style, tempo, target, speed, curve] = *choices;
         let style = || Style::ALL.get(style).copied();

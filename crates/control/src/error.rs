@@ -3,7 +3,7 @@
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Errors of controllers.
+/// Errors of controllers and policies.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -25,10 +25,10 @@ pub enum Error {
         /// Fingerprint of each rank's policy, by rank.
         fingerprints: String,
     },
-    /// A controller's saved state does not fit this controller.
+    /// A saved state that does not fit this controller.
     #[error("the saved state of the controller `{controller}` cannot be used: {problem}")]
     BadState {
-        /// The controller that was to be restored.
+        /// The controller to restore.
         controller: String,
         /// Reason.
         problem: String,
@@ -41,7 +41,7 @@ pub enum Error {
         /// Reason, with the expected value.
         problem: String,
     },
-    /// The action script asks for an action that is not legal at its step.
+    /// The action script contains an action that is illegal at its step.
     #[error(
         "action script, line {line}: not legal in env {env} at step {step}: {reason}; \
          correct the script"
@@ -53,7 +53,7 @@ pub enum Error {
         env: usize,
         /// The step of the episode, from 0.
         step: u32,
-        /// The rule that forbids it.
+        /// The rule that the action violates.
         reason: meristem_grow::LifecycleError,
     },
     /// A policy from a file cannot be used here.
@@ -62,14 +62,14 @@ pub enum Error {
         /// Expected and actual content, and the remedy.
         problem: String,
     },
-    /// Too many updates of the policy in a row were skipped because loss or gradient was not
-    /// finite.
+    /// Too many consecutive updates of the policy were skipped because the loss or the gradient was
+    /// not finite.
     #[error(
         "the policy diverged: {skipped} consecutive updates had a non-finite loss or gradient; \
          start again with a lower learning rate (`PpoConfig::lr`, `--ppo-lr`)"
     )]
     Diverged {
-        /// Updates skipped in a row.
+        /// Consecutive updates skipped.
         skipped: usize,
     },
     /// A controller of the program failed.
@@ -78,7 +78,7 @@ pub enum Error {
         /// Its error.
         problem: String,
     },
-    /// The caller made the calls of a step in another order, or for another number of envs.
+    /// The calls of a step came in another order, or for another number of envs.
     #[error("controller `{controller}`: expected {expected}, got {got}")]
     Protocol {
         /// The controller.

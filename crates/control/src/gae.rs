@@ -9,11 +9,11 @@ pub struct Trajectories<'a> {
     pub rewards: &'a [f32],
     /// V of the observation before each transition, in units of reward.
     pub values: &'a [f32],
-    /// V of the observation after the transition where `truncated`. Not read elsewhere.
+    /// V of the observation after a transition with `truncated`; ignored for all other transitions.
     pub bootstraps: &'a [f32],
-    /// 1 where the episode was cut off and would have gone on: its value is bootstrapped.
+    /// 1 where a limit cut the episode off. V of the next observation replaces the rewards to come.
     pub truncated: &'a [u8],
-    /// 1 where the episode ended: nothing comes after it. Takes precedence over `truncated`.
+    /// 1 where the episode ended, so that no rewards follow. Takes precedence over `truncated`.
     pub terminated: &'a [u8],
 }
 
@@ -26,11 +26,11 @@ pub struct Discounts {
     pub lambda: f64,
 }
 
-/// Writes the advantages `[steps, envs]`: A_t = δ_t + γλ·A_{t+1}, δ_t = r_t + γ·V_{t+1} − V_t,
-/// where a termination has V_{t+1} = 0 and a truncation V_{t+1} = its bootstrap, and after either
-/// A_{t+1} = 0. The last step counts as terminated if it is neither. Computed in f64.
+/// Writes the advantages `[steps, envs]` A_t = δ_t + γλ·A_{t+1} with δ_t = r_t + γ·V_{t+1} − V_t.
+/// Computed in f64. The return of a transition is its advantage plus its value.
 ///
-/// Returns are advantages plus values.
+/// At a termination V_{t+1} is 0, at a truncation it is the bootstrap; after either, A_{t+1} is 0.
+/// The last step counts as a termination unless a flag is set.
 pub fn advantages(of: &Trajectories<'_>, discounts: Discounts, advantages: &mut [f32]) {
     let Discounts { gamma, lambda } = discounts;
     let envs = of.envs.max(1);

@@ -1,20 +1,20 @@
-//! Rules that detect a failed training of an env (`docs/growth.md`, Governor). The training loop
-//! has the rollback (`train::step::governor`).
+//! Rules that detect failed training of an env (`docs/growth.md`, Governor).
+//! `train::step::governor` performs the rollback.
 
 use serde::{Deserialize, Serialize};
 
 /// Constants of the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct GovernorConfig {
-    /// Share of ln(classes) that the loss of guessing may differ by: .065.
+    /// Width of the band around ln(classes), the loss of guessing, as a share of ln(classes): .065.
     pub collapse_width: f64,
-    /// Share of ln(classes) below which the running average must have been for a collapse: .6.
+    /// Share of ln(classes) that the mean loss must have fallen below before a collapse counts: .6.
     pub learned_share: f64,
-    /// Loss that a spike exceeds: 12.
+    /// Smallest loss of a spike: 12.
     pub spike_loss: f64,
-    /// Standard deviations above the running mean that a spike also exceeds: 6.
+    /// Standard deviations by which a spike exceeds the running mean: 6.
     pub spike_sigmas: f64,
-    /// Multiple of the running mean that a spike also exceeds: 3.
+    /// Factor by which a spike exceeds the running mean: 3.
     pub spike_factor: f64,
     /// Consecutive loss spikes that count as a failure: 3.
     pub spike_patience: u32,
@@ -22,7 +22,7 @@ pub struct GovernorConfig {
     pub snapshot_steps: u32,
     /// Failures without a snapshot in between that end the run: 3.
     pub failures_max: u32,
-    /// Added by a rollback to the reward of the transition that caused it: −10.
+    /// Change of the reward of the transition that caused a rollback: −10.
     pub penalty: f64,
 }
 
@@ -43,8 +43,8 @@ impl Default for GovernorConfig {
 }
 
 impl GovernorConfig {
-    /// Whether a snapshot is due after this step (counted from 0); `fossilized` says whether a
-    /// module was fossilized in it. Check the vitals first: a failed env is never stored
+    /// Whether a snapshot is due after this step (counted from 0). `fossilized`: a module was
+    /// fossilized in this step. Call [`Vitals::check`] first: a failed env is never stored
     /// ([`Vitals::is_calm`]).
     pub fn snapshot_due(&self, step: u32, fossilized: bool) -> bool {
         fossilized || step.is_multiple_of(self.snapshot_steps.max(1))
@@ -57,9 +57,9 @@ impl GovernorConfig {
 pub enum Failure {
     /// A loss, or a weight, is NaN or infinite.
     NotFinite,
-    /// The env had learned, and its loss is now the loss of guessing.
+    /// The loss returned to the loss of guessing after the env had learned.
     Collapse,
-    /// The loss was far above its running mean for several steps in a row.
+    /// The loss was far above its running mean in several consecutive steps.
     Spike,
 }
 
@@ -77,10 +77,11 @@ impl Failure {
 /// Weight of the newest loss in the running mean and variance.
 const NEWEST: f64 = 0.2;
 
-/// Running statistics of one env's loss: exponentially weighted mean and variance (West 1979),
-/// without the spikes. They start over after a rollback: the accuracy of the host without its
-/// removed modules is not known, and a host that relied on them would otherwise seem to have
-/// collapsed again.
+/// Running statistics of one env's loss, spikes excluded: exponentially weighted mean and variance
+/// (West 1979).
+///
+/// A rollback resets them. It may remove modules, and the loss of the host without these modules is
+/// unknown: with the old statistics the env could seem to have collapsed again.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Vitals {
     classes: usize,
@@ -96,7 +97,7 @@ impl Vitals {
         Self { classes, mean: None, variance: 0.0, learned: false, spikes: 0 }
     }
 
-    /// Adds the loss of a step and says whether the env has failed.
+    /// Adds the loss of a step and returns the failure that it reveals.
     pub fn check(&mut self, config: &GovernorConfig, loss: f64) -> Option<Failure> {
         if !loss.is_finite() {
             return Some(Failure::NotFinite);
@@ -115,13 +116,13 @@ impl Vitals {
         None
     }
 
-    /// Starts over after a rollback of the env.
+    /// Resets the statistics after a rollback.
     pub fn rolled_back(&mut self) {
         *self = Self::new(self.classes);
     }
 
-    /// Whether the env may be stored as it is: at least one loss was added since the statistics
-    /// started, and the last one was no spike, since a spike may be the first of several.
+    /// Whether a snapshot of the env may be taken: the statistics have a loss, and the last loss
+    /// was no spike, since it may be the first of several.
     pub fn is_calm(&self) -> bool {
         self.mean.is_some() && self.spikes == 0
     }

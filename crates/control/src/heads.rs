@@ -13,7 +13,7 @@ pub enum HeadKind {
     Slot,
     /// Blueprint to germinate.
     Blueprint,
-    /// Blending of the module.
+    /// Blending style of the module.
     Style,
     /// Duration of the first blending.
     Tempo,
@@ -21,7 +21,7 @@ pub enum HeadKind {
     AlphaTarget,
     /// Duration of alpha's move to a new target.
     AlphaSpeed,
-    /// Curve of that move.
+    /// Curve of alpha's move.
     AlphaCurve,
 }
 
@@ -52,13 +52,14 @@ impl HeadSize {
 pub struct Head {
     /// Kind of the head.
     pub kind: HeadKind,
-    /// Its name, as in configuration and events.
+    /// Name, as in configuration and events.
     pub name: &'static str,
-    /// Choices.
+    /// Number of choices.
     pub size: HeadSize,
-    /// Ops that use it. For any other op it is pinned to choice 0: log-probability and entropy 0.
+    /// Ops that use the head. Under any other op the head takes choice 0, with log-probability and
+    /// entropy 0.
     pub used_by: &'static [Op],
-    /// Multiplier of its entropy bonus.
+    /// Factor on the entropy bonus of the head.
     pub entropy_multiplier: f32,
 }
 
@@ -69,8 +70,8 @@ impl Head {
     }
 }
 
-/// Probability floor per head, in the order of [`HEADS`]: with n legal choices each gets at least
-/// `min(floor, .99/n)`.
+/// Probability floor per head, in the order of [`HEADS`]. Each of n legal choices has at least the
+/// probability `min(floor, .99/n)`.
 pub type Floors = [f32; HEADS.len()];
 
 /// The heads of `docs/control.md`, Actions, in sampling order.

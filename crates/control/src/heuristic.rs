@@ -17,11 +17,11 @@ use crate::view::EnvView;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct HeuristicConfig {
-    /// Steps that a plateau must last before it germinates; 0, the default, does not wait for one.
+    /// Length of the plateau before a germination, in steps; 0, the default, requires no plateau.
     pub plateau_steps: usize,
-    /// Gain in percentage points of control accuracy per step that ends a plateau: .5.
+    /// Gain in control accuracy, in percentage points per step, that ends a plateau: .5.
     pub plateau_gain_pp: f32,
-    /// Steps to wait after a prune before it germinates again: 5.
+    /// Steps between a prune and the next germination: 5.
     pub pause_after_prune_steps: u32,
     /// Penalty of a blueprint whose module was pruned: 2.
     pub prune_penalty: f64,
@@ -29,14 +29,15 @@ pub struct HeuristicConfig {
     pub penalty_decay: f64,
     /// Standard errors by which a trend or a contribution must differ from its threshold: 2.
     pub significance: f64,
-    /// Largest share by which the control loss may exceed the training loss: .25. Beyond it the
-    /// host overfits, and nothing more is blended in.
+    /// Overfitting limit: the largest share by which the control loss may exceed the training loss:
+    /// .25. Above the limit no module is blended in.
     pub max_gap: f64,
-    /// Largest number of parameters of a host with its modules; no limit by default.
+    /// Largest number of parameters of the host with its modules; no limit by default.
     pub max_parameters: Option<usize>,
-    /// Steps for which a gate may keep refusing before the module is pruned: 5. Counted in Training
-    /// from `min_training_steps` on and in Holding from the start: without it a module that
-    /// contributes enough for this controller but not for the gate would block its env for ever.
+    /// Steps for which a gate may refuse before the module is pruned: 5. Counted from
+    /// `min_training_steps` on in Training, and from the start in Holding. Without this limit a
+    /// module could block its env for ever: its contribution satisfies the controller, but not the
+    /// gate.
     pub patience_steps: u32,
     /// Style of every germination: linear_add.
     pub style: Style,
@@ -65,24 +66,24 @@ impl Default for HeuristicConfig {
     }
 }
 
-/// Steps over which losses are averaged before control and training loss are compared.
+/// Steps over which losses are averaged for the comparison with `max_gap`.
 const GAP_STEPS: usize = 3;
 
-/// Memory of an env. Penalties outlast an episode, so that the next one continues them.
+/// Memory of an env. Penalties are kept from one episode to the next.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct HeuristicMemory {
     /// Penalty per blueprint.
     penalties: Vec<f64>,
-    /// Steps since a prune was noticed; the step after the prune is 1.
+    /// Steps since the last prune; 1 in the first step after it.
     steps_since_prune: Option<u32>,
-    /// The blueprint in each slot at the last step.
+    /// Blueprint in each slot at the last step.
     seen: Vec<Option<usize>>,
 }
 
-/// Grows the largest modules that its budget allows, one after another, for as long as the host
-/// does not overfit; keeps those without which the control loss is significantly higher.
+/// Grows the largest modules within its budget, one after another, until the host overfits. Keeps a
+/// module if the control loss is significantly higher without it.
 ///
-/// A prune is noticed by the absence of the module, whoever removed it.
+/// A module that has disappeared counts as pruned.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Heuristic {
     config: HeuristicConfig,
@@ -145,7 +146,7 @@ impl Controller for Heuristic {
 }
 
 impl Heuristic {
-    /// Tends the live modules; where none needs anything, germinates another.
+    /// Chooses an action for a live module; if none is due, germinates another module.
     fn decide(&mut self, view: &EnvView<'_>) -> Action {
         let config = self.config;
         let memory = self.memory(view.env, view.host);
@@ -159,7 +160,7 @@ impl Heuristic {
 }
 
 impl HeuristicMemory {
-    /// Takes note of a new step: penalties decay, and modules that are gone count as pruned.
+    /// Updates the memory for a new step: penalties decay, and absent modules count as pruned.
     fn notice(&mut self, host: &Host, config: &HeuristicConfig) {
         self.penalties.iter_mut().for_each(|penalty| *penalty *= config.penalty_decay);
         self.steps_since_prune = self.steps_since_prune.map(|steps| steps.saturating_add(1));
@@ -191,8 +192,8 @@ impl HeuristicMemory {
         }
     }
 
-    /// Slot and blueprint that may germinate there, with the smallest penalty, among equals with
-    /// the most parameters, that leave the host within its budget.
+    /// Slot and blueprint of the next germination. Only blueprints within the host's budget count;
+    /// the smallest penalty wins, then the largest number of parameters.
     fn place(&self, host: &Host, config: &HeuristicConfig) -> Option<(usize, usize)> {
         let sized = host.slots().iter().enumerate().flat_map(|(index, slot)| {
             let legal = legal_blueprints(index, host).enumerate().filter(|(_, legal)| *legal);
@@ -212,20 +213,20 @@ impl HeuristicMemory {
     }
 }
 
-/// Parameters of a blueprint in a slot, if it fits there.
+/// Parameters of a blueprint in a slot; `None` if the blueprint does not fit.
 fn size_in(host: &Host, slot: &Slot, blueprint: usize) -> Option<usize> {
     host.blueprints().get(blueprint)?.parameters(slot.channels).ok()
 }
 
-/// Parameters of a host with its modules, those outside of the network included.
+/// Parameters of a host and all its modules, also modules that are not yet blended in.
 fn parameters(host: &Host) -> usize {
     let module = |slot: &Slot| size_in(host, slot, slot.module.as_ref()?.blueprint_index);
     let modules: usize = host.slots().iter().filter_map(module).sum();
     host.spec().parameters(host.image()) + modules
 }
 
-/// Whether accuracy has not risen by significantly more than `plateau_gain_pp` per step over the
-/// last `plateau_steps` steps. A gain over one step has no known error and counts as it is.
+/// Whether the accuracy has risen by at most `plateau_gain_pp` per step, within the error, over the
+/// last `plateau_steps` steps. For a plateau of one step the error is unknown and counts as 0.
 fn is_plateau(accuracies_pp: &[f32], config: &HeuristicConfig) -> bool {
     let steps = config.plateau_steps;
     let Some(from) = accuracies_pp.len().checked_sub(steps.saturating_add(1)) else {
@@ -238,9 +239,9 @@ fn is_plateau(accuracies_pp: &[f32], config: &HeuristicConfig) -> bool {
         })
 }
 
-/// Whether the control loss exceeds the training loss by more than `max_gap`, on the average of the
-/// last steps. The training loss is measured before each update, half a step earlier on average, so
-/// that a host that still learns fast is not taken to overfit.
+/// Whether the control loss, averaged over the last steps, exceeds the training loss by more than
+/// `max_gap`. The training loss is measured before each update, half a step earlier on average, so
+/// a host that still learns fast does not count as overfitting.
 fn overfits(view: &EnvView<'_>, config: &HeuristicConfig) -> bool {
     let mean = |losses: &[f32]| {
         let last = &losses[losses.len().saturating_sub(GAP_STEPS)..];
@@ -249,8 +250,8 @@ fn overfits(view: &EnvView<'_>, config: &HeuristicConfig) -> bool {
     mean(view.losses) > (1.0 + config.max_gap) * mean(view.train_losses)
 }
 
-/// Whether a module that germinates now can become permanent before the episode ends: one step to
-/// Training, then Training, blending, and Holding.
+/// Whether a module that germinates now can be fossilized before the episode ends. It needs one
+/// step to reach Training, then Training, blending and Holding.
 fn can_finish(view: &EnvView<'_>, config: &HeuristicConfig) -> bool {
     let training = view.host.rules().gates.min_training_steps;
     let needed = 2u32.saturating_add(training).saturating_add(config.tempo.steps());
@@ -267,7 +268,7 @@ fn tend(index: usize, view: &EnvView<'_>, config: &HeuristicConfig) -> Action {
     let due = view.host.rules().gates.min_training_steps.saturating_add(config.patience_steps);
     match slot.stage {
         Stage::Germinated => Action::Advance { slot: index },
-        // A module in training does no harm to its host; one that is blended in might.
+        // A module in training cannot harm its host; a blended module can.
         Stage::Training if overfits(view, config) => prune,
         Stage::Training | Stage::Blending if view.gate_passes(index) => {
             Action::Advance { slot: index }

@@ -1,14 +1,14 @@
-//! Per-slot memory of an env between steps, for the features that compare with earlier values.
+//! Per-slot measurements of earlier steps, for features that compare a value with an earlier one.
 
 use meristem_grow::{GateInputs, Host};
 use serde::{Deserialize, Serialize};
 
-/// One value now and one step ago. `None`: never measured for this module.
+/// The last two measured values of a quantity; `None` before the module was measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Tracked {
-    /// The last value measured.
+    /// The latest value.
     pub now: Option<f32>,
-    /// The value measured before that.
+    /// The value before `now`.
     pub before: Option<f32>,
 }
 
@@ -19,24 +19,25 @@ impl Tracked {
         }
     }
 
-    /// The last change; 0 while fewer than two values are known.
+    /// Change between the two values; 0 if fewer than two were measured.
     pub fn change(&self) -> f32 {
         self.now.zip(self.before).map_or(0.0, |(now, before)| now - before)
     }
 }
 
-/// Memory of the module in one slot. Reset when the slot is empty.
+/// Measurements of the module in one slot. Cleared when the slot is empty.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SlotHistory {
     /// Alpha.
     pub alpha: Tracked,
-    /// Leave-one-out contribution in percentage points, as last measured.
+    /// Leave-one-out contribution in percentage points.
     pub contribution_pp: Tracked,
     /// Gradient health.
     pub health: Tracked,
-    /// Sum of the interactions with all other live modules in percentage points, as last measured.
+    /// Sum of the interactions with all other live modules in percentage points; the latest
+    /// measured.
     pub interaction_sum_pp: Option<f32>,
-    /// Steps since the contribution was measured: 0 if in this step, `None` if never.
+    /// Steps since the contribution was measured: 0 if measured in this step, `None` if never.
     pub steps_since_counterfactual: Option<u32>,
 }
 
@@ -62,8 +63,8 @@ pub struct History {
 }
 
 impl History {
-    /// Records a step: call it once per step, after the measurements and before the decision. Lists
-    /// that are too short count as not measured.
+    /// Records a step: call it once per step, after the measurements and before the decision. Slots
+    /// beyond the end of a list count as not measured.
     pub fn note(
         &mut self,
         host: &Host,
@@ -83,7 +84,7 @@ impl History {
         }
     }
 
-    /// Memory per enabled slot; empty before the first step.
+    /// Measurements per enabled slot; empty before the first step.
     pub fn slots(&self) -> &[SlotHistory] {
         &self.slots
     }

@@ -1,16 +1,17 @@
 //! Control: actions on a growing host, and the controllers that choose them.
 //!
-//! [`Action`] is a controller's answer per step and env; [`legal`] says whether it is allowed and
-//! [`apply`] executes it. [`HEADS`] is the static table that turns an action into one choice per
-//! head and back (H2). [`Controller`] is the interface: [`NoController`] never grows anything,
-//! [`Heuristic`] follows written rules, [`RandomController`] draws among the legal actions,
-//! [`Script`] follows a file. A controller sees an [`EnvView`] and nothing else, and gives the same
-//! answers to the same history.
-//!
-//! For a policy: [`write_observation`] and [`Normalizer`] turn a view into numbers; [`draw`] turns
-//! logits into a legal action (a [`Ppo`] draws on its device, by [`meristem_nn::kernels::sample`]);
-//! [`RewardState`] and [`advantages`] compute its reward and advantage. [`Vitals`] detects an env
-//! whose training has failed.
+//! - [`Action`] is one decision for one env. [`legal`] checks it against the host, [`apply`]
+//!   executes it. [`HEADS`] is the static table that converts an action into one choice per head
+//!   and back (H2).
+//! - [`Controller`] is the interface of all controllers: [`NoController`] never grows a module,
+//!   [`Heuristic`] follows written rules, [`RandomController`] draws legal actions at random,
+//!   [`Script`] follows a file. A controller receives an [`EnvView`] and nothing else; equal
+//!   histories give equal actions.
+//! - A policy uses [`write_observation`] and [`Normalizer`] to turn a view into numbers, and
+//!   [`draw`] to turn logits into a legal action. [`Ppo`] draws on its device, with
+//!   [`meristem_nn::kernels::sample`]. [`RewardState`] and [`advantages`] compute rewards and
+//!   advantages.
+//! - [`Vitals`] detects an env whose training has failed.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -35,7 +36,7 @@
 //!
 //! `docs/control.md` has the rules and tables.
 //!
-//! # Modules, from the ones that everything uses on
+//! # Modules, the most used ones first
 //! - `action`, `heads`, `masks`, `rules`: actions, their choices and their legality;
 //! - `view`, `history`, `trend`: an env as a controller sees it;
 //! - `controller`, `heuristic`, `random`, `script`: controllers without a policy;

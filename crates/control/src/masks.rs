@@ -1,4 +1,4 @@
-//! Masks of the legal choices of every head, and the layout of the heads in a row.
+//! Masks of the legal choices of every head, and the position of each head in a row.
 
 use meristem_grow::Host;
 
@@ -9,8 +9,8 @@ use crate::rules::{legal_blueprints, legal_slots};
 /// Number of heads.
 pub const HEAD_COUNT: usize = HEADS.len();
 
-/// Layout of the heads' choices in a row of logits, probabilities or mask: head after head in the
-/// order of [`HEADS`].
+/// Positions of the heads' choices in a row of logits, probabilities or mask: the heads follow each
+/// other in the order of [`HEADS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadLayout {
     sizes: [usize; HEAD_COUNT],
@@ -19,7 +19,7 @@ pub struct HeadLayout {
 }
 
 impl HeadLayout {
-    /// The layout for hosts with this many enabled slots and blueprints.
+    /// The layout for hosts with `slots` enabled slots and `blueprints` blueprints.
     pub fn new(slots: usize, blueprints: usize) -> Self {
         let sizes = HEADS.map(|head| head.size.choices(slots, blueprints));
         let mut offsets = [0; HEAD_COUNT];
@@ -31,24 +31,24 @@ impl HeadLayout {
         Self { sizes, offsets, total }
     }
 
-    /// Number of choices per head.
+    /// Number of choices of each head.
     pub fn sizes(&self) -> [usize; HEAD_COUNT] {
         self.sizes
     }
 
-    /// Choices of all heads: the length of a row.
+    /// Length of a row: the choices of all heads.
     pub fn total(&self) -> usize {
         self.total
     }
 
-    /// The part of a row that belongs to a head.
+    /// The range of a head in a row.
     pub fn range(&self, head: usize) -> std::ops::Range<usize> {
         self.offsets[head]..self.offsets[head] + self.sizes[head]
     }
 }
 
-/// Legal ops of one env, the slots in which each is legal, and the blueprints that may germinate in
-/// each slot.
+/// Legal ops of one env, the legal slots of each op, and the blueprints that may germinate in each
+/// slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Legality {
     slots: [Vec<bool>; Op::ALL.len()], // [op][slot]
@@ -65,21 +65,22 @@ impl Legality {
         }
     }
 
-    /// Whether an op is legal: WAIT always, the others if they are legal in some slot.
+    /// Whether an op is legal. WAIT always is; any other op needs a legal slot.
     pub fn op(&self, op: Op) -> bool {
         op == Op::Wait || self.slots[op.index()].contains(&true)
     }
 
-    /// Slots in which an op is legal; none for WAIT.
+    /// Slots in which an op is legal; all false for WAIT.
     pub fn slots(&self, op: Op) -> &[bool] {
         &self.slots[op.index()]
     }
 
-    /// Writes the words of each slot as the kernel of the draws reads them: the ops that are legal
-    /// there, op i as bit i, then the blueprints that may germinate there, likewise.
+    /// Writes the legality of each slot as bit masks for the sampling kernel. The first word of a
+    /// slot holds the legal ops, op i in bit i. The following words hold the blueprints that may
+    /// germinate in the slot.
     ///
     /// # Panics
-    /// If there are no words for every slot.
+    /// If `places` has fewer than two words per slot.
     pub fn write_places(&self, places: &mut [u32]) {
         let words = places.len() / self.blueprints.len().max(1);
         let slots = places.chunks_exact_mut(words.max(1)).zip(&self.blueprints).enumerate();
@@ -92,13 +93,13 @@ impl Legality {
         }
     }
 
-    /// Writes the mask of the ops, 1 legal and 0 not, over the op head's part of a row.
+    /// Writes the mask of the op head into a row: 1 for a legal op, 0 otherwise.
     pub fn write_ops(&self, layout: &HeadLayout, mask: &mut [u8]) {
         let ops = &mut mask[layout.range(HeadKind::Op as usize)];
         ops.iter_mut().zip(Op::ALL).for_each(|(legal, op)| *legal = u8::from(self.op(op)));
     }
 
-    /// Writes the masks of all heads, given the choices that were made.
+    /// Writes the masks of all heads under the given choices of op and slot.
     pub fn write_all(&self, layout: &HeadLayout, choices: &Choices, mask: &mut [u8]) {
         self.write_ops(layout, mask);
         let [op, slot, ..] = *choices;
@@ -107,11 +108,10 @@ impl Legality {
         }
     }
 
-    /// Writes the mask of a head after the op, given the op and the slot that were chosen: the slot
-    /// head, for which `slot` does not matter, gets the slots of that op, the blueprint head the
-    /// blueprints that may germinate in the slot. A head that the op does not use is pinned to
-    /// choice 0, the others are free. With one choice left a head's log-probability and entropy are
-    /// 0.
+    /// Writes the mask of a head other than the op head, under the given op and slot. The slot head
+    /// has the legal slots of the op; `slot` is ignored then. The blueprint head has the blueprints
+    /// that may germinate in the slot. A head that the op does not use is pinned to choice 0; all
+    /// other heads are free. A head with one legal choice has log-probability and entropy 0.
     pub fn write_head(&self, head: usize, (op, slot): (Op, usize), part: &mut [u8]) {
         let head = &HEADS[head];
         let free = vec![true; part.len()];

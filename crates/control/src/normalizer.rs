@@ -2,14 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Bound to which normalised values are clipped, on either side.
+/// Normalised values are clipped to ±`CLIP`.
 pub const CLIP: f32 = 10.0;
 
-/// Added to a variance, so that a nearly constant feature is divided by .01 at least.
+/// Added to every variance; the smallest divisor is .01.
 const EPSILON: f64 = 1e-4;
 
-/// Count, mean and sum of squared deviations per feature, in f64 (Welford 1962). Two are merged by
-/// the formula of Chan, Golub and LeVeque (1979).
+/// Count, mean and sum of squared deviations per feature, in f64 (Welford 1962). [`Moments::merge`]
+/// uses the formula of Chan, Golub and LeVeque (1979).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Moments {
@@ -24,17 +24,17 @@ impl Moments {
         Self { count: 0.0, mean: vec![0.0; len], m2: vec![0.0; len] }
     }
 
-    /// Features of a row.
+    /// Number of features of a row.
     pub fn len(&self) -> usize {
         self.mean.len()
     }
 
-    /// Whether rows have no features.
+    /// Whether a row has no features.
     pub fn is_empty(&self) -> bool {
         self.mean.is_empty()
     }
 
-    /// Rows added.
+    /// Number of rows added.
     pub fn count(&self) -> f64 {
         self.count
     }
@@ -44,7 +44,7 @@ impl Moments {
         &self.mean
     }
 
-    /// Population variance of a feature; 1 before two rows were added.
+    /// Population variance of a feature; 1 for fewer than two rows.
     pub fn variance(&self, feature: usize) -> f64 {
         if self.count < 2.0 { 1.0 } else { self.m2[feature] / self.count }
     }
@@ -54,14 +54,14 @@ impl Moments {
         [&[self.count], &self.mean[..], &self.m2[..]].concat()
     }
 
-    /// Restores the numbers of [`Moments::to_vec`].
+    /// Decodes the numbers of [`Moments::to_vec`].
     pub(crate) fn from_slice(numbers: &[f64]) -> Self {
         let (count, rest) = numbers.split_first().map_or((0.0, numbers), |(c, rest)| (*c, rest));
         let (mean, m2) = rest.split_at(rest.len() / 2);
         Self { count, mean: mean.to_vec(), m2: m2.to_vec() }
     }
 
-    /// Adds a row.
+    /// Adds a row of features.
     pub fn push(&mut self, row: &[f32]) {
         self.count += 1.0;
         for ((mean, m2), x) in self.mean.iter_mut().zip(&mut self.m2).zip(row) {
@@ -71,7 +71,7 @@ impl Moments {
         }
     }
 
-    /// Merges the rows of `other`.
+    /// Adds the rows of `other`.
     pub fn merge(&mut self, other: &Self) {
         let count = self.count + other.count;
         if count == 0.0 {
@@ -87,8 +87,8 @@ impl Moments {
     }
 }
 
-/// Normalises observations by moments that are frozen during a rollout. The rows of a rollout are
-/// collected separately and merged by [`Normalizer::commit`], between rounds.
+/// Normalises observations with moments that stay fixed during a rollout. The rows of the rollout
+/// are collected separately; [`Normalizer::commit`] merges them between rounds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Normalizer {
@@ -97,22 +97,22 @@ pub struct Normalizer {
 }
 
 impl Normalizer {
-    /// A normaliser for rows of `len` features. Until the first commit rows are only clipped.
+    /// A normaliser for rows of `len` features. Before the first commit rows are only clipped.
     pub fn new(len: usize) -> Self {
         Self { frozen: Moments::new(len), gathered: Moments::new(len) }
     }
 
-    /// Features of a row.
+    /// Number of features of a row.
     pub fn len(&self) -> usize {
         self.frozen.len()
     }
 
-    /// Whether rows have no features.
+    /// Whether a row has no features.
     pub fn is_empty(&self) -> bool {
         self.frozen.is_empty()
     }
 
-    /// Adds a row to the next commit and normalises it in place: (x − mean)/std, clipped to ±10.
+    /// Adds a row to the next commit, then normalises it in place: (x − mean)/std, clipped to ±10.
     pub fn gather(&mut self, row: &mut [f32]) {
         self.gathered.push(row);
         self.normalize(row);
@@ -147,12 +147,12 @@ impl Normalizer {
         &self.gathered
     }
 
-    /// The moments in use.
+    /// The moments used for normalisation.
     pub fn moments(&self) -> &Moments {
         &self.frozen
     }
 
-    /// Whether a normaliser that was read from a file is valid for rows of `len` features.
+    /// Whether a normaliser from a file is valid for rows of `len` features.
     pub(crate) fn fits(&self, len: usize) -> bool {
         let fine = |moments: &Moments| {
             moments.mean.len() == len

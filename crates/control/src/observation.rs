@@ -1,9 +1,9 @@
 //! Observations: a policy's view of an env, as numbers in a fixed layout.
 //!
-//! A row is the [`BaseObservation`] and then one [`SlotObservation`] per enabled slot, each written
-//! field by field in the order of its declaration. The blueprint of each slot is an index beside
-//! the row, for the policy's embedding. `docs/control.md`, Observation, has the scales:
-//! symlog(x) = sign(x)·ln(1 + |x|) and L(x) = symlog(x)/7.
+//! A row is the [`BaseObservation`] followed by one [`SlotObservation`] per enabled slot. Both are
+//! written field by field, in the order of declaration. The blueprints of the slots are separate
+//! indices, for the policy's embedding. `docs/control.md`, Observation, has the scales: symlog(x) =
+//! sign(x)·ln(1 + |x|) and L(x) = symlog(x)/7.
 
 use meristem_grow::{AlphaMode, Module, Slot, Stage};
 use meristem_nn::graph::BlendMode;
@@ -12,13 +12,13 @@ use crate::action::Op;
 use crate::history::SlotHistory;
 use crate::view::EnvView;
 
-/// Number of most recent steps whose losses and accuracies are in an observation.
+/// Number of recent steps whose losses and accuracies are in an observation.
 pub const RECENT_STEPS: usize = 5;
 
 /// Decay per step of the confidence in a counterfactual measurement.
 const COUNTERFACTUAL_DECAY: f32 = 0.995;
 
-/// Replaces a loss or a norm that is not finite.
+/// Substitute for a loss or a norm that is not finite.
 const NOT_FINITE: f32 = 1e6;
 
 /// An observation of the whole env.
@@ -26,14 +26,13 @@ const NOT_FINITE: f32 = 1e6;
 pub struct BaseObservation {
     /// Step / T. In [0, 1].
     pub step: f32,
-    /// L(control loss now); −1 before the first.
+    /// L(current control loss); −1 before the first step.
     pub loss: f32,
-    /// Control accuracy now, in [0, 1]; −1 before the first.
+    /// Current control accuracy, in [0, 1]; −1 before the first step.
     pub accuracy: f32,
-    /// L(control loss) of the last five steps, the newest last; −1 where there was none yet.
+    /// L(control loss) of the last five steps, the newest last; −1 for missing steps.
     pub recent_losses: [f32; RECENT_STEPS],
-    /// Control accuracy, in [0, 1], of the last five steps, the newest last; −1 where there was
-    /// none yet.
+    /// Control accuracy, in [0, 1], of the last five steps, the newest last; −1 for missing steps.
     pub recent_accuracies: [f32; RECENT_STEPS],
     /// Share of the enabled slots in Training.
     pub training_share: f32,
@@ -41,57 +40,57 @@ pub struct BaseObservation {
     pub blending_share: f32,
     /// Share of the enabled slots in Holding or Fossilized.
     pub settled_share: f32,
-    /// 1 if the last action succeeded, else 0; 0 at the first step.
+    /// 1 if the last action succeeded, else 0; 0 in the first step.
     pub last_succeeded: f32,
-    /// One-hot of the last op; zeros at the first step.
+    /// One-hot of the last op; zeros in the first step.
     pub last_op: [f32; Op::ALL.len()],
 }
 
-/// An observation of one slot. A dormant slot is all zeros; a slot that waits for reuse (Pruned,
-/// Embargoed, Resetting) has only its stage and its steps.
+/// An observation of one slot. A dormant slot is all zeros. A slot that waits for reuse (Pruned,
+/// Embargoed, Resetting) has only `stage` and `stage_steps`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SlotObservation {
     /// 1 if the slot has a module.
     pub occupied: f32,
-    /// One-hot of the stage, in the order of [`Stage::ALL`]; the tenth position is never used.
+    /// One-hot of the stage, in the order of [`Stage::ALL`]; the tenth position is always 0.
     pub stage: [f32; Stage::ONE_HOT],
     /// Alpha.
     pub alpha: f32,
-    /// Contribution in percentage points / 10, clipped to ±1; 0 before it was measured.
+    /// Contribution in percentage points / 10, clipped to ±1; 0 before the first measurement.
     pub contribution: f32,
     /// Change between the last two contributions in percentage points / 10, clipped to ±1.
     pub contribution_velocity: f32,
     /// Steps of the module's first blending / 12.
     pub tempo: f32,
-    /// Alpha's target: the chosen one before Blending, the controller's from then on.
+    /// Target of alpha: the module's target before Blending, the alpha controller's from then on.
     pub target: f32,
     /// Mode of the alpha controller (rest 0, up 1, down 2) / 2.
     pub mode: f32,
-    /// Steps of the controller's last move / T.
+    /// Length of the alpha controller's last move, in steps / T.
     pub steps_total: f32,
-    /// Steps of that move done / T.
+    /// Steps of the move that are done / T.
     pub steps_done: f32,
-    /// Steps of that move left / T.
+    /// Steps of the move that are left / T.
     pub steps_to_go: f32,
-    /// Change of alpha since the step before.
+    /// Change of alpha since the last step.
     pub alpha_velocity: f32,
     /// Mode of the blending style (add 0, multiply 1, gate 2) / 2.
     pub blend: f32,
     /// Sum of the interactions with other modules in percentage points / 10, clipped to ±1.
     pub interaction_sum: f32,
-    /// L(L2 norm of the module's gradient); 0 before it was measured.
+    /// L(L2 norm of the module's gradient); 0 before the first measurement.
     pub gradient_norm: f32,
-    /// Gradient health, in [0, 1]; 0 before it was measured.
+    /// Gradient health, in [0, 1]; 0 before the first measurement.
     pub health: f32,
     /// Share of tensors whose gradient vanished.
     pub vanishing: f32,
     /// Share of tensors whose gradient exploded.
     pub exploding: f32,
-    /// Gradient health a step ago; −1 if unknown.
+    /// Gradient health in the last step; −1 if unknown.
     pub previous_health: f32,
-    /// Steps in this stage / T.
+    /// Steps in the current stage / T.
     pub stage_steps: f32,
-    /// .995 to the power of the steps since the last counterfactual; −1 if there was none.
+    /// .995 to the power of the steps since the last counterfactual; −1 before the first one.
     pub counterfactual_freshness: f32,
     /// Age of the module in steps / T.
     pub age: f32,
@@ -211,16 +210,16 @@ impl SlotObservation {
     }
 }
 
-/// Floats of an observation with this many enabled slots: 23 + 31·S.
+/// Floats of an observation with `slots` enabled slots S: 23 + 31·S.
 pub fn observation_len(slots: usize) -> usize {
     BaseObservation::LEN + SlotObservation::LEN * slots
 }
 
-/// Writes an env's observation into `row` (23 + 31·S floats) and the blueprints of its slots into
-/// `blueprints` (S indices in the host's blueprint set; a slot without a module has the number of
-/// blueprints).
+/// Writes an env's observation into `row` (23 + 31·S floats), and the blueprints of its slots into
+/// `blueprints` (S indices in the host's blueprint set). An empty slot has the index
+/// `blueprints().len()`.
 ///
-/// Values beyond the end of either slice are dropped; the caller provides the lengths above.
+/// Values beyond the end of either slice are dropped.
 pub fn write_observation(view: &EnvView<'_>, row: &mut [f32], blueprints: &mut [u32]) {
     let mut row = Row { rest: row };
     BaseObservation::from_view(view).write(&mut row);
@@ -233,7 +232,7 @@ pub fn write_observation(view: &EnvView<'_>, row: &mut [f32], blueprints: &mut [
     }
 }
 
-/// The positions of a row that are still to be written.
+/// The part of a row that is not yet written.
 struct Row<'a> {
     rest: &'a mut [f32],
 }
@@ -247,7 +246,7 @@ impl Row<'_> {
     }
 }
 
-/// L(x); a value that is not finite counts as a million.
+/// L(x); a value that is not finite counts as 10^6.
 fn log_scale(x: f32) -> f32 {
     let x = if x.is_finite() { x } else { NOT_FINITE };
     x.signum() * x.abs().ln_1p() / 7.0
@@ -266,7 +265,7 @@ fn over(steps: u32, episode_steps: u32) -> f32 {
     steps as f32 / episode_steps.max(1) as f32
 }
 
-/// The last five values, the newest last, −1 where there are fewer.
+/// The last five values, the newest last; −1 for missing values.
 fn last(values: &[f32], scale: impl Fn(f32) -> f32) -> [f32; RECENT_STEPS] {
     let mut recent = [-1.0; RECENT_STEPS];
     for (place, value) in recent.iter_mut().rev().zip(values.iter().rev()) {

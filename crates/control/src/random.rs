@@ -1,4 +1,4 @@
-//! A controller that draws uniformly among the legal choices.
+//! A controller that draws legal actions at random.
 
 use meristem_device::random::{Purpose, Rng};
 use serde::{Deserialize, Serialize};
@@ -12,12 +12,12 @@ use crate::sampling::{Pick, draw};
 use crate::state::ControllerState;
 use crate::view::EnvView;
 
-/// Draws the op uniformly among the legal ones, the slot uniformly among those where this op is
-/// legal, and every other choice uniformly: the behaviour of an untrained policy.
+/// Draws the op uniformly among the legal ops, the slot uniformly among its legal slots, and every
+/// other choice uniformly, as an untrained policy does.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RandomController {
     seed: u64,
-    /// Decisions so far per env, part of the key of the next draw.
+    /// Number of decisions per env; part of the key of the next draw.
     decisions: Vec<u64>,
 }
 

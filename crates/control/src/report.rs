@@ -4,8 +4,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::masks::HEAD_COUNT;
 
-/// Diagnostics of a round and of the policy update at its end. Figures of a skipped update may be
-/// not finite; they are null in JSON.
+/// Diagnostics of a round and of its policy update. Numbers of a skipped update may be infinite or
+/// NaN; JSON has null for both.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RoundReport {
@@ -13,25 +13,25 @@ pub struct RoundReport {
     pub transitions: usize,
     /// Mean over the envs of the undiscounted sum of rewards, penalties included.
     pub mean_return: f64,
-    /// Actions taken per op, in index order.
+    /// Actions per op, in index order.
     pub ops: [u64; 6],
-    /// Mean normalised entropy per head, over the transitions where it had a choice; in [0, 1], 0
-    /// where it never had one.
+    /// Mean normalised entropy per head, in [0, 1], over the transitions with at least two legal
+    /// choices; 0 for a head without such transitions.
     #[serde(deserialize_with = "nulls_as_nan")]
     pub entropies: [f64; HEAD_COUNT],
-    /// Epochs whose step was applied.
+    /// Epochs whose Adam step was applied.
     pub epochs: usize,
     /// Whether the KL limit stopped the update before its last epoch.
     pub stopped_by_kl: bool,
     /// Updates skipped because loss or gradient was not finite.
     pub skipped: usize,
-    /// KL of the last epoch evaluated, from the policy that acted (mean of e^x − 1 − x).
+    /// KL divergence from the acting policy in the last epoch evaluated (mean of e^x − 1 − x).
     #[serde(deserialize_with = "null_as_nan")]
     pub kl: f64,
-    /// Share of used heads whose ratio was clipped, in the last epoch evaluated.
+    /// Share of clipped ratios among the used heads, in the last epoch evaluated.
     #[serde(deserialize_with = "null_as_nan")]
     pub clip_fraction: f64,
-    /// Objective of the policy, which is maximised, in the last epoch evaluated.
+    /// Maximised policy objective, in the last epoch evaluated.
     #[serde(deserialize_with = "null_as_nan")]
     pub policy_objective: f64,
     /// Value loss, in the last epoch evaluated.
@@ -40,18 +40,18 @@ pub struct RoundReport {
     /// L2 norm of the gradient before clipping, in the last epoch evaluated.
     #[serde(deserialize_with = "null_as_nan")]
     pub gradient_norm: f64,
-    /// 1 − Var(returns − values)/Var(returns) of the rollout; 0 where the returns do not vary.
+    /// 1 − Var(returns − values)/Var(returns) of the rollout; 0 for constant returns.
     pub explained_variance: f64,
-    /// Running standard deviation that returns are divided by.
+    /// Running standard deviation of the returns, by which they are divided.
     pub return_scale: f64,
     /// Fingerprint of the policy's weights and optimiser after the update, equal on all ranks;
-    /// absent with a single rank. Over several ranks, entropies, KL, objective, losses and shares
+    /// absent with a single rank. With several ranks, entropies, KL, objective, losses and shares
     /// are means over the ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fingerprint: Option<String>,
 }
 
-/// Reads null, which stands for NaN in JSON.
+/// Reads null as NaN.
 pub(crate) fn null_as_nan<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or(f64::NAN))
 }

@@ -1,7 +1,8 @@
 //! Rewards of single transitions, term by term (`docs/control.md`, Rewards).
 //!
-//! acc is the control accuracy in percentage points, c the leave-one-out contribution of a module,
-//! E the parameters of modules that take part in the network, weighted by alpha.
+//! acc is the control accuracy in percentage points, and c the leave-one-out contribution of a
+//! module. E is the number of parameters of modules in the network, each module weighted by its
+//! alpha.
 
 use meristem_grow::{Host, ParameterCounts, Stage};
 use serde::{Deserialize, Serialize};
@@ -11,7 +12,7 @@ use crate::report::null_as_nan;
 use crate::rules::Outcome;
 use crate::view::EnvView;
 
-/// Least number of host parameters in the comparison of growth with the host.
+/// Smallest number of host parameters in the ratio of grown to host parameters.
 const MIN_HOST_PARAMETERS: f64 = 200.0;
 
 /// Kind of reward.
@@ -20,15 +21,14 @@ const MIN_HOST_PARAMETERS: f64 = 200.0;
 pub enum RewardMode {
     /// Gain in accuracy, minus a rent for grown parameters.
     Basic,
-    /// `Basic`, with a potential of the stages, and prices on fossilizing, pruning and acting.
+    /// `Basic`, plus a stage potential, and terms for fossilizing, pruning and acting.
     #[default]
     Contribution,
-    /// Zero until the end of the episode, then the final accuracy, minus a price for grown
-    /// parameters.
+    /// 0 until the end of the episode, then the final accuracy minus a price for grown parameters.
     Sparse,
-    /// Lead over the bare twin: its control loss minus the control loss of the env, from step to
-    /// step, minus a price for parameters and actions. The potential of the stages is worth
-    /// nothing over a whole episode.
+    /// Change of the lead over the bare twin, plus a stage potential, minus prices for parameters
+    /// and actions. The lead is the twin's control loss minus the env's. The stage potential adds
+    /// up to 0 over an episode.
     Shaped,
 }
 
@@ -54,27 +54,27 @@ pub struct RewardConfig {
     pub mode: RewardMode,
     /// Per percentage point of accuracy gained: .2.
     pub gain: f64,
-    /// Weight of the rent's logarithm: .05.
+    /// Factor on the logarithm in the rent: .05.
     pub rent: f64,
     /// Largest rent of a step: .5.
     pub rent_max: f64,
     /// Weight of the stage potential: .1.
     pub potential: f64,
-    /// Discount in the stage potential; the policy's γ, so that the potential changes no optimum
-    /// (Ng, Harada and Russell, ICML 1999): .995.
+    /// Discount in the stage potential. Equal to the policy's γ, so that the potential changes no
+    /// optimal policy (Ng, Harada and Russell, ICML 1999): .995.
     pub gamma: f64,
-    /// Weight of the harmonic mean on a good FOSSILIZE: .1.
+    /// Weight of the harmonic mean for a good FOSSILIZE: .1.
     pub fossilize: f64,
     /// Price of any other FOSSILIZE: .5.
     pub fossilize_price: f64,
-    /// Reward for pruning a module with a negative contribution: .1.
+    /// Reward for pruning a module with negative contribution: .1.
     pub prune: f64,
-    /// Price of any op but WAIT: .01.
+    /// Price of every op except WAIT: .01.
     pub op_price: f64,
     /// Weight of the size in the sparse reward: .1.
     pub sparse_size: f64,
-    /// Per nat of control loss below the twin's: 8, the worth of `gain` at 40 points of accuracy to
-    /// a nat (records/2026-11-22-growth-that-pays.md).
+    /// Per nat of lead over the twin: 8. This equals `gain` at 40 percentage points of accuracy per
+    /// nat (records/2026-11-22-growth-that-pays.md).
     pub advantage: f64,
     /// Weight of the size in the shaped reward: .1.
     pub size: f64,
@@ -100,40 +100,39 @@ impl Default for RewardConfig {
     }
 }
 
-/// The terms of one transition's reward. Ranges are for the default weights, and for accuracies
-/// within 0 and 100 percentage points; a term that is not part of the mode is 0.
+/// The terms of one transition's reward. Ranges hold for the default weights and accuracies from 0
+/// to 100 percentage points. Terms that the mode does not use are 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RewardTerms {
-    /// `gain · (acc_t − acc_{t−1})`, 0 at the first step. In [−20, 20]. Basic, contribution.
+    /// `gain · (acc_t − acc_{t−1})`, 0 in the first step. In [−20, 20]. Basic, contribution.
     #[serde(deserialize_with = "null_as_nan")]
     pub gain: f64,
     /// `−min(rent · ln(1 + E/max(host, 200)), rent_max)`. In [−.5, 0]. Basic, contribution.
     #[serde(deserialize_with = "null_as_nan")]
     pub rent: f64,
-    /// `potential · (γΦ' − Φ)`, Φ the sum over modules of Germinated 1, Training 2, Blending 3.5,
-    /// Holding 5.5, Fossilized 6, before the transition (Φ) and after it (Φ'). In [−.6, .6] per
-    /// slot. Contribution, and shaped, where Φ' is 0 at the last step, so that with γ = 1 the terms
-    /// of an episode add up to 0.
+    /// `potential · (γΦ' − Φ)`, with the potential Φ before the transition and Φ' after it. Φ sums
+    /// over the modules: Germinated 1, Training 2, Blending 3.5, Holding 5.5, Fossilized 6. In
+    /// [−.6, .6] per slot. Contribution, shaped. In mode shaped Φ' is 0 at the last step, so that
+    /// with γ = 1 the terms of an episode sum to 0.
     #[serde(deserialize_with = "null_as_nan")]
     pub potential: f64,
-    /// On FOSSILIZE, with p the env's gain since the module germinated: `fossilize · 2pc/(p + c)`
-    /// if c >= `min_contribution` and p, c > 0, else `−fossilize_price`, also where the gate
-    /// refused. In [−.5, 10]. Contribution.
+    /// For FOSSILIZE, with p the env's gain in accuracy since the module germinated: `fossilize ·
+    /// 2pc/(p + c)` if c >= `min_contribution` and p, c > 0; else `−fossilize_price`, also if the
+    /// gate refuses. In [−.5, 10]. Contribution.
     #[serde(deserialize_with = "null_as_nan")]
     pub fossilize: f64,
-    /// `prune` on PRUNE of a module with c < 0. 0 or .1. Contribution.
+    /// `prune` for a PRUNE of a module with c < 0. 0 or .1. Contribution.
     #[serde(deserialize_with = "null_as_nan")]
     pub prune: f64,
-    /// `−op_price` for any op but WAIT. −.01 or 0. Contribution, shaped.
+    /// `−op_price` for every op except WAIT. −.01 or 0. Contribution, shaped.
     #[serde(deserialize_with = "null_as_nan")]
     pub op: f64,
-    /// At the last step `acc/100 − sparse_size · ln(1 + E/max(host, 200))`, on the control split;
-    /// before it 0. At most 1. Sparse.
+    /// At the last step `acc/100 − sparse_size · ln(1 + E/max(host, 200))`, else 0. At most 1.
+    /// Sparse.
     #[serde(deserialize_with = "null_as_nan")]
     pub result: f64,
-    /// `advantage · (A_t − A_{t−1})` with A the control loss of the twin minus the control
-    /// loss of the env, in nats; 0 at the first step. A step without A counts as one with the A
-    /// before it. Shaped.
+    /// `advantage · (A_t − A_{t−1})` with the lead A in nats, the twin's control loss minus the
+    /// env's; 0 in the first step. A step without A repeats the last A. Shaped.
     #[serde(default, deserialize_with = "null_as_nan")]
     pub advantage: f64,
     /// `−size · (G' − G)` with G = ln(1 + E/max(host, 200)) before the transition and G' after it.
@@ -159,14 +158,14 @@ impl RewardTerms {
         ]
     }
 
-    /// The reward: the sum of the terms. A sum that is not finite (because of a NaN loss) counts as
-    /// 0: the governor's penalty takes its place.
+    /// The reward: the sum of the terms. A sum that is not finite, from a NaN loss, counts as 0;
+    /// the governor's penalty takes its place.
     pub fn total(&self) -> f64 {
         let total: f64 = self.named().iter().map(|(_, term)| term).sum();
         if total.is_finite() { total } else { 0.0 }
     }
 
-    /// Adds another transition's terms, for totals.
+    /// Adds the terms of another transition, for totals.
     pub fn add(&mut self, other: &Self) {
         self.gain += other.gain;
         self.rent += other.rent;
@@ -180,7 +179,7 @@ impl RewardTerms {
     }
 }
 
-/// State before an action that its reward needs, because the action may remove the module.
+/// State before an action, for its reward. Recorded early because the action may remove the module.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Deed {
     op: Op,
@@ -207,8 +206,8 @@ impl Deed {
     }
 }
 
-/// Reference values for the reward of an env's next transition. Reset with every episode and after
-/// a rollback: no difference of accuracies spans one.
+/// Reference values for the reward of an env's next transition. Reset at the start of an episode
+/// and after a rollback, so that no difference spans either.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RewardState {
     accuracy_pp: Option<f32>,
@@ -220,15 +219,15 @@ pub struct RewardState {
 }
 
 impl RewardState {
-    /// Starts a trajectory with this host: there is no measurement to compare with, and stages
-    /// reached earlier have been rewarded, and parameters paid for, already.
+    /// Starts a trajectory with this host. There is no earlier measurement to compare with. Stages
+    /// reached and parameters grown before this point yield no reward and no price.
     pub fn begin(host: &Host, parameters: &ParameterCounts) -> Self {
         let growth = growth_log(host, parameters);
         Self { accuracy_pp: None, potential: potential(host), advantage: None, growth }
     }
 
     /// Computes the terms of a transition. `deed` is the state before the action; `host`,
-    /// `parameters` and `outcome` are those after it.
+    /// `parameters` and `outcome` describe the state after it.
     pub fn transition(
         &mut self,
         config: &RewardConfig,
@@ -266,7 +265,7 @@ impl RewardState {
                 RewardTerms { result, ..RewardTerms::default() }
             }
             RewardMode::Shaped => {
-                // Nothing comes after the last step.
+                // The potential of the state after the last step is 0.
                 self.potential = if deed.last_step { 0.0 } else { self.potential };
                 let both = self.advantage.zip(before.advantage);
                 RewardTerms {
@@ -294,12 +293,12 @@ impl RewardState {
     }
 }
 
-/// The gate has compared the contribution with `min_contribution`: a refused FOSSILIZE pays the
-/// price.
+/// The FOSSILIZE term. The gate compares the contribution with `min_contribution`, so a refusal
+/// costs `fossilize_price`.
 fn fossilize(config: &RewardConfig, deed: &Deed, outcome: &Outcome) -> f64 {
     let gain = deed.gain_since_germination_pp.map_or(0.0, f64::from);
     let contribution = deed.contribution_pp.map_or(0.0, f64::from);
-    // In permissive mode the gate lets a contribution of 0 pass: the harmonic mean is 0 then.
+    // In permissive mode the gate admits a contribution of 0; the harmonic mean is then 0.
     if !outcome.succeeded || gain <= 0.0 || contribution < 0.0 {
         return -config.fossilize_price;
     }
@@ -313,7 +312,7 @@ fn growth_log(host: &Host, parameters: &ParameterCounts) -> f64 {
     (active / (parameters.host as f64).max(MIN_HOST_PARAMETERS)).ln_1p()
 }
 
-/// Φ: the sum over the modules of an env.
+/// Φ: the stage potential of a host.
 fn potential(host: &Host) -> f64 {
     let of = |stage: Stage| match stage {
         Stage::Germinated => 1.0,

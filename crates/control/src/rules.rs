@@ -9,7 +9,7 @@ use crate::action::{Action, Op};
 /// Outcome of an action.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
-    /// Whether the action succeeded; an ADVANCE or FOSSILIZE whose gate refuses did not.
+    /// Whether the action succeeded; false for an ADVANCE or FOSSILIZE whose gate refused.
     pub succeeded: bool,
     /// The change of stage, if any.
     pub change: Option<StageChange>,
@@ -17,11 +17,11 @@ pub struct Outcome {
     pub gate: Option<GateReport>,
 }
 
-/// Checks that an action is legal now. An ADVANCE or FOSSILIZE is legal when its gate may be asked,
-/// whether or not the gate then passes.
+/// Checks that an action is legal now. An ADVANCE or FOSSILIZE is legal in a stage that has a gate,
+/// even if the gate then refuses.
 ///
 /// # Errors
-/// The rule that forbids it.
+/// The rule that the action violates.
 pub fn legal(action: &Action, host: &Host) -> Result<(), LifecycleError> {
     match *action {
         Action::Wait => Ok(()),
@@ -33,8 +33,8 @@ pub fn legal(action: &Action, host: &Host) -> Result<(), LifecycleError> {
     }
 }
 
-/// The slot mask of an op: true where the op is legal, GERMINATE where it is with some blueprint.
-/// For WAIT, which has no slot, all false.
+/// The slot mask of an op: true where the op is legal, for GERMINATE with at least one blueprint.
+/// All false for WAIT, which has no slot.
 pub fn legal_slots(op: Op, host: &Host) -> Vec<bool> {
     let legal = |slot: usize| match op {
         Op::Wait => false,
@@ -47,19 +47,19 @@ pub fn legal_slots(op: Op, host: &Host) -> Vec<bool> {
     (0..host.slots().len()).map(legal).collect()
 }
 
-/// The blueprint mask of a GERMINATE in a slot. All other heads are free where their op is legal.
+/// The blueprint mask of GERMINATE in a slot.
 pub fn legal_blueprints(slot: usize, host: &Host) -> impl Iterator<Item = bool> {
     (0..host.blueprints().len()).map(move |blueprint| host.check_germinate(slot, blueprint).is_ok())
 }
 
-/// The op mask: an op is legal if it is legal in some slot; WAIT always.
+/// The op mask: true for WAIT, and for every op that is legal in some slot.
 pub fn legal_ops(host: &Host) -> [bool; 6] {
     Op::ALL.map(|op| op == Op::Wait || legal_slots(op, host).contains(&true))
 }
 
-/// Executes an action. `measured` are the measurements of each slot (shorter lists count as not
-/// measured), `accuracy_pp` the current control accuracy in percentage points, which a new module
-/// stores.
+/// Executes an action. `measured` has the measurements of each slot; slots beyond its end count as
+/// not measured. A new module stores `accuracy_pp`, the current control accuracy in percentage
+/// points.
 ///
 /// # Errors
 /// The errors of [`legal`]; the host is then unchanged.

@@ -1,8 +1,9 @@
-//! Sampling of choices from logits: masked distributions with probability floors, drawn head by
-//! head.
+//! Sampling of choices from logits, head by head, from masked distributions with probability
+//! floors.
 //!
 //! With n legal choices and f = min(floor, .99/n), a legal choice has the probability p = f + (1 −
-//! n·f)·softmax(logits over the legal choices); the others have none. All arithmetic is f32.
+//! n·f)·softmax(logits over the legal choices). Illegal choices have probability 0. All arithmetic
+//! is f32.
 
 use meristem_device::random::Rng;
 
@@ -10,16 +11,16 @@ use crate::action::{Action, Choices, Op};
 use crate::heads::{Floors, HEADS, HeadKind};
 use crate::masks::{HEAD_COUNT, HeadLayout, Legality};
 
-/// Represents minus infinity among logits: its exponential is 0, and being finite it gives no NaN
-/// differences.
+/// Logit of an illegal choice. Its exponential is 0; minus infinity could yield NaN in a
+/// difference.
 pub const MASKED_LOGIT: f32 = -1e9;
 
 /// Method of choosing.
 #[derive(Debug)]
 pub enum Pick<'a> {
-    /// Draw by probability.
+    /// Draw according to the probabilities.
     Sample(&'a mut Rng),
-    /// The most probable choice; among equals the first.
+    /// Take the most probable choice; the first among equals.
     Greedy,
 }
 
@@ -28,29 +29,28 @@ pub enum Pick<'a> {
 pub struct Draw {
     /// One choice per head.
     pub choices: Choices,
-    /// Log-probability of the choice, per head; 0 where only one was legal.
+    /// Log-probability of the choice, per head; 0 for a head with one legal choice.
     pub log_probs: [f32; HEAD_COUNT],
-    /// Entropy per head over its largest possible value ln(n), in [0, 1]; 0 where only one was
-    /// legal.
+    /// Normalised entropy per head, in [0, 1]; 0 for a head with one legal choice.
     pub entropies: [f32; HEAD_COUNT],
 }
 
 impl Draw {
     /// The action of the choices.
     pub fn action(&self) -> Action {
-        // Every head has a choice within its size, so this is always an action.
+        // Every choice is below its head's size, so there always is an action.
         Action::from_choices(&self.choices).unwrap_or(Action::Wait)
     }
 }
 
-/// Number of legal choices, and the probability floor of each.
+/// Number of legal choices, and the effective probability floor of each.
 pub fn effective_floor(floor: f32, mask: &[u8]) -> (usize, f32) {
     let legal = mask.iter().filter(|choice| **choice != 0).count();
     (legal, floor.min(0.99 / legal.max(1) as f32))
 }
 
-/// Turns one head's logits into probabilities, in place. A single legal choice has exactly 1. A
-/// logit that is not finite counts as 0.
+/// Turns the logits of one head into probabilities, in place. A single legal choice has probability
+/// 1 exactly. A logit that is not finite counts as 0.
 pub fn probabilities(logits: &mut [f32], mask: &[u8], floor: f32) {
     let (legal, floor) = effective_floor(floor, mask);
     let finite = |x: f32| if x.is_finite() { x } else { 0.0 };
@@ -67,7 +67,7 @@ pub fn probabilities(logits: &mut [f32], mask: &[u8], floor: f32) {
     }
 }
 
-/// Entropy of a head's probabilities over ln(n), n the number of legal choices; 0 for one choice.
+/// Normalised entropy of a head: the entropy divided by ln(n) for n legal choices; 0 for n = 1.
 pub fn normalized_entropy(probabilities: &[f32], mask: &[u8]) -> f32 {
     let legal = mask.iter().filter(|choice| **choice != 0).count();
     if legal < 2 {
@@ -77,9 +77,9 @@ pub fn normalized_entropy(probabilities: &[f32], mask: &[u8]) -> f32 {
     -terms.sum::<f32>() / (legal as f32).ln()
 }
 
-/// Draws an action: the op first, then the slot under that op's slot mask, then the rest. `logits`
-/// is one row in `layout` and is turned into the probabilities drawn from. `mask` receives the
-/// masks of this draw, as stored in a transition.
+/// Draws an action: the op, then a legal slot of this op, then the other heads. `logits` is one row
+/// in `layout`; it receives the probabilities. `mask` receives the masks of the draw, for the
+/// rollout.
 pub fn draw(
     layout: &HeadLayout,
     legality: &Legality,
@@ -110,7 +110,7 @@ pub fn draw(
     draw
 }
 
-/// Chooses a legal choice: illegal ones are skipped, whatever rounding does to the sum.
+/// Chooses among the legal choices only, even if the probabilities sum to less than 1 by rounding.
 fn choose(probabilities: &[f32], mask: &[u8], pick: &mut Pick<'_>) -> usize {
     let legal = || (0..mask.len()).filter(|choice| mask[*choice] != 0);
     match pick {

@@ -1,6 +1,6 @@
 //! A controller that follows a script file.
 //!
-//! The file has one JSON object a line; empty lines and lines that begin with `#` are skipped:
+//! The file has one JSON object per line. Empty lines and lines that begin with `#` are skipped:
 //!
 //! ```text
 //! {"step": 0, "op": "GERMINATE", "slot": "r0c1", "blueprint": "conv_light", "tempo": "fast"}
@@ -12,9 +12,9 @@
 //! | key | meaning | for |
 //! |---|---|---|
 //! | `step` | step of every episode, from 0 | all |
-//! | `env` | the env; without it every env without its own line for the step | all |
+//! | `env` | index of the env; without it, every env that has no line for this step | all |
 //! | `op` | the operation | all |
-//! | `slot` | name of the slot | all but WAIT |
+//! | `slot` | name of the slot | all except WAIT |
 //! | `blueprint` | name of the blueprint | GERMINATE |
 //! | `then` | the next action: FOSSILIZE | GERMINATE |
 //! | `tempo` | duration of the first blending | GERMINATE |
@@ -33,13 +33,14 @@
 //! | `alpha_speed` | `instant`, `fast`, `medium`, `slow` |
 //! | `alpha_curve` | `linear`, `cosine`, `sigmoid_gentle`, `sigmoid`, `sigmoid_sharp` |
 //!
-//! With `then` the germination takes place in the first step from `step` on in which it is legal;
-//! the module advances and becomes permanent as soon as gates pass, in steps that have no line of
-//! their own. Other steps without a line are WAIT. A key that is unknown, or that the op does not
-//! use, is an error; so are two lines for the same step and env, and an action that is not legal at
-//! its step. A gate that refuses is no error: the script may ask again. In an env that the governor
-//! has rolled back, modules that the script expects may be gone: there illegal actions are skipped
-//! until the end of the episode.
+//! With `then` the module germinates in the first step, from `step` on, in which GERMINATE is
+//! legal. Afterwards it advances as soon as its gates pass, until it is fossilized. These actions
+//! use steps without a line; all other steps without a line are WAIT.
+//!
+//! Errors are an unknown key, a key that the op does not use, a second line for the same step and
+//! env, and an action that is illegal at its step. A gate that refuses is no error; the script may
+//! try again. In an env that the governor rolled back, modules may be missing: illegal actions are
+//! then skipped until the end of the episode.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -71,12 +72,11 @@ struct ScriptLine {
     alpha_curve: Option<Curve>,
 }
 
-/// Parses an action that is written as in a line of a script, without `step`, `env` and `then`:
-/// `{"op": "GERMINATE", "slot": "r0c1", "blueprint": "norm"}`. Whether it is legal now is not
-/// checked.
+/// Parses an action in the form of a script line without `step`, `env` and `then`: `{"op":
+/// "GERMINATE", "slot": "r0c1", "blueprint": "norm"}`. Does not check legality.
 ///
 /// # Errors
-/// Description of a text that is no action, with the expected form.
+/// A description of the problem and of the expected form.
 pub fn parse_action(text: &str, host: &Host) -> Result<Action, String> {
     let mut keys: serde_json::Map<String, serde_json::Value> =
         serde_json::from_str(text).map_err(|error| error.to_string())?;
@@ -89,11 +89,11 @@ pub fn parse_action(text: &str, host: &Host) -> Result<Action, String> {
     line.action(host)
 }
 
-/// A germination with all that follows from it.
+/// A germination with `then`, and the advances that follow it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Growth {
     line: usize,
-    /// First step in which it may happen.
+    /// First step in which the module may germinate.
     from: u32,
     env: Option<usize>,
     slot: usize,
@@ -101,7 +101,7 @@ struct Growth {
 }
 
 impl Growth {
-    /// The next action for the module, if there is one now.
+    /// The next action for the module; `None` if nothing is due now.
     fn next(&self, view: &EnvView<'_>) -> Option<Action> {
         let Self { from, env, slot, germinate, .. } = *self;
         if view.step < from || env.is_some_and(|env| env != view.env) {
@@ -118,15 +118,15 @@ impl Growth {
     }
 }
 
-/// An action and the line it comes from.
+/// An action and the number of its line.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct ScriptEntry {
     line: usize,
     action: Action,
 }
 
-/// Follows a script, in every episode the same. See the head of this file for its format: `{"step":
-/// 0, "op": "GERMINATE", "slot": "r0c1", "blueprint": "conv_light"}`, one object a line.
+/// Follows the same script in every episode: one JSON object per line, such as `{"step": 0, "op":
+/// "GERMINATE", "slot": "r0c1", "blueprint": "conv_light"}`. The head of this file has the format.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Script {
     name: String,
@@ -138,10 +138,10 @@ pub struct Script {
 }
 
 impl Script {
-    /// Parses a script for hosts like `host`; `name` is its name in configuration.
+    /// Parses a script for hosts like `host`. `name` is the controller's name in the configuration.
     ///
     /// # Errors
-    /// [`Error::Script`] naming the line and the expected form.
+    /// [`Error::Script`] with the line and the expected form.
     pub fn parse(name: &str, text: &str, host: &Host) -> Result<Self> {
         let (mut entries, mut growths) = (BTreeMap::new(), vec![]);
         for (index, text) in text.lines().enumerate() {
@@ -171,7 +171,7 @@ impl Script {
         Ok(Self { name: name.into(), entries, growths, rolled_back: BTreeSet::new() })
     }
 
-    /// Lines that never act in episodes of `steps` steps of `envs` envs, as numbers from 1.
+    /// Numbers, from 1, of lines without effect in episodes of `steps` steps with `envs` envs.
     pub fn idle_lines(&self, steps: usize, envs: usize) -> Vec<usize> {
         let entries = self.entries.iter().map(|((step, env), entry)| (entry.line, *step, *env));
         let growths = self.growths.iter().map(|growth| (growth.line, growth.from, growth.env));
@@ -267,7 +267,7 @@ impl ScriptLine {
         }
     }
 
-    /// Checks that no key is present that the op does not use.
+    /// Checks that the line has only keys that the op uses.
     fn check_keys(&self) -> Result<(), String> {
         let given = [
             true,

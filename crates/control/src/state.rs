@@ -6,17 +6,17 @@ use serde::de::DeserializeOwned;
 
 use crate::error::{Error, Result};
 
-/// The state that a controller's next decision depends on.
+/// The state that determines a controller's next decisions.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ControllerState {
-    /// Memory of the controller, in CBOR: exact for every float, NaN included.
+    /// Memory of the controller in CBOR, which is exact for every float, NaN included.
     pub memory: Vec<u8>,
-    /// Tensors of the controller by name: weights, optimiser state, rollout.
+    /// Tensors of the controller by name: weights, optimiser, rollout.
     pub tensors: StateDict,
 }
 
 impl ControllerState {
-    /// The state of a controller with this memory, without tensors.
+    /// A state with this memory and no tensors.
     ///
     /// # Errors
     /// [`Error::BadState`] for a value that serde cannot serialise.

@@ -1,17 +1,17 @@
-//! Straight lines through the last measurements.
+//! Linear trends of the latest measurements.
 
-/// Least-squares line through values at equal distances.
+/// Least-squares line through equally spaced values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Trend {
     /// Change per step.
     pub(crate) slope: f64,
-    /// Standard error of the slope, from the distances of the values to the line; `None` for two
-    /// values, through which every line passes.
+    /// Standard error of the slope, from the residuals; `None` for two values, which have none.
     pub(crate) standard_error: Option<f64>,
 }
 
 impl Trend {
-    /// The line through `values`; `None` for fewer than two values, or values that are not finite.
+    /// Fits a line to `values`; `None` for fewer than two values, or for a value that is not
+    /// finite.
     pub(crate) fn fit(values: &[f32]) -> Option<Self> {
         let n = values.len() as f64;
         if values.len() < 2 || values.iter().any(|value| !value.is_finite()) {
@@ -33,12 +33,12 @@ impl Trend {
 mod tests {
     use super::*;
 
-    /// Worked out by hand: x̄ = 1.5, ȳ = 4, Σ(x − x̄)² = 5, slope 2, residuals .0, 1, −2, 1 …
+    /// Worked out by hand: x̄ = 1.5, ȳ = 4, Σ(x − x̄)² = 5, slope 2, residuals 0, 1, −2, 1.
     #[test]
     fn slopes_come_with_their_errors() {
         let trend = Trend::fit(&[1.0, 4.0, 3.0, 8.0]).unwrap();
         assert!((trend.slope - 2.0).abs() < 1e-12);
-        // Residuals 0, 1, −2, 1: √(6/2/5).
+        // √(Σ residual² / (n − 2) / 5) = √(6/2/5).
         assert!((trend.standard_error.unwrap() - 0.6f64.sqrt()).abs() < 1e-12, "{trend:?}");
         let line = Trend::fit(&[5.0, 4.5, 4.0]).unwrap();
         assert_eq!((line.slope, line.standard_error), (-0.5, Some(0.0)));

@@ -5,7 +5,7 @@ use meristem_grow::{GateInputs, Host, Module};
 use crate::action::Op;
 use crate::history::SlotHistory;
 
-/// An env at the moment of its action: after the epoch of training and the measurements of this
+/// An env at the time of its decision: after the epoch of training and the measurements of this
 /// step.
 #[derive(Clone, Copy, Debug)]
 pub struct EnvView<'a> {
@@ -15,24 +15,22 @@ pub struct EnvView<'a> {
     pub host: &'a Host,
     /// Step within the episode, from 0.
     pub step: u32,
-    /// Steps of the episode (T).
+    /// Steps per episode, T.
     pub episode_steps: u32,
-    /// Control accuracy after each step of the episode so far, in percentage points; the last is
-    /// now.
+    /// Control accuracy after each step of the episode, in percentage points, the current one last.
     pub accuracies_pp: &'a [f32],
-    /// Mean control loss after each step of the episode so far; the last is now.
+    /// Mean control loss after each step of the episode, the current one last.
     pub losses: &'a [f32],
-    /// Mean control loss of the bare twin now, if there is one.
+    /// Current mean control loss of the bare twin; `None` without a twin.
     pub twin_loss: Option<f32>,
-    /// Mean training loss over each step of the episode so far, before each update; the last is
-    /// now.
+    /// Mean training loss of each step of the episode, measured before each update, the current one
+    /// last.
     pub train_losses: &'a [f32],
-    /// Measurements of each enabled slot: gradient health and contribution. The gates get the same
-    /// numbers.
+    /// Gradient health and contribution of each enabled slot, as the gates receive them.
     pub measured: &'a [GateInputs],
-    /// Memory of each enabled slot ([`crate::History`]), this step included.
+    /// Earlier and current measurements of each enabled slot ([`crate::History`]).
     pub history: &'a [SlotHistory],
-    /// The last op of this env and whether it succeeded; `None` at the first step.
+    /// The last op of this env and whether it succeeded; `None` in the first step.
     pub last: Option<(Op, bool)>,
 }
 
@@ -42,24 +40,25 @@ impl EnvView<'_> {
         self.accuracies_pp.last().copied()
     }
 
-    /// Control loss of the twin minus the control loss of this env, in nats, if both are finite.
+    /// Control loss of the twin minus control loss of this env, in nats; `None` unless both are
+    /// finite.
     pub fn advantage(&self) -> Option<f64> {
         let advantage = f64::from(self.twin_loss?) - f64::from(*self.losses.last()?);
         advantage.is_finite().then_some(advantage)
     }
 
-    /// Measurements of a slot; none if the list is too short.
+    /// Measurements of a slot; empty beyond the end of the list.
     pub fn measured(&self, slot: usize) -> GateInputs {
         self.measured.get(slot).copied().unwrap_or_default()
     }
 
-    /// Whether the gate that leads on from a slot's stage would pass now.
+    /// Whether the gate to the next stage of a slot would pass now.
     pub fn gate_passes(&self, slot: usize) -> bool {
         self.host.gate(slot, &self.measured(slot)).is_some_and(|report| report.passed)
     }
 
-    /// Change of the control accuracy since a module germinated, in percentage points, if both are
-    /// known.
+    /// Change of the control accuracy since a module germinated, in percentage points; `None`
+    /// unless both accuracies are known.
     pub fn gain_since_germination_pp(&self, module: &Module) -> Option<f32> {
         Some(self.accuracy_pp()? - module.accuracy_at_germination_pp?)
     }

@@ -1,5 +1,5 @@
-//! Files of other tools, as bytes: ONNX models, and records of TensorBoard's event files. Nothing
-//! here reads or writes a file, and nothing waits for a device.
+//! Files of other tools, as bytes: ONNX models, and records of TensorBoard's event files. The crate
+//! does no I/O and uses no device.
 //!
 //! ```
 //! use meristem_export::tensorboard::{Shown, file_start, values};

@@ -1,11 +1,11 @@
-//! The blueprints of a run; the seven standard ones are here.
+//! The blueprints of a run, and the seven standard ones.
 
 use std::sync::Arc;
 
 use crate::blueprint::{Blueprint, BlueprintError, Channels, Join, Layer};
 use crate::suggest::nearest;
 
-/// The blueprints available to a run, in the index order of the action head. Names are unique.
+/// The blueprints available to a run, in index order of the action head. Names are unique.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BlueprintSet {
     blueprints: Vec<Arc<Blueprint>>,
@@ -23,7 +23,7 @@ impl BlueprintSet {
         Self { blueprints: standard().into_iter().map(Arc::new).collect() }
     }
 
-    /// This set with one more blueprint at its end.
+    /// The set extended by one blueprint.
     ///
     /// # Errors
     /// [`BlueprintError::Duplicate`], or any error of [`Blueprint::check`].
@@ -51,17 +51,17 @@ impl BlueprintSet {
         self.blueprints.iter()
     }
 
-    /// The blueprint with this index.
+    /// The blueprint at an index.
     pub fn get(&self, index: usize) -> Option<&Arc<Blueprint>> {
         self.blueprints.get(index)
     }
 
-    /// The index of the blueprint with this name.
+    /// Index of the blueprint with this name.
     pub fn index_of(&self, name: &str) -> Option<usize> {
         self.blueprints.iter().position(|blueprint| blueprint.name == name)
     }
 
-    /// The index of the blueprint with this name, or an error that names the nearest one.
+    /// Index of the blueprint with this name; the error has the nearest name.
     ///
     /// # Errors
     /// [`BlueprintError::Unknown`].

@@ -1,9 +1,9 @@
 //! Alpha configurations whose accuracies measure the contribution of each module (`docs/growth.md`,
 //! Contributions).
 //!
-//! Every configuration is a set of modules that are on, among the measured modules; all other
-//! modules keep their alpha. Configurations with the same set share a row: with two modules, the
-//! first one off is the second one alone.
+//! A configuration turns some of the measured modules off; all other modules keep their alpha.
+//! Configurations with the same modules on share a row. With two modules, for instance, "first off"
+//! equals "second alone".
 
 use meristem_device::random::Rng;
 use meristem_nn::{EvalMetrics, PairedLoss};
@@ -12,96 +12,96 @@ use serde::{Deserialize, Serialize};
 use crate::host::Host;
 use crate::lifecycle::{Slot, Stage};
 
-/// Largest number of modules for which all subsets are evaluated at every step. Up to it main,
-/// solo-offs, solo-ons, pairs and all-off are all the subsets there are.
+/// Largest number of modules for which every step evaluates all subsets. Main, solo-offs, solo-ons,
+/// pairs and all-off then cover every subset.
 const SUBSETS_MAX_MODULES: usize = 4;
 
-/// Orders of switching modules on that are sampled at the last step of an episode when there are
-/// more than four modules: pairs of an order and its reverse.
+/// Number of orders sampled at the last step of an episode with more than four modules. In each
+/// order the modules are switched on one after another; every second order reverses the one before
+/// it.
 pub const PERMUTATIONS: usize = 8;
 
 /// The modules whose contribution is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scope {
-    /// Modules that may still be pruned and whose alpha is above 0 (Blending, Holding): during an
-    /// episode.
+    /// Modules in Blending or Holding with alpha above 0, whose future is open: during an episode.
     Live,
-    /// Fossilized modules too: for a report at the end.
+    /// Fossilized modules as well: for the final report.
     All,
 }
 
-/// A configuration of the modules. Slots are given by their index; pairs have the lower one first.
+/// A configuration of the modules. Numbers are slot indices, in ascending order for pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Configuration {
-    /// Every module as it is.
+    /// All modules at their current alpha.
     Main,
-    /// All but one.
+    /// All modules except one.
     SoloOff(usize),
-    /// Only this one.
+    /// Only one module.
     SoloOn(usize),
-    /// Only these two.
+    /// Only two modules.
     Pair(usize, usize),
-    /// None.
+    /// No module.
     AllOff,
-    /// Fossilized modules only: the host without its live modules.
+    /// Only the fossilized modules: the host without its live modules.
     Committed,
-    /// The first `modules` modules of an order.
+    /// The first modules of an order.
     Prefix {
-        /// Number of the order.
+        /// Index of the order.
         permutation: usize,
-        /// Modules that are on.
+        /// Number of modules that are on.
         modules: usize,
     },
 }
 
-/// Set of the measured modules that are on: bit i for module i.
+/// Set of measured modules that are on: bit i for module i.
 type Coalition = u64;
 
-/// The effect of one module.
+/// Effect of one module.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Contribution {
-    /// The module's slot, by index.
+    /// Index of the module's slot.
     pub slot: usize,
     /// Accuracy without the module, 0..1.
     pub accuracy_without: f64,
     /// Accuracy with the module minus accuracy without it, in percentage points.
     pub accuracy_pp: f64,
-    /// Mean loss without the module minus with it, paired by image.
+    /// Mean loss without the module minus mean loss with it, paired by image.
     pub loss: Option<PairedLoss>,
 }
 
-/// The effect of two modules together beyond the sum of their effects alone.
+/// Joint effect of two modules minus the sum of their single effects.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Interaction {
-    /// The two slots, by index.
+    /// Indices of the two slots.
     pub slots: [usize; 2],
-    /// `acc(ij) − acc(i) − acc(j) + acc(none)` in percentage points: above 0 where the modules help
-    /// each other.
+    /// `acc(ij) − acc(i) − acc(j) + acc(none)` in percentage points; positive for modules that
+    /// reinforce each other.
     pub pp: f64,
 }
 
-/// Configurations to evaluate in one pass, and their rows of alphas; row 0 is
+/// Configurations to evaluate in one pass, with their rows of alphas. Row 0 is
 /// [`Configuration::Main`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Counterfactual {
-    /// The host's own alphas.
+    /// The host's current alphas.
     main: Vec<f32>,
     /// Slots of the measured modules.
     modules: Vec<usize>,
     /// Each configuration with its row.
     configurations: Vec<(Configuration, usize)>,
-    /// Modules that are on in each row.
+    /// Modules that are on, per row.
     coalitions: Vec<Coalition>,
     /// `[rows][slots]`.
     rows: Vec<Vec<f32>>,
-    /// Orders of positions in `modules`.
+    /// Orders, as positions in `modules`.
     permutations: Vec<Vec<usize>>,
 }
 
 impl Counterfactual {
-    /// The configurations main and, for each module in `scope`, that module off.
+    /// Main, and one configuration without each module in `scope`.
     pub fn leave_one_out(host: &Host, scope: Scope) -> Self {
         let mut all = Self::main(host, scope);
         for i in 0..all.modules.len() {
@@ -110,7 +110,7 @@ impl Counterfactual {
         all
     }
 
-    /// The configurations of a step for its n live modules: main, each off, each alone, all off
+    /// The configurations of a step with n live modules: main, each module off, each alone, all off
     /// (n ≥ 2), pairs (3 ≤ n ≤ 4), committed.
     pub fn of_step(host: &Host) -> Self {
         let mut all = Self::leave_one_out(host, Scope::Live);
@@ -133,10 +133,10 @@ impl Counterfactual {
         all
     }
 
-    /// The configurations of [`Counterfactual::of_step`], and further ones for Shapley values:
-    /// none up to four modules, all of whose subsets are there already; else the prefixes
-    /// of [`PERMUTATIONS`] orders drawn from `random`. Every second order is the reverse of the one
-    /// before (antithetic: the errors of an order and of its reverse have opposite signs).
+    /// The configurations of [`Counterfactual::of_step`], with further ones for Shapley values if
+    /// there are more than four modules. These are the prefixes of [`PERMUTATIONS`] orders drawn
+    /// from `random`. Every second order reverses the one before it (antithetic sampling: the
+    /// errors of the two have opposite signs).
     pub fn of_last_step(host: &Host, random: &mut Rng) -> Self {
         let mut all = Self::of_step(host);
         let n = all.modules.len();
@@ -159,9 +159,9 @@ impl Counterfactual {
         all
     }
 
-    /// Largest number of rows for a host with this many slots: all subsets of up to four modules;
-    /// beyond that 2n + 2 for a step, and n − 3 for each order at the last one (its first module
-    /// alone, and all but its last, are among the step's).
+    /// Largest number of rows for a host with `slots` slots n. Up to four: all subsets. Beyond: 2n
+    /// + 2 for a step, and n − 3 for each order at the last step; the other prefixes of an order
+    /// are already among the step's rows.
     pub fn rows_max(slots: usize) -> usize {
         match slots {
             0..=SUBSETS_MAX_MODULES => 1 << slots,
@@ -191,7 +191,7 @@ impl Counterfactual {
         (1 << self.modules.len()) - 1
     }
 
-    /// Adds a configuration, and a row unless one with the same modules on exists.
+    /// Adds a configuration. A row with the same modules on is shared.
     fn add(&mut self, configuration: Configuration, on: Coalition) {
         let row = self.row_with(on).unwrap_or_else(|| {
             let mut row = self.main.clone();
@@ -211,41 +211,41 @@ impl Counterfactual {
         self.coalitions.iter().position(|coalition| *coalition == on)
     }
 
-    /// The configurations in the order they were added, each with its row; several may share one.
+    /// The configurations with their rows, in order of addition.
     pub fn configurations(&self) -> &[(Configuration, usize)] {
         &self.configurations
     }
 
-    /// The row of a configuration, if it was added.
+    /// The row of a configuration; `None` if the configuration is absent.
     pub fn row_of(&self, configuration: Configuration) -> Option<usize> {
         self.configurations.iter().find(|(added, _)| *added == configuration).map(|(_, row)| *row)
     }
 
-    /// Alphas `[rows][slots]`, without duplicates.
+    /// Alphas `[rows][slots]`, without duplicate rows.
     pub fn rows(&self) -> &[Vec<f32>] {
         &self.rows
     }
 
-    /// Slots of the measured modules, by index.
+    /// Indices of the slots of the measured modules.
     pub fn modules(&self) -> &[usize] {
         &self.modules
     }
 
-    /// Slots of the measured modules that are on in a row.
+    /// Indices of the slots whose measured modules are on in a row.
     pub fn on(&self, row: usize) -> impl Iterator<Item = usize> {
         let on = self.coalitions.get(row).copied().unwrap_or(0);
         let is_on = move |(i, slot): (usize, &usize)| (on >> i & 1 == 1).then_some(*slot);
         self.modules.iter().enumerate().filter_map(is_on)
     }
 
-    /// The accuracy of the row with these modules on; `None` if there is no such row, or the
-    /// accuracy is not finite.
+    /// Accuracy of the row with exactly these modules on; `None` for a missing row or an accuracy
+    /// that is not finite.
     fn accuracy(&self, accuracies_pp: &[f64], on: Coalition) -> Option<f64> {
         accuracies_pp.get(self.row_with(on)?).copied().filter(|accuracy| accuracy.is_finite())
     }
 
-    /// Contribution of each measured module whose configuration was evaluated, from the evaluation
-    /// of the rows.
+    /// Contribution of each measured module, from the evaluated rows. Modules with missing rows are
+    /// left out.
     pub fn contributions(&self, rows: &[EvalMetrics]) -> Vec<Contribution> {
         let of_module = |(i, &slot): (usize, &usize)| {
             let (main, off) = (rows.first()?, rows.get(self.row_with(self.full() & !(1 << i))?)?);
@@ -256,8 +256,8 @@ impl Counterfactual {
         self.modules.iter().enumerate().filter_map(of_module).collect()
     }
 
-    /// The interaction of every two modules for which all four accuracies were measured, in order
-    /// of the slots. With two to four modules these are all pairs.
+    /// Interaction of each pair of modules whose four accuracies were measured, in slot order. With
+    /// two to four modules these are all pairs.
     pub fn interactions_pp(&self, accuracies_pp: &[f64]) -> Vec<Interaction> {
         let accuracy = |on| self.accuracy(accuracies_pp, on);
         let interaction = |(i, j): (usize, usize)| {
@@ -268,8 +268,8 @@ impl Counterfactual {
         pairs(self.modules.len()).filter_map(interaction).collect()
     }
 
-    /// Sum per slot of its module's interactions with all others, in percentage points; `None`
-    /// where none was measured.
+    /// Sum of each slot's interactions with all other modules, in percentage points; `None` without
+    /// a measured interaction.
     pub fn interaction_sums_pp(&self, accuracies_pp: &[f64]) -> Vec<Option<f32>> {
         let mut sums: Vec<Option<f64>> = vec![None; self.main.len()];
         for Interaction { slots, pp } in self.interactions_pp(accuracies_pp) {
@@ -279,11 +279,12 @@ impl Counterfactual {
     }
 
     /// Shapley value per slot in percentage points: the mean gain in accuracy when the module is
-    /// switched on, over all orders of switching modules on (Shapley, "A value for n-person games",
-    /// 1953). The values sum to the accuracy with all modules minus the accuracy with none. Exact
-    /// up to four modules; beyond that the mean over the orders of
-    /// [`Counterfactual::of_last_step`]. `None` for slots that are not measured, and for all
-    /// slots if an accuracy is missing or not finite.
+    /// switched on, over all orders of the modules (Shapley, "A value for n-person games", 1953).
+    /// The values sum to the accuracy with all modules minus the accuracy with none.
+    ///
+    /// Exact for up to four modules; beyond that the mean over the orders of
+    /// [`Counterfactual::of_last_step`]. `None` for slots that are not measured, and for all slots
+    /// if an accuracy is missing or not finite.
     pub fn shapley_pp(&self, accuracies_pp: &[f64]) -> Vec<Option<f64>> {
         let n = self.modules.len();
         let values = match n {
@@ -316,7 +317,7 @@ impl Counterfactual {
         Some(values)
     }
 
-    /// The mean over the sampled orders of each module's gain over the modules before it.
+    /// Mean over the sampled orders of the gain of each module over its predecessors.
     fn shapley_of_orders(&self, accuracies_pp: &[f64]) -> Option<Vec<f64>> {
         let mut values = vec![0.0; self.modules.len()];
         if self.permutations.is_empty() {

@@ -1,4 +1,4 @@
-//! The error type of this crate, and errors of topologies. Other errors are beside their types.
+//! The error type of this crate, and errors of topologies. Other errors are next to their types.
 
 use crate::blueprint::BlueprintError;
 use crate::lifecycle::{LifecycleError, RuleError};
@@ -11,22 +11,22 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A host description is invalid, or the host does not fit the image.
+    /// An invalid host description, or a host that does not fit the image.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// A rule of growth is out of its range.
+    /// A rule of growth outside its range.
     #[error(transparent)]
     Rule(#[from] RuleError),
-    /// A blueprint is invalid.
+    /// An invalid blueprint.
     #[error(transparent)]
     Blueprint(#[from] BlueprintError),
-    /// The lifecycle does not allow an action.
+    /// An action that the lifecycle does not allow.
     #[error(transparent)]
     Lifecycle(#[from] LifecycleError),
-    /// A topology read from a file is invalid.
+    /// An invalid topology in a file.
     #[error(transparent)]
     Topology(#[from] TopologyError),
-    /// The network could not be built.
+    /// A network that could not be built.
     #[error(transparent)]
     Graph(#[from] meristem_nn::Error),
 }
@@ -35,13 +35,13 @@ pub enum Error {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TopologyError {
-    /// Invalid JSON, or JSON with other fields.
+    /// Invalid JSON, or unexpected fields.
     #[error(
         "cannot parse the `topology` of the weights file: {0}; the file is damaged, or was not \
          written by meristem"
     )]
     Parse(#[from] serde_json::Error),
-    /// A version that this build does not read.
+    /// An unsupported version.
     #[error(
         "`topology` has version {found}, this build reads version {supported}; use the build that \
          wrote the file"
@@ -52,7 +52,7 @@ pub enum TopologyError {
         /// Version of this build.
         supported: u32,
     },
-    /// A list of layers that is not the one of the host's text.
+    /// A list of layers that contradicts the host's text.
     #[error(
         "the entry `host` has other layers than `{host}`, the host of the entry `topology`; the \
          file was changed, or is of a newer build"

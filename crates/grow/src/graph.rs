@@ -1,14 +1,13 @@
-//! Builds the graph of a host that `meristem-nn` compiles.
+//! Builds the graph of a host, which `meristem-nn` compiles.
 //!
-//! The graph depends on the topology alone: the host, and per slot its class, blueprint and blend
-//! mode. Alpha's value is read from device memory, at the slot's index. One graph serves training
-//! and evaluation: in evaluation the value of a module in training is the host's, so nothing reads
-//! it and a plan may leave it out.
+//! The graph depends only on the topology: the host, and the class, blueprint and blend mode of
+//! each slot. A blend node reads alpha from device memory, at the slot's index. Training and
+//! evaluation use the same graph. In evaluation a module in training does not change the host's
+//! value, so a plan may omit the module.
 //!
-//! Names are PyTorch's: a host's layer declares its own, such as `blocks.{i}.conv`; in slot s they
-//! are `slots.{s}.layers.{i}.*` with i the position in the blueprint's list (layers without
-//! parameters count too), `slots.{s}.mix`, and `slots.{s}.gate.{0,2}.*` as of a `Sequential(Linear,
-//! ReLU, Linear)`.
+//! Names are PyTorch's. A host's layer declares its own name, such as `blocks.{i}.conv`. Names in
+//! slot s are `slots.{s}.layers.{i}.*`, with the position i in the blueprint's list of layers,
+//! `slots.{s}.mix`, and `slots.{s}.gate.{0,2}.*` for a `Sequential(Linear, ReLU, Linear)`.
 
 use meristem_nn::graph::{
     BlendMode, BlendOperands, Dims, Graph, GraphBuilder, GroupId, NodeId, SgdConfig,
@@ -20,26 +19,26 @@ use crate::lifecycle::{Slot, Stage, Style};
 use crate::optimisers::Optimisers;
 use crate::spec::{HostLayer, HostSpec, ImageShape, SlotName};
 
-/// Contribution of a slot to the topology; two slots of equal class give equal graphs.
+/// Part of a slot in the topology; slots of equal class give equal graphs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SlotClass {
-    /// Nothing (dormant, germinated, pruned, embargoed, resetting).
+    /// No module computes (dormant, germinated, pruned, embargoed, resetting).
     Empty,
-    /// A module on the host's value, detached, under a straight-through (training).
+    /// A module on the host's detached value, with a straight-through output (training).
     Straight {
-        /// Index of its blueprint.
+        /// Index of the blueprint.
         blueprint: usize,
     },
-    /// A module on the host's value, detached, blended in (blending, holding).
+    /// A module on the host's detached value, blended in (blending, holding).
     Blended {
-        /// Index of its blueprint.
+        /// Index of the blueprint.
         blueprint: usize,
         /// Blend mode.
         mode: BlendMode,
     },
-    /// A module blended in and trained with the host: its input is not detached (fossilized).
+    /// A module that is blended in, with gradients through its input (fossilized).
     Fossilized {
-        /// Index of its blueprint.
+        /// Index of the blueprint.
         blueprint: usize,
         /// Blend mode.
         mode: BlendMode,
@@ -61,8 +60,8 @@ impl SlotClass {
     }
 }
 
-/// The part of a host that its graph depends on: hosts of one description and equal keys have equal
-/// graphs. Use it to see whether an action changed the network, and as the key of a plan cache.
+/// The part of a host that determines its graph: equal keys give equal graphs. Compare keys to
+/// detect a change of the network, or use them as keys of a plan cache.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TopologyKey {
     /// The host.
@@ -80,7 +79,7 @@ pub fn host_graph(spec: &HostSpec, image: &ImageShape, sgd: SgdConfig) -> Result
     build(spec, image, sgd, |_, _, x| Ok(x))
 }
 
-/// The graph of a host with the modules in its enabled slots.
+/// The graph of a host with its modules.
 pub(crate) fn grown_graph(
     spec: &HostSpec,
     image: &ImageShape,
@@ -97,8 +96,8 @@ pub(crate) fn grown_graph(
     Ok(graph)
 }
 
-/// Adds the host's layers in forward order. `slot` is called at each slot and returns the node to
-/// continue from.
+/// Adds the host's layers in forward order. `slot` is called at each slot and returns the node for
+/// the next layer.
 fn build(
     spec: &HostSpec,
     image: &ImageShape,
@@ -116,7 +115,7 @@ fn build(
     Ok(b.finish(x)?)
 }
 
-/// Adds the module of the slot with this index after `host`.
+/// Adds the module of slot `index` after the node `host`.
 fn grow(
     b: &mut GraphBuilder,
     index: usize,
@@ -170,8 +169,8 @@ pub struct Size {
 }
 
 impl Size {
-    /// Size of a host in which every module is permanent and has a gate, the largest that it can
-    /// become by other actions than a germination.
+    /// Largest size that the host can reach without another germination: every module fossilized,
+    /// with a gate.
     pub(crate) fn at_most(spec: &HostSpec, image: &ImageShape, slots: &[Slot]) -> Result<Self> {
         let mut slots = slots.to_vec();
         for slot in &mut slots {
@@ -189,12 +188,12 @@ impl Size {
 pub struct ParameterCounts {
     /// The bare host.
     pub host: usize,
-    /// Module and gate per enabled slot, 0 where no module takes part in the network.
+    /// Parameters of module and gate per enabled slot; 0 for a slot without a computing module.
     pub modules: Vec<usize>,
 }
 
 impl ParameterCounts {
-    /// Counts the parameters of a graph by the slots that its groups are named after.
+    /// Counts the parameters of a graph per group; groups of modules have the names of slots.
     pub(crate) fn of(graph: &Graph, slots: &[Slot]) -> Self {
         let mut counts = Self { host: 0, modules: vec![0; slots.len()] };
         for param in &graph.params {
@@ -208,7 +207,7 @@ impl ParameterCounts {
         counts
     }
 
-    /// Parameters of all modules together.
+    /// Parameters of all modules.
     pub fn grown(&self) -> usize {
         self.modules.iter().sum()
     }

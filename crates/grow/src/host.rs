@@ -15,10 +15,10 @@ use crate::lifecycle::{
 use crate::optimisers::Optimisers;
 use crate::spec::{HostSpec, ImageShape, MAX_PARAMETERS, SlotName};
 
-/// A new blending style, target, speed and curve for alpha.
+/// Parameters of a move of alpha: blending style, target, speed and curve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retarget {
-    /// Blending style from now on; its curve is not used, `curve` is.
+    /// Blending style from now on. The move follows `curve`, not the style's curve.
     pub style: Style,
     /// Target of alpha.
     pub target: AlphaTarget,
@@ -28,24 +28,25 @@ pub struct Retarget {
     pub curve: Curve,
 }
 
-/// The outcome of asking a gate to let a module advance.
+/// Result of a gate's evaluation for a module.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Advance {
-    /// The gate's conditions.
+    /// Report of the gate.
     pub report: GateReport,
-    /// The change of stage, if the gate passed.
+    /// The change of stage; `None` if the gate refused.
     pub change: Option<StageChange>,
 }
 
-/// One host of an env, with its enabled slots in action-index order. Slots are addressed by their
-/// index among the enabled ones, which is also their index in [`Host::alphas`].
+/// The host of an env, with its enabled slots in action-index order. A slot is addressed by its
+/// index among the enabled slots, which is also its index in [`Host::alphas`].
 ///
 /// # Time
-/// A step is one epoch of training and then one action. [`Host::step`] opens it: it moves every
-/// alpha, counts ages, and takes pruned slots on through embargo and reset. A module that is told
-/// to blend over n steps thus trains its first epoch at the curve's value at 1/n, and its n-th
-/// exactly at the target; at the action that follows, `stage_steps` and `age_steps` are the epochs
-/// trained so far.
+/// A step is one epoch of training, then one action. [`Host::step`] opens it: it moves every alpha,
+/// counts ages, and advances pruned slots through embargo and reset.
+///
+/// A module that blends over n steps therefore trains its first epoch with the curve's value at
+/// 1/n, and its n-th exactly at the target. At the next action `stage_steps` and `age_steps` are
+/// the numbers of epochs trained.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Host {
     spec: HostSpec,
@@ -56,12 +57,12 @@ pub struct Host {
 }
 
 impl Host {
-    /// A bare host. `enabled` are the slots that may grow, in any order.
+    /// A bare host. `enabled` lists the slots that may grow, in any order.
     ///
     /// # Errors
-    /// [`crate::HostError`] if the host does not fit the image, or a slot is unknown or listed
-    /// twice; [`crate::RuleError`] if a rule is out of range; [`crate::BlueprintError`] if a
-    /// blueprint does not fit the channels of a slot.
+    /// [`crate::HostError`] for a host that does not fit the image, or a slot that is unknown or
+    /// listed twice; [`crate::RuleError`] for a rule outside its range; [`crate::BlueprintError`]
+    /// for a blueprint that does not fit a slot.
     pub fn new(
         spec: HostSpec,
         image: ImageShape,
@@ -73,8 +74,7 @@ impl Host {
         rules.check()?;
         let slot = |name: &SlotName| Slot::new(name.clone(), spec.channels_at(name, &image));
         let slots: Vec<Slot> = spec.order_slots(enabled)?.iter().map(slot).collect();
-        // Checked here once, so that a germination, which a policy chooses freely, cannot fail
-        // later.
+        // Checked once here: later a policy may choose any germination, which then cannot fail.
         for slot in &slots {
             blueprints.iter().try_for_each(|blueprint| check_size(blueprint, slot.channels))?;
         }
@@ -86,12 +86,12 @@ impl Host {
         &self.spec
     }
 
-    /// The images and classes that it is made for.
+    /// The shape of images and classes.
     pub fn image(&self) -> &ImageShape {
         &self.image
     }
 
-    /// The blueprints that may grow in it.
+    /// The blueprints that may grow in the host.
     pub fn blueprints(&self) -> &Arc<BlueprintSet> {
         &self.blueprints
     }
@@ -121,27 +121,27 @@ impl Host {
         self.slots.iter().enumerate().filter(live).map(|(index, _)| index)
     }
 
-    /// Modules in the host, fossilized ones included.
+    /// Number of modules in the host, fossilized ones included.
     pub fn modules(&self) -> usize {
         self.slots.iter().filter(|slot| slot.stage.is_occupied()).count()
     }
 
-    /// Alpha per enabled slot, as the network reads it: 0 where no module is blended in.
+    /// Alpha per enabled slot, as the network reads it; 0 for slots without a blended module.
     pub fn alphas(&self) -> Vec<f32> {
         self.slots.iter().map(Slot::alpha).collect()
     }
 
-    /// The part of the host that its graph depends on; equal keys give equal graphs.
+    /// The part of the host that determines its graph; equal keys give equal graphs.
     pub fn topology_key(&self) -> TopologyKey {
         let slots = self.slots.iter().map(SlotClass::of).collect();
         TopologyKey { host: self.spec.clone(), slots }
     }
 
-    /// The network, for training and for evaluation, with these optimisers. Group 0 is the host,
-    /// then one group, named by its slot, per module that takes part, in forward order.
+    /// The network for training and evaluation, with these optimisers. Group 0 is the host. Each
+    /// computing module follows as a group named by its slot, in forward order.
     ///
     /// # Errors
-    /// Never for a host built by [`Host::new`], which checked its sizes and blueprints.
+    /// Never for a host from [`Host::new`], which checked sizes and blueprints.
     pub fn graph(&self, optimisers: &Optimisers) -> Result<Graph> {
         grown_graph(&self.spec, &self.image, &self.slots, optimisers)
     }
@@ -159,7 +159,7 @@ impl Host {
         self.slots.get(index).ok_or(LifecycleError::NoSuchSlot { index, slots })
     }
 
-    /// The slot and its module, if its stage is one of `stages` and it is not being pruned.
+    /// The slot and its module, if the stage is in `stages` and the module is not being pruned.
     fn module_in(
         &self,
         index: usize,
@@ -176,8 +176,8 @@ impl Host {
         }
     }
 
-    /// Largest size of the host: with every module permanent, and with a gate, since its style may
-    /// change.
+    /// Largest size that the host can reach without another germination: every module is permanent
+    /// and has a gate, because its style may change.
     ///
     /// # Errors
     /// The errors of [`Host::graph`].
@@ -185,7 +185,7 @@ impl Host {
         Size::at_most(&self.spec, &self.image, &self.slots)
     }
 
-    /// Size of the host if a module of this blueprint germinated in this slot, as [`Host::size`].
+    /// Size of the host, as [`Host::size`], after a germination of this blueprint in this slot.
     ///
     /// # Errors
     /// [`LifecycleError::NoSuchSlot`], [`LifecycleError::NoSuchBlueprint`].
@@ -209,13 +209,13 @@ impl Host {
         self.blueprints.get(index).cloned().ok_or(missing)
     }
 
-    /// Checks that a host with a module of this blueprint in this slot is not too large.
+    /// Checks the size limits of the host for a germination of this blueprint in this slot.
     fn check_size(&self, index: usize, blueprint: usize) -> Result<(), LifecycleError> {
         let Rules { max_parameters, max_macs, .. } = self.rules;
         if max_parameters.is_none() && max_macs.is_none() {
             return Ok(());
         }
-        // Every blueprint fits every slot, see `Host::new`, so that there is a size.
+        // `Host::new` checked that every blueprint fits every slot, so the size exists.
         let Ok(Size { parameters, macs }) = self.size_with(index, blueprint) else {
             return Ok(());
         };
@@ -231,12 +231,12 @@ impl Host {
         Ok(())
     }
 
-    /// Checks that a blueprint may germinate in a slot: a dormant slot, fewer than `max_modules`
-    /// modules, no module that is still before Blending, and room for the module below
-    /// `max_parameters` and `max_macs`.
+    /// Checks that a blueprint may germinate in a slot. The slot must be dormant, the host must
+    /// have fewer than `max_modules` modules and none before Blending, and the module must fit
+    /// within `max_parameters` and `max_macs`.
     ///
     /// # Errors
-    /// The rule that forbids it.
+    /// The rule that the germination violates.
     pub fn check_germinate(&self, index: usize, blueprint: usize) -> Result<(), LifecycleError> {
         let slot = self.slot(index)?;
         if slot.stage != Stage::Dormant {
@@ -256,7 +256,7 @@ impl Host {
         }
     }
 
-    /// Puts a module into a dormant slot. It takes no part in the network before Training.
+    /// Puts a module into a dormant slot. It starts to compute in Training.
     ///
     /// # Errors
     /// The errors of [`Host::check_germinate`].
@@ -273,29 +273,29 @@ impl Host {
         Ok(change)
     }
 
-    /// Checks that a slot's gate may be asked: Germinated, Training or Blending, and not being
-    /// pruned. Whether the gate then passes is a separate question ([`Host::gate`]).
+    /// Checks that a slot's gate may be evaluated: Germinated, Training or Blending, and not being
+    /// pruned. [`Host::gate`] then decides whether the gate passes.
     ///
     /// # Errors
-    /// The rule that forbids it.
+    /// The rule that the action violates.
     pub fn check_advance(&self, index: usize) -> Result<(), LifecycleError> {
         let stages = [Stage::Germinated, Stage::Training, Stage::Blending];
         let needs = (&stages[..], "germinated, training or blending");
         self.module_in(index, "ADVANCE", needs).map(|_| ())
     }
 
-    /// The report of the gate that leads on from a slot's stage; `None` if there is none.
+    /// Report of the gate to the next stage of a slot; `None` for a stage without a gate.
     pub fn gate(&self, index: usize, inputs: &GateInputs) -> Option<GateReport> {
         let slot = self.slots.get(index)?;
         Some(self.rules.gates.evaluate(Gate::from_stage(slot.stage)?, slot, inputs))
     }
 
-    /// Asks the gate that leads on from Germinated, Training or Blending, and advances if it
-    /// passes.
+    /// Evaluates the gate after Germinated, Training or Blending, and advances the module if the
+    /// gate passes.
     ///
     /// # Errors
-    /// The errors of [`Host::check_advance`]. A gate that does not pass is no error: nothing
-    /// changes.
+    /// The errors of [`Host::check_advance`]. A gate that refuses is no error: the host is
+    /// unchanged.
     pub fn advance(
         &mut self,
         index: usize,
@@ -305,20 +305,19 @@ impl Host {
         self.ask(index, inputs, "ADVANCE")
     }
 
-    /// Checks that a slot's module may be asked to fossilize: Holding, and not being pruned.
+    /// Checks that the gate to Fossilized may be evaluated: Holding, and not being pruned.
     ///
     /// # Errors
-    /// The rule that forbids it.
+    /// The rule that the action violates.
     pub fn check_fossilize(&self, index: usize) -> Result<(), LifecycleError> {
         self.module_in(index, "FOSSILIZE", (&[Stage::Holding], "holding")).map(|_| ())
     }
 
-    /// Makes a module permanent if its gate passes. Its alpha is 1 from then on, whatever its
-    /// target was.
+    /// Makes a module permanent if the gate passes. Alpha is 1 from then on, whatever its target.
     ///
     /// # Errors
-    /// The errors of [`Host::check_fossilize`]. A gate that does not pass is no error: nothing
-    /// changes.
+    /// The errors of [`Host::check_fossilize`]. A gate that refuses is no error: the host is
+    /// unchanged.
     pub fn fossilize(
         &mut self,
         index: usize,
@@ -355,18 +354,17 @@ impl Host {
         Ok(Advance { report, change: Some(change) })
     }
 
-    /// Checks that a slot's alpha may get a new target: Blending or Holding, at rest.
+    /// Checks that alpha may get a new target: Blending or Holding, with alpha at rest.
     ///
     /// # Errors
-    /// The rule that forbids it.
+    /// The rule that the action violates.
     pub fn check_set_alpha_target(&self, index: usize) -> Result<(), LifecycleError> {
         let needs = (&[Stage::Blending, Stage::Holding][..], "blending or holding");
         let (slot, module) = self.module_in(index, "SET_ALPHA_TARGET", needs)?;
         module.check_at_rest(&slot.name)
     }
 
-    /// Gives alpha a new target; Holding becomes Blending. A change of style may change the
-    /// network.
+    /// Gives alpha a new target; Holding becomes Blending. A new style may change the network.
     ///
     /// # Errors
     /// The errors of [`Host::check_set_alpha_target`].
@@ -387,11 +385,10 @@ impl Host {
         }
     }
 
-    /// Checks that a module may be pruned: live, old enough, alpha at rest, not being pruned
-    /// already.
+    /// Checks that a module may be pruned: live, old enough, alpha at rest, not yet being pruned.
     ///
     /// # Errors
-    /// The rule that forbids it.
+    /// The rule that the action violates.
     pub fn check_prune(&self, index: usize) -> Result<(), LifecycleError> {
         let stages = [Stage::Germinated, Stage::Training, Stage::Blending, Stage::Holding];
         let (slot, module) = self.module_in(index, "PRUNE", (&stages, "a live module"))?;
@@ -402,8 +399,8 @@ impl Host {
         module.check_at_rest(&slot.name)
     }
 
-    /// Removes a module: at once, or, if it is blended in and `speed` is not instant, after alpha
-    /// went down to 0. Until then it is Blending, and no action may touch it.
+    /// Removes a module. A blended module is removed only after alpha has reached 0, unless `speed`
+    /// is instant; until then its stage is Blending, and all actions on it are illegal.
     ///
     /// # Errors
     /// The errors of [`Host::check_prune`].
@@ -428,16 +425,15 @@ impl Host {
         }
     }
 
-    /// Removes every live module at once, whatever its age: for the governor's rollback, not for
-    /// actions.
+    /// Removes every live module at once, at any age. Only for the governor's rollback.
     pub fn prune_live(&mut self) -> Vec<StageChange> {
         let slots = self.slots.iter_mut().enumerate().filter(|(_, slot)| slot.stage.is_live());
         slots.filter_map(|(index, slot)| slot.enter(index, Stage::Pruned).ok()).collect()
     }
 
-    /// Turns the host into a fixed network: every module that is blended in becomes permanent, the
-    /// others are removed, and all other slots are dormant. For comparisons with fixed networks,
-    /// not for actions: no gate is asked.
+    /// Turns the host into a fixed network, for comparisons with fixed networks: every blended
+    /// module becomes permanent without a gate, every other module is removed, and the empty slots
+    /// become dormant.
     pub fn settle(&mut self) {
         for slot in &mut self.slots {
             let blended = matches!(slot.stage, Stage::Blending | Stage::Holding);
@@ -451,8 +447,8 @@ impl Host {
         }
     }
 
-    /// Opens a step (see [`Host`], Time): call it once, before the epoch's training. Returns the
-    /// changes of stage that follow from time alone.
+    /// Opens a step (see [`Host`], Time): call this once, before the epoch. Returns the changes of
+    /// stage caused by time alone.
     pub fn step(&mut self) -> Vec<StageChange> {
         let rules = self.rules;
         let slots = self.slots.iter_mut().enumerate();
@@ -474,14 +470,14 @@ fn step_slot(index: usize, slot: &mut Slot, rules: &Rules) -> Option<StageChange
         Stage::Resetting if slot.stage_steps >= rules.resetting_steps => Some(Stage::Dormant),
         _ => None,
     };
-    // The transitions above are all in the lifecycle, so `enter` cannot refuse.
+    // All transitions above are legal, so `enter` cannot fail.
     let change = next.and_then(|stage| slot.enter(index, stage).ok());
     slot.stage_steps = slot.stage_steps.saturating_add(1);
     change
 }
 
-/// Checks that a module of `blueprint` in a slot of `channels` channels is no larger than a host
-/// may be.
+/// Checks that a module of `blueprint` in a slot of `channels` channels has at most
+/// `MAX_PARAMETERS` parameters.
 fn check_size(blueprint: &Blueprint, channels: usize) -> Result<()> {
     let parameters = blueprint.parameters(channels)?;
     if parameters <= MAX_PARAMETERS {

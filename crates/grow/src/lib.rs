@@ -1,10 +1,9 @@
 //! Growth: hosts, the slots where modules can grow, the modules, and their lifecycle.
 //!
-//! Everything here is pure data and arithmetic: no I/O, no device, no threads. A [`Host`] holds the
-//! state of growth; [`Host::graph`] turns it into the network that `meristem-nn` compiles,
-//! [`Host::alphas`] into the numbers that this network reads from device memory. The two are
-//! separate on purpose: the graph depends on the topology alone ([`Host::topology_key`]), so a
-//! change of alpha is a small copy and never a new plan.
+//! The crate is pure data and arithmetic: no I/O, no device, no threads. A [`Host`] holds the state
+//! of growth. [`Host::graph`] is the network, which `meristem-nn` compiles; [`Host::alphas`] are
+//! numbers that the network reads from device memory. The graph depends only on the topology
+//! ([`Host::topology_key`]), so a change of alpha is a small copy and never needs a new plan.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -32,21 +31,20 @@
 //! ```
 //!
 //! # Modules, from bottom to top
-//! - `spec`: hosts as lists of layers ([`HostSpec`], [`HostLayer`], [`SlotName`]), the family that
-//!   they come from ([`Cnn`]), and the images that they read ([`ImageShape`]);
+//! - `spec`: hosts as lists of layers ([`HostSpec`], [`HostLayer`], [`SlotName`]), the family of
+//!   hosts ([`Cnn`]), and the shape of images and classes ([`ImageShape`]);
 //! - `blueprint`, `blueprint_set`: modules that can grow, as data ([`Blueprint`], [`Layer`],
 //!   [`Join`], [`BlueprintSet`]);
 //! - `lifecycle`: stages, alpha, gates and rules of a module in its slot ([`Stage`], [`Slot`],
-//!   [`Module`], [`AlphaController`], [`Gates`], [`GradientHealth`], [`Rules`]), and refusals;
+//!   [`Module`], [`AlphaController`], [`Gates`], [`GradientHealth`], [`Rules`]), and its errors;
 //! - `graph`: the network of a host with its modules ([`TopologyKey`], [`ParameterCounts`]);
 //! - `host`: a host with its slots, and the actions on them ([`Host`]);
-//! - `counterfactual`: configurations to evaluate for each module's contribution
-//!   ([`Counterfactual`]);
+//! - `counterfactual`: configurations that measure each module's contribution ([`Counterfactual`]);
 //! - `topology`: the host as JSON, for the metadata of a weights file ([`Topology`]).
 //!
-//! `optimisers`, `suggest` and `error` serve all of them.
+//! All of them use `optimisers`, `suggest` and `error`.
 //!
-//! The formulas and tables are listed in `docs/growth.md`.
+//! `docs/growth.md` lists the formulas and tables.
 
 #![forbid(unsafe_code)]
 

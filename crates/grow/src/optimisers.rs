@@ -2,17 +2,18 @@
 
 use meristem_nn::graph::SgdConfig;
 
-/// Optimisers and clip norms that a network trains with.
+/// Optimisers and clip norms of a network.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Optimisers {
-    /// Optimiser of the host's own parameters.
+    /// Optimiser of the host's parameters.
     pub host: SgdConfig,
-    /// Optimiser of each module, which has its own clip norm.
+    /// Optimiser of each module, with a separate clip norm per module.
     pub module: SgdConfig,
 }
 
 impl Default for Optimisers {
-    /// The optimisers of `docs/growth.md`: a module's is the host's without decay.
+    /// The optimisers of `docs/growth.md`: the module's has the host's settings without weight
+    /// decay.
     fn default() -> Self {
         let host = SgdConfig { lr: 0.01, momentum: 0.9, weight_decay: 5e-4, clip_norm: 1.0 };
         Self { host, module: SgdConfig { weight_decay: 0.0, ..host } }

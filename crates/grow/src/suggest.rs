@@ -1,7 +1,7 @@
-//! "Did you mean …": the nearest known name to a mistyped one.
+//! "Did you mean …": the known name nearest to a mistyped one.
 
-/// The known name nearest to `given` by edit distance, if it is near enough to be a likely typo (at
-/// most a third of the longer name, and at least two edits, away). Ties go to the earlier name.
+/// The known name with the smallest edit distance to `given`, if a typo is likely: at most two
+/// edits, or a third of the longer name. Among equals the earlier name wins.
 pub fn nearest<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let given = given.to_ascii_lowercase();
     known
@@ -12,7 +12,7 @@ pub fn nearest<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -> Opt
         .map(|(_, name)| name)
 }
 
-/// The text `; did you mean `x`?` or nothing, for the end of an error's first sentence.
+/// The text `; did you mean `x`?`, or empty text, for the end of an error's first sentence.
 pub(crate) fn hint(nearest: &Option<String>) -> String {
     nearest.as_ref().map_or(String::new(), |name| format!("; did you mean `{name}`?"))
 }

@@ -1,7 +1,7 @@
-//! A host as JSON: the entries `topology` and `host` of a weights file's metadata.
+//! A host as JSON: the entries `topology` and `host` in the metadata of a weights file.
 //!
-//! The description is complete: it includes the blueprints in use, so that a network with a user's
-//! own blueprint can be evaluated by a program that does not know that blueprint.
+//! The entries include the blueprints in use. A program can therefore evaluate a network with a
+//! user's blueprint that it does not have.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::host::Host;
 use crate::lifecycle::{AlphaController, Module, Rules, Slot, Stage, Style, Tempo};
 use crate::spec::{HostList, HostSpec, ImageShape, SlotName};
 
-/// Version of the format, raised when a reader of the old one would misread the new one.
+/// Version of the format. A new version marks a format that older readers would misread.
 pub const TOPOLOGY_VERSION: u32 = 1;
 
 /// A host as stored in a file.
@@ -23,11 +23,11 @@ pub const TOPOLOGY_VERSION: u32 = 1;
 pub struct Topology {
     /// [`TOPOLOGY_VERSION`].
     pub version: u32,
-    /// The host, written in full (`cnn:…`), read in any form.
+    /// The host; written as `cnn:…`, read in any text form.
     pub host: HostSpec,
-    /// The images and classes that it is made for.
+    /// The shape of images and classes.
     pub image: ImageShape,
-    /// The blueprints of the modules below, each once.
+    /// The blueprints of all modules, each once.
     pub blueprints: Vec<Blueprint>,
     /// The enabled slots in index order.
     pub slots: Vec<TopologySlot>,
@@ -37,13 +37,13 @@ pub struct Topology {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TopologySlot {
-    /// Its name.
+    /// Name.
     pub slot: SlotName,
-    /// Its stage.
+    /// Stage.
     pub stage: Stage,
-    /// Steps in this stage.
+    /// Epochs begun in this stage.
     pub stage_steps: u32,
-    /// Its module.
+    /// The module.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub module: Option<TopologyModule>,
 }
@@ -52,7 +52,7 @@ pub struct TopologySlot {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TopologyModule {
-    /// Name of its blueprint.
+    /// Name of the blueprint.
     pub blueprint: String,
     /// Blending style.
     pub style: Style,
@@ -60,21 +60,21 @@ pub struct TopologyModule {
     pub tempo: Tempo,
     /// Alpha at the end of the first blending.
     pub alpha_target: f32,
-    /// Alpha and its current move.
+    /// Alpha and its last move.
     pub alpha: AlphaController,
-    /// Steps since it germinated.
+    /// Steps since germination.
     pub age_steps: u32,
-    /// Whether it is being removed.
+    /// Whether the module is being removed.
     pub pruning: bool,
-    /// Control accuracy at germination, percentage points.
+    /// Control accuracy at germination, in percentage points.
     pub accuracy_at_germination_pp: Option<f32>,
 }
 
-/// Serialises the layers and slots of a host to JSON, on one line: the `host` entry of the
-/// metadata, for readers that do not know the host's text.
+/// Serialises the layers and slots of a host to one line of JSON. It is the entry `host` of the
+/// metadata, for readers that cannot parse the host's text.
 ///
 /// # Errors
-/// [`TopologyError::Parse`] if JSON cannot represent it, which does not happen.
+/// [`TopologyError::Parse`] for a value that JSON cannot represent, which no host has.
 pub fn host_json(host: &HostSpec) -> Result<String> {
     Ok(serde_json::to_string(host.list()).map_err(TopologyError::Parse)?)
 }
@@ -95,7 +95,7 @@ impl TopologySlot {
         Self { slot: name, stage, stage_steps, module }
     }
 
-    /// Rebuilds the module of this slot; the error names the contradiction.
+    /// Rebuilds the module of this slot; the error describes the contradiction.
     fn restore(&self, set: &BlueprintSet) -> Result<Option<Module>, String> {
         let Some(module) = &self.module else {
             let stage = self.stage;
@@ -143,7 +143,7 @@ impl TopologySlot {
 }
 
 impl Topology {
-    /// A host as stored in a weights file.
+    /// The topology of a host, for a weights file.
     pub fn of(host: &Host) -> Self {
         let mut blueprints: Vec<Blueprint> = vec![];
         for module in host.slots().iter().filter_map(|slot| slot.module.as_ref()) {
@@ -156,15 +156,15 @@ impl Topology {
         Self { version, host: spec, image, blueprints, slots }
     }
 
-    /// Serialises to JSON, on one line.
+    /// Serialises to one line of JSON.
     ///
     /// # Errors
-    /// [`TopologyError::Parse`] if JSON cannot represent it, which does not happen for a [`Host`].
+    /// [`TopologyError::Parse`] for a value that JSON cannot represent, which no [`Host`] has.
     pub fn to_json(&self) -> Result<String> {
         Ok(serde_json::to_string(self).map_err(TopologyError::Parse)?)
     }
 
-    /// Checks that a `host` entry has the layers and slots of this host.
+    /// Checks that an entry `host` has the layers and slots of this host.
     ///
     /// # Errors
     /// [`TopologyError::Host`].
@@ -175,7 +175,7 @@ impl Topology {
         }
     }
 
-    /// Parses JSON. The values are checked by [`Topology::rebuild`].
+    /// Parses JSON. [`Topology::rebuild`] checks the values.
     ///
     /// # Errors
     /// [`TopologyError::Parse`], [`TopologyError::Version`].
@@ -184,7 +184,8 @@ impl Topology {
         struct Version {
             version: u32,
         }
-        // The version first, so that a newer file is reported as newer and not as misspelt.
+        // The version comes first: a newer file gets an error about its version, not about its
+        // fields.
         let Version { version } = serde_json::from_str(json).map_err(TopologyError::Parse)?;
         if version != TOPOLOGY_VERSION {
             let supported = TOPOLOGY_VERSION;
@@ -193,12 +194,12 @@ impl Topology {
         Ok(serde_json::from_str(json).map_err(TopologyError::Parse)?)
     }
 
-    /// Rebuilds the host, with every value checked. Its blueprints are `set` and the blueprints of
-    /// the file that are not in `set`.
+    /// Checks every value and rebuilds the host. Its blueprints are `set`, then the blueprints of
+    /// the file that `set` lacks.
     ///
     /// # Errors
-    /// [`crate::HostError`], [`crate::BlueprintError`] (also for a blueprint of the file that
-    /// differs from the one with that name in `set`), [`TopologyError::Slot`].
+    /// [`crate::HostError`]; [`crate::BlueprintError`], also for a blueprint that differs from the
+    /// blueprint with the same name in `set`; [`TopologyError::Slot`].
     pub fn rebuild(&self, set: &BlueprintSet, rules: Rules) -> Result<Host> {
         let mut blueprints = set.clone();
         for blueprint in &self.blueprints {

@@ -8,7 +8,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
-// Index of padding, as `lists::NONE`.
+// Index of padding; `lists::NONE`.
 #define NONE 0xffffffffu
 
 #define WARP 32u
@@ -22,7 +22,7 @@ __device__ __forceinline__ u32 lanes_below() {
     return (1u << lane_of()) - 1u;
 }
 
-// Number of entries below `index` among the `len` ascending ones from `from` on.
+// Number of entries below `index` among `len` ascending entries from `from` on.
 __device__ __forceinline__ u32 lower_bound(const Span<const u32>& list, i64 from, u32 len, u32 index) {
     u32 low = 0;
     while (len > 0) {
@@ -34,7 +34,7 @@ __device__ __forceinline__ u32 lower_bound(const Span<const u32>& list, i64 from
     return low;
 }
 
-// Whether an ascending list has the index, which is not NONE.
+// Whether an ascending list has `index`, which is not NONE.
 __device__ __forceinline__ bool contains(const Span<const u32>& list, u32 index) {
     u32 at = lower_bound(list, 0, (u32)list.len, index);
     return at < list.len && list[at] == index;

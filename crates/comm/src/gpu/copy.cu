@@ -1,10 +1,10 @@
 // Copies between ranks that share a device.
 #include "comm.cuh"
 
-// Bytes that a block copies, as in copy.rs.
+// Bytes per block; the same as in copy.rs.
 #define CHUNK 16384
 
-// Copies whole units and then the bytes that are left.
+// Copies whole units, then the remaining bytes.
 template <class Unit>
 __device__ __forceinline__ void copy_units(u8* to, const u8* from, u32 bytes) {
     u32 units = bytes / (u32)sizeof(Unit);
@@ -13,12 +13,12 @@ __device__ __forceinline__ void copy_units(u8* to, const u8* from, u32 bytes) {
     for (u32 i = units * (u32)sizeof(Unit) + threadIdx.x; i < bytes; i += blockDim.x) to[i] = from[i];
 }
 
-// Blocks of each copy, summed up.
+// Cumulative number of blocks per copy.
 struct CopyValues {
     u32 ends[4];
 };
 
-// Copies some tensors; each block a chunk of one.
+// Copies several tensors, one chunk per block.
 extern "C" __global__ void copy(Span<const u8> a, Span<const u8> b, Span<const u8> c,
                                 Span<const u8> d, Span<u8> w, Span<u8> x, Span<u8> y, Span<u8> z,
                                 CopyValues v) {
@@ -33,7 +33,7 @@ extern "C" __global__ void copy(Span<const u8> a, Span<const u8> b, Span<const u
     u32 bytes = (u32)(to.len - start < CHUNK ? to.len - start : CHUNK);
     u8* target = &to[start];
     const u8* source = &from[start];
-    // The widest loads and stores for which both are aligned.
+    // The widest loads and stores for which both addresses are aligned.
     u64 both = (u64)target | (u64)source;
     if (both % 16 == 0) return copy_units<uint4>(target, source, bytes);
     if (both % 4 == 0) return copy_units<u32>(target, source, bytes);

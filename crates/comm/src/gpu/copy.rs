@@ -6,9 +6,9 @@ use super::{ABSENT, source};
 
 pub(super) static SOURCE: KernelSource = source!("copy.cu");
 
-/// Number of copies in a call.
+/// Copies per call.
 const COPIES: usize = 4;
-/// Bytes that a block copies.
+/// Bytes per block.
 const CHUNK: usize = 16384;
 
 const FROM: Operand = Operand::read::<u8>();
@@ -21,7 +21,7 @@ static COPY: Kernel = Kernel {
     values: size_of::<[u32; COPIES]>(),
 };
 
-/// Copies of bytes, each from one piece to another of the same length.
+/// Copies bytes, from one piece to another of the same length.
 pub(crate) fn copies(pairs: &[[Piece; 2]]) -> Vec<Call> {
     let filled: Vec<[Piece; 2]> = pairs.iter().copied().filter(|pair| pair[0].len > 0).collect();
     let call = |pairs: &[[Piece; 2]]| {

@@ -1,4 +1,4 @@
-// Error feedback and momentum correction, as sparse/feedback.rs.
+// Error feedback and momentum correction; sparse/feedback.rs describes both.
 #include "number.cuh"
 
 struct Factor {
@@ -14,7 +14,7 @@ extern "C" __global__ void advance(Span<const Element> gradient, Span<Element> v
     }
 }
 
-// output = residual + added, and the residual is cleared; `added` may be the output.
+// output = residual + added, and clears the residual; `added` may be the output.
 extern "C" __global__ void drain(Span<const Element> added, Span<Element> residual,
                                  Span<Element> output) {
     locate(added, residual, output);
@@ -33,7 +33,7 @@ extern "C" __global__ void clear(Span<const u32> indices, Span<Element> kept) {
     }
 }
 
-// Nothing kept: minus zero everywhere.
+// An empty residual or velocity: minus zero everywhere.
 extern "C" __global__ void nothing(Span<Element> kept) {
     locate(kept);
     for (i64 i = first(); i < kept.len; i += threads()) kept[i] = neutral();

@@ -11,7 +11,7 @@ static DRAIN: Typed = typed!("drain", (), [read T, write T, write T]);
 static CLEAR: Typed = typed!("clear", (), [read u32, write T]);
 static NOTHING: Typed = typed!("nothing", (), [write T]);
 
-/// Velocity of a gradient.
+/// Updates the velocity with a gradient.
 pub(crate) fn advance(dtype: DType, gradient: Piece, velocity: Piece, factor: f64) -> Call {
     let call = Call::each(ADVANCE.get(dtype), gradient.len).with_pieces([gradient, velocity]);
     call.values(bits_of(dtype, factor))
@@ -22,12 +22,12 @@ pub(crate) fn drain(dtype: DType, added: Piece, residual: Piece, output: Piece) 
     Call::each(DRAIN.get(dtype), output.len).with_pieces([added, residual, output])
 }
 
-/// Clears the elements of `kept` at these indices.
+/// Clears the elements of `kept` at `indices`.
 pub(crate) fn clear(dtype: DType, indices: Piece, kept: Piece) -> Call {
     Call::each(CLEAR.get(dtype), indices.len).with_pieces([indices, kept])
 }
 
-/// Fills with minus zero.
+/// Fills `kept` with minus zero.
 pub(crate) fn nothing(dtype: DType, kept: Piece) -> Call {
     Call::each(NOTHING.get(dtype), kept.len).with_pieces([kept])
 }

@@ -1,8 +1,7 @@
-// Lists of ascending indices, padded with NONE: intersections, and lists without some of their
-// entries.
+// Ascending lists of indices, padded with NONE: intersections, and the removal of entries.
 #include "comm.cuh"
 
-// Replaces indices that another list does not have by holes.
+// Replaces indices that are not in another list by holes.
 extern "C" __global__ void common(Span<const u32> list, Span<const u32> kept, Span<u32> to) {
     locate(list, kept, to);
     for (i64 i = first(); i < list.len; i += threads()) {
@@ -11,7 +10,7 @@ extern "C" __global__ void common(Span<const u32> list, Span<const u32> kept, Sp
     }
 }
 
-// A bit for each entry of a list: whether another list has its index. A thread for each entry.
+// Sets a bit for each entry whose index is in another list. One thread per entry.
 extern "C" __global__ void mark(Span<const u32> list, Span<const u32> kept, Span<u32> mask) {
     locate(list, kept, mask);
     i64 i = first();
@@ -20,7 +19,7 @@ extern "C" __global__ void mark(Span<const u32> list, Span<const u32> kept, Span
     if (lane_of() == 0 && i < list.len) mask[i / WARP] = bits;
 }
 
-// Replaces entries whose bit is not set by holes.
+// Replaces entries with a clear bit by holes.
 extern "C" __global__ void unmark(Span<const u32> list, Span<const u32> mask, Span<u32> to) {
     locate(list, mask, to);
     for (i64 i = first(); i < list.len; i += threads()) {
@@ -28,11 +27,11 @@ extern "C" __global__ void unmark(Span<const u32> list, Span<const u32> mask, Sp
     }
 }
 
-// Entries per tile, and warps (tiles) per block, as in select.cu.
+// Entries per tile, and warps (one per tile) per block; the same as in select.cu.
 #define TILE_ENTRIES 1024u
 #define WARPS 8u
 
-// Counts the entries of tiles that are not holes, into the upper half of the tiles' second numbers.
+// Counts the entries of each tile except holes, into the upper half of the tile's second number.
 extern "C" __global__ void count_present(Span<const u32> list, Span<i64> table) {
     locate(list, table);
     u64 tile = (u64)blockIdx.x * WARPS + threadIdx.x / WARP, from = tile * TILE_ENTRIES, present = 0;
@@ -44,7 +43,7 @@ extern "C" __global__ void count_present(Span<const u32> list, Span<i64> table) 
     if (lane_of() == 0) table[table.len / 2 + (i64)tile] = (i64)(present << 32);
 }
 
-// Writes the entries without the holes; `picked` is their number, after which padding follows.
+// Writes the entries without the holes, then padding; `picked` is their number.
 extern "C" __global__ void write_present(Span<const u32> list, Span<const i64> table,
                                          Span<const u32> picked, Span<u32> to) {
     locate(list, table, picked, to);
@@ -61,12 +60,12 @@ extern "C" __global__ void write_present(Span<const u32> list, Span<const i64> t
     }
 }
 
-// Moves the bounds of regions so that each has equally many entries of the result.
+// Moves the bounds so that all regions have equally many entries of the result.
 extern "C" __global__ void divide_up(Span<const u32> result, Span<const u32> picked, Span<u32> bounds) {
     locate(result, picked, bounds);
     i64 i = first();
     if (i >= bounds.len) return;
-    // The first index of the next region; unchanged if the result is empty.
+    // First index of the next region; unchanged for an empty result.
     u64 used = picked[0], place = (u64)(i + 1) * used / (u64)(bounds.len + 1);
     if (place < used) bounds[i] = result[(i64)place];
 }

@@ -30,18 +30,18 @@ pub(crate) fn mark(list: Piece, kept: Piece, mask: Piece) -> Call {
     Call::each(&MARK, list.len).with_pieces([list, kept, mask])
 }
 
-/// A list that is written without some of its entries.
+/// The removal of some entries from a list.
 pub(crate) struct Compaction {
     /// The list.
     pub(crate) list: Piece,
     /// Memory for the list with holes, of the same length.
     pub(crate) holes: Piece,
-    /// Target, padded.
+    /// The resulting list, padded.
     pub(crate) to: Piece,
     pub(crate) tables: TableArguments,
 }
 
-/// Writes the entries of the list that are also in `kept`, which is ascending.
+/// Writes the entries of the list that are also in `kept`, which is in ascending order.
 pub(crate) fn common(of: &Compaction, kept: Piece) -> Vec<Call> {
     with_holes(of, Call::each(&COMMON, of.list.len).with_pieces([of.list, kept, of.holes]))
 }
@@ -51,12 +51,12 @@ pub(crate) fn unmark(of: &Compaction, mask: Piece) -> Vec<Call> {
     with_holes(of, Call::each(&UNMARK, of.list.len).with_pieces([of.list, mask, of.holes]))
 }
 
-/// Adds the calls that remove the holes which `call` leaves.
+/// Adds the calls that remove the holes left by `call`.
 fn with_holes(of: &Compaction, call: Call) -> Vec<Call> {
     let &Compaction { list, holes, to, tables } = of;
     let holes = Piece { len: list.len, ..holes };
     let tiles = list.len.div_ceil(TILE) as u32;
-    // Blocks for the padding, too.
+    // Includes blocks for the padding.
     let blocks = list.len.max(1).div_ceil(HOLES) as u32;
     let count = Call::new(&COUNT_PRESENT, blocks, 256).with_pieces([holes, tables.tiles]);
     let write = Call::new(&WRITE_PRESENT, blocks, 256);
@@ -64,8 +64,8 @@ fn with_holes(of: &Compaction, call: Call) -> Vec<Call> {
     vec![call, count, tables.scan(1, tiles, ABSENT), write]
 }
 
-/// Moves the bounds of regions so that each has equally many entries of `result`, the last
-/// selection with these tables.
+/// Moves the bounds so that all regions have equally many entries of `result`, the last selection
+/// with these tables.
 pub(crate) fn divide_up(result: Piece, tables: TableArguments, bounds: Piece) -> Call {
     Call::each(&DIVIDE_UP, bounds.len).with_pieces([result, tables.picked(), bounds])
 }

@@ -1,4 +1,4 @@
-// Lists of ascending indices with values, padded with NONE: sums of several lists, and their dense
+// Ascending lists of indices with values, padded with NONE: sums of several lists, and their dense
 // form.
 #include "number.cuh"
 
@@ -10,10 +10,10 @@ struct ScatterValues {
     u32 unused;
 };
 
-// Elements of a block, which sums them up in shared memory, as in lists.rs.
+// Elements per block, which adds them in shared memory; the same as in lists.rs.
 #define TILE 2048u
 
-// Number of entries below `index`, found by a warp: 32 places at a time are looked at.
+// Number of entries below `index`, found by a warp that examines 32 entries at a time.
 __device__ __forceinline__ u32 warp_lower_bound(const Span<const u32>& list, i64 from, u32 len, u32 index) {
     u32 low = 0;
     while (len > 0) {
@@ -26,11 +26,11 @@ __device__ __forceinline__ u32 warp_lower_bound(const Span<const u32>& list, i64
     return low;
 }
 
-// Lists of which the bounds in a tile are found at once.
+// Number of lists whose bounds in a tile are found together.
 #define GROUP 32u
 
-// A dense sum of lists, in their order: the first list's values are stored, not added to zero, so that
-// they keep the sign of a zero. Written tile by tile.
+// A dense sum of lists in order, tile by tile. Values of the first list are stored, not added to
+// zero, so that they keep the sign of a zero.
 extern "C" __global__ void scatter(Span<const u32> indices, Span<const Element> values,
                                    Span<Element> output, ScatterValues v) {
     locate(indices, values, output);
@@ -44,7 +44,7 @@ extern "C" __global__ void scatter(Span<const u32> indices, Span<const Element> 
         __syncthreads();  // the bounds of the last group may still be read
         for (u32 b = threadIdx.x / WARP; b < 2 * lists; b += blockDim.x / WARP) {
             i64 from = (i64)(group + b / 2) * v.len;
-            // The end of a tile is at most NONE, before all padding.
+            // The end of a tile is at most NONE, so padding is beyond it.
             u32 found = warp_lower_bound(indices, from, v.len, b % 2 == 0 ? start : start + len);
             if (lane_of() == 0) bounds[b] = found;
         }
@@ -52,7 +52,7 @@ extern "C" __global__ void scatter(Span<const u32> indices, Span<const Element> 
             __syncthreads();
             i64 from = (i64)(group + list) * v.len;
             for (u32 i = bounds[2 * list] + threadIdx.x; i < bounds[2 * list + 1]; i += blockDim.x) {
-                // After an aborted exchange a list may have invalid indices; then the sum is never
+                // After an aborted exchange a list may have invalid indices; the sum is then never
                 // read.
                 u32 at = indices[from + i] - start;
                 if (at >= len) continue;
@@ -68,7 +68,7 @@ extern "C" __global__ void scatter(Span<const u32> indices, Span<const Element> 
     }
 }
 
-// Elements at given indices; one that the tensor does not have is a fault of the device.
+// Elements at the given indices; an index outside the tensor is a fault of the device.
 extern "C" __global__ void take(Span<const Element> elements, Span<const u32> indices,
                                 Span<Element> values, Span<u32> copies) {
     locate(elements, indices, values, copies);
@@ -104,7 +104,7 @@ struct Rows {
     __device__ __forceinline__ Element value(u32 row, u32 i) const {
         return row == v.me ? own_values[i] : other_values[at(row) + i];
     }
-    // Entries of a row below an index.
+    // Number of entries of a row below an index.
     __device__ __forceinline__ u32 below(u32 row, u32 index) const {
         return lower_bound(indices(row), at(row), v.len, index);
     }
@@ -113,8 +113,8 @@ struct Rows {
     }
 };
 
-// Merges rows: each entry finds its place among all. Where several have an index the first of them has
-// the sum, in the order of the rows, and the others leave holes, as padding does.
+// Merges rows: each entry finds its place among all entries. The first of several entries with one
+// index gets their sum, in the order of the rows; the others become holes, as padding does.
 extern "C" __global__ void merge(Span<const u32> own, Span<const Element> own_values,
                                  Span<const u32> others, Span<const Element> other_values,
                                  Span<u32> indices, Span<Element> values, MergeValues v) {
@@ -130,7 +130,7 @@ extern "C" __global__ void merge(Span<const u32> own, Span<const Element> own_va
             if (other == row) continue;
             u32 below = rows.below(other, index);
             bool same = index != NONE && rows.has(other, below, index);
-            // Equal entries are in the order of the rows, and so is padding.
+            // Equal entries, and padding, are in the order of the rows.
             bool before = other < row;
             place += before ? (index == NONE ? v.len : below + same) : below;
             hole = hole || (before && same);

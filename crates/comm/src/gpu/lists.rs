@@ -34,8 +34,8 @@ struct MergeValues {
     len: u32,
 }
 
-/// Writes the sum of lists of `len` entries into the outputs, one after the other. `lists` has all
-/// lists, one after the other.
+/// Writes the sum of lists of `len` entries into consecutive outputs. `lists` has all lists in a
+/// row.
 pub(crate) fn scatter(
     dtype: DType,
     lists: ListPieces,
@@ -57,7 +57,7 @@ pub(crate) fn scatter(
     outputs.iter().map(call).collect()
 }
 
-/// Copies the elements at some indices, and the indices to `copies`, if given.
+/// Copies the elements at `indices`, and the indices to `copies`, if given.
 pub(crate) fn take(
     dtype: DType,
     elements: Piece,
@@ -69,22 +69,22 @@ pub(crate) fn take(
     call.with_pieces([elements, indices, values, copies.unwrap_or(ABSENT)])
 }
 
-/// Rows of equal length that are merged.
+/// Rows of equal length to merge.
 pub(crate) struct Merge {
     /// Indices and values of this rank's row, which is stored elsewhere.
     pub(crate) own: ListPieces,
     /// Index of this rank's row.
     pub(crate) me: usize,
-    /// Indices and values of the other rows, one after the other.
+    /// Indices and values of the other rows, in a row.
     pub(crate) others: ListPieces,
-    /// Index of the first of these rows.
+    /// Index of the first of the other rows.
     pub(crate) first: usize,
     /// Number of rows.
     pub(crate) rows: usize,
 }
 
-/// Merges rows into a list with holes, as long as all rows together. The values of an index that
-/// several rows have are added, in the order of the rows.
+/// Merges rows into a list with holes, whose length is the sum of the rows' lengths. Values with
+/// the same index are added, in the order of the rows.
 pub(crate) fn merge(dtype: DType, of: &Merge, to: ListPieces) -> Call {
     let len = of.own.indices.len;
     let values = MergeValues {

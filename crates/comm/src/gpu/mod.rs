@@ -1,8 +1,8 @@
-//! The kernels of this crate on a CUDA device: the calls of every launch. They give the same bits
-//! as the processor's kernels.
+//! The kernels of this crate on a CUDA device: the calls of every launch. The results have the same
+//! bits as on the CPU.
 //!
-//! Nothing here depends on the `cuda` feature: calls are plain values, which a build without it
-//! never runs. Operands are [`Piece`]s, parts of the launch's arguments.
+//! The module does not depend on the `cuda` feature: calls are plain values, which a build without
+//! it never runs. Operands are [`Piece`]s, parts of the launch's arguments.
 
 mod copy;
 mod feedback;
@@ -25,7 +25,7 @@ pub(crate) use threshold::{PIECES_MAX, SelectionTables, TableArguments};
 
 use crate::number::{Number, with_number};
 
-/// Headers of the sources for one type of element: a file of the folder `element`.
+/// Headers of the sources for one element type, a file in the folder `element`.
 macro_rules! headers {
     ($element:literal) => {{
         const fn header(name: &'static std::ffi::CStr, text: &'static str) -> KernelHeader {
@@ -54,7 +54,7 @@ pub(crate) fn sources(dtype: DType) -> [&'static KernelSource; 7] {
     [advance, list, pick, add, &indices::SOURCE, &threshold::SOURCE, &copy::SOURCE]
 }
 
-/// A value for each of f32, f64 and bf16.
+/// One value each for f32, f64 and bf16.
 struct PerType<T>([T; 3]);
 
 impl<T> PerType<T> {
@@ -71,7 +71,7 @@ impl<T> PerType<T> {
 /// A kernel for each element type.
 type Typed = PerType<Kernel>;
 
-/// A source of kernels: for one element type, by its index in a [`PerType`], or without numbers.
+/// A kernel source, for the element type with this index in a [`PerType`].
 macro_rules! source {
     ($file:literal) => {
         $crate::gpu::source!($file, 0)
@@ -86,7 +86,7 @@ macro_rules! source {
 }
 use source;
 
-/// A source of kernels that is compiled for each element type.
+/// A kernel source that is compiled for each element type.
 macro_rules! source_per_type {
     ($file:literal) => {
         $crate::gpu::PerType([
@@ -98,7 +98,7 @@ macro_rules! source_per_type {
 }
 use source_per_type;
 
-/// A kernel for each element type, which is `T` among its operands.
+/// A kernel for each element type; `T` stands for the type among its operands.
 macro_rules! typed {
     ($entry:literal, $values:ty, [$($usage:ident $element:ident),* $(,)?]) => {
         $crate::gpu::PerType([
@@ -125,10 +125,10 @@ macro_rules! typed {
 }
 use typed;
 
-/// An operand that is absent.
+/// An absent operand.
 const ABSENT: Piece = Piece { argument: 0, start: 0, len: 0 };
 
-/// A list among the arguments of a launch: its indices and its values.
+/// A list among the arguments of a launch.
 #[derive(Clone, Copy)]
 pub(crate) struct ListPieces {
     pub(crate) indices: Piece,
@@ -136,7 +136,7 @@ pub(crate) struct ListPieces {
 }
 
 impl ListPieces {
-    /// A list that is absent.
+    /// An absent list.
     const ABSENT: ListPieces = ListPieces { indices: ABSENT, values: ABSENT };
 }
 
@@ -145,12 +145,12 @@ pub(crate) fn whole(argument: usize, tensor: &Tensor) -> Piece {
     Piece { argument, start: 0, len: tensor.numel() }
 }
 
-/// Elements of an argument, of the given type.
+/// A part of an argument with elements of type `dtype`.
 pub(crate) fn part(argument: usize, dtype: DType, start: usize, len: usize) -> Piece {
     Piece { argument, start: start * dtype.size(), len }
 }
 
-/// Bits of a number of a type, as kernels read them.
+/// Bits of a number in an element type, as kernels read them.
 fn bits_of(dtype: DType, value: f64) -> u64 {
     fn bits<T: Number>(value: f64) -> u64 {
         let number = T::from_f64(value);
@@ -162,7 +162,7 @@ fn bits_of(dtype: DType, value: f64) -> u64 {
     with_number!(dtype, T => bits::<T>(value), 0)
 }
 
-/// `Divide` of comm.cuh.
+/// The struct `Divide` of comm.cuh.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct Divide {

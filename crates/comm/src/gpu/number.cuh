@@ -1,17 +1,17 @@
-// Arithmetic of elements, with the bits of number.rs. Sources that include this are compiled for
-// each type: "element.cuh" stands for a file of the folder `element`.
+// Arithmetic of elements, with the bits of number.rs. Sources that include this file are compiled
+// for each type; "element.cuh" stands for a file in the folder `element`.
 #pragma once
 #include "element.cuh"
 
 __device__ __forceinline__ Element zero() {
     return element_of(0);
 }
-// Minus zero, to which every number may be added without a change of its bits.
+// Minus zero: adding it changes no bit of any number.
 __device__ __forceinline__ Element neutral() {
     return element_of(1ull << MAGNITUDE_BITS);
 }
 
-// Division of a sum by the number of ranks, as `number::divide`: `Divide` of mod.rs.
+// Division of a sum by the number of ranks, as `number::divide`; `Divide` in mod.rs.
 struct Divide {
     u64 reciprocal;  // bits of an element, if `by` is a power of two
     u32 by;          // 0: no division

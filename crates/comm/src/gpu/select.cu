@@ -1,18 +1,19 @@
-// Selection of the entries of largest magnitude, ties to the lower index, in order of index.
+// Selection of the entries of largest magnitude, in order of index; among equals the lower index
+// wins.
 //
 // Elements: `visit` reads all elements (and adds them to the residual), and counts their first
 // digits. `choose` finds the first digit of the threshold. If the elements that reach this digit
-// have room, `collect` reads all elements a second time and keeps these as candidates; otherwise
-// the next steps run over all elements. `refine` and `choose` find the other digits, one after the
-// other; `count_selected`, `scan` and `write_selected` write the selected entries. `begin`,
-// `choose` and `scan`, which read no elements, are in threshold.cu.
+// fit, `collect` reads all elements a second time and stores these as candidates; otherwise the
+// next steps run over all elements. `refine` and `choose` find the other digits in turn.
+// `count_selected`, `scan` and `write_selected` write the selected entries. `begin`, `choose` and
+// `scan`, which read no elements, are in threshold.cu.
 //
-// Lists: the same steps without `visit` and `collect`; entries whose index is NONE are holes. A
+// Lists: the same steps without `visit` and `collect`; entries with the index NONE are holes. A
 // call may select in several rows, each a part of the list.
 //
 // A warp handles a tile of TILE entries. A tile has two numbers in a table: the position of its
-// candidates, and the number of entries to write. The order in which tiles get room for candidates
-// depends on the order of the blocks, but no result does.
+// candidates, and the number of entries to write. The order in which tiles reserve memory for
+// candidates depends on the order of the blocks, but no result does.
 #include "number.cuh"
 #include "select.cuh"
 
@@ -41,7 +42,7 @@ struct VisitValues {
     u32 unused;
 };
 
-// Elements of a thread, read together.
+// Elements per thread, read together.
 #define EACH 4
 
 // Adds elements to the residual, and counts first digits and the elements that reach the known
@@ -87,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(256)
 
 #define WARPS 8u  // of a block with tiles
 
-// The elements and tiles of a call among all: `TileRange` of select.rs.
+// The elements and tiles of a call: `TileRange` in select.rs.
 struct TileRange {
     u32 start;   // index of the first element
     u32 tile;    // number of the first tile
@@ -149,7 +150,7 @@ struct From {
     Span<const Element> candidate_values;
 };
 
-// Entries one after the other.
+// Consecutive entries.
 struct Entries {
     Span<const u32> indices;  // no elements: they are numbered from `start`
     Span<const Element> values;
@@ -162,7 +163,7 @@ struct Entries {
     }
 };
 
-// All entries of a row, or its candidates, which the call for the first elements has.
+// All entries of a row, or its candidates, which only the call for the first elements handles.
 __device__ __forceinline__ Entries all_entries(const From& from, const State* state,
                                                const TileRange& v) {
     if (v.listed) return {from.indices, from.values, state->start, state->end - state->start, 0};
@@ -189,14 +190,14 @@ __device__ __forceinline__ Entries tile_entries(const From& from, const Span<i64
     return all;
 }
 
-// The current digit: `Digit` of select.rs.
+// The current digit: `Digit` in select.rs.
 struct Digit {
     TileRange place;
     u32 shift;
     u32 bits;
 };
 
-// Counts the next digit of the entries whose bits above it are the threshold's.
+// Counts the next digit of the entries whose higher bits equal the threshold's.
 extern "C" __global__ void refine(Span<const u32> indices, Span<const Element> values,
                                   Span<const u32> candidates, Span<const Element> candidate_values,
                                   Span<u32> control, Digit v) {
@@ -222,7 +223,7 @@ extern "C" __global__ void refine(Span<const u32> indices, Span<const Element> v
     bins.add_to(bins_of(control, row));
 }
 
-// Entries of a warp above the threshold and at it, as masks of lanes.
+// Entries of a warp above the threshold, and at it, as masks of lanes.
 struct Lanes {
     u32 above;
     u32 at;
@@ -240,7 +241,7 @@ __device__ __forceinline__ Lanes compare(const Entries& tile, u32 i, u64 thresho
     return {above, __ballot_sync(ALL_LANES, index != NONE && bits == threshold)};
 }
 
-// Counts the entries that tiles have to write.
+// Counts the entries that each tile writes.
 extern "C" __global__ void count_selected(Span<const u32> indices, Span<const Element> values,
                                           Span<const u32> candidates, Span<const Element> candidate_values,
                                           Span<i64> table, Span<u32> control, TileRange v){
@@ -262,7 +263,7 @@ extern "C" __global__ void count_selected(Span<const u32> indices, Span<const El
     if (lane_of() == 0) table[second] = (i64)both(above, at);
 }
 
-// Writes the selected entries in order, and pads the rest.
+// Writes the selected entries in order, then padding.
 extern "C" __global__ void write_selected(Span<const u32> indices, Span<const Element> values,
                                           Span<const u32> candidates, Span<const Element> candidate_values,
                                           Span<i64> table, Span<u32> control, Span<u32> to,

@@ -2,14 +2,14 @@
 #pragma once
 #include "comm.cuh"
 
-// As in select.rs.
+// The same as in select.rs.
 #define DIGIT 12u
 #define BINS 4096u
 #define TILE 1024u
 #define STATE 16u
 #define ROW (STATE + BINS)
 
-// State of a row's selection: the first words of its part of `control`; bins follow.
+// State of a row's selection: the first words of its part of `control`, followed by the bins.
 struct State {
     u64 prefix;    // upper bits of the threshold, as far as they are known; in the end all
     u64 digit;     // first digit of the threshold
@@ -33,12 +33,13 @@ __device__ __forceinline__ u32* bins_of(const Span<u32>& control, u32 row) {
     return &control[(i64)row * ROW + STATE];
 }
 
-// Numbers of a tile: entries above the threshold, and entries at it. They add up as one number.
+// Numbers of a tile: entries above the threshold, and entries at it. They are added as one number.
 __device__ __forceinline__ u64 both(u32 above, u32 at) {
     return (u64)above << 32 | at;
 }
 
-// Entries that are selected if `at` come before them at the threshold and `above` above it.
+// Number of selected entries among those before a position. `before` counts the entries above the
+// threshold and at it, as `both`; at the threshold only the first `left` are selected.
 __device__ __forceinline__ u32 selected(u64 before, u32 left) {
     u32 at = (u32)before;
     return (u32)(before >> 32) + (at < left ? at : left);

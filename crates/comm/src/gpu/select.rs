@@ -9,12 +9,13 @@ use crate::number::{Magnitude, Number, with_number};
 
 pub(super) static SOURCE: PerType<KernelSource> = source_per_type!("select.cu");
 
-/// Warps of a block that works on tiles, each on one.
+/// Warps per block; each warp works on one tile.
 const WARPS: usize = 8;
 const THREADS: u32 = 256;
-/// Largest number of blocks that count digits: each block clears and adds its bins.
+/// Largest number of blocks that count digits. Each block clears and adds its bins, so more blocks
+/// cost more.
 const COUNTERS: usize = 1024;
-/// Smallest number of elements of a block that counts digits.
+/// Smallest number of elements per block that counts digits.
 const COUNTED: usize = 4096;
 
 static VISIT: Typed = typed!("visit", VisitValues, [read T, write T, write T, read i64, write u32]);
@@ -35,7 +36,7 @@ struct VisitValues {
     unused: u32,
 }
 
-/// `TileRange` of `select.cu`: the elements and tiles of a call among all.
+/// The struct `TileRange` of `select.cu`: the elements and tiles of a call.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct TileRange {
@@ -55,22 +56,22 @@ struct Digit {
     bits: u32,
 }
 
-/// Number of candidates to make room for: in usual gradients fewer than 4 k elements reach the
-/// first digit of the threshold.
+/// Number of candidates to allocate: in usual gradients fewer than 4 k elements reach the first
+/// digit of the threshold.
 pub(crate) fn candidates_len(len: usize, k: usize) -> usize {
     len.min(4 * k + len / 32 + TILE)
 }
 
-/// Elements from which the largest are selected.
+/// Elements to select from.
 pub(crate) struct Elements<'a> {
     pub(crate) dtype: DType,
     /// The gradient.
     pub(crate) gradient: &'a [Piece],
     /// The residual, to which the gradient is added.
     pub(crate) residual: Option<Piece>,
-    /// The velocity, which is added in place of the gradient, with the factor of momentum.
+    /// The velocity, which is added in place of the gradient, and the factor of momentum.
     pub(crate) velocity: Option<(Piece, f64)>,
-    /// The threshold of an earlier selection, and whether it may be used.
+    /// The threshold of an earlier selection, and whether to use it.
     pub(crate) threshold: Option<(Piece, bool)>,
     /// Indices and values of candidates.
     pub(crate) candidates: ListPieces,
@@ -79,7 +80,7 @@ pub(crate) struct Elements<'a> {
     pub(crate) tables: Option<TableArguments>,
 }
 
-/// Selects the largest elements, in two passes over them; see `select.cu`.
+/// Selects the largest elements, in two passes; see `select.cu`.
 pub(crate) fn select(of: &Elements<'_>) -> Vec<Call> {
     let (wanted, dtype) = (of.picks.indices.len, of.dtype);
     let Some(tables) = of.tables.filter(|_| wanted > 0) else { return visits(of, ABSENT) };
@@ -103,20 +104,19 @@ pub(crate) fn select(of: &Elements<'_>) -> Vec<Call> {
     calls
 }
 
-/// A list from which the largest entries are selected, in one or more rows.
+/// A list to select the largest entries from, in one or more rows.
 pub(crate) struct ListSelection {
     pub(crate) dtype: DType,
     /// Indices, ascending except for holes, and values.
     pub(crate) list: ListPieces,
-    /// Indices at which the second and later rows begin. A list with bounds has no holes except
-    /// padding.
+    /// First indices of all rows except the first. A list with bounds has no holes except padding.
     pub(crate) bounds: Option<Piece>,
     /// Indices and values of the selected entries, row by row.
     pub(crate) to: ListPieces,
     pub(crate) tables: TableArguments,
 }
 
-/// Selects the largest entries of each row of a list, as many as there is room for.
+/// Selects the largest entries of each row of a list; the size of `to` limits their number.
 pub(crate) fn from_list(of: &ListSelection) -> Vec<Call> {
     let ListSelection { dtype, list, bounds, to, tables } = *of;
     let ListPieces { indices, values } = list;
@@ -136,13 +136,13 @@ pub(crate) fn from_list(of: &ListSelection) -> Vec<Call> {
     calls
 }
 
-/// A selection from some pieces of memory.
+/// A selection from several pieces of memory.
 struct Selection {
     dtype: DType,
     tables: TableArguments,
     sources: Vec<EntrySource>,
     rows: usize,
-    /// Tiles of a row.
+    /// Tiles per row.
     all: u32,
     threshold: Piece,
 }
@@ -196,7 +196,7 @@ impl Selection {
     }
 }
 
-/// The memory of the elements: the residual, or else the gradient.
+/// The memory of the elements: the residual if there is one, else the gradient.
 fn places(of: &Elements<'_>) -> Vec<EntrySource> {
     let elements = of.residual.as_ref().map_or(of.gradient, std::slice::from_ref);
     let all = elements.iter().map(|piece| piece.len.div_ceil(TILE) as u32).sum();
@@ -236,7 +236,7 @@ fn visits(of: &Elements<'_>, control: Piece) -> Vec<Call> {
     of.gradient.iter().map(visit).collect()
 }
 
-/// Digits of a magnitude, from the first to the last.
+/// Digits of a magnitude, from the most to the least significant.
 fn digits(dtype: DType) -> Vec<Digit> {
     fn bits<T: Number>() -> u32 {
         <T::Magnitude as Magnitude>::BITS

@@ -1,7 +1,7 @@
 // Dense sums in rank order.
 #include "number.cuh"
 
-// Tensors of one call, as `sum::MOST` in sum.rs.
+// Tensors per call; `MOST` in sum.rs.
 #define MOST 8
 
 struct SumValues {
@@ -10,11 +10,11 @@ struct SumValues {
     u32 targets;
 };
 
-// Elements of a thread, read together: enough loads in flight to keep memory busy.
+// Elements per thread, read together: enough loads in flight to saturate memory.
 #define EACH 4
 
-// targets = sources[0] + sources[1] + …, from left to right. A target may be a source: each element is
-// read before it is written, by one thread.
+// targets = sources[0] + sources[1] + …, from left to right. A target may be a source: one thread
+// reads each element before it writes it.
 __device__ __forceinline__ void sum_up(const Span<const Element> (&sources)[MOST],
                                        const Span<Element> (&targets)[MOST], const SumValues& v) {
     i64 len = targets[0].len, start = (i64)blockIdx.x * blockDim.x * EACH + threadIdx.x;

@@ -8,7 +8,7 @@ use super::{ABSENT, Divide, PerType, Typed, source_per_type, typed};
 
 pub(super) static SOURCE: PerType<KernelSource> = source_per_type!("sum.cu");
 
-/// Largest number of sources, and of targets, of a call.
+/// Largest number of sources, and of targets, per call.
 const MOST: usize = 8;
 /// Elements per block: 256 threads with four elements each.
 const BLOCK: usize = 1024;
@@ -18,7 +18,7 @@ static SUM: Typed = typed!("sum", SumValues, [
     write T, write T, write T, write T, write T, write T, write T, write T,
 ]);
 
-/// `SumValues` of `sum.cu`.
+/// The struct `SumValues` of `sum.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct SumValues {
@@ -27,18 +27,18 @@ struct SumValues {
     targets: u32,
 }
 
-/// Elements of a sum over ranks, all of one length.
+/// Elements of a sum over ranks, all with the same length.
 pub(crate) struct RankPieces<'a> {
-    /// The elements that are added, in order.
+    /// The summands, in order.
     pub(crate) sources: &'a [Piece],
-    /// Memory for the result. A target may be one of the sources.
+    /// Memory for the result. A target may also be a source.
     pub(crate) targets: &'a [Piece],
-    /// Memory for partial sums if there are more ranks than a call takes: a target, or one of the
-    /// first sources.
+    /// Memory for partial sums, if there are more ranks than sources of a call: a target, or one of
+    /// the first sources.
     pub(crate) partial: Piece,
 }
 
-/// The sum of all sources, from the first to the last, in all targets.
+/// Adds all sources in order, into all targets.
 pub(crate) fn sum(dtype: DType, ranks: &RankPieces<'_>, divisor: Option<usize>) -> Vec<Call> {
     let &RankPieces { sources, targets, partial } = ranks;
     let (whole, divided) = (Divide::new(dtype, None), Divide::new(dtype, divisor));

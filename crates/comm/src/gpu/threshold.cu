@@ -1,4 +1,4 @@
-// The steps of a selection that read counts only: its beginning, the choice of a digit, and the
+// The steps of a selection that read only counts: the start, the choice of a digit, and the
 // positions of the results. select.cu describes all steps.
 #include "select.cuh"
 
@@ -9,7 +9,7 @@ struct BeginValues {
     u32 unused;
 };
 
-// Clears the bins; the slots of the rows are those between the bounds. A block for each row.
+// Clears the bins; the bounds give the slots of each row. One block per row.
 extern "C" __global__ void begin(Span<const u32> list, Span<const u32> bounds, Span<u32> control,
                                  BeginValues v) {
     locate(list, bounds, control);
@@ -60,7 +60,7 @@ __device__ __forceinline__ T prefix_sum(T value, T* part) {
     return warp == 0 ? value : value + part[warp - 1];
 }
 
-// Decides by the first digit of elements.
+// Decides by the first digit of the elements.
 __device__ __forceinline__ void choose_first(State* state, u32 digit, u32 found,
                                              const Span<const i64>& threshold, const ChooseValues& v) {
     state->digit = digit;
@@ -74,7 +74,7 @@ __device__ __forceinline__ void choose_first(State* state, u32 digit, u32 found,
     }
 }
 
-// The digit of the threshold. A block for each row.
+// Chooses the digit of the threshold. One block per row.
 extern "C" __global__ void __launch_bounds__(CHOOSERS)
     choose(Span<const i64> threshold, Span<u32> control, ChooseValues v) {
     locate(threshold, control);
@@ -94,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(CHOOSERS)
     }
     u32 above = prefix_sum(own, part);
     if (threadIdx.x == CHOOSERS - 1 && above < left) {
-        // A list with fewer entries than are wanted: all are selected.
+        // A list with fewer entries than wanted: all of them are selected.
         state->prefix = 0;
         state->left = NONE;
         state->decided = 1;
@@ -121,7 +121,7 @@ struct ScanValues {
     u32 unused;
 };
 
-// Prefix sums of the tiles' numbers; a full list updates the threshold. A block for each row.
+// Prefix sums of the tiles' numbers; a full list updates the threshold. One block per row.
 extern "C" __global__ void __launch_bounds__(1024)
     scan(Span<i64> threshold, Span<i64> table, Span<u32> control, ScanValues v) {
     locate(threshold, table, control);

@@ -8,14 +8,14 @@ use super::{source, whole};
 
 pub(super) static SOURCE: KernelSource = source!("threshold.cu");
 
-/// Bits of a digit, entries of a tile, and words of a row's state without and with its bins.
+/// Bits per digit, entries per tile, and words of a row's state without and with its bins.
 pub(super) const DIGIT: u32 = 12;
 pub(super) const TILE: usize = 1024;
 const STATE: usize = 16;
 const ROW: usize = STATE + (1 << DIGIT);
-/// Index of the word of the state with the number of selected entries.
+/// Word of the state with the number of selected entries.
 const PICKED: usize = 13;
-/// Threads of a block that sets a row up, or chooses its digit.
+/// Threads per block that initialises a row or chooses its digit.
 const CHOOSERS: u32 = 256;
 
 const WORDS: Operand = Operand::write::<u32>();
@@ -40,7 +40,7 @@ struct BeginValues {
     unused: u32,
 }
 
-/// `ChooseValues` of `threshold.cu`.
+/// The struct `ChooseValues` of `threshold.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 pub(super) struct ChooseValues {
@@ -52,17 +52,17 @@ pub(super) struct ChooseValues {
     pub(super) unused: u32,
 }
 
-/// Largest number of pieces of memory of a selection: each may end with a partial tile.
+/// Largest number of pieces of memory in a selection; each may end with a partial tile.
 pub(crate) const PIECES_MAX: usize = 1024;
 
-/// Memory of selections on a CUDA device: states of the rows and numbers of the tiles.
+/// Memory of selections on a CUDA device: states of rows, and counts of tiles.
 pub(crate) struct SelectionTables {
     control: Tensor,
     tiles: Tensor,
 }
 
 impl SelectionTables {
-    /// Memory for selections in `rows` rows of up to `len` entries. A processor needs none.
+    /// Memory for selections in `rows` rows of up to `len` entries; `None` on a CPU.
     ///
     /// # Errors
     /// The errors of an allocation.
@@ -82,7 +82,7 @@ impl SelectionTables {
     }
 }
 
-/// Tables among the arguments of a launch.
+/// The tables among the arguments of a launch.
 #[derive(Clone, Copy)]
 pub(crate) struct TableArguments {
     pub(super) control: Piece,
@@ -90,18 +90,18 @@ pub(crate) struct TableArguments {
 }
 
 impl TableArguments {
-    /// SelectionTables that are the arguments from `first` on.
+    /// The tables as arguments `first` and `first + 1`.
     pub(crate) fn at(first: usize, tables: &SelectionTables) -> TableArguments {
         let [control, tiles] = tables.tensors();
         TableArguments { control: whole(first, control), tiles: whole(first + 1, tiles) }
     }
 
-    /// Number of entries that the last selection has picked in the first row.
+    /// Number of entries picked by the last selection, in the first row.
     pub(super) fn picked(self) -> Piece {
         Piece { start: self.control.start + PICKED * size_of::<u32>(), len: 1, ..self.control }
     }
 
-    /// Clears the bins and initialises the rows of a list; `wanted` entries are selected in each.
+    /// Clears the bins and initialises the rows of a list; each row selects `wanted` entries.
     pub(super) fn begin(self, list: Piece, bounds: Piece, rows: usize, wanted: usize) -> Call {
         let (len, wanted) = (list.len as u32, wanted as u32);
         let values = BeginValues { wanted, len, rows: rows as u32, unused: 0 };
@@ -115,7 +115,7 @@ impl TableArguments {
         call.with_pieces([threshold, self.control]).values(values)
     }
 
-    /// Computes prefix sums of the tiles' numbers.
+    /// Computes prefix sums of the tiles' counts.
     pub(super) fn scan(self, rows: usize, all: u32, threshold: Piece) -> Call {
         let threads = all.clamp(32, 1024).next_power_of_two();
         let call = Call::new(&SCAN, rows as u32, threads);

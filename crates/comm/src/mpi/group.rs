@@ -1,4 +1,4 @@
-//! A group of ranks, in the state of the MPI thread.
+//! A group of ranks, as the MPI thread stores it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,23 +6,22 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::transport::others;
 
-/// Largest number of groups of a process: MPI guarantees tags up to 32767, of which a group takes
-/// three.
+/// Largest number of groups per process: MPI guarantees tags up to 32767, and a group uses three.
 pub(super) const GROUPS_MAX: i32 = 10_000;
 
 /// State of a group.
 pub(super) struct MpiGroup {
     pub(super) context: i32,
-    /// Rank among all processes, by rank of the group.
+    /// Rank among all processes, per rank of the group.
     pub(super) members: Arc<[i32]>,
     pub(super) rank: usize,
     pub(super) deadline: Duration,
     /// Number of exchanges begun.
     pub(super) step: u64,
-    /// Ranks that left, each with its notice, by rank.
+    /// Notice of each rank that left, by rank.
     pub(super) left: Vec<Option<RankDeparture>>,
-    /// The progress of each rank's device, by rank: the number of its membership in a group of
-    /// devices, and the number of exchanges that it has ended in it.
+    /// Progress of each rank's device, by rank: the number of its group of devices, and the number
+    /// of ended exchanges in it.
     pub(super) ended: Vec<(u64, u64)>,
     pub(super) failure: Option<Error>,
 }
@@ -30,7 +29,7 @@ pub(super) struct MpiGroup {
 /// Notice of a rank that left.
 #[derive(Clone, Copy)]
 pub(super) struct RankDeparture {
-    /// Number of exchanges that it made.
+    /// Number of exchanges that the rank made.
     pub(super) steps: u64,
     pub(super) panicked: bool,
     pub(super) in_order: bool,
@@ -53,7 +52,7 @@ impl MpiGroup {
     }
 }
 
-/// Message tags of a group. Each group has a unique number below [`GROUPS_MAX`].
+/// Message tags of a group with a number below [`GROUPS_MAX`].
 pub(super) struct MpiTags {
     pub(super) header: i32,
     pub(super) elements: i32,

@@ -1,16 +1,16 @@
 //! Ranks that are processes, over an MPI library (feature `mpi`).
 //!
-//! The `mpi` crate's handles stay on one thread, which makes all calls of the library; ranks send
-//! it requests over a channel. MPI takes host memory, so an exchange waits once for the stream that
-//! computes the sent elements; received elements are copied in by the stream without waiting.
+//! Handles of the `mpi` crate must stay on one thread. This thread makes all calls of the library;
+//! ranks send it requests over a channel. MPI takes host memory, so an exchange waits once for the
+//! stream of the elements to send. The stream copies received elements without a wait.
 //!
 //! Invariants
-//! - Only non-blocking calls: sends, receives and probes that are polled until a deadline. Messages
-//!   of a process that is gone never arrive, and MPI's own collectives would wait for them for
-//!   ever. (Finalizing is collective, so it is done only after all ranks have left in order.)
-//! - A message is received only after its size was checked. The `mpi` crate drops status codes, so
+//! - All calls are non-blocking: sends, receives and probes are polled until a deadline. Messages
+//!   of a lost process never arrive, and MPI's collectives would wait for them for ever. Finalizing
+//!   is collective, so it is done only after all ranks have left in order.
+//! - The size of a message is checked before it is received. The `mpi` crate drops status codes, so
 //!   MPI's default error handler stays set, which ends the process.
-//! - A request that can never end keeps its memory alive: see [`thread`].
+//! - The memory of a request that may never end stays allocated: see [`thread`].
 
 mod group;
 mod thread;
@@ -34,10 +34,10 @@ use crate::transport::{CollectiveCall, Parcel, Parcels, Sum, Transport, check_pa
 use crate::watch::{GroupWatch, News, Pulse, Trouble, endless};
 use crate::{host, wire};
 
-/// Time in which the MPI thread answers a watching thread: longer than sending its notices takes.
+/// Time for the MPI thread to answer a watching thread; more than it takes to send notices.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// Connection to the MPI thread; dropping the last one ends MPI.
+/// Connection to the MPI thread. Dropping the last one ends MPI.
 struct MpiLink {
     jobs: Option<SyncSender<MpiJob>>,
     /// Closes when the thread has ended MPI, or will never end it.
@@ -53,23 +53,23 @@ impl Drop for MpiLink {
     }
 }
 
-/// The link of a rank that is a process.
+/// The transport of a rank that is a process.
 struct Mpi {
     link: Arc<MpiLink>,
     context: i32,
-    /// Rank among all processes, by rank of this group.
+    /// Rank among all processes, per rank of this group.
     members: Arc<[i32]>,
     rank: usize,
     deadline: Duration,
-    /// Receive buffers, which are free again when a stream has copied them.
+    /// Receive buffers. A buffer is free again after a stream has copied it.
     pool: Vec<Arc<Vec<u8>>>,
 }
 
-/// Starts MPI in this process: the connection to all processes that were started together.
+/// Starts MPI in this process and connects all processes that were started together.
 ///
 /// # Errors
-/// [`Error::Unavailable`] the second time, if the library does not support threads, or if some
-/// process does not join within the deadline.
+/// [`Error::Unavailable`] on a second start, without thread support in the library, or for a
+/// process that does not join within the deadline.
 pub(crate) fn world(deadline: Duration) -> Result<Box<dyn Transport>> {
     let (jobs, todo) = sync_channel(64);
     let (finish, over) = sync_channel(0);
@@ -93,13 +93,13 @@ pub(crate) fn world(deadline: Duration) -> Result<Box<dyn Transport>> {
     Ok(Box::new(Mpi { link, context: 0, members, rank, deadline, pool: Vec::new() }))
 }
 
-/// The version text of the library.
+/// Version text of the library.
 pub(crate) fn library() -> Option<String> {
     let text = mpi::environment::library_version().ok()?;
     Some(text.trim_matches(|c: char| c.is_whitespace() || c == '\0').to_owned())
 }
 
-/// Variables that make Open MPI log messages and connections, and MPICH its variables.
+/// Variables that turn on logs of messages and connections in Open MPI, and of variables in MPICH.
 pub(crate) const DEBUG_ENVIRONMENT: &[(&str, &str)] = &[
     ("OMPI_MCA_pml_base_verbose", "10"),
     ("OMPI_MCA_btl_base_verbose", "30"),
@@ -113,7 +113,7 @@ impl Mpi {
         sent.then_some(()).ok_or_else(|| unavailable("its thread ended", "read its output"))
     }
 
-    /// Sends and receives bytes; returns the received bytes, in the order of `receives`.
+    /// Sends and receives bytes. Returns the received bytes in the order of `receives`.
     fn transfer(
         &self,
         call: &CollectiveCall,
@@ -133,7 +133,7 @@ impl Mpi {
         answer.recv().map_err(gone)?
     }
 
-    /// Reads the parcels' bytes. Waits for the device.
+    /// Reads the bytes of parcels. Waits for the device.
     fn fetch(&self, parcels: &[Parcel]) -> Result<Vec<Outgoing>> {
         let bytes = host::fetch(parcels)?;
         let outgoing = parcels.iter().zip(bytes).map(|(parcel, bytes)| Outgoing {
@@ -144,7 +144,7 @@ impl Mpi {
         Ok(outgoing.collect())
     }
 
-    /// The ranks of this rank's new group, in order, and the number of the group.
+    /// The ranks of this rank's new group in order, and the group's number.
     fn group_of(&self, wishes: &[SplitArguments]) -> (Vec<usize>, i32) {
         let SplitArguments { color, .. } = wishes[self.rank];
         let mut colors: Vec<u64> = wishes.iter().map(|wish| wish.color).collect();
@@ -159,8 +159,8 @@ impl Mpi {
     }
 }
 
-/// A buffer of `len` bytes: the smallest free buffer of the pool that is large enough, or else a
-/// new buffer in place of the smallest free one.
+/// A buffer of `len` bytes: the smallest free buffer of the pool with enough capacity. If none is
+/// large enough, a new buffer replaces the smallest free one.
 fn buffer(pool: &mut Vec<Arc<Vec<u8>>>, len: usize) -> Vec<u8> {
     let free = (0..pool.len()).filter(|i| Arc::strong_count(&pool[*i]) == 1);
     let best = free.min_by_key(|i| (pool[*i].capacity() < len, pool[*i].capacity()));
@@ -170,7 +170,7 @@ fn buffer(pool: &mut Vec<Arc<Vec<u8>>>, len: usize) -> Vec<u8> {
     buffer
 }
 
-/// A rank's arguments of a split, with the lowest group number that it has not assigned.
+/// A rank's arguments of a split, and the lowest group number that it has not assigned.
 #[derive(Clone, Copy)]
 struct SplitArguments {
     color: u64,
@@ -240,7 +240,7 @@ impl Transport for Mpi {
     }
 
     fn all_reduce(&mut self, _: &CollectiveCall, _: &Stream, _: &Sum<'_, Spans>) -> Result<bool> {
-        // The sums of MPI wait for a rank that is gone, and add in an unspecified order.
+        // MPI's own sums would wait for a lost rank, and add in an unspecified order.
         Ok(false)
     }
 
@@ -249,14 +249,13 @@ impl Transport for Mpi {
     }
 
     fn abort(&mut self, reason: &str) {
-        // A failure is ignored: the error being reported says more than an error about the missing
-        // thread.
+        // A failed send is ignored: the error being reported explains more than a missing thread.
         let _ = self.send_job(MpiJob::Abort { context: self.context, reason: reason.to_owned() });
     }
 
     fn leave(&mut self) {
         let panicked = std::thread::panicking();
-        // Without its thread no rank can be notified.
+        // Without the thread no rank can be notified.
         let _ = self.send_job(MpiJob::Leave { context: self.context, panicked });
     }
 
@@ -300,8 +299,9 @@ impl Transport for Mpi {
     }
 }
 
-/// A view of a group over MPI. Notices name a rank that failed or panicked. After a rank died,
-/// `mpirun` ends all others, or they notice at the deadline, without the rank's name.
+/// The watching thread's view of a group over MPI. Notices name a rank that failed or panicked.
+/// After the death of a rank, `mpirun` ends the other ranks, or they report the loss at the
+/// deadline, without a name.
 struct MpiWatch {
     jobs: Option<SyncSender<MpiJob>>,
     context: i32,
@@ -313,7 +313,7 @@ impl GroupWatch for MpiWatch {
     fn pulse(&mut self, pulse: &Pulse) -> News {
         let (reply, answer) = sync_channel(1);
         let job = MpiJob::Watch { context: self.context, pulse: pulse.clone(), reply };
-        // If the thread's queue is full, it answers the next pulse.
+        // If the queue of the thread is full, the next heartbeat gets an answer.
         let asked = self.jobs.as_ref().is_some_and(|jobs| jobs.try_send(job).is_ok());
         let answer = if asked { answer.recv_timeout(ANSWER).ok() } else { None };
         answer.unwrap_or_else(|| match &pulse.trouble {
@@ -329,7 +329,7 @@ impl GroupWatch for MpiWatch {
 impl Drop for Mpi {
     fn drop(&mut self) {
         self.leave();
-        // Without its thread there is no state to forget.
+        // Without the thread there is no state to remove.
         let _ = self.send_job(MpiJob::Forget { context: self.context });
     }
 }
@@ -338,7 +338,7 @@ impl Drop for Mpi {
 mod tests {
     use super::*;
 
-    /// Repeated exchanges of several sizes need one buffer of each size, and no more.
+    /// Repeated exchanges of several sizes need exactly one buffer per size.
     #[test]
     fn every_size_has_memory_of_its_own() {
         let sizes = [1 << 20, 100, 5000, 1 << 20];
@@ -351,7 +351,7 @@ mod tests {
         }
         let bytes: usize = pool.iter().map(|kept| kept.capacity()).sum();
         assert_eq!(bytes, sizes.iter().sum::<usize>());
-        // Buffers in use are left alone; buffers that are too small are replaced.
+        // Buffers in use are kept; a buffer that is too small is replaced.
         let busy = pool.clone();
         assert_eq!((buffer(&mut pool, 7).len(), pool.len()), (7, 4));
         drop(busy);

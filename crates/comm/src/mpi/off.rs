@@ -1,11 +1,11 @@
-//! The transport `mpi` in a build without it.
+//! The transport `mpi` in a build without MPI.
 
 use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::transport::Transport;
 
-/// The version text of the library: `None`, as there is no library.
+/// Version text of the library: `None` in this build.
 pub(crate) fn library() -> Option<String> {
     None
 }
@@ -13,7 +13,7 @@ pub(crate) fn library() -> Option<String> {
 /// See [`debug_environment`](crate::Communicator::debug_environment).
 pub(crate) const DEBUG_ENVIRONMENT: &[(&str, &str)] = &[];
 
-/// Returns an error that says how to build with the transport.
+/// Returns an error that explains how to build with MPI.
 pub(crate) fn world(_deadline: Duration) -> Result<Box<dyn Transport>> {
     Err(Error::Unavailable {
         transport: "mpi",

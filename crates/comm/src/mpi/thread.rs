@@ -1,10 +1,10 @@
 //! The thread that makes all calls of MPI.
 //!
-//! A request that has begun can be neither cancelled nor dropped: MPI may access its memory until
-//! it ends, and a request that waits for a process that is gone never ends. So the function of a
-//! failed exchange never returns: the thread answers, and serves other groups from within it
-//! ([`MpiThread::serve_forever`]), where the buffers stay alive. Groups fail once, so the nesting
-//! is at most the number of groups.
+//! A request in flight can be neither cancelled nor dropped: MPI may access its memory until it
+//! ends, and a request to a lost process never ends. Therefore the function of a failed exchange
+//! never returns and keeps its buffers alive. It answers the rank, then serves all other groups
+//! from within ([`MpiThread::serve_forever`]). A group fails at most once, so the nesting is at
+//! most the number of groups.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
@@ -24,10 +24,10 @@ use crate::transport::CollectiveCall;
 use crate::watch::{News, Pulse, Trouble, endless};
 use crate::wire::RankNotice;
 
-/// Time for which a rank tries to deliver a notice to the others, which may be gone.
+/// Time for the delivery of a notice to other ranks, some of which may be gone.
 const NOTICE_TIME: Duration = Duration::from_secs(1);
 
-/// The error of this transport if it cannot be used.
+/// The error of an unusable transport.
 pub(super) fn unavailable(reason: &'static str, remedy: &'static str) -> Error {
     Error::Unavailable { transport: "mpi", reason, remedy }
 }
@@ -35,13 +35,13 @@ pub(super) fn unavailable(reason: &'static str, remedy: &'static str) -> Error {
 /// A request to the thread.
 pub(super) enum MpiJob {
     Exchange(Box<MpiExchange>),
-    /// Create a group of these ranks among all processes, in which this process is rank `rank`.
+    /// Create a group of these processes; this process has rank `rank` in it.
     Join {
         context: i32,
         members: Arc<[i32]>,
         rank: usize,
     },
-    /// This rank failed alone, and will not make the exchange that the other ranks wait for.
+    /// This rank failed alone and will not join the other ranks' exchange.
     Abort {
         context: i32,
         reason: String,
@@ -50,12 +50,12 @@ pub(super) enum MpiJob {
         context: i32,
         panicked: bool,
     },
-    /// Forget a group that was left.
+    /// Remove a group that this rank has left.
     Forget {
         context: i32,
     },
-    /// Record the state of the rank's device, and reply with the state of the group. Answered
-    /// during an exchange, too.
+    /// Record the state of the rank's device and reply with the state of the group. Also answered
+    /// during an exchange.
     Watch {
         context: i32,
         pulse: Pulse,
@@ -69,12 +69,12 @@ pub(super) struct MpiExchange {
     pub(super) call: CollectiveCall,
     pub(super) sends: Vec<Outgoing>,
     pub(super) receives: Vec<Incoming>,
-    /// Receives the buffers, in the order of `receives`.
+    /// Returns the buffers, in the order of `receives`.
     pub(super) reply: SyncSender<Result<Vec<Vec<u8>>>>,
 }
 
-/// Body of the thread: starts MPI, reports that, serves requests, and ends MPI if all ranks end it.
-/// `finish` closes at the end.
+/// Body of the thread: starts MPI, reports the rank, serves requests, and finalizes MPI if all
+/// ranks do so. `finish` closes at the end.
 pub(super) fn run(
     jobs: Receiver<MpiJob>,
     ready: &SyncSender<Result<(usize, usize)>>,
@@ -102,7 +102,7 @@ pub(super) fn run(
     if thread.all_have_left() {
         drop(universe);
     } else {
-        // Finalizing would wait for ranks that never arrive, so the process ends without it.
+        // Finalizing would wait for ranks that never arrive.
         std::mem::forget(universe);
     }
 }
@@ -110,18 +110,18 @@ pub(super) fn run(
 struct MpiThread {
     world: Rc<SimpleCommunicator>,
     jobs: Receiver<MpiJob>,
-    /// Requests that came during an exchange, and are served after it.
+    /// Requests received during an exchange, for later.
     later: VecDeque<MpiJob>,
     deadline: Duration,
     groups: BTreeMap<i32, MpiGroup>,
-    /// Dropped when no rank needs to wait for this thread any more.
+    /// Dropped as soon as no rank needs to wait for this thread.
     finish: Option<SyncSender<()>>,
-    /// Whether an exchange failed, whose function never returns.
+    /// Whether a failed exchange never returns.
     stuck: bool,
 }
 
 impl MpiThread {
-    /// Serves requests until no sender is left.
+    /// Serves requests until all senders are dropped.
     fn serve(&mut self) {
         while let Some(job) = self.later.pop_front().or_else(|| self.jobs.recv().ok()) {
             match job {
@@ -137,20 +137,19 @@ impl MpiThread {
                 }
                 MpiJob::Watch { context, pulse, reply } => self.watch(context, &pulse, &reply),
                 MpiJob::Leave { context, panicked } => self.leave(context, panicked),
-                // Kept: the notices of the group of all processes are read once more before the
-                // end.
+                // The group of all processes is kept: its notices are read again before the end.
                 MpiJob::Forget { context: 0 } => {}
                 MpiJob::Forget { context } => drop(self.groups.remove(&context)),
             }
         }
     }
 
-    /// Answers watching threads that send pulses during an exchange of `group`.
+    /// Answers the heartbeats of watching threads during an exchange of `group`.
     fn answer_watches(&mut self, group: &mut MpiGroup) {
         while let Ok(job) = self.jobs.try_recv() {
             match job {
                 MpiJob::Watch { context, pulse, reply } if context == group.context => {
-                    // A failure is ignored: the watching thread has given up.
+                    // A failed reply is ignored: the watching thread has given up.
                     let _ = reply.send(self.news(group, &pulse));
                 }
                 MpiJob::Watch { context, pulse, reply } => self.watch(context, &pulse, &reply),
@@ -159,7 +158,7 @@ impl MpiThread {
         }
     }
 
-    /// Fails a group that has not failed, and notifies the other ranks.
+    /// Marks a group as failed, once, and notifies the other ranks.
     fn fail(&mut self, context: i32, error: Error) {
         let Some(mut group) = self.groups.remove(&context) else { return };
         self.fail_group(&mut group, error);
@@ -173,15 +172,15 @@ impl MpiThread {
         }
     }
 
-    /// Answers a watching thread; gives no answer if the group is gone.
+    /// Answers a heartbeat; no answer if the group was removed.
     fn watch(&mut self, context: i32, pulse: &Pulse, reply: &SyncSender<News>) {
         let Some(mut group) = self.groups.remove(&context) else { return };
-        // A failure is ignored: the watching thread has given up.
+        // A failed reply is ignored: the watching thread has given up.
         let _ = reply.send(self.news(&mut group, pulse));
         self.groups.insert(context, group);
     }
 
-    /// State of a group, according to the notices so far, after a pulse of this rank.
+    /// State of a group after a heartbeat of this rank, from the notices received.
     fn news(&self, group: &mut MpiGroup, pulse: &Pulse) -> News {
         if group.failure.is_none() {
             group.failure = transfer::read_notices(&self.world, group);
@@ -198,7 +197,7 @@ impl MpiThread {
             }
             Some(Trouble::Lost) | None => {}
         }
-        // A rank that closes its membership sends a notice, and the other ranks answer when they
+        // A rank that leaves its group of devices sends a notice. The other ranks answer once they
         // have ended as many exchanges.
         let (known, own) = (group.ended[rank], pulse.ends());
         let asked = group.ended.iter().any(|ended| known < *ended && *ended <= own);
@@ -232,10 +231,9 @@ impl MpiThread {
         }
     }
 
-    /// Sends a notice to all other ranks of a group. Gives up ranks that do not receive it within
-    /// [`NOTICE_TIME`].
+    /// Sends a notice to all other ranks of a group, and gives up after [`NOTICE_TIME`].
     fn notify(&self, group: &MpiGroup, notice: &RankNotice) {
-        // Leaked, because a rank that is gone never receives it: once or twice per group.
+        // Leaked once or twice per group, because a lost rank never receives the notice.
         let bytes: &'static [u8] = notice.encode().leak();
         let tag = MpiTags::for_group(group.context).notice;
         let send = |peer: usize| {
@@ -251,7 +249,7 @@ impl MpiThread {
         requests.into_iter().for_each(std::mem::forget);
     }
 
-    /// Makes an exchange and answers. Returns only on success.
+    /// Makes an exchange and replies. Returns only on success.
     fn exchange(&mut self, exchange: MpiExchange) {
         let MpiExchange { context, call, sends, mut receives, reply } = exchange;
         let Some(mut group) = self.groups.remove(&context) else { return };
@@ -292,7 +290,7 @@ impl MpiThread {
         }
     }
 
-    /// Waits until every process has left the group of all processes in order; false after the
+    /// Waits until all processes have left the group of all processes in order; false at the
     /// deadline.
     fn all_have_left(&mut self) -> bool {
         let Some(mut group) = self.groups.remove(&0) else { return false };

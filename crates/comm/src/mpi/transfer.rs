@@ -1,5 +1,5 @@
-//! One exchange of one rank: all its sends and receives, polled until they are complete, until a
-//! rank reports a failure, or until the deadline.
+//! One exchange of one rank: all sends and receives, polled until they complete, a rank fails, or
+//! the deadline passes.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,15 +15,15 @@ use crate::error::{Error, Result};
 use crate::transport::CollectiveCall;
 use crate::wire::{CallHeader, Content, RankNotice};
 
-/// Bytes of the largest message; longer messages are split. Counts of MPI are i32, and each message
-/// that arrives is a sign of life.
+/// Largest message in bytes; longer messages are split, because counts of MPI are i32 and each
+/// arriving message proves that its sender is alive.
 const CHUNK: usize = 16 << 20;
 
-/// Fraction of the deadline that a rank waits longer while several other ranks are missing: most of
-/// them may only be waiting for the lost rank, and report it first.
+/// Extra wait, as a share of the deadline, while several ranks are missing. Most of them may only
+/// be waiting for the lost rank, and will report it first.
 const GRACE: f64 = 0.1;
 
-/// Bytes to send to another rank.
+/// Bytes for another rank.
 pub(super) struct Outgoing {
     pub(super) peer: usize,
     pub(super) content: Content,
@@ -37,13 +37,13 @@ pub(super) struct Incoming {
     pub(super) buffer: Vec<u8>,
 }
 
-/// Sizes of the messages that carry `len` bytes; both sides split alike.
+/// Sizes of the messages that carry `len` bytes; sender and receiver split alike.
 fn chunks(len: usize) -> impl Iterator<Item = usize> {
     let whole = std::iter::repeat_n(CHUNK, len / CHUNK);
     whole.chain((!len.is_multiple_of(CHUNK)).then_some(len % CHUNK))
 }
 
-/// Headers that this rank sends to each rank before the elements.
+/// Headers to send to each rank before the elements.
 pub(super) fn headers(group: &MpiGroup, call: &CollectiveCall, sends: &[Outgoing]) -> Vec<Vec<u8>> {
     let header = |peer: usize| {
         let own = sends.iter().filter(|outgoing| outgoing.peer == peer);
@@ -53,12 +53,12 @@ pub(super) fn headers(group: &MpiGroup, call: &CollectiveCall, sends: &[Outgoing
     (0..group.members.len()).map(header).collect()
 }
 
-/// Answers watching threads during an exchange.
+/// Callback that answers watching threads during an exchange.
 type AnswerWatches<'f> = dyn FnMut(&mut MpiGroup) + 'f;
 
 type PendingRequest<'s, 'a> = Request<'a, [u8], &'s LocalScope<'a>>;
 
-/// Buffer for a parcel.
+/// Buffer of a parcel.
 struct ReceiveBuffer<'a> {
     content: Content,
     buffer: &'a mut [u8],
@@ -70,16 +70,16 @@ pub(super) struct MpiTransfer<'s, 'a> {
     group: &'s mut MpiGroup,
     tags: MpiTags,
     call: CollectiveCall,
-    /// Header received from each rank, by rank.
+    /// Header received from each rank.
     headers: Vec<Option<CallHeader>>,
-    /// Buffers for each rank's parcels, by rank, until its header arrives.
+    /// Buffers for each rank's parcels, until the rank's header arrives.
     rooms: Vec<Vec<ReceiveBuffer<'a>>>,
     /// Requests in flight, each with the other rank.
     requests: Vec<(usize, PendingRequest<'s, 'a>)>,
-    /// The error for a received parcel without a matching buffer.
+    /// The error for a parcel without a matching buffer.
     misfit: Option<Error>,
     agreed: bool,
-    /// Time of the last sign of life: a header arrived, or a message completed.
+    /// Last time at which a header arrived or a message completed.
     heard: Instant,
 }
 
@@ -108,7 +108,7 @@ impl<'s, 'a> MpiTransfer<'s, 'a> {
         }
     }
 
-    /// Begins all sends, and records the buffers to receive into.
+    /// Begins all sends, and stores the receive buffers.
     pub(super) fn begin(
         &mut self,
         headers: &'a [Vec<u8>],
@@ -137,10 +137,9 @@ impl<'s, 'a> MpiTransfer<'s, 'a> {
         self.requests.push((peer, request));
     }
 
-    /// Completes the exchange. After an error requests stay in flight, and their memory must never
-    /// be freed. The flag beside the error says whether it was detected here; otherwise the other
-    /// ranks have it already. `answer_watches` is called repeatedly, and may fail the group and
-    /// notify the other ranks.
+    /// Completes the exchange. After an error, requests stay in flight and their memory must never
+    /// be freed. The flag next to the error tells whether this rank detected it; otherwise the
+    /// other ranks have it already. `answer_watches` is called repeatedly, and may fail the group.
     pub(super) fn finish(
         mut self,
         answer_watches: &mut AnswerWatches<'_>,
@@ -176,8 +175,8 @@ impl<'s, 'a> MpiTransfer<'s, 'a> {
         }
     }
 
-    /// Reads the headers that have arrived, and begins to receive the announced parcels. When all
-    /// headers have arrived, returns an error if ranks disagree.
+    /// Reads the headers that have arrived, and begins to receive the announced parcels. After the
+    /// last header, compares the calls.
     fn read_headers(&mut self) -> Result<()> {
         for peer in self.group.peers() {
             if self.headers[peer].is_some() {
@@ -211,7 +210,7 @@ impl<'s, 'a> MpiTransfer<'s, 'a> {
         Ok(())
     }
 
-    /// Begins to receive a rank's parcels, if they match the buffers.
+    /// Begins to receive a rank's parcels if they match the buffers.
     fn receive(&mut self, peer: usize, header: &CallHeader) {
         let rooms = std::mem::take(&mut self.rooms[peer]);
         let expected = rooms.iter().map(|room| room.content);
@@ -243,7 +242,7 @@ impl<'s, 'a> MpiTransfer<'s, 'a> {
         }
     }
 
-    /// Drops the requests that have completed.
+    /// Drops completed requests.
     fn test(&mut self) {
         let before = self.requests.len();
         let requests = std::mem::take(&mut self.requests).into_iter();
@@ -256,8 +255,7 @@ impl<'s, 'a> MpiTransfer<'s, 'a> {
         }
     }
 
-    /// Returns an error if nothing arrived until the deadline, so that a rank must be considered
-    /// lost.
+    /// Returns an error if nothing has arrived until the deadline.
     fn check_patience(&self) -> Result<()> {
         let (waited, deadline) = (self.heard.elapsed(), self.group.deadline);
         if waited < deadline {
@@ -310,7 +308,7 @@ pub(super) fn read_notices(world: &SimpleCommunicator, group: &mut MpiGroup) -> 
     None
 }
 
-/// Reads the bytes of a message. Headers and notices are small, so they arrive whole.
+/// Reads a message. Headers and notices are small enough to arrive whole.
 fn take((message, status): (Message, Status)) -> Vec<u8> {
     let len = status.count(u8::equivalent_datatype());
     let mut bytes = vec![0u8; usize::try_from(len).unwrap_or(0)];
@@ -318,8 +316,8 @@ fn take((message, status): (Message, Status)) -> Vec<u8> {
     bytes
 }
 
-/// Back-off between two polls: first spinning, then yielding, then sleeping, because on a machine
-/// with fewer cores than ranks the other ranks need this rank's core.
+/// Back-off between two polls: spinning, then yielding, then sleeping. With fewer cores than ranks,
+/// the other ranks need this rank's core.
 #[derive(Default)]
 pub(super) struct Backoff(u32);
 
@@ -338,12 +336,12 @@ impl Backoff {
 mod tests {
     use super::*;
 
-    /// A rank that arrives just before the deadline has a full deadline for its elements.
+    /// A rank that arrives just before the deadline gets a full deadline for its elements.
     #[test]
     fn a_header_that_begins_a_receive_is_a_sign_of_life() {
         let universe = mpi::initialize().unwrap();
         let (world, deadline) = (universe.world(), Duration::from_millis(400));
-        // The other rank is this process, too, which receives its own messages.
+        // Both ranks are this process, which receives its own messages.
         let mut group = MpiGroup::new(0, Arc::new([0, 0]), 0, deadline);
         let call = CollectiveCall::new("test");
         let (content, elements) = ((None, 3), [7u8, 8, 9]);
@@ -359,7 +357,7 @@ mod tests {
             let began = Instant::now();
             transfer.heard = began.checked_sub(deadline.mul_f64(0.75)).unwrap();
             let ended = (transfer.poll(&mut |_| {}), began.elapsed());
-            // Requests that have begun must end before their memory is freed.
+            // Requests in flight must end before their memory is freed.
             transfer.send(1, &elements, transfer.tags.elements);
             while !transfer.requests.is_empty() {
                 transfer.test();

@@ -1,11 +1,11 @@
-//! Ranks whose elements are on GPUs, one GPU for each process. Elements move over NCCL, from device
-//! to device; another transport connects the processes for everything else.
+//! Ranks with elements on GPUs, one GPU per process. Elements move over NCCL, from device to
+//! device; another transport connects the processes for control messages.
 //!
-//! NCCL has no deadlines, and does not notice that ranks make different calls. So every exchange
-//! begins with an agreement of the processes, and only then calls NCCL. Steps that can fail on one
-//! rank alone come before the agreement. A thread of each rank watches the group ([`watcher`]): if
-//! a rank is lost after an agreement, it aborts the exchanges that the device waits for. Elements
-//! in host memory are exchanged over the transport of the agreement.
+//! NCCL has no deadlines, and does not detect different calls of the ranks. Every exchange
+//! therefore begins with an agreement of the processes, and calls NCCL afterwards. Steps that can
+//! fail on one rank alone come before the agreement. A thread of each rank watches the group
+//! ([`watcher`]) and aborts the device's exchanges when a rank is lost. Elements in host memory are
+//! exchanged over the control transport.
 
 mod watcher;
 
@@ -21,28 +21,28 @@ use crate::error::Result;
 use crate::spans::Spans;
 use crate::transport::{CollectiveCall, Parcel, Parcels, Sum, Transport, check_parcels, others};
 
-/// Environment variables that make NCCL log its activity.
+/// Environment variables that turn on NCCL's log.
 pub(crate) const DEBUG_ENVIRONMENT: &[(&str, &str)] =
     if cfg!(feature = "cuda") { &[("NCCL_DEBUG", "INFO")] } else { &[] };
 
-/// The link of a rank.
+/// The transport of a rank.
 pub(crate) struct Nccl {
     /// The device of the latest exchange, with its membership and watcher.
     member: Option<(Device, Peers, DeviceWatcher)>,
-    /// Number of memberships so far.
+    /// Number of groups of devices joined so far.
     memberships: u64,
     control: Box<dyn Transport>,
-    /// A stream of the processor, for messages between the processes.
+    /// A stream of the CPU, for control messages.
     host: Stream,
-    /// Memory for parcels in several pieces, by position in an exchange.
+    /// Memory for parcels in several pieces, by position in the exchange.
     packed: Vec<Tensor>,
 }
 
 impl Nccl {
-    /// Ranks that `control` connects.
+    /// Creates a transport for the ranks that `control` connects.
     ///
     /// # Errors
-    /// Without NCCL, or without CUDA in this build.
+    /// No NCCL, or a build without CUDA.
     pub(crate) fn over(control: Box<dyn Transport>) -> Result<Nccl> {
         Peers::check()?;
         let options = DeviceOptions { threads: 1, ..DeviceOptions::default() };
@@ -50,8 +50,8 @@ impl Nccl {
         Ok(Nccl { member: None, memberships: 0, control, host, packed: Vec::new() })
     }
 
-    /// The membership of the stream's device. All ranks join a group of devices at their first
-    /// exchange, and wait for each other.
+    /// The group of devices of the stream's device. All ranks join it in their first exchange and
+    /// wait for each other.
     fn member(&mut self, stream: &Stream) -> Result<(&Peers, &DeviceWatcher)> {
         if !matches!(&self.member, Some((device, ..)) if device == stream.device()) {
             self.member = None;
@@ -86,8 +86,8 @@ impl Nccl {
 }
 
 impl Nccl {
-    /// Memory in one piece for a parcel: the parcel's memory if that is one piece, or else memory
-    /// for packing, reused if large enough.
+    /// Memory in one piece for a parcel: the parcel's memory, or packing memory, which is reused if
+    /// large enough.
     fn whole(&mut self, slot: usize, elements: &Spans) -> Result<Tensor> {
         if let [piece] = elements.pieces() {
             return Ok(piece.clone());
@@ -105,8 +105,8 @@ impl Nccl {
     }
 }
 
-/// Copies between the pieces of a parcel and memory in one piece, unless the parcel is one piece.
-/// `direction` orders a piece and its part into source and target.
+/// Copies between the pieces of a parcel and memory in one piece; nothing for a parcel in one
+/// piece. `direction` orders a piece and its part into source and target.
 fn copy_pieces(
     operation: &'static str,
     elements: &Spans,
@@ -153,12 +153,12 @@ impl Transport for Nccl {
         }
         let group = GroupRank { rank: self.rank(), size: self.size() };
         check_parcels(call.operation, stream, group, Parcels { sends, receives })?;
-        // Steps at which this rank alone may fail come before the agreement: afterwards the devices
-        // of the other ranks wait for this one.
+        // All steps that can fail on this rank alone come before the agreement. After it the other
+        // devices wait for this one.
         let (peers, watcher) = self.member(stream)?;
         watcher.check(call.operation)?;
         let peers = peers.clone();
-        // A message is one piece, because the pieces of sender and receiver may differ.
+        // A message is one piece, because pieces may differ between sender and receiver.
         let mut whole = Vec::with_capacity(sends.len() + receives.len());
         for (slot, Parcel { elements, .. }) in sends.iter().chain(receives).enumerate() {
             whole.push(self.whole(slot, elements)?);
@@ -180,7 +180,7 @@ impl Transport for Nccl {
     }
 
     fn all_reduce(&mut self, _: &CollectiveCall, _: &Stream, _: &Sum<'_, Spans>) -> Result<bool> {
-        // The sums of NCCL add in an order that depends on the machine.
+        // NCCL's sums add in an order that depends on the machine.
         Ok(false)
     }
 
@@ -207,8 +207,8 @@ impl Transport for Nccl {
 
 impl Drop for Nccl {
     fn drop(&mut self) {
-        // First, so that other ranks' calls fail at once: the exchanges of the devices may take as
-        // long as the deadline to end.
+        // Leave first, so that other ranks' calls fail at once. The device's exchanges may take
+        // until the deadline to end.
         self.control.leave();
         self.member = None;
     }

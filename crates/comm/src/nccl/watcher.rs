@@ -1,23 +1,22 @@
 //! The thread that watches a group whose devices exchange elements directly.
 //!
-//! A device waits for another device without a limit, and does not notice that a process is gone.
-//! So a thread of each rank sends pulses, the progress of the rank's device, about every second
-//! over the connection of the processes, and learns there that a rank is lost. If the device is
-//! then in an exchange that does not end, the thread aborts the exchanges: the device fails with
-//! the error that names the rank, and threads that wait for a result get this error.
+//! A device waits for another device without a limit, and does not detect a lost process. A thread
+//! of each rank therefore sends heartbeats over the control transport, about every second, with the
+//! progress of the rank's device. The answers report a lost rank. If the device is then in an
+//! exchange that does not end, the thread aborts the exchanges: the device fails with the error
+//! that names the rank, and threads that wait for results get this error.
 //!
 //! Invariants
-//! - The thread calls neither the driver nor NCCL, which may answer only when a kernel has ended. A
+//! - The thread calls neither the driver nor NCCL, which may block until a kernel has ended. A
 //!   second thread calls them ([`ask`]). A device whose driver does not answer counts as waiting.
-//! - A rank sends a pulse about every second, from its joining until the end of its membership. A
-//!   silent rank is lost.
-//! - A rank ends its membership when the devices of all ranks have ended as many exchanges as its
-//!   own device: until then they may need data that it has sent. This needs no call of another
-//!   rank, which may be waiting for this rank elsewhere: devices and watching threads continue
-//!   independently.
+//! - A rank sends a heartbeat about every second while it is in a group of devices. A silent rank
+//!   is lost.
+//! - A rank leaves the group when the devices of all ranks have ended as many exchanges as its own
+//!   device; until then they may need its data. No call of another rank is needed, which might wait
+//!   for this rank elsewhere: devices and watching threads proceed independently.
 //! - After a loss the current exchange has [`GRACE`] to end, because the lost rank may have sent
-//!   its part before. The device is in no exchange that others cannot reach when nothing is lost.
-//! - The error is stored before the exchanges are aborted, so that their results are never taken as
+//!   its part. Without a loss every exchange of the device can be reached by all other devices.
+//! - The error is stored before the exchanges are aborted, so that no aborted result counts as
 //!   valid.
 
 use std::thread::{self, JoinHandle};
@@ -30,18 +29,18 @@ use crate::sync::{Arc, Condvar, Mutex, lock, wait_until};
 use crate::transport::Transport;
 use crate::watch::{GroupWatch, News, PULSE, Pulse, Trouble, endless};
 
-/// Interval at which the device and the group are checked.
+/// Interval between checks of device and group.
 const TICK: Duration = Duration::from_millis(50);
-/// Time for which an exchange may continue after a loss, an error of NCCL waits for the name of the
-/// lost rank, and the driver may take to answer.
+/// Time limit for three waits: for an exchange to end after a loss, for the name of the lost rank
+/// after an error of NCCL, and for an answer of the driver.
 const GRACE: Duration = Duration::from_secs(1);
-/// Time that NCCL may take to leave a group.
+/// Time for NCCL to leave a group.
 const CLOSE: Duration = Duration::from_secs(5);
 
-/// The watching thread, and the thread that asks the driver and NCCL. Dropping this ends both,
-/// after the devices of all ranks have ended their exchanges with this rank. NCCL may hang while it
-/// ends a group with a lost rank, and the driver while a kernel hangs, so the threads are abandoned
-/// after a while.
+/// The watching thread, and the thread that calls the driver and NCCL. Dropping this ends both,
+/// after all devices have ended their exchanges with this rank. NCCL may hang while it leaves a
+/// group with a lost rank, and the driver while a kernel hangs, so both threads are abandoned after
+/// a while.
 pub(super) struct DeviceWatcher {
     shared: Arc<WatchShared>,
     threads: Vec<JoinHandle<()>>,
@@ -53,39 +52,39 @@ struct WatchShared {
     changed: Condvar,
 }
 
-/// Manner in which the watch ends.
+/// The end of a watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Closing {
     /// After the exchanges of all devices.
     Orderly,
-    /// The rank panicked or could not join: exchanges that do not end at once are aborted.
+    /// The rank panicked or could not join: exchanges that do not end soon are aborted.
     Broken,
 }
 
 struct WatchState {
     closing: Option<Closing>,
-    /// The time at which the watch ended.
+    /// Time at which the watch ended.
     finished: Option<Instant>,
-    /// Whether the thread that asks the driver and NCCL is running.
+    /// Whether the thread that calls the driver and NCCL is running.
     asking: bool,
-    /// The error that was the reason to abort the exchanges.
+    /// The error for which exchanges were aborted.
     failure: Option<Error>,
-    /// The last answer of the driver and NCCL, and its time.
+    /// The latest answer of the driver and NCCL, with its time.
     error: Option<Error>,
     answered: Instant,
 }
 
-/// Longest time that a rank takes to name the reason for an error of NCCL.
+/// Longest time until the cause of an error of NCCL is known.
 pub(super) fn patience(deadline: Duration) -> Duration {
     deadline.saturating_add(2 * CLOSE)
 }
 
 impl DeviceWatcher {
-    /// Joins a group of devices, and watches it from the beginning; `membership` is the number of
-    /// groups that the rank has joined so far. Waits for the other ranks.
+    /// Joins a group of devices and watches it from the start. `membership` counts the groups that
+    /// the rank has joined. Waits for the other ranks.
     ///
     /// # Errors
-    /// The loss of a rank, and the errors of [`Peers::begin`] and [`Peers::connect`].
+    /// The loss of a rank; the errors of [`Peers::begin`] and [`Peers::connect`].
     pub(super) fn join(
         control: &mut dyn Transport,
         stream: &Stream,
@@ -136,7 +135,7 @@ impl DeviceWatcher {
         }
     }
 
-    /// Returns the error that was the reason to abort exchanges, as an error of `operation`.
+    /// Returns the error for which exchanges were aborted, as an error of `operation`.
     pub(super) fn check(&self, operation: &'static str) -> Result<()> {
         match &lock(&self.shared.state).failure {
             Some(failure) => Err(failure.at(operation)),
@@ -155,7 +154,7 @@ impl Drop for DeviceWatcher {
         };
         self.shared.changed.notify_all();
         if self.shared.end_within(closing, self.deadline) {
-            // A panic of a thread was reported by the panic hook.
+            // The panic hook has reported a panic of a thread.
             self.threads.drain(..).for_each(|thread| drop(thread.join()));
         }
     }
@@ -169,7 +168,7 @@ fn start(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<
     })
 }
 
-/// Body of the second thread: asks the driver and NCCL until the watch has ended.
+/// Body of the second thread: polls the driver and NCCL until the watch has ended.
 fn ask(peers: &Peers, shared: &WatchShared) {
     while lock(&shared.state).finished.is_none() {
         peers.poll();
@@ -183,7 +182,7 @@ fn ask(peers: &Peers, shared: &WatchShared) {
     }
 }
 
-/// The error of NCCL; `None` for a failure of the device.
+/// The error of the driver or NCCL; `None` for other errors.
 fn nccl_cause(error: &Error) -> Option<&CudaError> {
     let Error::Device(error) = error else { return None };
     match &**error {
@@ -192,24 +191,24 @@ fn nccl_cause(error: &Error) -> Option<&CudaError> {
     }
 }
 
-/// Whether the error is NCCL's notice that another process is gone.
+/// Whether NCCL reports that another process is gone.
 fn is_loss(error: &Error) -> bool {
     matches!(nccl_cause(error), Some(CudaError::PeerLost { .. }))
 }
 
-/// Times of events in a group; `None` if they have not happened.
+/// Times of events in a group; `None` for events that have not happened.
 struct GroupTimes {
-    /// The last time at which an exchange was submitted, begun or ended.
+    /// Last time at which an exchange was submitted, begun or ended.
     moved: Instant,
     before: PeerProgress,
-    /// The time of the first error of NCCL.
+    /// Time of the first error of NCCL.
     broken: Option<Instant>,
-    /// The time at which the loss of a rank became known.
+    /// Time at which the loss of a rank became known.
     lost: Option<Instant>,
     closed: Option<Instant>,
 }
 
-/// WatchState of the device, as known to the watching thread.
+/// State of the device, as known to the watching thread.
 struct DeviceStatus {
     now: Instant,
     progress: PeerProgress,
@@ -220,13 +219,13 @@ struct DeviceStatus {
 }
 
 impl DeviceStatus {
-    /// Whether there are exchanges that have not ended.
+    /// Whether some exchanges have not ended.
     fn exchanges(&self) -> bool {
         self.progress.submitted != self.progress.ended
     }
 
-    /// Whether the device may be waiting for other devices. Work before an exchange does not count,
-    /// as long as the driver answers.
+    /// Whether the device may be waiting for other devices. While the driver answers, work before
+    /// an exchange does not count.
     fn waits(&self) -> bool {
         let PeerProgress { submitted, enqueued, reached, ended } = self.progress;
         submitted > enqueued || reached > ended || (self.silent && submitted > ended)
@@ -262,8 +261,8 @@ impl GroupTimes {
         }
     }
 
-    /// Whether the device has made no progress for the deadline while it waits for others; when the
-    /// group is closing, while it has unfinished exchanges.
+    /// Whether the device waits for other devices without progress until the deadline; while the
+    /// group closes, whether it has exchanges that do not end.
     fn is_overdue(&self, sight: &DeviceStatus, deadline: Duration) -> bool {
         let since = self.closed.map_or(self.moved, |closed| closed.max(self.moved));
         let still = sight.now - since >= deadline;
@@ -282,18 +281,17 @@ struct GroupView {
     watch: Box<dyn GroupWatch>,
     rank: usize,
     deadline: Duration,
-    /// The error because of which the group cannot continue.
+    /// The error with which the group cannot continue.
     loss: Option<Error>,
-    /// Whether all devices have ended as many exchanges as this device, according to the last
-    /// pulse.
+    /// Whether all devices had ended at least this device's exchanges at the last heartbeat.
     even: bool,
-    /// The last pulse, and the time at which it was sent.
+    /// The last heartbeat, and the time at which it was sent.
     last: Pulse,
     sent: Option<Instant>,
 }
 
 impl GroupView {
-    /// Sends a pulse, if the state has changed or a pulse is due, and records a loss.
+    /// Sends a heartbeat if the state has changed or a heartbeat is due, and stores a loss.
     fn pulse(&mut self, sight: &DeviceStatus, trouble: Option<Trouble>) {
         let (membership, closing) = (self.last.membership, sight.closing.is_some());
         let PeerProgress { reached, ended, .. } = sight.progress;
@@ -317,8 +315,8 @@ impl GroupView {
         self.loss.clone().filter(|_| !own).unwrap_or_else(error)
     }
 
-    /// Watches until the membership is closed and the exchanges of all devices have ended, or until
-    /// the exchanges are aborted.
+    /// Watches until the group is closed and all devices have ended their exchanges, or until the
+    /// exchanges are aborted.
     fn watch(mut self, peers: &Peers, shared: &WatchShared) {
         let mut times = GroupTimes::new();
         loop {
@@ -352,7 +350,7 @@ impl GroupView {
             if failed.is_some() || late || broken || (still && past(now, times.lost, GRACE)) {
                 let error = self.loss_or(|| failed.unwrap_or_else(|| endless(self.deadline)));
                 lock(&shared.state).failure = Some(error.clone());
-                // No pulses from here on, because NCCL may hang.
+                // No heartbeats from here on, because NCCL may hang.
                 drop(self.watch);
                 return peers.abort(Arc::new(error));
             }
@@ -361,8 +359,9 @@ impl GroupView {
 }
 
 impl WatchShared {
-    /// Waits for the end of the threads; returns whether they have ended. In order this includes
-    /// the last exchanges, until the deadline, and the time that NCCL and the driver take to end.
+    /// Waits for the end of both threads; returns whether they have ended. An orderly end includes
+    /// the last exchanges, at most until the deadline, and the time that NCCL and the driver need
+    /// to finish.
     fn end_within(&self, closing: Closing, deadline: Duration) -> bool {
         let begin = Instant::now();
         let mut state = lock(&self.state);
@@ -381,7 +380,7 @@ impl WatchShared {
         true
     }
 
-    /// WatchState of the device after a tick, which is shorter while the group is closing.
+    /// State of the device after a tick, which is shorter while the group closes.
     fn look(&self, peers: &Peers) -> DeviceStatus {
         let state = lock(&self.state);
         if state.closing.is_some() {

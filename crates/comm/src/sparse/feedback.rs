@@ -1,12 +1,14 @@
 //! Error feedback (X3): elements that were not sent are added to the next gradient. With momentum
-//! correction (X7) the velocity is accumulated instead of the gradient.
+//! correction (X7) the velocity takes the place of the gradient.
 //!
-//! acc = residual + gradient; the elements sent are acc at the picks; residual' = acc elsewhere,
-//! and minus zero at the picks, which changes no bit of a number added to it. So sent + residual' =
-//! residual + gradient, bit for bit. With momentum m, the velocity u = m u + gradient replaces the
-//! gradient, and is cleared at the picks, where it would otherwise keep pushing in an outdated
-//! direction (Lin et al., "Deep Gradient Compression", ICLR 2018). When everything is sent, nothing
-//! is outdated: the velocity is kept, and the sum of the velocities equals ordinary momentum.
+//! acc = residual + gradient. The picks are sent: elements of acc. residual' is acc elsewhere, and
+//! minus zero at the picks, since adding minus zero changes no bit. So sent + residual' = residual
+//! + gradient, bit for bit.
+//!
+//! With momentum m, the velocity u = m u + gradient replaces the gradient. It is cleared at the
+//! picks, where it would otherwise push in an outdated direction (Lin et al., "Deep Gradient
+//! Compression", ICLR 2018). If all elements are sent, no direction is outdated: the velocity is
+//! kept, and the sum of velocities equals ordinary momentum.
 
 use meristem_device::{Args, DType, Owner, Stream, Tensor};
 
@@ -30,7 +32,7 @@ pub(crate) struct Momentum {
     pub(crate) velocity: Tensor,
 }
 
-/// Checks that the factor is in [0, 1), so that the accumulated velocity is bounded.
+/// Checks that the factor is in [0, 1), which bounds the velocity.
 pub(crate) fn check_momentum(operation: &'static str, factor: f64) -> Result<f64> {
     if (0.0..1.0).contains(&factor) {
         return Ok(factor);
@@ -88,8 +90,8 @@ impl Feedback {
         Ok(Feedback { residual: nothing(stream, dtype, len)?, momentum })
     }
 
-    /// Adds the gradient, or the velocity updated by it, to the residual, writes the result to
-    /// `output`, and clears the residual: for an exchange of all elements.
+    /// Adds the gradient, or the updated velocity, to the residual, writes the result to `output`,
+    /// and clears the residual. For an exchange of all elements.
     pub(crate) fn drain(&self, gradient: &Spans, output: &Spans) -> Result<()> {
         let added = match &self.momentum {
             Some(momentum) => &momentum.advance(gradient)?,
@@ -136,7 +138,7 @@ impl Feedback {
         Ok(())
     }
 
-    /// Clears residual and velocity at these indices, which were sent.
+    /// Clears residual and velocity at the indices of sent elements.
     pub(crate) fn clear(&self, indices: &Tensor) -> Result<()> {
         let mut launch =
             indices.stream().launch("feedback, clear").read(indices).write(&self.residual);
@@ -163,7 +165,7 @@ impl Feedback {
     }
 }
 
-/// Initial residual or velocity: minus zero.
+/// An empty residual or velocity: minus zero.
 fn nothing(stream: &Stream, dtype: DType, len: usize) -> Result<Tensor> {
     let tensor = Tensor::empty(stream, [len], dtype, Owner::Collectives)?;
     let launch = stream.launch("feedback, nothing kept").write(&tensor);
@@ -176,10 +178,9 @@ fn nothing(stream: &Stream, dtype: DType, len: usize) -> Result<Tensor> {
     Ok(tensor)
 }
 
-/// Selects the largest elements of a gradient, or of residual plus gradient, which becomes the new
-/// residual. A `threshold` (one i64) with its refresh flag is used instead of an exact threshold
-/// unless the flag is set, and is updated whenever exactly the largest elements were selected.
-/// `picks` is padded.
+/// Selects the largest elements of the gradient, or of residual plus gradient, which becomes the
+/// new residual. `threshold` has one i64 and a flag. Unless the flag is set, it replaces the exact
+/// threshold; it is updated whenever exactly the largest elements were selected. `picks` is padded.
 pub(crate) fn select(
     gradient: &Spans,
     feedback: Option<&Feedback>,
@@ -290,15 +291,15 @@ fn run<T: Number>(args: &mut Args<'_>, kind: &SelectArguments) {
     };
     indices[picked..].fill(NONE);
     values[picked..].fill(T::ZERO);
-    // A full list has exactly the largest elements, with any threshold.
+    // A full list has exactly the largest elements, under any threshold.
     if let (Some(threshold), true) = (threshold, picked == indices.len()) {
         let least = values.iter().map(|value| value.magnitude()).min();
         *threshold = least.map_or(0, |least| least.wide() as i64);
     }
 }
 
-/// The sum of residual and gradient, or of residual and velocity (with the factor of momentum),
-/// computed when elements are visited: all in one pass over memory.
+/// The sum of residual and gradient, or of residual and velocity (with the factor of momentum).
+/// Computed when elements are visited, in one pass over memory.
 struct FeedbackSource<'a, T> {
     residual: &'a mut [T],
     velocity: Option<(&'a mut [T], T)>,

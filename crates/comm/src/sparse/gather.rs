@@ -1,4 +1,4 @@
-//! Top-k elements of a tensor, and the all-gather of every rank's top-k elements, as values and
+//! The top-k elements of a tensor, and the all-gather of all ranks' top-k elements, as values and
 //! indices on the device (X9).
 
 use meristem_device::{DType, Expect, Shape, Stream, Tensor};
@@ -13,8 +13,7 @@ use crate::number::with_number;
 use crate::spans::Spans;
 use crate::transport::CollectiveCall;
 
-/// Memory of [`topk`] and [`topk_all_gather`], allocated once for tensors of one shape and type on
-/// one stream.
+/// Memory of [`topk`] and [`topk_all_gather`], allocated once for one shape, type and stream.
 pub struct TopKStorage {
     stream: Stream,
     dtype: DType,
@@ -26,23 +25,23 @@ pub struct TopKStorage {
     lists: Lists,
 }
 
-/// Elements of tensors with their indices. Views of a [`TopKStorage`]: its next use overwrites them
-/// in stream order.
+/// Elements with their indices: views of a [`TopKStorage`], which its next use overwrites in stream
+/// order.
 #[derive(Debug, Clone)]
 pub struct Picked {
-    /// `[ranks * k]` of the elements' type, by rank.
+    /// `[ranks * k]` of the elements' type, in rank order.
     pub values: Tensor,
-    /// `[ranks * k]` x u32: each element's index in its rank's tensor, in memory order.
+    /// `[ranks * k]` u32: index of each element in its rank's tensor, in memory order.
     pub indices: Tensor,
 }
 
 impl TopKStorage {
-    /// Storage for tensors like this one, up to `k_max` elements of each of `ranks` ranks. Does not
-    /// wait for the device.
+    /// Storage for tensors like `like`, with at most `k_max` elements from each of `ranks` ranks.
+    /// Does not wait for the device.
     ///
     /// # Errors
-    /// [`Error::BadArgument`] for elements that cannot be compared or are more than 2^32 - 1, no
-    /// ranks, or more picks than elements; [`Error::Device`].
+    /// [`Error::BadArgument`] for elements that cannot be compared, more than 2^32 - 1 elements, 0
+    /// ranks, or `k_max` above the number of elements; [`Error::Device`].
     pub fn new(like: &Tensor, ranks: usize, k_max: usize) -> Result<TopKStorage> {
         let operation = "TopKStorage::new";
         check::number(operation, "like", like)?;
@@ -63,7 +62,7 @@ impl TopKStorage {
         self.k_max
     }
 
-    /// Requirements on the tensor.
+    /// Checks that the tensor and k fit the storage.
     fn check(&self, operation: &'static str, tensor: &Tensor, k: usize) -> Result<()> {
         let expect = Expect::stream(&self.stream).dtype(self.dtype);
         let expect = expect.shape(self.shape.dims().iter().copied()).contiguous();
@@ -76,14 +75,14 @@ impl TopKStorage {
         Ok(())
     }
 
-    /// The front of the storage as rows of k.
+    /// The front of the storage as rows of length k.
     fn rows(&self, ranks: usize, k: usize) -> Result<Lists> {
         let len = ranks * k;
         let (indices, values) = (&self.lists.indices, &self.lists.values);
         Ok(Lists { indices: indices.view(0, [len])?, values: values.view(0, [len])?, len: k })
     }
 
-    /// Checks the rows and returns them as results.
+    /// Checks the rows and returns them as a result.
     fn picked(&self, operation: &'static str, rows: Lists) -> Result<Picked> {
         let Lists { indices, values, .. } = rows;
         let expect = || Expect::stream(&self.stream).shape([indices.numel()]).contiguous();
@@ -97,13 +96,13 @@ impl TopKStorage {
     }
 }
 
-/// Selects the k elements of largest magnitude of a contiguous tensor, by ascending index. Ties go
-/// to the lower index; NaN is larger than infinity. One launch; allocates nothing and does not wait
-/// for the device.
+/// Selects the k elements of largest magnitude of a contiguous tensor, in order of index. Among
+/// equals the lower index wins; NaN is larger than infinity. One launch; does not allocate, does
+/// not wait for the device.
 ///
 /// # Errors
-/// [`Error::BadArgument`] for a tensor that differs from the storage's tensor, or more picks than
-/// elements or than the storage holds; [`Error::Device`].
+/// [`Error::BadArgument`] for a tensor that does not fit the storage, or k above the number of
+/// elements or the storage's `k_max`; [`Error::Device`].
 pub fn topk(tensor: &Tensor, storage: &mut TopKStorage, k: usize) -> Result<Picked> {
     let operation = "topk";
     storage.check(operation, tensor, k)?;
@@ -112,15 +111,15 @@ pub fn topk(tensor: &Tensor, storage: &mut TopKStorage, k: usize) -> Result<Pick
     storage.picked(operation, row)
 }
 
-/// Gathers every rank's k elements, in rank order: the elements of largest magnitude, as [`topk`]
-/// selects them, or the elements at `indices` (`[k]` x u32 on the tensor's stream), in the given
-/// order. Each rank may choose either. The results, `[ranks * k]` each, are on the device.
-/// Allocates nothing and, over threads, does not wait for the device.
+/// Gathers k elements from every rank, in rank order: the elements of largest magnitude, as in
+/// [`topk`], or the elements at `indices` (`[k]` u32 on the tensor's stream), in the given order.
+/// Each rank may choose either. The results are on the device, `[ranks * k]` each. Does not
+/// allocate; over threads, does not wait for the device.
 ///
 /// # Errors
 /// The errors of [`topk`]; [`Error::BadArgument`] for a storage for another number of ranks; the
-/// errors of every collective, see [`Communicator::all_reduce_with`]. An index outside of the
-/// tensor fails the stream like a kernel that panicked; on a CUDA device it fails the device.
+/// errors of [`Communicator::all_reduce_with`]. An index outside the tensor fails the stream like a
+/// panicking kernel; on a CUDA device it fails the device.
 pub fn topk_all_gather(
     comm: &mut Communicator,
     tensor: &Tensor,
@@ -162,7 +161,7 @@ fn try_topk_all_gather(
     storage.picked(operation, rows)
 }
 
-/// Copies the elements at `indices`, and the indices unless `to` contains them already.
+/// Copies the elements at `indices`, and the indices, unless `to` already has them.
 fn take(tensor: &Tensor, indices: &Tensor, to: &Lists) -> Result<()> {
     let launch = tensor.stream().launch("topk, take").read(tensor).read(indices).write(&to.values);
     let in_place = indices.storage_id() == to.indices.storage_id()

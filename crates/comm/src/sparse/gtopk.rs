@@ -1,13 +1,14 @@
 //! gTop-k (X4): the k largest elements of the global sum, by a tree of merges (Shi et al., "A
-//! Distributed Synchronous SGD Algorithm with Global Top-k Sparsification", ICDCS 2019), for any
+//! Distributed Synchronous SGD Algorithm with Global Top-k Sparsification", ICDCS 2019). For any
 //! number of ranks.
 //!
-//! At level l a rank whose number is an odd multiple of 2^l sends its list to the rank 2^l below,
-//! which merges both lists and keeps the k largest entries. The final list is sent back down the
-//! tree. Each list that was sent up also gets a bit mask back: which entries are part of the
-//! result. Indices alone do not show that, because an index may be in the result through another
-//! list. Entries that are not part of the result return to the residual of the rank that sent them.
-//! All ranks together send (n - 1)(4 k + k / 32) words.
+//! At level l, a rank whose number is an odd multiple of 2^l sends its list to the rank 2^l below
+//! it, which merges both lists and keeps the k largest entries. The final list is then sent back
+//! down the tree.
+//!
+//! The sender of a list also gets a bit mask: which of its entries are part of the result. Indices
+//! alone do not show that, because an index may come from another list. All other entries return to
+//! the residual of their rank. All ranks together send (n - 1)(4 k + k / 32) words.
 
 use meristem_device::{Args, DType, Launch, Owner, Stream, Tensor};
 
@@ -20,19 +21,19 @@ use crate::number::{Number, with_number};
 use crate::spans::Spans;
 use crate::transport::{CollectiveCall, Parcel};
 
-/// Memory for one size of exchange.
+/// Memory for exchanges of one size.
 pub(crate) struct GTopKBuffers {
-    /// [levels + 1, k]: this rank's list after each number of merges.
+    /// [levels + 1, k]: this rank's list after each merge.
     own: Lists,
     /// [levels, k]: the list received at each level.
     incoming: Lists,
     /// [1, k]: the final list.
     last: Lists,
-    /// [1, 2 k]: a merge.
+    /// [1, 2 k]: the union of two lists.
     union: Lists,
-    /// k / 32 x u32
+    /// k / 32 u32
     mask: Tensor,
-    /// k x u32: the entries of the current list that are part of the result.
+    /// k u32: entries of the current list that are part of the result.
     alive: Tensor,
     levels: usize,
     /// On a CUDA device only.
@@ -64,8 +65,7 @@ impl GTopKBuffers {
         self.own.row(0)
     }
 
-    /// Exchanges the picks and writes the result; returns the indices of the picks that are part of
-    /// the result.
+    /// Exchanges the picks and writes the result. Returns the indices of the picks in the result.
     pub(crate) fn sum(
         &self,
         comm: &mut Communicator,
@@ -118,7 +118,7 @@ impl GTopKBuffers {
         Ok(self.alive.clone())
     }
 
-    /// Merges the own list and the received one into the next own list.
+    /// Merges the own list and the received list into the next own list.
     fn merge(&self, merges: usize, level: usize) -> Result<()> {
         let (own, came) = (self.own.row(merges)?, self.incoming.row(level)?);
         let next = self.own.row(merges + 1)?;
@@ -136,7 +136,7 @@ impl GTopKBuffers {
         Ok(())
     }
 
-    /// Computes the child's bit mask, and the remaining entries of the own list before the merge.
+    /// Computes the child's bit mask, and the entries left in the own list before the merge.
     fn mark(&self, merges: usize, level: usize) -> Result<()> {
         let (own, came) = (self.own.row(merges)?, self.incoming.row(level)?);
         let stream = self.alive.stream();
@@ -167,7 +167,7 @@ impl GTopKBuffers {
         Ok(())
     }
 
-    /// Keeps the entries of the sent list whose bits are set.
+    /// Keeps the sent entries whose bits are set.
     fn unmark(&self, merges: usize) -> Result<()> {
         let own = self.own.row(merges)?;
         let stream = self.alive.stream();
@@ -213,7 +213,7 @@ impl GTopKBuffers {
         calls
     }
 
-    /// A compaction whose holes are in the union's indices: argument `first`, before the tables.
+    /// A compaction with `union.indices` as its holes: argument `first`, followed by the tables.
     fn compaction(
         &self,
         list: gpu::Piece,
@@ -225,7 +225,7 @@ impl GTopKBuffers {
     }
 }
 
-/// TreeRole of a rank at a level of the tree.
+/// Role of a rank at a level of the tree.
 enum TreeRole {
     /// Receives a list from this rank.
     Parent(usize),

@@ -1,4 +1,4 @@
-//! Lists of (index, value): ascending indices, padded at the end with [`NONE`].
+//! Lists of (index, value) in order of index, padded at the end with [`NONE`].
 
 use std::ops::RangeFrom;
 
@@ -13,10 +13,10 @@ use crate::gpu;
 use crate::number::{Number, divide};
 use crate::transport::{CollectiveCall, Parcel, others};
 
-/// Index of padding: an index that no tensor has.
+/// Index of padding, which no tensor has.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// Lists on the device, one after the other, all of one length.
+/// Lists of one length on the device, in consecutive rows.
 pub(crate) struct Lists {
     /// [rows, len] x u32
     pub(crate) indices: Tensor,
@@ -31,7 +31,7 @@ impl Lists {
         Ok(Lists { indices: make(DType::U32)?, values: make(dtype)?, len })
     }
 
-    /// Row `row` alone.
+    /// One row.
     pub(crate) fn row(&self, row: usize) -> Result<Lists> {
         let (at, len) = (row * self.len, self.len);
         let (indices, values) = (self.indices.view(at, [len])?, self.values.view(at, [len])?);
@@ -44,7 +44,7 @@ impl Lists {
         gpu::ListPieces { indices, values: gpu::whole(first + 1, &self.values) }
     }
 
-    /// All-gathers the rows: sends this rank's row to all other ranks, and receives their rows.
+    /// All-gathers the rows: sends this rank's row to all other ranks and receives their rows.
     pub(crate) fn gather(&self, comm: &mut Communicator, call: &CollectiveCall) -> Result<()> {
         let (own, n) = (self.row(comm.rank())?, comm.size());
         let (mut sends, mut receives) = (Vec::new(), Vec::new());
@@ -55,7 +55,7 @@ impl Lists {
         comm.exchange(call, self.indices.stream(), &sends, &receives)
     }
 
-    /// Indices and values as parcels, to a peer or from it.
+    /// Indices and values as parcels to or from a peer.
     pub(crate) fn parcels(&self, peer: usize) -> Result<[Parcel; 2]> {
         Ok([Parcel::new(peer, &self.indices)?, Parcel::new(peer, &self.values)?])
     }
@@ -64,7 +64,7 @@ impl Lists {
 /// Memory of a selection.
 pub(crate) struct Candidates {
     pub(crate) lists: Lists,
-    /// On a CUDA device.
+    /// On a CUDA device only.
     pub(crate) tables: Option<gpu::SelectionTables>,
 }
 
@@ -80,7 +80,7 @@ impl Candidates {
     }
 }
 
-/// Returns an error unless k elements can be selected, and their indices fit u32.
+/// Checks that k of `len` elements can be selected, with indices that fit u32.
 pub(crate) fn check_k(operation: &'static str, len: usize, k: usize) -> Result<()> {
     if len > NONE as usize {
         let expected = format!("one of at most {NONE} elements");
@@ -101,13 +101,13 @@ pub(crate) struct ListEntries<'a, T> {
 }
 
 impl<'a, T: Number> ListEntries<'a, T> {
-    /// Splits rows into lists of `len` without their padding.
+    /// Splits rows into lists of `len` entries, without padding.
     pub(crate) fn rows(
         indices: &'a [u32],
         values: &'a [T],
         len: usize,
     ) -> impl Iterator<Item = ListEntries<'a, T>> + Clone {
-        // Chunks must not be empty; a list of length 0 has no entries anyway.
+        // Chunks must not be empty; a list of length 0 has no entries.
         let len = len.max(1);
         indices
             .chunks(len)
@@ -115,7 +115,7 @@ impl<'a, T: Number> ListEntries<'a, T> {
             .map(|(indices, values)| ListEntries::used(indices, values))
     }
 
-    /// The first entries, and the others.
+    /// The first `at` entries, and the rest.
     pub(crate) fn split_at(self, at: usize) -> (ListEntries<'a, T>, ListEntries<'a, T>) {
         let (indices, more_indices) = self.indices.split_at(at);
         let (values, more_values) = self.values.split_at(at);
@@ -132,8 +132,8 @@ impl<'a, T: Number> ListEntries<'a, T> {
     }
 }
 
-/// Merges two lists; the values of an index that both have are added, `a`'s value first. Returns
-/// the number of entries, for which there must be room.
+/// Merges two lists. Values with the same index are added, `a`'s value first. Returns the number of
+/// entries; the targets must be large enough.
 pub(crate) fn merge<T: Number>(
     a: ListEntries<'_, T>,
     b: ListEntries<'_, T>,
@@ -157,7 +157,7 @@ pub(crate) fn merge<T: Number>(
     n
 }
 
-/// Writes the entries of largest magnitude, at most `indices.len()`, and pads the rest.
+/// Writes the entries of largest magnitude, at most `indices.len()`, and padding.
 pub(crate) fn keep_largest<T: Number>(
     list: ListEntries<'_, T>,
     indices: &mut [u32],
@@ -173,7 +173,7 @@ pub(crate) fn keep_largest<T: Number>(
     values[k..].fill(T::ZERO);
 }
 
-/// Keeps the indices that are also in `kept`, and pads the rest. Both lists are ascending.
+/// Keeps the indices that are also in `kept`, and pads the rest. Both lists are in order.
 pub(crate) fn intersect(indices: &mut [u32], kept: &[u32]) {
     let (mut n, mut j) = (0, 0);
     for i in 0..indices.len() {
@@ -189,8 +189,8 @@ pub(crate) fn intersect(indices: &mut [u32], kept: &[u32]) {
     indices[n..].fill(NONE);
 }
 
-/// Writes a dense result into the arguments `outputs` of a kernel: zeros, the values of the first
-/// list, and the values of the other lists added in order; divided if there is a divisor.
+/// Writes a dense result into the kernel arguments `outputs`: zeros, plus the values of all lists
+/// in order, divided by `divisor` if given.
 pub(crate) fn scatter<'a, T: Number>(
     lists: impl Iterator<Item = ListEntries<'a, T>>,
     divisor: Option<usize>,
@@ -234,8 +234,8 @@ impl<T: Number> Vectorized for Scatter<'_, '_, T> {
                     let mut done = 0;
                     for (index, value) in list.indices.iter().zip(list.values) {
                         let Some(slot) = block.get_mut(*index as usize - start) else { break };
-                        // Stored, not added to zero, so that the first value of a sum keeps the
-                        // sign of a zero.
+                        // Stored, not added to zero, so that the first value keeps the sign of a
+                        // zero.
                         *slot = if rank == 0 { *value } else { slot.plus(*value) };
                         done += 1;
                     }
@@ -292,7 +292,7 @@ mod tests {
         };
         // In one piece, and in two.
         for cut in 0..=4 {
-            // (1e8 + 1) - 1e8 is 0 in f32: in another order it would be 1.
+            // (1e8 + 1) - 1e8 is 0 in f32; another order would give 1.
             let sum = [-0.0f32, 0.0, 0.0, 0.0].map(f32::to_bits);
             assert_eq!(scattered(&indices, &values, 2, None, cut), sum);
             let half = [0.0, 0.0, 0.0, 1.5].map(f32::to_bits);

@@ -1,4 +1,4 @@
-//! Exchanges of the largest elements only.
+//! Exchanges of only the largest elements.
 
 pub(crate) mod feedback;
 pub(crate) mod gather;
@@ -13,12 +13,12 @@ pub(crate) mod topk;
 use crate::error::{Error, Result};
 
 /// Number of elements selected from `len` at a density: `density * len`, rounded to the nearest
-/// integer, halves up; at least one if `len` is not 0, at most `len`.
+/// integer, halves up; at least one unless `len` is 0, at most `len`.
 pub fn picks(density: f64, len: usize) -> usize {
     ((density * len as f64).round() as usize).clamp(usize::from(len > 0), len)
 }
 
-/// Checks that the density is above 0 and at most 1.
+/// Checks that a density is above 0 and at most 1.
 pub(crate) fn check_density(operation: &'static str, density: f64) -> Result<f64> {
     if density > 0.0 && density <= 1.0 {
         return Ok(density);

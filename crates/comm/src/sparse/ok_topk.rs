@@ -2,13 +2,13 @@
 //! Distributed Deep Learning", PPoPP 2022).
 //!
 //! The elements are divided into m = min(n, k) regions, each owned by a rank. A rank sends every
-//! owner the k / m largest of its picks in the owner's region. The owner adds the lists in rank
-//! order and sends the 2 k / m largest sums to all ranks. Every rank keeps the k largest of all
-//! received sums. Picks without room, and picks that are not in the result, stay in the residual.
+//! owner its k / m largest picks in the owner's region. The owner adds the lists in rank order and
+//! sends the 2 k / m largest sums to all ranks. Every rank keeps the k largest of all received
+//! sums. Picks that were not sent, or are not in the result, stay in the residual.
 //!
-//! Every T exchanges (`refresh`) the local threshold is recomputed exactly, and the bounds of the
-//! regions are moved so that each region has equally many elements of the last result. All ranks
-//! follow the same schedule, so they agree without communication.
+//! Every T exchanges (`refresh`) the local threshold is recomputed exactly, and the bounds are
+//! moved so that all regions have equally many elements of the last result. All ranks follow the
+//! same schedule, so they agree without communication.
 //!
 //! ```text
 //! every rank:  picks = the elements of residual + gradient that reach the local threshold, about k
@@ -27,15 +27,15 @@
 //! # Why it is fast
 //! Gathered top-k sends every rank's list to every rank: 2 k (n - 1) words per rank, which grows
 //! with n. Here a list entry goes to one owner, and only sums go to all ranks. Together the ranks
-//! send at most 6 k (n - 1) words, 6 k (n - 1) / n per rank: less than 6 k for any number of ranks.
+//! send at most 6 k (n - 1) words, or 6 k (n - 1) / n per rank: below 6 k for any number of ranks.
 //! Messages have a fixed size, so no sizes are exchanged. A reused threshold replaces an exact
 //! selection by one pass over the gradient.
 //!
 //! # Assumptions
-//! Gradients change slowly: a threshold stays usable for T exchanges (if fewer than half of k
+//! Gradients change slowly. A threshold then stays usable for T exchanges (if fewer than half of k
 //! elements reach it, or too many, the selection is exact), and the bounds balance the picks of the
-//! next exchanges. Unevenly distributed picks cost no correctness: picks without room at their
-//! owner stay in the residual.
+//! next exchanges. Unbalanced picks are still correct: picks that do not fit into an owner's list
+//! stay in the residual.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -49,27 +49,27 @@ use crate::number::{Number, with_number};
 use crate::spans::Spans;
 use crate::transport::{CollectiveCall, others};
 
-/// Memory for one size of exchange.
+/// Memory for exchanges of one size.
 pub(crate) struct OkTopKBuffers {
     /// [1, k]
     picks: Lists,
     /// [m, k / m]: row o is sent to owner o.
     sends: Lists,
-    /// [n, k / m]: row r comes from rank r; on owners only.
+    /// [n, k / m]: row r is from rank r; only on owners.
     received: Lists,
-    /// `[m, 2 k / m]`: row o is the list that owner o sends to all.
+    /// `[m, 2 k / m]`: row o is the list from owner o to all ranks.
     reduced: Lists,
-    /// Two buffers for the union of all lists that an owner received, used in turn.
+    /// Two alternating buffers for the union of the lists that an owner received.
     unions: [Lists; 2],
     /// `[1, k]`: the result.
     last: Lists,
-    /// `[m - 1]`: the inner bounds of the regions.
+    /// `[m - 1]`: inner bounds of the regions.
     bounds: Tensor,
-    /// `[1]` of i64: the local threshold.
+    /// `[1]` i64: the local threshold.
     threshold: Tensor,
-    /// Exchanges so far.
+    /// Number of completed exchanges.
     step: u64,
-    /// Digest of the imported step and regions, or 0.
+    /// Digest of the imported step and regions; 0 without an import.
     imported: u64,
     refresh: u64,
     me: usize,
@@ -89,7 +89,7 @@ impl OkTopKBuffers {
         let (room, back) = (k / m, 2 * k / m);
         let union = (n * room).max(m * back);
         let lists = |rows, len| Lists::new(stream, dtype, rows, len);
-        // Initially the regions are of equal size.
+        // The first regions have equal sizes.
         let even: Vec<u32> = (1..m).map(|i| (i * len / m) as u32).collect();
         let bounds = Tensor::from_slice(stream, &even, [m - 1], Owner::Collectives)?;
         Ok(OkTopKBuffers {
@@ -118,8 +118,8 @@ impl OkTopKBuffers {
         (&self.threshold, self.step.is_multiple_of(self.refresh))
     }
 
-    /// Digest of the state that must be equal on all ranks: the schedule of thresholds and regions,
-    /// and the regions themselves, which follow from the initial ones and the results since.
+    /// Digest of the state that is equal on all ranks: the schedule of thresholds and regions. The
+    /// regions follow from the first ones and the results since.
     pub(crate) fn kept_by_all(&self) -> u64 {
         digest(&(self.imported, self.step, self.refresh))
     }
@@ -130,8 +130,8 @@ impl OkTopKBuffers {
         Ok([self.step.to_ne_bytes().to_vec(), parts.concat()].concat())
     }
 
-    /// Imports the bytes of [`export`](OkTopKBuffers::export) if they are from the same number of
-    /// ranks.
+    /// Imports bytes of [`export`](OkTopKBuffers::export) with the same number of ranks; ignores
+    /// others.
     pub(crate) fn import(&mut self, bytes: &[u8]) -> Result<()> {
         let Some((step, rest)) = bytes.split_first_chunk::<8>() else { return Ok(()) };
         let Some((threshold, rest)) = rest.split_first_chunk::<8>() else { return Ok(()) };
@@ -146,8 +146,7 @@ impl OkTopKBuffers {
         Ok(())
     }
 
-    /// Exchanges the picks and writes the result; returns the indices of the picks that are part of
-    /// the result.
+    /// Exchanges the picks and writes the result. Returns the indices of the picks in the result.
     pub(crate) fn sum(
         &mut self,
         comm: &mut Communicator,
@@ -184,7 +183,7 @@ impl OkTopKBuffers {
         Ok(self.picks.indices.clone())
     }
 
-    /// Divides the picks by region, into the lists for the owners.
+    /// Divides the picks by region into the lists for the owners.
     fn split(&self) -> Result<()> {
         let (picks, sends) = (&self.picks, &self.sends);
         let room = sends.len;
@@ -221,9 +220,8 @@ impl OkTopKBuffers {
         Ok(())
     }
 
-    /// Keeps the largest of the received sums, writes the dense result, and keeps the picks that
-    /// were sent and are part of the result. On the schedule it also moves the bounds of the
-    /// regions.
+    /// Keeps the largest of the received sums, writes the dense result, and keeps the sent picks
+    /// that are in the result. On schedule it also moves the bounds of the regions.
     fn finish(&self, divisor: Option<usize>, output: &Spans) -> Result<()> {
         let back = self.reduced.len;
         let anew = self.step.is_multiple_of(self.refresh);
@@ -246,7 +244,7 @@ impl OkTopKBuffers {
     }
 }
 
-/// The calls on a CUDA device. Arguments are in the order of the launches, followed by the tables.
+/// The calls on a CUDA device. Arguments are in the order of the launches, then the tables.
 impl OkTopKBuffers {
     fn with_tables<'a>(&'a self, launch: Launch<'a>) -> Launch<'a> {
         let tables = self.tables.iter().flat_map(gpu::SelectionTables::tensors);
@@ -305,7 +303,7 @@ impl OkTopKBuffers {
     }
 }
 
-/// Digest of a value, the same in every process of one program.
+/// Digest of a value, equal in all processes of one program.
 fn digest(of: &impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     of.hash(&mut hasher);
@@ -355,7 +353,7 @@ fn finish<T: Number>(
     let (indices, values) = (args.write::<u32>(3), args.write::<T>(4));
     let (last, last_values) = (args.write::<u32>(5), args.write::<T>(6));
     let (picks, bounds) = (args.write::<u32>(7), args.write::<u32>(8));
-    // Regions are ascending, and so are the rows.
+    // Regions are in ascending order, so the concatenated rows are, too.
     let mut len = 0;
     for row in rows {
         let to = len..len + row.indices.len();
@@ -376,7 +374,7 @@ fn finish<T: Number>(
     if anew {
         let m = bounds.len() + 1;
         for (i, bound) in bounds.iter_mut().enumerate() {
-            // The first index of the next region; unchanged if the result is empty.
+            // First index of the next region; unchanged for an empty result.
             let place = (i + 1) * result.indices.len() / m;
             *bound = result.indices.get(place).copied().unwrap_or(*bound);
         }

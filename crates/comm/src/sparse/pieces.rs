@@ -1,4 +1,4 @@
-//! Elements in several slices, which a kernel accesses as one sequence.
+//! Elements in several slices that a kernel accesses as one sequence.
 
 use std::iter::FusedIterator;
 
@@ -6,7 +6,7 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::number::Number;
 
-/// Slices, one after the other.
+/// Slices in order.
 #[derive(Clone)]
 pub(crate) struct SliceList<'a, T> {
     slices: SmallVec<[&'a [T]; 4]>,
@@ -31,8 +31,8 @@ impl<'a, T: Number> SliceList<'a, T> {
     pub(crate) fn run<const N: usize>(&self, start: usize) -> [T; N] {
         let mut first = 0;
         for slice in &self.slices {
-            // Copied as a value if the run lies in one slice: without a call, so that the reads of
-            // several runs overlap.
+            // A run in one slice is copied as a value, without a call, so that the reads of several
+            // runs overlap.
             if let Some(run) = slice.get(start - first..).and_then(<[T]>::first_chunk) {
                 return *run;
             }

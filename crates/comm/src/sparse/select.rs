@@ -1,8 +1,8 @@
-//! Exact selection of the k largest elements by magnitude, ties by lower index.
+//! Exact selection of the k elements of largest magnitude; among equals the lower index wins.
 //!
 //! A sample gives a threshold that slightly more than k elements reach. One pass collects these
-//! elements as candidates, and the exact threshold is found among them. If the sample was
-//! misleading (fewer than k candidates, or far too many), histograms of all elements find the exact
+//! elements as candidates, among which the exact threshold is found. If the sample was misleading,
+//! with fewer than k candidates or far too many, histograms of all elements find the exact
 //! threshold, one digit per pass.
 
 use meristem_device::Isa;
@@ -11,11 +11,11 @@ use meristem_device::simd::{Vectorized, vectorize};
 use super::pieces::SliceList;
 use crate::number::{Magnitude, Number};
 
-/// Elements processed together.
+/// Elements per block.
 pub(crate) const BLOCK: usize = 64;
 
-/// ElementA source of elements. A selection visits each element once, in order, slice by slice; a
-/// source may compute elements when they are visited.
+/// A source of elements. A selection visits each element once, in order, slice by slice; a source
+/// may compute elements on the visit.
 pub(crate) trait ElementSource {
     /// Type of the elements.
     type Item: Number;
@@ -23,13 +23,13 @@ pub(crate) trait ElementSource {
     type SourceSlice<'p>: SourceSlice<Item = Self::Item>
     where
         Self: 'p;
-    /// The slices of the elements, or of the values from which the elements are computed.
+    /// The slices of the elements, or of the values that they are computed from.
     fn slices(&self) -> &[&[Self::Item]];
-    /// The part of a slice, whose first element has index `start`.
+    /// The part of a slice whose first element has index `start`.
     fn part(&mut self, slice: usize, start: usize) -> Self::SourceSlice<'_>;
-    /// Elements from `start` on, which have not been visited yet.
+    /// Elements from `start` on, before they are visited.
     fn peek(&self, start: usize) -> [Self::Item; RUN];
-    /// All elements; to be called after all were visited.
+    /// All elements, after all of them were visited.
     fn visited(&self) -> SliceList<'_, Self::Item>;
 }
 
@@ -72,27 +72,26 @@ impl<T: Number> ElementSource for SliceList<'_, T> {
     }
 }
 
-/// Number of candidates to make room for when selecting k of `len` elements: the expected number of
-/// elements that reach a sampled threshold, plus four standard deviations, because a small sample
-/// estimates poorly.
+/// Number of candidates to allocate for selecting k of `len` elements: the expected number above a
+/// sampled threshold, plus four standard deviations, because a small sample estimates poorly.
 pub(crate) fn candidates_len(len: usize, k: usize) -> usize {
     let rank = sampled_rank(len, k) + 1.0;
     let share = (rank + 4.0 * rank.sqrt()) / sampled_len(len) as f64;
     len.min((share * len as f64) as usize + 1024)
 }
 
-/// MagnitudeOf of a source's elements.
+/// Magnitude type of a source's elements.
 pub(crate) type MagnitudeOf<S> = <<S as ElementSource>::Item as Number>::Magnitude;
 
-/// Memory for the indices and values of elements, both of one length.
+/// Memory for indices and values of elements, of the same length.
 pub(crate) struct Picks<'a, T> {
     pub(crate) indices: &'a mut [u32],
     pub(crate) values: &'a mut [T],
 }
 
-/// Writes the ascending indices and the values of the `picks.indices.len()` elements of largest
-/// magnitude; there must be at least as many elements. `candidates` should have room for
-/// [`candidates_len`] elements: with less room the selection is slower, not wrong.
+/// Writes the `picks.indices.len()` elements of largest magnitude, in order of index; there must be
+/// at least as many elements. With less memory for `candidates` than [`candidates_len`], the
+/// selection is slower, not wrong.
 ///
 /// With a `known` threshold of an earlier selection, elements below it are left out if at least
 /// half of the wanted number reach it. Returns the number of selected elements.
@@ -126,7 +125,7 @@ pub(crate) fn top_k<S: ElementSource>(
                 indices[..picked].copy_from_slice(found);
                 values[..picked].copy_from_slice(held);
             }
-            // The candidates are all elements that are not zero, and too few.
+            // The candidates are all non-zero elements, and too few.
             Some((found, _)) if low <= MagnitudeOf::<S>::narrow(1) => {
                 let cut =
                     MagnitudeCut { threshold: MagnitudeOf::<S>::narrow(0), equal: k - found.len() };
@@ -147,7 +146,7 @@ pub(crate) fn top_k<S: ElementSource>(
     picked
 }
 
-/// An element with its index; indices fit 32 bits.
+/// An element with its index, which fits 32 bits.
 fn numbered<T>((index, element): (usize, T)) -> (u32, T) {
     (index as u32, element)
 }
@@ -156,9 +155,9 @@ fn len_of(source: &impl ElementSource) -> usize {
     source.slices().iter().map(|slice| slice.len()).sum()
 }
 
-/// Number of consecutive elements that are sampled together: about a cache line.
+/// Number of consecutive elements per sampled run: about a cache line.
 pub(crate) const RUN: usize = 16;
-/// Largest number of elements sampled.
+/// Largest size of a sample.
 const SAMPLE: usize = 1 << 15;
 
 /// Number of elements sampled from `len`.
@@ -166,14 +165,14 @@ fn sampled_len(len: usize) -> usize {
     (len / RUN).clamp(1, SAMPLE / RUN) * RUN.min(len.max(1))
 }
 
-/// Expected rank within a sample of the k-th largest of `len` elements, plus four standard
+/// Expected rank of the k-th largest of `len` elements within a sample, plus four standard
 /// deviations of a binomial count.
 fn sampled_rank(len: usize, k: usize) -> f64 {
     let expected = k as f64 / len.max(1) as f64 * sampled_len(len) as f64;
     expected + 4.0 * expected.sqrt() + 4.0
 }
 
-/// A magnitude, at least 1, that somewhat more than k elements reach, as estimated from a sample.
+/// A magnitude of at least 1 that somewhat more than k elements reach, estimated from a sample.
 fn sampled_threshold<S: ElementSource>(source: &S, k: usize) -> MagnitudeOf<S> {
     let len = len_of(source);
     let one = MagnitudeOf::<S>::narrow(1);
@@ -187,8 +186,7 @@ fn sampled_threshold<S: ElementSource>(source: &S, k: usize) -> MagnitudeOf<S> {
     let size = sampled_len(len);
     let step = len / (size / RUN);
     for (run, sampled) in sample[..size].chunks_exact_mut(RUN).enumerate() {
-        // At a pseudo-random position: equal steps would see only some values of a periodic
-        // pattern.
+        // Pseudo-random positions, because equal steps could miss values of a periodic pattern.
         let jitter = (run as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let start = run * step + (jitter as usize) % (step - RUN + 1);
         for (magnitude, value) in sampled.iter_mut().zip(source.peek(start)) {
@@ -203,12 +201,12 @@ fn sampled_threshold<S: ElementSource>(source: &S, k: usize) -> MagnitudeOf<S> {
     (*nth).max(one)
 }
 
-/// Aligned to cache lines: accesses to vectors that cross a line take twice as long.
+/// Aligned to cache lines: a vector access that crosses a line takes twice as long.
 #[repr(align(64))]
 struct AlignedLine<T>(T);
 
-/// Collects the elements of at least a given magnitude; returns their number, or `usize::MAX`
-/// without enough room. Visits all elements in either case.
+/// Collects the elements of at least a given magnitude. Returns their number, or `usize::MAX` if
+/// they do not fit. Visits all elements in either case.
 struct Collect<'a, S: ElementSource> {
     source: &'a mut S,
     low: MagnitudeOf<S>,
@@ -247,14 +245,14 @@ impl<S: ElementSource> Vectorized for Collect<'_, S> {
 #[inline(always)]
 fn reaching<T: Number>(block: &[T; BLOCK], low: T::Magnitude) -> u64 {
     let mut bits = 0;
-    // This loop compiles to comparisons of whole vectors, whose masks are combined.
+    // This loop compiles to vector comparisons, whose masks are combined.
     for (i, value) in block.iter().enumerate() {
         bits |= u64::from(value.magnitude() >= low) << i;
     }
     bits
 }
 
-/// Appends the elements whose bits are set; elements without room are only counted.
+/// Appends the elements whose bits are set; elements that do not fit are only counted.
 #[inline(always)]
 fn note<T: Number>(
     (mut bits, block): (u64, &[T; BLOCK]),
@@ -273,19 +271,18 @@ fn note<T: Number>(
     count
 }
 
-/// A selection of elements: all elements above a magnitude, and the first `equal` elements of that
-/// magnitude.
+/// A selection: all elements above a magnitude, and the first `equal` elements of this magnitude.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct MagnitudeCut<M> {
     threshold: M,
     equal: usize,
 }
 
-/// MagnitudeOf of a magnitude examined in one pass.
+/// Bits of a magnitude that one pass examines.
 const DIGIT: u32 = 11;
 
 impl<M: Magnitude> MagnitudeCut<M> {
-    /// The cut that keeps exactly k; there must be at least k elements.
+    /// The cut that keeps exactly k elements; there must be at least k.
     pub(crate) fn at(magnitudes: impl Iterator<Item = M> + Clone, k: usize) -> Self {
         let mut prefix = 0u64;
         let mut left = k;
@@ -295,7 +292,7 @@ impl<M: Magnitude> MagnitudeCut<M> {
             shift = shift.saturating_sub(DIGIT);
             let mask = (1u64 << (above - shift)) - 1;
             let mut counts = [0usize; 1 << DIGIT];
-            // `for_each` and not `for`, which would check at each element whether a slice ends.
+            // `for_each`, because `for` would check for the end of a slice at each element.
             magnitudes.clone().for_each(|magnitude| {
                 let bits = magnitude.wide();
                 if bits >> above == prefix {
@@ -312,7 +309,7 @@ impl<M: Magnitude> MagnitudeCut<M> {
         MagnitudeCut { threshold: M::narrow(prefix), equal: left }
     }
 
-    /// Writes the selected elements, as many as `indices`, in order of index.
+    /// Writes the selected elements in order of index; `indices` has their number.
     pub(crate) fn keep<T: Number<Magnitude = M>>(
         self,
         elements: impl Iterator<Item = (u32, T)>,
@@ -324,8 +321,8 @@ impl<M: Magnitude> MagnitudeCut<M> {
         for (index, value) in elements {
             let magnitude = value.magnitude();
             let ties = magnitude == threshold && equal > 0;
-            // Written in either case, and overwritten by the next element if this one is not
-            // selected, so that there is no branch to predict.
+            // Always written, and overwritten by the next element if not selected, so that there is
+            // no branch to predict.
             match (indices.get_mut(n), values.get_mut(n)) {
                 (Some(to), Some(of)) => (*to, *of) = (index, value),
                 _ => return,
@@ -344,7 +341,7 @@ mod tests {
 
     use super::*;
 
-    /// The k largest by sorting.
+    /// The k largest elements, by sorting.
     fn slow<T: Number>(values: &[T], k: usize) -> Vec<u32> {
         let mut order: Vec<u32> = (0..values.len() as u32).collect();
         order.sort_by_key(|&i| std::cmp::Reverse(values[i as usize].magnitude()));
@@ -353,7 +350,7 @@ mod tests {
         order
     }
 
-    /// Checks in one piece and in several.
+    /// Checks the selection on one slice and on several.
     fn check<T: Number>(values: &[T], k: usize, room: usize) -> TestCaseResult {
         let (some, others) = values.split_at(values.len() / 3);
         let (more, rest) = others.split_at(others.len().min(65));
@@ -406,7 +403,7 @@ mod tests {
         let even: Vec<f32> = (0..300_001).map(|_| rng.uniform() - 0.5).collect();
         let mut sparse = vec![0.0f32; 300_001];
         (0..1000).for_each(|i| sparse[i * 299] = even[i]);
-        // Many equal ones in runs.
+        // Runs of equal elements.
         let mut hidden = even.clone();
         (0..300_001 / 16).for_each(|i| {
             if i % 3 == 0 {
@@ -420,7 +417,7 @@ mod tests {
         }
     }
 
-    /// The fast path is taken: enough candidates, and room for them.
+    /// The fast path applies: enough candidates, and memory for them.
     #[test]
     fn a_sample_finds_enough_candidates_and_not_too_many() {
         let mut rng =
@@ -447,9 +444,9 @@ mod tests {
             indices
         };
         assert_eq!(pick(3.5, 4), [0, 2]);
-        assert_eq!(pick(4.5, 4), [0, 1, 2, 4]); // too few: exactly
+        assert_eq!(pick(4.5, 4), [0, 1, 2, 4]); // too few, so the selection is exact
         assert_eq!(pick(0.9, 3), [0, 2, 4]); // more than wanted
-        // More than there is room for: outdated, and recomputed.
+        // More than fit: the threshold is outdated and recomputed.
         let values: Vec<f32> = (0..5000).map(|i| (i * 37 % 5000) as f32).collect();
         let (mut places, mut held) = ([0; 1100], [0.0; 1100]);
         let (mut indices, mut picked) = ([0; 50], [0.0; 50]);
@@ -461,7 +458,7 @@ mod tests {
         assert_eq!(indices[..], slow(&values, 50));
     }
 
-    /// The largest number of elements, which have no size.
+    /// The largest number of elements, of zero size.
     #[test]
     fn the_last_index_fits() {
         let all = vec![(); u32::MAX as usize];

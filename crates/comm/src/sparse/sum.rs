@@ -1,4 +1,4 @@
-//! A repeated sparse sum of one tensor, with its state between exchanges and its memory.
+//! A repeated sparse sum of one tensor, with its memory and its state between exchanges.
 
 use meristem_device::{DType, Expect, MemoryReport, Stream, Tensor};
 
@@ -16,15 +16,15 @@ use crate::transport::{CollectiveCall, Reduction, Sum, SumOrder};
 /// Algorithm of a sparse sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Sparse {
-    /// The k largest elements of each rank, gathered by all ranks (X2): up to n k elements of the
-    /// result are not zero.
+    /// The k largest elements of each rank, gathered by all ranks (X2). The result has up to n k
+    /// non-zero elements.
     TopK,
-    /// The k largest of the sum, by a tree of merges (X4).
+    /// The k largest elements of the sum, by a tree of merges (X4).
     GTopK,
-    /// The k largest of the sum, by split and reduce (X5); thresholds and regions are recomputed
-    /// every `refresh` exchanges.
+    /// The k largest elements of the sum, by split and reduce (X5). Thresholds and regions are
+    /// recomputed every `refresh` exchanges.
     OkTopK {
-        /// Exchanges for which a threshold is used.
+        /// Number of exchanges per threshold.
         refresh: u64,
     },
 }
@@ -38,8 +38,8 @@ impl Sparse {
         }
     }
 
-    /// Number of words that the n ranks together send for one exchange of k elements: an index or a
-    /// value, of any size, counts as one word.
+    /// Number of words that the n ranks together send for one exchange of k elements. An index or a
+    /// value of any size counts as one word.
     pub fn words(self, n: usize, k: usize) -> u64 {
         let (n, k) = (n as u64, k as u64);
         match self {
@@ -48,7 +48,7 @@ impl Sparse {
             Sparse::GTopK => (n - 1) * (4 * k + k.div_ceil(32)),
             Sparse::OkTopK { .. } => {
                 let m = n.min(k);
-                // To each owner from all other ranks, and from each owner to all other ranks.
+                // Lists from all other ranks to each owner, and from each owner to all other ranks.
                 m * (n - 1) * 2 * (k / m) + m * (n - 1) * 2 * (2 * k / m)
             }
         }
@@ -63,16 +63,16 @@ pub enum Keep {
     Nothing,
     /// Error feedback: elements that were not sent are added to the next gradient.
     Residual,
-    /// Error feedback with momentum correction by this factor: ranks accumulate and exchange
-    /// velocities u = m u + gradient instead of gradients, even when everything is sent. It
+    /// Error feedback with momentum correction by this factor m. Ranks accumulate and exchange
+    /// velocities u = m u + gradient instead of gradients, even if all elements are sent. This
     /// replaces the optimiser's momentum, which must be 0.
     Momentum(f64),
 }
 
-/// A sparse sum of tensors of one length and type. All ranks create it with the same arguments.
+/// A sparse sum of tensors with one length and type. All ranks create it with the same arguments.
 ///
-/// Its memory is allocated once and used for every exchange. With k equal to the number of elements
-/// it is a dense all-reduce in rank order.
+/// Memory is allocated once and used for every exchange. With k equal to the number of elements,
+/// the sum is a dense all-reduce in rank order.
 pub struct SparseSum {
     sparse: Sparse,
     stream: Stream,
@@ -81,11 +81,11 @@ pub struct SparseSum {
     keep: Keep,
     feedback: Option<Feedback>,
     work: Option<SparseWork>,
-    /// Present while memory is measured.
+    /// Set while memory is measured.
     phases: Option<PhaseMemory>,
 }
 
-/// Memory for one k, and one rank of a group.
+/// Memory for one k, and for one rank of a group.
 struct SparseWork {
     k: usize,
     rank: usize,
@@ -101,17 +101,17 @@ enum SparseBuffers {
 }
 
 impl SparseSum {
-    /// A sum for tensors like this one: its stream, type and number of elements.
+    /// A sum for tensors with the stream, type and number of elements of `like`.
     ///
     /// # Errors
-    /// [`Error::BadArgument`] for elements that cannot be summed or are more than 2^32 - 1, or a
-    /// momentum outside of [0, 1); [`Error::Device`].
+    /// [`Error::BadArgument`] for elements that cannot be summed, more than 2^32 - 1 elements, or a
+    /// momentum outside [0, 1); [`Error::Device`].
     pub fn new(like: &Tensor, sparse: Sparse, keep: Keep) -> Result<SparseSum> {
         check::number(sparse.operation(), "like", like)?;
         SparseSum::with_len(like.stream(), like.dtype(), like.numel(), sparse, keep)
     }
 
-    /// A sum for `len` elements in any pieces of memory.
+    /// A sum for `len` elements in several pieces of memory.
     pub(crate) fn with_len(
         stream: &Stream,
         dtype: DType,
@@ -134,30 +134,31 @@ impl SparseSum {
         Ok(SparseSum { sparse, stream, dtype, len, keep, feedback, work: None, phases: None })
     }
 
-    /// State kept between exchanges.
+    /// State that is kept between exchanges.
     pub fn keep(&self) -> Keep {
         self.keep
     }
 
-    /// Residual: the sum of gradients not sent so far, if it is stored, with as many elements as
-    /// the tensors. Read and write it by launches and copies of its stream.
+    /// The residual: the sum of gradients not sent so far, with the length of the tensors; `None`
+    /// if none is kept. Access it with launches and copies of its stream.
     pub fn residual(&self) -> Option<&Tensor> {
         self.feedback.as_ref().map(|feedback| &feedback.residual)
     }
 
-    /// The velocity of momentum correction, if any.
+    /// Velocity of momentum correction; `None` without it.
     pub fn velocity(&self) -> Option<&Tensor> {
         self.feedback.as_ref().and_then(|f| f.momentum.as_ref()).map(|m| &m.velocity)
     }
 
-    /// Switches to another algorithm; residual and velocity stay.
+    /// Switches to another algorithm; residual and velocity are kept.
     pub(crate) fn switch(&mut self, sparse: Sparse) {
         if self.sparse != sparse {
             (self.sparse, self.work) = (sparse, None);
         }
     }
 
-    /// Exports threshold, regions and step of Ok-Topk, if it was used. Waits for the device.
+    /// Exports threshold, regions and step of Ok-Topk; `None` for other algorithms. Waits for the
+    /// device.
     pub(crate) fn export_split(&self) -> Result<Option<Vec<u8>>> {
         match &self.work {
             Some(SparseWork { k, buffers: SparseBuffers::OkTopK(buffers), .. }) => {
@@ -169,7 +170,7 @@ impl SparseSum {
         }
     }
 
-    /// Imports the bytes of [`export_split`](SparseSum::export_split) if they fit this group and
+    /// Imports bytes of [`export_split`](SparseSum::export_split) that fit this group and
     /// algorithm; otherwise thresholds and regions are recomputed.
     pub(crate) fn import_split(&mut self, comm: &Communicator, bytes: &[u8]) -> Result<()> {
         let Some((k, rest)) = bytes.split_first_chunk::<8>() else { return Ok(()) };
@@ -186,14 +187,14 @@ impl SparseSum {
         }
     }
 
-    /// Sums or averages the k largest elements of all ranks' `input`, plus the residual, into
-    /// `output`, which may be the same tensor. The same bits on all ranks.
+    /// Sums or averages the k largest elements of all ranks' `input` plus residual into `output`,
+    /// which may be `input`. The result has the same bits on all ranks.
     ///
-    /// A call allocates only if k, the rank or the number of ranks differs from the last call.
+    /// Allocates only after a change of k, rank or number of ranks.
     ///
     /// # Errors
-    /// The errors of [`Communicator::all_reduce_with`], and [`Error::BadArgument`] for more picks
-    /// than elements.
+    /// The errors of [`Communicator::all_reduce_with`]; [`Error::BadArgument`] for k above the
+    /// number of elements.
     pub fn run(
         &mut self,
         comm: &mut Communicator,
@@ -206,9 +207,9 @@ impl SparseSum {
         comm.broadcast_error(result)
     }
 
-    /// Runs the sum as [`run`](SparseSum::run), and measures its effect on the device's memory.
-    /// Ranks wait for each other between the phases. If all elements are sent there is neither
-    /// selection nor memory for it.
+    /// Runs the sum as [`run`](SparseSum::run), and measures the device's memory. Ranks wait for
+    /// each other between phases. If all elements are sent, there is no selection and no memory for
+    /// it.
     ///
     /// # Errors
     /// The errors of [`run`](SparseSum::run).
@@ -257,8 +258,8 @@ impl SparseSum {
         Ok(check::like(input).check(operation, "output", output)?)
     }
 
-    /// Runs the sum as [`run`](SparseSum::run), on elements whose layouts have been checked. The
-    /// algorithm decides the order of the additions.
+    /// Runs the sum as [`run`](SparseSum::run), on elements with checked layouts. The algorithm
+    /// determines the order of the additions.
     pub(crate) fn sum(
         &mut self,
         comm: &mut Communicator,
@@ -309,8 +310,8 @@ impl SparseSum {
         self.sparse.operation()
     }
 
-    /// Allocates the memory for a k and a group. A smaller k than before needs new memory, too:
-    /// lists have exactly k entries.
+    /// Allocates the memory for a k and a group. A smaller k also needs new memory, because lists
+    /// have exactly k entries.
     pub(crate) fn prepare(&mut self, comm: &Communicator, k: usize) -> Result<()> {
         let (rank, ranks) = (comm.rank(), comm.size());
         let fits = |work: &SparseWork| (work.k, work.rank, work.ranks) == (k, rank, ranks);
@@ -335,7 +336,7 @@ impl SparseSum {
         Ok(())
     }
 
-    /// Sends everything.
+    /// Sends all elements.
     fn dense(
         &self,
         comm: &mut Communicator,
@@ -352,7 +353,7 @@ impl SparseSum {
         comm.sum(call, &Sum { input, ..sum.clone() })
     }
 
-    /// Sends nothing: everything is added to the residual.
+    /// Sends no elements: all of them are added to the residual.
     fn nothing(&self, input: &Spans, output: &Spans) -> Result<()> {
         let empty = Lists::new(&self.stream, self.dtype, 1, 0)?;
         if self.feedback.is_some() {

@@ -1,4 +1,4 @@
-//! Gathered top-k (X2): every rank's k largest elements are gathered by all ranks and added in rank
+//! Gathered top-k (X2): all ranks gather every rank's k largest elements and add them in rank
 //! order.
 
 use meristem_device::{DType, Stream, Tensor};
@@ -11,7 +11,7 @@ use crate::number::with_number;
 use crate::spans::Spans;
 use crate::transport::CollectiveCall;
 
-/// Memory for one size of exchange.
+/// Memory for exchanges of one size.
 pub(crate) struct TopKBuffers {
     /// [n, k]: row r is rank r's list.
     lists: Lists,
@@ -33,8 +33,7 @@ impl TopKBuffers {
         self.lists.row(self.rank)
     }
 
-    /// Exchanges and adds the picks; returns the indices of the picks that are part of the result,
-    /// which are all picks.
+    /// Exchanges and adds the picks. Returns the indices of the picks in the result: all of them.
     pub(crate) fn sum(
         &self,
         comm: &mut Communicator,
@@ -48,7 +47,7 @@ impl TopKBuffers {
     }
 }
 
-/// Writes the sum of all rows, in their order.
+/// Writes the sum of all rows, in order.
 pub(crate) fn add(lists: &Lists, divisor: Option<usize>, output: &Spans) -> Result<()> {
     let (stream, len) = (output.stream(), lists.len);
     let launch = stream.launch("topk, add").read(&lists.indices).read(&lists.values);

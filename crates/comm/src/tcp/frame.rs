@@ -1,4 +1,4 @@
-//! Messages between a rank and the hub, and their encoding: a length, and the contents.
+//! Messages between a rank and the hub: a length, then the contents.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -12,12 +12,12 @@ use crate::wire::{CallHeader, Content, RankNotice, WireReader, WireWriter};
 
 /// First number of a connection, which identifies this protocol.
 const MAGIC: u64 = u64::from_le_bytes(*b"meristm3");
-/// Largest greeting in bytes: a connection that sends more is no rank.
+/// Largest greeting in bytes; a longer one is not from a rank.
 const GREETING_MAX: u64 = 64;
 /// Largest message in bytes.
 const MESSAGE_MAX: u64 = 1 << 40;
 
-/// GroupA rank of a group.
+/// A rank of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct GroupMember {
     /// Number of the group.
@@ -30,8 +30,7 @@ pub(super) struct GroupMember {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Greeting {
     pub(super) member: GroupMember,
-    /// Whether the connection is for the watching thread of a rank, in addition to the rank's
-    /// connection.
+    /// Whether the connection is the rank's second one, for its watching thread.
     pub(super) watches: bool,
 }
 
@@ -43,7 +42,7 @@ impl Greeting {
         out.0
     }
 
-    /// Reads the greeting of a connection, until `end`; `None` if it is no greeting of a rank.
+    /// Reads the greeting of a connection until `end`; `None` if it is invalid.
     pub(super) fn read(from: &mut TcpStream, end: Instant) -> io::Result<Option<Greeting>> {
         let bytes = read_at_most(&mut Until { stream: from, end }, GREETING_MAX)?;
         let mut from = WireReader(&bytes);
@@ -58,7 +57,7 @@ impl Greeting {
     }
 }
 
-/// A connection that is read until `end`, however slowly bytes arrive.
+/// A connection with a deadline for the whole read, however slowly bytes arrive.
 struct Until<'a> {
     stream: &'a mut TcpStream,
     end: Instant,
@@ -93,7 +92,7 @@ pub(super) struct TcpArrival {
 /// Arguments of a rank's call.
 #[derive(Debug)]
 pub(super) enum TcpArguments {
-    /// Sent messages, and the contents expected from each rank.
+    /// Messages to send, and the contents expected from each rank.
     Exchange {
         sends: Vec<Sent>,
         receives: Vec<(usize, Content)>,
@@ -104,17 +103,16 @@ pub(super) enum TcpArguments {
     },
 }
 
-/// TcpAnswer to a rank.
+/// Answer of the hub to a rank.
 #[derive(Debug)]
 pub(super) enum TcpAnswer {
-    /// The messages to the rank, in the order in which it expects them.
+    /// The messages to the rank, in the expected order.
     Received(Vec<Arc<Vec<u8>>>),
-    /// The rank in its new group.
+    /// The rank's place in its new group.
     Group(GroupMember),
     /// No rank is known to be lost.
     Sound,
-    /// No rank is known to be lost, and all devices have ended as many exchanges as the device of
-    /// this rank.
+    /// No rank is known to be lost, and all devices have ended at least this device's exchanges.
     Ended,
 }
 
@@ -126,7 +124,7 @@ pub(super) enum HubRequest {
     Left {
         panicked: bool,
     },
-    /// The rank failed alone, for this reason.
+    /// The rank failed alone; contains the reason.
     Aborted(String),
     /// State of the rank's device.
     Pulse(Pulse),
@@ -174,7 +172,7 @@ impl HubRequest {
         out.0
     }
 
-    /// Decodes a request; `None` for bytes that no rank of this version writes.
+    /// Decodes a request; `None` for bytes that this version does not write.
     pub(super) fn decode(bytes: &[u8]) -> Option<HubRequest> {
         let mut from = WireReader(bytes);
         Some(match from.number()? {
@@ -229,7 +227,7 @@ fn content(from: &mut WireReader<'_>) -> Option<Content> {
     Some((from.dtype()?, from.number()? as usize))
 }
 
-/// Bytes of an answer.
+/// Encodes an answer.
 pub(super) fn encode(answer: &Result<TcpAnswer>) -> Vec<u8> {
     let mut out = WireWriter::default();
     match answer {
@@ -255,7 +253,7 @@ pub(super) fn encode(answer: &Result<TcpAnswer>) -> Vec<u8> {
     out.0
 }
 
-/// Decodes an answer; `None` for bytes that no hub of this version writes.
+/// Decodes an answer; `None` for bytes that this version does not write.
 pub(super) fn decode(bytes: &[u8]) -> Option<Result<TcpAnswer>> {
     let mut from = WireReader(bytes);
     Some(match from.number()? {
@@ -279,8 +277,7 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Result<TcpAnswer>> {
     })
 }
 
-/// The error in the form that other ranks get: an error of one rank alone becomes
-/// [`Error::RankFailed`].
+/// The error for the other ranks: a rank's own error becomes [`Error::RankFailed`].
 pub(super) fn broadcast_form(rank: usize, error: Error) -> Error {
     if error.is_own() { Error::RankFailed { rank, reason: error.to_string() } } else { error }
 }

@@ -1,12 +1,12 @@
-//! The hub, in the process of rank 0: a board for each group, at which its threads stand for the
+//! The hub, in the process of rank 0: a board per group, at which threads of the hub represent the
 //! other ranks.
 //!
 //! Invariants
-//! - A rank has one connection to each of its groups, served by one thread of the hub. The thread
-//!   writes the answer of a meeting before it reads the next request. The watching thread of a rank
-//!   has a second connection, with a second thread of the hub.
+//! - A rank has one connection per group, served by one thread of the hub. The thread writes the
+//!   answer of a meeting before it reads the next request. The watching thread of a rank has a
+//!   second connection, with a second thread of the hub.
 //! - A rank leaves its group when its connection ends without notice, when the thread that serves
-//!   it panics, or when its watching thread sent nothing until the deadline.
+//!   it panics, or when its watching thread is silent until the deadline.
 //! - Other connections (port scanners, ranks of another version) change nothing, and are served for
 //!   a limited time.
 
@@ -27,12 +27,12 @@ use crate::transport::CollectiveCall;
 use crate::watch::{News, Pulse, SILENT};
 use crate::wire::Content;
 
-/// Time that a connection has to send its greeting.
+/// Time for a connection to send its greeting.
 const GREETING: Duration = Duration::from_secs(10);
-/// Largest number of connections without a greeting; further connections are closed, and ranks try
-/// again.
+/// Largest number of connections without a greeting. Further connections are closed, and their
+/// ranks retry.
 const GREETING_MAX: usize = 256;
-/// Time after which a failed accept is tried again, for example without free file descriptors.
+/// Delay after a failed accept, for example without free file descriptors.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 
 /// A group at the hub.
@@ -41,7 +41,7 @@ pub(super) struct HubGroup {
     seats: Mutex<Seats>,
 }
 
-/// The ranks of a group that have joined, and the number of ranks that have left.
+/// The ranks that have joined, and the number of ranks that have left.
 struct Seats {
     taken: Vec<bool>,
     left: usize,
@@ -74,12 +74,12 @@ impl HubGroup {
     }
 }
 
-/// HubState of the hub.
+/// State of the hub.
 struct HubState {
     groups: HashMap<u64, Arc<HubGroup>>,
     /// Number of the next group.
     next: u64,
-    /// Number of connections of ranks and their watching threads, and of ranks in this process.
+    /// Numbers of open connections, and of ranks in this process.
     connected: usize,
     here: usize,
     /// Number of connections without a greeting.
@@ -95,7 +95,7 @@ pub(super) struct TcpHub {
 }
 
 impl TcpHub {
-    /// A hub that listens, with a first group of `size` ranks, whose number is 0.
+    /// Opens a hub that listens, with group 0 of `size` ranks.
     pub(super) fn open(
         address: &[SocketAddr],
         size: usize,
@@ -119,13 +119,13 @@ impl TcpHub {
         Ok(hub)
     }
 
-    /// Address at which it listens.
+    /// Address at which the hub listens.
     pub(super) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Starts a thread for a connection. Without a thread the connection closes, and its rank tries
-    /// again.
+    /// Starts a thread for a connection. Without a thread the connection closes, and its rank
+    /// retries.
     fn welcome(self: Arc<Self>, stream: TcpStream) {
         {
             let mut state = lock(&self.state);
@@ -154,7 +154,7 @@ impl TcpHub {
         Ok(group)
     }
 
-    /// Adds a rank to its group, once; the reason of a refusal otherwise.
+    /// Adds a rank to its group, once; otherwise returns the reason.
     fn take(&self, member: GroupMember) -> Result<Arc<HubGroup>, String> {
         let group = self.group(member)?;
         let taken = std::mem::replace(&mut lock(&group.seats).taken[member.rank as usize], true);
@@ -168,8 +168,8 @@ impl TcpHub {
         Ok(group)
     }
 
-    /// Removes a rank from its group. A group is forgotten after its last rank has left. The first
-    /// group stays, so that late processes get the reason why they cannot join.
+    /// Removes a rank from its group. A group is removed after its last rank has left. Group 0
+    /// remains, so that late processes get the reason why they cannot join.
     fn part(&self, group: &HubGroup, member: GroupMember, parting: Parting) {
         group.board.leave(member.rank as usize, parting);
         let left = {
@@ -186,7 +186,7 @@ impl TcpHub {
     fn serve(self: Arc<Self>, mut stream: TcpStream) {
         let greeting = self.greet(&mut stream);
         lock(&self.state).strangers -= 1;
-        // A connection without a valid greeting is no rank.
+        // A connection without a valid greeting is not from a rank.
         let Ok(Some(Greeting { member, watches })) = greeting else { return };
         let found = if watches { self.group(member) } else { self.take(member) };
         let words = found.as_ref().err().cloned().unwrap_or_default();
@@ -197,7 +197,7 @@ impl TcpHub {
             return serve_watch(&mut stream, &group, member.rank as usize);
         }
         if answered.is_err() {
-            // The rank does not know that it has joined, and may try again.
+            // The rank does not know that it has joined, and may retry.
             lock(&group.seats).taken[member.rank as usize] = false;
             return;
         }
@@ -216,7 +216,7 @@ impl TcpHub {
         Ok(greeting)
     }
 
-    /// Serves a rank; returns the manner in which it left.
+    /// Serves a rank; returns how it left.
     fn serve_rank(&self, stream: &mut TcpStream, group: &HubGroup, rank: usize) -> Parting {
         loop {
             let Ok(bytes) = frame::read(stream) else { return Parting::Closed };
@@ -236,7 +236,7 @@ impl TcpHub {
         }
     }
 
-    /// A meeting of a group, for one rank.
+    /// Takes part in a meeting of a group, for one rank.
     pub(super) fn meet(
         &self,
         group: &HubGroup,
@@ -264,7 +264,7 @@ impl TcpHub {
         })
     }
 
-    /// Removes a rank of this process from its group; after the last such rank, waits for the other
+    /// Removes a rank of this process from its group. After the last such rank, waits for the other
     /// processes.
     pub(super) fn leave(&self, group: &HubGroup, member: GroupMember, parting: Parting) {
         self.part(group, member, parting);
@@ -277,7 +277,7 @@ impl TcpHub {
         }
     }
 
-    /// Makes a group for each color.
+    /// Creates a group per color.
     fn split(&self, arrivals: &[&TcpArrival], answers: &mut [Option<TcpAnswer>]) {
         let mut members: Vec<(u64, u64, usize)> = Vec::with_capacity(arrivals.len());
         for (rank, arrival) in arrivals.iter().enumerate() {
@@ -309,8 +309,8 @@ impl TcpHub {
     }
 }
 
-/// A counted connection of a rank or its watching thread. The process of the hub stays until all
-/// have ended.
+/// A counted connection of a rank or its watching thread. The hub's process waits for the end of
+/// all of them.
 struct Connection<'a>(&'a TcpHub);
 
 impl Connection<'_> {
@@ -327,8 +327,8 @@ impl Drop for Connection<'_> {
     }
 }
 
-/// A rank with a connection. Dropping it removes the rank from its group, also when the serving
-/// thread panics.
+/// A rank with a connection. Dropping it removes the rank from its group, also after a panic of the
+/// serving thread.
 struct Connected<'a> {
     connection: Connection<'a>,
     group: &'a HubGroup,
@@ -342,9 +342,9 @@ impl Drop for Connected<'_> {
     }
 }
 
-/// Answers the watching thread of a rank, until the thread announces its end. If the connection
-/// ends without that, the process is gone; if no pulse comes, the machine is. The connection of the
-/// rank itself may not show this while its thread of the hub waits in a meeting.
+/// Answers heartbeats of a rank's watching thread until the thread announces its end. If the
+/// connection ends without that, the process is gone; if heartbeats stop, so is the machine. The
+/// rank's own connection may not show either while its thread of the hub waits in a meeting.
 fn serve_watch(stream: &mut TcpStream, group: &HubGroup, rank: usize) {
     let patience = group.board.deadline().max(SILENT);
     if stream.set_read_timeout(Some(patience)).is_err() {
@@ -381,7 +381,7 @@ impl Drop for TcpHub {
     }
 }
 
-/// Delivers to every rank the messages that other ranks sent to it.
+/// Delivers the messages that ranks sent to each other.
 fn route(arrivals: &[&TcpArrival], answers: &mut [Option<TcpAnswer>]) -> Result<()> {
     let operation = arrivals[0].call.operation;
     let parts = |arrival: &'_ TcpArrival| -> (Vec<Sent>, Vec<(usize, Content)>) {

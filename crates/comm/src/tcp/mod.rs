@@ -1,8 +1,8 @@
-//! Ranks that are processes and find each other by their environment variables, over TCP.
+//! Ranks that are processes, connected over TCP; environment variables name the address.
 //!
-//! Every collective is a meeting at a hub in the process of rank 0, which forwards the messages. So
-//! this transport is for messages that are small compared with the computation, and for agreement
-//! about calls whose elements move over another transport ([`nccl`](crate::nccl)).
+//! Every collective is a meeting at a hub in the process of rank 0, which forwards all messages.
+//! The transport is therefore for messages that are small compared with the computation, and for
+//! agreement about calls whose elements move over [`nccl`](crate::nccl).
 
 mod frame;
 mod hub;
@@ -32,12 +32,12 @@ use crate::watch::{GroupWatch, News, Pulse, SILENT};
 
 /// Time between two attempts to reach rank 0.
 const RETRY: Duration = Duration::from_millis(50);
-/// Time that an address of rank 0 has to answer before the next address is tried.
+/// Time for an address of rank 0 to answer before the next address is tried.
 const ATTEMPT: Duration = Duration::from_secs(3);
-/// Time that an answer may take in addition to the deadline, which the hub enforces.
+/// Extra time for an answer; the hub enforces the deadline itself.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// The link of a rank to the hub.
+/// The transport of a rank.
 struct Tcp {
     seat: HubLink,
     /// Address of the hub.
@@ -88,7 +88,7 @@ pub(crate) fn world(place: &ProcessPlace, deadline: Duration) -> Result<Box<dyn 
     Ok(Box::new(world))
 }
 
-/// Connects to the hub as soon as it listens, and joins a group there. A refusal is
+/// Connects to the hub as soon as it listens, and joins a group. A rejection is
 /// [`io::ErrorKind::PermissionDenied`] with the reason.
 fn reach(
     addresses: &[SocketAddr],
@@ -128,13 +128,13 @@ fn sit(mut stream: TcpStream, greeting: Greeting, deadline: Duration) -> io::Res
     Err(io::Error::new(io::ErrorKind::PermissionDenied, reason))
 }
 
-/// Asks the hub over a connection.
+/// Sends a request to the hub and reads the answer.
 fn ask(stream: &mut TcpStream, request: &HubRequest) -> io::Result<Option<Result<TcpAnswer>>> {
     frame::write(stream, &request.encode())?;
     Ok(frame::decode(&frame::read(stream)?))
 }
 
-/// The error for a hub that does not answer, or answers with invalid bytes.
+/// The error for a hub that does not answer, or sends invalid bytes.
 fn lost(operation: &'static str, error: Option<&io::Error>, deadline: Duration) -> Error {
     let rank = 0;
     match error.map(io::Error::kind) {
@@ -225,7 +225,7 @@ impl Transport for Tcp {
         match &mut self.seat {
             HubLink::Here { group, .. } => group.abort(self.member.rank as usize, reason),
             HubLink::There(stream) => {
-                // A hub that is gone needs no notice.
+                // A lost hub needs no notice.
                 let _ = frame::write(stream, &HubRequest::Aborted(reason.to_owned()).encode());
             }
         }
@@ -238,7 +238,7 @@ impl Transport for Tcp {
             HubLink::There(_) if self.has_left => {}
             HubLink::There(stream) => {
                 let panicked = parting == Parting::Panicked;
-                // A hub that is gone needs no notice.
+                // A lost hub needs no notice.
                 let _ = frame::write(stream, &HubRequest::Left { panicked }.encode());
             }
         }
@@ -258,7 +258,7 @@ impl Transport for Tcp {
                 let connected = reach(&[self.address], greeting, deadline);
                 let (_, stream) =
                     connected.map_err(|error| lost("watch", Some(&error), deadline))?;
-                // The hub answers pulses without waiting for other ranks.
+                // The hub answers heartbeats without waiting for other ranks.
                 let patience = Some(deadline.max(SILENT));
                 let set = stream.set_read_timeout(patience);
                 set.and_then(|()| stream.set_write_timeout(patience))
@@ -304,7 +304,7 @@ impl Drop for Tcp {
     }
 }
 
-/// The view of a rank's watching thread.
+/// The watching thread's view of the group.
 struct TcpWatch {
     to: WatchLink,
     rank: usize,
@@ -344,14 +344,14 @@ impl Drop for TcpWatch {
         match &mut self.to {
             WatchLink::Here(group) => group.unwatch(self.rank),
             WatchLink::There(stream) => {
-                // A hub that is gone needs no notice.
+                // A lost hub needs no notice.
                 let _ = frame::write(stream, &HubRequest::Left { panicked: false }.encode());
             }
         }
     }
 }
 
-/// Decodes bytes as a message to the hub and as a message from the hub.
+/// Decodes bytes both as a message to the hub and as a message from it.
 #[cfg(fuzzing)]
 pub(crate) fn decode_both(bytes: &[u8]) {
     let _ = (HubRequest::decode(bytes), frame::decode(bytes));

@@ -1,5 +1,4 @@
-//! The place of this process among all processes, from the environment variables that torchrun
-//! sets.
+//! The place of this process among all processes, from torchrun's environment variables.
 
 use std::env;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -8,7 +7,7 @@ use crate::error::{Error, Result};
 
 const OPERATION: &str = "Communicator::rendezvous";
 
-/// Largest number of processes: far more than one hub can serve.
+/// Largest number of processes; far above the capacity of one hub.
 const SIZE_MAX: usize = 1 << 16;
 
 /// Place of a process among the processes that were started together.
@@ -16,18 +15,18 @@ const SIZE_MAX: usize = 1 << 16;
 pub(crate) struct ProcessPlace {
     pub(crate) rank: usize,
     pub(crate) size: usize,
-    /// Name or address of the machine of rank 0.
+    /// Name or address of rank 0's machine.
     pub(crate) address: String,
-    /// Port at which rank 0 listens.
+    /// Port of rank 0.
     pub(crate) port: u16,
 }
 
 impl ProcessPlace {
-    /// The place that `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` describe; `None` if
+    /// Reads the place from `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`; `None` if
     /// neither of the first two is set.
     ///
     /// # Errors
-    /// [`Error::BadArgument`] for a variable that is missing or invalid.
+    /// [`Error::BadArgument`] for a missing or invalid variable.
     pub(crate) fn from_environment() -> Result<Option<ProcessPlace>> {
         ProcessPlace::read(&|name| env::var(name).ok().filter(|value| !value.is_empty()))
     }
@@ -57,7 +56,7 @@ impl ProcessPlace {
         let address = text("MASTER_ADDR", "the name or address of the machine of rank 0")?;
         let expected = "a port that is free on the machine of rank 0";
         let port = number("MASTER_PORT", expected)?;
-        // In that case torchrun's agent listens at the named port.
+        // torchrun's agent then listens at the named port.
         let agent = variable("TORCHELASTIC_USE_AGENT_STORE");
         let taken = usize::from(agent.is_some_and(|agent| agent.eq_ignore_ascii_case("true")));
         let listens = port.checked_add(taken).filter(|_| port > 0);
@@ -69,14 +68,14 @@ impl ProcessPlace {
     /// Addresses of rank 0.
     ///
     /// # Errors
-    /// [`Error::BadArgument`] for a name that cannot be resolved.
+    /// [`Error::BadArgument`] for an unresolvable name.
     pub(crate) fn addresses(&self) -> Result<Vec<SocketAddr>> {
         let resolved = (&*self.address, self.port).to_socket_addrs();
         let resolved: Vec<_> = resolved.map_err(|error| self.unreachable(&error))?.collect();
         if resolved.is_empty() { Err(self.unreachable(&"no address")) } else { Ok(resolved) }
     }
 
-    /// The error for a rank 0 that does not answer.
+    /// The error for an unreachable rank 0.
     pub(crate) fn unreachable(&self, error: &dyn ToString) -> Error {
         let expected = format!("the machine of rank 0, which listens at port {}", self.port);
         wrong("MASTER_ADDR", &expected, &format!("{}: {}", self.address, error.to_string()))
@@ -90,7 +89,7 @@ impl ProcessPlace {
         wrong("MASTER_PORT", expected, &got)
     }
 
-    /// The error for a place that rank 0 does not accept.
+    /// The error for a place that rank 0 rejects.
     pub(crate) fn refused(&self, reason: &str) -> Error {
         let expected = "the place of one process among those started together";
         let got = format!("{} of {}: {reason}", self.rank, self.size);

@@ -1,4 +1,4 @@
-//! A hub among connections that are none of its ranks'.
+//! A hub with connections that do not belong to its ranks.
 #![allow(clippy::unwrap_used, reason = "helpers of tests may unwrap")]
 
 use std::io::{Read, Write};
@@ -21,7 +21,7 @@ fn place(rank: usize, size: usize) -> ProcessPlace {
     ProcessPlace { rank, size, address: "127.0.0.1".into(), port }
 }
 
-/// Rank 0 of a group, which waits for the others, and its address.
+/// Starts rank 0 of a group, which waits for the other ranks, and returns its address.
 fn hub(size: usize) -> (ProcessPlace, SocketAddr, JoinHandle<Joined>) {
     let place = place(0, size);
     let address = place.addresses().unwrap()[0];
@@ -44,24 +44,24 @@ fn greeting(group: u64, rank: u64, size: u64) -> Vec<u8> {
     Greeting { member: GroupMember { group, rank, size }, watches: false }.encode()
 }
 
-/// The reason for which a greeting is refused; empty for none, `None` without an answer.
+/// Reason for which a greeting is rejected; empty if accepted, `None` without an answer.
 fn answer(address: SocketAddr, bytes: &[u8]) -> Option<String> {
     let mut stream = connect(address);
     frame::write(&mut stream, bytes).unwrap();
     frame::read(&mut stream).ok().map(|reason| String::from_utf8(reason).unwrap())
 }
 
-/// Everything that a port scanner or another program may do, and ranks that do not fit.
+/// Connections of port scanners and other programs, and of ranks that do not fit.
 #[test]
 fn foreign_connections_change_nothing() {
     let (place, address, first) = hub(3);
-    // Nothing; half a length; a request of another protocol; more than a greeting; silence, slow.
+    // Nothing; half a length; another protocol; more than a greeting; silence.
     (0..100).for_each(|_| drop(connect(address)));
     let mut kept = vec![];
     for bytes in [&b""[..], b"\x08\0", b"GET / HTTP/1.1\r\n\r\n", &[0xff; 64], &[0; 4096]] {
         for end in [false, true] {
             let mut stream = connect(address);
-            // The hub may have closed it in the meantime.
+            // The hub may have closed the connection in the meantime.
             let _ = stream.write_all(bytes);
             let mut rest = vec![];
             if end {
@@ -99,7 +99,7 @@ fn foreign_connections_change_nothing() {
     met.into_iter().for_each(|rank| rank.join().unwrap().unwrap());
 }
 
-/// Messages of a rank that has come, and the error of the others.
+/// Invalid messages of a joined rank, and the error of the other rank.
 #[test]
 fn a_rank_that_sends_other_bytes_is_named() {
     let barrier = CollectiveCall::new("barrier");
@@ -114,7 +114,7 @@ fn a_rank_that_sends_other_bytes_is_named() {
     let cases = [
         vec![],
         header(9, &[]),
-        // Lengths beyond the message, a split among barriers, a state of a device.
+        // Lengths beyond the message, a split during a barrier, a heartbeat.
         header(0, &[u64::MAX]),
         header(3, &[1 << 50]),
         split.encode(),
@@ -139,14 +139,15 @@ fn a_rank_that_sends_other_bytes_is_named() {
     }
 }
 
-/// A shape that has more extents than tensors have, or more elements than can be counted.
+/// A shape with more dimensions than tensors have, or more elements than a number can count.
 #[test]
 fn a_shape_that_no_tensor_has_is_no_request() {
     let call = CollectiveCall::new("barrier");
     let wish = frame::TcpArguments::Exchange { sends: vec![], receives: vec![] };
     let bytes = HubRequest::Meet(frame::TcpArrival { call, wish }).encode();
     assert!(HubRequest::decode(&bytes).is_some());
-    // The rank of the shape follows the kind, the header's length, its step and the element type.
+    // The number of dimensions follows the kind, the header's length, the step and the element
+    // type.
     let at = 8 + 8 + 8 + 1;
     assert_eq!(bytes[at], 1, "an extent");
     for (rank, extents) in [(200u8, 200), (5, 5), (4, 4)] {
@@ -160,7 +161,7 @@ fn a_shape_that_no_tensor_has_is_no_request() {
     }
 }
 
-/// An address that does not answer does not use up the time of the next one.
+/// An unreachable address does not use up the next address's time.
 #[test]
 fn a_rank_tries_every_address() {
     let (_, address, first) = hub(2);

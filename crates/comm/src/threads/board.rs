@@ -1,11 +1,10 @@
 //! Rendezvous of ranks that are threads of one process.
 //!
 //! Invariants
-//! - A round ends when every rank has arrived; the last to arrive completes it for all ranks. No
-//!   rank enters the next round before it has taken its answer of this round.
-//! - A round that ended without an error answers every rank, even if a rank is lost afterwards.
-//! - Once a failure is set, no round ends any more: every rank that waits or arrives gets the
-//!   failure.
+//! - A round ends when every rank has arrived; the last rank to arrive completes it for all. No
+//!   rank enters the next round before it has taken the answer of this one.
+//! - A successful round answers every rank, even if a rank is lost afterwards.
+//! - After a failure no round ends: every waiting or arriving rank gets the failure.
 
 use std::time::{Duration, Instant};
 
@@ -16,17 +15,16 @@ use crate::watch::{News, Pulse, SILENT, Trouble, endless};
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests;
 
-/// Time in which another rank may turn out to be the reason for an overdue device.
+/// Time for another rank to explain an overdue device.
 const UNNAMED: Duration = Duration::from_secs(2);
 
-/// A rendezvous of a fixed number of ranks: each rank brings an `A` and takes a `B`.
+/// A rendezvous of a fixed number of ranks: each rank contributes an `A` and takes a `B`.
 pub(crate) struct RankBoard<A, B> {
     size: usize,
     deadline: Duration,
     state: Mutex<BoardState<A, B>>,
     turned: Condvar,
-    /// Changes at every end of a round and with the failure, so that ranks can poll it without the
-    /// lock.
+    /// Changes at the end of every round and at a failure, so that ranks can poll without the lock.
     signal: AtomicU64,
 }
 
@@ -35,27 +33,27 @@ struct BoardState<A, B> {
     arrived: usize,
     /// Contributions to the current round, by rank.
     brought: Vec<Option<A>>,
-    /// Whether a rank has arrived in the current round, by rank.
+    /// Whether each rank has arrived in the current round.
     here: Vec<bool>,
     /// Answers of the last round until they are taken, by rank.
     answers: Vec<Option<B>>,
-    /// The latest pulse of each rank, by rank, if ranks are watched.
+    /// The latest heartbeat of each rank, if ranks are watched.
     signs: Vec<Option<LastPulse>>,
-    /// The moment of the first pulse of any rank.
+    /// Time of the first heartbeat of any rank.
     watched: Option<Instant>,
-    /// The time since which a device is overdue without a known reason.
+    /// Time since which a device is overdue for an unknown reason.
     unnamed: Option<Instant>,
     /// The first failure.
     failure: Option<BoardFailure>,
-    /// The first failure that is no orderly departure: the ranks' devices may wait for ever.
+    /// The first failure except an orderly departure: the ranks' devices may wait for ever.
     loss: Option<BoardFailure>,
 }
 
-/// The latest pulse of a rank.
+/// The latest heartbeat of a rank.
 struct LastPulse {
     at: Instant,
     pulse: Pulse,
-    /// Whether more pulses will come.
+    /// Whether more heartbeats will come.
     goes_on: bool,
 }
 
@@ -67,22 +65,22 @@ enum BoardFailure {
     Other(Error),
 }
 
-/// Manner in which a rank leaves.
+/// How a rank left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Parting {
     /// The rank ended in order.
     Orderly,
     Panicked,
-    /// Its connection ended without notice.
+    /// The connection ended without notice.
     Closed,
-    /// Its process or machine sends nothing any more.
+    /// The process or machine no longer sends.
     Vanished,
-    /// It sent invalid bytes.
+    /// The rank sent invalid bytes.
     Strange,
 }
 
 impl Parting {
-    /// The manner in which the calling thread leaves: orderly, or by a panic.
+    /// How the calling thread leaves: in order, or by a panic.
     pub(crate) fn of_this_thread() -> Parting {
         if std::thread::panicking() { Parting::Panicked } else { Parting::Orderly }
     }
@@ -99,9 +97,9 @@ impl Parting {
 }
 
 impl<A, B> BoardState<A, B> {
-    /// The rank that has been silent for the longest time, at least [`SILENT`], among the ranks for
-    /// which `counts` returns true. A rank that never sent a pulse is silent since the first pulse
-    /// of another rank.
+    /// The rank that has been silent longest, for at least [`SILENT`], among the ranks for which
+    /// `counts` returns true. A rank without heartbeats counts as silent since the first heartbeat
+    /// of any rank.
     fn silent(&self, counts: impl Fn(usize) -> bool) -> Option<usize> {
         let (now, first) = (Instant::now(), self.watched?);
         let since = |rank: usize| match &self.signs[rank] {
@@ -112,19 +110,20 @@ impl<A, B> BoardState<A, B> {
         ranks.filter(|(at, _)| now - *at >= SILENT).min().map(|(_, rank)| rank)
     }
 
-    /// The progress of a rank's device: its membership, and the number of begun exchanges in it.
+    /// Progress of a rank's device: number of its group of devices, and of exchanges begun in it.
     fn position(&self, rank: usize) -> (u64, u64) {
         let sign = self.signs[rank].as_ref();
         sign.map_or((0, 0), |LastPulse { pulse, .. }| (pulse.membership, pulse.reached))
     }
 
-    /// The lowest rank among the ranks with the least progress for which `counts` returns true.
+    /// The lowest of the ranks with least progress, among the ranks for which `counts` returns
+    /// true.
     fn least_progress(&self, counts: impl Fn(usize) -> bool) -> Option<usize> {
         let ranks = (0..self.signs.len()).filter(|rank| counts(*rank));
         ranks.min_by_key(|rank| self.position(*rank))
     }
 
-    /// Whether the devices of all ranks have ended at least as many exchanges as the pulse says.
+    /// Whether all devices have ended at least the exchanges in `pulse`.
     fn have_ended(&self, pulse: &Pulse) -> bool {
         let mut signs = self.signs.iter();
         signs.all(|sign| sign.as_ref().is_some_and(|sign| sign.pulse.ends() >= pulse.ends()))
@@ -157,8 +156,8 @@ impl<A, B> RankBoard<A, B> {
         self.deadline
     }
 
-    /// Contributes a value and waits for the other ranks. The last to arrive runs `complete`, which
-    /// gets all contributions and writes every rank's answer.
+    /// Contributes a value and waits for the other ranks. The last rank to arrive runs `complete`,
+    /// which gets all contributions and writes every rank's answer.
     pub(crate) fn meet(
         &self,
         operation: &'static str,
@@ -179,7 +178,7 @@ impl<A, B> RankBoard<A, B> {
         } else {
             self.wait(state, round)
         };
-        // A round that ended is valid for this rank even if another rank has left since.
+        // A completed round is valid for this rank even if another rank has left since.
         match (state.answers.get_mut(rank).and_then(Option::take), &state.failure) {
             (Some(answer), _) => Ok(answer),
             (None, Some(failure)) => Err(self.error(operation, failure)),
@@ -187,8 +186,8 @@ impl<A, B> RankBoard<A, B> {
         }
     }
 
-    /// Ends the round. The contributions are read and dropped without the lock: this may have to
-    /// wait for a full stream, and a rank that leaves meanwhile must be able to report that.
+    /// Ends the round. Contributions are read and dropped without the lock: this may wait for a
+    /// full stream, and a rank that leaves meanwhile must be able to report it.
     fn complete<'a>(
         &'a self,
         mut state: MutexGuard<'a, BoardState<A, B>>,
@@ -214,7 +213,7 @@ impl<A, B> RankBoard<A, B> {
         state
     }
 
-    /// Waits for the end of the round, or a failure, or the deadline.
+    /// Waits for the end of the round, a failure, or the deadline.
     fn wait<'a>(
         &'a self,
         state: MutexGuard<'a, BoardState<A, B>>,
@@ -233,7 +232,7 @@ impl<A, B> RankBoard<A, B> {
                 self.fail(&mut state, BoardFailure::Late { rank });
                 break;
             }
-            // A round in which all ranks have arrived is being completed, which may wait for the
+            // All ranks have arrived and the round is being completed, which may wait for the
             // device.
             let completing = state.arrived == self.size;
             let end = if completing { Instant::now() + self.deadline } else { end };
@@ -253,14 +252,14 @@ impl<A, B> RankBoard<A, B> {
         self.fail(&mut lock(&self.state), BoardFailure::Other(error));
     }
 
-    /// Records that no more pulses of a rank come, because its device makes no more exchanges.
+    /// Records that a rank sends no more heartbeats, because its device starts no more exchanges.
     pub(crate) fn unwatch(&self, rank: usize) {
         if let Some(sign) = &mut lock(&self.state).signs[rank] {
             sign.goes_on = false;
         }
     }
 
-    /// Records the state of a rank's device; returns the state of the group. Does not wait.
+    /// Records the state of a rank's device and returns the state of the group. Does not wait.
     pub(crate) fn pulse(&self, rank: usize, pulse: &Pulse) -> News {
         let mut state = lock(&self.state);
         let at = Instant::now();
@@ -298,7 +297,7 @@ impl<A, B> RankBoard<A, B> {
         }
     }
 
-    /// Sets the failure, unless one is set.
+    /// Stores a failure, unless there is one already.
     fn fail(&self, state: &mut BoardState<A, B>, failure: BoardFailure) {
         let parted = matches!(failure, BoardFailure::Gone { parting: Parting::Orderly, .. });
         if !parted && state.loss.is_none() {
@@ -329,7 +328,7 @@ impl<A, B> RankBoard<A, B> {
 }
 
 /// The board on thousands of random schedules: `cargo test -p meristem-comm --features shuttle
-/// --lib model`. A lost wake-up shows as a deadlock: no rank reaches the end of the deadline.
+/// --lib model`. A lost wake-up is a deadlock, because no rank reaches its deadline.
 #[cfg(all(test, feature = "shuttle"))]
 mod model {
     use shuttle::scheduler::{PctScheduler, RandomScheduler};
@@ -372,7 +371,7 @@ mod model {
                 let number = round * 10 + rank as u32;
                 assert_eq!(sum(board, rank, number).unwrap(), 30 * round + 3);
             }
-            // A rank that is done may leave: the other ranks have their answers.
+            // A rank may leave afterwards: the other ranks have their answers.
             board.leave(rank, Parting::Orderly);
         });
     }

@@ -1,10 +1,10 @@
 //! Ranks that are threads of one process, on one device.
 //!
-//! Ranks meet on a [`RankBoard`]: each brings handles of its tensors, and the
-//! last to arrive submits one group of launches that moves or sums everything, one shard on each
-//! rank's stream. The ranks' threads wait for each other's *calls*; accesses to elements are
-//! ordered on the device, and no kernel blocks, so any number of workers suffices. Nothing is
-//! staged: a rank reads the other ranks' elements in place.
+//! Ranks meet on a [`RankBoard`]: each contributes handles of its tensors. The last rank to arrive
+//! submits one group of launches that moves or sums all elements, one shard on each rank's stream.
+//! The threads wait for each other's *calls*. Accesses to elements are ordered on the device and no
+//! kernel blocks, so any number of workers suffices. Elements are not staged: a rank reads the
+//! other ranks' elements in place.
 
 pub(crate) mod board;
 mod sum;
@@ -30,7 +30,7 @@ use crate::watch::{GroupWatch, News, Pulse};
 /// Contribution of a rank to a rendezvous.
 struct ThreadArrival {
     call: CollectiveCall,
-    /// Stream of the rank's part of the work; `None` for a barrier or a split.
+    /// Stream for the rank's part of the work; `None` for a barrier or a split.
     stream: Option<Stream>,
     wish: ThreadArguments,
 }
@@ -44,7 +44,7 @@ enum ThreadArguments {
 }
 
 impl ThreadArguments {
-    /// Input and output of the sum.
+    /// Input and output of a sum.
     fn sum(&self) -> Option<(&Spans, &Spans)> {
         match self {
             ThreadArguments::Sum { input, output, .. } => Some((input, output)),
@@ -53,7 +53,7 @@ impl ThreadArguments {
     }
 }
 
-/// ThreadAnswer to a rank.
+/// Answer of the board to a rank.
 enum ThreadAnswer {
     Done,
     Split(Threads),
@@ -61,14 +61,14 @@ enum ThreadAnswer {
 
 type Meeting = RankBoard<ThreadArrival, ThreadAnswer>;
 
-/// The link of a rank that is a thread.
+/// The transport of a rank that is a thread.
 pub(crate) struct Threads {
     board: Arc<Meeting>,
     rank: usize,
 }
 
 impl Threads {
-    /// The transports of a new group of ranks.
+    /// The transports of a new group.
     pub(crate) fn all(size: usize, deadline: Duration) -> Vec<Threads> {
         let board = Arc::new(RankBoard::new(size, deadline));
         (0..size).map(|rank| Threads { board: board.clone(), rank }).collect()
@@ -135,7 +135,7 @@ impl Transport for Threads {
         stream: &Stream,
         sum: &Sum<'_, Spans>,
     ) -> Result<bool> {
-        // Both orders: each rank sums in rank order in either case.
+        // Serves both orders: each rank sums in rank order in either case.
         let (input, output) = (sum.input.clone(), sum.output.clone());
         let wish = ThreadArguments::Sum { input, output, reduction: sum.reduction };
         self.meet(call, Some(stream), wish).map(|_| true)
@@ -169,7 +169,7 @@ impl Transport for Threads {
     }
 }
 
-/// The view of a rank's watching thread.
+/// The watching thread's view of the group.
 struct ThreadWatch {
     board: Arc<Meeting>,
     rank: usize,
@@ -187,7 +187,7 @@ impl GroupWatch for ThreadWatch {
     }
 }
 
-/// Returns an error if a rank's call differs from the call of most ranks.
+/// Compares the calls and the devices of all ranks.
 fn check_calls(arrivals: &[&ThreadArrival]) -> Result<()> {
     let calls: SmallVec<[CollectiveCall; 8]> =
         arrivals.iter().map(|arrival| arrival.call).collect();
@@ -209,7 +209,7 @@ fn check_calls(arrivals: &[&ThreadArrival]) -> Result<()> {
     Ok(())
 }
 
-/// Moves the parcels: each rank copies the elements sent to it.
+/// Moves the parcels: each rank copies the elements that are sent to it.
 fn exchange(arrivals: &[&ThreadArrival]) -> Result<()> {
     let operation = arrivals[0].call.operation;
     let mut pairs: Vec<Vec<[Tensor; 2]>> = arrivals.iter().map(|_| Vec::new()).collect();
@@ -251,10 +251,9 @@ fn exchange(arrivals: &[&ThreadArrival]) -> Result<()> {
     Ok(())
 }
 
-/// Pairs the pieces of two spans, source and target.
+/// Pairs the pieces of two sequences, source and target.
 fn pair_up(source: &Spans, target: &Spans, pairs: &mut Vec<[Tensor; 2]>) -> Result<()> {
-    // Lists of a sparse sum are one piece each: creating views would dominate the cost of a small
-    // exchange.
+    // Lists of a sparse sum are one piece each. Views would dominate the cost of a small exchange.
     if let ([from], [to]) = (source.pieces(), target.pieces()) {
         pairs.push([from.clone(), to.clone()]);
         return Ok(());
@@ -290,8 +289,7 @@ fn copy(args: &mut Args<'_>) {
     }
 }
 
-/// All-reduce: each rank computes its shard of the result, in rank order, and writes it to the
-/// outputs of all ranks.
+/// All-reduce: each rank sums its shard in rank order and writes it to all outputs.
 fn sum(arrivals: &[&ThreadArrival]) -> Result<()> {
     let (n, call) = (arrivals.len(), arrivals[0].call);
     let wishes: SmallVec<[(&Spans, &Spans); 8]> =
@@ -304,8 +302,7 @@ fn sum(arrivals: &[&ThreadArrival]) -> Result<()> {
         shares.push(pieces_of_shard(&wishes, &in_place, shard(call.count(), n, rank))?);
     }
     let mean = matches!(arrivals[0].wish, ThreadArguments::Sum { reduction: Reduction::Mean, .. });
-    // For every rank the index of its input among the arguments of a part, or `None` if its output
-    // is the input.
+    // Index of each rank's input among the arguments of a part; `None` if the output is the input.
     let mut others = n..;
     let sources: SmallVec<[Option<usize>; 8]> =
         in_place.iter().map(|same| if *same { None } else { others.next() }).collect();
@@ -333,7 +330,7 @@ fn sum(arrivals: &[&ThreadArrival]) -> Result<()> {
     Ok(())
 }
 
-/// The calls of [`sum::run`] for all parts on a CUDA device.
+/// The calls of [`sum::run`] on a CUDA device, for all parts.
 fn sums(
     pieces: &[Tensor],
     arguments: usize,
@@ -351,8 +348,7 @@ fn sums(
     parts.flatten().collect()
 }
 
-/// The elements of a shard, part by part: all ranks' outputs, and the inputs that are separate
-/// memory.
+/// The elements of a shard, part by part: outputs of all ranks, then the inputs in separate memory.
 fn pieces_of_shard(
     wishes: &[(&Spans, &Spans)],
     in_place: &[bool],
@@ -371,7 +367,7 @@ fn pieces_of_shard(
     Ok(pieces)
 }
 
-/// Creates a board for each color.
+/// Creates a board per color.
 fn split(
     arrivals: &[&ThreadArrival],
     deadline: Duration,

@@ -1,5 +1,5 @@
-//! The sum kernel, which works in blocks that stay in the nearest cache while all ranks' values are
-//! added.
+//! The sum kernel. It works in blocks that stay in the nearest cache while the values of all ranks
+//! are added.
 
 use meristem_device::Args;
 use meristem_device::simd::{Vectorized, vectorize};
@@ -7,12 +7,12 @@ use smallvec::SmallVec;
 
 use crate::number::{Number, divide};
 
-/// Elements summed at a time: a few KiB, so that the inputs are still in the nearest cache when the
-/// result overwrites them.
+/// Elements per block: a few KiB, so that the inputs are still in the nearest cache when the result
+/// overwrites them.
 const BLOCK: usize = 1024;
 
-/// Sums the inputs from the first to the last, and writes the result to every output. From argument
-/// `first` on, 0..n are the outputs; `sources[i]` is the argument of input i, or `None` if it is
+/// Sums the inputs in order and writes the result to every output. Arguments `first..first + n` are
+/// the outputs; `sources[i]` is the argument of input i, relative to `first`, or `None` if it is
 /// output i.
 pub(crate) fn run<T: Number>(
     args: &mut Args<'_>,

@@ -1,6 +1,6 @@
-//! V1, X10: every public operation refuses a tensor of a wrong format, element type, shape, device
-//! or stream by a typed error that names operation, argument, the expected value and the actual
-//! one; and nothing has run.
+//! V1, X10: every public operation rejects a tensor of the wrong format, element type, shape,
+//! device or stream before any work. The typed error has the operation, the argument, the expected
+//! value and the actual value.
 
 use meristem_comm::{
     CollectiveCall, Communicator, Error, Exchange, ExchangeOptions, Keep, Method, Parcel,
@@ -11,7 +11,7 @@ use meristem_device::{DType, Device, Element, MemoryFormat, Owner, Stream, Tenso
 
 use crate::common::{open, options, upload};
 
-/// Tensors to be refused beside one of 2 x 3 x 4 x 5 f32 on stream `a`.
+/// Tensors that do not fit a tensor of 2 x 3 x 4 x 5 f32 on stream `a`.
 struct World {
     device: Device,
     a: Stream,
@@ -38,7 +38,7 @@ impl World {
         self.make(&self.a, DType::F32, MemoryFormat::Contiguous)
     }
 
-    /// Each with words of the error.
+    /// Each tensor with words of the expected error.
     fn wrong(&self) -> Vec<(Tensor, &'static str)> {
         let contiguous = MemoryFormat::Contiguous;
         let short = Tensor::zeros(&self.a, [2, 3, 4, 4], DType::F32, Owner::Other).unwrap();
@@ -54,7 +54,7 @@ impl World {
         ]
     }
 
-    /// Makes a call, which must be refused before anything was launched or allocated.
+    /// Makes a call that must be rejected before any launch or allocation.
     fn refused<T>(
         &mut self,
         (operation, argument): (&str, &str),
@@ -92,7 +92,7 @@ fn sums_refuse_what_does_not_fit() {
             w.refused((operation, "output"), words, |comm| {
                 made.run(comm, &x, &bad, 3, Reduction::Sum)
             });
-            // An input of another format is fine with an output that is alike.
+            // An input of another format is valid if the output has the same format.
             if bad.format() == MemoryFormat::Contiguous {
                 w.refused((operation, "input"), words, |comm| {
                     made.run(comm, &bad, &bad, 3, Reduction::Sum)
@@ -109,7 +109,7 @@ fn sums_refuse_what_does_not_fit() {
     w.refused(("gtopk", "like"), words, |_| SparseSum::new(&bytes, Sparse::GTopK, Keep::Nothing));
     let momentum = Keep::Momentum(1.0);
     w.refused(("gtopk", "momentum"), "below 1", |_| SparseSum::new(&x, Sparse::GTopK, momentum));
-    // A part of the input's own memory.
+    // A part of the input's memory.
     let (input, output) = (x.view(0, [60]).unwrap(), x.view(30, [60]).unwrap());
     w.refused(("all_reduce", "output"), "separate memory", |comm| {
         comm.all_reduce_with(&sum(&input, &output))

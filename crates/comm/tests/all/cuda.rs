@@ -1,4 +1,4 @@
-//! Exchanges on a GPU, or on the stand-in driver, give the bits of the processor.
+//! Exchanges on a GPU, or on the stand-in driver, have the same bits as on the CPU.
 
 use half::bf16;
 use meristem_comm::{
@@ -10,17 +10,17 @@ use proptest::prelude::*;
 
 use crate::common::{noise, on, only_exchange, open_on, options, upload};
 
-/// Kind of gradients: how often magnitudes are equal decides which way a selection takes.
+/// Kind of gradients. The number of equal magnitudes decides how a selection proceeds.
 #[derive(Debug, Clone, Copy)]
 enum Values {
     Noise,
-    /// Few different magnitudes, zeros of both signs among them.
+    /// Few distinct magnitudes, including zeros of both signs.
     Ties,
-    /// With NaN and infinities.
+    /// Includes NaN and infinities.
     Special,
     /// Mostly zero.
     Rare,
-    /// All the same.
+    /// All equal.
     Equal,
 }
 
@@ -45,7 +45,7 @@ fn values_of<T: Number>(kind: Values, len: usize, (rank, step): (usize, usize)) 
     noise(len, rank, step).into_iter().enumerate().map(number).map(T::from_f64).collect()
 }
 
-/// Bits; all NaNs are one, since what adding two of them gives is not defined.
+/// Bits, with one pattern for all NaNs: the sum of two NaNs is unspecified.
 fn bits<T: Number>(values: &[T]) -> Vec<Vec<u8>> {
     let bits = |value: &T| match value.partial_cmp(value) {
         Some(_) => bytemuck::bytes_of(value).to_vec(),
@@ -54,20 +54,20 @@ fn bits<T: Number>(values: &[T]) -> Vec<Vec<u8>> {
     values.iter().map(bits).collect()
 }
 
-/// An exchange of several tensors, which lie in one buffer with gaps between some of them.
+/// An exchange of several tensors in one buffer, with gaps between some of them.
 #[derive(Debug, Clone)]
 struct Case {
     ranks: usize,
     lens: Vec<usize>,
     options: ExchangeOptions,
     values: Values,
-    /// Whether dense sums are made by exchanges.
+    /// Whether exchanges make the dense sums.
     only_exchange: bool,
 }
 
 const STEPS: usize = 3;
 
-/// Results and state of one rank, step by step.
+/// Results and state of one rank after each step.
 fn steps<T: Number>(case: &Case, comm: &mut Communicator, stream: &Stream) -> Vec<Vec<Vec<u8>>> {
     let gap = |i: usize| i % 3;
     let all = case.lens.iter().enumerate().map(|(i, len)| len + gap(i)).sum();
@@ -162,7 +162,7 @@ proptest! {
     }
 }
 
-/// More ranks than a call of the sum takes, in place and not, by rank order and by exchanges.
+/// More ranks than sources of a call, in and out of place, in rank order and by exchanges.
 #[test]
 fn sums_of_many_ranks() {
     for (ranks, only_exchange) in [(8, false), (9, false), (17, false), (10, true)] {
@@ -174,7 +174,7 @@ fn sums_of_many_ranks() {
     }
 }
 
-/// Selections whose candidates have no room, have just enough, and are spread over many tiles.
+/// Selections with too little, just enough and widely spread candidates.
 #[test]
 fn selections_of_large_tensors() {
     for (values, len, k) in [
@@ -196,7 +196,7 @@ fn selections_of_large_tensors() {
     }
 }
 
-/// Selections count no waits, copies or allocations once their storage is made.
+/// After its storage is allocated, a selection does not wait, copy or allocate.
 #[test]
 fn a_selection_only_launches() {
     let device = open_on(DeviceId::Cuda(0));

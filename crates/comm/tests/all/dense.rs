@@ -1,4 +1,4 @@
-//! X1 and X8 over threads, by the transport's own sum and by exchanges.
+//! X1 and X8 over threads, with the transport's own sum and by exchanges.
 
 use half::bf16;
 use meristem_comm::{Communicator, Error, Number, Reduction, Sum, SumOrder};
@@ -6,7 +6,7 @@ use meristem_device::{DType, Owner, Stream, Tensor};
 
 use crate::common::{RANKS, noise, on, only_exchange, open, options, ranks, upload};
 
-/// The left-to-right sum, or mean, in the type's own arithmetic.
+/// The left-to-right sum or mean, in the arithmetic of the type.
 fn left_to_right<T: Number>(inputs: &[Vec<T>], reduction: Reduction) -> Vec<T> {
     (0..inputs[0].len())
         .map(|i| {
@@ -19,8 +19,7 @@ fn left_to_right<T: Number>(inputs: &[Vec<T>], reduction: Reduction) -> Vec<T> {
         .collect()
 }
 
-/// Bits, with one bit pattern for all NaNs: which of two NaNs a sum returns depends on the
-/// compiler.
+/// Bits, with one pattern for all NaNs: the sum of two different NaNs depends on the compiler.
 fn bits<T: Number>(values: &[T]) -> Vec<u8> {
     let one_nan = |x: &T| if x.partial_cmp(x).is_none() { T::from_f64(f64::NAN) } else { *x };
     let values: Vec<T> = values.iter().map(one_nan).collect();
@@ -104,15 +103,15 @@ fn against_an_f64_oracle() {
     for result in &results {
         for (i, got) in result.iter().enumerate() {
             let exact: f64 = inputs.iter().map(|input| f64::from(input[i])).sum();
-            // Each of n - 1 additions errs by at most half a unit of the running sum, which is at
-            // most 2 for each rank: (n - 1) * 2 n * 2^-24.
+            // Each of the n - 1 additions has an error of at most half a unit of the partial sum,
+            // which is at most 2 n: (n - 1) * 2 n * 2^-24.
             let bound = 4.0 * 10.0 * f64::from(f32::EPSILON) / 2.0;
             assert!((f64::from(*got) - exact).abs() <= bound, "{i}: {got} {exact}");
         }
     }
 }
 
-/// A rank alone copies, to another window of the same memory as well.
+/// A single rank copies, also to another window of the same memory.
 #[test]
 fn out_of_place_within_one_storage() {
     for n in [1, 2] {
@@ -127,7 +126,7 @@ fn out_of_place_within_one_storage() {
     }
 }
 
-/// Windows that start in the middle of a cache line, and that overlap nothing of the others.
+/// Windows that start within a cache line and do not overlap.
 #[test]
 fn unaligned_views_and_bytes_on_the_wire() {
     for (own_sum, n, len) in [(true, 3, 1000), (false, 3, 1000), (false, 4, 100), (true, 2, 1)] {
@@ -150,7 +149,7 @@ fn unaligned_views_and_bytes_on_the_wire() {
             }
             comm.traffic().sent_bytes
         });
-        // 2 (n - 1) / n of the bytes, on average over the ranks.
+        // 2 (n - 1) / n of the bytes, averaged over the ranks.
         assert_eq!(sent.iter().sum::<u64>(), (2 * (n - 1) * len * 4) as u64);
     }
 }
@@ -167,12 +166,12 @@ fn broadcast_gather_and_split() {
             let x = upload(stream, &[me, me + 100, me + 200]);
             let y = zeros(stream, 3 * n, DType::U32);
             comm.all_gather(&x, &y).unwrap();
-            // In its own place.
+            // In place.
             let z = upload(stream, &vec![me; 3 * n]);
             comm.all_gather(&z.view(3 * comm.rank(), [3]).unwrap(), &z).unwrap();
             comm.broadcast(&x, n - 1).unwrap();
             comm.barrier().unwrap();
-            // Odd and even ranks, in reverse.
+            // Odd and even ranks, in reverse order.
             let mut half = comm.split(u64::from(me % 2), u64::from(100 - me)).unwrap();
             let sum = upload(stream, &[me as f32]);
             half.all_reduce(&sum, Reduction::Sum).unwrap();

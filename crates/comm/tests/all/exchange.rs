@@ -1,4 +1,4 @@
-//! X6, X7: the gradients of a model, in buckets, with state stored by parameter.
+//! X6, X7: a model's gradients, in buckets, with state per parameter.
 
 use meristem_comm::{
     Communicator, Error, Exchange, ExchangeOptions, ExchangeState, Keep, Method, ParameterState,
@@ -8,7 +8,7 @@ use meristem_device::{Counts, ScopePolicy, Stream, Tensor};
 
 use crate::common::{noise, ranks, upload};
 
-/// Names and sizes of some parameters.
+/// Names and sizes of parameters.
 pub(crate) const MODEL: [(&str, usize); 6] =
     [("a.weight", 300), ("a.bias", 7), ("b.weight", 900), ("b.bias", 1), ("c", 300), ("d", 40)];
 
@@ -32,7 +32,7 @@ pub(crate) fn made(
     Exchange::new(options, &named)
 }
 
-/// One step; returns every gradient afterwards.
+/// Makes one step and returns all gradients.
 pub(crate) fn step(
     exchange: &mut Exchange,
     comm: &mut Communicator,
@@ -44,7 +44,7 @@ pub(crate) fn step(
     tensors.iter().map(|tensor| tensor.to_vec().unwrap()).collect()
 }
 
-/// Asserts that an argument was refused in these words.
+/// Asserts that an argument was rejected with these words.
 pub(crate) fn refused(error: &Error, words: &str) {
     assert!(matches!(error, Error::BadArgument { .. }), "{error:?}");
     assert!(error.to_string().contains(words), "{error}");
@@ -75,7 +75,7 @@ fn dense_in_any_buckets() {
     }
 }
 
-/// Exchanges the sparse gradients one after the other, each as one tensor of one piece, by `flat`.
+/// Exchanges the sparse gradients in order, each as one tensor in one piece, with `flat`.
 fn flattened(
     flat: &mut Exchange,
     comm: &mut Communicator,
@@ -88,8 +88,8 @@ fn flattened(
     (tensor.to_vec().unwrap(), flat.export().unwrap())
 }
 
-/// Gradients of an arena, with gaps: the bits of tensors apart and of one flat tensor, and the gaps
-/// stay.
+/// Gradients in one arena with gaps: the same bits as separate tensors and as one flat tensor. The
+/// gaps are unchanged.
 #[test]
 fn gradients_are_exchanged_where_they_lie() {
     let sparse = [Sparse::TopK, Sparse::GTopK, Sparse::OkTopK { refresh: 2 }].map(Method::Sparse);
@@ -106,7 +106,7 @@ fn gradients_are_exchanged_where_they_lie() {
                 let mut flat = made(&options, stream, &[("all", 1500)]).unwrap();
                 for at in 0..3 {
                     let expected = step(&mut apart, &mut comm, stream, at);
-                    // Places begin at multiples of 16.
+                    // Tensors begin at multiples of 16.
                     let all = gradients(stream, comm.rank(), at, &MODEL);
                     let mut values: Vec<f32> = vec![7.0; 3000];
                     let mut places = vec![];
@@ -143,7 +143,7 @@ fn gradients_are_exchanged_where_they_lie() {
     }
 }
 
-/// A dense exchange of a model is one launch on each rank, and one sum of each bucket.
+/// A dense exchange of a model is one launch per rank, and one sum per bucket.
 #[test]
 fn a_dense_exchange_is_one_launch_a_rank() {
     let n = 3;
@@ -177,13 +177,13 @@ fn small_ones_are_dense_and_large_ones_sparse() {
     });
     for nonzero in results {
         assert_eq!([nonzero[1], nonzero[3], nonzero[5]], [7, 1, 40]);
-        // Two buckets, a | b and c: a tenth of each from each of two ranks.
+        // Two buckets, a | b and c: each of two ranks sends a tenth of each.
         assert!(nonzero[0] <= 60 && nonzero[2] + nonzero[4] <= 240, "{nonzero:?}");
         assert!(nonzero[0] >= 30 && nonzero[2] + nonzero[4] >= 120, "{nonzero:?}");
     }
 }
 
-/// Preparing an exchange changes no result, and its memory is not allocated again.
+/// Preparation changes no result, and the exchange does not allocate again.
 #[test]
 fn a_prepared_exchange_only_launches() {
     let sparse = [Sparse::TopK, Sparse::GTopK, Sparse::OkTopK { refresh: 4 }].map(Method::Sparse);
@@ -206,7 +206,7 @@ fn a_prepared_exchange_only_launches() {
             }
             counts
         });
-        // The last to come to a sum launches for all.
+        // The last rank to arrive at a sum launches for all ranks.
         for step in 0..6 {
             assert!(spent.iter().any(|counts| counts[step].launches > 0), "{method:?} {step}");
         }
@@ -216,12 +216,12 @@ fn a_prepared_exchange_only_launches() {
     }
 }
 
-/// Momentum correction covers all tensors: densely summed ones get the sum of the ranks'
+/// Momentum correction applies to all tensors: densely summed tensors get the sum of the ranks'
 /// velocities.
 #[test]
 fn momentum_is_of_all_tensors() {
     let (n, factor) = (3, 0.9f32);
-    // Each with the tensors that are sent whole.
+    // Each case with the tensors that are sent whole.
     let cases: [(Method, f64, &[usize]); 4] = [
         (Method::Dense, 0.1, &[0, 1, 2, 3, 4, 5]),
         (Method::Sparse(Sparse::TopK), 0.1, &[1, 3, 5]),
@@ -283,8 +283,7 @@ fn a_table_is_measured_and_the_same_on_all_ranks() {
     assert_eq!(tables[0], tables[1]);
 }
 
-/// Whichever algorithm a table says is fastest is used: the results are that algorithm's, bit for
-/// bit.
+/// The fastest algorithm of the table is used: the results have its bits.
 #[test]
 fn auto_goes_by_its_table() {
     let row = |[dense_ms, gather_ms, split_ms]: [f64; 3]| Timing {

@@ -7,7 +7,7 @@ use meristem_comm::{
 use crate::common::ranks;
 use crate::exchange::{MODEL, gradients, made, options, refused, step};
 
-/// Six steps equal three, an export and import into another exchange, and three more.
+/// Six steps equal three steps, an export and import into another exchange, and three more steps.
 #[test]
 fn what_is_kept_goes_through_a_checkpoint() {
     let sparse = [Sparse::TopK, Sparse::GTopK, Sparse::OkTopK { refresh: 4 }];
@@ -40,7 +40,7 @@ fn what_is_kept_goes_through_a_checkpoint() {
     }
 }
 
-/// The same when the measured choice is Ok-Topk, whose thresholds and regions are state, too.
+/// The same for a measured choice of Ok-Topk, whose thresholds and regions are also state.
 #[test]
 fn a_measured_choice_goes_through_a_checkpoint() {
     let options = options(Method::Auto);
@@ -127,7 +127,7 @@ fn an_import_takes_the_place_of_what_was_kept() {
     }
 }
 
-/// Ok-Topk's regions and step are known to all ranks without communication: a rank that differs is
+/// All ranks know Ok-Topk's regions and step without communication, so a rank with other ones is
 /// detected.
 #[test]
 fn states_that_do_not_belong_together_are_found() {
@@ -156,7 +156,7 @@ fn states_that_do_not_belong_together_are_found() {
         true
     };
     assert!(!refused(&|exchange, comm, states| exchange.import(comm, &states[5]).unwrap()));
-    // Another step with the same regions, other regions at the same step, none.
+    // Another step with the same regions, other regions at the same step, no regions.
     assert!(refused(&|exchange, comm, states| exchange.import(comm, &states[4]).unwrap()));
     assert!(refused(&|exchange, comm, states| {
         let mut other = states[5].clone();

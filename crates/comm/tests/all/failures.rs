@@ -1,4 +1,4 @@
-//! A rank that dies or disagrees ends all others, with an error that names it.
+//! A rank that dies or disagrees ends all other ranks, with an error that names it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use meristem_device::{DType, Error as DeviceError, MemoryFormat, Owner, Stream, 
 
 use crate::common::{on, open, options, upload};
 
-/// Runs `usual` on all ranks but one, which runs `odd`; all results.
+/// Runs `odd` on one rank and `usual` on all others. Returns all results.
 fn with_odd_one(
     n: usize,
     odd: usize,
@@ -71,7 +71,7 @@ fn who_disagrees_is_named_on_every_rank() {
 #[test]
 fn who_leaves_or_panics_is_named_at_once() {
     for (n, odd) in [(2, 1), (4, 0)] {
-        // After one call, so that the others wait in the second.
+        // After one call, so that the other ranks wait in the second.
         let leaves = |comm: &mut Communicator, stream: &Stream| {
             comm.all_reduce(&upload(stream, &[1.0f32; 8]), Reduction::Sum)
         };
@@ -116,7 +116,7 @@ fn who_does_not_come_is_named_after_the_deadline_and_the_group_stays_dead() {
     let errors = on(&open(), group, |mut comm, stream| {
         let x = upload(stream, &[1.0f32; 8]);
         if comm.rank() == 1 {
-            // Comes when the others have given up.
+            // Arrives after the other ranks have given up.
             let told = told.lock().unwrap();
             told.recv().unwrap();
             told.recv().unwrap();
@@ -138,8 +138,8 @@ fn who_does_not_come_is_named_after_the_deadline_and_the_group_stays_dead() {
     }
 }
 
-/// An error of one rank alone reaches the others at once, in its words: the rank is still there,
-/// but makes no more calls.
+/// An error of one rank alone reaches the other ranks at once, with its text. The rank is still
+/// alive but makes no more calls.
 #[test]
 fn an_error_of_one_rank_reaches_the_others() {
     type Fails = fn(&mut Communicator, &Stream) -> Result<()>;
@@ -176,7 +176,7 @@ fn an_error_of_one_rank_reaches_the_others() {
         ),
         (
             |comm, s| {
-                // A stream that failed takes no launch.
+                // A failed stream accepts no launch.
                 let x = upload(s, &[1.0f32; 8]);
                 let mut sum = SparseSum::new(&x, Sparse::TopK, Keep::Residual)?;
                 s.launch("bad").write(&x).run(|_| panic!("on purpose"))?;
@@ -199,7 +199,7 @@ fn an_error_of_one_rank_reaches_the_others() {
                     let x = upload(stream, &[1.0f32; 8]);
                     comm.all_reduce(&x, Reduction::Sum).unwrap_err()
                 };
-                // It does not leave before the others have heard.
+                // This rank leaves only after the other ranks have the error.
                 match me {
                     1 => (0..2).for_each(|_| heard.lock().unwrap().recv().unwrap()),
                     _ => hear.send(()).unwrap(),
@@ -217,7 +217,7 @@ fn an_error_of_one_rank_reaches_the_others() {
     }
 }
 
-/// The error is passed on whatever its length.
+/// An error of any length is passed on.
 #[test]
 fn a_deadline_may_be_for_ever() {
     let options = CommOptions { deadline: Duration::MAX };
@@ -230,7 +230,7 @@ fn a_deadline_may_be_for_ever() {
     });
 }
 
-/// Parcels that do not match each other, and ranks of different devices.
+/// Parcels that do not match, and ranks with different devices.
 #[test]
 fn what_does_not_fit_is_refused_on_every_rank() {
     let group = Communicator::threads(2, &options()).unwrap();
@@ -264,7 +264,7 @@ fn what_does_not_fit_is_refused_on_every_rank() {
     }
 }
 
-/// Elements in another memory order on one rank would be added to elements of other positions.
+/// With another memory order on one rank, elements of different positions would be added.
 #[test]
 fn a_rank_of_another_memory_format_is_named() {
     type CollectiveCall = fn(&mut Communicator, &Tensor) -> Result<()>;
@@ -300,12 +300,12 @@ fn a_rank_of_another_memory_format_is_named() {
             assert!(error.to_string().contains(words), "{error}");
         }
     }
-    // With one pixel both are the same order.
+    // With one pixel both formats have the same order.
     on_ranks(calls[0], [2, 3, 1, 1]).into_iter().for_each(|result| result.unwrap());
 }
 
-/// A kernel that panicked before the sum: every rank gets the error, here or when it reads the
-/// result.
+/// After a kernel panicked before the sum, every rank gets the error, in the sum or when it reads
+/// the result.
 #[test]
 fn a_panicked_kernel_reaches_every_rank() {
     let group = Communicator::threads(3, &options()).unwrap();
@@ -320,7 +320,7 @@ fn a_panicked_kernel_reaches_every_rank() {
             Ok(()) => Error::from(x.to_vec::<f32>().unwrap_err()),
             Err(error) => error,
         };
-        // Stay until everybody has its answer.
+        // Stays until every rank has its answer.
         let _ = comm.barrier();
         error
     });

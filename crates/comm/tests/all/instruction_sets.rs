@@ -1,11 +1,12 @@
-//! Results do not depend on the instruction set of the devices' kernels.
+//! Results do not depend on the instruction set of the kernels.
 
 use meristem_comm::{Communicator, Keep, Number, Reduction, Sparse, SparseSum};
 use meristem_device::{Device, DeviceId, DeviceOptions, Isa, Stream, Tensor, read_back};
 
 use crate::common::{noise, on, only_exchange, options, upload};
 
-/// Results of every rank after `run`, for every instruction set of this machine; all must be equal.
+/// Results of every rank after `run`, which must be equal for every instruction set of this
+/// machine.
 fn same_on_all<R>(
     group: impl Fn() -> Vec<Communicator>,
     run: impl Fn(&mut Communicator, &Stream) -> R + Sync,
@@ -51,7 +52,7 @@ fn dense_sums() {
     }
 }
 
-/// The longest is past the size from which results are written past the caches.
+/// The longest results exceed the size from which writes bypass the caches.
 #[test]
 fn sparse_sums() {
     let ok_topk = Sparse::OkTopK { refresh: 2 };

@@ -1,4 +1,4 @@
-//! Tests of the public interface, in one program: each links everything that it uses.
+//! Tests of the public interface, in one program, which links once.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
 mod arguments;

@@ -1,5 +1,5 @@
-//! X5 against a slow sequential version, in f64, step by step and bit for bit: results and every
-//! rank's state.
+//! X5 against a slow sequential version in f64, step by step and bit for bit: results and the state
+//! of every rank.
 
 use meristem_comm::{Keep, Reduction, Sparse, SparseSum};
 
@@ -7,7 +7,7 @@ use crate::common::{RANKS, noise, ranks, upload};
 
 type List = Vec<(usize, f64)>;
 
-/// The k largest of a list, by ascending index; ties by lower index.
+/// The k largest entries of a list, in order of index; among equals the lower index wins.
 fn largest(list: &List, k: usize) -> List {
     let mut list = list.clone();
     list.sort_by(|(i, a), (j, b)| b.abs().total_cmp(&a.abs()).then(i.cmp(j)));
@@ -16,15 +16,15 @@ fn largest(list: &List, k: usize) -> List {
     list
 }
 
-/// All ranks in one place. Written from the description: only lists, sorting and adding.
+/// All ranks in one struct. Written from the description: only lists, sorting and adding.
 struct Slow {
     len: usize,
     k: usize,
     refresh: usize,
     step: usize,
-    /// First element of every region but the first.
+    /// First element of every region except the first.
     bounds: Vec<usize>,
-    /// By rank.
+    /// One entry per rank.
     threshold: Vec<f64>,
     residual: Vec<Vec<f64>>,
 }
@@ -37,9 +37,10 @@ impl Slow {
         Slow { len, k, refresh, step: 0, bounds, threshold, residual }
     }
 
-    /// Picks of a rank: exactly the k largest in exchanges that recompute the thresholds. Otherwise
-    /// the elements that reach the threshold, if those are at least half of k, and at most k of
-    /// them. A threshold that selected exactly k becomes that of the least of them.
+    /// Picks of a rank. Exchanges that recompute the thresholds select exactly the k largest
+    /// elements. Other exchanges select at most k of the elements that reach the threshold, if
+    /// these are at least half of k. After exactly k picks, the threshold becomes the smallest of
+    /// them.
     fn picks(&mut self, rank: usize, all: &List, anew: bool) -> List {
         let known = self.threshold[rank];
         let reach: List = all.iter().copied().filter(|(_, x)| x.abs() >= known).collect();
@@ -51,12 +52,12 @@ impl Slow {
         picks
     }
 
-    /// One exchange: the sum.
+    /// Makes one exchange and returns the sum.
     fn run(&mut self, gradients: &[Vec<f64>]) -> Vec<f64> {
         let (n, k, anew) = (gradients.len(), self.k, self.step.is_multiple_of(self.refresh));
         let m = n.min(k);
         let start = |owner: usize, bounds: &[usize]| if owner == 0 { 0 } else { bounds[owner - 1] };
-        // Every rank cuts its picks into regions, of which each has room for k / m.
+        // Every rank divides its picks into regions, and sends at most k / m per region.
         let mut sent: Vec<Vec<List>> = Vec::new();
         for (rank, gradient) in gradients.iter().enumerate() {
             let acc = self.residual[rank].iter().zip(gradient).map(|(r, g)| r + g);
@@ -71,7 +72,8 @@ impl Slow {
             };
             sent.push((0..m).map(region).collect());
         }
-        // Every owner adds its region, from rank 0 upwards, and sends the 2 k / m largest sums.
+        // Every owner adds the lists of its region, from rank 0 upwards, and sends the 2 k / m
+        // largest sums.
         let mut survivors = List::new();
         for owner in 0..m {
             let mut sum = vec![None; self.len];
@@ -82,7 +84,7 @@ impl Slow {
             survivors.extend(largest(&sums, 2 * k / m));
         }
         let result = largest(&survivors, k);
-        // What a rank sent and the result has is sent for good.
+        // A sent element that is in the result is removed from the state.
         for (residual, of_rank) in self.residual.iter_mut().zip(&sent) {
             for (i, _) in of_rank.iter().flatten() {
                 if result.iter().any(|(j, _)| j == i) {
@@ -104,8 +106,9 @@ impl Slow {
     }
 }
 
-/// Gradients of a rank and step: usually of the same size, now and then far larger or smaller, so
-/// that an old threshold selects all, half or nothing; and denser at one end, so that regions move.
+/// Gradients of a rank and step. Most have similar magnitudes; some are far larger or smaller, so
+/// that an old threshold selects all, half or none. They are denser at one end, so that the regions
+/// move.
 fn gradient(len: usize, rank: usize, step: usize) -> Vec<f64> {
     let scale = [1.0, 1.1, 0.9, 20.0, 0.01, 1.0, 1.0, 1.0][step % 8];
     let tilt = |i: usize| 1.0 + 4.0 * i as f64 / len as f64;

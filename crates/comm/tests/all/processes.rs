@@ -1,6 +1,6 @@
-//! Ranks that are processes and find each other by their environment: copies of this program, which
-//! run only the test `rank` with a role. With `MERISTEM_TEST_DEVICE=cuda:0` tensors are on a GPU,
-//! or on the stand-in driver, and are exchanged over NCCL.
+//! Ranks that are processes and find each other by environment variables: copies of this program
+//! that run only the test `rank` in a role. With `MERISTEM_TEST_DEVICE=cuda:0` tensors are on a
+//! GPU, or on the stand-in driver, and are exchanged over NCCL.
 
 use std::env;
 use std::fs::DirEntry;
@@ -17,21 +17,21 @@ use meristem_device::{DeviceId, Stream, Tensor};
 
 use crate::common::{noise, on, open, open_on, upload};
 
-/// Variable with the role of a process of a test.
+/// Variable with the role of a test's process.
 const ROLE: &str = "MERISTEM_TEST_ROLE";
 
-/// Variable with the number of calls after which a process of a test dies.
+/// Variable with the number of calls after which a test's process dies.
 const CALLS: &str = "MERISTEM_TEST_CALLS";
 
-/// Time after which a process of a test counts as hanging.
+/// Time after which a test's process counts as hanging.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// A port that is not in use.
+/// A free port.
 fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// Starts a rank of `size`.
+/// Starts a rank of a group of `size`.
 fn start(role: &str, (rank, size): (usize, usize), port: u16, more: &[(&str, &str)]) -> Child {
     let mut command = Command::new(env::current_exe().unwrap());
     command.args(["processes::rank", "--exact", "--ignored", "--nocapture"]);
@@ -42,7 +42,7 @@ fn start(role: &str, (rank, size): (usize, usize), port: u16, more: &[(&str, &st
     command.spawn().unwrap()
 }
 
-/// Whether the process succeeded, and its output. Ends one that hangs.
+/// Whether the process succeeded, and its output. Kills a process that hangs.
 fn end(mut child: Child) -> (bool, String) {
     let limit = Instant::now() + LIMIT;
     while child.try_wait().unwrap().is_none() {
@@ -56,7 +56,7 @@ fn end(mut child: Child) -> (bool, String) {
     (output.status.success(), text.concat())
 }
 
-/// Runs all ranks of a role, which must succeed.
+/// Runs all ranks of a role; all of them must succeed.
 fn run(role: &str, size: usize, more: &[(&str, &str)]) {
     let port = free_port();
     let ranks: Vec<Child> = (0..size).map(|rank| start(role, (rank, size), port, more)).collect();
@@ -66,7 +66,7 @@ fn run(role: &str, size: usize, more: &[(&str, &str)]) {
     }
 }
 
-/// Results of collectives of a rank, as bits.
+/// Results of a rank's collectives, as bits.
 fn collectives(comm: &mut Communicator, stream: &Stream) -> Vec<Vec<u32>> {
     let (me, n) = (comm.rank(), comm.size());
     let bits = |x: &Tensor| x.to_vec::<f32>().unwrap().into_iter().map(f32::to_bits).collect();
@@ -81,7 +81,7 @@ fn collectives(comm: &mut Communicator, stream: &Stream) -> Vec<Vec<u32>> {
         let keep = Keep::Momentum(0.5);
         let options =
             ExchangeOptions { method, density: 0.05, keep, small: 10, ..Default::default() };
-        // The two large ones are in one bucket, in two pieces of memory.
+        // The two large tensors are in one bucket, in two pieces of memory.
         let tensors = |step| [1003, 5, 400].map(|len| upload(stream, &noise(len, me, step)));
         let first = tensors(0);
         let named = [("a", &first[0]), ("b", &first[1]), ("c", &first[2])];
@@ -122,18 +122,18 @@ fn sum(comm: &mut Communicator, stream: &Stream, len: usize) -> Result<Vec<f32>>
     Ok(x.to_vec()?)
 }
 
-/// Stops all threads of this process, whose connections stay.
+/// Stops all threads of this process; its connections stay open.
 fn stop() {
     let process = std::process::id().to_string();
     assert!(Command::new("kill").args(["-STOP", &process]).status().unwrap().success());
-    // The signal may come a little later.
+    // The signal may arrive a little later.
     std::thread::sleep(LIMIT);
 }
 
-/// Names of the threads of this process.
+/// Names of this process's threads.
 fn threads() -> Vec<String> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
-    // One that has ended meanwhile has no name.
+    // A thread that has ended meanwhile has no name.
     let name = |task: DirEntry| std::fs::read_to_string(task.path().join("comm")).ok();
     let names = tasks.filter_map(|task| name(task.unwrap()));
     names.map(|name| name.trim().to_owned()).collect()
@@ -181,7 +181,7 @@ fn rank() {
             let mut comm = join(long).unwrap();
             let stream = open().stream("rank");
             assert_eq!(sum(&mut comm, &stream, 100).unwrap(), [3.0; 100]);
-            // All have their results, which the death of a rank could end.
+            // All ranks have their results, which a rank's death could prevent.
             comm.barrier().unwrap();
             if comm.rank() == 1 {
                 #[allow(clippy::disallowed_methods, reason = "it dies")]
@@ -207,7 +207,7 @@ fn rank() {
                 std::thread::sleep(3 * short);
             }
             let error = sum(&mut comm, &stream, 8).unwrap_err();
-            // By the time that it comes the others may have ended.
+            // The other ranks may have ended before this one arrives.
             let named = matches!(error, Error::RankLate { rank: 1, .. });
             assert!(named || comm.rank() == 1, "{error:?}");
         }
@@ -230,7 +230,7 @@ fn lose_one(role: &str, deadline: Duration) {
     let calls = env::var(CALLS).map_or(usize::MAX, |calls| calls.parse().unwrap());
     let ended = (0..calls)
         .try_for_each(|_| sum(&mut comm, &stream, 100).map(|seen| assert_eq!(seen, [3.0; 100])));
-    // Without a point at which the stand-in ends it.
+    // Without a point at which the stand-in ends the process.
     let Err(error) = ended else {
         if role == "hangs" {
             stop();
@@ -250,7 +250,7 @@ fn lose_one(role: &str, deadline: Duration) {
     assert!(named(&again), "{again:?}");
 }
 
-/// A process of a test of faults that only the watch sees.
+/// A process of a test of faults that only the watching threads detect.
 fn faulty(role: &str, (short, long): (Duration, Duration)) {
     match role {
         "stalls" => {
@@ -304,7 +304,7 @@ fn faulty(role: &str, (short, long): (Duration, Duration)) {
             let mut part = comm.split(0, comm.rank() as u64).unwrap();
             assert_eq!(sum(&mut part, &stream, 100).unwrap(), [3.0; 100]);
             if comm.rank() == 0 {
-                // The others wait for this rank by then: they would give up first.
+                // By then the other ranks wait for this one, and would give up first.
                 std::thread::sleep(Duration::from_secs(1));
                 drop(part);
                 comm.barrier().unwrap();
@@ -331,7 +331,7 @@ fn a_rank_that_dies_differs_or_is_late_is_named() {
     run("late", 3, &[]);
 }
 
-/// Ranks 0 and 2 of three find out about rank 1, which has these variables.
+/// Ranks 0 and 2 of three detect a fault of rank 1, which has these variables.
 fn lose_rank_1(role: &str, variables: &[(&str, &str)]) {
     let port = free_port();
     let ranks = [0, 1, 2].map(|rank| {
@@ -343,15 +343,15 @@ fn lose_rank_1(role: &str, variables: &[(&str, &str)]) {
         let (succeeded, text) = end(child);
         assert!(succeeded, "{variables:?}: rank {rank}:\n{text}");
     }
-    // One that hangs.
+    // A rank that hangs.
     let _ = lost.kill();
     let (succeeded, text) = end(lost);
     assert!(!succeeded, "{variables:?}: rank 1 lives:\n{text}");
 }
 
-/// Deaths before a call, and over NCCL at points within: while it joins the group, before and after
-/// a part of its messages was handed over, before and after a part of them was written, and once
-/// its own device is done. `MERISTEM_TEST_POINTS` names others.
+/// Deaths before a call, and over NCCL at points within it: during the join, before and after a
+/// part of the rank's messages is enqueued, before and after a part of them is written, and after
+/// its own device has ended. `MERISTEM_TEST_POINTS` names other points.
 #[test]
 fn a_rank_that_dies_at_any_point_is_named() {
     let over_nccl = env::var("MERISTEM_TEST_DEVICE").is_ok();
@@ -367,7 +367,7 @@ fn a_rank_that_dies_at_any_point_is_named() {
     });
 }
 
-/// Before a call, and over NCCL after the agreement: nothing but the deadline tells of that.
+/// Before a call, and over NCCL after the agreement, where only the deadline detects it.
 #[test]
 fn a_rank_that_hangs_is_named() {
     std::thread::scope(|scope| {
@@ -378,13 +378,13 @@ fn a_rank_that_hangs_is_named() {
     });
 }
 
-/// Over NCCL the end of a membership waits for the others' devices, and not for their calls.
+/// Over NCCL, leaving a group of devices waits for the other devices, not for calls of other ranks.
 #[test]
 fn a_rank_that_ends_a_group_waits_for_no_call_of_another() {
     run("ends", 3, &[]);
 }
 
-/// Ranks of three, of which all have some variables, and rank 1 more.
+/// Three ranks with common variables; rank 1 has additional ones.
 fn run_with_rank_1(role: &str, all: &[(&str, &str)], variables: &[(&str, &str)]) -> [Child; 3] {
     let port = free_port();
     [0, 1, 2].map(|rank| {
@@ -400,15 +400,15 @@ fn all_end(what: &str, ranks: impl IntoIterator<Item = Child>) {
     }
 }
 
-/// Over NCCL, faults that only its watching threads see. Each in processes of its own, side by
-/// side, since most wait for several seconds.
+/// Faults over NCCL that only the watching threads detect. Each case has its own processes; the
+/// cases run side by side, since most wait for several seconds.
 #[test]
 fn faults_that_the_watch_alone_sees_are_named() {
     if env::var("MERISTEM_TEST_DEVICE").is_err() {
         return;
     }
     std::thread::scope(|scope| {
-        // A driver that says nothing while a kernel hangs.
+        // A driver that does not answer while a kernel hangs.
         let serial = [("MERISTEM_STANDIN_SERIAL", "1")];
         let hangs = [("MERISTEM_STANDIN_NCCL_HANG", "4")];
         scope.spawn(move || {
@@ -417,7 +417,7 @@ fn faults_that_the_watch_alone_sees_are_named() {
             lost.kill().unwrap();
             lost.wait().unwrap();
         });
-        // A machine that sends nothing any more; NCCL may or may not notice that a member is gone.
+        // A machine that no longer sends; NCCL may or may not detect the lost rank.
         for notices in ["1", "0"] {
             scope.spawn(move || {
                 let all = [("MERISTEM_STANDIN_NCCL_NOTICES", notices)];
@@ -429,15 +429,15 @@ fn faults_that_the_watch_alone_sees_are_named() {
                 lost.wait().unwrap();
             });
         }
-        // An exchange that NCCL does not finish to enqueue: this rank, too, has an error.
+        // An exchange that NCCL does not finish enqueuing: this rank has an error, too.
         let stalls = [("MERISTEM_STANDIN_NCCL_STALL", "4")];
         scope.spawn(move || all_end("stalls", run_with_rank_1("stalls", &[], &stalls)));
-        // A rank that computes for longer than one may be silent.
+        // A rank that computes for longer than the time after which a rank counts as silent.
         scope.spawn(|| all_end("busy", run_with_rank_1("busy", &[], &[])));
-        // One that reads what another has sent seconds after that has ended.
+        // A rank that reads another rank's data seconds after the other rank has ended.
         let slow = [("MERISTEM_STANDIN_NCCL_SLOW", "8")];
         scope.spawn(move || all_end("behind", run_with_rank_1("behind", &[], &slow)));
-        // One that panics while its device waits for another.
+        // A rank that panics while its device waits for another.
         scope.spawn(move || {
             let port = free_port();
             let [mut hung, panicked, last] = [0, 1, 2].map(|rank| {
@@ -459,7 +459,7 @@ fn processes_that_do_not_find_each_other_say_why() {
     assert!(succeeded, "{text}");
     let (succeeded, text) = end(start("unreachable", (1, 2), port, &[]));
     assert!(succeeded, "{text}");
-    // Two processes of one rank: the second is refused, and the last rank never comes.
+    // Two processes with the same rank: the second is rejected, and the last rank never arrives.
     let port = free_port();
     let ranks = [0, 1, 1].map(|rank| start("taken", (rank, 3), port, &[]));
     let results = ranks.map(end);
@@ -468,7 +468,7 @@ fn processes_that_do_not_find_each_other_say_why() {
     assert_eq!(results.iter().filter(|(succeeded, _)| *succeeded).count(), 2, "{results:?}");
 }
 
-/// An old NCCL, and none at all.
+/// An old NCCL, and no NCCL.
 #[test]
 fn a_library_that_cannot_be_used_is_named() {
     if env::var("MERISTEM_TEST_DEVICE").is_err() {
@@ -476,7 +476,7 @@ fn a_library_that_cannot_be_used_is_named() {
     }
     let old = "the NCCL that was found is version 2.18.5, and 2.27.0 is needed";
     run("refused", 2, &[("MERISTEM_STANDIN_NCCL", "21805"), ("MERISTEM_TEST_WORDS", old)]);
-    // The stand-in without its name for NCCL.
+    // The stand-in without the file name of NCCL.
     let folder = tempfile::tempdir().unwrap();
     let paths = env::var("LD_LIBRARY_PATH").unwrap();
     let standin = env::split_paths(&paths).find(|path| path.join("libcuda.so").exists()).unwrap();

@@ -15,7 +15,7 @@ const ALL: [Sparse; 4] =
 /// Elements sent by a rank: index and value.
 type List<T> = BTreeMap<usize, T>;
 
-/// The k largest of some, ties by lower index.
+/// The k largest elements; among equals the lower index wins.
 fn largest<T: Number>(from: &List<T>, k: usize) -> List<T> {
     let mut order: Vec<(usize, T)> = from.iter().map(|(i, x)| (*i, *x)).collect();
     order.sort_by_key(|(i, x)| (std::cmp::Reverse(x.magnitude()), *i));
@@ -34,7 +34,7 @@ fn added<T: Number>(a: &List<T>, b: &List<T>) -> List<T> {
     sum
 }
 
-/// The result of a tree of merges over these ranks' picks.
+/// The result of a tree of merges over the picks of these ranks.
 fn tree<T: Number>(mut lists: Vec<List<T>>, k: usize) -> List<T> {
     let mut step = 1;
     while step < lists.len() {
@@ -62,7 +62,7 @@ struct Seen {
     result: Vec<f32>,
 }
 
-/// Some exchanges on n ranks, with every rank's record: [step][rank].
+/// Makes exchanges on n ranks and returns every rank's record: [step][rank].
 fn run(sparse: Sparse, n: usize, gradients: &[Vec<Vec<f32>>], k: usize) -> Vec<Vec<Seen>> {
     let mut all: Vec<Vec<Seen>> = ranks(n, |mut comm, stream| {
         let zero = vec![0.0f32; gradients[0][0].len()];
@@ -77,13 +77,13 @@ fn run(sparse: Sparse, n: usize, gradients: &[Vec<Vec<f32>>], k: usize) -> Vec<V
         };
         gradients.iter().map(step).collect()
     });
-    // From [rank][step].
+    // Transposes [rank][step].
     (0..gradients.len())
         .map(|_| all.iter_mut().map(|of_rank| of_rank.remove(0)).collect())
         .collect()
 }
 
-/// The invariant of X3, and that the result is the sum of the sent elements in rank order.
+/// Checks the invariant of X3, and that the result is the sum of the sent elements in rank order.
 fn check(sparse: Sparse, n: usize, gradients: &[Vec<Vec<f32>>], k: usize) {
     let what = format!("{sparse:?}, {n} ranks, k = {k}");
     for seen in run(sparse, n, gradients, k) {
@@ -98,7 +98,7 @@ fn check(sparse: Sparse, n: usize, gradients: &[Vec<Vec<f32>>], k: usize) {
                     assert_eq!(after[i].to_bits(), (-0.0f32).to_bits(), "{what}: cleared");
                     own.insert(i, acc[i]);
                 }
-                // Bit for bit: sent elements plus residual are the whole.
+                // Sent elements plus residual equal the whole, bit for bit.
                 let sent = own.get(&i).copied().unwrap_or(-0.0);
                 assert_eq!((sent + after[i]).to_bits(), acc[i].to_bits(), "{what}");
             }
@@ -120,8 +120,8 @@ fn check(sparse: Sparse, n: usize, gradients: &[Vec<Vec<f32>>], k: usize) {
         for i in 0..len {
             let of = sent.iter().filter_map(|list| list.get(&i));
             let got = seen[0].result[i];
-            // The f64 oracle: at most n - 1 additions of numbers that are at most 2 for each
-            // exchange so far err by half a unit each.
+            // Error bound against f64: at most n - 1 additions, each with an error of half a unit.
+            // After s exchanges every number is at most 2 s.
             let exact: f64 = of.clone().map(|x| f64::from(*x)).sum();
             let bound = (n * n * gradients.len()) as f64 * 2.0 * f64::from(f32::EPSILON) / 2.0;
             assert!((f64::from(got) - exact).abs() <= bound, "{what}: {i}, {got} {exact}");
@@ -156,7 +156,7 @@ proptest! {
         let k = ((share * len as f64) as usize).clamp(1, len - 1);
         let mut all = gradients(4, n, len);
         if coarse {
-            // Many ties.
+            // Many equal magnitudes.
             let numbers = all.iter_mut().flatten().flatten();
             numbers.for_each(|x| *x = (*x * 4.0).round() / 4.0 + 0.125);
         }
@@ -167,7 +167,7 @@ proptest! {
     }
 }
 
-/// Sends everything: the dense sum, bit for bit, with and without a residual.
+/// All elements are sent: the dense sum, bit for bit, with and without a residual.
 #[test]
 fn density_one_equals_dense() {
     let (n, len) = (5, 300);
@@ -186,7 +186,7 @@ fn density_one_equals_dense() {
             }
         }
     }
-    // The residual of a sparse exchange is sent by the next dense exchange.
+    // A dense exchange sends the residual of a sparse one.
     let results = ranks(2, |mut comm, stream| {
         let x = upload(stream, &[3.0f32, 1.0, -2.0]);
         let mut sum = SparseSum::new(&x, Sparse::TopK, Keep::Residual).unwrap();
@@ -222,10 +222,10 @@ fn edge_cases() {
             });
             for (zeros, x) in results {
                 assert_eq!(bits(&zeros), [0; 3]);
-                // All ranks kept 3 and sent it; the mean of n equal numbers.
+                // All ranks selected and sent 3; the result is the mean of n equal numbers.
                 assert_eq!(x, [0.0, 0.0, (3.0 * n as f32) / n as f32], "{sparse:?} {n}");
             }
-            // All zero, all equal, minus zero, one rank without anything to say.
+            // All zero, all equal, minus zero, one rank with only zeros.
             for (values, k) in
                 [(vec![0.0f32; 40], 7), (vec![2.5; 40], 7), (vec![-0.0; 40], 39), (vec![1.0], 0)]
             {
@@ -241,8 +241,8 @@ fn edge_cases() {
                 });
                 for (own, y, kept) in &results {
                     assert_eq!(bits(y), bits(&results[0].1), "{sparse:?} {n}");
-                    // Equal numbers go by lowest index, all of them once: numbers that are not kept
-                    // are in the sum, with its sign where nothing is added to it.
+                    // Among equal numbers the lowest indices are selected. The others are in the
+                    // residual, with the sign of an untouched zero.
                     let [own_bits, y_bits, kept] = [own, y, kept].map(|values| bits(values));
                     let sent = (-0.0f32).to_bits();
                     for i in 0..own.len() {
@@ -265,7 +265,7 @@ fn edge_cases() {
     }
 }
 
-/// NaN and infinities are larger than all numbers: they are sent first, and arrive.
+/// NaN and infinities have the largest magnitudes: they are sent first and arrive.
 #[test]
 fn nan_and_infinities_survive() {
     for sparse in ALL {
@@ -277,7 +277,7 @@ fn nan_and_infinities_survive() {
                 }
                 let x = upload(stream, &values);
                 let mut sum = SparseSum::new(&x, sparse, Keep::Residual).unwrap();
-                // Room for a region's two of them with up to 7 owners.
+                // A region has room for both of them, with up to 7 owners.
                 sum.run(&mut comm, &x, &x, 16, Reduction::Sum).unwrap();
                 let kept = sum.residual().unwrap().to_vec::<f32>().unwrap();
                 (x.to_vec::<f32>().unwrap(), kept)
@@ -297,7 +297,7 @@ fn other_type<T: Number>(n: usize) {
     let picks: Vec<List<T>> = (0..n).map(|rank| largest(&list(&values(rank)), 20)).collect();
     let expected = dense(&picks.iter().skip(1).fold(picks[0].clone(), |a, b| added(&a, b)), 500);
     let results = ranks(n, |mut comm, stream| {
-        // A window that starts in the middle of a line.
+        // A window that starts within a cache line.
         let padded: Vec<T> = [vec![T::ZERO; 3], values(comm.rank()), vec![T::ZERO; 5]].concat();
         let whole = upload(stream, &padded);
         let x = whole.view(3, [500]).unwrap();
@@ -320,8 +320,8 @@ fn other_types_and_unaligned_windows() {
     }
 }
 
-/// Velocity u = m u + gradient, accumulated and cleared at the picks, against the same in plain
-/// code. Now and then all is sent, which leaves the velocity unchanged.
+/// Velocity u = m u + gradient, accumulated and cleared at the picks, against plain code. In some
+/// exchanges all elements are sent, which keeps the velocity.
 #[test]
 fn momentum_correction() {
     let (n, len, factor) = (3, 200, 0.9);
@@ -415,8 +415,7 @@ fn a_k_that_grows_gets_new_memory() {
     assert!(error.to_string().contains("`k` must be at most 4"), "{error}");
 }
 
-/// Memory belongs to one rank in one group: in another group, with the same k, it is allocated
-/// again.
+/// Memory belongs to one rank in one group. In another group with the same k it is allocated again.
 #[test]
 fn a_sum_goes_on_in_another_group() {
     for sparse in [Sparse::TopK, Sparse::GTopK, Sparse::OkTopK { refresh: 2 }] {

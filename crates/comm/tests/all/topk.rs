@@ -1,4 +1,5 @@
-//! X9: the largest elements of one tensor and of every rank's, selected or given, against sorting.
+//! X9: the largest elements of one tensor and of all ranks' tensors, selected or given, against
+//! sorting.
 
 use half::bf16;
 use meristem_comm::{Communicator, Error, Number, Picked, TopKStorage, topk, topk_all_gather};
@@ -6,7 +7,7 @@ use meristem_device::{Counts, Error as DeviceError, Stream, Tensor};
 
 use crate::common::{RANKS, noise, on, open, options, ranks, upload};
 
-/// Uneven numbers, with ties, NaN and infinities.
+/// Irregular numbers, with equal magnitudes, NaN and infinities.
 fn values<T: Number>(len: usize, rank: usize) -> Vec<T> {
     let special = [f64::NAN, f64::NEG_INFINITY, 0.0, -0.0, 1.0, 1.0];
     let number = |(i, x): (usize, f32)| match i % 37 {
@@ -16,7 +17,7 @@ fn values<T: Number>(len: usize, rank: usize) -> Vec<T> {
     noise(len, rank, 0).into_iter().enumerate().map(number).map(T::from_f64).collect()
 }
 
-/// Places of the k largest, ascending.
+/// Indices of the k largest elements, in order.
 fn largest<T: Number>(values: &[T], k: usize) -> Vec<u32> {
     let mut order: Vec<u32> = (0..values.len() as u32).collect();
     order.sort_by_key(|&i| std::cmp::Reverse(values[i as usize].magnitude()));
@@ -25,7 +26,7 @@ fn largest<T: Number>(values: &[T], k: usize) -> Vec<u32> {
     order
 }
 
-/// Places and bits.
+/// Indices and bits.
 fn seen<T: Number>(picked: &Picked) -> (Vec<u32>, Vec<u8>) {
     let values = picked.values.to_vec::<T>().unwrap();
     (picked.indices.to_vec().unwrap(), bytemuck::cast_slice(&values).to_vec())
@@ -51,10 +52,10 @@ fn check<T: Number>(n: usize, len: usize, k_max: usize) {
             assert_eq!(alone.values.dims(), [k]);
             let own = (values::<T>(len, me), largest(&values::<T>(len, me), k));
             assert_eq!(seen::<T>(&alone), expected(&[own]), "rank {me}, {k} of {len}");
-            // The indices may be an earlier selection, in this storage or another.
+            // The indices may be from an earlier selection, in this storage or another.
             let given = topk(&x, &mut TopKStorage::new(&x, 1, k).unwrap(), k).unwrap().indices;
             for indices in [None, Some(&given), Some(&alone.indices)] {
-                // The front of the storage is the first rank's row.
+                // The front of the storage is the row of rank 0.
                 let again = topk(&x, &mut storage, k).unwrap();
                 assert_eq!(again.indices.address(), alone.indices.address());
                 let all = topk_all_gather(&mut comm, &x, &mut storage, indices, k).unwrap();
@@ -82,7 +83,7 @@ fn every_ranks_largest_in_rank_order() {
     check::<bf16>(3, 1000, 20);
 }
 
-/// A rank may choose its elements on its own, in any order and more than once.
+/// A rank may choose its own elements, in any order and repeatedly.
 #[test]
 fn indices_may_be_given() {
     let results = ranks(3, |mut comm, stream| {
@@ -120,13 +121,13 @@ fn the_storage_is_made_once_and_lists_are_all_that_is_sent() {
         let after = device.counts();
         let counted = |counts: Counts| (counts.allocations, counts.synchronizations);
         assert_eq!(counted(after), counted(before));
-        // An index and a value are 8 bytes.
+        // An index and a value have 8 bytes.
         assert_eq!(comm.traffic().sent_bytes, (8 * (2 * k + 7) * (n - 1)) as u64);
         comm.barrier().unwrap();
     });
 }
 
-/// Both results of one rank's call.
+/// The result of one rank's call.
 fn gather(comm: &mut Communicator, stream: &Stream, indices: &[u32], k: usize) -> Option<Error> {
     let x = upload(stream, &[1.0f32, 2.0, 3.0]);
     let mut storage = TopKStorage::new(&x, comm.size(), 2).unwrap();
@@ -148,13 +149,13 @@ fn a_rank_that_wants_another_number_is_named() {
     }
 }
 
-/// An index that a tensor does not have is found on the device: on the processor, as a panic.
+/// An index outside the tensor is detected on the device; on the CPU as a panic.
 #[test]
 fn an_index_out_of_bounds_is_a_panic() {
     let errors = ranks(3, |mut comm, stream| {
         let indices = if comm.rank() == 1 { [0, 3] } else { [0, 2] };
         let error = gather(&mut comm, stream, &indices, 2);
-        // Stay until everybody has its answer.
+        // Stays until every rank has its answer.
         let _ = comm.barrier();
         error.unwrap()
     });

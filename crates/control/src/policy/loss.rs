@@ -1,4 +1,4 @@
-//! The policy's loss: `docs/control.md`, Policy and PPO, as numbers for [`PpoLoss`].
+//! The policy's loss (`docs/control.md`, Policy and PPO) as values of [`PpoLoss`].
 
 use meristem_nn::Result;
 use meristem_nn::kernels::ppo::{PpoHead, PpoLoss};
@@ -10,17 +10,17 @@ use crate::heads::{Floors, HEADS};
 /// Configuration of the loss; see [`meristem_nn::kernels::ppo`] for the formula.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossConfig {
-    /// ε: largest distance of a ratio from 1 before it is clipped.
+    /// ε: largest distance of a probability ratio from 1 before it is clipped.
     pub clip: f32,
     /// Weight of the mean squared error of V.
     pub value: f32,
-    /// Weight of the entropy bonus, times each head's multiplier.
+    /// Weight of the entropy bonus; each head has a factor on it.
     pub entropy: f32,
-    /// Mean entropy (over its largest possible value) below which a head is penalised.
+    /// Normalised mean entropy below which a head is penalised.
     pub entropy_floor: f32,
     /// Probability floors.
     pub floors: Floors,
-    /// Weight of that penalty, on the square of the difference to the floor.
+    /// Weight of the entropy penalty, which is the square of the distance to `entropy_floor`.
     pub entropy_floor_penalty: f32,
 }
 
@@ -38,8 +38,7 @@ impl Default for LossConfig {
 }
 
 impl LossConfig {
-    /// The loss of a policy that learns to choose the actions of another controller: no floors,
-    /// and no reward for entropy.
+    /// The loss of behaviour cloning: without floors and entropy terms.
     pub(super) fn imitation(&self) -> Self {
         Self {
             entropy: 0.0,
@@ -50,7 +49,7 @@ impl LossConfig {
         }
     }
 
-    /// The loss of a policy of this shape.
+    /// The loss of a policy with this shape.
     ///
     /// # Errors
     /// [`meristem_nn::Error::Argument`] for a number that is negative or not finite.
@@ -81,7 +80,7 @@ impl LossConfig {
     }
 }
 
-/// Checks numbers of the loss, given with their names.
+/// Checks named coefficients of the loss.
 ///
 /// # Errors
 /// [`meristem_nn::Error::Argument`] for a number that is negative or not finite.

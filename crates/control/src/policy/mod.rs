@@ -1,9 +1,9 @@
-//! The policy: a recurrent network on the device that turns observations into logits and a value.
+//! The policy: a recurrent network on the device. It turns observations into logits and a value.
 //!
-//! `network` describes it, `loss` its objective; both are data. [`Policy`] holds the parameters.
-//! One set of them serves two kinds of runs. [`Policy::act`] advances all envs by one step,
-//! carrying their state, and draws their actions. [`Policy::differentiate`] unrolls whole episodes
-//! and computes the gradient of the loss.
+//! `network` describes the network and `loss` its objective, both as data. [`Policy`] holds the
+//! parameters, which serve two kinds of passes. [`Policy::act`] advances all envs by one step,
+//! carries the LSTM state, and draws actions. [`Policy::differentiate`] unrolls whole episodes and
+//! computes the gradient of the loss.
 
 mod loss;
 mod network;
@@ -23,7 +23,8 @@ pub use self::loss::LossConfig;
 pub use self::network::{ADAM, PolicyConfig, PolicyShape};
 use crate::heads::Floors;
 
-/// The inputs of a run, on the policy's stream. Rows are `[steps][sequences]`, a sequence per env.
+/// Inputs of a pass, on the policy's stream. Rows are `[steps][sequences]`, with one sequence per
+/// env.
 #[derive(Clone, Copy, Debug)]
 pub struct PolicyInputs<'a> {
     /// f32 `[rows, features]`.
@@ -31,7 +32,7 @@ pub struct PolicyInputs<'a> {
     /// Blueprint of each slot's module, u32 `[rows, slots]`; [`PolicyShape::empty`] for an empty
     /// slot.
     pub blueprints: &'a Tensor,
-    /// f32 `[rows]`: 0 where a new trajectory begins, whose state is then zero; else 1.
+    /// f32 `[rows]`: 0 where a trajectory begins, which resets the state to zero; else 1.
     pub keep: &'a Tensor,
     /// State before the first step, f32 `[sequences, 2·hidden]`.
     pub state: &'a Tensor,
@@ -43,7 +44,7 @@ impl<'a> PolicyInputs<'a> {
     }
 }
 
-/// Inputs of an update, on the policy's stream: a round of all envs.
+/// Inputs of an update, on the policy's stream: one round of all envs.
 #[derive(Clone, Copy, Debug)]
 pub struct PolicyBatch<'a> {
     /// Steps of every sequence.
@@ -52,7 +53,7 @@ pub struct PolicyBatch<'a> {
     pub inputs: PolicyInputs<'a>,
     /// Choice of each head, u32 `[rows, heads]`.
     pub choices: &'a Tensor,
-    /// 1 where a choice was legal, u8 `[rows, logits]`; a row without a legal op is ignored.
+    /// 1 for a legal choice, u8 `[rows, logits]`; a row without a legal op is ignored.
     pub legal: &'a Tensor,
     /// f32 `[rows]`, normalised.
     pub advantages: &'a Tensor,
@@ -60,13 +61,13 @@ pub struct PolicyBatch<'a> {
     pub returns: &'a Tensor,
 }
 
-/// Tensors of one step of acting, on the policy's stream, a row per env: the inputs of the draw
-/// besides the network's output, and its results. See [`meristem_nn::kernels::sample`].
+/// Tensors of one acting step, on the policy's stream, with one row per env. Inputs of the draw
+/// besides the network's output, and results. See [`meristem_nn::kernels::sample`].
 #[derive(Clone, Copy, Debug)]
 pub struct Acting<'a> {
     /// Legality, u32 `[rows, slots · words]`: [`crate::Legality::write_places`].
     pub legality: &'a Tensor,
-    /// The key of the random numbers, and the factor of V:
+    /// Key of the random numbers, and scale of V:
     /// [`SampleStep`](meristem_nn::kernels::sample::SampleStep), u32 `[4]`.
     pub step: &'a Tensor,
     /// Output: choice of each head, u32 `[rows, heads]`.
@@ -75,9 +76,9 @@ pub struct Acting<'a> {
     pub legal: &'a Tensor,
     /// Output: log-probabilities of the choices, f32 `[rows, heads]`.
     pub log_probs: &'a Tensor,
-    /// Output: entropies over their largest possible values, f32 `[rows, heads]`.
+    /// Output: normalised entropies, f32 `[rows, heads]`.
     pub entropies: &'a Tensor,
-    /// Output: V times the factor, f32 `[rows]`.
+    /// Output: V in units of reward, f32 `[rows]`.
     pub values: &'a Tensor,
     /// Outputs: copies of observations, blueprints and `keep`.
     pub seen: [&'a Tensor; 3],
@@ -91,7 +92,7 @@ pub struct Policy {
     loss: Arc<PpoLoss>,
     /// The loss of [`Policy::imitate`].
     imitation: Arc<PpoLoss>,
-    /// Draws the actions; it has the same heads as the loss.
+    /// Draws the actions; has the same heads as the loss.
     sampler: Arc<Sampler>,
     /// Statistics of the last pass, f64 `[report_len]`.
     report: Tensor,
@@ -123,12 +124,12 @@ impl Policy {
         Ok(Self { network, shape, loss, imitation, sampler, report, reference: None })
     }
 
-    /// Words for the legality of a slot: [`crate::Legality::write_places`].
+    /// Words per slot of [`crate::Legality::write_places`].
     pub fn legality_words(&self) -> usize {
         self.sampler.words()
     }
 
-    /// Sets the probability floors from the next draw and pass on. Does not wait.
+    /// Sets the probability floors for all later draws and passes. Does not wait.
     ///
     /// # Errors
     /// [`Error::Argument`] for a floor that is negative or not finite.
@@ -144,7 +145,7 @@ impl Policy {
         Ok(())
     }
 
-    /// Zero state of `sequences` envs before their first step, f32 `[sequences, 2·hidden]`.
+    /// Zero LSTM state of `sequences` envs, f32 `[sequences, 2·hidden]`.
     ///
     /// # Errors
     /// Memory.
@@ -153,9 +154,9 @@ impl Policy {
         Ok(Tensor::zeros(self.stream(), shape, DType::F32, Owner::Policy)?)
     }
 
-    /// Advances all envs by one step, and draws an action for each. `next` `[envs, 2·hidden]`
-    /// receives the state after the step. It may not be the tensor of the state before: keep two
-    /// and swap them. One launch; does not wait.
+    /// Advances all envs by one step and draws an action for each. `next` `[envs, 2·hidden]`
+    /// receives the state after the step; it may not be the tensor of the state before the step, so
+    /// keep two and swap them. One launch; does not wait.
     ///
     /// # Errors
     /// [`Error::Argument`], memory, a failed stream.
@@ -170,9 +171,9 @@ impl Policy {
         self.network.act(&SequenceRun { steps: 1, inputs: &of.all() }, &draw, &[next])
     }
 
-    /// Runs the network over whole sequences: rows are `[steps][envs]`. `output` `[rows, logits +
-    /// 1]` receives the logits of all heads side by side, then V; `next` `[envs, 2·hidden]` the
-    /// state after the last step. One launch; does not wait.
+    /// Runs the network over whole sequences; rows are `[steps][envs]`. `output` `[rows, logits +
+    /// 1]` receives the logits of all heads, then V. `next` `[envs, 2·hidden]` receives the state
+    /// after the last step. One launch; does not wait.
     ///
     /// # Errors
     /// The errors of [`Policy::act`].
@@ -186,21 +187,22 @@ impl Policy {
         self.network.forward(&SequenceRun { steps, inputs: &of.all() }, output, &[next])
     }
 
-    /// Computes the gradient in one pass of an update: forward, loss and backward, in one launch.
-    /// The parameters stay as they are. Read [`Policy::report`], then decide on [`Policy::apply`].
-    /// Does not wait.
+    /// Computes the gradient of one pass of an update: forward, loss and backward in one launch.
+    /// The parameters are unchanged. Read [`Policy::report`] before [`Policy::apply`]. Does not
+    /// wait.
     ///
     /// # Errors
     /// [`Error::Argument`] for a tensor of another shape or type, or for a later pass without a
-    /// first pass of as many rows; memory, a failed stream.
+    /// first pass of the same number of rows; memory, a failed stream.
     pub fn differentiate(&mut self, batch: &PolicyBatch<'_>, pass: PpoPass) -> Result<()> {
         let loss = self.loss.clone();
         self.pass(&loss, batch, pass)
     }
 
-    /// Computes the gradient of −Σ A·ln p(choice) over the heads, each a mean over the decisions in
-    /// which it is used, and of the value loss; without floors and entropy bonus. Else like
-    /// [`Policy::differentiate`] in a first pass, whose ratios are all 1: d r = d ln p.
+    /// Computes the gradient of behaviour cloning, without floors and entropy bonus: −Σ A·ln
+    /// p(choice), averaged per head over the decisions that use the head, plus the value loss.
+    /// The ratios r are 1, as in
+    /// a first pass of [`Policy::differentiate`], so that d r = d ln p.
     ///
     /// # Errors
     /// The errors of [`Policy::differentiate`].
@@ -231,8 +233,8 @@ impl Policy {
         Ok(())
     }
 
-    /// Statistics of the last pass, and its gradient's L2 norm before clipping. One read-back,
-    /// which waits for the device.
+    /// Statistics of the last pass, and the L2 norm of its gradient before clipping. One read-back;
+    /// waits for the device.
     ///
     /// # Errors
     /// A failed stream.
@@ -243,7 +245,7 @@ impl Policy {
         Ok((PpoReport::parse(report), norm))
     }
 
-    /// The last pass's gradient of every parameter, by name; see [`SequenceNetwork::gradients`].
+    /// Gradient of every parameter in the last pass, by name; see [`SequenceNetwork::gradients`].
     ///
     /// # Errors
     /// [`Error::Argument`] without a pass.
@@ -251,7 +253,8 @@ impl Policy {
         self.network.gradients()
     }
 
-    /// Recomputes the gradient's norm after [`Policy::gradients`] were overwritten. Does not wait.
+    /// Recomputes the norm after the tensors of [`Policy::gradients`] were overwritten. Does not
+    /// wait.
     ///
     /// # Errors
     /// [`Error::Argument`] without a pass.
@@ -259,8 +262,8 @@ impl Policy {
         self.network.measure()
     }
 
-    /// Clips the last pass's gradient and applies Adam's step. Does not wait. Do not call it when
-    /// the report or the norm is not finite.
+    /// Clips the last pass's gradient and applies Adam's step. Does not wait. Do not call this
+    /// after a loss or norm that is not finite.
     ///
     /// # Errors
     /// [`Error::Argument`] without a pass before it, a failed stream.
@@ -268,7 +271,7 @@ impl Policy {
         self.network.apply()
     }
 
-    /// Parameters under PyTorch's names. One read-back, which waits.
+    /// Parameters under PyTorch's names. One read-back; waits for the device.
     ///
     /// # Errors
     /// A failed stream.
@@ -301,7 +304,7 @@ impl Policy {
         self.network.load_momentum_dict(state)
     }
 
-    /// The last pass's gradient of every parameter, before clipping. One read-back.
+    /// Gradient of every parameter in the last pass, before clipping. One read-back.
     ///
     /// # Errors
     /// [`Error::Argument`] without a pass.
@@ -314,7 +317,7 @@ impl Policy {
         self.network.graph().parameters(None)
     }
 
-    /// Sizes of its inputs and outputs.
+    /// Sizes of the inputs and outputs.
     pub fn shape(&self) -> &PolicyShape {
         &self.shape
     }
@@ -324,8 +327,7 @@ impl Policy {
         self.network.stream()
     }
 
-    /// Checks the shapes and types of a batch's own tensors and returns its rows; the network
-    /// checks the inputs.
+    /// Checks the tensors of a batch and returns the number of rows. The network checks the inputs.
     fn check_batch(&self, batch: &PolicyBatch<'_>) -> Result<usize> {
         let rows = batch.inputs.observations.dims().first().copied().unwrap_or(0);
         let wide = |n: usize| vec![rows, n];

@@ -1,4 +1,4 @@
-//! The policy network as a description.
+//! The graph of the policy network.
 //!
 //! ```text
 //! observations ──────────┐
@@ -7,8 +7,8 @@
 //! x + LayerNorm(LSTM(x)) ┬─ a head's MLP ─ logits (one MLP for each of the eight heads)
 //!                        └─ V's MLP ─ value
 //! ```
-//! An MLP is Linear(hidden, ¾·hidden) ─ ReLU ─ Linear. At width 512 and three slots that makes 4.0
-//! million parameters: 2.2 in front of the heads, 1.8 in them.
+//! An MLP is Linear(hidden, ¾·hidden) ─ ReLU ─ Linear. Width 512 with three slots has 4.0 million
+//! parameters: 1.8 million of them in the MLPs.
 
 use meristem_nn::Result;
 use meristem_nn::graph::{AdamConfig, Dims, Graph, GraphBuilder, Init, LstmNodes, NodeId};
@@ -16,46 +16,47 @@ use meristem_nn::graph::{AdamConfig, Dims, Graph, GraphBuilder, Init, LstmNodes,
 use super::argument;
 use crate::heads::HEADS;
 
-/// Numbers per blueprint in the embedding.
+/// Size of a blueprint's embedding.
 const EMBEDDING: usize = 4;
 
-/// Sizes of a policy's inputs and outputs: checked when one is loaded.
+/// Sizes of a policy's inputs and outputs; a loaded policy must have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PolicyShape {
-    /// Floats of an observation.
+    /// Floats per observation.
     pub features: usize,
-    /// Slots.
+    /// Number of slots.
     pub slots: usize,
-    /// Blueprints of the set.
+    /// Number of blueprints in the set.
     pub blueprints: usize,
-    /// Width.
+    /// Width of the hidden layers.
     pub hidden: usize,
 }
 
-/// Optimiser of a policy (`docs/control.md`); gradients are clipped over the whole network.
+/// Adam's settings for a policy (`docs/control.md`); the norm for clipping is over the whole
+/// network.
 pub const ADAM: AdamConfig =
     AdamConfig { lr: 3e-4, betas: [0.9, 0.999], eps: 1e-5, clip_norm: 5.0 };
 
 /// Initialisation and optimiser of a policy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PolicyConfig {
-    /// Seed of the initial weights, and of the draws.
+    /// Seed of the initial weights and of the draws.
     pub seed: u64,
-    /// The optimiser; [`ADAM`] unless it is set.
+    /// Settings of Adam; [`ADAM`] by default.
     pub adam: AdamConfig,
-    /// Whether it takes the most probable actions instead of drawing.
+    /// Whether the policy takes the most probable action instead of drawing one.
     pub greedy: bool,
 }
 
 impl PolicyConfig {
-    /// A configuration with [`ADAM`] that draws its actions.
+    /// A configuration with [`ADAM`] and drawn actions.
     pub fn new(seed: u64) -> Self {
         Self { seed, adam: ADAM, greedy: false }
     }
 }
 
 impl PolicyShape {
-    /// Index of a slot without a module among the blueprints.
+    /// Blueprint index of an empty slot.
     pub fn empty(&self) -> u32 {
         self.blueprints as u32
     }
@@ -65,13 +66,13 @@ impl PolicyShape {
         HEADS.map(|head| head.size.choices(self.slots, self.blueprints))
     }
 
-    /// Number of logits of all heads; a row of the output has one more number, V.
+    /// Number of logits of all heads. A row of the output has one further number, V.
     pub fn logits(&self) -> usize {
         self.heads().iter().sum()
     }
 
-    /// The network's graph. Linear layers are orthogonal with gain √2, the last of a head with gain
-    /// .01, the layer of V with .1.
+    /// The network's graph. Linear layers have orthogonal weights with gain √2; the last layer of a
+    /// head has gain .01, the last layer of V .1.
     ///
     /// # Errors
     /// [`meristem_nn::Error::Argument`] for a shape without features, slots or width.

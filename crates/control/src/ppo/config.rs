@@ -1,4 +1,4 @@
-//! Settings of the learning policy.
+//! Settings of PPO.
 
 use meristem_nn::graph::AdamConfig;
 use serde::Serialize;
@@ -11,7 +11,7 @@ use crate::policy::{ADAM, LossConfig};
 /// Settings of PPO; `docs/control.md` has the defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct PpoConfig {
-    /// Width of the policy: 128, and 512 in the full preset.
+    /// Width of the hidden layers: 128; 512 in the full preset.
     pub hidden: usize,
     /// Passes over a round's transitions: 4.
     pub epochs: usize,
@@ -19,29 +19,29 @@ pub struct PpoConfig {
     pub lr: f32,
     /// Adam's ε: 1e-5.
     pub adam_eps: f32,
-    /// Largest norm of the gradient over the whole policy: 5.
+    /// Largest L2 norm of the whole gradient: 5.
     pub clip_norm: f32,
     /// γ: .995.
     pub gamma: f64,
     /// λ of the advantages: .98.
     pub lambda: f64,
-    /// Whether an episode would have gone on: the value of the observation after its last step
-    /// stands for the rest. Else nothing comes after it: true. A policy sees how many steps are
-    /// left, so that it can learn either (Pardo et al., ICML 2018).
+    /// Whether the end of an episode is a truncation, not a termination: true. V of the observation
+    /// after the last step then replaces the rewards to come. The observation contains the step, so
+    /// a policy can learn either (Pardo et al., ICML 2018).
     pub bootstrap: bool,
-    /// Largest distance of a ratio from 1 before it is clipped: .2.
+    /// Largest distance of a probability ratio from 1 before it is clipped: .2.
     pub clip: f32,
     /// Weight of the value loss: .5.
     pub value_weight: f32,
-    /// Weight of the entropy bonus: .05, times the multiplier of each head.
+    /// Weight of the entropy bonus: .05. Each head has a factor on it.
     pub entropy_weight: f32,
     /// Probability floors in the first round, per head: .02.
     pub floors: Floors,
-    /// Rounds over which the floors fall to 0, linearly: 10. With 0 they stay.
+    /// Rounds in which the floors fall linearly to 0: 10. With 0 they are constant.
     pub floor_rounds: usize,
-    /// Target KL: .015. An update stops before its step when the KL exceeds 1.5 times this.
+    /// Target KL divergence: .015. An update stops at a KL divergence above 1.5 times the target.
     pub target_kl: f64,
-    /// Least divisor in the normalisation of advantages: .1.
+    /// Smallest divisor in the normalisation of advantages: .1.
     pub advantage_std_floor: f64,
     /// Consecutive skipped updates that end the run: 3.
     pub skips_max: usize,
@@ -77,7 +77,7 @@ impl PpoConfig {
         1.5 * self.target_kl
     }
 
-    /// Probability floors of a round of learning, counted from 0.
+    /// Probability floors of a round, counted from 0.
     pub(super) fn floors(&self, round: u64) -> Floors {
         let left = match self.floor_rounds {
             0 => 1.0,

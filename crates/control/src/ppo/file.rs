@@ -1,5 +1,5 @@
-//! A policy as a file: weights under PyTorch's names, and metadata that describes its inputs and
-//! outputs. The caller reads and writes the file itself ([`meristem_nn::safetensors`]).
+//! A policy as a file: weights under PyTorch's names, and metadata about inputs and outputs. The
+//! caller reads and writes the file with [`meristem_nn::safetensors`].
 
 use meristem_nn::StateDict;
 use meristem_nn::safetensors::Metadata;
@@ -16,10 +16,10 @@ const VERSION: &str = "1";
 /// Key of the seeds.
 const SEEDS: &str = "seeds";
 
-/// The width of the policy in a file, which a [`Ppo`] must be created with to import it.
+/// Width of the policy in a file. [`Ppo::import`] requires a [`Ppo`] of the same width.
 ///
 /// # Errors
-/// [`Error::Policy`] for a file that is no policy, or of another version.
+/// [`Error::Policy`] for a file that is not a policy, or has another version.
 pub fn policy_width(metadata: &Metadata) -> Result<usize> {
     let version = entry(metadata, "meristem_policy")?;
     if version != VERSION {
@@ -31,10 +31,10 @@ pub fn policy_width(metadata: &Metadata) -> Result<usize> {
     parse(metadata, "hidden")
 }
 
-/// Slots and blueprints that the policy in a file was trained for.
+/// Names of the slots and blueprints that the policy in a file was trained with.
 ///
 /// # Errors
-/// [`Error::Policy`] for a file without them.
+/// [`Error::Policy`] for a file without these names.
 pub fn policy_domain(metadata: &Metadata) -> Result<PolicyDomain> {
     Ok(PolicyDomain {
         slots: parse(metadata, "slots")?,
@@ -42,8 +42,8 @@ pub fn policy_domain(metadata: &Metadata) -> Result<PolicyDomain> {
     })
 }
 
-/// Seeds of the runs that the policy in a file learned in, in order: it has seen their hosts. Empty
-/// if the file does not have them.
+/// Seeds of the runs in which the policy in a file learned, in order. Empty if the file has no
+/// list.
 ///
 /// # Errors
 /// [`Error::Policy`] for a damaged list.
@@ -67,7 +67,7 @@ pub(super) fn export(ppo: &Ppo) -> Result<(StateDict, Metadata)> {
     Ok((ppo.policy.state_dict()?, metadata.collect()))
 }
 
-/// Takes a policy from a file, as [`Ppo::import`] does.
+/// Imports a policy from a file, as [`Ppo::import`] does.
 pub(super) fn import(ppo: &mut Ppo, weights: &StateDict, metadata: &Metadata) -> Result<()> {
     let width = policy_width(metadata)?;
     let PolicyDomain { slots, blueprints } = policy_domain(metadata)?;

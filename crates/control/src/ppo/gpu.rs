@@ -1,4 +1,4 @@
-//! Kernels of rewards and targets on a GPU, declared: `targets.cu`.
+//! Declarations of the GPU kernels for rewards and targets, in `targets.cu`.
 
 use bytemuck::{Pod, Zeroable};
 use meristem_device::{Call, Kernel, KernelSource, Operand, Piece};
@@ -15,10 +15,10 @@ const READ: Operand = Operand::read::<f32>();
 const FLAGS: Operand = Operand::read::<u8>();
 const WRITE: Operand = Operand::write::<f32>();
 
-/// Rewards that one call adds.
+/// Rewards per call.
 const ROW: usize = 256;
 
-/// Threads of a block that writes targets.
+/// Threads per block of the kernels for targets.
 const THREADS: u32 = 256;
 
 static REWARD: Kernel = Kernel {
@@ -40,7 +40,7 @@ static NORMALISE: Kernel = Kernel {
     values: size_of::<[f64; 3]>(),
 };
 
-/// `Values` of `targets.cu`.
+/// The struct `Values` of `targets.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct TargetValues {
@@ -52,7 +52,7 @@ struct TargetValues {
     part: u32,
 }
 
-/// Adds rewards to a row of as many.
+/// Adds rewards to a row of the same length.
 pub(super) fn reward(rewards: &[f32]) -> Vec<Call> {
     let chunk = |(i, rewards): (usize, &[f32])| {
         let mut values = [0.0f32; ROW];
@@ -63,7 +63,8 @@ pub(super) fn reward(rewards: &[f32]) -> Vec<Call> {
     rewards.chunks(ROW).enumerate().map(chunk).collect()
 }
 
-/// Writes advantages and returns of all envs, or, with `part`, of some of them.
+/// Computes advantages and returns. `part`: this rank has a part of the envs, and the targets stay
+/// unnormalised.
 pub(super) fn targets(of: &Targets, scale: ReturnScale, envs: usize, part: bool) -> Call {
     let values = TargetValues {
         gamma: of.discounts.gamma,
@@ -76,7 +77,7 @@ pub(super) fn targets(of: &Targets, scale: ReturnScale, envs: usize, part: bool)
     Call::new(&TARGETS, 1, THREADS).values(values)
 }
 
-/// [`Targets::normalise`].
+/// Performs [`Targets::normalise`].
 pub(super) fn normalise(of: &Targets, returns_std: f64, (mean, std): (f64, f64)) -> Call {
     let values = [returns_std, mean, std.max(of.advantage_std_floor)];
     Call::new(&NORMALISE, 8, THREADS).values(values)

@@ -1,5 +1,5 @@
-//! Several ranks of one policy: each acts in its own envs, and all learn together at the end of a
-//! round, each in its own thread. Other processes may hold some of the ranks.
+//! One policy on several ranks. Each rank has its own envs and thread, and all ranks learn together
+//! at the end of a round. The ranks may belong to several processes.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
@@ -17,9 +17,8 @@ use crate::report::RoundReport;
 use crate::state::ControllerState;
 use crate::view::EnvView;
 
-/// The ranks of a policy that are in this process. All ranks exchange gradients; their weights are
-/// the same, bit for bit, after every update. Rank `r` has the `r`-th part of the envs, by their
-/// index.
+/// The ranks of a policy in this process. Ranks exchange gradients; after every update their
+/// weights are equal, bit for bit. Rank `r` has the `r`-th block of consecutive envs.
 #[derive(Debug)]
 pub struct PpoGroup {
     ranks: Vec<Ppo>,
@@ -32,13 +31,12 @@ pub struct PpoGroup {
 }
 
 impl PpoGroup {
-    /// A group of new policies on one device, which differ in their streams only, and as many
-    /// members of a communicator, by rank: all ranks, or consecutive ones. Does not wait for the
-    /// device.
+    /// A group of new policies on one device that differ only in their streams. `members` has one
+    /// communicator per policy: all ranks, or consecutive ones. Does not wait for the device.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for no policies, another number of members, or policies for different
-    /// numbers of envs.
+    /// [`Error::Protocol`] without policies, for a wrong number of members, or for policies with
+    /// different numbers of envs.
     pub fn new(
         mut ranks: Vec<Ppo>,
         members: Vec<Communicator>,
@@ -65,10 +63,10 @@ impl PpoGroup {
         Ok(Self { ranks, first, of, envs })
     }
 
-    /// Joins the saved states of the processes, in rank order, into the state of all ranks.
+    /// Joins the saved states of all processes, in rank order, into one state.
     ///
     /// # Errors
-    /// [`Error::BadState`] for another controller's state.
+    /// [`Error::BadState`] for the state of another controller.
     pub fn join(parts: Vec<ControllerState>) -> Result<ControllerState> {
         let (mut tensors, mut memories) = (StateDict::default(), vec![]);
         for part in parts {
@@ -78,12 +76,12 @@ impl PpoGroup {
         Ok(ControllerState { tensors, ..ControllerState::from_memory(NAME, &memories)? })
     }
 
-    /// The first policy of this process: all ranks have its weights.
+    /// The first policy of this process; all ranks have the same weights.
     pub fn first(&self) -> &Ppo {
         &self.ranks[0]
     }
 
-    /// The rank that has this env.
+    /// The rank of an env.
     fn rank_of(&mut self, env: usize) -> Result<&mut Ppo> {
         let (all, first) = (self.ranks.len() * self.envs, self.first * self.envs);
         let own = env.checked_sub(first).map(|env| env / self.envs.max(1));
@@ -92,7 +90,7 @@ impl PpoGroup {
         rank.ok_or_else(|| protocol(expected(), format!("env {env}")))
     }
 
-    /// Pairs each rank with its part of a list that has one element per env.
+    /// Splits a list with one element per env into the parts of the ranks.
     fn parts<'a, T>(
         &'a mut self,
         all: &'a [T],
@@ -150,7 +148,7 @@ impl Controller for PpoGroup {
         Ok(ControllerState { tensors, ..ControllerState::from_memory(NAME, &memories)? })
     }
 
-    /// Restores from the state of all ranks; each process takes its own part.
+    /// Restores the ranks of this process from the state of all ranks.
     fn restore(&mut self, state: &ControllerState) -> Result<()> {
         let memories: Vec<Vec<u8>> = state.memory(NAME)?;
         if memories.len() != self.of {
@@ -169,7 +167,7 @@ impl Controller for PpoGroup {
         let mut all = (first..).zip(&mut self.ranks).zip(memories.into_iter().skip(first));
         let failed = all.find_map(|((i, rank), m)| rank.restore(&part(state, i, m)).err());
         let Some(error) = failed else { return Ok(()) };
-        // All or nothing: ranks that were restored are set back to their previous state.
+        // All or nothing: a failure resets the ranks that were already restored.
         let memories: Vec<Vec<u8>> = before.memory(NAME)?;
         for ((i, rank), memory) in (first..).zip(&mut self.ranks).zip(memories) {
             rank.restore(&part(&before, i, memory))?;
@@ -195,7 +193,7 @@ impl Controller for PpoGroup {
                 .collect();
             ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|_| panicked())).collect()
         });
-        // The error of the rank that failed says more than the errors of the ranks that it left.
+        // A rank's own failure explains more than the errors of ranks that lost a partner.
         let (mut first, mut lonely) = (None, None);
         for report in reports {
             match report {

@@ -1,5 +1,5 @@
-//! Inputs of a policy step from the host, in one copy: observations, legality, and the key of the
-//! random numbers.
+//! Inputs of a policy step, uploaded in one copy: observations, legality, and the key of the random
+//! numbers.
 
 use meristem_device::{DType, Owner, Result, Stream, Tensor};
 use meristem_nn::kernels::sample::SampleStep;
@@ -9,7 +9,7 @@ use crate::masks::Legality;
 use crate::observation::write_observation;
 use crate::view::EnvView;
 
-/// Host memory, and the device memory with views of its parts, which are consecutive.
+/// Host memory of the inputs, and device memory with a view of each input.
 #[derive(Debug)]
 pub(super) struct Inbox {
     shape: RolloutShape,
@@ -20,7 +20,7 @@ pub(super) struct Inbox {
     pub(super) observations: Tensor,
     /// u32 `[envs, slots]`.
     pub(super) blueprints: Tensor,
-    /// f32 `[envs]`: 0 where a trajectory begins.
+    /// f32 `[envs]`: 0 where a trajectory begins, else 1.
     pub(super) keep: Tensor,
     /// u32 `[envs, slots · words]`: [`Legality::write_places`].
     pub(super) legality: Tensor,
@@ -29,7 +29,7 @@ pub(super) struct Inbox {
 }
 
 impl Inbox {
-    /// Allocates the memory, with `words` for the legality of a slot. Does not wait.
+    /// Allocates the memory, with `words` words of legality per slot. Does not wait.
     pub(super) fn new(stream: &Stream, shape: RolloutShape, words: usize) -> Result<Self> {
         let RolloutShape { envs, features, slots, .. } = shape;
         let places = slots * words;
@@ -53,8 +53,8 @@ impl Inbox {
         })
     }
 
-    /// Writes the observations, each passed through `normalize`, and the legality of all envs;
-    /// `fresh` are the envs whose trajectory begins. One copy to the device; does not wait.
+    /// Uploads the observations, normalised by `normalize`, and the legality of all envs. `fresh`:
+    /// the env begins a trajectory. One copy to the device; does not wait.
     pub(super) fn send(
         &mut self,
         views: &[EnvView<'_>],

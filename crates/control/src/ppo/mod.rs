@@ -1,13 +1,13 @@
-//! The controller that learns: proximal policy optimisation (Schulman et al., 2017) over whole
+//! The learning controller: proximal policy optimisation (Schulman et al., 2017) over whole
 //! episodes.
 //!
 //! A step is one copy to the device (`inbox`), one launch that ends with the draw of the actions,
-//! and one read-back for all envs (H1). Transitions are stored in the rollout on the policy's
-//! device (H6). At the end of a round rewards become advantages there (`targets`), and the policy
-//! learns from the whole round (`update`). In the first rounds another controller may act instead
-//! (`teacher`). A governor's rollback ends a trajectory (termination);
-//! the end of an episode cuts it off (truncation), and V of the observation after it stands for the
-//! rest.
+//! and one read-back for all envs (H1). The rollout keeps transitions on the policy's device (H6).
+//! At the end of a round `targets` computes advantages and returns there, and `update` trains the
+//! policy on the whole round. In the first rounds the heuristic may act instead (`teacher`).
+//!
+//! A rollback by the governor is a termination. The end of an episode is a truncation: V of the
+//! next observation replaces the rewards to come.
 
 mod config;
 mod file;
@@ -49,7 +49,7 @@ use crate::view::EnvView;
 
 const NAME: &str = "ppo";
 
-/// Slots and blueprints of a policy: the names that a policy file is checked against.
+/// Names of a policy's slots and blueprints; an imported file must match them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicyDomain {
     /// Enabled slots in index order.
@@ -71,11 +71,11 @@ impl PolicyDomain {
 /// Whether the policy learns, and how it chooses actions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Learning {
-    /// Draws its actions, stores them, and learns at the end of a round.
+    /// Draws actions, stores them, and learns at the end of a round.
     On,
-    /// Draws its actions; its weights stay as they are.
+    /// Draws actions with fixed weights.
     Off,
-    /// Takes the most probable action; its weights stay as they are.
+    /// Takes the most probable actions with fixed weights.
     Greedy,
 }
 
@@ -86,61 +86,61 @@ pub struct PpoOptions {
     pub envs: usize,
     /// Largest number of steps of an episode.
     pub steps: usize,
-    /// Seed of the initial weights, and of the draws.
+    /// Seed of the initial weights and of the draws.
     pub seed: u64,
     /// Instruction set of the kernels.
     pub isa: Isa,
-    /// Whether it learns, and how it chooses actions.
+    /// Whether the policy learns, and how it chooses actions.
     pub learning: Learning,
 }
 
-/// A PPO policy that acts, and learns if [`Learning::On`].
+/// A policy that acts, and learns under [`Learning::On`].
 #[derive(Debug)]
 pub struct Ppo {
     config: PpoConfig,
     seed: u64,
-    /// Seeds of the runs that it learned in, including this one if it learns.
+    /// Seeds of the runs in which the policy learned; includes `seed` if it learns.
     seeds: Vec<u64>,
     domain: PolicyDomain,
     learning: Learning,
     policy: Policy,
     inbox: Inbox,
     rollout: Rollout,
-    /// State of the LSTM before the step, f32 `[envs, 2·hidden]`.
+    /// LSTM state before the step, f32 `[envs, 2·hidden]`.
     state: Tensor,
-    /// State after the step; swapped with `state`.
+    /// LSTM state after the step; swapped with `state`.
     next_state: Tensor,
     normalizer: Normalizer,
     scale: ReturnScale,
-    /// Step of the round; 1 more than the last transition.
+    /// Number of decisions in this round.
     step: usize,
-    /// Whether the rewards of the last step are still missing.
+    /// Whether the next call must bring the rewards of the last decision.
     owed: bool,
     /// Envs whose next step begins a trajectory.
     fresh: Vec<bool>,
-    /// Steps of all rounds, part of the key of the random numbers.
+    /// Steps of all rounds; part of the key of the random numbers.
     decisions: u64,
-    /// Actions of this round, per op.
+    /// Actions of this round per op.
     ops: [u64; 6],
-    /// Updates skipped in a row.
+    /// Consecutive skipped updates.
     skipped: usize,
-    /// Index of its first env among the envs of all ranks.
+    /// Index of the first env of this rank among the envs of all ranks.
     first_env: usize,
-    /// The controller whose actions it learns first, if any.
+    /// The controller that demonstrates in the first rounds.
     teacher: Option<Teacher>,
-    /// The other ranks, if several learn one policy.
+    /// The link to the other ranks that learn the same policy.
     ranks: Option<Ranks>,
     decided: Decided,
 }
 
-/// Decisions of the policy in a step, env by env.
+/// Results of a policy step, env by env.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decided {
     /// `[env][head]`.
     pub choices: Vec<Choices>,
     /// Log-probabilities of the choices, `[env][head]`; 0 for a head that the op does not use.
     pub log_probs: Vec<[f32; HEAD_COUNT]>,
-    /// Entropies over their largest possible values, `[env][head]`.
+    /// Normalised entropies, `[env][head]`, in [0, 1].
     pub entropies: Vec<[f32; HEAD_COUNT]>,
     /// V in units of reward.
     pub values: Vec<f32>,
@@ -164,11 +164,11 @@ impl Decided {
 }
 
 impl Ppo {
-    /// A new policy on a stream, for envs like `host`. Allocates all its memory. Does not wait for
-    /// the device.
+    /// A new policy on a stream, for envs like `host`. Allocates all memory of the run. Does not
+    /// wait for the device.
     ///
     /// # Errors
-    /// A width, slots or steps of 0, memory.
+    /// A width, a number of slots or a number of steps of 0; memory.
     pub fn new(
         stream: &Stream,
         config: PpoConfig,
@@ -184,7 +184,7 @@ impl Ppo {
         let of = PolicyConfig { seed, adam: config.adam(), greedy };
         let policy = Policy::new(stream, shape, &of, &config.loss(), isa)?;
         let logits = shape.logits();
-        // Without learning a step is forgotten as soon as it is done.
+        // Without learning the rollout holds only the current step.
         let steps = if learning == Learning::On { steps } else { 1 };
         let shape = RolloutShape { steps, envs, features, slots, logits };
         let rollout = Rollout::new(stream, shape)?;
@@ -214,7 +214,8 @@ impl Ppo {
             decided: Decided::default(),
         };
         it.set_floors()?;
-        // Compiles the plan of a step, so that no later step allocates. Its results are not read.
+        // Compiles the plan of a step now, so that no later step allocates. The results are
+        // discarded.
         it.run_policy()?;
         Ok(it)
     }
@@ -224,23 +225,23 @@ impl Ppo {
         &self.config
     }
 
-    /// Number of envs it acts in.
+    /// Number of envs of this rank.
     fn envs(&self) -> usize {
         self.rollout.shape().envs
     }
 
-    /// The policy's network.
+    /// The policy with its network.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
 
-    /// The decisions of the last step.
+    /// Results of the last step.
     pub fn decided(&self) -> &Decided {
         &self.decided
     }
 
     /// Exports weights and metadata of a policy file: slots, blueprints, width, normaliser, scale
-    /// of the returns, and the seeds it learned with. One read-back.
+    /// of the returns, and seeds of the runs. One read-back.
     ///
     /// # Errors
     /// A failed device.
@@ -248,17 +249,17 @@ impl Ppo {
         file::export(self)
     }
 
-    /// Imports a policy from a file; the optimiser starts over. All or nothing. Does not wait.
+    /// Imports a policy from a file and resets the optimiser. All or nothing. Does not wait.
     ///
     /// # Errors
-    /// [`Error::Policy`] for a policy of another number of slots, other blueprints or another
-    /// width, and for weights that do not fit; each names the expected and the found value.
+    /// [`Error::Policy`] for a wrong number of slots, other blueprints, another width, or weights
+    /// that do not fit. The error names the expected and the found value.
     pub fn import(&mut self, weights: &StateDict, metadata: &Metadata) -> Result<()> {
         file::import(self, weights, metadata)
     }
 
-    /// Uploads the observations of all envs, and enqueues the policy's step. One copy to the
-    /// device, one launch; does not wait.
+    /// Uploads the observations of all envs and enqueues a policy step. One copy to the device, one
+    /// launch; does not wait.
     fn observe(&mut self, views: &[EnvView<'_>], gather: bool) -> Result<()> {
         self.check_views(views)?;
         let step = SampleStep {
@@ -277,12 +278,12 @@ impl Ppo {
         Ok(())
     }
 
-    /// Round of the run, from 0; until it has learned from a round, that round.
+    /// Number of rounds learned from.
     fn round(&self) -> u64 {
         (self.decisions - self.step as u64) / self.rollout.shape().steps as u64
     }
 
-    /// Sets the probability floors of the current round; a policy that does not learn has none.
+    /// Sets the probability floors of the current round. Without learning all floors are 0.
     fn set_floors(&mut self) -> Result<()> {
         let floors = match self.learning {
             Learning::On => self.config.floors(self.round()),
@@ -291,7 +292,7 @@ impl Ppo {
         Ok(self.policy.set_floors(&floors)?)
     }
 
-    /// Begins a decision: enqueues the draw and returns the tensors to read back.
+    /// Enqueues the draw of a decision and returns the tensors to read back.
     fn begin_decision(&mut self, views: &[EnvView<'_>]) -> Result<[Tensor; 4]> {
         self.check_owed(false)?;
         let learns = self.learning == Learning::On;
@@ -303,7 +304,7 @@ impl Ppo {
         Ok(self.rollout.acted(self.step)?.decided()?)
     }
 
-    /// Ends a decision: turns the words that were read back into actions, or takes the teacher's.
+    /// Turns the words read back into actions, or takes the teacher's actions.
     fn end_decision(
         &mut self,
         views: &[EnvView<'_>],
@@ -316,15 +317,14 @@ impl Ppo {
             self.step += 1;
             self.owed = true;
         }
-        // Every head has a choice within its size, so this is always an action.
+        // Every choice is below its head's size, so there always is an action.
         let action = |choices| Action::from_choices(choices).unwrap_or(Action::Wait);
         let actions: Vec<Action> = self.decided.choices.iter().map(action).collect();
         actions.iter().for_each(|action| self.ops[action.op().index()] += 1);
         Ok(actions)
     }
 
-    /// Enqueues the policy's step on the inputs in the inbox; its observations and choices go into
-    /// the rollout.
+    /// Enqueues a policy step on the inputs in the inbox. The rollout receives the results.
     fn run_policy(&mut self) -> Result<()> {
         let Inbox { observations, blueprints, keep, legality, step, .. } = &self.inbox;
         let inputs = PolicyInputs { observations, blueprints, keep, state: &self.state };
@@ -342,7 +342,7 @@ impl Ppo {
         Ok(self.policy.act(&inputs, &acting, &self.next_state)?)
     }
 
-    /// Checks that there is a view of each env, in order, and that the hosts fit the policy.
+    /// Checks that the views list this rank's envs in order, and that the hosts fit the policy.
     fn check_views(&self, views: &[EnvView<'_>]) -> Result<()> {
         let RolloutShape { envs, steps, slots, .. } = *self.rollout.shape();
         let blueprints = self.domain.blueprints.len();
@@ -364,7 +364,7 @@ impl Ppo {
         Ok(())
     }
 
-    /// Checks that the rewards of the last step are missing (`owed`) or not.
+    /// Checks whether the rewards of the last decision are missing, as `owed` requires.
     fn check_owed(&self, owed: bool) -> Result<()> {
         if self.learning != Learning::On || self.owed == owed {
             return Ok(());
@@ -378,7 +378,7 @@ impl Ppo {
     }
 }
 
-/// Groups the words of one policy.
+/// Groups the four tensors of one policy.
 fn quadruple(words: impl IntoIterator<Item = Vec<u32>>) -> [Vec<u32>; 4] {
     let mut words = words.into_iter();
     std::array::from_fn(|_| words.next().unwrap_or_default())

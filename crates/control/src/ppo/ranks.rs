@@ -1,6 +1,5 @@
-//! Learning over several ranks: each rank has its own envs and rollout, and every input of an
-//! update is made equal on all ranks, so that their policies stay the same bit for bit. Numbers are
-//! merged in rank order.
+//! Learning over several ranks. Each rank has its own envs and rollout. Every input of an update is
+//! merged over the ranks, in rank order, so that all policies stay equal bit for bit.
 
 use meristem_comm::{Communicator, Exchange, ExchangeOptions, ExchangeState};
 use meristem_device::{DType, Owner, Stream, Tensor};
@@ -17,7 +16,7 @@ use crate::report::RoundReport;
 /// Prefix of the exchange's state in a checkpoint.
 const PREFIX: &str = "exchange.";
 
-/// A policy's link to the other ranks.
+/// A policy's connection to the other ranks.
 #[derive(Debug)]
 pub(super) struct Ranks {
     /// The communicator; `None` once this rank has left after a failure.
@@ -27,8 +26,7 @@ pub(super) struct Ranks {
     kept: Keeping,
 }
 
-/// State of the exchange, which is created with the first gradient; before that, its imported
-/// state.
+/// The gradient exchange. The first gradient creates it; before that only an imported state exists.
 enum Keeping {
     Before(ExchangeState),
     Now(Box<Exchange>),
@@ -50,13 +48,13 @@ impl Ranks {
         Self { comm: Some(comm), stream, options, kept }
     }
 
-    /// Leaves the communicator, so that the other ranks fail at once instead of waiting. This rank
-    /// can no longer learn.
+    /// Leaves the communicator, so that the other ranks fail at once instead of waiting. Afterwards
+    /// this rank cannot learn.
     pub(super) fn leave(&mut self) {
         self.comm = None;
     }
 
-    /// Gathers `own` from every rank, in rank order.
+    /// Gathers `own` from all ranks, in rank order.
     fn gather(&mut self, own: &[f64]) -> Result<Vec<Vec<f64>>> {
         let len = own.len();
         let comm = joined(&mut self.comm)?;
@@ -67,7 +65,7 @@ impl Ranks {
         Ok(all.to_vec::<f64>()?.chunks(len).map(<[f64]>::to_vec).collect())
     }
 
-    /// Element-wise mean over the ranks.
+    /// Element-wise mean over all ranks.
     pub(super) fn mean(&mut self, own: &[f64]) -> Result<Vec<f64>> {
         let all = self.gather(own)?;
         let n = all.len() as f64;
@@ -75,7 +73,7 @@ impl Ranks {
         Ok((0..own.len()).map(mean).collect())
     }
 
-    /// Computes advantages and returns as [`Rollout::finish`], over all ranks.
+    /// Computes advantages and returns over all ranks; see [`Rollout::finish`].
     pub(super) fn finish(
         &mut self,
         rollout: &Rollout,
@@ -97,8 +95,8 @@ impl Ranks {
         Ok(all.iter().map(|rank| rank[6]).sum::<f64>() / all.len() as f64)
     }
 
-    /// Replaces the policy's gradient by the mean over all ranks, as far as the exchange sends it,
-    /// and recomputes its norm.
+    /// Replaces the policy's gradient by its average over the ranks, and recomputes the norm. Under
+    /// a sparse exchange the average has only the elements that were sent.
     pub(super) fn exchange(&mut self, policy: &mut Policy) -> Result<()> {
         let gradients = policy.gradients()?;
         let comm = joined(&mut self.comm)?;
@@ -115,7 +113,7 @@ impl Ranks {
         Ok(policy.measure()?)
     }
 
-    /// Merges the observations that all ranks collected, as [`Normalizer::commit`].
+    /// Merges the observations collected by all ranks; see [`Normalizer::commit`].
     pub(super) fn commit(&mut self, normalizer: &mut Normalizer) -> Result<()> {
         let all = self.gather(&normalizer.gathered().to_vec())?;
         let all: Vec<Moments> = all.iter().map(|rank| Moments::from_slice(rank)).collect();
@@ -123,7 +121,7 @@ impl Ranks {
         Ok(())
     }
 
-    /// Adds up the counts of all ranks.
+    /// Sums the counts of a report over all ranks.
     pub(super) fn total(&mut self, report: &mut RoundReport) -> Result<()> {
         let counts = [&[report.transitions as u64], &report.ops[..]].concat();
         // Whole numbers far below 2^53.
@@ -135,13 +133,13 @@ impl Ranks {
         Ok(())
     }
 
-    /// Checks that the policy is the same on all ranks and returns its fingerprint.
+    /// Compares the policies of all ranks and returns their fingerprint.
     ///
     /// # Errors
-    /// [`Error::RanksDiffer`] if it is not the same on all ranks.
+    /// [`Error::RanksDiffer`] for different policies.
     pub(super) fn agree(&mut self, policy: &Policy) -> Result<String> {
         let own = fingerprint(&[policy.state_dict()?, policy.optimiser_dict()?]);
-        // Each half is a number that f64 represents exactly.
+        // Each half of a fingerprint is exact in f64.
         let halves = [own >> 32, own & u64::from(u32::MAX)].map(|half| half as f64);
         let all = self.gather(&halves)?;
         let text = |rank: &[f64]| format!("{:08x}{:08x}", rank[0] as u64, rank[1] as u64);
@@ -152,7 +150,7 @@ impl Ranks {
         Ok(text(&halves))
     }
 
-    /// Saves the state of the exchange into a checkpoint; returns its step.
+    /// Saves the exchange's state into a checkpoint and returns the exchange's step.
     pub(super) fn save(&self, tensors: &mut StateDict) -> Result<u64> {
         let state = match &self.kept {
             Keeping::Before(state) => state.clone(),
@@ -165,7 +163,7 @@ impl Ranks {
         Ok(step)
     }
 
-    /// Restores the state that [`Ranks::save`] wrote.
+    /// Restores a state from [`Ranks::save`].
     pub(super) fn restore(&mut self, step: u64, tensors: &StateDict) {
         let parts = tensors.iter().filter_map(|(name, tensor)| match &tensor.data {
             HostData::U8(bytes) => Some((name.strip_prefix(PREFIX)?, &bytes[..])),
@@ -180,7 +178,7 @@ fn joined(comm: &mut Option<Communicator>) -> Result<&mut Communicator> {
     comm.as_mut().ok_or_else(gone)
 }
 
-/// FNV-1a over names and bits.
+/// FNV-1a hash over names and bits.
 fn fingerprint(dicts: &[StateDict]) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325u64;
     let mut take = |bytes: &[u8]| {

@@ -1,5 +1,5 @@
-//! The transitions of a round, on the policy's device (H6). Every tensor is laid out `[step, env,
-//! …]` and allocated once per run.
+//! The transitions of a round, on the policy's device (H6). Every tensor has the layout `[step,
+//! env, …]` and is allocated once per run.
 
 use meristem_device::{Call, DType, Fill, Owner, Result, Stream, Tensor};
 
@@ -23,7 +23,7 @@ pub(super) struct RolloutShape {
     pub(super) logits: usize,
 }
 
-/// The rows that the policy writes in one step.
+/// Rows of the tensors that one policy step writes.
 #[derive(Debug)]
 pub(super) struct ActedRow {
     /// Observations, blueprints, and `keep`.
@@ -36,8 +36,7 @@ pub(super) struct ActedRow {
 }
 
 impl ActedRow {
-    /// Results of a step that the host reads, as words: choices, log-probabilities, entropies,
-    /// values.
+    /// Results of a step for the host, as u32 words: choices, log-probabilities, entropies, values.
     pub(super) fn decided(&self) -> Result<[Tensor; 4]> {
         let words = |tensor: &Tensor| tensor.reinterpret(DType::U32);
         let (choices, values) = (self.choices.clone(), words(&self.values)?);
@@ -45,26 +44,26 @@ impl ActedRow {
     }
 }
 
-/// The buffers. Rows of steps that were not written in this round still hold rows of an earlier
-/// one: readers ask for the steps written.
+/// The buffers of a round. Rows beyond the steps of this round are stale; readers limit themselves
+/// to the steps written.
 #[derive(Debug)]
 pub(super) struct Rollout {
     shape: RolloutShape,
-    /// f32 `[steps + 1, envs, features]`, normalised as the policy saw them; the last row is the
-    /// observation after the last transition.
+    /// f32 `[steps + 1, envs, features]`, normalised. The last row is the observation after the
+    /// last transition.
     pub(super) observations: Tensor,
     /// u32 `[steps + 1, envs, slots]`.
     pub(super) blueprints: Tensor,
-    /// f32 `[steps + 1, envs]`: 0 where a trajectory begins.
+    /// f32 `[steps + 1, envs]`: 0 where a trajectory begins, else 1.
     pub(super) keep: Tensor,
-    /// u32 `[steps + 1, envs, heads]`. Like the other results of the policy's step it has an extra
-    /// row, of which only V is used.
+    /// u32 `[steps + 1, envs, heads]`. All results of a policy step have an extra row, in which
+    /// only V is used.
     pub(super) choices: Tensor,
-    /// u8 `[steps + 1, envs, logits]`: the masks of the draw.
+    /// u8 `[steps + 1, envs, logits]`: masks of the draw.
     pub(super) legal: Tensor,
     /// f32 `[steps + 1, envs, heads]`.
     pub(super) log_probs: Tensor,
-    /// f32 `[steps + 1, envs, heads]`, over their largest possible values.
+    /// f32 `[steps + 1, envs, heads]`, normalised entropies.
     pub(super) entropies: Tensor,
     /// f32 `[steps + 1, envs]`, in units of reward.
     pub(super) values: Tensor,
@@ -78,10 +77,10 @@ pub(super) struct Rollout {
     pub(super) terminated: Tensor,
     /// f32 `[steps, envs]`, normalised over the round.
     pub(super) advantages: Tensor,
-    /// f32 `[steps, envs]`, divided by their running standard deviation.
+    /// f32 `[steps, envs]`, divided by the running standard deviation of the returns.
     pub(super) returns: Tensor,
-    /// f64 `[7]`: the moments of the returns, the mean sum of rewards; over several ranks also the
-    /// moments of the advantages.
+    /// f64 `[7]`: moments of the returns (3), moments of the advantages over several ranks (3),
+    /// mean sum of rewards (1).
     stats: Tensor,
 }
 
@@ -118,7 +117,7 @@ impl Rollout {
         &self.shape
     }
 
-    /// Begins a round: clears ends and rewards.
+    /// Begins a round: clears the flags and the rewards.
     pub(super) fn begin(&self) -> Result<()> {
         let cells = self.shape.steps * self.shape.envs;
         self.truncated.copy_from_slice(&vec![0u8; cells])?;
@@ -126,7 +125,7 @@ impl Rollout {
         self.rewards.copy_from_slice(&vec![0f32; cells])
     }
 
-    /// One step of a tensor: `[envs, width]`, or `[envs]` for width 0.
+    /// Row of one step: `[envs, width]`, or `[envs]` for a tensor with two dimensions.
     pub(super) fn row(&self, of: &Tensor, step: usize) -> Result<Tensor> {
         let envs = self.shape.envs;
         match of.dims() {
@@ -144,7 +143,7 @@ impl Rollout {
         }
     }
 
-    /// The rows that the policy's step writes.
+    /// Rows of a step that the policy writes.
     pub(super) fn acted(&self, step: usize) -> Result<ActedRow> {
         let row = |of| self.row(of, step);
         Ok(ActedRow {
@@ -157,20 +156,20 @@ impl Rollout {
         })
     }
 
-    /// Replaces the choices of a step, `[envs, heads]`, and their masks, `[envs, logits]`. Two
+    /// Replaces the choices of a step, `[envs, heads]`, and the masks, `[envs, logits]`. Two
     /// copies; does not wait.
     pub(super) fn replace(&self, step: usize, choices: &[u32], legal: &[u8]) -> Result<()> {
         self.row(&self.choices, step)?.copy_from_slice(choices)?;
         self.row(&self.legal, step)?.copy_from_slice(legal)
     }
 
-    /// Gives all of the first `steps` steps an advantage of 1. One copy; does not wait.
+    /// Sets the advantages of the first `steps` steps to 1. One copy; does not wait.
     pub(super) fn weigh_alike(&self, steps: usize) -> Result<()> {
         let rows = self.rows(&self.advantages, steps)?;
         rows.copy_from_slice(&vec![1f32; rows.numel()])
     }
 
-    /// Adds to the rewards of a step.
+    /// Adds `rewards` to the rewards of a step.
     pub(super) fn reward(&self, step: usize, rewards: &[f32]) -> Result<()> {
         let (row, rewards) = (self.row(&self.rewards, step)?, rewards.to_vec());
         let launch = self.rewards.stream().launch("reward").write(&row);
@@ -179,8 +178,7 @@ impl Rollout {
         })
     }
 
-    /// Ends a trajectory with the transition of step `last`, because of the transition of
-    /// step `cause`.
+    /// Ends a trajectory with step `last`, and adds `penalty` to the reward of step `cause`.
     pub(super) fn terminate(
         &self,
         env: usize,
@@ -196,8 +194,8 @@ impl Rollout {
         })
     }
 
-    /// Cuts the episode off after the transition of `last`. The next row is the observation after
-    /// it, whose V stands for the rest. Does not wait.
+    /// Marks step `last` as truncated. The next row is the observation after it; its V becomes the
+    /// bootstrap. Does not wait.
     pub(super) fn truncate(&self, last: usize) -> Result<()> {
         let stream = self.truncated.stream();
         stream.fill("truncate", &[&self.row(&self.truncated, last)?], Fill::Word(0x0101_0101))?;
@@ -205,9 +203,8 @@ impl Rollout {
         stream.copy("truncate", &[(&from, &to)])
     }
 
-    /// Turns the rewards of the first `steps` steps into advantages and returns, on the device, and
-    /// updates `scale` by these returns. Returns the mean sum of rewards of an env. One read-back
-    /// of four numbers.
+    /// Computes advantages and returns of the first `steps` steps on the device, and adds the
+    /// returns to `scale`. Returns the mean over the envs of the sum of rewards. One read-back.
     pub(super) fn finish(
         &self,
         steps: usize,
@@ -224,9 +221,9 @@ impl Rollout {
         Ok(stats[6])
     }
 
-    /// Computes the part of [`Rollout::finish`] of one rank of several: advantages and returns are
-    /// left unnormalised until [`Rollout::normalise`]. Returns the moments of these returns and
-    /// advantages, and the mean sum of rewards.
+    /// Computes one rank's part of [`Rollout::finish`]; advantages and returns stay unnormalised
+    /// until [`Rollout::normalise`]. Returns the moments of the returns and of the advantages, and
+    /// the mean sum of rewards.
     pub(super) fn finish_part(
         &self,
         steps: usize,
@@ -242,7 +239,7 @@ impl Rollout {
         Ok(([moments(0), moments(3)], stats[6]))
     }
 
-    /// Divides the returns by `returns_std`, and normalises the advantages by their mean and
+    /// Divides the returns by `returns_std`, and normalises the advantages with the mean and
     /// standard deviation over all ranks. Does not wait.
     pub(super) fn normalise(
         &self,
@@ -260,8 +257,8 @@ impl Rollout {
         })
     }
 
-    /// Computes advantages and returns by `write`, or on a GPU by `call`. Returns the result of
-    /// `write`, then the mean sum of rewards of an env. One read-back.
+    /// Computes advantages and returns with `write`, or on a GPU with `call`. Returns the result of
+    /// `write` and the mean over the envs of the sum of rewards. One read-back.
     fn targets(
         &self,
         steps: usize,
@@ -307,7 +304,7 @@ mod tests {
     use meristem_device::random::{Purpose, Rng};
     use meristem_device::{Device, DeviceId, DeviceOptions};
 
-    /// Advantages, returns and scale of a round of random transitions, bit for bit.
+    /// Advantages, returns and statistics of a round of random transitions, as bits.
     fn finished(id: DeviceId, envs: usize) -> (Vec<u32>, Vec<u32>, [u64; 7]) {
         let stream = Device::open(id, &DeviceOptions::default()).unwrap().stream("policy");
         let shape = RolloutShape { steps: 9, envs, features: 1, slots: 1, logits: 1 };
@@ -341,7 +338,7 @@ mod tests {
 
     #[test]
     fn targets_on_a_gpu_have_the_processors_bits() {
-        // More than a block's threads; a part of a warp.
+        // More envs than threads in a block; fewer than a warp.
         for envs in [300, 9] {
             assert!(finished(DeviceId::Cuda(0), envs) == finished(DeviceId::Cpu(0), envs));
         }

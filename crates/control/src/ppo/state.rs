@@ -1,4 +1,4 @@
-//! Checkpoints: the state that the next decision depends on (U4).
+//! Checkpoints: the state that determines the next decisions (U4).
 
 use std::borrow::Cow;
 
@@ -12,11 +12,11 @@ use crate::error::{Error, Result};
 use crate::normalizer::Normalizer;
 use crate::state::ControllerState;
 
-/// The part of the state that is not tensors.
+/// The state without its tensors.
 #[derive(Debug, Serialize, Deserialize)]
 struct PpoMemory {
     seed: u64,
-    /// Missing in older states.
+    /// Missing in states of older versions.
     #[serde(default)]
     seeds: Vec<u64>,
     normalizer: Normalizer,
@@ -27,18 +27,18 @@ struct PpoMemory {
     decisions: u64,
     ops: [u64; 6],
     skipped: usize,
-    /// Memory of the teacher, if there is one; missing in older states.
+    /// Memory of the teacher; missing in states of older versions.
     #[serde(default)]
     teacher: Option<Vec<u8>>,
-    /// Exchanges made, if it learns over ranks.
+    /// Number of exchanges; `None` for a policy on a single rank.
     #[serde(default)]
     exchanges: Option<u64>,
 }
 
 const ENTROPIES: &str = "rollout.entropies";
 
-/// Tensors besides the policy's own, with their names, except tensors that are computed from
-/// others at the end of a round.
+/// Tensors of the rollout and LSTM, with names. Tensors that the end of a round recomputes are not
+/// saved.
 fn buffers(ppo: &Ppo) -> [(&'static str, &Tensor); 13] {
     let rollout = &ppo.rollout;
     [
@@ -58,7 +58,7 @@ fn buffers(ppo: &Ppo) -> [(&'static str, &Tensor); 13] {
     ]
 }
 
-/// The state of a checkpoint. One read-back.
+/// Saves the state of a checkpoint. One read-back.
 ///
 /// # Errors
 /// A failed device.
@@ -102,7 +102,7 @@ pub(super) fn save(ppo: &Ppo) -> Result<ControllerState> {
 /// Restores the state of a checkpoint. All or nothing.
 ///
 /// # Errors
-/// [`Error::BadState`] for a state of another run, or a damaged one; a failed device.
+/// [`Error::BadState`] for a damaged state, or the state of another run; a failed device.
 pub(super) fn restore(ppo: &mut Ppo, state: &ControllerState) -> Result<()> {
     let memory: PpoMemory = state.memory(NAME)?;
     let bad = |problem: String| Error::BadState { controller: NAME.into(), problem };
@@ -123,7 +123,7 @@ pub(super) fn restore(ppo: &mut Ppo, state: &ControllerState) -> Result<()> {
     if memory.exchanges.is_some() != ppo.ranks.is_some() {
         return Err(bad("only one of the two runs learns over several ranks".into()));
     }
-    // Everything is checked before anything is changed.
+    // All checks come before the first change.
     let mut heuristic = ppo.teacher.as_ref().map(|teacher| teacher.heuristic.clone());
     if let (Some(heuristic), Some(memory)) = (&mut heuristic, memory.teacher) {
         let state = ControllerState { memory, ..ControllerState::default() };
@@ -171,9 +171,9 @@ pub(super) fn restore(ppo: &mut Ppo, state: &ControllerState) -> Result<()> {
     ppo.set_floors()
 }
 
-/// The elements of a buffer in a saved state. A rollout that was saved before actions were drawn on
-/// the device has no entropies, and one row less where there is now one more. The missing elements
-/// are zeros, and written before they are read.
+/// Elements of a buffer in a saved state, extended to the current format. Older states have no
+/// entropies, and one row less in each result of the draw. Missing elements become zeros; they are
+/// written before they are read.
 fn saved<'s>(state: &'s ControllerState, name: &str, tensor: &Tensor) -> Option<Cow<'s, [f32]>> {
     let (dims, len) = (tensor.dims(), tensor.numel());
     let Some(saved) = state.tensors.get(name) else {
@@ -194,7 +194,7 @@ fn saved<'s>(state: &'s ControllerState, name: &str, tensor: &Tensor) -> Option<
     }
 }
 
-/// Elements as floats: flags and indices are small integers, which f32 represents exactly.
+/// Elements as f32, which is exact for flags and small indices.
 fn as_f32(dtype: DType, bytes: &[u8]) -> Vec<f32> {
     let words = || bytes.chunks_exact(4).map(|b| b.try_into().unwrap_or_default());
     match dtype {

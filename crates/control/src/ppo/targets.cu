@@ -1,24 +1,24 @@
-// Rewards and targets of a round on a GPU. The bits are those of targets.rs and gae.rs: everything
-// is f64 and in the same order. A round has a few thousand transitions at most, and this runs once
-// for each, so one warp does what has one order; what has none is shared by all threads.
+// Rewards and targets of a round on a GPU. The results have the same bits as targets.rs and gae.rs:
+// all arithmetic is f64, in the same order. A round has at most a few thousand transitions, and the
+// kernel runs once per round. One warp therefore does all ordered sums; all threads share the rest.
 #include "meristem.cuh"
 
 typedef unsigned char u8;
 typedef unsigned int u32;
 typedef long long i64;
 
-// As `gpu::ROW` in gpu.rs.
+// Length: `gpu::ROW` in gpu.rs.
 struct Rewards {
     float rewards[256];
 };
 
-// Adds to the rewards of a step.
+// Adds rewards to a row.
 extern "C" __global__ void __launch_bounds__(256) reward(Span<float> row, Rewards of) {
     locate(row);
     if (first() < row.len) row[first()] += of.rewards[first()];
 }
 
-// Running moments: `ReturnScale`.
+// Running moments; `ReturnScale` in targets.rs.
 struct Moments {
     double count, mean, m2;
 
@@ -49,7 +49,7 @@ struct Trajectories {
     Span<const u8> truncated, terminated;
 };
 
-// A transition: its temporal difference, and whether nothing comes after it.
+// Temporal difference of a transition, and whether the trajectory ends with it.
 struct Transition {
     double delta;
     bool ends;
@@ -65,8 +65,8 @@ struct Transition {
     }
 };
 
-// Generalised advantage estimation of one env. Threads of a warp have envs side by side. The
-// transition of the step before is on its way while an advantage is written.
+// Generalised advantage estimation of one env. Threads of a warp take adjacent envs. The next
+// transition is loaded while an advantage is written.
 __device__ void advantages(const Trajectories& of, const Values& v, u32 env, Span<float> a) {
     if (a.len == 0) return;
     i64 at = a.len - v.envs + env;
@@ -79,8 +79,8 @@ __device__ void advantages(const Trajectories& of, const Values& v, u32 env, Spa
     }
 }
 
-// Gives the elements to `take` in order. A warp reads them together, and all of its lanes take
-// each.
+// Calls `take` for each element in order. The lanes of a warp load the elements together; every
+// lane then takes every element.
 template <class Take>
 __device__ void in_order(Span<const float> x, Take take) {
     u32 lane = threadIdx.x % 32;
@@ -105,7 +105,7 @@ struct Norm {
     double std;
 };
 
-// By all threads of the grid.
+// Called by all threads of the grid.
 __device__ void normalise_all(const Norm& of, Span<float> a, Span<float> returns) {
     for (i64 i = first(); i < returns.len; i += threads()) {
         returns[i] = (float)((double)returns[i] / of.returns_std);
@@ -115,7 +115,7 @@ __device__ void normalise_all(const Norm& of, Span<float> a, Span<float> returns
     }
 }
 
-// Mean of the advantages, and their standard deviation or its floor.
+// Mean of the advantages, and the larger of their standard deviation and the floor.
 __device__ void moments(Span<const float> a, double floor, Norm& to) {
     double n = (double)(a.len > 1 ? a.len : 1), squares = 0.0;
     double mean = sum_of(a) / n;
@@ -124,9 +124,8 @@ __device__ void moments(Span<const float> a, double floor, Norm& to) {
     to.mean = mean, to.std = std > floor ? std : floor;
 }
 
-// Writes advantages and returns; the first numbers of `stats` are the moments of the returns, for a
-// part those of its advantages too, and the seventh is the mean sum of rewards of an env. One
-// block.
+// Writes advantages and returns in one block. `stats` receives the moments of the returns (3), for
+// a part of the envs also the moments of the advantages (3), and the mean sum of rewards (1).
 extern "C" __global__ void __launch_bounds__(256)
     targets(Span<const float> rewards, Span<const float> values, Span<const float> bootstraps,
             Span<const u8> truncated, Span<const u8> terminated, Span<float> a, Span<float> returns,

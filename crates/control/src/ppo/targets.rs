@@ -1,13 +1,13 @@
-//! Targets of the policy and its value from a round: advantages and returns.
+//! Training targets of the policy and of V: advantages and returns.
 
 use serde::{Deserialize, Serialize};
 
 use crate::gae::{Discounts, Trajectories, advantages};
 
-/// Least divisor of the returns.
+/// Smallest divisor of the returns.
 const LEAST_SCALE: f64 = 1e-3;
 
-/// Running moments of all returns so far: V is learned in units of their standard deviation.
+/// Running moments of all returns. V is trained in units of their standard deviation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ReturnScale {
@@ -17,18 +17,18 @@ pub(super) struct ReturnScale {
 }
 
 impl ReturnScale {
-    /// The standard deviation; 1 before there are two returns.
+    /// The standard deviation; 1 for fewer than two returns.
     pub(super) fn std(&self) -> f64 {
         if self.count < 2.0 { 1.0 } else { (self.m2 / self.count).sqrt().max(LEAST_SCALE) }
     }
 
-    /// Whether a scale that was read from a file is valid.
+    /// Whether a scale from a file is valid.
     pub(super) fn is_usable(&self) -> bool {
         let finite = [self.count, self.mean, self.m2].iter().all(|x| x.is_finite());
         finite && self.count >= 0.0 && self.m2 >= 0.0
     }
 
-    /// Merges the returns of `other` (Chan, Golub and LeVeque 1979).
+    /// Adds the returns of `other` (Chan, Golub and LeVeque 1979).
     pub(super) fn merge(&mut self, other: &Self) {
         let count = self.count + other.count;
         if count > 0.0 {
@@ -39,12 +39,12 @@ impl ReturnScale {
         }
     }
 
-    /// Serialises to numbers, for other ranks.
+    /// Serialises to count, mean and sum of squared deviations, for other ranks.
     pub(super) fn to_array(self) -> [f64; 3] {
         [self.count, self.mean, self.m2]
     }
 
-    /// Restores the numbers of [`ReturnScale::to_array`].
+    /// Decodes the numbers of [`ReturnScale::to_array`].
     pub(super) fn from_array([count, mean, m2]: [f64; 3]) -> Self {
         Self { count, mean, m2 }
     }
@@ -57,17 +57,17 @@ impl ReturnScale {
     }
 }
 
-/// Parameters of the conversion of rewards to targets.
+/// Parameters of the computation of targets from rewards.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Targets {
     pub(super) discounts: Discounts,
-    /// Least divisor in the normalisation of advantages.
+    /// Smallest divisor in the normalisation of advantages.
     pub(super) advantage_std_floor: f64,
 }
 
 impl Targets {
-    /// Writes the advantages, normalised over all of them, and the returns, divided by the standard
-    /// deviation of all returns so far, including these. Returns the new scale.
+    /// Writes the advantages, normalised over the round, and the returns, divided by the new
+    /// scale's standard deviation. The new scale, which is returned, includes these returns.
     pub(super) fn write(
         &self,
         of: &Trajectories<'_>,
@@ -83,7 +83,7 @@ impl Targets {
         scale
     }
 
-    /// Writes the advantages and returns unnormalised, and adds the returns to `scale`.
+    /// Writes advantages and returns unnormalised, and adds the returns to `scale`.
     fn write_raw(
         &self,
         of: &Trajectories<'_>,
@@ -98,8 +98,8 @@ impl Targets {
         }
     }
 
-    /// Writes the targets as [`Targets::write_raw`]. Returns the moments of these returns and of
-    /// these advantages, to be merged with the sums of other ranks.
+    /// Writes the targets as [`Targets::write_raw`]. Returns the moments of the returns and of the
+    /// advantages, for merging over the ranks.
     pub(super) fn write_part(
         &self,
         of: &Trajectories<'_>,
@@ -112,7 +112,7 @@ impl Targets {
         [scale, of_advantages]
     }
 
-    /// Divides the returns, and normalises the advantages by the given mean and standard deviation.
+    /// Divides the returns by `returns_std`, and normalises the advantages with `mean` and `std`.
     pub(super) fn normalise(
         &self,
         returns_std: f64,

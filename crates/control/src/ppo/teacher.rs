@@ -1,9 +1,9 @@
-//! Demonstrations: rounds in which the heuristic acts, and the policy learns to act alike.
+//! Demonstrations: rounds in which the heuristic acts and the policy learns to imitate it.
 //!
-//! The policy observes each step as in any round. Its draw is then replaced, in the rollout, by the
-//! heuristic's action with the masks of that action, so that the update maximises the likelihood of
-//! the choices of the heuristic (behaviour cloning: Pomerleau, "Efficient training of artificial
-//! neural networks for autonomous navigation", 1991), and V learns the returns of the heuristic.
+//! The policy observes each step as usual. The rollout then stores the heuristic's action and its
+//! masks in place of the policy's draw. The update maximises the likelihood of these choices
+//! (behaviour cloning: Pomerleau, "Efficient training of artificial neural networks for autonomous
+//! navigation", 1991), and V learns the returns of the heuristic.
 
 use super::Ppo;
 use crate::action::{Action, Choices};
@@ -13,32 +13,32 @@ use crate::heuristic::Heuristic;
 use crate::masks::{HEAD_COUNT, HeadLayout, Legality};
 use crate::view::EnvView;
 
-/// Passes over a round of demonstrations. An env's steps are alike from episode to episode, and a
-/// round costs far more than passes over it.
+/// Passes over a round of demonstrations. Successive episodes of an env are similar, and a round
+/// costs far more than passes over it.
 pub(super) const PASSES: usize = 32;
 
 /// The controller that demonstrates.
 #[derive(Debug)]
 pub(super) struct Teacher {
     pub(super) heuristic: Heuristic,
-    /// Rounds of demonstrations, from the first round of the run on.
+    /// Number of rounds with demonstrations, at the start of the run.
     pub(super) rounds: usize,
 }
 
 impl Ppo {
-    /// Lets the heuristic act in the first rounds of the run, from which the policy learns to act
-    /// alike.
+    /// Lets the heuristic act in the first `rounds` rounds, while the policy learns to imitate it.
     pub fn taught(self, heuristic: Heuristic, rounds: usize) -> Self {
         Self { teacher: Some(Teacher { heuristic, rounds }), ..self }
     }
 
-    /// Whether this round, which may just have ended, is one of demonstrations.
+    /// Whether the current round is a demonstration. During the update it is the round that has
+    /// just ended.
     pub(super) fn is_taught(&self) -> bool {
         self.teacher.as_ref().is_some_and(|teacher| self.round() < teacher.rounds as u64)
     }
 
-    /// Replaces the decisions of the step by the teacher's. Two copies to the device; does not
-    /// wait.
+    /// Replaces the decisions of the step by the teacher's, in a round of demonstrations. Two
+    /// copies to the device; does not wait.
     pub(super) fn follow_teacher(&mut self, views: &[EnvView<'_>]) -> Result<()> {
         let taught = self.is_taught();
         let Some(teacher) = self.teacher.as_mut().filter(|_| taught) else { return Ok(()) };
@@ -52,7 +52,7 @@ impl Ppo {
         let choices: Vec<Choices> = actions.iter().map(Action::choices).collect();
         let words: Vec<u32> = choices.as_flattened().iter().map(|choice| *choice as u32).collect();
         self.rollout.replace(self.step, &words, &legal)?;
-        // They were not drawn: nothing is known of a probability.
+        // These choices were not drawn, so they have no probabilities.
         self.decided.log_probs = vec![[0.0; HEAD_COUNT]; choices.len()];
         self.decided.choices = choices;
         Ok(())

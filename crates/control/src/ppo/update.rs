@@ -9,10 +9,10 @@ use crate::masks::HEAD_COUNT;
 use crate::policy::{PolicyBatch, PolicyInputs, PpoPass};
 use crate::report::RoundReport;
 
-/// Learns from the steps of this round, then clears them. Waits for the device once per epoch.
+/// Trains on the steps of this round, then begins a new one. Waits for the device once per pass.
 ///
 /// # Errors
-/// [`Error::Diverged`] when too many updates in a row were skipped; a failed device.
+/// [`Error::Diverged`] after too many consecutive skipped updates; a failed device.
 pub(super) fn learn(ppo: &mut Ppo) -> Result<RoundReport> {
     let steps = ppo.step;
     let targets = ppo.config.targets();
@@ -51,9 +51,9 @@ pub(super) fn learn(ppo: &mut Ppo) -> Result<RoundReport> {
     Ok(report)
 }
 
-/// Runs passes over the whole round until the KL limit, the last epoch, or a number that is not
-/// finite. In a round of demonstrations every choice counts alike, and nothing limits the KL
-/// divergence from a policy that did not act.
+/// Makes passes over the whole round, until the KL limit, the last epoch, or a number that is not
+/// finite. A round of demonstrations weighs all choices equally and has no KL limit, because the
+/// policy did not act in it.
 fn update(ppo: &mut Ppo, steps: usize, report: &mut RoundReport) -> Result<()> {
     let rollout = &ppo.rollout;
     let RolloutShape { envs, .. } = *rollout.shape();
@@ -86,7 +86,7 @@ fn update(ppo: &mut Ppo, steps: usize, report: &mut RoundReport) -> Result<()> {
         }
         let (of_pass, gradient_norm) = ppo.policy.report()?;
         let mut seen = PassStatistics::from_report(&of_pass, gradient_norm);
-        // If one rank stops, all stop.
+        // The mean over the ranks makes all ranks stop at the same pass.
         if let Some(ranks) = &mut ppo.ranks {
             seen = PassStatistics::from_slice(&ranks.mean(&seen.to_vec())?);
         }
@@ -117,7 +117,7 @@ fn update(ppo: &mut Ppo, steps: usize, report: &mut RoundReport) -> Result<()> {
 /// Statistics of one PPO pass that are reported or control early stopping.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct PassStatistics {
-    /// Loss; NaN if any of its parts is not finite.
+    /// Loss; NaN if any part of it is not finite.
     loss: f64,
     kl: f64,
     clip_fraction: f64,
@@ -154,7 +154,7 @@ impl PassStatistics {
         [&front[..], &rest, &self.entropies].concat()
     }
 
-    /// Restores the numbers of [`PassStatistics::to_vec`].
+    /// Decodes the numbers of [`PassStatistics::to_vec`].
     fn from_slice(numbers: &[f64]) -> Self {
         let mut entropies = [0.0; HEAD_COUNT];
         entropies.copy_from_slice(&numbers[7..]);
@@ -174,8 +174,8 @@ impl PassStatistics {
         self.loss.is_finite() && self.gradient_norm.is_finite()
     }
 
-    /// Writes the statistics into the round's report. Entropy and explained variance come from the
-    /// first pass, with the parameters of the policy that acted.
+    /// Writes the statistics into the round's report. Entropies and explained variance come
+    /// from the first pass, before the parameters of the acting policy change.
     fn note(&self, report: &mut RoundReport, epoch: usize) {
         if epoch == 0 {
             report.entropies = self.entropies;

@@ -1,5 +1,5 @@
-//! A step of the policy: its cost, the rows it leaves in the rollout, and that acting and learning
-//! use the same distributions.
+//! A step of the policy: its cost, the rows that it writes into the rollout, and equal
+//! distributions in acting and learning.
 
 use crate::common::toy::{STEPS, Toy, play};
 use crate::common::{quick, tiny};
@@ -28,7 +28,7 @@ fn fleet() -> Vec<Toy> {
     (0..ENVS).map(Toy::new).collect()
 }
 
-/// Cost of each decision of a round on the device.
+/// Device operations of each decision of a round.
 fn costs(device: &Device, of: &mut dyn Controller) -> Vec<Counts> {
     let mut fleet = fleet();
     let mut costs = vec![];
@@ -45,8 +45,8 @@ fn costs(device: &Device, of: &mut dyn Controller) -> Vec<Counts> {
     costs
 }
 
-/// From the first step on: one copy to the device, one launch with the draw in it, one read-back,
-/// for any number of envs.
+/// From the first step on, and for any number of envs: one copy to the device, one launch that
+/// includes the draw, one read-back.
 #[test]
 fn a_step_is_one_upload_one_launch_and_one_read_back() {
     let of_ranks = |ranks: u64| Counts {
@@ -62,7 +62,7 @@ fn a_step_is_one_upload_one_launch_and_one_read_back() {
         let costs = costs(&device, &mut it);
         assert!(costs.iter().all(|cost| *cost == of_ranks(1)), "{learning:?} {costs:?}");
     }
-    // Each rank has a policy; they are read together.
+    // Each rank has a policy; one read-back covers all of them.
     let device = device();
     let members = Communicator::threads(3, &CommOptions::default()).unwrap();
     let ranks = (0..3).map(|_| ppo(&device, ENVS / 3, Learning::On)).collect();
@@ -75,8 +75,8 @@ fn buffer(state: &ControllerState, name: &str) -> Vec<f32> {
     state.tensors.get(&format!("rollout.{name}")).unwrap().as_f32().unwrap().to_vec()
 }
 
-/// The rollout has what the host was told, under the masks of the hosts as they were; and the
-/// log-probabilities of what was drawn are those that the update finds for the same rows.
+/// The rollout stores the choices that the host received, under the masks of the hosts at that
+/// time. The update computes the same log-probabilities for these rows.
 #[test]
 fn the_rollout_has_what_was_drawn() {
     let mut it = ppo(&device(), ENVS, Learning::On);
@@ -125,23 +125,23 @@ fn the_rollout_has_what_was_drawn() {
     assert!(
         log_probs.iter().all(|x| x.is_finite() && *x <= 0.0) && log_probs.iter().any(|x| *x < 0.0)
     );
-    // The mean entropy of the op over decisions is what the update reports: the same probabilities.
+    // Mean entropy of the op over the decisions; the update reports the same.
     let decisions: Vec<usize> = (0..rows).filter(|row| entropies[row * heads] > 0.0).collect();
     let mean = decisions.iter().map(|row| f64::from(entropies[row * heads])).sum::<f64>();
     let mean = mean / decisions.len() as f64;
     let views: Vec<_> = fleet.iter().map(|toy| toy.env.view()).collect();
     let report = it.end_round(&views).unwrap().unwrap();
-    // The rows of a sequence are computed together: sums in another order, a few roundings a layer.
+    // The update computes all rows of a sequence together: sums in another order, a few roundings
+    // per layer.
     assert!((report.entropies[0] - mean).abs() < 1e-5, "{report:?} {mean}");
-    // V of what came after the last transition stands for the rest; the scale is that of the round.
+    // V of the observation after the last transition is the bootstrap, in the scale of the round.
     let state = it.save().unwrap();
     let (values, bootstraps) = (buffer(&state, "values"), buffer(&state, "bootstraps"));
     assert_eq!(bootstraps[rows - ENVS..], values[rows..]);
     assert!(values[rows..].iter().any(|v| *v != 0.0));
 }
 
-/// Mean entropy of the op, over its largest possible value, in a round of a policy whose logits are
-/// far apart.
+/// Mean normalised entropy of the op in each round of a policy with widely spaced logits.
 fn op_entropies(learning: Learning, rounds: usize) -> Vec<f64> {
     let config =
         PpoConfig { hidden: 8, floors: [0.99; 8], floor_rounds: 2, ..PpoConfig::default() };
@@ -150,7 +150,7 @@ fn op_entropies(learning: Learning, rounds: usize) -> Vec<f64> {
     let mut it = Ppo::new(&device.stream("policy"), config, &tiny(2, quick()), options).unwrap();
     let (mut weights, metadata) = it.export().unwrap();
     for (name, tensor) in &mut weights.0 {
-        // So far apart that the softmax of a choice underflows to 0.
+        // The softmax of all but one choice underflows to 0.
         if name.starts_with("heads.") {
             *tensor = HostTensor::f32(
                 &tensor.shape,
@@ -186,9 +186,9 @@ fn op_entropies(learning: Learning, rounds: usize) -> Vec<f64> {
         .collect()
 }
 
-/// Floors of .99 leave hardly a choice to a policy; they last two rounds, and a policy that does
-/// not learn has none. Without floors, logits this far apart leave no doubt, and learning from
-/// probabilities of 0 gives finite numbers.
+/// Floors of .99 make the choices nearly uniform for two rounds; without learning there are no
+/// floors. Then widely spaced logits decide alone, and learning from probabilities of 0 gives
+/// finite numbers.
 #[test]
 fn floors_fall_to_zero_and_are_absent_without_learning() {
     let learning = op_entropies(Learning::On, 3);

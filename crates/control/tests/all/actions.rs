@@ -58,7 +58,7 @@ fn the_table_is_that_of_the_specification() {
 fn all_choices() -> Vec<[usize; 8]> {
     let mut all = vec![[0; 8]];
     for (i, head) in HEADS.iter().enumerate() {
-        // One beyond the range as well.
+        // Includes one choice beyond the range.
         let choices =
             0..head.size.choices(2, 2) + usize::from(matches!(head.size, HeadSize::Fixed(_)));
         all = choices
@@ -92,7 +92,7 @@ fn choices_and_actions_are_the_same_thing() {
         };
         assert!(in_range, "{choices:?}");
         assert_eq!(action.op(), *op);
-        // Heads that the op does not use come back as 0, the others as they were.
+        // Heads that the op does not use come back as 0; the others are unchanged.
         for (i, head) in HEADS.iter().enumerate() {
             let expected = if head.is_used_by(*op) { choices[i] } else { 0 };
             assert_eq!(action.choices()[i], expected, "{} of {choices:?}", head.name);
@@ -100,8 +100,8 @@ fn choices_and_actions_are_the_same_thing() {
         assert_eq!(Action::from_choices(&action.choices()), Some(action));
         actions.insert(action);
     }
-    // WAIT; GERMINATE s·b·style·tempo·target; SET s·style·target·speed·curve; PRUNE s·speed·curve;
-    // 2·s.
+    // One WAIT; s·b·style·tempo·target GERMINATE; s·style·target·speed·curve SET_ALPHA_TARGET;
+    // s·speed·curve PRUNE; s FOSSILIZE; s ADVANCE.
     assert_eq!(actions.len(), 1 + 2 * 2 * 4 * 3 * 3 + 2 * 4 * 3 * 4 * 5 + 2 * 4 * 5 + 2 + 2);
 }
 
@@ -187,7 +187,7 @@ proptest! {
             let measured = if measured { vec![fine(); 3] } else { vec![] };
             let allowed = legal(&action, &host);
             prop_assert_eq!(allowed.is_ok(), by_the_book(&action, &host), "{:?}", action);
-            // The masks say the same of this op in every slot.
+            // The slot masks agree with the legality of this op in every slot.
             let op = action.op();
             prop_assert!(legal_ops(&host)[Op::Wait.index()]);
             if let Some(slot) = action.slot().filter(|slot| *slot < 3) {

@@ -63,8 +63,8 @@ fn a_script_is_done_to_the_letter() {
     assert_eq!(run(&mut script, 1, 8), [wait; 8]);
 }
 
-/// A line with `then` grows a module to its end, one step after another, as gates pass; the next
-/// such line begins as soon as it may.
+/// A line with `then` grows a module until it is fossilized, advancing it as gates pass. The next
+/// such line starts as soon as it is legal.
 #[test]
 fn a_script_tends_what_it_germinates_where_it_is_told_to() {
     let text = r#"
@@ -80,7 +80,7 @@ fn a_script_tends_what_it_germinates_where_it_is_told_to() {
     use Op::*;
     let w = (Wait, 9);
     let first = [w, (Germinate, 1), (Advance, 1), w, w, (Advance, 1)];
-    // While the first blends, the second begins.
+    // The second module germinates while the first blends.
     let second = [(Germinate, 0), (Advance, 0), (Advance, 1), (Fossilize, 1), (Advance, 0)];
     let end = [w, w, (Advance, 0), (Fossilize, 0), w];
     assert_eq!(ops(0, text), [&first[..], &second, &end].concat());
@@ -146,8 +146,8 @@ fn after_a_rollback_a_script_passes_over_what_is_gone() {
     env.host.prune_live();
     let mut other = script.clone();
     script.roll_back(1, Some(0), -10.0).unwrap();
-    // Saved and restored it knows that still; another env, or one that was not rolled back, is
-    // told.
+    // The restored script still skips in the rolled-back env; in another env, or without the
+    // rollback, the illegal action is an error.
     let saved = script.save().unwrap();
     let mut resumed = self::script(text).unwrap();
     resumed.restore(&saved).unwrap();

@@ -1,11 +1,12 @@
-//! Four epochs of PPO on one round against PyTorch (`reference/ppo.py`): loss, its parts, the
-//! gradient of every parameter, its norm, and the weights after each update's Adam step; eight
-//! heads, masks, floors, entropy floors, clipping of ratios and gradients, terminations in the
-//! middle.
+//! Four epochs of PPO on one round against PyTorch (`reference/ppo.py`): loss and its parts, the
+//! gradient of every parameter and its norm, and the weights after each Adam step. The round has
+//! eight heads, masks, floors, entropy floors, clipping of ratios and gradients, and terminations
+//! within sequences.
 //!
-//! Tolerance: 1e-4 of a tensor's largest value, plus PyTorch's own distance from f64 (at most 1e-5
-//! of it). A gradient is a sum over 33 rows through a dozen layers, each good to some 1e-6; that
-//! Adam divides by the root of small squares makes later epochs worse by about ten.
+//! Tolerance: 1e-4 of a tensor's largest value, plus PyTorch's own error against f64 (at most 1e-5
+//! of the largest value). A gradient is a sum over 33 rows through a dozen layers, each accurate to
+//! about 1e-6. Adam divides by the root of small squares, which makes later epochs about ten times
+//! less accurate.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -48,13 +49,13 @@ impl Golden {
         self.tensors.get(name).unwrap_or_else(|| panic!("no {name}")).as_f32().unwrap()
     }
 
-    /// The tensors under a prefix, named by the rest of their names.
+    /// The tensors under a prefix, without the prefix in their names.
     fn of(&self, prefix: &str) -> StateDict {
         let named = |(n, t): (&str, &HostTensor)| Some((n.strip_prefix(prefix)?.into(), t.clone()));
         StateDict(self.tensors.iter().filter_map(named).collect())
     }
 
-    /// Panics unless every value is within the tolerance; `torch` is PyTorch's own error of this
+    /// Panics unless every value is within the tolerance. `torch` is PyTorch's own error for this
     /// tensor.
     fn close(&self, isa: Isa, name: &str, got: &[f32]) {
         let errors: BTreeMap<String, f64> =
@@ -100,7 +101,7 @@ impl Golden {
         policy
     }
 
-    /// A tensor of the round, `[rows, …]`, its numbers as `T`.
+    /// A tensor of the round, `[rows, …]`, with elements of type `T`.
     fn batch<T: Element>(&self, stream: &Stream, name: &str, of: fn(f32) -> T) -> Tensor {
         let tensor = self.tensors.get(&format!("batch/{name}")).unwrap();
         let values: Vec<T> = tensor.as_f32().unwrap().iter().map(|v| of(*v)).collect();

@@ -2,13 +2,13 @@
 
 use meristem_control::{Failure, GovernorConfig, Vitals};
 
-/// The first step with a failure, for ten classes.
+/// First step with a failure, for ten classes.
 fn first(losses: impl IntoIterator<Item = f64>) -> Option<(usize, Failure)> {
     let (config, mut vitals) = (GovernorConfig::default(), Vitals::new(10));
     losses.into_iter().enumerate().find_map(|(i, loss)| Some((i, vitals.check(&config, loss)?)))
 }
 
-/// From guessing down to `floor`, with noise that depends on the step.
+/// A loss that falls from guessing to `floor`, with noise that depends on the step.
 fn curve(steps: u32, floor: f64) -> impl Iterator<Item = f64> {
     (0..steps).map(move |step| {
         let noise = 1.0 + 0.1 * (f64::from(step) * 12.9898).sin();
@@ -21,11 +21,11 @@ fn ordinary_curves_raise_no_alarm() {
     for floor in [0.01, 0.3, 0.8, 1.2, 2.2] {
         assert_eq!(first(curve(200, floor)), None, "{floor}");
     }
-    // Bad luck at first, a slow rise by overfitting, a jump to large losses and back.
+    // A bad start, a slow rise by overfitting, a jump to large losses and back.
     assert_eq!(first([40.0, 20.0, 9.0, 4.0, 2.3, 2.0, 1.0]), None);
     assert_eq!(first((0..100).map(|step| 0.3 + 0.01 * f64::from(step))), None);
     assert_eq!(first(curve(30, 0.3).chain([15.0, 14.0, 0.5, 15.0, 15.0, 0.4])), None);
-    // Never learned: guessing is no collapse.
+    // An env that never learned cannot collapse.
     assert_eq!(first(std::iter::repeat_n(10f64.ln(), 100)), None);
 }
 
@@ -54,7 +54,7 @@ fn the_third_spike_running_fails() {
     let after = |spikes: &[f64]| first(curve(30, 0.3).chain(spikes.iter().copied()));
     assert_eq!(after(&[13.0, 50.0, 13.0]), Some((32, Failure::Spike)));
     assert_eq!(after(&[13.0, 50.0, 11.9, 13.0, 13.0]), None, "not running");
-    // Six standard deviations and three times the mean are asked for as well.
+    // A spike also exceeds six standard deviations and three times the mean.
     assert_eq!(first([10.0, 6.0, 14.0, 10.0, 13.0, 13.0, 13.0, 13.0]), None);
     let (config, mut vitals) = (GovernorConfig::default(), Vitals::new(10));
     assert!(curve(30, 0.3).chain([13.0, 13.0]).all(|loss| vitals.check(&config, loss).is_none()));

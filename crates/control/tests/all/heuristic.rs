@@ -13,8 +13,7 @@ use meristem_grow::{
 use meristem_nn::PairedLoss;
 use proptest::prelude::*;
 
-/// One env with a scripted accuracy and scripted measurements. The control loss is .02 for each
-/// point that accuracy lacks.
+/// One env with scripted accuracies and measurements. The control loss is .02 per point below 100.
 struct Env {
     index: usize,
     host: Host,
@@ -39,7 +38,7 @@ impl Env {
         Self { index, host, accuracies_pp, losses, train_losses, gap: 1.0, measured, step: 0 }
     }
 
-    /// A step: an epoch that ends in this accuracy, a decision, and the deed.
+    /// A step: an epoch that ends at this accuracy, a decision, and its action.
     fn step(&mut self, controller: &mut dyn Controller, accuracy_pp: f32) -> (Action, Outcome) {
         self.host.step();
         self.accuracies_pp.push(accuracy_pp);
@@ -69,7 +68,7 @@ impl Env {
         self.step(controller, accuracy_pp).0.op()
     }
 
-    /// Steps on a flat accuracy until an op other than WAIT is chosen.
+    /// Steps at a constant accuracy until the heuristic chooses an op other than WAIT.
     fn until_action(&mut self, controller: &mut dyn Controller, accuracy_pp: f32) -> (u32, Action) {
         for waited in 0..50 {
             let (action, _) = self.step(controller, accuracy_pp);
@@ -112,8 +111,8 @@ fn without_a_plateau_to_wait_for_it_germinates_at_once() {
     assert_eq!(env.op(&mut Heuristic::default(), 10.0), Op::Germinate);
 }
 
-/// The slope of four accuracies, and its standard error: gains of 2 points a step are more than .5
-/// beyond doubt, gains of 2 on average that scatter by 5 are not.
+/// The slope of four accuracies against its standard error. A steady gain of 2 points a step is
+/// significantly above .5; a mean gain of 2 with a scatter of 5 is not.
 #[test]
 fn a_plateau_is_no_significant_gain() {
     let germinates = |accuracies: &[f32]| {
@@ -126,7 +125,7 @@ fn a_plateau_is_no_significant_gain() {
     assert_eq!(germinates(&[50.0, 57.0, 52.0, 59.0]), Some(3), "no four steps before");
     assert_eq!(germinates(&[50.0, 50.1, 50.0, 50.1]), Some(3));
     assert_eq!(germinates(&[50.0, 49.0, 48.0, 47.0]), Some(3), "a falling accuracy gains little");
-    // One step has no known error.
+    // The gain of one step has no standard error.
     let mut heuristic = with(|config| config.plateau_steps = 1);
     let mut env = Env::new(0, "all", quick());
     for accuracy in [50.0, 50.6, 51.2] {
@@ -156,7 +155,7 @@ fn it_leads_a_good_module_through_its_life() {
     assert_eq!(seen, expected);
 }
 
-/// The stage of a module after its first step in Holding with this contribution by loss.
+/// Stage of a module after its first step in Holding, with this contribution in loss.
 fn judged(contribution_loss: Option<PairedLoss>) -> Stage {
     let mut heuristic = Heuristic::default();
     let mut env = Env::new(0, "r0c0", quick());
@@ -169,7 +168,7 @@ fn judged(contribution_loss: Option<PairedLoss>) -> Stage {
     env.host.slots()[0].stage
 }
 
-/// The loss without a module counts, and how well it is known.
+/// The contribution in loss decides, relative to its standard error.
 #[test]
 fn it_keeps_what_contributes_significantly() {
     let loss = |difference, standard_error| Some(PairedLoss { difference, standard_error });
@@ -181,7 +180,7 @@ fn it_keeps_what_contributes_significantly() {
 
 #[test]
 fn a_gate_that_goes_on_refusing_does_not_block_the_env() {
-    // Enough for the heuristic, not for the gate (1.0 points).
+    // Enough for the heuristic, too little for the gate (1.0 points).
     let mut heuristic = Heuristic::default();
     let mut env = Env::new(0, "r0c0", quick());
     env.step(&mut heuristic, 50.0);
@@ -195,7 +194,7 @@ fn a_gate_that_goes_on_refusing_does_not_block_the_env() {
     }
     assert_eq!(env.op(&mut heuristic, 51.0), Op::Prune);
 
-    // Gradients that are never measured: the gate to Blending never passes.
+    // Gradients are never measured, so the gate to Blending never passes.
     let mut env = Env::new(0, "r0c0", quick());
     heuristic = Heuristic::default();
     env.step(&mut heuristic, 50.0);
@@ -213,7 +212,7 @@ fn nothing_is_blended_into_a_host_that_overfits() {
     for _ in 0..5 {
         assert_eq!(env.op(&mut heuristic, 50.0), Op::Wait);
     }
-    // The mean of three steps: 1.3, 1.2 and 1.2 are within a quarter.
+    // The mean over three steps decides: 1.3, 1.2 and 1.2 average below the limit of 1.25.
     env.gap = 1.2;
     assert_eq!(env.op(&mut heuristic, 50.0), Op::Wait);
     assert_eq!(env.op(&mut heuristic, 50.0), Op::Germinate);
@@ -222,7 +221,7 @@ fn nothing_is_blended_into_a_host_that_overfits() {
     env.measured[0] = worth(Some(3.0));
     let (_, action) = env.until_action(&mut heuristic, 50.0);
     assert_eq!(action.op(), Op::Prune);
-    // One that is blended in stays.
+    // A module that is blended in stays.
     let mut env = Env::new(0, "r0c0", quick());
     let mut heuristic = Heuristic::default();
     env.step(&mut heuristic, 50.0);
@@ -236,7 +235,7 @@ fn nothing_is_blended_into_a_host_that_overfits() {
     }
 }
 
-/// conv_heavy (index 6) has most parameters in the slot with most channels.
+/// conv_heavy (index 6) has the most parameters, in the slot with the most channels.
 #[test]
 fn the_largest_modules_come_first_and_the_next_while_one_blends() {
     let mut heuristic = Heuristic::default();
@@ -273,7 +272,7 @@ fn the_budget_counts_host_and_modules() {
         let got = (action != Action::Wait).then(|| placed(action));
         assert_eq!(got, expected, "{budget}");
     }
-    // The first module is counted as soon as it has germinated.
+    // A module counts as soon as it has germinated.
     let mut heuristic = with(|config| config.max_parameters = Some(6_274 + 4_672 + 100));
     let mut env = Env::new(0, "r0c0,r0c1,r0c2", quick());
     let mut germinated = vec![];
@@ -289,7 +288,8 @@ fn the_budget_counts_host_and_modules() {
 
 #[test]
 fn a_module_that_could_not_finish_does_not_begin() {
-    // One step to Training, three there, three of blending, one in Holding: 8 after this one.
+    // 8 steps after this one: one to Training, three in Training, three of blending, one in
+    // Holding.
     for (step, expected) in [(100 - 9, Op::Germinate), (100 - 8, Op::Wait)] {
         let mut env = Env::new(0, "r0c0,r0c1,r0c2", quick());
         env.step = step;
@@ -297,7 +297,7 @@ fn a_module_that_could_not_finish_does_not_begin() {
     }
 }
 
-/// Prunes whatever grows, until `count` blueprints were tried; returns them and the waits between.
+/// Prunes every module until `count` blueprints were tried. Returns blueprints and waits.
 fn tried(heuristic: &mut Heuristic, env: &mut Env, count: usize) -> Vec<(u32, usize)> {
     let mut tried = vec![];
     while tried.len() < count {
@@ -317,7 +317,7 @@ fn what_was_pruned_comes_after_what_was_not() {
     let mut heuristic = with(|config| config.penalty_decay = 1.0);
     let mut env = Env::new(2, "r0c0", quick());
     let order: Vec<usize> = tried(&mut heuristic, &mut env, 8).iter().map(|t| t.1).collect();
-    // By parameters: 1,184, 720, 592, 152, 80, 40, 17; then the first again.
+    // In order of parameters: 1,184, 720, 592, 152, 80, 40, 17; then the first again.
     assert_eq!(order, [6, 3, 5, 2, 4, 1, 0, 6]);
 }
 
@@ -367,8 +367,8 @@ fn none_does_nothing() {
 }
 
 proptest! {
-    /// Whatever the accuracies and contributions: legal (checked in `Env::step`), the same twice,
-    /// the same after being written down in the middle, and no env affects another.
+    /// For all accuracies and contributions the actions are legal (`Env::step` checks) and
+    /// deterministic. A save and restore in the middle changes nothing, and no env affects another.
     #[test]
     fn it_is_legal_deterministic_and_resumable(
         script in prop::collection::vec(
@@ -404,7 +404,7 @@ proptest! {
     }
 }
 
-/// A heuristic that is saved and restored decides as the one that went on.
+/// A restored heuristic decides as the original one.
 #[test]
 fn a_restored_heuristic_goes_on() {
     let mut original = Heuristic::new(quick_heuristic());

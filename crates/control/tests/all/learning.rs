@@ -28,7 +28,7 @@ impl Rewarded {
         Self { env, state: RewardState::default(), config }
     }
 
-    /// An epoch, an action, its reward.
+    /// An epoch, an action and its reward.
     fn step(&mut self, accuracy_pp: f32, action: Action) -> RewardTerms {
         let env = &mut self.env;
         env.epoch(1.0, accuracy_pp);
@@ -38,7 +38,7 @@ impl Rewarded {
         self.state.transition(&self.config, &deed, &env.host, &parameters, &outcome)
     }
 
-    /// Up to Holding at alpha .5.
+    /// Grows a module to Holding at alpha .5.
     fn grown(mode: RewardMode, rules: Rules) -> Self {
         let mut it = Self::new(mode, rules);
         it.step(50.0, germinate());
@@ -61,8 +61,8 @@ fn close(got: f64, expected: f64) {
     assert!((got - expected).abs() < 1e-9, "{got}, expected {expected}");
 }
 
-/// After a rollback no reward compares with values before it, and fossilized modules are not
-/// rewarded again.
+/// After a rollback no reward compares with earlier values, and fossilized modules earn no second
+/// reward.
 #[test]
 fn a_trajectory_that_begins_is_compared_with_nothing() {
     let mut it = Rewarded::grown(RewardMode::Contribution, Rules::default());
@@ -82,7 +82,7 @@ fn basic_is_gain_minus_rent() {
     let mut it = Rewarded::grown(RewardMode::Basic, quick());
     let terms = it.step(53.0, WAIT);
     close(terms.gain, 0.2 * 3.0);
-    // conv_heavy at two channels and alpha .5; the host of 164 parameters counts as 200.
+    // conv_heavy with two channels and alpha .5; the host's 164 parameters count as 200.
     let grown = it.env.host.parameters().unwrap().modules[0] as f64;
     close(terms.rent, -0.05 * (0.5 * grown / 200.0).ln_1p());
     assert!(terms.rent < -0.005);
@@ -113,7 +113,7 @@ fn fossilizing_pays_by_contribution_and_gain() {
     close(terms.fossilize, 0.1 * 2.0 * 3.0 * 2.0 / 5.0);
     close(terms.op, -0.01);
     assert_eq!(it.env.host.slots()[0].stage, Stage::Fossilized);
-    // The env has not improved since germination.
+    // The accuracy of the env has not risen since germination.
     let mut it = Rewarded::grown(RewardMode::Contribution, quick());
     close(it.step(50.0, fossilize).fossilize, -0.5);
     // The gate refuses.
@@ -145,15 +145,14 @@ fn sparse_speaks_at_the_last_step() {
     close(it.step(80.0, WAIT).total(), 0.8 - 0.1 * (0.5 * grown / 200.0).ln_1p());
 }
 
-/// Nothing can be earned but a lower control loss than the twin's, for a price on parameters and
-/// actions.
+/// The only gain is a lower control loss than the twin's; parameters and actions cost.
 #[test]
 fn shaped_adds_up_to_the_advantage_and_its_price() {
     let mut it = Rewarded::new(RewardMode::Shaped, quick());
     it.config.gamma = 1.0;
     it.env.episode_steps = 4;
     let mut sum = RewardTerms::default();
-    // The twin's loss; that of the env is 1.
+    // The twin's loss; the env's loss is 1.
     let twins = [Some(1.0), Some(1.1), None, Some(1.3)];
     let advance = Action::Advance { slot: 0 };
     for (twin, action) in twins.into_iter().zip([germinate(), advance, WAIT, WAIT]) {
@@ -189,7 +188,7 @@ fn a_twin_that_diverged_is_no_advantage() {
     close(it.step(50.0, WAIT).advantage, 2.0);
 }
 
-/// Advantages as the direct sum A_t = Σ_k (γλ)^k δ_{t+k} up to the end of the trajectory, in f64.
+/// Advantages as the direct sum A_t = Σ_k (γλ)^k δ_{t+k} to the end of the trajectory, in f64.
 fn direct(of: &Trajectories<'_>, discounts: Discounts) -> Vec<f64> {
     let steps = of.rewards.len() / of.envs;
     let at = |slice: &[f32], step: usize, env: usize| f64::from(slice[step * of.envs + env]);
@@ -219,8 +218,8 @@ fn direct(of: &Trajectories<'_>, discounts: Discounts) -> Vec<f64> {
 }
 
 proptest! {
-    /// Both sum in f64; the result is rounded to f32 (2^-24 relative), and differences of order 10
-    /// cancel.
+    /// Both sums are f64. The result is rounded to f32 (2^-24 relative), after differences of order
+    /// 10 cancel.
     #[test]
     fn advantages_are_the_direct_sum(
         envs in 1usize..5,
@@ -249,7 +248,7 @@ proptest! {
     }
 }
 
-/// The two ends by hand: γ = .5, λ = 1.
+/// Both kinds of end, worked out by hand for γ = .5, λ = 1.
 #[test]
 fn a_truncation_bootstraps_and_a_termination_does_not() {
     let of = |truncated, terminated| {

@@ -1,4 +1,4 @@
-//! PPO on a task whose best behaviour is known (see `common::toy`).
+//! PPO on a task with a known optimum (see `common::toy`).
 
 use crate::common::quick_heuristic;
 use crate::common::toy::{STEPS, Toy, best_return, play};
@@ -13,14 +13,14 @@ const ROUNDS: usize = 200;
 /// Rounds between two evaluations of the policy without exploration.
 const LOOK: usize = 5;
 
-/// Mean sum of rewards over some rounds of a controller that does not learn.
+/// Mean sum of rewards over several rounds of a controller that does not learn.
 fn mean_return(controller: &mut dyn Controller) -> f64 {
     let mut fleet: Vec<Toy> = (0..ENVS).map(Toy::new).collect();
     (0..5).map(|_| play(controller, &mut fleet).0).sum::<f64>() / 5.0
 }
 
 fn new(stream: &Stream, envs: usize, seed: u64, learning: Learning) -> Ppo {
-    // A small policy and a small task: it may learn faster than the defaults let it.
+    // The policy and the task are small, so a higher learning rate than the default is stable.
     let config = PpoConfig { hidden: 32, lr: 2e-3, ..PpoConfig::default() };
     let (steps, isa) = (STEPS as usize, Isa::detect());
     let options = PpoOptions { envs, steps, seed, isa, learning };
@@ -28,7 +28,7 @@ fn new(stream: &Stream, envs: usize, seed: u64, learning: Learning) -> Ppo {
     Ppo::new(stream, config, &toy.env.host, options).unwrap()
 }
 
-/// The round after which the policy, without exploring, earns `goal`, and what it earns then.
+/// First round after which the greedy policy earns `goal`, and its mean sum of rewards.
 fn learn(seed: u64, goal: f64) -> (usize, f64) {
     let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default()).unwrap();
     let stream = device.stream("policy");
@@ -52,9 +52,9 @@ fn learn(seed: u64, goal: f64) -> (usize, f64) {
     panic!("seed {seed}: {best:.3} after {ROUNDS} rounds, wanted {goal:.3}");
 }
 
-/// At least 90 % of the best return within 200 rounds, three seeds, each above the heuristic. Seen
-/// when it was written: rounds 70, 40, 30 and 75 for seeds 0 to 3; the heuristic earns 30 % of the
-/// best.
+/// At least 90 % of the largest return within 200 rounds, for three seeds, each above the
+/// heuristic. Measured when this was written: rounds 70, 40, 30 and 75 for seeds 0 to 3; the
+/// heuristic earns 30 % of the largest return.
 #[test]
 fn ppo_comes_close_to_the_best_behaviour() {
     let best = best_return();
@@ -69,8 +69,8 @@ fn ppo_comes_close_to_the_best_behaviour() {
     }
 }
 
-/// After six rounds the policy, without exploring, takes its teacher's actions in an episode, and
-/// goes on by itself.
+/// After six rounds the greedy policy repeats its teacher's actions over an episode without the
+/// teacher.
 #[test]
 fn a_policy_learns_to_act_like_its_teacher() {
     const TAUGHT: usize = 6;

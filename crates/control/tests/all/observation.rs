@@ -24,7 +24,7 @@ fn log_scale(x: f32) -> f32 {
     x.ln_1p() / 7.0
 }
 
-/// Every index of a row for an env in the middle of a blending.
+/// Every element of a row, for an env during a blending.
 #[test]
 fn every_index_is_pinned() {
     let mut env = FakeEnv::new(0, tiny(3, quick()), 40);
@@ -91,7 +91,7 @@ fn what_is_not_known_has_its_place_too() {
     expected.extend([-1.0; 12]);
     expected.extend([0.0; 10 + 31]);
     assert_eq!((row, blueprints), (expected, vec![7]));
-    // One step: the newest value is the last of the five.
+    // After one step the newest value is the last of the five.
     let mut env = env;
     env.epoch(f32::NAN, 25.0);
     env.act(&germinate(0));
@@ -129,7 +129,7 @@ fn a_slot_that_waits_shows_its_stage_and_nothing_of_the_module() {
     assert_eq!(env.history.slots()[0], Default::default());
 }
 
-/// Mean and variance from their definition.
+/// Mean and variance by definition.
 fn slow(rows: &[[f32; 2]], feature: usize) -> (f64, f64) {
     let n = rows.len() as f64;
     let mean = rows.iter().map(|row| f64::from(row[feature])).sum::<f64>() / n;
@@ -138,8 +138,8 @@ fn slow(rows: &[[f32; 2]], feature: usize) -> (f64, f64) {
 }
 
 proptest! {
-    /// Any split of the rows over rounds gives the moments of all rows. f64 rounding of a hundred
-    /// values of up to 1000 leaves the squares exact to about 1e-16·1e6·1e2 = 1e-8.
+    /// Any division of the rows into rounds gives the moments of all rows. f64 rounding of a
+    /// hundred values of up to 1000 leaves an error of about 1e-16·1e6·1e2 = 1e-8 in the squares.
     #[test]
     fn moments_are_those_of_all_rows(
         rows in prop::collection::vec([-1000f32..1000.0, -1f32..1.0], 2..100),
@@ -175,7 +175,7 @@ fn a_normaliser_is_frozen_between_commits() {
     normalizer.commit();
     let mut row = [6.0, -40.0];
     normalizer.normalize(&mut row);
-    // Mean 4, variance 1 (and the epsilon of 1e-4); a constant feature is 0.
+    // Mean 4 and variance 1 (plus the epsilon of 1e-4); a constant feature becomes 0.
     assert!((row[0] - 2.0).abs() < 2e-4 && row[1] == 0.0, "{row:?}");
     let text = serde_json::to_string(&normalizer).unwrap();
     assert_eq!(serde_json::from_str::<Normalizer>(&text).unwrap(), normalizer);

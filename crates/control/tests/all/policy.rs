@@ -1,4 +1,4 @@
-//! The policy on a stream: one set of parameters, steps and sequences, updates, state in and out.
+//! The policy on a stream: acting and unrolling with the same parameters, updates, saved state.
 
 use meristem_control::policy::{
     LossConfig, Policy, PolicyBatch, PolicyConfig, PolicyInputs, PolicyShape, PpoPass,
@@ -24,7 +24,7 @@ fn policy(stream: &Stream, seed: u64) -> Policy {
     Policy::new(stream, SHAPE, &config, &LossConfig::default(), Isa::detect()).unwrap()
 }
 
-/// A round on the host; every head is used somewhere.
+/// A round in host memory; every head is used in some row.
 struct Round {
     observations: Vec<f32>,
     blueprints: Vec<u32>,
@@ -121,9 +121,8 @@ fn width_512_has_four_million_parameters() {
     assert!((3.95..4.05).contains(&parameters), "{parameters} million");
 }
 
-/// One row at a time with carried state, or all of them at once: the same numbers. Sums run in
-/// another order for other numbers of rows: a few roundings of 6e-8 a layer, through seven layers
-/// and steps.
+/// Row by row with carried state, or all rows at once: the same numbers. The order of sums depends
+/// on the number of rows: a few roundings of 6e-8 per layer, through seven layers and steps.
 #[test]
 fn steps_and_sequences_agree() {
     let stream = stream();
@@ -174,7 +173,7 @@ fn the_first_pass_has_ratios_of_exactly_one_and_passes_leave_the_parameters() {
     assert!(first.kl == 0.0 && first.heads.iter().all(|h| h.ratio == 1.0 && h.kl == 0.0));
     assert!(first.heads.iter().all(|h| h.count > 0 && h.clipped == 0.0 && h.entropy > 0.5));
     assert!(first.is_finite() && norm > 0.0 && (first.rows, first.decisions) == (21, 21));
-    // The same code over the same parameters: the reference is met exactly.
+    // The same code with the same parameters reproduces the reference exactly.
     policy.differentiate(&round.batch(), PpoPass::Later).unwrap();
     let (second, again) = policy.report().unwrap();
     assert_eq!((&second, again), (&first, norm));
@@ -220,7 +219,7 @@ fn a_round_that_spoils_the_loss_is_seen_before_the_update() {
     policy.differentiate(&round.upload(&stream).batch(), PpoPass::First).unwrap();
     let (report, norm) = policy.report().unwrap();
     assert!(!report.is_finite() && !norm.is_finite());
-    // Skipped: nothing has happened to the parameters.
+    // The update was skipped, so the parameters are unchanged.
     let state = policy.state_dict().unwrap();
     assert!(state.iter().all(|(_, t)| t.as_f32().unwrap().iter().all(|v| v.is_finite())));
 }

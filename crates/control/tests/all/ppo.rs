@@ -1,4 +1,4 @@
-//! The learning controller around its network: the rollout, files, checkpoints, refusals.
+//! The PPO controller: rollout, files, checkpoints, rejected calls.
 
 use crate::common::toy::{STEPS, Toy, play};
 use crate::common::{FakeEnv, quick, quick_heuristic, tiny};
@@ -32,7 +32,7 @@ fn fleet() -> Vec<Toy> {
     (0..ENVS).map(Toy::new).collect()
 }
 
-/// A step of all envs: the actions, and their rewards.
+/// A step of all envs. Returns the actions and their rewards.
 fn step(ppo: &mut Ppo, fleet: &mut [Toy]) -> (Vec<Action>, Vec<f32>) {
     fleet.iter_mut().for_each(Toy::epoch);
     let views: Vec<_> = fleet.iter().map(|toy| toy.env.view()).collect();
@@ -52,8 +52,8 @@ fn buffer(state: &ControllerState, name: &str) -> Vec<f32> {
     state.tensors.get(name).unwrap().as_f32().unwrap().to_vec()
 }
 
-/// Plays a round and nine steps with one policy; another one that is restored from it decides and
-/// learns alike, bit for bit.
+/// Plays a round and nine steps with one policy. Another policy, restored from its state, decides
+/// and learns the same, bit for bit.
 fn goes_on_bit_for_bit(new: impl Fn() -> Ppo) {
     let mut original = new();
     play(&mut original, &mut fleet());
@@ -112,8 +112,8 @@ fn a_state_that_does_not_fit_changes_nothing() {
     assert_eq!(original.save().unwrap(), saved);
 }
 
-/// A state from before actions were drawn on the device: no entropies, and a row less of what is
-/// drawn.
+/// A state from before the draw moved to the device: no entropies, and one row less in each result
+/// of the draw.
 fn older(state: &ControllerState) -> ControllerState {
     let mut older = state.clone();
     older.tensors.0.remove("rollout.entropies").unwrap();
@@ -176,10 +176,10 @@ fn a_rollback_is_a_termination_and_its_penalty_lands_where_it_was_caused() {
         assert!(error.to_string().contains(words), "{error}");
     };
     refused(&mut it, 1, Some(7), "one of the 7 steps of this round so far, got Some(7)");
-    // There are transitions to end.
+    // The round has transitions, so a rollback needs a cause.
     refused(&mut it, 1, None, "one of the 7 steps of this round so far, got None");
     refused(&mut it, ENVS, Some(0), &format!("one of {ENVS} envs, got env {ENVS}"));
-    // What is refused has changed nothing, and before the first transition there is nothing to end.
+    // A rejected call changes nothing. Before the first transition there is nothing to end.
     assert_eq!(it.save().unwrap(), state);
     let mut early = ppo(small(), 2, Learning::On);
     early.roll_back(1, None, -10.0).unwrap();
@@ -233,7 +233,7 @@ fn three_updates_in_a_row_without_a_finite_gradient_end_the_run() {
         envs.iter_mut().for_each(Toy::reset);
         (0..ENVS).for_each(|env| it.begin_episode(env));
         for _ in 0..STEPS {
-            step(&mut it, &mut envs); // legal, whatever the logits are (asserted by `act`)
+            step(&mut it, &mut envs); // `act` asserts that the action is legal
         }
         let views: Vec<_> = envs.iter().map(|toy| toy.env.view()).collect();
         match it.end_round(&views) {
@@ -268,7 +268,7 @@ fn a_policy_file_brings_back_the_same_policy() {
             judge.import(&weights, &metadata).unwrap();
         }
         let [a, b] = &mut judges;
-        // Who draws, draws anew in a second episode; who does not, does the same again.
+        // In a second episode a drawing policy differs; a greedy policy repeats its actions.
         let [first, second] = [0, 1].map(|_| earned(a));
         assert_eq!(first == second, learning == Learning::Greedy);
         assert_eq!([0, 1].map(|_| earned(b)), [first, second]);
@@ -306,7 +306,7 @@ fn a_policy_file_brings_back_the_same_policy() {
     }
     let text = refused(&mut it, &Metadata::default());
     assert!(text.contains("not a policy file"), "{text}");
-    // Who goes on with it has learned where it had, each seed once.
+    // A policy that continues from a file has the file's seeds, then its own, each once.
     for (before, after) in [("[3]", "[3,7]"), ("[7,3]", "[7,3]"), ("[]", "[7]")] {
         let mut it = ppo(small(), 2, Learning::On);
         it.import(&weights, &with("seeds", before)).unwrap();

@@ -1,4 +1,4 @@
-//! Policies on several ranks stay one policy, under every exchange.
+//! Policies on several ranks stay equal, under every exchange.
 
 use crate::common::toy::{STEPS, Toy, play};
 use crate::common::{quick, tiny};
@@ -11,7 +11,7 @@ use meristem_control::{
 use meristem_device::{Device, DeviceId, DeviceOptions};
 use meristem_nn::Isa;
 
-/// Envs of all ranks.
+/// Number of envs of all ranks.
 const ENVS: usize = 6;
 
 fn ppo(device: &Device, envs: usize) -> Ppo {
@@ -71,8 +71,7 @@ fn end(of: &mut dyn Controller, fleet: &[Toy]) -> RoundReport {
     of.end_round(&views).unwrap().unwrap()
 }
 
-/// State that all ranks must have in common: scales of observations and returns, and skipped
-/// updates.
+/// State that is equal on all ranks: scales of observations and returns, skipped updates.
 fn scales(state: &ControllerState, rank: usize) -> Vec<(Value, Value)> {
     let memories: Vec<Vec<u8>> = state.memory("ppo").unwrap();
     let memory: Value = ciborium::from_reader(&memories[rank][..]).unwrap();
@@ -85,7 +84,7 @@ fn scales(state: &ControllerState, rank: usize) -> Vec<(Value, Value)> {
     memory
 }
 
-/// The tensors of a rank that all must have in common, by name.
+/// Tensors that are equal on all ranks, by name.
 fn shared(state: &ControllerState, rank: usize) -> Vec<(String, Vec<u32>)> {
     let prefix = format!("rank.{rank}.");
     let own = state.tensors.iter().filter_map(|(name, t)| Some((name.strip_prefix(&prefix)?, t)));
@@ -115,7 +114,7 @@ fn policies_stay_the_same_on_all_ranks() {
                 assert!((1..ranks).all(|rank| shared(&state, rank) == own), "{what}");
                 let own = scales(&state, 0);
                 (1..ranks).for_each(|rank| assert_eq!(scales(&state, rank), own, "{what}"));
-                // And from run to run.
+                // A second run gives the same report.
                 let (_, again) = play(&mut other, &mut fleet());
                 assert_eq!(again.unwrap(), report, "{what}");
             }
@@ -123,7 +122,7 @@ fn policies_stay_the_same_on_all_ranks() {
     }
 }
 
-/// Seeds follow the index among all envs: before any learning, ranks act like one policy.
+/// Seeds follow the global index of the env: before the first update, ranks act like one policy.
 #[test]
 fn ranks_act_as_one_policy_would() {
     let (mut alone, mut together) = (ppo(&device(), ENVS), group(3, Method::Dense));
@@ -134,17 +133,17 @@ fn ranks_act_as_one_policy_would() {
     let (alone, together) = (end(&mut alone, &own), end(&mut together, &parts));
     assert_eq!((alone.transitions, alone.ops), (together.transitions, together.ops));
     let near = |a: f64, b: f64, relative: f64| (a - b).abs() <= relative * a.abs().max(1e-9);
-    // Sums in another order, in f64.
+    // Equal up to the order of sums, in f64.
     assert!(near(alone.mean_return, together.mean_return, 1e-9));
     assert!(near(alone.return_scale, together.return_scale, 1e-9));
-    // The mean of ranks' means is not that of all decisions, whose number per head differs: near
-    // it, and far from the sum over three ranks.
+    // A mean over the ranks' means differs from the mean over all decisions, because the number of
+    // decisions per head differs. It is close to that mean, and far from the sum over three ranks.
     assert!(near(alone.gradient_norm, together.gradient_norm, 0.5), "{alone:?} {together:?}");
     assert!(near(alone.value_loss, together.value_loss, 0.1), "{alone:?} {together:?}");
 }
 
-/// A single rank goes through all the merging and gives the results of a policy alone: two rounds
-/// differ by rounding only.
+/// A single rank performs all merges and learns like a policy without ranks: two rounds differ only
+/// by rounding.
 #[test]
 fn one_rank_learns_as_a_policy_alone() {
     let (mut alone, mut together) = (ppo(&device(), ENVS), group(1, Method::Dense));
@@ -156,12 +155,12 @@ fn one_rank_learns_as_a_policy_alone() {
     for ((name, a), (_, b)) in both[0].iter().zip(both[1].iter()) {
         let (a, b) = (a.as_f32().unwrap(), b.as_f32().unwrap());
         let far = a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-        // Eight steps of Adam at 3e-4, of which a last bit of a target changes little.
+        // Eight steps of Adam at 3e-4, which a last bit of a target changes little.
         assert!(far <= 1e-5, "{name}: {far}");
     }
 }
 
-/// Restored in the middle of a round, with residuals, it goes on bit for bit.
+/// A group that is restored within a round, with residuals, continues bit for bit.
 #[test]
 fn a_restored_group_goes_on_bit_for_bit() {
     for method in METHODS {
@@ -185,7 +184,7 @@ fn a_restored_group_goes_on_bit_for_bit() {
         assert_eq!(end(&mut restored, &copies), end(&mut original, &envs), "{method:?}");
         assert_eq!(play(&mut restored, &mut copies), play(&mut original, &mut envs));
         assert_eq!(restored.save().unwrap(), original.save().unwrap(), "{method:?}");
-        // What does not fit changes nothing.
+        // A state that does not fit changes nothing.
         let mut three = group(3, method);
         let before = three.save().unwrap();
         let error = three.restore(&saved).unwrap_err();
@@ -199,7 +198,7 @@ fn a_restored_group_goes_on_bit_for_bit() {
     }
 }
 
-/// Like processes: each has one rank of the group, acts in its envs, and saves its part.
+/// Processes: each has one rank of the group, acts in its own envs, and saves its part.
 #[test]
 fn parts_of_a_group_are_the_group() {
     let (device, method) = (device(), Method::Sparse(Sparse::TopK));
@@ -242,7 +241,7 @@ fn parts_of_a_group_are_the_group() {
     play(&mut whole, &mut restored);
 }
 
-/// A number that is not finite on one rank: nobody learns from it.
+/// After a number that is not finite on one rank, no rank learns.
 #[test]
 fn what_one_rank_skips_all_skip() {
     let mut it = group(2, Method::Sparse(Sparse::TopK));
@@ -260,7 +259,7 @@ fn what_one_rank_skips_all_skip() {
     }
 }
 
-/// Asserts that calls came in another order, or for other envs, than was expected.
+/// Asserts that an error reports calls in another order, or for other envs, than expected.
 fn protocol(error: &Error, words: &str) {
     assert!(matches!(error, Error::Protocol { .. }), "{error:?}");
     assert!(error.to_string().contains(words), "{error}");
@@ -284,8 +283,8 @@ fn ranks_that_do_not_fit_are_refused() {
     protocol(&beyond, "expected one of 6 envs from 0 on, got env 6");
 }
 
-/// A rank that fails ends the round for all, at once and with its own error; nobody learns
-/// afterwards.
+/// A rank that fails ends the round for all ranks, at once and with the failing rank's error.
+/// Afterwards no rank learns.
 #[test]
 fn a_rank_that_fails_ends_the_round_for_all() {
     let mut it = group(3, Method::Dense);
@@ -293,7 +292,7 @@ fn a_rank_that_fails_ends_the_round_for_all() {
     step(&mut it, &mut envs);
     let before = it.save().unwrap();
     let mut views: Vec<_> = envs.iter().map(|toy| toy.env.view()).collect();
-    // The last rank gets its envs in another order.
+    // The last rank receives its envs in another order.
     views.swap(4, 5);
     protocol(&it.end_round(&views).unwrap_err(), "2 envs in order");
     views.swap(4, 5);

@@ -1,4 +1,4 @@
-//! Distributions under masks, and random walks through the lifecycle that they drive.
+//! Distributions under masks, and random walks through the lifecycle.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use meristem_nn::kernels::ppo::PpoHead;
 use meristem_nn::kernels::sample::{SampleFrom, SampleStep, Sampled, Sampler};
 use proptest::prelude::*;
 
-/// Different for every head.
+/// Logits that differ for every head.
 const FLOORS: Floors = [0.15, 0.05, 0.12, 0.08, 0.12, 0.08, 0.06, 0.06];
 
 fn rng(seed: u64, step: u64) -> Rng {
@@ -34,8 +34,7 @@ fn the_layout_is_head_after_head() {
 }
 
 proptest! {
-    /// Against the same formulas in f64. f32 keeps about seven digits; a sum of nine terms loses
-    /// one.
+    /// Against the same formulas in f64. f32 has about seven digits; a sum of nine terms loses one.
     #[test]
     fn probabilities_follow_their_formula(
         cases in prop::collection::vec((-20f32..20.0, any::<bool>()), 1..9),
@@ -76,7 +75,7 @@ fn one_choice_has_probability_one_and_logits_that_are_no_numbers_do_no_harm() {
     assert!((row[0] - 0.5).abs() < 1e-6 && (row[1] - 0.5).abs() < 1e-6 && row[2] == 0.0, "{row:?}");
 }
 
-/// 40,000 draws from known probabilities: a count's standard deviation is at most 100.
+/// 40,000 draws from known probabilities: the standard deviation of a count is at most 100.
 #[test]
 fn draws_follow_the_probabilities() {
     let host = tiny(3, quick());
@@ -94,7 +93,7 @@ fn draws_follow_the_probabilities() {
         expected.copy_from_slice(&logits[..6]);
         assert_eq!(drawn.log_probs[0], logits[drawn.choices[0]].ln());
     }
-    // WAIT and GERMINATE are legal: .15 + .7·e/(1 + e) and the rest.
+    // Legal are WAIT, with .15 + .7·e/(1 + e), and GERMINATE.
     assert!((expected[0] - 0.661_741).abs() < 1e-5, "{expected:?}");
     for (count, p) in counts.iter().zip(expected) {
         assert!((f64::from(*count) - 40_000.0 * f64::from(p)).abs() < 500.0, "{counts:?}");
@@ -185,9 +184,8 @@ impl Witness {
     }
 }
 
-/// 4,000 episodes of 40 actions on tiny hosts: no illegal transition, no action that is not legal
-/// under its stored mask, no observation that is not a number, no graph that does not match its
-/// topology.
+/// 4,000 episodes of 40 actions on tiny hosts: every transition is legal, every action is legal
+/// under its stored mask, every observation is finite, and every graph matches its topology.
 #[test]
 fn random_legal_actions_never_break_the_lifecycle() {
     let layout = HeadLayout::new(3, 7);
@@ -231,13 +229,13 @@ fn random_legal_actions_never_break_the_lifecycle() {
     assert_eq!(Op::ALL.len(), ops.len());
 }
 
-/// Rules of an episode: in half of them hosts have a limit, which a few modules reach.
+/// Rules of an episode; in every other episode a limit that a few modules reach.
 fn limited(episode: u64) -> Rules {
     let max_parameters = (episode % 2 == 1).then(|| 400 + 40 * (episode % 50));
     Rules { max_parameters, ..quick() }
 }
 
-/// The heads as the policy's step has them.
+/// The heads as in a policy step.
 fn heads(layout: &HeadLayout) -> Vec<PpoHead> {
     let head = |((head, choices), floor): ((&meristem_control::Head, usize), f32)| PpoHead {
         choices,
@@ -249,11 +247,11 @@ fn heads(layout: &HeadLayout) -> Vec<PpoHead> {
     HEADS.iter().zip(layout.sizes()).zip(FLOORS).map(head).collect()
 }
 
-/// The kernel on the policy's device draws the same as the slow version with the same numbers,
-/// choice by choice, over the legalities of 1,000 episodes. Masks are equal; log-probabilities and
-/// entropies differ by rounding only: the two exponentials differ by 3e-7 of a probability, of
-/// which a floor of .05 and sums of seven terms make 1e-5. A random number falls between the two
-/// sums of probabilities once in some 10^6 draws, and not in these.
+/// Over the legalities of 1,000 episodes the kernel draws the same choices as the slow version from
+/// the same random numbers. Masks are equal; log-probabilities and entropies differ only by
+/// rounding. The two exponentials differ by 3e-7 of a probability; a floor of .05 and sums of seven
+/// terms make that 1e-5. A random number falls between the two cumulative sums about once in 10^6
+/// draws, and never in this test.
 #[test]
 fn the_kernel_draws_what_the_slow_version_draws() {
     const SEED: u64 = 11;

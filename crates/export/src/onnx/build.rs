@@ -1,4 +1,4 @@
-//! Translation of a graph's nodes to a model's operators.
+//! Translates the nodes of a graph into a model's operators.
 
 use std::collections::BTreeSet;
 
@@ -17,14 +17,14 @@ const INPUT: &str = "images";
 /// Name of the model's output.
 const OUTPUT: &str = "logits";
 
-/// A model in the making.
+/// A model under construction.
 pub(super) struct Builder<'a> {
     of: &'a Exported<'a>,
     nodes: Vec<NodeProto>,
     initializers: Vec<TensorProto>,
-    /// Names of the initializers so far.
+    /// Names of all initializers.
     named: BTreeSet<String>,
-    /// Value of each node of the graph; empty for nodes that the output does not depend on.
+    /// Value of each node of the graph; empty for nodes that the output does not need.
     values: Vec<String>,
 }
 
@@ -44,7 +44,7 @@ impl<'a> Builder<'a> {
         Ok(Self { of, nodes: vec![], initializers: vec![], named: BTreeSet::new(), values })
     }
 
-    /// The graph of the model.
+    /// Builds the graph of the model.
     pub(super) fn finish(mut self) -> Result<GraphProto, OnnxError> {
         let graph = self.of.graph;
         let needed = self.needed();
@@ -67,7 +67,7 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// Whether the output depends on each node.
+    /// Whether the output needs each node.
     fn needed(&self) -> Vec<bool> {
         let nodes = &self.of.graph.nodes;
         let mut needed = vec![false; nodes.len()];
@@ -82,11 +82,12 @@ impl<'a> Builder<'a> {
         needed
     }
 
-    /// The node whose value an operation passes on in evaluation, if it does only that.
+    /// The node whose value an operation passes on unchanged in evaluation; `None` for other
+    /// operations.
     fn passed_on(&self, op: &NodeOp) -> Option<NodeId> {
         match *op {
             NodeOp::Detach(x) | NodeOp::StraightThrough { host: x, .. } => Some(x),
-            // As the engine's blend, which with an alpha of 0 is the host's value, bit for bit.
+            // As in the engine, a blend with alpha 0 is the host's value, bit for bit.
             NodeOp::Blend { inputs, alpha, .. } if self.of.alphas[alpha] == 0.0 => {
                 Some(inputs.host)
             }
@@ -98,7 +99,7 @@ impl<'a> Builder<'a> {
         self.values[id.index()].clone()
     }
 
-    /// Adds the operators of a node. Returns the name of its value.
+    /// Adds the operators of a node and returns the name of its value.
     fn node(&mut self, index: usize, op: &NodeOp) -> Result<String, OnnxError> {
         if let Some(source) = self.passed_on(op) {
             return Ok(self.value(source));
@@ -174,7 +175,7 @@ impl<'a> Builder<'a> {
         self.push("Transpose", &[&shifted], vec![axes])
     }
 
-    /// A convolution; a linear layer is one with a window of 1×1.
+    /// A convolution. A linear layer is a convolution with a 1×1 window.
     fn conv(
         &mut self,
         x: NodeId,
@@ -202,8 +203,8 @@ impl<'a> Builder<'a> {
         Ok(self.push("Conv", &inputs, attributes))
     }
 
-    /// Normalises each group as an instance; the operator `GroupNormalization` of this opset scales
-    /// groups, where PyTorch scales channels.
+    /// Normalises each group as an instance. The operator `GroupNormalization` of this opset scales
+    /// groups, while PyTorch scales channels.
     fn group_norm(
         &mut self,
         x: NodeId,
@@ -217,7 +218,7 @@ impl<'a> Builder<'a> {
         let (ones, zeros) = (vec![1.0; groups], vec![0.0; groups]);
         let one = self.constant(&format!("ones.{groups}"), &[groups], &ones);
         let zero = self.constant(&format!("zeros.{groups}"), &[groups], &zeros);
-        // 0 keeps the size of the batch, −1 takes the remaining elements.
+        // 0 keeps the batch size, −1 takes the remaining elements.
         let apart = self.shape(&[0, groups as i64, -1]);
         let together = self.shape(&[0, c as i64, h as i64, w as i64]);
         let split = self.push("Reshape", &[&self.value(x), &apart], vec![]);
@@ -228,7 +229,7 @@ impl<'a> Builder<'a> {
         Ok(self.push("Add", &[&scaled, &shift], vec![]))
     }
 
-    /// Mixes a module into its host, as the engine's blend does where alpha is not 0.
+    /// Blends a module into its host, as the engine does for an alpha above 0.
     fn blend(&mut self, inputs: BlendOperands, mode: BlendMode, slot: usize) -> String {
         let alpha = self.constant(&format!("alpha.{slot}"), &[], &[self.of.alphas[slot]]);
         let [host, module, input] =
@@ -252,7 +253,7 @@ impl<'a> Builder<'a> {
         self.push("Add", &[&host, &change], vec![])
     }
 
-    /// Adds an operator. Returns the name of its output.
+    /// Adds an operator and returns the name of its output.
     fn push(
         &mut self,
         operator: &str,
@@ -281,7 +282,7 @@ impl<'a> Builder<'a> {
         });
     }
 
-    /// The initializer of a parameter, in another shape if one is given.
+    /// The initializer of a parameter, in another shape if given.
     fn param(&mut self, id: ParamId, shape: Option<&[usize]>) -> Result<String, OnnxError> {
         let param = &self.of.graph.params[id.index()];
         self.tensor(&param.name, shape.unwrap_or(&param.shape))
@@ -292,7 +293,7 @@ impl<'a> Builder<'a> {
         self.tensor(&buffer.name, &[buffer.len])
     }
 
-    /// The initializer of a tensor of the state.
+    /// The initializer of a tensor in the state.
     fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<String, OnnxError> {
         let expected = shape.iter().product();
         let found = self.of.state.get(name);
@@ -305,13 +306,13 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// An initializer of floats, once for each name.
+    /// An initializer with floats; added once per name.
     fn constant(&mut self, name: &str, shape: &[usize], values: &[f32]) -> String {
         let bytes = || values.iter().flat_map(|value| value.to_le_bytes()).collect();
         self.initializer(name, FLOAT, shape, bytes)
     }
 
-    /// An initializer with the shape for a `Reshape`, once for each shape.
+    /// An initializer with the shape for a `Reshape`; added once per shape.
     fn shape(&mut self, dims: &[i64]) -> String {
         let texts: Vec<String> = dims.iter().map(ToString::to_string).collect();
         let bytes = || dims.iter().flat_map(|dim| dim.to_le_bytes()).collect();
@@ -334,7 +335,7 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// Description of an input or output with a batch of any size.
+/// Description of an input or output with any batch size.
 fn value_info(name: &str, elem_type: i32, dims: &[usize], meaning: &str) -> ValueInfoProto {
     let batch = DimensionProto { dim_value: None, dim_param: Some("N".into()) };
     let fixed =

@@ -1,5 +1,5 @@
-//! Messages of ONNX that a model needs, with the names, tags and types of `onnx.proto`, IR
-//! version 8. Fields that no model here has are left out.
+//! The messages of ONNX that a model uses, with the names, tags and types of `onnx.proto`, IR
+//! version 8. Unused fields are left out.
 
 use prost::Message;
 

@@ -1,6 +1,6 @@
-//! Networks as ONNX models, in evaluation mode: a node of the graph becomes the operators that ONNX
-//! defines it by, with nothing folded, so that a model computes what the engine computes up to the
-//! order of sums.
+//! Networks as ONNX models, in evaluation mode. Each node of the graph becomes operators that
+//! define it in ONNX, and nothing is folded. A model therefore computes the same as the engine, up
+//! to the order of sums.
 //!
 //! | | |
 //! |---|---|
@@ -21,30 +21,30 @@ use thiserror::Error;
 use self::build::Builder;
 use self::messages::{ModelProto, OperatorSetIdProto, StringStringEntryProto};
 
-/// Version of ONNX's operators that models use.
+/// Version of ONNX's operators in a model.
 pub const OPSET: i64 = 17;
-/// Version of ONNX's format: the one of [`OPSET`].
+/// Version of ONNX's format for [`OPSET`].
 const IR_VERSION: i64 = 8;
 
-/// A network that is exported.
+/// A network to export.
 #[derive(Clone, Copy, Debug)]
 pub struct Exported<'a> {
     /// The network.
     pub graph: &'a Graph,
-    /// Its parameters and buffers.
+    /// Parameters and buffers of the network.
     pub state: &'a StateDict,
-    /// Alpha of each slot, as many as [`Graph::alphas`].
+    /// Alpha of each slot; [`Graph::alphas`] is their number.
     pub alphas: &'a [f32],
-    /// Scale and shift of each channel, if the model takes bytes: v · scale + shift.
+    /// Scale and shift per channel, for a model that takes bytes: v · scale + shift.
     pub preprocessing: Option<&'a [(f32, f32)]>,
     /// Keys and values of the model's metadata.
     pub metadata: &'a [(String, String)],
 }
 
-/// Reason why a network has no model.
+/// Reason why a network cannot be exported.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum OnnxError {
-    /// An operation that is exported by no rule.
+    /// An operation without a rule for export.
     #[error(
         "cannot export `{operation}` to ONNX: only networks from images to logits are exported, \
          without recurrent layers, embeddings or further inputs"
@@ -53,7 +53,7 @@ pub enum OnnxError {
         /// Name of the operation.
         operation: &'static str,
     },
-    /// A tensor that the network needs is not there, or has another form.
+    /// A tensor that is missing, or has another form.
     #[error("cannot export tensor `{name}`: expected f32 of {expected} elements, got {got}")]
     Tensor {
         /// Name of the tensor.
@@ -68,9 +68,9 @@ pub enum OnnxError {
     Count {
         /// Kind of value.
         what: &'static str,
-        /// Number that the network needs.
+        /// Expected number.
         expected: usize,
-        /// Number that was given.
+        /// Actual number.
         got: usize,
     },
 }
@@ -78,7 +78,7 @@ pub enum OnnxError {
 /// Encodes a network as the bytes of an `.onnx` file.
 ///
 /// # Errors
-/// [`OnnxError`]: a recurrent network, or a state that does not fit.
+/// [`OnnxError`] for a recurrent network, or a state that does not fit.
 pub fn encode(exported: &Exported<'_>) -> Result<Vec<u8>, OnnxError> {
     let entry = |(key, value): &(String, String)| StringStringEntryProto {
         key: key.clone(),

@@ -1,4 +1,4 @@
-//! Models of every blueprint, style and host, read back and checked as a reader of ONNX would.
+//! Models of every blueprint, style and host, decoded and checked like a reader of ONNX.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
@@ -17,7 +17,7 @@ use prost::Message;
 use super::messages::{FLOAT, GraphProto, ModelProto, UINT8};
 use super::{Exported, OPSET, OnnxError, encode};
 
-/// Attributes by operator, of all operators that models may have.
+/// All operators that a model may have, with their attributes.
 const OPERATORS: [(&str, &[&str]); 15] = [
     ("Add", &[]),
     ("BatchNormalization", &["epsilon"]),
@@ -56,8 +56,8 @@ fn model_of(graph: &Graph, alphas: &[f32], preprocessing: Option<&[(f32, f32)]>)
     ModelProto::decode(&encode(&exported).unwrap()[..]).unwrap()
 }
 
-/// Checks that every value is made before it is read, once, that nothing is superfluous, and that
-/// tensors have the bytes that their shapes need.
+/// Checks that each value is produced once, before its use, that each value is used, and that
+/// tensors have the bytes for their shapes.
 fn check(model: &ModelProto) -> &GraphProto {
     assert_eq!(model.opset_import[0].version, OPSET);
     let graph = model.graph.as_ref().unwrap();
@@ -85,7 +85,7 @@ fn check(model: &ModelProto) -> &GraphProto {
     graph
 }
 
-/// A host in which a module of each chosen slot has come as far as `stage`.
+/// A host with a module in each chosen slot, advanced to `stage`.
 fn grown(spec: HostSpec, image: ImageShape, choices: &[(usize, Style, Stage)]) -> Host {
     let set = Arc::new(BlueprintSet::standard());
     let slots = spec.slots().to_vec();
@@ -116,7 +116,7 @@ fn grown(spec: HostSpec, image: ImageShape, choices: &[(usize, Style, Stage)]) -
                 _ => host.advance(index, &inputs),
             };
         }
-        // A module that blends has an alpha above 0 from its first step on.
+        // A module in Blending has an alpha above 0 from its first step on.
         host.step();
     }
     host
@@ -140,7 +140,7 @@ fn stages() -> impl Strategy<Value = Stage> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Every host, however grown, has a sound model with the documented inputs.
+    /// Every grown host has a valid model with the documented inputs.
     #[test]
     fn whatever_grows_is_exported(
         channels in 1usize..4,
@@ -166,7 +166,7 @@ proptest! {
             tensor.shape.as_ref().unwrap().dim.iter().map(|dim| dim.dim_value).collect();
         let [c, h, w] = [channels, size.0, size.1].map(|n| Some(n as i64));
         prop_assert_eq!(dims, if bytes { [None, h, w, c] } else { [None, c, h, w] });
-        // A module takes part where alpha is not 0, and nowhere else.
+        // A module is in the model exactly if its alpha is not 0.
         let named = |slot: &str| found.initializer.iter().any(|t| t.name.starts_with(slot));
         for (slot, alpha) in host.slots().iter().zip(host.alphas()) {
             let own = named(&format!("slots.{}.", slot.name));

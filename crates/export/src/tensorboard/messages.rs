@@ -1,11 +1,11 @@
 //! Messages of TensorBoard's event files, with the names, tags and types of TensorFlow's
-//! `event.proto`, `summary.proto` and `tensor.proto`. Fields that no event here has are left out.
+//! `event.proto`, `summary.proto` and `tensor.proto`. Unused fields are left out.
 
 use prost::Message;
 
 /// Element type of text in a tensor.
 pub(super) const DT_STRING: i32 = 7;
-/// State of a session that starts: readers drop the steps from there on that they have seen.
+/// Status of a session's start: readers drop later steps that they have read before.
 pub(super) const START: i32 = 1;
 
 #[derive(Clone, PartialEq, Message)]

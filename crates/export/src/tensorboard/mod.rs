@@ -1,7 +1,7 @@
 //! Records of TensorBoard's event files.
 //!
-//! A file is a sequence of records, each framed as a TFRecord: the length, its checksum, the data,
-//! its checksum, all little-endian. It begins with [`file_start`].
+//! A file is a sequence of records that starts with [`file_start`]. Each record is framed as a
+//! TFRecord, all little-endian: length, its checksum, data, their checksum.
 
 mod messages;
 
@@ -12,26 +12,26 @@ use self::messages::{
     Tensor, TensorShape, Value,
 };
 
-/// A value at a step.
+/// A value at one step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Shown {
     /// A point of a curve.
     Scalar(f64),
-    /// Counts of the values 0, 1, 2, ….
+    /// Counts of the values 0, 1, 2, and so on.
     Counts(Vec<u64>),
     /// Text in Markdown.
     Text(String),
 }
 
-/// The beginning of a file: the version of the format, and the start of a session at step 0, at
-/// which readers drop what they have read from earlier files in the folder.
+/// The start of a file: the version of the format, and the start of a session at step 0. Readers
+/// then drop the data of earlier files in the folder.
 pub fn file_start(wall_time: f64) -> Vec<u8> {
     let version = Event { file_version: Some("brain.Event:2".into()), ..Event::default() };
     let start = Event { session_log: Some(SessionLog { status: START }), ..Event::default() };
     [version, start].into_iter().flat_map(|event| record(&Event { wall_time, ..event })).collect()
 }
 
-/// A record with the values of one step, by tag; `wall_time` in seconds since 1970.
+/// A record with the values of one step, by tag. `wall_time` is in seconds since 1970.
 pub fn values(wall_time: f64, step: u64, values: Vec<(String, Shown)>) -> Vec<u8> {
     let value = values.into_iter().map(|(tag, shown)| value(tag, shown)).collect();
     let step = i64::try_from(step).unwrap_or(i64::MAX);
@@ -55,7 +55,7 @@ fn value(tag: String, shown: Shown) -> Value {
     }
 }
 
-/// A histogram with a bucket around each whole number.
+/// A histogram with one bucket around each whole number.
 fn histogram(counts: &[u64]) -> Histogram {
     let weighted = |power: i32| -> f64 {
         counts.iter().enumerate().map(|(at, n)| (at as f64).powi(power) * *n as f64).sum()
@@ -84,7 +84,8 @@ fn record(event: &Event) -> Vec<u8> {
     framed
 }
 
-/// CRC-32C, rotated and shifted so that checksums of data that has checksums are no special case.
+/// CRC-32C, rotated and shifted: a checksum of data that contains checksums then needs no special
+/// case.
 fn masked_checksum(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -93,8 +94,8 @@ fn masked_checksum(bytes: &[u8]) -> u32 {
 mod tests {
     use super::*;
 
-    /// The first record of every event file that TensorFlow writes has these checksums (its length
-    /// is 24: wall time and `brain.Event:2`).
+    /// Every event file of TensorFlow starts with a record with these checksums (its length is 24:
+    /// wall time and `brain.Event:2`).
     #[test]
     fn records_are_framed_as_tensorflow_frames_them() {
         let bytes = file_start(1.5);

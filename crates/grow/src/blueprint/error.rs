@@ -12,7 +12,7 @@ pub enum BlueprintError {
         /// The name.
         name: String,
     },
-    /// Two blueprints of one name.
+    /// Two blueprints with the same name.
     #[error("there is already a blueprint `{name}`; give yours another name")]
     Duplicate {
         /// The name.
@@ -26,12 +26,12 @@ pub enum BlueprintError {
         /// The nearest known name.
         nearest: Option<String>,
     },
-    /// A module that would not be the identity at birth, or would never learn.
+    /// A module that is not the identity at birth, or whose parameters never get a gradient.
     #[error("blueprint `{name}`: {problem}")]
     Birth {
         /// The blueprint.
         name: String,
-        /// Reason, and the remedy.
+        /// Reason and remedy.
         problem: String,
     },
     /// Layers that do not fit together.

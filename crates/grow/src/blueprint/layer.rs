@@ -1,9 +1,9 @@
-//! Layers of a module, as data and as nodes of a graph.
+//! Layers of a module, as data, and their nodes in a graph.
 
 use meristem_nn::graph::{ConvGeometry, GraphBuilder, Init, NodeId};
 use serde::{Deserialize, Serialize};
 
-/// Output channels of a layer, from the channels of the slot (not of the layer before).
+/// Output channels of a layer, relative to the channels of the slot (not of the previous layer).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Channels {
@@ -11,9 +11,9 @@ pub enum Channels {
     Same,
     /// `max(channels / by, at_least, 1)`.
     Divided {
-        /// Divisor (0 is taken as 1).
+        /// Divisor; 0 counts as 1.
         by: usize,
-        /// The least number of channels.
+        /// Smallest number of channels.
         at_least: usize,
     },
     /// `channels · by`.
@@ -37,12 +37,12 @@ impl Channels {
 /// Maximum number of output channels of a layer.
 const CHANNELS_MAX: usize = 65_536;
 
-/// One layer of a module. Its parameters are named by its position in
-/// [`Blueprint::layers`](super::Blueprint::layers).
+/// One layer of a module. Its position in [`Blueprint::layers`](super::Blueprint::layers) names its
+/// parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Layer {
-    /// Convolution without bias, stride 1, padding that keeps the image's size.
+    /// Convolution without bias, with stride 1 and padding that preserves the image size.
     Conv {
         /// Output channels.
         out: Channels,
@@ -53,7 +53,7 @@ pub enum Layer {
     },
     /// Group norm with [`group_norm_groups`] groups.
     GroupNorm {
-        /// Whether its scale starts at 0 rather than 1.
+        /// Whether the scale starts at 0 instead of 1.
         zero: bool,
     },
     /// `max(x, 0)`.
@@ -62,7 +62,7 @@ pub enum Layer {
     Sigmoid,
     /// `tanh x`.
     Tanh,
-    /// Mean over the image; the layers after it see a vector.
+    /// Mean over the image; later layers get a vector.
     GlobalAvgPool,
     /// Linear layer over a vector.
     Linear {
@@ -77,7 +77,7 @@ pub enum Layer {
 
 impl Layer {
     /// Adds the layer after `x` to the current group of parameters, in a slot of `slot_channels`
-    /// channels; the error says why it does not fit there.
+    /// channels. The error describes why the layer does not fit.
     pub(super) fn add_to(
         &self,
         b: &mut GraphBuilder,
@@ -119,8 +119,8 @@ impl Layer {
     }
 }
 
-/// Groups of a group norm over `channels` channels: the largest of 32, 16, 8, 4, 2, 1 that divides
-/// them and leaves at least 16 a group, else the largest of that list that divides them.
+/// Number of groups of a group norm over `channels` channels: the largest divisor among 32, 16, 8,
+/// 4, 2, 1 that leaves at least 16 channels per group, else the largest divisor among them.
 pub fn group_norm_groups(channels: usize) -> usize {
     let dividing = |g: &usize| channels.is_multiple_of(*g);
     let groups = [32, 16, 8, 4, 2, 1];

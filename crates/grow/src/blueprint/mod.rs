@@ -1,8 +1,7 @@
 //! Blueprints: the modules that can grow in a slot, as data.
 //!
-//! To add one, write one [`Blueprint`] value and pass it to [`crate::BlueprintSet::with`]; nothing
-//! else changes. The graph, the names of its weights, its parameter count and its description in a
-//! weights file all follow from the value.
+//! A new module is one [`Blueprint`] value for [`crate::BlueprintSet::with`]. Its graph, weight
+//! names, parameter count and description in a weights file follow from the value.
 
 mod error;
 mod layer;
@@ -15,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::optimisers::Optimisers;
 
-/// Formula that makes the module's output of its input x and the layers' output f(x).
+/// Formula for the module's output from its input x and the layers' output f(x).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Join {
@@ -30,8 +29,9 @@ pub enum Join {
     },
 }
 
-/// A module that can grow: layers, and how they join the host. It keeps the shape of its input, and
-/// at birth it is the identity with a gradient that is not zero (checked by [`Blueprint::check`]).
+/// A module that can grow: layers, and the formula that joins them to the host. A module preserves
+/// the shape of its input. At birth it is the identity, with a non-zero gradient
+/// ([`Blueprint::check`]).
 ///
 /// ```
 /// use meristem_grow::{Blueprint, BlueprintSet, Channels, Join, Layer};
@@ -55,29 +55,29 @@ pub enum Join {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Blueprint {
-    /// Name: `a-z`, `0-9` and `_`.
+    /// Name, of the characters `a-z`, `0-9` and `_`.
     pub name: String,
     /// Layers in order.
     pub layers: Vec<Layer>,
-    /// Formula that joins the layers' output with the host.
+    /// Formula that joins the layers to the host.
     pub join: Join,
 }
 
 impl Blueprint {
-    /// A blueprint with this name; not checked yet.
+    /// A blueprint with this name; unchecked.
     pub fn new(name: &str, layers: Vec<Layer>, join: Join) -> Self {
         Self { name: name.into(), layers, join }
     }
 
-    /// Checks the name, that the module is the identity at birth, that it can learn from there, and
-    /// that its layers fit together at 8 and at 32 channels.
+    /// Checks the name, the rules for the identity at birth, and that the layers fit together at 8
+    /// and at 32 channels.
     ///
     /// The rule for each join:
     /// - `Residual` ends in a `GroupNorm` that starts at zero.
     /// - `ChannelScale` ends in a zero `Linear` and a `Sigmoid`, with factor 2 (2·σ(0) = 1).
-    /// - `TanhMix` needs nothing at its end, but at least one layer with parameters.
+    /// - `TanhMix` has at least one layer with parameters.
     ///
-    /// No other layer starts at zero: the layers before it would have no gradient.
+    /// No other layer starts at zero: the layers before it would get no gradient.
     ///
     /// # Errors
     /// [`BlueprintError::BadName`], [`BlueprintError::Birth`] or [`BlueprintError::Shape`].
@@ -133,19 +133,19 @@ impl Blueprint {
         }
     }
 
-    /// Trained parameters of the module in a slot of `channels` channels, without a gate.
+    /// Trained parameters of the module in a slot of `channels` channels, without the gate.
     ///
     /// # Errors
     /// [`BlueprintError::Shape`] if the layers do not fit together.
     pub fn parameters(&self, channels: usize) -> Result<usize, BlueprintError> {
-        // Counted on the graph, so that there is no second table to keep in step.
+        // Counted on the graph, so that no second table can disagree.
         Ok(self
             .graph(Dims { c: channels, h: 4, w: 4 }, Optimisers::default().module)?
             .parameters(None))
     }
 
-    /// The module alone as a graph, for tests and benchmarks of a blueprint. Input and output
-    /// have the shape `dims`; the weights are named `layers.{i}.…` and `mix`.
+    /// The graph of the module alone, for tests and benchmarks. Input and output have the shape
+    /// `dims`; the weights are named `layers.{i}.…` and `mix`.
     ///
     /// # Errors
     /// [`BlueprintError::Shape`] if the layers do not fit together.
@@ -156,8 +156,8 @@ impl Blueprint {
         Ok(b.finish_at(output))
     }
 
-    /// Adds the module after `x` to the current group of parameters: its layers, named
-    /// `{prefix}layers.{i}.…`, and its join.
+    /// Adds the module after `x` to the current group of parameters: the layers, named
+    /// `{prefix}layers.{i}.…`, and the join.
     pub(crate) fn add_to(
         &self,
         b: &mut GraphBuilder,

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::AlphaError;
 
-/// Defines an enum whose variants are the choices of an action head: a table in index order.
+/// Defines an enum with the choices of an action head, in index order.
 macro_rules! choices {
     ($(#[$meta:meta])* $name:ident { $($(#[$vmeta:meta])* $variant:ident = $text:literal,)* }) => {
         $(#[$meta])*
@@ -18,12 +18,12 @@ macro_rules! choices {
             /// The choices in index order.
             pub const ALL: &'static [$name] = &[$($name::$variant),*];
 
-            /// Index in its action head.
+            /// Index in the action head.
             pub fn index(self) -> usize {
                 self as usize
             }
 
-            /// The name used in files and events.
+            /// Name in files and events.
             pub fn name(self) -> &'static str {
                 match self { $($name::$variant => $text),* }
             }
@@ -38,26 +38,25 @@ macro_rules! choices {
 }
 
 choices! {
-    /// Curve of alpha from 0 to 1 as t goes from 0 to 1.
+    /// Curve of alpha, from 0 at t = 0 to 1 at t = 1.
     Curve {
         /// `t`.
         Linear = "linear",
         /// `½(1 − cos πt)`.
         Cosine = "cosine",
-        /// Logistic of steepness 6, rescaled to hit 0 and 1.
+        /// Logistic function of steepness 6, rescaled to reach 0 and 1.
         SigmoidGentle = "sigmoid_gentle",
-        /// Logistic of steepness 12, rescaled.
+        /// Logistic function of steepness 12, rescaled.
         Sigmoid = "sigmoid",
-        /// Logistic of steepness 24, rescaled.
+        /// Logistic function of steepness 24, rescaled.
         SigmoidSharp = "sigmoid_sharp",
     }
 }
 
 impl Curve {
-    /// Value of the curve at `t`, which is clamped to `[0, 1]`. Monotonic; 0 at 0 and 1 at 1,
-    /// exactly.
+    /// Value of the curve at `t`, clamped to `[0, 1]`. Monotonic; exactly 0 at 0 and 1 at 1.
     pub fn at(self, t: f64) -> f64 {
-        // Rounding must not show at the ends: a controller that is done is exactly at its target.
+        // Exact at the ends, without rounding: a finished move ends exactly at its target.
         if t <= 0.0 {
             return 0.0;
         }
@@ -79,8 +78,8 @@ impl Curve {
 }
 
 choices! {
-    /// Blending style: the curve of alpha's first move, and the mode of blending a module into its
-    /// host.
+    /// Blending style: the curve of alpha's first move, and the formula that blends the module's
+    /// output m with the host's value h; x is the module's input.
     Style {
         /// [`Curve::Linear`], `h + a(m − h)`.
         LinearAdd = "linear_add",
@@ -102,7 +101,7 @@ impl Style {
         }
     }
 
-    /// Mode of the blending.
+    /// Blend mode of the network.
     pub fn blend_mode(self) -> BlendMode {
         match self {
             Style::LinearAdd | Style::SigmoidAdd => BlendMode::Add,
@@ -151,7 +150,7 @@ impl AlphaTarget {
 }
 
 choices! {
-    /// Duration of a change of target, or of a removal.
+    /// Duration of a move of alpha, to a new target or for a removal.
     Speed {
         /// At once.
         Instant = "instant",
@@ -210,11 +209,11 @@ impl AlphaController {
         }
     }
 
-    /// Starts a move to `target`. With 0 steps, or if alpha is there already, it is at the target
-    /// at once.
+    /// Starts a move to `target`. Alpha jumps to the target if `steps` is 0 or alpha is already
+    /// there.
     ///
     /// # Errors
-    /// [`AlphaError::NotAtRest`] while it moves, [`AlphaError::BadTarget`] outside `[0, 1]`.
+    /// [`AlphaError::NotAtRest`] during a move, [`AlphaError::BadTarget`] outside `[0, 1]`.
     pub fn retarget(&mut self, target: f32, steps: u32, curve: Curve) -> Result<(), AlphaError> {
         if !self.is_at_rest() {
             return Err(AlphaError::NotAtRest {
@@ -235,8 +234,8 @@ impl AlphaController {
         Ok(())
     }
 
-    /// Advances alpha by one step; does nothing at rest. After `steps_total` steps alpha is exactly
-    /// the target.
+    /// Advances alpha by one step; does nothing at rest. After `steps_total` steps alpha equals the
+    /// target exactly.
     pub fn step(&mut self) {
         if self.is_at_rest() {
             return;
@@ -267,7 +266,7 @@ impl AlphaController {
         self.target
     }
 
-    /// Direction of the move, or rest.
+    /// Direction of the current move, or rest.
     pub fn mode(&self) -> AlphaMode {
         self.mode
     }
@@ -277,7 +276,7 @@ impl AlphaController {
         self.curve
     }
 
-    /// Steps of the last move.
+    /// Length of the last move, in steps.
     pub fn steps_total(&self) -> u32 {
         self.steps_total
     }
@@ -292,12 +291,12 @@ impl AlphaController {
         self.steps_total - self.steps_done
     }
 
-    /// Whether alpha is at its target.
+    /// Whether alpha has reached its target.
     pub fn is_at_rest(&self) -> bool {
         self.mode == AlphaMode::Rest
     }
 
-    /// Checks a controller that was read from a file; the error names the contradiction.
+    /// Checks a controller from a file; the error describes the contradiction.
     pub(crate) fn check(&self) -> Result<(), String> {
         let within = |a: f32| (0.0..=1.0).contains(&a);
         if !(within(self.alpha) && within(self.start) && within(self.target)) {

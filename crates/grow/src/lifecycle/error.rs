@@ -1,18 +1,18 @@
-//! Errors of rules, and refused actions, each with its reason.
+//! Errors of rules, and reasons for illegal actions.
 
 use crate::spec::SlotName;
 
 use super::stage::Stage;
 
-/// A rule of growth that is out of its range.
+/// A rule of growth outside its range.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 #[error("rule `{what}` must be {}, got {got}", range(*least, *most))]
 pub struct RuleError {
     /// Name of the rule.
     pub what: &'static str,
-    /// Least value.
+    /// Smallest valid value.
     pub least: f64,
-    /// Largest value.
+    /// Largest valid value.
     pub most: f64,
     /// The value.
     pub got: f64,
@@ -30,7 +30,7 @@ fn range(least: f64, most: f64) -> String {
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AlphaError {
-    /// `retarget` while moving.
+    /// A new target during a move.
     #[error(
         "alpha moves to {target} for another {steps_to_go} steps; \
          set a new target when it is at rest"
@@ -46,57 +46,57 @@ pub enum AlphaError {
     BadTarget(f32),
 }
 
-/// An action that is refused, with the reason.
+/// Reason why an action is illegal.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LifecycleError {
-    /// A transition that the lifecycle does not have.
+    /// A transition that the lifecycle does not contain.
     #[error("slot {slot}: a module cannot go from {from} to {to}")]
     Transition {
         /// The slot.
         slot: SlotName,
         /// Its current stage.
         from: Stage,
-        /// The stage asked for.
+        /// The requested stage.
         to: Stage,
     },
-    /// No slot of this index is enabled.
+    /// An index beyond the enabled slots.
     #[error("slot index {index} is out of range: {slots} slots are enabled")]
     NoSuchSlot {
         /// The index.
         index: usize,
-        /// Enabled slots.
+        /// Number of enabled slots.
         slots: usize,
     },
-    /// The set has no blueprint with this index.
+    /// An index beyond the blueprints of the set.
     #[error("blueprint index {index} is out of range: there are {blueprints} blueprints")]
     NoSuchBlueprint {
         /// The index.
         index: usize,
-        /// Blueprints of the set.
+        /// Number of blueprints in the set.
         blueprints: usize,
     },
-    /// The action is not allowed in the slot's stage.
+    /// An action that is illegal in the slot's stage.
     #[error("slot {slot}: {action} needs {needs}, but it is {stage}")]
     WrongStage {
         /// The slot.
         slot: SlotName,
         /// The action.
         action: &'static str,
-        /// Stages in which it is allowed, in words.
+        /// Stages in which the action is legal, in words.
         needs: &'static str,
         /// The slot's stage.
         stage: Stage,
     },
-    /// The host has its largest number of modules already.
+    /// The host already has its largest number of modules.
     #[error("the host has {modules} modules, and its limit is {limit}")]
     Full {
-        /// Modules now.
+        /// Number of modules.
         modules: usize,
-        /// Largest number allowed.
+        /// Largest number of modules.
         limit: usize,
     },
-    /// With the module the host would exceed a limit of its size.
+    /// The host with the new module would exceed a size limit.
     #[error("slot {slot}: with {blueprint} the host has {needs} {what}, and its limit is {limit}")]
     TooLarge {
         /// The slot.
@@ -107,18 +107,18 @@ pub enum LifecycleError {
         what: &'static str,
         /// Size with the module.
         needs: u64,
-        /// Largest size allowed.
+        /// Largest size.
         limit: u64,
     },
-    /// Another module has not begun to blend.
+    /// Another module has not yet reached Blending.
     #[error("slot {slot} is still {stage}; another module may germinate once this one blends")]
     NotYet {
         /// The slot of the other module.
         slot: SlotName,
-        /// Its stage.
+        /// The stage of the other module.
         stage: Stage,
     },
-    /// The module is younger than the least age for pruning.
+    /// The module is below the smallest age for pruning.
     #[error(
         "slot {slot}: its module is {age_steps} steps old, and may be pruned after {min_steps} \
          steps"
@@ -126,23 +126,23 @@ pub enum LifecycleError {
     TooYoung {
         /// The slot.
         slot: SlotName,
-        /// Age.
+        /// Age of the module.
         age_steps: u32,
-        /// The least age.
+        /// Smallest age for pruning.
         min_steps: u32,
     },
-    /// The module is being removed already.
+    /// The module is already being removed.
     #[error("slot {slot} is being pruned")]
     BeingPruned {
         /// The slot.
         slot: SlotName,
     },
-    /// The alpha controller refused.
+    /// Alpha cannot move.
     #[error("slot {slot}: {source}")]
     Alpha {
         /// The slot.
         slot: SlotName,
-        /// Its reason.
+        /// Reason.
         source: AlphaError,
     },
 }

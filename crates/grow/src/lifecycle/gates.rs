@@ -7,7 +7,7 @@ use super::health::GradientHealth;
 use super::slot::Slot;
 use super::stage::Stage;
 
-/// A gate, named by the stage it leads to.
+/// A gate, named after the stage it leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Gate {
@@ -22,7 +22,7 @@ pub enum Gate {
 }
 
 impl Gate {
-    /// The stage that the gate leads to.
+    /// The stage after the gate.
     pub fn target(self) -> Stage {
         match self {
             Gate::Training => Stage::Training,
@@ -32,7 +32,7 @@ impl Gate {
         }
     }
 
-    /// The stage that the gate leads from.
+    /// The stage before the gate.
     pub fn source(self) -> Stage {
         match self {
             Gate::Training => Stage::Germinated,
@@ -42,7 +42,7 @@ impl Gate {
         }
     }
 
-    /// The gate that leads on from a stage, if there is one.
+    /// The gate after a stage; `None` for a stage without a gate.
     pub fn from_stage(stage: Stage) -> Option<Self> {
         [Gate::Training, Gate::Blending, Gate::Holding, Gate::Fossilized]
             .into_iter()
@@ -54,17 +54,17 @@ impl Gate {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Gates {
-    /// Least steps in Training before Blending: 10, and 3 in quick presets.
+    /// Smallest number of steps in Training before Blending: 10; 3 in quick presets.
     pub min_training_steps: u32,
-    /// Least gradient health before Blending: .7.
+    /// Smallest gradient health before Blending: .7.
     pub min_gradient_health: f64,
     /// Largest share of exploding gradients before Blending, over the module's tensors and the
-    /// batches of the step: .1. Not 0: of hundreds of batches a few gradients are large while
-    /// a module is young, and they are clipped.
+    /// batches of the step: .1. Above 0, because in a young module a few of hundreds of batches
+    /// have large gradients, which are clipped.
     pub max_exploding_share: f64,
     /// Largest distance of alpha from its target before Holding: 1e-6.
     pub alpha_tolerance: f64,
-    /// Least contribution before Fossilized, in percentage points: 1.0, and 0 in permissive mode.
+    /// Smallest contribution before Fossilized, in percentage points: 1.0; 0 in permissive mode.
     pub min_contribution_pp: f64,
 }
 
@@ -86,21 +86,21 @@ impl Gates {
         Self { min_training_steps: 3, ..self }
     }
 
-    /// These gates with a contribution of 0 sufficient to fossilize.
+    /// These gates with a smallest contribution of 0.
     pub fn permissive(self) -> Self {
         Self { min_contribution_pp: 0.0, ..self }
     }
 }
 
-/// Measurements of a module. `None` means "never measured", and fails the gate that needs it.
+/// Measurements of a module. A gate fails if a measurement that it needs is `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GateInputs {
     /// Gradient health.
     pub gradient_health: Option<GradientHealth>,
-    /// Contribution in percentage points of control accuracy: with it minus without it.
+    /// Contribution in percentage points: control accuracy with the module minus without it.
     pub contribution_pp: Option<f32>,
-    /// Contribution in mean control loss: without it minus with it, on the same images. Above 0
-    /// where the module helps.
+    /// Contribution in loss: mean control loss without the module minus with it, on the same
+    /// images. Positive for a module that helps.
     #[serde(default)]
     pub contribution_loss: Option<PairedLoss>,
 }
@@ -118,15 +118,15 @@ pub enum Comparison {
 /// One condition of a gate, and whether it held.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Condition {
-    /// Name of the value compared.
+    /// Name of the compared value.
     pub name: String,
-    /// The value; `None` if it was never measured.
+    /// The value; `None` without a measurement.
     pub value: Option<f64>,
     /// The comparison.
     pub comparison: Comparison,
     /// The threshold.
     pub threshold: f64,
-    /// Whether the condition held. False for a value that is missing or NaN.
+    /// Whether the condition held; false for a value that is missing or NaN.
     pub passed: bool,
 }
 
@@ -140,12 +140,12 @@ impl Condition {
     }
 }
 
-/// The outcome of a gate, with every condition evaluated.
+/// Result of a gate's evaluation, with all conditions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GateReport {
     /// The gate.
     pub gate: Gate,
-    /// Its conditions.
+    /// The gate's conditions.
     pub conditions: Vec<Condition>,
     /// Whether all conditions held.
     pub passed: bool,
@@ -160,8 +160,7 @@ impl GateReport {
 
 impl Gates {
     /// Evaluates a gate for a slot. The first condition of every gate is that the slot is in the
-    /// stage that the gate leads from; values that only exist in that stage count as never measured
-    /// elsewhere.
+    /// stage before the gate. In other stages, values of that stage count as not measured.
     pub fn evaluate(&self, gate: Gate, slot: &Slot, inputs: &GateInputs) -> GateReport {
         use Comparison::{AtLeast, AtMost};
         let here = slot.stage == gate.source();

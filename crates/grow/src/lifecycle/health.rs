@@ -1,13 +1,13 @@
-//! Health of a module's gradients, for the gates.
+//! Gradient health of a module, for the gates.
 
 use serde::{Deserialize, Serialize};
 
-/// Below this L2 norm a tensor's gradient has vanished.
+/// L2 norm below which a tensor's gradient counts as vanished.
 const VANISHING_NORM: f64 = 1e-7;
-/// Above this L2 norm (or when not finite) a tensor's gradient has exploded.
+/// L2 norm above which a tensor's gradient counts as exploded, as does one that is not finite.
 const EXPLODING_NORM: f64 = 10.0;
 
-/// Health of a module's gradients, from the L2 norm of each of its tensors before clipping.
+/// Health of a module's gradients, from the L2 norm per tensor before clipping.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GradientHealth {
     /// `1 − .5·vanishing − .8·exploding`, clamped to `[0, 1]`.
@@ -16,13 +16,12 @@ pub struct GradientHealth {
     pub vanishing: f64,
     /// Share of tensors whose norm is above 10 or not finite.
     pub exploding: f64,
-    /// L2 norm over all tensors (their mean over the steps, when there were several).
+    /// L2 norm over all tensors; the mean norm over several steps.
     pub norm: f64,
 }
 
 impl GradientHealth {
-    /// Health from the norms of all tensors of a module; `None` when there are none ("never
-    /// measured").
+    /// Health from the norms of a module's tensors; `None` without tensors.
     pub fn from_norms(norms: &[f64]) -> Option<Self> {
         let count =
             |of: &dyn Fn(f64) -> bool| norms.iter().filter(|norm| of(**norm)).count() as u64;
@@ -32,8 +31,8 @@ impl GradientHealth {
         Self::from_counts(vanishing, exploding, norms.len() as u64, norm)
     }
 
-    /// Health from counts over the tensors of many steps, as the network's metrics keep them;
-    /// `norm` is the mean over these steps. `None` when no tensor was measured.
+    /// Health from counts over tensors and steps, as in the network's metrics. `norm` is the mean
+    /// over the steps. `None` without measured tensors.
     pub fn from_counts(vanishing: u64, exploding: u64, tensors: u64, norm: f64) -> Option<Self> {
         if tensors == 0 {
             return None;
@@ -44,12 +43,12 @@ impl GradientHealth {
         Some(Self { health, vanishing, exploding, norm })
     }
 
-    /// Whether any tensor's gradient has exploded.
+    /// Whether the gradient of any tensor has exploded.
     pub fn is_exploding(&self) -> bool {
         self.exploding > 0.0
     }
 
-    /// Whether any tensor's gradient has vanished.
+    /// Whether the gradient of any tensor has vanished.
     pub fn is_vanishing(&self) -> bool {
         self.vanishing > 0.0
     }

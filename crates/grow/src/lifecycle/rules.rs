@@ -7,20 +7,20 @@ use serde::{Deserialize, Serialize};
 use super::error::RuleError;
 use super::gates::Gates;
 
-/// Configurable rules of growth. In files every key is optional and unknown keys are errors.
+/// Configurable rules of growth. In files every key is optional; an unknown key is an error.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Rules {
-    /// Largest number of modules in a host at a time, fossilized ones included: 3.
+    /// Largest number of simultaneous modules in a host, fossilized ones included: 3.
     pub max_modules: usize,
     /// Largest number of trained parameters of a host with its modules: no limit.
     pub max_parameters: Option<u64>,
-    /// Largest number of multiply-accumulate operations per image of a host with its modules, in
-    /// evaluation: no limit.
+    /// Largest number of multiply-accumulate operations per image, in evaluation, of a host with
+    /// its modules: no limit.
     pub max_macs: Option<u64>,
-    /// Least age at which a module may be pruned: 5 steps.
+    /// Smallest age of a module for pruning: 5 steps.
     pub min_prune_age_steps: u32,
-    /// Steps that a slot is embargoed after a module was pruned: 5 (at least 1).
+    /// Steps of the embargo on a slot after a prune: 5 (at least 1).
     pub embargo_steps: u32,
     /// Steps of Resetting: 1 (at least 1).
     pub resetting_steps: u32,
@@ -46,7 +46,7 @@ impl Rules {
     /// Checks that every rule is in its range.
     ///
     /// # Errors
-    /// [`RuleError`] naming the rule, its range and the value.
+    /// [`RuleError`] with the rule, its range and the value.
     pub fn check(&self) -> Result<(), RuleError> {
         let gates = &self.gates;
         rule("embargo_steps", f64::from(self.embargo_steps), 1.0..=f64::INFINITY)?;

@@ -20,19 +20,19 @@ pub struct Germination {
     pub style: Style,
     /// Duration of the blending.
     pub tempo: Tempo,
-    /// Alpha at its end.
+    /// Alpha at the end of the blending.
     pub alpha_target: AlphaTarget,
-    /// The host's control accuracy now, in percentage points, for later comparison.
+    /// Current control accuracy of the host in percentage points, for later comparison.
     pub accuracy_pp: Option<f32>,
 }
 
-/// A module that grows in a slot, and its blending.
+/// A module in a slot, with its blending.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Module {
-    /// Its blueprint.
+    /// The blueprint.
     pub blueprint: Arc<Blueprint>,
-    /// Its index in the host's blueprint set.
+    /// Index of the blueprint in the host's set.
     pub blueprint_index: usize,
     /// Blending style.
     pub style: Style,
@@ -42,16 +42,16 @@ pub struct Module {
     pub alpha_target: f32,
     /// Alpha: 0 until Blending, 1 once fossilized.
     pub alpha: AlphaController,
-    /// Steps since it germinated.
+    /// Steps since germination.
     pub age_steps: u32,
-    /// Whether alpha is moving to 0, where the module is removed.
+    /// Whether alpha is moving to 0 for the removal of the module.
     pub pruning: bool,
-    /// The host's control accuracy at germination, in percentage points, if it was known.
+    /// Control accuracy of the host at germination in percentage points; `None` if unknown.
     pub accuracy_at_germination_pp: Option<f32>,
 }
 
 impl Module {
-    /// A module at birth: outside of the network, alpha 0.
+    /// A module at birth: not in the network, with alpha 0.
     pub(crate) fn germinated(blueprint: Arc<Blueprint>, birth: Germination) -> Self {
         Self {
             blueprint,
@@ -66,7 +66,7 @@ impl Module {
         }
     }
 
-    /// Returns an error that names its slot while alpha is moving.
+    /// Checks that alpha is at rest; the error has the slot's name.
     pub(crate) fn check_at_rest(&self, slot: &SlotName) -> Result<(), LifecycleError> {
         let alpha = &self.alpha;
         if alpha.is_at_rest() {
@@ -77,7 +77,7 @@ impl Module {
         Err(LifecycleError::Alpha { slot: slot.clone(), source })
     }
 
-    /// Moves alpha to a new target; an error names its slot.
+    /// Moves alpha to a new target; the error has the slot's name.
     pub(crate) fn retarget(
         &mut self,
         slot: &SlotName,
@@ -90,28 +90,28 @@ impl Module {
     }
 }
 
-/// A slot that is enabled in a host.
+/// An enabled slot of a host.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Slot {
-    /// Its name.
+    /// Name.
     pub name: SlotName,
     /// Channels of the tensor at this slot.
     pub channels: usize,
-    /// Its stage.
+    /// Stage.
     pub stage: Stage,
-    /// Steps (epochs of training) begun in this stage; 0 right after an action put it there.
+    /// Epochs begun in this stage; 0 immediately after the action that entered it.
     pub stage_steps: u32,
     /// The module, in the stages Germinated to Fossilized.
     pub module: Option<Module>,
 }
 
-/// A change of stage that took place.
+/// A completed change of stage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageChange {
     /// Index of the slot in its host.
     pub index: usize,
-    /// Its name.
+    /// Name of the slot.
     pub slot: SlotName,
     /// Stage before.
     pub from: Stage,
@@ -129,18 +129,18 @@ impl Slot {
         self.module.as_ref().map_or(0.0, |module| module.alpha.alpha())
     }
 
-    /// Whether its module is being removed.
+    /// Whether the module is being removed.
     pub fn is_pruning(&self) -> bool {
         self.module.as_ref().is_some_and(|module| module.pruning)
     }
 
-    /// The error of an action that needs another stage.
+    /// The error for an action in the wrong stage.
     pub(crate) fn wrong_stage(&self, action: &'static str, needs: &'static str) -> LifecycleError {
         let (slot, stage) = (self.name.clone(), self.stage);
         LifecycleError::WrongStage { slot, action, needs, stage }
     }
 
-    /// Enters a stage. The only place where a stage changes.
+    /// Enters a stage; every change of stage goes through this function.
     pub(crate) fn enter(&mut self, index: usize, to: Stage) -> Result<StageChange, LifecycleError> {
         let (slot, from) = (self.name.clone(), self.stage);
         if !from.can_become(to) {

@@ -1,28 +1,28 @@
-//! Stages of a module's life, and the transitions between them.
+//! Stages of a slot and its module, and the transitions between them.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Stage of a slot. The order is the index order of observations and events.
+/// Stage of a slot, in index order of observations and events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stage {
     /// Empty, free to germinate.
     Dormant,
-    /// A module is chosen; it does not compute yet.
+    /// A module is chosen, but does not compute yet.
     Germinated,
-    /// The module learns beside the host without changing its output (straight-through).
+    /// The module trains without changing the host's output (straight-through).
     Training,
-    /// Alpha is moving to its target (or has just arrived).
+    /// Alpha is moving to its target, or has just reached it.
     Blending,
-    /// Alpha is at its target, the controller at rest.
+    /// Alpha rests at its target.
     Holding,
-    /// Permanent, part of the host. Terminal.
+    /// Permanent part of the host. Terminal.
     Fossilized,
     /// The module was removed in this step.
     Pruned,
-    /// Empty, not available yet.
+    /// Empty, not yet available.
     Embargoed,
     /// The last step before the slot is dormant again.
     Resetting,
@@ -42,8 +42,8 @@ impl Stage {
         Stage::Resetting,
     ];
 
-    /// Width of the stage's one-hot in an observation: the nine stages, and one position that is
-    /// reserved for a future stage and always 0.
+    /// Width of the stage's one-hot in an observation: nine stages, and one reserved position that
+    /// is always 0.
     pub const ONE_HOT: usize = 10;
 
     /// Position in [`Stage::ALL`].
@@ -51,8 +51,8 @@ impl Stage {
         self as usize
     }
 
-    /// The stages that may follow this one (`docs/growth.md`, Lifecycle). Empty for `Fossilized`
-    /// only.
+    /// The stages that may follow this one (`docs/growth.md`, Lifecycle). Empty only for
+    /// `Fossilized`.
     pub fn successors(self) -> &'static [Stage] {
         use Stage::*;
         match self {
@@ -78,13 +78,13 @@ impl Stage {
         self.is_live() || self == Stage::Fossilized
     }
 
-    /// Whether the slot has a module that may still be pruned (`Germinated` to `Holding`).
+    /// Whether the slot has a module that can be pruned (`Germinated` to `Holding`).
     pub fn is_live(self) -> bool {
         use Stage::*;
         matches!(self, Germinated | Training | Blending | Holding)
     }
 
-    /// The lower-case name used in events.
+    /// Lower-case name in events.
     pub fn name(self) -> &'static str {
         use Stage::*;
         match self {

@@ -1,5 +1,4 @@
-//! The family `cnn` of hosts and its presets: their text, and the list of layers that it stands
-//! for.
+//! The family `cnn` of hosts and its presets: their text form and their layers.
 
 use std::fmt;
 use std::str::FromStr;
@@ -33,25 +32,25 @@ const KEYS: [&str; 4] = ["channels", "blocks", "kernel", "pools"];
 /// `channels · 2^i` channels, batch norm, ReLU, the slot `r0c{i}`, a 2×2 max-pool while
 /// `i < pools`, and the slot `r1c{i}`; then global average pool and a linear classifier.
 ///
-/// Parsed from a preset's name or from `cnn:channels=12,blocks=4,kernel=5,pools=3`; keys left out
-/// are the baseline's (8 channels, 3 blocks, kernel 3) and as many pools as blocks.
+/// Parsed from a preset's name, or from text such as `cnn:channels=12,blocks=4,kernel=5,pools=3`.
+/// Defaults are the baseline's channels (8), blocks (3) and kernel (3), and one pool per block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cnn {
     /// Channels of the first block; each further block doubles them.
     pub channels: usize,
-    /// Blocks, at least 2.
+    /// Number of blocks, at least 2.
     pub blocks: usize,
     /// Kernel size, odd.
     pub kernel: usize,
-    /// Blocks that are followed by a pool, counted from the first.
+    /// Number of blocks followed by a pool, from the first block on.
     pub pools: usize,
 }
 
 impl Cnn {
-    /// Checks that each size is in its range.
+    /// Checks that every size is in its range.
     ///
     /// # Errors
-    /// [`HostError::Size`] naming the size, its range and the value.
+    /// [`HostError::Size`] with the size, its range and the value.
     pub fn check(&self) -> Result<(), HostError> {
         HostError::check_size("blocks", self.blocks, 2, MAX_BLOCKS)?;
         HostError::check_size("channels", self.channels, 1, MAX_CHANNELS >> (self.blocks - 1))?;
@@ -64,7 +63,7 @@ impl Cnn {
         Ok(())
     }
 
-    /// Its layers in forward order. The sizes are checked.
+    /// Layers in forward order. Sizes must be checked before.
     pub(super) fn layers(&self) -> Vec<HostLayer> {
         let mut layers = vec![];
         for i in 0..self.blocks {
@@ -83,7 +82,7 @@ impl Cnn {
         layers
     }
 
-    /// Its slots in the order of action indices: `r0c0, r0c1, …, r1c0, r1c1, …`.
+    /// Slots in action-index order: `r0c0, r0c1, …, r1c0, r1c1, …`.
     pub(super) fn slots(&self) -> Vec<SlotName> {
         (0..self.blocks).map(before_pool).chain((0..self.blocks).map(after_pool)).collect()
     }

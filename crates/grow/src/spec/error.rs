@@ -1,11 +1,11 @@
-//! Errors of host descriptions, of their slots, and of hosts that do not fit an image.
+//! Errors of host descriptions and slots, and of hosts that do not fit an image.
 
 use crate::suggest::hint;
 
 use super::image::ImageShape;
 use super::slot_name::SlotName;
 
-/// Errors of host descriptions, of their slots, and of hosts that do not fit an image.
+/// Errors of host descriptions and slots, and of hosts that do not fit an image.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostError {
@@ -23,7 +23,7 @@ pub enum HostError {
         /// Names of the presets.
         presets: String,
     },
-    /// A key of a `cnn:` description that does not exist.
+    /// An unknown key in a `cnn:` description.
     #[error(
         "host `{given}`: unknown key `{key}`{}\n  keys: channels, blocks, kernel, pools",
         hint(nearest)
@@ -44,7 +44,7 @@ pub enum HostError {
         /// The part.
         part: String,
     },
-    /// A key given twice.
+    /// A key that is given twice.
     #[error("host `{given}`: `{key}` is given twice")]
     DuplicateKey {
         /// The text given.
@@ -62,7 +62,7 @@ pub enum HostError {
         /// The value.
         got: usize,
     },
-    /// A network with more parameters than are supported.
+    /// A network above the supported number of parameters.
     #[error(
         "host `{host}` would have {parameters} parameters, more than the {limit} that are \
          supported; use fewer channels or blocks, or a smaller kernel"
@@ -70,12 +70,12 @@ pub enum HostError {
     TooLarge {
         /// The host.
         host: String,
-        /// Its parameters (saturating).
+        /// Number of parameters (saturating).
         parameters: usize,
         /// Largest number supported.
         limit: usize,
     },
-    /// More pools than the image has room for.
+    /// More pools than fit the image.
     #[error(
         "host `{host}` is too deep for {image} images: {pools} 2×2 pools need at least \
          {side}×{side} pixels, and {fits} fit; try `--host {suggestion}`",
@@ -86,14 +86,14 @@ pub enum HostError {
         host: String,
         /// The image.
         image: ImageShape,
-        /// Pools of the host.
+        /// Number of pools of the host.
         pools: usize,
-        /// Pools that fit.
+        /// Number of pools that fit.
         fits: usize,
-        /// The same host with as many pools as fit.
+        /// The same host with the number of pools that fit.
         suggestion: String,
     },
-    /// A name that is no slot of this host.
+    /// A name that is not a slot of this host.
     #[error("unknown slot `{given}`{}\n  slots of this host: {known}", hint(nearest))]
     UnknownSlot {
         /// The text given.
@@ -103,13 +103,13 @@ pub enum HostError {
         /// Names of the host's slots.
         known: String,
     },
-    /// A slot listed twice.
+    /// A slot that is listed twice.
     #[error("slot `{0}` is listed twice")]
     DuplicateSlot(SlotName),
 }
 
 impl HostError {
-    /// Returns [`HostError::Size`] for a size outside `least..=most`.
+    /// Checks that a size is in `least..=most`.
     pub(super) fn check_size(
         what: &'static str,
         got: usize,

@@ -1,4 +1,4 @@
-//! Layers of a host, as data and as nodes of a graph.
+//! Layers of a host, as data, and their nodes in a graph.
 
 use meristem_nn::Result;
 use meristem_nn::graph::{ConvGeometry, Dims, GraphBuilder, NodeId};
@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 use super::image::ImageShape;
 use super::slot_name::SlotName;
 
-/// One layer of a host. Its output is the input of the next layer of the list. Names are prefixes
-/// of the names of its tensors, as in PyTorch.
+/// One layer of a host; its output is the input of the next layer. As in PyTorch, `name` is the
+/// prefix of the layer's tensor names.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum HostLayer {
-    /// Convolution without bias, stride 1, padding that keeps the image's size.
+    /// Convolution without bias, with stride 1 and padding that preserves the image size.
     Conv2d {
-        /// Prefix of its tensors.
+        /// Prefix of the tensor names.
         name: String,
         /// Output channels.
         out: usize,
@@ -23,28 +23,28 @@ pub enum HostLayer {
     },
     /// Batch norm.
     BatchNorm {
-        /// Prefix of its tensors.
+        /// Prefix of the tensor names.
         name: String,
     },
     /// `max(x, 0)`.
     Relu,
-    /// Maximum of each `kernel`×`kernel` window; windows do not overlap, and there is no padding.
+    /// Maximum of each `kernel`×`kernel` window, without overlap or padding.
     MaxPool2d {
-        /// Name in errors.
+        /// Name for errors.
         name: String,
         /// Rows and columns of a window.
         kernel: usize,
     },
-    /// Place for a module, which keeps the shape; the identity without one.
+    /// Place for a module that preserves the shape; the identity without a module.
     Slot {
-        /// Its name, unique in the host.
+        /// Name, unique in the host.
         name: SlotName,
     },
-    /// Mean over the image; the layers after it see a vector.
+    /// Mean over the image; later layers get a vector.
     GlobalAvgPool,
     /// Linear layer with bias over a vector.
     Linear {
-        /// Prefix of its tensors.
+        /// Prefix of the tensor names.
         name: String,
         /// Output features.
         out: Features,
@@ -55,21 +55,21 @@ pub enum HostLayer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Features {
-    /// One for each class of the dataset.
+    /// One per class of the dataset.
     Classes,
 }
 
 /// Size of a layer for images of one shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerSize {
-    /// Shape of its output per image. A pool that does not fit gives 0 rows or columns.
+    /// Shape of the output per image. A pool that does not fit yields 0 rows or columns.
     pub output: Dims,
     /// Trained parameters (saturating).
     pub parameters: usize,
 }
 
 impl HostLayer {
-    /// The name of the slot, if the layer is one.
+    /// Name of the slot; `None` for other layers.
     pub fn slot(&self) -> Option<&SlotName> {
         match self {
             HostLayer::Slot { name } => Some(name),
@@ -77,7 +77,7 @@ impl HostLayer {
         }
     }
 
-    /// Prefix of the names of its tensors, if it has any.
+    /// Prefix of the tensor names; `None` for a layer without tensors.
     pub fn tensors(&self) -> Option<&str> {
         match self {
             HostLayer::Conv2d { name, .. }
@@ -87,7 +87,7 @@ impl HostLayer {
         }
     }
 
-    /// Size of the layer after a value of shape `input`, in a network for these images.
+    /// Size of the layer for an input of shape `input`, in a network for images of shape `image`.
     pub(super) fn size(&self, input: Dims, image: &ImageShape) -> LayerSize {
         let Dims { c, h, w } = input;
         let (output, parameters) = match *self {
@@ -107,7 +107,7 @@ impl HostLayer {
         LayerSize { output, parameters }
     }
 
-    /// Adds the layer after `x` to the current group of parameters; a slot adds nothing.
+    /// Adds the layer after `x` to the current group of parameters. A slot adds nothing.
     pub(crate) fn add_to(&self, b: &mut GraphBuilder, classes: usize, x: NodeId) -> Result<NodeId> {
         match self {
             HostLayer::Conv2d { name, out, kernel } => {

@@ -1,4 +1,4 @@
-//! A host as one value: its text, its layers, and its slots.
+//! A host as one value: text, layers and slots.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,7 +15,7 @@ use super::host_layer::{HostLayer, LayerSize};
 use super::image::ImageShape;
 use super::slot_name::SlotName;
 
-/// Version of [`HostList`], raised when a reader of the old one would misread the new one.
+/// Version of [`HostList`]. A new version marks a format that older readers would misread.
 const LIST_VERSION: u32 = 1;
 /// Largest number of parameters of a host, and of a module (1 GiB of f32).
 pub(crate) const MAX_PARAMETERS: usize = 1 << 28;
@@ -33,25 +33,24 @@ pub(crate) struct HostList {
     slots: Vec<SlotName>,
 }
 
-/// A host: layers in forward order, and the order of action indices of its slots. The graph, sizes,
-/// drawings and the metadata of weights files all follow from the list of layers.
+/// A host: layers in forward order, and its slots in action-index order. Graph, sizes, drawings and
+/// the metadata of weights files follow from the list of layers.
 ///
-/// Parsed from the text of a [`Cnn`]; files store the text. A clone shares the list, and comparing
-/// clones takes one comparison of pointers.
+/// Parsed from the text of a [`Cnn`], which files store. Clones share the list; comparing clones
+/// compares one pointer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct HostSpec(Arc<Described>);
 
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Described {
-    /// The text in full, without the name of a preset.
+    /// The full description, never a preset's name.
     text: String,
     list: HostList,
 }
 
 impl HostSpec {
-    /// The preset's name if it is one, else the `cnn:…` description. [`fmt::Display`] writes the
-    /// same.
+    /// Name of the preset, else the `cnn:…` description; [`fmt::Display`] writes the same.
     pub fn name(&self) -> String {
         let preset = PRESETS.iter().find(|(_, preset)| preset.to_string() == self.description());
         preset.map_or_else(|| self.description(), |(name, _)| name).into()
@@ -87,7 +86,7 @@ impl HostSpec {
         })
     }
 
-    /// Channels at the slot with this name; 0 if the host has none.
+    /// Number of channels at the slot with this name; 0 for a name that is not a slot.
     pub(crate) fn channels_at(&self, slot: &SlotName, image: &ImageShape) -> usize {
         let mut sizes = self.sizes(image);
         sizes.find(|(layer, _)| layer.slot() == Some(slot)).map_or(0, |(_, size)| size.output.c)
@@ -98,9 +97,9 @@ impl HostSpec {
         self.sizes(image).fold(0, |sum, (_, size)| sum.saturating_add(size.parameters))
     }
 
-    /// Slots with these names in the order of action indices. `all` stands for every slot, and a
-    /// text that is no slot's name, such as `r0`, for every slot whose name begins with it and goes
-    /// on with anything but a digit.
+    /// Selects slots, in action-index order. `all` selects every slot. A text that is not a slot's
+    /// name, such as `r0`, selects every slot whose name continues it with a character other than a
+    /// digit.
     ///
     /// # Errors
     /// [`HostError::UnknownSlot`] with the names of the host's slots, [`HostError::DuplicateSlot`].
@@ -128,8 +127,8 @@ impl HostSpec {
         self.order_slots(&names)
     }
 
-    /// Sorts `slots` in the order of action indices, after checking that each is a slot of this
-    /// host and listed once.
+    /// Checks that each slot belongs to this host and is listed once, and sorts the slots in
+    /// action-index order.
     pub(crate) fn order_slots(&self, slots: &[SlotName]) -> Result<Vec<SlotName>, HostError> {
         let index = |name: &SlotName| self.slots().iter().position(|slot| slot == name);
         if let Some(unknown) = slots.iter().find(|name| index(name).is_none()) {
@@ -149,11 +148,11 @@ impl HostSpec {
         HostError::UnknownSlot { given: given.to_string(), nearest, known: known.join(", ") }
     }
 
-    /// Checks the image, and that the host fits the image.
+    /// Checks the image, and that the host fits it.
     ///
     /// # Errors
-    /// [`HostError::Size`], [`HostError::TooLarge`], or [`HostError::TooDeep`] with a host that
-    /// would fit.
+    /// [`HostError::Size`], [`HostError::TooLarge`], or [`HostError::TooDeep`] with the suggestion
+    /// of a host that fits.
     pub fn validate(&self, image: &ImageShape) -> Result<(), HostError> {
         HostError::check_size("image channels", image.channels, 1, MAX_IMAGE_SIDE)?;
         HostError::check_size("image height", image.height, 1, MAX_IMAGE_SIDE)?;

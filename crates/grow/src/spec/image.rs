@@ -1,10 +1,10 @@
-//! Images that a host reads.
+//! Shape of a host's images and classes.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Input and output of a host: the images it reads and the classes it tells apart.
+/// Input and output of a host: the shape of its images and its number of classes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ImageShape {

@@ -1,5 +1,5 @@
-//! Hosts as data: a list of layers with named slots, the families that lists are made by, and the
-//! images that a host reads.
+//! Hosts as data: lists of layers with named slots, the families that generate them, and the shape
+//! of images and classes.
 
 mod cnn;
 mod error;

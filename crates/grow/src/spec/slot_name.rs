@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// Name of a slot: the text that its host declares it with, such as `r0c1`. A clone shares the
-/// text.
+/// Name of a slot in its host, such as `r0c1`. Clones share the text.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub struct SlotName(Arc<str>);

@@ -1,4 +1,4 @@
-//! Blueprints: the table of `docs/growth.md` counted on graphs, names of weights, and a user's own.
+//! Blueprints: parameters and weight names against `docs/growth.md`, and a user's blueprint.
 
 use std::sync::Arc;
 
@@ -66,7 +66,7 @@ fn modules_and_gates_have_the_names_of_the_contract() {
         names("norm", Style::LinearAdd),
         ["slots.r1c1.layers.0.weight", "slots.r1c1.layers.0.bias", "slots.r1c1.mix"]
     );
-    // Positions count the layers without parameters.
+    // Positions include layers without parameters.
     assert_eq!(
         names("attention", Style::SigmoidAdd),
         ["slots.r1c1.layers.1.weight", "slots.r1c1.layers.3.weight", "slots.r1c1.layers.3.bias"]
@@ -99,7 +99,7 @@ fn a_gate_is_as_wide_as_the_rule_says() {
 
 #[test]
 fn group_norm_groups_follow_the_rule() {
-    // The rule again, the slow way: every group count of the list, largest first.
+    // The rule in a slow form: every group count of the list, the largest first.
     let slow = |c: usize| {
         let list = [32, 16, 8, 4, 2, 1];
         for g in list {
@@ -240,7 +240,7 @@ fn what_makes_it_the_identity_starts_at_zero_and_nothing_else_does() {
             .filter(|p| p.name.starts_with("slots.") && p.init == Init::Constant(0.0))
             .filter_map(|p| p.name.strip_prefix("slots.r0c0."))
             .collect();
-        // A group norm's bias starts at 0 as PyTorch's does.
+        // A group norm's bias starts at 0, as in PyTorch.
         let expected: &[&str] = match name {
             "norm" => &["layers.0.bias", "mix"],
             "attention" => &["layers.3.weight", "layers.3.bias"],

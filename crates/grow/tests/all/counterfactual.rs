@@ -1,5 +1,5 @@
 //! Configurations against the list of `docs/growth.md`, contributions and Shapley values against
-//! slow direct formulas, and the evaluation in one pass against one pass per configuration.
+//! slow direct formulas, and one pass over all configurations against one pass per configuration.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ fn rules() -> Rules {
     Rules { max_modules: 12, ..Rules::default() }
 }
 
-/// A host with this many modules in Holding, in action-index order of its slots.
+/// A host with `modules` modules in Holding, in slot order.
 fn holding(modules: usize) -> Host {
     let mut host = crate::common::host("deep", CIFAR, rules());
     let slots: Vec<Slot> = host.slots()[..modules].to_vec();
@@ -40,7 +40,7 @@ fn on(of: &Counterfactual, configuration: Configuration) -> Vec<usize> {
 #[test]
 fn a_step_asks_for_what_the_specification_lists() {
     use Configuration::*;
-    // Modules, configurations asked for, rows.
+    // Modules, configurations, rows.
     let counts = [(0, 1, 1), (1, 4, 2), (2, 7, 4), (3, 12, 8), (4, 17, 16), (5, 13, 12)];
     for (modules, configurations, rows) in counts {
         let host = holding(modules);
@@ -92,8 +92,8 @@ fn the_last_step_adds_orders_beyond_four_modules() {
             of.configurations().iter().filter(|(c, _)| matches!(c, Configuration::Prefix { .. }));
         assert_eq!(prefixes.count(), PERMUTATIONS * (modules - 1));
         assert!(of.rows().len() <= Counterfactual::rows_max(modules));
-        // An order's prefixes grow by one module; every second order is the reverse of the one
-        // before.
+        // The prefixes of an order grow by one module; every second order reverses the one before
+        // it.
         let prefix = |permutation, modules| on(&of, Configuration::Prefix { permutation, modules });
         for permutation in 0..PERMUTATIONS {
             let sizes: Vec<usize> = (1..modules).map(|m| prefix(permutation, m).len()).collect();
@@ -112,7 +112,7 @@ fn only_modules_whose_fate_is_open_are_switched() {
     grow_to(&mut host, "r0c1", 1, Style::LinearAdd, Stage::Holding);
     grow_to(&mut host, "r1c0", 1, Style::LinearAdd, Stage::Blending);
     let blending = host.index_of("r1c0").unwrap();
-    // Its alpha is still 0: there is nothing to switch off.
+    // Alpha is still 0: switching the module off would change nothing.
     assert_eq!(Counterfactual::of_step(&host).modules(), [1]);
     host.step();
     host.germinate(2, germination(0, Style::LinearAdd)).unwrap();
@@ -132,7 +132,8 @@ fn only_modules_whose_fate_is_open_are_switched() {
     assert_eq!(worth(&[all, first_off, second_off]), [(1, 0.3125, 18.75), (3, 0.75, -25.0)]);
     assert_eq!(worth(&[all, row(0, 0), second_off]), [(3, 0.75, -25.0)]);
     assert_eq!(worth(&[]), []);
-    // The committed host keeps the fossilized module; so does the one with all live modules off.
+    // The committed host keeps the fossilized module; so does the configuration with all live
+    // modules off.
     let step = Counterfactual::of_step(&host);
     let committed = step.row_of(Configuration::Committed).unwrap();
     assert_eq!(step.rows()[committed], [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
@@ -142,7 +143,7 @@ fn only_modules_whose_fate_is_open_are_switched() {
     assert_eq!(all.rows()[1][0], 0.0);
 }
 
-/// Arbitrary accuracy by the set of slots that are on.
+/// An arbitrary accuracy for each set of slots that are on.
 fn game(of: &Counterfactual, accuracies: &[f64]) -> BTreeMap<Vec<usize>, f64> {
     (0..of.rows().len()).map(|row| (of.on(row).collect(), accuracies[row])).collect()
 }
@@ -160,7 +161,7 @@ fn orders(items: &[usize]) -> Vec<Vec<usize>> {
     all
 }
 
-/// The mean gain of each slot when it is switched on, over these orders.
+/// Mean gain of each slot when it is switched on, over these orders.
 fn added(game: &BTreeMap<Vec<usize>, f64>, orders: &[Vec<usize>]) -> BTreeMap<usize, f64> {
     let mut added = BTreeMap::new();
     for order in orders {
@@ -177,7 +178,7 @@ fn added(game: &BTreeMap<Vec<usize>, f64>, orders: &[Vec<usize>]) -> BTreeMap<us
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
-    /// Sums of at most 24 differences of numbers up to 100 in f64: rounding of 1e-12 at most.
+    /// Sums of at most 24 differences of f64 numbers up to 100: rounding errors below 1e-12.
     #[test]
     fn shapley_values_and_interactions_are_those_of_the_definitions(
         modules in 1usize..=4,
@@ -217,7 +218,7 @@ proptest! {
         let all: Vec<usize> = (0..modules).collect();
         let sum: f64 = of.shapley_pp(&accuracies).into_iter().flatten().sum();
         prop_assert!((sum - (game[&all] - game[&vec![]])).abs() < 1e-10);
-        // A missing accuracy, or one that is no number, is not made up for.
+        // A missing accuracy, or one that is not finite, gives no values.
         let mut damaged = accuracies.clone();
         damaged[of.rows().len() - 1] = f64::NAN;
         prop_assert!(of.shapley_pp(&damaged).iter().all(Option::is_none));
@@ -241,11 +242,12 @@ fn additive_modules_have_no_interaction_and_their_own_worth() {
 
 const IMAGE: ImageShape = ImageShape { channels: 3, height: 12, width: 9, classes: 5 };
 
-/// A host with something in each of its slots, and every alpha where it happens to be.
+/// A host with a module in every slot, and arbitrary alphas.
 #[derive(Clone, Debug)]
 struct Grown {
     spec: &'static str,
-    /// Per slot: blueprint, style, stage (the last may be Training), alpha steps afterwards.
+    /// Per slot: blueprint, style, stage (Training only for the last), and steps of alpha
+    /// afterwards.
     slots: Vec<(usize, usize, Stage)>,
     steps: usize,
     scope: Scope,
@@ -270,7 +272,7 @@ fn build(grown: &Grown) -> Host {
             grow_to(&mut host, slot.name.as_str(), blueprint, Style::ALL[style], stage);
         }
     }
-    // One more that trains, where there is room: it has no part in any configuration.
+    // If there is room, one more module in Training, which is in no configuration.
     if let Some(free) = host.slots().iter().position(|slot| slot.module.is_none()) {
         host.germinate(free, germination(5, Style::LinearAdd)).unwrap();
         host.advance(free, &crate::common::fine()).unwrap();
@@ -286,7 +288,7 @@ fn network(host: &Host, isa: Isa, configs: usize) -> Network {
     let mut network =
         Network::new(&stream, Arc::new(host.graph(&Optimisers::default()).unwrap()), options)
             .unwrap();
-    // Away from the identity that every module is at birth.
+    // Random weights, because every module is the identity at birth.
     let mut random = random(9);
     let mut state = network.state_dict().unwrap();
     let names: Vec<String> = state.iter().map(|(name, _)| name.to_owned()).collect();
@@ -315,8 +317,8 @@ fn batch(network: &Network, n: usize) -> (Tensor, Tensor) {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
-    /// C2, over hosts, slots, blueprints, stages, alphas and styles, on every instruction set: the
-    /// kernels and their inputs are the same, so losses agree in every bit.
+    /// C2, over hosts, slots, blueprints, stages, alphas and styles, on every instruction set.
+    /// Kernels and inputs are the same, so the losses agree in every bit.
     #[test]
     fn one_pass_is_one_pass_each_bit_for_bit(grown in grown()) {
         let host = build(&grown);

@@ -1,10 +1,10 @@
 //! Every standard blueprint, forward and backward through a plan, against PyTorch.
 //!
-//! Tolerance of a tensor: PyTorch's own distance from f64 (`torch_error`), plus ours, in ulps
-//! (2^-23) of the tensor's largest value. A sum of K products rounds K times by half an ulp of a
-//! partial sum, which adds up like √K, K ≤ 180 here: 32. A norm adds what cancels in x − mean: 64.
-//! Errors of one layer pass through the next with a gain of about one (the weights of the goldens
-//! have variance 1/fan-in), so those of a chain add up.
+//! Tolerance of a tensor: PyTorch's own error against f64 (`torch_error`), plus the plan's error,
+//! in ulps (2^-23) of the tensor's largest value. A sum of K ≤ 180 products rounds K times by half
+//! an ulp of a partial sum, which grows like √K: 32. A norm adds cancellation in x − mean: 64. The
+//! errors of successive layers add up, since each layer passes them on with a gain near one (the
+//! weights of the goldens have variance 1/fan-in).
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,10 +22,10 @@ fn ulps(blueprint: &Blueprint) -> f64 {
         Layer::GroupNorm { .. } => 64.0,
         _ => 32.0,
     };
-    blueprint.layers.iter().map(of_layer).sum::<f64>() + 32.0 // and the join
+    blueprint.layers.iter().map(of_layer).sum::<f64>() + 32.0 // 32 for the join
 }
 
-/// `[N][C][H·W]` to `[N][H·W][C]`, for each sample of `planes · pixels` values.
+/// Converts `[N][C][H·W]` to `[N][H·W][C]`, for samples of `planes · pixels` values.
 fn transposed(x: &[f32], planes: usize, pixels: usize) -> Vec<f32> {
     let sample = |x: &[f32]| -> Vec<f32> {
         let pixel = |p: usize| (0..planes).map(move |c| c * pixels + p);
@@ -34,7 +34,7 @@ fn transposed(x: &[f32], planes: usize, pixels: usize) -> Vec<f32> {
     x.chunks(planes * pixels).flat_map(sample).collect()
 }
 
-/// Output and gradients of a module, under the names of the golden file, in PyTorch's order.
+/// Output and gradients of a module, under the names and in the order of the golden file.
 fn run(
     graph: &Graph,
     isa: Isa,
@@ -50,9 +50,9 @@ fn run(
         let given = tensors[format!("in.{}", param.name).as_str()];
         packing(param).pack(given, &mut values[place.group.index()][place.range()]);
     }
-    // The optimiser's, which a gradient does not touch.
+    // Optimiser settings, which do not affect a gradient.
     let mut moments: Vec<Vec<f32>> = layout.groups.iter().map(|g| vec![0.0; g.moments]).collect();
-    // NaN everywhere: what is read before it is written shows.
+    // NaN everywhere, so that a read before the first write is detected.
     let mut arena = vec![f32::NAN; plan.arena_len()];
     let gradient = plan.output_gradient().unwrap();
     arena[gradient].copy_from_slice(&transposed(tensors["grad_out.y"], c, h * w));
@@ -100,7 +100,7 @@ fn blueprints_compute_what_pytorch_does() {
         };
         let blueprint = set.get(set.find(case["op"].as_str().unwrap()).unwrap()).unwrap();
         let graph = blueprint.graph(Dims { c, h, w }, Optimisers::default().module).unwrap();
-        // Each parameter is in the file under its name, and nothing else is.
+        // The file has exactly the parameters of the module, under their names.
         let inputs = tensors.keys().filter(|key| key.starts_with("in.")).count();
         assert_eq!(inputs, graph.params.len() + 1, "{name}");
         for isa in Isa::available() {

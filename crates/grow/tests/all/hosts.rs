@@ -1,4 +1,4 @@
-//! Hosts: the tables of `docs/growth.md`, names and shapes of weights, and refusals.
+//! Hosts: the tables of `docs/growth.md`, names and shapes of weights, and invalid hosts.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -145,7 +145,7 @@ fn descriptions_that_mean_nothing_are_refused() {
         part("cnn:blocks=99999999999999999999999", "blocks=99999999999999999999999"),
         size("cnn:channels=0", "channels", "1 to 2048", 0),
         size("cnn:channels=8193", "channels", "1 to 2048", 8193),
-        // 8 channels in 12 blocks are 16,384 in the last.
+        // 8 channels in the first of 12 blocks are 16,384 in the last.
         size("cnn:channels=8,blocks=12", "channels", "1 to 4", 8),
         size("cnn:blocks=0", "blocks", "2 to 12", 0),
         size("cnn:blocks=1", "blocks", "2 to 12", 1),
@@ -180,7 +180,7 @@ fn a_host_too_deep_for_the_image_says_what_fits() {
     let text = error.to_string();
     assert!(text.contains("1×28×28") && text.contains("pools=4"), "{text}");
     spec("deep").validate(&CIFAR).unwrap();
-    // No block is lost to a side of one: blocks without a pool keep the size.
+    // Only the blocks with a pool lose image size.
     let dot = ImageShape { height: 1, width: 9, ..CIFAR };
     spec("minimal").validate(&dot).unwrap();
     let HostError::TooDeep { fits: 0, .. } = spec("baseline").validate(&dot).unwrap_err() else {
@@ -242,7 +242,7 @@ fn absurd_images_and_rules_are_refused() {
     make(Rules::default()).unwrap();
 }
 
-/// The graph of a host of the family `cnn`, layer by layer as `docs/growth.md` defines it.
+/// The graph of a host of the family `cnn`, layer by layer, as in `docs/growth.md`.
 fn written_out(cnn: &Cnn, image: &ImageShape) -> Graph {
     let dims = Dims { c: image.channels, h: image.height, w: image.width };
     let mut b = GraphBuilder::new(dims, Optimisers::default().host);
@@ -271,7 +271,7 @@ proptest! {
         let cnn = Cnn { channels, blocks, kernel: 2 * half + 1, pools: pools.min(blocks) };
         let spec = HostSpec::try_from(cnn).unwrap();
         let image = ImageShape { channels: image_channels, height, width, classes };
-        // Halving the shorter side `pools` times, by hand.
+        // Halves the shorter side `pools` times.
         let mut side = height.min(width);
         (0..cnn.pools).for_each(|_| side /= 2);
         prop_assert_eq!(spec.validate(&image).is_ok(), side > 0);

@@ -1,5 +1,5 @@
-//! Modules in a network on a device: the identity at birth bit for bit, moving after one step, and
-//! without any effect on a host that they train beside.
+//! Modules in a network on a device: the identity at birth, bit for bit; a change after one step;
+//! no effect on the host in Training.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ fn stream() -> Stream {
     Device::open(DeviceId::Cpu(0), &options).unwrap().stream("env 0")
 }
 
-/// Batch `step`, the same for everyone.
+/// Batch `step`, the same for every network.
 fn batch(stream: &Stream, step: u64) -> (Tensor, Tensor) {
     let ImageShape { channels, height, width, classes } = IMAGE;
     let numel = BATCH * channels * height * width;
@@ -49,7 +49,7 @@ struct Net {
 }
 
 impl Net {
-    /// A network of this host; the weights of the bare host are the same for all.
+    /// A network of this host; all hosts share the weights of the bare host.
     fn new(host: &Host, isa: Isa) -> Self {
         let stream = stream();
         let graph = Arc::new(host.graph(&Optimisers::default()).unwrap());
@@ -76,7 +76,7 @@ impl Net {
         self.network.state_dict().unwrap()
     }
 
-    /// This network's weights in the network of another host.
+    /// A network of another host with this network's weights.
     fn with(&self, host: &Host) -> Self {
         let mut other = Self::new(host, self.network.options().isa);
         other.network.load_state_dict(&self.state(), false).unwrap();
@@ -87,7 +87,7 @@ impl Net {
 /// Tensors as bits, by name.
 type Bits = Vec<(String, Vec<u32>)>;
 
-/// Bits of every tensor that belongs to the host.
+/// Bits of every tensor of the host.
 fn host_bits(state: &StateDict) -> Bits {
     let of_host = |(name, _): &(&str, _)| !name.starts_with("slots.");
     let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect();
@@ -98,12 +98,12 @@ fn host_bits(state: &StateDict) -> Bits {
         .collect()
 }
 
-/// Hosts with each standard blueprint in each slot and style.
+/// Hosts with each standard blueprint, in each slot and style.
 fn each(stage: Stage, mut check: impl FnMut(&str, Host)) {
     let set = BlueprintSet::standard();
     for (index, blueprint) in set.iter().enumerate() {
         for (i, slot) in SLOTS.into_iter().enumerate() {
-            // All styles over the slots and blueprints, one a pair.
+            // One style per pair of slot and blueprint, in turn.
             let style = Style::ALL[(index + i) % Style::ALL.len()];
             let mut host = host();
             grow_to(&mut host, slot, index, style, stage);
@@ -142,7 +142,7 @@ fn every_blueprint_moves_after_one_step() {
     }
 }
 
-/// Four steps: the losses before each update, the logits after, the host's weights after.
+/// Four steps. Returns the losses before each update, the final logits and the host's weights.
 fn trained(net: &mut Net) -> (Vec<f64>, Vec<u32>, Bits) {
     (0..4).for_each(|_| net.train());
     let metrics = Metrics::parse(&net.network.metrics().to_vec().unwrap());
@@ -196,7 +196,7 @@ fn only_a_fossilized_modules_gradient_reaches_its_input() {
     };
     let (blending, fossilized) = (grown(Stage::Blending), grown(Stage::Fossilized));
     assert_eq!(blending.alphas(), fossilized.alphas());
-    // A module that has learnt something, so that it has a gradient to pass on.
+    // A trained module, whose gradient with respect to its input is not zero.
     let mut source = Net::new(&blending, Isa::detect());
     (0..3).for_each(|_| source.train());
     let [mut a, mut b] = [source.with(&blending), source.with(&fossilized)];
@@ -205,7 +205,7 @@ fn only_a_fossilized_modules_gradient_reaches_its_input() {
     b.train();
     let conv = "blocks.0.conv.weight";
     assert_ne!(a.state().get(conv), b.state().get(conv));
-    // The module itself gets the same gradient in both.
+    // The gradients of the module itself are equal.
     let module = "slots.r1c1.layers.0.weight";
     assert!(a.state().get(module).is_some() && a.state().get(module) != source.state().get(module));
     assert_eq!(a.state().get(module), b.state().get(module));

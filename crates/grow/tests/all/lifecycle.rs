@@ -1,4 +1,4 @@
-//! The lifecycle: every action in every stage, the time that stages take, gates, and random walks.
+//! The lifecycle: every action in every stage, the duration of stages, gates, and random walks.
 
 use crate::common::{CIFAR, fine, germination, grow_to, host};
 use meristem_grow::{
@@ -10,12 +10,12 @@ use proptest::prelude::*;
 
 const SLOT: &str = "r0c0";
 
-/// Rules under which a module of any age may be pruned.
+/// Rules that allow a prune at any age.
 fn ageless() -> Rules {
     Rules { min_prune_age_steps: 0, gates: Gates::default().quick(), ..Rules::default() }
 }
 
-/// A host whose slot `r0c0` (index 0) is in a stage, at rest.
+/// A host whose slot `r0c0` (index 0) is in a stage, with alpha at rest.
 fn in_stage(stage: Stage) -> Host {
     let mut host = host("baseline", CIFAR, ageless());
     match stage {
@@ -44,10 +44,10 @@ fn retarget(speed: Speed) -> Retarget {
     Retarget { style: Style::LinearMultiply, target, speed, curve }
 }
 
-/// Does an action; the outcome is the stage that follows, or that it was refused.
+/// Applies an action. Returns the next stage, or an error.
 type Try = fn(&mut Host) -> Result<(), LifecycleError>;
 
-/// Stages in which an action is allowed, and the stage that follows.
+/// Stages in which an action is legal, with the next stage.
 type Allowed = &'static [(Stage, Stage)];
 
 #[test]
@@ -132,9 +132,9 @@ fn germination_waits_for_the_one_before_and_for_room() {
     );
 }
 
-/// Sizes counted by hand: a host of 6,418 parameters, conv_heavy at 8 channels with 1,184, and its
-/// gate from 8 to 8 to 1 with 81; the three convolutions and the classifier of the host on 32×32
-/// pixels, two convolutions of 3×3 in 8 channels, and the gate.
+/// Sizes counted by hand. The host has 6,418 parameters; conv_heavy at 8 channels adds 1,184, and
+/// its gate of widths 8, 8, 1 adds 81. MACs are those of the host's three convolutions and
+/// classifier on 32×32 pixels, of two 3×3 convolutions in 8 channels, and of the gate.
 #[test]
 fn germination_keeps_a_host_within_its_limits() {
     let heavy = BlueprintSet::standard().find("conv_heavy").unwrap();
@@ -157,7 +157,7 @@ fn germination_keeps_a_host_within_its_limits() {
     );
     let refused = of(None, Some(macs - 1)).unwrap_err();
     assert!(matches!(refused, LifecycleError::TooLarge { what: "MACs", .. }), "{refused}");
-    // A module counts in any stage, as what it may become.
+    // A module counts with its largest later size, in every stage.
     let mut host = host("baseline", CIFAR, Rules::default());
     let bare = host.size().unwrap();
     host.germinate(0, germination(heavy, Style::LinearAdd)).unwrap();
@@ -188,7 +188,7 @@ fn stages_over(host: &mut Host, steps: usize) -> Vec<Stage> {
 fn a_pruned_slot_is_embargoed_five_steps_and_resets_one() {
     use Stage::*;
     let mut host = in_stage(Training);
-    host.prune(0, Speed::Slow, Curve::Linear).unwrap(); // nothing is blended in yet: at once
+    host.prune(0, Speed::Slow, Curve::Linear).unwrap(); // not blended in, so at once
     assert_eq!(host.slots()[0].stage, Pruned);
     assert!(host.slots()[0].module.is_none());
     let stages = stages_over(&mut host, 8);
@@ -305,7 +305,7 @@ fn what_was_never_measured_fails_its_gate() {
     assert_eq!(report.failed().next().unwrap().value, None);
     let nan = GateInputs { contribution_pp: Some(f32::NAN), ..nothing };
     assert!(!asked(Stage::Holding, &nan).passed);
-    // No gate leads on from the others.
+    // The other stages have no gate.
     for stage in
         [Stage::Dormant, Stage::Fossilized, Stage::Pruned, Stage::Embargoed, Stage::Resetting]
     {
@@ -331,7 +331,7 @@ fn gates_turn_at_their_thresholds() {
     }
     host.step();
     assert!(passes(&host, &norms(&[1.0])), "in its tenth step");
-    // 1 − ½·⅗ = .7 passes, 1 − ½·⅔ does not; too many exploding tensors fail by themselves.
+    // 1 − ½·⅗ = .7 passes, 1 − ½·⅔ does not; a large share of exploding tensors also fails.
     assert!(passes(&host, &norms(&[0.0, 0.0, 0.0, 1.0, 1.0])));
     assert!(!passes(&host, &norms(&[0.0, 0.0, 1.0])));
     let mut many = [1.0; 20];
@@ -375,7 +375,7 @@ fn a_report_says_each_condition_and_a_gate_passes_from_its_own_stage_only() {
     assert_eq!(last.comparison, Comparison::AtLeast);
 }
 
-/// Invariants of a host at any time.
+/// Invariants of a host, in every state.
 fn check(host: &Host) {
     let early = |s: &&meristem_grow::Slot| matches!(s.stage, Stage::Germinated | Stage::Training);
     assert!(host.slots().iter().filter(early).count() <= 1);

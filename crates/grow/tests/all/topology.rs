@@ -1,4 +1,4 @@
-//! Topologies: a round trip restores them, and contradictory fields are refused.
+//! Topologies: a file restores the host, and contradictory fields are errors.
 
 use std::sync::Arc;
 
@@ -64,7 +64,7 @@ fn a_users_blueprint_travels_with_the_file() {
         back.graph(&Optimisers::default()).unwrap(),
         host.graph(&Optimisers::default()).unwrap()
     );
-    // Another blueprint of that name is not silently taken for it.
+    // A different blueprint with the same name is an error.
     let other =
         Blueprint { join: Join::TanhMix, layers: vec![Layer::GroupNorm { zero: false }], ..own };
     let set = BlueprintSet::standard().with(other).unwrap();
@@ -73,7 +73,7 @@ fn a_users_blueprint_travels_with_the_file() {
     assert!(duplicate && error.to_string().contains("`own`"), "{error:?}");
 }
 
-/// The topology of `grown` with one value replaced (`Value::Null` removes it).
+/// The topology of `grown` with one value replaced; `Value::Null` removes it.
 fn broken(pointer: &str, value: Value) -> Result<Host, Error> {
     let mut tree: Value = serde_json::from_str(&Topology::of(&grown()).to_json().unwrap()).unwrap();
     let (parent, key) = pointer.rsplit_once('/').unwrap();
@@ -89,16 +89,16 @@ fn broken(pointer: &str, value: Value) -> Result<Host, Error> {
 
 #[test]
 fn files_that_contradict_themselves_are_refused() {
-    broken("/slots/1/stage_steps", json!(7)).unwrap(); // the tool itself works
+    broken("/slots/1/stage_steps", json!(7)).unwrap(); // a valid replacement succeeds
     for (pointer, value) in [
         ("/host", json!("cnn:channels=0")),
-        ("/host", json!("cnn:channels=8,blocks=2")), // r0c2 is no slot of it
+        ("/host", json!("cnn:channels=8,blocks=2")), // it has no slot r0c2
         ("/host", json!("deepest")),
         ("/host", Value::Null),
         ("/surprise", json!(1)),
         ("/image/height", json!(4)),
         ("/image/classes", json!(0)),
-        ("/blueprints", json!([])), // known ones need not be there, so this one is read …
+        ("/blueprints", json!([])), // known blueprints may be absent
         ("/slots/0/slot", json!("r0c1")),
         ("/slots/0/slot", json!("r9c1")),
         ("/slots/0/stage", json!("training")),

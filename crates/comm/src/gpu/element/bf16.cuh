@@ -1,4 +1,4 @@
-// Elements of 16 bits with the exponent of f32, in which results are rounded one by one.
+// Elements of 16 bits with the exponent of f32; every operation rounds its result.
 #pragma once
 #include "comm.cuh"
 
@@ -17,7 +17,7 @@ __device__ __forceinline__ Bits magnitude(Element x) {
 __device__ __forceinline__ float wide(Element x) {
     return __uint_as_float((u32)x.bits << 16);
 }
-// To the nearest, ties to even; NaN stays one, as in the crate `half`.
+// Rounds to nearest, ties to even; NaN stays NaN, as in the crate `half`.
 __device__ __forceinline__ Element narrow(float x) {
     u32 bits = __float_as_uint(x);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return {(u16)(bits >> 16 | 0x40u)};

@@ -1,4 +1,4 @@
-//! Signs of ranks' devices, and what the board concludes from them.
+//! Heartbeats of ranks' devices, and the board's conclusions.
 #![allow(clippy::unwrap_used, reason = "helpers of tests may unwrap")]
 
 use std::time::Duration;
@@ -7,7 +7,8 @@ use super::*;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// A group of four of which each rank has sent a pulse: how long ago, and what it has reached.
+/// A group of four in which each rank has sent a heartbeat: its age in seconds, and the exchange
+/// reached.
 fn watched(pulses: [(u64, u64); 4]) -> RankBoard<(), ()> {
     let board = RankBoard::new(4, DEADLINE);
     for (rank, (ago, reached)) in pulses.into_iter().enumerate() {
@@ -23,7 +24,7 @@ fn beat(reached: u64, trouble: Option<Trouble>) -> Pulse {
     Pulse { membership: 1, reached, ended: reached, closing: false, trouble }
 }
 
-/// The error after trouble of rank 0, which has reached five exchanges.
+/// The error after a problem of rank 0, which has reached exchange 5.
 fn error(board: &RankBoard<(), ()>, trouble: Trouble) -> Option<Error> {
     match board.pulse(0, &beat(5, Some(trouble))) {
         News::Lost(error) => Some(error),
@@ -34,13 +35,13 @@ fn error(board: &RankBoard<(), ()>, trouble: Trouble) -> Option<Error> {
 #[test]
 fn who_was_silent_longest_is_late_and_nobody_is_guessed() {
     let late = |pulses| error(&watched(pulses), Trouble::Overdue).unwrap();
-    // Rank 1 is behind, and rank 3 has been silent for longer than rank 2.
+    // Rank 1 has least progress; rank 3 has been silent longer than rank 2.
     let silent = late([(0, 5), (0, 4), (20, 5), (30, 5)]);
     assert!(matches!(silent, Error::RankLate { rank: 3, .. }), "{silent}");
     let behind = late([(0, 5), (0, 5), (1, 4), (2, 5)]);
     assert!(matches!(behind, Error::RankLate { rank: 2, .. }), "{behind}");
     let board = watched([(0, 5), (1, 5), (2, 6), (1, 5)]);
-    // Another may yet tell.
+    // Another rank may still explain it.
     assert!(error(&board, Trouble::Overdue).is_none());
     lock(&board.state).unnamed = Instant::now().checked_sub(UNNAMED);
     let nobody = error(&board, Trouble::Overdue).unwrap();
@@ -48,7 +49,7 @@ fn who_was_silent_longest_is_late_and_nobody_is_guessed() {
     assert!(nobody.to_string().contains("it is not known which rank is the reason"));
     let stuck = error(&watched([(0, 5), (1, 6), (1, 6), (1, 6)]), Trouble::Stuck).unwrap();
     assert!(matches!(stuck, Error::RankLate { rank: 0, .. }), "{stuck}");
-    // One that never sent any.
+    // A rank without any heartbeat.
     let board = watched([(0, 5), (1, 5), (0, 5), (0, 5)]);
     lock(&board.state).signs[2] = None;
     let never = error(&board, Trouble::Overdue).unwrap();
@@ -62,7 +63,7 @@ fn a_loss_is_that_of_a_silent_rank() {
     let lost = error(&watched([(0, 5), (0, 4), (0, 5), (6, 5)]), Trouble::Lost).unwrap();
     assert!(matches!(lost, Error::RankGone { rank: 3, .. }), "{lost}");
     assert!(lost.to_string().contains("it does not answer any more"), "{lost}");
-    // Neither one that has ended its membership, nor one that is about to send its first pulse.
+    // Neither a rank that has left its group of devices, nor one before its first heartbeat.
     let board = watched([(0, 5), (0, 5), (20, 5), (0, 5)]);
     board.unwatch(2);
     lock(&board.state).signs[3] = None;
@@ -80,10 +81,10 @@ fn a_rank_learns_when_all_devices_have_ended_as_many_exchanges_as_its_own() {
     };
     assert!(matches!(end(0, 1, 4), News::Sound));
     assert!(matches!(end(1, 1, 3), News::Sound));
-    // Rank 2 has ended less than the others; it need not wait for more.
+    // Rank 2 has ended fewer exchanges than the others; it need not wait for more.
     assert!(matches!(end(2, 1, 3), News::Ended));
     assert!(matches!(end(1, 1, 4), News::Sound));
-    // One that is in the next membership has ended this one, and its watch may end.
+    // A rank in the next group of devices has ended this one.
     assert!(matches!(end(2, 2, 0), News::Sound));
     board.unwatch(2);
     assert!(matches!(end(0, 1, 4), News::Ended));

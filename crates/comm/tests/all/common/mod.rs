@@ -1,4 +1,4 @@
-//! Helpers of the tests: groups of ranks, inputs, and a transport without its own sum.
+//! Test helpers: groups of ranks, inputs, and a transport without a sum.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use meristem_comm::{
 use meristem_device::random::{Purpose, Rng};
 use meristem_device::{Device, DeviceId, DeviceOptions, Element, Owner, Stream, Tensor};
 
-/// Numbers of ranks that every algorithm is tested with.
+/// Numbers of ranks for the tests of every algorithm.
 pub(crate) const RANKS: [usize; 7] = [1, 2, 3, 4, 5, 7, 8];
 
-/// The device of the tests: the processor, or the one that `MERISTEM_TEST_DEVICE` names.
+/// The device of the tests: the CPU, or the device in `MERISTEM_TEST_DEVICE`.
 pub(crate) fn open() -> Device {
     let named = std::env::var("MERISTEM_TEST_DEVICE");
     open_on(named.map_or(DeviceId::Cpu(0), |name| name.parse().unwrap()))
@@ -21,18 +21,18 @@ pub(crate) fn open_on(id: DeviceId) -> Device {
     Device::open(id, &DeviceOptions { threads: 2, ..DeviceOptions::default() }).unwrap()
 }
 
-/// A deadline long enough for a busy machine; no test waits for it.
+/// A deadline that a busy machine meets; no test waits for its end.
 pub(crate) fn options() -> CommOptions {
     CommOptions { deadline: Duration::from_secs(30) }
 }
 
-/// Runs a closure on every rank of a group, each in its thread with its own stream; returns their
-/// results, by rank.
+/// Runs a closure on every rank of a group, each in a thread with its own stream. Returns the
+/// results in rank order.
 pub(crate) fn ranks<R: Send>(n: usize, run: impl Fn(Communicator, &Stream) -> R + Sync) -> Vec<R> {
     on(&open(), Communicator::threads(n, &options()).unwrap(), run)
 }
 
-/// Runs a closure on every rank as [`ranks`], with existing communicators.
+/// Runs a closure on every rank, as [`ranks`], with existing communicators.
 pub(crate) fn on<R: Send>(
     device: &Device,
     group: Vec<Communicator>,
@@ -55,13 +55,13 @@ pub(crate) fn upload<T: Element>(stream: &Stream, values: &[T]) -> Tensor {
     Tensor::from_slice(stream, values, [values.len()], Owner::Other).unwrap()
 }
 
-/// Normal-like numbers, of a rank and a step: sums of four uniform ones, centred.
+/// Approximately normal numbers for a rank and a step: centred sums of four uniform ones.
 pub(crate) fn noise(len: usize, rank: usize, step: usize) -> Vec<f32> {
     let mut rng = Rng::new(11, Purpose::Test, rank as u64, step as u64);
     (0..len).map(|_| (0..4).map(|_| rng.uniform() - 0.5).sum()).collect()
 }
 
-/// A transport that only exchanges: its dense sum is the one implemented by exchanges.
+/// A transport that only exchanges, so that dense sums are made by exchanges.
 pub(crate) struct OnlyExchange(pub Box<dyn Transport>);
 
 impl Transport for OnlyExchange {

@@ -1,4 +1,4 @@
-//! An env without training: a host, and numbers in place of measurements.
+//! An env without training: a host with invented measurements.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
 pub(crate) mod toy;
@@ -25,12 +25,12 @@ pub(crate) fn quick() -> Rules {
     Rules { gates: Gates::default().quick(), ..Rules::default() }
 }
 
-/// A heuristic that waits for a plateau, and for one step only: one that gains less than 3 points.
+/// A heuristic that requires a plateau of one step: a gain below 3 points.
 pub(crate) fn quick_heuristic() -> HeuristicConfig {
     HeuristicConfig { plateau_steps: 1, plateau_gain_pp: 3.0, ..HeuristicConfig::default() }
 }
 
-/// A contribution in loss as a contribution in accuracy may come with: .02 a point, known to .005.
+/// A contribution in loss for a contribution in accuracy: .02 per point, standard error .005.
 pub(crate) fn loss_of(contribution_pp: f32) -> PairedLoss {
     PairedLoss { difference: 0.02 * f64::from(contribution_pp), standard_error: 0.005 }
 }
@@ -78,7 +78,7 @@ impl FakeEnv {
         }
     }
 
-    /// An epoch that ended like this.
+    /// Adds an epoch with this loss and accuracy.
     pub(crate) fn epoch(&mut self, loss: f32, accuracy_pp: f32) {
         self.host.step();
         self.losses.push(loss);
@@ -107,7 +107,7 @@ impl FakeEnv {
         }
     }
 
-    /// Does an action, which must be legal.
+    /// Applies an action, which must be legal.
     pub(crate) fn act(&mut self, action: &Action) -> Outcome {
         let accuracy = self.accuracies_pp.last().copied();
         let outcome = apply(action, &mut self.host, &self.measured, accuracy).unwrap();

@@ -1,6 +1,6 @@
-//! A control task with a known best behaviour: hosts that do not train. Each blueprint is worth a
-//! fixed number of percentage points in each slot, times its alpha; the lifecycle, the gates, the
-//! observations and the rewards are the real ones.
+//! A control task with a known optimum, on hosts that do not train. Each blueprint adds a fixed
+//! number of percentage points in each slot, times its alpha. Lifecycle, gates, observations and
+//! rewards are the real ones.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -16,7 +16,7 @@ use meristem_grow::{
 
 use super::{FakeEnv, loss_of, quick, tiny};
 
-/// Percentage points that each blueprint is worth in each slot. One is far better than the others.
+/// Percentage points that each blueprint adds in each slot. One is far better than the others.
 pub(crate) const WORTH_PP: [[f32; 7]; 2] =
     [[4.0, 2.0, -1.0, 3.0, 10.0, 1.0, 3.0], [2.0, 3.0, 4.0, 1.0, 9.0, -1.0, 3.0]];
 
@@ -55,7 +55,7 @@ impl Toy {
         self.total = 0.0;
     }
 
-    /// Stands in for an epoch of training and the counterfactual validation.
+    /// Replaces an epoch of training and the counterfactual validation.
     pub(crate) fn epoch(&mut self) {
         let env = &mut self.env;
         env.host.step();
@@ -76,7 +76,7 @@ impl Toy {
         env.remember(&[]);
     }
 
-    /// Does an action and returns its reward.
+    /// Applies an action and returns its reward.
     pub(crate) fn act(&mut self, action: &Action) -> (Outcome, f64) {
         let deed = Deed::before(action, &self.env.view());
         let outcome = self.env.act(action);
@@ -90,7 +90,7 @@ impl Toy {
     }
 }
 
-/// Plays a round with a fleet: the mean sum of rewards, and the controller's report.
+/// Plays a round with a fleet. Returns the mean sum of rewards and the controller's report.
 pub(crate) fn play(
     controller: &mut dyn Controller,
     fleet: &mut [Toy],
@@ -115,16 +115,17 @@ pub(crate) fn play(
     (fleet.iter().map(|toy| toy.total).sum::<f64>() / fleet.len() as f64, report)
 }
 
-/// The best sum of rewards of an episode: exhaustive over when to germinate which of the two best
-/// blueprints, where, and when to advance and fossilize. Every module gets the fast tempo, alpha 1
-/// and the style linear_add: gains of accuracy add up to the same whatever the way, and slower or
-/// lower ones leave less time or less contribution. Pruning wins nothing when it is known what
-/// every module is worth.
+/// The largest sum of rewards of an episode. Exhaustive search over the step and slot in which each
+/// of the two best blueprints germinates, advances and is fossilized.
+///
+/// Every module has the fast tempo, alpha 1 and the style linear_add: the gains in accuracy sum to
+/// the same total on every path, and a slower or lower blending leaves less time or less
+/// contribution. Pruning gains nothing when the value of every module is known.
 pub(crate) fn best_return() -> f64 {
     best_from(&Toy::new(0), &mut HashMap::new())
 }
 
-/// The best sum of rewards that is still to be had by an env at the end of a step.
+/// The largest sum of rewards that an env can still reach after a step.
 fn best_from(toy: &Toy, known: &mut HashMap<String, f64>) -> f64 {
     let step = toy.env.step;
     if step == STEPS {

@@ -8,17 +8,17 @@ use meristem_grow::{
     Rules, Stage, Style, Tempo,
 };
 
-/// Shape of CIFAR-10.
+/// The shape of CIFAR-10.
 pub(crate) const CIFAR: ImageShape = ImageShape { channels: 3, height: 32, width: 32, classes: 10 };
 
-/// A host with the standard blueprints and all of its slots.
+/// A host with the standard blueprints and all slots enabled.
 pub(crate) fn host(spec: &str, image: ImageShape, rules: Rules) -> Host {
     let spec: HostSpec = spec.parse().unwrap();
     let slots = spec.slots().to_vec();
     Host::new(spec, image, &slots, Arc::new(BlueprintSet::standard()), rules).unwrap()
 }
 
-/// Measurements with which every gate passes.
+/// Measurements that every gate accepts.
 pub(crate) fn fine() -> GateInputs {
     GateInputs {
         gradient_health: GradientHealth::from_norms(&[1.0, 0.5]),
@@ -27,13 +27,13 @@ pub(crate) fn fine() -> GateInputs {
     }
 }
 
-/// A germination with defaults in all but blueprint and style.
+/// A germination with defaults except for blueprint and style.
 pub(crate) fn germination(blueprint: usize, style: Style) -> Germination {
     let (tempo, alpha_target) = (Tempo::Fast, AlphaTarget::Full);
     Germination { blueprint, style, tempo, alpha_target, accuracy_pp: Some(40.0) }
 }
 
-/// Brings a module to a stage from Germinated to Fossilized.
+/// Advances a module to a stage from Germinated to Fossilized.
 pub(crate) fn grow_to(host: &mut Host, slot: &str, blueprint: usize, style: Style, stage: Stage) {
     let index = host.index_of(slot).unwrap();
     host.germinate(index, germination(blueprint, style)).unwrap();
