@@ -9,8 +9,8 @@
 //! 2. Flip: left and right are swapped if the top bit of w2 is set.
 //! 3. Normalisation.
 //! 4. Cutout of side s (DeVries and Taylor, 2017, arXiv 1708.04552): the square with rows `cy − s/2
-//!    .. cy − s/2 + s` and columns likewise, as far as it is inside, becomes 0, the mean; cy is
-//!    position w3 among the rows, cx position w4 among the columns.
+//!    .. cy − s/2 + s` and the same range of columns around cx, clipped to the image, becomes 0,
+//!    the mean; cy is position w3 among the rows, cx position w4 among the columns.
 
 use std::fmt;
 use std::ops::Range;

@@ -62,8 +62,8 @@ pub(crate) enum Images {
     Spooled(Arc<MappedFile>),
 }
 
-/// One split of a dataset, ready to be gathered from. Shared: [`crate::cache::load`] returns the
-/// same one to all callers.
+/// One split of a dataset, ready for gathering. [`crate::cache::load`] returns one shared copy to
+/// all callers.
 pub struct Dataset {
     device: Device,
     info: DatasetInfo,
@@ -216,7 +216,7 @@ impl Dataset {
         match &self.images {
             Images::Spooled(file) => crc.update(file.as_bytes()),
             Images::Resident(images) => {
-                // In pieces, so that the host needs little memory for it.
+                // In pieces, so that the host needs little memory.
                 let (len, piece) = (images.numel(), CHECKSUM_PIECE / images.dtype().size());
                 for start in (0..len).step_by(piece) {
                     let piece = images.view(start, [piece.min(len - start)])?;
@@ -239,7 +239,7 @@ impl fmt::Debug for Dataset {
     }
 }
 
-/// Bytes that a split takes when it is resident as u8: images and labels.
+/// Bytes of a split that is resident as u8: images and labels.
 pub(crate) fn resident_bytes(layout: &Layout, split: Split) -> usize {
     let label = size_of::<u32>();
     layout.len(split).saturating_mul(layout.image_bytes().saturating_add(label))

@@ -89,7 +89,7 @@ pub enum Error {
         remedy: String,
     },
 
-    /// The test split was asked for, and the dataset has none. It can be trained on all the same.
+    /// The test split was requested, and the dataset has none. Training is possible without it.
     #[error(
         "{}: the {dataset} dataset has no test split: expected {expected}; put some images aside \
          for it, or read the train split",
@@ -130,7 +130,7 @@ pub enum Error {
         mismatch: Box<Mismatch>,
     },
 
-    /// An image that a list names is not there.
+    /// An image named by a list does not exist.
     #[error(
         "{}: there is no such image; put it there, remove it from the list, or skip it with \
          `skip_bad` (--skip-bad)",
@@ -141,7 +141,7 @@ pub enum Error {
         path: PathBuf,
     },
 
-    /// Any error of an image file, with the place that names the file.
+    /// An error of an image file, with the line of the list that names the file.
     #[error("{}, line {line}: {error}", list.display())]
     Listed {
         /// The CSV file.
@@ -152,8 +152,8 @@ pub enum Error {
         error: Box<Error>,
     },
 
-    /// Files that are each readable do not fit together: an additional class folder, an image of
-    /// another size, contradictory class names.
+    /// Files that are readable on their own do not fit together: an additional class folder, an
+    /// image of another size, contradictory class names.
     #[error("{}: {mismatch}", path.display())]
     Layout {
         /// The file or folder that does not fit.
@@ -185,7 +185,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// True for a damaged or missing file, which `skip_bad` may count and skip if it is one of
+    /// True for a damaged or missing file; `skip_bad` may count and skip it if the dataset has
     /// many.
     pub fn is_damage(&self) -> bool {
         match self {

@@ -74,7 +74,7 @@ pub fn import_cifar10(from: &Path, to: &Path, skip_bad: bool) -> Result<ImportRe
         Ok(ImportReport { folder: target, path_is_lossy, train_len, test_len, skipped })
     });
     if written.is_err() {
-        // The first error is more informative than one of the clean-up.
+        // The first error is more informative than an error of the clean-up.
         let _ = fs::remove_dir_all(&partial);
     }
     written
@@ -95,7 +95,7 @@ fn check(root: &Path, layout: &Layout) -> Result<()> {
         let remedy = "CIFAR-10 has 10 classes; read these images with `--dataset folder`";
         return wrong("the number of class folders in train", "10", got, remedy);
     }
-    // The names are written as lines, and read without the white space around them.
+    // Names are written as lines, and read without surrounding white space.
     let is_line = |name: &&String| !name.contains(char::is_control) && name.trim() == *name;
     if let Some(name) = classes.iter().find(|name| !is_line(name)) {
         let expected = "one line of text without space around it";

@@ -1,5 +1,5 @@
-//! Notes for the user, and progress of decoding, as events of `tracing`: a program shows those of
-//! the target [`TARGET`] as it likes.
+//! Notes for the user, and progress of decoding, as `tracing` events: a program displays the events
+//! of the target [`TARGET`].
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -11,12 +11,12 @@ pub const TARGET: &str = "meristem::notes";
 /// Time between two reports of progress.
 const INTERVAL: Duration = Duration::from_millis(200);
 
-/// Tells the user something.
+/// Emits a note for the user.
 pub fn say(message: &str) {
     tracing::warn!(target: TARGET, "{message}");
 }
 
-/// The first names of several, and the number of others.
+/// The first of several names, and the number of the others.
 pub(crate) fn some_of(names: impl ExactSizeIterator<Item = String>) -> String {
     const SHOWN: usize = 3;
     let more = names.len().saturating_sub(SHOWN);

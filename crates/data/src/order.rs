@@ -10,7 +10,7 @@
 //!    `seed_from_u64(seed + 1009 * device_index)` (wrapping) and then `set_stream(epoch + (rank <<
 //!    40))` (wrapping), so that any epoch is reached without drawing those before it.
 //!    `device_index` is 0 for `cpu` and `cuda`, and k for `cpu:k` and `cuda:k`; `rank` counts the
-//!    envs of a device from 0, and is that of the group's first env: always 0 with `Dealt`. The
+//!    envs of a device from 0, and belongs to the group's first env: always 0 with `Dealt`. The
 //!    streams of two envs are disjoint for epochs below 2^40. Starting from `0, 1, …, len−1`,
 //!    Fisher–Yates from the end: `for i in (1..len).rev() { swap(i, below(i + 1)) }`.
 //! 3. `below(n)` is Lemire's unbiased draw: with x the generator's next u32 and m = x·n as 64 bits,
@@ -24,7 +24,7 @@
 //! 6. In a partial last batch the envs without samples are left out. They must be the last ones:
 //!    anything else is [`Error::Hole`].
 //!
-//! So with `Full` an env's order depends on nothing but seed, device and its rank there, and with
+//! So with `Full` an env's order depends only on seed, device and its rank on the device, and with
 //! one env on each device both modes are the same.
 
 use std::collections::BTreeMap;

@@ -127,8 +127,8 @@ fn write_sound(kind: usize, root: &Path) -> (Source, Vec<&'static str>) {
     }
 }
 
-/// No file here is larger than 20 kB, and deflate expands at most 1032 times: more than this in
-/// all, and an allocation fails, which ends the test.
+/// No file here is larger than 20 kB, and deflate expands at most 1032 times. An allocation beyond
+/// this total fails, which ends the test.
 const MEMORY_MAX: usize = 64 << 20;
 
 #[global_allocator]

@@ -1,4 +1,4 @@
-//! A small file takes little memory, whatever its parts unpack to (D9).
+//! A small file takes little memory, even if its parts unpack to much more (D9).
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "all/common/mod.rs"]
@@ -45,7 +45,7 @@ fn png_with(path: &Path, chunks: &[(&[u8; 4], &[u8])]) {
     fs::write(path, png).unwrap();
 }
 
-/// A JPEG with the same segment many times in front of its pixels.
+/// A JPEG with the same segment many times before its pixels.
 fn jpeg_with(path: &Path, code: u8, data: &[u8], times: usize) {
     save_rgb(path, 8, 8, 9);
     let sound = fs::read(path).unwrap();
@@ -64,7 +64,7 @@ fn check_image(name: &str, write: &dyn Fn(&Path)) {
     assert!(report.is_sound(), "{name}: {report:?}");
 }
 
-/// Alone in its process: the allocator's peak is that of this test.
+/// Alone in its process, so that the allocator's peak belongs to this test.
 #[test]
 fn small_files_take_little_memory() {
     let bomb = bomb();

@@ -21,14 +21,14 @@ static ALLOCATOR: Cap<System> = Cap::new(System, usize::MAX);
 /// Bytes of the training images.
 const IMAGES: usize = 5 * 3000 * 3072;
 
-/// Alone in its process: the allocator's peak is that of the load.
+/// Alone in its process, so that the allocator's peak belongs to the load.
 #[test]
 fn a_load_holds_a_few_chunks_beside_the_copy() {
     let folder = tempfile::tempdir().unwrap();
     // 46 MB of training images in files of 9 MB.
     let record: Vec<u8> = (0..3073).map(|i| (i % 10) as u8).collect();
     for name in ["data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5"] {
-        // One by one, so that the peak is not that of writing.
+        // One by one, so that writing does not set the peak.
         let mut file = File::create(folder.path().join(name).with_extension("bin")).unwrap();
         (0..3000).for_each(|_| file.write_all(&record).unwrap());
     }
@@ -41,7 +41,7 @@ fn a_load_holds_a_few_chunks_beside_the_copy() {
     cache::load(&device, &spec, Split::Train, Residency::Streamed).unwrap();
     assert!(extra() < 5 * CHUNK_BYTES, "{} bytes", extra());
     cache::load(&device, &spec, Split::Train, Residency::Resident).unwrap();
-    // The copy is a mapping of its own, which the device counts and the allocator does not.
+    // The copy is a separate mapping, which the device counts and the allocator does not.
     let copy = device.memory().reserved_peak;
     assert!((IMAGES..IMAGES + 2 * CHUNK_BYTES).contains(&copy), "{copy} bytes");
     assert!(extra() < 5 * CHUNK_BYTES, "{} bytes", extra());

@@ -58,7 +58,7 @@ fn the_cache_holds_one_copy() {
     assert_eq!((device.memory().current, other.memory().current), (0, 0));
 }
 
-/// D9: a load that fails leaves no memory and no entry, and the next one sees the mended file.
+/// D9: a failed load leaves no memory and no entry, and the next load reads the repaired file.
 #[test]
 fn a_failed_load_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
@@ -84,8 +84,8 @@ fn a_failed_load_leaves_nothing() {
     }
 }
 
-/// A file that was rewritten is loaded anew, with equal size and time, too; a holder of the old
-/// copy keeps it, and files that were opened before are not read any more.
+/// A rewritten file of equal size and time is loaded again. A holder of the old copy keeps it, and
+/// files that were opened before are not read any more.
 #[test]
 fn a_rewritten_file_is_loaded_anew() {
     for kind in ["npz", "safetensors"] {
@@ -128,7 +128,7 @@ fn a_rewritten_file_is_loaded_anew() {
     }
 }
 
-/// The files behind every kind of dataset are known, and so are names that were added.
+/// The files of every kind of dataset are watched, and so are added names.
 #[test]
 fn every_kind_of_dataset_notices_a_change() {
     type Change<'a> = (Source, &'a dyn Fn(&Path));
@@ -166,7 +166,7 @@ fn every_kind_of_dataset_notices_a_change() {
     }
 }
 
-/// Permissions, links to an image, and names that begin with a dot are no change of a dataset.
+/// Permissions, links to an image, and names that begin with a dot are not changes of a dataset.
 #[test]
 #[cfg(unix)]
 fn the_contents_decide_whether_files_have_changed() {

@@ -55,7 +55,7 @@ pub struct EvalConfig {
 pub enum NormalizedBy {
     /// The weights' metadata: the network sees pixels as it did in training.
     Weights,
-    /// The training images at hand, because the weights' metadata has no constants.
+    /// The dataset's training images, because the weights' metadata has no constants.
     Dataset,
     /// [`EvalConfig::normalize`].
     Given,
@@ -81,14 +81,14 @@ pub struct EvalReport {
 }
 
 /// Evaluates weights on every sample of a split, in evaluation mode. A grown network is rebuilt
-/// from the topology in the file. Pixels are normalised with the constants that are given, or else
-/// with the file's, or else with the dataset's. Logits are f32 `[samples, classes]`, in the order
-/// of the split. Waits for the device.
+/// from the topology in the file. Normalisation constants come from `config`, else from the file,
+/// else from the dataset. Logits are f32 `[samples, classes]`, in the order of the split. Waits for
+/// the device.
 ///
 /// # Errors
-/// Weights that do not fit the host or the dataset, a normalisation that does not fit the images, a
-/// precision that the device lacks, an unreadable dataset or one without the split, a file of
-/// logits that exists or cannot be written, a device failure.
+/// Weights that do not fit the host or the dataset; a normalisation that does not fit the images; a
+/// precision that the device lacks; an unreadable dataset, or one without the split; a logits file
+/// that exists or cannot be written; a device failure.
 pub fn evaluate(config: &EvalConfig) -> Result<EvalReport> {
     let weights = Weights::load(&config.weights)?;
     let spec = match &config.host {
@@ -208,7 +208,7 @@ fn npy(values: &[f32], columns: usize) -> Vec<u8> {
     let padding = unpadded.next_multiple_of(ALIGNMENT) - unpadded;
     let header = format!("{form}{}\n", " ".repeat(padding));
     let mut bytes = start.to_vec();
-    // Shorter than 128 bytes, whatever the numbers.
+    // The header is shorter than 128 bytes for any shape.
     bytes.extend((header.len() as u16).to_le_bytes());
     bytes.extend(header.into_bytes());
     values.iter().for_each(|value| bytes.extend(value.to_le_bytes()));

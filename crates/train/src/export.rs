@@ -77,7 +77,7 @@ pub fn onnx(config: &OnnxConfig) -> Result<OnnxModel> {
     Ok(OnnxModel { bytes, image, normalization })
 }
 
-/// The host in the file, or the one that is given for a file without a topology.
+/// The host in the file; `config.host` for a file without a topology.
 fn host(config: &OnnxConfig, weights: &Weights) -> Result<Host> {
     let spec = match &config.host {
         Some(text) => Some(text.parse::<HostSpec>().map_err(meristem_grow::Error::from)?),
@@ -103,7 +103,7 @@ fn host(config: &OnnxConfig, weights: &Weights) -> Result<Host> {
     weights.host(&wanted, &[], &Arc::new(BlueprintSet::standard()), Rules::default())
 }
 
-/// The constants in the file, or the ones that are given for a file without constants.
+/// The constants in the file; `config.normalize` for a file without constants.
 fn normalization(
     config: &OnnxConfig,
     weights: &Weights,
@@ -122,7 +122,7 @@ fn normalization(
     Ok(Some(constants))
 }
 
-/// Checks that the weights are those of the network, complete and finite.
+/// Checks that the weights fit the network, and are complete and finite.
 fn check(weights: &Weights, graph: &Arc<Graph>) -> Result<()> {
     let isa = Isa::from_env().map_err(meristem_device::Error::from)?;
     let options = DeviceOptions { threads: 1, ..DeviceOptions::default() };

@@ -39,7 +39,7 @@ use crate::record::observer::{Notice, Observer};
 use crate::record::summary::Summary;
 use crate::run::{resume_with, run_with};
 
-/// Time between two calls of a waiting program's function.
+/// Time between two calls of the function `idle`.
 const IDLE: Duration = Duration::from_millis(20);
 
 /// Most warnings that are kept until the program takes them; later warnings are dropped.
@@ -312,7 +312,7 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         if self.thread.is_some() {
-            // The run's folder tells of a failure.
+            // A failure is recorded in the run folder.
             _ = self.end();
         }
     }
@@ -339,8 +339,8 @@ struct Remote {
 }
 
 impl Remote {
-    /// The next request other than for weights, which are answered. A program that is gone asks to
-    /// stop.
+    /// The next request other than for weights, which are answered here. A program that is gone
+    /// counts as a request to stop.
     fn next(&mut self, envs: &mut dyn Envs) -> Result<Request> {
         loop {
             match self.asked.recv() {
@@ -361,7 +361,7 @@ impl External for Remote {
             return Ok(Continuation::Stop);
         }
         if std::mem::replace(&mut self.point, Point::Boundary) == Point::End {
-            // The program asked for this step at the end of the round before.
+            // The program requested this step at the end of the round before.
             return Ok(Continuation::Step);
         }
         let written = std::mem::take(&mut self.written);

@@ -32,11 +32,11 @@ const STUDY: &str = "study.json";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FileState {
-    /// Its contents are those that were written.
+    /// Its contents equal the written ones.
     Whole,
-    /// It can be read, but has no checksum, as an earlier build wrote it.
+    /// It is readable, but an earlier build wrote it without a checksum.
     Unchecked,
-    /// Its contents differ from those that were written, or it is missing.
+    /// Its contents differ from the written ones, or it is missing.
     Damaged,
 }
 
@@ -55,9 +55,9 @@ pub struct VerifiedFile {
     pub problem: Option<String>,
 }
 
-/// Checks all files of the runs in a folder, or of the run that the folder is, in the order of
-/// their paths: settings, events, summary, weights, policy, checkpoints, and the results of a
-/// study. A run in progress is checked up to its last whole line.
+/// Checks all files of the runs in `folder`, or of the run `folder` itself, in the order of their
+/// paths: settings, events, summary, weights, policy, checkpoints, and the results of a study. A
+/// run in progress is checked up to its last whole line.
 ///
 /// # Errors
 /// [`Error::Unreadable`]: a folder cannot be read. [`Error::NotARun`]: there is no run in it.
@@ -180,7 +180,7 @@ impl Files {
     }
 }
 
-/// Whether settings are as a run wrote them.
+/// Whether the settings are unchanged since a run wrote them.
 fn settings(directory: &Directory) -> Checked {
     let Some(bytes) = directory.read(CONFIG, CONFIG_BYTES_MAX).map_err(|e| e.to_string())? else {
         return Ok(None);
@@ -193,8 +193,8 @@ fn settings(directory: &Directory) -> Checked {
     resolved.map(|()| Some(FileState::Whole)).map_err(|error| error.to_string())
 }
 
-/// Whether all whole lines of the events are as they were written, and none is missing. `dropped`
-/// is the number of events that were never written, if it is known.
+/// Whether all whole lines of the events are unchanged, and none is missing. `dropped` is the
+/// number of events that were never written, if it is known.
 fn events(directory: &Directory, dropped: Option<u64>) -> Checked {
     let read = |error: io::Error| error.to_string();
     let Some(mut file) = directory.open_file(EVENTS).map_err(read)? else { return Ok(None) };
@@ -221,7 +221,7 @@ fn whole_lines(file: &mut std::fs::File) -> io::Result<u64> {
     Ok(newline.map_or(if from > 0 { end } else { 0 }, |at| from + at as u64 + 1))
 }
 
-/// Whether the text of a study is as it was written.
+/// Whether the text of a study is unchanged.
 fn study(text: &[u8]) -> Result<FileState, String> {
     serde_json::from_slice::<serde::de::IgnoredAny>(text).map_err(|error| error.to_string())?;
     match sealed::check(text, STUDY_VERSION) {
@@ -238,7 +238,7 @@ fn state_of(seal: Seal) -> FileState {
     }
 }
 
-/// Whether a file of weights or of a policy is as it was written.
+/// Whether a file of weights or of a policy is unchanged.
 fn weights(path: &Path, bytes: &[u8]) -> Result<FileState, String> {
     let read = safetensors::from_bytes(path, bytes);
     let (_, metadata) = read.map_err(|error| error.without_path())?;

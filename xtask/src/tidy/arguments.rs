@@ -1,5 +1,5 @@
-//! At most six arguments: the elements of a tuple count one by one, since they are told apart by
-//! position only, as arguments are.
+//! At most six arguments: the elements of a tuple count one by one, because only their position
+//! distinguishes them, as with arguments.
 //!
 //! Clippy counts parameters, `self` among them; here each counts as often as it has leaves. A leaf
 //! is a type that is no tuple, also below references, in an `Option`, and by the name of a type
@@ -62,7 +62,7 @@ struct Named {
 }
 
 impl Named {
-    /// The aliases whose names no struct or enum has, in whatever module.
+    /// The aliases whose names no struct or enum has, in any module.
     fn aliases(self) -> Aliases {
         let Self { aliases, others } = self;
         aliases.into_iter().filter(|(name, _)| !others.contains(name)).collect()

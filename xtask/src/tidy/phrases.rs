@@ -1,5 +1,5 @@
-//! Phrases and forms that are being removed: each crate has a number of occurrences left, which may
-//! only fall.
+//! Phrases and forms that are being removed: each crate has a maximum number of occurrences, which
+//! may only fall.
 
 use std::collections::BTreeMap;
 use std::error::Error;

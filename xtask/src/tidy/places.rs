@@ -12,7 +12,7 @@ const DOCUMENT: &str = "CONTRIBUTING.md";
 /// First line of the table.
 const HEAD: &str = "| to add | change |";
 
-/// Names that are written in several places.
+/// A list of names, each of which must occur in several files.
 struct List {
     /// First cell of its row in the table.
     row: &'static str,
@@ -90,7 +90,7 @@ const LISTS: [List; 6] = [
     },
 ];
 
-/// Files that the table names and that are not there, and names that a place of their row lacks.
+/// Missing files of the table, and names that a file of their row lacks.
 pub(crate) fn check(tree: &Tree) -> Result<Vec<Finding>, Box<dyn Error>> {
     let document = file(tree, DOCUMENT)?;
     let rows = rows(&document.text);

@@ -55,8 +55,8 @@ struct GpuValues {
     unused: u32,
 }
 
-/// The programs of a [`super::GatherBatches`]: which samples are gathered, and in which epoch, is
-/// among the tensors, so that there is one for each number of samples.
+/// The compiled programs of a [`super::GatherBatches`]. Samples and epoch are tensor arguments, so
+/// there is one program for each number of samples.
 pub(super) struct GpuGather {
     values: GpuValues,
     /// By form and elements of the tensors.

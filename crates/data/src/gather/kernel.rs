@@ -10,13 +10,13 @@ use crate::dataset::ImageShape;
 use crate::normalization::Normalization;
 
 /// Values that are normalised as one block: a multiple of every number of channels from 1 to 4 and
-/// of the widest vectors, so that the constants of a block are the same for each.
+/// of the widest vector, so that all blocks have the same constants.
 const BLOCK: usize = 48;
-/// Block size for the values that remain after whole blocks; the last ones are done one by one.
+/// Block size for the values after the last whole block; the remainder is normalised one by one.
 const PART: usize = 16;
 
-/// v · scale + shift with the constants of a value's channel, laid out for [`BLOCK`] values that
-/// begin with channel 0.
+/// v · scale + shift with the constants of a value's channel, laid out for [`BLOCK`] values from
+/// channel 0 on.
 struct MultiplyAdd {
     scale: [f32; BLOCK],
     shift: [f32; BLOCK],
@@ -32,7 +32,7 @@ impl MultiplyAdd {
         }
     }
 
-    /// Normalises whole pixels, and fetches `next`, which has the same length.
+    /// Normalises whole pixels, and prefetches `next`, which has the same length.
     #[inline(always)]
     fn apply(&self, bytes: &[u8], values: &mut [f32], next: &[u8]) {
         let (byte_blocks, bytes) = bytes.as_chunks::<BLOCK>();
@@ -61,7 +61,7 @@ trait Stored: Element {
     /// Writes black pixels, the first one beginning with channel 0.
     fn blacken(constants: &MultiplyAdd, stored: &mut [Self]);
 
-    /// Normalises whole pixels, and may fetch the same pixels of the image that comes `next`.
+    /// Normalises whole pixels, and may prefetch `next`, the same pixels of the next image.
     fn normalize(constants: &MultiplyAdd, stored: &[Self], values: &mut [f32], next: &[Self]);
 }
 
@@ -177,7 +177,7 @@ impl Kernel {
     }
 }
 
-/// The columns x of 0..width for which x + left is in 0..width too; |left| is at most width.
+/// The columns x of 0..width with x + left in 0..width; |left| is at most width.
 fn shared(left: isize, width: usize) -> Range<usize> {
     let start = (-left).max(0) as usize;
     let end = (width as isize - left.max(0)) as usize;
@@ -216,7 +216,8 @@ impl Pick<'_> {
         for (i, (sample, values)) in
             self.samples.iter().zip(inputs.chunks_exact_mut(size)).enumerate()
         {
-            // Samples are drawn at random: without fetching, each image begins with waiting.
+            // Samples are drawn at random: without prefetching, each image begins with a cache
+            // miss.
             let [image, next] = [image(i), image(last.min(i + 1))];
             if *augment == Augment::NONE {
                 T::normalize(constants, image, values, next);

@@ -1,4 +1,4 @@
-//! Batches gathered from the resident copy, one for each env on its own stream (D2–D6, F2).
+//! Batches gathered from the resident copy, for each env on a separate stream (D2–D6, F2).
 
 mod gpu;
 mod kernel;
@@ -30,7 +30,7 @@ pub struct GatherConfig {
     pub batch_per_env: usize,
     /// The device of each env, in env order; at least one.
     pub devices: Vec<DeviceId>,
-    /// The envs served here, `None` for all: gathers of other ranks serve the others.
+    /// The envs served here, `None` for all; gathers of other ranks serve the other envs.
     pub served: Option<Range<usize>>,
     /// Share of the samples that an env gets in an epoch.
     pub epoch_mode: EpochMode,
@@ -45,7 +45,7 @@ pub struct GatherConfig {
     pub subset: Option<Arc<[u32]>>,
     /// Random augmentation of the images.
     pub augment: Augment,
-    /// Batch buffers of each env, at least 2. More are added when a consumer holds them all.
+    /// Batch buffers of each env, at least 2. A buffer is added when a consumer holds them all.
     pub ring_depth: usize,
     /// Upper limit of batches in an epoch, at least 1; `None` for all.
     pub max_batches: Option<usize>,
@@ -74,7 +74,7 @@ impl GatherConfig {
     }
 }
 
-/// One env's part of one batch. The memory is the env's own (D3) and is reused for another batch
+/// One env's part of one batch. The memory belongs to the env (D3) and is reused for another batch
 /// once this is dropped, in stream order: kernels in flight are safe.
 #[derive(Clone, Debug)]
 pub struct Batch {
@@ -97,7 +97,7 @@ struct Env {
     stream: Stream,
     /// Index of its device's permutations.
     device: usize,
-    /// Place in them at which its own permutation begins.
+    /// Position in these permutations at which the env's permutation begins.
     first: usize,
     images: EnvImages,
     form: Form,
@@ -208,7 +208,7 @@ impl GatherBatches {
         &self.order
     }
 
-    /// Number of batch buffers added because a consumer held all of an env's.
+    /// Number of batch buffers added because a consumer held all buffers of an env.
     pub fn ring_growth(&self) -> usize {
         self.envs.iter().map(|env| env.ring.grown()).sum()
     }

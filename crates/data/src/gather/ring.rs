@@ -46,9 +46,9 @@ impl Ring {
         Ok(())
     }
 
-    /// Buffers for `n` samples, n at most the capacity: the first slot that no handle outside of
-    /// the ring refers to, so that a loop which drops each batch before it takes the next has one
-    /// slot in the caches. Kernels may still read it; the device orders the new writes after them.
+    /// Buffers for `n` samples, at most the capacity: the first slot without a handle outside of
+    /// the ring. A loop that drops each batch before it takes the next thus uses one slot, which
+    /// stays in the caches. Kernels may still read it; the device orders the new writes after them.
     /// If every slot is held, the ring grows by one.
     pub(super) fn take(&mut self, n: usize) -> Result<(Tensor, Tensor)> {
         let free = |slot: &Slot| !slot.inputs.is_shared() && !slot.targets.is_shared();

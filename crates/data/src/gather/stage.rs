@@ -43,7 +43,7 @@ impl Stage {
     /// not wait; the loader waits on the device for the gather that last read the buffer.
     ///
     /// # Errors
-    /// The errors of the upload. Then the buffer of the fill before is still the last.
+    /// The errors of the upload. Then the buffer of the previous fill remains the last.
     pub(super) fn fill(&mut self, permutation: &Arc<Indices>, part: Range<usize>) -> Result<()> {
         let turn = self.turn ^ 1;
         let (file, permutation, size) = (self.file.clone(), permutation.clone(), self.image);

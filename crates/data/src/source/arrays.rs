@@ -95,7 +95,7 @@ struct Arrays {
     file: Box<dyn ArrayFile>,
     layout: Layout,
     labels: [Vec<u32>; 2],
-    /// Names of other arrays.
+    /// Names of arrays that are not read.
     unread: Vec<String>,
     /// Whether they have been reported.
     told: Once,
@@ -127,7 +127,7 @@ impl Arrays {
         }
         let [(train_len, size), (test_len, test_size)] = shapes;
         let classes = labels[0].iter().max().map_or(0, |max| max + 1);
-        // Both belong to the test arrays; they are opened again only to name the file in the error.
+        // Both belong to the test arrays; they are opened again only for the path in the error.
         if has_test && test_size != size {
             file.visit(IMAGES[1], &mut |_, input| {
                 let what = format!("[H, W, C] of `{}`", IMAGES[1]);
@@ -137,7 +137,7 @@ impl Arrays {
                     .of(input.path()))
             })?;
         }
-        // Without a training image there are no classes, which is not the test labels' fault.
+        // Without training images there are no classes; that is not an error of the test labels.
         let beyond = |label: &u32| train_len > 0 && *label >= classes;
         if let Some(place) = labels[1].iter().position(beyond) {
             let got = labels[1][place];
@@ -235,7 +235,7 @@ fn images_remedy(header: &Header, has_shape: bool) -> String {
         }
         _ => steps.push("make them bytes, from values of 0 to 255 with x.astype('u1')"),
     }
-    // A transposed array would be saved in the order that it has in memory.
+    // A transposed array would be saved in its memory order.
     if header.is_fortran || transposed {
         steps.push("save numpy.ascontiguousarray(x)");
     }
@@ -293,7 +293,7 @@ fn data_bytes(header: &Header) -> Option<u64> {
     let elements = header.shape.iter().try_fold(1_u64, |n, dim| n.checked_mul(*dim as u64))?;
     match header.element {
         Element::Int(int) => elements.checked_mul(int.bytes as u64),
-        // The visitor refuses it.
+        // The visitor refuses this type.
         Element::Other(_) => Some(0),
     }
 }
@@ -342,7 +342,7 @@ impl ArrayFile for Npz {
         let (mut archive, file_len) = self.archive(name)?;
         let member_name = format!("{name}.npy");
         let member = archive.by_name(&member_name).map_err(|error| self.refused(name, error))?;
-        // The member's length in the archive is trusted only as far as it is possible.
+        // The stated length is limited to the possible length.
         let possible = member.compressed_size().min(file_len).saturating_mul(DEFLATE_RATIO_MAX);
         let len_max = member.size().min(possible);
         let mut input = Input::member(self.path.join(&member_name), member, len_max);

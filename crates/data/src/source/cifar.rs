@@ -46,7 +46,7 @@ pub(crate) const CIFAR_10_FILES: [&[&str]; 2] = [
 pub(crate) const CIFAR_10_FOLDER: &str = "cifar-10-batches-bin";
 /// The file with one class name per line.
 pub(crate) const CIFAR_10_NAMES: &str = "batches.meta.txt";
-/// The file with the number of records of each file, `NAME COUNT` a line: an import writes it.
+/// The file with the number of records of each file, `NAME COUNT` per line; an import writes it.
 pub(crate) const RECORDS: &str = "records.txt";
 
 const CIFAR_10: Variant = Variant {

@@ -1,10 +1,10 @@
 //! Decoded images on disk, so that a large dataset of image files is decoded once.
 //!
 //! A file holds the images of one split, and the name, identity and checksum of each image file. It
-//! is used if all of them are as they were. An image file with another identity is read and
-//! compared by its checksum; if all are equal, the file is written again with the new identities.
-//! The cache only saves time: a file in it that is damaged, or cannot be read or written, is as
-//! good as none, and is reported.
+//! is used if no image file has changed. An image file with another identity is compared by its
+//! checksum; if all checksums are equal, the file is written again with the new identities. The
+//! cache only saves time: a file in it that is damaged, or cannot be read or written, is reported
+//! and otherwise ignored.
 //!
 //! A file is written under another name and renamed, so that processes may share the folder. The
 //! format is: pixels, a description as JSON, its length (u64), the CRC-32 of all that, and
@@ -34,9 +34,10 @@ const MAGIC: &[u8; 8] = b"MRSTMIM2";
 const END: usize = 8 + 4 + 8;
 /// Limit of the bytes in all files together; the least recently used are removed first.
 pub const BYTES_MAX: u64 = 10 << 30;
-/// Image files from which on a split is kept; fewer are decoded in less than a second.
+/// Minimum number of image files for which a split is kept; fewer are decoded in less than a
+/// second.
 pub(crate) const FILES_MIN: usize = 1000;
-/// Age from which on an unfinished file counts as left by a killed process.
+/// Age from which an unfinished file counts as left behind by a killed process.
 const ABANDONED: Duration = Duration::from_secs(24 * 3600);
 /// Largest number of threads that compare image files; more would only wait for the disk.
 const COMPARE_THREADS_MAX: usize = 16;
@@ -107,7 +108,7 @@ struct Description {
     names: Vec<String>,
     /// Identity and checksum of each.
     stamps: Vec<Stamp>,
-    /// Positions of those that do not decode; they have no pixels.
+    /// Positions of the images that do not decode, which have no pixels.
     bad: Vec<usize>,
 }
 
@@ -268,8 +269,9 @@ impl Description {
         self.stamps.len().saturating_sub(self.bad.len()) as u64
     }
 
-    /// Compares all files with their earlier identities, beginning at `now_ns`. `None` if one has
-    /// other contents; otherwise the new stamps, if they let the next comparison read less.
+    /// Compares all files with their earlier identities, beginning at `now_ns`. `None` if the
+    /// contents of one changed; otherwise the new stamps, if they save reading in the next
+    /// comparison.
     fn compare(&self, files: &[ImageFile], now_ns: i64) -> Option<Option<Vec<Stamp>>> {
         let cores = thread::available_parallelism().map_or(1, NonZero::get);
         let each = files.len().div_ceil(cores.min(COMPARE_THREADS_MAX)).max(1);
@@ -294,14 +296,14 @@ impl Description {
 }
 
 impl Stamp {
-    /// The stamp of the file now, if it has the same contents as at `at_ns`. Reads the file only if
-    /// its identity leaves a doubt.
+    /// The stamp of the file now, if its contents are unchanged since `at_ns`. Reads the file only
+    /// if its identity does not decide this.
     fn if_current(&self, path: &Path, at_ns: i64) -> Option<Self> {
         let now = FileId::of(&fs::metadata(path).ok()?);
         if now == self.id && now.is_settled(at_ns) {
             return Some(*self);
         }
-        // Another size needs no reading.
+        // Another size decides without reading.
         let same_size = now.bytes == self.id.bytes;
         let (_, stamp) = same_size.then(|| image_file::read(path).ok()).flatten()?;
         (stamp.crc == self.crc).then_some(stamp)
@@ -367,7 +369,7 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    /// Notes the next image file. A file without a stamp ends the keeping.
+    /// Adds the next image file. A file without a stamp ends the writing.
     pub(crate) fn add(kept: &mut Option<Self>, stamp: Option<Stamp>, is_good: bool) {
         let Some(stamp) = stamp else {
             *kept = None;
@@ -381,7 +383,7 @@ impl Kept {
         }
     }
 
-    /// Writes pixels. A failure ends the keeping, with a note.
+    /// Writes pixels. A failure ends the writing, with a note.
     pub(crate) fn append(kept: &mut Option<Self>, pixels: &[u8]) {
         let Some(own) = kept else { return };
         if let Err(error) = own.write(pixels) {
@@ -395,7 +397,7 @@ impl Kept {
         self.out.write_all(bytes)
     }
 
-    /// Completes the file, and removes others until the limit is kept.
+    /// Completes the file, and removes older files until the limit holds.
     pub(crate) fn finish(mut self) {
         let made = self.end();
         let Self { place, out, .. } = self;
@@ -420,7 +422,7 @@ impl Kept {
     }
 }
 
-/// Removes the least recently used files beside `newest` until all together have at most `most`
+/// Removes the least recently used files other than `newest` until all together have at most `most`
 /// bytes.
 fn make_room(newest: &Path, most: u64) -> io::Result<()> {
     let files = files_in(newest.parent().unwrap_or(newest))?;

@@ -14,7 +14,7 @@ use super::listing::{ImageFile, Listing, is_image, names_in};
 use super::{Source, Split, missing};
 use crate::error::{Error, Mismatch, Result};
 
-/// Levels of folders in a class folder; more are a link that leads back.
+/// Levels of folders in a class folder; a deeper path is a cyclic link.
 const DEPTH_MAX: usize = 16;
 
 /// Lists `root`. Without a folder `test` there is no test split.
@@ -46,7 +46,7 @@ pub(super) fn list(root: &Path, watch: &Watch) -> Result<Listing> {
     Ok(listing)
 }
 
-/// Whether anything has this name, a link that leads nowhere included.
+/// Whether the path has an entry, including a dangling link.
 fn has_entry(path: &Path) -> Result<bool> {
     match fs::symlink_metadata(path) {
         Ok(_) => Ok(true),

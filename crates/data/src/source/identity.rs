@@ -1,9 +1,9 @@
-//! Identity of files: whether a path still leads to the contents that were read before.
+//! Identity of files: whether a path still has the contents that were read before.
 //!
-//! Size and time of the last change do not tell: archives restore the time, and two files that
-//! change places keep both. The system sets the time of a change of status itself, whatever a
-//! program asks for. Where it is unknown, or so close to the reading that a second change may share
-//! it, a checksum of the contents decides.
+//! Size and modification time do not suffice: archives restore the time, and two files that are
+//! swapped keep both. The system itself sets the change time of the status (ctime), which no
+//! program can choose. Where it is unknown, or so close to the reading that a second change may
+//! share it, a checksum of the contents decides.
 
 use std::fs::{self, Metadata};
 use std::io::{self, Read};
@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// A file that was changed so shortly before a moment may change again without a change of its
-/// times.
+/// Resolution of file times, with a margin: a file changed within this time before a moment may
+/// change again without a new time.
 const CLOCK_NS: i64 = 2_000_000_000;
 
 /// Identity of a file or folder in the file system.
@@ -67,8 +67,8 @@ impl FileId {
         Self { device: 0, inode: 0, bytes: metadata.len(), modified_ns, changed_ns: 0 }
     }
 
-    /// Whether a later change would have given the file another identity than this one, which it
-    /// had at the moment `at_ns`. Never where the system does not tell the change of status.
+    /// Whether any later change would give the file another identity than this one, taken at the
+    /// moment `at_ns`. False where the system does not report the change of status.
     pub(crate) fn is_settled(&self, at_ns: i64) -> bool {
         cfg!(unix) && self.changed_ns.saturating_add(CLOCK_NS) < at_ns
     }
@@ -88,9 +88,9 @@ fn ns_since_1970(time: SystemTime) -> i64 {
 #[derive(Debug)]
 struct Seen {
     path: PathBuf,
-    /// `None` where there is nothing.
+    /// `None` if there is no entry.
     id: Option<FileId>,
-    /// Checksum of the contents while the identity alone does not tell a change.
+    /// Checksum of the contents, while the identity alone does not detect a change.
     crc: Option<u32>,
 }
 
@@ -163,8 +163,8 @@ impl Watch {
         Ok(())
     }
 
-    /// `result` if no path has changed since it was noted. Otherwise the change is the error, and
-    /// the cause of an error in `result`.
+    /// `result` if no path has changed since it was noted. Otherwise the error for the changed
+    /// path, which may have caused an error in `result`.
     pub(crate) fn unless_changed<T>(&self, result: Result<T>) -> Result<T> {
         self.changed().map_or(result, |path| Err(Error::Changed { path }))
     }

@@ -24,10 +24,10 @@ use crate::error::{Error, Mismatch, Result};
 const FILE_BYTES_MAX: u64 = 256 << 20;
 /// Limit of a decoded image, in bytes.
 const DECODED_BYTES_MAX: u64 = 256 << 20;
-/// Limit of all that a decoder of PNG allocates beside the image: a few rows of pixels.
+/// Limit of the decoder's allocations for PNG, apart from the image: a few rows of pixels.
 const AUXILIARY_BYTES_MAX: u64 = 8 << 20;
-/// Largest compression ratio of deflate, in bytes of a PNG image per byte of its file. It is also
-/// above that of JPEG, in pixels: the mean of a block of 64 takes at least a bit.
+/// Largest compression ratio of deflate, in bytes of a PNG image per byte of its file. JPEG stays
+/// below it, in pixels: the mean of a block of 64 takes at least a bit.
 const RATIO_MAX: u64 = 1032;
 const REMEDY: &str = "replace or remove the file, or skip it with `skip_bad` (--skip-bad)";
 
@@ -39,7 +39,7 @@ pub(crate) struct Size {
     pub(crate) width: usize,
 }
 
-/// Form in which images are wanted.
+/// Requested form of the images.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Form {
     pub(crate) size: Size,
@@ -113,9 +113,9 @@ pub(crate) fn decode(path: &Path, bytes: &[u8], form: &Form, pixels: &mut [u8]) 
     Ok(())
 }
 
-/// The central square of an image, scaled to `side` pixels with a triangle filter (bilinear) that
-/// is as wide as the pixels of the result, so that fine patterns are averaged. Without `side` the
-/// image as it is.
+/// The central square of an image, scaled to `side` pixels with a triangle filter (bilinear) as
+/// wide as the pixels of the result, so that fine patterns are averaged. Without `side` the
+/// unchanged image.
 fn scaled<P>(image: ImageBuffer<P, Vec<u8>>, side: Option<u32>) -> Vec<u8>
 where
     P: Pixel<Subpixel = u8> + 'static,
@@ -130,8 +130,8 @@ where
     imageops::resize(&*square, side, side, FilterType::Triangle).into_raw()
 }
 
-/// Checks that an image of the size in the header can be in the file, before anything is allocated
-/// for it.
+/// Checks, before any allocation for the image, that a file of this length can hold an image of the
+/// size in its header.
 fn check_claim(path: &Path, bytes: &[u8], decoder: &impl ImageDecoder) -> Result<()> {
     let (width, height) = decoder.dimensions();
     let decoded = decoder.total_bytes();
@@ -188,8 +188,8 @@ fn decoder<'a>(path: &Path, bytes: &'a [u8]) -> Result<impl ImageDecoder + 'a> {
         let got = format!("bytes that begin with [{}]", start.join(" "));
         return Err(undecodable(path, 0, "a PNG or JPEG file", got));
     };
-    // A truncated JPEG decodes without an error, its rest grey. A break in the order of segments
-    // would hide metadata from the removal, but not from the decoder.
+    // A truncated JPEG decodes without an error, with grey in place of the rest. A break in the
+    // order of segments would hide metadata from the removal, but not from the decoder.
     if format == ImageFormat::Jpeg {
         find_jpeg_end(bytes)
             .map_err(|(offset, got)| undecodable(path, offset, "complete JPEG data", got))?;

@@ -25,7 +25,7 @@ pub(crate) fn pointer(start: &[u8]) -> Option<Mismatch> {
     })
 }
 
-/// Opens a file that has its contents, and not a Git LFS pointer to them.
+/// Opens a file, and refuses a Git LFS pointer.
 pub(crate) fn open_file(path: &Path) -> Result<File> {
     let mut file = File::open(path).map_err(Error::io("open", path))?;
     let mut start = [0; POINTER_START.len()];
@@ -89,8 +89,8 @@ pub(crate) enum Bytes {
     Embedded(&'static str, &'static [u8]),
 }
 
-/// A forward reader that knows its offset (in the decompressed bytes) and an upper bound of its
-/// length that is independent of any header.
+/// A forward reader with its offset (in the decompressed bytes) and an upper bound of its length
+/// that does not depend on any header.
 pub(crate) struct Input<'a> {
     path: PathBuf,
     reader: Box<dyn Read + 'a>,
@@ -101,7 +101,7 @@ pub(crate) struct Input<'a> {
 }
 
 impl<'a> Input<'a> {
-    /// Opens `bytes`; gzip is recognised by its first two bytes, whatever the name.
+    /// Opens `bytes`; gzip is recognised by its first two bytes, for any name.
     pub(crate) fn open(bytes: &Bytes) -> Result<Self> {
         match bytes {
             Bytes::File(path) => {
@@ -181,8 +181,7 @@ impl<'a> Input<'a> {
     }
 
     /// Checks a header's claim (at `header_offset`) that the file is `total` bytes long, before
-    /// anything is allocated for it: exactly for a plain file, by the largest possible compression
-    /// otherwise.
+    /// anything is allocated: exactly for a plain file, else by the largest possible compression.
     pub(crate) fn check_claim(&self, header_offset: u64, total: Option<u64>) -> Result<()> {
         let wrong = |expected: String, got: String| {
             Err(damaged(&self.path, header_offset, "the length given by the header", expected, got))

@@ -96,7 +96,7 @@ impl Source {
         names.iter().map(|name| name.to_string()).collect()
     }
 
-    /// Where to get its files, for messages.
+    /// Download location of its files, for messages.
     pub const fn where_to_get(self) -> &'static str {
         match self {
             Self::Embedded => "it is part of the program",
@@ -150,15 +150,13 @@ pub struct DatasetSpec {
     /// Location of its files: a folder, or the file of [`Source::Csv`] or [`Source::Arrays`].
     /// Ignored for [`Source::Embedded`].
     pub root: Option<PathBuf>,
-    /// Whether to count damage and go on, instead of stopping at the first: image files of
-    /// [`Source::Folder`] and [`Source::Csv`] that do not decode, records of CIFAR whose label is
-    /// none.
+    /// Whether to count damage and continue, instead of stopping at the first: undecodable image
+    /// files of [`Source::Folder`] and [`Source::Csv`], CIFAR records with an invalid label.
     pub skip_bad: bool,
     /// Rows and columns to which images of [`Source::Folder`] and [`Source::Csv`] are scaled, after
-    /// a cut to their central square. Without it all must have the same size.
+    /// a cut to their central square. Without it all images must have the same size.
     pub resize: Option<u32>,
-    /// Whether to decode image files even if they were decoded before, and to keep no decoded ones
-    /// on disk.
+    /// Whether to decode image files even if decoded images are on disk, and to write none there.
     pub no_cache: bool,
 }
 

@@ -33,8 +33,8 @@ use crate::normalization::{Histogram, Normalization};
 use identity::Watch;
 
 /// Largest piece, in bytes, in which images are decoded, copied to a device or spooled (or one
-/// image, if that is larger). At most four such pieces exist at once: as read, as decoded, and as
-/// converted to f32 or staged (D1).
+/// image, if that is larger). At most four such pieces exist at once: read, decoded, and converted
+/// to f32 or staged (D1).
 pub const CHUNK_BYTES: usize = 1 << 20;
 
 /// The longest side of an image, in pixels: bounds the allocation for one image.
@@ -155,7 +155,7 @@ impl DatasetFiles {
     pub fn open(spec: &DatasetSpec) -> Result<Arc<Self>> {
         let root = canonical_root(spec)?;
         let spec = DatasetSpec { root, ..spec.clone() };
-        // A change that leaves the contents alone, as of permissions, seldom happens twice.
+        // A change of metadata alone, such as of permissions, seldom happens twice.
         let files = Self::open_once(&spec).or_else(|error| match error {
             Error::Changed { .. } => Self::open_once(&spec),
             error => Err(error),
@@ -174,13 +174,13 @@ impl DatasetFiles {
         Ok(Self { spec: spec.clone(), reader, watch, facts })
     }
 
-    /// Whether the files are those that were opened. Asks the system for each file, and reads only
-    /// files that were changed just before they were opened.
+    /// Whether the files are unchanged since they were opened. Queries the system for each file,
+    /// and reads only files that were changed just before they were opened.
     pub(crate) fn are_current(&self) -> bool {
         self.watch.changed().is_none()
     }
 
-    /// Whether the dataset has this split: always that for training.
+    /// Whether the dataset has this split. Every dataset has a training split.
     pub fn has(&self, split: Split) -> bool {
         self.check_has(split).is_ok()
     }
@@ -251,7 +251,7 @@ impl DatasetFiles {
         self.reader.layout()
     }
 
-    /// Number, classes and histogram of a split; decodes it if that was not done yet.
+    /// Number, classes and histogram of a split; decodes it on the first call.
     pub(crate) fn facts(&self, split: Split) -> Result<&SplitFacts> {
         if let Some(facts) = self.facts[split as usize].get() {
             return Ok(facts);
@@ -259,7 +259,7 @@ impl DatasetFiles {
         self.read(split, &mut |_, _| Ok(()))
     }
 
-    /// Decodes a split into `sink`, in order, without damaged files if the spec says so.
+    /// Decodes a split into `sink`, in order; with `skip_bad` without damaged files.
     pub(crate) fn read(&self, split: Split, sink: Sink<'_>) -> Result<&SplitFacts> {
         let skip_bad = self.spec.skip_bad;
         let mut skipped = 0;
@@ -318,8 +318,8 @@ impl DatasetFiles {
     }
 
     /// Whether the files still have the contents that were read: `facts` of `split`, and the other
-    /// split if it was read. Permissions, links to a file or names that begin with a dot may have
-    /// changed.
+    /// split if it was read. Changes of permissions, links to a file and names that begin with a
+    /// dot are ignored.
     fn is_as_read(&self, split: Split, facts: &SplitFacts) -> Result<bool> {
         let now = Self::open_once(&self.spec)?;
         let known = self.facts.each_ref().map(OnceLock::get);

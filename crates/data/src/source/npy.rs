@@ -119,8 +119,8 @@ pub(crate) fn read_header(input: &mut Input<'_>) -> Result<Header> {
     })
 }
 
-/// Parses `{'descr': '|u1', 'fortran_order': False, 'shape': (3, 4), }`; the error is what was
-/// expected and what came.
+/// Parses `{'descr': '|u1', 'fortran_order': False, 'shape': (3, 4), }`; an error has the expected
+/// and the actual text.
 fn parse(text: &str) -> Result<Header, (String, String)> {
     let value = |key: &str| {
         let after = text.split_once(&format!("'{key}':")).map(|(_, after)| after.trim_start());

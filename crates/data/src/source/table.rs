@@ -22,7 +22,7 @@ use crate::error::{Error, Mismatch, Result};
 const BYTES_MAX: u64 = 1 << 30;
 /// Longest path or label, in bytes.
 const CELL_MAX: usize = 4096;
-/// Longest record, in bytes. Columns that are not read count, too.
+/// Longest record, in bytes, including columns that are not read.
 const RECORD_MAX: usize = 1 << 20;
 /// Most rows.
 const ROWS_MAX: usize = 1 << 24;
@@ -75,7 +75,7 @@ pub(super) fn list(path: &Path, watch: &Watch) -> Result<Listing> {
     Ok(listing(path.parent().unwrap_or(Path::new("")), rows, columns.split.is_some()))
 }
 
-/// A file of which only a part may be read before the rest is allowed.
+/// A file with a limit of bytes, which is raised step by step.
 struct Limited {
     file: File,
     /// Bytes that may still be read.
@@ -145,8 +145,8 @@ fn row(path: &Path, columns: &Columns, record: &StringRecord) -> Result<Row> {
     Ok(row)
 }
 
-/// Orders the classes, and sorts rows into splits. Test labels without training images are classes,
-/// too: the file says that they are.
+/// Orders the classes, and sorts rows into splits. Test labels without training images are also
+/// classes, because the file lists them.
 fn listing(folder: &Path, rows: Vec<Row>, has_splits: bool) -> Listing {
     let names: BTreeSet<&str> = rows.iter().map(|row| row.label.as_str()).collect();
     let mut classes: Vec<String> = names.into_iter().map(str::to_string).collect();

@@ -1,4 +1,4 @@
-//! Gathers on a GPU, or on the stand-in driver: the bits are those of the processor.
+//! Gathers on a GPU, or on the stand-in driver, are bit for bit equal to gathers on the processor.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ fn on(id: DeviceId, config: &GatherConfig) -> GatherConfig {
 /// An image as bits, and its label.
 type Bits = (Vec<u32>, u32);
 
-/// Batches with −0 and 0 told apart.
+/// Batches as bits, which distinguish −0 from 0.
 fn bits(batches: Vec<Vec<Image>>) -> Vec<Vec<Bits>> {
     let image =
         |image: Image| (image.inputs.iter().map(|value| value.to_bits()).collect(), image.target);
@@ -82,7 +82,7 @@ fn every_storage_of_a_dataset_serves_the_same_bits() {
     }
 }
 
-/// The gathers of all envs are one launch, and none but the first of its size allocates.
+/// The gathers of all envs are one launch, and only the first launch of a size allocates.
 #[test]
 fn the_envs_of_a_device_are_gathered_at_once() {
     let toy = crate::common::Toy { len: 40, channels: 3, height: 5, width: 4, threads: 1 };
@@ -103,8 +103,8 @@ fn the_envs_of_a_device_are_gathered_at_once() {
     }
 }
 
-/// A batch that failed ends the epoch, for some envs may have staged a batch more than others; the
-/// next epoch is whole.
+/// A failed batch ends the epoch, because some envs may have staged one batch more than others; the
+/// next epoch is complete.
 #[test]
 fn a_failed_batch_ends_the_epoch() {
     let device = open(DeviceId::Cuda(0));
@@ -125,7 +125,7 @@ fn a_failed_batch_ends_the_epoch() {
     assert!(bits(rest_of(&mut gather)) == expected);
 }
 
-/// A gathered batch is the env's own memory, although batches of a ring use it in turn.
+/// A gathered batch has separate memory per env, although batches of a ring reuse it in turn.
 #[test]
 fn a_ring_is_reused_in_stream_order() {
     let toy = crate::common::Toy { len: 40, channels: 3, height: 5, width: 4, threads: 1 };

@@ -67,8 +67,8 @@ pub(crate) fn any_case() -> impl Strategy<Value = Case> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Every value of every batch equals the documented one, bit for bit, with the kernels of every
-    /// instruction set, for envs dealt out to several devices in any way; a hole is refused.
+    /// Every value of every batch equals the documented value, bit for bit, with the kernels of
+    /// every instruction set, for any distribution of envs over devices; a hole is refused.
     #[test]
     fn batches_are_the_slow_ones(case in any_case()) {
         let Case { toy, config, epoch, isa } = case;
@@ -132,7 +132,7 @@ proptest! {
     }
 }
 
-/// F1, F2: a user sees (N, C, H, W), and memory is NHWC. Also for partial batches.
+/// F1, F2: the interface is (N, C, H, W), and memory is NHWC, also for partial batches.
 #[test]
 fn strides_are_channels_last() {
     let toy = Toy { len: 10, channels: 3, height: 4, width: 5, threads: 2 };
@@ -186,9 +186,9 @@ fn every_batch_has_memory_of_its_own() {
     assert!(ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{ranges:?}");
 }
 
-/// D5: after the first epoch nothing is allocated, memory is flat over 1,000 epochs, and the only
-/// copy is that of the permutations; nothing waits. Memory of a permutation for each env is the
-/// difference between the modes.
+/// D5: after the first epoch nothing is allocated, memory is constant over 1,000 epochs, only
+/// permutations are copied, and nothing waits. The modes differ by the memory of one permutation
+/// per env.
 #[test]
 fn an_epoch_after_the_first_allocates_nothing() {
     let toy = Toy { len: 23, channels: 3, height: 4, width: 4, threads: 2 };
@@ -368,8 +368,8 @@ fn the_envs_of_a_rank_are_served_alone() {
         all
     };
     let expected = epoch(&whole, 4);
-    // 23 = 8 + 8 + 7: the last env has one sample less in the end; served alone, the batch is there
-    // all the same.
+    // 23 = 8 + 8 + 7: the last env has one sample less in the last batch; served alone, it gets the
+    // same batch.
     assert_eq!(expected.len(), 6);
     for serve in [0..1, 1..3, 3..4, 0..4, 2..2] {
         let own =
@@ -393,7 +393,7 @@ fn errors_of_d4_name_what_is_wrong() {
     let (other_device, longer) = Toy { len: 11, ..toy }.dataset();
     let streams = [device.stream("a"), device.stream("b")];
     let error = |config: &GatherConfig, datasets: &[Arc<Dataset>], streams: &[Stream]| {
-        // What is refused has run nothing and taken nothing (V1).
+        // A refused call has run nothing and allocated nothing (V1).
         let state = || [&device, &other_device].map(|d| (d.counts(), d.memory()));
         let before = state();
         let error = GatherBatches::new(config, datasets, streams).unwrap_err();
@@ -431,7 +431,7 @@ fn errors_of_d4_name_what_is_wrong() {
     let all_foreign = [other_device.stream("a"), other_device.stream("b")];
     let refused = error(&good, data, &all_foreign);
     expect(refused, &["`datasets`", "one on cpu (the same opening of it)", "got cpu"]);
-    // A device that is not there is named as such, whether or not CUDA is part of the build.
+    // An unavailable device is named as such, with and without CUDA in the build.
     let cuda = GatherConfig::new(2, vec![DeviceId::Cpu(0), DeviceId::Cuda(99)]);
     let refused = error(&cuda, data, &streams);
     let unavailable = matches!(

@@ -254,7 +254,7 @@ fn metadata_of_any_length_is_passed_over() {
     assert_eq!(images, [5; 30]);
 }
 
-/// A palette PNG with a transparent entry: two colours, 1 bit a pixel, 2×1 pixels.
+/// A palette PNG with a transparent entry: two colours, 1 bit per pixel, 2×1 pixels.
 #[test]
 fn palettes_become_rgb() {
     let folder = tempfile::tempdir().unwrap();
@@ -308,7 +308,7 @@ fn images_are_scaled_to_one_size() {
     assert!(error.contains("64×32") && error.contains("8×10"), "{error}");
 }
 
-/// The bits of a scaled image, which are those of every machine.
+/// The bits of a scaled image, which are equal on every machine.
 #[test]
 fn a_scaled_image_is_pinned() {
     let folder = tempfile::tempdir().unwrap();

@@ -168,8 +168,8 @@ proptest! {
         }
     }
 
-    /// Whatever the others are: with `full` an env gets every sample once, in an order that follows
-    /// from seed, device and its rank there alone.
+    /// For any other envs: with `full` an env gets every sample once, in an order that depends only
+    /// on seed, device and its rank on the device.
     #[test]
     fn with_full_an_env_gets_every_sample_in_an_order_of_its_own(
         config in any_config(), epoch in 0..1_u64 << 40
@@ -182,7 +182,7 @@ proptest! {
             let mut sorted = order.clone();
             sorted.sort_unstable();
             prop_assert_eq!(&sorted, &all);
-            // As if the device's envs up to this one were alone.
+            // The order if the device's envs up to this one were alone.
             let others = config.devices[..=env].iter().filter(|other| *other == device);
             let devices: Vec<DeviceId> = others.copied().collect();
             let last = devices.len() - 1;
@@ -300,11 +300,11 @@ fn errors_of_d4_name_what_is_wrong() {
     let nothing = OrderConfig { max_batches: Some(0), ..config(50, 5, "cpu") };
     refused(order(&nothing), "`max_batches` must be at least 1, got 0");
     refused(order(&config(1 << 33, 5, "cpu")), "`len` must be at most 4294967295");
-    // 51 samples: cpu has 1 left for two envs in its last batch, cuda:1 still has a full one.
+    // 51 samples: cpu has 1 left for two envs in its last batch, cuda:1 still has a full batch.
     let hole = EpochOrder::new(&config(51, 5, "cpu,cpu,cuda:1")).unwrap_err();
     assert!(matches!(hole, Error::Hole { batch: 5, empty_env: 1, later_env: 2, .. }), "{hole}");
     assert!(hole.to_string().contains("drop_last"), "{hole}");
-    // In an order in which nobody is shifted it is served, and so it is when the batch is dropped.
+    // Without a hole, or with the batch dropped, the order is valid.
     assert!(EpochOrder::new(&config(51, 5, "cuda:1,cpu,cpu")).is_ok());
     let dropped = OrderConfig { max_batches: Some(5), ..config(51, 5, "cpu,cpu,cuda:1") };
     assert!(EpochOrder::new(&dropped).is_ok());

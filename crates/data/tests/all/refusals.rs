@@ -1,4 +1,4 @@
-//! Files that are sound, but not what a dataset needs: each is named with what to do.
+//! Sound files that a dataset cannot use: each error names the file and the remedy.
 
 use std::fs;
 use std::path::Path;
@@ -41,7 +41,7 @@ fn write_npz(path: &Path, images: &Npy<'_>, labels: &Npy<'_>) {
     archive.finish().unwrap();
 }
 
-/// Arrays of another form are no damage: the error says which they are, and how to convert them.
+/// Arrays of another shape or type are not damage: the error names both, and the conversion.
 #[test]
 fn arrays_of_another_form_are_explained() {
     let folder = tempfile::tempdir().unwrap();
@@ -114,7 +114,7 @@ fn pointers_of_git_lfs_are_named() {
     check(Source::Folder, "train/ant/000.png", &|root| _ = write_folder(root, 2, 2));
 }
 
-/// Tapes and block devices leave zeros behind a file; other bytes are damage.
+/// Tapes and block devices leave zeros after a file; other bytes are damage.
 #[test]
 fn a_padded_gzip_file_is_read() {
     let folder = tempfile::tempdir().unwrap();
@@ -240,7 +240,7 @@ fn notes_of(spec: &DatasetSpec) -> Vec<String> {
     notes.clone()
 }
 
-/// A third split is not left out without a word.
+/// Files of a third split are mentioned in a note.
 #[test]
 fn another_split_is_mentioned() {
     let folder = tempfile::tempdir().unwrap();

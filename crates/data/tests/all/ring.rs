@@ -13,7 +13,7 @@ use proptest::prelude::*;
 /// Batches seen by a consumer: env, inputs in memory order (as bits), targets.
 type Seen = (usize, Vec<u32>, Vec<u32>);
 
-/// Reads batches on a stream of its own, some time after they were made, and holds some of them.
+/// Reads batches on a separate stream, some time after they were gathered, and holds some of them.
 struct Consumer {
     stream: Stream,
     held: VecDeque<[Tensor; 2]>,
@@ -98,8 +98,8 @@ proptest! {
         cases: 60, failure_persistence: None, ..ProptestConfig::default()
     })]
 
-    /// Consumers on streams of their own, each of which lags by random amounts and holds up to all
-    /// but one of an env's buffers, see the batches of the sequential gather. After the first epoch
+    /// Consumers on separate streams, each of which lags by random amounts and holds up to all but
+    /// one of an env's buffers, receive the batches of the sequential gather. After the first epoch
     /// nothing is allocated, and no ring has grown.
     #[test]
     fn lagging_consumers_see_the_sequential_gather(case in any_case()) {

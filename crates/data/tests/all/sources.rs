@@ -202,7 +202,7 @@ fn a_cifar_file_with_too_few_records_is_named() {
         let file = fs::OpenOptions::new().write(true).open(path).unwrap();
         file.set_len(records * 3073).unwrap();
     };
-    // The published set, as far as its size tells: zeros are sound records of class 0.
+    // The published set, recognised by its size: zeros are sound records of class 0.
     let folder = tempfile::tempdir().unwrap();
     write_cifar10(folder.path(), 1);
     let names = (1..6).map(|i| format!("data_batch_{i}.bin")).chain(["test_batch.bin".into()]);
@@ -218,7 +218,7 @@ fn a_cifar_file_with_too_few_records_is_named() {
         cut(path, 10_000);
         assert!(DatasetFiles::open(&spec).is_ok(), "{i}");
     }
-    // One of another size says itself how many there are.
+    // A set of another size lists its own numbers of records.
     let folder = tempfile::tempdir().unwrap();
     write_cifar10(folder.path(), 3);
     let spec = spec_of(Source::Cifar10, folder.path());
@@ -263,7 +263,7 @@ fn every_bad_label_of_a_cifar_split_is_named() {
         3073,
         &["below 10", "got 200", "--skip-bad"],
     );
-    // What is left out moves nothing else.
+    // The skipped records move no other record.
     let lenient = DatasetSpec { skip_bad: true, ..spec };
     let (images, labels) = read_split(&lenient, Split::Train);
     let sound = write_cifar10(folder.path(), 3).0;
@@ -331,7 +331,7 @@ fn no_test_split_is_a_state_and_an_empty_one_an_error() {
     let error = import_cifar10(folder_32.path(), target.path(), false).unwrap_err();
     let text = error.to_string();
     assert!(matches!(error, Error::Layout { .. }) && text.contains("the test split"), "{text}");
-    // What is there but holds nothing, or leads nowhere, is not meant to be missing.
+    // An empty or dangling test split is an error, not a missing split.
     fs::create_dir(&test).unwrap();
     assert!(matches!(open_error(&spec), Error::EmptySplit { split: "test", .. }));
     fs::remove_dir(&test).unwrap();

@@ -128,7 +128,7 @@ fn other_data(began: &DatasetSummary, now: &DatasetSummary) -> Option<[String; 3
     let changed = sums.into_iter().find(|((was, is), _)| was != is);
     let differs = was.into_iter().zip(is).find(|((_, was), (_, is))| was != is);
     differs
-        // Constants follow from the images, of which the checksum tells more.
+        // Mean and standard deviation follow from the images, whose checksum is reported instead.
         .filter(|((input, _), _)| changed.is_none() || !input.ends_with("the training images"))
         .and_then(|((input, was), (_, is))| told(input, &was, &is))
         .or(renamed)

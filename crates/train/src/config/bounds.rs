@@ -16,7 +16,7 @@ enum GivenAs {
     Json,
 }
 
-/// The configuration in which `setting` has the value of `text`, or the reason why it is refused.
+/// The configuration with `setting` parsed from `text`, or the error.
 fn resolved(setting: &Setting, text: &str, from: GivenAs) -> Result<TrainConfig, String> {
     let key = setting.key;
     let layer = match from {
@@ -36,8 +36,8 @@ fn resolved(setting: &Setting, text: &str, from: GivenAs) -> Result<TrainConfig,
     config.check_ranges().map(|()| config).map_err(|error| error.to_string())
 }
 
-/// The bounds of a range as the reference page states them, each with the next number beyond it, in
-/// 32 and in 64 bits.
+/// Bounds of a range, as text of the reference page; each with the next number outside the range,
+/// in 32 and in 64 bits.
 fn bounds(range: Range) -> Vec<(String, Vec<String>)> {
     let stated = range.to_string();
     let (low, high) = stated.split_once(" to ").unwrap_or((&stated, ""));
@@ -68,7 +68,7 @@ fn every_stated_bound_is_accepted_and_nothing_beyond_it() {
                 let config = resolved(setting, &bound, from);
                 let config = config.unwrap_or_else(|error| panic!("{at}: {error}"));
                 for next in &beyond {
-                    // In 32 bits the next number of 64 bits may be the bound itself.
+                    // Rounded to 32 bits, the next 64-bit number may equal the bound.
                     let accepted = resolved(setting, next, from).ok();
                     let is_bound = accepted.is_none_or(|accepted| accepted == config);
                     assert!(is_bound, "{} = {next} ({from:?}) is beyond {bound}", setting.key);

@@ -44,7 +44,7 @@ impl Range {
         match (self, number) {
             (Self::Whole(low, high), Measure::Whole(number)) => (low..=high).contains(&number),
             (Self::Real(low, high), Measure::Real(number)) => (low..=high).contains(&number),
-            // A bound is rounded as the value was: 0.99 is another number in 32 bits than in 64.
+            // The bound is rounded like the value, because 0.99 differs between 32 and 64 bits.
             (Self::Real(low, high), Measure::Single(number)) => {
                 (low as f32..=high as f32).contains(&number)
             }
@@ -80,7 +80,7 @@ fn write_real(f: &mut fmt::Formatter<'_>, number: f64) -> fmt::Result {
 pub(crate) struct Defaults<T> {
     /// By preset, in the order of [`Preset::NAMES`].
     presets: [T; 3],
-    /// By preset, for a controller that does not learn, where that differs.
+    /// Defaults for a controller that does not learn, by preset, if they differ.
     without_learning: Option<[T; 3]>,
     /// Description of the behaviour without the setting.
     absent: Option<Absent>,
@@ -91,7 +91,7 @@ pub(crate) struct Defaults<T> {
 pub struct Absent {
     /// Description of the value that applies then.
     meaning: String,
-    /// The values that end the description, by preset, if they depend on the preset.
+    /// Values appended to the description, by preset, if they depend on the preset.
     by_preset: Option<[String; 3]>,
 }
 
@@ -124,12 +124,12 @@ pub(crate) fn absent_by_preset<T, V: ToString>(
 }
 
 impl<T> Defaults<T> {
-    /// Sets other defaults for a controller that does not learn.
+    /// Sets the defaults for a controller that does not learn.
     pub(crate) fn without_learning(self, default: T, quick: T, full: T) -> Self {
         Self { without_learning: Some([default, quick, full]), ..self }
     }
 
-    /// Defaults of a part of the value.
+    /// Defaults of one field of the value.
     pub(crate) fn map<U>(self, part: impl Fn(T) -> U) -> Defaults<U> {
         Defaults {
             presets: self.presets.map(&part),
@@ -158,8 +158,8 @@ impl<T> Defaults<T> {
 pub enum DefaultText {
     /// Replacement for a setting that is not given.
     Absent(Absent),
-    /// By preset, in the order of [`Preset::NAMES`]; then the same without learning, where that
-    /// differs.
+    /// Defaults by preset, in the order of [`Preset::NAMES`]; then the defaults without learning,
+    /// if they differ.
     Presets([String; 3], Option<[String; 3]>),
 }
 
@@ -223,7 +223,7 @@ impl fmt::Display for DefaultText {
     }
 }
 
-/// A setting: everything about it except its value.
+/// Declaration of a setting.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setting {
     /// Key in files.
@@ -250,8 +250,7 @@ pub struct Setting {
     pub scope: Scope,
     /// Version of the settings that introduced it.
     pub since: u32,
-    /// Value in runs from before that version. `None`: they have no value, as a setting may that
-    /// is optional.
+    /// Value in runs from before that version; `None` if an optional setting has no value there.
     pub before: Option<&'static str>,
     /// Whether it belongs to a single run, so that `control eval` does not accept it.
     pub train_only: bool,
@@ -364,8 +363,7 @@ impl Setting {
 /// A declaration is a doc comment with the help text, then `key: type = defaults, attribute(…),
 /// …;`. Defaults are [`same`], [`presets`] or [`absent`]; attributes are methods of [`Setting`].
 /// A setting that is a field of a configuration of another crate is declared as `key in
-/// group.field: type, attribute(…), …;`. Its value is kept in the group's configuration, which has
-/// its default, too.
+/// group.field: type, attribute(…), …;`. The group's configuration holds its value and its default.
 macro_rules! settings {
     (
         groups { $(
@@ -390,7 +388,7 @@ macro_rules! settings {
             $( $(#[doc = $about])+ pub $name: $config, )+
         }
 
-        /// Settings from one source; sources of lower priority decide the others.
+        /// Settings given by one source; the others come from sources of lower priority.
         #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
         #[serde(default)]
         pub struct ConfigLayer {

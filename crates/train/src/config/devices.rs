@@ -59,8 +59,8 @@ impl Devices {
     }
 }
 
-/// Checks that a run on the devices `before` may go on on the devices `now`: the order in which
-/// envs see samples follows from the numbers of their devices, so these must be the same.
+/// Checks that a run may move from the devices `before` to the devices `now`. Their numbers must be
+/// equal, because they determine the order in which envs see samples.
 ///
 /// # Errors
 /// [`Error::Value`] says which devices can be given.

@@ -31,7 +31,7 @@ pub(crate) fn parse(path: &Path, text: &str) -> Result<ConfigLayer> {
         Some("toml") => {
             let table: toml::Table = toml::from_str(text).map_err(|e| fail(e.to_string()))?;
             check_keys(table.keys().map(String::as_str)).map_err(&fail)?;
-            // Parsed again from the text, because only then do messages show the line.
+            // Parsed again from the text, because messages then show the line.
             toml::from_str::<ConfigLayer>(text).map_err(|e| fail(e.to_string()))
         }
         Some("json") => {

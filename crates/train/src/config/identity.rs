@@ -11,9 +11,9 @@ use super::table::{ConfigLayer, TrainConfig, all};
 use super::types::{BadValue, ControllerKind, Preset};
 
 /// Settings that results depend on, from a resolved configuration. Runs with equal texts have equal
-/// results on the same data, machine and kinds of devices, at the same precision: of a device only
-/// the number counts, from which its order of samples follows, and the precision does not, so that
-/// a run may go on on another kind of device or at another precision.
+/// results on the same data, machine, kinds of devices and precision. The text has only the numbers
+/// of devices, which determine the order of samples, and no precision: a run may continue on
+/// another kind of device or at another precision.
 pub(crate) fn identity(resolved: &str) -> String {
     let kept = keep(resolved, |setting| setting.scope == Scope::Result);
     let Ok(mut table) = kept.parse::<Table>() else { return kept };
@@ -51,7 +51,7 @@ pub(crate) fn changed_line(began: &str, now: &str) -> Option<(String, String)> {
     let of_same_key = |text: &str, line: &str| {
         let key = line.split(" = ").next().unwrap_or_default();
         let own = text.lines().find(|other| other.split(" = ").next() == Some(key));
-        // A value from before the setting is left out.
+        // A newer setting with its value from before is left out of the text.
         let older = || before.get(key).map(|value| format!("{key} = {value}"));
         own.map(str::to_string).or_else(older).unwrap_or_else(|| "no such line".into())
     };
@@ -118,7 +118,7 @@ pub(crate) fn values_from_before() -> Table {
     }
     let mut config = TrainConfig::base(Preset::default(), &ControllerKind::default());
     config.apply(layer);
-    // By way of the text, which has the shortest digits of an f32: 0.15, not 0.15000000596046448.
+    // Through text, because it has the shortest digits of an f32: 0.15, not 0.15000000596046448.
     toml::to_string(&config).unwrap_or_default().parse().unwrap_or_default()
 }
 
@@ -174,8 +174,8 @@ mod tests {
         }
     }
 
-    /// A file that a run of each older version wrote goes on as it began: it counts as unchanged,
-    /// and a checkpoint of that run has the same settings.
+    /// A configuration written by an older version counts as unchanged, and a checkpoint of that
+    /// run has the same settings.
     #[test]
     fn a_configuration_of_each_older_version_is_accepted() {
         let newest = all().iter().map(|setting| setting.since).max().unwrap();

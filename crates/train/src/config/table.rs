@@ -47,7 +47,7 @@ pub(crate) const CONTROL_SHARE: f64 = 0.1;
 /// Batches for recomputing running statistics: .9^44 = 1 % of the old statistics remains.
 pub(crate) const STATISTICS_BATCHES: usize = 44;
 
-/// Maximum of a whole number in TOML, which a run writes its settings in.
+/// Largest whole number in TOML, the format of `config.toml`.
 const WHOLE_MAX: u64 = i64::MAX as u64;
 
 /// Maximum number of ranks.
@@ -129,8 +129,8 @@ settings! {
         /// exist.
         trace: Option<PathBuf> = absent("no trace"),
             unit("FILE"), scope(Scope::Process), train_only(), on_resume();
-        /// Write TensorBoard's event files to the folder tensorboard of the run as it goes. No
-        /// result depends on it.
+        /// Write TensorBoard event files to the folder tensorboard of the run during training.
+        /// Results do not depend on it.
         tensorboard: bool = same(false),
             scope(Scope::Process), since(5, "false"), train_only(), on_resume();
     }
@@ -153,21 +153,21 @@ settings! {
         /// streamed, with the same results.
         data_budget: Option<ByteSize> = absent("no limit"),
             unit("SIZE"), whole(1, u64::MAX), scope(Scope::Run);
-        /// Share of the training set kept back as the control split: hosts never train on it,
-        /// controllers and rewards see the accuracy on it.
+        /// Share of the training set held out as the control split. Hosts never train on it;
+        /// controllers and rewards use the accuracy on it.
         control_split: Option<f64> =
             absent(format!("{CONTROL_SHARE} with a controller, 0 without one")),
             unit("SHARE"), real(0.0, 0.9), study_default(CONTROL_SHARE);
         /// Shuffle the training set every epoch; off keeps the order of the files.
         shuffle: Switch = same(Switch(true)), unit("on|off");
-        /// Mean and standard deviation that each channel is normalised with, for pixels in 0..1:
-        /// data, those of the training images; cifar10 or imagenet, the published ones; or other
-        /// numbers, such as 'mean=0.5,0.5,0.5;std=0.25,0.25,0.25'.
+        /// Mean and standard deviation that normalise each channel, for pixels in 0..1. data:
+        /// computed from the training images. cifar10, imagenet: published constants. Or numbers,
+        /// such as 'mean=0.5,0.5,0.5;std=0.25,0.25,0.25'.
         normalize: Normalize = same(Normalize::default()), unit("CONSTANTS"), since(5, "data");
         /// Augmentations of training images: none, or any of crop,flip,cutout.
         augment: Augmentations = same(Augmentations::default()), unit("LIST");
-        /// Training images of an env in a step. full: every env sees all of them, in an order of
-        /// its own. dealt: the envs of a device share them, so that each of N envs sees 1/N.
+        /// Training images of an env in a step. full: every env sees all of them, each env in
+        /// another order. dealt: the envs of a device share them, so that each of N envs sees 1/N.
         epoch: EpochMode = presets(EpochMode::Full, EpochMode::Dealt, EpochMode::Full),
             since(4, "dealt");
         /// Samples in a batch of one env; with --data-parallel, of all ranks together.
@@ -183,12 +183,12 @@ settings! {
         envs: usize = same(4usize), unit("N"), whole(1, 4096);
         /// Weights file that every env starts from: safetensors with PyTorch's names.
         init: Option<PathBuf> = absent("random weights"), unit("FILE");
-        /// Weights file of any run, whose topology every env starts from: its modules are permanent
-        /// from the beginning and have random weights, as the host has. For the folder of a run,
-        /// each env starts from the topology of that run's env with the same number.
+        /// Weights file of any run, whose topology every env starts from. Its modules are permanent
+        /// from the beginning; host and modules have random weights. With a run folder, each env
+        /// starts from the topology of the env with the same number.
         start_topology: Option<PathBuf> = absent("no modules"), unit("PATH"), since(5, None);
-        /// Train beside every env its bare twin, for comparison: the same host without growth, with
-        /// the same initial weights, on the same batches.
+        /// Train a bare twin of every env for comparison: the same host without growth, with the
+        /// same initial weights, on the same batches.
         twin: Option<Switch> = absent("on with a controller, except with --data-parallel"),
             unit("on|off"), since(5, "off"), train_only();
         /// File for a copy of the weights of the best env: best by control accuracy after the last
@@ -198,15 +198,15 @@ settings! {
         /// Learning rate of the host.
         lr: f32 = same(host().lr), unit("RATE"), real(0.0, 1e6);
         /// Schedule of the learning rates of hosts and modules over an episode: constant, cosine or
-        /// one-cycle. A module that germinates late follows the schedule from where it is.
+        /// one-cycle. A module that germinates late joins the schedule at the current step.
         lr_schedule: LrSchedule = same(LrSchedule::default()),
             unit("NAME"), since(5, "constant");
         /// Steps over which the learning rates rise to their schedule. With 0 there is no warm-up,
         /// and one-cycle rises over 30 % of the steps.
         lr_warmup: usize = same(0usize), unit("N"), whole(0, 1_000_000), since(5, "0");
-        /// Batches of the training set with which the running statistics of batch norm are
-        /// recomputed before every evaluation, with fixed weights. With 0 they are the averages
-        /// that training leaves, except with --data-parallel and a sparse exchange.
+        /// Training batches that recompute the running statistics of batch norm before every
+        /// evaluation, with fixed weights. With 0 the averages from training are used, except with
+        /// --data-parallel and a sparse exchange.
         statistics_batches: usize = same(STATISTICS_BATCHES),
             unit("N"), whole(0, 1_000_000), since(5, "0");
         /// Momentum of the host.
@@ -224,13 +224,12 @@ settings! {
         /// reverse; from there on the results differ by rounding.
         devices: Vec<String> = same(["cpu".to_string()]), unit("LIST"), on_resume();
         /// Precision of convolutions and linear layers in hosts and modules, in training and
-        /// evaluation: f32, tf32 or bf16. The last two round the two factors of a product, for
-        /// tensor cores, add up in f32, and need CUDA devices only. All else is f32, the policy
-        /// included. On resume it may change; from there on the results differ.
+        /// evaluation: f32, tf32 or bf16. tf32 and bf16 round the factors of each product,
+        /// accumulate in f32 on tensor cores, and need CUDA devices only. Everything else is f32,
+        /// the policy included. It may change on resume; from there on the results differ.
         precision: Precision = same(Precision::default()), since(5, "f32"), on_resume();
         /// Winograd's minimal filtering for 3×3 convolutions whose channels are multiples of 8, on
-        /// processors: fewer multiplications, larger rounding errors. off: every product of the
-        /// definition.
+        /// processors: fewer multiplications, larger rounding errors. off: direct convolution.
         winograd: Switch = same(Switch(true)), unit("on|off"), since(7, "off");
         /// Device of the policy, one of --devices.
         policy_device: Option<String> = absent("the first device"),
@@ -248,7 +247,7 @@ settings! {
         /// the most probable ones. random: any legal action. fixed:FILE: a script of actions. none:
         /// nothing grows.
         controller: ControllerKind = same(ControllerKind::default()), train_only();
-        /// Slots that may grow: names (r0c1), beginnings of names (r0, r1), or all.
+        /// Slots that may grow: names (r0c1), prefixes of names (r0, r1), or all.
         slots: Vec<String> = same(["r0".to_string()]), unit("LIST");
         /// Blueprints of the modules that may grow: standard, the seven that come with the program,
         /// or TOML or JSON files of blueprints, in the order of the list.
@@ -256,12 +255,12 @@ settings! {
             unit("LIST"), since(7, None);
         /// Maximum number of modules in an env at once, including fossilized ones.
         max_modules in rules.max_modules: usize, unit("N"), whole(0, 64);
-        /// Maximum number of parameters of a host with its modules. An action that would exceed it
-        /// is illegal, for every controller. A module counts with the gate of style linear_gate.
+        /// Maximum number of parameters of a host with its modules, each with a gate (style
+        /// linear_gate). An action that would exceed it is illegal, for every controller.
         max_parameters in rules.max_parameters: Option<u64>, unit("N"), whole(1, WHOLE_MAX),
             since(5, None), absent("no limit");
         /// Maximum number of multiply-accumulate operations per image of a host with its modules,
-        /// in evaluation, likewise.
+        /// in evaluation. An action that would exceed it is illegal, for every controller.
         max_macs in rules.max_macs: Option<u64>, unit("N"), whole(1, WHOLE_MAX),
             since(5, None), absent("no limit");
         /// Minimum number of steps in stage training before a module may blend.
@@ -276,18 +275,18 @@ settings! {
         /// Gain of control accuracy per step that ends a plateau, in percentage points.
         plateau_gain: f64 = same(HeuristicConfig::default().plateau_gain_pp),
             unit("PP"), real(-100.0, 100.0);
-        /// Maximum number of parameters of a host with its modules, per training image, up to which
-        /// the heuristic grows.
+        /// Parameters per training image, modules included, up to which the heuristic grows a host.
         parameters_per_image: f64 = same(1.0), unit("N"), real(0.0, 1e9), since(5, "1");
-        /// Share by which the control loss may exceed the training loss while the heuristic grows.
+        /// Relative excess of the control loss over the training loss up to which the heuristic
+        /// grows.
         max_gap in heuristic.max_gap: f64, unit("SHARE"), real(0.0, 1e9), since(5, "0.25");
         /// Duration of blending that the heuristic chooses: fast (3 steps), standard (5) or slow
         /// (8).
         tempo in heuristic.tempo: Tempo;
     }
     "Policy" {
-        /// Policy that controller ppo starts from: the one that comes with the program, none for a
-        /// new one, or a policy file. In control eval, --policy adds a policy to the comparison.
+        /// Initial policy of controller ppo: shipped, which comes with the program; none, a new
+        /// policy; or a policy file. In control eval, --policy adds a policy to the comparison.
         policy: Option<PolicyStart> = absent(
             "shipped where slots and blueprints are its own and no width is given, else none"
         ), unit("POLICY"), since(7, "none"), train_only();
@@ -296,8 +295,8 @@ settings! {
             "the width of the policy that the run starts from; for a new policy",
             Preset::NAMES.map(|(_, preset)| policy_width(preset))
         ), unit("N"), whole(1, 65_536);
-        /// Rounds in which the heuristic acts, before the policy does: the policy learns to act
-        /// like it, and then by its own rewards.
+        /// Rounds in which the heuristic acts and the policy learns to imitate it, before the
+        /// policy acts and learns from rewards.
         ppo_demonstrations: usize = same(0usize),
             unit("ROUNDS"), whole(0, 1_000_000), since(7, "0");
         /// Passes over the round in one policy update.
@@ -312,8 +311,8 @@ settings! {
         ppo_gamma in ppo.gamma: f64, unit("GAMMA"), real(0.0, 1.0);
         /// λ of generalised advantage estimation.
         ppo_lambda in ppo.lambda: f64, unit("LAMBDA"), real(0.0, 1.0);
-        /// Whether an episode would have gone on: then the value of the observation after its last
-        /// step stands for the rest. off: nothing comes after it.
+        /// Whether the return of an episode is bootstrapped with the value of the observation after
+        /// its last step. off: the episode ends as a termination.
         ppo_bootstrap: Option<Switch> = absent("on, and off with reward shaped"),
             unit("on|off"), since(5, "on");
         /// Clipping range ε of the probability ratio, which is clipped to 1 ± ε.
@@ -352,8 +351,8 @@ settings! {
         /// Minimum probability of every legal curve of alpha in the first round of learning.
         ppo_floor_alpha_curve in ppo.floors[HeadKind::AlphaCurve as usize]: f32,
             unit("P"), real(0.0, 0.99), since(5, "0.06");
-        /// Rounds over which the ppo-floor settings fall to 0, linearly; with 0 they stay. A policy
-        /// that does not learn has no floors.
+        /// Rounds over which the ppo-floor settings fall to 0, linearly; with 0 they do not fall. A
+        /// policy that does not learn has no floors.
         ppo_floor_rounds in ppo.floor_rounds: usize,
             unit("N"), whole(0, 1_000_000), since(5, "0");
         /// Consecutive updates with a non-finite loss or gradient after which the run ends.
@@ -365,7 +364,7 @@ settings! {
         /// Reward per percentage point of control accuracy gained in a step.
         reward_gain in reward.gain: f64, unit("W"), real(-1e6, 1e6), since(3, "0.2");
         /// Weight of a step's rent, ln(1 + E / max(H, 200)). E is the number of parameters of all
-        /// modules, each weighted by its alpha; H is that of the host.
+        /// modules, each weighted by its alpha; H is the number of parameters of the host.
         reward_rent in reward.rent: f64, unit("W"), real(-1e6, 1e6), since(3, "0.05");
         /// Maximum rent of a step.
         reward_rent_max in reward.rent_max: f64,
@@ -388,8 +387,8 @@ settings! {
         /// Weight of the size, ln(1 + E / max(H, 200)) as in reward-rent. Only with reward sparse.
         reward_sparse_size in reward.sparse_size: f64,
             unit("W"), real(-1e6, 1e6), since(3, "0.1");
-        /// Reward per nat by which the control loss gets further below that of the twin in a step.
-        /// Only with reward shaped.
+        /// Reward per nat of increase, in a step, of the twin's control loss minus the env's. Only
+        /// with reward shaped.
         reward_advantage in reward.advantage: f64, unit("W"), real(-1e6, 1e6), since(5, "8");
         /// Cost of growing by one unit of ln(1 + E / max(H, 200)), as in reward-rent. Only with
         /// reward shaped.
@@ -399,8 +398,8 @@ settings! {
         /// Relative distance from ln(classes) within which a loss counts as guessing.
         governor_collapse_width in governor.collapse_width: f64,
             unit("SHARE"), real(0.0, 1.0), since(2, "0.065");
-        /// Share of ln(classes). Once the mean loss of an env is below it, the env has learned, and
-        /// guessing counts as a failure.
+        /// Share of ln(classes). Once the mean loss of an env falls below it, the env counts as
+        /// trained, and guessing counts as a failure.
         governor_learned_share in governor.learned_share: f64,
             unit("SHARE"), real(0.0, 1.0), since(2, "0.6");
         /// Minimum loss of a spike. A loss is a spike only if it exceeds all three spike limits.
@@ -415,8 +414,8 @@ settings! {
         /// Consecutive loss spikes that count as a failure.
         governor_spike_patience in governor.spike_patience: u32,
             unit("N"), whole(1, 1_000_000), since(2, "3");
-        /// Steps between the snapshots that a failed env is restored from. Another is taken
-        /// whenever a module is fossilized.
+        /// Steps between snapshots, from which failed envs are restored. An additional snapshot is
+        /// taken whenever a module is fossilized.
         governor_snapshot_steps in governor.snapshot_steps: u32,
             unit("N"), whole(1, 1_000_000), since(2, "5");
         /// Failures of an env, without a snapshot in between, after which the run ends.

@@ -77,7 +77,7 @@ const LEFT_ALONE: u64 = 2;
 /// Meetings of one process with the others.
 pub(super) struct Meetings<W> {
     wire: W,
-    /// Whether all processes know that one has failed.
+    /// Whether a failure has reached all processes.
     failed: bool,
 }
 
@@ -97,8 +97,8 @@ impl<W: Wire> Meetings<W> {
         self.wire.size()
     }
 
-    /// Returns `own` if all processes are well, and an error on every process otherwise. Once all
-    /// know of a failure, they no longer meet.
+    /// Returns `own` if all processes are well, and an error on every process otherwise. After a
+    /// failure that all have received, they no longer meet.
     ///
     /// # Errors
     /// This process's error, or else the error of another rank.
@@ -141,7 +141,7 @@ impl<W: Wire> Meetings<W> {
     ) -> Result<Vec<Vec<u8>>> {
         let (said, error) = match own {
             Ok(said) => (said, None),
-            // All have already waited for the late rank, and would wait again.
+            // Another meeting would wait for the late rank a second time.
             Err(error) if error.is_of_a_late_rank() => {
                 self.failed = true;
                 return Err(error);
@@ -170,7 +170,7 @@ impl<W: Wire> Meetings<W> {
             }
         };
         let rank_of = |state| headers.iter().position(|header| header.state == state);
-        // The original failure says more than those that followed from it.
+        // The original failure is more informative than later ones.
         let Some(rank) = rank_of(FAILED).or(rank_of(LEFT_ALONE)) else { return Ok(all) };
         self.failed = true;
         match error {

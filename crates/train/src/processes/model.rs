@@ -1,6 +1,6 @@
-//! Model check of the protocol of a meeting, over thousands of schedules. Whatever happens to a
-//! rank, and in whatever order ranks arrive, none hangs, and each gets the right error. A hang
-//! shows as a deadlock, because the model has no clock.
+//! Model check of the protocol of a meeting, over thousands of schedules. For every failure of a
+//! rank and every order of arrival, no rank hangs, and each gets the right error. A hang shows as a
+//! deadlock, because the model has no clock.
 
 use std::sync::Arc;
 
@@ -141,7 +141,7 @@ impl Wire for ModelWire {
 }
 
 impl Drop for ModelWire {
-    /// For the others, a process that ended is gone.
+    /// A process that ended is gone for the others.
     fn drop(&mut self) {
         self.hub.end(ModelEnd::Gone(self.rank));
     }

@@ -359,8 +359,8 @@ mod tests {
         true
     }
 
-    /// Wherever the others are when a rank fails, they hear of it there, once, and still leave in
-    /// order.
+    /// A failure reaches every other rank once, at its next meeting of any kind, and all ranks
+    /// leave in order.
     #[test]
     fn a_failure_is_heard_of_where_the_others_are() {
         let meetings: [fn(&mut World) -> Result<()>; 4] = [

@@ -1,10 +1,10 @@
 //! A directory whose files are opened below it, and never through a link.
 //!
-//! Run folders travel between machines and people. A link in one of them could name any file of
-//! whoever resumes it, so every file of a run is opened relative to an open directory, with
-//! `O_NOFOLLOW` where the system has it. The open directory also tells apart the folder of a run
-//! and another one that was made later at the same path: files in a directory that was removed
-//! cannot be created.
+//! Run folders are copied between machines and people. A link in one could point to any file of the
+//! user who resumes the run. So every file of a run is opened relative to an open directory, with
+//! `O_NOFOLLOW` where the system has it. The open directory also detects that the folder was
+//! removed and another one was created at the same path: no file can be created in a removed
+//! directory.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -19,7 +19,7 @@ use cap_std::fs::{Dir, FileType, OpenOptions};
 
 /// End of the names of files that are being written.
 const PART: &str = ".part";
-/// Time after its last write from which on an unfinished file that nobody has locked is abandoned.
+/// Age from which an unfinished and unlocked file counts as abandoned.
 const ABANDONED: Duration = Duration::from_secs(60);
 
 /// An open directory.
@@ -29,7 +29,7 @@ pub(crate) struct Directory {
     path: PathBuf,
 }
 
-/// A file that a process keeps open, whose removal or replacement is noticed.
+/// A file whose removal or replacement is detected, because it is kept open.
 #[derive(Debug)]
 pub(crate) struct Watched {
     directory: Directory,
@@ -65,7 +65,7 @@ impl Watched {
     }
 }
 
-/// Identity of a file, which a new file of the same name does not have.
+/// Identity of a file; a new file of the same name has another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileId {
     device: u64,
@@ -178,7 +178,7 @@ impl Directory {
         }
     }
 
-    /// The kind of what has this name; `None` if there is nothing.
+    /// Kind of the entry with this name; `None` if there is none.
     pub(crate) fn kind(&self, name: &OsStr) -> io::Result<Option<FileType>> {
         match self.dir.symlink_metadata(name) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -186,7 +186,7 @@ impl Directory {
         }
     }
 
-    /// Identity of the file with this name; `None` if there is nothing.
+    /// Identity of the file with this name; `None` if there is none.
     pub(crate) fn id_of(&self, name: &str) -> io::Result<Option<FileId>> {
         match self.dir.symlink_metadata(name) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -239,8 +239,9 @@ impl Directory {
         Ok(())
     }
 
-    /// Creates the file that a new file is written to until it is whole. The name is new: threads,
-    /// and processes with equal numbers in two containers, write the same file at the same time.
+    /// Creates the temporary file that holds a new file until it is complete. Its name is unique,
+    /// because several threads, or processes with equal ids in two containers, may write the same
+    /// file at once.
     ///
     /// # Errors
     /// The directory is not writable or was removed.
@@ -257,7 +258,7 @@ impl Directory {
         }
     }
 
-    /// Removes unfinished files of the files that `is_own` accepts. Only for whoever has made sure
+    /// Removes the unfinished versions of the files that `is_own` accepts. The caller makes sure
     /// that no other process writes them.
     ///
     /// # Errors
@@ -268,8 +269,8 @@ impl Directory {
         parts.try_for_each(|part| self.remove_file(part))
     }
 
-    /// Removes unfinished files of the file `name` that killed processes have left. Files that may
-    /// still be written, or that belong to somebody else, stay.
+    /// Removes unfinished versions of the file `name` that killed processes left behind. Versions
+    /// that another process may still write stay.
     pub(crate) fn remove_abandoned_parts(&self, name: &OsStr) {
         let names = self.names().unwrap_or_default();
         let own = name.to_string_lossy();
@@ -300,7 +301,8 @@ impl Directory {
         self.dir.remove_dir(name).or_else(absent)
     }
 
-    /// Names in the directory, sorted. A name that is not UTF-8 is no name of ours and left out.
+    /// Names in the directory, sorted. Names that are not UTF-8 are left out: no file of a run has
+    /// one.
     ///
     /// # Errors
     /// The directory cannot be read.
@@ -314,8 +316,8 @@ impl Directory {
     }
 }
 
-/// Writes a new file to the disk. It is locked while it is open, which tells it apart from one that
-/// a killed process has left; where the file system has no locks, nothing does.
+/// Writes a new file to the disk. The file is locked while it is open, so that no other process
+/// takes it for abandoned; file systems without locks give no such protection.
 fn write_and_sync(mut file: File, bytes: &[u8]) -> io::Result<File> {
     let _ = file.try_lock();
     file.write_all(bytes)?;
@@ -323,8 +325,8 @@ fn write_and_sync(mut file: File, bytes: &[u8]) -> io::Result<File> {
     Ok(file)
 }
 
-/// Name of the file that an unfinished file, written by this program or an earlier build, is to
-/// become. `None` for the name of any other file.
+/// Final name of the unfinished file `name`, written by this program or an earlier build. `None`
+/// for the name of any other file.
 pub(crate) fn part_of(name: &str) -> Option<&str> {
     let is_process = |text: &str| {
         !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'-')
@@ -334,7 +336,7 @@ pub(crate) fn part_of(name: &str) -> Option<&str> {
     rest.strip_prefix('.').filter(|_| is_process(process))
 }
 
-/// The error of a name that belongs to something else than expected, of kind `InvalidInput`.
+/// Error of kind `InvalidInput` for an entry of another kind than expected.
 fn unexpected(kind: FileType, expected: &str) -> io::Error {
     let found = match kind.is_symlink() {
         true => "a link; files of a run are opened only in its own folder",
@@ -346,7 +348,7 @@ fn unexpected(kind: FileType, expected: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, problem)
 }
 
-/// Accepts that something to be removed is not there.
+/// Treats "not found" as success, for removals.
 fn absent(error: io::Error) -> io::Result<()> {
     match error.kind() {
         io::ErrorKind::NotFound => Ok(()),

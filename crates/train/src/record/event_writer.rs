@@ -213,8 +213,8 @@ impl EventWriter {
         Error::RunFolder { action: "write", path: self.watched.path(), source }
     }
 
-    /// Writes the queued events. Returns the number of events that are lost, and whether a write
-    /// failed: then it counts the events that were queued and are not on the disk.
+    /// Writes the queued events. Returns the number of lost events and the error of a failed write,
+    /// after which queued events count as lost.
     pub(crate) fn close(mut self) -> (u64, Result<()>) {
         self.finish();
         let unwritten = self.unwritten.load(Ordering::Relaxed);
@@ -264,7 +264,7 @@ fn write_lines(
             Some(Order::Sync(answer)) => {
                 flush(&mut file, buffer, &mut written)?;
                 file.sync_data()?;
-                // The requester may have given up; the file is complete all the same.
+                // The requester may have given up; the file is still complete.
                 let _ = answer.send(written);
             }
         }
@@ -287,7 +287,7 @@ fn flush(file: &mut File, buffer: &mut Vec<u8>, written: &mut u64) -> io::Result
             let arrived = file.metadata().map_or(*written, |m| m.len()).saturating_sub(*written);
             let part = &buffer[..buffer.len().min(usize::try_from(arrived).unwrap_or(0))];
             let whole = part.iter().rposition(|&b| b == b'\n').map_or(0, |at| at + 1);
-            // Report the failed write, even if the file cannot be cut, as a device cannot.
+            // The failed write is reported even if the file cannot be truncated, such as a device.
             let _ = file.set_len(*written + whole as u64);
             buffer.drain(..whole);
             Err(error)

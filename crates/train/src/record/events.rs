@@ -6,8 +6,8 @@
 //! the variant's fields follow. Envs, rounds, steps and batches count from 0. Accuracies are shares
 //! 0..1, losses mean cross-entropy in nats, contributions percentage points of control accuracy. A
 //! number that is not finite, was not measured, or is left out by `telemetry` is `null`. Readers
-//! must skip unknown events and fields, and take an unknown stage, style or status for a text
-//! ([`Recorded`]); a change of meaning raises the version.
+//! must skip unknown events and fields, and keep the text of an unknown stage, style, status, host,
+//! controller, device or instruction set ([`Recorded`]); a change of meaning raises the version.
 
 mod counterfactuals;
 

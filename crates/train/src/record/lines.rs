@@ -103,7 +103,7 @@ impl Lines {
             seq: u64,
         }
         if let Some(zero) = line.iter().position(|byte| *byte == 0) {
-            // The trace of a system crash during a write.
+            // A system crash during a write leaves zeros.
             return Err(format!("byte {} is zero", at + zero as u64));
         }
         if line.last() != Some(&b'\n') {

@@ -9,32 +9,32 @@ use crate::config::types::Normalize;
 use crate::error::Result;
 use crate::record::events::Event;
 
-/// Circumstance of a run that is known before its first event. Every process gets
-/// [`Joined`](Self::Joined), the first one also the others.
+/// Notice about a run before its first event. Every process receives [`Joined`](Self::Joined); rank
+/// 0 also receives the others.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Notice<'a> {
     /// The run starts or resumes, and this process has this rank. With threads as ranks there is
     /// one process, of rank 0.
     Joined(usize),
-    /// A run goes on on other devices than those that it was on. Other kinds of devices round
-    /// differently.
+    /// A resumed run changes its devices. Another kind of device rounds differently.
     DevicesChanged {
         /// Devices so far.
         began: &'a [String],
         /// Devices from here on.
         now: &'a [String],
     },
-    /// A run goes on at another precision than before.
+    /// A resumed run changes its precision.
     PrecisionChanged {
         /// Precision so far.
         began: Precision,
         /// Precision from here on.
         now: Precision,
     },
-    /// A run goes on, or a study has complete runs, of a build whose kernels round differently.
+    /// Steps before a resume, or complete runs of a study, were computed by a build whose kernels
+    /// round differently.
     RoundingChanged,
-    /// An extended run may differ from one that was planned with this many steps, because its
-    /// controller has looked ahead to the end of `began` steps.
+    /// An extended run may differ from a run that was planned with `now` steps, because its
+    /// controller planned for the end of `began` steps.
     ControllerLookedAhead {
         /// Steps of an episode when the run began.
         began: usize,
@@ -57,7 +57,7 @@ pub enum Notice<'a> {
         /// Number of envs.
         envs: usize,
     },
-    /// The learning rates rise until after the end of an episode.
+    /// The warm-up of the learning rates is longer than an episode.
     WarmupBeyondEpisode {
         /// Steps of the warm-up.
         warmup: usize,
@@ -69,8 +69,7 @@ pub enum Notice<'a> {
 }
 
 impl Notice<'_> {
-    /// A warning for people, if this is one: of other results than those of a run that was never
-    /// moved or extended, or of other inputs than weights were trained with.
+    /// Text of the warning, for a notice about different results or different inputs.
     pub fn warning(&self) -> Option<String> {
         match self {
             Self::Joined(_) | Self::FolderOpened(_) => None,
@@ -119,11 +118,11 @@ impl Notice<'_> {
     }
 }
 
-/// Watches a run, and may ask it to stop. Methods are called on the run's own thread, so slow code
-/// here delays the run.
+/// Receives the events of a run, and may request a stop. Methods are called on the run's own
+/// thread, so slow code here delays the run.
 ///
-/// Every process has an observer. Rank 0's gets the events of all envs, once a step; the others get
-/// no events. If any observer asks to stop, all processes stop.
+/// Every process has an observer. Rank 0's receives the events of all envs, once a step; the others
+/// receive no events. If any observer requests a stop, all processes stop.
 pub trait Observer {
     /// Reports a circumstance of the run, before its first event.
     fn notice(&mut self, _notice: &Notice<'_>) {}

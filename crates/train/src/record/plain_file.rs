@@ -1,4 +1,4 @@
-//! Files of a run folder that somebody else may have written, by their paths.
+//! Untrusted files of a run folder, opened by path.
 
 use std::fs::File;
 use std::io;

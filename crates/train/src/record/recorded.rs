@@ -4,19 +4,19 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A value in a file of a run, such as a stage. A file of a later version may have a value that
-/// this version lacks: readers keep its text and show it, and take it for no known value.
+/// A value in a file of a run, such as a stage. A file of a later version may have a value that is
+/// unknown here: readers keep and show its text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Recorded<T> {
-    /// A value that this version knows; the only variant that is written.
+    /// A known value; the only variant that is written.
     Known(T),
     /// Text of a value that this version lacks.
     Later(String),
 }
 
 impl<T: Copy> Recorded<T> {
-    /// The value, if this version knows it.
+    /// The value, if it is known.
     pub fn known(&self) -> Option<T> {
         match self {
             Self::Known(value) => Some(*value),

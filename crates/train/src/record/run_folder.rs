@@ -50,7 +50,7 @@ pub(crate) fn weights_name(env: usize) -> String {
 pub(crate) struct RunFolder {
     directory: Directory,
     weights: Directory,
-    /// Whether the folder was created for this run, or was there before.
+    /// Whether this run created the folder.
     is_made: bool,
     /// Parent folders that were created for it, nearest first.
     above: Vec<PathBuf>,
@@ -61,7 +61,7 @@ pub(crate) struct RunFolder {
 
 impl RunFolder {
     /// Creates the folder `wanted`, or `runs/<time>-<name>` (in UTC) if that is `None`. An empty
-    /// folder, or that of a run that was killed before it had settings, is used again.
+    /// folder is reused, and so is the folder of a run that was killed before it had settings.
     ///
     /// # Errors
     /// Something else exists at `wanted`, or the folder cannot be created.
@@ -79,7 +79,7 @@ impl RunFolder {
         let fail = |source| Error::RunFolder { action: "create", path: path.clone(), source };
         let directory = Directory::open(&path).map_err(fail)?;
         let exists = || Error::RunFolderExists { path: path.clone() };
-        // Nothing is written to a folder with files of somebody else, not even a lock.
+        // A folder with other files gets no file, not even a lock.
         if !is_unfilled(&directory).unwrap_or(false) {
             return Err(exists());
         }
@@ -293,7 +293,7 @@ fn lock(directory: &Directory) -> Result<File> {
     for last in [false, true] {
         match file.try_lock() {
             Ok(()) => return Ok(file),
-            // A reader that asks whether the run is in progress holds a lock for an instant.
+            // A reader that checks whether the run is in progress holds a lock for an instant.
             Err(TryLockError::WouldBlock) if !last => std::thread::sleep(READERS_LOCK),
             Err(TryLockError::WouldBlock) => break,
             Err(TryLockError::Error(source)) => return Err(fail(source)),
@@ -354,8 +354,8 @@ pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
     write_whole(path, &to_json(path, value)?)
 }
 
-/// Writes a file that appears only once it is complete, and removes what killed processes have left
-/// of it. A link at `path` is replaced, not followed.
+/// Writes a file that appears only once it is complete, and removes unfinished versions that killed
+/// processes left behind. A link at `path` is replaced, not followed.
 ///
 /// # Errors
 /// The folder is not writable, or the disk is full. Nothing is left behind.

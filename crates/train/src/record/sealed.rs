@@ -10,8 +10,8 @@ use serde::Deserialize;
 /// Key of the checksum.
 pub(crate) const KEY: &str = "crc32";
 
-/// First version of lines of events, summaries and studies in which all have a checksum, so that
-/// damage in the key itself is noticed.
+/// First version of events, summaries and studies in which every object has a checksum, so that
+/// damage in the key itself is detected.
 const SINCE: u32 = 2;
 
 /// Problem of an object that differs from its checksum.
@@ -22,7 +22,7 @@ pub(crate) const BROKEN: &str = "its text differs from its checksum: it was chan
 pub(crate) enum Seal {
     /// It fits the text.
     Whole,
-    /// The object has none, and is of a version in which it need not have one.
+    /// The object has no checksum, and its version does not require one.
     Absent,
     /// The text differs from the text that was written, or is no object.
     Broken,
@@ -39,8 +39,8 @@ pub(crate) fn seal(object: &mut String, space: &str) {
     object.push_str(&format!(",{space}\"{KEY}\"{colon}\"{digits}\"{end}}}"));
 }
 
-/// Checks the text of an object. White space may follow it. `newest` is the newest version of its
-/// format that this program knows; the checksum of a later one may be elsewhere.
+/// Checks the text of an object. White space may follow it. `newest` is the newest supported
+/// version of its format; a later version may have its checksum elsewhere.
 pub(crate) fn check(object: &[u8], newest: u32) -> Seal {
     #[derive(Deserialize)]
     struct Version {
@@ -62,7 +62,7 @@ fn digits(body: &[u8]) -> String {
     format!("{:08x}", crc32fast::hash(body))
 }
 
-/// Text before the comma in front of the checksum, and its digits.
+/// Text before the comma that precedes the checksum, and the checksum's digits.
 fn parts(object: &[u8]) -> Option<(&[u8], &[u8])> {
     let rest = object.trim_ascii_end().strip_suffix(b"}")?.trim_ascii_end();
     let rest = rest.strip_suffix(b"\"")?;

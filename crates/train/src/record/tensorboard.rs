@@ -1,9 +1,8 @@
-//! A run as an event file of TensorBoard: written from its events, at once or as it goes.
+//! TensorBoard event file of a run, written from its events: as a whole, or while the run goes on.
 //!
 //! The file is a function of `events.jsonl`. While a run goes on, a separate thread reads the
-//! events that the run has written and appends to the file, so that training knows nothing of it.
-//! A resumed run replaces its file, from the events up to its checkpoint, so that no step is in it
-//! twice.
+//! events from the file and appends to the event file, so that training is not affected. A resumed
+//! run replaces its event file, from the events up to its checkpoint, so that no step occurs twice.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -67,7 +66,7 @@ pub fn export(run: &Path, folder: &Path) -> Result<Exported> {
     let written = match begun {
         Err(error) => refuse(format!("a writable folder ({error})")),
         Ok(((part, file), directory)) => {
-            // The error is the one to report, even if something is left.
+            // The first error is reported, even if cleaning up fails.
             write_whole(run, file, [&part, &name], &directory)
                 .inspect_err(|_| _ = directory.remove_file(&part))
         }
@@ -95,7 +94,7 @@ fn write_whole(
     Ok(Exported { file: path, records, skipped: tail.skipped() })
 }
 
-/// The event file of a run that goes on.
+/// The event file of a run in progress.
 #[derive(Debug)]
 pub(crate) struct LiveBoard {
     path: PathBuf,
@@ -105,8 +104,8 @@ pub(crate) struct LiveBoard {
 }
 
 impl LiveBoard {
-    /// Begins the file of the run in `run`, in place of the one from before it was resumed, and
-    /// starts the thread that writes it.
+    /// Creates the event file of the run in the folder `run`, in place of the file from before a
+    /// resume, and starts the thread that writes it.
     ///
     /// # Errors
     /// [`Error::RunFolder`]: the file or the thread cannot be created.
@@ -125,7 +124,7 @@ impl LiveBoard {
         for name in older {
             folder.remove_file(&name).map_err(|e| failed(&folder.path().join(&name), e))?;
         }
-        // Readers go on to a file only if its name comes after that of the file before.
+        // TensorBoard reads a new file only if its name sorts after the previous one.
         let name = format!("{BEGINNING}{:010}{END}", seconds_now().max(last + 1));
         let path = folder.path().join(&name);
         let file = folder.create_new(&name).map_err(|source| failed(&path, source))?;
@@ -137,7 +136,7 @@ impl LiveBoard {
         Ok(Self { path, ends, thread })
     }
 
-    /// Writes the events that are left and closes the file. Called once all events are on the disk.
+    /// Writes the remaining events and closes the file. Called after all events are on the disk.
     ///
     /// # Errors
     /// [`Error::RunFolder`]: a write failed, then or before; [`Error::Unreadable`].
@@ -176,7 +175,7 @@ fn seconds_now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// An event file in the making.
+/// An event file that is being written.
 struct Board {
     tail: EventTail,
     to: BufWriter<File>,
@@ -191,7 +190,7 @@ impl Board {
     /// Begins the file at `path`, of the run in the folder `run`.
     fn new(run: &Path, file: File, path: PathBuf) -> Result<Self> {
         let mut to = BufWriter::new(file);
-        // Written when the run began.
+        // `config.toml` is written when the run begins.
         let began = run.join("config.toml").metadata().and_then(|there| there.modified()).ok();
         let began = began.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
         let began = began.unwrap_or_default().as_secs_f64();
@@ -281,7 +280,7 @@ impl Place {
         round as u64 * self.steps as u64
     }
 
-    /// The histogram of a step's actions, with the last of its envs.
+    /// The histogram of a step's actions, once its last env is counted.
     fn actions(&mut self, step: &StepCompleted) -> Option<(String, Shown)> {
         let name = step.action.split_whitespace().next().unwrap_or_default();
         if let Some(op) = Op::ALL.iter().find(|op| op.name() == name) {

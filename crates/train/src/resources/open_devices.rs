@@ -112,7 +112,7 @@ impl OpenDevices {
         self.devices.first().map_or(0, |device| device.threads())
     }
 
-    /// Most workers of a device.
+    /// Maximum number of workers of a device.
     pub(crate) fn workers(&self) -> u64 {
         self.devices.iter().map(|device| device.threads() as u64).max().unwrap_or(1)
     }

@@ -108,18 +108,18 @@ impl<'j> Episode<'_, 'j> {
         if !due && !stopped {
             return Ok(());
         }
-        // A stop by the user must not show in the events, which are the same without it.
+        // Events must not depend on a stop by the user.
         if due {
             self.journal.announce(Event::CheckpointWritten { round: self.round, step });
         }
         self.write_checkpoint(population, StepPosition { round: self.round, step })
     }
 
-    /// Asks an external controller how the run goes on. Returns whether it is to stop here.
+    /// Calls an external controller before a step. Returns whether the run stops here.
     fn stops_before(&mut self, population: &mut Population, when: StepPosition) -> Result<bool> {
         loop {
             let next = visit::before_step(&mut self.context(population, when))?;
-            // At the start of a round, the run has written one, or begins.
+            // At the start of a round the run has written a checkpoint, or begins.
             if next != Continuation::Step && when.step > 0 {
                 self.write_checkpoint(population, when)?;
             }
@@ -131,7 +131,7 @@ impl<'j> Episode<'_, 'j> {
         }
     }
 
-    /// Writes a checkpoint from which the run goes on with the step `next`.
+    /// Writes a checkpoint from which the run resumes at step `next`.
     fn write_checkpoint(&mut self, population: &mut Population, next: StepPosition) -> Result<()> {
         let mut saved = population.save(self.setup)?;
         for (env, replicas) in saved.iter_mut().zip(&mut self.resources.replicas) {
@@ -205,7 +205,7 @@ impl<'j> Episode<'_, 'j> {
         // The events of a failed step are reported, too.
         let told = self.world.gather_envs((self.journal.take_kept(), spent));
         let (done, told) = match (done, told) {
-            // The process's own error says more than the absence of another.
+            // The process's own error is more precise than the absence of another process.
             (Err(own), Err(_)) => return Err(own),
             (done, told) => (done, told?),
         };

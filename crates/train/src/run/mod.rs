@@ -80,8 +80,8 @@ pub fn run_with(
     world.leave(result)
 }
 
-/// Like [`run`], on open devices with loaded data, which stay open and
-/// loaded. Ranks are threads, if there are any.
+/// Like [`run`], on open devices with loaded data, which stay open and loaded. Ranks are threads,
+/// if there are any.
 ///
 /// # Errors
 /// As [`run`].

@@ -211,7 +211,7 @@ impl PreparedRun {
             Err(error) => (Status::Failed, Some(error.to_string())),
         };
         let own = MemorySummary::of(self.resources.devices.distinct());
-        // Ranks that have lost contact know only their own memory.
+        // A rank that has lost contact has only its own memory.
         let all = world.gather(own.clone()).unwrap_or_default();
         let memory = all.into_iter().reduce(MemorySummary::with).unwrap_or(own);
         let outcome = RunOutcome { status, error, memory };
@@ -425,7 +425,7 @@ impl PreparedRun {
     }
 }
 
-/// Files for looking at a run, on rank 0 if they were requested.
+/// Requested trace and event file of a run, on rank 0.
 struct Views {
     trace: Option<RunTrace>,
     board: Option<LiveBoard>,

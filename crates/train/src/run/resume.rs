@@ -30,9 +30,9 @@ use crate::setup::Names;
 /// Weights, events (except their times) and summary end up as if the run had never stopped. A
 /// complete run is not touched; its summary is returned. Blocks until the run is done.
 ///
-/// `options` replaces settings of the run, among those that may change
+/// `options` replaces settings of the run that may change
 /// ([`Setting::on_resume`](crate::config::declare::Setting)). More steps or rounds extend the run,
-/// also a complete one: it goes on from its newest checkpoint. Ranks without a common disk need
+/// also a complete one: it continues from its newest checkpoint. Ranks without a common disk need
 /// `comm`; they get the rest from rank 0.
 ///
 /// # Errors
@@ -102,7 +102,7 @@ struct Resuming<'a> {
     started: Instant,
 }
 
-/// Settings with which a run goes on, and its newest checkpoint.
+/// Settings of the resumed run, and its newest checkpoint.
 struct ResumePlan {
     /// Settings of this process.
     config: TrainConfig,
@@ -211,7 +211,7 @@ impl Resuming<'_> {
         extend::check(&began, &longer, next)?;
         let last = saved.as_mut().map(|(_, checkpoint)| checkpoint.last_stretch(&began));
         let last = last.unwrap_or_else(|| Stretch::new(StepPosition { round: 0, step: 0 }, &began));
-        // A run that was moved stays where it is.
+        // A run that was moved stays on its current devices.
         settings.devices = Some(last.devices.clone());
         settings.precision = Some(last.precision);
         let flags = ConfigLayer { run_dir: Some(Some(path.into())), ..options.clone() };

@@ -33,7 +33,7 @@ pub(crate) enum AnyController {
 
 impl AnyController {
     /// The controller of a run with `train_samples` training images, for the envs of this process.
-    /// A policy computes on `stream`. `own` is the program's, if it brings one.
+    /// A policy computes on `stream`. `own` is the controller of the program, if any.
     ///
     /// # Errors
     /// An unreadable or unfit script, an unfit policy, out of memory; an external controller
@@ -134,7 +134,7 @@ impl AnyController {
     }
 }
 
-/// A new policy, or the one that the run starts from; if it learns, with its teacher.
+/// A new policy, or the policy that the run starts from; if it learns, with its teacher.
 fn policy(setup: &Setup, stream: &Stream, learning: Learning, train_samples: usize) -> Result<Ppo> {
     let config = &setup.config;
     let options = PpoOptions {

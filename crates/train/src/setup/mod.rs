@@ -95,8 +95,8 @@ impl Names {
         Ok((config, Self { policy, ..names }))
     }
 
-    /// Looks up the names of a run that goes on from a checkpoint, whose files were those `began`.
-    /// If no host is made from them again, the run does without files that are gone or changed.
+    /// Looks up the names of a run that continues from a checkpoint, with the input files `began`.
+    /// Missing or changed files of hosts are ignored unless `fresh_hosts` are built from them.
     ///
     /// # Errors
     /// As [`Names::resolve`], and [`Error::OtherInput`] for a file that changed.
@@ -180,8 +180,8 @@ impl Names {
 /// The settings of a new run, with the policy that it starts from.
 ///
 /// # Errors
-/// An unknown name, unreadable weights, an unreadable policy, or one of another width than asked
-/// for.
+/// An unknown name, unreadable weights, an unreadable policy, or a policy of another width than
+/// requested.
 pub fn with_policy(config: &TrainConfig) -> Result<TrainConfig> {
     Ok(Names::of_new(config, None)?.0)
 }
@@ -206,12 +206,12 @@ pub(crate) struct Setup {
     slots: Vec<SlotName>,
     blueprints: Arc<BlueprintSet>,
     init: Option<Arc<Weights>>,
-    /// Constants that the initial weights were trained with, if they are others than the run's.
+    /// Constants that the initial weights were trained with, if they differ from the run's.
     pub(crate) other_normalization: Option<Normalization>,
     /// Files whose topologies the hosts begin with, as fixed networks: none, one for all envs, or
     /// one for each.
     starts: Vec<Arc<Weights>>,
-    /// Script of the controller, if it is one.
+    /// Script of the controller, if it has one.
     pub(crate) script: Option<Arc<ScriptFile>>,
     /// Policy that the run starts from.
     pub(crate) policy: Option<Arc<PolicyFile>>,
@@ -310,7 +310,7 @@ impl Setup {
         let fresh = self.fresh_host(0)?;
         let names =
             |host: &Host| host.slots().iter().map(|slot| slot.name.clone()).collect::<Vec<_>>();
-        // A run that goes on without its initial weights or topologies has their slots, too.
+        // A run that continues without these files keeps the slots of the checkpoint.
         let without_files = self.init.is_none() && self.config.init.is_some()
             || self.starts.is_empty() && self.config.start_topology.is_some();
         let same = host.spec() == fresh.spec()

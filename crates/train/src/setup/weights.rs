@@ -37,8 +37,8 @@ pub(crate) struct Weights {
 }
 
 impl Weights {
-    /// Reads the file at `path`. Names that begin with the prefix of one of PyTorch's wrappers are
-    /// taken without it, and a note says so.
+    /// Reads the file at `path`. A prefix that one of PyTorch's wrappers puts before all names is
+    /// removed, with a note.
     ///
     /// # Errors
     /// The file cannot be read, or is not safetensors.
@@ -181,8 +181,8 @@ impl Weights {
         serde_json::from_str(json).map(Some).map_err(|e| self.fail(format!("`classes`: {e}")))
     }
 
-    /// Checks that labels mean the same to these weights as in a dataset with `classes`. Classes
-    /// that are only numbered, or that the file does not have, are not compared.
+    /// Checks that the weights have the same classes, in the same order, as a dataset with
+    /// `classes`. Names that are only numbers, or absent from the file, are not compared.
     ///
     /// # Errors
     /// Other classes or another order; damaged names.

@@ -14,9 +14,9 @@ const LEARNER: &str = "ppo@";
 /// Basis on which a fixed network is compared with the grown one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Equal {
-    /// Equal parameters, and as many steps.
+    /// Equal parameters and equal steps.
     Parameters,
-    /// Equal parameters, and as many steps as cost what growing cost.
+    /// Equal parameters, and the number of steps that costs as much as growing did.
     Compute,
 }
 

@@ -45,8 +45,8 @@ pub struct StudyConfig {
     pub seeds: usize,
     /// Settings of every run, except controller, rounds and seed.
     pub settings: TrainConfig,
-    /// Folder for the runs and `study.json`. It must not exist, or be that of an earlier study with
-    /// the same settings, which continues.
+    /// Folder for the runs and `study.json`. It must not exist, unless it belongs to an earlier
+    /// study with the same settings, which then continues.
     pub folder: PathBuf,
 }
 
@@ -99,14 +99,14 @@ impl StudyConfig {
         cell::check_folder(&self.folder)
     }
 
-    /// Checks that a contender is not among `earlier`, and the contenders that it needs are.
+    /// Checks that a contender is new, and that the contenders it refers to come before it.
     fn check_contender(&self, contender: &Contender, earlier: &[Contender]) -> Result<()> {
         if earlier.contains(contender) {
             let expected = "each controller once";
             return Err(Error::value("controllers", format!("{contender} twice"), expected));
         }
         if let Contender::Controller(controller) = contender {
-            // Before the first run, since its own may be the last.
+            // Checked before the first run, because this contender's run may be the last.
             let controller = controller.clone();
             TrainConfig { controller, ..self.settings.clone() }.check_paths()?;
         }
@@ -191,10 +191,10 @@ pub struct Planned<'a> {
     pub learns: bool,
 }
 
-/// Watches a study, and may ask it to stop.
+/// Receives the events of a study, and may request a stop.
 pub trait StudyObserver: Observer {
     /// Reports, before the first run, that a contender's policy was trained with some of the seeds,
-    /// and so on their hosts and images.
+    /// that is, on their hosts and images.
     fn seeds_are_known(&mut self, _contender: &Contender, _seeds: &[u64]) {}
 
     /// Reports that a run is about to start or to go on; its events follow.
@@ -207,13 +207,13 @@ pub trait StudyObserver: Observer {
 impl StudyObserver for crate::record::observer::Silent {}
 
 /// Runs a study, or continues it in its folder: complete runs stay as they are. Blocks until it is
-/// done. If the observer asks to stop, it ends at the next step
-/// boundary with the completed runs.
+/// done. If the observer requests a stop, it ends at the next step boundary with the completed
+/// runs.
 ///
 /// # Errors
 /// Errors in the request, such as a policy or a script that does not fit, are found before the
-/// first run starts. [`Error::Resume`] names a setting that differs from that of a run in the
-/// folder. A run that fails ends the study.
+/// first run starts. [`Error::Resume`] names a setting that differs from the setting of a run in
+/// the folder. A run that fails ends the study.
 pub fn compare(config: &StudyConfig, observer: &mut dyn StudyObserver) -> Result<Study> {
     World::check_alone("one process, without mpirun")?;
     config.validate()?;
@@ -271,7 +271,7 @@ impl<'a> Contest<'a> {
             let learned: &[u64] = names.policy.as_ref().map_or(&[], |policy| &policy.seeds);
             known_seeds.push(seeds.iter().copied().filter(|s| learned.contains(s)).collect());
             let setup = Setup::new(&run, names, info.clone())?;
-            // The number of images is no part of what is checked.
+            // The checks do not depend on the number of images.
             let stream = &devices.streams()[0];
             AnyController::new(&setup, info.train_len, stream, None, &mut World::alone())?;
         }
@@ -352,7 +352,7 @@ impl<'a> Contest<'a> {
                 let run = runs[self.place(contender)].iter().find(|run| run.seed == seed);
                 run.map_or(f64::NAN, |run| run.flops)
             };
-            // A ratio that is not a number gives no steps, and so one.
+            // NaN is cast to 0 steps, which becomes 1.
             let steps = run.steps as f64 * flops(grown) / flops(&same_steps);
             run.steps = (steps.round() as usize).max(1);
             run.validate()?;

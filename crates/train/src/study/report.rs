@@ -53,8 +53,8 @@ impl Study {
 pub struct ContenderReport {
     /// The contender.
     pub contender: Contender,
-    /// Seeds of the study that its policy was trained with, according to the policy's file. On
-    /// these seeds it meets hosts and images that it knows.
+    /// Seeds of the study that its policy was trained with, according to the policy's file. Its
+    /// training had the hosts and images of these seeds.
     #[serde(default)]
     pub known_seeds: Vec<u64>,
     /// Test accuracy.
@@ -63,12 +63,12 @@ pub struct ContenderReport {
     pub parameters: Option<Spread>,
     /// Percentage points of test accuracy per 1000 parameters.
     pub points_per_1000_parameters: Option<Spread>,
-    /// Floating-point operations of an env's episode: training, and counterfactual evaluations. A
-    /// policy's own, and those of the rounds in which it learned, are not among them.
+    /// Floating-point operations of an env's episode: training, and counterfactual evaluations.
+    /// Operations of the policy, and of the rounds in which it learned, are excluded.
     #[serde(default)]
     pub flops: Option<Spread>,
-    /// Test accuracy minus that of the first contender with the same seed, in percentage points;
-    /// absent for the first contender.
+    /// Test accuracy minus the first contender's test accuracy with the same seed, in percentage
+    /// points; absent for the first contender.
     pub difference_pp: Option<PairedDifference>,
     /// Results of each seed.
     pub runs: Vec<StudyRun>,

@@ -166,7 +166,7 @@ fn a_host_that_breaks_goes_back_on_all_ranks() {
     assert!(summary.envs[0].test_loss.unwrap().is_finite());
 }
 
-/// All ranks end with the failed one, and the error is that of the failed one.
+/// All ranks end with the failed rank, and report its error.
 #[test]
 fn a_rank_that_fails_ends_all() {
     let folder = tempfile::tempdir().unwrap();

@@ -364,8 +364,9 @@ fn of_the_broken(whole: &Path, broken: &Path) -> Vec<Value> {
     of_env(&got, 1)
 }
 
-/// A loss far above its history for as many consecutive steps as the settings say is a failure: the
-/// env goes back to a snapshot before it, and the action to blame gets the penalty in the settings.
+/// A loss far above its history, for the number of consecutive steps in the settings, is a failure:
+/// the env returns to a snapshot before it, and the action to blame gets the penalty in the
+/// settings.
 #[test]
 fn a_loss_that_stays_far_too_high_goes_back() {
     let folder = tempfile::tempdir().unwrap();

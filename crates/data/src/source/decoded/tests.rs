@@ -32,7 +32,7 @@ impl Folder {
         self.keep_as_of(0);
     }
 
-    /// Keeps the images as if they had been read this much later.
+    /// Writes the images to the cache as if they had been read `later_ns` later.
     fn keep_as_of(&self, later_ns: i64) {
         let mut kept = self.place().create(&self.files);
         if let Some(kept) = &mut kept {
@@ -51,7 +51,7 @@ impl Folder {
     }
 }
 
-/// Sets the time of the last change to some seconds before now.
+/// Sets the time of the last change to `seconds` before now.
 fn age(path: &Path, seconds: u64) {
     let file = File::options().write(true).open(path).unwrap();
     file.set_modified(SystemTime::now() - Duration::from_secs(seconds)).unwrap();
@@ -146,7 +146,7 @@ fn files_that_change_places_are_noticed() {
     let time = SystemTime::now() - Duration::from_secs(100);
     let set_time = |path: &Path| File::options().write(true).open(path)?.set_modified(time);
     folder.files.iter().for_each(|file| set_time(&file.path).unwrap());
-    // Old enough that nothing is read for want of a settled time.
+    // Old enough that no time is within the resolution of the clock.
     folder.keep_as_of(HOUR_NS);
     assert!(folder.found());
     let [a, b, _] = &folder.files[..] else { panic!() };

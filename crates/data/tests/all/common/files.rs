@@ -19,7 +19,7 @@ pub(crate) fn gzipped(bytes: &[u8]) -> Vec<u8> {
     out.finish().unwrap()
 }
 
-/// An IDX file of 5×6 images whose header says `count`.
+/// An IDX file of 5×6 images, with `count` in its header.
 pub(crate) fn idx_images(count: u32, pixels: &[u8]) -> Vec<u8> {
     let header = [0x803_u32, count, 5, 6].map(u32::to_be_bytes).concat();
     [header, pixels.to_vec()].concat()
@@ -42,7 +42,7 @@ pub(crate) fn write_idx(root: &Path, stem: &str, count: usize, gzip: bool) -> Sa
     (pixels, labels.into_iter().map(u32::from).collect())
 }
 
-/// The six files of CIFAR-10, `each` records a file.
+/// The six files of CIFAR-10, with `each` records per file.
 pub(crate) fn write_cifar10(root: &Path, each: usize) -> (Samples, Samples) {
     fs::create_dir_all(root).unwrap();
     let names = (1..6).map(|i| format!("data_batch_{i}.bin")).chain(["test_batch.bin".into()]);
@@ -118,7 +118,7 @@ pub(crate) struct Arrays {
     pub(crate) train_labels: Vec<i64>,
     pub(crate) test_images: Vec<u8>,
     pub(crate) test_labels: Vec<i64>,
-    /// The beginning of the names of arrays that are left out.
+    /// Prefix of the names of arrays that are left out.
     pub(crate) leave_out: Option<&'static str>,
 }
 

@@ -9,9 +9,9 @@ use crate::record::reading::curve::{Curve, POINTS_MAX};
 
 /// Envs that are kept; events of further ones are counted only.
 pub(super) const ENVS_MAX: usize = 1024;
-/// Envs whose curves have all the points that a curve has. Those of more envs share as many.
+/// Largest number of envs whose curves have full length; curves of more envs are shorter.
 const ENVS_FULL: usize = 128;
-/// Spans of all envs that are kept, and of one env.
+/// Maximum number of spans, of all envs and of one env.
 const SPANS_MAX: [usize; 2] = [1 << 18, 1 << 14];
 /// Slots of an env that are kept; the largest host has 24.
 const SLOTS_MAX: usize = 64;
@@ -57,7 +57,7 @@ pub struct EnvHistory {
     pub module_parameters: BTreeMap<String, usize>,
     /// Control and test accuracy at the end of the episode.
     pub result: Option<[Option<f64>; 2]>,
-    /// Most spans.
+    /// Maximum number of spans.
     spans_max: usize,
 }
 
@@ -120,7 +120,7 @@ impl EnvHistory {
             state.blueprint.iter_mut().for_each(shorten);
         }
         shorten(&mut step.action);
-        // Nobody looks at them.
+        // No reader uses them.
         (step.gradients, step.fingerprint) = (None, None);
         self.spans_of(&step);
         self.last = Some(step);
@@ -151,8 +151,8 @@ impl EnvHistory {
         }
     }
 
-    /// Leaves out the shorter half of the spans where there are too many: a picture has no room for
-    /// them. Spans up to the newest step may go on and count as the longest.
+    /// Drops the shorter half of the spans once there are too many to draw. Spans that reach the
+    /// newest step may still grow, and count as the longest.
     fn thin_spans(&mut self) {
         while self.spans.len() > self.spans_max {
             let newest = self.spans.iter().map(|span| span.to).max();

@@ -1,4 +1,4 @@
-//! A run that is read on while it goes on.
+//! Incremental reading of a run in progress.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -10,24 +10,24 @@ use crate::record::reading::overview::{
 use crate::record::reading::tail::{EventTail, Reached};
 use crate::record::reading::{History, Run, Settings, Skipped};
 
-/// Time between two questions whether the run's process is alive.
+/// Time between two checks whether the run's process is alive.
 const STATE_EVERY: Duration = Duration::from_secs(2);
 
-/// A run of which each look reads only the newly appended events.
+/// Incremental reader of a run: each call reads only newly appended events.
 #[derive(Debug)]
 pub struct Follower {
     /// The run so far.
     pub run: Run,
     /// Whether some of the events are not read yet.
     pub is_reading: bool,
-    /// Reason why nothing more is read.
+    /// Error that ended the reading.
     pub problem: Option<String>,
     tail: EventTail,
     state_asked: Option<Instant>,
 }
 
 impl Follower {
-    /// A follower that has read nothing of the events yet.
+    /// A reader at the start of the events.
     ///
     /// # Errors
     /// [`Error::NotARun`](crate::Error::NotARun).
@@ -46,7 +46,7 @@ impl Follower {
         Ok(Self { run, is_reading: true, problem: None, tail, state_asked: None })
     }
 
-    /// Reads on, about `bytes_max` bytes. True if there is no more for now.
+    /// Reads about `bytes_max` further bytes. Returns true at the current end of the file.
     pub fn look(&mut self, bytes_max: u64) -> bool {
         let run = &mut self.run;
         let reached = run.history.follow(&mut self.tail, bytes_max);

@@ -1,4 +1,4 @@
-//! Events folded into what a person wants to see of them.
+//! Aggregation of events into curves, stages and diagnostics.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -18,7 +18,7 @@ const INCIDENTS_MAX: usize = 256;
 /// Bytes read between two checks for a file that was cut.
 const PART_BYTES: u64 = 64 << 20;
 
-/// Something that went wrong in an env.
+/// Failure of an env: a rollback or an anomaly.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Incident {
     /// Number of the env.
@@ -46,7 +46,7 @@ pub struct PolicyHistory {
     pub last: Option<RoundReport>,
 }
 
-/// A run by its events so far. Its memory is bounded, whatever the events say.
+/// Aggregated events of a run so far, in bounded memory for any events.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct History {
     /// Description of the run.
@@ -61,7 +61,7 @@ pub struct History {
     pub envs: BTreeMap<usize, EnvHistory>,
     /// Mean control accuracy of the envs over all steps of all rounds.
     pub accuracy: Curve,
-    /// The same of their bare twins.
+    /// Mean control accuracy of the bare twins, likewise.
     pub twin_accuracy: Curve,
     /// Mean training loss of the envs over all steps of all rounds.
     pub train_loss: Curve,
@@ -109,7 +109,7 @@ impl History {
         Ok(history)
     }
 
-    /// Reads on, about `bytes_max` bytes. Starts anew if the file did.
+    /// Reads about `bytes_max` further bytes. Starts over if the file was restarted.
     ///
     /// # Errors
     /// As [`EventTail::read`].
@@ -208,7 +208,7 @@ impl History {
         self.env(step.env, |env| env.step(step, parameters));
     }
 
-    /// Closes the step whose envs were read.
+    /// Ends the step whose envs were read.
     fn end_step(&mut self) {
         let mean = std::mem::take(&mut self.mean);
         if mean.place.is_none() {

@@ -3,11 +3,11 @@
 //!
 //! | item | contents |
 //! |---|---|
-//! | [`find`], [`Overview`] | the runs in a folder, and one row about each |
+//! | [`find`], [`Overview`] | the runs in a folder, with a summary row of each |
 //! | [`EventTail`] | events as they are appended, line by line |
 //! | [`History`] | events folded into curves, stages and diagnostics, in bounded memory |
 //! | [`Run`] | everything about one run |
-//! | [`Follower`] | a run that is looked at again and again |
+//! | [`Follower`] | incremental reader of a run in progress |
 //! | [`Settings`] | settings of a run as text, comparable across versions |
 
 mod curve;
@@ -40,7 +40,7 @@ pub struct Run {
     pub path: PathBuf,
     /// State and results in short.
     pub overview: Overview,
-    /// Settings; empty if `config.toml` cannot be read, which [`Overview::problem`] says.
+    /// Settings; empty if `config.toml` cannot be read ([`Overview::problem`] has the reason).
     pub settings: Settings,
     /// Results; `None` before the run ends, and if they cannot be read.
     pub summary: Option<Summary>,

@@ -1,4 +1,4 @@
-//! The runs in a folder, and one row about each.
+//! The runs in a folder, with a summary row of each.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -22,7 +22,7 @@ use crate::record::summary::{self, Status, Summary};
 const DEPTH_MAX: usize = 4;
 /// Entries of folders that are looked at.
 const ENTRIES_MAX: usize = 100_000;
-/// Bytes at the end of the events of an unfinished run that are read for its row.
+/// Bytes read from the end of an unfinished run's events.
 const END_BYTES: u64 = 512 << 10;
 
 /// State of a run.
@@ -42,7 +42,7 @@ pub enum RunState {
 }
 
 impl RunState {
-    /// Name on the screen.
+    /// Displayed name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Running => "running",
@@ -232,8 +232,8 @@ fn folders_in(folder: &Path, entries_left: &mut usize) -> io::Result<Vec<PathBuf
 }
 
 impl Overview {
-    /// Reads what a row needs: the summary, or else the first and the last events. What cannot be
-    /// read is absent, and [`Overview::problem`] says why.
+    /// Reads the summary of a run, or else its first and last events. Unreadable parts are absent;
+    /// [`Overview::problem`] has the reason.
     pub fn read(folder: &Path) -> Self {
         let mut row = Self::of_start(folder);
         let results = read_summary(folder);
@@ -359,8 +359,8 @@ fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     (count > 0).then(|| sum / f64::from(count))
 }
 
-/// Whether a process writes to the folder of a run. The shared lock that finds it out is held for
-/// an instant, which a run that begins there waits for.
+/// Whether a process writes to the folder of a run. Takes a shared lock for an instant; a run that
+/// starts there waits for its release.
 pub fn is_in_progress(folder: &Path) -> bool {
     let Ok(Some(lock)) = plain_file::open(&folder.join(LOCK)) else { return false };
     matches!(File::try_lock_shared(&lock), Err(TryLockError::WouldBlock))

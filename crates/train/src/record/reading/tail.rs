@@ -13,11 +13,11 @@ use crate::record::lines::{LINE_BYTES_MAX, LineReader};
 use crate::record::plain_file;
 use crate::record::sealed::{self, Seal};
 
-/// Bytes of damaged lines after which the rest of a file is not read: it is no file of events, and
-/// a sparse one is longer than a disk.
+/// Total size of damaged lines after which reading stops: the file is not an events file, and a
+/// sparse file may be larger than a disk.
 const DAMAGED_BYTES_MAX: u64 = 64 << 20;
 
-/// Bytes before the position that are compared, to notice a file that was cut and written anew.
+/// Bytes before the position that are compared, to detect a file that was truncated and rewritten.
 const ANCHOR: usize = 128;
 
 /// An event with its number and time.
@@ -37,11 +37,11 @@ pub struct Skipped {
     /// Lines that are no event: not JSON, without the keys of an event, longer than 4 MiB, or with
     /// a text that differs from its checksum.
     pub damaged: u64,
-    /// Events that this version does not know.
+    /// Events that are unknown to this version.
     pub unknown: u64,
     /// Lines of a later version of the format.
     pub newer: u64,
-    /// First byte that is never read, because damaged lines before it have 64 MiB.
+    /// Offset of the first byte that is never read, after 64 MiB of damaged lines.
     pub unread_from: Option<u64>,
 }
 
@@ -67,7 +67,7 @@ pub struct EventTail {
     at: u64,
     /// The last bytes before `at`.
     anchor: Vec<u8>,
-    /// Whether `at` is inside a line that is skipped for its length.
+    /// Whether `at` is inside a line that is skipped because of its length.
     in_long_line: bool,
     /// Whether a line so far had a checksum. All later ones have one, too.
     is_sealed: bool,
@@ -88,8 +88,8 @@ struct Head<'a> {
 }
 
 impl EventTail {
-    /// A reader from the first event, which leaves out `batch_completed`: there may be a thousand
-    /// of them for each other event.
+    /// A reader from the first event on. It skips `batch_completed`, of which there may be a
+    /// thousand for every other event.
     pub fn new(path: &Path) -> Self {
         Self {
             path: path.into(),
@@ -125,8 +125,8 @@ impl EventTail {
         self.skipped
     }
 
-    /// Reads about `bytes_max` bytes from the current position on, whether they are events or not,
-    /// and calls `each` with every event in them.
+    /// Reads about `bytes_max` bytes from the current position, and calls `each` with every event
+    /// in them.
     ///
     /// # Errors
     /// [`Error::Unreadable`]: there is no such file, or it cannot be read.
@@ -187,13 +187,13 @@ impl EventTail {
         }
     }
 
-    /// The event of a line. Counts a line that has none.
+    /// Parses the event of a line. Counts a line without an event.
     fn parse(&mut self, line: &[u8]) -> Option<Line> {
         if line.trim_ascii().is_empty() {
             return None;
         }
         let seal = sealed::check(line, SCHEMA_VERSION);
-        // A line without a checksum is of an earlier build, which wrote none before it either.
+        // Only an earlier build wrote lines without a checksum, and none before them has one.
         let is_whole = seal == Seal::Whole || (seal == Seal::Absent && !self.is_sealed);
         self.is_sealed |= seal == Seal::Whole;
         let head = serde_json::from_slice::<Head<'_>>(line).ok().filter(|_| is_whole);
@@ -297,8 +297,8 @@ mod tests {
         assert_eq!(read(&mut whole, ALL).1.len(), 100);
     }
 
-    /// A line without an end, as in a sparse file, takes as many calls as its length asks for, and
-    /// is left at last.
+    /// A line without an end, as in a sparse file, is read in bounded pieces, and at last no
+    /// longer.
     #[test]
     fn a_line_without_an_end_is_left_unread() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
@@ -321,7 +321,7 @@ mod tests {
         let mut tail = EventTail::new(file.path());
         assert_eq!(read(&mut tail, ALL), (Reached::End, vec![]));
         assert_eq!(tail.skipped().damaged, 64);
-        // A file that was written anew is read again.
+        // A rewritten file is read again.
         std::fs::write(file.path(), round(3)).unwrap();
         assert_eq!(read(&mut tail, ALL).0, Reached::Restarted);
         assert_eq!(read(&mut tail, ALL), (Reached::End, vec![3]));

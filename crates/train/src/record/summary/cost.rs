@@ -73,9 +73,9 @@ fn process_peak() -> Option<usize> {
     Some(kib * 1024)
 }
 
-/// Counts of the inner loop per training step, over every epoch but the first of each process,
-/// which allocates what the others reuse. The inner loop gathers and trains one batch of one env
-/// after another. A run of one step counts nothing. All counts are zero unless there is a bug.
+/// Counts of the inner loop per training step. The first epoch of each process is excluded, because
+/// it allocates memory that later epochs reuse. The inner loop gathers and trains one batch of one
+/// env after another. A run of one step counts nothing. All counts are zero unless there is a bug.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HotPath {
     /// Number of training steps measured.
