@@ -55,7 +55,7 @@ pub(crate) enum BlockSource {
 
 /// Allocator of a device's own memory. Returning memory to it stops the device.
 pub(crate) trait Allocator: Send + Sync {
-    /// BlockSource of `size` bytes with undefined contents, `None` if there is none left.
+    /// A block of `size` bytes with undefined contents; `None` if no memory is left.
     fn allocate(&self, size: usize) -> Option<Box<dyn DeviceMemory>>;
 }
 

@@ -82,7 +82,7 @@ pub struct Kernel {
     pub values: usize,
 }
 
-/// ValueWords of a call's values stored without an allocation.
+/// The struct of values of a call, in words of 8 bytes, usually stored without an allocation.
 type ValueWords = SmallVec<[u64; 8]>;
 
 /// A part of one of the launch's arguments.

@@ -60,7 +60,7 @@ pub(crate) struct ScratchPieces {
 struct ScratchState {
     /// Bytes of each piece.
     bytes: usize,
-    /// ScratchPieces of this size, free or borrowed.
+    /// Number of pieces of this size, free or borrowed.
     made: usize,
     free: Vec<ScratchPiece>,
     /// Reservations of each stream.

@@ -65,7 +65,7 @@ impl Transfer {
 /// A function that writes bytes.
 pub(crate) type Make = Box<dyn FnOnce(&mut [u8]) + Send>;
 
-/// KernelSource of an upload: as many bytes as its tensor has.
+/// The bytes of an upload, with the length of its tensor.
 pub(crate) enum HostBytes {
     /// A staging buffer.
     Staged(Box<[u8]>),

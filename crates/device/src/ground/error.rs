@@ -103,7 +103,7 @@ pub enum Error {
     Mismatch {
         /// Operation.
         operation: &'static str,
-        /// LaunchArgument.
+        /// Name of the argument.
         argument: String,
         /// The property that is wrong.
         property: Property,
@@ -150,7 +150,7 @@ pub enum Error {
     BadShape {
         /// Operation.
         operation: &'static str,
-        /// LaunchArgument.
+        /// Name of the argument.
         argument: &'static str,
         /// Valid shapes.
         expected: String,
@@ -162,7 +162,7 @@ pub enum Error {
     WrongLength {
         /// Operation.
         operation: &'static str,
-        /// LaunchArgument.
+        /// Name of the argument.
         argument: &'static str,
         /// Elements needed.
         expected: usize,
@@ -174,7 +174,7 @@ pub enum Error {
     OutOfBounds {
         /// Operation.
         operation: &'static str,
-        /// LaunchArgument.
+        /// Name of the argument.
         argument: &'static str,
         /// First element of the window.
         start: usize,

@@ -1,4 +1,4 @@
-//! LaunchOperands of a launch: its tensors, each with the kind of access.
+//! Operands of a launch: its tensors, each with the kind of access.
 
 use smallvec::SmallVec;
 
@@ -7,7 +7,7 @@ use crate::ground::{AccessKind, Error, INLINE_ARGS, Result};
 use crate::memory::Storage;
 use crate::order::Touch;
 
-/// LaunchOperands of a launch.
+/// Operands of a launch.
 pub(super) type LaunchOperands<'a> = SmallVec<[(&'a Tensor, AccessKind); INLINE_ARGS]>;
 
 /// The access of a launch to a tensor, for submission.

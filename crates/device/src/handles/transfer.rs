@@ -65,7 +65,7 @@ pub(crate) fn zero(tensor: &Tensor, site: CallSite) -> Result<()> {
 pub(crate) fn poison(tensor: &Tensor, operation: &'static str, site: CallSite) -> Result<()> {
     let poison = Transfer::Fill(Fill::Word(POISON));
     match Launch::new(tensor.stream(), operation, None, site).write(tensor).transfer(poison) {
-        // NewTensor memory is available on a failed stream too; nothing on it will run.
+        // New memory is available on a failed stream too; nothing on it will run.
         Err(Error::KernelPanicked { .. }) => Ok(()),
         other => other,
     }

@@ -28,9 +28,10 @@ pub(super) fn next_id() -> u64 {
     next
 }
 
-/// BlockSource that tensors share. It has a tenant while a [`StorageHandle`](super::StorageHandle)
-/// exists. When the last handle is dropped the storage is free, and returns to the pool in stream
-/// order as it is: creating or moving a storage would cost more than handing it out.
+/// A block of memory that tensors share. It has a tenant while a
+/// [`StorageHandle`](super::StorageHandle) exists. When the last handle is dropped the storage is
+/// free, and returns to the pool in stream order as it is: creating or moving a storage would cost
+/// more than handing it out.
 pub(crate) struct Storage<H> {
     /// `None` for no bytes.
     pub(super) block: Option<Arc<MemoryBlock>>,

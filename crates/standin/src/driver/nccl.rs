@@ -42,7 +42,7 @@ struct NcclMember {
     notices: bool,
 }
 
-/// MemberState of a member, which a thread may change.
+/// State of a member, which any thread may change.
 #[derive(Default)]
 struct MemberState {
     /// Connections, once it has joined.

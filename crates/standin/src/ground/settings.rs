@@ -5,7 +5,7 @@ use std::env;
 /// Most dynamic shared memory of compute capability 9.0, in bytes: what kernels have room for.
 pub(crate) const SHARED_MAX: usize = 232_448;
 
-/// StandinSettings, read once by `cuInit`.
+/// Settings of the stand-in, read once by `cuInit`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StandinSettings {
     /// Decides the order in which streams, blocks and threads run, and the poison.

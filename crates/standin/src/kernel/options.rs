@@ -1,6 +1,6 @@
-//! CompileOptions of NVRTC, as flags of the C++ compiler.
+//! Options of NVRTC, as flags of the C++ compiler.
 
-/// CompileOptions of one compilation.
+/// Options of one compilation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CompileOptions {
     /// Compute capability times ten, such as 90.
@@ -12,7 +12,7 @@ pub(crate) struct CompileOptions {
     passed: Vec<String>,
 }
 
-/// CompileOptions that change nothing that the stand-in shows.
+/// Options without an effect in the stand-in.
 const IGNORED: [&str; 9] = [
     "-default-device",
     "--device-as-default-execution-space",

@@ -11,7 +11,7 @@ use super::driver::Called;
 use crate::execution::call::{KernelHeader, KernelSource};
 use crate::ground::CudaError;
 
-/// KernelHeader of every source: spans of elements, and functions that the language lacks.
+/// The header that every source includes: spans of elements, and functions that CUDA C++ lacks.
 static HEADER: KernelHeader =
     KernelHeader { name: c"meristem.cuh", text: include_str!("meristem.cuh") };
 

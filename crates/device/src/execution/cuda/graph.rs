@@ -23,7 +23,7 @@ use crate::execution::block::DeviceMemory;
 use crate::execution::call::{Call, Piece, Program};
 use crate::ground::sync::{Arc, Mutex, lock};
 
-/// GraphInstances of a graph: batches of a ring.
+/// Instances of a graph that take turns.
 const INSTANCES: usize = 2;
 
 /// Members of a branch: the most blocks along the second axis of a grid.

@@ -23,7 +23,7 @@ enum StagingMemory {
 }
 
 impl StagingBuffer {
-    /// StagingA buffer for a copy of `bytes` bytes. The context is current.
+    /// A staging buffer for a copy of `bytes` bytes. The context must be current.
     pub(super) fn new(context: &Arc<CudaContext>, bytes: usize) -> StagingBuffer {
         let memory = match context.take_pinned(bytes) {
             Some(pinned) => StagingMemory::Pinned(pinned),

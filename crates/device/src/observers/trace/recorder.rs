@@ -24,7 +24,7 @@ pub(super) enum Signal {
     End,
 }
 
-/// WriterThread shared by lanes and writer.
+/// State of a trace, shared by the lanes and the writer.
 pub(super) struct Recorder {
     /// Unique in this process.
     pub(super) id: u64,

@@ -115,7 +115,7 @@ struct KernelPanic {
     message: Arc<str>,
 }
 
-/// StreamFailure of a stream.
+/// The failure of a stream.
 #[derive(Debug)]
 struct StreamFailure {
     /// First command without a result.

@@ -40,7 +40,7 @@ use smallvec::SmallVec;
 use crate::ops::{PlanTarget, Signature, StepOp};
 use crate::precision::Precision;
 
-/// KernelHeader of the families' kernels.
+/// Headers of the kernels of all families.
 static HEADERS: [KernelHeader; 5] = [
     KernelHeader { name: c"nn.cuh", text: include_str!("nn.cuh") },
     KernelHeader { name: c"norm.cuh", text: include_str!("norm.cuh") },
