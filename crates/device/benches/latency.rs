@@ -115,7 +115,7 @@ fn timed(repeat: usize, mut call: impl FnMut() -> Result<()>) -> Result<f64> {
 
 struct Case {
     name: &'static str,
-    /// The median that the project wants on an idle machine, in nanoseconds.
+    /// The project's target for the median on an idle machine, in nanoseconds.
     target: Option<f64>,
     block: fn(&Bench) -> Result<Vec<f64>>,
     /// Nanoseconds.

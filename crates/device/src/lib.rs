@@ -26,7 +26,7 @@
 //! ```
 //!
 //! # Modules
-//! From the ground up; each module uses only modules before it, which `cargo xtask tidy` checks:
+//! Modules, from the lowest up. Each uses only modules before it, which `cargo xtask tidy` checks:
 //! - `ground`: errors, names of devices, element types, shapes, instruction sets, random numbers.
 //! - `hooks`: the interface between the engine and its observers; counts of acts.
 //! - `execution`: memory blocks, kernels with their arguments, and the backends that run them: the

@@ -1,4 +1,4 @@
-//! The hot path asks the host's allocator for little: one box a launch, none for pooled memory.
+//! Host allocations of the hot path: one box per launch, none for pooled memory.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
 #[path = "all/common/mod.rs"]
@@ -62,7 +62,7 @@ fn a_launch_takes_one_box() {
         launch.run(move |args| args.write::<f32>(0).copy_from_slice(&scale)).unwrap();
         b.launch("u").read(&on_b).run(|_| {}).unwrap();
     };
-    // The first ones may make lists grow.
+    // The first launches may grow lists.
     (0..10).for_each(|_| launch());
     device.synchronize().unwrap();
     assert_eq!(allocations(|| (0..50).for_each(|_| launch())), 100);

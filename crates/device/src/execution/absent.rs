@@ -1,6 +1,6 @@
 //! CUDA in a build without it: types without values, so that all other modules compile in the same
-//! way. Only this module knows that the types have no values; elsewhere the compiler would warn of
-//! unreachable code.
+//! way. No other module relies on the types having no values: the compiler would warn of
+//! unreachable code there.
 
 use std::error::Error as StdError;
 use std::panic::Location;

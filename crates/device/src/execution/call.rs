@@ -27,7 +27,7 @@ pub struct KernelSource {
 /// A header of a source.
 #[derive(Debug, PartialEq, Eq)]
 pub struct KernelHeader {
-    /// Name by which it is included.
+    /// Name in `#include` directives.
     pub name: &'static CStr,
     /// Contents of the file.
     pub text: &'static str,
@@ -67,9 +67,9 @@ impl Operand {
     }
 }
 
-/// The declaration of a kernel, written beside its source: `extern "C" __global__ void
-/// entry(Span<…> …, Values values)`. A kernel begins with `locate` of its spans, and uses
-/// `blockIdx.x` only: `blockIdx.y` is the member of a graph's branch.
+/// The declaration of a kernel, next to its source: `extern "C" __global__ void entry(Span<…> …,
+/// Values values)`. A kernel begins with `locate` of its spans, and uses `blockIdx.x` only:
+/// `blockIdx.y` is the member of a graph's branch.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Kernel {
     /// The source of the kernel.
@@ -162,8 +162,8 @@ pub(crate) struct Calls {
 }
 
 impl Program {
-    /// Whether every call names the pieces of the arguments that are its tensors. Then the work of
-    /// the program does not depend on the lengths of the arguments.
+    /// Whether every call states the pieces of the arguments that it uses. Then the work of the
+    /// program does not depend on the lengths of the arguments.
     pub(crate) fn is_placed(&self) -> bool {
         self.0.list.iter().all(|call| call.pieces.is_some())
     }

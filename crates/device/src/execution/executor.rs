@@ -27,7 +27,8 @@
 //!
 //! # Assumptions
 //! A task never blocks its worker: kernels do not wait for the device, and a stream that must wait
-//! is parked. Tasks are equally important, and are served in the order in which they became ready.
+//! is parked. All tasks have the same priority, and are served in the order in which they became
+//! ready.
 //!
 //! Invariants
 //! - A task is in the ready list at most once, and only while it has work (a stream's state is
@@ -127,7 +128,7 @@ impl<T: Task> Executor<T> {
         self.add(task, 1);
     }
 
-    /// Adds a task that was parked, or whose turn is over.
+    /// Adds a task after it was parked, or at the end of its turn.
     pub(crate) fn resume(&self, task: Arc<T>) {
         self.add(task, 0);
     }

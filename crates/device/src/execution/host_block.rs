@@ -10,7 +10,7 @@ use crate::ground::sync::RaceCell;
 /// Alignment of every block, in bytes: a cache line, and the widest vector register.
 pub(crate) const ALIGNMENT: usize = 64;
 
-/// Smallest block in bytes that asks for huge pages. Arenas, batches and datasets are read from end
+/// Smallest block in bytes that requests huge pages. Arenas, batches and datasets are read from end
 /// to end or at random; with pages of 4 KiB address translation would limit both.
 const HUGE: usize = 4 << 20;
 
@@ -31,7 +31,7 @@ pub(crate) struct HostBlock {
 /// Memory from the system, given back when it is dropped.
 #[derive(Debug)]
 enum HostMemory {
-    /// From the allocator.
+    /// Memory of the allocator.
     Heap { base: NonNull<u8>, layout: Layout },
     /// A mapping, which its `drop` ends.
     Pages(#[expect(dead_code, reason = "kept for its `drop`")] MmapMut),
@@ -98,8 +98,8 @@ impl HostBlock {
 impl HostMemory {
     /// Zeroed bytes from the allocator, and their address.
     fn heap(bytes: usize) -> Option<(HostMemory, NonNull<u8>)> {
-        // With a large alignment the allocator would touch every page to zero it; with its natural
-        // alignment the pages stay untouched until a kernel writes them. So align by hand.
+        // The block is aligned by hand: with a large alignment the allocator would zero every page,
+        // and with its natural alignment it leaves the pages untouched until a kernel writes them.
         let layout = Layout::from_size_align(bytes, 16).ok()?;
         // SAFETY: the layout's size is at least ALIGNMENT, so not zero.
         let base = NonNull::new(unsafe { alloc_zeroed(layout) })?;

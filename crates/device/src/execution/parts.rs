@@ -134,8 +134,8 @@ struct PartBoard {
 // the end of that part. The closure is `Sync`.
 unsafe impl Sync for PartBoard {}
 
-/// The unclaimed parts of a job: `front..back`. The number of the job tells claims of different
-/// jobs apart.
+/// The unclaimed parts of a job: `front..back`. The number of the job distinguishes claims of
+/// different jobs.
 #[derive(Clone, Copy)]
 struct Claims {
     job: u32,
@@ -192,8 +192,8 @@ impl PartBoard {
         self.ended.store(0, Ordering::Relaxed);
         self.job_seen.write();
         // SAFETY: no part of an earlier job is running, and no claim is open, so no other thread
-        // reads `job` now. No thread reads it after this function either, which returns only when
-        // all parts have ended: the closure lives as long as it is used.
+        // reads `job` now. No thread reads it after this function, which returns only when all
+        // parts have ended. So the closure outlives its use.
         unsafe { *self.job.get() = Some(std::mem::transmute::<PartFn<'_>, PartFn<'static>>(part)) };
         let open = Claims { job: claims.job.wrapping_add(1), front: 0, back: count };
         self.claims.store(open.word(), Ordering::Release);

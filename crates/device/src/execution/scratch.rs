@@ -1,14 +1,15 @@
 //! Temporary memory of kernels on a processor: pieces of memory that the kernels of all streams use
 //! in turn.
 //!
-//! A worker prefers the piece that it used last, which its caches may still hold. If every kernel
-//! had its own memory, that memory would have left the caches while other streams had their turns.
+//! A worker prefers the piece that it used last, which its caches may still hold. With separate
+//! memory for each kernel, other streams would displace it from the caches before the next run.
 //!
 //! Invariants
 //! - A piece is in one place: among the free ones, or with the one kernel that borrowed it.
-//! - There are as many pieces of the current size as kernels can borrow at once: the number of
-//!   streams with a reservation, or of workers if that is smaller. A larger size replaces all of
-//!   them; a kernel that holds a smaller piece gives it back to the pool.
+//! - The number of pieces of the current size is the number of kernels that can borrow one at the
+//!   same time: the number of streams with a reservation, but at most the number of workers. A
+//!   larger size replaces all of them; a kernel that holds a smaller piece gives it back to the
+//!   pool.
 //! - A kernel in flight holds its reservation, so that a piece exists when it runs. With the last
 //!   reservation all pieces are given back.
 //! - A host thread that finds no memory waits for pieces that kernels in flight will give back, so

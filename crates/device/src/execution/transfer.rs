@@ -38,7 +38,7 @@ pub(crate) enum Transfer {
 }
 
 impl Transfer {
-    /// Its category, as observers know it.
+    /// Category of the transfer, for observers.
     pub(crate) fn category(&self) -> Category {
         match self {
             Transfer::Copy => Category::Copy,

@@ -45,7 +45,7 @@ impl fmt::Display for DType {
 }
 
 mod sealed {
-    /// Keeps [`super::Element`] to the types whose `DTYPE` is known to match their layout.
+    /// Restricts [`super::Element`] to types with a `DTYPE` of the same layout.
     pub trait Sealed {}
 }
 

@@ -129,7 +129,7 @@ pub enum Error {
         site: &'static std::panic::Location<'static>,
         /// Call site that opened the scope.
         opened: &'static std::panic::Location<'static>,
-        /// Number of acts of this kind that the scope permits; that many have happened.
+        /// Number of acts of this kind that the scope permits; all were used.
         permitted: u64,
     },
     /// A written argument shares bytes with another argument.

@@ -11,7 +11,7 @@ pub(crate) enum EngineFault {
     NoWaitForProducer = 2,
     /// Writers do not wait for readers.
     NoWaitForReaders = 4,
-    /// Writers do not wait for the writer before.
+    /// Writers do not wait for the previous writer.
     NoWaitForWriter = 8,
     /// A read-back takes the result without a wait.
     NoWaitForReadBack = 16,

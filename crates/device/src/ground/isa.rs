@@ -28,7 +28,7 @@ pub enum Level {
     Portable,
     /// AVX2 and FMA.
     Avx2,
-    /// AVX-512 F, VL, DQ and BW, besides AVX2 and FMA.
+    /// AVX2, FMA, and AVX-512 F, VL, DQ and BW.
     Avx512,
 }
 

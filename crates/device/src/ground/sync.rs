@@ -36,8 +36,8 @@ mod real {
         pub(crate) static ON_WORKER: Cell<bool> = const { Cell::new(false) };
     }
 
-    /// Time for which a worker stays with one stream while others are ready: some training steps of
-    /// a small network, all but the first of which find the network's memory in the caches.
+    /// Time for which a worker stays with one stream while others are ready: a few training steps
+    /// of a small network. All steps except the first find the network's memory in the caches.
     pub(crate) const TURN: Duration = Duration::from_millis(10);
 
     /// Time for which a thread spins for work before it sleeps: about the cost of a wake-up, so

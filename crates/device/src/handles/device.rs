@@ -64,8 +64,8 @@ impl Drop for DeviceBackend {
         match self {
             DeviceBackend::Cpu { executor, workers } => {
                 executor.close();
-                // If the last handle is dropped inside of a kernel's closure, this is a worker,
-                // which cannot wait for itself. The workers then end without being joined.
+                // If a kernel's closure drops the last handle, this thread is a worker, which
+                // cannot wait for itself. The workers then end without being joined.
                 if !on_worker() {
                     for worker in workers.drain(..) {
                         // A worker catches the panics of kernels; a panic of the worker itself

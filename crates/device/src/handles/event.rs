@@ -12,7 +12,7 @@ use crate::order::Access;
 pub struct Event(pub(crate) Access);
 
 impl Event {
-    /// Whether it has been reached. Does not wait.
+    /// Whether the stream has reached the event. Does not wait.
     pub fn is_done(&self) -> bool {
         let done = self.0.is_done();
         if done {

@@ -1,4 +1,4 @@
-//! Requirements of an operation on its tensors, checked before it does anything (V1).
+//! Requirements of an operation on its tensors, checked before anything is enqueued (V1).
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use crate::ground::{DType, DeviceId, Error, MAX_DIMS, MemoryFormat, Property, Re
 pub enum Extent {
     /// Exactly this number.
     Exactly(usize),
-    /// From the first to the second, both included.
+    /// A number from the first to the second, inclusive.
     Between(usize, usize),
     /// Any number, zero included.
     Any,

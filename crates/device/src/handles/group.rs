@@ -47,8 +47,8 @@ pub(super) struct GroupedLaunch<'a> {
 }
 
 impl<'a> LaunchGroup<'a> {
-    /// Enqueues all launches, each on its stream. Does not wait for the device, but for room if a
-    /// stream's queue is full. If a kernel panics, all streams of the group fail.
+    /// Enqueues all launches, each on its stream. Does not wait for the device; waits for space if
+    /// a stream's queue is full. If a kernel panics, all streams of the group fail.
     ///
     /// # Errors
     /// Nothing was enqueued if this returns an error, except with `MERISTEM_LAUNCH_BLOCKING=1`,

@@ -62,11 +62,11 @@ impl<'a> Launch<'a> {
         self
     }
 
-    /// Enqueues the kernel: on the processor the closure, on a CUDA device the program that
-    /// [`gpu`](Launch::gpu) set. It runs on a worker of the device, or on the GPU, after all
-    /// earlier work of the stream, and after every earlier launch of other streams with a
-    /// conflicting access; these waits happen on the device. Does not wait for the device, but for
-    /// room if the stream's queue is full.
+    /// Enqueues the kernel: on the processor the closure, on a CUDA device the program from
+    /// [`gpu`](Launch::gpu). A worker of the device, or the GPU, runs it after all earlier work of
+    /// the stream, and after every earlier launch of other streams with a conflicting access. These
+    /// waits happen on the device. Does not wait for the device; waits for space if the stream's
+    /// queue is full.
     ///
     /// A kernel must not wait for the device, and should not block on other host threads. If it
     /// panics, its stream fails: later work is dropped, and later calls return

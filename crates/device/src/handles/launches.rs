@@ -41,8 +41,8 @@ pub struct Launches<'a> {
 }
 
 impl<'a> Launches<'a> {
-    /// Enqueues all launches. Does not wait for a device, but for room if a stream's queue is full.
-    /// Building a graph counts as an allocation, and not as a launch.
+    /// Enqueues all launches. Does not wait for a device; waits for space if a stream's queue is
+    /// full. Building a graph counts as an allocation, not as a launch.
     ///
     /// # Errors
     /// The errors of [`Launch::run`](crate::Launch::run); on a CUDA device also
@@ -79,8 +79,8 @@ pub struct PlannedLaunch<'a> {
 
 impl Launches<'_> {
     /// Builds the graphs that these launches, added in this order, will need on CUDA devices. Does
-    /// not wait for a device; building a graph counts as an allocation. Ignores CPU devices, and
-    /// devices with a program that takes arguments whole, whose launches form no graph.
+    /// not wait for a device; building a graph counts as an allocation. Ignores devices whose
+    /// launches form no graph: CPU devices, and devices with a program that takes whole arguments.
     ///
     /// # Errors
     /// [`crate::Error::HotScope`] if an open scope forbids to build a graph;

@@ -54,14 +54,14 @@ impl Peers {
         self.0.connect()
     }
 
-    /// Asks the device for its progress with the exchanges of this membership. A driver may answer
-    /// only when a kernel has ended, so this may wait for the device.
+    /// Polls the device's progress with the exchanges of this membership. A driver may answer only
+    /// when a kernel has ended, so this may wait for the device.
     pub fn poll(&self) {
         self.0.poll();
     }
 
-    /// The device's progress when it was last [asked](Peers::poll); all exchanges count as ended
-    /// once the device has failed. Does not wait.
+    /// The device's progress at the last [poll](Peers::poll). All exchanges count as ended once the
+    /// device has failed. Does not wait.
     pub fn progress(&self) -> PeerProgress {
         self.0.progress()
     }

@@ -16,7 +16,7 @@ pub struct MemoryReport {
     pub reserved: usize,
     /// Largest number of bytes taken from the system so far.
     pub reserved_peak: usize,
-    /// By owner, every owner once, in the order of [`Owner::ALL`].
+    /// Use of each owner, in the order of [`Owner::ALL`].
     pub owners: Vec<OwnerUse>,
 }
 

@@ -39,10 +39,10 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Temporary memory of `bytes` bytes, aligned to 64. If another stream of the device has at
-    /// least as many bytes, this allocates at most one piece, and none once there is one for each
-    /// worker. Otherwise it replaces all pieces by larger ones. Does not wait for the device,
-    /// unless the memory limit is reached.
+    /// Temporary memory of `bytes` bytes, aligned to 64. If another stream of the device has
+    /// reserved at least `bytes` bytes, this allocates at most one piece, and none if each worker
+    /// already has a piece. Otherwise it replaces all pieces by larger ones. Does not wait for the
+    /// device, unless the memory limit is reached.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`]; [`Error::Mismatch`] for a stream of a CUDA device, which has no

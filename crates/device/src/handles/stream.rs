@@ -58,12 +58,12 @@ impl Stream {
     }
 
     /// Overwrites a tensor with the bytes that `make` writes, in stream order: one command, counted
-    /// as one launch. `make` gets as many bytes as the tensor has, with unspecified contents.
+    /// as one launch. `make` receives a buffer of the tensor's size, with unspecified contents.
     ///
-    /// - On the processor these are the tensor's bytes, and a worker calls `make` in stream order;
-    ///   if `make` panics, the stream fails.
-    /// - For a CUDA device these are staging memory, and this function calls `make`; if `make`
-    ///   panics, the panic reaches the caller, and nothing was enqueued. Waits for earlier copies
+    /// - On the processor the buffer is the tensor's memory, and a worker calls `make` in stream
+    ///   order; if `make` panics, the stream fails.
+    /// - For a CUDA device the buffer is staging memory, and this function calls `make`; if `make`
+    ///   panics, the panic reaches the caller, and nothing is enqueued. Waits for earlier copies
     ///   while more than 256 MiB of staging memory are in use.
     ///
     /// # Errors
@@ -94,9 +94,9 @@ impl Stream {
     }
 
     /// Makes later work of this stream wait for the event, which may be of another device. The wait
-    /// happens on the device, and the host continues. Only if a stream of a CUDA device waits for
-    /// an event of a CPU device does the host wait, counted as a synchronisation if the event is
-    /// not reached yet.
+    /// happens on the device, and the host continues. There is one exception: a wait of a CUDA
+    /// device's stream for an event of a CPU device blocks the host, and counts as a
+    /// synchronisation if the event is not reached yet.
     ///
     /// # Errors
     /// - [`crate::Error::KernelPanicked`] if this stream failed, or the event's stream failed

@@ -138,8 +138,8 @@ impl Tensor {
     }
 
     /// Overwrites the bytes with `source[start..]`, in stream order and without staging: one
-    /// counted copy to the device, which reads `source` on a worker and holds it until then. For
-    /// host memory that is shared, such as a [`MappedFile`](crate::MappedFile) (D7). Does not wait.
+    /// counted copy to the device. A worker reads `source`, which is kept alive until then. For
+    /// shared host memory, such as a [`MappedFile`](crate::MappedFile) (D7). Does not wait.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`] if the source is too short, [`Error::KernelPanicked`].
@@ -325,7 +325,7 @@ impl Tensor {
         LentTensor::new(self)
     }
 
-    /// Whether another handle to its memory exists. Kernels in flight do not count.
+    /// Whether another handle to the tensor's memory exists. Kernels in flight do not count.
     pub fn is_shared(&self) -> bool {
         self.storage.is_shared()
     }

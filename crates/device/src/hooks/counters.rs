@@ -21,7 +21,7 @@ pub(crate) fn set_gate(gate: Option<ActGate>) {
     GATE.set(gate);
 }
 
-/// Asks the calling thread's gate, if there is one.
+/// Consults the gate of the calling thread, if one is set.
 #[inline]
 fn admit(
     device: u64,
@@ -71,7 +71,7 @@ impl Counters {
             return Ok(()); // see bench/README.md
         }
         admit(self.device, act, operation, site)?;
-        // Relaxed: a count does not order anything.
+        // Relaxed: no other access depends on the order of counts.
         self.counts[act as usize].fetch_add(1, Ordering::Relaxed);
         Ok(())
     }

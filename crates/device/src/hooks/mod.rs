@@ -1,10 +1,10 @@
 //! The one interface between the engine and its observers.
 //!
-//! The engine knows no observer: it counts its acts ([`Counters`]), asks the gate of the calling
-//! thread, if there is one ([`set_gate`]), and notifies the [`DeviceObserver`]s of the device.
-//! Usually there are no observers, and a hook costs one check. Observers see the engine only
-//! through the plain values of this interface. A device is opened with its observers, and keeps
-//! them.
+//! The engine does not depend on any observer. It counts its acts ([`Counters`]), consults the gate
+//! of the calling thread if one is set ([`set_gate`]), and notifies the [`DeviceObserver`]s of the
+//! device. Usually there are no observers, and a hook costs one check. Observers see the engine
+//! only through the plain values of this interface. A device is opened with its observers, and
+//! keeps them.
 
 mod counters;
 mod observer;

@@ -27,8 +27,8 @@ pub(crate) trait DeviceObserver: Send + Sync {
         false
     }
 
-    /// Whether it looks at launches after they have run. The engine then records the call of each
-    /// launch ([`LaunchCall`]) and calls [`launch_ran`](DeviceObserver::launch_ran).
+    /// Whether the observer examines launches after they have run. The engine then records the call
+    /// of each launch ([`LaunchCall`]) and calls [`launch_ran`](DeviceObserver::launch_ran).
     fn watches_runs(&self) -> bool {
         false
     }
@@ -69,8 +69,8 @@ pub(crate) trait DeviceObserver: Send + Sync {
     /// The wait at `_at` is over: `_producer` is done. On the stream's worker.
     fn wait_ended(&self, _at: CommandPosition<'_>, _producer: CommandPosition<'_>) {}
 
-    /// A launch has run, and no other thread can see that yet. On the stream's worker, for
-    /// observers that watch runs.
+    /// A launch has run; no other thread can observe its end yet. Called on the stream's worker,
+    /// for observers that watch runs.
     fn launch_ran(&self, _ran: &FinishedLaunch<'_>) {}
 
     /// The calling host thread begins a wait or a copy, which ends when the result is dropped.
@@ -127,7 +127,7 @@ impl DeviceObservers {
     /// Calls a hook that may refuse, for each observer, one after the other.
     ///
     /// # Errors
-    /// The first error; the others are not asked then.
+    /// The first error of an observer; later observers are not called.
     #[inline]
     pub(crate) fn try_notify(
         &self,

@@ -60,7 +60,7 @@ impl<H: StreamHome> StorageHandle<H> {
             Some(block) if idle => {
                 // SAFETY: this is the only handle, so no work of this storage can be submitted
                 // meanwhile. All submitted work of this storage and of earlier tenants of the block
-                // is done, as `is_idle` says.
+                // is done, as `is_idle` has checked.
                 unsafe { block.fill(bytes) };
                 true
             }
@@ -111,7 +111,7 @@ impl<H: StreamHome> Drop for StorageHandle<H> {
     fn drop(&mut self) {
         // SAFETY: the handle is being dropped, and the field is not used after this.
         let storage = unsafe { ManuallyDrop::take(&mut self.0) };
-        // Of handles dropped at the same time, exactly one becomes the unique owner.
+        // If several handles are dropped at the same time, exactly one becomes the unique owner.
         if let Some(last) = Shared::into_unique(storage) {
             give_back(last);
         }

@@ -115,7 +115,7 @@ struct PoolState<H> {
     usage: Usage,
 }
 
-/// Slot of the blocks whose stream ended.
+/// Slot for blocks of streams that have ended.
 pub(super) const ORPHANS: usize = 0;
 
 /// A device's memory.
@@ -128,7 +128,7 @@ pub(crate) struct Pool<H> {
     /// Whether completed accesses are kept, for an observer that checks order.
     keeps_done: bool,
     observers: DeviceObservers,
-    /// Temporary memory of kernels; a request may have to wait until it is given back.
+    /// Temporary memory of kernels. A request may wait until a kernel returns its piece.
     pieces: Arc<ScratchPieces>,
     state: Mutex<PoolState<H>>,
 }

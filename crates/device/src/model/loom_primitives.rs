@@ -20,7 +20,7 @@ pub(crate) fn spin_until(ready: impl Fn() -> bool) -> bool {
     ready()
 }
 
-/// As [`spin_until`].
+/// Same as [`spin_until`].
 pub(crate) fn wait_for(ready: impl Fn() -> bool) -> bool {
     spin_until(ready)
 }

@@ -13,9 +13,9 @@ use crate::{
     Args, DType, Device, Error, Event, Owner, Scratch, Stream, Tensor, in_parts, read_back_as,
 };
 
-/// Runs `program` on `schedules` schedules with random threads, and on as many schedules with
-/// random priorities that change three times (to find rare orders). The schedules are the same in
-/// every run.
+/// Runs `program` on `schedules` schedules with random threads, then on `schedules` schedules with
+/// random priorities that change three times, which finds rare orders. The schedules are the same
+/// in every run.
 fn check(schedules: usize, program: impl Fn() + Send + Sync + Clone + 'static) {
     let mut config = Config::new();
     config.stack_size = 1 << 17;
@@ -56,7 +56,7 @@ fn hand_over(threads: usize, limit: Option<usize>) {
         set(&a, &x, n + 7);
         copy(&b, &x.on(&b).unwrap(), &out[n as usize]);
     }
-    // From idle again.
+    // Once more, with both streams idle.
     b.synchronize().unwrap();
     let x = tensor(&a);
     set(&a, &x, 1);
@@ -231,7 +231,7 @@ fn workers_stay_for_a_parked_stream() {
     });
 }
 
-/// `executor`: as many streams run concurrently as there are workers; a sleeping worker is woken.
+/// `executor`: each worker runs a stream concurrently with the others; a sleeping worker is woken.
 #[test]
 fn ready_streams_use_all_workers() {
     for workers in [2, 3] {
@@ -305,8 +305,8 @@ fn a_wait_ends_with_its_own_command() {
     });
 }
 
-/// `queue`, `submit`: a host thread that found the queue full continues later, and does not block
-/// others: a kernel may submit meanwhile.
+/// `queue`, `submit`: a host thread that waits for a full queue continues later, and does not block
+/// other threads: a kernel may submit meanwhile.
 #[test]
 fn a_full_queue_makes_room() {
     check(40, || {
@@ -327,7 +327,7 @@ fn a_full_queue_makes_room() {
     });
 }
 
-/// `queue`: a panic reaches the streams that use the result, and no others, and no thread hangs.
+/// `queue`: a panic reaches only streams that use the result, and no thread hangs.
 #[test]
 fn a_panic_reaches_those_who_use_the_result() {
     check(2000, || {

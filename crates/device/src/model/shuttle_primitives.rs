@@ -14,7 +14,7 @@ thread_local! {
 /// Turns end at once: a clock would make a schedule unrepeatable.
 pub(crate) const TURN: Duration = Duration::ZERO;
 
-/// Checks a few times, letting others run in between.
+/// Checks a few times, and yields to other threads in between.
 pub(crate) fn spin_until(ready: impl Fn() -> bool) -> bool {
     for _ in 0..2 {
         if ready() {
@@ -25,7 +25,7 @@ pub(crate) fn spin_until(ready: impl Fn() -> bool) -> bool {
     ready()
 }
 
-/// As [`spin_until`].
+/// Same as [`spin_until`].
 pub(crate) fn wait_for(ready: impl Fn() -> bool) -> bool {
     spin_until(ready)
 }

@@ -65,7 +65,7 @@ impl<'a> CheckedLaunch<'a> {
         SubmittedLaunch { at, operation, site, after: &self.after, touched: &self.touched }
     }
 
-    /// Asks every observer whether the launch may be enqueued as command `seq` of `stream`.
+    /// Checks with every observer that the launch may be enqueued as command `seq` of `stream`.
     fn check(&self, stream: &StreamState, seq: u64, work: &StreamWork) -> Result<()> {
         let launched = self.launched(stream, seq, work);
         stream.shared.observers.try_notify(|observer| observer.launch_requested(&launched))
@@ -254,8 +254,9 @@ fn enqueue_waits(
     stream.enqueue(queue, edges, None)
 }
 
-/// Takes the submission lock and the stream's lock when the stream's queue has room. Waits for room
-/// without holding either lock. A worker does not wait, because it may be the one that makes room.
+/// Takes the submission lock and the stream's lock when the stream's queue has space. Waits for
+/// space without holding either lock. A worker does not wait, because the queue may need this
+/// worker to make progress.
 fn enter(stream: &StreamState) -> (MutexGuard<'_, Submission>, MutexGuard<'_, StreamQueue>) {
     loop {
         let submission = lock(&stream.shared.submission);

@@ -1,4 +1,4 @@
-//! Tests of the engine from inside: settings and faults that no program can ask for.
+//! Tests of the engine's internals: settings and faults that are not public.
 
 mod blocking;
 mod naive;

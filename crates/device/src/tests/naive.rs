@@ -64,7 +64,7 @@ const TIGHT: Option<usize> = Some(2 * 4 * LEN);
 
 #[test]
 fn a_pool_that_forgets_readers_corrupts() {
-    // With this patience the bug shows at the first try, unless the machine is very busy.
+    // With this patience the bug appears at the first attempt, unless the machine is very busy.
     let corrupted = (0..20).any(|_| !scenario(true, TIGHT, Duration::from_secs(2)).0);
     assert!(corrupted, "the scenario does not provoke the bug any more");
 }
@@ -72,7 +72,7 @@ fn a_pool_that_forgets_readers_corrupts() {
 #[test]
 fn ours_does_not() {
     for _ in 0..10 {
-        // The writer has to wait for the reader, whose patience runs out.
+        // The writer waits for the reader, whose patience runs out.
         let (right, _) = scenario(false, TIGHT, Duration::from_millis(5));
         assert!(right);
         // With enough memory it need not wait: it gets another block.

@@ -1,5 +1,5 @@
-//! Every operation refuses a tensor that does not meet its requirements, in the words of V1, and
-//! nothing has run.
+//! Every operation refuses a tensor that does not meet its requirements, with the error that V1
+//! specifies, and runs nothing.
 
 use meristem_device::{
     DType, Device, DeviceId, DeviceOptions, Error, Expect, Extent, LaunchGroup, MemoryFormat,
@@ -84,7 +84,7 @@ const MISMATCHES: &[Case] = &[
     }),
 ];
 
-/// Operations on a stream whose kernel panicked, which takes nothing more.
+/// Operations that a stream refuses after the panic of a kernel.
 const ON_A_FAILED_STREAM: &[Operation] = &[
     |s| s.failed.launch("t").write(&s.lost).run(|_| {}),
     |s| s.failed.launch("t").run(|_| {}),

@@ -1,4 +1,4 @@
-//! A refused operation leaves nothing behind; a panic fails its stream and no other.
+//! A refused operation has no effect. A panic fails only its stream.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -56,7 +56,7 @@ fn what_was_done_before_a_panic_is_good() {
     a.launch("bad").run(|_| panic!("late")).unwrap();
     assert_panicked(a.synchronize(), "bad", "late");
     before.synchronize().unwrap();
-    // Another stream may still take what was made before.
+    // Another stream may still use results from before the panic.
     let b = device.stream("b");
     assert_eq!(x.on(&b).unwrap().to_vec::<u32>().unwrap(), [1; 4]);
 }
@@ -114,7 +114,7 @@ fn a_failure_is_never_missed() {
     b.synchronize().unwrap();
 }
 
-/// A write that only has to come after a read does not fail from the reader's panic.
+/// A write that is ordered after a read does not fail if the reader panics.
 #[test]
 fn a_failed_reader_spoils_nothing() {
     let device = cpu(2);
@@ -141,7 +141,7 @@ fn odd_panics_are_reported() {
     let a = device.stream("a");
     a.launch("payload").run(|_| std::panic::panic_any(7)).unwrap();
     assert_panicked(a.synchronize(), "payload", "no message");
-    // Destructors of what a kernel holds run on the worker too.
+    // Destructors of values that a kernel owns run on the worker too.
     let b = device.stream("b");
     let bomb = Bomb;
     b.launch("drop").run(move |_| drop(bomb)).unwrap();
@@ -216,7 +216,7 @@ fn refused_launches_leave_nothing_enqueued() {
     assert_eq!(format!("{:?}", a.record()), format!("{end:?}"));
     device.synchronize().unwrap();
     assert_eq!(ran.load(Ordering::Relaxed), 0);
-    // Windows that touch but do not overlap, and reads that do, are fine.
+    // Adjacent windows and overlapping reads are allowed.
     a.launch("t").write(&low).write(&high).run(kernel()).unwrap();
     a.launch("t").read(&x).read(&middle).run(kernel()).unwrap();
     device.synchronize().unwrap();
@@ -294,8 +294,8 @@ fn devices_that_cannot_be_opened() {
 }
 
 proptest::proptest! {
-    /// A launch is refused exactly if two arguments, of which one is written, have a byte in
-    /// common, and the error names such a pair, the written one first.
+    /// A launch is refused exactly if a written argument shares a byte with another. The error
+    /// names such a pair, the written argument first.
     #[test]
     fn overlaps_are_found_as_by_comparing_all_pairs(
         windows in proptest::collection::vec((0..2usize, 0..24usize, 0..5usize, 0..4u8), 0..12),

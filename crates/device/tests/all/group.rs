@@ -47,7 +47,7 @@ fn shares_of_each_others_tensors() {
                 };
                 stream.launch("scale").write(tensor).run(kernel).unwrap();
             }
-            // What a rank holds after the sum, times its scale; the next sum adds those.
+            // A rank's value after the sum, times its scale, is an input of the next sum.
             let before = if round == 0 { n as f32 } else { expected };
             for rank in 0..n {
                 sum += before * (1.0 / (n + rank + round % 2) as f32);
@@ -71,7 +71,7 @@ fn later_work_of_every_stream_comes_after_the_whole_group() {
     for _ in 0..200 {
         let (x, y) = (filled(&a, 1.0, 1000), filled(&b, 2.0, 1000));
         let mut group = LaunchGroup::default();
-        // `a` reads what belongs to `b`, slowly; `b` does nothing in the group.
+        // The launch of `a` reads a tensor of `b` slowly; the launch of `b` does nothing.
         a.launch("copy")
             .read(&y)
             .write(&x)

@@ -107,8 +107,8 @@ fn the_limit_is_a_typed_error_after_reclaiming() {
         }
         other => panic!("{other:?}"),
     }
-    // Ten small blocks make room for one of another size, on another stream, once their work is
-    // done: the request waits for it.
+    // A request on another stream, of another size, waits until the work with ten small blocks is
+    // done, and gets their memory.
     let gate = Gate::close(&a);
     for x in &held {
         a.launch("write").write(x).run(|args| args.write::<u8>(0).fill(1)).unwrap();
@@ -125,7 +125,7 @@ fn the_limit_is_a_typed_error_after_reclaiming() {
     let held: Vec<_> = (0..10).map(|_| empty(&a, 4096)).collect();
     assert_eq!(device.memory().current, held.len() * 4096);
     assert_eq!(device.memory().reserved_peak, 40960);
-    // A request beyond the limit fails without giving up what others use.
+    // A request beyond the limit fails, and memory in use is kept.
     let error = Tensor::empty(&b, [40961], DType::U8, Owner::Other).unwrap_err();
     assert!(matches!(error, Error::OutOfMemory { current: 40960, .. }), "{error:?}");
     assert_eq!(device.memory().current, 40960);

@@ -13,8 +13,8 @@ use crate::common::cpu;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Threads that ran parts: of jobs of two parts, which stay for a while for each other, until
-/// `enough` says so or the deadline is over.
+/// Runs jobs of two slow parts until `enough` returns true or the deadline passes; returns the
+/// threads that ran parts.
 fn threads_of_parts(enough: impl Fn(&HashSet<ThreadId>) -> bool) -> HashSet<ThreadId> {
     let (start, threads) = (Instant::now(), Mutex::new(HashSet::new()));
     while start.elapsed() < DEADLINE && !enough(&threads.lock().unwrap()) {

@@ -144,7 +144,7 @@ fn nested_scopes_all_count_and_the_strictest_rules() {
         Error::HotScope { scope, .. } => scope,
         error => panic!("{error}"),
     };
-    // The inner one does not soften the outer one.
+    // The inner scope does not relax the policy of the outer scope.
     assert_eq!(denied(read(&x)), "outer");
     let innermost = device.hot_scope("innermost", ScopePolicy::Deny);
     assert_eq!(denied(read(&x)), "innermost");
@@ -181,7 +181,7 @@ fn a_scope_is_of_one_device_and_one_thread() {
     assert_eq!((device.counts() - before).copies_to_device, 1);
 }
 
-/// A scope keeps its device: its counters' address is what tells devices apart.
+/// A scope remains valid after its device, and does not apply to later devices.
 #[test]
 fn a_scope_outlives_all_other_handles() {
     let scope = cpu(1).hot_scope("old", ScopePolicy::Deny);
@@ -190,7 +190,7 @@ fn a_scope_outlives_all_other_handles() {
     assert_eq!(scope.finish().counts, Counts::default());
 }
 
-/// The warning is one per call site: a loop does not flood the log.
+/// Each call site warns once, so that a loop does not flood the log.
 #[test]
 fn a_warning_comes_once_per_call_site() {
     let warnings = Arc::new(AtomicUsize::new(0));

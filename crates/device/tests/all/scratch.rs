@@ -1,4 +1,4 @@
-//! Temporary memory of kernels: one piece for each kernel that runs, in as many as can run.
+//! Temporary memory of kernels: one piece for each kernel that can run at the same time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -164,8 +164,8 @@ fn beyond_the_limit_all_stays_as_it_was() {
     let wrong = Tensor::zeros(&a, [1], DType::U32, Owner::Other).unwrap();
     fill_and_look(&a, &small, &wrong, 3);
     assert_eq!(wrong.to_vec::<u32>().unwrap(), [0]);
-    // Memory that kernels in flight will leave is waited for: nothing orders the kernels that
-    // borrow it behind them.
+    // The request waits for memory that kernels in flight still use, because no order exists
+    // between these kernels and later borrowers.
     let busy = [(); 3].map(|()| Tensor::zeros(&b, [1 << 14], DType::U8, Owner::Other).unwrap());
     let gate = Gate::close(&b);
     for tensor in busy {
@@ -185,8 +185,8 @@ fn beyond_the_limit_all_stays_as_it_was() {
     assert_eq!((wrong.to_vec::<u32>().unwrap(), large.bytes()), (vec![0], 1 << 14));
 }
 
-/// Pieces whose handles are gone leave with the last kernel in flight. A request that needs their
-/// room waits for that: whether it fails does not depend on the time.
+/// Pieces without handles are freed after the last kernel in flight. A request that needs their
+/// memory waits for that kernel, so its success does not depend on timing.
 #[test]
 fn memory_that_leaves_with_a_kernel_is_waited_for() {
     let device = limited(2, Some(1 << 16));
@@ -207,7 +207,8 @@ fn memory_that_leaves_with_a_kernel_is_waited_for() {
     }
 }
 
-/// A worker may have to wait for kernels that wait for it.
+/// Reserving in a kernel is an error, because the worker might wait for kernels that need this
+/// worker.
 #[test]
 fn a_kernel_cannot_reserve() {
     let device = cpu(1);
@@ -223,8 +224,8 @@ fn a_kernel_cannot_reserve() {
     stream.synchronize().unwrap();
 }
 
-/// The sanitizer cannot see who reads what in temporary memory. So with it every kernel finds
-/// poison there, and what it did not write itself shows.
+/// The sanitizer cannot observe accesses to temporary memory. So it fills the memory with poison
+/// before every kernel, and a read without an earlier write gets poison.
 #[test]
 fn with_the_sanitizer_it_begins_as_poison() {
     let options = DeviceOptions { threads: 1, sanitize: true, ..DeviceOptions::default() };

@@ -90,7 +90,7 @@ fn a_write_waits_for_reads_of_other_streams() {
     copy.run(|args| args.write::<u32>(1).copy_from_slice(args.read(0))).unwrap();
     set(&a, &x, 2).unwrap();
     let written = a.record();
-    // Something to do on the other worker, to give a wrong write the time to happen.
+    // Work for the other worker, which gives a premature write time to happen.
     let c = device.stream("c");
     filled(&c, 10, 0);
     c.synchronize().unwrap();

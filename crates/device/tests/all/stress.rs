@@ -11,7 +11,7 @@ use crate::common::{THREADS, cpu, kernels, limited, open};
 const ENVS: usize = 32;
 const STEPS: u32 = if cfg!(miri) { 3 } else { 1000 };
 
-/// One step of an env: temporaries are created and dropped on its stream and on that of the
+/// One step of an env: temporaries are created and dropped on its stream and on the stream of the
 /// metrics.
 fn step(n: u32, stream: &Stream, side: &Stream, state: &Tensor, metric: &Tensor) {
     let len = state.numel();
@@ -23,7 +23,7 @@ fn step(n: u32, stream: &Stream, side: &Stream, state: &Tensor, metric: &Tensor)
             args.write::<f32>(1).iter_mut().zip(x).for_each(|(y, x)| *y = x * (1.0 - x));
         })
         .unwrap();
-    // Read on another stream after the env let go of it.
+    // The other stream reads it after the env has dropped its handle.
     let curves_aside = curves.on(side).unwrap();
     let total = side.launch("total").read(&curves_aside).write(metric);
     total.run(|args| args.write::<f64>(1)[0] += f64::from(sum(args.read(0)))).unwrap();
@@ -82,7 +82,7 @@ fn many_streams_under_a_tight_limit_equal_one_with_ample_memory() {
         // 32,000 temporaries went through the room of four, each in memory that another env had.
         let lasting = 2 * ENVS as u64;
         assert_eq!(device.counts().allocations, lasting + (ENVS as u64) * u64::from(STEPS));
-        // Without the limit every env would have kept its own.
+        // Without the limit every env keeps its own temporaries.
         let ample = cpu(threads);
         assert!(run(&ample, false) == expected, "{threads} threads, no limit");
         assert!(ample.memory().reserved_peak >= ENVS * (832 + 64 + 832));

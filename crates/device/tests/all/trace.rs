@@ -31,8 +31,8 @@ fn add(args: &mut Args<'_>) {
     args.write::<u32>(1).iter_mut().zip(x).for_each(|(y, x)| *y = y.wrapping_mul(3) + x);
 }
 
-/// A random program of three streams that use each other's results: every kind of event that a
-/// trace can have. Returns the results and the counts.
+/// A random program with every kind of event of a trace, on three streams that use each other's
+/// results. Returns the results and the counts.
 fn program(device: &Device) -> (Vec<Vec<u8>>, Counts) {
     let streams = ["a", "b", "c"].map(|name| device.stream(name));
     let mut rng = Rng::new(11, Purpose::Test, 0, 0);
@@ -85,7 +85,8 @@ fn a_trace_has_everything_and_changes_nothing() {
         let read = Read::file(&path);
         assert_eq!((read.dropped, report.dropped), (0, 0));
         assert_eq!(read.of("launch").len() as u64, counts.launches);
-        // Two of the read-backs copy on one stream and on three; the others are copies in.
+        // Copies to the host: one read-back of one stream, and one of three. All other copies are
+        // to the device.
         let host = &read.lanes["trace::a_trace_has_everything_and_changes_nothing"];
         let of_host =
             |category: &str| host.iter().filter(|s| s.category == category).count() as u64;
@@ -104,7 +105,7 @@ fn a_trace_has_everything_and_changes_nothing() {
     }
 }
 
-/// On every stream each command appears once: the numbers have no holes.
+/// On every stream each command appears once, and no number is missing.
 fn commands_are_in_order(read: &Read) {
     for stream in ["a", "b", "c"] {
         let commands: Vec<_> =
@@ -169,8 +170,8 @@ fn the_limit_is_kept_and_what_is_missing_is_counted() {
     let report = trace.finish().unwrap();
     let read = Read::file(&path);
     assert_eq!(report.events, 10);
-    // 60 spans, 60 changes of memory, 30 launches, and the wait; a thread of its own writes them.
-    // The race sanitizer poisons all memory but the first, which is new.
+    // 60 spans, 60 changes of memory, 30 launches, and the wait; a separate thread writes them. The
+    // race sanitizer poisons all memory but the first, which is new.
     let missing = 151 - 10 + if device.is_sanitized() { 29 } else { 0 };
     assert_eq!((report.dropped, read.dropped), (missing, missing));
     assert_eq!(read.notes, [format!("{missing} events found no room and are missing")]);
@@ -196,7 +197,7 @@ fn the_file_is_whole_at_any_time() {
     }
     assert_eq!(read.of("scope")[0].name, "not over");
     trace.finish().unwrap();
-    // What comes later is ignored.
+    // Later spans are ignored.
     drop(trace.span("late"));
     set(&stream, &filled(&stream, 5, 1), 2).unwrap();
     stream.synchronize().unwrap();

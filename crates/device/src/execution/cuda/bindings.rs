@@ -15,7 +15,7 @@ macro_rules! functions {
         $(const _: unsafe fn($($argument),*) -> $result = $bindings::$name;)*
 
         impl Functions {
-            /// Looks the functions up; the library was found before.
+            /// Looks up the functions of the library, which has been found.
             fn find() -> Called<Functions> {
                 // SAFETY: the library was found, so this does not panic.
                 let library = unsafe { $bindings::culib() };

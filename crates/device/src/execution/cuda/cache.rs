@@ -15,7 +15,8 @@ use crate::ground::user_cache;
 /// First bytes of a file.
 const MAGIC: &[u8; 8] = b"MRSTMKN1";
 
-/// Number of files that this process has begun, which makes the names of unfinished files unique.
+/// Number of files that this process has begun; part of the names of unfinished files, so that they
+/// are unique.
 static WRITTEN: AtomicU64 = AtomicU64::new(0);
 
 /// A folder of compiled kernels.

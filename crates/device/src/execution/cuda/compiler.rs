@@ -41,7 +41,7 @@ impl Architecture {
         Architecture(format!("sm_{major}{minor}{own}"))
     }
 
-    /// Options of the compiler. Products are not contracted into sums unless a kernel says `fmaf`,
+    /// Options of the compiler. Products are not contracted into sums unless a kernel calls `fmaf`,
     /// so that results do not depend on the compiler's choice.
     fn options(&self) -> [String; 3] {
         [format!("--gpu-architecture={self}"), "--std=c++17".into(), "--fmad=false".into()]

@@ -14,7 +14,7 @@ use crate::execution::call::KernelSource;
 use crate::ground::sync::{Arc, Mutex, OnceLock, lock};
 use crate::ground::{CudaError, DeviceId, Error, Result};
 
-/// Smallest piece of staging memory in bytes; others are twice, four times … as large.
+/// Smallest piece of staging memory in bytes. Larger pieces have this size times a power of two.
 const SMALLEST_PINNED: usize = 4096;
 /// Largest piece: larger copies go through pageable memory, which the driver copies in steps.
 pub(super) const LARGEST_PINNED: usize = 64 << 20;
@@ -38,7 +38,7 @@ struct DeviceFailure {
 /// Free page-locked memory.
 #[derive(Default)]
 struct FreePinned {
-    /// By size: 4 KiB, 8 KiB …
+    /// Free pieces by size: 4 KiB, 8 KiB …
     classes: Vec<Vec<Pinned>>,
     bytes: usize,
 }
@@ -52,8 +52,7 @@ pub(crate) struct CudaContext {
     modules: Mutex<HashMap<usize, Arc<KernelModule>>>,
     pinned: Mutex<FreePinned>,
     failure: OnceLock<DeviceFailure>,
-    /// An error whose reason is not known yet, and the time at which the device fails with the
-    /// error itself.
+    /// An error without a known reason yet, and the time at which the device fails with this error.
     suspended: OnceLock<(Instant, CudaError)>,
     /// Dropped last: everything else is freed in it.
     primary: Primary,
@@ -92,7 +91,7 @@ impl CudaContext {
         Ok(Arc::new(context))
     }
 
-    /// Makes it the calling thread's context.
+    /// Makes this context current to the calling thread.
     pub(super) fn bind(&self) -> Called {
         self.primary.bind()
     }

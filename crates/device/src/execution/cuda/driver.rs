@@ -193,7 +193,7 @@ impl Primary {
         Ok(Primary { device, raw })
     }
 
-    /// Makes it the calling thread's context.
+    /// Makes this context current to the calling thread.
     pub(super) fn bind(&self) -> Called {
         // SAFETY: the context is retained as long as `self` lives.
         check("cuCtxSetCurrent", unsafe { (driver().cuCtxSetCurrent)(self.raw) })

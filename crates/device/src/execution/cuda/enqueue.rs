@@ -83,8 +83,8 @@ impl Enqueue<'_> {
     fn copy(&self, record: &LaunchRecord) -> Called {
         for pair in record.args.chunks_exact(2).filter(|pair| pair[0].bytes > 0) {
             let (from, to) = (&pair[0], &pair[1]);
-            // SAFETY: both are inside of live blocks of this length (the launch checked that they
-            // have as many bytes), and the launch is ordered like any other.
+            // SAFETY: both ranges lie within live blocks (the launch checked that their lengths are
+            // equal), and the launch is ordered like any other.
             check("cuMemcpyDtoDAsync", unsafe {
                 let (to, from, stream) = (to.address(), from.address(), self.stream.raw());
                 (driver().cuMemcpyDtoDAsync_v2)(to, from, pair[0].bytes, stream)

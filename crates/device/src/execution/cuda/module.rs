@@ -58,8 +58,8 @@ impl KernelModule {
 
     fn from_code(code: &[u8]) -> Called<KernelModule> {
         let mut raw = ptr::null_mut();
-        // SAFETY: writes one handle. The driver checks the code, and reads as many bytes as the
-        // header says, which the compiler wrote (the cache keeps complete files only).
+        // SAFETY: writes one handle. The driver checks the code, and reads the number of bytes in
+        // the header. The compiler wrote the header, and the cache keeps complete files only.
         check("cuModuleLoadData", unsafe {
             (driver().cuModuleLoadData)(&mut raw, code.as_ptr().cast::<c_void>())
         })?;

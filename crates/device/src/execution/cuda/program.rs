@@ -29,7 +29,7 @@ unsafe impl Send for BoundProgram {}
 // SAFETY: as above.
 unsafe impl Sync for BoundProgram {}
 
-/// Largest number of arguments whose bounds are kept.
+/// Largest number of arguments for which bounds are stored.
 const ARGUMENTS_MAX: usize = 256;
 
 /// Bounds of an argument.
@@ -124,7 +124,7 @@ impl BoundProgram {
         needs.len() <= record.args.len() && record.args.iter().zip(needs).all(fits)
     }
 
-    /// The calls that have blocks, in order, each with its function.
+    /// Calls with at least one block, in order, each with its function.
     pub(super) fn calls<'a>(
         &'a self,
         program: &'a Program,

@@ -33,7 +33,7 @@ use crate::ground::sync::{Arc, AtomicSeq, Mutex, Ordering, lock};
 use crate::ground::{Act, Error, Result};
 use crate::hooks::Counters;
 
-/// Issued commands at which a queue polls the device, to forget those that are done.
+/// Number of issued commands at which a queue polls the device, to forget completed commands.
 const POLL_AT: usize = 256;
 
 /// A command and its place in the sequence of the CUDA stream. Both grow from one to the next.
@@ -50,7 +50,7 @@ pub(crate) struct CudaQueue {
     done: AtomicSeq,
     /// Commands in the order of issue that are not known to be done.
     issued: Mutex<VecDeque<IssuedCommand>>,
-    /// Other devices whose results this stream has waited for: it fails with them.
+    /// Devices whose results this stream has waited for. The stream fails if one of them fails.
     others: Mutex<Vec<Arc<CudaContext>>>,
 }
 
@@ -224,7 +224,8 @@ impl CudaQueue {
         Arc::ptr_eq(&self.stream, &other.stream)
     }
 
-    /// Makes this stream fail when the device of `other` fails, if that is another device.
+    /// Makes this stream fail when the device of `other` fails. Does nothing if both are on one
+    /// device.
     fn depend_on(&self, other: &CudaQueue) {
         let context = other.stream.context();
         if !Arc::ptr_eq(context, self.stream.context()) {
@@ -240,7 +241,7 @@ impl CudaQueue {
         self.sequence(number).is_none_or(|sequence| self.stream.has_completed(sequence))
     }
 
-    /// Whether command `number` is done. Asks the device if that is not known.
+    /// Whether command `number` is done. Polls the device if necessary.
     pub(crate) fn is_done(&self, number: u64) -> bool {
         self.done.load(Ordering::Acquire) >= number || {
             let done = self.sequence(number).is_none_or(|sequence| self.stream.is_done(sequence));
@@ -267,8 +268,8 @@ impl CudaQueue {
         number.saturating_sub(self.done.load(Ordering::Acquire))
     }
 
-    /// Returns an error if the device has failed, or another device whose results this stream has
-    /// waited for.
+    /// Returns an error if this device has failed, or a device whose results this stream has waited
+    /// for.
     ///
     /// # Errors
     /// [`Error::DeviceFailed`].

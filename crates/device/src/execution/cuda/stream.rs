@@ -18,8 +18,8 @@
 //! Invariants
 //! - Every issued task has a sequence number, in the order of issue. The device completes tasks in
 //!   that order.
-//! - Progress is observed only through events. An event is recorded when a thread asks about a
-//!   sequence number after the last recorded event, and covers everything issued until then.
+//! - Progress is observed only through events. An event is recorded when a thread queries a
+//!   sequence number after the last recorded event. It covers everything issued until then.
 //! - A task's [`Completion`] (its download is delivered, its staging memory is free again) is run
 //!   under the stream's lock before `completed` reaches its sequence number. So a thread that sees
 //!   a task completed sees its results on the host.
@@ -45,7 +45,7 @@ use crate::execution::call::KernelSource;
 use crate::ground::sync::{Arc, AtomicSeq, Mutex, MutexGuard, Ordering, lock};
 use crate::ground::{DeviceId, Error, Result};
 
-/// Pending tasks at which a stream polls the device, to complete those that have run.
+/// Number of pending tasks at which a stream polls the device, to complete the tasks that have run.
 const POLL_AT: usize = 64;
 /// Bytes of staging memory in flight above which an upload waits for the oldest task.
 const STAGED_MAX: usize = 256 << 20;
@@ -90,7 +90,7 @@ struct RecordedEvent {
     event: Arc<CudaEvent>,
 }
 
-/// A task with something to do when it is completed.
+/// An issued task, with the action to run at its completion.
 struct PendingTask {
     sequence: u64,
     completion: Completion,
@@ -207,8 +207,8 @@ impl CudaStream {
         self.completed.load(Ordering::Acquire) >= sequence || self.context.has_failed()
     }
 
-    /// Whether the tasks up to `sequence` are done, or were lost with the device. Asks the device
-    /// if that is not known.
+    /// Whether the tasks up to `sequence` are done, or were lost with the device. Polls the device
+    /// if necessary.
     pub(super) fn is_done(&self, sequence: u64) -> bool {
         self.has_completed(sequence) || {
             self.poll(&mut lock(&self.state), sequence);
@@ -239,8 +239,8 @@ impl CudaStream {
         let issued = lock(&self.state).issued;
         self.wait(issued);
         if self.context.has_failed() {
-            // A device whose results count as lost may still work on memory of the pending tasks.
-            // If CUDA gave the device up, this returns at once.
+            // A failed device may still access memory of the pending tasks. If CUDA has given up
+            // the device, this returns at once.
             let _ = self.context.bind().and_then(|()| self.raw.synchronize());
             let mut state = lock(&self.state);
             let lost = (std::mem::take(&mut state.pending), std::mem::take(&mut state.recorded));

@@ -24,7 +24,7 @@ pub trait Vectorized {
     fn run(self) -> Self::Output;
 }
 
-/// Runs `kernel` compiled for an instruction set: in a kernel, that of
+/// Runs `kernel`, compiled for the instruction set `isa`. Kernels pass
 /// [`Args::isa`](crate::Args::isa).
 pub fn vectorize<K: Vectorized>(isa: Isa, kernel: K) -> K::Output {
     match isa.level() {

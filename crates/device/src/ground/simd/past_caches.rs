@@ -17,8 +17,8 @@ const LINE: usize = 64;
 #[repr(align(64))]
 struct AlignedBlock<T>([T; BLOCK]);
 
-/// Overwrites `to` block by block, in order: `make` gets the position of each block, and the block,
-/// whose elements are unspecified. A result of 16 MiB or more is written past the caches.
+/// Overwrites `to` block by block, in order. `make` receives the position of a block, and the block
+/// with unspecified elements. A result of 16 MiB or more is written past the caches.
 ///
 /// To be called within [`Vectorized::run`](super::Vectorized::run), so that `make` is compiled for
 /// its instruction set.

@@ -9,8 +9,8 @@ use std::collections::VecDeque;
 use crate::ground::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
 
 /// Number of earlier positions of a stream whose clocks are stored. An older position gets the
-/// oldest one stored, which covers more: a race with an access that old may be missed, but none is
-/// invented.
+/// oldest stored clock, which covers more commands. A race with such an old access may be missed,
+/// but no false race is reported.
 const PAST: usize = 1024;
 
 /// Number of streams opened so far in this process: events order streams of different devices.

@@ -1,5 +1,5 @@
-//! Planted faults: each does harm without the sanitizer, and is reported by the sanitizer before
-//! anything runs.
+//! Planted faults. Without the sanitizer each corrupts a result; the sanitizer reports each before
+//! the launch runs.
 //!
 //! The kernels coordinate their accesses to memory (a flag that is set after the write, and checked
 //! before the read), so that a fault shows as a wrong result and never as a data race of this
@@ -52,10 +52,10 @@ fn open(faults: &[EngineFault], sanitize: bool, memory_limit: Option<usize>) -> 
 
 /// Checks a program as described at the head of this file; returns the race.
 fn check(fault: EngineFault, program: FaultProgram, memory_limit: Option<usize>) -> Race {
-    // Without the sanitizer, the fault does harm.
+    // Without the sanitizer, the fault corrupts a result.
     let harm = (0..20).any(|_| !program(&open(&[fault], false, memory_limit), LONG).unwrap());
     assert!(harm, "{fault:?} does no harm");
-    // With the sanitizer it is refused, reported, and remembered.
+    // With the sanitizer the launch is refused, and the race is reported and stored.
     let device = open(&[fault], true, memory_limit);
     let race = match program(&device, SHORT) {
         Err(Error::Race(race)) => *race,
@@ -169,7 +169,7 @@ fn metric(device: &Device, patience: Duration) -> Result<bool> {
     let metric = Tensor::zeros(&a, [1], DType::U32, Owner::Metrics)?;
     a.synchronize()?;
     let (first_done, second_done) = (Flag::default(), Flag::default());
-    // The first leaves its sum only after the second, if that does not wait for it.
+    // The first kernel stores its sum only after the second kernel, unless the second waits for it.
     let flags = (second_done.clone(), first_done.clone());
     a.launch("add_a").write(&metric).run(move |args: &mut Args<'_>| {
         flags.0.wait(patience);
@@ -331,8 +331,8 @@ fn unspecified_elements_are_poison() {
     Tensor::empty(&stream, [4 * LEN], DType::U8, Owner::Other).unwrap();
 }
 
-/// A block from the system has no history, although the system hands out addresses again, and
-/// although the host has not seen the end of the work that used the address before.
+/// A new block from the system has no history, even if its address was used before, by work whose
+/// end the host has not observed.
 #[test]
 fn an_address_that_the_system_hands_out_again_has_no_history() {
     let device = open(&[], true, None);

@@ -100,7 +100,7 @@ fn mix(to: &mut [u32], from: &[&[u32]]) {
     }
 }
 
-/// A program that runs on a device and on plain vectors. A refused operation runs on neither.
+/// Runs a program on a device and on plain vectors. A refused operation is skipped on both.
 struct ProgramRunner {
     device: Device,
     streams: Vec<Stream>,

@@ -17,7 +17,7 @@
 //!
 //! - On a CUDA device no command waits in a queue: it is issued to the device at submission, under
 //!   the queue's lock, and the device orders it. `completed` is not used then; the stream's
-//!   `CudaQueue` knows the device's progress.
+//!   `CudaQueue` tracks the device's progress.
 //!
 //! The models in `model` check these invariants; each model names the module of its invariant.
 
@@ -144,8 +144,8 @@ pub(crate) enum StreamEngine {
     Cuda(CudaQueue),
 }
 
-/// Looks in a row at which streams wait for a worker, after which all workers are busy: about a
-/// microsecond.
+/// Consecutive checks that find streams waiting for a worker, after which all workers count as
+/// busy: about a microsecond.
 const BUSY_LOOKS: u32 = 64;
 
 /// State of a stream. The user's handles are in `stream`.

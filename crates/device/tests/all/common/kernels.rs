@@ -22,7 +22,7 @@ static MIX: [Kernel; 3] = [
     kernel("mix2", &[READ, READ, WRITE], 0),
 ];
 
-/// Threads of a block: few, so that small tensors have several blocks.
+/// Threads of a block; a small number, so that small tensors need several blocks.
 const BLOCK: u32 = 64;
 
 fn blocks(len: usize) -> u32 {

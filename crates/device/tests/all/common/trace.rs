@@ -24,7 +24,7 @@ pub(crate) struct Slice {
 /// another and never back in time, and the totals are right.
 pub(crate) struct Read {
     pub lanes: BTreeMap<String, Vec<Slice>>,
-    /// From (lane, slice) to (lane, slice).
+    /// Arrows from one (lane, slice) to another.
     pub arrows: Vec<[(String, Slice); 2]>,
     /// Bytes by owner after each change.
     pub memory: Vec<BTreeMap<String, u64>>,

@@ -1,5 +1,5 @@
-//! Exchanges over NCCL that it refuses, or does not finish to enqueue: faults of the stand-in, each
-//! in a process of its own. Both members of the group are in it.
+//! Exchanges that NCCL refuses, or does not finish enqueuing: faults of the stand-in. Each test
+//! runs in a separate process, which has both members of the group.
 
 use std::io;
 use std::process::Command;
@@ -58,7 +58,7 @@ impl Side {
     }
 }
 
-/// The first of two members that have joined; the other.
+/// Two members that have joined a group.
 fn group() -> [Side; 2] {
     let devices = [gpu(2), gpu(2)];
     let streams = devices.each_ref().map(|device| device.stream("s"));
@@ -87,7 +87,7 @@ fn group() -> [Side; 2] {
 #[ignore = "run by another test, with a fault of the stand-in"]
 fn a_refused_exchange() {
     let [side, _other] = group();
-    // Neither the exchange nor work of other streams waits for the reason.
+    // Neither the exchange nor other streams wait for the reason of the error.
     side.send().unwrap();
     let progress = side.peers.progress();
     assert_eq!((progress.submitted, progress.enqueued), (2, 1));
@@ -113,7 +113,7 @@ fn an_exchange_in_progress() {
         }
         let progress = side.peers.progress();
         assert_eq!((progress.submitted, progress.enqueued, progress.ended), (2, 1, 1));
-        // From another thread, while this one is in a call to NCCL.
+        // Called on another thread while this thread is inside a call to NCCL.
         side.abort();
         sent.join().unwrap().unwrap();
     });

@@ -42,7 +42,7 @@ fn expected(x: &[u32], a: u32) -> Vec<u32> {
     x.iter().enumerate().map(|(i, &x)| mix(mix(x, i), i)).collect()
 }
 
-/// Two programs, five networks of the one and two of the other, inputs of a ring and others.
+/// Five networks run one program and two run another. Some inputs come from a ring.
 #[test]
 fn launches_side_by_side_are_one_and_leave_what_each_would() {
     for lanes in LANES {
@@ -85,7 +85,7 @@ fn launches_side_by_side_are_one_and_leave_what_each_would() {
     }
 }
 
-/// The whole of a graph waits for what a member waits for, on any lane.
+/// All members of a graph wait if one member must wait, on any CUDA stream.
 #[test]
 fn a_graph_waits_for_what_its_members_wait_for() {
     for lanes in LANES {
@@ -111,8 +111,8 @@ fn a_graph_waits_for_what_its_members_wait_for() {
     }
 }
 
-/// The launch of a stream comes after what the stream got before, though another's lane runs it: no
-/// tensor tells of that order.
+/// A launch runs after the earlier commands of its stream, even if the graph runs on another CUDA
+/// stream and no tensor implies that order.
 #[test]
 fn a_graph_comes_after_what_its_members_got_before() {
     for lanes in LANES {
@@ -286,7 +286,7 @@ fn devices_are_taken_apart() {
     }
 }
 
-/// A member's launch is refused by its own name before anything of the others ran.
+/// An invalid launch of a member is refused, with its operation's name, before any member runs.
 #[test]
 fn a_member_that_does_not_fit_is_refused() {
     let device = open(DeviceId::Cuda(0), 1, None);

@@ -1,6 +1,6 @@
-//! A CUDA device: memory, copies, kernels, order across lanes, and errors. They run on a GPU, or on
-//! the stand-in driver (`cargo xtask standin cargo test …`), which runs everything as late and in
-//! as bad an order as CUDA allows.
+//! A CUDA device: memory, copies, kernels, order across CUDA streams, and errors. The tests run on
+//! a GPU, or on the stand-in driver (`cargo xtask standin cargo test …`), which delays and reorders
+//! all work as far as CUDA allows.
 
 mod exchange;
 mod graphs;
@@ -331,7 +331,7 @@ fn a_device_that_is_not_there_is_named() {
     assert!(found >= 1);
 }
 
-/// Last in the alphabet for a reason: on a GPU the context does not recover in this process.
+/// The name sorts last, because on a GPU the context of this process does not recover.
 #[test]
 #[ignore = "ends the device for this process: run alone"]
 fn zz_a_fault_fails_every_stream() {

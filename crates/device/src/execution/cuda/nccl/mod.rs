@@ -59,7 +59,7 @@ impl NcclComm {
     fn state(&self) -> Called<u32> {
         let mut state = nccl::ncclResult_t::ncclSuccess;
         // SAFETY: the communicator lives. The code is written as a number, because the bindings may
-        // not know it.
+        // lack a variant for it.
         let code = unsafe { (load()?.ncclCommGetAsyncError)(self.0, &raw mut state) };
         check("ncclCommGetAsyncError", code)?;
         // SAFETY: written just now; an enum of 32 bits.
@@ -127,7 +127,7 @@ impl PeerMembership {
         let mut config = nccl::ncclConfig_t {
             size: size_of::<nccl::ncclConfig_t>(),
             magic: MAGIC,
-            // The version of this layout, which newer libraries know.
+            // The version of this layout, which newer libraries accept.
             version: NCCL_NEEDED as u32,
             blocking: 0,
             cgaClusterSize: UNDEFINED,
@@ -356,7 +356,7 @@ impl PeerMembership {
         PeerProgress { submitted, enqueued, reached, ended }
     }
 
-    /// Asks the device for its progress. May wait for the device.
+    /// Polls the device's progress. May wait for the device.
     pub(crate) fn poll(&self) {
         if let Err(cause) = self.try_poll() {
             self.context.fail("poll an exchange", Location::caller(), cause);

@@ -1,11 +1,11 @@
-//! Exchanges of a membership that are not known to have ended, which show the device's progress.
+//! Pending exchanges of a membership, from which the device's progress is computed.
 
 use std::collections::VecDeque;
 
 use crate::execution::cuda::driver::CudaEvent;
 use crate::ground::sync::Arc;
 
-/// An exchange that is not known to have ended.
+/// An exchange that has not been seen to end.
 #[derive(Default)]
 pub(super) struct PendingExchange {
     /// Recorded before it.
@@ -16,7 +16,7 @@ pub(super) struct PendingExchange {
     pub(super) reached: bool,
 }
 
-/// Exchanges that are not known to have ended, in order.
+/// Exchanges that have not been seen to end, in order.
 #[derive(Default)]
 pub(super) struct PendingExchanges {
     pub(super) all: VecDeque<PendingExchange>,
