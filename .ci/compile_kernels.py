@@ -39,6 +39,12 @@ def library():
     return ctypes.CDLL(str(found[0]))
 
 
+def version():
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    library().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    return f"{major.value}.{minor.value}"
+
+
 def text_of(nvrtc, program, size, get):
     length = ctypes.c_size_t()
     getattr(nvrtc, size)(program, ctypes.byref(length))
@@ -64,7 +70,7 @@ def variants(path):
 
 def compile_source(job):
     """Returns whether a source, with its headers, compiled for an architecture, the compiler's messages, and the
-    size of the code."""
+    code."""
     (path, _, headers), arch = job
     nvrtc, program = library(), ctypes.c_void_p()
     texts = (ctypes.c_char_p * len(headers))(*(header.read_bytes() for header in headers.values()))
@@ -77,11 +83,9 @@ def compile_source(job):
     array = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
     failed = nvrtc.nvrtcCompileProgram(program, len(options), array)
     log = text_of(nvrtc, program, "nvrtcGetProgramLogSize", "nvrtcGetProgramLog")
-    size = 0
-    if not failed:
-        size = len(text_of(nvrtc, program, "nvrtcGetCUBINSize", "nvrtcGetCUBIN"))
+    code = b"" if failed else text_of(nvrtc, program, "nvrtcGetCUBINSize", "nvrtcGetCUBIN")
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-    return not failed, log.rstrip(b"\0").decode(errors="replace"), size
+    return not failed, log.rstrip(b"\0").decode(errors="replace"), code
 
 
 def report(log):
@@ -123,7 +127,7 @@ def main():
     with concurrent.futures.ProcessPoolExecutor() as pool:
         for ((path, variant, _), arch), compiled in zip(jobs, pool.map(compile_source, jobs)):
             label = f"{path.relative_to(ROOT)}{variant} for {arch}"
-            succeeded, log, size = compiled
+            succeeded, log, code = compiled
             if not succeeded:
                 wrong.append(f"{label} does not compile:\n{log}")
                 continue
@@ -135,7 +139,7 @@ def main():
                 said = faults(kernel, registers, stack, threads.get(kernel, THREADS_MAX))
                 wrong += [f"{label}: {fault}" for fault in said]
             most = max((registers for _, registers, _ in found), default=0)
-            print(f"{label}: {len(found)} kernels, at most {most} registers, {size} bytes")
+            print(f"{label}: {len(found)} kernels, at most {most} registers, {len(code)} bytes")
     if wrong:
         sys.exit("\n".join(wrong))
     print(f"{len(files)} sources, {kernels} kernels compiled, none with a stack frame")
