@@ -1,20 +1,27 @@
 #!/usr/bin/env bash
 # Checks and measures Meristem on a real GPU, on a machine that has CUDA 13 and Python but no Rust and no network.
 #
-#   bench/gpu.sh pack FOLDER       where Meristem is built: programs, tests, expected digests and these scripts
-#   FOLDER/bench/gpu.sh correct    on the GPU: checks, tests, digests, compute-sanitizer, a loss curve
+#   bench/gpu.sh pack FOLDER       where Meristem is built: programs, tests, expected digests and these scripts,
+#                                  in FOLDER and in FOLDER.tar.xz, which is what travels
+#   FOLDER/bench/gpu.sh correct    on the GPU: checks, tests, digests, a loss curve, compute-sanitizer
 #   FOLDER/bench/gpu.sh fast       ours and the peers in turns; refuses unless `correct` is green for this build
 #   FOLDER/bench/gpu.sh why        ncu on one training step
 #
-# FOLDER is an absolute path or one under the current folder. Every stage of the last three has a separate limit and a
-# line of JSON in the record: exit code (124 if it ran out of time), seconds, the end of its output. A failure does not
-# stop the next stage. `correct` exits with 1 if a stage failed or was skipped.
+# FOLDER is an absolute path or one under the current folder. Every stage of the last three has a limit of its own and
+# is a line of JSON in the record: exit code (124 if it ran out of time), seconds, the end of its output. None stops the
+# next. Stages that are green, or measured, for this build on this GPU are not repeated: where the time of a call is
+# short, call again. `correct` exits with 1 unless the newest result of each stage is green; those of compute-sanitizer,
+# which some machines refuse, do not count for that.
+#
+# The record is FOLDER/gpu.jsonl. Where OUT is set, each line is followed by a copy to $OUT/gpu.jsonl; a machine that
+# begins bare goes on from there if that file is put into the unpacked FOLDER.
 #
 # Environment, with the defaults:
-#   GPU_RECORD=$OUT/gpu.jsonl   the record; ./gpu.jsonl without OUT. Lines are appended
-#   GPU_PHASE_SECONDS=570       limit of a phase: a stage gets at most the remaining time
+#   GPU_RECORD=FOLDER/gpu.jsonl the record. Lines are appended
+#   GPU_PHASE_SECONDS=570       limit of a phase: a stage gets no more than what is left of it
 #   GPU_LIMIT_<STAGE>=          limit of a stage in seconds, such as GPU_LIMIT_racecheck; see gpu_phases.py
-#   GPU_STAGES=                 runs only these, such as "check nn"; `correct` is then not green for `fast`
+#   GPU_STAGES=                 runs only these, such as "check nn", whose results are the exit code
+#   GPU_AGAIN=0                 1: repeats what is green, or measured, already
 #   CUDA_VISIBLE_DEVICES=0      which GPU
 #   GPU_PYTHON=python3          an interpreter that has PyTorch, JAX, NumPy and safetensors
 #   GPU_SMALL=0                 1: sizes for the stand-in driver (cargo xtask standin FOLDER/bench/gpu.sh correct)
@@ -23,8 +30,8 @@
 #   GPU_PEERS=                  peers such as "torch:graphs:tf32 jax:scan:f32"; all of them
 #   GPU_ANYWAY=0                1: `fast` runs without a green `correct`, and marks its results as not counting
 #   GPU_PROFILE=release         profile of `pack`; `dev` for trying the script
-#   GPU_FEATURES                features of `pack`, if a build with more features than `cuda` exists
-#   GPU_PACK_MIB=64             maximum size of a pack
+#   GPU_FEATURES                features of `pack`, if a build with more than `cuda` is there already
+#   GPU_PACK_MIB=48             most that FOLDER.tar.xz may weigh
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
@@ -53,13 +60,17 @@ pack() {
   for crate in device data nn comm; do carry "$crate" "$crate" all; done
   cp bench/gpu.sh bench/gpu_*.py bench/{torch,jax}_gpu.py bench/torch_host.py bench/digests.py bench/result_parts.py \
     "$folder/bench"
-  cp reference/common.py "$folder/reference"
+  cp reference/{blueprints,common}.py "$folder/reference"
   cargo xtask standin --seed 1 python3 bench/digests.py "$folder/bin/meristem" --cuda --save "$folder/digests.json"
   git describe --always --dirty --abbrev=12 >"$folder/commit"
+  # A record of an earlier pack is none of this build.
+  rm -f "$folder/gpu.jsonl"
+  XZ_OPT=${XZ_OPT:--T0} tar --create --xz --file "$folder.tar.xz" --directory "$(dirname "$folder")" "$(basename "$folder")"
+  python3 .ci/check_pack.py "$folder.tar.xz"
   local mib
-  mib=$(($(du -s --apparent-size --block-size=1K "$folder" | cut -f1) / 1024))
-  echo "$folder: $mib MiB"
-  [ "$mib" -le "${GPU_PACK_MIB:-64}" ] || { echo "gpu.sh: more than ${GPU_PACK_MIB:-64} MiB" >&2; exit 1; }
+  mib=$(($(stat --format=%s "$folder.tar.xz") / 1048576 + 1))
+  echo "$folder.tar.xz: at most $mib MiB"
+  [ "$mib" -le "${GPU_PACK_MIB:-48}" ] || { echo "gpu.sh: more than ${GPU_PACK_MIB:-48} MiB" >&2; exit 1; }
 }
 
 case ${1:-} in

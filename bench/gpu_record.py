@@ -1,8 +1,9 @@
 """Stages of `bench/gpu.sh`, commands with limits, and the record of their results.
 
-A pack is the folder above this one: `bin/` with programs, `digests.json`, `commit`. The result of a
-stage is appended to the record before the next stage starts, so that no result is lost at a
-timeout. The head of `gpu.sh` lists the settings.
+A pack is the folder above this one: `bin/` with programs, `digests.json`, `commit`, and the record.
+The result of a stage is appended to the record before the next one starts, so that nothing is lost
+when the time is up, and a later call goes on with the stages that have no result. The head of
+`gpu.sh` lists the settings.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class Stage:
     command: list[str]
     # Required programs and Python modules; without them the stage is skipped.
     needs: tuple[str, ...] = ()
+    # Whether figures count only after its success.
+    gates: bool = True
 
     def limit(self) -> float:
         return float(setting(f"LIMIT_{self.name}", str(self.seconds)))
@@ -68,17 +71,21 @@ class Stage:
 def build_id() -> str:
     """A digest of programs, scripts and expected digests, for which the figures are valid."""
     whole = hashlib.sha256()
-    for path in sorted([*PACK.glob("bin/*"), *PACK.glob("bench/*.py"), PACK / "digests.json"]):
+    scripts = [path for folder in ("bench", "reference") for path in PACK.glob(f"{folder}/*.py")]
+    for path in sorted([*PACK.glob("bin/*"), *scripts, PACK / "digests.json"]):
         whole.update(path.name.encode() + path.read_bytes())
     return whole.hexdigest()[:16]
 
 
 class Record:
-    """The file of results. A line is an object; lines of one call of a phase share `started`."""
+    """The file of results. A line is an object; lines of one call of a phase share `started`.
+
+    It lies in the pack, since what a call leaves in `OUT` may be gone at the next one. `OUT` gets a
+    copy after every line.
+    """
 
     def __init__(self, phase: str) -> None:
-        folder = Path(os.environ.get("OUT") or ".")
-        self.path = Path(setting("RECORD", str(folder / "gpu.jsonl")))
+        self.path = Path(setting("RECORD", str(PACK / "gpu.jsonl")))
         self.common = {"phase": phase, "started": time.time(), "build": build_id()}
         self.common["commit"] = (PACK / "commit").read_text().strip()
         self.common["gpu"] = gpu_name()
@@ -87,11 +94,27 @@ class Record:
         text = self.path.read_text() if self.path.exists() else ""
         return [json.loads(line) for line in text.splitlines()]
 
+    def newest(self, phase: str) -> dict[str, dict[str, Any]]:
+        """The last result of each stage of a phase, of this build on this GPU, from any call. A
+        stage that was skipped or cut off has none."""
+        own = {key: self.common[key] for key in ("build", "gpu")} | {"phase": phase}
+        lines = [line for line in self.lines() if all(line[key] == own[key] for key in own)]
+        return {line["stage"]: line for line in lines if line["exit"] is not None}
+
     def add(self, **fields: Any) -> None:
         with self.path.open("a") as file:
             file.write(json.dumps(self.common | fields) + "\n")
             file.flush()
             os.fsync(file.fileno())
+        out = os.environ.get("OUT")
+        if out:
+            shutil.copy(self.path, Path(out) / "gpu.jsonl")
+
+
+def is_green(line: dict[str, Any] | None, marks: dict[str, Any] | None = None) -> bool:
+    """Whether a result is a success. A figure that counts does so in another call that counts."""
+    counts = (marks or {}).get("counts")
+    return line is not None and line["exit"] == 0 and line.get("counts") == counts
 
 
 def gpu_name() -> str | None:
@@ -134,23 +157,34 @@ def run_limited(command: list[str], seconds: float, scratch: Path) -> tuple[int,
         return code, output.read().decode(errors="replace")
 
 
-def run_stages(record: Record, stages: list[Stage], **more: Any) -> bool:
-    """Runs stages one after another. Returns whether all of them ran and succeeded."""
-    only, green = setting("STAGES", "").split(), True
-    end = time.monotonic() + float(setting("PHASE_SECONDS", "570"))
+def phase_end() -> float:
+    """The moment, of `time.monotonic`, at which a phase that starts now ends."""
+    return time.monotonic() + float(setting("PHASE_SECONDS", "570"))
+
+
+def run_stages(record: Record, stages: list[Stage], end: float, **more: Any) -> None:
+    """Runs stages one after another until `end`, but those with a green result."""
+    only, known = setting("STAGES", "").split(), record.newest(record.common["phase"])
+    known = {} if setting("AGAIN", "0") == "1" else known
     for stage in stages:
         if only and stage.name not in only:
+            continue
+        if is_green(known.get(stage.name), more):
+            print(f"{stage.name:12} is green already", flush=True)
             continue
         left = end - time.monotonic()
         reason = stage.lacks() or ("no time is left" if left < 1 else None)
         if reason:
             record.add(stage=stage.name, exit=None, skipped=reason, **more)
             print(f"{stage.name:12} skipped: {reason}", flush=True)
-            green = False
             continue
         start = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="gpu-") as scratch:
             code, text = run_limited(stage.command, min(stage.limit(), left), Path(scratch))
+        if code == 124 and left < stage.limit():
+            record.add(stage=stage.name, exit=None, skipped=f"cut off after {left:.0f} s", **more)
+            print(f"{stage.name:12} cut off after {left:.0f} s: the phase is over", flush=True)
+            continue
         if code == 0 and "test result: ok. 0 passed" in text:
             code, text = 1, text + "no test has this name\n"
         seconds = round(time.monotonic() - start, 1)
@@ -158,8 +192,6 @@ def run_stages(record: Record, stages: list[Stage], **more: Any) -> bool:
         print(f"{stage.name:12} exit {code}, {seconds} s", flush=True)
         if code != 0:
             print("    " + text[-1500:].strip().replace("\n", "\n    "), flush=True)
-        green = green and code == 0
-    return green
 
 
 def helper(name: str, *words: str) -> list[str]:

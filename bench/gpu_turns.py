@@ -1,9 +1,9 @@
 """Phase `fast` of `bench/gpu.sh`: ceilings of the GPU, our throughput, and turns of ours and the peers.
 
-Peers stay alive between turns: each starts once, compiles, warms up, reports `ready`, and then
-trains for some seconds per request. Ours and the peers are grouped by precision, so that memory
-suffices and equal precisions are compared. Ours restarts for each turn; its start and warm-up are
-outside of the measured time.
+Peers come one after another, so that no two of them share the memory, each with ours at the same
+precision. A peer starts once, compiles and warms up, says `ready`, and then trains for some seconds
+whenever it is asked to; ours and the peer take turns. Ours starts anew for each turn; its start and
+its warm-up are outside the time that it measures.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gpu_record import BENCH, DEVICE, MERISTEM, PRECISIONS, Record, Stage, environment
-from gpu_record import run_stages, setting, small
+from gpu_record import BENCH, DEVICE, MERISTEM, PRECISIONS, Record, Stage, environment, is_green
+from gpu_record import phase_end, run_stages, setting, small
 
 SECONDS = setting("SECONDS", "0.1" if small() else "1")
 ROUNDS = int(setting("ROUNDS", "1" if small() else "3"))
@@ -31,6 +31,13 @@ BATCH = setting("BATCH", "4" if small() else "128")
 PEER_DEVICE = setting("PEER_DEVICE", "cuda")
 
 Values = dict[str, list[float]]
+# Family, arrangement, precision.
+PeerSpec = tuple[str, str, str]
+
+
+def stage_of(spec: PeerSpec) -> str:
+    """Name of the turns of ours and a peer."""
+    return "turns:" + ":".join(spec)
 
 
 def summary(values: Values) -> dict[str, Any]:
@@ -96,16 +103,17 @@ class Peer:
 
 
 def sweep(record: Record, end: float, marks: dict[str, Any]) -> None:
-    """Ours for each number of hosts, in f32."""
-    values: Values = {f"ours:{envs}": [] for envs in ENVS}
+    """Ours for each number of hosts in f32, and at the other precisions for the peers' number."""
+    kinds = [(envs, "f32") for envs in ENVS]
+    kinds += [(PEER_ENVS, precision) for precision in PRECISIONS if precision != "f32"]
+    values: Values = {f"ours:{envs}:{precision}": [] for envs, precision in kinds}
     problems = {}
     for _ in range(ROUNDS):
-        for envs in ENVS:
-            name = f"ours:{envs}"
+        for name, (envs, precision) in zip(values, kinds, strict=True):
             try:
                 if name not in problems:
                     left = max(1, min(60, end - time.monotonic()))
-                    values[name].append(ours(envs, "f32", left))
+                    values[name].append(ours(envs, precision, left))
             except (subprocess.SubprocessError, ValueError) as error:
                 problems[name] = f"{error} {getattr(error, 'stderr', '')}"[-1500:]
     results = summary(values)
@@ -113,40 +121,31 @@ def sweep(record: Record, end: float, marks: dict[str, Any]) -> None:
     show("ours", results, problems)
 
 
-def compare(
-    record: Record, precision: str, peers: list[Peer], end: float, marks: dict[str, Any]
-) -> None:
-    """Turns of ours and the peers at one precision; ours alone if there are no peers."""
-    mine = f"ours:{PEER_ENVS}:{precision}"
-    values: Values = {name: [] for name in [mine, *(peer.name for peer in peers)]}
+def compare(record: Record, spec: PeerSpec, end: float, marks: dict[str, Any]) -> None:
+    """Ours and one peer in turns."""
+    mine = f"ours:{PEER_ENVS}:{spec[2]}"
+    peer = Peer(*spec)
+    values: Values = {mine: [], peer.name: []}
     problems: dict[str, str] = {}
-    ready = {}
-    limit = min(end, time.monotonic() + float(setting("LIMIT_peers", "110")))
-    turns: list[Any] = []
-    for peer in peers:
-        try:
-            ready[peer.name] = peer.line(limit)
-            turns.append(peer)
-        except (RuntimeError, ValueError) as error:
-            problems[peer.name] = str(error)
-            peer.close()
-    for _ in range(ROUNDS):
-        for peer in [None, *turns]:
-            name = mine if peer is None else peer.name
+    ready = None
+    try:
+        ready = peer.line(min(end, time.monotonic() + float(setting("LIMIT_peers", "110"))))
+        for _ in range(ROUNDS):
             until = min(end, time.monotonic() + 30)
-            try:
-                if name not in problems:
-                    left = max(1, until - time.monotonic())
-                    if peer is None:
-                        values[name].append(ours(PEER_ENVS, precision, left))
-                    else:
-                        values[name].append(peer.turn(until))
-            except (RuntimeError, ValueError, subprocess.SubprocessError) as error:
-                problems[name] = str(error)[-1500:]
-    results = summary(values)
-    record.add(stage=f"turns_{precision}", results=results, problems=problems, ready=ready,
-               exit=len(problems), **marks)  # fmt: skip
-    show(f"turns_{precision}", results, problems)
+            values[mine].append(ours(PEER_ENVS, spec[2], max(1, until - time.monotonic())))
+            values[peer.name].append(peer.turn(min(end, time.monotonic() + 30)))
+    except (RuntimeError, ValueError) as error:
+        problems[peer.name] = str(error)[-1500:]
+    except subprocess.SubprocessError as error:
+        problems[mine] = f"{error} {getattr(error, 'stderr', '')}"[-1500:]
+    finally:
+        peer.close()
+    # A peer that the phase had no time for has no result, and comes again.
+    late = bool(problems) and time.monotonic() >= end
+    results, stage = summary(values), stage_of(spec)
+    record.add(stage=stage, results=results, problems=problems, ready=ready,
+               exit=None if late else len(problems), **marks)  # fmt: skip
+    show(stage, results, problems)
 
 
 def show(title: str, results: dict[str, Any], problems: dict[str, str]) -> None:
@@ -170,9 +169,10 @@ def lacking(family: str) -> str | None:
     return f"{family} sees no GPU" if done.returncode == 3 else f"there is no {family}"
 
 
-def take_turns(record: Record, peers: list[tuple[str, str, str]], marks: dict[str, Any]) -> None:
-    """The whole phase. All its results in the record carry `marks`: whether they count."""
-    end = time.monotonic() + float(setting("PHASE_SECONDS", "570"))
+def take_turns(record: Record, peers: list[PeerSpec], marks: dict[str, Any]) -> None:
+    """The whole phase. Everything that it adds to the record has `marks`: whether it counts. What a
+    call before this one has measured is not measured again."""
+    end = phase_end()
     if not marks["counts"]:
         print(f"these results do not count: {marks['why_not']}")
     missing = {family: lacking(family) for family in {family for family, _, _ in peers}}
@@ -180,7 +180,6 @@ def take_turns(record: Record, peers: list[tuple[str, str, str]], marks: dict[st
         if reason:
             record.add(stage=f"peers_{family}", exit=None, skipped=reason, **marks)
             print(f"peers of {family} skipped: {reason}")
-    peers = [peer for peer in peers if missing[peer[0]] is None]
     command = [sys.executable, str(BENCH / "torch_gpu.py"), "--ceilings", "--device", PEER_DEVICE]
     bench = [MERISTEM, "bench"]
     more = ["--device", DEVICE, "--batch", BATCH, "--seconds", SECONDS, "--json"]
@@ -190,16 +189,16 @@ def take_turns(record: Record, peers: list[tuple[str, str, str]], marks: dict[st
         Stage("several", 40, [*bench, "counterfactual", "--host", HOST, "--slots",
                               "r0c0" if HOST == "minimal" else "r0c0,r0c1,r0c2", *more]),
     ]  # fmt: skip
-    run_stages(record, stages, **marks)
-    sweep(record, end, marks)
-    for precision in PRECISIONS:
-        if time.monotonic() > end:
-            record.add(stage=f"turns_{precision}", exit=None, skipped="no time is left", **marks)
+    run_stages(record, stages, end, **marks)
+    known = {} if setting("AGAIN", "0") == "1" else record.newest("fast")
+    if not is_green(known.get("ours"), marks):
+        sweep(record, end, marks)
+    for spec in peers:
+        if missing[spec[0]] or is_green(known.get(stage_of(spec)), marks):
             continue
-        started = [Peer(*peer) for peer in peers if peer[2] == precision]
-        try:
-            compare(record, precision, started, end, marks)
-        finally:
-            for peer in started:
-                peer.close()
+        if time.monotonic() > end:
+            record.add(stage=stage_of(spec), exit=None, skipped="no time is left", **marks)
+            print(f"{stage_of(spec)} skipped: no time is left")
+            continue
+        compare(record, spec, end, marks)
     os.sync()
