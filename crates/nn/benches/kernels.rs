@@ -140,7 +140,7 @@ impl Bench {
         let (mut y, mut dx) = (Aligned::zeros(dy.1), Aligned::zeros(x.1));
         let mut dw = Aligned::zeros(w.1);
         let mut scratch = Aligned::zeros(of.scratch_len());
-        // As many as the direct way takes.
+        // Operations of the direct convolution.
         let flops = 2.0 * (s.output().len() * 9 * s.in_c) as f64;
         let mut filters = Aligned::zeros(of.filters_len());
         self.time(&format!("{name} forward"), flops, "GFLOP/s", || {

@@ -3,11 +3,10 @@
 //!
 //! `cargo bench -p meristem-nn --bench steps -- [baseline|grown|wide|deep|large] [train|validate]
 //! [direct] [one] [two]`; `MERISTEM_ISA` picks the instruction set, `direct` switches Winograd's
-//! filtering off, `one` takes one network, and `two` gives the worker that runs the steps another
-//! one for parts of kernels.
-//! `grown` is `baseline` with `conv_heavy` and `depthwise` blended in and `attention` in training.
-//! Four networks take turns, as envs do, unless it is `one`. First come the peaks of this core that
-//! floors follow from.
+//! filtering off, `one` runs one network instead of four, and `two` adds a second worker, which
+//! runs parts of kernels. `grown` is `baseline` with `conv_heavy` and `depthwise` blended in and
+//! `attention` in training. Without `one`, four networks take turns, as envs do. The bench first
+//! measures the core's peaks, from which the lower bounds follow.
 
 use std::hint::black_box;
 use std::sync::mpsc;
@@ -51,7 +50,7 @@ fn host(
     b.finish(y).expect("a graph")
 }
 
-/// The three live modules of `grown`, as their blueprints make them.
+/// The three live modules of `grown`, with the layers of their blueprints.
 fn grow(b: &mut GraphBuilder, block: usize, host: NodeId) -> NodeId {
     b.group(&format!("r0c{block}"), SGD);
     let (input, c) = (b.detach(host), b.dims(host).c);
@@ -156,7 +155,7 @@ fn profile_on(
     receive.recv().expect("the kernel sends")
 }
 
-/// GFLOP/s of a product in full tiles, whose weights stay in the nearest cache.
+/// GFLOP/s of a product in full tiles, with weights in the first-level cache.
 fn multiply_add_peak(isa: Isa) -> f64 {
     let [rows, depth, cols] = [112, 256, 32];
     let shape = ConvShape::linear(rows, depth, cols);

@@ -15,7 +15,7 @@ pub enum Error {
     /// The device refused or failed.
     #[error(transparent)]
     Device(#[from] meristem_device::Error),
-    /// Two parameters or buffers of one graph have one name.
+    /// Two parameters or buffers of one graph have the same name.
     #[error("the name `{name}` is used twice in one network; give each parameter its own")]
     DuplicateName {
         /// The name.
@@ -61,7 +61,7 @@ pub enum Error {
         /// Its input.
         dims: Dims,
     },
-    /// Two values that must agree in shape do not.
+    /// Two values have different shapes, but must have the same.
     #[error("{op}: expected {} per sample, got {}", form(expected), form(got))]
     Dims {
         /// Operation.
@@ -87,7 +87,7 @@ pub enum Error {
         /// Samples asked for.
         batch: usize,
     },
-    /// A plan was requested for sequences that do not all have the same number of steps.
+    /// A plan was requested for sequences of different lengths.
     #[error("expected a whole number of sequences of {steps} steps, got {batch} rows")]
     Steps {
         /// Rows asked for.
@@ -104,7 +104,7 @@ pub enum Error {
         /// Its scale.
         parameter: String,
     },
-    /// The kernels do not do this.
+    /// No kernel supports this.
     #[error("`{layer}`: expected {expected}, got {got}")]
     Unsupported {
         /// Layer.

@@ -1,7 +1,7 @@
 //! First values of parameters, from a counter-based generator keyed by (seed, env, name).
 //!
-//! A parameter's numbers depend on no other parameter: growing a module leaves the host as it is,
-//! and a module starts the same beside any other modules.
+//! A parameter's numbers do not depend on other parameters. So growing a module does not change the
+//! host, and a module's initial weights do not depend on other modules.
 
 use meristem_device::random::{Purpose, Rng};
 
@@ -30,12 +30,12 @@ fn normal(rng: &mut Rng) -> f64 {
     (-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * angle).cos()
 }
 
-/// A `rows × cols` matrix whose shorter side is orthogonal and of length `gain`: the Q of a QR
-/// decomposition of a normal matrix whose R has a positive diagonal, which is uniform over all such
-/// matrices (Mezzadri, "How to generate random matrices from the classical compact groups", 2007).
-/// Found by Gram and Schmidt's process in f64, whose R has that sign by itself: from each random
-/// vector its parts along the earlier ones are subtracted one by one, and the remainder is
-/// normalised.
+/// A `rows × cols` matrix. The vectors along its shorter side are orthogonal and have length
+/// `gain`. It is the Q of a QR decomposition of a normal matrix, with a positive diagonal of R,
+/// which is uniform over all such matrices (Mezzadri, "How to generate random matrices from the
+/// classical compact groups", 2007). The Gram-Schmidt process in f64 gives such an R: the
+/// components along earlier vectors are subtracted from each random vector one by one, and the
+/// remainder is normalised.
 fn orthogonal(rng: &mut Rng, rows: usize, cols: usize, gain: f64) -> Vec<f32> {
     let (count, len) = (rows.min(cols), rows.max(cols));
     let mut vectors: Vec<Vec<f64>> = vec![];

@@ -1,4 +1,5 @@
-//! Packed parameters (F3): where every parameter lies in its group's tensor, and how it is stored.
+//! Packed parameters (F3): the range of every parameter in its group's tensor, and its storage
+//! order.
 //!
 //! PyTorch's shapes are for people and files; kernels want the output channels innermost and padded
 //! to whole vectors. The packed layout does not depend on the instruction set:
@@ -89,7 +90,7 @@ impl Packing {
     }
 
     /// PyTorch's layout to the packed one; padding lanes become zero. `packed` has [`Packing::len`]
-    /// elements, `torch` as many as the shape.
+    /// elements, `torch` the number of elements of the shape.
     pub fn pack(&self, torch: &[f32], packed: &mut [f32]) {
         packed.fill(0.0);
         self.for_each(|p, t| packed[p] = torch[t]);
@@ -113,7 +114,7 @@ pub struct ParamPlace {
 }
 
 impl ParamPlace {
-    /// As a range of the group's tensor.
+    /// The elements' range in the group's tensor.
     pub fn range(self) -> std::ops::Range<usize> {
         self.start..self.start + self.len
     }

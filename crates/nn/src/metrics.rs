@@ -52,7 +52,7 @@ pub struct Metrics {
     /// Result of [`Network::fingerprint`](crate::Network::fingerprint); 0 if it did not run.
     #[serde(default)]
     pub fingerprint: u64,
-    /// Mean loss of the last batches, oldest first; as many as the log holds.
+    /// Mean loss of the last batches, oldest first; at most the capacity of the log.
     pub batch_losses: Vec<f64>,
     /// Per parameter group, in the graph's order.
     pub groups: Vec<GroupMetrics>,

@@ -50,7 +50,7 @@ impl Precision {
         }
     }
 
-    /// Whether networks on a device can have it.
+    /// Whether a device can compute in this precision.
     pub fn runs_on(self, device: DeviceId) -> bool {
         match device {
             DeviceId::Cpu(_) => self == Precision::F32,

@@ -74,7 +74,7 @@ pub fn profile(
     }
     let mean = |times: &[f64]| times.iter().sum::<f64>() / times.len().max(1) as f64;
     let median = |times: &mut Vec<f64>| {
-        // The first batch of a turn finds less in the caches than the others, so all count.
+        // All batches of a turn count, because the first finds less in the caches.
         let mut turns: Vec<f64> = times.chunks(batches.max(1)).map(mean).collect();
         turns.sort_by(f64::total_cmp);
         turns.get(turns.len() / 2).copied().unwrap_or_default()

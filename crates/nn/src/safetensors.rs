@@ -48,7 +48,7 @@ pub fn to_bytes(path: &Path, state: &StateDict, metadata: &Metadata) -> Result<V
     encode(state, metadata).map_err(|e| file_error(path, e))
 }
 
-/// Writes such bytes as [`save`] does.
+/// Writes the result of [`to_bytes`] to a file, like [`save`].
 ///
 /// # Errors
 /// [`Error::Io`].
@@ -298,7 +298,7 @@ mod tests {
             let error = decode(start).unwrap_err();
             assert!(error.contains(named) && !error.contains("damaged"), "{error}");
         }
-        // A header of 640 bytes begins as a pickle does.
+        // A header of 640 bytes begins with the first two bytes of a pickle.
         let (state, _) = example();
         let long = ("note".to_owned(), "x".repeat(409));
         let bytes = encode(&state, &Metadata::from([long])).unwrap();

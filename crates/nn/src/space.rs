@@ -66,12 +66,13 @@ impl SpaceSpan {
         Self::new(space(place.group), dtype, place.start, place.len)
     }
 
-    /// As a range of elements of its memory.
+    /// Range of the elements in the space's memory.
     pub fn range(self) -> std::ops::Range<usize> {
         self.start..self.start + self.len
     }
 
-    /// As a range of bytes of its memory; ends beyond the largest address are cut there.
+    /// Range of the bytes in the space's memory; an end beyond the largest address is reduced to
+    /// it.
     pub fn bytes(self) -> std::ops::Range<usize> {
         let (size, end) = (self.dtype.size(), self.start.saturating_add(self.len));
         self.start.saturating_mul(size)..end.saturating_mul(size)

@@ -54,7 +54,7 @@ impl HostData {
 pub struct HostTensor {
     /// PyTorch's shape; empty for a scalar.
     pub shape: Vec<usize>,
-    /// Its elements, as many as the shape says.
+    /// The elements; their number is the product of the shape.
     pub data: HostData,
 }
 
@@ -87,7 +87,7 @@ impl HostTensor {
         format!("{} {:?}", self.data.dtype_name(), self.shape)
     }
 
-    /// Whether there are as many elements as the shape says.
+    /// Whether the number of elements is the product of the shape.
     pub fn is_whole(&self) -> bool {
         let numel = self.shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
         numel == Some(self.data.len())
@@ -185,9 +185,9 @@ impl StateDict {
 /// Every tensor of a [`StateDict`] that does not fit a network.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StateError {
-    /// The network has them, the weights do not.
+    /// Tensors of the network that the weights lack.
     pub missing: Vec<String>,
-    /// The weights have them, the network does not.
+    /// Tensors of the weights that the network lacks.
     pub extra: Vec<String>,
     /// Tensors of another shape or element type; with the expected and the given form.
     pub misshapen: Vec<String>,

@@ -38,7 +38,7 @@ impl GraphBuilder {
         NodeId(0)
     }
 
-    /// One more input, given beside the batch (a [`Network`](crate::Network) has only the batch).
+    /// An additional input. (A [`Network`](crate::Network) has only one input, the batch.)
     pub fn another_input(&mut self, dims: Dims) -> NodeId {
         let index = self.inputs();
         self.push(NodeOp::Input(index), dims)
@@ -153,7 +153,7 @@ impl GraphBuilder {
         Ok(self.push(op, d))
     }
 
-    /// Group norm (eps 1e-5) whose scale starts at `scale`.
+    /// Group norm (eps 1e-5) with initial scale `scale`.
     pub fn group_norm(
         &mut self,
         x: NodeId,

@@ -13,7 +13,8 @@ impl Graph {
             NodeOp::Input(_) | NodeOp::Indices(_) | NodeOp::State(_) => 0,
             NodeOp::Detach(_) | NodeOp::StraightThrough { .. } => 0,
             NodeOp::Embedding { .. } | NodeOp::Concat(_) => 0,
-            // Four gates of two products and biases, three sigmoids, two tanhs, five others.
+            // Four gates of two products and biases, three sigmoids, two tanhs, five other
+            // operations.
             NodeOp::Lstm { x, .. } => each * (4 * (2 * (of(x).c + each) + 2) + 3 * 3 + 2 * 4 + 5),
             NodeOp::Conv2d { x, bias, geometry, .. } => {
                 let window = geometry.kernel[0] * geometry.kernel[1] * of(x).c / geometry.groups;

@@ -1,8 +1,8 @@
 //! A network as data: nodes in execution order, and the parameters they name.
 //!
-//! A [`Graph`] says nothing of batches, memory or kernels; `plan` compiles it. Values are described
-//! per sample as [`Dims`] (channels, height, width); a feature vector of `C` values is `C × 1 × 1`.
-//! Nodes can only refer to nodes that were added before them, so a graph is acyclic by
+//! A [`Graph`] is independent of batches, memory and kernels; `plan` compiles it. Values are
+//! described per sample as [`Dims`] (channels, height, width); a feature vector of `C` values is `C
+//! × 1 × 1`. Nodes can only refer to nodes that were added before them, so a graph is acyclic by
 //! construction.
 
 mod builder;
@@ -178,8 +178,8 @@ pub enum NodeOp {
     /// An input with the state before the first step, f32, one row per sequence, counted with the
     /// other inputs.
     State(usize),
-    /// Cross-correlation, as PyTorch's `Conv2d`; a `Linear` layer is one of a 1×1 image, whose
-    /// weight is `[out, in]`.
+    /// Cross-correlation, as PyTorch's `Conv2d`; a `Linear` layer is a convolution of a 1×1 image,
+    /// with weight `[out, in]`.
     Conv2d {
         /// Input node.
         x: NodeId,
@@ -259,7 +259,7 @@ pub enum NodeOp {
     ScaleChannels {
         /// Image.
         x: NodeId,
-        /// Vector of as many channels.
+        /// Vector with one value for each channel of the image.
         scale: NodeId,
         /// Constant factor.
         factor: f32,

@@ -1,4 +1,4 @@
-//! How a group of parameters is updated.
+//! Update rules of parameter groups.
 
 use crate::kernels::optim::{AdamConfig, SgdConfig};
 

@@ -96,11 +96,11 @@ impl GraphBuilder {
     }
 
     /// PyTorch's one-layer `LSTM` with parameters `{name}.weight_ih_l0` and so on; the value is h
-    /// of every step. Rows of a batch are `[steps][sequences]`; how many steps they are is the
-    /// plan's ([`PlanOptions::steps`](crate::PlanOptions)). `keep` has one value a row: the state
-    /// before a step is multiplied by it, so that 0 starts a new sequence there. `state` comes from
-    /// [`GraphBuilder::lstm_state`]. Weights are orthogonal; of the biases, the forget gate's in
-    /// `bias_ih` is 1 and all others 0.
+    /// of every step. Rows of a batch are `[steps][sequences]`;
+    /// [`PlanOptions::steps`](crate::PlanOptions) is the number of steps. `keep` has one value a
+    /// row: the state before a step is multiplied by it, so that 0 starts a new sequence there.
+    /// `state` comes from [`GraphBuilder::lstm_state`]. Initial weights are orthogonal. The forget
+    /// gate's bias in `bias_ih` is 1; all other biases are 0.
     ///
     /// ```text
     /// (i, f, g, o) = W_ih x_t + b_ih + W_hh (k_t h_{t−1}) + b_hh

@@ -27,7 +27,8 @@ pub struct BlendInputs<'a> {
     pub m: &'a [f32],
     /// Module input; read by [`BlendMode::Multiply`] only.
     pub x: &'a [f32],
-    /// One value per sample, whose count it gives; read by [`BlendMode::Gate`] only, else empty.
+    /// One value per sample; its length is the number of samples. Read by [`BlendMode::Gate`] only,
+    /// else empty.
     pub gate: &'a [f32],
     /// Alpha.
     pub alpha: f32,
@@ -36,14 +37,14 @@ pub struct BlendInputs<'a> {
 /// Destinations of the gradients of a blend.
 #[derive(Debug, Default)]
 pub struct BlendGrads<'a> {
-    /// With respect to the host.
+    /// Gradient with respect to the host.
     pub h: GradOut<'a>,
-    /// With respect to the module.
+    /// Gradient with respect to the module.
     pub m: GradOut<'a>,
-    /// With respect to the module's input; written by [`BlendMode::Multiply`] only
+    /// Gradient with respect to the module's input; written by [`BlendMode::Multiply`] only
     /// (elsewhere it is zero, and an overwritten destination is filled with zeros).
     pub x: GradOut<'a>,
-    /// With respect to the gate, one value per sample; [`BlendMode::Gate`] only.
+    /// Gradient with respect to the gate, one value per sample; [`BlendMode::Gate`] only.
     pub gate: GradOut<'a>,
 }
 
@@ -177,11 +178,11 @@ isa_kernels! {
 /// Destinations of the gradients of [`tanh_mix`].
 #[derive(Debug, Default)]
 pub struct TanhMixGrads<'a> {
-    /// With respect to the identity branch.
+    /// Gradient with respect to the identity branch.
     pub x: GradOut<'a>,
-    /// With respect to the other branch.
+    /// Gradient with respect to the other branch.
     pub y: GradOut<'a>,
-    /// With respect to the scalar parameter; added to.
+    /// Gradient with respect to the scalar parameter; added to.
     pub s: &'a mut [f32],
 }
 

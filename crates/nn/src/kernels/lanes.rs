@@ -43,7 +43,7 @@ impl ChannelRange {
     #[inline(always)]
     pub(crate) unsafe fn coefficients<S: Simd, const WHOLE: bool>(self, x: &[f32]) -> S {
         let x = &x[self.first..self.first + self.count];
-        // SAFETY: the slice has as many elements as are read.
+        // SAFETY: the slice has all elements that are read.
         unsafe { if WHOLE { S::coefficients(x.as_ptr()) } else { S::load_n(x.as_ptr(), x.len()) } }
     }
 
@@ -55,7 +55,7 @@ impl ChannelRange {
     #[inline(always)]
     pub(crate) unsafe fn load<S: Simd, const WHOLE: bool>(self, x: &[f32], pixel: usize) -> S {
         let at = pixel + self.first;
-        // SAFETY: the slices are checked to have as many elements as are read.
+        // SAFETY: the lengths of the slices were checked.
         unsafe {
             if WHOLE {
                 S::load(x[at..at + S::LANES].as_ptr())
@@ -77,7 +77,7 @@ impl ChannelRange {
         pixel: usize,
         apart: usize,
     ) -> S {
-        // SAFETY: the slice is checked to have as many elements as are read.
+        // SAFETY: the length of the slice was checked.
         unsafe {
             if S::PIXELS == 1 {
                 return self.load::<S, WHOLE>(x, pixel);
@@ -100,7 +100,7 @@ impl ChannelRange {
         pixel: usize,
     ) {
         let at = pixel + self.first;
-        // SAFETY: the slices are checked to have as many elements as are written.
+        // SAFETY: the lengths of the slices were checked.
         unsafe {
             if WHOLE {
                 value.store(x[at..at + S::LANES].as_mut_ptr());
@@ -122,7 +122,7 @@ impl ChannelRange {
         pixel: usize,
         apart: usize,
     ) {
-        // SAFETY: the slice is checked to have as many elements as are written.
+        // SAFETY: the length of the slice was checked.
         unsafe {
             if S::PIXELS == 1 {
                 return self.store::<S, WHOLE>(value, x, pixel);
@@ -140,7 +140,7 @@ impl ChannelRange {
     #[inline(always)]
     pub(crate) unsafe fn load_bytes<S: Simd, const WHOLE: bool>(self, x: &[u8], pixel: usize) -> S {
         let (at, n) = (pixel + self.first, if WHOLE { S::LANES } else { self.count });
-        // SAFETY: the slice is checked to have as many elements as are read.
+        // SAFETY: the length of the slice was checked.
         unsafe { S::load_bytes(x[at..at + n].as_ptr(), n) }
     }
 
@@ -156,7 +156,7 @@ impl ChannelRange {
         pixel: usize,
     ) {
         let (at, n) = (pixel + self.first, if WHOLE { S::LANES } else { self.count });
-        // SAFETY: the slice is checked to have as many elements as are written.
+        // SAFETY: the length of the slice was checked.
         unsafe { value.store_bytes(x[at..at + n].as_mut_ptr(), n) }
     }
 

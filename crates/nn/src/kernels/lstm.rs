@@ -1,8 +1,8 @@
 //! LSTM over sequences, forward and back through time.
 //!
-//! Letters: `T` steps, `B` sequences, `H` hidden; rows of a batch are `[T][B]`. Gates lie side by
-//! side in the order i, f, g, o: a row has `4H` of them. A state is `[B][2H]`: h, then c. `keep`
-//! `[T][B]` is 1, or 0 where the state is reset before the step.
+//! Letters: `T` steps, `B` sequences, `H` hidden; rows of a batch are `[T][B]`. Gates are adjacent
+//! in the order i, f, g, o: `4H` values per row. A state is `[B][2H]`: h, then c. `keep` `[T][B]`
+//! is 1, or 0 where the state is reset before the step.
 //!
 //! The products with all inputs are one matrix product over `T·B` rows; only the products with the
 //! state go step by step, over `B` rows.
@@ -319,7 +319,7 @@ isa_kernels! {
     }
 
     /// One step of one sequence, backward: `dgates` is overwritten; `dc` holds the gradient from
-    /// the step after, and becomes the one for the step before.
+    /// the next step, and is replaced by the gradient for the previous step.
     fn cell_backward(isa: Isa, of: &CellGradient<'_>, dc: &mut [f32], dgates: &mut [f32]) {
         let n = dc.len();
         let (i, rest) = of.gates.split_at(n);

@@ -1,11 +1,11 @@
 //! Macros of kernels: a plain Rust body compiled once per instruction set, and a loop as straight
 //! code.
 
-/// Defines functions whose first argument is an [`Isa`](super::Isa) and whose body, written once
-/// in plain Rust over slices, is compiled for each instruction set, so that the compiler
-/// vectorises it with the registers of that set. The body must not call into functions that are
-/// not `#[inline(always)]` on its hot path: they would be compiled for the baseline, as has
-/// happened to `for_each` with `exp` in its closure.
+/// Defines functions whose first argument is an [`Isa`](super::Isa) and whose body, written once in
+/// plain Rust over slices, is compiled for each instruction set, so that the compiler vectorises it
+/// with the registers of that set. The body must not call into functions that are not
+/// `#[inline(always)]` on its hot path: they would be compiled for the baseline instruction set.
+/// (This happened to `for_each` with `exp` in its closure.)
 macro_rules! isa_kernels {
     ($(
         $(#[$meta:meta])*
@@ -61,7 +61,7 @@ macro_rules! unroll {
     };
 }
 
-/// [`unroll`] for as many rows as a tile has, at most 28.
+/// [`unroll`] over the rows of a tile, at most 28.
 macro_rules! unroll_rows {
     ($n:ident, $i:ident, $body:block) => {
         $crate::kernels::macros::unroll!(@ $n $i $body 28: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16
@@ -70,7 +70,7 @@ macro_rules! unroll_rows {
 }
 
 /// Whether `I < N`, as a constant: surplus repetitions of [`unroll`] are left out when a kernel is
-/// instantiated. With a comparison the optimiser would have to remove them.
+/// instantiated. With a run-time comparison, their removal would be up to the optimiser.
 pub(crate) struct Below<const I: usize, const N: usize>;
 
 impl<const I: usize, const N: usize> Below<I, N> {

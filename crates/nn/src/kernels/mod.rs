@@ -20,9 +20,9 @@
 //! - Lengths follow the operation's [`Signature`](crate::ops::Signature), which the plan compiler
 //!   checks once for all runs and [`ops::run`](crate::ops::run) at each call. Kernels do not check
 //!   them again: a wrong length panics or gives a wrong result, and never leads outside a slice.
-//! - `scratch` is memory whose contents mean nothing before and after; its length comes from
-//!   `scratch_len`. Kernels allocate nothing except the scratch of their parts, which a thread
-//!   keeps and which grows to the largest.
+//! - `scratch` is memory with unspecified contents before and after; its length comes from
+//!   `scratch_len`. Kernels allocate only the scratch of their parts, which a thread keeps at the
+//!   largest size that was needed.
 //! - Slices that start on 64-byte boundaries are faster; none must.
 
 // Loops over lanes index several arrays at once, which reads better than zipped iterators.
@@ -70,7 +70,7 @@ pub struct GradOut<'a> {
 }
 
 impl<'a> GradOut<'a> {
-    /// Destination whose contents are overwritten.
+    /// A destination that is overwritten.
     pub fn overwrite(values: &'a mut [f32]) -> Self {
         Self { values, accumulate: false }
     }

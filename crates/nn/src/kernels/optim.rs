@@ -32,7 +32,7 @@ pub struct AdamConfig {
 /// Factor that brings a gradient of L2 norm `norm` down to at most `max_norm`:
 /// `min(1, max_norm/(norm + 1e-6))`, as `torch.nn.utils.clip_grad_norm_`. NaN for a NaN norm.
 pub fn clip_coefficient(norm: f64, max_norm: f32) -> f32 {
-    // f32 as in PyTorch, whose norm is an f32 tensor.
+    // f32, because PyTorch's norm is an f32 tensor.
     let coefficient = max_norm / (norm as f32 + 1e-6);
     if coefficient > 1.0 { 1.0 } else { coefficient }
 }

@@ -1,15 +1,15 @@
 //! Kernels in parts: the images of a batch in a fixed number of parts, some of which idle workers
 //! take over ([`meristem_device::in_parts`]).
 //!
-//! The number of parts follows from the shape alone, and their sums are added in their order: the
-//! bits do not depend on the number of workers.
+//! The shape alone determines the number of parts, and their sums are added in order. So the bits
+//! do not depend on the number of workers.
 //!
 //! A batch has at most eight parts: a power of two, and all of equal size except the last ones, so
-//! that two, four or eight workers have equal work. A part of a convolution takes some 50 µs of a
-//! core, a part of a norm 10 µs. Scratch of one of several parts is memory of the worker that runs
-//! it: kernels find it in the caches one after the other, where separate scratch for each kernel
-//! would displace activations. It is not counted in the device's memory; a worker keeps as much as
-//! its largest part took. A kernel in one part has its scratch in the arena.
+//! that two, four or eight workers have equal work. A part of a convolution takes about 50 µs of a
+//! core, a part of a norm 10 µs. With several parts, a part's scratch is memory of the worker that
+//! runs it. Consecutive kernels find this memory in the caches; separate scratch for each kernel
+//! would displace activations. It is not counted in the device's memory; a worker keeps the size of
+//! its largest part. A kernel in one part has its scratch in the arena.
 
 use std::cell::RefCell;
 
@@ -55,7 +55,7 @@ pub(crate) fn elements(len: usize) -> usize {
 }
 
 /// Part size when splitting into at most `parts` parts of equal size, except the last ones. Their
-/// number is a power of two, so that two, four or eight workers have equally many.
+/// number is a power of two, so that two, four or eight workers get equal numbers of parts.
 fn in_equal_parts(len: usize, parts: usize) -> usize {
     len.div_ceil(1 << parts.clamp(1, MOST).ilog2()).max(1)
 }

@@ -55,7 +55,7 @@ pub fn global_avg_forward(isa: Isa, shape: &BatchShape, x: &[f32], y: &mut [f32]
     }
 }
 
-/// Channels that are taken at a time: as few as small hosts have.
+/// Channels that are processed together: the channel count of small hosts.
 const LANES: usize = 8;
 
 /// Offsets of the positions of a window from its first element.
@@ -149,7 +149,7 @@ fn route<const N: usize, const ADD: bool>(
         if ADD {
             dx.iter_mut().zip(here).for_each(|(dx, here)| *dx += here);
         } else {
-            // As in a sum: of two zeros, the positive one.
+            // Adding 0.0 turns −0.0 into 0.0, as a sum does.
             dx.iter_mut().zip(here).for_each(|(dx, here)| *dx = 0.0 + here);
         }
     }

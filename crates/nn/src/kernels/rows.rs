@@ -3,7 +3,7 @@
 use super::macros::isa_kernels;
 use super::{GradOut, Isa};
 
-/// Columns `first..first + count` of rows that have `width` of them.
+/// Columns `first..first + count` of rows with `width` columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ColumnRange {
     /// Columns of the whole.

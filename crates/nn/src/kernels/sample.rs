@@ -1,9 +1,9 @@
 //! Drawing actions of several heads, with the probabilities of the loss that they are learned with
 //! ([`ppo`](super::ppo)): masks, floors, log-probabilities, entropies.
 //!
-//! Heads are drawn in order. Head 0 is the op. Which choices of head 1, the place, are legal
-//! depends on the op; an op that uses no place is always legal, another where it is legal in some
-//! place. Which choices of head 2, the kind, are legal depends on the place, if the op uses one. A
+//! Heads are drawn in order. Head 0 is the op. The legal choices of head 1, the place, depend on
+//! the op. An op without a place is always legal; an op with a place is legal if it is legal in
+//! some place. The legal choices of head 2, the kind, depend on the place, if the op uses one. A
 //! head that the op does not use is pinned to choice 0: log-probability and entropy are exactly 0.
 //! All other choices are legal.
 //!
@@ -28,7 +28,7 @@ pub struct Sampler {
     pub greedy: bool,
 }
 
-/// Numbers of one step, beside the inputs of rows.
+/// Values of one step that all rows share.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SampleStep {
     /// Step of the key, counted over all rounds.
@@ -66,8 +66,8 @@ impl SampleStep {
 pub struct SampleFrom<'a> {
     /// Logits of all heads, then V, `[N][L + 1]`. A logit that is not finite counts as 0.
     pub outputs: &'a [f32],
-    /// `[N][S][words]`: bit i of the first word where op i is legal in this place; the others have
-    /// a bit for each choice of head 2, set where it is legal in this place.
+    /// `[N][S][words]`, for each place: bit i of the first word is set if op i is legal; the
+    /// remaining words have a bit for each choice of head 2, set if the choice is legal.
     pub legality: &'a [u32],
     /// [`SampleStep::to_words`].
     pub step: &'a [u32],
@@ -161,8 +161,8 @@ impl Sampler {
     }
 }
 
-/// The probabilities of one head of one row. They are computed anew each time: heads are small, and
-/// no memory is needed.
+/// The probabilities of one head of one row. They are recomputed at each use, because heads are
+/// small and this needs no memory.
 struct Distribution<'a> {
     logits: &'a [f32],
     legal: &'a [u8],

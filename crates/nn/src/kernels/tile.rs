@@ -29,14 +29,15 @@
 //! kernel exists for each number of rows, and none computes a surplus row. The address of each row
 //! is formed once for U steps of the depth.
 //!
-//! At most 8 columns leave half of a register of 16 empty. With AVX-512 such products take two
-//! elements of the depth at a time (`pairs`). A wide product of few rows divides its columns among
-//! idle workers (`columns`); no column depends on another, so the parts change no bit.
+//! With at most 8 columns, half of a register of 16 lanes is empty. With AVX-512 such products take
+//! two elements of the depth at a time (`pairs`). A wide product of few rows divides its columns
+//! among idle workers (`columns`); no column depends on another, so the parts change no bit.
 //!
 //! # Assumptions
 //! - B is padded to whole vectors ([`readable_cols`]) and lies in rows, panels or pairs
 //!   ([`MatrixLayout`]).
-//! - Sums go over k in order. Each multiply-add rounds once, with the instructions that have it.
+//! - Sums go over k in order. Each multiply-add rounds once on instruction sets with fused
+//!   multiply-add.
 
 use columns::{SharedOutput, in_columns};
 pub(crate) use layout::{MatrixLayout, in_panels, paired_len, takes_pairs, to_pairs, to_panels};
@@ -119,7 +120,8 @@ struct ResolvedTile {
 pub(super) struct TileStore {
     pub(super) c: *mut f32,
     pub(super) c_step: usize,
-    /// Columns of the last vector that exist; the others are neither read from nor written to C.
+    /// Number of valid columns of the last vector; the other lanes are neither read from C nor
+    /// written to it.
     pub(super) last: usize,
     /// Null where there is none.
     pub(super) bias: *const f32,
@@ -165,9 +167,9 @@ pub(crate) fn run(isa: Isa, job: ProductJob<'_>) {
         let mut col = cols.start;
         while col < cols.end {
             let block = block(isa, &job, job.cols - col);
-            // The block lies within these columns, as its width divides a panel's.
-            // SAFETY: the block's kernels are compiled for `isa`, which this machine has; A, B, C
-            // and bias were checked above, up to `readable_cols`; and no other thread has these
+            // The block lies within these columns, as its width divides a panel's. SAFETY: the
+            // block's kernels are compiled for `isa`, and this machine has its instructions; A, B,
+            // C and bias were checked above, up to `readable_cols`; and no other thread has these
             // columns of C.
             unsafe { run_block(&job, &c, block, col) };
             col += block.width;
@@ -241,7 +243,7 @@ impl RowWalk {
     /// The addresses of the next rows.
     ///
     /// # Safety
-    /// There are as many, in the memory of which `a` is the start.
+    /// At least `to.len()` rows remain, and they lie within the memory that starts at `a`.
     unsafe fn next(&mut self, a: *const f32, mut to: &mut [*const f32]) {
         let Nest { counts, strides } = self.nest;
         while !to.is_empty() {
@@ -361,8 +363,8 @@ pub(super) unsafe fn finish<S: Simd, const P: usize, const V: usize>(
     }
 }
 
-/// Blocks by name: the function that compiles the kernel, its vector, whether A is read by lanes,
-/// V, U, and the numbers of rows that a tile may have.
+/// Blocks by name. Arguments: the function that compiles the kernel, the vector type, whether A is
+/// read by lanes, V, U, and the possible numbers of rows of a tile.
 macro_rules! blocks {
     ($($name:ident = $compiled:ident, $vector:ty, $lanes:literal, $v:literal, $u:literal;
        $($p:literal)*,)*) => {

@@ -7,9 +7,9 @@ use super::{Isa, PAD, pad16};
 isa_kernels! {
     /// The packed weights `[in_f][pad16(out_f)]` of a layer as weights of the layer with inputs and
     /// outputs swapped: the `out_f` rows from `first` on of panels with `depth` rows of `in_f`
-    /// columns, padding lanes zero. It goes by squares, each copied to contiguous memory first:
-    /// rows of weights are often a power of two apart, and a column of them would find no place in
-    /// the cache.
+    /// columns, padding lanes zero. The matrix is transposed in squares, each copied to contiguous
+    /// memory first: rows of weights often have a power-of-two stride, so the elements of a column
+    /// would share few cache sets.
     pub(crate) fn transpose(isa: Isa, sizes: [usize; 2], w: &[f32], to: &mut [f32],
                             rows: [usize; 2]) {
         let ([in_f, out_f], [depth, first]) = (sizes, rows);

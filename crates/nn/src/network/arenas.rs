@@ -14,7 +14,7 @@ use crate::error::Result;
 pub(super) struct Arenas {
     /// On a processor, after the first launch.
     temporary: Option<Scratch>,
-    /// As large as the launches so far needed.
+    /// The arena, with the largest size that a launch has needed so far.
     pub(super) kept: Tensor,
 }
 
@@ -24,7 +24,7 @@ impl Arenas {
         Ok(Self { temporary: None, kept: tensor(stream, 0)? })
     }
 
-    /// Makes room for `len` f32 of a launch that leaves nothing there.
+    /// Makes room for `len` f32 of a launch that keeps no contents.
     pub(super) fn make_room(&mut self, stream: &Stream, len: usize) -> Result<()> {
         if let DeviceId::Cuda(_) = stream.device().id() {
             return self.make_kept_room(stream, len);

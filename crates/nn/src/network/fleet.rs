@@ -51,10 +51,10 @@ impl<'a> NetworkFleet<'a> {
     /// last batch of an epoch may be there for some of them only: these are the first ones.
     ///
     /// # Errors
-    /// [`Error::Argument`] for more batches than networks; as [`Network::train_step`]: nothing has
-    /// run then. A failed stream, and the errors of
-    /// [`Launches::run`](meristem_device::Launches::run): networks before the one at fault may have
-    /// their step.
+    /// [`Error::Argument`] for more batches than networks; the errors of [`Network::train_step`]:
+    /// nothing has run then. A failed stream, and the errors of
+    /// [`Launches::run`](meristem_device::Launches::run): earlier networks may have taken their
+    /// step.
     #[track_caller]
     pub fn train_step(&mut self, batches: &[LabelledBatch<'_>]) -> Result<()> {
         self.check("train_step", "batches", batches.len(), 0..=self.len())?;
@@ -64,10 +64,9 @@ impl<'a> NetworkFleet<'a> {
         self.run(passes, batches)
     }
 
-    /// Prepares a training step of the first networks, network i over `sizes[i]` samples:
-    /// compiles plans, allocates memory, and builds the graphs of the backend, where they do not
-    /// exist. On the CPU it does nothing, as a network is ready for its batches once it has its
-    /// graph.
+    /// Prepares a training step of the first networks, network i over `sizes[i]` samples: compiles
+    /// plans, allocates memory, and builds the graphs of the backend, where they do not exist. Does
+    /// nothing on the CPU, where a network with a graph is ready.
     ///
     /// # Errors
     /// [`Error::Argument`] for more sizes than networks; as [`Network::prepare_training`] and
@@ -81,8 +80,8 @@ impl<'a> NetworkFleet<'a> {
         self.prepare(passes)
     }
 
-    /// As [`NetworkFleet::prepare_training`], for an evaluation with these rows of the alphas,
-    /// which are set: see [`NetworkFleet::eval_rows`].
+    /// Prepares an evaluation with the given rows of the alphas, which must be set: see
+    /// [`NetworkFleet::prepare_training`] and [`NetworkFleet::eval_rows`].
     ///
     /// # Errors
     /// As [`NetworkFleet::prepare_training`], and [`Network::eval_rows`].
@@ -194,7 +193,7 @@ impl<'a> NetworkFleet<'a> {
         self.networks.iter().try_for_each(|network| network.count_non_finite())
     }
 
-    /// Refuses a number of arguments that does not fit the networks.
+    /// Refuses a number of arguments that differs from the number of networks.
     fn check(
         &self,
         operation: &'static str,

@@ -22,8 +22,8 @@ pub(super) struct ArenaGradient {
 
 impl Network {
     /// The first half of [`Network::train_step`]: forward, loss, backward, metrics of the batch.
-    /// The gradient is the one of the batch's mean loss times `weight`; it stays on the device
-    /// until the next step of any kind. One launch; waits for nothing.
+    /// The gradient is of the batch's mean loss times `weight`; it stays on the device until the
+    /// next step of any kind. One launch; waits for nothing.
     ///
     /// # Errors
     /// As [`Network::train_step`].
@@ -41,7 +41,7 @@ impl Network {
         Ok(())
     }
 
-    /// In place of [`Network::differentiate`] where a replica has no samples: its gradient is zero.
+    /// Replaces [`Network::differentiate`] on a replica without samples: sets the gradient to zero.
     /// One launch; waits for nothing.
     ///
     /// # Errors
@@ -54,9 +54,9 @@ impl Network {
         Ok(())
     }
 
-    /// Gradients with the names of their parameters, for every parameter that a gradient reaches:
-    /// views of the arena, f32, flat and packed as in [`layout`](crate::layout). They are not
-    /// clipped yet. Launches of this stream may overwrite them with sums over ranks.
+    /// Gradients with the names of their parameters, for every parameter with a gradient: views of
+    /// the arena, f32, flat and packed as in [`layout`](crate::layout). They are not clipped yet.
+    /// Launches of this stream may overwrite them with sums over ranks.
     ///
     /// # Errors
     /// [`Error::Argument`] without a gradient.
@@ -66,9 +66,9 @@ impl Network {
         views(self.graph(), plan, &self.arena.kept)
     }
 
-    /// Where [`Network::differentiate`] leaves the gradients of a batch of the largest size, which
-    /// are not there yet: names and tensors as from [`Network::gradients`]. Compiles the training
-    /// plan and allocates its memory; launches nothing.
+    /// The buffers into which [`Network::differentiate`] will write the gradients of a batch of the
+    /// largest size: names and tensors as from [`Network::gradients`]. Compiles the training plan
+    /// and allocates its memory; launches nothing.
     ///
     /// # Errors
     /// [`Error::OneValuePerChannel`], memory.

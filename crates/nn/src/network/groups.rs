@@ -60,8 +60,8 @@ pub(super) fn copy<'a>(
     if pieces.is_empty() { Ok(()) } else { Ok(stream.copy(operation, &pieces)?) }
 }
 
-/// The parts of a group that decide its layout: names, shapes and kinds, in order, and the size of
-/// the optimiser's state. How parameters are initialised does not count.
+/// The properties that determine a group's layout: names, shapes and kinds, in order, and the size
+/// of the optimiser's state. Initialisation is not among them.
 #[derive(PartialEq)]
 struct Members<'a> {
     moments: usize,

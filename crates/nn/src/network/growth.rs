@@ -17,7 +17,7 @@ pub(super) struct Fresh {
     pub(super) seed: u64,
     /// Number of the env.
     pub(super) env: u64,
-    /// Whom the memory belongs to.
+    /// Owner of the memory.
     pub(super) owner: Owner,
 }
 
@@ -48,8 +48,8 @@ pub(super) fn build(
     Ok(groups)
 }
 
-/// Adam counts its steps per group, so a group that it updates can neither take in nor give away a
-/// parameter.
+/// Adam counts its steps per group, so a parameter can neither join nor leave a group that Adam
+/// updates.
 fn check_carries(graph: &Graph, g: usize, old: Option<&GraphWeights<'_>>) -> Result<()> {
     let adam = |group: &GroupSpec| matches!(group.optimiser, Optimiser::Adam(_));
     let Some(old) = old else { return Ok(()) };

@@ -43,7 +43,7 @@ use crate::precision::Precision;
 /// A batch of one network: inputs and labels, on its stream.
 pub type LabelledBatch<'a> = (&'a Tensor, &'a Tensor);
 
-/// Options of a network besides its graph.
+/// Options of a network, without its graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NetworkOptions {
     /// Seed of the initial weights.
@@ -97,13 +97,12 @@ pub struct Network {
     alpha_values: Vec<f32>,
     metrics: Tensor,
     metrics_layout: MetricsLayout,
-    /// The gradient that lies in the arena, if there is one.
+    /// The gradient in the arena, if any.
     gradient: Option<ArenaGradient>,
 }
 
 impl Network {
-    /// A network with fresh parameters, and plans that it shares with no other network. Does not
-    /// wait for the device.
+    /// A network with fresh parameters and separate plans. Does not wait for the device.
     ///
     /// # Errors
     /// An option of zero, [`Error::Precision`], a graph with several inputs or two groups of one
@@ -112,7 +111,7 @@ impl Network {
         Self::with_plans(stream, graph, options, &Plans::default())
     }
 
-    /// As [`Network::new`], with plans shared with other networks of the device.
+    /// Like [`Network::new`], with plans shared with other networks of the device.
     ///
     /// # Errors
     /// As [`Network::new`].
@@ -176,11 +175,11 @@ impl Network {
         Ok(network)
     }
 
-    /// Growth: the network computes another graph from now on. Parameters, momentum and buffers are
-    /// carried over by name (where shape and kind agree), new ones are initialised, and ones that
-    /// the graph does not name are dropped; unchanged groups keep their tensors. A topology seen
-    /// before is not compiled again. Metrics start anew; alphas are kept if there are as many
-    /// slots, else zero. Does not wait for the device.
+    /// Growth: replaces the graph. Parameters, momentum and buffers are carried over by name if
+    /// shape and kind agree; new ones are initialised, and ones that the graph does not name are
+    /// dropped. Unchanged groups keep their tensors. A topology seen before is not compiled again.
+    /// Metrics are reset. Alphas are kept if the number of slots is the same, else set to zero.
+    /// Does not wait for the device.
     ///
     /// # Errors
     /// As [`Network::new`]; the network is then as it was.
@@ -226,9 +225,8 @@ impl Network {
         self.launch_steps("reset_metrics", vec![step])
     }
 
-    /// The metrics that have accumulated, as f64 on the device;
-    /// [`Metrics::parse`](crate::Metrics::parse) reads them after a read-back, which may serve many
-    /// networks at once (H1).
+    /// The accumulated metrics, as f64 on the device. [`Metrics::parse`](crate::Metrics::parse)
+    /// parses them after a read-back, which may include many networks (H1).
     pub fn metrics(&self) -> &Tensor {
         &self.metrics
     }

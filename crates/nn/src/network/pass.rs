@@ -122,8 +122,8 @@ impl Network {
     }
 
     /// Floating-point operations per sample ([`Graph::flops`](crate::graph::Graph::flops)) of one
-    /// [`Network::eval_rows`] of these rows, and of one [`Network::eval_step`]. Asks the device
-    /// nothing.
+    /// [`Network::eval_rows`] of these rows, and of one [`Network::eval_step`]. Does not access the
+    /// device.
     ///
     /// # Errors
     /// [`Error::Argument`].
@@ -216,8 +216,8 @@ impl Network {
         run.add(to, (&self.stream, operation), self.options.isa, &tensors)
     }
 
-    /// As [`Network::tensors`], for a launch that keeps the arena's contents, or uses the contents
-    /// that the launch before has kept.
+    /// Like [`Network::tensors`], for a launch that keeps the arena's contents, or uses contents
+    /// that the previous launch kept.
     pub(super) fn kept_tensors<'a>(
         &'a self,
         inputs: &'a [&'a Tensor],
@@ -242,7 +242,7 @@ impl Network {
         Ok(plan)
     }
 
-    /// Makes the arena large enough for a plan, which will use it.
+    /// Makes the arena large enough for a plan.
     fn make_room(&mut self, plan: &Plan) -> Result<()> {
         self.gradient = None;
         self.arena.make_room(&self.stream, plan.arena_len())

@@ -26,9 +26,9 @@ impl Network {
         self.launch("observe", run, &self.tensors(&[inputs], None, 0))
     }
 
-    /// Running statistics (f32) and counters (i64) of each group that has some, as views of the
-    /// network's tensors. Replicas that saw other samples have other statistics; training does not
-    /// read them.
+    /// Running statistics (f32) and counters (i64) of each group that has any, as views of the
+    /// network's tensors. Replicas with different samples have different statistics; training does
+    /// not read them.
     pub fn statistics(&self) -> impl Iterator<Item = (&Tensor, &Tensor)> {
         let both = self.groups.iter().map(|group| (&group.state, &group.counters));
         both.filter(|(state, counters)| state.numel() + counters.numel() > 0)
@@ -69,8 +69,8 @@ impl Network {
     }
 
     /// Hashes parameters, running statistics, optimiser's state and counters, bit for bit, into
-    /// [`Metrics::fingerprint`](crate::Metrics::fingerprint). FNV-1a over words of 32 bits: any one
-    /// difference shows. One launch; does not wait.
+    /// [`Metrics::fingerprint`](crate::Metrics::fingerprint). FNV-1a over words of 32 bits, which
+    /// detects any single difference. One launch; does not wait.
     ///
     /// # Errors
     /// A failed stream.

@@ -16,7 +16,7 @@ use crate::plan::{Phase, Plan, PlanMemory, PlanStep, Space, SpaceUse, add_use, u
 /// Memory of a launch's arena.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Arena<'a> {
-    /// In temporary memory: the launch leaves nothing there.
+    /// In temporary memory, with no contents after the launch.
     Scratch(&'a Scratch),
     /// A tensor of the network.
     Kept(&'a Tensor),
@@ -61,7 +61,7 @@ impl<'a> LaunchTensors<'a> {
     }
 }
 
-/// Steps of one launch: some phases of a plan, then others.
+/// Steps of one launch: phases of a plan, then further steps.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LaunchSteps {
     phases: Option<(Arc<Plan>, RangeInclusive<Phase>)>,
@@ -98,8 +98,8 @@ impl LaunchSteps {
         of_plan.into_iter().flatten().chain(&self.then).for_each(|step| step.run(isa, memory));
     }
 
-    /// The steps as calls of CUDA kernels; `bound` has, for each argument of the launch, the space
-    /// that it stands for and the space's first byte in it.
+    /// The steps as calls of CUDA kernels. For each argument of the launch, `bound` has its space
+    /// and the position of the space's first byte in the argument.
     fn program(&self, bound: &[(SpaceUse, usize)]) -> Program {
         match &self.phases {
             None => program(&self.then, bound),
@@ -136,7 +136,7 @@ impl LaunchSteps {
         (self.program(&bound), bound.len())
     }
 
-    /// Adds the steps as one launch to others, which have nothing to do with it.
+    /// Adds the steps, as one launch, to independent launches.
     ///
     /// # Errors
     /// As [`LaunchSteps::launch`], and [`Launch::add`](meristem_device::Launch::add).

@@ -32,7 +32,7 @@ use crate::state::{HostTensor, StateDict};
 /// passes.
 const PLANS_MAX: usize = 12;
 
-/// Options of a sequence network besides its graph.
+/// Options of a sequence network, without its graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SequenceOptions {
     /// Seed of the initial weights.
@@ -77,7 +77,7 @@ pub struct SequenceNetwork {
     plans: Recent<PlanOptions>,
     /// Memory of forward runs, and of training: a gradient survives forward runs.
     arenas: [Tensor; 2],
-    /// Plan of the last gradient, which lies in the second arena.
+    /// Plan of the last gradient, which is in the second arena.
     gradient: Option<Arc<Plan>>,
     metrics: Tensor,
 }
@@ -117,7 +117,7 @@ impl SequenceNetwork {
 
     /// Runs forward: the value of every row goes to `output` `[rows, features]`, the state after
     /// the last step to `states`, one `[sequences, 2·hidden]` per LSTM. None of them may be an
-    /// input. The first run of a new size compiles a plan and takes its memory, all others only
+    /// input. The first run of a new size compiles a plan and allocates its memory; later runs only
     /// launch. Waits for nothing.
     ///
     /// # Errors
@@ -170,8 +170,8 @@ impl SequenceNetwork {
     /// ([`SequenceNetwork::metrics`]); the parameters stay as they are. One launch, which waits for
     /// nothing; a new size compiles a plan.
     ///
-    /// `data` are the inputs of the loss besides the network's output, `results` its outputs; see
-    /// [`ops::ppo`](crate::ops::ppo).
+    /// `data` are the inputs of the loss, without the network's output; `results` are its outputs;
+    /// see [`ops::ppo`](crate::ops::ppo).
     ///
     /// # Errors
     /// [`Error::Argument`]; [`Error::PlanMemory`] for data or results that are missing, or of
@@ -238,7 +238,8 @@ impl SequenceNetwork {
         gradient::views(&self.graph, plan, &self.arenas[1])
     }
 
-    /// Finds the norm of the last gradient anew, after it was overwritten. Waits for nothing.
+    /// Recomputes the norm of the last gradient after the gradient was overwritten. Waits for
+    /// nothing.
     ///
     /// # Errors
     /// As [`SequenceNetwork::gradients`].
@@ -248,8 +249,8 @@ impl SequenceNetwork {
         self.launch("gradient norms", run, &self.tensors(true))
     }
 
-    /// Clips the last gradient, group by group, and lets the optimisers take one step with it.
-    /// Waits for nothing. A gradient that is not finite spoils the parameters: read
+    /// Clips the last gradient, group by group, and takes one optimiser step with it. Waits for
+    /// nothing. A gradient that is not finite makes the parameters NaN or infinite: read
     /// [`SequenceNetwork::metrics`] first.
     ///
     /// # Errors
@@ -329,7 +330,7 @@ impl SequenceNetwork {
         self.graph.nodes.iter().filter(|node| node.op.input().is_some())
     }
 
-    /// The rows of a run whose inputs are as they should be.
+    /// Checks the inputs of a run, and returns its number of rows.
     fn check_inputs(&self, operation: &'static str, run: &SequenceRun<'_>) -> Result<usize> {
         let expected = self.graph.inputs();
         if run.inputs.len() != expected {

@@ -23,8 +23,8 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// A snapshot of the groups of a network that `graph` names: all groups, or the groups that
-    /// shall remain. Does not wait.
+    /// A snapshot of the groups of a network that `graph` names: all groups, or the groups to keep.
+    /// Does not wait.
     ///
     /// # Errors
     /// [`Error::Argument`] if the network lacks one of them; memory.
@@ -58,7 +58,7 @@ impl Snapshot {
         sources.iter().enumerate().map(group).collect()
     }
 
-    /// The graph whose groups it holds.
+    /// The graph of the stored groups.
     pub fn graph(&self) -> &Arc<Graph> {
         &self.graph
     }
@@ -86,9 +86,8 @@ impl Snapshot {
 }
 
 impl Network {
-    /// Goes back to a snapshot: its graph, its parameters and its buffers, bit for bit; groups that
-    /// it does not have are gone, and the optimiser starts anew. Metrics start anew as well. Does
-    /// not wait.
+    /// Restores a snapshot: its graph, parameters and buffers, bit for bit. Groups that are not in
+    /// the snapshot are removed; the optimiser and the metrics are reset. Does not wait.
     ///
     /// # Errors
     /// As [`Network::set_graph`].

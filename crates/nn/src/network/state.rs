@@ -47,7 +47,7 @@ impl Network {
         self.weights().moments()?.load(state, true)
     }
 
-    /// Sets all momentum (and Adam's averages and steps) to zero: the optimiser starts anew. Does
+    /// Sets all momentum (and Adam's averages and steps) to zero, which resets the optimiser. Does
     /// not wait.
     ///
     /// # Errors

@@ -24,9 +24,9 @@
 //! # Assumptions
 //! - `ops::samples` says which operations go sample by sample. Statistics over the batch, the sums
 //!   of a batch norm's gradient, and Winograd's filtering with more than 256 filters end a chain.
-//! - Blocks and parts follow from the steps that add to gradients alone, and a chain adds to one
-//!   group of parameters: a host trains beside a module in training as it would without, bit for
-//!   bit. `plan::chain` makes the chains.
+//! - Only the steps that add to gradients determine blocks and parts, and a chain adds to one group
+//!   of parameters. So a host trains with the same bits with and without a module in training.
+//!   `plan::chain` makes the chains.
 //! - Plans for processors have chains. A GPU runs the steps for the whole batch.
 
 use std::ops::Range;
@@ -328,7 +328,7 @@ impl Chain {
         bound: &mut BoundMemory<'_>,
         scratch: &mut [f32],
     ) {
-        // Inner values have the samples of one block.
+        // Memory of inner values covers the samples of one block.
         let (batch, block) = (self.sizes.batch, &(0..here.len()));
         let mut taken: SmallVec<[&mut [u8]; 8]> = SmallVec::new();
         for place in &step.writes {

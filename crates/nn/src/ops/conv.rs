@@ -31,7 +31,8 @@ pub struct ConvProduct {
 pub enum ConvOp {
     /// Reads x, weight, bias (optional); writes y, scratch.
     Forward(ConvProduct),
-    /// As [`ConvOp::Forward`], and writes mean and variance of y per channel between y and scratch.
+    /// Like [`ConvOp::Forward`]; also writes mean and variance of y per channel, as operands
+    /// between y and scratch.
     ForwardWithStats(ConvProduct),
     /// Reads x, dy; adds to dweight and dbias (optional); scratch.
     WeightGradient(ConvProduct),
@@ -45,7 +46,7 @@ pub enum ConvOp {
 }
 
 impl ConvProduct {
-    /// Products whose factors are not rounded.
+    /// Products of unrounded factors.
     pub const fn f32(shape: ConvShape) -> Self {
         Self { shape, precision: Precision::F32, tiles: None }
     }
@@ -127,7 +128,7 @@ impl ConvProduct {
         sums.fill(f64::NAN);
         let filters = self.winograd().map(|of| of.filters(isa, w, filters));
         let each = x.chunks(images * image).zip(y.chunks_mut(images * out_image));
-        // Where no moments are wanted, no part has any.
+        // Without statistics, no part has moments.
         let moments = sums.chunks_exact_mut(2 * self.shape.out_c);
         let moments = moments.map(|of| stats.is_some().then_some(ChannelMoments(of)));
         parts::each(each.zip(moments), scratch, |_, ((x, y), moments), scratch| {

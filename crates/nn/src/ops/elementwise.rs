@@ -36,7 +36,7 @@ pub enum ElementwiseOp {
         /// Elements.
         len: usize,
     },
-    /// Reads y, dy; writes dx. All functions here have a derivative in terms of their value.
+    /// Reads y, dy; writes dx. The derivative of every function here is a function of its value.
     Gradient {
         /// f.
         function: UnaryFunction,

@@ -19,9 +19,8 @@
 //! sums over the batch. The step that computes the gradient of the ReLU's output leaves them.
 //!
 //! The last block is found by tickets: each block takes one when its sums are in memory, and the
-//! block that takes the last one adds up the sums of all, in an order that does not depend on the
-//! order of the blocks. Tickets lie in the arena; the first step of a plan zeroes them, and each
-//! last block leaves zeros.
+//! block with the last ticket adds up the sums of all blocks, in a fixed order. Tickets are in the
+//! arena; the first step of a plan zeroes them, and each last block resets its ticket to zero.
 //!
 //! # Speed
 //! Memory traffic is the cost on a GPU. A layer reads its input once and writes its raw output

@@ -120,7 +120,8 @@ macro_rules! families {
             /// Runs on the calling thread. The operands fit the signature.
             ///
             /// # Panics
-            /// If they do not: the plan compiler checks them once for all runs.
+            /// If the operands do not match the signature; the plan compiler checks this once for
+            /// all runs.
             pub(crate) fn run(&self, isa: Isa, operands: StepOperands<'_>) {
                 match self { $(StepOp::$variant(op) => op.run(isa, operands),)* }
             }

@@ -24,7 +24,7 @@ pub enum OperandRole {
     Required,
     /// Has `len` elements, or none.
     Optional,
-    /// Has at least `len` elements, whose contents mean nothing before and after.
+    /// Has at least `len` elements, with unspecified contents before and after.
     Scratch,
 }
 
@@ -103,7 +103,7 @@ impl Signature {
         self
     }
 
-    /// The first given operand that does not fit: its name, the expected form, the given form.
+    /// The first operand that does not match: its name, the expected form, the given form.
     pub(crate) fn misfit(
         &self,
         reads: &[OperandForm],
@@ -159,7 +159,7 @@ impl<'a> Slice<'a> {
     /// The elements.
     ///
     /// # Panics
-    /// If there are some, of another type.
+    /// If the operand has elements of a different type.
     pub fn elements<T: Element>(self) -> &'a [T] {
         check_type::<T>(self.form());
         if self.bytes.is_empty() { &[] } else { bytemuck::cast_slice(self.bytes) }
@@ -205,7 +205,7 @@ impl<'a> SliceMut<'a> {
     /// The elements.
     ///
     /// # Panics
-    /// If there are some, of another type.
+    /// If the operand has elements of a different type.
     pub fn elements<T: Element>(self) -> &'a mut [T] {
         check_type::<T>(self.form());
         if self.bytes.is_empty() { &mut [] } else { bytemuck::cast_slice_mut(self.bytes) }
@@ -232,7 +232,7 @@ impl<'a> StepOperands<'a> {
     /// All of them; `R` and `W` are the numbers of the signature.
     ///
     /// # Panics
-    /// If there are more or fewer.
+    /// If the number of operands differs.
     pub(crate) fn split<const R: usize, const W: usize>(
         self,
     ) -> ([Slice<'a>; R], [SliceMut<'a>; W]) {

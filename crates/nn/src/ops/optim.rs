@@ -13,7 +13,7 @@ use crate::metrics;
 /// only large networks are worth.
 const MANY: usize = 750_000;
 
-/// Steps on a group's gradient, which lies in the layout of the group's parameters.
+/// Steps on a group's gradient, which has the layout of the group's parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub enum OptimOp {
     /// Reads the gradient; adds its norms to the group's metrics (f64); writes the clip

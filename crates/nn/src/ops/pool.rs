@@ -17,8 +17,8 @@ pub enum PoolOp {
         /// Add to dx.
         accumulate: bool,
     },
-    /// Reads y and its positions; writes the codes that the pooled batch norm would have written: a
-    /// window whose maximum ReLU has cut passes no gradient.
+    /// Reads y and its positions; writes the codes of the pooled batch norm: a window with a
+    /// maximum that ReLU sets to zero passes no gradient.
     NormCodes {
         /// Outputs.
         len: usize,

@@ -27,7 +27,7 @@ pub enum RowsOp {
         /// Indices.
         len: usize,
     },
-    /// Reads a part; writes its columns of the whole, and leaves the others.
+    /// Reads a part; writes its columns of the whole, and keeps the other columns.
     Put {
         /// Rows.
         rows: usize,

@@ -6,7 +6,8 @@ use crate::kernels::BatchShape;
 use crate::kernels::conv::ConvShape;
 use crate::kernels::pool::PoolShape;
 
-/// Filters whose transforms take little of the time that their products take for a few samples.
+/// Largest number of filters for which transforms take much less time than products, even for a few
+/// samples.
 const FILTERS: usize = 256;
 
 /// Conversion of operations for all samples of a batch into operations for some of them.
@@ -19,8 +20,8 @@ struct SampleCut {
 impl StepOp {
     /// The operation for `samples` of its `batch` samples, if it goes through them one by one.
     ///
-    /// Operands whose length changes have a part for every sample, one after the other. All samples
-    /// share the other operands; written ones among them are added to. The length of scratch may
+    /// Operands with a different length in the result consist of one part for each sample. All
+    /// samples share the other operands; the written ones are added to. The length of scratch may
     /// change, too.
     pub(crate) fn over(&self, samples: usize, batch: usize) -> Option<StepOp> {
         let cut = SampleCut { samples, batch };

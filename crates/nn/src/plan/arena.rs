@@ -1,4 +1,4 @@
-//! Offsets ahead of time: values whose lives overlap get memory that does not.
+//! Assigns arena offsets: values with overlapping lifetimes get disjoint memory.
 
 use crate::layout::padded;
 

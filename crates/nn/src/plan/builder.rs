@@ -31,7 +31,7 @@ pub(crate) struct GradientTarget {
 impl GradientTarget {
     const NONE: Self = Self { value: ValueId::NONE, accumulate: false };
 
-    /// As a part of an operation.
+    /// The same data in the form of the operation.
     pub(crate) fn data(self) -> fused::InputGradient {
         match (self.value == ValueId::NONE, self.accumulate) {
             (true, _) => fused::InputGradient::Unwanted,
@@ -41,7 +41,7 @@ impl GradientTarget {
     }
 }
 
-/// A gradient that was not yet routed back through 2×2 max pooling and ReLU.
+/// A gradient before 2×2 max pooling and ReLU have routed it back.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PooledGradient {
     /// Gradient of the pooled output.
@@ -63,7 +63,7 @@ pub(crate) struct PlanBuilder<'g> {
     phase: Phase,
     /// Value of each lowered node.
     nodes: Vec<Option<ValueId>>,
-    /// Whether a node depends on a parameter, or on an input whose gradient is wanted.
+    /// Whether a node depends on a parameter, or on an input with a requested gradient.
     leads: Vec<bool>,
     /// Gradient of each node's value. Several nodes may hold one gradient.
     grads: Vec<Option<ValueId>>,
@@ -169,7 +169,7 @@ impl<'g> PlanBuilder<'g> {
         Some(self.fixed(SpaceSpan::new(Space::Input(n), dtype, 0, len)))
     }
 
-    /// Lets values live to the end of the plan, for the caller to read.
+    /// Extends the lifetime of values to the end of the plan, for the caller to read.
     pub(crate) fn keep(&mut self, values: impl IntoIterator<Item = ValueId>) {
         values.into_iter().for_each(|value| self.values[value.index()].to_end = true);
     }
@@ -217,7 +217,7 @@ impl<'g> PlanBuilder<'g> {
         self.nodes[node.index()].unwrap_or(ValueId::NONE)
     }
 
-    /// Says that a node's value is this one.
+    /// Sets a node's value.
     pub(crate) fn bind(&mut self, node: NodeId, value: ValueId) {
         self.nodes[node.index()] = Some(value);
     }
@@ -239,7 +239,7 @@ impl<'g> PlanBuilder<'g> {
     /// no step or caller uses its results.
     ///
     /// # Panics
-    /// For operands that do not fit the signature: they are checked here, once for all runs.
+    /// If operands do not match the signature; this check is for all runs.
     pub(crate) fn emit(&mut self, op: impl Into<StepOp>, reads: &[ValueId], writes: &[ValueId]) {
         let op = op.into();
         let signature = op.signature(self.options.target);
@@ -340,8 +340,9 @@ impl<'g> PlanBuilder<'g> {
         self.group_grads[group]
     }
 
-    /// Emits backward steps of the node `of` whose gradients go to `inputs` (none where absent).
-    /// `emit` gets one target per input, in memory that no other operand of the step shares.
+    /// Emits the backward steps of the node `of`, which write the gradients of `inputs` (none where
+    /// absent). `emit` receives one target per input, in memory that overlaps no other operand of
+    /// the step.
     pub(crate) fn send_gradients<const N: usize>(
         &mut self,
         of: NodeId,
@@ -369,8 +370,9 @@ impl<'g> PlanBuilder<'g> {
         }
     }
 
-    /// As [`PlanBuilder::send_gradients`], of a step that reads `reads` and writes the gradient of
-    /// one input, if it is wanted; `op` is told whether to add to it.
+    /// Like [`PlanBuilder::send_gradients`], for a step that reads `reads` and writes the gradient
+    /// of one input, if it is needed. The argument of `op` is whether the step adds to the
+    /// gradient.
     pub(crate) fn send_gradient<T: Into<StepOp>>(
         &mut self,
         [of, input]: [NodeId; 2],

@@ -12,8 +12,9 @@ use crate::kernels::parts;
 use crate::ops::chain::{Chain, ChainOperand, ChainOperands, ChainSizes, ChainStep, OperandPlace};
 use crate::ops::{OperandRole, PlanTarget, Spec};
 
-/// Most bytes of all operands of a block, if it has more than one sample: a second-level cache.
-/// Several times as many are as fast on a core that has the third-level cache for itself.
+/// Most bytes of all operands of a block, if it has more than one sample: the size of a
+/// second-level cache. Several times this size is equally fast on a core with exclusive use of the
+/// third-level cache.
 const BLOCK: usize = 1 << 20;
 
 /// Steps in a row, each of which goes sample by sample.
@@ -127,7 +128,7 @@ fn is_same(values: &[PlanValue], [a, b]: [ValueId; 2]) -> bool {
     a == b || of.home != ValueHome::Arena && (of.home, of.len) == (other.home, other.len)
 }
 
-/// Whether it does not matter which of two steps comes first.
+/// Whether two steps can be executed in either order.
 fn are_apart(values: &[PlanValue], a: &Draft, b: &Draft) -> bool {
     let meets = |write: ValueId, of: &Draft| {
         given(&of.reads).chain(given(&of.writes)).any(|other| meet(values, [write, other]))
@@ -136,7 +137,7 @@ fn are_apart(values: &[PlanValue], a: &Draft, b: &Draft) -> bool {
 }
 
 impl SampleForms {
-    /// `None` for a step that does not go sample by sample.
+    /// `None` for a step that cannot be divided by samples.
     fn for_step(step: &Draft, batch: usize) -> Option<Self> {
         let (one, all) = (step.op.over(1, batch)?, step.op.signature(PlanTarget::Cpu));
         let one = one.signature(PlanTarget::Cpu);
@@ -169,9 +170,9 @@ impl StepRow {
         self.forms.push(forms);
     }
 
-    /// Starts the next row with a step that this row does not take. The cheap steps after the last
-    /// product or sum of this row move to the next row if they may precede the step there, which
-    /// then finds their results in the cache.
+    /// Starts the next row with a step that cannot join this row. The cheap steps after the last
+    /// product or sum of this row move to the next row if they may precede the new step, which then
+    /// finds their results in the cache.
     fn begin_another(
         &mut self,
         values: &[PlanValue],
@@ -192,11 +193,11 @@ impl StepRow {
         next
     }
 
-    /// Whether a step may follow: where it and the row use the same memory, and one of them writes
-    /// it, both go through it sample by sample, or both add to it. All sums of a row belong to one
-    /// group of parameters, and in the host's group to one parameter, since a module's gradients
-    /// may cut a row of the host in two: a host trains beside a module as it would without, bit for
-    /// bit.
+    /// Whether a step may join the row. Where the step and the row use the same memory and one of
+    /// them writes it, both must process it sample by sample, or both must add to it. All sums of a
+    /// row belong to one group of parameters, and in the host's group to one parameter, because
+    /// gradients of a module may split a row of the host. So a host trains with the same bits with
+    /// and without a module.
     fn takes(
         &self,
         values: &[PlanValue],
@@ -224,8 +225,9 @@ impl StepRow {
         forms.uses(step).all(fits)
     }
 
-    /// Samples of a block and of a part, if a chain is worth it. If steps add to gradients, sizes
-    /// follow from these steps alone, so that the order of a sum does not depend on its neighbours.
+    /// Samples of a block and of a part, if a chain is worth it. If steps add to gradients, only
+    /// these steps determine the sizes, so that the order of a sum does not depend on adjacent
+    /// steps.
     fn sizes(&self, values: &[PlanValue], batch: usize) -> Option<ChainSizes> {
         let mut steps: Vec<_> = self.steps.iter().zip(&self.forms).collect();
         let adds = steps.iter().any(|(step, of)| of.adds(step));
@@ -300,7 +302,7 @@ impl<'v> OperandLists<'v> {
         }
     }
 
-    /// The places of operands; each sample may have its part.
+    /// The places of operands; `by_sample` marks operands with a part for each sample.
     fn all(&mut self, ids: &[ValueId], by_sample: &[bool]) -> Vec<OperandPlace> {
         ids.iter().zip(by_sample).map(|(id, by_sample)| self.place(*id, *by_sample)).collect()
     }

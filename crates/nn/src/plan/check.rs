@@ -12,7 +12,7 @@ const VECTOR: usize = crate::layout::LANES * size_of::<f32>();
 /// plan.
 pub(super) fn misuse(values: &[PlanValue], steps: &[Draft], spans: &[SpaceSpan]) -> Option<String> {
     let span = |id: ValueId| spans[id.index()];
-    // For each vector of the arena, the value whose data it holds.
+    // For each vector of the arena, the value that it holds.
     let mut holds: Vec<Option<ValueId>> = vec![];
     let cells = |s: SpaceSpan| s.bytes().start / VECTOR..s.bytes().end.div_ceil(VECTOR);
     for (i, value) in values.iter().enumerate().filter(|(_, v)| v.from_start) {

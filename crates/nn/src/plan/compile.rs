@@ -1,5 +1,5 @@
-//! From a graph to its plan: units are lowered into a builder, dead steps dropped, memory assigned,
-//! operands resolved.
+//! Compiles a graph to its plan: units are lowered into a builder, dead steps dropped, memory
+//! assigned, operands resolved.
 
 use meristem_device::DType;
 use smallvec::SmallVec;
@@ -71,7 +71,7 @@ impl Plan {
     }
 }
 
-/// Refuses a batch that a plan cannot have.
+/// Returns an error for a batch that cannot be planned.
 pub(super) fn check_batch(graph: &Graph, batch: usize) -> Result<()> {
     let elements = graph.nodes.iter().map(|node| node.dims.numel());
     match (batch == 0, elements.clone().min(), elements.max()) {
@@ -137,8 +137,9 @@ pub(super) fn finish(mut b: PlanBuilder<'_>, output_gradient: Option<ValueId>) -
     }
 }
 
-/// The steps whose results are used: by a later such step, by the caller, or outside of the arena.
-/// (For instance, no step reads the value of a module under `StraightThrough`.)
+/// The steps with used results: results that a later kept step reads, that the caller reads, or
+/// that are outside of the arena. (For instance, no step reads the value of a module under
+/// `StraightThrough`.)
 fn without_dead(values: &[PlanValue], steps: Vec<Draft>) -> Vec<Draft> {
     let mut used: Vec<bool> = values.iter().map(|v| v.to_end).collect();
     let mut live = vec![];

@@ -18,9 +18,9 @@ pub(crate) enum Unit {
     StraightPool {
         /// The pooling.
         pool: NodeId,
-        /// Output of the norm's unit. Its gradient comes from the pooling alone, so backward can
-        /// run as for the whole unit. Sums then have the same order as without the module, and the
-        /// host trains the same, bit for bit.
+        /// Output of the norm's unit. Its gradient comes only from the pooling, so backward can run
+        /// as for the whole unit. Sums then have the same order as without the module, and the host
+        /// trains with the same bits.
         norm: NodeId,
     },
     /// Global average pooling and the linear layer after it, of a norm unit that is computed where
@@ -55,7 +55,7 @@ pub(crate) struct NormUnit {
 }
 
 impl Unit {
-    /// The node whose value the unit produces.
+    /// The node that the unit computes.
     pub(crate) fn output(&self) -> NodeId {
         match self {
             Unit::Node(node) => *node,
@@ -65,7 +65,7 @@ impl Unit {
         }
     }
 
-    /// The nodes from outside of the unit whose values it reads.
+    /// Nodes outside of the unit that it reads.
     pub(crate) fn inputs(&self, graph: &Graph) -> Vec<NodeId> {
         let first = match self {
             Unit::Node(node) => *node,
@@ -138,8 +138,8 @@ pub(crate) fn units(graph: &Graph, options: &PlanOptions) -> Vec<Unit> {
     units
 }
 
-/// Marks the units that become fused convolutions, and among them the units whose reader computes
-/// the norm. Returns the heads: pooling and linear layer.
+/// Marks the units that become fused convolutions, and among them the units with a norm that the
+/// next convolution computes. Returns the heads: pooling and linear layer.
 fn mark_fused(
     graph: &Graph,
     readers: &[Vec<NodeId>],

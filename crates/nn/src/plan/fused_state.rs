@@ -15,8 +15,8 @@ pub(crate) struct Loaded {
     pub(crate) params: [ParamId; 2],
 }
 
-/// Gradient that a fused convolution leaves for the one before it, beside the gradient of the
-/// images between them.
+/// State that a fused convolution passes to the preceding convolution, in addition to the gradient
+/// of the images between them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PendingGradient {
     pub(crate) coefficients: ValueId,
@@ -29,7 +29,7 @@ pub(crate) struct PendingGradient {
 pub(crate) struct FusedState {
     /// Raw images, and their norms.
     loaded: Vec<(ValueId, Loaded)>,
-    /// By the output of a norm unit.
+    /// Pending gradients, with the output of their norm unit.
     left: Vec<(NodeId, PendingGradient)>,
     /// Tickets of all fused convolutions, and the number that is taken.
     pub(crate) tickets: Option<(ValueId, usize)>,

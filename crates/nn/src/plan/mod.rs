@@ -1,6 +1,7 @@
-//! Graph to plan: a flat list of kernel calls over one arena whose offsets were assigned ahead.
+//! Graph to plan: a flat list of kernel calls over one arena, with offsets assigned at compile
+//! time.
 //!
-//! Running a plan allocates nothing, branches on no data and asks the device nothing. There is no
+//! Running a plan allocates nothing, does not branch on data and waits for no device. There is no
 //! tape: backward is derived here, op by op (see `lower`, one file per family of operations), and
 //! only for nodes that depend on a parameter.
 //!
@@ -53,7 +54,7 @@ pub struct Plan {
     output: SpaceSpan,
     output_gradient: Option<SpaceSpan>,
     last_states: Vec<SpaceSpan>,
-    /// By input, where its gradient lies.
+    /// Location of each input's gradient.
     input_gradients: Vec<Option<SpaceSpan>>,
     group_gradients: Vec<Option<SpaceSpan>>,
     layout: ParamLayout,
@@ -164,9 +165,9 @@ impl Plan {
         &self.uses[*phases.start() as usize][*phases.end() as usize]
     }
 
-    /// The steps of some phases as calls of CUDA kernels. `bound` has, for each argument of the
-    /// launch, the space that it stands for and the space's first byte in it. Made once for each
-    /// binding.
+    /// The steps of some phases as calls of CUDA kernels. For each argument of the launch, `bound`
+    /// has its space and the position of the space's first byte in the argument. Created once for
+    /// each binding.
     pub(crate) fn program(
         &self,
         phases: RangeInclusive<Phase>,
@@ -184,8 +185,8 @@ impl Plan {
         programs::program(self.steps(phases), &bound).traffic().collect()
     }
 
-    /// Steps that clip the gradient where it lies, at `factor` times the norms that the optimisers
-    /// allow: in place of [`Phase::Measure`], after which [`Phase::Update`] takes it as it is.
+    /// Steps that clip the gradient in place, at `factor` times the optimisers' clip norms. They
+    /// replace [`Phase::Measure`]; [`Phase::Update`] then uses the gradient unchanged.
     pub(crate) fn clipping(&self, factor: f32) -> Vec<PlanStep> {
         let mut steps = vec![];
         for step in self.steps(Phase::Measure..=Phase::Measure) {

@@ -16,7 +16,7 @@ pub enum PlanMode {
     /// Forward with batch statistics, mean softmax cross-entropy with the labels, backward,
     /// metrics, clipping, the optimisers.
     Train,
-    /// As [`PlanMode::Train`], with the loss of proximal policy optimisation; its other inputs
+    /// Like [`PlanMode::Train`], with the loss of proximal policy optimisation; its other inputs
     /// follow the graph's, see [`ops::ppo`](crate::ops::ppo).
     TrainPolicy {
         /// Formula.
@@ -28,7 +28,7 @@ pub enum PlanMode {
     Evaluate,
     /// Forward with running statistics; the output stays in the arena, or is delivered.
     Infer,
-    /// As [`PlanMode::Infer`], with a draw of actions in place of the output, see
+    /// Like [`PlanMode::Infer`], with a draw of actions instead of the output, see
     /// [`ops::sample`](crate::ops::sample). Legality and step are inputs after the graph's. The
     /// draw is outputs 0 to 4, then come the states, then copies of the inputs that have rows.
     Draw(Arc<Sampler>),
@@ -49,7 +49,7 @@ impl PlanMode {
     }
 }
 
-/// Options of a plan besides its graph.
+/// Options of a plan, without its graph.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlanOptions {
     /// Samples; for sequences the rows of all steps, `[steps][sequences]`.

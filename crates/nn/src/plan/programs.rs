@@ -9,9 +9,9 @@ use super::step::{Phase, PlanStep, SpaceUse};
 use crate::ops::gpu;
 use crate::space::SpaceSpan;
 
-/// Programs kept for a plan: rows of phases, each with the rows of alphas and scores that one and
-/// the same plan is run with. All 16 subsets of four modules and one row more may be evaluated one
-/// by one, batch after batch: fewer programs would all be made anew each time.
+/// Largest number of programs cached for a plan, each for a row of phases with its rows of alphas
+/// and scores. Evaluating all 16 subsets of four modules and one more row, one by one for every
+/// batch, must not evict and recreate programs.
 const PROGRAMS_MAX: usize = 64;
 
 /// Things that a plan's program depends on: phases, and the first byte of every space in its
@@ -47,8 +47,8 @@ impl Programs {
     }
 }
 
-/// The calls of steps; `bound` has, for each argument of the launch, the space that it stands for
-/// and the space's first byte in it.
+/// The calls of steps. For each argument of the launch, `bound` has its space and the position of
+/// the space's first byte in the argument.
 pub(crate) fn program<'a>(
     steps: impl IntoIterator<Item = &'a PlanStep>,
     bound: &[(SpaceUse, usize)],

@@ -71,7 +71,7 @@ pub struct SpaceUse {
     pub space: Space,
     /// Whether any of the steps writes it.
     pub written: bool,
-    /// Element type; the arena has pieces of others, too.
+    /// Element type; the arena has operands of several types.
     pub dtype: DType,
     /// Bytes up to the end of the last piece that is used.
     pub bytes: usize,

@@ -1,10 +1,10 @@
 //! Many rows of alphas in one plan: values that rows share are computed once (C1, C3).
 //!
 //! Two rows agree in every value up to the first slot whose alphas differ, so the values of all
-//! rows form a tree: a trie over the slots in forward order. It is found by value numbering: a unit
-//! is computed once for each list of values that it reads. A module whose alpha is 0 is left out,
-//! as the blend's value is then the host's, bit for bit. The plan of one row has the same units, so
-//! every row's result is that of a separate pass, bit for bit (C2).
+//! rows form a tree: a trie over the slots in forward order. The tree is built by value numbering:
+//! a unit is computed once for each list of values that it reads. A module with alpha 0 is omitted,
+//! because the blend's value then equals the host's, bit for bit. The plan of one row has the same
+//! units, so every row's result equals the result of a separate pass, bit for bit (C2).
 //!
 //! The tree is walked depth first: values of one branch are dead when the next branch starts, and
 //! the arena reuses their memory.
@@ -98,8 +98,8 @@ fn tree(graph: &Graph, units: &[Unit], pattern: &AlphaPattern) -> Vec<TreeVisit>
     visits
 }
 
-/// The rows in depth-first order of the slots; rows that are equal in all of them share a leaf. The
-/// leaf of row 0, with which the others are compared, is the first.
+/// The rows in depth-first order of the slots; rows with equal alphas in all slots share a leaf.
+/// The first leaf is the leaf of row 0, the reference of all comparisons.
 fn leaves(graph: &Graph, pattern: &AlphaPattern) -> Vec<Vec<usize>> {
     let slot = |op: &NodeOp| if let NodeOp::Blend { alpha, .. } = op { Some(*alpha) } else { None };
     let slots: Vec<usize> = graph.nodes.iter().filter_map(|node| slot(&node.op)).collect();
@@ -138,7 +138,7 @@ impl RowPath<'_> {
         }
     }
 
-    /// The node whose value a unit passes on as it is.
+    /// The node that a unit passes through unchanged.
     fn same_as(&self, at: usize) -> Option<NodeId> {
         match *self.op(at)? {
             NodeOp::Detach(x) => Some(x),
@@ -294,7 +294,7 @@ mod tests {
     }
 
     /// Modules, with their alphas, that a node's value depends on in one row; `None` if the row
-    /// does not need it. Straight from the graph, node by node.
+    /// does not need it. Computed directly from the graph, node by node.
     fn dependencies(graph: &Graph, alphas: &[f32]) -> Vec<Option<BTreeMap<usize, u32>>> {
         fn visit(
             graph: &Graph,
@@ -411,7 +411,7 @@ mod tests {
             ("m4.weight", 4),
         ];
         assert_eq!(computed, expected.map(|(name, n)| (name.to_owned(), n)).into());
-        // Eight full passes have every layer eight times.
+        // Eight full passes compute every layer eight times.
         let (shared, one) = (flops(&graph, &pattern), flops(&graph, &AlphaPattern::all_on(6)));
         assert!(shared < 3 * one, "{shared} {one}");
         assert_eq!(

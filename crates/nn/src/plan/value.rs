@@ -21,9 +21,9 @@ impl ValueId {
 /// Place of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ValueHome {
-    /// In memory that the caller brings.
+    /// In memory of the caller.
     Fixed(SpaceSpan),
-    /// In the arena; the offset comes from the lifetimes.
+    /// In the arena, at an offset that depends on lifetimes.
     Arena,
     /// A piece of another value.
     Part {
@@ -53,7 +53,7 @@ impl PlanValue {
     }
 }
 
-/// The value whose memory this one lies in.
+/// The value that owns the memory of `id`.
 pub(crate) fn root(values: &[PlanValue], mut id: ValueId) -> ValueId {
     while let ValueHome::Part { of, .. } = values[id.index()].home {
         id = of;

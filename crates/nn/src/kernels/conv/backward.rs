@@ -63,7 +63,7 @@ fn data_group(
     let (b, b_layout) = match (depthwise, in_pairs(isa, shape, shape.job_in())) {
         (true, _) => (&*flipped, MatrixLayout::Rows(pad16(shape.job_in()))),
         (_, true) => {
-            // One panel of as many columns as a vector.
+            // One panel, with the columns of one vector.
             tile::to_pairs(&depth, flipped, pairs);
             (&*pairs, MatrixLayout::Pairs)
         }
@@ -176,7 +176,8 @@ fn weight_group(
                 &scratch[..images * strides.image]
             }
         };
-        // Whole vectors of channels are read in place if they are well apart, others from a copy.
+        // Whole vectors of channels are read in place if their stride permits, and from a copy
+        // otherwise.
         let (b, b_step) = if packed_step == cols {
             (&dy[g * cols..], shape.out_c)
         } else {

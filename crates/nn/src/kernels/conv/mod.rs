@@ -1,5 +1,5 @@
 //! 2-d convolution (cross-correlation, as PyTorch's `conv2d`): forward and both gradients. A linear
-//! layer is a 1 × 1 convolution whose pixels are the samples ([`ConvShape::linear`]).
+//! layer is a 1 × 1 convolution in which each sample is a pixel ([`ConvShape::linear`]).
 //!
 //! All three are `tile` jobs over a block of images at a time, whose copy in scratch has a zero
 //! halo; a convolution without padding reads its input in place. `sliding` computes convolutions of

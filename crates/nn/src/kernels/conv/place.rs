@@ -32,7 +32,7 @@ impl Placement {
         Strides { image: h * w * c, row: w * c, pixel: c }
     }
 
-    /// Copies `x`, whole images, to the start of `to`, whose halo is zero already.
+    /// Copies whole images `x` to the start of `to`; the halo in `to` must be zero.
     pub(super) fn copy(&self, x: &[f32], to: &mut [f32]) {
         let strides = self.strides();
         let BatchShape { h, w, c, .. } = self.image;

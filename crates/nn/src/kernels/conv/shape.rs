@@ -28,8 +28,8 @@ pub struct ConvShape {
     pub groups: usize,
 }
 
-/// Output pixels that a block of images has at least, if the batch does: enough rows for full
-/// tiles in the forward pass, and depth to amortise the store in the weight gradient.
+/// Smallest number of output pixels in a block of images, unless the batch has fewer. It gives full
+/// tiles in the forward pass, and enough depth to amortise the store in the weight gradient.
 const BLOCK_PIXELS: usize = 128;
 
 /// A step for rows of `n` elements: multiples of 4 KiB would put all rows of a tile into the same
@@ -72,7 +72,7 @@ impl ConvShape {
         (self.in_w + 2 * self.padding[1] - self.kernel[1]) / self.stride[1] + 1
     }
 
-    /// Whether each channel has its own filter; such weights have another layout.
+    /// Whether each channel has a separate filter; these weights have a different layout.
     pub const fn is_depthwise(&self) -> bool {
         self.groups == self.in_c && self.groups == self.out_c && self.groups > 1
     }
@@ -167,7 +167,7 @@ impl ConvShape {
         }
     }
 
-    /// From pixel to pixel of the output gradient that the weight gradient reads by vectors.
+    /// Stride between pixels of the output gradient that the weight gradient reads in vectors.
     pub(super) const fn packed_step(&self) -> usize {
         apart(readable_cols(self.job_out()))
     }

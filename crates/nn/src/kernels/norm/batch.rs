@@ -65,8 +65,8 @@ pub struct BatchNormBackward<'a> {
     pub dout: &'a [f32],
     /// The codes of the forward pass; read only if pooled, else empty.
     pub codes: &'a [u8],
-    /// The pooled output of the forward pass, or empty: with it the sums do not need the raw input,
-    /// which is four times as large.
+    /// The pooled output of the forward pass, or empty. If it is present, the sums do not read the
+    /// raw input, which is four times as large.
     pub out: &'a [f32],
 }
 
@@ -250,8 +250,8 @@ impl<'a> Coefficients<'a> {
         Self { scale, offset, slope: &mut rest[..c] }
     }
 
-    /// From the sums of `dz` and `dz·(x − mean)` to the parameters' gradients, which are added to,
-    /// and the coefficients of the input's.
+    /// Computes, from the sums of `dz` and `dz·(x − mean)`, the parameters' gradients, which are
+    /// added to, and the coefficients of the input's gradient.
     fn finish(
         &mut self,
         of: &BatchNormBackward<'_>,

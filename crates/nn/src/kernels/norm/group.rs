@@ -49,11 +49,11 @@ pub struct GroupNormBackward<'a> {
 /// Destinations of the gradients of group norm.
 #[derive(Debug)]
 pub struct GroupNormGrads<'a> {
-    /// With respect to the input, if wanted.
+    /// Gradient with respect to the input, optional.
     pub dx: GradOut<'a>,
-    /// With respect to γ; added to.
+    /// Gradient with respect to γ; added to.
     pub dgamma: &'a mut [f32],
-    /// With respect to β; added to.
+    /// Gradient with respect to β; added to.
     pub dbeta: &'a mut [f32],
 }
 
@@ -62,8 +62,8 @@ pub const fn scratch_len(c: usize) -> usize {
     16 * c + 64
 }
 
-/// Pixels whose mean stands for an image's: with p pixels in the image, sums of squares about it
-/// are at most (p/`SAMPLE` + 1) times the sums of squares about the image's own mean.
+/// Number of pixels that estimate the mean of an image. With p pixels in the image, sums of squares
+/// about it are at most (p/`SAMPLE` + 1) times the sums of squares about the image's own mean.
 const SAMPLE: usize = 256;
 
 /// `out = (x − mean)·γ/√(var + eps) + β`, mean and biased variance per sample and group, by sums

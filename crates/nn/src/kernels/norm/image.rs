@@ -5,13 +5,14 @@ use crate::kernels::BatchShape;
 use crate::kernels::lanes::{ChannelKernel, ChannelRange};
 use crate::kernels::simd::Simd;
 
-/// Code of a pooled output whose ReLU blocks the gradient; 0 to 3 name the window's maximum.
+/// Code of a pooled output if ReLU blocks its gradient. Codes 0 to 3 are the position of the
+/// window's maximum.
 pub const BLOCKED: u8 = 4;
 
 /// Pixels that are summed in f32 before the sum moves to f64.
 const RUN: usize = 256;
 
-/// `z = (x − mean)·scale + beta`, then `max(z, floor)`, which lets NaN pass; all slices `[C]`.
+/// `z = (x − mean)·scale + beta`, then `max(z, floor)`, which propagates NaN; all slices `[C]`.
 #[derive(Clone, Copy)]
 pub(crate) struct Affine<'a> {
     pub(crate) mean: &'a [f32],
@@ -131,7 +132,7 @@ impl<const CODES: bool> ChannelKernel for ForwardPooled<'_, CODES> {
 }
 
 /// Adds to `sums` and `dots` `[C]` the sums over pixels of `dz` and of `dz·(x − mean)`; `dz` is
-/// `dout` where the activation lets it pass.
+/// `dout` where the activation passes it, else 0.
 ///
 /// If `OUTPUTS`, the values are the outputs `z`, pooled or not, in place of `x`, and `dots` are the
 /// sums of `dz·(z − beta)`, which is `dz·(x − mean)·scale` up to the rounding of `z`.
@@ -173,7 +174,7 @@ impl<const OUTPUTS: bool> ChannelKernel for Reduce<'_, OUTPUTS> {
     }
 }
 
-/// [`Reduce`] through a 2 × 2 pool, whose `codes` name the pixels that `dout` goes to.
+/// [`Reduce`] through a 2 × 2 pool; `codes` are the pixels that receive `dout`.
 pub(crate) struct ReducePooled<'a> {
     pub(crate) mean: &'a [f32],
     pub(crate) shape: BatchShape,
@@ -288,7 +289,7 @@ impl<S: Simd> GradientBlock<S> {
         }
     }
 
-    /// `dx` of pixels whose input is `x`.
+    /// `dx` of pixels with input `x`.
     #[inline(always)]
     unsafe fn value(&self, x: S, dz: S) -> S {
         // SAFETY: the caller's promise.
@@ -299,7 +300,7 @@ impl<S: Simd> GradientBlock<S> {
         }
     }
 
-    /// Writes `dx` of the pixels at `pixel`, whose input is `x`, or adds it if `ADD`.
+    /// Writes `dx` of the pixels at `pixel`, which have input `x`; adds it if `ADD`.
     #[inline(always)]
     unsafe fn put<const WHOLE: bool, const ADD: bool>(
         &self,

@@ -20,10 +20,10 @@
 //! loss = Σₖ −mean min(r·A, clip(r, 1 ± ε)·A)  +  c_V·mean (V − R)²
 //!        − Σₖ cₖ·Hₖ  +  Σₖ c_F·max(0, Fₖ − Hₖ)²,     Hₖ = mean (−Σᵢ p'ᵢ ln p'ᵢ)/ln n
 //! ```
-//! `V − R` goes over all rows that count; the entropy of a row with one legal choice of a head
-//! is 0. Divergence from the reference is estimated by `eˣ − 1 − x`, x the sum over used heads of
-//! `ln r`, a mean over decisions (Schulman, "Approximating KL divergence", 2020, estimator k3, r
-//! and x of the draw).
+//! `V − R` is over all rows that count; the entropy of a row with one legal choice of a head is 0.
+//! Divergence from the reference is estimated by `eˣ − 1 − x`, x the sum over used heads of `ln r`,
+//! a mean over decisions (Schulman, "Approximating KL divergence", 2020, estimator k3, r and x of
+//! the draw).
 //!
 //! Probabilities are f32 and the same for every instruction set; sums over rows are f64, in order.
 
@@ -99,7 +99,7 @@ pub fn floored_probabilities(logits: &[f32], legal: &[u8], floor: f32, probabili
     }
 }
 
-/// Softmax over the legal logits, 0 for the others; the number of legal ones.
+/// Softmax over the legal logits, 0 for the others; returns the number of legal choices.
 fn softmax(logits: &[f32], legal: &[u8], p: &mut [f32]) -> usize {
     let legal_logits = || logits.iter().zip(legal).filter(|(_, l)| **l != 0).map(|(z, _)| *z);
     let largest =
@@ -310,7 +310,7 @@ impl PpoLoss {
         Surrogate { ratio, value: if is_bound { bound } else { free }, is_bound }
     }
 
-    /// From sums over rows to the parts of the loss.
+    /// Converts sums over rows to the terms of the loss.
     fn losses(&self, sums: &mut ReportSums<'_>) {
         let (mut policy, mut entropy) = (0.0, 0.0);
         for (k, spec) in self.heads.iter().enumerate() {
@@ -325,7 +325,7 @@ impl PpoLoss {
         sums.finish(policy, entropy, f64::from(self.value_coefficient));
     }
 
-    /// The gradient of one row, from the softmax that lies there.
+    /// The gradient of one row; overwrites the softmax of the row.
     fn backward(
         &self,
         BatchRow { batch, row }: BatchRow<'_>,

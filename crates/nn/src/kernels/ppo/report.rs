@@ -48,7 +48,7 @@ pub struct HeadReport {
     pub entropy: f64,
     /// Its divergence from the reference.
     pub kl: f64,
-    /// Share of decisions whose gradient was clipped to zero.
+    /// Share of decisions with a gradient that was clipped to zero.
     pub clipped: f64,
     /// Mean ratio.
     pub ratio: f64,

@@ -1,5 +1,5 @@
-//! Columns of a product in parts, some of which idle workers take over: few rows times many
-//! weights, as in linear layers and in the steps of an LSTM, have no images to divide.
+//! Products divided by columns into parts, which idle workers may run. A product of few rows and
+//! many weights, as in linear layers and in the steps of an LSTM, has no images to divide.
 
 use std::ops::Range;
 
@@ -21,8 +21,8 @@ pub(super) struct SharedOutput(pub(super) *mut f32);
 // `run_block`.
 unsafe impl Sync for SharedOutput {}
 
-/// Runs `run` for ranges of columns that cover `cols`, each of whole panels but the last. No column
-/// depends on another, so the bits do not depend on the number of parts.
+/// Runs `run` for ranges of columns that cover `cols`; all except the last consist of whole panels.
+/// Columns are independent, so the bits do not depend on the number of parts.
 pub(super) fn in_columns(cols: usize, work: usize, run: impl Fn(Range<usize>) + Sync) {
     let parts = (cols / LEAST_COLS).min(cols.saturating_mul(work) / LEAST).clamp(1, MOST);
     let each = cols.div_ceil(parts).next_multiple_of(PANEL);

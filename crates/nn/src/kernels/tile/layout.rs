@@ -9,12 +9,12 @@ use crate::kernels::{Isa, PAD, pad16};
 pub(crate) enum MatrixLayout {
     /// Row after row, so far apart.
     Rows(usize),
-    /// Panels of [`PANEL`] columns, each with all its rows together (the last has as many columns
-    /// as remain, padded to a multiple of [`PAD`]): a tile reads one run of memory, while columns
-    /// of wide rows would have few places in a cache, and each row its own page.
+    /// Panels of [`PANEL`] columns, each with all its rows together. The last panel has the
+    /// remaining columns, padded to a multiple of [`PAD`]. A tile reads contiguous memory; in wide
+    /// rows, its columns would share few cache sets, and each row would be on a separate page.
     Panels,
-    /// At most 8 columns, two rows in a vector, see [`to_pairs`]. For AVX-512 only, and A has no
-    /// gaps in a run of the depth.
+    /// At most 8 columns, two rows in a vector, see [`to_pairs`]. For AVX-512 only. Runs of the
+    /// depth must be contiguous in A.
     Pairs,
 }
 
@@ -24,7 +24,8 @@ pub(crate) const fn paired_len(depth: &Nest) -> usize {
     outer * middle * run.div_ceil(2) * PAD
 }
 
-/// Packs the first 8 columns of `b`, whose rows have [`PAD`], for [`MatrixLayout::Pairs`].
+/// Packs the first 8 columns of `b`, which has rows of [`PAD`] columns, for
+/// [`MatrixLayout::Pairs`].
 pub(crate) fn to_pairs(depth: &Nest, b: &[f32], to: &mut [f32]) {
     let run = depth.counts[2];
     let pairs = b.chunks_exact(run * PAD).flat_map(|run| run.chunks(2 * PAD));
@@ -36,8 +37,8 @@ pub(crate) fn to_pairs(depth: &Nest, b: &[f32], to: &mut [f32]) {
     }
 }
 
-/// Whether products of `cols` columns are faster in [`MatrixLayout::Pairs`], over a depth whose
-/// runs are neighbours in A.
+/// Whether products of `cols` columns are faster in [`MatrixLayout::Pairs`], over a depth with
+/// contiguous runs in A.
 pub(crate) fn takes_pairs(isa: Isa, cols: usize) -> bool {
     isa.level() == Level::Avx512 && (5..=8).contains(&cols)
 }

@@ -4,8 +4,8 @@
 //! A register of B has `b[k][0] b[k+1][0] b[k][1] b[k+1][1] …` of 8 columns
 //! ([`to_pairs`](super::to_pairs)), one of A the two elements of its row, which are neighbours in
 //! memory, 8 times (a broadcast of 64 bits). The sums of the even and of the odd elements are added
-//! at the end. The last element of an odd run has zeros beside it, and is broadcast alone, so that
-//! nothing is multiplied that is not in the depth.
+//! at the end. The last element of an odd run is paired with zeros and broadcast alone, so that no
+//! element outside the depth is multiplied.
 //!
 //! On a Zen 5 core (512-bit units) the 8-column products of `baseline` take about half the time
 //! that they take in registers of 8.
@@ -21,7 +21,8 @@ use crate::kernels::simd::{avx2::Ymm, avx512::Zmm};
 /// The kernel: P rows, U pairs at a time. The other parameters are as in the kernels of `tile`.
 ///
 /// # Safety
-/// As [`tile`](super::tile), for AVX-512. B is packed, and elements of a run are neighbours in A.
+/// As [`tile`](super::tile), for AVX-512. B is packed, and the elements of a run are contiguous in
+/// A.
 // The list of kernels gives all of them the same parameters.
 #[allow(clippy::extra_unused_type_parameters)]
 #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]

@@ -123,7 +123,7 @@ fn norm_gradient(b: &mut PlanBuilder<'_>, of: &Loaded) -> [ValueId; 3] {
     [dgamma, dbeta, b.arena(3 * of.norm.shape.c)]
 }
 
-/// Emits the sums of a norm's gradient, for norms whose reader has not left them.
+/// Emits the sums of a norm's gradient, unless the next convolution has already computed them.
 fn sums(
     b: &mut PlanBuilder<'_>,
     norm: BatchNorm,

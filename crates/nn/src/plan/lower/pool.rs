@@ -45,8 +45,8 @@ pub(super) fn max(b: &mut PlanBuilder<'_>, node: NodeId) -> Option<EmitBackward>
     Some(Box::new(move |b, dy| pooled.backward(b, dy)))
 }
 
-/// `MaxPool2d` after a `StraightThrough`: the module gets its gradient as usual, and the norm unit
-/// with output `norm` gets the gradient of the pooling's input, as if pooling were part of the
+/// `MaxPool2d` after a `StraightThrough`: the module receives its gradient as usual. The norm unit
+/// with output `norm` receives the gradient of the pooling's input, as if pooling were part of the
 /// unit.
 pub(super) fn straight_max(
     b: &mut PlanBuilder<'_>,

@@ -45,8 +45,8 @@ fn output_like(b: &mut PlanBuilder<'_>) -> ValueId {
     b.arena(b.shape(b.graph.output).len())
 }
 
-/// Emits loss and hits of the graph's output, for these rows of the scores. `first` has the losses
-/// of row 0, which comes before all others.
+/// Emits loss and hits of the graph's output, for the given rows of the scores. `first` has the
+/// losses of row 0, which is scored first.
 pub(in crate::plan) fn score(b: &mut PlanBuilder<'_>, rows: &[usize], first: ValueId) {
     let value = b.node(b.graph.output);
     let (targets, rows) = (targets(b), rows.to_vec());

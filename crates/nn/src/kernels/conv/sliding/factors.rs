@@ -1,4 +1,4 @@
-//! How factors and sums lie in registers.
+//! Layout of factors and sums in registers.
 
 use crate::kernels::simd::Simd;
 #[cfg(target_arch = "x86_64")]

@@ -25,9 +25,9 @@ pub(super) fn kernels(isa: Isa, columns: usize) -> Option<&'static SlidingKernel
     }
 }
 
-/// The kernels of an instruction set: modules of functions compiled for it, their factors, pixels
-/// of a tile, and registers of channels of which sums are kept at once, for one row of a window and
-/// for three.
+/// The kernels of an instruction set. Arguments: modules of functions compiled for it, their
+/// factors, pixels of a tile, and registers of channels that are summed together, for one row of a
+/// window and for three rows.
 macro_rules! kernels {
     ($tile:path, $sums:path, $factors:ty;
      tiles $($p:literal)*; one row $($n:literal)*; three rows $($m:literal)*) => {{
@@ -105,8 +105,8 @@ mod x86 {
         tiles 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; one row 1 2 3 4 5 6 7 8; three rows 1 2 3
     };
 
-    /// At most 8 channels, one input channel at a time: two at once would multiply by zeros where
-    /// their number is odd.
+    /// At most 8 channels, one input channel at a time: pairs would multiply by zeros if the number
+    /// of channels is odd.
     pub(super) static EVEX: SlidingKernels = kernels! {
         self::tile_avx512, self::sums_avx512, One<Ymm>;
         tiles 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; one row 1 2 3 4 5 6 7 8; three rows 1 2 3

@@ -2,7 +2,7 @@
 //! vector of output channels.
 //!
 //! # Method
-//! A tile is some neighbouring pixels of an output row, with a register of sums for each; the lanes
+//! A tile is a run of pixels of an output row, with a register of sums for each pixel; the lanes
 //! are output channels. An input pixel lies in the windows of three output pixels:
 //! ```text
 //! input row     x−1    x    x+1   x+2        for each row of the window, each input channel:
@@ -23,17 +23,18 @@
 //! be padded.
 //!
 //! With AVX-512 and at most 8 output channels a register multiplies two input channels at once
-//! (`factors`), with zeros for the last of an odd number. Where 512 bits take two turns of a unit
+//! (`factors`), with zeros for the last of an odd number. On processors with 256-bit units
 //! (`avx512-256`), registers of 256 bits take one channel at a time.
 //!
-//! On an Intel core with AVX-512 (up to 217 GFLOP/s), whose tile kernel reaches 100 to 130 in such
-//! layers, 8→8 @32×32 takes 188 GFLOP/s forward and 218 for its weights with all data in the cache.
+//! On an Intel core with AVX-512 (up to 217 GFLOP/s), the tile kernel reaches 100 to 130 in such
+//! layers; this kernel reaches 188 forward and 218 for the weight gradient of 8→8 @32×32, with all
+//! data in the cache.
 //!
 //! # Assumptions
 //! - The window is three columns wide, with a stride of 1; output channels fit into one vector.
-//! - Factors are finite. An infinite factor may give NaN where a zero is beside it: in the last of
-//!   an odd number of channels that are multiplied in pairs, and in the first and last column in
-//!   the gradient of the weights.
+//! - Factors are finite. An infinite factor may give NaN where it is multiplied by a padding zero:
+//!   in the last channel of an odd number that is multiplied in pairs, and in the first and last
+//!   column in the gradient of the weights.
 
 mod factors;
 mod kernels;

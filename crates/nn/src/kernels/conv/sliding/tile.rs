@@ -13,10 +13,10 @@ const FETCHING: usize = 8;
 
 /// Neighbouring pixels of an output row.
 pub(super) struct RowTile {
-    /// First channel of the input pixel above which the first output pixel lies, in the first row
-    /// of the window that is in the image.
+    /// First channel of the input pixel in the column of the first output pixel, in the first row
+    /// of the window that is inside the image.
     a: *const f32,
-    /// From row to row of the input.
+    /// Stride between rows of the input.
     row: usize,
     /// Rows of the window that are in the image.
     rows: usize,
@@ -85,9 +85,10 @@ impl Sliding {
                         accumulate: to.accumulate,
                     },
                 };
-                // SAFETY: the kernel is one for as many pixels, of an instruction set that the
-                // machine has. `x` has the window's rows, and pixels beside the tile where it says
-                // so; the weights are packed for these channels; `y` has the pixels.
+                // SAFETY: the kernel is compiled for `pixels.len()` pixels and an instruction set
+                // that the machine has. `x` has the window's rows, and the pixels next to the tile
+                // where `beside` is set; the weights are packed for these channels; `y` has the
+                // pixels.
                 unsafe { self.kernels.tiles[pixels.len() - 1](&tile) };
             }
         }
@@ -131,8 +132,9 @@ pub(super) unsafe fn tile<F: Factors, const P: usize>(t: &RowTile) {
     }
 }
 
-/// Adds the products of a row of the window with the channels at `at`: as many channels as are
-/// multiplied at once if `WHOLE`, else only the last channel, beside which the weights are zero.
+/// Adds the products of a row of the window with the channels at `at`. With `WHOLE`, all channels
+/// that are multiplied together are read; otherwise only the last channel, and the weights of the
+/// missing channel are zero.
 ///
 /// # Safety
 /// As [`tile`].

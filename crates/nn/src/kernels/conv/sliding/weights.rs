@@ -7,11 +7,11 @@ use super::factors::Factors;
 use super::{COLUMNS, Sliding, runs};
 use crate::kernels::simd::Simd;
 
-/// Rows of an image whose products are summed.
+/// Rows of an image, and the destination of the sums of their products.
 pub(super) struct WeightRows {
     /// First input pixel of each row of the window, of which the kernel reads its number.
     a: [*const f32; 3],
-    /// From row to row of the input.
+    /// Stride between rows of the input.
     row: usize,
     /// Channels of the input.
     channels: usize,
@@ -23,7 +23,7 @@ pub(super) struct WeightRows {
     size: [usize; 2],
     /// Destination of the sums, which are added: `[steps][3][lanes]` for a row of the window.
     to: *mut f32,
-    /// From one row of the window to the next there.
+    /// Stride between rows of the window in `to`.
     to_row: usize,
 }
 
@@ -61,7 +61,8 @@ impl Sliding {
         };
         for (x, dy) in x.chunks_exact(image).zip(dy.chunks_exact(out_image)) {
             for rows in runs(self.window, at_once) {
-                // Output rows for which all of these rows are in the image, and then the others.
+                // First the output rows for which all rows of the window are in the image, then the
+                // remaining output rows.
                 let each = rows.clone().map(|row| self.output_rows(row));
                 let most = each.reduce(|a, b| a.start.max(b.start)..a.end.min(b.end));
                 let inner = most.filter(|inner| !inner.is_empty()).unwrap_or(0..0);
@@ -126,9 +127,9 @@ impl Sliding {
                 to: to.as_mut_ptr(),
                 to_row,
             };
-            // SAFETY: the kernel is one for as many steps, of an instruction set that the machine
-            // has. Each row of the window has as many input rows as there are output rows; the
-            // last step is of all channels or says that it is not; the sums are there.
+            // SAFETY: the kernel is compiled for `steps.len()` steps and an instruction set that
+            // the machine has. Each row of the window has an input row for each output row; `rest`
+            // is set if the last step is partial; the sums are within their slice.
             unsafe { kernels[steps.len() - 1][usize::from(rest)](&rows) };
         }
     }

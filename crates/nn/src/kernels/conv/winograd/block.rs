@@ -55,9 +55,9 @@ impl TileBlock {
         self.images * self.rows * self.grid.tiles()[1]
     }
 
-    /// Elements from one point of all tiles to the next: an odd number of cache lines, as points
-    /// that are a power of two apart would have few places in a cache. There is room for one tile
-    /// more where two tiles are a vector.
+    /// Stride between the points of a block, in elements: an odd number of cache lines, because
+    /// points at a power-of-two stride would share few cache sets. If a vector holds two tiles,
+    /// there is space for one extra tile.
     pub(super) const fn plane(&self, c: usize) -> usize {
         ((self.len() * c).div_ceil(PAD) | 1) * PAD
     }
@@ -80,7 +80,7 @@ impl TileBlock {
         [self.rows * self.grid.outputs + 2, self.grid.tiles()[1] * self.grid.outputs + 2]
     }
 
-    /// From image to image of the copy, and from row to row.
+    /// Strides of the copy: between images, and between rows.
     pub(super) const fn strides(&self, c: usize) -> [usize; 2] {
         let [rows, columns] = self.padded();
         [rows * columns * c, columns * c]

@@ -22,17 +22,18 @@
 //!
 //! # Memory
 //! Points of images are `[T²][tiles][channels]`, points of filters `[T²]` packed weights. A block
-//! has as many tiles as keep its points in the second-level cache: all tiles of some images, or
-//! some rows of one image's tiles. Filters are transformed for each call; with more than 256
-//! filters that takes too long for a few images, so such convolutions end a chain (`ops::samples`).
+//! has the largest number of tiles whose points fit into the second-level cache: all tiles of some
+//! images, or some rows of one image's tiles. Filters are transformed for each call; with more than
+//! 256 filters that takes too long for a few images, so such convolutions end a chain
+//! (`ops::samples`).
 //!
 //! # Speed
 //! A tile of 2 × 2 takes 16 multiplications rather than 36. A tile of 4 × 4 takes 36, not 144.
 //! Products of at most 32 channels have kernels that are compiled for their row lengths, and need
-//! no table of row addresses (`product`). Transforms take about half of the time with 8
-//! channels, so two tiles share a vector there (`transform`). Multiply-adds of the direct product
-//! in a second, as a multiple of a Zen 4 core's 114 GFLOP/s, in tiles of 4 × 4: 2.0 for 8→16
-//! @16×16, 1.6 for 8→8 @32×32, 2.6 for 16→32 @8×8.
+//! no table of row addresses (`product`). Transforms take about half of the time with 8 channels,
+//! so two tiles share a vector there (`transform`). Speed in operations of the direct product per
+//! second, in tiles of 4 × 4, relative to the 114 GFLOP/s of a Zen 4 core: 2.0 for 8→16 @16×16, 1.6
+//! for 8→8 @32×32, 2.6 for 16→32 @8×8.
 //!
 //! # Assumptions
 //! - Channels are multiples of 8, and at least `CHANNELS_MIN`; one group.

@@ -69,7 +69,7 @@ type OfRows = (usize, ProductKernel);
 /// Kernels for one number of columns.
 struct ProductKernels {
     cols: usize,
-    /// By [`DEPTHS`], for many rows and for fewer.
+    /// Kernels for each of [`DEPTHS`], from the largest number of rows to the smallest.
     forward: [&'static [OfRows]; DEPTHS.len()],
     sums: ProductKernel,
 }
@@ -181,8 +181,8 @@ fn blocks(isa: Isa, cols: usize) -> impl Iterator<Item = (usize, &'static Produc
     })
 }
 
-/// R rows at a time, which have a depth of D, of V vectors; U elements of the depth, of which there
-/// are whole runs, are straight code.
+/// Computes R rows of V vectors at a time, over a depth of D. The loop over the depth is unrolled U
+/// times; U divides the depth.
 ///
 /// # Safety
 /// The machine has the instructions of `S`, the code is compiled for them, and the call's pointers

@@ -41,8 +41,8 @@ macro_rules! two_dimensions {
     }};
 }
 
-/// [`two_dimensions!`] whose result are points: row `row`, column `column` is stored
-/// `(row · T + column) · plane` floats after `$to`.
+/// [`two_dimensions!`] with points as the result: row `row`, column `column` is stored `(row · T +
+/// column) · plane` floats after `$to`.
 macro_rules! to_points {
     ($S:ty, $transform:path, [$from:ident, $to_side:ident], $to:expr, $plane:expr,
      |$y:ident, $x:ident| $read:expr) => {
