@@ -53,19 +53,19 @@ fn report(failure: &Failure) -> ExitCode {
     ExitCode::from(failure.exit_code())
 }
 
-/// Prints the help that was asked for, or the error of a command line, with exit code 2.
+/// Prints the requested help, or the error of the command line, and returns the exit code, 0 or 2.
 fn answer(error: &clap::Error) -> ExitCode {
     match error.use_stderr() {
         true => plain::err(escaped(error).trim_end()),
         false if environment::is_drawable(&std::io::stdout()) => plain::written(error.print()),
-        // Left to itself, clap styles help for a terminal without styles when `CI` is set.
+        // By default clap emits styles without a terminal if `CI` is set.
         false => plain::out(error.render().to_string().trim_end()),
     }
     u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from)
 }
 
-/// The error of the command line as it would be with its characters escaped, so that nothing that
-/// it quotes begins a line.
+/// The error of the command line with control characters escaped, so quoted text cannot begin a new
+/// line.
 fn escaped(error: &clap::Error) -> String {
     let arguments =
         std::env::args_os().map(|argument| plain::printable(&argument.to_string_lossy()));
@@ -75,7 +75,7 @@ fn escaped(error: &clap::Error) -> String {
 
 fn run(arguments: cli::Arguments) -> commands::Outcome {
     signals::report_file_size_limit()?;
-    // Diagnostics go to stderr, only on request: MERISTEM_LOG=debug.
+    // The debug log goes to stderr, only with MERISTEM_LOG.
     let comm_debug = arguments.command.comm_debug();
     if comm_debug {
         environment::let_libraries_log()?;

@@ -1,5 +1,5 @@
-//! Signals that ask the program to end: SIGINT (Ctrl-C), SIGTERM (batch systems, containers),
-//! SIGHUP (a closed terminal).
+//! Handlers of the signals that request the end of the program: SIGINT (Ctrl-C), SIGTERM (batch
+//! systems, containers), SIGHUP (a closed terminal).
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -12,13 +12,13 @@ use signal_hook::iterator::{Handle, Signals};
 use crate::failure::Failure;
 use crate::progress;
 
-/// Time within which further signals belong to the first request: `timeout` signals the process and
-/// then its group, and a closing terminal may send two kinds.
+/// Time within which further signals count as part of the first request: `timeout` signals the
+/// process and then its group, and a closing terminal may send two signals.
 const ONE_REQUEST: Duration = Duration::from_secs(1);
 
-/// Guard of the signal handlers. While it lives, signals stop the run. Afterwards they are ignored,
-/// so that the process can finish: `mpirun` sends signals to processes that are still reporting an
-/// error after another rank has exited.
+/// Guard of the signal handlers. Until it is dropped, signals stop the run. Afterwards signals are
+/// ignored, so that the process can finish: `mpirun` signals processes that are still reporting an
+/// error when another rank has exited.
 #[must_use]
 pub(crate) struct Listening(Handle);
 
@@ -28,18 +28,19 @@ impl Drop for Listening {
     }
 }
 
-/// Makes writes beyond the limit of `ulimit -f` fail with an error that names the file. Without a
-/// handler, the signal would kill the process silently.
+/// Installs a handler for SIGXFSZ, so that writes beyond the limit of `ulimit -f` fail with an
+/// error that names the file. Without a handler, the signal kills the process silently.
 ///
 /// # Errors
 /// The system refuses the handler.
 pub(crate) fn report_file_size_limit() -> Result<(), Failure> {
-    // The flag is never read, because the failed write is reported where it happens.
+    // The flag is never read, because the failed write itself returns an error.
     flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false))).map(drop).map_err(refused)
 }
 
 /// Installs the signal handlers. The first signal ends the run at the next step boundary. A signal
-/// later than [`ONE_REQUEST`] after it runs `at_once` and exits. `what_is_left` is for the message.
+/// more than [`ONE_REQUEST`] later calls `at_once` and exits. The message of the first signal
+/// contains `what_is_left`.
 ///
 /// # Errors
 /// The system refuses a handler or a thread.
@@ -47,7 +48,7 @@ pub(crate) fn stop_on_signals(
     what_is_left: &'static str,
     at_once: impl Fn() + Send + 'static,
 ) -> Result<Listening, Failure> {
-    // A process started with nohup must survive its terminal.
+    // A process started with nohup must survive the end of its terminal.
     let hangup = (!is_ignored(SIGHUP)).then_some(SIGHUP);
     let listen = || {
         let mut signals = Signals::new([SIGINT, SIGTERM].into_iter().chain(hangup))?;
@@ -105,7 +106,7 @@ fn end(signal: i32, at_once: &impl Fn()) {
     std::process::exit(128 + signal);
 }
 
-/// Whether the parent process had a signal ignored, where the system reports that (Linux).
+/// Whether the process was started with a signal ignored, if the system reports it (Linux).
 fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -1,4 +1,4 @@
-//! Collectives of a program's own: ranks that are threads of this process, or processes over MPI.
+//! Collectives for Python programs, over threads of this process or over MPI processes.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
@@ -13,25 +13,25 @@ use crate::data::device;
 use crate::dlpack::{Array, Borrowed};
 use crate::errors::{Failure, Kind};
 
-/// Most ranks that are threads.
+/// Maximum number of ranks that are threads.
 const RANKS_MAX: usize = 1024;
-/// Longest deadline in seconds: a year.
+/// Maximum deadline in seconds: one year.
 const DEADLINE_S_MAX: f64 = 366.0 * 24.0 * 3600.0;
-/// Time between two looks for Ctrl-C.
+/// Interval between two checks for Ctrl-C.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
-/// Exchanges for which Ok-Topk uses a threshold, as in training.
+/// Number of exchanges for which Ok-Topk uses a threshold, as in training.
 const REFRESH: u64 = 32;
 
-/// A rank with the stream of its tensors.
+/// A rank and the stream of its tensors.
 struct Rank {
     comm: Communicator,
     stream: Stream,
 }
 
-/// State of a rank between calls, which one thread at a time may make.
+/// State of a rank, which one thread at a time may use.
 enum Seat {
     Free(Rank),
-    /// Some thread is in a call.
+    /// A thread is in a call.
     Busy,
     Closed,
 }
@@ -45,7 +45,7 @@ pub(crate) struct Membership {
     transport: &'static str,
 }
 
-/// Time limit of a group.
+/// Options of a group with this deadline.
 fn options(deadline: f64) -> Result<CommOptions, Failure> {
     let duration = Duration::try_from_secs_f64(deadline).ok();
     match duration.filter(|_| deadline > 0.0 && deadline <= DEADLINE_S_MAX) {
@@ -61,7 +61,7 @@ fn options(deadline: f64) -> Result<CommOptions, Failure> {
 
 #[pymethods]
 impl Membership {
-    /// The members of a new group of ranks that are threads.
+    /// Creates a group of ranks that are threads. Returns its members.
     #[staticmethod]
     fn threads(py: Python<'_>, ranks: i64, deadline: f64) -> PyResult<Vec<Self>> {
         let ranks = usize::try_from(ranks)
@@ -77,7 +77,7 @@ impl Membership {
         })
     }
 
-    /// The member of this process among those that `mpirun` started.
+    /// Returns the member of this process in the group started by `mpirun`.
     #[staticmethod]
     fn mpi(py: Python<'_>, deadline: f64) -> PyResult<Self> {
         detached(py, || Self::new(Communicator::mpi(&options(deadline)?)?))
@@ -117,26 +117,26 @@ impl Membership {
         self.in_place(py, tensor, move |comm, tensor| Ok(comm.broadcast(tensor, root)?))
     }
 
-    /// Waits until every rank has called it.
+    /// Waits until every rank has called this function.
     fn barrier(&self, py: Python<'_>) -> PyResult<()> {
         let rank = self.take()?;
         self.work(py, rank, |rank| Ok(rank.comm.barrier()?))
     }
 
-    /// A repeated sum of the largest elements, with these options.
+    /// Creates a repeated sum of the largest elements with these options.
     fn top_k(slf: Py<Self>, options: &Bound<'_, PyDict>) -> PyResult<TopK> {
         let options = options.extract::<Options>()?.checked()?;
         Ok(TopK { member: slf, options, sum: Arc::default() })
     }
 
-    /// Leaves the group; `reason` is an error of this rank, for the others. Returns whether it had
-    /// not left already.
+    /// Leaves the group; `reason` is an error of this rank, which the other ranks report. Returns
+    /// false if the rank had left before.
     fn close(&self, py: Python<'_>, reason: Option<String>) -> PyResult<bool> {
         check_process()?;
         let left = match std::mem::replace(&mut *self.lock(), Seat::Closed) {
             Seat::Free(rank) => rank,
             Seat::Closed => return Ok(false),
-            // Whoever is in the call finds the seat closed.
+            // The thread in the call finds the seat closed when it returns.
             Seat::Busy => return Ok(true),
         };
         py.detach(move || leave(left, reason));
@@ -144,7 +144,7 @@ impl Membership {
     }
 }
 
-/// Ends a membership. Over MPI the last one waits for the others to end, too.
+/// Ends a membership. Over MPI this waits for the other processes.
 fn leave(rank: Rank, reason: Option<String>) {
     let Rank { comm, .. } = rank;
     if let Some(reason) = reason {
@@ -156,10 +156,11 @@ impl Drop for Membership {
     fn drop(&mut self) {
         if let Seat::Free(rank) = std::mem::replace(&mut *self.lock(), Seat::Closed) {
             if check_process().is_err() {
-                // In a fork the locks of the group may never be free.
+                // After a fork the locks of the group may never be released.
                 return std::mem::forget(rank);
             }
-            // Python drops it with the GIL, which other ranks of this process may need meanwhile.
+            // Python drops the object with the GIL held, which other ranks of this process may
+            // need.
             Python::try_attach(|py| py.detach(|| leave(rank, None)));
         }
     }
@@ -180,7 +181,7 @@ impl Membership {
         self.seat.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the rank for a call.
+    /// Takes the rank out of its seat for a call.
     fn take(&self) -> Result<Rank, Failure> {
         check_process()?;
         let mut seat = self.lock();
@@ -199,7 +200,7 @@ impl Membership {
         }
     }
 
-    /// Copies a tensor in, works with it, and copies it back if that went well.
+    /// Copies a tensor to the engine, calls `work`, and copies the tensor back on success.
     fn in_place(
         &self,
         py: Python<'_>,
@@ -215,7 +216,7 @@ impl Membership {
         let (borrowed, tensor) = match uploaded {
             Ok(uploaded) => uploaded,
             Err(error) => {
-                // The others would wait for this rank's call.
+                // Otherwise the other ranks would wait for this rank's call.
                 let text = error.value(py).to_string();
                 let reason = text.lines().next().unwrap_or_default().to_owned();
                 *self.lock() = Seat::Closed;
@@ -231,9 +232,9 @@ impl Membership {
         Ok(())
     }
 
-    /// Makes a call of all ranks without the GIL, and puts the rank back. On the main thread, the
-    /// one that Ctrl-C interrupts, another thread makes the call: when Ctrl-C comes, this rank
-    /// leaves the group as soon as that call ends.
+    /// Makes a collective call without the GIL, and puts the rank back. Ctrl-C interrupts only the
+    /// main thread, so for the main thread another thread makes the call. After Ctrl-C this rank
+    /// leaves the group as soon as the call ends.
     fn work<T: Send + 'static>(
         &self,
         py: Python<'_>,
@@ -250,7 +251,7 @@ impl Membership {
         let (done, mut ended) = mpsc::sync_channel(1);
         let call = move || {
             let result = caught(|| work(&mut rank));
-            // Nobody is left to take it after Ctrl-C; then the rank leaves here.
+            // After Ctrl-C the receiver is gone; then the rank leaves the group here.
             let _ = done.send((rank, result));
         };
         let name = format!("meristem rank {}", self.rank);
@@ -281,7 +282,7 @@ impl Membership {
         if matches!(*seat, Seat::Busy) {
             *seat = Seat::Free(rank);
         } else {
-            // Another thread closed it meanwhile.
+            // Another thread has closed the seat.
             drop(seat);
             py.detach(|| leave(rank, None));
         }
@@ -289,7 +290,7 @@ impl Membership {
     }
 }
 
-/// Whether signals interrupt the calling thread.
+/// Whether the calling thread is the main thread, which signals interrupt.
 fn is_main_thread(py: Python<'_>) -> PyResult<bool> {
     let threading = py.import("threading")?;
     let main = threading.call_method0("main_thread")?;
@@ -308,7 +309,7 @@ struct Options {
     mean: bool,
 }
 
-/// Options that were checked.
+/// Checked options.
 #[derive(Clone, Copy)]
 struct Choice {
     density: f64,
@@ -361,7 +362,7 @@ impl Options {
 pub(crate) struct TopK {
     member: Py<Membership>,
     options: Choice,
-    /// Made for the first tensor.
+    /// Created for the first tensor.
     sum: Arc<Mutex<Option<SparseSum>>>,
 }
 
@@ -382,8 +383,8 @@ impl TopK {
         })
     }
 
-    /// A copy of the elements that were not sent so far; `None` before the first sum and without
-    /// residual.
+    /// A copy of the residual, the sum of the elements that were not sent; `None` before the first
+    /// sum or without residual.
     fn residual(&self, py: Python<'_>) -> PyResult<Option<Array>> {
         let rank = self.member.get().take()?;
         let kept = Arc::clone(&self.sum);

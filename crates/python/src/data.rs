@@ -20,7 +20,7 @@ use crate::errors::{Failure, Kind};
 /// resident copies belong to them.
 static DEVICES: Mutex<Vec<Device>> = Mutex::new(vec![]);
 
-/// The device with this name, opened once.
+/// Returns the device with this name, and opens it on the first call.
 pub(crate) fn device(name: &str) -> Result<Device, Failure> {
     let id = name.parse()?;
     let mut open = DEVICES.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -84,7 +84,7 @@ impl Resident {
     }
 }
 
-/// Place of a dataset: its files and its device.
+/// Files and device of a dataset.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 struct Place {
@@ -95,17 +95,18 @@ struct Place {
     device: String,
 }
 
-/// Frees the resident copies that nobody holds. Returns the number of copies that were forgotten.
+/// Clears the cache of resident copies. Copies in use are freed with their last user. Returns the
+/// number of removed copies.
 #[pyfunction]
 pub(crate) fn clear_cache(py: Python<'_>) -> PyResult<usize> {
     detached(py, || Ok::<_, Failure>(cache::clear(|_| true)))
 }
 
-/// Batches that are gathered ahead of the caller, so that the device does not wait for it to wake
-/// up.
+/// Number of batches that are gathered ahead of the caller, so that the device does not wait for
+/// the caller to wake up.
 const AHEAD: usize = 4;
-/// Batches of these that are waited for at once: a caller that is faster than the device is woken
-/// half as often, and the device works on the others meanwhile.
+/// Number of these batches per wait. A caller that is faster than the device wakes up half as
+/// often, while the device gathers the other batches.
 const AT_ONCE: usize = 2;
 
 /// Settings of a gather.
@@ -126,7 +127,7 @@ struct Options {
     normalize: Option<(Vec<f32>, Vec<f32>)>,
 }
 
-/// Names an argument as Python's call does.
+/// Renames the argument in an error to the name in Python.
 fn renamed(mut error: data::Error) -> data::Error {
     if let data::Error::Argument { argument, .. } = &mut error {
         *argument = match *argument {
@@ -152,17 +153,17 @@ type Part = (usize, Array, Array);
 
 struct State {
     batches: data::GatherBatches,
-    /// The next batches, whose gathers are enqueued; fewer at the end of an epoch.
+    /// The next batches, with enqueued gathers; fewer at the end of an epoch.
     ahead: VecDeque<Vec<data::Batch>>,
-    /// Batches before them, which are gathered.
+    /// The batches before those, with completed gathers.
     done: VecDeque<Vec<Part>>,
-    /// Number of epochs begun.
+    /// Number of started epochs.
     begun: u64,
 }
 
 impl State {
-    /// Enqueues gathers, for the device to work on while the caller works with a batch. `None` of
-    /// the engine is the end of the epoch, and asking again is harmless.
+    /// Enqueues gathers, which run while the caller uses a batch. At the end of the epoch the
+    /// engine returns `None`, also on repeated calls.
     fn gather_ahead(&mut self) -> Result<(), Failure> {
         while self.done.len() + self.ahead.len() < AHEAD {
             match self.batches.next()? {
@@ -185,7 +186,7 @@ impl State {
                 Ok((batch.env, Array::lent(&batch.inputs)?, Array::lent(&batch.targets)?))
             };
             let count = AT_ONCE.min(self.ahead.len());
-            // The last is done last, so that one wait is enough.
+            // Batches complete in order, so one wait for the last suffices.
             for batch in self.ahead.drain(..count).rev() {
                 let mut parts =
                     batch.into_iter().rev().map(part).collect::<Result<Vec<_>, Failure>>()?;
@@ -221,7 +222,8 @@ impl Gather {
                 },
                 max_batches: given.max_batches,
                 normalization,
-                // Those ahead, the one that the caller works with, and the one that it still holds.
+                // The batches ahead, the one in use by the caller, and one that the caller still
+                // holds.
                 ring_depth: AHEAD + 2,
                 ..GatherConfig::new(given.batch, vec![device.id(); given.envs])
             };
@@ -245,7 +247,7 @@ impl Gather {
         self.len
     }
 
-    /// Begins an epoch. Returns the number of epochs begun, to be given to `next`.
+    /// Starts an epoch. Returns the number of started epochs, the argument of `next`.
     fn start(&self, py: Python<'_>, epoch: u64) -> PyResult<u64> {
         self.with(py, |state| {
             state.end();
@@ -264,12 +266,12 @@ impl Gather {
                 let remedy = "iterate over one epoch at a time, or make another GatherBatches";
                 return Err(Failure::usage(Kind::State, message, remedy));
             }
-            // An error ends the epoch: a batch is not left out in silence.
+            // An error ends the epoch, so that no batch is skipped silently.
             state.next().inspect_err(|_| state.end())
         })
     }
 
-    /// Buffers that were added because the caller held all of an env's.
+    /// Number of buffers that were added because the caller held all buffers of an env.
     fn added_buffers(&self, py: Python<'_>) -> PyResult<usize> {
         self.with(py, |state| Ok(state.batches.ring_growth()))
     }

@@ -12,7 +12,7 @@ use meristem::nn::{Isa, Metrics, Network, NetworkOptions};
 
 use super::{Fault, REPORT, Verdict, ensure};
 
-/// Checks that all workers of the CPU device, or all streams of a GPU, do their work.
+/// Checks that kernels run on all workers of the CPU device, or on all streams of a GPU.
 pub(super) fn devices(id: DeviceId) -> Verdict {
     let device = Device::open(id, &DeviceOptions::default())?;
     let streams: Vec<Stream> =
@@ -54,14 +54,14 @@ fn write_number(stream: &Stream, number: u32) -> meristem::device::Result<Tensor
     Ok(tensor)
 }
 
-/// Tolerance between the losses of two instruction sets after [`STEPS`] training steps. They add in
-/// different orders, which gives an error of about 1e-6 a step at this size; a wrong kernel is off
-/// by far more than 1e-3.
+/// Tolerance between the losses of two instruction sets after [`STEPS`] training steps. Different
+/// orders of addition give an error of about 1e-6 per step at this size; a wrong kernel gives an
+/// error far above 1e-3.
 const TOLERANCE: f64 = 1e-3;
 const STEPS: usize = 8;
 const BATCH: usize = 32;
 
-/// Checks that every instruction set of this machine trains the same host to the same loss.
+/// Checks that training a host gives the same loss with every instruction set of this machine.
 pub(super) fn instruction_sets() -> Verdict {
     let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?;
     let stream = device.stream("check");
@@ -81,7 +81,7 @@ pub(super) fn instruction_sets() -> Verdict {
     Ok(format!("{}; losses within {widest:.0e}; in use: {used}", names.join(", ")))
 }
 
-/// Checks that a GPU trains the same host to the loss of the processor.
+/// Checks that training a host gives the same loss on a GPU as on the CPU.
 pub(super) fn kernels(id: DeviceId) -> Verdict {
     let on = |id| -> Result<f64, Fault> {
         let device = Device::open(id, &DeviceOptions::default())?;

@@ -21,10 +21,10 @@ use crate::progress::{Mode, Progress};
 use crate::signals::stop_on_signals;
 use crate::table;
 
-/// Folder that runs are written to.
+/// Output folder of the runs.
 struct Place {
     folder: PathBuf,
-    /// Temporary folder of runs that are not kept.
+    /// Temporary folder, for runs that are not kept.
     thrown_away: Option<TempDir>,
 }
 
@@ -42,9 +42,9 @@ impl Place {
         Ok(Self { folder, thrown_away: Some(temporary) })
     }
 
-    /// Removes the temporary folder, while a run may still be writing to it.
+    /// Removes the temporary folder, to which a run may still be writing.
     fn clear(thrown_away: &Path) {
-        // A file created in the meantime makes one attempt fail, but not a hundred.
+        // An attempt fails if a file is created meanwhile; a hundred attempts do not.
         let _ = (0..100).find(|_| std::fs::remove_dir_all(thrown_away).is_ok());
     }
 }
@@ -79,7 +79,7 @@ pub(crate) fn run(arguments: &ControlEvalArguments) -> Outcome {
     Ok(exit_code(study.status))
 }
 
-/// Observer that shows one run after another, on stderr, because stdout has the comparison.
+/// Observer that prints the progress of each run on stderr, because the comparison is on stdout.
 struct Watch {
     mode: Mode,
     progress: Progress,
@@ -176,7 +176,7 @@ fn report(study: &Study) -> String {
     lines.join("\n")
 }
 
-/// Position at which a study was stopped, if it was.
+/// Describes the position at which a study was stopped; `None` for a complete one.
 fn stopped(study: &Study) -> Option<String> {
     let (complete, contenders) = (study.complete(), study.contenders.len());
     let seed = study.seeds.get(complete / contenders.max(1))?;
@@ -191,8 +191,8 @@ fn stopped(study: &Study) -> Option<String> {
     })
 }
 
-/// Formats mean and 95 % interval, such as `81.20 ± 0.31`, both in the same format, the latter
-/// without sign.
+/// Formats mean and 95 % interval, such as `81.20 ± 0.31`, both by `format`, the interval without
+/// its sign.
 fn spread(of: Option<Spread>, format: impl Fn(f64) -> String) -> String {
     let Some(Spread { mean, ci95, .. }) = of else { return "–".into() };
     let half = ci95.map_or("–".into(), |half| format(half).trim_start_matches('+').to_string());

@@ -1,4 +1,4 @@
-//! Texts of progress.
+//! Texts of the progress output.
 
 use meristem::control::{HEADS, Op, RoundReport};
 use meristem::grow::Stage;
@@ -7,7 +7,7 @@ use meristem::train::settings::{Normalize, PolicyStart};
 
 use crate::plain::{self, counted, mean, percent, printable, thousands};
 
-/// Formats the start of a run: hosts, data, amounts, devices.
+/// Formats the first lines of a run: hosts, data, number of steps, devices.
 pub(super) fn beginning(run: &RunStarted) -> [String; 3] {
     let ranks = match run.ranks {
         1 => String::new(),
@@ -52,7 +52,7 @@ pub(super) fn beginning(run: &RunStarted) -> [String; 3] {
     ]
 }
 
-/// Where a policy that learns starts.
+/// Describes the initial policy.
 fn policy(start: &PolicyStart) -> String {
     match start {
         PolicyStart::New => " from a new policy".into(),
@@ -63,7 +63,7 @@ fn policy(start: &PolicyStart) -> String {
     }
 }
 
-/// `9,000`, or `2,176 to 2,250` where envs differ.
+/// Formats `9,000`, or `2,176 to 2,250` if envs differ.
 fn images_per_step([least, most]: [usize; 2]) -> String {
     if least == most {
         thousands(most as u64)
@@ -72,7 +72,7 @@ fn images_per_step([least, most]: [usize; 2]) -> String {
     }
 }
 
-/// The end of the splits' sizes.
+/// Formats the size of the test split.
 fn test_images(samples: Option<usize>) -> String {
     match samples {
         Some(samples) => format!(", {} test images", thousands(samples as u64)),
@@ -80,7 +80,7 @@ fn test_images(samples: Option<usize>) -> String {
     }
 }
 
-/// Text of an event that is printed on a separate line.
+/// Text of an event with a separate line; `None` for other events.
 pub(super) fn story(event: &Event) -> Option<String> {
     Some(match event {
         Event::ModuleGerminated { env, slot, blueprint, parameters, .. } => format!(
@@ -116,15 +116,15 @@ pub(super) fn story(event: &Event) -> Option<String> {
     })
 }
 
-/// Formats the end of a policy's round as one line.
+/// Formats the end of a policy's round.
 pub(super) fn round_ended(round: usize, accuracy: Option<f64>, report: &RoundReport) -> String {
     let skipped = if report.skipped > 0 { "; update skipped" } else { "" };
     let (number, accuracy) = (round + 1, percent(accuracy));
     format!("  round {number}: mean accuracy {accuracy}, return {:.3}{skipped}", report.mean_return)
 }
 
-/// Formats the statistics of a policy's update as one line, with the entropies of all heads that
-/// had a choice.
+/// Formats the statistics of a policy's update on one line, with the entropies of all heads that
+/// had more than one choice.
 pub(super) fn learned(report: &RoundReport) -> String {
     let heads = HEADS.iter().zip(report.entropies).filter(|(_, entropy)| *entropy > 0.0);
     let entropies: Vec<String> =
@@ -151,8 +151,8 @@ fn worth(contribution: Option<f64>) -> String {
     contribution.map_or(String::new(), |pp| format!(" (contribution {pp:+.1} points)"))
 }
 
-/// Formats accuracies, such as `control accuracy 81.2 80.4 %, bare 78.5 %`, or as a range if there
-/// are many. Of twins it gives the mean.
+/// Formats accuracies, such as `control accuracy 81.2 80.4 %, bare 78.5 %`, as a range if there are
+/// many envs. `bare` is the mean over the twins.
 pub(super) fn accuracies(envs: &[Option<StepCompleted>]) -> String {
     let shares: Vec<f64> = envs
         .iter()
@@ -177,7 +177,7 @@ pub(super) fn accuracies(envs: &[Option<StepCompleted>]) -> String {
     format!("{what} accuracy {figures} %{bare}")
 }
 
-/// Formats accuracy, modules and parameters of an env. Modules come early, because the end may be
+/// Formats accuracy, modules and parameters of an env. Parameters are last, because the end may be
 /// cut off at 80 columns.
 pub(super) fn standing(step: &StepCompleted) -> String {
     let accuracy = match step.control_accuracy {
@@ -194,7 +194,7 @@ pub(super) fn standing(step: &StepCompleted) -> String {
     parts.collect::<Vec<_>>().join("  ")
 }
 
-/// Formats a slot. A blending module shows its α instead of its stage.
+/// Formats a slot, with α instead of the stage for a blending module.
 fn slot(state: &SlotState) -> String {
     let blueprint = state.blueprint.as_deref().unwrap_or("");
     let stage = if state.stage == Stage::Blending {
@@ -269,7 +269,7 @@ mod tests {
         let text = standing(&growing);
         let expected = "control 80.0 %  r0c1 conv_light α 0.25  r1c2 conv_light α 0.25";
         assert_eq!(text, format!("{expected}  6,418 parameters"));
-        // After the prefix `   env 0 `.
+        // The prefix is `   env 0 `.
         assert!(9 + expected.chars().count() < 80);
     }
 

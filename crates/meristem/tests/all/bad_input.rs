@@ -84,7 +84,7 @@ fn configuration_files_are_strict() {
     m.ok("train --config good.json --batch 16 --max-batches 1 --steps 1 --run-dir run --quiet");
 }
 
-/// Nothing that was given is left out without a word.
+/// Arguments without an effect are errors or notes.
 #[test]
 fn what_has_no_effect_is_said() {
     let m = Meristem::new();
@@ -162,7 +162,7 @@ fn missing_and_damaged_datasets_say_what_was_expected() {
     assert!(!m.path("run").exists());
 }
 
-/// A folder that the dataset would not read is an error.
+/// A `--data-root` that no dataset uses is an error.
 #[test]
 fn a_data_root_without_its_dataset_is_refused() {
     let m = Meristem::new();
@@ -180,7 +180,7 @@ fn a_data_root_without_its_dataset_is_refused() {
     m.fails(&format!("train {TINY} --data-root data --run-dir other"), 2, &words);
     assert!(!m.path("other").exists());
     m.fails("data verify --data-root run", 2, &["no dataset fits the files there"]);
-    // Without a dataset, data info looks for all datasets.
+    // Without --dataset, `data info` searches for all datasets.
     let known: serde_json::Value =
         serde_json::from_str(&m.ok("data info --data-root data --json").stdout).unwrap();
     assert_eq!((&known[2]["dataset"], &known[2]["found"]), (&"cifar10".into(), &true.into()));
@@ -201,7 +201,7 @@ fn words_fit_what_is_wrong() {
     assert_eq!(m.ok("help train").stdout, m.ok("train --help").stdout);
 }
 
-/// The width is checked against the tensors before memory is allocated for it.
+/// The width in a policy file is compared with the tensors before memory is allocated for it.
 #[test]
 fn a_policy_file_of_an_absurd_width_is_named() {
     let m = Meristem::new();
@@ -212,7 +212,7 @@ fn a_policy_file_of_an_absurd_width_is_named() {
     save(&m.path("wide.safetensors"), &state, &metadata).unwrap();
     let run = format!("train {TINY} --controller ppo --policy wide.safetensors --run-dir other");
     m.fails(&run, 2, &["wide.safetensors", "`hidden` of 1000000000"]);
-    // A policy that needs more memory than any machine has: the remedy is a smaller policy.
+    // A policy that needs too much memory for any machine: the remedy is a smaller policy.
     let run = format!("{learn} --device-memory 40MiB --policy-hidden 4096 --run-dir other");
     let said = m.run(&run);
     assert!(said.code == Some(1) || said.code == Some(2), "{}", said.stderr);
@@ -285,8 +285,8 @@ fn exit_codes_are_the_same_in_help_and_documents() {
     }
 }
 
-/// All variables that the program reads are in its help and accepted. Those of the stand-in for the
-/// CUDA driver are its own.
+/// All variables that the program reads are in its help and accepted, except those of the stand-in
+/// for the CUDA driver.
 #[test]
 fn every_variable_that_is_read_is_documented() {
     let m = Meristem::new();

@@ -13,7 +13,7 @@ use serde_json::Value;
 const TINY: &str = "--host minimal --envs 2 --steps 4 --max-batches 3 --batch 32 --policy-hidden 8 \
                     --rounds 2 --min-training-steps 1 --control-split 0.02";
 
-/// Runs a command whose temporary files go to the test's folder.
+/// Runs a command with its temporary files in the test's folder.
 fn eval(m: &Meristem, arguments: &str) -> Said {
     let temporary = m.path("temporary");
     std::fs::create_dir_all(&temporary).unwrap();
@@ -31,14 +31,14 @@ fn study(said: &Said) -> Value {
     study
 }
 
-/// Mean, and standard deviation without the mean: the sum over all pairs of (xᵢ − xⱼ)² is 2n(n − 1)
-/// times the variance.
+/// Checks the mean, and the standard deviation by a formula without the mean: the sum over all
+/// pairs of (xᵢ − xⱼ)² is 2n(n − 1) times the variance.
 fn assert_spread(of: &Value, values: &[f64]) {
     let n = values.len() as f64;
     let pairs = values.iter().flat_map(|a| values.iter().map(move |b| (a - b).powi(2)));
     let std = (pairs.sum::<f64>() / (2.0 * n * (n - 1.0))).sqrt();
     let mean = values.iter().sum::<f64>() / n;
-    // A few roundings of numbers up to 1000, of 1.1e-13 each.
+    // A few roundings of numbers up to 1000, each of at most 1.1e-13.
     assert!((figure(&of["mean"]) - mean).abs() < 1e-10, "{of} {values:?}");
     assert!((figure(&of["std"]) - std).abs() < 1e-6, "{of} {values:?}");
     assert_eq!(of["count"], values.len());
@@ -86,7 +86,7 @@ fn everybody_gets_the_same_hosts_and_is_told_with_mean_and_spread() {
     let svg = String::from_utf8(m.bytes("plot.svg")).unwrap();
     assert!(svg.starts_with("<svg") && svg.contains(">heuristic</text>"), "{svg}");
     assert_eq!(svg.matches("r=\"3\"").count(), 2 * 9, "a dot for each run in both panels");
-    // Each run equals a `train` with the same settings.
+    // Each run equals a run of `train` with the same settings.
     m.ok(&format!(
         "train {TINY} --controller random --rounds 1 --seed 1002 --run-dir alone --quiet"
     ));
@@ -99,16 +99,17 @@ fn everybody_gets_the_same_hosts_and_is_told_with_mean_and_spread() {
     assert!(
         figure(&contenders[1]["parameters"]["mean"]) > figure(&contenders[0]["parameters"]["mean"])
     );
-    // There is a control split without a controller as well, so that all train on the same images.
+    // Runs without a controller have a control split, too, so that all contenders train on the same
+    // images.
     assert_eq!(m.json("kept/seed-1002/1-none/summary.json")["dataset"]["train_samples"], 9800);
-    // Results do not depend on threads, output format and other contenders.
+    // Results do not depend on threads, output format or other contenders.
     assert_eq!(study(&eval(&m, &format!("{three} --threads 4 --json --quiet"))), found);
     let alone =
         study(&eval(&m, &format!("{TINY} --controllers random --seeds 1 --seed 1002 --json")));
     assert_eq!(alone["contenders"][0]["runs"][0], contenders[1]["runs"][2]);
 }
 
-/// One figure for each seed.
+/// One value for each seed.
 fn seeds(contender: &Value, key: &str) -> Vec<f64> {
     contender["runs"].as_array().unwrap().iter().map(|run| figure(&run[key])).collect()
 }
@@ -134,7 +135,7 @@ fn policies_are_compared_from_files_and_by_their_rewards() {
     let config = |name: &str| {
         std::fs::read_to_string(m.path("kept/seed-1001").join(name).join("config.toml")).unwrap()
     };
-    // The reward `shaped` compares with the twin, the study does not.
+    // Twins are trained for the reward `shaped`, but not in the evaluation.
     for (name, reward, twin) in [
         ("1-ppo-shaped-learning", "shaped", "on"),
         ("1-ppo-shaped", "contribution", "off"),
@@ -151,7 +152,7 @@ fn policies_are_compared_from_files_and_by_their_rewards() {
         seed(&config("1-ppo-shaped")),
         "other hosts"
     );
-    // The saved policy gives the same run again, and another run if it is greedy.
+    // The saved policy repeats the run, and gives another run as `greedy`.
     let file = "kept/seed-1001/2-ppo-sparse-learning/policy.safetensors";
     let before = m.bytes(file);
     let flags = format!(
@@ -238,8 +239,8 @@ fn what_cannot_be_compared_is_refused_before_anything_runs() {
     }
 }
 
-/// A fixed network has exactly the topology that another contender ended with, env by env, and its
-/// comparison at equal compute has as many steps as cost the same.
+/// A fixed network has exactly the final topology of another contender, env by env. At equal
+/// compute, the number of steps is chosen so that the cost is equal.
 #[test]
 fn grown_networks_are_compared_with_fixed_ones() {
     let m = Meristem::new();
@@ -263,19 +264,19 @@ fn grown_networks_are_compared_with_fixed_ones() {
         assert!(envs.iter().all(|env| env["modules"]["germinated"] == 0), "{place}");
     }
     let [bare, grown, fixed, brief] = [0, 1, 2, 3].map(|place| figure(&run(place)["flops"]));
-    // Growing costs counterfactual evaluations, of far more images here than are trained.
+    // Growing costs counterfactual evaluations, here of far more images than are trained.
     assert!(bare < fixed && fixed < grown, "{bare} {grown} {fixed}");
     let summary = m.json("kept/seed-1000/4-static-compute-fixed/summary.json");
     let steps = (20.0 * grown / fixed).round();
     assert_eq!(summary["steps"], steps);
     assert!(steps > 20.0, "{steps}");
-    // Each of the 20 steps costs the same, and the number of steps is rounded.
+    // All steps have the same cost, and the number of steps is rounded.
     assert!((brief - grown).abs() <= 0.5001 * fixed / 20.0, "{brief} {grown}");
     let spread = &found["contenders"][1]["flops"];
     assert_eq!((&spread["mean"], &spread["ci95"]), (&run(1)["flops"], &Value::Null));
 }
 
-/// A policy file has the seeds of its training.
+/// A policy file lists the seeds of its training.
 #[test]
 fn a_policy_compared_on_what_it_learned_on_is_warned_of() {
     let m = Meristem::new();
@@ -297,7 +298,7 @@ fn a_policy_compared_on_what_it_learned_on_is_warned_of() {
     ));
     let known = [0, 1].map(|place| &contenders[place]["known_seeds"]);
     assert_eq!(known, [&serde_json::json!([]), &serde_json::json!([1001])]);
-    // Its seeds include the seed of its run, and the seeds of the policy that it started from.
+    // Its seeds include the seed of its run, and the seeds of its initial policy.
     for (policy, flags, seed) in [
         ("greedy:learned/policy.safetensors", "--config learned/config.toml", 1001),
         ("ppo:on/policy.safetensors", "--seed 1000", 1001),
@@ -344,7 +345,7 @@ fn ctrl_c_before_anything_is_complete_says_so() {
     assert_eq!(std::fs::read_dir(m.path("temporary")).unwrap().count(), 0);
 }
 
-/// The second signal does not wait for a long step, and leaves no files behind.
+/// The second signal does not wait for a long step, and leaves no files.
 #[cfg(unix)]
 #[test]
 fn ctrl_c_twice_ends_at_once_and_leaves_nothing() {
@@ -354,7 +355,7 @@ fn ctrl_c_twice_ends_at_once_and_leaves_nothing() {
     interrupt(&child);
     assert!(lines.any(|line| line.unwrap().contains("stopping after this step")));
     assert_eq!(std::fs::read_dir(m.path("temporary")).unwrap().count(), 1);
-    // Within a second it would belong to the first request.
+    // Within a second, a signal counts as part of the first request.
     std::thread::sleep(std::time::Duration::from_millis(1100));
     interrupt(&child);
     let told = said(child.output());
@@ -386,8 +387,8 @@ fn ctrl_c_leaves_what_is_complete() {
     assert!(String::from_utf8(m.bytes("plot.svg")).unwrap().contains("stopped early"));
 }
 
-/// A study continues where it was killed: complete runs stay as they are, a run that was killed in
-/// the middle goes on, and the results are those of a study without the kill.
+/// A killed study continues: complete runs are not repeated, a partial run is resumed, and the
+/// results equal those of an uninterrupted study.
 #[cfg(unix)]
 #[test]
 fn a_study_goes_on_where_it_was_killed() {
@@ -407,10 +408,10 @@ fn a_study_goes_on_where_it_was_killed() {
         (std::fs::read(&file).unwrap(), file.metadata().unwrap().modified().unwrap())
     };
     let before = complete.map(events);
-    // A run that was killed before it had settings.
+    // A run that was killed before its settings were written.
     std::fs::create_dir_all(m.path("cut/seed-1001/1-none/weights")).unwrap();
     std::fs::write(m.path("cut/seed-1001/1-none/.lock"), "").unwrap();
-    // A setting that results depend on is named, and nothing is changed.
+    // A change of a setting that affects results is refused by name, and nothing is changed.
     let other = flags.replace("--steps 4", "--steps 5");
     let refused = eval(&m, &format!("{other} cut"));
     assert_eq!(refused.code, Some(2), "{}", refused.stderr);
@@ -426,14 +427,14 @@ fn a_study_goes_on_where_it_was_killed() {
     // More seeds and controllers.
     let more = flags.replace("none,random,ppo --seeds 2", "none,random,ppo,heuristic --seeds 3");
     let longer = study(&eval(&m, &format!("{more} cut")));
-    // A study that was moved has the policies that it learned at other paths.
+    // In a moved study, the learned policies are at other paths.
     std::fs::rename(m.path("whole"), m.path("moved")).unwrap();
     assert_eq!(study(&eval(&m, &format!("{flags} moved"))), whole);
     assert_eq!(study(&eval(&m, &format!("{more} moved"))), longer);
     assert_eq!(complete.map(events), before);
     assert_eq!(longer["contenders"][1]["runs"][1], whole["contenders"][1]["runs"][1]);
     assert_eq!(longer["contenders"][3]["runs"].as_array().unwrap().len(), 3);
-    // Runs of a build whose kernels round differently stay, and a warning says so.
+    // Runs of a build whose kernels round differently are kept, with a warning.
     let (warning, file) = ("round differently", "cut/seed-1000/1-none/summary.json");
     assert!(!told.stderr.contains(warning), "{}", told.stderr);
     let mut older = m.json(file);
@@ -459,7 +460,7 @@ fn a_study_goes_on_where_it_was_killed() {
     }
 }
 
-/// A comparison goes on with the script that its complete runs had.
+/// A comparison continues only with the script of its complete runs.
 #[test]
 fn a_study_with_another_script_is_refused() {
     let m = Meristem::new();

@@ -1,5 +1,5 @@
-//! Run folders that programs of earlier commits wrote (`tests/older_runs`): today's program
-//! resumes, lists, reports, exports and evaluates all of them.
+//! Run folders written by earlier versions (`tests/older_runs`): the current program resumes,
+//! lists, reports, exports and evaluates all of them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -49,21 +49,21 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// The runs that the folder beside the program has.
+/// The runs in the working directory.
 fn runs(m: &Meristem) -> Vec<(&'static str, &'static str)> {
     let found: Vec<_> = RUNS.into_iter().filter(|(run, _)| m.path(run).is_dir()).collect();
     assert!(found.len() >= RUNS.len() - 1, "{found:?}");
     found
 }
 
-/// The program beside copies of the runs of a version.
+/// Creates a working directory with copies of the runs of a version.
 fn with_runs_of(version: &str) -> Meristem {
     let m = Meristem::new();
     copy(&collection().join(version), m.folder.path());
     m
 }
 
-/// Runs a command with the kernels that the runs have, which every machine has.
+/// Runs a command with portable kernels, as the stored runs, so that it works on every machine.
 fn portable(m: &Meristem, arguments: &str, version: &str) -> Said {
     let mut command = m.command();
     command.args(arguments.split_whitespace()).env("MERISTEM_ISA", "portable");
@@ -107,7 +107,7 @@ fn runs_of_every_version_go_on() {
     }
 }
 
-/// A comparison goes on with the settings that one of its runs has.
+/// A comparison continues with the settings of one of its runs.
 #[test]
 fn comparisons_of_every_version_go_on() {
     for version in versions() {
@@ -171,8 +171,8 @@ fn weights_and_policies_of_every_version_are_used() {
         let said = portable(&m, &format!("eval --weights {weights} --json"), &version).stdout;
         let evaluated: Value = serde_json::from_str(&said).unwrap();
         let summary = value(&m, "complete/summary.json");
-        // Kernels round differently than then, so a few of the 10,000 images may be on the other
-        // side of a decision.
+        // Current kernels round differently, so a few of the 10,000 images may be classified
+        // differently.
         let [then, now] = [&summary["envs"][0]["test_accuracy"], &evaluated["accuracy"]];
         let [then, now] = [then, now].map(|share| share.as_f64().unwrap());
         assert!((then - now).abs() < 0.002, "{version}: {then}, now {now}");
@@ -188,8 +188,8 @@ fn weights_and_policies_of_every_version_are_used() {
     }
 }
 
-/// The newest version in the collection has every setting and the formats of today, or else a
-/// folder is missing.
+/// The newest stored version has all current settings and formats; otherwise a new folder must be
+/// added.
 #[test]
 fn the_newest_version_has_the_settings_and_formats_of_today() {
     let keys = |text: &str| {

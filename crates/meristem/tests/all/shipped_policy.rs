@@ -1,11 +1,11 @@
-//! The policy that comes with the program.
+//! The shipped policy.
 
 use crate::common::{Meristem, of_kind};
 
 const TINY: &str = "train --host minimal --envs 2 --steps 8 --max-batches 2 --batch 32 \
                     --rounds 1 --min-training-steps 1 --max-gap 99 --twin off --quiet";
 
-/// The settings of a run about its policy, as it wrote them.
+/// The settings of a run's policy, from its `config.toml`.
 fn written(m: &Meristem, run: &str) -> [String; 2] {
     let text = String::from_utf8(m.bytes(&format!("{run}/config.toml"))).unwrap();
     ["policy = ", "policy_hidden = "].map(|key| {
@@ -40,7 +40,7 @@ fn a_policy_starts_from_it_where_it_fits() {
     assert!(said("ppo").starts_with("controller ppo from the policy that comes with the program,"));
     assert!(said("ppo --policy none").starts_with("controller ppo from a new policy,"));
     assert!(said("none").starts_with("controller none, "));
-    // What a run wrote starts it again.
+    // The written settings start the same run.
     m.ok("train --config usual/config.toml --run-dir again --quiet");
     assert!(policy("again") == policy("usual"));
     m.fails(
@@ -55,7 +55,7 @@ fn a_policy_starts_from_it_where_it_fits() {
     );
 }
 
-/// Without learning it does as the heuristic, from which it learned: it grows at once.
+/// Without learning, the policy acts like the heuristic, its teacher: it grows at once.
 #[test]
 fn it_acts_without_learning() {
     let m = Meristem::new();

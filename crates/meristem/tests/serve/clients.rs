@@ -15,7 +15,7 @@ fn no_path_leads_out_and_no_text_of_a_run_is_executed() {
         copy(&m.path("runs/a"), &m.path(outside));
     }
     fs::write(m.path("outside/config.toml"), secret).unwrap();
-    // Folders and files that are links out of the served folder, and one that stays inside.
+    // Links to targets outside the served folder, and one to a target inside.
     symlink(m.path("outside"), m.path("runs/folder")).unwrap();
     for name in ["config.toml", "events.jsonl"] {
         let run = m.path(&format!("runs/file-{name}"));
@@ -91,7 +91,7 @@ fn huge_malformed_and_slow_requests_harm_nobody_else() {
     // Half a request from each of 600 clients, more than there are places, all open at once.
     let mut slow: Vec<TcpStream> = (0..600).map(|_| server.connect()).collect();
     for stream in &mut slow {
-        // The first ones have lost their places by now.
+        // The first connections have lost their places.
         let _ = stream.write_all(b"GET / HTTP/1.1\r\nHost: local");
     }
     assert!(server.page("/").contains("There are no runs in this folder"));
@@ -115,10 +115,10 @@ fn huge_malformed_and_slow_requests_harm_nobody_else() {
         let short = &bytes[..bytes.len().min(60)];
         assert!(status.contains(&answer.status), "{short:?}: {}", answer.head);
     }
-    // A client that sends a body that nobody wants.
+    // A client that sends an unexpected body.
     let posted = server.send(format!("{get}Content-Length: 1000000000\r\n\r\n{long}").as_bytes());
     assert_eq!(posted.status, 200, "{}", posted.head);
-    // Slow clients are sent away in the end.
+    // Slow clients are disconnected after the time limit.
     for stream in [0, 599].map(|number| &slow[number]) {
         let (mut stream, mut rest) = (stream, String::new());
         let _ = stream.read_to_string(&mut rest);
@@ -186,7 +186,7 @@ fn behind_a_proxy_all_addresses_begin_with_its_path() {
     m.fails("serve runs --base-path //evil.example", 2, &["invalid value '//evil.example'"]);
 }
 
-/// A browser takes a backslash for a slash, and what follows two for the name of a host.
+/// Browsers treat a backslash as a slash, and the text after two slashes as a host name.
 #[test]
 fn a_right_token_leads_to_no_other_server() {
     let m = Meristem::new();

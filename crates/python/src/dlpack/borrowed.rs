@@ -1,4 +1,4 @@
-//! Memory of other libraries' arrays, borrowed by the DLPack protocol for the time of a call.
+//! Memory of other libraries' arrays, borrowed by the DLPack protocol for the duration of a call.
 
 #![expect(unsafe_code, reason = "a capsule is a pointer to a structure of C")]
 
@@ -14,20 +14,20 @@ use super::abi::{DataType, DlTensor, Managed, ManagedVersioned, NAME, NAME_VERSI
 use super::row_major;
 use crate::errors::{Failure, Kind};
 
-/// Flag of memory that may not be written.
+/// Flag: the memory is read-only.
 const READ_ONLY: u64 = 1;
-/// Kinds of device whose memory the host can address: `kDLCPU`, and `kDLCUDAHost`, page-locked.
+/// Device types with host-addressable memory: `kDLCPU`, and `kDLCUDAHost` (page-locked).
 const HOST: [i32; 2] = [1, 3];
-/// Names of capsules that were taken.
+/// Names of consumed capsules.
 const TAKEN: &std::ffi::CStr = c"used_dltensor";
 const TAKEN_VERSIONED: &std::ffi::CStr = c"used_dltensor_versioned";
 
 const LAYOUT: &str =
     "give a copy that is contiguous: `numpy.ascontiguousarray(x)`, `x.contiguous()`";
 
-/// Memory of an array of numbers in host memory that may be written, contiguous or channels last.
+/// Memory of a writable array in host memory, contiguous or channels last.
 pub(crate) struct Borrowed {
-    /// Held for its deleter.
+    /// Its drop calls the deleter.
     _managed: Taken,
     address: usize,
     shape: Vec<usize>,
@@ -35,21 +35,21 @@ pub(crate) struct Borrowed {
     dtype: DType,
 }
 
-/// The structure of a capsule that was taken; its deleter runs when this is dropped.
+/// The structure of a consumed capsule; dropping it calls the deleter.
 enum Taken {
     Unversioned(*mut Managed),
     Versioned(*mut ManagedVersioned),
 }
 
-// SAFETY: the structure belongs to this value alone, and DLPack lets a deleter run on any thread.
+// SAFETY: this value owns the structure, and DLPack permits a deleter to run on any thread.
 unsafe impl Send for Taken {}
 // SAFETY: nothing of the structure is read after `Borrowed::of`.
 unsafe impl Sync for Taken {}
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        // SAFETY: the producer made both, and nobody else calls the deleter of a capsule that was
-        // taken; it is called once, here.
+        // SAFETY: the producer created structure and deleter. Only the consumer calls the deleter
+        // of a consumed capsule, and calls it once, here.
         unsafe {
             match *self {
                 Self::Unversioned(managed) => {
@@ -67,7 +67,7 @@ impl Drop for Taken {
     }
 }
 
-/// Error for a tensor that does not fit; nothing was read or written.
+/// Error for an unsuitable tensor; nothing was read or written.
 fn unfit(expected: &str, got: impl std::fmt::Display, remedy: &str) -> Failure {
     let message = format!("`tensor`: got {got}, expected {expected}");
     Failure::usage(Kind::Argument, message, remedy)
@@ -77,8 +77,9 @@ impl Borrowed {
     /// Borrows the memory of an object with `__dlpack__`.
     ///
     /// # Errors
-    /// Anything else, and arrays that are on a device, read-only, of other elements than float32,
-    /// float64 and bfloat16, neither contiguous nor channels last, or of more than four dimensions.
+    /// The object has no `__dlpack__`, or its array is not in host memory, is read-only, has
+    /// another element type than float32, float64 or bfloat16, is neither contiguous nor channels
+    /// last, or has more than four dimensions.
     pub(crate) fn of(given: &Bound<'_, PyAny>) -> PyResult<Self> {
         check_device(given)?;
         let capsule = capsule_of(given)?;
@@ -107,12 +108,12 @@ impl Borrowed {
             let got = format!("{} dimensions", tensor.ndim);
             return Err(unfit("at most four dimensions", got, "give a view: `x.reshape(-1)`"));
         }
-        // SAFETY: DLPack has `ndim` extents behind the pointer, of which none are read if it is 0.
+        // SAFETY: in DLPack the pointer has `ndim` extents; none are read if `ndim` is 0.
         let extents = unsafe { list(tensor.shape, axes) };
         let shape: Vec<usize> = extents.iter().map(|extent| *extent as usize).collect();
         let strides = match tensor.strides.is_null() {
             true => row_major(&shape),
-            // SAFETY: as before.
+            // SAFETY: in DLPack a pointer that is not null has `ndim` strides.
             false => unsafe { list(tensor.strides, axes) }.to_vec(),
         };
         let format = format_of(&shape, &strides).ok_or_else(|| {
@@ -144,9 +145,9 @@ impl Borrowed {
     fn flat<T: Element>(&self, stream: &Stream, len: usize) -> meristem_device::Result<Tensor> {
         let elements: &[T] = match len {
             0 => &[],
-            // SAFETY: the structure keeps as many elements of this type alive at the address, which
-            // is aligned, and any bits are a float. The program may not write them meanwhile, as
-            // with every library that is given an array.
+            // SAFETY: the structure keeps `len` elements of this type alive at the address, which
+            // is aligned, and any bits are a float. As for any library, the caller must not write
+            // the array during the call.
             len => unsafe {
                 std::slice::from_raw_parts(std::ptr::with_exposed_provenance(self.address), len)
             },
@@ -163,8 +164,8 @@ impl Borrowed {
         }
         let from: *const u8 = std::ptr::with_exposed_provenance(with.address());
         let to: *mut u8 = std::ptr::with_exposed_provenance_mut(self.address);
-        // SAFETY: `with` keeps that many bytes alive, which nothing writes any more, and the array
-        // has as many; a tensor's memory is the pool's, so the two do not overlap.
+        // SAFETY: `with` keeps that number of bytes alive without concurrent writes, and the array
+        // has the same number. A tensor's memory is from the pool, so the two do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(from, to, with.bytes()) };
     }
 }
@@ -172,17 +173,17 @@ impl Borrowed {
 /// The `len` numbers at a pointer.
 ///
 /// # Safety
-/// There are as many, and they live as long as the result.
+/// The pointer has `len` valid elements, which live as long as the result.
 unsafe fn list<'a>(start: *const i64, len: usize) -> &'a [i64] {
     match len {
         0 => &[],
-        // SAFETY: as the caller says.
+        // SAFETY: guaranteed by the caller.
         len => unsafe { std::slice::from_raw_parts(start, len) },
     }
 }
 
-/// Layout of an array with these strides, if it is one that sums take. Strides of extents of 1 do
-/// not matter.
+/// Memory format of an array with these strides; `None` if sums do not support it. Strides of
+/// extents of 1 are ignored.
 fn format_of(shape: &[usize], strides: &[i64]) -> Option<MemoryFormat> {
     let fits = |expected: &[i64]| {
         let axes = shape.iter().zip(strides).zip(expected);
@@ -196,8 +197,8 @@ fn format_of(shape: &[usize], strides: &[i64]) -> Option<MemoryFormat> {
     fits(&channels_last).then_some(MemoryFormat::ChannelsLast)
 }
 
-/// Checks that the array is in host memory, before its capsule is asked for: that of another device
-/// may need a stream.
+/// Checks that the array is in host memory. This comes before the request for a capsule, which on
+/// other devices may need a stream.
 fn check_device(given: &Bound<'_, PyAny>) -> PyResult<()> {
     let remedy = "give a numpy array, a PyTorch tensor, or another object with `__dlpack__`";
     let class = given.get_type().qualname()?;
@@ -216,14 +217,14 @@ fn check_device(given: &Bound<'_, PyAny>) -> PyResult<()> {
     Err(unfit("an array in host memory", got, "copy it first: `x.cpu()`").into())
 }
 
-/// The capsule of an array, of protocol 1 if its library knows that.
+/// Requests the capsule of an array, of protocol version 1 if its library supports it.
 fn capsule_of<'py>(given: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let py = given.py();
     let asked = PyDict::new(py);
     asked.set_item("max_version", (VERSION.major, VERSION.minor))?;
     let versioned = given.call_method("__dlpack__", (), Some(&asked));
     let capsule = match versioned {
-        // Of an older protocol, without the argument.
+        // An older protocol version, without the argument.
         Err(error) if error.is_instance_of::<pyo3::exceptions::PyTypeError>(py) => {
             given.call_method0("__dlpack__")
         }
@@ -236,11 +237,11 @@ fn capsule_of<'py>(given: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     })
 }
 
-/// Takes a capsule's structure, its tensor and its flags.
+/// Consumes a capsule. Returns its structure, tensor and flags.
 fn take(capsule: &Bound<'_, PyAny>) -> Result<(Taken, *const DlTensor, u64), Failure> {
     let object = capsule.as_ptr();
-    // SAFETY: `object` lives and this thread holds the GIL. A valid capsule of one of the two names
-    // has the structure of that name, which belongs to whoever renames the capsule.
+    // SAFETY: `object` is alive and this thread holds the GIL. A valid capsule of one of the two
+    // names has the structure of that name, and renaming the capsule transfers its ownership.
     unsafe {
         if ffi::PyCapsule_IsValid(object, NAME_VERSIONED.as_ptr()) == 1 {
             let managed: *mut c_void = ffi::PyCapsule_GetPointer(object, NAME_VERSIONED.as_ptr());

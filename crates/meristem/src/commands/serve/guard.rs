@@ -1,4 +1,4 @@
-//! Admission of requests, and the headers of every answer.
+//! Admission of requests, and the headers of all responses.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use subtle::ConstantTimeEq;
 
 use crate::cli::BasePath;
 
-/// Policy of all pages: nothing from elsewhere, no script or style within a page.
+/// Content security policy of all pages: no external resources, no inline scripts or styles.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
                       img-src data:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'";
 
@@ -25,22 +25,22 @@ const HEADERS: [(HeaderName, &str); 6] = [
     (header::CACHE_CONTROL, "no-store"),
 ];
 
-/// Decision on who is answered.
+/// Rules for the admission of requests.
 pub(super) struct Guard {
     token: Option<String>,
-    /// Name of the cookie. Cookies of one host are shared by all its ports.
+    /// Name of the cookie, which includes the port, because all ports of a host share cookies.
     cookie: String,
     is_loopback: bool,
     base: BasePath,
 }
 
-/// Judgement of a request.
+/// Result of the admission rules for a request.
 #[derive(Debug, PartialEq)]
 enum Judged {
     Admitted,
-    /// The token is in the URL: from now on it is a cookie, and the URL is the one without it.
+    /// The token is in the URL: set the cookie and redirect to the URL without the token.
     Enters(String),
-    /// The name of the host is not this machine's, as with DNS rebinding.
+    /// `Host` is not a name of this machine, as in DNS rebinding.
     OtherHost,
     /// The path is not below the base.
     OtherPath,
@@ -48,7 +48,7 @@ enum Judged {
 }
 
 impl Guard {
-    /// A guard for a server at `address`, with a new token if one is needed.
+    /// Creates the guard of a server at `address`, with a new token if required.
     ///
     /// # Errors
     /// The system has no random numbers.
@@ -70,7 +70,7 @@ impl Guard {
         })
     }
 
-    /// The URL that opens the server.
+    /// The URL of the server, with the token.
     pub(super) fn url(&self, address: SocketAddr) -> String {
         let token = self.token.as_ref().map_or(String::new(), |token| format!("?token={token}"));
         let path = self.base.to("/") + &token;
@@ -91,7 +91,7 @@ impl Guard {
         let Some(token) = &self.token else { return admitted() };
         let is_token = |given: &str| bool::from(given.trim().as_bytes().ct_eq(token.as_bytes()));
         let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
-        // Names of schemes have no case (RFC 9110, 11.1).
+        // Names of schemes are case-insensitive (RFC 9110, 11.1).
         let scheme = |value: &str| value.eq_ignore_ascii_case("bearer");
         let credentials = text(header::AUTHORIZATION).and_then(|value| value.split_once(' '));
         let bearer = credentials.filter(|(name, _)| scheme(name)).map(|(_, token)| token);
@@ -119,14 +119,14 @@ impl Guard {
     }
 }
 
-/// Whether a browser that is sent to `target` stays on this server. It takes a backslash for a
-/// slash, two slashes for the beginning of a host, and leaves out some control characters.
+/// Whether a redirect to `target` stays on this server. Browsers treat a backslash as a slash and
+/// two slashes as the start of a host name, and ignore some control characters.
 fn is_own_path(target: &str) -> bool {
     let is_plain = |c: char| c != '\\' && !c.is_control();
     target.starts_with('/') && !target.starts_with("//") && target.chars().all(is_plain)
 }
 
-/// Whether the request is for a name of this machine, of which no other machine can get hold.
+/// Whether `Host` is `localhost` or a loopback address, which cannot name another machine.
 fn names_this_machine(uri: &Uri, headers: &HeaderMap) -> bool {
     let mut hosts = headers.get_all(header::HOST).iter();
     let (Some(host), None) = (hosts.next(), hosts.next()) else { return false };
@@ -143,7 +143,7 @@ fn names_this_machine(uri: &Uri, headers: &HeaderMap) -> bool {
         && uri.authority().is_none_or(|authority| is_own(authority.as_str()))
 }
 
-/// Passes on the requests that are admitted, and adds the headers of every answer.
+/// Forwards the admitted requests, and adds the headers of all responses.
 pub(super) async fn admit(
     State(guard): State<Arc<Guard>>,
     request: Request,

@@ -1,4 +1,4 @@
-//! Views: what a URL shows, as parts of a page and as JSON.
+//! Views: the contents of a URL, as parts of a page and as JSON.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -17,14 +17,14 @@ use crate::commands::runs::compare;
 use crate::page::{self, Html, Part, side_by_side};
 use crate::plain::{duration, percent, thousands};
 
-/// Characters of a URL's path that are not escaped.
+/// Characters that are not escaped in the path of a URL.
 const PLAIN: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'/');
-/// Runs in a comparison.
+/// Maximum number of runs in a comparison.
 const COMPARED_MAX: usize = 16;
-/// Rows of the list; the oldest runs beyond are left out.
+/// Maximum number of rows of the list; older runs are omitted.
 const ROWS_MAX: usize = 1000;
 
-/// A page with the runs that it shows.
+/// A page and its runs.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum View {
     List,
@@ -41,7 +41,7 @@ impl View {
     /// The view of a subject.
     ///
     /// # Errors
-    /// There is no such run, or there are too few or too many.
+    /// A run does not exist, or there are too few or too many runs.
     pub(super) fn of(
         subject: &Subject,
         library: &Library,
@@ -55,7 +55,7 @@ impl View {
             Subject::List => Ok(Self::List),
             Subject::Run(name) => run(name).map(Self::Run),
             Subject::Compare(names) => {
-                // In order of their paths, and each once: a run is locked while it is drawn.
+                // Sorted without duplicates, because each run is locked while it is drawn.
                 let runs: Result<BTreeSet<PathBuf>, Missing> = names.iter().map(run).collect();
                 let runs: Vec<PathBuf> = runs?.into_iter().collect();
                 match runs.len() {
@@ -102,7 +102,7 @@ impl View {
         }
     }
 
-    /// The same as JSON.
+    /// The contents as JSON.
     ///
     /// # Errors
     /// A run is no longer there.
@@ -141,7 +141,7 @@ fn link(library: &Library, run: &Path) -> Html {
     Html::anchor(&url, &label(library, run))
 }
 
-/// Reads runs on and shows them, all locked, in the order given.
+/// Reads the new events of runs, and calls `show` with all of them locked, in the given order.
 fn with_runs<T>(
     library: &Library,
     runs: &[PathBuf],
@@ -208,7 +208,7 @@ fn list(library: &Library, patience: &Patience) -> Vec<Part> {
     vec![Part::new("list", table), Part::new("notes", notes)]
 }
 
-/// A state, told by its name and by a colour.
+/// A state with its name and colour.
 fn state(state: RunState) -> Html {
     let class = match state {
         RunState::Running => "class=\"state running\"",
@@ -230,7 +230,7 @@ fn one(library: &Library, run: &PathBuf, patience: &Patience) -> Result<Vec<Part
     Ok(parts)
 }
 
-/// State of a run, place in it, and speed.
+/// State, progress and speed of a run.
 fn now(follower: &Follower) -> Html {
     let Overview { state: of, .. } = follower.run.overview;
     let history = &follower.run.history;
