@@ -28,11 +28,9 @@ const FORMS: [Form; 4] = [
         count: |file| Ok(phrases(file, "so many")),
         left: &[
             ("crates/comm", 2),
-            ("crates/data", 1),
             ("crates/device", 12),
             ("crates/nn", 54),
             ("crates/standin", 9),
-            ("crates/train", 1),
         ],
     },
     Form {
@@ -43,7 +41,6 @@ const FORMS: [Form; 4] = [
             ("crates/device", 7),
             ("crates/nn", 16),
             ("crates/standin", 1),
-            ("crates/train", 1),
         ],
     },
     Form {
@@ -58,14 +55,13 @@ const FORMS: [Form; 4] = [
         count: matches_on_bools,
         left: &[
             ("crates/comm", 8),
-            ("crates/data", 5),
             ("crates/device", 11),
             ("crates/grow", 6),
             ("crates/meristem", 8),
             ("crates/nn", 48),
             ("crates/python", 1),
             ("crates/standin", 3),
-            ("crates/train", 19),
+            ("crates/train", 6),
         ],
     },
 ];
