@@ -1,4 +1,4 @@
-//! Input that a network refuses by a typed error, after which it is as it was.
+//! Invalid input, which a network refuses with a typed error and without a change of state.
 
 use std::sync::Arc;
 

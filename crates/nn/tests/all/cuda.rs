@@ -57,10 +57,11 @@ fn apart(a: &StateDict, b: &StateDict) -> f32 {
     most
 }
 
-/// Rounding makes a relative difference of about 2⁻²⁴ per term in a gradient's sums, of which there
-/// are at most 6·32·32; clipped gradients have norms of at most 1, and three steps of rate 0.01
-/// with momentum 0.9 move a weight by at most 0.06 of them. Batch norm's division by the deviation
-/// can make that tenfold a layer; 1e-4 leaves room for two. Momenta are the gradients themselves.
+/// Rounding makes a relative difference of about 2⁻²⁴ per term of a gradient's sum, which has at
+/// most 6·32·32 terms. Clipped gradients have norms of at most 1, and three steps of rate 0.01 with
+/// momentum 0.9 move a weight by at most 0.06 of a gradient. Batch norm's division by the deviation
+/// can multiply the difference by ten per layer; 1e-4 leaves room for two. Momenta are the
+/// gradients themselves.
 #[test]
 fn training_follows_the_processors() {
     let (gpu, cpu) = (cuda().stream("env 0"), host::stream(1));
@@ -79,7 +80,7 @@ fn training_follows_the_processors() {
     }
 }
 
-/// A network alone, several in a fleet on several lanes, and after a rollback: the same bits.
+/// A network has the same bits alone, in a fleet on several CUDA streams, and after a rollback.
 #[test]
 fn company_lanes_and_rollbacks_change_no_bit() {
     let graph = grown(BASELINE, DIMS, &["r0c1"], Stage::Blending(BlendMode::Add));
@@ -92,7 +93,7 @@ fn company_lanes_and_rollbacks_change_no_bit() {
     let expected = state_bits(&alone);
     alone.restore(&snapshot).unwrap();
     train(&mut alone, 1..STEPS, BATCH);
-    // The optimiser starts anew.
+    // The rollback has reset the optimiser.
     let rolled_back = state_bits(&alone);
     assert!(rolled_back != expected);
     for lanes in [1, 3] {
@@ -123,8 +124,9 @@ fn company_lanes_and_rollbacks_change_no_bit() {
     }
 }
 
-/// Networks of three topologies in one fleet, five steps over a ring of two batches, the last for
-/// some of them only: one launch a step, and the bits of each network alone.
+/// Networks of three topologies in one fleet, five steps over a ring of two batches, the last step
+/// for some networks only. Each step is one launch, and each network has the bits that it has
+/// alone.
 #[test]
 fn a_mixed_fleet_is_one_launch_and_has_the_bits_of_each_network_alone() {
     let device = cuda();
@@ -173,7 +175,8 @@ fn a_mixed_fleet_is_one_launch_and_has_the_bits_of_each_network_alone() {
     }
 }
 
-/// Many rows of alphas in one plan give the scores of one evaluation for each row.
+/// Scores of many rows of alphas in one plan equal the scores of a separate evaluation for each
+/// row.
 #[test]
 fn rows_of_alphas_are_scored_alike_at_once_and_one_by_one() {
     let graph = grown(BASELINE, DIMS, &["r0c0", "r1c1"], Stage::Blending(BlendMode::Add));

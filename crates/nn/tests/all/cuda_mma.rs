@@ -39,8 +39,8 @@ fn floats(stream: &Stream, values: &[f32]) -> Tensor {
     Tensor::from_slice(stream, values, [values.len()], Owner::Other).unwrap()
 }
 
-/// Whole numbers of up to 8 bits are factors as they are, and their sums are exact in any order;
-/// all elements of a matrix differ, so that each has to come to its place.
+/// Whole numbers of up to 8 bits are exact factors, and their sums are exact in any order. All
+/// elements of a matrix differ, so that a misplaced element changes the result.
 #[test]
 fn fragments_lie_as_the_instructions_have_them() {
     let stream = cuda().stream("mma");

@@ -1,5 +1,5 @@
-//! A policy over sequences on a GPU, or on the stand-in driver: it acts as the processor's does and
-//! learns the same.
+//! A policy over sequences on a GPU, or on the stand-in driver: it draws the same actions and
+//! learns the same as on the processor.
 
 use std::sync::Arc;
 
@@ -49,7 +49,7 @@ fn tensor<T: Element>(stream: &Stream, shape: [usize; 2], of: impl Fn(usize) -> 
     Tensor::from_slice(stream, &elements, shape, Owner::Policy).unwrap()
 }
 
-/// A number in [−1, 1) that follows from its index.
+/// A number in [−1, 1) that depends only on the index.
 fn value(i: usize) -> f32 {
     (i as u32).wrapping_mul(2_654_435_761) as f32 / 2f32.powi(31) - 1.0
 }
@@ -67,7 +67,7 @@ fn ran(stream: &Stream) -> (Vec<u32>, Vec<u8>, Vec<Vec<f32>>) {
     let inputs = [&x, &keep, &state];
     let run = SequenceRun { steps: STEPS, inputs: &inputs };
     let sampler = Arc::new(Sampler { heads: heads(), seed: 3, greedy: false });
-    // A word of ops and one of kinds for each of four places.
+    // For each of four places, a word of ops and a word of kinds.
     let legality = tensor(stream, [ROWS, 4 * 2], |i| match i % 2 {
         0 => (value(i).to_bits() >> 9) & 0b110,
         _ => value(i).to_bits() >> 9 | 1,
@@ -121,9 +121,9 @@ fn ran(stream: &Stream) -> (Vec<u32>, Vec<u8>, Vec<Vec<f32>>) {
 }
 
 /// Choices and masks are the same: no drawn number lies within rounding of the bound between two
-/// choices. Other numbers are below 4 and come of sums of at most 48 terms that are smaller; 16
-/// units in the last place of the largest are 4e-6. Adam divides a gradient by its own size, which
-/// is far above its ε here: a step is as exact as the gradient.
+/// choices. Other numbers are below 4, and are sums of at most 48 smaller terms; 16 units in the
+/// last place of the largest are 4e-6. Adam divides a gradient by its own size, which is far above
+/// its ε here: a step is as exact as the gradient.
 #[test]
 fn policies_act_and_learn_as_on_a_processor() {
     let (ours, theirs) = (ran(&cuda().stream("policy")), ran(&host::stream(1)));

@@ -20,8 +20,8 @@ fn network(stream: &Stream, graph: &Arc<Graph>, precision: Precision, plans: &Pl
     network
 }
 
-/// Two networks of each precision in one fleet, all with the same graph and the same plans to
-/// share: each has the bits of a network of its precision alone, and no other.
+/// Two networks of each precision in one fleet, with the same graph and the same shared plans. Each
+/// has the bits of a network of its precision that runs alone; precisions differ.
 #[test]
 fn precisions_beside_each_other_have_plans_of_their_own() {
     let device = cuda();
@@ -54,7 +54,7 @@ fn precisions_beside_each_other_have_plans_of_their_own() {
     }
 }
 
-/// One batch again and again is learned at every precision.
+/// A network of every precision learns one repeated batch.
 #[test]
 fn networks_learn_at_every_precision() {
     let (stream, graph) = (cuda().stream("env 0"), host::bare(BASELINE, DIMS));
@@ -67,7 +67,7 @@ fn networks_learn_at_every_precision() {
     }
 }
 
-/// Before anything is allocated or compiled.
+/// The error comes before any allocation or compilation.
 #[test]
 fn a_processor_refuses_all_but_f32() {
     let (stream, graph) = (host::stream(1), host::bare(BASELINE, DIMS));

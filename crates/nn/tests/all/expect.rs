@@ -1,4 +1,5 @@
-//! Every operation of a network refuses a tensor that does not fit, before anything runs (V1).
+//! Every operation of a network refuses a tensor that does not meet its requirements, before
+//! anything runs (V1).
 
 use std::sync::Arc;
 
@@ -34,7 +35,7 @@ fn labels(stream: &Stream, len: usize, dtype: DType) -> Tensor {
 
 type Operation = fn(&mut Network, &Tensor, &Tensor) -> Result<()>;
 
-/// Every operation that takes a batch; whether it takes labels.
+/// Every operation with a batch: name, whether it takes labels, call.
 const OPERATIONS: [(&str, bool, Operation); 4] = [
     ("train_step", true, |network, x, y| network.train_step(x, y)),
     ("eval_step", true, |network, x, y| network.eval_step(x, y, 0)),
@@ -100,7 +101,7 @@ fn every_operation_refuses_and_nothing_has_run() {
             assert!(matches!(error, DeviceError::Mismatch { .. }), "{error:?}");
         }
     }
-    // A stream whose kernel panicked takes nothing more.
+    // After a panic, the stream refuses all work.
     own.launch("bad").run(|_| panic!("spoilt")).unwrap();
     assert!(matches!(own.synchronize(), Err(DeviceError::KernelPanicked { .. })));
     for (_, _, operation) in OPERATIONS {
@@ -151,8 +152,8 @@ fn memory_of_another_form_is_refused_and_nothing_has_run() {
     }
 }
 
-/// Data of an objective of another type or length, too much of it or too little, is named before
-/// anything has run.
+/// Data of an objective with a wrong type, length or number of tensors is named in an error before
+/// anything runs.
 #[test]
 fn data_that_an_objective_does_not_take_is_refused() {
     let device = open();

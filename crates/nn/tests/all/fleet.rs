@@ -1,4 +1,4 @@
-//! Networks taken as one: each has the bits that it has alone, beside any others.
+//! Fleets: each network has the bits that it has alone, in any fleet.
 
 use std::sync::Arc;
 
@@ -75,7 +75,7 @@ fn a_fleet_has_the_bits_of_its_networks_alone() {
         network.reset_metrics().unwrap();
     }
     for step in 0..3 {
-        // The last batch of an epoch is there for the first two only.
+        // Only the first two networks have the last batch of an epoch.
         let count = if step == 2 { 2 } else { 3 };
         let data = batches(&alone, 10 * step);
         let mut fleet = NetworkFleet::new(&mut together);

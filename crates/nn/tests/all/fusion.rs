@@ -10,15 +10,15 @@ use meristem_nn::ops::{ConvOp, PlanTarget, StepOp};
 use meristem_nn::plan::{Phase, Plan, PlanMode, PlanOptions};
 use meristem_nn::{Isa, Precision};
 
-/// Both compute the same sums in f32 or f64, perhaps in another order: statistics of up to 3·33·35
-/// values gathered per image or at once, a few ulps (1e-7) each, which five layers of batch norm
-/// and the sums of their gradients amplify. Twenty times that.
+/// Both plans compute the same sums in f32 or f64, possibly in a different order: statistics of up
+/// to 3·33·35 values per image or per batch. Each differs by a few ulps (1e-7), which five layers
+/// of batch norm and the sums of their gradients amplify. The tolerance is twenty times that.
 const RELATIVE: f64 = 1e-5;
 
 const SGD: SgdConfig = SgdConfig { lr: 0.1, momentum: 0.9, weight_decay: 0.0, clip_norm: 1.0 };
 
-/// Calls, and bytes of device memory a sample, that a plan for CUDA needs: its cost, counted. A
-/// step of a fleet is one graph, with a node for each call and topology.
+/// Counts the calls, and the bytes of device memory per sample, of a plan for CUDA. A step of a
+/// fleet is one graph, with a node for each call and topology.
 #[test]
 fn a_plan_for_cuda_is_few_calls_and_little_traffic() {
     let dims = Dims { c: 3, h: 32, w: 32 };
@@ -31,7 +31,7 @@ fn a_plan_for_cuda_is_few_calls_and_little_traffic() {
     };
     for of in Precision::ALL {
         let (calls, bytes) = cost(of, PlanMode::Train, true);
-        // On tensor cores tiles are smaller, and there are more of their sums.
+        // On tensor cores tiles are smaller, so there are more partial sums.
         let most = if of == Precision::F32 { 290_000 } else { 293_000 };
         assert!(calls <= 13 && bytes <= most, "{of}: {calls} calls, {bytes} bytes");
         let (calls, bytes) = cost(of, PlanMode::Evaluate, true);
@@ -62,7 +62,8 @@ fn check(graph: Graph, batch: usize) {
             let [fused, plain] =
                 [true, false].map(|fuse| case.run(isa, mode.clone(), fuse, &gradient).unwrap());
             // A gradient that is zero by construction (a 1×1 convolution of one channel before a
-            // batch norm, which undoes any scale) is the difference of terms as large as others.
+            // batch norm, which cancels any scale) is a difference of terms that are as large as
+            // other gradients.
             let scale = plain.params.values().flatten().fold(0f32, |m, v| m.max(v.abs()));
             let absolute = 1e-7 + RELATIVE * f64::from(scale);
             let wide = |v: &[f32]| v.iter().map(|v| f64::from(*v)).collect::<Vec<_>>();
@@ -93,7 +94,7 @@ fn fused_is_unfused() {
     check(DEEP, Dims { c: 3, h: 33, w: 35 }, 3);
 }
 
-/// A host whose module is blended in before the pooling; its input may be detached.
+/// A host with a module that is blended in before the pooling; the module's input may be detached.
 fn grown(detached: bool) -> Graph {
     let mut b = GraphBuilder::new(Dims { c: 3, h: 16, w: 16 }, SGD);
     let same = ConvGeometry::same(3);
@@ -134,7 +135,7 @@ fn rows_of_steps_go_through_a_batch_in_blocks() {
             "all but the linear layer, detached: {detached}"
         );
         assert!(chains(PlanMode::Train, true) >= 3, "detached: {detached}");
-        // The module's gradients are parts of one memory, and the pooling's goes with them.
+        // The module's gradients share one buffer, and the pooling's gradient joins their row.
         let plan =
             Plan::compile(&graph, PlanOptions::new(101, PlanMode::Train)).unwrap().describe();
         let backwards =
@@ -145,7 +146,7 @@ fn rows_of_steps_go_through_a_batch_in_blocks() {
     }
 }
 
-/// Products that are large enough for several parts, in a last block that is smaller.
+/// Products that are large enough for several parts, in a smaller last block.
 #[test]
 fn a_smaller_block_has_scratch_enough() {
     let mut b = GraphBuilder::new(Dims { c: 32, h: 12, w: 12 }, SGD);
@@ -164,7 +165,8 @@ fn a_smaller_block_has_scratch_enough() {
     }
 }
 
-/// The gradients of a host whose second block reads the value that a module in training follows.
+/// Gradients of a host whose second block reads the input of a module in training have the same
+/// bits as without the module.
 #[test]
 fn a_host_beside_a_module_in_training_has_the_bits_that_it_has_alone() {
     for norm in [true, false] {
@@ -172,7 +174,7 @@ fn a_host_beside_a_module_in_training_has_the_bits_that_it_has_alone() {
     }
 }
 
-/// Without the norms nothing but a module divides the gradients of the host's layers.
+/// Without the norms, only a module separates the gradients of the host's layers.
 fn bits_beside_a_module(norm: bool) {
     let graph = |module: bool| {
         let mut b = GraphBuilder::new(Dims { c: 3, h: 32, w: 32 }, SGD);
@@ -225,8 +227,8 @@ fn a_linear_layer_is_fused_with_its_batch_norm() {
     [2, 130].into_iter().for_each(|batch| check(graph.clone(), batch));
 }
 
-/// The samples of a linear layer are the pixels of one image, so that more of them than a block has
-/// pixels are summed at once: any other shape has other bits.
+/// The samples of a linear layer are the pixels of one image, so a sum can cover more samples than
+/// a block of images has pixels. Any other shape gives different bits.
 #[test]
 fn a_linear_layer_is_one_image_of_its_samples() {
     let mut b = GraphBuilder::new(Dims { c: 5, h: 1, w: 1 }, SGD);

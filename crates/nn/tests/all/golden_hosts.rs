@@ -6,7 +6,7 @@ use meristem_nn::graph::Dims;
 use meristem_nn::{HostData, HostTensor, Isa, Metrics, Network, NetworkOptions, StateDict};
 
 /// Relative tolerance of the losses. The requirement is 1e-4; PyTorch itself is about 1e-7 from
-/// f64, so another order of summation over twenty steps has no excuse for more than this.
+/// f64, so a different order of summation over twenty steps cannot cause a larger error than this.
 const LOSS: f64 = 1e-5;
 /// Tolerance of a weight tensor, |Δ|₂/|w|₂. The requirement is 1e-3.
 const WEIGHTS: f64 = 1e-4;

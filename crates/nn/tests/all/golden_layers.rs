@@ -25,7 +25,7 @@ use serde_json::Value;
 
 const SGD: SgdConfig = SgdConfig { lr: 0.1, momentum: 0.9, weight_decay: 0.0, clip_norm: 1.0 };
 
-/// Host, module, its input, and a gate if there is one.
+/// Host, module, the module's input, and a gate, if any.
 fn blended(x: &[NodeId]) -> BlendOperands {
     BlendOperands { host: x[0], module: x[1], input: x[2], gate: x.get(3).copied() }
 }
@@ -106,7 +106,7 @@ fn layer(b: &mut GraphBuilder, case: &Value, x: &[NodeId], out: usize) -> Result
     }
 }
 
-/// The golden inputs that are inputs of the graph, in order, and the ones that are parameters.
+/// Names of a layer's golden inputs, in the order of the graph's inputs.
 fn input_names(op: &str) -> &'static [&'static str] {
     match op {
         "add" => &["a", "b"],
@@ -143,7 +143,8 @@ fn run_layer(file: &golden::File, case: &Value, isa: Isa) {
         tensors,
         alphas: case["alpha"].as_f64().map(|a| a as f32).into_iter().collect(),
     };
-    // Batch norm in evaluation has no backward pass here: nothing trains in evaluation mode.
+    // Batch norm in evaluation has no backward pass, because networks never train in evaluation
+    // mode.
     let training = case["training"].as_bool().unwrap_or(true);
     let mode = if training { PlanMode::Gradient } else { PlanMode::Infer };
     let gradient = file.tensors(name, "grad_out");

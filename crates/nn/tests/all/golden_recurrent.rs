@@ -65,7 +65,7 @@ fn run_layer(file: &golden::File, case: &Value, isa: Isa) {
         }
     };
     let rows = x.values.len() / columns(x);
-    // The first input of a graph is f32, which an embedding does not read.
+    // The first input of a graph is f32; an embedding does not read it.
     let unused = vec![0.0; rows * columns(x)];
     let of = Case {
         graph: b.finish_at(output),

@@ -30,8 +30,8 @@ fn check(name: &str, case: &Case) {
             for (spec, expected) in case.graph.params.iter().zip(&params) {
                 let zeros = vec![0.0; expected.len()];
                 let got = got.params.get(&spec.name).unwrap_or(&zeros);
-                // A gradient that is zero by construction (a bias in front of a batch norm) is the
-                // difference of terms as large as the other gradients.
+                // A gradient that is zero by construction (a bias before a batch norm) is a
+                // difference of terms that are as large as other gradients.
                 let absolute = ABSOLUTE + 1e-5 * scale;
                 assert_close(&what(&spec.name), got, expected, RELATIVE, absolute);
             }
@@ -59,7 +59,8 @@ fn check_op(
     let output = f(&mut b).unwrap();
     let mut case = Case::random(b.finish_at(output), batch, 11);
     if let Some(bias) = case.tensors.get_mut("norm.bias") {
-        // Mostly positive: a window of zeros after a ReLU is a kink, and has no difference.
+        // Mostly positive, because a window of zeros after a ReLU is a kink, where differences are
+        // undefined.
         bias.fill(1.5);
     }
     check(name, &case);
@@ -138,7 +139,7 @@ fn blends() {
                 let gate = (mode == BlendMode::Gate).then_some(gate);
                 b.blend(mode, alpha, BlendOperands { host: x[0], module: x[1], input: x[2], gate })
             });
-            // As in a fossilized module: its input is the host's own value, and gets a gradient.
+            // As in a fossilized module: its input is the host's value, and receives a gradient.
             check_op(&format!("{mode:?} {alpha} shared"), [5, 3, 4], 3, |b| {
                 let x = b.input();
                 let m = b.conv2d(x, "m", 5, ConvGeometry::same(3), true)?;
@@ -172,8 +173,8 @@ fn straight_through_and_detach() {
     });
 }
 
-/// The norm takes the gradient of the pooling's input, the module the gradient of its output; the
-/// gradient of the pooled value is shared with a branch that adds to it.
+/// The norm receives the gradient of the pooling's input, the module the gradient of the pooling's
+/// output; the gradient of the pooled value is shared with a branch that adds to it.
 #[test]
 fn straight_through_before_pooling() {
     for shared in [false, true] {
@@ -241,7 +242,7 @@ fn recurrent_layers() {
     });
 }
 
-/// A random graph: layers in a row, branches that meet again, values read several times.
+/// A random graph: consecutive layers, branches that join, values that are read several times.
 fn random_graph(seed: u64) -> Graph {
     let mut r = Random(seed);
     let mut b = builder(1 + r.below(5), 4 + r.below(3), 4 + r.below(3));
@@ -303,7 +304,7 @@ fn random_graphs() {
     }
 }
 
-/// The other way round: values in evaluation mode, with running statistics.
+/// Values in evaluation mode, with running statistics.
 #[test]
 fn evaluation_of_random_graphs() {
     for seed in 0..60 {

@@ -1,4 +1,5 @@
-//! Tests of the public interface, in one program: each links everything that it uses.
+//! Tests of the public interface, in one program, because every test program links all dependencies
+//! again.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
 mod bad_input;

@@ -17,7 +17,7 @@ pub(crate) const DIMS: Dims = Dims { c: 3, h: 16, w: 16 };
 pub(crate) const MODULE: SgdConfig =
     SgdConfig { lr: 0.01, momentum: 0.9, weight_decay: 0.0, clip_norm: 1.0 };
 
-/// How a module stands in its slot (`docs/growth.md`, Lifecycle).
+/// Stage of a module (`docs/growth.md`, Lifecycle).
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Stage {
     Training,
@@ -81,7 +81,7 @@ pub(crate) fn network(stream: &Stream, graph: &Arc<Graph>, batch_max: usize) -> 
     sharing(stream, graph, batch_max, &Plans::default())
 }
 
-/// A network whose plans others share.
+/// A network with shared plans.
 pub(crate) fn sharing(
     stream: &Stream,
     graph: &Arc<Graph>,
@@ -145,8 +145,8 @@ fn without(state: &StateDict, prefix: &str) -> StateDict {
     StateDict(state.iter().filter_map(of).collect())
 }
 
-/// Training stage: host and logits are those of the bare host, bit for bit, step after step, while
-/// the module learns.
+/// In the training stage host and logits equal the bare host's, bit for bit, after every step,
+/// while the module learns.
 #[test]
 fn a_training_module_does_not_touch_its_host() {
     let stream = host::stream(2);
@@ -213,7 +213,7 @@ fn growth_carries_everything_over_by_name() {
     train(&mut grows, 0..2, 8);
     let before = (grows.state_dict().unwrap(), grows.momentum_dict().unwrap());
 
-    // A module comes: the host keeps values, momentum and buffers.
+    // A module is added: the host keeps values, momentum and buffers.
     let training = grown(BASELINE, DIMS, &["r0c1"], Stage::Training);
     grows.set_graph(Arc::clone(&training)).unwrap();
     assert_eq!(without(&grows.state_dict().unwrap(), "slots"), before.0);
@@ -224,7 +224,8 @@ fn growth_carries_everything_over_by_name() {
     assert_eq!(fresh, only(&elsewhere.state_dict().unwrap(), "slots.r0c1"), "keyed by name alone");
     train(&mut grows, 2..4, 8);
 
-    // It starts to blend, with a gate: the group has new members, the old ones are carried over.
+    // The module starts to blend, with a gate: the group has new parameters, and the old ones are
+    // carried over.
     let (values, momentum) = (grows.state_dict().unwrap(), grows.momentum_dict().unwrap());
     let blending = grown(BASELINE, DIMS, &["r0c1"], Stage::Blending(BlendMode::Gate));
     grows.set_graph(blending).unwrap();
@@ -238,17 +239,18 @@ fn growth_carries_everything_over_by_name() {
     assert_eq!(after.len(), values.len() + 2);
     assert_eq!(after_momentum.get("slots.r0c1.gate.weight").unwrap().as_f32().unwrap(), [0.0; 16]);
 
-    // It goes: the host is the one that never had it.
+    // The module is removed: the host equals a host that never had a module.
     grows.set_graph(bare).unwrap();
     train(&mut grows, 4..6, 8);
     assert_same("state_dict", &grows.state_dict().unwrap(), &plain.state_dict().unwrap());
     assert_same("momentum_dict", &grows.momentum_dict().unwrap(), &plain.momentum_dict().unwrap());
-    // And comes again, new.
+    // The module is added again, with new parameters.
     grows.set_graph(training).unwrap();
     assert_eq!(only(&grows.state_dict().unwrap(), "slots"), fresh);
 }
 
-/// Each batch size has its plan over the one arena: none sees the contents that another left there.
+/// Each batch size has a plan, and all plans use one arena: no plan reads contents that another
+/// plan left.
 #[test]
 fn batches_of_any_size() {
     let stream = host::stream(1);
@@ -300,7 +302,7 @@ fn evaluation_counts_and_sums_per_configuration() {
     assert_ne!(metrics.eval[0].loss_sum, metrics.eval[2].loss_sum);
     assert_eq!((metrics.eval[3].samples, metrics.steps), (0, 0));
     assert_eq!(network.state_dict().unwrap(), before, "evaluation changes nothing");
-    // Alpha 0 is the host alone.
+    // With alpha 0 the result equals the host's.
     let mut alone = self::network(&stream, &host::bare(BASELINE, DIMS), 8);
     let (x, _) = batch(&stream, 8, DIMS, 4);
     let infer = |n: &mut Network, config| n.infer(&x, config).unwrap().to_vec::<f32>().unwrap();
@@ -335,7 +337,7 @@ fn a_step_is_one_launch_and_nothing_else() {
     network.set_alphas(&[vec![0.1], vec![0.2]]).unwrap();
     let used = stream.device().counts() - before;
     assert_eq!((used.copies_to_device, used.synchronizations), (1, 0));
-    // Coming back to a known topology needs no larger arena and compiles nothing.
+    // Returning to a known topology needs no larger arena and compiles nothing.
     let owners = |owner: Owner| {
         let report = stream.device().memory();
         report.owners.iter().find(|o| o.owner == owner).map_or(0, |o| o.current)
@@ -368,7 +370,8 @@ fn gradient_metrics_are_the_gradients() {
         let group = metrics.groups[g];
         assert!((group.last_norm - norm).abs() < 1e-9 * norm, "{} {norm}", group.last_norm);
         assert_eq!(group.tensors as usize, norms.len());
-        // At birth the last scale is zero, and so is the gradient of all layers before it.
+        // In a new module the last scale is zero, so the gradients of all layers before it are
+        // zero.
         let vanishing = norms.iter().filter(|n| n.sqrt() < 1e-7).count();
         assert_eq!(group.vanishing as usize, vanishing);
     }
@@ -421,7 +424,7 @@ fn weights_that_do_not_fit_are_listed_and_change_nothing() {
     assert_eq!(network.momentum_dict().unwrap(), momentum);
 }
 
-/// A run that goes on from saved weights and momentum is the run that never stopped.
+/// A run that continues from saved weights and momentum has the bits of an uninterrupted run.
 #[test]
 fn state_and_momentum_are_all_there_is() {
     let stream = host::stream(1);
@@ -443,7 +446,7 @@ fn state_and_momentum_are_all_there_is() {
     );
 }
 
-/// The same with Adam: two averages a parameter, and one count of steps a group.
+/// The same with Adam: two averages per parameter, and one count of steps per group.
 #[test]
 fn adam_trains_is_resumed_and_does_not_grow() {
     let stream = host::stream(1);

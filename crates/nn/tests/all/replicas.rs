@@ -1,5 +1,5 @@
-//! A training step in halves, and networks that follow another: the parts of replicas on several
-//! ranks.
+//! Training steps in two halves, and networks that follow another network: the operations of
+//! replicas on several ranks.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ fn graph(grown: bool) -> Arc<Graph> {
     })
 }
 
-/// Two convolutions and a classifier: no sample knows of another.
+/// Two convolutions and a classifier: results of a sample do not depend on other samples.
 fn without_batch_norm() -> Arc<Graph> {
     let mut b = GraphBuilder::new(DIMS, SGD);
     let x = b.conv2d(b.input(), "a", 5, ConvGeometry::same(3), true).unwrap();
@@ -53,7 +53,7 @@ fn batch(stream: &Stream, seed: u64, of: std::ops::Range<usize>) -> (Tensor, Ten
     (host::images(stream, x, DIMS), host::labels(stream, &y[of]))
 }
 
-/// Everything of a network, with its metrics, to the bit.
+/// The complete state of a network and its metrics, bit for bit.
 fn all(network: &Network) -> (u64, String) {
     network.fingerprint().unwrap();
     let metrics = Metrics::parse(&network.metrics().to_vec().unwrap());
@@ -87,8 +87,8 @@ fn two_halves_are_the_whole_step_bit_for_bit() {
     }
 }
 
-/// Clipping ahead is the clipping of the step, where nothing happens in between and the norm is the
-/// same.
+/// Clipping before the step equals the clipping of the step, if nothing happens in between and the
+/// clip norm is the same.
 #[test]
 fn a_gradient_clipped_ahead_is_clipped_once() {
     let stream = host::stream(2);
@@ -104,7 +104,7 @@ fn a_gradient_clipped_ahead_is_clipped_once() {
         assert_eq!((spent.launches, spent.synchronizations, spent.copies_to_device), (3, 0, 0));
         assert_eq!(all(&halves), all(&whole), "step {step}");
     }
-    // Later writes are not clipped; and a factor scales the norm.
+    // Later writes are not clipped. A factor scales the clip norm.
     let norm_of = |network: &Network, group: &str| {
         let of_group = |name: &str| name.starts_with("slots") == (group == "slots");
         let all = gradients(network).into_iter().filter(|(name, _)| of_group(name));
@@ -116,7 +116,7 @@ fn a_gradient_clipped_ahead_is_clipped_once() {
         let (before, expected) = (norm_of(&halves, group), f64::from(0.01 * most));
         halves.clip(0.01).unwrap();
         let got = norm_of(&halves, group);
-        // The divisor is the norm and 1e-6, and a few roundings in f32 are nothing beside that.
+        // The divisor is the norm plus 1e-6; a few roundings in f32 are far below the tolerance.
         assert!(before > expected && (got / expected - 1.0).abs() < 1e-4, "{group}: {got}");
     }
     for (_, gradient) in halves.gradients().unwrap() {
@@ -133,8 +133,8 @@ fn a_gradient_clipped_ahead_is_clipped_once() {
     assert!((before - weight(&halves) - 5.0).abs() < 1e-4, "{}", weight(&halves));
 }
 
-/// A forward pass alone: running statistics as of a training step on the weights before it, and
-/// nothing else.
+/// A forward pass updates the running statistics as a training step from the same weights does, and
+/// changes nothing else.
 #[test]
 fn observing_changes_running_statistics_alone() {
     let stream = host::stream(2);
@@ -208,8 +208,7 @@ fn no_samples_give_a_gradient_of_zeros_in_the_same_places() {
         all.iter().map(|(name, g)| (name.clone(), g.len())).collect()
     };
     assert_eq!(form(&none), form(&some));
-    // The update uses the gradients that are written there: with zeros, only momentum and decay are
-    // at work.
+    // The update uses the gradients that were written: with zeros, only momentum and decay act.
     let before = network.state_dict().unwrap();
     network.apply().unwrap();
     let rate = |name: &str| -> f32 {

@@ -1,4 +1,4 @@
-//! Many rows of alphas in one pass against one pass a row (C1 to C3).
+//! Many rows of alphas in one pass, compared with one pass per row (C1 to C3).
 
 use std::sync::Arc;
 
@@ -68,7 +68,7 @@ fn read(network: &Network, rows: usize) -> Rows {
     metrics.eval[..rows].iter().map(row).collect()
 }
 
-/// The rows in one pass, and in a pass each.
+/// Scores of the rows in one pass, and in one pass per row.
 fn both(network: &mut Network, batches: &[(Tensor, Tensor)], rows: usize) -> [Rows; 2] {
     for (x, y) in batches {
         network.eval_rows(x, y, 0..rows).unwrap();
@@ -124,7 +124,8 @@ fn differences_of_loss_are_paired_by_image() {
         let images = host::images(&stream, &x[from * numel..to * numel], DIMS);
         (images, host::labels(&stream, &y[from..to]))
     };
-    // Row 0 is not the first of the tree's leaves, and not the only row that is compared with it.
+    // The first row of the range is the reference of the differences: row 0, which is not the first
+    // leaf in tree order, or another row.
     for first in [0, 3] {
         let mut losses = vec![vec![]; rows.len()];
         for image in 0..IMAGES {
@@ -163,7 +164,7 @@ fn differences_of_loss_are_paired_by_image() {
     assert_eq!(none.loss_over(&none), None);
 }
 
-/// A module that is switched off changes nothing, with any weights.
+/// A module with alpha 0 has no effect, whatever its weights.
 #[test]
 fn a_module_of_nan_at_alpha_zero_is_left_out() {
     let stream = host::stream(1);
@@ -190,8 +191,8 @@ fn a_module_of_nan_at_alpha_zero_is_left_out() {
     }
 }
 
-/// H1, H4, D5: a batch is one launch; the next pattern costs a plan, and alphas that only move do
-/// not.
+/// H1, H4, D5: a batch is one launch. A new pattern of zeros compiles a plan; other changes of
+/// alphas do not.
 #[test]
 fn memory_is_flat_and_a_batch_is_one_launch() {
     let stream = host::stream(2);
@@ -203,7 +204,7 @@ fn memory_is_flat_and_a_batch_is_one_launch() {
             network.eval_rows(x, y, 0..8).unwrap();
         }
     };
-    // All patterns once: three modules, two, one.
+    // Each pattern once: three modules, two, one.
     let patterns = [[0.5, 0.5, 0.5], [0.5, 0.0, 0.5], [0.0, 0.0, 0.5]];
     patterns.iter().for_each(|alphas| epoch(&mut network, *alphas));
     let device = stream.device();

@@ -1,4 +1,5 @@
-//! Snapshots: a network comes back from anything, bit for bit, and goes on as if it had never left.
+//! Snapshots: a network is restored from any state, bit for bit, and continues as if nothing had
+//! happened.
 
 use std::sync::Arc;
 
@@ -42,7 +43,7 @@ fn train(network: &mut Network, steps: std::ops::Range<u64>) {
     }
 }
 
-/// Breaks parameters and, after another step, everything that follows from them.
+/// Makes a parameter NaN and, by training steps, everything computed from it.
 fn poison(network: &mut Network) {
     let values = network.packed_parameters(0).unwrap();
     let launch = values.stream().launch("poison").write(values);
@@ -84,7 +85,7 @@ fn what_was_broken_goes_on_as_a_network_that_never_was() {
         state.iter().filter_map(|(_, tensor)| tensor.as_f32()).map(bad).sum::<usize>() as u64
     };
     let [weights, momenta] = [broken.state_dict(), broken.momentum_dict()].map(|s| bad(s.unwrap()));
-    // The lanes between parameters are broken as well.
+    // Padding lanes between parameters are NaN as well.
     assert!(non_finite(&broken) >= weights + momenta && weights > 0 && momenta > 0);
     let refused = broken.load_state_dict(&broken.state_dict().unwrap(), true);
     assert!(matches!(refused, Err(Error::State(error)) if !error.non_finite.is_empty()));
@@ -95,7 +96,7 @@ fn what_was_broken_goes_on_as_a_network_that_never_was() {
     let momentum = broken.momentum_dict().unwrap();
     let zero = |v: &[f32]| v.iter().all(|x| *x == 0.0);
     assert!(momentum.iter().all(|(_, tensor)| zero(tensor.as_f32().unwrap())));
-    // Nothing of the break is left anywhere: the arena, padding lanes.
+    // No NaN is left, neither in the arena nor in padding lanes.
     whole.clear_momentum().unwrap();
     for network in [&mut broken, &mut whole] {
         train(network, 3..6);
@@ -121,7 +122,7 @@ fn only_what_shall_remain_is_kept_and_its_memory_is_used_again() {
     snapshot.take(&it, &graph(&["r0c0"])).unwrap();
     assert_eq!(stream.device().counts().synchronizations, waits);
     poison(&mut it);
-    // Another module in the place of the second one: it is gone as well.
+    // Another module replaced the second one, and is removed as well.
     it.set_graph(graph(&["r0c0", "r0c2"])).unwrap();
     it.restore(&snapshot).unwrap();
     assert_eq!(**it.graph(), *graph(&["r0c0"]));
@@ -130,7 +131,7 @@ fn only_what_shall_remain_is_kept_and_its_memory_is_used_again() {
     same(&it.state_dict().unwrap(), &left);
     assert_eq!(kept(&stream), bytes);
     assert!(allocations > 0);
-    // One more group: the memory of the others stays.
+    // One more group: the memory of the existing groups is kept.
     it.set_graph(graph(&["r0c0", "r0c1"])).unwrap();
     let before = stream.device().counts().allocations;
     snapshot.take(&it, it.graph()).unwrap();
@@ -141,7 +142,7 @@ fn only_what_shall_remain_is_kept_and_its_memory_is_used_again() {
     );
     snapshot.take(&it, it.graph()).unwrap();
     assert_eq!(stream.device().counts().allocations - before, 1);
-    // A group that the network does not have; the snapshot stays as it was.
+    // A group that the network does not have: an error, and the snapshot is unchanged.
     let error = snapshot.take(&it, &graph(&["r0c2"])).unwrap_err();
     assert!(matches!(error, Error::Argument { .. }), "{error:?}");
     assert!(error.to_string().contains("slots.r0c2"), "{error}");

@@ -19,7 +19,7 @@ pub(crate) struct File {
     pub(crate) metadata: BTreeMap<String, String>,
 }
 
-/// Where a golden file lies.
+/// Path of a golden file.
 pub(crate) fn path(name: &str) -> PathBuf {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../golden");
     PathBuf::from(root).join(format!("{name}.safetensors"))

@@ -24,7 +24,7 @@ pub(crate) const BASELINE: Shape = Shape { channels: 8, blocks: 3, kernel: 3, po
 pub(crate) const DEEP: Shape = Shape { channels: 8, blocks: 5, kernel: 3, pools: 5 };
 pub(crate) const MINIMAL: Shape = Shape { channels: 2, blocks: 3, kernel: 1, pools: 0 };
 
-/// A host; `slot(builder, name, x)` may put something after block i (`r0c{i}`) and after its pool
+/// A host; `slot(builder, name, x)` may add nodes after block i (`r0c{i}`) and after its pool
 /// (`r1c{i}`).
 pub(crate) fn graph(
     shape: Shape,

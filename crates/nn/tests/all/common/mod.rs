@@ -56,16 +56,16 @@ pub(crate) fn to_nchw(x: &[f32], d: Dims) -> Vec<f32> {
     to_nhwc(x, Dims { c: d.h * d.w, h: d.c, w: 1 })
 }
 
-/// A graph with everything it reads; all tensors in PyTorch's order.
+/// A graph with its inputs, parameters and alphas; all tensors in PyTorch's order.
 #[derive(Clone)]
 pub(crate) struct Case {
     pub(crate) graph: Graph,
     pub(crate) batch: usize,
-    /// Steps of the sequences that the batch is; 1 but for recurrent layers.
+    /// Steps of each sequence of the batch; 1 without recurrent layers.
     pub(crate) steps: usize,
     /// Indices are whole numbers here.
     pub(crate) inputs: Vec<Vec<f32>>,
-    /// Parameters and buffers (but counters) by name.
+    /// Parameters and buffers, without counters, by name.
     pub(crate) tensors: BTreeMap<String, Vec<f32>>,
     pub(crate) alphas: Vec<f32>,
 }
@@ -74,7 +74,7 @@ pub(crate) struct Case {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Outcome {
     pub(crate) output: Vec<f32>,
-    /// Gradients of parameters that got one.
+    /// Gradients by parameter; absent if no gradient reaches it.
     pub(crate) params: BTreeMap<String, Vec<f32>>,
     /// Gradients of the inputs.
     pub(crate) inputs: Vec<Option<Vec<f32>>>,
@@ -115,8 +115,8 @@ impl Case {
         Self { graph, batch, steps, inputs, tensors, alphas }
     }
 
-    /// Sequences of `steps` steps: states have one row per sequence, indices are below `entries`,
-    /// and inputs of one value a row (masks) are 0 or 1.
+    /// A random case of sequences with `steps` steps. States have one row per sequence, indices are
+    /// below `entries`, and inputs of one value per row (masks) are 0 or 1.
     pub(crate) fn sequences(graph: Graph, [steps, sequences]: [usize; 2], entries: usize) -> Self {
         let mut case = Self::random(graph, steps * sequences, 5);
         let mut random = Random(6);
@@ -156,7 +156,7 @@ impl Case {
         let plan = Plan::compile(&self.graph, options)?;
         let layout = ParamLayout::new(&self.graph);
         let mut memory = Groups::new(self, &layout);
-        // NaN everywhere: a read before the first write shows.
+        // NaN everywhere, to detect a read before the first write.
         let mut arena = vec![f32::NAN; plan.arena_len()];
         if let Some(range) = plan.output_gradient() {
             arena[range].copy_from_slice(&to_nhwc(gradient, self.output_dims()));
@@ -286,7 +286,7 @@ pub(crate) fn assert_close(
     }
 }
 
-/// The CUDA device of the tests, or of the stand-in driver.
+/// The CUDA device of the tests: a GPU, or a device of the stand-in driver.
 #[cfg(feature = "cuda")]
 pub(crate) fn cuda() -> meristem_device::Device {
     use meristem_device::{Device, DeviceId, DeviceOptions};

@@ -1,4 +1,4 @@
-//! The slow obvious version: a graph interpreted node by node in f64 over `[N][C][H][W]`, and
+//! Slow reference: interprets a graph node by node in f64 over `[N][C][H][W]`, and computes
 //! gradients by central differences.
 
 use meristem_nn::graph::{

@@ -11,7 +11,7 @@ use meristem_nn::ops::{
 /// Number of kinds of operations; see [`kind`].
 pub(super) const KINDS: usize = 53;
 
-/// A number for each kind of operation. A new one does not compile before it has a number, and the
+/// A number for each kind of operation. A new operation does not compile without a number, and the
 /// test fails until it has a case.
 pub(super) fn kind(op: &StepOp) -> usize {
     match op {
@@ -91,12 +91,12 @@ pub(super) fn precision(op: &mut StepOp) -> Option<&mut Precision> {
     }
 }
 
-/// The most that an addition moves a sum, by the largest magnitude in it. Processors and the units
-/// of f32 round to the nearest. A tensor core aligns a few products, 4 at least, and the sum before
-/// with the largest of them, cuts off bits below the last place, and cuts off the result: 1 + 2/4
-/// errors of a place for each product. (Fasi, Higham, Mikaitis, Pranesh, "Numerical behavior of
-/// NVIDIA tensor cores", PeerJ Computer Science 7:e330, 2021, on Volta to Ampere; NVIDIA documents
-/// nothing, and later ones keep more bits.)
+/// Largest rounding error of an addition, relative to the largest magnitude in the sum. Processors
+/// and the units of f32 round to the nearest. A tensor core aligns a few products, 4 at least, and
+/// the sum before with the largest of them, cuts off bits below the last place, and cuts off the
+/// result: 1 + 2/4 errors of a place for each product. (Fasi, Higham, Mikaitis, Pranesh, "Numerical
+/// behavior of NVIDIA tensor cores", PeerJ Computer Science 7:e330, 2021, on Volta to Ampere;
+/// NVIDIA documents nothing, and later ones keep more bits.)
 fn rounding(op: &StepOp) -> f64 {
     match precision(&mut op.clone()) {
         None | Some(Precision::F32) => 2f64.powi(-24),
@@ -104,7 +104,7 @@ fn rounding(op: &StepOp) -> f64 {
     }
 }
 
-/// The elements of an operand.
+/// Elements of an operand.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Data {
     F32(Vec<f32>),
@@ -152,7 +152,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// In [−1, 1).
+    /// A uniform number in [−1, 1).
     pub(super) fn unit(&mut self) -> f32 {
         (self.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
@@ -170,19 +170,20 @@ impl Random {
     }
 }
 
-/// An operation with the sizes that bound its rounding, and operands that may not be just anything.
+/// An operation, with the sizes that bound its rounding errors and with operands that have to meet
+/// conditions.
 #[derive(Clone)]
 pub(super) struct Case {
     pub(super) op: StepOp,
     /// Terms of the longest sum of a result.
     terms: usize,
-    /// Largest magnitude of a term, inputs being below 1.
+    /// Largest magnitude of a term, for inputs below 1.
     most: f64,
-    /// Other terms and magnitude, by position among the writes.
+    /// Different bounds of some results: position among the writes, terms, magnitude.
     bounds: Vec<(usize, usize, f64)>,
-    /// By position among the reads.
+    /// Given operands, with their positions among the reads.
     pub(super) reads: Vec<(usize, Data)>,
-    /// By position among the writes.
+    /// Given operands, with their positions among the writes.
     pub(super) writes: Vec<(usize, Data)>,
 }
 
@@ -219,7 +220,7 @@ impl Case {
         [make(&signature.reads, &self.reads), make(&signature.writes, &self.writes)]
     }
 
-    /// Runs it over these operands; returns the written ones, without scratch.
+    /// Runs the operation with these operands; returns the written ones, without scratch.
     pub(super) fn run_over(
         &self,
         on: OpBackend<'_>,
@@ -242,7 +243,7 @@ impl Case {
         self.run_over(on, self.operands(on.target()))
     }
 
-    /// The elements that are read at a position, as far as they are given; else ones.
+    /// The given elements of the read operand at position `at`; ones if none are given.
     #[cfg(feature = "cuda")]
     pub(super) fn read(&self, at: usize, spec: &Spec) -> Data {
         let given = self.reads.iter().find(|(position, _)| *position == at);
@@ -281,7 +282,7 @@ impl Case {
     }
 }
 
-/// The first elements that are not the same, each with its index.
+/// The first different elements, each with its index.
 fn differences(got: &Data, expected: &Data) -> String {
     fn list<T: PartialEq + std::fmt::Debug>(got: &[T], expected: &[T]) -> String {
         let pairs = got.iter().zip(expected).enumerate().filter(|(_, (a, b))| a != b);

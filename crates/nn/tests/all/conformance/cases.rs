@@ -57,12 +57,12 @@ fn conv_shapes() -> Vec<ConvShape> {
         square(130, 2, shape(1, 3, 9, 3)),
         square(1, 1, shape(1, 3, 1, 1)),
         square(1, 33, shape(1, 3, 4, 5)),
-        // 17 to 32 output channels, which have a special tile.
+        // 17 to 32 output channels, which use a special tile.
         square(5, 8, shape(1, 3, 5, 24)),
         square(2, 6, shape(1, 3, 20, 32)),
-        // Parts of two tiles each, the last of one.
+        // Parts of two tiles each; the last part has one tile.
         ConvShape { in_h: 40, in_w: 1, ..shape(1, 3, 65, 64) },
-        // Enough tiles for narrow ones, forward, back, and for the weights.
+        // Enough work for narrow tiles in all three passes: forward, data and weights.
         square(2, 64, shape(4, 1, 8, 68)),
         square(2, 64, shape(4, 1, 72, 12)),
     ]
@@ -76,8 +76,8 @@ enum Pass {
     Weights,
 }
 
-/// Shapes with enough tiles for wide and for large ones, the last of them cut off in both
-/// directions, in the passes that have enough tiles.
+/// Shapes with enough work for wide and large tiles, each with the pass to which this applies. The
+/// last tile is partial in both directions.
 fn tiled_shapes() -> [(ConvShape, Pass); 9] {
     let strided = ConvShape {
         batch: 1,
@@ -99,12 +99,12 @@ fn tiled_shapes() -> [(ConvShape, Pass); 9] {
         (ConvShape::linear(10, 1090, 1990), Pass::Weights),
         (strided, Pass::Forward),
         (strided, Pass::Weights),
-        // Narrow ones, for each phase of the stride.
+        // Narrow tiles for each phase of the stride.
         (ConvShape { in_h: 96, in_w: 96, out_c: 36, ..strided }, Pass::Data),
     ]
 }
 
-/// Random weights whose padding lanes are zero.
+/// Random weights with zero padding lanes.
 pub(super) fn packed_weights(shape: &ConvShape, len: usize) -> Data {
     let depthwise = shape.groups > 1 && [shape.in_c, shape.out_c] == [shape.groups; 2];
     let cols = if depthwise { shape.out_c } else { shape.out_c / shape.groups };
@@ -121,8 +121,8 @@ fn conv_cases() -> Vec<Case> {
     all.chain(tiled_cases(Precision::F32)).collect()
 }
 
-/// A case for each of the [`tiled_shapes`], which take long: lower precisions have them where
-/// results are compared bit for bit (`precision.rs`), and nowhere else.
+/// A case for each of the [`tiled_shapes`]. They are slow, so lower precisions run them only where
+/// results are compared bit for bit (`precision.rs`).
 pub(super) fn tiled_cases(precision: Precision) -> Vec<Case> {
     let of = |(shape, pass)| {
         let mut cases =
@@ -190,7 +190,7 @@ fn elementwise_cases() -> Vec<Case> {
             2.0,
         ),
     ];
-    // More channels than a warp, and more pixels than a block has rows of threads.
+    // More channels than threads of a warp, and more pixels than rows of threads in a block.
     for (h, w, c) in [(3, 3, 70), (40, 21, 5), (1, 1, 32)] {
         let (shape, accumulate) = (BatchShape { batch: 2, h, w, c }, [false, true]);
         cases.push(case(ElementwiseOp::Scale { shape, factor: 0.5 }, 2, 1.0));
@@ -221,7 +221,7 @@ fn blend_cases() -> Vec<Case> {
     cases
 }
 
-/// More than one block, a gate that is not wanted, an alpha of zero. Portable sums are f32 in 16
+/// More than one block, no gradient of the gate, an alpha of zero. Portable sums are f32 in 16
 /// chains of 64 elements of at most 2, and f64 beyond.
 fn large_blend_cases() -> Vec<Case> {
     let mut cases = vec![];
@@ -241,7 +241,7 @@ fn large_blend_cases() -> Vec<Case> {
     for len in [1, 4096, 4097, 30_001, 1_100_003] {
         cases.push(case(BlendOp::TanhMix { len }, FUNCTION, 2.0));
         let gradient = BlendOp::TanhMixGradient { len, accumulate: [false, true] };
-        // A scalar that matters, and a sum of which every chunk does.
+        // Values with which the scalar and every chunk of the sum affect the result.
         let blocks = (len as f64 / 1024.0).ceil();
         let gradient = case(gradient, FUNCTION, 4.0).bound(2, 64, 4.0 * blocks);
         cases.push(gradient.reading(2, Data::F32(vec![0.7])));
@@ -269,7 +269,7 @@ fn rows_cases() -> Vec<Case> {
     .collect()
 }
 
-/// More than one block, rows longer than a block, entries named often, once and never. Sums are
+/// More than one block, rows longer than a block, entries used often, once and never. Sums are
 /// taken in the order of the indices, and so have the same bits.
 fn large_rows_cases() -> Vec<Case> {
     let mut cases = vec![];
@@ -296,7 +296,7 @@ fn lstm_cases() -> Vec<Case> {
     let keep = Data::F32([1.0, 0.0, 1.0].repeat(4));
     let products = [shape.input_product(), shape.state_product()];
     let [ih, hh] = products.map(|of| Data::F32(vec![0.125; of.weight_len()]));
-    // Four steps, each a product of 13 terms and a few functions, one through the other.
+    // Four consecutive steps, each a product of 13 terms and a few functions.
     let terms = 4 * (13 + 4 * FUNCTION);
     let mut cases = vec![
         case(LstmOp::Forward(shape), terms, 1.0)
@@ -308,8 +308,8 @@ fn lstm_cases() -> Vec<Case> {
             .reading(2, hh),
         case(LstmOp::StatesBefore(shape), 1, 1.0).reading(1, keep),
     ];
-    // One row; rows, inputs and gates beyond a tile of a GPU; the last weights that its shared
-    // memory has room for, and the first that it has not; gates beyond its largest block.
+    // One row; rows, inputs and gates beyond a tile of a GPU; the largest weights that fit in its
+    // shared memory, and the smallest that do not; gates beyond its largest block.
     let last = [[3, 2, 4, 54], [3, 2, 4, 55], [2, 2, 3, 260]];
     for [steps, sequences, inputs, hidden] in
         [[1, 1, 1, 1], [7, 5, 37, 9], [3, 70, 70, 41]].into_iter().chain(last)

@@ -1,4 +1,4 @@
-//! Cases of chains; the result of a chain equals that of its steps one after the other.
+//! Cases of chains. A chain must give the result of its steps, executed one after the other.
 
 use std::sync::Arc;
 
@@ -28,8 +28,7 @@ use OperandPlace::{Inner, Read, Write};
 const SIDE: usize = 6;
 const CHANNELS: usize = 8;
 
-/// The last block of a part and the last part are smaller, and
-/// not.
+/// With and without a smaller last block of a part, and a smaller last part.
 const SIZES: [ChainSizes; 4] = [
     ChainSizes { batch: 13, block: 2, part: 6 },
     ChainSizes { batch: 12, block: 3, part: 6 },
@@ -37,7 +36,7 @@ const SIZES: [ChainSizes; 4] = [
     ChainSizes { batch: 9, block: 1, part: 9 },
 ];
 
-/// Ways of the products in a chain.
+/// Algorithms for the products in a chain: direct, and Winograd's.
 const TILES: [Option<TileSize>; 2] = [None, Some(TileSize::Four)];
 
 fn images(batch: usize) -> BatchShape {
@@ -65,8 +64,8 @@ fn f32s(len: usize, by_sample: bool) -> ChainOperand {
     ChainOperand { dtype: DType::F32, len, by_sample }
 }
 
-/// A convolution, the gradients of its weights, and a sum with its input: no operation that
-/// compares values, as backends may round differently.
+/// A convolution, the gradients of its weights, and a sum with its input: without operations that
+/// compare values, because backends may round differently.
 fn smooth(sizes: ChainSizes) -> Chain {
     let batch = sizes.batch;
     let (of, len) = (product(batch), images(batch).len());
@@ -86,7 +85,8 @@ fn smooth(sizes: ChainSizes) -> Chain {
     Chain::new(sizes, steps, ChainOperands { reads, writes, inner: vec![f32s(len, true)] })
 }
 
-/// A module's way forward and back, with operands of each kind; products directly or in tiles.
+/// Forward and backward pass of a module, with operands of each kind; products directly or in
+/// tiles.
 fn module(sizes: ChainSizes, tiles: Option<TileSize>) -> Chain {
     let batch = sizes.batch;
     let (of, shape) = (ConvProduct { tiles, ..product(batch) }, images(batch));
@@ -131,8 +131,8 @@ fn module(sizes: ChainSizes, tiles: Option<TileSize>) -> Chain {
     Chain::new(sizes, steps, ChainOperands { reads, writes, inner })
 }
 
-/// Sums: over a window, and over the pixels of the batch, whose factors are below 1 and below a
-/// window's sum.
+/// Sums are over a window, with factors below 1, and over the pixels of the batch, with factors
+/// below a window's sum.
 pub(super) fn chain_cases() -> Vec<Case> {
     let window = 9 * CHANNELS;
     let of = |sizes: ChainSizes| {
@@ -191,7 +191,7 @@ fn one_by_one(chain: &Chain, isa: Isa, [reads, writes]: [Vec<Data>; 2]) -> Vec<D
     writes
 }
 
-/// Sizes, with each instruction set.
+/// All sizes with each instruction set.
 fn sizes() -> impl Iterator<Item = (ChainSizes, Isa)> {
     SIZES.into_iter().flat_map(|sizes| Isa::available().into_iter().map(move |isa| (sizes, isa)))
 }

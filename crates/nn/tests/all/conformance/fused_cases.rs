@@ -27,18 +27,18 @@ fn norm(shape: BatchShape, pool: bool) -> BatchNorm {
     BatchNorm { shape, eps: 1e-5, act: Activation::Relu, pool }
 }
 
-/// Before the convolution.
+/// Operations before the convolution.
 #[derive(Clone, Copy)]
 enum Before {
     Nothing,
     Norm,
-    /// With pooling, whose windows leave these rows and columns over.
+    /// Norm and pooling; the windows leave this number of rows and columns unread.
     Pool(usize, usize),
 }
 
 /// Batch, height, width and channels of the convolution. Several images in a tile and several tiles
-/// in an image; a last tile and a last slice that are not whole; more channels than a block has;
-/// windows that are cut off; one pixel.
+/// in an image; a partial last tile and last slice; more channels than a block covers; partial
+/// windows; one pixel.
 const CONVOLUTIONS: [([usize; 5], Before); 11] = [
     ([5, 8, 6, 3, 8], Before::Nothing),
     ([2, 32, 32, 3, 8], Before::Nothing),
@@ -65,7 +65,7 @@ fn conv([batch, in_h, in_w, in_c, out_c]: [usize; 5], before: Before) -> FusedCo
     FusedConv { shape, before, precision: Precision::F32 }
 }
 
-/// Variances of the norm before, and the weights.
+/// Sets the variances of the preceding norm, and the weights.
 fn given(conv: &FusedConv, case: Case) -> Case {
     let weights = packed_weights(&conv.shape, conv.shape.weight_len());
     let case = case.reading(5, weights);
@@ -147,7 +147,7 @@ fn head_cases() -> Vec<Case> {
             .reading(5, weights)
             .writing(6, tickets(1));
         cases.push(gradient);
-        // Nothing but the results is rounded.
+        // Only the results are rounded.
         let most = 3.0 * of_batch;
         let of_norm = case(FusedOp::Sums(norm), 2, most).reading(2, variances(c));
         cases.push(of_norm.writing(3, tickets(1)));

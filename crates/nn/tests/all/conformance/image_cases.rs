@@ -16,7 +16,7 @@ fn images(shape: &BatchShape, positive: bool) -> Data {
     Data::F32((0..shape.len()).map(|_| value(random.unit())).collect())
 }
 
-/// Few values, so that windows have equals, and among them NaN and both infinities.
+/// Few distinct values, so that windows have ties; among them NaN and both infinities.
 fn ties(shape: &BatchShape) -> Data {
     let values = [-0.5, 0.0, 0.25, 0.25, 0.5, -0.0, f32::NAN, f32::NEG_INFINITY, f32::INFINITY];
     let mut random = Random(7);
@@ -27,7 +27,7 @@ fn ties(shape: &BatchShape) -> Data {
     Data::F32((0..shape.len()).map(|_| value()).collect())
 }
 
-/// No pooled output: it would have to belong to the same x, and a GPU does not read it.
+/// No pooled output: it would have to be computed from the same x, and a GPU does not read it.
 fn no_output() -> Data {
     Data::F32(vec![])
 }
@@ -70,9 +70,9 @@ pub(super) fn norm_cases() -> Vec<Case> {
     cases
 }
 
-/// Shapes that matter where blocks of threads share them: many chunks of pixels, tiles of channels,
-/// no whole tile, one element. Portable sums are f32 in runs of 256 pixels, whose error is at most
-/// 128 times the largest term a pixel; statistics are sums of four such chains.
+/// Shapes that several blocks of threads divide: many chunks of pixels, tiles of channels, a
+/// partial tile only, one element. Portable sums are f32 in runs of 256 pixels, with an error per
+/// pixel of at most 128 times the largest term; statistics are sums of four such chains.
 fn wide_norm_cases() -> Vec<Case> {
     let shapes = [[70, 9, 7, 20], [5, 16, 17, 70], [33, 12, 13, 3], [2, 2, 3, 1], [3, 1, 5, 2]];
     let mut cases = vec![];
@@ -111,7 +111,7 @@ fn wide_norm_cases() -> Vec<Case> {
         let forward = case(NormOp::Forward(norm), 8, 3.0).reading(0, ties(&IMAGE));
         cases.push(forward.reading(2, per_channel(true)));
     }
-    // A constant channel, and a mean far from 0: nothing cancels.
+    // A constant channel, and a mean far from 0, without cancellation.
     let shape = BatchShape { batch: 70, ..IMAGE };
     let far = (0..shape.len()).map(|i| if i % 20 == 3 { 0.3 } else { 1000.0 + (i % 7) as f32 });
     let far = Data::F32(far.collect());
@@ -119,7 +119,8 @@ fn wide_norm_cases() -> Vec<Case> {
     cases
 }
 
-/// Groups that share a block and groups that have one, with fewer and more channels than threads.
+/// Groups that share a block and groups with a whole block, with fewer and more channels than
+/// threads.
 fn group_norm_cases() -> Vec<Case> {
     let shapes = [
         ([3, 7, 6, 20], 2),
@@ -147,7 +148,7 @@ fn group_norm_cases() -> Vec<Case> {
             cases.push(gradient);
         }
     }
-    // The input's gradient is not wanted.
+    // Without the input's gradient.
     let norm = GroupNorm { shape: IMAGE, groups: 2, eps: 1e-5 };
     let gradient = NormOp::GroupGradient { norm, accumulate: false };
     let deviations = Data::F32(vec![1.5; 6]);

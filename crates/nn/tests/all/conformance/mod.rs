@@ -1,10 +1,10 @@
 //! Every operation of a plan, on every backend, against the portable kernels: the same entry
 //! ([`ops::run`]), the same operands. A backend is conformant when it passes here.
 //!
-//! The portable kernels themselves are held by `tests/kernels` against slow exact versions, and by
-//! goldens. Here each case states how many f32 terms the longest sum of a result has: two ways of
-//! adding n terms of magnitude at most m differ by at most `2·n·m·n·2⁻²⁴`, and `m` is stated too.
-//! Tensor cores may differ by more, since they cut off rather than round (`case::rounding`).
+//! `tests/kernels` and goldens compare the portable kernels themselves with slow exact versions and
+//! with PyTorch. Here each case states how many f32 terms the longest sum of a result has: two ways
+//! of adding n terms of magnitude at most m differ by at most `2·n·m·n·2⁻²⁴`, and `m` is stated
+//! too. Tensor cores may differ by more, since they cut off rather than round (`case::rounding`).
 
 mod case;
 mod cases;
@@ -27,7 +27,7 @@ use crate::common::cuda;
 #[cfg(feature = "cuda")]
 use meristem_nn::ops::{RowsOp, rows::Lookup};
 
-/// The backends of this machine besides the portable kernels.
+/// The backends of this machine, except the portable kernels.
 fn backends() -> Vec<OpBackend<'static>> {
     Isa::available().into_iter().filter(|isa| *isa != Isa::portable()).map(OpBackend::Cpu).collect()
 }

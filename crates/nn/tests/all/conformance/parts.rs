@@ -1,5 +1,5 @@
-//! Operations in parts: the bits do not depend on who runs a part, and a batch in parts is as good
-//! as one in a single part.
+//! Operations in parts: the bits do not depend on the worker that runs a part, and a batch in
+//! several parts is as exact as a batch in one part.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -22,7 +22,7 @@ use super::case::{Case, Data, Random, case};
 use super::cases::packed_weights;
 use super::chain_cases;
 
-/// Several parts, the last of them smaller; whole blocks of images, and not.
+/// Several parts with a smaller last part; whole and partial blocks of images.
 fn products() -> Vec<ConvProduct> {
     let shape = |[batch, side, in_c, out_c, groups]: [usize; 5]| ConvShape {
         batch,
@@ -49,7 +49,7 @@ fn products() -> Vec<ConvProduct> {
     [&direct[..], &tiled].concat()
 }
 
-/// Whole numbers from −2 to 2, whose sums of products are exact in any order.
+/// Whole numbers from −2 to 2; sums of their products are exact in any order.
 pub(super) fn whole(seed: u64, len: usize) -> Vec<f32> {
     let mut random = Random(seed);
     (0..len).map(|_| (2.5 * random.unit()).trunc()).collect()
@@ -83,7 +83,7 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// Wide products of few rows, which have parts by columns; the last part is smaller.
+/// Wide products of few rows, which are divided by columns; the last part is smaller.
 fn in_columns() -> Vec<Case> {
     let product = ConvProduct::f32(ConvShape::linear(40, 256, 300));
     let weights = packed_weights(&product.shape, product.shape.weight_len());
@@ -130,7 +130,7 @@ fn helpers(threads: usize) {
     }
 }
 
-/// Runs a case as a kernel of a device with `threads` workers, all but one of which are idle.
+/// Runs a case as a kernel of a device with `threads` workers; all other workers are idle.
 fn on_device(case: &Case, isa: Isa, threads: usize) -> Vec<Data> {
     let options = DeviceOptions { threads, ..DeviceOptions::default() };
     let device = Device::open(DeviceId::Cpu(0), &options).unwrap();
@@ -156,7 +156,7 @@ fn the_bits_do_not_depend_on_who_runs_a_part() {
     }
 }
 
-/// Results of each image, and sums of whole numbers, have the bits of the batch in one part.
+/// In several parts, results per image and sums of whole numbers have the same bits as in one part.
 #[test]
 fn a_batch_in_parts_has_the_bits_of_one() {
     let direct = products().into_iter().filter(|product| product.tiles.is_none());

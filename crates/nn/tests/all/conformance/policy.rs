@@ -1,4 +1,4 @@
-//! Cases of drawing actions, and of the objective that they are learned with.
+//! Cases of drawing actions, and of the PPO objective.
 
 use std::sync::Arc;
 

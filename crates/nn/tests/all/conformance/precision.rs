@@ -1,7 +1,7 @@
 //! Products of rounded factors, bit for bit: each factor is a whole number and a part below the
 //! precision, so that a product of factors that are rounded to the nearest is the product of the
-//! whole numbers, and every sum is exact in f32 in any order. A factor that is not rounded, or not
-//! to the nearest, or not multiplied, shows in a whole number.
+//! whole numbers, and every sum is exact in f32 in any order. A factor that is not rounded, not
+//! rounded to the nearest, or not multiplied changes a whole number.
 
 use meristem_device::DType;
 use meristem_nn::ops::{ConvOp, FusedOp, OpBackend, OperandRole, Spec, StepOp};
@@ -11,9 +11,9 @@ use super::case::{Case, Data, Random, case, precision};
 use super::cases::{cases, tiled_cases};
 use crate::common::cuda;
 
-/// Factors among the reads of an operation that multiplies them, and results that are sums of such
-/// products and of whole numbers: by position. A classifier's products have means as factors, which
-/// are not whole.
+/// Positions of the factors among an operation's reads, and positions of the results that are sums
+/// of their products and of whole numbers. A classifier has none, because its factors are means,
+/// which are not whole numbers.
 fn products(op: &StepOp) -> Option<(&'static [usize], &'static [usize])> {
     match op {
         StepOp::Conv(ConvOp::Forward(_) | ConvOp::ForwardWithStats(_)) => Some((&[0, 1], &[0])),
@@ -71,7 +71,7 @@ fn whole(op: &StepOp, at: usize, spec: &Spec, random: &mut Random) -> Data {
     }
 }
 
-/// The case with factors whose parts are below a precision, or with none at f32.
+/// The case, with factors that have a fraction below the precision; without fractions at f32.
 fn with_parts(of: &Case, op: &StepOp, parts: Precision, infinite: Option<usize>) -> Case {
     let signature = op.signature(OpBackend::Cpu(Isa::portable()).target());
     let (positions, _) = products(op).expect("it multiplies");
@@ -106,9 +106,10 @@ fn with_parts(of: &Case, op: &StepOp, parts: Precision, infinite: Option<usize>)
     made
 }
 
-/// Whether an element of a result may be NaN since zeros beside an image meet an infinite factor:
-/// the weights' gradients of 3 × 3 convolutions are sums over whole tiles of pixels. Only elements
-/// of the infinite factor's channel may; others of that channel are infinite on a processor, too.
+/// Whether an element of a result may be NaN because padding zeros are multiplied by an infinite
+/// factor: weight gradients of 3 × 3 convolutions are sums over whole tiles of pixels. This affects
+/// only elements of the infinite factor's channel; other elements of the channel are infinite on a
+/// processor, too.
 fn meets_infinity(op: &StepOp, read: usize, write: usize, at: usize) -> bool {
     let (shape, weights) = match op {
         StepOp::Conv(ConvOp::WeightGradient(of)) => (of.shape, 0),
@@ -160,7 +161,7 @@ fn cuda_rounds_factors_to_the_nearest() {
 }
 
 /// Infinite results of a processor are infinite on a GPU, NaN are NaN, and all others are the same:
-/// zeros that fill up steps, tiles and channels meet no factor of another element.
+/// padding zeros of steps, tiles and channels are multiplied by no factor of another element.
 #[test]
 fn cuda_keeps_infinite_factors_to_themselves() {
     let stream = cuda().stream("infinite");

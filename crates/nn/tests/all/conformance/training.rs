@@ -8,8 +8,8 @@ use meristem_nn::ops::{LossOp, OptimOp, Spec, StateOp, loss};
 use super::case::{Case, Data, Random, case};
 use super::cases::FUNCTION;
 
-/// Batches of several blocks of a GPU, or of one with threads to spare; classes of one thread, and
-/// of more than a warp; ties and NaN, which the hits go by.
+/// Batches of several blocks of a GPU, and of one block with idle threads; classes for one thread,
+/// and for more than a warp; ties and NaN, which affect the hits.
 pub(super) fn loss_cases() -> Vec<Case> {
     let mut random = Random(7);
     let mut cases = vec![];
@@ -20,7 +20,7 @@ pub(super) fn loss_cases() -> Vec<Case> {
             .reading(1, Data::U32(targets))
             .writing(1, Data::F64(vec![1.0, 2.0, 3.0, 7.0]));
         cases.push(train);
-        // Three values, so that most samples have several largest ones.
+        // Three distinct values, so that most samples have a tie of the largest logit.
         let values = (0..batch * classes).map(|_| match random.bits() % 4 {
             0 if batch % 3 == 1 => f32::NAN,
             n => n as f32 / 4.0,
@@ -39,8 +39,8 @@ pub(super) fn loss_cases() -> Vec<Case> {
     cases
 }
 
-/// Groups whose tensors are more than a GPU takes in one call, and some larger than one of its
-/// blocks or empty; norms that vanish and explode. Sums are f64 throughout.
+/// Groups with more tensors than a GPU takes in one call, with empty tensors and tensors larger
+/// than a block; very small and very large norms. Sums are f64 throughout.
 pub(super) fn group_cases() -> Vec<Case> {
     let sgd = SgdConfig { lr: 0.1, momentum: 0.9, weight_decay: 5e-4, clip_norm: 1.0 };
     let adam = AdamConfig { lr: 1e-3, betas: [0.9, 0.999], eps: 1e-5, clip_norm: 5.0 };
@@ -81,7 +81,7 @@ pub(super) fn training_cases() -> Vec<Case> {
     let adam = AdamConfig { lr: 1e-3, betas: [0.9, 0.999], eps: 1e-5, clip_norm: 5.0 };
     let (len, tensors) = (48, vec![0..20, 32..41]);
     let squares = Data::F32((0..96).map(|i| 0.5 + i as f32 / 96.0).collect());
-    // A count of steps that the ring's positions follow from.
+    // The count of steps, which determines the positions in the ring.
     let counts = Data::F64(vec![1.0, 2.0, 3.0, 4.0]);
     vec![
         case(LossOp::Train { logits, log: 3 }, 10 * FUNCTION, 4.0).writing(1, counts),
@@ -115,7 +115,7 @@ pub(super) fn state_cases() -> Vec<Case> {
         case(StateOp::ResetMetrics(layout), 1, 0.0),
         case(StateOp::CountNonFinite(vec![3, 4]), 1, 0.0).reading(0, spoiled),
         case(StateOp::Fingerprint(tensors), 1, 0.0),
-        // More tensors than a GPU takes in one call, and longer than one of its blocks.
+        // More tensors than a GPU takes in one call, and tensors longer than a block.
         case(StateOp::ResetMetrics(MetricsLayout { groups: 9, configs: 300, log: 100 }), 1, 0.0),
         case(StateOp::CountNonFinite(vec![]), 1, 0.0),
         case(StateOp::CountNonFinite(lengths.to_vec()), 1, 0.0)

@@ -10,7 +10,7 @@ use super::support::{Exact, Guarded, ROUNDING, Values, compare, compare_within};
 /// Lengths around the register widths.
 const LENGTHS: [usize; 8] = [0, 1, 3, 7, 16, 17, 63, 1000];
 
-/// Units in the last place between `got` and the exact `want`, where that is a normal number.
+/// Units in the last place between `got` and the exact `want`, which must be a normal number.
 fn ulps(got: f32, want: f64) -> f64 {
     let exponent = want.abs().log2().floor().max(-126.0) as i32;
     (f64::from(got) - want).abs() / 2f64.powi(exponent - 23)
@@ -54,7 +54,7 @@ fn special_values_pass_as_in_pytorch() {
         elementwise::apply(isa, UnaryFunction::Sigmoid, &x, &mut y);
         assert!(y[0].is_nan());
         assert_eq!(y[1..], [1.0, 0.0, 0.5, 1.0, 0.0]);
-        // A NaN output lets the gradient through, a zero output does not.
+        // A NaN output passes the gradient, a zero output blocks it.
         let mut dx = [9.0; 6];
         elementwise::apply(isa, UnaryFunction::Relu, &x, &mut y);
         elementwise::apply_backward(
@@ -81,7 +81,7 @@ fn check_gradient(name: &str, isa: Isa, want: &[Exact], kernel: impl Fn(GradOut<
     compare(name, isa, dx.check(name), &sum);
 }
 
-/// A value of a formula with `roundings` roundings whose largest intermediate is `magnitude`.
+/// The value of a formula with `roundings` roundings and intermediates of at most `magnitude`.
 fn exact(value: f64, magnitude: f64, roundings: usize) -> Exact {
     Exact { value, magnitude, roundings }
 }

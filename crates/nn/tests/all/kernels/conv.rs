@@ -70,14 +70,15 @@ fn shapes() -> Vec<ConvShape> {
     shapes.push(ConvShape { batch: 5, padding: [3, 4], ..base });
     shapes.push(ConvShape { kernel: [5, 1], padding: [2, 0], in_c: 8, ..base });
     shapes.push(ConvShape { in_c: 32, out_c: 64, in_h: 16, in_w: 16, batch: 1, ..base });
-    // Weights of several panels, the last one narrow; rows that are a multiple of 4 KiB apart.
+    // Weights of several panels with a narrow last panel; rows with a stride of a multiple of 4
+    // KiB.
     for [in_c, out_c] in [[33, 8], [52, 20], [70, 33], [1024, 40], [45, 1024]] {
         let kernel = if in_c + out_c < 1000 { [3, 3] } else { [1, 1] };
         let padding = [kernel[0] / 2; 2];
         shapes.push(ConvShape { in_c, out_c, in_h: 3, in_w: 2, kernel, padding, ..base });
     }
-    // Windows that slide along rows of several tiles; channels that fill registers or do not; more
-    // and fewer rows of a window than of the image, and rows of which none is in it.
+    // Windows along rows of several tiles; full and partial registers of channels; windows with
+    // more and fewer rows than the image, and windows entirely outside of it.
     for (i, in_w) in [1, 2, 12, 13, 16, 17, 33, 50].into_iter().enumerate() {
         for [in_c, out_c] in [[1, 4], [3, 8], [5, 5], [8, 8], [9, 16], [20, 6], [8, 13]] {
             let rows = [[3, 1], [1, 0], [2, 1], [5, 2], [3, 0], [3, 4], [4, 0], [3, 1]][i];

@@ -10,7 +10,7 @@ use super::support::{Guarded, ROUNDING, Values, compare_within};
 #[test]
 fn cross_entropy_agrees_with_f64() {
     for (n, classes) in [(1, 1), (1, 2), (3, 10), (128, 10), (5, 100), (7, 17)] {
-        // Large logits too: the shift must keep them from overflowing.
+        // Includes large logits: subtracting the maximum must prevent overflow.
         for size in [1.0f32, 90.0, 1000.0] {
             let mut values = Values::new((n * classes) as u64);
             let logits: Vec<f32> = values.vec(n * classes).iter().map(|v| v * size).collect();
@@ -38,9 +38,9 @@ fn cross_entropy_agrees_with_f64() {
                 let total: f64 = each.iter().copied().map(f64::from).sum();
                 assert!((total - sums.loss).abs() <= 2.0 * ROUNDING * sums.loss.abs(), "{isa}");
                 assert_eq!(sums.correct, correct);
-                // Each exponential is good to 3 ulp, and so are their sum and quotient; its
-                // argument is rounded once, which matters in proportion to its size (up to 88, then
-                // it is 0).
+                // Each exponential is exact to 3 ulp, and so are their sum and quotient. Its
+                // argument is rounded once, an error in proportion to its size (up to 88; beyond
+                // that the exponential is 0).
                 let bound = 8.0 * ROUNDING * 100.0;
                 assert!(
                     (sums.loss - loss).abs() <= bound * n as f64 + 4.0 * ROUNDING * loss,

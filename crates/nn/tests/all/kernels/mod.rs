@@ -1,9 +1,9 @@
 //! Conformance of the kernels: every instruction set of this machine against slow, obvious f64
 //! versions.
 //!
-//! Tolerances are not chosen but derived, see [`support::Exact`]: a sum of K products in f32, in
-//! any order and with or without fused rounding, differs from the exact one by at most
-//! `(K + 1)·2⁻²⁴·Σ|terms|` to first order.
+//! Tolerances are derived, see [`support::Exact`]: a sum of K products in f32, in any order and
+//! with or without fused rounding, differs from the exact one by at most `(K + 1)·2⁻²⁴·Σ|terms|` to
+//! first order.
 
 mod activation;
 mod conv;

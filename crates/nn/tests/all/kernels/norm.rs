@@ -45,10 +45,10 @@ fn shapes() -> Vec<BatchShape> {
         BatchShape { batch: 2, h: 1, w: 1, c: 5 },
         BatchShape { batch: 1, h: 40, w: 34, c: 8 },
         BatchShape { batch: 3, h: 32, w: 32, c: 3 },
-        // Pooled, a register has two neighbours: forward, and in both directions.
+        // With pooling, a register holds two adjacent pixels: in forward, and in both passes.
         BatchShape { batch: 2, h: 7, w: 13, c: 8 },
         BatchShape { batch: 2, h: 6, w: 12, c: 8 },
-        // In two parts.
+        // A batch in two parts.
         BatchShape { batch: 51, h: 31, w: 32, c: 16 },
     ];
     for c in [1, 2, 3, 4, 7, 8, 12, 16, 17, 24, 31, 32, 33, 64] {
@@ -122,7 +122,7 @@ impl Case {
         self.hat(i) * f64::from(self.gamma[c]) + f64::from(self.beta[c])
     }
 
-    /// Five roundings of a value whose terms are `x̂γ` (with the rounding of x − mean) and β.
+    /// Five roundings of a sum of the terms `x̂γ` (with the rounding of x − mean) and β.
     fn bound(&self, i: usize) -> f64 {
         let c = i % self.shape.c;
         6.0 * ROUNDING
@@ -169,7 +169,7 @@ fn forward(case: &Case, isa: Isa, act: Activation, pool: bool) -> (Vec<f32>, Vec
     (out, codes)
 }
 
-/// With the output of a pooled forward pass, or without.
+/// The gradients, computed with or without the output of a pooled forward pass.
 fn backward(case: &Case, isa: Isa, act: Activation, codes: &[u8], out: &[f32]) {
     let pool = !codes.is_empty();
     let name = format!("batch norm backward {act:?} pool {pool} {:?}", case.shape);
@@ -205,7 +205,7 @@ fn backward(case: &Case, isa: Isa, act: Activation, codes: &[u8], out: &[f32]) {
             dx.add(-scale * hat * dgamma[c].value / m);
             dx.magnitude +=
                 scale.abs() * (dbeta[c].magnitude + hat.abs() * dgamma[c].magnitude) / m;
-            // As many roundings as one f32 run of the sums has, plus the formula's.
+            // The roundings of one f32 run of the sums, plus the roundings of the formula.
             dx.roundings = 300;
             dx
         })
@@ -255,7 +255,7 @@ fn batch_norm_agrees_with_f64() {
 
 #[test]
 fn ties_and_nan_are_those_of_pytorch() {
-    // Statistics that leave the values as they are: z = x exactly.
+    // Statistics that leave the values unchanged: z = x exactly.
     let shape = BatchShape { batch: 1, h: 2, w: 2, c: 9 };
     let nan = f32::NAN;
     let inf = f32::INFINITY;
@@ -338,8 +338,8 @@ fn group_norm(case: &Case, isa: Isa, groups: usize) {
     }
     let invstd: Vec<f64> = var.iter().map(|v| 1.0 / (v + f64::from(EPS)).sqrt()).collect();
     let hat = |i: usize| (f64::from(case.x[i]) - mean[statistic(i)]) * invstd[statistic(i)];
-    // Inputs are in [−1, 1): statistics are good to 70 roundings of 4, which x̂ sees times invstd
-    // (mean), and times invstd²/2 relative (variance).
+    // Inputs are in [−1, 1): statistics are exact to 70 roundings of 4. This error enters x̂ times
+    // invstd (mean), and relative times invstd²/2 (variance).
     let slack = |i: usize| {
         let s = invstd[statistic(i)];
         ROUNDING * (300.0 * s + 140.0 * s * s * hat(i).abs())

@@ -31,7 +31,7 @@ fn window(s: &PoolShape, i: usize) -> Vec<usize> {
 fn max_pool_agrees_and_takes_the_first_of_equals() {
     for s in shapes() {
         let mut values = Values::new(4);
-        // Few values, so that there are many ties.
+        // Few distinct values, so that there are many ties.
         let x: Vec<f32> = (0..s.input.len()).map(|_| values.pick(&[-1.0, 0.0, 0.5, 2.0])).collect();
         let dy = values.vec(s.output().len());
         let before = values.vec(s.input.len());

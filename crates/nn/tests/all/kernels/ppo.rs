@@ -32,7 +32,7 @@ struct Rows {
 }
 
 impl Rows {
-    /// Six rows: all ops; two ops; WAIT alone; no op at all; two that use every head.
+    /// Six rows: all ops; two ops; only WAIT; no op; two rows that use every head.
     fn new() -> Self {
         let mut values = super::support::Values::new(3);
         let legal = [
@@ -88,8 +88,8 @@ fn the_gradient_is_the_slope_of_the_loss() {
         let slope = (at(STEP) - at(-STEP)) / f64::from(2.0 * STEP);
         assert!((f64::from(*g) - slope).abs() < 2e-4, "{i}: {g} {slope}");
     }
-    // Neither the row without a legal op nor illegal choices nor heads that are not used have a
-    // slope.
+    // The gradient is zero for the row without a legal op, for illegal choices and for unused
+    // heads.
     assert!(gradient[30..40].iter().all(|g| *g == 0.0));
     assert!(gradient[20..29].iter().all(|g| *g == 0.0) && gradient[29] != 0.0);
     for (i, legal) in rows.legal.iter().enumerate().filter(|(_, legal)| **legal == 0) {

@@ -1,13 +1,12 @@
-//! Drawing actions: probabilities, masks, keys. Against the slow version, over legalities that
-//! occur, it is held in `control/tests/sampling.rs`.
+//! Drawing actions: probabilities, masks, keys. `control/tests/sampling.rs` compares it with a slow
+//! reference, for legalities of real hosts.
 
 use meristem_device::random::{Purpose, Rng};
 use meristem_nn::kernels::ppo::{PpoHead, floored_probabilities};
 use meristem_nn::kernels::sample::{SampleFrom, SampleStep, Sampled, Sampler};
 use proptest::prelude::*;
 
-/// An op of three, a place of four, and two more heads; op 0 uses nothing but itself, op 1 the
-/// place.
+/// Four heads: three ops, four places, and two more. Op 0 uses no other head, op 1 uses the place.
 fn sampler(greedy: bool, floor: f32) -> Sampler {
     let head = |choices, used_by| PpoHead {
         choices,
@@ -24,7 +23,7 @@ const K: usize = 4;
 const L: usize = 14;
 const S: usize = 4;
 
-/// Results of a draw, every place of them overwritten.
+/// Results of a draw, with all elements overwritten.
 #[derive(Clone, Debug, PartialEq)]
 struct Drawn {
     choices: Vec<u32>,
@@ -55,17 +54,18 @@ fn at(step: u64) -> SampleStep {
 
 const COLUMNS: [std::ops::Range<usize>; K] = [0..3, 3..7, 7..12, 12..14];
 
-/// Over many steps of one row each head's draws follow p' of the loss. The statistic Σ (n −
-/// N·p)²/(N·p) has for the chosen numbers of choices (up to 4 degrees of freedom) a value above 28
-/// in fewer than one case in 80,000; the draws are keyed, so the test is the same every time.
+/// Over many steps of one row, the frequencies of each head's draws match p' of the loss. With at
+/// most 4 degrees of freedom, the statistic Σ (n − N·p)²/(N·p) exceeds 28 in fewer than one case in
+/// 80,000. The draws are keyed, so the test is deterministic.
 #[test]
 fn draws_follow_the_probabilities_of_the_loss() {
     let sampler = sampler(false, 0.02);
     let mut values = super::support::Values::new(5);
     let outputs: Vec<f32> = values.vec(L + 1).iter().map(|v| 2.0 * v).collect();
-    // Op 1 in places 0 and 2, op 2 in all but the first; in each place choices of head 2.
+    // Op 1 is legal in places 0 and 2, op 2 in all places except the first; each place has legal
+    // choices of head 2.
     let legality = [0b010, 0b11111, 0b100, 0b11111, 0b110, 0b11111, 0b100, 0b11111];
-    // By op and head.
+    // Counts of choices, by op and head.
     let mut counts = vec![vec![[0u32; 5]; K]; 3];
     const STEPS: u64 = 60_000;
     let mut masks = [[0u8; L]; 3];
@@ -167,7 +167,7 @@ proptest! {
             }
             let v = outputs[row * (L + 1) + L];
             prop_assert_eq!(drawn.values[row], 2.0 * v);
-            // Alone, on another rank.
+            // The row alone, as on another rank.
             let step = SampleStep { first_env: 3 + row as u32, ..step };
             let (outputs, legality) = (&outputs[row * (L + 1)..][..L + 1], places);
             let alone = draw(&sampler, outputs, legality, step);
@@ -177,7 +177,7 @@ proptest! {
     }
 }
 
-/// Seed, step and env are all of the key, each with all its bits; head k takes number k.
+/// The key consists of seed, step and env, each with all its bits; head k takes number k.
 #[test]
 fn numbers_are_those_of_the_key() {
     let (outputs, legality) = (vec![0.0; L + 1], [0b110, 0b11111].repeat(S));

@@ -20,7 +20,7 @@ impl Values {
         self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 11
     }
 
-    /// Uniform in [−1, 1).
+    /// A uniform number in [−1, 1).
     pub(crate) fn unit(&mut self) -> f32 {
         ((self.next() % (1 << 24)) as f64 / f64::from(1 << 23) - 1.0) as f32
     }
@@ -34,7 +34,7 @@ impl Values {
     }
 }
 
-/// A destination between guards, so that a write beyond it is seen.
+/// A destination between guards, which detect a write beyond it.
 pub(crate) struct Guarded(Vec<f32>);
 
 const GUARD: usize = 64;
@@ -48,7 +48,7 @@ impl Guarded {
         Self(all)
     }
 
-    /// Poisoned with NaN: elements that are not overwritten show.
+    /// A destination filled with NaN, to detect elements that are not overwritten.
     pub(crate) fn poisoned(n: usize) -> Self {
         Self::new(&vec![f32::NAN; n])
     }
@@ -67,7 +67,7 @@ impl Guarded {
     }
 }
 
-/// Scratch whose contents must not matter.
+/// Scratch with arbitrary contents, which must not affect results.
 pub(crate) fn scratch(n: usize) -> Vec<f32> {
     vec![f32::NAN; n]
 }

@@ -1,9 +1,10 @@
 //! Winograd's minimal filtering.
 //!
 //! With matrices `A`, `B`, `G` an output tile is `Aᵀ[Σ (G·g·Gᵀ) ⊙ (Bᵀ·d·B)]A`. By standard error
-//! analysis the computed one differs by at most `n·2⁻²⁴` of the same formula over magnitudes, where
-//! n counts the roundings on a path: at most [`TRANSFORMS`] in the transforms, one for each product
-//! and each addition. (Constants are powers of two, or rounded once, which is counted.)
+//! analysis, the error of a computed tile is at most `n·2⁻²⁴` times the same formula over
+//! magnitudes, where n is the number of roundings on a path: at most [`TRANSFORMS`] in the
+//! transforms, one for each product and each addition. (Constants are powers of two, or rounded
+//! once, which is counted.)
 
 use meristem_nn::kernels::conv::ConvShape;
 use meristem_nn::kernels::conv::winograd::{TileSize, Winograd, WinogradInputs};
@@ -253,9 +254,9 @@ impl Case {
     }
 }
 
-/// Batch, height, width, channels that are read and written: sides that tiles do not divide, a
-/// single pixel, channels of half a vector, several blocks of images, the last one cut off, and of
-/// rows of an image; the last with an odd number of tiles, two of which are a vector.
+/// Batch, height, width, input and output channels: sides that tiles do not divide, a single pixel,
+/// channels of half a vector, several blocks of images with a partial last block, and several
+/// blocks of rows. The last shape has an odd number of tiles, of which a vector holds two.
 const SHAPES: [[usize; 5]; 9] = [
     [2, 8, 8, 16, 32],
     [3, 7, 5, 8, 24],
