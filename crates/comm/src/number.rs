@@ -8,8 +8,9 @@ use meristem_device::{DType, Element};
 /// A float type that ranks exchange: f32, f64 or bf16. Every operation rounds to this type; a sum
 /// of bf16 is a chain of bf16 additions.
 pub trait Number: Element + PartialEq + PartialOrd + Debug {
-    /// Bits without the sign, ordered by distance from zero: infinities above all finite numbers,
-    /// NaN above infinity.
+    /// Bits without the sign, ordered by distance from zero: infinities above all finite numbers.
+    /// Every NaN has the largest value that [`Magnitude::BITS`] hold, whatever its payload, because
+    /// processors and GPUs produce NaN with different payloads.
     type Magnitude: Magnitude;
 
     /// Zero.
@@ -28,7 +29,7 @@ pub trait Number: Element + PartialEq + PartialOrd + Debug {
     fn divided_by(self, count: usize) -> Self;
     /// The nearest number.
     fn from_f64(value: f64) -> Self;
-    /// Bits without the sign.
+    /// Bits without the sign; those of NaN are all set.
     fn magnitude(self) -> Self::Magnitude;
 }
 
@@ -86,7 +87,9 @@ macro_rules! number {
             }
             #[inline(always)]
             fn magnitude(self) -> $int {
-                self.to_bits() & (<$int>::MAX >> 1)
+                const ALL: $int = <$int>::MAX >> 1;
+                let bits = self.to_bits() & ALL;
+                if bits > <$float>::INFINITY.to_bits() { ALL } else { bits }
             }
         }
     )*};
@@ -115,7 +118,8 @@ impl Number for bf16 {
     }
     #[inline(always)]
     fn magnitude(self) -> u16 {
-        self.to_bits() & 0x7fff
+        let bits = self.to_bits() & 0x7fff;
+        if bits > bf16::INFINITY.to_bits() { 0x7fff } else { bits }
     }
 }
 
@@ -160,3 +164,34 @@ macro_rules! with_number {
     };
 }
 pub(crate) use with_number;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check<T: Number>(numbers: &[T], nans: &[T]) {
+        let magnitudes: Vec<u64> = numbers.iter().map(|x| x.magnitude().wide()).collect();
+        assert!(magnitudes.is_sorted_by(|a, b| a < b), "{magnitudes:?}");
+        let largest = (1 << T::Magnitude::BITS) - 1;
+        assert!(*magnitudes.last().unwrap() < largest);
+        for nan in nans {
+            assert_eq!(nan.magnitude().wide(), largest, "{nan:?}");
+        }
+    }
+
+    #[test]
+    fn every_nan_is_the_largest() {
+        let numbers = [0.0, -f64::MIN_POSITIVE, 1.0, -3.0, f64::MAX, f64::NEG_INFINITY];
+        let payloads = [0x7ff0_0000_0000_0001, 0xfff8_0000_0000_0000, u64::MAX >> 1, u64::MAX];
+        check(&numbers, &payloads.map(f64::from_bits));
+        let numbers = [0.0, -f32::MIN_POSITIVE, 1.0, -3.0, f32::MAX, f32::NEG_INFINITY];
+        let payloads = [0x7f80_0001, 0xffc0_0000, u32::MAX >> 1, u32::MAX];
+        check(&numbers, &payloads.map(f32::from_bits));
+        let numbers = [0.0, -1.0, 3.0].map(bf16::from_f32);
+        let payloads = [0x7f81, 0xffc0, u16::MAX >> 1, u16::MAX];
+        check(
+            &[numbers.to_vec(), vec![bf16::MAX, bf16::NEG_INFINITY]].concat(),
+            &payloads.map(bf16::from_bits),
+        );
+    }
+}

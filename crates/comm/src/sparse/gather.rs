@@ -97,8 +97,8 @@ impl TopKStorage {
 }
 
 /// Selects the k elements of largest magnitude of a contiguous tensor, in order of index. Among
-/// equals the lower index wins; NaN is larger than infinity. One launch; does not allocate, does
-/// not wait for the device.
+/// equals the lower index wins; every NaN is larger than infinity, whatever its payload. One
+/// launch; does not allocate, does not wait for the device.
 ///
 /// # Errors
 /// [`Error::BadArgument`] for a tensor that does not fit the storage, or k above the number of

@@ -5,7 +5,7 @@ use half::bf16;
 use meristem_comm::{Communicator, Error, Number, Picked, TopKStorage, topk, topk_all_gather};
 use meristem_device::{Counts, Error as DeviceError, Stream, Tensor};
 
-use crate::common::{RANKS, noise, on, open, options, ranks, upload};
+use crate::common::{RANKS, nan, noise, on, open, options, ranks, upload};
 
 /// Irregular numbers, with equal magnitudes, NaN and infinities.
 fn values<T: Number>(len: usize, rank: usize) -> Vec<T> {
@@ -100,6 +100,31 @@ fn indices_may_be_given() {
     };
     let all: Vec<_> = (0..3).map(|rank| (noise(100, rank, 1), places(rank))).collect();
     results.iter().for_each(|got| assert_eq!(*got, expected(&all)));
+}
+
+/// Payloads that rise with the index: by payload the last NaN would be the largest.
+fn nans_go_by_index<T: Number>() {
+    let mut values: Vec<T> = noise(6000, 0, 0).iter().map(|x| T::from_f64((*x).into())).collect();
+    values[3] = T::from_f64(f64::NEG_INFINITY);
+    let places: Vec<u32> = (0..40).map(|i| 100 + 90 * i).collect();
+    places.iter().enumerate().for_each(|(i, place)| values[*place as usize] = nan(i));
+    let results = ranks(1, |_, stream| {
+        let x = upload(stream, &values);
+        let mut storage = TopKStorage::new(&x, 1, 41).unwrap();
+        [1, 7, 40, 41].map(|k| seen::<T>(&topk(&x, &mut storage, k).unwrap()))
+    });
+    for (k, got) in [1, 7, 40, 41].into_iter().zip(&results[0]) {
+        let first = [&[3], &places[..]].concat();
+        let wanted = if k == 41 { first } else { places[..k].to_vec() };
+        assert!(*got == expected(&[(values.clone(), wanted)]), "{k} of {got:?}");
+    }
+}
+
+#[test]
+fn every_nan_is_the_largest_whatever_its_payload() {
+    nans_go_by_index::<f32>();
+    nans_go_by_index::<f64>();
+    nans_go_by_index::<bf16>();
 }
 
 #[test]

@@ -11,8 +11,10 @@ typedef u32 Bits;
 __device__ __forceinline__ Element element_of(u64 bits) {
     return {(u16)bits};
 }
+// All bits of NaN are set, as in number.rs.
 __device__ __forceinline__ Bits magnitude(Element x) {
-    return x.bits & 0x7fffu;
+    Bits bits = x.bits & 0x7fffu;
+    return bits > 0x7f80u ? 0x7fffu : bits;
 }
 __device__ __forceinline__ float wide(Element x) {
     return __uint_as_float((u32)x.bits << 16);

@@ -9,8 +9,10 @@ typedef u32 Bits;
 __device__ __forceinline__ Element element_of(u64 bits) {
     return __uint_as_float((u32)bits);
 }
+// All bits of NaN are set, as in number.rs.
 __device__ __forceinline__ Bits magnitude(Element x) {
-    return __float_as_uint(x) & 0x7fffffffu;
+    Bits bits = __float_as_uint(x) & 0x7fffffffu;
+    return bits > 0x7f800000u ? 0x7fffffffu : bits;
 }
 __device__ __forceinline__ Element plus(Element a, Element b) {
     return a + b;

@@ -9,8 +9,10 @@ typedef u64 Bits;
 __device__ __forceinline__ Element element_of(u64 bits) {
     return __longlong_as_double((i64)bits);
 }
+// All bits of NaN are set, as in number.rs.
 __device__ __forceinline__ Bits magnitude(Element x) {
-    return (u64)__double_as_longlong(x) & 0x7fffffffffffffffull;
+    Bits bits = (u64)__double_as_longlong(x) & 0x7fffffffffffffffull;
+    return bits > 0x7ff0000000000000ull ? 0x7fffffffffffffffull : bits;
 }
 __device__ __forceinline__ Element plus(Element a, Element b) {
     return a + b;

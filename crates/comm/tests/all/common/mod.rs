@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use meristem_comm::{
-    CollectiveCall, CommOptions, Communicator, Parcel, Result, Spans, Sum, Transport,
+    CollectiveCall, CommOptions, Communicator, Number, Parcel, Result, Spans, Sum, Transport,
 };
 use meristem_device::random::{Purpose, Rng};
 use meristem_device::{Device, DeviceId, DeviceOptions, Element, Owner, Stream, Tensor};
@@ -53,6 +53,15 @@ pub(crate) fn on<R: Send>(
 
 pub(crate) fn upload<T: Element>(stream: &Stream, values: &[T]) -> Tensor {
     Tensor::from_slice(stream, values, [values.len()], Owner::Other).unwrap()
+}
+
+/// A NaN, one of 100 with other payloads and both signs.
+pub(crate) fn nan<T: Number>(which: usize) -> T {
+    // All ones but in the lowest byte, whose top bit belongs to the exponent of bf16.
+    let mut bytes = vec![0xff; size_of::<T>()];
+    bytes[0] = 0x81 + (which % 100) as u8;
+    bytes[size_of::<T>() - 1] = if which.is_multiple_of(2) { 0x7f } else { 0xff };
+    bytemuck::pod_read_unaligned(&bytes)
 }
 
 /// Approximately normal numbers for a rank and a step: centred sums of four uniform ones.
