@@ -1,5 +1,8 @@
 //! Exchanges that NCCL refuses, or does not finish enqueuing: faults of the stand-in. Each test
 //! runs in a separate process, which has both members of the group.
+//!
+//! The NCCL of a GPU has no such faults, so these tests fail there: `--skip cuda::exchange`, as in
+//! `bench/gpu_phases.py`.
 
 use std::io;
 use std::process::Command;
