@@ -22,7 +22,7 @@ def correct_stages() -> list[Stage]:
     return [
         Stage("versions", 60, helper("gpu_stages.py", "versions"), ("nvidia-smi", "nvcc")),
         Stage("check", 90, [MERISTEM, "check", *checks, "--device", DEVICE]),
-        Stage("device_lib", 60, tests("device-lib", "cuda")),
+        Stage("device_lib", 60, tests("device-lib", "cuda", "--include-ignored")),
         Stage("device", 90, tests("device", *of_a_gpu)),
         Stage("fault", 30, tests("device", *fault)),
         Stage("data", 60, tests("data", "cuda")),

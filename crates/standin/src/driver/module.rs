@@ -103,8 +103,9 @@ driver! {
             let same = |known: &LoadedFunction| known.owner == owner && known.kernel == kernel;
             let known = machine.functions.iter().find(|(_, function)| same(function));
             let handle = known.map(|(handle, _)| handle).unwrap_or_else(|| {
-                let dynamic_max = DYNAMIC_DEFAULT;
-                machine.functions.insert(LoadedFunction { owner, module, kernel, dynamic_max })
+                let (dynamic_max, carve_out) = (DYNAMIC_DEFAULT, -1);
+                let function = LoadedFunction { owner, module, kernel, dynamic_max, carve_out };
+                machine.functions.insert(function)
             });
             write(hfunc, handle as CUfunction)
         })
@@ -116,6 +117,9 @@ driver! {
         in_context(|machine, _| {
             let function = machine.functions.get(hfunc as u64)?;
             let value = match attrib {
+                A::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT => {
+                    return write(pi, function.carve_out);
+                }
                 A::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK => {
                     function.module.threads_max(function.kernel).unwrap_or(THREADS_MAX)
                 }
@@ -143,7 +147,11 @@ driver! {
                     function.dynamic_max = bytes.ok_or(INVALID)?;
                     Ok(())
                 }
-                A::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT => Ok(()),
+                A::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT => {
+                    let percent = (-1..=100).contains(&value).then_some(value);
+                    function.carve_out = percent.ok_or(INVALID)?;
+                    Ok(())
+                }
                 _ => Err(INVALID),
             }
         })

@@ -3,6 +3,7 @@
 //! No command runs when it is enqueued. Streams advance when the host has to see a result, in an
 //! order that the seed decides and that only stream order and events restrict.
 
+use std::ffi::c_int;
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUresult;
@@ -41,6 +42,8 @@ pub(crate) struct LoadedFunction {
     pub(crate) kernel: usize,
     /// Largest number of bytes of dynamic shared memory of a launch.
     pub(crate) dynamic_max: usize,
+    /// Preferred share of a multiprocessor's memory for shared memory, in percent; -1 for none.
+    pub(crate) carve_out: c_int,
 }
 
 /// The state of the driver.

@@ -16,6 +16,9 @@ use crate::ground::{CudaError, DeviceId, Error, Result};
 
 /// Smallest piece of staging memory in bytes. Larger pieces have this size times a power of two.
 const SMALLEST_PINNED: usize = 4096;
+/// Smallest allocation, of one piece or several of the same size. Locking pages takes the driver
+/// long, and a fleet has a table for each graph: hundreds of small pieces in use together.
+const PINNED_AT_ONCE: usize = 1 << 20;
 /// Largest piece: larger copies go through pageable memory, which the driver copies in steps.
 pub(super) const LARGEST_PINNED: usize = 64 << 20;
 /// Largest number of bytes that are kept for reuse.
@@ -41,6 +44,16 @@ struct FreePinned {
     /// Free pieces by size: 4 KiB, 8 KiB …
     classes: Vec<Vec<Pinned>>,
     bytes: usize,
+}
+
+impl FreePinned {
+    /// The free pieces of a size.
+    fn class(&mut self, class: usize) -> &mut Vec<Pinned> {
+        if self.classes.len() <= class {
+            self.classes.resize_with(class + 1, Vec::new);
+        }
+        &mut self.classes[class]
+    }
 }
 
 /// An opened device.
@@ -177,22 +190,29 @@ impl CudaContext {
             free.bytes -= taken.as_ref().map_or(0, Pinned::size);
             taken
         };
-        taken.or_else(|| Pinned::new(SMALLEST_PINNED << class).ok())
+        if taken.is_some() {
+            return taken;
+        }
+        let size = SMALLEST_PINNED << class;
+        let mut pieces = Pinned::pieces(size, (PINNED_AT_ONCE / size).max(1)).ok()?;
+        let taken = pieces.pop();
+        let mut free = lock(&self.pinned);
+        free.bytes += pieces.len() * size;
+        free.class(class).append(&mut pieces);
+        taken
     }
 
     /// Takes back memory that no copy uses any more. Bind first.
     pub(super) fn give_pinned(&self, pinned: Pinned) {
         let class = class_of(pinned.size());
         let mut free = lock(&self.pinned);
-        if free.bytes + pinned.size() > KEPT_MAX {
+        // A smaller piece would free nothing: its allocation has others.
+        if pinned.size() >= PINNED_AT_ONCE && free.bytes + pinned.size() > KEPT_MAX {
             drop(free);
             return; // to the system
         }
         free.bytes += pinned.size();
-        if free.classes.len() <= class {
-            free.classes.resize_with(class + 1, Vec::new);
-        }
-        free.classes[class].push(pinned);
+        free.class(class).push(pinned);
     }
 }
 
@@ -230,5 +250,36 @@ mod tests {
             assert_eq!(class_of(bytes), class, "{bytes}");
             assert!(SMALLEST_PINNED << class_of(bytes) >= bytes);
         }
+    }
+
+    #[test]
+    #[ignore = "needs a GPU or the stand-in"]
+    fn small_pieces_share_an_allocation() {
+        let context = CudaContext::open(DeviceId::Cuda(0)).unwrap();
+        let take = |count: usize, bytes: usize| -> Vec<Pinned> {
+            (0..count).map(|_| context.take_pinned(bytes).unwrap()).collect()
+        };
+        let mut tables = take(256, 100);
+        assert!(tables.iter().all(|table| table.is_beside(&tables[0])));
+        let mut addresses: Vec<usize> = tables.iter().map(|t| t.address().addr()).collect();
+        addresses.sort_unstable();
+        assert!(addresses.windows(2).all(|pair| pair[1] - pair[0] == SMALLEST_PINNED));
+        let next = context.take_pinned(100).unwrap();
+        assert!(!next.is_beside(&tables[0]), "the 257th");
+        // Bytes of one are not those of another.
+        for (table, byte) in tables.iter_mut().zip(0u8..=255) {
+            // SAFETY: no copy uses it.
+            unsafe { table.bytes() }.fill(byte);
+        }
+        for (table, byte) in tables.iter_mut().zip(0u8..=255) {
+            // SAFETY: no copy uses it.
+            assert!(unsafe { table.bytes() }.iter().all(|found| *found == byte));
+        }
+        let large = take(2, PINNED_AT_ONCE);
+        assert!(!large[0].is_beside(&large[1]));
+        tables.into_iter().for_each(|table| context.give_pinned(table));
+        let again = take(256, 100);
+        let kept = again.iter().filter(|t| addresses.contains(&t.address().addr()));
+        assert_eq!(kept.count(), 256, "pieces are used again");
     }
 }

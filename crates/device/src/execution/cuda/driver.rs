@@ -11,6 +11,7 @@ use std::sync::OnceLock;
 use cudarc::driver::sys as cu;
 
 use super::bindings::functions;
+use crate::ground::sync::Arc;
 use crate::ground::{CudaError, DRIVER_NEEDED};
 
 /// Result of a call of CUDA.
@@ -318,18 +319,67 @@ impl Drop for CudaEvent {
     }
 }
 
-/// Page-locked host memory, which the device copies from and to asynchronously.
+/// Page-locked host memory, which the device copies from and to asynchronously: a piece of an
+/// allocation, which is freed with its last piece.
 #[derive(Debug)]
 pub(super) struct Pinned {
     data: NonNull<u8>,
     size: usize,
+    _allocation: Arc<PinnedAllocation>,
 }
 
-// SAFETY: memory without thread affinity, with one owner.
+// SAFETY: memory without thread affinity, with one owner; pieces do not overlap.
 unsafe impl Send for Pinned {}
 
 impl Pinned {
-    pub(super) fn new(size: usize) -> Called<Pinned> {
+    /// Allocates `count` pieces of `size` bytes, at least one, in one call of the driver.
+    pub(super) fn pieces(size: usize, count: usize) -> Called<Vec<Pinned>> {
+        let allocation = Arc::new(PinnedAllocation::new(size * count)?);
+        let piece = |i: usize| {
+            // SAFETY: the allocation has `count` times `size` bytes.
+            let data = unsafe { allocation.0.add(i * size) };
+            Pinned { data, size, _allocation: allocation.clone() }
+        };
+        Ok((0..count).map(piece).collect())
+    }
+
+    pub(super) fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Whether both are pieces of one allocation.
+    #[cfg(test)]
+    pub(super) fn is_beside(&self, other: &Pinned) -> bool {
+        Arc::ptr_eq(&self._allocation, &other._allocation)
+    }
+
+    /// Its bytes, for the host.
+    ///
+    /// # Safety
+    /// No copy of the device that reads or writes the memory is pending.
+    pub(super) unsafe fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: a piece of this size, initialised, and exclusive by `&mut self` and the caller's
+        // promise.
+        unsafe { std::slice::from_raw_parts_mut(self.data.as_ptr(), self.size) }
+    }
+
+    /// Address for copies of the device.
+    pub(super) fn address(&self) -> *mut c_void {
+        self.data.as_ptr().cast()
+    }
+}
+
+/// An allocation of page-locked memory.
+#[derive(Debug)]
+struct PinnedAllocation(NonNull<u8>);
+
+// SAFETY: an address that is freed once; the memory is accessed through pieces.
+unsafe impl Send for PinnedAllocation {}
+// SAFETY: as above.
+unsafe impl Sync for PinnedAllocation {}
+
+impl PinnedAllocation {
+    fn new(size: usize) -> Called<PinnedAllocation> {
         let mut data: *mut c_void = ptr::null_mut();
         // SAFETY: writes one address; the flag means visible to every context.
         let code =
@@ -342,32 +392,14 @@ impl Pinned {
         })?;
         // SAFETY: just allocated with this size. Zeroed so that it is always initialised.
         unsafe { data.as_ptr().write_bytes(0, size) };
-        Ok(Pinned { data, size })
-    }
-
-    pub(super) fn size(&self) -> usize {
-        self.size
-    }
-
-    /// Its bytes, for the host.
-    ///
-    /// # Safety
-    /// No copy of the device that reads or writes the memory is pending.
-    pub(super) unsafe fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: allocated with this size, initialised, and exclusive by `&mut self` and the
-        // caller's promise.
-        unsafe { std::slice::from_raw_parts_mut(self.data.as_ptr(), self.size) }
-    }
-
-    /// Address for copies of the device.
-    pub(super) fn address(&self) -> *mut c_void {
-        self.data.as_ptr().cast()
+        Ok(PinnedAllocation(data))
     }
 }
 
-impl Drop for Pinned {
+impl Drop for PinnedAllocation {
     fn drop(&mut self) {
-        // SAFETY: allocated once by `new`; its owner drops it after all copies that use it.
-        let _ = unsafe { (driver().cuMemFreeHost)(self.data.as_ptr().cast()) };
+        // SAFETY: allocated once by `new`; owners of pieces drop them after all copies that use
+        // them.
+        let _ = unsafe { (driver().cuMemFreeHost)(self.0.as_ptr().cast()) };
     }
 }

@@ -18,10 +18,18 @@ pub(super) struct KernelModule {
     functions: Mutex<HashMap<&'static str, KernelFunction>>,
 }
 
+/// Shared memory of a block, in bytes, from which on a kernel wants all of a multiprocessor's: four
+/// such blocks, for which the registers suffice, need more than half of it.
+const CARVED_FROM: u32 = 32 << 10;
+
 /// A kernel's function.
 #[derive(Clone, Copy)]
 pub(super) struct KernelFunction {
     pub(super) raw: cu::CUfunction,
+    /// Bytes of static shared memory.
+    fixed: u32,
+    /// Whether it has as much of a multiprocessor's memory for shared memory as there can be.
+    carved: bool,
     /// Largest number of bytes of dynamic shared memory, as set so far.
     shared: u32,
     /// Largest number of threads of a block, as its registers allow.
@@ -71,14 +79,16 @@ impl KernelModule {
         let mut functions = lock(&self.functions);
         let known = functions.get(kernel.entry).copied();
         let mut function = known.map_or_else(|| self.find(kernel.entry), Ok)?;
+        use cu::CUfunction_attribute as Attribute;
         if shared > function.shared {
-            let attribute =
-                cu::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            // SAFETY: the function belongs to this module, which lives.
-            check("cuFuncSetAttribute", unsafe {
-                (driver().cuFuncSetAttribute)(function.raw, attribute, shared as i32)
-            })?;
+            let of = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            set_attribute(function.raw, of, shared)?;
             function.shared = shared;
+        }
+        if !function.carved && function.fixed + shared >= CARVED_FROM {
+            let of = Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+            set_attribute(function.raw, of, 100)?; // percent
+            function.carved = true;
         }
         functions.insert(kernel.entry, function);
         Ok(function)
@@ -94,7 +104,8 @@ impl KernelModule {
         use cu::CUfunction_attribute as Attribute;
         let shared = attribute(raw, Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)?;
         let threads = attribute(raw, Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?;
-        Ok(KernelFunction { raw, shared, threads })
+        let fixed = attribute(raw, Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?;
+        Ok(KernelFunction { raw, fixed, carved: false, shared, threads })
     }
 }
 
@@ -107,10 +118,50 @@ fn attribute(function: cu::CUfunction, of: cu::CUfunction_attribute) -> Called<u
     Ok(u32::try_from(value).unwrap_or(0))
 }
 
+fn set_attribute(function: cu::CUfunction, of: cu::CUfunction_attribute, value: u32) -> Called {
+    // SAFETY: the function's module lives.
+    check("cuFuncSetAttribute", unsafe {
+        (driver().cuFuncSetAttribute)(function, of, value as i32)
+    })
+}
+
 impl Drop for KernelModule {
     fn drop(&mut self) {
         // SAFETY: loaded once by `from_code`; it is dropped with its context, whose work is done. A
         // failure cannot be reported.
         let _ = unsafe { (driver().cuModuleUnload)(self.raw) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::execution::cuda::context::CudaContext;
+    use crate::ground::DeviceId;
+
+    static SOURCE: KernelSource = KernelSource {
+        name: "module.rs",
+        text: "extern \"C\" __global__ void fixed(float* to) {
+            __shared__ volatile float of[4096];
+            of[threadIdx.x] = to[threadIdx.x];
+            to[threadIdx.x] = of[threadIdx.x];
+        }",
+        headers: &[],
+    };
+    static FIXED: Kernel = Kernel { source: &SOURCE, entry: "fixed", operands: &[], values: 8 };
+
+    #[test]
+    #[ignore = "needs a GPU or the stand-in"]
+    fn a_kernel_with_much_shared_memory_has_all_of_a_multiprocessor() {
+        let context = CudaContext::open(DeviceId::Cuda(0)).unwrap();
+        let module = context.module(&SOURCE).unwrap();
+        let carve_out = |shared: u32| {
+            let function = module.function(&FIXED, shared).unwrap();
+            let of = cu::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+            attribute(function.raw, of).unwrap()
+        };
+        // 16 KiB are static. Without a preference it is -1, which is no number of percent.
+        assert_eq!([0, 8 << 10].map(carve_out), [0, 0]);
+        assert_eq!([16 << 10, 0].map(carve_out), [100, 100]);
     }
 }
