@@ -6,18 +6,18 @@
 //! and none uses it. All signatures use the types of `cudarc`, so that they cannot drift.
 //!
 //! # How it works
-//! - **Lazy and adversarial.** A stream is a queue. It advances when the host has to see a result
-//!   (a synchronisation, a blocking copy, `cuMemFree`) or asks (a query lets a random number of
-//!   commands run). The seed decides the order, which only stream order and events restrict. This
-//!   shows a missing wait, a page-locked buffer that is reused too early and memory that is freed
-//!   too early. The same seed and the same calls give the same order.
+//! - **Lazy and adversarial.** A stream is a queue. It advances when the host needs a result (a
+//!   synchronisation, a blocking copy, `cuMemFree`), or queries it (a query runs a random number of
+//!   commands). The seed determines the order, which only stream order and events restrict. This
+//!   reveals a missing wait, and a page-locked buffer or memory that is reused or freed too early.
+//!   The same seed and the same calls give the same order.
 //! - **Kernels are compiled** by the C++ compiler after a header (`kernel/shim.h`) that has the
 //!   built-in functions. Threads of a block are fibers. Blocks run forward, reversed or shuffled,
 //!   and so do the threads of a block between two barriers.
-//! - **Memory is hostile.** Fresh memory and shared memory are full of poison (a NaN). Beside each
-//!   allocation are a guard zone, checked after each command, and closed pages. Freed memory has no
-//!   pages any more. Pointers among the arguments of kernels and of graph nodes are checked against
-//!   live allocations when they are enqueued and when they run.
+//! - **Memory is hostile.** Fresh memory and shared memory are full of poison (a NaN). Next to each
+//!   allocation are a guard zone, checked after each command, and inaccessible pages. The pages of
+//!   freed memory are unmapped. Pointers among the arguments of kernels and of graph nodes are
+//!   checked against live allocations when they are enqueued and when they run.
 //! - **Exchanges of NCCL** are commands, too, and go over sockets to other processes of this
 //!   machine, each of which has its own simulated devices.
 //! - **A fault stays**: every later call on the context returns the same error. One line on stderr
@@ -65,9 +65,9 @@
 //! | `MERISTEM_STANDIN_FLAGS` | more flags for it, such as `-fsanitize=address` | |
 //!
 //! # Limits
-//! It cannot show times, occupancy, the memory model of a GPU (threads take turns, so each sees all
-//! writes of the others at once) and the rounding of tensor cores. Device variables without a value
-//! in the source (`__device__ float x;`) are taken for shared memory.
+//! It cannot model times, occupancy, the memory model of a GPU (threads take turns, so each sees
+//! all writes of the others at once) and the rounding of tensor cores. Device variables without a
+//! value in the source (`__device__ float x;`) are taken for shared memory.
 
 pub mod driver;
 mod ground;

@@ -40,8 +40,8 @@ macro_rules! nvrtc {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($argument: $kind),*) -> nvrtcResult {
             let body = || -> NvrtcAnswer {
-                // SAFETY: pointers come from the caller, who keeps NVRTC's contract; `write` and
-                // `text` refuse null.
+                // SAFETY: the caller guarantees NVRTC's contract for pointers; `write` and `text`
+                // refuse null.
                 #[allow(unused_unsafe, reason = "not every function has a pointer")]
                 unsafe { $body }
             };

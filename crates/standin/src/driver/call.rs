@@ -39,8 +39,8 @@ macro_rules! driver {
         pub unsafe extern "C" fn $name($($argument: $kind),*) -> CUresult {
             #[allow(unused_unsafe, reason = "not every function has a pointer")]
             let body = || -> crate::driver::call::DriverAnswer {
-                // SAFETY: pointers come from the caller, who keeps the driver's contract; `write`
-                // and `read` refuse null.
+                // SAFETY: the caller guarantees the driver's contract for pointers; `write` and
+                // `read` refuse null.
                 unsafe { $body }
             };
             body().err().unwrap_or(CUresult::CUDA_SUCCESS)

@@ -1,4 +1,4 @@
-//! Devices: as many as the settings say, each like an H100.
+//! Devices: the number in the settings, each like an H100.
 
 use std::ffi::{c_char, c_int, c_uint};
 
@@ -8,7 +8,7 @@ use super::call::{DriverAnswer, INVALID, driver, initialise, machine, write};
 use crate::kernel::{THREADS_MAX, WARP};
 use crate::order::SimMachine;
 
-/// The version of CUDA whose functions these are.
+/// The CUDA version of these functions.
 const VERSION: c_int = 13000;
 
 const NAME: &str = "Meristem stand-in";
@@ -112,7 +112,7 @@ driver! {
         })
     }
 
-    /// A number that describes a device; those that the stand-in does not know are invalid.
+    /// An attribute of a device; attributes that the stand-in lacks are invalid.
     fn cuDeviceGetAttribute(pi: *mut c_int, attrib: CUdevice_attribute, dev: CUdevice) {
         machine(|machine| {
             let device = place(machine, dev)?;

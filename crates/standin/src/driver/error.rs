@@ -8,7 +8,7 @@ use cudarc::driver::sys::CUresult;
 
 use super::call::{driver, write};
 
-/// Requested texts, which live as long as the process, as the driver's do.
+/// Requested texts. They live as long as the process, like the driver's.
 static TEXTS: Mutex<BTreeMap<String, CString>> = Mutex::new(BTreeMap::new());
 
 fn text(of: String) -> *const c_char {

@@ -70,7 +70,7 @@ driver! {
     }
 
     /// Milliseconds between two events: one microsecond for each command between them, because the
-    /// stand-in has no time.
+    /// stand-in does not model time.
     fn cuEventElapsedTime_v2(pMilliseconds: *mut f32, hStart: CUevent, hEnd: CUevent) {
         in_context(|machine, _| {
             let (start, end) = (hStart as u64, hEnd as u64);

@@ -1,7 +1,7 @@
 //! Functions of the CUDA driver, one file for each family, and functions of NCCL.
 //!
-//! Each does what NVIDIA documents for it, error codes included. Where the real driver may crash,
-//! as on a handle that was destroyed, these return an error.
+//! Each function behaves as NVIDIA documents, including error codes. Where the real driver may
+//! crash, as on a destroyed handle, the function returns an error.
 
 mod call;
 pub mod context;

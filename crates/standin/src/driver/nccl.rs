@@ -5,7 +5,7 @@
 //! a thread, and meanwhile only `ncclCommGetAsyncError` and `ncclCommAbort` may be called.
 //!
 //! An exchange is a command of its stream. It waits for other processes, which may wait for this
-//! one, so a thread lets streams run until the exchange is done. If a process is gone, only
+//! process, so a thread runs streams until the exchange is done. If a process is gone, only
 //! `ncclCommAbort` ends the exchange, and the device stays healthy. Every second communicator
 //! notices the loss and reports it by `ncclCommGetAsyncError`.
 
@@ -125,7 +125,7 @@ struct PendingCall {
 }
 
 thread_local! {
-    /// How many groups of calls are open, and their calls.
+    /// Number of open groups of calls, and their calls.
     static OPEN: RefCell<(usize, Vec<PendingCall>)> = const { RefCell::new((0, Vec::new())) };
 }
 

@@ -1,4 +1,4 @@
-//! Handles: what the caller holds as a pointer is a number here, and is looked up before use.
+//! Handles: the caller's pointers are numbers, which are looked up before use.
 //!
 //! Numbers are never given out twice, so a handle that was destroyed is recognised, where the real
 //! driver may crash.
@@ -58,7 +58,7 @@ impl<T> HandleTable<T> {
         self.0.iter_mut().map(|(handle, object)| (*handle, object))
     }
 
-    /// Keeps the objects that `keep` says yes to.
+    /// Keeps the objects for which `keep` returns true.
     pub(crate) fn retain(&mut self, mut keep: impl FnMut(u64, &T) -> bool) {
         self.0.retain(|handle, object| keep(*handle, object));
     }

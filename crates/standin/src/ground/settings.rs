@@ -2,7 +2,7 @@
 
 use std::env;
 
-/// Most dynamic shared memory of compute capability 9.0, in bytes: what kernels have room for.
+/// Largest dynamic shared memory of compute capability 9.0, in bytes; kernels reserve this size.
 pub(crate) const SHARED_MAX: usize = 232_448;
 
 /// Settings of the stand-in, read once by `cuInit`.

@@ -35,11 +35,11 @@ static RUNNER: AtomicU64 = AtomicU64::new(0);
 /// Order of the threads of a block, and of the blocks of a grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ThreadOrder {
-    /// By number.
+    /// In order of their numbers.
     Forward,
-    /// By number, from the last on.
+    /// In descending order of their numbers.
     Reversed,
-    /// At random.
+    /// In random order.
     Shuffled,
 }
 
@@ -94,7 +94,7 @@ struct Waiter {
 /// The fibers, and the state of the block that they run.
 #[derive(Debug)]
 pub(super) struct BlockThreads {
-    // In boxes, because others are added while one runs.
+    // In boxes, because fibers are added while a fiber runs.
     #[expect(clippy::vec_box, reason = "a fiber must not move while another one is added")]
     fibers: Vec<Box<Fiber>>,
     home: HostStack,
@@ -103,7 +103,7 @@ pub(super) struct BlockThreads {
     current: usize,
     /// Fibers without a thread.
     idle: Vec<usize>,
-    /// Fibers whose thread can continue.
+    /// Fibers with a thread that can continue.
     ready: VecDeque<usize>,
     /// Threads at the block's barrier.
     barrier: Vec<Waiter>,
@@ -284,8 +284,8 @@ impl BlockThreads {
         NextFiber::Go(from, self.home.place())
     }
 
-    /// Chooses the next fiber: one whose thread can continue, or one for the threads that have not
-    /// started; or else switches back to the host.
+    /// Chooses the next fiber: a fiber with a thread that can continue, or a fiber for threads that
+    /// have not started. If there is none, switches back to the host.
     fn next(&mut self) -> NextFiber {
         let (started, count) = (self.state().started, self.state().count);
         let shuffled = self.order == ThreadOrder::Shuffled;
@@ -417,7 +417,7 @@ extern "C" fn ended() {
 extern "C" fn copy(to: *mut u8, from: *const u8, bytes: usize) {
     let copy = Late { to, from, bytes };
     with(|threads| threads.copies().issue(copy));
-    // SAFETY: the kernel's own memory; a signal that says otherwise ends the block.
+    // SAFETY: the kernel passed this memory; if it is not accessible, a signal ends the block.
     unsafe { copy.poison() };
 }
 

@@ -13,7 +13,7 @@ pub(super) struct Late {
 }
 
 impl Late {
-    /// Fills the destination with poison, which a thread that does not wait will read.
+    /// Fills the destination with poison, so that a thread that does not wait reads poison.
     ///
     /// # Safety
     /// The destination is writable.
@@ -25,7 +25,7 @@ impl Late {
         }
     }
 
-    /// Does it.
+    /// Executes the copy.
     ///
     /// # Safety
     /// Source and destination are valid for `bytes` bytes.

@@ -35,10 +35,11 @@ pub(crate) struct KernelGrid {
 }
 
 impl KernelGrid {
-    /// A kernel, whose arguments are copied.
+    /// A kernel with a copy of its arguments.
     ///
     /// # Safety
-    /// `values` points to as many pointers as the kernel has arguments, each to one of its type.
+    /// `values` points to one pointer for each argument of the kernel, to a value of the argument's
+    /// type.
     pub(crate) unsafe fn new(
         module: Arc<LoadedModule>,
         kernel: usize,

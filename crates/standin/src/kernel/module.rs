@@ -94,7 +94,7 @@ unsafe impl Send for LoadedModule {}
 unsafe impl Sync for LoadedModule {}
 
 impl LoadedModule {
-    /// Loads code of `compile`; the error says why it cannot be loaded.
+    /// Loads code of `compile`; the error is the reason why it cannot be loaded.
     ///
     /// # Safety
     /// `image` points to complete code.
@@ -150,7 +150,7 @@ impl LoadedModule {
     /// Arguments of a kernel.
     pub(crate) fn arguments(&self, kernel: usize) -> &[Argument] {
         let entry = self.entry(kernel);
-        // SAFETY: the shim's table has as many arguments as it says.
+        // SAFETY: the shim's table has `arguments` entries.
         unsafe { slice::from_raw_parts(entry.argument, entry.arguments as usize) }
     }
 
@@ -177,7 +177,7 @@ impl LoadedModule {
 
     fn entries(&self) -> &[KernelEntry] {
         let exported = self.exported();
-        // SAFETY: the shim's table has as many entries as it says.
+        // SAFETY: the table has the number of entries that the shim stored.
         unsafe { slice::from_raw_parts(exported.kernel, exported.kernels as usize) }
     }
 }

@@ -70,7 +70,7 @@ impl CompileOptions {
                 let number = value.strip_prefix("sm_").or(value.strip_prefix("compute_"));
                 let number = number.map(|number| number.trim_end_matches(['a', 'f']));
                 self.architecture = number.and_then(|n| n.parse().ok()).ok_or_else(invalid)?;
-                // What CUDA 13 still compiles for.
+                // The lowest compute capability that CUDA 13 supports.
                 if self.architecture < 75 {
                     return Err(invalid());
                 }
@@ -100,7 +100,7 @@ impl CompileOptions {
             format!("-D__CUDA_ARCH__={}0", self.architecture),
             "-D__CUDACC__=1".into(),
             "-D__CUDACC_RTC__=1".into(),
-            // For what a source must say in another way than on a device.
+            // For code that differs between the stand-in and a device.
             "-DMERISTEM_STANDIN=1".into(),
         ];
         if cfg!(target_arch = "x86_64") {

@@ -17,7 +17,7 @@ pub(crate) struct FoundKernel {
 /// A source for the C++ compiler, to be placed after the shim.
 #[derive(Debug)]
 pub(crate) struct Translated {
-    /// The text, with as many lines as the source.
+    /// The text, with the line count of the source.
     pub(crate) text: String,
     /// Kernels in order of appearance.
     pub(crate) kernels: Vec<FoundKernel>,

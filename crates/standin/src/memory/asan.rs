@@ -25,8 +25,8 @@ impl Asan {
     }
 
     fn find() -> Option<Self> {
-        // SAFETY: the types are those that sanitizer/asan_interface.h and
-        // sanitizer/common_interface_defs.h declare for these names.
+        // SAFETY: sanitizer/asan_interface.h and sanitizer/common_interface_defs.h declare these
+        // names with these types.
         unsafe {
             Some(Self {
                 poison: std::mem::transmute::<*mut c_void, AsanFunction>(symbol(
@@ -57,10 +57,11 @@ impl Asan {
         unsafe { (self.unpoison)(from.cast(), bytes) }
     }
 
-    /// Tells the sanitizer that the stack is about to change to the one at `bottom`.
+    /// Announces to the sanitizer a switch to the stack at `bottom`.
     ///
     /// # Safety
-    /// The next switch of this thread goes to that stack, and `save` lives until it comes back.
+    /// The next switch of this thread must be to that stack, and `save` must live until the thread
+    /// returns.
     pub(crate) unsafe fn before_switch(
         &self,
         save: *mut *mut c_void,
@@ -71,7 +72,7 @@ impl Asan {
         unsafe { (self.start_switch)(save, bottom.cast(), bytes) }
     }
 
-    /// Tells the sanitizer that the switch is done; returns the stack that was left.
+    /// Announces to the sanitizer the end of the switch; returns the previous stack.
     ///
     /// # Safety
     /// The first act after a switch; `saved` is what leaving this stack stored, or null.
@@ -84,7 +85,7 @@ impl Asan {
 }
 
 fn symbol(name: &CStr) -> Option<*mut c_void> {
-    // SAFETY: a lookup of a name among what the process has loaded.
+    // SAFETY: looks up a name among the loaded libraries of the process.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
     (!found.is_null()).then_some(found)
 }

@@ -15,7 +15,8 @@ const GUARD_BEFORE: usize = 256;
 /// The value of every byte in a guard zone.
 const GUARD: u8 = 0xc3;
 
-/// Largest number of freed allocations whose addresses are kept; older ones are given back.
+/// Largest number of freed allocations with reserved addresses; the addresses of older allocations
+/// are released.
 const QUARANTINE: usize = 8192;
 
 /// Owner of an allocation.

@@ -59,7 +59,7 @@ impl GraphPlan {
 #[derive(Debug)]
 pub(crate) struct GraphRun {
     plan: Arc<GraphPlan>,
-    /// Nodes before each node that have not run.
+    /// For each node, the number of predecessors that have not run.
     before: Vec<usize>,
     /// Nodes that may run.
     ready: Vec<usize>,
@@ -85,7 +85,7 @@ impl GraphRun {
         self.done == self.plan.nodes.len()
     }
 
-    /// Takes the node at a place among those that may run.
+    /// Takes the node at an index in the list of nodes that may run.
     fn advance(&mut self, choice: usize) -> Option<usize> {
         if choice >= self.ready.len() {
             return None;

@@ -17,7 +17,7 @@ const MESSAGES: usize = 1 << 14;
 
 /// Variable with the number of the point at which this process dies.
 const DIE: &str = "MERISTEM_STANDIN_NCCL_DIE";
-/// Variable with the number of the group of calls at whose end this process hangs.
+/// Environment variable: number of a group of calls. This process hangs at the end of that group.
 const HANG: &str = "MERISTEM_STANDIN_NCCL_HANG";
 /// Variable with the number of the group of calls that is refused.
 const FAIL: &str = "MERISTEM_STANDIN_NCCL_FAIL";
@@ -62,7 +62,7 @@ pub(crate) fn mortal() {
     }
 }
 
-/// A group of calls, at whose end a process may hang.
+/// Ends a group of calls; hangs if the process must hang there.
 pub(crate) fn hangs() {
     static FATE: FaultPoint = FaultPoint::from_variable(HANG);
     if FATE.is_met() {
@@ -351,7 +351,7 @@ impl ExchangeWork {
     }
 
     /// Sends all messages at the first call. Returns whether all received messages have arrived, or
-    /// the exchange was aborted. `DeviceWork::check` has found the memory before.
+    /// the exchange was aborted. `DeviceWork::check` has checked the memory.
     pub(crate) fn is_ready(&self) -> bool {
         if self.links.aborted.load(Ordering::Acquire) {
             return true;

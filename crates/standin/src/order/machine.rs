@@ -16,7 +16,7 @@ use crate::ground::{DeviceFault, HandleTable, SeededRandom, StandinSettings};
 use crate::kernel::{KernelRunner, LoadedModule};
 use crate::memory::AddressSpace;
 
-/// Largest number of commands that a query lets run.
+/// Largest number of commands that a query runs.
 const QUERY_COMMANDS: usize = 4;
 
 /// One device.
@@ -69,7 +69,7 @@ pub(crate) struct SimMachine {
 enum Mood {
     /// Not at all.
     Idle,
-    /// As much as other streams.
+    /// As often as other streams.
     Fair,
     /// First.
     Eager,
@@ -171,8 +171,8 @@ impl SimMachine {
         Ok(StreamPoint { stream, at: self.streams.get(stream)?.enqueued })
     }
 
-    /// Lets streams run until all points are done, or a device of theirs has a fault, and returns
-    /// true. Returns false if the rest waits for messages of other processes.
+    /// Runs streams until all points are done, or one of their devices has a fault, and returns
+    /// true. Returns false if all remaining work waits for messages of other processes.
     pub(crate) fn advance(&mut self, points: &[StreamPoint]) -> Result<bool, CUresult> {
         let mood = [Mood::Idle, Mood::Fair, Mood::Eager][self.random.below(3)];
         let waiting = |machine: &Self| points.iter().any(|point| !machine.is_done(*point));
@@ -216,7 +216,7 @@ impl SimMachine {
             .collect()
     }
 
-    /// Lets a random number of commands run, and returns whether a point is done.
+    /// Runs a random number of commands, and returns whether a point is done.
     pub(crate) fn query(&mut self, point: StreamPoint) -> bool {
         let commands = self.random.below(QUERY_COMMANDS + 1);
         self.run_some(commands);
@@ -236,7 +236,7 @@ impl SimMachine {
         }
     }
 
-    /// Streams whose first command may run.
+    /// Streams with a first command that may run.
     fn able(&self) -> Vec<u64> {
         let may_run = |of: &SimStream| self.reached(of).is_some_and(|task| self.is_ready(task));
         self.streams.iter().filter(|(_, of)| may_run(of)).map(|(stream, _)| stream).collect()
@@ -248,8 +248,8 @@ impl SimMachine {
         first.after.iter().all(|point| self.is_done(*point)).then_some(&first.task)
     }
 
-    /// Whether a command that was reached waits for no other process. A command whose memory is
-    /// gone is ready, to report that.
+    /// Whether a reached command waits for no other process. A command with freed memory is ready,
+    /// so that it reports the error.
     fn is_ready(&self, task: &CommandTask) -> bool {
         match task {
             CommandTask::Work(DeviceWork::Exchange(exchange)) => {
@@ -273,7 +273,7 @@ impl SimMachine {
         of_device.any(|(handle, _)| self.awaits_others(handle))
     }
 
-    /// Streams that have to run for these points to be done.
+    /// Streams that must run before these points are done.
     fn needed(&self, points: &[StreamPoint]) -> Vec<u64> {
         let mut needed = vec![];
         let mut open: Vec<StreamPoint> = points.to_vec();

@@ -100,7 +100,7 @@ impl DeviceWork {
         }
     }
 
-    /// Does it.
+    /// Executes the work.
     pub(crate) fn run(
         &self,
         engine: &mut KernelRunner,
@@ -144,8 +144,8 @@ impl CopyWork {
             CopySource::Staged(bytes) => bytes.as_ptr(),
         };
         let (CopyTarget::Device(to) | CopyTarget::Host(to)) = self.to;
-        // SAFETY: `check` found all memory of devices and page-locked memory. Pageable memory of
-        // the host is live by the caller's contract, who waits for the copy.
+        // SAFETY: `check` found all memory of devices and page-locked memory. The caller waits for
+        // the copy, and guarantees that pageable memory of the host is live.
         unsafe { std::ptr::copy(from, to as *mut u8, self.bytes) };
     }
 }

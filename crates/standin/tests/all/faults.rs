@@ -1,4 +1,4 @@
-//! Faults, each planted once beside the right way, and how they show.
+//! Planted faults, each with the correct program beside it, and their reports.
 
 use std::collections::BTreeSet;
 use std::ptr;
@@ -190,7 +190,7 @@ fn a_pinned_buffer_reused_early_shows() {
     assert!(kinds(&said).into_iter().all(|kinds| kinds == "(\"wrong\", \"right\")"));
 }
 
-/// Runs a kernel that must fail, and prints its code and that of a later call.
+/// Runs a kernel that must fail, and prints its error code and the code of a later call.
 fn failing(gpu: &Gpu, name: &std::ffi::CStr, shape: Shape, values: &[u64]) {
     let on = gpu.stream();
     good(gpu.launch(on, name, shape, values));

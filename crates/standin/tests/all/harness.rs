@@ -1,4 +1,4 @@
-//! Cases in processes of their own, and the driver's functions without their pointers.
+//! Cases that run in separate processes, and wrappers of the driver's functions without pointers.
 
 use std::ffi::{CStr, CString, c_void};
 use std::ops::Range;
@@ -12,13 +12,13 @@ use cudarc::nvrtc::sys::nvrtcResult;
 use meristem_standin::driver::{context, copy, device, event, memory, module, stream};
 use meristem_standin::nvrtc;
 
-/// Says to a process that it is a case: the file with its code.
+/// Environment variable of a process that runs a case: the file with the case's code.
 const CODE: &str = "MERISTEM_STANDIN_TEST_CODE";
 
 /// Value of the variable where the case compiles its kernels itself.
 const COMPILE: &str = "compile";
 
-/// A case: its test, the kernels that it needs, and what it does in its process.
+/// A case: its test, its kernels, and the function that its process runs.
 pub(crate) struct Case {
     /// Path of the test, as `cargo test` prints it.
     pub(crate) name: &'static str,
@@ -56,8 +56,8 @@ impl Case {
         said
     }
 
-    /// Runs the case once, with kernels that AddressSanitizer looks at; it must end the process.
-    /// The result is its report.
+    /// Runs the case once, with kernels that AddressSanitizer instruments and whose error must end
+    /// the process. Returns the report.
     pub(crate) fn run_under_asan(&self) -> Option<String> {
         if self.is_here() {
             return None;
@@ -73,7 +73,7 @@ impl Case {
         Some(said.stderr)
     }
 
-    /// Does what the case does, if this process is there for that.
+    /// Runs the case's function, if this process was started for it.
     fn is_here(&self) -> bool {
         let Ok(code) = env::var(CODE) else { return false };
         let code = match code.as_str() {
@@ -122,7 +122,7 @@ pub(crate) fn compile(source: &str, options: &[&str]) -> Result<Vec<u8>, String>
     let options: Vec<CString> = options.collect();
     let options: Vec<_> = options.iter().map(|option| option.as_ptr()).collect();
     let mut program = ptr::null_mut();
-    // SAFETY: all pointers are to what the functions ask for.
+    // SAFETY: all pointers point to values of the types that the functions require.
     unsafe {
         let (place, source, name) = (&raw mut program, source.as_ptr(), c"test.cu".as_ptr());
         let (header, text) = (&HEADER.0.as_ptr(), &HEADER.1.as_ptr());
@@ -247,7 +247,7 @@ impl Gpu {
             values.iter().map(|value| ptr::from_ref(value).cast_mut().cast()).collect();
         let (function, values) = (self.function(name), values.as_mut_ptr());
         let none = ptr::null_mut();
-        // SAFETY: the arguments are as many as the kernel has.
+        // SAFETY: there is one argument for each parameter of the kernel.
         unsafe {
             module::cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, shared, on, values, none)
         }
@@ -256,7 +256,7 @@ impl Gpu {
     /// Copies to the device in stream order.
     pub(crate) fn upload(&self, on: CUstream, to: CUdeviceptr, values: &[u32]) {
         let bytes = values.len() * 4;
-        // SAFETY: the values are there; those that are not page-locked are read at once.
+        // SAFETY: the values are live; values in pageable memory are read before the call returns.
         unsafe { good(copy::cuMemcpyHtoDAsync_v2(to, values.as_ptr().cast(), bytes, on)) };
     }
 

@@ -180,7 +180,7 @@ fn asynchronous_copies_come_when_they_are_waited_for() {
             good(gpu.launch(on, c"staged", shape(1, 32), &[x, y, 4, 1]));
             let expected: Vec<u32> = (0..128).map(|i| i / 32 * 32 + 31 - i % 32).collect();
             assert_eq!(gpu.download(on, y, 128), expected);
-            // One group too many on its way: what is read has not come.
+            // One group too many is pending: the data that is read has not arrived.
             good(gpu.launch(on, c"staged", shape(1, 32), &[x, y, 4, 2]));
             assert_eq!(gpu.download(on, y, 1), [0xffa5_a5a5]);
         },

@@ -1,7 +1,8 @@
-//! The stand-in with kernels: how they run, and each fault that it is there to find, planted once.
+//! Tests of the stand-in with kernels: their execution, and one planted fault of each kind that the
+//! stand-in detects.
 //!
-//! A machine is a process's own and a fault stays, so each case runs in processes of its own, one
-//! for each seed, which load code that the parent compiled once.
+//! A process has one machine, and a fault is permanent. So each case runs in separate processes,
+//! one for each seed, which load code that the parent compiled once.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
 mod faults;
