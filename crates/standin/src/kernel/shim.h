@@ -352,6 +352,8 @@ static inline T atomicCAS(T* address, typename meristem_same<T>::type compare, t
 
 // ------------------------------------------------------------------------------------- arithmetic
 
+// One address space holds everything here.
+static inline void* __cvta_global_to_generic(size_t address) { return (void*)address; }
 template <typename T> static inline T __ldg(const T* address) { return *address; }
 template <typename T> static inline T __ldcg(const T* address) { return *address; }
 

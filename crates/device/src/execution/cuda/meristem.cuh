@@ -31,11 +31,18 @@ __device__ __forceinline__ long long threads() {
     return (long long)gridDim.x * blockDim.x;
 }
 
+// The first element of a span for this block's member, in global memory. The compiler does not know
+// that of a sum of addresses or a choice between two: it would take generic loads and stores, which
+// might be of shared memory, and so keep their order, with one load under way at a time.
+template <class T>
+__device__ __forceinline__ T* located(const Span<T>& span) {
+    unsigned long long address = (unsigned long long)span.data;
+    if (span.row) address += span.row[blockIdx.y];
+    return reinterpret_cast<T*>(__cvta_global_to_generic(address));
+}
+
 // Replaces spans by the spans of this block's member.
 template <class... Spans>
 __device__ __forceinline__ void locate(Spans&... spans) {
-    ((spans.data = spans.row ? (decltype(spans.data))(spans.row[blockIdx.y] +
-                                                      (unsigned long long)spans.data)
-                             : spans.data),
-     ...);
+    ((spans.data = located(spans)), ...);
 }

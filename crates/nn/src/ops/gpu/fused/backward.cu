@@ -65,6 +65,8 @@ struct Channel {
 __device__ __forceinline__ void window_gradient(const Backward& s, const Reads& of,
                                                 const Channel& channel, const Origin& at,
                                                 u32 end, float (&d)[4]) {
+    // Loads first, all of them: of an element beside the image the first one instead, which is not
+    // used.
     bool inside[4];
     float v[4];
     u32 image = at.image, y = at.y, x = at.x, c = channel.c;
@@ -72,26 +74,26 @@ __device__ __forceinline__ void window_gradient(const Backward& s, const Reads& 
 #pragma unroll
     for (u32 k = 0; k < 4; ++k) {
         inside[k] = image < end && y + k / 2 < s.h && x + k % 2 < s.w;
-        v[k] = inside[k] ? of.z[(i64)(first + (k / 2 * s.w + k % 2) * s.to.c)] : 0.0f;
-        d[k] = 0.0f;
+        u32 from = first + (k / 2 * s.w + k % 2) * s.to.c;
+        v[k] = of.z[(i64)(inside[k] ? from : 0)];
     }
     if (s.to.kind == POOL) {
         // Not of a window that an odd last row or column cuts off.
-        if (inside[3]) {
-            u32 from = image * s.image_step + (y / 2 * (s.w / 2) + x / 2) * s.pixel_step + c;
-            float incoming = of.dy[(i64)from];
-            Winner best(v, channel.z);
-            float dz = best.value <= 0.0f ? 0.0f : incoming;
+        u32 from = image * s.image_step + (y / 2 * (s.w / 2) + x / 2) * s.pixel_step + c;
+        float incoming = of.dy[(i64)(inside[3] ? from : 0)];
+        Winner best(v, channel.z);
+        float dz = !inside[3] || best.value <= 0.0f ? 0.0f : incoming;
 #pragma unroll
-            for (u32 k = 0; k < 4; ++k) d[k] = best.at == k ? dz : 0.0f;
-        }
+        for (u32 k = 0; k < 4; ++k) d[k] = best.at == k ? dz : 0.0f;
     } else {
 #pragma unroll
         for (u32 k = 0; k < 4; ++k) {
-            if (!inside[k] || channel.z(v[k]) <= 0.0f) continue;
             u32 pixel = (y + k / 2) * s.w + x + k % 2;
-            d[k] = of.dy[(i64)(image * s.image_step + pixel * s.pixel_step + c)];
+            u32 from = image * s.image_step + pixel * s.pixel_step + c;
+            d[k] = of.dy[(i64)(inside[k] ? from : 0)];
         }
+#pragma unroll
+        for (u32 k = 0; k < 4; ++k) d[k] = channel.z(v[k]) <= 0.0f ? 0.0f : d[k];
     }
 #pragma unroll
     for (u32 k = 0; k < 4; ++k) d[k] = inside[k] ? channel.slopes(d[k], v[k], channel.z) : 0.0f;
@@ -164,6 +166,7 @@ struct Written {
 template <u32 KIND>
 __device__ __forceinline__ void write_data(const Backward& s, const Reads& of, const float* staging,
                                            const Origin& at, u32 col0, const Written& written) {
+    constexpr u32 AT_ONCE = KIND == POOL ? 2 : 4;  // pixels whose loads are under way together
     __shared__ TileSums sums;
     const Tile& t = s.data;
     u32 lane = threadIdx.x % 32;
@@ -178,12 +181,28 @@ __device__ __forceinline__ void write_data(const Backward& s, const Reads& of, c
             if (!is || image >= s.batch || row >= s.h) continue;
             u32 to = ((image * s.h + row) * s.w + at.x) * s.from.c + col;
             const float* from = staging + mine * s.data_staging + r * t.w;
-            for (u32 k = lane / 8; k < t.w && at.x + k < s.w; k += 4) {
-                float d = from[k];
-                put(written.dx[(i64)(to + k * s.from.c)], d, s.accumulate);
-                if (KIND == NOTHING) continue;
-                u32 pixel = element<KIND>(s.from, image, row, at.x + k, col);
-                add_gradient<KIND>(s.from, of.x.x, z, pixel, d, own);
+            // A wide image's last tile may lie beside it.
+            u32 width = at.x < s.w ? min(t.w, s.w - at.x) : 0;
+            for (u32 k = lane / 8; k < width; k += 4 * AT_ONCE) {
+                Raw<KIND> raw[AT_ONCE];
+                float before[AT_ONCE] = {};
+#pragma unroll
+                for (u32 i = 0; i < AT_ONCE; ++i) {
+                    // Beside the tile the first of these, which is not used.
+                    u32 here = k + 4 * i < width ? k + 4 * i : k;
+                    if (s.accumulate) before[i] = written.dx[(i64)(to + here * s.from.c)];
+                    if (KIND == NOTHING) continue;
+                    u32 pixel = element<KIND>(s.from, image, row, at.x + here, col);
+                    raw[i].load(s.from, of.x.x, pixel);
+                }
+#pragma unroll
+                for (u32 i = 0; i < AT_ONCE; ++i) {
+                    u32 here = k + 4 * i;
+                    if (here >= width) continue;
+                    float d = from[here];
+                    written.dx[(i64)(to + here * s.from.c)] = s.accumulate ? before[i] + d : d;
+                    if (KIND != NOTHING) raw[i].add_gradient(z, d, own);
+                }
             }
         }
         if (KIND != NOTHING) sums.put(own, g);

@@ -107,35 +107,43 @@ __device__ __forceinline__ u32 element(const Source& of, u32 image, u32 y, u32 x
     return ((image * of.h + each * y) * of.w + each * x) * of.c + channel;
 }
 
-// The value of a pixel.
+// What is loaded for a pixel: its element, or those of its window. Loads and arithmetic are apart,
+// so that a thread has the loads of several pixels under way before it needs the first.
 template <u32 KIND>
-__device__ __forceinline__ float value_at(const Source& of, Span<const float> x, const Affine& z,
-                                          u32 at) {
-    if (KIND == NOTHING) return x[(i64)at];
-    if (KIND == NORM) return relu(z(x[(i64)at]));
-    float v[4];
-    load_window(of, x, at, v);
-    return relu(Winner(v, z).value);
-}
+struct Raw {
+    static constexpr u32 EACH = KIND == POOL ? 4 : 1;
+    float v[EACH];
 
-// A pixel's part in the sums of a batch norm's gradient, of dz and dz·(x - mean): dz is the
-// gradient that pool and ReLU let pass.
-template <u32 KIND>
-__device__ __forceinline__ void add_gradient(const Source& of, Span<const float> x, const Affine& z,
-                                             u32 at, float d, Pair& sums) {
-    float value, raw;
-    if (KIND == NORM) {
-        raw = x[(i64)at], value = z(raw);
-    } else {
-        float v[4];
-        load_window(of, x, at, v);
-        Winner best(v, z);
-        raw = best.raw, value = best.value;
+    __device__ __forceinline__ void load(const Source& of, Span<const float> x, u32 at) {
+        if constexpr (KIND == POOL) {
+            load_window(of, x, at, v);
+        } else {
+            v[0] = x[(i64)at];
+        }
     }
-    double dz = value <= 0.0f ? 0.0 : (double)d;
-    sums.a += dz;
-    sums.b = fma(dz, (double)(raw - z.mean), sums.b);
-}
+
+    // The value of the pixel.
+    __device__ __forceinline__ float value(const Affine& z) const {
+        if constexpr (KIND == NOTHING) return v[0];
+        if constexpr (KIND == NORM) return relu(z(v[0]));
+        if constexpr (KIND == POOL) return relu(Winner(v, z).value);
+    }
+
+    // The pixel's part in the sums of a batch norm's gradient, of dz and dz·(x - mean): dz is the
+    // gradient that pool and ReLU let pass.
+    __device__ __forceinline__ void add_gradient(const Affine& z, float d, Pair& sums) const {
+        float value, raw;
+        if constexpr (KIND == POOL) {
+            Winner best(v, z);
+            raw = best.raw, value = best.value;
+        } else {
+            raw = v[0], value = z(raw);
+        }
+        double dz = value <= 0.0f ? 0.0 : (double)d;
+        sums.a += dz;
+        sums.b = fma(dz, (double)(raw - z.mean), sums.b);
+    }
+};
 
 // Channels that lie in shared memory: on tensor cores all channels of a chunk, in whole words.
 template <class P>
@@ -149,7 +157,8 @@ __device__ __forceinline__ u32 channels_of(const Tile& t, Channels which) {
 template <class P, u32 KIND>
 __device__ __forceinline__ void load_planes(const Input& from, const Tile& t, const Origin& at,
                                             Channels which, u32 end, float* planes) {
-    u32 lanes = which.n > 4 ? 8 : 4, lane = threadIdx.x % 32, rows = t.h + 2;
+    constexpr u32 AT_ONCE = KIND == POOL ? 2 : 5;  // pixels whose loads are under way together
+    u32 lanes = which.n > 4 ? 8 : 4, lane = threadIdx.x % 32, rows = t.h + 2, step = 32 / lanes;
     const Source& of = from.of;
     for (u32 c = lane % lanes; c < channels_of<P>(t, which); c += lanes) {
         u32 channel = which.first + c;
@@ -160,13 +169,23 @@ __device__ __forceinline__ void load_planes(const Input& from, const Tile& t, co
             u32 image = at.image + r / rows, y = at.y + r % rows - 1;
             bool inside = image < end && y < t.rows && c < which.n;
             float* to = planes + c / P::EACH * t.plane + r * t.pitch;
-#pragma unroll 2
-            for (u32 j = lane / lanes; j < t.w + 2; j += 32 / lanes) {
-                u32 column = at.x + j - 1;
-                bool is = inside && column < t.columns;
-                u32 element_at = element<KIND>(of, image, y, column, channel);
-                float v = is ? value_at<KIND>(of, from.x, z, element_at) : 0.0f;
-                P::put(to + j, c % P::EACH, v);
+            for (u32 j = lane / lanes; j < t.w + 2; j += AT_ONCE * step) {
+                // Beside the image the first element is read, and not used: a load that is left
+                // out would be a branch, at which the thread waits for the loads before.
+                Raw<KIND> raw[AT_ONCE];
+                bool is[AT_ONCE];
+#pragma unroll
+                for (u32 i = 0; i < AT_ONCE; ++i) {
+                    u32 column = at.x + j + i * step - 1;
+                    is[i] = inside && column < t.columns;
+                    u32 from_at = element<KIND>(of, image, y, column, channel);
+                    raw[i].load(of, from.x, is[i] ? from_at : 0);
+                }
+#pragma unroll
+                for (u32 i = 0; i < AT_ONCE; ++i) {
+                    float v = is[i] ? raw[i].value(z) : 0.0f;
+                    if (j + i * step < t.w + 2) P::put(to + j + i * step, c % P::EACH, v);
+                }
             }
         }
         if (P::EACH == 1) break;  // a chunk of 8 channels at most
@@ -191,7 +210,9 @@ __device__ __forceinline__ u32 filter_word(const Filter& of, Channels which, u32
         u32 c = word * P::EACH + i, at = which.first + c;
         u32 from = GRADIENT ? ((8 - tap) * of.in_c + col) * step + at
                             : (tap * of.in_c + at) * step + col;
-        v[i] = c < which.n && col < written ? of.w[(i64)from] : 0.0f;
+        bool is = c < which.n && col < written;
+        float value = of.w[(i64)(is ? from : 0)];
+        v[i] = is ? value : 0.0f;
     }
     return P::word(v);
 }
@@ -237,16 +258,29 @@ template <class P, bool GRADIENT>
 __device__ __forceinline__ void load_weights(const Filter& of, const Area& area, Channels which,
                                              u32 col, float* weights) {
     if constexpr (P::MATRIX) return load_filter<P, GRADIENT>(of, area, which, col, weights);
+    constexpr u32 AT_ONCE = 5;  // loads under way together: all of a block's for 8 columns
     u32 lane = threadIdx.x % 8, step = pad16(of.out_c), written = GRADIENT ? of.in_c : of.out_c;
-    u32 cols = 8 * area.groups;
-    for (u32 q = threadIdx.x / 8; q < 72; q += blockDim.x / 8) {
-        u32 tap = q / 8, c = GRADIENT ? lane : q % 8;
-        if (c >= which.n) continue;
-        float* to = weights + c * area.filter + tap * cols;
-        for (u32 j = GRADIENT ? q % 8 : lane; j < cols; j += 8) {
+    u32 rows = blockDim.x / 8, all = 72 * area.groups, cols = 8 * area.groups;
+    for (u32 first = threadIdx.x / 8; first < all; first += AT_ONCE * rows) {
+        float v[AT_ONCE];
+        u32 to[AT_ONCE];
+        bool is[AT_ONCE];
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; ++i) {
+            u32 q = first + i * rows, other = q % 8, tap = q / 8 % 9, j = q / 72 * 8;
+            u32 c = GRADIENT ? lane : other;
+            j += GRADIENT ? other : lane;
             u32 from = GRADIENT ? ((8 - tap) * of.in_c + col + j) * step + which.first + c
                                 : (tap * of.in_c + which.first + c) * step + col + j;
-            to[j] = col + j < written ? of.w[(i64)from] : 0.0f;
+            to[i] = c * area.filter + tap * cols + j;
+            is[i] = q < all && c < which.n;
+            bool there = is[i] && col + j < written;
+            float value = of.w[(i64)(there ? from : 0)];
+            v[i] = there ? value : 0.0f;
+        }
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; ++i) {
+            if (is[i]) weights[to[i]] = v[i];
         }
     }
 }
@@ -270,14 +304,21 @@ __device__ __forceinline__ bool is_last(Span<u32> tickets, u32 which, u32 blocks
 // to 7 get theirs.
 __device__ __forceinline__ Pair sum_parts(Span<double> partial, u32 parts, u32 channels,
                                           u32 first) {
+    constexpr u32 AT_ONCE = 4;  // parts whose loads are under way together
     u32 lane = threadIdx.x % 32, channel = first + lane % 8;
     Pair sums = {0.0, 0.0};
-    if (channel < channels) {
-#pragma unroll 8
-        for (u32 part = lane / 8; part < parts; part += 4) {
-            const double* at = &partial[(i64)part * 2 * channels + channel];
-            sums.a += __ldcg(at);
-            sums.b += __ldcg(at + channels);
+    for (u32 part = lane / 8; channel < channels && part < parts; part += 4 * AT_ONCE) {
+        Pair of[AT_ONCE];
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; ++i) {
+            // After the last part the first of these, which is not added.
+            u32 here = part + 4 * i < parts ? part + 4 * i : part;
+            const double* at = &partial[(i64)here * 2 * channels + channel];
+            of[i] = {__ldcg(at), __ldcg(at + channels)};
+        }
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; ++i) {
+            if (part + 4 * i < parts) sums += of[i];
         }
     }
     for (u32 step = 8; step < 32; step *= 2) {

@@ -21,10 +21,22 @@ struct Head {
 template <u32 KIND>
 __device__ __forceinline__ double sum_of(const Head& s, Span<const float> z, const Affine& a,
                                          u32 image, u32 channel) {
+    constexpr u32 AT_ONCE = KIND == POOL ? 2 : 4;  // pixels whose loads are under way together
     double sum = 0.0;
-    for (u32 p = threadIdx.x / s.columns; p < s.pixels; p += THREADS_HERE / s.columns) {
-        u32 at = element<KIND>(s.of, image, p / s.across, p % s.across, channel);
-        sum += (double)value_at<KIND>(s.of, z, a, at);
+    u32 rows = THREADS_HERE / s.columns;
+    for (u32 p = threadIdx.x / s.columns; p < s.pixels; p += AT_ONCE * rows) {
+        Raw<KIND> raw[AT_ONCE];
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; ++i) {
+            // After the last pixel the first of these, which is not added.
+            u32 here = p + i * rows < s.pixels ? p + i * rows : p;
+            raw[i].load(s.of, z,
+                        element<KIND>(s.of, image, here / s.across, here % s.across, channel));
+        }
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; ++i) {
+            if (p + i * rows < s.pixels) sum += (double)raw[i].value(a);
+        }
     }
     return sum;
 }
@@ -119,6 +131,32 @@ __device__ __forceinline__ void load_gradients(const Head& s, Span<const float> 
     }
 }
 
+// The sums of a channel over the pixels of images [begin, end) that a thread has.
+template <u32 KIND, class Incoming>
+__device__ __forceinline__ Pair sums_of(const Head& s, Span<const float> z, const Affine& a,
+                                        u32 begin, u32 end, u32 channel, Incoming incoming) {
+    constexpr u32 AT_ONCE = KIND == POOL ? 1 : 2;  // more windows at once take too many registers
+    Pair sums = {0.0, 0.0};
+    u32 rows = THREADS_HERE / s.columns, all = (end - begin) * s.pixels;
+    for (u32 first = threadIdx.x / s.columns; first < all; first += AT_ONCE * rows) {
+        Raw<KIND> raw[AT_ONCE];
+        float d[AT_ONCE];
+#pragma unroll
+        for (u32 k = 0; k < AT_ONCE; ++k) {
+            // After the last pixel the first of these, which is not added.
+            u32 i = first + k * rows < all ? first + k * rows : first;
+            u32 image = begin + i / s.pixels, p = i % s.pixels;
+            d[k] = incoming(image, p, channel);
+            raw[k].load(s.of, z, element<KIND>(s.of, image, p / s.across, p % s.across, channel));
+        }
+#pragma unroll
+        for (u32 k = 0; k < AT_ONCE; ++k) {
+            if (first + k * rows < all) raw[k].add_gradient(a, d[k], sums);
+        }
+    }
+    return sums;
+}
+
 // Leaves a block's sums over its images: `incoming(image, pixel, channel)` is the gradient there.
 template <class Incoming>
 __device__ __forceinline__ void leave_sums(const Head& s, Span<const float> z,
@@ -131,19 +169,8 @@ __device__ __forceinline__ void leave_sums(const Head& s, Span<const float> z,
         Pair sums = {0.0, 0.0};
         if (channel < s.of.c) {
             Affine a = affine_of(affine, s.of.c, channel);
-            u32 rows = THREADS_HERE / s.columns, all = (end - begin) * s.pixels;
-            for (u32 i = threadIdx.x / s.columns; i < all; i += rows) {
-                u32 image = begin + i / s.pixels, p = i % s.pixels;
-                float d = incoming(image, p, channel);
-                u32 y = p / s.across, x = p % s.across;
-                if (s.of.kind == POOL) {
-                    u32 at = element<POOL>(s.of, image, y, x, channel);
-                    add_gradient<POOL>(s.of, z, a, at, d, sums);
-                } else {
-                    u32 at = element<NORM>(s.of, image, y, x, channel);
-                    add_gradient<NORM>(s.of, z, a, at, d, sums);
-                }
-            }
+            sums = s.of.kind == POOL ? sums_of<POOL>(s, z, a, begin, end, channel, incoming)
+                                     : sums_of<NORM>(s, z, a, begin, end, channel, incoming);
         }
         sums = column_sum(sums, part, s.columns);
         if (threadIdx.x >= s.columns || channel >= s.of.c) continue;
