@@ -26,28 +26,19 @@ const FORMS: [Form; 4] = [
         name: "`so many`",
         instead: "name the argument that is counted",
         count: |file| Ok(phrases(file, "so many")),
-        left: &[
-            ("crates/comm", 2),
-            ("crates/device", 12),
-            ("crates/nn", 54),
-            ("crates/standin", 9),
-        ],
+        left: &[("crates/comm", 2)],
     },
     Form {
         name: "`behind the`",
         instead: "`after` for an order; name the side of a place",
         count: |file| Ok(phrases(file, "behind the")),
-        left: &[
-            ("crates/device", 7),
-            ("crates/nn", 16),
-            ("crates/standin", 1),
-        ],
+        left: &[],
     },
     Form {
         name: "`if it does.`",
         instead: "name the condition",
         count: |file| Ok(phrases(file, "if it does.")),
-        left: &[("crates/nn", 1)],
+        left: &[],
     },
     Form {
         name: "`match` on a bool",
