@@ -174,8 +174,8 @@ impl Exchange {
     }
 
     /// Exchanges the gradients in place, in the order of [`new`](Exchange::new). A bucket is summed
-    /// as one sequence, and adjacent memory as one piece. Over threads this does not wait for the
-    /// device.
+    /// as one sequence; tensors that are adjacent in memory form one piece of it. Over threads
+    /// this does not wait for the device.
     ///
     /// # Errors
     /// The errors of [`Communicator::all_reduce`]; [`Error::BadArgument`] for tensors unlike those
@@ -247,11 +247,11 @@ impl Exchange {
     }
 
     /// Replaces the current state by another exchange's state. Parameters absent from `state` start
-    /// without residual and velocity. State of absent parameters, and state that this exchange does
-    /// not keep, is ignored.
+    /// without residual and velocity. Parameters of `state` that this
+    /// exchange lacks, and state that it does not keep, are ignored.
     ///
-    /// Each rank imports its own state, all ranks between the same two exchanges. Allocates new
-    /// memory. After an error this exchange is unchanged.
+    /// Each rank imports its own state. All ranks must import between the same two exchanges.
+    /// Allocates new memory. After an error this exchange is unchanged.
     ///
     /// # Errors
     /// [`Error::BadArgument`] for a parameter with a different number of bytes; [`Error::Device`].
@@ -389,8 +389,9 @@ impl Bucket {
         }
     }
 
-    /// Number of elements that each rank sends with the algorithm of this step; all elements if a
-    /// dense sum sends less.
+    /// Returns the number of elements that each rank sends in this step. With `Method::Auto` also
+    /// switches to the fastest algorithm; if that is the dense sum, returns the number of all
+    /// elements.
     fn pick(&mut self, options: &ExchangeOptions, density: f64, ranks: usize) -> usize {
         let k = options.k.map_or(picks(density, self.len), |k| k.min(self.len));
         let Some(sparse) = self.sparse.as_mut().filter(|_| options.method == Method::Auto) else {

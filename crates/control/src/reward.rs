@@ -27,8 +27,8 @@ pub enum RewardMode {
     /// 0 until the end of the episode, then the final accuracy minus a price for grown parameters.
     Sparse,
     /// Change of the lead over the bare twin, plus a stage potential, minus prices for parameters
-    /// and actions. The lead is the twin's control loss minus the env's. The stage potential adds
-    /// up to 0 over an episode.
+    /// and actions. The lead is the twin's control loss minus the env's. The discounted potential
+    /// terms of an episode that starts without modules sum to 0.
     Shaped,
 }
 
@@ -117,8 +117,8 @@ pub struct RewardTerms {
     #[serde(deserialize_with = "null_as_nan")]
     pub potential: f64,
     /// For FOSSILIZE, with p the env's gain in accuracy since the module germinated: `fossilize ·
-    /// 2pc/(p + c)` if c >= `min_contribution` and p, c > 0; else `−fossilize_price`, also if the
-    /// gate refuses. In [−.5, 10]. Contribution.
+    /// 2pc/(p + c)` if the gate passes, p > 0 and c >= 0; else `−fossilize_price`. The gate
+    /// requires c >= `min_contribution`. In [−.5, 10]. Contribution.
     #[serde(deserialize_with = "null_as_nan")]
     pub fossilize: f64,
     /// `prune` for a PRUNE of a module with c < 0. 0 or .1. Contribution.
@@ -293,8 +293,8 @@ impl RewardState {
     }
 }
 
-/// The FOSSILIZE term. The gate compares the contribution with `min_contribution`, so a refusal
-/// costs `fossilize_price`.
+/// The FOSSILIZE term. A refusal by the gate costs `fossilize_price`; the gate, not this function,
+/// compares the contribution with `min_contribution`.
 fn fossilize(config: &RewardConfig, deed: &Deed, outcome: &Outcome) -> f64 {
     let gain = deed.gain_since_germination_pp.map_or(0.0, f64::from);
     let contribution = deed.contribution_pp.map_or(0.0, f64::from);

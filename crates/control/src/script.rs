@@ -33,7 +33,7 @@
 //! | `alpha_speed` | `instant`, `fast`, `medium`, `slow` |
 //! | `alpha_curve` | `linear`, `cosine`, `sigmoid_gentle`, `sigmoid`, `sigmoid_sharp` |
 //!
-//! With `then` the module germinates in the first step, from `step` on, in which GERMINATE is
+//! With `then` the module germinates at `step`, or at the first later step at which GERMINATE is
 //! legal. Afterwards it advances as soon as its gates pass, until it is fossilized. These actions
 //! use steps without a line; all other steps without a line are WAIT.
 //!

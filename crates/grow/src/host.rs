@@ -177,7 +177,7 @@ impl Host {
     }
 
     /// Largest size that the host can reach without another germination: every module is permanent
-    /// and has a gate, because its style may change.
+    /// and has the trained gate of `Style::LinearGate`, because its style may change to it.
     ///
     /// # Errors
     /// The errors of [`Host::graph`].

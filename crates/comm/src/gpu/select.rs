@@ -56,8 +56,8 @@ struct Digit {
     bits: u32,
 }
 
-/// Number of candidates to allocate: in usual gradients fewer than 4 k elements reach the first
-/// digit of the threshold.
+/// Number of candidates to allocate. Candidates are the elements whose first digit is at least the
+/// first digit of the threshold; usual gradients have fewer than 4 k of them.
 pub(crate) fn candidates_len(len: usize, k: usize) -> usize {
     len.min(4 * k + len / 32 + TILE)
 }
@@ -107,9 +107,10 @@ pub(crate) fn select(of: &Elements<'_>) -> Vec<Call> {
 /// A list to select the largest entries from, in one or more rows.
 pub(crate) struct ListSelection {
     pub(crate) dtype: DType,
-    /// Indices, ascending except for holes, and values.
+    /// Indices and values. An entry with the index `NONE` is a hole; the other indices ascend.
     pub(crate) list: ListPieces,
-    /// First indices of all rows except the first. A list with bounds has no holes except padding.
+    /// First index of each row except the first row. The only holes of a list with bounds are its
+    /// padding.
     pub(crate) bounds: Option<Piece>,
     /// Indices and values of the selected entries, row by row.
     pub(crate) to: ListPieces,

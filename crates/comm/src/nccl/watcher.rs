@@ -12,10 +12,11 @@
 //! - A rank sends a heartbeat about every second while it is in a group of devices. A silent rank
 //!   is lost.
 //! - A rank leaves the group when the devices of all ranks have ended as many exchanges as its own
-//!   device; until then they may need its data. No call of another rank is needed, which might wait
-//!   for this rank elsewhere: devices and watching threads proceed independently.
+//!   device; until then they may need its data. The wait ends without a call by another rank, so
+//!   that rank may meanwhile wait for this one elsewhere: only devices and watching threads are
+//!   needed.
 //! - After a loss the current exchange has [`GRACE`] to end, because the lost rank may have sent
-//!   its part. Without a loss every exchange of the device can be reached by all other devices.
+//!   its part. Without a loss, all other devices can still reach every exchange of this device.
 //! - The error is stored before the exchanges are aborted, so that no aborted result counts as
 //!   valid.
 
@@ -121,7 +122,7 @@ impl DeviceWatcher {
             lock(&seen.state).finished = Some(Instant::now());
             seen.changed.notify_all();
         });
-        // If the second thread cannot be started, the first one ends.
+        // If the watching thread cannot be started, the thread `ask` ends.
         let end = |_: &Error| lock(&shared.state).finished = Some(Instant::now());
         let threads = vec![asks, watches.inspect_err(end)?];
         let watcher = DeviceWatcher { shared, threads, deadline };
@@ -224,15 +225,16 @@ impl DeviceStatus {
         self.progress.submitted != self.progress.ended
     }
 
-    /// Whether the device may be waiting for other devices. While the driver answers, work before
-    /// an exchange does not count.
+    /// Whether the device may be waiting for other devices. An exchange that is enqueued but not
+    /// begun counts only if the driver does not answer; otherwise the device is busy with the work
+    /// before it.
     fn waits(&self) -> bool {
         let PeerProgress { submitted, enqueued, reached, ended } = self.progress;
         submitted > enqueued || reached > ended || (self.silent && submitted > ended)
     }
 
-    /// Whether the device waits only for a call of this rank to NCCL. While ranks join, all of them
-    /// are in such a call.
+    /// Whether the device waits only for a call of this rank to NCCL. Until the group is
+    /// joined this is false, because then all ranks are in a call to NCCL.
     fn is_stuck(&self) -> bool {
         let PeerProgress { submitted, enqueued, reached, ended } = self.progress;
         submitted > enqueued && reached == ended && enqueued > 0

@@ -1,9 +1,9 @@
 //! Error feedback (X3): elements that were not sent are added to the next gradient. With momentum
 //! correction (X7) the velocity takes the place of the gradient.
 //!
-//! acc = residual + gradient. The picks are sent: elements of acc. residual' is acc elsewhere, and
-//! minus zero at the picks, since adding minus zero changes no bit. So sent + residual' = residual
-//! + gradient, bit for bit.
+//! acc = residual + gradient. The picks, some elements of acc, are sent. The next residual,
+//! residual', is minus zero at the picks, since adding minus zero changes no bit, and equals acc at
+//! all other elements. So sent + residual' = residual + gradient, bit for bit.
 //!
 //! With momentum m, the velocity u = m u + gradient replaces the gradient. It is cleared at the
 //! picks, where it would otherwise push in an outdated direction (Lin et al., "Deep Gradient
@@ -179,8 +179,10 @@ fn nothing(stream: &Stream, dtype: DType, len: usize) -> Result<Tensor> {
 }
 
 /// Selects the largest elements of the gradient, or of residual plus gradient, which becomes the
-/// new residual. `threshold` has one i64 and a flag. Unless the flag is set, it replaces the exact
-/// threshold; it is updated whenever exactly the largest elements were selected. `picks` is padded.
+/// new residual. `picks` is padded.
+///
+/// `threshold` is the stored threshold, one i64, with a flag. Without the flag the selection uses
+/// the stored threshold instead of the exact one. A selection that fills `picks` updates it.
 pub(crate) fn select(
     gradient: &Spans,
     feedback: Option<&Feedback>,
@@ -256,7 +258,8 @@ fn on_gpu(
     })
 }
 
-/// The arguments of the selection kernel between the first four and the gradient.
+/// The optional arguments of the selection kernel, which follow the first four and precede the
+/// gradient.
 struct SelectArguments {
     refresh: Option<bool>,
     kept: bool,
@@ -291,7 +294,8 @@ fn run<T: Number>(args: &mut Args<'_>, kind: &SelectArguments) {
     };
     indices[picked..].fill(NONE);
     values[picked..].fill(T::ZERO);
-    // A full list has exactly the largest elements, under any threshold.
+    // A full list has exactly the largest elements, even if a known threshold was used: if more
+    // elements reach the threshold than fit, the largest of them are selected.
     if let (Some(threshold), true) = (threshold, picked == indices.len()) {
         let least = values.iter().map(|value| value.magnitude()).min();
         *threshold = least.map_or(0, |least| least.wide() as i64);

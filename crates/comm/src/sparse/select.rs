@@ -23,7 +23,7 @@ pub(crate) trait ElementSource {
     type SourceSlice<'p>: SourceSlice<Item = Self::Item>
     where
         Self: 'p;
-    /// The slices of the elements, or of the values that they are computed from.
+    /// The slices of the elements; for computed elements, the slices of their inputs.
     fn slices(&self) -> &[&[Self::Item]];
     /// The part of a slice whose first element has index `start`.
     fn part(&mut self, slice: usize, start: usize) -> Self::SourceSlice<'_>;
@@ -93,8 +93,8 @@ pub(crate) struct Picks<'a, T> {
 /// at least as many elements. With less memory for `candidates` than [`candidates_len`], the
 /// selection is slower, not wrong.
 ///
-/// With a `known` threshold of an earlier selection, elements below it are left out if at least
-/// half of the wanted number reach it. Returns the number of selected elements.
+/// `known` is the threshold of an earlier selection. If fewer than k elements reach it, but at
+/// least k/2, only these are selected. Returns the number of selected elements.
 pub(crate) fn top_k<S: ElementSource>(
     isa: Isa,
     source: &mut S,
@@ -125,7 +125,7 @@ pub(crate) fn top_k<S: ElementSource>(
                 indices[..picked].copy_from_slice(found);
                 values[..picked].copy_from_slice(held);
             }
-            // The candidates are all non-zero elements, and too few.
+            // Every non-zero element is a candidate, and there are fewer than k: add zeros.
             Some((found, _)) if low <= MagnitudeOf::<S>::narrow(1) => {
                 let cut =
                     MagnitudeCut { threshold: MagnitudeOf::<S>::narrow(0), equal: k - found.len() };
@@ -458,7 +458,7 @@ mod tests {
         assert_eq!(indices[..], slow(&values, 50));
     }
 
-    /// The largest number of elements, of zero size.
+    /// `u32::MAX` elements, the largest number; their type has no size, so they need no memory.
     #[test]
     fn the_last_index_fits() {
         let all = vec![(); u32::MAX as usize];

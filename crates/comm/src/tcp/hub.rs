@@ -343,8 +343,9 @@ impl Drop for Connected<'_> {
 }
 
 /// Answers heartbeats of a rank's watching thread until the thread announces its end. If the
-/// connection ends without that, the process is gone; if heartbeats stop, so is the machine. The
-/// rank's own connection may not show either while its thread of the hub waits in a meeting.
+/// connection ends before the announcement, the process is gone; if heartbeats stop, the machine is
+/// gone. While the hub's thread for the rank waits in a meeting, it does not read the rank's own
+/// connection and detects neither.
 fn serve_watch(stream: &mut TcpStream, group: &HubGroup, rank: usize) {
     let patience = group.board.deadline().max(SILENT);
     if stream.set_read_timeout(Some(patience)).is_err() {

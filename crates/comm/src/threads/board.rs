@@ -45,7 +45,8 @@ struct BoardState<A, B> {
     unnamed: Option<Instant>,
     /// The first failure.
     failure: Option<BoardFailure>,
-    /// The first failure except an orderly departure: the ranks' devices may wait for ever.
+    /// The first failure that is not an orderly departure. After it the devices of the other ranks
+    /// may wait for ever.
     loss: Option<BoardFailure>,
 }
 
@@ -187,7 +188,7 @@ impl<A, B> RankBoard<A, B> {
     }
 
     /// Ends the round. Contributions are read and dropped without the lock: this may wait for a
-    /// full stream, and a rank that leaves meanwhile must be able to report it.
+    /// full stream, and a rank that leaves meanwhile needs the lock to report its departure.
     fn complete<'a>(
         &'a self,
         mut state: MutexGuard<'a, BoardState<A, B>>,

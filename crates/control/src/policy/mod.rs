@@ -61,8 +61,8 @@ pub struct PolicyBatch<'a> {
     pub returns: &'a Tensor,
 }
 
-/// Tensors of one acting step, on the policy's stream, with one row per env. Inputs of the draw
-/// besides the network's output, and results. See [`meristem_nn::kernels::sample`].
+/// Tensors of one acting step, on the policy's stream, with one row per env: the inputs of the draw
+/// that the network does not compute, and the results. See [`meristem_nn::kernels::sample`].
 #[derive(Clone, Copy, Debug)]
 pub struct Acting<'a> {
     /// Legality, u32 `[rows, slots · words]`: [`crate::Legality::write_places`].
@@ -199,10 +199,10 @@ impl Policy {
         self.pass(&loss, batch, pass)
     }
 
-    /// Computes the gradient of behaviour cloning, without floors and entropy bonus: −Σ A·ln
-    /// p(choice), averaged per head over the decisions that use the head, plus the value loss.
-    /// The ratios r are 1, as in
-    /// a first pass of [`Policy::differentiate`], so that d r = d ln p.
+    /// Computes the gradient of behaviour cloning: the loss is −Σ A·ln p(choice), averaged per head
+    /// over the decisions that use the head, plus the value loss. It has no floors and no entropy
+    /// bonus. All probability ratios r are 1, as in a first pass of [`Policy::differentiate`], so
+    /// the gradient of r equals that of ln p.
     ///
     /// # Errors
     /// The errors of [`Policy::differentiate`].

@@ -364,7 +364,8 @@ impl Ppo {
         Ok(())
     }
 
-    /// Checks whether the rewards of the last decision are missing, as `owed` requires.
+    /// Checks that the state of the last decision's rewards is `owed`: true if they must be
+    /// missing, false if they must have been passed.
     fn check_owed(&self, owed: bool) -> Result<()> {
         if self.learning != Learning::On || self.owed == owed {
             return Ok(());
@@ -378,7 +379,7 @@ impl Ppo {
     }
 }
 
-/// Groups the four tensors of one policy.
+/// The words of the four tensors that one policy step reads back.
 fn quadruple(words: impl IntoIterator<Item = Vec<u32>>) -> [Vec<u32>; 4] {
     let mut words = words.into_iter();
     std::array::from_fn(|_| words.next().unwrap_or_default())

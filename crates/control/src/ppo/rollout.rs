@@ -56,8 +56,8 @@ pub(super) struct Rollout {
     pub(super) blueprints: Tensor,
     /// f32 `[steps + 1, envs]`: 0 where a trajectory begins, else 1.
     pub(super) keep: Tensor,
-    /// u32 `[steps + 1, envs, heads]`. All results of a policy step have an extra row, in which
-    /// only V is used.
+    /// u32 `[steps + 1, envs, heads]`. Like all results of a policy step it has a row for the
+    /// observation after the last transition; of that row only V is used.
     pub(super) choices: Tensor,
     /// u8 `[steps + 1, envs, logits]`: masks of the draw.
     pub(super) legal: Tensor,
@@ -79,8 +79,8 @@ pub(super) struct Rollout {
     pub(super) advantages: Tensor,
     /// f32 `[steps, envs]`, divided by the running standard deviation of the returns.
     pub(super) returns: Tensor,
-    /// f64 `[7]`: moments of the returns (3), moments of the advantages over several ranks (3),
-    /// mean sum of rewards (1).
+    /// f64 `[7]`: moments of the returns (3), moments of the advantages (3; only with several
+    /// ranks), mean over the envs of the sum of rewards (1).
     stats: Tensor,
 }
 
@@ -194,8 +194,8 @@ impl Rollout {
         })
     }
 
-    /// Marks step `last` as truncated. The next row is the observation after it; its V becomes the
-    /// bootstrap. Does not wait.
+    /// Marks step `last` as truncated. V of row `last + 1`, the observation after that step,
+    /// becomes the bootstrap. Does not wait.
     pub(super) fn truncate(&self, last: usize) -> Result<()> {
         let stream = self.truncated.stream();
         stream.fill("truncate", &[&self.row(&self.truncated, last)?], Fill::Word(0x0101_0101))?;

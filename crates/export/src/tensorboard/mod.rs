@@ -84,8 +84,8 @@ fn record(event: &Event) -> Vec<u8> {
     framed
 }
 
-/// CRC-32C, rotated and shifted: a checksum of data that contains checksums then needs no special
-/// case.
+/// CRC-32C, rotated, plus a constant. TFRecord masks its checksums in this way because the CRC of
+/// data followed by its own CRC does not depend on the data.
 fn masked_checksum(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }

@@ -133,7 +133,8 @@ impl Blueprint {
         }
     }
 
-    /// Trained parameters of the module in a slot of `channels` channels, without the gate.
+    /// Trained parameters of the module in a slot of `channels` channels, without the trained
+    /// gate of `Style::LinearGate`.
     ///
     /// # Errors
     /// [`BlueprintError::Shape`] if the layers do not fit together.

@@ -97,9 +97,9 @@ impl HostSpec {
         self.sizes(image).fold(0, |sum, (_, size)| sum.saturating_add(size.parameters))
     }
 
-    /// Selects slots, in action-index order. `all` selects every slot. A text that is not a slot's
-    /// name, such as `r0`, selects every slot whose name continues it with a character other than a
-    /// digit.
+    /// Selects slots, in action-index order. `all` selects every slot. A slot's name selects that
+    /// slot. Any other text selects every slot whose name begins with it, unless a digit follows:
+    /// `r0` selects `r0c0` and `r0c1`, while `r0c` is an unknown slot.
     ///
     /// # Errors
     /// [`HostError::UnknownSlot`] with the names of the host's slots, [`HostError::DuplicateSlot`].
