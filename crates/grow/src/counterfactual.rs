@@ -159,9 +159,9 @@ impl Counterfactual {
         all
     }
 
-    /// Largest number of rows for a host with `slots` slots n. Up to four: all subsets. Beyond: 2n
-    /// + 2 for a step, and n − 3 for each order at the last step; the other prefixes of an order
-    /// are already among the step's rows.
+    /// Largest number of rows for a host with `slots` slots n. Up to four: all subsets. Beyond:
+    /// 2 (n + 1) for a step, and n − 3 for each order at the last step; the other prefixes of an
+    /// order are already among the step's rows.
     pub fn rows_max(slots: usize) -> usize {
         match slots {
             0..=SUBSETS_MAX_MODULES => 1 << slots,

@@ -143,8 +143,9 @@ fn replicas_that_differ_end_the_run() {
     let mut flips = broken_by(4 * 3 - 1, |network| {
         let values = network.packed_parameters(0).unwrap();
         Ok(values.stream().launch("flip").write(values).run(|args| {
+            // A larger change than the next update can round away.
             let x = &mut args.write::<f32>(0)[0];
-            *x = f32::from_bits(x.to_bits() ^ 1);
+            *x = f32::from_bits(x.to_bits() ^ (1 << 12));
         })?)
     });
     let error = train(flags(folder.path(), 2, ExchangeKind::Dense), &mut flips).unwrap_err();
