@@ -13,8 +13,8 @@ stores by address space: generic (LD, ST), global (LDG, STG), straight to shared
 `in flight` counts loads of global memory, generic ones among them, that are under way together. The control bits of
 an instruction (105 to 125 of 128, as published for Volta and later: stall, yield, scoreboard that a write sets,
 scoreboard that a read sets, scoreboards that are waited for) say at which later instruction a thread waits for a load.
-The number of a load is the most loads that are under way at any moment from its own issue to the wait for it. What is
-carried over a label, as from one turn of a loop to the next, is not counted. `most` is the largest of these numbers,
+The number of a load is the maximum number of loads under way between its issue and the wait for it. Loads under way
+across a label, as from one turn of a loop to the next, are not counted. `most` is the largest of these numbers,
 `mean` the mean over the loads of the code, each counted once however often it runs.
 """
 

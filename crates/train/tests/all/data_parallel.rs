@@ -143,7 +143,7 @@ fn replicas_that_differ_end_the_run() {
     let mut flips = broken_by(4 * 3 - 1, |network| {
         let values = network.packed_parameters(0).unwrap();
         Ok(values.stream().launch("flip").write(values).run(|args| {
-            // A larger change than the next update can round away.
+            // Not the last bit, which the rounding of the next update may restore.
             let x = &mut args.write::<f32>(0)[0];
             *x = f32::from_bits(x.to_bits() ^ (1 << 12));
         })?)
