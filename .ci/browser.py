@@ -148,7 +148,7 @@ def main():
             time.sleep(0.05)
         server.terminate()
         check("the server ends with open streams", server.wait(10) == 0)
-        browser.until("document.getElementById('live').textContent.includes('does not answer')")
+        browser.until("document.getElementById('live').textContent.includes('does not respond')")
     finally:
         browser.close()
         for process in processes:
