@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 
 use meristem_data::{DatasetFiles, DatasetSpec, Source, Split};
-use meristem_grow::{BlueprintSet, Host, HostSpec, ImageShape, Rules};
+use meristem_grow::{BlueprintSet, Host, HostSpec, Rules, TaskShape};
 
 /// Folder of this process. It outlives the process; `fuzz/run` removes the folder around it.
 static FOLDER: LazyLock<tempfile::TempDir> =
@@ -30,7 +30,7 @@ pub fn read_dataset(source: Source, root: PathBuf) {
 /// A host without modules.
 pub fn host() -> Host {
     let spec: HostSpec = "minimal".parse().expect("a preset");
-    let image = ImageShape { channels: 1, height: 28, width: 28, classes: 10 };
+    let image = TaskShape { channels: 1, height: 28, width: 28, classes: 10 };
     let blueprints = Arc::new(BlueprintSet::standard());
     Host::new(spec, image, &[], blueprints, Rules::default()).expect("a host")
 }

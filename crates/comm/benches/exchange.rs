@@ -10,12 +10,13 @@ use std::path::Path;
 use std::time::Instant;
 
 use meristem_comm::{
-    CommOptions, Communicator, Keep, Reduction, Sparse, SparseSum, Sum, SumOrder, picks,
+    CommOptions, Communicator, FeedbackMode, Reduction, SparseMethod, SparseSum, Sum, SumOrder,
+    picks,
 };
 use meristem_device::simd::{Vectorized, vectorize};
 use meristem_device::{DType, Device, DeviceId, DeviceOptions, Owner, Stream, Tensor, Trace};
 
-type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
+type BenchResult<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 const ROUNDS: usize = 15;
 
@@ -25,7 +26,7 @@ enum Case {
     Read,
     Dense,
     DenseOutOfPlace,
-    Sparse(Sparse, Keep),
+    Sparse(SparseMethod, FeedbackMode),
 }
 
 /// Key in the JSON, name, and case.
@@ -33,14 +34,22 @@ const CASES: [(&str, &str, Case); 8] = [
     ("read", "plain read", Case::Read),
     ("dense", "dense, in place", Case::Dense),
     ("dense_out_of_place", "dense, out of place", Case::DenseOutOfPlace),
-    ("topk", "top-k", Case::Sparse(Sparse::TopK, Keep::Nothing)),
-    ("topk_kept", "top-k, error feedback", Case::Sparse(Sparse::TopK, Keep::Residual)),
-    ("topk_momentum", "top-k, momentum", Case::Sparse(Sparse::TopK, Keep::Momentum(0.9))),
-    ("gtopk", "gtop-k, error feedback", Case::Sparse(Sparse::GTopK, Keep::Residual)),
+    ("topk", "top-k", Case::Sparse(SparseMethod::TopK, FeedbackMode::Nothing)),
+    (
+        "topk_kept",
+        "top-k, error feedback",
+        Case::Sparse(SparseMethod::TopK, FeedbackMode::Residual),
+    ),
+    (
+        "topk_momentum",
+        "top-k, momentum",
+        Case::Sparse(SparseMethod::TopK, FeedbackMode::Momentum(0.9)),
+    ),
+    ("gtopk", "gtop-k, error feedback", Case::Sparse(SparseMethod::GTopK, FeedbackMode::Residual)),
     (
         "oktopk",
         "ok-topk, error feedback",
-        Case::Sparse(Sparse::OkTopK { refresh: 32 }, Keep::Residual),
+        Case::Sparse(SparseMethod::OkTopK { refresh: 32 }, FeedbackMode::Residual),
     ),
 ];
 
@@ -63,7 +72,7 @@ impl Line {
     }
 }
 
-fn main() -> Outcome<()> {
+fn main() -> BenchResult<()> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let json = words.iter().any(|word| word == "--json");
     let mut words = words.iter().filter(|word| !word.starts_with('-'));
@@ -75,7 +84,7 @@ fn main() -> Outcome<()> {
     let trace = Trace::create(&path)?;
     let options = DeviceOptions { trace: Some(trace.clone()), ..DeviceOptions::default() };
     let device = Device::open(DeviceId::Cpu(0), &options)?;
-    let results: Vec<Outcome<Vec<Line>>> = std::thread::scope(|scope| {
+    let results: Vec<BenchResult<Vec<Line>>> = std::thread::scope(|scope| {
         let threads: Vec<_> = Communicator::threads(ranks, &CommOptions::default())?
             .into_iter()
             .map(|comm| {
@@ -83,12 +92,12 @@ fn main() -> Outcome<()> {
                 scope.spawn(move || rank(comm, &stream, len, k))
             })
             .collect();
-        let join = |thread: std::thread::ScopedJoinHandle<'_, Outcome<Vec<Line>>>| {
+        let join = |thread: std::thread::ScopedJoinHandle<'_, BenchResult<Vec<Line>>>| {
             thread.join().unwrap_or_else(|_| Err("a rank panicked".into()))
         };
-        Outcome::Ok(threads.into_iter().map(join).collect())
+        BenchResult::Ok(threads.into_iter().map(join).collect())
     })?;
-    let mut results = results.into_iter().collect::<Outcome<Vec<_>>>()?;
+    let mut results = results.into_iter().collect::<BenchResult<Vec<_>>>()?;
     trace.finish()?;
     let mut lines = results.swap_remove(0);
     lines.extend(within_kernels(&path)?);
@@ -110,7 +119,7 @@ fn main() -> Outcome<()> {
 }
 
 /// Times from the trace, of rank 0's plain read and of its top-k selection.
-fn within_kernels(path: &Path) -> Outcome<Vec<Line>> {
+fn within_kernels(path: &Path) -> BenchResult<Vec<Line>> {
     let trace: serde_json::Value = serde_json::from_reader(std::fs::File::open(path)?)?;
     let events = trace["traceEvents"].as_array().ok_or("a trace without events")?;
     let lane = events.iter().find(|e| e["name"] == "thread_name" && e["args"]["name"] == "rank 0");
@@ -143,7 +152,7 @@ fn input(rank: usize, len: usize) -> Vec<f32> {
 }
 
 /// The body of one rank: all cases in turns.
-fn rank(mut comm: Communicator, stream: &Stream, len: usize, k: usize) -> Outcome<Vec<Line>> {
+fn rank(mut comm: Communicator, stream: &Stream, len: usize, k: usize) -> BenchResult<Vec<Line>> {
     let values = input(comm.rank(), len);
     let source = Tensor::from_slice(stream, &values, [len], Owner::Other)?;
     let x = Tensor::zeros(stream, [len], DType::F32, Owner::Other)?;
@@ -185,7 +194,7 @@ fn run(
     case: Case,
     sum: Option<&mut SparseSum>,
     k: usize,
-) -> Outcome<()> {
+) -> BenchResult<()> {
     let (reduction, order) = (Reduction::Sum, SumOrder::Rank);
     match (case, sum) {
         (Case::Sparse(..), Some(sum)) => sum.run(comm, x, y, k, reduction)?,
@@ -218,11 +227,11 @@ fn check(
     (x, y): (&Tensor, &Tensor),
     case: Case,
     k: usize,
-) -> Outcome<Option<usize>> {
+) -> BenchResult<Option<usize>> {
     let mut expected = vec![0.0f32; x.numel()];
     for rank in 0..comm.size() {
         let mut values = input(rank, x.numel());
-        if let Case::Sparse(Sparse::TopK, _) = case {
+        if let Case::Sparse(SparseMethod::TopK, _) = case {
             let mut order: Vec<u32> = (0..values.len() as u32).collect();
             if k < order.len() {
                 let size = |i: u32| values[i as usize].to_bits() & (u32::MAX >> 1);
@@ -234,7 +243,7 @@ fn check(
     }
     let got = match case {
         Case::Dense => x.to_vec::<f32>()?,
-        Case::DenseOutOfPlace | Case::Sparse(Sparse::TopK, _) => y.to_vec::<f32>()?,
+        Case::DenseOutOfPlace | Case::Sparse(SparseMethod::TopK, _) => y.to_vec::<f32>()?,
         _ => return Ok(None),
     };
     Ok(Some(got.iter().zip(&expected).filter(|(got, expected)| got != expected).count()))

@@ -9,7 +9,9 @@
 
 use std::process::ExitCode;
 
-use meristem_comm::{CommOptions, Communicator, Error, Keep, Reduction, Sparse, SparseSum};
+use meristem_comm::{
+    CommOptions, Communicator, Error, FeedbackMode, Reduction, SparseMethod, SparseSum,
+};
 use meristem_device::{DType, Device, DeviceId, DeviceOptions, Owner, Tensor};
 
 fn main() -> ExitCode {
@@ -34,7 +36,7 @@ fn run() -> Result<(), Error> {
     comm.all_reduce(&gradient, Reduction::Mean)?;
     let mut said = vec![format!("mean of {n}    {:?}", gradient.to_vec::<f32>()?)];
 
-    let mut sum = SparseSum::new(&gradient, Sparse::TopK, Keep::Residual)?;
+    let mut sum = SparseSum::new(&gradient, SparseMethod::TopK, FeedbackMode::Residual)?;
     for step in 0..3 {
         gradient.copy_from_slice(&values)?;
         sum.run(&mut comm, &gradient, &gradient, 2, Reduction::Mean)?;

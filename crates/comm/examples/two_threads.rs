@@ -1,7 +1,9 @@
 //! Two ranks that are threads: a dense mean, then the mean of the largest tenth with error
 //! feedback. `cargo run -p meristem-comm --example two_threads`
 
-use meristem_comm::{CommOptions, Communicator, Keep, Reduction, Result, Sparse, SparseSum};
+use meristem_comm::{
+    CommOptions, Communicator, FeedbackMode, Reduction, Result, SparseMethod, SparseSum,
+};
 use meristem_device::{Device, DeviceId, DeviceOptions, Owner, Stream, Tensor};
 
 fn main() -> Result<()> {
@@ -28,7 +30,7 @@ fn rank(mut comm: Communicator, stream: &Stream) -> Result<()> {
     if me == 0 {
         println!("mean            {mean:?}");
     }
-    let mut sum = SparseSum::new(&gradient, Sparse::TopK, Keep::Residual)?;
+    let mut sum = SparseSum::new(&gradient, SparseMethod::TopK, FeedbackMode::Residual)?;
     for step in 0..3 {
         gradient.copy_from_slice(&values)?;
         sum.run(&mut comm, &gradient, &gradient, 2, Reduction::Mean)?;

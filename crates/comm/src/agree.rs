@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn the_odd_one_out_is_named() {
+    fn the_differing_rank_is_named() {
         let (a, b) = (call("sum", 3), call("sum", 4));
         assert!(check(&[]).is_ok() && check(&[a]).is_ok() && check(&[a, a, a]).is_ok());
         for (calls, expected) in [

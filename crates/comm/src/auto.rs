@@ -8,7 +8,7 @@ use meristem_device::{DType, Owner, Stream, Tensor};
 use crate::communicator::Communicator;
 use crate::error::Result;
 use crate::sparse::lists::check_k;
-use crate::sparse::sum::{Keep, Sparse, SparseSum};
+use crate::sparse::sum::{FeedbackMode, SparseMethod, SparseSum};
 use crate::sparse::{check_density, picks};
 use crate::transport::{Reduction, Sum, SumOrder};
 
@@ -18,7 +18,7 @@ pub enum Method {
     /// All elements, added in rank order.
     Dense,
     /// The largest elements only.
-    Sparse(Sparse),
+    Sparse(SparseMethod),
     /// Dense, gathered top-k or Ok-Topk, according to a table of measurements.
     Auto,
 }
@@ -83,7 +83,11 @@ impl TimingTable {
                 let values: Vec<f32> = (0..len).map(|i| (i * 7919 % 1009) as f32).collect();
                 let x = Tensor::from_slice(stream, &values, [len], Owner::Collectives)?;
                 let k = picks(density, len);
-                let ways = [None, Some(Sparse::TopK), Some(Sparse::OkTopK { refresh: REFRESH })];
+                let ways = [
+                    None,
+                    Some(SparseMethod::TopK),
+                    Some(SparseMethod::OkTopK { refresh: REFRESH }),
+                ];
                 let mut times = [0.0f64; 3];
                 for (time, way) in times.iter_mut().zip(ways) {
                     *time = measure(comm, stream, &x, way, k)?;
@@ -99,7 +103,13 @@ impl TimingTable {
     /// The fastest algorithm among those that send less than a dense sum; `None` if the dense sum
     /// is fastest. The nearest measurement decides: nearest in number of ranks, then density, then
     /// elements, each by ratio. Without measurements the algorithm that sends least wins.
-    pub(crate) fn choose(&self, n: usize, len: usize, k: usize, dtype: DType) -> Option<Sparse> {
+    pub(crate) fn choose(
+        &self,
+        n: usize,
+        len: usize,
+        k: usize,
+        dtype: DType,
+    ) -> Option<SparseMethod> {
         let far = |row: &Timing| {
             let ratio = |a: f64, b: f64| (a.max(1e-12) / b.max(1e-12)).ln().abs();
             let density = k as f64 / len.max(1) as f64;
@@ -109,9 +119,9 @@ impl TimingTable {
         };
         let row = self.0.iter().min_by(|a, b| far(a).total_cmp(&far(b)));
         let dense = dense_bytes(n, len, dtype);
-        let ways = [Sparse::TopK, Sparse::OkTopK { refresh: REFRESH }];
-        let cost = |way: &Sparse| match (row, way) {
-            (Some(row), Sparse::TopK) => row.gather_ms,
+        let ways = [SparseMethod::TopK, SparseMethod::OkTopK { refresh: REFRESH }];
+        let cost = |way: &SparseMethod| match (row, way) {
+            (Some(row), SparseMethod::TopK) => row.gather_ms,
             (Some(row), _) => row.split_ms,
             (None, way) => sparse_bytes(*way, n, k, dtype) as f64,
         };
@@ -129,7 +139,7 @@ fn dense_bytes(n: usize, len: usize, dtype: DType) -> u64 {
 }
 
 /// Bytes sent by all ranks for a sparse sum; half of the words are values.
-fn sparse_bytes(way: Sparse, n: usize, k: usize, dtype: DType) -> u64 {
+fn sparse_bytes(way: SparseMethod, n: usize, k: usize, dtype: DType) -> u64 {
     way.words(n, k) / 2 * (4 + dtype.size() as u64)
 }
 
@@ -138,13 +148,13 @@ fn measure(
     comm: &mut Communicator,
     stream: &Stream,
     x: &Tensor,
-    way: Option<Sparse>,
+    way: Option<SparseMethod>,
     k: usize,
 ) -> Result<f64> {
     const ROUNDS: usize = 7;
     let y = Tensor::zeros(stream, [x.numel()], DType::F32, Owner::Collectives)?;
     let mut sparse = match way {
-        Some(way) => Some(SparseSum::new(x, way, Keep::Residual)?),
+        Some(way) => Some(SparseSum::new(x, way, FeedbackMode::Residual)?),
         None => None,
     };
     let mut times = Vec::with_capacity(ROUNDS);
@@ -181,14 +191,14 @@ mod tests {
 
     /// Top-k by all-gather sends less than a dense sum iff d < 2 s_v / (n (s_v + s_i)).
     #[test]
-    fn what_would_send_more_is_dense() {
+    fn sparse_sums_that_send_more_are_not_chosen() {
         let len = 10_000;
         for n in [2, 3, 8, 64] {
             for (dtype, value) in [(DType::F32, 4.0), (DType::F64, 8.0), (DType::BF16, 2.0)] {
                 let limit = 2.0 * value / (n as f64 * (value + 4.0));
                 for k in (0..=len).step_by(100) {
                     let less = (k as f64 / len as f64) < limit;
-                    let sends = sparse_bytes(Sparse::TopK, n, k, dtype);
+                    let sends = sparse_bytes(SparseMethod::TopK, n, k, dtype);
                     assert_eq!(sends < dense_bytes(n, len, dtype), less, "{n} {dtype} {k}");
                 }
                 assert_eq!(TimingTable::default().choose(n, len, len, dtype), None);
@@ -196,8 +206,11 @@ mod tests {
         }
         // A single rank sends nothing.
         assert_eq!(TimingTable::default().choose(1, len, 100, DType::F32), None);
-        assert_eq!(TimingTable::default().choose(2, len, 100, DType::F32), Some(Sparse::TopK));
-        let split = Some(Sparse::OkTopK { refresh: REFRESH });
+        assert_eq!(
+            TimingTable::default().choose(2, len, 100, DType::F32),
+            Some(SparseMethod::TopK)
+        );
+        let split = Some(SparseMethod::OkTopK { refresh: REFRESH });
         assert_eq!(TimingTable::default().choose(8, len, 100, DType::F32), split);
     }
 
@@ -218,8 +231,8 @@ mod tests {
         ]);
         let choose = |n, len: usize| table.choose(n, len, len / 100, DType::F32);
         assert_eq!(choose(2, 2000), None);
-        assert_eq!(choose(2, 500_000), Some(Sparse::TopK));
-        assert_eq!(choose(7, 500_000), Some(Sparse::OkTopK { refresh: REFRESH }));
+        assert_eq!(choose(2, 500_000), Some(SparseMethod::TopK));
+        assert_eq!(choose(7, 500_000), Some(SparseMethod::OkTopK { refresh: REFRESH }));
         // Fast, but sends more than the dense sum.
         assert_eq!(table.choose(8, 1_000_000, 900_000, DType::F32), None);
     }

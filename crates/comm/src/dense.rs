@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use crate::check::GroupRank;
 use crate::error::Result;
 use crate::gpu;
-use crate::number::{Number, divide, with_number};
+use crate::number::{SumElement, divide, with_number};
 use crate::scratch::CollectiveScratch;
 use crate::spans::{Spans, parts};
 use crate::transport::{CollectiveCall, Parcel, Reduction, Sum, Transport, others, shard};
@@ -90,10 +90,10 @@ fn add(
                 }
                 let rows = (0..n - 1).map(|row| &rows[row * len + start..][..own.len()]).collect();
                 start += own.len();
-                vectorize(args.isa(), Add { rows, own, me, divisor });
+                vectorize(args.isa(), AddRows { rows, own, me, divisor });
             }
         })?,
-        unreachable!("checked when the sum was asked for")
+        unreachable!("all_reduce checks the element type")
     );
     Ok(())
 }
@@ -133,7 +133,7 @@ fn adds(
     parts.flat_map(part).collect()
 }
 
-struct Add<'a, T> {
+struct AddRows<'a, T> {
     /// Rows of the other ranks, each as long as `own`.
     rows: SmallVec<[&'a [T]; 8]>,
     own: &'a mut [T],
@@ -144,7 +144,7 @@ struct Add<'a, T> {
 /// Block of elements added together, as in the sum over threads.
 const BLOCK: usize = 1024;
 
-impl<T: Number> Vectorized for Add<'_, T> {
+impl<T: SumElement> Vectorized for AddRows<'_, T> {
     type Output = ();
 
     #[inline(always)]

@@ -14,7 +14,7 @@ use crate::gpu;
 use crate::number::with_number;
 use crate::spans::Spans;
 use crate::sparse::feedback::{Momentum, check_momentum};
-use crate::sparse::sum::{Keep, Sparse, SparseSum};
+use crate::sparse::sum::{FeedbackMode, SparseMethod, SparseSum};
 use crate::sparse::{check_density, picks};
 use crate::state::{ExchangeState, ParameterState};
 use crate::transport::{CollectiveCall, Reduction, Sum, SumOrder};
@@ -32,9 +32,9 @@ pub struct ExchangeOptions {
     pub warm_up: Vec<f64>,
     /// Number of steps per density of the warm-up.
     pub warm_up_steps: u64,
-    /// Treatment of elements that are not sent. [`Keep::Momentum`] applies to all tensors, so
+    /// Treatment of elements that are not sent. [`FeedbackMode::Momentum`] applies to all tensors, so
     /// densely summed tensors also have a velocity.
-    pub keep: Keep,
+    pub keep: FeedbackMode,
     /// Sum or mean.
     pub reduction: Reduction,
     /// Tensors with fewer elements are summed densely, in one bucket per type.
@@ -53,7 +53,7 @@ impl Default for ExchangeOptions {
             k: None,
             warm_up: Vec::new(),
             warm_up_steps: 1,
-            keep: Keep::Residual,
+            keep: FeedbackMode::Residual,
             reduction: Reduction::Mean,
             small: 1024,
             bucket: 1 << 20,
@@ -102,7 +102,7 @@ impl Exchange {
         for density in options.warm_up.iter().chain([&options.density]) {
             check_density(operation, *density)?;
         }
-        if let Keep::Momentum(factor) = options.keep {
+        if let FeedbackMode::Momentum(factor) = options.keep {
             check_momentum(operation, factor)?;
         }
         let Some((_, first)) = gradients.first() else {
@@ -345,13 +345,13 @@ impl Exchange {
     fn equip(&self, bucket: &mut Bucket, large: bool) -> Result<()> {
         let sparse = match self.options.method {
             Method::Sparse(sparse) => sparse,
-            _ => Sparse::TopK,
+            _ => SparseMethod::TopK,
         };
         let (stream, dtype, len) = (&self.stream, bucket.dtype, bucket.len);
         if large {
             bucket.sparse =
                 Some(SparseSum::with_len(stream, dtype, len, sparse, self.options.keep)?);
-        } else if let Keep::Momentum(factor) = self.options.keep {
+        } else if let FeedbackMode::Momentum(factor) = self.options.keep {
             bucket.momentum = Some(Momentum::new(stream, dtype, len, factor)?);
         }
         Ok(())

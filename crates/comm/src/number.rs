@@ -7,7 +7,7 @@ use meristem_device::{DType, Element};
 
 /// A float type that ranks exchange: f32, f64 or bf16. Every operation rounds to this type; a sum
 /// of bf16 is a chain of bf16 additions.
-pub trait Number: Element + PartialEq + PartialOrd + Debug {
+pub trait SumElement: Element + PartialEq + PartialOrd + Debug {
     /// Bits without the sign, ordered by distance from zero: infinities above all finite numbers.
     /// Every NaN has the largest value that [`Magnitude::BITS`] hold, whatever its payload, because
     /// processors and GPUs produce NaN with different payloads.
@@ -65,7 +65,7 @@ magnitude!(u16, 15; u32, 31; u64, 63);
 
 macro_rules! number {
     ($($float:ty, $int:ty);*) => {$(
-        impl Number for $float {
+        impl SumElement for $float {
             type Magnitude = $int;
             const ZERO: Self = 0.0;
             const NEUTRAL: Self = -0.0;
@@ -96,7 +96,7 @@ macro_rules! number {
 }
 number!(f32, u32; f64, u64);
 
-impl Number for bf16 {
+impl SumElement for bf16 {
     type Magnitude = u16;
     const ZERO: Self = bf16::ZERO;
     const NEUTRAL: Self = bf16::NEG_ZERO;
@@ -126,7 +126,7 @@ impl Number for bf16 {
 /// Divides by the number of ranks, if given. For a power of two the reciprocal is exact, so the
 /// product has the same bits as the quotient.
 #[inline(always)]
-pub(crate) fn divide<T: Number>(values: &mut [T], divisor: Option<usize>) {
+pub(crate) fn divide<T: SumElement>(values: &mut [T], divisor: Option<usize>) {
     match divisor {
         Some(n) if n.is_power_of_two() => {
             let reciprocal = T::from_f64(1.0 / n as f64);

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_are_one_piece_and_windows_are_cut_at_the_others() {
+    fn adjacent_memory_is_merged_and_windows_cut_pieces() {
         let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default()).unwrap();
         let (stream, other) = (device.stream("a"), device.stream("b"));
         let make = |len| Tensor::zeros(&stream, [len], DType::F32, Owner::Other).unwrap();

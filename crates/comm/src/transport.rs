@@ -8,7 +8,7 @@ use meristem_device::{DType, Expect, MemoryFormat, Shape, Stream, Tensor};
 use crate::check::{self, GroupRank};
 use crate::error::{Error, Result};
 use crate::spans::Spans;
-use crate::watch::{Blind, GroupWatch};
+use crate::watch::{DeadlineWatch, GroupWatch};
 
 /// Description of a collective call. Ranks exchange it: if calls differ, they fail on all ranks,
 /// with an error that names the differing rank.
@@ -215,7 +215,7 @@ pub trait Transport: Send {
     /// # Errors
     /// The errors of the trait.
     fn watch(&mut self) -> Result<Box<dyn GroupWatch>> {
-        Ok(Box::new(Blind { deadline: self.deadline() }))
+        Ok(Box::new(DeadlineWatch { deadline: self.deadline() }))
     }
 
     /// Splits the group: ranks with equal `color` form a new group, ordered by `key`, then by rank.

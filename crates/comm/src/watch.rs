@@ -6,14 +6,14 @@ use std::time::Duration;
 use crate::error::Error;
 
 /// Longest time between two heartbeats of a rank.
-pub(crate) const PULSE: Duration = Duration::from_secs(1);
+pub(crate) const HEARTBEAT: Duration = Duration::from_secs(1);
 /// Time without a heartbeat after which a rank is silent; several heartbeats, because the machine
 /// may be busy.
 pub(crate) const SILENT: Duration = Duration::from_secs(5);
 
 /// State of a rank's device, sent to the other ranks about every second.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Pulse {
+pub struct Heartbeat {
     /// Number of groups of devices that the device has joined, this one included.
     pub membership: u64,
     /// Number of exchanges in this group that the device has reached.
@@ -24,10 +24,10 @@ pub struct Pulse {
     /// end theirs.
     pub closing: bool,
     /// Problem with the current exchange.
-    pub trouble: Option<Trouble>,
+    pub problem: Option<ExchangeProblem>,
 }
 
-impl Pulse {
+impl Heartbeat {
     /// The group and the number of ended exchanges, for comparison between ranks.
     pub(crate) fn ends(&self) -> (u64, u64) {
         (self.membership, self.ended)
@@ -36,7 +36,7 @@ impl Pulse {
 
 /// Problem of a device with an exchange.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Trouble {
+pub enum ExchangeProblem {
     /// The device waits for other devices beyond the deadline.
     Overdue,
     /// The device has not begun an exchange by the deadline, because a library call does not
@@ -50,7 +50,7 @@ pub enum Trouble {
 
 /// State of the group, as reported to a watching thread.
 #[derive(Debug, Clone)]
-pub enum News {
+pub enum GroupStatus {
     /// No rank is known to be lost.
     Sound,
     /// No rank is known to be lost, and the devices of all ranks have ended at least the exchanges
@@ -66,19 +66,21 @@ pub trait GroupWatch: Send {
     /// Reports the state of this rank's device and returns the state of the group. A rank that left
     /// in order does not count as lost while it sends heartbeats. Does not wait for other ranks'
     /// calls.
-    fn pulse(&mut self, pulse: &Pulse) -> News;
+    fn heartbeat(&mut self, heartbeat: &Heartbeat) -> GroupStatus;
 }
 
 /// The view of a transport without information between calls. It cannot name a lost rank.
-pub(crate) struct Blind {
+pub(crate) struct DeadlineWatch {
     pub(crate) deadline: Duration,
 }
 
-impl GroupWatch for Blind {
-    fn pulse(&mut self, pulse: &Pulse) -> News {
-        match pulse.trouble {
-            Some(Trouble::Overdue | Trouble::Stuck) => News::Lost(endless(self.deadline)),
-            _ => News::Ended,
+impl GroupWatch for DeadlineWatch {
+    fn heartbeat(&mut self, heartbeat: &Heartbeat) -> GroupStatus {
+        match heartbeat.problem {
+            Some(ExchangeProblem::Overdue | ExchangeProblem::Stuck) => {
+                GroupStatus::Lost(endless(self.deadline))
+            }
+            _ => GroupStatus::Ended,
         }
     }
 }

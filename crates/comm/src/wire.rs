@@ -248,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_come_back_as_they_were_and_stay_small() {
+    fn headers_round_trip_and_stay_small() {
         let call = CollectiveCall {
             operation: "all_reduce",
             dtype: Some(DType::BF16),
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn notices_come_back_as_they_were() {
+    fn notices_round_trip() {
         let (operation, rank, long) = ("gtopk", 3, "ä".repeat(200));
         let errors = [
             Error::RankGone { operation, rank, reason: "left" },

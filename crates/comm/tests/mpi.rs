@@ -16,14 +16,15 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use common::{noise, on, open, upload};
 use half::bf16;
 use meristem_comm::{
-    CollectiveCall, CommOptions, Communicator, Error, Exchange, ExchangeOptions, Keep, Method,
-    News, Number, Parcel, Pulse, Reduction, Sparse, SparseSum, Sum, SumOrder, TopKStorage, Trouble,
-    topk_all_gather,
+    CollectiveCall, CommOptions, Communicator, Error, Exchange, ExchangeOptions, ExchangeProblem,
+    FeedbackMode, GroupStatus, Heartbeat, Method, Parcel, Reduction, SparseMethod, SparseSum, Sum,
+    SumElement, SumOrder, TopKStorage, topk_all_gather,
 };
 use meristem_device::{DType, Device, Element, MemoryFormat, Owner, Stream, Tensor};
+
+use self::common::{noise, on, open, upload};
 
 /// Variable with the case of [`rank`].
 const CASE: &str = "COMM_TEST_CASE";
@@ -61,7 +62,11 @@ fn mpirun(n: usize, case: &str, survivors: bool) -> Heard {
     let output = command.env(CASE, case).env(WORDS, folder.path()).output().unwrap();
     let printed = [output.stdout, output.stderr].concat();
     let printed = String::from_utf8_lossy(&printed).into_owned();
-    assert_ne!(output.status.code(), Some(124), "{case}, {n} processes: it hangs\n{printed}");
+    assert_ne!(
+        output.status.code(),
+        Some(124),
+        "{case}, {n} processes: a process hangs\n{printed}"
+    );
     let said = |rank: usize| std::fs::read_to_string(folder.path().join(rank.to_string())).ok();
     Heard { words: (0..n).map(said).collect(), printed, content: output.status.success() }
 }
@@ -107,14 +112,14 @@ fn bytes<T: Element>(tensor: &Tensor) -> Vec<u8> {
 }
 
 /// Irregular numbers of many magnitudes, whose sum depends on the order.
-fn uneven<T: Number>(len: usize, rank: usize, step: usize) -> Vec<T> {
+fn uneven<T: SumElement>(len: usize, rank: usize, step: usize) -> Vec<T> {
     let scale = |i: usize| 10.0f64.powi((i % 9) as i32 - 4);
     let values = noise(len, rank, step).into_iter().enumerate();
     values.map(|(i, x)| T::from_f64(f64::from(x) * scale(i))).collect()
 }
 
 /// Dense sums of one type, in and out of place.
-fn dense<T: Number>(comm: &mut Communicator, stream: &Stream, results: &mut Vec<Vec<u8>>) {
+fn dense<T: SumElement>(comm: &mut Communicator, stream: &Stream, results: &mut Vec<Vec<u8>>) {
     for len in [0, 1, 3, comm.size(), 1000, 70_001] {
         for reduction in [Reduction::Sum, Reduction::Mean] {
             let x = upload(stream, &uneven::<T>(len, comm.rank(), 0));
@@ -151,9 +156,9 @@ fn everything(mut comm: Communicator, stream: &Stream) -> Vec<Vec<u8>> {
         results.push(vec![group.rank() as u8, group.size() as u8]);
     }
     comm.barrier().unwrap();
-    for sparse in [Sparse::TopK, Sparse::GTopK, Sparse::OkTopK { refresh: 2 }] {
+    for sparse in [SparseMethod::TopK, SparseMethod::GTopK, SparseMethod::OkTopK { refresh: 2 }] {
         let x = upload(stream, &[0.0f32; 5003]);
-        let mut sum = SparseSum::new(&x, sparse, Keep::Residual).unwrap();
+        let mut sum = SparseSum::new(&x, sparse, FeedbackMode::Residual).unwrap();
         for step in 0..3 {
             x.copy_from_slice(&uneven::<f32>(5003, me, step)).unwrap();
             sum.run(&mut comm, &x, &x, 50, Reduction::Mean).unwrap();
@@ -290,7 +295,7 @@ fn odd_one(mut comm: Communicator, stream: &Stream, what: &str) {
 }
 
 #[test]
-fn who_disagrees_is_named_on_every_rank() {
+fn a_differing_call_is_named_on_every_rank() {
     let cases = [
         ("count", "rank 1 has element count 7, the others 8"),
         ("dtype", "rank 1 has element type f64, the others f32"),
@@ -315,7 +320,7 @@ fn late(mut comm: Communicator, stream: &Stream) {
 }
 
 #[test]
-fn who_comes_late_is_named_and_hears_of_it() {
+fn a_late_rank_is_named_and_gets_the_error() {
     all_say(&mpirun(3, "late", true), None, &["rank 1 did not arrive within 3 s"]);
 }
 
@@ -342,7 +347,7 @@ fn panicked(mut comm: Communicator, stream: &Stream) {
 }
 
 #[test]
-fn who_leaves_or_panics_is_named_at_once() {
+fn a_rank_that_leaves_or_panics_is_named_at_once() {
     let heard = mpirun(3, "leave", true);
     one_says(&heard, "leaves", "rank 1 is gone: it left the group");
     assert!(!heard.printed.contains("panicked"), "{}", heard.printed);
@@ -366,7 +371,7 @@ fn misfit(comm: Communicator, stream: &Stream) {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn mismatched_messages_fail() {
     let heard = mpirun(3, "misfit", true);
     all_say(&heard, None, &["rank 0 has a message of 4 x f32, the others 5 x f32"]);
 }
@@ -406,11 +411,12 @@ fn watched(comm: Communicator) {
     let heard = std::thread::spawn(move || {
         // The other ranks are in the call by then.
         std::thread::sleep(Duration::from_secs(1));
-        let trouble = (me == 1).then(|| Trouble::Failed("on purpose".to_owned()));
+        let problem = (me == 1).then(|| ExchangeProblem::Failed("on purpose".to_owned()));
         loop {
-            let pulse = Pulse { membership: 1, trouble: trouble.clone(), ..Pulse::default() };
-            match watch.pulse(&pulse) {
-                News::Lost(error) => return error,
+            let heartbeat =
+                Heartbeat { membership: 1, problem: problem.clone(), ..Heartbeat::default() };
+            match watch.heartbeat(&heartbeat) {
+                GroupStatus::Lost(error) => return error,
                 _ => std::thread::sleep(Duration::from_millis(20)),
             }
         }
@@ -422,7 +428,7 @@ fn watched(comm: Communicator) {
 }
 
 #[test]
-fn a_watching_thread_is_heard_while_its_rank_waits() {
+fn a_watching_thread_can_report_while_its_rank_waits() {
     let failed = "rank 1 failed: on purpose; the other ranks cannot continue";
     all_say(&mpirun(3, "watch", true), None, &[&format!("{failed}; {failed}")]);
 }
@@ -432,28 +438,28 @@ fn a_watching_thread_is_heard_while_its_rank_waits() {
 fn closed(comm: Communicator) {
     let (me, mut link) = (comm.rank(), comm.into_transport());
     let mut watch = link.watch().unwrap();
-    let mut pulse = move |ended, closing| {
-        watch.pulse(&Pulse { membership: 1, ended, closing, ..Pulse::default() })
+    let mut heartbeat = move |ended, closing| {
+        watch.heartbeat(&Heartbeat { membership: 1, ended, closing, ..Heartbeat::default() })
     };
     let (stop, stopped) = sync_channel::<()>(0);
     let pause = Duration::from_millis(20);
     let heard = if me == 0 {
         let mut sounds = 0;
         let end = loop {
-            match pulse(3, true) {
-                News::Sound => sounds += 1,
+            match heartbeat(3, true) {
+                GroupStatus::Sound => sounds += 1,
                 end => break end,
             }
             std::thread::sleep(pause);
         };
-        assert!(sounds > 0, "rank 2 is not as far yet");
-        Err(matches!(end, News::Ended))
+        assert!(sounds > 0, "rank 2 has not ended its exchanges yet");
+        Err(matches!(end, GroupStatus::Ended))
     } else {
         Ok(std::thread::spawn(move || {
-            let mut pulses = 0;
+            let mut heartbeats = 0;
             while stopped.recv_timeout(pause) != Err(RecvTimeoutError::Disconnected) {
-                pulses += 1;
-                pulse(if me == 2 && pulses < 50 { 2 } else { 3 }, false);
+                heartbeats += 1;
+                heartbeat(if me == 2 && heartbeats < 50 { 2 } else { 3 }, false);
             }
             true
         }))
@@ -465,12 +471,12 @@ fn closed(comm: Communicator) {
 }
 
 #[test]
-fn the_end_of_a_membership_takes_no_call_of_another_rank() {
+fn leaving_a_group_of_devices_needs_no_call_of_another_rank() {
     all_say(&mpirun(3, "closes", false), None, &["true Ok(())"]);
 }
 
 #[test]
-fn a_process_has_mpi_once() {
+fn mpi_starts_once_per_process() {
     let heard = mpirun(2, "twice", false);
     all_say(&heard, None, &["already runs in this process"]);
     assert!(heard.content, "{}", heard.printed);

@@ -12,7 +12,6 @@ mod common;
 
 use std::time::Instant;
 
-use common::{FakeEnv, quick, tiny, worth};
 use meristem_control::policy::{
     LossConfig, Policy, PolicyBatch, PolicyConfig, PolicyInputs, PolicyShape, PpoPass,
 };
@@ -21,12 +20,14 @@ use meristem_device::random::{Purpose, Rng};
 use meristem_device::{DType, Device, DeviceId, DeviceOptions, Owner, Stream, Tensor};
 use meristem_nn::Isa;
 
-type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+use self::common::{FakeEnv, quick, tiny, worth};
+
+type BenchResult<T> = Result<T, Box<dyn std::error::Error>>;
 
 const SLOTS: usize = 3;
 const STEP_ENVS: usize = 16;
 
-fn main() -> Outcome<()> {
+fn main() -> BenchResult<()> {
     let json = std::env::args().any(|word| word == "--json");
     let stream = Device::open(DeviceId::Cpu(0), &DeviceOptions::default())?.stream("policy");
     let isa = stream.device().isa();
@@ -62,14 +63,14 @@ fn shape(hidden: usize) -> PolicyShape {
     PolicyShape { features: 23 + 31 * SLOTS, slots: SLOTS, blueprints: 7, hidden }
 }
 
-fn new(stream: &Stream, hidden: usize, isa: Isa) -> Outcome<Policy> {
+fn new(stream: &Stream, hidden: usize, isa: Isa) -> BenchResult<Policy> {
     let config = PolicyConfig::new(1);
     Ok(Policy::new(stream, shape(hidden), &config, &LossConfig::default(), isa)?)
 }
 
 /// Whole steps of the learning controller on hosts that do not train: observe, forward and draw,
 /// read back, apply the actions and rewards.
-fn control_step(stream: &Stream, isa: Isa) -> Outcome<Vec<f64>> {
+fn control_step(stream: &Stream, isa: Isa) -> BenchResult<Vec<f64>> {
     const STEPS: usize = 40;
     let config = PpoConfig { hidden: 128, ..PpoConfig::default() };
     let (seed, learning) = (1, Learning::On);
@@ -102,7 +103,7 @@ fn control_step(stream: &Stream, isa: Isa) -> Outcome<Vec<f64>> {
     Ok(times.split_off(STEPS))
 }
 
-fn forward(stream: &Stream, isa: Isa) -> Outcome<Vec<f64>> {
+fn forward(stream: &Stream, isa: Isa) -> BenchResult<Vec<f64>> {
     let mut policy = new(stream, 128, isa)?;
     let shape = *policy.shape();
     let inputs = Inputs::new(stream, &shape, STEP_ENVS, STEP_ENVS)?;
@@ -118,7 +119,7 @@ fn forward(stream: &Stream, isa: Isa) -> Outcome<Vec<f64>> {
     Ok(times.split_off(5))
 }
 
-fn update(stream: &Stream, isa: Isa) -> Outcome<Vec<f64>> {
+fn update(stream: &Stream, isa: Isa) -> BenchResult<Vec<f64>> {
     const STEPS: usize = 40;
     const ENVS: usize = 4;
     const ROWS: usize = STEPS * ENVS;
@@ -162,7 +163,7 @@ struct Inputs {
 }
 
 impl Inputs {
-    fn new(stream: &Stream, shape: &PolicyShape, rows: usize, envs: usize) -> Outcome<Self> {
+    fn new(stream: &Stream, shape: &PolicyShape, rows: usize, envs: usize) -> BenchResult<Self> {
         let blueprints: Vec<u32> = (0..rows * shape.slots).map(|i| i as u32 % 8).collect();
         Ok(Self {
             observations: floats(stream, rows, shape.features)?,
@@ -183,12 +184,12 @@ impl Inputs {
     }
 }
 
-fn floats(stream: &Stream, rows: usize, columns: usize) -> Outcome<Tensor> {
+fn floats(stream: &Stream, rows: usize, columns: usize) -> BenchResult<Tensor> {
     let mut rng = Rng::new(3, Purpose::Test, 0, columns as u64);
     let values: Vec<f32> = (0..rows * columns).map(|_| 2.0 * rng.uniform() - 1.0).collect();
     Ok(Tensor::from_slice(stream, &values, [rows, columns], Owner::Policy)?)
 }
 
-fn empty(stream: &Stream, rows: usize, columns: usize) -> Outcome<Tensor> {
+fn empty(stream: &Stream, rows: usize, columns: usize) -> BenchResult<Tensor> {
     Ok(Tensor::empty(stream, [rows, columns], DType::F32, Owner::Policy)?)
 }

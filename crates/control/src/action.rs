@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// Operation of an action; the index order of the `op` head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
-pub enum Op {
+pub enum ActionOp {
     /// Do nothing.
     Wait,
     /// Put a module into a dormant slot.
@@ -23,10 +23,16 @@ pub enum Op {
     Advance,
 }
 
-impl Op {
+impl ActionOp {
     /// All operations, in index order.
-    pub const ALL: [Op; 6] =
-        [Op::Wait, Op::Germinate, Op::SetAlphaTarget, Op::Prune, Op::Fossilize, Op::Advance];
+    pub const ALL: [ActionOp; 6] = [
+        ActionOp::Wait,
+        ActionOp::Germinate,
+        ActionOp::SetAlphaTarget,
+        ActionOp::Prune,
+        ActionOp::Fossilize,
+        ActionOp::Advance,
+    ];
 
     /// Index in the `op` head.
     pub fn index(self) -> usize {
@@ -36,17 +42,17 @@ impl Op {
     /// The name, as in events.
     pub fn name(self) -> &'static str {
         match self {
-            Op::Wait => "WAIT",
-            Op::Germinate => "GERMINATE",
-            Op::SetAlphaTarget => "SET_ALPHA_TARGET",
-            Op::Prune => "PRUNE",
-            Op::Fossilize => "FOSSILIZE",
-            Op::Advance => "ADVANCE",
+            ActionOp::Wait => "WAIT",
+            ActionOp::Germinate => "GERMINATE",
+            ActionOp::SetAlphaTarget => "SET_ALPHA_TARGET",
+            ActionOp::Prune => "PRUNE",
+            ActionOp::Fossilize => "FOSSILIZE",
+            ActionOp::Advance => "ADVANCE",
         }
     }
 }
 
-impl fmt::Display for Op {
+impl fmt::Display for ActionOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
@@ -111,14 +117,14 @@ pub enum Action {
 
 impl Action {
     /// The action's operation.
-    pub fn op(&self) -> Op {
+    pub fn op(&self) -> ActionOp {
         match self {
-            Action::Wait => Op::Wait,
-            Action::Germinate { .. } => Op::Germinate,
-            Action::SetAlphaTarget { .. } => Op::SetAlphaTarget,
-            Action::Prune { .. } => Op::Prune,
-            Action::Fossilize { .. } => Op::Fossilize,
-            Action::Advance { .. } => Op::Advance,
+            Action::Wait => ActionOp::Wait,
+            Action::Germinate { .. } => ActionOp::Germinate,
+            Action::SetAlphaTarget { .. } => ActionOp::SetAlphaTarget,
+            Action::Prune { .. } => ActionOp::Prune,
+            Action::Fossilize { .. } => ActionOp::Fossilize,
+            Action::Advance { .. } => ActionOp::Advance,
         }
     }
 
@@ -143,25 +149,25 @@ impl Action {
         let alpha_target = || AlphaTarget::ALL.get(target).copied();
         let speed = || Speed::ALL.get(speed).copied();
         let curve = || Curve::ALL.get(curve).copied();
-        Some(match *Op::ALL.get(op)? {
-            Op::Wait => Action::Wait,
-            Op::Germinate => Action::Germinate {
+        Some(match *ActionOp::ALL.get(op)? {
+            ActionOp::Wait => Action::Wait,
+            ActionOp::Germinate => Action::Germinate {
                 slot,
                 blueprint,
                 style: style()?,
                 tempo: *Tempo::ALL.get(tempo)?,
                 alpha_target: alpha_target()?,
             },
-            Op::SetAlphaTarget => Action::SetAlphaTarget {
+            ActionOp::SetAlphaTarget => Action::SetAlphaTarget {
                 slot,
                 style: style()?,
                 alpha_target: alpha_target()?,
                 speed: speed()?,
                 curve: curve()?,
             },
-            Op::Prune => Action::Prune { slot, speed: speed()?, curve: curve()? },
-            Op::Fossilize => Action::Fossilize { slot },
-            Op::Advance => Action::Advance { slot },
+            ActionOp::Prune => Action::Prune { slot, speed: speed()?, curve: curve()? },
+            ActionOp::Fossilize => Action::Fossilize { slot },
+            ActionOp::Advance => Action::Advance { slot },
         })
     }
 

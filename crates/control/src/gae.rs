@@ -31,22 +31,26 @@ pub struct Discounts {
 ///
 /// At a termination V_{t+1} is 0, at a truncation it is the bootstrap; after either, A_{t+1} is 0.
 /// The last step counts as a termination unless a flag is set.
-pub fn advantages(of: &Trajectories<'_>, discounts: Discounts, advantages: &mut [f32]) {
+pub fn advantages(trajectories: &Trajectories<'_>, discounts: Discounts, advantages: &mut [f32]) {
     let Discounts { gamma, lambda } = discounts;
-    let envs = of.envs.max(1);
+    let envs = trajectories.envs.max(1);
     let steps = advantages.len() / envs;
     for env in 0..envs {
         let mut next = 0.0; // A_{t+1}
         for step in (0..steps).rev() {
             let at = step * envs + env;
-            let (terminated, truncated) = (of.terminated[at] != 0, of.truncated[at] != 0);
+            let (terminated, truncated) =
+                (trajectories.terminated[at] != 0, trajectories.truncated[at] != 0);
             let ends = terminated || truncated || step + 1 == steps;
             let next_value = match (terminated, truncated) {
                 (true, _) => 0.0,
-                (false, true) => f64::from(of.bootstraps[at]),
-                (false, false) => of.values.get(at + envs).copied().map_or(0.0, f64::from),
+                (false, true) => f64::from(trajectories.bootstraps[at]),
+                (false, false) => {
+                    trajectories.values.get(at + envs).copied().map_or(0.0, f64::from)
+                }
             };
-            let delta = f64::from(of.rewards[at]) + gamma * next_value - f64::from(of.values[at]);
+            let delta = f64::from(trajectories.rewards[at]) + gamma * next_value
+                - f64::from(trajectories.values[at]);
             next = delta + if ends { 0.0 } else { gamma * lambda * next };
             advantages[at] = next as f32;
         }

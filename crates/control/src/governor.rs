@@ -44,8 +44,8 @@ impl Default for GovernorConfig {
 
 impl GovernorConfig {
     /// Whether a snapshot is due after this step (counted from 0). `fossilized`: a module was
-    /// fossilized in this step. Call [`Vitals::check`] first: a failed env is never stored
-    /// ([`Vitals::is_calm`]).
+    /// fossilized in this step. Call [`LossMonitor::check`] first: a failed env is never stored
+    /// ([`LossMonitor::is_calm`]).
     pub fn snapshot_due(&self, step: u32, fossilized: bool) -> bool {
         fossilized || step.is_multiple_of(self.snapshot_steps.max(1))
     }
@@ -54,7 +54,7 @@ impl GovernorConfig {
 /// Reason for a rollback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Failure {
+pub enum TrainingFailure {
     /// A loss, or a weight, is NaN or infinite.
     NotFinite,
     /// The loss returned to the loss of guessing after the env had learned.
@@ -63,13 +63,13 @@ pub enum Failure {
     Spike,
 }
 
-impl Failure {
+impl TrainingFailure {
     /// The reason in words, for events.
     pub fn describe(self) -> &'static str {
         match self {
-            Failure::NotFinite => "a loss or weight is not finite",
-            Failure::Collapse => "the loss fell back to the level of guessing",
-            Failure::Spike => "the loss was far above its history for several steps",
+            TrainingFailure::NotFinite => "a loss or weight is not finite",
+            TrainingFailure::Collapse => "the loss fell back to the level of guessing",
+            TrainingFailure::Spike => "the loss was far above its history for several steps",
         }
     }
 }
@@ -83,7 +83,7 @@ const NEWEST: f64 = 0.2;
 /// A rollback resets them. It may remove modules, and the loss of the host without these modules is
 /// unknown: with the old statistics the env could seem to have collapsed again.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Vitals {
+pub struct LossMonitor {
     classes: usize,
     mean: Option<f64>,
     variance: f64,
@@ -91,24 +91,24 @@ pub struct Vitals {
     spikes: u32,
 }
 
-impl Vitals {
+impl LossMonitor {
     /// Statistics of an env with `classes` classes and no losses yet.
     pub fn new(classes: usize) -> Self {
         Self { classes, mean: None, variance: 0.0, learned: false, spikes: 0 }
     }
 
     /// Adds the loss of a step and returns the failure that it reveals.
-    pub fn check(&mut self, config: &GovernorConfig, loss: f64) -> Option<Failure> {
+    pub fn check(&mut self, config: &GovernorConfig, loss: f64) -> Option<TrainingFailure> {
         if !loss.is_finite() {
-            return Some(Failure::NotFinite);
+            return Some(TrainingFailure::NotFinite);
         }
         let guessing = (self.classes.max(2) as f64).ln();
         if self.learned && (loss - guessing).abs() < config.collapse_width * guessing {
-            return Some(Failure::Collapse);
+            return Some(TrainingFailure::Collapse);
         }
         if self.is_spike(config, loss) {
             self.spikes += 1;
-            return (self.spikes >= config.spike_patience).then_some(Failure::Spike);
+            return (self.spikes >= config.spike_patience).then_some(TrainingFailure::Spike);
         }
         self.spikes = 0;
         self.take(loss);

@@ -2,7 +2,7 @@
 
 use meristem_grow::{AlphaTarget, Curve, Speed, Style, Tempo};
 
-use crate::action::Op;
+use crate::action::ActionOp;
 
 /// A head, in the order in which choices are sampled; also its index in [`HEADS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -49,7 +49,7 @@ impl HeadSize {
 
 /// One row of [`HEADS`].
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Head {
+pub struct ActionHead {
     /// Kind of the head.
     pub kind: HeadKind,
     /// Name, as in configuration and events.
@@ -58,14 +58,14 @@ pub struct Head {
     pub size: HeadSize,
     /// Ops that use the head. Under any other op the head takes choice 0, with log-probability and
     /// entropy 0.
-    pub used_by: &'static [Op],
+    pub used_by: &'static [ActionOp],
     /// Factor on the entropy bonus of the head.
     pub entropy_multiplier: f32,
 }
 
-impl Head {
+impl ActionHead {
     /// Whether an op uses this head.
-    pub fn is_used_by(&self, op: Op) -> bool {
+    pub fn is_used_by(&self, op: ActionOp) -> bool {
         self.used_by.contains(&op)
     }
 }
@@ -75,15 +75,20 @@ impl Head {
 pub type Floors = [f32; HEADS.len()];
 
 /// The heads of `docs/control.md`, Actions, in sampling order.
-pub static HEADS: [Head; 8] = {
+pub static HEADS: [ActionHead; 8] = {
     use HeadSize::{Blueprints, Fixed, Slots};
-    const ANY_SLOT: &[Op] =
-        &[Op::Germinate, Op::SetAlphaTarget, Op::Prune, Op::Fossilize, Op::Advance];
-    const GERMINATE: &[Op] = &[Op::Germinate];
-    const TARGET: &[Op] = &[Op::Germinate, Op::SetAlphaTarget];
-    const MOVE: &[Op] = &[Op::SetAlphaTarget, Op::Prune];
+    const ANY_SLOT: &[ActionOp] = &[
+        ActionOp::Germinate,
+        ActionOp::SetAlphaTarget,
+        ActionOp::Prune,
+        ActionOp::Fossilize,
+        ActionOp::Advance,
+    ];
+    const GERMINATE: &[ActionOp] = &[ActionOp::Germinate];
+    const TARGET: &[ActionOp] = &[ActionOp::Germinate, ActionOp::SetAlphaTarget];
+    const MOVE: &[ActionOp] = &[ActionOp::SetAlphaTarget, ActionOp::Prune];
     [
-        head(HeadKind::Op, "op", Fixed(Op::ALL.len()), &Op::ALL, 1.0),
+        head(HeadKind::Op, "op", Fixed(ActionOp::ALL.len()), &ActionOp::ALL, 1.0),
         head(HeadKind::Slot, "slot", Slots, ANY_SLOT, 1.0),
         head(HeadKind::Blueprint, "blueprint", Blueprints, GERMINATE, 1.3),
         head(HeadKind::Style, "style", Fixed(Style::ALL.len()), TARGET, 1.2),
@@ -98,8 +103,8 @@ const fn head(
     kind: HeadKind,
     name: &'static str,
     size: HeadSize,
-    used_by: &'static [Op],
+    used_by: &'static [ActionOp],
     entropy_multiplier: f32,
-) -> Head {
-    Head { kind, name, size, used_by, entropy_multiplier }
+) -> ActionHead {
+    ActionHead { kind, name, size, used_by, entropy_multiplier }
 }

@@ -5,14 +5,14 @@ use serde::{Deserialize, Serialize};
 
 /// The last two measured values of a quantity; `None` before the module was measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Tracked {
+pub struct LastTwo {
     /// The latest value.
     pub now: Option<f32>,
     /// The value before `now`.
     pub before: Option<f32>,
 }
 
-impl Tracked {
+impl LastTwo {
     fn note(&mut self, measured: Option<f32>) {
         if measured.is_some() {
             *self = Self { now: measured, before: self.now };
@@ -29,11 +29,11 @@ impl Tracked {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SlotHistory {
     /// Alpha.
-    pub alpha: Tracked,
+    pub alpha: LastTwo,
     /// Leave-one-out contribution in percentage points.
-    pub contribution_pp: Tracked,
+    pub contribution_pp: LastTwo,
     /// Gradient health.
-    pub health: Tracked,
+    pub health: LastTwo,
     /// Sum of the interactions with all other live modules in percentage points; the latest
     /// measured.
     pub interaction_sum_pp: Option<f32>,
@@ -58,11 +58,11 @@ impl SlotHistory {
 
 /// Memory of all slots of an env.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct History {
+pub struct SlotHistories {
     slots: Vec<SlotHistory>,
 }
 
-impl History {
+impl SlotHistories {
     /// Records a step: call it once per step, after the measurements and before the decision. Slots
     /// beyond the end of a list count as not measured.
     pub fn note(

@@ -8,18 +8,18 @@
 //!   [`Script`] follows a file. A controller receives an [`EnvView`] and nothing else; equal
 //!   histories give equal actions.
 //! - A policy uses [`write_observation`] and [`Normalizer`] to turn a view into numbers, and
-//!   [`draw`] to turn logits into a legal action. [`Ppo`] draws on its device, with
+//!   [`sample_action`] to turn logits into a legal action. [`Ppo`] draws on its device, with
 //!   [`meristem_nn::kernels::sample`]. [`RewardState`] and [`advantages`] compute rewards and
 //!   advantages.
-//! - [`Vitals`] detects an env whose training has failed.
+//! - [`LossMonitor`] detects an env whose training has failed.
 //!
 //! ```
 //! use std::sync::Arc;
-//! use meristem_control::{Action, Op, apply, legal, legal_ops};
-//! use meristem_grow::{AlphaTarget, BlueprintSet, Host, ImageShape, Rules, Stage, Style, Tempo};
+//! use meristem_control::{Action, ActionOp, apply, legal, legal_ops};
+//! use meristem_grow::{AlphaTarget, BlueprintSet, Host, TaskShape, Rules, Stage, Style, Tempo};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let image = ImageShape { channels: 1, height: 28, width: 28, classes: 10 };
+//! let image = TaskShape { channels: 1, height: 28, width: 28, classes: 10 };
 //! let spec: meristem_grow::HostSpec = "minimal".parse()?;
 //! let blueprints = Arc::new(BlueprintSet::standard());
 //! let mut host = Host::new(spec.clone(), image, spec.slots(), blueprints, Rules::default())?;
@@ -29,7 +29,7 @@
 //! apply(&plant, &mut host, &[], None)?;
 //! assert_eq!(host.slots()[0].stage, Stage::Germinated);
 //! assert!(legal(&plant, &host).is_err(), "the slot is taken");
-//! assert!(legal_ops(&host)[Op::Advance.index()]);
+//! assert!(legal_ops(&host)[ActionOp::Advance.index()]);
 //! # Ok(())
 //! # }
 //! ```
@@ -69,14 +69,14 @@ mod state;
 mod trend;
 mod view;
 
-pub use action::{Action, Choices, Op};
+pub use action::{Action, ActionOp, Choices};
 pub use controller::{Controller, NoController};
 pub use error::{Error, Result};
 pub use gae::{Discounts, Trajectories, advantages};
-pub use governor::{Failure, GovernorConfig, Vitals};
-pub use heads::{Floors, HEADS, Head, HeadKind, HeadSize};
+pub use governor::{GovernorConfig, LossMonitor, TrainingFailure};
+pub use heads::{ActionHead, Floors, HEADS, HeadKind, HeadSize};
 pub use heuristic::{Heuristic, HeuristicConfig};
-pub use history::{History, SlotHistory, Tracked};
+pub use history::{LastTwo, SlotHistories, SlotHistory};
 pub use masks::{HEAD_COUNT, HeadLayout, Legality};
 pub use meristem_grow::LifecycleError as Illegal;
 pub use normalizer::{CLIP, Moments, Normalizer};
@@ -84,15 +84,16 @@ pub use observation::{
     BaseObservation, RECENT_STEPS, SlotObservation, observation_len, write_observation,
 };
 pub use ppo::{
-    Decided, Learning, PolicyDomain, Ppo, PpoConfig, PpoGroup, PpoOptions, policy_domain,
+    Learning, PolicyDomain, PolicyOutputs, Ppo, PpoConfig, PpoGroup, PpoOptions, policy_domain,
     policy_seeds, policy_width,
 };
 pub use random::RandomController;
 pub use report::RoundReport;
-pub use reward::{Deed, RewardConfig, RewardMode, RewardState, RewardTerms};
-pub use rules::{Outcome, apply, legal, legal_blueprints, legal_ops, legal_slots};
+pub use reward::{ActionContext, RewardConfig, RewardMode, RewardState, RewardTerms};
+pub use rules::{ActionOutcome, apply, legal, legal_blueprints, legal_ops, legal_slots};
 pub use sampling::{
-    Draw, MASKED_LOGIT, Pick, draw, effective_floor, normalized_entropy, probabilities,
+    MASKED_LOGIT, SampledAction, SamplingMode, effective_floor, normalized_entropy, probabilities,
+    sample_action,
 };
 pub use script::{Script, parse_action};
 pub use state::ControllerState;

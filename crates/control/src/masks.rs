@@ -2,7 +2,7 @@
 
 use meristem_grow::Host;
 
-use crate::action::{Choices, Op};
+use crate::action::{ActionOp, Choices};
 use crate::heads::{HEADS, HeadKind};
 use crate::rules::{legal_blueprints, legal_slots};
 
@@ -51,8 +51,8 @@ impl HeadLayout {
 /// slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Legality {
-    slots: [Vec<bool>; Op::ALL.len()], // [op][slot]
-    blueprints: Vec<Vec<bool>>,        // [slot][blueprint]
+    slots: [Vec<bool>; ActionOp::ALL.len()], // [op][slot]
+    blueprints: Vec<Vec<bool>>,              // [slot][blueprint]
 }
 
 impl Legality {
@@ -60,18 +60,18 @@ impl Legality {
     pub fn from_host(host: &Host) -> Self {
         let blueprints = |slot| legal_blueprints(slot, host).collect();
         Self {
-            slots: Op::ALL.map(|op| legal_slots(op, host)),
+            slots: ActionOp::ALL.map(|op| legal_slots(op, host)),
             blueprints: (0..host.slots().len()).map(blueprints).collect(),
         }
     }
 
     /// Whether an op is legal. WAIT always is; any other op needs a legal slot.
-    pub fn op(&self, op: Op) -> bool {
-        op == Op::Wait || self.slots[op.index()].contains(&true)
+    pub fn op(&self, op: ActionOp) -> bool {
+        op == ActionOp::Wait || self.slots[op.index()].contains(&true)
     }
 
     /// Slots in which an op is legal; all false for WAIT.
-    pub fn slots(&self, op: Op) -> &[bool] {
+    pub fn slots(&self, op: ActionOp) -> &[bool] {
         &self.slots[op.index()]
     }
 
@@ -86,8 +86,8 @@ impl Legality {
         let slots = places.chunks_exact_mut(words.max(1)).zip(&self.blueprints).enumerate();
         for (slot, (words, blueprints)) in slots {
             words.fill(0);
-            let is = |op: &&Op| self.slots(**op).get(slot).is_some_and(|legal| *legal);
-            Op::ALL.iter().filter(is).for_each(|op| words[0] |= 1 << op.index());
+            let is = |op: &&ActionOp| self.slots(**op).get(slot).is_some_and(|legal| *legal);
+            ActionOp::ALL.iter().filter(is).for_each(|op| words[0] |= 1 << op.index());
             let legal = blueprints.iter().enumerate().filter(|(_, legal)| **legal);
             legal.for_each(|(b, _)| words[1 + b / 32] |= 1 << (b % 32));
         }
@@ -96,7 +96,7 @@ impl Legality {
     /// Writes the mask of the op head into a row: 1 for a legal op, 0 otherwise.
     pub fn write_ops(&self, layout: &HeadLayout, mask: &mut [u8]) {
         let ops = &mut mask[layout.range(HeadKind::Op as usize)];
-        ops.iter_mut().zip(Op::ALL).for_each(|(legal, op)| *legal = u8::from(self.op(op)));
+        ops.iter_mut().zip(ActionOp::ALL).for_each(|(legal, op)| *legal = u8::from(self.op(op)));
     }
 
     /// Writes the masks of all heads under the given choices of op and slot.
@@ -104,7 +104,7 @@ impl Legality {
         self.write_ops(layout, mask);
         let [op, slot, ..] = *choices;
         for head in 1..HEAD_COUNT {
-            self.write_head(head, (Op::ALL[op], slot), &mut mask[layout.range(head)]);
+            self.write_head(head, (ActionOp::ALL[op], slot), &mut mask[layout.range(head)]);
         }
     }
 
@@ -112,7 +112,7 @@ impl Legality {
     /// has the legal slots of the op; `slot` is ignored then. The blueprint head has the blueprints
     /// that may germinate in the slot. A head that the op does not use is pinned to choice 0; all
     /// other heads are free. A head with one legal choice has log-probability and entropy 0.
-    pub fn write_head(&self, head: usize, (op, slot): (Op, usize), part: &mut [u8]) {
+    pub fn write_head(&self, head: usize, (op, slot): (ActionOp, usize), part: &mut [u8]) {
         let head = &HEADS[head];
         let free = vec![true; part.len()];
         let legal = match head.kind {

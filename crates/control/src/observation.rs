@@ -8,7 +8,7 @@
 use meristem_grow::{AlphaMode, Module, Slot, Stage};
 use meristem_nn::graph::BlendMode;
 
-use crate::action::Op;
+use crate::action::ActionOp;
 use crate::history::SlotHistory;
 use crate::view::EnvView;
 
@@ -43,7 +43,7 @@ pub struct BaseObservation {
     /// 1 if the last action succeeded, else 0; 0 in the first step.
     pub last_succeeded: f32,
     /// One-hot of the last op; zeros in the first step.
-    pub last_op: [f32; Op::ALL.len()],
+    pub last_op: [f32; ActionOp::ALL.len()],
 }
 
 /// An observation of one slot. A dormant slot is all zeros. A slot that waits for reuse (Pruned,
@@ -109,7 +109,7 @@ impl BaseObservation {
         };
         let recent_losses = last(view.losses, log_scale);
         let recent_accuracies = last(view.accuracies_pp, |pp| if_finite(pp / 100.0));
-        let mut last_op = [0.0; Op::ALL.len()];
+        let mut last_op = [0.0; ActionOp::ALL.len()];
         if let Some((op, _)) = view.last {
             last_op[op.index()] = 1.0;
         }
@@ -127,7 +127,7 @@ impl BaseObservation {
         }
     }
 
-    fn write(&self, row: &mut Row<'_>) {
+    fn write(&self, row: &mut RowWriter<'_>) {
         row.all(&[self.step, self.loss, self.accuracy]);
         row.all(&self.recent_losses);
         row.all(&self.recent_accuracies);
@@ -198,7 +198,7 @@ impl SlotObservation {
         }
     }
 
-    fn write(&self, row: &mut Row<'_>) {
+    fn write(&self, row: &mut RowWriter<'_>) {
         row.all(&[self.occupied]);
         row.all(&self.stage);
         row.all(&[self.alpha, self.contribution, self.contribution_velocity]);
@@ -221,7 +221,7 @@ pub fn observation_len(slots: usize) -> usize {
 ///
 /// Values beyond the end of either slice are dropped.
 pub fn write_observation(view: &EnvView<'_>, row: &mut [f32], blueprints: &mut [u32]) {
-    let mut row = Row { rest: row };
+    let mut row = RowWriter { rest: row };
     BaseObservation::from_view(view).write(&mut row);
     for index in 0..view.host.slots().len() {
         SlotObservation::from_view(view, index).write(&mut row);
@@ -233,11 +233,11 @@ pub fn write_observation(view: &EnvView<'_>, row: &mut [f32], blueprints: &mut [
 }
 
 /// The part of a row that is not yet written.
-struct Row<'a> {
+struct RowWriter<'a> {
     rest: &'a mut [f32],
 }
 
-impl Row<'_> {
+impl RowWriter<'_> {
     fn all(&mut self, values: &[f32]) {
         let rest = std::mem::take(&mut self.rest);
         let (here, rest) = rest.split_at_mut(values.len().min(rest.len()));

@@ -8,7 +8,7 @@ use crate::controller::Controller;
 use crate::error::Result;
 use crate::heads::Floors;
 use crate::masks::{HeadLayout, Legality};
-use crate::sampling::{Pick, draw};
+use crate::sampling::{SamplingMode, sample_action};
 use crate::state::ControllerState;
 use crate::view::EnvView;
 
@@ -37,8 +37,8 @@ impl RandomController {
         let layout = HeadLayout::new(view.host.slots().len(), view.host.blueprints().len());
         let (mut logits, mut mask) = (vec![0.0; layout.total()], vec![0; layout.total()]);
         let legality = Legality::from_host(view.host);
-        let (floors, pick) = (Floors::default(), Pick::Sample(&mut rng));
-        draw(&layout, &legality, &floors, &mut logits, &mut mask, pick).action()
+        let (floors, pick) = (Floors::default(), SamplingMode::Sample(&mut rng));
+        sample_action(&layout, &legality, &floors, &mut logits, &mut mask, pick).action()
     }
 }
 

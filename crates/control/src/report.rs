@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_skipped_update_survives_json() {
+    fn numbers_of_a_skipped_update_are_null_in_json() {
         let mut report = RoundReport { kl: f64::NAN, skipped: 1, ..RoundReport::default() };
         report.entropies[3] = f64::INFINITY;
         let text = serde_json::to_string(&report).unwrap();

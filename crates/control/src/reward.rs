@@ -7,9 +7,9 @@
 use meristem_grow::{Host, ParameterCounts, Stage};
 use serde::{Deserialize, Serialize};
 
-use crate::action::{Action, Op};
+use crate::action::{Action, ActionOp};
 use crate::report::null_as_nan;
-use crate::rules::Outcome;
+use crate::rules::ActionOutcome;
 use crate::view::EnvView;
 
 /// Smallest number of host parameters in the ratio of grown to host parameters.
@@ -181,8 +181,8 @@ impl RewardTerms {
 
 /// State before an action, for its reward. Recorded early because the action may remove the module.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Deed {
-    op: Op,
+pub struct ActionContext {
+    op: ActionOp,
     contribution_pp: Option<f32>,
     gain_since_germination_pp: Option<f32>,
     accuracy_pp: Option<f32>,
@@ -190,9 +190,9 @@ pub struct Deed {
     last_step: bool,
 }
 
-impl Deed {
+impl ActionContext {
     /// Records the state before `action`.
-    pub fn before(action: &Action, view: &EnvView<'_>) -> Self {
+    pub fn new(action: &Action, view: &EnvView<'_>) -> Self {
         let slot = action.slot();
         let module = slot.and_then(|index| view.host.slots().get(index)?.module.as_ref());
         Self {
@@ -226,47 +226,51 @@ impl RewardState {
         Self { accuracy_pp: None, potential: potential(host), advantage: None, growth }
     }
 
-    /// Computes the terms of a transition. `deed` is the state before the action; `host`,
+    /// Computes the terms of a transition. `context` is the state before the action; `host`,
     /// `parameters` and `outcome` describe the state after it.
     pub fn transition(
         &mut self,
         config: &RewardConfig,
-        deed: &Deed,
+        context: &ActionContext,
         host: &Host,
         parameters: &ParameterCounts,
-        outcome: &Outcome,
+        outcome: &ActionOutcome,
     ) -> RewardTerms {
         let before = *self;
         *self = Self {
-            accuracy_pp: deed.accuracy_pp,
-            advantage: deed.advantage.or(before.advantage),
+            accuracy_pp: context.accuracy_pp,
+            advantage: context.advantage.or(before.advantage),
             ..Self::begin(host, parameters)
         };
-        let op = if deed.op == Op::Wait { 0.0 } else { -config.op_price };
+        let op = if context.op == ActionOp::Wait { 0.0 } else { -config.op_price };
         match config.mode {
             RewardMode::Basic => self.basic(config, &before),
             RewardMode::Contribution => {
-                let harmful = deed.contribution_pp.is_some_and(|c| c < 0.0);
+                let harmful = context.contribution_pp.is_some_and(|c| c < 0.0);
                 RewardTerms {
                     potential: self.stages(config, &before),
-                    fossilize: match deed.op {
-                        Op::Fossilize => fossilize(config, deed, outcome),
+                    fossilize: match context.op {
+                        ActionOp::Fossilize => fossilize(config, context, outcome),
                         _ => 0.0,
                     },
-                    prune: if deed.op == Op::Prune && harmful { config.prune } else { 0.0 },
+                    prune: if context.op == ActionOp::Prune && harmful {
+                        config.prune
+                    } else {
+                        0.0
+                    },
                     op,
                     ..self.basic(config, &before)
                 }
             }
-            RewardMode::Sparse if !deed.last_step => RewardTerms::default(),
+            RewardMode::Sparse if !context.last_step => RewardTerms::default(),
             RewardMode::Sparse => {
-                let accuracy = deed.accuracy_pp.map_or(0.0, |pp| f64::from(pp) / 100.0);
+                let accuracy = context.accuracy_pp.map_or(0.0, |pp| f64::from(pp) / 100.0);
                 let result = accuracy - config.sparse_size * self.growth;
                 RewardTerms { result, ..RewardTerms::default() }
             }
             RewardMode::Shaped => {
                 // The potential of the state after the last step is 0.
-                self.potential = if deed.last_step { 0.0 } else { self.potential };
+                self.potential = if context.last_step { 0.0 } else { self.potential };
                 let both = self.advantage.zip(before.advantage);
                 RewardTerms {
                     advantage: config.advantage * both.map_or(0.0, |(now, before)| now - before),
@@ -295,9 +299,9 @@ impl RewardState {
 
 /// The FOSSILIZE term. A refusal by the gate costs `fossilize_price`; the gate, not this function,
 /// compares the contribution with `min_contribution`.
-fn fossilize(config: &RewardConfig, deed: &Deed, outcome: &Outcome) -> f64 {
-    let gain = deed.gain_since_germination_pp.map_or(0.0, f64::from);
-    let contribution = deed.contribution_pp.map_or(0.0, f64::from);
+fn fossilize(config: &RewardConfig, context: &ActionContext, outcome: &ActionOutcome) -> f64 {
+    let gain = context.gain_since_germination_pp.map_or(0.0, f64::from);
+    let contribution = context.contribution_pp.map_or(0.0, f64::from);
     // In permissive mode the gate admits a contribution of 0; the harmonic mean is then 0.
     if !outcome.succeeded || gain <= 0.0 || contribution < 0.0 {
         return -config.fossilize_price;

@@ -1,14 +1,14 @@
 //! Legality of actions, and their execution.
 
 use meristem_grow::{
-    Advance, GateInputs, GateReport, Germination, Host, LifecycleError, Retarget, StageChange,
+    GateInputs, GateOutcome, GateReport, Germination, Host, LifecycleError, Retarget, StageChange,
 };
 
-use crate::action::{Action, Op};
+use crate::action::{Action, ActionOp};
 
 /// Outcome of an action.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Outcome {
+pub struct ActionOutcome {
     /// Whether the action succeeded; false for an ADVANCE or FOSSILIZE whose gate refused.
     pub succeeded: bool,
     /// The change of stage, if any.
@@ -35,14 +35,14 @@ pub fn legal(action: &Action, host: &Host) -> Result<(), LifecycleError> {
 
 /// The slot mask of an op: true where the op is legal, for GERMINATE with at least one blueprint.
 /// All false for WAIT, which has no slot.
-pub fn legal_slots(op: Op, host: &Host) -> Vec<bool> {
+pub fn legal_slots(op: ActionOp, host: &Host) -> Vec<bool> {
     let legal = |slot: usize| match op {
-        Op::Wait => false,
-        Op::Germinate => legal_blueprints(slot, host).any(|legal| legal),
-        Op::SetAlphaTarget => host.check_set_alpha_target(slot).is_ok(),
-        Op::Prune => host.check_prune(slot).is_ok(),
-        Op::Fossilize => host.check_fossilize(slot).is_ok(),
-        Op::Advance => host.check_advance(slot).is_ok(),
+        ActionOp::Wait => false,
+        ActionOp::Germinate => legal_blueprints(slot, host).any(|legal| legal),
+        ActionOp::SetAlphaTarget => host.check_set_alpha_target(slot).is_ok(),
+        ActionOp::Prune => host.check_prune(slot).is_ok(),
+        ActionOp::Fossilize => host.check_fossilize(slot).is_ok(),
+        ActionOp::Advance => host.check_advance(slot).is_ok(),
     };
     (0..host.slots().len()).map(legal).collect()
 }
@@ -54,7 +54,7 @@ pub fn legal_blueprints(slot: usize, host: &Host) -> impl Iterator<Item = bool> 
 
 /// The op mask: true for WAIT, and for every op that is legal in some slot.
 pub fn legal_ops(host: &Host) -> [bool; 6] {
-    Op::ALL.map(|op| op == Op::Wait || legal_slots(op, host).contains(&true))
+    ActionOp::ALL.map(|op| op == ActionOp::Wait || legal_slots(op, host).contains(&true))
 }
 
 /// Executes an action. `measured` has the measurements of each slot; slots beyond its end count as
@@ -68,12 +68,12 @@ pub fn apply(
     host: &mut Host,
     measured: &[GateInputs],
     accuracy_pp: Option<f32>,
-) -> Result<Outcome, LifecycleError> {
+) -> Result<ActionOutcome, LifecycleError> {
     let inputs = action.slot().and_then(|slot| measured.get(slot)).copied().unwrap_or_default();
-    let done = |change| Outcome { succeeded: true, change, gate: None };
-    let asked = |advance: Advance| {
-        let Advance { report, change } = advance;
-        Outcome { succeeded: report.passed, change, gate: Some(report) }
+    let done = |change| ActionOutcome { succeeded: true, change, gate: None };
+    let evaluated = |outcome: GateOutcome| {
+        let GateOutcome { report, change } = outcome;
+        ActionOutcome { succeeded: report.passed, change, gate: Some(report) }
     };
     Ok(match *action {
         Action::Wait => done(None),
@@ -85,7 +85,7 @@ pub fn apply(
             done(host.set_alpha_target(slot, Retarget { style, target, speed, curve })?)
         }
         Action::Prune { slot, speed, curve } => done(host.prune(slot, speed, curve)?),
-        Action::Fossilize { slot } => asked(host.fossilize(slot, &inputs)?),
-        Action::Advance { slot } => asked(host.advance(slot, &inputs)?),
+        Action::Fossilize { slot } => evaluated(host.fossilize(slot, &inputs)?),
+        Action::Advance { slot } => evaluated(host.advance(slot, &inputs)?),
     })
 }

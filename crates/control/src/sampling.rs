@@ -7,7 +7,7 @@
 
 use meristem_device::random::Rng;
 
-use crate::action::{Action, Choices, Op};
+use crate::action::{Action, ActionOp, Choices};
 use crate::heads::{Floors, HEADS, HeadKind};
 use crate::masks::{HEAD_COUNT, HeadLayout, Legality};
 
@@ -17,7 +17,7 @@ pub const MASKED_LOGIT: f32 = -1e9;
 
 /// Method of choosing.
 #[derive(Debug)]
-pub enum Pick<'a> {
+pub enum SamplingMode<'a> {
     /// Draw according to the probabilities.
     Sample(&'a mut Rng),
     /// Take the most probable choice; the first among equals.
@@ -26,7 +26,7 @@ pub enum Pick<'a> {
 
 /// The draw for one env.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Draw {
+pub struct SampledAction {
     /// One choice per head.
     pub choices: Choices,
     /// Log-probability of the choice, per head; 0 for a head with one legal choice.
@@ -35,7 +35,7 @@ pub struct Draw {
     pub entropies: [f32; HEAD_COUNT],
 }
 
-impl Draw {
+impl SampledAction {
     /// The action of the choices.
     pub fn action(&self) -> Action {
         // Every choice is below its head's size, so there always is an action.
@@ -80,15 +80,15 @@ pub fn normalized_entropy(probabilities: &[f32], mask: &[u8]) -> f32 {
 /// Draws an action: the op, then a legal slot of this op, then the other heads. `logits` is one row
 /// in `layout`; it receives the probabilities. `mask` receives the masks of the draw, for the
 /// rollout.
-pub fn draw(
+pub fn sample_action(
     layout: &HeadLayout,
     legality: &Legality,
     floors: &Floors,
     logits: &mut [f32],
     mask: &mut [u8],
-    mut pick: Pick<'_>,
-) -> Draw {
-    let mut draw = Draw {
+    mut pick: SamplingMode<'_>,
+) -> SampledAction {
+    let mut draw = SampledAction {
         choices: [0; HEAD_COUNT],
         log_probs: [0.0; HEAD_COUNT],
         entropies: [0.0; HEAD_COUNT],
@@ -98,7 +98,7 @@ pub fn draw(
         let range = layout.range(index);
         if head.kind != HeadKind::Op {
             let [op, slot, ..] = draw.choices;
-            legality.write_head(index, (Op::ALL[op], slot), &mut mask[range.clone()]);
+            legality.write_head(index, (ActionOp::ALL[op], slot), &mut mask[range.clone()]);
         }
         let row = &mut logits[range.clone()];
         probabilities(row, &mask[range.clone()], floors[index]);
@@ -111,10 +111,10 @@ pub fn draw(
 }
 
 /// Chooses among the legal choices only, even if the probabilities sum to less than 1 by rounding.
-fn choose(probabilities: &[f32], mask: &[u8], pick: &mut Pick<'_>) -> usize {
+fn choose(probabilities: &[f32], mask: &[u8], pick: &mut SamplingMode<'_>) -> usize {
     let legal = || (0..mask.len()).filter(|choice| mask[*choice] != 0);
     match pick {
-        Pick::Sample(rng) => {
+        SamplingMode::Sample(rng) => {
             let mut left = rng.uniform();
             let drawn = legal().find(|choice| {
                 left -= probabilities[*choice];
@@ -122,7 +122,7 @@ fn choose(probabilities: &[f32], mask: &[u8], pick: &mut Pick<'_>) -> usize {
             });
             drawn.or(legal().next_back()).unwrap_or(0)
         }
-        Pick::Greedy => {
+        SamplingMode::Greedy => {
             let better = |a: &usize, b: &usize| {
                 probabilities[*a].total_cmp(&probabilities[*b]).then(b.cmp(a))
             };

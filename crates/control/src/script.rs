@@ -47,7 +47,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use meristem_grow::{AlphaTarget, Curve, Host, Speed, Stage, Style, Tempo, nearest};
 use serde::Deserialize;
 
-use crate::action::{Action, Op};
+use crate::action::{Action, ActionOp};
 use crate::controller::Controller;
 use crate::error::{Error, Result};
 use crate::heads::HEADS;
@@ -61,8 +61,8 @@ use crate::view::EnvView;
 struct ScriptLine {
     step: u32,
     env: Option<usize>,
-    op: Op,
-    then: Option<Op>,
+    op: ActionOp,
+    then: Option<ActionOp>,
     slot: Option<String>,
     blueprint: Option<String>,
     style: Option<Style>,
@@ -91,7 +91,7 @@ pub fn parse_action(text: &str, host: &Host) -> Result<Action, String> {
 
 /// A germination with `then`, and the advances that follow it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Growth {
+struct ScriptedGrowth {
     line: usize,
     /// First step in which the module may germinate.
     from: u32,
@@ -100,7 +100,7 @@ struct Growth {
     germinate: Action,
 }
 
-impl Growth {
+impl ScriptedGrowth {
     /// The next action for the module; `None` if nothing is due now.
     fn next(&self, view: &EnvView<'_>) -> Option<Action> {
         let Self { from, env, slot, germinate, .. } = *self;
@@ -132,7 +132,7 @@ pub struct Script {
     name: String,
     entries: BTreeMap<(u32, Option<usize>), ScriptEntry>,
     /// Germinations with `then`, in the order of the file.
-    growths: Vec<Growth>,
+    growths: Vec<ScriptedGrowth>,
     /// Envs that were rolled back in this episode.
     rolled_back: BTreeSet<usize>,
 }
@@ -237,32 +237,32 @@ impl ScriptLine {
         let curve = self.alpha_curve.unwrap_or(Curve::Linear);
         let tempo = self.tempo.unwrap_or(Tempo::Standard);
         Ok(match self.op {
-            Op::Wait => Action::Wait,
-            Op::Germinate => Action::Germinate {
+            ActionOp::Wait => Action::Wait,
+            ActionOp::Germinate => Action::Germinate {
                 slot: self.slot(host)?,
                 blueprint: self.blueprint(host)?,
                 style,
                 tempo,
                 alpha_target,
             },
-            Op::SetAlphaTarget => {
+            ActionOp::SetAlphaTarget => {
                 Action::SetAlphaTarget { slot: self.slot(host)?, style, alpha_target, speed, curve }
             }
-            Op::Prune => Action::Prune { slot: self.slot(host)?, speed, curve },
-            Op::Fossilize => Action::Fossilize { slot: self.slot(host)? },
-            Op::Advance => Action::Advance { slot: self.slot(host)? },
+            ActionOp::Prune => Action::Prune { slot: self.slot(host)?, speed, curve },
+            ActionOp::Fossilize => Action::Fossilize { slot: self.slot(host)? },
+            ActionOp::Advance => Action::Advance { slot: self.slot(host)? },
         })
     }
 
     /// The germination of a line with `then`.
-    fn growth(&self, line: usize, germinate: Action) -> Result<Option<Growth>, String> {
+    fn growth(&self, line: usize, germinate: Action) -> Result<Option<ScriptedGrowth>, String> {
         let (from, env) = (self.step, self.env);
         match (self.then, germinate) {
             (None, _) => Ok(None),
-            (Some(Op::Fossilize), Action::Germinate { slot, .. }) => {
-                Ok(Some(Growth { line, from, env, slot, germinate }))
+            (Some(ActionOp::Fossilize), Action::Germinate { slot, .. }) => {
+                Ok(Some(ScriptedGrowth { line, from, env, slot, germinate }))
             }
-            (Some(Op::Fossilize), _) => Err(format!("{} has no `then`", self.op)),
+            (Some(ActionOp::Fossilize), _) => Err(format!("{} has no `then`", self.op)),
             (Some(op), _) => Err(format!("`then` is FOSSILIZE, not {op}")),
         }
     }

@@ -35,7 +35,7 @@ mod tests {
 
     /// Worked out by hand: x̄ = 1.5, ȳ = 4, Σ(x − x̄)² = 5, slope 2, residuals 0, 1, −2, 1.
     #[test]
-    fn slopes_come_with_their_errors() {
+    fn slopes_have_standard_errors() {
         let trend = Trend::fit(&[1.0, 4.0, 3.0, 8.0]).unwrap();
         assert!((trend.slope - 2.0).abs() < 1e-12);
         // √(Σ residual² / (n − 2) / 5) = √(6/2/5).

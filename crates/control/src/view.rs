@@ -2,7 +2,7 @@
 
 use meristem_grow::{GateInputs, Host, Module};
 
-use crate::action::Op;
+use crate::action::ActionOp;
 use crate::history::SlotHistory;
 
 /// An env at the time of its decision: after the epoch of training and the measurements of this
@@ -28,10 +28,10 @@ pub struct EnvView<'a> {
     pub train_losses: &'a [f32],
     /// Gradient health and contribution of each enabled slot, as the gates receive them.
     pub measured: &'a [GateInputs],
-    /// Earlier and current measurements of each enabled slot ([`crate::History`]).
+    /// Earlier and current measurements of each enabled slot ([`crate::SlotHistories`]).
     pub history: &'a [SlotHistory],
     /// The last op of this env and whether it succeeded; `None` in the first step.
-    pub last: Option<(Op, bool)>,
+    pub last: Option<(ActionOp, bool)>,
 }
 
 impl EnvView<'_> {

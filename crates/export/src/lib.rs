@@ -2,7 +2,7 @@
 //! does no I/O and uses no device.
 //!
 //! ```
-//! use meristem_export::tensorboard::{Shown, file_start, values};
+//! use meristem_export::tensorboard::{SeriesValue, file_start, values};
 //!
 //! let (now, step) = (1_790_000_000.0, 3);
 //! let mut file = file_start(now);

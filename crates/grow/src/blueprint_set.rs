@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::blueprint::{Blueprint, BlueprintError, Channels, Join, Layer};
+use crate::blueprint::{Blueprint, BlueprintError, BlueprintLayer, Channels, Join};
 use crate::suggest::nearest;
 
 /// The blueprints available to a run, in index order of the action head. Names are unique.
@@ -80,9 +80,9 @@ impl Default for BlueprintSet {
 }
 
 fn standard() -> [Blueprint; 7] {
+    use BlueprintLayer::{GlobalAvgPool, GroupNorm, Linear, Relu, Sigmoid};
     use Channels::{Divided, Same};
-    use Layer::{GlobalAvgPool, GroupNorm, Linear, Relu, Sigmoid};
-    let conv = |kernel| Layer::Conv { out: Same, kernel, depthwise: false };
+    let conv = |kernel| BlueprintLayer::Conv { out: Same, kernel, depthwise: false };
     let middle = Divided { by: 4, at_least: 8 };
     let (one, zero) = (GroupNorm { zero: false }, GroupNorm { zero: true });
     [
@@ -100,15 +100,15 @@ fn standard() -> [Blueprint; 7] {
         ),
         Blueprint::new(
             "depthwise",
-            vec![Layer::Conv { out: Same, kernel: 3, depthwise: true }, conv(1), zero],
+            vec![BlueprintLayer::Conv { out: Same, kernel: 3, depthwise: true }, conv(1), zero],
             Join::Residual,
         ),
         Blueprint::new(
             "bottleneck",
             vec![
-                Layer::Conv { out: middle, kernel: 1, depthwise: false },
+                BlueprintLayer::Conv { out: middle, kernel: 1, depthwise: false },
                 Relu,
-                Layer::Conv { out: middle, kernel: 3, depthwise: false },
+                BlueprintLayer::Conv { out: middle, kernel: 3, depthwise: false },
                 Relu,
                 conv(1),
                 zero,

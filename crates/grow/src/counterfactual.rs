@@ -23,7 +23,7 @@ pub const PERMUTATIONS: usize = 8;
 
 /// The modules whose contribution is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Scope {
+pub enum ModuleScope {
     /// Modules in Blending or Holding with alpha above 0, whose future is open: during an episode.
     Live,
     /// Fossilized modules as well: for the final report.
@@ -102,7 +102,7 @@ pub struct Counterfactual {
 
 impl Counterfactual {
     /// Main, and one configuration without each module in `scope`.
-    pub fn leave_one_out(host: &Host, scope: Scope) -> Self {
+    pub fn leave_one_out(host: &Host, scope: ModuleScope) -> Self {
         let mut all = Self::main(host, scope);
         for i in 0..all.modules.len() {
             all.add(Configuration::SoloOff(all.modules[i]), all.full() & !(1 << i));
@@ -112,8 +112,8 @@ impl Counterfactual {
 
     /// The configurations of a step with n live modules: main, each module off, each alone, all off
     /// (n ≥ 2), pairs (3 ≤ n ≤ 4), committed.
-    pub fn of_step(host: &Host) -> Self {
-        let mut all = Self::leave_one_out(host, Scope::Live);
+    pub fn for_step(host: &Host) -> Self {
+        let mut all = Self::leave_one_out(host, ModuleScope::Live);
         let n = all.modules.len();
         for i in 0..n {
             all.add(Configuration::SoloOn(all.modules[i]), 1 << i);
@@ -133,12 +133,12 @@ impl Counterfactual {
         all
     }
 
-    /// The configurations of [`Counterfactual::of_step`], with further ones for Shapley values if
+    /// The configurations of [`Counterfactual::for_step`], with further ones for Shapley values if
     /// there are more than four modules. These are the prefixes of [`PERMUTATIONS`] orders drawn
     /// from `random`. Every second order reverses the one before it (antithetic sampling: the
     /// errors of the two have opposite signs).
-    pub fn of_last_step(host: &Host, random: &mut Rng) -> Self {
-        let mut all = Self::of_step(host);
+    pub fn for_last_step(host: &Host, random: &mut Rng) -> Self {
+        let mut all = Self::for_step(host);
         let n = all.modules.len();
         if n <= SUBSETS_MAX_MODULES {
             return all;
@@ -169,12 +169,12 @@ impl Counterfactual {
         }
     }
 
-    fn main(host: &Host, scope: Scope) -> Self {
+    fn main(host: &Host, scope: ModuleScope) -> Self {
         let main = host.alphas();
         let measured = |(index, slot): (usize, &Slot)| {
             let is_measured = match slot.stage {
                 Stage::Blending | Stage::Holding => main[index] > 0.0,
-                Stage::Fossilized => scope == Scope::All,
+                Stage::Fossilized => scope == ModuleScope::All,
                 _ => false,
             };
             is_measured.then_some(index)
@@ -283,7 +283,7 @@ impl Counterfactual {
     /// The values sum to the accuracy with all modules minus the accuracy with none.
     ///
     /// Exact for up to four modules; beyond that the mean over the orders of
-    /// [`Counterfactual::of_last_step`]. `None` for slots that are not measured, and for all slots
+    /// [`Counterfactual::for_last_step`]. `None` for slots that are not measured, and for all slots
     /// if an accuracy is missing or not finite.
     pub fn shapley_pp(&self, accuracies_pp: &[f64]) -> Vec<Option<f64>> {
         let n = self.modules.len();

@@ -55,7 +55,7 @@ pub enum TopologyError {
     /// A list of layers that contradicts the host's text.
     #[error(
         "the entry `host` has other layers than `{host}`, the host of the entry `topology`; the \
-         file was changed, or is of a newer build"
+         file was changed, or a newer build wrote it"
     )]
     Host {
         /// Host of the topology.

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Result;
 use crate::lifecycle::{Slot, Stage, Style};
 use crate::optimisers::Optimisers;
-use crate::spec::{HostLayer, HostSpec, ImageShape, SlotName};
+use crate::spec::{HostLayer, HostSpec, SlotName, TaskShape};
 
 /// Part of a slot in the topology; slots of equal class give equal graphs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -46,7 +46,7 @@ pub enum SlotClass {
 }
 
 impl SlotClass {
-    pub(crate) fn of(slot: &Slot) -> Self {
+    pub(crate) fn from_slot(slot: &Slot) -> Self {
         let Some(module) = &slot.module else {
             return SlotClass::Empty;
         };
@@ -74,7 +74,7 @@ pub struct TopologyKey {
 ///
 /// # Errors
 /// [`crate::HostError`] if the host does not fit the image.
-pub fn host_graph(spec: &HostSpec, image: &ImageShape, sgd: SgdConfig) -> Result<Graph> {
+pub fn host_graph(spec: &HostSpec, image: &TaskShape, sgd: SgdConfig) -> Result<Graph> {
     spec.validate(image)?;
     build(spec, image, sgd, |_, _, x| Ok(x))
 }
@@ -82,7 +82,7 @@ pub fn host_graph(spec: &HostSpec, image: &ImageShape, sgd: SgdConfig) -> Result
 /// The graph of a host with its modules.
 pub(crate) fn grown_graph(
     spec: &HostSpec,
-    image: &ImageShape,
+    image: &TaskShape,
     slots: &[Slot],
     optimisers: &Optimisers,
 ) -> Result<Graph> {
@@ -100,7 +100,7 @@ pub(crate) fn grown_graph(
 /// the next layer.
 fn build(
     spec: &HostSpec,
-    image: &ImageShape,
+    image: &TaskShape,
     sgd: SgdConfig,
     mut slot: impl FnMut(&mut GraphBuilder, &SlotName, NodeId) -> Result<NodeId>,
 ) -> Result<Graph> {
@@ -123,7 +123,7 @@ fn grow(
     sgd: SgdConfig,
     host: NodeId,
 ) -> Result<NodeId> {
-    let class = SlotClass::of(slot);
+    let class = SlotClass::from_slot(slot);
     let (Some(module), false) = (&slot.module, class == SlotClass::Empty) else {
         return Ok(host);
     };
@@ -161,17 +161,17 @@ fn gate(b: &mut GraphBuilder, prefix: &str, x: NodeId) -> Result<NodeId> {
 
 /// Size of a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Size {
+pub struct NetworkSize {
     /// Trained parameters.
     pub parameters: u64,
     /// Multiply-accumulate operations per image, in evaluation.
     pub macs: u64,
 }
 
-impl Size {
+impl NetworkSize {
     /// Largest size that the host can reach without another germination: every module fossilized,
     /// with a gate.
-    pub(crate) fn at_most(spec: &HostSpec, image: &ImageShape, slots: &[Slot]) -> Result<Self> {
+    pub(crate) fn largest(spec: &HostSpec, image: &TaskShape, slots: &[Slot]) -> Result<Self> {
         let mut slots = slots.to_vec();
         for slot in &mut slots {
             if let Some(module) = &mut slot.module {
@@ -194,7 +194,7 @@ pub struct ParameterCounts {
 
 impl ParameterCounts {
     /// Counts the parameters of a graph per group; groups of modules have the names of slots.
-    pub(crate) fn of(graph: &Graph, slots: &[Slot]) -> Self {
+    pub(crate) fn from_graph(graph: &Graph, slots: &[Slot]) -> Self {
         let mut counts = Self { host: 0, modules: vec![0; slots.len()] };
         for param in &graph.params {
             let elements: usize = param.shape.iter().product();

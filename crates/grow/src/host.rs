@@ -7,13 +7,13 @@ use meristem_nn::graph::Graph;
 use crate::blueprint::{Blueprint, BlueprintError};
 use crate::blueprint_set::BlueprintSet;
 use crate::error::Result;
-use crate::graph::{ParameterCounts, Size, SlotClass, TopologyKey, grown_graph};
+use crate::graph::{NetworkSize, ParameterCounts, SlotClass, TopologyKey, grown_graph};
 use crate::lifecycle::{
     AlphaController, AlphaTarget, Curve, Gate, GateInputs, GateReport, Germination, LifecycleError,
     Module, Rules, Slot, Speed, Stage, StageChange, Style, Tempo,
 };
 use crate::optimisers::Optimisers;
-use crate::spec::{HostSpec, ImageShape, MAX_PARAMETERS, SlotName};
+use crate::spec::{HostSpec, MAX_PARAMETERS, SlotName, TaskShape};
 
 /// Parameters of a move of alpha: blending style, target, speed and curve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub struct Retarget {
 
 /// Result of a gate's evaluation for a module.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Advance {
+pub struct GateOutcome {
     /// Report of the gate.
     pub report: GateReport,
     /// The change of stage; `None` if the gate refused.
@@ -50,7 +50,7 @@ pub struct Advance {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Host {
     spec: HostSpec,
-    image: ImageShape,
+    image: TaskShape,
     blueprints: Arc<BlueprintSet>,
     rules: Rules,
     slots: Vec<Slot>,
@@ -65,7 +65,7 @@ impl Host {
     /// for a blueprint that does not fit a slot.
     pub fn new(
         spec: HostSpec,
-        image: ImageShape,
+        image: TaskShape,
         enabled: &[SlotName],
         blueprints: Arc<BlueprintSet>,
         rules: Rules,
@@ -87,7 +87,7 @@ impl Host {
     }
 
     /// The shape of images and classes.
-    pub fn image(&self) -> &ImageShape {
+    pub fn image(&self) -> &TaskShape {
         &self.image
     }
 
@@ -133,7 +133,7 @@ impl Host {
 
     /// The part of the host that determines its graph; equal keys give equal graphs.
     pub fn topology_key(&self) -> TopologyKey {
-        let slots = self.slots.iter().map(SlotClass::of).collect();
+        let slots = self.slots.iter().map(SlotClass::from_slot).collect();
         TopologyKey { host: self.spec.clone(), slots }
     }
 
@@ -151,7 +151,7 @@ impl Host {
     /// # Errors
     /// The errors of [`Host::graph`].
     pub fn parameters(&self) -> Result<ParameterCounts> {
-        Ok(ParameterCounts::of(&self.graph(&Optimisers::default())?, &self.slots))
+        Ok(ParameterCounts::from_graph(&self.graph(&Optimisers::default())?, &self.slots))
     }
 
     fn slot(&self, index: usize) -> Result<&Slot, LifecycleError> {
@@ -168,10 +168,12 @@ impl Host {
     ) -> Result<(&Slot, &Module), LifecycleError> {
         let slot = self.slot(index)?;
         match &slot.module {
-            Some(module) if stages.contains(&slot.stage) => match module.pruning {
-                true => Err(LifecycleError::BeingPruned { slot: slot.name.clone() }),
-                false => Ok((slot, module)),
-            },
+            Some(module) if stages.contains(&slot.stage) => {
+                if module.pruning {
+                    return Err(LifecycleError::BeingPruned { slot: slot.name.clone() });
+                }
+                Ok((slot, module))
+            }
             _ => Err(slot.wrong_stage(action, needs)),
         }
     }
@@ -181,15 +183,15 @@ impl Host {
     ///
     /// # Errors
     /// The errors of [`Host::graph`].
-    pub fn size(&self) -> Result<Size> {
-        Size::at_most(&self.spec, &self.image, &self.slots)
+    pub fn size(&self) -> Result<NetworkSize> {
+        NetworkSize::largest(&self.spec, &self.image, &self.slots)
     }
 
     /// Size of the host, as [`Host::size`], after a germination of this blueprint in this slot.
     ///
     /// # Errors
     /// [`LifecycleError::NoSuchSlot`], [`LifecycleError::NoSuchBlueprint`].
-    pub fn size_with(&self, index: usize, blueprint: usize) -> Result<Size> {
+    pub fn size_with(&self, index: usize, blueprint: usize) -> Result<NetworkSize> {
         self.slot(index)?;
         let germination = Germination {
             blueprint,
@@ -200,7 +202,7 @@ impl Host {
         };
         let mut slots = self.slots.clone();
         slots[index].module = Some(Module::germinated(self.blueprint(blueprint)?, germination));
-        Size::at_most(&self.spec, &self.image, &slots)
+        NetworkSize::largest(&self.spec, &self.image, &slots)
     }
 
     fn blueprint(&self, index: usize) -> Result<Arc<Blueprint>, LifecycleError> {
@@ -216,7 +218,7 @@ impl Host {
             return Ok(());
         }
         // `Host::new` checked that every blueprint fits every slot, so the size exists.
-        let Ok(Size { parameters, macs }) = self.size_with(index, blueprint) else {
+        let Ok(NetworkSize { parameters, macs }) = self.size_with(index, blueprint) else {
             return Ok(());
         };
         let limits = [("parameters", parameters, max_parameters), ("MACs", macs, max_macs)];
@@ -300,9 +302,9 @@ impl Host {
         &mut self,
         index: usize,
         inputs: &GateInputs,
-    ) -> Result<Advance, LifecycleError> {
+    ) -> Result<GateOutcome, LifecycleError> {
         self.check_advance(index)?;
-        self.ask(index, inputs, "ADVANCE")
+        self.evaluate_gate(index, inputs, "ADVANCE")
     }
 
     /// Checks that the gate to Fossilized may be evaluated: Holding, and not being pruned.
@@ -322,22 +324,22 @@ impl Host {
         &mut self,
         index: usize,
         inputs: &GateInputs,
-    ) -> Result<Advance, LifecycleError> {
+    ) -> Result<GateOutcome, LifecycleError> {
         self.check_fossilize(index)?;
-        self.ask(index, inputs, "FOSSILIZE")
+        self.evaluate_gate(index, inputs, "FOSSILIZE")
     }
 
-    fn ask(
+    fn evaluate_gate(
         &mut self,
         index: usize,
         inputs: &GateInputs,
         action: &'static str,
-    ) -> Result<Advance, LifecycleError> {
+    ) -> Result<GateOutcome, LifecycleError> {
         let Some(report) = self.gate(index, inputs) else {
             return Err(self.slot(index)?.wrong_stage(action, "a stage with a gate"));
         };
         if !report.passed {
-            return Ok(Advance { report, change: None });
+            return Ok(GateOutcome { report, change: None });
         }
         let slot = &mut self.slots[index];
         let change = slot.enter(index, report.gate.target())?;
@@ -351,7 +353,7 @@ impl Host {
                 Gate::Training | Gate::Holding => {}
             }
         }
-        Ok(Advance { report, change: Some(change) })
+        Ok(GateOutcome { report, change: Some(change) })
     }
 
     /// Checks that alpha may get a new target: Blending or Holding, with alpha at rest.
@@ -434,7 +436,7 @@ impl Host {
     /// Turns the host into a fixed network, for comparisons with fixed networks: every blended
     /// module becomes permanent without a gate, every other module is removed, and the empty slots
     /// become dormant.
-    pub fn settle(&mut self) {
+    pub fn make_permanent(&mut self) {
         for slot in &mut self.slots {
             let blended = matches!(slot.stage, Stage::Blending | Stage::Holding);
             let stays = slot.stage == Stage::Fossilized || (blended && !slot.is_pruning());

@@ -8,11 +8,11 @@
 //! ```
 //! use std::sync::Arc;
 //! use meristem_grow::{AlphaTarget, BlueprintSet, GateInputs, Germination, Style, Tempo};
-//! use meristem_grow::{Host, HostSpec, ImageShape, Optimisers, Rules};
+//! use meristem_grow::{Host, HostSpec, TaskShape, Optimisers, Rules};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let spec: HostSpec = "cnn:channels=8,blocks=3,kernel=3,pools=3".parse()?;
-//! let image = ImageShape { channels: 3, height: 32, width: 32, classes: 10 };
+//! let image = TaskShape { channels: 3, height: 32, width: 32, classes: 10 };
 //! let blueprints = Arc::new(BlueprintSet::standard());
 //! let light = blueprints.find("conv_light")?;
 //! let mut host = Host::new(spec.clone(), image, spec.slots(), blueprints, Rules::default())?;
@@ -32,8 +32,8 @@
 //!
 //! # Modules, from bottom to top
 //! - `spec`: hosts as lists of layers ([`HostSpec`], [`HostLayer`], [`SlotName`]), the family of
-//!   hosts ([`Cnn`]), and the shape of images and classes ([`ImageShape`]);
-//! - `blueprint`, `blueprint_set`: modules that can grow, as data ([`Blueprint`], [`Layer`],
+//!   hosts ([`Cnn`]), and the shape of images and classes ([`TaskShape`]);
+//! - `blueprint`, `blueprint_set`: modules that can grow, as data ([`Blueprint`], [`BlueprintLayer`],
 //!   [`Join`], [`BlueprintSet`]);
 //! - `lifecycle`: stages, alpha, gates and rules of a module in its slot ([`Stage`], [`Slot`],
 //!   [`Module`], [`AlphaController`], [`Gates`], [`GradientHealth`], [`Rules`]), and its errors;
@@ -60,14 +60,14 @@ mod spec;
 mod suggest;
 mod topology;
 
-pub use blueprint::{Blueprint, BlueprintError, Channels, Join, Layer, group_norm_groups};
+pub use blueprint::{Blueprint, BlueprintError, BlueprintLayer, Channels, Join, group_norm_groups};
 pub use blueprint_set::BlueprintSet;
 pub use counterfactual::{
-    Configuration, Contribution, Counterfactual, Interaction, PERMUTATIONS, Scope,
+    Configuration, Contribution, Counterfactual, Interaction, ModuleScope, PERMUTATIONS,
 };
 pub use error::{Error, Result, TopologyError};
-pub use graph::{ParameterCounts, Size, SlotClass, TopologyKey, host_graph};
-pub use host::{Advance, Host, Retarget};
+pub use graph::{NetworkSize, ParameterCounts, SlotClass, TopologyKey, host_graph};
+pub use host::{GateOutcome, Host, Retarget};
 pub use lifecycle::{
     AlphaController, AlphaError, AlphaMode, AlphaTarget, Comparison, Condition, Curve, Gate,
     GateInputs, GateReport, Gates, Germination, GradientHealth, LifecycleError, Module, RuleError,
@@ -75,7 +75,7 @@ pub use lifecycle::{
 };
 pub use optimisers::Optimisers;
 pub use spec::{
-    Cnn, Features, HostError, HostLayer, HostSpec, ImageShape, LayerSize, PRESETS, SlotName,
+    Cnn, Features, HostError, HostLayer, HostSpec, LayerSize, PRESETS, SlotName, TaskShape,
 };
 pub use suggest::nearest;
 pub use topology::{TOPOLOGY_VERSION, Topology, TopologyModule, TopologySlot, host_json};

@@ -22,7 +22,7 @@ mod tests {
     use super::nearest;
 
     #[test]
-    fn names_the_nearest_and_stays_silent_when_nothing_is_near() {
+    fn the_nearest_name_is_suggested_only_for_likely_typos() {
         let known = ["baseline", "wide", "deep", "large", "impaired", "minimal"];
         assert_eq!(nearest("basline", known), Some("baseline"));
         assert_eq!(nearest("Deep", known), Some("deep"));

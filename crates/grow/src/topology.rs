@@ -12,7 +12,7 @@ use crate::blueprint_set::BlueprintSet;
 use crate::error::{Result, TopologyError};
 use crate::host::Host;
 use crate::lifecycle::{AlphaController, Module, Rules, Slot, Stage, Style, Tempo};
-use crate::spec::{HostList, HostSpec, ImageShape, SlotName};
+use crate::spec::{HostList, HostSpec, SlotName, TaskShape};
 
 /// Version of the format. A new version marks a format that older readers would misread.
 pub const TOPOLOGY_VERSION: u32 = 1;
@@ -26,7 +26,7 @@ pub struct Topology {
     /// The host; written as `cnn:…`, read in any text form.
     pub host: HostSpec,
     /// The shape of images and classes.
-    pub image: ImageShape,
+    pub image: TaskShape,
     /// The blueprints of all modules, each once.
     pub blueprints: Vec<Blueprint>,
     /// The enabled slots in index order.
@@ -80,7 +80,7 @@ pub fn host_json(host: &HostSpec) -> Result<String> {
 }
 
 impl TopologySlot {
-    fn of(slot: &Slot) -> Self {
+    fn from_slot(slot: &Slot) -> Self {
         let module = slot.module.as_ref().map(|module| TopologyModule {
             blueprint: module.blueprint.name.clone(),
             style: module.style,
@@ -98,11 +98,10 @@ impl TopologySlot {
     /// Rebuilds the module of this slot; the error describes the contradiction.
     fn restore(&self, set: &BlueprintSet) -> Result<Option<Module>, String> {
         let Some(module) = &self.module else {
-            let stage = self.stage;
-            return match stage.is_occupied() {
-                true => Err(format!("it is {stage}, but has no module")),
-                false => Ok(None),
-            };
+            if self.stage.is_occupied() {
+                return Err(format!("it is {}, but has no module", self.stage));
+            }
+            return Ok(None);
         };
         let (stage, alpha) = (self.stage, &module.alpha);
         if !stage.is_occupied() {
@@ -121,7 +120,7 @@ impl TopologySlot {
         let leaves = stage == Stage::Blending && !alpha.is_at_rest() && alpha.target() == 0.0;
         if !fits || (module.pruning && !leaves) {
             return Err(format!(
-                "alpha {} ({:?}) does not go with {stage}",
+                "alpha {} ({:?}) contradicts the stage {stage}",
                 alpha.alpha(),
                 alpha.mode()
             ));
@@ -144,14 +143,14 @@ impl TopologySlot {
 
 impl Topology {
     /// The topology of a host, for a weights file.
-    pub fn of(host: &Host) -> Self {
+    pub fn from_host(host: &Host) -> Self {
         let mut blueprints: Vec<Blueprint> = vec![];
         for module in host.slots().iter().filter_map(|slot| slot.module.as_ref()) {
             if !blueprints.contains(&module.blueprint) {
                 blueprints.push((*module.blueprint).clone());
             }
         }
-        let slots = host.slots().iter().map(TopologySlot::of).collect();
+        let slots = host.slots().iter().map(TopologySlot::from_slot).collect();
         let (version, spec, image) = (TOPOLOGY_VERSION, host.spec().clone(), *host.image());
         Self { version, host: spec, image, blueprints, slots }
     }

@@ -2,7 +2,7 @@
 //!
 //!     cargo run --release -p meristem --example own_blueprint
 
-use meristem::grow::{Blueprint, BlueprintSet, Channels, Join, Layer};
+use meristem::grow::{Blueprint, BlueprintLayer, BlueprintSet, Channels, Join};
 use meristem::train::config::{ConfigLayer, TrainConfig};
 use meristem::train::settings::{ControllerKind, Preset};
 use meristem::train::{Event, Observer, run_with};
@@ -30,9 +30,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let wide_depthwise = Blueprint::new(
         "wide_depthwise",
         vec![
-            Layer::Conv { out: Channels::Same, kernel: 5, depthwise: true },
-            Layer::Conv { out: Channels::Same, kernel: 1, depthwise: false },
-            Layer::GroupNorm { zero: true },
+            BlueprintLayer::Conv { out: Channels::Same, kernel: 5, depthwise: true },
+            BlueprintLayer::Conv { out: Channels::Same, kernel: 1, depthwise: false },
+            BlueprintLayer::GroupNorm { zero: true },
         ],
         Join::Residual,
     );

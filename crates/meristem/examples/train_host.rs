@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use meristem::data::{DatasetSpec, GatherBatches, GatherConfig, Residency, Split, cache};
 use meristem::device::{Device, DeviceId, DeviceOptions};
-use meristem::grow::{HostSpec, ImageShape, Optimisers, host_graph};
+use meristem::grow::{HostSpec, Optimisers, TaskShape, host_graph};
 use meristem::nn::{Isa, Metrics, Network, NetworkOptions};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -17,7 +17,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let load = |split| cache::load(&device, &DatasetSpec::embedded(), split, Residency::Resident);
     let (train, test) = (load(Split::Train)?, load(Split::Test)?);
     let info = train.info();
-    let image = ImageShape {
+    let image = TaskShape {
         channels: info.channels,
         height: info.height,
         width: info.width,

@@ -13,13 +13,13 @@
 //! - [`train`]: whole runs, from a configuration to a folder.
 //!
 //! ```
-//! use meristem::grow::{HostSpec, ImageShape};
+//! use meristem::grow::{HostSpec, TaskShape};
 //! use meristem::train::config::{ConfigLayer, TrainConfig};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let config = TrainConfig::resolve(ConfigLayer::default(), ConfigLayer::default())?;
 //! let host: HostSpec = config.host.parse()?;
-//! let embedded = ImageShape { channels: 1, height: 28, width: 28, classes: 10 };
+//! let embedded = TaskShape { channels: 1, height: 28, width: 28, classes: 10 };
 //! assert_eq!(host.parameters(&embedded), 496);
 //! # Ok(())
 //! # }

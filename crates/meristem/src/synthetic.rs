@@ -17,9 +17,9 @@ pub(crate) const IMAGES: usize = 50_000;
 pub(crate) const CLASSES: usize = 10;
 
 /// Shape of the images, for hosts.
-pub(crate) fn image_shape() -> grow::ImageShape {
+pub(crate) fn image_shape() -> grow::TaskShape {
     let ImageShape { channels, height, width } = SHAPE;
-    grow::ImageShape { channels, height, width, classes: CLASSES }
+    grow::TaskShape { channels, height, width, classes: CLASSES }
 }
 
 /// A dataset of random bytes with random labels, resident on `device`.

@@ -3,7 +3,9 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
-use meristem_comm::{CommOptions, Communicator, Keep, Reduction, Sparse, SparseSum, picks};
+use meristem_comm::{
+    CommOptions, Communicator, FeedbackMode, Reduction, SparseMethod, SparseSum, picks,
+};
 use meristem_device::{LentTensor, Stream, Tensor};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -314,8 +316,8 @@ struct Options {
 struct Choice {
     density: f64,
     k: Option<usize>,
-    sparse: Sparse,
-    keep: Keep,
+    sparse: SparseMethod,
+    keep: FeedbackMode,
     reduction: Reduction,
 }
 
@@ -332,16 +334,16 @@ impl Options {
             wrong(message, "give the number of elements that each rank sends")
         })?;
         let sparse = match method.as_str() {
-            "topk" => Sparse::TopK,
-            "gtopk" => Sparse::GTopK,
-            "ok-topk" => Sparse::OkTopK { refresh: REFRESH },
+            "topk" => SparseMethod::TopK,
+            "gtopk" => SparseMethod::GTopK,
+            "ok-topk" => SparseMethod::OkTopK { refresh: REFRESH },
             other => {
                 let message = format!("`method`: got `{other}`, expected topk, gtopk or ok-topk");
                 return Err(wrong(message, "give one of the three"));
             }
         };
         let keep = match (momentum, residual) {
-            (Some(factor), true) if (0.0..1.0).contains(&factor) => Keep::Momentum(factor),
+            (Some(factor), true) if (0.0..1.0).contains(&factor) => FeedbackMode::Momentum(factor),
             (Some(factor), true) => {
                 let message = format!("`momentum`: got {factor}, expected 0 or more, below 1");
                 return Err(wrong(message, "leave it out for sums without momentum correction"));
@@ -350,8 +352,8 @@ impl Options {
                 let message = "`momentum`: got one, expected none with `residual=False`".to_owned();
                 return Err(wrong(message, "leave out `residual`: momentum correction needs it"));
             }
-            (None, true) => Keep::Residual,
-            (None, false) => Keep::Nothing,
+            (None, true) => FeedbackMode::Residual,
+            (None, false) => FeedbackMode::Nothing,
         };
         Ok(Choice { density, k, sparse, keep, reduction: reduction(mean) })
     }

@@ -155,7 +155,7 @@ pub enum Error {
         /// Step, from 0.
         step: usize,
         /// Kind of failure.
-        failure: meristem_control::Failure,
+        failure: meristem_control::TrainingFailure,
         /// Failures since the last snapshot.
         failures: u32,
     },

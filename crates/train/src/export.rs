@@ -6,7 +6,7 @@ use std::sync::Arc;
 use meristem_data::Normalization;
 use meristem_device::{DeviceId, DeviceOptions};
 use meristem_export::onnx;
-use meristem_grow::{BlueprintSet, Host, HostSpec, ImageShape, Optimisers, Rules};
+use meristem_grow::{BlueprintSet, Host, HostSpec, Optimisers, Rules, TaskShape};
 use meristem_nn::graph::Graph;
 use meristem_nn::{Isa, Network, NetworkOptions};
 
@@ -37,7 +37,7 @@ pub struct OnnxModel {
     /// Contents of its file.
     pub bytes: Vec<u8>,
     /// Channels, rows and columns of an image, and number of classes.
-    pub image: ImageShape,
+    pub image: TaskShape,
     /// Constants that pixels are normalised with, if they are known.
     pub normalization: Option<Normalization>,
 }
@@ -67,7 +67,7 @@ pub fn onnx(config: &OnnxConfig) -> Result<OnnxModel> {
         }
     };
     let metadata = metadata(config, &host, normalization.as_ref(), classes.as_deref());
-    let bytes = onnx::encode(&onnx::Exported {
+    let bytes = onnx::encode(&onnx::OnnxNetwork {
         graph: &graph,
         state: &weights.state,
         alphas: &host.alphas(),
@@ -92,7 +92,7 @@ fn host(config: &OnnxConfig, weights: &Weights) -> Result<Host> {
             };
             let spec = spec.as_ref().ok_or_else(|| weights.needs_host())?;
             let [channels, classes] = weights.channels_and_classes(spec)?;
-            ImageShape { channels, height, width, classes }
+            TaskShape { channels, height, width, classes }
         }
     };
     if let Some([height, width]) = config.image_size.filter(|s| *s != [image.height, image.width]) {
@@ -107,7 +107,7 @@ fn host(config: &OnnxConfig, weights: &Weights) -> Result<Host> {
 fn normalization(
     config: &OnnxConfig,
     weights: &Weights,
-    image: &ImageShape,
+    image: &TaskShape,
 ) -> Result<Option<Normalization>> {
     let own = weights.normalization(image.channels)?;
     let Some(given) = &config.normalize else { return Ok(own) };

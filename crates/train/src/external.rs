@@ -3,7 +3,7 @@
 //! A controller needs only the trait [`Controller`]. With [`External`] it also receives the envs at
 //! two points of each step, and may wait there: before the step, and before the decision.
 
-use meristem_control::{Controller, EnvView, Op, SlotHistory};
+use meristem_control::{ActionOp, Controller, EnvView, SlotHistory};
 use meristem_grow::{BlueprintSet, GateInputs, Host};
 
 use crate::error::Result;
@@ -116,7 +116,7 @@ pub struct SeenEnv {
     pub(crate) train_losses: Vec<f32>,
     pub(crate) measured: Vec<GateInputs>,
     pub(crate) history: Vec<SlotHistory>,
-    pub(crate) last: Option<(Op, bool)>,
+    pub(crate) last: Option<(ActionOp, bool)>,
 }
 
 /// Results of an env's step.

@@ -45,9 +45,7 @@ const FORMS: [Form; 4] = [
         instead: "`if`",
         count: matches_on_bools,
         left: &[
-            ("crates/comm", 8),
             ("crates/device", 11),
-            ("crates/grow", 6),
             ("crates/meristem", 8),
             ("crates/nn", 48),
             ("crates/python", 1),

@@ -44,7 +44,7 @@ const LISTS: [List; 6] = [
     List {
         row: "a layer of blueprints",
         file: "crates/grow/src/blueprint/layer.rs",
-        of: "Layer",
+        of: "BlueprintLayer",
         places: &["crates/python/python/meristem/network.py", "docs/growth.md"],
         exceptions: &[],
     },

@@ -42,18 +42,32 @@ pub(crate) struct Compaction {
 }
 
 /// Writes the entries of the list that are also in `kept`, which is in ascending order.
-pub(crate) fn common(of: &Compaction, kept: Piece) -> Vec<Call> {
-    with_holes(of, Call::each(&COMMON, of.list.len).with_pieces([of.list, kept, of.holes]))
+pub(crate) fn common(compaction: &Compaction, kept: Piece) -> Vec<Call> {
+    with_holes(
+        compaction,
+        Call::each(&COMMON, compaction.list.len).with_pieces([
+            compaction.list,
+            kept,
+            compaction.holes,
+        ]),
+    )
 }
 
 /// Writes the entries whose bits are set.
-pub(crate) fn unmark(of: &Compaction, mask: Piece) -> Vec<Call> {
-    with_holes(of, Call::each(&UNMARK, of.list.len).with_pieces([of.list, mask, of.holes]))
+pub(crate) fn unmark(compaction: &Compaction, mask: Piece) -> Vec<Call> {
+    with_holes(
+        compaction,
+        Call::each(&UNMARK, compaction.list.len).with_pieces([
+            compaction.list,
+            mask,
+            compaction.holes,
+        ]),
+    )
 }
 
 /// Adds the calls that remove the holes left by `call`.
-fn with_holes(of: &Compaction, call: Call) -> Vec<Call> {
-    let &Compaction { list, holes, to, tables } = of;
+fn with_holes(compaction: &Compaction, call: Call) -> Vec<Call> {
+    let &Compaction { list, holes, to, tables } = compaction;
     let holes = Piece { len: list.len, ..holes };
     let tiles = list.len.div_ceil(TILE) as u32;
     // Includes blocks for the padding.

@@ -85,14 +85,14 @@ pub(crate) struct Merge {
 
 /// Merges rows into a list with holes, whose length is the sum of the rows' lengths. Values with
 /// the same index are added, in the order of the rows.
-pub(crate) fn merge(dtype: DType, of: &Merge, to: ListPieces) -> Call {
-    let len = of.own.indices.len;
+pub(crate) fn merge(dtype: DType, rows: &Merge, to: ListPieces) -> Call {
+    let len = rows.own.indices.len;
     let values = MergeValues {
-        rows: of.rows as u32,
-        me: of.me as u32,
-        first: of.first as u32,
+        rows: rows.rows as u32,
+        me: rows.me as u32,
+        first: rows.first as u32,
         len: len as u32,
     };
-    let pieces = [of.own, of.others, to].map(|list| [list.indices, list.values]).concat();
-    Call::each(MERGE.get(dtype), of.rows * len).with_pieces(pieces).values(values)
+    let pieces = [rows.own, rows.others, to].map(|list| [list.indices, list.values]).concat();
+    Call::each(MERGE.get(dtype), rows.rows * len).with_pieces(pieces).values(values)
 }

@@ -13,17 +13,17 @@ mod sum;
 mod threshold;
 
 use bytemuck::{Pod, Zeroable};
-pub(crate) use copy::copies;
-pub(crate) use feedback::{advance, clear, drain, nothing};
-pub(crate) use indices::{Compaction, common, divide_up, mark, unmark};
-pub(crate) use lists::{Merge, merge, scatter, take};
 pub(crate) use meristem_device::{Call, Piece};
 use meristem_device::{DType, Kernel, KernelHeader, KernelSource, Tensor};
-pub(crate) use select::{Elements, ListSelection, candidates_len, from_list, select};
-pub(crate) use sum::{RankPieces, sum};
-pub(crate) use threshold::{PIECES_MAX, SelectionTables, TableArguments};
 
-use crate::number::{Number, with_number};
+pub(crate) use self::copy::copies;
+pub(crate) use self::feedback::{advance, clear, drain, nothing};
+pub(crate) use self::indices::{Compaction, common, divide_up, mark, unmark};
+pub(crate) use self::lists::{Merge, merge, scatter, take};
+pub(crate) use self::select::{Elements, ListSelection, candidates_len, from_list, select};
+pub(crate) use self::sum::{RankPieces, sum};
+pub(crate) use self::threshold::{PIECES_MAX, SelectionTables, TableArguments};
+use crate::number::{SumElement, with_number};
 
 /// Headers of the sources for one element type, a file in the folder `element`.
 macro_rules! headers {
@@ -152,7 +152,7 @@ pub(crate) fn part(argument: usize, dtype: DType, start: usize, len: usize) -> P
 
 /// Bits of a number in an element type, as kernels read them.
 fn bits_of(dtype: DType, value: f64) -> u64 {
-    fn bits<T: Number>(value: f64) -> u64 {
+    fn bits<T: SumElement>(value: f64) -> u64 {
         let number = T::from_f64(value);
         let mut bits = [0; 8];
         let bytes = bytemuck::bytes_of(&number);

@@ -5,7 +5,7 @@ use meristem_device::{Call, DType, KernelSource, Piece};
 
 use super::threshold::{ChooseValues, DIGIT, TILE, TableArguments};
 use super::{ABSENT, ListPieces, PerType, Typed, bits_of, source_per_type, typed};
-use crate::number::{Magnitude, Number, with_number};
+use crate::number::{Magnitude, SumElement, with_number};
 
 pub(super) static SOURCE: PerType<KernelSource> = source_per_type!("select.cu");
 
@@ -81,26 +81,28 @@ pub(crate) struct Elements<'a> {
 }
 
 /// Selects the largest elements, in two passes; see `select.cu`.
-pub(crate) fn select(of: &Elements<'_>) -> Vec<Call> {
-    let (wanted, dtype) = (of.picks.indices.len, of.dtype);
-    let Some(tables) = of.tables.filter(|_| wanted > 0) else { return visits(of, ABSENT) };
-    let sources = places(of);
+pub(crate) fn select(elements: &Elements<'_>) -> Vec<Call> {
+    let (wanted, dtype) = (elements.picks.indices.len, elements.dtype);
+    let Some(tables) = elements.tables.filter(|_| wanted > 0) else {
+        return visits(elements, ABSENT);
+    };
+    let sources = places(elements);
     let all = sources.iter().map(|source| source.place.tiles).sum();
-    let (threshold, known) = of.threshold.unwrap_or((ABSENT, false));
+    let (threshold, known) = elements.threshold.unwrap_or((ABSENT, false));
     let selection = Selection { dtype, tables, sources, rows: 1, all, threshold };
     let mut calls = vec![tables.begin(ABSENT, ABSENT, 1, wanted)];
-    calls.extend(visits(of, tables.control));
-    let (digits, room) = (digits(dtype), of.candidates.indices.len as u32);
+    calls.extend(visits(elements, tables.control));
+    let (digits, room) = (digits(dtype), elements.candidates.indices.len as u32);
     let first = ChooseValues { first: 1, known: known.into(), room, ..digits[0].choice() };
     calls.push(selection.choose(first));
-    for EntrySource { values: elements, place, .. } in &selection.sources {
-        let ListPieces { indices, values } = of.candidates;
-        let pieces = [*elements, indices, values, tables.tiles, tables.control];
+    for EntrySource { values: source, place, .. } in &selection.sources {
+        let ListPieces { indices, values } = elements.candidates;
+        let pieces = [*source, indices, values, tables.tiles, tables.control];
         let call = Call::new(COLLECT.get(dtype), place.blocks, THREADS);
         calls.push(call.with_pieces(pieces).values(*place));
     }
     digits[1..].iter().for_each(|digit| selection.refine(*digit, &mut calls));
-    selection.compact(of.picks, &mut calls);
+    selection.compact(elements.picks, &mut calls);
     calls
 }
 
@@ -118,8 +120,8 @@ pub(crate) struct ListSelection {
 }
 
 /// Selects the largest entries of each row of a list; the size of `to` limits their number.
-pub(crate) fn from_list(of: &ListSelection) -> Vec<Call> {
-    let ListSelection { dtype, list, bounds, to, tables } = *of;
+pub(crate) fn from_list(selection: &ListSelection) -> Vec<Call> {
+    let ListSelection { dtype, list, bounds, to, tables } = *selection;
     let ListPieces { indices, values } = list;
     let rows = 1 + bounds.map_or(0, |bounds| bounds.len);
     let (wanted, tiles) = (to.indices.len / rows, indices.len.div_ceil(TILE) as u32);
@@ -198,25 +200,25 @@ impl Selection {
 }
 
 /// The memory of the elements: the residual if there is one, else the gradient.
-fn places(of: &Elements<'_>) -> Vec<EntrySource> {
-    let elements = of.residual.as_ref().map_or(of.gradient, std::slice::from_ref);
-    let all = elements.iter().map(|piece| piece.len.div_ceil(TILE) as u32).sum();
+fn places(elements: &Elements<'_>) -> Vec<EntrySource> {
+    let pieces = elements.residual.as_ref().map_or(elements.gradient, std::slice::from_ref);
+    let all = pieces.iter().map(|piece| piece.len.div_ceil(TILE) as u32).sum();
     let (mut start, mut tile) = (0, 0);
     let place = |values: &Piece| {
         let tiles = values.len.div_ceil(TILE) as u32;
         let blocks = tiles.div_ceil(WARPS as u32);
         let place = TileRange { start, tile, tiles, blocks, all, listed: 0 };
         (start, tile) = (start + values.len as u32, tile + tiles);
-        EntrySource { indices: ABSENT, values: *values, candidates: of.candidates, place }
+        EntrySource { indices: ABSENT, values: *values, candidates: elements.candidates, place }
     };
-    elements.iter().map(place).collect()
+    pieces.iter().map(place).collect()
 }
 
 /// Adds the gradient to the residual, and counts first digits.
-fn visits(of: &Elements<'_>, control: Piece) -> Vec<Call> {
-    let dtype = of.dtype;
-    let (velocity, factor) = of.velocity.map_or((None, 0.0), |(v, factor)| (Some(v), factor));
-    let (threshold, known) = of.threshold.unwrap_or((ABSENT, false));
+fn visits(elements: &Elements<'_>, control: Piece) -> Vec<Call> {
+    let dtype = elements.dtype;
+    let (velocity, factor) = elements.velocity.map_or((None, 0.0), |(v, factor)| (Some(v), factor));
+    let (threshold, known) = elements.threshold.unwrap_or((ABSENT, false));
     let mut start = 0;
     let visit = |gradient: &Piece| {
         let kept = |piece: Option<Piece>| {
@@ -227,19 +229,19 @@ fn visits(of: &Elements<'_>, control: Piece) -> Vec<Call> {
             };
             piece.map_or(ABSENT, window)
         };
-        let pieces = [*gradient, kept(of.residual), kept(velocity), threshold, control];
+        let pieces = [*gradient, kept(elements.residual), kept(velocity), threshold, control];
         start += gradient.len;
         let blocks = gradient.len.div_ceil(COUNTED).min(COUNTERS) as u32;
         let known = u32::from(known);
         let values = VisitValues { factor: bits_of(dtype, factor), known, unused: 0 };
         Call::new(VISIT.get(dtype), blocks, THREADS).with_pieces(pieces).values(values)
     };
-    of.gradient.iter().map(visit).collect()
+    elements.gradient.iter().map(visit).collect()
 }
 
 /// Digits of a magnitude, from the most to the least significant.
 fn digits(dtype: DType) -> Vec<Digit> {
-    fn bits<T: Number>() -> u32 {
+    fn bits<T: SumElement>() -> u32 {
         <T::Magnitude as Magnitude>::BITS
     }
     let mut shift = with_number!(dtype, T => bits::<T>(), 0);

@@ -20,18 +20,18 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use group::GROUPS_MAX;
 use meristem_device::Stream;
-use thread::{MpiExchange, MpiJob, unavailable};
-use transfer::{Incoming, Outgoing};
 
+use self::group::GROUPS_MAX;
+use self::thread::{MpiExchange, MpiJob, unavailable};
+use self::transfer::{Incoming, Outgoing};
 use crate::check::GroupRank;
 use crate::error::{Error, Result};
 use crate::log::COMM_LOG;
 use crate::spans::Spans;
 use crate::sync::lock;
 use crate::transport::{CollectiveCall, Parcel, Parcels, Sum, Transport, check_parcels, others};
-use crate::watch::{GroupWatch, News, Pulse, Trouble, endless};
+use crate::watch::{ExchangeProblem, GroupStatus, GroupWatch, Heartbeat, endless};
 use crate::{host, wire};
 
 /// Time for the MPI thread to answer a watching thread; more than it takes to send notices.
@@ -145,16 +145,16 @@ impl Mpi {
     }
 
     /// The ranks of this rank's new group in order, and the group's number.
-    fn group_of(&self, wishes: &[SplitArguments]) -> (Vec<usize>, i32) {
-        let SplitArguments { color, .. } = wishes[self.rank];
-        let mut colors: Vec<u64> = wishes.iter().map(|wish| wish.color).collect();
+    fn group_of(&self, arguments: &[SplitArguments]) -> (Vec<usize>, i32) {
+        let SplitArguments { color, .. } = arguments[self.rank];
+        let mut colors: Vec<u64> = arguments.iter().map(|arguments| arguments.color).collect();
         colors.sort_unstable();
         colors.dedup();
         let place = colors.iter().position(|other| *other == color).unwrap_or(0);
-        let first = wishes.iter().map(|wish| wish.next_context).max().unwrap_or(1);
+        let first = arguments.iter().map(|arguments| arguments.next_context).max().unwrap_or(1);
         let mut ranks: Vec<usize> =
-            (0..wishes.len()).filter(|rank| wishes[*rank].color == color).collect();
-        ranks.sort_by_key(|rank| (wishes[*rank].key, *rank));
+            (0..arguments.len()).filter(|rank| arguments[*rank].color == color).collect();
+        ranks.sort_by_key(|rank| (arguments[*rank].key, *rank));
         (ranks, first.saturating_add(place as i32))
     }
 }
@@ -281,11 +281,11 @@ impl Transport for Mpi {
             Incoming { peer, content, buffer }
         });
         let received = self.transfer(call, sends.collect(), receives.collect())?;
-        let mut wishes: Vec<SplitArguments> =
+        let mut arguments: Vec<SplitArguments> =
             received.iter().filter_map(|b| SplitArguments::decode(b)).collect();
-        wishes.insert(me, own);
-        let (ranks, context) = self.group_of(&wishes);
-        let highest = wishes.iter().map(|wish| wish.next_context).max().unwrap_or(1);
+        arguments.insert(me, own);
+        let (ranks, context) = self.group_of(&arguments);
+        let highest = arguments.iter().map(|arguments| arguments.next_context).max().unwrap_or(1);
         *next_context = highest.saturating_add(n as i32);
         if *next_context > GROUPS_MAX {
             return Err(unavailable("too many communicators were created", "reuse communicators"));
@@ -310,18 +310,20 @@ struct MpiWatch {
 }
 
 impl GroupWatch for MpiWatch {
-    fn pulse(&mut self, pulse: &Pulse) -> News {
+    fn heartbeat(&mut self, heartbeat: &Heartbeat) -> GroupStatus {
         let (reply, answer) = sync_channel(1);
-        let job = MpiJob::Watch { context: self.context, pulse: pulse.clone(), reply };
+        let job = MpiJob::Watch { context: self.context, heartbeat: heartbeat.clone(), reply };
         // If the queue of the thread is full, the next heartbeat gets an answer.
         let asked = self.jobs.as_ref().is_some_and(|jobs| jobs.try_send(job).is_ok());
         let answer = if asked { answer.recv_timeout(ANSWER).ok() } else { None };
-        answer.unwrap_or_else(|| match &pulse.trouble {
-            Some(Trouble::Overdue | Trouble::Stuck) => News::Lost(endless(self.deadline)),
-            Some(Trouble::Failed(reason)) => {
-                News::Lost(Error::RankFailed { rank: self.rank, reason: reason.clone() })
+        answer.unwrap_or_else(|| match &heartbeat.problem {
+            Some(ExchangeProblem::Overdue | ExchangeProblem::Stuck) => {
+                GroupStatus::Lost(endless(self.deadline))
             }
-            _ => News::Sound,
+            Some(ExchangeProblem::Failed(reason)) => {
+                GroupStatus::Lost(Error::RankFailed { rank: self.rank, reason: reason.clone() })
+            }
+            _ => GroupStatus::Sound,
         })
     }
 }
@@ -340,7 +342,7 @@ mod tests {
 
     /// Repeated exchanges of several sizes need exactly one buffer per size.
     #[test]
-    fn every_size_has_memory_of_its_own() {
+    fn every_size_reuses_one_buffer() {
         let sizes = [1 << 20, 100, 5000, 1 << 20];
         let mut pool = Vec::new();
         for turn in 0..5 {

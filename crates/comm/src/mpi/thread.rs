@@ -21,7 +21,7 @@ use super::group::{MpiGroup, MpiTags, RankDeparture};
 use super::transfer::{self, Backoff, Incoming, Outgoing};
 use crate::error::{Error, Result};
 use crate::transport::CollectiveCall;
-use crate::watch::{News, Pulse, Trouble, endless};
+use crate::watch::{ExchangeProblem, GroupStatus, Heartbeat, endless};
 use crate::wire::RankNotice;
 
 /// Time for the delivery of a notice to other ranks, some of which may be gone.
@@ -58,8 +58,8 @@ pub(super) enum MpiJob {
     /// during an exchange.
     Watch {
         context: i32,
-        pulse: Pulse,
-        reply: SyncSender<News>,
+        heartbeat: Heartbeat,
+        reply: SyncSender<GroupStatus>,
     },
 }
 
@@ -135,7 +135,9 @@ impl MpiThread {
                     let rank = group.rank;
                     self.fail(context, Error::RankFailed { rank, reason });
                 }
-                MpiJob::Watch { context, pulse, reply } => self.watch(context, &pulse, &reply),
+                MpiJob::Watch { context, heartbeat, reply } => {
+                    self.watch(context, &heartbeat, &reply)
+                }
                 MpiJob::Leave { context, panicked } => self.leave(context, panicked),
                 // The group of all processes is kept: its notices are read again before the end.
                 MpiJob::Forget { context: 0 } => {}
@@ -148,11 +150,13 @@ impl MpiThread {
     fn answer_watches(&mut self, group: &mut MpiGroup) {
         while let Ok(job) = self.jobs.try_recv() {
             match job {
-                MpiJob::Watch { context, pulse, reply } if context == group.context => {
+                MpiJob::Watch { context, heartbeat, reply } if context == group.context => {
                     // A failed reply is ignored: the watching thread has given up.
-                    let _ = reply.send(self.news(group, &pulse));
+                    let _ = reply.send(self.group_status(group, &heartbeat));
                 }
-                MpiJob::Watch { context, pulse, reply } => self.watch(context, &pulse, &reply),
+                MpiJob::Watch { context, heartbeat, reply } => {
+                    self.watch(context, &heartbeat, &reply)
+                }
                 job => self.later.push_back(job),
             }
         }
@@ -173,37 +177,37 @@ impl MpiThread {
     }
 
     /// Answers a heartbeat; no answer if the group was removed.
-    fn watch(&mut self, context: i32, pulse: &Pulse, reply: &SyncSender<News>) {
+    fn watch(&mut self, context: i32, heartbeat: &Heartbeat, reply: &SyncSender<GroupStatus>) {
         let Some(mut group) = self.groups.remove(&context) else { return };
         // A failed reply is ignored: the watching thread has given up.
-        let _ = reply.send(self.news(&mut group, pulse));
+        let _ = reply.send(self.group_status(&mut group, heartbeat));
         self.groups.insert(context, group);
     }
 
     /// State of a group after a heartbeat of this rank, from the notices received.
-    fn news(&self, group: &mut MpiGroup, pulse: &Pulse) -> News {
+    fn group_status(&self, group: &mut MpiGroup, heartbeat: &Heartbeat) -> GroupStatus {
         if group.failure.is_none() {
             group.failure = transfer::read_notices(&self.world, group);
         }
         let rank = group.rank;
-        match &pulse.trouble {
-            Some(Trouble::Failed(reason)) => {
+        match &heartbeat.problem {
+            Some(ExchangeProblem::Failed(reason)) => {
                 self.fail_group(group, Error::RankFailed { rank, reason: reason.clone() });
             }
-            Some(Trouble::Overdue) => self.fail_group(group, endless(group.deadline)),
-            Some(Trouble::Stuck) => {
+            Some(ExchangeProblem::Overdue) => self.fail_group(group, endless(group.deadline)),
+            Some(ExchangeProblem::Stuck) => {
                 let (operation, seconds) = ("exchange", group.deadline.as_secs_f64());
                 self.fail_group(group, Error::RankLate { operation, rank, seconds });
             }
-            Some(Trouble::Lost) | None => {}
+            Some(ExchangeProblem::Lost) | None => {}
         }
         // A rank that leaves its group of devices sends a notice. The other ranks answer once they
         // have ended as many exchanges.
-        let (known, own) = (group.ended[rank], pulse.ends());
+        let (known, own) = (group.ended[rank], heartbeat.ends());
         let asked = group.ended.iter().any(|ended| known < *ended && *ended <= own);
-        if known < own && (pulse.closing || asked) {
+        if known < own && (heartbeat.closing || asked) {
             group.ended[rank] = own;
-            let Pulse { membership, ended: exchanges, .. } = *pulse;
+            let Heartbeat { membership, ended: exchanges, .. } = *heartbeat;
             self.notify(group, &RankNotice::Ended { membership, exchanges });
         }
         let panicked = |rank: usize| group.left[rank].is_some_and(|left| left.panicked);
@@ -212,9 +216,9 @@ impl MpiThread {
             Error::RankGone { operation, rank, reason }
         });
         match group.failure.clone().or(gone) {
-            Some(error) => News::Lost(error),
-            None if group.peers().all(|rank| group.ended[rank] >= own) => News::Ended,
-            None => News::Sound,
+            Some(error) => GroupStatus::Lost(error),
+            None if group.peers().all(|rank| group.ended[rank] >= own) => GroupStatus::Ended,
+            None => GroupStatus::Sound,
         }
     }
 

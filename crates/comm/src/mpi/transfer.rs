@@ -73,14 +73,14 @@ pub(super) struct MpiTransfer<'s, 'a> {
     /// Header received from each rank.
     headers: Vec<Option<CallHeader>>,
     /// Buffers for each rank's parcels, until the rank's header arrives.
-    rooms: Vec<Vec<ReceiveBuffer<'a>>>,
+    buffers: Vec<Vec<ReceiveBuffer<'a>>>,
     /// Requests in flight, each with the other rank.
     requests: Vec<(usize, PendingRequest<'s, 'a>)>,
     /// The error for a parcel without a matching buffer.
-    misfit: Option<Error>,
+    mismatch: Option<Error>,
     agreed: bool,
     /// Last time at which a header arrived or a message completed.
-    heard: Instant,
+    last_sign: Instant,
 }
 
 impl<'s, 'a> MpiTransfer<'s, 'a> {
@@ -92,7 +92,7 @@ impl<'s, 'a> MpiTransfer<'s, 'a> {
     ) -> Self {
         let n = group.members.len();
         let tags = MpiTags::for_group(group.context);
-        let (headers, rooms) = (vec![None; n], (0..n).map(|_| Vec::new()).collect());
+        let (headers, buffers) = (vec![None; n], (0..n).map(|_| Vec::new()).collect());
         MpiTransfer {
             world,
             scope,
@@ -100,11 +100,11 @@ impl<'s, 'a> MpiTransfer<'s, 'a> {
             tags,
             call: *call,
             headers,
-            rooms,
+            buffers,
             requests: Vec::new(),
-            misfit: None,
+            mismatch: None,
             agreed: false,
-            heard: Instant::now(),
+            last_sign: Instant::now(),
         }
     }
 
@@ -127,7 +127,7 @@ impl<'s, 'a> MpiTransfer<'s, 'a> {
             }
         }
         for Incoming { peer, content, buffer } in receives {
-            self.rooms[*peer].push(ReceiveBuffer { content: *content, buffer });
+            self.buffers[*peer].push(ReceiveBuffer { content: *content, buffer });
         }
     }
 
@@ -153,7 +153,7 @@ impl<'s, 'a> MpiTransfer<'s, 'a> {
     fn poll(&mut self, answer_watches: &mut AnswerWatches<'_>) -> Result<(), (Error, bool)> {
         let mut idle = Backoff::default();
         loop {
-            let before = self.heard;
+            let before = self.last_sign;
             self.read_headers().map_err(|error| (error, true))?;
             if let Some(error) = read_notices(self.world, self.group) {
                 return Err((error.at(self.call.operation), false));
@@ -166,7 +166,7 @@ impl<'s, 'a> MpiTransfer<'s, 'a> {
             if self.agreed && self.requests.is_empty() {
                 return Ok(());
             }
-            if self.heard == before {
+            if self.last_sign == before {
                 self.check_patience().map_err(|error| (error, true))?;
                 idle.rest();
             } else {
@@ -191,7 +191,7 @@ impl<'s, 'a> MpiTransfer<'s, 'a> {
                 let header = header.ok_or_else(|| self.gone(peer, reason))?;
                 self.receive(peer, &header);
                 self.headers[peer] = Some(header);
-                self.heard = Instant::now();
+                self.last_sign = Instant::now();
             } else if let Some(RankDeparture { panicked, .. }) =
                 self.group.left[peer].filter(|left| left.steps < self.group.step)
             {
@@ -204,7 +204,7 @@ impl<'s, 'a> MpiTransfer<'s, 'a> {
             let call = |header: &Option<CallHeader>| header.as_ref().map_or(self.call, |h| h.call);
             let calls: Vec<CollectiveCall> = self.headers.iter().map(call).collect();
             agree::check(&calls)?;
-            self.misfit.take().map_or(Ok(()), Err)?;
+            self.mismatch.take().map_or(Ok(()), Err)?;
             self.agreed = true;
         }
         Ok(())
@@ -212,10 +212,10 @@ impl<'s, 'a> MpiTransfer<'s, 'a> {
 
     /// Begins to receive a rank's parcels if they match the buffers.
     fn receive(&mut self, peer: usize, header: &CallHeader) {
-        let rooms = std::mem::take(&mut self.rooms[peer]);
-        let expected = rooms.iter().map(|room| room.content);
+        let buffers = std::mem::take(&mut self.buffers[peer]);
+        let expected = buffers.iter().map(|room| room.content);
         if !expected.clone().eq(header.parcels.iter().copied()) {
-            if self.misfit.is_none() {
+            if self.mismatch.is_none() {
                 let (mut sent, mut wanted) = (header.parcels.iter().copied(), expected);
                 let (expected, got) = loop {
                     match (wanted.next(), sent.next()) {
@@ -225,12 +225,12 @@ impl<'s, 'a> MpiTransfer<'s, 'a> {
                     }
                 };
                 let (operation, rank, what) = (self.call.operation, peer, "a message of");
-                self.misfit = Some(Error::Disagreement { operation, rank, what, expected, got });
+                self.mismatch = Some(Error::Disagreement { operation, rank, what, expected, got });
             }
             return;
         }
         let process = self.world.process_at_rank(self.group.members[peer]);
-        for ReceiveBuffer { buffer, .. } in rooms {
+        for ReceiveBuffer { buffer, .. } in buffers {
             let mut rest = buffer;
             for len in chunks(rest.len()) {
                 let (chunk, more) = rest.split_at_mut(len);
@@ -251,13 +251,13 @@ impl<'s, 'a> MpiTransfer<'s, 'a> {
         };
         self.requests = requests.filter_map(still).collect();
         if self.requests.len() < before {
-            self.heard = Instant::now();
+            self.last_sign = Instant::now();
         }
     }
 
     /// Returns an error if nothing has arrived until the deadline.
     fn check_patience(&self) -> Result<()> {
-        let (waited, deadline) = (self.heard.elapsed(), self.group.deadline);
+        let (waited, deadline) = (self.last_sign.elapsed(), self.group.deadline);
         if waited < deadline {
             return Ok(());
         }
@@ -338,7 +338,7 @@ mod tests {
 
     /// A rank that arrives just before the deadline gets a full deadline for its elements.
     #[test]
-    fn a_header_that_begins_a_receive_is_a_sign_of_life() {
+    fn an_arriving_header_restarts_the_deadline() {
         let universe = mpi::initialize().unwrap();
         let (world, deadline) = (universe.world(), Duration::from_millis(400));
         // Both ranks are this process, which receives its own messages.
@@ -355,7 +355,7 @@ mod tests {
                 transfer.test();
             }
             let began = Instant::now();
-            transfer.heard = began.checked_sub(deadline.mul_f64(0.75)).unwrap();
+            transfer.last_sign = began.checked_sub(deadline.mul_f64(0.75)).unwrap();
             let ended = (transfer.poll(&mut |_| {}), began.elapsed());
             // Requests in flight must end before their memory is freed.
             transfer.send(1, &elements, transfer.tags.elements);

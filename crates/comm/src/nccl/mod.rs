@@ -14,8 +14,8 @@ use std::time::Duration;
 use meristem_device::{
     DType, Device, DeviceId, DeviceOptions, Owner, PeerPlace, Peers, Stream, Tensor,
 };
-use watcher::DeviceWatcher;
 
+use self::watcher::DeviceWatcher;
 use crate::check::GroupRank;
 use crate::error::Result;
 use crate::spans::Spans;

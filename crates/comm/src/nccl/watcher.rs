@@ -8,7 +8,7 @@
 //!
 //! Invariants
 //! - The thread calls neither the driver nor NCCL, which may block until a kernel has ended. A
-//!   second thread calls them ([`ask`]). A device whose driver does not answer counts as waiting.
+//!   second thread calls them ([`poll_driver`]). A device whose driver does not answer counts as waiting.
 //! - A rank sends a heartbeat about every second while it is in a group of devices. A silent rank
 //!   is lost.
 //! - A rank leaves the group when the devices of all ranks have ended as many exchanges as its own
@@ -28,7 +28,7 @@ use meristem_device::{CudaError, Error as DeviceError, PeerPlace, PeerProgress, 
 use crate::error::{Error, Result};
 use crate::sync::{Arc, Condvar, Mutex, lock, wait_until};
 use crate::transport::Transport;
-use crate::watch::{GroupWatch, News, PULSE, Pulse, Trouble, endless};
+use crate::watch::{ExchangeProblem, GroupStatus, GroupWatch, HEARTBEAT, Heartbeat, endless};
 
 /// Interval between checks of device and group.
 const TICK: Duration = Duration::from_millis(50);
@@ -55,7 +55,7 @@ struct WatchShared {
 
 /// The end of a watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Closing {
+enum WatchEnd {
     /// After the exchanges of all devices.
     Orderly,
     /// The rank panicked or could not join: exchanges that do not end soon are aborted.
@@ -63,7 +63,7 @@ enum Closing {
 }
 
 struct WatchState {
-    closing: Option<Closing>,
+    closing: Option<WatchEnd>,
     /// Time at which the watch ended.
     finished: Option<Instant>,
     /// Whether the thread that calls the driver and NCCL is running.
@@ -103,14 +103,14 @@ impl DeviceWatcher {
             answered: Instant::now(),
         };
         let shared = Arc::new(WatchShared { state: Mutex::new(state), changed: Condvar::new() });
-        let last = Pulse { membership, ..Pulse::default() };
+        let last = Heartbeat { membership, ..Heartbeat::default() };
         let sent = None;
         let view =
             GroupView { watch, rank: place.rank, deadline, loss: None, even: false, last, sent };
         let asked = (peers.clone(), shared.clone());
-        let asks = start("nccl, ask", move || {
+        let polling = start("nccl, ask", move || {
             let (peers, shared) = asked;
-            ask(&peers, &shared);
+            poll_driver(&peers, &shared);
             drop(peers);
             lock(&shared.state).asking = false;
             shared.changed.notify_all();
@@ -124,12 +124,12 @@ impl DeviceWatcher {
         });
         // If the watching thread cannot be started, the thread `ask` ends.
         let end = |_: &Error| lock(&shared.state).finished = Some(Instant::now());
-        let threads = vec![asks, watches.inspect_err(end)?];
+        let threads = vec![polling, watches.inspect_err(end)?];
         let watcher = DeviceWatcher { shared, threads, deadline };
         match peers.connect() {
             Ok(()) => Ok((peers, watcher)),
             Err(error) => {
-                lock(&watcher.shared.state).closing = Some(Closing::Broken);
+                lock(&watcher.shared.state).closing = Some(WatchEnd::Broken);
                 let known = lock(&watcher.shared.state).failure.clone();
                 Err(known.unwrap_or_else(|| error.into()))
             }
@@ -150,7 +150,7 @@ impl Drop for DeviceWatcher {
         let closing = {
             let mut state = lock(&self.shared.state);
             let broken = thread::panicking();
-            let closing = if broken { Closing::Broken } else { Closing::Orderly };
+            let closing = if broken { WatchEnd::Broken } else { WatchEnd::Orderly };
             *state.closing.get_or_insert(closing)
         };
         self.shared.changed.notify_all();
@@ -170,7 +170,7 @@ fn start(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<
 }
 
 /// Body of the second thread: polls the driver and NCCL until the watch has ended.
-fn ask(peers: &Peers, shared: &WatchShared) {
+fn poll_driver(peers: &Peers, shared: &WatchShared) {
     while lock(&shared.state).finished.is_none() {
         peers.poll();
         let error = peers.check_group().err().map(Error::from);
@@ -213,7 +213,7 @@ struct GroupTimes {
 struct DeviceStatus {
     now: Instant,
     progress: PeerProgress,
-    closing: Option<Closing>,
+    closing: Option<WatchEnd>,
     error: Option<Error>,
     /// Whether the driver does not answer.
     silent: bool,
@@ -251,30 +251,30 @@ impl GroupTimes {
         GroupTimes { moved, before, broken: None, lost: None, closed: None }
     }
 
-    fn note(&mut self, sight: &DeviceStatus) {
-        if sight.progress != self.before {
-            (self.before, self.moved) = (sight.progress, sight.now);
+    fn note(&mut self, status: &DeviceStatus) {
+        if status.progress != self.before {
+            (self.before, self.moved) = (status.progress, status.now);
         }
-        if sight.error.is_some() {
-            self.broken.get_or_insert(sight.now);
+        if status.error.is_some() {
+            self.broken.get_or_insert(status.now);
         }
-        if sight.closing.is_some() {
-            self.closed.get_or_insert(sight.now);
+        if status.closing.is_some() {
+            self.closed.get_or_insert(status.now);
         }
     }
 
     /// Whether the device waits for other devices without progress until the deadline; while the
     /// group closes, whether it has exchanges that do not end.
-    fn is_overdue(&self, sight: &DeviceStatus, deadline: Duration) -> bool {
+    fn is_overdue(&self, status: &DeviceStatus, deadline: Duration) -> bool {
         let since = self.closed.map_or(self.moved, |closed| closed.max(self.moved));
-        let still = sight.now - since >= deadline;
-        let lost = sight.is_loss() && past(sight.now, self.broken, deadline);
-        lost || still && (sight.waits() || sight.closing.is_some() && sight.exchanges())
+        let still = status.now - since >= deadline;
+        let lost = status.is_loss() && has_passed(status.now, self.broken, deadline);
+        lost || still && (status.waits() || status.closing.is_some() && status.exchanges())
     }
 }
 
 /// Whether `moment` is at least `time` ago.
-fn past(now: Instant, moment: Option<Instant>, time: Duration) -> bool {
+fn has_passed(now: Instant, moment: Option<Instant>, time: Duration) -> bool {
     moment.is_some_and(|moment| now - moment >= time)
 }
 
@@ -288,26 +288,26 @@ struct GroupView {
     /// Whether all devices had ended at least this device's exchanges at the last heartbeat.
     even: bool,
     /// The last heartbeat, and the time at which it was sent.
-    last: Pulse,
+    last: Heartbeat,
     sent: Option<Instant>,
 }
 
 impl GroupView {
     /// Sends a heartbeat if the state has changed or a heartbeat is due, and stores a loss.
-    fn pulse(&mut self, sight: &DeviceStatus, trouble: Option<Trouble>) {
-        let (membership, closing) = (self.last.membership, sight.closing.is_some());
-        let PeerProgress { reached, ended, .. } = sight.progress;
-        let closing = closing && !sight.exchanges();
-        let pulse = Pulse { membership, reached, ended, closing, trouble };
-        let asks = sight.waits() || sight.error.is_some() || sight.closing.is_some();
-        let due = self.sent.is_none_or(|sent| sight.now - sent >= PULSE);
-        if asks || due || pulse != self.last {
-            let news = self.watch.pulse(&pulse);
-            self.even = matches!(news, News::Ended);
-            if let News::Lost(error) = news {
+    fn heartbeat(&mut self, status: &DeviceStatus, problem: Option<ExchangeProblem>) {
+        let (membership, closing) = (self.last.membership, status.closing.is_some());
+        let PeerProgress { reached, ended, .. } = status.progress;
+        let closing = closing && !status.exchanges();
+        let heartbeat = Heartbeat { membership, reached, ended, closing, problem };
+        let polling = status.waits() || status.error.is_some() || status.closing.is_some();
+        let due = self.sent.is_none_or(|sent| status.now - sent >= HEARTBEAT);
+        if polling || due || heartbeat != self.last {
+            let news = self.watch.heartbeat(&heartbeat);
+            self.even = matches!(news, GroupStatus::Ended);
+            if let GroupStatus::Lost(error) = news {
                 self.loss.get_or_insert(error);
             }
-            (self.last, self.sent) = (pulse, Some(sight.now));
+            (self.last, self.sent) = (heartbeat, Some(status.now));
         }
     }
 
@@ -322,34 +322,34 @@ impl GroupView {
     fn watch(mut self, peers: &Peers, shared: &WatchShared) {
         let mut times = GroupTimes::new();
         loop {
-            let sight = shared.look(peers);
-            times.note(&sight);
-            let DeviceStatus { now, closing, .. } = sight;
-            let failed = sight.error.clone().filter(|error| !is_loss(error));
-            let failed = failed.filter(|_| past(now, times.broken, GRACE));
-            let overdue = times.is_overdue(&sight, self.deadline);
-            let trouble = match &failed {
-                Some(error) => Some(Trouble::Failed(error.to_string())),
-                None if overdue && sight.is_stuck() => Some(Trouble::Stuck),
-                None if overdue => Some(Trouble::Overdue),
-                None => sight.is_loss().then_some(Trouble::Lost),
+            let status = shared.device_status(peers);
+            times.note(&status);
+            let DeviceStatus { now, closing, .. } = status;
+            let failed = status.error.clone().filter(|error| !is_loss(error));
+            let failed = failed.filter(|_| has_passed(now, times.broken, GRACE));
+            let overdue = times.is_overdue(&status, self.deadline);
+            let problem = match &failed {
+                Some(error) => Some(ExchangeProblem::Failed(error.to_string())),
+                None if overdue && status.is_stuck() => Some(ExchangeProblem::Stuck),
+                None if overdue => Some(ExchangeProblem::Overdue),
+                None => status.is_loss().then_some(ExchangeProblem::Lost),
             };
-            self.pulse(&sight, trouble);
+            self.heartbeat(&status, problem);
             if self.loss.is_some() {
                 times.lost.get_or_insert(now);
             }
-            if closing.is_some() && sight.error.is_none() && !sight.exchanges() {
-                let alone = closing == Some(Closing::Broken) || self.loss.is_some();
-                if self.even || alone || past(now, times.closed, self.deadline) {
+            if closing.is_some() && status.error.is_none() && !status.exchanges() {
+                let alone = closing == Some(WatchEnd::Broken) || self.loss.is_some();
+                if self.even || alone || has_passed(now, times.closed, self.deadline) {
                     drop(self.watch);
                     let end = Instant::now() + CLOSE;
                     return peers.close(&mut || Instant::now() < end);
                 }
             }
-            let still = past(now, Some(times.moved), GRACE) && sight.waits();
+            let still = has_passed(now, Some(times.moved), GRACE) && status.waits();
             let late = overdue && self.loss.is_some();
-            let broken = closing == Some(Closing::Broken) && past(now, times.closed, GRACE);
-            if failed.is_some() || late || broken || (still && past(now, times.lost, GRACE)) {
+            let broken = closing == Some(WatchEnd::Broken) && has_passed(now, times.closed, GRACE);
+            if failed.is_some() || late || broken || (still && has_passed(now, times.lost, GRACE)) {
                 let error = self.loss_or(|| failed.unwrap_or_else(|| endless(self.deadline)));
                 lock(&shared.state).failure = Some(error.clone());
                 // No heartbeats from here on, because NCCL may hang.
@@ -364,11 +364,11 @@ impl WatchShared {
     /// Waits for the end of both threads; returns whether they have ended. An orderly end includes
     /// the last exchanges, at most until the deadline, and the time that NCCL and the driver need
     /// to finish.
-    fn end_within(&self, closing: Closing, deadline: Duration) -> bool {
+    fn end_within(&self, closing: WatchEnd, deadline: Duration) -> bool {
         let begin = Instant::now();
         let mut state = lock(&self.state);
         while state.finished.is_none() || state.asking {
-            let at_once = closing == Closing::Broken || state.failure.is_some();
+            let at_once = closing == WatchEnd::Broken || state.failure.is_some();
             let end = match state.finished {
                 Some(finished) => finished + GRACE,
                 None if at_once => begin + GRACE + CLOSE,
@@ -383,7 +383,7 @@ impl WatchShared {
     }
 
     /// State of the device after a tick, which is shorter while the group closes.
-    fn look(&self, peers: &Peers) -> DeviceStatus {
+    fn device_status(&self, peers: &Peers) -> DeviceStatus {
         let state = lock(&self.state);
         if state.closing.is_some() {
             drop(state);

@@ -17,7 +17,7 @@ use super::pieces::SliceList;
 use super::select::{ElementSource, Picks, RUN, SourceSlice, top_k};
 use crate::error::{Error, Result};
 use crate::gpu;
-use crate::number::{Magnitude, Number, with_number};
+use crate::number::{Magnitude, SumElement, with_number};
 use crate::spans::{Spans, parts};
 
 /// State of a rank between exchanges of one tensor.
@@ -266,7 +266,7 @@ struct SelectArguments {
     factor: Option<f64>,
 }
 
-fn run<T: Number>(args: &mut Args<'_>, kind: &SelectArguments) {
+fn run<T: SumElement>(args: &mut Args<'_>, kind: &SelectArguments) {
     let (indices, values) = (args.write::<u32>(0), args.write::<T>(1));
     let candidates = Picks { indices: args.write::<u32>(2), values: args.write::<T>(3) };
     let mut next = 4;
@@ -317,7 +317,7 @@ struct FeedbackPart<'a, T> {
     gradient: &'a [T],
 }
 
-impl<'a, T: Number> ElementSource for FeedbackSource<'a, T> {
+impl<'a, T: SumElement> ElementSource for FeedbackSource<'a, T> {
     type Item = T;
     type SourceSlice<'p>
         = FeedbackPart<'p, T>
@@ -353,7 +353,7 @@ impl<'a, T: Number> ElementSource for FeedbackSource<'a, T> {
     }
 }
 
-impl<T: Number> SourceSlice for FeedbackPart<'_, T> {
+impl<T: SumElement> SourceSlice for FeedbackPart<'_, T> {
     type Item = T;
     #[inline(always)]
     fn visit(&mut self, start: usize, out: &mut [T]) {

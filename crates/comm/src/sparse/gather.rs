@@ -28,7 +28,7 @@ pub struct TopKStorage {
 /// Elements with their indices: views of a [`TopKStorage`], which its next use overwrites in stream
 /// order.
 #[derive(Debug, Clone)]
-pub struct Picked {
+pub struct TopKElements {
     /// `[ranks * k]` of the elements' type, in rank order.
     pub values: Tensor,
     /// `[ranks * k]` u32: index of each element in its rank's tensor, in memory order.
@@ -83,12 +83,12 @@ impl TopKStorage {
     }
 
     /// Checks the rows and returns them as a result.
-    fn picked(&self, operation: &'static str, rows: Lists) -> Result<Picked> {
+    fn picked(&self, operation: &'static str, rows: Lists) -> Result<TopKElements> {
         let Lists { indices, values, .. } = rows;
         let expect = || Expect::stream(&self.stream).shape([indices.numel()]).contiguous();
         expect().dtype(self.dtype).check(operation, "values", &values)?;
         expect().dtype(DType::U32).check(operation, "indices", &indices)?;
-        Ok(Picked { values, indices })
+        Ok(TopKElements { values, indices })
     }
 
     fn select(&self, tensor: &Tensor, row: &Lists) -> Result<()> {
@@ -103,7 +103,7 @@ impl TopKStorage {
 /// # Errors
 /// [`Error::BadArgument`] for a tensor that does not fit the storage, or k above the number of
 /// elements or the storage's `k_max`; [`Error::Device`].
-pub fn topk(tensor: &Tensor, storage: &mut TopKStorage, k: usize) -> Result<Picked> {
+pub fn topk(tensor: &Tensor, storage: &mut TopKStorage, k: usize) -> Result<TopKElements> {
     let operation = "topk";
     storage.check(operation, tensor, k)?;
     let row = storage.rows(1, k)?;
@@ -126,7 +126,7 @@ pub fn topk_all_gather(
     storage: &mut TopKStorage,
     indices: Option<&Tensor>,
     k: usize,
-) -> Result<Picked> {
+) -> Result<TopKElements> {
     let result = try_topk_all_gather(comm, tensor, storage, indices, k);
     comm.broadcast_error(result)
 }
@@ -137,7 +137,7 @@ fn try_topk_all_gather(
     storage: &mut TopKStorage,
     indices: Option<&Tensor>,
     k: usize,
-) -> Result<Picked> {
+) -> Result<TopKElements> {
     let operation = "topk_all_gather";
     storage.check(operation, tensor, k)?;
     if storage.ranks != comm.size() {

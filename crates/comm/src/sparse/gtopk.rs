@@ -17,7 +17,7 @@ use super::topk;
 use crate::communicator::Communicator;
 use crate::error::Result;
 use crate::gpu;
-use crate::number::{Number, with_number};
+use crate::number::{SumElement, with_number};
 use crate::spans::Spans;
 use crate::transport::{CollectiveCall, Parcel};
 
@@ -243,7 +243,7 @@ fn role(me: usize, n: usize, level: usize) -> TreeRole {
     }
 }
 
-fn merge_and_keep<T: Number>(args: &mut Args<'_>) {
+fn merge_and_keep<T: SumElement>(args: &mut Args<'_>) {
     let own = ListEntries::used(args.read(0), args.read::<T>(1));
     let came = ListEntries::used(args.read(2), args.read::<T>(3));
     let (indices, values) = (args.write::<u32>(4), args.write::<T>(5));

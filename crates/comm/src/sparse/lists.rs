@@ -10,7 +10,7 @@ use super::select::{MagnitudeCut, candidates_len};
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 use crate::gpu;
-use crate::number::{Number, divide};
+use crate::number::{SumElement, divide};
 use crate::transport::{CollectiveCall, Parcel, others};
 
 /// Index of padding, which no tensor has.
@@ -100,7 +100,7 @@ pub(crate) struct ListEntries<'a, T> {
     pub(crate) values: &'a [T],
 }
 
-impl<'a, T: Number> ListEntries<'a, T> {
+impl<'a, T: SumElement> ListEntries<'a, T> {
     /// Splits rows into lists of `len` entries, without padding.
     pub(crate) fn rows(
         indices: &'a [u32],
@@ -134,7 +134,7 @@ impl<'a, T: Number> ListEntries<'a, T> {
 
 /// Merges two lists. Values with the same index are added, `a`'s value first. Returns the number of
 /// entries; the targets must be large enough.
-pub(crate) fn merge<T: Number>(
+pub(crate) fn merge<T: SumElement>(
     a: ListEntries<'_, T>,
     b: ListEntries<'_, T>,
     indices: &mut [u32],
@@ -158,7 +158,7 @@ pub(crate) fn merge<T: Number>(
 }
 
 /// Writes the entries of largest magnitude, at most `indices.len()`, and padding.
-pub(crate) fn keep_largest<T: Number>(
+pub(crate) fn keep_largest<T: SumElement>(
     list: ListEntries<'_, T>,
     indices: &mut [u32],
     values: &mut [T],
@@ -191,7 +191,7 @@ pub(crate) fn intersect(indices: &mut [u32], kept: &[u32]) {
 
 /// Writes a dense result into the kernel arguments `outputs`: zeros, plus the values of all lists
 /// in order, divided by `divisor` if given.
-pub(crate) fn scatter<'a, T: Number>(
+pub(crate) fn scatter<'a, T: SumElement>(
     lists: impl Iterator<Item = ListEntries<'a, T>>,
     divisor: Option<usize>,
     args: &mut Args<'_>,
@@ -202,7 +202,7 @@ pub(crate) fn scatter<'a, T: Number>(
     scatter_to(args.isa(), lists, divisor, outputs);
 }
 
-fn scatter_to<'a, T: Number>(
+fn scatter_to<'a, T: SumElement>(
     isa: Isa,
     lists: impl Iterator<Item = ListEntries<'a, T>>,
     divisor: Option<usize>,
@@ -218,7 +218,7 @@ struct Scatter<'a, 'b, T> {
     outputs: SmallVec<[&'b mut [T]; 4]>,
 }
 
-impl<T: Number> Vectorized for Scatter<'_, '_, T> {
+impl<T: SumElement> Vectorized for Scatter<'_, '_, T> {
     type Output = ();
 
     #[inline(always)]

@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_density_is_rounded_and_picks_something() {
+    fn a_density_is_rounded_and_selects_at_least_one() {
         let of = |density: f64| [0, 1, 149, 150, 250, 1000].map(|len| picks(density, len));
         assert_eq!(of(0.01), [0, 1, 1, 2, 3, 10]);
         assert_eq!(of(1.0), [0, 1, 149, 150, 250, 1000]);

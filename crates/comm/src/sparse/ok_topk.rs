@@ -45,7 +45,7 @@ use super::lists::{ListEntries, Lists, NONE, intersect, keep_largest, merge, sca
 use crate::communicator::Communicator;
 use crate::error::Result;
 use crate::gpu;
-use crate::number::{Number, with_number};
+use crate::number::{SumElement, with_number};
 use crate::spans::Spans;
 use crate::transport::{CollectiveCall, others};
 
@@ -304,13 +304,13 @@ impl OkTopKBuffers {
 }
 
 /// Digest of a value, equal in all processes of one program.
-fn digest(of: &impl Hash) -> u64 {
+fn digest(value: &impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
-    of.hash(&mut hasher);
+    value.hash(&mut hasher);
     hasher.finish()
 }
 
-fn split<T: Number>(args: &mut Args<'_>, room: usize) {
+fn split<T: SumElement>(args: &mut Args<'_>, room: usize) {
     let mut picks = ListEntries::used(args.read(0), args.read::<T>(1));
     let bounds = args.read::<u32>(2);
     let (indices, values) = (args.write::<u32>(3), args.write::<T>(4));
@@ -323,7 +323,7 @@ fn split<T: Number>(args: &mut Args<'_>, room: usize) {
     }
 }
 
-fn reduce<T: Number>(args: &mut Args<'_>, me: usize, room: usize) {
+fn reduce<T: SumElement>(args: &mut Args<'_>, me: usize, room: usize) {
     let own = ListEntries::used(args.read(0), args.read::<T>(1));
     let rows = ListEntries::rows(args.read(2), args.read::<T>(3), room);
     let (indices, values) = (args.write::<u32>(4), args.write::<T>(5));
@@ -342,7 +342,7 @@ fn reduce<T: Number>(args: &mut Args<'_>, me: usize, room: usize) {
     keep_largest(all, indices, values);
 }
 
-fn finish<T: Number>(
+fn finish<T: SumElement>(
     args: &mut Args<'_>,
     (room, back): (usize, usize),
     divisor: Option<usize>,

@@ -4,7 +4,7 @@ use std::iter::FusedIterator;
 
 use smallvec::{SmallVec, smallvec};
 
-use crate::number::Number;
+use crate::number::SumElement;
 
 /// Slices in order.
 #[derive(Clone)]
@@ -12,7 +12,7 @@ pub(crate) struct SliceList<'a, T> {
     slices: SmallVec<[&'a [T]; 4]>,
 }
 
-impl<'a, T: Number> SliceList<'a, T> {
+impl<'a, T: SumElement> SliceList<'a, T> {
     pub(crate) fn new(slices: impl Iterator<Item = &'a [T]>) -> Self {
         SliceList { slices: slices.collect() }
     }
@@ -64,7 +64,7 @@ impl<'a, T: Number> SliceList<'a, T> {
     }
 }
 
-impl<'a, T: Number> From<&'a [T]> for SliceList<'a, T> {
+impl<'a, T: SumElement> From<&'a [T]> for SliceList<'a, T> {
     fn from(slice: &'a [T]) -> Self {
         SliceList { slices: smallvec![slice] }
     }
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_are_one() {
+    fn slices_are_read_as_one_sequence() {
         let all: Vec<f32> = (0..20).map(|i| i as f32).collect();
         let pieces = SliceList::new([&all[..7], &all[7..8], &[], &all[8..20]].into_iter());
         assert_eq!(pieces.iter().collect::<Vec<_>>(), all);

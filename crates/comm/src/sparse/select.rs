@@ -9,7 +9,7 @@ use meristem_device::Isa;
 use meristem_device::simd::{Vectorized, vectorize};
 
 use super::pieces::SliceList;
-use crate::number::{Magnitude, Number};
+use crate::number::{Magnitude, SumElement};
 
 /// Elements per block.
 pub(crate) const BLOCK: usize = 64;
@@ -18,7 +18,7 @@ pub(crate) const BLOCK: usize = 64;
 /// may compute elements on the visit.
 pub(crate) trait ElementSource {
     /// Type of the elements.
-    type Item: Number;
+    type Item: SumElement;
     /// The elements of one slice.
     type SourceSlice<'p>: SourceSlice<Item = Self::Item>
     where
@@ -36,12 +36,12 @@ pub(crate) trait ElementSource {
 /// A slice of a source.
 pub(crate) trait SourceSlice {
     /// Type of the elements.
-    type Item: Number;
+    type Item: SumElement;
     /// Visits `out.len()` elements, at most [`BLOCK`], from element `start` of the slice on.
     fn visit(&mut self, start: usize, out: &mut [Self::Item]);
 }
 
-impl<T: Number> SourceSlice for &[T] {
+impl<T: SumElement> SourceSlice for &[T] {
     type Item = T;
     #[inline(always)]
     fn visit(&mut self, start: usize, out: &mut [T]) {
@@ -49,7 +49,7 @@ impl<T: Number> SourceSlice for &[T] {
     }
 }
 
-impl<T: Number> ElementSource for SliceList<'_, T> {
+impl<T: SumElement> ElementSource for SliceList<'_, T> {
     type Item = T;
     type SourceSlice<'p>
         = &'p [T]
@@ -81,7 +81,7 @@ pub(crate) fn candidates_len(len: usize, k: usize) -> usize {
 }
 
 /// Magnitude type of a source's elements.
-pub(crate) type MagnitudeOf<S> = <<S as ElementSource>::Item as Number>::Magnitude;
+pub(crate) type MagnitudeOf<S> = <<S as ElementSource>::Item as SumElement>::Magnitude;
 
 /// Memory for indices and values of elements, of the same length.
 pub(crate) struct Picks<'a, T> {
@@ -243,7 +243,7 @@ impl<S: ElementSource> Vectorized for Collect<'_, S> {
 
 /// Bit mask of the elements of at least this magnitude.
 #[inline(always)]
-fn reaching<T: Number>(block: &[T; BLOCK], low: T::Magnitude) -> u64 {
+fn reaching<T: SumElement>(block: &[T; BLOCK], low: T::Magnitude) -> u64 {
     let mut bits = 0;
     // This loop compiles to vector comparisons, whose masks are combined.
     for (i, value) in block.iter().enumerate() {
@@ -254,7 +254,7 @@ fn reaching<T: Number>(block: &[T; BLOCK], low: T::Magnitude) -> u64 {
 
 /// Appends the elements whose bits are set; elements that do not fit are only counted.
 #[inline(always)]
-fn note<T: Number>(
+fn note<T: SumElement>(
     (mut bits, block): (u64, &[T; BLOCK]),
     start: usize,
     (found, values): (&mut [u32], &mut [T]),
@@ -310,7 +310,7 @@ impl<M: Magnitude> MagnitudeCut<M> {
     }
 
     /// Writes the selected elements in order of index; `indices` has their number.
-    pub(crate) fn keep<T: Number<Magnitude = M>>(
+    pub(crate) fn keep<T: SumElement<Magnitude = M>>(
         self,
         elements: impl Iterator<Item = (u32, T)>,
         indices: &mut [u32],
@@ -342,7 +342,7 @@ mod tests {
     use super::*;
 
     /// The k largest elements, by sorting.
-    fn slow<T: Number>(values: &[T], k: usize) -> Vec<u32> {
+    fn slow<T: SumElement>(values: &[T], k: usize) -> Vec<u32> {
         let mut order: Vec<u32> = (0..values.len() as u32).collect();
         order.sort_by_key(|&i| std::cmp::Reverse(values[i as usize].magnitude()));
         order.truncate(k);
@@ -351,7 +351,7 @@ mod tests {
     }
 
     /// Checks the selection on one slice and on several.
-    fn check<T: Number>(values: &[T], k: usize, room: usize) -> TestCaseResult {
+    fn check<T: SumElement>(values: &[T], k: usize, room: usize) -> TestCaseResult {
         let (some, others) = values.split_at(values.len() / 3);
         let (more, rest) = others.split_at(others.len().min(65));
         for mut source in [SliceList::from(values), SliceList::new([some, more, rest].into_iter())]
@@ -384,7 +384,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn as_by_sorting(
+        fn selection_matches_sorting(
             values in proptest::collection::vec(number(), 0..400),
             share in 0.0..=1.0f64,
             room in 0usize..500,
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn large_ones_by_every_way() {
+    fn large_inputs_use_every_path() {
         let mut rng =
             meristem_device::random::Rng::new(5, meristem_device::random::Purpose::Test, 0, 0);
         let even: Vec<f32> = (0..300_001).map(|_| rng.uniform() - 0.5).collect();
@@ -419,7 +419,7 @@ mod tests {
 
     /// The fast path applies: enough candidates, and memory for them.
     #[test]
-    fn a_sample_finds_enough_candidates_and_not_too_many() {
+    fn a_sample_finds_enough_candidates_that_fit() {
         let mut rng =
             meristem_device::random::Rng::new(6, meristem_device::random::Purpose::Test, 0, 0);
         let values: Vec<f32> = (0..8_000_003).map(|_| rng.uniform() - 0.5).collect();
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn cuts() {
+    fn magnitude_cuts_count_equal_elements() {
         assert_eq!(
             MagnitudeCut::at([5u32, 7, 7, 7, 2].into_iter(), 3),
             MagnitudeCut { threshold: 7, equal: 3 }

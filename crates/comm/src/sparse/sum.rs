@@ -15,7 +15,7 @@ use crate::transport::{CollectiveCall, Reduction, Sum, SumOrder};
 
 /// Algorithm of a sparse sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Sparse {
+pub enum SparseMethod {
     /// The k largest elements of each rank, gathered by all ranks (X2). The result has up to n k
     /// non-zero elements.
     TopK,
@@ -29,12 +29,12 @@ pub enum Sparse {
     },
 }
 
-impl Sparse {
+impl SparseMethod {
     fn operation(self) -> &'static str {
         match self {
-            Sparse::TopK => "topk_all_reduce",
-            Sparse::GTopK => "gtopk",
-            Sparse::OkTopK { .. } => "ok_topk",
+            SparseMethod::TopK => "topk_all_reduce",
+            SparseMethod::GTopK => "gtopk",
+            SparseMethod::OkTopK { .. } => "ok_topk",
         }
     }
 
@@ -44,9 +44,9 @@ impl Sparse {
         let (n, k) = (n as u64, k as u64);
         match self {
             _ if n < 2 || k == 0 => 0,
-            Sparse::TopK => 2 * k * n * (n - 1),
-            Sparse::GTopK => (n - 1) * (4 * k + k.div_ceil(32)),
-            Sparse::OkTopK { .. } => {
+            SparseMethod::TopK => 2 * k * n * (n - 1),
+            SparseMethod::GTopK => (n - 1) * (4 * k + k.div_ceil(32)),
+            SparseMethod::OkTopK { .. } => {
                 let m = n.min(k);
                 // Lists from all other ranks to each owner, and from each owner to all other ranks.
                 m * (n - 1) * 2 * (k / m) + m * (n - 1) * 2 * (2 * k / m)
@@ -57,7 +57,7 @@ impl Sparse {
 
 /// State of a rank between exchanges (X3, X7).
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub enum Keep {
+pub enum FeedbackMode {
     /// No state: elements that are not sent are lost.
     #[default]
     Nothing,
@@ -74,11 +74,11 @@ pub enum Keep {
 /// Memory is allocated once and used for every exchange. With k equal to the number of elements,
 /// the sum is a dense all-reduce in rank order.
 pub struct SparseSum {
-    sparse: Sparse,
+    sparse: SparseMethod,
     stream: Stream,
     dtype: DType,
     len: usize,
-    keep: Keep,
+    keep: FeedbackMode,
     feedback: Option<Feedback>,
     work: Option<SparseWork>,
     /// Set while memory is measured.
@@ -106,7 +106,7 @@ impl SparseSum {
     /// # Errors
     /// [`Error::BadArgument`] for elements that cannot be summed, more than 2^32 - 1 elements, or a
     /// momentum outside [0, 1); [`Error::Device`].
-    pub fn new(like: &Tensor, sparse: Sparse, keep: Keep) -> Result<SparseSum> {
+    pub fn new(like: &Tensor, sparse: SparseMethod, keep: FeedbackMode) -> Result<SparseSum> {
         check::number(sparse.operation(), "like", like)?;
         SparseSum::with_len(like.stream(), like.dtype(), like.numel(), sparse, keep)
     }
@@ -116,26 +116,26 @@ impl SparseSum {
         stream: &Stream,
         dtype: DType,
         len: usize,
-        sparse: Sparse,
-        keep: Keep,
+        sparse: SparseMethod,
+        keep: FeedbackMode,
     ) -> Result<SparseSum> {
         let operation = sparse.operation();
         check_k(operation, len, 0)?;
         stream.device().load_kernels(&gpu::sources(dtype))?;
         let stream = stream.clone();
         let momentum = match keep {
-            Keep::Momentum(factor) => Some(check_momentum(operation, factor)?),
+            FeedbackMode::Momentum(factor) => Some(check_momentum(operation, factor)?),
             _ => None,
         };
         let feedback = match keep {
-            Keep::Nothing => None,
+            FeedbackMode::Nothing => None,
             _ => Some(Feedback::new(&stream, dtype, len, momentum)?),
         };
         Ok(SparseSum { sparse, stream, dtype, len, keep, feedback, work: None, phases: None })
     }
 
     /// State that is kept between exchanges.
-    pub fn keep(&self) -> Keep {
+    pub fn keep(&self) -> FeedbackMode {
         self.keep
     }
 
@@ -151,7 +151,7 @@ impl SparseSum {
     }
 
     /// Switches to another algorithm; residual and velocity are kept.
-    pub(crate) fn switch(&mut self, sparse: Sparse) {
+    pub(crate) fn switch(&mut self, sparse: SparseMethod) {
         if self.sparse != sparse {
             (self.sparse, self.work) = (sparse, None);
         }
@@ -175,7 +175,7 @@ impl SparseSum {
     pub(crate) fn import_split(&mut self, comm: &Communicator, bytes: &[u8]) -> Result<()> {
         let Some((k, rest)) = bytes.split_first_chunk::<8>() else { return Ok(()) };
         let k = u64::from_ne_bytes(*k) as usize;
-        if !matches!(self.sparse, Sparse::OkTopK { .. }) || k == 0 || k >= self.len {
+        if !matches!(self.sparse, SparseMethod::OkTopK { .. }) || k == 0 || k >= self.len {
             return Ok(());
         }
         self.prepare(comm, k)?;
@@ -321,11 +321,13 @@ impl SparseSum {
         self.work = None;
         let (stream, dtype) = (&self.stream, self.dtype);
         let buffers = match self.sparse {
-            Sparse::TopK => SparseBuffers::TopK(topk::TopKBuffers::new(comm, stream, dtype, k)?),
-            Sparse::GTopK => {
+            SparseMethod::TopK => {
+                SparseBuffers::TopK(topk::TopKBuffers::new(comm, stream, dtype, k)?)
+            }
+            SparseMethod::GTopK => {
                 SparseBuffers::GTopK(Box::new(gtopk::GTopKBuffers::new(comm, stream, dtype, k)?))
             }
-            Sparse::OkTopK { refresh } => {
+            SparseMethod::OkTopK { refresh } => {
                 let sizes = (self.len, k);
                 let made = ok_topk::OkTopKBuffers::new(comm, stream, dtype, sizes, refresh)?;
                 SparseBuffers::OkTopK(Box::new(made))

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::transport::CollectiveCall;
-use crate::watch::{Pulse, Trouble};
+use crate::watch::{ExchangeProblem, Heartbeat};
 use crate::wire::{CallHeader, Content, RankNotice, WireReader, WireWriter};
 
 /// First number of a connection, which identifies this protocol.
@@ -44,7 +44,7 @@ impl Greeting {
 
     /// Reads the greeting of a connection until `end`; `None` if it is invalid.
     pub(super) fn read(from: &mut TcpStream, end: Instant) -> io::Result<Option<Greeting>> {
-        let bytes = read_at_most(&mut Until { stream: from, end }, GREETING_MAX)?;
+        let bytes = read_at_most(&mut DeadlineReader { stream: from, end }, GREETING_MAX)?;
         let mut from = WireReader(&bytes);
         if from.number() != Some(MAGIC) {
             return Ok(None);
@@ -58,12 +58,12 @@ impl Greeting {
 }
 
 /// A connection with a deadline for the whole read, however slowly bytes arrive.
-struct Until<'a> {
+struct DeadlineReader<'a> {
     stream: &'a mut TcpStream,
     end: Instant,
 }
 
-impl Read for Until<'_> {
+impl Read for DeadlineReader<'_> {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
         let left = self.end.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -76,7 +76,7 @@ impl Read for Until<'_> {
 
 /// Elements for another rank.
 #[derive(Debug, Clone)]
-pub(super) struct Sent {
+pub(super) struct SentMessage {
     pub(super) peer: usize,
     pub(super) content: Content,
     pub(super) bytes: Arc<Vec<u8>>,
@@ -86,7 +86,7 @@ pub(super) struct Sent {
 #[derive(Debug)]
 pub(super) struct TcpArrival {
     pub(super) call: CollectiveCall,
-    pub(super) wish: TcpArguments,
+    pub(super) arguments: TcpArguments,
 }
 
 /// Arguments of a rank's call.
@@ -94,7 +94,7 @@ pub(super) struct TcpArrival {
 pub(super) enum TcpArguments {
     /// Messages to send, and the contents expected from each rank.
     Exchange {
-        sends: Vec<Sent>,
+        sends: Vec<SentMessage>,
         receives: Vec<(usize, Content)>,
     },
     Split {
@@ -127,22 +127,22 @@ pub(super) enum HubRequest {
     /// The rank failed alone; contains the reason.
     Aborted(String),
     /// State of the rank's device.
-    Pulse(Pulse),
+    Heartbeat(Heartbeat),
 }
 
 impl HubRequest {
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut out = WireWriter::default();
         match self {
-            HubRequest::Meet(TcpArrival { call, wish }) => {
+            HubRequest::Meet(TcpArrival { call, arguments }) => {
                 let header = CallHeader { step: 0, call: *call, parcels: Vec::new() };
-                match wish {
+                match arguments {
                     TcpArguments::Split { color, key } => {
                         out.number(1).bytes(&header.encode()).number(*color).number(*key);
                     }
                     TcpArguments::Exchange { sends, receives } => {
                         out.number(0).bytes(&header.encode()).number(sends.len() as u64);
-                        for Sent { peer, content: (dtype, len), bytes } in sends {
+                        for SentMessage { peer, content: (dtype, len), bytes } in sends {
                             out.number(*peer as u64).dtype(*dtype).number(*len as u64).bytes(bytes);
                         }
                         for (peer, (dtype, len)) in receives {
@@ -157,15 +157,15 @@ impl HubRequest {
             HubRequest::Aborted(reason) => {
                 out.number(3).bytes(reason.as_bytes());
             }
-            HubRequest::Pulse(Pulse { membership, reached, ended, closing, trouble }) => {
+            HubRequest::Heartbeat(Heartbeat { membership, reached, ended, closing, problem }) => {
                 out.number(4).number(*membership).number(*reached).number(*ended);
                 out.number(u64::from(*closing));
-                match trouble {
+                match problem {
                     None => out.number(0),
-                    Some(Trouble::Overdue) => out.number(1),
-                    Some(Trouble::Failed(reason)) => out.number(2).bytes(reason.as_bytes()),
-                    Some(Trouble::Lost) => out.number(3),
-                    Some(Trouble::Stuck) => out.number(4),
+                    Some(ExchangeProblem::Overdue) => out.number(1),
+                    Some(ExchangeProblem::Failed(reason)) => out.number(2).bytes(reason.as_bytes()),
+                    Some(ExchangeProblem::Lost) => out.number(3),
+                    Some(ExchangeProblem::Stuck) => out.number(4),
                 };
             }
         }
@@ -179,10 +179,10 @@ impl HubRequest {
             0 => {
                 let call = CallHeader::decode(from.bytes()?)?.call;
                 let sends = from.number()?;
-                let sends: Option<Vec<Sent>> = (0..sends)
+                let sends: Option<Vec<SentMessage>> = (0..sends)
                     .map(|_| {
                         let (peer, content) = (from.number()? as usize, content(&mut from)?);
-                        Some(Sent { peer, content, bytes: Arc::new(from.bytes()?.to_vec()) })
+                        Some(SentMessage { peer, content, bytes: Arc::new(from.bytes()?.to_vec()) })
                     })
                     .collect();
                 let mut receives = Vec::new();
@@ -191,28 +191,28 @@ impl HubRequest {
                 }
                 HubRequest::Meet(TcpArrival {
                     call,
-                    wish: TcpArguments::Exchange { sends: sends?, receives },
+                    arguments: TcpArguments::Exchange { sends: sends?, receives },
                 })
             }
             1 => {
                 let call = CallHeader::decode(from.bytes()?)?.call;
                 let (color, key) = (from.number()?, from.number()?);
-                HubRequest::Meet(TcpArrival { call, wish: TcpArguments::Split { color, key } })
+                HubRequest::Meet(TcpArrival { call, arguments: TcpArguments::Split { color, key } })
             }
             2 => HubRequest::Left { panicked: from.number()? == 1 },
             3 => HubRequest::Aborted(text(&mut from)?),
             4 => {
                 let (membership, reached) = (from.number()?, from.number()?);
                 let (ended, closing) = (from.number()?, from.number()? == 1);
-                let trouble = match from.number()? {
+                let problem = match from.number()? {
                     0 => None,
-                    1 => Some(Trouble::Overdue),
-                    2 => Some(Trouble::Failed(text(&mut from)?)),
-                    3 => Some(Trouble::Lost),
-                    4 => Some(Trouble::Stuck),
+                    1 => Some(ExchangeProblem::Overdue),
+                    2 => Some(ExchangeProblem::Failed(text(&mut from)?)),
+                    3 => Some(ExchangeProblem::Lost),
+                    4 => Some(ExchangeProblem::Stuck),
                     _ => return None,
                 };
-                HubRequest::Pulse(Pulse { membership, reached, ended, closing, trouble })
+                HubRequest::Heartbeat(Heartbeat { membership, reached, ended, closing, problem })
             }
             _ => return None,
         })

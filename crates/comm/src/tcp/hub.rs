@@ -17,14 +17,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::frame::{
-    self, Greeting, GroupMember, HubRequest, Sent, TcpAnswer, TcpArguments, TcpArrival,
+    self, Greeting, GroupMember, HubRequest, SentMessage, TcpAnswer, TcpArguments, TcpArrival,
 };
 use crate::agree;
 use crate::error::{Error, Result};
 use crate::sync::{Arc, Condvar, Mutex, lock, wait_until};
-use crate::threads::board::{Parting, RankBoard};
+use crate::threads::board::{LeaveReason, RankBoard};
 use crate::transport::CollectiveCall;
-use crate::watch::{News, Pulse, SILENT};
+use crate::watch::{GroupStatus, Heartbeat, SILENT};
 use crate::wire::Content;
 
 /// Time for a connection to send its greeting.
@@ -38,11 +38,11 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 /// A group at the hub.
 pub(super) struct HubGroup {
     board: RankBoard<TcpArrival, TcpAnswer>,
-    seats: Mutex<Seats>,
+    seats: Mutex<HubMembers>,
 }
 
 /// The ranks that have joined, and the number of ranks that have left.
-struct Seats {
+struct HubMembers {
     taken: Vec<bool>,
     left: usize,
 }
@@ -54,13 +54,13 @@ impl HubGroup {
     }
 
     /// See [`RankBoard::leave`].
-    pub(super) fn leave(&self, rank: usize, parting: Parting) {
-        self.board.leave(rank, parting);
+    pub(super) fn leave(&self, rank: usize, reason: LeaveReason) {
+        self.board.leave(rank, reason);
     }
 
-    /// See [`RankBoard::pulse`].
-    pub(super) fn pulse(&self, rank: usize, pulse: &Pulse) -> News {
-        self.board.pulse(rank, pulse)
+    /// See [`RankBoard::heartbeat`].
+    pub(super) fn heartbeat(&self, rank: usize, heartbeat: &Heartbeat) -> GroupStatus {
+        self.board.heartbeat(rank, heartbeat)
     }
 
     /// See [`RankBoard::unwatch`].
@@ -69,7 +69,7 @@ impl HubGroup {
     }
 
     fn new(size: usize, deadline: Duration) -> Arc<HubGroup> {
-        let seats = Mutex::new(Seats { taken: vec![false; size], left: 0 });
+        let seats = Mutex::new(HubMembers { taken: vec![false; size], left: 0 });
         Arc::new(HubGroup { board: RankBoard::new(size, deadline), seats })
     }
 }
@@ -83,7 +83,7 @@ struct HubState {
     connected: usize,
     here: usize,
     /// Number of connections without a greeting.
-    strangers: usize,
+    ungreeted: usize,
 }
 
 /// All groups of the connected processes.
@@ -103,7 +103,7 @@ impl TcpHub {
     ) -> io::Result<Arc<TcpHub>> {
         let listener = TcpListener::bind(address)?;
         let groups = HashMap::from([(0, HubGroup::new(size, deadline))]);
-        let state = Mutex::new(HubState { groups, next: 1, connected: 0, here: 0, strangers: 0 });
+        let state = Mutex::new(HubState { groups, next: 1, connected: 0, here: 0, ungreeted: 0 });
         let address = listener.local_addr()?;
         let hub = Arc::new(TcpHub { address, deadline, state, left: Condvar::new() });
         let weak = Arc::downgrade(&hub);
@@ -111,7 +111,7 @@ impl TcpHub {
             for stream in listener.incoming() {
                 let Some(hub) = weak.upgrade() else { return };
                 match stream {
-                    Ok(stream) => hub.welcome(stream),
+                    Ok(stream) => hub.accept(stream),
                     Err(_) => thread::sleep(ACCEPT_AGAIN),
                 }
             }
@@ -126,18 +126,18 @@ impl TcpHub {
 
     /// Starts a thread for a connection. Without a thread the connection closes, and its rank
     /// retries.
-    fn welcome(self: Arc<Self>, stream: TcpStream) {
+    fn accept(self: Arc<Self>, stream: TcpStream) {
         {
             let mut state = lock(&self.state);
-            if state.strangers >= GREETING_MAX {
+            if state.ungreeted >= GREETING_MAX {
                 return;
             }
-            state.strangers += 1;
+            state.ungreeted += 1;
         }
         let hub = self.clone();
         let serve = move || hub.serve(stream);
         if thread::Builder::new().name("rank".to_owned()).spawn(serve).is_err() {
-            lock(&self.state).strangers -= 1;
+            lock(&self.state).ungreeted -= 1;
         }
     }
 
@@ -155,23 +155,23 @@ impl TcpHub {
     }
 
     /// Adds a rank to its group, once; otherwise returns the reason.
-    fn take(&self, member: GroupMember) -> Result<Arc<HubGroup>, String> {
+    fn add_rank(&self, member: GroupMember) -> Result<Arc<HubGroup>, String> {
         let group = self.group(member)?;
         let taken = std::mem::replace(&mut lock(&group.seats).taken[member.rank as usize], true);
         if taken { Err(format!("another process has RANK {}", member.rank)) } else { Ok(group) }
     }
 
-    /// Adds a rank of this process to its group; see [`take`](TcpHub::take).
-    pub(super) fn take_here(&self, member: GroupMember) -> Result<Arc<HubGroup>, String> {
-        let group = self.take(member)?;
+    /// Adds a rank of this process to its group; see [`add_rank`](TcpHub::add_rank).
+    pub(super) fn add_local_rank(&self, member: GroupMember) -> Result<Arc<HubGroup>, String> {
+        let group = self.add_rank(member)?;
         lock(&self.state).here += 1;
         Ok(group)
     }
 
     /// Removes a rank from its group. A group is removed after its last rank has left. Group 0
     /// remains, so that late processes get the reason why they cannot join.
-    fn part(&self, group: &HubGroup, member: GroupMember, parting: Parting) {
-        group.board.leave(member.rank as usize, parting);
+    fn remove_rank(&self, group: &HubGroup, member: GroupMember, reason: LeaveReason) {
+        group.board.leave(member.rank as usize, reason);
         let left = {
             let mut seats = lock(&group.seats);
             seats.left += 1;
@@ -184,11 +184,11 @@ impl TcpHub {
 
     /// Serves a connection until it ends.
     fn serve(self: Arc<Self>, mut stream: TcpStream) {
-        let greeting = self.greet(&mut stream);
-        lock(&self.state).strangers -= 1;
+        let greeting = self.read_greeting(&mut stream);
+        lock(&self.state).ungreeted -= 1;
         // A connection without a valid greeting is not from a rank.
         let Ok(Some(Greeting { member, watches })) = greeting else { return };
-        let found = if watches { self.group(member) } else { self.take(member) };
+        let found = if watches { self.group(member) } else { self.add_rank(member) };
         let words = found.as_ref().err().cloned().unwrap_or_default();
         let answered = frame::write(&mut stream, words.as_bytes());
         let Ok(group) = found else { return };
@@ -202,13 +202,13 @@ impl TcpHub {
             return;
         }
         let connection = Connection::open(&self);
-        let parting = Parting::Panicked;
-        let mut seat = Connected { connection, group: &group, member, parting };
-        seat.parting = self.serve_rank(&mut stream, &group, member.rank as usize);
+        let reason = LeaveReason::Panicked;
+        let mut seat = Connected { connection, group: &group, member, reason };
+        seat.reason = self.serve_rank(&mut stream, &group, member.rank as usize);
     }
 
     /// Reads the first message of a connection.
-    fn greet(&self, stream: &mut TcpStream) -> io::Result<Option<Greeting>> {
+    fn read_greeting(&self, stream: &mut TcpStream) -> io::Result<Option<Greeting>> {
         stream.set_nodelay(true)?;
         stream.set_write_timeout(Some(self.deadline))?;
         let greeting = Greeting::read(stream, Instant::now() + GREETING)?;
@@ -217,21 +217,21 @@ impl TcpHub {
     }
 
     /// Serves a rank; returns how it left.
-    fn serve_rank(&self, stream: &mut TcpStream, group: &HubGroup, rank: usize) -> Parting {
+    fn serve_rank(&self, stream: &mut TcpStream, group: &HubGroup, rank: usize) -> LeaveReason {
         loop {
-            let Ok(bytes) = frame::read(stream) else { return Parting::Closed };
+            let Ok(bytes) = frame::read(stream) else { return LeaveReason::Closed };
             match HubRequest::decode(&bytes) {
                 Some(HubRequest::Meet(arrival)) => {
                     let answer = self.meet(group, rank, arrival);
                     let answer = answer.map_err(|error| frame::broadcast_form(0, error));
                     if frame::write(stream, &frame::encode(&answer)).is_err() {
-                        return Parting::Closed;
+                        return LeaveReason::Closed;
                     }
                 }
-                Some(HubRequest::Left { panicked: true }) => return Parting::Panicked,
-                Some(HubRequest::Left { panicked: false }) => return Parting::Orderly,
+                Some(HubRequest::Left { panicked: true }) => return LeaveReason::Panicked,
+                Some(HubRequest::Left { panicked: false }) => return LeaveReason::Orderly,
                 Some(HubRequest::Aborted(reason)) => group.board.abort(rank, &reason),
-                Some(HubRequest::Pulse(_)) | None => return Parting::Strange,
+                Some(HubRequest::Heartbeat(_)) | None => return LeaveReason::Strange,
             }
         }
     }
@@ -249,12 +249,12 @@ impl TcpHub {
             let calls: Vec<CollectiveCall> = arrivals.iter().map(|arrival| arrival.call).collect();
             agree::check(&calls)?;
             // Equal calls have equal kinds of arguments, unless a rank sent invalid bytes.
-            let kind = |arrival: &&TcpArrival| std::mem::discriminant(&arrival.wish);
+            let kind = |arrival: &&TcpArrival| std::mem::discriminant(&arrival.arguments);
             if let Some(rank) = arrivals.iter().position(|a| kind(a) != kind(&arrivals[0])) {
-                let reason = Parting::Strange.reason();
+                let reason = LeaveReason::Strange.text();
                 return Err(Error::RankGone { operation, rank, reason });
             }
-            match arrivals[0].wish {
+            match arrivals[0].arguments {
                 TcpArguments::Exchange { .. } => route(&arrivals, answers),
                 TcpArguments::Split { .. } => {
                     self.split(&arrivals, answers);
@@ -266,8 +266,8 @@ impl TcpHub {
 
     /// Removes a rank of this process from its group. After the last such rank, waits for the other
     /// processes.
-    pub(super) fn leave(&self, group: &HubGroup, member: GroupMember, parting: Parting) {
-        self.part(group, member, parting);
+    pub(super) fn leave(&self, group: &HubGroup, member: GroupMember, reason: LeaveReason) {
+        self.remove_rank(group, member, reason);
         let mut state = lock(&self.state);
         state.here -= 1;
         let last = state.here == 0;
@@ -281,7 +281,7 @@ impl TcpHub {
     fn split(&self, arrivals: &[&TcpArrival], answers: &mut [Option<TcpAnswer>]) {
         let mut members: Vec<(u64, u64, usize)> = Vec::with_capacity(arrivals.len());
         for (rank, arrival) in arrivals.iter().enumerate() {
-            if let TcpArguments::Split { color, key } = arrival.wish {
+            if let TcpArguments::Split { color, key } = arrival.arguments {
                 members.push((color, key, rank));
             }
         }
@@ -333,12 +333,12 @@ struct Connected<'a> {
     connection: Connection<'a>,
     group: &'a HubGroup,
     member: GroupMember,
-    parting: Parting,
+    reason: LeaveReason,
 }
 
 impl Drop for Connected<'_> {
     fn drop(&mut self) {
-        self.connection.0.part(self.group, self.member, self.parting);
+        self.connection.0.remove_rank(self.group, self.member, self.reason);
     }
 }
 
@@ -349,28 +349,28 @@ impl Drop for Connected<'_> {
 fn serve_watch(stream: &mut TcpStream, group: &HubGroup, rank: usize) {
     let patience = group.board.deadline().max(SILENT);
     if stream.set_read_timeout(Some(patience)).is_err() {
-        return group.leave(rank, Parting::Closed);
+        return group.leave(rank, LeaveReason::Closed);
     }
     loop {
         let bytes = match frame::read(stream) {
             Ok(bytes) => bytes,
             Err(error) if frame::is_timeout(error.kind()) => {
-                return group.leave(rank, Parting::Vanished);
+                return group.leave(rank, LeaveReason::Vanished);
             }
-            Err(_) => return group.leave(rank, Parting::Closed),
+            Err(_) => return group.leave(rank, LeaveReason::Closed),
         };
-        let pulse = match HubRequest::decode(&bytes) {
-            Some(HubRequest::Pulse(pulse)) => pulse,
+        let heartbeat = match HubRequest::decode(&bytes) {
+            Some(HubRequest::Heartbeat(heartbeat)) => heartbeat,
             Some(HubRequest::Left { .. }) => return group.unwatch(rank),
-            _ => return group.leave(rank, Parting::Strange),
+            _ => return group.leave(rank, LeaveReason::Strange),
         };
-        let answer = match group.pulse(rank, &pulse) {
-            News::Sound => Ok(TcpAnswer::Sound),
-            News::Ended => Ok(TcpAnswer::Ended),
-            News::Lost(error) => Err(frame::broadcast_form(0, error)),
+        let answer = match group.heartbeat(rank, &heartbeat) {
+            GroupStatus::Sound => Ok(TcpAnswer::Sound),
+            GroupStatus::Ended => Ok(TcpAnswer::Ended),
+            GroupStatus::Lost(error) => Err(frame::broadcast_form(0, error)),
         };
         if frame::write(stream, &frame::encode(&answer)).is_err() {
-            return group.leave(rank, Parting::Closed);
+            return group.leave(rank, LeaveReason::Closed);
         }
     }
 }
@@ -385,8 +385,8 @@ impl Drop for TcpHub {
 /// Delivers the messages that ranks sent to each other.
 fn route(arrivals: &[&TcpArrival], answers: &mut [Option<TcpAnswer>]) -> Result<()> {
     let operation = arrivals[0].call.operation;
-    let parts = |arrival: &'_ TcpArrival| -> (Vec<Sent>, Vec<(usize, Content)>) {
-        match &arrival.wish {
+    let parts = |arrival: &'_ TcpArrival| -> (Vec<SentMessage>, Vec<(usize, Content)>) {
+        match &arrival.arguments {
             TcpArguments::Exchange { sends, receives } => (sends.clone(), receives.clone()),
             TcpArguments::Split { .. } => (Vec::new(), Vec::new()),
         }

@@ -15,20 +15,22 @@ use std::net::{SocketAddr, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use frame::{Greeting, GroupMember, HubRequest, Sent, TcpAnswer, TcpArguments, TcpArrival};
-use hub::{HubGroup, TcpHub};
 use meristem_device::Stream;
-pub(crate) use place::ProcessPlace;
 
+use self::frame::{
+    Greeting, GroupMember, HubRequest, SentMessage, TcpAnswer, TcpArguments, TcpArrival,
+};
+use self::hub::{HubGroup, TcpHub};
+pub(crate) use self::place::ProcessPlace;
 use crate::check::GroupRank;
 use crate::error::{Error, Result};
 use crate::host;
 use crate::log::COMM_LOG;
 use crate::spans::Spans;
 use crate::sync::Arc;
-use crate::threads::board::Parting;
+use crate::threads::board::LeaveReason;
 use crate::transport::{CollectiveCall, Parcel, Parcels, Sum, Transport, check_parcels};
-use crate::watch::{GroupWatch, News, Pulse, SILENT};
+use crate::watch::{GroupStatus, GroupWatch, Heartbeat, SILENT};
 
 /// Time between two attempts to reach rank 0.
 const RETRY: Duration = Duration::from_millis(50);
@@ -39,7 +41,7 @@ const GRACE: Duration = Duration::from_secs(5);
 
 /// The transport of a rank.
 struct Tcp {
-    seat: HubLink,
+    connection: HubLink,
     /// Address of the hub.
     address: SocketAddr,
     member: GroupMember,
@@ -66,22 +68,23 @@ enum HubLink {
 pub(crate) fn world(place: &ProcessPlace, deadline: Duration) -> Result<Box<dyn Transport>> {
     let addresses = place.addresses()?;
     let member = GroupMember { group: 0, rank: place.rank as u64, size: place.size as u64 };
-    let (seat, address) = if place.rank == 0 {
+    let (connection, address) = if place.rank == 0 {
         let hub = TcpHub::open(&addresses, place.size, deadline);
         let hub = hub.map_err(|error| place.cannot_listen(&error))?;
-        let group = hub.take_here(member).map_err(|reason| place.refused(&reason))?;
+        let group = hub.add_local_rank(member).map_err(|reason| place.refused(&reason))?;
         let address = hub.address();
         (HubLink::Here { hub, group }, address)
     } else {
         let greeting = Greeting { member, watches: false };
-        let seat = reach(&addresses, greeting, deadline).map_err(|error| match error.kind() {
-            io::ErrorKind::PermissionDenied => place.refused(&error.to_string()),
-            _ => place.unreachable(&error),
-        });
-        let (address, stream) = seat?;
+        let connection =
+            connect_to_hub(&addresses, greeting, deadline).map_err(|error| match error.kind() {
+                io::ErrorKind::PermissionDenied => place.refused(&error.to_string()),
+                _ => place.unreachable(&error),
+            });
+        let (address, stream) = connection?;
         (HubLink::There(stream), address)
     };
-    let mut world = Tcp { seat, address, member, deadline, failure: None, has_left: false };
+    let mut world = Tcp { connection, address, member, deadline, failure: None, has_left: false };
     world.barrier(&CollectiveCall::new("rendezvous"))?;
     let GroupMember { rank, size, .. } = member;
     tracing::debug!(target: COMM_LOG, rank, size, address = %world.address, "all have come");
@@ -90,7 +93,7 @@ pub(crate) fn world(place: &ProcessPlace, deadline: Duration) -> Result<Box<dyn 
 
 /// Connects to the hub as soon as it listens, and joins a group. A rejection is
 /// [`io::ErrorKind::PermissionDenied`] with the reason.
-fn reach(
+fn connect_to_hub(
     addresses: &[SocketAddr],
     greeting: Greeting,
     deadline: Duration,
@@ -101,7 +104,7 @@ fn reach(
         for address in addresses {
             let left = end.saturating_duration_since(Instant::now()).clamp(RETRY, ATTEMPT);
             let connected = TcpStream::connect_timeout(address, left);
-            match connected.and_then(|stream| sit(stream, greeting, deadline)) {
+            match connected.and_then(|stream| join_group(stream, greeting, deadline)) {
                 Ok(stream) => return Ok((*address, stream)),
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Err(error),
                 Err(error) => last = error,
@@ -115,7 +118,11 @@ fn reach(
 }
 
 /// Joins a group over a new connection.
-fn sit(mut stream: TcpStream, greeting: Greeting, deadline: Duration) -> io::Result<TcpStream> {
+fn join_group(
+    mut stream: TcpStream,
+    greeting: Greeting,
+    deadline: Duration,
+) -> io::Result<TcpStream> {
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(deadline.saturating_add(GRACE)))?;
     stream.set_write_timeout(Some(deadline.saturating_add(GRACE)))?;
@@ -129,44 +136,47 @@ fn sit(mut stream: TcpStream, greeting: Greeting, deadline: Duration) -> io::Res
 }
 
 /// Sends a request to the hub and reads the answer.
-fn ask(stream: &mut TcpStream, request: &HubRequest) -> io::Result<Option<Result<TcpAnswer>>> {
+fn send_request(
+    stream: &mut TcpStream,
+    request: &HubRequest,
+) -> io::Result<Option<Result<TcpAnswer>>> {
     frame::write(stream, &request.encode())?;
     Ok(frame::decode(&frame::read(stream)?))
 }
 
 /// The error for a hub that does not answer, or sends invalid bytes.
-fn lost(operation: &'static str, error: Option<&io::Error>, deadline: Duration) -> Error {
+fn hub_lost(operation: &'static str, error: Option<&io::Error>, deadline: Duration) -> Error {
     let rank = 0;
     match error.map(io::Error::kind) {
         Some(kind) if frame::is_timeout(kind) => {
             Error::RankLate { operation, rank, seconds: deadline.as_secs_f64() }
         }
-        Some(_) => Error::RankGone { operation, rank, reason: Parting::Closed.reason() },
-        None => Error::RankGone { operation, rank, reason: Parting::Strange.reason() },
+        Some(_) => Error::RankGone { operation, rank, reason: LeaveReason::Closed.text() },
+        None => Error::RankGone { operation, rank, reason: LeaveReason::Strange.text() },
     }
 }
 
 impl Tcp {
-    fn meet(&mut self, call: &CollectiveCall, wish: TcpArguments) -> Result<TcpAnswer> {
+    fn meet(&mut self, call: &CollectiveCall, arguments: TcpArguments) -> Result<TcpAnswer> {
         if let Some(failure) = &self.failure {
             return Err(failure.at(call.operation));
         }
-        let arrival = TcpArrival { call: *call, wish };
+        let arrival = TcpArrival { call: *call, arguments };
         let (operation, deadline) = (call.operation, self.deadline);
-        let answer = match &mut self.seat {
+        let answer = match &mut self.connection {
             HubLink::Here { hub, group } => hub.meet(group, self.member.rank as usize, arrival),
-            HubLink::There(stream) => match ask(stream, &HubRequest::Meet(arrival)) {
+            HubLink::There(stream) => match send_request(stream, &HubRequest::Meet(arrival)) {
                 Ok(Some(answer)) => answer,
-                Ok(None) => Err(lost(operation, None, deadline)),
-                Err(error) => Err(lost(operation, Some(&error), deadline)),
+                Ok(None) => Err(hub_lost(operation, None, deadline)),
+                Err(error) => Err(hub_lost(operation, Some(&error), deadline)),
             },
         };
         answer.inspect_err(|error| self.failure = Some(error.clone()))
     }
 
     /// The error for an answer of the wrong kind.
-    fn strange(&mut self, call: &CollectiveCall) -> Error {
-        self.failure.insert(lost(call.operation, None, self.deadline)).clone()
+    fn wrong_answer(&mut self, call: &CollectiveCall) -> Error {
+        self.failure.insert(hub_lost(call.operation, None, self.deadline)).clone()
     }
 }
 
@@ -194,16 +204,17 @@ impl Transport for Tcp {
         check_parcels(call.operation, stream, group, Parcels { sends, receives })?;
         let content = |elements: &Spans| (Some(elements.dtype()), elements.len());
         let bytes = host::fetch(sends)?;
-        let sends = sends.iter().zip(bytes).map(|(Parcel { peer, elements }, bytes)| Sent {
+        let sends = sends.iter().zip(bytes).map(|(Parcel { peer, elements }, bytes)| SentMessage {
             peer: *peer,
             content: content(elements),
             bytes,
         });
         let expected = receives.iter().map(|Parcel { peer, elements }| (*peer, content(elements)));
-        let wish = TcpArguments::Exchange { sends: sends.collect(), receives: expected.collect() };
-        let messages = match self.meet(call, wish)? {
+        let arguments =
+            TcpArguments::Exchange { sends: sends.collect(), receives: expected.collect() };
+        let messages = match self.meet(call, arguments)? {
             TcpAnswer::Received(messages) if messages.len() == receives.len() => messages,
-            _ => return Err(self.strange(call)),
+            _ => return Err(self.wrong_answer(call)),
         };
         let pairs = receives.iter().zip(&messages);
         pairs.into_iter().try_for_each(|(parcel, bytes)| host::deliver(&parcel.elements, bytes))
@@ -214,15 +225,15 @@ impl Transport for Tcp {
     }
 
     fn barrier(&mut self, call: &CollectiveCall) -> Result<()> {
-        let wish = TcpArguments::Exchange { sends: Vec::new(), receives: Vec::new() };
-        self.meet(call, wish).map(drop)
+        let arguments = TcpArguments::Exchange { sends: Vec::new(), receives: Vec::new() };
+        self.meet(call, arguments).map(drop)
     }
 
     fn abort(&mut self, reason: &str) {
         if self.failure.is_some() {
             return;
         }
-        match &mut self.seat {
+        match &mut self.connection {
             HubLink::Here { group, .. } => group.abort(self.member.rank as usize, reason),
             HubLink::There(stream) => {
                 // A lost hub needs no notice.
@@ -232,12 +243,12 @@ impl Transport for Tcp {
     }
 
     fn leave(&mut self) {
-        let parting = Parting::of_this_thread();
-        match &mut self.seat {
-            HubLink::Here { group, .. } => group.leave(self.member.rank as usize, parting),
+        let reason = LeaveReason::of_this_thread();
+        match &mut self.connection {
+            HubLink::Here { group, .. } => group.leave(self.member.rank as usize, reason),
             HubLink::There(_) if self.has_left => {}
             HubLink::There(stream) => {
-                let panicked = parting == Parting::Panicked;
+                let panicked = reason == LeaveReason::Panicked;
                 // A lost hub needs no notice.
                 let _ = frame::write(stream, &HubRequest::Left { panicked }.encode());
             }
@@ -251,18 +262,18 @@ impl Transport for Tcp {
 
     fn watch(&mut self) -> Result<Box<dyn GroupWatch>> {
         let (member, deadline) = (self.member, self.deadline);
-        let to = match &self.seat {
+        let to = match &self.connection {
             HubLink::Here { group, .. } => WatchLink::Here(group.clone()),
             HubLink::There(_) => {
                 let greeting = Greeting { member, watches: true };
-                let connected = reach(&[self.address], greeting, deadline);
+                let connected = connect_to_hub(&[self.address], greeting, deadline);
                 let (_, stream) =
-                    connected.map_err(|error| lost("watch", Some(&error), deadline))?;
+                    connected.map_err(|error| hub_lost("watch", Some(&error), deadline))?;
                 // The hub answers heartbeats without waiting for other ranks.
                 let patience = Some(deadline.max(SILENT));
                 let set = stream.set_read_timeout(patience);
                 set.and_then(|()| stream.set_write_timeout(patience))
-                    .map_err(|error| lost("watch", Some(&error), deadline))?;
+                    .map_err(|error| hub_lost("watch", Some(&error), deadline))?;
                 WatchLink::There(stream)
             }
         };
@@ -272,32 +283,32 @@ impl Transport for Tcp {
     fn split(&mut self, call: &CollectiveCall, color: u64, key: u64) -> Result<Box<dyn Transport>> {
         let member = match self.meet(call, TcpArguments::Split { color, key })? {
             TcpAnswer::Group(member) => member,
-            _ => return Err(self.strange(call)),
+            _ => return Err(self.wrong_answer(call)),
         };
         let (address, deadline) = (self.address, self.deadline);
-        let seat = match &self.seat {
+        let connection = match &self.connection {
             HubLink::Here { hub, .. } => {
-                let refused = |_| lost(call.operation, None, deadline);
-                let group = hub.take_here(member).map_err(refused)?;
+                let refused = |_| hub_lost(call.operation, None, deadline);
+                let group = hub.add_local_rank(member).map_err(refused)?;
                 HubLink::Here { hub: hub.clone(), group }
             }
             HubLink::There(_) => {
                 let greeting = Greeting { member, watches: false };
-                let connected = reach(&[address], greeting, deadline);
+                let connected = connect_to_hub(&[address], greeting, deadline);
                 let (_, stream) =
-                    connected.map_err(|error| lost(call.operation, Some(&error), deadline))?;
+                    connected.map_err(|error| hub_lost(call.operation, Some(&error), deadline))?;
                 HubLink::There(stream)
             }
         };
-        Ok(Box::new(Tcp { seat, address, member, deadline, failure: None, has_left: false }))
+        Ok(Box::new(Tcp { connection, address, member, deadline, failure: None, has_left: false }))
     }
 }
 
 impl Drop for Tcp {
     fn drop(&mut self) {
-        match &self.seat {
+        match &self.connection {
             HubLink::Here { hub, group } => {
-                hub.leave(group, self.member, Parting::of_this_thread())
+                hub.leave(group, self.member, LeaveReason::of_this_thread())
             }
             HubLink::There(_) => self.leave(),
         }
@@ -319,23 +330,23 @@ enum WatchLink {
 }
 
 impl GroupWatch for TcpWatch {
-    fn pulse(&mut self, pulse: &Pulse) -> News {
+    fn heartbeat(&mut self, heartbeat: &Heartbeat) -> GroupStatus {
         if let Some(failure) = &self.failure {
-            return News::Lost(failure.clone());
+            return GroupStatus::Lost(failure.clone());
         }
         let stream = match &mut self.to {
-            WatchLink::Here(group) => return group.pulse(self.rank, pulse),
+            WatchLink::Here(group) => return group.heartbeat(self.rank, heartbeat),
             WatchLink::There(stream) => stream,
         };
-        let lost = |error| lost("exchange", error, self.deadline);
-        let failure = match ask(stream, &HubRequest::Pulse(pulse.clone())) {
-            Ok(Some(Ok(TcpAnswer::Sound))) => return News::Sound,
-            Ok(Some(Ok(TcpAnswer::Ended))) => return News::Ended,
-            Ok(Some(Err(error))) => return News::Lost(error),
-            Ok(_) => lost(None),
-            Err(error) => lost(Some(&error)),
+        let hub_lost = |error| hub_lost("exchange", error, self.deadline);
+        let failure = match send_request(stream, &HubRequest::Heartbeat(heartbeat.clone())) {
+            Ok(Some(Ok(TcpAnswer::Sound))) => return GroupStatus::Sound,
+            Ok(Some(Ok(TcpAnswer::Ended))) => return GroupStatus::Ended,
+            Ok(Some(Err(error))) => return GroupStatus::Lost(error),
+            Ok(_) => hub_lost(None),
+            Err(error) => hub_lost(Some(&error)),
         };
-        News::Lost(self.failure.insert(failure).clone())
+        GroupStatus::Lost(self.failure.insert(failure).clone())
     }
 }
 

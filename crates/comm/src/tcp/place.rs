@@ -116,7 +116,7 @@ mod tests {
         [("RANK", "1"), ("WORLD_SIZE", "3"), ("MASTER_ADDR", "node0"), ("MASTER_PORT", "29500")];
 
     #[test]
-    fn the_variables_of_torchrun_are_read() {
+    fn torchruns_variables_are_read() {
         let expected = ProcessPlace { rank: 1, size: 3, address: "node0".into(), port: 29_500 };
         assert_eq!(read(&GOOD).unwrap(), Some(expected.clone()));
         let agent = [&GOOD[..], &[("TORCHELASTIC_USE_AGENT_STORE", "True")]].concat();
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_that_do_not_fit_are_named() {
+    fn invalid_variables_are_named() {
         const HUGE: &str = "18446744073709551615";
         let agent = [("TORCHELASTIC_USE_AGENT_STORE", "true")];
         let last = GOOD.map(|(n, v)| if n == "MASTER_PORT" { (n, HUGE) } else { (n, v) });

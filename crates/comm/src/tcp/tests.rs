@@ -10,11 +10,11 @@ use super::frame::{self, Greeting, GroupMember, HubRequest};
 use super::{ProcessPlace, world};
 use crate::error::{Error, Result};
 use crate::transport::{CollectiveCall, Transport};
-use crate::watch::{Pulse, Trouble};
+use crate::watch::{ExchangeProblem, Heartbeat};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
-type Joined = Result<Box<dyn Transport>>;
+type JoinResult = Result<Box<dyn Transport>>;
 
 fn place(rank: usize, size: usize) -> ProcessPlace {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -22,7 +22,7 @@ fn place(rank: usize, size: usize) -> ProcessPlace {
 }
 
 /// Starts rank 0 of a group, which waits for the other ranks, and returns its address.
-fn hub(size: usize) -> (ProcessPlace, SocketAddr, JoinHandle<Joined>) {
+fn hub(size: usize) -> (ProcessPlace, SocketAddr, JoinHandle<JoinResult>) {
     let place = place(0, size);
     let address = place.addresses().unwrap()[0];
     let of = place.clone();
@@ -89,7 +89,7 @@ fn foreign_connections_change_nothing() {
         thread::spawn(move || world(&place, DEADLINE))
     });
     let ranks = [first].into_iter().chain(others);
-    let meet = |rank: JoinHandle<Joined>| {
+    let meet = |rank: JoinHandle<JoinResult>| {
         thread::spawn(move || {
             let mut rank = rank.join().unwrap().unwrap();
             (0..10).try_for_each(|_| rank.barrier(&CollectiveCall::new("barrier")))
@@ -101,7 +101,7 @@ fn foreign_connections_change_nothing() {
 
 /// Invalid messages of a joined rank, and the error of the other rank.
 #[test]
-fn a_rank_that_sends_other_bytes_is_named() {
+fn a_rank_that_sends_invalid_bytes_is_named() {
     let barrier = CollectiveCall::new("barrier");
     let header = |kind: u64, words: &[u64]| {
         let rest = words.iter().flat_map(|word| word.to_le_bytes());
@@ -109,7 +109,7 @@ fn a_rank_that_sends_other_bytes_is_named() {
     };
     let split = HubRequest::Meet(frame::TcpArrival {
         call: barrier,
-        wish: frame::TcpArguments::Split { color: 0, key: 0 },
+        arguments: frame::TcpArguments::Split { color: 0, key: 0 },
     });
     let cases = [
         vec![],
@@ -118,16 +118,20 @@ fn a_rank_that_sends_other_bytes_is_named() {
         header(0, &[u64::MAX]),
         header(3, &[1 << 50]),
         split.encode(),
-        HubRequest::Pulse(Pulse { trouble: Some(Trouble::Overdue), ..Pulse::default() }).encode(),
+        HubRequest::Heartbeat(Heartbeat {
+            problem: Some(ExchangeProblem::Overdue),
+            ..Heartbeat::default()
+        })
+        .encode(),
     ];
     for bytes in cases {
         let (_, address, first) = hub(2);
         let mut stream = connect(address);
         frame::write(&mut stream, &greeting(0, 1, 2)).unwrap();
         assert!(frame::read(&mut stream).unwrap().is_empty());
-        let wish = || frame::TcpArguments::Exchange { sends: vec![], receives: vec![] };
+        let arguments = || frame::TcpArguments::Exchange { sends: vec![], receives: vec![] };
         let call = CollectiveCall::new("rendezvous");
-        let arrival = HubRequest::Meet(frame::TcpArrival { call, wish: wish() });
+        let arrival = HubRequest::Meet(frame::TcpArrival { call, arguments: arguments() });
         frame::write(&mut stream, &arrival.encode()).unwrap();
         frame::read(&mut stream).unwrap();
         let mut first = first.join().unwrap().unwrap();
@@ -141,10 +145,10 @@ fn a_rank_that_sends_other_bytes_is_named() {
 
 /// A shape with more dimensions than tensors have, or more elements than a number can count.
 #[test]
-fn a_shape_that_no_tensor_has_is_no_request() {
+fn an_invalid_shape_is_no_request() {
     let call = CollectiveCall::new("barrier");
-    let wish = frame::TcpArguments::Exchange { sends: vec![], receives: vec![] };
-    let bytes = HubRequest::Meet(frame::TcpArrival { call, wish }).encode();
+    let arguments = frame::TcpArguments::Exchange { sends: vec![], receives: vec![] };
+    let bytes = HubRequest::Meet(frame::TcpArrival { call, arguments }).encode();
     assert!(HubRequest::decode(&bytes).is_some());
     // The number of dimensions follows the kind, the header's length, the step and the element
     // type.
@@ -168,7 +172,7 @@ fn a_rank_tries_every_address() {
     // A port without a listener.
     let nobody = place(0, 1).addresses().unwrap()[0];
     let greeting = Greeting { member: GroupMember { group: 0, rank: 1, size: 2 }, watches: false };
-    let (found, stream) = super::reach(&[nobody, address], greeting, DEADLINE).unwrap();
+    let (found, stream) = super::connect_to_hub(&[nobody, address], greeting, DEADLINE).unwrap();
     assert_eq!(found, address);
     drop(stream);
     let error = first.join().unwrap().err().unwrap();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, spin_until, wait_until};
-use crate::watch::{News, Pulse, SILENT, Trouble, endless};
+use crate::watch::{ExchangeProblem, GroupStatus, Heartbeat, SILENT, endless};
 
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests;
@@ -38,7 +38,7 @@ struct BoardState<A, B> {
     /// Answers of the last round until they are taken, by rank.
     answers: Vec<Option<B>>,
     /// The latest heartbeat of each rank, if ranks are watched.
-    signs: Vec<Option<LastPulse>>,
+    heartbeats: Vec<Option<LastHeartbeat>>,
     /// Time of the first heartbeat of any rank.
     watched: Option<Instant>,
     /// Time since which a device is overdue for an unknown reason.
@@ -51,9 +51,9 @@ struct BoardState<A, B> {
 }
 
 /// The latest heartbeat of a rank.
-struct LastPulse {
+struct LastHeartbeat {
     at: Instant,
-    pulse: Pulse,
+    heartbeat: Heartbeat,
     /// Whether more heartbeats will come.
     goes_on: bool,
 }
@@ -61,14 +61,14 @@ struct LastPulse {
 /// The reason why no round ends any more.
 #[derive(Clone)]
 enum BoardFailure {
-    Gone { rank: usize, parting: Parting },
+    Gone { rank: usize, reason: LeaveReason },
     Late { rank: usize },
     Other(Error),
 }
 
 /// How a rank left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Parting {
+pub(crate) enum LeaveReason {
     /// The rank ended in order.
     Orderly,
     Panicked,
@@ -80,19 +80,19 @@ pub(crate) enum Parting {
     Strange,
 }
 
-impl Parting {
+impl LeaveReason {
     /// How the calling thread leaves: in order, or by a panic.
-    pub(crate) fn of_this_thread() -> Parting {
-        if std::thread::panicking() { Parting::Panicked } else { Parting::Orderly }
+    pub(crate) fn of_this_thread() -> LeaveReason {
+        if std::thread::panicking() { LeaveReason::Panicked } else { LeaveReason::Orderly }
     }
 
-    pub(crate) fn reason(self) -> &'static str {
+    pub(crate) fn text(self) -> &'static str {
         match self {
-            Parting::Orderly => "it left the group",
-            Parting::Panicked => "its thread panicked",
-            Parting::Closed => "its connection closed",
-            Parting::Vanished => "it does not answer any more",
-            Parting::Strange => "it sent data that this version does not send",
+            LeaveReason::Orderly => "it left the group",
+            LeaveReason::Panicked => "its thread panicked",
+            LeaveReason::Closed => "its connection closed",
+            LeaveReason::Vanished => "it does not answer any more",
+            LeaveReason::Strange => "it sent data that this version does not send",
         }
     }
 }
@@ -103,31 +103,34 @@ impl<A, B> BoardState<A, B> {
     /// of any rank.
     fn silent(&self, counts: impl Fn(usize) -> bool) -> Option<usize> {
         let (now, first) = (Instant::now(), self.watched?);
-        let since = |rank: usize| match &self.signs[rank] {
+        let since = |rank: usize| match &self.heartbeats[rank] {
             Some(sign) => sign.goes_on.then_some((sign.at, rank)),
             None => Some((first, rank)),
         };
-        let ranks = (0..self.signs.len()).filter(|rank| counts(*rank)).filter_map(since);
+        let ranks = (0..self.heartbeats.len()).filter(|rank| counts(*rank)).filter_map(since);
         ranks.filter(|(at, _)| now - *at >= SILENT).min().map(|(_, rank)| rank)
     }
 
     /// Progress of a rank's device: number of its group of devices, and of exchanges begun in it.
     fn position(&self, rank: usize) -> (u64, u64) {
-        let sign = self.signs[rank].as_ref();
-        sign.map_or((0, 0), |LastPulse { pulse, .. }| (pulse.membership, pulse.reached))
+        let sign = self.heartbeats[rank].as_ref();
+        sign.map_or((0, 0), |LastHeartbeat { heartbeat, .. }| {
+            (heartbeat.membership, heartbeat.reached)
+        })
     }
 
     /// The lowest of the ranks with least progress, among the ranks for which `counts` returns
     /// true.
     fn least_progress(&self, counts: impl Fn(usize) -> bool) -> Option<usize> {
-        let ranks = (0..self.signs.len()).filter(|rank| counts(*rank));
+        let ranks = (0..self.heartbeats.len()).filter(|rank| counts(*rank));
         ranks.min_by_key(|rank| self.position(*rank))
     }
 
-    /// Whether all devices have ended at least the exchanges in `pulse`.
-    fn have_ended(&self, pulse: &Pulse) -> bool {
-        let mut signs = self.signs.iter();
-        signs.all(|sign| sign.as_ref().is_some_and(|sign| sign.pulse.ends() >= pulse.ends()))
+    /// Whether all devices have ended at least the exchanges in `heartbeat`.
+    fn have_ended(&self, heartbeat: &Heartbeat) -> bool {
+        let mut heartbeats = self.heartbeats.iter();
+        heartbeats
+            .all(|sign| sign.as_ref().is_some_and(|sign| sign.heartbeat.ends() >= heartbeat.ends()))
     }
 }
 
@@ -139,7 +142,7 @@ impl<A, B> RankBoard<A, B> {
             brought: (0..size).map(|_| None).collect(),
             here: vec![false; size],
             answers: (0..size).map(|_| None).collect(),
-            signs: (0..size).map(|_| None).collect(),
+            heartbeats: (0..size).map(|_| None).collect(),
             watched: None,
             unnamed: None,
             failure: None,
@@ -243,8 +246,8 @@ impl<A, B> RankBoard<A, B> {
     }
 
     /// Records that a rank has left and will not arrive any more.
-    pub(crate) fn leave(&self, rank: usize, parting: Parting) {
-        self.fail(&mut lock(&self.state), BoardFailure::Gone { rank, parting });
+    pub(crate) fn leave(&self, rank: usize, reason: LeaveReason) {
+        self.fail(&mut lock(&self.state), BoardFailure::Gone { rank, reason });
     }
 
     /// Records that a rank failed alone.
@@ -255,25 +258,26 @@ impl<A, B> RankBoard<A, B> {
 
     /// Records that a rank sends no more heartbeats, because its device starts no more exchanges.
     pub(crate) fn unwatch(&self, rank: usize) {
-        if let Some(sign) = &mut lock(&self.state).signs[rank] {
+        if let Some(sign) = &mut lock(&self.state).heartbeats[rank] {
             sign.goes_on = false;
         }
     }
 
     /// Records the state of a rank's device and returns the state of the group. Does not wait.
-    pub(crate) fn pulse(&self, rank: usize, pulse: &Pulse) -> News {
+    pub(crate) fn heartbeat(&self, rank: usize, heartbeat: &Heartbeat) -> GroupStatus {
         let mut state = lock(&self.state);
         let at = Instant::now();
         state.watched.get_or_insert(at);
-        state.signs[rank] = Some(LastPulse { at, pulse: pulse.clone(), goes_on: true });
-        match &pulse.trouble {
+        state.heartbeats[rank] =
+            Some(LastHeartbeat { at, heartbeat: heartbeat.clone(), goes_on: true });
+        match &heartbeat.problem {
             None => {}
-            Some(trouble @ (Trouble::Overdue | Trouble::Stuck)) => {
+            Some(problem @ (ExchangeProblem::Overdue | ExchangeProblem::Stuck)) => {
                 let own = state.position(rank);
                 let late = state.silent(|other| other != rank).or_else(|| {
                     state.least_progress(|other| other != rank && state.position(other) < own)
                 });
-                let late = late.or((*trouble == Trouble::Stuck).then_some(rank));
+                let late = late.or((*problem == ExchangeProblem::Stuck).then_some(rank));
                 let unnamed = *state.unnamed.get_or_insert_with(Instant::now);
                 if let Some(rank) = late {
                     self.fail(&mut state, BoardFailure::Late { rank });
@@ -281,26 +285,29 @@ impl<A, B> RankBoard<A, B> {
                     self.fail(&mut state, BoardFailure::Other(endless(self.deadline)));
                 }
             }
-            Some(Trouble::Lost) => {
+            Some(ExchangeProblem::Lost) => {
                 if let Some(rank) = state.silent(|other| other != rank) {
-                    self.fail(&mut state, BoardFailure::Gone { rank, parting: Parting::Vanished });
+                    self.fail(
+                        &mut state,
+                        BoardFailure::Gone { rank, reason: LeaveReason::Vanished },
+                    );
                 }
             }
-            Some(Trouble::Failed(reason)) => {
+            Some(ExchangeProblem::Failed(reason)) => {
                 let error = Error::RankFailed { rank, reason: reason.clone() };
                 self.fail(&mut state, BoardFailure::Other(error));
             }
         }
         match &state.loss {
-            Some(loss) => News::Lost(self.error("exchange", loss)),
-            None if state.have_ended(pulse) => News::Ended,
-            None => News::Sound,
+            Some(loss) => GroupStatus::Lost(self.error("exchange", loss)),
+            None if state.have_ended(heartbeat) => GroupStatus::Ended,
+            None => GroupStatus::Sound,
         }
     }
 
     /// Stores a failure, unless there is one already.
     fn fail(&self, state: &mut BoardState<A, B>, failure: BoardFailure) {
-        let parted = matches!(failure, BoardFailure::Gone { parting: Parting::Orderly, .. });
+        let parted = matches!(failure, BoardFailure::Gone { reason: LeaveReason::Orderly, .. });
         if !parted && state.loss.is_none() {
             state.loss = Some(failure.clone());
         }
@@ -317,8 +324,8 @@ impl<A, B> RankBoard<A, B> {
 
     fn error(&self, operation: &'static str, failure: &BoardFailure) -> Error {
         match *failure {
-            BoardFailure::Gone { rank, parting } => {
-                Error::RankGone { operation, rank, reason: parting.reason() }
+            BoardFailure::Gone { rank, reason } => {
+                Error::RankGone { operation, rank, reason: reason.text() }
             }
             BoardFailure::Late { rank } => {
                 Error::RankLate { operation, rank, seconds: self.deadline.as_secs_f64() }
@@ -366,23 +373,23 @@ mod model {
     }
 
     #[test]
-    fn every_round_answers_everybody() {
+    fn every_round_answers_every_rank() {
         check(|rank, board| {
             for round in 0..4 {
                 let number = round * 10 + rank as u32;
                 assert_eq!(sum(board, rank, number).unwrap(), 30 * round + 3);
             }
             // A rank may leave afterwards: the other ranks have their answers.
-            board.leave(rank, Parting::Orderly);
+            board.leave(rank, LeaveReason::Orderly);
         });
     }
 
     #[test]
-    fn who_leaves_is_named_and_nobody_hangs() {
+    fn a_rank_that_leaves_is_named_and_no_rank_hangs() {
         check(|rank, board| {
             assert_eq!(sum(board, rank, 1).unwrap(), 3);
             if rank == 1 {
-                return board.leave(1, Parting::Orderly);
+                return board.leave(1, LeaveReason::Orderly);
             }
             for _ in 0..2 {
                 let error = sum(board, rank, 1).unwrap_err();
@@ -392,12 +399,12 @@ mod model {
     }
 
     #[test]
-    fn who_aborts_is_named_and_nobody_hangs() {
+    fn a_rank_that_aborts_is_named_and_no_rank_hangs() {
         check(|rank, board| {
             assert_eq!(sum(board, rank, 1).unwrap(), 3);
             if rank == 2 {
                 board.abort(2, "a reason");
-                return board.leave(2, Parting::Orderly);
+                return board.leave(2, LeaveReason::Orderly);
             }
             for _ in 0..2 {
                 let error = sum(board, rank, 1).unwrap_err();
@@ -407,7 +414,7 @@ mod model {
     }
 
     #[test]
-    fn a_round_that_fails_fails_for_everybody() {
+    fn a_failed_round_fails_for_every_rank() {
         check(|rank, board| {
             assert_eq!(sum(board, rank, 1).unwrap(), 3);
             let fail = |operation| Error::RankGone { operation, rank: 7, reason: "refused" };

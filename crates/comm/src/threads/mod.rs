@@ -12,10 +12,10 @@ mod sum;
 use std::ops::Range;
 use std::time::Duration;
 
-use board::{Parting, RankBoard};
 use meristem_device::{Args, DType, Device, LaunchGroup, Stream, Tensor};
 use smallvec::SmallVec;
 
+use self::board::{LeaveReason, RankBoard};
 use crate::check::GroupRank;
 use crate::error::{Error, Result};
 use crate::gpu;
@@ -25,14 +25,14 @@ use crate::sync::Arc;
 use crate::transport::{
     CollectiveCall, Parcel, Parcels, Reduction, Sum, Transport, check_parcels, shard,
 };
-use crate::watch::{GroupWatch, News, Pulse};
+use crate::watch::{GroupStatus, GroupWatch, Heartbeat};
 
 /// Contribution of a rank to a rendezvous.
 struct ThreadArrival {
     call: CollectiveCall,
     /// Stream for the rank's part of the work; `None` for a barrier or a split.
     stream: Option<Stream>,
-    wish: ThreadArguments,
+    arguments: ThreadArguments,
 }
 
 /// Arguments of a rank's call.
@@ -78,14 +78,14 @@ impl Threads {
         &self,
         call: &CollectiveCall,
         stream: Option<&Stream>,
-        wish: ThreadArguments,
+        arguments: ThreadArguments,
     ) -> Result<ThreadAnswer> {
-        let arrival = ThreadArrival { call: *call, stream: stream.cloned(), wish };
+        let arrival = ThreadArrival { call: *call, stream: stream.cloned(), arguments };
         let deadline = self.board.deadline();
         self.board.meet(call.operation, self.rank, arrival, |arrivals, answers| {
             let arrivals: Vec<&ThreadArrival> = arrivals.iter().flatten().collect();
             check_calls(&arrivals)?;
-            match arrivals[0].wish {
+            match arrivals[0].arguments {
                 ThreadArguments::Exchange { .. } => exchange(&arrivals)?,
                 ThreadArguments::Sum { .. } => sum(&arrivals)?,
                 ThreadArguments::Split { .. } => return split(&arrivals, deadline, answers),
@@ -125,8 +125,9 @@ impl Transport for Threads {
     ) -> Result<()> {
         let group = GroupRank { rank: self.rank(), size: self.size() };
         check_parcels(call.operation, stream, group, Parcels { sends, receives })?;
-        let wish = ThreadArguments::Exchange { sends: sends.to_vec(), receives: receives.to_vec() };
-        self.meet(call, Some(stream), wish).map(drop)
+        let arguments =
+            ThreadArguments::Exchange { sends: sends.to_vec(), receives: receives.to_vec() };
+        self.meet(call, Some(stream), arguments).map(drop)
     }
 
     fn all_reduce(
@@ -137,8 +138,8 @@ impl Transport for Threads {
     ) -> Result<bool> {
         // Serves both orders: each rank sums in rank order in either case.
         let (input, output) = (sum.input.clone(), sum.output.clone());
-        let wish = ThreadArguments::Sum { input, output, reduction: sum.reduction };
-        self.meet(call, Some(stream), wish).map(|_| true)
+        let arguments = ThreadArguments::Sum { input, output, reduction: sum.reduction };
+        self.meet(call, Some(stream), arguments).map(|_| true)
     }
 
     fn barrier(&mut self, call: &CollectiveCall) -> Result<()> {
@@ -150,7 +151,7 @@ impl Transport for Threads {
     }
 
     fn leave(&mut self) {
-        self.board.leave(self.rank, Parting::of_this_thread());
+        self.board.leave(self.rank, LeaveReason::of_this_thread());
     }
 
     fn deadline(&self) -> Duration {
@@ -182,8 +183,8 @@ impl Drop for ThreadWatch {
 }
 
 impl GroupWatch for ThreadWatch {
-    fn pulse(&mut self, pulse: &Pulse) -> News {
-        self.board.pulse(self.rank, pulse)
+    fn heartbeat(&mut self, heartbeat: &Heartbeat) -> GroupStatus {
+        self.board.heartbeat(self.rank, heartbeat)
     }
 }
 
@@ -200,7 +201,7 @@ fn check_calls(arrivals: &[&ThreadArrival]) -> Result<()> {
             return Err(Error::Disagreement {
                 operation: calls[0].operation,
                 rank,
-                what: "a device of another opening,",
+                what: "a device with another opening,",
                 expected: name(first),
                 got: name(device),
             });
@@ -266,7 +267,7 @@ fn pair_up(source: &Spans, target: &Spans, pairs: &mut Vec<[Tensor; 2]>) -> Resu
 }
 
 fn parcels(arrival: &ThreadArrival) -> (&[Parcel], &[Parcel]) {
-    match &arrival.wish {
+    match &arrival.arguments {
         ThreadArguments::Exchange { sends, receives } => (sends, receives),
         _ => (&[], &[]),
     }
@@ -293,7 +294,7 @@ fn copy(args: &mut Args<'_>) {
 fn sum(arrivals: &[&ThreadArrival]) -> Result<()> {
     let (n, call) = (arrivals.len(), arrivals[0].call);
     let wishes: SmallVec<[(&Spans, &Spans); 8]> =
-        arrivals.iter().filter_map(|arrival| arrival.wish.sum()).collect();
+        arrivals.iter().filter_map(|arrival| arrival.arguments.sum()).collect();
     // In place, the output is the input.
     let in_place: SmallVec<[bool; 8]> =
         wishes.iter().map(|(input, output)| input.is_same(output)).collect();
@@ -301,7 +302,8 @@ fn sum(arrivals: &[&ThreadArrival]) -> Result<()> {
     for rank in 0..n {
         shares.push(pieces_of_shard(&wishes, &in_place, shard(call.count(), n, rank))?);
     }
-    let mean = matches!(arrivals[0].wish, ThreadArguments::Sum { reduction: Reduction::Mean, .. });
+    let mean =
+        matches!(arrivals[0].arguments, ThreadArguments::Sum { reduction: Reduction::Mean, .. });
     // Index of each rank's input among the arguments of a part; `None` if the output is the input.
     let mut others = n..;
     let sources: SmallVec<[Option<usize>; 8]> =
@@ -375,7 +377,7 @@ fn split(
 ) -> Result<()> {
     let mut members: Vec<(u64, u64, usize)> = Vec::with_capacity(arrivals.len());
     for (rank, arrival) in arrivals.iter().enumerate() {
-        if let ThreadArguments::Split { color, key } = arrival.wish {
+        if let ThreadArguments::Split { color, key } = arrival.arguments {
             members.push((color, key, rank));
         }
     }

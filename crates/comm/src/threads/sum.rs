@@ -5,7 +5,7 @@ use meristem_device::Args;
 use meristem_device::simd::{Vectorized, vectorize};
 use smallvec::SmallVec;
 
-use crate::number::{Number, divide};
+use crate::number::{SumElement, divide};
 
 /// Elements per block: a few KiB, so that the inputs are still in the nearest cache when the result
 /// overwrites them.
@@ -14,7 +14,7 @@ const BLOCK: usize = 1024;
 /// Sums the inputs in order and writes the result to every output. Arguments `first..first + n` are
 /// the outputs; `sources[i]` is the argument of input i, relative to `first`, or `None` if it is
 /// output i.
-pub(crate) fn run<T: Number>(
+pub(crate) fn run<T: SumElement>(
     args: &mut Args<'_>,
     first: usize,
     sources: &[Option<usize>],
@@ -31,7 +31,7 @@ struct SumAll<'a, T> {
     divisor: Option<usize>,
 }
 
-impl<T: Number> Vectorized for SumAll<'_, T> {
+impl<T: SumElement> Vectorized for SumAll<'_, T> {
     type Output = ();
 
     #[inline(always)]

@@ -3,9 +3,9 @@
 //! value and the actual value.
 
 use meristem_comm::{
-    CollectiveCall, Communicator, Error, Exchange, ExchangeOptions, Keep, Method, Parcel,
-    Reduction, Result, Spans, Sparse, SparseSum, Sum, SumOrder, TimingTable, TopKStorage, topk,
-    topk_all_gather,
+    CollectiveCall, Communicator, Error, Exchange, ExchangeOptions, FeedbackMode, Method, Parcel,
+    Reduction, Result, Spans, SparseMethod, SparseSum, Sum, SumOrder, TimingTable, TopKStorage,
+    topk, topk_all_gather,
 };
 use meristem_device::{DType, Device, Element, MemoryFormat, Owner, Stream, Tensor};
 
@@ -78,17 +78,17 @@ fn sum<'a>(input: &'a Tensor, output: &'a Tensor) -> Sum<'a> {
 }
 
 #[test]
-fn sums_refuse_what_does_not_fit() {
+fn sums_reject_wrong_arguments() {
     let mut w = World::new();
     let x = w.good();
     for (bad, words) in w.wrong() {
         w.refused(("all_reduce", "output"), words, |comm| comm.all_reduce_with(&sum(&x, &bad)));
         for (sparse, operation) in [
-            (Sparse::TopK, "topk_all_reduce"),
-            (Sparse::GTopK, "gtopk"),
-            (Sparse::OkTopK { refresh: 1 }, "ok_topk"),
+            (SparseMethod::TopK, "topk_all_reduce"),
+            (SparseMethod::GTopK, "gtopk"),
+            (SparseMethod::OkTopK { refresh: 1 }, "ok_topk"),
         ] {
-            let mut made = SparseSum::new(&x, sparse, Keep::Residual).unwrap();
+            let mut made = SparseSum::new(&x, sparse, FeedbackMode::Residual).unwrap();
             w.refused((operation, "output"), words, |comm| {
                 made.run(comm, &x, &bad, 3, Reduction::Sum)
             });
@@ -106,9 +106,13 @@ fn sums_refuse_what_does_not_fit() {
     let bytes = w.make(&w.a, DType::U8, MemoryFormat::Contiguous);
     let words = "f32, f64 or bf16, got u8";
     w.refused(("all_reduce", "input"), words, |comm| comm.all_reduce(&bytes, Reduction::Sum));
-    w.refused(("gtopk", "like"), words, |_| SparseSum::new(&bytes, Sparse::GTopK, Keep::Nothing));
-    let momentum = Keep::Momentum(1.0);
-    w.refused(("gtopk", "momentum"), "below 1", |_| SparseSum::new(&x, Sparse::GTopK, momentum));
+    w.refused(("gtopk", "like"), words, |_| {
+        SparseSum::new(&bytes, SparseMethod::GTopK, FeedbackMode::Nothing)
+    });
+    let momentum = FeedbackMode::Momentum(1.0);
+    w.refused(("gtopk", "momentum"), "below 1", |_| {
+        SparseSum::new(&x, SparseMethod::GTopK, momentum)
+    });
     // A part of the input's memory.
     let (input, output) = (x.view(0, [60]).unwrap(), x.view(30, [60]).unwrap());
     w.refused(("all_reduce", "output"), "separate memory", |comm| {
@@ -117,7 +121,7 @@ fn sums_refuse_what_does_not_fit() {
 }
 
 #[test]
-fn the_rest_refuses_what_does_not_fit() {
+fn other_collectives_reject_wrong_arguments() {
     let mut w = World::new();
     let x = w.good();
     for (bad, words) in w.wrong() {
@@ -146,7 +150,7 @@ fn the_rest_refuses_what_does_not_fit() {
 }
 
 #[test]
-fn transports_refuse_parcels_of_nobody_and_of_other_streams() {
+fn transports_reject_parcels_to_wrong_ranks_and_streams() {
     let mut w = World::new();
     let (x, far) = (w.good(), w.make(&w.b, DType::F32, MemoryFormat::Contiguous));
     let stream = w.a.clone();
@@ -165,7 +169,7 @@ fn transports_refuse_parcels_of_nobody_and_of_other_streams() {
 }
 
 #[test]
-fn picks_refuse_what_does_not_fit() {
+fn selections_reject_wrong_arguments() {
     let mut w = World::new();
     let x = w.good();
     let mut storage = TopKStorage::new(&x, 1, 10).unwrap();
@@ -204,10 +208,10 @@ fn picks_refuse_what_does_not_fit() {
 }
 
 #[test]
-fn exchanges_refuse_what_does_not_fit() {
+fn exchanges_reject_wrong_arguments() {
     let mut w = World::new();
     let (x, small) = (w.good(), upload(&w.a, &[1.0f32; 3]));
-    for method in [Method::Dense, Method::Sparse(Sparse::TopK), Method::Auto] {
+    for method in [Method::Dense, Method::Sparse(SparseMethod::TopK), Method::Auto] {
         let options = ExchangeOptions { method, small: 10, ..ExchangeOptions::default() };
         let mut made = Exchange::new(&options, &[("x", &x), ("small", &small)]).unwrap();
         for (bad, words) in w.wrong() {

@@ -2,8 +2,8 @@
 
 use half::bf16;
 use meristem_comm::{
-    Communicator, Exchange, ExchangeOptions, Keep, Method, Number, Reduction, Sparse, TopKStorage,
-    topk, topk_all_gather,
+    Communicator, Exchange, ExchangeOptions, FeedbackMode, Method, Reduction, SparseMethod,
+    SumElement, TopKStorage, topk, topk_all_gather,
 };
 use meristem_device::{Counts, DeviceId, Stream, Tensor};
 use proptest::prelude::*;
@@ -24,7 +24,7 @@ enum Values {
     Equal,
 }
 
-fn values_of<T: Number>(kind: Values, len: usize, (rank, step): (usize, usize)) -> Vec<T> {
+fn values_of<T: SumElement>(kind: Values, len: usize, (rank, step): (usize, usize)) -> Vec<T> {
     let number = |(i, x): (usize, f32)| {
         let x = f64::from(x);
         match kind {
@@ -52,7 +52,7 @@ fn values_of<T: Number>(kind: Values, len: usize, (rank, step): (usize, usize)) 
 }
 
 /// Bits, with one pattern for all NaNs: the sum of two NaNs is unspecified.
-fn bits<T: Number>(values: &[T]) -> Vec<Vec<u8>> {
+fn bits<T: SumElement>(values: &[T]) -> Vec<Vec<u8>> {
     let bits = |value: &T| match value.partial_cmp(value) {
         Some(_) => bytemuck::bytes_of(value).to_vec(),
         None => vec![],
@@ -74,7 +74,11 @@ struct Case {
 const STEPS: usize = 3;
 
 /// Results and state of one rank after each step.
-fn steps<T: Number>(case: &Case, comm: &mut Communicator, stream: &Stream) -> Vec<Vec<Vec<u8>>> {
+fn steps<T: SumElement>(
+    case: &Case,
+    comm: &mut Communicator,
+    stream: &Stream,
+) -> Vec<Vec<Vec<u8>>> {
     let gap = |i: usize| i % 3;
     let all = case.lens.iter().enumerate().map(|(i, len)| len + gap(i)).sum();
     let buffer = upload(stream, &vec![T::ZERO; all]);
@@ -105,7 +109,7 @@ fn steps<T: Number>(case: &Case, comm: &mut Communicator, stream: &Stream) -> Ve
     seen
 }
 
-fn check<T: Number>(case: &Case) {
+fn check<T: SumElement>(case: &Case) {
     let of = |id| {
         let group = if case.only_exchange {
             only_exchange(case.ranks)
@@ -127,9 +131,9 @@ fn check<T: Number>(case: &Case) {
 fn any_method() -> impl Strategy<Value = Method> {
     prop_oneof![
         1 => Just(Method::Dense),
-        2 => Just(Method::Sparse(Sparse::TopK)),
-        2 => Just(Method::Sparse(Sparse::GTopK)),
-        3 => (1u64..4).prop_map(|refresh| Method::Sparse(Sparse::OkTopK { refresh })),
+        2 => Just(Method::Sparse(SparseMethod::TopK)),
+        2 => Just(Method::Sparse(SparseMethod::GTopK)),
+        3 => (1u64..4).prop_map(|refresh| Method::Sparse(SparseMethod::OkTopK { refresh })),
     ]
 }
 
@@ -143,7 +147,7 @@ prop_compose! {
         ranks in 1usize..6,
         lens in prop::collection::vec(prop_oneof![0usize..40, 1000usize..3000], 1..6),
         (method, values) in (any_method(), any_values()),
-        keep in prop::sample::select(vec![Keep::Nothing, Keep::Residual, Keep::Momentum(0.875)]),
+        keep in prop::sample::select(vec![FeedbackMode::Nothing, FeedbackMode::Residual, FeedbackMode::Momentum(0.875)]),
         density in prop::sample::select(vec![0.001, 0.03, 0.4, 1.0]),
         (mean, only_exchange) in any::<(bool, bool)>(),
     ) -> Case {
@@ -159,7 +163,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
     #[test]
-    fn any_exchange_is_that_of_the_processor(case in any_case(), dtype in 0..3) {
+    fn exchanges_have_the_same_bits_on_gpu_and_cpu(case in any_case(), dtype in 0..3) {
         match dtype {
             0 => check::<f32>(&case),
             1 => check::<f64>(&case),
@@ -170,7 +174,7 @@ proptest! {
 
 /// More ranks than sources of a call, in and out of place, in rank order and by exchanges.
 #[test]
-fn sums_of_many_ranks() {
+fn sums_of_many_ranks_have_the_same_bits() {
     for (ranks, only_exchange) in [(8, false), (9, false), (17, false), (10, true)] {
         let options = ExchangeOptions { reduction: Reduction::Mean, ..ExchangeOptions::default() };
         let lens = vec![1500, 1, 333];
@@ -182,7 +186,7 @@ fn sums_of_many_ranks() {
 
 /// Selections with too little, just enough and widely spread candidates.
 #[test]
-fn selections_of_large_tensors() {
+fn selections_of_large_tensors_have_the_same_bits() {
     for (values, len, k) in [
         (Values::Noise, 70_001, 700),
         (Values::Ties, 70_001, 700),

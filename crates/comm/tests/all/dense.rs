@@ -1,13 +1,13 @@
 //! X1 and X8 over threads, with the transport's own sum and by exchanges.
 
 use half::bf16;
-use meristem_comm::{Communicator, Error, Number, Reduction, Sum, SumOrder};
+use meristem_comm::{Communicator, Error, Reduction, Sum, SumElement, SumOrder};
 use meristem_device::{DType, Owner, Stream, Tensor};
 
 use crate::common::{RANKS, noise, on, only_exchange, open, options, ranks, upload};
 
 /// The left-to-right sum or mean, in the arithmetic of the type.
-fn left_to_right<T: Number>(inputs: &[Vec<T>], reduction: Reduction) -> Vec<T> {
+fn left_to_right<T: SumElement>(inputs: &[Vec<T>], reduction: Reduction) -> Vec<T> {
     (0..inputs[0].len())
         .map(|i| {
             let sum = inputs[1..].iter().fold(inputs[0][i], |sum, input| sum.plus(input[i]));
@@ -20,7 +20,7 @@ fn left_to_right<T: Number>(inputs: &[Vec<T>], reduction: Reduction) -> Vec<T> {
 }
 
 /// Bits, with one pattern for all NaNs: the sum of two different NaNs depends on the compiler.
-fn bits<T: Number>(values: &[T]) -> Vec<u8> {
+fn bits<T: SumElement>(values: &[T]) -> Vec<u8> {
     let one_nan = |x: &T| if x.partial_cmp(x).is_none() { T::from_f64(f64::NAN) } else { *x };
     let values: Vec<T> = values.iter().map(one_nan).collect();
     bytemuck::cast_slice(&values).to_vec()
@@ -29,7 +29,7 @@ fn bits<T: Number>(values: &[T]) -> Vec<u8> {
 const SPECIAL: [f64; 8] =
     [0.0, -0.0, f64::INFINITY, f64::NEG_INFINITY, f64::NAN, f64::MAX, 1e-320, -1e-42];
 
-fn inputs<T: Number>(len: usize, n: usize) -> Vec<Vec<T>> {
+fn inputs<T: SumElement>(len: usize, n: usize) -> Vec<Vec<T>> {
     (0..n)
         .map(|rank| {
             let mut values: Vec<T> =
@@ -43,7 +43,7 @@ fn inputs<T: Number>(len: usize, n: usize) -> Vec<Vec<T>> {
 }
 
 /// Both algorithms, in and out of place, against the left-to-right sum.
-fn check<T: Number>(n: usize, len: usize) {
+fn check<T: SumElement>(n: usize, len: usize) {
     let device = open();
     let inputs = inputs::<T>(len, n);
     for own_sum in [true, false] {
@@ -81,7 +81,7 @@ fn check<T: Number>(n: usize, len: usize) {
 }
 
 #[test]
-fn the_left_to_right_sum_bit_for_bit() {
+fn sums_are_left_to_right_bit_for_bit() {
     for n in RANKS {
         for len in [0, 1, 3, n, 31, 33, 64 * n + 5, 3001] {
             check::<f32>(n, len);
@@ -113,7 +113,7 @@ fn against_an_f64_oracle() {
 
 /// A single rank copies, also to another window of the same memory.
 #[test]
-fn out_of_place_within_one_storage() {
+fn out_of_place_sums_within_one_storage() {
     for n in [1, 2] {
         ranks(n, |mut comm, stream| {
             let whole = upload(stream, &[1.0f32, 2.0, 3.0, 4.0, 0.0, 0.0, 0.0, 0.0]);
@@ -194,7 +194,7 @@ fn broadcast_gather_and_split() {
 }
 
 #[test]
-fn bad_arguments_are_refused_by_name() {
+fn bad_arguments_are_named() {
     let mut comm = Communicator::threads(1, &options()).unwrap().remove(0);
     let (a, b) = (open().stream("a"), open().stream("b"));
     let refused = |result: Result<(), Error>, words: &[&str]| {

@@ -1,8 +1,8 @@
 //! X6, X7: a model's gradients, in buckets, with state per parameter.
 
 use meristem_comm::{
-    Communicator, Error, Exchange, ExchangeOptions, ExchangeState, Keep, Method, ParameterState,
-    Reduction, Sparse, Timing, TimingTable,
+    Communicator, Error, Exchange, ExchangeOptions, ExchangeState, FeedbackMode, Method,
+    ParameterState, Reduction, SparseMethod, Timing, TimingTable,
 };
 use meristem_device::{Counts, ScopePolicy, Stream, Tensor};
 
@@ -55,7 +55,7 @@ pub(crate) fn options(method: Method) -> ExchangeOptions {
 }
 
 #[test]
-fn dense_in_any_buckets() {
+fn dense_results_do_not_depend_on_buckets() {
     for bucket in [0, 1, 350, 1000, 10_000] {
         let options = ExchangeOptions { bucket, ..options(Method::Dense) };
         let results = ranks(3, |mut comm, stream| {
@@ -91,12 +91,13 @@ fn flattened(
 /// Gradients in one arena with gaps: the same bits as separate tensors and as one flat tensor. The
 /// gaps are unchanged.
 #[test]
-fn gradients_are_exchanged_where_they_lie() {
-    let sparse = [Sparse::TopK, Sparse::GTopK, Sparse::OkTopK { refresh: 2 }].map(Method::Sparse);
-    for (method, keep) in sparse
-        .into_iter()
-        .chain([Method::Dense, Method::Auto])
-        .flat_map(|method| [Keep::Residual, Keep::Momentum(0.5)].map(|keep| (method, keep)))
+fn gradients_are_exchanged_in_place() {
+    let sparse = [SparseMethod::TopK, SparseMethod::GTopK, SparseMethod::OkTopK { refresh: 2 }]
+        .map(Method::Sparse);
+    for (method, keep) in
+        sparse.into_iter().chain([Method::Dense, Method::Auto]).flat_map(|method| {
+            [FeedbackMode::Residual, FeedbackMode::Momentum(0.5)].map(|keep| (method, keep))
+        })
     {
         for density in [0.1, 1.0] {
             let options = ExchangeOptions { keep, density, bucket: 10_000, ..options(method) };
@@ -145,7 +146,7 @@ fn gradients_are_exchanged_where_they_lie() {
 
 /// A dense exchange of a model is one launch per rank, and one sum per bucket.
 #[test]
-fn a_dense_exchange_is_one_launch_a_rank() {
+fn a_dense_exchange_is_one_launch_per_rank() {
     let n = 3;
     let device = crate::common::open();
     let group = Communicator::threads(n, &crate::common::options()).unwrap();
@@ -166,9 +167,10 @@ fn a_dense_exchange_is_one_launch_a_rank() {
 }
 
 #[test]
-fn small_ones_are_dense_and_large_ones_sparse() {
+fn small_tensors_are_dense_and_large_ones_sparse() {
     let results = ranks(2, |mut comm, stream| {
-        let mut exchange = made(&options(Method::Sparse(Sparse::TopK)), stream, &MODEL).unwrap();
+        let mut exchange =
+            made(&options(Method::Sparse(SparseMethod::TopK)), stream, &MODEL).unwrap();
         let got = step(&mut exchange, &mut comm, stream, 0);
         let state = exchange.export().unwrap();
         let kept: Vec<&str> = state.kept.keys().map(String::as_str).collect();
@@ -186,7 +188,8 @@ fn small_ones_are_dense_and_large_ones_sparse() {
 /// Preparation changes no result, and the exchange does not allocate again.
 #[test]
 fn a_prepared_exchange_only_launches() {
-    let sparse = [Sparse::TopK, Sparse::GTopK, Sparse::OkTopK { refresh: 4 }].map(Method::Sparse);
+    let sparse = [SparseMethod::TopK, SparseMethod::GTopK, SparseMethod::OkTopK { refresh: 4 }]
+        .map(Method::Sparse);
     for method in sparse.into_iter().chain([Method::Dense, Method::Auto]) {
         let spent = ranks(3, |mut comm, stream| {
             let options = options(method);
@@ -219,17 +222,17 @@ fn a_prepared_exchange_only_launches() {
 /// Momentum correction applies to all tensors: densely summed tensors get the sum of the ranks'
 /// velocities.
 #[test]
-fn momentum_is_of_all_tensors() {
+fn momentum_applies_to_all_tensors() {
     let (n, factor) = (3, 0.9f32);
     // Each case with the tensors that are sent whole.
     let cases: [(Method, f64, &[usize]); 4] = [
         (Method::Dense, 0.1, &[0, 1, 2, 3, 4, 5]),
-        (Method::Sparse(Sparse::TopK), 0.1, &[1, 3, 5]),
-        (Method::Sparse(Sparse::TopK), 1.0, &[0, 1, 2, 3, 4, 5]),
+        (Method::Sparse(SparseMethod::TopK), 0.1, &[1, 3, 5]),
+        (Method::Sparse(SparseMethod::TopK), 1.0, &[0, 1, 2, 3, 4, 5]),
         (Method::Auto, 1.0, &[0, 1, 2, 3, 4, 5]),
     ];
     for (method, density, whole) in cases {
-        let keep = Keep::Momentum(f64::from(factor));
+        let keep = FeedbackMode::Momentum(f64::from(factor));
         let options = ExchangeOptions { density, keep, ..options(method) };
         let results = ranks(n, |mut comm, stream| {
             let mut exchange = made(&options, stream, &MODEL).unwrap();
@@ -256,8 +259,11 @@ fn momentum_is_of_all_tensors() {
 fn density_warms_up() {
     ranks(1, |mut comm, stream| {
         let (warm_up, warm_up_steps) = (vec![0.5, 0.25], 2);
-        let options =
-            ExchangeOptions { warm_up, warm_up_steps, ..options(Method::Sparse(Sparse::TopK)) };
+        let options = ExchangeOptions {
+            warm_up,
+            warm_up_steps,
+            ..options(Method::Sparse(SparseMethod::TopK))
+        };
         let mut exchange = made(&options, stream, &MODEL).unwrap();
         let densities: Vec<f64> = (0..6)
             .map(|at| {
@@ -285,7 +291,7 @@ fn a_table_is_measured_and_the_same_on_all_ranks() {
 
 /// The fastest algorithm of the table is used: the results have its bits.
 #[test]
-fn auto_goes_by_its_table() {
+fn auto_uses_the_fastest_method_of_the_table() {
     let row = |[dense_ms, gather_ms, split_ms]: [f64; 3]| Timing {
         ranks: 2,
         elements: 1000,
@@ -296,8 +302,8 @@ fn auto_goes_by_its_table() {
     };
     let ways = [
         ([1.0, 2.0, 2.0], Method::Dense),
-        ([2.0, 1.0, 2.0], Method::Sparse(Sparse::TopK)),
-        ([2.0, 2.0, 1.0], Method::Sparse(Sparse::OkTopK { refresh: 32 })),
+        ([2.0, 1.0, 2.0], Method::Sparse(SparseMethod::TopK)),
+        ([2.0, 2.0, 1.0], Method::Sparse(SparseMethod::OkTopK { refresh: 32 })),
     ];
     let steps = |options: ExchangeOptions| {
         let of_ranks = ranks(2, |mut comm, stream| {
@@ -320,7 +326,7 @@ fn auto_goes_by_its_table() {
 }
 
 #[test]
-fn bad_options_and_gradients_are_refused_by_name() {
+fn bad_options_and_gradients_are_named() {
     ranks(1, |mut comm, stream| {
         for density in [0.0, -1.0, 1.5, f64::NAN] {
             let options = ExchangeOptions { density, ..options(Method::Auto) };
@@ -330,7 +336,8 @@ fn bad_options_and_gradients_are_refused_by_name() {
         for (method, factor) in
             [(Method::Dense, 1.0), (Method::Auto, -0.1), (Method::Auto, f64::NAN)]
         {
-            let options = ExchangeOptions { keep: Keep::Momentum(factor), ..options(method) };
+            let options =
+                ExchangeOptions { keep: FeedbackMode::Momentum(factor), ..options(method) };
             let error = made(&options, stream, &MODEL).err().unwrap();
             refused(&error, "`momentum` must be at least 0, below 1");
         }

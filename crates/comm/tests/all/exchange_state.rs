@@ -1,7 +1,8 @@
 //! State of exchanges between steps: checkpoints, grown models, imports.
 
 use meristem_comm::{
-    Communicator, Error, Exchange, ExchangeOptions, ExchangeState, Keep, Method, Sparse,
+    Communicator, Error, Exchange, ExchangeOptions, ExchangeState, FeedbackMode, Method,
+    SparseMethod,
 };
 
 use crate::common::ranks;
@@ -9,12 +10,12 @@ use crate::exchange::{MODEL, gradients, made, options, refused, step};
 
 /// Six steps equal three steps, an export and import into another exchange, and three more steps.
 #[test]
-fn what_is_kept_goes_through_a_checkpoint() {
-    let sparse = [Sparse::TopK, Sparse::GTopK, Sparse::OkTopK { refresh: 4 }];
+fn a_checkpoint_restores_an_exchange() {
+    let sparse = [SparseMethod::TopK, SparseMethod::GTopK, SparseMethod::OkTopK { refresh: 4 }];
     for (method, keep) in
-        sparse.into_iter().map(|sparse| (Method::Sparse(sparse), Keep::Residual)).chain([
-            (Method::Sparse(Sparse::TopK), Keep::Momentum(0.5)),
-            (Method::Auto, Keep::Residual),
+        sparse.into_iter().map(|sparse| (Method::Sparse(sparse), FeedbackMode::Residual)).chain([
+            (Method::Sparse(SparseMethod::TopK), FeedbackMode::Momentum(0.5)),
+            (Method::Auto, FeedbackMode::Residual),
         ])
     {
         // The warm-up ends after the third step.
@@ -42,7 +43,7 @@ fn what_is_kept_goes_through_a_checkpoint() {
 
 /// The same for a measured choice of Ok-Topk, whose thresholds and regions are also state.
 #[test]
-fn a_measured_choice_goes_through_a_checkpoint() {
+fn a_checkpoint_restores_a_measured_choice() {
     let options = options(Method::Auto);
     ranks(8, |mut comm, stream| {
         let mut whole = made(&options, stream, &MODEL).unwrap();
@@ -50,7 +51,7 @@ fn a_measured_choice_goes_through_a_checkpoint() {
         let mut first = made(&options, stream, &MODEL).unwrap();
         (0..3).for_each(|at| drop(step(&mut first, &mut comm, stream, at)));
         let state = first.export().unwrap();
-        assert!(state.kept.values().any(|kept| !kept.split.is_empty()), "it chose Ok-Topk");
+        assert!(state.kept.values().any(|kept| !kept.split.is_empty()), "Ok-Topk was chosen");
         let mut second = made(&options, stream, &MODEL).unwrap();
         second.import(&comm, &state).unwrap();
         assert_eq!(second.export().unwrap(), state);
@@ -61,9 +62,9 @@ fn a_measured_choice_goes_through_a_checkpoint() {
 }
 
 #[test]
-fn a_model_that_grew_keeps_what_it_had() {
+fn a_grown_model_keeps_the_state_of_its_parameters() {
     ranks(2, |mut comm, stream| {
-        let options = options(Method::Sparse(Sparse::TopK));
+        let options = options(Method::Sparse(SparseMethod::TopK));
         let mut exchange = made(&options, stream, &MODEL).unwrap();
         step(&mut exchange, &mut comm, stream, 0);
         let before = exchange.export().unwrap();
@@ -85,12 +86,11 @@ fn a_model_that_grew_keeps_what_it_had() {
 
 /// An import replaces the whole state, or changes nothing.
 #[test]
-fn an_import_takes_the_place_of_what_was_kept() {
-    let all = [Sparse::TopK, Sparse::OkTopK { refresh: 4 }].map(Method::Sparse);
-    for (method, keep) in all
-        .into_iter()
-        .flat_map(|method| [Keep::Residual, Keep::Momentum(0.5)].map(|keep| (method, keep)))
-    {
+fn an_import_replaces_the_state() {
+    let all = [SparseMethod::TopK, SparseMethod::OkTopK { refresh: 4 }].map(Method::Sparse);
+    for (method, keep) in all.into_iter().flat_map(|method| {
+        [FeedbackMode::Residual, FeedbackMode::Momentum(0.5)].map(|keep| (method, keep))
+    }) {
         let options = ExchangeOptions { keep, ..options(method) };
         ranks(2, |mut comm, stream| {
             let new = || made(&options, stream, &MODEL).unwrap();
@@ -130,8 +130,8 @@ fn an_import_takes_the_place_of_what_was_kept() {
 /// All ranks know Ok-Topk's regions and step without communication, so a rank with other ones is
 /// detected.
 #[test]
-fn states_that_do_not_belong_together_are_found() {
-    let options = options(Method::Sparse(Sparse::OkTopK { refresh: 4 }));
+fn different_states_of_ranks_are_detected() {
+    let options = options(Method::Sparse(SparseMethod::OkTopK { refresh: 4 }));
     let refused = |change: &(dyn Fn(&mut Exchange, &Communicator, &[ExchangeState]) + Sync)| {
         let results = ranks(3, |mut comm, stream| {
             let mut exchange = made(&options, stream, &MODEL).unwrap();

@@ -4,8 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use meristem_comm::{
-    CollectiveCall, CommOptions, Communicator, Error, Exchange, ExchangeOptions, Keep, Parcel,
-    Reduction, Result, Sparse, SparseSum, Sum, SumOrder,
+    CollectiveCall, CommOptions, Communicator, Error, Exchange, ExchangeOptions, FeedbackMode,
+    Parcel, Reduction, Result, SparseMethod, SparseSum, Sum, SumOrder,
 };
 use meristem_device::{DType, Error as DeviceError, MemoryFormat, Owner, Stream, Tensor};
 
@@ -29,7 +29,7 @@ fn with_odd_one(
 }
 
 #[test]
-fn who_disagrees_is_named_on_every_rank() {
+fn a_differing_call_is_named_on_every_rank() {
     type Odd = fn(&mut Communicator, &Stream) -> Result<()>;
     let sum = |comm: &mut Communicator, stream: &Stream| {
         comm.all_reduce(&upload(stream, &[1.0f32; 8]), Reduction::Sum)
@@ -48,7 +48,7 @@ fn who_disagrees_is_named_on_every_rank() {
         (
             |comm, s| {
                 let x = upload(s, &[1.0f32; 8]);
-                let mut sum = SparseSum::new(&x, Sparse::TopK, Keep::Nothing)?;
+                let mut sum = SparseSum::new(&x, SparseMethod::TopK, FeedbackMode::Nothing)?;
                 sum.run(comm, &x, &x, 2, Reduction::Sum)
             },
             &["`topk_all_reduce`"],
@@ -69,7 +69,7 @@ fn who_disagrees_is_named_on_every_rank() {
 }
 
 #[test]
-fn who_leaves_or_panics_is_named_at_once() {
+fn a_rank_that_leaves_or_panics_is_named_at_once() {
     for (n, odd) in [(2, 1), (4, 0)] {
         // After one call, so that the other ranks wait in the second.
         let leaves = |comm: &mut Communicator, stream: &Stream| {
@@ -108,7 +108,7 @@ fn who_leaves_or_panics_is_named_at_once() {
 }
 
 #[test]
-fn who_does_not_come_is_named_after_the_deadline_and_the_group_stays_dead() {
+fn a_missing_rank_is_named_at_the_deadline_and_the_group_stays_unusable() {
     let options = CommOptions { deadline: Duration::from_millis(50) };
     let group = Communicator::threads(3, &options).unwrap();
     let (tell, told) = std::sync::mpsc::sync_channel(2);
@@ -161,7 +161,7 @@ fn an_error_of_one_rank_reaches_the_others() {
         (
             |comm, s| {
                 let x = upload(s, &[1.0f32; 8]);
-                let mut sum = SparseSum::new(&x, Sparse::TopK, Keep::Nothing)?;
+                let mut sum = SparseSum::new(&x, SparseMethod::TopK, FeedbackMode::Nothing)?;
                 sum.run(comm, &x, &x, 9, Reduction::Sum)
             },
             "got 9",
@@ -178,7 +178,7 @@ fn an_error_of_one_rank_reaches_the_others() {
             |comm, s| {
                 // A failed stream accepts no launch.
                 let x = upload(s, &[1.0f32; 8]);
-                let mut sum = SparseSum::new(&x, Sparse::TopK, Keep::Residual)?;
+                let mut sum = SparseSum::new(&x, SparseMethod::TopK, FeedbackMode::Residual)?;
                 s.launch("bad").write(&x).run(|_| panic!("on purpose"))?;
                 let error = s.synchronize().unwrap_err();
                 assert!(matches!(error, meristem_device::Error::KernelPanicked { .. }), "{error}");
@@ -219,7 +219,7 @@ fn an_error_of_one_rank_reaches_the_others() {
 
 /// An error of any length is passed on.
 #[test]
-fn a_deadline_may_be_for_ever() {
+fn a_deadline_may_be_unlimited() {
     let options = CommOptions { deadline: Duration::MAX };
     let group = Communicator::threads(2, &options).unwrap();
     on(&open(), group, |mut comm, stream| {
@@ -232,7 +232,7 @@ fn a_deadline_may_be_for_ever() {
 
 /// Parcels that do not match, and ranks with different devices.
 #[test]
-fn what_does_not_fit_is_refused_on_every_rank() {
+fn mismatched_parcels_and_devices_fail_on_every_rank() {
     let group = Communicator::threads(2, &options()).unwrap();
     let errors = on(&open(), group, |comm, stream| {
         let me = comm.rank();
@@ -260,13 +260,13 @@ fn what_does_not_fit_is_refused_on_every_rank() {
     for error in errors {
         let error = error.unwrap_err();
         assert!(matches!(error, Error::Disagreement { rank: 1, .. }), "{error:?}");
-        assert!(error.to_string().contains("has a device of another opening"), "{error}");
+        assert!(error.to_string().contains("has a device with another opening"), "{error}");
     }
 }
 
 /// With another memory order on one rank, elements of different positions would be added.
 #[test]
-fn a_rank_of_another_memory_format_is_named() {
+fn another_memory_format_is_named() {
     type CollectiveCall = fn(&mut Communicator, &Tensor) -> Result<()>;
     let calls: [CollectiveCall; 4] = [
         |comm, x| comm.all_reduce(x, Reduction::Sum),
@@ -279,7 +279,7 @@ fn a_rank_of_another_memory_format_is_named() {
             comm.all_gather(x, &all)
         },
         |comm, x| {
-            let mut sum = SparseSum::new(x, Sparse::TopK, Keep::Nothing)?;
+            let mut sum = SparseSum::new(x, SparseMethod::TopK, FeedbackMode::Nothing)?;
             sum.run(comm, x, x, 2, Reduction::Sum)
         },
     ];

@@ -1,6 +1,6 @@
 //! Results do not depend on the instruction set of the kernels.
 
-use meristem_comm::{Communicator, Keep, Number, Reduction, Sparse, SparseSum};
+use meristem_comm::{Communicator, FeedbackMode, Reduction, SparseMethod, SparseSum, SumElement};
 use meristem_device::{Device, DeviceId, DeviceOptions, Isa, Stream, Tensor, read_back};
 
 use crate::common::{noise, on, only_exchange, options, upload};
@@ -32,7 +32,7 @@ fn bits(tensor: &Tensor) -> Vec<u8> {
     read_back(&[tensor]).unwrap().remove(0)
 }
 
-fn dense<T: Number>(group: impl Fn() -> Vec<Communicator>, len: usize) {
+fn dense<T: SumElement>(group: impl Fn() -> Vec<Communicator>, len: usize) {
     same_on_all(group, |comm, stream| {
         let values = noise(len, comm.rank(), 0);
         let values: Vec<T> = values.iter().map(|x| T::from_f64(f64::from(*x))).collect();
@@ -55,14 +55,14 @@ fn dense_sums() {
 /// The longest results exceed the size from which writes bypass the caches.
 #[test]
 fn sparse_sums() {
-    let ok_topk = Sparse::OkTopK { refresh: 2 };
+    let ok_topk = SparseMethod::OkTopK { refresh: 2 };
     for (sparse, n, len, k) in [
-        (Sparse::TopK, 3, 5003, 50),
-        (Sparse::GTopK, 4, 5003, 50),
+        (SparseMethod::TopK, 3, 5003, 50),
+        (SparseMethod::GTopK, 4, 5003, 50),
         (ok_topk, 3, 5003, 50),
-        (Sparse::TopK, 2, (4 << 20) + 5, 4000),
+        (SparseMethod::TopK, 2, (4 << 20) + 5, 4000),
     ] {
-        let keep = Keep::Momentum(0.9);
+        let keep = FeedbackMode::Momentum(0.9);
         same_on_all(
             || threads(n),
             |comm, stream| {

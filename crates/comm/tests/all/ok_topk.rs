@@ -1,7 +1,7 @@
 //! X5 against a slow sequential version in f64, step by step and bit for bit: results and the state
 //! of every rank.
 
-use meristem_comm::{Keep, Reduction, Sparse, SparseSum};
+use meristem_comm::{FeedbackMode, Reduction, SparseMethod, SparseSum};
 
 use crate::common::{RANKS, noise, ranks, upload};
 
@@ -117,7 +117,7 @@ fn gradient(len: usize, rank: usize, step: usize) -> Vec<f64> {
 }
 
 #[test]
-fn a_slow_sequential_version_gives_the_same() {
+fn ok_topk_equals_a_slow_sequential_version() {
     const STEPS: usize = 10;
     for n in RANKS {
         for (len, k) in [(997, 1), (997, 2), (997, n), (997, 10), (997, 200), (64, 50), (5, 4)] {
@@ -129,17 +129,17 @@ fn a_slow_sequential_version_gives_the_same() {
                         (slow.run(&all), slow.residual.clone())
                     })
                     .collect();
-                let what = format!("{n} ranks, k = {k} of {len}, refreshed every {refresh}");
+                let context = format!("{n} ranks, k = {k} of {len}, refreshed every {refresh}");
                 ranks(n, |mut comm, stream| {
                     let x = upload(stream, &vec![0.0f64; len]);
-                    let sparse = Sparse::OkTopK { refresh: refresh as u64 };
-                    let mut sum = SparseSum::new(&x, sparse, Keep::Residual).unwrap();
+                    let sparse = SparseMethod::OkTopK { refresh: refresh as u64 };
+                    let mut sum = SparseSum::new(&x, sparse, FeedbackMode::Residual).unwrap();
                     for (step, (result, residual)) in expected.iter().enumerate() {
                         x.copy_from_slice(&gradient(len, comm.rank(), step)).unwrap();
                         sum.run(&mut comm, &x, &x, k, Reduction::Sum).unwrap();
-                        assert_eq!(x.to_vec::<f64>().unwrap(), *result, "{what}, step {step}");
+                        assert_eq!(x.to_vec::<f64>().unwrap(), *result, "{context}, step {step}");
                         let kept = sum.residual().unwrap().to_vec::<f64>().unwrap();
-                        assert_eq!(kept, residual[comm.rank()], "{what}, step {step}: kept");
+                        assert_eq!(kept, residual[comm.rank()], "{context}, step {step}: residual");
                     }
                 });
             }

@@ -10,8 +10,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use meristem_comm::{
-    CommOptions, Communicator, Error, Exchange, ExchangeOptions, Keep, Method, Reduction, Result,
-    Sparse,
+    CommOptions, Communicator, Error, Exchange, ExchangeOptions, FeedbackMode, Method, Reduction,
+    Result, SparseMethod,
 };
 use meristem_device::{DeviceId, Stream, Tensor};
 
@@ -73,12 +73,12 @@ fn collectives(comm: &mut Communicator, stream: &Stream) -> Vec<Vec<u32>> {
     let mut seen = Vec::new();
     let methods = [
         Method::Dense,
-        Method::Sparse(Sparse::TopK),
-        Method::Sparse(Sparse::GTopK),
-        Method::Sparse(Sparse::OkTopK { refresh: 2 }),
+        Method::Sparse(SparseMethod::TopK),
+        Method::Sparse(SparseMethod::GTopK),
+        Method::Sparse(SparseMethod::OkTopK { refresh: 2 }),
     ];
     for method in methods {
-        let keep = Keep::Momentum(0.5);
+        let keep = FeedbackMode::Momentum(0.5);
         let options =
             ExchangeOptions { method, density: 0.05, keep, small: 10, ..Default::default() };
         // The two large tensors are in one bucket, in two pieces of memory.
@@ -318,14 +318,14 @@ fn faulty(role: &str, (short, long): (Duration, Duration)) {
 }
 
 #[test]
-fn processes_have_the_results_of_threads() {
+fn processes_and_threads_have_the_same_results() {
     for size in 1..=4 {
         run("collectives", size, &[]);
     }
 }
 
 #[test]
-fn a_rank_that_dies_differs_or_is_late_is_named() {
+fn a_dead_differing_or_late_rank_is_named() {
     run("dies", 3, &[]);
     run("differs", 3, &[]);
     run("late", 3, &[]);
@@ -380,7 +380,7 @@ fn a_rank_that_hangs_is_named() {
 
 /// Over NCCL, leaving a group of devices waits for the other devices, not for calls of other ranks.
 #[test]
-fn a_rank_that_ends_a_group_waits_for_no_call_of_another() {
+fn leaving_a_group_of_devices_waits_for_no_call() {
     run("ends", 3, &[]);
 }
 
@@ -403,7 +403,7 @@ fn all_end(what: &str, ranks: impl IntoIterator<Item = Child>) {
 /// Faults over NCCL that only the watching threads detect. Each case has its own processes; the
 /// cases run side by side, since most wait for several seconds.
 #[test]
-fn faults_that_the_watch_alone_sees_are_named() {
+fn faults_seen_only_by_the_watch_are_named() {
     if env::var("MERISTEM_TEST_DEVICE").is_err() {
         return;
     }
@@ -453,7 +453,7 @@ fn faults_that_the_watch_alone_sees_are_named() {
 }
 
 #[test]
-fn processes_that_do_not_find_each_other_say_why() {
+fn failed_joins_have_a_reason() {
     let port = free_port();
     let (succeeded, text) = end(start("alone", (0, 2), port, &[]));
     assert!(succeeded, "{text}");

@@ -3,30 +3,36 @@
 use std::collections::BTreeMap;
 
 use half::bf16;
-use meristem_comm::{Communicator, Error, Keep, Number, Reduction, Sparse, SparseSum};
+use meristem_comm::{
+    Communicator, Error, FeedbackMode, Reduction, SparseMethod, SparseSum, SumElement,
+};
 use meristem_device::{DType, Owner, Tensor};
 use proptest::prelude::{ProptestConfig, prop_assert, proptest};
 
 use crate::common::{RANKS, noise, on, only_exchange, open, options, ranks, upload};
 
-const ALL: [Sparse; 4] =
-    [Sparse::TopK, Sparse::GTopK, Sparse::OkTopK { refresh: 1 }, Sparse::OkTopK { refresh: 3 }];
+const ALL: [SparseMethod; 4] = [
+    SparseMethod::TopK,
+    SparseMethod::GTopK,
+    SparseMethod::OkTopK { refresh: 1 },
+    SparseMethod::OkTopK { refresh: 3 },
+];
 
 /// Elements sent by a rank: index and value.
 type List<T> = BTreeMap<usize, T>;
 
 /// The k largest elements; among equals the lower index wins.
-fn largest<T: Number>(from: &List<T>, k: usize) -> List<T> {
+fn largest<T: SumElement>(from: &List<T>, k: usize) -> List<T> {
     let mut order: Vec<(usize, T)> = from.iter().map(|(i, x)| (*i, *x)).collect();
     order.sort_by_key(|(i, x)| (std::cmp::Reverse(x.magnitude()), *i));
     order.into_iter().take(k).collect()
 }
 
-fn list<T: Number>(values: &[T]) -> List<T> {
+fn list<T: SumElement>(values: &[T]) -> List<T> {
     values.iter().copied().enumerate().collect()
 }
 
-fn added<T: Number>(a: &List<T>, b: &List<T>) -> List<T> {
+fn added<T: SumElement>(a: &List<T>, b: &List<T>) -> List<T> {
     let mut sum = a.clone();
     for (i, x) in b {
         sum.entry(*i).and_modify(|sum| *sum = sum.plus(*x)).or_insert(*x);
@@ -35,7 +41,7 @@ fn added<T: Number>(a: &List<T>, b: &List<T>) -> List<T> {
 }
 
 /// The result of a tree of merges over the picks of these ranks.
-fn tree<T: Number>(mut lists: Vec<List<T>>, k: usize) -> List<T> {
+fn tree<T: SumElement>(mut lists: Vec<List<T>>, k: usize) -> List<T> {
     let mut step = 1;
     while step < lists.len() {
         for rank in (0..lists.len() - step).step_by(2 * step) {
@@ -46,7 +52,7 @@ fn tree<T: Number>(mut lists: Vec<List<T>>, k: usize) -> List<T> {
     lists.remove(0)
 }
 
-fn dense<T: Number>(list: &List<T>, len: usize) -> Vec<T> {
+fn dense<T: SumElement>(list: &List<T>, len: usize) -> Vec<T> {
     (0..len).map(|i| list.get(&i).copied().unwrap_or(T::ZERO)).collect()
 }
 
@@ -63,10 +69,11 @@ struct Seen {
 }
 
 /// Makes exchanges on n ranks and returns every rank's record: [step][rank].
-fn run(sparse: Sparse, n: usize, gradients: &[Vec<Vec<f32>>], k: usize) -> Vec<Vec<Seen>> {
+fn run(sparse: SparseMethod, n: usize, gradients: &[Vec<Vec<f32>>], k: usize) -> Vec<Vec<Seen>> {
     let mut all: Vec<Vec<Seen>> = ranks(n, |mut comm, stream| {
         let zero = vec![0.0f32; gradients[0][0].len()];
-        let mut sum = SparseSum::new(&upload(stream, &zero), sparse, Keep::Residual).unwrap();
+        let mut sum =
+            SparseSum::new(&upload(stream, &zero), sparse, FeedbackMode::Residual).unwrap();
         let step = |of_ranks: &Vec<Vec<f32>>| {
             let gradient = of_ranks[comm.rank()].clone();
             let x = upload(stream, &gradient);
@@ -84,38 +91,40 @@ fn run(sparse: Sparse, n: usize, gradients: &[Vec<Vec<f32>>], k: usize) -> Vec<V
 }
 
 /// Checks the invariant of X3, and that the result is the sum of the sent elements in rank order.
-fn check(sparse: Sparse, n: usize, gradients: &[Vec<Vec<f32>>], k: usize) {
-    let what = format!("{sparse:?}, {n} ranks, k = {k}");
+fn check(sparse: SparseMethod, n: usize, gradients: &[Vec<Vec<f32>>], k: usize) {
+    let context = format!("{sparse:?}, {n} ranks, k = {k}");
     for seen in run(sparse, n, gradients, k) {
         let mut sent: Vec<List<f32>> = Vec::new();
         let mut picks: Vec<List<f32>> = Vec::new();
         for Seen { gradient, before, after, result } in &seen {
-            assert_eq!(bits(result), bits(&seen[0].result), "{what}: all ranks the same");
+            assert_eq!(bits(result), bits(&seen[0].result), "{context}: equal on all ranks");
             let acc: Vec<f32> = before.iter().zip(gradient).map(|(r, g)| r + g).collect();
             let mut own = List::new();
             for i in 0..acc.len() {
                 if after[i].to_bits() != acc[i].to_bits() {
-                    assert_eq!(after[i].to_bits(), (-0.0f32).to_bits(), "{what}: cleared");
+                    assert_eq!(after[i].to_bits(), (-0.0f32).to_bits(), "{context}: cleared");
                     own.insert(i, acc[i]);
                 }
                 // Sent elements plus residual equal the whole, bit for bit.
                 let sent = own.get(&i).copied().unwrap_or(-0.0);
-                assert_eq!((sent + after[i]).to_bits(), acc[i].to_bits(), "{what}");
+                assert_eq!((sent + after[i]).to_bits(), acc[i].to_bits(), "{context}");
             }
-            assert!(own.len() <= k, "{what}: {} sent", own.len());
+            assert!(own.len() <= k, "{context}: {} sent", own.len());
             picks.push(largest(&list(&acc), k));
             sent.push(own);
         }
         let len = seen[0].result.len();
         let nonzero = seen[0].result.iter().filter(|x| **x != 0.0).count();
         match sparse {
-            Sparse::TopK => assert_eq!(sent, picks, "{what}: exactly the k largest"),
-            Sparse::GTopK => {
+            SparseMethod::TopK => assert_eq!(sent, picks, "{context}: exactly the k largest"),
+            SparseMethod::GTopK => {
                 let expected = dense(&tree(picks, k), len);
-                assert_eq!(bits(&seen[0].result), bits(&expected), "{what}: the tree");
+                assert_eq!(bits(&seen[0].result), bits(&expected), "{context}: the tree");
                 assert!(nonzero <= k);
             }
-            Sparse::OkTopK { .. } => assert!(nonzero <= k && (nonzero > 0 || k == 0), "{what}"),
+            SparseMethod::OkTopK { .. } => {
+                assert!(nonzero <= k && (nonzero > 0 || k == 0), "{context}")
+            }
         }
         for i in 0..len {
             let of = sent.iter().filter_map(|list| list.get(&i));
@@ -124,10 +133,10 @@ fn check(sparse: Sparse, n: usize, gradients: &[Vec<Vec<f32>>], k: usize) {
             // After s exchanges every number is at most 2 s.
             let exact: f64 = of.clone().map(|x| f64::from(*x)).sum();
             let bound = (n * n * gradients.len()) as f64 * 2.0 * f64::from(f32::EPSILON) / 2.0;
-            assert!((f64::from(got) - exact).abs() <= bound, "{what}: {i}, {got} {exact}");
-            if sparse != Sparse::GTopK {
+            assert!((f64::from(got) - exact).abs() <= bound, "{context}: {i}, {got} {exact}");
+            if sparse != SparseMethod::GTopK {
                 let in_order = of.copied().reduce(|a, b| a + b).unwrap_or(0.0);
-                assert_eq!(got.to_bits(), in_order.to_bits(), "{what}: rank order");
+                assert_eq!(got.to_bits(), in_order.to_bits(), "{context}: rank order");
             }
         }
     }
@@ -138,7 +147,7 @@ fn gradients(steps: usize, n: usize, len: usize) -> Vec<Vec<Vec<f32>>> {
 }
 
 #[test]
-fn what_is_sent_and_what_is_kept_are_the_whole() {
+fn sent_elements_plus_residual_equal_the_whole() {
     for sparse in ALL {
         for n in RANKS {
             let len = 997;
@@ -152,7 +161,7 @@ fn what_is_sent_and_what_is_kept_are_the_whole() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
-    fn for_any_sizes(n in 1usize..6, len in 2usize..300, share in 0.0..1.0f64, coarse: bool) {
+    fn sent_plus_residual_equal_the_whole_for_any_sizes(n in 1usize..6, len in 2usize..300, share in 0.0..1.0f64, coarse: bool) {
         let k = ((share * len as f64) as usize).clamp(1, len - 1);
         let mut all = gradients(4, n, len);
         if coarse {
@@ -172,7 +181,7 @@ proptest! {
 fn density_one_equals_dense() {
     let (n, len) = (5, 300);
     for sparse in ALL {
-        for keep in [Keep::Nothing, Keep::Residual] {
+        for keep in [FeedbackMode::Nothing, FeedbackMode::Residual] {
             let results = ranks(n, |mut comm, stream| {
                 let x = upload(stream, &noise(len, comm.rank(), 0));
                 let y = upload(stream, &noise(len, comm.rank(), 0));
@@ -189,7 +198,7 @@ fn density_one_equals_dense() {
     // A dense exchange sends the residual of a sparse one.
     let results = ranks(2, |mut comm, stream| {
         let x = upload(stream, &[3.0f32, 1.0, -2.0]);
-        let mut sum = SparseSum::new(&x, Sparse::TopK, Keep::Residual).unwrap();
+        let mut sum = SparseSum::new(&x, SparseMethod::TopK, FeedbackMode::Residual).unwrap();
         sum.run(&mut comm, &x, &x, 1, Reduction::Sum).unwrap();
         let first = x.to_vec::<f32>().unwrap();
         let y = upload(stream, &[0.5f32; 3]);
@@ -204,16 +213,16 @@ fn density_one_equals_dense() {
 }
 
 #[test]
-fn edge_cases() {
+fn empty_zero_and_equal_inputs() {
     for sparse in ALL {
         for n in RANKS {
             // No elements, k = 0, and fewer elements than ranks.
             let results = ranks(n, |mut comm, stream| {
                 let none = Tensor::zeros(stream, [0], DType::F32, Owner::Other).unwrap();
-                let mut sum = SparseSum::new(&none, sparse, Keep::Residual).unwrap();
+                let mut sum = SparseSum::new(&none, sparse, FeedbackMode::Residual).unwrap();
                 sum.run(&mut comm, &none, &none, 0, Reduction::Sum).unwrap();
                 let x = upload(stream, &[1.0f32, 2.0, 3.0]);
-                let mut sum = SparseSum::new(&x, sparse, Keep::Residual).unwrap();
+                let mut sum = SparseSum::new(&x, sparse, FeedbackMode::Residual).unwrap();
                 sum.run(&mut comm, &x, &x, 0, Reduction::Sum).unwrap();
                 let zeros = x.to_vec::<f32>().unwrap();
                 x.copy_from_slice(&[0.0f32; 3]).unwrap();
@@ -234,7 +243,7 @@ fn edge_cases() {
                     let own = if silent { vec![0.0; values.len()] } else { values.clone() };
                     let x = upload(stream, &own);
                     let y = Tensor::zeros(stream, [own.len()], DType::F32, Owner::Other).unwrap();
-                    let mut sum = SparseSum::new(&x, sparse, Keep::Residual).unwrap();
+                    let mut sum = SparseSum::new(&x, sparse, FeedbackMode::Residual).unwrap();
                     sum.run(&mut comm, &x, &y, k, Reduction::Sum).unwrap();
                     let kept = sum.residual().unwrap().to_vec::<f32>().unwrap();
                     (own, y.to_vec::<f32>().unwrap(), kept)
@@ -254,7 +263,7 @@ fn edge_cases() {
                             assert_eq!(kept[i], left, "{sparse:?} {i}");
                         }
                     }
-                    if let Sparse::TopK = sparse {
+                    if let SparseMethod::TopK = sparse {
                         let first = y.iter().take_while(|x| **x != 0.0).count();
                         let expected = if own.iter().any(|x| *x != 0.0) { k } else { first };
                         assert_eq!(first, expected, "lowest indices first");
@@ -276,7 +285,7 @@ fn nan_and_infinities_survive() {
                     (values[17], values[60]) = (f32::NAN, f32::NEG_INFINITY);
                 }
                 let x = upload(stream, &values);
-                let mut sum = SparseSum::new(&x, sparse, Keep::Residual).unwrap();
+                let mut sum = SparseSum::new(&x, sparse, FeedbackMode::Residual).unwrap();
                 // A region has room for both of them, with up to 7 owners.
                 sum.run(&mut comm, &x, &x, 16, Reduction::Sum).unwrap();
                 let kept = sum.residual().unwrap().to_vec::<f32>().unwrap();
@@ -284,13 +293,13 @@ fn nan_and_infinities_survive() {
             });
             for (x, kept) in results {
                 assert!(x[17].is_nan() && x[60] == f32::NEG_INFINITY, "{sparse:?} {n}");
-                assert!(kept.iter().all(|x| x.is_finite()), "they do not come back");
+                assert!(kept.iter().all(|x| x.is_finite()), "residuals are finite");
             }
         }
     }
 }
 
-fn other_type<T: Number>(n: usize) {
+fn other_type<T: SumElement>(n: usize) {
     let values = |rank: usize| -> Vec<T> {
         noise(500, rank, 0).iter().map(|x| T::from_f64(f64::from(*x))).collect()
     };
@@ -301,7 +310,7 @@ fn other_type<T: Number>(n: usize) {
         let padded: Vec<T> = [vec![T::ZERO; 3], values(comm.rank()), vec![T::ZERO; 5]].concat();
         let whole = upload(stream, &padded);
         let x = whole.view(3, [500]).unwrap();
-        let mut sum = SparseSum::new(&x, Sparse::TopK, Keep::Nothing).unwrap();
+        let mut sum = SparseSum::new(&x, SparseMethod::TopK, FeedbackMode::Nothing).unwrap();
         sum.run(&mut comm, &x, &x, 20, Reduction::Sum).unwrap();
         whole.to_vec::<T>().unwrap()
     });
@@ -312,7 +321,7 @@ fn other_type<T: Number>(n: usize) {
 }
 
 #[test]
-fn other_types_and_unaligned_windows() {
+fn f64_bf16_and_unaligned_windows() {
     for n in [1, 3, 4] {
         other_type::<f32>(n);
         other_type::<f64>(n);
@@ -328,8 +337,8 @@ fn momentum_correction() {
     let all = gradients(6, n, len);
     let results = ranks(n, |mut comm, stream| {
         let x = upload(stream, &all[0][0]);
-        let keep = Keep::Momentum(f64::from(factor));
-        let mut sum = SparseSum::new(&x, Sparse::TopK, keep).unwrap();
+        let keep = FeedbackMode::Momentum(f64::from(factor));
+        let mut sum = SparseSum::new(&x, SparseMethod::TopK, keep).unwrap();
         let (mut u, mut v) = (vec![-0.0f32; len], vec![-0.0f32; len]);
         for (step, of_ranks) in all.iter().enumerate() {
             let k = if step % 3 == 2 { len } else { 9 };
@@ -356,7 +365,7 @@ fn momentum_correction() {
 }
 
 #[test]
-fn bytes_on_the_wire_equal_the_formula_and_nothing_is_allocated() {
+fn bytes_sent_match_the_formula_without_allocations() {
     for sparse in ALL {
         for n in RANKS {
             for k in [1, 3, 64, 100] {
@@ -368,7 +377,7 @@ fn bytes_on_the_wire_equal_the_formula_and_nothing_is_allocated() {
                 let allocations = || device.counts().allocations;
                 let sent: Vec<u64> = on(&device, group, |mut comm, stream| {
                     let x = upload(stream, &noise(1000, comm.rank(), 0));
-                    let mut sum = SparseSum::new(&x, sparse, Keep::Residual).unwrap();
+                    let mut sum = SparseSum::new(&x, sparse, FeedbackMode::Residual).unwrap();
                     sum.run(&mut comm, &x, &x, k, Reduction::Sum).unwrap();
                     let once = comm.traffic().sent_bytes;
                     comm.barrier().unwrap();
@@ -384,7 +393,7 @@ fn bytes_on_the_wire_equal_the_formula_and_nothing_is_allocated() {
                 });
                 let total = sent.iter().sum::<u64>();
                 assert_eq!(total, 4 * sparse.words(n, k), "{sparse:?}, {n} ranks, k = {k}");
-                if let Sparse::OkTopK { .. } = sparse {
+                if let SparseMethod::OkTopK { .. } = sparse {
                     assert!(total <= 4 * 6 * (k * (n - 1)) as u64);
                 }
             }
@@ -393,10 +402,10 @@ fn bytes_on_the_wire_equal_the_formula_and_nothing_is_allocated() {
 }
 
 #[test]
-fn a_k_that_grows_gets_new_memory() {
+fn a_larger_k_gets_new_memory() {
     let results = ranks(2, |mut comm, stream| {
         let x = upload(stream, &noise(400, comm.rank(), 0));
-        let mut sum = SparseSum::new(&x, Sparse::TopK, Keep::Nothing).unwrap();
+        let mut sum = SparseSum::new(&x, SparseMethod::TopK, FeedbackMode::Nothing).unwrap();
         [5, 50, 7, 300].map(|k| {
             let y = Tensor::zeros(stream, [400], DType::F32, Owner::Other).unwrap();
             sum.run(&mut comm, &x, &y, k, Reduction::Sum).unwrap();
@@ -409,7 +418,7 @@ fn a_k_that_grows_gets_new_memory() {
     }
     let mut comm = Communicator::threads(1, &options()).unwrap().remove(0);
     let x = upload(&open().stream("s"), &[1.0f32; 4]);
-    let mut sum = SparseSum::new(&x, Sparse::TopK, Keep::Nothing).unwrap();
+    let mut sum = SparseSum::new(&x, SparseMethod::TopK, FeedbackMode::Nothing).unwrap();
     let error = sum.run(&mut comm, &x, &x, 5, Reduction::Sum).unwrap_err();
     assert!(matches!(error, Error::BadArgument { .. }), "{error:?}");
     assert!(error.to_string().contains("`k` must be at most 4"), "{error}");
@@ -417,8 +426,8 @@ fn a_k_that_grows_gets_new_memory() {
 
 /// Memory belongs to one rank in one group. In another group with the same k it is allocated again.
 #[test]
-fn a_sum_goes_on_in_another_group() {
-    for sparse in [Sparse::TopK, Sparse::GTopK, Sparse::OkTopK { refresh: 2 }] {
+fn a_sum_continues_in_another_group() {
+    for sparse in [SparseMethod::TopK, SparseMethod::GTopK, SparseMethod::OkTopK { refresh: 2 }] {
         ranks(4, |mut comm, stream| {
             let me = comm.rank();
             let mut pair = comm.split(me as u64 % 2, me as u64).unwrap();
@@ -428,7 +437,7 @@ fn a_sum_goes_on_in_another_group() {
                 sum.run(comm, &x, &y, 20, Reduction::Sum).unwrap();
                 bits(&y.to_vec::<f32>().unwrap())
             };
-            let new = || SparseSum::new(&x, sparse, Keep::Nothing).unwrap();
+            let new = || SparseSum::new(&x, sparse, FeedbackMode::Nothing).unwrap();
             let expected = [sums(&mut new(), &mut comm), sums(&mut new(), &mut pair)];
             let mut sum = new();
             let first = sums(&mut sum, &mut comm);

@@ -2,13 +2,15 @@
 //! sorting.
 
 use half::bf16;
-use meristem_comm::{Communicator, Error, Number, Picked, TopKStorage, topk, topk_all_gather};
+use meristem_comm::{
+    Communicator, Error, SumElement, TopKElements, TopKStorage, topk, topk_all_gather,
+};
 use meristem_device::{Counts, Error as DeviceError, Stream, Tensor};
 
 use crate::common::{RANKS, nan, noise, on, open, options, ranks, upload};
 
 /// Irregular numbers, with equal magnitudes, NaN and infinities.
-fn values<T: Number>(len: usize, rank: usize) -> Vec<T> {
+fn values<T: SumElement>(len: usize, rank: usize) -> Vec<T> {
     let special = [f64::NAN, f64::NEG_INFINITY, 0.0, -0.0, 1.0, 1.0];
     let number = |(i, x): (usize, f32)| match i % 37 {
         0 => special[(i / 37 + rank) % special.len()],
@@ -18,7 +20,7 @@ fn values<T: Number>(len: usize, rank: usize) -> Vec<T> {
 }
 
 /// Indices of the k largest elements, in order.
-fn largest<T: Number>(values: &[T], k: usize) -> Vec<u32> {
+fn largest<T: SumElement>(values: &[T], k: usize) -> Vec<u32> {
     let mut order: Vec<u32> = (0..values.len() as u32).collect();
     order.sort_by_key(|&i| std::cmp::Reverse(values[i as usize].magnitude()));
     order.truncate(k);
@@ -27,12 +29,12 @@ fn largest<T: Number>(values: &[T], k: usize) -> Vec<u32> {
 }
 
 /// Indices and bits.
-fn seen<T: Number>(picked: &Picked) -> (Vec<u32>, Vec<u8>) {
+fn seen<T: SumElement>(picked: &TopKElements) -> (Vec<u32>, Vec<u8>) {
     let values = picked.values.to_vec::<T>().unwrap();
     (picked.indices.to_vec().unwrap(), bytemuck::cast_slice(&values).to_vec())
 }
 
-fn expected<T: Number>(all: &[(Vec<T>, Vec<u32>)]) -> (Vec<u32>, Vec<u8>) {
+fn expected<T: SumElement>(all: &[(Vec<T>, Vec<u32>)]) -> (Vec<u32>, Vec<u8>) {
     let indices = all.iter().flat_map(|(_, places)| places.clone()).collect();
     let at = |(values, places): &(Vec<T>, Vec<u32>)| -> Vec<T> {
         places.iter().map(|place| values[*place as usize]).collect()
@@ -41,7 +43,7 @@ fn expected<T: Number>(all: &[(Vec<T>, Vec<u32>)]) -> (Vec<u32>, Vec<u8>) {
     (indices, bytemuck::cast_slice(&values).to_vec())
 }
 
-fn check<T: Number>(n: usize, len: usize, k_max: usize) {
+fn check<T: SumElement>(n: usize, len: usize, k_max: usize) {
     let results = ranks(n, |mut comm, stream| {
         let me = comm.rank();
         let x = upload(stream, &values::<T>(len, me));
@@ -73,7 +75,7 @@ fn check<T: Number>(n: usize, len: usize, k_max: usize) {
 }
 
 #[test]
-fn every_ranks_largest_in_rank_order() {
+fn top_k_of_all_ranks_in_rank_order() {
     for n in RANKS {
         for (len, k_max) in [(0, 0), (1, 1), (7, 7), (5000, 50), (5000, 5000)] {
             check::<f32>(n, len, k_max);
@@ -128,7 +130,7 @@ fn every_nan_is_the_largest_whatever_its_payload() {
 }
 
 #[test]
-fn the_storage_is_made_once_and_lists_are_all_that_is_sent() {
+fn storage_is_allocated_once_and_only_lists_are_sent() {
     let (n, k) = (4, 30);
     let device = open();
     let group = Communicator::threads(n, &options()).unwrap();
@@ -162,7 +164,7 @@ fn gather(comm: &mut Communicator, stream: &Stream, indices: &[u32], k: usize) -
 }
 
 #[test]
-fn a_rank_that_wants_another_number_is_named() {
+fn a_rank_with_another_k_is_named() {
     let errors = ranks(3, |mut comm, stream| {
         let k = if comm.rank() == 1 { 1 } else { 2 };
         gather(&mut comm, stream, &[], k).unwrap()

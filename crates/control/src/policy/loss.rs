@@ -4,7 +4,7 @@ use meristem_nn::Result;
 use meristem_nn::kernels::ppo::{PpoHead, PpoLoss};
 
 use super::{PolicyShape, argument};
-use crate::action::Op;
+use crate::action::ActionOp;
 use crate::heads::{Floors, HEADS};
 
 /// Configuration of the loss; see [`meristem_nn::kernels::ppo`] for the formula.
@@ -62,7 +62,7 @@ impl LossConfig {
             ("entropy_floor_penalty", self.entropy_floor_penalty),
         ])?;
         check(self.floors.map(|floor| ("floors", floor)))?;
-        let ops = |used_by: &[Op]| used_by.iter().fold(0, |bits, op| bits | 1 << op.index());
+        let ops = |used_by: &[ActionOp]| used_by.iter().fold(0, |bits, op| bits | 1 << op.index());
         let sized = HEADS.iter().zip(shape.heads()).zip(self.floors);
         let heads = sized.map(|((head, choices), floor)| PpoHead {
             choices,

@@ -64,7 +64,7 @@ pub struct PolicyBatch<'a> {
 /// Tensors of one acting step, on the policy's stream, with one row per env: the inputs of the draw
 /// that the network does not compute, and the results. See [`meristem_nn::kernels::sample`].
 #[derive(Clone, Copy, Debug)]
-pub struct Acting<'a> {
+pub struct ActTensors<'a> {
     /// Legality, u32 `[rows, slots · words]`: [`crate::Legality::write_places`].
     pub legality: &'a Tensor,
     /// Key of the random numbers, and scale of V:
@@ -160,15 +160,21 @@ impl Policy {
     ///
     /// # Errors
     /// [`Error::Argument`], memory, a failed stream.
-    pub fn act(&mut self, of: &PolicyInputs<'_>, acting: &Acting<'_>, next: &Tensor) -> Result<()> {
-        let Acting { legality, step, choices, legal, log_probs, entropies, values, seen } = *acting;
+    pub fn act(
+        &mut self,
+        inputs: &PolicyInputs<'_>,
+        tensors: &ActTensors<'_>,
+        next: &Tensor,
+    ) -> Result<()> {
+        let ActTensors { legality, step, choices, legal, log_probs, entropies, values, seen } =
+            *tensors;
         let draw = SequenceDraw {
             sampler: &self.sampler,
             from: [legality, step],
             to: [choices, legal, log_probs, entropies, values],
             seen: &seen,
         };
-        self.network.act(&SequenceRun { steps: 1, inputs: &of.all() }, &draw, &[next])
+        self.network.act(&SequenceRun { steps: 1, inputs: &inputs.all() }, &draw, &[next])
     }
 
     /// Runs the network over whole sequences; rows are `[steps][envs]`. `output` `[rows, logits +
@@ -180,11 +186,11 @@ impl Policy {
     pub fn forward(
         &mut self,
         steps: usize,
-        of: &PolicyInputs<'_>,
+        inputs: &PolicyInputs<'_>,
         output: &Tensor,
         next: &Tensor,
     ) -> Result<()> {
-        self.network.forward(&SequenceRun { steps, inputs: &of.all() }, output, &[next])
+        self.network.forward(&SequenceRun { steps, inputs: &inputs.all() }, output, &[next])
     }
 
     /// Computes the gradient of one pass of an update: forward, loss and backward in one launch.

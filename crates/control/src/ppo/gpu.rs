@@ -65,11 +65,11 @@ pub(super) fn reward(rewards: &[f32]) -> Vec<Call> {
 
 /// Computes advantages and returns. `part`: this rank has a part of the envs, and the targets stay
 /// unnormalised.
-pub(super) fn targets(of: &Targets, scale: ReturnScale, envs: usize, part: bool) -> Call {
+pub(super) fn targets(targets: &Targets, scale: ReturnScale, envs: usize, part: bool) -> Call {
     let values = TargetValues {
-        gamma: of.discounts.gamma,
-        lambda: of.discounts.lambda,
-        floor: of.advantage_std_floor,
+        gamma: targets.discounts.gamma,
+        lambda: targets.discounts.lambda,
+        floor: targets.advantage_std_floor,
         scale: scale.to_array(),
         envs: envs as u32,
         part: part.into(),
@@ -78,7 +78,7 @@ pub(super) fn targets(of: &Targets, scale: ReturnScale, envs: usize, part: bool)
 }
 
 /// Performs [`Targets::normalise`].
-pub(super) fn normalise(of: &Targets, returns_std: f64, (mean, std): (f64, f64)) -> Call {
-    let values = [returns_std, mean, std.max(of.advantage_std_floor)];
+pub(super) fn normalise(targets: &Targets, returns_std: f64, (mean, std): (f64, f64)) -> Call {
+    let values = [returns_std, mean, std.max(targets.advantage_std_floor)];
     Call::new(&NORMALISE, 8, THREADS).values(values)
 }

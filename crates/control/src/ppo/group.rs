@@ -9,7 +9,7 @@ use meristem_device::{Tensor, read_back_as};
 use meristem_nn::StateDict;
 
 use super::ranks::Ranks;
-use super::{NAME, Ppo, protocol, quadruple};
+use super::{NAME, Ppo, four_tensors, protocol};
 use crate::action::Action;
 use crate::controller::Controller;
 use crate::error::{Error, Result};
@@ -117,12 +117,12 @@ impl Controller for PpoGroup {
     /// Decides for all ranks with one read-back (H1).
     fn decide_all(&mut self, views: &[EnvView<'_>]) -> Result<Vec<Action>> {
         let begun = self.parts(views)?.map(|(rank, views)| rank.begin_decision(views));
-        let decided = begun.collect::<Result<Vec<[Tensor; 4]>>>()?;
-        let mut words = read_back_as::<u32>(&decided.as_flattened().iter().collect::<Vec<_>>())?;
+        let outputs = begun.collect::<Result<Vec<[Tensor; 4]>>>()?;
+        let mut words = read_back_as::<u32>(&outputs.as_flattened().iter().collect::<Vec<_>>())?;
         let mut words = words.drain(..);
         let mut actions = vec![];
         for (rank, views) in self.parts(views)? {
-            actions.extend(rank.end_decision(views, &quadruple(&mut words))?);
+            actions.extend(rank.end_decision(views, &four_tensors(&mut words))?);
         }
         Ok(actions)
     }
@@ -152,7 +152,7 @@ impl Controller for PpoGroup {
     fn restore(&mut self, state: &ControllerState) -> Result<()> {
         let memories: Vec<Vec<u8>> = state.memory(NAME)?;
         if memories.len() != self.of {
-            let problem = format!("it is of {} ranks, not {}", memories.len(), self.of);
+            let problem = format!("it has {} ranks, this run has {}", memories.len(), self.of);
             return Err(Error::BadState { controller: NAME.into(), problem });
         }
         let before = self.save()?;

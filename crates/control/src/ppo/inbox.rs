@@ -11,7 +11,7 @@ use crate::view::EnvView;
 
 /// Host memory of the inputs, and device memory with a view of each input.
 #[derive(Debug)]
-pub(super) struct Inbox {
+pub(super) struct StepInputs {
     shape: RolloutShape,
     words: Vec<u32>,
     /// u32 `[words]`.
@@ -28,7 +28,7 @@ pub(super) struct Inbox {
     pub(super) step: Tensor,
 }
 
-impl Inbox {
+impl StepInputs {
     /// Allocates the memory, with `words` words of legality per slot. Does not wait.
     pub(super) fn new(stream: &Stream, shape: RolloutShape, words: usize) -> Result<Self> {
         let RolloutShape { envs, features, slots, .. } = shape;

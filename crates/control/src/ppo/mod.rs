@@ -30,7 +30,7 @@ use meristem_nn::{Isa, StateDict};
 pub use self::config::PpoConfig;
 pub use self::file::{policy_domain, policy_seeds, policy_width};
 pub use self::group::PpoGroup;
-use self::inbox::Inbox;
+use self::inbox::StepInputs;
 use self::ranks::Ranks;
 use self::rollout::{Rollout, RolloutShape};
 use self::targets::ReturnScale;
@@ -42,7 +42,7 @@ use crate::heads::Floors;
 use crate::masks::HEAD_COUNT;
 use crate::normalizer::Normalizer;
 use crate::observation::observation_len;
-use crate::policy::{Acting, Policy, PolicyConfig, PolicyInputs, PolicyShape};
+use crate::policy::{ActTensors, Policy, PolicyConfig, PolicyInputs, PolicyShape};
 use crate::report::RoundReport;
 use crate::state::ControllerState;
 use crate::view::EnvView;
@@ -104,7 +104,7 @@ pub struct Ppo {
     domain: PolicyDomain,
     learning: Learning,
     policy: Policy,
-    inbox: Inbox,
+    inbox: StepInputs,
     rollout: Rollout,
     /// LSTM state before the step, f32 `[envs, 2·hidden]`.
     state: Tensor,
@@ -115,7 +115,7 @@ pub struct Ppo {
     /// Number of decisions in this round.
     step: usize,
     /// Whether the next call must bring the rewards of the last decision.
-    owed: bool,
+    rewards_missing: bool,
     /// Envs whose next step begins a trajectory.
     fresh: Vec<bool>,
     /// Steps of all rounds; part of the key of the random numbers.
@@ -130,12 +130,12 @@ pub struct Ppo {
     teacher: Option<Teacher>,
     /// The link to the other ranks that learn the same policy.
     ranks: Option<Ranks>,
-    decided: Decided,
+    outputs: PolicyOutputs,
 }
 
 /// Results of a policy step, env by env.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Decided {
+pub struct PolicyOutputs {
     /// `[env][head]`.
     pub choices: Vec<Choices>,
     /// Log-probabilities of the choices, `[env][head]`; 0 for a head that the op does not use.
@@ -146,7 +146,7 @@ pub struct Decided {
     pub values: Vec<f32>,
 }
 
-impl Decided {
+impl PolicyOutputs {
     /// Decodes the words of choices, log-probabilities, entropies and values.
     fn from_words([choices, log_probs, entropies, values]: &[Vec<u32>; 4]) -> Self {
         let heads = |words: &[u32]| {
@@ -197,13 +197,13 @@ impl Ppo {
             learning,
             state: policy.initial_state(envs)?,
             next_state: policy.initial_state(envs)?,
-            inbox: Inbox::new(stream, shape, policy.legality_words())?,
+            inbox: StepInputs::new(stream, shape, policy.legality_words())?,
             policy,
             rollout,
             normalizer: Normalizer::new(features),
             scale: ReturnScale::default(),
             step: 0,
-            owed: false,
+            rewards_missing: false,
             fresh: vec![true; envs],
             decisions: 0,
             ops: [0; 6],
@@ -211,7 +211,7 @@ impl Ppo {
             first_env: 0,
             teacher: None,
             ranks: None,
-            decided: Decided::default(),
+            outputs: PolicyOutputs::default(),
         };
         it.set_floors()?;
         // Compiles the plan of a step now, so that no later step allocates. The results are
@@ -236,8 +236,8 @@ impl Ppo {
     }
 
     /// Results of the last step.
-    pub fn decided(&self) -> &Decided {
-        &self.decided
+    pub fn outputs(&self) -> &PolicyOutputs {
+        &self.outputs
     }
 
     /// Exports weights and metadata of a policy file: slots, blueprints, width, normaliser, scale
@@ -294,14 +294,14 @@ impl Ppo {
 
     /// Enqueues the draw of a decision and returns the tensors to read back.
     fn begin_decision(&mut self, views: &[EnvView<'_>]) -> Result<[Tensor; 4]> {
-        self.check_owed(false)?;
+        self.check_rewards_missing(false)?;
         let learns = self.learning == Learning::On;
         if learns && self.step >= self.rollout.shape().steps {
             let steps = self.rollout.shape().steps;
             return Err(protocol(format!("at most {steps} steps a round"), "one more".into()));
         }
         self.observe(views, learns)?;
-        Ok(self.rollout.acted(self.step)?.decided()?)
+        Ok(self.rollout.acted(self.step)?.outputs()?)
     }
 
     /// Turns the words read back into actions, or takes the teacher's actions.
@@ -310,26 +310,26 @@ impl Ppo {
         views: &[EnvView<'_>],
         words: &[Vec<u32>; 4],
     ) -> Result<Vec<Action>> {
-        self.decided = Decided::from_words(words);
-        self.follow_teacher(views)?;
+        self.outputs = PolicyOutputs::from_words(words);
+        self.replace_by_teacher(views)?;
         self.decisions += 1;
         if self.learning == Learning::On {
             self.step += 1;
-            self.owed = true;
+            self.rewards_missing = true;
         }
         // Every choice is below its head's size, so there always is an action.
         let action = |choices| Action::from_choices(choices).unwrap_or(Action::Wait);
-        let actions: Vec<Action> = self.decided.choices.iter().map(action).collect();
+        let actions: Vec<Action> = self.outputs.choices.iter().map(action).collect();
         actions.iter().for_each(|action| self.ops[action.op().index()] += 1);
         Ok(actions)
     }
 
     /// Enqueues a policy step on the inputs in the inbox. The rollout receives the results.
     fn run_policy(&mut self) -> Result<()> {
-        let Inbox { observations, blueprints, keep, legality, step, .. } = &self.inbox;
+        let StepInputs { observations, blueprints, keep, legality, step, .. } = &self.inbox;
         let inputs = PolicyInputs { observations, blueprints, keep, state: &self.state };
         let to = self.rollout.acted(self.step)?;
-        let acting = Acting {
+        let acting = ActTensors {
             legality,
             step,
             choices: &to.choices,
@@ -364,13 +364,12 @@ impl Ppo {
         Ok(())
     }
 
-    /// Checks that the state of the last decision's rewards is `owed`: true if they must be
-    /// missing, false if they must have been passed.
-    fn check_owed(&self, owed: bool) -> Result<()> {
-        if self.learning != Learning::On || self.owed == owed {
+    /// Checks that the last decision's rewards are missing, if `rewards_missing`, or have been passed.
+    fn check_rewards_missing(&self, rewards_missing: bool) -> Result<()> {
+        if self.learning != Learning::On || self.rewards_missing == rewards_missing {
             return Ok(());
         }
-        let [expected, got] = if owed {
+        let [expected, got] = if rewards_missing {
             ["a decision before rewards", "rewards"]
         } else {
             ["the rewards of the last step", "another call"]
@@ -380,7 +379,7 @@ impl Ppo {
 }
 
 /// The words of the four tensors that one policy step reads back.
-fn quadruple(words: impl IntoIterator<Item = Vec<u32>>) -> [Vec<u32>; 4] {
+fn four_tensors(words: impl IntoIterator<Item = Vec<u32>>) -> [Vec<u32>; 4] {
     let mut words = words.into_iter();
     std::array::from_fn(|_| words.next().unwrap_or_default())
 }
@@ -405,26 +404,26 @@ impl Controller for Ppo {
     }
 
     fn decide_all(&mut self, views: &[EnvView<'_>]) -> Result<Vec<Action>> {
-        let decided = self.begin_decision(views)?;
-        let words = read_back_as::<u32>(&decided.each_ref())?;
-        self.end_decision(views, &quadruple(words))
+        let outputs = self.begin_decision(views)?;
+        let words = read_back_as::<u32>(&outputs.each_ref())?;
+        self.end_decision(views, &four_tensors(words))
     }
 
     fn reward_all(&mut self, rewards: &[f32]) -> Result<()> {
-        self.check_owed(true)?;
+        self.check_rewards_missing(true)?;
         let envs = self.rollout.shape().envs;
         if rewards.len() != envs {
             return Err(protocol(format!("{envs} rewards"), rewards.len().to_string()));
         }
         if self.learning == Learning::On {
             self.rollout.reward(self.step - 1, rewards)?;
-            self.owed = false;
+            self.rewards_missing = false;
         }
         Ok(())
     }
 
     fn roll_back(&mut self, env: usize, cause: Option<usize>, penalty: f32) -> Result<()> {
-        self.check_owed(false)?;
+        self.check_rewards_missing(false)?;
         let (envs, first) = (self.rollout.shape().envs, self.first_env);
         if !(first..first + envs).contains(&env) {
             return Err(protocol(format!("one of {envs} envs"), format!("env {env}")));
@@ -455,7 +454,7 @@ impl Controller for Ppo {
     }
 
     fn end_round(&mut self, last: &[EnvView<'_>]) -> Result<Option<RoundReport>> {
-        self.check_owed(false)?;
+        self.check_rewards_missing(false)?;
         if self.learning != Learning::On || self.step == 0 {
             return Ok(None);
         }

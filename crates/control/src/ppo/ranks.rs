@@ -23,20 +23,20 @@ pub(super) struct Ranks {
     comm: Option<Communicator>,
     stream: Stream,
     options: ExchangeOptions,
-    kept: Keeping,
+    kept: ExchangeSlot,
 }
 
 /// The gradient exchange. The first gradient creates it; before that only an imported state exists.
-enum Keeping {
-    Before(ExchangeState),
-    Now(Box<Exchange>),
+enum ExchangeSlot {
+    Imported(ExchangeState),
+    Running(Box<Exchange>),
 }
 
-impl std::fmt::Debug for Keeping {
+impl std::fmt::Debug for ExchangeSlot {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Keeping::Before(_) => "Before",
-            Keeping::Now(_) => "Now",
+            ExchangeSlot::Imported(_) => "Imported",
+            ExchangeSlot::Running(_) => "Running",
         })
     }
 }
@@ -44,7 +44,7 @@ impl std::fmt::Debug for Keeping {
 impl Ranks {
     pub(super) fn new(comm: Communicator, stream: &Stream, options: &ExchangeOptions) -> Self {
         let (stream, options) = (stream.clone(), options.clone());
-        let kept = Keeping::Before(ExchangeState::default());
+        let kept = ExchangeSlot::Imported(ExchangeState::default());
         Self { comm: Some(comm), stream, options, kept }
     }
 
@@ -100,13 +100,13 @@ impl Ranks {
     pub(super) fn exchange(&mut self, policy: &mut Policy) -> Result<()> {
         let gradients = policy.gradients()?;
         let comm = joined(&mut self.comm)?;
-        if let Keeping::Before(state) = &self.kept {
+        if let ExchangeSlot::Imported(state) = &self.kept {
             let named: Vec<(&str, &Tensor)> = gradients.iter().map(|(n, t)| (*n, t)).collect();
             let mut exchange = Exchange::new(&self.options, &named)?;
             exchange.import(comm, state)?;
-            self.kept = Keeping::Now(Box::new(exchange));
+            self.kept = ExchangeSlot::Running(Box::new(exchange));
         }
-        if let Keeping::Now(exchange) = &mut self.kept {
+        if let ExchangeSlot::Running(exchange) = &mut self.kept {
             let gradients: Vec<&Tensor> = gradients.iter().map(|(_, tensor)| tensor).collect();
             exchange.run(comm, &gradients)?;
         }
@@ -153,8 +153,8 @@ impl Ranks {
     /// Saves the exchange's state into a checkpoint and returns the exchange's step.
     pub(super) fn save(&self, tensors: &mut StateDict) -> Result<u64> {
         let state = match &self.kept {
-            Keeping::Before(state) => state.clone(),
-            Keeping::Now(exchange) => exchange.export()?,
+            ExchangeSlot::Imported(state) => state.clone(),
+            ExchangeSlot::Running(exchange) => exchange.export()?,
         };
         let step = state.step;
         for (name, bytes) in state.into_parts() {
@@ -169,12 +169,12 @@ impl Ranks {
             HostData::U8(bytes) => Some((name.strip_prefix(PREFIX)?, &bytes[..])),
             _ => None,
         });
-        self.kept = Keeping::Before(ExchangeState::from_parts(step, parts));
+        self.kept = ExchangeSlot::Imported(ExchangeState::from_parts(step, parts));
     }
 }
 
 fn joined(comm: &mut Option<Communicator>) -> Result<&mut Communicator> {
-    let gone = || protocol("ranks that have not failed".into(), "a failed one".into());
+    let gone = || protocol("a rank that has not failed".into(), "a failed rank".into());
     comm.as_mut().ok_or_else(gone)
 }
 

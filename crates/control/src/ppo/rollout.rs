@@ -37,7 +37,7 @@ pub(super) struct ActedRow {
 
 impl ActedRow {
     /// Results of a step for the host, as u32 words: choices, log-probabilities, entropies, values.
-    pub(super) fn decided(&self) -> Result<[Tensor; 4]> {
+    pub(super) fn outputs(&self) -> Result<[Tensor; 4]> {
         let words = |tensor: &Tensor| tensor.reinterpret(DType::U32);
         let (choices, values) = (self.choices.clone(), words(&self.values)?);
         Ok([choices, words(&self.log_probs)?, words(&self.entropies)?, values])
@@ -126,26 +126,26 @@ impl Rollout {
     }
 
     /// Row of one step: `[envs, width]`, or `[envs]` for a tensor with two dimensions.
-    pub(super) fn row(&self, of: &Tensor, step: usize) -> Result<Tensor> {
+    pub(super) fn row(&self, tensor: &Tensor, step: usize) -> Result<Tensor> {
         let envs = self.shape.envs;
-        match of.dims() {
-            [_, _, width] => of.view(step * envs * width, [envs, *width]),
-            _ => of.view(step * envs, [envs]),
+        match tensor.dims() {
+            [_, _, width] => tensor.view(step * envs * width, [envs, *width]),
+            _ => tensor.view(step * envs, [envs]),
         }
     }
 
     /// The first `steps` steps of a tensor, `[steps · envs, width]` or `[steps · envs]`.
-    pub(super) fn rows(&self, of: &Tensor, steps: usize) -> Result<Tensor> {
+    pub(super) fn rows(&self, tensor: &Tensor, steps: usize) -> Result<Tensor> {
         let rows = steps * self.shape.envs;
-        match of.dims() {
-            [_, _, width] => of.view(0, [rows, *width]),
-            _ => of.view(0, [rows]),
+        match tensor.dims() {
+            [_, _, width] => tensor.view(0, [rows, *width]),
+            _ => tensor.view(0, [rows]),
         }
     }
 
     /// Rows of a step that the policy writes.
     pub(super) fn acted(&self, step: usize) -> Result<ActedRow> {
-        let row = |of| self.row(of, step);
+        let row = |tensor| self.row(tensor, step);
         Ok(ActedRow {
             seen: [row(&self.observations)?, row(&self.blueprints)?, row(&self.keep)?],
             choices: row(&self.choices)?,
@@ -164,7 +164,7 @@ impl Rollout {
     }
 
     /// Sets the advantages of the first `steps` steps to 1. One copy; does not wait.
-    pub(super) fn weigh_alike(&self, steps: usize) -> Result<()> {
+    pub(super) fn set_unit_advantages(&self, steps: usize) -> Result<()> {
         let rows = self.rows(&self.advantages, steps)?;
         rows.copy_from_slice(&vec![1f32; rows.numel()])
     }
@@ -185,7 +185,7 @@ impl Rollout {
         (cause, last): (usize, usize),
         penalty: f32,
     ) -> Result<()> {
-        let cell = |of: &Tensor, step: usize| of.view(step * self.shape.envs + env, [1]);
+        let cell = |tensor: &Tensor, step: usize| tensor.view(step * self.shape.envs + env, [1]);
         cell(&self.terminated, last)?.copy_from_slice(&[1u8])?;
         let paid = cell(&self.rewards, cause)?;
         let launch = self.rewards.stream().launch("penalty").write(&paid);
@@ -213,8 +213,8 @@ impl Rollout {
     ) -> Result<f64> {
         let before = *scale;
         let call = gpu::targets(&targets, before, self.shape.envs, false);
-        let stats = self.targets(steps, call, move |of, a, returns| {
-            let [count, mean, m2] = targets.write(of, before, a, returns).to_array();
+        let stats = self.targets(steps, call, move |trajectories, a, returns| {
+            let [count, mean, m2] = targets.write(trajectories, before, a, returns).to_array();
             [count, mean, m2, 0.0, 0.0, 0.0]
         })?;
         *scale = ReturnScale::from_array([stats[0], stats[1], stats[2]]);
@@ -230,8 +230,9 @@ impl Rollout {
         targets: Targets,
     ) -> Result<([ReturnScale; 2], f64)> {
         let call = gpu::targets(&targets, ReturnScale::default(), self.shape.envs, true);
-        let stats = self.targets(steps, call, move |of, a, returns| {
-            let [scale, advantages] = targets.write_part(of, a, returns).map(ReturnScale::to_array);
+        let stats = self.targets(steps, call, move |trajectories, a, returns| {
+            let [scale, advantages] =
+                targets.write_part(trajectories, a, returns).map(ReturnScale::to_array);
             [scale[0], scale[1], scale[2], advantages[0], advantages[1], advantages[2]]
         })?;
         let moments =
@@ -265,7 +266,7 @@ impl Rollout {
         call: Call,
         write: impl Fn(&Trajectories<'_>, &mut [f32], &mut [f32]) -> [f64; 6] + Send + 'static,
     ) -> Result<Vec<f64>> {
-        let rows = |of| self.rows(of, steps);
+        let rows = |tensor| self.rows(tensor, steps);
         let reads = [
             rows(&self.rewards)?,
             rows(&self.values)?,
@@ -279,7 +280,7 @@ impl Rollout {
         let launch = writes.iter().fold(launch, |launch, tensor| launch.write(tensor));
         let envs = self.shape.envs;
         launch.write(&self.stats).gpu(|| call).run(move |args| {
-            let of = Trajectories {
+            let trajectories = Trajectories {
                 envs,
                 rewards: args.read(0),
                 values: args.read(1),
@@ -288,8 +289,8 @@ impl Rollout {
                 terminated: args.read(4),
             };
             let (a, returns, stats) = (args.write(5), args.write(6), args.write(7));
-            stats[..6].copy_from_slice(&write(&of, a, returns));
-            let paid: f64 = of.rewards.iter().copied().map(f64::from).sum();
+            stats[..6].copy_from_slice(&write(&trajectories, a, returns));
+            let paid: f64 = trajectories.rewards.iter().copied().map(f64::from).sum();
             stats[6] = paid / envs as f64;
         })?;
         self.stats.to_vec::<f64>()
@@ -312,8 +313,8 @@ mod tests {
         let mut random = Rng::new(3, Purpose::Test, 0, 0);
         for step in 0..9 {
             let mut row = || (0..envs).map(|_| random.uniform() - 0.5).collect::<Vec<f32>>();
-            for of in [&rollout.values, &rollout.bootstraps] {
-                rollout.row(of, step).unwrap().copy_from_slice(&row()).unwrap();
+            for tensor in [&rollout.values, &rollout.bootstraps] {
+                rollout.row(tensor, step).unwrap().copy_from_slice(&row()).unwrap();
             }
             rollout.reward(step, &row()).unwrap();
         }
@@ -327,8 +328,8 @@ mod tests {
         let paid = rollout.finish(8, targets, &mut scale).unwrap();
         let (parts, _) = rollout.finish_part(8, targets).unwrap();
         rollout.normalise(8, targets, parts[0].std(), (0.1, 0.3)).unwrap();
-        let bits = |of: &Tensor| -> Vec<u32> {
-            of.to_vec::<f32>().unwrap().iter().map(|value| value.to_bits()).collect()
+        let bits = |tensor: &Tensor| -> Vec<u32> {
+            tensor.to_vec::<f32>().unwrap().iter().map(|value| value.to_bits()).collect()
         };
         let [a, b, c] = scale.to_array();
         let [d, e, f] = parts[1].to_array();
@@ -337,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn targets_on_a_gpu_have_the_processors_bits() {
+    fn targets_have_the_same_bits_on_gpu_and_cpu() {
         // More envs than threads in a block; fewer than a warp.
         for envs in [300, 9] {
             assert!(finished(DeviceId::Cuda(0), envs) == finished(DeviceId::Cpu(0), envs));

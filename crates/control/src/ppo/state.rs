@@ -22,7 +22,8 @@ struct PpoMemory {
     normalizer: Normalizer,
     scale: ReturnScale,
     step: usize,
-    owed: bool,
+    #[serde(rename = "owed")]
+    rewards_missing: bool,
     fresh: Vec<bool>,
     decisions: u64,
     ops: [u64; 6],
@@ -74,7 +75,7 @@ pub(super) fn save(ppo: &Ppo) -> Result<ControllerState> {
         normalizer: ppo.normalizer.clone(),
         scale: ppo.scale,
         step: ppo.step,
-        owed: ppo.owed,
+        rewards_missing: ppo.rewards_missing,
         fresh: ppo.fresh.clone(),
         decisions: ppo.decisions,
         ops: ppo.ops,
@@ -157,8 +158,18 @@ pub(super) fn restore(ppo: &mut Ppo, state: &ControllerState) -> Result<()> {
     if let Some((ranks, exchanges)) = ppo.ranks.as_mut().zip(memory.exchanges) {
         ranks.restore(exchanges, &state.tensors);
     }
-    let PpoMemory { seeds, normalizer, scale, step, owed, fresh, decisions, ops, skipped, .. } =
-        memory;
+    let PpoMemory {
+        seeds,
+        normalizer,
+        scale,
+        step,
+        rewards_missing,
+        fresh,
+        decisions,
+        ops,
+        skipped,
+        ..
+    } = memory;
     if !seeds.is_empty() {
         ppo.seeds = seeds;
     }
@@ -166,7 +177,7 @@ pub(super) fn restore(ppo: &mut Ppo, state: &ControllerState) -> Result<()> {
         teacher.heuristic = heuristic;
     }
     (ppo.normalizer, ppo.scale, ppo.step) = (normalizer, scale, step);
-    (ppo.owed, ppo.fresh, ppo.decisions) = (owed, fresh, decisions);
+    (ppo.rewards_missing, ppo.fresh, ppo.decisions) = (rewards_missing, fresh, decisions);
     (ppo.ops, ppo.skipped) = (ops, skipped);
     ppo.set_floors()
 }

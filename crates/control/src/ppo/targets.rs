@@ -70,12 +70,12 @@ impl Targets {
     /// scale's standard deviation. The new scale, which is returned, includes these returns.
     pub(super) fn write(
         &self,
-        of: &Trajectories<'_>,
+        trajectories: &Trajectories<'_>,
         mut scale: ReturnScale,
         a: &mut [f32],
         returns: &mut [f32],
     ) -> ReturnScale {
-        self.write_raw(of, &mut scale, a, returns);
+        self.write_raw(trajectories, &mut scale, a, returns);
         let n = a.len().max(1) as f64;
         let mean = a.iter().copied().map(f64::from).sum::<f64>() / n;
         let variance = a.iter().map(|x| (f64::from(*x) - mean).powi(2)).sum::<f64>() / n;
@@ -86,13 +86,13 @@ impl Targets {
     /// Writes advantages and returns unnormalised, and adds the returns to `scale`.
     fn write_raw(
         &self,
-        of: &Trajectories<'_>,
+        trajectories: &Trajectories<'_>,
         scale: &mut ReturnScale,
         a: &mut [f32],
         returns: &mut [f32],
     ) {
-        advantages(of, self.discounts, a);
-        for ((to, a), value) in returns.iter_mut().zip(&*a).zip(of.values) {
+        advantages(trajectories, self.discounts, a);
+        for ((to, a), value) in returns.iter_mut().zip(&*a).zip(trajectories.values) {
             *to = a + value;
             scale.push(f64::from(*to));
         }
@@ -102,12 +102,12 @@ impl Targets {
     /// advantages, for merging over the ranks.
     pub(super) fn write_part(
         &self,
-        of: &Trajectories<'_>,
+        trajectories: &Trajectories<'_>,
         a: &mut [f32],
         returns: &mut [f32],
     ) -> [ReturnScale; 2] {
         let [mut scale, mut of_advantages] = [ReturnScale::default(); 2];
-        self.write_raw(of, &mut scale, a, returns);
+        self.write_raw(trajectories, &mut scale, a, returns);
         a.iter().for_each(|x| of_advantages.push(f64::from(*x)));
         [scale, of_advantages]
     }
@@ -134,7 +134,7 @@ mod tests {
     fn advantages_are_normalised_and_returns_only_scaled() {
         let discounts = Discounts { gamma: 1.0, lambda: 1.0 };
         let targets = Targets { discounts, advantage_std_floor: 0.1 };
-        let of = Trajectories {
+        let trajectories = Trajectories {
             envs: 1,
             rewards: &[2.0, 0.0, 4.0],
             values: &[0.0, 3.0, 1.0],
@@ -143,7 +143,7 @@ mod tests {
             terminated: &[1; 3],
         };
         let (mut a, mut returns) = ([0.0; 3], [0.0; 3]);
-        let scale = targets.write(&of, ReturnScale::default(), &mut a, &mut returns);
+        let scale = targets.write(&trajectories, ReturnScale::default(), &mut a, &mut returns);
         // Returns 2, 0, 4: mean 2, variance 8/3. Advantages 2, −3, 3: mean 2/3, variance 62/9.
         let std = (8.0f64 / 3.0).sqrt();
         for (got, expected) in returns.iter().zip([2.0, 0.0, 4.0]) {
@@ -155,8 +155,8 @@ mod tests {
         }
         assert!((scale.std() - std).abs() < 1e-12);
         // Equal advantages are not amplified.
-        let of = Trajectories { rewards: &[0.001, 3.0, 1.0], ..of };
-        targets.write(&of, scale, &mut a, &mut returns);
+        let trajectories = Trajectories { rewards: &[0.001, 3.0, 1.0], ..trajectories };
+        targets.write(&trajectories, scale, &mut a, &mut returns);
         assert!(a.iter().all(|a| a.abs() < 0.01), "{a:?}");
     }
 }

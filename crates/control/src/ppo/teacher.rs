@@ -27,21 +27,21 @@ pub(super) struct Teacher {
 
 impl Ppo {
     /// Lets the heuristic act in the first `rounds` rounds, while the policy learns to imitate it.
-    pub fn taught(self, heuristic: Heuristic, rounds: usize) -> Self {
+    pub fn with_teacher(self, heuristic: Heuristic, rounds: usize) -> Self {
         Self { teacher: Some(Teacher { heuristic, rounds }), ..self }
     }
 
     /// Whether the current round is a demonstration. During the update it is the round that has
     /// just ended.
-    pub(super) fn is_taught(&self) -> bool {
+    pub(super) fn is_demonstration(&self) -> bool {
         self.teacher.as_ref().is_some_and(|teacher| self.round() < teacher.rounds as u64)
     }
 
     /// Replaces the decisions of the step by the teacher's, in a round of demonstrations. Two
     /// copies to the device; does not wait.
-    pub(super) fn follow_teacher(&mut self, views: &[EnvView<'_>]) -> Result<()> {
-        let taught = self.is_taught();
-        let Some(teacher) = self.teacher.as_mut().filter(|_| taught) else { return Ok(()) };
+    pub(super) fn replace_by_teacher(&mut self, views: &[EnvView<'_>]) -> Result<()> {
+        let with_teacher = self.is_demonstration();
+        let Some(teacher) = self.teacher.as_mut().filter(|_| with_teacher) else { return Ok(()) };
         let actions = teacher.heuristic.decide_all(views)?;
         let layout = HeadLayout::new(self.domain.slots.len(), self.domain.blueprints.len());
         let mut legal = vec![0; actions.len() * layout.total()];
@@ -53,8 +53,8 @@ impl Ppo {
         let words: Vec<u32> = choices.as_flattened().iter().map(|choice| *choice as u32).collect();
         self.rollout.replace(self.step, &words, &legal)?;
         // These choices were not drawn, so they have no probabilities.
-        self.decided.log_probs = vec![[0.0; HEAD_COUNT]; choices.len()];
-        self.decided.choices = choices;
+        self.outputs.log_probs = vec![[0.0; HEAD_COUNT]; choices.len()];
+        self.outputs.choices = choices;
         Ok(())
     }
 }

@@ -57,7 +57,7 @@ pub(super) fn learn(ppo: &mut Ppo) -> Result<RoundReport> {
 fn update(ppo: &mut Ppo, steps: usize, report: &mut RoundReport) -> Result<()> {
     let rollout = &ppo.rollout;
     let RolloutShape { envs, .. } = *rollout.shape();
-    let rows = |of| rollout.rows(of, steps);
+    let rows = |tensor| rollout.rows(tensor, steps);
     let initial = ppo.policy.initial_state(envs)?;
     let inputs = PolicyInputs {
         observations: &rows(&rollout.observations)?,
@@ -73,9 +73,9 @@ fn update(ppo: &mut Ppo, steps: usize, report: &mut RoundReport) -> Result<()> {
         advantages: &rows(&rollout.advantages)?,
         returns: &rows(&rollout.returns)?,
     };
-    let taught = ppo.is_taught();
+    let taught = ppo.is_demonstration();
     if taught {
-        rollout.weigh_alike(steps)?;
+        rollout.set_unit_advantages(steps)?;
     }
     let passes = if taught { teacher::PASSES } else { ppo.config.epochs };
     for epoch in 0..passes {

@@ -1,8 +1,6 @@
 //! A step of the policy: its cost, the rows that it writes into the rollout, and equal
 //! distributions in acting and learning.
 
-use crate::common::toy::{STEPS, Toy, play};
-use crate::common::{quick, tiny};
 use meristem_comm::{CommOptions, Communicator, ExchangeOptions};
 use meristem_control::{
     Controller, ControllerState, HEADS, HeadLayout, Learning, Legality, Ppo, PpoConfig, PpoGroup,
@@ -10,6 +8,9 @@ use meristem_control::{
 };
 use meristem_device::{Counts, Device, DeviceId, DeviceOptions};
 use meristem_nn::{HostTensor, Isa};
+
+use crate::common::toy::{STEPS, Toy, play};
+use crate::common::{quick, tiny};
 
 const ENVS: usize = 6;
 
@@ -78,22 +79,22 @@ fn buffer(state: &ControllerState, name: &str) -> Vec<f32> {
 /// The rollout stores the choices that the host received, under the masks of the hosts at that
 /// time. The update computes the same log-probabilities for these rows.
 #[test]
-fn the_rollout_has_what_was_drawn() {
+fn the_rollout_stores_choices_and_probabilities() {
     let mut it = ppo(&device(), ENVS, Learning::On);
     play(&mut it, &mut fleet());
     let mut fleet = fleet();
     let layout = HeadLayout::new(2, 7);
     let (heads, total) = (HEADS.len(), layout.total());
-    let mut told = vec![];
+    let mut received = vec![];
     for step in 0..STEPS as usize {
         fleet.iter_mut().for_each(Toy::epoch);
         let views: Vec<_> = fleet.iter().map(|toy| toy.env.view()).collect();
         let actions = it.decide_all(&views).unwrap();
         let state = it.save().unwrap();
         let legal = buffer(&state, "legal");
-        let decided = it.decided().clone();
+        let outputs = it.outputs().clone();
         for (env, (view, action)) in views.iter().zip(&actions).enumerate() {
-            assert_eq!(decided.choices[env], action.choices());
+            assert_eq!(outputs.choices[env], action.choices());
             let mut mask = vec![0; total];
             let legality = Legality::from_host(view.host);
             legality.write_ops(&layout, &mut mask);
@@ -104,7 +105,7 @@ fn the_rollout_has_what_was_drawn() {
             let row = (step * ENVS + env) * total;
             assert!(legal[row..row + total].iter().zip(mask).all(|(a, b)| *a == f32::from(b)));
         }
-        told.push(decided);
+        received.push(outputs);
         let both = fleet.iter_mut().zip(&actions);
         let rewards: Vec<f32> = both.map(|(toy, action)| toy.act(action).1 as f32).collect();
         it.reward_all(&rewards).unwrap();
@@ -113,14 +114,15 @@ fn the_rollout_has_what_was_drawn() {
     let rows = STEPS as usize * ENVS;
     let all = |name: &str, width: usize| buffer(&state, name)[..rows * width].to_vec();
     let log_probs: Vec<f32> =
-        told.iter().flat_map(|d| d.log_probs.as_flattened().to_vec()).collect();
+        received.iter().flat_map(|d| d.log_probs.as_flattened().to_vec()).collect();
     let entropies: Vec<f32> =
-        told.iter().flat_map(|d| d.entropies.as_flattened().to_vec()).collect();
-    let choices = told.iter().flat_map(|d| d.choices.as_flattened()).map(|choice| *choice as f32);
+        received.iter().flat_map(|d| d.entropies.as_flattened().to_vec()).collect();
+    let choices =
+        received.iter().flat_map(|d| d.choices.as_flattened()).map(|choice| *choice as f32);
     assert_eq!(all("choices", heads), choices.collect::<Vec<_>>());
     assert_eq!(all("log_probs", heads), log_probs);
     assert_eq!(all("entropies", heads), entropies);
-    let values: Vec<f32> = told.iter().flat_map(|d| d.values.clone()).collect();
+    let values: Vec<f32> = received.iter().flat_map(|d| d.values.clone()).collect();
     assert_eq!(all("values", 1), values);
     assert!(
         log_probs.iter().all(|x| x.is_finite() && *x <= 0.0) && log_probs.iter().any(|x| *x < 0.0)
@@ -161,7 +163,7 @@ fn op_entropies(learning: Learning, rounds: usize) -> Vec<f64> {
     it.import(&weights, &metadata).unwrap();
     let mut fleet = fleet();
     let entropy =
-        |it: &Ppo| it.decided().entropies.iter().map(|row| f64::from(row[0])).sum::<f64>();
+        |it: &Ppo| it.outputs().entropies.iter().map(|row| f64::from(row[0])).sum::<f64>();
     (0..rounds)
         .map(|_| {
             let mut sum = 0.0;

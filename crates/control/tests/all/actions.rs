@@ -5,17 +5,18 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use meristem_control::{
-    Action, HEADS, HeadKind, HeadSize, Illegal, Op, PpoConfig, apply, legal, legal_ops, legal_slots,
+    Action, ActionOp, HEADS, HeadKind, HeadSize, Illegal, PpoConfig, apply, legal, legal_ops,
+    legal_slots,
 };
 use meristem_grow::{
-    AlphaTarget, BlueprintSet, Curve, GateInputs, Gates, GradientHealth, Host, HostSpec,
-    ImageShape, Rules, Speed, Stage, Style, Tempo,
+    AlphaTarget, BlueprintSet, Curve, GateInputs, Gates, GradientHealth, Host, HostSpec, Rules,
+    Speed, Stage, Style, TaskShape, Tempo,
 };
 use proptest::prelude::*;
 
 fn host(rules: Rules) -> Host {
     let spec: HostSpec = "minimal".parse().unwrap();
-    let image = ImageShape { channels: 1, height: 8, width: 8, classes: 3 };
+    let image = TaskShape { channels: 1, height: 8, width: 8, classes: 3 };
     let set = Arc::new(BlueprintSet::standard());
     let slots = spec.slots()[..3].to_vec();
     Host::new(spec, image, &slots, set, rules).unwrap()
@@ -27,7 +28,7 @@ fn fine() -> GateInputs {
 }
 
 #[test]
-fn the_table_is_that_of_the_specification() {
+fn the_table_of_heads_matches_the_specification() {
     let names = HEADS.map(|head| head.name);
     let expected =
         ["op", "slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve"];
@@ -40,18 +41,21 @@ fn the_table_is_that_of_the_specification() {
         assert_eq!(head.kind as usize, i, "sampling order");
     }
     assert_eq!(HEADS[HeadKind::Slot as usize].size, HeadSize::Slots);
-    let ops = Op::ALL.map(Op::name);
+    let ops = ActionOp::ALL.map(ActionOp::name);
     assert_eq!(ops, ["WAIT", "GERMINATE", "SET_ALPHA_TARGET", "PRUNE", "FOSSILIZE", "ADVANCE"]);
     let used = |op| {
         let heads = HEADS.iter().filter(|head| head.is_used_by(op));
         heads.map(|head| head.name).collect::<Vec<_>>().join(" ")
     };
-    assert_eq!(used(Op::Wait), "op");
-    assert_eq!(used(Op::Germinate), "op slot blueprint style tempo alpha_target");
-    assert_eq!(used(Op::SetAlphaTarget), "op slot style alpha_target alpha_speed alpha_curve");
-    assert_eq!(used(Op::Prune), "op slot alpha_speed alpha_curve");
-    assert_eq!(used(Op::Fossilize), "op slot");
-    assert_eq!(used(Op::Advance), "op slot");
+    assert_eq!(used(ActionOp::Wait), "op");
+    assert_eq!(used(ActionOp::Germinate), "op slot blueprint style tempo alpha_target");
+    assert_eq!(
+        used(ActionOp::SetAlphaTarget),
+        "op slot style alpha_target alpha_speed alpha_curve"
+    );
+    assert_eq!(used(ActionOp::Prune), "op slot alpha_speed alpha_curve");
+    assert_eq!(used(ActionOp::Fossilize), "op slot");
+    assert_eq!(used(ActionOp::Advance), "op slot");
 }
 
 /// Every combination of choices, unused heads included.
@@ -75,10 +79,10 @@ fn all_choices() -> Vec<[usize; 8]> {
 }
 
 #[test]
-fn choices_and_actions_are_the_same_thing() {
+fn choices_and_actions_convert_both_ways() {
     let mut actions = HashSet::new();
     for choices in all_choices() {
-        let Some(op) = Op::ALL.get(choices[0]) else {
+        let Some(op) = ActionOp::ALL.get(choices[0]) else {
             assert_eq!(Action::from_choices(&choices), None);
             continue;
         };
@@ -106,7 +110,7 @@ fn choices_and_actions_are_the_same_thing() {
 }
 
 #[test]
-fn a_gate_that_refuses_is_an_outcome_and_not_an_error() {
+fn a_refusing_gate_is_no_error() {
     let mut host = host(Rules::default());
     let germinate = Action::Germinate {
         slot: 1,
@@ -144,7 +148,7 @@ fn action() -> impl Strategy<Value = Action> {
 }
 
 /// The legality rules of `docs/control.md`, implemented independently.
-fn by_the_book(action: &Action, host: &Host) -> bool {
+fn expected_legality(action: &Action, host: &Host) -> bool {
     use Stage::*;
     let slots = host.slots();
     let Some(slot) = action.slot().map(|index| slots.get(index)) else {
@@ -177,7 +181,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn legality_says_what_happens(
+    fn legal_actions_succeed_and_illegal_ones_fail(
         actions in prop::collection::vec((action(), any::<bool>(), 0u32..4), 1..80),
         max_modules in 0usize..4,
     ) {
@@ -186,17 +190,17 @@ proptest! {
         for (action, measured, steps) in actions {
             let measured = if measured { vec![fine(); 3] } else { vec![] };
             let allowed = legal(&action, &host);
-            prop_assert_eq!(allowed.is_ok(), by_the_book(&action, &host), "{:?}", action);
+            prop_assert_eq!(allowed.is_ok(), expected_legality(&action, &host), "{:?}", action);
             // The slot masks agree with the legality of this op in every slot.
             let op = action.op();
-            prop_assert!(legal_ops(&host)[Op::Wait.index()]);
+            prop_assert!(legal_ops(&host)[ActionOp::Wait.index()]);
             if let Some(slot) = action.slot().filter(|slot| *slot < 3) {
                 let known = !matches!(action, Action::Germinate { blueprint: 7, .. });
                 prop_assert!(!known || legal_slots(op, &host)[slot] == allowed.is_ok());
             }
             prop_assert_eq!(
                 legal_ops(&host)[op.index()],
-                op == Op::Wait || legal_slots(op, &host).contains(&true)
+                op == ActionOp::Wait || legal_slots(op, &host).contains(&true)
             );
             let before = host.clone();
             match apply(&action, &mut host, &measured, Some(50.0)) {
@@ -204,7 +208,7 @@ proptest! {
                     prop_assert!(allowed.is_ok());
                     prop_assert!(
                         outcome.succeeded || host == before, "a failed gate changes nothing");
-                    let asks = matches!(op, Op::Advance | Op::Fossilize);
+                    let asks = matches!(op, ActionOp::Advance | ActionOp::Fossilize);
                     prop_assert_eq!(outcome.gate.is_some(), asks);
                 }
                 Err(error) => {
@@ -218,13 +222,13 @@ proptest! {
 }
 
 #[test]
-fn events_name_actions_as_the_specification_does() {
+fn events_have_the_specified_names_of_actions() {
     assert_eq!(serde_json::to_string(&Action::Wait).unwrap(), r#"{"op":"WAIT"}"#);
     let prune = Action::Prune { slot: 2, speed: Speed::Instant, curve: Curve::SigmoidSharp };
     let text = r#"{"op":"PRUNE","slot":2,"speed":"instant","curve":"sigmoid_sharp"}"#;
     assert_eq!(serde_json::to_string(&prune).unwrap(), text);
     assert_eq!(serde_json::from_str::<Action>(text).unwrap(), prune);
-    for op in Op::ALL {
+    for op in ActionOp::ALL {
         assert_eq!(serde_json::to_string(&op).unwrap(), format!("\"{op}\""));
     }
 }

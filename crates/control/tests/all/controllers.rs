@@ -1,8 +1,9 @@
 //! The random controller and the script controller.
 
-use crate::common::{FakeEnv, quick, tiny, worth};
-use meristem_control::{Action, Controller, Error, Op, RandomController, Script, legal};
+use meristem_control::{Action, ActionOp, Controller, Error, RandomController, Script, legal};
 use meristem_grow::{AlphaTarget, Curve, Speed, Stage, Style, Tempo};
+
+use crate::common::{FakeEnv, quick, tiny, worth};
 
 /// Actions of an env under a controller.
 fn run(controller: &mut dyn Controller, env: usize, steps: u32) -> Vec<Action> {
@@ -20,13 +21,13 @@ fn run(controller: &mut dyn Controller, env: usize, steps: u32) -> Vec<Action> {
 }
 
 #[test]
-fn random_depends_on_seed_and_env_and_goes_on_after_a_restore() {
+fn random_depends_on_seed_and_env_and_resumes() {
     let of = |seed, env| run(&mut RandomController::new(seed), env, 200);
     let first = of(1, 0);
     assert_eq!(first, of(1, 0));
     assert_ne!(first, of(2, 0));
     assert_ne!(first, of(1, 1));
-    for op in Op::ALL {
+    for op in ActionOp::ALL {
         assert!(first.iter().any(|action| action.op() == op), "{op}");
     }
     let mut original = RandomController::new(3);
@@ -41,7 +42,7 @@ fn script(text: &str) -> Result<Script, Error> {
 }
 
 #[test]
-fn a_script_is_done_to_the_letter() {
+fn a_script_is_followed_line_by_line() {
     let text = r#"
 # grows one module
 {"step": 0, "op": "GERMINATE", "slot": "r0c1", "blueprint": "conv_light", "tempo": "fast"}
@@ -66,7 +67,7 @@ fn a_script_is_done_to_the_letter() {
 /// A line with `then` grows a module until it is fossilized, advancing it as gates pass. The next
 /// such line starts as soon as it is legal.
 #[test]
-fn a_script_tends_what_it_germinates_where_it_is_told_to() {
+fn then_advances_and_fossilizes_a_module() {
     let text = r#"
 {"step": 1, "op": "GERMINATE", "slot": "r0c1", "blueprint": "norm", "then": "FOSSILIZE"}
 {"step": 2, "op": "GERMINATE", "slot": "r0c0", "blueprint": "norm", "then": "FOSSILIZE"}
@@ -77,7 +78,7 @@ fn a_script_tends_what_it_germinates_where_it_is_told_to() {
         let actions = run(&mut script(text).unwrap(), env, 16);
         actions.iter().map(|a| (a.op(), a.slot().unwrap_or(9))).collect::<Vec<_>>()
     };
-    use Op::*;
+    use ActionOp::*;
     let w = (Wait, 9);
     let first = [w, (Germinate, 1), (Advance, 1), w, w, (Advance, 1)];
     // The second module germinates while the first blends.
@@ -85,7 +86,7 @@ fn a_script_tends_what_it_germinates_where_it_is_told_to() {
     let end = [w, w, (Advance, 0), (Fossilize, 0), w];
     assert_eq!(ops(0, text), [&first[..], &second, &end].concat());
     let own = text.replace("{\"step\"", "{\"env\": 1, \"step\"");
-    assert_eq!(ops(0, &own), [w; 16], "lines of another env");
+    assert_eq!(ops(0, &own), [w; 16], "the lines are for another env");
     for (line, problem) in [
         (r#"{"step": 0, "op": "ADVANCE", "slot": "r0c1", "then": "FOSSILIZE"}"#, "ADVANCE has no"),
         (
@@ -100,7 +101,7 @@ fn a_script_tends_what_it_germinates_where_it_is_told_to() {
 }
 
 #[test]
-fn what_is_wrong_with_a_script_is_said_with_its_line() {
+fn errors_in_a_script_name_the_line() {
     let bad = [
         (r#"{"step": 1, "op": "JUMP"}"#, "JUMP"),
         (r#"{"step": 1, "op": "WAIT", "when": 3}"#, "when"),
@@ -130,7 +131,7 @@ fn what_is_wrong_with_a_script_is_said_with_its_line() {
 }
 
 #[test]
-fn after_a_rollback_a_script_passes_over_what_is_gone() {
+fn after_a_rollback_illegal_lines_are_skipped() {
     let text = r#"{"step": 0, "op": "GERMINATE", "slot": "r0c1", "blueprint": "conv_light"}
 {"step": 1, "op": "ADVANCE", "slot": "r0c1"}
 {"step": 2, "op": "GERMINATE", "slot": "r0c0", "blueprint": "norm"}"#;
@@ -142,7 +143,7 @@ fn after_a_rollback_a_script_passes_over_what_is_gone() {
         env.act(&action);
         action.op()
     };
-    assert_eq!(step(&mut script, &mut env), Op::Germinate);
+    assert_eq!(step(&mut script, &mut env), ActionOp::Germinate);
     env.host.prune_live();
     let mut other = script.clone();
     script.roll_back(1, Some(0), -10.0).unwrap();
@@ -152,8 +153,8 @@ fn after_a_rollback_a_script_passes_over_what_is_gone() {
     let mut resumed = self::script(text).unwrap();
     resumed.restore(&saved).unwrap();
     assert_eq!(resumed, script);
-    assert_eq!(step(&mut resumed, &mut env), Op::Wait);
-    assert_eq!(step(&mut resumed, &mut env), Op::Germinate, "what is legal is done");
+    assert_eq!(step(&mut resumed, &mut env), ActionOp::Wait);
+    assert_eq!(step(&mut resumed, &mut env), ActionOp::Germinate, "a legal action is executed");
     env.step = 1;
     env.host.prune_live();
     for script in [&mut other, &mut resumed] {
@@ -164,7 +165,7 @@ fn after_a_rollback_a_script_passes_over_what_is_gone() {
 }
 
 #[test]
-fn a_script_that_wants_what_is_not_legal_ends_with_the_reason() {
+fn an_illegal_line_fails_with_its_reason() {
     let mut script = script(r#"{"step": 2, "op": "ADVANCE", "slot": "r0c0"}"#).unwrap();
     let mut env = FakeEnv::new(0, tiny(2, quick()), 9);
     for step in 0..3 {

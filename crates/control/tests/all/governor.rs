@@ -1,11 +1,11 @@
 //! Failures of an env, on synthetic losses.
 
-use meristem_control::{Failure, GovernorConfig, Vitals};
+use meristem_control::{GovernorConfig, LossMonitor, TrainingFailure};
 
 /// First step with a failure, for ten classes.
-fn first(losses: impl IntoIterator<Item = f64>) -> Option<(usize, Failure)> {
-    let (config, mut vitals) = (GovernorConfig::default(), Vitals::new(10));
-    losses.into_iter().enumerate().find_map(|(i, loss)| Some((i, vitals.check(&config, loss)?)))
+fn first(losses: impl IntoIterator<Item = f64>) -> Option<(usize, TrainingFailure)> {
+    let (config, mut monitor) = (GovernorConfig::default(), LossMonitor::new(10));
+    losses.into_iter().enumerate().find_map(|(i, loss)| Some((i, monitor.check(&config, loss)?)))
 }
 
 /// A loss that falls from guessing to `floor`, with noise that depends on the step.
@@ -17,7 +17,7 @@ fn curve(steps: u32, floor: f64) -> impl Iterator<Item = f64> {
 }
 
 #[test]
-fn ordinary_curves_raise_no_alarm() {
+fn ordinary_curves_do_not_fail() {
     for floor in [0.01, 0.3, 0.8, 1.2, 2.2] {
         assert_eq!(first(curve(200, floor)), None, "{floor}");
     }
@@ -30,19 +30,19 @@ fn ordinary_curves_raise_no_alarm() {
 }
 
 #[test]
-fn a_loss_that_is_no_number_fails_at_once() {
+fn a_nan_or_infinite_loss_fails_at_once() {
     for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
-        assert_eq!(first([bad]), Some((0, Failure::NotFinite)));
-        assert_eq!(first(curve(20, 0.3).chain([bad])), Some((20, Failure::NotFinite)));
+        assert_eq!(first([bad]), Some((0, TrainingFailure::NotFinite)));
+        assert_eq!(first(curve(20, 0.3).chain([bad])), Some((20, TrainingFailure::NotFinite)));
     }
 }
 
 #[test]
-fn falling_back_to_guessing_fails_at_once_after_something_was_learned() {
+fn a_return_to_guessing_is_a_collapse_after_learning() {
     let guessing = 10f64.ln();
     for share in [0.94, 1.0, 1.06] {
         let losses = curve(30, 0.3).chain([share * guessing]);
-        assert_eq!(first(losses), Some((30, Failure::Collapse)), "{share}");
+        assert_eq!(first(losses), Some((30, TrainingFailure::Collapse)), "{share}");
     }
     for share in [0.93, 1.07] {
         assert_eq!(first(curve(30, 0.3).chain([share * guessing])), None, "{share}");
@@ -50,23 +50,23 @@ fn falling_back_to_guessing_fails_at_once_after_something_was_learned() {
 }
 
 #[test]
-fn the_third_spike_running_fails() {
+fn the_third_consecutive_spike_fails() {
     let after = |spikes: &[f64]| first(curve(30, 0.3).chain(spikes.iter().copied()));
-    assert_eq!(after(&[13.0, 50.0, 13.0]), Some((32, Failure::Spike)));
-    assert_eq!(after(&[13.0, 50.0, 11.9, 13.0, 13.0]), None, "not running");
+    assert_eq!(after(&[13.0, 50.0, 13.0]), Some((32, TrainingFailure::Spike)));
+    assert_eq!(after(&[13.0, 50.0, 11.9, 13.0, 13.0]), None, "not consecutive");
     // A spike also exceeds six standard deviations and three times the mean.
     assert_eq!(first([10.0, 6.0, 14.0, 10.0, 13.0, 13.0, 13.0, 13.0]), None);
-    let (config, mut vitals) = (GovernorConfig::default(), Vitals::new(10));
-    assert!(curve(30, 0.3).chain([13.0, 13.0]).all(|loss| vitals.check(&config, loss).is_none()));
-    assert!(!vitals.is_calm());
-    vitals.rolled_back();
-    assert_eq!(vitals, Vitals::new(10), "what was learned is not known to be there still");
-    assert!(!vitals.is_calm(), "nothing is known of it");
+    let (config, mut monitor) = (GovernorConfig::default(), LossMonitor::new(10));
+    assert!(curve(30, 0.3).chain([13.0, 13.0]).all(|loss| monitor.check(&config, loss).is_none()));
+    assert!(!monitor.is_calm());
+    monitor.rolled_back();
+    assert_eq!(monitor, LossMonitor::new(10), "a rollback resets the statistics");
+    assert!(!monitor.is_calm(), "no loss yet");
     let guessing = 10f64.ln();
-    assert!([guessing; 3].iter().all(|loss| vitals.check(&config, *loss).is_none()));
-    assert!(vitals.is_calm());
-    assert!(curve(30, 0.3).all(|loss| vitals.check(&config, loss).is_none()));
-    assert_eq!(vitals.check(&config, guessing), Some(Failure::Collapse));
+    assert!([guessing; 3].iter().all(|loss| monitor.check(&config, *loss).is_none()));
+    assert!(monitor.is_calm());
+    assert!(curve(30, 0.3).all(|loss| monitor.check(&config, loss).is_none()));
+    assert_eq!(monitor.check(&config, guessing), Some(TrainingFailure::Collapse));
 }
 
 #[test]

@@ -2,16 +2,17 @@
 
 use std::sync::Arc;
 
-use crate::common::{loss_of, quick_heuristic};
 use meristem_control::{
-    Action, Controller, ControllerState, EnvView, Error, Heuristic, HeuristicConfig, NoController,
-    Op, Outcome, apply, legal,
+    Action, ActionOp, ActionOutcome, Controller, ControllerState, EnvView, Error, Heuristic,
+    HeuristicConfig, NoController, apply, legal,
 };
 use meristem_grow::{
-    BlueprintSet, GateInputs, Gates, GradientHealth, Host, HostSpec, ImageShape, Rules, Stage,
+    BlueprintSet, GateInputs, Gates, GradientHealth, Host, HostSpec, Rules, Stage, TaskShape,
 };
 use meristem_nn::PairedLoss;
 use proptest::prelude::*;
+
+use crate::common::{loss_of, quick_heuristic};
 
 /// One env with scripted accuracies and measurements. The control loss is .02 per point below 100.
 struct Env {
@@ -29,7 +30,7 @@ struct Env {
 impl Env {
     fn new(index: usize, slots: &str, rules: Rules) -> Self {
         let spec: HostSpec = "baseline".parse().unwrap();
-        let image = ImageShape { channels: 1, height: 28, width: 28, classes: 10 };
+        let image = TaskShape { channels: 1, height: 28, width: 28, classes: 10 };
         let (slots, set) =
             (spec.select_slots(slots.split(',')).unwrap(), Arc::new(BlueprintSet::standard()));
         let measured = vec![worth(None); slots.len()];
@@ -39,7 +40,11 @@ impl Env {
     }
 
     /// A step: an epoch that ends at this accuracy, a decision, and its action.
-    fn step(&mut self, controller: &mut dyn Controller, accuracy_pp: f32) -> (Action, Outcome) {
+    fn step(
+        &mut self,
+        controller: &mut dyn Controller,
+        accuracy_pp: f32,
+    ) -> (Action, ActionOutcome) {
         self.host.step();
         self.accuracies_pp.push(accuracy_pp);
         let loss = 0.02 * (100.0 - accuracy_pp);
@@ -64,7 +69,7 @@ impl Env {
         (action, apply(&action, &mut self.host, &self.measured, Some(accuracy_pp)).unwrap())
     }
 
-    fn op(&mut self, controller: &mut dyn Controller, accuracy_pp: f32) -> Op {
+    fn op(&mut self, controller: &mut dyn Controller, accuracy_pp: f32) -> ActionOp {
         self.step(controller, accuracy_pp).0.op()
     }
 
@@ -106,47 +111,47 @@ fn with(change: impl Fn(&mut HeuristicConfig)) -> Heuristic {
 }
 
 #[test]
-fn without_a_plateau_to_wait_for_it_germinates_at_once() {
+fn without_a_required_plateau_it_germinates_at_once() {
     let mut env = Env::new(0, "all", quick());
-    assert_eq!(env.op(&mut Heuristic::default(), 10.0), Op::Germinate);
+    assert_eq!(env.op(&mut Heuristic::default(), 10.0), ActionOp::Germinate);
 }
 
 /// The slope of four accuracies against its standard error. A steady gain of 2 points a step is
 /// significantly above .5; a mean gain of 2 with a scatter of 5 is not.
 #[test]
-fn a_plateau_is_no_significant_gain() {
+fn a_plateau_has_no_significant_gain() {
     let germinates = |accuracies: &[f32]| {
         let mut heuristic = with(|config| config.plateau_steps = 3);
         let mut env = Env::new(0, "all", quick());
         let ops = accuracies.iter().map(|accuracy| env.op(&mut heuristic, *accuracy));
-        ops.collect::<Vec<_>>().iter().position(|op| *op == Op::Germinate)
+        ops.collect::<Vec<_>>().iter().position(|op| *op == ActionOp::Germinate)
     };
     assert_eq!(germinates(&[50.0, 52.1, 53.9, 56.0, 58.1, 60.0]), None);
-    assert_eq!(germinates(&[50.0, 57.0, 52.0, 59.0]), Some(3), "no four steps before");
+    assert_eq!(germinates(&[50.0, 57.0, 52.0, 59.0]), Some(3), "too few steps for a plateau");
     assert_eq!(germinates(&[50.0, 50.1, 50.0, 50.1]), Some(3));
     assert_eq!(germinates(&[50.0, 49.0, 48.0, 47.0]), Some(3), "a falling accuracy gains little");
     // The gain of one step has no standard error.
     let mut heuristic = with(|config| config.plateau_steps = 1);
     let mut env = Env::new(0, "all", quick());
     for accuracy in [50.0, 50.6, 51.2] {
-        assert_eq!(env.op(&mut heuristic, accuracy), Op::Wait);
+        assert_eq!(env.op(&mut heuristic, accuracy), ActionOp::Wait);
     }
-    assert_eq!(env.op(&mut heuristic, 51.6), Op::Germinate);
+    assert_eq!(env.op(&mut heuristic, 51.6), ActionOp::Germinate);
 }
 
 #[test]
-fn it_leads_a_good_module_through_its_life() {
+fn a_good_module_is_grown_to_fossilized() {
     let mut heuristic = Heuristic::default();
     let mut env = Env::new(0, "r0c1", quick());
-    assert_eq!(env.op(&mut heuristic, 50.0), Op::Germinate);
+    assert_eq!(env.op(&mut heuristic, 50.0), ActionOp::Germinate);
     env.measured[0] = worth(Some(3.0));
     let mut seen = vec![];
     while env.host.slots()[0].stage != Stage::Fossilized {
         let (action, outcome) = env.step(&mut heuristic, 50.0);
         seen.push((action.op(), env.host.slots()[0].stage));
-        assert!(outcome.succeeded && seen.len() < 20, "it asks when the gate will pass");
+        assert!(outcome.succeeded && seen.len() < 20, "ADVANCE only when the gate passes");
     }
-    use Op::*;
+    use ActionOp::*;
     use Stage::*;
     let mut expected =
         vec![(Advance, Training), (Wait, Training), (Wait, Training), (Advance, Blending)];
@@ -170,16 +175,16 @@ fn judged(contribution_loss: Option<PairedLoss>) -> Stage {
 
 /// The contribution in loss decides, relative to its standard error.
 #[test]
-fn it_keeps_what_contributes_significantly() {
+fn a_significant_contribution_is_fossilized() {
     let loss = |difference, standard_error| Some(PairedLoss { difference, standard_error });
     assert_eq!(judged(loss(0.1, 0.049)), Stage::Fossilized);
     assert_eq!(judged(loss(0.1, 0.051)), Stage::Pruned);
     assert_eq!(judged(loss(-0.1, 0.01)), Stage::Pruned);
-    assert_eq!(judged(None), Stage::Holding, "it waits to be measured");
+    assert_eq!(judged(None), Stage::Holding, "no measurement yet");
 }
 
 #[test]
-fn a_gate_that_goes_on_refusing_does_not_block_the_env() {
+fn a_gate_that_keeps_refusing_does_not_block_the_env() {
     // Enough for the heuristic, too little for the gate (1.0 points).
     let mut heuristic = Heuristic::default();
     let mut env = Env::new(0, "r0c0", quick());
@@ -190,18 +195,18 @@ fn a_gate_that_goes_on_refusing_does_not_block_the_env() {
     }
     for _ in 0..4 {
         let (action, outcome) = env.step(&mut heuristic, 51.0);
-        assert_eq!((action.op(), outcome.succeeded), (Op::Fossilize, false));
+        assert_eq!((action.op(), outcome.succeeded), (ActionOp::Fossilize, false));
     }
-    assert_eq!(env.op(&mut heuristic, 51.0), Op::Prune);
+    assert_eq!(env.op(&mut heuristic, 51.0), ActionOp::Prune);
 
     // Gradients are never measured, so the gate to Blending never passes.
     let mut env = Env::new(0, "r0c0", quick());
     heuristic = Heuristic::default();
     env.step(&mut heuristic, 50.0);
     env.measured[0] = GateInputs::default();
-    assert_eq!(env.op(&mut heuristic, 50.0), Op::Advance);
+    assert_eq!(env.op(&mut heuristic, 50.0), ActionOp::Advance);
     let (waited, action) = env.until_action(&mut heuristic, 50.0);
-    assert_eq!((waited + 1, action.op()), (3 + 5, Op::Prune));
+    assert_eq!((waited + 1, action.op()), (3 + 5, ActionOp::Prune));
 }
 
 #[test]
@@ -210,17 +215,17 @@ fn nothing_is_blended_into_a_host_that_overfits() {
     env.gap = 1.3;
     let mut heuristic = Heuristic::default();
     for _ in 0..5 {
-        assert_eq!(env.op(&mut heuristic, 50.0), Op::Wait);
+        assert_eq!(env.op(&mut heuristic, 50.0), ActionOp::Wait);
     }
     // The mean over three steps decides: 1.3, 1.2 and 1.2 average below the limit of 1.25.
     env.gap = 1.2;
-    assert_eq!(env.op(&mut heuristic, 50.0), Op::Wait);
-    assert_eq!(env.op(&mut heuristic, 50.0), Op::Germinate);
-    assert_eq!(env.op(&mut heuristic, 50.0), Op::Advance);
+    assert_eq!(env.op(&mut heuristic, 50.0), ActionOp::Wait);
+    assert_eq!(env.op(&mut heuristic, 50.0), ActionOp::Germinate);
+    assert_eq!(env.op(&mut heuristic, 50.0), ActionOp::Advance);
     env.gap = 1.5;
     env.measured[0] = worth(Some(3.0));
     let (_, action) = env.until_action(&mut heuristic, 50.0);
-    assert_eq!(action.op(), Op::Prune);
+    assert_eq!(action.op(), ActionOp::Prune);
     // A module that is blended in stays.
     let mut env = Env::new(0, "r0c0", quick());
     let mut heuristic = Heuristic::default();
@@ -231,7 +236,7 @@ fn nothing_is_blended_into_a_host_that_overfits() {
     }
     env.gap = 1.5;
     while env.host.slots()[0].stage != Stage::Fossilized {
-        assert_ne!(env.op(&mut heuristic, 50.0), Op::Prune);
+        assert_ne!(env.op(&mut heuristic, 50.0), ActionOp::Prune);
     }
 }
 
@@ -243,7 +248,7 @@ fn the_largest_modules_come_first_and_the_next_while_one_blends() {
     for expected in [(2, 6), (1, 6)] {
         let action = loop {
             let (action, _) = env.step(&mut heuristic, 50.0);
-            if action.op() == Op::Germinate {
+            if action.op() == ActionOp::Germinate {
                 break action;
             }
         };
@@ -252,7 +257,7 @@ fn the_largest_modules_come_first_and_the_next_while_one_blends() {
     }
     assert_eq!(env.host.slots()[2].stage, Stage::Blending);
     for _ in 0..30 {
-        assert_ne!(env.op(&mut heuristic, 50.0), Op::Germinate, "two modules are all it may have");
+        assert_ne!(env.op(&mut heuristic, 50.0), ActionOp::Germinate, "the limit is two modules");
     }
 }
 
@@ -279,18 +284,18 @@ fn the_budget_counts_host_and_modules() {
     for _ in 0..20 {
         env.measured = vec![worth(Some(4.0)); 3];
         let (action, _) = env.step(&mut heuristic, 50.0);
-        if action.op() == Op::Germinate {
+        if action.op() == ActionOp::Germinate {
             germinated.push(placed(action));
         }
     }
-    assert_eq!(germinated, [(1, 6), (0, 4)], "conv_small with 80 fits beside the first");
+    assert_eq!(germinated, [(1, 6), (0, 4)], "conv_small with 80 fits into the rest");
 }
 
 #[test]
-fn a_module_that_could_not_finish_does_not_begin() {
+fn no_module_germinates_too_late_to_fossilize() {
     // 8 steps after this one: one to Training, three in Training, three of blending, one in
     // Holding.
-    for (step, expected) in [(100 - 9, Op::Germinate), (100 - 8, Op::Wait)] {
+    for (step, expected) in [(100 - 9, ActionOp::Germinate), (100 - 8, ActionOp::Wait)] {
         let mut env = Env::new(0, "r0c0,r0c1,r0c2", quick());
         env.step = step;
         assert_eq!(env.op(&mut Heuristic::default(), 50.0), expected, "{step}");
@@ -313,7 +318,7 @@ fn tried(heuristic: &mut Heuristic, env: &mut Env, count: usize) -> Vec<(u32, us
 }
 
 #[test]
-fn what_was_pruned_comes_after_what_was_not() {
+fn pruned_blueprints_come_last() {
     let mut heuristic = with(|config| config.penalty_decay = 1.0);
     let mut env = Env::new(2, "r0c0", quick());
     let order: Vec<usize> = tried(&mut heuristic, &mut env, 8).iter().map(|t| t.1).collect();
@@ -334,7 +339,7 @@ fn a_penalty_halves_every_step() {
 }
 
 #[test]
-fn what_was_live_when_an_episode_ended_was_not_pruned() {
+fn the_end_of_an_episode_is_no_prune() {
     let mut heuristic = Heuristic::default();
     for _ in 0..2 {
         let mut env = Env::new(0, "r0c0", quick());
@@ -345,7 +350,7 @@ fn what_was_live_when_an_episode_ended_was_not_pruned() {
 }
 
 #[test]
-fn it_waits_five_steps_after_a_prune_even_with_other_slots_free() {
+fn no_germination_for_five_steps_after_a_prune() {
     let mut heuristic = Heuristic::default();
     let mut env = Env::new(0, "r0c0,r0c1", Rules { max_modules: 1, ..quick() });
     env.step(&mut heuristic, 50.0);
@@ -354,12 +359,12 @@ fn it_waits_five_steps_after_a_prune_even_with_other_slots_free() {
         env.step(&mut heuristic, 50.0);
     }
     let (waited, action) = env.until_action(&mut heuristic, 50.0);
-    assert_eq!(waited + 1, 5, "on the fifth step after it");
-    assert_eq!(action.slot(), Some(0), "the other is still embargoed");
+    assert_eq!(waited + 1, 5, "five steps after the prune");
+    assert_eq!(action.slot(), Some(0), "the other slot is still embargoed");
 }
 
 #[test]
-fn none_does_nothing() {
+fn no_controller_always_waits() {
     let mut env = Env::new(0, "all", quick());
     for _ in 0..30 {
         assert_eq!(env.step(&mut NoController, 50.0).0, Action::Wait);
@@ -370,7 +375,7 @@ proptest! {
     /// For all accuracies and contributions the actions are legal (`Env::step` checks) and
     /// deterministic. A save and restore in the middle changes nothing, and no env affects another.
     #[test]
-    fn it_is_legal_deterministic_and_resumable(
+    fn the_heuristic_is_legal_deterministic_and_resumable(
         script in prop::collection::vec(
             (0.0f32..100.0, prop::option::of(-5.0f32..5.0), 0u8..10), 1..120),
         pause in 0usize..120,
@@ -406,7 +411,7 @@ proptest! {
 
 /// A restored heuristic decides as the original one.
 #[test]
-fn a_restored_heuristic_goes_on() {
+fn a_restored_heuristic_decides_the_same() {
     let mut original = Heuristic::new(quick_heuristic());
     let mut env = Env::new(1, "r0c0,r0c1", Rules::default());
     for _ in 0..12 {
@@ -419,5 +424,5 @@ fn a_restored_heuristic_goes_on() {
     let error = restored.restore(&foreign).unwrap_err();
     assert!(matches!(error, Error::BadState { .. }), "{error:?}");
     assert!(error.to_string().contains("`heuristic`"), "{error}");
-    assert_eq!(restored, original, "a state that does not fit changes nothing");
+    assert_eq!(restored, original, "a rejected state changes nothing");
 }

@@ -1,12 +1,13 @@
 //! Rewards and advantages against their formulas.
 
-use crate::common::{FakeEnv, quick, tiny, worth};
 use meristem_control::{
-    Action, Deed, Discounts, RewardConfig, RewardMode, RewardState, RewardTerms, Trajectories,
-    advantages,
+    Action, ActionContext, Discounts, RewardConfig, RewardMode, RewardState, RewardTerms,
+    Trajectories, advantages,
 };
 use meristem_grow::{AlphaTarget, Curve, Gates, Host, Rules, Speed, Stage, Style, Tempo};
 use proptest::prelude::*;
+
+use crate::common::{FakeEnv, quick, tiny, worth};
 
 const WAIT: Action = Action::Wait;
 
@@ -32,10 +33,10 @@ impl Rewarded {
     fn step(&mut self, accuracy_pp: f32, action: Action) -> RewardTerms {
         let env = &mut self.env;
         env.epoch(1.0, accuracy_pp);
-        let deed = Deed::before(&action, &env.view());
+        let context = ActionContext::new(&action, &env.view());
         let outcome = env.act(&action);
         let parameters = env.host.parameters().unwrap();
-        self.state.transition(&self.config, &deed, &env.host, &parameters, &outcome)
+        self.state.transition(&self.config, &context, &env.host, &parameters, &outcome)
     }
 
     /// Grows a module to Holding at alpha .5.
@@ -64,7 +65,7 @@ fn close(got: f64, expected: f64) {
 /// After a rollback no reward compares with earlier values, and fossilized modules earn no second
 /// reward.
 #[test]
-fn a_trajectory_that_begins_is_compared_with_nothing() {
+fn a_new_trajectory_has_no_earlier_values() {
     let mut it = Rewarded::grown(RewardMode::Contribution, Rules::default());
     it.step(60.0, Action::Fossilize { slot: 0 });
     assert_eq!(it.env.host.slots()[0].stage, Stage::Fossilized);
@@ -90,8 +91,8 @@ fn basic_is_gain_minus_rent() {
     it.config.rent = 1e3;
     close(it.step(53.0, WAIT).rent, -0.5);
     let mut first = Rewarded::new(RewardMode::Basic, quick());
-    assert_eq!(first.step(50.0, germinate()).total(), 0.0, "nothing to compare with, no rent");
-    assert_eq!(first.step(f32::NAN, WAIT).total(), 0.0, "the governor speaks here");
+    assert_eq!(first.step(50.0, germinate()).total(), 0.0, "no earlier accuracy, no rent");
+    assert_eq!(first.step(f32::NAN, WAIT).total(), 0.0, "the governor's penalty takes its place");
 }
 
 #[test]
@@ -106,7 +107,7 @@ fn the_potential_telescopes() {
 }
 
 #[test]
-fn fossilizing_pays_by_contribution_and_gain() {
+fn fossilize_is_rewarded_by_contribution_and_gain() {
     let fossilize = Action::Fossilize { slot: 0 };
     let mut it = Rewarded::grown(RewardMode::Contribution, quick());
     let terms = it.step(53.0, fossilize);
@@ -127,7 +128,7 @@ fn fossilizing_pays_by_contribution_and_gain() {
 }
 
 #[test]
-fn pruning_what_does_harm_pays() {
+fn pruning_a_harmful_module_is_rewarded() {
     let prune = Action::Prune { slot: 0, speed: Speed::Instant, curve: Curve::Linear };
     for (contribution, expected) in [(Some(-0.1), 0.1), (Some(0.0), 0.0), (None, 0.0)] {
         let mut it = Rewarded::grown(RewardMode::Contribution, quick());
@@ -137,7 +138,7 @@ fn pruning_what_does_harm_pays() {
 }
 
 #[test]
-fn sparse_speaks_at_the_last_step() {
+fn sparse_rewards_only_the_last_step() {
     let mut it = Rewarded::grown(RewardMode::Sparse, quick());
     assert_eq!(it.step(80.0, WAIT).total(), 0.0);
     it.env.step = 39;
@@ -147,7 +148,7 @@ fn sparse_speaks_at_the_last_step() {
 
 /// The only gain is a lower control loss than the twin's; parameters and actions cost.
 #[test]
-fn shaped_adds_up_to_the_advantage_and_its_price() {
+fn shaped_sums_to_the_advantage_minus_prices() {
     let mut it = Rewarded::new(RewardMode::Shaped, quick());
     it.config.gamma = 1.0;
     it.env.episode_steps = 4;
@@ -166,7 +167,7 @@ fn shaped_adds_up_to_the_advantage_and_its_price() {
     let grown = it.env.host.parameters().unwrap().modules[0] as f64;
     close(sum.size, -0.1 * (alpha * grown / 200.0).ln_1p());
     close(sum.total(), sum.advantage + sum.op + sum.size);
-    assert_eq!(it.step(f32::NAN, WAIT).gain, 0.0, "accuracy has no part in it");
+    assert_eq!(it.step(f32::NAN, WAIT).gain, 0.0, "accuracy has no effect");
 }
 
 #[test]
@@ -178,7 +179,7 @@ fn shaped_has_a_price_for_parameters_that_a_prune_refunds() {
 }
 
 #[test]
-fn a_twin_that_diverged_is_no_advantage() {
+fn a_diverged_twin_gives_no_advantage() {
     let mut it = Rewarded::new(RewardMode::Shaped, quick());
     for twin in [Some(1.5), Some(f32::NAN), Some(f32::INFINITY), None] {
         it.env.twin_loss = twin;
@@ -221,7 +222,7 @@ proptest! {
     /// Both sums are f64. The result is rounded to f32 (2^-24 relative), after differences of order
     /// 10 cancel.
     #[test]
-    fn advantages_are_the_direct_sum(
+    fn advantages_equal_the_direct_sum(
         envs in 1usize..5,
         steps in proptest::collection::vec(
             proptest::collection::vec((
@@ -266,6 +267,6 @@ fn a_truncation_bootstraps_and_a_termination_does_not() {
     };
     assert_eq!(of(&[0, 1], &[0, 0]), [3.5, 5.0]);
     assert_eq!(of(&[0, 0], &[0, 1]), [1.5, 1.0]);
-    assert_eq!(of(&[0, 1], &[0, 1]), [1.5, 1.0], "a termination goes first");
-    assert_eq!(of(&[0, 1], &[1, 0]), [1.0, 5.0], "and nothing flows over it");
+    assert_eq!(of(&[0, 1], &[0, 1]), [1.5, 1.0], "a termination takes precedence");
+    assert_eq!(of(&[0, 1], &[1, 0]), [1.0, 5.0], "no value passes a termination");
 }

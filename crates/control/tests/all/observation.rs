@@ -1,12 +1,13 @@
 //! The layout of an observation, and its normalisation.
 
-use crate::common::{FakeEnv, quick, tiny, worth};
 use meristem_control::{
     Action, BaseObservation, Moments, Normalizer, SlotObservation, observation_len,
     write_observation,
 };
 use meristem_grow::{AlphaTarget, Curve, GateInputs, GradientHealth, Speed, Style, Tempo};
 use proptest::prelude::*;
+
+use crate::common::{FakeEnv, quick, tiny, worth};
 
 fn observe(env: &FakeEnv) -> (Vec<f32>, Vec<u32>) {
     let slots = env.host.slots().len();
@@ -26,7 +27,7 @@ fn log_scale(x: f32) -> f32 {
 
 /// Every element of a row, for an env during a blending.
 #[test]
-fn every_index_is_pinned() {
+fn every_element_of_a_row_is_checked() {
     let mut env = FakeEnv::new(0, tiny(3, quick()), 40);
     env.epoch(2.0, 30.0);
     env.remember(&[]);
@@ -55,10 +56,10 @@ fn every_index_is_pinned() {
     env.epoch(0.5, 60.0);
     env.measured[1].contribution_pp = None;
     env.remember(&[]);
-    env.last = Some((meristem_control::Op::Advance, false));
+    env.last = Some((meristem_control::ActionOp::Advance, false));
 
     let (row, blueprints) = observe(&env);
-    assert_eq!(blueprints, [7, 2, 7], "7 is an empty slot");
+    assert_eq!(blueprints, [7, 2, 7], "7 stands for an empty slot");
     let mut expected = vec![7.0 / 40.0, log_scale(0.5), 0.6]; // 0, 1, 2
     expected.extend([1.5, 1.5, 1.0, 1.0, 0.5].map(log_scale)); // 3 to 7
     expected.extend([0.35, 0.35, 0.5, 0.5, 0.6]); // 8 to 12
@@ -84,7 +85,7 @@ fn every_index_is_pinned() {
 }
 
 #[test]
-fn what_is_not_known_has_its_place_too() {
+fn missing_measurements_have_fixed_values() {
     let env = FakeEnv::new(0, tiny(1, quick()), 40);
     let (row, blueprints) = observe(&env);
     let mut expected = vec![0.0];
@@ -98,7 +99,7 @@ fn what_is_not_known_has_its_place_too() {
     env.remember(&[]);
     let (row, blueprints) = observe(&env);
     assert_eq!(row[8..13], [-1.0, -1.0, -1.0, -1.0, 0.25]);
-    assert!((row[1] - log_scale(1e6)).abs() < 1e-6, "a loss that is no number is a large one");
+    assert!((row[1] - log_scale(1e6)).abs() < 1e-6, "a loss that is not finite counts as 10^6");
     assert_eq!((row[16], row[18]), (1.0, 1.0), "GERMINATE succeeded");
     let slot = &row[23..];
     assert_eq!((slot[0], slot[2], blueprints[0]), (1.0, 1.0, 2));
@@ -106,7 +107,7 @@ fn what_is_not_known_has_its_place_too() {
 }
 
 #[test]
-fn a_slot_that_waits_shows_its_stage_and_nothing_of_the_module() {
+fn a_waiting_slot_has_only_stage_and_steps() {
     let mut env = FakeEnv::new(0, tiny(1, quick()), 10);
     env.epoch(1.0, 25.0);
     env.act(&germinate(0));
@@ -141,7 +142,7 @@ proptest! {
     /// Any division of the rows into rounds gives the moments of all rows. f64 rounding of a
     /// hundred values of up to 1000 leaves an error of about 1e-16·1e6·1e2 = 1e-8 in the squares.
     #[test]
-    fn moments_are_those_of_all_rows(
+    fn moments_cover_all_rows(
         rows in prop::collection::vec([-1000f32..1000.0, -1f32..1.0], 2..100),
         cuts in prop::collection::vec(1usize..20, 1..10),
     ) {
@@ -163,15 +164,15 @@ proptest! {
 }
 
 #[test]
-fn a_normaliser_is_frozen_between_commits() {
+fn moments_are_fixed_between_commits() {
     let mut normalizer = Normalizer::new(2);
     let mut first = [3.0, -40.0];
     normalizer.gather(&mut first);
-    assert_eq!(first, [3.0, -10.0], "nothing is known yet: only the clip");
+    assert_eq!(first, [3.0, -10.0], "before a commit rows are only clipped");
     normalizer.gather(&mut [5.0, -40.0]);
     let mut row = [4.0, 0.0];
     normalizer.normalize(&mut row);
-    assert_eq!(row, [4.0, 0.0], "what was gathered is not in force yet");
+    assert_eq!(row, [4.0, 0.0], "gathered rows have no effect before a commit");
     normalizer.commit();
     let mut row = [6.0, -40.0];
     normalizer.normalize(&mut row);

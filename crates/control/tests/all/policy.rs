@@ -163,7 +163,7 @@ fn steps_and_sequences_agree() {
 }
 
 #[test]
-fn the_first_pass_has_ratios_of_exactly_one_and_passes_leave_the_parameters() {
+fn the_first_pass_has_ratios_of_one_and_changes_no_parameters() {
     let stream = stream();
     let mut policy = policy(&stream, 3);
     let round = Round::new(4).upload(&stream);
@@ -186,7 +186,7 @@ fn the_first_pass_has_ratios_of_exactly_one_and_passes_leave_the_parameters() {
 }
 
 #[test]
-fn same_seed_same_bits_and_a_resumed_policy_goes_on_alike() {
+fn same_seed_same_bits_also_after_a_restore() {
     let streams = [stream(), stream(), stream()];
     let round = Round::new(5);
     let mut whole = policy(&streams[0], 6);
@@ -211,7 +211,7 @@ fn same_seed_same_bits_and_a_resumed_policy_goes_on_alike() {
 }
 
 #[test]
-fn a_round_that_spoils_the_loss_is_seen_before_the_update() {
+fn a_loss_that_is_not_finite_is_reported_before_the_update() {
     let stream = stream();
     let mut policy = policy(&stream, 8);
     let mut round = Round::new(9);
@@ -225,7 +225,7 @@ fn a_round_that_spoils_the_loss_is_seen_before_the_update() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn arguments_that_do_not_fit_are_rejected() {
     let stream = stream();
     let mut policy = policy(&stream, 10);
     let round = Round::new(11).upload(&stream);

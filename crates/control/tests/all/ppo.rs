@@ -1,7 +1,5 @@
 //! The PPO controller: rollout, files, checkpoints, rejected calls.
 
-use crate::common::toy::{STEPS, Toy, play};
-use crate::common::{FakeEnv, quick, quick_heuristic, tiny};
 use meristem_control::{
     Action, Controller, ControllerState, Error, Heuristic, Learning, Ppo, PpoConfig, PpoOptions,
     policy_seeds, policy_width,
@@ -9,6 +7,9 @@ use meristem_control::{
 use meristem_device::{Device, DeviceId, DeviceOptions, Stream};
 use meristem_nn::safetensors::Metadata;
 use meristem_nn::{HostTensor, Isa};
+
+use crate::common::toy::{STEPS, Toy, play};
+use crate::common::{FakeEnv, quick, quick_heuristic, tiny};
 
 const ENVS: usize = 3;
 const SEED: u64 = 7;
@@ -54,7 +55,7 @@ fn buffer(state: &ControllerState, name: &str) -> Vec<f32> {
 
 /// Plays a round and nine steps with one policy. Another policy, restored from its state, decides
 /// and learns the same, bit for bit.
-fn goes_on_bit_for_bit(new: impl Fn() -> Ppo) {
+fn assert_restored_policy_continues(new: impl Fn() -> Ppo) {
     let mut original = new();
     play(&mut original, &mut fleet());
     let mut envs = fleet();
@@ -81,14 +82,14 @@ fn goes_on_bit_for_bit(new: impl Fn() -> Ppo) {
 }
 
 #[test]
-fn a_restored_policy_goes_on_bit_for_bit() {
-    goes_on_bit_for_bit(|| ppo(small(), 2, Learning::On));
+fn a_restored_policy_continues_bit_for_bit() {
+    assert_restored_policy_continues(|| ppo(small(), 2, Learning::On));
 }
 
 #[test]
-fn a_restored_policy_goes_on_bit_for_bit_in_a_round_of_demonstrations() {
+fn a_policy_restored_during_demonstrations_continues_bit_for_bit() {
     let teacher = || Heuristic::new(quick_heuristic());
-    goes_on_bit_for_bit(|| ppo(small(), 2, Learning::On).taught(teacher(), 2));
+    assert_restored_policy_continues(|| ppo(small(), 2, Learning::On).with_teacher(teacher(), 2));
 }
 
 #[test]
@@ -128,7 +129,7 @@ fn older(state: &ControllerState) -> ControllerState {
 }
 
 #[test]
-fn a_state_of_before_actions_were_drawn_on_the_device_goes_on_bit_for_bit() {
+fn a_state_in_the_older_format_continues_bit_for_bit() {
     let mut original = ppo(small(), 2, Learning::On);
     let mut envs = fleet();
     for _ in 0..9 {
@@ -151,7 +152,7 @@ fn a_state_of_before_actions_were_drawn_on_the_device_goes_on_bit_for_bit() {
 }
 
 #[test]
-fn a_rollback_is_a_termination_and_its_penalty_lands_where_it_was_caused() {
+fn a_rollback_is_a_termination_and_penalises_its_cause() {
     let mut it = ppo(small(), 2, Learning::On);
     let mut envs = fleet();
     let mut paid = vec![];
@@ -167,8 +168,12 @@ fn a_rollback_is_a_termination_and_its_penalty_lands_where_it_was_caused() {
         let values = buffer(&state, name);
         (0..7 * ENVS).filter(|cell| values[*cell] == wanted).collect()
     };
-    assert_eq!(ones("rollout.terminated", 1.0), [5 * ENVS + 1], "the last before the rollback");
-    assert_eq!(ones("rollout.keep", 0.0), [0, 1, 2, 6 * ENVS + 1], "where trajectories begin");
+    assert_eq!(
+        ones("rollout.terminated", 1.0),
+        [5 * ENVS + 1],
+        "the last transition before the rollback"
+    );
+    assert_eq!(ones("rollout.keep", 0.0), [0, 1, 2, 6 * ENVS + 1], "starts of trajectories");
     assert_eq!(ones("rollout.truncated", 1.0), [0; 0]);
     let refused = |it: &mut Ppo, env, cause, words: &str| {
         let error = it.roll_back(env, cause, -10.0).unwrap_err();
@@ -189,7 +194,7 @@ fn a_rollback_is_a_termination_and_its_penalty_lands_where_it_was_caused() {
 }
 
 #[test]
-fn an_episode_goes_on_or_ends_after_its_last_step() {
+fn bootstrap_decides_between_truncation_and_termination() {
     let learned = |bootstrap| {
         let mut it = ppo(PpoConfig { bootstrap, ..small() }, 2, Learning::On);
         play(&mut it, &mut fleet());
@@ -199,7 +204,7 @@ fn an_episode_goes_on_or_ends_after_its_last_step() {
 }
 
 #[test]
-fn a_round_is_told_of() {
+fn the_report_of_a_round_is_complete() {
     let mut it = ppo(small(), 2, Learning::On);
     let mut envs = fleet();
     let (mean_return, report) = play(&mut it, &mut envs);
@@ -209,7 +214,7 @@ fn a_round_is_told_of() {
     assert_eq!(report.ops.iter().sum::<u64>() as usize, report.transitions);
     assert_eq!((report.epochs, report.skipped, report.stopped_by_kl), (4, 0, false));
     assert!(report.entropies.iter().all(|e| (0.0..=1.0 + 1e-6).contains(e)), "{report:?}");
-    assert!(report.entropies[0] > 0.9, "it begins nearly even: {report:?}");
+    assert!(report.entropies[0] > 0.9, "an untrained policy is nearly uniform: {report:?}");
     assert!(report.kl >= 0.0 && report.gradient_norm > 0.0 && report.return_scale > 0.0);
     let text = serde_json::to_string(&report).unwrap();
     assert_eq!(serde_json::from_str::<meristem_control::RoundReport>(&text).unwrap(), report);
@@ -221,11 +226,11 @@ fn the_kl_limit_stops_before_the_step() {
     let mut it = ppo(config, 2, Learning::On);
     let report = play(&mut it, &mut fleet()).1.unwrap();
     assert!(report.stopped_by_kl && report.kl > 1.5e-4, "{report:?}");
-    assert_eq!(report.epochs, 1, "the first step has KL 0 and is taken");
+    assert_eq!(report.epochs, 1, "the first pass has KL 0");
 }
 
 #[test]
-fn three_updates_in_a_row_without_a_finite_gradient_end_the_run() {
+fn three_consecutive_skipped_updates_end_the_run() {
     let mut it = ppo(PpoConfig { lr: 1e30, ..small() }, 2, Learning::On);
     let mut envs = fleet();
     let mut skipped = 0;
@@ -240,7 +245,7 @@ fn three_updates_in_a_row_without_a_finite_gradient_end_the_run() {
             Ok(report) => skipped += report.unwrap().skipped,
             Err(error) => {
                 assert!(matches!(error, Error::Diverged { skipped: 3 }), "{error}");
-                assert_eq!(skipped, 2, "the third is the error");
+                assert_eq!(skipped, 2, "the third skipped update fails");
                 return;
             }
         }
@@ -249,7 +254,7 @@ fn three_updates_in_a_row_without_a_finite_gradient_end_the_run() {
 }
 
 #[test]
-fn a_policy_file_brings_back_the_same_policy() {
+fn a_policy_file_restores_the_same_policy() {
     let mut learned = ppo(small(), 2, Learning::On);
     for _ in 0..3 {
         play(&mut learned, &mut fleet());
@@ -272,13 +277,17 @@ fn a_policy_file_brings_back_the_same_policy() {
         let [first, second] = [0, 1].map(|_| earned(a));
         assert_eq!(first == second, learning == Learning::Greedy);
         assert_eq!([0, 1].map(|_| earned(b)), [first, second]);
-        assert_eq!(a.export().unwrap(), (weights.clone(), metadata.clone()), "and learns nothing");
+        assert_eq!(
+            a.export().unwrap(),
+            (weights.clone(), metadata.clone()),
+            "without learning nothing changes"
+        );
     }
 
     let refused = |it: &mut Ppo, metadata: &Metadata| {
         let before = it.save().unwrap();
         let error = it.import(&weights, metadata).unwrap_err();
-        assert_eq!(it.save().unwrap(), before, "nothing was taken");
+        assert_eq!(it.save().unwrap(), before, "a rejected file changes nothing");
         assert!(matches!(error, Error::Policy { .. }));
         error.to_string()
     };
@@ -317,7 +326,7 @@ fn a_policy_file_brings_back_the_same_policy() {
     }
     let mut unknown = metadata.clone();
     unknown.remove("seeds");
-    assert_eq!(policy_seeds(&unknown).unwrap(), [0; 0], "older files do not say");
+    assert_eq!(policy_seeds(&unknown).unwrap(), [0; 0], "older files have no seeds");
     it.import(&weights, &unknown).unwrap();
 }
 
@@ -331,7 +340,7 @@ fn calls_in_another_order_are_refused() {
     refused(it.decide_all(&views[..2]).unwrap_err());
     let other = FakeEnv::new(2, tiny(1, quick()), STEPS);
     refused(it.decide_all(&[views[0], views[1], other.view()]).unwrap_err());
-    assert!(it.end_round(&views).unwrap().is_none(), "no step, nothing to learn from");
+    assert!(it.end_round(&views).unwrap().is_none(), "a round without steps has no report");
     it.decide_all(&views).unwrap();
     refused(it.decide_all(&views).unwrap_err());
     refused(it.end_round(&views).unwrap_err());

@@ -1,15 +1,18 @@
 //! Policies on several ranks stay equal, under every exchange.
 
-use crate::common::toy::{STEPS, Toy, play};
-use crate::common::{quick, tiny};
 use ciborium::Value;
-use meristem_comm::{CommOptions, Communicator, ExchangeOptions, Keep, Method, Reduction, Sparse};
+use meristem_comm::{
+    CommOptions, Communicator, ExchangeOptions, FeedbackMode, Method, Reduction, SparseMethod,
+};
 use meristem_control::{
     Action, Controller, ControllerState, Error, Learning, Ppo, PpoConfig, PpoGroup, PpoOptions,
     RoundReport,
 };
 use meristem_device::{Device, DeviceId, DeviceOptions};
 use meristem_nn::Isa;
+
+use crate::common::toy::{STEPS, Toy, play};
+use crate::common::{quick, tiny};
 
 /// Number of envs of all ranks.
 const ENVS: usize = 6;
@@ -37,7 +40,7 @@ fn options(method: Method) -> ExchangeOptions {
     ExchangeOptions {
         method,
         density: 0.05,
-        keep: Keep::Residual,
+        keep: FeedbackMode::Residual,
         reduction: Reduction::Mean,
         small: 16,
         ..ExchangeOptions::default()
@@ -46,9 +49,9 @@ fn options(method: Method) -> ExchangeOptions {
 
 const METHODS: [Method; 4] = [
     Method::Dense,
-    Method::Sparse(Sparse::TopK),
-    Method::Sparse(Sparse::GTopK),
-    Method::Sparse(Sparse::OkTopK { refresh: 2 }),
+    Method::Sparse(SparseMethod::TopK),
+    Method::Sparse(SparseMethod::GTopK),
+    Method::Sparse(SparseMethod::OkTopK { refresh: 2 }),
 ];
 
 fn fleet() -> Vec<Toy> {
@@ -97,7 +100,7 @@ fn shared(state: &ControllerState, rank: usize) -> Vec<(String, Vec<u32>)> {
 }
 
 #[test]
-fn policies_stay_the_same_on_all_ranks() {
+fn policies_stay_equal_on_all_ranks() {
     for ranks in [2, 3] {
         for method in METHODS {
             let (mut one, mut other) = (group(ranks, method), group(ranks, method));
@@ -105,18 +108,18 @@ fn policies_stay_the_same_on_all_ranks() {
             for round in 0..3 {
                 let (_, report) = play(&mut one, &mut fleet());
                 let report = report.unwrap();
-                let what = format!("{ranks} ranks, {method:?}, round {round}");
-                assert_eq!(report.transitions, ENVS * STEPS as usize, "{what}");
-                assert_eq!(report.fingerprint.as_ref().map(String::len), Some(16), "{what}");
+                let context = format!("{ranks} ranks, {method:?}, round {round}");
+                assert_eq!(report.transitions, ENVS * STEPS as usize, "{context}");
+                assert_eq!(report.fingerprint.as_ref().map(String::len), Some(16), "{context}");
                 let state = one.save().unwrap();
                 let own = shared(&state, 0);
-                assert!(!own.is_empty() && own != before, "{what}: it learned");
-                assert!((1..ranks).all(|rank| shared(&state, rank) == own), "{what}");
+                assert!(!own.is_empty() && own != before, "{context}: it learned");
+                assert!((1..ranks).all(|rank| shared(&state, rank) == own), "{context}");
                 let own = scales(&state, 0);
-                (1..ranks).for_each(|rank| assert_eq!(scales(&state, rank), own, "{what}"));
+                (1..ranks).for_each(|rank| assert_eq!(scales(&state, rank), own, "{context}"));
                 // A second run gives the same report.
                 let (_, again) = play(&mut other, &mut fleet());
-                assert_eq!(again.unwrap(), report, "{what}");
+                assert_eq!(again.unwrap(), report, "{context}");
             }
         }
     }
@@ -124,7 +127,7 @@ fn policies_stay_the_same_on_all_ranks() {
 
 /// Seeds follow the global index of the env: before the first update, ranks act like one policy.
 #[test]
-fn ranks_act_as_one_policy_would() {
+fn ranks_act_like_one_policy() {
     let (mut alone, mut together) = (ppo(&device(), ENVS), group(3, Method::Dense));
     let (mut own, mut parts) = (fleet(), fleet());
     for _ in 0..STEPS {
@@ -145,7 +148,7 @@ fn ranks_act_as_one_policy_would() {
 /// A single rank performs all merges and learns like a policy without ranks: two rounds differ only
 /// by rounding.
 #[test]
-fn one_rank_learns_as_a_policy_alone() {
+fn one_rank_learns_like_a_policy_without_ranks() {
     let (mut alone, mut together) = (ppo(&device(), ENVS), group(1, Method::Dense));
     for _ in 0..2 {
         play(&mut alone, &mut fleet());
@@ -162,7 +165,7 @@ fn one_rank_learns_as_a_policy_alone() {
 
 /// A group that is restored within a round, with residuals, continues bit for bit.
 #[test]
-fn a_restored_group_goes_on_bit_for_bit() {
+fn a_restored_group_continues_bit_for_bit() {
     for method in METHODS {
         let mut original = group(2, method);
         play(&mut original, &mut fleet());
@@ -189,7 +192,7 @@ fn a_restored_group_goes_on_bit_for_bit() {
         let before = three.save().unwrap();
         let error = three.restore(&saved).unwrap_err();
         assert!(matches!(error, Error::BadState { .. }), "{error:?}");
-        assert!(error.to_string().contains("of 2 ranks, not 3"), "{error}");
+        assert!(error.to_string().contains("it has 2 ranks, this run has 3"), "{error}");
         let mut damaged = saved.clone();
         damaged.tensors.0.remove("rank.1.rollout.legal");
         let before_damage = restored.save().unwrap();
@@ -200,8 +203,8 @@ fn a_restored_group_goes_on_bit_for_bit() {
 
 /// Processes: each has one rank of the group, acts in its own envs, and saves its part.
 #[test]
-fn parts_of_a_group_are_the_group() {
-    let (device, method) = (device(), Method::Sparse(Sparse::TopK));
+fn joined_parts_equal_the_group() {
+    let (device, method) = (device(), Method::Sparse(SparseMethod::TopK));
     let parts = || -> Vec<PpoGroup> {
         let members = Communicator::threads(3, &CommOptions::default()).unwrap().into_iter();
         let one = |comm| PpoGroup::new(vec![ppo(&device, 2)], vec![comm], &options(method));
@@ -243,8 +246,8 @@ fn parts_of_a_group_are_the_group() {
 
 /// After a number that is not finite on one rank, no rank learns.
 #[test]
-fn what_one_rank_skips_all_skip() {
-    let mut it = group(2, Method::Sparse(Sparse::TopK));
+fn an_update_skipped_on_one_rank_is_skipped_on_all() {
+    let mut it = group(2, Method::Sparse(SparseMethod::TopK));
     let mut envs = fleet();
     let before = it.save().unwrap();
     envs.iter_mut().for_each(Toy::epoch);
@@ -298,7 +301,7 @@ fn a_rank_that_fails_ends_the_round_for_all() {
     views.swap(4, 5);
     protocol(
         &it.end_round(&views).unwrap_err(),
-        "expected ranks that have not failed, got a failed one",
+        "expected a rank that has not failed, got a failed rank",
     );
     let after = it.save().unwrap();
     (0..3).for_each(|rank| assert_eq!(shared(&after, rank), shared(&before, rank)));

@@ -3,10 +3,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::common::{FakeEnv, quick, tiny, worth};
 use meristem_control::{
-    Action, Floors, HEADS, HeadLayout, Legality, Op, Pick, draw, legal, normalized_entropy,
-    observation_len, probabilities, write_observation,
+    Action, ActionOp, Floors, HEADS, HeadLayout, Legality, SamplingMode, legal, normalized_entropy,
+    observation_len, probabilities, sample_action, write_observation,
 };
 use meristem_device::random::{Purpose, Rng};
 use meristem_grow::{GateInputs, Host, Optimisers, Rules, Stage, StageChange, TopologyKey};
@@ -14,6 +13,8 @@ use meristem_nn::Graph;
 use meristem_nn::kernels::ppo::PpoHead;
 use meristem_nn::kernels::sample::{SampleFrom, SampleStep, Sampled, Sampler};
 use proptest::prelude::*;
+
+use crate::common::{FakeEnv, quick, tiny, worth};
 
 /// Logits that differ for every head.
 const FLOORS: Floors = [0.15, 0.05, 0.12, 0.08, 0.12, 0.08, 0.06, 0.06];
@@ -23,7 +24,7 @@ fn rng(seed: u64, step: u64) -> Rng {
 }
 
 #[test]
-fn the_layout_is_head_after_head() {
+fn heads_follow_each_other_in_a_row() {
     let layout = HeadLayout::new(3, 7);
     assert_eq!(layout.total(), 6 + 3 + 7 + 4 + 3 + 3 + 4 + 5);
     let mut next = 0;
@@ -66,7 +67,7 @@ proptest! {
 }
 
 #[test]
-fn one_choice_has_probability_one_and_logits_that_are_no_numbers_do_no_harm() {
+fn one_choice_has_probability_one_and_nan_logits_count_as_zero() {
     let mut row = [f32::NAN, 3.0];
     probabilities(&mut row, &[0, 1], 0.15);
     assert_eq!(row, [0.0, 1.0]);
@@ -87,8 +88,14 @@ fn draws_follow_the_probabilities() {
         logits[0] = 1.0;
         let mut mask = vec![0; layout.total()];
         let mut rng = rng(1, step);
-        let drawn =
-            draw(&layout, &legality, &FLOORS, &mut logits, &mut mask, Pick::Sample(&mut rng));
+        let drawn = sample_action(
+            &layout,
+            &legality,
+            &FLOORS,
+            &mut logits,
+            &mut mask,
+            SamplingMode::Sample(&mut rng),
+        );
         counts[drawn.choices[0]] += 1;
         expected.copy_from_slice(&logits[..6]);
         assert_eq!(drawn.log_probs[0], logits[drawn.choices[0]].ln());
@@ -108,7 +115,8 @@ fn greedy_takes_the_most_probable_legal_choice() {
     (logits[1], logits[5]) = (2.0, 50.0); // GERMINATE; ADVANCE is not legal
     (logits[8], logits[12]) = (1.0, 1.0); // slot 2, blueprint 3
     let mut mask = vec![0; layout.total()];
-    let drawn = draw(&layout, &legality, &FLOORS, &mut logits, &mut mask, Pick::Greedy);
+    let drawn =
+        sample_action(&layout, &legality, &FLOORS, &mut logits, &mut mask, SamplingMode::Greedy);
     assert_eq!(drawn.choices, [1, 2, 3, 0, 0, 0, 0, 0]);
     assert_eq!(drawn.log_probs[6..], [0.0, 0.0], "speed and curve are pinned");
     assert_eq!(drawn.entropies[6..], [0.0, 0.0]);
@@ -121,8 +129,8 @@ fn check_draw(layout: &HeadLayout, legality: &Legality, host: &Host, rng: &mut R
         (0..layout.total()).map(|_| scale * (2.0 * rng.uniform() - 1.0)).collect();
     let mut mask = vec![0; layout.total()];
     let greedy = rng.below(8) == 0;
-    let pick = if greedy { Pick::Greedy } else { Pick::Sample(rng) };
-    let drawn = draw(layout, legality, &FLOORS, &mut logits, &mut mask, pick);
+    let pick = if greedy { SamplingMode::Greedy } else { SamplingMode::Sample(rng) };
+    let drawn = sample_action(layout, legality, &FLOORS, &mut logits, &mut mask, pick);
     let action = drawn.action();
     assert_eq!(legal(&action, host), Ok(()), "{action:?}");
     for (index, head) in HEADS.iter().enumerate() {
@@ -155,7 +163,7 @@ impl Witness {
 
     fn check(&mut self, host: &Host) {
         let now: Vec<Stage> = host.slots().iter().map(|slot| slot.stage).collect();
-        assert_eq!(now, self.stages, "no stage changes in silence");
+        assert_eq!(now, self.stages, "every change of stage is reported");
         for (slot, alpha) in host.slots().iter().zip(host.alphas()) {
             assert_eq!(slot.module.is_some(), slot.stage.is_occupied());
             assert!((0.0..=1.0).contains(&alpha), "{alpha}");
@@ -226,7 +234,7 @@ fn random_legal_actions_never_break_the_lifecycle() {
     }
     assert!(ops.iter().all(|count| *count > 500), "every op was tried: {ops:?}");
     assert!(witness.checked > 100, "{} topologies", witness.checked);
-    assert_eq!(Op::ALL.len(), ops.len());
+    assert_eq!(ActionOp::ALL.len(), ops.len());
 }
 
 /// Rules of an episode; in every other episode a limit that a few modules reach.
@@ -237,7 +245,7 @@ fn limited(episode: u64) -> Rules {
 
 /// The heads as in a policy step.
 fn heads(layout: &HeadLayout) -> Vec<PpoHead> {
-    let head = |((head, choices), floor): ((&meristem_control::Head, usize), f32)| PpoHead {
+    let head = |((head, choices), floor): ((&meristem_control::ActionHead, usize), f32)| PpoHead {
         choices,
         used_by: head.used_by.iter().fold(0, |bits, op| bits | 1 << op.index()),
         floor,
@@ -253,7 +261,7 @@ fn heads(layout: &HeadLayout) -> Vec<PpoHead> {
 /// terms make that 1e-5. A random number falls between the two cumulative sums about once in 10^6
 /// draws, and never in this test.
 #[test]
-fn the_kernel_draws_what_the_slow_version_draws() {
+fn the_kernel_draws_like_the_slow_version() {
     const SEED: u64 = 11;
     let layout = HeadLayout::new(3, 7);
     let (total, heads) = (layout.total(), heads(&layout));
@@ -288,9 +296,10 @@ fn the_kernel_draws_what_the_slow_version_draws() {
                 },
             );
             let mut numbers = Rng::new(SEED, Purpose::Actions, u64::from(episode), step);
-            let pick = if greedy { Pick::Greedy } else { Pick::Sample(&mut numbers) };
+            let pick =
+                if greedy { SamplingMode::Greedy } else { SamplingMode::Sample(&mut numbers) };
             let mut logits = outputs[..total].to_vec();
-            let drawn = draw(&layout, &legality, &FLOORS, &mut logits, &mut mask, pick);
+            let drawn = sample_action(&layout, &legality, &FLOORS, &mut logits, &mut mask, pick);
             let context = format!("episode {episode}, step {step}, {outputs:?} {places:?}");
             assert_eq!(choices.map(|choice| choice as usize), drawn.choices, "{context}");
             assert_eq!(legal, mask, "{context}");
@@ -302,7 +311,7 @@ fn the_kernel_draws_what_the_slow_version_draws() {
             assert_eq!(values, [0.5 * outputs[total]]);
             ops[drawn.choices[0]] += 1;
             let is_masked = mask[layout.range(2)].contains(&0);
-            masked += u32::from(drawn.choices[0] == Op::Germinate.index() && is_masked);
+            masked += u32::from(drawn.choices[0] == ActionOp::Germinate.index() && is_masked);
             env.act(&drawn.action());
         }
     }

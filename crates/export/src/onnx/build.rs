@@ -10,7 +10,7 @@ use super::messages::{
     AttributeProto, DimensionProto, FLOAT, GraphProto, INT64, NodeProto, TensorProto,
     TensorShapeProto, TensorTypeProto, TypeProto, UINT8, ValueInfoProto,
 };
-use super::{Exported, OnnxError};
+use super::{OnnxError, OnnxNetwork};
 
 /// Name of the model's input.
 const INPUT: &str = "images";
@@ -18,8 +18,8 @@ const INPUT: &str = "images";
 const OUTPUT: &str = "logits";
 
 /// A model under construction.
-pub(super) struct Builder<'a> {
-    of: &'a Exported<'a>,
+pub(super) struct OnnxBuilder<'a> {
+    network: &'a OnnxNetwork<'a>,
     nodes: Vec<NodeProto>,
     initializers: Vec<TensorProto>,
     /// Names of all initializers.
@@ -28,12 +28,12 @@ pub(super) struct Builder<'a> {
     values: Vec<String>,
 }
 
-impl<'a> Builder<'a> {
-    pub(super) fn new(of: &'a Exported<'a>) -> Result<Self, OnnxError> {
-        let (graph, channels) = (of.graph, of.graph.input_dims().c);
+impl<'a> OnnxBuilder<'a> {
+    pub(super) fn new(network: &'a OnnxNetwork<'a>) -> Result<Self, OnnxError> {
+        let (graph, channels) = (network.graph, network.graph.input_dims().c);
         let counts = [
-            ("alphas", graph.alphas, of.alphas.len()),
-            ("channels", channels, of.preprocessing.map_or(channels, <[_]>::len)),
+            ("alphas", graph.alphas, network.alphas.len()),
+            ("channels", channels, network.preprocessing.map_or(channels, <[_]>::len)),
         ];
         for (what, expected, got) in counts {
             if expected != got {
@@ -41,12 +41,12 @@ impl<'a> Builder<'a> {
             }
         }
         let values = vec![String::new(); graph.nodes.len()];
-        Ok(Self { of, nodes: vec![], initializers: vec![], named: BTreeSet::new(), values })
+        Ok(Self { network, nodes: vec![], initializers: vec![], named: BTreeSet::new(), values })
     }
 
     /// Builds the graph of the model.
     pub(super) fn finish(mut self) -> Result<GraphProto, OnnxError> {
-        let graph = self.of.graph;
+        let graph = self.network.graph;
         let needed = self.needed();
         for (index, node) in graph.nodes.iter().enumerate().filter(|(index, _)| needed[*index]) {
             self.values[index] = self.node(index, &node.op)?;
@@ -54,7 +54,7 @@ impl<'a> Builder<'a> {
         let logits = self.value(graph.output);
         self.push_to("Flatten", &[&logits], OUTPUT, vec![AttributeProto::int("axis", 1)]);
         let Dims { c, h, w } = graph.input_dims();
-        let (element, dims, meaning) = match self.of.preprocessing {
+        let (element, dims, meaning) = match self.network.preprocessing {
             None => (FLOAT, [c, h, w], "normalised images, [N, channels, rows, columns]"),
             Some(_) => (UINT8, [h, w, c], "images as bytes, [N, rows, columns, channels]"),
         };
@@ -69,9 +69,9 @@ impl<'a> Builder<'a> {
 
     /// Whether the output needs each node.
     fn needed(&self) -> Vec<bool> {
-        let nodes = &self.of.graph.nodes;
+        let nodes = &self.network.graph.nodes;
         let mut needed = vec![false; nodes.len()];
-        needed[self.of.graph.output.index()] = true;
+        needed[self.network.graph.output.index()] = true;
         for (index, node) in nodes.iter().enumerate().rev().filter(|(_, n)| n.op.input().is_none())
         {
             if needed[index] {
@@ -88,7 +88,7 @@ impl<'a> Builder<'a> {
         match *op {
             NodeOp::Detach(x) | NodeOp::StraightThrough { host: x, .. } => Some(x),
             // As in the engine, a blend with alpha 0 is the host's value, bit for bit.
-            NodeOp::Blend { inputs, alpha, .. } if self.of.alphas[alpha] == 0.0 => {
+            NodeOp::Blend { inputs, alpha, .. } if self.network.alphas[alpha] == 0.0 => {
                 Some(inputs.host)
             }
             _ => None,
@@ -163,7 +163,7 @@ impl<'a> Builder<'a> {
 
     /// The input as normalised f32 `[N, C, H, W]`.
     fn input(&mut self) -> String {
-        let Some(preprocessing) = self.of.preprocessing else { return INPUT.into() };
+        let Some(preprocessing) = self.network.preprocessing else { return INPUT.into() };
         let (scale, shift): (Vec<f32>, Vec<f32>) = preprocessing.iter().copied().unzip();
         let scale = self.constant("preprocessing.scale", &[scale.len()], &scale);
         let shift = self.constant("preprocessing.shift", &[shift.len()], &shift);
@@ -186,7 +186,7 @@ impl<'a> Builder<'a> {
         let mut inputs = vec![self.value(x)];
         for (param, is_weight) in [(weight, true), (bias, false)] {
             let Some(id) = param else { continue };
-            let shape = &self.of.graph.params[id.index()].shape;
+            let shape = &self.network.graph.params[id.index()].shape;
             let square = match shape[..] {
                 [outputs, of_each] if is_weight => Some([outputs, of_each, 1, 1]),
                 _ => None,
@@ -212,7 +212,7 @@ impl<'a> Builder<'a> {
         groups: usize,
         eps: f32,
     ) -> Result<String, OnnxError> {
-        let Dims { c, h, w } = self.of.graph.nodes[x.index()].dims;
+        let Dims { c, h, w } = self.network.graph.nodes[x.index()].dims;
         let [scale, shift] =
             [self.param(weight, Some(&[c, 1, 1]))?, self.param(bias, Some(&[c, 1, 1]))?];
         let (ones, zeros) = (vec![1.0; groups], vec![0.0; groups]);
@@ -231,7 +231,7 @@ impl<'a> Builder<'a> {
 
     /// Blends a module into its host, as the engine does for an alpha above 0.
     fn blend(&mut self, inputs: BlendOperands, mode: BlendMode, slot: usize) -> String {
-        let alpha = self.constant(&format!("alpha.{slot}"), &[], &[self.of.alphas[slot]]);
+        let alpha = self.constant(&format!("alpha.{slot}"), &[], &[self.network.alphas[slot]]);
         let [host, module, input] =
             [inputs.host, inputs.module, inputs.input].map(|id| self.value(id));
         let gate = inputs.gate.map(|gate| self.value(gate));
@@ -284,19 +284,19 @@ impl<'a> Builder<'a> {
 
     /// The initializer of a parameter, in another shape if given.
     fn param(&mut self, id: ParamId, shape: Option<&[usize]>) -> Result<String, OnnxError> {
-        let param = &self.of.graph.params[id.index()];
+        let param = &self.network.graph.params[id.index()];
         self.tensor(&param.name, shape.unwrap_or(&param.shape))
     }
 
     fn buffer(&mut self, id: BufferId) -> Result<String, OnnxError> {
-        let buffer = &self.of.graph.buffers[id.index()];
+        let buffer = &self.network.graph.buffers[id.index()];
         self.tensor(&buffer.name, &[buffer.len])
     }
 
     /// The initializer of a tensor in the state.
     fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<String, OnnxError> {
         let expected = shape.iter().product();
-        let found = self.of.state.get(name);
+        let found = self.network.state.get(name);
         match found.and_then(|tensor| tensor.as_f32()) {
             Some(values) if values.len() == expected => Ok(self.constant(name, shape, values)),
             _ => {

@@ -18,7 +18,7 @@ use meristem_nn::graph::Graph;
 use prost::Message;
 use thiserror::Error;
 
-use self::build::Builder;
+use self::build::OnnxBuilder;
 use self::messages::{ModelProto, OperatorSetIdProto, StringStringEntryProto};
 
 /// Version of ONNX's operators in a model.
@@ -28,7 +28,7 @@ const IR_VERSION: i64 = 8;
 
 /// A network to export.
 #[derive(Clone, Copy, Debug)]
-pub struct Exported<'a> {
+pub struct OnnxNetwork<'a> {
     /// The network.
     pub graph: &'a Graph,
     /// Parameters and buffers of the network.
@@ -79,7 +79,7 @@ pub enum OnnxError {
 ///
 /// # Errors
 /// [`OnnxError`] for a recurrent network, or a state that does not fit.
-pub fn encode(exported: &Exported<'_>) -> Result<Vec<u8>, OnnxError> {
+pub fn encode(exported: &OnnxNetwork<'_>) -> Result<Vec<u8>, OnnxError> {
     let entry = |(key, value): &(String, String)| StringStringEntryProto {
         key: key.clone(),
         value: value.clone(),
@@ -89,7 +89,7 @@ pub fn encode(exported: &Exported<'_>) -> Result<Vec<u8>, OnnxError> {
         producer_name: "meristem".into(),
         producer_version: env!("CARGO_PKG_VERSION").into(),
         doc_string: String::new(),
-        graph: Some(Builder::new(exported)?.finish()?),
+        graph: Some(OnnxBuilder::new(exported)?.finish()?),
         opset_import: vec![OperatorSetIdProto { domain: String::new(), version: OPSET }],
         metadata_props: exported.metadata.iter().map(entry).collect(),
     };

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use meristem_grow::{
-    AlphaTarget, BlueprintSet, GateInputs, Germination, GradientHealth, Host, HostSpec, ImageShape,
-    Optimisers, Rules, Stage, Style, Tempo,
+    AlphaTarget, BlueprintSet, GateInputs, Germination, GradientHealth, Host, HostSpec, Optimisers,
+    Rules, Stage, Style, TaskShape, Tempo,
 };
 use meristem_nn::graph::{Dims, Graph, GraphBuilder};
 use meristem_nn::{HostTensor, StateDict};
@@ -15,7 +15,7 @@ use proptest::prelude::*;
 use prost::Message;
 
 use super::messages::{FLOAT, GraphProto, ModelProto, UINT8};
-use super::{Exported, OPSET, OnnxError, encode};
+use super::{OPSET, OnnxError, OnnxNetwork, encode};
 
 /// All operators that a model may have, with their attributes.
 const OPERATORS: [(&str, &[&str]); 15] = [
@@ -52,7 +52,7 @@ fn state_of(graph: &Graph) -> StateDict {
 fn model_of(graph: &Graph, alphas: &[f32], preprocessing: Option<&[(f32, f32)]>) -> ModelProto {
     let state = state_of(graph);
     let metadata = [("classes".to_string(), "[]".to_string())];
-    let exported = Exported { graph, state: &state, alphas, preprocessing, metadata: &metadata };
+    let exported = OnnxNetwork { graph, state: &state, alphas, preprocessing, metadata: &metadata };
     ModelProto::decode(&encode(&exported).unwrap()[..]).unwrap()
 }
 
@@ -64,7 +64,7 @@ fn check(model: &ModelProto) -> &GraphProto {
     let operators: BTreeMap<&str, &[&str]> = OPERATORS.into_iter().collect();
     let mut known: BTreeSet<&str> = graph.input.iter().map(|input| &*input.name).collect();
     for tensor in &graph.initializer {
-        assert!(known.insert(&tensor.name), "{} is there twice", tensor.name);
+        assert!(known.insert(&tensor.name), "{} is defined twice", tensor.name);
         let elements: i64 = tensor.dims.iter().product();
         let bytes = if tensor.data_type == FLOAT { 4 } else { 8 };
         assert_eq!(tensor.raw_data.len() as i64, elements * bytes, "{}", tensor.name);
@@ -77,7 +77,7 @@ fn check(model: &ModelProto) -> &GraphProto {
             assert!(known.contains(&**input), "{} reads {input} too early", node.name);
             read.insert(&**input);
         }
-        assert!(known.insert(&node.output[0]), "{} is made twice", node.output[0]);
+        assert!(known.insert(&node.output[0]), "{} is produced twice", node.output[0]);
     }
     assert!(known.contains("logits"));
     let unread: Vec<_> = known.difference(&read).filter(|name| **name != "logits").collect();
@@ -86,7 +86,7 @@ fn check(model: &ModelProto) -> &GraphProto {
 }
 
 /// A host with a module in each chosen slot, advanced to `stage`.
-fn grown(spec: HostSpec, image: ImageShape, choices: &[(usize, Style, Stage)]) -> Host {
+fn grown(spec: HostSpec, image: TaskShape, choices: &[(usize, Style, Stage)]) -> Host {
     let set = Arc::new(BlueprintSet::standard());
     let slots = spec.slots().to_vec();
     let mut host = Host::new(spec, image, &slots, set, Rules::default()).unwrap();
@@ -142,7 +142,7 @@ proptest! {
 
     /// Every grown host has a valid model with the documented inputs.
     #[test]
-    fn whatever_grows_is_exported(
+    fn every_grown_host_is_exported(
         channels in 1usize..4,
         size in (8usize..20, 8usize..20),
         host in (1usize..9, 2usize..5, 0usize..4),
@@ -153,7 +153,7 @@ proptest! {
         let pools = pools.min(blocks);
         let text = format!("cnn:channels={width},blocks={blocks},kernel=3,pools={pools}");
         let spec: HostSpec = text.parse().unwrap();
-        let image = ImageShape { channels, height: size.0, width: size.1, classes: 5 };
+        let image = TaskShape { channels, height: size.0, width: size.1, classes: 5 };
         prop_assume!(spec.validate(&image).is_ok());
         let host = grown(spec, image, &choices);
         let graph = host.graph(&Optimisers::default()).unwrap();
@@ -176,8 +176,8 @@ proptest! {
 }
 
 #[test]
-fn every_blueprint_and_every_preset_is_exported_with_its_module() {
-    let image = ImageShape { channels: 3, height: 32, width: 32, classes: 10 };
+fn every_preset_with_every_blueprint_is_exported() {
+    let image = TaskShape { channels: 3, height: 32, width: 32, classes: 10 };
     for (name, _) in meristem_grow::PRESETS {
         let spec: HostSpec = name.parse().unwrap();
         for blueprint in 0..BlueprintSet::standard().len() {
@@ -191,7 +191,7 @@ fn every_blueprint_and_every_preset_is_exported_with_its_module() {
 }
 
 #[test]
-fn what_has_no_model_is_refused_by_name() {
+fn networks_that_cannot_be_exported_are_named() {
     let mut b = GraphBuilder::new(Dims { c: 3, h: 1, w: 1 }, Optimisers::default().host);
     let x = b.input();
     let y = b.linear(x, "a", 2, true, None).unwrap();
@@ -201,7 +201,7 @@ fn what_has_no_model_is_refused_by_name() {
     let mut state = state_of(&graph);
     let of = |state: &StateDict, alphas: &[f32], scales: Option<&[(f32, f32)]>| {
         let graph = &graph;
-        encode(&Exported { graph, state, alphas, preprocessing: scales, metadata: &[] })
+        encode(&OnnxNetwork { graph, state, alphas, preprocessing: scales, metadata: &[] })
             .unwrap_err()
     };
     let error = of(&state, &[], None);

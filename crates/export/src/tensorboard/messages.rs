@@ -9,7 +9,7 @@ pub(super) const DT_STRING: i32 = 7;
 pub(super) const START: i32 = 1;
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Event {
+pub(super) struct EventProto {
     #[prost(double, tag = "1")]
     pub(super) wall_time: f64,
     #[prost(int64, tag = "2")]
@@ -17,39 +17,39 @@ pub(super) struct Event {
     #[prost(string, optional, tag = "3")]
     pub(super) file_version: Option<String>,
     #[prost(message, optional, tag = "5")]
-    pub(super) summary: Option<Summary>,
+    pub(super) summary: Option<SummaryProto>,
     #[prost(message, optional, tag = "7")]
-    pub(super) session_log: Option<SessionLog>,
+    pub(super) session_log: Option<SessionLogProto>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct SessionLog {
+pub(super) struct SessionLogProto {
     #[prost(int32, tag = "1")]
     pub(super) status: i32,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Summary {
+pub(super) struct SummaryProto {
     #[prost(message, repeated, tag = "1")]
-    pub(super) value: Vec<Value>,
+    pub(super) value: Vec<SummaryValueProto>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Value {
+pub(super) struct SummaryValueProto {
     #[prost(string, tag = "1")]
     pub(super) tag: String,
     #[prost(float, optional, tag = "2")]
     pub(super) simple_value: Option<f32>,
     #[prost(message, optional, tag = "5")]
-    pub(super) histo: Option<Histogram>,
+    pub(super) histo: Option<HistogramProto>,
     #[prost(message, optional, tag = "8")]
-    pub(super) tensor: Option<Tensor>,
+    pub(super) tensor: Option<EventTensorProto>,
     #[prost(message, optional, tag = "9")]
-    pub(super) metadata: Option<Metadata>,
+    pub(super) metadata: Option<SummaryMetadataProto>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Histogram {
+pub(super) struct HistogramProto {
     #[prost(double, tag = "1")]
     pub(super) min: f64,
     #[prost(double, tag = "2")]
@@ -67,35 +67,35 @@ pub(super) struct Histogram {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Tensor {
+pub(super) struct EventTensorProto {
     #[prost(int32, tag = "1")]
     pub(super) dtype: i32,
     #[prost(message, optional, tag = "2")]
-    pub(super) tensor_shape: Option<TensorShape>,
+    pub(super) tensor_shape: Option<EventTensorShapeProto>,
     #[prost(bytes = "vec", repeated, tag = "8")]
     pub(super) string_val: Vec<Vec<u8>>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct TensorShape {
+pub(super) struct EventTensorShapeProto {
     #[prost(message, repeated, tag = "2")]
-    pub(super) dim: Vec<Dimension>,
+    pub(super) dim: Vec<EventDimensionProto>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Dimension {
+pub(super) struct EventDimensionProto {
     #[prost(int64, tag = "1")]
     pub(super) size: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Metadata {
+pub(super) struct SummaryMetadataProto {
     #[prost(message, optional, tag = "1")]
-    pub(super) plugin_data: Option<PluginData>,
+    pub(super) plugin_data: Option<PluginDataProto>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct PluginData {
+pub(super) struct PluginDataProto {
     #[prost(string, tag = "1")]
     pub(super) plugin_name: String,
 }

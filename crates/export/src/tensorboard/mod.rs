@@ -8,13 +8,14 @@ mod messages;
 use prost::Message;
 
 use self::messages::{
-    DT_STRING, Dimension, Event, Histogram, Metadata, PluginData, START, SessionLog, Summary,
-    Tensor, TensorShape, Value,
+    DT_STRING, EventDimensionProto, EventProto, EventTensorProto, EventTensorShapeProto,
+    HistogramProto, PluginDataProto, START, SessionLogProto, SummaryMetadataProto, SummaryProto,
+    SummaryValueProto,
 };
 
 /// A value at one step.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Shown {
+pub enum SeriesValue {
     /// A point of a curve.
     Scalar(f64),
     /// Counts of the values 0, 1, 2, and so on.
@@ -26,42 +27,64 @@ pub enum Shown {
 /// The start of a file: the version of the format, and the start of a session at step 0. Readers
 /// then drop the data of earlier files in the folder.
 pub fn file_start(wall_time: f64) -> Vec<u8> {
-    let version = Event { file_version: Some("brain.Event:2".into()), ..Event::default() };
-    let start = Event { session_log: Some(SessionLog { status: START }), ..Event::default() };
-    [version, start].into_iter().flat_map(|event| record(&Event { wall_time, ..event })).collect()
+    let version =
+        EventProto { file_version: Some("brain.Event:2".into()), ..EventProto::default() };
+    let start = EventProto {
+        session_log: Some(SessionLogProto { status: START }),
+        ..EventProto::default()
+    };
+    [version, start]
+        .into_iter()
+        .flat_map(|event| record(&EventProto { wall_time, ..event }))
+        .collect()
 }
 
 /// A record with the values of one step, by tag. `wall_time` is in seconds since 1970.
-pub fn values(wall_time: f64, step: u64, values: Vec<(String, Shown)>) -> Vec<u8> {
+pub fn values(wall_time: f64, step: u64, values: Vec<(String, SeriesValue)>) -> Vec<u8> {
     let value = values.into_iter().map(|(tag, shown)| value(tag, shown)).collect();
     let step = i64::try_from(step).unwrap_or(i64::MAX);
-    record(&Event { wall_time, step, summary: Some(Summary { value }), ..Event::default() })
+    record(&EventProto {
+        wall_time,
+        step,
+        summary: Some(SummaryProto { value }),
+        ..EventProto::default()
+    })
 }
 
-fn value(tag: String, shown: Shown) -> Value {
-    let value = Value { tag, ..Value::default() };
+fn value(tag: String, shown: SeriesValue) -> SummaryValueProto {
+    let value = SummaryValueProto { tag, ..SummaryValueProto::default() };
     match shown {
-        Shown::Scalar(number) => Value { simple_value: Some(number as f32), ..value },
-        Shown::Counts(counts) => Value { histo: Some(histogram(&counts)), ..value },
-        Shown::Text(text) => {
-            let tensor = Tensor {
+        SeriesValue::Scalar(number) => {
+            SummaryValueProto { simple_value: Some(number as f32), ..value }
+        }
+        SeriesValue::Counts(counts) => {
+            SummaryValueProto { histo: Some(histogram(&counts)), ..value }
+        }
+        SeriesValue::Text(text) => {
+            let tensor = EventTensorProto {
                 dtype: DT_STRING,
-                tensor_shape: Some(TensorShape { dim: vec![Dimension { size: 1 }] }),
+                tensor_shape: Some(EventTensorShapeProto {
+                    dim: vec![EventDimensionProto { size: 1 }],
+                }),
                 string_val: vec![text.into_bytes()],
             };
-            let plugin_data = Some(PluginData { plugin_name: "text".into() });
-            Value { tensor: Some(tensor), metadata: Some(Metadata { plugin_data }), ..value }
+            let plugin_data = Some(PluginDataProto { plugin_name: "text".into() });
+            SummaryValueProto {
+                tensor: Some(tensor),
+                metadata: Some(SummaryMetadataProto { plugin_data }),
+                ..value
+            }
         }
     }
 }
 
 /// A histogram with one bucket around each whole number.
-fn histogram(counts: &[u64]) -> Histogram {
+fn histogram(counts: &[u64]) -> HistogramProto {
     let weighted = |power: i32| -> f64 {
         counts.iter().enumerate().map(|(at, n)| (at as f64).powi(power) * *n as f64).sum()
     };
     let at = |place: Option<usize>| place.unwrap_or_default() as f64;
-    Histogram {
+    HistogramProto {
         min: at(counts.iter().position(|n| *n > 0)),
         max: at(counts.iter().rposition(|n| *n > 0)),
         num: weighted(0),
@@ -73,7 +96,7 @@ fn histogram(counts: &[u64]) -> Histogram {
 }
 
 /// An event as a TFRecord.
-fn record(event: &Event) -> Vec<u8> {
+fn record(event: &EventProto) -> Vec<u8> {
     let data = event.encode_to_vec();
     let length = (data.len() as u64).to_le_bytes();
     let mut framed = Vec::with_capacity(data.len() + 16);
@@ -97,7 +120,7 @@ mod tests {
     /// Every event file of TensorFlow starts with a record with these checksums (its length is 24:
     /// wall time and `brain.Event:2`).
     #[test]
-    fn records_are_framed_as_tensorflow_frames_them() {
+    fn records_are_framed_like_tensorflows() {
         let bytes = file_start(1.5);
         assert_eq!(bytes[..12], [24, 0, 0, 0, 0, 0, 0, 0, 0xa3, 0x7f, 0x4b, 0x22]);
         let data = &bytes[12..36];
@@ -108,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_histogram_has_a_bucket_for_each_number() {
+    fn a_histogram_has_one_bucket_per_number() {
         let of = histogram(&[0, 3, 0, 1, 0]);
         assert_eq!((of.min, of.max, of.num, of.sum, of.sum_squares), (1.0, 3.0, 4.0, 6.0, 12.0));
         assert_eq!(of.bucket_limit, [0.5, 1.5, 2.5, 3.5, 4.5]);

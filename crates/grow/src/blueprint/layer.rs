@@ -25,7 +25,7 @@ pub enum Channels {
 
 impl Channels {
     /// Number of output channels in a slot of `channels` channels.
-    pub fn of(self, channels: usize) -> usize {
+    pub fn count(self, channels: usize) -> usize {
         match self {
             Channels::Same => channels,
             Channels::Divided { by, at_least } => (channels / by.max(1)).max(at_least).max(1),
@@ -41,7 +41,7 @@ const CHANNELS_MAX: usize = 65_536;
 /// parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Layer {
+pub enum BlueprintLayer {
     /// Convolution without bias, with stride 1 and padding that preserves the image size.
     Conv {
         /// Output channels.
@@ -75,7 +75,7 @@ pub enum Layer {
     },
 }
 
-impl Layer {
+impl BlueprintLayer {
     /// Adds the layer after `x` to the current group of parameters, in a slot of `slot_channels`
     /// channels. The error describes why the layer does not fit.
     pub(super) fn add_to(
@@ -86,12 +86,12 @@ impl Layer {
         x: NodeId,
     ) -> Result<NodeId, String> {
         let channels = b.dims(x).c;
-        let output = |out: Channels| match out.of(slot_channels) {
+        let output = |out: Channels| match out.count(slot_channels) {
             out @ 0..=CHANNELS_MAX => Ok(out),
             out => Err(format!("a layer has at most {CHANNELS_MAX} channels, got {out}")),
         };
         match *self {
-            Layer::Conv { out, kernel, depthwise } => {
+            BlueprintLayer::Conv { out, kernel, depthwise } => {
                 let out = output(out)?;
                 if kernel.is_multiple_of(2) || kernel > 31 {
                     return Err(format!("a kernel is odd and at most 31, got {kernel}"));
@@ -104,14 +104,14 @@ impl Layer {
                 let groups = if depthwise { channels } else { 1 };
                 b.conv2d(x, name, out, ConvGeometry { groups, ..ConvGeometry::same(kernel) }, false)
             }
-            Layer::GroupNorm { zero } => {
+            BlueprintLayer::GroupNorm { zero } => {
                 b.group_norm(x, name, group_norm_groups(channels), if zero { 0.0 } else { 1.0 })
             }
-            Layer::Relu => Ok(b.relu(x)),
-            Layer::Sigmoid => Ok(b.sigmoid(x)),
-            Layer::Tanh => Ok(b.tanh(x)),
-            Layer::GlobalAvgPool => Ok(b.global_avg_pool(x)),
-            Layer::Linear { out, bias, zero } => {
+            BlueprintLayer::Relu => Ok(b.relu(x)),
+            BlueprintLayer::Sigmoid => Ok(b.sigmoid(x)),
+            BlueprintLayer::Tanh => Ok(b.tanh(x)),
+            BlueprintLayer::GlobalAvgPool => Ok(b.global_avg_pool(x)),
+            BlueprintLayer::Linear { out, bias, zero } => {
                 b.linear(x, name, output(out)?, bias, zero.then_some(Init::Constant(0.0)))
             }
         }

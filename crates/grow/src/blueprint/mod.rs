@@ -6,12 +6,11 @@
 mod error;
 mod layer;
 
-pub use error::BlueprintError;
-pub use layer::{Channels, Layer, group_norm_groups};
-
 use meristem_nn::graph::{Dims, Graph, GraphBuilder, NodeId, SgdConfig};
 use serde::{Deserialize, Serialize};
 
+pub use self::error::BlueprintError;
+pub use self::layer::{BlueprintLayer, Channels, group_norm_groups};
 use crate::optimisers::Optimisers;
 
 /// Formula for the module's output from its input x and the layers' output f(x).
@@ -34,16 +33,16 @@ pub enum Join {
 /// ([`Blueprint::check`]).
 ///
 /// ```
-/// use meristem_grow::{Blueprint, BlueprintSet, Channels, Join, Layer};
+/// use meristem_grow::{Blueprint, BlueprintSet, Channels, Join, BlueprintLayer};
 ///
 /// # fn main() -> Result<(), meristem_grow::BlueprintError> {
 /// let wide = Blueprint::new(
 ///     "wide_light",
 ///     vec![
-///         Layer::Conv { out: Channels::Times { by: 2 }, kernel: 1, depthwise: false },
-///         Layer::Relu,
-///         Layer::Conv { out: Channels::Same, kernel: 1, depthwise: false },
-///         Layer::GroupNorm { zero: true }, // the identity at birth
+///         BlueprintLayer::Conv { out: Channels::Times { by: 2 }, kernel: 1, depthwise: false },
+///         BlueprintLayer::Relu,
+///         BlueprintLayer::Conv { out: Channels::Same, kernel: 1, depthwise: false },
+///         BlueprintLayer::GroupNorm { zero: true }, // the identity at birth
 ///     ],
 ///     Join::Residual,
 /// );
@@ -58,14 +57,14 @@ pub struct Blueprint {
     /// Name, of the characters `a-z`, `0-9` and `_`.
     pub name: String,
     /// Layers in order.
-    pub layers: Vec<Layer>,
+    pub layers: Vec<BlueprintLayer>,
     /// Formula that joins the layers to the host.
     pub join: Join,
 }
 
 impl Blueprint {
     /// A blueprint with this name; unchecked.
-    pub fn new(name: &str, layers: Vec<Layer>, join: Join) -> Self {
+    pub fn new(name: &str, layers: Vec<BlueprintLayer>, join: Join) -> Self {
         Self { name: name.into(), layers, join }
     }
 
@@ -88,7 +87,8 @@ impl Blueprint {
         }
         let end = match self.join {
             Join::Residual => {
-                let ends = matches!(self.layers.last(), Some(Layer::GroupNorm { zero: true }));
+                let ends =
+                    matches!(self.layers.last(), Some(BlueprintLayer::GroupNorm { zero: true }));
                 self.birth(ends, "a residual blueprint ends in `GroupNorm { zero: true }`")?;
                 1
             }
@@ -96,7 +96,7 @@ impl Blueprint {
                 let tail = self.layers.len().saturating_sub(2);
                 let ends = matches!(
                     self.layers[tail..],
-                    [Layer::Linear { zero: true, .. }, Layer::Sigmoid]
+                    [BlueprintLayer::Linear { zero: true, .. }, BlueprintLayer::Sigmoid]
                 );
                 let rule =
                     "a channel scale ends in `Linear { zero: true, .. }`, `Sigmoid`, with factor 2";
@@ -104,10 +104,12 @@ impl Blueprint {
                 2
             }
             Join::TanhMix => {
-                let trains = |layer: &Layer| {
+                let trains = |layer: &BlueprintLayer| {
                     matches!(
                         layer,
-                        Layer::Conv { .. } | Layer::GroupNorm { .. } | Layer::Linear { .. }
+                        BlueprintLayer::Conv { .. }
+                            | BlueprintLayer::GroupNorm { .. }
+                            | BlueprintLayer::Linear { .. }
                     )
                 };
                 let rule =
@@ -117,8 +119,12 @@ impl Blueprint {
             }
         };
         let before_end = &self.layers[..self.layers.len() - end];
-        let zero = |layer: &Layer| {
-            matches!(layer, Layer::GroupNorm { zero: true } | Layer::Linear { zero: true, .. })
+        let zero = |layer: &BlueprintLayer| {
+            matches!(
+                layer,
+                BlueprintLayer::GroupNorm { zero: true }
+                    | BlueprintLayer::Linear { zero: true, .. }
+            )
         };
         let rule = "only the layer that makes it the identity may start at zero, because any \
                     other would never learn";
@@ -127,10 +133,10 @@ impl Blueprint {
     }
 
     fn birth(&self, holds: bool, rule: &str) -> Result<(), BlueprintError> {
-        match holds {
-            true => Ok(()),
-            false => Err(BlueprintError::Birth { name: self.name.clone(), problem: rule.into() }),
+        if holds {
+            return Ok(());
         }
+        Err(BlueprintError::Birth { name: self.name.clone(), problem: rule.into() })
     }
 
     /// Trained parameters of the module in a slot of `channels` channels, without the trained

@@ -307,9 +307,9 @@ impl AlphaController {
             AlphaMode::Up => self.target <= self.start || self.steps_done >= self.steps_total,
             AlphaMode::Down => self.target >= self.start || self.steps_done >= self.steps_total,
         };
-        match moving {
-            true => Err(format!("alpha's mode, target and steps contradict each other: {self:?}")),
-            false => Ok(()),
+        if moving {
+            return Err(format!("alpha's mode, target and steps contradict each other: {self:?}"));
         }
+        Ok(())
     }
 }

@@ -1,8 +1,7 @@
 //! Errors of rules, and reasons for illegal actions.
 
-use crate::spec::SlotName;
-
 use super::stage::Stage;
+use crate::spec::SlotName;
 
 /// A rule of growth outside its range.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
@@ -20,10 +19,7 @@ pub struct RuleError {
 
 /// A range in words; the largest value may be infinite.
 fn range(least: f64, most: f64) -> String {
-    match most.is_finite() {
-        true => format!("from {least} to {most}"),
-        false => format!("at least {least}"),
-    }
+    if most.is_finite() { format!("from {least} to {most}") } else { format!("at least {least}") }
 }
 
 /// Errors of alpha controllers.

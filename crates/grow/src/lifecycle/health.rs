@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn the_borders_are_healthy_and_what_is_not_finite_has_exploded() {
+    fn the_thresholds_are_healthy_and_norms_that_are_not_finite_explode() {
         assert_eq!(health(&[1e-7, 10.0]).health, 1.0);
         for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
             assert!(health(&[bad, 1.0]).is_exploding(), "{bad}");

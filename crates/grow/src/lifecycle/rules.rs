@@ -59,8 +59,8 @@ impl Rules {
 }
 
 fn rule(what: &'static str, got: f64, range: RangeInclusive<f64>) -> Result<(), RuleError> {
-    match range.contains(&got) {
-        true => Ok(()),
-        false => Err(RuleError { what, least: *range.start(), most: *range.end(), got }),
+    if range.contains(&got) {
+        return Ok(());
     }
+    Err(RuleError { what, least: *range.start(), most: *range.end(), got })
 }

@@ -4,12 +4,11 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::blueprint::Blueprint;
-use crate::spec::SlotName;
-
 use super::alpha::{AlphaController, AlphaTarget, Curve, Style, Tempo};
 use super::error::{AlphaError, LifecycleError};
 use super::stage::Stage;
+use crate::blueprint::Blueprint;
+use crate::spec::SlotName;
 
 /// Parameters of a germination: blueprint, blending and target.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -112,7 +112,7 @@ mod tests {
     use super::Stage::{self, *};
 
     #[test]
-    fn exactly_the_transitions_of_the_lifecycle_are_legal() {
+    fn only_transitions_of_the_lifecycle_are_legal() {
         let legal = [
             (Dormant, Germinated),
             (Germinated, Training),

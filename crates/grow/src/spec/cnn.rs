@@ -3,11 +3,10 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::suggest::nearest;
-
 use super::error::HostError;
 use super::host_layer::{Features, HostLayer};
 use super::slot_name::SlotName;
+use crate::suggest::nearest;
 
 /// Largest number of blocks.
 const MAX_BLOCKS: usize = 12;

@@ -1,9 +1,8 @@
 //! Errors of host descriptions and slots, and of hosts that do not fit an image.
 
-use crate::suggest::hint;
-
-use super::image::ImageShape;
 use super::slot_name::SlotName;
+use super::task_shape::TaskShape;
+use crate::suggest::hint;
 
 /// Errors of host descriptions and slots, and of hosts that do not fit an image.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -64,8 +63,8 @@ pub enum HostError {
     },
     /// A network above the supported number of parameters.
     #[error(
-        "host `{host}` would have {parameters} parameters, more than the {limit} that are \
-         supported; use fewer channels or blocks, or a smaller kernel"
+        "host `{host}` would have {parameters} parameters, at most {limit} are supported; use fewer \
+         channels or blocks, or a smaller kernel"
     )]
     TooLarge {
         /// The host.
@@ -85,7 +84,7 @@ pub enum HostError {
         /// The host.
         host: String,
         /// The image.
-        image: ImageShape,
+        image: TaskShape,
         /// Number of pools of the host.
         pools: usize,
         /// Number of pools that fit.

@@ -4,8 +4,8 @@ use meristem_nn::Result;
 use meristem_nn::graph::{ConvGeometry, Dims, GraphBuilder, NodeId};
 use serde::{Deserialize, Serialize};
 
-use super::image::ImageShape;
 use super::slot_name::SlotName;
+use super::task_shape::TaskShape;
 
 /// One layer of a host; its output is the input of the next layer. As in PyTorch, `name` is the
 /// prefix of the layer's tensor names.
@@ -88,7 +88,7 @@ impl HostLayer {
     }
 
     /// Size of the layer for an input of shape `input`, in a network for images of shape `image`.
-    pub(super) fn size(&self, input: Dims, image: &ImageShape) -> LayerSize {
+    pub(super) fn size(&self, input: Dims, image: &TaskShape) -> LayerSize {
         let Dims { c, h, w } = input;
         let (output, parameters) = match *self {
             HostLayer::Conv2d { out, kernel, .. } => {

@@ -7,13 +7,12 @@ use std::sync::Arc;
 use meristem_nn::graph::Dims;
 use serde::{Deserialize, Serialize};
 
-use crate::suggest::nearest;
-
 use super::cnn::{Cnn, PRESETS};
 use super::error::HostError;
 use super::host_layer::{HostLayer, LayerSize};
-use super::image::ImageShape;
 use super::slot_name::SlotName;
+use super::task_shape::TaskShape;
+use crate::suggest::nearest;
 
 /// Version of [`HostList`]. A new version marks a format that older readers would misread.
 const LIST_VERSION: u32 = 1;
@@ -40,10 +39,10 @@ pub(crate) struct HostList {
 /// compares one pointer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
-pub struct HostSpec(Arc<Described>);
+pub struct HostSpec(Arc<ParsedHost>);
 
 #[derive(Debug, PartialEq, Eq, Hash)]
-struct Described {
+struct ParsedHost {
     /// The full description, never a preset's name.
     text: String,
     list: HostList,
@@ -76,7 +75,7 @@ impl HostSpec {
     }
 
     /// Layers in forward order, each with its size for these images.
-    pub fn sizes(&self, image: &ImageShape) -> impl Iterator<Item = (&HostLayer, LayerSize)> {
+    pub fn sizes(&self, image: &TaskShape) -> impl Iterator<Item = (&HostLayer, LayerSize)> {
         let image = *image;
         let mut input = Dims { c: image.channels, h: image.height, w: image.width };
         self.layers().iter().map(move |layer| {
@@ -87,13 +86,13 @@ impl HostSpec {
     }
 
     /// Number of channels at the slot with this name; 0 for a name that is not a slot.
-    pub(crate) fn channels_at(&self, slot: &SlotName, image: &ImageShape) -> usize {
+    pub(crate) fn channels_at(&self, slot: &SlotName, image: &TaskShape) -> usize {
         let mut sizes = self.sizes(image);
         sizes.find(|(layer, _)| layer.slot() == Some(slot)).map_or(0, |(_, size)| size.output.c)
     }
 
     /// Trained parameters of the bare host for images of this shape (saturating).
-    pub fn parameters(&self, image: &ImageShape) -> usize {
+    pub fn parameters(&self, image: &TaskShape) -> usize {
         self.sizes(image).fold(0, |sum, (_, size)| sum.saturating_add(size.parameters))
     }
 
@@ -153,7 +152,7 @@ impl HostSpec {
     /// # Errors
     /// [`HostError::Size`], [`HostError::TooLarge`], or [`HostError::TooDeep`] with the suggestion
     /// of a host that fits.
-    pub fn validate(&self, image: &ImageShape) -> Result<(), HostError> {
+    pub fn validate(&self, image: &TaskShape) -> Result<(), HostError> {
         HostError::check_size("image channels", image.channels, 1, MAX_IMAGE_SIDE)?;
         HostError::check_size("image height", image.height, 1, MAX_IMAGE_SIDE)?;
         HostError::check_size("image width", image.width, 1, MAX_IMAGE_SIDE)?;
@@ -189,7 +188,7 @@ impl TryFrom<Cnn> for HostSpec {
         cnn.check()?;
         let (version, layers, slots) = (LIST_VERSION, cnn.layers(), cnn.slots());
         let list = HostList { version, layers, slots };
-        Ok(Self(Arc::new(Described { text: cnn.to_string(), list })))
+        Ok(Self(Arc::new(ParsedHost { text: cnn.to_string(), list })))
     }
 }
 

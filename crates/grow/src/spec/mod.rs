@@ -5,13 +5,13 @@ mod cnn;
 mod error;
 mod host_layer;
 mod host_spec;
-mod image;
 mod slot_name;
+mod task_shape;
 
 pub use cnn::{Cnn, PRESETS};
 pub use error::HostError;
 pub use host_layer::{Features, HostLayer, LayerSize};
 pub use host_spec::HostSpec;
 pub(crate) use host_spec::{HostList, MAX_PARAMETERS};
-pub use image::ImageShape;
 pub use slot_name::SlotName;
+pub use task_shape::TaskShape;

@@ -7,7 +7,7 @@ use meristem_nn::graph::BlendMode;
 use proptest::prelude::*;
 
 #[test]
-fn curves_are_those_of_the_specification() {
+fn curves_match_the_specification() {
     for curve in Curve::ALL {
         assert_eq!(curve.at(0.0), 0.0, "{curve}");
         assert_eq!(curve.at(1.0), 1.0, "{curve}");
@@ -35,7 +35,7 @@ fn curves_are_those_of_the_specification() {
 }
 
 #[test]
-fn tables_are_those_of_the_specification() {
+fn tables_match_the_specification() {
     assert_eq!(Tempo::ALL.iter().map(|t| t.steps()).collect::<Vec<_>>(), [3, 5, 8]);
     assert_eq!(Speed::ALL.iter().map(|s| s.steps()).collect::<Vec<_>>(), [0, 3, 5, 8]);
     assert_eq!(AlphaTarget::ALL.iter().map(|t| t.value()).collect::<Vec<_>>(), [0.5, 0.7, 1.0]);
@@ -53,7 +53,7 @@ fn tables_are_those_of_the_specification() {
 }
 
 #[test]
-fn it_can_be_retargeted_only_at_rest_and_only_within_bounds() {
+fn retarget_requires_rest_and_a_valid_target() {
     let mut alpha = AlphaController::at_rest(0.0);
     for bad in [-0.1, 1.1, f32::NAN, f32::INFINITY] {
         assert!(matches!(alpha.retarget(bad, 3, Curve::Linear), Err(AlphaError::BadTarget(_))));
@@ -64,19 +64,19 @@ fn it_can_be_retargeted_only_at_rest_and_only_within_bounds() {
     let before = alpha;
     let refused = alpha.retarget(1.0, 0, Curve::Linear).unwrap_err();
     assert_eq!(refused, AlphaError::NotAtRest { target: 0.7, steps_to_go: 2 });
-    assert_eq!(alpha, before, "a refusal changes nothing");
+    assert_eq!(alpha, before, "an error changes nothing");
     alpha.step();
     alpha.step();
     assert_eq!((alpha.alpha(), alpha.mode(), alpha.steps_to_go()), (0.7, AlphaMode::Rest, 0));
     alpha.step();
-    assert_eq!(alpha.alpha(), 0.7, "at rest it stays");
+    assert_eq!(alpha.alpha(), 0.7, "alpha is constant at rest");
     alpha.retarget(0.2, 0, Curve::Linear).unwrap();
     assert_eq!((alpha.alpha(), alpha.is_at_rest()), (0.2, true));
 }
 
 proptest! {
     #[test]
-    fn it_arrives_exactly_and_never_turns_back(
+    fn moves_are_monotonic_and_end_exactly_at_the_target(
         start in 0.0f32..=1.0, target in 0.0f32..=1.0, steps in 0u32..20, curve in 0usize..5,
     ) {
         let mut alpha = AlphaController::at_rest(start);

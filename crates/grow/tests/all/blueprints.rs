@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::common::{CIFAR, grow_to, host};
 use meristem_grow::{
-    Blueprint, BlueprintError, BlueprintSet, Channels, Host, HostSpec, Join, Layer, Optimisers,
-    Rules, Stage, Style, group_norm_groups,
+    Blueprint, BlueprintError, BlueprintLayer, BlueprintSet, Channels, Host, HostSpec, Join,
+    Optimisers, Rules, Stage, Style, group_norm_groups,
 };
 use meristem_nn::graph::{Init, NodeOp};
+
+use crate::common::{CIFAR, grow_to, host};
 
 const TABLE: [(&str, [usize; 4]); 7] = [
     ("norm", [17, 33, 65, 129]),
@@ -20,11 +21,11 @@ const TABLE: [(&str, [usize; 4]); 7] = [
 ];
 
 #[test]
-fn standard_blueprints_have_the_parameters_of_the_table() {
+fn standard_blueprints_match_the_table_of_parameters() {
     let set = BlueprintSet::standard();
     assert_eq!(set.len(), TABLE.len());
     for (index, (name, counts)) in TABLE.into_iter().enumerate() {
-        assert_eq!(set.find(name).unwrap(), index, "index order is the table's");
+        assert_eq!(set.find(name).unwrap(), index, "the index order matches the table");
         let blueprint = set.get(index).unwrap();
         blueprint.check().unwrap();
         for (channels, expected) in [8, 16, 32, 64].into_iter().zip(counts) {
@@ -34,7 +35,7 @@ fn standard_blueprints_have_the_parameters_of_the_table() {
 }
 
 #[test]
-fn the_same_numbers_stand_in_the_built_network() {
+fn networks_have_the_same_parameter_counts() {
     // Blocks of 8, 16, 32 and 64 channels.
     for (index, (name, counts)) in TABLE.into_iter().enumerate() {
         for (block, expected) in counts.into_iter().enumerate() {
@@ -53,7 +54,7 @@ fn the_same_numbers_stand_in_the_built_network() {
 }
 
 #[test]
-fn modules_and_gates_have_the_names_of_the_contract() {
+fn modules_and_gates_have_documented_tensor_names() {
     let names = |blueprint: &str, style| {
         let mut host = host("baseline", CIFAR, Rules::default());
         let index = host.blueprints().find(blueprint).unwrap();
@@ -86,7 +87,7 @@ fn modules_and_gates_have_the_names_of_the_contract() {
 }
 
 #[test]
-fn a_gate_is_as_wide_as_the_rule_says() {
+fn gates_have_the_documented_width() {
     // max(8, C/4) hidden features, both layers with a bias.
     for (block, channels, hidden) in [(0, 8, 8), (2, 32, 8), (3, 64, 16)] {
         let mut host = host("cnn:channels=8,blocks=4", CIFAR, Rules::default());
@@ -122,17 +123,17 @@ fn own() -> Blueprint {
     Blueprint::new(
         "wide_dip",
         vec![
-            Layer::Conv { out: Channels::Times { by: 2 }, kernel: 5, depthwise: false },
-            Layer::Tanh,
-            Layer::Conv { out: Channels::Same, kernel: 1, depthwise: false },
-            Layer::GroupNorm { zero: true },
+            BlueprintLayer::Conv { out: Channels::Times { by: 2 }, kernel: 5, depthwise: false },
+            BlueprintLayer::Tanh,
+            BlueprintLayer::Conv { out: Channels::Same, kernel: 1, depthwise: false },
+            BlueprintLayer::GroupNorm { zero: true },
         ],
         Join::Residual,
     )
 }
 
 #[test]
-fn a_users_blueprint_is_one_value() {
+fn a_user_blueprint_is_one_value() {
     let set = Arc::new(BlueprintSet::standard().with(own()).unwrap());
     assert_eq!(set.find("wide_dip").unwrap(), 7);
     let spec = "baseline".parse().unwrap();
@@ -143,31 +144,46 @@ fn a_users_blueprint_is_one_value() {
 }
 
 #[test]
-fn blueprints_that_are_no_identity_or_never_learn_are_refused() {
+fn blueprints_must_be_trainable_identities_at_birth() {
     use Channels::Same;
-    let conv = Layer::Conv { out: Same, kernel: 3, depthwise: false };
-    let (one, zero) = (Layer::GroupNorm { zero: false }, Layer::GroupNorm { zero: true });
-    let last = Layer::Linear { out: Same, bias: true, zero: true };
-    let first = Layer::Linear { out: Same, bias: true, zero: false };
+    let conv = BlueprintLayer::Conv { out: Same, kernel: 3, depthwise: false };
+    let (one, zero) =
+        (BlueprintLayer::GroupNorm { zero: false }, BlueprintLayer::GroupNorm { zero: true });
+    let last = BlueprintLayer::Linear { out: Same, bias: true, zero: true };
+    let first = BlueprintLayer::Linear { out: Same, bias: true, zero: false };
     let scale = Join::ChannelScale { factor: 2.0 };
-    let bad: [(&str, Vec<Layer>, Join); 12] = [
+    let bad: [(&str, Vec<BlueprintLayer>, Join); 12] = [
         ("no identity", vec![conv, one], Join::Residual),
         ("nothing at all", vec![], Join::Residual),
-        ("dead: ReLU of zero", vec![conv, zero, Layer::Relu], Join::Residual),
-        ("dead: zero before a zero", vec![conv, zero, Layer::Relu, conv, zero], Join::Residual),
+        ("dead: ReLU of zero", vec![conv, zero, BlueprintLayer::Relu], Join::Residual),
+        (
+            "dead: zero before a zero",
+            vec![conv, zero, BlueprintLayer::Relu, conv, zero],
+            Join::Residual,
+        ),
         ("mix with itself", vec![], Join::TanhMix),
-        ("mix with itself again", vec![Layer::Relu], Join::TanhMix),
-        ("zero in a mix", vec![conv, zero, Layer::Relu, conv], Join::TanhMix),
+        ("mix with itself again", vec![BlueprintLayer::Relu], Join::TanhMix),
+        ("zero in a mix", vec![conv, zero, BlueprintLayer::Relu, conv], Join::TanhMix),
         (
             "scale 1/2",
-            vec![Layer::GlobalAvgPool, last, Layer::Sigmoid],
+            vec![BlueprintLayer::GlobalAvgPool, last, BlueprintLayer::Sigmoid],
             Join::ChannelScale { factor: 1.0 },
         ),
-        ("scale 0", vec![Layer::GlobalAvgPool, last], scale),
-        ("scale by anything", vec![Layer::GlobalAvgPool, first, Layer::Sigmoid], scale),
+        ("scale 0", vec![BlueprintLayer::GlobalAvgPool, last], scale),
+        (
+            "scale by anything",
+            vec![BlueprintLayer::GlobalAvgPool, first, BlueprintLayer::Sigmoid],
+            scale,
+        ),
         (
             "dead: zero, zero",
-            vec![Layer::GlobalAvgPool, last, Layer::Relu, last, Layer::Sigmoid],
+            vec![
+                BlueprintLayer::GlobalAvgPool,
+                last,
+                BlueprintLayer::Relu,
+                last,
+                BlueprintLayer::Sigmoid,
+            ],
             scale,
         ),
         ("scale of nothing", vec![], scale),
@@ -179,12 +195,12 @@ fn blueprints_that_are_no_identity_or_never_learn_are_refused() {
 }
 
 #[test]
-fn modules_larger_than_any_host_are_refused_before_anything_grows() {
-    let conv = |out| Layer::Conv { out, kernel: 31, depthwise: false };
+fn modules_above_the_parameter_limit_are_rejected() {
+    let conv = |out| BlueprintLayer::Conv { out, kernel: 31, depthwise: false };
     let layers = vec![
         conv(Channels::Times { by: 2048 }),
         conv(Channels::Same),
-        Layer::GroupNorm { zero: true },
+        BlueprintLayer::GroupNorm { zero: true },
     ];
     let huge = Blueprint::new("huge", layers, Join::Residual);
     let blueprints = Arc::new(BlueprintSet::standard().with(huge).unwrap());
@@ -195,11 +211,11 @@ fn modules_larger_than_any_host_are_refused_before_anything_grows() {
 }
 
 #[test]
-fn layers_that_do_not_fit_are_refused_before_anything_grows() {
-    let zero = Layer::GroupNorm { zero: true };
-    let conv = |out, kernel, depthwise| Layer::Conv { out, kernel, depthwise };
+fn layers_that_do_not_fit_are_rejected() {
+    let zero = BlueprintLayer::GroupNorm { zero: true };
+    let conv = |out, kernel, depthwise| BlueprintLayer::Conv { out, kernel, depthwise };
     let half = Channels::Divided { by: 2, at_least: 1 };
-    let bad: [(&str, Vec<Layer>); 5] = [
+    let bad: [(&str, Vec<BlueprintLayer>); 5] = [
         ("an even kernel", vec![conv(Channels::Same, 2, false), zero]),
         ("no kernel", vec![conv(Channels::Same, 0, false), zero]),
         ("channels that do not come back", vec![conv(half, 1, false), zero]),
@@ -209,7 +225,7 @@ fn layers_that_do_not_fit_are_refused_before_anything_grows() {
         ),
         (
             "a linear layer over an image",
-            vec![Layer::Linear { out: Channels::Same, bias: true, zero: false }, zero],
+            vec![BlueprintLayer::Linear { out: Channels::Same, bias: true, zero: false }, zero],
         ),
     ];
     for (why, layers) in bad {
@@ -229,7 +245,7 @@ fn layers_that_do_not_fit_are_refused_before_anything_grows() {
 }
 
 #[test]
-fn what_makes_it_the_identity_starts_at_zero_and_nothing_else_does() {
+fn only_the_identity_layer_starts_at_zero() {
     for (index, (name, _)) in TABLE.into_iter().enumerate() {
         let mut host = host("baseline", CIFAR, Rules::default());
         grow_to(&mut host, "r0c0", index, Style::LinearAdd, Stage::Training);
@@ -254,7 +270,7 @@ fn what_makes_it_the_identity_starts_at_zero_and_nothing_else_does() {
 }
 
 #[test]
-fn the_graph_follows_stage_blueprint_and_mode_and_not_alpha() {
+fn the_graph_depends_on_stage_blueprint_and_mode_only() {
     let ops = |host: &Host| {
         let graph = host.graph(&Optimisers::default()).unwrap();
         let count = |of: &dyn Fn(&NodeOp) -> bool| graph.nodes.iter().filter(|n| of(&n.op)).count();
@@ -295,7 +311,7 @@ fn the_graph_follows_stage_blueprint_and_mode_and_not_alpha() {
     else {
         unreachable!()
     };
-    assert_eq!(alpha, index, "the blend reads its own slot's alpha");
+    assert_eq!(alpha, index, "a blend reads the alpha of its slot");
     host.prune_live();
     assert_ne!(host.topology_key(), key);
 }

@@ -4,15 +4,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::common::{CIFAR, germination, grow_to};
 use meristem_device::random::{Purpose, Rng};
 use meristem_device::{DType, Device, DeviceId, DeviceOptions, MemoryFormat, Owner, Tensor};
 use meristem_grow::{
-    Configuration, Contribution, Counterfactual, Host, ImageShape, Optimisers, PERMUTATIONS, Rules,
-    Scope, Slot, Stage, Style,
+    Configuration, Contribution, Counterfactual, Host, ModuleScope, Optimisers, PERMUTATIONS,
+    Rules, Slot, Stage, Style, TaskShape,
 };
 use meristem_nn::{EvalMetrics, HostTensor, Isa, Metrics, Network, NetworkOptions};
 use proptest::prelude::*;
+
+use crate::common::{CIFAR, germination, grow_to};
 
 fn rules() -> Rules {
     Rules { max_modules: 12, ..Rules::default() }
@@ -38,13 +39,13 @@ fn on(of: &Counterfactual, configuration: Configuration) -> Vec<usize> {
 }
 
 #[test]
-fn a_step_asks_for_what_the_specification_lists() {
+fn configurations_of_a_step_match_the_specification() {
     use Configuration::*;
     // Modules, configurations, rows.
     let counts = [(0, 1, 1), (1, 4, 2), (2, 7, 4), (3, 12, 8), (4, 17, 16), (5, 13, 12)];
     for (modules, configurations, rows) in counts {
         let host = holding(modules);
-        let of = Counterfactual::of_step(&host);
+        let of = Counterfactual::for_step(&host);
         assert_eq!(
             (of.configurations().len(), of.rows().len()),
             (configurations, rows),
@@ -54,10 +55,10 @@ fn a_step_asks_for_what_the_specification_lists() {
         assert_eq!(of.rows()[0], host.alphas());
         let distinct: BTreeSet<Vec<u32>> =
             of.rows().iter().map(|row| row.iter().map(|a| a.to_bits()).collect()).collect();
-        assert_eq!(distinct.len(), rows, "no row twice");
+        assert_eq!(distinct.len(), rows, "rows are distinct");
         assert!(rows <= Counterfactual::rows_max(host.slots().len()));
     }
-    let of = Counterfactual::of_step(&holding(3));
+    let of = Counterfactual::for_step(&holding(3));
     let sets = [
         (Main, vec![0, 1, 2]),
         (SoloOff(1), vec![0, 2]),
@@ -79,15 +80,19 @@ fn a_step_asks_for_what_the_specification_lists() {
 fn the_last_step_adds_orders_beyond_four_modules() {
     for modules in 0..=4 {
         let host = holding(modules);
-        let last = Counterfactual::of_last_step(&host, &mut random(0));
-        assert_eq!(last, Counterfactual::of_step(&host));
+        let last = Counterfactual::for_last_step(&host, &mut random(0));
+        assert_eq!(last, Counterfactual::for_step(&host));
         assert_eq!(last.rows().len(), 1 << modules, "all subsets");
     }
     for modules in [5, 8, 10] {
         let host = holding(modules);
-        let of = Counterfactual::of_last_step(&host, &mut random(0));
-        assert_eq!(of, Counterfactual::of_last_step(&host, &mut random(0)), "keyed");
-        assert_ne!(of, Counterfactual::of_last_step(&host, &mut random(1)));
+        let of = Counterfactual::for_last_step(&host, &mut random(0));
+        assert_eq!(
+            of,
+            Counterfactual::for_last_step(&host, &mut random(0)),
+            "the same key gives the same orders"
+        );
+        assert_ne!(of, Counterfactual::for_last_step(&host, &mut random(1)));
         let prefixes =
             of.configurations().iter().filter(|(c, _)| matches!(c, Configuration::Prefix { .. }));
         assert_eq!(prefixes.count(), PERMUTATIONS * (modules - 1));
@@ -106,17 +111,17 @@ fn the_last_step_adds_orders_beyond_four_modules() {
 }
 
 #[test]
-fn only_modules_whose_fate_is_open_are_switched() {
+fn only_live_blended_modules_are_switched() {
     let mut host = crate::common::host("baseline", CIFAR, rules());
     grow_to(&mut host, "r0c0", 0, Style::LinearAdd, Stage::Fossilized);
     grow_to(&mut host, "r0c1", 1, Style::LinearAdd, Stage::Holding);
     grow_to(&mut host, "r1c0", 1, Style::LinearAdd, Stage::Blending);
     let blending = host.index_of("r1c0").unwrap();
     // Alpha is still 0: switching the module off would change nothing.
-    assert_eq!(Counterfactual::of_step(&host).modules(), [1]);
+    assert_eq!(Counterfactual::for_step(&host).modules(), [1]);
     host.step();
     host.germinate(2, germination(0, Style::LinearAdd)).unwrap();
-    let live = Counterfactual::leave_one_out(&host, Scope::Live);
+    let live = Counterfactual::leave_one_out(&host, ModuleScope::Live);
     let (main, off) = (Configuration::Main, Configuration::SoloOff);
     assert_eq!(live.configurations(), [(main, 0), (off(1), 1), (off(blending), 2)]);
     let third = 1.0 / 3.0;
@@ -134,11 +139,11 @@ fn only_modules_whose_fate_is_open_are_switched() {
     assert_eq!(worth(&[]), []);
     // The committed host keeps the fossilized module; so does the configuration with all live
     // modules off.
-    let step = Counterfactual::of_step(&host);
+    let step = Counterfactual::for_step(&host);
     let committed = step.row_of(Configuration::Committed).unwrap();
     assert_eq!(step.rows()[committed], [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
     assert_eq!(live.row_of(Configuration::Committed), None);
-    let all = Counterfactual::leave_one_out(&host, Scope::All);
+    let all = Counterfactual::leave_one_out(&host, ModuleScope::All);
     assert_eq!(all.configurations()[1].0, Configuration::SoloOff(0));
     assert_eq!(all.rows()[1][0], 0.0);
 }
@@ -180,11 +185,11 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     /// Sums of at most 24 differences of f64 numbers up to 100: rounding errors below 1e-12.
     #[test]
-    fn shapley_values_and_interactions_are_those_of_the_definitions(
+    fn shapley_values_and_interactions_match_their_definitions(
         modules in 1usize..=4,
         accuracies in proptest::collection::vec(0.0f64..100.0, 16),
     ) {
-        let of = Counterfactual::of_step(&holding(modules));
+        let of = Counterfactual::for_step(&holding(modules));
         let game = game(&of, &accuracies);
         let shapley = of.shapley_pp(&accuracies);
         let slots: Vec<usize> = (0..modules).collect();
@@ -209,11 +214,11 @@ proptest! {
     }
 
     #[test]
-    fn shapley_values_add_up_to_all_minus_none(
+    fn shapley_values_sum_to_all_minus_none(
         modules in 1usize..=8,
         accuracies in proptest::collection::vec(0.0f64..100.0, 128),
     ) {
-        let of = Counterfactual::of_last_step(&holding(modules), &mut random(7));
+        let of = Counterfactual::for_last_step(&holding(modules), &mut random(7));
         let game = game(&of, &accuracies);
         let all: Vec<usize> = (0..modules).collect();
         let sum: f64 = of.shapley_pp(&accuracies).into_iter().flatten().sum();
@@ -227,10 +232,10 @@ proptest! {
 }
 
 #[test]
-fn additive_modules_have_no_interaction_and_their_own_worth() {
+fn additive_modules_have_no_interaction() {
     let worth = [1.5, -0.25, 3.0, 0.5, 2.0, 7.0];
     for modules in [3, 6] {
-        let of = Counterfactual::of_last_step(&holding(modules), &mut random(3));
+        let of = Counterfactual::for_last_step(&holding(modules), &mut random(3));
         let accuracy = |row: usize| 50.0 + of.on(row).map(|slot| worth[slot]).sum::<f64>();
         let accuracies: Vec<f64> = (0..of.rows().len()).map(accuracy).collect();
         assert!(of.interactions_pp(&accuracies).iter().all(|i| i.pp.abs() < 1e-12));
@@ -240,7 +245,7 @@ fn additive_modules_have_no_interaction_and_their_own_worth() {
     }
 }
 
-const IMAGE: ImageShape = ImageShape { channels: 3, height: 12, width: 9, classes: 5 };
+const IMAGE: TaskShape = TaskShape { channels: 3, height: 12, width: 9, classes: 5 };
 
 /// A host with a module in every slot, and arbitrary alphas.
 #[derive(Clone, Debug)]
@@ -250,7 +255,7 @@ struct Grown {
     /// afterwards.
     slots: Vec<(usize, usize, Stage)>,
     steps: usize,
-    scope: Scope,
+    scope: ModuleScope,
 }
 
 fn grown() -> impl Strategy<Value = Grown> {
@@ -259,7 +264,7 @@ fn grown() -> impl Strategy<Value = Grown> {
         [Stage::Dormant, Stage::Blending, Stage::Holding, Stage::Holding, Stage::Fossilized];
     let slot = (0usize..7, 0usize..4, prop::sample::select(stages.to_vec()));
     let slots = proptest::collection::vec(slot, 6);
-    let scope = prop::sample::select(vec![Scope::Live, Scope::All]);
+    let scope = prop::sample::select(vec![ModuleScope::Live, ModuleScope::All]);
     (prop::sample::select(specs.to_vec()), slots, 0usize..3, scope)
         .prop_map(|(spec, slots, steps, scope)| Grown { spec, slots, steps, scope })
 }
@@ -303,7 +308,7 @@ fn network(host: &Host, isa: Isa, configs: usize) -> Network {
 }
 
 fn batch(network: &Network, n: usize) -> (Tensor, Tensor) {
-    let (stream, ImageShape { channels, height, width, classes }) = (network.stream(), IMAGE);
+    let (stream, TaskShape { channels, height, width, classes }) = (network.stream(), IMAGE);
     let mut random = random(n as u64);
     let pixels: Vec<f32> =
         (0..n * channels * height * width).map(|_| 2.0 * random.uniform() - 1.0).collect();
@@ -320,11 +325,11 @@ proptest! {
     /// C2, over hosts, slots, blueprints, stages, alphas and styles, on every instruction set.
     /// Kernels and inputs are the same, so the losses agree in every bit.
     #[test]
-    fn one_pass_is_one_pass_each_bit_for_bit(grown in grown()) {
+    fn one_pass_equals_separate_passes_bit_for_bit(grown in grown()) {
         let host = build(&grown);
         let of = match grown.scope {
-            Scope::Live => Counterfactual::of_last_step(&host, &mut random(2)),
-            Scope::All => Counterfactual::leave_one_out(&host, Scope::All),
+            ModuleScope::Live => Counterfactual::for_last_step(&host, &mut random(2)),
+            ModuleScope::All => Counterfactual::leave_one_out(&host, ModuleScope::All),
         };
         let rows = of.rows().len();
         for isa in Isa::available() {
@@ -334,9 +339,10 @@ proptest! {
             let mut evaluated = vec![];
             for fused in [true, false] {
                 for (x, y) in &batches {
-                    match fused {
-                        true => network.eval_rows(x, y, 0..rows).unwrap(),
-                        false => (0..rows).for_each(|row| network.eval_step(x, y, row).unwrap()),
+                    if fused {
+                        network.eval_rows(x, y, 0..rows).unwrap();
+                    } else {
+                        (0..rows).for_each(|row| network.eval_step(x, y, row).unwrap());
                     }
                 }
                 let metrics = Metrics::parse(&network.metrics().to_vec().unwrap());

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use meristem_grow::{Blueprint, BlueprintSet, Layer, Optimisers};
+use meristem_grow::{Blueprint, BlueprintLayer, BlueprintSet, Optimisers};
 use meristem_nn::graph::{Dims, Graph};
 use meristem_nn::layout::{ParamLayout, packing};
 use meristem_nn::plan::{GroupMemory, Plan, PlanMemory, PlanMode, PlanOptions, Space};
@@ -17,9 +17,9 @@ use meristem_nn::{Isa, StateDict};
 use serde_json::Value;
 
 fn ulps(blueprint: &Blueprint) -> f64 {
-    let of_layer = |layer: &Layer| match layer {
-        Layer::Relu => 0.0,
-        Layer::GroupNorm { .. } => 64.0,
+    let of_layer = |layer: &BlueprintLayer| match layer {
+        BlueprintLayer::Relu => 0.0,
+        BlueprintLayer::GroupNorm { .. } => 64.0,
         _ => 32.0,
     };
     blueprint.layers.iter().map(of_layer).sum::<f64>() + 32.0 // 32 for the join
@@ -85,7 +85,7 @@ fn golden() -> (StateDict, Vec<Value>) {
 }
 
 #[test]
-fn blueprints_compute_what_pytorch_does() {
+fn blueprints_match_pytorch() {
     let (file, cases) = golden();
     let set = BlueprintSet::standard();
     for case in &cases {
@@ -126,7 +126,7 @@ fn blueprints_compute_what_pytorch_does() {
 }
 
 #[test]
-fn the_goldens_cover_every_standard_blueprint() {
+fn every_standard_blueprint_has_goldens() {
     let (_, cases) = golden();
     for blueprint in BlueprintSet::standard().iter() {
         for channels in [8, 16] {

@@ -3,20 +3,21 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::common::CIFAR;
 use meristem_grow::{
-    BlueprintSet, Cnn, Error, Gates, Host, HostError, HostLayer, HostSpec, ImageShape, Optimisers,
-    PRESETS, Rules, SlotName, host_graph,
+    BlueprintSet, Cnn, Error, Gates, Host, HostError, HostLayer, HostSpec, Optimisers, PRESETS,
+    Rules, SlotName, TaskShape, host_graph,
 };
 use meristem_nn::graph::{ConvGeometry, Dims, Graph, GraphBuilder, NodeOp};
 use proptest::prelude::*;
+
+use crate::common::CIFAR;
 
 fn spec(text: &str) -> HostSpec {
     text.parse().unwrap()
 }
 
 #[test]
-fn presets_have_the_parameters_of_the_table() {
+fn presets_match_the_table_of_parameters() {
     let table = [
         ("baseline", 6_418),
         ("wide", 24_346),
@@ -34,7 +35,7 @@ fn presets_have_the_parameters_of_the_table() {
 }
 
 #[test]
-fn a_host_has_pytorchs_names_and_shapes() {
+fn host_tensors_have_pytorch_names_and_shapes() {
     let graph = host_graph(&spec("baseline"), &CIFAR, Optimisers::default().host).unwrap();
     let got: BTreeMap<String, Vec<usize>> =
         graph.params.iter().map(|p| (p.name.clone(), p.shape.clone())).collect();
@@ -68,7 +69,7 @@ fn pools_follow_the_first_blocks_only() {
 }
 
 #[test]
-fn slots_have_two_orders() {
+fn slots_have_an_action_order_and_a_forward_order() {
     let names =
         |slots: &[SlotName]| slots.iter().map(SlotName::as_str).collect::<Vec<_>>().join(" ");
     let baseline = spec("baseline");
@@ -79,7 +80,7 @@ fn slots_have_two_orders() {
 }
 
 #[test]
-fn slots_are_selected_by_name_and_by_the_beginning_of_a_name() {
+fn slots_are_selected_by_name_and_prefix() {
     let deep = spec("cnn:channels=1,blocks=12,pools=2");
     let select = |wanted: &[&str]| {
         let slots = deep.select_slots(wanted.iter().copied())?;
@@ -100,7 +101,7 @@ fn slots_are_selected_by_name_and_by_the_beginning_of_a_name() {
 }
 
 #[test]
-fn unknown_names_come_with_the_nearest_known_one() {
+fn unknown_names_suggest_the_nearest() {
     let unknown = |text: &str| {
         let error = text.parse::<HostSpec>().unwrap_err();
         assert!(matches!(error, HostError::UnknownHost { .. }), "{error:?}");
@@ -119,7 +120,7 @@ fn unknown_names_come_with_the_nearest_known_one() {
 }
 
 #[test]
-fn descriptions_that_mean_nothing_are_refused() {
+fn invalid_descriptions_are_rejected() {
     let unknown = |given: &'static str, nearest: Option<&str>| {
         let nearest = nearest.map(Into::into);
         let presets = "baseline, wide, deep, large, impaired, minimal".into();
@@ -171,8 +172,8 @@ fn descriptions_that_mean_nothing_are_refused() {
 }
 
 #[test]
-fn a_host_too_deep_for_the_image_says_what_fits() {
-    let image = ImageShape { channels: 1, height: 28, width: 28, classes: 10 };
+fn a_host_too_deep_for_the_image_suggests_one_that_fits() {
+    let image = TaskShape { channels: 1, height: 28, width: 28, classes: 10 };
     let error = spec("deep").validate(&image).unwrap_err();
     let HostError::TooDeep { fits, suggestion, .. } = error.clone() else { panic!("{error}") };
     assert_eq!((fits, &*suggestion), (4, "cnn:channels=8,blocks=5,kernel=3,pools=4"));
@@ -181,7 +182,7 @@ fn a_host_too_deep_for_the_image_says_what_fits() {
     assert!(text.contains("1×28×28") && text.contains("pools=4"), "{text}");
     spec("deep").validate(&CIFAR).unwrap();
     // Only the blocks with a pool lose image size.
-    let dot = ImageShape { height: 1, width: 9, ..CIFAR };
+    let dot = TaskShape { height: 1, width: 9, ..CIFAR };
     spec("minimal").validate(&dot).unwrap();
     let HostError::TooDeep { fits: 0, .. } = spec("baseline").validate(&dot).unwrap_err() else {
         panic!("an image of one row has no room for a pool")
@@ -189,15 +190,15 @@ fn a_host_too_deep_for_the_image_says_what_fits() {
 }
 
 #[test]
-fn absurd_images_and_rules_are_refused() {
+fn sizes_out_of_range_are_rejected() {
     let range = "1 to 65536";
     for (image, what, got) in [
-        (ImageShape { channels: 0, ..CIFAR }, "image channels", 0),
-        (ImageShape { height: 0, ..CIFAR }, "image height", 0),
-        (ImageShape { width: 0, ..CIFAR }, "image width", 0),
-        (ImageShape { classes: 0, ..CIFAR }, "classes", 0),
-        (ImageShape { width: usize::MAX, ..CIFAR }, "image width", usize::MAX),
-        (ImageShape { classes: usize::MAX, ..CIFAR }, "classes", usize::MAX),
+        (TaskShape { channels: 0, ..CIFAR }, "image channels", 0),
+        (TaskShape { height: 0, ..CIFAR }, "image height", 0),
+        (TaskShape { width: 0, ..CIFAR }, "image width", 0),
+        (TaskShape { classes: 0, ..CIFAR }, "classes", 0),
+        (TaskShape { width: usize::MAX, ..CIFAR }, "image width", usize::MAX),
+        (TaskShape { classes: usize::MAX, ..CIFAR }, "classes", usize::MAX),
     ] {
         let error = spec("baseline").validate(&image).unwrap_err();
         assert_eq!(error, HostError::Size { what, expected: range.into(), got });
@@ -243,7 +244,7 @@ fn absurd_images_and_rules_are_refused() {
 }
 
 /// The graph of a host of the family `cnn`, layer by layer, as in `docs/growth.md`.
-fn written_out(cnn: &Cnn, image: &ImageShape) -> Graph {
+fn written_out(cnn: &Cnn, image: &TaskShape) -> Graph {
     let dims = Dims { c: image.channels, h: image.height, w: image.width };
     let mut b = GraphBuilder::new(dims, Optimisers::default().host);
     let mut x = b.input();
@@ -263,14 +264,14 @@ fn written_out(cnn: &Cnn, image: &ImageShape) -> Graph {
 
 proptest! {
     #[test]
-    fn the_list_gives_the_graph_of_the_family_and_its_parameters(
+    fn the_layer_list_matches_the_written_graph(
         channels in 1usize..20, blocks in 2usize..5, half in 0usize..3, pools in 0usize..5,
         image_channels in 1usize..5, height in 1usize..40, width in 1usize..40,
         classes in 1usize..12,
     ) {
         let cnn = Cnn { channels, blocks, kernel: 2 * half + 1, pools: pools.min(blocks) };
         let spec = HostSpec::try_from(cnn).unwrap();
-        let image = ImageShape { channels: image_channels, height, width, classes };
+        let image = TaskShape { channels: image_channels, height, width, classes };
         // Halves the shorter side `pools` times.
         let mut side = height.min(width);
         (0..cnn.pools).for_each(|_| side /= 2);
@@ -285,7 +286,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_makes_the_parser_panic(text in "(cnn:)?[a-z0-9=,:+ -]{0,40}") {
+    fn no_text_panics_the_parser(text in "(cnn:)?[a-z0-9=,:+ -]{0,40}") {
         let _ = text.parse::<HostSpec>();
         let _ = spec("baseline").select_slots(text.split(','));
     }

@@ -3,12 +3,13 @@
 
 use std::sync::Arc;
 
-use crate::common::{germination, grow_to};
 use meristem_device::{Device, DeviceId, DeviceOptions, MemoryFormat, Owner, Stream, Tensor};
-use meristem_grow::{BlueprintSet, Host, HostSpec, ImageShape, Optimisers, Rules, Stage, Style};
+use meristem_grow::{BlueprintSet, Host, HostSpec, Optimisers, Rules, Stage, Style, TaskShape};
 use meristem_nn::{Isa, Metrics, Network, NetworkOptions, StateDict};
 
-const IMAGE: ImageShape = ImageShape { channels: 3, height: 9, width: 6, classes: 5 };
+use crate::common::{germination, grow_to};
+
+const IMAGE: TaskShape = TaskShape { channels: 3, height: 9, width: 6, classes: 5 };
 const BATCH: usize = 5;
 const SLOTS: [&str; 3] = ["r0c0", "r1c0", "r1c1"];
 
@@ -23,7 +24,7 @@ fn stream() -> Stream {
 
 /// Batch `step`, the same for every network.
 fn batch(stream: &Stream, step: u64) -> (Tensor, Tensor) {
-    let ImageShape { channels, height, width, classes } = IMAGE;
+    let TaskShape { channels, height, width, classes } = IMAGE;
     let numel = BATCH * channels * height * width;
     let mut state = 0x9E37_79B9_7F4A_7C15 ^ (step << 32);
     let mut random = || {
@@ -116,17 +117,17 @@ fn each(stage: Stage, mut check: impl FnMut(&str, Host)) {
 fn every_blueprint_is_the_identity_at_birth_bit_for_bit() {
     for isa in Isa::available() {
         let bare = Net::new(&host(), isa).logits();
-        each(Stage::Fossilized, |what, host| {
-            assert_eq!(host.alphas().iter().sum::<f32>(), 1.0, "{what}: fully on");
-            assert_eq!(Net::new(&host, isa).logits(), bare, "{what} ({isa})");
+        each(Stage::Fossilized, |context, host| {
+            assert_eq!(host.alphas().iter().sum::<f32>(), 1.0, "{context}: fully on");
+            assert_eq!(Net::new(&host, isa).logits(), bare, "{context} ({isa})");
         });
     }
 }
 
 #[test]
-fn every_blueprint_moves_after_one_step() {
+fn every_blueprint_changes_the_output_after_one_step() {
     for isa in Isa::available() {
-        each(Stage::Training, |what, training| {
+        each(Stage::Training, |context, training| {
             let mut net = Net::new(&training, isa);
             net.train();
             // The same weights with the module fully on, and without it.
@@ -137,7 +138,7 @@ fn every_blueprint_moves_after_one_step() {
             (0..3).for_each(|_| drop(on.step()));
             assert_eq!(on.alphas()[index], 1.0);
             let (with, without) = (net.with(&on).logits(), net.with(&host()).logits());
-            assert_ne!(with, without, "{what} ({isa}) is dead");
+            assert_ne!(with, without, "{context} ({isa}) does not change the output");
         });
     }
 }
@@ -153,22 +154,22 @@ fn trained(net: &mut Net) -> (Vec<f64>, Vec<u32>, Bits) {
 }
 
 #[test]
-fn training_beside_a_host_does_not_touch_it() {
+fn a_module_in_training_does_not_change_the_host() {
     for isa in Isa::available() {
         let mut bare = Net::new(&host(), isa);
         let before = bare.logits();
         let bare = trained(&mut bare);
-        each(Stage::Training, |what, host| {
+        each(Stage::Training, |context, host| {
             let mut net = Net::new(&host, isa);
-            assert_eq!(net.logits(), before, "{what} ({isa})");
-            assert_eq!(trained(&mut net), bare, "{what} ({isa})");
+            assert_eq!(net.logits(), before, "{context} ({isa})");
+            assert_eq!(trained(&mut net), bare, "{context} ({isa})");
         });
     }
 }
 
 #[test]
-fn a_module_that_has_learnt_is_switched_off_by_alpha_zero_bit_for_bit() {
-    each(Stage::Blending, |what, mut host| {
+fn alpha_zero_switches_a_trained_module_off_bit_for_bit() {
+    each(Stage::Blending, |context, mut host| {
         while !host.slots().iter().all(|s| s.module.as_ref().is_none_or(|m| m.alpha.is_at_rest())) {
             host.step();
         }
@@ -180,14 +181,14 @@ fn a_module_that_has_learnt_is_switched_off_by_alpha_zero_bit_for_bit() {
             IMAGE,
             Rules::default(),
         ));
-        assert_ne!(net.logits(), bare.logits(), "{what}: it has not learnt");
+        assert_ne!(net.logits(), bare.logits(), "{context}: the module has not changed");
         net.network.set_alphas(&[vec![0.0; host.slots().len()]]).unwrap();
-        assert_eq!(net.logits(), bare.logits(), "{what}");
+        assert_eq!(net.logits(), bare.logits(), "{context}");
     });
 }
 
 #[test]
-fn only_a_fossilized_modules_gradient_reaches_its_input() {
+fn only_a_fossilized_module_passes_gradient_to_its_input() {
     let grown = |stage| {
         let mut host = host();
         grow_to(&mut host, "r1c1", 5, Style::LinearAdd, stage);
@@ -200,7 +201,7 @@ fn only_a_fossilized_modules_gradient_reaches_its_input() {
     let mut source = Net::new(&blending, Isa::detect());
     (0..3).for_each(|_| source.train());
     let [mut a, mut b] = [source.with(&blending), source.with(&fossilized)];
-    assert_eq!(a.logits(), b.logits(), "they compute the same");
+    assert_eq!(a.logits(), b.logits(), "the outputs are equal");
     a.train();
     b.train();
     let conv = "blocks.0.conv.weight";
@@ -212,7 +213,7 @@ fn only_a_fossilized_modules_gradient_reaches_its_input() {
 }
 
 #[test]
-fn growth_keeps_weights_by_name_and_alpha_alone_keeps_the_graph() {
+fn growth_keeps_weights_and_alpha_keeps_the_graph() {
     let spec: HostSpec = "cnn:channels=8,blocks=2,pools=1".parse().unwrap();
     let set = Arc::new(BlueprintSet::standard());
     let slots = spec.slots().to_vec();

@@ -1,12 +1,13 @@
 //! The lifecycle: every action in every stage, the duration of stages, gates, and random walks.
 
-use crate::common::{CIFAR, fine, germination, grow_to, host};
 use meristem_grow::{
     AlphaMode, AlphaTarget, BlueprintSet, Comparison, Curve, Gate, GateInputs, Gates,
     GradientHealth, Host, LifecycleError, Optimisers, Retarget, Rules, Speed, Stage, StageChange,
     Style,
 };
 use proptest::prelude::*;
+
+use crate::common::{CIFAR, fine, germination, grow_to, host};
 
 const SLOT: &str = "r0c0";
 
@@ -51,7 +52,7 @@ type Try = fn(&mut Host) -> Result<(), LifecycleError>;
 type Allowed = &'static [(Stage, Stage)];
 
 #[test]
-fn each_action_is_allowed_in_its_stages_and_refused_in_all_others() {
+fn each_action_is_legal_only_in_its_stages() {
     use Stage::*;
     let table: [(&str, Try, Allowed); 5] = [
         (
@@ -92,7 +93,7 @@ fn each_action_is_allowed_in_its_stages_and_refused_in_all_others() {
                 None => {
                     let error = result.expect_err(&format!("{name} in {stage} was allowed"));
                     assert!(matches!(error, LifecycleError::WrongStage { .. }), "{name}: {error}");
-                    assert_eq!(host, before, "a refusal changes nothing");
+                    assert_eq!(host, before, "an error changes nothing");
                 }
             }
         }
@@ -100,7 +101,7 @@ fn each_action_is_allowed_in_its_stages_and_refused_in_all_others() {
 }
 
 #[test]
-fn indices_out_of_range_are_refused() {
+fn indices_out_of_range_are_rejected() {
     let mut host = in_stage(Stage::Dormant);
     let slot = LifecycleError::NoSuchSlot { index: 6, slots: 6 };
     assert_eq!(host.germinate(6, germination(0, Style::LinearAdd)).unwrap_err(), slot);
@@ -113,7 +114,7 @@ fn indices_out_of_range_are_refused() {
 }
 
 #[test]
-fn germination_waits_for_the_one_before_and_for_room() {
+fn germination_needs_a_free_place_and_no_young_module() {
     let mut host = in_stage(Stage::Germinated);
     let refused = host.check_germinate(1, 0).unwrap_err();
     assert_eq!(refused, LifecycleError::NotYet { slot: SLOT.into(), stage: Stage::Germinated });
@@ -165,7 +166,7 @@ fn germination_keeps_a_host_within_its_limits() {
 }
 
 #[test]
-fn a_module_may_be_pruned_from_its_fifth_step_on() {
+fn a_module_can_be_pruned_from_its_fifth_step_on() {
     let mut host = host("baseline", CIFAR, Rules::default());
     host.germinate(0, germination(0, Style::LinearAdd)).unwrap();
     for age_steps in 0..5 {
@@ -185,7 +186,7 @@ fn stages_over(host: &mut Host, steps: usize) -> Vec<Stage> {
 }
 
 #[test]
-fn a_pruned_slot_is_embargoed_five_steps_and_resets_one() {
+fn a_prune_starts_an_embargo_and_a_reset() {
     use Stage::*;
     let mut host = in_stage(Training);
     host.prune(0, Speed::Slow, Curve::Linear).unwrap(); // not blended in, so at once
@@ -198,7 +199,7 @@ fn a_pruned_slot_is_embargoed_five_steps_and_resets_one() {
 }
 
 #[test]
-fn blending_takes_its_tempo_and_ends_exactly_at_its_target() {
+fn blending_lasts_its_tempo_and_ends_exactly_at_its_target() {
     for (target, style) in
         [(AlphaTarget::Half, Style::LinearAdd), (AlphaTarget::Most, Style::SigmoidAdd)]
     {
@@ -207,13 +208,13 @@ fn blending_takes_its_tempo_and_ends_exactly_at_its_target() {
         host.germinate(0, meristem_grow::Germination { alpha_target: target, ..what }).unwrap();
         host.advance(0, &fine()).unwrap();
         stages_over(&mut host, 3);
-        assert_eq!(host.alphas()[0], 0.0, "0 until it blends");
+        assert_eq!(host.alphas()[0], 0.0, "alpha is 0 before Blending");
         host.advance(0, &fine()).unwrap();
         assert_eq!(host.slots()[0].stage, Stage::Blending);
         let mut alphas = vec![];
         for step in 1..=4 {
-            let asked = host.advance(0, &fine());
-            assert!(asked.unwrap().change.is_none(), "not there before step {step}");
+            let evaluated = host.advance(0, &fine());
+            assert!(evaluated.unwrap().change.is_none(), "not there before step {step}");
             host.step();
             alphas.push(host.alphas()[0]);
             if step >= 3 {
@@ -227,12 +228,12 @@ fn blending_takes_its_tempo_and_ends_exactly_at_its_target() {
         assert_eq!(change.to, Stage::Holding);
         let fossil = host.fossilize(0, &fine()).unwrap().change.unwrap();
         assert_eq!(fossil.to, Stage::Fossilized);
-        assert_eq!(host.alphas()[0], 1.0, "fossilized is alpha 1");
+        assert_eq!(host.alphas()[0], 1.0, "alpha of a fossilized module is 1");
     }
 }
 
 #[test]
-fn a_slow_prune_lowers_alpha_first_and_nothing_may_interfere() {
+fn a_slow_prune_lowers_alpha_and_forbids_other_actions() {
     let mut host = in_stage(Stage::Holding);
     let change = host.prune(0, Speed::Fast, Curve::Linear).unwrap().unwrap();
     assert_eq!((change.from, change.to), (Stage::Holding, Stage::Blending));
@@ -254,7 +255,7 @@ fn a_slow_prune_lowers_alpha_first_and_nothing_may_interfere() {
 }
 
 #[test]
-fn a_new_target_takes_effect_at_rest_only() {
+fn a_new_target_requires_rest() {
     let mut host = in_stage(Stage::Holding);
     let change = host.set_alpha_target(0, retarget(Speed::Medium)).unwrap().unwrap();
     assert_eq!(change.to, Stage::Blending);
@@ -272,7 +273,7 @@ fn a_new_target_takes_effect_at_rest_only() {
 }
 
 #[test]
-fn the_governor_removes_what_is_live_and_nothing_else() {
+fn prune_live_removes_exactly_the_live_modules() {
     let mut host = in_stage(Stage::Fossilized);
     grow_to(&mut host, "r0c1", 1, Style::LinearGate, Stage::Blending);
     host.germinate(2, germination(2, Style::LinearAdd)).unwrap();
@@ -286,25 +287,25 @@ fn the_governor_removes_what_is_live_and_nothing_else() {
 }
 
 #[test]
-fn what_was_never_measured_fails_its_gate() {
+fn missing_measurements_fail_a_gate() {
     let nothing = GateInputs::default();
-    let asked = |stage, inputs: &GateInputs| {
+    let evaluated = |stage, inputs: &GateInputs| {
         let mut host = in_stage(stage);
         if stage == Stage::Training {
             stages_over(&mut host, 5);
         }
         host.gate(0, inputs).unwrap()
     };
-    assert!(asked(Stage::Germinated, &nothing).passed);
-    let report = asked(Stage::Training, &nothing);
+    assert!(evaluated(Stage::Germinated, &nothing).passed);
+    let report = evaluated(Stage::Training, &nothing);
     let failed: Vec<_> = report.failed().map(|c| (c.name.as_str(), c.value)).collect();
     assert_eq!(failed, [("gradient_health", None), ("exploding_share", None)]);
-    assert!(asked(Stage::Blending, &nothing).passed, "alpha is always known");
-    let report = asked(Stage::Holding, &nothing);
+    assert!(evaluated(Stage::Blending, &nothing).passed, "alpha is always known");
+    let report = evaluated(Stage::Holding, &nothing);
     assert!(!report.passed);
     assert_eq!(report.failed().next().unwrap().value, None);
     let nan = GateInputs { contribution_pp: Some(f32::NAN), ..nothing };
-    assert!(!asked(Stage::Holding, &nan).passed);
+    assert!(!evaluated(Stage::Holding, &nan).passed);
     // The other stages have no gate.
     for stage in
         [Stage::Dormant, Stage::Fossilized, Stage::Pruned, Stage::Embargoed, Stage::Resetting]
@@ -314,7 +315,7 @@ fn what_was_never_measured_fails_its_gate() {
 }
 
 #[test]
-fn gates_turn_at_their_thresholds() {
+fn gates_pass_exactly_from_their_thresholds_on() {
     let norms = |norms: &[f64]| GateInputs {
         gradient_health: GradientHealth::from_norms(norms),
         ..GateInputs::default()
@@ -330,7 +331,7 @@ fn gates_turn_at_their_thresholds() {
         assert!(!passes(&host, &norms(&[1.0])));
     }
     host.step();
-    assert!(passes(&host, &norms(&[1.0])), "in its tenth step");
+    assert!(passes(&host, &norms(&[1.0])), "in the tenth step of Training");
     // 1 − ½·⅗ = .7 passes, 1 − ½·⅔ does not; a large share of exploding tensors also fails.
     assert!(passes(&host, &norms(&[0.0, 0.0, 0.0, 1.0, 1.0])));
     assert!(!passes(&host, &norms(&[0.0, 0.0, 1.0])));
@@ -344,7 +345,7 @@ fn gates_turn_at_their_thresholds() {
     let mut holding = in_stage(Stage::Holding);
     let worth = |c| GateInputs { contribution_pp: Some(c), ..GateInputs::default() };
     assert!(holding.fossilize(0, &worth(0.99)).unwrap().change.is_none());
-    assert_eq!(holding.slots()[0].stage, Stage::Holding, "a gate that fails changes nothing");
+    assert_eq!(holding.slots()[0].stage, Stage::Holding, "a refusing gate changes nothing");
     let slot = &holding.slots()[0];
     assert!(gates.evaluate(Gate::Fossilized, slot, &worth(1.0)).passed);
     assert!(gates.permissive().evaluate(Gate::Fossilized, slot, &worth(0.0)).passed);
@@ -352,7 +353,7 @@ fn gates_turn_at_their_thresholds() {
 }
 
 #[test]
-fn a_report_says_each_condition_and_a_gate_passes_from_its_own_stage_only() {
+fn a_report_lists_all_conditions_and_requires_the_stage_before_the_gate() {
     for stage in Stage::ALL {
         let mut host = in_stage(stage);
         if stage == Stage::Training {
@@ -399,7 +400,7 @@ fn check(host: &Host) {
     assert_eq!(graph.alphas, host.slots().len());
     let counts = host.parameters().unwrap();
     assert_eq!(counts.total(), graph.parameters(None));
-    let topology = meristem_grow::Topology::of(host).to_json().unwrap();
+    let topology = meristem_grow::Topology::from_host(host).to_json().unwrap();
     let set = meristem_grow::BlueprintSet::standard();
     let back = meristem_grow::Topology::from_json(&topology).unwrap().rebuild(&set, *host.rules());
     assert_eq!(back.unwrap(), *host);

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::common::{CIFAR, grow_to, host};
 use meristem_grow::{
-    Blueprint, BlueprintError, BlueprintSet, Channels, Error, Host, Join, Layer, Optimisers, Rules,
-    Stage, Style, Topology, TopologyError, host_json,
+    Blueprint, BlueprintError, BlueprintLayer, BlueprintSet, Channels, Error, Host, Join,
+    Optimisers, Rules, Stage, Style, Topology, TopologyError, host_json,
 };
 use serde_json::{Value, json};
+
+use crate::common::{CIFAR, grow_to, host};
 
 fn grown() -> Host {
     let mut host = host("baseline", CIFAR, Rules::default());
@@ -22,9 +23,9 @@ fn rebuild(json: &str) -> Result<Host, Error> {
 }
 
 #[test]
-fn a_grown_host_survives_the_file() {
+fn a_file_restores_a_grown_host() {
     let host = grown();
-    let text = Topology::of(&host).to_json().unwrap();
+    let text = Topology::from_host(&host).to_json().unwrap();
     let back = rebuild(&text).unwrap();
     assert_eq!(back, host);
     assert_eq!(
@@ -42,12 +43,12 @@ fn a_grown_host_survives_the_file() {
 }
 
 #[test]
-fn a_users_blueprint_travels_with_the_file() {
+fn a_file_includes_a_user_blueprint() {
     let own = Blueprint::new(
         "own",
         vec![
-            Layer::Conv { out: Channels::Same, kernel: 5, depthwise: true },
-            Layer::GroupNorm { zero: true },
+            BlueprintLayer::Conv { out: Channels::Same, kernel: 5, depthwise: true },
+            BlueprintLayer::GroupNorm { zero: true },
         ],
         Join::Residual,
     );
@@ -57,7 +58,7 @@ fn a_users_blueprint_travels_with_the_file() {
         Host::new("baseline".parse().unwrap(), CIFAR, &[slot.into()], set, Rules::default())
             .unwrap();
     grow_to(&mut host, slot, 0, Style::LinearAdd, Stage::Holding);
-    let text = Topology::of(&host).to_json().unwrap();
+    let text = Topology::from_host(&host).to_json().unwrap();
     let back = rebuild(&text).unwrap();
     assert_eq!(back.blueprints().len(), 8);
     assert_eq!(
@@ -65,8 +66,11 @@ fn a_users_blueprint_travels_with_the_file() {
         host.graph(&Optimisers::default()).unwrap()
     );
     // A different blueprint with the same name is an error.
-    let other =
-        Blueprint { join: Join::TanhMix, layers: vec![Layer::GroupNorm { zero: false }], ..own };
+    let other = Blueprint {
+        join: Join::TanhMix,
+        layers: vec![BlueprintLayer::GroupNorm { zero: false }],
+        ..own
+    };
     let set = BlueprintSet::standard().with(other).unwrap();
     let error = Topology::from_json(&text).unwrap().rebuild(&set, Rules::default()).unwrap_err();
     let duplicate = matches!(error, Error::Blueprint(BlueprintError::Duplicate { .. }));
@@ -75,7 +79,8 @@ fn a_users_blueprint_travels_with_the_file() {
 
 /// The topology of `grown` with one value replaced; `Value::Null` removes it.
 fn broken(pointer: &str, value: Value) -> Result<Host, Error> {
-    let mut tree: Value = serde_json::from_str(&Topology::of(&grown()).to_json().unwrap()).unwrap();
+    let mut tree: Value =
+        serde_json::from_str(&Topology::from_host(&grown()).to_json().unwrap()).unwrap();
     let (parent, key) = pointer.rsplit_once('/').unwrap();
     let parent = tree.pointer_mut(parent).unwrap_or_else(|| panic!("{pointer}"));
     match (parent, value) {
@@ -88,7 +93,7 @@ fn broken(pointer: &str, value: Value) -> Result<Host, Error> {
 }
 
 #[test]
-fn files_that_contradict_themselves_are_refused() {
+fn contradictory_files_are_rejected() {
     broken("/slots/1/stage_steps", json!(7)).unwrap(); // a valid replacement succeeds
     for (pointer, value) in [
         ("/host", json!("cnn:channels=0")),
@@ -124,7 +129,7 @@ fn files_that_contradict_themselves_are_refused() {
 }
 
 #[test]
-fn errors_say_where() {
+fn errors_name_the_slot() {
     let error = broken("/slots/1/module/blueprint", json!("conv_smal")).unwrap_err();
     assert!(matches!(error, Error::Topology(TopologyError::Slot { .. })), "{error:?}");
     let text = error.to_string();
@@ -139,8 +144,8 @@ fn errors_say_where() {
 }
 
 #[test]
-fn the_layers_of_the_file_are_those_of_its_host() {
-    let topology = Topology::of(&grown());
+fn the_layers_of_a_file_match_its_host() {
+    let topology = Topology::from_host(&grown());
     let json = host_json(&topology.host).unwrap();
     let list: Value = serde_json::from_str(&json).unwrap();
     assert_eq!(list["version"], 1);

@@ -2,7 +2,9 @@
 
 use std::thread;
 
-use meristem::comm::{CommOptions, Communicator, Keep, PhaseMemory, Reduction, Sparse, SparseSum};
+use meristem::comm::{
+    CommOptions, Communicator, FeedbackMode, PhaseMemory, Reduction, SparseMethod, SparseSum,
+};
 use meristem::device::random::{Purpose, Rng};
 use meristem::device::{Device, DeviceId, DeviceOptions, Owner, Stream, Tensor};
 
@@ -22,7 +24,7 @@ pub(super) fn dense(id: DeviceId) -> Verdict {
 /// Checks that the sparse sum equals the sum of the sent elements, bit for bit.
 pub(super) fn sparse(id: DeviceId) -> Verdict {
     let sum = |comm: &mut Communicator, x: &Tensor| -> Result<(), Fault> {
-        let mut sum = SparseSum::new(x, Sparse::TopK, Keep::Nothing)?;
+        let mut sum = SparseSum::new(x, SparseMethod::TopK, FeedbackMode::Nothing)?;
         Ok(sum.run(comm, x, x, KEPT, Reduction::Sum)?)
     };
     compare(id, sum, |place| place < KEPT)?;
@@ -36,7 +38,7 @@ pub(super) fn memory(id: DeviceId) -> Verdict {
     let device = Device::open(id, &DeviceOptions::default())?;
     let both = on_ranks(&device, 2, |mut comm, stream| {
         let x = Tensor::from_slice(stream, &values(comm.rank()), [LEN], Owner::Collectives)?;
-        let mut sum = SparseSum::new(&x, Sparse::TopK, Keep::Residual)?;
+        let mut sum = SparseSum::new(&x, SparseMethod::TopK, FeedbackMode::Residual)?;
         let mut run = || sum.run_measured(&mut comm, &x, &x, KEPT, Reduction::Sum);
         Ok([run()?, run()?])
     })?;

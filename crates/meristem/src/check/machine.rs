@@ -98,7 +98,7 @@ pub(super) fn kernels(id: DeviceId) -> Verdict {
 /// Mean loss of a small host over its training steps, on random images.
 fn train(stream: &Stream, isa: Isa) -> Result<f64, Fault> {
     let spec: grow::HostSpec = "baseline".parse().map_err(grow::Error::from)?;
-    let image = grow::ImageShape { channels: 3, height: 16, width: 16, classes: 10 };
+    let image = grow::TaskShape { channels: 3, height: 16, width: 16, classes: 10 };
     let graph = Arc::new(host_graph(&spec, &image, Optimisers::default().host)?);
     let mut network = Network::new(stream, graph, NetworkOptions::new(1, 0, isa, BATCH))?;
     let mut random = Rng::new(1, Purpose::Test, 0, 0);

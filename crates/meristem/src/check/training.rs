@@ -117,7 +117,7 @@ pub(super) fn leak(id: DeviceId) -> Verdict {
 fn network(stream: &meristem::device::Stream) -> Result<Network, Fault> {
     let spec: grow::HostSpec = "minimal".parse().map_err(grow::Error::from)?;
     let shape = synthetic::SHAPE;
-    let image = grow::ImageShape {
+    let image = grow::TaskShape {
         channels: shape.channels,
         height: shape.height,
         width: shape.width,

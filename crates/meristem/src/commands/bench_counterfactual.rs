@@ -76,7 +76,7 @@ struct Config {
 pub(crate) fn run(arguments: &BenchCounterfactualArguments) -> Outcome {
     check(arguments)?;
     let (host, slots) = grown(arguments)?;
-    let asked = Counterfactual::of_step(&host);
+    let asked = Counterfactual::for_step(&host);
     let mut bench = Bench::new(&host, &asked, arguments)?;
     let batches = bench.warm_up()?;
     let mut times: [Vec<f64>; 3] = Default::default();

@@ -1,6 +1,6 @@
 //! Parts of a page about one run.
 
-use meristem::control::{HEADS, Op};
+use meristem::control::{ActionOp, HEADS};
 use meristem::grow::HostSpec;
 use meristem::train::reading::{Curve, EnvHistory, Run};
 use meristem::train::summary::EnvSummary;
@@ -131,8 +131,10 @@ fn policy(run: &Run) -> Html {
     for (title, series) in charts {
         body.push(chart(&Chart { title: title.into(), labels: ["round", ""], series }));
     }
-    let ops =
-        Op::ALL.iter().zip(last.ops).map(|(op, count)| vec![op.to_string(), thousands(count)]);
+    let ops = ActionOp::ALL
+        .iter()
+        .zip(last.ops)
+        .map(|(op, count)| vec![op.to_string(), thousands(count)]);
     let header = [vec!["op".to_string(), "actions".to_string()]];
     let rows: Vec<Vec<String>> = header.into_iter().chain(ops).collect();
     body.push(Html::table("Actions in the newest round", &rows));

@@ -1,12 +1,12 @@
 //! State of the governor about an env.
 
-use meristem_control::Vitals;
+use meristem_control::LossMonitor;
 use serde::{Deserialize, Serialize};
 
 /// State of the governor about an env in an episode, apart from the snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct GovernorState {
-    pub(crate) vitals: Vitals,
+    pub(crate) vitals: LossMonitor,
     /// Step after which the snapshot was taken; `None` if it was taken before the first step.
     pub(crate) snapshot_step: Option<usize>,
     /// Failures since the snapshot was taken.
@@ -20,7 +20,7 @@ pub(crate) struct GovernorState {
 impl GovernorState {
     /// The state at the beginning of an episode, with the dataset's number of classes.
     pub(crate) fn new(classes: usize) -> Self {
-        let vitals = Vitals::new(classes);
+        let vitals = LossMonitor::new(classes);
         Self { vitals, snapshot_step: None, failures: 0, changed: None, rollbacks: 0 }
     }
 

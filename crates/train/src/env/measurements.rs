@@ -1,6 +1,6 @@
 //! Measurements of an env since the start of its trajectory.
 
-use meristem_control::{History, Op, RewardState};
+use meristem_control::{ActionOp, RewardState, SlotHistories};
 use meristem_grow::{GateInputs, Host, ParameterCounts};
 use serde::{Deserialize, Serialize};
 
@@ -21,11 +21,11 @@ pub(crate) struct Measurements {
     #[serde(default)]
     pub(crate) train_losses: Vec<f32>,
     /// States of the slots in the last steps.
-    pub(crate) slot_history: History,
+    pub(crate) slot_history: SlotHistories,
     /// State that the next reward is computed against.
     pub(crate) reward_state: RewardState,
     /// The last op, and whether it succeeded.
-    pub(crate) last: Option<(Op, bool)>,
+    pub(crate) last: Option<(ActionOp, bool)>,
 }
 
 impl Measurements {
@@ -38,7 +38,7 @@ impl Measurements {
             accuracies_pp: vec![],
             losses: vec![],
             train_losses: vec![],
-            slot_history: History::default(),
+            slot_history: SlotHistories::default(),
             reward_state: RewardState::begin(host, parameters),
             last: None,
         }

@@ -14,10 +14,12 @@ mod trained_host;
 
 use std::sync::Arc;
 
-use meristem_control::{Deed, EnvView, GovernorConfig, Op, Outcome, RewardConfig, RewardTerms};
+use meristem_control::{
+    ActionContext, ActionOp, ActionOutcome, EnvView, GovernorConfig, RewardConfig, RewardTerms,
+};
 use meristem_device::random::{Purpose, Rng};
 use meristem_grow::{
-    Contribution, Counterfactual, GradientHealth, Host, Scope, StageChange, Topology,
+    Contribution, Counterfactual, GradientHealth, Host, ModuleScope, StageChange, Topology,
 };
 use meristem_nn::{EvalMetrics, Graph, GroupMetrics, Metrics, Network, Snapshot, StateDict};
 
@@ -91,7 +93,7 @@ impl Env {
         let Self { grown, seen, history, governor, snapshot, .. } = self;
         grown.sync(setup)?;
         let state = EnvState {
-            topology: Topology::of(&grown.host),
+            topology: Topology::from_host(&grown.host),
             seen: seen.clone(),
             train: grown.train.clone(),
             control: grown.control,
@@ -113,7 +115,7 @@ impl Env {
         Ok(Self {
             index: options.index,
             seen: Measurements::new(&grown.host, &grown.parameters),
-            counterfactual: Counterfactual::leave_one_out(&grown.host, Scope::Live),
+            counterfactual: Counterfactual::leave_one_out(&grown.host, ModuleScope::Live),
             grown,
             contributions: vec![],
             reward: RewardTerms::default(),
@@ -141,9 +143,9 @@ impl Env {
         self.counterfactual = if when.step + 1 == config.steps {
             let (purpose, env) = (Purpose::Counterfactuals, self.index as u64);
             let mut random = Rng::new(config.seed, purpose, env, when.round as u64);
-            Counterfactual::of_last_step(host, &mut random)
+            Counterfactual::for_last_step(host, &mut random)
         } else {
-            Counterfactual::of_step(host)
+            Counterfactual::for_step(host)
         };
         Ok(changes)
     }
@@ -223,7 +225,7 @@ impl Env {
         (grown.control, grown.diverged) = (None, false);
         self.seen = Measurements::new(&grown.host, &grown.parameters);
         self.contributions.clear();
-        self.counterfactual = Counterfactual::leave_one_out(&grown.host, Scope::Live);
+        self.counterfactual = Counterfactual::leave_one_out(&grown.host, ModuleScope::Live);
         grown.network.set_alphas(self.counterfactual.rows())?;
         grown.network.reset_metrics()?;
         Ok(changes)
@@ -243,12 +245,12 @@ impl Env {
 
     /// Whether the last op fossilized a module.
     pub(crate) fn has_fossilized(&self) -> bool {
-        self.seen.last == Some((Op::Fossilize, true))
+        self.seen.last == Some((ActionOp::Fossilize, true))
     }
 
     /// Whether the last op changed the network.
     pub(crate) fn has_changed(&self) -> bool {
-        self.seen.last.is_some_and(|(op, succeeded)| op != Op::Wait && succeeded)
+        self.seen.last.is_some_and(|(op, succeeded)| op != ActionOp::Wait && succeeded)
     }
 
     /// Prepares the report: leave-one-out configurations of all modules for the control split, and
@@ -258,7 +260,7 @@ impl Env {
     /// Out of memory, a failed stream.
     pub(crate) fn open_report(&mut self, setup: &Setup) -> Result<()> {
         self.grown.sync(setup)?;
-        self.counterfactual = Counterfactual::leave_one_out(&self.grown.host, Scope::All);
+        self.counterfactual = Counterfactual::leave_one_out(&self.grown.host, ModuleScope::All);
         let mut rows = self.counterfactual.rows().to_vec();
         rows.push(self.grown.host.alphas());
         self.grown.network.set_alphas(&rows)?;
@@ -296,11 +298,17 @@ impl Env {
     }
 
     /// Records the op of this step and computes its reward.
-    pub(crate) fn acted(&mut self, op: Op, deed: &Deed, outcome: &Outcome, rules: &RewardConfig) {
+    pub(crate) fn acted(
+        &mut self,
+        op: ActionOp,
+        before: &ActionContext,
+        outcome: &ActionOutcome,
+        rules: &RewardConfig,
+    ) {
         let Self { grown, seen, .. } = self;
         seen.last = Some((op, outcome.succeeded));
         let (host, parameters) = (&grown.host, &grown.parameters);
-        self.reward = seen.reward_state.transition(rules, deed, host, parameters, outcome);
+        self.reward = seen.reward_state.transition(rules, before, host, parameters, outcome);
     }
 }
 

@@ -11,7 +11,7 @@
 
 mod counterfactuals;
 
-use meristem_control::{Failure, RewardTerms, RoundReport};
+use meristem_control::{RewardTerms, RoundReport, TrainingFailure};
 use meristem_data::order::EpochMode;
 use meristem_device::DeviceId;
 use meristem_grow::{Stage, Style};
@@ -193,7 +193,7 @@ pub enum Event {
         /// Step that failed.
         step: usize,
         /// `not_finite`, `collapse` or `spike`.
-        failure: Failure,
+        failure: TrainingFailure,
         /// Mean training loss of the step.
         #[serde(deserialize_with = "null_as_nan")]
         train_loss: f64,

@@ -11,8 +11,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use meristem_control::{HEADS, Op, RoundReport};
-use meristem_export::tensorboard::{self, Shown};
+use meristem_control::{ActionOp, HEADS, RoundReport};
+use meristem_export::tensorboard::{self, SeriesValue};
 
 use crate::error::{Error, Result};
 use crate::record::directory::Directory;
@@ -237,7 +237,7 @@ struct Place {
     /// Steps of a round.
     steps: usize,
     /// Actions of the current step by op.
-    actions: [u64; Op::ALL.len()],
+    actions: [u64; ActionOp::ALL.len()],
     /// Envs whose actions were counted.
     counted: usize,
 }
@@ -249,8 +249,9 @@ impl Place {
         match &line.event {
             Event::RunStarted(run) => {
                 (self.envs, self.steps) = (run.envs, run.steps);
-                let texts = vec![("settings".into(), Shown::Text(settings_table(settings)))];
-                let texts = texts.into_iter().chain([("run".into(), Shown::Text(described(run)))]);
+                let texts = vec![("settings".into(), SeriesValue::Text(settings_table(settings)))];
+                let texts =
+                    texts.into_iter().chain([("run".into(), SeriesValue::Text(described(run)))]);
                 vec![tensorboard::values(time, 0, texts.collect())]
             }
             Event::StepCompleted(step) => {
@@ -281,9 +282,9 @@ impl Place {
     }
 
     /// The histogram of a step's actions, once its last env is counted.
-    fn actions(&mut self, step: &StepCompleted) -> Option<(String, Shown)> {
+    fn actions(&mut self, step: &StepCompleted) -> Option<(String, SeriesValue)> {
         let name = step.action.split_whitespace().next().unwrap_or_default();
-        if let Some(op) = Op::ALL.iter().find(|op| op.name() == name) {
+        if let Some(op) = ActionOp::ALL.iter().find(|op| op.name() == name) {
             self.actions[op.index()] += 1;
         }
         self.counted += 1;
@@ -292,7 +293,7 @@ impl Place {
         }
         self.counted = 0;
         let counts = std::mem::take(&mut self.actions).to_vec();
-        Some(("actions".into(), Shown::Counts(counts)))
+        Some(("actions".into(), SeriesValue::Counts(counts)))
     }
 }
 
@@ -300,14 +301,14 @@ impl Place {
 fn scalars<'a>(
     figures: impl IntoIterator<Item = (&'a str, Option<f64>)>,
     tag: impl Fn(&str) -> String,
-) -> Vec<(String, Shown)> {
+) -> Vec<(String, SeriesValue)> {
     let known = figures.into_iter().filter_map(|(name, value)| {
-        Some((tag(name), Shown::Scalar(value.filter(|value| value.is_finite())?)))
+        Some((tag(name), SeriesValue::Scalar(value.filter(|value| value.is_finite())?)))
     });
     known.collect()
 }
 
-fn of_step(step: &StepCompleted) -> Vec<(String, Shown)> {
+fn of_step(step: &StepCompleted) -> Vec<(String, SeriesValue)> {
     let env = step.env;
     let parameters = (step.host_parameters + step.grown_parameters) as f64;
     let figures = [
@@ -335,7 +336,7 @@ fn of_step(step: &StepCompleted) -> Vec<(String, Shown)> {
     values
 }
 
-fn of_policy(report: &RoundReport) -> Vec<(String, Shown)> {
+fn of_policy(report: &RoundReport) -> Vec<(String, SeriesValue)> {
     let figures = [
         ("mean_return", report.mean_return),
         ("kl", report.kl),
@@ -350,7 +351,7 @@ fn of_policy(report: &RoundReport) -> Vec<(String, Shown)> {
     let mut values = scalars(figures, |name| format!("policy/{name}"));
     let entropies = HEADS.iter().zip(report.entropies).map(|(head, e)| (head.name, Some(e)));
     values.extend(scalars(entropies, |head| format!("policy_entropy/{head}")));
-    values.push(("policy/actions".into(), Shown::Counts(report.ops.to_vec())));
+    values.push(("policy/actions".into(), SeriesValue::Counts(report.ops.to_vec())));
     values
 }
 
@@ -363,7 +364,7 @@ fn settings_table(settings: &Settings) -> String {
 }
 
 fn described(run: &RunStarted) -> String {
-    let ops = Op::ALL.iter().map(|op| format!("{} {}", op.index(), op.name()));
+    let ops = ActionOp::ALL.iter().map(|op| format!("{} {}", op.index(), op.name()));
     format!(
         "{} envs of `{}` on {}, controller {}, {}, meristem {}\n\nActions in histograms: {}",
         run.envs,

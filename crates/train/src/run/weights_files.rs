@@ -26,8 +26,9 @@ pub(super) fn write_weights(
     for (nth, Env { index, grown, .. }) in envs.iter().enumerate() {
         let TrainedHost { network, host, .. } = grown;
         let name = PathBuf::from(weights_name(*index));
-        let own =
-            || weights::to_bytes(&name, &network.state_dict()?, &Topology::of(host), interface);
+        let own = || {
+            weights::to_bytes(&name, &network.state_dict()?, &Topology::from_host(host), interface)
+        };
         let all = world.gather_env_bytes(own)?;
         let Some(folder) = folder else { continue };
         for (rank, bytes) in all.iter().enumerate() {

@@ -149,7 +149,7 @@ fn policy(setup: &Setup, stream: &Stream, learning: Learning, train_samples: usi
     Ok(match (learning, config.ppo_demonstrations) {
         (Learning::Off | Learning::Greedy, _) | (_, 0) => ppo,
         (Learning::On, rounds) => {
-            ppo.taught(Heuristic::new(config.heuristic_config(train_samples)), rounds)
+            ppo.with_teacher(Heuristic::new(config.heuristic_config(train_samples)), rounds)
         }
     })
 }

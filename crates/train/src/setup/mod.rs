@@ -13,7 +13,7 @@ use meristem_control::RewardConfig;
 use meristem_data::{Augment, DatasetInfo, DatasetSpec, Normalization, Residency, Source};
 use meristem_device::Stream;
 use meristem_grow::{
-    BlueprintSet, Host, HostSpec, ImageShape, Rules, Size, SlotName, Topology, nearest,
+    BlueprintSet, Host, HostSpec, NetworkSize, Rules, SlotName, TaskShape, Topology, nearest,
 };
 use meristem_nn::graph::Graph;
 use meristem_nn::{Isa, Network, NetworkOptions, Plans};
@@ -194,7 +194,7 @@ pub(crate) struct Setup {
     /// The host description.
     pub(crate) host: HostSpec,
     /// Shape of the images that the hosts are made for.
-    pub(crate) image: ImageShape,
+    pub(crate) image: TaskShape,
     /// Description of the dataset.
     pub(crate) info: DatasetInfo,
     /// Normalisation of the images, and names of their classes.
@@ -260,7 +260,7 @@ impl Setup {
 
     /// Checks that the host at the beginning of an episode is within its limits.
     fn check_size(&self, host: &Host) -> Result<()> {
-        let Size { parameters, macs } = host.size()?;
+        let NetworkSize { parameters, macs } = host.size()?;
         let Rules { max_parameters, max_macs, .. } = self.config.rules;
         let limits = [
             ("max-parameters", "parameters", parameters, max_parameters),
@@ -280,7 +280,7 @@ impl Setup {
         let start = self.starts.get(env).or(self.starts.first());
         let mut host = self.host_of(self.init.as_ref().or(start))?;
         if start.is_some() {
-            host.settle();
+            host.make_permanent();
         }
         Ok(host)
     }
@@ -383,9 +383,9 @@ pub(crate) fn residency(config: &TrainConfig) -> Residency {
 }
 
 /// Shape of a dataset's images, for hosts.
-pub(crate) fn image_shape(info: &DatasetInfo) -> ImageShape {
+pub(crate) fn image_shape(info: &DatasetInfo) -> TaskShape {
     let &DatasetInfo { channels, height, width, ref classes, .. } = info;
-    ImageShape { channels, height, width, classes: classes.len() }
+    TaskShape { channels, height, width, classes: classes.len() }
 }
 
 /// The dataset with the given name.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use meristem_data::Normalization;
 use meristem_data::notes::say;
 use meristem_grow::{
-    BlueprintSet, Host, HostLayer, HostSpec, ImageShape, Rules, SlotName, Topology, host_json,
+    BlueprintSet, Host, HostLayer, HostSpec, Rules, SlotName, TaskShape, Topology, host_json,
 };
 use meristem_nn::safetensors::{self, Metadata};
 use meristem_nn::{HostTensor, Network, StateDict};
@@ -24,7 +24,7 @@ pub(crate) struct Wanted<'a> {
     /// Description of the host, if requested.
     pub(crate) host: Option<&'a HostSpec>,
     /// Shape of the dataset's images.
-    pub(crate) image: &'a ImageShape,
+    pub(crate) image: &'a TaskShape,
 }
 
 /// Contents of a weights file.
@@ -129,7 +129,7 @@ impl Weights {
     ///
     /// # Errors
     /// A damaged topology.
-    pub(crate) fn image(&self) -> Result<Option<ImageShape>> {
+    pub(crate) fn image(&self) -> Result<Option<TaskShape>> {
         let Some(json) = self.metadata.get("topology") else { return Ok(None) };
         Ok(Some(Topology::from_json(json).map_err(|e| self.fail(e))?.image))
     }
@@ -217,7 +217,7 @@ impl Weights {
     }
 }
 
-fn describe(image: &ImageShape) -> String {
+fn describe(image: &TaskShape) -> String {
     format!("{image} images of {} classes", image.classes)
 }
 

@@ -1,6 +1,6 @@
 //! Decision of a step.
 
-use meristem_control::Deed;
+use meristem_control::ActionContext;
 
 use crate::env::Env;
 use crate::error::Result;
@@ -24,10 +24,11 @@ pub(super) fn decide(context: &mut StepContext<'_, '_>) -> Result<Vec<String>> {
     let views = context.population.views(context.when.step, config.steps);
     let actions = context.controller.get().decide_all(&views)?;
     let both = actions.iter().zip(&views);
-    let deeds: Vec<Deed> = both.map(|(action, view)| Deed::before(action, view)).collect();
+    let states: Vec<ActionContext> =
+        both.map(|(action, view)| ActionContext::new(action, view)).collect();
     let mut words = vec![];
-    for ((env, action), deed) in context.population.envs.iter_mut().zip(&actions).zip(&deeds) {
-        words.push(growth::act(env, action, deed, context.setup, context.when, context.journal)?);
+    for ((env, action), before) in context.population.envs.iter_mut().zip(&actions).zip(&states) {
+        words.push(growth::act(env, action, before, context.setup, context.when, context.journal)?);
     }
     let rewards = context.population.envs.iter().map(|env| env.reward.total() as f32);
     context.controller.get().reward_all(&rewards.collect::<Vec<_>>())?;

@@ -1,9 +1,9 @@
 //! Governor in the training loop: detection of failed envs, and their recovery (`docs/growth.md`,
 //! Governor).
 //!
-//! Every env is checked ([`Vitals`]) after the read-back of a step and before any decision, by its
-//! control loss, or by its training loss without a control split. Both losses and all weights must
-//! be finite.
+//! Every env is checked ([`LossMonitor`]) after the read-back of a step and before any decision, by
+//! its control loss, or by its training loss without a control split. Both losses and all weights
+//! must be finite.
 //!
 //! **A rollback** restores the snapshot: the weights and statistics of the host and of its
 //! fossilized modules, bit for bit. Live modules are pruned, and the optimiser is reset. Earlier
@@ -24,7 +24,7 @@
 //! and so does an episode in which every step fails. The other envs end with it, because a policy
 //! learns from all envs or from none.
 
-use meristem_control::{Failure, GovernorConfig};
+use meristem_control::{GovernorConfig, TrainingFailure};
 use meristem_grow::StageChange;
 
 use crate::env::{Env, GovernorState};
@@ -59,7 +59,7 @@ pub(super) fn govern(context: &mut StepContext<'_, '_>) -> Result<()> {
 fn roll_back(
     context: &mut StepContext<'_, '_>,
     nth: usize,
-    failure: Failure,
+    failure: TrainingFailure,
     rules: &GovernorConfig,
 ) -> Result<()> {
     let env = &mut context.population.envs[nth];

@@ -1,6 +1,6 @@
 //! Growth in the slots of an env: execution of actions, and their events.
 
-use meristem_control::{Action, Deed, Op, Outcome, apply};
+use meristem_control::{Action, ActionContext, ActionOp, ActionOutcome, apply};
 use meristem_grow::{Comparison, GateReport, Host, Stage, StageChange};
 
 use crate::env::Env;
@@ -26,15 +26,15 @@ pub(crate) fn open_step(
     Ok(())
 }
 
-/// Executes a controller's action, computes its reward, and returns it in words. `deed` is the
-/// state before it.
+/// Executes a controller's action, computes its reward, and returns it in words. `state` is the
+/// state before the action.
 ///
 /// # Errors
 /// An illegal action, which is a bug in the controller.
 pub(crate) fn act(
     env: &mut Env,
     action: &Action,
-    deed: &Deed,
+    state: &ActionContext,
     setup: &Setup,
     when: StepPosition,
     journal: &mut Journal<'_>,
@@ -44,13 +44,13 @@ pub(crate) fn act(
     let (seen, accuracy) = (&env.seen, env.seen.accuracies_pp.last().copied());
     let outcome = apply(action, &mut env.grown.host, &seen.measured, accuracy)
         .map_err(meristem_grow::Error::from)?;
-    env.acted(action.op(), deed, &outcome, &setup.reward());
-    let Outcome { change, gate, .. } = outcome;
+    env.acted(action.op(), state, &outcome, &setup.reward());
+    let ActionOutcome { change, gate, .. } = outcome;
     if let (Some(report), Some(slot)) = (&gate, action.slot()) {
         journal.emit(gate_event(env, slot, report, when));
     }
     if let Some(change) = &change {
-        if action.op() == Op::Germinate
+        if action.op() == ActionOp::Germinate
             && let Some(event) = germinated(env, change.index, when)
         {
             journal.emit(event);

@@ -54,7 +54,7 @@ impl Envs for Visited<'_> {
     fn weights(&mut self, env: usize) -> Result<Vec<u8>> {
         let grown = &mut self.population.envs[env].grown;
         grown.sync(self.setup)?;
-        let (state, topology) = (grown.network.state_dict()?, Topology::of(&grown.host));
+        let (state, topology) = (grown.network.state_dict()?, Topology::from_host(&grown.host));
         weights::to_bytes(Path::new("weights"), &state, &topology, &self.setup.interface)
     }
 }

@@ -5,16 +5,18 @@ pub(crate) mod toy;
 
 use std::sync::Arc;
 
-use meristem_control::{Action, EnvView, HeuristicConfig, History, Op, Outcome, apply};
+use meristem_control::{
+    Action, ActionOp, ActionOutcome, EnvView, HeuristicConfig, SlotHistories, apply,
+};
 use meristem_grow::{
-    BlueprintSet, GateInputs, Gates, GradientHealth, Host, HostSpec, ImageShape, Rules,
+    BlueprintSet, GateInputs, Gates, GradientHealth, Host, HostSpec, Rules, TaskShape,
 };
 use meristem_nn::PairedLoss;
 
 /// A tiny host with the first `slots` slots of `minimal` enabled.
 pub(crate) fn tiny(slots: usize, rules: Rules) -> Host {
     let spec: HostSpec = "minimal".parse().unwrap();
-    let image = ImageShape { channels: 1, height: 4, width: 4, classes: 3 };
+    let image = TaskShape { channels: 1, height: 4, width: 4, classes: 3 };
     let set = Arc::new(BlueprintSet::standard());
     let slots = spec.slots()[..slots].to_vec();
     Host::new(spec, image, &slots, set, rules).unwrap()
@@ -56,8 +58,8 @@ pub(crate) struct FakeEnv {
     pub(crate) twin_loss: Option<f32>,
     pub(crate) train_losses: Vec<f32>,
     pub(crate) measured: Vec<GateInputs>,
-    pub(crate) history: History,
-    pub(crate) last: Option<(Op, bool)>,
+    pub(crate) history: SlotHistories,
+    pub(crate) last: Option<(ActionOp, bool)>,
 }
 
 impl FakeEnv {
@@ -72,7 +74,7 @@ impl FakeEnv {
             losses: vec![],
             train_losses: vec![],
             measured,
-            history: History::default(),
+            history: SlotHistories::default(),
             last: None,
             twin_loss: None,
         }
@@ -108,7 +110,7 @@ impl FakeEnv {
     }
 
     /// Applies an action, which must be legal.
-    pub(crate) fn act(&mut self, action: &Action) -> Outcome {
+    pub(crate) fn act(&mut self, action: &Action) -> ActionOutcome {
         let accuracy = self.accuracies_pp.last().copied();
         let outcome = apply(action, &mut self.host, &self.measured, accuracy).unwrap();
         self.last = Some((action.op(), outcome.succeeded));

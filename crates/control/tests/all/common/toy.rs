@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use meristem_control::{
-    Action, Controller, Deed, Outcome, RewardConfig, RewardState, RoundReport, legal,
+    Action, ActionContext, ActionOutcome, Controller, RewardConfig, RewardState, RoundReport, legal,
 };
 use meristem_grow::{
     AlphaTarget, GateInputs, GradientHealth, ParameterCounts, Rules, Stage, Style, Tempo,
@@ -77,14 +77,14 @@ impl Toy {
     }
 
     /// Applies an action and returns its reward.
-    pub(crate) fn act(&mut self, action: &Action) -> (Outcome, f64) {
-        let deed = Deed::before(action, &self.env.view());
+    pub(crate) fn act(&mut self, action: &Action) -> (ActionOutcome, f64) {
+        let context = ActionContext::new(action, &self.env.view());
         let outcome = self.env.act(action);
         let host = &self.env.host;
         let mut parameters = self.parameters.borrow_mut();
         let parameters =
             parameters.entry(host.topology_key()).or_insert_with(|| host.parameters().unwrap());
-        let terms = self.reward.transition(&self.config, &deed, host, parameters, &outcome);
+        let terms = self.reward.transition(&self.config, &context, host, parameters, &outcome);
         self.total += terms.total();
         (outcome, terms.total())
     }

@@ -4,15 +4,15 @@
 use std::sync::Arc;
 
 use meristem_grow::{
-    AlphaTarget, BlueprintSet, GateInputs, Germination, GradientHealth, Host, HostSpec, ImageShape,
-    Rules, Stage, Style, Tempo,
+    AlphaTarget, BlueprintSet, GateInputs, Germination, GradientHealth, Host, HostSpec, Rules,
+    Stage, Style, TaskShape, Tempo,
 };
 
 /// The shape of CIFAR-10.
-pub(crate) const CIFAR: ImageShape = ImageShape { channels: 3, height: 32, width: 32, classes: 10 };
+pub(crate) const CIFAR: TaskShape = TaskShape { channels: 3, height: 32, width: 32, classes: 10 };
 
 /// A host with the standard blueprints and all slots enabled.
-pub(crate) fn host(spec: &str, image: ImageShape, rules: Rules) -> Host {
+pub(crate) fn host(spec: &str, image: TaskShape, rules: Rules) -> Host {
     let spec: HostSpec = spec.parse().unwrap();
     let slots = spec.slots().to_vec();
     Host::new(spec, image, &slots, Arc::new(BlueprintSet::standard()), rules).unwrap()

@@ -7,7 +7,8 @@ use std::thread;
 use std::time::Instant;
 
 use meristem::comm::{
-    CommOptions, Communicator, Keep, PhaseMemory, Reduction, Sparse, SparseSum, Sum, SumOrder,
+    CommOptions, Communicator, FeedbackMode, PhaseMemory, Reduction, SparseMethod, SparseSum, Sum,
+    SumOrder,
 };
 use meristem::device::{
     DType, Device, DeviceId, DeviceOptions, Error as DeviceError, Fill, Owner, Stream, Tensor,
@@ -243,7 +244,8 @@ impl Rank {
             ));
             plain::out(&heading());
         }
-        let sparse = [Sparse::TopK, Sparse::GTopK, Sparse::OkTopK { refresh: REFRESH }];
+        let sparse =
+            [SparseMethod::TopK, SparseMethod::GTopK, SparseMethod::OkTopK { refresh: REFRESH }];
         let sparse =
             || sparse.into_iter().flat_map(|way| plan.densities.iter().map(move |d| (way, *d)));
         let mut rows = Vec::new();
@@ -268,7 +270,7 @@ impl Rank {
     fn row(
         &mut self,
         tensors: &Tensors,
-        way: Option<Sparse>,
+        way: Option<SparseMethod>,
         density: f64,
         (rounds, measures_memory): (usize, bool),
     ) -> Result<Row, Failure> {
@@ -277,9 +279,9 @@ impl Rank {
         let pattern = Pattern::new(len, ranks, density);
         let (algorithm, which) = match way {
             None => ("dense", Expected::Dense),
-            Some(Sparse::TopK) => ("topk", Expected::Sent),
-            Some(Sparse::GTopK) => ("gtopk", Expected::Largest),
-            Some(Sparse::OkTopK { .. }) => ("ok-topk", Expected::Largest),
+            Some(SparseMethod::TopK) => ("topk", Expected::Sent),
+            Some(SparseMethod::GTopK) => ("gtopk", Expected::Largest),
+            Some(SparseMethod::OkTopK { .. }) => ("ok-topk", Expected::Largest),
         };
         let mut values = vec![0.0; input.numel()];
         pattern.input(rank, &mut values);
@@ -288,7 +290,7 @@ impl Rank {
         expected.copy_from_slice(&values)?;
         drop(values);
         let mut sum = match way {
-            Some(way) => Some(SparseSum::new(input, way, Keep::Residual)?),
+            Some(way) => Some(SparseSum::new(input, way, FeedbackMode::Residual)?),
             None => None,
         };
         // Times of the rounds; bytes sent and wrong elements are appended.

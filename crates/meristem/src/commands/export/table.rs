@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use meristem::control::{HEADS, Op};
+use meristem::control::{ActionOp, HEADS};
 use meristem::train::events::{Event, SlotState, StepCompleted};
 use meristem::train::reading::{EventTail, Line, Reached, Skipped};
 
@@ -126,7 +126,7 @@ pub(super) fn columns(table: Table) -> Vec<Column> {
     let mut columns: Vec<Column> =
         columns.iter().map(|(name, kind)| (name.to_string(), *kind)).collect();
     if table == Table::Policy {
-        columns.extend(Op::ALL.iter().map(|op| (format!("op_{op}"), Count)));
+        columns.extend(ActionOp::ALL.iter().map(|op| (format!("op_{op}"), Count)));
         columns.extend(HEADS.iter().map(|head| (format!("entropy_{}", head.name), Number)));
     }
     columns

@@ -1,6 +1,6 @@
 //! The table of envs, and the panels of policy, incidents and memory.
 
-use meristem::control::{HEADS, Op};
+use meristem::control::{ActionOp, HEADS};
 use meristem::train::reading::EnvHistory;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Rect};
@@ -66,7 +66,7 @@ pub(super) fn policy(frame: &mut Frame<'_>, app: &App, area: Rect) {
         let words = if learns { "learns at the end of a round" } else { "no policy learns" };
         return frame.render_widget(Paragraph::new(words), inner);
     };
-    let ops = Op::ALL.iter().zip(last.ops).filter(|(_, count)| *count > 0);
+    let ops = ActionOp::ALL.iter().zip(last.ops).filter(|(_, count)| *count > 0);
     let ops: Vec<String> = ops.map(|(op, count)| format!("{op} {count}")).collect();
     let heads = HEADS.iter().zip(last.entropies);
     let heads: Vec<String> = heads.map(|(head, h)| format!("{} {h:.2}", head.name)).collect();

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use meristem_comm::{ExchangeOptions, Keep, Method, Reduction, Sparse};
+use meristem_comm::{ExchangeOptions, FeedbackMode, Method, Reduction, SparseMethod};
 use serde::{Deserialize, Serialize};
 
 use crate::config::text::{BadValue, serde_as_text, unknown};
@@ -53,16 +53,16 @@ impl ExchangeKind {
     pub(crate) fn options(self) -> ExchangeOptions {
         let method = match self {
             Self::Dense => Method::Dense,
-            Self::TopK(_) => Method::Sparse(Sparse::TopK),
-            Self::GTopK(_) => Method::Sparse(Sparse::GTopK),
-            Self::OkTopK(_) => Method::Sparse(Sparse::OkTopK { refresh: REFRESH }),
+            Self::TopK(_) => Method::Sparse(SparseMethod::TopK),
+            Self::GTopK(_) => Method::Sparse(SparseMethod::GTopK),
+            Self::OkTopK(_) => Method::Sparse(SparseMethod::OkTopK { refresh: REFRESH }),
             Self::Auto(_) => Method::Auto,
         };
         let usual = ExchangeOptions::default();
         ExchangeOptions {
             method,
             density: self.parts().1.unwrap_or(usual.density),
-            keep: Keep::Residual,
+            keep: FeedbackMode::Residual,
             reduction: Reduction::Mean,
             ..usual
         }
