@@ -169,7 +169,7 @@ pub(crate) use with_number;
 mod tests {
     use super::*;
 
-    fn check<T: Number>(numbers: &[T], nans: &[T]) {
+    fn check<T: SumElement>(numbers: &[T], nans: &[T]) {
         let magnitudes: Vec<u64> = numbers.iter().map(|x| x.magnitude().wide()).collect();
         assert!(magnitudes.is_sorted_by(|a, b| a < b), "{magnitudes:?}");
         let largest = (1 << T::Magnitude::BITS) - 1;

@@ -43,10 +43,12 @@ pub enum TopologyError {
     Parse(#[from] serde_json::Error),
     /// An unsupported version.
     #[error(
-        "`topology` has version {found}, this build reads version {supported}; use the build that \
-         wrote the file"
+        "`{entry}` has version {found}, and this program reads version {supported}; a newer \
+         program wrote the file: use that one"
     )]
     Version {
+        /// Entry of the metadata, `topology` or `host`.
+        entry: &'static str,
         /// Version of the file.
         found: u32,
         /// Version of this build.
@@ -55,7 +57,7 @@ pub enum TopologyError {
     /// A list of layers that contradicts the host's text.
     #[error(
         "the entry `host` has other layers than `{host}`, the host of the entry `topology`; the \
-         file was changed, or a newer build wrote it"
+         file was changed"
     )]
     Host {
         /// Host of the topology.

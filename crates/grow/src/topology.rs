@@ -12,7 +12,7 @@ use crate::blueprint_set::BlueprintSet;
 use crate::error::{Result, TopologyError};
 use crate::host::Host;
 use crate::lifecycle::{AlphaController, Module, Rules, Slot, Stage, Style, Tempo};
-use crate::spec::{HostList, HostSpec, SlotName, TaskShape};
+use crate::spec::{HostList, HostSpec, LIST_VERSION, SlotName, TaskShape};
 
 /// Version of the format. A new version marks a format that older readers would misread.
 pub const TOPOLOGY_VERSION: u32 = 1;
@@ -77,6 +77,25 @@ pub struct TopologyModule {
 /// [`TopologyError::Parse`] for a value that JSON cannot represent, which no host has.
 pub fn host_json(host: &HostSpec) -> Result<String> {
     Ok(serde_json::to_string(host.list()).map_err(TopologyError::Parse)?)
+}
+
+/// The version of an entry, whatever else is in it.
+fn version_of(json: &str) -> serde_json::Result<u32> {
+    #[derive(Deserialize)]
+    struct Version {
+        version: u32,
+    }
+    serde_json::from_str::<Version>(json).map(|entry| entry.version)
+}
+
+/// Checks the version before the rest, so that a newer entry is reported as newer, and not as
+/// misspelt or contradictory.
+fn check_version(entry: &'static str, found: u32, supported: u32) -> Result<(), TopologyError> {
+    if found == supported {
+        Ok(())
+    } else {
+        Err(TopologyError::Version { entry, found, supported })
+    }
 }
 
 impl TopologySlot {
@@ -166,8 +185,12 @@ impl Topology {
     /// Checks that an entry `host` has the layers and slots of this host.
     ///
     /// # Errors
-    /// [`TopologyError::Host`].
+    /// [`TopologyError::Version`], [`TopologyError::Host`].
     pub fn check_host(&self, json: &str) -> Result<()> {
+        // Anything without a version is no list of layers.
+        if let Ok(found) = version_of(json) {
+            check_version("host", found, LIST_VERSION)?;
+        }
         match serde_json::from_str::<HostList>(json) {
             Ok(list) if list == *self.host.list() => Ok(()),
             _ => Err(TopologyError::Host { host: self.host.to_string() }.into()),
@@ -179,17 +202,8 @@ impl Topology {
     /// # Errors
     /// [`TopologyError::Parse`], [`TopologyError::Version`].
     pub fn from_json(json: &str) -> Result<Self> {
-        #[derive(Deserialize)]
-        struct Version {
-            version: u32,
-        }
-        // The version comes first: a newer file gets an error about its version, not about its
-        // fields.
-        let Version { version } = serde_json::from_str(json).map_err(TopologyError::Parse)?;
-        if version != TOPOLOGY_VERSION {
-            let supported = TOPOLOGY_VERSION;
-            return Err(TopologyError::Version { found: version, supported }.into());
-        }
+        let version = version_of(json).map_err(TopologyError::Parse)?;
+        check_version("topology", version, TOPOLOGY_VERSION)?;
         Ok(serde_json::from_str(json).map_err(TopologyError::Parse)?)
     }
 

@@ -15,7 +15,7 @@ use super::task_shape::TaskShape;
 use crate::suggest::nearest;
 
 /// Version of [`HostList`]. A new version marks a format that older readers would misread.
-const LIST_VERSION: u32 = 1;
+pub(crate) const LIST_VERSION: u32 = 1;
 /// Largest number of parameters of a host, and of a module (1 GiB of f32).
 pub(crate) const MAX_PARAMETERS: usize = 1 << 28;
 /// Largest height or width of an image, and largest number of image channels and of classes.

@@ -12,6 +12,6 @@ pub use cnn::{Cnn, PRESETS};
 pub use error::HostError;
 pub use host_layer::{Features, HostLayer, LayerSize};
 pub use host_spec::HostSpec;
-pub(crate) use host_spec::{HostList, MAX_PARAMETERS};
+pub(crate) use host_spec::{HostList, LIST_VERSION, MAX_PARAMETERS};
 pub use slot_name::SlotName;
 pub use task_shape::TaskShape;
