@@ -6,6 +6,7 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
+use tempfile::TempDir;
 
 use crate::error::{Error, Mismatch, Result};
 use crate::path_text;
@@ -43,8 +44,8 @@ pub struct ImportReport {
 /// so that every file has every class. The training images are cut into five files as equal as
 /// possible, the first ones longer. With `skip_bad` undecodable files are left out.
 ///
-/// The files are written under another name and moved at the end, so that an interrupted import
-/// leaves no partial result.
+/// The files are written to a new folder beside the target, which gets its name at the end, so that
+/// an interrupted import leaves no partial result.
 ///
 /// # Errors
 /// [`Error::Layout`] if the images are not 32×32 RGB, the classes are not ten, there is no test
@@ -64,20 +65,25 @@ pub fn import_cifar10(from: &Path, to: &Path, skip_bad: bool) -> Result<ImportRe
             .remedy("remove it or choose another")
             .of(&target));
     }
-    let partial = to.join(format!("{CIFAR_10_FOLDER}.partial"));
-    fs::create_dir_all(&partial).map_err(Error::io("create", &partial))?;
-    let written = watch.unless_changed(write_all(&folder, &partial, skip_bad));
-    let written = written.and_then(|(lens, skipped)| {
-        fs::rename(&partial, &target).map_err(Error::io("create", &target))?;
-        let [train_len, test_len] = lens;
-        let path_is_lossy = path_text::is_lossy(&target);
-        Ok(ImportReport { folder: target, path_is_lossy, train_len, test_len, skipped })
-    });
-    if written.is_err() {
-        // The first error is more informative than an error of the clean-up.
-        let _ = fs::remove_dir_all(&partial);
-    }
-    written
+    let partial = partial_folder(to)?;
+    let written = watch.unless_changed(write_all(&folder, partial.path(), skip_bad));
+    let ([train_len, test_len], skipped) = written?;
+    fs::rename(partial.path(), &target).map_err(Error::io("create", &target))?;
+    let _ = partial.keep();
+    let path_is_lossy = path_text::is_lossy(&target);
+    Ok(ImportReport { folder: target, path_is_lossy, train_len, test_len, skipped })
+}
+
+/// A new folder in `to`, which is created, too. Its name cannot be known before, so that it is no
+/// link to somewhere else. It is removed when it is dropped.
+fn partial_folder(to: &Path) -> Result<TempDir> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".import-").suffix(".part");
+    // As of any new folder; otherwise only its owner could read it.
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o777));
+    let made = fs::create_dir_all(to).and_then(|()| builder.tempdir_in(to));
+    made.map_err(Error::io("create", to))
 }
 
 fn check(root: &Path, layout: &Layout) -> Result<()> {

@@ -203,6 +203,25 @@ mod tests {
         assert!(!nothing.is_current());
     }
 
+    /// What was read in between may be of either contents.
+    #[test]
+    #[cfg(unix)]
+    fn contents_that_changed_and_changed_back_are_a_change() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        fs::write(&file, "first").unwrap();
+        let mut seen = Seen::new(&file).unwrap();
+        let began = std::time::Instant::now();
+        // The clock of the file system has large steps.
+        while id_at(&file).unwrap() == seen.id {
+            assert!(began.elapsed().as_secs() < 60, "the time of a change stays the same");
+            fs::write(&file, "other").unwrap();
+            fs::write(&file, "first").unwrap();
+        }
+        assert_eq!(seen.crc, Some(checksum(&file).unwrap()));
+        assert!(!seen.is_current());
+    }
+
     #[test]
     fn an_identity_settles_some_seconds_after_a_change() {
         let id = FileId::from((1, 2, 3, 0, 10_000_000_000));

@@ -169,6 +169,32 @@ fn an_import_reads_back_as_the_folder() {
     assert!(error.to_string().contains("32×32 RGB"), "{error}");
 }
 
+/// The folder that is being written has a name that cannot be known before.
+#[test]
+#[cfg(unix)]
+fn an_import_follows_no_link_and_leaves_a_folder_for_everybody() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let folder = tempfile::tempdir().unwrap();
+    let [source, target, elsewhere] =
+        ["images", "out", "elsewhere"].map(|name| folder.path().join(name));
+    for split in ["train", "test"] {
+        for label in 0..10 {
+            save_rgb(&source.join(format!("{split}/class {label}/0.png")), 32, 32, label);
+        }
+    }
+    fs::create_dir(&target).unwrap();
+    fs::create_dir(&elsewhere).unwrap();
+    // As an earlier build called it.
+    symlink(&elsewhere, target.join("cifar-10-batches-bin.partial")).unwrap();
+    import_cifar10(&source, &target, false).unwrap();
+    assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 0);
+    let made = target.join("cifar-10-batches-bin");
+    assert!(made.symlink_metadata().unwrap().is_dir());
+    let mode = |path: &std::path::Path| path.metadata().unwrap().permissions().mode();
+    assert_eq!(mode(&made), mode(&elsewhere));
+    assert_eq!(fs::read_dir(&target).unwrap().count(), 2, "nothing else is left");
+}
+
 fn spec_with(root: &std::path::Path, resize: u32) -> DatasetSpec {
     DatasetSpec { resize: Some(resize), ..spec_of(Source::Folder, root) }
 }

@@ -131,6 +131,25 @@ mod tests {
         assert_eq!(cache.load("inputs", Some("1")), None);
     }
 
+    /// The names of unfinished files can be guessed.
+    #[test]
+    #[cfg(unix)]
+    fn a_link_in_place_of_an_unfinished_file_is_not_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = KernelCache(folder.path().join("kernels"));
+        fs::create_dir(&cache.0).unwrap();
+        let precious = folder.path().join("precious");
+        fs::write(&precious, "precious").unwrap();
+        let (path, process) = (cache.path("inputs", "1"), std::process::id());
+        for number in 0..2000 {
+            let planted = path.with_extension(format!("{process}-{number}.part"));
+            std::os::unix::fs::symlink(&precious, planted).unwrap();
+        }
+        cache.store("inputs", "1", b"code");
+        assert_eq!(fs::read(&precious).unwrap(), b"precious");
+        assert_eq!(cache.load("inputs", Some("1")), None, "nothing is kept");
+    }
+
     #[test]
     fn a_folder_that_cannot_be_made_keeps_nothing() {
         let file = tempfile::NamedTempFile::new().unwrap();
