@@ -27,6 +27,11 @@ impl FromStr for BasePath {
 
 #[cfg(feature = "serve")]
 impl BasePath {
+    /// Whether it is a path of another server, which is the proxy.
+    pub(crate) fn is_below_another(&self) -> bool {
+        !self.0.is_empty()
+    }
+
     /// Prepends the base to `path`, which begins with `/`.
     pub(crate) fn to(&self, path: &str) -> String {
         format!("{}{path}", self.0)

@@ -131,10 +131,18 @@ fn huge_malformed_and_slow_requests_harm_nobody_else() {
 fn live_streams_have_places_of_their_own() {
     let m = Meristem::new();
     fs::create_dir(m.path("runs")).unwrap();
-    let server = serve(&m, "runs");
+    // Half of the places are for one address, unless it is that of a proxy.
+    for (flags, base, places) in [("", "", 128), ("--base-path /lab", "/lab", 256)] {
+        let server = serve(&m, &format!("runs {flags}"));
+        live_streams_of_an_address(&server, base, places);
+    }
+}
+
+/// Asserts that one address can open `places` live streams, and pages beside them.
+fn live_streams_of_an_address(server: &Server, base: &str, places: usize) {
     let open = || {
         let mut stream = server.connect();
-        write!(stream, "GET /live/ HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+        write!(stream, "GET {base}/live/ HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
         let mut lines = BufReader::new(stream);
         let mut first = String::new();
         lines.read_line(&mut first).unwrap();
@@ -149,8 +157,8 @@ fn live_streams_have_places_of_their_own() {
         }
     };
     assert!(refused.starts_with("HTTP/1.1 503"), "{refused}");
-    assert_eq!(streams.len(), 128);
-    assert!(server.page("/").contains("There are no runs"));
+    assert_eq!(streams.len(), places);
+    assert!(server.page(&format!("{base}/")).contains("There are no runs"));
     streams.clear();
     wait_for("a place for a stream", || open().1.starts_with("HTTP/1.1 200"));
 }

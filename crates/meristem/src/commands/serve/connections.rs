@@ -31,8 +31,8 @@ const WRITE_TIME: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Accepts connections; never returns.
-pub(super) async fn serve(listener: TcpListener, router: Router) -> Infallible {
-    let places = Arc::new(Places::default());
+pub(super) async fn serve(listener: TcpListener, router: Router, places: Places) -> Infallible {
+    let places = Arc::new(places);
     loop {
         let Ok((stream, address)) = listener.accept().await else {
             tokio::time::sleep(PAUSE).await;

@@ -3,6 +3,9 @@
 //! A new connection gets a place: if none is free, the connection that has been idle longest is
 //! closed. So slow clients do not delay others. Live streams have separate places, so they cannot
 //! use up those of pages.
+//!
+//! Behind a proxy all connections have the proxy's address. Then no limit applies per address, and
+//! each connection has its own turn. `X-Forwarded-For` is not trusted: any client can send it.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -17,6 +20,13 @@ use super::work::Turn;
 struct Limit {
     all: usize,
     each: usize,
+}
+
+impl Limit {
+    /// Limit of one address.
+    fn of_address(&self, is_proxied: bool) -> usize {
+        if is_proxied { self.all } else { self.each }
+    }
 }
 
 /// Places of connections other than live streams. With live streams and open files, the total stays
@@ -49,6 +59,8 @@ struct Place {
 #[derive(Default)]
 pub(super) struct Places {
     taken: Mutex<Taken>,
+    /// Whether clients come by way of a proxy.
+    is_proxied: bool,
 }
 
 #[derive(Default)]
@@ -83,6 +95,11 @@ fn owner(address: IpAddr) -> IpAddr {
 }
 
 impl Places {
+    /// Places of a server, which may be behind a proxy.
+    pub(super) fn new(is_proxied: bool) -> Self {
+        Self { is_proxied, ..Self::default() }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Taken> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -93,7 +110,7 @@ impl Places {
         let mut taken = self.lock();
         let number = taken.next;
         taken.next += 1;
-        if taken.pages(Some(address)) >= PAGES.each {
+        if taken.pages(Some(address)) >= PAGES.of_address(self.is_proxied) {
             taken.free(Some(address))?;
         } else if taken.pages(None) >= PAGES.all {
             let most = taken.most();
@@ -103,7 +120,7 @@ impl Places {
         let end = Arc::new(Notify::new());
         let place = Place { address, now: Use::Waits, since: Instant::now(), end: end.clone() };
         taken.places.insert(number, place);
-        let turn = taken.turn(address);
+        let turn = if self.is_proxied { Turn::default() } else { taken.turn(address) };
         Some(Arc::new(Seat { places: self.clone(), number, end, turn }))
     }
 }
@@ -160,7 +177,7 @@ impl Taken {
 }
 
 impl Seat {
-    /// The turn of the connection's address.
+    /// The turn of the connection's address; behind a proxy the connection's own.
     pub(super) fn turn(&self) -> Turn {
         self.turn.clone()
     }
@@ -184,7 +201,7 @@ impl Seat {
         };
         let live = || taken.places.values().filter(|place| place.now == Use::Live);
         let own = live().filter(|place| place.address == address).count();
-        let is_free = live().count() < LIVE.all && own < LIVE.each;
+        let is_free = live().count() < LIVE.all && own < LIVE.of_address(self.places.is_proxied);
         if is_free {
             taken.set(self.number, Use::Live);
         }
@@ -286,6 +303,21 @@ mod tests {
         drop((first, second, other));
         places.enter(address(3)).unwrap();
         assert_eq!(places.lock().turns.len(), 1);
+    }
+
+    /// All clients of a proxy have its address.
+    #[test]
+    fn behind_a_proxy_no_client_waits_for_the_turn_or_the_places_of_another() {
+        let places = Arc::new(Places::new(true));
+        let seats: Vec<Arc<Seat>> =
+            (0..PAGES.all).map(|_| places.enter(address(1)).unwrap()).collect();
+        assert!(seats.iter().all(|seat| is_in(&places, seat)));
+        assert!(!Arc::ptr_eq(&seats[0].turn(), &seats[1].turn()));
+        let answering: Vec<Answering> = seats.iter().map(Seat::answers).collect();
+        let live = seats.iter().filter(|seat| seat.goes_live()).count();
+        assert_eq!(live, LIVE.all);
+        drop((seats, answering));
+        assert!(places.lock().turns.is_empty());
     }
 
     #[test]

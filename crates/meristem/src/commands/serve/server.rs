@@ -10,6 +10,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::connections;
 use super::guard::Guard;
 use super::library::Library;
+use super::places::Places;
 use super::routes;
 use crate::cli::ServeArguments;
 use crate::commands::Outcome;
@@ -38,6 +39,7 @@ pub(crate) fn run(arguments: &ServeArguments) -> Outcome {
         .map_err(broken)?;
     let url = guard.url(address);
     let router = routes::router(library, guard);
+    let places = Places::new(base.is_below_another());
     let ended = runtime.block_on(async {
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let (mut interrupt, mut terminate) =
@@ -49,7 +51,7 @@ pub(crate) fn run(arguments: &ServeArguments) -> Outcome {
         }
         plain::out("Ctrl-C ends the server; runs go on");
         tokio::select! {
-            never = connections::serve(listener, router) => match never {},
+            never = connections::serve(listener, router, places) => match never {},
             _ = interrupt.recv() => Ok(()),
             _ = terminate.recv() => Ok(()),
         }

@@ -1,7 +1,8 @@
 //! Work for a request on a reader thread. It is cancelled when its client has disconnected.
 //!
 //! An address has at most one job, running or queued for the readers. So the queue alternates
-//! between addresses, and no address can occupy all readers.
+//! between addresses, and no address can occupy all readers. Behind a proxy each connection has
+//! at most one job.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
