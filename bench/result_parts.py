@@ -37,6 +37,8 @@ ORDERED = {
     *("checkpoint_written", "policy_updated", "governor_rollback", "anomaly", "episode_ended"),
     "run_ended",
 }
+# Metadata of a tensor file that is of the file, and not of its contents.
+OF_FILE = ("format", "crc32", "meristem_format")
 SUMMARY = ["status", "training_steps", "images", "rollbacks", "envs", "round_results"]
 SUMMARY += ["counterfactual_cost"]
 
@@ -127,7 +129,7 @@ class Cbor:
 
 
 def metadata_parts(prefix: str, metadata: dict[str, str]) -> Parts:
-    return {f"{prefix}.{key}": digest(text) for key, text in metadata.items() if key not in ("format", "crc32")}
+    return {f"{prefix}.{key}": digest(text) for key, text in metadata.items() if key not in OF_FILE}
 
 
 def weights_parts(folder: Path) -> Parts:

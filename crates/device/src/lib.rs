@@ -59,7 +59,7 @@ pub use execution::{Call, Kernel, KernelHeader, KernelSource, Operand, Piece, Pr
 pub use ground::{Act, Counts, CudaError, Owner, OwnerUse, Property};
 pub use ground::{DType, DeviceId, Element, MAX_DIMS, MappedFile, MemoryFormat, Shape};
 pub use ground::{Error, Race, RaceAccess, RaceKind, Result};
-pub use ground::{Isa, IsaError, isa, random, simd};
+pub use ground::{Isa, IsaError, isa, named_file, random, simd};
 pub use ground::{PeerPlace, PeerProgress, user_cache};
 pub use handles::{
     Device, DeviceOptions, Event, Expect, Extent, Launch, LaunchGroup, Launches, LentTensor,

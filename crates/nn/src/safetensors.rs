@@ -3,14 +3,16 @@
 //! The header is written here, sorted, because the crate keeps metadata in a hash map: the same
 //! weights would give another file each time. Reading is the crate's, which checks every offset.
 //!
-//! Every file that is written here has a checksum in its metadata, `crc32`. Other programs ignore
-//! it. A file that has one is compared with it when it is read.
+//! Every file that is written here has two entries in its metadata that other programs ignore: a
+//! checksum of everything else, `crc32`, and the version of these entries, `meristem_format`. The
+//! checksum covers the version, and a file with a version must have a checksum, so that no single
+//! changed byte turns the comparison off. Files without a version are from earlier builds or from
+//! other programs: they are compared if they have a checksum.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{self, Write};
 use std::path::Path;
 
+use meristem_device::named_file;
 use safetensors::{Dtype, SafeTensors};
 use serde::Serialize;
 
@@ -23,6 +25,12 @@ pub type Metadata = BTreeMap<String, String>;
 /// Key of the checksum in the metadata.
 pub const CHECKSUM: &str = "crc32";
 
+/// Key of the version of the format in the metadata.
+const FORMAT: &str = "meristem_format";
+
+/// Version of the format: the first one with a key of its own, and a checksum in every file.
+const FORMAT_VERSION: &str = "2";
+
 /// One tensor in the header.
 #[derive(Serialize)]
 struct HeaderEntry<'a> {
@@ -31,30 +39,13 @@ struct HeaderEntry<'a> {
     data_offsets: [usize; 2],
 }
 
-/// Writes weights with metadata, atomically: a temporary file beside it, synced, then renamed. The
-/// same content gives the same bytes. At any time `path` holds the old file or the new one.
-///
-/// # Errors
-/// [`Error::File`] as from [`to_bytes`], [`Error::Io`].
-pub fn save(path: &Path, state: &StateDict, metadata: &Metadata) -> Result<()> {
-    write(path, &to_bytes(path, state, metadata)?)
-}
-
-/// The bytes that [`save`] writes to `path`, for callers that write them elsewhere or later.
+/// The bytes of a file with these weights and metadata; the same content gives the same bytes.
+/// `path` is for errors.
 ///
 /// # Errors
 /// [`Error::File`] for a tensor whose elements do not fit its shape.
 pub fn to_bytes(path: &Path, state: &StateDict, metadata: &Metadata) -> Result<Vec<u8>> {
     encode(state, metadata).map_err(|e| file_error(path, e))
-}
-
-/// Writes the result of [`to_bytes`] to a file, like [`save`].
-///
-/// # Errors
-/// [`Error::Io`].
-pub fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    let failed = |source| Error::Io { action: "write", path: path.into(), source };
-    write_atomically(path, bytes).map_err(failed)
 }
 
 /// The bytes of a file.
@@ -67,6 +58,7 @@ fn encode(state: &StateDict, metadata: &Metadata) -> Result<Vec<u8>, String> {
         HostData::U8(_) => 2,
     });
     let mut metadata = metadata.clone();
+    metadata.insert(FORMAT.into(), FORMAT_VERSION.into());
     metadata.insert(CHECKSUM.into(), checksum(state, &metadata));
     let mut header = serde_json::Map::new();
     let mut insert = |name: &str, entry: serde_json::Result<serde_json::Value>| {
@@ -89,30 +81,6 @@ fn encode(state: &StateDict, metadata: &Metadata) -> Result<Vec<u8>, String> {
     Ok([&(header.len() as u64).to_le_bytes()[..], &header, &data].concat())
 }
 
-/// Writes a file beside `path` and renames it when its bytes are on the disk.
-fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let name = path.file_name().ok_or_else(|| io::Error::other("no file name"))?;
-    let mut temporary_name = std::ffi::OsString::from(".");
-    temporary_name.push(name);
-    temporary_name.push(format!(".tmp-{}", std::process::id()));
-    let temporary = path.with_file_name(temporary_name);
-    let written = (|| {
-        let mut file = File::create(&temporary)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&temporary, path)
-    })();
-    if let Err(error) = written {
-        // The first error is the one to report; removing the temporary file is best effort.
-        let _ = fs::remove_file(&temporary);
-        return Err(error);
-    }
-    // The rename itself is on the disk once the folder is; not every system can sync a folder.
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let _ = File::open(folder).and_then(|folder| folder.sync_all());
-    Ok(())
-}
-
 /// CRC-32 of all tensors and of the metadata except the checksum, as eight hexadecimal digits.
 fn checksum(state: &StateDict, metadata: &Metadata) -> String {
     let mut crc = crc32fast::Hasher::new();
@@ -129,18 +97,12 @@ fn checksum(state: &StateDict, metadata: &Metadata) -> String {
 /// Reads weights and metadata, which has the checksum, too. Tensors are f32, i64 or u8.
 ///
 /// # Errors
-/// [`Error::Io`] for a file that cannot be read; [`Error::File`] for one that is not a safetensors
+/// [`Error::Io`] for a file that cannot be read, or is a pipe, a device or a folder; [`Error::File`] for one that is not a safetensors
 /// file, is truncated, differs from its checksum, or holds other element types.
 pub fn load(path: &Path) -> Result<(StateDict, Metadata)> {
-    from_bytes(path, &read(path)?)
-}
-
-/// The bytes of a file.
-///
-/// # Errors
-/// [`Error::Io`].
-pub fn read(path: &Path) -> Result<Vec<u8>> {
-    fs::read(path).map_err(|source| Error::Io { action: "read", path: path.into(), source })
+    let read = named_file::read(path);
+    let bytes = read.map_err(|source| Error::Io { action: "read", path: path.into(), source });
+    from_bytes(path, &bytes?)
 }
 
 /// Parses bytes that came from a file at `path`, here or elsewhere, as [`load`] does.
@@ -171,15 +133,35 @@ fn decode(bytes: &[u8]) -> Result<(StateDict, Metadata), String> {
         };
         state.insert(name, HostTensor { shape: view.shape().to_vec(), data });
     }
-    match metadata.get(CHECKSUM).map(|written| (written, checksum(&state, &metadata))) {
+    check_whole(&state, &metadata)?;
+    Ok((state, metadata))
+}
+
+/// Checks the version of the format and the checksum, as far as the file has them.
+fn check_whole(state: &StateDict, metadata: &Metadata) -> Result<(), String> {
+    let found = checksum(state, metadata);
+    match (metadata.get(CHECKSUM), metadata.get(FORMAT)) {
         // A fuzzer would spend its time on wrong checksums.
-        Some((written, found)) if *written != found && !cfg!(fuzzing) => Err(format!(
+        (Some(written), _) if *written != found && !cfg!(fuzzing) => Err(format!(
             "its contents have the checksum {found}, but its metadata says {written}: it is \
              damaged; copy or export it again. If another program changed it on purpose, remove \
-             `{CHECKSUM}` from its metadata"
+             `{CHECKSUM}` and `{FORMAT}` from its metadata"
         )),
-        _ => Ok((state, metadata)),
+        (_, Some(version)) if version != FORMAT_VERSION => Err(format!(
+            "its `{FORMAT}` is {version}, and this program reads {FORMAT_VERSION}; a newer \
+             program wrote it: read it with that one"
+        )),
+        (None, Some(_)) => Err(format!(
+            "its metadata has `{FORMAT}`, but no checksum, `{CHECKSUM}`: it is damaged; copy or \
+             export it again. If another program changed it on purpose, remove `{FORMAT}`, too"
+        )),
+        _ => Ok(()),
     }
+}
+
+/// Takes the entries that belong to the file and not to its contents from the metadata.
+pub fn strip(metadata: &mut Metadata) {
+    [CHECKSUM, FORMAT].iter().for_each(|key| _ = metadata.remove(*key));
 }
 
 /// Files that are mistaken for weights, by their first bytes: their format, and the remedy.
@@ -218,6 +200,8 @@ fn file_error(path: &Path, problem: String) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use proptest::prelude::*;
 
@@ -231,18 +215,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_saved_is_loaded_and_bytes_repeat() {
+    fn what_is_written_is_read_and_bytes_repeat() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("w.safetensors");
         let (state, metadata) = example();
-        save(&path, &state, &metadata).unwrap();
-        let first = fs::read(&path).unwrap();
-        let (loaded, mut with_checksum) = load(&path).unwrap();
-        assert_eq!(with_checksum.remove(CHECKSUM).unwrap(), checksum(&state, &metadata));
-        assert_eq!((loaded, with_checksum), (state.clone(), metadata.clone()));
-        save(&path, &state, &metadata).unwrap();
-        assert_eq!(first, fs::read(&path).unwrap());
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no temporary file is left");
+        let bytes = to_bytes(&path, &state, &metadata).unwrap();
+        fs::write(&path, &bytes).unwrap();
+        let (loaded, mut read) = load(&path).unwrap();
+        assert_eq!(read[CHECKSUM], checksum(&state, &read));
+        assert_eq!(to_bytes(&path, &loaded, &read).unwrap(), bytes, "own entries are replaced");
+        strip(&mut read);
+        assert_eq!((loaded, read), (state.clone(), metadata.clone()));
+        assert_eq!(to_bytes(&path, &state, &metadata).unwrap(), bytes);
         // And the other way: tensors that the crate writes.
         let view = safetensors::tensor::TensorView::new(Dtype::F32, vec![1], &[0, 0, 128, 63]);
         let theirs = safetensors::serialize([("x", view.unwrap())], None).unwrap();
@@ -252,18 +236,8 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_save_leaves_the_old_file() {
+    fn a_missing_file_and_a_torn_tensor_are_named() {
         let folder = tempfile::tempdir().unwrap();
-        let (state, metadata) = example();
-        let target = folder.path().join("taken");
-        fs::create_dir(&target).unwrap();
-        fs::write(target.join("kept"), "x").unwrap();
-        let error = save(&target, &state, &metadata).unwrap_err();
-        assert!(matches!(error, Error::Io { action: "write", .. }), "{error:?}");
-        let words = format!("cannot write {}: ", target.display());
-        assert!(error.to_string().starts_with(&words), "{error}");
-        assert!(target.join("kept").exists());
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
         let none = folder.path().join("none");
         let error = load(&none).unwrap_err();
         assert!(matches!(error, Error::Io { action: "read", .. }), "{error:?}");
@@ -271,9 +245,75 @@ mod tests {
         assert!(error.to_string().starts_with(&words), "{error}");
         let mut torn = StateDict::default();
         torn.insert("w", HostTensor::f32(&[2], vec![1.0]));
-        let error = save(&folder.path().join("w"), &torn, &metadata).unwrap_err();
+        let error = to_bytes(&none, &torn, &Metadata::new()).unwrap_err();
         assert!(matches!(error, Error::File { .. }), "{error:?}");
         assert!(error.to_string().contains("`w` f32 [2] has 1 elements"), "{error}");
+    }
+
+    /// `bytes` with another text of the same length in place of the first `from`.
+    fn replaced(bytes: &[u8], from: &str, to: &str) -> Vec<u8> {
+        let at = bytes.windows(from.len()).position(|window| window == from.as_bytes()).unwrap();
+        let mut other = bytes.to_vec();
+        other[at..at + from.len()].copy_from_slice(to.as_bytes());
+        other
+    }
+
+    /// Bits that flip, and characters that give JSON another structure.
+    #[test]
+    fn no_changed_byte_is_taken_for_other_contents() {
+        let (state, metadata) = example();
+        let bytes = encode(&state, &metadata).unwrap();
+        let whole = decode(&bytes).unwrap();
+        for (at, byte) in bytes.iter().enumerate() {
+            let bits = (0..8).map(|bit| byte ^ 1 << bit);
+            for other in bits.chain(*b"\"\\,:{}[] \n\t0a") {
+                let mut changed = bytes.clone();
+                changed[at] = other;
+                if let Ok(found) = decode(&changed) {
+                    assert_eq!(found, whole, "byte {at}: {byte} became {other}");
+                }
+            }
+        }
+    }
+
+    /// As earlier builds and other programs write them.
+    #[test]
+    fn a_file_without_a_version_is_compared_if_it_has_a_checksum() {
+        let (state, metadata) = example();
+        let parts = |metadata: &Metadata| {
+            let view = safetensors::tensor::TensorView::new(Dtype::F32, vec![2, 1], &[0; 8]);
+            let metadata = metadata.clone().into_iter().collect();
+            safetensors::serialize([("x", view.unwrap())], Some(metadata)).unwrap()
+        };
+        let plain = parts(&metadata);
+        let (state_of, read) = decode(&plain).unwrap();
+        assert_eq!(read, metadata);
+        let sum = checksum(&state_of, &metadata);
+        let older = metadata.clone().into_iter().chain([(CHECKSUM.into(), sum.clone())]);
+        let older = parts(&older.collect());
+        assert_eq!(decode(&older).unwrap().0, state_of);
+        let error = decode(&replaced(&older, &sum, "12345678")).unwrap_err();
+        assert!(error.contains("the checksum") && error.contains("remove `crc32`"), "{error}");
+        let bytes = encode(&state, &metadata).unwrap();
+        let error = decode(&replaced(&bytes, "crc32", "crc33")).unwrap_err();
+        assert!(error.contains("no checksum, `crc32`: it is damaged"), "{error}");
+    }
+
+    #[test]
+    fn a_file_of_a_later_version_says_that_a_newer_program_wrote_it() {
+        let (state, mut metadata) = example();
+        let bytes = encode(&state, &metadata).unwrap();
+        let of_now = format!("\"{FORMAT}\":\"{FORMAT_VERSION}\"");
+        let later = replaced(&bytes, &of_now, &format!("\"{FORMAT}\":\"9\""));
+        assert!(decode(&later).unwrap_err().contains("damaged"), "the checksum covers it");
+        metadata.insert(FORMAT.into(), "9".into());
+        let sum = checksum(&state, &metadata);
+        let (_, now) = decode(&bytes).unwrap();
+        let later = replaced(&later, &now[CHECKSUM], &sum);
+        let error = decode(&later).unwrap_err();
+        assert!(error.contains("is 9, and this program reads 2; a newer program"), "{error}");
+        let error = decode(&replaced(&later, "crc32", "sum32")).unwrap_err();
+        assert!(error.contains("a newer program"), "{error}");
     }
 
     #[test]
@@ -315,11 +355,10 @@ mod tests {
             prop_assert!(error.contains("copy or export it again"), "{}", error);
             let mut damaged = bytes.clone();
             damaged[at % bytes.len()] ^= 0x41;
-            if let Ok((found, found_metadata)) = decode(&damaged) {
-                // The damage is in the name of the checksum, or in white space.
-                prop_assert_eq!(found, state);
-                let kept = |(key, _): &(&String, &String)| metadata.contains_key(*key);
-                prop_assert!(found_metadata.iter().filter(kept).eq(metadata.iter()));
+            if let Ok((found, mut found_metadata)) = decode(&damaged) {
+                // The damage is in white space.
+                strip(&mut found_metadata);
+                prop_assert_eq!((found, found_metadata), (state, metadata));
             }
         }
     }

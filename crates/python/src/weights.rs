@@ -26,8 +26,8 @@ pub(crate) fn decode_weights<'py>(
     let (state, metadata, prefix) = detached(py, || {
         let read = safetensors::from_bytes(Path::new(name), contents);
         let (mut state, mut metadata) = read.map_err(meristem_train::Error::from)?;
-        // The checksum applies to the file; a new one is computed when tensors are written.
-        metadata.remove(safetensors::CHECKSUM);
+        // Checksum and version apply to the file; new ones are written with the tensors.
+        safetensors::strip(&mut metadata);
         let prefix = state.unwrap_names();
         Ok::<_, Failure>((state, metadata, prefix))
     })?;

@@ -1,5 +1,6 @@
 """The network of a weights file, compared with the engine."""
 
+import os
 import pickle
 
 import numpy as np
@@ -94,6 +95,10 @@ def test_files_that_are_no_weights_are_refused(tmp_path):
         assert text in str(caught.value) and "damaged" not in str(caught.value)
     with pytest.raises(errors.WeightsError, match="cannot read .*No such file"):
         meristem.weights.load(tmp_path / "none")
+    os.mkfifo(tmp_path / "pipe")
+    for name, found in [("pipe", "a pipe or a device"), ("", "a folder")]:
+        with pytest.raises(errors.WeightsError, match=f"a plain file, got {found}"):
+            meristem.weights.load(tmp_path / name)
     path.write_bytes((2).to_bytes(8, "little") + b"{}")
     with pytest.raises(errors.WeightsError, match="no `topology`"):
         logits(path, np.zeros((1, 1, 28, 28)))

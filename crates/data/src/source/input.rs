@@ -5,6 +5,7 @@ use std::io::{self, BufReader, Read, Seek};
 use std::path::{Path, PathBuf};
 
 use flate2::bufread::GzDecoder;
+use meristem_device::named_file;
 
 use crate::error::{Error, Mismatch, Result, damaged};
 
@@ -27,7 +28,7 @@ pub(crate) fn pointer(start: &[u8]) -> Option<Mismatch> {
 
 /// Opens a file, and refuses a Git LFS pointer.
 pub(crate) fn open_file(path: &Path) -> Result<File> {
-    let mut file = File::open(path).map_err(Error::io("open", path))?;
+    let mut file = named_file::open(path).map_err(Error::io("open", path))?;
     let mut start = [0; POINTER_START.len()];
     let got = read_up_to(&mut file, &mut start).map_err(Error::io("read", path))?;
     file.rewind().map_err(Error::io("read", path))?;

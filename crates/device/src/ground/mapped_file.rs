@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use super::{Error, Result};
+use super::{Error, Result, named_file};
 
 /// A file mapped read-only into memory: its pages are loaded and evicted as needed, so that a
 /// dataset larger than memory can be read (D7).
@@ -22,8 +22,8 @@ impl MappedFile {
     /// [`Error::MapFile`] if it cannot be opened, is no regular file, or cannot be mapped.
     pub fn open(path: impl AsRef<Path>) -> Result<MappedFile> {
         let path = path.as_ref();
-        let file =
-            File::open(path).map_err(|source| Error::MapFile { path: path.to_owned(), source })?;
+        let file = named_file::open(path);
+        let file = file.map_err(|source| Error::MapFile { path: path.to_owned(), source })?;
         MappedFile::from_file(&file, path)
     }
 

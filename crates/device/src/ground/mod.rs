@@ -10,6 +10,7 @@ pub(crate) mod fault;
 mod id;
 pub mod isa;
 mod mapped_file;
+pub mod named_file;
 mod owner;
 mod peers;
 mod property;

@@ -1,8 +1,9 @@
 //! Bad input: error, remedy and exit code (U6). No case leaves a run folder.
 
-use meristem::nn::safetensors::{load, save};
+use meristem::nn::safetensors::load;
 
 use crate::common::process::output;
+use crate::common::runs::save;
 use crate::common::{Meristem, TINY};
 
 #[test]
@@ -209,7 +210,7 @@ fn a_policy_file_of_an_absurd_width_is_named() {
     m.ok(&format!("{learn} --run-dir run"));
     let (state, mut metadata) = load(&m.path("run/policy.safetensors")).unwrap();
     metadata.insert("hidden".into(), "1000000000".into());
-    save(&m.path("wide.safetensors"), &state, &metadata).unwrap();
+    save(&m.path("wide.safetensors"), &state, &metadata);
     let run = format!("train {TINY} --controller ppo --policy wide.safetensors --run-dir other");
     m.fails(&run, 2, &["wide.safetensors", "`hidden` of 1000000000"]);
     // A policy that needs too much memory for any machine: the remedy is a smaller policy.

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use meristem::nn::safetensors::{load, save};
+use meristem::nn::safetensors::load;
 use serde_json::Value;
 
+use crate::common::runs::save;
 use crate::common::{Meristem, TINY, of_kind};
 
 const WEIGHTS: &str = "run/weights/env-0.safetensors";
@@ -75,7 +76,7 @@ fn initial_weights_of_other_constants_are_told() {
 
     let (state, mut metadata) = load(&m.path(WEIGHTS)).unwrap();
     metadata.insert("normalization".into(), r#"{"mean": [0.5], "std": [0.0]}"#.into());
-    save(&m.path("bad.safetensors"), &state, &metadata).unwrap();
+    save(&m.path("bad.safetensors"), &state, &metadata);
     m.fails(
         &format!("train {TINY} --init bad.safetensors --run-dir bad --quiet"),
         2,
@@ -161,7 +162,7 @@ fn a_network_becomes_a_model() {
 
     // A file from PyTorch has neither topology nor constants.
     let (state, _) = load(&m.path(WEIGHTS)).unwrap();
-    save(&m.path("plain.safetensors"), &state, &BTreeMap::new()).unwrap();
+    save(&m.path("plain.safetensors"), &state, &BTreeMap::new());
     let plain = "export onnx plain.safetensors --out c.onnx";
     m.fails(plain, 2, &["`image-size`", "no topology", "such as 32x32"]);
     m.fails(&format!("{plain} --image-size 28x28"), 2, &["no `topology`", "--host is required"]);

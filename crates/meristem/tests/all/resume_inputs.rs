@@ -8,7 +8,7 @@ use meristem::nn::safetensors;
 
 use crate::common::Meristem;
 use crate::common::process::{output, wait_for};
-use crate::common::runs::{assert_same, outcome, with_images};
+use crate::common::runs::{assert_same, outcome, save, with_images};
 use crate::resume::{Moment, as_once_written, background, file_name, killed_at, newest};
 
 #[test]
@@ -38,7 +38,7 @@ fn what_cannot_be_resumed_is_said_and_left_alone() {
     // A checkpoint of another version, for which removal is no remedy.
     let (tensors, mut metadata) = safetensors::load(&newest).unwrap();
     metadata.insert("version".into(), "1".into());
-    safetensors::save(&newest, &tensors, &metadata).unwrap();
+    save(&newest, &tensors, &metadata);
     let words = [&name, "version 1", "version 2", "resume with the version of meristem"];
     let said = m.fails(resume, 1, &words);
     assert!(!said.stderr.contains("remove"), "{}", said.stderr);
@@ -111,10 +111,10 @@ fn other_labels_are_not_gone_on_with() {
     let data = meristem::nn::HostData::I64(labels.iter().map(swap).collect());
     let shape = vec![labels.len()];
     swapped.insert("train_labels", meristem::nn::HostTensor { shape, data });
-    safetensors::save(&path, &swapped, &metadata).unwrap();
+    save(&path, &swapped, &metadata);
     let words = ["checksum of training images and labels", "put the data back", "--config"];
     m.fails("train --resume run", 2, &words);
-    safetensors::save(&path, &arrays, &metadata).unwrap();
+    save(&path, &arrays, &metadata);
     m.ok("train --resume run --quiet");
 }
 

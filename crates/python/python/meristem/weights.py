@@ -62,8 +62,14 @@ def load(path: "str | PathLike[str]") -> Weights:
         WeightsError: The file cannot be read, or is not safetensors.
     """
     path = path_of("path", path, WeightsError)
+    file = Path(path)
+    if file.exists() and not file.is_file():
+        # Reading a pipe would wait for its writer.
+        found = "a folder" if file.is_dir() else "a pipe or a device"
+        problem = f"cannot read {path}: expected a plain file, got {found}"
+        raise WeightsError(problem, remedy=REMEDY)
     try:
-        contents = Path(path).read_bytes()
+        contents = file.read_bytes()
     except OSError as error:
         raise WeightsError(f"cannot read {path}: {error.strerror}", remedy=REMEDY) from error
     return parse(contents, path)

@@ -1,5 +1,7 @@
 //! Runs with growth on a few small images, and comparison of their results.
 
+use std::path::Path;
+
 use meristem::device::random::{Purpose, Rng};
 use meristem::nn::safetensors::{self, Metadata};
 use meristem::nn::{HostData, HostTensor, StateDict};
@@ -28,8 +30,13 @@ pub(crate) fn with_images() -> Meristem {
         let tensor = HostTensor { shape: vec![images], data: HostData::I64(labels) };
         arrays.insert(format!("{split}_labels"), tensor);
     }
-    safetensors::save(&m.path("images.safetensors"), &arrays, &Metadata::new()).unwrap();
+    save(&m.path("images.safetensors"), &arrays, &Metadata::new());
     m
+}
+
+/// Writes a weights file.
+pub(crate) fn save(path: &Path, state: &StateDict, metadata: &Metadata) {
+    std::fs::write(path, safetensors::to_bytes(path, state, metadata).unwrap()).unwrap();
 }
 
 /// Converts events or a summary to version 1 of the format, without checksums, so that a test may
