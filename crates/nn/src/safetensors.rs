@@ -97,8 +97,9 @@ fn checksum(state: &StateDict, metadata: &Metadata) -> String {
 /// Reads weights and metadata, which has the checksum, too. Tensors are f32, i64 or u8.
 ///
 /// # Errors
-/// [`Error::Io`] for a file that cannot be read, or is a pipe, a device or a folder; [`Error::File`] for one that is not a safetensors
-/// file, is truncated, differs from its checksum, or holds other element types.
+/// [`Error::Io`] for a file that cannot be read, or is a pipe, a device or a folder;
+/// [`Error::File`] for one that is not a safetensors file, is truncated, differs from its checksum,
+/// or holds other element types.
 pub fn load(path: &Path) -> Result<(StateDict, Metadata)> {
     let read = named_file::read(path);
     let bytes = read.map_err(|source| Error::Io { action: "read", path: path.into(), source });

@@ -200,6 +200,12 @@ pub enum Error {
     Grow(#[from] meristem_grow::Error),
 }
 
+/// Whether a file that was named for reading is not there, or is no plain file.
+pub(crate) fn is_no_file(error: &io::Error) -> bool {
+    use io::ErrorKind::{InvalidInput, NotADirectory, NotFound};
+    matches!(error.kind(), NotFound | NotADirectory | InvalidInput)
+}
+
 impl Error {
     /// An error for a value that its setting does not accept.
     pub fn value(key: &str, got: impl ToString, expected: impl ToString) -> Self {
@@ -258,7 +264,7 @@ impl Error {
             // Missing files, or sound files that do not fit the request.
             Self::Weights { .. } => 2,
             Self::Nn(meristem_nn::Error::Io { action: "read", source, .. })
-                if source.kind() == io::ErrorKind::NotFound =>
+                if is_no_file(source) =>
             {
                 2
             }

@@ -39,6 +39,44 @@ pub(crate) fn absolute(key: &str, path: &Path) -> Result<PathBuf> {
     })
 }
 
+/// Folders of a study that was moved: a run of it goes on with the files that the study has made,
+/// and keeps their paths in its settings and results.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Moved {
+    /// Absolute path of the study when the run began.
+    from: PathBuf,
+    /// Its absolute path now.
+    to: PathBuf,
+}
+
+impl Moved {
+    /// The move of the study that is now in the folder `to`, in which the file or folder that a run
+    /// began with at the path `began` is now at `now`. `None` if they are no file of the study.
+    pub(crate) fn of(to: &Path, began: &Path, now: &Path) -> Option<Self> {
+        let to = std::path::absolute(to).ok()?;
+        let now = std::path::absolute(now).ok()?;
+        let inner = now.strip_prefix(&to).ok()?;
+        let from = began.ancestors().nth(inner.components().count());
+        let from = from.filter(|_| began.ends_with(inner))?.to_owned();
+        Some(Self { from, to })
+    }
+
+    /// Whether the study is in another folder now.
+    pub(crate) fn is_elsewhere(&self) -> bool {
+        self.from != self.to
+    }
+
+    /// The path now of what was at `path` when the run began.
+    pub(crate) fn now(&self, path: &Path) -> PathBuf {
+        path.strip_prefix(&self.from).map_or_else(|_| path.to_owned(), |end| self.to.join(end))
+    }
+
+    /// The path when the run began of what is at the absolute path `path` now.
+    pub(crate) fn then(&self, path: &Path) -> PathBuf {
+        path.strip_prefix(&self.to).map_or_else(|_| path.to_owned(), |end| self.from.join(end))
+    }
+}
+
 /// Checks that the files that are `now` read are those that a run `began` with. Files that only one
 /// of them has are not compared: settings name them, which are compared before.
 ///

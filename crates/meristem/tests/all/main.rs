@@ -16,6 +16,8 @@ mod exports;
 mod extend;
 mod interrupt;
 mod learning;
+#[cfg(unix)]
+mod named_files;
 #[cfg(target_os = "linux")]
 mod odd_paths;
 mod older_runs;
@@ -24,6 +26,7 @@ mod resume_inputs;
 mod run_folders;
 mod runs;
 mod shipped_policy;
+mod study_inputs;
 mod terminals;
 mod trace;
 mod train;

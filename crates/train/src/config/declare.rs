@@ -463,6 +463,18 @@ macro_rules! settings {
             }
         }
 
+        #[cfg(test)]
+        impl TrainConfig {
+            /// Keys of the settings that are kept in a group, each with the name of its group.
+            pub(crate) const GROUPED: &'static [(&'static str, &'static str)] =
+                &[$($($( (stringify!($key), stringify!($group)), )?)+)+];
+
+            /// All groups by name, as JSON.
+            pub(crate) fn groups(&self) -> Vec<(&'static str, serde_json::Value)> {
+                vec![$( (stringify!($name), serde_json::to_value(self.$name).unwrap()) ),+]
+            }
+        }
+
         /// A map of all keys, in the order of the reference page.
         impl Serialize for TrainConfig {
             fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use meristem_device::named_file;
 use meristem_grow::nearest;
 
 use super::identity::upgrade;
@@ -11,10 +12,10 @@ use crate::error::{Error, Result};
 /// Reads the file at `path`, as TOML or JSON by its extension, `.toml` or `.json`.
 ///
 /// # Errors
-/// An unreadable file, invalid TOML or JSON, an unknown key (the nearest known one is suggested),
-/// or a value of the wrong type.
+/// An unreadable file, a pipe, a device or a folder; invalid TOML or JSON; an unknown key, with the
+/// nearest known key; a value of the wrong type.
 pub fn read(path: &Path) -> Result<ConfigLayer> {
-    let text = std::fs::read_to_string(path).map_err(|error| Error::ConfigFile {
+    let text = named_file::text(path).map_err(|error| Error::ConfigFile {
         path: path.to_owned(),
         message: format!("cannot be read: {error}"),
     })?;

@@ -121,3 +121,35 @@ fn unfit(path: &Path, problem: impl Display) -> Error {
         "a policy.safetensors that fits the slots and blueprints of this run",
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use meristem_grow::Blueprint;
+
+    use super::*;
+    use crate::config::ConfigLayer;
+    use crate::config::types::ControllerKind;
+
+    /// Blueprints from files may have the standard names.
+    #[test]
+    fn the_shipped_policy_is_for_the_standard_blueprints_only() {
+        let controller = Some(ControllerKind::Ppo);
+        let flags = ConfigLayer { controller, ..ConfigLayer::default() };
+        let config = TrainConfig::resolve(ConfigLayer::default(), flags).unwrap();
+        let shipped = PolicyFile::shipped().unwrap();
+        let slots = policy_domain(&shipped.metadata).unwrap().slots.len();
+        let found = |set: &BlueprintSet| PolicyFile::find(&config, slots, set).unwrap().is_some();
+        let standard = BlueprintSet::standard();
+        assert!(found(&standard));
+        // Each has the layers of the next.
+        let others = standard.iter().cycle().skip(1);
+        let pairs = standard.iter().zip(others);
+        let renamed = pairs.map(|(one, next)| {
+            let name = one.name.clone();
+            Blueprint { name, ..(**next).clone() }
+        });
+        let own = renamed.fold(BlueprintSet::empty(), |set, one| set.with(one).unwrap());
+        assert!(shipped.fits(slots, &own).unwrap(), "the names are the same");
+        assert!(!found(&own));
+    }
+}

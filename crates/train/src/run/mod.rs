@@ -34,7 +34,7 @@ use crate::processes::World;
 use crate::record::observer::{Notice, Observer};
 use crate::record::summary::Summary;
 use crate::resources::OpenDevices;
-use crate::setup::Names;
+use crate::setup::{Names, OtherInputs};
 
 /// Trains a fleet with the settings of `config`. Blocks until it is done.
 ///
@@ -59,7 +59,8 @@ pub fn run_with(
     let mut world = World::join(config.comm, config.comm_options().deadline)?;
     observer.notice(&Notice::Joined(world.rank()));
     let result = (|| {
-        let (config, names) = Names::of_new(&world.resolve(config)?, custom.blueprints.as_ref())?;
+        let others = OtherInputs { blueprints: custom.blueprints.as_ref(), moved: None };
+        let (config, names) = Names::of_new(&world.resolve(config)?, others)?;
         let source = names.spec.source;
         let mut files = RunFiles::default();
         let prepared = files
@@ -92,7 +93,7 @@ pub(crate) fn run_on(
 ) -> Result<Summary> {
     let started = Instant::now();
     let (devices, custom) = (devices.clone(), Custom::default());
-    let (config, names) = Names::of_new(config, None)?;
+    let (config, names) = Names::of_new(config, OtherInputs::default())?;
     let (mut world, mut files) = (World::alone(), RunFiles::default());
     let prepared = files
         .create(&config, &world)
@@ -150,7 +151,7 @@ mod tests {
             ..ConfigLayer::default()
         };
         let config = TrainConfig::resolve(ConfigLayer::default(), flags).unwrap();
-        let (config, names) = Names::of_new(&config, None).unwrap();
+        let (config, names) = Names::of_new(&config, OtherInputs::default()).unwrap();
         let (mut world, mut files) = (World::alone(), RunFiles::default());
         files.create(&config, &world).unwrap();
         let custom = Custom::default();

@@ -16,6 +16,7 @@ use crate::config::{ConfigLayer, TrainConfig, all};
 use crate::config_file;
 use crate::error::{Error, Result};
 use crate::external::Custom;
+use crate::input_file::Moved;
 use crate::position::StepPosition;
 use crate::processes::World;
 use crate::record::observer::{Notice, Observer};
@@ -24,7 +25,7 @@ use crate::record::run_folder::{RunFolder, check_config};
 use crate::record::summary::{Status, Stretch, Summary};
 use crate::record::trace::RunTrace;
 use crate::resources::OpenDevices;
-use crate::setup::Names;
+use crate::setup::{Names, OtherInputs};
 
 /// Resumes the run in `folder` from its newest checkpoint, or from the start if it has none.
 /// Weights, events (except their times) and summary end up as if the run had never stopped. A
@@ -73,23 +74,25 @@ pub fn resume_with(
     let joined = TrainConfig::resolve(seen, given)?;
     let mut world = World::join(joined.comm, joined.comm_options().deadline)?;
     observer.notice(&Notice::Joined(world.rank()));
-    let result =
-        Resuming { path, options, devices: None, started }.run(&mut world, custom, observer);
+    let resuming = Resuming { path, options, devices: None, moved: None, started };
+    let result = resuming.run(&mut world, custom, observer);
     world.leave(result)
 }
 
 /// Like [`resume`] with the run's own settings, on open devices with loaded data, which stay open
-/// and loaded. Ranks are threads, if there are any.
+/// and loaded. Ranks are threads, if there are any. `moved` is the move of the run's study, if it
+/// was moved since the run began.
 ///
 /// # Errors
 /// As [`resume`].
 pub(crate) fn resume_on(
     devices: &OpenDevices,
     path: &Path,
+    moved: Option<&Moved>,
     observer: &mut dyn Observer,
 ) -> Result<Summary> {
     let (options, started) = (&ConfigLayer::default(), Instant::now());
-    let resuming = Resuming { path, options, devices: Some(devices), started };
+    let resuming = Resuming { path, options, devices: Some(devices), moved, started };
     resuming.run(&mut World::alone(), Custom::default(), observer)
 }
 
@@ -99,6 +102,7 @@ struct Resuming<'a> {
     options: &'a ConfigLayer,
     /// Open devices with loaded data, if the run is one of many.
     devices: Option<&'a OpenDevices>,
+    moved: Option<&'a Moved>,
     started: Instant,
 }
 
@@ -124,17 +128,17 @@ impl Resuming<'_> {
             Err(complete) => return Ok(*complete),
         };
         let config = world.resolve(&config)?;
-        let own = custom.blueprints.as_ref();
+        let others = OtherInputs { blueprints: custom.blueprints.as_ref(), moved: self.moved };
         let (config, names) = match &saved {
             // The checkpoint has the policy.
             Some((file, checkpoint)) => {
                 let next = checkpoint.progress.next;
                 let fresh_hosts = next.step == 0 || next.round + 1 < config.rounds;
                 let began = &checkpoint.progress.identity.files;
-                let names = Names::of_checkpoint(&config, own, file, began, fresh_hosts)?;
+                let names = Names::of_checkpoint(&config, others, file, began, fresh_hosts)?;
                 (config, names)
             }
-            None => Names::of_new(&config, own).map_err(|error| anew(self.path, &error))?,
+            None => Names::of_new(&config, others).map_err(|error| anew(self.path, &error))?,
         };
         if world.is_first() {
             // An existing export is the run's own, from when it was stopped.

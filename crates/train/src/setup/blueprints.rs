@@ -1,10 +1,10 @@
 //! The blueprints of a run: the standard ones, and blueprints from files.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
+use meristem_device::named_file;
 use meristem_grow::{Blueprint, BlueprintSet};
 use serde::Deserialize;
 
@@ -73,7 +73,7 @@ fn fail(path: &Path, message: impl Into<String>) -> Error {
 
 fn bytes(path: &Path) -> Result<Vec<u8>> {
     let mut bytes = vec![];
-    let read = File::open(path).map(|file| file.take(BYTES_MAX as u64 + 1));
+    let read = named_file::open(path).map(|file| file.take(BYTES_MAX as u64 + 1));
     let read = read.and_then(|mut file| file.read_to_end(&mut bytes));
     read.map_err(|error| fail(path, format!("cannot be read: {error}")))?;
     if bytes.len() > BYTES_MAX {

@@ -21,8 +21,8 @@ use meristem_nn::{Isa, Network, NetworkOptions, Plans};
 use crate::config::PolicyFile;
 use crate::config::TrainConfig;
 use crate::config::devices::Devices;
-use crate::error::{Error, Result};
-use crate::input_file::{InputFile, check_files};
+use crate::error::{Error, Result, is_no_file};
+use crate::input_file::{InputFile, Moved, check_files};
 use crate::record::run_folder::{WEIGHTS, weights_name};
 use crate::settings::Augmentations;
 use crate::setup::blueprints::Blueprints;
@@ -34,10 +34,13 @@ const CROP_PADDING: usize = 4;
 
 /// Reads the weights file of a setting, if it is given.
 fn weights_of(key: &'static str, path: Option<&Path>) -> Result<Option<Arc<Weights>>> {
-    match path {
-        None => Ok(None),
-        Some(path) if path.is_file() => Ok(Some(Arc::new(Weights::load(path)?))),
-        Some(path) => Err(Error::value(key, path.display(), "an existing weights file")),
+    let Some(path) = path else { return Ok(None) };
+    match Weights::load(path) {
+        Err(Error::Nn(meristem_nn::Error::Io { source, .. })) if is_no_file(&source) => {
+            let got = format!("{} ({source})", path.display());
+            Err(Error::value(key, got, "an existing weights file"))
+        }
+        loaded => Ok(Some(Arc::new(loaded?))),
     }
 }
 
@@ -60,6 +63,15 @@ fn starts_of(config: &TrainConfig) -> Result<Vec<Arc<Weights>>> {
     (0..config.envs).map(of_env).collect()
 }
 
+/// Inputs of a run beside its settings.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct OtherInputs<'a> {
+    /// Blueprints of the program, if it brings some.
+    pub(crate) blueprints: Option<&'a BlueprintSet>,
+    /// Move of the study that the run belongs to, if it was moved since the run began.
+    pub(crate) moved: Option<&'a Moved>,
+}
+
 /// Objects named by a configuration, before any data is read.
 #[derive(Clone, Debug)]
 pub(crate) struct Names {
@@ -77,20 +89,23 @@ pub(crate) struct Names {
     blueprints: Blueprints,
     /// Policy that a new run starts from.
     pub(crate) policy: Option<Arc<PolicyFile>>,
+    moved: Option<Moved>,
 }
 
 impl Names {
-    /// Looks up the names of a new run, with the program's own blueprints, if it brings some. Also
-    /// reads its policy, and fills in the settings that follow from the policy.
+    /// Looks up the names of a new run. Also reads its policy, and fills in the settings that
+    /// follow from the policy.
     ///
     /// # Errors
     /// As [`Names::resolve`], and for an unreadable policy.
     pub(crate) fn of_new(
         config: &TrainConfig,
-        own: Option<&BlueprintSet>,
+        others: OtherInputs<'_>,
     ) -> Result<(TrainConfig, Self)> {
-        let names = Self::resolve(config, own)?;
-        let policy = PolicyFile::find(config, names.slots.len(), &names.blueprints.set)?;
+        let names = Self::resolve(config, others)?;
+        let here = others.moved.map(|moved| config.moved(moved));
+        let read = here.as_ref().unwrap_or(config);
+        let policy = PolicyFile::find(read, names.slots.len(), &names.blueprints.set)?;
         let config = config.starting_from(policy.as_deref());
         Ok((config, Self { policy, ..names }))
     }
@@ -102,34 +117,41 @@ impl Names {
     /// As [`Names::resolve`], and [`Error::OtherInput`] for a file that changed.
     pub(crate) fn of_checkpoint(
         config: &TrainConfig,
-        own: Option<&BlueprintSet>,
+        others: OtherInputs<'_>,
         path: &Path,
         began: &[InputFile],
         fresh_hosts: bool,
     ) -> Result<Self> {
-        let found = Self::resolve(config, own)
+        let found = Self::resolve(config, others)
             .and_then(|names| check_files(path, &names.files()?, began).map(|()| names));
         match found {
             Err(_) if !fresh_hosts => {
                 let without = TrainConfig { init: None, start_topology: None, ..config.clone() };
-                let names = Self::resolve(&without, own)?;
+                let names = Self::resolve(&without, others)?;
                 check_files(path, &names.files()?, began).map(|()| names)
             }
             found => found,
         }
     }
 
-    /// Files that a run is made from: [`Names::files`], and the policy, which a checkpoint has,
-    /// too.
+    /// Files that a run is made from, with absolute paths: [`Names::files`], and the policy, which
+    /// a checkpoint has, too.
     ///
     /// # Errors
     /// As [`InputFile::with_absolute_path`].
     pub(crate) fn input_files(&self) -> Result<Vec<InputFile>> {
         let mut files = self.files()?;
         for policy in self.policy.iter().map(|policy| policy.input()) {
-            files.push(policy.with_absolute_path()?);
+            files.push(self.as_it_began(policy)?);
         }
         Ok(files)
+    }
+
+    /// A file with its absolute path, which is that from when the run began.
+    fn as_it_began(&self, file: InputFile) -> Result<InputFile> {
+        let file = file.with_absolute_path()?;
+        let path = self.moved.as_ref().map(|moved| moved.then(&file.path));
+        Ok(InputFile { path: path.unwrap_or(file.path), ..file })
     }
 
     /// Files that envs and controllers are made from, as read.
@@ -144,7 +166,7 @@ impl Names {
         let script = self.script.iter().map(|script| script.input());
         let blueprints = self.blueprints.files.iter().cloned();
         let files = init.chain(starts).chain(script).chain(blueprints);
-        files.map(InputFile::with_absolute_path).collect()
+        files.map(|file| self.as_it_began(file)).collect()
     }
 
     /// Looks up all names. Reads initial weights, start topologies, script and blueprints, but
@@ -152,7 +174,9 @@ impl Names {
     ///
     /// # Errors
     /// An unknown name, impossible sizes, or an unreadable file.
-    pub(crate) fn resolve(config: &TrainConfig, own: Option<&BlueprintSet>) -> Result<Self> {
+    pub(crate) fn resolve(config: &TrainConfig, others: OtherInputs<'_>) -> Result<Self> {
+        let here = others.moved.map(|moved| config.moved(moved));
+        let config = here.as_ref().unwrap_or(config);
         let devices = Devices::assign(config)?;
         let host: HostSpec = config.host.parse().map_err(meristem_grow::Error::from)?;
         let slots = parse_slots(&host, &config.slots)?;
@@ -172,8 +196,21 @@ impl Names {
             return Err(Error::value("start-topology", "with --init", expected));
         }
         let script = ScriptFile::read(&config.controller)?.map(Arc::new);
-        let blueprints = Blueprints::read(config, own)?;
-        Ok(Self { devices, spec, isa, host, slots, init, starts, script, blueprints, policy: None })
+        let blueprints = Blueprints::read(config, others.blueprints)?;
+        let (policy, moved) = (None, others.moved.cloned());
+        Ok(Self {
+            devices,
+            spec,
+            isa,
+            host,
+            slots,
+            init,
+            starts,
+            script,
+            blueprints,
+            policy,
+            moved,
+        })
     }
 }
 
@@ -183,7 +220,7 @@ impl Names {
 /// An unknown name, unreadable weights, an unreadable policy, or a policy of another width than
 /// requested.
 pub fn with_policy(config: &TrainConfig) -> Result<TrainConfig> {
-    Ok(Names::of_new(config, None)?.0)
+    Ok(Names::of_new(config, OtherInputs::default())?.0)
 }
 
 /// A configuration that was checked against a dataset.

@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::path::PathBuf;
 
 use meristem_control::Script;
+use meristem_device::named_file;
 use meristem_grow::Host;
 
 use crate::error::{Error, Result};
@@ -24,8 +25,7 @@ impl ScriptFile {
     /// [`Error::Value`]: the file cannot be read.
     pub(super) fn read(controller: &ControllerKind) -> Result<Option<Self>> {
         let ControllerKind::Fixed(path) = controller else { return Ok(None) };
-        let text = std::fs::read_to_string(path);
-        let text = text.map_err(|error| unusable(controller, &error))?;
+        let text = named_file::text(path).map_err(|error| unusable(controller, &error))?;
         Ok(Some(Self { path: path.clone(), text }))
     }
 

@@ -9,7 +9,7 @@ use crate::checkpoint::check_instruction_set;
 use crate::config::{TrainConfig, changed_result};
 use crate::config_file;
 use crate::error::{Error, Result};
-use crate::input_file::check_files;
+use crate::input_file::{Moved, check_files};
 use crate::record::observer::Observer;
 use crate::record::plain_file;
 use crate::record::reading;
@@ -17,7 +17,10 @@ use crate::record::run_folder::{CONFIG, CONFIG_BYTES_MAX};
 use crate::record::summary::{Status, Summary};
 use crate::resources::OpenDevices;
 use crate::run::{resume_on, run_on};
-use crate::setup::Names;
+use crate::setup::{Names, OtherInputs};
+
+/// Beginning of the names of the folders of a study, one for each seed.
+pub(super) const SEED: &str = "seed-";
 
 /// Inputs that all runs of a study share.
 pub(super) struct Inputs {
@@ -33,7 +36,7 @@ pub(super) struct Inputs {
 pub(super) fn check_folder(folder: &Path) -> Result<()> {
     let is_of_study = |entry: std::io::Result<std::fs::DirEntry>| {
         let name = entry.map(|entry| entry.file_name()).unwrap_or_default();
-        name == "study.json" || name.as_encoded_bytes().starts_with(b"seed-")
+        name == "study.json" || name.as_encoded_bytes().starts_with(SEED.as_bytes())
     };
     let there = folder.symlink_metadata().is_ok();
     match there && !folder.read_dir().is_ok_and(|mut entries| entries.any(is_of_study)) {
@@ -48,9 +51,12 @@ pub(super) fn check_folder(folder: &Path) -> Result<()> {
 /// [`Error::Resume`], [`Error::OtherInput`] or [`Error::Value`]: the folder has a run with other
 /// settings, other data or another instruction set.
 pub(super) fn complete(run: &TrainConfig, inputs: &Inputs) -> Result<Option<Summary>> {
-    let Some(folder) = begun(run) else { return Ok(None) };
-    let (run, names) = Names::of_new(run, None)?;
-    check_settings(&run, &folder)?;
+    let Some(BegunCell { folder, settings }) = BegunCell::of(run)? else { return Ok(None) };
+    let moved = study_before_a_move(run, &folder, &settings);
+    let then = moved.as_ref().map(|moved| run.before_move(moved)).transpose()?;
+    let others = OtherInputs { blueprints: None, moved: moved.as_ref() };
+    let (run, names) = Names::of_new(then.as_ref().unwrap_or(run), others)?;
+    check_settings(&run, &folder, &settings)?;
     let complete = reading::read_summary(&folder)?.filter(|s| s.status == Status::Completed);
     let Some(summary) = complete else { return Ok(None) };
     let Inputs { checksums, instruction_set } = inputs;
@@ -84,30 +90,43 @@ pub(super) fn finish(
     run: &TrainConfig,
     observer: &mut dyn Observer,
 ) -> Result<Summary> {
-    match begun(run) {
-        Some(folder) => resume_on(devices, &folder, observer),
+    match BegunCell::of(run)? {
+        Some(BegunCell { folder, settings }) => {
+            let moved = study_before_a_move(run, &folder, &settings);
+            resume_on(devices, &folder, moved.as_ref(), observer)
+        }
         None => run_on(devices, run, observer),
     }
 }
 
-/// The folder of a run that was begun.
-fn begun(run: &TrainConfig) -> Option<PathBuf> {
-    run.run_dir.clone().filter(|folder| folder.join(CONFIG).exists())
+/// A run that was begun.
+struct BegunCell {
+    folder: PathBuf,
+    /// The text of its settings.
+    settings: String,
 }
 
-/// Checks that the run in a folder began with the settings of `run`.
-fn check_settings(run: &TrainConfig, folder: &Path) -> Result<()> {
-    let path = folder.join(CONFIG);
-    let written = plain_file::text(&path, CONFIG_BYTES_MAX);
-    let written = written.and_then(|text| text.ok_or_else(|| io::ErrorKind::NotFound.into()));
-    let written = written.map_err(|source| Error::RunFolder { action: "read", path, source })?;
-    let mut run = run.clone();
-    if let Some(policy) = run.controller.path_mut()
-        && let Some(began) = path_before_a_move(policy, folder, &written)
-    {
-        *policy = began;
+impl BegunCell {
+    /// The run, if it was begun.
+    ///
+    /// # Errors
+    /// [`Error::RunFolder`]: its settings cannot be read.
+    fn of(run: &TrainConfig) -> Result<Option<Self>> {
+        let folder = run.run_dir.clone().filter(|folder| folder.join(CONFIG).exists());
+        let Some(folder) = folder else { return Ok(None) };
+        let path = folder.join(CONFIG);
+        let read = plain_file::text(&path, CONFIG_BYTES_MAX);
+        let read = read.and_then(|text| text.ok_or_else(|| io::ErrorKind::NotFound.into()));
+        match read {
+            Ok(settings) => Ok(Some(Self { folder, settings })),
+            Err(source) => Err(Error::RunFolder { action: "read", path, source }),
+        }
     }
-    match changed_result(&written, &run.resolved_toml()) {
+}
+
+/// Checks that the run in a folder began with the settings of `run`; they are `written` there.
+fn check_settings(run: &TrainConfig, folder: &Path, written: &str) -> Result<()> {
+    match changed_result(written, &run.resolved_toml()) {
         None => Ok(()),
         Some((began, now)) => {
             let problem = format!(
@@ -119,12 +138,23 @@ fn check_settings(run: &TrainConfig, folder: &Path) -> Result<()> {
     }
 }
 
-/// The path of a policy that a study has learned, in the settings `written` of a run of the study,
-/// if the study has been moved since: its end, below the folder of the study, is the same.
-fn path_before_a_move(policy: &Path, run: &Path, written: &str) -> Option<PathBuf> {
-    let study = std::path::absolute(run.parent()?.parent()?).ok()?;
-    let policy = std::path::absolute(policy).ok()?;
-    let mut began = config_file::parse(&run.join(CONFIG), written).ok()?;
-    let began = began.controller.as_mut()?.path_mut()?;
-    began.ends_with(policy.strip_prefix(study).ok()?).then(|| began.clone())
+/// The move of the study since `run` began in `folder`, with the settings `written`. It follows
+/// from a file that the study has made in one of its runs, the policy or topology of this one:
+/// below the folder of the study its path is the same. `None` if there is no such file.
+fn study_before_a_move(run: &TrainConfig, folder: &Path, written: &str) -> Option<Moved> {
+    let study = std::path::absolute(folder.parent()?.parent()?).ok()?;
+    let began = config_file::parse(&folder.join(CONFIG), written).ok()?;
+    let (mut now, mut then) = (run.controller.clone(), began.controller.unwrap_or_default());
+    let pairs = [
+        (now.path_mut().map(|path| &*path), then.path_mut().map(|path| &*path)),
+        (run.start_topology.as_ref(), began.start_topology.iter().flatten().next()),
+    ];
+    let own = |path: &Path| {
+        let path = std::path::absolute(path).ok()?;
+        let inner = path.strip_prefix(&study).ok()?.components().next()?;
+        inner.as_os_str().as_encoded_bytes().starts_with(SEED.as_bytes()).then_some(())
+    };
+    let mut pairs = pairs.into_iter().filter_map(|(now, then)| Some((now?, then?)));
+    let (now, then) = pairs.find(|(now, _)| own(now).is_some())?;
+    Moved::of(&study, then, now).filter(Moved::is_elsewhere)
 }

@@ -31,7 +31,7 @@ use crate::record::summary::{Status, Summary};
 use crate::resources::OpenDevices;
 use crate::settings::{ControllerKind, ExchangeKind, PolicyStart, Switch};
 use crate::setup::controllers::AnyController;
-use crate::setup::{Names, Setup, residency};
+use crate::setup::{Names, OtherInputs, Setup, residency};
 
 /// Maximum number of seeds of a study.
 const SEEDS_MAX: usize = 10_000;
@@ -219,7 +219,7 @@ pub fn compare(config: &StudyConfig, observer: &mut dyn StudyObserver) -> Result
     config.validate()?;
     let last = config.seeds().last().copied().unwrap_or_default();
     config.run(ControllerKind::None, last, PathBuf::new())?;
-    let names = Names::resolve(&config.settings, None)?;
+    let names = Names::resolve(&config.settings, OtherInputs::default())?;
     let source = names.spec.source;
     let result = Contest::open(config, names).and_then(|contest| contest.run(observer));
     // Otherwise the cache would keep the data, and with it the device, beyond this study.
@@ -267,7 +267,7 @@ impl<'a> Contest<'a> {
                 continue;
             };
             let run = config.run(controller.clone(), settings.seed, PathBuf::new())?;
-            let (run, names) = Names::of_new(&run, None)?;
+            let (run, names) = Names::of_new(&run, OtherInputs::default())?;
             let learned: &[u64] = names.policy.as_ref().map_or(&[], |policy| &policy.seeds);
             known_seeds.push(seeds.iter().copied().filter(|s| learned.contains(s)).collect());
             let setup = Setup::new(&run, names, info.clone())?;
@@ -336,7 +336,7 @@ impl<'a> Contest<'a> {
     /// Run folder of a contender with a seed.
     fn folder(&self, contender: &Contender, seed: u64) -> PathBuf {
         let name = format!("{}-{}", self.place(contender) + 1, contender.word());
-        self.config.folder.join(format!("seed-{seed}")).join(name)
+        self.config.folder.join(format!("{}{seed}", cell::SEED)).join(name)
     }
 
     /// The run of the network that a contender ended with, trained from the beginning. `runs` are
