@@ -213,8 +213,16 @@ impl GatherBatches {
         self.envs.iter().map(|env| env.ring.grown()).sum()
     }
 
-    /// Begins an epoch: any epoch, at any time. One counted copy to each device: its permutations.
-    /// Does not wait.
+    /// Number of batches of each env that are copied to its device for the first `batches` batches
+    /// of an epoch: none of resident images; of streamed images one more than are taken, as each is
+    /// copied while the one before it is used.
+    pub fn uploads(&self, batches: usize) -> u64 {
+        let streamed = self.envs.iter().any(|env| matches!(env.images, EnvImages::Staged(_)));
+        if streamed { self.len().min(batches.saturating_add(1)) as u64 } else { 0 }
+    }
+
+    /// Begins an epoch: any epoch, at any time. One counted copy to each device: its permutations; of
+    /// streamed images also one for the first batch of each env. Does not wait.
     ///
     /// # Errors
     /// Device errors.
@@ -233,7 +241,8 @@ impl GatherBatches {
 
     /// The next batch of each env that is served, in env order. Envs without samples in a partial
     /// last batch are left out; they are always the last ones. `None` at the end of the epoch.
-    /// Enqueues the gathers; does not wait.
+    /// Enqueues the gathers, and of streamed images the copy of each env's next batch, which is
+    /// counted; does not wait.
     ///
     /// # Errors
     /// [`Error::EpochNotStarted`] before the first [`Self::start_epoch`]; device errors, which end

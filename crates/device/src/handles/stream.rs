@@ -58,17 +58,20 @@ impl Stream {
     }
 
     /// Overwrites a tensor with the bytes that `make` writes, in stream order: one command, counted
-    /// as one launch. `make` receives a buffer of the tensor's size, with unspecified contents.
+    /// as one copy to the device. `make` receives a buffer of the tensor's size, with
+    /// unspecified contents.
     ///
     /// - On the processor the buffer is the tensor's memory, and a worker calls `make` in stream
     ///   order; if `make` panics, the stream fails.
     /// - For a CUDA device the buffer is staging memory, and this function calls `make`; if `make`
     ///   panics, the panic reaches the caller, and nothing is enqueued. Waits for earlier copies
-    ///   while more than 256 MiB of staging memory are in use.
+    ///   while more than 256 MiB of staging memory are in use; each wait counts as a
+    ///   synchronization.
     ///
     /// # Errors
     /// The errors of [`Launch::run`], the tensor being argument 0; [`crate::Error::HotScope`] if an
-    /// open scope forbids waits, and the system has no page-locked memory left.
+    /// open scope forbids the copy, or a wait that is needed because 256 MiB of staging memory are in
+    /// use or the system has no page-locked memory left.
     #[track_caller]
     pub fn upload<F>(&self, operation: &'static str, tensor: &Tensor, make: F) -> Result<()>
     where

@@ -96,14 +96,15 @@ pub(crate) fn copy(
     launch.transfer(Transfer::Copy)
 }
 
-/// Overwrites a tensor with the bytes that `make` writes: one command.
+/// Overwrites a tensor with the bytes that `make` writes: one command, counted as a copy to the
+/// device.
 pub(crate) fn upload(
     stream: &Stream,
     operation: &'static str,
     tensor: &Tensor,
     (make, site): (Make, CallSite),
 ) -> Result<()> {
-    let launch = Launch::new(stream, operation, Some(Act::Launch), site).write(tensor);
+    let launch = Launch::new(stream, operation, Some(Act::CopyToDevice), site).write(tensor);
     launch.transfer(Transfer::Upload(HostBytes::Made(make)))
 }
 

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use meristem_data::order::{self, EpochMode, EpochOrder};
 use meristem_data::{Dataset, DatasetFiles, GatherBatches, GatherConfig, Residency, Split};
 
-pub(crate) use self::open_devices::OpenDevices;
-pub(crate) use self::replicas::{Epoch, Replicas};
+pub(crate) use self::open_devices::{OpenDevices, ScopedDevice};
+pub(crate) use self::replicas::{Epoch, EpochScopes, Replicas};
 pub(crate) use self::serving::{Served, Serving, SplitPass, labelled};
 use self::serving::{batch_sizes, batches_of};
 use crate::config::TrainConfig;

@@ -14,6 +14,14 @@ use meristem_nn::Metrics;
 use crate::config::devices::Devices;
 use crate::error::Result;
 
+/// A device, as the limits of a hot scope on it depend on it.
+pub(crate) struct ScopedDevice {
+    /// Number of this process's envs on the device.
+    pub(crate) envs: u64,
+    /// Whether launches are graphs, which read the addresses of their operands from tables.
+    pub(crate) has_graphs: bool,
+}
+
 /// The envs of this process: their devices, each opened once, and one stream per env.
 #[derive(Clone)]
 pub(crate) struct OpenDevices {
@@ -129,19 +137,20 @@ impl OpenDevices {
         self.devices[..with_envs].iter().map(load).collect()
     }
 
-    /// Opens a scope on each device for this thread. `permitted` has the limits for a number of
-    /// envs; if memory is limited, an allocation may also wait.
+    /// Opens a scope on each device for this thread. `permitted` has the limits on a device; if
+    /// memory is limited, an allocation may also wait.
     #[track_caller]
     pub(crate) fn hot_scopes(
         &self,
         name: &'static str,
         policy: ScopePolicy,
-        permitted: impl Fn(u64) -> Counts,
+        permitted: impl Fn(&ScopedDevice) -> Counts,
     ) -> Vec<HotScope> {
         let mut scopes = vec![];
         for (index, device) in self.devices.iter().enumerate() {
-            let envs = self.device_of.iter().filter(|&&at| at == index).count();
-            let mut permitted = permitted(envs as u64);
+            let envs = self.device_of.iter().filter(|&&at| at == index).count() as u64;
+            let has_graphs = matches!(device.id(), DeviceId::Cuda(_));
+            let mut permitted = permitted(&ScopedDevice { envs, has_graphs });
             if self.capped {
                 permitted.synchronizations += permitted.allocations;
             }

@@ -63,6 +63,11 @@ impl Served {
         sizes.into_iter().map(|size| vec![size; envs]).collect()
     }
 
+    /// Batches of streamed images that a pass copies to each device.
+    pub(crate) fn uploads(&self) -> u64 {
+        self.gathers.iter().map(|gather| gather.uploads(gather.len())).max().unwrap_or(0)
+    }
+
     /// Begins a pass of some envs over the split. Does not wait for the devices.
     ///
     /// # Errors

@@ -116,7 +116,7 @@ mod tests {
     use super::*;
     use crate::config::ConfigLayer;
     use crate::record::observer::Silent;
-    use crate::settings::{ControllerKind, Limit, Preset};
+    use crate::settings::{ByteSize, ControllerKind, Limit, Preset};
 
     /// An act, its operation, and the file of its call site.
     type Site = (String, String, String);
@@ -143,6 +143,8 @@ mod tests {
             batch: Some(48),
             max_batches: Some(Limit::Count(2)),
             control_split: Some(Some(0.02)),
+            // The training images are streamed.
+            data_budget: Some(Some(ByteSize(1 << 20))),
             parameters_per_image: Some(99.0),
             max_gap: Some(99.0),
             controller: Some(ControllerKind::Heuristic),

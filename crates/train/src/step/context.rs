@@ -6,7 +6,7 @@ use crate::env::Population;
 use crate::position::StepPosition;
 use crate::record::journal::Journal;
 use crate::record::totals::Totals;
-use crate::resources::Resources;
+use crate::resources::{Resources, ScopedDevice};
 use crate::setup::Setup;
 use crate::setup::controllers::AnyController;
 
@@ -33,9 +33,16 @@ impl StepContext<'_, '_> {
     pub(crate) fn hot_scopes(
         &self,
         name: &'static str,
-        permitted: impl Fn(u64) -> Counts,
+        permitted: impl Fn(&ScopedDevice) -> Counts,
     ) -> Vec<HotScope> {
         self.resources.devices.hot_scopes(name, self.hot_policy(), permitted)
+    }
+
+    /// Policy of the scopes of an epoch. Data for other processes is waited for, so that with these
+    /// it is only counted.
+    pub(super) fn epoch_policy(&self) -> ScopePolicy {
+        let sends = self.resources.replicas.is_some() && self.processes > 1;
+        if sends { ScopePolicy::Off } else { self.hot_policy() }
     }
 
     pub(super) fn hot_policy(&self) -> ScopePolicy {

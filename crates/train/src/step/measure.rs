@@ -6,7 +6,7 @@ use meristem_nn::{Metrics, NetworkFleet};
 
 use crate::env::Population;
 use crate::error::Result;
-use crate::resources::{Resources, SplitPass, labelled};
+use crate::resources::{Resources, ScopedDevice, Served, SplitPass, labelled};
 use crate::step::context::StepContext;
 use crate::step::permitted;
 
@@ -17,7 +17,8 @@ use crate::step::permitted;
 /// A device failure.
 pub(super) fn measure(context: &mut StepContext<'_, '_>) -> Result<()> {
     let workers = context.resources.devices.workers();
-    let limits = |envs| permitted::control_step(envs, workers);
+    let uploads = context.resources.control.as_ref().map_or(0, Served::uploads);
+    let limits = |device: &ScopedDevice| permitted::control_step(device, workers, uploads);
     let _scopes = context.hot_scopes(permitted::CONTROL_STEP, limits);
     evaluate_control(context.resources, context.population)?;
     read(context.resources, context.population)?;

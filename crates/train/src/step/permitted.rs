@@ -6,8 +6,13 @@
 
 use meristem_device::Counts;
 
+use crate::resources::ScopedDevice;
+
 /// Name of the scope around the inner loop: gather and training step, batch after batch.
 pub(crate) const TRAIN_STEP: &str = "train_step";
+
+/// Name of the scope around the passes that recompute running statistics.
+pub(crate) const STATISTICS: &str = "statistics";
 
 /// Name of the scope around evaluation on the control split and the step's read-back.
 pub(crate) const CONTROL_STEP: &str = "control_step";
@@ -18,24 +23,40 @@ pub(crate) const DECIDE: &str = "decide";
 /// Name of the scope around the snapshots of a step.
 pub(crate) const SNAPSHOT: &str = "snapshot";
 
-/// Limits of the inner loop on a device: nothing is permitted, because the permutation was copied
-/// and plans and buffers were created before.
-pub(crate) fn train_step(_envs: u64) -> Counts {
-    Counts::default()
+/// Copies of address tables in a pass over a split, by `graphs` graphs per batch: a graph is built
+/// for each size of batches, of which there are two, and has two tables.
+fn address_tables(device: &ScopedDevice, graphs: u64) -> u64 {
+    if device.has_graphs { graphs * 2 * 2 } else { 0 }
 }
 
-/// Limits of a control step on a device with `envs` envs and `workers` workers.
-pub(crate) fn control_step(envs: u64, workers: u64) -> Counts {
+/// Limits of the inner loop on a device. The permutation was copied and plans and buffers were
+/// created before, so that it only copies streamed images, `uploads` batches of each env, and
+/// addresses for the graphs of gather, envs and twins.
+pub(crate) fn train_step(device: &ScopedDevice, uploads: u64) -> Counts {
+    let copies_to_device = device.envs * uploads + address_tables(device, 3);
+    Counts { copies_to_device, ..Counts::default() }
+}
+
+/// Limits of the passes that recompute running statistics on a device: copies of the epoch's
+/// permutation, of streamed images, `uploads` batches of each env, and of addresses for the gather.
+pub(crate) fn statistics(device: &ScopedDevice, uploads: u64) -> Counts {
+    let copies_to_device = 1 + device.envs * uploads + address_tables(device, 1);
+    Counts { copies_to_device, ..Counts::default() }
+}
+
+/// Limits of a control step on a device, for `workers` workers, and `uploads` batches of streamed
+/// images, which all envs share.
+pub(crate) fn control_step(device: &ScopedDevice, workers: u64, uploads: u64) -> Counts {
     Counts {
         // The metrics of all envs, in one copy.
         copies_to_host: 1,
         // The wait for that copy.
         synchronizations: 1,
-        // Order of the control split.
-        copies_to_device: 1,
+        // Order of the control split, streamed images, and addresses for gather, envs and twins.
+        copies_to_device: 1 + uploads + address_tables(device, 3),
         // A larger arena for each worker, for a pattern of alphas that an env has not evaluated
         // before.
-        allocations: envs * workers,
+        allocations: device.envs * workers,
         launches: 0,
     }
 }
@@ -58,8 +79,8 @@ pub(crate) fn decide(ranks: u64, taught: bool) -> Counts {
     }
 }
 
-/// Limits of the snapshots of `envs` envs on a device.
-pub(crate) fn snapshot(envs: u64) -> Counts {
+/// Limits of the snapshots of a device's envs.
+pub(crate) fn snapshot(device: &ScopedDevice) -> Counts {
     // Parameters, statistics and counters of a fossilized module; all other memory is reused.
-    Counts { allocations: 3 * envs, ..Counts::default() }
+    Counts { allocations: 3 * device.envs, ..Counts::default() }
 }

@@ -1,11 +1,11 @@
 //! Training of a step: the inner loop, and the running statistics after it.
 
-use meristem_device::ScopePolicy;
+use meristem_device::{HotScope, ScopePolicy};
 use meristem_nn::Network;
 
 use crate::env::{Env, TrainedHost};
 use crate::error::Result;
-use crate::resources::{Epoch, Resources, labelled};
+use crate::resources::{Epoch, EpochScopes, OpenDevices, Resources, ScopedDevice, labelled};
 use crate::step::context::StepContext;
 use crate::step::permitted;
 
@@ -23,16 +23,18 @@ pub(super) fn train(context: &mut StepContext<'_, '_>) -> Result<()> {
 /// waits and allocations, and refuses forbidden ones.
 fn train_epoch(context: &mut StepContext<'_, '_>, epoch: u64) -> Result<()> {
     let _span = context.resources.devices.span(|| "train_epoch");
+    let policy = context.epoch_policy();
     let Resources { devices, train, replicas, .. } = &mut *context.resources;
-    // Data for other processes is waited for, and counted.
-    let sends = replicas.is_some() && context.processes > 1;
-    let policy =
-        if sends || !*context.warm { ScopePolicy::Off } else { context.setup.config.hot_scope.0 };
     let (devices, journal) = (&*devices, &mut *context.journal);
-    let scopes = || devices.hot_scopes(permitted::TRAIN_STEP, policy, permitted::train_step);
+    // The first batch of an epoch is uploaded before the loop.
+    let uploads = train.uploads(train.len()).saturating_sub(1);
+    let limits = |device: &ScopedDevice| permitted::train_step(device, uploads);
+    let scopes = || devices.hot_scopes(permitted::TRAIN_STEP, policy, limits);
     let Epoch { batches, counts } = match (replicas, &mut context.population.envs[..]) {
         (Some(replicas), [Env { index, grown: TrainedHost { network, .. }, .. }]) => {
             let mut observed = |network: &Network| journal.batch_enqueued(*index, network);
+            let statistics = |uploads| statistics_scopes(devices, policy, uploads);
+            let scopes = EpochScopes { train: &scopes, statistics: &statistics };
             replicas.train_epoch(epoch, train, network, &scopes, &mut observed)?
         }
         _ => {
@@ -60,11 +62,17 @@ fn train_epoch(context: &mut StepContext<'_, '_>, epoch: u64) -> Result<()> {
     Ok(())
 }
 
+fn statistics_scopes(devices: &OpenDevices, policy: ScopePolicy, uploads: u64) -> Vec<HotScope> {
+    let limits = |device: &ScopedDevice| permitted::statistics(device, uploads);
+    devices.hot_scopes(permitted::STATISTICS, policy, limits)
+}
+
 /// Recomputes the running statistics of all networks on the first batches of the epoch, with fixed
 /// weights. A training step leaves averages over weights that have changed since; with them the
 /// loss of an evaluation moves from step to step by more than a module is worth. Replicas of one
 /// env do so in their own loops.
 fn recompute_statistics(context: &mut StepContext<'_, '_>, epoch: u64) -> Result<()> {
+    let policy = context.epoch_policy();
     let Resources { devices, train, replicas, .. } = &mut *context.resources;
     let batches = context.setup.config.statistics_batches;
     if batches == 0 || replicas.is_some() {
@@ -72,6 +80,7 @@ fn recompute_statistics(context: &mut StepContext<'_, '_>, epoch: u64) -> Result
     }
     let _span = devices.span(|| "recompute statistics");
     let mut images = vec![0; context.population.envs.len()];
+    let _scopes = statistics_scopes(devices, policy, train.uploads(batches));
     train.start_epoch(epoch)?;
     let mut fleets = context.population.fleets();
     for _ in 0..batches {

@@ -6,8 +6,8 @@ use std::path::Path;
 use meristem_device::ScopePolicy;
 use meristem_nn::Network;
 use meristem_train::config::{ConfigLayer, TrainConfig};
-use meristem_train::settings::{ControllerKind, HotScopePolicy, Limit, Switch};
-use meristem_train::{Error, Observer, Result, Summary, resume, run};
+use meristem_train::settings::{ByteSize, ControllerKind, HotScopePolicy, Limit, Switch};
+use meristem_train::{Error, Observer, Result, Silent, Summary, resume, run};
 
 /// Reads a loss back in the inner loop from the `from`-th batch on, which is forbidden.
 struct Peeks {
@@ -28,8 +28,8 @@ impl Observer for Peeks {
 const PEEKS_AT: u32 = line!() - 6;
 
 /// Settings of three steps of four batches of two envs.
-fn train(folder: &Path, policy: ScopePolicy, from: usize) -> Result<Summary> {
-    let flags = ConfigLayer {
+fn settings(folder: &Path, policy: ScopePolicy) -> ConfigLayer {
+    ConfigLayer {
         host: Some("minimal".into()),
         envs: Some(2),
         controller: Some(ControllerKind::Heuristic),
@@ -42,8 +42,12 @@ fn train(folder: &Path, policy: ScopePolicy, from: usize) -> Result<Summary> {
         twin: Some(Some(Switch(false))),
         hot_scope: Some(HotScopePolicy(policy)),
         ..ConfigLayer::default()
-    };
-    let config = TrainConfig::resolve(ConfigLayer::default(), flags).unwrap();
+    }
+}
+
+fn train(folder: &Path, policy: ScopePolicy, from: usize) -> Result<Summary> {
+    let settings = settings(folder, policy);
+    let config = TrainConfig::resolve(ConfigLayer::default(), settings).unwrap();
     run(&config, &mut Peeks { from, batches: 0 })
 }
 
@@ -96,6 +100,21 @@ fn warn_and_off_let_it_pass_and_count_it() {
         assert_eq!((hot.copies_to_host, hot.synchronizations), (1.0, 1.0));
         assert_eq!((hot.copies_to_device, hot.allocations), (0.0, 0.0));
     }
+}
+
+/// Each batch of streamed images is one counted copy, which the scopes permit. The first batch of
+/// an epoch is copied before the inner loop.
+#[test]
+fn copies_of_streamed_images_are_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let streamed = ConfigLayer {
+        data_budget: Some(Some(ByteSize(1 << 20))),
+        ..settings(folder.path(), ScopePolicy::Deny)
+    };
+    let config = TrainConfig::resolve(ConfigLayer::default(), streamed).unwrap();
+    let hot = run(&config, &mut Silent).unwrap().hot_path;
+    assert_eq!((hot.training_steps, hot.copies_to_device), (2 * 4 * 2, 3.0 / 4.0));
+    assert_eq!((hot.copies_to_host, hot.synchronizations, hot.allocations), (0.0, 0.0, 0.0));
 }
 
 /// The first step may allocate what later steps reuse, so it is not judged.

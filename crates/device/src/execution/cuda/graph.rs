@@ -97,6 +97,12 @@ impl CudaGraph {
         self.branches.len() == branches.len() && pairs.all(same)
     }
 
+    /// Whether a table has the addresses of the arguments of a record, so that the next launch over
+    /// them copies nothing.
+    pub(super) fn has_addresses(&self, record: &LaunchRecord) -> bool {
+        lock(&self.instances).with_addresses(record).is_some()
+    }
+
     /// Launches the graph over the arguments of a record, which are in the order of the tables. The
     /// context is current. `staging` gets the buffer that a copy of the table reads, to be kept
     /// until the work is done.
@@ -106,13 +112,13 @@ impl CudaGraph {
         record: &LaunchRecord,
         staging: &mut Option<StagingBuffer>,
     ) -> Called {
-        let addresses: Vec<u64> = record.args.iter().map(|arg| arg.address()).collect();
         let instances = &mut *lock(&self.instances);
-        let known = instances.all.iter().position(|instance| instance.addresses == addresses);
+        let known = instances.with_addresses(record);
         let at = known.unwrap_or((instances.last + 1) % INSTANCES);
         instances.last = at;
         let instance = &mut instances.all[at];
         if known.is_none() {
+            let addresses: Vec<u64> = record.args.iter().map(|arg| arg.address()).collect();
             // Should the copy fail, the contents of the table are unknown.
             instance.addresses.clear();
             instance.write(
@@ -123,6 +129,14 @@ impl CudaGraph {
             instance.addresses = addresses;
         }
         instance.exec.launch(stream)
+    }
+}
+
+impl GraphInstances {
+    /// Index of the instance whose table has the addresses of the arguments of a record.
+    fn with_addresses(&self, record: &LaunchRecord) -> Option<usize> {
+        let addresses = || record.args.iter().map(|arg| arg.address());
+        self.all.iter().position(|instance| addresses().eq(instance.addresses.iter().copied()))
     }
 }
 

@@ -96,11 +96,12 @@ impl CudaQueue {
     }
 
     /// Fuses independent tasks, all of which [are placed](CudaTask::is_placed), into one; `None`
-    /// for no tasks. Building the graph counts as an allocation. If the driver has no memory for
-    /// it, `reclaim` is called to free some.
+    /// for no tasks. Building the graph counts as an allocation, and its launch as a copy to the
+    /// device if the addresses of the arguments are not in one of the graph's tables yet. If the
+    /// driver has no memory for it, `reclaim` is called to free some.
     ///
     /// # Errors
-    /// [`Error::Cuda`]; [`Error::HotScope`] if an open scope forbids the allocation.
+    /// [`Error::Cuda`]; [`Error::HotScope`] if an open scope forbids the allocation or the copy.
     pub(crate) fn fuse(
         &self,
         tasks: Vec<CudaTask>,
@@ -110,6 +111,9 @@ impl CudaQueue {
         let Some(Fusion { record, branches }) = Fusion::from_tasks(tasks) else { return Ok(None) };
         let build = || counters.note(Act::Allocate, "build a graph", record.site);
         let graph = self.stream.graph(branches, build, reclaim)?;
+        if !graph.has_addresses(&record) {
+            counters.note(Act::CopyToDevice, "addresses of a graph", record.site)?;
+        }
         Ok(Some(CudaTask { record, act: TaskAct::Graph(graph) }))
     }
 
@@ -174,8 +178,8 @@ impl CudaQueue {
     }
 
     /// Fills staging memory for the upload of a record. Waits for earlier copies while more than
-    /// 256 MiB of it are in flight. Without page-locked memory the copy makes the host wait, and
-    /// counts as a synchronisation.
+    /// 256 MiB of it are in flight. Without page-locked memory the copy makes the host wait. Each
+    /// wait counts as a synchronisation.
     ///
     /// # Errors
     /// [`Error::DeviceFailed`]; [`Error::HotScope`] if an open scope forbids the wait.
@@ -186,11 +190,11 @@ impl CudaQueue {
         counters: &Counters,
     ) -> Result<StagingBuffer> {
         self.check()?;
-        let (device, bytes) = (self.stream.device(), record.args[0].bytes);
-        let staging = self.stream.staging(bytes);
-        let mut staging = staging.map_err(|source| Error::Cuda { device, source })?;
+        let bytes = record.args[0].bytes;
+        let note_wait = || counters.note(Act::Synchronize, record.operation, record.site);
+        let mut staging = self.stream.staging(bytes, note_wait)?;
         if staging.is_plain() && bytes > 0 {
-            counters.note(Act::Synchronize, record.operation, record.site)?;
+            note_wait()?;
         }
         // SAFETY: no copy that uses the buffer is enqueued yet.
         let free = unsafe { staging.bytes() };

@@ -141,8 +141,16 @@ impl CudaStream {
     }
 
     /// Staging memory for an upload of `bytes` bytes. Waits for earlier copies while more than
-    /// [`STAGED_MAX`] bytes are in flight; the caller holds no lock.
-    pub(super) fn staging(&self, bytes: usize) -> Called<StagingBuffer> {
+    /// [`STAGED_MAX`] bytes are in flight, and calls `before_wait` before each wait. The caller
+    /// holds no lock.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`]; any error of `before_wait`.
+    pub(super) fn staging(
+        &self,
+        bytes: usize,
+        before_wait: impl Fn() -> Result<()>,
+    ) -> Result<StagingBuffer> {
         while !self.context.has_failed() {
             let oldest = {
                 let state = lock(&self.state);
@@ -150,9 +158,11 @@ impl CudaStream {
                 state.pending.front().filter(|_| over).map(|task| task.sequence)
             };
             let Some(oldest) = oldest else { break };
+            before_wait()?;
             self.wait(oldest);
         }
-        self.context.bind()?;
+        let device = self.context.id;
+        self.context.bind().map_err(|source| Error::Cuda { device, source })?;
         Ok(StagingBuffer::new(&self.context, bytes))
     }
 

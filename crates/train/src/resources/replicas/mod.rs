@@ -54,6 +54,15 @@ use crate::error::{Error, Result};
 use crate::resources::open_devices::OpenDevices;
 use crate::resources::serving::batch_sizes;
 
+/// Functions that open the hot scopes of an epoch for the calling thread.
+pub(crate) struct EpochScopes<'a> {
+    /// Opens those around the inner loop.
+    pub(crate) train: &'a (dyn Fn() -> Vec<HotScope> + Sync),
+    /// Opens those around the passes that recompute running statistics and copy this many batches
+    /// of streamed images.
+    pub(crate) statistics: &'a (dyn Fn(u64) -> Vec<HotScope> + Sync),
+}
+
 /// Ranks of this process that train one host.
 pub(crate) struct Replicas {
     leader: Trainer,
@@ -144,7 +153,7 @@ impl Replicas {
     }
 
     /// Runs the inner loops of an epoch. `observed` is called with the leader's network after every
-    /// batch; `scopes` opens the hot scopes of a rank's thread. Does not wait for a device.
+    /// batch; `scopes` open the hot scopes of a rank's thread. Does not wait for a device.
     ///
     /// # Errors
     /// An error of a rank, which ends the other ranks as well.
@@ -153,7 +162,7 @@ impl Replicas {
         epoch: u64,
         gather: &mut GatherBatches,
         network: &mut Network,
-        scopes: &(dyn Fn() -> Vec<HotScope> + Sync),
+        scopes: &EpochScopes<'_>,
         observed: &mut dyn FnMut(&Network) -> Result<()>,
     ) -> Result<Epoch> {
         let Self { leader, followers } = self;

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use meristem_comm::{CommOptions, Communicator};
 use meristem_data::{Batch, Dataset, GatherBatches, GatherConfig, ImageShape};
 use meristem_device::random::{Purpose, Rng};
-use meristem_device::{DeviceId, ScopePolicy, Stream, Tensor};
+use meristem_device::{Counts, DeviceId, ScopePolicy, Stream, Tensor};
 use meristem_nn::graph::{ConvGeometry, Dims, Graph, GraphBuilder, SgdConfig};
 use meristem_nn::{Isa, Metrics, Network, NetworkOptions, StateDict};
 
-use super::{Epoch, Replicas, first_cause};
+use super::{Epoch, EpochScopes, Replicas, first_cause};
 use crate::config::devices::Devices;
 use crate::config::{ConfigLayer, TrainConfig};
 use crate::error::Error;
@@ -103,8 +103,15 @@ impl ReplicasFixture {
         for epoch in 0..self.epochs {
             network.reset_metrics().unwrap();
             replicas.open(&mut network, 4).unwrap();
-            let scopes =
-                || self.devices.hot_scopes("train_step", ScopePolicy::Deny, |_| Default::default());
+            let deny = |name, permitted: Counts| {
+                self.devices.hot_scopes(name, ScopePolicy::Deny, move |_| permitted)
+            };
+            // Of the statistics' passes: the order of the epoch.
+            let order = Counts { copies_to_device: 1, ..Counts::default() };
+            let scopes = EpochScopes {
+                train: &|| deny("train_step", Counts::default()),
+                statistics: &|_| deny("statistics", order),
+            };
             let mut observed = |_: &Network| {
                 seen += 1;
                 Ok(())

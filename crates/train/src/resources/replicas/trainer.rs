@@ -27,6 +27,7 @@ use meristem_device::{Counts, DType, HotScope, Owner, Tensor};
 use meristem_nn::Network;
 
 use crate::error::{Error, Result};
+use crate::resources::replicas::EpochScopes;
 use crate::settings::ExchangeKind;
 
 /// Training of one rank; the caller has the network.
@@ -104,14 +105,15 @@ impl Trainer {
         epoch: u64,
         gather: &mut GatherBatches,
         network: &mut Network,
-        scopes: &dyn Fn() -> Vec<HotScope>,
+        scopes: &EpochScopes<'_>,
         observed: &mut dyn FnMut(&Network) -> Result<()>,
     ) -> Result<Epoch> {
         let mut all = || {
-            let scopes = scopes();
+            let hot = (scopes.train)();
             let batches = self.batches(gather, network, observed)?;
-            let counts = scopes.into_iter().map(|scope| scope.finish().counts).collect();
-            self.finish_epoch(epoch, gather, network)?;
+            let counts = hot.into_iter().map(|scope| scope.finish().counts).collect();
+            self.recompute_statistics(epoch, gather, network, scopes.statistics)?;
+            self.finish_epoch(network)?;
             Ok(Epoch { batches, counts })
         };
         let done = catch_unwind(AssertUnwindSafe(&mut all));
@@ -159,21 +161,29 @@ impl Trainer {
         Ok(batch as u64)
     }
 
-    /// Recomputes running statistics if needed, averages them over the ranks, and gathers metrics
-    /// and fingerprints on all ranks.
-    fn finish_epoch(
-        &mut self,
+    /// Recomputes running statistics, if the network has some, on the first batches of the epoch.
+    fn recompute_statistics(
+        &self,
         epoch: u64,
         gather: &mut GatherBatches,
         network: &mut Network,
+        scopes: &dyn Fn(u64) -> Vec<HotScope>,
     ) -> Result<()> {
-        if self.statistics_batches > 0 && network.statistics().next().is_some() {
-            gather.start_epoch(epoch)?;
-            for _ in 0..self.statistics_batches {
-                let Some(part) = gather.next()? else { break };
-                part.first().map_or(Ok(()), |part| network.observe(&part.inputs))?;
-            }
+        if self.statistics_batches == 0 || network.statistics().next().is_none() {
+            return Ok(());
         }
+        let _scopes = scopes(gather.uploads(self.statistics_batches));
+        gather.start_epoch(epoch)?;
+        for _ in 0..self.statistics_batches {
+            let Some(part) = gather.next()? else { break };
+            part.first().map_or(Ok(()), |part| network.observe(&part.inputs))?;
+        }
+        Ok(())
+    }
+
+    /// Averages running statistics over the ranks, and gathers metrics and fingerprints on all
+    /// ranks.
+    fn finish_epoch(&mut self, network: &mut Network) -> Result<()> {
         let (Some(comm), Some(metrics)) = (&mut self.comm, &self.metrics) else {
             return Err(self.not_open());
         };
