@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_stage_with_a_module_or_after_one_has_a_colour_of_its_own() {
+    fn every_stage_with_or_after_a_module_has_a_distinct_colour() {
         assert_eq!(stage(Stage::Dormant), None);
         let mut colours: Vec<[u8; 3]> =
             Stage::ALL[1..].iter().map(|of| stage(*of).unwrap().rgb).collect();

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_printable_steers_a_terminal() {
+    fn printable_text_has_no_control_characters() {
         let name = "a\u{1b}[31mb\nc\u{9b}é\u{202e}\u{7f}";
         assert_eq!(printable(name), r"a\u{1b}[31mb\u{a}c\u{9b}é\u{202e}\u{7f}");
         assert_eq!(lines(name), "a\\u{1b}[31mb\nc\\u{9b}é\\u{202e}\\u{7f}");
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn json_keeps_its_text() {
+    fn escaped_json_parses_to_the_same_text() {
         let name = "a\u{1b}\u{9b}\u{202e}é";
         let text = serde_json::to_string(name).unwrap();
         let escaped = json(&text);
@@ -93,7 +93,7 @@ mod tests {
     /// A shell parses each word to the path.
     #[cfg(unix)]
     #[test]
-    fn a_shell_reads_the_path() {
+    fn a_shell_parses_quoted_paths() {
         use std::os::unix::ffi::OsStrExt;
         let names: [&[u8]; 9] = [
             b"runs/a-1_b.c",

@@ -165,14 +165,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_says_what_and_what_to_do() {
+    fn a_block_has_the_error_and_its_remedy() {
         let error = train::Error::value("batch", 0, "1 to 65536");
         let text = Failure::from(error).to_string();
         assert!(text.starts_with("error: `batch`: got 0, expected 1 to 65536\n  help: "), "{text}");
     }
 
     #[test]
-    fn what_a_message_quotes_is_cut() {
+    fn long_quotes_in_a_message_are_truncated() {
         let text = Failure::usage(format!("α{}\nb", "x".repeat(100_000)), "c").to_string();
         let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(flat.contains("xxx … (98001 more characters) b help: c"), "{flat}");

@@ -55,11 +55,13 @@ fn report(failure: &Failure) -> ExitCode {
 
 /// Prints the requested help, or the error of the command line, and returns the exit code, 0 or 2.
 fn answer(error: &clap::Error) -> ExitCode {
-    match error.use_stderr() {
-        true => plain::err(escaped(error).trim_end()),
-        false if environment::is_drawable(&std::io::stdout()) => plain::written(error.print()),
+    if error.use_stderr() {
+        plain::err(escaped(error).trim_end());
+    } else if environment::is_drawable(&std::io::stdout()) {
+        plain::written(error.print());
+    } else {
         // By default clap emits styles without a terminal if `CI` is set.
-        false => plain::out(error.render().to_string().trim_end()),
+        plain::out(error.render().to_string().trim_end());
     }
     u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from)
 }

@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_read_well() {
+    fn numbers_are_formatted() {
         assert_eq!(thousands(7), "7");
         assert_eq!(thousands(1_234_567), "1,234,567");
         assert_eq!(duration(Duration::from_secs(185)), "3 min 05 s");
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mean_of_nothing_is_nothing() {
+    fn the_mean_without_values_is_none() {
         assert_eq!((mean([1.0, 4.0]), mean([])), (Some(2.5), None));
     }
 

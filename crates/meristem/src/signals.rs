@@ -20,9 +20,9 @@ const ONE_REQUEST: Duration = Duration::from_secs(1);
 /// ignored, so that the process can finish: `mpirun` signals processes that are still reporting an
 /// error when another rank has exited.
 #[must_use]
-pub(crate) struct Listening(Handle);
+pub(crate) struct SignalGuard(Handle);
 
-impl Drop for Listening {
+impl Drop for SignalGuard {
     fn drop(&mut self) {
         self.0.close();
     }
@@ -47,12 +47,12 @@ pub(crate) fn report_file_size_limit() -> Result<(), Failure> {
 pub(crate) fn stop_on_signals(
     what_is_left: &'static str,
     at_once: impl Fn() + Send + 'static,
-) -> Result<Listening, Failure> {
+) -> Result<SignalGuard, Failure> {
     // A process started with nohup must survive the end of its terminal.
     let hangup = (!is_ignored(SIGHUP)).then_some(SIGHUP);
     let listen = || {
         let mut signals = Signals::new([SIGINT, SIGTERM].into_iter().chain(hangup))?;
-        let listening = Listening(signals.handle());
+        let listening = SignalGuard(signals.handle());
         let each = move || {
             let mut requested = None;
             signals.forever().for_each(|signal| match request(&mut requested, Instant::now()) {
@@ -97,10 +97,7 @@ fn request(requested: &mut Option<Instant>, now: Instant) -> Request {
     }
 }
 
-#[expect(
-    clippy::disallowed_methods,
-    reason = "asked a second time, not to wait for anything is the point"
-)]
+#[expect(clippy::disallowed_methods, reason = "a second request ends the process without waiting")]
 fn end(signal: i32, at_once: &impl Fn()) {
     at_once();
     std::process::exit(128 + signal);

@@ -11,10 +11,11 @@ mod common;
 use std::fs;
 use std::process::{Command, ExitStatus, Stdio};
 
+use meristem::nn::safetensors;
+
 use common::Meristem;
 use common::process::{Process, wait_for};
 use common::runs::{Outcome, assert_same, outcome, with_images};
-use meristem::nn::safetensors;
 
 /// Settings of two rounds of growing hosts on a few small images, with a learning policy.
 const RUN: &str = "train --controller ppo --dataset arrays --data-root images.safetensors \
@@ -55,20 +56,23 @@ fn ends(mut command: Command) -> ExitStatus {
 /// Runs a command on several ranks, which must succeed. Only rank 0 may write output.
 fn ok(m: &Meristem, ranks: usize, arguments: &str) {
     let status = ends(mpirun(m, &[], &vec![arguments; ranks]));
-    assert!(status.success(), "{arguments}: {}", erred(m, 0));
-    assert!(said(m, "said", 0).contains("env"), "the first tells of it");
+    assert!(status.success(), "{arguments}: {}", rank_errors(m, 0));
+    assert!(rank_output(m, "said", 0).contains("env"), "the first tells of it");
     for rank in 1..ranks {
-        assert_eq!((said(m, "said", rank), said(m, "erred", rank)), Default::default());
+        assert_eq!(
+            (rank_output(m, "said", rank), rank_output(m, "erred", rank)),
+            Default::default()
+        );
     }
 }
 
-fn said(m: &Meristem, file: &str, rank: usize) -> String {
+fn rank_output(m: &Meristem, file: &str, rank: usize) -> String {
     fs::read_to_string(m.path(&format!("{file}.{rank}"))).unwrap_or_default()
 }
 
 /// Output of a rank on stderr, without line breaks.
-fn erred(m: &Meristem, rank: usize) -> String {
-    said(m, "erred", rank).split_whitespace().collect::<Vec<_>>().join(" ")
+fn rank_errors(m: &Meristem, rank: usize) -> String {
+    rank_output(m, "erred", rank).split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// Tensors of all checkpoints of a run.
@@ -92,7 +96,7 @@ fn threads(m: &Meristem, flags: &str, run: &str) -> Outcome {
 }
 
 #[test]
-fn the_same_run_as_over_threads() {
+fn processes_give_the_bits_of_threads() {
     let m = with_images();
     let cases = [
         (1, "dense", "dealt"),
@@ -124,7 +128,7 @@ fn the_same_run_as_over_threads() {
 
 /// With data-parallel ranks, each process trains the env on its part of the samples.
 #[test]
-fn one_host_on_processes_is_that_of_threads() {
+fn a_host_on_processes_has_the_bits_of_threads() {
     let m = with_images();
     let run = RUN.replace("--envs 4", "--envs 1").replace("--batch 16", "--batch 12");
     let run = format!("{run} --data-parallel").replace("--controller ppo ", "");
@@ -230,7 +234,7 @@ impl Signalled<'_> {
 }
 
 #[test]
-fn a_run_that_is_killed_goes_on_to_the_same_bits() {
+fn a_killed_run_of_processes_resumes_with_the_same_bits() {
     let m = with_images();
     let flags = "--exchange topk:0.05";
     let expected = threads(&m, &format!("{flags} --ranks 2"), "whole");
@@ -244,12 +248,16 @@ fn a_run_that_is_killed_goes_on_to_the_same_bits() {
     for other in [1, 3] {
         assert!(!ends(mpirun(&m, &[], &vec![resume; other])).success());
         let remedy = "it has 2 ranks";
-        assert!(erred(&m, 0).contains(remedy), "{}", erred(&m, 0));
+        assert!(rank_errors(&m, 0).contains(remedy), "{}", rank_errors(&m, 0));
     }
     ok(&m, 2, resume);
     assert_same(&outcome(&m, "cut"), &expected, "killed");
     ok(&m, 2, resume);
-    assert!(said(&m, "said", 0).contains("cut is complete"), "{}", said(&m, "said", 0));
+    assert!(
+        rank_output(&m, "said", 0).contains("cut is complete"),
+        "{}",
+        rank_output(&m, "said", 0)
+    );
     // Only one rank: with recovery, mpirun does not end the other, which reports the failure.
     let deadline = &format!("{} --comm-deadline 10", start("one"));
     let one = Signalled { arguments: deadline, folder: "one", events: lines / 3, ..KILLED };
@@ -259,7 +267,8 @@ fn a_run_that_is_killed_goes_on_to_the_same_bits() {
     let error = summary["error"].as_str().unwrap();
     assert!(error.contains("rank 1 did not arrive within 10 s"), "{error}");
     assert!(
-        erred(&m, 0).contains("rank 1 did not arrive") && erred(&m, 0).contains("--resume RUN")
+        rank_errors(&m, 0).contains("rank 1 did not arrive")
+            && rank_errors(&m, 0).contains("--resume RUN")
     );
     // The run's folder has its settings.
     ok(&m, 2, "train --resume one");
@@ -282,7 +291,7 @@ fn a_run_that_is_killed_goes_on_to_the_same_bits() {
 
 /// If one rank is asked to stop, all ranks stop at the same step.
 #[test]
-fn a_rank_that_is_asked_to_stop_stops_all() {
+fn a_signal_to_one_rank_stops_all_ranks() {
     let m = with_images();
     let expected = threads(&m, "--ranks 2", "whole");
     let arguments = &format!("{RUN} --comm mpi --run-dir stopped");
@@ -294,7 +303,7 @@ fn a_rank_that_is_asked_to_stop_stops_all() {
 }
 
 #[test]
-fn what_ranks_cannot_do_together_is_refused_and_leaves_nothing() {
+fn invalid_settings_of_ranks_are_refused_without_files() {
     let m = with_images();
     let run = format!("{RUN} --comm mpi --run-dir no");
     let other = |flags: &str| format!("{run} {flags}");
@@ -316,7 +325,7 @@ fn what_ranks_cannot_do_together_is_refused_and_leaves_nothing() {
     ] {
         let status = ends(mpirun(&m, &[], &[&other(first), &other(second)]));
         assert!(!status.success(), "{words}");
-        let errors = [erred(&m, 0), erred(&m, 1)];
+        let errors = [rank_errors(&m, 0), rank_errors(&m, 1)];
         // mpirun may tell a rank that the other failed before the rank reports its own error.
         let told = |rank: usize| errors[rank].split("error: ").nth(1).unwrap_or_default();
         assert!(told(0).contains(words), "{words}: {errors:?}");
@@ -344,15 +353,15 @@ fn ranks_with_other_scripts_are_refused() {
     };
     assert!(!with_files("script.$OMPI_COMM_WORLD_RANK", "no").success());
     let words = "rank 1: its file of --controller differs from rank 0's";
-    assert!(erred(&m, 0).contains(words), "{}", erred(&m, 0));
+    assert!(rank_errors(&m, 0).contains(words), "{}", rank_errors(&m, 0));
     assert!(!m.path("no").exists());
-    assert!(with_files("script.0", "yes").success(), "{}", erred(&m, 0));
+    assert!(with_files("script.0", "yes").success(), "{}", rank_errors(&m, 0));
 }
 
 /// Envs fail and are rolled back on every rank; an env that fails too often ends the run on all
 /// ranks.
 #[test]
-fn an_env_that_fails_on_one_rank_is_told_of_by_the_first() {
+fn rank_0_reports_an_env_that_fails_on_another_rank() {
     let m = with_images();
     let wild = "--ranks 2 --lr 30 --clip-norm off";
     let told = |run: &str| -> Vec<serde_json::Value> {
@@ -381,17 +390,21 @@ fn an_env_that_fails_on_one_rank_is_told_of_by_the_first() {
 
 /// With `--comm-debug` the collectives and the library log their operations.
 #[test]
-fn the_exchange_and_its_library_say_what_they_do() {
+fn comm_debug_logs_the_exchange_and_its_library() {
     let m = Meristem::new();
     let bench = "bench comm --comm mpi --max-size 1KiB --density 0.1 --rounds 1 --json";
     for (debug, words) in [(format!("{bench} --comm-debug"), true), (bench.to_string(), false)] {
-        assert!(ends(mpirun(&m, &[], &[&debug, &debug])).success(), "{}", said(&m, "erred", 0));
+        assert!(
+            ends(mpirun(&m, &[], &[&debug, &debug])).success(),
+            "{}",
+            rank_output(&m, "erred", 0)
+        );
         for rank in 0..2 {
-            let erred = said(&m, "erred", rank);
+            let erred = rank_output(&m, "erred", rank);
             for word in ["meristem::comm", "meristem::placement::comm", "ok_topk", "btl:"] {
                 assert_eq!(erred.contains(word), words, "{word}: {erred}");
             }
         }
-        assert!(said(&m, "said", 0).contains("\"wrong\":0"));
+        assert!(rank_output(&m, "said", 0).contains("\"wrong\":0"));
     }
 }

@@ -31,7 +31,7 @@ struct Rank {
 }
 
 /// State of a rank, which one thread at a time may use.
-enum Seat {
+enum RankState {
     Free(Rank),
     /// A thread is in a call.
     Busy,
@@ -41,7 +41,7 @@ enum Seat {
 /// A membership in a group of ranks.
 #[pyclass(frozen, module = "meristem")]
 pub(crate) struct Membership {
-    seat: Mutex<Seat>,
+    seat: Mutex<RankState>,
     rank: usize,
     size: usize,
     transport: &'static str,
@@ -104,7 +104,7 @@ impl Membership {
     fn traffic(&self) -> PyResult<(u64, u64, u64)> {
         let rank = self.take()?;
         let traffic = rank.comm.traffic();
-        *self.lock() = Seat::Free(rank);
+        *self.lock() = RankState::Free(rank);
         Ok((traffic.sent_bytes, traffic.received_bytes, traffic.messages))
     }
 
@@ -135,11 +135,11 @@ impl Membership {
     /// false if the rank had left before.
     fn close(&self, py: Python<'_>, reason: Option<String>) -> PyResult<bool> {
         check_process()?;
-        let left = match std::mem::replace(&mut *self.lock(), Seat::Closed) {
-            Seat::Free(rank) => rank,
-            Seat::Closed => return Ok(false),
+        let left = match std::mem::replace(&mut *self.lock(), RankState::Closed) {
+            RankState::Free(rank) => rank,
+            RankState::Closed => return Ok(false),
             // The thread in the call finds the seat closed when it returns.
-            Seat::Busy => return Ok(true),
+            RankState::Busy => return Ok(true),
         };
         py.detach(move || leave(left, reason));
         Ok(true)
@@ -156,7 +156,7 @@ fn leave(rank: Rank, reason: Option<String>) {
 
 impl Drop for Membership {
     fn drop(&mut self) {
-        if let Seat::Free(rank) = std::mem::replace(&mut *self.lock(), Seat::Closed) {
+        if let RankState::Free(rank) = std::mem::replace(&mut *self.lock(), RankState::Closed) {
             if check_process().is_err() {
                 // After a fork the locks of the group may never be released.
                 return std::mem::forget(rank);
@@ -176,10 +176,10 @@ impl Membership {
     fn new(comm: Communicator) -> Result<Self, Failure> {
         let stream = device("cpu")?.stream(&format!("rank {}", comm.rank()));
         let (rank, size, transport) = (comm.rank(), comm.size(), comm.transport());
-        Ok(Self { seat: Mutex::new(Seat::Free(Rank { comm, stream })), rank, size, transport })
+        Ok(Self { seat: Mutex::new(RankState::Free(Rank { comm, stream })), rank, size, transport })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Seat> {
+    fn lock(&self) -> MutexGuard<'_, RankState> {
         self.seat.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -187,15 +187,15 @@ impl Membership {
     fn take(&self) -> Result<Rank, Failure> {
         check_process()?;
         let mut seat = self.lock();
-        match std::mem::replace(&mut *seat, Seat::Busy) {
-            Seat::Free(rank) => Ok(rank),
-            Seat::Busy => Err(Failure::usage(
+        match std::mem::replace(&mut *seat, RankState::Busy) {
+            RankState::Free(rank) => Ok(rank),
+            RankState::Busy => Err(Failure::usage(
                 Kind::State,
                 format!("the Comm of rank {} is in use by another thread", self.rank),
-                "give each thread a Comm of its own: `Comm.threads(n)` makes n",
+                "give each thread a separate Comm: `Comm.threads(n)` returns n",
             )),
-            Seat::Closed => {
-                *seat = Seat::Closed;
+            RankState::Closed => {
+                *seat = RankState::Closed;
                 let message = format!("the Comm of rank {} is closed", self.rank);
                 Err(Failure::usage(Kind::State, message, "make another group"))
             }
@@ -221,7 +221,7 @@ impl Membership {
                 // Otherwise the other ranks would wait for this rank's call.
                 let text = error.value(py).to_string();
                 let reason = text.lines().next().unwrap_or_default().to_owned();
-                *self.lock() = Seat::Closed;
+                *self.lock() = RankState::Closed;
                 py.detach(move || leave(rank, Some(reason)));
                 return Err(error);
             }
@@ -258,7 +258,7 @@ impl Membership {
         };
         let name = format!("meristem rank {}", self.rank);
         if let Err(error) = std::thread::Builder::new().name(name).spawn(call) {
-            *self.lock() = Seat::Closed;
+            *self.lock() = RankState::Closed;
             let message = format!("cannot start a thread: {error}");
             return Err(Failure::usage(Kind::Rank, message, "free some memory").into());
         }
@@ -268,12 +268,12 @@ impl Membership {
                 Ok((rank, result)) => return self.put_back(py, rank, result),
                 Err(mpsc::RecvTimeoutError::Timeout) => {}
                 Err(mpsc::RecvTimeoutError::Disconnected) => {
-                    *self.lock() = Seat::Closed;
+                    *self.lock() = RankState::Closed;
                     return Err(Failure::panic("the thread of a rank ended").into());
                 }
             }
             if let Err(interrupt) = py.check_signals() {
-                *self.lock() = Seat::Closed;
+                *self.lock() = RankState::Closed;
                 return Err(interrupt);
             }
         }
@@ -281,8 +281,8 @@ impl Membership {
 
     fn put_back<T>(&self, py: Python<'_>, rank: Rank, result: Result<T, Failure>) -> PyResult<T> {
         let mut seat = self.lock();
-        if matches!(*seat, Seat::Busy) {
-            *seat = Seat::Free(rank);
+        if matches!(*seat, RankState::Busy) {
+            *seat = RankState::Free(rank);
         } else {
             // Another thread has closed the seat.
             drop(seat);
@@ -313,7 +313,7 @@ struct Options {
 
 /// Checked options.
 #[derive(Clone, Copy)]
-struct Choice {
+struct CheckedOptions {
     density: f64,
     k: Option<usize>,
     sparse: SparseMethod,
@@ -322,7 +322,7 @@ struct Choice {
 }
 
 impl Options {
-    fn checked(self) -> Result<Choice, Failure> {
+    fn checked(self) -> Result<CheckedOptions, Failure> {
         let Self { density, k, method, residual, momentum, mean } = self;
         let wrong = |message: String, remedy: &str| Failure::usage(Kind::Argument, message, remedy);
         if !(density > 0.0 && density <= 1.0) {
@@ -355,7 +355,7 @@ impl Options {
             (None, true) => FeedbackMode::Residual,
             (None, false) => FeedbackMode::Nothing,
         };
-        Ok(Choice { density, k, sparse, keep, reduction: reduction(mean) })
+        Ok(CheckedOptions { density, k, sparse, keep, reduction: reduction(mean) })
     }
 }
 
@@ -363,7 +363,7 @@ impl Options {
 #[pyclass(frozen, module = "meristem")]
 pub(crate) struct TopK {
     member: Py<Membership>,
-    options: Choice,
+    options: CheckedOptions,
     /// Created for the first tensor.
     sum: Arc<Mutex<Option<SparseSum>>>,
 }
@@ -379,7 +379,7 @@ impl TopK {
                 Some(sum) => sum,
                 none => none.insert(SparseSum::new(tensor, options.sparse, options.keep)?),
             };
-            let Choice { density, k, reduction, .. } = options;
+            let CheckedOptions { density, k, reduction, .. } = options;
             let k = k.unwrap_or_else(|| picks(density, tensor.numel()));
             Ok(sum.run(comm, tensor, tensor, k, reduction)?)
         })

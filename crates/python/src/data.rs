@@ -54,7 +54,7 @@ impl Resident {
                     "give one of the two",
                 )
             })?;
-        let Place { root, skip_bad, resize, budget, device: name } = place.extract()?;
+        let DatasetPlace { root, skip_bad, resize, budget, device: name } = place.extract()?;
         let residency = budget.map_or(Residency::Resident, |budget| Residency::Auto { budget });
         let data = detached(py, || {
             let files = DatasetSpec { root, skip_bad, resize, ..DatasetSpec::embedded() };
@@ -87,7 +87,7 @@ impl Resident {
 /// Files and device of a dataset.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
-struct Place {
+struct DatasetPlace {
     root: Option<PathBuf>,
     skip_bad: bool,
     resize: Option<u32>,
@@ -288,7 +288,7 @@ impl Gather {
             Err(_) => Err(Failure::usage(
                 Kind::State,
                 "this GatherBatches is in use by another thread",
-                "give each thread a GatherBatches of its own; they share the dataset",
+                "give each thread a separate GatherBatches; all share the dataset",
             )),
         })
     }

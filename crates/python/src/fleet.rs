@@ -18,10 +18,10 @@ use crate::settings;
 
 /// A session, which one thread at a time may use; `None` after it was closed.
 #[pyclass(frozen, module = "meristem")]
-pub(crate) struct Stepped(Mutex<Option<Session>>);
+pub(crate) struct FleetSession(Mutex<Option<Session>>);
 
 #[pymethods]
-impl Stepped {
+impl FleetSession {
     /// Starts a run, or resumes the one in the folder `resumed`.
     #[new]
     fn new(
@@ -123,7 +123,7 @@ impl Stepped {
     }
 }
 
-impl Stepped {
+impl FleetSession {
     fn lock(&self) -> Result<std::sync::MutexGuard<'_, Option<Session>>, Failure> {
         match self.0.try_lock() {
             Ok(session) => Ok(session),

@@ -46,7 +46,7 @@ mod _meristem {
     #[pymodule_export]
     use super::dlpack::Array;
     #[pymodule_export]
-    use super::fleet::Stepped;
+    use super::fleet::FleetSession;
     #[pymodule_export]
     use super::runs::{read_events, read_run, resume, train, verify};
 

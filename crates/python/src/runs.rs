@@ -28,7 +28,7 @@ const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 const PART_BYTES: u64 = 64 << 20;
 
 /// Observer of a run for Python: checks for Ctrl-C, and calls `on_event`.
-struct Watch {
+struct RunObserver {
     looked: Instant,
     on_event: Option<Py<PyAny>>,
     /// The first exception, which ends the run at the next step boundary.
@@ -41,7 +41,7 @@ struct Hooks {
     controller: Option<Py<PyAny>>,
 }
 
-impl Watch {
+impl RunObserver {
     fn new(on_event: Option<Py<PyAny>>) -> Self {
         Self { looked: Instant::now(), on_event, raised: None }
     }
@@ -55,7 +55,7 @@ impl Watch {
     }
 }
 
-impl Observer for Watch {
+impl Observer for RunObserver {
     fn notice(&mut self, notice: &Notice<'_>) {
         if let (Some(warning), None) = (notice.warning(), &self.raised) {
             self.raised = Python::attach(|py| warn(py, &warning)).err();
@@ -91,13 +91,13 @@ pub(crate) fn warn(py: Python<'_>, text: &str) -> PyResult<()> {
 fn watched(
     py: Python<'_>,
     hooks: Hooks,
-    work: impl FnOnce(Custom, &mut Watch) -> engine::Result<Summary> + Send,
+    work: impl FnOnce(Custom, &mut RunObserver) -> engine::Result<Summary> + Send,
 ) -> PyResult<PathBuf> {
     let Hooks { on_event, controller } = hooks;
     let raised = Raised::default();
     let own = |decide| Box::new(Callable::new(decide, raised.clone())) as Box<dyn Controller>;
     let custom = controller.map(own).map(Custom::from).unwrap_or_default();
-    let watch = Mutex::new(Watch::new(on_event));
+    let watch = Mutex::new(RunObserver::new(on_event));
     let result = detached(py, || match watch.lock() {
         Ok(mut watch) => work(custom, &mut watch).map_err(Failure::from),
         Err(_) => Err(Failure::panic("the watch of a run is locked")),

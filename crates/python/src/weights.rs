@@ -56,7 +56,7 @@ pub(crate) fn host_json(py: Python<'_>, text: &str) -> PyResult<String> {
 /// A tensor from Python.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
-pub(crate) struct Given {
+pub(crate) struct GivenTensor {
     /// Element type by numpy's name.
     dtype: String,
     shape: Vec<usize>,
@@ -68,12 +68,12 @@ pub(crate) struct Given {
 #[pyfunction]
 pub(crate) fn encode_weights<'py>(
     py: Python<'py>,
-    tensors: BTreeMap<String, Given>,
+    tensors: BTreeMap<String, GivenTensor>,
     metadata: Metadata,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let bytes = detached(py, || {
         let mut state = StateDict::default();
-        for (name, Given { dtype, shape, contents }) in tensors {
+        for (name, GivenTensor { dtype, shape, contents }) in tensors {
             let data = match dtype.as_str() {
                 "float32" => HostData::F32(words(&contents, f32::from_le_bytes)),
                 "int64" => HostData::I64(words(&contents, i64::from_le_bytes)),

@@ -23,7 +23,7 @@ def noise(rank: int, *shape: int) -> np.ndarray:
 
 
 def both(one, other, deadline: float = 60.0):
-    """The outcomes of two ranks: results, or the errors that they raised."""
+    """The results of two ranks, or the errors that they raised."""
     outcomes = [None, None]
 
     def member(comm, work):
@@ -81,7 +81,7 @@ def test_types_shapes_and_means(dtype):
     assert one.sent_bytes == other.received_bytes > 0 and one.messages > 0
 
 
-def test_channels_last_is_a_layout_of_its_own():
+def test_channels_last_is_a_separate_layout():
     def last(comm):
         x = noise(comm.rank, 2, 5, 4, 3).transpose(0, 3, 1, 2)
         comm.all_reduce(x)
@@ -105,7 +105,7 @@ def test_memory_of_the_buffer_protocol_is_summed_too():
 
 
 class OfAnOlderProtocol:
-    """An array of a library whose `__dlpack__` takes no version."""
+    """An array of a library whose `__dlpack__` has no argument for the version."""
 
     def __init__(self, x):
         self.x = x
@@ -117,7 +117,7 @@ class OfAnOlderProtocol:
         return self.x.__dlpack_device__()
 
 
-def test_capsules_of_the_older_protocol_are_taken_and_let_go():
+def test_capsules_of_the_older_protocol_are_consumed_and_freed():
     x = np.ones(4, np.float32)
     before = sys.getrefcount(x)
     [comm] = Comm.threads(1)
@@ -140,7 +140,7 @@ def test_a_broadcast_copies_the_root():
 
 
 @pytest.mark.parametrize("method", ["topk", "gtopk", "ok-topk"])
-def test_what_is_not_sent_is_kept_for_the_next_sum(method):
+def test_unsent_elements_are_added_to_the_next_sum(method):
     steps, n = 12, 400
 
     def work(comm):
@@ -157,7 +157,7 @@ def test_what_is_not_sent_is_kept_for_the_next_sum(method):
     (one, kept_one), (other, kept_other) = Comm.run(2, work)
     assert (one == other).all()
     whole = sum(noise(100 * step + rank, n) for step in range(steps) for rank in range(2))
-    # Sums in another order; what was sent and what is kept are all that there was.
+    # Sent plus kept elements equal the input, up to the order of addition.
     np.testing.assert_allclose(one + kept_one + kept_other, whole, atol=1e-4)
 
 
@@ -177,17 +177,17 @@ def test_the_largest_elements_of_each_rank_are_sent():
     [
         (np.zeros(3, np.int64), "got int64, expected float32, float64 or bfloat16"),
         (np.zeros(3, np.float16), "got float16"),
-        (np.zeros(6, np.float32)[::2], "expected one that is contiguous or channels last"),
+        (np.zeros(6, np.float32)[::2], "expected a contiguous or channels-last array"),
         (np.zeros((3, 2), np.float32).T, "shape [2, 3] with strides [1, 2]"),
         (np.broadcast_to(np.float32(1), (3,)), "read-only"),
         (np.zeros((1,) * 5, np.float32), "got 5 dimensions, expected at most four"),
         (np.frombuffer(bytearray(9), np.float32, 2, 1), "aligned"),
-        ([1.0, 2.0], "got a `list`, expected an array that lends its memory"),
+        ([1.0, 2.0], "got a `list`, expected an array with DLPack support"),
         (np.array(["a"]), "does not"),
         (None, "got a `NoneType`"),
     ],
 )
-def test_a_tensor_that_does_not_fit_is_named_on_its_rank_and_told_to_the_others(tensor, text):
+def test_an_unsuitable_tensor_is_an_error_on_all_ranks(tensor, text):
     x = noise(1, 3)
     before = x.copy()
     own, told = both(lambda comm: comm.all_reduce(tensor), lambda comm: comm.all_reduce(x))
@@ -206,7 +206,7 @@ class OnADevice:
         return (2, 1)
 
 
-def test_a_tensor_on_a_device_is_refused_before_it_is_asked_for():
+def test_a_tensor_on_a_device_is_refused_without_requesting_its_capsule():
     [comm] = Comm.threads(1)
     with pytest.raises(errors.ArgumentError, match="on a CUDA device .number 1., expected an array"):
         comm.all_reduce(OnADevice())
@@ -255,7 +255,7 @@ def test_a_rank_that_raises_ends_the_waiting_of_the_others():
         Comm.run(3, work)
 
 
-def test_a_rank_that_left_or_was_let_go_is_named():
+def test_a_rank_that_left_or_was_dropped_is_named():
     gone = both(lambda comm: None, lambda comm: comm.barrier())[1]
     assert isinstance(gone, errors.RankError) and "rank 0 is gone: it left the group" in str(gone)
     one, other = Comm.threads(2)
@@ -264,7 +264,7 @@ def test_a_rank_that_left_or_was_let_go_is_named():
         other.barrier()
 
 
-def test_a_rank_that_does_not_come_is_named_after_the_deadline():
+def test_a_rank_without_a_call_is_named_after_the_deadline():
     one, other = Comm.threads(2, deadline=0.3)
     with pytest.raises(errors.RankError, match="rank 1 did not arrive within 0.3 s") as caught:
         one.barrier()
@@ -286,7 +286,7 @@ def test_a_rank_is_for_one_thread_at_a_time():
             refused = error
     with pytest.raises(errors.StateError, match="the Comm of rank 0 is in use by another thread"):
         one.barrier()
-    # Other threads run meanwhile, and the call that was refused has disturbed nothing.
+    # Other threads run meanwhile, and the refused call had no effect.
     other.barrier()
     waiting.join()
     assert "in use by another thread" in str(refused)
@@ -306,7 +306,7 @@ def test_ctrl_c_ends_a_call_that_waits():
     assert time.monotonic() - start < SOON and (x == before).all()
     with pytest.raises(errors.StateError, match="closed"):
         one.barrier()
-    # The call that was interrupted may end well, but nothing comes after it.
+    # The interrupted call may succeed, but later calls fail.
     with pytest.raises(errors.RankError, match="rank 0 is gone"):
         for _ in range(2):
             other.all_reduce(x)
@@ -328,7 +328,7 @@ def test_ctrl_c_ends_a_call_that_waits():
         (lambda: Comm.threads(1)[0].top_k(k=4).all_reduce(noise(0, 3)), "`k` must be at most 3"),
     ],
 )
-def test_an_argument_that_does_not_fit_is_named(make, text):
+def test_an_invalid_argument_is_named(make, text):
     with pytest.raises(errors.ArgumentError) as caught:
         make()
     assert text in str(caught.value)

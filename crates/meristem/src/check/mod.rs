@@ -56,7 +56,7 @@ fn ensure(holds: bool, fault: impl FnOnce() -> Fault) -> Result<(), Fault> {
 
 /// Line of the report.
 #[derive(Debug, Serialize)]
-pub(crate) struct Line {
+pub(crate) struct CheckLine {
     pub(crate) name: &'static str,
     pub(crate) ok: bool,
     /// Measurement, or description of the failure.
@@ -68,7 +68,7 @@ pub(crate) struct Line {
 
 /// Function of a check, with the devices that it applies to.
 #[derive(Clone, Copy)]
-pub(crate) enum Look {
+pub(crate) enum CheckFn {
     /// For any device.
     Device(fn(DeviceId) -> Verdict),
     /// For the CPU, or independent of devices.
@@ -78,27 +78,27 @@ pub(crate) enum Look {
 }
 
 /// Name and function of a check.
-pub(crate) type Check = (&'static str, Look);
+pub(crate) type Check = (&'static str, CheckFn);
 
 /// All checks, in the order of the report.
 const CHECKS: &[Check] = &[
-    ("devices", Look::Device(machine::devices)),
-    ("libraries", Look::Processor(machine::libraries)),
-    ("instruction sets", Look::Processor(machine::instruction_sets)),
-    ("kernels", Look::Gpu(machine::kernels)),
-    ("residency", Look::Device(residency::residency)),
-    ("format", Look::Device(residency::format)),
-    ("aliasing", Look::Device(residency::aliasing)),
-    ("stream stress", Look::Device(streams::stress)),
-    ("races", Look::Device(streams::races)),
-    ("dense sum", Look::Device(collectives::dense)),
-    ("sparse sum", Look::Device(collectives::sparse)),
-    ("sum's memory", Look::Device(collectives::memory)),
+    ("devices", CheckFn::Device(machine::devices)),
+    ("libraries", CheckFn::Processor(machine::libraries)),
+    ("instruction sets", CheckFn::Processor(machine::instruction_sets)),
+    ("kernels", CheckFn::Gpu(machine::kernels)),
+    ("residency", CheckFn::Device(residency::residency)),
+    ("format", CheckFn::Device(residency::format)),
+    ("aliasing", CheckFn::Device(residency::aliasing)),
+    ("stream stress", CheckFn::Device(streams::stress)),
+    ("races", CheckFn::Device(streams::races)),
+    ("dense sum", CheckFn::Device(collectives::dense)),
+    ("sparse sum", CheckFn::Device(collectives::sparse)),
+    ("sum's memory", CheckFn::Device(collectives::memory)),
     #[cfg(feature = "mpi")]
-    ("exchange over MPI", Look::Processor(collectives::over_mpi)),
-    ("leak", Look::Device(training::leak)),
-    ("determinism", Look::Device(training::determinism)),
-    ("hot scopes", Look::Device(training::hot_scopes)),
+    ("exchange over MPI", CheckFn::Processor(collectives::over_mpi)),
+    ("leak", CheckFn::Device(training::leak)),
+    ("determinism", CheckFn::Device(training::determinism)),
+    ("hot scopes", CheckFn::Device(training::hot_scopes)),
 ];
 
 /// The checks for a device: all, or those in `names`.
@@ -108,9 +108,9 @@ const CHECKS: &[Check] = &[
 pub(crate) fn select(device: DeviceId, names: &[String]) -> Result<Vec<Check>, Failure> {
     let on_gpu = matches!(device, DeviceId::Cuda(_));
     let of_device = |&(_, look): &Check| match look {
-        Look::Device(_) => true,
-        Look::Processor(_) => !on_gpu,
-        Look::Gpu(_) => on_gpu,
+        CheckFn::Device(_) => true,
+        CheckFn::Processor(_) => !on_gpu,
+        CheckFn::Gpu(_) => on_gpu,
     };
     let all: Vec<Check> = CHECKS.iter().copied().filter(of_device).collect();
     if let Some(unknown) = names.iter().find(|name| all.iter().all(|(known, _)| known != name)) {
@@ -127,20 +127,20 @@ pub(crate) fn run(
     device: DeviceId,
     checks: &[Check],
     mut begin: impl FnMut(&str),
-    mut each: impl FnMut(&Line),
-) -> Vec<Line> {
+    mut each: impl FnMut(&CheckLine),
+) -> Vec<CheckLine> {
     let look = |&(name, check): &Check| {
         begin(name);
         let started = Instant::now();
         let verdict = match check {
-            Look::Device(check) | Look::Gpu(check) => check(device),
-            Look::Processor(check) => check(),
+            CheckFn::Device(check) | CheckFn::Gpu(check) => check(device),
+            CheckFn::Processor(check) => check(),
         };
         let seconds = started.elapsed().as_secs_f64();
         let line = match verdict {
-            Ok(figure) => Line { name, ok: true, figure, remedy: None, seconds },
+            Ok(figure) => CheckLine { name, ok: true, figure, remedy: None, seconds },
             Err(Fault { figure, remedy }) => {
-                Line { name, ok: false, figure, remedy: Some(remedy), seconds }
+                CheckLine { name, ok: false, figure, remedy: Some(remedy), seconds }
             }
         };
         each(&line);
@@ -154,15 +154,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fault_does_not_hide_what_comes_after_it() {
+    fn a_failed_check_does_not_stop_later_checks() {
         let checks: &[Check] = &[
-            ("good", Look::Processor(|| Ok("7 of 7".into()))),
-            ("bad", Look::Processor(|| Err(Fault::new("6 of 7", "do the seventh")))),
-            ("late", Look::Device(|device| Ok(format!("{device} done")))),
+            ("good", CheckFn::Processor(|| Ok("7 of 7".into()))),
+            ("bad", CheckFn::Processor(|| Err(Fault::new("6 of 7", "do the seventh")))),
+            ("late", CheckFn::Device(|device| Ok(format!("{device} done")))),
         ];
         let told = std::cell::RefCell::new(vec![]);
         let begin = |name: &str| told.borrow_mut().push(format!("{name} begins"));
-        let each = |line: &Line| told.borrow_mut().push(line.name.into());
+        let each = |line: &CheckLine| told.borrow_mut().push(line.name.into());
         let lines = run(DeviceId::Cpu(0), checks, begin, each);
         let expected = ["good begins", "good", "bad begins", "bad", "late begins", "late"];
         assert_eq!(told.into_inner(), expected);
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn checks_are_those_of_the_device_and_of_the_names() {
+    fn checks_are_selected_by_device_and_name() {
         let names = |device, asked: &[&str]| -> Result<Vec<&str>, Failure> {
             let asked: Vec<String> = asked.iter().map(|name| (*name).into()).collect();
             Ok(select(device, &asked)?.into_iter().map(|(name, _)| name).collect())

@@ -300,7 +300,7 @@ mod tests {
     /// `control eval` has its own default seed; other defaults differ from `train` only if a
     /// controller learns.
     #[test]
-    fn the_help_of_control_eval_has_the_defaults_of_control_eval() {
+    fn the_help_of_control_eval_has_its_own_defaults() {
         let command = Arguments::command();
         let control = command.find_subcommand("control").unwrap();
         let eval = control.find_subcommand("eval").unwrap();

@@ -12,7 +12,7 @@ use meristem::train::{self, config_file};
 
 use crate::plain::{self, printable};
 
-/// Settings as flags and from a file: with `SINGLE_RUN` those of `train`, otherwise those of
+/// Settings as flags and from a file: the settings of `train` with `SINGLE_RUN`, otherwise of
 /// `control eval` with its defaults.
 #[derive(Debug)]
 pub(crate) struct SettingArguments<const SINGLE_RUN: bool> {
@@ -33,10 +33,12 @@ impl<const SINGLE_RUN: bool> SettingArguments<SINGLE_RUN> {
     }
 
     /// Prints a note on stderr for each repeated flag, with the value in effect.
-    pub(crate) fn tell_repeated(&self) {
+    pub(crate) fn note_repeated(&self) {
         for (flag, value) in &self.repeated {
             let value = printable(value);
-            plain::err(&format!("note: --{flag} was given more than once; {value} counts"));
+            plain::err(&format!(
+                "note: --{flag} was given more than once; the value {value} is used"
+            ));
         }
     }
 

@@ -174,7 +174,7 @@ fn grown(arguments: &BenchCounterfactualArguments) -> Result<(Host, Vec<String>)
 
 /// Method to evaluate configurations.
 #[derive(Clone, Copy)]
-enum Way {
+enum EvaluationMethod {
     Fused,
     /// One pass for each requested configuration.
     Separate,
@@ -182,7 +182,8 @@ enum Way {
     Distinct,
 }
 
-const WAYS: [Way; 3] = [Way::Fused, Way::Separate, Way::Distinct];
+const WAYS: [EvaluationMethod; 3] =
+    [EvaluationMethod::Fused, EvaluationMethod::Separate, EvaluationMethod::Distinct];
 
 /// A network and a batch for it.
 struct Bench {
@@ -232,22 +233,24 @@ impl Bench {
         let started = Instant::now();
         let mut fused_ms = f64::INFINITY;
         while started.elapsed() < WARM_UP {
-            fused_ms = fused_ms.min(self.time(Way::Fused, 1)?);
-            self.time(Way::Separate, 1)?;
+            fused_ms = fused_ms.min(self.time(EvaluationMethod::Fused, 1)?);
+            self.time(EvaluationMethod::Separate, 1)?;
         }
         Ok((1e3 * BLOCK.as_secs_f64() / fused_ms).ceil() as usize)
     }
 
     /// Measures milliseconds per batch over the given number of batches. Waits once, at the end.
-    fn time(&mut self, way: Way, batches: usize) -> Result<f64, Failure> {
+    fn time(&mut self, way: EvaluationMethod, batches: usize) -> Result<f64, Failure> {
         let started = Instant::now();
         for _ in 0..batches {
             match way {
-                Way::Fused => self.network.eval_rows(&self.inputs, &self.targets, 0..self.rows)?,
-                Way::Separate => self.asked.iter().try_for_each(|&row| {
+                EvaluationMethod::Fused => {
+                    self.network.eval_rows(&self.inputs, &self.targets, 0..self.rows)?
+                }
+                EvaluationMethod::Separate => self.asked.iter().try_for_each(|&row| {
                     self.network.eval_step(&self.inputs, &self.targets, row)
                 })?,
-                Way::Distinct => (0..self.rows)
+                EvaluationMethod::Distinct => (0..self.rows)
                     .try_for_each(|row| self.network.eval_step(&self.inputs, &self.targets, row))?,
             }
         }

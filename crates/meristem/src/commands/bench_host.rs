@@ -14,7 +14,7 @@ use meristem::train::trace::{RunTrace, TraceSummary};
 use serde::Serialize;
 
 use super::bench_modules;
-use super::{Outcome, check_seconds, insight, on_device, print_json, tell_dropped};
+use super::{Outcome, check_seconds, insight, on_device, print_json, warn_dropped};
 use crate::cli::BenchHostArguments;
 use crate::failure::Failure;
 use crate::plain::{self, counted, spread, thousands};
@@ -121,7 +121,7 @@ pub(crate) fn run(arguments: &BenchHostArguments) -> Outcome {
     if !arguments.json {
         insight(report.memory.as_ref(), report.trace.as_ref());
     }
-    report.trace.as_ref().inspect(|trace| tell_dropped(trace));
+    report.trace.as_ref().inspect(|trace| warn_dropped(trace));
     Ok(ExitCode::SUCCESS)
 }
 

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use console::Term;
 
 use super::{Outcome, print_json};
-use crate::check::{self, Line};
+use crate::check::{self, CheckLine};
 use crate::cli::CheckArguments;
 use crate::environment::is_drawable;
 use crate::plain;
@@ -23,7 +23,7 @@ pub(crate) fn run(arguments: &CheckArguments) -> Outcome {
             let _ = terminal.write_str(&format!("…     {name}"));
         }
     };
-    let each = |line: &Line| {
+    let each = |line: &CheckLine| {
         let _ = is_drawable.then(|| terminal.clear_line());
         if !arguments.json {
             plain::out(&shown(line));
@@ -39,7 +39,7 @@ pub(crate) fn run(arguments: &CheckArguments) -> Outcome {
 
 /// Formats a line, such as `ok    leak              500 epochs: …`, and below it the remedy of a
 /// failed check.
-fn shown(line: &Line) -> String {
+fn shown(line: &CheckLine) -> String {
     let mark = if line.ok { "ok  " } else { "FAIL" };
     let text = format!("{mark}  {:<16}  {}", line.name, line.figure);
     match &line.remedy {
@@ -53,8 +53,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_says_what_to_do() {
-        let mut line = Line {
+    fn a_failed_check_has_its_remedy() {
+        let mut line = CheckLine {
             name: "leak",
             ok: false,
             figure: "1.0 MB became 2.0 MB".into(),

@@ -22,13 +22,13 @@ use crate::signals::stop_on_signals;
 use crate::table;
 
 /// Output folder of the runs.
-struct Place {
+struct RunsFolder {
     folder: PathBuf,
     /// Temporary folder, for runs that are not kept.
     thrown_away: Option<TempDir>,
 }
 
-impl Place {
+impl RunsFolder {
     fn of(kept: Option<&Path>) -> Result<Self, Failure> {
         if let Some(folder) = kept {
             return Ok(Self { folder: folder.to_owned(), thrown_away: None });
@@ -51,19 +51,19 @@ impl Place {
 
 pub(crate) fn run(arguments: &ControlEvalArguments) -> Outcome {
     if !arguments.quiet {
-        arguments.settings.tell_repeated();
+        arguments.settings.note_repeated();
     }
     let (file, flags) = (arguments.settings.file()?, arguments.settings.layer());
-    let place = Place::of(arguments.run_dir.as_deref())?;
+    let place = RunsFolder::of(arguments.run_dir.as_deref())?;
     let (contenders, seeds) = (arguments.contenders(), arguments.seeds);
     let config = StudyConfig::resolve(file, flags, contenders, seeds, place.folder)?;
     if let Some(plot) = &arguments.plot {
         plot.check()?;
     }
     let thrown_away = place.thrown_away.as_ref().map(|folder| folder.path().to_owned());
-    let at_once = move || thrown_away.iter().for_each(|folder| Place::clear(folder));
+    let at_once = move || thrown_away.iter().for_each(|folder| RunsFolder::clear(folder));
     let _listening = stop_on_signals("the results of complete runs", at_once)?;
-    let study = compare(&config, &mut Watch::new(arguments.quiet))?;
+    let study = compare(&config, &mut PrintedStudy::new(arguments.quiet))?;
     match &arguments.plot {
         Some(_) if study.complete() == 0 => {
             plain::err("no plot was written, because no run is complete");
@@ -80,23 +80,25 @@ pub(crate) fn run(arguments: &ControlEvalArguments) -> Outcome {
 }
 
 /// Observer that prints the progress of each run on stderr, because the comparison is on stdout.
-struct Watch {
+struct PrintedStudy {
     mode: Mode,
     progress: Progress,
 }
 
-impl Watch {
+impl PrintedStudy {
     fn new(quiet: bool) -> Self {
-        let mode = match quiet {
-            true => Mode::Quiet,
-            false if is_drawable(&stderr()) => Mode::Bars,
-            false => Mode::LinesOnStderr,
+        let mode = if quiet {
+            Mode::Quiet
+        } else if is_drawable(&stderr()) {
+            Mode::Bars
+        } else {
+            Mode::LinesOnStderr
         };
         Self { mode, progress: Progress::new(mode) }
     }
 }
 
-impl Observer for Watch {
+impl Observer for PrintedStudy {
     fn notice(&mut self, notice: &Notice<'_>) {
         self.progress.notice(notice);
     }
@@ -114,7 +116,7 @@ impl Observer for Watch {
     }
 }
 
-impl StudyObserver for Watch {
+impl StudyObserver for PrintedStudy {
     fn seeds_are_known(&mut self, contender: &Contender, seeds: &[u64]) {
         let seeds = seeds.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
         plain::err(&format!(
@@ -209,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_read_well() {
+    fn figures_are_formatted() {
         let two = |x: f64| format!("{x:+.2}");
         let of = |ci95| Some(Spread { count: 3, mean: -1.5, std: Some(7.0), ci95 });
         assert_eq!(spread(of(Some(0.25)), two), "-1.50 ± 0.25");

@@ -40,7 +40,10 @@ fn info(arguments: &InfoArguments) -> Outcome {
     let Normalization { mean, std } = arguments.normalize.constants(&info)?;
     if arguments.json {
         let normalize = arguments.normalize.to_string();
-        print_json(&Described { info, normalization: Constants { normalize, mean, std } })?;
+        print_json(&DatasetDescription {
+            info,
+            normalization: NormalizationConstants { normalize, mean, std },
+        })?;
         return Ok(ExitCode::SUCCESS);
     }
     let DatasetInfo { channels, height, width, train_len, test_len, skipped, .. } = info;
@@ -71,15 +74,15 @@ fn info(arguments: &InfoArguments) -> Outcome {
 
 /// Output of `data info --json`.
 #[derive(Serialize)]
-struct Described {
+struct DatasetDescription {
     #[serde(flatten)]
     info: DatasetInfo,
-    normalization: Constants,
+    normalization: NormalizationConstants,
 }
 
 /// Constants of the normalisation, with the value of `--normalize`.
 #[derive(Serialize)]
-struct Constants {
+struct NormalizationConstants {
     normalize: String,
     mean: Vec<f32>,
     std: Vec<f32>,
@@ -87,7 +90,7 @@ struct Constants {
 
 /// Description of one kind of dataset.
 #[derive(Serialize)]
-struct Known {
+struct DatasetEntry {
     dataset: &'static str,
     /// Whether it was found in the given folder; true for the embedded dataset.
     found: bool,
@@ -96,14 +99,15 @@ struct Known {
 }
 
 fn overview(arguments: &InfoArguments) -> Outcome {
-    let known: Vec<Known> = Source::ALL.map(|source| known(source, &arguments.dataset)).into();
+    let known: Vec<DatasetEntry> =
+        Source::ALL.map(|source| known(source, &arguments.dataset)).into();
     if arguments.json {
         print_json(&known)?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut table = table::new();
     table.set_header(["dataset", "found", "files in --data-root"]);
-    for Known { dataset, found, expected, where_to_get } in known {
+    for DatasetEntry { dataset, found, expected, where_to_get } in known {
         let mut files = expected;
         files.push(where_to_get.into());
         let there = if found { "yes" } else { "no" };
@@ -117,10 +121,10 @@ fn overview(arguments: &InfoArguments) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-fn known(source: Source, arguments: &DatasetArguments) -> Known {
+fn known(source: Source, arguments: &DatasetArguments) -> DatasetEntry {
     let spec = DatasetSpec { source, ..arguments.options() };
     let asked = source == Source::Embedded || spec.root.is_some();
-    Known {
+    DatasetEntry {
         dataset: source.name(),
         found: asked && DatasetFiles::open(&spec).is_ok(),
         expected: source.expected_files(),
@@ -187,7 +191,7 @@ fn import(arguments: &ImportArguments) -> Outcome {
 
 /// Output of `data cache --json`.
 #[derive(Serialize)]
-struct Decoded {
+struct DecodedCache {
     /// The folder; null if no environment variable gives one.
     #[serde(serialize_with = "path_text::serialize_some")]
     folder: Option<PathBuf>,
@@ -214,11 +218,11 @@ fn cache(arguments: &CacheArguments) -> Outcome {
     if arguments.json {
         let path_is_lossy = folder.as_deref().is_some_and(path_text::is_lossy);
         let bytes_max = decoded::BYTES_MAX;
-        print_json(&Decoded { folder, path_is_lossy, files, bytes, bytes_max })?;
+        print_json(&DecodedCache { folder, path_is_lossy, files, bytes, bytes_max })?;
         return Ok(ExitCode::SUCCESS);
     }
     let Some(folder) = folder else {
-        plain::out("no images are kept: MERISTEM_CACHE, XDG_CACHE_HOME and HOME are not set");
+        plain::out("no images are cached: MERISTEM_CACHE, XDG_CACHE_HOME and HOME are not set");
         return Ok(ExitCode::SUCCESS);
     };
     let what = if arguments.clear { "removed" } else { "decoded images" };

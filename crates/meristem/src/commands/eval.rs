@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use meristem::data::Split;
 use meristem::train::eval::{EvalConfig, NormalizedBy, evaluate};
 
-use super::{Outcome, insight, print_json, tell_dropped};
+use super::{Outcome, insight, print_json, warn_dropped};
 use crate::cli::EvalArguments;
 use crate::failure::Failure;
 use crate::plain;
@@ -47,7 +47,7 @@ pub(crate) fn run(arguments: &EvalArguments) -> Outcome {
     if !arguments.json {
         insight(report.memory.as_ref(), report.trace.as_ref());
     }
-    report.trace.as_ref().inspect(|trace| tell_dropped(trace));
+    report.trace.as_ref().inspect(|trace| warn_dropped(trace));
     Ok(ExitCode::SUCCESS)
 }
 

@@ -81,7 +81,7 @@ fn check_seconds(seconds: f64) -> Result<(), Failure> {
 }
 
 /// Prints a warning on stderr if events are missing in the trace, even with --quiet.
-fn tell_dropped(trace: &TraceSummary) {
+fn warn_dropped(trace: &TraceSummary) {
     if trace.dropped > 0 {
         let (path, dropped) = (plain::shown(&trace.path), plain::thousands(trace.dropped));
         plain::err(&format!(

@@ -9,7 +9,7 @@ use meristem::train::events::Event;
 use meristem::train::{self, Notice, Observer, Summary};
 
 use super::watch::{Beside, has_terminal, restore_screen};
-use super::{Outcome, exit_code, print_json, tell_dropped};
+use super::{Outcome, exit_code, print_json, warn_dropped};
 use crate::cli::TrainArguments;
 use crate::environment::is_drawable;
 use crate::failure::Failure;
@@ -24,19 +24,19 @@ const LEFT: &str = "weights and a summary";
 pub(crate) fn run(arguments: &TrainArguments) -> Outcome {
     if arguments.print_config {
         if !arguments.quiet {
-            arguments.settings.tell_repeated();
+            arguments.settings.note_repeated();
         }
         return print_config(arguments);
     }
     let mode = mode(arguments);
     let progress = Progress::new(mode).verbose(arguments.verbose);
-    let mut display = Display { arguments, progress, view: None };
+    let mut display = RunDisplay { arguments, progress, view: None };
     let summary = match &arguments.resume {
         Some(folder) => resume(folder, arguments, &mut display),
         None => start(arguments, &mut display),
     };
     // Dropping the display restores the terminal before anything else is printed.
-    let Display { progress, view, .. } = display;
+    let RunDisplay { progress, view, .. } = display;
     drop(view);
     let summary = summary?;
     if let Some(folder) = arguments.resume.as_ref().filter(|_| !progress.has_begun())
@@ -60,18 +60,18 @@ pub(crate) fn run(arguments: &TrainArguments) -> Outcome {
         Mode::LinesOnStderr => plain::err(&report),
         Mode::Lines | Mode::Bars => plain::out(&report),
     }
-    summary.trace.as_ref().inspect(|trace| tell_dropped(trace));
+    summary.trace.as_ref().inspect(|trace| warn_dropped(trace));
     Ok(exit_code(summary.status))
 }
 
 /// Progress output of the run, or with `--watch` a view.
-struct Display<'a> {
+struct RunDisplay<'a> {
     arguments: &'a TrainArguments,
     progress: Progress,
     view: Option<Beside>,
 }
 
-impl Display<'_> {
+impl RunDisplay<'_> {
     /// Opens the view on the run folder. Without a usable terminal, prints progress instead.
     fn open_view(&mut self, folder: &Path) {
         if !has_terminal() {
@@ -87,12 +87,12 @@ impl Display<'_> {
     }
 }
 
-impl Observer for Display<'_> {
+impl Observer for RunDisplay<'_> {
     fn notice(&mut self, notice: &Notice<'_>) {
         if let Notice::Joined(0) = notice
             && !self.arguments.quiet
         {
-            self.arguments.settings.tell_repeated();
+            self.arguments.settings.note_repeated();
         }
         self.progress.notice(notice);
         if let (Notice::FolderOpened(folder), true) = (notice, self.arguments.watch) {
@@ -120,7 +120,7 @@ fn resolve(arguments: &TrainArguments) -> Result<TrainConfig, Failure> {
     Ok(TrainConfig::resolve(arguments.settings.file()?, arguments.settings.layer())?)
 }
 
-fn start(arguments: &TrainArguments, display: &mut Display<'_>) -> Result<Summary, Failure> {
+fn start(arguments: &TrainArguments, display: &mut RunDisplay<'_>) -> Result<Summary, Failure> {
     let config = resolve(arguments)?;
     let _listening = stop_on_signals(LEFT, restore_screen)?;
     Ok(train::run(&config, display)?)
@@ -129,7 +129,7 @@ fn start(arguments: &TrainArguments, display: &mut Display<'_>) -> Result<Summar
 fn resume(
     folder: &Path,
     arguments: &TrainArguments,
-    display: &mut Display<'_>,
+    display: &mut RunDisplay<'_>,
 ) -> Result<Summary, Failure> {
     if arguments.settings.config.is_some() {
         let message =

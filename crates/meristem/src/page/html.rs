@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_text_becomes_an_element() {
+    fn text_is_escaped() {
         let evil = "\"><script>alert('x')</script>";
         let mut body = Html::of("p", evil);
         body.push(Html::heading(1, evil));

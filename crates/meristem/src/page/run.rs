@@ -25,7 +25,7 @@ pub(crate) fn about(run: &Run) -> Vec<Part> {
     }
     if history.envs.len() > ENVS_MAX {
         let more = counted(history.envs.len() - ENVS_MAX, ["env", "envs"]);
-        let words = format!("{more} more are in the charts only.");
+        let words = format!("Only in the charts: {more}.");
         parts.push(Part::new("more-envs", Html::of("p", &words)));
     }
     parts.push(Part::new("incidents", incidents(run)));

@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ages_read_well() {
+    fn ages_are_formatted() {
         let all = [30.0, 3000.0, 10_000.0, 100_000.0, 200_000.0, 1e6].map(age);
         assert_eq!(all, ["0 min", "50 min", "2 h", "27 h", "2 days", "11 days"]);
     }

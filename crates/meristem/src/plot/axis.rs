@@ -118,14 +118,14 @@ mod tests {
     }
 
     #[test]
-    fn numbers_at_the_axes_read_well() {
+    fn numbers_at_the_axes_are_formatted() {
         let all = [(6274.0, 0), (0.5, 1), (-1200.25, 2), (94_762.0, 0), (1e15, 0)];
         let told = all.map(|(value, decimals)| number(value, decimals));
         assert_eq!(told, ["6,274", "0.5", "-1,200.25", "94,762", "1,000,000,000,000,000"]);
     }
 
     #[test]
-    fn nothing_is_written_over_a_line_of_the_grid() {
+    fn labels_do_not_overlap_grid_lines() {
         let [left, top, right, bottom] = FIELD;
         // A grid with a line at the top.
         let x = Axis { values: [6000.0, 7000.0], pixels: [left, right] };
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_within_the_axis_even_when_they_are_one() {
+    fn an_axis_contains_its_values_even_if_all_are_equal() {
         for values in [vec![6274.0; 3], vec![0.0], vec![86.0, 87.5, 20.0], vec![]] {
             let axis = Axis::around(values.iter().copied(), [70.0, 650.0]);
             assert!(values.iter().all(|x| (80.0..640.0).contains(&axis.at(*x))), "{axis:?}");

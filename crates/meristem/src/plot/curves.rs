@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn curves_stay_in_their_field() {
+    fn curves_are_within_the_plot_area() {
         let points = vec![[0.0, 10.0], [5.0, -3.0], [9.0, 80.0]];
         let picture = chart(vec![points, vec![[2.0, 4.0]], vec![]]).draw([720.0, 320.0]).unwrap();
         let mut curves = 0;

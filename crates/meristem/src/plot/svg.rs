@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_cannot_break_the_picture() {
+    fn names_are_escaped_in_pictures() {
         let shape = Shape::Text { at: [1.0, 2.0], anchor: Anchor::End, text: "a<b>&\u{7}".into() };
         let picture = Picture { size: [10.0, 10.0], shapes: vec![shape] };
         for text in [encode(&picture), inline(&picture, "\"a'<b>")] {

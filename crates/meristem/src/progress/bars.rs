@@ -9,7 +9,7 @@ use crate::plain::printable;
 
 use super::is_stopping;
 use super::lines::{accuracies, standing};
-use super::shown::{Shown, shown};
+use super::shown::{OutputForm, shown};
 
 /// One line per env, limited by the rows of the terminal, and one for the run.
 pub(super) struct Bars {
@@ -46,7 +46,7 @@ impl Bars {
         let others = (lines < run.envs).then(|| bar(format!("{} more", run.envs - lines)));
         let total = all.add(ProgressBar::new((run.steps * run.rounds) as u64).with_style(whole));
         total.enable_steady_tick(Duration::from_millis(500));
-        *shown() = Shown::Bar(total.clone());
+        *shown() = OutputForm::Bar(total.clone());
         Self { all, envs, others, total }
     }
 
@@ -73,7 +73,7 @@ impl Bars {
     }
 
     pub(super) fn clear(self) {
-        *shown() = Shown::Lines;
+        *shown() = OutputForm::Lines;
         self.envs.iter().chain(&self.others).for_each(ProgressBar::finish_and_clear);
         self.total.finish_and_clear();
     }
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn envs_leave_room_for_the_total() {
+    fn bars_of_envs_leave_a_row_for_the_total() {
         assert_eq!(lines_of_envs(4, 24), 4);
         assert_eq!([lines_of_envs(22, 24), lines_of_envs(23, 24)], [22, 21]);
         assert_eq!([lines_of_envs(64, 10), lines_of_envs(64, 2)], [7, 0]);

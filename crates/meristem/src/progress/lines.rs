@@ -56,7 +56,7 @@ pub(super) fn beginning(run: &RunStarted) -> [String; 3] {
 fn policy(start: &PolicyStart) -> String {
     match start {
         PolicyStart::New => " from a new policy".into(),
-        PolicyStart::Shipped => " from the policy that comes with the program".into(),
+        PolicyStart::Shipped => " from the shipped policy".into(),
         PolicyStart::File(path) => {
             format!(" from the policy in {}", printable(&path.display().to_string()))
         }
@@ -105,7 +105,7 @@ pub(super) fn story(event: &Event) -> Option<String> {
             format!("  env {env}: {}; it is rolled back to {to}", failure.describe())
         }
         Event::RunExtended(Extension { round, step, steps, rounds }) => format!(
-            "  extended to {} of {}; it goes on with round {}, step {}",
+            "  extended to {} of {}; it continues with round {}, step {}",
             counted(*rounds, ["round", "rounds"]),
             counted(*steps, ["step", "steps"]),
             round + 1,
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_is_told_in_one_line() {
+    fn a_step_is_one_line() {
         let few = [step(0, Some(0.812)), step(1, Some(0.5))];
         assert_eq!(accuracies(&few), "control accuracy 81.2 50.0 %");
         let bare = [step(0, None)];
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_grows_stands_within_80_columns() {
+    fn modules_are_within_80_columns() {
         let slot = |slot: &str| SlotState {
             slot: slot.into(),
             stage: Stage::Blending.into(),
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_round_of_a_policy_is_told_in_a_line_and_a_verbose_one() {
+    fn a_round_of_a_policy_is_one_line_and_a_verbose_line() {
         let mut report = RoundReport { mean_return: 1.25, kl: 0.0123, ..RoundReport::default() };
         report.explained_variance = 0.5;
         (report.entropies[0], report.entropies[2]) = (0.75, 1.0);

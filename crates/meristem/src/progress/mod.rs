@@ -14,8 +14,8 @@ use crate::escape;
 use crate::plain::{self, duration, thousands};
 use bars::Bars;
 use lines::{accuracies, beginning, learned, mean_accuracy, round_ended, story};
-use shown::{HeldLine, Shown, shown};
-pub(crate) use shown::{Screen, has_screen};
+use shown::{HeldLine, OutputForm, shown};
+pub(crate) use shown::{ScreenGuard, has_screen};
 
 /// Whether a signal has requested a stop.
 static STOP: AtomicBool = AtomicBool::new(false);
@@ -27,10 +27,10 @@ pub(crate) fn request_stop(what_is_left: &str) {
     STOP.store(true, Ordering::Relaxed);
     match &*shown {
         // This fits next to the bar at 80 columns.
-        Shown::Bar(total) => total.set_message("stopping after this step; again to stop now"),
+        OutputForm::Bar(total) => total.set_message("stopping after this step; again to stop now"),
         // The view shows the message.
-        Shown::Screen(_) => {}
-        Shown::Lines => plain::err(&format!(
+        OutputForm::Screen(_) => {}
+        OutputForm::Lines => plain::err(&format!(
             "stopping after this step, with {what_is_left}; send the signal again to stop now"
         )),
     }
@@ -63,13 +63,13 @@ pub(crate) struct Progress {
     run: Option<RunStarted>,
     /// Newest `step_completed` of each env.
     envs: Vec<Option<StepCompleted>>,
-    stepping: Stepping,
+    stepping: StepDurations,
     bars: Option<Bars>,
 }
 
 impl Progress {
     pub(crate) fn new(mode: Mode) -> Self {
-        let stepping = Stepping { started: Instant::now(), steps: 0 };
+        let stepping = StepDurations { started: Instant::now(), steps: 0 };
         Self { mode, verbose: false, rank: 0, run: None, envs: vec![], stepping, bars: None }
     }
 
@@ -91,7 +91,7 @@ impl Progress {
     /// Prints a permanent line, above the bars if there are any.
     pub(crate) fn line(&self, text: &str) {
         let mut shown = shown();
-        if let (Shown::Screen(held), false) = (&mut *shown, self.mode == Mode::Quiet) {
+        if let (OutputForm::Screen(held), false) = (&mut *shown, self.mode == Mode::Quiet) {
             let on_stderr = self.mode != Mode::Lines;
             return held.push(HeldLine { text: text.into(), on_stderr });
         }
@@ -109,7 +109,7 @@ impl Progress {
     fn begin(&mut self, run: &RunStarted) {
         beginning(run).iter().for_each(|line| self.line(line));
         self.envs = vec![None; run.envs];
-        self.stepping = Stepping { started: Instant::now(), steps: 0 };
+        self.stepping = StepDurations { started: Instant::now(), steps: 0 };
         self.run = Some(run.clone());
         self.show_bars();
     }
@@ -212,12 +212,12 @@ impl Observer for Progress {
 }
 
 /// Total duration and number of the completed steps.
-struct Stepping {
+struct StepDurations {
     started: Instant,
     steps: u32,
 }
 
-impl Stepping {
+impl StepDurations {
     fn left(&self, steps: usize) -> Duration {
         self.started.elapsed() / self.steps.max(1) * u32::try_from(steps).unwrap_or(u32::MAX)
     }

@@ -10,15 +10,15 @@ use crate::plain;
 const HELD_MAX: usize = 1000;
 
 /// Current form of output. A line written over bars or over a view would be lost.
-static SHOWN: Mutex<Shown> = Mutex::new(Shown::Lines);
+static SHOWN: Mutex<OutputForm> = Mutex::new(OutputForm::Lines);
 
 /// Form of output on the terminal.
-pub(super) enum Shown {
+pub(super) enum OutputForm {
     Lines,
     /// Bars of the envs and of the whole run.
     Bar(ProgressBar),
     /// A view on the whole screen, with the held lines.
-    Screen(Held),
+    Screen(HeldLines),
 }
 
 /// A line held while a view is open.
@@ -29,12 +29,12 @@ pub(super) struct HeldLine {
 
 /// Lines to print when the view closes.
 #[derive(Default)]
-pub(super) struct Held {
+pub(super) struct HeldLines {
     lines: Vec<HeldLine>,
     dropped: usize,
 }
 
-impl Held {
+impl HeldLines {
     pub(super) fn push(&mut self, line: HeldLine) {
         if self.lines.len() == HELD_MAX {
             self.lines.drain(..HELD_MAX / 2);
@@ -45,31 +45,31 @@ impl Held {
 }
 
 /// Locks the current form.
-pub(super) fn shown() -> MutexGuard<'static, Shown> {
+pub(super) fn shown() -> MutexGuard<'static, OutputForm> {
     SHOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Whether a view has the screen.
 pub(crate) fn has_screen() -> bool {
-    matches!(*shown(), Shown::Screen(_))
+    matches!(*shown(), OutputForm::Screen(_))
 }
 
 /// Guard of the screen for a view. Lines are held until it is dropped.
 #[must_use]
-pub(crate) struct Screen;
+pub(crate) struct ScreenGuard;
 
-impl Screen {
+impl ScreenGuard {
     /// Takes the screen for a view.
     pub(crate) fn take() -> Self {
-        *shown() = Shown::Screen(Held::default());
+        *shown() = OutputForm::Screen(HeldLines::default());
         Self
     }
 }
 
-impl Drop for Screen {
+impl Drop for ScreenGuard {
     fn drop(&mut self) {
         let mut shown = shown();
-        if let Shown::Screen(held) = std::mem::replace(&mut *shown, Shown::Lines) {
+        if let OutputForm::Screen(held) = std::mem::replace(&mut *shown, OutputForm::Lines) {
             if held.dropped > 0 {
                 plain::err(&format!("({} earlier lines are left out)", held.dropped));
             }
@@ -85,8 +85,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn behind_a_view_the_newest_lines_are_kept() {
-        let mut held = Held::default();
+    fn with_an_open_view_the_newest_lines_are_held() {
+        let mut held = HeldLines::default();
         for number in 0..1750 {
             held.push(HeldLine { text: number.to_string(), on_stderr: false });
         }

@@ -7,7 +7,7 @@ use crate::common::runs::save;
 use crate::common::{Meristem, TINY};
 
 #[test]
-fn wrong_flags_name_the_nearest() {
+fn an_unknown_flag_is_an_error_with_the_nearest_name() {
     let m = Meristem::new();
     m.fails("train --bacth 3", 2, &["--bacth", "--batch"]);
     m.fails("trian", 2, &["trian", "train"]);
@@ -25,7 +25,7 @@ fn wrong_flags_name_the_nearest() {
 }
 
 #[test]
-fn zero_and_absurd_sizes_are_named_with_their_range() {
+fn zero_and_huge_sizes_are_errors_with_the_valid_range() {
     let m = Meristem::new();
     for flag in ["batch", "envs", "steps", "rounds", "max-batches"] {
         m.fails(&format!("train --{flag} 0"), 2, &[&format!("`{flag}`: got 0, expected 1")]);
@@ -58,7 +58,7 @@ fn zero_and_absurd_sizes_are_named_with_their_range() {
 }
 
 #[test]
-fn a_host_too_deep_for_the_image_says_what_would_fit() {
+fn the_error_for_a_host_too_deep_for_the_image_has_the_limit() {
     let m = Meristem::new();
     let what = ["too deep", "1×28×28", "try `--host cnn:channels=8,blocks=5,kernel=3,pools=4`"];
     m.fails("train --host deep --run-dir run", 2, &what);
@@ -87,12 +87,12 @@ fn configuration_files_are_strict() {
 
 /// Arguments without an effect are errors or notes.
 #[test]
-fn what_has_no_effect_is_said() {
+fn arguments_without_effect_are_reported() {
     let m = Meristem::new();
     m.fails("train --config a.toml --config b.toml", 2, &["--config", "multiple times"]);
     m.fails("train --resume a --resume b", 2, &["--resume", "multiple times"]);
     let twice = m.ok("train --batch 8 --batch 16 --seed 3 --seed 3 --print-config");
-    assert_eq!(twice.stderr, "note: --batch was given more than once; 16 counts\n");
+    assert_eq!(twice.stderr, "note: --batch was given more than once; the value 16 is used\n");
     assert!(twice.stdout.contains("\nbatch = 16\n"), "{}", twice.stdout);
     let lines = [
         r#"{"step": 99, "op": "WAIT"}"#,
@@ -117,7 +117,7 @@ fn what_has_no_effect_is_said() {
 }
 
 #[test]
-fn run_folders_are_never_written_over() {
+fn run_folders_are_never_overwritten() {
     let m = Meristem::new();
     m.ok(&format!("train {TINY} --run-dir run --quiet"));
     let before = m.bytes("run/summary.json");
@@ -133,7 +133,7 @@ fn run_folders_are_never_written_over() {
 }
 
 #[test]
-fn missing_and_damaged_datasets_say_what_was_expected() {
+fn errors_of_missing_and_damaged_datasets_have_the_expected_contents() {
     let m = Meristem::new();
     m.fails("train --dataset cifar10", 2, &["--data-root", "data_batch_1.bin", "cs.toronto.edu"]);
     let train = |flags: &str| format!("train {TINY} --run-dir run --data-root data {flags}");
@@ -188,7 +188,7 @@ fn a_data_root_without_its_dataset_is_refused() {
 }
 
 #[test]
-fn words_fit_what_is_wrong() {
+fn messages_match_their_causes() {
     let m = Meristem::new();
     let words = ["`init`: got gone.safetensors", "an existing weights file"];
     m.fails(&format!("train {TINY} --init gone.safetensors --run-dir run"), 2, &words);
@@ -204,7 +204,7 @@ fn words_fit_what_is_wrong() {
 
 /// The width in a policy file is compared with the tensors before memory is allocated for it.
 #[test]
-fn a_policy_file_of_an_absurd_width_is_named() {
+fn a_policy_file_of_a_huge_width_is_an_error() {
     let m = Meristem::new();
     let learn = format!("train {TINY} --controller ppo --rounds 1 --policy-hidden 8 --quiet");
     m.ok(&format!("{learn} --run-dir run"));
@@ -237,7 +237,7 @@ fn an_env_that_diverges_ends_the_run_with_a_readable_folder() {
 }
 
 #[test]
-fn what_is_not_compiled_in_is_called_so() {
+fn missing_features_are_named() {
     let m = Meristem::new();
     m.fails(
         "train --devices cuda --run-dir run",
@@ -248,9 +248,14 @@ fn what_is_not_compiled_in_is_called_so() {
 }
 
 /// Runs a command with an environment variable set.
-fn with_variable(m: &Meristem, name: &str, value: &str, arguments: &str) -> crate::common::Said {
+fn with_variable(
+    m: &Meristem,
+    name: &str,
+    value: &str,
+    arguments: &str,
+) -> crate::common::CommandOutput {
     let arguments: Vec<&str> = arguments.split_whitespace().collect();
-    crate::common::said(output(m.command().env(name, value).args(arguments)))
+    crate::common::command_output(output(m.command().env(name, value).args(arguments)))
 }
 
 #[test]
@@ -299,9 +304,10 @@ fn every_variable_that_is_read_is_documented() {
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).into_iter().flatten() {
             let path = entry.unwrap().path();
-            match path.is_dir() {
-                true => folders.push(path),
-                false => found.extend(variables(&std::fs::read_to_string(path).unwrap())),
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                found.extend(variables(&std::fs::read_to_string(path).unwrap()));
             }
         }
     }
@@ -324,7 +330,7 @@ fn variables(source: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_placement_log_shows_where_tensors_are() {
+fn the_placement_log_has_the_devices_of_tensors() {
     let m = Meristem::new();
     let run = format!("train {TINY} --steps 1 --run-dir run --quiet");
     let said = with_variable(&m, "MERISTEM_LOG", "off, meristem::placement=debug,", &run);

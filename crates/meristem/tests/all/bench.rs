@@ -1,7 +1,8 @@
 //! `meristem bench`: output and exit codes. The figures are not tested.
 
-use crate::common::Meristem;
 use serde_json::Value;
+
+use crate::common::Meristem;
 
 #[test]
 fn benchmarks_print_json() {
@@ -114,7 +115,7 @@ fn sums_over_ranks_are_checked_and_measured() {
 /// A build without MPI explains how to get one with it.
 #[cfg(not(feature = "mpi"))]
 #[test]
-fn what_is_not_built_in_says_so() {
+fn missing_transports_are_named() {
     let m = Meristem::new();
     m.fails("bench comm --comm mpi", 2, &["this build has no MPI", "`--features mpi`"]);
 }

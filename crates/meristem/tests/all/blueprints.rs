@@ -72,7 +72,7 @@ fn modules_grow_from_the_files_in_the_order_of_the_list() {
 }
 
 #[test]
-fn a_killed_run_goes_on_to_the_same_bits() {
+fn a_killed_run_resumes_with_the_same_bits() {
     let m = with_files();
     m.ok(&format!("{RUN} own.toml --run-dir whole"));
     let lines = m.events("whole").len();
@@ -87,7 +87,7 @@ fn a_killed_run_goes_on_to_the_same_bits() {
 }
 
 #[test]
-fn a_run_does_not_go_on_with_a_file_that_changed_or_is_gone() {
+fn a_run_does_not_resume_with_a_changed_or_missing_file() {
     let m = with_files();
     assert!(killed_at(&m, &format!("{RUN} own.toml --run-dir run"), "run", Moment::Events(30)));
     let events = m.bytes("run/events.jsonl");
@@ -101,7 +101,7 @@ fn a_run_does_not_go_on_with_a_file_that_changed_or_is_gone() {
 }
 
 #[test]
-fn a_comparison_has_them_and_goes_on_with_the_same_only() {
+fn a_comparison_uses_files_and_continues_only_with_the_same() {
     let m = with_files();
     let study = "control eval --controllers none,random --host minimal --envs 2 --steps 3 \
                  --max-batches 2 --batch 16 --blueprints own.toml --run-dir study --seeds";
@@ -114,7 +114,7 @@ fn a_comparison_has_them_and_goes_on_with_the_same_only() {
 }
 
 #[test]
-fn an_unusable_file_is_refused_with_the_place_of_the_problem() {
+fn an_invalid_file_is_refused_with_the_position_of_the_problem() {
     let m = with_files();
     let own = example("own.toml");
     for (name, text, words) in [

@@ -1,11 +1,12 @@
 //! `meristem check` (V5): all checks pass on this machine; failures are reported.
 
-use crate::common::process::output;
-use crate::common::{Meristem, said};
 use serde_json::Value;
 
+use crate::common::process::output;
+use crate::common::{Meristem, command_output};
+
 #[test]
-fn all_hold_here() {
+fn all_checks_pass_on_this_machine() {
     let m = Meristem::new();
     let lines: Vec<Value> = serde_json::from_str(&m.ok("check --json").stdout).unwrap();
     let names: Vec<&str> = lines.iter().map(|line| line["name"].as_str().unwrap()).collect();
@@ -37,12 +38,12 @@ fn all_hold_here() {
 }
 
 #[test]
-fn what_does_not_hold_is_said_with_a_remedy() {
+fn a_failed_check_is_reported_with_a_remedy() {
     let m = Meristem::new();
     let mut command = m.command();
     // No check that opens a device can pass in this environment.
     command.env("MERISTEM_LAUNCH_BLOCKING", "perhaps").arg("check");
-    let said = said(output(&mut command));
+    let said = command_output(output(&mut command));
     assert_eq!(said.code, Some(1), "{}{}", said.stdout, said.stderr);
     let faults: Vec<&str> = said.stdout.lines().filter(|line| line.starts_with("FAIL")).collect();
     assert!(faults.len() > 5 && faults[0].contains("perhaps"), "{}", said.stdout);

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Lines};
 use std::process::{Child, ChildStderr, Command, Stdio};
 
 use crate::common::process::{Process, output, wait_for};
-use crate::common::{Meristem, Said, assert_documented, figure, said};
+use crate::common::{CommandOutput, Meristem, assert_documented, command_output, figure};
 use serde_json::Value;
 
 /// Settings of two tiny hosts with growing modules, with three batches a step.
@@ -14,17 +14,17 @@ const TINY: &str = "--host minimal --envs 2 --steps 4 --max-batches 3 --batch 32
                     --rounds 2 --min-training-steps 1 --control-split 0.02";
 
 /// Runs a command with its temporary files in the test's folder.
-fn eval(m: &Meristem, arguments: &str) -> Said {
+fn eval(m: &Meristem, arguments: &str) -> CommandOutput {
     let temporary = m.path("temporary");
     std::fs::create_dir_all(&temporary).unwrap();
     let mut command = m.command();
     command.args(["control", "eval"]).args(arguments.split_whitespace()).env("TMPDIR", &temporary);
-    let said = said(output(&mut command));
+    let said = command_output(output(&mut command));
     assert_eq!(std::fs::read_dir(&temporary).unwrap().count(), 0, "temporary files are left");
     said
 }
 
-fn study(said: &Said) -> Value {
+fn study(said: &CommandOutput) -> Value {
     assert_eq!(said.code, Some(0), "{}", said.stderr);
     let study = serde_json::from_str(&said.stdout).unwrap();
     assert_documented("## study.json", &study);
@@ -45,7 +45,7 @@ fn assert_spread(of: &Value, values: &[f64]) {
 }
 
 #[test]
-fn everybody_gets_the_same_hosts_and_is_told_with_mean_and_spread() {
+fn contenders_get_the_same_hosts_and_results_have_mean_and_spread() {
     let m = Meristem::new();
     let three = format!("{TINY} --controllers none,random,heuristic --seeds 3");
     let flags = format!("{three} --run-dir kept --plot plot.svg --json");
@@ -175,7 +175,7 @@ fn policies_are_compared_from_files_and_by_their_rewards() {
 }
 
 #[test]
-fn what_cannot_be_compared_is_refused_before_anything_runs() {
+fn invalid_comparisons_are_refused_before_the_first_run() {
     let m = Meristem::new();
     m.ok(&format!("train {TINY} --controller ppo --slots r0 --run-dir learned --quiet"));
     std::fs::write(m.path("bad.jsonl"), "{\"step\": 1, \"op\": \"JUMP\"}\n").unwrap();
@@ -278,7 +278,7 @@ fn grown_networks_are_compared_with_fixed_ones() {
 
 /// A policy file lists the seeds of its training.
 #[test]
-fn a_policy_compared_on_what_it_learned_on_is_warned_of() {
+fn a_policy_compared_on_seeds_of_its_training_causes_a_warning() {
     let m = Meristem::new();
     m.ok(&format!("train {TINY} --controller ppo --seed 1001 --run-dir learned --quiet"));
     let file = "learned/policy.safetensors";
@@ -332,13 +332,13 @@ fn interrupt(child: &Child) {
 
 #[cfg(unix)]
 #[test]
-fn ctrl_c_before_anything_is_complete_says_so() {
+fn ctrl_c_before_the_first_complete_run_is_reported() {
     let m = Meristem::new();
     let flags = "--host minimal --envs 1 --steps 2000 --max-batches 2 --batch 32 --seeds 2";
     let (child, lines) = started(&m, flags, "step ");
     interrupt(&child);
     assert!(lines.map(Result::unwrap).any(|line| line.contains("stopping after this step")));
-    let told = said(child.output());
+    let told = command_output(child.output());
     let expected = "stopped in run 1 (none with seed 1000); 0 of 6 runs are complete; \
                     there is nothing to compare\n";
     assert_eq!((told.code, &*told.stdout), (Some(3), expected));
@@ -348,7 +348,7 @@ fn ctrl_c_before_anything_is_complete_says_so() {
 /// The second signal does not wait for a long step, and leaves no files.
 #[cfg(unix)]
 #[test]
-fn ctrl_c_twice_ends_at_once_and_leaves_nothing() {
+fn ctrl_c_twice_ends_at_once_without_files() {
     let m = Meristem::new();
     let flags = "--host large --envs 4 --steps 2 --batch 128 --seeds 1 --controllers random";
     let (child, mut lines) = started(&m, flags, "run 1 of 1");
@@ -358,21 +358,21 @@ fn ctrl_c_twice_ends_at_once_and_leaves_nothing() {
     // Within a second, a signal counts as part of the first request.
     std::thread::sleep(std::time::Duration::from_millis(1100));
     interrupt(&child);
-    let told = said(child.output());
+    let told = command_output(child.output());
     assert_eq!((told.code, &*told.stdout), (Some(130), ""));
     assert_eq!(std::fs::read_dir(m.path("temporary")).unwrap().count(), 0);
 }
 
 #[cfg(unix)]
 #[test]
-fn ctrl_c_leaves_what_is_complete() {
+fn ctrl_c_keeps_complete_runs() {
     let m = Meristem::new();
     let flags = "--host minimal --envs 1 --steps 2 --max-batches 2 --batch 32 --seeds 10000 \
                  --controllers none,random --plot plot.svg";
     let (child, lines) = started(&m, flags, "run 4 of 20000");
     interrupt(&child);
     let rest: Vec<String> = lines.map(Result::unwrap).collect();
-    let told = said(child.output());
+    let told = command_output(child.output());
     assert_eq!(told.code, Some(3), "{rest:?}");
     assert!(
         rest.iter()
@@ -391,7 +391,7 @@ fn ctrl_c_leaves_what_is_complete() {
 /// results equal those of an uninterrupted study.
 #[cfg(unix)]
 #[test]
-fn a_study_goes_on_where_it_was_killed() {
+fn a_killed_study_continues() {
     let m = Meristem::new();
     let flags = format!("{TINY} --controllers none,random,ppo --seeds 2 --json --run-dir");
     let whole = study(&eval(&m, &format!("{flags} whole")));
@@ -448,15 +448,14 @@ fn a_study_goes_on_where_it_was_killed() {
     // Another instruction set would round differently.
     let mut portable = m.command();
     portable.args(["control", "eval"]).args(flags.split_whitespace()).arg("cut");
-    let refused = said(output(portable.env("MERISTEM_ISA", "portable")));
+    let refused = command_output(output(portable.env("MERISTEM_ISA", "portable")));
     let flat = refused.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
     let was = m.json("cut/seed-1000/1-none/summary.json")["instruction_set"].clone();
-    match was == "portable" {
-        true => assert_eq!(refused.code, Some(0), "{flat}"),
-        false => assert!(
-            flat.contains("cannot resume cut/seed-1000/1-none: the instruction set"),
-            "{flat}"
-        ),
+    if was == "portable" {
+        assert_eq!(refused.code, Some(0), "{flat}");
+    } else {
+        let expected = "cannot resume cut/seed-1000/1-none: the instruction set";
+        assert!(flat.contains(expected), "{flat}");
     }
 }
 

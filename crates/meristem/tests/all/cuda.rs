@@ -8,7 +8,7 @@ use std::process::Stdio;
 
 use crate::common::process::{Process, output, wait_for};
 use crate::common::runs::{Outcome, assert_same, outcome, with_images};
-use crate::common::{Meristem, of_kind, said};
+use crate::common::{Meristem, command_output, of_kind};
 
 /// A few steps of hosts that do not grow.
 const BARE: &str = "train --dataset arrays --data-root images.safetensors --controller none \
@@ -44,14 +44,14 @@ fn run(m: &Meristem, arguments: &str, name: &str, seed: u32) -> Outcome {
     let mut command = m.command();
     let arguments = format!("{arguments} --devices cuda:0 --run-dir {name}");
     command.args(arguments.split_whitespace()).env("MERISTEM_STANDIN_SEED", seed.to_string());
-    let said = said(output(&mut command));
+    let said = command_output(output(&mut command));
     assert_eq!(said.code, Some(0), "{arguments}\n{}{}", said.stdout, said.stderr);
     outcome(m, name)
 }
 
 /// Checks that the bits of a run depend neither on the order of independent work nor on the number
 /// of streams.
-fn no_order_changes(arguments: &str) {
+fn assert_independent_of_order(arguments: &str) {
     let m = with_images();
     let expected = run(&m, arguments, "one", 1);
     let other = format!("{arguments} --threads 3");
@@ -59,34 +59,34 @@ fn no_order_changes(arguments: &str) {
 }
 
 #[test]
-fn no_order_of_the_device_changes_a_bare_host() {
-    no_order_changes(BARE);
-    no_order_changes(&format!("{BARE} --precision bf16"));
+fn a_bare_host_is_independent_of_the_order_on_the_device() {
+    assert_independent_of_order(BARE);
+    assert_independent_of_order(&format!("{BARE} --precision bf16"));
 }
 
 #[test]
-fn no_order_of_the_device_changes_a_growing_host() {
-    no_order_changes(GROWING);
+fn a_growing_host_is_independent_of_the_order_on_the_device() {
+    assert_independent_of_order(GROWING);
 }
 
 #[test]
-fn no_order_of_the_device_changes_a_growing_host_with_rounded_factors() {
-    no_order_changes(&format!("{GROWING} --precision tf32"));
+fn a_growing_host_with_rounded_factors_is_independent_of_the_order() {
+    assert_independent_of_order(&format!("{GROWING} --precision tf32"));
 }
 
 #[test]
-fn no_order_of_the_device_changes_a_policy() {
-    no_order_changes(PPO);
+fn a_policy_is_independent_of_the_order_on_the_device() {
+    assert_independent_of_order(PPO);
 }
 
 #[test]
-fn no_order_of_the_device_changes_replicas() {
-    no_order_changes(REPLICAS);
+fn replicas_are_independent_of_the_order_on_the_device() {
+    assert_independent_of_order(REPLICAS);
 }
 
 #[test]
-fn no_order_of_the_device_changes_ranks() {
-    no_order_changes(RANKS);
+fn ranks_are_independent_of_the_order_on_the_device() {
+    assert_independent_of_order(RANKS);
 }
 
 /// Checks and benchmarks on the device that are fast on the stand-in.
@@ -97,7 +97,7 @@ fn checks_and_benchmarks_run_on_the_device() {
                   dense sum|sparse sum|sum's memory";
     let mut command = m.command();
     command.args(["check", "--device", "cuda:0"]).args(checks.split('|'));
-    let said = said(output(&mut command));
+    let said = command_output(output(&mut command));
     assert_eq!(said.code, Some(0), "{}{}", said.stdout, said.stderr);
     assert_eq!(said.stdout.matches("ok    ").count(), 10, "{}", said.stdout);
     for bench in [
@@ -117,7 +117,7 @@ fn checks_and_benchmarks_run_on_the_device() {
 /// Envs on a CPU and on a GPU, with the policy on the GPU; and a run that is resumed on other
 /// devices.
 #[test]
-fn devices_of_both_kinds_serve_one_run() {
+fn a_run_uses_devices_of_both_kinds() {
     let m = with_images();
     let mixed = "train --dataset arrays --data-root images.safetensors --controller ppo \
                  --policy-hidden 16 --host minimal --slots r0 --envs 3 --rounds 1 --steps 3 \
@@ -128,7 +128,7 @@ fn devices_of_both_kinds_serve_one_run() {
         let arguments = format!("{mixed} --run-dir mixed-{seed}");
         let seed = seed.to_string();
         command.args(arguments.split_whitespace()).env("MERISTEM_STANDIN_SEED", &seed);
-        let said = said(output(&mut command));
+        let said = command_output(output(&mut command));
         assert_eq!(said.code, Some(0), "{}{}", said.stdout, said.stderr);
         outcome(&m, &format!("mixed-{seed}"))
     });
@@ -142,7 +142,7 @@ fn devices_of_both_kinds_serve_one_run() {
 
 /// Losses on the GPU equal those on the CPU up to rounding, which stays small over a few steps.
 #[test]
-fn the_processor_learns_the_same() {
+fn losses_equal_those_on_the_cpu() {
     let m = with_images();
     run(&m, BARE, "gpu", 1);
     m.ok(&format!("{BARE} --run-dir cpu"));
@@ -160,7 +160,7 @@ fn the_processor_learns_the_same() {
 
 /// A killed run resumes with the bits of an uninterrupted run, at every precision.
 #[test]
-fn a_killed_run_goes_on() {
+fn a_killed_run_resumes() {
     for precision in ["f32", "bf16"] {
         kill(&format!("{GROWING} --precision {precision}"));
     }
@@ -184,7 +184,7 @@ fn kill(arguments: &str) {
 
 /// A run that was resumed at another precision keeps it when it is killed and resumed again.
 #[test]
-fn a_run_stays_at_its_last_precision() {
+fn a_resumed_run_keeps_its_last_precision() {
     let m = with_images();
     let killed_after = |arguments: &str, steps: usize| {
         let mut command = m.command();
@@ -210,7 +210,7 @@ fn a_run_stays_at_its_last_precision() {
 /// Training works at every precision, with different results; a resumed run may change its
 /// precision.
 #[test]
-fn hosts_learn_at_every_precision() {
+fn hosts_train_at_every_precision() {
     let m = with_images();
     let mut weights = vec![];
     for precision in ["f32", "tf32", "bf16"] {
@@ -249,7 +249,7 @@ fn a_missing_driver_is_named() {
     let mut command = m.command();
     let arguments = format!("{BARE} --devices cuda:0 --run-dir none");
     command.args(arguments.split_whitespace()).env_remove("LD_LIBRARY_PATH");
-    let said = said(output(&mut command));
+    let said = command_output(output(&mut command));
     if said.code == Some(0) {
         return; // a driver is installed on this machine
     }
@@ -260,13 +260,13 @@ fn a_missing_driver_is_named() {
 /// Growing hosts on two GPUs, with the policy on the second; then the run is resumed on CPUs. On
 /// the stand-in every process has two GPUs.
 #[test]
-fn several_gpus_serve_one_run() {
+fn a_run_uses_several_gpus() {
     let m = with_images();
     let of = |arguments: &str, seed: &str| {
         let mut command = m.command();
         command.args(arguments.split_whitespace());
         command.env("MERISTEM_STANDIN_DEVICES", "2").env("MERISTEM_STANDIN_SEED", seed);
-        said(output(&mut command))
+        command_output(output(&mut command))
     };
     let two = format!("{PPO} --devices cuda:0,cuda:1 --policy-device cuda:1 --checkpoint-every 1");
     let outcomes = ["1", "2"].map(|seed| {
@@ -314,7 +314,7 @@ fn on_processes(m: &Meristem, arguments: &str, name: &str) -> Outcome {
 }
 
 #[test]
-fn sums_over_nccl_are_measured_and_right() {
+fn sums_over_nccl_are_measured_and_correct() {
     let m = Meristem::new();
     let sizes = "--min-size 4KiB --max-size 4KiB --density 0.05 --rounds 1 --json";
     let said = processes(&m, &format!("bench comm --comm nccl --device cuda:0 {sizes}"));
@@ -330,7 +330,7 @@ fn sums_over_nccl_are_measured_and_right() {
 
 /// A run over NCCL has the bits of a run over threads.
 #[test]
-fn processes_over_nccl_learn_the_same_as_threads() {
+fn processes_over_nccl_give_the_bits_of_threads() {
     for arguments in [REPLICAS, RANKS] {
         let m = with_images();
         let expected = run(&m, arguments, "threads", 1);

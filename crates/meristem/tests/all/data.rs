@@ -1,15 +1,16 @@
 //! `meristem data`.
 
-use crate::common::process::output;
-use crate::common::{Meristem, of_kind, said};
 use serde_json::Value;
+
+use crate::common::process::output;
+use crate::common::{Meristem, command_output, of_kind};
 
 fn json(m: &Meristem, arguments: &str) -> Value {
     serde_json::from_str(&m.ok(arguments).stdout).unwrap()
 }
 
 #[test]
-fn the_plan_deals_out_every_sample_once() {
+fn the_plan_has_every_sample_once() {
     let m = Meristem::new();
     let usual = "data plan --len 50 --batch 5 --devices cpu,cpu,cpu --seed 42 --epochs 2 --json";
     let base = &format!("{usual} --epoch dealt");
@@ -91,7 +92,7 @@ fn class_folders(m: &Meristem) -> &'static str {
 }
 
 #[test]
-fn imported_folders_train_as_the_folders_do() {
+fn imported_folders_give_the_results_of_the_folders() {
     let m = Meristem::new();
     let folder = class_folders(&m);
     let said = m.ok(&format!("data import --from {folder} --to cifar"));
@@ -196,21 +197,21 @@ fn many_images(m: &Meristem) {
 
 /// Results are the same with and without the cache of decoded images, even if the cache is damaged.
 #[test]
-fn decoded_images_are_kept_on_disk() {
+fn decoded_images_are_cached_on_disk() {
     let m = Meristem::new();
     many_images(&m);
     let info = |more: &str| {
         let mut command = m.command();
         command.args(["data", "info", "--dataset", "folder", "--data-root", "images", "--json"]);
         command.args(more.split_whitespace()).env("MERISTEM_CACHE", m.path("cache"));
-        let said = said(output(&mut command));
+        let said = command_output(output(&mut command));
         assert_eq!(said.code, Some(0), "{}", said.stderr);
         (serde_json::from_str::<Value>(&said.stdout).unwrap(), said.stderr)
     };
     let cache = |more: &str| {
         let mut command = m.command();
         command.args(["data", "cache", "--json"]).args(more.split_whitespace());
-        let said = said(output(command.env("MERISTEM_CACHE", m.path("cache"))));
+        let said = command_output(output(command.env("MERISTEM_CACHE", m.path("cache"))));
         serde_json::from_str::<Value>(&said.stdout).unwrap()
     };
     let (without, _) = info("--no-cache");
@@ -284,7 +285,7 @@ fn processes_share_the_decoded_images() {
 /// Files that are not images are named; the error for images of other sizes names the option to
 /// use.
 #[test]
-fn odd_folders_are_told() {
+fn problems_of_folders_are_reported() {
     let m = Meristem::new();
     for (name, side) in [("a/1", 8), ("a/2", 9), ("b/1", 8)] {
         let file = m.path("odd/train").join(format!("{name}.png"));

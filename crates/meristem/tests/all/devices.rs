@@ -5,10 +5,11 @@
 use std::fs;
 use std::process::Stdio;
 
+use serde_json::Value;
+
 use crate::common::process::{Process, wait_for};
 use crate::common::runs::{assert_same, outcome, with_images};
 use crate::common::{Meristem, TINY, of_kind};
-use serde_json::Value;
 
 /// Settings of growing hosts on a few small images: modules germinate, blend, are evaluated in one
 /// pass, and fossilize.
@@ -127,7 +128,7 @@ fn an_evaluation_is_the_same_on_any_device() {
 }
 
 #[test]
-fn devices_that_cannot_be_are_refused_before_anything_runs() {
+fn invalid_devices_are_refused_before_the_run() {
     let m = Meristem::new();
     let refused = |flags: &str, words: &[&str]| {
         m.fails(&format!("train {TINY} --run-dir run {flags}"), 2, words);
@@ -166,12 +167,12 @@ fn larger() -> String {
 }
 
 /// Memory limit in KiB.
-fn capped(m: &Meristem, name: &str, kib: usize) -> crate::common::Said {
+fn capped(m: &Meristem, name: &str, kib: usize) -> crate::common::CommandOutput {
     m.run(&format!("{} --device-memory {kib}KiB --run-dir {name}", larger()))
 }
 
 #[test]
-fn under_the_smallest_cap_that_works_the_bits_are_those_of_ample_memory() {
+fn the_smallest_sufficient_limit_gives_the_bits_of_ample_memory() {
     let m = with_images();
     m.ok(&format!("{} --run-dir ample", larger()));
     let ample = outcome(&m, "ample");
@@ -209,7 +210,7 @@ fn under_the_smallest_cap_that_works_the_bits_are_those_of_ample_memory() {
 
 /// A run that runs out of memory ends, and resumes with a higher limit and the same bits.
 #[test]
-fn beyond_the_cap_the_error_says_who_holds_what_and_the_run_goes_on() {
+fn out_of_memory_lists_memory_by_owner_and_the_run_resumes() {
     let m = with_images();
     m.ok(&format!("{} --run-dir ample", larger()));
     let memory = m.json("ample/summary.json")["memory"].clone();
@@ -244,7 +245,7 @@ fn beyond_the_cap_the_error_says_who_holds_what_and_the_run_goes_on() {
 
 /// A precision that a device does not support is refused before any work, with a remedy.
 #[test]
-fn a_processor_computes_in_f32_only() {
+fn a_cpu_computes_only_in_f32() {
     let m = with_images();
     for (devices, other) in [("cpu", "cpu"), ("cuda:0,cpu:1", "cpu:1")] {
         let run = format!("{RUN} --devices {devices} --precision tf32 --run-dir none");

@@ -246,7 +246,7 @@ fn every_command_reports_a_full_disk_and_ignores_a_closed_pipe() {
 }
 
 #[test]
-fn no_command_draws_on_a_terminal_without_a_cursor() {
+fn no_command_draws_on_a_terminal_without_cursor_movement() {
     let m = prepared();
     for (number, row) in rows().enumerate() {
         let call = row.call.replace("NEW", &format!("new-{number}.svg"));
@@ -259,7 +259,7 @@ fn no_command_draws_on_a_terminal_without_a_cursor() {
 }
 
 #[test]
-fn no_name_steers_the_terminal() {
+fn no_name_controls_the_terminal() {
     let m = prepared();
     for (number, row) in rows().enumerate() {
         for (place, name) in nasty().iter().enumerate() {

@@ -23,7 +23,7 @@ fn metadata(m: &Meristem, name: &str) -> Value {
 }
 
 #[test]
-fn constants_that_are_chosen_are_in_force_and_told() {
+fn chosen_constants_are_used_and_reported() {
     let m = trained("--normalize mean=0.5;std=0.25");
     let summary = m.json("run/summary.json");
     assert_eq!(summary["dataset"]["normalize"], "mean=0.5;std=0.25");
@@ -63,7 +63,7 @@ fn constants_that_are_chosen_are_in_force_and_told() {
 }
 
 #[test]
-fn initial_weights_of_other_constants_are_told() {
+fn initial_weights_with_other_constants_cause_a_note() {
     let m = trained("--normalize mean=0.5;std=0.25");
     let begin =
         |flags: &str| m.ok(&format!("train {TINY} --init {WEIGHTS} --quiet {flags}")).stderr;
@@ -87,7 +87,7 @@ fn initial_weights_of_other_constants_are_told() {
 
 #[cfg(unix)]
 #[test]
-fn a_table_is_as_readable_as_any_new_file() {
+fn a_table_has_the_permissions_of_a_new_file() {
     use std::os::unix::fs::PermissionsExt;
     let m = trained("");
     m.ok("export csv run --out table.csv");
@@ -97,7 +97,7 @@ fn a_table_is_as_readable_as_any_new_file() {
 }
 
 #[test]
-fn constants_that_do_not_fit_are_refused() {
+fn invalid_constants_are_refused() {
     let m = Meristem::new();
     for command in ["train --run-dir run --quiet", "data info --dataset embedded"] {
         m.fails(
@@ -121,7 +121,7 @@ fn constants_that_do_not_fit_are_refused() {
 }
 
 #[test]
-fn logits_are_an_array_of_the_split() {
+fn logits_are_an_array_in_the_order_of_the_split() {
     let m = trained("");
     let said = m.ok(&format!("eval --json --weights {WEIGHTS} --logits logits.npy"));
     let report: Value = serde_json::from_str(&said.stdout).unwrap();
@@ -148,7 +148,7 @@ fn logits_are_an_array_of_the_split() {
 }
 
 #[test]
-fn a_network_becomes_a_model() {
+fn a_network_is_exported_as_an_onnx_model() {
     let m = trained("");
     let said = m.ok(&format!("export onnx {WEIGHTS} --out a.onnx")).stdout;
     assert_eq!(said, "a.onnx: images f32 [N, 1, 28, 28] to logits f32 [N, 10], opset 17\n");
@@ -188,7 +188,7 @@ fn a_network_becomes_a_model() {
 }
 
 #[test]
-fn what_is_no_network_is_not_exported() {
+fn files_without_a_network_are_not_exported() {
     let m = trained("");
     let onnx = |rest: &str| format!("export onnx {rest}");
     m.fails(&onnx("nothing --out a.onnx"), 2, &["nothing", "RUN/weights"]);
@@ -226,7 +226,7 @@ fn boards(m: &Meristem, folder: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_run_becomes_an_event_file() {
+fn a_run_is_exported_as_an_event_file() {
     let m = Meristem::new();
     let random = TINY.replace("none", "random");
     m.ok(&format!("train {random} --tensorboard --run-dir run --quiet"));
@@ -250,7 +250,7 @@ fn a_run_becomes_an_event_file() {
 
 /// An incomplete line is skipped until it is complete; an unknown line is counted.
 #[test]
-fn damaged_events_become_an_event_file_without_them() {
+fn damaged_events_are_omitted_from_the_event_file() {
     let m = trained("");
     m.ok("export tensorboard run --out whole");
     let whole = m.bytes(&format!("whole/{}", boards(&m, "whole")[0]));
@@ -265,7 +265,7 @@ fn damaged_events_become_an_event_file_without_them() {
 
 /// The event file does not change a bit of a run; a resumed run writes a new file.
 #[test]
-fn a_run_with_an_event_file_is_the_same_run() {
+fn an_event_file_does_not_change_the_run() {
     let m = trained("--tensorboard");
     m.ok(&format!("train {TINY} --run-dir plain --quiet"));
     assert_eq!(m.bytes(WEIGHTS), m.bytes("plain/weights/env-0.safetensors"));
@@ -283,7 +283,7 @@ fn a_run_with_an_event_file_is_the_same_run() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn an_event_file_that_cannot_be_written_is_said_before_the_run() {
+fn an_event_file_that_cannot_be_written_is_an_error_before_the_run() {
     let m = trained("");
     fs::remove_file(m.path("run/summary.json")).unwrap();
     fs::write(m.path("run/tensorboard"), "a file").unwrap();

@@ -82,7 +82,7 @@ fn a_run_without_checkpoints_starts_again() {
 
 /// Kills before, during and after the write of the new length.
 #[test]
-fn an_extension_that_is_killed_goes_on_to_the_same_bits() {
+fn a_killed_extension_resumes_with_the_same_bits() {
     let m = with_images();
     let run = format!("{RUN} --controller random");
     m.ok(&format!("{run} --steps 10 --run-dir run"));
@@ -125,7 +125,7 @@ fn a_kill_while_the_length_is_recorded_leaves_a_run_of_one_length() {
 }
 
 #[test]
-fn what_an_extension_cannot_do_is_refused_by_name() {
+fn unsupported_extensions_are_refused_by_name() {
     let m = with_images();
     let refused = |settings: &str, more: &str, words: &[&str]| {
         let _ = fs::remove_dir_all(m.path("run"));
@@ -151,7 +151,7 @@ fn what_an_extension_cannot_do_is_refused_by_name() {
 /// The heuristic depends on the number of remaining steps: it plants only modules that can become
 /// permanent.
 #[test]
-fn a_controller_that_has_looked_ahead_is_named() {
+fn a_controller_that_used_the_number_of_steps_causes_a_warning() {
     let m = with_images();
     m.ok(&format!("{RUN} --controller heuristic --steps 5 --run-dir run"));
     let said = m.ok("train --resume run --steps 9");

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use crate::common::process::{Process, output, wait_for};
-use crate::common::{Meristem, events_in, of_kind, on_a_terminal, said};
+use crate::common::{Meristem, command_output, events_in, of_kind, on_a_terminal};
 
 /// A run that would take hours.
 const LONG: &str = "train --controller heuristic --host minimal --envs 2 --steps 100000 \
@@ -14,10 +14,10 @@ const LONG: &str = "train --controller heuristic --host minimal --envs 2 --steps
 
 /// Starts a long run and waits until it has completed a step.
 fn long_run(m: &Meristem) -> Process {
-    once_it_has_stepped(m, m.command().args(LONG.split_whitespace()))
+    started_run(m, m.command().args(LONG.split_whitespace()))
 }
 
-fn once_it_has_stepped(m: &Meristem, command: &mut Command) -> Process {
+fn started_run(m: &Meristem, command: &mut Command) -> Process {
     let child = Process::start(command.stdout(Stdio::piped()).stderr(Stdio::piped()));
     let events = m.path("run/events.jsonl");
     wait_for("a step", || {
@@ -36,7 +36,7 @@ fn ctrl_c_ends_at_a_step_boundary_with_weights_and_summary() {
     let m = Meristem::new();
     let child = long_run(&m);
     signal(&child, "-INT");
-    let said = said(child.output());
+    let said = command_output(child.output());
     assert_eq!(said.code, Some(3), "{}", said.stderr);
     assert!(said.stderr.contains("stopping after this step"), "{}", said.stderr);
     assert!(said.stdout.contains("stopped at a step boundary"), "{}", said.stdout);
@@ -61,16 +61,16 @@ fn ctrl_c_ends_at_a_step_boundary_with_weights_and_summary() {
 
 /// Signals of batch systems and closing terminals stop a run like Ctrl-C.
 #[test]
-fn other_signals_end_a_run_as_well_and_nohup_is_respected() {
+fn other_signals_also_stop_a_run_and_nohup_is_respected() {
     for name in ["-TERM", "-HUP"] {
         let m = Meristem::new();
         // If the test runner ignores SIGHUP, so does the run.
         let mut command = Command::new("env");
         command.args(["--default-signal=HUP", env!("CARGO_BIN_EXE_meristem")]);
         command.args(LONG.split_whitespace()).current_dir(m.folder.path());
-        let child = once_it_has_stepped(&m, &mut command);
+        let child = started_run(&m, &mut command);
         signal(&child, name);
-        let said = said(child.output());
+        let said = command_output(child.output());
         assert_eq!(said.code, Some(3), "{name}: {}", said.stderr);
         assert_eq!(m.json("run/summary.json")["status"], "interrupted", "{name}");
     }
@@ -78,27 +78,27 @@ fn other_signals_end_a_run_as_well_and_nohup_is_respected() {
     let mut shell = Command::new("sh");
     let program = env!("CARGO_BIN_EXE_meristem");
     shell.args(["-c", &format!("trap '' HUP; exec {program} {LONG}")]);
-    let child = once_it_has_stepped(&m, shell.current_dir(m.folder.path()));
+    let child = started_run(&m, shell.current_dir(m.folder.path()));
     signal(&child, "-HUP");
     let steps = || std::fs::read_to_string(m.path("run/events.jsonl")).unwrap().lines().count();
     let before = steps();
     // Without nohup the run would have stopped after two lines.
     wait_for("more steps", || steps() > before + 10);
     signal(&child, "-TERM");
-    let said = said(child.output());
+    let said = command_output(child.output());
     assert_eq!(said.code, Some(3), "{}", said.stderr);
 }
 
 /// Sends signals as `timeout` does: to the process, and a moment later to its group.
 #[test]
-fn a_signal_that_comes_twice_within_a_moment_is_one() {
+fn two_signals_in_quick_succession_are_one_request() {
     let m = Meristem::new();
     let slow = "train --controller none --host large --envs 4 --steps 1000 --max-batches 4 \
                 --batch 128 --run-dir run";
-    let child = once_it_has_stepped(&m, m.command().args(slow.split_whitespace()));
+    let child = started_run(&m, m.command().args(slow.split_whitespace()));
     signal(&child, "-TERM");
     signal(&child, "-TERM");
-    let said = said(child.output());
+    let said = command_output(child.output());
     assert_eq!(said.code, Some(3), "{}", said.stderr);
     assert_eq!(said.stderr.matches("stopping after this step").count(), 1, "{}", said.stderr);
     assert_eq!(m.json("run/summary.json")["status"], "interrupted");
@@ -106,7 +106,7 @@ fn a_signal_that_comes_twice_within_a_moment_is_one() {
 
 /// A line written while bars are drawn would be overwritten at once.
 #[test]
-fn on_a_terminal_ctrl_c_is_answered_in_the_bar() {
+fn on_a_terminal_the_bar_shows_the_request_of_ctrl_c() {
     let m = Meristem::new();
     let child = on_a_terminal(&m, "rows 24 cols 80", LONG, Stdio::null());
     wait_for("steps", || {
@@ -117,7 +117,7 @@ fn on_a_terminal_ctrl_c_is_answered_in_the_bar() {
     let own = Command::new("pgrep").args(["-P", &child.id().to_string()]).output().unwrap();
     let own = String::from_utf8(own.stdout).unwrap();
     assert!(Command::new("kill").args(["-INT", own.trim()]).status().unwrap().success());
-    let said = said(child.output());
+    let said = command_output(child.output());
     assert_eq!(said.code, Some(3), "{}", said.stdout);
     assert_eq!(m.json("run/summary.json")["status"], "interrupted");
     let stopping = "stopping after this step; again to stop now";
@@ -128,7 +128,7 @@ fn on_a_terminal_ctrl_c_is_answered_in_the_bar() {
 }
 
 #[test]
-fn a_killed_run_leaves_whole_lines() {
+fn a_killed_run_leaves_complete_lines() {
     let m = Meristem::new();
     let mut child = long_run(&m);
     child.kill().unwrap();
@@ -145,7 +145,7 @@ fn a_killed_run_leaves_whole_lines() {
 fn full_disk(m: &Meristem, script: &str, run: &Path) {
     let mut command = Command::new("sh");
     command.args(["-c", script]).current_dir(m.folder.path());
-    let said = said(output(command.env("MERISTEM", env!("CARGO_BIN_EXE_meristem"))));
+    let said = command_output(output(command.env("MERISTEM", env!("CARGO_BIN_EXE_meristem"))));
     assert_eq!(said.code, Some(1), "{}{}", said.stdout, said.stderr);
     assert!(said.stderr.starts_with("error: cannot write"), "{}", said.stderr);
     assert!(!said.stderr.contains("panicked"), "{}", said.stderr);
@@ -161,7 +161,7 @@ const TALKATIVE: &str = "train --controller heuristic --host minimal --envs 2 --
 
 /// With a limit of 64 kB per file, writes fail in the middle, as on a full disk.
 #[test]
-fn a_disk_that_refuses_a_write_ends_the_run_and_leaves_whole_lines() {
+fn a_failed_write_ends_the_run_and_leaves_complete_lines() {
     let m = Meristem::new();
     let script = format!("ulimit -f 128; exec \"$MERISTEM\" {TALKATIVE} --run-dir run");
     full_disk(&m, &script, &m.path("run"));
@@ -182,7 +182,7 @@ fn a_disk_that_refuses_a_write_ends_the_run_and_leaves_whole_lines() {
 
 /// The same on a file system of 200 kB, if the test can mount one.
 #[test]
-fn a_full_disk_ends_the_run_and_leaves_whole_lines() {
+fn a_full_disk_ends_the_run_and_leaves_complete_lines() {
     let m = Meristem::new();
     let mount = "mkdir disk && mount -t tmpfs -o size=200k tmpfs disk";
     let probe = ["-Urm", "sh", "-c", "mount -t tmpfs tmpfs /mnt"];
@@ -201,14 +201,14 @@ fn a_full_disk_ends_the_run_and_leaves_whole_lines() {
 
 /// The name of the current check is shown, and replaced by its line.
 #[test]
-fn on_a_terminal_check_shows_what_it_looks_at() {
+fn on_a_terminal_the_name_of_the_current_check_is_shown() {
     let m = Meristem::new();
     let program = env!("CARGO_BIN_EXE_meristem");
     // In this environment checks that open a device fail at once.
     let line = format!("MERISTEM_LAUNCH_BLOCKING=perhaps exec {program} check");
     let mut command = Command::new("script");
     command.args(["--quiet", "--return", "--command", &line, "/dev/null"]).env("TERM", "xterm");
-    let told = said(output(command.current_dir(m.folder.path())));
+    let told = command_output(output(command.current_dir(m.folder.path())));
     let at =
         |words: &str| told.stdout.find(words).unwrap_or_else(|| panic!("{words}: {}", told.stdout));
     let each = [at("…     races"), at("FAIL  races"), at("…     dense sum")];
@@ -217,11 +217,11 @@ fn on_a_terminal_check_shows_what_it_looks_at() {
 
 /// The bar of the run is visible even if the terminal has fewer rows than there are envs.
 #[test]
-fn a_small_terminal_shows_the_total_and_how_many_envs_have_no_line() {
+fn a_small_terminal_shows_the_total_and_the_number_of_other_envs() {
     let m = Meristem::new();
     let line = "train --controller none --host minimal --envs 12 --rounds 2 --steps 2 \
                 --max-batches 2 --batch 32 --run-dir run";
-    let said = said(on_a_terminal(&m, "rows 8 cols 80", line, Stdio::null()).output());
+    let said = command_output(on_a_terminal(&m, "rows 8 cols 80", line, Stdio::null()).output());
     assert_eq!(said.code, Some(0), "{}", said.stdout);
     for words in ["env 4 ", "7 more training accuracy", "round 2/2 step 1/2 "] {
         assert!(said.stdout.contains(words), "{words}: {}", said.stdout);

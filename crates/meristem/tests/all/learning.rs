@@ -4,7 +4,7 @@ use crate::common::{Meristem, of_kind};
 
 /// Weights of the reward can be set by flags and files.
 #[test]
-fn a_reward_is_paid_by_the_weights_of_the_settings() {
+fn rewards_use_the_weights_in_the_settings() {
     let m = Meristem::new();
     std::fs::write(m.path("c.toml"), "reward_gain = 0.0\nreward_rent_max = 0\n").unwrap();
     m.ok("train --controller random --host minimal --envs 2 --steps 6 --max-batches 2 --batch 32 \
@@ -23,7 +23,7 @@ fn a_reward_is_paid_by_the_weights_of_the_settings() {
 
 /// A policy learns over rounds; it is reported, saved and resumed.
 #[test]
-fn a_policy_learns_and_is_kept() {
+fn a_policy_learns_and_is_saved() {
     let m = Meristem::new();
     let tiny = "--controller ppo --host minimal --envs 2 --steps 6 --max-batches 2 --batch 32 \
                 --policy-hidden 16";

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::common::process::output;
-use crate::common::{Meristem, Said, said};
+use crate::common::{CommandOutput, Meristem, command_output};
 
 /// A name with a byte that is not UTF-8, and its lossy text.
 const NAME: &[u8] = b"caf\xe9";
@@ -21,16 +21,16 @@ fn odd(folder: &Path) -> PathBuf {
 }
 
 /// Runs a command whose last argument is a path, in `folder`. It must succeed.
-fn ok(m: &Meristem, folder: &Path, arguments: &str, path: Option<&Path>) -> Said {
+fn ok(m: &Meristem, folder: &Path, arguments: &str, path: Option<&Path>) -> CommandOutput {
     let said = run(m, folder, arguments, path);
     assert_eq!(said.code, Some(0), "{arguments}\n{}{}", said.stdout, said.stderr);
     said
 }
 
-fn run(m: &Meristem, folder: &Path, arguments: &str, path: Option<&Path>) -> Said {
+fn run(m: &Meristem, folder: &Path, arguments: &str, path: Option<&Path>) -> CommandOutput {
     let last: Option<OsString> = path.map(Into::into);
     let all = arguments.split_whitespace().map(OsString::from).chain(last);
-    said(output(m.command().current_dir(folder).args(all)))
+    command_output(output(m.command().current_dir(folder).args(all)))
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn a_run_in_a_folder_that_is_not_utf_8_is_listed_compared_and_resumed() {
 }
 
 #[test]
-fn a_study_and_a_working_directory_that_are_not_utf_8_work() {
+fn a_study_and_a_working_directory_may_be_not_utf_8() {
     let m = Meristem::new();
     let folder = odd(m.folder.path());
     let study = "control eval --controllers none --seeds 1 --host minimal --envs 1 --steps 1 \
@@ -76,7 +76,7 @@ fn a_study_and_a_working_directory_that_are_not_utf_8_work() {
 
 /// Settings are written to `config.toml`, so a path that is not UTF-8 is refused.
 #[test]
-fn a_setting_that_cannot_be_written_is_refused_before_training() {
+fn a_setting_that_is_not_utf_8_is_refused_before_training() {
     let m = Meristem::new();
     m.ok(&format!("{SHORT} --run-dir runs/a"));
     let folder = odd(m.folder.path());

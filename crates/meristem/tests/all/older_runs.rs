@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::common::process::output;
-use crate::common::{Meristem, Said, said};
 use serde_json::Value;
+
+use crate::common::process::output;
+use crate::common::{CommandOutput, Meristem, command_output};
 
 /// Single runs in the folder of each version, and their states. The first three have no `init`.
 const RUNS: [(&str, &str); 6] = [
@@ -38,9 +39,10 @@ fn copy(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap().map(|entry| entry.unwrap()) {
         let target = to.join(entry.file_name());
-        match entry.path().is_dir() {
-            true => copy(&entry.path(), &target),
-            false => fs::copy(entry.path(), target).map(drop).unwrap(),
+        if entry.path().is_dir() {
+            copy(&entry.path(), &target);
+        } else {
+            fs::copy(entry.path(), target).unwrap();
         }
     }
     if from.join("config.toml").is_file() {
@@ -64,10 +66,10 @@ fn with_runs_of(version: &str) -> Meristem {
 }
 
 /// Runs a command with portable kernels, as the stored runs, so that it works on every machine.
-fn portable(m: &Meristem, arguments: &str, version: &str) -> Said {
+fn portable(m: &Meristem, arguments: &str, version: &str) -> CommandOutput {
     let mut command = m.command();
     command.args(arguments.split_whitespace()).env("MERISTEM_ISA", "portable");
-    let said = said(output(&mut command));
+    let said = command_output(output(&mut command));
     let context = format!("{version}: {arguments}\n{}{}", said.stdout, said.stderr);
     assert_eq!(said.code, Some(0), "{context}");
     said
@@ -93,7 +95,7 @@ fn assert_complete(m: &Meristem, run: &str, context: &str) {
 }
 
 #[test]
-fn runs_of_every_version_go_on() {
+fn runs_of_every_version_resume() {
     for version in versions() {
         let m = with_runs_of(&version);
         for (run, _) in runs(&m) {
@@ -109,7 +111,7 @@ fn runs_of_every_version_go_on() {
 
 /// A comparison continues with the settings of one of its runs.
 #[test]
-fn comparisons_of_every_version_go_on() {
+fn comparisons_of_every_version_continue() {
     for version in versions() {
         let m = with_runs_of(&version);
         let before = value(&m, "study/study.json");
@@ -191,7 +193,7 @@ fn weights_and_policies_of_every_version_are_used() {
 /// The newest stored version has all current settings and formats; otherwise a new folder must be
 /// added.
 #[test]
-fn the_newest_version_has_the_settings_and_formats_of_today() {
+fn the_newest_version_has_the_current_settings_and_formats() {
     let keys = |text: &str| {
         let pairs = text.lines().filter_map(|line| line.split_once(" = "));
         pairs.map(|(key, _)| key.to_string()).collect::<BTreeSet<String>>()

@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
+
 use crate::common::Meristem;
 use crate::common::process::{Process, wait_for};
 use crate::common::runs::{assert_same, outcome, with_images, without_checksums};
-use serde_json::Value;
 
 /// Settings of two rounds of growing hosts on a few small images, with a checkpoint after every
 /// second step.
@@ -20,7 +21,7 @@ pub(crate) const RUN: &str = "train --dataset arrays --data-root images.safetens
     --parameters-per-image 99 --max-gap 99";
 
 /// Removes newer settings from a configuration, to make it equal to an older one.
-pub(crate) fn as_once_written(config: &Path) {
+pub(crate) fn remove_newer_settings(config: &Path) {
     let text = fs::read_to_string(config).unwrap();
     let later = ["governor_", "comm_deadline", "data_parallel", "telemetry", "reward_", "epoch"];
     let later = |line: &&str| later.iter().any(|name| line.starts_with(name));
@@ -68,7 +69,7 @@ pub(crate) fn killed_at(m: &Meristem, arguments: &str, run: &str, moment: Moment
 }
 
 #[test]
-fn a_run_killed_at_any_moment_ends_as_if_it_had_not_been() {
+fn a_run_killed_at_any_moment_has_the_results_of_an_uninterrupted_run() {
     let m = with_images();
     m.ok(&format!("{RUN} --run-dir whole"));
     let expected = outcome(&m, "whole");
@@ -100,7 +101,7 @@ fn a_run_killed_at_any_moment_ends_as_if_it_had_not_been() {
 
 /// Results do not depend on the positions of checkpoints.
 #[test]
-fn how_often_checkpoints_are_written_changes_no_bit() {
+fn the_interval_of_checkpoints_changes_no_bit() {
     let m = with_images();
     m.ok(&format!("{RUN} --run-dir often --checkpoint-every 1"));
     m.ok(&format!("{RUN} --run-dir never --checkpoint-every 0"));
@@ -110,7 +111,7 @@ fn how_often_checkpoints_are_written_changes_no_bit() {
 }
 
 #[test]
-fn a_stopped_run_goes_on_and_a_complete_one_is_left_alone() {
+fn a_stopped_run_resumes_and_a_complete_run_is_unchanged() {
     let m = with_images();
     m.ok(&format!("{RUN} --run-dir whole"));
     let before = m.bytes("whole/events.jsonl");
@@ -156,14 +157,14 @@ fn a_stopped_run_goes_on_and_a_complete_one_is_left_alone() {
 /// A policy resumes with the same bits: the checkpoint has its rollout, optimiser and hidden state,
 /// and the state of its teacher.
 #[test]
-fn a_policy_resumes_to_the_same_bits() {
-    resumes_to_the_same_bits("--ppo-demonstrations 1");
+fn a_policy_resumes_with_the_same_bits() {
+    assert_resumes_with_the_same_bits("--ppo-demonstrations 1");
 }
 
 /// A policy on three ranks resumes with the same bits, including unsent gradients.
 #[test]
-fn a_policy_on_ranks_resumes_to_the_same_bits() {
-    let events = resumes_to_the_same_bits("--ranks 3 --exchange topk:0.05");
+fn a_policy_on_ranks_resumes_with_the_same_bits() {
+    let events = assert_resumes_with_the_same_bits("--ranks 3 --exchange topk:0.05");
     let updates: Vec<&Value> = events.iter().filter(|e| e["event"] == "policy_updated").collect();
     let fingerprints: Vec<&str> =
         updates.iter().map(|update| update["fingerprint"].as_str().unwrap()).collect();
@@ -174,7 +175,7 @@ fn a_policy_on_ranks_resumes_to_the_same_bits() {
 /// One host on two ranks, killed twice while it grows, resumes with the same bits, including unsent
 /// gradients.
 #[test]
-fn a_host_on_ranks_resumes_to_the_same_bits() {
+fn a_host_on_ranks_resumes_with_the_same_bits() {
     let m = with_images();
     // The last value of a repeated flag takes effect.
     let ranks = "--data-parallel --envs 1 --ranks 2 --exchange topk:0.05 --rounds 1";
@@ -189,7 +190,7 @@ fn a_host_on_ranks_resumes_to_the_same_bits() {
     assert_same(&outcome(&m, "cut"), &outcome(&m, "whole"), "two ranks");
 }
 
-fn resumes_to_the_same_bits(ranks: &str) -> Vec<Value> {
+fn assert_resumes_with_the_same_bits(ranks: &str) -> Vec<Value> {
     let m = with_images();
     let run = format!("{RUN} --controller ppo --policy-hidden 16 --steps 12 --epoch full {ranks}");
     m.ok(&format!("{run} --run-dir whole"));
@@ -213,7 +214,7 @@ fn a_run_from_a_policy_resumes_without_its_file() {
     let lines = m.events("whole").len();
     assert!(killed_at(&m, &format!("{from} --run-dir cut"), "cut", Moment::Events(lines / 2)));
     fs::rename(m.path("first"), m.path("elsewhere")).unwrap();
-    as_once_written(&m.path("cut/config.toml"));
+    remove_newer_settings(&m.path("cut/config.toml"));
     m.ok("train --resume cut --quiet");
     assert_same(&outcome(&m, "cut"), &outcome(&m, "whole"), "from a policy");
     assert!(m.bytes("cut/policy.safetensors") == m.bytes("whole/policy.safetensors"));

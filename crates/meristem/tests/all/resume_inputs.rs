@@ -9,10 +9,10 @@ use meristem::nn::safetensors;
 use crate::common::Meristem;
 use crate::common::process::{output, wait_for};
 use crate::common::runs::{assert_same, outcome, save, with_images};
-use crate::resume::{Moment, as_once_written, background, file_name, killed_at, newest};
+use crate::resume::{Moment, background, file_name, killed_at, newest, remove_newer_settings};
 
 #[test]
-fn what_cannot_be_resumed_is_said_and_left_alone() {
+fn runs_that_cannot_be_resumed_are_reported_and_unchanged() {
     let m = with_images();
     m.fails("train --resume nowhere", 2, &["cannot resume nowhere", "not a folder"]);
     fs::create_dir(m.path("empty")).unwrap();
@@ -58,7 +58,7 @@ fn what_cannot_be_resumed_is_said_and_left_alone() {
     m.fails(resume, 2, &[&name, "began with `host = \"minimal\"`", "restore"]);
     fs::write(m.path("run/config.toml"), &config).unwrap();
     // Missing settings get their defaults, which here differ from the settings of the run.
-    as_once_written(&m.path("run/config.toml"));
+    remove_newer_settings(&m.path("run/config.toml"));
     m.fails(resume, 2, &[&name, "began with `governor_penalty = -9.0`", "restore"]);
     fs::write(m.path("run/config.toml"), &config).unwrap();
     // The error names the damaged configuration, not the checkpoints, and nothing starts.
@@ -86,7 +86,7 @@ fn what_cannot_be_resumed_is_said_and_left_alone() {
     assert_eq!(m.bytes("run/events.jsonl"), events, "nothing was overwritten");
     let mut other = m.command();
     other.args(resume.split_whitespace()).env("MERISTEM_ISA", "portable");
-    let said = crate::common::said(output(&mut other));
+    let said = crate::common::command_output(output(&mut other));
     if said.code != Some(0) {
         assert!(said.stderr.contains("MERISTEM_ISA"), "{}", said.stderr);
         assert_eq!(m.bytes("run/events.jsonl"), events, "nothing was overwritten");
@@ -95,7 +95,7 @@ fn what_cannot_be_resumed_is_said_and_left_alone() {
 
 /// Swapped labels are different data, although only the checksum differs.
 #[test]
-fn other_labels_are_not_gone_on_with() {
+fn a_run_does_not_resume_with_other_labels() {
     let m = with_images();
     let mut child = background(&m, "--run-dir run");
     wait_for("a checkpoint", || newest(&m).is_some());
@@ -151,7 +151,7 @@ fn with_named_files() -> Meristem {
 
 /// A run resumes only with its original files, from any working directory.
 #[test]
-fn files_that_settings_name_are_those_that_the_run_began_with() {
+fn a_run_resumes_only_with_its_original_files() {
     let m = with_named_files();
     fs::create_dir(m.path("elsewhere")).unwrap();
     for (setting, flags, file, other) in NAMED_FILES {
@@ -173,7 +173,7 @@ fn files_that_settings_name_are_those_that_the_run_began_with() {
         fs::write(m.path(file), began).unwrap();
         let mut resumed = m.command();
         resumed.args(["train", "--quiet", "--resume"]).arg(format!("../{setting}"));
-        let said = crate::common::said(output(resumed.current_dir(m.path("elsewhere"))));
+        let said = crate::common::command_output(output(resumed.current_dir(m.path("elsewhere"))));
         assert_eq!(said.code, Some(0), "{}", said.stderr);
         let [got, whole] =
             [setting.into(), format!("{setting}-whole")].map(|run| outcome(&m, &run));
@@ -184,7 +184,7 @@ fn files_that_settings_name_are_those_that_the_run_began_with() {
 /// In its last round a run creates no more hosts, so it does not need the file. An extended run
 /// needs the file again.
 #[test]
-fn a_file_is_needed_only_where_a_host_is_made_from_it() {
+fn a_file_is_needed_only_to_create_a_host() {
     let m = with_named_files();
     let other = m.bytes("other.safetensors");
     for (setting, flags, file, _) in &NAMED_FILES[..2] {
@@ -219,7 +219,7 @@ fn a_run_is_resumed_from_any_working_directory() {
     let elsewhere = tempfile::tempdir().unwrap();
     let mut command = m.command();
     command.current_dir(elsewhere.path()).args(["train", "--quiet", "--resume"]);
-    let said = crate::common::said(output(command.arg(m.path("run"))));
+    let said = crate::common::command_output(output(command.arg(m.path("run"))));
     assert_eq!(said.code, Some(0), "{}", said.stderr);
     assert_eq!(m.json("run/summary.json")["status"], "completed");
 }

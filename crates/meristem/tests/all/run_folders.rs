@@ -11,7 +11,7 @@ use crate::common::runs::with_images;
 use crate::resume::{RUN, background, file_name, newest};
 
 #[test]
-fn two_processes_do_not_write_one_run() {
+fn two_processes_cannot_write_one_run() {
     let m = with_images();
     let mut first = background(&m, "--run-dir run --steps 100000");
     wait_for("a run", || m.path("run/events.jsonl").is_file());
@@ -93,7 +93,7 @@ fn links_in_a_run_folder_are_not_followed() {
 
 /// A change in an event, a result or a weight is detected by every reader of the file.
 #[test]
-fn a_changed_digit_is_noticed() {
+fn a_changed_digit_is_detected() {
     let m = with_images();
     m.ok(&format!("{RUN} --run-dir run --rounds 1 --steps 3"));
     let said = m.ok("runs verify run");
@@ -151,7 +151,7 @@ fn a_changed_digit_is_noticed() {
 
 /// A kill during the write of the settings leaves a folder without settings.
 #[test]
-fn a_run_that_was_killed_before_it_had_settings_starts_again() {
+fn a_run_killed_before_its_settings_were_written_starts_again() {
     let m = with_images();
     let unfilled = |run: &str| {
         fs::create_dir_all(m.path(run).join("weights")).unwrap();

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::common::process::{Process, wait_for};
 use crate::common::runs::without_checksums;
-use crate::common::{Meristem, TINY, on_a_terminal, said};
+use crate::common::{Meristem, TINY, command_output, on_a_terminal};
 
 const GROWN: &str = "train --host minimal --envs 2 --steps 8 --max-batches 4 --batch 32 \
                      --controller fixed:grow.jsonl --quiet";
@@ -46,7 +46,7 @@ fn row<'a>(listed: &'a Value, name: &str) -> &'a Value {
 }
 
 #[test]
-fn runs_are_listed_whatever_their_state() {
+fn runs_in_every_state_are_listed() {
     let m = two_runs();
     let [none, grown] = ["runs/none", "runs/grown"].map(|name| m.path(name));
     // Killed in the middle of a line.
@@ -139,7 +139,7 @@ fn two_runs_are_compared() {
 }
 
 #[test]
-fn a_report_is_one_page_that_runs_nothing() {
+fn a_report_is_one_page_without_scripts() {
     let m = two_runs();
     let evil = "<script>alert(1)</script><img src=x onerror=alert(2)>";
     let copied = m.path("runs/<img src=x onerror=alert(3)>");
@@ -205,7 +205,7 @@ fn files(folder: &Path) -> Vec<(std::path::PathBuf, u64, std::time::SystemTime)>
 
 #[cfg(unix)]
 #[test]
-fn on_a_terminal_a_run_is_watched_without_a_trace_in_its_folder() {
+fn watching_a_run_does_not_change_its_folder() {
     let m = Meristem::new();
     grown(&m, "");
     let before = files(&m.path("runs"));
@@ -216,7 +216,7 @@ fn on_a_terminal_a_run_is_watched_without_a_trace_in_its_folder() {
     ] {
         let mut child = on_a_terminal(&m, size, line, Stdio::piped());
         child.stdin.as_mut().unwrap().write_all(b"jsr]q").unwrap();
-        let said = said(child.output());
+        let said = command_output(child.output());
         assert_eq!(said.code, Some(0), "{}", said.stdout);
         for word in words {
             assert!(said.stdout.contains(word), "{word}: {:?}", said.stdout);
@@ -230,7 +230,7 @@ fn on_a_terminal_a_run_is_watched_without_a_trace_in_its_folder() {
 }
 
 #[test]
-fn a_run_becomes_a_table() {
+fn a_run_is_exported_as_csv() {
     let m = Meristem::new();
     grown(&m, "--log-batches");
     let table = |name: &str| -> Vec<Vec<String>> {
@@ -265,7 +265,7 @@ fn a_run_becomes_a_table() {
 }
 
 #[test]
-fn a_run_becomes_a_parquet_file() {
+fn a_run_is_exported_as_parquet() {
     let m = Meristem::new();
     grown(&m, "");
     let export = "export parquet grown --out steps.parquet";
@@ -284,7 +284,7 @@ fn a_run_becomes_a_parquet_file() {
 }
 
 #[test]
-fn shells_and_man_know_every_command() {
+fn completions_and_manual_pages_have_every_command() {
     let m = Meristem::new();
     for (shell, words) in [("bash", "complete -F"), ("zsh", "#compdef"), ("fish", "complete -c")] {
         let script = m.ok(&format!("completions {shell}")).stdout;
@@ -300,7 +300,7 @@ fn shells_and_man_know_every_command() {
 /// `tests/serve` has the tests of builds with the feature.
 #[cfg(not(feature = "serve"))]
 #[test]
-fn a_build_without_the_server_says_how_to_get_it() {
+fn a_build_without_the_server_names_the_feature() {
     let m = Meristem::new();
     m.fails(
         "serve",

@@ -15,7 +15,7 @@ fn written(m: &Meristem, run: &str) -> [String; 2] {
 }
 
 #[test]
-fn a_policy_starts_from_it_where_it_fits() {
+fn ppo_starts_from_the_shipped_policy_if_slots_and_blueprints_match() {
     let m = Meristem::new();
     let width = "64";
     for (run, arguments, expected) in [
@@ -37,7 +37,7 @@ fn a_policy_starts_from_it_where_it_fits() {
         let said = m.ok(&format!("{aloud} {controller} --run-dir {}", controller.len()));
         said.stdout.lines().find(|line| line.starts_with("controller")).unwrap().to_string()
     };
-    assert!(said("ppo").starts_with("controller ppo from the policy that comes with the program,"));
+    assert!(said("ppo").starts_with("controller ppo from the shipped policy,"));
     assert!(said("ppo --policy none").starts_with("controller ppo from a new policy,"));
     assert!(said("none").starts_with("controller none, "));
     // The written settings start the same run.
@@ -57,7 +57,7 @@ fn a_policy_starts_from_it_where_it_fits() {
 
 /// Without learning, the policy acts like the heuristic, its teacher: it grows at once.
 #[test]
-fn it_acts_without_learning() {
+fn the_shipped_policy_acts_without_learning() {
     let m = Meristem::new();
     for controller in ["greedy:shipped", "ppo:shipped"] {
         let run = controller.replace(':', "-");

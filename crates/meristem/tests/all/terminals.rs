@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use crate::common::process::{Process, wait_for};
-use crate::common::{Meristem, TINY, on_a_terminal, said};
+use crate::common::{Meristem, TINY, command_output, on_a_terminal};
 
 const ENTERS: &str = "\u{1b}[?1049h";
 const LEAVES: &str = "\u{1b}[?1049l";
@@ -48,7 +48,7 @@ impl OnTerminal {
         wait_for("the command", || m.path("id").exists());
         let text = |name: &str| fs::read_to_string(m.path(name)).unwrap().trim().to_string();
         let terminal = Self { shell, id: text("id"), device: text("tty"), output };
-        terminal.wait_until_taken(1);
+        terminal.wait_until_view_opened(1);
         terminal
     }
 
@@ -65,7 +65,7 @@ impl OnTerminal {
     }
 
     /// Whether the terminal has the modes of a shell: lines, echo and signals.
-    fn is_usual(&self) -> bool {
+    fn has_shell_modes(&self) -> bool {
         let said = Command::new("stty").args(["-a", "-F", &self.device]).output().unwrap();
         let said = String::from_utf8_lossy(&said.stdout).into_owned();
         let words: Vec<&str> = said.split([' ', '\n', ';']).collect();
@@ -73,15 +73,17 @@ impl OnTerminal {
     }
 
     /// Waits until a view has entered the alternate screen `times` times.
-    fn wait_until_taken(&self, times: usize) {
-        wait_for("a view", || self.text().matches(ENTERS).count() == times && !self.is_usual());
+    fn wait_until_view_opened(&self, times: usize) {
+        wait_for("a view", || {
+            self.text().matches(ENTERS).count() == times && !self.has_shell_modes()
+        });
     }
 
     /// Waits until the terminal is restored.
-    fn wait_until_given_back(&self) {
+    fn wait_until_restored(&self) {
         wait_for("the terminal", || {
             let text = self.text();
-            text.rfind(LEAVES) > text.rfind(ENTERS) && self.is_usual()
+            text.rfind(LEAVES) > text.rfind(ENTERS) && self.has_shell_modes()
         });
     }
 
@@ -94,14 +96,14 @@ impl OnTerminal {
     /// Waits for the end of the command, with this exit code.
     fn wait_for_end(&self, code: i32) {
         wait_for("the end", || self.text().contains("code="));
-        self.wait_until_given_back();
+        self.wait_until_restored();
         let text = self.text();
         assert!(text.contains(&format!("code={code}\r")), "{text}");
     }
 }
 
 #[test]
-fn a_signal_ends_a_view_and_the_terminal_is_given_back() {
+fn a_signal_ends_a_view_and_the_terminal_is_restored() {
     let m = Meristem::new();
     m.ok(&format!("train {TINY} --run-dir run --quiet"));
     for (signal, code) in [("-TERM", 143), ("-HUP", 129), ("-INT", 130), ("-QUIT", 131)] {
@@ -113,21 +115,21 @@ fn a_signal_ends_a_view_and_the_terminal_is_given_back() {
 }
 
 #[test]
-fn a_view_that_is_stopped_gives_the_terminal_back_until_it_continues() {
+fn a_suspended_view_restores_the_terminal_until_it_continues() {
     let m = Meristem::new();
     m.ok(&format!("train {TINY} --run-dir run --quiet"));
     let mut view = OnTerminal::start(&m, "watch run");
     view.signal("-TSTP");
-    view.wait_until_given_back();
+    view.wait_until_restored();
     wait_for("the stop", || view.is_stopped());
     view.signal("-CONT");
-    view.wait_until_taken(2);
+    view.wait_until_view_opened(2);
     // Sent like Ctrl-Z; the shell continues a process that has changed the modes.
     view.press(b"\x1a");
-    view.wait_until_given_back();
+    view.wait_until_restored();
     wait_for("the stop", || view.is_stopped());
     view.signal("-CONT");
-    view.wait_until_taken(3);
+    view.wait_until_view_opened(3);
     view.press(b"q");
     view.wait_for_end(0);
 }
@@ -137,7 +139,7 @@ const LONG_RUN: &str = "train --watch --controller none --host minimal --max-bat
 
 /// SIGQUIT does not wait for a step boundary.
 #[test]
-fn a_run_that_sigquit_ends_gives_the_terminal_back() {
+fn a_run_ended_by_sigquit_restores_the_terminal() {
     let m = Meristem::new();
     let view = OnTerminal::start(&m, LONG_RUN);
     view.signal("-QUIT");
@@ -147,23 +149,23 @@ fn a_run_that_sigquit_ends_gives_the_terminal_back() {
     let m = Meristem::new();
     let mut view = OnTerminal::start(&m, LONG_RUN);
     view.press(b"q");
-    view.wait_until_given_back();
+    view.wait_until_restored();
     view.signal("-QUIT");
     view.wait_for_end(131);
 }
 
 #[test]
-fn a_run_behind_its_view_gives_the_terminal_back_while_it_is_stopped() {
+fn a_suspended_run_with_a_view_restores_the_terminal() {
     let m = Meristem::new();
     let mut view = OnTerminal::start(&m, LONG_RUN);
     view.signal("-TSTP");
-    view.wait_until_given_back();
+    view.wait_until_restored();
     wait_for("the stop", || view.is_stopped());
     view.signal("-CONT");
-    view.wait_until_taken(2);
+    view.wait_until_view_opened(2);
     // Without its view, the process is stopped.
     view.press(b"q");
-    view.wait_until_given_back();
+    view.wait_until_restored();
     view.signal("-TSTP");
     wait_for("the stop", || view.is_stopped());
     view.signal("-CONT");
@@ -172,12 +174,12 @@ fn a_run_behind_its_view_gives_the_terminal_back_while_it_is_stopped() {
 }
 
 #[test]
-fn a_terminal_without_a_cursor_has_lines() {
+fn a_terminal_without_cursor_movement_shows_lines() {
     let m = Meristem::new();
     let dumb = |line: &str| {
         let line = format!("{line} 2>&1");
         let ended = on_a_terminal(&m, "rows 24 cols 80; export TERM=dumb", &line, Stdio::null());
-        let said = said(ended.output());
+        let said = command_output(ended.output());
         assert!(!said.stdout.contains('\u{1b}'), "{line}: {}", said.stdout);
         said
     };

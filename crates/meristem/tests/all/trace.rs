@@ -6,10 +6,11 @@ mod read;
 
 use std::path::Path;
 
-use crate::common::{Meristem, TINY};
 use meristem::device::Owner;
-use read::{Read, Slice};
 use serde_json::Value;
+
+use crate::common::{Meristem, TINY};
+use read::{Read, Slice};
 
 /// Names of the spans directly below the span `name`, in order.
 fn below<'a>(lane: &'a [Slice], name: &str) -> Vec<&'a str> {
@@ -89,7 +90,7 @@ fn a_trace_that_cannot_be_written_is_found_before_the_training() {
 }
 
 #[test]
-fn a_run_that_fails_leaves_a_whole_trace() {
+fn a_failed_run_leaves_a_complete_trace() {
     let m = Meristem::new();
     let said = m.run(&format!("train {TINY} --lr 1e6 --steps 50 --run-dir run --trace run.json"));
     assert_eq!(said.code, Some(1), "{}", said.stderr);
@@ -98,7 +99,7 @@ fn a_run_that_fails_leaves_a_whole_trace() {
 
 /// Files named by the user are never overwritten: traces, configurations, weights, events.
 #[test]
-fn results_replace_no_file() {
+fn results_overwrite_no_file() {
     let m = Meristem::new();
     std::fs::write(m.path("mine.toml"), "steps = 1\n").unwrap();
     for flags in ["--trace mine.toml", "--export mine.toml", "--export a --trace a", "--export ."] {

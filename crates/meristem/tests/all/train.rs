@@ -4,7 +4,7 @@ use crate::common::process::output;
 use crate::common::{Meristem, TINY, of_kind};
 
 #[test]
-fn a_run_is_a_folder_that_says_what_happened() {
+fn a_run_writes_its_events_and_results_to_a_folder() {
     let m = Meristem::new();
     let said = m.ok("train --preset quick --host baseline --controller heuristic --max-gap 99 \
              --parameters-per-image 99 --steps 13 --batch 32 --max-batches 4 --run-dir run");
@@ -119,7 +119,7 @@ fn results_do_not_depend_on_threads_or_process() {
 
 /// S4: if every launch waits for its kernel, a run with growth has the same bits.
 #[test]
-fn launches_that_wait_give_the_same_run() {
+fn launch_blocking_gives_the_same_run() {
     let m = Meristem::new();
     let run = |name: &str, blocking: &str| {
         let flags = "train --preset quick --controller heuristic --parameters-per-image 99 \
@@ -127,7 +127,7 @@ fn launches_that_wait_give_the_same_run() {
                      --augment crop,flip,cutout --run-dir";
         let mut command = m.command();
         command.args(flags.split_whitespace()).arg(name).env("MERISTEM_LAUNCH_BLOCKING", blocking);
-        let said = crate::common::said(output(&mut command));
+        let said = crate::common::command_output(output(&mut command));
         assert_eq!(said.code, Some(0), "{}", said.stderr);
         let germinated = of_kind(&m.events(name), "module_germinated").len();
         assert!(germinated > 0, "the run does not grow");
@@ -139,7 +139,7 @@ fn launches_that_wait_give_the_same_run() {
 }
 
 #[test]
-fn twice_in_one_process_is_the_same() {
+fn two_runs_in_one_process_are_equal() {
     use meristem::train::config::{ConfigLayer, TrainConfig};
     let folder = tempfile::tempdir().unwrap();
     let run = |name: &str| {
@@ -160,7 +160,7 @@ fn twice_in_one_process_is_the_same() {
 }
 
 #[test]
-fn without_a_controller_the_whole_training_set_is_trained_on() {
+fn without_a_controller_all_training_images_are_used() {
     let m = Meristem::new();
     m.ok("train --host minimal --envs 1 --steps 1 --controller none --run-dir run --quiet");
     let summary = m.json("run/summary.json");
@@ -172,7 +172,7 @@ fn without_a_controller_the_whole_training_set_is_trained_on() {
 
 /// The first line of output and the events have the number of images per step of an env.
 #[test]
-fn an_env_sees_all_images_in_a_step_or_its_part_of_them() {
+fn an_env_trains_on_all_images_in_a_step_or_on_its_part() {
     let m = Meristem::new();
     let run = "train --host minimal --envs 3 --steps 1 --controller none";
     for (flags, said, images, batches) in [
@@ -217,7 +217,7 @@ fn rounds_begin_with_fresh_hosts() {
 }
 
 #[test]
-fn the_settings_in_force_are_printed_without_a_run() {
+fn print_config_prints_the_settings_without_a_run() {
     let m = Meristem::new();
     let printed = m.ok(&format!("train {TINY} --print-config --run-dir run")).stdout;
     assert!(!m.path("run").exists(), "it ran: {printed}");
@@ -243,7 +243,7 @@ fn the_settings_in_force_are_printed_without_a_run() {
 }
 
 #[test]
-fn every_batch_can_be_logged_with_all_its_bits() {
+fn every_batch_can_be_logged_with_exact_losses() {
     let m = Meristem::new();
     let said = m.ok(&format!("train {TINY} --log-batches --run-dir run"));
     let events = m.events("run");
@@ -264,7 +264,7 @@ fn every_batch_can_be_logged_with_all_its_bits() {
 }
 
 #[test]
-fn json_is_all_there_is_on_stdout_and_quiet_is_silent() {
+fn json_is_the_only_output_on_stdout_and_quiet_is_silent() {
     let m = Meristem::new();
     let said = m.ok(&format!("train {TINY} --json --run-dir run"));
     let summary: serde_json::Value = serde_json::from_str(&said.stdout).unwrap();
@@ -353,7 +353,7 @@ fn hosts_stay_within_their_limits() {
 
 /// A closed stderr causes no panic.
 #[test]
-fn an_error_that_nobody_reads_has_its_exit_code() {
+fn an_error_with_a_closed_stderr_has_its_exit_code() {
     let m = Meristem::new();
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);

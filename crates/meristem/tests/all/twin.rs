@@ -16,7 +16,7 @@ fn script(m: &Meristem) {
 
 /// Results of a twin equal those of the run without a controller, bit for bit.
 #[test]
-fn a_twin_is_the_host_that_nothing_grows_in() {
+fn a_twin_equals_the_host_of_a_run_without_growth() {
     let m = Meristem::new();
     script(&m);
     let said =

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::common::process::{Process, wait_for};
 use crate::common::runs::{assert_same, outcome};
-use crate::common::{Meristem, Said, TINY, on_a_terminal, said};
+use crate::common::{CommandOutput, Meristem, TINY, command_output, on_a_terminal};
 
 const ENTERS: &str = "\u{1b}[?1049h";
 const LEAVES: &str = "\u{1b}[?1049l";
@@ -24,10 +24,10 @@ struct OnTerminal {
 
 impl OnTerminal {
     /// Waits for the end of the run.
-    fn ended(mut self) -> Said {
+    fn ended(mut self) -> CommandOutput {
         let code = self.process.wait().unwrap().code();
         let stdout = String::from_utf8_lossy(&self.output.join().unwrap()).into_owned();
-        Said { code, stdout, stderr: String::new() }
+        CommandOutput { code, stdout, stderr: String::new() }
     }
 
     fn press(&mut self, keys: &[u8]) {
@@ -63,7 +63,7 @@ fn long_run(m: &Meristem, more: &str) -> OnTerminal {
 }
 
 /// The output before and after the view, which was opened and closed once.
-fn around_the_view(said: &Said) -> (&str, &str) {
+fn around_the_view(said: &CommandOutput) -> (&str, &str) {
     let (before, rest) = said.stdout.split_once(ENTERS).expect(&said.stdout);
     let (_, after) = rest.rsplit_once(LEAVES).expect(&said.stdout);
     assert!(!after.contains(ENTERS), "{}", said.stdout);
@@ -75,13 +75,13 @@ fn status(m: &Meristem) -> serde_json::Value {
 }
 
 #[test]
-fn a_run_behind_its_view_is_the_run_without() {
+fn a_view_does_not_change_the_run() {
     let m = Meristem::new();
     let line = |run: &str| format!("train {TINY} --control-split 0.1 --watch --run-dir {run}");
     let plain = m.ok(&line("plain"));
     assert!(plain.stderr.contains("note: --watch needs a terminal"), "{}", plain.stderr);
     assert!(plain.stdout.contains("step   3/3"), "{}", plain.stdout);
-    let viewed = said(on_a_terminal(&m, SIZE, &line("viewed"), Stdio::piped()).output());
+    let viewed = command_output(on_a_terminal(&m, SIZE, &line("viewed"), Stdio::piped()).output());
     assert_eq!(viewed.code, Some(0), "{}", viewed.stdout);
     let (_, after) = around_the_view(&viewed);
     for words in ["2 envs of `", "│ env ┆ control", "test"] {
@@ -94,7 +94,7 @@ fn a_run_behind_its_view_is_the_run_without() {
 }
 
 #[test]
-fn the_run_goes_on_when_its_view_is_left() {
+fn the_run_continues_when_its_view_is_closed() {
     let m = Meristem::new();
     let mut child = long_run(&m, "--host minimal --max-batches 2");
     child.press(b"sq");
@@ -107,7 +107,7 @@ fn the_run_goes_on_when_its_view_is_left() {
     let (_, after) = around_the_view(&said);
     for words in [
         "controller none",
-        "the run goes on without its view; Ctrl-C stops it",
+        "the run continues without its view; Ctrl-C stops it",
         "/100000",
         "stopped at a step boundary",
     ] {

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use crate::common::runs::save;
-use crate::common::{Meristem, TINY, of_kind};
 use meristem::nn::safetensors::{from_bytes, load};
 use meristem::nn::{HostData, HostTensor};
 use serde_json::Value;
+
+use crate::common::{Meristem, TINY, of_kind};
 
 #[test]
 fn eval_repeats_the_accuracy_of_the_report() {
@@ -49,7 +50,7 @@ fn check_eval(m: &Meristem, weights: &str, env: &Value) {
 }
 
 #[test]
-fn a_file_has_the_layers_of_its_host_and_older_files_go_without() {
+fn a_file_has_the_layers_of_its_host_and_older_files_need_none() {
     let m = Meristem::new();
     m.ok(&format!("train {TINY} --run-dir run --export w.safetensors --quiet"));
     let (state, metadata) = load(&m.path("w.safetensors")).unwrap();
@@ -77,7 +78,7 @@ fn a_file_has_the_layers_of_its_host_and_older_files_go_without() {
 }
 
 #[test]
-fn names_that_a_wrapper_of_pytorch_has_prefixed_are_taken_with_a_note() {
+fn prefixes_of_pytorch_wrappers_are_removed_with_a_note() {
     let m = Meristem::new();
     m.ok(&format!("train {TINY} --run-dir run --export w.safetensors --quiet"));
     let (plain, metadata) = load(&m.path("w.safetensors")).unwrap();
@@ -107,7 +108,7 @@ fn names_that_a_wrapper_of_pytorch_has_prefixed_are_taken_with_a_note() {
 }
 
 #[test]
-fn files_of_other_formats_are_named_with_the_way_to_convert_them() {
+fn files_of_other_formats_are_errors_with_a_conversion() {
     let m = Meristem::new();
     for (start, named) in [
         (&b"PK\x03\x04archive/data.pkl"[..], "a zip archive, as torch.save (.pt, .pth)"),
@@ -126,7 +127,7 @@ fn files_of_other_formats_are_named_with_the_way_to_convert_them() {
 }
 
 #[test]
-fn files_carry_pytorch_names_and_what_a_reader_needs() {
+fn files_have_pytorch_names_and_metadata_for_readers() {
     let m = Meristem::new();
     m.ok(&format!("train {TINY} --run-dir run --export best.safetensors --quiet"));
     let (state, metadata) = load(&m.path("best.safetensors")).unwrap();
@@ -227,7 +228,7 @@ fn a_topology_is_trained_from_the_beginning() {
 }
 
 #[test]
-fn a_file_as_pytorch_writes_it_is_a_bare_host() {
+fn a_file_from_pytorch_is_a_bare_host() {
     let m = Meristem::new();
     m.ok(&format!("train {TINY} --run-dir run --quiet"));
     let (state, mut metadata) = load(&m.path("run/weights/env-0.safetensors")).unwrap();
@@ -254,7 +255,7 @@ fn a_file_as_pytorch_writes_it_is_a_bare_host() {
 }
 
 #[test]
-fn weights_that_do_not_fit_are_refused_with_every_reason() {
+fn unsuitable_weights_are_refused_with_all_reasons() {
     let m = Meristem::new();
     m.ok(&format!("train {TINY} --run-dir run --quiet"));
     let (mut state, metadata) = load(&m.path("run/weights/env-0.safetensors")).unwrap();

@@ -7,7 +7,7 @@ use super::*;
 const EVIL: &str = "<script>alert(1)</script><img src=x onerror=alert(2)>";
 
 #[test]
-fn no_path_leads_out_and_no_text_of_a_run_is_executed() {
+fn paths_stay_in_the_folder_and_text_of_a_run_is_escaped() {
     let m = Meristem::new();
     trained(&m, "a");
     let secret = "controller = \"secret-of-the-house\"";
@@ -84,7 +84,7 @@ fn no_path_leads_out_and_no_text_of_a_run_is_executed() {
 }
 
 #[test]
-fn huge_malformed_and_slow_requests_harm_nobody_else() {
+fn huge_malformed_and_slow_requests_do_not_affect_others() {
     let m = Meristem::new();
     fs::create_dir(m.path("runs")).unwrap();
     let server = serve(&m, "runs");
@@ -128,7 +128,7 @@ fn huge_malformed_and_slow_requests_harm_nobody_else() {
 }
 
 #[test]
-fn live_streams_have_places_of_their_own() {
+fn live_streams_have_separate_places() {
     let m = Meristem::new();
     fs::create_dir(m.path("runs")).unwrap();
     // Half of the places are for one address, unless it is that of a proxy.
@@ -151,10 +151,10 @@ fn live_streams_of_an_address(server: &Server, base: &str, places: usize) {
     let mut streams = vec![];
     let refused = loop {
         let (stream, first) = open();
-        match first.starts_with("HTTP/1.1 200") {
-            true => streams.push(stream),
-            false => break first,
+        if !first.starts_with("HTTP/1.1 200") {
+            break first;
         }
+        streams.push(stream);
     };
     assert!(refused.starts_with("HTTP/1.1 503"), "{refused}");
     assert_eq!(streams.len(), places);
@@ -164,7 +164,7 @@ fn live_streams_of_an_address(server: &Server, base: &str, places: usize) {
 }
 
 #[test]
-fn behind_a_proxy_all_addresses_begin_with_its_path() {
+fn with_a_base_path_all_addresses_begin_with_it() {
     let m = Meristem::new();
     trained(&m, "a");
     let server = serve(&m, "runs --token --base-path /lab/runs/");
@@ -196,7 +196,7 @@ fn behind_a_proxy_all_addresses_begin_with_its_path() {
 
 /// Browsers treat a backslash as a slash, and the text after two slashes as a host name.
 #[test]
-fn a_right_token_leads_to_no_other_server() {
+fn a_redirect_with_a_token_stays_on_this_server() {
     let m = Meristem::new();
     fs::create_dir(m.path("runs")).unwrap();
     let server = serve(&m, "runs --token");
@@ -209,7 +209,7 @@ fn a_right_token_leads_to_no_other_server() {
 }
 
 #[test]
-fn other_addresses_need_a_token_and_a_port_is_taken_once() {
+fn other_addresses_require_a_token_and_a_used_port_is_an_error() {
     let m = Meristem::new();
     trained(&m, "a");
     for arguments in ["runs --bind 0.0.0.0", "runs/a --token"] {
@@ -241,6 +241,6 @@ fn other_addresses_need_a_token_and_a_port_is_taken_once() {
         &[&format!("port {port} of 127.0.0.1 is in use by another program"), "--port 0"],
     );
     m.fails("serve nowhere", 1, &["cannot read nowhere: there is no such folder"]);
-    m.fails("serve runs --bind 192.0.2.1", 2, &["192.0.2.1 is no address of this machine"]);
+    m.fails("serve runs --bind 192.0.2.1", 2, &["192.0.2.1 is not an address of this machine"]);
     m.fails("serve runs --bind here", 2, &["invalid value 'here'"]);
 }

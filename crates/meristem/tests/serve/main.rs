@@ -17,10 +17,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
+use serde_json::Value;
+
 use common::Meristem;
 use common::process::{Process, wait_for};
 use common::runs::without_checksums;
-use serde_json::Value;
 
 /// A server and the first line that it printed.
 struct Server {

@@ -5,7 +5,7 @@ use std::fs;
 use super::*;
 
 #[test]
-fn finished_runs_have_pages_and_json() {
+fn complete_runs_have_pages_and_json() {
     let m = Meristem::new();
     trained(&m, "a");
     trained(&m, "b");
@@ -122,7 +122,7 @@ fn a_run_is_followed_until_it_is_removed_and_ctrl_c_ends_the_server_at_once() {
 
 /// A sparse file of 300 GB without a line end.
 #[test]
-fn events_without_an_end_stop_nobody() {
+fn an_endless_line_of_events_does_not_block_the_server() {
     let m = Meristem::new();
     trained(&m, "a");
     for name in ["b", "c"] {
@@ -154,7 +154,7 @@ fn events_without_an_end_stop_nobody() {
 }
 
 #[test]
-fn a_run_whose_name_is_not_utf_8_has_a_page_and_hides_no_other() {
+fn a_run_whose_name_is_not_utf_8_has_a_separate_page() {
     use std::os::unix::ffi::OsStrExt;
     let m = Meristem::new();
     trained(&m, "a");

@@ -82,7 +82,7 @@ class Gather:
 
 def clear_cache() -> int: ...
 
-class Stepped:
+class FleetSession:
     def __init__(
         self, config: str | dict[str, Any] | None, given: dict[str, Any], resumed: str | None
     ) -> None: ...

@@ -62,7 +62,7 @@ class Fleet:
         if settings.get("controller") not in (None, "external"):
             raise refused("controller", settings["controller"], PROGRAM, SettingError)
         settings = {**settings, "controller": "external"}
-        self._run = _meristem.Stepped(configuration(config), settings, None)
+        self._run = _meristem.FleetSession(configuration(config), settings, None)
 
     @classmethod
     def resume(cls, run: "str | PathLike[str] | Run", **settings: Any) -> "Fleet":
@@ -73,7 +73,7 @@ class Fleet:
         """
         fleet = cls.__new__(cls)
         folder = path("run", run.path if isinstance(run, Run) else run)
-        fleet._run = _meristem.Stepped(None, settings, folder)
+        fleet._run = _meristem.FleetSession(None, settings, folder)
         return fleet
 
     def __enter__(self) -> "Fleet":

@@ -22,8 +22,7 @@ const HOST: [i32; 2] = [1, 3];
 const TAKEN: &std::ffi::CStr = c"used_dltensor";
 const TAKEN_VERSIONED: &std::ffi::CStr = c"used_dltensor_versioned";
 
-const LAYOUT: &str =
-    "give a copy that is contiguous: `numpy.ascontiguousarray(x)`, `x.contiguous()`";
+const LAYOUT: &str = "give a contiguous copy: `numpy.ascontiguousarray(x)`, `x.contiguous()`";
 
 /// Memory of a writable array in host memory, contiguous or channels last.
 pub(crate) struct Borrowed {
@@ -91,8 +90,8 @@ impl Borrowed {
         // SAFETY: `take` read the pointer from the structure that `managed` keeps.
         let tensor = unsafe { &*tensor };
         if flags & READ_ONLY != 0 {
-            let remedy = "give a copy: `x.copy()`; a sum is written in place";
-            return Err(unfit("one that may be written", "a read-only array", remedy));
+            let remedy = "give a copy: `x.copy()`; sums are written in place";
+            return Err(unfit("a writable array", "a read-only array", remedy));
         }
         let dtype = match tensor.dtype {
             known if known == DataType::float(32) => DType::F32,
@@ -111,14 +110,15 @@ impl Borrowed {
         // SAFETY: in DLPack the pointer has `ndim` extents; none are read if `ndim` is 0.
         let extents = unsafe { list(tensor.shape, axes) };
         let shape: Vec<usize> = extents.iter().map(|extent| *extent as usize).collect();
-        let strides = match tensor.strides.is_null() {
-            true => row_major(&shape),
+        let strides = if tensor.strides.is_null() {
+            row_major(&shape)
+        } else {
             // SAFETY: in DLPack a pointer that is not null has `ndim` strides.
-            false => unsafe { list(tensor.strides, axes) }.to_vec(),
+            unsafe { list(tensor.strides, axes) }.to_vec()
         };
         let format = format_of(&shape, &strides).ok_or_else(|| {
             let got = format!("shape {shape:?} with strides {strides:?} (in elements)");
-            unfit("one that is contiguous or channels last", got, LAYOUT)
+            unfit("a contiguous or channels-last array", got, LAYOUT)
         })?;
         let address = tensor.data.expose_provenance() + tensor.byte_offset as usize;
         if !address.is_multiple_of(dtype.size()) {
@@ -202,7 +202,7 @@ fn format_of(shape: &[usize], strides: &[i64]) -> Option<MemoryFormat> {
 fn check_device(given: &Bound<'_, PyAny>) -> PyResult<()> {
     let remedy = "give a numpy array, a PyTorch tensor, or another object with `__dlpack__`";
     let class = given.get_type().qualname()?;
-    let expected = "an array that lends its memory by DLPack";
+    let expected = "an array with DLPack support";
     let device = given.call_method0("__dlpack_device__");
     let device = device.map_err(|_| unfit(expected, format!("a `{class}`"), remedy))?;
     let (kind, number): (i32, i32) = device.extract()?;
@@ -233,7 +233,7 @@ fn capsule_of<'py>(given: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     capsule.map_err(|error| {
         let class = given.get_type().qualname().map_or_else(|_| String::new(), |c| c.to_string());
         let got = format!("a `{class}` that does not ({error})");
-        unfit("an array that lends its memory by DLPack", got, "give `x.detach()` or a copy").into()
+        unfit("an array with DLPack support", got, "give `x.detach()` or a copy").into()
     })
 }
 

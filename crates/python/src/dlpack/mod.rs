@@ -123,14 +123,14 @@ impl Array {
 
 /// Keyword arguments of `__dlpack__`.
 #[derive(Default)]
-struct Asked {
+struct DlpackArguments {
     stream: bool,
     max_version: Option<(u32, u32)>,
     dl_device: Option<(i32, i32)>,
     copy: Option<bool>,
 }
 
-impl Asked {
+impl DlpackArguments {
     fn of(given: &Bound<'_, PyDict>) -> PyResult<Self> {
         let mut asked = Self::default();
         for (key, value) in given.iter() {
@@ -154,8 +154,8 @@ impl Array {
     /// A capsule with the memory, as the array API standard describes.
     #[pyo3(signature = (**asked))]
     fn __dlpack__(&self, py: Python<'_>, asked: Option<&Bound<'_, PyDict>>) -> PyResult<Py<PyAny>> {
-        let asked = asked.map_or(Ok(Asked::default()), Asked::of)?;
-        let Asked { stream, max_version, dl_device, copy } = asked;
+        let asked = asked.map_or(Ok(DlpackArguments::default()), DlpackArguments::of)?;
+        let DlpackArguments { stream, max_version, dl_device, copy } = asked;
         if stream {
             return Err(PyBufferError::new_err("stream: got one, expected None for a CPU array"));
         }

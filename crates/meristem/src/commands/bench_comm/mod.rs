@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_of_the_slowest_rank() {
+    fn a_row_has_the_time_of_the_slowest_rank() {
         let all = [vec![1.0, 4.0, 2.0, 100.0, 0.0], vec![3.0, 2.0, 2.0, 50.0, 3.0]];
         let row = Row::new(8_000_000, ("dense", 1.0, 0), &all, 2);
         assert_eq!((row.ms, row.ms_min, row.ms_max), (3.0, 2.0, 4.0));

@@ -159,7 +159,7 @@ mod tests {
 
     /// Expected sums equal sums of the inputs by the definition.
     #[test]
-    fn expected_sums_are_those_of_the_inputs() {
+    fn expected_sums_equal_sums_of_the_inputs() {
         for (len, ranks) in [(1, 1), (7, 3), (256, 2), (1000, 3), (5003, 4), (3001, 5), (0, 2)] {
             for density in [1e-9, 0.01, 0.1, 0.3, 1.0] {
                 let pattern = Pattern::new(len, ranks, density);

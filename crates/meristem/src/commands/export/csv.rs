@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use meristem::train::reading::{Skipped, check_is_run};
 
 use super::table::{self, Cell};
-use super::{tell_skipped, written_whole};
+use super::{warn_skipped, written_whole};
 use crate::cli::{CsvArguments, Table};
 use crate::commands::{Outcome, locate};
 use crate::failure::Failure;
@@ -19,7 +19,7 @@ pub(super) fn run(arguments: &CsvArguments) -> Outcome {
     match &arguments.out {
         None => {
             let rows = write(arguments.table, &run, &mut BufWriter::new(plain::Stdout));
-            tell_skipped(rows?.1);
+            warn_skipped(rows?.1);
         }
         Some(out) => {
             let (rows, skipped) = written_whole(out, |file| {
@@ -27,7 +27,7 @@ pub(super) fn run(arguments: &CsvArguments) -> Outcome {
                 write(arguments.table, &run, &mut file)
             })?;
             plain::out(&printable(&format!("{}: {} rows", out.display(), thousands(rows))));
-            tell_skipped(skipped);
+            warn_skipped(skipped);
         }
     }
     Ok(ExitCode::SUCCESS)

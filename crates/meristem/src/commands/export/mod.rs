@@ -30,7 +30,7 @@ pub(crate) fn run(command: &ExportCommand) -> Outcome {
 }
 
 /// Prints a warning about the skipped lines of the events.
-fn tell_skipped(of: Skipped) {
+fn warn_skipped(of: Skipped) {
     if let Some(words) = skipped(of) {
         plain::err(&format!("warning: {words}"));
     }

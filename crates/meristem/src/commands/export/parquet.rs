@@ -14,7 +14,7 @@ use parquet::file::writer::{SerializedColumnWriter, SerializedFileWriter};
 use parquet::schema::types::Type;
 
 use super::table::{self, Cell, Column, Kind};
-use super::{tell_skipped, written_whole};
+use super::{warn_skipped, written_whole};
 use crate::cli::{ParquetArguments, Table};
 use crate::commands::{Outcome, locate};
 use crate::failure::Failure;
@@ -29,7 +29,7 @@ pub(super) fn run(arguments: &ParquetArguments) -> Outcome {
     check_is_run(&run)?;
     let (rows, skipped) = written_whole(out, |file| write(*table, &run, file))?;
     plain::out(&printable(&format!("{}: {} rows", out.display(), thousands(rows))));
-    tell_skipped(skipped);
+    warn_skipped(skipped);
     Ok(ExitCode::SUCCESS)
 }
 
@@ -144,7 +144,7 @@ mod tests {
     /// Cells of every type, including missing ones, have the same values after a round trip over
     /// several groups.
     #[test]
-    fn what_is_written_is_read_back() {
+    fn written_cells_are_read_back() {
         let columns: Vec<Column> = [
             ("count", Kind::Count),
             ("number", Kind::Number),

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use meristem::train::tensorboard;
 
-use super::tell_skipped;
+use super::warn_skipped;
 use crate::cli::TensorboardArguments;
 use crate::commands::{Outcome, locate};
 use crate::plain::{self, printable, thousands};
@@ -13,6 +13,6 @@ pub(super) fn run(arguments: &TensorboardArguments) -> Outcome {
     let exported = tensorboard::export(&locate(&arguments.run), &arguments.out)?;
     let (file, records) = (exported.file.display(), thousands(exported.records));
     plain::out(&printable(&format!("{file}: {records} records")));
-    tell_skipped(exported.skipped);
+    warn_skipped(exported.skipped);
     Ok(ExitCode::SUCCESS)
 }

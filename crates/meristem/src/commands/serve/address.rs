@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn the_form_stands_before_the_view() {
+    fn the_form_is_a_prefix_of_the_view() {
         assert_eq!(AnswerForm::of("/live/run/a"), (AnswerForm::Live, "/run/a"));
         assert_eq!(AnswerForm::of("/api/"), (AnswerForm::Json, "/"));
         assert_eq!(AnswerForm::of("/apis"), (AnswerForm::Page, "/apis"));

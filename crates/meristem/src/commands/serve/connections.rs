@@ -64,7 +64,7 @@ pub(super) async fn answer(
         let answer = router.call(request);
         async move {
             let response = answer.await?;
-            Ok::<_, Infallible>(response.map(|body| Answer { body, _answering: answering }))
+            Ok::<_, Infallible>(response.map(|body| AnsweringBody { body, _answering: answering }))
         }
     });
     let connection = http.serve_connection(TokioIo::new(stream), service);
@@ -76,12 +76,12 @@ pub(super) async fn answer(
 }
 
 /// Body of a response. Until it is dropped, the connection counts as answering.
-struct Answer {
+struct AnsweringBody {
     body: Body,
     _answering: Answering,
 }
 
-impl hyper::body::Body for Answer {
+impl hyper::body::Body for AnsweringBody {
     type Data = Bytes;
     type Error = axum::Error;
 

@@ -36,7 +36,7 @@ pub(super) struct Guard {
 
 /// Result of the admission rules for a request.
 #[derive(Debug, PartialEq)]
-enum Judged {
+enum Admission {
     Admitted,
     /// The token is in the URL: set the cookie and redirect to the URL without the token.
     Enters(String),
@@ -74,19 +74,20 @@ impl Guard {
     pub(super) fn url(&self, address: SocketAddr) -> String {
         let token = self.token.as_ref().map_or(String::new(), |token| format!("?token={token}"));
         let path = self.base.to("/") + &token;
-        match address.ip().is_unspecified() {
-            true => format!("http://localhost:{}{path}", address.port()),
-            false => format!("http://{address}{path}"),
+        if address.ip().is_unspecified() {
+            format!("http://localhost:{}{path}", address.port())
+        } else {
+            format!("http://{address}{path}")
         }
     }
 
-    fn judge(&self, uri: &Uri, headers: &HeaderMap) -> Judged {
+    fn judge(&self, uri: &Uri, headers: &HeaderMap) -> Admission {
         if self.is_loopback && !names_this_machine(uri, headers) {
-            return Judged::OtherHost;
+            return Admission::OtherHost;
         }
         let admitted = || match self.base.below(uri.path()) {
-            Some(_) => Judged::Admitted,
-            None => Judged::OtherPath,
+            Some(_) => Admission::Admitted,
+            None => Admission::OtherPath,
         };
         let Some(token) = &self.token else { return admitted() };
         let is_token = |given: &str| bool::from(given.trim().as_bytes().ct_eq(token.as_bytes()));
@@ -113,9 +114,9 @@ impl Guard {
             let mark = if query.is_empty() { "" } else { "?" };
             let target = format!("{}{mark}{query}", uri.path());
             let is_below = self.base.below(uri.path()).is_some() && is_own_path(&target);
-            return Judged::Enters(if is_below { target } else { self.base.to("/") });
+            return Admission::Enters(if is_below { target } else { self.base.to("/") });
         }
-        Judged::NoToken
+        Admission::NoToken
     }
 }
 
@@ -151,8 +152,8 @@ pub(super) async fn admit(
 ) -> Response {
     let base = &guard.base;
     let mut response = match guard.judge(request.uri(), request.headers()) {
-        Judged::Admitted => next.run(request).await,
-        Judged::Enters(url) => {
+        Admission::Admitted => next.run(request).await,
+        Admission::Enters(url) => {
             let token = guard.token.as_deref().unwrap_or("");
             let below = base.to("");
             let cookie = format!(
@@ -163,15 +164,16 @@ pub(super) async fn admit(
             let headers = [(header::LOCATION, url), (header::SET_COOKIE, cookie)];
             (StatusCode::SEE_OTHER, headers).into_response()
         }
-        Judged::OtherHost => {
+        Admission::OtherHost => {
             let words = "this server answers to localhost and to loopback addresses only\n";
             (StatusCode::MISDIRECTED_REQUEST, words).into_response()
         }
-        Judged::OtherPath => {
-            let words = format!("this server is at {}; a proxy passes that on\n", base.to("/"));
+        Admission::OtherPath => {
+            let words =
+                format!("this server is at {}; a proxy must forward this path\n", base.to("/"));
             (StatusCode::NOT_FOUND, words).into_response()
         }
-        Judged::NoToken => {
+        Admission::NoToken => {
             let words = "open the URL that `meristem serve` printed, or send its token as \
                          `Authorization: Bearer TOKEN`\n";
             (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Bearer")], words)
@@ -188,7 +190,7 @@ pub(super) async fn admit(
 mod tests {
     use super::*;
 
-    fn judged(guard: &Guard, url: &str, headers: &[(HeaderName, &str)]) -> Judged {
+    fn judged(guard: &Guard, url: &str, headers: &[(HeaderName, &str)]) -> Admission {
         let mut map = HeaderMap::new();
         for (name, value) in headers {
             map.append(name, HeaderValue::from_str(value).unwrap());
@@ -201,22 +203,22 @@ mod tests {
     }
 
     #[test]
-    fn only_names_of_this_machine_are_answered() {
+    fn only_names_of_this_machine_are_admitted() {
         let open = guard("127.0.0.1:80", false);
         for host in ["localhost", "LocalHost:80", "127.0.0.1:9", "[::1]:80", "[::1]", "127.9.9.9"] {
-            assert_eq!(judged(&open, "/", &[(header::HOST, host)]), Judged::Admitted, "{host}");
+            assert_eq!(judged(&open, "/", &[(header::HOST, host)]), Admission::Admitted, "{host}");
         }
         for host in ["evil.example", "localhost.evil.example", "10.0.0.1", "", "evil:80", "[::2]"] {
-            assert_eq!(judged(&open, "/", &[(header::HOST, host)]), Judged::OtherHost, "{host}");
+            assert_eq!(judged(&open, "/", &[(header::HOST, host)]), Admission::OtherHost, "{host}");
         }
-        assert_eq!(judged(&open, "/", &[]), Judged::OtherHost);
+        assert_eq!(judged(&open, "/", &[]), Admission::OtherHost);
         let both = [(header::HOST, "localhost"), (header::HOST, "evil.example")];
-        assert_eq!(judged(&open, "/", &both), Judged::OtherHost);
-        assert_eq!(judged(&open, "http://evil.example/", &both[..1]), Judged::OtherHost);
+        assert_eq!(judged(&open, "/", &both), Admission::OtherHost);
+        assert_eq!(judged(&open, "http://evil.example/", &both[..1]), Admission::OtherHost);
     }
 
     #[test]
-    fn a_token_opens_as_header_as_cookie_and_once_in_the_url() {
+    fn a_token_is_accepted_as_header_as_cookie_and_once_in_the_url() {
         let closed = guard("10.0.0.1:7", true);
         let token = closed.token.clone().unwrap();
         assert_eq!(token.len(), 64);
@@ -225,7 +227,7 @@ mod tests {
         let bearer = format!("Bearer {token}");
         let cookie = format!("a=b; meristem-7={token}; c");
         for (name, value) in [(header::AUTHORIZATION, &bearer), (header::COOKIE, &cookie)] {
-            assert_eq!(judged(&closed, "/", &[(name, value)]), Judged::Admitted);
+            assert_eq!(judged(&closed, "/", &[(name, value)]), Admission::Admitted);
         }
         for (name, value) in [
             (header::AUTHORIZATION, bearer[..bearer.len() - 1].to_string()),
@@ -233,22 +235,22 @@ mod tests {
             (header::COOKIE, format!("meristem-8={token}")),
             (header::COOKIE, "meristem-7=".into()),
         ] {
-            assert_eq!(judged(&closed, "/", &[(name, &value)]), Judged::NoToken, "{value}");
+            assert_eq!(judged(&closed, "/", &[(name, &value)]), Admission::NoToken, "{value}");
         }
         let entered = judged(&closed, &format!("/compare?run=a&token={token}&run=b"), &[]);
-        assert_eq!(entered, Judged::Enters("/compare?run=a&run=b".into()));
+        assert_eq!(entered, Admission::Enters("/compare?run=a&run=b".into()));
         for path in ["//evil.example/", "/\\evil.example/", "/\\/evil", "///", "/run/a\\b"] {
             let Ok(uri) = format!("{path}?token={token}").parse::<Uri>() else { continue };
             let judged = closed.judge(&uri, &HeaderMap::new());
-            assert_eq!(judged, Judged::Enters("/".into()), "{path}");
+            assert_eq!(judged, Admission::Enters("/".into()), "{path}");
         }
         for scheme in ["bearer", "BEARER", "Bearer "] {
             let value = format!("{scheme} {token}");
             let judged = judged(&closed, "/", &[(header::AUTHORIZATION, &value)]);
-            assert_eq!(judged, Judged::Admitted, "{scheme}");
+            assert_eq!(judged, Admission::Admitted, "{scheme}");
         }
-        assert_eq!(judged(&closed, "/?token=", &[]), Judged::NoToken);
-        assert_eq!(judged(&closed, "/?token=0&x", &[]), Judged::NoToken);
+        assert_eq!(judged(&closed, "/?token=", &[]), Admission::NoToken);
+        assert_eq!(judged(&closed, "/?token=0&x", &[]), Admission::NoToken);
     }
 
     #[test]
@@ -258,20 +260,20 @@ mod tests {
         let (open, closed) = (of(false).unwrap(), of(true).unwrap());
         let host = [(header::HOST, "localhost")];
         for (path, expected) in [
-            ("/runs", Judged::Admitted),
-            ("/runs/run/a", Judged::Admitted),
-            ("/", Judged::OtherPath),
-            ("/runsa/", Judged::OtherPath),
+            ("/runs", Admission::Admitted),
+            ("/runs/run/a", Admission::Admitted),
+            ("/", Admission::OtherPath),
+            ("/runsa/", Admission::OtherPath),
         ] {
             assert_eq!(judged(&open, path, &host), expected, "{path}");
         }
         let token = closed.token.clone().unwrap();
         let url = closed.url("127.0.0.1:7".parse().unwrap());
         assert_eq!(url, format!("http://127.0.0.1:7/runs/?token={token}"));
-        assert_eq!(judged(&closed, "/", &host), Judged::NoToken, "a stranger learns no path");
+        assert_eq!(judged(&closed, "/", &host), Admission::NoToken, "a stranger learns no path");
         for (path, target) in [("/runs/run/a", "/runs/run/a"), ("/other", "/runs/")] {
             let judged = judged(&closed, &format!("{path}?token={token}"), &host);
-            assert_eq!(judged, Judged::Enters(target.into()), "{path}");
+            assert_eq!(judged, Admission::Enters(target.into()), "{path}");
         }
     }
 }

@@ -31,15 +31,15 @@ pub(super) const READING_TIME: Duration = Duration::from_millis(300);
 const FILES: [&str; 4] = ["", "config.toml", "events.jsonl", "summary.json"];
 
 /// Least-recently-used cache of shared values.
-pub(super) struct Shelf<K, V>(Mutex<HashMap<K, Kept<V>>>);
+pub(super) struct SharedCache<K, V>(Mutex<HashMap<K, CacheEntry<V>>>);
 
-struct Kept<V> {
+struct CacheEntry<V> {
     used: Instant,
     bytes: usize,
     value: Arc<Mutex<V>>,
 }
 
-impl<K: Eq + Hash + Clone, V> Shelf<K, V> {
+impl<K: Eq + Hash + Clone, V> SharedCache<K, V> {
     pub(super) fn new() -> Self {
         Self(Mutex::new(HashMap::new()))
     }
@@ -55,7 +55,7 @@ impl<K: Eq + Hash + Clone, V> Shelf<K, V> {
             Some(kept) => (kept.value, kept.bytes),
             None => (Arc::new(Mutex::new(make()?)), 0),
         };
-        all.insert(key.clone(), Kept { used: Instant::now(), bytes, value: value.clone() });
+        all.insert(key.clone(), CacheEntry { used: Instant::now(), bytes, value: value.clone() });
         forget(&mut all);
         Ok(value)
     }
@@ -71,8 +71,8 @@ impl<K: Eq + Hash + Clone, V> Shelf<K, V> {
 }
 
 /// Removes the least recently used values beyond the limits. The newest value always stays.
-fn forget<K: Eq + Hash + Clone, V>(all: &mut HashMap<K, Kept<V>>) {
-    let is_too_much = |all: &HashMap<K, Kept<V>>| {
+fn forget<K: Eq + Hash + Clone, V>(all: &mut HashMap<K, CacheEntry<V>>) {
+    let is_too_much = |all: &HashMap<K, CacheEntry<V>>| {
         let bytes = all.values().fold(0, |sum: usize, kept| sum.saturating_add(kept.bytes));
         all.len() > 1 && (all.len() > KEPT_MAX || bytes > KEPT_BYTES_MAX)
     };
@@ -130,7 +130,7 @@ pub(super) struct Library {
     /// The same folder with links resolved.
     real: PathBuf,
     listed: Mutex<Listed>,
-    followers: Shelf<PathBuf, Follower>,
+    followers: SharedCache<PathBuf, Follower>,
     /// Base of all addresses.
     pub(super) base: BasePath,
 }
@@ -145,7 +145,7 @@ impl Library {
         let real = fs::canonicalize(root).unwrap_or_else(|_| root.into());
         let listed = Mutex::new(Listed::default());
         let (root, base) = (root.into(), base.clone());
-        Ok(Self { root, real, listed, followers: Shelf::new(), base })
+        Ok(Self { root, real, listed, followers: SharedCache::new(), base })
     }
 
     /// Returns the runs, at most a few seconds old. Rows that exceed the time limit are read by the
@@ -263,8 +263,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_forgotten_by_number_and_by_size_the_oldest_first() {
-        let shelf: Shelf<usize, usize> = Shelf::new();
+    fn values_are_evicted_by_number_and_by_size_the_oldest_first() {
+        let shelf: SharedCache<usize, usize> = SharedCache::new();
         let get = |key| *lock(&shelf.get(&key, || Ok::<_, ()>(key)).unwrap());
         let known = |key| lock(&shelf.0).contains_key(&key);
         (0..100).for_each(|key| assert_eq!(get(key), key));
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_equal_size_and_time_are_told_apart() {
+    fn files_of_equal_size_and_time_are_distinguished() {
         let run = tempfile::tempdir().unwrap();
         let summary = run.path().join("summary.json");
         let mut stamps = vec![];
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_without_time_is_read_on_by_the_next_look() {
+    fn the_next_update_continues_a_list_after_a_time_limit() {
         let folder = tempfile::tempdir().unwrap();
         for name in ["a", "b"] {
             fs::create_dir(folder.path().join(name)).unwrap();

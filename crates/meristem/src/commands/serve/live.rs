@@ -12,7 +12,7 @@ use futures_util::stream::unfold;
 use serde_json::json;
 
 use super::address::Missing;
-use super::library::{Library, READING_TIME, Shelf, lock};
+use super::library::{Library, READING_TIME, SharedCache, lock};
 use super::view::View;
 use super::work::{Patience, Turn, work};
 use crate::page::{Html, Part};
@@ -22,7 +22,7 @@ use crate::page::{Html, Part};
 /// end is not delayed.
 const DRAW_EVERY: Duration = Duration::from_secs(1);
 
-/// A part with a hash of its contents. A page compares the hash with that of its current part.
+/// A part with a hash of its contents. A page compares the hash with the hash of its current part.
 pub(super) struct Drawn {
     pub(super) id: String,
     pub(super) hash: String,
@@ -39,20 +39,20 @@ impl Drawn {
 
 /// The last drawing of a view.
 #[derive(Default)]
-struct Picture {
+struct LastDrawing {
     parts: Option<Result<Arc<Vec<Drawn>>, Missing>>,
     until: Option<Instant>,
 }
 
 /// The served folder and the views in use.
-pub(super) struct Gallery {
+pub(super) struct LiveViews {
     pub(super) library: Arc<Library>,
-    pictures: Shelf<View, Picture>,
+    pictures: SharedCache<View, LastDrawing>,
 }
 
-impl Gallery {
+impl LiveViews {
     pub(super) fn new(library: Arc<Library>) -> Self {
-        Self { library, pictures: Shelf::new() }
+        Self { library, pictures: SharedCache::new() }
     }
 
     /// Returns the parts of a view, at most about a second old. Blocks while it reads and draws.
@@ -64,7 +64,7 @@ impl Gallery {
         view: &View,
         patience: &Patience,
     ) -> Result<Arc<Vec<Drawn>>, Missing> {
-        let made = self.pictures.get(view, || Ok::<_, Infallible>(Picture::default()));
+        let made = self.pictures.get(view, || Ok::<_, Infallible>(LastDrawing::default()));
         let Ok(kept) = made;
         let mut picture = lock(&kept);
         let started = Instant::now();
@@ -88,19 +88,19 @@ impl Gallery {
 /// Returns the events for one page: each has the names of all parts in order, and the changed
 /// parts.
 pub(super) fn events(
-    gallery: Arc<Gallery>,
+    views: Arc<LiveViews>,
     view: View,
     turn: Turn,
 ) -> impl Stream<Item = Result<Event, Infallible>> {
     unfold((HashMap::new(), false), move |(mut seen, mut waits)| {
-        let (gallery, view, turn) = (gallery.clone(), view.clone(), turn.clone());
+        let (views, view, turn) = (views.clone(), view.clone(), turn.clone());
         async move {
             loop {
                 if waits {
                     tokio::time::sleep(DRAW_EVERY).await;
                 }
                 waits = true;
-                let (of, which) = (gallery.clone(), view.clone());
+                let (of, which) = (views.clone(), view.clone());
                 let drawn = work(turn.clone(), move |patience| of.parts(&which, patience)).await;
                 // After a timeout or lack of memory the page sends another request.
                 let parts = match drawn.ok()? {

@@ -39,7 +39,7 @@ const TAKING_TIME: Duration = Duration::from_secs(90);
 
 /// Current use of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Use {
+enum ConnectionUse {
     /// It is idle, or reads a request.
     Waits,
     /// It sends a response.
@@ -50,7 +50,7 @@ enum Use {
 
 struct Place {
     address: IpAddr,
-    now: Use,
+    now: ConnectionUse,
     since: Instant,
     end: Arc<Notify>,
 }
@@ -118,7 +118,8 @@ impl Places {
             taken.free(most).or_else(|| taken.free(None))?;
         }
         let end = Arc::new(Notify::new());
-        let place = Place { address, now: Use::Waits, since: Instant::now(), end: end.clone() };
+        let place =
+            Place { address, now: ConnectionUse::Waits, since: Instant::now(), end: end.clone() };
         taken.places.insert(number, place);
         let turn = if self.is_proxied { Turn::default() } else { taken.turn(address) };
         Some(Arc::new(Seat { places: self.clone(), number, end, turn }))
@@ -140,7 +141,8 @@ impl Taken {
     /// Number of connections of an address, or of all, without live streams.
     fn pages(&self, address: Option<IpAddr>) -> usize {
         let counts = |place: &&Place| {
-            place.now != Use::Live && address.is_none_or(|address| place.address == address)
+            place.now != ConnectionUse::Live
+                && address.is_none_or(|address| place.address == address)
         };
         self.places.values().filter(counts).count()
     }
@@ -148,7 +150,7 @@ impl Taken {
     /// The address with the most connections, without live streams.
     fn most(&self) -> Option<IpAddr> {
         let mut counts: HashMap<IpAddr, usize> = HashMap::new();
-        for place in self.places.values().filter(|place| place.now != Use::Live) {
+        for place in self.places.values().filter(|place| place.now != ConnectionUse::Live) {
             *counts.entry(place.address).or_default() += 1;
         }
         counts.into_iter().max_by_key(|(address, count)| (*count, *address)).map(|most| most.0)
@@ -158,18 +160,20 @@ impl Taken {
     /// whose response takes too long. `None` if there is none.
     fn free(&mut self, address: Option<IpAddr>) -> Option<()> {
         let may_end = |(_, place): &(&u64, &Place)| {
-            let is_slow = place.now == Use::Answers && place.since.elapsed() >= TAKING_TIME;
+            let is_slow =
+                place.now == ConnectionUse::Answers && place.since.elapsed() >= TAKING_TIME;
             let is_of = address.is_none_or(|address| place.address == address);
-            is_of && (place.now == Use::Waits || is_slow)
+            is_of && (place.now == ConnectionUse::Waits || is_slow)
         };
-        let order =
-            |(number, place): &(&u64, &Place)| (place.now == Use::Answers, place.since, **number);
+        let order = |(number, place): &(&u64, &Place)| {
+            (place.now == ConnectionUse::Answers, place.since, **number)
+        };
         let number = *self.places.iter().filter(may_end).min_by_key(order)?.0;
         self.places.remove(&number)?.end.notify_one();
         Some(())
     }
 
-    fn set(&mut self, number: u64, now: Use) {
+    fn set(&mut self, number: u64, now: ConnectionUse) {
         if let Some(place) = self.places.get_mut(&number) {
             (place.now, place.since) = (now, Instant::now());
         }
@@ -189,7 +193,7 @@ impl Seat {
 
     /// Marks the connection as answering a request.
     pub(super) fn answers(self: &Arc<Self>) -> Answering {
-        self.places.lock().set(self.number, Use::Answers);
+        self.places.lock().set(self.number, ConnectionUse::Answers);
         Answering(self.clone())
     }
 
@@ -199,11 +203,11 @@ impl Seat {
         let Some(address) = taken.places.get(&self.number).map(|place| place.address) else {
             return false;
         };
-        let live = || taken.places.values().filter(|place| place.now == Use::Live);
+        let live = || taken.places.values().filter(|place| place.now == ConnectionUse::Live);
         let own = live().filter(|place| place.address == address).count();
         let is_free = live().count() < LIVE.all && own < LIVE.of_address(self.places.is_proxied);
         if is_free {
-            taken.set(self.number, Use::Live);
+            taken.set(self.number, ConnectionUse::Live);
         }
         is_free
     }
@@ -217,7 +221,7 @@ impl Drop for Seat {
 
 impl Drop for Answering {
     fn drop(&mut self) {
-        self.0.places.lock().set(self.0.number, Use::Waits);
+        self.0.places.lock().set(self.0.number, ConnectionUse::Waits);
     }
 }
 
@@ -234,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_longest_makes_room_for_a_new_connection_of_its_address() {
+    fn the_longest_idle_connection_is_closed_for_a_new_one_of_its_address() {
         let places = Arc::new(Places::default());
         let other = places.enter(address(2)).unwrap();
         let answering = places.enter(address(1)).unwrap();
@@ -268,12 +272,12 @@ mod tests {
         while let Some(seat) = busy.enter(address(1)) {
             answering.push(seat.answers());
         }
-        assert_eq!(answering.len(), PAGES.each, "nobody is ended in the middle of an answer");
+        assert_eq!(answering.len(), PAGES.each, "no answering connection is closed");
         assert!(busy.enter(address(2)).is_some());
     }
 
     #[test]
-    fn streams_leave_the_places_of_pages_alone() {
+    fn streams_do_not_take_places_of_pages() {
         let places = Arc::new(Places::default());
         let mut streams = vec![];
         for number in 0..1000 {

@@ -14,10 +14,10 @@ use axum::routing::get;
 use super::address::{AnswerForm, Missing, Subject};
 use super::guard::{Guard, admit};
 use super::library::Library;
-use super::live::{Drawn, Gallery, events};
+use super::live::{Drawn, LiveViews, events};
 use super::places::Seat;
 use super::view::View;
-use super::work::{Patience, Turn, Unanswered, work};
+use super::work::{Patience, Turn, WorkError, work};
 use crate::cli::BasePath;
 use crate::colours::css_variables;
 use crate::page::{Html, STYLE};
@@ -32,12 +32,12 @@ const SCRIPT_PATH: &str = "/live.js";
 
 pub(super) fn router(library: Arc<Library>, guard: Guard) -> Router {
     Router::new()
-        .fallback_service(get(show).with_state(Arc::new(Gallery::new(library))))
+        .fallback_service(get(show).with_state(Arc::new(LiveViews::new(library))))
         .layer(from_fn_with_state(Arc::new(guard), admit))
 }
 
-async fn show(State(gallery): State<Arc<Gallery>>, request: Request) -> Response {
-    let base = &gallery.library.base;
+async fn show(State(views): State<Arc<LiveViews>>, request: Request) -> Response {
+    let base = &views.library.base;
     let Some(path) = base.below(request.uri().path()) else {
         return StatusCode::NOT_FOUND.into_response();
     };
@@ -56,7 +56,7 @@ async fn show(State(gallery): State<Arc<Gallery>>, request: Request) -> Response
         Ok(subject) => subject,
         Err(missing) => return not_found(base, form, &missing),
     };
-    let of = gallery.clone();
+    let of = views.clone();
     let seat = request.extensions().get::<Arc<Seat>>().cloned();
     let turn = seat.as_ref().map_or_else(Turn::default, |seat| seat.turn());
     // Reading folders may take long on a shared disk.
@@ -77,11 +77,11 @@ async fn show(State(gallery): State<Arc<Gallery>>, request: Request) -> Response
                 return busy("too many pages follow runs; load this one again later\n");
             }
             let alive = KeepAlive::new().interval(SIGN_OF_LIFE);
-            Sse::new(events(gallery, view, turn)).keep_alive(alive).into_response()
+            Sse::new(events(views, view, turn)).keep_alive(alive).into_response()
         }
         Ok(Err(missing)) => not_found(base, form, &missing),
-        Err(Unanswered::TooLate) => busy("reading takes too long; try again later\n"),
-        Err(Unanswered::Failed) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+        Err(WorkError::TooLate) => busy("reading takes too long; try again later\n"),
+        Err(WorkError::Failed) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }
 
@@ -96,10 +96,10 @@ enum Answer {
     Live(View),
 }
 
-fn page(gallery: &Gallery, view: &View, patience: &Patience) -> Result<String, Missing> {
-    let parts = gallery.parts(view, patience)?;
-    let base = &gallery.library.base;
-    let title = view.title(&gallery.library);
+fn page(views: &LiveViews, view: &View, patience: &Patience) -> Result<String, Missing> {
+    let parts = views.parts(view, patience)?;
+    let base = &views.library.base;
+    let title = view.title(&views.library);
     let mut sections = Html::default();
     for Drawn { id, hash, html } in parts.iter() {
         sections.push(Html::section(id, hash, html.clone()));
@@ -111,7 +111,7 @@ fn page(gallery: &Gallery, view: &View, patience: &Patience) -> Result<String, M
         body.push(Html::element("nav", "aria-label=\"Pages\"", back));
     }
     body.push(Html::of("h1", &title));
-    let how = "Without scripts this page is updated when it is loaded again.";
+    let how = "Without scripts, reload this page to update it.";
     body.push(Html::element("p", "id=\"live\" role=\"status\"", Html::text(how)));
     match view {
         View::List => {

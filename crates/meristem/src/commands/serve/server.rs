@@ -47,9 +47,11 @@ pub(crate) fn run(arguments: &ServeArguments) -> Outcome {
         let folder = printable(&arguments.folder.display().to_string());
         plain::out(&format!("runs in {folder}: {url}"));
         if address.ip().is_unspecified() {
-            plain::out("from elsewhere: the same URL with the name or address of this machine");
+            plain::out(
+                "from other machines: the same URL with the name or address of this machine",
+            );
         }
-        plain::out("Ctrl-C ends the server; runs go on");
+        plain::out("Ctrl-C ends the server; runs continue");
         tokio::select! {
             never = connections::serve(listener, router, places) => match never {},
             _ = interrupt.recv() => Ok(()),
@@ -79,8 +81,8 @@ fn listen(wanted: SocketAddr) -> Result<(TcpListener, SocketAddr), Failure> {
             "choose another one with --port, or any free one with --port 0",
         ),
         ErrorKind::AddrNotAvailable => Failure::usage(
-            format!("{} is no address of this machine", wanted.ip()),
-            "give --bind one of its own addresses, or 0.0.0.0 for all",
+            format!("{} is not an address of this machine", wanted.ip()),
+            "give --bind an address of this machine, or 0.0.0.0 for all",
         ),
         ErrorKind::PermissionDenied => Failure::usage(
             format!("port {} is reserved for the system", wanted.port()),

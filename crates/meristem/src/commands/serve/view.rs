@@ -201,9 +201,10 @@ fn list(library: &Library, patience: &Patience) -> Vec<Part> {
             text(row.age_seconds.map_or("–".into(), page::age)),
         ]);
     }
-    let table = match list.rows.is_empty() {
-        true => Html::default(),
-        false => Html::table_of("Runs, the newest first", rows),
+    let table = if list.rows.is_empty() {
+        Html::default()
+    } else {
+        Html::table_of("Runs, the newest first", rows)
     };
     vec![Part::new("list", table), Part::new("notes", notes)]
 }

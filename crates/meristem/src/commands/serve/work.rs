@@ -36,7 +36,7 @@ pub(super) type Turn = Arc<Mutex<()>>;
 
 /// Reason why there is no result.
 #[derive(Debug, PartialEq)]
-pub(super) enum Unanswered {
+pub(super) enum WorkError {
     /// The time limit passed.
     TooLate,
     /// The work panicked, or no thread could be started.
@@ -48,7 +48,7 @@ pub(super) enum Unanswered {
 pub(super) async fn work<T: Send + 'static>(
     turn: Turn,
     job: impl FnOnce(&Patience) -> T + Send + 'static,
-) -> Result<T, Unanswered> {
+) -> Result<T, WorkError> {
     let request = Arc::new(());
     let patience = Patience::of(&request);
     let done = async move {
@@ -64,8 +64,8 @@ pub(super) async fn work<T: Send + 'static>(
     drop(request);
     match answer {
         Ok(Ok(Some(answer))) => Ok(answer),
-        Ok(Ok(None)) | Err(_) => Err(Unanswered::TooLate),
-        Ok(Err(_)) => Err(Unanswered::Failed),
+        Ok(Ok(None)) | Err(_) => Err(WorkError::TooLate),
+        Ok(Err(_)) => Err(WorkError::Failed),
     }
 }
 
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_leaves_a_reader_to_the_others() {
+    fn one_address_cannot_occupy_all_readers() {
         let (mine, others) = (Turn::default(), Turn::default());
         let (begun, has_begun) = sync_channel(4);
         runtime(2).block_on(async {
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn work_ends_when_its_request_is_gone_and_does_not_begin_after_that() {
+    fn work_is_cancelled_with_its_request() {
         let (begun, has_begun) = sync_channel(4);
         let (ended, has_ended) = sync_channel(4);
         runtime(1).block_on(async {

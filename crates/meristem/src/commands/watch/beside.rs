@@ -12,12 +12,12 @@ use signal_hook::consts::{SIGINT, SIGQUIT};
 use signal_hook::low_level::{emulate_default_handler, raise};
 
 use super::app::App;
-use super::screen::Screen as Terminal;
+use super::screen::Screen;
 use super::{Ending, broken, show};
 use crate::environment;
 use crate::failure::Failure;
 use crate::plain;
-use crate::progress::{Screen, has_screen};
+use crate::progress::{ScreenGuard, has_screen};
 
 /// Handle of a view of the run that this process trains. Dropping the handle closes the view; the
 /// user may close it earlier.
@@ -38,9 +38,9 @@ impl Beside {
         let closed = Arc::new(AtomicBool::new(false));
         // Declared first, so dropped last: the held lines are printed after the terminal is
         // restored, even after a panic.
-        let held = Screen::take();
+        let held = ScreenGuard::take();
         // The run handles the other signals, which end it at a step boundary.
-        let mut terminal = Terminal::take(&[SIGQUIT]).map_err(broken)?;
+        let mut terminal = Screen::take(&[SIGQUIT]).map_err(broken)?;
         close_on_panic(closed.clone());
         let of_thread = closed.clone();
         let view = move || {
@@ -69,9 +69,9 @@ fn after(left: io::Result<Ending>) {
         Ok(Ending::Closed) => {}
         // Fails only for an unknown signal.
         Ok(Ending::Signal(signal)) => drop(emulate_default_handler(signal)),
-        Ok(Ending::Left) => plain::err("the run goes on without its view; Ctrl-C stops it"),
+        Ok(Ending::Left) => plain::err("the run continues without its view; Ctrl-C stops it"),
         Err(error) => plain::err(&format!(
-            "the run goes on without its view, because the terminal cannot be used: {error}"
+            "the run continues without its view, because the terminal cannot be used: {error}"
         )),
     }
 }

@@ -37,7 +37,7 @@ const EVERY: Duration = Duration::from_millis(250);
 pub(crate) fn run(named: Option<&Path>) -> Outcome {
     if console::is_dumb() && io::stdout().is_terminal() {
         return Err(Failure::usage(
-            "watch cannot draw on a terminal without a cursor that moves: TERM is unset or `dumb`",
+            "watch needs a terminal with cursor movement, but TERM is unset or `dumb`",
             "set TERM, such as xterm-256color, or use `meristem runs`",
         ));
     }
@@ -88,7 +88,7 @@ fn newest() -> Result<PathBuf, Failure> {
 
 /// Meaning of a key for the view.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Answer {
+enum KeyEffect {
     /// Continue.
     Stay,
     /// Close the view.
@@ -124,10 +124,10 @@ fn show(screen: &mut Screen, app: &mut App, is_closed: &dyn Fn() -> bool) -> io:
         let wait = if all_read { EVERY } else { Duration::ZERO };
         if event::poll(wait)? {
             match answer(app, &event::read()?) {
-                Answer::Stay => {}
-                Answer::Leave => return Ok(Ending::Left),
-                Answer::Suspend => suspend()?,
-                Answer::StopRun => beside::stop_run()?,
+                KeyEffect::Stay => {}
+                KeyEffect::Leave => return Ok(Ending::Left),
+                KeyEffect::Suspend => suspend()?,
+                KeyEffect::StopRun => beside::stop_run()?,
             }
         }
     }
@@ -135,17 +135,17 @@ fn show(screen: &mut Screen, app: &mut App, is_closed: &dyn Fn() -> bool) -> io:
 }
 
 /// Handles a terminal event.
-fn answer(app: &mut App, event: &Event) -> Answer {
-    let Event::Key(key) = event else { return Answer::Stay };
+fn answer(app: &mut App, event: &Event) -> KeyEffect {
+    let Event::Key(key) = event else { return KeyEffect::Stay };
     if key.kind == KeyEventKind::Release {
-        return Answer::Stay;
+        return KeyEffect::Stay;
     }
     let ctrl = key.modifiers.contains(KeyModifiers::CONTROL);
     let wanted = match key.code {
-        KeyCode::Char('c') if ctrl && app.trains_here => return Answer::StopRun,
-        KeyCode::Char('c') if ctrl => return Answer::Leave,
-        KeyCode::Char('z') if ctrl => return Answer::Suspend,
-        KeyCode::Char('q') | KeyCode::Esc => return Answer::Leave,
+        KeyCode::Char('c') if ctrl && app.trains_here => return KeyEffect::StopRun,
+        KeyCode::Char('c') if ctrl => return KeyEffect::Leave,
+        KeyCode::Char('z') if ctrl => return KeyEffect::Suspend,
+        KeyCode::Char('q') | KeyCode::Esc => return KeyEffect::Leave,
         KeyCode::Up | KeyCode::Char('k') => Key::Up(1),
         KeyCode::Down | KeyCode::Char('j') => Key::Down(1),
         KeyCode::PageUp => Key::Up(10),
@@ -156,8 +156,8 @@ fn answer(app: &mut App, event: &Event) -> Answer {
         KeyCode::Char('r') => Key::Reverse,
         KeyCode::Char('[') => Key::HostUp,
         KeyCode::Char(']') => Key::HostDown,
-        _ => return Answer::Stay,
+        _ => return KeyEffect::Stay,
     };
     app.press(wanted);
-    Answer::Stay
+    KeyEffect::Stay
 }

@@ -97,7 +97,7 @@ pub(super) fn incidents(frame: &mut Frame<'_>, app: &App, area: Rect) {
                 owners.map(|(name, memory)| format!("{name} {}", megabytes(memory.peak))).collect();
             lines.push(format!("peak memory: {}", owners.join(", ")));
         }
-        None => lines.push("memory by owner: known when the run has ended".into()),
+        None => lines.push("memory by owner: available after the run".into()),
     }
     let lines: Vec<Line<'_>> = lines.iter().map(|line| Line::from(printable(line))).collect();
     frame.render_widget(Paragraph::new(lines).wrap(Wrap { trim: true }), inner);

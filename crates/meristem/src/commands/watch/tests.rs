@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use super::app::{App, Key};
 use super::screen::Screen;
-use super::{Answer, answer, view};
+use super::{KeyEffect, answer, view};
 
 /// A run of 12 envs with 5 steps, with a module in the last env, whose text has terminal escape
 /// sequences.
@@ -114,7 +114,7 @@ fn without_colours_nothing_is_coloured() {
 }
 
 #[test]
-fn a_terminal_that_is_too_small_is_told_so() {
+fn a_small_terminal_shows_the_required_size() {
     let folder = run();
     let words = screen(&app(&folder, true), 20, 5).0;
     let words = words.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -146,7 +146,7 @@ fn envs_are_sorted_and_scrolled() {
 }
 
 #[test]
-fn a_run_that_goes_on_or_away_is_followed() {
+fn a_resumed_or_removed_run_is_followed() {
     let folder = run();
     let events = folder.path().join("events.jsonl");
     let mut app = app(&folder, true);
@@ -170,30 +170,30 @@ fn a_run_that_goes_on_or_away_is_followed() {
 }
 
 #[test]
-fn beside_the_training_the_keys_are_those_of_the_run() {
+fn the_view_of_a_training_has_keys_for_the_run() {
     let folder = run();
     let mut app = app(&folder, true);
     app.trains_here = true;
     for width in [60, 80] {
         let text = screen(&app, width, 24).0;
-        assert!(text.contains("q leave, run goes on  Ctrl-C stop run"), "{text}");
+        assert!(text.contains("q close view  Ctrl-C stop run"), "{text}");
     }
     let words = screen(&app, 30, 8).0.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(words.contains("q leaves, the run goes on"), "{words}");
+    assert!(words.contains("q closes the view, the run continues"), "{words}");
     app.is_stopping = true;
     let text = screen(&app, 60, 24).0;
     assert!(text.contains("stopping after this step; Ctrl-C again to stop now"), "{text}");
     let key = |code, modifiers| Event::Key(KeyEvent::new(code, modifiers));
     let ctrl_c = key(KeyCode::Char('c'), KeyModifiers::CONTROL);
-    assert_eq!(answer(&mut app, &ctrl_c), Answer::StopRun);
-    assert_eq!(answer(&mut app, &key(KeyCode::Esc, KeyModifiers::NONE)), Answer::Leave);
+    assert_eq!(answer(&mut app, &ctrl_c), KeyEffect::StopRun);
+    assert_eq!(answer(&mut app, &key(KeyCode::Esc, KeyModifiers::NONE)), KeyEffect::Leave);
     app.trains_here = false;
-    assert_eq!(answer(&mut app, &ctrl_c), Answer::Leave);
-    assert_eq!(answer(&mut app, &key(KeyCode::Char('s'), KeyModifiers::NONE)), Answer::Stay);
+    assert_eq!(answer(&mut app, &ctrl_c), KeyEffect::Leave);
+    assert_eq!(answer(&mut app, &key(KeyCode::Char('s'), KeyModifiers::NONE)), KeyEffect::Stay);
 }
 
 #[test]
-fn a_run_without_events_is_waited_for() {
+fn the_view_waits_for_the_first_event() {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("weights")).unwrap();
     fs::write(folder.path().join("config.toml"), "").unwrap();
@@ -211,7 +211,7 @@ fn a_view_that_panics() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn a_panic_gives_the_terminal_back_before_its_message() {
+fn a_panic_restores_the_terminal_before_its_message() {
     let program = std::env::current_exe().unwrap();
     let test = "commands::watch::tests::a_view_that_panics --exact --ignored --nocapture";
     let line = format!("'{}' {test}; stty -a", program.display());

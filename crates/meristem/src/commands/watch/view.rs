@@ -16,7 +16,7 @@ const SMALLEST: [u16; 2] = [60, 20];
 
 const KEYS: &str = "↑↓ env  s sort  r reverse  [ ] scroll host  q quit";
 /// Keys of `train --watch`.
-const KEYS_HERE: &str = "↑↓ s r envs  [ ] host  q leave, run goes on  Ctrl-C stop run";
+const KEYS_HERE: &str = "↑↓ s r envs  [ ] host  q close view  Ctrl-C stop run";
 const STOPPING: &str = "stopping after this step; Ctrl-C again to stop now";
 
 /// Draws the screen; on a terminal that is too small, only a message.
@@ -24,7 +24,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, app: &App) {
     let area = frame.area();
     let [width, height] = SMALLEST;
     if area.width < width || area.height < height {
-        let quits = if app.trains_here { "leaves, the run goes on" } else { "quits" };
+        let quits = if app.trains_here { "closes the view, the run continues" } else { "quits" };
         let words = format!(
             "{}×{} is too small: watch needs {width}×{height}. q {quits}",
             area.width, area.height

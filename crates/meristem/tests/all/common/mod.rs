@@ -9,8 +9,9 @@ pub(crate) mod runs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use self::process::{Process, output};
 use serde_json::Value;
+
+use self::process::{Process, output};
 
 /// The binary, with a separate working directory.
 pub(crate) struct Meristem {
@@ -18,7 +19,7 @@ pub(crate) struct Meristem {
 }
 
 /// Output and exit code of a command.
-pub(crate) struct Said {
+pub(crate) struct CommandOutput {
     pub(crate) code: Option<i32>,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
@@ -43,19 +44,19 @@ impl Meristem {
     }
 
     /// Runs a command; arguments are separated by spaces.
-    pub(crate) fn run(&self, arguments: &str) -> Said {
-        said(output(self.command().args(arguments.split_whitespace())))
+    pub(crate) fn run(&self, arguments: &str) -> CommandOutput {
+        command_output(output(self.command().args(arguments.split_whitespace())))
     }
 
     /// Runs a command that must succeed.
-    pub(crate) fn ok(&self, arguments: &str) -> Said {
+    pub(crate) fn ok(&self, arguments: &str) -> CommandOutput {
         let said = self.run(arguments);
         assert_eq!(said.code, Some(0), "{arguments}\n{}{}", said.stdout, said.stderr);
         said
     }
 
     /// Runs a command that must fail with the exit code `code`, and with all of `words` on stderr.
-    pub(crate) fn fails(&self, arguments: &str, code: i32, words: &[&str]) -> Said {
+    pub(crate) fn fails(&self, arguments: &str, code: i32, words: &[&str]) -> CommandOutput {
         let said = self.run(arguments);
         let context = format!("{arguments}\n{}{}", said.stdout, said.stderr);
         assert_eq!(said.code, Some(code), "{context}");
@@ -102,8 +103,8 @@ fn is_sanitized() -> bool {
     module.is_none_or(|module| MODULES.contains(&module))
 }
 
-pub(crate) fn said(output: Output) -> Said {
-    Said {
+pub(crate) fn command_output(output: Output) -> CommandOutput {
+    CommandOutput {
         code: output.status.code(),
         stdout: String::from_utf8(output.stdout).unwrap(),
         stderr: String::from_utf8(output.stderr).unwrap(),
