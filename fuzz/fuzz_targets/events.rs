@@ -1,9 +1,9 @@
 #![no_main]
 //! Lines of events.
 
-use meristem_train::reading::{EventTail, History};
+use meristem_train::reading::{EventTail, RunHistory};
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let path = meristem_fuzz::file("events.jsonl", bytes);
-    let _ = History::read(&mut EventTail::new(&path).with_batches());
+    let _ = RunHistory::read(&mut EventTail::new(&path).with_batches());
 });

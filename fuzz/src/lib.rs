@@ -21,7 +21,7 @@ pub fn file(name: &str, bytes: &[u8]) -> PathBuf {
 
 /// Reads all of a dataset: header, labels and images.
 pub fn read_dataset(source: Source, root: PathBuf) {
-    let spec = DatasetSpec { root: Some(root), no_cache: true, ..DatasetSpec::of(source) };
+    let spec = DatasetSpec { root: Some(root), no_cache: true, ..DatasetSpec::new(source) };
     let Ok(files) = DatasetFiles::open(&spec) else { return };
     let _ = files.info();
     let _ = files.has(Split::Test);

@@ -60,7 +60,13 @@ impl Augment {
     }
 
     /// Draws the augmentation of `sample` in `epoch`.
-    pub(crate) fn draw(&self, shape: ImageShape, seed: u64, epoch: u64, sample: u32) -> Draw {
+    pub(crate) fn draw(
+        &self,
+        shape: ImageShape,
+        seed: u64,
+        epoch: u64,
+        sample: u32,
+    ) -> AugmentDraw {
         let ImageShape { height, width, .. } = shape;
         let mut random = Rng::new(seed, Purpose::Augment, epoch, u64::from(sample));
         let words: [u32; 5] =
@@ -71,7 +77,7 @@ impl Augment {
             let start = place(word, n) as isize - (self.cutout / 2) as isize;
             start.max(0) as usize..(start + self.cutout as isize).clamp(0, n as isize) as usize
         };
-        Draw {
+        AugmentDraw {
             top: place(words[0], span) as isize - self.crop_padding as isize,
             left: place(words[1], span) as isize - self.crop_padding as isize,
             flip: self.flip && words[2] >> 31 == 1,
@@ -83,7 +89,7 @@ impl Augment {
 
 /// The augmentation of one image.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Draw {
+pub(crate) struct AugmentDraw {
     /// Source row of row 0; rows outside of the image are black.
     pub(crate) top: isize,
     /// Source column of column 0, before the flip.
@@ -162,7 +168,7 @@ mod tests {
     fn draws_cover_their_ranges_and_depend_on_every_part_of_the_key() {
         let shape = ImageShape { channels: 1, height: 7, width: 9 };
         let augment = Augment { crop_padding: 2, flip: true, cutout: 3 };
-        let draws: Vec<Draw> = (0..2000).map(|i| augment.draw(shape, 1, 0, i)).collect();
+        let draws: Vec<AugmentDraw> = (0..2000).map(|i| augment.draw(shape, 1, 0, i)).collect();
         for top in -2..=2 {
             assert!(draws.iter().any(|d| d.top == top) && draws.iter().any(|d| d.left == top));
         }

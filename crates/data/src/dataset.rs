@@ -7,7 +7,7 @@ use meristem_device::MappedFile;
 use meristem_device::{DType, Device, MemoryFormat, Owner, Stream, Tensor, read_back};
 
 use crate::error::{Error, Result};
-use crate::normalization::{Histogram, Normalization};
+use crate::normalization::{ByteHistogram, Normalization};
 use crate::source::{DatasetFiles, DatasetInfo, Layout, Split};
 use crate::spool;
 
@@ -55,7 +55,7 @@ impl ImageShape {
 }
 
 /// The storage of a dataset's images.
-pub(crate) enum Images {
+pub(crate) enum StoredImages {
     /// u8 or f32, (N, C, H, W), channels last.
     Resident(Tensor),
     /// u8, NHWC.
@@ -69,7 +69,7 @@ pub struct Dataset {
     info: DatasetInfo,
     split: Option<Split>,
     len: usize,
-    images: Images,
+    images: StoredImages,
     /// u32 [N].
     labels: Tensor,
 }
@@ -90,7 +90,7 @@ impl Dataset {
         classes: Vec<String>,
     ) -> Result<Arc<Self>> {
         check_slices(shape, images, labels, &classes)?;
-        let mut histogram = Histogram::new(shape.channels);
+        let mut histogram = ByteHistogram::new(shape.channels);
         histogram.add(images);
         let Normalization { mean, std } = histogram.normalization();
         let stream = device.stream("dataset");
@@ -116,7 +116,7 @@ impl Dataset {
             info,
             split: None,
             len: labels.len(),
-            images: Images::Resident(resident),
+            images: StoredImages::Resident(resident),
             labels: labels_tensor,
         }))
     }
@@ -134,13 +134,13 @@ impl Dataset {
         let mut labels = Vec::with_capacity(files.layout().len(split));
         let images = match residency {
             Residency::Streamed => {
-                Images::Spooled(Arc::new(spool::write(files, split, &mut labels)?))
+                StoredImages::Spooled(Arc::new(spool::write(files, split, &mut labels)?))
             }
             Residency::ResidentF32 => {
-                Images::Resident(load_f32(&stream, files, split, &mut labels)?)
+                StoredImages::Resident(load_f32(&stream, files, split, &mut labels)?)
             }
             Residency::Resident | Residency::Auto { .. } => {
-                Images::Resident(load_u8(&stream, files, split, &mut labels)?)
+                StoredImages::Resident(load_u8(&stream, files, split, &mut labels)?)
             }
         };
         let labels_tensor = Tensor::from_slice(&stream, &labels, [labels.len()], Owner::Dataset)?;
@@ -195,8 +195,8 @@ impl Dataset {
     /// dataset is streamed. They belong to a separate stream: use `.on(&stream)`.
     pub fn resident_images(&self) -> Option<&Tensor> {
         match &self.images {
-            Images::Resident(images) => Some(images),
-            Images::Spooled(_) => None,
+            StoredImages::Resident(images) => Some(images),
+            StoredImages::Spooled(_) => None,
         }
     }
 
@@ -214,8 +214,8 @@ impl Dataset {
         let mut crc = crc32fast::Hasher::new();
         crc.update(bytemuck::cast_slice(&self.labels.to_vec::<u32>()?));
         match &self.images {
-            Images::Spooled(file) => crc.update(file.as_bytes()),
-            Images::Resident(images) => {
+            StoredImages::Spooled(file) => crc.update(file.as_bytes()),
+            StoredImages::Resident(images) => {
                 // In pieces, so that the host needs little memory.
                 let (len, piece) = (images.numel(), CHECKSUM_PIECE / images.dtype().size());
                 for start in (0..len).step_by(piece) {
@@ -227,7 +227,7 @@ impl Dataset {
         Ok(crc.finalize())
     }
 
-    pub(crate) fn images(&self) -> &Images {
+    pub(crate) fn images(&self) -> &StoredImages {
         &self.images
     }
 }

@@ -237,7 +237,7 @@ impl Mismatch {
     }
 
     /// Converts to an error about a file that does not fit the others.
-    pub(crate) fn of(self, path: &Path) -> Error {
+    pub(crate) fn in_layout(self, path: &Path) -> Error {
         Error::Layout { path: path.to_path_buf(), mismatch: Box::new(self) }
     }
 }

@@ -13,8 +13,8 @@ use crate::path_text;
 use crate::source::cifar::{
     CIFAR_10_FILES, CIFAR_10_FOLDER, CIFAR_10_NAMES, IMAGE, RECORDS, SIDE, planes_of,
 };
-use crate::source::identity::Watch;
-use crate::source::images::Images;
+use crate::source::identity::WatchedFiles;
+use crate::source::images::ImageFiles;
 use crate::source::listing::ImageFile;
 use crate::source::{DatasetSpec, Layout, Reader, Source, Split, TestSplit, canonical_root};
 
@@ -53,17 +53,17 @@ pub struct ImportReport {
 /// [`Error::Io`] if writing fails.
 pub fn import_cifar10(from: &Path, to: &Path, skip_bad: bool) -> Result<ImportReport> {
     let root = Some(from.to_path_buf());
-    let spec = DatasetSpec { root, skip_bad, ..DatasetSpec::of(Source::Folder) };
+    let spec = DatasetSpec { root, skip_bad, ..DatasetSpec::new(Source::Folder) };
     let root = canonical_root(&spec)?.unwrap_or_default();
-    let watch = Watch::default();
-    let folder = watch.unless_changed(Images::open(&spec, &root, &watch))?;
+    let watch = WatchedFiles::default();
+    let folder = watch.unless_changed(ImageFiles::open(&spec, &root, &watch))?;
     check(&root, folder.layout())?;
     let target = to.join(CIFAR_10_FOLDER);
     if target.exists() {
         let expected = "a folder that does not exist yet";
         return Err(Mismatch::new("the target", expected, "an existing one")
             .remedy("remove it or choose another")
-            .of(&target));
+            .in_layout(&target));
     }
     let partial = partial_folder(to)?;
     let written = watch.unless_changed(write_all(&folder, partial.path(), skip_bad));
@@ -88,7 +88,7 @@ fn partial_folder(to: &Path) -> Result<TempDir> {
 
 fn check(root: &Path, layout: &Layout) -> Result<()> {
     let wrong = |what: &str, expected: &str, got: String, remedy: &str| {
-        Err(Mismatch::new(what, expected, got).remedy(remedy).of(root))
+        Err(Mismatch::new(what, expected, got).remedy(remedy).in_layout(root))
     };
     let Layout { channels, height, width, ref classes, .. } = *layout;
     if (channels, height, width) != (3, SIDE, SIDE) {
@@ -116,7 +116,7 @@ fn check(root: &Path, layout: &Layout) -> Result<()> {
 }
 
 /// Writes both splits and the names; returns the images of each split, and the files left out.
-fn write_all(folder: &Images, target: &Path, skip_bad: bool) -> Result<([usize; 2], usize)> {
+fn write_all(folder: &ImageFiles, target: &Path, skip_bad: bool) -> Result<([usize; 2], usize)> {
     let mut lens = [0; 2];
     let mut skipped = 0;
     let mut records = String::new();
@@ -145,7 +145,7 @@ fn write_all(folder: &Images, target: &Path, skip_bad: bool) -> Result<([usize; 
 
 /// Writes one file of records; returns the numbers of images written and left out.
 fn write_batch<'a>(
-    folder: &Images,
+    folder: &ImageFiles,
     path: &Path,
     files: impl Iterator<Item = &'a ImageFile>,
     on_bad: impl Fn(Error) -> Result<()>,

@@ -2,11 +2,11 @@
 
 /// Counts of each byte value in each channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Histogram {
+pub(crate) struct ByteHistogram {
     channels: Vec<[u64; 256]>,
 }
 
-impl Histogram {
+impl ByteHistogram {
     /// An empty histogram.
     pub(crate) fn new(channels: usize) -> Self {
         Self { channels: vec![[0; 256]; channels] }
@@ -95,7 +95,7 @@ mod tests {
     #[test]
     fn constants_match_a_plain_computation() {
         let images: Vec<u8> = (0..6000_u32).map(|i| (i * i % 251) as u8).collect();
-        let mut histogram = Histogram::new(3);
+        let mut histogram = ByteHistogram::new(3);
         histogram.add(&images[..2997]);
         histogram.add(&images[2997..]);
         let Normalization { mean, std } = histogram.normalization();
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn constant_and_empty_channels_do_not_divide_by_zero() {
-        let mut histogram = Histogram::new(1);
+        let mut histogram = ByteHistogram::new(1);
         assert_eq!(histogram.normalization(), Normalization::identity(1));
         histogram.add(&[51; 10]);
         let constants = histogram.normalization();

@@ -25,30 +25,30 @@ pub(crate) fn some_of(names: impl ExactSizeIterator<Item = String>) -> String {
 }
 
 /// Progress of the decoding of a split, which ends when it is dropped.
-pub(crate) struct Progress {
+pub(crate) struct DecodingProgress {
     of: usize,
-    told: Cell<Option<Instant>>,
+    reported: Cell<Option<Instant>>,
     started: Instant,
 }
 
-impl Progress {
+impl DecodingProgress {
     pub(crate) fn new(of: usize) -> Self {
-        Self { of, told: Cell::new(None), started: Instant::now() }
+        Self { of, reported: Cell::new(None), started: Instant::now() }
     }
 
     /// Reports that `done` images are decoded, at most once in an interval.
     pub(crate) fn at(&self, done: usize) {
-        let since = self.told.get().unwrap_or(self.started);
+        let since = self.reported.get().unwrap_or(self.started);
         if since.elapsed() >= INTERVAL {
-            self.told.set(Some(Instant::now()));
+            self.reported.set(Some(Instant::now()));
             tracing::info!(target: TARGET, done, of = self.of);
         }
     }
 }
 
-impl Drop for Progress {
+impl Drop for DecodingProgress {
     fn drop(&mut self) {
-        if self.told.get().is_some() {
+        if self.reported.get().is_some() {
             tracing::info!(target: TARGET, done = self.of, of = self.of);
         }
     }

@@ -303,7 +303,7 @@ fn below(random: &mut ChaCha8Rng, n: u32) -> u32 {
 
 /// A complete order: the output of `meristem data plan --json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Plan {
+pub struct OrderPlan {
     /// Samples in the dataset.
     pub len: usize,
     /// Samples an env gets in a full batch.
@@ -322,7 +322,7 @@ pub struct Plan {
     pub epochs: Vec<EpochPlan>,
 }
 
-/// One epoch of a [`Plan`].
+/// One epoch of a [`OrderPlan`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct EpochPlan {
     /// Number of the epoch, from 0.
@@ -337,7 +337,7 @@ pub struct EpochPlan {
 /// # Errors
 /// The errors of [`EpochOrder::new`]; [`Error::Argument`] if more than 100 million indices would be
 /// listed.
-pub fn plan(config: &OrderConfig, epochs: u64) -> Result<Plan> {
+pub fn plan(config: &OrderConfig, epochs: u64) -> Result<OrderPlan> {
     let order = EpochOrder::new(config)?;
     let count = order.permutations();
     let indices = config.len.max(1).saturating_mul(count).saturating_mul(epochs as usize);
@@ -370,7 +370,7 @@ pub fn plan(config: &OrderConfig, epochs: u64) -> Result<Plan> {
     let OrderConfig { len, batch_per_env, epoch_mode, seed, shuffle, drop_last, .. } = *config;
     let devices = config.devices.iter().map(DeviceId::to_string).collect();
     let epochs = listed;
-    Ok(Plan { len, batch_per_env, devices, epoch_mode, seed, shuffle, drop_last, epochs })
+    Ok(OrderPlan { len, batch_per_env, devices, epoch_mode, seed, shuffle, drop_last, epochs })
 }
 
 /// Splits `0..len` into a training part and a held-out part, by seed alone (`docs/data.md`: the

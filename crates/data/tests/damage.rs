@@ -9,10 +9,11 @@ use std::fs;
 use std::path::Path;
 
 use cap::Cap;
-use common::files::*;
 use meristem_data::{DatasetSpec, Source, verify};
 use proptest::prelude::*;
 use proptest::sample::Index;
+
+use common::files::*;
 
 /// A modification of a file.
 #[derive(Clone, Debug)]

@@ -10,10 +10,11 @@ use std::io::{Read, Write};
 use std::path::Path;
 
 use cap::Cap;
-use common::files::*;
 use flate2::Compression;
 use flate2::write::ZlibEncoder;
 use meristem_data::{DatasetSpec, Source, verify};
+
+use common::files::*;
 
 #[global_allocator]
 static ALLOCATOR: Cap<System> = Cap::new(System, usize::MAX);

@@ -11,9 +11,10 @@ use std::fs::File;
 use std::io::Write;
 
 use cap::Cap;
+use meristem_data::{CHUNK_BYTES, Residency, Source, Split, cache};
+
 use common::cpu;
 use common::files::*;
-use meristem_data::{CHUNK_BYTES, Residency, Source, Split, cache};
 
 #[global_allocator]
 static ALLOCATOR: Cap<System> = Cap::new(System, usize::MAX);

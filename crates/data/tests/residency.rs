@@ -8,14 +8,15 @@ mod common;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::files::*;
-use common::{cpu, epoch_of, read_split};
 use meristem_data::order::EpochMode;
 use meristem_data::{
     Dataset, DatasetSpec, Error, GatherConfig, ImageShape, Normalization, Residency, Source, Split,
     cache,
 };
 use meristem_device::DeviceId;
+
+use common::files::*;
+use common::{cpu, epoch_of, read_split};
 
 /// D1: one copy, shared; freed and counted by `clear`; a failed load leaves nothing.
 #[test]

@@ -5,7 +5,7 @@
 use meristem::control::{self, Action, Controller, EnvView};
 use meristem::grow::{AlphaTarget, Stage, Style, Tempo};
 use meristem::train::config::{ConfigLayer, TrainConfig};
-use meristem::train::settings::{ControllerKind, Limit, Preset};
+use meristem::train::settings::{BatchLimit, ControllerKind, Preset};
 use meristem::train::{Silent, run_with};
 
 /// Controller that plants the smallest module when the control accuracy did not rise, and keeps the
@@ -50,7 +50,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         preset: Some(Preset::Quick),
         controller: Some(ControllerKind::External),
         envs: Some(2),
-        max_batches: Some(Limit::Count(20)),
+        max_batches: Some(BatchLimit::Count(20)),
         ..ConfigLayer::default()
     };
     let config = TrainConfig::resolve(ConfigLayer::default(), settings)?;

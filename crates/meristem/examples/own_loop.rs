@@ -5,7 +5,7 @@
 use meristem::control::{Action, Controller, Heuristic, HeuristicConfig};
 use meristem::train::config::{ConfigLayer, TrainConfig};
 use meristem::train::session::Session;
-use meristem::train::settings::{ControllerKind, Limit, Preset};
+use meristem::train::settings::{BatchLimit, ControllerKind, Preset};
 
 /// Control accuracy at which the loop ends, 0..1.
 const ENOUGH: f64 = 0.7;
@@ -15,7 +15,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         preset: Some(Preset::Quick),
         controller: Some(ControllerKind::External),
         envs: Some(2),
-        max_batches: Some(Limit::Count(20)),
+        max_batches: Some(BatchLimit::Count(20)),
         ..ConfigLayer::default()
     };
     let config = TrainConfig::resolve(ConfigLayer::default(), settings)?;

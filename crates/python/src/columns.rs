@@ -1,6 +1,6 @@
 //! Events of a run as tables with one column per key.
 
-use meristem_train::reading::Line;
+use meristem_train::reading::EventLine;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use serde_json::{Map, Value};
@@ -25,7 +25,7 @@ struct Table {
 impl Tables {
     /// Adds an event as a row of the table of its kind. An object becomes several columns; a list
     /// of objects becomes rows of a separate table, such as `step_completed.slots`.
-    pub(crate) fn add(&mut self, line: &Line) {
+    pub(crate) fn add(&mut self, line: &EventLine) {
         let Ok(Value::Object(mut event)) = serde_json::to_value(&line.event) else { return };
         let Some(Value::String(name)) = event.remove("event") else { return };
         let mut row = vec![

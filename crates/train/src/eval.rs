@@ -189,7 +189,7 @@ impl PreparedEvaluation {
             accuracy: eval.accuracy().unwrap_or(f64::NAN),
             samples: eval.samples,
             normalization: *normalization,
-            memory: Some(MemorySummary::of(devices.distinct())),
+            memory: Some(MemorySummary::from_devices(devices.distinct())),
             trace: trace.map(RunTrace::finish).transpose()?,
         })
     }

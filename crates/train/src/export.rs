@@ -147,9 +147,10 @@ fn metadata(
         let constants = serde_json::json!({ "mean": mean, "std": std });
         all.push(("normalization".into(), constants.to_string()));
     }
-    let input = match config.preprocessing {
-        false => "f32 [N, C, H, W]: (pixel / 255 - mean) / std for each channel",
-        true => "u8 [N, H, W, C]: pixels, which the model normalises",
+    let input = if config.preprocessing {
+        "u8 [N, H, W, C]: pixels, which the model normalises"
+    } else {
+        "f32 [N, C, H, W]: (pixel / 255 - mean) / std for each channel"
     };
     all.push(("input".into(), input.into()));
     let name = config.weights.file_name().unwrap_or_default();

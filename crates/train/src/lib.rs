@@ -24,14 +24,14 @@
 //!
 //! ```
 //! use meristem_train::config::{ConfigLayer, TrainConfig};
-//! use meristem_train::settings::{Limit, Preset};
+//! use meristem_train::settings::{BatchLimit, Preset};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let folder = tempfile::tempdir()?;
 //! let settings = ConfigLayer {
 //!     preset: Some(Preset::Quick),
 //!     steps: Some(2),
-//!     max_batches: Some(Limit::Count(4)),
+//!     max_batches: Some(BatchLimit::Count(4)),
 //! #   run_dir: Some(Some(folder.path().join("run"))),
 //!     ..ConfigLayer::default()
 //! };

@@ -57,7 +57,7 @@ impl Observer for SessionWarnings {
 }
 
 /// Request of the program to the run.
-enum Request {
+enum SessionRequest {
     Step,
     Act(Vec<Action>),
     Weights(usize),
@@ -66,7 +66,7 @@ enum Request {
 }
 
 /// Reply of the run.
-enum Reply {
+enum SessionReply {
     /// The run waits before a step.
     Boundary(Vec<SeenEnv>),
     /// The run waits for actions.
@@ -92,8 +92,8 @@ pub enum Point {
 /// A run that waits for its program before each step, before each decision, and at the end of each
 /// round. Dropping it ends the run as [`Session::close`] does.
 pub struct Session {
-    requests: SyncSender<Request>,
-    replies: Receiver<Reply>,
+    requests: SyncSender<SessionRequest>,
+    replies: Receiver<SessionReply>,
     thread: Option<JoinHandle<Result<Summary>>>,
     /// Results of a run that is over.
     summary: Option<Summary>,
@@ -178,7 +178,7 @@ impl Session {
     /// Actions are due ([`Session::act`]); the run is over; a failure of the run, which ends it.
     pub fn step(&mut self, idle: &mut dyn FnMut()) -> Result<&[SeenEnv]> {
         self.check(self.point != Point::Decision, "step")?;
-        self.ask(Request::Step)?;
+        self.ask(SessionRequest::Step)?;
         self.arrive(idle)?;
         Ok(&self.envs)
     }
@@ -202,7 +202,7 @@ impl Session {
                 return wrong(format!("{op} is not legal in env {}: {reason}", seen.env));
             }
         }
-        self.ask(Request::Act(actions))?;
+        self.ask(SessionRequest::Act(actions))?;
         self.arrive(idle)?;
         Ok(self.envs.iter().map(|seen| seen.reward).collect())
     }
@@ -218,9 +218,9 @@ impl Session {
             let problem = format!("there is no env {env}: the run has {}", self.envs.len());
             return Err(Error::Session { problem });
         }
-        self.ask(Request::Weights(env))?;
+        self.ask(SessionRequest::Weights(env))?;
         match self.receive(&mut || {})? {
-            Reply::Weights(bytes) => Ok(bytes),
+            SessionReply::Weights(bytes) => Ok(bytes),
             _ => unreachable!("a run answers a request with its reply"),
         }
     }
@@ -232,7 +232,7 @@ impl Session {
     /// Actions are due; a full disk, which ends the run.
     pub fn checkpoint(&mut self) -> Result<()> {
         self.check(self.point == Point::Boundary, "checkpoint")?;
-        self.ask(Request::Checkpoint)?;
+        self.ask(SessionRequest::Checkpoint)?;
         self.receive(&mut || {}).map(|_| ())
     }
 
@@ -247,7 +247,7 @@ impl Session {
 
     fn end(&mut self) -> Result<Summary> {
         // Fails if the run is over.
-        _ = self.requests.send(Request::Stop);
+        _ = self.requests.send(SessionRequest::Stop);
         match self.thread.take().map(JoinHandle::join) {
             Some(Ok(result)) => result,
             Some(Err(panic)) => std::panic::resume_unwind(panic),
@@ -267,7 +267,7 @@ impl Session {
         Err(Error::Session { problem: format!("`{call}`: {point}") })
     }
 
-    fn ask(&mut self, request: Request) -> Result<()> {
+    fn ask(&mut self, request: SessionRequest) -> Result<()> {
         match self.requests.send(request) {
             Ok(()) => Ok(()),
             Err(_) => Err(self.failure()),
@@ -277,17 +277,17 @@ impl Session {
     /// Waits until the run reaches its next point.
     fn arrive(&mut self, idle: &mut dyn FnMut()) -> Result<()> {
         (self.point, self.envs) = match self.receive(idle)? {
-            Reply::Boundary(envs) => (Point::Boundary, envs),
-            Reply::Decision(envs) => (Point::Decision, envs),
-            Reply::End(envs) => (Point::End, envs),
-            Reply::Weights(_) | Reply::Written => {
+            SessionReply::Boundary(envs) => (Point::Boundary, envs),
+            SessionReply::Decision(envs) => (Point::Decision, envs),
+            SessionReply::End(envs) => (Point::End, envs),
+            SessionReply::Weights(_) | SessionReply::Written => {
                 unreachable!("a run answers a request with its reply")
             }
         };
         Ok(())
     }
 
-    fn receive(&mut self, idle: &mut dyn FnMut()) -> Result<Reply> {
+    fn receive(&mut self, idle: &mut dyn FnMut()) -> Result<SessionReply> {
         loop {
             match self.replies.recv_timeout(IDLE) {
                 Ok(reply) => return Ok(reply),
@@ -324,8 +324,8 @@ fn over() -> Error {
 
 /// The program, as the run's controller.
 struct Remote {
-    asked: Receiver<Request>,
-    answers: SyncSender<Reply>,
+    asked: Receiver<SessionRequest>,
+    answers: SyncSender<SessionReply>,
     /// The envs of the last decision.
     seen: Vec<SeenEnv>,
     actions: Vec<Action>,
@@ -341,15 +341,15 @@ struct Remote {
 impl Remote {
     /// The next request other than for weights, which are answered here. A program that is gone
     /// counts as a request to stop.
-    fn next(&mut self, envs: &mut dyn Envs) -> Result<Request> {
+    fn next(&mut self, envs: &mut dyn Envs) -> Result<SessionRequest> {
         loop {
             match self.asked.recv() {
-                Ok(Request::Weights(env)) => {
+                Ok(SessionRequest::Weights(env)) => {
                     let weights = envs.weights(env)?;
-                    _ = self.answers.send(Reply::Weights(weights));
+                    _ = self.answers.send(SessionReply::Weights(weights));
                 }
                 Ok(request) => return Ok(request),
-                Err(_) => return Ok(Request::Stop),
+                Err(_) => return Ok(SessionRequest::Stop),
             }
         }
     }
@@ -365,14 +365,15 @@ impl External for Remote {
             return Ok(Continuation::Step);
         }
         let written = std::mem::take(&mut self.written);
-        let reply = if written { Reply::Written } else { Reply::Boundary(envs.seen()) };
+        let reply =
+            if written { SessionReply::Written } else { SessionReply::Boundary(envs.seen()) };
         _ = self.answers.send(reply);
         match self.next(envs)? {
-            Request::Checkpoint => {
+            SessionRequest::Checkpoint => {
                 self.written = true;
                 Ok(Continuation::Checkpoint)
             }
-            Request::Stop => Ok(Continuation::Stop),
+            SessionRequest::Stop => Ok(Continuation::Stop),
             _ => Ok(Continuation::Step),
         }
     }
@@ -381,9 +382,9 @@ impl External for Remote {
         self.point = Point::Decision;
         self.seen = envs.seen();
         self.actions = vec![Action::Wait; self.seen.len()];
-        _ = self.answers.send(Reply::Decision(self.seen.clone()));
+        _ = self.answers.send(SessionReply::Decision(self.seen.clone()));
         match self.next(envs)? {
-            Request::Act(actions) => self.actions = actions,
+            SessionRequest::Act(actions) => self.actions = actions,
             _ => self.stops = true,
         }
         Ok(())
@@ -418,8 +419,8 @@ impl Controller for Remote {
         });
         let seen = seen.collect();
         self.point = Point::End;
-        _ = self.answers.send(Reply::End(seen));
-        self.stops = !matches!(self.asked.recv(), Ok(Request::Step));
+        _ = self.answers.send(SessionReply::End(seen));
+        self.stops = !matches!(self.asked.recv(), Ok(SessionRequest::Step));
         Ok(None)
     }
 }

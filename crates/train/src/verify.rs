@@ -13,7 +13,7 @@ use crate::config_file;
 use crate::error::{Error, Result};
 use crate::record::directory::Directory;
 use crate::record::lines::{self, Lines};
-use crate::record::reading::{Found, UnreadableFolder, find};
+use crate::record::reading::{FoundRuns, UnreadableFolder, find};
 use crate::record::run_folder::{
     CHECKPOINTS, CONFIG, CONFIG_BYTES_MAX, EVENTS, POLICY, WEIGHTS, check_config,
 };
@@ -62,7 +62,7 @@ pub struct VerifiedFile {
 /// # Errors
 /// [`Error::Unreadable`]: a folder cannot be read. [`Error::NotARun`]: there is no run in it.
 pub fn verify(folder: &Path) -> Result<Vec<VerifiedFile>> {
-    let Found { runs, unreadable, .. } = find(folder)?;
+    let FoundRuns { runs, unreadable, .. } = find(folder)?;
     if let Some(UnreadableFolder { folder: path, problem, .. }) = unreadable.into_iter().next() {
         return Err(Error::Unreadable { path, problem });
     }
@@ -204,10 +204,8 @@ fn events(directory: &Directory, dropped: Option<u64>) -> Checked {
         Some(dropped) => lines.check_count(lines.next_seq, dropped)?,
         None => lines,
     };
-    Ok(Some(match lines.sealed == lines.count {
-        true => FileState::Whole,
-        false => FileState::Unchecked,
-    }))
+    let has_checksums = lines.sealed == lines.count;
+    Ok(Some(if has_checksums { FileState::Whole } else { FileState::Unchecked }))
 }
 
 /// Bytes of a file up to the end of its last whole line.
@@ -242,8 +240,6 @@ fn state_of(seal: Seal) -> FileState {
 fn weights(path: &Path, bytes: &[u8]) -> Result<FileState, String> {
     let read = safetensors::from_bytes(path, bytes);
     let (_, metadata) = read.map_err(|error| error.without_path())?;
-    Ok(match metadata.contains_key(safetensors::CHECKSUM) {
-        true => FileState::Whole,
-        false => FileState::Unchecked,
-    })
+    let has_checksum = metadata.contains_key(safetensors::CHECKSUM);
+    Ok(if has_checksum { FileState::Whole } else { FileState::Unchecked })
 }

@@ -38,7 +38,7 @@ pub(crate) fn check(tree: &Tree) -> Result<Vec<Finding>, Box<dyn Error>> {
         files.iter().for_each(|(_, parsed)| named.visit_file(parsed));
         let aliases = named.aliases();
         for (file, parsed) in files {
-            let mut functions = Functions { file, aliases: &aliases, findings: vec![] };
+            let mut functions = ArgumentVisitor { file, aliases: &aliases, findings: vec![] };
             functions.visit_file(parsed);
             findings.extend(functions.findings);
         }
@@ -84,13 +84,13 @@ impl<'ast> Visit<'ast> for Named {
 }
 
 /// Collects functions, methods and methods of traits with too many arguments.
-struct Functions<'a> {
+struct ArgumentVisitor<'a> {
     file: &'a File,
     aliases: &'a Aliases,
     findings: Vec<Finding>,
 }
 
-impl<'ast> Visit<'ast> for Functions<'_> {
+impl<'ast> Visit<'ast> for ArgumentVisitor<'_> {
     fn visit_signature(&mut self, signature: &'ast syn::Signature) {
         let arguments: usize = signature.inputs.iter().map(|input| self.arguments(input)).sum();
         if arguments > ARGUMENTS_MAX {
@@ -106,7 +106,7 @@ impl<'ast> Visit<'ast> for Functions<'_> {
     }
 }
 
-impl Functions<'_> {
+impl ArgumentVisitor<'_> {
     fn arguments(&self, input: &syn::FnArg) -> usize {
         match input {
             syn::FnArg::Receiver(_) => 1,

@@ -11,7 +11,7 @@ use super::arguments::crate_of;
 use super::tree::{File, Tree};
 
 /// A form that is counted.
-struct Form {
+struct CountedForm {
     /// The form, as findings name it.
     name: &'static str,
     /// Better forms.
@@ -21,26 +21,26 @@ struct Form {
     left: &'static [(&'static str, usize)],
 }
 
-const FORMS: [Form; 4] = [
-    Form {
+const FORMS: [CountedForm; 4] = [
+    CountedForm {
         name: "`so many`",
         instead: "name the argument that is counted",
         count: |file| Ok(phrases(file, "so many")),
         left: &[("crates/comm", 2)],
     },
-    Form {
+    CountedForm {
         name: "`behind the`",
         instead: "`after` for an order; name the side of a place",
         count: |file| Ok(phrases(file, "behind the")),
         left: &[],
     },
-    Form {
+    CountedForm {
         name: "`if it does.`",
         instead: "name the condition",
         count: |file| Ok(phrases(file, "if it does.")),
         left: &[],
     },
-    Form {
+    CountedForm {
         name: "`match` on a bool",
         instead: "`if`",
         count: matches_on_bools,
@@ -50,7 +50,7 @@ const FORMS: [Form; 4] = [
             ("crates/nn", 48),
             ("crates/python", 1),
             ("crates/standin", 3),
-            ("crates/train", 6),
+            ("crates/train", 1),
         ],
     },
 ];
@@ -78,7 +78,7 @@ fn is_held(file: &File) -> bool {
     is_source || is_page
 }
 
-impl Form {
+impl CountedForm {
     fn exceeded(&self, name: &str, count: usize) -> Option<Finding> {
         let left = self.left.iter().find(|(known, _)| *known == name).map_or(0, |(_, left)| *left);
         (count > left).then(|| {
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn more_than_are_left_is_a_finding() {
-        let form = Form { left: &[("crates/x", 2)], ..FORMS[0] };
+        let form = CountedForm { left: &[("crates/x", 2)], ..FORMS[0] };
         assert_eq!(form.exceeded("crates/x", 2), None);
         assert!(form.exceeded("crates/x", 3).unwrap().message.contains("3 times"));
         assert!(form.exceeded("crates/y", 1).is_some());

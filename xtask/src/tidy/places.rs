@@ -25,8 +25,8 @@ struct List {
     exceptions: &'static [(&'static str, &'static str, &'static str)],
 }
 
-/// Reason why no text for users of the command line has the controller `External`.
-const IN_PROGRAMS: &str = "only programs give it";
+/// Reason why texts for the command line omit the controller `External`.
+const IN_PROGRAMS: &str = "only programs supply it";
 
 const LISTS: [List; 6] = [
     List {

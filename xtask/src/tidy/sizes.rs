@@ -66,25 +66,25 @@ fn judge(limit: &SizeLimit, items: &[Sized]) -> Vec<Finding> {
 
 fn functions_of(file: &File) -> Result<Vec<Sized>, Box<dyn Error>> {
     let parsed = syn::parse_file(&file.text).map_err(|e| format!("{}: {e}", file.path))?;
-    let mut visitor = Functions { path: &file.path, found: vec![] };
+    let mut visitor = SizeVisitor { path: &file.path, found: vec![] };
     visitor.visit_file(&parsed);
     Ok(visitor.found)
 }
 
 /// Collects functions and methods with the length of signature and body.
-struct Functions<'a> {
+struct SizeVisitor<'a> {
     path: &'a str,
     found: Vec<Sized>,
 }
 
-impl Functions<'_> {
+impl SizeVisitor<'_> {
     fn add(&mut self, from: LineColumn, to: LineColumn) {
         let place = format!("{}:{}", self.path, from.line);
         self.found.push(Sized { place, lines: to.line + 1 - from.line });
     }
 }
 
-impl<'ast> Visit<'ast> for Functions<'_> {
+impl<'ast> Visit<'ast> for SizeVisitor<'_> {
     fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
         self.add(item.sig.span().start(), item.block.span().end());
         syn::visit::visit_item_fn(self, item);

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use bytemuck::{Pod, Zeroable};
 use meristem_device::{Call, Kernel, KernelSource, Operand, Piece, Program};
 
-use super::kernel::Form;
+use super::kernel::ImageStorage;
 use crate::augment::Augment;
 use crate::dataset::ImageShape;
 use crate::normalization::Normalization;
@@ -60,7 +60,7 @@ struct GpuValues {
 pub(super) struct GpuGather {
     values: GpuValues,
     /// By form and elements of the tensors.
-    programs: Mutex<Vec<(Form, [usize; 6], Program)>>,
+    programs: Mutex<Vec<(ImageStorage, [usize; 6], Program)>>,
 }
 
 impl GpuGather {
@@ -90,17 +90,17 @@ impl GpuGather {
 
     /// The program that gathers over tensors with `lens` elements: images, labels, samples, inputs,
     /// targets, epoch.
-    pub(super) fn program(&self, form: Form, lens: [usize; 6]) -> Program {
+    pub(super) fn program(&self, form: ImageStorage, lens: [usize; 6]) -> Program {
         let mut programs = self.programs.lock().unwrap_or_else(PoisonError::into_inner);
         let known = programs.iter().find(|(of, with, _)| (*of, *with) == (form, lens));
         if let Some((_, _, program)) = known {
             return program.clone();
         }
         let kernel = match form {
-            Form::Bytes | Form::Staged => &BYTES,
-            Form::Normalized => &FLOATS,
+            ImageStorage::Bytes | ImageStorage::Staged => &BYTES,
+            ImageStorage::Normalized => &FLOATS,
         };
-        let values = GpuValues { staged: (form == Form::Staged).into(), ..self.values };
+        let values = GpuValues { staged: (form == ImageStorage::Staged).into(), ..self.values };
         let pieces = lens.into_iter().enumerate();
         let pieces = pieces.map(|(argument, len)| Piece { argument, start: 0, len });
         let call = Call::new(kernel, lens[2] as u32, THREADS).values(values).with_pieces(pieces);

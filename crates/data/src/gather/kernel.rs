@@ -5,7 +5,7 @@ use std::ops::Range;
 use meristem_device::simd::{Vectorized, fetch, vectorize};
 use meristem_device::{Args, Element};
 
-use crate::augment::{Augment, Draw};
+use crate::augment::{Augment, AugmentDraw};
 use crate::dataset::ImageShape;
 use crate::normalization::Normalization;
 
@@ -94,7 +94,7 @@ impl Stored for f32 {
 
 /// Storage of the images that the kernel reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum ImageStorage {
     /// The whole dataset, u8.
     Bytes,
     /// The whole dataset, f32.
@@ -104,14 +104,14 @@ pub(super) enum Form {
 }
 
 /// Parameters that all gathers of a [`super::GatherBatches`] share.
-pub(super) struct Kernel {
+pub(super) struct GatherKernel {
     shape: ImageShape,
     constants: MultiplyAdd,
     augment: Augment,
     seed: u64,
 }
 
-impl Kernel {
+impl GatherKernel {
     pub(super) fn new(
         shape: ImageShape,
         normalization: &Normalization,
@@ -123,20 +123,23 @@ impl Kernel {
 
     /// Runs one gather. Arguments: images, labels u32 [N], samples u32 [n]; outputs: inputs f32
     /// [n, H, W, C], targets u32 [n].
-    pub(super) fn run(&self, args: &mut Args<'_>, form: Form, epoch: u64) {
+    pub(super) fn run(&self, args: &mut Args<'_>, form: ImageStorage, epoch: u64) {
         let labels = args.read::<u32>(1);
         let samples = args.read::<u32>(2);
         let inputs = args.write::<f32>(3);
         for (target, sample) in args.write::<u32>(4).iter_mut().zip(samples) {
             *target = labels[*sample as usize];
         }
-        let pick = Pick { kernel: self, samples, epoch, staged: form == Form::Staged };
+        let pick =
+            PickedImages { kernel: self, samples, epoch, staged: form == ImageStorage::Staged };
         let isa = args.isa();
         match form {
-            Form::Bytes | Form::Staged => {
+            ImageStorage::Bytes | ImageStorage::Staged => {
                 vectorize(isa, Work { pick, images: args.read::<u8>(0), inputs })
             }
-            Form::Normalized => vectorize(isa, Work { pick, images: args.read::<f32>(0), inputs }),
+            ImageStorage::Normalized => {
+                vectorize(isa, Work { pick, images: args.read::<f32>(0), inputs })
+            }
         }
     }
 
@@ -144,7 +147,7 @@ impl Kernel {
     #[inline(always)]
     fn augmented<T: Stored>(
         &self,
-        draw: &Draw,
+        draw: &AugmentDraw,
         [image, next]: [&[T]; 2],
         values: &mut [f32],
         line: &mut [T],
@@ -195,17 +198,17 @@ fn reverse_pixels<T>(row: &mut [T], channels: usize) {
 }
 
 /// The images of one batch of one env.
-struct Pick<'a> {
-    kernel: &'a Kernel,
+struct PickedImages<'a> {
+    kernel: &'a GatherKernel,
     samples: &'a [u32],
     epoch: u64,
     staged: bool,
 }
 
-impl Pick<'_> {
+impl PickedImages<'_> {
     #[inline(always)]
     fn images<T: Stored>(&self, images: &[T], inputs: &mut [f32]) {
-        let Kernel { shape, constants, augment, seed } = self.kernel;
+        let GatherKernel { shape, constants, augment, seed } = self.kernel;
         let size = shape.numel();
         let mut line = vec![T::zeroed(); shape.width * shape.channels];
         let image = |i: usize| {
@@ -229,9 +232,9 @@ impl Pick<'_> {
     }
 }
 
-/// Runs [`Pick::images`], compiled for the instruction set of the processor.
+/// Runs [`PickedImages::images`], compiled for the instruction set of the processor.
 struct Work<'a, T> {
-    pick: Pick<'a>,
+    pick: PickedImages<'a>,
     images: &'a [T],
     inputs: &'a mut [f32],
 }

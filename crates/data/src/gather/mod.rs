@@ -13,12 +13,12 @@ use std::sync::Arc;
 use meristem_device::{DType, Device, DeviceId, DeviceOptions, Expect, Launches, Stream, Tensor};
 
 use self::gpu::GpuGather;
-use self::kernel::{Form, Kernel};
+use self::kernel::{GatherKernel, ImageStorage};
 use self::permutation::Permutations;
 use self::ring::Ring;
-use self::stage::Stage;
+use self::stage::BatchStage;
 use crate::augment::Augment;
-use crate::dataset::{Dataset, Images};
+use crate::dataset::{Dataset, StoredImages};
 use crate::error::{Error, Result};
 use crate::normalization::Normalization;
 use crate::order::{EpochMode, EpochOrder, OrderConfig};
@@ -90,17 +90,17 @@ pub struct Batch {
 enum EnvImages {
     /// All images, on the env's stream.
     Resident(Tensor),
-    Staged(Box<Stage>),
+    Staged(Box<BatchStage>),
 }
 
-struct Env {
+struct ServedEnv {
     stream: Stream,
     /// Index of its device's permutations.
     device: usize,
     /// Position in these permutations at which the env's permutation begins.
     first: usize,
     images: EnvImages,
-    form: Form,
+    form: ImageStorage,
     labels: Tensor,
     permutations: [Tensor; 2],
     /// Words of the epoch in each.
@@ -113,12 +113,12 @@ struct Env {
 pub struct GatherBatches {
     order: EpochOrder,
     subset: Option<Arc<[u32]>>,
-    kernel: Arc<Kernel>,
+    kernel: Arc<GatherKernel>,
     gpu: GpuGather,
     /// Permutations of each device.
     permutations: Vec<Permutations>,
     first_env: usize,
-    envs: Vec<Env>,
+    envs: Vec<ServedEnv>,
     /// `None` before the first `start_epoch`.
     epoch: Option<u64>,
     batch: usize,
@@ -171,7 +171,7 @@ impl GatherBatches {
             let both = permutations[device].on(stream)?;
             let capacity = order.part_max();
             let (images, form) = env_images(dataset, stream, capacity)?;
-            Ok(Env {
+            Ok(ServedEnv {
                 stream: stream.clone(),
                 device,
                 first: permutations[device].start_of(permutation),
@@ -187,7 +187,8 @@ impl GatherBatches {
             })
         });
         let envs = envs.collect::<Result<Vec<_>>>()?;
-        let kernel = Arc::new(Kernel::new(shape, &normalization, config.augment, config.seed));
+        let kernel =
+            Arc::new(GatherKernel::new(shape, &normalization, config.augment, config.seed));
         let gpu = GpuGather::new(shape, &normalization, config.augment, config.seed);
         let (subset, epoch) = (config.subset.clone(), None);
         Ok(Self { order, subset, kernel, gpu, permutations, first_env, envs, epoch, batch: 0 })
@@ -264,7 +265,7 @@ impl GatherBatches {
             if part.is_empty() {
                 break;
             }
-            let Env { ring, permutations, device, .. } = &mut self.envs[env];
+            let ServedEnv { ring, permutations, device, .. } = &mut self.envs[env];
             let (inputs, targets) = ring.take(part.len())?;
             let permutation = &permutations[self.permutations[*device].turn()];
             samples.push(permutation.view(part.start, [part.len()])?);
@@ -285,7 +286,7 @@ impl GatherBatches {
     /// Adds the gather of an env's batch to the launches of the other envs.
     fn gather<'a>(
         &'a self,
-        env: &'a Env,
+        env: &'a ServedEnv,
         Batch { env: index, inputs, targets }: &'a Batch,
         samples: &'a Tensor,
         epoch: u64,
@@ -335,7 +336,7 @@ impl GatherBatches {
             return Ok(());
         }
         let part = self.places(env, batch);
-        let Env { images, device, .. } = &mut self.envs[env];
+        let ServedEnv { images, device, .. } = &mut self.envs[env];
         match images {
             EnvImages::Staged(stage) if !part.is_empty() => {
                 stage.fill(self.permutations[*device].indices(), part)
@@ -484,15 +485,23 @@ fn dataset_on<'a>(datasets: &'a [Arc<Dataset>], device: &Device) -> Result<&'a A
     }
 }
 
-fn env_images(dataset: &Dataset, stream: &Stream, capacity: usize) -> Result<(EnvImages, Form)> {
+fn env_images(
+    dataset: &Dataset,
+    stream: &Stream,
+    capacity: usize,
+) -> Result<(EnvImages, ImageStorage)> {
     match dataset.images() {
-        Images::Resident(images) => {
-            let form = if images.dtype() == DType::F32 { Form::Normalized } else { Form::Bytes };
+        StoredImages::Resident(images) => {
+            let form = if images.dtype() == DType::F32 {
+                ImageStorage::Normalized
+            } else {
+                ImageStorage::Bytes
+            };
             Ok((EnvImages::Resident(images.on(stream)?), form))
         }
-        Images::Spooled(file) => {
-            let stage = Stage::new(stream, file, dataset.image_shape().numel(), capacity)?;
-            Ok((EnvImages::Staged(Box::new(stage)), Form::Staged))
+        StoredImages::Spooled(file) => {
+            let stage = BatchStage::new(stream, file, dataset.image_shape().numel(), capacity)?;
+            Ok((EnvImages::Staged(Box::new(stage)), ImageStorage::Staged))
         }
     }
 }

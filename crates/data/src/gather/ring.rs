@@ -5,7 +5,7 @@ use meristem_device::{DType, MemoryFormat, Owner, Stream, Tensor};
 use crate::dataset::ImageShape;
 use crate::error::Result;
 
-struct Slot {
+struct BatchBuffers {
     /// f32 (N, C, H, W), channels last; N is the ring's capacity.
     inputs: Tensor,
     /// u32 [N].
@@ -17,7 +17,7 @@ pub(super) struct Ring {
     stream: Stream,
     shape: ImageShape,
     capacity: usize,
-    slots: Vec<Slot>,
+    slots: Vec<BatchBuffers>,
     grown: usize,
 }
 
@@ -42,7 +42,7 @@ impl Ring {
         let (stream, owner) = (&self.stream, Owner::Batches);
         let inputs = Tensor::empty_with_format(stream, shape, DType::F32, format, owner)?;
         let targets = Tensor::empty(stream, [self.capacity], DType::U32, owner)?;
-        self.slots.push(Slot { inputs, targets });
+        self.slots.push(BatchBuffers { inputs, targets });
         Ok(())
     }
 
@@ -51,7 +51,7 @@ impl Ring {
     /// stays in the caches. Kernels may still read it; the device orders the new writes after them.
     /// If every slot is held, the ring grows by one.
     pub(super) fn take(&mut self, n: usize) -> Result<(Tensor, Tensor)> {
-        let free = |slot: &Slot| !slot.inputs.is_shared() && !slot.targets.is_shared();
+        let free = |slot: &BatchBuffers| !slot.inputs.is_shared() && !slot.targets.is_shared();
         let chosen = match self.slots.iter().position(free) {
             Some(i) => i,
             None => {
@@ -60,7 +60,7 @@ impl Ring {
                 self.slots.len() - 1
             }
         };
-        let Slot { inputs, targets } = &self.slots[chosen];
+        let BatchBuffers { inputs, targets } = &self.slots[chosen];
         let format = MemoryFormat::ChannelsLast;
         Ok((inputs.view_with_format(0, self.shape.batch(n), format)?, targets.view(0, [n])?))
     }

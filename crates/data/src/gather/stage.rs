@@ -11,7 +11,7 @@ use crate::error::Result;
 
 /// Two buffers of one env: a loader fills one while the env's stream reads the other. Every wait
 /// between the two streams is on the device.
-pub(super) struct Stage {
+pub(super) struct BatchStage {
     loader: Stream,
     file: Arc<MappedFile>,
     /// Bytes of one image.
@@ -21,7 +21,7 @@ pub(super) struct Stage {
     turn: usize,
 }
 
-impl Stage {
+impl BatchStage {
     /// Buffers for `capacity` images of `image` bytes.
     pub(super) fn new(
         env: &Stream,

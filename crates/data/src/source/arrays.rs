@@ -15,9 +15,9 @@ use safetensors::tensor::Metadata;
 use zip::ZipArchive;
 use zip::result::ZipError;
 
-use super::identity::Watch;
+use super::identity::WatchedFiles;
 use super::input::{self, Input};
-use super::npy::{self, Element, Header, IntType};
+use super::npy::{self, ElementType, IntType, NpyHeader};
 use super::{
     CHUNK_BYTES, Layout, OnBad, Reader, SIDE_MAX, Sink, Source, Split, TestSplit, missing,
     missing_files,
@@ -38,7 +38,7 @@ const IMAGES: [&str; 2] = ["train_images", "test_images"];
 const LABELS: [&str; 2] = ["train_labels", "test_labels"];
 
 /// Visitor of an array: its header, and its bytes from the first element on.
-type Visit<'v> = &'v mut dyn FnMut(&Header, &mut Input<'_>) -> Result<()>;
+type Visit<'v> = &'v mut dyn FnMut(&NpyHeader, &mut Input<'_>) -> Result<()>;
 
 /// A file of named arrays.
 trait ArrayFile: Send + Sync {
@@ -50,7 +50,7 @@ trait ArrayFile: Send + Sync {
 }
 
 /// The file at `root`, or the only one of its kind in the folder `root`.
-pub(crate) fn open(root: &Path, watch: &Watch) -> Result<Box<dyn Reader>> {
+pub(crate) fn open(root: &Path, watch: &WatchedFiles) -> Result<Box<dyn Reader>> {
     let path = find(root)?;
     watch.add(&path)?;
     let mut start = [0; 4];
@@ -62,7 +62,7 @@ pub(crate) fn open(root: &Path, watch: &Watch) -> Result<Box<dyn Reader>> {
     }
     let file: Box<dyn ArrayFile> =
         if zip { Box::new(Npz { path }) } else { Box::new(SafeTensors::open(path)?) };
-    Ok(Box::new(Arrays::open(file)?))
+    Ok(Box::new(ArraysReader::open(file)?))
 }
 
 fn find(root: &Path) -> Result<PathBuf> {
@@ -85,26 +85,26 @@ fn find(root: &Path) -> Result<PathBuf> {
             let got = format!("{} and {}", first.display(), second.display());
             Err(Mismatch::new("the folder", "one .npz or .safetensors file", got)
                 .remedy("name the file itself as the data root")
-                .of(root))
+                .in_layout(root))
         }
     }
 }
 
 /// A dataset in one file of arrays.
-struct Arrays {
+struct ArraysReader {
     file: Box<dyn ArrayFile>,
     layout: Layout,
     labels: [Vec<u32>; 2],
     /// Names of arrays that are not read.
     unread: Vec<String>,
-    /// Whether they have been reported.
-    told: Once,
+    /// Whether the unread arrays have been reported.
+    reported: Once,
 }
 
 /// Number of images and (height, width, channels).
 type ImagesShape = (usize, [usize; 3]);
 
-impl Arrays {
+impl ArraysReader {
     fn open(file: Box<dyn ArrayFile>) -> Result<Self> {
         let mut labels = [vec![], vec![]];
         let mut shapes = [(0, [0; 3]); 2];
@@ -134,7 +134,7 @@ impl Arrays {
                 let expected = format!("{size:?} as in training");
                 Err(Mismatch::new(what, expected, format!("{test_size:?}"))
                     .remedy("give the images of both splits one size")
-                    .of(input.path()))
+                    .in_layout(input.path()))
             })?;
         }
         // Without training images there are no classes; that is not an error of the test labels.
@@ -146,7 +146,7 @@ impl Arrays {
                 let expected = format!("below {classes}, as in training");
                 Err(Mismatch::new(what, expected, got.to_string())
                     .remedy("leave the image out, or add training images of its class")
-                    .of(input.path()))
+                    .in_layout(input.path()))
             })?;
         }
         let [height, width, channels] = size;
@@ -157,17 +157,17 @@ impl Arrays {
             TestSplit::Missing("the arrays `test_images` and `test_labels`")
         };
         let layout = Layout { channels, height, width, classes, train: train_len, test };
-        Ok(Self { file, layout, labels, unread, told: Once::new() })
+        Ok(Self { file, layout, labels, unread, reported: Once::new() })
     }
 }
 
-impl Reader for Arrays {
+impl Reader for ArraysReader {
     fn layout(&self) -> &Layout {
         &self.layout
     }
 
     fn read(&self, split: Split, _on_bad: OnBad<'_>, sink: Sink<'_>) -> Result<()> {
-        self.told.call_once(|| {
+        self.reported.call_once(|| {
             if !self.unread.is_empty() {
                 let names = notes::some_of(self.unread.iter().cloned());
                 notes::say(&format!("only arrays of train and test are read, and not {names}"));
@@ -193,7 +193,7 @@ impl Reader for Arrays {
     }
 }
 
-fn images_shape(name: &str, header: &Header, input: &Input<'_>) -> Result<ImagesShape> {
+fn images_shape(name: &str, header: &NpyHeader, input: &Input<'_>) -> Result<ImagesShape> {
     let size = match header.shape[..] {
         [n, h, w] => Some((n, [h, w, 1])),
         [n, h, w, c] => Some((n, [h, w, c])),
@@ -205,18 +205,20 @@ fn images_shape(name: &str, header: &Header, input: &Input<'_>) -> Result<Images
     };
     let size = size.filter(fits);
     match size {
-        Some(size) if header.element == Element::Int(IntType::U8) && !header.is_fortran => Ok(size),
+        Some(size) if header.element == ElementType::Int(IntType::U8) && !header.is_fortran => {
+            Ok(size)
+        }
         _ => {
             let expected = "uint8, N×H×W or N×H×W×C with C from 1 to 4";
             let remedy = images_remedy(header, size.is_some());
             let mismatch = Mismatch::new(format!("`{name}`"), expected, header.to_string());
-            Err(mismatch.remedy(remedy).of(input.path()))
+            Err(mismatch.remedy(remedy).in_layout(input.path()))
         }
     }
 }
 
 /// Changes to an array `x` of numpy that make it images.
-fn images_remedy(header: &Header, has_shape: bool) -> String {
+fn images_remedy(header: &NpyHeader, has_shape: bool) -> String {
     let transposed = match header.shape[..] {
         [_, c, h, w] => (1..=CHANNELS_MAX).contains(&c) && h > CHANNELS_MAX && w > CHANNELS_MAX,
         _ => false,
@@ -228,8 +230,8 @@ fn images_remedy(header: &Header, has_shape: bool) -> String {
         steps.push("bring them to that shape, such as with x.reshape(-1, 28, 28)");
     }
     match &header.element {
-        Element::Int(int) if *int == IntType::U8 => {}
-        Element::Other(name) if name.to_lowercase().starts_with(['f', 'b']) => {
+        ElementType::Int(int) if *int == IntType::U8 => {}
+        ElementType::Other(name) if name.to_lowercase().starts_with(['f', 'b']) => {
             steps
                 .push("make them bytes, from values of 0 to 1 with (x * 255).round().astype('u1')");
         }
@@ -244,18 +246,18 @@ fn images_remedy(header: &Header, has_shape: bool) -> String {
 
 fn read_labels(
     name: &str,
-    header: &Header,
+    header: &NpyHeader,
     input: &mut Input<'_>,
     images: usize,
 ) -> Result<Vec<u32>> {
     let wrong = |what: String, expected: String, got: String, remedy: &str, input: &Input<'_>| {
-        Err(Mismatch::new(what, expected, got).remedy(remedy).of(input.path()))
+        Err(Mismatch::new(what, expected, got).remedy(remedy).in_layout(input.path()))
     };
     let int = match (&header.element, &header.shape[..]) {
-        (&Element::Int(int), shape) if shape == [images] => int,
+        (&ElementType::Int(int), shape) if shape == [images] => int,
         (element, shape) => {
             let remedy = match (element, shape) {
-                (Element::Other(_), _) => "make them integers, such as with y.astype('i8')",
+                (ElementType::Other(_), _) => "make them integers, such as with y.astype('i8')",
                 (_, [n, 1] | [1, n]) if *n == images => {
                     "bring them to that shape with y.reshape(-1)"
                 }
@@ -289,12 +291,12 @@ fn read_labels(
 }
 
 /// Bytes of an array with this header.
-fn data_bytes(header: &Header) -> Option<u64> {
+fn data_bytes(header: &NpyHeader) -> Option<u64> {
     let elements = header.shape.iter().try_fold(1_u64, |n, dim| n.checked_mul(*dim as u64))?;
     match header.element {
-        Element::Int(int) => elements.checked_mul(int.bytes as u64),
+        ElementType::Int(int) => elements.checked_mul(int.bytes as u64),
         // The visitor refuses this type.
-        Element::Other(_) => Some(0),
+        ElementType::Other(_) => Some(0),
     }
 }
 
@@ -404,7 +406,7 @@ impl ArrayFile for SafeTensors {
         let info = self.metadata.info(name).ok_or_else(|| {
             missing_files(Source::Arrays, &self.path, vec![format!("an array `{name}`")])
         })?;
-        let int = |bytes, signed| Element::Int(IntType { bytes, signed, big_endian: false });
+        let int = |bytes, signed| ElementType::Int(IntType { bytes, signed, big_endian: false });
         let element = match info.dtype {
             Dtype::U8 => int(1, false),
             Dtype::I8 => int(1, true),
@@ -414,7 +416,7 @@ impl ArrayFile for SafeTensors {
             Dtype::I32 => int(4, true),
             Dtype::U64 => int(8, false),
             Dtype::I64 => int(8, true),
-            other => Element::Other(format!("{other:?}")),
+            other => ElementType::Other(format!("{other:?}")),
         };
         let (start, end) = info.data_offsets;
         let mut file = File::open(&self.path).map_err(Error::io("open", &self.path))?;
@@ -423,6 +425,6 @@ impl ArrayFile for SafeTensors {
         // The library has compared shape and offsets, and `open` the offsets with the file.
         let bytes = BufReader::new(file).take((end - start) as u64);
         let mut input = Input::part(self.path.clone(), bytes, offset);
-        visit(&Header { element, shape: info.shape.clone(), is_fortran: false }, &mut input)
+        visit(&NpyHeader { element, shape: info.shape.clone(), is_fortran: false }, &mut input)
     }
 }

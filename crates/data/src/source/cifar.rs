@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::identity::Watch;
+use super::identity::WatchedFiles;
 use super::input::{self, Input, read_small};
 use super::{Layout, OnBad, Reader, Sink, Source, Split, TestSplit, missing_files};
 use crate::error::{Error, Mismatch, Result, damaged};
@@ -86,16 +86,16 @@ pub(crate) struct Cifar {
 
 impl Cifar {
     /// Opens CIFAR-10 in `root`, or in the folder of the official archive below it.
-    pub(crate) fn open_10(root: &Path, watch: &Watch) -> Result<Self> {
+    pub(crate) fn open_10(root: &Path, watch: &WatchedFiles) -> Result<Self> {
         Self::open(root, &CIFAR_10, watch)
     }
 
     /// Opens CIFAR-100 in `root`, or in the folder of the official archive below it.
-    pub(crate) fn open_100(root: &Path, watch: &Watch) -> Result<Self> {
+    pub(crate) fn open_100(root: &Path, watch: &WatchedFiles) -> Result<Self> {
         Self::open(root, &CIFAR_100, watch)
     }
 
-    fn open(root: &Path, variant: &'static Variant, watch: &Watch) -> Result<Self> {
+    fn open(root: &Path, variant: &'static Variant, watch: &WatchedFiles) -> Result<Self> {
         let nested = root.join(variant.folder);
         let folder = if nested.is_dir() { nested.as_path() } else { root };
         let files = variant.files.map(|names| names.iter().map(|name| folder.join(name)).collect());

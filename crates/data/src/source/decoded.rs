@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 
 use super::identity::{self, FileId};
-use super::image_file::{self, Stamp};
+use super::image_file::{self, ImageStamp};
 use super::listing::ImageFile;
 use super::{OnBadFile, Sink};
 use crate::error::{Error, Mismatch, Result};
@@ -107,20 +107,20 @@ struct Description {
     /// Names of the image files in order.
     names: Vec<String>,
     /// Identity and checksum of each.
-    stamps: Vec<Stamp>,
+    stamps: Vec<ImageStamp>,
     /// Positions of the images that do not decode, which have no pixels.
     bad: Vec<usize>,
 }
 
 /// Place of a decoded split in the cache.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct DecodedPlace {
     path: PathBuf,
     key: String,
     image_bytes: usize,
 }
 
-impl Place {
+impl DecodedPlace {
     /// Place in the user's cache; `None` without one, and for a split that is too small or too
     /// large to be kept.
     pub(crate) fn of_user(key: String, files: &[ImageFile], image_bytes: usize) -> Option<Self> {
@@ -137,15 +137,15 @@ impl Place {
     }
 
     /// The decoded images of `files`, if they are there and no file has changed.
-    pub(crate) fn open(&self, files: &[ImageFile]) -> Option<Found> {
+    pub(crate) fn open(&self, files: &[ImageFile]) -> Option<CachedImages> {
         let file = match File::open(&self.path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
-            Err(error) => return self.tell(&error.to_string()),
+            Err(error) => return self.report_unusable(&error.to_string()),
         };
         let description = match self.describe(&file) {
             Ok(description) => description,
-            Err(problem) => return self.tell(&problem),
+            Err(problem) => return self.report_unusable(&problem),
         };
         let same = description.key == self.key && description.names == names(files);
         let now_ns = identity::now_ns();
@@ -156,19 +156,24 @@ impl Place {
         // For the order of removal; without it the file counts as older.
         let _ = file.set_modified(SystemTime::now());
         let (path, image_bytes) = (self.path.clone(), self.image_bytes);
-        let found = Found { path, file, description, image_bytes };
+        let found = CachedImages { path, file, description, image_bytes };
         if let Some(stamps) = renewed {
             self.renew(&found, files, (stamps, now_ns));
         }
         Some(found)
     }
 
-    /// Writes the file again with other stamps and the time before they were taken, so that the
-    /// next start reads no image file.
-    fn renew(&self, found: &Found, files: &[ImageFile], (stamps, began_ns): (Vec<Stamp>, i64)) {
+    /// Writes the file again with new stamps and their time, so that the next start reads no image
+    /// file.
+    fn renew(
+        &self,
+        found: &CachedImages,
+        files: &[ImageFile],
+        (stamps, began_ns): (Vec<ImageStamp>, i64),
+    ) {
         let place = Self { path: self.path.clone(), key: self.key.clone(), ..*self };
         let Some(mut kept) = place.create(files) else { return };
-        let copy = |kept: &mut Kept| {
+        let copy = |kept: &mut CacheWriter| {
             let mut file = &found.file;
             file.rewind()?;
             let mut left = file.take(found.description.good() * self.image_bytes as u64);
@@ -187,7 +192,7 @@ impl Place {
                 (made.bad, made.stamps, made.began_ns) = (bad, stamps, began_ns);
                 kept.finish();
             }
-            Err(error) => kept.place.tell_unkept(&error),
+            Err(error) => kept.place.report_unkept(&error),
         }
     }
 
@@ -233,14 +238,14 @@ impl Place {
         }
     }
 
-    fn tell<T>(&self, problem: &str) -> Option<T> {
+    fn report_unusable<T>(&self, problem: &str) -> Option<T> {
         let path = self.path.display();
         notes::say(&format!("decoded images {path}: {problem}; the images are decoded again"));
         None
     }
 
     /// A new file for the decoded images of `files`.
-    pub(crate) fn create(self, files: &[ImageFile]) -> Option<Kept> {
+    pub(crate) fn create(self, files: &[ImageFile]) -> Option<CacheWriter> {
         let description = Description {
             key: self.key.clone(),
             began_ns: identity::now_ns(),
@@ -252,12 +257,12 @@ impl Place {
         let made = fs::create_dir_all(&folder).and_then(|()| {
             tempfile::Builder::new().prefix(".").suffix(".part").tempfile_in(&folder)
         });
-        let file = made.inspect_err(|error| self.tell_unkept(error)).ok()?;
+        let file = made.inspect_err(|error| self.report_unkept(error)).ok()?;
         let out = BufWriter::with_capacity(1 << 20, file);
-        Some(Kept { place: self, out, crc: crc32fast::Hasher::new(), description })
+        Some(CacheWriter { place: self, out, crc: crc32fast::Hasher::new(), description })
     }
 
-    fn tell_unkept(&self, error: &io::Error) {
+    fn report_unkept(&self, error: &io::Error) {
         let path = self.path.display();
         notes::say(&format!("the decoded images are not kept in {path}: {error}"));
     }
@@ -272,14 +277,14 @@ impl Description {
     /// Compares all files with their earlier identities, beginning at `now_ns`. `None` if the
     /// contents of one changed; otherwise the new stamps, if they save reading in the next
     /// comparison.
-    fn compare(&self, files: &[ImageFile], now_ns: i64) -> Option<Option<Vec<Stamp>>> {
+    fn compare(&self, files: &[ImageFile], now_ns: i64) -> Option<Option<Vec<ImageStamp>>> {
         let cores = thread::available_parallelism().map_or(1, NonZero::get);
         let each = files.len().div_ceil(cores.min(COMPARE_THREADS_MAX)).max(1);
         let stamps = thread::scope(|scope| {
-            let compare = |(files, stamps): (&[ImageFile], &[Stamp])| {
+            let compare = |(files, stamps): (&[ImageFile], &[ImageStamp])| {
                 let pairs = files.iter().zip(stamps);
                 let current = pairs.map(|(f, stamp)| stamp.if_current(&f.path, self.began_ns));
-                current.collect::<Option<Vec<Stamp>>>()
+                current.collect::<Option<Vec<ImageStamp>>>()
             };
             let parts = files.chunks(each).zip(self.stamps.chunks(each));
             let threads: Vec<_> = parts.map(|part| scope.spawn(move || compare(part))).collect();
@@ -287,7 +292,7 @@ impl Description {
             parts.collect::<Option<Vec<_>>>()
         });
         let stamps = stamps?.concat();
-        let gains = |(old, new): (&Stamp, &Stamp)| {
+        let gains = |(old, new): (&ImageStamp, &ImageStamp)| {
             new.id.is_settled(now_ns) && (old.id != new.id || !old.id.is_settled(self.began_ns))
         };
         let renewed = self.stamps.iter().zip(&stamps).any(gains);
@@ -295,11 +300,11 @@ impl Description {
     }
 }
 
-impl Stamp {
+impl ImageStamp {
     /// The stamp of the file now, if its contents are unchanged since `at_ns`. Reads the file only
     /// if its identity does not decide this.
     fn if_current(&self, path: &Path, at_ns: i64) -> Option<Self> {
-        let now = FileId::of(&fs::metadata(path).ok()?);
+        let now = FileId::from_metadata(&fs::metadata(path).ok()?);
         if now == self.id && now.is_settled(at_ns) {
             return Some(*self);
         }
@@ -315,14 +320,14 @@ fn names(files: &[ImageFile]) -> Vec<String> {
 }
 
 /// Decoded images that were found.
-pub(crate) struct Found {
+pub(crate) struct CachedImages {
     path: PathBuf,
     file: File,
     description: Description,
     image_bytes: usize,
 }
 
-impl Found {
+impl CachedImages {
     /// Passes the images of `files` to `sink`, `chunk` at a time, and the files without pixels to
     /// `on_bad`.
     pub(crate) fn read(
@@ -356,21 +361,21 @@ impl Found {
     pub(crate) fn changed_meanwhile(&self) -> Error {
         Mismatch::new("the image files", "unchanged while they are read", "a changed one")
             .remedy("start again")
-            .of(&self.path)
+            .in_layout(&self.path)
     }
 }
 
 /// Decoded images that are being written.
-pub(crate) struct Kept {
-    place: Place,
+pub(crate) struct CacheWriter {
+    place: DecodedPlace,
     out: BufWriter<NamedTempFile>,
     crc: crc32fast::Hasher,
     description: Description,
 }
 
-impl Kept {
+impl CacheWriter {
     /// Adds the next image file. A file without a stamp ends the writing.
-    pub(crate) fn add(kept: &mut Option<Self>, stamp: Option<Stamp>, is_good: bool) {
+    pub(crate) fn add(kept: &mut Option<Self>, stamp: Option<ImageStamp>, is_good: bool) {
         let Some(stamp) = stamp else {
             *kept = None;
             return;
@@ -387,7 +392,7 @@ impl Kept {
     pub(crate) fn append(kept: &mut Option<Self>, pixels: &[u8]) {
         let Some(own) = kept else { return };
         if let Err(error) = own.write(pixels) {
-            own.place.tell_unkept(&error);
+            own.place.report_unkept(&error);
             *kept = None;
         }
     }
@@ -407,7 +412,7 @@ impl Kept {
             make_room(&place.path, BYTES_MAX)
         });
         if let Err(error) = kept {
-            place.tell_unkept(&error);
+            place.report_unkept(&error);
         }
     }
 

@@ -9,7 +9,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::identity::Watch;
+use super::identity::WatchedFiles;
 use super::listing::{ImageFile, Listing, is_image, names_in};
 use super::{Source, Split, missing};
 use crate::error::{Error, Mismatch, Result};
@@ -18,7 +18,7 @@ use crate::error::{Error, Mismatch, Result};
 const DEPTH_MAX: usize = 16;
 
 /// Lists `root`. Without a folder `test` there is no test split.
-pub(super) fn list(root: &Path, watch: &Watch) -> Result<Listing> {
+pub(super) fn list(root: &Path, watch: &WatchedFiles) -> Result<Listing> {
     if !root.is_dir() {
         return Err(missing(Source::Folder, root));
     }
@@ -35,7 +35,7 @@ pub(super) fn list(root: &Path, watch: &Watch) -> Result<Listing> {
     if classes.is_empty() {
         return Err(missing(Source::Folder, root));
     }
-    let mut found = Found { files: vec![], stray: vec![], watch };
+    let mut found = FoundFiles { files: vec![], stray: vec![], watch };
     listing.train = list_split(&train, &classes, &mut found)?;
     listing.test = has_test.then(|| list_split(&test, &classes, &mut found)).transpose()?;
     listing.stray = found.stray;
@@ -56,19 +56,23 @@ fn has_entry(path: &Path) -> Result<bool> {
 }
 
 /// Files found in a split.
-struct Found<'a> {
+struct FoundFiles<'a> {
     files: Vec<ImageFile>,
     /// Files of both splits that are no images.
     stray: Vec<PathBuf>,
-    watch: &'a Watch,
+    watch: &'a WatchedFiles,
 }
 
-fn list_split(split: &Path, classes: &[OsString], found: &mut Found<'_>) -> Result<Vec<ImageFile>> {
+fn list_split(
+    split: &Path,
+    classes: &[OsString],
+    found: &mut FoundFiles<'_>,
+) -> Result<Vec<ImageFile>> {
     let known = |name: &OsStr| classes.iter().position(|class| class == name);
     for name in names_in(split)? {
         let path = split.join(&name);
         let wrong = |what: &str, expected: &str, got: &str, remedy: &str| {
-            Err(Mismatch::new(what, expected, got).remedy(remedy).of(&path))
+            Err(Mismatch::new(what, expected, got).remedy(remedy).in_layout(&path))
         };
         if !path.is_dir() {
             if is_image(&path)? {
@@ -95,12 +99,12 @@ fn list_split(split: &Path, classes: &[OsString], found: &mut Found<'_>) -> Resu
 }
 
 /// Adds the images in `folder` and in the folders below to `found`, and other files to the strays.
-fn list_class(folder: &Path, label: u32, depth: usize, found: &mut Found<'_>) -> Result<()> {
+fn list_class(folder: &Path, label: u32, depth: usize, found: &mut FoundFiles<'_>) -> Result<()> {
     if depth > DEPTH_MAX {
         let expected = format!("at most {DEPTH_MAX} folders deep");
         return Err(Mismatch::new("the class folder", expected, "more")
             .remedy("remove the link that leads back, or the innermost folders")
-            .of(folder));
+            .in_layout(folder));
     }
     found.watch.add(folder)?;
     let paths = names_in(folder)?.into_iter().map(|name| folder.join(name));

@@ -21,7 +21,7 @@ const CLOCK_NS: i64 = 2_000_000_000;
 
 /// Identity of a file or folder in the file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(from = "Fields", into = "Fields")]
+#[serde(from = "IdFields", into = "IdFields")]
 pub(crate) struct FileId {
     device: u64,
     inode: u64,
@@ -33,15 +33,15 @@ pub(crate) struct FileId {
 }
 
 /// The fields in order: a short form for files.
-type Fields = (u64, u64, u64, i64, i64);
+type IdFields = (u64, u64, u64, i64, i64);
 
-impl From<Fields> for FileId {
-    fn from((device, inode, bytes, modified_ns, changed_ns): Fields) -> Self {
+impl From<IdFields> for FileId {
+    fn from((device, inode, bytes, modified_ns, changed_ns): IdFields) -> Self {
         Self { device, inode, bytes, modified_ns, changed_ns }
     }
 }
 
-impl From<FileId> for Fields {
+impl From<FileId> for IdFields {
     fn from(id: FileId) -> Self {
         (id.device, id.inode, id.bytes, id.modified_ns, id.changed_ns)
     }
@@ -49,7 +49,7 @@ impl From<FileId> for Fields {
 
 impl FileId {
     #[cfg(unix)]
-    pub(crate) fn of(metadata: &Metadata) -> Self {
+    pub(crate) fn from_metadata(metadata: &Metadata) -> Self {
         use std::os::unix::fs::MetadataExt;
         let ns = |seconds: i64, ns: i64| seconds.saturating_mul(1_000_000_000).saturating_add(ns);
         Self {
@@ -62,7 +62,7 @@ impl FileId {
     }
 
     #[cfg(not(unix))]
-    pub(crate) fn of(metadata: &Metadata) -> Self {
+    pub(crate) fn from_metadata(metadata: &Metadata) -> Self {
         let modified_ns = metadata.modified().map_or(0, ns_since_1970);
         Self { device: 0, inode: 0, bytes: metadata.len(), modified_ns, changed_ns: 0 }
     }
@@ -86,7 +86,7 @@ fn ns_since_1970(time: SystemTime) -> i64 {
 
 /// A file or folder that a dataset was read from.
 #[derive(Debug)]
-struct Seen {
+struct WatchedPath {
     path: PathBuf,
     /// `None` if there is no entry.
     id: Option<FileId>,
@@ -94,7 +94,7 @@ struct Seen {
     crc: Option<u32>,
 }
 
-impl Seen {
+impl WatchedPath {
     fn new(path: &Path) -> io::Result<Self> {
         let (id, at_ns) = (id_at(path)?, now_ns());
         let crc = match id {
@@ -121,7 +121,7 @@ impl Seen {
 
 fn id_at(path: &Path) -> io::Result<Option<FileId>> {
     match fs::metadata(path) {
-        Ok(metadata) => Ok(Some(FileId::of(&metadata))),
+        Ok(metadata) => Ok(Some(FileId::from_metadata(&metadata))),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
@@ -151,14 +151,14 @@ fn checksum(path: &Path) -> io::Result<u32> {
 
 /// The files and folders that a dataset is read from, with their identities before the reading.
 #[derive(Debug, Default)]
-pub(crate) struct Watch {
-    seen: Mutex<Vec<Seen>>,
+pub(crate) struct WatchedFiles {
+    seen: Mutex<Vec<WatchedPath>>,
 }
 
-impl Watch {
+impl WatchedFiles {
     /// Notes the identity of `path`; to be called before it is read.
     pub(crate) fn add(&self, path: &Path) -> Result<()> {
-        let seen = Seen::new(path).map_err(Error::io("open", path))?;
+        let seen = WatchedPath::new(path).map_err(Error::io("open", path))?;
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).push(seen);
         Ok(())
     }
@@ -187,7 +187,7 @@ mod tests {
         let file = folder.path().join("file");
         fs::write(&file, "contents").unwrap();
         for path in [folder.path(), &file] {
-            let mut seen = Seen::new(path).unwrap();
+            let mut seen = WatchedPath::new(path).unwrap();
             assert!(seen.is_current());
             let crc = seen.crc.unwrap();
             seen.crc = Some(!crc);
@@ -197,7 +197,7 @@ mod tests {
             fs::write(&file, before.to_string()).unwrap();
             assert!(!seen.is_current() && checksum(path).unwrap() != before);
         }
-        let mut nothing = Seen::new(&folder.path().join("nothing")).unwrap();
+        let mut nothing = WatchedPath::new(&folder.path().join("nothing")).unwrap();
         assert!(nothing.is_current() && nothing.crc.is_none());
         fs::write(folder.path().join("nothing"), "").unwrap();
         assert!(!nothing.is_current());

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use super::identity::Watch;
+use super::identity::WatchedFiles;
 use super::input::{Bytes, Input};
 use super::{Layout, OnBad, Reader, SIDE_MAX, Sink, Source, Split, TestSplit, missing_files};
 use crate::error::{Error, Result, damaged};
@@ -51,7 +51,7 @@ pub(crate) struct Idx {
 }
 
 /// Count, rows, columns.
-type Header = [usize; 3];
+type IdxHeader = [usize; 3];
 
 impl Idx {
     /// Opens the subset in the binary.
@@ -64,7 +64,7 @@ impl Idx {
 
     /// Opens the files of Fashion-MNIST in `root`, or in `root/FashionMNIST/raw` where torchvision
     /// puts them. A plain file is preferred to its `.gz`.
-    pub(crate) fn fashion_mnist(root: &Path, watch: &Watch) -> Result<Self> {
+    pub(crate) fn fashion_mnist(root: &Path, watch: &WatchedFiles) -> Result<Self> {
         let nested = root.join("FashionMNIST").join("raw");
         let folder = if nested.is_dir() { nested.as_path() } else { root };
         let mut absent = vec![];
@@ -154,7 +154,7 @@ fn read_magic(input: &mut Input<'_>, expected: u32, kind: &str) -> Result<()> {
     Err(damaged(input.path(), 0, "the magic number", expected, got))
 }
 
-fn read_images_header(input: &mut Input<'_>) -> Result<Header> {
+fn read_images_header(input: &mut Input<'_>) -> Result<IdxHeader> {
     read_magic(input, IMAGES_MAGIC, "images")?;
     let count = input.read_u32("the number of images")?;
     let rows = input.read_u32("the number of rows")?;

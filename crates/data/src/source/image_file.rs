@@ -33,7 +33,7 @@ const REMEDY: &str = "replace or remove the file, or skip it with `skip_bad` (--
 
 /// Channels, height and width of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Size {
+pub(crate) struct ImageSize {
     pub(crate) channels: usize,
     pub(crate) height: usize,
     pub(crate) width: usize,
@@ -41,8 +41,8 @@ pub(crate) struct Size {
 
 /// Requested form of the images.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Form {
-    pub(crate) size: Size,
+pub(crate) struct ImageForm {
+    pub(crate) size: ImageSize,
     /// The file that determined the size.
     pub(crate) like: PathBuf,
     /// Whether images of other sizes are cut to their central square and scaled.
@@ -52,27 +52,27 @@ pub(crate) struct Form {
 /// State of a file when it was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(from = "(FileId, u32)", into = "(FileId, u32)")]
-pub(crate) struct Stamp {
+pub(crate) struct ImageStamp {
     /// Identity before the reading.
     pub(crate) id: FileId,
     /// CRC-32 of the contents.
     pub(crate) crc: u32,
 }
 
-impl From<(FileId, u32)> for Stamp {
+impl From<(FileId, u32)> for ImageStamp {
     fn from((id, crc): (FileId, u32)) -> Self {
         Self { id, crc }
     }
 }
 
-impl From<Stamp> for (FileId, u32) {
-    fn from(stamp: Stamp) -> Self {
+impl From<ImageStamp> for (FileId, u32) {
+    fn from(stamp: ImageStamp) -> Self {
         (stamp.id, stamp.crc)
     }
 }
 
 /// Reads the size of the image at `path` from its header: 1 channel if it is grey, 3 otherwise.
-pub(crate) fn probe(path: &Path) -> Result<Size> {
+pub(crate) fn probe(path: &Path) -> Result<ImageSize> {
     let (bytes, _) = read(path)?;
     let decoder = decoder(path, &bytes)?;
     let (width, height) = decoder.dimensions();
@@ -80,16 +80,20 @@ pub(crate) fn probe(path: &Path) -> Result<Size> {
         decoder.color_type(),
         ColorType::L8 | ColorType::L16 | ColorType::La8 | ColorType::La16
     );
-    Ok(Size { channels: if grey { 1 } else { 3 }, height: height as usize, width: width as usize })
+    Ok(ImageSize {
+        channels: if grey { 1 } else { 3 },
+        height: height as usize,
+        width: width as usize,
+    })
 }
 
 /// Decodes `bytes`, the contents of the file at `path`, into `pixels` (H, W, C). Unless the form
 /// resizes, the image must have its size. Grey becomes RGB if 3 channels are wanted; RGB never
 /// becomes grey. Palettes become RGB, transparency is dropped, 16 bits are rounded to 8.
-pub(crate) fn decode(path: &Path, bytes: &[u8], form: &Form, pixels: &mut [u8]) -> Result<()> {
+pub(crate) fn decode(path: &Path, bytes: &[u8], form: &ImageForm, pixels: &mut [u8]) -> Result<()> {
     let decoder = decoder(path, bytes)?;
     let (width, height) = decoder.dimensions();
-    let Form { size, ref like, resizes } = *form;
+    let ImageForm { size, ref like, resizes } = *form;
     if !resizes && (height as usize, width as usize) != (size.height, size.width) {
         return Err(other_size(path, size, like, format!("{width}×{height}")));
     }
@@ -105,7 +109,7 @@ pub(crate) fn decode(path: &Path, bytes: &[u8], form: &Form, pixels: &mut [u8]) 
             let remedy = "convert it to grey, or add a colour image to the training images";
             let expected = format!("grey, as {} and all training images", like.display());
             let mismatch = Mismatch::new("the image", expected, "a colour image");
-            return Err(mismatch.remedy(remedy).of(path));
+            return Err(mismatch.remedy(remedy).in_layout(path));
         }
         _ => scaled(image.into_rgb8(), side),
     };
@@ -154,7 +158,7 @@ fn check_claim(path: &Path, bytes: &[u8], decoder: &impl ImageDecoder) -> Result
 }
 
 /// The contents of a file, at most 256 MiB, and its state.
-pub(crate) fn read(path: &Path) -> Result<(Vec<u8>, Stamp)> {
+pub(crate) fn read(path: &Path) -> Result<(Vec<u8>, ImageStamp)> {
     // Opening a pipe would wait for its writer.
     let kind = std::fs::metadata(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => Error::Absent { path: path.to_path_buf() },
@@ -162,7 +166,9 @@ pub(crate) fn read(path: &Path) -> Result<(Vec<u8>, Stamp)> {
     })?;
     if !kind.is_file() {
         let remedy = "remove it, or put a file in its place";
-        return Err(Mismatch::new("the image", "a file", "something else").remedy(remedy).of(path));
+        return Err(Mismatch::new("the image", "a file", "something else")
+            .remedy(remedy)
+            .in_layout(path));
     }
     let file = File::open(path).map_err(Error::io("open", path))?;
     let metadata = file.metadata().map_err(Error::io("read", path))?;
@@ -172,7 +178,7 @@ pub(crate) fn read(path: &Path) -> Result<(Vec<u8>, Stamp)> {
         let expected = format!("at most {FILE_BYTES_MAX} bytes");
         return Err(undecodable(path, bytes.len(), expected, "more".into()));
     }
-    let stamp = Stamp { id: FileId::of(&metadata), crc: crc32fast::hash(&bytes) };
+    let stamp = ImageStamp { id: FileId::from_metadata(&metadata), crc: crc32fast::hash(&bytes) };
     Ok((bytes, stamp))
 }
 
@@ -211,12 +217,12 @@ fn undecodable(path: &Path, offset: usize, expected: impl Into<String>, got: Str
     Mismatch::new("the image", expected, got).remedy(REMEDY).at(path, offset as u64)
 }
 
-fn other_size(path: &Path, expected: Size, like: &Path, got: String) -> Error {
-    let Size { channels, height, width } = expected;
+fn other_size(path: &Path, expected: ImageSize, like: &Path, got: String) -> Error {
+    let ImageSize { channels, height, width } = expected;
     let colour = if channels == 1 { "grey" } else { "RGB" };
     let expected = format!("{width}×{height} {colour}, as {}", like.display());
     let remedy = "scale all images to one size with `resize`, such as --resize 32";
-    Mismatch::new("the image", expected, got).remedy(remedy).of(path)
+    Mismatch::new("the image", expected, got).remedy(remedy).in_layout(path)
 }
 
 /// Walks the segments of a JPEG file (ITU-T T.81, annex B) to its end-of-image marker; otherwise

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::thread;
 
-use super::decoded::{Kept, Place};
-use super::identity::Watch;
-use super::image_file::{self, Form, Size, Stamp};
+use super::decoded::{CacheWriter, DecodedPlace};
+use super::identity::WatchedFiles;
+use super::image_file::{self, ImageForm, ImageSize, ImageStamp};
 use super::listing::{ImageFile, Listing};
 use super::{
     DatasetSpec, Layout, OnBad, Reader, Sink, Source, Split, TestSplit, folder, missing, table,
@@ -22,24 +22,24 @@ use crate::notes;
 const DECODE_THREADS_MAX: usize = 16;
 
 /// A dataset of image files.
-pub(crate) struct Images {
+pub(crate) struct ImageFiles {
     root: PathBuf,
     spec: DatasetSpec,
     layout: Layout,
-    form: Form,
+    form: ImageForm,
     splits: [Vec<ImageFile>; 2],
     stray: Vec<PathBuf>,
     beside: Vec<PathBuf>,
-    /// Whether the files and folders that are not read have been reported.
-    told: Once,
+    /// Whether the unread files and folders have been reported.
+    reported: Once,
 }
 
 /// A file after decoding: its stamp, and whether it decoded.
-type Decoded = Result<(Stamp, Result<()>)>;
+type DecodedFile = Result<(ImageStamp, Result<()>)>;
 
-impl Images {
+impl ImageFiles {
     /// Lists the images of `spec` at `root`, and reads headers.
-    pub(crate) fn open(spec: &DatasetSpec, root: &Path, watch: &Watch) -> Result<Self> {
+    pub(crate) fn open(spec: &DatasetSpec, root: &Path, watch: &WatchedFiles) -> Result<Self> {
         let (listing, no_test) = match spec.source {
             Source::Csv => (table::list(root, watch)?, "rows whose `split` is test"),
             _ => (folder::list(root, watch)?, "test/CLASS/*.{png,jpg,jpeg}"),
@@ -48,14 +48,14 @@ impl Images {
         let mut images = train.iter().chain(test.iter().flatten());
         images.try_for_each(|image| watch.add(&image.path))?;
         let form = form(root, &train, spec.resize)?.ok_or_else(|| missing(spec.source, root))?;
-        let Size { channels, height, width } = form.size;
+        let ImageSize { channels, height, width } = form.size;
         let of_test = test.as_ref();
         let of_test = of_test.map_or(TestSplit::Missing(no_test), |t| TestSplit::Images(t.len()));
         let train_len = train.len();
         let layout = Layout { channels, height, width, classes, train: train_len, test: of_test };
         let (root, spec) = (root.to_path_buf(), spec.clone());
         let splits = [train, test.unwrap_or_default()];
-        Ok(Self { root, spec, layout, form, splits, stray, beside, told: Once::new() })
+        Ok(Self { root, spec, layout, form, splits, stray, beside, reported: Once::new() })
     }
 
     /// The files of a split in order.
@@ -70,11 +70,11 @@ impl Images {
     }
 
     /// Decodes `files` in parallel; the result does not depend on the number of threads.
-    fn decode_all(&self, files: &[ImageFile], pixels: &mut [u8]) -> Vec<Decoded> {
+    fn decode_all(&self, files: &[ImageFile], pixels: &mut [u8]) -> Vec<DecodedFile> {
         let image = self.layout.image_bytes();
         let cores = thread::available_parallelism().map_or(1, NonZero::get);
         let each = files.len().div_ceil(cores.min(DECODE_THREADS_MAX)).max(1);
-        let mut results: Vec<Option<Decoded>> = files.iter().map(|_| None).collect();
+        let mut results: Vec<Option<DecodedFile>> = files.iter().map(|_| None).collect();
         thread::scope(|scope| {
             let parts = files.chunks(each).zip(results.chunks_mut(each));
             for ((files, results), pixels) in parts.zip(pixels.chunks_mut(each * image)) {
@@ -92,20 +92,20 @@ impl Images {
     }
 
     /// Place of the decoded split on disk, if it is large enough to be kept.
-    fn place(&self, split: Split) -> Option<Place> {
-        let Size { channels, height, width } = self.form.size;
+    fn place(&self, split: Split) -> Option<DecodedPlace> {
+        let ImageSize { channels, height, width } = self.form.size;
         let DatasetSpec { source, resize, no_cache, .. } = &self.spec;
         let key = format!(
             "{source} {split} of {}, {channels}×{height}×{width}, resize {resize:?}",
             self.root.display()
         );
         let (files, image) = (self.files(split), self.layout.image_bytes());
-        Place::of_user(key, files, image).filter(|_| !no_cache)
+        DecodedPlace::of_user(key, files, image).filter(|_| !no_cache)
     }
 
     /// Reports files and folders that are not read, once.
-    fn tell_unread(&self) {
-        self.told.call_once(|| {
+    fn report_unread(&self) {
+        self.reported.call_once(|| {
             let within = |paths: &[PathBuf]| {
                 let names = paths.iter().map(|path| path.strip_prefix(&self.root).unwrap_or(path));
                 notes::some_of(names.map(|name| name.display().to_string()))
@@ -129,7 +129,7 @@ impl Images {
     fn decode_split(
         &self,
         split: Split,
-        mut kept: Option<Kept>,
+        mut kept: Option<CacheWriter>,
         on_bad: OnBad<'_>,
         sink: Sink<'_>,
     ) -> Result<()> {
@@ -137,7 +137,7 @@ impl Images {
         let files = self.files(split);
         let chunk = self.layout.chunk_images().min(files.len()).max(1);
         let mut pixels = vec![0; chunk * image];
-        let progress = notes::Progress::new(files.len());
+        let progress = notes::DecodingProgress::new(files.len());
         for (number, batch) in files.chunks(chunk).enumerate() {
             let mut labels = Vec::with_capacity(batch.len());
             let results = self.decode_all(batch, &mut pixels[..batch.len() * image]);
@@ -146,7 +146,7 @@ impl Images {
                     Ok((stamp, decoded)) => (Some(stamp), decoded),
                     Err(error) => (None, Err(error)),
                 };
-                Kept::add(&mut kept, stamp, decoded.is_ok());
+                CacheWriter::add(&mut kept, stamp, decoded.is_ok());
                 match decoded {
                     Ok(()) => {
                         // Close the gaps that bad files left.
@@ -157,7 +157,7 @@ impl Images {
                 }
             }
             let good = &pixels[..labels.len() * image];
-            Kept::append(&mut kept, good);
+            CacheWriter::append(&mut kept, good);
             sink(good, &labels)?;
             progress.at(number * chunk + batch.len());
         }
@@ -169,13 +169,13 @@ impl Images {
     }
 }
 
-impl Reader for Images {
+impl Reader for ImageFiles {
     fn layout(&self) -> &Layout {
         &self.layout
     }
 
     fn read(&self, split: Split, on_bad: OnBad<'_>, sink: Sink<'_>) -> Result<()> {
-        self.tell_unread();
+        self.report_unread();
         let place = self.place(split);
         let files = self.files(split);
         let Some(found) = place.as_ref().and_then(|place| place.open(files)) else {
@@ -198,7 +198,7 @@ fn listed(root: &Path, file: &ImageFile, error: Error) -> Error {
 }
 
 /// Form of all images: size and channels. `None` without training images.
-fn form(root: &Path, train: &[ImageFile], resize: Option<u32>) -> Result<Option<Form>> {
+fn form(root: &Path, train: &[ImageFile], resize: Option<u32>) -> Result<Option<ImageForm>> {
     let Some((like, mut size)) = first_size(root, train)? else { return Ok(None) };
     if size.channels == 1 {
         // Damaged files are reported when the split is read.
@@ -209,12 +209,12 @@ fn form(root: &Path, train: &[ImageFile], resize: Option<u32>) -> Result<Option<
     if let Some(side) = resize {
         (size.height, size.width) = (side as usize, side as usize);
     }
-    Ok(Some(Form { size, like, resizes: resize.is_some() }))
+    Ok(Some(ImageForm { size, like, resizes: resize.is_some() }))
 }
 
 /// Size of the first file whose header can be read; damaged ones before it are reported when the
 /// split is read. If there is none, the first one's error.
-fn first_size(root: &Path, train: &[ImageFile]) -> Result<Option<(PathBuf, Size)>> {
+fn first_size(root: &Path, train: &[ImageFile]) -> Result<Option<(PathBuf, ImageSize)>> {
     let mut first_error: Option<Error> = None;
     for file in train {
         match image_file::probe(&file.path) {

@@ -32,7 +32,7 @@ pub(crate) fn open_file(path: &Path) -> Result<File> {
     let mut start = [0; POINTER_START.len()];
     let got = read_up_to(&mut file, &mut start).map_err(Error::io("read", path))?;
     file.rewind().map_err(Error::io("read", path))?;
-    pointer(&start[..got]).map_or(Ok(file), |pointer| Err(pointer.of(path)))
+    pointer(&start[..got]).map_or(Ok(file), |pointer| Err(pointer.in_layout(path)))
 }
 
 /// The contents of a file of names and numbers, at most 1 MiB.

@@ -50,7 +50,7 @@ impl Source {
     pub fn found_in(root: &Path) -> Vec<Self> {
         let found = |source: &Self| {
             let root = Some(root.into());
-            let spec = DatasetSpec { root, skip_bad: true, ..DatasetSpec::of(*source) };
+            let spec = DatasetSpec { root, skip_bad: true, ..DatasetSpec::new(*source) };
             *source != Self::Embedded && DatasetFiles::open(&spec).is_ok()
         };
         Self::ALL.into_iter().filter(found).collect()
@@ -163,11 +163,11 @@ pub struct DatasetSpec {
 impl DatasetSpec {
     /// The dataset inside the binary.
     pub fn embedded() -> Self {
-        Self::of(Source::Embedded)
+        Self::new(Source::Embedded)
     }
 
     /// A dataset without a root, read strictly and as it is.
-    pub fn of(source: Source) -> Self {
+    pub fn new(source: Source) -> Self {
         Self { source, root: None, skip_bad: false, resize: None, no_cache: false }
     }
 }

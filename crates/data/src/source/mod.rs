@@ -29,8 +29,8 @@ use serde::Serialize;
 pub use self::kind::{DatasetSpec, Source};
 pub use self::split::Split;
 use crate::error::{Error, Result};
-use crate::normalization::{Histogram, Normalization};
-use identity::Watch;
+use crate::normalization::{ByteHistogram, Normalization};
+use identity::WatchedFiles;
 
 /// Largest piece, in bytes, in which images are decoded, copied to a device or spooled (or one
 /// image, if that is larger). At most four such pieces exist at once: read, decoded, and converted
@@ -131,7 +131,7 @@ pub(crate) struct SplitFacts {
     pub(crate) len: usize,
     pub(crate) skipped: usize,
     pub(crate) per_class: Vec<usize>,
-    pub(crate) histogram: Histogram,
+    pub(crate) histogram: ByteHistogram,
     /// CRC-32 of the images and of the labels.
     pub(crate) crcs: [u32; 2],
 }
@@ -141,7 +141,7 @@ pub struct DatasetFiles {
     spec: DatasetSpec,
     reader: Box<dyn Reader>,
     /// The files with their identities before they were opened.
-    watch: Watch,
+    watch: WatchedFiles,
     facts: [OnceLock<SplitFacts>; 2],
 }
 
@@ -168,7 +168,7 @@ impl DatasetFiles {
 
     /// Opens files of a spec whose root is canonical.
     fn open_once(spec: &DatasetSpec) -> Result<Self> {
-        let watch = Watch::default();
+        let watch = WatchedFiles::default();
         let reader = watch.unless_changed(open_reader(spec, &watch))?;
         let facts = [const { OnceLock::new() }; 2];
         Ok(Self { spec: spec.clone(), reader, watch, facts })
@@ -299,7 +299,7 @@ impl DatasetFiles {
             len: 0,
             skipped: 0,
             per_class: vec![0; layout.classes.len()],
-            histogram: Histogram::new(layout.channels),
+            histogram: ByteHistogram::new(layout.channels),
             crcs: [0; 2],
         };
         let [mut of_images, mut of_labels] = [(); 2].map(|()| crc32fast::Hasher::new());
@@ -335,13 +335,13 @@ impl DatasetFiles {
     }
 }
 
-fn open_reader(spec: &DatasetSpec, watch: &Watch) -> Result<Box<dyn Reader>> {
+fn open_reader(spec: &DatasetSpec, watch: &WatchedFiles) -> Result<Box<dyn Reader>> {
     Ok(match (spec.source, spec.root.as_deref()) {
         (Source::FashionMnist, Some(root)) => Box::new(idx::Idx::fashion_mnist(root, watch)?),
         (Source::Cifar10, Some(root)) => Box::new(cifar::Cifar::open_10(root, watch)?),
         (Source::Cifar100, Some(root)) => Box::new(cifar::Cifar::open_100(root, watch)?),
         (Source::Folder | Source::Csv, Some(root)) => {
-            Box::new(images::Images::open(spec, root, watch)?)
+            Box::new(images::ImageFiles::open(spec, root, watch)?)
         }
         (Source::Arrays, Some(root)) => arrays::open(root, watch)?,
         (Source::Embedded, _) | (_, None) => Box::new(idx::Idx::embedded()?),

@@ -42,13 +42,13 @@ impl fmt::Display for IntType {
 
 /// The element type of an array.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Element {
+pub(crate) enum ElementType {
     Int(IntType),
     /// The name of a type that no dataset has.
     Other(String),
 }
 
-impl fmt::Display for Element {
+impl fmt::Display for ElementType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Int(int) => int.fmt(f),
@@ -59,14 +59,14 @@ impl fmt::Display for Element {
 
 /// Element type, shape and order of an array; its data begins at the input's offset.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Header {
-    pub(crate) element: Element,
+pub(crate) struct NpyHeader {
+    pub(crate) element: ElementType,
     pub(crate) shape: Vec<usize>,
     /// Whether the first index changes fastest, which no dataset has.
     pub(crate) is_fortran: bool,
 }
 
-impl fmt::Display for Header {
+impl fmt::Display for NpyHeader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let order = if self.is_fortran { " in Fortran order" } else { "" };
         write!(f, "{} {:?}{order}", self.element, self.shape)
@@ -74,7 +74,7 @@ impl fmt::Display for Header {
 }
 
 /// Reads the header and leaves `input` at the first element.
-pub(crate) fn read_header(input: &mut Input<'_>) -> Result<Header> {
+pub(crate) fn read_header(input: &mut Input<'_>) -> Result<NpyHeader> {
     let mut start = [0; 8];
     input.read_exact(&mut start, "the start of the array")?;
     if !start.starts_with(MAGIC) {
@@ -121,7 +121,7 @@ pub(crate) fn read_header(input: &mut Input<'_>) -> Result<Header> {
 
 /// Parses `{'descr': '|u1', 'fortran_order': False, 'shape': (3, 4), }`; an error has the expected
 /// and the actual text.
-fn parse(text: &str) -> Result<Header, (String, String)> {
+fn parse(text: &str) -> Result<NpyHeader, (String, String)> {
     let value = |key: &str| {
         let after = text.split_once(&format!("'{key}':")).map(|(_, after)| after.trim_start());
         after.ok_or_else(|| (format!("a `{key}`"), format!("{:?}", text.trim_end())))
@@ -135,14 +135,15 @@ fn parse(text: &str) -> Result<Header, (String, String)> {
     };
     let descr = until(value("descr")?, &[',', '}']);
     let descr = descr.trim_matches(['\'', '"']).to_string();
-    let element = parse_int(&descr).map_or_else(|| Element::Other(name_of(&descr)), Element::Int);
+    let element =
+        parse_int(&descr).map_or_else(|| ElementType::Other(name_of(&descr)), ElementType::Int);
     let shape_text = value("shape")?;
     let inner = shape_text.strip_prefix('(').and_then(|rest| rest.split_once(')'));
     let wrong = || ("a shape such as (3, 4)".to_string(), until(shape_text, &[')', '}']));
     let (inner, _) = inner.ok_or_else(wrong)?;
     let dims = inner.split(',').map(str::trim).filter(|dim| !dim.is_empty());
     let shape = dims.map(|dim| dim.parse().map_err(|_| wrong())).collect::<Result<_, _>>()?;
-    Ok(Header { element, shape, is_fortran })
+    Ok(NpyHeader { element, shape, is_fortran })
 }
 
 /// numpy's name of a type that is no integer.
@@ -180,17 +181,17 @@ mod tests {
     #[test]
     fn headers_of_numpy_parse() {
         let text = "{'descr': '|u1', 'fortran_order': False, 'shape': (100, 28, 28), }  \n";
-        let header = |element, shape| Ok(Header { element, shape, is_fortran: false });
-        assert_eq!(parse(text), header(Element::Int(IntType::U8), vec![100, 28, 28]));
+        let header = |element, shape| Ok(NpyHeader { element, shape, is_fortran: false });
+        assert_eq!(parse(text), header(ElementType::Int(IntType::U8), vec![100, 28, 28]));
         let text = "{'descr': '>i8', 'fortran_order': False, 'shape': (7,), }";
         let dtype = IntType { bytes: 8, signed: true, big_endian: true };
-        assert_eq!(parse(text), header(Element::Int(dtype), vec![7]));
+        assert_eq!(parse(text), header(ElementType::Int(dtype), vec![7]));
         for (descr, name) in
             [("<f4", "float32"), ("|b1", "bool"), ("|O", "objects"), ("<U3", "<U3"), ("<f", "<f")]
         {
             let text = format!("{{'descr': '{descr}', 'fortran_order': True, 'shape': (), }}");
-            let (element, shape) = (Element::Other(name.into()), vec![]);
-            assert_eq!(parse(&text), Ok(Header { element, shape, is_fortran: true }));
+            let (element, shape) = (ElementType::Other(name.into()), vec![]);
+            assert_eq!(parse(&text), Ok(NpyHeader { element, shape, is_fortran: true }));
         }
         let order = "'fortran_order': False, 'descr': '|u1', ";
         for (wrong, expected, got) in [

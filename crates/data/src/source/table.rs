@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 use csv::StringRecord;
 
-use super::identity::Watch;
+use super::identity::WatchedFiles;
 use super::input;
 use super::listing::{ImageFile, Listing};
 use super::{Source, missing};
@@ -30,7 +30,7 @@ const ROWS_MAX: usize = 1 << 24;
 const DIGITS_MAX: usize = 18;
 
 /// Row of an image.
-struct Row {
+struct ImageRow {
     line: u64,
     path: String,
     label: String,
@@ -45,7 +45,7 @@ struct Columns {
 }
 
 /// Lists the images of the file at `path`.
-pub(super) fn list(path: &Path, watch: &Watch) -> Result<Listing> {
+pub(super) fn list(path: &Path, watch: &WatchedFiles) -> Result<Listing> {
     // Opening a pipe would wait for its writer.
     let metadata = path.metadata().map_err(Error::io("open", path))?;
     if !metadata.is_file() {
@@ -93,7 +93,7 @@ impl Read for Limited {
 
 fn too_large(path: &Path, expected: String, got: &str) -> Error {
     let mismatch = Mismatch::new("the table", expected, got);
-    mismatch.remedy("divide it into several datasets").of(path)
+    mismatch.remedy("divide it into several datasets").in_layout(path)
 }
 
 fn columns(path: &Path, header: &StringRecord) -> Result<Columns> {
@@ -103,7 +103,7 @@ fn columns(path: &Path, header: &StringRecord) -> Result<Columns> {
             let expected = format!("at most one column `{name}`");
             return Err(Mismatch::new("line 1", expected, count.to_string())
                 .remedy("rename or remove the others, so that it is clear which one counts")
-                .of(path));
+                .in_layout(path));
         }
     }
     let place = |name: &str| header.iter().position(|column| column.eq_ignore_ascii_case(name));
@@ -112,21 +112,21 @@ fn columns(path: &Path, header: &StringRecord) -> Result<Columns> {
         let got = format!("`{}`", got.join(",").escape_debug().take(200).collect::<String>());
         return Err(Mismatch::new("line 1", "names of columns with `path` and `label`", got)
             .remedy("add a first line such as path,label or path,label,split")
-            .of(path));
+            .in_layout(path));
     };
     Ok(Columns { path: of_path, label: of_label, split: place("split") })
 }
 
-fn row(path: &Path, columns: &Columns, record: &StringRecord) -> Result<Row> {
+fn row(path: &Path, columns: &Columns, record: &StringRecord) -> Result<ImageRow> {
     let cell = |place: usize| record.get(place).unwrap_or_default().to_string();
     let line = record.position().map_or(0, csv::Position::line);
     let wrong = |column: &str, expected: &str, got: &str| {
         let got = format!("`{}`", got.escape_debug().take(200).collect::<String>());
         Mismatch::new(format!("`{column}` in line {line}"), expected, got)
             .remedy("correct the line or remove it")
-            .of(path)
+            .in_layout(path)
     };
-    let row = Row {
+    let row = ImageRow {
         line,
         path: cell(columns.path),
         label: cell(columns.label),
@@ -147,7 +147,7 @@ fn row(path: &Path, columns: &Columns, record: &StringRecord) -> Result<Row> {
 
 /// Orders the classes, and sorts rows into splits. Test labels without training images are also
 /// classes, because the file lists them.
-fn listing(folder: &Path, rows: Vec<Row>, has_splits: bool) -> Listing {
+fn listing(folder: &Path, rows: Vec<ImageRow>, has_splits: bool) -> Listing {
     let names: BTreeSet<&str> = rows.iter().map(|row| row.label.as_str()).collect();
     let mut classes: Vec<String> = names.into_iter().map(str::to_string).collect();
     let number =
@@ -156,7 +156,7 @@ fn listing(folder: &Path, rows: Vec<Row>, has_splits: bool) -> Listing {
         classes.sort_by_key(number);
     }
     let labels: BTreeMap<&str, u32> = classes.iter().map(String::as_str).zip(0..).collect();
-    let file = |row: &Row| ImageFile {
+    let file = |row: &ImageRow| ImageFile {
         path: folder.join(&row.path),
         label: labels.get(row.label.as_str()).copied().unwrap_or_default(),
         line: Some(row.line),
@@ -182,5 +182,5 @@ fn unreadable(path: &Path, line: u64, error: &csv::Error) -> Error {
     };
     Mismatch::new(format!("line {line}"), expected, got)
         .remedy("correct the line, or quote cells that have commas")
-        .of(path)
+        .in_layout(path)
 }

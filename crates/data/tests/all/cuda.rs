@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
-use crate::common::{Image, batch_of, epoch_of, rest_of};
-use crate::gather::{Case, any_case};
 use meristem_data::{
     Augment, Dataset, DatasetSpec, Error, GatherBatches, GatherConfig, Normalization, Residency,
     Split, cache,
 };
 use meristem_device::{Device, DeviceId, DeviceOptions, ScopePolicy, Stream};
 use proptest::prelude::*;
+
+use crate::common::{Image, batch_of, epoch_of, rest_of};
+use crate::gather::{Case, any_case};
 
 fn open(id: DeviceId) -> Device {
     let options = DeviceOptions { threads: 2, ..DeviceOptions::default() };

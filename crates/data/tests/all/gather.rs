@@ -4,13 +4,14 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::common::{Image, Toy, batch_of, epoch_of, slow_image};
 use meristem_data::order::{EpochMode, OrderConfig, plan};
 use meristem_data::{Augment, Dataset, Error, GatherBatches, GatherConfig, Normalization};
 use meristem_device::{
     DType, Device, DeviceId, DeviceOptions, Error as DeviceError, Isa, MemoryFormat, Stream,
 };
 use proptest::prelude::*;
+
+use crate::common::{Image, Toy, batch_of, epoch_of, slow_image};
 
 fn cpus(envs: usize) -> Vec<DeviceId> {
     vec![DeviceId::Cpu(0); envs]
@@ -70,7 +71,7 @@ proptest! {
     /// Every value of every batch equals the documented value, bit for bit, with the kernels of
     /// every instruction set, for any distribution of envs over devices; a hole is refused.
     #[test]
-    fn batches_are_the_slow_ones(case in any_case()) {
+    fn batches_equal_the_slow_reference(case in any_case()) {
         let Case { toy, config, epoch, isa } = case;
         let options =
             DeviceOptions { threads: toy.threads, isa: Some(isa), ..DeviceOptions::default() };
@@ -160,7 +161,7 @@ fn strides_are_channels_last() {
 
 /// D3: no two batches that are alive at once share a byte, within a step and over a lagging one.
 #[test]
-fn every_batch_has_memory_of_its_own() {
+fn no_two_live_batches_share_memory() {
     let toy = Toy { len: 100, channels: 1, height: 3, width: 3, threads: 2 };
     let (device, dataset) = toy.dataset();
     let streams: Vec<Stream> = (0..4).map(|_| device.stream("env")).collect();
@@ -387,7 +388,7 @@ fn the_envs_of_a_rank_are_served_alone() {
 }
 
 #[test]
-fn errors_of_d4_name_what_is_wrong() {
+fn errors_name_the_wrong_argument() {
     let toy = Toy { len: 10, channels: 1, height: 2, width: 2, threads: 1 };
     let (device, dataset) = toy.dataset();
     let (other_device, longer) = Toy { len: 11, ..toy }.dataset();

@@ -2,10 +2,11 @@
 
 use std::fs;
 
+use meristem_data::{DatasetFiles, DatasetSpec, Error, Source, Split, import_cifar10, verify};
+
 use crate::common::files::*;
 use crate::common::read_split;
 use crate::sources::{any_error, open_error};
-use meristem_data::{DatasetFiles, DatasetSpec, Error, Source, Split, import_cifar10, verify};
 
 #[test]
 fn class_folders_are_read_in_order() {

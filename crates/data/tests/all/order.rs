@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use meristem_data::Error;
-use meristem_data::order::{EpochMode, EpochOrder, OrderConfig, Plan, plan, split_by_seed};
+use meristem_data::order::{EpochMode, EpochOrder, OrderConfig, OrderPlan, plan, split_by_seed};
 use meristem_device::DeviceId;
 use proptest::prelude::*;
 use rand_chacha::ChaCha8Rng;
@@ -139,7 +139,7 @@ proptest! {
     #[test]
     fn the_plan_is_the_slow_one(config in any_config(), epoch in 0..3_u64) {
         match (slow_epoch(&config, epoch), plan(&config, epoch + 1)) {
-            (Some(slow), Ok(Plan { epochs, .. })) =>
+            (Some(slow), Ok(OrderPlan { epochs, .. })) =>
                 prop_assert_eq!(&epochs[epoch as usize].batches, &slow),
             (None, Err(Error::Hole { .. })) => {}
             (slow, plan) => prop_assert!(false, "{slow:?} but {plan:?}"),
@@ -171,7 +171,7 @@ proptest! {
     /// For any other envs: with `full` an env gets every sample once, in an order that depends only
     /// on seed, device and its rank on the device.
     #[test]
-    fn with_full_an_env_gets_every_sample_in_an_order_of_its_own(
+    fn with_full_an_env_s_order_does_not_depend_on_other_envs(
         config in any_config(), epoch in 0..1_u64 << 40
     ) {
         let config = full(OrderConfig { drop_last: false, max_batches: None, ..config });
@@ -287,7 +287,7 @@ fn edges_of_d4() {
 }
 
 #[test]
-fn errors_of_d4_name_what_is_wrong() {
+fn errors_name_the_wrong_argument() {
     let refused = |result: Result<(), Error>, words: &str| {
         let error = result.unwrap_err();
         assert!(matches!(error, Error::Argument { .. }), "{error:?}");

@@ -175,7 +175,7 @@ fn missing_images_are_named_with_their_lines() {
 
 /// CIFAR-10 has a line of text for each class.
 #[test]
-fn an_import_refuses_names_that_are_no_line() {
+fn an_import_refuses_names_that_are_not_one_line() {
     for name in ["two\nlines", "a\rb", " space", "bell\u{7}"] {
         let folder = tempfile::tempdir().unwrap();
         let source = folder.path().join("images");

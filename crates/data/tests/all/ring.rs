@@ -3,12 +3,13 @@
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-use crate::common::{Toy, slow_image};
 use meristem_data::order::{OrderConfig, plan};
 use meristem_data::{Batch, GatherBatches, GatherConfig};
 use meristem_device::random::{Purpose, Rng};
 use meristem_device::{Args, DeviceId, Stream, Tensor};
 use proptest::prelude::*;
+
+use crate::common::{Toy, slow_image};
 
 /// Batches seen by a consumer: env, inputs in memory order (as bits), targets.
 type Seen = (usize, Vec<u32>, Vec<u32>);

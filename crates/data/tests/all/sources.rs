@@ -4,11 +4,12 @@
 use std::fs;
 use std::path::Path;
 
-use crate::common::files::*;
-use crate::common::{cpu, read_split};
 use meristem_data::{
     DatasetFiles, DatasetSpec, Error, Residency, Source, Split, cache, import_cifar10, verify,
 };
+
+use crate::common::files::*;
+use crate::common::{cpu, read_split};
 
 pub(crate) fn open_error(spec: &DatasetSpec) -> Error {
     DatasetFiles::open(spec).unwrap_err()
@@ -118,7 +119,7 @@ fn missing_datasets_say_where_to_get_them() {
     let folder = tempfile::tempdir().unwrap();
     let here = folder.path();
     for source in Source::ALL.into_iter().filter(|s| *s != Source::Embedded) {
-        let text = open_error(&DatasetSpec::of(source)).to_string();
+        let text = open_error(&DatasetSpec::new(source)).to_string();
         assert!(text.contains("--data-root") && text.contains(source.name()), "{text}");
         for root in [here.to_path_buf(), here.join("no/such/folder")] {
             let error = open_error(&spec_of(source, &root));

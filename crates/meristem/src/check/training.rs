@@ -8,7 +8,7 @@ use meristem::device::{Device, DeviceId, DeviceOptions, ScopePolicy};
 use meristem::grow::{self, Optimisers, host_graph};
 use meristem::nn::{Network, NetworkOptions};
 use meristem::train::config::{ConfigLayer, TrainConfig};
-use meristem::train::settings::{ControllerKind, HotScopePolicy, Limit, Preset};
+use meristem::train::settings::{BatchLimit, ControllerKind, HotScopePolicy, Preset};
 use meristem::train::{self, Silent, Summary};
 
 use super::{Fault, REPORT, Verdict, ensure};
@@ -25,7 +25,7 @@ fn grow_two_hosts(id: DeviceId, folder: &Path, threads: usize) -> Result<Summary
         controller: Some(ControllerKind::Heuristic),
         envs: Some(2),
         batch: Some(64),
-        max_batches: Some(Limit::Count(6)),
+        max_batches: Some(BatchLimit::Count(6)),
         steps: Some(14),
         // With `deny` a hidden operation ends the run with an error that names its call site.
         hot_scope: Some(HotScopePolicy(ScopePolicy::Deny)),

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use meristem::data::order::EpochMode;
-use meristem::train::settings::{Limit, Normalize, Switch};
+use meristem::train::settings::{BatchLimit, Normalize, Switch};
 
 use super::DatasetArguments;
 
@@ -103,7 +103,7 @@ pub(crate) struct PlanArguments {
     pub(crate) shuffle: Switch,
     /// Maximum number of batches per epoch, or all
     #[arg(long, value_name = "N", default_value = "all")]
-    pub(crate) max_batches: Limit,
+    pub(crate) max_batches: BatchLimit,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

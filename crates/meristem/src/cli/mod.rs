@@ -278,7 +278,7 @@ pub(crate) struct CheckArguments {
 mod tests {
     use super::*;
     use clap::CommandFactory;
-    use meristem::train::config::{Form, all};
+    use meristem::train::config::{FlagForm, all};
 
     #[test]
     fn the_definition_is_sound() {
@@ -293,7 +293,7 @@ mod tests {
             let flag = train.get_arguments().find(|a| a.get_long() == Some(&setting.flag));
             let help = flag.unwrap().get_help().unwrap().to_string();
             let said = help.contains("[default: ");
-            assert_eq!(said, setting.form != Form::Switch, "--{}: {help}", setting.flag);
+            assert_eq!(said, setting.form != FlagForm::Switch, "--{}: {help}", setting.flag);
         }
     }
 

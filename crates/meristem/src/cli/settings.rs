@@ -6,7 +6,7 @@ use clap::builder::ValueParser;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use meristem::train::config::declare::Setting;
 use meristem::train::config::reference::differences;
-use meristem::train::config::{ConfigLayer, Form, all};
+use meristem::train::config::{ConfigLayer, FlagForm, all};
 use meristem::train::settings::{BadValue, Preset};
 use meristem::train::{self, config_file};
 
@@ -76,8 +76,8 @@ impl<const SINGLE_RUN: bool> FromArgMatches for SettingArguments<SINGLE_RUN> {
         let (mut flags, mut repeated) = (ConfigLayer::default(), vec![]);
         for setting in Self::settings() {
             let text = match setting.form {
-                Form::Switch => matches.get_flag(setting.key).then(|| true.to_string()),
-                Form::Value => {
+                FlagForm::Switch => matches.get_flag(setting.key).then(|| true.to_string()),
+                FlagForm::Value => {
                     let mut given = matches.get_many::<String>(setting.key).unwrap_or_default();
                     let last = given.clone().next_back().cloned();
                     if let Some(last) =
@@ -87,7 +87,7 @@ impl<const SINGLE_RUN: bool> FromArgMatches for SettingArguments<SINGLE_RUN> {
                     }
                     last
                 }
-                Form::List => matches
+                FlagForm::List => matches
                     .get_many::<String>(setting.key)
                     .map(|given| given.map(String::as_str).collect::<Vec<_>>().join(",")),
             };
@@ -107,8 +107,8 @@ impl<const SINGLE_RUN: bool> FromArgMatches for SettingArguments<SINGLE_RUN> {
 fn flag(setting: &'static Setting, default: &str) -> Arg {
     let help = setting.help.trim_end_matches('.');
     let help = match setting.form {
-        Form::Switch => help.to_string(),
-        Form::Value | Form::List => format!("{help} [{default}]"),
+        FlagForm::Switch => help.to_string(),
+        FlagForm::Value | FlagForm::List => format!("{help} [{default}]"),
     };
     let arg =
         Arg::new(setting.key).long(setting.flag.as_str()).help_heading(setting.heading).help(help);
@@ -117,9 +117,9 @@ fn flag(setting: &'static Setting, default: &str) -> Arg {
         _ => arg,
     };
     let arg = match setting.form {
-        Form::Switch => return arg.action(ArgAction::SetTrue).overrides_with(setting.key),
+        FlagForm::Switch => return arg.action(ArgAction::SetTrue).overrides_with(setting.key),
         // The last value takes effect, so a flag can be appended to a command.
-        Form::Value | Form::List => arg.action(ArgAction::Append),
+        FlagForm::Value | FlagForm::List => arg.action(ArgAction::Append),
     };
     let parser = move |text: &str| -> Result<String, BadValue> {
         ConfigLayer::default().set(setting.key, text).map(|()| text.to_string())

@@ -74,7 +74,10 @@ pub(crate) fn run(arguments: &BenchHostArguments) -> Outcome {
     while rates.is_empty() || started.elapsed().as_secs_f64() < arguments.seconds {
         rates.push(bench.run(batches)?);
     }
-    let memory = arguments.insight.memory.then(|| MemorySummary::of(std::slice::from_ref(&device)));
+    let memory = arguments
+        .insight
+        .memory
+        .then(|| MemorySummary::from_devices(std::slice::from_ref(&device)));
     let trace = trace.map(RunTrace::finish).transpose()?;
     let (images_per_s, images_per_s_min, images_per_s_max) = spread(&rates);
     let report = Report {

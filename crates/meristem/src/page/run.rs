@@ -1,7 +1,6 @@
 //! Parts of a page about one run.
 
 use meristem::control::{ActionOp, HEADS};
-use meristem::grow::HostSpec;
 use meristem::train::reading::{Curve, EnvHistory, Run};
 use meristem::train::summary::EnvSummary;
 
@@ -154,7 +153,7 @@ fn one_env(run: &Run, number: usize, env: &EnvHistory) -> Html {
         })
         .collect();
     let started = run.history.started.as_ref();
-    let host = started.and_then(|started| started.host.parse::<HostSpec>().ok());
+    let host = started.and_then(|started| started.host.known());
     if let Some(host) = &host {
         let label = format!("Network of env {number}, from the image to the classes");
         body.push(Html::of("h3", "Network"));

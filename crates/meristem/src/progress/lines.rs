@@ -1,6 +1,7 @@
 //! Texts of the progress output.
 
 use meristem::control::{ActionOp, HEADS, RoundReport};
+use meristem::device::DeviceId;
 use meristem::grow::Stage;
 use meristem::train::events::{Event, Extension, Recorded, RunStarted, SlotState, StepCompleted};
 use meristem::train::settings::{Normalize, PolicyStart};
@@ -14,9 +15,12 @@ pub(super) fn beginning(run: &RunStarted) -> [String; 3] {
         ranks => format!(", {ranks} ranks ({})", run.exchange),
     };
     let devices = match &run.devices[..] {
-        [one] if one == "cpu" => String::new(),
-        [one] => format!("on {one} with "),
-        devices => format!("{} devices ({}) of ", devices.len(), devices.join(", ")),
+        [one] if *one == DeviceId::Cpu(0) => String::new(),
+        [one] => format!("on {} with ", printable(&one.to_string())),
+        devices => {
+            let names: Vec<String> = devices.iter().map(Recorded::to_string).collect();
+            format!("{} devices ({}) of ", names.len(), printable(&names.join(", ")))
+        }
     };
     let normalize = match &run.normalize {
         Normalize::Data => String::new(),
@@ -26,7 +30,7 @@ pub(super) fn beginning(run: &RunStarted) -> [String; 3] {
         format!(
             "{} of `{}` ({} parameters) on {}, each with {} images per step (epoch {})",
             counted(run.envs, ["env", "envs"]),
-            printable(&run.host),
+            printable(&run.host.to_string()),
             thousands(run.host_parameters as u64),
             printable(&run.dataset),
             images_per_step(run.images_per_step),
@@ -43,7 +47,7 @@ pub(super) fn beginning(run: &RunStarted) -> [String; 3] {
         ),
         format!(
             "controller {}{}, {devices}{}{ranks}, {}, seed {}",
-            printable(&run.controller),
+            printable(&run.controller.to_string()),
             run.policy.as_ref().map_or(String::new(), policy),
             counted(run.threads, ["thread", "threads"]),
             run.instruction_set,

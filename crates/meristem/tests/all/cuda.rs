@@ -136,7 +136,7 @@ fn a_run_uses_devices_of_both_kinds() {
     m.ok(&format!("{BARE} --run-dir moved"));
     fs::remove_file(m.path("moved/summary.json")).unwrap();
     let said = m.ok("train --resume moved --devices cuda:0 --quiet");
-    let warning = "warning: the run was on cpu and goes on on cuda:0; another kind of device";
+    let warning = "warning: the run moves from cpu to cuda:0; another kind of device";
     assert!(said.stderr.contains(warning), "{}", said.stderr);
 }
 
@@ -235,7 +235,7 @@ fn hosts_train_at_every_precision() {
     assert_ne!(accuracy("f32"), accuracy("bf16"));
     fs::remove_file(m.path("f32/summary.json")).unwrap();
     let said = m.ok("train --resume f32 --precision tf32 --quiet");
-    let warning = "warning: the run was at precision f32 and goes on at tf32;";
+    let warning = "warning: the run changes from precision f32 to tf32;";
     assert!(said.stderr.contains(warning), "{}", said.stderr);
     fs::remove_file(m.path("bf16/summary.json")).unwrap();
     let words = ["got bf16, expected f32 on cpu"];

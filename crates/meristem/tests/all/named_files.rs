@@ -4,7 +4,7 @@ use std::os::unix::fs::symlink;
 use std::process::Command;
 
 use crate::common::process::output;
-use crate::common::{Meristem, TINY, said};
+use crate::common::{Meristem, TINY, command_output};
 
 /// Flags of `train` that name a file FILE, by the setting.
 const SETTINGS: [(&str, &str); 9] = [
@@ -47,7 +47,7 @@ fn pipes_devices_and_folders_are_refused_at_once() {
             let run = TINY.replace("--controller none", "");
             let flags = flags.replace("FILE", file);
             let said = m.run(&format!("train {run} {flags} --run-dir run"));
-            let told = said.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
+            let told = run.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
             assert!(matches!(said.code, Some(1 | 2)), "{flags}: {told}");
             assert!(setting == "data_root" || said.code == Some(2), "{flags}: {told}");
             assert!(told.contains(&expected) && told.contains(file), "{flags}: {told}");
@@ -94,9 +94,9 @@ fn a_relative_path_needs_a_working_directory() {
     let program = env!("CARGO_BIN_EXE_meristem");
     let mut shell = Command::new("sh");
     let line = format!("mkdir gone; cd gone; rmdir ../gone; {program} train --init w.safetensors");
-    let said = said(output(shell.args(["-c", &line]).current_dir(m.folder.path())));
-    let told = said.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert_eq!(said.code, Some(2), "{told}");
+    let run = command_output(output(shell.args(["-c", &line]).current_dir(m.folder.path())));
+    let told = run.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert_eq!(run.code, Some(2), "{told}");
     assert!(told.starts_with("error: `init`: got `w.safetensors` ("), "{told}");
     assert!(
         told.contains("expected a path, in a working directory that exists if it is"),

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use crate::common::runs::save;
 use meristem::nn::safetensors::{from_bytes, load};
 use meristem::nn::{HostData, HostTensor};
 use serde_json::Value;
 
+use crate::common::runs::save;
 use crate::common::{Meristem, TINY, of_kind};
 
 #[test]

@@ -119,10 +119,10 @@ fn other_data(began: &DatasetSummary, now: &DatasetSummary) -> Option<[String; 3
             ("standard deviation of the training images", constants(&data.std)),
         ]
     });
-    let told = |input: &str, was: &str, is: &str| Some([input, was, is].map(str::to_string));
+    let difference = |input: &str, was: &str, is: &str| Some([input, was, is].map(str::to_string));
     let labels = began.classes.iter().zip(&now.classes).enumerate();
     let renamed = labels.filter(|(_, (was, is))| was != is).find_map(|(label, (was, is))| {
-        told(&format!("name of class {label}"), &format!("`{was}`"), &format!("`{is}`"))
+        difference(&format!("name of class {label}"), &format!("`{was}`"), &format!("`{is}`"))
     });
     let sums = began.checksums.iter().zip(&now.checksums).zip(["training", "test"]);
     let changed = sums.into_iter().find(|((was, is), _)| was != is);
@@ -130,11 +130,11 @@ fn other_data(began: &DatasetSummary, now: &DatasetSummary) -> Option<[String; 3
     differs
         // Mean and standard deviation follow from the images, whose checksum is reported instead.
         .filter(|((input, _), _)| changed.is_none() || !input.ends_with("the training images"))
-        .and_then(|((input, was), (_, is))| told(input, &was, &is))
+        .and_then(|((input, was), (_, is))| difference(input, &was, &is))
         .or(renamed)
         .or_else(|| {
             let ((was, is), split) = changed?;
-            told(&format!("checksum of {split} images and labels"), was, is)
+            difference(&format!("checksum of {split} images and labels"), was, is)
         })
 }
 

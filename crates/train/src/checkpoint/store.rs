@@ -169,7 +169,7 @@ mod tests {
         write(&store, 1);
         let path = folder.join(&names(&folder)[0]);
         let whole = fs::read(&path).unwrap();
-        let says = |bytes: &[u8], words: &str| {
+        let expect_problem = |bytes: &[u8], words: &str| {
             fs::write(&path, bytes).unwrap();
             let error = newest(&store).unwrap_err();
             let fits = if words.starts_with("version") {
@@ -182,22 +182,22 @@ mod tests {
             assert!(text.contains("step-000001") && text.contains(words), "{text}");
             assert_eq!(fs::read(&path).unwrap(), bytes, "left as it was");
         };
-        says(&whole[..whole.len() - 1], "safetensors");
-        says(&whole[..40], "safetensors");
-        says(b"", "safetensors");
+        expect_problem(&whole[..whole.len() - 1], "safetensors");
+        expect_problem(&whole[..40], "safetensors");
+        expect_problem(b"", "safetensors");
         let mut damaged = whole.clone();
         *damaged.last_mut().unwrap() ^= 1;
-        says(&damaged, "checksum");
+        expect_problem(&damaged, "checksum");
         let (state, metadata) = safetensors::from_bytes(&path, &whole).unwrap();
         let with = |key: &str, text: &str| {
             let mut metadata = metadata.clone();
             metadata.insert(key.into(), text.into());
             safetensors::to_bytes(&path, &state, &metadata).unwrap()
         };
-        says(&with("version", "9"), "version 9");
-        says(&with("format", "meristem_checkpoint"), "not a checkpoint");
-        // As earlier builds wrote it.
-        says(&with("checksum", "00000000"), "checksum");
+        expect_problem(&with("version", "9"), "version 9");
+        expect_problem(&with("format", "meristem_checkpoint"), "not a checkpoint");
+        // The key of earlier builds.
+        expect_problem(&with("checksum", "00000000"), "checksum");
         fs::write(&path, with("checksum", &checksum(&state))).unwrap();
         newest(&store).unwrap();
     }
@@ -207,12 +207,12 @@ mod tests {
         let ours = identity("host = \"baseline\"\nseed = 1");
         let file = Path::new("round-1.safetensors");
         ours.check(file, &ours).unwrap();
-        let says = |other: &Identity, words: &str| {
+        let expect_problem = |other: &Identity, words: &str| {
             let error = ours.check(file, other).unwrap_err();
             assert!(error.to_string().contains(words), "{error}");
             error
         };
-        let error = says(&identity("host = \"baseline\"\nseed = 2"), "`seed = 2`");
+        let error = expect_problem(&identity("host = \"baseline\"\nseed = 2"), "`seed = 2`");
         assert!(matches!(error, Error::OtherSettings { .. }), "{error:?}");
         let best = meristem_device::Isa::detect().name();
         for (set, remedy) in [

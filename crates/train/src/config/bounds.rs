@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use super::declare::{Range, Setting};
+use super::declare::{NumberRange, Setting};
 use super::file::parse;
 use super::table::{ConfigLayer, TrainConfig, all};
 use super::types::Preset;
@@ -38,19 +38,19 @@ fn resolved(setting: &Setting, text: &str, from: GivenAs) -> Result<TrainConfig,
 
 /// Bounds of a range, as text of the reference page; each with the next number outside the range,
 /// in 32 and in 64 bits.
-fn bounds(range: Range) -> Vec<(String, Vec<String>)> {
+fn bounds(range: NumberRange) -> Vec<(String, Vec<String>)> {
     let stated = range.to_string();
     let (low, high) = stated.split_once(" to ").unwrap_or((&stated, ""));
     let low = low.trim_start_matches("at least ").to_string();
     match range {
-        Range::Any => vec![],
-        Range::Whole(least, most) => {
+        NumberRange::Any => vec![],
+        NumberRange::Whole(least, most) => {
             let below = least.checked_sub(1).map_or("-1".into(), |below| below.to_string());
             let above = most.checked_add(1).map(|above| vec![above.to_string()]);
             let above = above.map(|above| (high.to_string(), above));
             [(low, vec![below])].into_iter().chain(above).collect()
         }
-        Range::Real(least, most) => {
+        NumberRange::Real(least, most) => {
             let text = |beyond: f64| format!("{beyond:e}");
             let below = [f64::from((least as f32).next_down()), least.next_down()].map(text);
             let above = [f64::from((most as f32).next_up()), most.next_up()].map(text);

@@ -3,12 +3,12 @@
 use std::fmt;
 
 use super::types::Preset;
-use super::value::{Form, Measure, Value};
+use super::value::{FlagForm, LimitedNumber, SettingValue};
 use crate::error::{Error, Result};
 
 /// Effect of a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
+pub enum SettingScope {
     /// Results depend on it.
     Result,
     /// It changes how a run proceeds or which records it has, but no result. All processes of a run
@@ -18,7 +18,7 @@ pub enum Scope {
     Process,
 }
 
-impl fmt::Display for Scope {
+impl fmt::Display for SettingScope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Result => "result",
@@ -30,7 +30,7 @@ impl fmt::Display for Scope {
 
 /// Range of numbers that a setting accepts, inclusive.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Range {
+pub enum NumberRange {
     /// Every value of the type.
     Any,
     /// Whole numbers; `u64::MAX` means no upper limit.
@@ -39,13 +39,15 @@ pub enum Range {
     Real(f64, f64),
 }
 
-impl Range {
-    fn contains(self, number: Measure) -> bool {
+impl NumberRange {
+    fn contains(self, number: LimitedNumber) -> bool {
         match (self, number) {
-            (Self::Whole(low, high), Measure::Whole(number)) => (low..=high).contains(&number),
-            (Self::Real(low, high), Measure::Real(number)) => (low..=high).contains(&number),
+            (Self::Whole(low, high), LimitedNumber::Whole(number)) => {
+                (low..=high).contains(&number)
+            }
+            (Self::Real(low, high), LimitedNumber::Real(number)) => (low..=high).contains(&number),
             // The bound is rounded like the value, because 0.99 differs between 32 and 64 bits.
-            (Self::Real(low, high), Measure::Single(number)) => {
+            (Self::Real(low, high), LimitedNumber::Single(number)) => {
                 (low as f32..=high as f32).contains(&number)
             }
             _ => true,
@@ -53,7 +55,7 @@ impl Range {
     }
 }
 
-impl fmt::Display for Range {
+impl fmt::Display for NumberRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Any => Ok(()),
@@ -166,7 +168,7 @@ pub enum DefaultText {
 impl DefaultText {
     /// The default in a preset, with a learning controller; `None` for a setting whose default does
     /// not depend on the preset alone.
-    pub(crate) fn of(&self, preset: Preset) -> Option<&str> {
+    pub(crate) fn for_preset(&self, preset: Preset) -> Option<&str> {
         let place = Preset::NAMES.iter().position(|(_, known)| *known == preset)?;
         match self {
             Self::Absent(absent) => Some(&absent.by_preset.as_ref()?[place]),
@@ -183,7 +185,7 @@ impl DefaultText {
     }
 }
 
-impl<T: Value> Defaults<T> {
+impl<T: SettingValue> Defaults<T> {
     fn text(&self) -> DefaultText {
         let texts = |values: &[T; 3]| values.each_ref().map(T::text);
         match &self.absent {
@@ -237,17 +239,17 @@ pub struct Setting {
     /// Description of the accepted text forms.
     pub kind: String,
     /// Form of the flag.
-    pub form: Form,
+    pub form: FlagForm,
     /// Unit or placeholder of the value in a usage line.
     pub unit: Option<&'static str>,
     /// Accepted range.
-    pub range: Range,
+    pub range: NumberRange,
     /// Default of `train`.
     pub default: DefaultText,
     /// Default of `control eval`, where it differs from the default of `train`.
     pub study_default: Option<String>,
     /// Effect.
-    pub scope: Scope,
+    pub scope: SettingScope,
     /// Version of the settings that introduced it.
     pub since: u32,
     /// Value in runs from before that version; `None` if an optional setting has no value there.
@@ -262,7 +264,7 @@ pub struct Setting {
 
 impl Setting {
     /// A setting that results depend on, with any value of its type, since the first version.
-    pub(crate) fn new<T: Value>(
+    pub(crate) fn new<T: SettingValue>(
         key: &'static str,
         heading: &'static str,
         help: &[&str],
@@ -277,10 +279,10 @@ impl Setting {
             kind: T::kind(),
             form: T::FORM,
             unit: None,
-            range: Range::Any,
+            range: NumberRange::Any,
             default: defaults.text(),
             study_default: None,
-            scope: Scope::Result,
+            scope: SettingScope::Result,
             since: 1,
             before: None,
             train_only: false,
@@ -299,14 +301,14 @@ impl Setting {
     }
 
     pub(crate) fn whole(self, low: u64, high: u64) -> Self {
-        Self { range: Range::Whole(low, high), ..self }
+        Self { range: NumberRange::Whole(low, high), ..self }
     }
 
     pub(crate) fn real(self, low: f64, high: f64) -> Self {
-        Self { range: Range::Real(low, high), ..self }
+        Self { range: NumberRange::Real(low, high), ..self }
     }
 
-    pub(crate) fn scope(self, scope: Scope) -> Self {
+    pub(crate) fn scope(self, scope: SettingScope) -> Self {
         Self { scope, ..self }
     }
 
@@ -347,7 +349,7 @@ impl Setting {
     ///
     /// # Errors
     /// [`Error::Value`] names the setting, the value and the range.
-    pub(crate) fn check(&self, value: &impl Value) -> Result<()> {
+    pub(crate) fn check(&self, value: &impl SettingValue) -> Result<()> {
         match value.measure() {
             Some(number) if !self.range.contains(number) => {
                 Err(Error::value(&self.flag, value.text(), self.range))
@@ -419,7 +421,7 @@ macro_rules! settings {
             /// An unknown key, or text that is not a value of the setting's type.
             pub fn set(&mut self, key: &str, text: &str) -> Result<(), BadValue> {
                 match key {
-                    $($( stringify!($key) => self.$key = Some(Value::parse(text)?), )+)+
+                    $($( stringify!($key) => self.$key = Some(SettingValue::parse(text)?), )+)+
                     _ => return Err(unknown(key, Self::KEYS)),
                 }
                 Ok(())

@@ -86,9 +86,10 @@ pub(crate) fn check_moved(before: &[String], now: &[String]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use meristem_device::Error::BadDeviceName;
+
     use super::*;
     use crate::config::ConfigLayer;
-    use meristem_device::Error::BadDeviceName;
 
     fn devices(names: &[&str], policy: Option<&str>, envs: usize) -> Result<Devices> {
         let flags = ConfigLayer {

@@ -65,7 +65,7 @@ pub fn check_keys<'a>(mut keys: impl Iterator<Item = &'a str>) -> Result<(), Str
 mod tests {
     use super::*;
     use crate::config::TrainConfig;
-    use crate::config::types::Limit;
+    use crate::config::types::BatchLimit;
 
     fn read_text(name: &str, text: &str) -> Result<ConfigLayer> {
         let folder = tempfile::tempdir().unwrap();
@@ -80,7 +80,7 @@ mod tests {
         let json =
             read_text("c.json", r#"{"batch": 64, "shuffle": false, "max_batches": 7}"#).unwrap();
         assert_eq!(toml, json);
-        assert_eq!(toml.max_batches, Some(Limit::Count(7)));
+        assert_eq!(toml.max_batches, Some(BatchLimit::Count(7)));
     }
 
     fn refused(name: &str, text: &str, words: &[&str]) {

@@ -6,7 +6,7 @@
 use meristem_device::DeviceId;
 use toml::{Table, Value};
 
-use super::declare::{Scope, Setting};
+use super::declare::{Setting, SettingScope};
 use super::table::{ConfigLayer, TrainConfig, all};
 use super::types::{BadValue, ControllerKind, Preset};
 
@@ -15,7 +15,7 @@ use super::types::{BadValue, ControllerKind, Preset};
 /// of devices, which determine the order of samples, and no precision: a run may continue on
 /// another kind of device or at another precision.
 pub(crate) fn identity(resolved: &str) -> String {
-    let kept = keep(resolved, |setting| setting.scope == Scope::Result);
+    let kept = keep(resolved, |setting| setting.scope == SettingScope::Result);
     let Ok(mut table) = kept.parse::<Table>() else { return kept };
     table.remove("precision");
     if let Some(Value::Array(devices)) = table.get_mut("devices") {
@@ -38,7 +38,7 @@ pub(crate) fn without_length(identity: &str) -> String {
 /// its line in each.
 pub(crate) fn changed_result(began: &str, now: &str) -> Option<(String, String)> {
     let [began, now] =
-        [began, now].map(|text| keep(text, |setting| setting.scope == Scope::Result));
+        [began, now].map(|text| keep(text, |setting| setting.scope == SettingScope::Result));
     changed_line(&began, &now)
 }
 
@@ -64,7 +64,7 @@ pub(crate) fn changed_line(began: &str, now: &str) -> Option<(String, String)> {
 
 /// Settings that all processes of a run share, from a resolved configuration.
 pub(crate) fn in_common(resolved: &str) -> String {
-    keep(resolved, |setting| setting.scope != Scope::Process)
+    keep(resolved, |setting| setting.scope != SettingScope::Process)
 }
 
 /// Description of the first difference between `written`, the text of a file, and `resolved`, a
@@ -200,7 +200,7 @@ mod tests {
 
     /// An older run has the default of a newer setting, although its files lack it.
     #[test]
-    fn later_settings_count_where_they_have_not_the_value_from_before() {
+    fn a_newer_setting_counts_unless_it_has_its_value_from_before() {
         for preset in [Preset::Default, Preset::Quick] {
             let of = |flags| resolve(ConfigLayer { preset: Some(preset), ..flags });
             let before = of(ConfigLayer::default());
@@ -216,7 +216,7 @@ mod tests {
     /// A run from before `epoch` resumes with its samples dealt out; a file written by a user has
     /// the default.
     #[test]
-    fn a_run_from_before_epochs_were_full_goes_on_as_it_began() {
+    fn a_run_from_before_the_setting_epoch_resumes_with_dealt_samples() {
         let epoch = |text: &str| {
             let mut layer: ConfigLayer = toml::from_str(text).unwrap();
             upgrade(&mut layer).unwrap();
@@ -234,7 +234,7 @@ mod tests {
 
     /// A run may go on on devices of another kind, but not with another order of samples.
     #[test]
-    fn of_a_device_only_its_number_is_part_of_a_run_s_identity() {
+    fn an_identity_has_the_numbers_of_devices_but_not_their_kinds() {
         let of = |names: &[&str]| {
             let devices = Some(names.iter().map(|name| name.to_string()).collect());
             resolve(ConfigLayer { devices, envs: Some(2), ..ConfigLayer::default() }).identity()
@@ -247,14 +247,14 @@ mod tests {
 
     /// A run may go on at another precision, and one from before there was a choice has f32.
     #[test]
-    fn the_precision_is_no_part_of_a_run_s_identity() {
+    fn an_identity_does_not_include_the_precision() {
         let of = |precision| {
             let devices = Some(vec!["cuda".to_string()]);
             resolve(ConfigLayer { devices, precision: Some(precision), ..ConfigLayer::default() })
         };
         let [exact, rounded] = [Precision::F32, Precision::Bf16].map(of);
         assert_eq!(exact.identity(), rounded.identity());
-        assert_ne!(exact.in_common(), rounded.in_common(), "processes tell the same");
+        assert_ne!(exact.in_common(), rounded.in_common(), "all processes share the precision");
         let older = without(&exact.resolved_toml(), &["precision"]);
         assert!(older.len() < exact.resolved_toml().len());
         assert_eq!(first_difference(&older, &exact.resolved_toml()), None);
@@ -273,7 +273,7 @@ mod tests {
             ..ConfigLayer::default()
         });
         assert_eq!(usual.identity(), another.identity());
-        assert_ne!(usual.in_common(), another.in_common(), "processes tell the same");
+        assert_ne!(usual.in_common(), another.in_common(), "all processes share the setting");
         let threads = resolve(ConfigLayer { threads: Some(3), ..ConfigLayer::default() });
         assert_eq!(usual.in_common(), threads.in_common());
         let seed = resolve(ConfigLayer { seed: Some(43), ..ConfigLayer::default() });
@@ -282,7 +282,7 @@ mod tests {
 
     /// Where only one file has a setting, the difference names its value and the value from before.
     #[test]
-    fn a_value_from_before_is_told_beside_one_that_differs() {
+    fn a_difference_names_the_value_from_before() {
         let now = resolve(ConfigLayer::default());
         let older = without(&now.resolved_toml(), &["winograd"]);
         let (began, now) = changed_result(&older, &now.resolved_toml()).unwrap();

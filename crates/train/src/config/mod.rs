@@ -36,7 +36,7 @@ pub use self::table::{ConfigLayer, TrainConfig, all};
 pub(crate) use self::table::{FIRST_STUDY_SEED, STATISTICS_BATCHES};
 use self::types::{CommKind, ControllerKind, PolicyStart, Preset, Switch};
 pub use self::validate::check_precision;
-pub use self::value::Form;
+pub use self::value::FlagForm;
 use crate::error::{Error, Result};
 use crate::input_file::{Moved, absolute};
 
@@ -300,8 +300,8 @@ impl TrainConfig {
 mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
-    use super::declare::Range;
-    use super::types::Limit;
+    use super::declare::NumberRange;
+    use super::types::BatchLimit;
     use super::*;
 
     fn resolve(file: ConfigLayer, flags: ConfigLayer) -> Result<TrainConfig> {
@@ -341,7 +341,7 @@ mod tests {
             (ConfigLayer { envs: Some(0), ..ConfigLayer::default() }, "envs"),
             (ConfigLayer { steps: Some(0), ..ConfigLayer::default() }, "steps"),
             (
-                ConfigLayer { max_batches: Some(Limit::Count(0)), ..ConfigLayer::default() },
+                ConfigLayer { max_batches: Some(BatchLimit::Count(0)), ..ConfigLayer::default() },
                 "max-batches",
             ),
             (ConfigLayer { lr: Some(f32::NAN), ..ConfigLayer::default() }, "lr"),
@@ -445,11 +445,11 @@ mod tests {
         for (key, group) in TrainConfig::GROUPED {
             let setting = all().iter().find(|setting| setting.key == *key).unwrap();
             let text = match (setting.range, *key) {
-                (Range::Whole(low, _), _) => (low + 7).to_string(),
-                (Range::Real(low, high), _) => (high - (high - low) / 64.0).to_string(),
-                (Range::Any, "reward") => "sparse".into(),
-                (Range::Any, "tempo") => "slow".into(),
-                (Range::Any, _) => panic!("{key}: give this test a value that is no default"),
+                (NumberRange::Whole(low, _), _) => (low + 7).to_string(),
+                (NumberRange::Real(low, high), _) => (high - (high - low) / 64.0).to_string(),
+                (NumberRange::Any, "reward") => "sparse".into(),
+                (NumberRange::Any, "tempo") => "slow".into(),
+                (NumberRange::Any, _) => panic!("{key}: give this test a value that is no default"),
             };
             let mut flags = ConfigLayer::default();
             flags.set(key, &text).unwrap();

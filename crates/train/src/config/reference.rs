@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::declare::Setting;
 use super::table::all;
 use super::types::Preset;
-use super::value::Form;
+use super::value::FlagForm;
 
 /// Text before the tables.
 const INTRODUCTION: &str = "\
@@ -77,7 +77,8 @@ pub fn page() -> String {
 /// Settings in which a preset differs from `default`, as `key value, …`; empty for `default`.
 pub fn differences(preset: Preset) -> String {
     let differs = all().iter().filter_map(|setting| {
-        let (usual, own) = (setting.default.of(Preset::Default)?, setting.default.of(preset)?);
+        let (usual, own) =
+            (setting.default.for_preset(Preset::Default)?, setting.default.for_preset(preset)?);
         (usual != own).then(|| format!("{} {own}", setting.key))
     });
     differs.collect::<Vec<_>>().join(", ")
@@ -85,7 +86,7 @@ pub fn differences(preset: Preset) -> String {
 
 fn row(setting: &Setting) -> String {
     let unit =
-        setting.unit.filter(|_| setting.form != Form::Switch).map(|unit| format!(" ({unit})"));
+        setting.unit.filter(|_| setting.form != FlagForm::Switch).map(|unit| format!(" ({unit})"));
     let range = Some(setting.range.to_string()).filter(|range| !range.is_empty());
     let value = format!(
         "{}{}{}",

@@ -18,14 +18,14 @@ use serde::ser::SerializeStruct;
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::declare::{
-    Defaults, Scope, Setting, absent, absent_by_preset, place, presets, same, settings,
+    Defaults, Setting, SettingScope, absent, absent_by_preset, place, presets, same, settings,
 };
 use super::types::{
-    Augmentations, BadValue, BlueprintSource, ByteSize, ClipNorm, CommKind, ControllerKind,
-    ExchangeKind, HotScopePolicy, Limit, LrSchedule, Normalize, PolicyStart, Preset, Switch,
-    Telemetry, unknown,
+    Augmentations, BadValue, BatchLimit, BlueprintSource, ByteSize, ClipNorm, CommKind,
+    ControllerKind, ExchangeKind, HotScopePolicy, LrSchedule, Normalize, PolicyStart, Preset,
+    Switch, Telemetry, unknown,
 };
-use super::value::Value;
+use super::value::SettingValue;
 
 /// Seconds that ranks wait for each other. At the end of a step a rank with small envs waits for a
 /// rank whose envs have grown.
@@ -91,10 +91,10 @@ settings! {
         preset: Preset = same(Preset::Default);
         /// Last part of the default run folder's name.
         name: Option<String> = absent("host and dataset"),
-            scope(Scope::Run), train_only();
+            scope(SettingScope::Run), train_only();
         /// Run folder; must not exist. In control eval, --run-dir is the folder of a comparison.
         run_dir: Option<PathBuf> = absent("runs/<time>-<name>"),
-            unit("DIR"), scope(Scope::Process), train_only();
+            unit("DIR"), scope(SettingScope::Process), train_only();
         /// Seed of all random numbers of the run.
         seed: u64 = same(42u64), whole(0, WHOLE_MAX), study_default(FIRST_STUDY_SEED);
         /// Number of rounds. In a round every env runs one episode with a fresh host; a policy
@@ -108,31 +108,31 @@ settings! {
         /// Steps between checkpoints; there is also one after the first step of the run. With 0
         /// checkpoints are written only between rounds and when the run is stopped.
         checkpoint_every: usize = same(10usize),
-            unit("N"), whole(0, 1_000_000), scope(Scope::Run), train_only();
+            unit("N"), whole(0, 1_000_000), scope(SettingScope::Run), train_only();
         /// Reaction to a copy, a wait or an allocation while batches are trained, from the second
         /// step on: off counts it, warn also logs it, deny ends the run.
         hot_scope: HotScopePolicy = same(HotScopePolicy::default()),
-            unit("POLICY"), scope(Scope::Process), on_resume();
+            unit("POLICY"), scope(SettingScope::Process), on_resume();
         /// Write the loss of every batch of every env to the events.
-        log_batches: bool = same(false), scope(Scope::Run), train_only();
+        log_batches: bool = same(false), scope(SettingScope::Run), train_only();
         /// Times and gradient statistics in the events: off, basic, or full, which adds the time of
         /// each phase of a step and the gradients of every parameter group.
         telemetry: Telemetry = same(Telemetry::default()),
-            unit("LEVEL"), scope(Scope::Run), since(2, "basic"), train_only();
+            unit("LEVEL"), scope(SettingScope::Run), since(2, "basic"), train_only();
         /// Steps between gradient statistics in the events, counted from the first step of a round.
         gradient_stats_every: usize = same(1usize),
-            unit("N"), whole(1, 1_000_000), scope(Scope::Run), since(2, "1"), train_only();
+            unit("N"), whole(1, 1_000_000), scope(SettingScope::Run), since(2, "1"), train_only();
         /// Steps between times in the events, counted from the first step of a round.
         time_every: usize = same(1usize),
-            unit("N"), whole(1, 1_000_000), scope(Scope::Run), since(2, "1"), train_only();
+            unit("N"), whole(1, 1_000_000), scope(SettingScope::Run), since(2, "1"), train_only();
         /// File to write a trace of the run to, for ui.perfetto.dev or chrome://tracing; must not
         /// exist.
         trace: Option<PathBuf> = absent("no trace"),
-            unit("FILE"), scope(Scope::Process), train_only(), on_resume();
+            unit("FILE"), scope(SettingScope::Process), train_only(), on_resume();
         /// Write TensorBoard event files to the folder tensorboard of the run during training.
         /// Results do not depend on it.
         tensorboard: bool = same(false),
-            scope(Scope::Process), since(5, "false"), train_only(), on_resume();
+            scope(SettingScope::Process), since(5, "false"), train_only(), on_resume();
     }
     "Data" {
         /// Dataset: embedded, fashion-mnist, cifar10, cifar100, folder, csv or arrays.
@@ -148,11 +148,11 @@ settings! {
         resize: Option<usize> = absent("images keep their size, which must be the same"),
             unit("N"), whole(1, 4096), since(6, None);
         /// Decode image files even if their decoded images are on disk, and keep none there.
-        no_cache: bool = same(false), scope(Scope::Process), since(6, "false"), on_resume();
+        no_cache: bool = same(false), scope(SettingScope::Process), since(6, "false"), on_resume();
         /// Device memory that one split of the dataset may take, such as 64MiB. A larger split is
         /// streamed, with the same results.
         data_budget: Option<ByteSize> = absent("no limit"),
-            unit("SIZE"), whole(1, u64::MAX), scope(Scope::Run);
+            unit("SIZE"), whole(1, u64::MAX), scope(SettingScope::Run);
         /// Share of the training set held out as the control split. Hosts never train on it;
         /// controllers and rewards use the accuracy on it.
         control_split: Option<f64> =
@@ -173,7 +173,7 @@ settings! {
         /// Samples in a batch of one env; with --data-parallel, of all ranks together.
         batch: usize = same(128usize), unit("N"), whole(1, 65_536);
         /// Maximum number of batches per env and step, or all.
-        max_batches: Limit = same(Limit::All), unit("N"), whole(1, 1_000_000_000);
+        max_batches: BatchLimit = same(BatchLimit::All), unit("N"), whole(1, 1_000_000_000);
     }
     "Hosts" {
         /// Host: baseline, wide, deep, large, impaired or minimal, or a description such as
@@ -194,7 +194,7 @@ settings! {
         /// File for a copy of the weights of the best env: best by control accuracy after the last
         /// round, or env 0 without a control split. Must not exist.
         export: Option<PathBuf> = absent("no additional file"),
-            unit("FILE"), scope(Scope::Process), train_only();
+            unit("FILE"), scope(SettingScope::Process), train_only();
         /// Learning rate of the host.
         lr: f32 = same(host().lr), unit("RATE"), real(0.0, 1e6);
         /// Schedule of the learning rates of hosts and modules over an episode: constant, cosine or
@@ -233,13 +233,13 @@ settings! {
         winograd: Switch = same(Switch(true)), unit("on|off"), since(7, "off");
         /// Device of the policy, one of --devices.
         policy_device: Option<String> = absent("the first device"),
-            unit("DEVICE"), scope(Scope::Process), on_resume();
+            unit("DEVICE"), scope(SettingScope::Process), on_resume();
         /// Memory limit of each device, such as 64MiB.
         device_memory: Option<ByteSize> = absent("no limit"),
-            unit("SIZE"), whole(1, u64::MAX), scope(Scope::Process), on_resume();
+            unit("SIZE"), whole(1, u64::MAX), scope(SettingScope::Process), on_resume();
         /// Worker threads of each device; 0 means one per core.
         threads: usize = same(0usize),
-            unit("N"), whole(0, 1024), scope(Scope::Process), on_resume();
+            unit("N"), whole(0, 1024), scope(SettingScope::Process), on_resume();
     }
     "Growth" {
         /// Controller that decides what grows. heuristic: rules. ppo: a policy that learns from
@@ -288,7 +288,7 @@ settings! {
         /// Initial policy of controller ppo: shipped, which comes with the program; none, a new
         /// policy; or a policy file. In control eval, --policy adds a policy to the comparison.
         policy: Option<PolicyStart> = absent(
-            "shipped where slots and blueprints are its own and no width is given, else none"
+            "shipped if slots and blueprints match it and no width is given, else none"
         ), unit("POLICY"), since(7, "none"), train_only();
         /// Width of the policy network.
         policy_hidden: Option<usize> = absent_by_preset(
@@ -429,7 +429,8 @@ settings! {
         /// Kind of ranks: threads of one process; mpi for the processes that mpirun started; nccl
         /// for processes with a GPU each that torchrun or mpirun started. mpi needs a build with
         /// --features mpi, nccl one with --features cuda.
-        comm: CommKind = same(CommKind::default()), scope(Scope::Run), train_only(), on_resume();
+        comm: CommKind = same(CommKind::default()),
+            scope(SettingScope::Run), train_only(), on_resume();
         /// Number of ranks. With controller ppo each has an equal part of the envs, and all learn
         /// one policy; with --data-parallel all train one host.
         ranks: Option<usize> =
@@ -443,7 +444,7 @@ settings! {
         data_parallel: bool = same(false), since(2, "false"), train_only();
         /// Seconds that ranks wait for each other; must exceed the duration of a step.
         comm_deadline: usize = same(COMM_DEADLINE),
-            unit("SECONDS"), whole(1, 10_000_000), scope(Scope::Process), since(2, "600"),
+            unit("SECONDS"), whole(1, 10_000_000), scope(SettingScope::Process), since(2, "600"),
             train_only(), on_resume();
     }
 }
@@ -461,7 +462,7 @@ pub(crate) fn setting(key: &str) -> &'static Setting {
 
 #[cfg(test)]
 mod tests {
-    use super::super::declare::Range;
+    use super::super::declare::NumberRange;
     use super::*;
 
     /// Every number has a range of its kind.
@@ -471,9 +472,9 @@ mod tests {
             let (whole, real) =
                 (setting.kind.starts_with("whole number"), setting.kind == "number");
             let fits = match setting.range {
-                Range::Any => !whole && !real,
-                Range::Whole(..) => whole,
-                Range::Real(..) => real,
+                NumberRange::Any => !whole && !real,
+                NumberRange::Whole(..) => whole,
+                NumberRange::Real(..) => real,
             };
             assert!(fits, "{}: {} within {:?}", setting.key, setting.kind, setting.range);
         }

@@ -9,9 +9,9 @@ use meristem_nn::Precision;
 
 use super::text::{BadValue, choose};
 
-/// Number that a [`Range`](super::declare::Range) limits.
+/// Number that a [`NumberRange`](super::declare::NumberRange) limits.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Measure {
+pub(crate) enum LimitedNumber {
     /// A count.
     Whole(u64),
     /// A real number of 32 bits.
@@ -22,7 +22,7 @@ pub(crate) enum Measure {
 
 /// Form of a setting on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum FlagForm {
     /// A flag with a value.
     Value,
     /// A flag with values separated by commas.
@@ -32,9 +32,9 @@ pub enum Form {
 }
 
 /// Type of a setting. Flags, reference page and messages use its text form.
-pub(crate) trait Value: Sized {
+pub(crate) trait SettingValue: Sized {
     /// Form of the flag.
-    const FORM: Form = Form::Value;
+    const FORM: FlagForm = FlagForm::Value;
 
     /// Description of the accepted values, for the reference page.
     fn kind() -> String;
@@ -49,16 +49,16 @@ pub(crate) trait Value: Sized {
     fn text(&self) -> String;
 
     /// The number that must be within the setting's range, if any.
-    fn measure(&self) -> Option<Measure> {
+    fn measure(&self) -> Option<LimitedNumber> {
         None
     }
 }
 
-/// Implements [`Value`] through `FromStr` and `Display`, with a description of the accepted values
+/// Implements [`SettingValue`] through `FromStr` and `Display`, with a description of the accepted values
 /// and, if a range limits the setting, its number.
 macro_rules! value_as_text {
     ($type:ty, $kind:expr $(, $measure:expr)?) => {
-        impl $crate::config::value::Value for $type {
+        impl $crate::config::value::SettingValue for $type {
             fn kind() -> String {
                 $kind.into()
             }
@@ -68,7 +68,7 @@ macro_rules! value_as_text {
             fn text(&self) -> String {
                 self.to_string()
             }
-            $(fn measure(&self) -> Option<$crate::config::value::Measure> {
+            $(fn measure(&self) -> Option<$crate::config::value::LimitedNumber> {
                 let measure: fn(&Self) -> _ = $measure;
                 measure(self)
             })?
@@ -79,7 +79,7 @@ pub(crate) use value_as_text;
 
 macro_rules! numbers {
     ($($type:ty: $kind:literal, $measure:ident($as:ty);)+) => {$(
-        impl Value for $type {
+        impl SettingValue for $type {
             fn kind() -> String {
                 $kind.into()
             }
@@ -89,8 +89,8 @@ macro_rules! numbers {
             fn text(&self) -> String {
                 self.to_string()
             }
-            fn measure(&self) -> Option<Measure> {
-                Some(Measure::$measure(*self as $as))
+            fn measure(&self) -> Option<LimitedNumber> {
+                Some(LimitedNumber::$measure(*self as $as))
             }
         }
     )+};
@@ -104,8 +104,8 @@ numbers! {
     f64: "number", Real(f64);
 }
 
-impl Value for bool {
-    const FORM: Form = Form::Switch;
+impl SettingValue for bool {
+    const FORM: FlagForm = FlagForm::Switch;
 
     fn kind() -> String {
         "true or false; the flag has no value".into()
@@ -118,7 +118,7 @@ impl Value for bool {
     }
 }
 
-impl Value for String {
+impl SettingValue for String {
     fn kind() -> String {
         "text".into()
     }
@@ -130,7 +130,7 @@ impl Value for String {
     }
 }
 
-impl Value for PathBuf {
+impl SettingValue for PathBuf {
     fn kind() -> String {
         "path".into()
     }
@@ -142,8 +142,8 @@ impl Value for PathBuf {
     }
 }
 
-impl Value for Vec<String> {
-    const FORM: Form = Form::List;
+impl SettingValue for Vec<String> {
+    const FORM: FlagForm = FlagForm::List;
 
     fn kind() -> String {
         "list of texts".into()
@@ -156,10 +156,10 @@ impl Value for Vec<String> {
     }
 }
 
-/// Implements [`Value`] for types of other crates that are chosen by name.
+/// Implements [`SettingValue`] for types of other crates that are chosen by name.
 macro_rules! named {
     ($($type:ty: $all:expr;)+) => {$(
-        impl Value for $type {
+        impl SettingValue for $type {
             fn kind() -> String {
                 $all.iter().map(|one| one.name()).collect::<Vec<_>>().join(", ")
             }
@@ -182,8 +182,8 @@ named! {
 }
 
 /// A setting that may be absent; a value has the text form of `T`.
-impl<T: Value> Value for Option<T> {
-    const FORM: Form = T::FORM;
+impl<T: SettingValue> SettingValue for Option<T> {
+    const FORM: FlagForm = T::FORM;
 
     fn kind() -> String {
         T::kind()
@@ -194,7 +194,7 @@ impl<T: Value> Value for Option<T> {
     fn text(&self) -> String {
         self.as_ref().map(T::text).unwrap_or_default()
     }
-    fn measure(&self) -> Option<Measure> {
+    fn measure(&self) -> Option<LimitedNumber> {
         self.as_ref().and_then(T::measure)
     }
 }

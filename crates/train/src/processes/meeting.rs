@@ -139,8 +139,8 @@ impl<W: Wire> Meetings<W> {
         own: Result<Vec<u8>>,
         receivers: Receivers,
     ) -> Result<Vec<Vec<u8>>> {
-        let (said, error) = match own {
-            Ok(said) => (said, None),
+        let (message, error) = match own {
+            Ok(message) => (message, None),
             // Another meeting would wait for the late rank a second time.
             Err(error) if error.is_of_a_late_rank() => {
                 self.failed = true;
@@ -153,15 +153,16 @@ impl<W: Wire> Meetings<W> {
             Some(error) if error.is_of_another_rank() => LEFT_ALONE,
             Some(_) => FAILED,
         };
-        let met =
-            self.headers(MeetingHeader { state, bytes: said.len() as u64 }).and_then(|headers| {
+        let met = self.headers(MeetingHeader { state, bytes: message.len() as u64 }).and_then(
+            |headers| {
                 let well = headers.iter().all(|header| header.state == WELL);
                 let receivers = if well { receivers } else { Receivers::All };
                 let speaks = |header: &MeetingHeader| well || header.state != WELL;
                 let bytes = |header| if speaks(header) { header.bytes as usize } else { 0 };
                 let bytes: Vec<usize> = headers.iter().map(bytes).collect();
-                Ok((headers, self.wire.exchange(&said, &bytes, receivers)?))
-            });
+                Ok((headers, self.wire.exchange(&message, &bytes, receivers)?))
+            },
+        );
         let (headers, all) = match met {
             Ok(met) => met,
             Err(gone) => {

@@ -31,9 +31,9 @@ impl RankFailure {
 ///
 /// # Errors
 /// None for the types that a run sends.
-pub(super) fn pack(said: &impl Serialize) -> Result<Vec<u8>> {
+pub(super) fn pack(value: &impl Serialize) -> Result<Vec<u8>> {
     let mut bytes = vec![];
-    ciborium::into_writer(said, &mut bytes).map_err(|error| garbled(0, &error))?;
+    ciborium::into_writer(value, &mut bytes).map_err(|error| garbled(0, &error))?;
     Ok(bytes)
 }
 

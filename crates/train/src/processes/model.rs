@@ -254,8 +254,8 @@ fn a_rank_that_fails_is_heard_of_by_all() {
     static DOOMS: [[Doom; 1]; MEETINGS] = alone(1, RankFate::Fails);
     for dooms in &DOOMS {
         check(dooms, |results| {
-            let (own, told) = (own_error(1).to_string(), format!("rank 1: {}", own_error(1)));
-            assert_eq!(texts(results), [told.clone(), own, told]);
+            let (own, reported) = (own_error(1).to_string(), format!("rank 1: {}", own_error(1)));
+            assert_eq!(texts(results), [reported.clone(), own, reported]);
         });
     }
 }
@@ -267,8 +267,8 @@ fn of_several_that_fail_each_has_its_own_error_and_the_others_the_first_ones() {
         Doom { rank: 1, meeting: 1, fate: RankFate::Fails },
     ];
     check(&DOOMS, |results| {
-        let told = format!("rank 1: {}", own_error(1));
-        assert_eq!(texts(results), [told, own_error(1).to_string(), own_error(2).to_string()]);
+        let reported = format!("rank 1: {}", own_error(1));
+        assert_eq!(texts(results), [reported, own_error(1).to_string(), own_error(2).to_string()]);
     });
 }
 

@@ -300,8 +300,9 @@ impl World {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use meristem_comm::Communicator;
+
+    use super::*;
 
     /// Ranks as threads, which meet as processes do.
     fn worlds(ranks: usize) -> Vec<World> {
@@ -333,21 +334,21 @@ mod tests {
     #[test]
     fn collectives_give_each_rank_its_values() {
         for ranks in 1..=3 {
-            let said = |rank: usize| vec![rank as u8; 3 * rank];
-            let all: Vec<Vec<u8>> = (0..ranks).map(said).collect();
+            let message = |rank: usize| vec![rank as u8; 3 * rank];
+            let all: Vec<Vec<u8>> = (0..ranks).map(message).collect();
             let heard = each(ranks, |world| {
                 let rank = world.rank();
-                let shared = world.all_gather(Ok(said(rank))).unwrap();
-                let collected = world.gather(said(rank)).unwrap();
-                assert_eq!(collected, world.gather_bytes(said(rank)).unwrap());
-                let told = world.broadcast(|| Ok((world_is_first(rank), 7.5))).unwrap();
+                let shared = world.all_gather(Ok(message(rank))).unwrap();
+                let collected = world.gather(message(rank)).unwrap();
+                assert_eq!(collected, world.gather_bytes(message(rank)).unwrap());
+                let broadcast = world.broadcast(|| Ok((world_is_first(rank), 7.5))).unwrap();
                 assert!(world.agree(Ok(rank)).unwrap() == rank);
-                (shared, collected, told, world.part(6))
+                (shared, collected, broadcast, world.part(6))
             });
-            for (rank, (shared, collected, told, part)) in heard.into_iter().enumerate() {
+            for (rank, (shared, collected, broadcast, part)) in heard.into_iter().enumerate() {
                 assert_eq!(shared, all);
                 assert_eq!(collected, if rank == 0 { all.clone() } else { vec![] });
-                assert_eq!(told, (true, 7.5));
+                assert_eq!(broadcast, (true, 7.5));
                 assert_eq!(part, rank * 6 / ranks..(rank + 1) * 6 / ranks);
             }
         }
@@ -362,7 +363,7 @@ mod tests {
     /// A failure reaches every other rank once, at its next meeting of any kind, and all ranks
     /// leave in order.
     #[test]
-    fn a_failure_is_heard_of_where_the_others_are() {
+    fn a_failure_reaches_the_other_ranks_at_their_next_meeting() {
         let meetings: [fn(&mut World) -> Result<()>; 4] = [
             |world| world.all_gather(Ok(1)).map(drop),
             |world| world.gather(vec![0.5]).map(drop),
@@ -395,8 +396,8 @@ mod tests {
             let own = if world.rank() == 2 { bad(2) } else { Error::from(lonely()) };
             world.agree::<()>(Err(own)).unwrap_err()
         });
-        let [told @ .., own] = &errors[..] else { panic!("{errors:?}") };
-        for error in told {
+        let [reported @ .., own] = &errors[..] else { panic!("{errors:?}") };
+        for error in reported {
             assert!(matches!(error, Error::OfRank { rank: 2, .. }), "{error:?}");
             assert_eq!(error.to_string(), format!("rank 2: {}", bad(2)));
         }

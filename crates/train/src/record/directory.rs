@@ -34,7 +34,7 @@ pub(crate) struct Directory {
 pub(crate) struct Watched {
     directory: Directory,
     name: &'static str,
-    id: Option<FileId>,
+    id: Option<OpenFileId>,
 }
 
 impl Watched {
@@ -67,7 +67,7 @@ impl Watched {
 
 /// Identity of a file; a new file of the same name has another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct FileId {
+pub(crate) struct OpenFileId {
     device: u64,
     inode: u64,
 }
@@ -86,7 +86,7 @@ impl Directory {
     ///
     /// # Errors
     /// As [`Directory::open`]; `path` does not end in a name.
-    pub(crate) fn of(path: &Path) -> io::Result<(Self, &OsStr)> {
+    pub(crate) fn parent_of(path: &Path) -> io::Result<(Self, &OsStr)> {
         let name = path.file_name().ok_or_else(|| io::Error::other("it has no file name"))?;
         Ok((Self::open(path.parent().unwrap_or(Path::new("")))?, name))
     }
@@ -187,10 +187,12 @@ impl Directory {
     }
 
     /// Identity of the file with this name; `None` if there is none.
-    pub(crate) fn id_of(&self, name: &str) -> io::Result<Option<FileId>> {
+    pub(crate) fn id_of(&self, name: &str) -> io::Result<Option<OpenFileId>> {
         match self.dir.symlink_metadata(name) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            there => there.map(|there| Some(FileId { device: there.dev(), inode: there.ino() })),
+            there => {
+                there.map(|there| Some(OpenFileId { device: there.dev(), inode: there.ino() }))
+            }
         }
     }
 
@@ -338,11 +340,14 @@ pub(crate) fn part_of(name: &str) -> Option<&str> {
 
 /// Error of kind `InvalidInput` for an entry of another kind than expected.
 fn unexpected(kind: FileType, expected: &str) -> io::Error {
-    let found = match kind.is_symlink() {
-        true => "a link; files of a run are opened only in its own folder",
-        false if kind.is_dir() => "a folder",
-        false if kind.is_file() => "a file",
-        false => "a pipe or a device",
+    let found = if kind.is_symlink() {
+        "a link; files of a run are opened only in its own folder"
+    } else if kind.is_dir() {
+        "a folder"
+    } else if kind.is_file() {
+        "a file"
+    } else {
+        "a pipe or a device"
     };
     let problem = format!("expected a {expected}, got {found}");
     io::Error::new(io::ErrorKind::InvalidInput, problem)

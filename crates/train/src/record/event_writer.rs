@@ -42,7 +42,7 @@ pub(crate) struct EventsPosition {
 
 /// An order to the writer's thread.
 #[derive(Debug)]
-enum Order {
+enum WriterOrder {
     /// Writes a line.
     Line(String),
     /// Sends the length of the file once all earlier lines are on the disk.
@@ -53,7 +53,7 @@ enum Order {
 #[derive(Debug)]
 pub(crate) struct EventWriter {
     watched: Watched,
-    queue: Option<SyncSender<Order>>,
+    queue: Option<SyncSender<WriterOrder>>,
     thread: Option<JoinHandle<()>>,
     failure: Arc<Mutex<Option<io::Error>>>,
     /// Queued events that a failed write has lost.
@@ -127,7 +127,8 @@ impl EventWriter {
             if let Err(error) = write_lines(&lines, file, from.bytes, &mut buffer) {
                 *shared.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
                 let unwritten = buffer.iter().filter(|byte| **byte == b'\n').count();
-                let queued = lines.iter().filter(|order| matches!(order, Order::Line(_))).count();
+                let queued =
+                    lines.iter().filter(|order| matches!(order, WriterOrder::Line(_))).count();
                 lost.store((unwritten + queued) as u64, Ordering::Relaxed);
             }
         })?;
@@ -149,7 +150,7 @@ impl EventWriter {
         let line = self.line(event);
         let Some(queue) = &self.queue else { return };
         if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) =
-            queue.try_send(Order::Line(line))
+            queue.try_send(WriterOrder::Line(line))
         {
             self.dropped += 1;
         }
@@ -159,7 +160,7 @@ impl EventWriter {
     pub(crate) fn emit_waiting(&mut self, event: &Event) {
         let line = self.line(event);
         let Some(queue) = &self.queue else { return };
-        if queue.send(Order::Line(line)).is_err() {
+        if queue.send(WriterOrder::Line(line)).is_err() {
             self.dropped += 1;
         }
     }
@@ -186,7 +187,7 @@ impl EventWriter {
     /// A write failed.
     pub(crate) fn sync(&mut self) -> Result<EventsPosition> {
         let (sender, length) = sync_channel(1);
-        let asked = self.queue.as_ref().map(|queue| queue.send(Order::Sync(sender)));
+        let asked = self.queue.as_ref().map(|queue| queue.send(WriterOrder::Sync(sender)));
         let bytes = match (asked, length.recv_timeout(SYNC_TIMEOUT)) {
             (Some(Ok(())), Ok(bytes)) => bytes,
             _ => {
@@ -240,7 +241,7 @@ impl Drop for EventWriter {
 /// Writes lines until the queue is closed; flushes whenever the queue is empty. After an error
 /// `buffer` has the lines that were not written.
 fn write_lines(
-    orders: &Receiver<Order>,
+    orders: &Receiver<WriterOrder>,
     mut file: File,
     mut written: u64,
     buffer: &mut Vec<u8>,
@@ -256,12 +257,12 @@ fn write_lines(
         };
         match order {
             None => return flush(&mut file, buffer, &mut written),
-            Some(Order::Line(line)) if line.is_empty() => {}
-            Some(Order::Line(line)) => {
+            Some(WriterOrder::Line(line)) if line.is_empty() => {}
+            Some(WriterOrder::Line(line)) => {
                 buffer.extend_from_slice(line.as_bytes());
                 buffer.push(b'\n');
             }
-            Some(Order::Sync(answer)) => {
+            Some(WriterOrder::Sync(answer)) => {
                 flush(&mut file, buffer, &mut written)?;
                 file.sync_data()?;
                 // The requester may have given up; the file is still complete.
@@ -363,7 +364,7 @@ mod tests {
         let mut writer = EventWriter::start(watched, file, EventsPosition::default(), 8).unwrap();
         (0..5).for_each(|step| writer.emit_waiting(&anomaly(step)));
         let (lost, closed) = writer.close();
-        assert_eq!(lost, 5, "events on the full disk and behind them in the queue");
+        assert_eq!(lost, 5, "events of the failed write, and later ones in the queue");
         let error = closed.unwrap_err();
         assert!(matches!(error, Error::RunFolder { action: "write", .. }), "{error:?}");
         assert!(error.to_string().starts_with("cannot write /dev/full: "), "{error}");

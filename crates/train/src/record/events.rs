@@ -10,19 +10,20 @@
 //! controller, device or instruction set ([`Recorded`]); a change of meaning raises the version.
 
 mod counterfactuals;
+mod run_started;
+mod step_completed;
 
-use meristem_control::{RewardTerms, RoundReport, TrainingFailure};
-use meristem_data::order::EpochMode;
-use meristem_device::DeviceId;
+use meristem_control::{RoundReport, TrainingFailure};
 use meristem_grow::{Stage, Style};
-use meristem_nn::Precision;
 use serde::{Deserialize, Serialize};
 
 pub use self::counterfactuals::{
     CounterfactualCost, Counterfactuals, ModuleOff, ModulePair, ModulesOn,
 };
-
-use crate::config::types::{Normalize, PolicyStart};
+pub use self::run_started::RunStarted;
+pub use self::step_completed::{
+    GradientStatistics, PhaseSeconds, SlotState, StepCompleted, TwinStep,
+};
 use crate::record::null_as_nan;
 pub use crate::record::recorded::Recorded;
 use crate::record::status::Status;
@@ -255,201 +256,10 @@ pub enum Event {
     Unknown,
 }
 
-/// Description of a run at its start.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RunStarted {
-    /// Version of meristem.
-    #[serde(alias = "version")]
-    pub program_version: String,
-    /// Name of the dataset.
-    pub dataset: String,
-    /// Constants that normalise pixels; omitted if they are computed from the training images.
-    #[serde(default, skip_serializing_if = "is_data")]
-    pub normalize: Normalize,
-    /// Samples in the training split, without the control split.
-    pub train_samples: usize,
-    /// Samples in the control split.
-    pub control_samples: usize,
-    /// Samples in the test split; null without one.
-    pub test_samples: Option<usize>,
-    /// Host description.
-    pub host: String,
-    /// Trained parameters of the host without modules.
-    pub host_parameters: usize,
-    /// Number of envs.
-    pub envs: usize,
-    /// Number of rounds.
-    pub rounds: usize,
-    /// Steps per episode.
-    pub steps: usize,
-    /// Batches per env and step.
-    pub batches: usize,
-    /// Share of the training samples that an env gets in a step; `dealt` in runs from before there
-    /// was a choice.
-    #[serde(default = "dealt")]
-    pub epoch: EpochMode,
-    /// Least and most images that an env is trained on in a step.
-    #[serde(default)]
-    pub images_per_step: [usize; 2],
-    /// Controller setting.
-    pub controller: String,
-    /// Policy that a controller which learns starts from; omitted with others.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub policy: Option<PolicyStart>,
-    /// Instruction set of the kernels.
-    pub instruction_set: String,
-    /// Devices of the envs; omitted if it is only `cpu`.
-    #[serde(default = "one_cpu", skip_serializing_if = "is_one_cpu")]
-    pub devices: Vec<String>,
-    /// Precision of the hosts' products; omitted if it is f32.
-    #[serde(default, skip_serializing_if = "is_f32")]
-    pub precision: Precision,
-    /// Worker threads of each device.
-    pub threads: usize,
-    /// Ranks that learn a policy or train a host together.
-    pub ranks: usize,
-    /// Gradient exchange between the ranks.
-    pub exchange: String,
-    /// Seed of the run.
-    pub seed: u64,
-}
-
-fn dealt() -> EpochMode {
-    EpochMode::Dealt
-}
-
-fn is_data(normalize: &Normalize) -> bool {
-    *normalize == Normalize::Data
-}
-
-fn one_cpu() -> Vec<String> {
-    vec![DeviceId::Cpu(0).to_string()]
-}
-
-fn is_one_cpu(devices: &Vec<String>) -> bool {
-    *devices == one_cpu()
-}
-
-fn is_f32(precision: &Precision) -> bool {
-    *precision == Precision::F32
-}
-
-/// Results of one env after one step.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct StepCompleted {
-    /// Number of the env.
-    pub env: usize,
-    /// Number of the round.
-    pub round: usize,
-    /// Number of the step.
-    pub step: usize,
-    /// Mean training loss over the step; each batch is measured before its update.
-    #[serde(deserialize_with = "null_as_nan")]
-    pub train_loss: f64,
-    /// Training accuracy over the step; each batch is measured before its update.
-    pub train_accuracy: f64,
-    /// Control loss; null without a control split.
-    pub control_loss: Option<f64>,
-    /// Control accuracy; null without a control split. If the env was rolled back in this step,
-    /// both are of the restored host.
-    pub control_accuracy: Option<f64>,
-    /// Mean L2 norm of the host's gradient before clipping; null in steps that
-    /// `gradient_stats_every` skips.
-    pub host_gradient_norm: Option<f64>,
-    /// Trained parameters of the host without modules.
-    pub host_parameters: usize,
-    /// Trained parameters of the modules.
-    pub grown_parameters: usize,
-    /// Slots that are not dormant.
-    pub slots: Vec<SlotState>,
-    /// Action of the controller, in words; it takes effect in the next step.
-    pub action: String,
-    /// Terms of the action's reward, which is their sum.
-    pub reward: RewardTerms,
-    /// Seconds that the step took, for all envs together; null in steps that `time_every` skips.
-    pub step_seconds: Option<f64>,
-    /// Training images per second of `step_seconds`, for all envs together; null in the same steps.
-    #[serde(alias = "images_per_second")]
-    pub images_per_s: Option<f64>,
-    /// Seconds by phase, in the same steps; only with `telemetry` full.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub phases: Option<PhaseSeconds>,
-    /// Gradient statistics of the host and of each module, in steps with `host_gradient_norm`; only
-    /// with `telemetry` full.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub gradients: Option<Vec<GradientStatistics>>,
-    /// Fingerprint of weights, statistics and optimiser after the step, if several ranks train the
-    /// host. It is equal on all ranks.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub fingerprint: Option<String>,
-    /// Results of the bare twin, if the run trains one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub twin: Option<TwinStep>,
-}
-
-/// Results of an env's twin after one step: of the same host without growth, trained on the same
-/// batches.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct TwinStep {
-    /// Mean training loss over the step; each batch is measured before its update. Null from the
-    /// step on in which the twin diverged, as are the others.
-    pub train_loss: Option<f64>,
-    /// Control loss; null without a control split.
-    pub control_loss: Option<f64>,
-    /// Control accuracy; null without a control split.
-    pub control_accuracy: Option<f64>,
-}
-
-/// Seconds that the host thread spent in each phase of a step, for the envs of one process.
-/// Training is enqueued and runs later, so the devices' remaining work is part of `measure`. A
-/// trace has the devices' own times.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct PhaseSeconds {
-    /// Updating networks after growth: plans, memory.
-    pub open: f64,
-    /// Enqueuing all batches of the epoch.
-    pub train: f64,
-    /// Enqueuing the control split, then waiting for the metrics of all envs.
-    pub measure: f64,
-    /// Rolling back failed envs and executing the controller's actions.
-    pub decide: f64,
-}
-
-/// Gradient statistics of one parameter group over a step, before clipping.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct GradientStatistics {
-    /// Name of the group: `host`, or the slot of a module.
-    pub group: String,
-    /// Mean L2 norm over the batches.
-    pub norm: Option<f64>,
-    /// L2 norm in the last batch; null if it is not finite.
-    pub last_norm: Option<f64>,
-    /// Share of gradient tensors, over all batches, with a norm below 1e-7.
-    pub vanishing: Option<f64>,
-    /// Share of gradient tensors, over all batches, with a norm above 10 or not finite.
-    pub exploding: Option<f64>,
-}
-
-/// State of a slot that is not dormant.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct SlotState {
-    /// Name of the slot.
-    pub slot: String,
-    /// Stage.
-    pub stage: Recorded<Stage>,
-    /// Name of the blueprint, while the slot has a module.
-    pub blueprint: Option<String>,
-    /// Blending factor.
-    pub alpha: f64,
-    /// Last contribution of the module.
-    pub contribution: Option<f64>,
-    /// Gradient health of the module in this step, 0..1; null in steps without
-    /// `host_gradient_norm`. Gates and policies see it in every step.
-    pub gradient_health: Option<f64>,
-}
-
 #[cfg(test)]
 mod tests {
+    use meristem_data::order::EpochMode;
+
     use super::*;
 
     #[test]
@@ -491,6 +301,35 @@ mod tests {
         assert_eq!((started.program_version.as_str(), started.epoch), ("0.1.0", EpochMode::Dealt));
         let Event::StepCompleted(step) = serde_json::from_str(completed).unwrap() else { panic!() };
         assert_eq!((step.step_seconds, step.images_per_s), (Some(0.5), Some(4608.0)));
+    }
+
+    #[test]
+    fn texts_of_a_run_are_kept_if_this_version_knows_them_or_not() {
+        let read = |texts: [&str; 4]| {
+            let [host, controller, instruction_set, device] = texts;
+            let event = serde_json::json!({
+                "event": "run_started", "program_version": "1.0.0", "dataset": "embedded",
+                "train_samples": 1, "control_samples": 1, "test_samples": null, "host": host,
+                "host_parameters": 1, "envs": 1, "rounds": 1, "steps": 1, "batches": 1,
+                "controller": controller, "instruction_set": instruction_set,
+                "devices": [device], "threads": 1, "ranks": 1, "exchange": "dense", "seed": 1,
+            });
+            let event = serde_json::from_value(event).unwrap();
+            let written = serde_json::to_value(&event).unwrap();
+            let keys = ["host", "controller", "instruction_set"];
+            assert_eq!(keys.map(|key| written[key].as_str().unwrap()), texts[..3]);
+            assert_eq!(written["devices"], serde_json::json!([device]));
+            let Event::RunStarted(started) = event else { panic!() };
+            let RunStarted { host, controller, instruction_set, devices, .. } = started;
+            [
+                host.known().is_some(),
+                controller.known().is_some(),
+                instruction_set.known().is_some(),
+                devices[0].known().is_some(),
+            ]
+        };
+        assert_eq!(read(["baseline", "ppo:a.st", "portable", "cuda:0"]), [true; 4]);
+        assert_eq!(read(["ring:9", "oracle", "sve2", "tpu:1"]), [false; 4]);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::record::observer::Observer;
 
 /// An event of a step, on its way to rank 0.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Kept {
+pub(crate) struct KeptEvent {
     /// Phase of the step.
     phase: usize,
     /// Whether the file must not lose it.
@@ -24,7 +24,7 @@ pub(crate) struct Journal<'a> {
     writer: Option<EventWriter>,
     observer: &'a mut dyn Observer,
     /// Events kept until the processes meet, if there are several.
-    kept: Option<Vec<Kept>>,
+    kept: Option<Vec<KeptEvent>>,
     phase: usize,
 }
 
@@ -51,7 +51,7 @@ impl<'a> Journal<'a> {
 
     fn of_env(&mut self, event: Event, waits: bool) {
         match &mut self.kept {
-            Some(kept) => kept.push(Kept { phase: self.phase, waits, event }),
+            Some(kept) => kept.push(KeptEvent { phase: self.phase, waits, event }),
             None => self.write(&event, waits),
         }
     }
@@ -68,7 +68,7 @@ impl<'a> Journal<'a> {
     }
 
     /// Passes an event to the observer only.
-    pub(crate) fn tell(&mut self, event: &Event) {
+    pub(crate) fn notify(&mut self, event: &Event) {
         if self.writer.is_some() {
             self.observer.event(event);
         }
@@ -81,14 +81,14 @@ impl<'a> Journal<'a> {
     }
 
     /// Ends the step and returns its events, if they were kept.
-    pub(crate) fn take_kept(&mut self) -> Vec<Kept> {
+    pub(crate) fn take_kept(&mut self) -> Vec<KeptEvent> {
         self.phase = 0;
         self.kept.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// Records the events of a step from all ranks.
-    pub(crate) fn tell_kept(&mut self, by_rank: impl Iterator<Item = Vec<Kept>>) {
-        let mut all: Vec<Kept> = by_rank.flatten().collect();
+    pub(crate) fn record_kept(&mut self, by_rank: impl Iterator<Item = Vec<KeptEvent>>) {
+        let mut all: Vec<KeptEvent> = by_rank.flatten().collect();
         // The sort is stable: within a phase, events stay in order of rank and time.
         all.sort_by_key(|kept| kept.phase);
         all.iter().for_each(|kept| self.write(&kept.event, kept.waits));

@@ -99,7 +99,7 @@ impl Lines {
     /// Counts a line that begins at byte `at`.
     fn add(&mut self, line: &[u8], at: u64) -> Result<(), String> {
         #[derive(Deserialize)]
-        struct Number {
+        struct SeqKey {
             seq: u64,
         }
         if let Some(zero) = line.iter().position(|byte| *byte == 0) {
@@ -116,7 +116,7 @@ impl Lines {
             }
             Seal::Absent => {}
             Seal::Whole => {
-                let Number { seq } = serde_json::from_slice(line).map_err(|e| e.to_string())?;
+                let SeqKey { seq } = serde_json::from_slice(line).map_err(|e| e.to_string())?;
                 if seq < self.next_seq {
                     return Err(format!("its `seq` is {seq}, expected {} or more", self.next_seq));
                 }
@@ -155,17 +155,17 @@ mod tests {
         lines.check_count(5, 0).unwrap();
         lines.check_count(6, 1).unwrap();
         lines.check_count(6, 0).unwrap_err();
-        let says = |text: &str, words: &str| {
+        let expect_problem = |text: &str, words: &str| {
             let problem = checked(text).unwrap_err();
             assert!(problem.contains(words), "{problem}");
         };
-        says(&whole.replacen("0.5", "0.6", 1), "line 1: its text differs");
-        says(&(line(0) + &line(2) + &line(1)), "line 3: its `seq` is 1, expected 3");
-        says(&(line(0) + &line(0)), "line 2: its `seq` is 0");
-        says(&(line(0) + "{\"v\":1,\"seq\":1}\n"), "line 2: it has no checksum");
-        says(&whole[..whole.len() - 1], "no line ends at byte");
-        says(&(line(0) + "\0\0\n"), "is zero");
-        says(&format!("{}\n", "x".repeat(5 << 20)), "no line ends at byte");
+        expect_problem(&whole.replacen("0.5", "0.6", 1), "line 1: its text differs");
+        expect_problem(&(line(0) + &line(2) + &line(1)), "line 3: its `seq` is 1, expected 3");
+        expect_problem(&(line(0) + &line(0)), "line 2: its `seq` is 0");
+        expect_problem(&(line(0) + "{\"v\":1,\"seq\":1}\n"), "line 2: it has no checksum");
+        expect_problem(&whole[..whole.len() - 1], "no line ends at byte");
+        expect_problem(&(line(0) + "\0\0\n"), "is zero");
+        expect_problem(&format!("{}\n", "x".repeat(5 << 20)), "no line ends at byte");
         let missing: String = [0, 1, 3, 4].map(line).concat();
         let problem = checked(&missing).unwrap().check_count(5, 0).unwrap_err();
         assert_eq!(problem, "it has 4 lines, expected 5");

@@ -76,7 +76,7 @@ impl Notice<'_> {
             Self::DevicesChanged { began, now } => {
                 let [began, now] = [began, now].map(|devices| devices.join(","));
                 Some(format!(
-                    "the run was on {began} and goes on on {now}; another kind of device rounds \
+                    "the run moves from {began} to {now}; another kind of device rounds \
                      differently, so its results differ from here on"
                 ))
             }
@@ -88,7 +88,7 @@ impl Notice<'_> {
                 ))
             }
             Self::PrecisionChanged { began, now } => Some(format!(
-                "the run was at precision {began} and goes on at {now}; its results differ from \
+                "the run changes from precision {began} to {now}; its results differ from \
                  here on"
             )),
             Self::IdleScriptLines { lines, steps, envs } => {
@@ -106,7 +106,7 @@ impl Notice<'_> {
                  learning rates never reach their schedule"
             )),
             Self::RoundingChanged => Some(
-                "what is complete was computed by a build of meristem whose kernels round \
+                "the completed part was computed by a build of meristem whose kernels round \
                  differently; results may differ in their last bits from here on"
                     .into(),
             ),

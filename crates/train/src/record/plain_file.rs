@@ -12,7 +12,7 @@ use crate::record::directory::Directory;
 /// It is something else, such as a link or a pipe, which would block the reader, or cannot be
 /// opened.
 pub(crate) fn open(path: &Path) -> io::Result<Option<File>> {
-    match Directory::of(path) {
+    match Directory::parent_of(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         found => {
             let (directory, name) = found?;
@@ -26,7 +26,7 @@ pub(crate) fn open(path: &Path) -> io::Result<Option<File>> {
 /// # Errors
 /// As [`open`]; it is larger, or not UTF-8.
 pub(crate) fn text(path: &Path, bytes_max: u64) -> io::Result<Option<String>> {
-    let read = match Directory::of(path) {
+    let read = match Directory::parent_of(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         found => {
             let (directory, name) = found?;

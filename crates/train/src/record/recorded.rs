@@ -1,6 +1,7 @@
 //! Values of types to which a later version may add variants.
 
 use std::fmt;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
@@ -15,13 +16,20 @@ pub enum Recorded<T> {
     Later(String),
 }
 
-impl<T: Copy> Recorded<T> {
+impl<T: Clone> Recorded<T> {
     /// The value, if it is known.
     pub fn known(&self) -> Option<T> {
         match self {
-            Self::Known(value) => Some(*value),
+            Self::Known(value) => Some(value.clone()),
             Self::Later(_) => None,
         }
+    }
+}
+
+impl<T: FromStr> Recorded<T> {
+    /// Parses the text form of a value.
+    fn parse(text: String) -> Self {
+        text.parse().map_or(Self::Later(text), Self::Known)
     }
 }
 
@@ -43,6 +51,47 @@ impl<T: fmt::Display> fmt::Display for Recorded<T> {
             Self::Known(value) => value.fmt(f),
             Self::Later(text) => f.pad(text),
         }
+    }
+}
+
+/// Serde of a value through its text form.
+pub(crate) mod as_text {
+    use serde::{Deserializer, Serializer};
+
+    use super::*;
+
+    pub(crate) fn serialize<T: fmt::Display, S: Serializer>(
+        value: &Recorded<T>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        to.collect_str(value)
+    }
+
+    pub(crate) fn deserialize<'de, T: FromStr, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Recorded<T>, D::Error> {
+        String::deserialize(from).map(Recorded::parse)
+    }
+}
+
+/// Serde of a list of values through their text forms.
+pub(crate) mod as_texts {
+    use serde::{Deserializer, Serializer};
+
+    use super::*;
+
+    pub(crate) fn serialize<T: fmt::Display, S: Serializer>(
+        values: &[Recorded<T>],
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        to.collect_seq(values.iter().map(Recorded::to_string))
+    }
+
+    pub(crate) fn deserialize<'de, T: FromStr, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Vec<Recorded<T>>, D::Error> {
+        let texts: Vec<String> = Vec::deserialize(from)?;
+        Ok(texts.into_iter().map(Recorded::parse).collect())
     }
 }
 

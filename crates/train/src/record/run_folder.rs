@@ -360,7 +360,7 @@ pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
 /// # Errors
 /// The folder is not writable, or the disk is full. Nothing is left behind.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
-    let written = Directory::of(path).and_then(|(folder, name)| {
+    let written = Directory::parent_of(path).and_then(|(folder, name)| {
         folder.remove_abandoned_parts(name);
         folder.write_whole(name, bytes)
     });

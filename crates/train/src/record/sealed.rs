@@ -43,7 +43,7 @@ pub(crate) fn seal(object: &mut String, space: &str) {
 /// version of its format; a later version may have its checksum elsewhere.
 pub(crate) fn check(object: &[u8], newest: u32) -> Seal {
     #[derive(Deserialize)]
-    struct Version {
+    struct VersionKey {
         #[serde(default)]
         v: u32,
     }
@@ -53,7 +53,7 @@ pub(crate) fn check(object: &[u8], newest: u32) -> Seal {
         return if is_whole { Seal::Whole } else { Seal::Broken };
     }
     match serde_json::from_slice(object) {
-        Ok(Version { v }) if !(SINCE..=newest).contains(&v) => Seal::Absent,
+        Ok(VersionKey { v }) if !(SINCE..=newest).contains(&v) => Seal::Absent,
         _ => Seal::Broken,
     }
 }

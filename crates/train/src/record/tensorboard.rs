@@ -17,7 +17,7 @@ use meristem_export::tensorboard::{self, SeriesValue};
 use crate::error::{Error, Result};
 use crate::record::directory::Directory;
 use crate::record::events::{Event, RunStarted, StepCompleted};
-use crate::record::reading::{EventTail, Line, Reached, Settings, Skipped, check_is_run};
+use crate::record::reading::{EventLine, EventTail, Reached, Settings, Skipped, check_is_run};
 
 /// Folder of the event file in the folder of a run.
 pub(crate) const FOLDER: &str = "tensorboard";
@@ -32,7 +32,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Report of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Exported {
+pub struct ExportedBoard {
     /// Path of the event file.
     pub file: PathBuf,
     /// Number of records in it, without the two that begin the file.
@@ -48,7 +48,7 @@ pub struct Exported {
 /// [`Error::NotARun`]; [`Error::Unreadable`]: its events cannot be read; [`Error::Value`]: the
 /// folder has event files already, or no file can be created there; [`Error::RunFolder`]: a write
 /// failed.
-pub fn export(run: &Path, folder: &Path) -> Result<Exported> {
+pub fn export(run: &Path, folder: &Path) -> Result<ExportedBoard> {
     check_is_run(run)?;
     let refuse = |expected: String| Err(Error::value("out", folder.display(), expected));
     let is_new = !folder.exists();
@@ -81,7 +81,7 @@ fn write_whole(
     to: File,
     [part, name]: [&str; 2],
     directory: &Directory,
-) -> Result<Exported> {
+) -> Result<ExportedBoard> {
     let path = directory.path().join(name);
     let mut board = Board::new(run, to, path.clone())?;
     board.copy()?;
@@ -91,7 +91,7 @@ fn write_whole(
         path: path.clone(),
         source,
     })?;
-    Ok(Exported { file: path, records, skipped: tail.skipped() })
+    Ok(ExportedBoard { file: path, records, skipped: tail.skipped() })
 }
 
 /// The event file of a run in progress.
@@ -183,7 +183,7 @@ struct Board {
     path: PathBuf,
     records: u64,
     settings: Settings,
-    place: Place,
+    place: BoardPosition,
 }
 
 impl Board {
@@ -194,7 +194,7 @@ impl Board {
         let began = run.join("config.toml").metadata().and_then(|there| there.modified()).ok();
         let began = began.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
         let began = began.unwrap_or_default().as_secs_f64();
-        let place = Place { began, ..Place::default() };
+        let place = BoardPosition { began, ..BoardPosition::default() };
         let failed = |source| Error::RunFolder { action: "write", path: path.clone(), source };
         to.write_all(&tensorboard::file_start(began)).map_err(failed)?;
         let tail = EventTail::new(&run.join("events.jsonl"));
@@ -230,7 +230,7 @@ impl Board {
 
 /// Place in a run, and the actions of its current step.
 #[derive(Default)]
-struct Place {
+struct BoardPosition {
     /// Seconds from 1970 to the start of the run.
     began: f64,
     envs: usize,
@@ -242,9 +242,9 @@ struct Place {
     counted: usize,
 }
 
-impl Place {
+impl BoardPosition {
     /// Records of an event.
-    fn records(&mut self, line: &Line, settings: &Settings) -> Vec<Vec<u8>> {
+    fn records(&mut self, line: &EventLine, settings: &Settings) -> Vec<Vec<u8>> {
         let time = self.began + line.seconds;
         match &line.event {
             Event::RunStarted(run) => {

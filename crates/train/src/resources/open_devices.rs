@@ -95,11 +95,11 @@ impl OpenDevices {
         &self.devices
     }
 
-    /// Names of the devices of all envs of the run, in the order of their first env.
-    pub(crate) fn device_names(&self) -> Vec<String> {
-        let mut names: Vec<String> = self.ids.iter().map(DeviceId::to_string).collect();
-        names.dedup();
-        names
+    /// The devices of all envs of the run, in the order of their first env.
+    pub(crate) fn env_devices(&self) -> Vec<DeviceId> {
+        let mut ids = self.ids.clone();
+        ids.dedup();
+        ids
     }
 
     /// Opens a span of the calling thread in the trace, if there is one. Dropping it ends the span.

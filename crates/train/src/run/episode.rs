@@ -14,7 +14,7 @@ use crate::external::Continuation;
 use crate::position::StepPosition;
 use crate::processes::World;
 use crate::record::events::{Event, StepCompleted};
-use crate::record::journal::{Journal, Kept};
+use crate::record::journal::{Journal, KeptEvent};
 use crate::record::totals::Totals;
 use crate::resources::{Replicas, Resources};
 use crate::setup::Setup;
@@ -203,17 +203,17 @@ impl<'j> Episode<'_, 'j> {
             self.resources.replicas.iter_mut().for_each(Replicas::leave);
         }
         // The events of a failed step are reported, too.
-        let told = self.world.gather_envs((self.journal.take_kept(), spent));
-        let (done, told) = match (done, told) {
+        let gathered = self.world.gather_envs((self.journal.take_kept(), spent));
+        let (done, gathered) = match (done, gathered) {
             // The process's own error is more precise than the absence of another process.
             (Err(own), Err(_)) => return Err(own),
-            (done, told) => (done, told?),
+            (done, gathered) => (done, gathered?),
         };
-        let (mut kept, spent): (Vec<Vec<Kept>>, Vec<Totals>) = told.into_iter().unzip();
+        let (mut kept, spent): (Vec<Vec<KeptEvent>>, Vec<Totals>) = gathered.into_iter().unzip();
         let seen = if self.world.has_same_envs() { digest(&kept) } else { 0 };
         self.totals.add(&spent);
         together(&mut kept, &spent);
-        self.journal.tell_kept(kept.into_iter());
+        self.journal.record_kept(kept.into_iter());
         let stops = done.and_then(|()| self.journal.stop_requested());
         let (stops, seen): (Vec<bool>, Vec<u32>) =
             self.world.all_gather(stops.map(|stops| (stops, seen)))?.into_iter().unzip();
@@ -238,9 +238,9 @@ impl<'j> Episode<'_, 'j> {
 }
 
 /// Digest of a step's results: measurements, decisions and fingerprints of all envs.
-fn digest(kept: &[Vec<Kept>]) -> u32 {
+fn digest(kept: &[Vec<KeptEvent>]) -> u32 {
     let mut crc = crc32fast::Hasher::new();
-    for Kept { event, .. } in kept.iter().flatten() {
+    for KeptEvent { event, .. } in kept.iter().flatten() {
         if let Event::StepCompleted(step) = event {
             let StepCompleted { train_loss, control_loss, action, reward, fingerprint, .. } = step;
             let all =
@@ -252,10 +252,10 @@ fn digest(kept: &[Vec<Kept>]) -> u32 {
 }
 
 /// Sets time and throughput in the events to the values of all ranks together.
-fn together(kept: &mut [Vec<Kept>], spent: &[Totals]) {
+fn together(kept: &mut [Vec<KeptEvent>], spent: &[Totals]) {
     let images: u64 = spent.iter().map(|rank| rank.images).sum();
     let seconds = spent.iter().map(|rank| rank.step_seconds).fold(0.0, f64::max);
-    for Kept { event, .. } in kept.iter_mut().flatten() {
+    for KeptEvent { event, .. } in kept.iter_mut().flatten() {
         if let Event::StepCompleted(step) = event {
             step.step_seconds = step.step_seconds.map(|_| seconds);
             step.images_per_s = step.images_per_s.map(|_| images as f64 / seconds);

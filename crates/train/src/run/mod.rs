@@ -116,7 +116,7 @@ mod tests {
     use super::*;
     use crate::config::ConfigLayer;
     use crate::record::observer::Silent;
-    use crate::settings::{ByteSize, ControllerKind, Limit, Preset};
+    use crate::settings::{BatchLimit, ByteSize, ControllerKind, Preset};
 
     /// An act, its operation, and the file of its call site.
     type Site = (String, String, String);
@@ -141,7 +141,7 @@ mod tests {
             envs: Some(2),
             // The last batch of an epoch is smaller.
             batch: Some(48),
-            max_batches: Some(Limit::Count(2)),
+            max_batches: Some(BatchLimit::Count(2)),
             control_split: Some(Some(0.02)),
             // The training images are streamed.
             data_budget: Some(Some(ByteSize(1 << 20))),

@@ -196,7 +196,7 @@ impl PreparedRun {
                 journal.announce(run_started(&self.setup, &self.resources))
             }
             // The file has this event already, the observer does not.
-            _ => journal.tell(&run_started(&self.setup, &self.resources)),
+            _ => journal.notify(&run_started(&self.setup, &self.resources)),
         }
         extended.into_iter().for_each(|extended| journal.announce(Event::RunExtended(extended)));
         let result = self.rounds(folder, world, &mut journal, next, envs);
@@ -210,7 +210,7 @@ impl PreparedRun {
             Ok(status) => (*status, None),
             Err(error) => (Status::Failed, Some(error.to_string())),
         };
-        let own = MemorySummary::of(self.resources.devices.distinct());
+        let own = MemorySummary::from_devices(self.resources.devices.distinct());
         // A rank that has lost contact has only its own memory.
         let all = world.gather(own.clone()).unwrap_or_default();
         let memory = all.into_iter().reduce(MemorySummary::with).unwrap_or(own);

@@ -222,7 +222,7 @@ impl Resuming<'_> {
         let config = TrainConfig::resolve(settings, flags)?;
         check_moved(&last.devices, &config.devices)?;
         if world.is_first() {
-            tell_changes(observer, &last, &config);
+            report_changes(observer, &last, &config);
             let looked_ahead = next.is_some() && has_looked_ahead(&began);
             if looked_ahead && longer.steps > began.steps {
                 let (began, now) = (began.steps, longer.steps);
@@ -242,7 +242,7 @@ impl Resuming<'_> {
 }
 
 /// Reports devices, precision and rounding that differ from the last stretch.
-fn tell_changes(observer: &mut dyn Observer, last: &Stretch, config: &TrainConfig) {
+fn report_changes(observer: &mut dyn Observer, last: &Stretch, config: &TrainConfig) {
     let (began, now) = (&last.devices, &config.devices);
     if began != now {
         observer.notice(&Notice::DevicesChanged { began, now });
@@ -313,13 +313,13 @@ mod tests {
         let now = Stretch::new(StepPosition { round: 0, step: 0 }, &config);
         let warnings = |last: &Stretch| {
             let mut observer = KeptWarnings(vec![]);
-            tell_changes(&mut observer, last, &config);
+            report_changes(&mut observer, last, &config);
             observer.0
         };
         assert_eq!(warnings(&now), Vec::<String>::new());
         let before = Stretch { rounding: now.rounding - 1, ..now };
         let [warning] = &warnings(&before)[..] else { panic!("one warning") };
         assert!(warning.contains("kernels round differently"), "{warning}");
-        assert!(!before.goes_on(&config), "its steps are told from the later ones");
+        assert!(!before.goes_on(&config), "its steps are distinct from later ones");
     }
 }

@@ -7,7 +7,7 @@ use meristem_grow::{AlphaTarget, Style, Tempo};
 use super::*;
 use crate::record::observer::Silent;
 use crate::run::run;
-use crate::settings::{ControllerKind, Limit, Preset};
+use crate::settings::{BatchLimit, ControllerKind, Preset};
 
 const STEPS: usize = 3;
 
@@ -19,7 +19,7 @@ fn config(folder: &Path, controller: ControllerKind) -> TrainConfig {
         run_dir: Some(Some(folder.into())),
         envs: Some(2),
         batch: Some(16),
-        max_batches: Some(Limit::Count(2)),
+        max_batches: Some(BatchLimit::Count(2)),
         control_split: Some(Some(0.01)),
         steps: Some(STEPS),
         ..ConfigLayer::default()

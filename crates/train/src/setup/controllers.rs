@@ -162,13 +162,13 @@ mod tests {
     use crate::record::observer::Observer;
     use crate::record::summary::Summary;
     use crate::run::run;
-    use crate::settings::{Limit, Preset};
+    use crate::settings::{BatchLimit, Preset};
 
     /// Number of skipped updates of each round.
     #[derive(Default)]
-    struct Skipped(Vec<usize>);
+    struct SkippedUpdates(Vec<usize>);
 
-    impl Observer for Skipped {
+    impl Observer for SkippedUpdates {
         fn event(&mut self, event: &Event) {
             if let Event::PolicyUpdated { report, .. } = event {
                 self.0.push(report.skipped);
@@ -188,14 +188,14 @@ mod tests {
             run_dir: Some(Some(base.path().join("run"))),
             envs: Some(2),
             batch: Some(16),
-            max_batches: Some(Limit::Count(2)),
+            max_batches: Some(BatchLimit::Count(2)),
             control_split: Some(Some(0.01)),
             steps: Some(3),
             rounds: Some(50),
             ..ConfigLayer::default()
         };
         let config = TrainConfig::resolve(ConfigLayer::default(), flags).unwrap();
-        let mut skipped = Skipped::default();
+        let mut skipped = SkippedUpdates::default();
         let error = run(&config, &mut skipped).unwrap_err();
         let diverged = meristem_control::Error::Diverged { skipped: 3 };
         assert!(matches!(error, Error::Control(meristem_control::Error::Diverged { skipped: 3 })));

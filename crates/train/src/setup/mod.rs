@@ -467,8 +467,9 @@ fn parse_slots(host: &HostSpec, wanted: &[String]) -> Result<Vec<SlotName>> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use meristem_grow::HostError;
+
+    use super::*;
 
     fn slots(wanted: &[&str]) -> Result<String> {
         let wanted: Vec<String> = wanted.iter().map(|name| name.to_string()).collect();

@@ -155,12 +155,12 @@ impl Weights {
     /// Damaged constants, or not one of each per channel.
     pub(crate) fn normalization(&self, channels: usize) -> Result<Option<Normalization>> {
         #[derive(serde::Deserialize)]
-        struct Constants {
+        struct SavedConstants {
             mean: Vec<f32>,
             std: Vec<f32>,
         }
         let Some(json) = self.metadata.get("normalization") else { return Ok(None) };
-        let Constants { mean, std } =
+        let SavedConstants { mean, std } =
             serde_json::from_str(json).map_err(|e| self.fail(format!("`normalization`: {e}")))?;
         let constants = Normalization { mean, std };
         if constants.mean.len() == channels && constants.is_usable() {

@@ -42,7 +42,7 @@ pub(super) fn record_results(
         }
         let mut event = step_event(env, *when, action, clock.details());
         event.twin = population.twins.get(nth).map(twin_step);
-        clock.tell(&mut event, spent.images);
+        clock.add_times(&mut event, spent.images);
         journal.emit(Event::StepCompleted(event));
     }
     Ok(())

@@ -116,7 +116,7 @@ impl StepClock {
     }
 
     /// Adds the times to the event of a step that trained `images` images.
-    pub(crate) fn tell(&self, event: &mut StepCompleted, images: u64) {
+    pub(crate) fn add_times(&self, event: &mut StepCompleted, images: u64) {
         if self.details.times {
             event.step_seconds = Some(self.seconds);
             event.images_per_s = Some(images as f64 / self.seconds);
@@ -136,7 +136,7 @@ mod tests {
     use crate::record::event_writer::EventsPosition;
     use crate::record::events::Event;
     use crate::record::observer::Observer;
-    use crate::settings::{ControllerKind, Limit, Preset};
+    use crate::settings::{BatchLimit, ControllerKind, Preset};
 
     const STEPS: usize = 6;
 
@@ -179,7 +179,7 @@ mod tests {
             steps: Some(STEPS),
             rounds: Some(2),
             batch: Some(16),
-            max_batches: Some(Limit::Count(3)),
+            max_batches: Some(BatchLimit::Count(3)),
             control_split: Some(Some(0.02)),
             min_training_steps: Some(1),
             run_dir: Some(Some(run.clone())),
@@ -250,7 +250,8 @@ mod tests {
 
     #[test]
     fn a_level_records_its_details_every_few_steps() {
-        let told = |event: &Value, key: &str| event.get(key).is_some_and(|told| !told.is_null());
+        let has_value =
+            |event: &Value, key: &str| event.get(key).is_some_and(|value| !value.is_null());
         for (level, every) in [(Telemetry::Off, 1), (Telemetry::Basic, 1), (Telemetry::Full, 2)] {
             let left = left(level, every);
             let mut health = 0;
@@ -258,16 +259,21 @@ mod tests {
                 let due = event["step"].as_u64().unwrap().is_multiple_of(every as u64);
                 let basic = level != Telemetry::Off && due;
                 for key in ["host_gradient_norm", "step_seconds", "images_per_s"] {
-                    assert_eq!(told(event, key), basic, "{level} {key} {event}");
+                    assert_eq!(has_value(event, key), basic, "{level} {key} {event}");
                 }
                 for key in ["phases", "gradients"] {
-                    assert_eq!(told(event, key), level == Telemetry::Full && due, "{key} {event}");
+                    assert_eq!(
+                        has_value(event, key),
+                        level == Telemetry::Full && due,
+                        "{key} {event}"
+                    );
                 }
                 let slots = event["slots"].as_array().unwrap();
-                let healthy = slots.iter().filter(|slot| told(slot, "gradient_health")).count();
+                let healthy =
+                    slots.iter().filter(|slot| has_value(slot, "gradient_health")).count();
                 assert!(basic || healthy == 0, "{level} {event}");
                 health += healthy;
-                if told(event, "gradients") {
+                if has_value(event, "gradients") {
                     let host = &event["gradients"][0];
                     assert_eq!(
                         (&host["group"], &host["norm"]),

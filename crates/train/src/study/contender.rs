@@ -13,14 +13,14 @@ const LEARNER: &str = "ppo@";
 
 /// Basis on which a fixed network is compared with the grown one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Equal {
+pub enum EqualBudget {
     /// Equal parameters and equal steps.
     Parameters,
     /// Equal parameters, and the number of steps that costs as much as growing did.
     Compute,
 }
 
-impl Equal {
+impl EqualBudget {
     /// The kinds with the prefix of their names, before the other contender.
     const PREFIXES: [(&'static str, Self); 2] =
         [("static@", Self::Parameters), ("static-compute@", Self::Compute)];
@@ -39,7 +39,7 @@ pub enum Contender {
     /// The network that another contender ended with, with the same seed in the same env, trained
     /// from the beginning without a controller. Text forms: `static@CONTENDER`, or
     /// `static-compute@CONTENDER` for equal compute.
-    Static(Box<Contender>, Equal),
+    Static(Box<Contender>, EqualBudget),
 }
 
 impl Contender {
@@ -63,7 +63,7 @@ impl FromStr for Contender {
         if let Some(name) = text.strip_prefix(LEARNER) {
             return Ok(Self::Learner(Some(choose(name, &RewardMode::NAMES)?)));
         }
-        for (prefix, equal) in Equal::PREFIXES {
+        for (prefix, equal) in EqualBudget::PREFIXES {
             if let Some(other) = text.strip_prefix(prefix) {
                 return match other.parse()? {
                     Self::Static(..) => Err(BadValue::new(text, "a controller after the @")),
@@ -88,7 +88,7 @@ impl fmt::Display for Contender {
             Self::Learner(None) => ControllerKind::Ppo.fmt(f),
             Self::Learner(Some(mode)) => write!(f, "{LEARNER}{}", mode.name()),
             Self::Static(other, equal) => {
-                write!(f, "{}{other}", Equal::PREFIXES[*equal as usize].0)
+                write!(f, "{}{other}", EqualBudget::PREFIXES[*equal as usize].0)
             }
         }
     }

@@ -19,7 +19,7 @@ use meristem_data::{Split, cache};
 use meristem_device::random::{Purpose, Rng};
 
 use self::cell::Inputs;
-pub use self::contender::{Contender, Equal};
+pub use self::contender::{Contender, EqualBudget};
 use self::report::ContenderRuns;
 pub use self::report::{ContenderReport, STUDY_VERSION, Study, StudyEnv, StudyRun};
 use crate::config::{ConfigLayer, FIRST_STUDY_SEED, TrainConfig};
@@ -116,8 +116,8 @@ impl StudyConfig {
             return Err(Error::value("controllers", contender, expected));
         }
         let mut needed = vec![(**other).clone()];
-        if *equal == Equal::Compute {
-            needed.push(Contender::Static(other.clone(), Equal::Parameters));
+        if *equal == EqualBudget::Compute {
+            needed.push(Contender::Static(other.clone(), EqualBudget::Parameters));
         }
         match needed.iter().find(|needed| !earlier.contains(needed)) {
             None => Ok(()),
@@ -237,8 +237,8 @@ struct Contest<'a> {
     /// For each contender, the seeds that its policy was trained with.
     known_seeds: Vec<Vec<u64>>,
     inputs: Inputs,
-    /// Whether it was said that complete runs round differently.
-    told_rounding: Cell<bool>,
+    /// Whether the different rounding of complete runs was reported.
+    rounding_reported: Cell<bool>,
 }
 
 impl<'a> Contest<'a> {
@@ -275,7 +275,7 @@ impl<'a> Contest<'a> {
             let stream = &devices.streams()[0];
             AnyController::new(&setup, info.train_len, stream, None, &mut World::alone())?;
         }
-        Ok(Self { config, devices, known_seeds, inputs, told_rounding: Cell::new(false) })
+        Ok(Self { config, devices, known_seeds, inputs, rounding_reported: Cell::new(false) })
     }
 
     /// Runs seed by seed, so that a stopped study has about the same seeds of all contenders.
@@ -341,13 +341,13 @@ impl<'a> Contest<'a> {
 
     /// The run of the network that a contender ended with, trained from the beginning. `runs` are
     /// the complete runs of all contenders.
-    fn fixed(&self, of: (&Contender, Equal), seed: u64, runs: &Runs) -> Result<TrainConfig> {
+    fn fixed(&self, of: (&Contender, EqualBudget), seed: u64, runs: &Runs) -> Result<TrainConfig> {
         let (grown, equal) = of;
         let contender = Contender::Static(Box::new(grown.clone()), equal);
         let run = self.config.run(ControllerKind::None, seed, self.folder(&contender, seed))?;
         let mut run = TrainConfig { start_topology: Some(self.folder(grown, seed)), ..run };
-        if equal == Equal::Compute {
-            let same_steps = Contender::Static(Box::new(grown.clone()), Equal::Parameters);
+        if equal == EqualBudget::Compute {
+            let same_steps = Contender::Static(Box::new(grown.clone()), EqualBudget::Parameters);
             let flops = |contender: &Contender| {
                 let run = runs[self.place(contender)].iter().find(|run| run.seed == seed);
                 run.map_or(f64::NAN, |run| run.flops)
@@ -404,7 +404,7 @@ impl<'a> Contest<'a> {
     ) -> Result<Option<Summary>> {
         if let Some(summary) = cell::complete(run, &self.inputs)? {
             observer.run_is_complete(planned);
-            if !summary.rounds_as_now() && !self.told_rounding.replace(true) {
+            if !summary.rounds_as_now() && !self.rounding_reported.replace(true) {
                 observer.notice(&Notice::RoundingChanged);
             }
             return Ok(Some(summary));

@@ -167,7 +167,7 @@ pub(super) fn reports(all: Vec<ContenderRuns>) -> Vec<ContenderReport> {
     let report =
         |(index, ContenderRuns { contender, known_seeds, runs }): (usize, ContenderRuns)| {
             let spread = |of: &dyn Fn(&StudyRun) -> f64| {
-                Spread::of(&runs.iter().map(of).collect::<Vec<f64>>())
+                Spread::from_values(&runs.iter().map(of).collect::<Vec<f64>>())
             };
             let pair = |run: &StudyRun| {
                 let other = first.iter().find(|(seed, _)| *seed == run.seed)?.1;
@@ -181,7 +181,7 @@ pub(super) fn reports(all: Vec<ContenderRuns>) -> Vec<ContenderReport> {
                 parameters: spread(&|run| run.parameters),
                 points_per_1000_parameters: spread(&|run| run.points_per_1000_parameters),
                 flops: spread(&|run| run.flops),
-                difference_pp: PairedDifference::of(&pairs).filter(|_| index > 0),
+                difference_pp: PairedDifference::from_pairs(&pairs).filter(|_| index > 0),
                 runs,
             }
         };

@@ -31,7 +31,7 @@ fn t_quantile(freedom: usize) -> f64 {
 
 impl Spread {
     /// The spread of `values`; `None` if there are none.
-    pub fn of(values: &[f64]) -> Option<Self> {
+    pub fn from_values(values: &[f64]) -> Option<Self> {
         let (count, n) = (values.len(), values.len() as f64);
         if count == 0 {
             return None;
@@ -56,17 +56,18 @@ pub struct PairedDifference {
 
 impl PairedDifference {
     /// The differences of pairs (this contender's value, the other's); `None` without pairs.
-    pub fn of(pairs: &[(f64, f64)]) -> Option<Self> {
+    pub fn from_pairs(pairs: &[(f64, f64)]) -> Option<Self> {
         let differences: Vec<f64> = pairs.iter().map(|(own, other)| own - other).collect();
         let ahead = differences.iter().filter(|difference| **difference > 0.0).count();
-        Spread::of(&differences).map(|spread| Self { spread, ahead })
+        Spread::from_values(&differences).map(|spread| Self { spread, ahead })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use meristem_device::random::{Purpose, Rng};
+
+    use super::*;
 
     /// The sum over all pairs of (xᵢ − xⱼ)² is 2n² times the variance with divisor n, so that no
     /// mean is needed.
@@ -83,7 +84,7 @@ mod tests {
             let count = 2 + case as usize % 9;
             let mut draw = || 100.0 * f64::from(rng.uniform());
             let values: Vec<f64> = (0..count).map(|_| draw()).collect();
-            let spread = Spread::of(&values).unwrap();
+            let spread = Spread::from_values(&values).unwrap();
             let mean = values.iter().fold(0.0, |sum, x| sum + x / count as f64);
             // A few roundings of numbers up to 100, of 1.1e-16 each; the sum of their squares is
             // divided by at least 1.
@@ -93,7 +94,7 @@ mod tests {
             // The same numbers in another order.
             let other: Vec<f64> = values.iter().rev().copied().collect();
             let pairs: Vec<_> = values.iter().copied().zip(other.iter().copied()).collect();
-            let paired = PairedDifference::of(&pairs).unwrap();
+            let paired = PairedDifference::from_pairs(&pairs).unwrap();
             assert!(paired.spread.mean.abs() < 1e-12);
             assert_eq!(paired.ahead, count / 2, "each pair is there both ways round");
         }
@@ -101,20 +102,23 @@ mod tests {
 
     #[test]
     fn one_measurement_has_no_spread_and_none_no_mean() {
-        assert_eq!(Spread::of(&[3.0]), Some(Spread { count: 1, mean: 3.0, std: None, ci95: None }));
-        assert_eq!(Spread::of(&[]), None);
-        assert_eq!(PairedDifference::of(&[]), None);
+        assert_eq!(
+            Spread::from_values(&[3.0]),
+            Some(Spread { count: 1, mean: 3.0, std: None, ci95: None })
+        );
+        assert_eq!(Spread::from_values(&[]), None);
+        assert_eq!(PairedDifference::from_pairs(&[]), None);
     }
 
     /// Against tables of Student's t, and an interval worked out by hand: 4.303 · 1/√3.
     #[test]
-    fn intervals_are_those_of_students_t() {
+    fn intervals_follow_students_t() {
         for (freedom, quantile) in
             [(1, 12.706), (11, 2.201), (20, 2.086), (60, 2.000), (999, 1.962)]
         {
             assert!((t_quantile(freedom) - quantile).abs() < 1e-3, "{freedom}");
         }
-        let spread = Spread::of(&[1.0, 2.0, 3.0]).unwrap();
+        let spread = Spread::from_values(&[1.0, 2.0, 3.0]).unwrap();
         assert!((spread.ci95.unwrap() - 2.4843).abs() < 1e-3, "{spread:?}");
     }
 
@@ -122,7 +126,7 @@ mod tests {
     #[test]
     fn a_constant_lead_has_no_spread() {
         let pairs = [(51.0, 50.0), (81.0, 80.0), (21.0, 20.0)];
-        let paired = PairedDifference::of(&pairs).unwrap();
+        let paired = PairedDifference::from_pairs(&pairs).unwrap();
         let lead = Spread { count: 3, mean: 1.0, std: Some(0.0), ci95: Some(0.0) };
         assert_eq!(paired, PairedDifference { spread: lead, ahead: 3 });
     }

@@ -7,7 +7,7 @@ use meristem_nn::Network;
 use meristem_train::config::{ConfigLayer, TrainConfig};
 use meristem_train::events::{Event, StepCompleted};
 use meristem_train::settings::{
-    ControllerKind, ExchangeKind, HotScopePolicy, Limit, Preset, Switch,
+    BatchLimit, ControllerKind, ExchangeKind, HotScopePolicy, Preset, Switch,
 };
 use meristem_train::{Error, Observer, Result, Silent, Summary, resume, run};
 
@@ -22,7 +22,7 @@ fn flags(folder: &Path, ranks: usize, exchange: ExchangeKind) -> ConfigLayer {
         ranks: Some(Some(ranks)),
         exchange: Some(exchange),
         batch: Some(36),
-        max_batches: Some(Limit::Count(4)),
+        max_batches: Some(BatchLimit::Count(4)),
         control_split: Some(Some(0.02)),
         parameters_per_image: Some(99.0),
         max_gap: Some(99.0),
@@ -44,14 +44,14 @@ fn weights(folder: &Path) -> Vec<u8> {
 
 /// Observer of steps, germinated modules and rollbacks.
 #[derive(Default)]
-struct Seen {
+struct SeenSteps {
     steps: Vec<StepCompleted>,
     germinated: usize,
     rollbacks: usize,
     stop_at: Option<usize>,
 }
 
-impl Observer for Seen {
+impl Observer for SeenSteps {
     fn event(&mut self, event: &Event) {
         match event {
             Event::StepCompleted(step) => self.steps.push(step.clone()),
@@ -67,9 +67,9 @@ impl Observer for Seen {
 }
 
 #[test]
-fn one_rank_is_an_env_that_is_alone() {
+fn one_rank_equals_a_single_env() {
     let [one, plain] = [(); 2].map(|()| tempfile::tempdir().unwrap());
-    let (mut seen, mut expected) = (Seen::default(), Seen::default());
+    let (mut seen, mut expected) = (SeenSteps::default(), SeenSteps::default());
     let summary = train(flags(one.path(), 1, ExchangeKind::Dense), &mut seen).unwrap();
     let alone = ConfigLayer {
         data_parallel: None,
@@ -87,7 +87,7 @@ fn one_rank_is_an_env_that_is_alone() {
 fn a_host_grows_on_all_ranks_and_resumes_to_the_same_bits() {
     let sparse = ExchangeKind::TopK(0.05);
     let [whole, cut] = [(); 2].map(|()| tempfile::tempdir().unwrap());
-    let mut seen = Seen::default();
+    let mut seen = SeenSteps::default();
     let summary = train(flags(whole.path(), 3, sparse), &mut seen).unwrap();
     assert!(seen.germinated > 0, "nothing grew, nothing was shown");
     assert_eq!((summary.training_steps, summary.images), (40, 10 * 4 * 36));
@@ -97,10 +97,10 @@ fn a_host_grows_on_all_ranks_and_resumes_to_the_same_bits() {
     assert_eq!(fingerprints.len(), 10);
     assert!(fingerprints.windows(2).all(|two| two[0] != two[1]), "it learned");
 
-    let mut first = Seen { stop_at: Some(4), ..Seen::default() };
+    let mut first = SeenSteps { stop_at: Some(4), ..SeenSteps::default() };
     let one_thread = ConfigLayer { threads: Some(1), ..flags(cut.path(), 3, sparse) };
     train(one_thread, &mut first).unwrap();
-    let mut rest = Seen::default();
+    let mut rest = SeenSteps::default();
     let run = cut.path().join("run");
     let options = ConfigLayer { threads: Some(2), ..ConfigLayer::default() };
     let resumed = resume(&run, &options, &mut rest).unwrap();
@@ -115,14 +115,14 @@ fn a_host_grows_on_all_ranks_and_resumes_to_the_same_bits() {
 }
 
 /// Observer that damages the leader in the inner loop.
-struct Breaks<F> {
+struct DamagesLeader<F> {
     what: F,
     at: usize,
     batches: usize,
-    seen: Seen,
+    seen: SeenSteps,
 }
 
-impl<F: FnMut(&Network) -> Result<()>> Observer for Breaks<F> {
+impl<F: FnMut(&Network) -> Result<()>> Observer for DamagesLeader<F> {
     fn event(&mut self, event: &Event) {
         self.seen.event(event);
     }
@@ -133,8 +133,8 @@ impl<F: FnMut(&Network) -> Result<()>> Observer for Breaks<F> {
     }
 }
 
-fn broken_by<F: FnMut(&Network) -> Result<()>>(at: usize, what: F) -> Breaks<F> {
-    Breaks { what, at, batches: 0, seen: Seen::default() }
+fn broken_by<F: FnMut(&Network) -> Result<()>>(at: usize, what: F) -> DamagesLeader<F> {
+    DamagesLeader { what, at, batches: 0, seen: SeenSteps::default() }
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn replicas_that_differ_end_the_run() {
 
 /// Averaging breaks all replicas, and the governor restores all of them.
 #[test]
-fn a_host_that_breaks_goes_back_on_all_ranks() {
+fn a_broken_host_is_rolled_back_on_all_ranks() {
     let folder = tempfile::tempdir().unwrap();
     let mut breaks = broken_by(4 * 4, |network| {
         let (statistics, _) = network.statistics().next().unwrap();

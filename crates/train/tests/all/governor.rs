@@ -8,7 +8,7 @@ use meristem_nn::safetensors;
 use meristem_nn::{Network, StateDict};
 use meristem_train::config::{ConfigLayer, TrainConfig};
 use meristem_train::events::{Event, StepCompleted};
-use meristem_train::settings::{ControllerKind, Limit, Preset};
+use meristem_train::settings::{BatchLimit, ControllerKind, Preset};
 use meristem_train::{Error, Observer, Result, Summary, resume, run};
 use serde_json::Value;
 
@@ -103,7 +103,7 @@ fn flags(folder: &Path, controller: ControllerKind) -> ConfigLayer {
         steps: Some(12),
         rounds: Some(1),
         batch: Some(16),
-        max_batches: Some(Limit::Count(BATCHES)),
+        max_batches: Some(BatchLimit::Count(BATCHES)),
         control_split: Some((controller != ControllerKind::None).then_some(0.02)),
         controller: Some(controller),
         policy_hidden: Some(Some(8)),
@@ -178,7 +178,7 @@ fn script(folder: &Path) -> ControllerKind {
 }
 
 #[test]
-fn a_broken_env_goes_back_and_the_others_do_not_notice() {
+fn a_broken_env_is_rolled_back_and_the_others_are_unaffected() {
     let folder = tempfile::tempdir().unwrap();
     let (whole, broken) = (folder.path().join("whole"), folder.path().join("broken"));
     let controller = script(folder.path());
@@ -296,7 +296,7 @@ fn a_run_resumed_before_or_after_a_rollback_ends_with_the_same_bits() {
 
 /// Without a control split, only the weights show that the last batch broke them.
 #[test]
-fn weights_that_break_unseen_are_neither_kept_nor_written() {
+fn broken_weights_are_not_saved_without_a_control_split() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     let at = [(0, 5, 0, BATCHES - 1), (0, 11, 2, BATCHES - 1)];
@@ -326,7 +326,7 @@ fn weights_that_break_unseen_are_neither_kept_nor_written() {
 
 /// The step's training loss shows nothing, but its control loss does, before a snapshot is taken.
 #[test]
-fn a_host_that_forgets_what_it_has_learned_goes_back() {
+fn a_collapsed_host_is_rolled_back() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     let learning = ConfigLayer {
@@ -334,7 +334,7 @@ fn a_host_that_forgets_what_it_has_learned_goes_back() {
         envs: Some(1),
         steps: Some(7),
         batch: Some(32),
-        max_batches: Some(Limit::Count(40)),
+        max_batches: Some(BatchLimit::Count(40)),
         lr: Some(0.05),
         control_split: Some(Some(0.02)),
         ..flags(&run, ControllerKind::None)
@@ -368,7 +368,7 @@ fn of_the_broken(whole: &Path, broken: &Path) -> Vec<Value> {
 /// the env returns to a snapshot before it, and the action to blame gets the penalty in the
 /// settings.
 #[test]
-fn a_loss_that_stays_far_too_high_goes_back() {
+fn a_lasting_spike_is_rolled_back() {
     let folder = tempfile::tempdir().unwrap();
     let (whole, broken) = (folder.path().join("whole"), folder.path().join("broken"));
     let layer = |run: &Path| ConfigLayer {
@@ -396,12 +396,12 @@ fn a_loss_that_stays_far_too_high_goes_back() {
 }
 
 #[test]
-fn what_cannot_be_trained_ends_with_an_error_and_a_readable_folder() {
+fn an_untrainable_env_ends_the_run_and_leaves_a_readable_folder() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     let absurd = ConfigLayer {
         lr: Some(1e6),
-        max_batches: Some(Limit::Count(40)),
+        max_batches: Some(BatchLimit::Count(40)),
         // More steps than it completes.
         steps: Some(10_000),
         ..flags(&run, ControllerKind::Heuristic)
@@ -428,7 +428,7 @@ fn what_cannot_be_trained_ends_with_an_error_and_a_readable_folder() {
         let short = folder.path().join(format!("short-{steps}"));
         let absurd = ConfigLayer {
             lr: Some(1e6),
-            max_batches: Some(Limit::Count(40)),
+            max_batches: Some(BatchLimit::Count(40)),
             steps: Some(steps),
             rounds: Some(3),
             ..flags(&short, ControllerKind::None)

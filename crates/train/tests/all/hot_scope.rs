@@ -6,7 +6,7 @@ use std::path::Path;
 use meristem_device::ScopePolicy;
 use meristem_nn::Network;
 use meristem_train::config::{ConfigLayer, TrainConfig};
-use meristem_train::settings::{ByteSize, ControllerKind, HotScopePolicy, Limit, Switch};
+use meristem_train::settings::{BatchLimit, ByteSize, ControllerKind, HotScopePolicy, Switch};
 use meristem_train::{Error, Observer, Result, Silent, Summary, resume, run};
 
 /// Reads a loss back in the inner loop from the `from`-th batch on, which is forbidden.
@@ -35,7 +35,7 @@ fn settings(folder: &Path, policy: ScopePolicy) -> ConfigLayer {
         controller: Some(ControllerKind::Heuristic),
         steps: Some(3),
         batch: Some(16),
-        max_batches: Some(Limit::Count(4)),
+        max_batches: Some(BatchLimit::Count(4)),
         run_dir: Some(Some(folder.join("run"))),
         export: Some(Some(folder.join("best.safetensors"))),
         // Its batches would be counted, but not observed.
@@ -91,7 +91,7 @@ fn a_refused_read_back_ends_the_run_cleanly() {
 }
 
 #[test]
-fn warn_and_off_let_it_pass_and_count_it() {
+fn warn_and_off_count_a_forbidden_operation() {
     for policy in [ScopePolicy::Off, ScopePolicy::Warn] {
         let folder = tempfile::tempdir().unwrap();
         let hot = train(folder.path(), policy, 0).unwrap().hot_path;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use meristem_train::config::ConfigLayer;
-use meristem_train::settings::{ControllerKind, Limit, Preset};
+use meristem_train::settings::{BatchLimit, ControllerKind, Preset};
 use meristem_train::study::{Contender, Planned, StudyObserver};
 use meristem_train::{Observer, StudyConfig, compare};
 
@@ -47,7 +47,7 @@ fn a_study_ends_when_its_data_change() {
         envs: Some(1),
         steps: Some(1),
         batch: Some(16),
-        max_batches: Some(Limit::Count(1)),
+        max_batches: Some(BatchLimit::Count(1)),
         control_split: Some(Some(0.1)),
         ..ConfigLayer::default()
     };

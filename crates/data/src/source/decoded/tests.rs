@@ -24,8 +24,8 @@ impl Folder {
         Self { base, files }
     }
 
-    fn place(&self) -> Place {
-        Place::in_folder(&self.base.path().join("cache"), "a key".into(), IMAGE)
+    fn place(&self) -> DecodedPlace {
+        DecodedPlace::in_folder(&self.base.path().join("cache"), "a key".into(), IMAGE)
     }
 
     fn keep(&self) {
@@ -40,9 +40,9 @@ impl Folder {
         }
         for (number, file) in self.files.iter().enumerate() {
             let stamp = image_file::read(&file.path).unwrap().1;
-            Kept::add(&mut kept, Some(stamp), number != 1);
+            CacheWriter::add(&mut kept, Some(stamp), number != 1);
         }
-        Kept::append(&mut kept, &[1, 2, 3, 4, 5, 6, 7, 8]);
+        CacheWriter::append(&mut kept, &[1, 2, 3, 4, 5, 6, 7, 8]);
         kept.unwrap().finish();
     }
 
@@ -126,9 +126,9 @@ fn an_identity_is_trusted_from_some_seconds_on() {
         let mut kept = folder.place().create(&folder.files);
         for file in &folder.files {
             let stamp = image_file::read(&file.path).unwrap().1;
-            Kept::add(&mut kept, Some(Stamp { crc: !stamp.crc, ..stamp }), true);
+            CacheWriter::add(&mut kept, Some(ImageStamp { crc: !stamp.crc, ..stamp }), true);
         }
-        Kept::append(&mut kept, &[0; 3 * IMAGE]);
+        CacheWriter::append(&mut kept, &[0; 3 * IMAGE]);
         let mut kept = kept.unwrap();
         kept.description.began_ns += later_ns;
         kept.finish();
@@ -140,7 +140,7 @@ fn an_identity_is_trusted_from_some_seconds_on() {
 /// status.
 #[cfg(unix)]
 #[test]
-fn files_that_change_places_are_noticed() {
+fn swapped_files_are_detected() {
     const HOUR_NS: i64 = 3600 * 1_000_000_000;
     let folder = Folder::new();
     let time = SystemTime::now() - Duration::from_secs(100);
@@ -157,7 +157,7 @@ fn files_that_change_places_are_noticed() {
         fs::rename(&aside, &b.path).unwrap();
     };
     swap();
-    assert!(!folder.found(), "two files have changed places");
+    assert!(!folder.found(), "two files were swapped");
     swap();
     assert!(folder.found(), "they are back");
     fs::write(&a.path, [5; 9]).unwrap();
@@ -165,7 +165,7 @@ fn files_that_change_places_are_noticed() {
     assert!(!folder.found(), "written in place, its time restored");
     fs::write(&a.path, [0; 9]).unwrap();
     fs::hard_link(&a.path, &aside).unwrap();
-    assert!(folder.found(), "a second name changes no contents");
+    assert!(folder.found(), "a second name does not change the contents");
 }
 
 /// Files that were compared once are not read again at the next start.
@@ -182,7 +182,7 @@ fn compared_files_are_kept_with_their_new_identity() {
     let path = &folder.files[0].path;
     fs::copy(path, &copy).unwrap();
     fs::rename(&copy, path).unwrap();
-    let now_ns = || FileId::of(&fs::metadata(path).unwrap());
+    let now_ns = || FileId::from_metadata(&fs::metadata(path).unwrap());
     let later = identity::now_ns() + 3600 * 1_000_000_000;
     let old = describe();
     assert_ne!(old.stamps[0].id, now_ns());
@@ -193,7 +193,7 @@ fn compared_files_are_kept_with_their_new_identity() {
     assert_eq!((new.stamps[0].id, &new.bad), (now_ns(), &old.bad));
     assert_eq!(new.compare(&folder.files, later), Some(None), "nothing to renew");
     assert!(folder.found());
-    let pixels = |found: Found| {
+    let pixels = |found: CachedImages| {
         let mut pixels = vec![];
         let mut sink = |part: &[u8], _: &[u32]| -> Result<()> {
             pixels.extend_from_slice(part);
@@ -236,7 +236,7 @@ fn a_damaged_file_is_as_good_as_none() {
     }
     fs::write(&path, &whole).unwrap();
     assert!(folder.found());
-    let other = Place { key: "another key".into(), ..folder.place() };
+    let other = DecodedPlace { key: "another key".into(), ..folder.place() };
     assert!(other.open(&folder.files).is_none(), "the same hash");
 }
 

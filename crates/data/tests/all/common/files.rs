@@ -10,7 +10,7 @@ use meristem_data::{DatasetSpec, Source};
 pub(crate) type Samples = (Vec<u8>, Vec<u32>);
 
 pub(crate) fn spec_of(source: Source, root: &Path) -> DatasetSpec {
-    DatasetSpec { root: Some(root.to_path_buf()), ..DatasetSpec::of(source) }
+    DatasetSpec { root: Some(root.to_path_buf()), ..DatasetSpec::new(source) }
 }
 
 pub(crate) fn gzipped(bytes: &[u8]) -> Vec<u8> {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use meristem::control::{ActionOp, HEADS};
 use meristem::train::events::{Event, SlotState, StepCompleted};
-use meristem::train::reading::{EventTail, Line, Reached, Skipped};
+use meristem::train::reading::{EventLine, EventTail, Reached, Skipped};
 
 use crate::cli::Table;
 use crate::failure::Failure;
@@ -133,7 +133,7 @@ pub(super) fn columns(table: Table) -> Vec<Column> {
 }
 
 /// Rows of an event in the table, with the cells of [`columns`].
-fn rows(table: Table, line: &Line) -> Vec<Vec<Cell>> {
+fn rows(table: Table, line: &EventLine) -> Vec<Vec<Cell>> {
     match (table, &line.event) {
         (Table::Steps, Event::StepCompleted(step)) => vec![of_step(line.seconds, step)],
         (Table::Slots, Event::StepCompleted(step)) => {

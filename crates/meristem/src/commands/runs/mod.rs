@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use comfy_table::{CellAlignment, Table};
-use meristem::train::reading::{Found, Overview, Run, UnreadableFolder, find};
+use meristem::train::reading::{FoundRuns, Overview, Run, UnreadableFolder, find};
 use serde_json::json;
 
 use super::{Outcome, locate, print_json};
@@ -28,7 +28,7 @@ pub(crate) fn run(arguments: &RunsArguments) -> Outcome {
 }
 
 fn list(folder: &Path, json: bool) -> Outcome {
-    let Found { runs, unreadable, truncated } = find(folder)?;
+    let FoundRuns { runs, unreadable, truncated } = find(folder)?;
     let mut rows: Vec<Overview> = runs.iter().map(|run| Overview::read(run)).collect();
     // The newest run is the last, just above the prompt.
     let age = |row: &Overview| row.age_seconds.unwrap_or(f64::MAX);

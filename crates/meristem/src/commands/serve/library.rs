@@ -9,7 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use meristem::train;
-use meristem::train::reading::{Follower, Found, Overview, UnreadableFolder, find, is_in_progress};
+use meristem::train::reading::{
+    Follower, FoundRuns, Overview, UnreadableFolder, find, is_in_progress,
+};
 
 use super::work::Patience;
 use crate::cli::BasePath;
@@ -93,7 +95,7 @@ pub(super) fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Clone, Default)]
 pub(super) struct List {
     pub(super) rows: Vec<Overview>,
-    pub(super) found: Found,
+    pub(super) found: FoundRuns,
     /// Number of runs whose rows have not been read yet.
     pub(super) unread: usize,
 }
@@ -156,9 +158,9 @@ impl Library {
         if listed.until.is_some_and(|until| now < until) {
             return listed.list.clone();
         }
-        let mut found = find(&self.root).unwrap_or_else(|error| Found {
+        let mut found = find(&self.root).unwrap_or_else(|error| FoundRuns {
             unreadable: vec![UnreadableFolder::new(self.root.clone(), error.to_string())],
-            ..Found::default()
+            ..FoundRuns::default()
         });
         let (inside, outside) = found.runs.into_iter().partition(|run| self.is_inside(run));
         found.runs = inside;

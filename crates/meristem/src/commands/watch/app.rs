@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use meristem::train::reading::{EnvHistory, Follower, History};
+use meristem::train::reading::{EnvHistory, Follower, RunHistory};
 
 /// Bytes of events that are read between two checks of the keyboard.
 const PART_BYTES: u64 = 8 << 20;
@@ -72,7 +72,7 @@ impl App {
     }
 
     /// The history of the run so far.
-    pub(super) fn history(&self) -> &History {
+    pub(super) fn history(&self) -> &RunHistory {
         &self.follower.run.history
     }
 

@@ -20,9 +20,9 @@ pub(super) fn draw(frame: &mut Frame<'_>, app: &App, area: Rect) {
         return;
     };
     let slots = env.last.as_ref().map_or(&[][..], |step| &step.slots);
-    let host = app.history().started.as_ref().map(|started| started.host.parse::<HostSpec>());
+    let host = app.history().started.as_ref().and_then(|started| started.host.known());
     let lines = match host {
-        Some(Ok(host)) => of_host(app, &host, slots),
+        Some(host) => of_host(app, &host, slots),
         // The description of the host is unknown to this version: draw only its slots.
         _ => slots.iter().map(|state| slot(app, &state.slot, Some(state))).collect(),
     };

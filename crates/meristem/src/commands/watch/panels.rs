@@ -2,6 +2,7 @@
 
 use meristem::control::{ActionOp, HEADS};
 use meristem::train::reading::EnvHistory;
+use meristem::train::settings::ControllerKind;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Rect};
 use ratatui::style::{Modifier, Style};
@@ -61,8 +62,8 @@ fn row(number: usize, env: &EnvHistory) -> Row<'static> {
 pub(super) fn policy(frame: &mut Frame<'_>, app: &App, area: Rect) {
     let inner = panel(frame, area, "policy".into());
     let Some(last) = &app.history().policy.last else {
-        let learns =
-            app.history().started.as_ref().is_some_and(|s| s.controller.starts_with("ppo"));
+        let started = app.history().started.as_ref();
+        let learns = started.is_some_and(|started| started.controller == ControllerKind::Ppo);
         let words = if learns { "learns at the end of a round" } else { "no policy learns" };
         return frame.render_widget(Paragraph::new(words), inner);
     };

@@ -6,12 +6,12 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::config::text::BadValue;
-use crate::config::value::{Measure, value_as_text};
+use crate::config::value::{LimitedNumber, value_as_text};
 
 /// Count with an upper limit, or all. Text form: a number, or `all`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "NumberOrText", into = "String")]
-pub enum Limit {
+pub enum BatchLimit {
     /// No limit.
     #[default]
     All,
@@ -19,7 +19,7 @@ pub enum Limit {
     Count(usize),
 }
 
-impl Limit {
+impl BatchLimit {
     /// The limit as a number, `None` for all.
     pub fn count(self) -> Option<usize> {
         match self {
@@ -29,7 +29,7 @@ impl Limit {
     }
 }
 
-impl FromStr for Limit {
+impl FromStr for BatchLimit {
     type Err = BadValue;
     fn from_str(text: &str) -> Result<Self, BadValue> {
         match (text, text.parse::<usize>()) {
@@ -40,7 +40,7 @@ impl FromStr for Limit {
     }
 }
 
-impl fmt::Display for Limit {
+impl fmt::Display for BatchLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::All => f.write_str("all"),
@@ -66,15 +66,15 @@ impl NumberOrText {
     }
 }
 
-impl TryFrom<NumberOrText> for Limit {
+impl TryFrom<NumberOrText> for BatchLimit {
     type Error = BadValue;
     fn try_from(value: NumberOrText) -> Result<Self, BadValue> {
         value.parse()
     }
 }
 
-impl From<Limit> for String {
-    fn from(value: Limit) -> String {
+impl From<BatchLimit> for String {
+    fn from(value: BatchLimit) -> String {
         value.to_string()
     }
 }
@@ -183,10 +183,10 @@ impl From<ByteSize> for String {
     }
 }
 
-value_as_text!(Limit, "whole number, or all", |limit: &Self| {
-    limit.count().map(|count| Measure::Whole(count as u64))
+value_as_text!(BatchLimit, "whole number, or all", |limit: &Self| {
+    limit.count().map(|count| LimitedNumber::Whole(count as u64))
 });
 value_as_text!(ClipNorm, "number above 0, or off");
 value_as_text!(ByteSize, "whole number, with kB, MB, GB, KiB, MiB or GiB", |size: &Self| {
-    Some(Measure::Whole(size.0 as u64))
+    Some(LimitedNumber::Whole(size.0 as u64))
 });

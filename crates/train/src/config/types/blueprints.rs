@@ -7,7 +7,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::config::text::{BadValue, serde_as_text};
-use crate::config::value::{Form, Value};
+use crate::config::value::{FlagForm, SettingValue};
 
 /// Text form of the blueprints that come with the program.
 const STANDARD: &str = "standard";
@@ -53,8 +53,8 @@ impl fmt::Display for BlueprintSource {
 }
 serde_as_text!(BlueprintSource);
 
-impl Value for Vec<BlueprintSource> {
-    const FORM: Form = Form::List;
+impl SettingValue for Vec<BlueprintSource> {
+    const FORM: FlagForm = FlagForm::List;
 
     fn kind() -> String {
         "list of standard and paths of files of blueprints".into()

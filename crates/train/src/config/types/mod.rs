@@ -11,7 +11,7 @@ mod exchange;
 mod normalize;
 mod policy_start;
 
-pub use self::amount::{ByteSize, ClipNorm, Limit};
+pub use self::amount::{BatchLimit, ByteSize, ClipNorm};
 pub use self::augmentations::Augmentations;
 pub use self::blueprints::BlueprintSource;
 pub use self::choice::{CommKind, HotScopePolicy, LrSchedule, Preset, Switch, Telemetry};
@@ -32,7 +32,7 @@ mod tests {
             assert_eq!(text.parse::<Augmentations>().unwrap().to_string(), text);
         }
         for text in ["all", "12"] {
-            assert_eq!(text.parse::<Limit>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<BatchLimit>().unwrap().to_string(), text);
         }
         for (name, preset) in Preset::NAMES {
             assert_eq!(preset.to_string(), name);

@@ -71,8 +71,8 @@ pub(super) fn shorten(text: &mut String) {
 }
 
 impl EnvHistory {
-    /// An env among `envs` ones.
-    pub(super) fn of(envs: usize) -> Self {
+    /// The empty history of one of `envs` envs.
+    pub(super) fn new(envs: usize) -> Self {
         let mut env = Self::default();
         env.limit(envs);
         env
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn many_envs_share_what_is_kept() {
-        let mut env = EnvHistory::of(1);
+        let mut env = EnvHistory::new(1);
         (0..5000).for_each(|step| env.train_loss.push(f64::from(step), 1.0));
         (0..20_000).for_each(|step| env.spans.push(span(step, step + 1)));
         env.limit(1);

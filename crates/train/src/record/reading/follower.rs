@@ -8,7 +8,7 @@ use crate::record::reading::overview::{
     Overview, RunState, check_is_run, is_in_progress, read_summary,
 };
 use crate::record::reading::tail::{EventTail, Reached};
-use crate::record::reading::{History, Run, Settings, Skipped};
+use crate::record::reading::{Run, RunHistory, Settings, Skipped};
 
 /// Time between two checks whether the run's process is alive.
 const STATE_EVERY: Duration = Duration::from_secs(2);
@@ -39,7 +39,7 @@ impl Follower {
             overview,
             settings: Settings::read(folder).unwrap_or_default(),
             summary: None,
-            history: History::default(),
+            history: RunHistory::default(),
             skipped: Skipped::default(),
         };
         let tail = EventTail::new(&folder.join("events.jsonl"));

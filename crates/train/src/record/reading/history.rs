@@ -10,7 +10,7 @@ use crate::record::events::{
 };
 use crate::record::reading::curve::Curve;
 use crate::record::reading::env_history::{ENVS_MAX, EnvHistory, shorten};
-use crate::record::reading::tail::{EventTail, Line, Reached};
+use crate::record::reading::tail::{EventLine, EventTail, Reached};
 use crate::record::status::Status;
 
 /// Incidents that are kept, the newest ones.
@@ -48,7 +48,7 @@ pub struct PolicyHistory {
 
 /// Aggregated events of a run so far, in bounded memory for any events.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct History {
+pub struct RunHistory {
     /// Description of the run.
     pub started: Option<RunStarted>,
     /// Number of the newest round.
@@ -97,7 +97,7 @@ fn add(to: &mut (f64, usize), value: Option<f64>) {
     }
 }
 
-impl History {
+impl RunHistory {
     /// Reads the events up to the end of the file.
     ///
     /// # Errors
@@ -127,7 +127,7 @@ impl History {
     }
 
     /// Adds an event.
-    pub fn add(&mut self, line: Line) {
+    pub fn add(&mut self, line: EventLine) {
         self.seconds = line.seconds;
         match line.event {
             Event::RunStarted(started) => self.started = Some(started),
@@ -180,7 +180,7 @@ impl History {
             if before.next_power_of_two() < envs {
                 self.envs.values_mut().for_each(|env| env.limit(envs));
             }
-            self.envs.insert(number, EnvHistory::of(envs));
+            self.envs.insert(number, EnvHistory::new(envs));
         }
         self.envs.get_mut(&number).map(change);
     }
@@ -245,11 +245,11 @@ mod tests {
 
     use super::*;
 
-    fn line(event: Value) -> Line {
-        Line { seq: 0, seconds: 1.0, event: serde_json::from_value(event).unwrap() }
+    fn line(event: Value) -> EventLine {
+        EventLine { seq: 0, seconds: 1.0, event: serde_json::from_value(event).unwrap() }
     }
 
-    fn step(env: usize, step: usize, accuracy: f64, stage: &str) -> Line {
+    fn step(env: usize, step: usize, accuracy: f64, stage: &str) -> EventLine {
         line(json!({"event": "step_completed", "env": env, "round": 0, "step": step,
             "train_loss": null, "train_accuracy": 0.5, "control_loss": 1.0,
             "control_accuracy": accuracy, "host_gradient_norm": null, "host_parameters": 10,
@@ -262,7 +262,7 @@ mod tests {
 
     #[test]
     fn steps_become_means_curves_and_spans() {
-        let mut history = History::default();
+        let mut history = RunHistory::default();
         for (number, stage) in ["training", "training", "blending", "training"].iter().enumerate() {
             let share = number as f64 / 10.0;
             history.add(step(0, number, share, stage));
@@ -286,7 +286,7 @@ mod tests {
     /// Events may name any number.
     #[test]
     fn memory_is_bounded() {
-        let mut history = History::default();
+        let mut history = RunHistory::default();
         for env in 0..3 * ENVS_MAX {
             history.add(step(usize::MAX - env, usize::MAX, 0.5, "training"));
         }

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | [`find`], [`Overview`] | the runs in a folder, with a summary row of each |
 //! | [`EventTail`] | events as they are appended, line by line |
-//! | [`History`] | events folded into curves, stages and diagnostics, in bounded memory |
+//! | [`RunHistory`] | events folded into curves, stages and diagnostics, in bounded memory |
 //! | [`Run`] | everything about one run |
 //! | [`Follower`] | incremental reader of a run in progress |
 //! | [`Settings`] | settings of a run as text, comparable across versions |
@@ -23,13 +23,13 @@ use std::path::{Path, PathBuf};
 pub use self::curve::Curve;
 pub use self::env_history::{EnvHistory, Span};
 pub use self::follower::Follower;
-pub use self::history::{History, Incident, PolicyHistory};
+pub use self::history::{Incident, PolicyHistory, RunHistory};
 pub(crate) use self::overview::read_summary;
 pub use self::overview::{
-    Found, Overview, RunState, UnreadableFolder, check_is_run, find, is_in_progress,
+    FoundRuns, Overview, RunState, UnreadableFolder, check_is_run, find, is_in_progress,
 };
 pub use self::settings::Settings;
-pub use self::tail::{EventTail, Line, Reached, Skipped};
+pub use self::tail::{EventLine, EventTail, Reached, Skipped};
 use crate::error::Result;
 use crate::record::summary::Summary;
 
@@ -45,7 +45,7 @@ pub struct Run {
     /// Results; `None` before the run ends, and if they cannot be read.
     pub summary: Option<Summary>,
     /// Events so far.
-    pub history: History,
+    pub history: RunHistory,
     /// Lines of `events.jsonl` that were not understood.
     pub skipped: Skipped,
 }
@@ -63,10 +63,10 @@ impl Run {
         let settings = Settings::read(path).unwrap_or_default();
         let results = read_summary(path);
         let mut tail = EventTail::new(&path.join("events.jsonl"));
-        let history = History::read(&mut tail);
+        let history = RunHistory::read(&mut tail);
         let (history, summary) = match (history, results) {
             (Ok(history), results) => (history, results.unwrap_or_default()),
-            (Err(_), Ok(Some(summary))) => (History::default(), Some(summary)),
+            (Err(_), Ok(Some(summary))) => (RunHistory::default(), Some(summary)),
             (Err(error), _) => return Err(error),
         };
         Ok(Self {

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::record::directory::Directory;
 use crate::record::events::Recorded;
 use crate::record::plain_file;
-use crate::record::reading::history::History;
+use crate::record::reading::history::RunHistory;
 use crate::record::reading::settings::Settings;
 use crate::record::reading::tail::EventTail;
 use crate::record::run_folder::{LOCK, is_unfilled};
@@ -131,7 +131,7 @@ impl UnreadableFolder {
 
 /// Runs that were found.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Found {
+pub struct FoundRuns {
     /// Folders of runs, in order of their paths.
     pub runs: Vec<PathBuf>,
     /// Folders that could not be read, with the reason.
@@ -176,8 +176,8 @@ pub fn check_is_run(folder: &Path) -> Result<()> {
 ///
 /// # Errors
 /// [`Error::Unreadable`]: `folder` itself cannot be read.
-pub fn find(folder: &Path) -> Result<Found> {
-    let mut found = Found::default();
+pub fn find(folder: &Path) -> Result<FoundRuns> {
+    let mut found = FoundRuns::default();
     if is_run(folder) {
         found.runs.push(folder.into());
         return Ok(found);
@@ -202,10 +202,10 @@ pub fn find(folder: &Path) -> Result<Found> {
             }
         };
         for folder in folders {
-            match is_run(&folder) {
-                true => found.runs.push(folder),
-                false if depth + 1 < DEPTH_MAX => open.push((folder, depth + 1)),
-                false => {}
+            if is_run(&folder) {
+                found.runs.push(folder);
+            } else if depth + 1 < DEPTH_MAX {
+                open.push((folder, depth + 1));
             }
         }
     }
@@ -316,7 +316,7 @@ impl Overview {
     fn set_progress(&mut self, folder: &Path, locked: bool) {
         self.state = if locked { RunState::Running } else { RunState::Killed };
         let events = folder.join("events.jsonl");
-        let mut history = History::default();
+        let mut history = RunHistory::default();
         let mut start = EventTail::new(&events);
         let read = history
             .follow(&mut start, 1)
@@ -335,7 +335,7 @@ impl Overview {
     }
 
     /// Figures of the newest step.
-    pub(super) fn set_figures(&mut self, history: &History) {
+    pub(super) fn set_figures(&mut self, history: &RunHistory) {
         if let Some(started) = history.started.clone() {
             // The first event has the length from before an extension.
             let began = [started.steps, started.rounds].map(|number| number as u64);
@@ -344,7 +344,8 @@ impl Overview {
                 (step.round as u64).saturating_mul(steps).saturating_add(step.step as u64 + 1)
             });
             self.steps = Some([done.max().unwrap_or(0), steps.saturating_mul(rounds)]);
-            self.set_identity(started.controller, started.host, started.dataset, started.seed);
+            let [controller, host] = [started.controller.to_string(), started.host.to_string()];
+            self.set_identity(controller, host, started.dataset, started.seed);
         }
         let last = || history.envs.values().filter_map(|env| env.last.as_ref());
         self.control_accuracy = mean(last().filter_map(|step| step.control_accuracy));

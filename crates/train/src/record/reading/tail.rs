@@ -22,7 +22,7 @@ const ANCHOR: usize = 128;
 
 /// An event with its number and time.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Line {
+pub struct EventLine {
     /// Number of the event in its run.
     pub seq: u64,
     /// Seconds since the run started.
@@ -79,7 +79,7 @@ pub struct EventTail {
 
 /// Keys of every line.
 #[derive(Deserialize)]
-struct Head<'a> {
+struct LineKeys<'a> {
     v: u32,
     seq: u64,
     seconds: f64,
@@ -130,7 +130,7 @@ impl EventTail {
     ///
     /// # Errors
     /// [`Error::Unreadable`]: there is no such file, or it cannot be read.
-    pub fn read(&mut self, bytes_max: u64, each: &mut dyn FnMut(Line)) -> Result<Reached> {
+    pub fn read(&mut self, bytes_max: u64, each: &mut dyn FnMut(EventLine)) -> Result<Reached> {
         self.try_read(bytes_max, each).map_err(|error| {
             let problem = match error.kind() {
                 io::ErrorKind::NotFound => "there is no such file".into(),
@@ -140,7 +140,7 @@ impl EventTail {
         })
     }
 
-    fn try_read(&mut self, bytes_max: u64, each: &mut dyn FnMut(Line)) -> io::Result<Reached> {
+    fn try_read(&mut self, bytes_max: u64, each: &mut dyn FnMut(EventLine)) -> io::Result<Reached> {
         let file = plain_file::open(&self.path)?;
         let mut file = file.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
         if !self.continues(&mut file)? {
@@ -188,7 +188,7 @@ impl EventTail {
     }
 
     /// Parses the event of a line. Counts a line without an event.
-    fn parse(&mut self, line: &[u8]) -> Option<Line> {
+    fn parse(&mut self, line: &[u8]) -> Option<EventLine> {
         if line.trim_ascii().is_empty() {
             return None;
         }
@@ -196,7 +196,7 @@ impl EventTail {
         // Only an earlier build wrote lines without a checksum, and none before them has one.
         let is_whole = seal == Seal::Whole || (seal == Seal::Absent && !self.is_sealed);
         self.is_sealed |= seal == Seal::Whole;
-        let head = serde_json::from_slice::<Head<'_>>(line).ok().filter(|_| is_whole);
+        let head = serde_json::from_slice::<LineKeys<'_>>(line).ok().filter(|_| is_whole);
         let Some(head) = head else {
             self.skipped.damaged += 1;
             self.damaged_bytes += line.len() as u64;
@@ -211,7 +211,7 @@ impl EventTail {
         }
         match serde_json::from_slice(line) {
             Ok(Event::Unknown) => self.skipped.unknown += 1,
-            Ok(event) => return Some(Line { seq: head.seq, seconds: head.seconds, event }),
+            Ok(event) => return Some(EventLine { seq: head.seq, seconds: head.seconds, event }),
             Err(_) => self.skipped.damaged += 1,
         }
         None

@@ -35,7 +35,7 @@ pub struct OwnerMemory {
 
 impl MemorySummary {
     /// Memory of the devices and of this process so far.
-    pub fn of(devices: &[Device]) -> Self {
+    pub fn from_devices(devices: &[Device]) -> Self {
         let mut memory = Self { process_peak: process_peak(), ..Self::default() };
         for report in devices.iter().map(Device::memory) {
             memory.current += report.current;

@@ -250,7 +250,7 @@ fn text(state: &[StateDict; 2]) -> String {
 }
 
 #[test]
-fn replicas_compute_what_the_slow_version_says() {
+fn replicas_equal_the_slow_reference() {
     for exchange in [ExchangeKind::Dense, ExchangeKind::TopK(0.01)] {
         for (normed, ranks) in [(false, 2), (false, 3), (true, 2), (true, 3), (true, 6)] {
             let fixture = ReplicasFixture::new(ranks, exchange, 2);
@@ -292,7 +292,7 @@ fn ranks_train_as_one_does_on_the_whole_batch() {
 /// Sending the whole gradient equals the dense exchange, with every method and number of
 /// workers.
 #[test]
-fn what_is_sent_decides_and_not_how_many_work() {
+fn sending_everything_equals_the_dense_exchange() {
     let dense = ReplicasFixture::new(3, ExchangeKind::Dense, 1).replicas(true);
     for (exchange, threads) in [
         (ExchangeKind::Dense, 3),
@@ -311,7 +311,7 @@ fn what_is_sent_decides_and_not_how_many_work() {
 }
 
 #[test]
-fn the_cause_is_told_not_its_effects() {
+fn the_original_error_is_reported() {
     let gone =
         || Error::from(meristem_comm::Error::RankGone { operation: "x", rank: 1, reason: "left" });
     let cause = || Error::value("a", "b", "c");

@@ -1,0 +1,92 @@
+//! The first event of a run: its settings, data and machine.
+
+use meristem_data::order::EpochMode;
+use meristem_device::{DeviceId, Isa};
+use meristem_grow::HostSpec;
+use meristem_nn::Precision;
+use serde::{Deserialize, Serialize};
+
+use crate::config::types::{ControllerKind, Normalize, PolicyStart};
+use crate::record::recorded::{Recorded, as_text, as_texts};
+
+/// Description of a run at its start.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunStarted {
+    /// Version of meristem.
+    #[serde(alias = "version")]
+    pub program_version: String,
+    /// Name of the dataset.
+    pub dataset: String,
+    /// Constants that normalise pixels; omitted if they are computed from the training images.
+    #[serde(default, skip_serializing_if = "is_data")]
+    pub normalize: Normalize,
+    /// Samples in the training split, without the control split.
+    pub train_samples: usize,
+    /// Samples in the control split.
+    pub control_samples: usize,
+    /// Samples in the test split; null without one.
+    pub test_samples: Option<usize>,
+    /// Host, as the name of a preset or a description.
+    #[serde(with = "as_text")]
+    pub host: Recorded<HostSpec>,
+    /// Trained parameters of the host without modules.
+    pub host_parameters: usize,
+    /// Number of envs.
+    pub envs: usize,
+    /// Number of rounds.
+    pub rounds: usize,
+    /// Steps per episode.
+    pub steps: usize,
+    /// Batches per env and step.
+    pub batches: usize,
+    /// Share of the training samples that an env gets in a step; absent in older runs, which dealt
+    /// the samples out.
+    #[serde(default = "dealt")]
+    pub epoch: EpochMode,
+    /// Minimum and maximum number of training images of an env in a step.
+    #[serde(default)]
+    pub images_per_step: [usize; 2],
+    /// Controller setting.
+    #[serde(with = "as_text")]
+    pub controller: Recorded<ControllerKind>,
+    /// Initial policy of a learning controller; omitted for other controllers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<PolicyStart>,
+    /// Instruction set of the kernels.
+    #[serde(with = "as_text")]
+    pub instruction_set: Recorded<Isa>,
+    /// Devices of the envs; omitted for the single device `cpu`.
+    #[serde(default = "one_cpu", skip_serializing_if = "is_one_cpu", with = "as_texts")]
+    pub devices: Vec<Recorded<DeviceId>>,
+    /// Precision of the hosts' products; omitted if it is f32.
+    #[serde(default, skip_serializing_if = "is_f32")]
+    pub precision: Precision,
+    /// Worker threads of each device.
+    pub threads: usize,
+    /// Ranks that learn a policy or train a host together.
+    pub ranks: usize,
+    /// Gradient exchange between the ranks.
+    pub exchange: String,
+    /// Seed of the run.
+    pub seed: u64,
+}
+
+fn dealt() -> EpochMode {
+    EpochMode::Dealt
+}
+
+fn is_data(normalize: &Normalize) -> bool {
+    *normalize == Normalize::Data
+}
+
+fn one_cpu() -> Vec<Recorded<DeviceId>> {
+    vec![DeviceId::Cpu(0).into()]
+}
+
+fn is_one_cpu(devices: &Vec<Recorded<DeviceId>>) -> bool {
+    *devices == one_cpu()
+}
+
+fn is_f32(precision: &Precision) -> bool {
+    *precision == Precision::F32
+}
