@@ -49,8 +49,8 @@ pub enum Error {
     },
     /// An exchange between devices that did not end within the deadline, for an unknown reason.
     #[error(
-        "`{operation}`: the devices have waited for each other for {seconds} s, and the responsible \
-         rank is unknown; look at the messages of every rank (NCCL_DEBUG=INFO)"
+        "`{operation}`: the devices have waited for each other for {seconds} s, and the \
+         responsible rank is unknown; look at the messages of every rank (NCCL_DEBUG=INFO)"
     )]
     Endless {
         /// Operation that waited.

@@ -32,8 +32,8 @@ pub struct ExchangeOptions {
     pub warm_up: Vec<f64>,
     /// Number of steps per density of the warm-up.
     pub warm_up_steps: u64,
-    /// Treatment of elements that are not sent. [`FeedbackMode::Momentum`] applies to all tensors, so
-    /// densely summed tensors also have a velocity.
+    /// Treatment of elements that are not sent. [`FeedbackMode::Momentum`] applies to all tensors,
+    /// so densely summed tensors also have a velocity.
     pub keep: FeedbackMode,
     /// Sum or mean.
     pub reduction: Reduction,

@@ -33,8 +33,8 @@
 //! # Modules, from bottom to top
 //! - `spec`: hosts as lists of layers ([`HostSpec`], [`HostLayer`], [`SlotName`]), the family of
 //!   hosts ([`Cnn`]), and the shape of images and classes ([`TaskShape`]);
-//! - `blueprint`, `blueprint_set`: modules that can grow, as data ([`Blueprint`], [`BlueprintLayer`],
-//!   [`Join`], [`BlueprintSet`]);
+//! - `blueprint`, `blueprint_set`: modules that can grow, as data ([`Blueprint`],
+//!   [`BlueprintLayer`], [`Join`], [`BlueprintSet`]);
 //! - `lifecycle`: stages, alpha, gates and rules of a module in its slot ([`Stage`], [`Slot`],
 //!   [`Module`], [`AlphaController`], [`Gates`], [`GradientHealth`], [`Rules`]), and its errors;
 //! - `graph`: the network of a host with its modules ([`TopologyKey`], [`ParameterCounts`]);

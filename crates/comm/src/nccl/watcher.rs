@@ -8,7 +8,8 @@
 //!
 //! Invariants
 //! - The thread calls neither the driver nor NCCL, which may block until a kernel has ended. A
-//!   second thread calls them ([`poll_driver`]). A device whose driver does not answer counts as waiting.
+//!   second thread calls them ([`poll_driver`]). A device whose driver does not answer counts as
+//!   waiting.
 //! - A rank sends a heartbeat about every second while it is in a group of devices. A silent rank
 //!   is lost.
 //! - A rank leaves the group when the devices of all ranks have ended as many exchanges as its own

@@ -147,7 +147,11 @@ prop_compose! {
         ranks in 1usize..6,
         lens in prop::collection::vec(prop_oneof![0usize..40, 1000usize..3000], 1..6),
         (method, values) in (any_method(), any_values()),
-        keep in prop::sample::select(vec![FeedbackMode::Nothing, FeedbackMode::Residual, FeedbackMode::Momentum(0.875)]),
+        keep in prop::sample::select(vec![
+            FeedbackMode::Nothing,
+            FeedbackMode::Residual,
+            FeedbackMode::Momentum(0.875),
+        ]),
         density in prop::sample::select(vec![0.001, 0.03, 0.4, 1.0]),
         (mean, only_exchange) in any::<(bool, bool)>(),
     ) -> Case {

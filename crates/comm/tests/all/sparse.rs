@@ -161,7 +161,12 @@ fn sent_elements_plus_residual_equal_the_whole() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
-    fn sent_plus_residual_equal_the_whole_for_any_sizes(n in 1usize..6, len in 2usize..300, share in 0.0..1.0f64, coarse: bool) {
+    fn sent_plus_residual_equal_the_whole_for_any_sizes(
+        n in 1usize..6,
+        len in 2usize..300,
+        share in 0.0..1.0f64,
+        coarse: bool,
+    ) {
         let k = ((share * len as f64) as usize).clamp(1, len - 1);
         let mut all = gradients(4, n, len);
         if coarse {

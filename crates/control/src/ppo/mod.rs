@@ -364,7 +364,7 @@ impl Ppo {
         Ok(())
     }
 
-    /// Checks that the last decision's rewards are missing, if `rewards_missing`, or have been passed.
+    /// Checks that the last decision's rewards are missing, if `rewards_missing`, or else passed.
     fn check_rewards_missing(&self, rewards_missing: bool) -> Result<()> {
         if self.learning != Learning::On || self.rewards_missing == rewards_missing {
             return Ok(());

@@ -222,8 +222,8 @@ impl GatherBatches {
         if streamed { self.len().min(batches.saturating_add(1)) as u64 } else { 0 }
     }
 
-    /// Begins an epoch: any epoch, at any time. One counted copy to each device: its permutations; of
-    /// streamed images also one for the first batch of each env. Does not wait.
+    /// Begins an epoch: any epoch, at any time. One counted copy to each device: its permutations;
+    /// of streamed images also one for the first batch of each env. Does not wait.
     ///
     /// # Errors
     /// Device errors.

@@ -203,14 +203,14 @@ mod tests {
         assert!(!nothing.is_current());
     }
 
-    /// What was read in between may be of either contents.
+    /// A read in between may have seen either contents.
     #[test]
     #[cfg(unix)]
     fn contents_that_changed_and_changed_back_are_a_change() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         fs::write(&file, "first").unwrap();
-        let mut seen = Seen::new(&file).unwrap();
+        let mut seen = WatchedPath::new(&file).unwrap();
         let began = std::time::Instant::now();
         // The clock of the file system has large steps.
         while id_at(&file).unwrap() == seen.id {

@@ -70,8 +70,8 @@ impl Stream {
     ///
     /// # Errors
     /// The errors of [`Launch::run`], the tensor being argument 0; [`crate::Error::HotScope`] if an
-    /// open scope forbids the copy, or a wait that is needed because 256 MiB of staging memory are in
-    /// use or the system has no page-locked memory left.
+    /// open scope forbids the copy, or a wait that is needed because 256 MiB of staging memory are
+    /// in use or the system has no page-locked memory left.
     #[track_caller]
     pub fn upload<F>(&self, operation: &'static str, tensor: &Tensor, make: F) -> Result<()>
     where

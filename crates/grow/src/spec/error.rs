@@ -63,8 +63,8 @@ pub enum HostError {
     },
     /// A network above the supported number of parameters.
     #[error(
-        "host `{host}` would have {parameters} parameters, at most {limit} are supported; use fewer \
-         channels or blocks, or a smaller kernel"
+        "host `{host}` would have {parameters} parameters, at most {limit} are supported; use \
+         fewer channels or blocks, or a smaller kernel"
     )]
     TooLarge {
         /// The host.

@@ -47,7 +47,7 @@ fn pipes_devices_and_folders_are_refused_at_once() {
             let run = TINY.replace("--controller none", "");
             let flags = flags.replace("FILE", file);
             let said = m.run(&format!("train {run} {flags} --run-dir run"));
-            let told = run.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
+            let told = said.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
             assert!(matches!(said.code, Some(1 | 2)), "{flags}: {told}");
             assert!(setting == "data_root" || said.code == Some(2), "{flags}: {told}");
             assert!(told.contains(&expected) && told.contains(file), "{flags}: {told}");
@@ -71,8 +71,7 @@ fn pipes_devices_and_folders_are_refused_at_once() {
 fn every_setting_that_names_a_file_is_tried() {
     let page = include_str!("../../../../docs/settings.md");
     let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` | "));
-    let names_a_file =
-        |(_, rest): &(&str, &str)| rest.split(" | ").next().is_some_and(|kind| is_of_file(kind));
+    let names_a_file = |(_, rest): &(&str, &str)| rest.split(" | ").next().is_some_and(is_of_file);
     let named: Vec<&str> = rows.filter(names_a_file).map(|(key, _)| key).collect();
     assert!(named.len() >= 8, "{named:?}");
     for key in named {

@@ -54,8 +54,8 @@ pub(crate) trait SettingValue: Sized {
     }
 }
 
-/// Implements [`SettingValue`] through `FromStr` and `Display`, with a description of the accepted values
-/// and, if a range limits the setting, its number.
+/// Implements [`SettingValue`] through `FromStr` and `Display`, with a description of the accepted
+/// values and, if a range limits the setting, its number.
 macro_rules! value_as_text {
     ($type:ty, $kind:expr $(, $measure:expr)?) => {
         impl $crate::config::value::SettingValue for $type {
