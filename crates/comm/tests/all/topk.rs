@@ -105,7 +105,7 @@ fn indices_may_be_given() {
 }
 
 /// Payloads that rise with the index: by payload the last NaN would be the largest.
-fn nans_go_by_index<T: Number>() {
+fn nans_go_by_index<T: SumElement>() {
     let mut values: Vec<T> = noise(6000, 0, 0).iter().map(|x| T::from_f64((*x).into())).collect();
     values[3] = T::from_f64(f64::NEG_INFINITY);
     let places: Vec<u32> = (0..40).map(|i| 100 + 90 * i).collect();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use meristem_comm::{
-    CollectiveCall, CommOptions, Communicator, Number, Parcel, Result, Spans, Sum, Transport,
+    CollectiveCall, CommOptions, Communicator, Parcel, Result, Spans, Sum, SumElement, Transport,
 };
 use meristem_device::random::{Purpose, Rng};
 use meristem_device::{Device, DeviceId, DeviceOptions, Element, Owner, Stream, Tensor};
@@ -56,7 +56,7 @@ pub(crate) fn upload<T: Element>(stream: &Stream, values: &[T]) -> Tensor {
 }
 
 /// A NaN, one of 100 with other payloads and both signs.
-pub(crate) fn nan<T: Number>(which: usize) -> T {
+pub(crate) fn nan<T: SumElement>(which: usize) -> T {
     // All ones but in the lowest byte, whose top bit belongs to the exponent of bf16.
     let mut bytes = vec![0xff; size_of::<T>()];
     bytes[0] = 0x81 + (which % 100) as u8;
