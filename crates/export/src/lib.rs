@@ -6,7 +6,7 @@
 //!
 //! let (now, step) = (1_790_000_000.0, 3);
 //! let mut file = file_start(now);
-//! file.extend(values(now, step, vec![("control_accuracy".into(), Shown::Scalar(0.84))]));
+//! file.extend(values(now, step, vec![("control_accuracy".into(), SeriesValue::Scalar(0.84))]));
 //! // The bytes of a file `events.out.tfevents.…`, which TensorBoard reads.
 //! assert_eq!(u64::from_le_bytes(file[..8].try_into().unwrap()), 24);
 //! ```

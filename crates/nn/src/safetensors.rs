@@ -341,7 +341,7 @@ mod tests {
         }
         // A header of 640 bytes begins with the first two bytes of a pickle.
         let (state, _) = example();
-        let long = ("note".to_owned(), "x".repeat(409));
+        let long = ("note".to_owned(), "x".repeat(393));
         let bytes = encode(&state, &Metadata::from([long])).unwrap();
         assert_eq!(bytes[..2], *b"\x80\x02");
         decode(&bytes).unwrap();

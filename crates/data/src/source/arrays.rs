@@ -69,6 +69,10 @@ fn find(root: &Path) -> Result<PathBuf> {
     if root.is_file() {
         return Ok(root.to_path_buf());
     }
+    // A pipe or a device.
+    if root.exists() && !root.is_dir() {
+        return Err(missing(Source::Arrays, root));
+    }
     let mut found = vec![];
     for entry in fs::read_dir(root).map_err(Error::io("list", root))? {
         let path = entry.map_err(Error::io("list", root))?.path();

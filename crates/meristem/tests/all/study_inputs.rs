@@ -77,7 +77,7 @@ fn killed_runs_go_on_with_the_files_in_the_new_folder() {
 fn other_images_or_labels_are_named_by_their_split() {
     let m = with_images();
     let command = "control eval --dataset arrays --data-root images.safetensors --controllers none \
-                   --host cnn:channels=2,blocks=1 --envs 1 --steps 1 --max-batches 1 --batch 16 \
+                   --host cnn:channels=2,blocks=2 --envs 1 --steps 1 --max-batches 1 --batch 16 \
                    --quiet --run-dir study --seeds";
     m.ok(&format!("{command} 1"));
     let path = m.path("images.safetensors");
