@@ -2,23 +2,26 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests may unwrap")]
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use self::port::free_port;
 use super::frame::{self, Greeting, GroupMember, HubRequest};
 use super::{ProcessPlace, world};
 use crate::error::{Error, Result};
 use crate::transport::{CollectiveCall, Transport};
 use crate::watch::{ExchangeProblem, Heartbeat};
 
+#[path = "../../tests/all/common/port.rs"]
+mod port;
+
 const DEADLINE: Duration = Duration::from_secs(30);
 
 type JoinResult = Result<Box<dyn Transport>>;
 
 fn place(rank: usize, size: usize) -> ProcessPlace {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    ProcessPlace { rank, size, address: "127.0.0.1".into(), port }
+    ProcessPlace { rank, size, address: "127.0.0.1".into(), port: free_port() }
 }
 
 /// Starts rank 0 of a group, which waits for the other ranks, and returns its address.

@@ -4,7 +4,6 @@
 
 use std::env;
 use std::fs::DirEntry;
-use std::net::TcpListener;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -15,6 +14,7 @@ use meristem_comm::{
 };
 use meristem_device::{DeviceId, Stream, Tensor};
 
+use crate::common::port::free_port;
 use crate::common::{noise, on, open, open_on, upload};
 
 /// Variable with the role of a test's process.
@@ -25,11 +25,6 @@ const CALLS: &str = "MERISTEM_TEST_CALLS";
 
 /// Time after which a test's process counts as hanging.
 const LIMIT: Duration = Duration::from_secs(300);
-
-/// A free port.
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
 
 /// Starts a rank of a group of `size`.
 fn start(role: &str, (rank, size): (usize, usize), port: u16, more: &[(&str, &str)]) -> Child {

@@ -2,10 +2,13 @@
 
 #![cfg(unix)]
 
+#[path = "../../../comm/tests/all/common/port.rs"]
+mod port;
+
 use std::fs;
-use std::net::TcpListener;
 use std::process::Stdio;
 
+use self::port::free_port;
 use crate::common::process::{Process, output, wait_for};
 use crate::common::runs::{Outcome, assert_same, outcome, with_images};
 use crate::common::{Meristem, command_output, of_kind};
@@ -288,7 +291,7 @@ fn a_run_uses_several_gpus() {
 /// Starts processes that exchange over NCCL, as torchrun does, each with a separate GPU or stand-in
 /// driver. Returns the output of each.
 fn processes(m: &Meristem, arguments: &str) -> Vec<String> {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = free_port();
     let start = |rank: usize| {
         let mut command = m.command();
         command.args(arguments.split_whitespace()).env("RANK", rank.to_string());

@@ -1,5 +1,7 @@
 //! Test helpers: groups of ranks, inputs, and a transport without a sum.
 
+pub(crate) mod port;
+
 use std::time::Duration;
 
 use meristem_comm::{
