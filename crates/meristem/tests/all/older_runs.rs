@@ -31,7 +31,7 @@ fn versions() -> Vec<String> {
     let mut names: Vec<String> =
         folders.map(|path| path.file_name().unwrap().to_str().unwrap().into()).collect();
     names.sort_unstable();
-    assert!(names.len() >= 4, "{names:?}");
+    assert!(names.len() >= 5, "{names:?}");
     names
 }
 
@@ -199,7 +199,10 @@ fn the_newest_version_has_the_current_settings_and_formats() {
         pairs.map(|(key, _)| key.to_string()).collect::<BTreeSet<String>>()
     };
     let m = Meristem::new();
-    m.ok("train --controller none --quiet --steps 1 --max-batches 1 --envs 1 --run-dir now");
+    m.ok(
+        "train --controller none --quiet --steps 2 --max-batches 1 --envs 1 --checkpoint-every 1 \
+          --run-dir now",
+    );
     let today = keys(&fs::read_to_string(m.path("now/config.toml")).unwrap());
     let newest = collection().join(versions().last().unwrap());
     let missing = "add a folder to tests/older_runs, as its README says";
@@ -213,4 +216,19 @@ fn the_newest_version_has_the_current_settings_and_formats() {
         let today = version(m.bytes(&format!("now/{name}")));
         assert_eq!(today, version(fs::read(newest.join("none").join(name)).unwrap()), "{missing}");
     }
+    for (file, key) in [("weights", "meristem_format"), ("checkpoints", "version")] {
+        let today = metadata(&m.path("now").join(file), key);
+        assert_eq!(today, metadata(&newest.join("none").join(file), key), "{missing}");
+    }
+}
+
+/// An entry of the metadata of the only safetensors file in a folder.
+fn metadata(folder: &Path, key: &str) -> String {
+    let files: Vec<_> = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()).collect();
+    let [file] = &files[..] else { panic!("{files:?}") };
+    let bytes = fs::read(file).unwrap();
+    let (length, rest) = bytes.split_first_chunk().unwrap();
+    let length = usize::try_from(u64::from_le_bytes(*length)).unwrap();
+    let header: Value = serde_json::from_slice(&rest[..length]).unwrap();
+    header["__metadata__"][key].as_str().unwrap().into()
 }
