@@ -62,7 +62,7 @@ pub use kernels::Isa;
 pub use metrics::{EvalMetrics, GroupMetrics, Metrics, MetricsLayout, PairedLoss};
 pub use network::{
     LabelledBatch, Network, NetworkFleet, NetworkOptions, Plans, SequenceDraw, SequenceNetwork,
-    SequenceOptions, SequenceRun, Snapshot,
+    SequenceOptions, SequenceRun, Snapshot, observed_weight,
 };
 pub use plan::{Plan, PlanMode, PlanOptions};
 pub use precision::Precision;

@@ -11,6 +11,9 @@ use crate::error::{Error, Result};
 /// Largest window of max pooling: backward keeps the winner's position in a byte.
 const POOL_KERNEL_MAX: usize = 16;
 
+/// Weight of a batch in batch norm's running statistics: PyTorch's default.
+pub(crate) const BATCH_NORM_MOMENTUM: f32 = 0.1;
+
 /// Builds a [`Graph`] node by node. Parameters declared after [`GraphBuilder::group`] belong to
 /// that group.
 pub struct GraphBuilder {
@@ -148,7 +151,7 @@ impl GraphBuilder {
         let running_var = buffer("running_var", d.c, 1.0, false)?;
         let num_batches_tracked = buffer("num_batches_tracked", 1, 0.0, true)?;
         let running = [running_mean, running_var];
-        let (eps, momentum) = (1e-5, 0.1);
+        let (eps, momentum) = (1e-5, BATCH_NORM_MOMENTUM);
         let op = NodeOp::BatchNorm { x, weight, bias, running, num_batches_tracked, eps, momentum };
         Ok(self.push(op, d))
     }

@@ -10,6 +10,7 @@ mod cost;
 mod optimiser;
 mod recurrent;
 
+pub(crate) use builder::BATCH_NORM_MOMENTUM;
 pub use builder::GraphBuilder;
 pub use optimiser::Optimiser;
 pub use recurrent::{LstmNodes, LstmParams};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use meristem_device::{Launches, Tensor};
 
-use super::pass::BatchLaunch;
+use super::pass::{BatchLaunch, BatchTensors};
 use super::{LabelledBatch, Network, Snapshot};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
@@ -14,6 +14,11 @@ use crate::ops::PlanTarget;
 /// Whether the launches of a network become parts of graphs.
 fn has_graphs(network: &Network) -> bool {
     PlanTarget::for_device(network.stream.device()) == PlanTarget::Cuda
+}
+
+/// The tensors of a pass over a labelled batch.
+fn of_batch<'t>((inputs, targets): &'t LabelledBatch<'t>) -> BatchTensors<'t> {
+    (std::slice::from_ref(inputs), Some(targets))
 }
 
 /// Networks that run the same pass at the same time, each on its stream. On a CUDA device a step of
@@ -61,7 +66,7 @@ impl<'a> NetworkFleet<'a> {
         let pairs = self.networks.iter_mut().zip(batches);
         let passes = pairs.map(|(network, &batch)| network.training(batch));
         let passes = passes.collect::<Result<_>>()?;
-        self.run(passes, batches)
+        self.run(passes, batches.iter().map(of_batch))
     }
 
     /// Prepares a training step of the first networks, network i over `sizes[i]` samples: compiles
@@ -77,6 +82,19 @@ impl<'a> NetworkFleet<'a> {
         let pairs = self.networks.iter_mut().zip(sizes).filter(|(network, _)| has_graphs(network));
         let passes: Vec<_> =
             pairs.map(|(network, &size)| network.training_of(size)).collect::<Result<_>>()?;
+        self.prepare(passes)
+    }
+
+    /// Prepares observations of the first networks, network i of `sizes[i]` samples: see [`NetworkFleet::prepare_training`] and [`NetworkFleet::observe`].
+    ///
+    /// # Errors
+    /// As [`NetworkFleet::prepare_training`].
+    #[track_caller]
+    pub fn prepare_statistics(&mut self, sizes: &[usize]) -> Result<()> {
+        self.check("prepare_statistics", "sizes", sizes.len(), 0..=self.len())?;
+        let pairs = self.networks.iter_mut().zip(sizes).filter(|(network, _)| has_graphs(network));
+        let passes: Vec<_> =
+            pairs.map(|(network, &size)| network.observation_of(size)).collect::<Result<_>>()?;
         self.prepare(passes)
     }
 
@@ -112,10 +130,31 @@ impl<'a> NetworkFleet<'a> {
     #[track_caller]
     pub fn observe(&mut self, inputs: &[&Tensor]) -> Result<()> {
         self.check("observe", "inputs", inputs.len(), 0..=self.len())?;
-        for (network, inputs) in self.networks.iter_mut().zip(inputs) {
-            network.observe(inputs)?;
-        }
-        Ok(())
+        let pairs = self.networks.iter_mut().zip(inputs);
+        let passes = pairs.map(|(network, inputs)| network.observation(inputs));
+        let passes = passes.collect::<Result<_>>()?;
+        self.run(passes, inputs.iter().map(|inputs| (std::slice::from_ref(inputs), None)))
+    }
+
+    /// Begins to recompute the running statistics of all; see [`Network::begin_statistics`].
+    ///
+    /// # Errors
+    /// A failed stream.
+    #[track_caller]
+    pub fn begin_statistics(&self) -> Result<()> {
+        self.networks.iter().try_for_each(|network| network.begin_statistics())
+    }
+
+    /// Divides the running statistics of each network by its weight; see
+    /// [`Network::finish_statistics`].
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for another number of weights than networks; a failed stream.
+    #[track_caller]
+    pub fn finish_statistics(&self, weights: &[f64]) -> Result<()> {
+        self.check("finish_statistics", "weights", weights.len(), self.len()..=self.len())?;
+        let mut pairs = self.networks.iter().zip(weights);
+        pairs.try_for_each(|(network, weight)| network.finish_statistics(*weight))
     }
 
     /// Evaluates a batch of each of the first `batches.len()` networks with these rows of its
@@ -137,14 +176,19 @@ impl<'a> NetworkFleet<'a> {
         let pairs = self.networks.iter_mut().zip(batches).zip(rows);
         let passes = pairs.map(|((network, &batch), rows)| network.evaluation(batch, rows));
         let passes = passes.collect::<Result<_>>()?;
-        self.run(passes, batches)
+        self.run(passes, batches.iter().map(of_batch))
     }
 
+    /// Runs passes of the first networks, with the tensors of each.
     #[track_caller]
-    fn run(&self, passes: Vec<BatchLaunch>, batches: &[LabelledBatch<'_>]) -> Result<()> {
+    fn run<'t>(
+        &'t self,
+        passes: Vec<BatchLaunch>,
+        tensors: impl Iterator<Item = BatchTensors<'t>>,
+    ) -> Result<()> {
         let mut launches = Launches::default();
-        for ((network, batch), pass) in self.networks.iter().zip(batches).zip(passes) {
-            network.add(&mut launches, pass, batch)?;
+        for ((network, tensors), pass) in self.networks.iter().zip(tensors).zip(passes) {
+            network.add(&mut launches, pass, tensors)?;
         }
         Ok(launches.run()?)
     }

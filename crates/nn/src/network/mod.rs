@@ -17,6 +17,7 @@ mod run;
 mod sequence;
 mod snapshot;
 mod state;
+mod statistics;
 
 use std::sync::Arc;
 
@@ -32,6 +33,7 @@ pub use self::plans::Plans;
 use self::run::LaunchSteps;
 pub use self::sequence::{SequenceDraw, SequenceNetwork, SequenceOptions, SequenceRun};
 pub use self::snapshot::Snapshot;
+pub use self::statistics::observed_weight;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::kernels::Isa;

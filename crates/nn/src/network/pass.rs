@@ -12,12 +12,15 @@ use crate::error::{Error, Result};
 use crate::ops::PlanTarget;
 use crate::plan::{self, AlphaPattern, Phase, Plan, PlanMode, PlanStep};
 
+/// Inputs and targets of a launch; an observation has no targets.
+pub(super) type BatchTensors<'a> = (&'a [&'a Tensor], Option<&'a Tensor>);
+
 /// A launch over a batch.
 pub(super) struct BatchLaunch {
-    operation: &'static str,
-    run: LaunchSteps,
+    pub(super) operation: &'static str,
+    pub(super) run: LaunchSteps,
     /// First row of the alphas and scores.
-    config: usize,
+    pub(super) config: usize,
 }
 
 impl Network {
@@ -210,9 +213,9 @@ impl Network {
         &'a self,
         to: &mut Launches<'a>,
         BatchLaunch { operation, run, config }: BatchLaunch,
-        (inputs, targets): &'a LabelledBatch<'a>,
+        (inputs, targets): BatchTensors<'a>,
     ) -> Result<()> {
-        let tensors = self.tensors(std::slice::from_ref(inputs), Some(targets), config);
+        let tensors = self.tensors(inputs, targets, config);
         run.add(to, (&self.stream, operation), self.options.isa, &tensors)
     }
 

@@ -1,39 +1,17 @@
-//! Keeping replicas of a network alike: statistics, copies, fingerprints.
+//! Keeping replicas of a network alike: copies, fingerprints.
 
 use std::sync::Arc;
 
 use meristem_device::{Stream, Tensor};
 
+use super::Network;
 use super::groups::{self, GroupTensors};
-use super::{LaunchSteps, Network};
 use crate::error::{Error, Result};
 use crate::metrics;
 use crate::ops::{Spec, StateOp};
-use crate::plan::{Phase, PlanMode, PlanStep, Space, SpaceSpan};
+use crate::plan::{PlanStep, Space, SpaceSpan};
 
 impl Network {
-    /// The forward pass of a training step alone: each batch norm adds the batch's statistics, with
-    /// the parameters as they are, to its running ones. Ends a step that [`Network::differentiate`]
-    /// began. One launch; waits for nothing.
-    ///
-    /// # Errors
-    /// As [`Network::train_step`].
-    #[track_caller]
-    pub fn observe(&mut self, inputs: &Tensor) -> Result<()> {
-        let batch = self.check_inputs("observe", inputs)?;
-        let plan = self.plan(batch, PlanMode::Train)?;
-        let run = LaunchSteps::from_plan(&plan, Phase::Forward..=Phase::Forward);
-        self.launch("observe", run, &self.tensors(&[inputs], None, 0))
-    }
-
-    /// Running statistics (f32) and counters (i64) of each group that has any, as views of the
-    /// network's tensors. Replicas with different samples have different statistics; training does
-    /// not read them.
-    pub fn statistics(&self) -> impl Iterator<Item = (&Tensor, &Tensor)> {
-        let both = self.groups.iter().map(|group| (&group.state, &group.counters));
-        both.filter(|(state, counters)| state.numel() + counters.numel() > 0)
-    }
-
     /// Another network with the same graph and options on another stream of the device, to
     /// [`follow`](Network::follow) this one. Does not wait.
     ///

@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 use super::groups::GroupTensors;
 use crate::error::{Error, Result};
 use crate::kernels::Isa;
+use crate::ops::PlanTarget;
 use crate::plan::programs::program;
 use crate::plan::{Phase, Plan, PlanMemory, PlanStep, Space, SpaceUse, add_use, uses};
 
@@ -110,20 +111,33 @@ impl LaunchSteps {
         }
     }
 
-    /// Enqueues the steps as one launch with their reads and writes. Waits for nothing.
+    /// Enqueues the steps as one launch with their reads and writes: on a CUDA device, phases of a
+    /// plan are one graph, which is kept. Waits for nothing.
     ///
     /// # Errors
     /// [`Error::PlanMemory`] for a tensor that is absent, of another type or too short; as
     /// [`Launch::run`](meristem_device::Launch::run).
     #[track_caller]
-    pub(super) fn launch(
+    pub(super) fn launch<'a>(
         self,
-        (stream, operation): (&Stream, &'static str),
+        (stream, operation): (&'a Stream, &'static str),
         isa: Isa,
-        tensors: &LaunchTensors<'_>,
+        tensors: &LaunchTensors<'a>,
     ) -> Result<()> {
+        if self.is_graph(stream) {
+            let mut launches = Launches::default();
+            self.add(&mut launches, (stream, operation), isa, tensors)?;
+            return Ok(launches.run()?);
+        }
         let (launch, kernel) = self.kernel((stream, operation), isa, tensors)?;
         Ok(launch.run(kernel)?)
+    }
+
+    /// Whether the steps are launched as a graph: on a CUDA device, if their program is kept by
+    /// the plan, as the graph is kept for the program.
+    fn is_graph(&self, stream: &Stream) -> bool {
+        let on_cuda = PlanTarget::for_device(stream.device()) == PlanTarget::Cuda;
+        on_cuda && self.phases.is_some() && self.then.is_empty()
     }
 
     /// The steps' program and its number of arguments, before there is a batch: its tensors are

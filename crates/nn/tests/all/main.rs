@@ -25,3 +25,4 @@ mod network;
 mod replicas;
 mod rows;
 mod snapshot;
+mod statistics;

@@ -44,8 +44,9 @@ pub(crate) const FIRST_STUDY_SEED: u64 = 1000;
 /// Share of the control split, with a controller.
 pub(crate) const CONTROL_SHARE: f64 = 0.1;
 
-/// Batches for recomputing running statistics: .9^44 = 1 % of the old statistics remains.
-pub(crate) const STATISTICS_BATCHES: usize = 44;
+/// Batches for recomputing running statistics. Control curves are as smooth with 8 as with 44
+/// (records/2026-11-26-running-statistics.md).
+pub(crate) const STATISTICS_BATCHES: usize = 16;
 
 /// Largest whole number in TOML, the format of `config.toml`.
 const WHOLE_MAX: u64 = i64::MAX as u64;
@@ -204,8 +205,8 @@ settings! {
         /// Steps over which the learning rates rise to their schedule. With 0 there is no warm-up,
         /// and one-cycle rises over 30 % of the steps.
         lr_warmup: usize = same(0usize), unit("N"), whole(0, 1_000_000), since(5, "0");
-        /// Training batches that recompute the running statistics of batch norm before every
-        /// evaluation, with fixed weights. With 0 the averages from training are used, except with
+        /// Training batches, the same in every step, that recompute the running statistics of batch
+        /// norm before every evaluation, with fixed weights. With 0 the averages from training are used, except with
         /// --data-parallel and a sparse exchange.
         statistics_batches: usize = same(STATISTICS_BATCHES),
             unit("N"), whole(0, 1_000_000), since(5, "0");

@@ -23,6 +23,10 @@ use crate::error::{Error, Result};
 use crate::processes::World;
 use crate::setup::Setup;
 
+/// Epoch with whose first batches running statistics are recomputed in every step: the images and
+/// their augmentation do not add to the differences between steps.
+pub(crate) const STATISTICS_EPOCH: u64 = 0;
+
 /// Splits of the dataset on each device with envs.
 pub(crate) struct Splits {
     train: Vec<Arc<Dataset>>,

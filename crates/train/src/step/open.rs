@@ -19,7 +19,7 @@ pub(super) fn open(context: &mut StepContext<'_, '_>) -> Result<()> {
     let rate = setup.config.rate(when.step);
     population.twins.iter_mut().try_for_each(|twin| twin.set_rate(setup, rate))?;
     population.set_alphas()?;
-    prepare(resources, population)?;
+    prepare(resources, population, setup.config.statistics_batches)?;
     for (env, replicas) in population.envs.iter_mut().zip(&mut resources.replicas) {
         replicas.open(&mut env.grown.network, resources.train.order().batches())?;
     }
@@ -27,13 +27,21 @@ pub(super) fn open(context: &mut StepContext<'_, '_>) -> Result<()> {
 }
 
 /// Allocates memory for new plans, and builds the launches of all networks together.
-fn prepare(resources: &Resources, population: &mut Population) -> Result<()> {
+fn prepare(
+    resources: &Resources,
+    population: &mut Population,
+    statistics_batches: usize,
+) -> Result<()> {
     population.prepare_training(&resources.batch_sizes)?;
     let configurations = population.configurations();
     for (mut networks, configurations) in population.fleets().into_iter().zip(configurations) {
         if resources.replicas.is_none() {
             let mut batches = resources.train_batches.iter();
             batches.try_for_each(|sizes| networks.prepare_training(sizes))?;
+            if statistics_batches > 0 {
+                let mut batches = resources.train_batches.iter();
+                batches.try_for_each(|sizes| networks.prepare_statistics(sizes))?;
+            }
         }
         let rows: Vec<_> = configurations.into_iter().map(|count| 0..count).collect();
         let mut batches = resources.control_batches.iter();

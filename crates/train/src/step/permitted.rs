@@ -37,10 +37,11 @@ pub(crate) fn train_step(device: &ScopedDevice, uploads: u64) -> Counts {
     Counts { copies_to_device, ..Counts::default() }
 }
 
-/// Limits of the passes that recompute running statistics on a device: copies of the epoch's
-/// permutation, of streamed images, `uploads` batches of each env, and of addresses for the gather.
+/// Limits of the passes that recompute running statistics on a device: copies of the
+/// permutation, of streamed images, `uploads` batches of each env, and of addresses for the graphs
+/// of gather, envs and twins.
 pub(crate) fn statistics(device: &ScopedDevice, uploads: u64) -> Counts {
-    let copies_to_device = 1 + device.envs * uploads + address_tables(device, 1);
+    let copies_to_device = 1 + device.envs * uploads + address_tables(device, 7);
     Counts { copies_to_device, ..Counts::default() }
 }
 

@@ -1,11 +1,13 @@
 //! Training of a step: the inner loop, and the running statistics after it.
 
 use meristem_device::{HotScope, ScopePolicy};
-use meristem_nn::Network;
+use meristem_nn::{Network, observed_weight};
 
 use crate::env::{Env, TrainedHost};
 use crate::error::Result;
-use crate::resources::{Epoch, EpochScopes, OpenDevices, Resources, ScopedDevice, labelled};
+use crate::resources::{
+    Epoch, EpochScopes, OpenDevices, Resources, STATISTICS_EPOCH, ScopedDevice, labelled,
+};
 use crate::step::context::StepContext;
 use crate::step::permitted;
 
@@ -16,7 +18,7 @@ use crate::step::permitted;
 pub(super) fn train(context: &mut StepContext<'_, '_>) -> Result<()> {
     let epoch = (context.when.round * context.setup.config.steps + context.when.step) as u64;
     train_epoch(context, epoch)?;
-    recompute_statistics(context, epoch)
+    recompute_statistics(context)
 }
 
 /// The inner loop: trains every network on every batch of the epoch. A hot scope counts copies,
@@ -67,11 +69,11 @@ fn statistics_scopes(devices: &OpenDevices, policy: ScopePolicy, uploads: u64) -
     devices.hot_scopes(permitted::STATISTICS, policy, limits)
 }
 
-/// Recomputes the running statistics of all networks on the first batches of the epoch, with fixed
-/// weights. A training step leaves averages over weights that have changed since; with them the
-/// loss of an evaluation moves from step to step by more than a module is worth. Replicas of one
-/// env do so in their own loops.
-fn recompute_statistics(context: &mut StepContext<'_, '_>, epoch: u64) -> Result<()> {
+/// Recomputes the running statistics of all networks with fixed weights, on the first batches of
+/// [`STATISTICS_EPOCH`]. A training step leaves averages over weights that have changed since; with
+/// them the loss of an evaluation moves from step to step by more than a module is worth. Replicas
+/// of one env do so in their own loops.
+fn recompute_statistics(context: &mut StepContext<'_, '_>) -> Result<()> {
     let policy = context.epoch_policy();
     let Resources { devices, train, replicas, .. } = &mut *context.resources;
     let batches = context.setup.config.statistics_batches;
@@ -79,20 +81,24 @@ fn recompute_statistics(context: &mut StepContext<'_, '_>, epoch: u64) -> Result
         return Ok(());
     }
     let _span = devices.span(|| "recompute statistics");
-    let mut images = vec![0; context.population.envs.len()];
+    // Batches and images of each env; a twin has those of its env.
+    let mut observed = vec![(0, 0); context.population.envs.len()];
     let _scopes = statistics_scopes(devices, policy, train.uploads(batches));
-    train.start_epoch(epoch)?;
+    train.start_epoch(STATISTICS_EPOCH)?;
     let mut fleets = context.population.fleets();
+    fleets.iter_mut().try_for_each(|networks| networks.begin_statistics())?;
     for _ in 0..batches {
         let Some(next) = train.next()? else { break };
         let inputs: Vec<_> = next.iter().map(|batch| &batch.inputs).collect();
         fleets.iter_mut().try_for_each(|networks| networks.observe(&inputs))?;
-        for (inputs, images) in inputs.iter().zip(&mut images) {
+        for (inputs, (batches, images)) in inputs.iter().zip(&mut observed) {
+            *batches += 1;
             *images += inputs.dims().first().map_or(0, |images| *images as u64);
         }
     }
-    // A twin has the batches of its env.
-    for (trained, images) in context.population.hosts_mut().zip(images.into_iter().cycle()) {
+    let weights: Vec<_> = observed.iter().map(|(batches, _)| observed_weight(*batches)).collect();
+    fleets.iter_mut().try_for_each(|networks| networks.finish_statistics(&weights))?;
+    for (trained, (_, images)) in context.population.hosts_mut().zip(observed.into_iter().cycle()) {
         context.spent.training_flops += trained.count_flops(1, images)?;
     }
     Ok(())

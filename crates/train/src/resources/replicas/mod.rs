@@ -172,13 +172,13 @@ impl Replicas {
             let follow = |follower: &'_ mut ReplicaRank| {
                 let ReplicaRank { trainer, gather, network, .. } = follower;
                 let network = network.as_mut().ok_or_else(|| trainer.not_open())?;
-                trainer.train(epoch, gather, network, scopes, &mut |_| Ok(()))
+                trainer.train(gather, network, scopes, &mut |_| Ok(()))
             };
             let others: Vec<_> = followers
                 .iter_mut()
                 .map(|follower| threads.spawn(move || follow(follower)))
                 .collect();
-            let own = leader.train(epoch, gather, network, scopes, observed);
+            let own = leader.train(gather, network, scopes, observed);
             let joined = others.into_iter().map(|thread| match thread.join() {
                 Ok(result) => result,
                 Err(panic) => resume_unwind(panic),

@@ -163,17 +163,27 @@ impl ReplicasFixture {
                 slow_batch(&mut networks, &batches, share.map(|share| (share, &mut kept[..])));
             }
             // An epoch has fewer batches than statistics are recomputed with.
-            gather.start_epoch(epoch).unwrap();
+            gather.start_epoch(0).unwrap();
+            networks.iter().for_each(|network| network.begin_statistics().unwrap());
+            let mut weights = vec![0.0; self.ranks];
             while let Some(batches) = gather.next().unwrap() {
-                for (network, batch) in networks.iter_mut().zip(batches) {
+                for ((network, weight), batch) in networks.iter_mut().zip(&mut weights).zip(batches)
+                {
                     network.observe(&batch.inputs).unwrap();
+                    *weight = 0.9 * *weight + 0.1;
                 }
             }
+            let factor = (self.ranks as f64 / weights.iter().sum::<f64>()) as f32;
             let statistics =
                 |n: &Network| n.statistics().map(|(s, c)| [s.clone(), c.clone()]).collect();
             let all: Vec<Vec<[Tensor; 2]>> = networks.iter().map(statistics).collect();
             for group in 0..all[0].len() {
                 mean(&all.iter().map(|rank| &rank[group][0]).collect::<Vec<_>>());
+                for rank in &all {
+                    let sums: Vec<f32> = rank[group][0].to_vec().unwrap();
+                    let means: Vec<f32> = sums.iter().map(|sum| sum * factor).collect();
+                    rank[group][0].copy_from_slice(&means).unwrap();
+                }
                 let counters: Vec<i64> = all[0][group][1].to_vec().unwrap();
                 all.iter().for_each(|rank| rank[group][1].copy_from_slice(&counters).unwrap());
             }

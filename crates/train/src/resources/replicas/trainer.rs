@@ -12,7 +12,7 @@
 //! 2019), and need no correction there.
 //!
 //! **Running statistics** are always recomputed at the end of the epoch with fixed weights, by
-//! forward passes over its first batches (Ioffe and Szegedy, "Batch Normalization", 2015, algorithm
+//! forward passes over batches of the first epoch (Ioffe and Szegedy, "Batch Normalization", 2015, algorithm
 //! 2; Wu and Johnson, "Rethinking 'Batch' in BatchNorm", 2021); with a whole gradient a setting may
 //! leave that out. The full gradient of a layer before batch
 //! norm has no component along shifts and scales that batch norm removes, but a few of its elements
@@ -24,9 +24,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use meristem_comm::{Communicator, Exchange, ExchangeState, Reduction};
 use meristem_data::GatherBatches;
 use meristem_device::{Counts, DType, HotScope, Owner, Tensor};
-use meristem_nn::Network;
+use meristem_nn::{Network, observed_weight};
 
 use crate::error::{Error, Result};
+use crate::resources::STATISTICS_EPOCH;
 use crate::resources::replicas::EpochScopes;
 use crate::settings::ExchangeKind;
 
@@ -37,7 +38,7 @@ pub(super) struct Trainer {
     /// `None` once this rank has failed.
     pub(super) comm: Option<Communicator>,
     pub(super) kind: ExchangeKind,
-    /// Batches of an epoch with which running statistics are recomputed at its end.
+    /// Batches with which running statistics are recomputed at the end of an epoch.
     pub(super) statistics_batches: usize,
     pub(super) exchange: LazyExchange,
     /// Metrics of all ranks at the end of an epoch.
@@ -102,7 +103,6 @@ impl Trainer {
     /// Trains an epoch. If it fails, the other ranks notice it at once instead of waiting.
     pub(super) fn train(
         &mut self,
-        epoch: u64,
         gather: &mut GatherBatches,
         network: &mut Network,
         scopes: &EpochScopes<'_>,
@@ -112,8 +112,8 @@ impl Trainer {
             let hot = (scopes.train)();
             let batches = self.batches(gather, network, observed)?;
             let counts = hot.into_iter().map(|scope| scope.finish().counts).collect();
-            self.recompute_statistics(epoch, gather, network, scopes.statistics)?;
-            self.finish_epoch(network)?;
+            let weight = self.recompute_statistics(gather, network, scopes.statistics)?;
+            self.finish_epoch(network, weight)?;
             Ok(Epoch { batches, counts })
         };
         let done = catch_unwind(AssertUnwindSafe(&mut all));
@@ -161,29 +161,36 @@ impl Trainer {
         Ok(batch as u64)
     }
 
-    /// Recomputes running statistics, if the network has some, on the first batches of the epoch.
+    /// Begins to recompute running statistics, if the network has some, on this rank's part of the
+    /// first batches of [`STATISTICS_EPOCH`]. Returns the mean of the ranks' weights.
     fn recompute_statistics(
         &self,
-        epoch: u64,
         gather: &mut GatherBatches,
         network: &mut Network,
         scopes: &dyn Fn(u64) -> Vec<HotScope>,
-    ) -> Result<()> {
+    ) -> Result<Option<f64>> {
         if self.statistics_batches == 0 || network.statistics().next().is_none() {
-            return Ok(());
+            return Ok(None);
         }
         let _scopes = scopes(gather.uploads(self.statistics_batches));
-        gather.start_epoch(epoch)?;
+        gather.start_epoch(STATISTICS_EPOCH)?;
+        network.begin_statistics()?;
         for _ in 0..self.statistics_batches {
             let Some(part) = gather.next()? else { break };
             part.first().map_or(Ok(()), |part| network.observe(&part.inputs))?;
         }
-        Ok(())
+        let order = gather.order();
+        let batches = 0..self.statistics_batches.min(order.batches());
+        let weight = |rank: usize| {
+            let observed = batches.clone().filter(|batch| !order.part(*batch, rank).is_empty());
+            observed_weight(observed.count())
+        };
+        Ok(Some((0..self.ranks).map(weight).sum::<f64>() / self.ranks as f64))
     }
 
-    /// Averages running statistics over the ranks, and gathers metrics and fingerprints on all
-    /// ranks.
-    fn finish_epoch(&mut self, network: &mut Network) -> Result<()> {
+    /// Averages running statistics over the ranks, divides them by their weight if they were
+    /// recomputed, and gathers metrics and fingerprints on all ranks.
+    fn finish_epoch(&mut self, network: &mut Network, weight: Option<f64>) -> Result<()> {
         let (Some(comm), Some(metrics)) = (&mut self.comm, &self.metrics) else {
             return Err(self.not_open());
         };
@@ -192,6 +199,7 @@ impl Trainer {
             // Rank 0 has samples in every batch.
             comm.broadcast(counters, 0)?;
         }
+        weight.map_or(Ok(()), |weight| network.finish_statistics(weight))?;
         network.fingerprint()?;
         Ok(comm.all_gather(network.metrics(), metrics)?)
     }
