@@ -46,6 +46,7 @@ fn train_epoch(context: &mut StepContext<'_, '_>, epoch: u64) -> Result<()> {
                 let labelled = labelled(&next);
                 fleets.iter_mut().try_for_each(|networks| networks.train_step(&labelled))?;
                 batches += (fleets.len() * next.len()) as u64;
+                // The first fleet has the networks of the envs, without twins.
                 let grown = fleets.iter().take(1).flat_map(|networks| networks.networks());
                 for (batch, network) in next.iter().zip(grown) {
                     journal.batch_enqueued(batch.env, network)?;
@@ -68,9 +69,9 @@ fn statistics_scopes(devices: &OpenDevices, policy: ScopePolicy, uploads: u64) -
 }
 
 /// Recomputes the running statistics of all networks on the first batches of the epoch, with fixed
-/// weights. A training step leaves averages over weights that have changed since; with them the
-/// loss of an evaluation moves from step to step by more than a module is worth. Replicas of one
-/// env do so in their own loops.
+/// weights. The averages from training are over weights that have changed since: with them the
+/// control loss varies between steps by more than the contribution of a module. Replicas of one env
+/// recompute statistics in their own loops.
 fn recompute_statistics(context: &mut StepContext<'_, '_>, epoch: u64) -> Result<()> {
     let policy = context.epoch_policy();
     let Resources { devices, train, replicas, .. } = &mut *context.resources;

@@ -106,7 +106,7 @@ impl ReplicasFixture {
             let deny = |name, permitted: Counts| {
                 self.devices.hot_scopes(name, ScopePolicy::Deny, move |_| permitted)
             };
-            // Of the statistics' passes: the order of the epoch.
+            // The passes for the statistics copy the order of their epoch.
             let order = Counts { copies_to_device: 1, ..Counts::default() };
             let scopes = EpochScopes {
                 train: &|| deny("train_step", Counts::default()),
@@ -162,7 +162,7 @@ impl ReplicasFixture {
             while let Some(batches) = gather.next().unwrap() {
                 slow_batch(&mut networks, &batches, share.map(|share| (share, &mut kept[..])));
             }
-            // An epoch has fewer batches than statistics are recomputed with.
+            // The epoch is short, so the statistics are recomputed from all of its batches.
             gather.start_epoch(epoch).unwrap();
             while let Some(batches) = gather.next().unwrap() {
                 for (network, batch) in networks.iter_mut().zip(batches) {
