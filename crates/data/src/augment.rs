@@ -69,6 +69,7 @@ impl Augment {
     ) -> AugmentDraw {
         let ImageShape { height, width, .. } = shape;
         let mut random = Rng::new(seed, Purpose::Augment, epoch, u64::from(sample));
+        // Only the cutout uses the last two words.
         let words: [u32; 5] =
             std::array::from_fn(|i| if i < 3 || self.cutout > 0 { random.next_u32() } else { 0 });
         let place = |word: u32, n: usize| ((u64::from(word) * n as u64) >> 32) as usize;

@@ -1,6 +1,5 @@
-//! One copy of a dataset for each (device, source, canonical root, split, variant), shared by the
-//! whole process (D1). If its files have changed, the dataset is loaded again; holders of the older
-//! copy keep it.
+//! One copy of a dataset for each device and [`CacheKey`], shared by the whole process (D1). If the
+//! files of a dataset have changed, it is loaded again; holders of the older copy keep that copy.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -32,7 +31,7 @@ pub struct CacheKey {
     pub residency: Residency,
 }
 
-/// A dataset, or `None` while the holder of the lock loads it.
+/// A dataset, or `None` until the first holder of the lock has loaded it.
 type Loading = Arc<Mutex<Option<Arc<Dataset>>>>;
 
 struct Entry {
@@ -42,7 +41,7 @@ struct Entry {
     loading: Loading,
 }
 
-/// Files that were checked before, shared by the splits and devices of a dataset.
+/// Checked files, shared by the splits and devices of a dataset.
 struct KnownFiles {
     spec: DatasetSpec,
     files: Arc<DatasetFiles>,
@@ -121,8 +120,8 @@ pub fn load_files(
     }
 }
 
-/// The files of a dataset, checked before or now. They are checked again if one has changed; the
-/// cache drops data that was loaded from the older files.
+/// The checked files of a dataset, from the cache or checked now. If a file in the cache has
+/// changed, the cache drops the data that was loaded from it, and the files are checked again.
 ///
 /// # Errors
 /// The errors of [`DatasetFiles::open`].
@@ -142,6 +141,7 @@ pub fn files(spec: &DatasetSpec) -> Result<Arc<DatasetFiles>> {
     let opened = DatasetFiles::open(&spec)?;
     let mut cache = lock(&CACHE);
     if let Some(files) = find(&cache) {
+        // Another thread has opened them meanwhile.
         return Ok(files);
     }
     cache.files.push(KnownFiles { spec, files: opened.clone() });
@@ -160,6 +160,7 @@ fn forget(files: &Arc<DatasetFiles>) {
     drop::<Vec<Entry>>(gone);
 }
 
+/// The cached dataset for `key`, or a new entry without a dataset, for the caller to load.
 fn entry(device: &Device, key: &CacheKey, files: &Arc<DatasetFiles>) -> Loading {
     let mut cache = lock(&CACHE);
     let same = |entry: &&Entry| {

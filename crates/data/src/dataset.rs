@@ -8,8 +8,14 @@ use meristem_device::{DType, Device, MemoryFormat, Owner, Stream, Tensor, read_b
 
 use crate::error::{Error, Result};
 use crate::normalization::{ByteHistogram, Normalization};
-use crate::source::{DatasetFiles, DatasetInfo, Layout, Split};
+use crate::source::{CHUNK_BYTES, DatasetFiles, DatasetInfo, Layout, Split};
 use crate::spool;
+
+/// Bytes converted to f32 at a time: a quarter of a chunk, because a value grows fourfold.
+const CONVERTED_BYTES: usize = CHUNK_BYTES / 4;
+
+/// Bytes that a checksum copies to the host at a time.
+const CHECKSUM_PIECE: usize = 16 << 20;
 
 /// Storage of a dataset's images (D1, D7).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -54,7 +60,7 @@ impl ImageShape {
     }
 }
 
-/// The storage of a dataset's images.
+/// The images of a dataset, as they are stored.
 pub(crate) enum StoredImages {
     /// u8 or f32, (N, C, H, W), channels last.
     Resident(Tensor),
@@ -121,8 +127,8 @@ impl Dataset {
         }))
     }
 
-    /// Decodes `split` onto `device`. Peak extra memory is one chunk as it is decoded and staged;
-    /// an error frees all memory (D1, D9).
+    /// Decodes `split` onto `device`. Peak extra memory is a few chunks ([`CHUNK_BYTES`]); an error
+    /// frees all memory (D1, D9).
     pub(crate) fn load(
         device: &Device,
         files: &DatasetFiles,
@@ -192,7 +198,7 @@ impl Dataset {
     }
 
     /// The resident images, (N, C, H, W) u8 (or f32, normalised), channels last (F1); `None` if the
-    /// dataset is streamed. They belong to a separate stream: use `.on(&stream)`.
+    /// dataset is streamed. The tensor belongs to the stream that loaded it: use `.on(&stream)`.
     pub fn resident_images(&self) -> Option<&Tensor> {
         match &self.images {
             StoredImages::Resident(images) => Some(images),
@@ -206,7 +212,7 @@ impl Dataset {
     }
 
     /// CRC-32 of the stored labels and images: equal for equal files with equal storage. Waits for
-    /// the device, and copies them to the host piece by piece.
+    /// the device, and copies labels and images to the host piece by piece.
     ///
     /// # Errors
     /// A failed device.
@@ -255,7 +261,7 @@ fn empty_images(stream: &Stream, shape: ImageShape, n: usize, dtype: DType) -> R
     Ok(Tensor::empty_with_format(stream, shape.batch(n), dtype, format, Owner::Dataset)?)
 }
 
-/// The first `n` images of `images`: the memory of bad files at the end stays unused.
+/// The first `n` images of `images`, which has room for every file; a bad file has no image.
 fn first_images(images: &Tensor, shape: ImageShape, n: usize) -> Result<Tensor> {
     Ok(images.view_with_format(0, shape.batch(n), MemoryFormat::ChannelsLast)?)
 }
@@ -279,12 +285,6 @@ fn load_u8(
     first_images(&images, shape, labels.len())
 }
 
-/// Bytes converted to f32 at a time; the converted f32 are no larger than a chunk.
-const CONVERTED_BYTES: usize = 256 << 10;
-
-/// Bytes that a checksum copies to the host at once.
-const CHECKSUM_PIECE: usize = 16 << 20;
-
 fn load_f32(
     stream: &Stream,
     files: &DatasetFiles,
@@ -302,8 +302,8 @@ fn load_f32(
         for (i, bytes) in pixels.chunks(piece).enumerate() {
             converted.clear();
             let channels = constants.iter().cycle();
-            let values = bytes.iter().zip(channels).map(|(v, (a, b))| f32::from(*v) * a + b);
-            converted.extend(values);
+            let values = bytes.iter().zip(channels);
+            converted.extend(values.map(|(v, (scale, shift))| f32::from(*v) * scale + shift));
             let window = images.view(start + i * piece, [bytes.len()])?;
             window.copy_from_slice(&converted)?;
             stream.synchronize()?;

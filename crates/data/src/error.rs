@@ -36,8 +36,8 @@ pub enum Error {
     #[error("gather: `next` was called before an epoch was started; call `start_epoch` first")]
     EpochNotStarted,
 
-    /// A partial last batch has an env without data before an env with data (D2): leaving it out
-    /// would shift every later env.
+    /// A partial last batch has no sample for an env, but has some for a later env (D2). Leaving
+    /// out the empty env would shift every later one.
     #[error(
         "gather: in batch {batch} env {empty_env} on {empty_device} has no sample, but the later \
          env {later_env} on {later_device} has some; use another batch size or another \
@@ -175,7 +175,7 @@ pub enum Error {
     /// The operating system refused to read or write.
     #[error("cannot {operation} {}: {source}", path.display())]
     Io {
-        /// The operation: "open", "read", "write", "list".
+        /// The operation: "open", "read", "write", "list", "create".
         operation: &'static str,
         /// The file or folder.
         path: PathBuf,
@@ -185,8 +185,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// True for a damaged or missing file; `skip_bad` may count and skip it if the dataset has
-    /// many.
+    /// Whether a file or record is damaged or missing. Under `skip_bad` a reader of many files or
+    /// records leaves it out.
     pub fn is_damage(&self) -> bool {
         match self {
             Self::Damaged { .. } | Self::Absent { .. } => true,
@@ -216,7 +216,7 @@ pub struct Mismatch {
 }
 
 impl Mismatch {
-    /// A mismatch in a file that should equal a published original, with the remedy.
+    /// A mismatch whose remedy is another copy of the file; [`Self::remedy`] replaces the remedy.
     pub(crate) fn new(
         what: impl Into<String>,
         expected: impl Into<String>,

@@ -24,7 +24,7 @@ pub struct ImportReport {
     /// The folder with the binary files: a `data_root` of [`Source::Cifar10`].
     #[serde(serialize_with = "path_text::serialize")]
     pub folder: PathBuf,
-    /// Whether the folder is not UTF-8, so that its text in JSON is not its path.
+    /// Whether the path is not UTF-8, so that `folder` in JSON is not exactly the path.
     #[serde(skip_serializing_if = "path_text::is_exact")]
     pub path_is_lossy: bool,
     /// Training images written.
@@ -74,12 +74,12 @@ pub fn import_cifar10(from: &Path, to: &Path, skip_bad: bool) -> Result<ImportRe
     Ok(ImportReport { folder: target, path_is_lossy, train_len, test_len, skipped })
 }
 
-/// A new folder in `to`, which is created, too. Its name cannot be known before, so that it is no
-/// link to somewhere else. It is removed when it is dropped.
+/// Creates `to`, and a temporary folder in it, which is removed when the value is dropped. Its name
+/// is random, so that nobody can put a link to another place under that name beforehand.
 fn partial_folder(to: &Path) -> Result<TempDir> {
     let mut builder = tempfile::Builder::new();
     builder.prefix(".import-").suffix(".part");
-    // As of any new folder; otherwise only its owner could read it.
+    // The usual permissions of a new folder: the default of `tempfile` is private to the owner.
     #[cfg(unix)]
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o777));
     let made = fs::create_dir_all(to).and_then(|()| builder.tempdir_in(to));
@@ -115,7 +115,8 @@ fn check(root: &Path, layout: &Layout) -> Result<()> {
     Ok(())
 }
 
-/// Writes both splits and the names; returns the images of each split, and the files left out.
+/// Writes both splits and the names. Returns the number of images of each split, and the number of
+/// files left out.
 fn write_all(folder: &ImageFiles, target: &Path, skip_bad: bool) -> Result<([usize; 2], usize)> {
     let mut lens = [0; 2];
     let mut skipped = 0;
@@ -127,9 +128,9 @@ fn write_all(folder: &ImageFiles, target: &Path, skip_bad: bool) -> Result<([usi
         let mut files = files.into_iter();
         for (i, name) in names.iter().enumerate() {
             let batch = files.by_ref().take(each + usize::from(i < longer));
-            let bad =
+            let on_bad =
                 |error: Error| if skip_bad && error.is_damage() { Ok(()) } else { Err(error) };
-            let (written, bad) = write_batch(folder, &target.join(name), batch, bad)?;
+            let (written, bad) = write_batch(folder, &target.join(name), batch, on_bad)?;
             lens[split as usize] += written;
             records += &format!("{name} {written}\n");
             skipped += bad;
@@ -171,7 +172,7 @@ fn write_batch<'a>(
     Ok((written, bad))
 }
 
-/// The first of each class, then the second of each, ….
+/// The files in round-robin order: the first of each class, then the second of each, ….
 fn round_robin(files: &[ImageFile], classes: usize) -> Vec<&ImageFile> {
     let mut seen = vec![0_usize; classes];
     let rank = |file| {

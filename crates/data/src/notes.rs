@@ -16,7 +16,7 @@ pub fn say(message: &str) {
     tracing::warn!(target: TARGET, "{message}");
 }
 
-/// The first of several names, and the number of the others.
+/// The first three names, and the number of the others.
 pub(crate) fn some_of(names: impl ExactSizeIterator<Item = String>) -> String {
     const SHOWN: usize = 3;
     let more = names.len().saturating_sub(SHOWN);
@@ -26,7 +26,9 @@ pub(crate) fn some_of(names: impl ExactSizeIterator<Item = String>) -> String {
 
 /// Progress of the decoding of a split, which ends when it is dropped.
 pub(crate) struct DecodingProgress {
+    /// Number of images.
     of: usize,
+    /// Time of the last report.
     reported: Cell<Option<Instant>>,
     started: Instant,
 }

@@ -6,23 +6,24 @@
 //! 1. Envs are put into groups that keep their order. With [`EpochMode::Dealt`] a device's envs are
 //!    one group; with [`EpochMode::Full`] each env is a separate group.
 //! 2. Each group has its own permutation of `0..len` for each epoch. Without `shuffle` it is the
-//!    identity. With it, the generator is ChaCha with 8 rounds (`rand_chacha::ChaCha8Rng`),
-//!    `seed_from_u64(seed + 1009 * device_index)` (wrapping) and then `set_stream(epoch + (rank <<
-//!    40))` (wrapping), so that any epoch is reached without drawing those before it.
-//!    `device_index` is 0 for `cpu` and `cuda`, and k for `cpu:k` and `cuda:k`; `rank` counts the
-//!    envs of a device from 0, and belongs to the group's first env: always 0 with `Dealt`. The
-//!    streams of two envs are disjoint for epochs below 2^40. Starting from `0, 1, …, len−1`,
-//!    Fisher–Yates from the end: `for i in (1..len).rev() { swap(i, below(i + 1)) }`.
-//! 3. `below(n)` is Lemire's unbiased draw: with x the generator's next u32 and m = x·n as 64 bits,
-//!    the result is the high word of m, unless the low word of m is less than `2^32 mod n`, in
-//!    which case x is drawn anew.
-//! 4. Batch b of a group takes places `b·step .. min((b+1)·step, len)` of its permutation, `step`
-//!    = `batch_per_env` × envs in the group, and deals them out in order, as evenly as possible,
-//!    the first envs one more (10 over 3 is 4, 3, 3).
-//! 5. An epoch has the least number of batches over all groups, counting `len / step` rounded down
-//!    with `drop_last` and up without, and at most `max_batches`.
-//! 6. In a partial last batch the envs without samples are left out. They must be the last ones:
-//!    anything else is [`Error::Hole`].
+//!    identity. With `shuffle` it is the Fisher–Yates shuffle, from the end, of `0, 1, …, len−1`:
+//!    `for i in (1..len).rev() { swap(i, below(i + 1)) }`.
+//! 3. The generator is ChaCha with 8 rounds (`rand_chacha::ChaCha8Rng`). Its seed is
+//!    `seed_from_u64(seed + 1009 * device_index)`, and its stream is `set_stream(epoch + (rank <<
+//!    40))`; both sums wrap. `device_index` is 0 for `cpu` and `cuda`, and k for `cpu:k` and
+//!    `cuda:k`. `rank` is the rank of the group's first env among the envs of the device, from 0;
+//!    with `Dealt` it is always 0. Each epoch has its own stream, so an epoch is drawn without
+//!    drawing the epochs before it. The streams of two envs are disjoint for epochs below 2^40.
+//! 4. `below(n)` is Lemire's unbiased draw. With x the generator's next u32 and m = x·n as u64, the
+//!    result is the upper half of m. If the lower half of m is less than `2^32 mod n`, x is drawn
+//!    again.
+//! 5. Batch b of a group is places `b·step .. min((b+1)·step, len)` of the group's permutation,
+//!    with `step` = `batch_per_env` × envs in the group. Each env gets a range of these places, in
+//!    env order. The ranges are as equal as possible, the first ones longer (10 over 3 is 4, 3, 3).
+//! 6. A group has `len / step` batches, rounded down with `drop_last` and up without. An epoch has
+//!    as many batches as the group with the fewest, and at most `max_batches`.
+//! 7. In a partial last batch the envs without samples are left out. They must be the last envs;
+//!    otherwise the order is refused with [`Error::Hole`].
 //!
 //! So with `Full` an env's order depends only on seed, device and its rank on the device, and with
 //! one env on each device both modes are the same.
@@ -42,7 +43,7 @@ use crate::error::{Error, Result};
 /// Difference between the seeds of two neighbouring devices.
 const SEED_STRIDE: u64 = 1009;
 
-/// Bits of an epoch in a generator's stream; the rank of an env on its device is above them.
+/// Lower bits of a generator's stream, which hold the epoch; the upper bits hold the rank.
 const EPOCH_BITS: u32 = 40;
 
 /// The longest listing of [`plan`], in indices; a longer one comes from a mistyped length.
@@ -110,18 +111,19 @@ pub struct OrderConfig {
     pub max_batches: Option<usize>,
 }
 
-/// Envs of one device that a permutation is dealt out to.
+/// Envs of one device that share a permutation.
 #[derive(Clone, Debug)]
 struct Group {
     device: DeviceId,
-    /// Rank of the first of them among the envs of the device.
+    /// Rank of the group's first env among the envs of the device.
     rank: u64,
-    /// `batch_per_env` × envs; saturating, which is more than any dataset holds.
+    /// Samples of a full batch: `batch_per_env` × `envs`, or `usize::MAX` if that overflows.
     step: usize,
+    /// Number of envs.
     envs: usize,
 }
 
-/// A validated [`OrderConfig`]: the positions of the permutation that each env gets.
+/// A validated [`OrderConfig`]: the part of a permutation that each env gets in each batch.
 #[derive(Clone, Debug)]
 pub struct EpochOrder {
     len: usize,
@@ -129,7 +131,7 @@ pub struct EpochOrder {
     shuffle: bool,
     batches: usize,
     groups: Vec<Group>,
-    /// Group of each env, and its rank in that group.
+    /// Group of each env, and the env's position in the group.
     envs: Vec<(usize, usize)>,
 }
 
@@ -195,16 +197,16 @@ impl EpochOrder {
         self.envs[env].0
     }
 
-    /// The positions in its permutation that `env` gets in `batch`; empty if none. `batch` <
-    /// [`Self::batches`], `env` < [`Self::envs`].
+    /// Range of the env's permutation that `env` gets in `batch`; empty if the env gets no sample.
+    /// `batch` < [`Self::batches`], `env` < [`Self::envs`].
     pub fn part(&self, batch: usize, env: usize) -> Range<usize> {
-        let (group, rank) = self.envs[env];
+        let (group, position) = self.envs[env];
         let Group { step, envs, .. } = self.groups[group];
         let start = batch * step;
         let count = step.min(self.len - start);
         let (each, longer) = (count / envs, count % envs);
-        let first = start + rank * each + rank.min(longer);
-        first..first + each + usize::from(rank < longer)
+        let first = start + position * each + position.min(longer);
+        first..first + each + usize::from(position < longer)
     }
 
     /// Largest number of samples of any env in any batch.
@@ -212,6 +214,7 @@ impl EpochOrder {
         if self.batches == 0 {
             return 0;
         }
+        // No batch is larger than the first.
         (0..self.envs()).map(|env| self.part(0, env).len()).max().unwrap_or(0)
     }
 
@@ -220,8 +223,8 @@ impl EpochOrder {
         (0..self.batches).map(|batch| self.part(batch, env).len()).sum()
     }
 
-    /// Writes a permutation of `epoch`; `permutation` < [`Self::permutations`], `indices` has `len`
-    /// entries.
+    /// Writes the permutation with number `permutation` of `epoch` to `indices`, which has `len`
+    /// entries. `permutation` < [`Self::permutations`].
     pub fn permutation_into(&self, permutation: usize, epoch: u64, indices: &mut [u32]) {
         (0..).zip(indices.iter_mut()).for_each(|(place, index)| *index = place);
         if self.shuffle {
@@ -233,8 +236,7 @@ impl EpochOrder {
         }
     }
 
-    /// Checks the last batch for a hole: only it can be partial, so only there can an env be
-    /// without samples.
+    /// Refuses a hole in the last batch. No other batch is partial, so no other has a hole.
     fn refuse_hole(&self) -> Result<()> {
         let Some(batch) = self.batches.checked_sub(1) else { return Ok(()) };
         let empty = |env: &usize| self.part(batch, *env).is_empty();
@@ -358,12 +360,12 @@ pub fn plan(config: &OrderConfig, epochs: u64) -> Result<OrderPlan> {
         for (number, permutation) in permutations.iter_mut().enumerate() {
             order.permutation_into(number, epoch, permutation);
         }
-        let part = |batch, env| {
+        let samples = |batch, env| {
             let part: Range<usize> = order.part(batch, env);
             (!part.is_empty()).then(|| permutations[order.permutation_of(env)][part].to_vec())
         };
         let batches = (0..order.batches())
-            .map(|batch| (0..order.envs()).map_while(|env| part(batch, env)).collect())
+            .map(|batch| (0..order.envs()).map_while(|env| samples(batch, env)).collect())
             .collect();
         listed.push(EpochPlan { epoch, batches });
     }
@@ -373,13 +375,13 @@ pub fn plan(config: &OrderConfig, epochs: u64) -> Result<OrderPlan> {
     Ok(OrderPlan { len, batch_per_env, devices, epoch_mode, seed, shuffle, drop_last, epochs })
 }
 
-/// Splits `0..len` into a training part and a held-out part, by seed alone (`docs/data.md`: the
-/// control validation split). Does not wait.
+/// Splits `0..len` into a training part and a held-out part (`docs/data.md`: the control validation
+/// split), and returns both in this order, each sorted. Does not wait.
 ///
-/// `held_out` is the held-out share, such as 0.1; `round(len · held_out)` samples are held out: the
-/// first ones of `0..len` shuffled as in the module's documentation, with the generator
-/// `ChaCha8Rng::seed_from_u64(seed)` and `set_stream(u64::MAX)`, a stream that no epoch reaches.
-/// Both parts are returned in ascending order.
+/// `held_out` is the held-out share, such as 0.1: `round(len · held_out)` samples are held out.
+/// They are the first ones after a shuffle of `0..len` as in the module's documentation, with the
+/// generator `ChaCha8Rng::seed_from_u64(seed)` and `set_stream(u64::MAX)`, a stream that no epoch
+/// reaches.
 ///
 /// # Errors
 /// [`Error::Argument`] if `held_out` is not in 0..=1 or `len` is above 2^32 − 1.
@@ -401,8 +403,8 @@ pub fn split_by_seed(len: usize, held_out: f64, seed: u64) -> Result<(Vec<u32>, 
     random.set_stream(u64::MAX);
     shuffle(&mut random, &mut indices);
     let mut train = indices.split_off((len as f64 * held_out).round() as usize);
-    let mut control = indices;
+    let mut held_out = indices;
     train.sort_unstable();
-    control.sort_unstable();
-    Ok((train, control))
+    held_out.sort_unstable();
+    Ok((train, held_out))
 }

@@ -31,7 +31,7 @@ pub fn is_lossy(path: &Path) -> bool {
     path.to_str().is_none()
 }
 
-/// Whether a flag is not set, for `skip_serializing_if`.
+/// Whether `path_is_lossy` is false, for `skip_serializing_if`.
 pub fn is_exact(path_is_lossy: &bool) -> bool {
     !path_is_lossy
 }

@@ -40,13 +40,14 @@ pub struct SplitReport {
 /// One damaged file or label.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Damage {
-    /// The error of reading it: file, offset, expected, got, remedy.
+    /// The message of the error: file, offset, expected and actual value, remedy.
     pub error: String,
 }
 
 /// Decodes every image of every split without storing any. Waits for no device; `spec.skip_bad` has
 /// no effect.
 ///
+/// # Errors
 /// The errors of [`DatasetFiles::open`]: damage to images is in the report, but missing files and
 /// damaged headers are errors. [`Error::Io`] if the system refuses to read a file that is not one
 /// of many images; [`Error::Changed`].
@@ -57,7 +58,7 @@ pub fn verify(spec: &DatasetSpec) -> Result<VerifyReport> {
     for split in Split::ALL.into_iter().filter(|split| files.has(*split)) {
         let mut damaged = vec![];
         let mut per_class = vec![0; layout.classes.len()];
-        // Any error of one file among many, such as a missing or forbidden file.
+        // Called for any error of one file among many: damaged, missing, or not readable.
         let mut note = |error: Error| {
             damaged.push(Damage { error: error.to_string() });
             Ok(())
@@ -68,6 +69,7 @@ pub fn verify(spec: &DatasetSpec) -> Result<VerifyReport> {
         });
         match read {
             Ok(_) => {}
+            // Damage that ends the split.
             Err(error @ (Error::Damaged { .. } | Error::Layout { .. })) => note(error)?,
             Err(error) => return Err(error),
         }

@@ -183,7 +183,7 @@ fn the_contents_decide_whether_files_have_changed() {
     fs::hard_link(&image, root.join("link.png")).unwrap();
     fs::write(root.join("train/ant/.DS_Store"), "x").unwrap();
     load(Split::Train).unwrap();
-    // The training images that were read are no longer there when the test images are read.
+    // A training image changes after it was read and before the test images are read.
     save_rgb(&image, 6, 5, 77);
     let error = load(Split::Test).unwrap_err();
     assert!(matches!(error, Error::Changed { .. }), "{error:?}");

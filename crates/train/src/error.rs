@@ -42,7 +42,7 @@ pub enum Error {
         /// Path of the folder.
         path: PathBuf,
     },
-    /// The run folder is not writable.
+    /// An operation on a file or folder of a run failed.
     #[error("cannot {action} {}: {source}", path.display())]
     RunFolder {
         /// Action that failed, as a verb.
@@ -159,7 +159,7 @@ pub enum Error {
         /// Failures since the last snapshot.
         failures: u32,
     },
-    /// A rank failed: another one, or this one if it is not rank 0.
+    /// A rank failed. On rank 0 it is another rank; on other ranks it may be this one.
     #[error("rank {rank}: {problem}")]
     OfRank {
         /// Number of the rank that failed.
@@ -222,7 +222,7 @@ impl Error {
         matches!(self.device_error(), Some(meristem_device::Error::OutOfMemory { .. }))
     }
 
-    /// Whether it only reports the failure of another rank.
+    /// Whether the error only reports that another rank failed or is gone.
     pub(crate) fn is_of_another_rank(&self) -> bool {
         match self {
             Self::Ranks(error) | Self::Control(meristem_control::Error::Ranks(error)) => {
@@ -232,7 +232,7 @@ impl Error {
         }
     }
 
-    /// Whether it reports a rank that missed the deadline.
+    /// Whether the error reports a rank that missed the deadline.
     pub(crate) fn is_of_a_late_rank(&self) -> bool {
         use meristem_comm::Error::RankLate;
         use meristem_control::Error::Ranks;
@@ -313,7 +313,7 @@ impl Error {
                 "give another --run-dir, or none; a run never overwrites another".into()
             }
             Self::Nn(meristem_nn::Error::Io { action: "read", .. }) => {
-                "give a .safetensors file that exists and is readable; those of a run are in \
+                "give a .safetensors file that exists and is readable; a run writes its weights to \
                  RUN/weights"
                     .into()
             }
@@ -379,7 +379,7 @@ impl Error {
             ) => "correct or unset the variable; `meristem --help` lists all variables".into(),
             Self::OfRank { remedy, .. } => return remedy.clone(),
             Self::Ranks(error) | Self::Control(meristem_control::Error::Ranks(error)) => {
-                of_ranks(error)?.into()
+                rank_remedy(error)?.into()
             }
             Self::Diverged { .. } => {
                 "lower --lr, keep --clip-norm on, or start from other weights; \
@@ -393,7 +393,7 @@ impl Error {
 }
 
 /// The remedy for an error between ranks.
-fn of_ranks(error: &meristem_comm::Error) -> Option<&'static str> {
+fn rank_remedy(error: &meristem_comm::Error) -> Option<&'static str> {
     match error {
         meristem_comm::Error::RankGone { .. } => Some(
             "read the last output of that rank, then continue with \

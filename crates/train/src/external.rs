@@ -74,7 +74,8 @@ pub trait External: Controller {
         Ok(())
     }
 
-    /// Whether the run ends after the round that has just ended, and resumes with the next.
+    /// Whether the run stops at the end of a round, where this is called. A resumed run begins the
+    /// next round.
     fn stops_after_round(&mut self) -> bool {
         false
     }
@@ -110,6 +111,7 @@ pub struct SeenEnv {
     pub figures: StepFigures,
     /// Reward of the last action.
     pub reward: f32,
+    // The other fields of an `EnvView`.
     pub(crate) accuracies_pp: Vec<f32>,
     pub(crate) losses: Vec<f32>,
     pub(crate) twin_loss: Option<f32>,
@@ -137,7 +139,7 @@ pub struct StepFigures {
 }
 
 impl SeenEnv {
-    /// A copy of a view, with results that the view does not have.
+    /// A copy of a view, with the results that a view lacks.
     pub(crate) fn from_view(
         view: &EnvView<'_>,
         round: usize,

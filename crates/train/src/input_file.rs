@@ -1,4 +1,4 @@
-//! Files that settings name, compared by checksum when a run goes on and between processes.
+//! Files that settings name, compared by checksum when a run is resumed, and between processes.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// A file that a setting names, and that fresh envs or controllers are made from.
+/// A file that a setting names, and from which fresh envs or controllers are made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InputFile {
     /// Name of the setting's flag.
@@ -39,19 +39,20 @@ pub(crate) fn absolute(key: &str, path: &Path) -> Result<PathBuf> {
     })
 }
 
-/// Folders of a study that was moved: a run of it goes on with the files that the study has made,
-/// and keeps their paths in its settings and results.
+/// The move of a study's folder after one of its runs began. A resumed run reads the files that the
+/// study has made from the new folder. Its settings and results keep their paths in the old folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Moved {
-    /// Absolute path of the study when the run began.
+    /// Absolute path of the study's folder when the run began.
     from: PathBuf,
-    /// Its absolute path now.
+    /// Absolute path of the study's folder now.
     to: PathBuf,
 }
 
 impl Moved {
-    /// The move of the study that is now in the folder `to`, in which the file or folder that a run
-    /// began with at the path `began` is now at `now`. `None` if they are no file of the study.
+    /// The move of a study to the folder `to`, derived from one of its files or folders: when the
+    /// run began its path was `began`, and now it is `now`. `None` if `now` is not in `to`, or if
+    /// the two paths differ within the study.
     pub(crate) fn of(to: &Path, began: &Path, now: &Path) -> Option<Self> {
         let to = std::path::absolute(to).ok()?;
         let now = std::path::absolute(now).ok()?;
@@ -61,31 +62,32 @@ impl Moved {
         Some(Self { from, to })
     }
 
-    /// Whether the study is in another folder now.
+    /// Whether the old folder and the new one differ.
     pub(crate) fn is_elsewhere(&self) -> bool {
         self.from != self.to
     }
 
-    /// The path now of what was at `path` when the run began.
+    /// Converts a path from when the run began to the path of the same file now.
     pub(crate) fn now(&self, path: &Path) -> PathBuf {
         path.strip_prefix(&self.from).map_or_else(|_| path.to_owned(), |end| self.to.join(end))
     }
 
-    /// The path when the run began of what is at the absolute path `path` now.
+    /// Converts an absolute path of now to the path of the same file when the run began.
     pub(crate) fn then(&self, path: &Path) -> PathBuf {
         path.strip_prefix(&self.to).map_or_else(|_| path.to_owned(), |end| self.from.join(end))
     }
 }
 
-/// Checks that the files that are `now` read are those that a run `began` with. Files that only one
-/// of them has are not compared: settings name them, which are compared before.
+/// Checks that every file of a run has the same contents `now` as when the run `began`. A file that
+/// is in only one of the lists is not compared: then a setting differs, and settings are compared
+/// before.
 ///
 /// # Errors
 /// [`Error::OtherInput`] names the first file with other contents, and its setting.
 pub(crate) fn check_files(path: &Path, now: &[InputFile], began: &[InputFile]) -> Result<()> {
     let place = |file: &InputFile| (file.setting.clone(), file.path.clone());
-    let of_now = |file: &InputFile| now.iter().find(|now| place(now) == place(file));
-    let mut pairs = began.iter().filter_map(|began| Some((began, of_now(began)?)));
+    let now_of = |began: &InputFile| now.iter().find(|now| place(now) == place(began));
+    let mut pairs = began.iter().filter_map(|began| Some((began, now_of(began)?)));
     let Some((began, now)) = pairs.find(|(began, now)| began.checksum != now.checksum) else {
         return Ok(());
     };

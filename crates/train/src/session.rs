@@ -171,8 +171,8 @@ impl Session {
         &self.envs
     }
 
-    /// Trains and measures all envs for one step, the first of the next round at the end of one.
-    /// Returns them, before their actions. `idle` is called regularly while it waits.
+    /// Trains and measures all envs for one step; at the end of a round, for the first step of the
+    /// next round. Returns the envs before their actions. Calls `idle` regularly while it waits.
     ///
     /// # Errors
     /// Actions are due ([`Session::act`]); the run is over; a failure of the run, which ends it.
@@ -184,11 +184,11 @@ impl Session {
     }
 
     /// Executes an action for each env, in order. Returns their rewards. After the last step of a
-    /// round the point is [`Point::End`].
+    /// round the point is [`Point::End`]. Calls `idle` regularly while it waits.
     ///
     /// # Errors
-    /// [`Error::Session`]: an action that is not legal, or too many or few; nothing was executed.
-    /// A step is due; a failure of the run, which ends it.
+    /// [`Error::Session`]: an action that is not legal, too many or too few actions, or no actions
+    /// are due; nothing was executed. A failure of the run, which ends it.
     pub fn act(&mut self, actions: Vec<Action>, idle: &mut dyn FnMut()) -> Result<Vec<f32>> {
         self.check(self.point == Point::Decision, "act")?;
         let wrong = |problem: String| Err(Error::Session { problem });
@@ -245,6 +245,7 @@ impl Session {
         self.end()
     }
 
+    /// Ends the run, if it is not over, and waits for its thread. Returns the summary once.
     fn end(&mut self) -> Result<Summary> {
         // Fails if the run is over.
         _ = self.requests.send(SessionRequest::Stop);
@@ -297,7 +298,7 @@ impl Session {
         }
     }
 
-    /// The error of a run that has ended.
+    /// The error for a request to a run that has ended: the run's own, or that it is over.
     fn failure(&mut self) -> Error {
         match self.end() {
             Ok(summary) => {
@@ -330,9 +331,9 @@ struct Remote {
     seen: Vec<SeenEnv>,
     actions: Vec<Action>,
     rewards: Vec<f32>,
-    /// Point at which the program was last waited for.
+    /// Point at which the run last waited for the program.
     point: Point,
-    /// Whether a checkpoint is being written.
+    /// Whether the last request was a checkpoint, so that the next reply says that it is written.
     written: bool,
     /// Whether the run is to end at the next boundary.
     stops: bool,

@@ -132,6 +132,7 @@ impl Files {
         if let Some(folder) = self.below(WEIGHTS)? {
             let mut names = folder.names()?;
             names.retain(|name| name.ends_with(".safetensors"));
+            // Files that the summary names, to find missing ones.
             let named = summary.ok().flatten().into_iter().flat_map(|summary| summary.envs);
             names.extend(
                 named.filter_map(|env| env.weights.file_name()?.to_str().map(str::to_owned)),
@@ -196,10 +197,10 @@ fn settings(directory: &Directory) -> Checked {
 /// Whether all whole lines of the events are unchanged, and none is missing. `dropped` is the
 /// number of events that were never written, if it is known.
 fn events(directory: &Directory, dropped: Option<u64>) -> Checked {
-    let read = |error: io::Error| error.to_string();
-    let Some(mut file) = directory.open_file(EVENTS).map_err(read)? else { return Ok(None) };
-    let bytes = whole_lines(&mut file).map_err(read)?;
-    let lines: Lines = lines::check(&file, bytes).map_err(read)??;
+    let unreadable = |error: io::Error| error.to_string();
+    let Some(mut file) = directory.open_file(EVENTS).map_err(unreadable)? else { return Ok(None) };
+    let bytes = whole_lines(&mut file).map_err(unreadable)?;
+    let lines: Lines = lines::check(&file, bytes).map_err(unreadable)??;
     let lines = match dropped {
         Some(dropped) => lines.check_count(lines.next_seq, dropped)?,
         None => lines,
@@ -208,7 +209,8 @@ fn events(directory: &Directory, dropped: Option<u64>) -> Checked {
     Ok(Some(if has_checksums { FileState::Whole } else { FileState::Unchecked }))
 }
 
-/// Bytes of a file up to the end of its last whole line.
+/// Bytes of a file up to the end of its last whole line; all bytes if the last line is longer than
+/// a line may be, so that the check finds it.
 fn whole_lines(file: &mut std::fs::File) -> io::Result<u64> {
     let end = file.metadata()?.len();
     let from = end.saturating_sub(lines::LINE_BYTES_MAX);

@@ -26,7 +26,7 @@ const FORMS: [CountedForm; 4] = [
         name: "`so many`",
         instead: "name the argument that is counted",
         count: |file| Ok(phrases(file, "so many")),
-        left: &[("crates/comm", 2)],
+        left: &[],
     },
     CountedForm {
         name: "`behind the`",
@@ -40,19 +40,7 @@ const FORMS: [CountedForm; 4] = [
         count: |file| Ok(phrases(file, "if it does.")),
         left: &[],
     },
-    CountedForm {
-        name: "`match` on a bool",
-        instead: "`if`",
-        count: matches_on_bools,
-        left: &[
-            ("crates/device", 11),
-            ("crates/meristem", 8),
-            ("crates/nn", 48),
-            ("crates/python", 1),
-            ("crates/standin", 3),
-            ("crates/train", 1),
-        ],
-    },
+    CountedForm { name: "`match` on a bool", instead: "`if`", count: matches_on_bools, left: &[] },
 ];
 
 /// Crates that have a form more often than their number.

@@ -1,4 +1,4 @@
-//! The gather's kernel on a GPU, declared: `gather.cu`.
+//! Declaration of the gather's kernels on a GPU, which are in `gather.cu`.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -16,7 +16,7 @@ pub(super) static SOURCE: KernelSource = KernelSource {
     headers: &[],
 };
 
-/// Threads of a block, which makes one image.
+/// Threads of a block. Each block writes one image.
 const THREADS: u32 = 256;
 
 const LABELS: Operand = Operand::read::<u32>();
@@ -38,7 +38,7 @@ static FLOATS: Kernel = Kernel {
     ..BYTES
 };
 
-/// `Values` of `gather.cu`.
+/// The struct `Values` of `gather.cu`, with the same layout.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct GpuValues {
@@ -56,10 +56,10 @@ struct GpuValues {
 }
 
 /// The compiled programs of a [`super::GatherBatches`]. Samples and epoch are tensor arguments, so
-/// there is one program for each number of samples.
+/// a program depends only on the storage of the images and on the lengths of the tensors.
 pub(super) struct GpuGather {
     values: GpuValues,
-    /// By form and elements of the tensors.
+    /// Storage of the images, lengths of the tensors as in [`Self::program`], program.
     programs: Mutex<Vec<(ImageStorage, [usize; 6], Program)>>,
 }
 
@@ -90,22 +90,24 @@ impl GpuGather {
 
     /// The program that gathers over tensors with `lens` elements: images, labels, samples, inputs,
     /// targets, epoch.
-    pub(super) fn program(&self, form: ImageStorage, lens: [usize; 6]) -> Program {
+    pub(super) fn program(&self, storage: ImageStorage, lens: [usize; 6]) -> Program {
         let mut programs = self.programs.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = programs.iter().find(|(of, with, _)| (*of, *with) == (form, lens));
+        let is_same =
+            |known: &&(ImageStorage, [usize; 6], Program)| (known.0, known.1) == (storage, lens);
+        let known = programs.iter().find(is_same);
         if let Some((_, _, program)) = known {
             return program.clone();
         }
-        let kernel = match form {
+        let kernel = match storage {
             ImageStorage::Bytes | ImageStorage::Staged => &BYTES,
             ImageStorage::Normalized => &FLOATS,
         };
-        let values = GpuValues { staged: (form == ImageStorage::Staged).into(), ..self.values };
+        let values = GpuValues { staged: (storage == ImageStorage::Staged).into(), ..self.values };
         let pieces = lens.into_iter().enumerate();
         let pieces = pieces.map(|(argument, len)| Piece { argument, start: 0, len });
         let call = Call::new(kernel, lens[2] as u32, THREADS).values(values).with_pieces(pieces);
         let program = Program::from(call);
-        programs.push((form, lens, program.clone()));
+        programs.push((storage, lens, program.clone()));
         program
     }
 }

@@ -15,8 +15,8 @@ const BLOCK: usize = 48;
 /// Block size for the values after the last whole block; the remainder is normalised one by one.
 const PART: usize = 16;
 
-/// v · scale + shift with the constants of a value's channel, laid out for [`BLOCK`] values from
-/// channel 0 on.
+/// Constants of the normalisation v · scale + shift: entry i is for the channel of value i in a
+/// block of [`BLOCK`] values that begins with channel 0.
 struct MultiplyAdd {
     scale: [f32; BLOCK],
     shift: [f32; BLOCK],
@@ -58,7 +58,7 @@ impl MultiplyAdd {
 
 /// Conversion of stored values to inputs.
 trait Stored: Element {
-    /// Writes black pixels, the first one beginning with channel 0.
+    /// Writes black pixels to `stored`, which begins with channel 0.
     fn blacken(constants: &MultiplyAdd, stored: &mut [Self]);
 
     /// Normalises whole pixels, and may prefetch `next`, the same pixels of the next image.
@@ -122,8 +122,9 @@ impl GatherKernel {
     }
 
     /// Runs one gather. Arguments: images, labels u32 [N], samples u32 [n]; outputs: inputs f32
-    /// [n, H, W, C], targets u32 [n].
-    pub(super) fn run(&self, args: &mut Args<'_>, form: ImageStorage, epoch: u64) {
+    /// [n, H, W, C], targets u32 [n]. The last argument, the words of the epoch, is for the GPU's
+    /// kernel; here the epoch is a parameter.
+    pub(super) fn run(&self, args: &mut Args<'_>, storage: ImageStorage, epoch: u64) {
         let labels = args.read::<u32>(1);
         let samples = args.read::<u32>(2);
         let inputs = args.write::<f32>(3);
@@ -131,9 +132,9 @@ impl GatherKernel {
             *target = labels[*sample as usize];
         }
         let pick =
-            PickedImages { kernel: self, samples, epoch, staged: form == ImageStorage::Staged };
+            PickedImages { kernel: self, samples, epoch, staged: storage == ImageStorage::Staged };
         let isa = args.isa();
-        match form {
+        match storage {
             ImageStorage::Bytes | ImageStorage::Staged => {
                 vectorize(isa, Work { pick, images: args.read::<u8>(0), inputs })
             }
@@ -143,7 +144,8 @@ impl GatherKernel {
         }
     }
 
-    /// One augmented image, row by row; `line` is one row of scratch.
+    /// Writes one augmented image to `values`, row by row. `next` is the image of the next sample,
+    /// to prefetch; `line` is scratch memory for one row.
     #[inline(always)]
     fn augmented<T: Stored>(
         &self,
@@ -154,7 +156,7 @@ impl GatherKernel {
     ) {
         let ImageShape { channels, height, width } = self.shape;
         let row = width * channels;
-        let columns = shared(draw.left, width);
+        let columns = columns_inside(draw.left, width);
         let first = (columns.start as isize + draw.left) as usize * channels;
         let (start, end) = (columns.start * channels, columns.end * channels);
         let rows = values.chunks_exact_mut(row).zip(next.chunks_exact(row));
@@ -180,8 +182,9 @@ impl GatherKernel {
     }
 }
 
-/// The columns x of 0..width with x + left in 0..width; |left| is at most width.
-fn shared(left: isize, width: usize) -> Range<usize> {
+/// The columns x of 0..width whose source column x + left is also in 0..width; |left| is at most
+/// width.
+fn columns_inside(left: isize, width: usize) -> Range<usize> {
     let start = (-left).max(0) as usize;
     let end = (width as isize - left.max(0)) as usize;
     start..end
@@ -197,17 +200,19 @@ fn reverse_pixels<T>(row: &mut [T], channels: usize) {
     }
 }
 
-/// The images of one batch of one env.
+/// Samples of one batch of one env, with the parameters of their gather.
 struct PickedImages<'a> {
     kernel: &'a GatherKernel,
     samples: &'a [u32],
     epoch: u64,
+    /// Whether only the images of `samples` are stored, in this order.
     staged: bool,
 }
 
 impl PickedImages<'_> {
+    /// Gathers the samples from the stored `images` to `inputs`.
     #[inline(always)]
-    fn images<T: Stored>(&self, images: &[T], inputs: &mut [f32]) {
+    fn gather<T: Stored>(&self, images: &[T], inputs: &mut [f32]) {
         let GatherKernel { shape, constants, augment, seed } = self.kernel;
         let size = shape.numel();
         let mut line = vec![T::zeroed(); shape.width * shape.channels];
@@ -232,7 +237,7 @@ impl PickedImages<'_> {
     }
 }
 
-/// Runs [`PickedImages::images`], compiled for the instruction set of the processor.
+/// Runs [`PickedImages::gather`], compiled for the instruction set of the processor.
 struct Work<'a, T> {
     pick: PickedImages<'a>,
     images: &'a [T],
@@ -244,6 +249,6 @@ impl<T: Stored> Vectorized for Work<'_, T> {
 
     #[inline(always)]
     fn run(self) {
-        self.pick.images(self.images, self.inputs);
+        self.pick.gather(self.images, self.inputs);
     }
 }

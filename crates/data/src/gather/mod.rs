@@ -74,8 +74,8 @@ impl GatherConfig {
     }
 }
 
-/// One env's part of one batch. The memory belongs to the env (D3) and is reused for another batch
-/// once this is dropped, in stream order: kernels in flight are safe.
+/// One env's part of one batch. The memory belongs to the env (D3). It is reused for a later batch
+/// after all handles are dropped, in stream order, so kernels in flight are safe.
 #[derive(Clone, Debug)]
 pub struct Batch {
     /// Index of the env.
@@ -88,22 +88,24 @@ pub struct Batch {
 
 /// Source of an env's images.
 enum EnvImages {
-    /// All images, on the env's stream.
+    /// All images of the dataset, on the env's stream.
     Resident(Tensor),
+    /// The images of two batches.
     Staged(Box<BatchStage>),
 }
 
 struct ServedEnv {
     stream: Stream,
-    /// Index of its device's permutations.
+    /// Index of the env's device in [`GatherBatches::permutations`].
     device: usize,
-    /// Position in these permutations at which the env's permutation begins.
+    /// Offset of the env's permutation in the tensors of `permutations`.
     first: usize,
     images: EnvImages,
-    form: ImageStorage,
+    storage: ImageStorage,
     labels: Tensor,
+    /// All permutations of the device, on the env's stream: two sets, used in turn.
     permutations: [Tensor; 2],
-    /// Words of the epoch in each.
+    /// The words of the epoch in each of `permutations`.
     epochs: [Tensor; 2],
     ring: Ring,
 }
@@ -168,21 +170,21 @@ impl GatherBatches {
             let device = devices.iter().position(|(device, _)| device == stream.device());
             let device = device.unwrap_or(0);
             let permutation = order.permutation_of(first_env + env);
-            let both = permutations[device].on(stream)?;
+            let sets = permutations[device].on(stream)?;
             let capacity = order.part_max();
-            let (images, form) = env_images(dataset, stream, capacity)?;
+            let (images, storage) = env_images(dataset, stream, capacity)?;
             Ok(ServedEnv {
                 stream: stream.clone(),
                 device,
                 first: permutations[device].start_of(permutation),
                 images,
-                form,
+                storage,
                 labels: dataset.labels().on(stream)?,
                 epochs: [
-                    permutations[device].epoch_of(&both[0])?,
-                    permutations[device].epoch_of(&both[1])?,
+                    permutations[device].epoch_of(&sets[0])?,
+                    permutations[device].epoch_of(&sets[1])?,
                 ],
-                permutations: both,
+                permutations: sets,
                 ring: Ring::new(stream, shape, capacity, config.ring_depth)?,
             })
         });
@@ -214,16 +216,16 @@ impl GatherBatches {
         self.envs.iter().map(|env| env.ring.grown()).sum()
     }
 
-    /// Number of batches of each env that are copied to its device for the first `batches` batches
-    /// of an epoch: none of resident images; of streamed images one more than are taken, as each is
-    /// copied while the one before it is used.
+    /// Number of batches of each env that are copied to the env's device while the first `batches`
+    /// batches of an epoch are taken. Resident images are not copied. With streamed images the next
+    /// batch is copied ahead, so the number is one more than `batches`, at most [`Self::len`].
     pub fn uploads(&self, batches: usize) -> u64 {
         let streamed = self.envs.iter().any(|env| matches!(env.images, EnvImages::Staged(_)));
         if streamed { self.len().min(batches.saturating_add(1)) as u64 } else { 0 }
     }
 
-    /// Begins an epoch: any epoch, at any time. One counted copy to each device: its permutations;
-    /// of streamed images also one for the first batch of each env. Does not wait.
+    /// Begins any epoch, at any time. Copies to each device its permutations, and with streamed
+    /// images the first batch of each env; these copies are counted. Does not wait.
     ///
     /// # Errors
     /// Device errors.
@@ -242,8 +244,8 @@ impl GatherBatches {
 
     /// The next batch of each env that is served, in env order. Envs without samples in a partial
     /// last batch are left out; they are always the last ones. `None` at the end of the epoch.
-    /// Enqueues the gathers, and of streamed images the copy of each env's next batch, which is
-    /// counted; does not wait.
+    /// Enqueues the gathers, and with streamed images a copy of the batch after this one for each
+    /// env, which is counted; does not wait.
     ///
     /// # Errors
     /// [`Error::EpochNotStarted`] before the first [`Self::start_epoch`]; device errors, which end
@@ -283,7 +285,7 @@ impl GatherBatches {
         Ok(Some(batches))
     }
 
-    /// Adds the gather of an env's batch to the launches of the other envs.
+    /// Adds the gather of an env's batch to `launches`, which run the gathers of all envs.
     fn gather<'a>(
         &'a self,
         env: &'a ServedEnv,
@@ -301,15 +303,15 @@ impl GatherBatches {
             EnvImages::Staged(stage) => stage.filled(),
         };
         let epoch_words = &env.epochs[self.permutations[env.device].turn()];
-        let (kernel, form) = (self.kernel.clone(), env.form);
+        let (kernel, storage) = (self.kernel.clone(), env.storage);
         let lens = [images, &env.labels, samples, inputs, targets, epoch_words].map(Tensor::numel);
         let launch = env.stream.launch("gather").read(images).read(&env.labels).read(samples);
         let launch = launch.write(inputs).write(targets).read(epoch_words);
-        let launch = launch.gpu(|| self.gpu.program(form, lens));
-        Ok(launch.add(launches, move |args| kernel.run(args, form, epoch))?)
+        let launch = launch.gpu(|| self.gpu.program(storage, lens));
+        Ok(launch.add(launches, move |args| kernel.run(args, storage, epoch))?)
     }
 
-    /// The places of its device's permutations that an env gets in `batch`.
+    /// Range in the tensor of the device's permutations that `env` gets in `batch`.
     fn places(&self, env: usize, batch: usize) -> Range<usize> {
         let part = self.order.part(batch, self.first_env + env);
         let first = self.envs[env].first;
@@ -330,7 +332,8 @@ impl GatherBatches {
         inputs.and(targets).is_ok()
     }
 
-    /// Begins to stage `batch` of an env, if it streams and the batch exists.
+    /// Begins to copy `batch` of an env to the device, if its images are streamed and the batch
+    /// exists.
     fn stage(&mut self, env: usize, batch: usize) -> Result<()> {
         if batch >= self.order.batches() {
             return Ok(());
@@ -361,7 +364,8 @@ fn wrong<T>(argument: &'static str, expected: String, got: String, remedy: &str)
     Err(Error::Argument { operation: "gather", argument, expected, got, remedy: remedy.into() })
 }
 
-/// Checks that there is a dataset, and that all look like copies of one dataset.
+/// Checks that there is a dataset, and that all datasets have the same length and image shape, as
+/// copies of one dataset on several devices do.
 fn check_datasets(datasets: &[Arc<Dataset>]) -> Result<&[Arc<Dataset>]> {
     let Some(first) = datasets.first() else {
         return wrong("datasets", "one for each device".into(), "none".into(), "load one first");
@@ -492,12 +496,12 @@ fn env_images(
 ) -> Result<(EnvImages, ImageStorage)> {
     match dataset.images() {
         StoredImages::Resident(images) => {
-            let form = if images.dtype() == DType::F32 {
+            let storage = if images.dtype() == DType::F32 {
                 ImageStorage::Normalized
             } else {
                 ImageStorage::Bytes
             };
-            Ok((EnvImages::Resident(images.on(stream)?), form))
+            Ok((EnvImages::Resident(images.on(stream)?), storage))
         }
         StoredImages::Spooled(file) => {
             let stage = BatchStage::new(stream, file, dataset.image_shape().numel(), capacity)?;

@@ -7,10 +7,11 @@ use meristem_device::{DType, Device, Owner, Stream, Tensor};
 use crate::error::Result;
 use crate::order::EpochOrder;
 
-/// Words of an epoch's number.
+/// 32-bit words of an epoch's number.
 const EPOCH_WORDS: usize = 2;
 
-/// Sample indices and the epoch, which are copied to the device without staging.
+/// Permutations and the epoch on the host, laid out as in [`Permutations::tensors`]. The copy to
+/// the device reads them directly, without a staging buffer.
 #[derive(Default)]
 pub(super) struct Indices(Vec<u32>);
 
@@ -31,13 +32,15 @@ impl AsRef<[u8]> for Indices {
 /// still finishing the previous epoch.
 pub(super) struct Permutations {
     stream: Stream,
-    /// Their numbers in the order.
+    /// Numbers of the permutations in the [`EpochOrder`].
     numbers: Vec<usize>,
-    /// Entries of each.
+    /// Entries of one permutation.
     len: usize,
     /// u32 [numbers · len + 2] each: the permutations, then the epoch, low word first.
     tensors: [Tensor; 2],
+    /// The contents of `tensors`.
     indices: [Arc<Indices>; 2],
+    /// Index of the set of the current epoch.
     turn: usize,
 }
 
@@ -50,18 +53,18 @@ impl Permutations {
         Ok(Self { stream, numbers, len, tensors, indices: Default::default(), turn: 0 })
     }
 
-    /// Place of the first entry of the permutation with this number in the order.
+    /// Offset in the tensors of the permutation with this number in the [`EpochOrder`].
     pub(super) fn start_of(&self, number: usize) -> usize {
         let before = self.numbers.iter().take_while(|other| **other != number).count();
         before * self.len
     }
 
-    /// Handles to both tensors on another stream.
+    /// Handles to both tensors on `stream`.
     pub(super) fn on(&self, stream: &Stream) -> Result<[Tensor; 2]> {
         Ok([self.tensors[0].on(stream)?, self.tensors[1].on(stream)?])
     }
 
-    /// The words of the epoch in such a tensor.
+    /// A view of the words of the epoch in `tensor`, a result of [`Self::on`].
     pub(super) fn epoch_of(&self, tensor: &Tensor) -> Result<Tensor> {
         Ok(tensor.view(self.numbers.len() * self.len, [EPOCH_WORDS])?)
     }
@@ -77,7 +80,7 @@ impl Permutations {
         self.turn ^= 1;
         let indices = &mut self.indices[self.turn];
         if Arc::get_mut(indices).is_none() {
-            // Still being read: an epoch was started twice without being used.
+            // A copy still reads the old set, because epochs are started faster than they are used.
             *indices = Arc::default();
         }
         if let Some(Indices(indices)) = Arc::get_mut(indices) {

@@ -16,8 +16,10 @@ struct BatchBuffers {
 pub(super) struct Ring {
     stream: Stream,
     shape: ImageShape,
+    /// Samples of a slot.
     capacity: usize,
     slots: Vec<BatchBuffers>,
+    /// Number of slots added because every slot was held.
     grown: usize,
 }
 

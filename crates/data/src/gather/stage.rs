@@ -9,15 +9,16 @@ use meristem_device::{DType, Owner, Stream, Tensor};
 use super::permutation::Indices;
 use crate::error::Result;
 
-/// Two buffers of one env: a loader fills one while the env's stream reads the other. Every wait
-/// between the two streams is on the device.
+/// Two buffers of one env: the stream `loader` fills one while the env's stream reads the other.
+/// Each of these streams waits for the other on the device; the host does not wait.
 pub(super) struct BatchStage {
     loader: Stream,
     file: Arc<MappedFile>,
     /// Bytes of one image.
     image: usize,
-    /// u8 [capacity · image] of the loader, and the same memory for the env.
+    /// u8 [capacity · image], as handles on the loader's stream and on the env's stream.
     slots: [(Tensor, Tensor); 2],
+    /// Index of the slot that was filled last.
     turn: usize,
 }
 
@@ -39,11 +40,12 @@ impl BatchStage {
         Ok(Self { loader, file: file.clone(), image, slots, turn: 0 })
     }
 
-    /// Begins to copy the images at places `part` of the permutations into the other buffer. Does
-    /// not wait; the loader waits on the device for the gather that last read the buffer.
+    /// Begins to copy the images at places `part` of the permutations into the buffer that was not
+    /// filled last. Does not wait; the loader waits on the device for the gather that last read the
+    /// buffer.
     ///
     /// # Errors
-    /// The errors of the upload. Then the buffer of the previous fill remains the last.
+    /// The errors of the upload. After an error [`Self::filled`] returns the same buffer as before.
     pub(super) fn fill(&mut self, permutation: &Arc<Indices>, part: Range<usize>) -> Result<()> {
         let turn = self.turn ^ 1;
         let (file, permutation, size) = (self.file.clone(), permutation.clone(), self.image);
@@ -59,7 +61,7 @@ impl BatchStage {
         Ok(())
     }
 
-    /// The buffer of the last [`Self::fill`], on the env's stream.
+    /// The buffer of the last [`Self::fill`] without an error, on the env's stream.
     pub(super) fn filled(&self) -> &Tensor {
         &self.slots[self.turn].1
     }

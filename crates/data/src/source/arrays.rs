@@ -16,7 +16,7 @@ use zip::ZipArchive;
 use zip::result::ZipError;
 
 use super::identity::WatchedFiles;
-use super::input::{self, Input};
+use super::input::{self, DEFLATE_RATIO_MAX, Input};
 use super::npy::{self, ElementType, IntType, NpyHeader};
 use super::{
     CHUNK_BYTES, Layout, OnBad, Reader, SIDE_MAX, Sink, Source, Split, TestSplit, missing,
@@ -25,16 +25,16 @@ use super::{
 use crate::error::{Error, Mismatch, Result, damaged};
 use crate::notes;
 
-/// Largest label; one above it is damage, not a class.
+/// Largest number of classes; a label that is not below it is damage.
 const CLASSES_MAX: u32 = 65_536;
 /// Most channels of an image.
 const CHANNELS_MAX: usize = 4;
 /// Longest header of a safetensors file, in bytes: it describes four arrays.
 const SAFETENSORS_HEADER_MAX: u64 = 16 << 20;
-/// Largest compression ratio of deflate.
-const DEFLATE_RATIO_MAX: u64 = 1032;
 
+/// Arrays of images, train then test.
 const IMAGES: [&str; 2] = ["train_images", "test_images"];
+/// Arrays of labels, train then test.
 const LABELS: [&str; 2] = ["train_labels", "test_labels"];
 
 /// Visitor of an array: its header, and its bytes from the first element on.
@@ -49,7 +49,7 @@ trait ArrayFile: Send + Sync {
     fn visit(&self, name: &str, visit: Visit<'_>) -> Result<()>;
 }
 
-/// The file at `root`, or the only one of its kind in the folder `root`.
+/// Opens the file at `root`, or the only file of arrays in the folder `root`.
 pub(crate) fn open(root: &Path, watch: &WatchedFiles) -> Result<Box<dyn Reader>> {
     let path = find(root)?;
     watch.add(&path)?;
@@ -112,11 +112,11 @@ impl ArraysReader {
     fn open(file: Box<dyn ArrayFile>) -> Result<Self> {
         let mut labels = [vec![], vec![]];
         let mut shapes = [(0, [0; 3]); 2];
-        let (of_splits, unread): (Vec<String>, _) = {
+        let (split_arrays, unread): (Vec<String>, _) = {
             let known = |name: &String| IMAGES.iter().chain(&LABELS).any(|known| known == name);
             file.names()?.into_iter().partition(known)
         };
-        let has_test = of_splits.iter().any(|name| name == IMAGES[1] || name == LABELS[1]);
+        let has_test = split_arrays.iter().any(|name| name == IMAGES[1] || name == LABELS[1]);
         for split in if has_test { 0..2 } else { 0..1 } {
             let shape = &mut shapes[split];
             file.visit(IMAGES[split], &mut |header, input| {
@@ -131,7 +131,8 @@ impl ArraysReader {
         }
         let [(train_len, size), (test_len, test_size)] = shapes;
         let classes = labels[0].iter().max().map_or(0, |max| max + 1);
-        // Both belong to the test arrays; they are opened again only for the path in the error.
+        // The next two errors are about a test array, which is opened again for the path in the
+        // error.
         if has_test && test_size != size {
             file.visit(IMAGES[1], &mut |_, input| {
                 let what = format!("[H, W, C] of `{}`", IMAGES[1]);
@@ -221,7 +222,7 @@ fn images_shape(name: &str, header: &NpyHeader, input: &Input<'_>) -> Result<Ima
     }
 }
 
-/// Changes to an array `x` of numpy that make it images.
+/// Instructions, with expressions of numpy, that turn an array `x` into images.
 fn images_remedy(header: &NpyHeader, has_shape: bool) -> String {
     let transposed = match header.shape[..] {
         [_, c, h, w] => (1..=CHANNELS_MAX).contains(&c) && h > CHANNELS_MAX && w > CHANNELS_MAX,
@@ -241,7 +242,7 @@ fn images_remedy(header: &NpyHeader, has_shape: bool) -> String {
         }
         _ => steps.push("make them bytes, from values of 0 to 255 with x.astype('u1')"),
     }
-    // A transposed array would be saved in its memory order.
+    // numpy saves a transposed array in Fortran order.
     if header.is_fortran || transposed {
         steps.push("save numpy.ascontiguousarray(x)");
     }
@@ -294,12 +295,12 @@ fn read_labels(
     Ok(labels)
 }
 
-/// Bytes of an array with this header.
+/// Bytes of an array with this header; `None` if the number overflows.
 fn data_bytes(header: &NpyHeader) -> Option<u64> {
     let elements = header.shape.iter().try_fold(1_u64, |n, dim| n.checked_mul(*dim as u64))?;
     match header.element {
         ElementType::Int(int) => elements.checked_mul(int.bytes as u64),
-        // The visitor refuses this type.
+        // Not checked, because the visitor refuses this type with a better error.
         ElementType::Other(_) => Some(0),
     }
 }
@@ -363,6 +364,7 @@ impl ArrayFile for Npz {
 struct SafeTensors {
     path: PathBuf,
     metadata: Metadata,
+    /// Offset in the file of the first array; the offsets in `metadata` count from here.
     data_start: u64,
 }
 
@@ -426,7 +428,8 @@ impl ArrayFile for SafeTensors {
         let mut file = File::open(&self.path).map_err(Error::io("open", &self.path))?;
         let offset = self.data_start + start as u64;
         file.seek(SeekFrom::Start(offset)).map_err(Error::io("read", &self.path))?;
-        // The library has compared shape and offsets, and `open` the offsets with the file.
+        // Parsing the metadata compared shapes with offsets; `open` compared the offsets with the
+        // length of the file.
         let bytes = BufReader::new(file).take((end - start) as u64);
         let mut input = Input::part(self.path.clone(), bytes, offset);
         visit(&NpyHeader { element, shape: info.shape.clone(), is_fortran: false }, &mut input)

@@ -21,13 +21,15 @@ struct Variant {
     source: Source,
     /// The folder in the official archive.
     folder: &'static str,
+    /// File names, train then test.
     files: [&'static [&'static str]; 2],
+    /// The file with one class name per line.
     names_file: &'static str,
     /// Default class names if `names_file` is missing, one per word.
     names: &'static str,
-    /// Number of values of each label byte; the last one is the label.
+    /// Number of values of each label byte; the last byte is the label.
     label_values: &'static [u8],
-    /// Records of each file of the published set, train then test.
+    /// Records in each file of the published set, train then test.
     published: [usize; 2],
 }
 
@@ -109,11 +111,11 @@ impl Cifar {
         if !absent.is_empty() {
             return Err(missing_files(variant.source, folder, absent));
         }
-        let names = folder.join(variant.names_file);
+        let names_path = folder.join(variant.names_file);
         files.iter().flatten().try_for_each(|path| watch.add(path))?;
-        [&names, &folder.join(RECORDS)].into_iter().try_for_each(|path| watch.add(path))?;
-        let classes = if names.is_file() {
-            read_names(&names, variant)?
+        [&names_path, &folder.join(RECORDS)].into_iter().try_for_each(|path| watch.add(path))?;
+        let classes = if names_path.is_file() {
+            read_names(&names_path, variant)?
         } else {
             variant.names.split_whitespace().map(String::from).collect()
         };
@@ -211,8 +213,8 @@ fn count_records(path: &Path, variant: &Variant) -> Result<usize> {
 }
 
 /// Checks the number of records in each file, because an interrupted copy may end between two
-/// records. The expected numbers are listed in [`RECORDS`]; without it they are the numbers of the
-/// published set, if at least one file has them. A set of another size and origin is not checked.
+/// records. The file [`RECORDS`] lists the expected numbers. Without this file they are the numbers
+/// of the published set, if at least one file has its number; other sets are not checked.
 fn check_records(
     folder: &Path,
     variant: &Variant,
@@ -220,14 +222,14 @@ fn check_records(
     counts: &[Vec<usize>; 2],
 ) -> Result<()> {
     let listed = read_records(&folder.join(RECORDS))?;
-    let published = listed.is_none()
+    let is_published = listed.is_none()
         && counts.iter().zip(variant.published).any(|(counts, n)| counts.contains(&n));
     for (split, (files, counts)) in files.iter().zip(counts).enumerate() {
         for (path, &got) in files.iter().zip(counts) {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             let (expected, by) = match &listed {
                 Some(listed) => (listed.get(&*name).copied(), RECORDS),
-                None => (published.then_some(variant.published[split]), "the published set"),
+                None => (is_published.then_some(variant.published[split]), "the published set"),
             };
             if expected.is_some_and(|expected| expected != got) {
                 let offset = (got * variant.record()) as u64;

@@ -1,14 +1,14 @@
-//! Decoded images on disk, so that a large dataset of image files is decoded once.
+//! Cache of decoded images on disk, so that a large dataset of image files is decoded once.
 //!
-//! A file holds the images of one split, and the name, identity and checksum of each image file. It
-//! is used if no image file has changed. An image file with another identity is compared by its
-//! checksum; if all checksums are equal, the file is written again with the new identities. The
-//! cache only saves time: a file in it that is damaged, or cannot be read or written, is reported
-//! and otherwise ignored.
+//! A cache file holds the images of one split, and the name, identity and checksum of each image
+//! file. It is used if no image file has changed. An image file with another identity is compared
+//! by its checksum; if all checksums are equal, the cache file is written again with the new
+//! identities. The cache only saves time: a cache file that is damaged, or cannot be read or
+//! written, is reported and otherwise ignored.
 //!
-//! A file is written under another name and renamed, so that processes may share the folder. The
-//! format is: pixels, a description as JSON, its length (u64), the CRC-32 of all that, and
-//! `MAGIC`; numbers are little-endian.
+//! A cache file is written under another name and renamed, so that processes may share the folder.
+//! Its format is: pixels, a description as JSON, the length of the description (u64), the CRC-32 of
+//! all bytes before, and `MAGIC`; numbers are little-endian.
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -21,18 +21,18 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 
-use super::identity::{self, FileId};
-use super::image_file::{self, ImageStamp};
+use super::identity;
+use super::image_file::ImageStamp;
 use super::listing::ImageFile;
 use super::{OnBadFile, Sink};
 use crate::error::{Error, Mismatch, Result};
 use crate::notes;
 
-/// Last bytes of a file, with the version of the format.
+/// Last bytes of a cache file, with the version of the format.
 const MAGIC: &[u8; 8] = b"MRSTMIM2";
-/// Length of the end: length of the description, checksum, magic.
+/// Bytes after the description: its length, checksum, magic.
 const END: usize = 8 + 4 + 8;
-/// Limit of the bytes in all files together; the least recently used are removed first.
+/// Limit of the bytes of all cache files together; the least recently used are removed first.
 pub const BYTES_MAX: u64 = 10 << 30;
 /// Minimum number of image files for which a split is kept; fewer are decoded in less than a
 /// second.
@@ -41,6 +41,7 @@ pub(crate) const FILES_MIN: usize = 1000;
 const ABANDONED: Duration = Duration::from_secs(24 * 3600);
 /// Largest number of threads that compare image files; more would only wait for the disk.
 const COMPARE_THREADS_MAX: usize = 16;
+/// Ending of the names of cache files.
 const ENDING: &str = "images";
 
 /// Folder of decoded images: `decoded` in `MERISTEM_CACHE`, or in `meristem` of the user's folder
@@ -49,7 +50,7 @@ pub fn folder() -> Option<PathBuf> {
     meristem_device::user_cache().map(|cache| cache.join("decoded"))
 }
 
-/// Files in the folder of decoded images, with the least recently used first.
+/// Paths and sizes in bytes of the cache files, with the least recently used first.
 ///
 /// # Errors
 /// The folder cannot be read; one that does not exist is empty.
@@ -75,7 +76,7 @@ fn files_in(folder: &Path) -> io::Result<Vec<(PathBuf, u64)>> {
     let mut files = vec![];
     for entry in entries.flatten() {
         let path = entry.path();
-        // Another process may have removed it.
+        // Another process may have removed the file.
         let Ok(metadata) = entry.metadata() else { continue };
         let used = metadata.modified().unwrap_or(UNIX_EPOCH);
         let is_part = path.extension().is_some_and(|ending| ending == "part");
@@ -97,7 +98,7 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Description of the images in a file.
+/// Description of the images in a cache file.
 #[derive(Debug, Deserialize, Serialize)]
 struct Description {
     /// Dataset, split and form of the images.
@@ -106,17 +107,31 @@ struct Description {
     began_ns: i64,
     /// Names of the image files in order.
     names: Vec<String>,
-    /// Identity and checksum of each.
+    /// Identity and checksum of each image file.
     stamps: Vec<ImageStamp>,
-    /// Positions of the images that do not decode, which have no pixels.
+    /// Ascending positions of the image files that do not decode, which have no pixels.
     bad: Vec<usize>,
+}
+
+/// Result of comparing the image files with the stamps of a cache file.
+#[derive(Debug, PartialEq, Eq)]
+enum StampComparison {
+    /// The contents of an image file have changed.
+    Changed,
+    /// The stamps decide the next comparison as fast as new ones would.
+    Current,
+    /// The contents are equal, and these new stamps save reading in the next comparison.
+    Renewed(Vec<ImageStamp>),
 }
 
 /// Place of a decoded split in the cache.
 #[derive(Debug)]
 pub(crate) struct DecodedPlace {
+    /// Path of the cache file.
     path: PathBuf,
+    /// [`Description::key`].
     key: String,
+    /// Bytes of one image.
     image_bytes: usize,
 }
 
@@ -136,7 +151,7 @@ impl DecodedPlace {
         Self { path, key, image_bytes }
     }
 
-    /// The decoded images of `files`, if they are there and no file has changed.
+    /// The decoded images of `files`, if the cache has them and no image file has changed.
     pub(crate) fn open(&self, files: &[ImageFile]) -> Option<CachedImages> {
         let file = match File::open(&self.path) {
             Ok(file) => file,
@@ -149,22 +164,25 @@ impl DecodedPlace {
         };
         let same = description.key == self.key && description.names == names(files);
         let now_ns = identity::now_ns();
-        let Some(renewed) = same.then(|| description.compare(files, now_ns)).flatten() else {
+        let comparison =
+            if same { description.compare(files, now_ns) } else { StampComparison::Changed };
+        if comparison == StampComparison::Changed {
             tracing::info!(path = %self.path.display(), "the images have changed");
             return None;
-        };
-        // For the order of removal; without it the file counts as older.
+        }
+        // The time orders the removal of cache files; if it cannot be set, this one counts as
+        // older.
         let _ = file.set_modified(SystemTime::now());
         let (path, image_bytes) = (self.path.clone(), self.image_bytes);
         let found = CachedImages { path, file, description, image_bytes };
-        if let Some(stamps) = renewed {
+        if let StampComparison::Renewed(stamps) = comparison {
             self.renew(&found, files, (stamps, now_ns));
         }
         Some(found)
     }
 
-    /// Writes the file again with new stamps and their time, so that the next start reads no image
-    /// file.
+    /// Copies the cache file `found` to a new one with `stamps` taken at `began_ns`, with which the
+    /// next comparison reads no image file.
     fn renew(
         &self,
         found: &CachedImages,
@@ -196,11 +214,12 @@ impl DecodedPlace {
         }
     }
 
-    /// Reads the whole file once to check it.
+    /// Reads the description of a cache file, after a check of the whole file by its checksum.
     fn describe(&self, file: &File) -> Result<Description, String> {
         let text = |error: io::Error| error.to_string();
         let cut = || "it is cut".to_string();
         let len = file.metadata().map_err(text)?.len();
+        // The bytes that the checksum covers: pixels, description, length of the description.
         let body = 8 + len.checked_sub(END as u64).ok_or_else(cut)?;
         let mut reader = BufReader::with_capacity(1 << 20, file);
         reader.seek(SeekFrom::Start(body - 8)).map_err(text)?;
@@ -225,6 +244,7 @@ impl DecodedPlace {
         if crc.finalize().to_le_bytes() != end[8..12] {
             return Err("its checksum is wrong".into());
         }
+        // Start of the description, and end of the pixels.
         let start = (body - 8).checked_sub(length).ok_or_else(cut)?;
         reader.seek(SeekFrom::Start(start)).map_err(text)?;
         let description: Description =
@@ -244,7 +264,8 @@ impl DecodedPlace {
         None
     }
 
-    /// A new file for the decoded images of `files`.
+    /// Begins a new cache file for the decoded images of `files`; `None`, with a note, if that
+    /// fails.
     pub(crate) fn create(self, files: &[ImageFile]) -> Option<CacheWriter> {
         let description = Description {
             key: self.key.clone(),
@@ -274,10 +295,8 @@ impl Description {
         self.stamps.len().saturating_sub(self.bad.len()) as u64
     }
 
-    /// Compares all files with their earlier identities, beginning at `now_ns`. `None` if the
-    /// contents of one changed; otherwise the new stamps, if they save reading in the next
-    /// comparison.
-    fn compare(&self, files: &[ImageFile], now_ns: i64) -> Option<Option<Vec<ImageStamp>>> {
+    /// Compares all image files with their stamps. `now_ns` is a moment before the comparison.
+    fn compare(&self, files: &[ImageFile], now_ns: i64) -> StampComparison {
         let cores = thread::available_parallelism().map_or(1, NonZero::get);
         let each = files.len().div_ceil(cores.min(COMPARE_THREADS_MAX)).max(1);
         let stamps = thread::scope(|scope| {
@@ -291,27 +310,17 @@ impl Description {
             let parts = threads.into_iter().map(|thread| thread.join().ok().flatten());
             parts.collect::<Option<Vec<_>>>()
         });
-        let stamps = stamps?.concat();
+        let Some(stamps) = stamps else { return StampComparison::Changed };
+        let stamps = stamps.concat();
+        // Whether the new stamp saves reading the file, and the old one does not.
         let gains = |(old, new): (&ImageStamp, &ImageStamp)| {
             new.id.is_settled(now_ns) && (old.id != new.id || !old.id.is_settled(self.began_ns))
         };
-        let renewed = self.stamps.iter().zip(&stamps).any(gains);
-        Some(renewed.then_some(stamps))
-    }
-}
-
-impl ImageStamp {
-    /// The stamp of the file now, if its contents are unchanged since `at_ns`. Reads the file only
-    /// if its identity does not decide this.
-    fn if_current(&self, path: &Path, at_ns: i64) -> Option<Self> {
-        let now = FileId::from_metadata(&fs::metadata(path).ok()?);
-        if now == self.id && now.is_settled(at_ns) {
-            return Some(*self);
+        if self.stamps.iter().zip(&stamps).any(gains) {
+            StampComparison::Renewed(stamps)
+        } else {
+            StampComparison::Current
         }
-        // Another size decides without reading.
-        let same_size = now.bytes == self.id.bytes;
-        let (_, stamp) = same_size.then(|| image_file::read(path).ok()).flatten()?;
-        (stamp.crc == self.crc).then_some(stamp)
     }
 }
 
@@ -319,7 +328,7 @@ fn names(files: &[ImageFile]) -> Vec<String> {
     files.iter().map(|file| file.path.to_string_lossy().into_owned()).collect()
 }
 
-/// Decoded images that were found.
+/// An open cache file whose image files have not changed.
 pub(crate) struct CachedImages {
     path: PathBuf,
     file: File,
@@ -365,7 +374,7 @@ impl CachedImages {
     }
 }
 
-/// Decoded images that are being written.
+/// A cache file that is being written.
 pub(crate) struct CacheWriter {
     place: DecodedPlace,
     out: BufWriter<NamedTempFile>,
@@ -374,7 +383,8 @@ pub(crate) struct CacheWriter {
 }
 
 impl CacheWriter {
-    /// Adds the next image file. A file without a stamp ends the writing.
+    /// Adds the next image file. If it has no stamp, because it could not be read, the cache file
+    /// is given up: `kept` becomes `None`.
     pub(crate) fn add(kept: &mut Option<Self>, stamp: Option<ImageStamp>, is_good: bool) {
         let Some(stamp) = stamp else {
             *kept = None;
@@ -388,11 +398,12 @@ impl CacheWriter {
         }
     }
 
-    /// Writes pixels. A failure ends the writing, with a note.
+    /// Writes pixels. After a failure the cache file is given up, with a note: `kept` becomes
+    /// `None`.
     pub(crate) fn append(kept: &mut Option<Self>, pixels: &[u8]) {
-        let Some(own) = kept else { return };
-        if let Err(error) = own.write(pixels) {
-            own.place.report_unkept(&error);
+        let Some(writer) = kept else { return };
+        if let Err(error) = writer.write(pixels) {
+            writer.place.report_unkept(&error);
             *kept = None;
         }
     }
@@ -402,11 +413,11 @@ impl CacheWriter {
         self.out.write_all(bytes)
     }
 
-    /// Completes the file, and removes older files until the limit holds.
+    /// Completes the cache file, and removes older ones until the limit holds.
     pub(crate) fn finish(mut self) {
-        let made = self.end();
+        let ended = self.write_end();
         let Self { place, out, .. } = self;
-        let kept = made.and_then(|()| {
+        let kept = ended.and_then(|()| {
             let file = out.into_inner().map_err(io::IntoInnerError::into_error)?;
             file.persist(&place.path).map_err(|error| error.error)?;
             make_room(&place.path, BYTES_MAX)
@@ -416,7 +427,7 @@ impl CacheWriter {
         }
     }
 
-    fn end(&mut self) -> io::Result<()> {
+    fn write_end(&mut self) -> io::Result<()> {
         let description = serde_json::to_vec(&self.description).map_err(io::Error::other)?;
         self.write(&description)?;
         self.write(&(description.len() as u64).to_le_bytes())?;
@@ -427,13 +438,13 @@ impl CacheWriter {
     }
 }
 
-/// Removes the least recently used files other than `newest` until all together have at most `most`
-/// bytes.
-fn make_room(newest: &Path, most: u64) -> io::Result<()> {
+/// Removes the least recently used cache files other than `newest` until all together have at most
+/// `bytes_max` bytes.
+fn make_room(newest: &Path, bytes_max: u64) -> io::Result<()> {
     let files = files_in(newest.parent().unwrap_or(newest))?;
     let mut total: u64 = files.iter().map(|(_, bytes)| bytes).sum();
     for (path, bytes) in files.iter().filter(|(path, _)| path != newest) {
-        if total <= most {
+        if total <= bytes_max {
             return Ok(());
         }
         remove(path)?;

@@ -1,9 +1,9 @@
 //! Class folders: `train/CLASS/*` and `test/CLASS/*`.
 //!
 //! Classes are sorted by name, and so are the files of a folder; both by the bytes of the name. The
-//! order of a split is class by class; in a class, the files of a folder come before those of the
-//! folders in it, which belong to the class as well. Names that begin with a dot are skipped. Files
-//! that are no images are left out and reported.
+//! order of a split is class by class; in a class, the files of a folder come before the files of
+//! its subfolders, which belong to the class as well. Names that begin with a dot are skipped.
+//! Files that are no images are left out and reported.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;

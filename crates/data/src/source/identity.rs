@@ -67,8 +67,9 @@ impl FileId {
         Self { device: 0, inode: 0, bytes: metadata.len(), modified_ns, changed_ns: 0 }
     }
 
-    /// Whether any later change would give the file another identity than this one, taken at the
-    /// moment `at_ns`. False where the system does not report the change of status.
+    /// Whether every change of the file after `at_ns`, the moment at which this identity was taken,
+    /// gives the file another identity. False where the system does not report the change of
+    /// status.
     pub(crate) fn is_settled(&self, at_ns: i64) -> bool {
         cfg!(unix) && self.changed_ns.saturating_add(CLOCK_NS) < at_ns
     }
@@ -90,7 +91,7 @@ struct WatchedPath {
     path: PathBuf,
     /// `None` if there is no entry.
     id: Option<FileId>,
-    /// Checksum of the contents, while the identity alone does not detect a change.
+    /// Checksum of the contents, as long as the identity alone may not detect a change.
     crc: Option<u32>,
 }
 
@@ -203,7 +204,7 @@ mod tests {
         assert!(!nothing.is_current());
     }
 
-    /// A read in between may have seen either contents.
+    /// A read between two writes may have seen either content.
     #[test]
     #[cfg(unix)]
     fn contents_that_changed_and_changed_back_are_a_change() {

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::SIDE_MAX;
 use super::identity::FileId;
-use super::input::pointer;
+use super::input::{DEFLATE_RATIO_MAX, pointer};
 use super::metadata::{JPEG_MAGIC, without_metadata};
 use crate::error::{Error, Mismatch, Result};
 
@@ -26,9 +26,10 @@ const FILE_BYTES_MAX: u64 = 256 << 20;
 const DECODED_BYTES_MAX: u64 = 256 << 20;
 /// Limit of the decoder's allocations for PNG, apart from the image: a few rows of pixels.
 const AUXILIARY_BYTES_MAX: u64 = 8 << 20;
-/// Largest compression ratio of deflate, in bytes of a PNG image per byte of its file. JPEG stays
-/// below it, in pixels: the mean of a block of 64 takes at least a bit.
-const RATIO_MAX: u64 = 1032;
+/// Limit of an image's bytes, or of a JPEG image's pixels, per byte of its file. For PNG it is the
+/// largest compression ratio of deflate. For JPEG it is generous: a block of 64 pixels takes at
+/// least one bit.
+const RATIO_MAX: u64 = DEFLATE_RATIO_MAX;
 const REMEDY: &str = "replace or remove the file, or skip it with `skip_bad` (--skip-bad)";
 
 /// Channels, height and width of an image.
@@ -57,6 +58,21 @@ pub(crate) struct ImageStamp {
     pub(crate) id: FileId,
     /// CRC-32 of the contents.
     pub(crate) crc: u32,
+}
+
+impl ImageStamp {
+    /// The stamp of the file at `path` now, if its contents are the same as when this stamp was
+    /// taken, at `at_ns` or later. Reads the file only if its identity does not decide this.
+    pub(super) fn if_current(&self, path: &Path, at_ns: i64) -> Option<Self> {
+        let now = FileId::from_metadata(&std::fs::metadata(path).ok()?);
+        if now == self.id && now.is_settled(at_ns) {
+            return Some(*self);
+        }
+        // Another size decides without reading.
+        let same_size = now.bytes == self.id.bytes;
+        let (_, stamp) = same_size.then(|| read(path).ok()).flatten()?;
+        (stamp.crc == self.crc).then_some(stamp)
+    }
 }
 
 impl From<(FileId, u32)> for ImageStamp {
@@ -194,8 +210,8 @@ fn decoder<'a>(path: &Path, bytes: &'a [u8]) -> Result<impl ImageDecoder + 'a> {
         let got = format!("bytes that begin with [{}]", start.join(" "));
         return Err(undecodable(path, 0, "a PNG or JPEG file", got));
     };
-    // A truncated JPEG decodes without an error, with grey in place of the rest. A break in the
-    // order of segments would hide metadata from the removal, but not from the decoder.
+    // Refused here, because the decoder accepts both: a truncated JPEG, whose rest would be grey,
+    // and a break in the order of segments, which would hide metadata from `without_metadata`.
     if format == ImageFormat::Jpeg {
         find_jpeg_end(bytes)
             .map_err(|(offset, got)| undecodable(path, offset, "complete JPEG data", got))?;

@@ -27,14 +27,17 @@ pub(crate) struct ImageFiles {
     spec: DatasetSpec,
     layout: Layout,
     form: ImageForm,
+    /// Image files of train, then of test.
     splits: [Vec<ImageFile>; 2],
+    /// [`Listing::stray`].
     stray: Vec<PathBuf>,
+    /// [`Listing::beside`].
     beside: Vec<PathBuf>,
     /// Whether the unread files and folders have been reported.
     reported: Once,
 }
 
-/// A file after decoding: its stamp, and whether it decoded.
+/// A file after decoding: the error of reading it, or its stamp and the result of decoding it.
 type DecodedFile = Result<(ImageStamp, Result<()>)>;
 
 impl ImageFiles {
@@ -49,10 +52,13 @@ impl ImageFiles {
         images.try_for_each(|image| watch.add(&image.path))?;
         let form = form(root, &train, spec.resize)?.ok_or_else(|| missing(spec.source, root))?;
         let ImageSize { channels, height, width } = form.size;
-        let of_test = test.as_ref();
-        let of_test = of_test.map_or(TestSplit::Missing(no_test), |t| TestSplit::Images(t.len()));
         let train_len = train.len();
-        let layout = Layout { channels, height, width, classes, train: train_len, test: of_test };
+        let test_split = match &test {
+            Some(test) => TestSplit::Images(test.len()),
+            None => TestSplit::Missing(no_test),
+        };
+        let layout =
+            Layout { channels, height, width, classes, train: train_len, test: test_split };
         let (root, spec) = (root.to_path_buf(), spec.clone());
         let splits = [train, test.unwrap_or_default()];
         Ok(Self { root, spec, layout, form, splits, stray, beside, reported: Once::new() })
@@ -91,7 +97,7 @@ impl ImageFiles {
         results.into_iter().flatten().collect()
     }
 
-    /// Place of the decoded split on disk, if it is large enough to be kept.
+    /// Place of the decoded split in the cache on disk; `None` if it is not kept there.
     fn place(&self, split: Split) -> Option<DecodedPlace> {
         let ImageSize { channels, height, width } = self.form.size;
         let DatasetSpec { source, resize, no_cache, .. } = &self.spec;
@@ -125,7 +131,7 @@ impl ImageFiles {
         });
     }
 
-    /// Decodes a split, and keeps it in `kept`.
+    /// Decodes a split into `sink`, and writes it to the cache file `kept`.
     fn decode_split(
         &self,
         split: Split,
@@ -183,6 +189,8 @@ impl Reader for ImageFiles {
             return self.decode_split(split, kept, on_bad, sink);
         };
         let mut unused = vec![0; self.layout.image_bytes()];
+        // The cache has no pixels of a bad file, and not its error: decoding it again gives the
+        // error.
         let mut bad = |file: &ImageFile| match self.decode(&file.path, &mut unused) {
             Err(error) => on_bad(listed(&self.root, file, error)),
             Ok(()) => Err(found.changed_meanwhile()),
@@ -212,8 +220,8 @@ fn form(root: &Path, train: &[ImageFile], resize: Option<u32>) -> Result<Option<
     Ok(Some(ImageForm { size, like, resizes: resize.is_some() }))
 }
 
-/// Size of the first file whose header can be read; damaged ones before it are reported when the
-/// split is read. If there is none, the first one's error.
+/// Path and size of the first file whose header can be read; damaged files before it are reported
+/// when the split is read. If no header can be read, the error of the first file.
 fn first_size(root: &Path, train: &[ImageFile]) -> Result<Option<(PathBuf, ImageSize)>> {
     let mut first_error: Option<Error> = None;
     for file in train {

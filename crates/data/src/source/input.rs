@@ -12,7 +12,7 @@ use crate::error::{Error, Mismatch, Result, damaged};
 /// Size limit of a file of names or numbers.
 const SMALL_BYTES_MAX: u64 = 1 << 20;
 /// Largest compression ratio of deflate; a header that claims more is wrong.
-const DEFLATE_RATIO_MAX: u64 = 1032;
+pub(super) const DEFLATE_RATIO_MAX: u64 = 1032;
 
 /// First bytes of a Git LFS pointer, which a clone without LFS has in place of a file.
 const POINTER_START: &[u8] = b"version https://git-lfs.github.com/spec/";
@@ -38,8 +38,8 @@ pub(crate) fn open_file(path: &Path) -> Result<File> {
 /// The contents of a file of names and numbers, at most 1 MiB.
 pub(crate) fn read_small(path: &Path) -> Result<Vec<u8>> {
     let mut bytes = vec![];
-    let file = open_file(path)?.take(SMALL_BYTES_MAX + 1);
-    { file }.read_to_end(&mut bytes).map_err(Error::io("read", path))?;
+    let mut file = open_file(path)?.take(SMALL_BYTES_MAX + 1);
+    file.read_to_end(&mut bytes).map_err(Error::io("read", path))?;
     if bytes.len() as u64 > SMALL_BYTES_MAX {
         let expected = format!("at most {SMALL_BYTES_MAX} bytes");
         return Err(damaged(path, SMALL_BYTES_MAX, "the file", expected, "more"));
@@ -181,8 +181,9 @@ impl<'a> Input<'a> {
         Ok(u32::from_be_bytes(bytes))
     }
 
-    /// Checks a header's claim (at `header_offset`) that the file is `total` bytes long, before
-    /// anything is allocated: exactly for a plain file, else by the largest possible compression.
+    /// Checks a header's claim (at `header_offset`) that the file is `total` bytes long (`None` if
+    /// the number overflows), before anything is allocated. A plain file must have this length; a
+    /// compressed one must be able to have it, by the largest compression ratio.
     pub(crate) fn check_claim(&self, header_offset: u64, total: Option<u64>) -> Result<()> {
         let wrong = |expected: String, got: String| {
             Err(damaged(&self.path, header_offset, "the length given by the header", expected, got))

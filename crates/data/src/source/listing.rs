@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 
-/// Endings of names that count as image files for any contents.
+/// Endings of the names of image files; other files count as images by their first bytes.
 const ENDINGS: [&str; 3] = ["png", "jpg", "jpeg"];
 /// First bytes of PNG and JPEG files.
 const MAGICS: [&[u8]; 2] = [b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"];
@@ -17,7 +17,7 @@ const MAGICS: [&[u8]; 2] = [b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"];
 pub(crate) struct ImageFile {
     pub(crate) path: PathBuf,
     pub(crate) label: u32,
-    /// Line of the list that names it.
+    /// Line of the CSV file that names the image, from 1; `None` in a class folder.
     pub(crate) line: Option<u64>,
 }
 

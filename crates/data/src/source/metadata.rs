@@ -1,8 +1,8 @@
 //! Removal of metadata from PNG and JPEG files before they are decoded.
 //!
 //! Colour profiles, texts and camera data do not affect the requested pixels. Decoders unpack, copy
-//! and sort them without a limit that follows from the size of the image, so they are removed
-//! before decoding.
+//! and sort them without a limit that follows from the size of the image, so this module removes
+//! the metadata first.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -18,10 +18,12 @@ const JPEG_SCAN: u8 = 0xda;
 /// The file without metadata. A file of another format, or the rest after a break of the format,
 /// stays unchanged for the decoder to judge.
 pub(super) fn without_metadata(bytes: &[u8]) -> Cow<'_, [u8]> {
-    let metadata = match () {
-        () if bytes.starts_with(PNG_MAGIC) => in_png(bytes),
-        () if bytes.starts_with(&JPEG_MAGIC) => in_jpeg(bytes),
-        () => vec![],
+    let metadata = if bytes.starts_with(PNG_MAGIC) {
+        in_png(bytes)
+    } else if bytes.starts_with(&JPEG_MAGIC) {
+        in_jpeg(bytes)
+    } else {
+        vec![]
     };
     if metadata.is_empty() {
         return Cow::Borrowed(bytes);
@@ -92,7 +94,7 @@ mod tests {
         let kept = part(&[b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"]);
         assert_eq!(without_metadata(&whole), kept);
         assert!(matches!(without_metadata(&kept), Cow::Borrowed(_)));
-        // A chunk that is cut stays, as do bytes outside of chunks.
+        // An incomplete chunk stays, as do bytes outside of chunks.
         for end in 0..whole.len() {
             let left = without_metadata(&whole[..end]);
             assert!(left.len() <= end && (end < 56 || left.len() >= 28), "{end}");

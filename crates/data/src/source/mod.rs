@@ -33,8 +33,8 @@ use crate::normalization::{ByteHistogram, Normalization};
 use identity::WatchedFiles;
 
 /// Largest piece, in bytes, in which images are decoded, copied to a device or spooled (or one
-/// image, if that is larger). At most four such pieces exist at once: read, decoded, and converted
-/// to f32 or staged (D1).
+/// image, if that is larger). At most four such pieces exist at once: as read, as decoded, as
+/// converted to f32, and as staged (D1).
 pub const CHUNK_BYTES: usize = 1 << 20;
 
 /// The longest side of an image, in pixels: bounds the allocation for one image.
@@ -110,10 +110,10 @@ impl Layout {
 /// Receiver of decoded images (u8, NHWC, whole images) and their labels.
 pub(crate) type Sink<'a> = &'a mut dyn FnMut(&[u8], &[u32]) -> Result<()>;
 
-/// Handler of one bad file of many: an error stops the reading.
+/// Handler of one bad file or record of many; an error that it returns stops the reading.
 pub(crate) type OnBad<'a> = &'a mut dyn FnMut(Error) -> Result<()>;
 
-/// Handler of an image file without pixels.
+/// Handler of an image file that has no pixels in the cache of decoded images.
 pub(crate) type OnBadFile<'a> = &'a mut dyn FnMut(&listing::ImageFile) -> Result<()>;
 
 /// A reader of one format.
@@ -128,8 +128,11 @@ pub(crate) trait Reader: Send + Sync {
 /// Facts about a split that are known after decoding.
 #[derive(Clone, Debug)]
 pub(crate) struct SplitFacts {
+    /// Decoded images.
     pub(crate) len: usize,
+    /// Images left out under `skip_bad`.
     pub(crate) skipped: usize,
+    /// Decoded images of each class.
     pub(crate) per_class: Vec<usize>,
     pub(crate) histogram: ByteHistogram,
     /// CRC-32 of the images and of the labels.
@@ -155,7 +158,8 @@ impl DatasetFiles {
     pub fn open(spec: &DatasetSpec) -> Result<Arc<Self>> {
         let root = canonical_root(spec)?;
         let spec = DatasetSpec { root, ..spec.clone() };
-        // A change of metadata alone, such as of permissions, seldom happens twice.
+        // A second attempt, because a change of metadata, such as of permissions, also counts as a
+        // change of the file.
         let files = Self::open_once(&spec).or_else(|error| match error {
             Error::Changed { .. } => Self::open_once(&spec),
             error => Err(error),
@@ -287,6 +291,7 @@ impl DatasetFiles {
         self.check_has(split)?;
         let read = self.read_once(split, on_bad, sink);
         let Some(path) = self.watch.changed() else { return read };
+        // The identity of a file has changed: its contents decide.
         match read {
             Ok(facts) if self.is_as_read(split, &facts).unwrap_or(false) => Ok(facts),
             _ => Err(Error::Changed { path }),
@@ -317,18 +322,17 @@ impl DatasetFiles {
         Ok(facts)
     }
 
-    /// Whether the files still have the contents that were read: `facts` of `split`, and the other
-    /// split if it was read. Changes of permissions, links to a file and names that begin with a
-    /// dot are ignored.
+    /// Whether the files still have the contents that were read: `facts` of `split`, and the facts
+    /// of the other split if it was read. Ignores changes of permissions, links to a file and names
+    /// that begin with a dot.
     fn is_as_read(&self, split: Split, facts: &SplitFacts) -> Result<bool> {
         let now = Self::open_once(&self.spec)?;
-        let known = self.facts.each_ref().map(OnceLock::get);
-        let of_others = Split::ALL.into_iter().zip(known);
-        let of_others = of_others.filter_map(|(other, facts)| Some((other, facts?)));
+        let known = Split::ALL.into_iter().zip(self.facts.each_ref().map(OnceLock::get));
+        let known = known.filter_map(|(split, facts)| Some((split, facts?)));
         let mut is_same = now.layout() == self.layout();
-        for (split, before) in of_others.chain([(split, facts)]) {
-            let skip_bad = &mut |error: Error| if error.is_damage() { Ok(()) } else { Err(error) };
-            let again = now.read_once(split, skip_bad, &mut |_, _| Ok(()))?;
+        for (split, before) in known.chain([(split, facts)]) {
+            let on_bad = &mut |error: Error| if error.is_damage() { Ok(()) } else { Err(error) };
+            let again = now.read_once(split, on_bad, &mut |_, _| Ok(()))?;
             is_same &= again.crcs == before.crcs;
         }
         now.watch.unless_changed(Ok(is_same))
@@ -344,6 +348,7 @@ fn open_reader(spec: &DatasetSpec, watch: &WatchedFiles) -> Result<Box<dyn Reade
             Box::new(images::ImageFiles::open(spec, root, watch)?)
         }
         (Source::Arrays, Some(root)) => arrays::open(root, watch)?,
+        // `canonical_root` has refused other sources without a root.
         (Source::Embedded, _) | (_, None) => Box::new(idx::Idx::embedded()?),
     })
 }
@@ -379,7 +384,7 @@ pub(crate) fn missing(source: Source, looked_in: &Path) -> Error {
     missing_files(source, looked_in, source.expected_files())
 }
 
-/// The error for a root without exactly these files.
+/// The error for a root without the files or arrays `expected`.
 pub(crate) fn missing_files(source: Source, looked_in: &Path, expected: Vec<String>) -> Error {
     Error::Missing {
         dataset: source.name(),

@@ -146,7 +146,7 @@ fn parse(text: &str) -> Result<NpyHeader, (String, String)> {
     Ok(NpyHeader { element, shape, is_fortran })
 }
 
-/// numpy's name of a type that is no integer.
+/// The name that numpy prints for `descr`, the code of a type that is no integer.
 fn name_of(descr: &str) -> String {
     let letters = descr.trim_start_matches(['<', '>', '|', '=']);
     let bits = |digits: &str| digits.parse::<u32>().ok().and_then(|bytes| bytes.checked_mul(8));

@@ -26,7 +26,7 @@ const CELL_MAX: usize = 4096;
 const RECORD_MAX: usize = 1 << 20;
 /// Most rows.
 const ROWS_MAX: usize = 1 << 24;
-/// Longest number that is a label, in digits.
+/// Longest label that is sorted as a number, in characters.
 const DIGITS_MAX: usize = 18;
 
 /// Row of an image.
@@ -75,7 +75,7 @@ pub(super) fn list(path: &Path, watch: &WatchedFiles) -> Result<Listing> {
     Ok(listing(path.parent().unwrap_or(Path::new("")), rows, columns.split.is_some()))
 }
 
-/// A file with a limit of bytes, which is raised step by step.
+/// A file with a limit of bytes, which is set anew before each record.
 struct Limited {
     file: File,
     /// Bytes that may still be read.
@@ -145,8 +145,8 @@ fn row(path: &Path, columns: &Columns, record: &StringRecord) -> Result<ImageRow
     Ok(row)
 }
 
-/// Orders the classes, and sorts rows into splits. Test labels without training images are also
-/// classes, because the file lists them.
+/// Orders the classes, and divides the rows into splits. A label that only test images have is also
+/// a class, because the file lists it.
 fn listing(folder: &Path, rows: Vec<ImageRow>, has_splits: bool) -> Listing {
     let names: BTreeSet<&str> = rows.iter().map(|row| row.label.as_str()).collect();
     let mut classes: Vec<String> = names.into_iter().map(str::to_string).collect();

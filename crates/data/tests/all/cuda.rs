@@ -98,7 +98,7 @@ fn the_envs_of_a_device_are_gathered_at_once() {
             batches += 1;
         }
         let counts = device.counts() - before;
-        // Batches of 4 samples for each env, and a last one of 4 in all.
+        // Each env gets 4 samples per batch; the last batch has 4 samples for all envs together.
         assert_eq!((batches, counts.launches), (4, 4));
         assert_eq!(counts.allocations, if epoch == 0 { 2 } else { 0 });
     }

@@ -428,7 +428,7 @@ fn errors_name_the_wrong_argument() {
     expect(error(&good, &[longer], &streams), &["`datasets`", "opening"]);
     let mixed = [streams[0].clone(), other_device.stream("c")];
     expect(error(&good, data, &mixed), &["`streams`", "env 1"]);
-    // Another opening of the same device.
+    // Streams of a device that was opened a second time.
     let all_foreign = [other_device.stream("a"), other_device.stream("b")];
     let refused = error(&good, data, &all_foreign);
     expect(refused, &["`datasets`", "one on cpu (the same opening of it)", "got cpu"]);

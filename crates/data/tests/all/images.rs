@@ -170,7 +170,7 @@ fn an_import_reads_back_as_the_folder() {
     assert!(error.to_string().contains("32×32 RGB"), "{error}");
 }
 
-/// The folder that is being written has a name that cannot be known before.
+/// An import writes to a folder with an unpredictable name until it is complete.
 #[test]
 #[cfg(unix)]
 fn an_import_follows_no_link_and_leaves_a_folder_for_everybody() {
@@ -185,7 +185,7 @@ fn an_import_follows_no_link_and_leaves_a_folder_for_everybody() {
     }
     fs::create_dir(&target).unwrap();
     fs::create_dir(&elsewhere).unwrap();
-    // As an earlier build called it.
+    // The name of the unfinished folder in an earlier build.
     symlink(&elsewhere, target.join("cifar-10-batches-bin.partial")).unwrap();
     import_cifar10(&source, &target, false).unwrap();
     assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 0);
@@ -200,8 +200,8 @@ fn spec_with(root: &std::path::Path, resize: u32) -> DatasetSpec {
     DatasetSpec { resize: Some(resize), ..spec_of(Source::Folder, root) }
 }
 
-/// The folders of a class belong to it; files that are no images are left out; an empty class is an
-/// error.
+/// Images in subfolders belong to the class; files that are no images are left out; an empty class
+/// is an error.
 #[test]
 fn nested_folders_are_read_and_strays_left_out() {
     let folder = tempfile::tempdir().unwrap();
@@ -241,8 +241,8 @@ fn nested_folders_are_read_and_strays_left_out() {
     }
 }
 
-/// Conversions as `convert("RGB")` of Pillow does them, with which torchvision's ImageFolder reads
-/// images, except for 16 bits.
+/// Images are converted as by Pillow's `convert("RGB")`, which torchvision's ImageFolder calls;
+/// images with 16 bits are the exception.
 #[test]
 fn odd_images_are_converted_as_documented() {
     use image::{DynamicImage, ImageBuffer, Luma, LumaA, Rgb, Rgba};
@@ -265,7 +265,7 @@ fn odd_images_are_converted_as_documented() {
     }
 }
 
-/// Texts longer than the decoder's limit are not handed to it.
+/// A text longer than the decoder's limit is removed before decoding.
 #[test]
 fn metadata_of_any_length_is_passed_over() {
     let folder = tempfile::tempdir().unwrap();

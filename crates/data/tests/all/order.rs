@@ -26,7 +26,8 @@ fn full(config: OrderConfig) -> OrderConfig {
     OrderConfig { epoch_mode: EpochMode::Full, ..config }
 }
 
-/// The documentation of `order`, step by step; `rank` counts the envs of the device.
+/// The permutation as the documentation of `order` describes it; `rank` is the rank of the group's
+/// first env on its device.
 fn slow_permutation(config: &OrderConfig, device: DeviceId, rank: u64, epoch: u64) -> Vec<u32> {
     let mut items: Vec<u32> = (0..config.len as u32).collect();
     if config.shuffle {
@@ -182,7 +183,7 @@ proptest! {
             let mut sorted = order.clone();
             sorted.sort_unstable();
             prop_assert_eq!(&sorted, &all);
-            // The order if the device's envs up to this one were alone.
+            // The order with only the device's envs up to this one.
             let others = config.devices[..=env].iter().filter(|other| *other == device);
             let devices: Vec<DeviceId> = others.copied().collect();
             let last = devices.len() - 1;
@@ -277,7 +278,7 @@ fn edges_of_d4() {
     // One sample over two envs: the first env has it, the second goes without.
     let listed = plan(&config(1, 5, "cpu,cpu"), 1).unwrap();
     assert_eq!(listed.epochs[0].batches, [[[0]]]);
-    // Uneven envs: both devices see the fewer batches.
+    // Uneven envs: the device with the fewer batches ends the epoch.
     assert_eq!(batches(&config(50, 5, "cpu,cpu,cuda:1")), 5);
     assert_eq!(batches(&full(config(50, 5, "cpu,cpu,cuda:1"))), 10);
     // One sample goes to every env.
@@ -308,7 +309,7 @@ fn errors_name_the_wrong_argument() {
     assert!(EpochOrder::new(&config(51, 5, "cuda:1,cpu,cpu")).is_ok());
     let dropped = OrderConfig { max_batches: Some(5), ..config(51, 5, "cpu,cpu,cuda:1") };
     assert!(EpochOrder::new(&dropped).is_ok());
-    // Where every env has all samples, all end with the same batch.
+    // If every env gets all samples, all envs have the same partial batch.
     assert!(EpochOrder::new(&full(config(51, 5, "cpu,cpu,cuda:1"))).is_ok());
     refused("half".parse::<EpochMode>().map(drop), "must be full or dealt, got `half`");
     for epochs in [u64::MAX, 1 << 40] {

@@ -196,7 +196,7 @@ fn an_import_refuses_names_that_are_not_one_line() {
     }
 }
 
-/// Notes of this thread.
+/// The texts of the notes that this thread emits.
 #[derive(Clone, Default)]
 struct Notes(Arc<Mutex<Vec<String>>>);
 

@@ -264,7 +264,7 @@ fn every_bad_label_of_a_cifar_split_is_named() {
         3073,
         &["below 10", "got 200", "--skip-bad"],
     );
-    // The skipped records move no other record.
+    // Skipped records leave the others in order.
     let lenient = DatasetSpec { skip_bad: true, ..spec };
     let (images, labels) = read_split(&lenient, Split::Train);
     let sound = write_cifar10(folder.path(), 3).0;

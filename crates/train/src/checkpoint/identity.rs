@@ -62,10 +62,10 @@ impl Identity {
             }
             (None, None) => {}
         }
-        let (own, isa) = (&other.instruction_set, &self.instruction_set);
-        if own != isa {
+        let (isa, first) = (&other.instruction_set, &self.instruction_set);
+        if isa != first {
             let how = "set MERISTEM_ISA to the same value for all ranks";
-            return Some(format!("it has {own} kernels, rank 0 has {isa} kernels; {how}"));
+            return Some(format!("it has {isa} kernels, rank 0 has {first} kernels; {how}"));
         }
         (other.dataset != self.dataset).then(|| "its dataset differs from rank 0's".into())
     }

@@ -1,7 +1,8 @@
 //! Comparison of runs by their settings, across versions of the settings.
 //!
-//! Resolved configurations are compared as tables of keys and values. A setting that is missing
-//! because it is newer than the file counts as having its value from before.
+//! Resolved configurations are compared as tables of keys and values. A setting that is missing,
+//! because it is newer than the file, counts as having its *value from before*: the value that runs
+//! had before the setting existed ([`Setting::before`]).
 
 use meristem_device::DeviceId;
 use toml::{Table, Value};
@@ -34,15 +35,15 @@ pub(crate) fn without_length(identity: &str) -> String {
     keep(identity, |setting| !setting.extends)
 }
 
-/// The first setting that results depend on with different values in two resolved configurations:
-/// its line in each.
+/// The first difference between two resolved configurations in a setting that results depend on, as
+/// the setting's lines in `began` and in `now`.
 pub(crate) fn changed_result(began: &str, now: &str) -> Option<(String, String)> {
     let [began, now] =
         [began, now].map(|text| keep(text, |setting| setting.scope == SettingScope::Result));
     changed_line(&began, &now)
 }
 
-/// The first line that is in one text only, and the line of the same key in the other.
+/// The first setting that differs between two texts, as its lines in `began` and in `now`.
 pub(crate) fn changed_line(began: &str, now: &str) -> Option<(String, String)> {
     let only_in = |one: &str, another: &str| {
         one.lines().find(|line| !another.lines().any(|l| l == *line)).map(str::to_string)
@@ -213,8 +214,8 @@ mod tests {
         }
     }
 
-    /// A run from before `epoch` resumes with its samples dealt out; a file written by a user has
-    /// the default.
+    /// A run from before the setting `epoch` existed resumes with its samples dealt out; a file
+    /// written by a user has the default.
     #[test]
     fn a_run_from_before_the_setting_epoch_resumes_with_dealt_samples() {
         let epoch = |text: &str| {
@@ -232,7 +233,7 @@ mod tests {
         assert_eq!(epoch("batch = 64\n"), EpochMode::Full);
     }
 
-    /// A run may go on on devices of another kind, but not with another order of samples.
+    /// A run may resume on devices of another kind, but not with another order of samples.
     #[test]
     fn an_identity_has_the_numbers_of_devices_but_not_their_kinds() {
         let of = |names: &[&str]| {
@@ -245,7 +246,7 @@ mod tests {
         assert_ne!(of(&["cpu:0", "cpu:1"]), of(&["cuda:1", "cuda:0"]));
     }
 
-    /// A run may go on at another precision, and one from before there was a choice has f32.
+    /// A run may resume at another precision; a run from before the setting existed has f32.
     #[test]
     fn an_identity_does_not_include_the_precision() {
         let of = |precision| {

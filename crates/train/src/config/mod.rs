@@ -85,8 +85,7 @@ impl TrainConfig {
         })
     }
 
-    /// Whether every env has a twin: as set, else where a controller grows the env, and one process
-    /// trains it.
+    /// Whether every env has a twin: as set, else with a controller and without data parallelism.
     pub(crate) fn twin(&self) -> bool {
         let grows = self.controller != ControllerKind::None && !self.data_parallel;
         self.twin.map_or(grows, |twin| twin.0)
@@ -97,8 +96,8 @@ impl TrainConfig {
         self.policy_hidden.unwrap_or_else(|| table::policy_width(self.preset))
     }
 
-    /// The policy that the run starts from; `None` if it is not set. Other controllers than a
-    /// policy start from none.
+    /// The policy that the run starts from: [`PolicyStart::New`] for a controller without a policy;
+    /// `None` if a learning controller has no such setting.
     pub(crate) fn policy_start(&self) -> Option<PolicyStart> {
         match &self.controller {
             ControllerKind::Policy(file) | ControllerKind::Greedy(file) => {
@@ -157,16 +156,16 @@ impl TrainConfig {
         Ok(self.with_absolute_paths()?.with_paths(|path| moved.then(path)))
     }
 
-    /// The settings with other paths.
-    fn with_paths(&self, other: impl Fn(&Path) -> PathBuf) -> Self {
+    /// The settings with each path replaced by `replace(path)`.
+    fn with_paths(&self, replace: impl Fn(&Path) -> PathBuf) -> Self {
         let mut config = self.clone();
-        config.paths_mut().for_each(|(_, path)| *path = other(path));
+        config.paths_mut().for_each(|(_, path)| *path = replace(path));
         config
     }
 
     /// The paths that are written to the run folder, each with the key of its setting.
     fn paths_mut(&mut self) -> impl Iterator<Item = (&'static str, &mut PathBuf)> {
-        // Older runs have an empty root of the embedded dataset, which has none.
+        // Older runs wrote an empty root for the embedded dataset, which needs none.
         let data_root = self.data_root.as_mut().filter(|root| !root.as_os_str().is_empty());
         let paths = [
             ("data-root", data_root),
@@ -191,8 +190,7 @@ impl TrainConfig {
     /// Checks that `config.toml`, which is text, can have the paths.
     ///
     /// # Errors
-    /// [`Error::Value`]: a path, which begins with the working directory if it is relative, is not
-    /// UTF-8; or as [`absolute`].
+    /// [`Error::Value`]: the absolute form of a path is not UTF-8; or as [`absolute`].
     pub(crate) fn check_paths(&self) -> Result<()> {
         match self.with_absolute_paths()?.paths_mut().find(|(_, path)| path_text::is_lossy(path)) {
             None => Ok(()),
@@ -225,12 +223,13 @@ impl TrainConfig {
         toml::to_string(&written).unwrap_or_default()
     }
 
-    /// The settings with the policy that a run starts from, and with its width.
+    /// The settings with the result of [`PolicyFile::find`] filled in: the width of the policy, and
+    /// the setting `policy` if a learning controller is to choose its policy.
     pub(crate) fn starting_from(&self, policy: Option<&PolicyFile>) -> Self {
-        let learns = self.controller == ControllerKind::Ppo && self.policy.is_none();
-        let found = || if policy.is_some() { PolicyStart::Shipped } else { PolicyStart::New };
+        let is_open = self.controller == ControllerKind::Ppo && self.policy.is_none();
+        let choice = || if policy.is_some() { PolicyStart::Shipped } else { PolicyStart::New };
         Self {
-            policy: if learns { Some(found()) } else { self.policy.clone() },
+            policy: if is_open { Some(choice()) } else { self.policy.clone() },
             policy_hidden: policy.map(|policy| policy.hidden).or(self.policy_hidden),
             ..self.clone()
         }
@@ -278,7 +277,8 @@ impl TrainConfig {
         PpoConfig { hidden: self.policy_width(), bootstrap: self.ppo_bootstrap(), ..self.ppo }
     }
 
-    /// Whether the value after an episode's last step stands for the rest.
+    /// Whether PPO bootstraps the return of an episode with the value after its last step: as set,
+    /// else with every reward but `shaped`.
     fn ppo_bootstrap(&self) -> bool {
         self.ppo_bootstrap.map_or(self.reward.mode != RewardMode::Shaped, |set| set.0)
     }
@@ -426,7 +426,7 @@ mod tests {
         }
     }
 
-    /// Fields of a group by name, those of nested structs beside the others.
+    /// Fields of a group by name, with the fields of nested structs.
     fn fields(group: &serde_json::Value) -> BTreeMap<&str, &serde_json::Value> {
         let entries = group.as_object().into_iter().flatten();
         entries

@@ -141,7 +141,7 @@ mod tests {
         let found = |set: &BlueprintSet| PolicyFile::find(&config, slots, set).unwrap().is_some();
         let standard = BlueprintSet::standard();
         assert!(found(&standard));
-        // Each has the layers of the next.
+        // Each blueprint gets the layers of the next standard one.
         let others = standard.iter().skip(1).chain(standard.iter().take(1));
         let pairs = standard.iter().zip(others);
         let renamed = pairs.map(|(one, next)| {

@@ -120,10 +120,11 @@ settings! {
         /// each phase of a step and the gradients of every parameter group.
         telemetry: Telemetry = same(Telemetry::default()),
             unit("LEVEL"), scope(SettingScope::Run), since(2, "basic"), train_only();
-        /// Steps between gradient statistics in the events, counted from the first step of a round.
+        /// Every Nth step has gradient statistics in the events, counted from the first step of a
+        /// round.
         gradient_stats_every: usize = same(1usize),
             unit("N"), whole(1, 1_000_000), scope(SettingScope::Run), since(2, "1"), train_only();
-        /// Steps between times in the events, counted from the first step of a round.
+        /// Every Nth step has times in the events, counted from the first step of a round.
         time_every: usize = same(1usize),
             unit("N"), whole(1, 1_000_000), scope(SettingScope::Run), since(2, "1"), train_only();
         /// File to write a trace of the run to, for ui.perfetto.dev or chrome://tracing; must not
@@ -286,10 +287,11 @@ settings! {
         tempo in heuristic.tempo: Tempo;
     }
     "Policy" {
-        /// Initial policy of controller ppo: shipped, which comes with the program; none, a new
-        /// policy; or a policy file. In control eval, --policy adds a policy to the comparison.
+        /// Initial policy of controller ppo. shipped: the policy that comes with the program. none:
+        /// a new policy. Or a policy file. In control eval, --policy adds a policy to the
+        /// comparison.
         policy: Option<PolicyStart> = absent(
-            "shipped if slots and blueprints match it and no width is given, else none"
+            "shipped if it fits slots and blueprints and policy-hidden is not set, else none"
         ), unit("POLICY"), since(7, "none"), train_only();
         /// Width of the policy network.
         policy_hidden: Option<usize> = absent_by_preset(
@@ -385,14 +387,15 @@ settings! {
         /// Cost of every action except WAIT. Only with reward contribution or shaped.
         reward_op_price in reward.op_price: f64,
             unit("REWARD"), real(-1e6, 1e6), since(3, "0.01");
-        /// Weight of the size, ln(1 + E / max(H, 200)) as in reward-rent. Only with reward sparse.
+        /// Weight of the size of all modules at the end, ln(1 + E / max(H, 200)), with E and H as
+        /// in reward-rent. Only with reward sparse.
         reward_sparse_size in reward.sparse_size: f64,
             unit("W"), real(-1e6, 1e6), since(3, "0.1");
         /// Reward per nat of increase, in a step, of the twin's control loss minus the env's. Only
         /// with reward shaped.
         reward_advantage in reward.advantage: f64, unit("W"), real(-1e6, 1e6), since(5, "8");
-        /// Cost of growing by one unit of ln(1 + E / max(H, 200)), as in reward-rent. Only with
-        /// reward shaped.
+        /// Cost of an increase of ln(1 + E / max(H, 200)) by 1, with E and H as in reward-rent.
+        /// Only with reward shaped.
         reward_size in reward.size: f64, unit("W"), real(-1e6, 1e6), since(5, "0.1");
     }
     "Governor" {

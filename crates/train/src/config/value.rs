@@ -77,6 +77,7 @@ macro_rules! value_as_text {
 }
 pub(crate) use value_as_text;
 
+/// Implements [`SettingValue`] for types of numbers, all of which a range may limit.
 macro_rules! numbers {
     ($($type:ty: $kind:literal, $measure:ident($as:ty);)+) => {$(
         impl SettingValue for $type {

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 /// State of the governor about an env in an episode, apart from the snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct GovernorState {
+    /// Detector of failures, with the history of losses.
     pub(crate) vitals: LossMonitor,
     /// Step after which the snapshot was taken; `None` if it was taken before the first step.
     pub(crate) snapshot_step: Option<usize>,
@@ -24,7 +25,7 @@ impl GovernorState {
         Self { vitals, snapshot_step: None, failures: 0, changed: None, rollbacks: 0 }
     }
 
-    /// The transition blamed for a failure in `step`.
+    /// Step of the transition that is blamed for a failure in `step`.
     pub(crate) fn cause(&self, step: usize) -> Option<usize> {
         self.changed.or(step.checked_sub(1))
     }

@@ -63,7 +63,7 @@ impl Env {
     fn new(setup: &Setup, options: HostOptions<'_>) -> Result<Self> {
         let mut env = Self::with_host(setup, setup.fresh_host(options.index)?, options)?;
         setup.initialise(&mut env.grown.network)?;
-        let (network, snapshot, graph) = env.snapshot_due(setup)?;
+        let (network, snapshot, graph) = env.snapshot_parts(setup)?;
         snapshot.take(network, &graph)?;
         Ok(env)
     }
@@ -126,7 +126,7 @@ impl Env {
     }
 
     /// Advances the host's clocks (alpha, ages, embargo), brings the network up to date, and
-    /// chooses the configurations to evaluate. Their alphas are set later.
+    /// chooses the configurations to evaluate. [`Population::set_alphas`] sets their alphas.
     ///
     /// # Errors
     /// Out of memory, a failed stream.
@@ -191,13 +191,13 @@ impl Env {
         }
     }
 
-    /// The parts of a snapshot: the network, the snapshot whose memory is reused, and the graph of
-    /// the host with its fossilized modules. After a module was fossilized the network must be up
-    /// to date.
+    /// The parts from which a snapshot is taken: the network, the old snapshot, whose memory is
+    /// reused, and the graph of the host with its fossilized modules. If a module was just
+    /// fossilized, the network must be up to date.
     ///
     /// # Errors
     /// A topology that cannot be compiled.
-    pub(crate) fn snapshot_due(
+    pub(crate) fn snapshot_parts(
         &mut self,
         setup: &Setup,
     ) -> Result<(&mut Network, &mut Snapshot, Arc<Graph>)> {
@@ -231,7 +231,7 @@ impl Env {
         Ok(changes)
     }
 
-    /// Loss that the governor judges; NaN if any number of the step is not finite.
+    /// Loss that the governor checks; NaN if any loss or weight of the step is not finite.
     pub(crate) fn vital_loss(&self) -> f64 {
         let known = self.grown.known();
         known.map_or(f64::NAN, |grown| grown.control_loss().unwrap_or(grown.train_loss()))

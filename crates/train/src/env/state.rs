@@ -17,6 +17,7 @@ pub(crate) struct SavedEnv {
 /// State of an env, without tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct EnvState {
+    // As in `Env` and its `TrainedHost`.
     pub(crate) topology: Topology,
     #[serde(flatten)]
     pub(crate) seen: Measurements,

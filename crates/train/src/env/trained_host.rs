@@ -95,8 +95,8 @@ impl TrainedHost {
         self.apply_rate(setup)
     }
 
-    /// Compiles the network for the current learning rates, where its topology is up to date. Its
-    /// memory stays as it is.
+    /// Compiles the network for the current learning rates, unless [`TrainedHost::sync`] will do so
+    /// because the topology has changed. The network's memory stays as it is.
     pub(super) fn apply_rate(&mut self, setup: &Setup) -> Result<()> {
         if self.host.topology_key() == self.key {
             self.network.set_graph(setup.graph(&self.host, self.rate)?)?;

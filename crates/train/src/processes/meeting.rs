@@ -156,6 +156,7 @@ impl<W: Wire> Meetings<W> {
         let met = self.headers(MeetingHeader { state, bytes: message.len() as u64 }).and_then(
             |headers| {
                 let well = headers.iter().all(|header| header.state == WELL);
+                // After a failure only the failed processes send, and all receive.
                 let receivers = if well { receivers } else { Receivers::All };
                 let speaks = |header: &MeetingHeader| well || header.state != WELL;
                 let bytes = |header| if speaks(header) { header.bytes as usize } else { 0 };

@@ -29,7 +29,8 @@ pub(crate) struct Directory {
     path: PathBuf,
 }
 
-/// A file whose removal or replacement is detected, because it is kept open.
+/// Detector of the removal or replacement of a file. The writer must keep the file open, so that
+/// the system gives its inode to no other file.
 #[derive(Debug)]
 pub(crate) struct Watched {
     directory: Directory,

@@ -210,7 +210,7 @@ pub enum Event {
         /// one before this step. Null in the first step of an episode.
         cause_step: Option<usize>,
     },
-    /// An anomaly: an env failed again and again.
+    /// An env failed too often without a snapshot in between, so the run ends with an error.
     Anomaly {
         /// Number of the env.
         env: usize,

@@ -37,6 +37,38 @@ impl Lines {
         }
         Err(format!("it has {} lines, expected {expected}", self.count))
     }
+
+    /// Counts a line that begins at byte `at`.
+    fn add(&mut self, line: &[u8], at: u64) -> Result<(), String> {
+        #[derive(Deserialize)]
+        struct SeqKey {
+            seq: u64,
+        }
+        if let Some(zero) = line.iter().position(|byte| *byte == 0) {
+            // A system crash during a write leaves zeros.
+            return Err(format!("byte {} is zero", at + zero as u64));
+        }
+        if line.last() != Some(&b'\n') {
+            return Err(format!("no line ends at byte {}", at + line.len() as u64));
+        }
+        match sealed::check(line, SCHEMA_VERSION) {
+            Seal::Broken => return Err(sealed::BROKEN.into()),
+            Seal::Absent if self.sealed > 0 => {
+                return Err("it has no checksum, but a line before it has one".into());
+            }
+            Seal::Absent => {}
+            Seal::Whole => {
+                let SeqKey { seq } = serde_json::from_slice(line).map_err(|e| e.to_string())?;
+                if seq < self.next_seq {
+                    return Err(format!("its `seq` is {seq}, expected {} or more", self.next_seq));
+                }
+                self.next_seq = seq + 1;
+                self.sealed += 1;
+            }
+        }
+        self.count += 1;
+        Ok(())
+    }
 }
 
 /// Reader of a file line by line, in bounded memory.
@@ -93,40 +125,6 @@ pub(crate) fn count(file: &File, mark: &[u8]) -> io::Result<usize> {
         found += usize::from(line.windows(mark.len()).any(|window| window == mark));
     }
     Ok(found)
-}
-
-impl Lines {
-    /// Counts a line that begins at byte `at`.
-    fn add(&mut self, line: &[u8], at: u64) -> Result<(), String> {
-        #[derive(Deserialize)]
-        struct SeqKey {
-            seq: u64,
-        }
-        if let Some(zero) = line.iter().position(|byte| *byte == 0) {
-            // A system crash during a write leaves zeros.
-            return Err(format!("byte {} is zero", at + zero as u64));
-        }
-        if line.last() != Some(&b'\n') {
-            return Err(format!("no line ends at byte {}", at + line.len() as u64));
-        }
-        match sealed::check(line, SCHEMA_VERSION) {
-            Seal::Broken => return Err(sealed::BROKEN.into()),
-            Seal::Absent if self.sealed > 0 => {
-                return Err("it has no checksum, but a line before it has one".into());
-            }
-            Seal::Absent => {}
-            Seal::Whole => {
-                let SeqKey { seq } = serde_json::from_slice(line).map_err(|e| e.to_string())?;
-                if seq < self.next_seq {
-                    return Err(format!("its `seq` is {seq}, expected {} or more", self.next_seq));
-                }
-                self.next_seq = seq + 1;
-                self.sealed += 1;
-            }
-        }
-        self.count += 1;
-        Ok(())
-    }
 }
 
 #[cfg(test)]

@@ -197,7 +197,7 @@ impl RunFolder {
         let marks = events.and_then(|file| {
             file.map_or(Ok(0), |file| lines::count(&file, b"\"event\":\"checkpoint_written\""))
         });
-        // The first is announced just before it is written, and a kill may come in between.
+        // An event comes just before its checkpoint, so a kill in between leaves one event without.
         match marks.map_err(|error| fail(format!("its {EVENTS}: {error}")))? {
             0 | 1 => Ok(()),
             _ => Err(fail("its events report checkpoints, but checkpoints/ has none".into())),
@@ -250,7 +250,7 @@ impl RunFolder {
     }
 }
 
-/// Whether a file has the name of one that a run writes as a whole.
+/// Whether `name` is the name of a file that a run writes as a whole.
 fn is_of_run(name: &str) -> bool {
     let is_tensors = |beginning| name.starts_with(beginning) && name.ends_with(".safetensors");
     [CONFIG, SUMMARY, POLICY].contains(&name) || is_tensors("env-") || is_tensors("round-")

@@ -325,7 +325,7 @@ fn of_step(step: &StepCompleted) -> Vec<(String, SeriesValue)> {
     ];
     let mut values = scalars(figures, |name| format!("{name}/env {env}"));
     if env == 0 {
-        // Of all envs together.
+        // Written once, because they are for all envs together.
         let speed = [("step_seconds", step.step_seconds), ("images_per_s", step.images_per_s)];
         values.extend(scalars(speed, |name| format!("speed/{name}")));
     }

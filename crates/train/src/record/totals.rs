@@ -28,7 +28,7 @@ pub(crate) struct Totals {
 }
 
 impl Totals {
-    /// Adds a step that all ranks made side by side.
+    /// Adds one step, given by the totals of each rank.
     pub(crate) fn add(&mut self, ranks: &[Totals]) {
         self.steps += ranks.first().map_or(0, |first| first.steps);
         self.step_seconds += ranks.iter().map(|rank| rank.step_seconds).fold(0.0, f64::max);

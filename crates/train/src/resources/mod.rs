@@ -55,7 +55,7 @@ impl Splits {
 pub(crate) struct Resources {
     /// Devices and streams.
     pub(crate) devices: OpenDevices,
-    /// Training split, including the control split, and test split.
+    /// Training split, including the control split, and test split, on the first device.
     pub(crate) datasets: Vec<Arc<Dataset>>,
     /// Gather that serves each epoch's training samples to all envs of the run; with
     /// replicas, the leader's gather.
@@ -127,7 +127,8 @@ impl Resources {
         let images_per_step = images_per_step(gather.order(), config.replicas());
         let train_batches = batches_of(&gather, served.clone());
         let batch_sizes = served.clone().map(|env| batch_sizes(&gather, env)).collect();
-        let control_batches = control.as_ref().map_or_else(Vec::new, |of| of.batches(served.len()));
+        let control_batches =
+            control.as_ref().map_or_else(Vec::new, |control| control.batches(served.len()));
         Ok(Self {
             devices,
             datasets,
@@ -162,10 +163,11 @@ fn training_gather(setup: &Setup, devices: &OpenDevices) -> GatherConfig {
     }
 }
 
-/// Minimum and maximum number of images of an env in a step, for `parts` parts per batch and env.
-fn images_per_step(order: &EpochOrder, parts: usize) -> [usize; 2] {
+/// Minimum and maximum number of images of an env in a step. `replicas` consecutive envs of the
+/// order are the replicas of one env.
+fn images_per_step(order: &EpochOrder, replicas: usize) -> [usize; 2] {
     let samples: Vec<usize> = (0..order.envs()).map(|env| order.samples_of(env)).collect();
-    let of_envs = samples.chunks(parts).map(|parts| parts.iter().sum());
+    let of_envs = samples.chunks(replicas).map(|replicas| replicas.iter().sum());
     of_envs.fold([usize::MAX, 0], |[least, most], samples| [least.min(samples), most.max(samples)])
 }
 

@@ -14,7 +14,7 @@ use meristem_nn::Metrics;
 use crate::config::devices::Devices;
 use crate::error::Result;
 
-/// A device, as the limits of a hot scope on it depend on it.
+/// Properties of a device that determine the limits of a hot scope on it.
 pub(crate) struct ScopedDevice {
     /// Number of this process's envs on the device.
     pub(crate) envs: u64,

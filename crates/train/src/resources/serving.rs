@@ -57,7 +57,7 @@ impl Served {
         Ok(Self { gathers, envs: envs.collect() })
     }
 
-    /// Sizes of the distinct batches of some envs.
+    /// Distinct batches of `envs` envs, as the sizes of the envs' parts, which are all equal.
     pub(crate) fn batches(&self, envs: usize) -> Vec<Vec<usize>> {
         let sizes = self.gathers.first().map(|gather| batch_sizes(gather, 0)).unwrap_or_default();
         sizes.into_iter().map(|size| vec![size; envs]).collect()

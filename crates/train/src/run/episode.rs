@@ -79,7 +79,7 @@ impl<'j> Episode<'_, 'j> {
             }
             interrupted = self.step_of_all(&mut population, StepPosition { round, step })?;
             steps += 1;
-            // Between rounds, the run writes a checkpoint.
+            // After the last step of a round, `PreparedRun` writes the checkpoint.
             if steps < self.setup.config.steps {
                 self.checkpoint(&mut population, steps, interrupted)?;
             }
@@ -119,7 +119,8 @@ impl<'j> Episode<'_, 'j> {
     fn stops_before(&mut self, population: &mut Population, when: StepPosition) -> Result<bool> {
         loop {
             let next = visit::before_step(&mut self.context(population, when))?;
-            // At the start of a round the run has written a checkpoint, or begins.
+            // At the start of a round there is nothing to write: the run has just begun, or has
+            // just written a checkpoint.
             if next != Continuation::Step && when.step > 0 {
                 self.write_checkpoint(population, when)?;
             }
@@ -210,16 +211,17 @@ impl<'j> Episode<'_, 'j> {
             (done, gathered) => (done, gathered?),
         };
         let (mut kept, spent): (Vec<Vec<KeptEvent>>, Vec<Totals>) = gathered.into_iter().unzip();
-        let seen = if self.world.has_same_envs() { digest(&kept) } else { 0 };
+        let own = if self.world.has_same_envs() { digest(&kept) } else { 0 };
         self.totals.add(&spent);
-        together(&mut kept, &spent);
+        merge_times(&mut kept, &spent);
         self.journal.record_kept(kept.into_iter());
         let stops = done.and_then(|()| self.journal.stop_requested());
-        let (stops, seen): (Vec<bool>, Vec<u32>) =
-            self.world.all_gather(stops.map(|stops| (stops, seen)))?.into_iter().unzip();
+        let (stops, digests): (Vec<bool>, Vec<u32>) =
+            self.world.all_gather(stops.map(|stops| (stops, own)))?.into_iter().unzip();
         // Processes with the same envs must have the same results.
-        if seen.iter().any(|other| *other != seen[0]) {
-            let fingerprints = seen.iter().map(|seen| format!("{seen:08x}")).collect::<Vec<_>>();
+        if digests.iter().any(|other| *other != digests[0]) {
+            let fingerprints = digests.iter().map(|digest| format!("{digest:08x}"));
+            let fingerprints = fingerprints.collect::<Vec<_>>();
             return Err(Error::ReplicasDiffer { fingerprints: fingerprints.join(", ") });
         }
         Ok(stops.contains(&true))
@@ -252,7 +254,7 @@ fn digest(kept: &[Vec<KeptEvent>]) -> u32 {
 }
 
 /// Sets time and throughput in the events to the values of all ranks together.
-fn together(kept: &mut [Vec<KeptEvent>], spent: &[Totals]) {
+fn merge_times(kept: &mut [Vec<KeptEvent>], spent: &[Totals]) {
     let images: u64 = spent.iter().map(|rank| rank.images).sum();
     let seconds = spent.iter().map(|rank| rank.step_seconds).fold(0.0, f64::max);
     for KeptEvent { event, .. } in kept.iter_mut().flatten() {

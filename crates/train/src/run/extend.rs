@@ -1,8 +1,8 @@
 //! Extension of a run: more steps or rounds than it was planned with.
 //!
 //! A run continues from a checkpoint. If anything before the checkpoint depended on the planned
-//! length, the extension is refused or reported. No checkpoint of an episode follows the episode's
-//! last step.
+//! length, the extension is refused or reported. A checkpoint within an episode is always before
+//! the episode's last step, where more is evaluated than in other steps.
 
 use crate::config::TrainConfig;
 use crate::config::types::{ControllerKind, LrSchedule};
@@ -36,8 +36,8 @@ impl RunLength {
     }
 }
 
-/// Checks that a run with the settings `began` can go on with the length of `config` from its
-/// newest checkpoint, `next`. `None` is the start of the run.
+/// Checks that a run with the settings `began` can go on with the length of `config` from `next`,
+/// the position of its newest checkpoint; `None` is the start of the run.
 ///
 /// # Errors
 /// [`Error::Value`] names the setting, and says what can be done.

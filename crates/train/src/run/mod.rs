@@ -118,7 +118,7 @@ mod tests {
     use crate::record::observer::Silent;
     use crate::settings::{BatchLimit, ByteSize, ControllerKind, Preset};
 
-    /// An act, its operation, and the file of its call site.
+    /// A recorded act, the operation that it belongs to, and the source file that calls it.
     type Site = (String, String, String);
 
     fn permitted() -> BTreeSet<Site> {

@@ -45,6 +45,11 @@ pub(crate) struct PreparedRun {
 }
 
 impl PreparedRun {
+    /// Opens the devices, loads the data and creates the controller, and finds every error that can
+    /// be found without training.
+    ///
+    /// # Errors
+    /// Data, weights or a controller that do not fit; out of memory; a device failure.
     pub(crate) fn prepare(
         config: &TrainConfig,
         names: Names,
@@ -137,7 +142,7 @@ impl PreparedRun {
         let policy = self.setup.policy.iter();
         let policy = policy.map(|policy| ("policy to start from", checksum(&policy.weights)));
         let named = build.into_iter().chain(data).chain(policy);
-        let named = named.map(|(name, what)| (name.to_string(), what));
+        let named = named.map(|(name, checksum)| (name.to_string(), checksum));
         let files = self.setup.files.iter();
         let files =
             files.map(|file| (format!("file of --{}", file.setting), file.checksum.clone()));
@@ -182,8 +187,8 @@ impl PreparedRun {
         if let Some(folder) = folder {
             observer.notice(&Notice::FolderOpened(folder.path()));
         }
-        let begins = world.rank() == 0 && next == StepPosition { round: 0, step: 0 };
-        if let Some(weights) = self.setup.other_normalization.as_ref().filter(|_| begins) {
+        let reports = world.rank() == 0 && next == StepPosition { round: 0, step: 0 };
+        if let Some(weights) = self.setup.other_normalization.as_ref().filter(|_| reports) {
             let run = &self.setup.interface.normalization;
             observer.notice(&Notice::OtherNormalization { weights, run });
         }
@@ -255,6 +260,8 @@ impl PreparedRun {
         Ok(summary)
     }
 
+    /// Runs the rounds from `next` on, with the saved `envs` if that is within a round, and writes
+    /// the policy and the export.
     fn rounds(
         &mut self,
         folder: Option<&RunFolder>,
@@ -341,7 +348,7 @@ impl PreparedRun {
         let threads = self.resources.devices.threads();
         let Self { setup, checkpoints, .. } = self;
         let rate = totals.images as f64 / totals.step_seconds;
-        // As a resumed run has it, from its `config.toml`.
+        // With an absolute path, as a resumed run reads it from `config.toml`.
         let absolute = setup.config.with_absolute_paths();
         let controller = absolute.as_ref().unwrap_or(&setup.config).controller.to_string();
         Summary {
@@ -425,7 +432,7 @@ impl PreparedRun {
     }
 }
 
-/// Requested trace and event file of a run, on rank 0.
+/// Requested trace and TensorBoard event file of a run, on rank 0.
 struct Views {
     trace: Option<RunTrace>,
     board: Option<LiveBoard>,

@@ -66,6 +66,7 @@ pub fn resume_with(
     // Errors in the folder are reported below, where it is opened.
     let written = Some(path.join("config.toml")).filter(|file| file.is_file());
     let seen = written.and_then(|file| config_file::read(&file).ok()).unwrap_or_default();
+    // Only the settings that joining the other processes needs.
     let [seen, given] = [&seen, options].map(|l| ConfigLayer {
         comm: l.comm,
         comm_deadline: l.comm_deadline,
@@ -106,6 +107,14 @@ struct Resuming<'a> {
     started: Instant,
 }
 
+/// Result of reading the folder of a run.
+enum RunProgress {
+    /// The run has steps to make.
+    Unfinished(Box<ResumePlan>),
+    /// The run is complete and is not touched.
+    Complete(Box<Summary>),
+}
+
 /// Settings of the resumed run, and its newest checkpoint.
 struct ResumePlan {
     /// Settings of this process.
@@ -124,8 +133,8 @@ impl Resuming<'_> {
     ) -> Result<Summary> {
         let mut files = RunFiles::default();
         let ResumePlan { config, longer, saved } = match self.plan(world, &mut files, observer)? {
-            Ok(planned) => planned,
-            Err(complete) => return Ok(*complete),
+            RunProgress::Unfinished(plan) => *plan,
+            RunProgress::Complete(summary) => return Ok(*summary),
         };
         let config = world.resolve(&config)?;
         let others = OtherInputs { blueprints: custom.blueprints.as_ref(), moved: self.moved };
@@ -178,14 +187,13 @@ impl Resuming<'_> {
         result
     }
 
-    /// Opens the folder and reads settings and checkpoint; `Err` has the summary of a complete run,
-    /// which is not touched.
+    /// Opens the folder and reads settings and checkpoint.
     fn plan(
         &self,
         world: &mut World,
         files: &mut RunFiles,
         observer: &mut dyn Observer,
-    ) -> Result<Result<ResumePlan, Box<Summary>>> {
+    ) -> Result<RunProgress> {
         let &Self { path, options, .. } = self;
         let (complete, text) = world.broadcast(|| {
             let folder = files.folder.insert(RunFolder::open(path)?);
@@ -195,7 +203,9 @@ impl Resuming<'_> {
         let length =
             ConfigLayer { steps: options.steps, rounds: options.rounds, ..ConfigLayer::default() };
         let complete = match complete {
-            Some(summary) if length == ConfigLayer::default() => return Ok(Err(Box::new(summary))),
+            Some(summary) if length == ConfigLayer::default() => {
+                return Ok(RunProgress::Complete(Box::new(summary)));
+            }
             complete => complete,
         };
         let mut settings = config_file::parse(&path.join("config.toml"), &text)?;
@@ -206,7 +216,7 @@ impl Resuming<'_> {
             Some(summary) if !extends => {
                 // The summary has only the text of its path.
                 let run_dir = if summary.path_is_lossy { path.into() } else { summary.run_dir };
-                return Ok(Err(Box::new(Summary { run_dir, ..summary })));
+                return Ok(RunProgress::Complete(Box::new(Summary { run_dir, ..summary })));
             }
             _ => check_config(path, &text, &began)?,
         }
@@ -215,7 +225,7 @@ impl Resuming<'_> {
         extend::check(&began, &longer, next)?;
         let last = saved.as_mut().map(|(_, checkpoint)| checkpoint.last_stretch(&began));
         let last = last.unwrap_or_else(|| Stretch::new(StepPosition { round: 0, step: 0 }, &began));
-        // A run that was moved stays on its current devices.
+        // A run that changed devices or precision on an earlier resume keeps the last ones.
         settings.devices = Some(last.devices.clone());
         settings.precision = Some(last.precision);
         let flags = ConfigLayer { run_dir: Some(Some(path.into())), ..options.clone() };
@@ -237,7 +247,8 @@ impl Resuming<'_> {
             );
             return Err(Error::Resume { path: path.into(), problem });
         }
-        Ok(Ok(ResumePlan { config, longer: extends.then_some(longer), saved }))
+        let longer = extends.then_some(longer);
+        Ok(RunProgress::Unfinished(Box::new(ResumePlan { config, longer, saved })))
     }
 }
 
@@ -298,7 +309,7 @@ fn anew(path: &Path, error: &Error) -> Error {
 mod tests {
     use super::*;
 
-    /// Keeps warnings.
+    /// An observer that keeps the warnings.
     struct KeptWarnings(Vec<String>);
 
     impl Observer for KeptWarnings {

@@ -17,7 +17,8 @@ use crate::record::run_folder::POLICY;
 use crate::settings::ControllerKind;
 use crate::setup::Setup;
 
-/// A controller, by the way it learns.
+/// The controller of a run. The variants other than the first have further methods, which a run
+/// calls beside the methods of [`Controller`].
 pub(crate) enum AnyController {
     /// A controller that only decides.
     Rules(Box<dyn Controller>),
@@ -111,7 +112,7 @@ impl AnyController {
         }
     }
 
-    /// Lines of a script that never act in episodes of `steps` steps of `envs` envs.
+    /// Numbers of the script's lines that never act in episodes of `steps` steps of `envs` envs.
     pub(crate) fn idle_lines(&self, steps: usize, envs: usize) -> Vec<usize> {
         match self {
             Self::Script(script) => script.idle_lines(steps, envs),

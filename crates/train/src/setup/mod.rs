@@ -1,5 +1,5 @@
-//! From settings to objects: looks up all names, and finds every error that can be found without
-//! training.
+//! Conversion of settings to objects: looks up all names, and finds every error that can be found
+//! without training.
 
 pub(crate) mod blueprints;
 pub(crate) mod controllers;
@@ -63,7 +63,7 @@ fn starts_of(config: &TrainConfig) -> Result<Vec<Arc<Weights>>> {
     (0..config.envs).map(of_env).collect()
 }
 
-/// Inputs of a run beside its settings.
+/// Inputs of a run other than its settings.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct OtherInputs<'a> {
     /// Blueprints of the program, if it brings some.
@@ -72,7 +72,7 @@ pub(crate) struct OtherInputs<'a> {
     pub(crate) moved: Option<&'a Moved>,
 }
 
-/// Objects named by a configuration, before any data is read.
+/// Objects that a configuration names, found before the dataset is read.
 #[derive(Clone, Debug)]
 pub(crate) struct Names {
     /// Device of each env.
@@ -103,15 +103,17 @@ impl Names {
         others: OtherInputs<'_>,
     ) -> Result<(TrainConfig, Self)> {
         let names = Self::resolve(config, others)?;
-        let here = others.moved.map(|moved| config.moved(moved));
-        let read = here.as_ref().unwrap_or(config);
-        let policy = PolicyFile::find(read, names.slots.len(), &names.blueprints.set)?;
+        let relocated = others.moved.map(|moved| config.moved(moved));
+        let readable = relocated.as_ref().unwrap_or(config);
+        let policy = PolicyFile::find(readable, names.slots.len(), &names.blueprints.set)?;
         let config = config.starting_from(policy.as_deref());
         Ok((config, Self { policy, ..names }))
     }
 
-    /// Looks up the names of a run that continues from a checkpoint, with the input files `began`.
-    /// Missing or changed files of hosts are ignored unless `fresh_hosts` are built from them.
+    /// Looks up the names of a run that resumes from the checkpoint at `path`, and compares its
+    /// input files with `began`, the files that the run began with. The initial weights and start
+    /// topologies may be missing or changed unless `fresh_hosts` is set, because the hosts in
+    /// progress do not need them.
     ///
     /// # Errors
     /// As [`Names::resolve`], and [`Error::OtherInput`] for a file that changed.
@@ -134,8 +136,8 @@ impl Names {
         }
     }
 
-    /// Files that a run is made from, with absolute paths: [`Names::files`], and the policy, which
-    /// a checkpoint has, too.
+    /// All input files of a run: [`Names::files`] and the initial policy. A resumed run has its
+    /// policy from the checkpoint, so only a new run reads that file.
     ///
     /// # Errors
     /// As [`InputFile::with_absolute_path`].
@@ -147,14 +149,15 @@ impl Names {
         Ok(files)
     }
 
-    /// A file with its absolute path, which is that from when the run began.
+    /// The file with the absolute path that it had when the run began.
     fn as_it_began(&self, file: InputFile) -> Result<InputFile> {
         let file = file.with_absolute_path()?;
         let path = self.moved.as_ref().map(|moved| moved.then(&file.path));
         Ok(InputFile { path: path.unwrap_or(file.path), ..file })
     }
 
-    /// Files that envs and controllers are made from, as read.
+    /// Input files of hosts and controllers except the initial policy, with the absolute paths that
+    /// they had when the run began.
     fn files(&self) -> Result<Vec<InputFile>> {
         let weights = |setting: &str, weights: &Weights| InputFile {
             setting: setting.into(),
@@ -175,8 +178,8 @@ impl Names {
     /// # Errors
     /// An unknown name, impossible sizes, or an unreadable file.
     pub(crate) fn resolve(config: &TrainConfig, others: OtherInputs<'_>) -> Result<Self> {
-        let here = others.moved.map(|moved| config.moved(moved));
-        let config = here.as_ref().unwrap_or(config);
+        let relocated = others.moved.map(|moved| config.moved(moved));
+        let config = relocated.as_ref().unwrap_or(config);
         let devices = Devices::assign(config)?;
         let host: HostSpec = config.host.parse().map_err(meristem_grow::Error::from)?;
         let slots = parse_slots(&host, &config.slots)?;
@@ -214,7 +217,7 @@ impl Names {
     }
 }
 
-/// The settings of a new run, with the policy that it starts from.
+/// The settings of a new run, with the policy that it starts from and the policy's width filled in.
 ///
 /// # Errors
 /// An unknown name, unreadable weights, an unreadable policy, or a policy of another width than
@@ -245,8 +248,8 @@ pub(crate) struct Setup {
     init: Option<Arc<Weights>>,
     /// Constants that the initial weights were trained with, if they differ from the run's.
     pub(crate) other_normalization: Option<Normalization>,
-    /// Files whose topologies the hosts begin with, as fixed networks: none, one for all envs, or
-    /// one for each.
+    /// Files whose topologies the hosts begin with, all modules permanent: none, one for all envs,
+    /// or one for each.
     starts: Vec<Arc<Weights>>,
     /// Script of the controller, if it has one.
     pub(crate) script: Option<Arc<ScriptFile>>,
@@ -311,8 +314,9 @@ impl Setup {
         Ok(())
     }
 
-    /// The host of an env at the beginning of every episode: without modules, as in the initial
-    /// weights, or with the modules of the env's start topology.
+    /// The host of an env at the beginning of every episode: the host in the initial weights; or
+    /// else the host in the env's start topology, with all modules permanent; or else a host
+    /// without modules.
     pub(crate) fn fresh_host(&self, env: usize) -> Result<Host> {
         let start = self.starts.get(env).or(self.starts.first());
         let mut host = self.host_of(self.init.as_ref().or(start))?;
@@ -322,7 +326,7 @@ impl Setup {
         Ok(host)
     }
 
-    /// The host in a weights file, or without one an empty host.
+    /// The host in a weights file; a host without modules if there is no file.
     fn host_of(&self, file: Option<&Arc<Weights>>) -> Result<Host> {
         match file {
             None => {
@@ -347,7 +351,7 @@ impl Setup {
         let fresh = self.fresh_host(0)?;
         let names =
             |host: &Host| host.slots().iter().map(|slot| slot.name.clone()).collect::<Vec<_>>();
-        // A run that continues without these files keeps the slots of the checkpoint.
+        // A run that resumes without these files (`Names::of_checkpoint`) cannot compare the slots.
         let without_files = self.init.is_none() && self.config.init.is_some()
             || self.starts.is_empty() && self.config.start_topology.is_some();
         let same = host.spec() == fresh.spec()
@@ -366,7 +370,7 @@ impl Setup {
         Ok(Arc::new(host.graph(&self.config.optimisers(rate))?))
     }
 
-    /// The graph of a host without its live modules.
+    /// The graph of a host without its live modules, as a snapshot stores it.
     pub(crate) fn lasting_graph(&self, host: &Host) -> Result<Arc<Graph>> {
         let mut lasting = host.clone();
         lasting.prune_live();

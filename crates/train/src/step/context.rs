@@ -38,13 +38,15 @@ impl StepContext<'_, '_> {
         self.resources.devices.hot_scopes(name, self.hot_policy(), permitted)
     }
 
-    /// Policy of the scopes of an epoch. Data for other processes is waited for, so that with these
-    /// it is only counted.
+    /// Policy of the hot scopes of an epoch. Replicas in several processes wait for each other's
+    /// data in the inner loop, so there the scopes only count.
     pub(super) fn epoch_policy(&self) -> ScopePolicy {
         let sends = self.resources.replicas.is_some() && self.processes > 1;
         if sends { ScopePolicy::Off } else { self.hot_policy() }
     }
 
+    /// Policy of hot scopes: the setting, except in this process's first step, which is only
+    /// counted.
     pub(super) fn hot_policy(&self) -> ScopePolicy {
         if *self.warm { self.setup.config.hot_scope.0 } else { ScopePolicy::Off }
     }

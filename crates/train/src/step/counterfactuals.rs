@@ -36,7 +36,7 @@ pub(super) fn measured(
         accuracy: metrics.accuracy().unwrap_or(f64::NAN),
         loss: metrics.loss().unwrap_or(f64::NAN),
     };
-    let (flops, one) = env.grown.network.eval_flops(0..rows.len())?;
+    let (flops, flops_of_one) = env.grown.network.eval_flops(0..rows.len())?;
     let configurations = asked.configurations().len();
     Ok(Some(Counterfactuals {
         env: env.index,
@@ -51,7 +51,7 @@ pub(super) fn measured(
             evaluated: rows.len(),
             images: main.samples,
             flops,
-            flops_separate: configurations as u64 * one,
+            flops_separate: configurations as u64 * flops_of_one,
         },
     }))
 }

@@ -37,7 +37,7 @@ use crate::step::growth::ModulesBefore;
 use crate::step::{measure, permitted};
 
 /// Checks all envs by the measurements of the step, and restores failed ones from their snapshots.
-/// Waits for the device if there are any.
+/// Waits for the device if an env failed.
 ///
 /// # Errors
 /// [`Error::Diverged`] after too many failures, or a device failure.
@@ -121,7 +121,7 @@ pub(super) fn take_snapshots(context: &mut StepContext<'_, '_>) -> Result<()> {
     let _scopes = devices.hot_scopes(permitted::SNAPSHOT, policy, permitted::snapshot);
     let (mut networks, mut snapshots) = (vec![], vec![]);
     for env in &mut due {
-        let (network, snapshot, graph) = env.snapshot_due(context.setup)?;
+        let (network, snapshot, graph) = env.snapshot_parts(context.setup)?;
         networks.push(network);
         snapshots.push((snapshot, graph));
     }

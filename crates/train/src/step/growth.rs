@@ -26,8 +26,8 @@ pub(crate) fn open_step(
     Ok(())
 }
 
-/// Executes a controller's action, computes its reward, and returns it in words. `state` is the
-/// state before the action.
+/// Executes a controller's action and computes its reward. Returns the action in words. `state` is
+/// the state before the action.
 ///
 /// # Errors
 /// An illegal action, which is a bug in the controller.
@@ -91,27 +91,28 @@ impl ModulesBefore {
         }
     }
 
-    /// Records a change of stage, and counts modules by fate.
+    /// Records a change of stage, and counts the modules of the env by fate.
     pub(crate) fn record_change(
         &self,
-        grown: &mut Env,
+        env: &mut Env,
         change: &StageChange,
         when: StepPosition,
         journal: &mut Journal<'_>,
     ) {
         let StepPosition { round, step } = when;
-        let env = grown.index;
+        let index = env.index;
         let slot = change.slot.to_string();
         let (from, to) = (change.from.into(), change.to.into());
-        journal.emit(Event::StageChanged { env, round, step, slot: slot.clone(), from, to });
+        let slot_name = slot.clone();
+        journal.emit(Event::StageChanged { env: index, round, step, slot: slot_name, from, to });
         let blueprint = self.blueprints.get(change.index).cloned().flatten().unwrap_or_default();
         let contribution = self.contributions.get(change.index).copied().flatten();
         match change.to {
-            Stage::Germinated => grown.history.germinated += 1,
+            Stage::Germinated => env.history.germinated += 1,
             Stage::Pruned => {
-                grown.history.pruned += 1;
+                env.history.pruned += 1;
                 journal.emit(Event::ModulePruned {
-                    env,
+                    env: index,
                     round,
                     step,
                     slot,
@@ -120,10 +121,15 @@ impl ModulesBefore {
                 });
             }
             Stage::Fossilized => {
-                grown.history.fossilized += 1;
-                let fossilized =
-                    Event::ModuleFossilized { env, round, step, slot, blueprint, contribution };
-                journal.emit(fossilized);
+                env.history.fossilized += 1;
+                journal.emit(Event::ModuleFossilized {
+                    env: index,
+                    round,
+                    step,
+                    slot,
+                    blueprint,
+                    contribution,
+                });
             }
             _ => {}
         }

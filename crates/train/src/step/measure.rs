@@ -46,8 +46,9 @@ pub(super) fn evaluate_control(
     evaluate(population, pass, |configurations| 0..configurations)
 }
 
-/// Enqueues one pass over a split, batch by batch, for all networks. `rows` are the rows of alphas
-/// that a network with this number of configurations evaluates, in one launch per batch.
+/// Enqueues one pass over a split, batch by batch, for all networks. `rows` maps the number of a
+/// network's configurations to the rows of alphas that the network evaluates, in one launch per
+/// batch.
 pub(super) fn evaluate(
     population: &mut Population,
     pass: SplitPass<'_>,
@@ -90,7 +91,7 @@ fn read(resources: &Resources, population: &mut Population) -> Result<()> {
 }
 
 /// Evaluates the restored envs, given by index, on the control split again. Waits for the devices
-/// if there are any.
+/// if an env was restored.
 ///
 /// # Errors
 /// A device failure.

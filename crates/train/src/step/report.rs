@@ -68,7 +68,7 @@ fn summarise(env: &mut Env, metrics: Metrics, has_control: bool) -> EnvSummary {
 
 fn summarise_twin(twin: &TrainedHost) -> TwinSummary {
     let known = twin.known();
-    // After its one configuration on the control split.
+    // Configuration 0 was evaluated on the control split, configuration 1 on the test split.
     let test = known.map(|twin| twin.evaluation(1));
     TwinSummary {
         control_loss: known.and_then(TrainedHost::control_loss),

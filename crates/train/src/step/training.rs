@@ -48,6 +48,7 @@ fn train_epoch(context: &mut StepContext<'_, '_>, epoch: u64) -> Result<()> {
                 let labelled = labelled(&next);
                 fleets.iter_mut().try_for_each(|networks| networks.train_step(&labelled))?;
                 batches += (fleets.len() * next.len()) as u64;
+                // The first fleet has the networks of the envs, without twins.
                 let grown = fleets.iter().take(1).flat_map(|networks| networks.networks());
                 for (batch, network) in next.iter().zip(grown) {
                     journal.batch_enqueued(batch.env, network)?;
@@ -70,9 +71,9 @@ fn statistics_scopes(devices: &OpenDevices, policy: ScopePolicy, uploads: u64) -
 }
 
 /// Recomputes the running statistics of all networks with fixed weights, on the first batches of
-/// [`STATISTICS_EPOCH`]. A training step leaves averages over weights that have changed since; with
-/// them the loss of an evaluation moves from step to step by more than a module is worth. Replicas
-/// of one env do so in their own loops.
+/// [`STATISTICS_EPOCH`]. The averages from training are over weights that have changed since: with
+/// them the control loss varies between steps by more than the contribution of a module. Replicas
+/// of one env recompute statistics in their own loops.
 fn recompute_statistics(context: &mut StepContext<'_, '_>) -> Result<()> {
     let policy = context.epoch_policy();
     let Resources { devices, train, replicas, .. } = &mut *context.resources;

@@ -1,6 +1,8 @@
-//! Runs of a study that an earlier process left in its folder: complete ones are read, others go
-//! on. The folders of the runs are all that a study remembers, so that more seeds or contenders
-//! continue it as well.
+//! Cells of a study: the run of one contender with one seed, in its own folder.
+//!
+//! A run that an earlier process left is read if it is complete, and resumed otherwise. A study has
+//! no other state than the folders of its runs, so it can be continued with more seeds or
+//! contenders.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -39,9 +41,10 @@ pub(super) fn check_folder(folder: &Path) -> Result<()> {
         name == "study.json" || name.as_encoded_bytes().starts_with(SEED.as_bytes())
     };
     let there = folder.symlink_metadata().is_ok();
-    match there && !folder.read_dir().is_ok_and(|mut entries| entries.any(is_of_study)) {
-        true => Err(Error::RunFolderExists { path: folder.into() }),
-        false => Ok(()),
+    if there && !folder.read_dir().is_ok_and(|mut entries| entries.any(is_of_study)) {
+        Err(Error::RunFolderExists { path: folder.into() })
+    } else {
+        Ok(())
     }
 }
 
@@ -52,10 +55,10 @@ pub(super) fn check_folder(folder: &Path) -> Result<()> {
 /// settings, other data or another instruction set.
 pub(super) fn complete(run: &TrainConfig, inputs: &Inputs) -> Result<Option<Summary>> {
     let Some(BegunCell { folder, settings }) = BegunCell::of(run)? else { return Ok(None) };
-    let moved = study_before_a_move(run, &folder, &settings);
-    let then = moved.as_ref().map(|moved| run.before_move(moved)).transpose()?;
+    let moved = study_move(run, &folder, &settings);
+    let before_move = moved.as_ref().map(|moved| run.before_move(moved)).transpose()?;
     let others = OtherInputs { blueprints: None, moved: moved.as_ref() };
-    let (run, names) = Names::of_new(then.as_ref().unwrap_or(run), others)?;
+    let (run, names) = Names::of_new(before_move.as_ref().unwrap_or(run), others)?;
     check_settings(&run, &folder, &settings)?;
     let complete = reading::read_summary(&folder)?.filter(|s| s.status == Status::Completed);
     let Some(summary) = complete else { return Ok(None) };
@@ -71,6 +74,7 @@ pub(super) fn check_data(summary: &Summary, checksums: &[String], folder: &Path)
     let data = &summary.dataset.checksums;
     let differs = |split: usize| data.get(split) != checksums.get(split);
     let splits = match [differs(0), differs(1)] {
+        // An older summary without checksums.
         _ if data.is_empty() => return Ok(()),
         [false, false] => return Ok(()),
         [true, false] => "training",
@@ -81,7 +85,7 @@ pub(super) fn check_data(summary: &Summary, checksums: &[String], folder: &Path)
     Err(Error::value("dataset", format!("other {splits} images or labels"), expected))
 }
 
-/// Runs a run that is not complete, from its newest checkpoint if it has one.
+/// Completes a run, from its newest checkpoint if it has one.
 ///
 /// # Errors
 /// As [`run`](crate::run()) and [`resume`](crate::resume).
@@ -92,14 +96,14 @@ pub(super) fn finish(
 ) -> Result<Summary> {
     match BegunCell::of(run)? {
         Some(BegunCell { folder, settings }) => {
-            let moved = study_before_a_move(run, &folder, &settings);
+            let moved = study_move(run, &folder, &settings);
             resume_on(devices, &folder, moved.as_ref(), observer)
         }
         None => run_on(devices, run, observer),
     }
 }
 
-/// A run that was begun.
+/// A run whose folder exists.
 struct BegunCell {
     folder: PathBuf,
     /// The text of its settings.
@@ -107,7 +111,7 @@ struct BegunCell {
 }
 
 impl BegunCell {
-    /// The run, if it was begun.
+    /// Looks for the folder of the run with the settings `run`.
     ///
     /// # Errors
     /// [`Error::RunFolder`]: its settings cannot be read.
@@ -124,7 +128,8 @@ impl BegunCell {
     }
 }
 
-/// Checks that the run in a folder began with the settings of `run`; they are `written` there.
+/// Checks that the settings `written` in the folder of a run give the results of the settings
+/// `run`.
 fn check_settings(run: &TrainConfig, folder: &Path, written: &str) -> Result<()> {
     match changed_result(written, &run.resolved_toml()) {
         None => Ok(()),
@@ -138,10 +143,13 @@ fn check_settings(run: &TrainConfig, folder: &Path, written: &str) -> Result<()>
     }
 }
 
-/// The move of the study since `run` began in `folder`, with the settings `written`. It follows
-/// from a file that the study has made in one of its runs, the policy or topology of this one:
-/// below the folder of the study its path is the same. `None` if there is no such file.
-fn study_before_a_move(run: &TrainConfig, folder: &Path, written: &str) -> Option<Moved> {
+/// The move of the study's folder since a run began, if there was one. `folder` is the folder of
+/// the run, `written` are the settings that it began with, and `run` its settings now.
+///
+/// Some runs read a file that another run of the study has made: a policy or a topology. The old
+/// and the new settings have the same path of this file below the study's folder, and so give the
+/// study's old and new folder. A run without such a file is not affected by a move.
+fn study_move(run: &TrainConfig, folder: &Path, written: &str) -> Option<Moved> {
     let study = std::path::absolute(folder.parent()?.parent()?).ok()?;
     let began = config_file::parse(&folder.join(CONFIG), written).ok()?;
     let (mut now, mut then) = (run.controller.clone(), began.controller.unwrap_or_default());
@@ -149,12 +157,12 @@ fn study_before_a_move(run: &TrainConfig, folder: &Path, written: &str) -> Optio
         (now.path_mut().map(|path| &*path), then.path_mut().map(|path| &*path)),
         (run.start_topology.as_ref(), began.start_topology.iter().flatten().next()),
     ];
-    let own = |path: &Path| {
+    let is_of_study = |path: &Path| {
         let path = std::path::absolute(path).ok()?;
         let inner = path.strip_prefix(&study).ok()?.components().next()?;
-        inner.as_os_str().as_encoded_bytes().starts_with(SEED.as_bytes()).then_some(())
+        Some(inner.as_os_str().as_encoded_bytes().starts_with(SEED.as_bytes()))
     };
     let mut pairs = pairs.into_iter().filter_map(|(now, then)| Some((now?, then?)));
-    let (now, then) = pairs.find(|(now, _)| own(now).is_some())?;
+    let (now, then) = pairs.find(|(now, _)| is_of_study(now) == Some(true))?;
     Moved::of(&study, then, now).filter(Moved::is_elsewhere)
 }

@@ -132,7 +132,7 @@ impl StudyConfig {
         (0..self.seeds as u64).map(|n| self.settings.seed.saturating_add(n)).collect()
     }
 
-    /// The run in which a contender is compared.
+    /// Settings of the run in which a contender is compared.
     fn run(&self, controller: ControllerKind, seed: u64, folder: PathBuf) -> Result<TrainConfig> {
         let settings = self.settings.clone();
         let from_file = matches!(controller, ControllerKind::Policy(_) | ControllerKind::Greedy(_));
@@ -158,7 +158,8 @@ impl StudyConfig {
         Ok(config)
     }
 
-    /// The run in which a contender learns first, with another seed and therefore other hosts.
+    /// Settings of the run in which a contender learns before its comparison, with another seed and
+    /// therefore on other hosts.
     fn training(&self, contender: &Contender, seed: u64, folder: PathBuf) -> Result<TrainConfig> {
         let mut config = self.run(ControllerKind::None, seed, folder)?;
         config.controller = ControllerKind::Ppo;
@@ -295,7 +296,7 @@ impl<'a> Contest<'a> {
         for (number, (seed, index)) in pairs.enumerate() {
             let contender = &config.contenders[index];
             let planned = Planned { number: number + 1, of, contender, seed, learns: false };
-            let Some((summary, run)) = self.one(&planned, &runs, observer)? else {
+            let Some((summary, run)) = self.run_contender(&planned, &runs, observer)? else {
                 status = Status::Interrupted;
                 break;
             };
@@ -339,14 +340,19 @@ impl<'a> Contest<'a> {
         self.config.folder.join(format!("{}{seed}", cell::SEED)).join(name)
     }
 
-    /// The run of the network that a contender ended with, trained from the beginning. `runs` are
-    /// the complete runs of all contenders.
-    fn fixed(&self, of: (&Contender, EqualBudget), seed: u64, runs: &Runs) -> Result<TrainConfig> {
-        let (grown, equal) = of;
+    /// Settings of the run that trains the network that the contender `grown` ended with, from the
+    /// beginning. `runs` are the complete runs of all contenders.
+    fn fixed(
+        &self,
+        (grown, equal): (&Contender, EqualBudget),
+        seed: u64,
+        runs: &Runs,
+    ) -> Result<TrainConfig> {
         let contender = Contender::Static(Box::new(grown.clone()), equal);
         let run = self.config.run(ControllerKind::None, seed, self.folder(&contender, seed))?;
         let mut run = TrainConfig { start_topology: Some(self.folder(grown, seed)), ..run };
         if equal == EqualBudget::Compute {
+            // The run with equal steps gives the cost of a step of the fixed network.
             let same_steps = Contender::Static(Box::new(grown.clone()), EqualBudget::Parameters);
             let flops = |contender: &Contender| {
                 let run = runs[self.place(contender)].iter().find(|run| run.seed == seed);
@@ -360,9 +366,9 @@ impl<'a> Contest<'a> {
         Ok(run)
     }
 
-    /// Runs one contender with one seed; `None` if it was stopped. `runs` are the complete runs of
-    /// all contenders.
-    fn one(
+    /// Runs one contender with one seed, after its learning run if it has one; `None` if it was
+    /// stopped. `runs` are the complete runs of all contenders.
+    fn run_contender(
         &self,
         planned: &Planned<'_>,
         runs: &Runs,
@@ -396,6 +402,7 @@ impl<'a> Contest<'a> {
         }))
     }
 
+    /// Starts or resumes a run, or reads its summary if it is complete; `None` if it was stopped.
     fn run_one(
         &self,
         planned: &Planned<'_>,

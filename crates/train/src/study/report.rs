@@ -109,7 +109,7 @@ pub struct StudyEnv {
     pub grown_parameters: usize,
     /// Percentage points of test accuracy per 1000 parameters.
     pub points_per_1000_parameters: f64,
-    /// Counts of modules by what happened to them.
+    /// Counts of modules by fate.
     pub modules: ModuleCounts,
     /// Number of rollbacks.
     pub rollbacks: usize,

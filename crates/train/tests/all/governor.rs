@@ -198,8 +198,8 @@ fn a_broken_env_is_rolled_back_and_the_others_are_unaffected() {
     assert_eq!(*rollback, expected, "ADVANCE was the last to change anything");
     let [pruned] = of_kind(&own, "module_pruned")[..] else { panic!("{own:?}") };
     assert_eq!((&pruned["step"], &pruned["blueprint"]), (&7.into(), &"conv_light".into()));
-    // The event has the failed training, and the loss of the restored host: in step 5 the module
-    // was in Training, so the loss was the host's.
+    // The event has the training loss of the failed step and the control loss of the restored host.
+    // Step 5 has the same control loss: its module was in Training and did not affect the output.
     let steps = of_kind(&own, "step_completed");
     assert_eq!(steps[7]["train_loss"], Value::Null);
     assert_eq!(steps[7]["control_loss"], steps[5]["control_loss"]);
@@ -223,8 +223,8 @@ fn a_rollback_restores_the_snapshot_and_ends_the_trajectory() {
     assert!(!snapshot.is_empty());
     assert_eq!(bits(&after, "env.1.snapshot."), snapshot, "none is taken of an env that failed");
     assert_eq!(bits(&after, "env.1.weights."), snapshot, "running statistics are among them");
-    // The snapshot was taken after step 5: it has the checkpoint before step 6, without live
-    // modules.
+    // The snapshot was taken after step 5, so its weights are in the checkpoint before step 6,
+    // which also has the weights of live modules.
     let then = bits(&kept, "env.1.weights.");
     assert!(snapshot.iter().all(|(name, bytes)| then[name] == *bytes));
     let zero = |tensors: BTreeMap<String, Vec<u8>>| tensors.values().flatten().all(|b| *b == 0);
@@ -402,7 +402,7 @@ fn an_untrainable_env_ends_the_run_and_leaves_a_readable_folder() {
     let absurd = ConfigLayer {
         lr: Some(1e6),
         max_batches: Some(BatchLimit::Count(40)),
-        // More steps than it completes.
+        // More steps than the run reaches before it fails.
         steps: Some(10_000),
         ..flags(&run, ControllerKind::Heuristic)
     };

@@ -38,7 +38,7 @@ fn settings(folder: &Path, policy: ScopePolicy) -> ConfigLayer {
         max_batches: Some(BatchLimit::Count(4)),
         run_dir: Some(Some(folder.join("run"))),
         export: Some(Some(folder.join("best.safetensors"))),
-        // Its batches would be counted, but not observed.
+        // A twin's batches would be counted, but the observer would not see them.
         twin: Some(Some(Switch(false))),
         hot_scope: Some(HotScopePolicy(policy)),
         ..ConfigLayer::default()

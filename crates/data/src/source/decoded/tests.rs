@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::error::Result;
+use crate::source::identity::FileId;
+use crate::source::image_file;
 
 const IMAGE: usize = 4;
 
@@ -186,12 +188,12 @@ fn compared_files_are_kept_with_their_new_identity() {
     let later = identity::now_ns() + 3600 * 1_000_000_000;
     let old = describe();
     assert_ne!(old.stamps[0].id, now_ns());
-    let stamps = old.compare(&folder.files, later).unwrap().unwrap();
+    let StampComparison::Renewed(stamps) = old.compare(&folder.files, later) else { panic!() };
     let found = folder.place().open(&folder.files).unwrap();
     folder.place().renew(&found, &folder.files, (stamps, later));
     let new = describe();
     assert_eq!((new.stamps[0].id, &new.bad), (now_ns(), &old.bad));
-    assert_eq!(new.compare(&folder.files, later), Some(None), "nothing to renew");
+    assert_eq!(new.compare(&folder.files, later), StampComparison::Current, "nothing to renew");
     assert!(folder.found());
     let pixels = |found: CachedImages| {
         let mut pixels = vec![];

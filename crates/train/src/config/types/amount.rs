@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::text::BadValue;
 use crate::config::value::{LimitedNumber, value_as_text};
 
-/// Count with an upper limit, or all. Text form: a number, or `all`.
+/// Maximum number of batches, or all. Text form: a number, or `all`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "NumberOrText", into = "String")]
 pub enum BatchLimit {

@@ -105,20 +105,20 @@ impl LrSchedule {
     /// Factor in step `step` of an episode of `steps` steps, of which the first `warmup` are the
     /// warm-up. It is above 0 in every step.
     pub(crate) fn factor(self, step: usize, steps: usize, warmup: usize) -> f64 {
-        let [at, all] = [step, steps].map(|n| n as f64);
+        let [step, steps] = [step, steps].map(|n| n as f64);
         let (rise, lowest) = match self {
-            Self::OneCycle if warmup == 0 => (Self::RISE * all, Self::LOWEST),
+            Self::OneCycle if warmup == 0 => (Self::RISE * steps, Self::LOWEST),
             Self::OneCycle => (warmup as f64, Self::LOWEST),
             Self::Constant | Self::Cosine => (warmup as f64, 0.0),
         };
-        if at < rise {
-            // The rise ends with the first step after it.
-            return lowest + (1.0 - lowest) * (at + 1.0) / (rise + 1.0);
+        if step < rise {
+            // Linear from `lowest` before step 0 to 1 in step `rise`.
+            return lowest + (1.0 - lowest) * (step + 1.0) / (rise + 1.0);
         }
         match self {
             Self::Constant => 1.0,
             Self::Cosine | Self::OneCycle => {
-                let part = (at - rise) / (all - rise).max(1.0);
+                let part = (step - rise) / (steps - rise).max(1.0);
                 0.5 * (1.0 + (std::f64::consts::PI * part).cos())
             }
         }

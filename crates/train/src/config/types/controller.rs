@@ -47,7 +47,7 @@ impl ControllerKind {
     /// The controllers with a file.
     const WITH_FILE: [fn(PathBuf) -> Self; 3] = [Self::Policy, Self::Greedy, Self::Fixed];
 
-    /// The path of its file, if it has one.
+    /// The path of its file, if it has one; the shipped policy has none.
     pub(crate) fn path_mut(&mut self) -> Option<&mut PathBuf> {
         match self {
             Self::Policy(path) | Self::Greedy(path)

@@ -34,6 +34,7 @@ pub enum ExchangeKind {
 impl ExchangeKind {
     const FORMS: [&'static str; 5] = ["dense", "topk:D", "gtopk:D", "ok-topk:D", "auto:D"];
 
+    /// The keyword of the text form, and the share of elements after it.
     fn parts(self) -> (&'static str, Option<f64>) {
         match self {
             Self::Dense => ("dense", None),

@@ -12,6 +12,7 @@ use crate::config::value::value_as_text;
 /// Text form of the policy that comes with the program, in every setting that names a policy.
 const SHIPPED: &str = "shipped";
 
+/// Description of the accepted values.
 const KIND: &str = "shipped, none, or the path of a policy file";
 
 /// Policy that a run starts from.

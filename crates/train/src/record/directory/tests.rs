@@ -26,10 +26,10 @@ fn unfinished_files_of_killed_processes_go_and_others_stay() {
         time.into_iter().for_each(|time| file.set_modified(time).unwrap());
         file
     };
-    // Of an earlier build and of this one.
+    // Abandoned files, with the name of an earlier build and with the present one.
     write(".a.json.tmp-7", Some(old));
     write(".a.json.7-0.part", Some(old));
-    // Young, locked, and no unfinished files of this name.
+    // Files that stay: a young one, two locked ones, and files with other names.
     write(".a.json.8-0.part", None);
     write(".a.json.9-0.part", Some(old)).lock().unwrap();
     let held = write(".a.json.10-0.part", Some(old));
@@ -99,7 +99,7 @@ fn a_link_in_place_of_an_unfinished_file_is_not_followed() {
     fs::write(path("precious"), "precious").unwrap();
     fs::create_dir(path("out")).unwrap();
     let process = std::process::id();
-    // More than this process writes in all of its tests so far.
+    // More links than all tests of this process have written files by now.
     let planted = |write: usize| path("out").join(format!(".model.onnx.{process}-{write}.part"));
     for write in 0..2000 {
         std::os::unix::fs::symlink("../precious", planted(write)).unwrap();

@@ -74,7 +74,7 @@ pub struct ModulesOn {
 pub struct CounterfactualCost {
     /// Number of requested configurations.
     pub configurations: usize,
-    /// Number of distinct ones, which were evaluated.
+    /// Number of distinct configurations, which were evaluated.
     pub evaluated: usize,
     /// Number of images.
     pub images: u64,

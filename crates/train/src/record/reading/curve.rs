@@ -1,6 +1,6 @@
 //! Curves of bounded length.
 
-/// Number of points at which a curve merges them in pairs.
+/// Number of points at which a curve merges its points in pairs.
 pub(super) const POINTS_MAX: usize = 1024;
 
 /// A curve of at most 1,024 points, fewer if many envs share the memory. A longer series is stored
@@ -47,7 +47,7 @@ impl Curve {
     /// Merges pairs of points as long as the curve is full.
     fn merge(&mut self) {
         while self.points.len() >= self.points_max {
-            // The last point of an odd number waits for its other half.
+            // If their number is odd, the last point becomes pending values.
             if self.points.len() % 2 == 1
                 && let Some([x, y]) = self.points.pop()
             {
@@ -67,7 +67,7 @@ impl Curve {
         (count > 0).then(|| [x, sum / count as f64])
     }
 
-    /// The points in order of their places.
+    /// The points in order of x.
     pub fn points(&self) -> Vec<[f64; 2]> {
         self.points.iter().copied().chain(self.last_part()).collect()
     }

@@ -122,11 +122,12 @@ impl EnvHistory {
         shorten(&mut step.action);
         // No reader uses them.
         (step.gradients, step.fingerprint) = (None, None);
-        self.spans_of(&step);
+        self.extend_spans(&step);
         self.last = Some(step);
     }
 
-    fn spans_of(&mut self, step: &StepCompleted) {
+    /// Extends the span of each slot by a step, or begins a new span if the slot has changed.
+    fn extend_spans(&mut self, step: &StepCompleted) {
         for state in &step.slots {
             let before = self.spans.iter().rposition(|span| span.slot == state.slot);
             let same = before.filter(|at| {

@@ -23,6 +23,7 @@ pub struct Follower {
     /// Error that ended the reading.
     pub problem: Option<String>,
     tail: EventTail,
+    /// Time of the last check whether the run's process is alive.
     state_asked: Option<Instant>,
 }
 
@@ -69,6 +70,7 @@ impl Follower {
         self.tail.position()
     }
 
+    /// Updates the overview by the newest events, and now and then by the state of the process.
     fn ask_state(&mut self) {
         let run = &mut self.run;
         if run.summary.is_none() {

@@ -83,7 +83,9 @@ pub struct RunHistory {
 /// Sums over the envs of the step that is being read.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct StepMean {
+    /// Round and step.
     place: Option<(usize, usize)>,
+    // Sum and number of values.
     accuracy: (f64, usize),
     twin: (f64, usize),
     train_loss: (f64, usize),
@@ -91,6 +93,7 @@ struct StepMean {
     images_per_s: Option<f64>,
 }
 
+/// Adds a value, if it is known and finite, to a sum and its number of values.
 fn add(to: &mut (f64, usize), value: Option<f64>) {
     if let Some(value) = value.filter(|value| value.is_finite()) {
         *to = (to.0 + value, to.1 + 1);
@@ -171,12 +174,14 @@ impl RunHistory {
         }
     }
 
+    /// Changes the history of an env. A new env is added, unless there are too many.
     fn env(&mut self, number: usize, change: impl FnOnce(&mut EnvHistory)) {
         if !self.envs.contains_key(&number) {
             if self.envs.len() >= ENVS_MAX {
                 return;
             }
             let (before, envs) = (self.envs.len(), self.envs.len() + 1);
+            // Once the number of envs exceeds a power of two, the limits of each are halved.
             if before.next_power_of_two() < envs {
                 self.envs.values_mut().for_each(|env| env.limit(envs));
             }

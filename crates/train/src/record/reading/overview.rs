@@ -183,8 +183,8 @@ pub fn find(folder: &Path) -> Result<FoundRuns> {
         return Ok(found);
     }
     let mut entries_left = ENTRIES_MAX;
-    let mut open = vec![(folder.to_path_buf(), 0)];
-    while let Some((next, depth)) = open.pop() {
+    let mut pending = vec![(folder.to_path_buf(), 0)];
+    while let Some((next, depth)) = pending.pop() {
         let folders = match folders_in(&next, &mut entries_left) {
             Ok(folders) => folders,
             Err(error) if depth == 0 => {
@@ -205,7 +205,7 @@ pub fn find(folder: &Path) -> Result<FoundRuns> {
             if is_run(&folder) {
                 found.runs.push(folder);
             } else if depth + 1 < DEPTH_MAX {
-                open.push((folder, depth + 1));
+                pending.push((folder, depth + 1));
             }
         }
     }

@@ -38,8 +38,8 @@ impl Settings {
         self.0.get(key).map(plain)
     }
 
-    /// Keys whose values differ between runs, with the value in each run. A setting newer than a
-    /// run has its value from before there.
+    /// Keys whose values differ between runs, with the value in each run. A run that is older than
+    /// a setting has the value that runs had before the setting existed.
     pub fn differences(runs: &[&Self]) -> Vec<(String, Vec<Option<String>>)> {
         let before = values_from_before();
         let keys: BTreeSet<&String> = runs.iter().flat_map(|run| run.0.keys()).collect();
@@ -92,7 +92,7 @@ mod tests {
         assert_eq!(of(&found, "controller"), Some(vec![text("none"), text("heuristic")]));
         assert_eq!(of(&found, "new"), Some(vec![None, text("true")]));
         assert_eq!(of(&found, "lr"), None);
-        // The second is from before there was a choice of devices.
+        // The second file is from before the setting `devices` existed.
         assert_eq!(of(&found, "devices"), None, "{found:?}");
     }
 

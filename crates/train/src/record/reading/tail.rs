@@ -59,7 +59,7 @@ pub enum Reached {
 }
 
 /// Reader of an `events.jsonl`, which may still be growing. It opens the file for each read, so
-/// that a removed one is noticed.
+/// that it notices when the file was removed.
 #[derive(Debug)]
 pub struct EventTail {
     path: PathBuf,
@@ -69,8 +69,9 @@ pub struct EventTail {
     anchor: Vec<u8>,
     /// Whether `at` is inside a line that is skipped because of its length.
     in_long_line: bool,
-    /// Whether a line so far had a checksum. All later ones have one, too.
+    /// Whether a line so far had a checksum; then all later lines must have one.
     is_sealed: bool,
+    /// Whether `batch_completed` events are read.
     with_batches: bool,
     skipped: Skipped,
     /// Bytes of damaged lines so far.
@@ -111,7 +112,7 @@ impl EventTail {
     /// A reader from the first line that begins in the last `bytes` bytes.
     pub(crate) fn near_end(path: &Path, bytes: u64) -> Self {
         let from = path.metadata().map_or(0, |there| there.len().saturating_sub(bytes));
-        // The rest of the line before is skipped, like the rest of a long line.
+        // `from` may be inside a line: bytes up to the next line are skipped, as in a long line.
         Self { at: from, in_long_line: from > 0, ..Self::new(path) }
     }
 
@@ -187,13 +188,14 @@ impl EventTail {
         }
     }
 
-    /// Parses the event of a line. Counts a line without an event.
+    /// Parses the event of a line; a line without one is counted in `skipped`.
     fn parse(&mut self, line: &[u8]) -> Option<EventLine> {
         if line.trim_ascii().is_empty() {
             return None;
         }
         let seal = sealed::check(line, SCHEMA_VERSION);
-        // Only an earlier build wrote lines without a checksum, and none before them has one.
+        // An earlier build wrote lines without checksums, which are only valid before the first
+        // line with a checksum.
         let is_whole = seal == Seal::Whole || (seal == Seal::Absent && !self.is_sealed);
         self.is_sealed |= seal == Seal::Whole;
         let head = serde_json::from_slice::<LineKeys<'_>>(line).ok().filter(|_| is_whole);
@@ -297,8 +299,8 @@ mod tests {
         assert_eq!(read(&mut whole, ALL).1.len(), 100);
     }
 
-    /// A line without an end, as in a sparse file, is read in bounded pieces, and at last no
-    /// longer.
+    /// A line without an end, as in a sparse file, is read in bounded pieces, and reading stops
+    /// after a limit of bytes.
     #[test]
     fn a_line_without_an_end_is_left_unread() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
@@ -311,7 +313,7 @@ mod tests {
         let unread = tail.skipped().unread_from.unwrap();
         assert!((64 << 20..65 << 20).contains(&unread), "{unread}");
         assert_eq!((read(&mut tail, ALL), tail.position()), ((Reached::End, vec![]), unread));
-        // Lines of zeros with ends do not make it longer.
+        // Many damaged lines with ends reach the same limit.
         let zeros = vec![0; 1 << 20];
         let file = tempfile::NamedTempFile::new().unwrap();
         (0..80).for_each(|_| {

@@ -73,10 +73,11 @@ fn process_peak() -> Option<usize> {
     Some(kib * 1024)
 }
 
-/// Counts of the inner loop per training step. The first epoch of each process is excluded, because
-/// it allocates memory that later epochs reuse. The inner loop gathers and trains one batch of one
-/// env after another. A run of one step counts nothing. All counts are zero unless there is a bug,
-/// except copies to a device of streamed images, and on CUDA of the addresses of a new graph.
+/// Counts of the inner loop per training step. The inner loop gathers and trains one batch of one
+/// env after another. The first epoch of each process is excluded, because it allocates memory that
+/// later epochs reuse; so a run of one step counts nothing. All counts are zero unless there is a
+/// bug, with two exceptions: copies of streamed images to a device, and on CUDA copies of the
+/// addresses that a new graph reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HotPath {
     /// Number of training steps measured.
@@ -91,13 +92,13 @@ pub struct HotPath {
     pub allocations: f64,
 }
 
-/// Cost of evaluating envs with live modules in several configurations, over all steps: of the
-/// single pass, and of one full pass per configuration.
+/// Cost of the counterfactual evaluations of all envs and steps. All configurations of an env are
+/// evaluated in a single pass; its cost is compared with that of one full pass per configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CounterfactualTotals {
     /// Number of requested configurations.
     pub configurations: u64,
-    /// Number of distinct ones, which were evaluated.
+    /// Number of distinct configurations, which were evaluated.
     pub evaluated: u64,
     /// Floating-point operations of the single passes.
     pub flops: u64,

@@ -89,7 +89,7 @@ pub struct ModuleSummary {
     pub contribution: Option<f64>,
 }
 
-/// Counts of modules by what happened to them.
+/// Counts of modules by fate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModuleCounts {
     /// Germinated.

@@ -87,7 +87,7 @@ impl Stretch {
         (self.round, self.step) < (next.round, next.step)
     }
 
-    /// Whether the steps of a run with these settings belong to it.
+    /// Whether further steps of a run with these settings, computed by this build, belong to it.
     pub(crate) fn goes_on(&self, config: &TrainConfig) -> bool {
         let now = (&config.devices, config.precision, ROUNDING);
         (&self.devices, self.precision, self.rounding) == now
@@ -130,8 +130,8 @@ pub struct Summary {
     pub instruction_set: String,
     /// Worker threads of each device.
     pub threads: usize,
-    /// Devices, precision and rounding, each from a step on: more than one if they changed when the
-    /// run was resumed. Older summaries have none if they did not change.
+    /// Stretches of the run: more than one if devices, precision or rounding changed when it was
+    /// resumed. May be empty in older summaries of runs without such a change.
     #[serde(default)]
     pub computed: Vec<Stretch>,
     /// Extensions of the run, in their order.

@@ -13,12 +13,15 @@ pub(super) fn merge(all: &[Metrics], weight: impl Fn(usize, usize) -> f64) -> Me
         merged.correct += follower.correct;
         merged.samples += follower.samples;
     }
+    // `batch_losses` has the losses of the last batches, the last of which is number `steps` − 1.
     let first = leader.steps as usize - leader.batch_losses.len();
     for (at, loss) in merged.batch_losses.iter_mut().enumerate() {
         let batch = first + at;
         let parts = all.iter().enumerate().filter_map(|(rank, metrics)| {
-            let back = (metrics.steps as usize).checked_sub(batch)?;
-            let at = metrics.batch_losses.len().checked_sub(back)?;
+            // A rank without samples in the last batch has one step less, and no loss of that
+            // batch.
+            let from_end = (metrics.steps as usize).checked_sub(batch)?;
+            let at = metrics.batch_losses.len().checked_sub(from_end)?;
             Some((weight(batch, rank), metrics.batch_losses.get(at)?))
         });
         let (weights, sum) =

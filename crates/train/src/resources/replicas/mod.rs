@@ -56,10 +56,10 @@ use crate::resources::serving::batch_sizes;
 
 /// Functions that open the hot scopes of an epoch for the calling thread.
 pub(crate) struct EpochScopes<'a> {
-    /// Opens those around the inner loop.
+    /// Opens the scopes around the inner loop.
     pub(crate) train: &'a (dyn Fn() -> Vec<HotScope> + Sync),
-    /// Opens those around the passes that recompute running statistics and copy this many batches
-    /// of streamed images.
+    /// Opens the scopes around the passes that recompute running statistics. The argument is the
+    /// number of batches of streamed images that the passes copy.
     pub(crate) statistics: &'a (dyn Fn(u64) -> Vec<HotScope> + Sync),
 }
 
@@ -96,7 +96,7 @@ impl Replicas {
             ranks: comm.size(),
             comm: Some(comm),
             kind: config.exchange,
-            // The averages of training do not fit weights whose gradients are sent late.
+            // With a sparse exchange statistics are always recomputed; `trainer` has the reason.
             statistics_batches: match config.statistics_batches {
                 0 if !config.exchange.sends_all() => STATISTICS_BATCHES,
                 batches => batches,

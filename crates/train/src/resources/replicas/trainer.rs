@@ -6,11 +6,12 @@
 //! **Warm-up**: the first epochs of a host send more ([`ExchangeKind::warming_up`]).
 //!
 //! **Clipping**: each rank clips its own gradient before the exchange, at √R times the norm, and
-//! the sum is not clipped (Lin et al., "Deep Gradient Compression", ICLR 2018, 3.2). A late element
-//! is a sum over many batches, most of which clipping after the exchange would remove. Momentum and
-//! weight decay stay in the optimiser, after the exchange (as in Vogels et al., "PowerSGD", NeurIPS
-//! 2019), and need no correction there.
+//! the sum is not clipped (Lin et al., "Deep Gradient Compression", ICLR 2018, 3.2). An element
+//! that is sent late is a sum over many batches, and clipping after the exchange would remove most
+//! of it. Momentum and weight decay stay in the optimiser, after the exchange (as in Vogels et al.,
+//! "PowerSGD", NeurIPS 2019), and need no correction there.
 //!
+<<<<<<< HEAD
 //! **Running statistics** are always recomputed at the end of the epoch with fixed weights, by
 //! forward passes over batches of the first epoch (Ioffe and Szegedy, "Batch Normalization", 2015, algorithm
 //! 2; Wu and Johnson, "Rethinking 'Batch' in BatchNorm", 2021); with a whole gradient a setting may
@@ -18,6 +19,16 @@
 //! norm has no component along shifts and scales that batch norm removes, but a few of its elements
 //! do. So weights drift in directions that are invisible to training, which normalises by each
 //! batch, and statistics that lag by ten batches fit them badly.
+=======
+//! **Running statistics** are always recomputed at the end of an epoch with fixed weights, by
+//! forward passes over the epoch's first batches (Ioffe and Szegedy, "Batch Normalization", 2015,
+//! algorithm 2; Wu and Johnson, "Rethinking 'Batch' in BatchNorm", 2021). If the exchange sends the
+//! whole gradient, the setting `statistics_batches` may turn that off. The reason: the full
+//! gradient of a layer before batch norm has no component along the shifts and scales that batch
+//! norm removes, but a few elements of the gradient have one. So weights drift in directions that
+//! training does not notice, because it normalises by each batch; running averages over the last
+//! ten batches lag behind that drift and fit the weights badly.
+>>>>>>> prose1
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -31,7 +42,7 @@ use crate::resources::STATISTICS_EPOCH;
 use crate::resources::replicas::EpochScopes;
 use crate::settings::ExchangeKind;
 
-/// Training of one rank; the caller has the network.
+/// Training of one rank. The network belongs to the caller.
 pub(super) struct Trainer {
     pub(super) rank: usize,
     pub(super) ranks: usize,
@@ -137,15 +148,18 @@ impl Trainer {
             return Err(self.not_open());
         };
         let mut batch = 0;
-        while let Some(part) = gather.next()? {
-            match part.first() {
+        while let Some(served) = gather.next()? {
+            match served.first() {
                 Some(part) => {
+                    // The exchange averages over ranks, so this weight n_r R/n gives the mean over
+                    // all samples.
                     let all: usize =
                         (0..self.ranks).map(|rank| order.part(batch, rank).len()).sum();
                     let weight = (order.part(batch, self.rank).len() * self.ranks) as f64;
                     let weight = (weight / all as f64) as f32;
                     network.differentiate(&part.inputs, &part.targets, weight)?;
                 }
+                // A rank without samples in a small last batch.
                 None => network.differentiate_nothing()?,
             }
             if !self.kind.sends_all() {
@@ -176,8 +190,8 @@ impl Trainer {
         gather.start_epoch(STATISTICS_EPOCH)?;
         network.begin_statistics()?;
         for _ in 0..self.statistics_batches {
-            let Some(part) = gather.next()? else { break };
-            part.first().map_or(Ok(()), |part| network.observe(&part.inputs))?;
+            let Some(served) = gather.next()? else { break };
+            served.first().map_or(Ok(()), |part| network.observe(&part.inputs))?;
         }
         let order = gather.order();
         let batches = 0..self.statistics_batches.min(order.batches());
@@ -196,7 +210,7 @@ impl Trainer {
         };
         for (state, counters) in network.statistics() {
             comm.all_reduce(state, Reduction::Mean)?;
-            // Rank 0 has samples in every batch.
+            // Counters of batches: rank 0 has samples in every batch.
             comm.broadcast(counters, 0)?;
         }
         weight.map_or(Ok(()), |weight| network.finish_statistics(weight))?;
