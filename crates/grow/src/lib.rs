@@ -30,7 +30,7 @@
 //! # }
 //! ```
 //!
-//! # Modules, from bottom to top
+//! # Source modules, from bottom to top
 //! - `spec`: hosts as lists of layers ([`HostSpec`], [`HostLayer`], [`SlotName`]), the family of
 //!   hosts ([`Cnn`]), and the shape of images and classes ([`TaskShape`]);
 //! - `blueprint`, `blueprint_set`: modules that can grow, as data ([`Blueprint`],
@@ -42,7 +42,7 @@
 //! - `counterfactual`: configurations that measure each module's contribution ([`Counterfactual`]);
 //! - `topology`: the host as JSON, for the metadata of a weights file ([`Topology`]).
 //!
-//! All of them use `optimisers`, `suggest` and `error`.
+//! Several of them use `optimisers`, `suggest` and `error`.
 //!
 //! `docs/growth.md` lists the formulas and tables.
 

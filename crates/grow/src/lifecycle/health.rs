@@ -23,8 +23,9 @@ pub struct GradientHealth {
 impl GradientHealth {
     /// Health from the norms of a module's tensors; `None` without tensors.
     pub fn from_norms(norms: &[f64]) -> Option<Self> {
-        let count =
-            |of: &dyn Fn(f64) -> bool| norms.iter().filter(|norm| of(**norm)).count() as u64;
+        let count = |is_counted: &dyn Fn(f64) -> bool| {
+            norms.iter().filter(|norm| is_counted(**norm)).count() as u64
+        };
         let vanishing = count(&|norm| norm < VANISHING_NORM);
         let exploding = count(&|norm| norm > EXPLODING_NORM || !norm.is_finite());
         let norm = norms.iter().map(|norm| norm * norm).sum::<f64>().sqrt();
