@@ -126,7 +126,7 @@ pub(crate) fn action(value: &Bound<'_, PyAny>, view: &EnvView<'_>) -> Result<Act
 /// Converts a list of Python values to actions, one for each view.
 ///
 /// # Errors
-/// A description of the first value that is no action or no legal action.
+/// A description of the first value that is not an action, or is an illegal one.
 pub(crate) fn actions(
     values: &Bound<'_, PyList>,
     views: &[EnvView<'_>],

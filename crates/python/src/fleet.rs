@@ -41,10 +41,10 @@ impl FleetSession {
             }
         };
         let warnings = session.take_warnings();
-        let stepped = Self(Mutex::new(Some(session)));
-        // If the program raises warnings as exceptions, the run ends and can be resumed.
+        let fleet = Self(Mutex::new(Some(session)));
+        // If the program turns warnings into exceptions, the run ends here and can be resumed.
         warnings.iter().try_for_each(|warning| warn(py, warning))?;
-        Ok(stepped)
+        Ok(fleet)
     }
 
     /// Trains a step. Ctrl-C is raised after the step.

@@ -42,8 +42,8 @@ impl Stage {
         Stage::Resetting,
     ];
 
-    /// Length of the stage's one-hot code in an observation: nine stages, and one reserved position that
-    /// is always 0.
+    /// Length of the stage's one-hot code in an observation: nine stages, and one reserved position
+    /// that is always 0.
     pub const ONE_HOT: usize = 10;
 
     /// Position in [`Stage::ALL`].
