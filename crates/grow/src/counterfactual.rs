@@ -161,9 +161,9 @@ impl Counterfactual {
         all
     }
 
-    /// Largest number of rows for a host with n = `slots` slots. Up to four slots: all subsets. With
-    /// more slots: 2 (n + 1) rows for a step, and n − 3 for each order at the last step; the other
-    /// prefixes of an order are already among the step's rows.
+    /// Largest number of rows for a host with n = `slots` slots. Up to four slots: all subsets.
+    /// With more slots: 2 (n + 1) rows for a step, and n − 3 for each order at the last step; the
+    /// other prefixes of an order are already among the step's rows.
     pub fn rows_max(slots: usize) -> usize {
         match slots {
             0..=SUBSETS_MAX_MODULES => 1 << slots,

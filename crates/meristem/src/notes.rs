@@ -1,4 +1,4 @@
-//! Notes of the crates and progress of decoding, on stderr.
+//! Notes of the crates, and the progress of decoding images, on stderr.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};

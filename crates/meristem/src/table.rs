@@ -215,7 +215,7 @@ fn module(module: &ModuleSummary) -> String {
     printable(&format!("{slot} {blueprint} ({stage}){worth}"))
 }
 
-/// Suggestions of further commands.
+/// Suggests further commands.
 fn next(summary: &Summary) -> String {
     let best = summary.envs.iter().max_by(|a, b| {
         let accuracy = |env: &EnvSummary| env.control_accuracy.unwrap_or(env.train_accuracy);

@@ -138,7 +138,8 @@ impl Membership {
         let left = match std::mem::replace(&mut *self.lock(), RankState::Closed) {
             RankState::Free(rank) => rank,
             RankState::Closed => return Ok(false),
-            // When its call ends, the other thread finds the membership closed and leaves the group.
+            // When its call ends, the other thread finds the membership closed and leaves the
+            // group.
             RankState::Busy => return Ok(true),
         };
         py.detach(move || leave(left, reason));
@@ -239,8 +240,8 @@ impl Membership {
         Ok(())
     }
 
-    /// Makes a collective call without the GIL, and puts the rank back. Python handles Ctrl-C on the
-    /// main thread only. There a helper thread makes the call, while the main thread checks for
+    /// Makes a collective call without the GIL, and puts the rank back. Python handles Ctrl-C on
+    /// the main thread only. There a helper thread makes the call, while the main thread checks for
     /// Ctrl-C. After Ctrl-C this rank leaves the group as soon as the call ends.
     fn work<T: Send + 'static>(
         &self,

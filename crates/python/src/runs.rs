@@ -88,7 +88,8 @@ pub(crate) fn warn(py: Python<'_>, text: &str) -> PyResult<()> {
     PyErr::warn(py, &py.get_type::<PyUserWarning>(), &text, 0)
 }
 
-/// Calls `work` with the controller and the observer of `hooks`. Returns the path of the run folder.
+/// Calls `work` with the controller and the observer of `hooks`. Returns the path of the run
+/// folder.
 fn with_hooks(
     py: Python<'_>,
     hooks: Hooks,

@@ -96,7 +96,7 @@ pub(super) fn over_mpi() -> Verdict {
 }
 
 /// Runs `sum` on every number of ranks. Compares the result with the sum, from left to right, of
-/// the elements whose rank by magnitude `is_sent` selects.
+/// the sent elements. `is_sent` selects them by their place in the order of decreasing magnitude.
 fn compare(
     id: DeviceId,
     sum: impl Fn(&mut Communicator, &Tensor) -> Result<(), Fault> + Sync,

@@ -14,7 +14,7 @@ pub(crate) enum ExportCommand {
     Csv(CsvArguments),
     /// Write the events of a run as a Parquet file, with the feature `parquet`.
     ///
-    /// It has the columns of `export csv`, with types; an empty cell is null.
+    /// The file has the columns of `export csv`, with types; an empty cell is null.
     Parquet(ParquetArguments),
     /// Write the network of a weights file, host and modules, as an ONNX model.
     ///

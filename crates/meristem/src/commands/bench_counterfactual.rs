@@ -26,18 +26,18 @@ const WARM_UP: Duration = Duration::from_millis(1000);
 
 #[derive(Serialize)]
 struct Report {
-    /// Time of the single pass per batch.
+    /// Milliseconds per batch of the single pass.
     fused_ms: Spread,
-    /// Time of one full pass for each requested configuration.
+    /// Milliseconds per batch of one full pass for each requested configuration.
     separate_ms: Spread,
-    /// Time of one full pass for each distinct configuration.
+    /// Milliseconds per batch of one full pass for each distinct configuration.
     distinct_ms: Spread,
     /// Time of the single pass divided by the time of the separate passes of the same turn.
     share: Spread,
     /// Time of the single pass divided by the time of the passes for distinct configurations of the
     /// same turn.
     share_of_distinct: Spread,
-    /// The first ratio, for floating-point operations instead of time.
+    /// Floating-point operations of the single pass divided by those of the separate passes.
     flops_share: f64,
     turns: usize,
     config: Config,
@@ -82,8 +82,8 @@ pub(crate) fn run(arguments: &BenchCounterfactualArguments) -> Outcome {
     let mut times: [Vec<f64>; 3] = Default::default();
     let started = Instant::now();
     while times[0].is_empty() || started.elapsed().as_secs_f64() < arguments.seconds {
-        for (way, times) in WAYS.into_iter().zip(&mut times) {
-            times.push(bench.time(way, batches)?);
+        for (method, times) in METHODS.into_iter().zip(&mut times) {
+            times.push(bench.time(method, batches)?);
         }
     }
     let ratio = |of: &[f64]| -> Vec<f64> {
@@ -124,7 +124,7 @@ pub(crate) fn run(arguments: &BenchCounterfactualArguments) -> Outcome {
 fn print(report: &Report) {
     let Report { fused_ms, separate_ms, distinct_ms, share, share_of_distinct, config, .. } =
         report;
-    let way = |name: &str, ms: &Spread, rest: String| {
+    let line = |name: &str, ms: &Spread, rest: String| {
         let Spread { median, min, max } = ms;
         plain::out(&format!("{name:<24}{median:>9.2} ms per batch ({min:.2} to {max:.2}){rest}"));
     };
@@ -143,13 +143,13 @@ fn print(report: &Report) {
         config.precision,
         counted(report.turns, ["turn", "turns"])
     ));
-    way("one pass", fused_ms, String::new());
+    line("one pass", fused_ms, String::new());
     let rest = |share: &Spread| {
         let Spread { median, min, max } = share;
         format!("; one pass takes {median:.3} of this time ({min:.3} to {max:.3})")
     };
-    way(&format!("{} separate passes", config.configurations), separate_ms, rest(share));
-    way(&format!("{} separate passes", config.distinct), distinct_ms, rest(share_of_distinct));
+    line(&format!("{} separate passes", config.configurations), separate_ms, rest(share));
+    line(&format!("{} separate passes", config.distinct), distinct_ms, rest(share_of_distinct));
     plain::out(&format!("ratio of floating-point operations: {:.3}", report.flops_share));
 }
 
@@ -182,7 +182,7 @@ enum EvaluationMethod {
     Distinct,
 }
 
-const WAYS: [EvaluationMethod; 3] =
+const METHODS: [EvaluationMethod; 3] =
     [EvaluationMethod::Fused, EvaluationMethod::Separate, EvaluationMethod::Distinct];
 
 /// A network and a batch for it.
@@ -227,8 +227,8 @@ impl Bench {
         Ok(Self { device, network, inputs, targets, rows, asked })
     }
 
-    /// Runs the network with each method for a while. Returns the number of batches that take about
-    /// a [`BLOCK`] in one pass.
+    /// Runs the network in one pass and in separate passes for [`WARM_UP`]. Returns the number of
+    /// batches that take about a [`BLOCK`] in one pass.
     fn warm_up(&mut self) -> Result<usize, Failure> {
         let started = Instant::now();
         let mut fused_ms = f64::INFINITY;
@@ -240,10 +240,10 @@ impl Bench {
     }
 
     /// Measures milliseconds per batch over the given number of batches. Waits once, at the end.
-    fn time(&mut self, way: EvaluationMethod, batches: usize) -> Result<f64, Failure> {
+    fn time(&mut self, method: EvaluationMethod, batches: usize) -> Result<f64, Failure> {
         let started = Instant::now();
         for _ in 0..batches {
-            match way {
+            match method {
                 EvaluationMethod::Fused => {
                     self.network.eval_rows(&self.inputs, &self.targets, 0..self.rows)?
                 }

@@ -10,7 +10,7 @@ use meristem::grow::{
 use crate::failure::Failure;
 use crate::synthetic::image_shape;
 
-/// A module of a host from the start.
+/// A module that a host has from the start.
 pub(super) struct Module {
     pub(super) slot: SlotName,
     /// Name of its blueprint.
@@ -60,10 +60,10 @@ pub(super) fn grown(
             Failure::value(argument, &module.blueprint, expected)
         })?;
         let (tempo, alpha_target, style) = (Tempo::Fast, AlphaTarget::Most, Style::LinearAdd);
-        let what = Germination { blueprint, style, tempo, alpha_target, accuracy_pp: None };
+        let germination = Germination { blueprint, style, tempo, alpha_target, accuracy_pp: None };
         let slot = host.slots().iter().position(|slot| slot.name == module.slot);
         let slot = slot.expect("the host was made with the slots of its modules");
-        host.germinate(slot, what).map_err(grow::Error::from)?;
+        host.germinate(slot, germination).map_err(grow::Error::from)?;
         while host.slots()[slot].stage != module.stage {
             host.step();
             host.advance(slot, &passes).map_err(grow::Error::from)?;

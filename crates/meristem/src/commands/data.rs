@@ -63,7 +63,7 @@ fn info(arguments: &InfoArguments) -> Outcome {
     plain::out(&format!("mean      {data_mean} (per channel of these training images,"));
     plain::out(&format!("std       {data_std}  with pixels in 0 to 1)"));
     plain::out(&match &arguments.normalize {
-        Normalize::Data => "normalize data: training normalises with them".into(),
+        Normalize::Data => "normalize data: training uses this mean and std".into(),
         Normalize::Constants(_) => format!("normalize {}", arguments.normalize),
         published => {
             format!("normalize {published}: mean {}, std {}", constants(&mean), constants(&std))

@@ -1,4 +1,4 @@
-//! One file per command: from parsed arguments to output.
+//! The commands, each from parsed arguments to output, with a file or a folder per command.
 
 mod bench_comm;
 mod bench_counterfactual;
@@ -65,7 +65,7 @@ fn exit_code(status: Status) -> ExitCode {
     }
 }
 
-/// Finds the folder of a run from its path or its name in `runs`.
+/// Finds the folder of a run, given by its path or by its name in `runs`.
 pub(crate) fn locate(run: &Path) -> PathBuf {
     let usual = Path::new("runs").join(run);
     if !run.exists() && usual.exists() { usual } else { run.into() }

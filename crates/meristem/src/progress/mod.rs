@@ -13,7 +13,7 @@ use meristem::train::{Notice, Observer};
 use crate::escape;
 use crate::plain::{self, duration, thousands};
 use bars::Bars;
-use lines::{accuracies, beginning, learned, mean_accuracy, round_ended, story};
+use lines::{accuracies, beginning, event_text, mean_accuracy, round_ended, update_statistics};
 use shown::{HeldLine, OutputForm, shown};
 pub(crate) use shown::{ScreenGuard, has_screen};
 
@@ -155,7 +155,7 @@ impl Progress {
             bars.show_others(&self.envs);
             return;
         }
-        // With an open view, the view shows the steps.
+        // An open view shows the steps, so no line is printed.
         if self.mode == Mode::Bars {
             return;
         }
@@ -190,7 +190,7 @@ impl Observer for Progress {
                 let accuracy = mean_accuracy(&self.envs);
                 self.line(&round_ended(*round, accuracy, report));
                 if self.verbose {
-                    self.line(&learned(report));
+                    self.line(&update_statistics(report));
                 }
             }
             Event::RunEnded { .. } => {
@@ -199,7 +199,7 @@ impl Observer for Progress {
                 }
             }
             other => {
-                if let Some(text) = story(other) {
+                if let Some(text) = event_text(other) {
                     self.line(&text);
                 }
             }

@@ -61,7 +61,8 @@ fn builder() -> tempfile::Builder<'static, 'static> {
     tempfile::Builder::new()
 }
 
-/// Writes a file, which must not exist, under a temporary name and renames it when it is complete.
+/// Writes the file `out`, which must not exist, under a temporary name, and renames it when it is
+/// complete.
 fn written_whole<T>(
     out: &Path,
     write: impl FnOnce(&mut File) -> Result<T, Failure>,

@@ -21,12 +21,12 @@ use crate::progress::{ScreenGuard, has_screen};
 
 /// Handle of a view of the run that this process trains. Dropping the handle closes the view; the
 /// user may close it earlier.
-pub(crate) struct Beside {
+pub(crate) struct TrainingView {
     closed: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Beside {
+impl TrainingView {
     /// Opens the view of a run folder.
     ///
     /// # Errors
@@ -36,8 +36,8 @@ impl Beside {
         let mut app = App::new(Follower::open(folder)?, environment::has_colours());
         app.trains_here = true;
         let closed = Arc::new(AtomicBool::new(false));
-        // Declared first, so dropped last: the held lines are printed after the terminal is
-        // restored, even after a panic.
+        // Declared before the terminal, so dropped after it: the held lines are printed on the
+        // restored terminal, even after a panic.
         let held = ScreenGuard::take();
         // The run handles the other signals, which end it at a step boundary.
         let mut terminal = Screen::take(&[SIGQUIT]).map_err(broken)?;
@@ -47,14 +47,14 @@ impl Beside {
             let left = show(&mut terminal, &mut app, &|| of_thread.load(Ordering::Relaxed));
             drop(terminal);
             drop(held);
-            after(left);
+            report_end(left);
         };
         let thread = thread::Builder::new().name("view".into()).spawn(view).map_err(broken)?;
         Ok(Self { closed, thread: Some(thread) })
     }
 }
 
-impl Drop for Beside {
+impl Drop for TrainingView {
     fn drop(&mut self) {
         self.closed.store(true, Ordering::Relaxed);
         // A view that panicked has restored the terminal and printed the message.
@@ -64,7 +64,7 @@ impl Drop for Beside {
 
 /// Prints the reason for the end of the view if the run continues. A signal that ended the view
 /// ends the process.
-fn after(left: io::Result<Ending>) {
+fn report_end(left: io::Result<Ending>) {
     match left {
         Ok(Ending::Closed) => {}
         // Fails only for an unknown signal.
