@@ -17,8 +17,8 @@ use crate::lifecycle::{Slot, Stage};
 const SUBSETS_MAX_MODULES: usize = 4;
 
 /// Number of orders sampled at the last step of an episode with more than four modules. In each
-/// order the modules are switched on one after another; every second order reverses the one before
-/// it.
+/// order the modules are switched on one after another; every second order is the reverse of its
+/// predecessor.
 pub const PERMUTATIONS: usize = 8;
 
 /// The modules whose contribution is measured.
@@ -137,8 +137,8 @@ impl Counterfactual {
 
     /// The configurations of [`Counterfactual::for_step`], with further ones for Shapley values if
     /// there are more than four modules. These are the prefixes of [`PERMUTATIONS`] orders drawn
-    /// from `random`. Every second order reverses the one before it (antithetic sampling: the
-    /// errors of the two have opposite signs).
+    /// from `random`. Every second order is the reverse of its predecessor (antithetic sampling:
+    /// the errors of the two have opposite signs).
     pub fn for_last_step(host: &Host, random: &mut Rng) -> Self {
         let mut all = Self::for_step(host);
         let n = all.modules.len();

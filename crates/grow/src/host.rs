@@ -259,7 +259,7 @@ impl Host {
         }
     }
 
-    /// Puts a module into a dormant slot. It starts to compute in Training.
+    /// Puts a module into a dormant slot. The module starts to compute in Training.
     ///
     /// # Errors
     /// The errors of [`Host::check_germinate`].
@@ -316,7 +316,8 @@ impl Host {
         self.module_in(index, "FOSSILIZE", (&[Stage::Holding], "holding")).map(|_| ())
     }
 
-    /// Makes a module permanent if the gate passes. Alpha is 1 from then on, whatever its target.
+    /// Makes a module permanent if the gate passes. Alpha is 1 from then on, also after a lower
+    /// target.
     ///
     /// # Errors
     /// The errors of [`Host::check_fossilize`]. A gate that refuses is no error: the host is

@@ -70,8 +70,8 @@ pub struct TopologyModule {
     pub accuracy_at_germination_pp: Option<f32>,
 }
 
-/// Serialises the layers and slots of a host to one line of JSON. It is the entry `host` of the
-/// metadata, for readers that cannot parse the host's text.
+/// Serialises the layers and slots of a host to one line of JSON: the entry `host` of the metadata,
+/// for readers that cannot parse the host's text.
 ///
 /// # Errors
 /// [`TopologyError::Parse`] for a value that JSON cannot represent, which no host has.

@@ -22,7 +22,7 @@ pub(crate) struct FleetSession(Mutex<Option<Session>>);
 
 #[pymethods]
 impl FleetSession {
-    /// Starts a run, or resumes the one in the folder `resumed`.
+    /// Starts a run, or resumes the run in the folder `resumed`.
     #[new]
     fn new(
         py: Python<'_>,

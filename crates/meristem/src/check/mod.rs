@@ -101,7 +101,7 @@ const CHECKS: &[Check] = &[
     ("hot scopes", CheckFn::Device(training::hot_scopes)),
 ];
 
-/// The checks for a device: all, or those in `names`.
+/// The checks for a device: all of them, or only the checks in `names`.
 ///
 /// # Errors
 /// A name of `names` is unknown.

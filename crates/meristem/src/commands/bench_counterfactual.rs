@@ -37,7 +37,7 @@ struct Report {
     /// Time of the single pass divided by the time of the passes for distinct configurations of the
     /// same turn.
     share_of_distinct: Spread,
-    /// Floating-point operations of the single pass divided by those of the separate passes.
+    /// Operations of the single pass divided by the operations of the separate passes.
     flops_share: f64,
     turns: usize,
     config: Config,

@@ -26,7 +26,7 @@ pub(crate) fn request_stop(what_is_left: &str) {
     let shown = shown();
     STOP.store(true, Ordering::Relaxed);
     match &*shown {
-        // This fits next to the bar at 80 columns.
+        // This text fits next to the bar at 80 columns.
         OutputForm::Bar(total) => total.set_message("stopping after this step; again to stop now"),
         // The view shows the message.
         OutputForm::Screen(_) => {}

@@ -68,8 +68,8 @@ class Fleet:
     def resume(cls, run: "str | PathLike[str] | Run", **settings: Any) -> "Fleet":
         """Resumes the run of an earlier fleet at its last checkpoint.
 
-        With other devices or another length, results may differ from those of an uninterrupted run;
-        then a ``UserWarning`` is issued.
+        With other devices or another length, the results may differ from the results of an
+        uninterrupted run; then a ``UserWarning`` is issued.
         """
         fleet = cls.__new__(cls)
         folder = path("run", run.path if isinstance(run, Run) else run)

@@ -141,7 +141,7 @@ impl Library {
     /// Opens a folder.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The folder cannot be read.
     pub(super) fn open(root: &Path, base: &BasePath) -> train::Result<Self> {
         find(root)?;
         let real = fs::canonicalize(root).unwrap_or_else(|_| root.into());
@@ -214,7 +214,7 @@ impl Library {
     /// Returns a run, after reading its new events for a limited time.
     ///
     /// # Errors
-    /// It is no run, or a link leads out of the folder.
+    /// The path is not a run, or a link in it leads out of the served folder.
     pub(super) fn follow(
         &self,
         run: &PathBuf,
