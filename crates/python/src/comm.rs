@@ -135,14 +135,14 @@ impl Membership {
     /// false if the rank had left before.
     fn close(&self, py: Python<'_>, reason: Option<String>) -> PyResult<bool> {
         check_process()?;
-        let left = match std::mem::replace(&mut *self.lock(), RankState::Closed) {
+        let rank = match std::mem::replace(&mut *self.lock(), RankState::Closed) {
             RankState::Free(rank) => rank,
             RankState::Closed => return Ok(false),
             // When its call ends, the other thread finds the membership closed and leaves the
             // group.
             RankState::Busy => return Ok(true),
         };
-        py.detach(move || leave(left, reason));
+        py.detach(move || leave(rank, reason));
         Ok(true)
     }
 }

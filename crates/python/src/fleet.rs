@@ -75,14 +75,14 @@ impl FleetSession {
     /// The view and the figures of each env.
     fn envs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let seen = self.look(|session| Ok(session.envs().to_vec()))?;
-        let one = |seen: &SeenEnv| {
+        let describe = |seen: &SeenEnv| {
             let env = env::to_python(py, &seen.view())?;
             env.set_item("round", seen.round)?;
             env.set_item("reward", seen.reward)?;
             env.set_item("figures", to_python(py, &seen.figures)?)?;
             Ok(env)
         };
-        seen.iter().map(one).collect()
+        seen.iter().map(describe).collect()
     }
 
     /// Sizes of the heads of an action.

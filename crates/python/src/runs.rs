@@ -97,8 +97,8 @@ fn with_hooks(
 ) -> PyResult<PathBuf> {
     let Hooks { on_event, controller } = hooks;
     let raised = Raised::default();
-    let own = |decide| Box::new(Callable::new(decide, raised.clone())) as Box<dyn Controller>;
-    let custom = controller.map(own).map(Custom::from).unwrap_or_default();
+    let callable = |decide| Box::new(Callable::new(decide, raised.clone())) as Box<dyn Controller>;
+    let custom = controller.map(callable).map(Custom::from).unwrap_or_default();
     let observer = Mutex::new(RunObserver::new(on_event));
     let result = detached(py, || match observer.lock() {
         Ok(mut observer) => work(custom, &mut observer).map_err(Failure::from),

@@ -166,11 +166,11 @@ impl Gates {
     /// measured.
     pub fn evaluate(&self, gate: Gate, slot: &Slot, inputs: &GateInputs) -> GateReport {
         use Comparison::{AtLeast, AtMost};
-        let here = slot.stage == gate.source();
-        let module = slot.module.as_ref().filter(|_| here);
+        let is_before = slot.stage == gate.source();
+        let module = slot.module.as_ref().filter(|_| is_before);
         let truth = |holds: bool| if holds { 1.0 } else { 0.0 };
         let name = format!("is_{}", gate.source());
-        let mut conditions = vec![Condition::new(&name, Some(truth(here)), AtLeast, 1.0)];
+        let mut conditions = vec![Condition::new(&name, Some(truth(is_before)), AtLeast, 1.0)];
         match gate {
             Gate::Training => {}
             Gate::Blending => {

@@ -88,9 +88,9 @@ pub(super) fn over_mpi() -> Verdict {
     let ended = ended.map_err(|error| Fault::new(format!("mpirun: {error}"), REMEDY))?;
     let rows = String::from_utf8_lossy(&ended.stdout).matches("\"wrong\":0").count();
     ensure(ended.status.success() && rows == 4, || {
-        let said = String::from_utf8_lossy(&ended.stderr);
-        let said = said.lines().find(|line| !line.trim().is_empty()).unwrap_or("nothing");
-        Fault::new(format!("{rows} of 4 sums over 2 processes: {}; {said}", ended.status), REMEDY)
+        let stderr = String::from_utf8_lossy(&ended.stderr);
+        let error = stderr.lines().find(|line| !line.trim().is_empty()).unwrap_or("nothing");
+        Fault::new(format!("{rows} of 4 sums over 2 processes: {}; {error}", ended.status), REMEDY)
     })?;
     Ok("dense, topk, gtopk and ok-topk over 2 processes: all elements correct".into())
 }

@@ -117,8 +117,8 @@ pub(crate) fn select(device: DeviceId, names: &[String]) -> Result<Vec<Check>, F
         let known: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
         return Err(Failure::value("check", unknown, format!("one of {}", known.join(", "))));
     }
-    let asked = |(name, _): &Check| names.is_empty() || names.iter().any(|asked| asked == name);
-    Ok(all.into_iter().filter(asked).collect())
+    let is_selected = |(name, _): &Check| names.is_empty() || names.iter().any(|n| n == name);
+    Ok(all.into_iter().filter(is_selected).collect())
 }
 
 /// Runs checks on a device. Calls `begin` with the name of a check before it, and `each` with its

@@ -76,8 +76,8 @@ struct Config {
 pub(crate) fn run(arguments: &BenchCounterfactualArguments) -> Outcome {
     check(arguments)?;
     let (host, slots) = grown(arguments)?;
-    let asked = Counterfactual::for_step(&host);
-    let mut bench = Bench::new(&host, &asked, arguments)?;
+    let requested = Counterfactual::for_step(&host);
+    let mut bench = Bench::new(&host, &requested, arguments)?;
     let batches = bench.warm_up()?;
     let mut times: [Vec<f64>; 3] = Default::default();
     let started = Instant::now();
@@ -86,10 +86,10 @@ pub(crate) fn run(arguments: &BenchCounterfactualArguments) -> Outcome {
             times.push(bench.time(method, batches)?);
         }
     }
-    let ratio = |of: &[f64]| -> Vec<f64> {
-        times[0].iter().zip(of).map(|(fused, separate)| fused / separate).collect()
+    let ratio = |separate: &[f64]| -> Vec<f64> {
+        times[0].iter().zip(separate).map(|(fused, separate)| fused / separate).collect()
     };
-    let (flops, one) = bench.network.eval_flops(0..asked.rows().len())?;
+    let (flops, one) = bench.network.eval_flops(0..requested.rows().len())?;
     let image = image_shape();
     let report = Report {
         fused_ms: Spread::of(&times[0]),
@@ -97,14 +97,14 @@ pub(crate) fn run(arguments: &BenchCounterfactualArguments) -> Outcome {
         distinct_ms: Spread::of(&times[2]),
         share: Spread::of(&ratio(&times[1])),
         share_of_distinct: Spread::of(&ratio(&times[2])),
-        flops_share: flops as f64 / (one * asked.configurations().len() as u64) as f64,
+        flops_share: flops as f64 / (one * requested.configurations().len() as u64) as f64,
         turns: times[0].len(),
         config: Config {
             host: host.spec().to_string(),
             slots,
             blueprint: arguments.blueprint.clone(),
-            configurations: asked.configurations().len(),
-            distinct: asked.rows().len(),
+            configurations: requested.configurations().len(),
+            distinct: requested.rows().len(),
             batch: arguments.batch,
             image: [image.channels, image.height, image.width],
             device: bench.device.id().to_string(),
@@ -144,12 +144,12 @@ fn print(report: &Report) {
         counted(report.turns, ["turn", "turns"])
     ));
     line("one pass", fused_ms, String::new());
-    let rest = |share: &Spread| {
+    let relative = |share: &Spread| {
         let Spread { median, min, max } = share;
         format!("; one pass takes {median:.3} of this time ({min:.3} to {max:.3})")
     };
-    line(&format!("{} separate passes", config.configurations), separate_ms, rest(share));
-    line(&format!("{} separate passes", config.distinct), distinct_ms, rest(share_of_distinct));
+    line(&format!("{} separate passes", config.configurations), separate_ms, relative(share));
+    line(&format!("{} separate passes", config.distinct), distinct_ms, relative(share_of_distinct));
     plain::out(&format!("ratio of floating-point operations: {:.3}", report.flops_share));
 }
 
@@ -193,26 +193,26 @@ struct Bench {
     targets: Tensor,
     rows: usize,
     /// Row of each requested configuration.
-    asked: Vec<usize>,
+    requested: Vec<usize>,
 }
 
 impl Bench {
     fn new(
         host: &Host,
-        asked: &Counterfactual,
+        requested: &Counterfactual,
         arguments: &BenchCounterfactualArguments,
     ) -> Result<Self, Failure> {
         let device = Device::open(arguments.network.device()?, &DeviceOptions::default())?;
         let batch = arguments.batch;
         let stream = device.stream("env 0");
         let isa = device.isa();
-        let rows = asked.rows().len();
+        let rows = requested.rows().len();
         let precision = arguments.network.precision;
         let options =
             NetworkOptions { configs: rows, precision, ..NetworkOptions::new(0, 0, isa, batch) };
         let mut network =
             Network::new(&stream, Arc::new(host.graph(&Optimisers::default())?), options)?;
-        network.set_alphas(asked.rows())?;
+        network.set_alphas(requested.rows())?;
         let image = *host.image();
         let shape = [batch, image.channels, image.height, image.width];
         let mut random = Rng::new(0, Purpose::Test, 0, 0);
@@ -223,8 +223,8 @@ impl Bench {
         let inputs = Tensor::empty_with_format(&stream, shape, DType::F32, format, Owner::Batches)?;
         inputs.copy_from_slice(&pixels)?;
         let targets = Tensor::from_slice(&stream, &labels, [batch], Owner::Batches)?;
-        let asked = asked.configurations().iter().map(|(_, row)| *row).collect();
-        Ok(Self { device, network, inputs, targets, rows, asked })
+        let requested = requested.configurations().iter().map(|(_, row)| *row).collect();
+        Ok(Self { device, network, inputs, targets, rows, requested })
     }
 
     /// Runs the network in one pass and in separate passes for [`WARM_UP`]. Returns the number of
@@ -247,7 +247,7 @@ impl Bench {
                 EvaluationMethod::Fused => {
                     self.network.eval_rows(&self.inputs, &self.targets, 0..self.rows)?
                 }
-                EvaluationMethod::Separate => self.asked.iter().try_for_each(|&row| {
+                EvaluationMethod::Separate => self.requested.iter().try_for_each(|&row| {
                     self.network.eval_step(&self.inputs, &self.targets, row)
                 })?,
                 EvaluationMethod::Distinct => (0..self.rows)

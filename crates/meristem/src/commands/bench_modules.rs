@@ -24,16 +24,16 @@ pub(super) fn parse(spec: &HostSpec, list: &str) -> Result<Vec<Module>, Failure>
     let refused = |got: &str| {
         Failure::value("modules", got, "SLOT=BLUEPRINT, or SLOT=BLUEPRINT:training, with commas")
     };
-    let one = |entry: &str| {
-        let (slot, what) = entry.trim().split_once('=').ok_or_else(|| refused(entry))?;
-        let (blueprint, stage) = what.split_once(':').unwrap_or((what, "holding"));
+    let module = |entry: &str| {
+        let (slot, module) = entry.trim().split_once('=').ok_or_else(|| refused(entry))?;
+        let (blueprint, stage) = module.split_once(':').unwrap_or((module, "holding"));
         let stage = [Stage::Training, Stage::Holding].into_iter().find(|s| s.to_string() == stage);
         let slots = spec.select_slots([slot]).map_err(grow::Error::from)?;
         let [slot] = &slots[..] else { return Err(refused(entry)) };
         let stage = stage.ok_or_else(|| refused(entry))?;
         Ok(Module { slot: slot.clone(), blueprint: blueprint.to_string(), stage })
     };
-    list.split(',').map(one).collect()
+    list.split(',').map(module).collect()
 }
 
 /// Creates a host with `modules`, each in its stage. Errors name the flag `argument`.

@@ -195,8 +195,8 @@ fn stopped(study: &Study) -> Option<String> {
 
 /// Formats mean and 95 % interval, such as `81.20 ± 0.31`, both by `format`, the interval without
 /// its sign.
-fn spread(of: Option<Spread>, format: impl Fn(f64) -> String) -> String {
-    let Some(Spread { mean, ci95, .. }) = of else { return "–".into() };
+fn spread(value: Option<Spread>, format: impl Fn(f64) -> String) -> String {
+    let Some(Spread { mean, ci95, .. }) = value else { return "–".into() };
     let half = ci95.map_or("–".into(), |half| format(half).trim_start_matches('+').to_string());
     format!("{} ± {half}", format(mean))
 }

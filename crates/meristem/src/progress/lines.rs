@@ -97,10 +97,10 @@ pub(super) fn event_text(event: &Event) -> Option<String> {
             format!("  env {env}: {slot} is {to}")
         }
         Event::ModulePruned { env, slot, blueprint, contribution, .. } => {
-            format!("  env {env}: {blueprint} in {slot} is pruned{}", worth(*contribution))
+            format!("  env {env}: {blueprint} in {slot} is pruned{}", in_points(*contribution))
         }
         Event::ModuleFossilized { env, slot, blueprint, contribution, .. } => {
-            format!("  env {env}: {blueprint} in {slot} is fossilized{}", worth(*contribution))
+            format!("  env {env}: {blueprint} in {slot} is fossilized{}", in_points(*contribution))
         }
         Event::GovernorRollback { env, failure, restored_step, .. } => {
             let to = restored_step.map_or("the start of its episode".into(), |step| {
@@ -151,7 +151,8 @@ pub(super) fn mean_accuracy(envs: &[Option<StepCompleted>]) -> Option<f64> {
     mean(envs.iter().flatten().filter_map(|step| step.control_accuracy))
 }
 
-fn worth(contribution: Option<f64>) -> String {
+/// Formats a contribution, such as ` (contribution +1.8 points)`; empty without a measurement.
+fn in_points(contribution: Option<f64>) -> String {
     contribution.map_or(String::new(), |pp| format!(" (contribution {pp:+.1} points)"))
 }
 
@@ -163,7 +164,7 @@ pub(super) fn accuracies(envs: &[Option<StepCompleted>]) -> String {
         .flatten()
         .map(|step| step.control_accuracy.unwrap_or(step.train_accuracy))
         .collect();
-    let what = if envs.iter().flatten().any(|step| step.control_accuracy.is_some()) {
+    let split = if envs.iter().flatten().any(|step| step.control_accuracy.is_some()) {
         "control"
     } else {
         "training"
@@ -178,7 +179,7 @@ pub(super) fn accuracies(envs: &[Option<StepCompleted>]) -> String {
     let twins = envs.iter().flatten().filter_map(|step| step.twin?.control_accuracy);
     let bare =
         mean(twins).map_or(String::new(), |share| format!(", bare {}", percent(Some(share))));
-    format!("{what} accuracy {figures} %{bare}")
+    format!("{split} accuracy {figures} %{bare}")
 }
 
 /// Formats accuracy, modules and parameters of an env. Parameters are last, because the end may be

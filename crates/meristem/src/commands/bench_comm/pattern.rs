@@ -46,13 +46,13 @@ impl Pattern {
     pub(super) fn new(len: usize, ranks: usize, density: f64) -> Pattern {
         let k = picks(density, len);
         let regions = ranks.min(k).max(1);
-        let each = k / regions;
+        let per_region = k / regions;
         // In a region, the sum has as many large elements as each rank sends. Half of the large
         // elements are winners, the same number of each rank.
-        let winners = each / (2 * ranks);
-        let common = each - ranks * winners;
+        let winners = per_region / (2 * ranks);
+        let common = per_region - ranks * winners;
         let fits = common + ranks * ranks * winners <= len / regions;
-        let (common, winners) = if fits { (common, winners) } else { (each, 0) };
+        let (common, winners) = if fits { (common, winners) } else { (per_region, 0) };
         Pattern { len, ranks, regions, common, winners }
     }
 

@@ -30,8 +30,8 @@ pub(crate) fn run(command: &ExportCommand) -> Outcome {
 }
 
 /// Prints a warning about the skipped lines of the events.
-fn warn_skipped(of: Skipped) {
-    if let Some(words) = skipped(of) {
+fn warn_skipped(lines: Skipped) {
+    if let Some(words) = skipped(lines) {
         plain::err(&format!("warning: {words}"));
     }
 }

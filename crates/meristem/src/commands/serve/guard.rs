@@ -98,12 +98,15 @@ impl Guard {
         let bearer = credentials.filter(|(name, _)| scheme(name)).map(|(_, token)| token);
         let cookies =
             headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
-        let own = |pair: &str| {
+        let cookie_value = |pair: &str| {
             let (name, value) = pair.split_once('=')?;
             (name.trim() == self.cookie).then(|| value.to_string())
         };
         if bearer.is_some_and(is_token)
-            || cookies.flat_map(|all| all.split(';')).filter_map(own).any(|value| is_token(&value))
+            || cookies
+                .flat_map(|all| all.split(';'))
+                .filter_map(cookie_value)
+                .any(|value| is_token(&value))
         {
             return admitted();
         }

@@ -180,7 +180,7 @@ impl Library {
                 }
                 (known, false) => {
                     let stamp = stamp(run);
-                    let same = known.filter(|(of, ..)| *of == stamp);
+                    let same = known.filter(|(known, ..)| *known == stamp);
                     same.unwrap_or_else(|| (stamp, now, Overview::read(run)))
                 }
             };
@@ -246,7 +246,7 @@ impl Library {
 }
 
 fn stamp(run: &Path) -> Stamp {
-    let of = |name: &str| {
+    let file_stamp = |name: &str| {
         let file = run.join(name).metadata().ok()?;
         Some(FileStamp {
             device: file.dev(),
@@ -257,7 +257,7 @@ fn stamp(run: &Path) -> Stamp {
         })
     };
     let [_, config, events, summary] = FILES;
-    ([of(config), of(events), of(summary)], is_in_progress(run))
+    ([file_stamp(config), file_stamp(events), file_stamp(summary)], is_in_progress(run))
 }
 
 #[cfg(test)]

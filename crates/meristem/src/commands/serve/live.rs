@@ -99,8 +99,9 @@ pub(super) fn events(
                     tokio::time::sleep(DRAW_EVERY).await;
                 }
                 waits = true;
-                let (of, which) = (views.clone(), view.clone());
-                let drawn = work(job_lock.clone(), move |cancel| of.parts(&which, cancel)).await;
+                let (shared, current) = (views.clone(), view.clone());
+                let drawn =
+                    work(job_lock.clone(), move |cancel| shared.parts(&current, cancel)).await;
                 // After a timeout or lack of memory the page sends another request.
                 let parts = match drawn.ok()? {
                     Ok(parts) => parts,

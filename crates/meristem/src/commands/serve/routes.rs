@@ -56,15 +56,15 @@ async fn show(State(views): State<Arc<LiveViews>>, request: Request) -> Response
         Ok(subject) => subject,
         Err(missing) => return not_found(base, form, &missing),
     };
-    let of = views.clone();
+    let shared = views.clone();
     let permit = request.extensions().get::<Arc<ConnectionPermit>>().cloned();
     let job_lock = permit.as_ref().map_or_else(JobLock::default, |permit| permit.job_lock());
     // Reading folders may take long on a shared disk.
     let done = work(job_lock.clone(), move |cancel| {
-        let view = View::of(&subject, &of.library, cancel)?;
+        let view = View::of(&subject, &shared.library, cancel)?;
         let answer = match form {
-            AnswerForm::Page => Answer::Page(page(&of, &view, cancel)?),
-            AnswerForm::Json => Answer::Json(view.json(&of.library, cancel)?.to_string()),
+            AnswerForm::Page => Answer::Page(page(&shared, &view, cancel)?),
+            AnswerForm::Json => Answer::Json(view.json(&shared.library, cancel)?.to_string()),
             AnswerForm::Live => Answer::Live(view),
         };
         Ok::<_, Missing>(answer)
@@ -111,8 +111,8 @@ fn page(views: &LiveViews, view: &View, cancel: &CancelToken) -> Result<String, 
         body.push(Html::element("nav", "aria-label=\"Pages\"", back));
     }
     body.push(Html::of("h1", &title));
-    let how = "Without scripts, reload this page to update it.";
-    body.push(Html::element("p", "id=\"live\" role=\"status\"", Html::text(how)));
+    let hint = "Without scripts, reload this page to update it.";
+    body.push(Html::element("p", "id=\"live\" role=\"status\"", Html::text(hint)));
     match view {
         View::List => {
             let button = Html::element("button", "type=\"submit\"", Html::text("Compare"));

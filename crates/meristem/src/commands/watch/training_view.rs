@@ -42,12 +42,12 @@ impl TrainingView {
         // The run handles the other signals, which end it at a step boundary.
         let mut terminal = Screen::take(&[SIGQUIT]).map_err(broken)?;
         close_on_panic(closed.clone());
-        let of_thread = closed.clone();
+        let is_closed = closed.clone();
         let view = move || {
-            let left = show(&mut terminal, &mut app, &|| of_thread.load(Ordering::Relaxed));
+            let ending = show(&mut terminal, &mut app, &|| is_closed.load(Ordering::Relaxed));
             drop(terminal);
             drop(held);
-            report_end(left);
+            report_end(ending);
         };
         let thread = thread::Builder::new().name("view".into()).spawn(view).map_err(broken)?;
         Ok(Self { closed, thread: Some(thread) })
@@ -64,8 +64,8 @@ impl Drop for TrainingView {
 
 /// Prints the reason for the end of the view if the run continues. A signal that ended the view
 /// ends the process.
-fn report_end(left: io::Result<Ending>) {
-    match left {
+fn report_end(ending: io::Result<Ending>) {
+    match ending {
         Ok(Ending::Closed) => {}
         // Fails only for an unknown signal.
         Ok(Ending::Signal(signal)) => drop(emulate_default_handler(signal)),
