@@ -38,8 +38,8 @@ pub(crate) fn has_colours() -> bool {
     std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// Whether a stream is a terminal with cursor movement, so that lines can be overwritten.
-/// `TERM=dumb`, as in shells of editors, has none.
+/// Whether a stream is a terminal with cursor movement, so that lines can be overwritten. With
+/// `TERM=dumb`, as in the shells of editors, a terminal has no cursor movement.
 pub(crate) fn is_drawable(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && !console::is_dumb()
 }

@@ -13,8 +13,8 @@ use crate::failure::Failure;
 use crate::progress;
 
 /// Time within which further signals count as part of the first request, because one request may
-/// send two signals: `timeout` signals the process and then its group, and so may a closing
-/// terminal.
+/// send two signals: `timeout` signals the process and then its group, and a closing terminal may
+/// signal twice.
 const ONE_REQUEST: Duration = Duration::from_secs(1);
 
 /// Guard of the signal handlers. Until it is dropped, signals stop the run. Afterwards signals are

@@ -31,7 +31,7 @@ pub(crate) enum ControlCommand {
     ///
     /// Seeds count up from --seed, which is 1000 by default. The default of `train` is 42, so
     /// policies are compared on hosts outside their training. A policy file lists the seeds of its
-    /// training; a comparison on one of them prints a warning.
+    /// training; a comparison on one of these seeds prints a warning.
     ///
     /// --policy and --run-dir have other meanings in `train`: the initial policy of the run, and
     /// the folder of a single run.

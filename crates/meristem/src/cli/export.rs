@@ -77,7 +77,7 @@ pub(crate) struct CsvArguments {
     /// Folder of the run, or its name in runs/
     #[arg(value_name = "RUN")]
     pub(crate) run: PathBuf,
-    /// Rows of the table
+    /// Table to write
     #[arg(long, value_enum, default_value_t = Table::Steps)]
     pub(crate) table: Table,
     /// File to write; must not exist [default: stdout]
@@ -90,7 +90,7 @@ pub(crate) struct ParquetArguments {
     /// Folder of the run, or its name in runs/
     #[arg(value_name = "RUN")]
     pub(crate) run: PathBuf,
-    /// Rows of the table
+    /// Table to write
     #[arg(long, value_enum, default_value_t = Table::Steps)]
     pub(crate) table: Table,
     /// File to write; must not exist
@@ -98,7 +98,7 @@ pub(crate) struct ParquetArguments {
     pub(crate) out: PathBuf,
 }
 
-/// Rows of a table.
+/// Table of events, named after its rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Table {
     /// A row for each env and step

@@ -163,7 +163,7 @@ impl DeviceArguments {
 pub(crate) struct NetworkArguments {
     #[command(flatten)]
     device: DeviceArguments,
-    /// Precision of convolutions and linear layers; other than f32 with --device cuda:N only
+    /// Precision of convolutions and linear layers; tf32 and bf16 need --device cuda:N
     #[arg(long, default_value = "f32", value_parser = precision())]
     pub(crate) precision: Precision,
 }

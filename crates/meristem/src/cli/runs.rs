@@ -87,7 +87,7 @@ pub(crate) struct ServeArguments {
     /// Port to listen on; 0 selects a free one
     #[arg(long, value_name = "N", default_value_t = 8642)]
     pub(crate) port: u16,
-    /// IP address to listen on; other than a loopback address, it requires a token
+    /// IP address to listen on; any but a loopback address requires a token
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1")]
     pub(crate) bind: IpAddr,
     /// Require a token on a loopback address, too, for machines with several users

@@ -1,4 +1,4 @@
-//! `meristem data info | verify | import | plan`.
+//! `meristem data info | verify | import | plan | cache`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -92,7 +92,7 @@ struct NormalizationConstants {
 #[derive(Serialize)]
 struct DatasetEntry {
     dataset: &'static str,
-    /// Whether it was found in the given folder; true for the embedded dataset.
+    /// Whether the dataset was found in the given folder; true for the embedded dataset.
     found: bool,
     expected: Vec<String>,
     where_to_get: &'static str,

@@ -36,7 +36,7 @@ fn warn_skipped(lines: Skipped) {
     }
 }
 
-/// The command in a build without its feature.
+/// `export parquet` in a build without the feature `parquet`.
 #[cfg(not(feature = "parquet"))]
 mod parquet {
     /// Refuses: this build does not write Parquet.

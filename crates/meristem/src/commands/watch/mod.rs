@@ -102,7 +102,7 @@ enum KeyEffect {
 /// Reason for the end of a view.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Ending {
-    /// The run has ended.
+    /// The process that trains the run closed the view, because the run has ended.
     Closed,
     /// The user closed the view.
     Left,
