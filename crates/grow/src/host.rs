@@ -430,7 +430,7 @@ impl Host {
         }
     }
 
-    /// Removes every module that is not fossilized at once, at any age. Only for the governor's
+    /// Removes at once every module that is not fossilized, at any age. Only for the governor's
     /// rollback.
     pub fn prune_live(&mut self) -> Vec<StageChange> {
         let slots = self.slots.iter_mut().enumerate().filter(|(_, slot)| slot.stage.is_live());

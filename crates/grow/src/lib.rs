@@ -19,8 +19,8 @@
 //! let bare = host.topology_key();
 //!
 //! let (style, tempo, alpha_target) = (Style::LinearAdd, Tempo::Fast, AlphaTarget::Full);
-//! let seed = Germination { blueprint: light, style, tempo, alpha_target, accuracy_pp: None };
-//! host.germinate(0, seed)?;
+//! let plan = Germination { blueprint: light, style, tempo, alpha_target, accuracy_pp: None };
+//! host.germinate(0, plan)?;
 //! assert_eq!(host.topology_key(), bare, "a germinated module takes no part yet");
 //! assert!(host.advance(0, &GateInputs::default())?.report.passed);
 //! assert_eq!((host.parameters()?.host, host.parameters()?.grown()), (6_418, 592));

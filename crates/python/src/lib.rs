@@ -1,7 +1,7 @@
 //! The extension module of the Python package `meristem`, `meristem._meristem`.
 //!
 //! This module has the functions that need the engine. `python/meristem` has the public classes
-//! with types and documentation, and calls this module. Rust modules, in order of dependency:
+//! with types and documentation, and calls this module. Rust modules:
 //!
 //! | module | contents |
 //! |---|---|

@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 /// L2 norm below which a tensor's gradient counts as vanished.
 const VANISHING_NORM: f64 = 1e-7;
-/// L2 norm above which a tensor's gradient counts as exploded, as does one that is not finite.
+/// L2 norm above which a tensor's gradient counts as exploded. A norm that is not finite counts,
+/// too.
 const EXPLODING_NORM: f64 = 10.0;
 
 /// Health of a module's gradients, from the L2 norm per tensor before clipping.
