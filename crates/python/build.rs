@@ -1,4 +1,5 @@
-//! Arguments of the linker for a module that Python loads: on macOS its symbols are Python's own.
+//! Linker arguments for a module that Python loads. On macOS the module's undefined symbols are
+//! resolved by the Python process.
 
 fn main() {
     pyo3_build_config::add_extension_module_link_args();

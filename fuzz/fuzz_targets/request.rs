@@ -77,8 +77,8 @@ impl Server {
         let (mut client, stream) = tokio::io::duplex(1 << 22);
         RUNTIME.block_on(async {
             client.write_all(&sent).await.expect("a stream in memory");
-            let seat = Arc::new(Places::default()).enter(LOOPBACK.into()).expect("a place");
-            connections::answer(stream, self.router.clone(), seat).await;
+            let permit = Arc::new(Places::default()).enter(LOOPBACK.into()).expect("a place");
+            connections::answer(stream, self.router.clone(), permit).await;
             let mut answers = vec![];
             client.read_to_end(&mut answers).await.expect("a stream in memory");
             answers

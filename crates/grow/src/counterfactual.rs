@@ -1,9 +1,9 @@
 //! Alpha configurations whose accuracies measure the contribution of each module (`docs/growth.md`,
 //! Contributions).
 //!
-//! A configuration turns some of the measured modules off; all other modules keep their alpha.
-//! Configurations with the same modules on share a row. With two modules, for instance, "first off"
-//! equals "second alone".
+//! A configuration turns some of the measured modules off; all other modules keep their alpha. A
+//! row has the alphas of one configuration. Configurations with the same modules on share a row:
+//! with two modules, for instance, "first off" equals "second alone".
 
 use meristem_device::random::Rng;
 use meristem_nn::{EvalMetrics, PairedLoss};
@@ -17,37 +17,39 @@ use crate::lifecycle::{Slot, Stage};
 const SUBSETS_MAX_MODULES: usize = 4;
 
 /// Number of orders sampled at the last step of an episode with more than four modules. In each
-/// order the modules are switched on one after another; every second order reverses the one before
-/// it.
+/// order the modules are switched on one after another; every second order is the reverse of its
+/// predecessor.
 pub const PERMUTATIONS: usize = 8;
 
 /// The modules whose contribution is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ModuleScope {
-    /// Modules in Blending or Holding with alpha above 0, whose future is open: during an episode.
+    /// Modules in Blending or Holding with alpha above 0: during an episode.
     Live,
     /// Fossilized modules as well: for the final report.
     All,
 }
 
-/// A configuration of the modules. Numbers are slot indices, in ascending order for pairs.
+/// A configuration of the measured modules; modules outside the [`ModuleScope`] are always on.
+/// Numbers are slot indices, in ascending order for pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Configuration {
-    /// All modules at their current alpha.
+    /// All measured modules at their current alpha.
     Main,
-    /// All modules except one.
+    /// All measured modules except one.
     SoloOff(usize),
-    /// Only one module.
+    /// Only one measured module.
     SoloOn(usize),
-    /// Only two modules.
+    /// Only two measured modules.
     Pair(usize, usize),
-    /// No module.
+    /// No measured module.
     AllOff,
-    /// Only the fossilized modules: the host without its live modules.
+    /// The fossilized modules without the live ones. With [`ModuleScope::Live`] it has the row of
+    /// `AllOff`.
     Committed,
-    /// The first modules of an order.
+    /// The first measured modules of an order.
     Prefix {
         /// Index of the order.
         permutation: usize,
@@ -111,7 +113,7 @@ impl Counterfactual {
     }
 
     /// The configurations of a step with n live modules: main, each module off, each alone, all off
-    /// (n ≥ 2), pairs (3 ≤ n ≤ 4), committed.
+    /// (n ≥ 2), pairs (3 ≤ n ≤ 4), and committed (n ≥ 1).
     pub fn for_step(host: &Host) -> Self {
         let mut all = Self::leave_one_out(host, ModuleScope::Live);
         let n = all.modules.len();
@@ -135,8 +137,8 @@ impl Counterfactual {
 
     /// The configurations of [`Counterfactual::for_step`], with further ones for Shapley values if
     /// there are more than four modules. These are the prefixes of [`PERMUTATIONS`] orders drawn
-    /// from `random`. Every second order reverses the one before it (antithetic sampling: the
-    /// errors of the two have opposite signs).
+    /// from `random`. Every second order is the reverse of its predecessor (antithetic sampling:
+    /// the errors of the two have opposite signs).
     pub fn for_last_step(host: &Host, random: &mut Rng) -> Self {
         let mut all = Self::for_step(host);
         let n = all.modules.len();
@@ -159,9 +161,9 @@ impl Counterfactual {
         all
     }
 
-    /// Largest number of rows for a host with `slots` slots n. Up to four: all subsets. Beyond:
-    /// 2 (n + 1) for a step, and n − 3 for each order at the last step; the other prefixes of an
-    /// order are already among the step's rows.
+    /// Largest number of rows for a host with n = `slots` slots. Up to four slots: all subsets.
+    /// With more slots: 2 (n + 1) rows for a step, and n − 3 for each order at the last step; the
+    /// other prefixes of an order are already among the step's rows.
     pub fn rows_max(slots: usize) -> usize {
         match slots {
             0..=SUBSETS_MAX_MODULES => 1 << slots,

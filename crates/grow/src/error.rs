@@ -1,4 +1,5 @@
-//! The error type of this crate, and errors of topologies. Other errors are next to their types.
+//! The error type of this crate, and errors of topologies. The other errors are defined in the
+//! modules whose rules they report.
 
 use crate::blueprint::BlueprintError;
 use crate::lifecycle::{LifecycleError, RuleError};

@@ -115,7 +115,7 @@ impl Host {
         self.slots.iter().position(|slot| slot.name.as_str() == name)
     }
 
-    /// Indices of the slots with a live module (Germinated to Holding).
+    /// Indices of the slots with a module that is not fossilized ([`Stage::is_live`]).
     pub fn live(&self) -> impl Iterator<Item = usize> {
         let live = |(_, slot): &(usize, &Slot)| slot.stage.is_live();
         self.slots.iter().enumerate().filter(live).map(|(index, _)| index)
@@ -160,6 +160,7 @@ impl Host {
     }
 
     /// The slot and its module, if the stage is in `stages` and the module is not being pruned.
+    /// `needs` are the stages in words, for the error.
     fn module_in(
         &self,
         index: usize,
@@ -258,7 +259,7 @@ impl Host {
         }
     }
 
-    /// Puts a module into a dormant slot. It starts to compute in Training.
+    /// Puts a module into a dormant slot. The module starts to compute in Training.
     ///
     /// # Errors
     /// The errors of [`Host::check_germinate`].
@@ -315,7 +316,8 @@ impl Host {
         self.module_in(index, "FOSSILIZE", (&[Stage::Holding], "holding")).map(|_| ())
     }
 
-    /// Makes a module permanent if the gate passes. Alpha is 1 from then on, whatever its target.
+    /// Makes a module permanent if the gate passes. Alpha is 1 from then on, also after a lower
+    /// target.
     ///
     /// # Errors
     /// The errors of [`Host::check_fossilize`]. A gate that refuses is no error: the host is
@@ -387,7 +389,8 @@ impl Host {
         }
     }
 
-    /// Checks that a module may be pruned: live, old enough, alpha at rest, not yet being pruned.
+    /// Checks that a module may be pruned: not fossilized, old enough, with alpha at rest, and not
+    /// yet being pruned.
     ///
     /// # Errors
     /// The rule that the action violates.
@@ -427,7 +430,8 @@ impl Host {
         }
     }
 
-    /// Removes every live module at once, at any age. Only for the governor's rollback.
+    /// Removes at once every module that is not fossilized, at any age. Only for the governor's
+    /// rollback.
     pub fn prune_live(&mut self) -> Vec<StageChange> {
         let slots = self.slots.iter_mut().enumerate().filter(|(_, slot)| slot.stage.is_live());
         slots.filter_map(|(index, slot)| slot.enter(index, Stage::Pruned).ok()).collect()

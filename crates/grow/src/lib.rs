@@ -19,8 +19,8 @@
 //! let bare = host.topology_key();
 //!
 //! let (style, tempo, alpha_target) = (Style::LinearAdd, Tempo::Fast, AlphaTarget::Full);
-//! let seed = Germination { blueprint: light, style, tempo, alpha_target, accuracy_pp: None };
-//! host.germinate(0, seed)?;
+//! let plan = Germination { blueprint: light, style, tempo, alpha_target, accuracy_pp: None };
+//! host.germinate(0, plan)?;
 //! assert_eq!(host.topology_key(), bare, "a germinated module takes no part yet");
 //! assert!(host.advance(0, &GateInputs::default())?.report.passed);
 //! assert_eq!((host.parameters()?.host, host.parameters()?.grown()), (6_418, 592));
@@ -30,7 +30,7 @@
 //! # }
 //! ```
 //!
-//! # Modules, from bottom to top
+//! # Source modules, from bottom to top
 //! - `spec`: hosts as lists of layers ([`HostSpec`], [`HostLayer`], [`SlotName`]), the family of
 //!   hosts ([`Cnn`]), and the shape of images and classes ([`TaskShape`]);
 //! - `blueprint`, `blueprint_set`: modules that can grow, as data ([`Blueprint`],
@@ -42,7 +42,7 @@
 //! - `counterfactual`: configurations that measure each module's contribution ([`Counterfactual`]);
 //! - `topology`: the host as JSON, for the metadata of a weights file ([`Topology`]).
 //!
-//! All of them use `optimisers`, `suggest` and `error`.
+//! Several of them use `optimisers`, `suggest` and `error`.
 //!
 //! `docs/growth.md` lists the formulas and tables.
 

@@ -1,4 +1,4 @@
-//! "Did you mean …": the known name nearest to a mistyped one.
+//! The known name nearest to a mistyped one, for "did you mean …" in errors.
 
 /// The known name with the smallest edit distance to `given`, if a typo is likely: at most two
 /// edits, or a third of the longer name. Among equals the earlier name wins.

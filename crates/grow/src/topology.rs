@@ -1,7 +1,7 @@
 //! A host as JSON: the entries `topology` and `host` in the metadata of a weights file.
 //!
-//! The entries include the blueprints in use. A program can therefore evaluate a network with a
-//! user's blueprint that it does not have.
+//! The entry `topology` includes the blueprints in use. A program can therefore evaluate a network
+//! with a blueprint that the program itself does not define.
 
 use std::sync::Arc;
 
@@ -70,8 +70,8 @@ pub struct TopologyModule {
     pub accuracy_at_germination_pp: Option<f32>,
 }
 
-/// Serialises the layers and slots of a host to one line of JSON. It is the entry `host` of the
-/// metadata, for readers that cannot parse the host's text.
+/// Serialises the layers and slots of a host to one line of JSON: the entry `host` of the metadata,
+/// for readers that cannot parse the host's text.
 ///
 /// # Errors
 /// [`TopologyError::Parse`] for a value that JSON cannot represent, which no host has.
@@ -79,7 +79,7 @@ pub fn host_json(host: &HostSpec) -> Result<String> {
     Ok(serde_json::to_string(host.list()).map_err(TopologyError::Parse)?)
 }
 
-/// The version of an entry, whatever else is in it.
+/// Parses the version of an entry, and ignores its other keys.
 fn version_of(json: &str) -> serde_json::Result<u32> {
     #[derive(Deserialize)]
     struct Version {
@@ -136,8 +136,9 @@ impl TopologySlot {
             Stage::Fossilized => alpha.is_at_rest() && alpha.alpha() == 1.0,
             _ => true,
         };
-        let leaves = stage == Stage::Blending && !alpha.is_at_rest() && alpha.target() == 0.0;
-        if !fits || (module.pruning && !leaves) {
+        let moves_to_zero =
+            stage == Stage::Blending && !alpha.is_at_rest() && alpha.target() == 0.0;
+        if !fits || (module.pruning && !moves_to_zero) {
             return Err(format!(
                 "alpha {} ({:?}) contradicts the stage {stage}",
                 alpha.alpha(),
@@ -187,7 +188,7 @@ impl Topology {
     /// # Errors
     /// [`TopologyError::Version`], [`TopologyError::Host`].
     pub fn check_host(&self, json: &str) -> Result<()> {
-        // Anything without a version is no list of layers.
+        // An entry without a version is no list of layers, so parsing below fails.
         if let Ok(found) = version_of(json) {
             check_version("host", found, LIST_VERSION)?;
         }

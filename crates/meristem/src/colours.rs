@@ -26,7 +26,7 @@ const GREY: Hue = Hue { rgb: [110, 110, 110], terminal: Color::DarkGray };
 const LIGHT_GREY: Hue = Hue { rgb: [130, 130, 130], terminal: Color::DarkGray };
 const PALE_GREY: Hue = Hue { rgb: [170, 170, 170], terminal: Color::DarkGray };
 
-/// Colours of the series of a chart, reused for more series.
+/// Colours of the series of a chart, repeated for further series.
 pub(crate) const SERIES: [Hue; 7] = [BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY_BLUE, GREY];
 
 /// Colour of a stage; `None` for an empty slot.

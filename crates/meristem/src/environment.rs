@@ -18,7 +18,7 @@ const KNOWN: [&str; 5] =
     ["MERISTEM_CACHE", "MERISTEM_ISA", "MERISTEM_LAUNCH_BLOCKING", LOG, "MERISTEM_SANITIZE"];
 
 /// Prefix of the variables of the stand-in for the CUDA driver, which this program does not read.
-const OF_STANDIN: &str = "MERISTEM_STANDIN_";
+const STANDIN_PREFIX: &str = "MERISTEM_STANDIN_";
 
 /// Help on the variables.
 pub(crate) const HELP: &str = "\
@@ -38,8 +38,8 @@ pub(crate) fn has_colours() -> bool {
     std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// Whether a stream is a terminal with cursor movement, so that lines can be overwritten.
-/// `TERM=dumb`, as in shells of editors, has none.
+/// Whether a stream is a terminal with cursor movement, so that lines can be overwritten. With
+/// `TERM=dumb`, as in the shells of editors, a terminal has no cursor movement.
 pub(crate) fn is_drawable(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && !console::is_dumb()
 }
@@ -47,7 +47,7 @@ pub(crate) fn is_drawable(stream: &impl IsTerminal) -> bool {
 /// Returns an error for an unknown variable with Meristem's prefix.
 pub(crate) fn check_names() -> Result<(), Failure> {
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-    let ours = names.filter(|n| n.starts_with(PREFIX) && !n.starts_with(OF_STANDIN));
+    let ours = names.filter(|n| n.starts_with(PREFIX) && !n.starts_with(STANDIN_PREFIX));
     let unknown = ours.into_iter().find(|n| !KNOWN.contains(&n.as_str()));
     let Some(name) = unknown else { return Ok(()) };
     let known = match nearest(&name, KNOWN) {
@@ -58,9 +58,9 @@ pub(crate) fn check_names() -> Result<(), Failure> {
     Err(Failure::usage(message, "correct it or unset it"))
 }
 
-/// Whether a directive is a mistyped level or the filter of a span, which `Targets` would parse as
-/// a target of another program.
-fn is_nothing(directive: &str) -> bool {
+/// Whether a directive has no effect here: a mistyped level or the filter of a span, which
+/// `Targets` would parse as a target of another program.
+fn has_no_effect(directive: &str) -> bool {
     let word = directive.trim();
     let ours = word.contains('=') || word.starts_with("meristem");
     word.contains('[') || !ours && word.parse::<tracing_subscriber::filter::LevelFilter>().is_err()
@@ -70,9 +70,9 @@ fn is_nothing(directive: &str) -> bool {
 const EXCHANGES: [&str; 2] = ["meristem::comm", "meristem::placement::comm"];
 
 /// Restarts this process with the variables that enable logging in the libraries of the transports,
-/// which read them at the start of the process. Returns if all of them are set.
+/// because the libraries read them at the start of a process. Returns if all variables are set.
 #[cfg(unix)]
-pub(crate) fn let_libraries_log() -> Result<(), Failure> {
+pub(crate) fn enable_library_logs() -> Result<(), Failure> {
     use std::os::unix::process::CommandExt;
     let missing = |(name, _): &(&str, &str)| std::env::var_os(name).is_none();
     let mut missing = Communicator::debug_environment().filter(missing).peekable();
@@ -99,7 +99,7 @@ pub(crate) fn let_libraries_log() -> Result<(), Failure> {
 
 /// Does nothing, because the libraries are used only on Unix.
 #[cfg(not(unix))]
-pub(crate) fn let_libraries_log() -> Result<(), Failure> {
+pub(crate) fn enable_library_logs() -> Result<(), Failure> {
     Ok(())
 }
 
@@ -117,7 +117,7 @@ pub(crate) fn log_filter(comm_debug: bool) -> Result<Targets, Failure> {
     };
     let filter = match text.to_str() {
         Some("") => Targets::new(),
-        Some(directives) if directives.split(',').any(is_nothing) => {
+        Some(directives) if directives.split(',').any(has_no_effect) => {
             return Err(bad(
                 "expected a level (off, error, warn, info, debug, trace) or a target of meristem"
                     .into(),

@@ -10,7 +10,7 @@ use std::path::Path;
 
 /// Whether a character controls a terminal, or reorders or breaks text: the control characters of
 /// ASCII and Latin-1, bidirectional marks, line separators.
-fn steers(c: char) -> bool {
+fn needs_escape(c: char) -> bool {
     let direction = ['\u{61c}', '\u{200e}', '\u{200f}'];
     c.is_control()
         || direction.contains(&c)
@@ -20,12 +20,12 @@ fn steers(c: char) -> bool {
 
 /// Escapes control characters of one line, such as `\u{1b}`, including line ends.
 pub(crate) fn printable(text: &str) -> String {
-    replaced(text, steers, |c| c.escape_unicode().to_string()).into_owned()
+    replaced(text, needs_escape, |c| c.escape_unicode().to_string()).into_owned()
 }
 
 /// Escapes control characters of several lines, except line ends.
 pub(crate) fn lines(text: &str) -> Cow<'_, str> {
-    replaced(text, |c| steers(c) && c != '\n', |c| c.escape_unicode().to_string())
+    replaced(text, |c| needs_escape(c) && c != '\n', |c| c.escape_unicode().to_string())
 }
 
 /// Escapes control characters in JSON as JSON escapes, so parsers read the original text.
@@ -34,7 +34,7 @@ pub(crate) fn json(text: &str) -> Cow<'_, str> {
         let mut units = [0; 2];
         c.encode_utf16(&mut units).iter().map(|unit| format!("\\u{unit:04x}")).collect()
     };
-    replaced(text, steers, escape)
+    replaced(text, needs_escape, escape)
 }
 
 fn replaced(text: &str, which: impl Fn(char) -> bool, by: impl Fn(char) -> String) -> Cow<'_, str> {
@@ -53,7 +53,9 @@ pub(crate) fn quoted(path: &Path) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=@%+,".contains(c);
     match path.to_str() {
         Some(text) if !text.is_empty() && text.chars().all(plain) => format!("{dot}{text}"),
-        Some(text) if !text.contains(steers) => format!("'{dot}{}'", text.replace('\'', r"'\''")),
+        Some(text) if !text.contains(needs_escape) => {
+            format!("'{dot}{}'", text.replace('\'', r"'\''"))
+        }
         _ => format!("$'{dot}{}'", by_bytes(path.as_os_str())),
     }
 }

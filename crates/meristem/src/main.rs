@@ -58,7 +58,7 @@ fn answer(error: &clap::Error) -> ExitCode {
     if error.use_stderr() {
         plain::err(escaped(error).trim_end());
     } else if environment::is_drawable(&std::io::stdout()) {
-        plain::written(error.print());
+        plain::keep_error(error.print());
     } else {
         // By default clap emits styles without a terminal if `CI` is set.
         plain::out(error.render().to_string().trim_end());
@@ -66,8 +66,8 @@ fn answer(error: &clap::Error) -> ExitCode {
     u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from)
 }
 
-/// The error of the command line with control characters escaped, so quoted text cannot begin a new
-/// line.
+/// Renders the error of the command line from arguments with escaped control characters, so that a
+/// quoted argument cannot begin a new line.
 fn escaped(error: &clap::Error) -> String {
     let arguments =
         std::env::args_os().map(|argument| plain::printable(&argument.to_string_lossy()));
@@ -80,14 +80,14 @@ fn run(arguments: cli::Arguments) -> commands::Outcome {
     // The debug log goes to stderr, only with MERISTEM_LOG.
     let comm_debug = arguments.command.comm_debug();
     if comm_debug {
-        environment::let_libraries_log()?;
+        environment::enable_library_logs()?;
     }
     let filter = environment::log_filter(comm_debug)?;
     let log = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(|| plain::Log);
     let notes = notes::Notes::unless(arguments.command.is_quiet());
-    let of_notes = filter_fn(|event| event.target() == TARGET);
+    let only_notes = filter_fn(|event| event.target() == TARGET);
     tracing_subscriber::registry()
-        .with(notes.with_filter(of_notes))
+        .with(notes.with_filter(only_notes))
         .with(log.with_filter(filter))
         .init();
     commands::run(arguments.command)

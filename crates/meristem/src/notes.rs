@@ -1,4 +1,4 @@
-//! Notes of the crates and progress of decoding, on stderr.
+//! Notes of the crates, and the progress of decoding images, on stderr.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -30,14 +30,14 @@ impl Notes {
         (!quiet).then(|| Self { is_drawable, last: Mutex::new(Instant::now()) })
     }
 
-    fn progress(&self, done: u64, of: u64) {
-        let text = format!("decoding images: {} of {}", thousands(done), thousands(of));
+    fn progress(&self, done: u64, total: u64) {
+        let text = format!("decoding images: {} of {}", thousands(done), thousands(total));
         if self.is_drawable {
             // Each line overwrites the previous one; the last is removed at the end.
-            return plain::status(if done < of { &text } else { "" });
+            return plain::status(if done < total { &text } else { "" });
         }
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if last.elapsed() >= INTERVAL && done < of {
+        if last.elapsed() >= INTERVAL && done < total {
             *last = Instant::now();
             plain::err(&text);
         }
@@ -58,7 +58,7 @@ impl<S: Subscriber> Layer<S> for Notes {
                 }
                 plain::err(&format!("note: {}", printable(&message)));
             }
-            Fields { done, of, .. } => self.progress(done, of),
+            Fields { done, total, .. } => self.progress(done, total),
         }
     }
 }
@@ -68,14 +68,14 @@ impl<S: Subscriber> Layer<S> for Notes {
 struct Fields {
     message: Option<String>,
     done: u64,
-    of: u64,
+    total: u64,
 }
 
 impl Visit for Fields {
     fn record_u64(&mut self, field: &Field, value: u64) {
         match field.name() {
             "done" => self.done = value,
-            "of" => self.of = value,
+            "of" => self.total = value,
             _ => {}
         }
     }

@@ -1,7 +1,7 @@
 //! Text for people: stdout and stderr, numbers, durations.
 //!
-//! All output uses this module. [`finish`] reports the first failed write to stdout as an error at
-//! the end of the program. A closed pipe, as in `meristem … | head`, is not an error.
+//! All output uses this module. At the end of the program, [`finish`] reports the first failed
+//! write to stdout as an error. A closed pipe, as in `meristem … | head`, is not an error.
 
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
@@ -16,15 +16,15 @@ static FAILED: Mutex<Option<io::Error>> = Mutex::new(None);
 
 /// Writes lines for people to stdout.
 pub(crate) fn out(text: &str) {
-    written(writeln!(io::stdout().lock(), "{}", escape::lines(text)));
+    keep_error(writeln!(io::stdout().lock(), "{}", escape::lines(text)));
 }
 
-/// Writes lines for programs to stdout, unchanged unless stdout is a terminal.
+/// Writes lines for programs to stdout. They are escaped only if stdout is a terminal.
 pub(crate) fn data(text: &str) {
     if io::stdout().is_terminal() {
         out(text)
     } else {
-        written(writeln!(io::stdout().lock(), "{text}"))
+        keep_error(writeln!(io::stdout().lock(), "{text}"))
     }
 }
 
@@ -48,11 +48,11 @@ impl Write for Stdout {
 
 /// Writes a line of JSON to stdout.
 pub(crate) fn json(line: &str) {
-    written(writeln!(io::stdout().lock(), "{}", escape::json(line)));
+    keep_error(writeln!(io::stdout().lock(), "{}", escape::json(line)));
 }
 
-/// Stores the first error of a write to stdout.
-pub(crate) fn written(result: io::Result<()>) {
+/// Stores the error of a write to stdout, unless an earlier one is stored.
+pub(crate) fn keep_error(result: io::Result<()>) {
     if let Err(error) = result {
         FAILED.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
     }
@@ -63,7 +63,7 @@ pub(crate) fn written(result: io::Result<()>) {
 /// # Errors
 /// A write failed for another reason than a closed pipe.
 pub(crate) fn finish() -> io::Result<()> {
-    written(io::stdout().lock().flush());
+    keep_error(io::stdout().lock().flush());
     match FAILED.lock().unwrap_or_else(PoisonError::into_inner).take() {
         Some(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
         _ => Ok(()),

@@ -12,8 +12,9 @@ use signal_hook::iterator::{Handle, Signals};
 use crate::failure::Failure;
 use crate::progress;
 
-/// Time within which further signals count as part of the first request: `timeout` signals the
-/// process and then its group, and a closing terminal may send two signals.
+/// Time within which further signals count as part of the first request, because one request may
+/// send two signals: `timeout` signals the process and then its group, and a closing terminal may
+/// signal twice.
 const ONE_REQUEST: Duration = Duration::from_secs(1);
 
 /// Guard of the signal handlers. Until it is dropped, signals stop the run. Afterwards signals are
@@ -38,9 +39,9 @@ pub(crate) fn report_file_size_limit() -> Result<(), Failure> {
     flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false))).map(drop).map_err(refused)
 }
 
-/// Installs the signal handlers. The first signal ends the run at the next step boundary. A signal
-/// more than [`ONE_REQUEST`] later calls `at_once` and exits. The message of the first signal
-/// contains `what_is_left`.
+/// Installs the signal handlers. The first signal ends the run at the next step boundary, and
+/// prints a message with `what_is_left`, the results that a stopped run leaves. A signal more than
+/// [`ONE_REQUEST`] later calls `at_once` and exits.
 ///
 /// # Errors
 /// The system refuses a handler or a thread.

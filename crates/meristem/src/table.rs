@@ -131,8 +131,8 @@ fn comparison(envs: &[EnvSummary]) -> Option<Table> {
         training_flops: twin.training_flops,
     }));
     let mut table = new();
-    let of = counted(envs.len(), ["env", "envs"]);
-    let name = if envs.len() == 1 { of } else { format!("mean of {of}") };
+    let count = counted(envs.len(), ["env", "envs"]);
+    let name = if envs.len() == 1 { count } else { format!("mean of {count}") };
     table.set_header([name.as_str(), "control", "test", "parameters", "training compute"]);
     table.add_row(bare.row("bare"));
     table.add_row(grown.row("grown"));
@@ -210,12 +210,12 @@ fn modules(env: &EnvSummary) -> String {
 
 fn module(module: &ModuleSummary) -> String {
     let ModuleSummary { slot, blueprint, stage, contribution, .. } = module;
-    let worth =
+    let effect =
         contribution.map_or(", no effect on the output yet".into(), |pp| format!(" {pp:+.1}"));
-    printable(&format!("{slot} {blueprint} ({stage}){worth}"))
+    printable(&format!("{slot} {blueprint} ({stage}){effect}"))
 }
 
-/// Suggestions of further commands.
+/// Suggests further commands.
 fn next(summary: &Summary) -> String {
     let best = summary.envs.iter().max_by(|a, b| {
         let accuracy = |env: &EnvSummary| env.control_accuracy.unwrap_or(env.train_accuracy);

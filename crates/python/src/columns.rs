@@ -32,15 +32,15 @@ impl Tables {
             ("seq".to_string(), Value::from(line.seq)),
             ("seconds".to_string(), Value::from(line.seconds)),
         ];
-        let place = POSITION.iter().filter_map(|key| Some((*key, event.get(*key)?.clone())));
-        let place: Vec<(String, Value)> =
-            place.map(|(key, value)| (key.to_string(), value)).collect();
+        let position = POSITION.iter().filter_map(|key| Some((*key, event.get(*key)?.clone())));
+        let position: Vec<(String, Value)> =
+            position.map(|(key, value)| (key.to_string(), value)).collect();
         let mut lists = vec![];
         flatten("", event, &mut row, &mut lists);
         self.table(&name).push(row);
         for (key, items) in lists {
             for item in items {
-                let mut row = place.clone();
+                let mut row = position.clone();
                 flatten("", item, &mut row, &mut vec![]);
                 self.table(&format!("{name}.{key}")).push(row);
             }
@@ -90,6 +90,8 @@ impl Table {
 /// An object in a list of an event.
 type Item = Map<String, Value>;
 
+/// Adds the values of `from` to `row`, with the keys of nested objects joined by `_`. Lists of
+/// objects go to `lists`.
 fn flatten(
     prefix: &str,
     from: Item,

@@ -21,7 +21,7 @@ const RANKS_MAX: usize = 1024;
 const DEADLINE_S_MAX: f64 = 366.0 * 24.0 * 3600.0;
 /// Interval between two checks for Ctrl-C.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
-/// Number of exchanges for which Ok-Topk uses a threshold, as in training.
+/// Number of sums after which Ok-Topk computes its thresholds again, as in training.
 const REFRESH: u64 = 32;
 
 /// A rank and the stream of its tensors.
@@ -41,7 +41,7 @@ enum RankState {
 /// A membership in a group of ranks.
 #[pyclass(frozen, module = "meristem")]
 pub(crate) struct Membership {
-    seat: Mutex<RankState>,
+    state: Mutex<RankState>,
     rank: usize,
     size: usize,
     transport: &'static str,
@@ -135,13 +135,14 @@ impl Membership {
     /// false if the rank had left before.
     fn close(&self, py: Python<'_>, reason: Option<String>) -> PyResult<bool> {
         check_process()?;
-        let left = match std::mem::replace(&mut *self.lock(), RankState::Closed) {
+        let rank = match std::mem::replace(&mut *self.lock(), RankState::Closed) {
             RankState::Free(rank) => rank,
             RankState::Closed => return Ok(false),
-            // The thread in the call finds the seat closed when it returns.
+            // When its call ends, the other thread finds the membership closed and leaves the
+            // group.
             RankState::Busy => return Ok(true),
         };
-        py.detach(move || leave(left, reason));
+        py.detach(move || leave(rank, reason));
         Ok(true)
     }
 }
@@ -176,18 +177,23 @@ impl Membership {
     fn new(comm: Communicator) -> Result<Self, Failure> {
         let stream = device("cpu")?.stream(&format!("rank {}", comm.rank()));
         let (rank, size, transport) = (comm.rank(), comm.size(), comm.transport());
-        Ok(Self { seat: Mutex::new(RankState::Free(Rank { comm, stream })), rank, size, transport })
+        Ok(Self {
+            state: Mutex::new(RankState::Free(Rank { comm, stream })),
+            rank,
+            size,
+            transport,
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, RankState> {
-        self.seat.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the rank out of its seat for a call.
+    /// Takes the rank for a call, and marks the membership as busy.
     fn take(&self) -> Result<Rank, Failure> {
         check_process()?;
-        let mut seat = self.lock();
-        match std::mem::replace(&mut *seat, RankState::Busy) {
+        let mut state = self.lock();
+        match std::mem::replace(&mut *state, RankState::Busy) {
             RankState::Free(rank) => Ok(rank),
             RankState::Busy => Err(Failure::usage(
                 Kind::State,
@@ -195,7 +201,7 @@ impl Membership {
                 "give each thread a separate Comm: `Comm.threads(n)` returns n",
             )),
             RankState::Closed => {
-                *seat = RankState::Closed;
+                *state = RankState::Closed;
                 let message = format!("the Comm of rank {} is closed", self.rank);
                 Err(Failure::usage(Kind::State, message, "make another group"))
             }
@@ -234,9 +240,9 @@ impl Membership {
         Ok(())
     }
 
-    /// Makes a collective call without the GIL, and puts the rank back. Ctrl-C interrupts only the
-    /// main thread, so for the main thread another thread makes the call. After Ctrl-C this rank
-    /// leaves the group as soon as the call ends.
+    /// Makes a collective call without the GIL, and puts the rank back. Python handles Ctrl-C on
+    /// the main thread only. There a helper thread makes the call, while the main thread checks for
+    /// Ctrl-C. After Ctrl-C this rank leaves the group as soon as the call ends.
     fn work<T: Send + 'static>(
         &self,
         py: Python<'_>,
@@ -280,19 +286,19 @@ impl Membership {
     }
 
     fn put_back<T>(&self, py: Python<'_>, rank: Rank, result: Result<T, Failure>) -> PyResult<T> {
-        let mut seat = self.lock();
-        if matches!(*seat, RankState::Busy) {
-            *seat = RankState::Free(rank);
+        let mut state = self.lock();
+        if matches!(*state, RankState::Busy) {
+            *state = RankState::Free(rank);
         } else {
-            // Another thread has closed the seat.
-            drop(seat);
+            // Another thread has closed the membership.
+            drop(state);
             py.detach(|| leave(rank, None));
         }
         Ok(result?)
     }
 }
 
-/// Whether the calling thread is the main thread, which signals interrupt.
+/// Whether the calling thread is the main thread, on which Python handles signals.
 fn is_main_thread(py: Python<'_>) -> PyResult<bool> {
     let threading = py.import("threading")?;
     let main = threading.call_method0("main_thread")?;

@@ -50,8 +50,8 @@ impl Controller for Callable {
     }
 
     fn decide_all(&mut self, views: &[EnvView<'_>]) -> Result<Vec<Action>> {
-        let asked = Python::attach(|py| self.ask(py, views));
-        let problem = match asked {
+        let answer = Python::attach(|py| self.ask(py, views));
+        let problem = match answer {
             Ok(Ok(actions)) => return Ok(actions),
             Ok(Err(problem)) => problem,
             Err(error) => {

@@ -105,8 +105,8 @@ pub(crate) fn clear_cache(py: Python<'_>) -> PyResult<usize> {
 /// Number of batches that are gathered ahead of the caller, so that the device does not wait for
 /// the caller to wake up.
 const AHEAD: usize = 4;
-/// Number of these batches per wait. A caller that is faster than the device wakes up half as
-/// often, while the device gathers the other batches.
+/// Number of batches that are awaited together. A caller that is faster than the device then wakes
+/// up half as often, and the device gathers the other batches meanwhile.
 const AT_ONCE: usize = 2;
 
 /// Settings of a gather.
@@ -153,17 +153,17 @@ type Part = (usize, Array, Array);
 
 struct State {
     batches: data::GatherBatches,
-    /// The next batches, with enqueued gathers; fewer at the end of an epoch.
+    /// Batches whose gathers are enqueued; fewer at the end of an epoch.
     ahead: VecDeque<Vec<data::Batch>>,
-    /// The batches before those, with completed gathers.
+    /// Batches whose gathers are completed; they come before the batches in `ahead`.
     done: VecDeque<Vec<Part>>,
-    /// Number of started epochs.
+    /// Number of started epochs, which identifies the current one.
     begun: u64,
 }
 
 impl State {
-    /// Enqueues gathers, which run while the caller uses a batch. At the end of the epoch the
-    /// engine returns `None`, also on repeated calls.
+    /// Enqueues gathers, which run while the caller uses a batch. At the end of the epoch this does
+    /// nothing, because the engine then returns `None` again.
     fn gather_ahead(&mut self) -> Result<(), Failure> {
         while self.done.len() + self.ahead.len() < AHEAD {
             match self.batches.next()? {
@@ -247,7 +247,7 @@ impl Gather {
         self.len
     }
 
-    /// Starts an epoch. Returns the number of started epochs, the argument of `next`.
+    /// Starts an epoch. Returns the number of started epochs, which `next` compares.
     fn start(&self, py: Python<'_>, epoch: u64) -> PyResult<u64> {
         self.with(py, |state| {
             state.end();

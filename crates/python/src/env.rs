@@ -126,7 +126,7 @@ pub(crate) fn action(value: &Bound<'_, PyAny>, view: &EnvView<'_>) -> Result<Act
 /// Converts a list of Python values to actions, one for each view.
 ///
 /// # Errors
-/// A description of the first value that is no action or no legal action.
+/// A description of the first value that is not an action, or is an illegal one.
 pub(crate) fn actions(
     values: &Bound<'_, PyList>,
     views: &[EnvView<'_>],
@@ -135,7 +135,7 @@ pub(crate) fn actions(
         let (expected, got) = (views.len(), values.len());
         return Err(format!("expected an action for each of {expected} envs, got {got}"));
     }
-    let one = |(value, view): (Bound<'_, PyAny>, &EnvView<'_>)| {
+    let checked = |(value, view): (Bound<'_, PyAny>, &EnvView<'_>)| {
         let (env, step) = (view.env, view.step);
         let action = action(&value, view).map_err(|p| format!("action of env {env}: {p}"))?;
         let op = action.op();
@@ -143,5 +143,5 @@ pub(crate) fn actions(
             .map_err(|rule| format!("{op} is not legal in env {env} at step {step}: {rule}"))?;
         Ok(action)
     };
-    values.iter().zip(views).map(one).collect()
+    values.iter().zip(views).map(checked).collect()
 }

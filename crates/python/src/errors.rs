@@ -145,7 +145,7 @@ impl From<meristem_comm::Error> for Failure {
             ),
             Comm::Unavailable { .. } if cfg!(feature = "mpi") => None,
             Comm::Unavailable { .. } => Some(
-                "build the package so from a clone: \
+                "build the package with it, from a clone: \
                  `MATURIN_PEP517_ARGS=\"--features mpi\" pip install .`",
             ),
             _ => Some("read the error of that rank, and start all of them again"),

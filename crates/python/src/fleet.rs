@@ -22,7 +22,7 @@ pub(crate) struct FleetSession(Mutex<Option<Session>>);
 
 #[pymethods]
 impl FleetSession {
-    /// Starts a run, or resumes the one in the folder `resumed`.
+    /// Starts a run, or resumes the run in the folder `resumed`.
     #[new]
     fn new(
         py: Python<'_>,
@@ -41,10 +41,10 @@ impl FleetSession {
             }
         };
         let warnings = session.take_warnings();
-        let stepped = Self(Mutex::new(Some(session)));
-        // If the program raises warnings as exceptions, the run ends and can be resumed.
+        let fleet = Self(Mutex::new(Some(session)));
+        // If the program turns warnings into exceptions, the run ends here and can be resumed.
         warnings.iter().try_for_each(|warning| warn(py, warning))?;
-        Ok(stepped)
+        Ok(fleet)
     }
 
     /// Trains a step. Ctrl-C is raised after the step.
@@ -75,14 +75,14 @@ impl FleetSession {
     /// The view and the figures of each env.
     fn envs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let seen = self.look(|session| Ok(session.envs().to_vec()))?;
-        let one = |seen: &SeenEnv| {
+        let describe = |seen: &SeenEnv| {
             let env = env::to_python(py, &seen.view())?;
             env.set_item("round", seen.round)?;
             env.set_item("reward", seen.reward)?;
             env.set_item("figures", to_python(py, &seen.figures)?)?;
             Ok(env)
         };
-        seen.iter().map(one).collect()
+        seen.iter().map(describe).collect()
     }
 
     /// Sizes of the heads of an action.

@@ -1,7 +1,7 @@
 //! The extension module of the Python package `meristem`, `meristem._meristem`.
 //!
 //! This module has the functions that need the engine. `python/meristem` has the public classes
-//! with types and documentation, and calls this module. Modules, in the order of dependence:
+//! with types and documentation, and calls this module. Rust modules:
 //!
 //! | module | contents |
 //! |---|---|
@@ -49,7 +49,6 @@ mod _meristem {
     use super::fleet::FleetSession;
     #[pymodule_export]
     use super::runs::{read_events, read_run, resume, train, verify};
-
     #[pymodule_export]
     use super::weights::{decode_weights, encode_weights, host_json};
 

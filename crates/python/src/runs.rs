@@ -29,7 +29,8 @@ const PART_BYTES: u64 = 64 << 20;
 
 /// Observer of a run for Python: checks for Ctrl-C, and calls `on_event`.
 struct RunObserver {
-    looked: Instant,
+    /// Time of the last check for Ctrl-C.
+    checked: Instant,
     on_event: Option<Py<PyAny>>,
     /// The first exception, which ends the run at the next step boundary.
     raised: Option<PyErr>,
@@ -43,14 +44,14 @@ struct Hooks {
 
 impl RunObserver {
     fn new(on_event: Option<Py<PyAny>>) -> Self {
-        Self { looked: Instant::now(), on_event, raised: None }
+        Self { checked: Instant::now(), on_event, raised: None }
     }
 
-    fn look(&mut self) {
-        if self.looked.elapsed() >= SIGNALS_EVERY {
+    fn check_signals(&mut self) {
+        if self.checked.elapsed() >= SIGNALS_EVERY {
             let signals = Python::attach(|py| py.check_signals());
             self.raised = self.raised.take().or(signals.err());
-            self.looked = Instant::now();
+            self.checked = Instant::now();
         }
     }
 }
@@ -67,11 +68,11 @@ impl Observer for RunObserver {
             let called = Python::attach(|py| on_event.call1(py, (to_python(py, event)?,)));
             self.raised = called.err();
         }
-        self.look();
+        self.check_signals();
     }
 
     fn batch_enqueued(&mut self, _env: usize, _network: &Network) -> engine::Result<()> {
-        self.look();
+        self.check_signals();
         Ok(())
     }
 
@@ -87,24 +88,25 @@ pub(crate) fn warn(py: Python<'_>, text: &str) -> PyResult<()> {
     PyErr::warn(py, &py.get_type::<PyUserWarning>(), &text, 0)
 }
 
-/// Calls `work` with an observer. Returns the path of the run folder.
-fn watched(
+/// Calls `work` with the controller and the observer of `hooks`. Returns the path of the run
+/// folder.
+fn with_hooks(
     py: Python<'_>,
     hooks: Hooks,
     work: impl FnOnce(Custom, &mut RunObserver) -> engine::Result<Summary> + Send,
 ) -> PyResult<PathBuf> {
     let Hooks { on_event, controller } = hooks;
     let raised = Raised::default();
-    let own = |decide| Box::new(Callable::new(decide, raised.clone())) as Box<dyn Controller>;
-    let custom = controller.map(own).map(Custom::from).unwrap_or_default();
-    let watch = Mutex::new(RunObserver::new(on_event));
-    let result = detached(py, || match watch.lock() {
-        Ok(mut watch) => work(custom, &mut watch).map_err(Failure::from),
-        Err(_) => Err(Failure::panic("the watch of a run is locked")),
+    let callable = |decide| Box::new(Callable::new(decide, raised.clone())) as Box<dyn Controller>;
+    let custom = controller.map(callable).map(Custom::from).unwrap_or_default();
+    let observer = Mutex::new(RunObserver::new(on_event));
+    let result = detached(py, || match observer.lock() {
+        Ok(mut observer) => work(custom, &mut observer).map_err(Failure::from),
+        Err(_) => Err(Failure::panic("the observer of a run is locked")),
     });
-    let watch = watch.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let observer = observer.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
     // The exception ended the run, even if the run then also failed.
-    match watch.raised.or(raised.take()) {
+    match observer.raised.or(raised.take()) {
         Some(raised) => Err(raised),
         None => Ok(result?.run_dir),
     }
@@ -121,7 +123,7 @@ pub(crate) fn train(
 ) -> PyResult<PathBuf> {
     let config = settings::resolve(config.as_ref(), given)?;
     let hooks = Hooks { on_event, controller };
-    watched(py, hooks, |custom, watch| engine::run_with(&config, custom, watch))
+    with_hooks(py, hooks, |custom, observer| engine::run_with(&config, custom, observer))
 }
 
 /// Resumes the run in a folder. Returns the folder's path.
@@ -135,7 +137,7 @@ pub(crate) fn resume(
 ) -> PyResult<PathBuf> {
     let options = settings::layer(given)?;
     let hooks = Hooks { on_event, controller };
-    watched(py, hooks, |custom, watch| engine::resume_with(&run, &options, custom, watch))
+    with_hooks(py, hooks, |custom, observer| engine::resume_with(&run, &options, custom, observer))
 }
 
 /// Overview, settings and summary of a run; the summary is `None` before the end.

@@ -75,8 +75,8 @@ pub(crate) fn encode_weights<'py>(
         let mut state = StateDict::default();
         for (name, GivenTensor { dtype, shape, contents }) in tensors {
             let data = match dtype.as_str() {
-                "float32" => HostData::F32(words(&contents, f32::from_le_bytes)),
-                "int64" => HostData::I64(words(&contents, i64::from_le_bytes)),
+                "float32" => HostData::F32(elements(&contents, f32::from_le_bytes)),
+                "int64" => HostData::I64(elements(&contents, i64::from_le_bytes)),
                 "uint8" => HostData::U8(contents),
                 other => {
                     let message =
@@ -94,6 +94,6 @@ pub(crate) fn encode_weights<'py>(
 }
 
 /// Converts bytes to elements of `N` bytes.
-fn words<T, const N: usize>(bytes: &[u8], of: impl Fn([u8; N]) -> T) -> Vec<T> {
-    bytes.as_chunks().0.iter().map(|chunk| of(*chunk)).collect()
+fn elements<T, const N: usize>(bytes: &[u8], decode: impl Fn([u8; N]) -> T) -> Vec<T> {
+    bytes.as_chunks().0.iter().map(|chunk| decode(*chunk)).collect()
 }

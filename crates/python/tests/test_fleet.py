@@ -150,7 +150,7 @@ def test_a_choice_that_is_not_an_integer_is_refused(tiny, value):
 
 
 def test_a_fleet_accepts_no_controller(tiny):
-    with pytest.raises(errors.SettingError, match="`controller`: got .*, expected none: a fleet has"):
+    with pytest.raises(errors.SettingError, match="`controller`: got .*, expected none: a fleet executes"):
         meristem.Fleet(**tiny, controller=grow)
     with pytest.raises(errors.SettingError, match="`controller`: got 'heuristic'"):
         meristem.Fleet(**tiny, controller="heuristic")

@@ -110,7 +110,7 @@ def test_prefixes_of_pytorch_wrappers_are_removed(trained, tmp_path, prefix):
     path = tmp_path / "wrapped.safetensors"
     wrapped = {prefix + name: x for name, x in weights.tensors.items()}
     meristem.weights.Weights(wrapped, weights.metadata).save(path)
-    with pytest.warns(UserWarning, match=f"begin with `{prefix}`; it is left out"):
+    with pytest.warns(UserWarning, match=f"begin with `{prefix}`; the prefix is left out"):
         read = meristem.weights.load(path)
     assert read.tensors.keys() == weights.tensors.keys() and read.contents == weights.contents
     wrapped["other"] = np.zeros(1, np.float32)

@@ -26,7 +26,7 @@ pub enum BlueprintError {
         /// The nearest known name.
         nearest: Option<String>,
     },
-    /// A module that is not the identity at birth, or whose parameters never get a gradient.
+    /// A module that is not the identity at germination, or whose parameters never get a gradient.
     #[error("blueprint `{name}`: {problem}")]
     Birth {
         /// The blueprint.

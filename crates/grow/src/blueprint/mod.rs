@@ -19,9 +19,9 @@ use crate::optimisers::Optimisers;
 pub enum Join {
     /// `x + f(x)`.
     Residual,
-    /// `x + tanh(s)·(f(x) − x)` with a trained scalar s, 0 at birth.
+    /// `x + tanh(s)·(f(x) − x)` with a trained scalar s, 0 at germination.
     TanhMix,
-    /// `factor · x · f(x)`, f(x) one value per channel.
+    /// `factor · x · f(x)`, where f(x) has one value per channel.
     ChannelScale {
         /// Constant factor.
         factor: f32,
@@ -29,7 +29,7 @@ pub enum Join {
 }
 
 /// A module that can grow: layers, and the formula that joins them to the host. A module preserves
-/// the shape of its input. At birth it is the identity, with a non-zero gradient
+/// the shape of its input. At germination it is the identity, with a non-zero gradient
 /// ([`Blueprint::check`]).
 ///
 /// ```
@@ -42,7 +42,7 @@ pub enum Join {
 ///         BlueprintLayer::Conv { out: Channels::Times { by: 2 }, kernel: 1, depthwise: false },
 ///         BlueprintLayer::Relu,
 ///         BlueprintLayer::Conv { out: Channels::Same, kernel: 1, depthwise: false },
-///         BlueprintLayer::GroupNorm { zero: true }, // the identity at birth
+///         BlueprintLayer::GroupNorm { zero: true }, // the identity at germination
 ///     ],
 ///     Join::Residual,
 /// );
@@ -68,8 +68,8 @@ impl Blueprint {
         Self { name: name.into(), layers, join }
     }
 
-    /// Checks the name, the rules for the identity at birth, and that the layers fit together at 8
-    /// and at 32 channels.
+    /// Checks the name, the rules for the identity at germination, and that the layers fit together
+    /// at 8 and at 32 channels.
     ///
     /// The rule for each join:
     /// - `Residual` ends in a `GroupNorm` that starts at zero.
@@ -81,10 +81,11 @@ impl Blueprint {
     /// # Errors
     /// [`BlueprintError::BadName`], [`BlueprintError::Birth`] or [`BlueprintError::Shape`].
     pub fn check(&self) -> Result<(), BlueprintError> {
-        let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_';
-        if self.name.is_empty() || !self.name.bytes().all(plain) {
+        let is_plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_';
+        if self.name.is_empty() || !self.name.bytes().all(is_plain) {
             return Err(BlueprintError::BadName { name: self.name.clone() });
         }
+        // Number of last layers that make the module the identity.
         let end = match self.join {
             Join::Residual => {
                 let ends =

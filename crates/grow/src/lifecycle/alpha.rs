@@ -79,7 +79,7 @@ impl Curve {
 
 choices! {
     /// Blending style: the curve of alpha's first move, and the formula that blends the module's
-    /// output m with the host's value h; x is the module's input.
+    /// output m with the host's value h. In the formulas a is alpha and x the module's input.
     Style {
         /// [`Curve::Linear`], `h + a(m − h)`.
         LinearAdd = "linear_add",
@@ -164,7 +164,7 @@ choices! {
 }
 
 impl Speed {
-    /// Steps of the change.
+    /// Steps of the move.
     pub fn steps(self) -> u32 {
         [0, 3, 5, 8][self.index()]
     }
@@ -302,12 +302,12 @@ impl AlphaController {
         if !(within(self.alpha) && within(self.start) && within(self.target)) {
             return Err(format!("alpha, start and target must be from 0 to 1: {self:?}"));
         }
-        let moving = match self.mode {
+        let contradicts = match self.mode {
             AlphaMode::Rest => self.alpha != self.target || self.steps_done != self.steps_total,
             AlphaMode::Up => self.target <= self.start || self.steps_done >= self.steps_total,
             AlphaMode::Down => self.target >= self.start || self.steps_done >= self.steps_total,
         };
-        if moving {
+        if contradicts {
             return Err(format!("alpha's mode, target and steps contradict each other: {self:?}"));
         }
         Ok(())

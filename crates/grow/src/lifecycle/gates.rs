@@ -54,7 +54,7 @@ impl Gate {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Gates {
-    /// Smallest number of steps in Training before Blending: 10; 3 in quick presets.
+    /// Smallest number of steps in Training before Blending: 10, or 3 with [`Gates::quick`].
     pub min_training_steps: u32,
     /// Smallest gradient health before Blending: .7.
     pub min_gradient_health: f64,
@@ -64,7 +64,8 @@ pub struct Gates {
     pub max_exploding_share: f64,
     /// Largest distance of alpha from its target before Holding: 1e-6.
     pub alpha_tolerance: f64,
-    /// Smallest contribution before Fossilized, in percentage points: 1.0; 0 in permissive mode.
+    /// Smallest contribution before Fossilized, in percentage points: 1.0, or 0 with
+    /// [`Gates::permissive`].
     pub min_contribution_pp: f64,
 }
 
@@ -81,7 +82,7 @@ impl Default for Gates {
 }
 
 impl Gates {
-    /// These gates with 3 training steps, for quick presets.
+    /// These gates with 3 training steps, for short runs.
     pub fn quick(self) -> Self {
         Self { min_training_steps: 3, ..self }
     }
@@ -97,10 +98,11 @@ impl Gates {
 pub struct GateInputs {
     /// Gradient health.
     pub gradient_health: Option<GradientHealth>,
-    /// Contribution in percentage points: control accuracy with the module minus without it.
+    /// Contribution in percentage points: control accuracy with the module minus control accuracy
+    /// without it.
     pub contribution_pp: Option<f32>,
-    /// Contribution in loss: mean control loss without the module minus with it, on the same
-    /// images. Positive for a module that helps.
+    /// Contribution in loss: mean control loss without the module minus mean control loss with it,
+    /// on the same images. Positive for a module that helps.
     #[serde(default)]
     pub contribution_loss: Option<PairedLoss>,
 }
@@ -160,14 +162,15 @@ impl GateReport {
 
 impl Gates {
     /// Evaluates a gate for a slot. The first condition of every gate is that the slot is in the
-    /// stage before the gate. In other stages, values of that stage count as not measured.
+    /// stage before the gate. If the slot is in another stage, values of the module count as not
+    /// measured.
     pub fn evaluate(&self, gate: Gate, slot: &Slot, inputs: &GateInputs) -> GateReport {
         use Comparison::{AtLeast, AtMost};
-        let here = slot.stage == gate.source();
-        let module = slot.module.as_ref().filter(|_| here);
+        let is_before = slot.stage == gate.source();
+        let module = slot.module.as_ref().filter(|_| is_before);
         let truth = |holds: bool| if holds { 1.0 } else { 0.0 };
         let name = format!("is_{}", gate.source());
-        let mut conditions = vec![Condition::new(&name, Some(truth(here)), AtLeast, 1.0)];
+        let mut conditions = vec![Condition::new(&name, Some(truth(is_before)), AtLeast, 1.0)];
         match gate {
             Gate::Training => {}
             Gate::Blending => {

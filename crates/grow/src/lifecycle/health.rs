@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 /// L2 norm below which a tensor's gradient counts as vanished.
 const VANISHING_NORM: f64 = 1e-7;
-/// L2 norm above which a tensor's gradient counts as exploded, as does one that is not finite.
+/// L2 norm above which a tensor's gradient counts as exploded. A norm that is not finite counts,
+/// too.
 const EXPLODING_NORM: f64 = 10.0;
 
 /// Health of a module's gradients, from the L2 norm per tensor before clipping.
@@ -23,8 +24,9 @@ pub struct GradientHealth {
 impl GradientHealth {
     /// Health from the norms of a module's tensors; `None` without tensors.
     pub fn from_norms(norms: &[f64]) -> Option<Self> {
-        let count =
-            |of: &dyn Fn(f64) -> bool| norms.iter().filter(|norm| of(**norm)).count() as u64;
+        let count = |is_counted: &dyn Fn(f64) -> bool| {
+            norms.iter().filter(|norm| is_counted(**norm)).count() as u64
+        };
         let vanishing = count(&|norm| norm < VANISHING_NORM);
         let exploding = count(&|norm| norm > EXPLODING_NORM || !norm.is_finite());
         let norm = norms.iter().map(|norm| norm * norm).sum::<f64>().sqrt();

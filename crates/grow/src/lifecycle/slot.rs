@@ -21,7 +21,8 @@ pub struct Germination {
     pub tempo: Tempo,
     /// Alpha at the end of the blending.
     pub alpha_target: AlphaTarget,
-    /// Current control accuracy of the host in percentage points, for later comparison.
+    /// Current control accuracy of the host in percentage points, from which the gain since the
+    /// germination is computed later; `None` if unknown.
     pub accuracy_pp: Option<f32>,
 }
 
@@ -50,18 +51,18 @@ pub struct Module {
 }
 
 impl Module {
-    /// A module at birth: not in the network, with alpha 0.
-    pub(crate) fn germinated(blueprint: Arc<Blueprint>, birth: Germination) -> Self {
+    /// A module in stage Germinated: not in the network, with alpha 0.
+    pub(crate) fn germinated(blueprint: Arc<Blueprint>, germination: Germination) -> Self {
         Self {
             blueprint,
-            blueprint_index: birth.blueprint,
-            style: birth.style,
-            tempo: birth.tempo,
-            alpha_target: birth.alpha_target.value(),
+            blueprint_index: germination.blueprint,
+            style: germination.style,
+            tempo: germination.tempo,
+            alpha_target: germination.alpha_target.value(),
             alpha: AlphaController::at_rest(0.0),
             age_steps: 0,
             pruning: false,
-            accuracy_at_germination_pp: birth.accuracy_pp,
+            accuracy_at_germination_pp: germination.accuracy_pp,
         }
     }
 

@@ -42,8 +42,8 @@ impl Stage {
         Stage::Resetting,
     ];
 
-    /// Width of the stage's one-hot in an observation: nine stages, and one reserved position that
-    /// is always 0.
+    /// Length of the stage's one-hot code in an observation: nine stages, and one reserved position
+    /// that is always 0.
     pub const ONE_HOT: usize = 10;
 
     /// Position in [`Stage::ALL`].
@@ -78,7 +78,9 @@ impl Stage {
         self.is_live() || self == Stage::Fossilized
     }
 
-    /// Whether the slot has a module that can be pruned (`Germinated` to `Holding`).
+    /// Whether the slot has a module that is not fossilized (`Germinated` to `Holding`). Fewer
+    /// modules count as live where contributions are measured:
+    /// [`ModuleScope::Live`](crate::ModuleScope::Live).
     pub fn is_live(self) -> bool {
         use Stage::*;
         matches!(self, Germinated | Training | Blending | Holding)

@@ -31,8 +31,9 @@ const KEYS: [&str; 4] = ["channels", "blocks", "kernel", "pools"];
 /// `channels · 2^i` channels, batch norm, ReLU, the slot `r0c{i}`, a 2×2 max-pool while
 /// `i < pools`, and the slot `r1c{i}`; then global average pool and a linear classifier.
 ///
-/// Parsed from a preset's name, or from text such as `cnn:channels=12,blocks=4,kernel=5,pools=3`.
-/// Defaults are the baseline's channels (8), blocks (3) and kernel (3), and one pool per block.
+/// It is parsed from a preset's name, or from text such as
+/// `cnn:channels=12,blocks=4,kernel=5,pools=3`. Without `channels`, `blocks` or `kernel` it has the
+/// value of `baseline`; without `pools` every block is followed by a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cnn {
     /// Channels of the first block; each further block doubles them.

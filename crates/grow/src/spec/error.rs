@@ -51,7 +51,7 @@ pub enum HostError {
         /// The key.
         key: String,
     },
-    /// A size that is zero or above its limit.
+    /// A size outside its range.
     #[error("`{what}` must be {expected}, got {got}")]
     Size {
         /// Name of the size.

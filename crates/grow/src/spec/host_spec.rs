@@ -35,8 +35,8 @@ pub(crate) struct HostList {
 /// A host: layers in forward order, and its slots in action-index order. Graph, sizes, drawings and
 /// the metadata of weights files follow from the list of layers.
 ///
-/// Parsed from the text of a [`Cnn`], which files store. Clones share the list; comparing clones
-/// compares one pointer.
+/// It is parsed from the text of a [`Cnn`], which files store. Clones share the list, and comparing
+/// clones compares one pointer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct HostSpec(Arc<ParsedHost>);

@@ -88,15 +88,15 @@ pub(super) fn over_mpi() -> Verdict {
     let ended = ended.map_err(|error| Fault::new(format!("mpirun: {error}"), REMEDY))?;
     let rows = String::from_utf8_lossy(&ended.stdout).matches("\"wrong\":0").count();
     ensure(ended.status.success() && rows == 4, || {
-        let said = String::from_utf8_lossy(&ended.stderr);
-        let said = said.lines().find(|line| !line.trim().is_empty()).unwrap_or("nothing");
-        Fault::new(format!("{rows} of 4 sums over 2 processes: {}; {said}", ended.status), REMEDY)
+        let stderr = String::from_utf8_lossy(&ended.stderr);
+        let error = stderr.lines().find(|line| !line.trim().is_empty()).unwrap_or("nothing");
+        Fault::new(format!("{rows} of 4 sums over 2 processes: {}; {error}", ended.status), REMEDY)
     })?;
     Ok("dense, topk, gtopk and ok-topk over 2 processes: all elements correct".into())
 }
 
 /// Runs `sum` on every number of ranks. Compares the result with the sum, from left to right, of
-/// the elements whose rank by magnitude `is_sent` selects.
+/// the sent elements. `is_sent` selects them by their place in the order of decreasing magnitude.
 fn compare(
     id: DeviceId,
     sum: impl Fn(&mut Communicator, &Tensor) -> Result<(), Fault> + Sync,

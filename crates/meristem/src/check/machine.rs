@@ -92,7 +92,7 @@ pub(super) fn kernels(id: DeviceId) -> Verdict {
     ensure(apart <= TOLERANCE, || {
         Fault::new(format!("loss {got} on {id}, {portable} with portable kernels"), REPORT)
     })?;
-    Ok(format!("the loss on the CPU within {apart:.0e} after {STEPS} steps"))
+    Ok(format!("loss within {apart:.0e} of the CPU's after {STEPS} steps"))
 }
 
 /// Mean loss of a small host over its training steps, on random images.

@@ -101,24 +101,24 @@ const CHECKS: &[Check] = &[
     ("hot scopes", CheckFn::Device(training::hot_scopes)),
 ];
 
-/// The checks for a device: all, or those in `names`.
+/// The checks for a device: all of them, or only the checks in `names`.
 ///
 /// # Errors
 /// A name of `names` is unknown.
 pub(crate) fn select(device: DeviceId, names: &[String]) -> Result<Vec<Check>, Failure> {
     let on_gpu = matches!(device, DeviceId::Cuda(_));
-    let of_device = |&(_, look): &Check| match look {
+    let applies = |&(_, check): &Check| match check {
         CheckFn::Device(_) => true,
         CheckFn::Processor(_) => !on_gpu,
         CheckFn::Gpu(_) => on_gpu,
     };
-    let all: Vec<Check> = CHECKS.iter().copied().filter(of_device).collect();
+    let all: Vec<Check> = CHECKS.iter().copied().filter(applies).collect();
     if let Some(unknown) = names.iter().find(|name| all.iter().all(|(known, _)| known != name)) {
         let known: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
         return Err(Failure::value("check", unknown, format!("one of {}", known.join(", "))));
     }
-    let asked = |(name, _): &Check| names.is_empty() || names.iter().any(|asked| asked == name);
-    Ok(all.into_iter().filter(asked).collect())
+    let is_selected = |(name, _): &Check| names.is_empty() || names.iter().any(|n| n == name);
+    Ok(all.into_iter().filter(is_selected).collect())
 }
 
 /// Runs checks on a device. Calls `begin` with the name of a check before it, and `each` with its
@@ -129,7 +129,7 @@ pub(crate) fn run(
     mut begin: impl FnMut(&str),
     mut each: impl FnMut(&CheckLine),
 ) -> Vec<CheckLine> {
-    let look = |&(name, check): &Check| {
+    let run_one = |&(name, check): &Check| {
         begin(name);
         let started = Instant::now();
         let verdict = match check {
@@ -146,7 +146,7 @@ pub(crate) fn run(
         each(&line);
         line
     };
-    checks.iter().map(look).collect()
+    checks.iter().map(run_one).collect()
 }
 
 #[cfg(test)]

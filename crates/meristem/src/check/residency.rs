@@ -13,7 +13,7 @@ use crate::plain::megabytes;
 const ENVS: usize = 4;
 const BATCH: usize = 32;
 
-/// The embedded dataset on its own device. Dropping it clears the cache of datasets.
+/// The embedded dataset on a separate device. Dropping it clears the cache of datasets.
 struct Resident {
     device: Device,
     streams: Vec<Stream>,
@@ -49,8 +49,8 @@ fn load(device: &Device) -> Result<Arc<Dataset>, Fault> {
     Ok(cache::load(device, &spec, Split::Train, Residency::Resident)?)
 }
 
-/// Checks that there is one copy, of `u8`, that a second request shares it, and that an epoch
-/// copies only the order of samples.
+/// Checks that there is one resident copy, that it has the type `u8`, that a second request shares
+/// it, and that an epoch copies only the order of samples.
 pub(super) fn residency(id: DeviceId) -> Verdict {
     let resident = Resident::load(id)?;
     let images = resident.data.resident_images();
@@ -63,12 +63,13 @@ pub(super) fn residency(id: DeviceId) -> Verdict {
     let dtype = images.dtype();
     ensure(dtype == DType::U8, || Fault::new(format!("images are kept as {dtype}"), REPORT))?;
     let mut gather = resident.gather(true)?;
-    serve(&mut gather, 1)?;
+    gather_epoch(&mut gather, 1)?;
     let before = resident.device.counts();
-    serve(&mut gather, 2)?;
+    gather_epoch(&mut gather, 2)?;
     let spent = resident.device.counts() - before;
     let hidden = spent.copies_to_host + spent.synchronizations + spent.allocations;
-    // The permutations; on a GPU the addresses of a graph's arguments, too, when they are new.
+    // The permutations are one copy. On a GPU each launch may also copy the addresses of a new
+    // graph.
     let tables = if matches!(id, DeviceId::Cpu(_)) { 0 } else { spent.launches };
     ensure(hidden == 0 && spent.copies_to_device <= 1 + tables, || {
         Fault::new(format!("an epoch of batches made hidden operations: {spent:?}"), REPORT)
@@ -76,7 +77,7 @@ pub(super) fn residency(id: DeviceId) -> Verdict {
     Ok(format!("one copy of {} as u8; an epoch copies only its order", megabytes(images.numel())))
 }
 
-fn serve(gather: &mut GatherBatches, epoch: u64) -> Result<(), Fault> {
+fn gather_epoch(gather: &mut GatherBatches, epoch: u64) -> Result<(), Fault> {
     gather.start_epoch(epoch)?;
     while gather.next()?.is_some() {}
     Ok(())

@@ -111,7 +111,7 @@ pub(super) fn leak(id: DeviceId) -> Verdict {
         let figure = format!("{before} grew to {after} with {} allocations", spent.allocations);
         Fault::new(figure, REPORT)
     })?;
-    Ok(format!("{EPOCHS} epochs: constantly {}, no allocations", megabytes(after.reserved)))
+    Ok(format!("{EPOCHS} epochs: constant at {}, no allocations", megabytes(after.reserved)))
 }
 
 fn network(stream: &meristem::device::Stream) -> Result<Network, Fault> {

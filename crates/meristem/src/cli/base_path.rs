@@ -27,7 +27,7 @@ impl FromStr for BasePath {
 
 #[cfg(feature = "serve")]
 impl BasePath {
-    /// Whether it is a path of another server, which is the proxy.
+    /// Whether this server is below a path of another server, which is the proxy.
     pub(crate) fn is_below_another(&self) -> bool {
         !self.0.is_empty()
     }

@@ -31,14 +31,14 @@ pub(crate) struct BenchCommArguments {
     /// Number of ranks [default: 2; with mpi and nccl, the number of processes]
     #[arg(long, value_name = "N")]
     pub(crate) ranks: Option<usize>,
-    /// Size of the smallest tensor of f32; each next one is twice as large
+    /// Size of the smallest tensor of f32; each further tensor is twice as large
     #[arg(long, value_name = "SIZE", default_value = "1KiB")]
     pub(crate) min_size: ByteSize,
     /// Size of the largest tensor
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     pub(crate) max_size: ByteSize,
-    /// Densities of sparse sums: the share of elements that each rank sends. Their number k is
-    /// rounded down to a multiple of the number of ranks
+    /// Densities of sparse sums: shares of the elements that each rank sends. The number k of sent
+    /// elements is rounded down to a multiple of the number of ranks
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0.001,0.01,0.1")]
     pub(crate) density: Vec<f64>,
     /// Number of measured sums of each kind, after one warm-up [default: 5 to 50, by size]
@@ -122,7 +122,7 @@ pub(crate) struct BenchCounterfactualArguments {
     /// Slots that have a live module
     #[arg(long, value_name = "LIST", default_value = "r0c0,r0c1,r0c2")]
     pub(crate) slots: String,
-    /// Blueprint of these modules
+    /// Blueprint of the modules
     #[arg(long, default_value = "conv_light")]
     pub(crate) blueprint: String,
     /// Samples in a batch

@@ -21,16 +21,17 @@ pub(crate) enum ControlCommand {
     ///
     /// static@CONTROLLER trains the final networks of an earlier controller of the list, from new
     /// weights and for the same number of steps: the comparison at equal parameters.
-    /// static-compute@CONTROLLER trains them until their compute equals the compute of growing: the
-    /// comparison at equal compute. Compute includes training and counterfactual evaluations.
+    /// static-compute@CONTROLLER trains these networks until their compute equals the compute of
+    /// growing: the comparison at equal compute. Compute includes training and counterfactual
+    /// evaluations.
     ///
-    /// A policy from a file does not learn: ppo:FILE samples its actions, greedy:FILE takes the
-    /// most probable ones. ppo and ppo@REWARD first train a new policy for each seed, in --rounds
-    /// rounds on other hosts.
+    /// A policy from a file does not learn: ppo:FILE samples the policy's actions, greedy:FILE
+    /// takes the most probable ones. ppo and ppo@REWARD first train a new policy for each seed, in
+    /// --rounds rounds on other hosts.
     ///
     /// Seeds count up from --seed, which is 1000 by default. The default of `train` is 42, so
     /// policies are compared on hosts outside their training. A policy file lists the seeds of its
-    /// training; a comparison on one of them prints a warning.
+    /// training; a comparison on one of these seeds prints a warning.
     ///
     /// --policy and --run-dir have other meanings in `train`: the initial policy of the run, and
     /// the folder of a single run.
@@ -53,7 +54,7 @@ pub(crate) struct ControlEvalArguments {
     /// Number of seeds, which count up from --seed
     #[arg(long, value_name = "N", default_value_t = 5, help_heading = "Comparison")]
     pub(crate) seeds: usize,
-    /// File to plot accuracy against parameters and compute to, .svg or .png; must not exist
+    /// File for a plot of accuracy against parameters and compute, .svg or .png; must not exist
     #[arg(long, value_name = "FILE", help_heading = "Comparison")]
     pub(crate) plot: Option<PlotFile>,
     /// Folder that keeps all runs of the comparison and study.json; must not exist [default:
@@ -75,8 +76,9 @@ impl ControlEvalArguments {
     pub(crate) fn contenders(&self) -> Vec<Contender> {
         let mut contenders = self.controllers.clone();
         if contenders.is_empty() {
-            let usual = [ControllerKind::None, ControllerKind::Random, ControllerKind::Heuristic];
-            contenders.extend(usual.map(Contender::Controller));
+            let defaults =
+                [ControllerKind::None, ControllerKind::Random, ControllerKind::Heuristic];
+            contenders.extend(defaults.map(Contender::Controller));
         }
         let policy = |path: &PathBuf| Contender::Controller(ControllerKind::Policy(path.clone()));
         contenders.extend(self.policy.iter().map(policy));

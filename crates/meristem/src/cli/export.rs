@@ -14,7 +14,7 @@ pub(crate) enum ExportCommand {
     Csv(CsvArguments),
     /// Write the events of a run as a Parquet file, with the feature `parquet`.
     ///
-    /// It has the columns of `export csv`, with types; an empty cell is null.
+    /// The file has the columns of `export csv`, with types; an empty cell is null.
     Parquet(ParquetArguments),
     /// Write the network of a weights file, host and modules, as an ONNX model.
     ///
@@ -77,7 +77,7 @@ pub(crate) struct CsvArguments {
     /// Folder of the run, or its name in runs/
     #[arg(value_name = "RUN")]
     pub(crate) run: PathBuf,
-    /// Rows of the table
+    /// Table to write
     #[arg(long, value_enum, default_value_t = Table::Steps)]
     pub(crate) table: Table,
     /// File to write; must not exist [default: stdout]
@@ -90,7 +90,7 @@ pub(crate) struct ParquetArguments {
     /// Folder of the run, or its name in runs/
     #[arg(value_name = "RUN")]
     pub(crate) run: PathBuf,
-    /// Rows of the table
+    /// Table to write
     #[arg(long, value_enum, default_value_t = Table::Steps)]
     pub(crate) table: Table,
     /// File to write; must not exist
@@ -98,7 +98,7 @@ pub(crate) struct ParquetArguments {
     pub(crate) out: PathBuf,
 }
 
-/// Rows of a table.
+/// Table of events, named after its rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Table {
     /// A row for each env and step

@@ -73,9 +73,9 @@ pub(crate) enum Command {
     Watch(WatchArguments),
     /// Show runs in the browser: a list, live pages of runs, comparisons.
     ///
-    /// It needs a build with `--features serve`. The server only reads run folders. By default it
-    /// accepts connections from this machine only; for another --bind address, and with --token, it
-    /// prints a URL with an access token. Ctrl-C ends it.
+    /// The command needs a build with `--features serve`. The server only reads run folders. By
+    /// default it accepts connections from this machine only; for another --bind address, and with
+    /// --token, it prints a URL with an access token. Ctrl-C ends the server.
     Serve(ServeArguments),
     /// Export runs and networks to other tools.
     #[command(subcommand)]
@@ -149,10 +149,10 @@ pub(crate) struct DeviceArguments {
 }
 
 impl DeviceArguments {
-    /// Its name.
+    /// The device.
     ///
     /// # Errors
-    /// Not the name of a device.
+    /// The flag's value is not the name of a device.
     pub(crate) fn id(&self) -> Result<DeviceId, meristem::device::Error> {
         self.device.parse()
     }
@@ -163,7 +163,7 @@ impl DeviceArguments {
 pub(crate) struct NetworkArguments {
     #[command(flatten)]
     device: DeviceArguments,
-    /// Precision of convolutions and linear layers; other than f32 with --device cuda:N only
+    /// Precision of convolutions and linear layers; tf32 and bf16 need --device cuda:N
     #[arg(long, default_value = "f32", value_parser = precision())]
     pub(crate) precision: Precision,
 }
@@ -172,7 +172,7 @@ impl NetworkArguments {
     /// The device.
     ///
     /// # Errors
-    /// Not the name of a device, or the precision is not supported by the device.
+    /// The flag's value is not the name of a device, or the device does not support the precision.
     pub(crate) fn device(&self) -> meristem::train::Result<DeviceId> {
         let id = self.device.id()?;
         check_precision(self.precision, [id])?;
@@ -181,7 +181,7 @@ impl NetworkArguments {
 }
 
 fn precision() -> impl TypedValueParser<Value = Precision> {
-    let named = |text: String| Precision::ALL.into_iter().find(|of| of.name() == text);
+    let named = |text: String| Precision::ALL.into_iter().find(|known| known.name() == text);
     PossibleValuesParser::new(Precision::ALL.map(Precision::name))
         .map(move |text| named(text).unwrap_or_default())
 }

@@ -53,7 +53,7 @@ pub(crate) struct CompareArguments {
     /// Folders of two or more runs
     #[arg(value_name = "RUN", num_args = 2.., required = true)]
     pub(crate) runs: Vec<PathBuf>,
-    /// File to plot control accuracy over the steps to, .svg or .png; must not exist
+    /// File for a plot of control accuracy over the steps, .svg or .png; must not exist
     #[arg(long, value_name = "FILE")]
     pub(crate) plot: Option<PlotFile>,
     /// Print JSON
@@ -73,8 +73,8 @@ pub(crate) struct ReportArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct WatchArguments {
-    /// Folder of the run, or its name in runs/ [default: the newest run there, preferring runs in
-    /// progress]
+    /// Folder of the run, or its name in runs/ [default: the newest run in runs/, preferring runs
+    /// in progress]
     #[arg(value_name = "RUN")]
     pub(crate) run: Option<PathBuf>,
 }
@@ -87,14 +87,14 @@ pub(crate) struct ServeArguments {
     /// Port to listen on; 0 selects a free one
     #[arg(long, value_name = "N", default_value_t = 8642)]
     pub(crate) port: u16,
-    /// IP address to listen on; other than a loopback address, it requires a token
+    /// IP address to listen on; any but a loopback address requires a token
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1")]
     pub(crate) bind: IpAddr,
     /// Require a token on a loopback address, too, for machines with several users
     #[arg(long)]
     pub(crate) token: bool,
-    /// Path of the server behind a proxy, such as /meristem; all links begin with it, and the proxy
-    /// must forward it
+    /// Path of the server behind a proxy, such as /meristem; all links begin with this path, and
+    /// the proxy must forward it
     #[arg(long, value_name = "PATH", default_value = "/")]
     pub(crate) base_path: BasePath,
 }

@@ -12,8 +12,8 @@ use meristem::train::{self, config_file};
 
 use crate::plain::{self, printable};
 
-/// Settings as flags and from a file: the settings of `train` with `SINGLE_RUN`, otherwise of
-/// `control eval` with its defaults.
+/// Settings as flags and from a file: with `SINGLE_RUN` the settings of `train`, otherwise the
+/// settings of `control eval` with its defaults.
 #[derive(Debug)]
 pub(crate) struct SettingArguments<const SINGLE_RUN: bool> {
     /// Settings from a TOML or JSON file.

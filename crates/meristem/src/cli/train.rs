@@ -11,7 +11,6 @@ use super::SettingArguments;
 #[derive(Debug, Args)]
 #[command(allow_negative_numbers = true)]
 pub(crate) struct TrainArguments {
-    /// Resume a run that was stopped or killed.
     #[arg(long, value_name = "RUN", help_heading = "Run", help = resume_help())]
     pub(crate) resume: Option<PathBuf>,
     /// Print the resolved settings as TOML and exit
@@ -48,8 +47,8 @@ fn resume_help() -> String {
     let flags: Vec<String> = settings.map(|setting| format!("--{}", setting.flag)).collect();
     format!(
         "Resume the run in folder RUN, which was stopped or killed, from its last checkpoint, with \
-         the results of an unbroken run. More --steps or --rounds extend a run, also a complete \
-         one. The run has its own settings; only {} may be given",
+         the results of an uninterrupted run. More --steps or --rounds extend a run, even a \
+         complete one. The run keeps its settings; of these only {} may be given",
         flags.join(", ")
     )
 }

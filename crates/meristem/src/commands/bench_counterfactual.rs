@@ -26,18 +26,18 @@ const WARM_UP: Duration = Duration::from_millis(1000);
 
 #[derive(Serialize)]
 struct Report {
-    /// Time of the single pass per batch.
+    /// Milliseconds per batch of the single pass.
     fused_ms: Spread,
-    /// Time of one full pass for each requested configuration.
+    /// Milliseconds per batch of one full pass for each requested configuration.
     separate_ms: Spread,
-    /// Time of one full pass for each distinct configuration.
+    /// Milliseconds per batch of one full pass for each distinct configuration.
     distinct_ms: Spread,
     /// Time of the single pass divided by the time of the separate passes of the same turn.
     share: Spread,
     /// Time of the single pass divided by the time of the passes for distinct configurations of the
     /// same turn.
     share_of_distinct: Spread,
-    /// The first ratio, for floating-point operations instead of time.
+    /// Operations of the single pass divided by the operations of the separate passes.
     flops_share: f64,
     turns: usize,
     config: Config,
@@ -76,20 +76,20 @@ struct Config {
 pub(crate) fn run(arguments: &BenchCounterfactualArguments) -> Outcome {
     check(arguments)?;
     let (host, slots) = grown(arguments)?;
-    let asked = Counterfactual::for_step(&host);
-    let mut bench = Bench::new(&host, &asked, arguments)?;
+    let requested = Counterfactual::for_step(&host);
+    let mut bench = Bench::new(&host, &requested, arguments)?;
     let batches = bench.warm_up()?;
     let mut times: [Vec<f64>; 3] = Default::default();
     let started = Instant::now();
     while times[0].is_empty() || started.elapsed().as_secs_f64() < arguments.seconds {
-        for (way, times) in WAYS.into_iter().zip(&mut times) {
-            times.push(bench.time(way, batches)?);
+        for (method, times) in METHODS.into_iter().zip(&mut times) {
+            times.push(bench.time(method, batches)?);
         }
     }
-    let ratio = |of: &[f64]| -> Vec<f64> {
-        times[0].iter().zip(of).map(|(fused, separate)| fused / separate).collect()
+    let ratio = |separate: &[f64]| -> Vec<f64> {
+        times[0].iter().zip(separate).map(|(fused, separate)| fused / separate).collect()
     };
-    let (flops, one) = bench.network.eval_flops(0..asked.rows().len())?;
+    let (flops, one) = bench.network.eval_flops(0..requested.rows().len())?;
     let image = image_shape();
     let report = Report {
         fused_ms: Spread::of(&times[0]),
@@ -97,14 +97,14 @@ pub(crate) fn run(arguments: &BenchCounterfactualArguments) -> Outcome {
         distinct_ms: Spread::of(&times[2]),
         share: Spread::of(&ratio(&times[1])),
         share_of_distinct: Spread::of(&ratio(&times[2])),
-        flops_share: flops as f64 / (one * asked.configurations().len() as u64) as f64,
+        flops_share: flops as f64 / (one * requested.configurations().len() as u64) as f64,
         turns: times[0].len(),
         config: Config {
             host: host.spec().to_string(),
             slots,
             blueprint: arguments.blueprint.clone(),
-            configurations: asked.configurations().len(),
-            distinct: asked.rows().len(),
+            configurations: requested.configurations().len(),
+            distinct: requested.rows().len(),
             batch: arguments.batch,
             image: [image.channels, image.height, image.width],
             device: bench.device.id().to_string(),
@@ -124,7 +124,7 @@ pub(crate) fn run(arguments: &BenchCounterfactualArguments) -> Outcome {
 fn print(report: &Report) {
     let Report { fused_ms, separate_ms, distinct_ms, share, share_of_distinct, config, .. } =
         report;
-    let way = |name: &str, ms: &Spread, rest: String| {
+    let line = |name: &str, ms: &Spread, rest: String| {
         let Spread { median, min, max } = ms;
         plain::out(&format!("{name:<24}{median:>9.2} ms per batch ({min:.2} to {max:.2}){rest}"));
     };
@@ -143,13 +143,13 @@ fn print(report: &Report) {
         config.precision,
         counted(report.turns, ["turn", "turns"])
     ));
-    way("one pass", fused_ms, String::new());
-    let rest = |share: &Spread| {
+    line("one pass", fused_ms, String::new());
+    let relative = |share: &Spread| {
         let Spread { median, min, max } = share;
         format!("; one pass takes {median:.3} of this time ({min:.3} to {max:.3})")
     };
-    way(&format!("{} separate passes", config.configurations), separate_ms, rest(share));
-    way(&format!("{} separate passes", config.distinct), distinct_ms, rest(share_of_distinct));
+    line(&format!("{} separate passes", config.configurations), separate_ms, relative(share));
+    line(&format!("{} separate passes", config.distinct), distinct_ms, relative(share_of_distinct));
     plain::out(&format!("ratio of floating-point operations: {:.3}", report.flops_share));
 }
 
@@ -182,7 +182,7 @@ enum EvaluationMethod {
     Distinct,
 }
 
-const WAYS: [EvaluationMethod; 3] =
+const METHODS: [EvaluationMethod; 3] =
     [EvaluationMethod::Fused, EvaluationMethod::Separate, EvaluationMethod::Distinct];
 
 /// A network and a batch for it.
@@ -193,26 +193,26 @@ struct Bench {
     targets: Tensor,
     rows: usize,
     /// Row of each requested configuration.
-    asked: Vec<usize>,
+    requested: Vec<usize>,
 }
 
 impl Bench {
     fn new(
         host: &Host,
-        asked: &Counterfactual,
+        requested: &Counterfactual,
         arguments: &BenchCounterfactualArguments,
     ) -> Result<Self, Failure> {
         let device = Device::open(arguments.network.device()?, &DeviceOptions::default())?;
         let batch = arguments.batch;
         let stream = device.stream("env 0");
         let isa = device.isa();
-        let rows = asked.rows().len();
+        let rows = requested.rows().len();
         let precision = arguments.network.precision;
         let options =
             NetworkOptions { configs: rows, precision, ..NetworkOptions::new(0, 0, isa, batch) };
         let mut network =
             Network::new(&stream, Arc::new(host.graph(&Optimisers::default())?), options)?;
-        network.set_alphas(asked.rows())?;
+        network.set_alphas(requested.rows())?;
         let image = *host.image();
         let shape = [batch, image.channels, image.height, image.width];
         let mut random = Rng::new(0, Purpose::Test, 0, 0);
@@ -223,12 +223,12 @@ impl Bench {
         let inputs = Tensor::empty_with_format(&stream, shape, DType::F32, format, Owner::Batches)?;
         inputs.copy_from_slice(&pixels)?;
         let targets = Tensor::from_slice(&stream, &labels, [batch], Owner::Batches)?;
-        let asked = asked.configurations().iter().map(|(_, row)| *row).collect();
-        Ok(Self { device, network, inputs, targets, rows, asked })
+        let requested = requested.configurations().iter().map(|(_, row)| *row).collect();
+        Ok(Self { device, network, inputs, targets, rows, requested })
     }
 
-    /// Runs the network with each method for a while. Returns the number of batches that take about
-    /// a [`BLOCK`] in one pass.
+    /// Runs the network in one pass and in separate passes for [`WARM_UP`]. Returns the number of
+    /// batches that take about a [`BLOCK`] in one pass.
     fn warm_up(&mut self) -> Result<usize, Failure> {
         let started = Instant::now();
         let mut fused_ms = f64::INFINITY;
@@ -240,14 +240,14 @@ impl Bench {
     }
 
     /// Measures milliseconds per batch over the given number of batches. Waits once, at the end.
-    fn time(&mut self, way: EvaluationMethod, batches: usize) -> Result<f64, Failure> {
+    fn time(&mut self, method: EvaluationMethod, batches: usize) -> Result<f64, Failure> {
         let started = Instant::now();
         for _ in 0..batches {
-            match way {
+            match method {
                 EvaluationMethod::Fused => {
                     self.network.eval_rows(&self.inputs, &self.targets, 0..self.rows)?
                 }
-                EvaluationMethod::Separate => self.asked.iter().try_for_each(|&row| {
+                EvaluationMethod::Separate => self.requested.iter().try_for_each(|&row| {
                     self.network.eval_step(&self.inputs, &self.targets, row)
                 })?,
                 EvaluationMethod::Distinct => (0..self.rows)

@@ -15,9 +15,9 @@ use crate::synthetic;
 
 /// Length of one measurement; the result is the median over all measurements.
 const BLOCK: Duration = Duration::from_millis(250);
-/// Number of envs served side by side.
+/// Number of envs with batches.
 const ENVS: usize = 4;
-/// Steps between two waits: the capacity of a stream's queue.
+/// Gathers on each stream between two waits, fewer than a stream's queue holds.
 const BURST: usize = 100;
 
 #[derive(Serialize)]
@@ -98,8 +98,8 @@ pub(crate) fn run(arguments: &BenchGatherArguments) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Gathers for about one block. Returns the microseconds per batch until the batch is ready, and
-/// those of the calling thread. Both include drawing the order of each epoch.
+/// Gathers for about one block. Returns two times per batch in microseconds: until the batch is
+/// ready, and on the calling thread. Both include drawing the order of each epoch.
 fn measure(
     gather: &mut GatherBatches,
     device: &Device,

@@ -190,7 +190,7 @@ impl Bench {
         Ok(Self { device, gather, networks, isa, epoch: 0, validate: arguments.validate, rows })
     }
 
-    /// Trains or validates for a while. Returns the number of batches per env that take about a
+    /// Trains or validates for [`WARM_UP`]. Returns the number of batches per env that take about a
     /// [`BLOCK`].
     fn warm_up(&mut self) -> Result<usize, Failure> {
         let started = Instant::now();

@@ -10,7 +10,7 @@ use meristem::grow::{
 use crate::failure::Failure;
 use crate::synthetic::image_shape;
 
-/// A module of a host from the start.
+/// A module that a host has from the start.
 pub(super) struct Module {
     pub(super) slot: SlotName,
     /// Name of its blueprint.
@@ -24,16 +24,16 @@ pub(super) fn parse(spec: &HostSpec, list: &str) -> Result<Vec<Module>, Failure>
     let refused = |got: &str| {
         Failure::value("modules", got, "SLOT=BLUEPRINT, or SLOT=BLUEPRINT:training, with commas")
     };
-    let one = |entry: &str| {
-        let (slot, what) = entry.trim().split_once('=').ok_or_else(|| refused(entry))?;
-        let (blueprint, stage) = what.split_once(':').unwrap_or((what, "holding"));
+    let module = |entry: &str| {
+        let (slot, module) = entry.trim().split_once('=').ok_or_else(|| refused(entry))?;
+        let (blueprint, stage) = module.split_once(':').unwrap_or((module, "holding"));
         let stage = [Stage::Training, Stage::Holding].into_iter().find(|s| s.to_string() == stage);
         let slots = spec.select_slots([slot]).map_err(grow::Error::from)?;
         let [slot] = &slots[..] else { return Err(refused(entry)) };
         let stage = stage.ok_or_else(|| refused(entry))?;
         Ok(Module { slot: slot.clone(), blueprint: blueprint.to_string(), stage })
     };
-    list.split(',').map(one).collect()
+    list.split(',').map(module).collect()
 }
 
 /// Creates a host with `modules`, each in its stage. Errors name the flag `argument`.
@@ -60,10 +60,10 @@ pub(super) fn grown(
             Failure::value(argument, &module.blueprint, expected)
         })?;
         let (tempo, alpha_target, style) = (Tempo::Fast, AlphaTarget::Most, Style::LinearAdd);
-        let what = Germination { blueprint, style, tempo, alpha_target, accuracy_pp: None };
+        let germination = Germination { blueprint, style, tempo, alpha_target, accuracy_pp: None };
         let slot = host.slots().iter().position(|slot| slot.name == module.slot);
         let slot = slot.expect("the host was made with the slots of its modules");
-        host.germinate(slot, what).map_err(grow::Error::from)?;
+        host.germinate(slot, germination).map_err(grow::Error::from)?;
         while host.slots()[slot].stage != module.stage {
             host.step();
             host.advance(slot, &passes).map_err(grow::Error::from)?;

@@ -24,14 +24,14 @@ use crate::table;
 /// Output folder of the runs.
 struct RunsFolder {
     folder: PathBuf,
-    /// Temporary folder, for runs that are not kept.
-    thrown_away: Option<TempDir>,
+    /// Temporary folder that contains `folder`, if the runs are not kept.
+    temporary: Option<TempDir>,
 }
 
 impl RunsFolder {
     fn of(kept: Option<&Path>) -> Result<Self, Failure> {
         if let Some(folder) = kept {
-            return Ok(Self { folder: folder.to_owned(), thrown_away: None });
+            return Ok(Self { folder: folder.to_owned(), temporary: None });
         }
         let temporary = tempfile::tempdir().map_err(|error| {
             let place = std::env::temp_dir();
@@ -39,13 +39,13 @@ impl RunsFolder {
             Failure::failed(message, "set TMPDIR to a writable folder, or give --run-dir")
         })?;
         let folder = temporary.path().join("study");
-        Ok(Self { folder, thrown_away: Some(temporary) })
+        Ok(Self { folder, temporary: Some(temporary) })
     }
 
     /// Removes the temporary folder, to which a run may still be writing.
-    fn clear(thrown_away: &Path) {
-        // An attempt fails if a file is created meanwhile; a hundred attempts do not.
-        let _ = (0..100).find(|_| std::fs::remove_dir_all(thrown_away).is_ok());
+    fn clear(temporary: &Path) {
+        // One attempt fails if a file is created meanwhile; one of a hundred attempts succeeds.
+        let _ = (0..100).find(|_| std::fs::remove_dir_all(temporary).is_ok());
     }
 }
 
@@ -60,8 +60,8 @@ pub(crate) fn run(arguments: &ControlEvalArguments) -> Outcome {
     if let Some(plot) = &arguments.plot {
         plot.check()?;
     }
-    let thrown_away = place.thrown_away.as_ref().map(|folder| folder.path().to_owned());
-    let at_once = move || thrown_away.iter().for_each(|folder| RunsFolder::clear(folder));
+    let temporary = place.temporary.as_ref().map(|folder| folder.path().to_owned());
+    let at_once = move || temporary.iter().for_each(|folder| RunsFolder::clear(folder));
     let _listening = stop_on_signals("the results of complete runs", at_once)?;
     let study = compare(&config, &mut PrintedStudy::new(arguments.quiet))?;
     match &arguments.plot {
@@ -195,8 +195,8 @@ fn stopped(study: &Study) -> Option<String> {
 
 /// Formats mean and 95 % interval, such as `81.20 ± 0.31`, both by `format`, the interval without
 /// its sign.
-fn spread(of: Option<Spread>, format: impl Fn(f64) -> String) -> String {
-    let Some(Spread { mean, ci95, .. }) = of else { return "–".into() };
+fn spread(value: Option<Spread>, format: impl Fn(f64) -> String) -> String {
+    let Some(Spread { mean, ci95, .. }) = value else { return "–".into() };
     let half = ci95.map_or("–".into(), |half| format(half).trim_start_matches('+').to_string());
     format!("{} ± {half}", format(mean))
 }

@@ -1,4 +1,4 @@
-//! `meristem data info | verify | import | plan`.
+//! `meristem data info | verify | import | plan | cache`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -63,7 +63,7 @@ fn info(arguments: &InfoArguments) -> Outcome {
     plain::out(&format!("mean      {data_mean} (per channel of these training images,"));
     plain::out(&format!("std       {data_std}  with pixels in 0 to 1)"));
     plain::out(&match &arguments.normalize {
-        Normalize::Data => "normalize data: training normalises with them".into(),
+        Normalize::Data => "normalize data: training uses this mean and std".into(),
         Normalize::Constants(_) => format!("normalize {}", arguments.normalize),
         published => {
             format!("normalize {published}: mean {}, std {}", constants(&mean), constants(&std))
@@ -92,7 +92,7 @@ struct NormalizationConstants {
 #[derive(Serialize)]
 struct DatasetEntry {
     dataset: &'static str,
-    /// Whether it was found in the given folder; true for the embedded dataset.
+    /// Whether the dataset was found in the given folder; true for the embedded dataset.
     found: bool,
     expected: Vec<String>,
     where_to_get: &'static str,
@@ -110,8 +110,8 @@ fn overview(arguments: &InfoArguments) -> Outcome {
     for DatasetEntry { dataset, found, expected, where_to_get } in known {
         let mut files = expected;
         files.push(where_to_get.into());
-        let there = if found { "yes" } else { "no" };
-        table.add_row([dataset.to_string(), there.into(), files.join("\n")]);
+        let found = if found { "yes" } else { "no" };
+        table.add_row([dataset.to_string(), found.into(), files.join("\n")]);
     }
     plain::out(&table.to_string());
     match &arguments.dataset.data_root {
@@ -123,10 +123,10 @@ fn overview(arguments: &InfoArguments) -> Outcome {
 
 fn known(source: Source, arguments: &DatasetArguments) -> DatasetEntry {
     let spec = DatasetSpec { source, ..arguments.options() };
-    let asked = source == Source::Embedded || spec.root.is_some();
+    let has_files = source == Source::Embedded || spec.root.is_some();
     DatasetEntry {
         dataset: source.name(),
-        found: asked && DatasetFiles::open(&spec).is_ok(),
+        found: has_files && DatasetFiles::open(&spec).is_ok(),
         expected: source.expected_files(),
         where_to_get: source.where_to_get(),
     }
@@ -225,11 +225,11 @@ fn cache(arguments: &CacheArguments) -> Outcome {
         plain::out("no images are cached: MERISTEM_CACHE, XDG_CACHE_HOME and HOME are not set");
         return Ok(ExitCode::SUCCESS);
     };
-    let what = if arguments.clear { "removed" } else { "decoded images" };
+    let label = if arguments.clear { "removed" } else { "decoded images" };
     let splits = counted(files, ["split", "splits"]);
     let [bytes, most] = [bytes, decoded::BYTES_MAX].map(|n| n.div_ceil(1 << 20));
     let (bytes, most) = (thousands(bytes), thousands(most));
-    plain::out(&format!("{what}: {splits}, {bytes} of at most {most} MiB, in {}", shown(&folder)));
+    plain::out(&format!("{label}: {splits}, {bytes} of at most {most} MiB, in {}", shown(&folder)));
     Ok(ExitCode::SUCCESS)
 }
 

@@ -1,4 +1,4 @@
-//! One file per command: from parsed arguments to output.
+//! The commands, each from parsed arguments to output, with a file or a folder per command.
 
 mod bench_comm;
 mod bench_counterfactual;
@@ -65,10 +65,10 @@ fn exit_code(status: Status) -> ExitCode {
     }
 }
 
-/// Finds the folder of a run from its path or its name in `runs`.
+/// Finds the folder of a run, given by its path or by its name in `runs`.
 pub(crate) fn locate(run: &Path) -> PathBuf {
-    let usual = Path::new("runs").join(run);
-    if !run.exists() && usual.exists() { usual } else { run.into() }
+    let in_runs = Path::new("runs").join(run);
+    if !run.exists() && in_runs.exists() { in_runs } else { run.into() }
 }
 
 /// Checks the duration of a benchmark.

@@ -8,7 +8,7 @@ use meristem::train::config::TrainConfig;
 use meristem::train::events::Event;
 use meristem::train::{self, Notice, Observer, Summary};
 
-use super::watch::{Beside, has_terminal, restore_screen};
+use super::watch::{TrainingView, has_terminal, restore_screen};
 use super::{Outcome, exit_code, print_json, warn_dropped};
 use crate::cli::TrainArguments;
 use crate::environment::is_drawable;
@@ -18,8 +18,8 @@ use crate::progress::{Mode, Progress};
 use crate::signals::stop_on_signals;
 use crate::table;
 
-/// Results of a stopped run, for messages.
-const LEFT: &str = "weights and a summary";
+/// Results that a stopped run leaves, for messages.
+const RESULTS_LEFT: &str = "weights and a summary";
 
 pub(crate) fn run(arguments: &TrainArguments) -> Outcome {
     if arguments.print_config {
@@ -68,7 +68,7 @@ pub(crate) fn run(arguments: &TrainArguments) -> Outcome {
 struct RunDisplay<'a> {
     arguments: &'a TrainArguments,
     progress: Progress,
-    view: Option<Beside>,
+    view: Option<TrainingView>,
 }
 
 impl RunDisplay<'_> {
@@ -77,7 +77,7 @@ impl RunDisplay<'_> {
         if !has_terminal() {
             return plain::err("note: --watch needs a terminal; progress is printed as lines");
         }
-        match Beside::open(folder) {
+        match TrainingView::open(folder) {
             Ok(view) => self.view = Some(view),
             Err(failure) => plain::err(&format!(
                 "note: --watch cannot use the terminal, progress is printed instead: {}",
@@ -122,7 +122,7 @@ fn resolve(arguments: &TrainArguments) -> Result<TrainConfig, Failure> {
 
 fn start(arguments: &TrainArguments, display: &mut RunDisplay<'_>) -> Result<Summary, Failure> {
     let config = resolve(arguments)?;
-    let _listening = stop_on_signals(LEFT, restore_screen)?;
+    let _listening = stop_on_signals(RESULTS_LEFT, restore_screen)?;
     Ok(train::run(&config, display)?)
 }
 
@@ -137,7 +137,7 @@ fn resume(
         let remedy = "leave --config out, or start a new run with --config RUN/config.toml";
         return Err(Failure::usage(message, remedy));
     }
-    let _listening = stop_on_signals(LEFT, restore_screen)?;
+    let _listening = stop_on_signals(RESULTS_LEFT, restore_screen)?;
     Ok(train::resume(folder, &arguments.settings.layer(), display)?)
 }
 

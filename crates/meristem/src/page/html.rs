@@ -6,7 +6,7 @@ use crate::plot::escaped;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Html(String);
 
-/// Maximum length of the text of a cell without line breaks.
+/// Maximum length of a cell's text that is shown without line breaks.
 const LONG: usize = 32;
 
 /// Style of all pages.
@@ -128,7 +128,7 @@ impl Html {
         self.0.push_str(&other.0);
     }
 
-    /// A page as one file. Its policy forbids scripts and external resources.
+    /// A page as one file. Its content security policy forbids scripts and external resources.
     pub(crate) fn file(title: &str, body: Self) -> String {
         let head = format!(
             "<meta http-equiv=\"Content-Security-Policy\" \
@@ -137,8 +137,8 @@ impl Html {
         page(title, &head, body)
     }
 
-    /// A page whose style and script are at the given URLs of its server. The server also sends its
-    /// policy.
+    /// A page whose style and script are at the given URLs of its server. The server sends the
+    /// content security policy as a header.
     #[cfg(feature = "serve")]
     pub(crate) fn served(title: &str, [style, script]: [&str; 2], body: Self) -> String {
         let [style, script] = [style, script].map(escaped);

@@ -70,8 +70,8 @@ pub(crate) fn results(runs: &[&Run]) -> Vec<(&'static str, Vec<String>)> {
         ("seed", |row| row.seed.map_or("–".into(), |seed| seed.to_string())),
         ("controller", |row| row.controller.clone().unwrap_or("–".into())),
     ];
-    let of = |figure: Figure| runs.iter().map(|run| figure(&run.overview)).collect();
-    let mut rows: Vec<_> = rows.into_iter().map(|(name, figure)| (name, of(figure))).collect();
+    let values = |figure: Figure| runs.iter().map(|run| figure(&run.overview)).collect();
+    let mut rows: Vec<_> = rows.into_iter().map(|(name, figure)| (name, values(figure))).collect();
     let parameters = runs.iter().map(|run| number(run.overview.parameters)).collect();
     rows.insert(3, ("parameters", parameters));
     rows

@@ -15,8 +15,8 @@ impl Axis {
     /// larger.
     pub(super) fn around(values: impl Iterator<Item = f64>, pixels: [f64; 2]) -> Self {
         let [least, most] = ends(values);
-        let room = (0.08 * (most - least)).max(0.002 * most.abs()).max(0.01);
-        Self { values: [least - room, most + room], pixels }
+        let margin = (0.08 * (most - least)).max(0.002 * most.abs()).max(0.01);
+        Self { values: [least - margin, most + margin], pixels }
     }
 
     /// An axis from the least value to the greatest, with a length of at least 1.

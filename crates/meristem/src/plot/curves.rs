@@ -67,8 +67,8 @@ impl Chart {
     }
 }
 
-/// Reduces a curve to at most `most` points: means of groups of neighbours, each at the x of the
-/// last.
+/// Reduces a curve to at most `most` points. Each is the mean of a group of neighbours, at the x of
+/// the last neighbour.
 fn thinned(points: &[[f64; 2]], most: usize) -> impl Iterator<Item = [f64; 2]> {
     let neighbours = points.len().div_ceil(most.max(1)).max(1);
     points.chunks(neighbours).filter_map(|part| {

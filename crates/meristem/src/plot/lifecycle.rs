@@ -79,7 +79,7 @@ pub(crate) struct DrawnSlot {
 const BOX: [f64; 2] = [86.0, 46.0];
 /// Distance between the centres of neighbouring boxes.
 const STEP: f64 = 110.0;
-/// Vertical position of the centres of the boxes, and width of a pool.
+/// Vertical position of the centres of the boxes.
 const MIDDLE: f64 = 50.0;
 
 /// Draws the host from the image to the classes, with a box for each block, pool and slot. A slot

@@ -52,8 +52,8 @@ pub(crate) fn study(study: &Study) -> Picture {
     let [left, top, _, bottom] = PANELS[0].field;
     let right = PANELS[PANELS.len() - 1].field[2];
     let seeds = || study.contenders.iter().flat_map(|report| &report.runs);
-    let ends = |of: fn(&ContenderReport) -> Option<Spread>| {
-        let spreads = study.contenders.iter().filter_map(of);
+    let ends = |value: fn(&ContenderReport) -> Option<Spread>| {
+        let spreads = study.contenders.iter().filter_map(value);
         spreads.flat_map(|s| [-1.0, 1.0].map(|side| s.mean + side * s.ci95.unwrap_or(0.0)))
     };
     let y = seeds().map(|run| run.test_accuracy).chain(ends(|report| report.test_accuracy));

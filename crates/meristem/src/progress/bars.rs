@@ -8,7 +8,7 @@ use meristem::train::events::{RunStarted, StepCompleted};
 use crate::plain::printable;
 
 use super::is_stopping;
-use super::lines::{accuracies, standing};
+use super::lines::{accuracies, env_status};
 use super::shown::{OutputForm, shown};
 
 /// One line per env, limited by the rows of the terminal, and one for the run.
@@ -20,8 +20,8 @@ pub(super) struct Bars {
     total: ProgressBar,
 }
 
-/// Number of envs with a separate line on a terminal with `rows` rows. The total, the cursor and,
-/// if there are too many envs, the other envs need one row each.
+/// Number of envs with a separate line on a terminal with `rows` rows. One row is left for the
+/// total, one for the cursor, and one for the other envs if not all fit.
 fn lines_of_envs(envs: usize, rows: usize) -> usize {
     if envs + 2 <= rows { envs } else { rows.saturating_sub(3) }
 }
@@ -52,6 +52,7 @@ impl Bars {
 
     /// Updates the bar of the run, unless it shows that the run is stopping.
     pub(super) fn step_completed(&self, done: usize, place: String, rate: String) {
+        // With the lock, no stop request can set the message before this function does.
         let _unchanged = shown();
         self.total.set_position(done as u64);
         self.total.set_prefix(place);
@@ -68,7 +69,7 @@ impl Bars {
 
     pub(super) fn env(&self, step: &StepCompleted) {
         let Some(bar) = self.envs.get(step.env) else { return };
-        bar.set_message(printable(&standing(step)));
+        bar.set_message(printable(&env_status(step)));
         bar.tick();
     }
 

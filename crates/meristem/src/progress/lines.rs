@@ -85,7 +85,7 @@ fn test_images(samples: Option<usize>) -> String {
 }
 
 /// Text of an event with a separate line; `None` for other events.
-pub(super) fn story(event: &Event) -> Option<String> {
+pub(super) fn event_text(event: &Event) -> Option<String> {
     Some(match event {
         Event::ModuleGerminated { env, slot, blueprint, parameters, .. } => format!(
             "  env {env}: {blueprint} germinates in {slot} ({} parameters)",
@@ -97,10 +97,10 @@ pub(super) fn story(event: &Event) -> Option<String> {
             format!("  env {env}: {slot} is {to}")
         }
         Event::ModulePruned { env, slot, blueprint, contribution, .. } => {
-            format!("  env {env}: {blueprint} in {slot} is pruned{}", worth(*contribution))
+            format!("  env {env}: {blueprint} in {slot} is pruned{}", in_points(*contribution))
         }
         Event::ModuleFossilized { env, slot, blueprint, contribution, .. } => {
-            format!("  env {env}: {blueprint} in {slot} is fossilized{}", worth(*contribution))
+            format!("  env {env}: {blueprint} in {slot} is fossilized{}", in_points(*contribution))
         }
         Event::GovernorRollback { env, failure, restored_step, .. } => {
             let to = restored_step.map_or("the start of its episode".into(), |step| {
@@ -120,7 +120,7 @@ pub(super) fn story(event: &Event) -> Option<String> {
     })
 }
 
-/// Formats the end of a policy's round.
+/// Formats the results of a round in which a policy learned.
 pub(super) fn round_ended(round: usize, accuracy: Option<f64>, report: &RoundReport) -> String {
     let skipped = if report.skipped > 0 { "; update skipped" } else { "" };
     let (number, accuracy) = (round + 1, percent(accuracy));
@@ -129,7 +129,7 @@ pub(super) fn round_ended(round: usize, accuracy: Option<f64>, report: &RoundRep
 
 /// Formats the statistics of a policy's update on one line, with the entropies of all heads that
 /// had more than one choice.
-pub(super) fn learned(report: &RoundReport) -> String {
+pub(super) fn update_statistics(report: &RoundReport) -> String {
     let heads = HEADS.iter().zip(report.entropies).filter(|(_, entropy)| *entropy > 0.0);
     let entropies: Vec<String> =
         heads.map(|(head, entropy)| format!("{} {entropy:.2}", head.name)).collect();
@@ -151,19 +151,20 @@ pub(super) fn mean_accuracy(envs: &[Option<StepCompleted>]) -> Option<f64> {
     mean(envs.iter().flatten().filter_map(|step| step.control_accuracy))
 }
 
-fn worth(contribution: Option<f64>) -> String {
+/// Formats a contribution, such as ` (contribution +1.8 points)`; empty without a measurement.
+fn in_points(contribution: Option<f64>) -> String {
     contribution.map_or(String::new(), |pp| format!(" (contribution {pp:+.1} points)"))
 }
 
-/// Formats accuracies, such as `control accuracy 81.2 80.4 %, bare 78.5 %`, as a range if there are
-/// many envs. `bare` is the mean over the twins.
+/// Formats accuracies, such as `control accuracy 81.2 80.4 %, bare 78.5 %`; with more than eight
+/// envs, as a range. `bare` is the mean over the twins.
 pub(super) fn accuracies(envs: &[Option<StepCompleted>]) -> String {
     let shares: Vec<f64> = envs
         .iter()
         .flatten()
         .map(|step| step.control_accuracy.unwrap_or(step.train_accuracy))
         .collect();
-    let what = if envs.iter().flatten().any(|step| step.control_accuracy.is_some()) {
+    let split = if envs.iter().flatten().any(|step| step.control_accuracy.is_some()) {
         "control"
     } else {
         "training"
@@ -178,12 +179,12 @@ pub(super) fn accuracies(envs: &[Option<StepCompleted>]) -> String {
     let twins = envs.iter().flatten().filter_map(|step| step.twin?.control_accuracy);
     let bare =
         mean(twins).map_or(String::new(), |share| format!(", bare {}", percent(Some(share))));
-    format!("{what} accuracy {figures} %{bare}")
+    format!("{split} accuracy {figures} %{bare}")
 }
 
 /// Formats accuracy, modules and parameters of an env. Parameters are last, because the end may be
 /// cut off at 80 columns.
-pub(super) fn standing(step: &StepCompleted) -> String {
+pub(super) fn env_status(step: &StepCompleted) -> String {
     let accuracy = match step.control_accuracy {
         Some(share) => format!("control {}", percent(Some(share))),
         None => format!("training {}", percent(Some(step.train_accuracy))),
@@ -270,7 +271,7 @@ mod tests {
         };
         let mut growing = step(0, Some(0.8)).unwrap();
         growing.slots = vec![slot("r0c1"), slot("r1c2")];
-        let text = standing(&growing);
+        let text = env_status(&growing);
         let expected = "control 80.0 %  r0c1 conv_light α 0.25  r1c2 conv_light α 0.25";
         assert_eq!(text, format!("{expected}  6,418 parameters"));
         // The prefix is `   env 0 `.
@@ -286,7 +287,7 @@ mod tests {
         let expected = "  round 2: mean accuracy 50.0 %, return 1.250";
         assert_eq!(round_ended(1, Some(0.5), &report), expected);
         assert_eq!(
-            learned(&report),
+            update_statistics(&report),
             "    KL 0.0123, explained variance 0.50, entropy op 0.75 blueprint 1.00; \
              actions WAIT 7 GERMINATE 1"
         );

@@ -13,7 +13,7 @@ use meristem::train::{Notice, Observer};
 use crate::escape;
 use crate::plain::{self, duration, thousands};
 use bars::Bars;
-use lines::{accuracies, beginning, learned, mean_accuracy, round_ended, story};
+use lines::{accuracies, beginning, event_text, mean_accuracy, round_ended, update_statistics};
 use shown::{HeldLine, OutputForm, shown};
 pub(crate) use shown::{ScreenGuard, has_screen};
 
@@ -26,7 +26,7 @@ pub(crate) fn request_stop(what_is_left: &str) {
     let shown = shown();
     STOP.store(true, Ordering::Relaxed);
     match &*shown {
-        // This fits next to the bar at 80 columns.
+        // This text fits next to the bar at 80 columns.
         OutputForm::Bar(total) => total.set_message("stopping after this step; again to stop now"),
         // The view shows the message.
         OutputForm::Screen(_) => {}
@@ -142,8 +142,8 @@ impl Progress {
         self.stepping.steps += 1;
         let done = step.round * run.steps + step.step + 1;
         let left = self.stepping.left((run.steps * run.rounds).saturating_sub(done));
-        let told = |rate| format!("{} images/s, ", thousands(rate as u64));
-        let rate = step.images_per_s.map_or_else(String::new, told);
+        let speed = |rate| format!("{} images/s, ", thousands(rate as u64));
+        let rate = step.images_per_s.map_or_else(String::new, speed);
         let rate = format!("{rate}{} left", duration(left));
         let round = match run.rounds {
             1 => String::new(),
@@ -155,7 +155,7 @@ impl Progress {
             bars.show_others(&self.envs);
             return;
         }
-        // With an open view, the view shows the steps.
+        // An open view shows the steps, so no line is printed.
         if self.mode == Mode::Bars {
             return;
         }
@@ -190,7 +190,7 @@ impl Observer for Progress {
                 let accuracy = mean_accuracy(&self.envs);
                 self.line(&round_ended(*round, accuracy, report));
                 if self.verbose {
-                    self.line(&learned(report));
+                    self.line(&update_statistics(report));
                 }
             }
             Event::RunEnded { .. } => {
@@ -199,7 +199,7 @@ impl Observer for Progress {
                 }
             }
             other => {
-                if let Some(text) = story(other) {
+                if let Some(text) = event_text(other) {
                     self.line(&text);
                 }
             }

@@ -15,7 +15,7 @@ static SHOWN: Mutex<OutputForm> = Mutex::new(OutputForm::Lines);
 /// Form of output on the terminal.
 pub(super) enum OutputForm {
     Lines,
-    /// Bars of the envs and of the whole run.
+    /// Bars of the envs and of the whole run; the field is the bar of the run.
     Bar(ProgressBar),
     /// A view on the whole screen, with the held lines.
     Screen(HeldLines),

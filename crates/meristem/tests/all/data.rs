@@ -69,7 +69,7 @@ fn info_and_verify_describe_the_embedded_images() {
     assert_eq!(info["classes"].as_array().unwrap().len(), 10);
     assert!(m.ok("data info").stdout.contains("cs.toronto.edu"));
     let told = m.ok("data info --dataset embedded").stdout;
-    assert!(told.contains("training normalises with them"), "{told}");
+    assert!(told.contains("training uses this mean and std"), "{told}");
     assert_eq!(json(&m, "data info --json")[0]["found"], true);
     assert!(m.ok("data verify").stdout.contains("10,000 sound images"));
 }

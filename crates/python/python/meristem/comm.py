@@ -117,8 +117,9 @@ class Comm:
                 comm.close()
             raise
         if failures:
-            own = [error for error in failures if not isinstance(error, RankError)]
-            raise (own or failures)[0]
+            # The others end with a RankError because of the first failure.
+            first = [error for error in failures if not isinstance(error, RankError)]
+            raise (first or failures)[0]
         return results
 
     @property
@@ -149,7 +150,7 @@ class Comm:
             RankError: A rank has another tensor or another call, failed, left, or did not join the
                 call within the deadline.
         """
-        self._member.all_reduce(_lending(tensor), self._own(flag, "mean", mean))
+        self._member.all_reduce(_lending(tensor), self._checked(flag, "mean", mean))
 
     def broadcast(self, tensor: Tensor, *, root: int = 0) -> None:
         """Copies rank ``root``'s tensor to all ranks, in place.
@@ -157,7 +158,7 @@ class Comm:
         Raises:
             ArgumentError, RankError: As :meth:`all_reduce`.
         """
-        self._member.broadcast(_lending(tensor), self._own(integer, "root", root))
+        self._member.broadcast(_lending(tensor), self._checked(integer, "root", root))
 
     def barrier(self) -> None:
         """Waits until every rank has called this method.
@@ -203,7 +204,7 @@ class Comm:
         }
         return TopK(self._member.top_k(options))
 
-    def _own(self, check: Callable[[str, object], Result], name: str, value: object) -> Result:
+    def _checked(self, check: Callable[[str, object], Result], name: str, value: object) -> Result:
         """Checks an argument of a collective. If it is invalid, the other ranks get an error."""
         try:
             return check(name, value)
@@ -247,7 +248,7 @@ class TopK:
 
     @property
     def residual(self) -> Array | None:
-        """A flat copy of the sum of the unsent elements, in memory order.
+        """A flat copy of the residual, which has the sums of the unsent elements, in memory order.
 
         ``None`` before the first sum and with ``residual=False``.
         """
@@ -257,7 +258,7 @@ class TopK:
 def _lending(tensor: Tensor) -> Tensor:
     """The tensor, or a numpy array of its memory if it has only the buffer protocol.
 
-    Other objects are returned, because the engine reports the error to the other ranks.
+    Other objects are returned unchanged, because the engine refuses them and tells the other ranks.
     """
     if hasattr(tensor, "__dlpack__"):
         return tensor

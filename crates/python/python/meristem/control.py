@@ -29,6 +29,7 @@ class Slot:
     stage: str
     #: Steps in this stage.
     stage_steps: int
+    #: Weight of the module's output in the host, 0..1.
     alpha: float
     #: Blueprint of the module; ``None`` in an empty slot.
     blueprint: str | None
@@ -36,6 +37,7 @@ class Slot:
     age: int
     #: Contribution in percentage points of control accuracy; ``None`` before it was measured.
     contribution: float | None
+    #: 0..1; ``None`` before it was measured.
     gradient_health: float | None
     #: Whether the gate to the next stage would pass now.
     gate_passes: bool
@@ -49,6 +51,7 @@ class Slot:
 class Env:
     """An env after training and measurement, before its action."""
 
+    #: Number of the env, from 0.
     env: int
     #: Step of the episode, from 0.
     step: int
@@ -64,8 +67,10 @@ class Env:
     train_losses: list[float]
     #: The last operation, and whether it succeeded; ``None`` at the first step.
     last: tuple[str, bool] | None
+    #: The S enabled slots, in the order of the slot head.
     slots: list[Slot]
-    #: float32: the 23 + 31·S inputs of a policy, then each slot's blueprint, one-hot.
+    #: float32: the 23 + 31·S inputs of a policy, then each slot's blueprint, one-hot with "none"
+    #: last.
     observation: "npt.NDArray[np.float32]"
     #: int8 (6): the legal operations.
     op_mask: "npt.NDArray[np.int8]"
@@ -78,7 +83,7 @@ class Env:
 #: A function that chooses the action of an env.
 Controller = Callable[[Env], Action]
 
-#: The values that are actions, for errors.
+#: Description of the valid actions, for errors.
 ACTION = "None, a mapping as in a script, or a whole number for each of the eight heads"
 
 ARRAYS = ("observation", "op_mask", "slot_mask", "blueprint_mask")

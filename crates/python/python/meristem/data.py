@@ -32,8 +32,8 @@ class Batch(NamedTuple):
 class Dataset:
     """A split of a dataset.
 
-    The process caches one copy of each split, until `clear_cache` is called, or until a changed
-    dataset is loaded again. This object keeps its copy.
+    The process caches one copy of each split. The cache drops a copy when `clear_cache` is called,
+    or when the dataset has changed and is loaded again; this object keeps its copy.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Dataset:
             dataset: ``embedded``, ``fashion-mnist``, ``cifar10``, ``cifar100``, ``folder``,
                 ``csv`` or ``arrays``, as for ``--dataset`` on the command line.
             split: ``train`` or ``test``.
-            root: The folder or file of the dataset.
+            root: The folder or file of the dataset, as for ``--data-root`` on the command line.
             skip_bad: Whether to leave out images that do not decode.
             resize: Rows and columns of all images, for ``folder`` and ``csv``: images of other sizes
                 are cut to their central square and scaled.
@@ -180,7 +180,7 @@ class GatherBatches:
 
 
 def _indices(subset: object) -> list[int]:
-    expected = "indices of images; `numpy.flatnonzero` makes them of a mask"
+    expected = "indices of images, such as `numpy.flatnonzero(mask)`"
     numbers = []
     for item in sequence("subset", subset, expected, DataError):
         number = index(item)
@@ -206,7 +206,7 @@ def _constants(normalize: object) -> tuple[list[float], list[float]]:
 
 
 def clear_cache() -> int:
-    """Clears the cache of datasets. A copy in use is freed with its last user.
+    """Clears the cache of datasets. A copy in use is freed when its last user is.
 
     Returns the number of removed copies.
     """

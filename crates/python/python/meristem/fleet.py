@@ -1,4 +1,4 @@
-"""Runs that the program steps."""
+"""Fleets: runs that the program steps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from .weights import Weights, parse
 
 
 #: Error text for the setting ``controller`` of a fleet.
-PROGRAM = "none: a fleet has the actions that `apply` gets; meristem.train takes a controller"
+PROGRAM = "none: a fleet executes the actions given to `apply`; meristem.train takes a controller"
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ class Fleet:
     def resume(cls, run: "str | PathLike[str] | Run", **settings: Any) -> "Fleet":
         """Resumes the run of an earlier fleet at its last checkpoint.
 
-        With other devices or another length, results may differ from those of an uninterrupted run;
-        then a ``UserWarning`` is issued.
+        With other devices or another length, the results may differ from the results of an
+        uninterrupted run; then a ``UserWarning`` is issued.
         """
         fleet = cls.__new__(cls)
         folder = path("run", run.path if isinstance(run, Run) else run)
@@ -90,7 +90,8 @@ class Fleet:
     def step(self) -> list[Env]:
         """Trains all envs for one step, which is one epoch, and measures them. Returns the envs.
 
-        After the last step of a round, this is the first step of the next round, with fresh hosts.
+        The call after the last step of a round trains the first step of the next round, with fresh
+        hosts.
         If actions are due and were not given, the action of all envs is WAIT.
 
         Raises:

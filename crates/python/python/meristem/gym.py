@@ -29,6 +29,8 @@ HEADS = (
     "alpha_speed",
     "alpha_curve",
 )
+#: Numbers of two ops.
+WAIT, GERMINATE = 0, 1
 SEED_MAX = 2**64 - 1
 
 
@@ -99,8 +101,9 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
     ) -> tuple["npt.NDArray[np.float32]", dict[str, Any]]:
         """Begins an episode with fresh hosts, in a run with this ``seed``.
 
-        Without ``seed``, it is drawn from ``np_random``. The envs of a run share one seed, and
-        differ by their number.
+        Without ``seed``, the first call uses the run that the constructor started, and every later
+        call starts a run whose seed is drawn from ``np_random``. The envs of a run share one seed,
+        and differ by their number.
 
         Raises:
             ArgumentError: ``seed`` is not an integer or is a list of several seeds, or ``options``
@@ -160,7 +163,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
             self._folder = None
 
     def _seed(self, seed: object) -> int | None:
-        """The seed of a run, also from a list of one seed."""
+        """Returns the seed of a run, which may be given as a list of one seed."""
         if isinstance(seed, list | tuple | np.ndarray):
             seeds = sequence("seed", seed, "a whole number")
             if len(seeds) == self.num_envs and all(given is None for given in seeds):
@@ -227,6 +230,6 @@ def is_legal(action: Sequence[int], env: Env) -> bool:
         integer(f"action.{head}", choice, 0, size - 1, ControllerError)
         for head, choice, size in zip(HEADS, action, sizes, strict=False)
     )
-    if op == 0:
+    if op == WAIT:
         return True
-    return bool(env.slot_mask[op, slot]) and (op != 1 or bool(env.blueprint_mask[slot, blueprint]))
+    return bool(env.slot_mask[op, slot]) and (op != GERMINATE or bool(env.blueprint_mask[slot, blueprint]))

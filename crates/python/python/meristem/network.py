@@ -21,11 +21,12 @@ from .weights import Weights, load
 BLENDED = ("blending", "holding", "fossilized")
 #: Supported version of topology and host.
 VERSION = 1
+#: ε of batch norm and group norm.
 EPS = 1e-5
 
 
 class Library(Protocol):
-    """Operations on arrays (N, C, H, W), or (N, C) after `mean`."""
+    """Tensors by name, and operations on arrays (N, C, H, W), or (N, C) after `mean`."""
 
     def tensor(self, name: str) -> Any: ...
     def conv2d(self, x: Any, weight: Any, padding: int, groups: int) -> Any: ...
@@ -40,7 +41,8 @@ class Library(Protocol):
 
 
 def group_norm_groups(channels: int) -> int:
-    """Groups of a group norm: the largest of 32, 16, … with at least 16 channels per group."""
+    """Number of groups of a group norm: the largest divisor of ``channels`` among 32, 16, 8, 4, 2, 1
+    that leaves at least 16 channels per group, or else the largest divisor among them."""
     dividing = [g for g in (32, 16, 8, 4, 2, 1) if channels % g == 0]
     return next((g for g in dividing if channels // g >= 16), dividing[0])
 
@@ -161,8 +163,8 @@ def topology_of(weights: Weights) -> dict[str, Any]:
 def host_of(weights: Weights) -> dict[str, Any]:
     """The host in the metadata: its ``layers`` in forward order, and the names of its ``slots``.
 
-    In a file of an older version without this entry, they follow from the description of the host in
-    the topology.
+    For a file of an older version, which lacks this entry, layers and slots follow from the
+    description of the host in the topology.
 
     Raises:
         WeightsError: As :func:`topology_of`.

@@ -130,7 +130,7 @@ def resume(
 
     ``controller`` is the function with which the run was started. The results have the same bits as
     an uninterrupted run, if the actions of the function depend only on its argument. ``settings``
-    may be those of ``meristem train --resume``.
+    accepts the settings that ``meristem train --resume`` accepts.
 
     Raises:
         ResumeError: The folder cannot be resumed, or a setting cannot be changed.

@@ -83,7 +83,7 @@ def parse(contents: bytes, name: str = "weights") -> Weights:
     """
     arrays, texts, prefix = _meristem.decode_weights(name, contents)
     if prefix is not None:
-        problem = f"{name}: the names of all tensors begin with `{prefix}`; it is left out"
+        problem = f"{name}: the names of all tensors begin with `{prefix}`; the prefix is left out"
         warnings.warn(problem, UserWarning, stacklevel=3)
     tensors = {name: np.from_dlpack(array) for name, array in arrays.items()}
     return Weights(tensors, {key: _value(text) for key, text in texts.items()})

@@ -140,7 +140,7 @@ pub(super) fn capsule(py: Python<'_>, exported: Exported, versioned: bool) -> Py
     // SAFETY: `context` is the box of the previous line, without other references.
     let tensor = unsafe { (*context).tensor() };
     let context: *mut c_void = context.cast();
-    let made = if versioned {
+    let capsule = if versioned {
         let deleter = Some(delete_versioned as unsafe extern "C" fn(_));
         let managed = ManagedVersioned { version: VERSION, context, deleter, flags, tensor };
         let managed: *mut c_void = Box::into_raw(Box::new(managed)).cast();
@@ -153,7 +153,7 @@ pub(super) fn capsule(py: Python<'_>, exported: Exported, versioned: bool) -> Py
         unsafe { ffi::PyCapsule_New(managed, NAME.as_ptr(), Some(drop_unversioned)) }
     };
     // SAFETY: a new reference, or null with an exception set.
-    unsafe { Bound::from_owned_ptr_or_err(py, made) }.map(Bound::unbind)
+    unsafe { Bound::from_owned_ptr_or_err(py, capsule) }.map(Bound::unbind)
 }
 
 /// Deleter: frees an exported array. May run on any thread, with or without the GIL.

@@ -26,7 +26,7 @@ const LAYOUT: &str = "give a contiguous copy: `numpy.ascontiguousarray(x)`, `x.c
 
 /// Memory of a writable array in host memory, contiguous or channels last.
 pub(crate) struct Borrowed {
-    /// Its drop calls the deleter.
+    /// Keeps the memory alive; its drop calls the deleter.
     _managed: Taken,
     address: usize,
     shape: Vec<usize>,
@@ -182,8 +182,8 @@ unsafe fn list<'a>(start: *const i64, len: usize) -> &'a [i64] {
     }
 }
 
-/// Memory format of an array with these strides; `None` if sums do not support it. Strides of
-/// extents of 1 are ignored.
+/// Memory format of an array with these strides; `None` if sums do not support it. The stride of a
+/// dimension of extent 1 is ignored.
 fn format_of(shape: &[usize], strides: &[i64]) -> Option<MemoryFormat> {
     let fits = |expected: &[i64]| {
         let axes = shape.iter().zip(strides).zip(expected);
@@ -232,7 +232,7 @@ fn capsule_of<'py>(given: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     };
     capsule.map_err(|error| {
         let class = given.get_type().qualname().map_or_else(|_| String::new(), |c| c.to_string());
-        let got = format!("a `{class}` that does not ({error})");
+        let got = format!("a `{class}` whose `__dlpack__` failed ({error})");
         unfit("an array with DLPack support", got, "give `x.detach()` or a copy").into()
     })
 }

@@ -74,7 +74,7 @@ impl Array {
         Self::shaped(elements, &[len])
     }
 
-    /// Elements in row-major order. `shape` must have as many.
+    /// Elements in row-major order. Their number must be the product of `shape`.
     pub(crate) fn shaped<T: Number>(elements: Vec<T>, shape: &[usize]) -> Self {
         assert_eq!(elements.len(), shape.iter().product::<usize>(), "{shape:?}");
         let bytes = size_of_val(&elements[..]);
@@ -164,8 +164,8 @@ impl Array {
             return Err(PyBufferError::new_err(message));
         }
         let copy = copy.unwrap_or(false);
-        let whole = if copy { self.copied() } else { self.clone_ref() };
-        let exported = Exported { array: whole, copied: copy };
+        let array = if copy { self.copied() } else { self.clone_ref() };
+        let exported = Exported { array, copied: copy };
         abi::capsule(py, exported, max_version.is_some_and(|(major, _)| major >= 1))
     }
 

@@ -149,7 +149,7 @@ settings! {
         /// cut to their central square and scaled, with an antialiasing filter.
         resize: Option<usize> = absent("images keep their size, which must be the same"),
             unit("N"), whole(1, 4096), since(6, None);
-        /// Decode image files even if their decoded images are on disk, and keep none there.
+        /// Decode image files without reading or writing the cache of decoded images.
         no_cache: bool = same(false), scope(SettingScope::Process), since(6, "false"), on_resume();
         /// Device memory that one split of the dataset may take, such as 64MiB. A larger split is
         /// streamed, with the same results.
@@ -168,8 +168,9 @@ settings! {
         normalize: Normalize = same(Normalize::default()), unit("CONSTANTS"), since(5, "data");
         /// Augmentations of training images: none, or any of crop,flip,cutout.
         augment: Augmentations = same(Augmentations::default()), unit("LIST");
-        /// Training images of an env in a step. full: every env sees all of them, each env in
-        /// another order. dealt: the envs of a device share them, so that each of N envs sees 1/N.
+        /// Training images of an env in a step. full: every env trains on all images, in a separate
+        /// order. dealt: the images are divided among the envs of a device, so each of N envs
+        /// trains on 1/N.
         epoch: EpochMode = presets(EpochMode::Full, EpochMode::Dealt, EpochMode::Full),
             since(4, "dealt");
         /// Samples in a batch of one env; with --data-parallel, of all ranks together.
@@ -185,9 +186,9 @@ settings! {
         envs: usize = same(4usize), unit("N"), whole(1, 4096);
         /// Weights file that every env starts from: safetensors with PyTorch's names.
         init: Option<PathBuf> = absent("random weights"), unit("FILE");
-        /// Weights file of any run, whose topology every env starts from. Its modules are permanent
-        /// from the beginning; host and modules have random weights. With a run folder, each env
-        /// starts from the topology of the env with the same number.
+        /// Weights file of any run; every env starts from the topology of this file. Modules of the
+        /// topology are permanent from the beginning; host and modules have random weights. With a
+        /// run folder, each env starts from the topology of that run's env with the same number.
         start_topology: Option<PathBuf> = absent("no modules"), unit("PATH"), since(5, None);
         /// Train a bare twin of every env for comparison: the same host without growth, with the
         /// same initial weights, on the same batches.
@@ -226,9 +227,10 @@ settings! {
         /// reverse; from there on the results differ by rounding.
         devices: Vec<String> = same(["cpu".to_string()]), unit("LIST"), on_resume();
         /// Precision of convolutions and linear layers in hosts and modules, in training and
-        /// evaluation: f32, tf32 or bf16. tf32 and bf16 round the factors of each product,
-        /// accumulate in f32 on tensor cores, and need CUDA devices only. Everything else is f32,
-        /// the policy included. It may change on resume; from there on the results differ.
+        /// evaluation: f32, tf32 or bf16. tf32 and bf16 round the factors of each product and
+        /// accumulate in f32 on tensor cores; all devices must then be CUDA devices. Everything
+        /// else is f32, the policy included. The precision may change on resume; from there on the
+        /// results differ.
         precision: Precision = same(Precision::default()), since(5, "f32"), on_resume();
         /// Winograd's minimal filtering for 3×3 convolutions whose channels are multiples of 8, on
         /// processors: fewer multiplications, larger rounding errors. off: direct convolution.

@@ -46,7 +46,9 @@ impl Weights {
         let (mut state, metadata) = safetensors::load(path)?;
         if let Some(prefix) = state.unwrap_names() {
             let path = path.display();
-            say(&format!("{path}: the names of all tensors begin with `{prefix}`; it is left out"));
+            say(&format!(
+                "{path}: the names of all tensors begin with `{prefix}`; the prefix is left out"
+            ));
         }
         Ok(Self { path: path.into(), state, metadata })
     }

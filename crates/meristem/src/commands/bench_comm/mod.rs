@@ -30,7 +30,7 @@ const BYTES_MAX: usize = 4 << 30;
 /// Maximum number of ranks for which the test sums are exact.
 const RANKS_MAX: usize = 64;
 
-/// Measurements, the same on all ranks.
+/// Measurements to make, the same on all ranks.
 struct Plan {
     sizes: Vec<usize>,
     densities: Vec<f64>,
@@ -173,6 +173,7 @@ fn plan(arguments: &BenchCommArguments) -> Result<Plan, Failure> {
     })
 }
 
+/// Number of ranks, and the rows.
 type Rows = (usize, Vec<Row>);
 
 fn over_threads(device: &Device, ranks: usize, plan: &Plan) -> Result<Rows, Failure> {
@@ -192,7 +193,7 @@ fn over_threads(device: &Device, ranks: usize, plan: &Plan) -> Result<Rows, Fail
     Ok((ranks, all.swap_remove(0)))
 }
 
-/// Runs this process's rank. Returns its number and the rows.
+/// Runs the rank of this process. Returns the rank's number, the number of ranks and the rows.
 fn over_processes(
     comm: Communicator,
     (device, arguments): (&Device, &BenchCommArguments),
@@ -236,27 +237,29 @@ impl Rank {
     }
 
     fn run(mut self, plan: &Plan) -> Result<Vec<Row>, Failure> {
-        let loud = plan.lines && self.comm.rank() == 0;
-        if loud {
+        let prints = plan.lines && self.comm.rank() == 0;
+        if prints {
             let (ranks, transport) = (self.comm.size(), self.comm.transport());
             plain::out(&format!(
                 "f32 over {ranks} ranks ({transport}); median times of the slowest rank"
             ));
             plain::out(&heading());
         }
-        let sparse =
+        let methods =
             [SparseMethod::TopK, SparseMethod::GTopK, SparseMethod::OkTopK { refresh: REFRESH }];
-        let sparse =
-            || sparse.into_iter().flat_map(|way| plan.densities.iter().map(move |d| (way, *d)));
+        let sparse = || {
+            methods.into_iter().flat_map(|method| plan.densities.iter().map(move |d| (method, *d)))
+        };
         let mut rows = Vec::new();
         for bytes in &plan.sizes {
             let make = || Tensor::empty(&self.stream, [bytes / ELEMENT], DType::F32, Owner::Other);
             let tensors = Tensors { input: make()?, output: make()?, expected: make()? };
             let rounds = plan.rounds.unwrap_or(((32 << 20) / bytes).clamp(5, 50));
-            let cases = std::iter::once((None, 1.0)).chain(sparse().map(|(way, d)| (Some(way), d)));
-            for (way, density) in cases {
-                let row = self.row(&tensors, way, density, (rounds, plan.memory))?;
-                if loud {
+            let cases =
+                std::iter::once((None, 1.0)).chain(sparse().map(|(method, d)| (Some(method), d)));
+            for (method, density) in cases {
+                let row = self.row(&tensors, method, density, (rounds, plan.memory))?;
+                if prints {
                     plain::out(&row.line());
                     row.memory.iter().for_each(|memory| plain::out(&memory.line()));
                 }
@@ -266,18 +269,18 @@ impl Rank {
         Ok(rows)
     }
 
-    /// Measures one sum; `None` selects the dense sum.
+    /// Measures one sum; `method` is `None` for the dense sum.
     fn row(
         &mut self,
         tensors: &Tensors,
-        way: Option<SparseMethod>,
+        method: Option<SparseMethod>,
         density: f64,
         (rounds, measures_memory): (usize, bool),
     ) -> Result<Row, Failure> {
         let Tensors { input, output, expected } = tensors;
         let (rank, ranks, len) = (self.comm.rank(), self.comm.size(), input.numel());
         let pattern = Pattern::new(len, ranks, density);
-        let (algorithm, which) = match way {
+        let (algorithm, which) = match method {
             None => ("dense", Expected::Dense),
             Some(SparseMethod::TopK) => ("topk", Expected::Sent),
             Some(SparseMethod::GTopK) => ("gtopk", Expected::Largest),
@@ -289,16 +292,16 @@ impl Rank {
         pattern.expected(which, &mut values);
         expected.copy_from_slice(&values)?;
         drop(values);
-        let mut sum = match way {
-            Some(way) => Some(SparseSum::new(input, way, FeedbackMode::Residual)?),
+        let mut sum = match method {
+            Some(method) => Some(SparseSum::new(input, method, FeedbackMode::Residual)?),
             None => None,
         };
-        // Times of the rounds; bytes sent and wrong elements are appended.
-        let mut seen = Vec::with_capacity(rounds + 2);
+        // Times of the rounds, then bytes sent and wrong elements.
+        let mut figures = Vec::with_capacity(rounds + 2);
         let (mut sent, mut wrong, mut memory) = (0, 0, None);
         for round in 0..=rounds {
             self.reset(output, sum.as_ref())?;
-            self.settle()?;
+            self.wait_for_stream()?;
             self.comm.barrier()?;
             let before = self.comm.traffic().sent_bytes;
             let start = Instant::now();
@@ -319,16 +322,16 @@ impl Rank {
                     order: SumOrder::Rank,
                 })?,
             }
-            self.settle()?;
+            self.wait_for_stream()?;
             // The first round allocates memory.
             if round > 0 {
-                seen.push(start.elapsed().as_secs_f64() * 1e3);
+                figures.push(start.elapsed().as_secs_f64() * 1e3);
             }
             sent = self.comm.traffic().sent_bytes - before;
             wrong += self.wrong(output, expected)?;
         }
-        seen.extend([sent as f64, wrong as f64]);
-        let all = self.of_all_ranks(&seen)?;
+        figures.extend([sent as f64, wrong as f64]);
+        let all = self.gather_figures(&figures)?;
         let bytes = len * ELEMENT;
         Ok(Row { memory, ..Row::new(bytes, (algorithm, density, pattern.k()), &all, ranks) })
     }
@@ -345,7 +348,7 @@ impl Rank {
         Ok(())
     }
 
-    fn settle(&self) -> Result<(), DeviceError> {
+    fn wait_for_stream(&self) -> Result<(), DeviceError> {
         self.stream.synchronize()
     }
 
@@ -355,12 +358,12 @@ impl Rank {
     }
 
     /// Gathers the figures of all ranks, by rank.
-    fn of_all_ranks(&mut self, seen: &[f64]) -> Result<Vec<Vec<f64>>, Failure> {
-        let own = Tensor::from_slice(&self.stream, seen, [seen.len()], Owner::Other)?;
-        let len = seen.len() * self.comm.size();
+    fn gather_figures(&mut self, own: &[f64]) -> Result<Vec<Vec<f64>>, Failure> {
+        let sent = Tensor::from_slice(&self.stream, own, [own.len()], Owner::Other)?;
+        let len = own.len() * self.comm.size();
         let all = Tensor::zeros(&self.stream, [len], DType::F64, Owner::Other)?;
-        self.comm.all_gather(&own, &all)?;
-        Ok(all.to_vec::<f64>()?.chunks(seen.len()).map(<[f64]>::to_vec).collect())
+        self.comm.all_gather(&sent, &all)?;
+        Ok(all.to_vec::<f64>()?.chunks(own.len()).map(<[f64]>::to_vec).collect())
     }
 }
 
@@ -379,8 +382,8 @@ impl Row {
         ranks: usize,
     ) -> Row {
         let rounds = all[0].len() - 2;
-        let slowest = |round: usize| all.iter().map(|seen| seen[round]).fold(0.0, f64::max);
-        let total = |at: usize| all.iter().map(|seen| seen[at]).sum::<f64>() as u64;
+        let slowest = |round: usize| all.iter().map(|figures| figures[round]).fold(0.0, f64::max);
+        let total = |at: usize| all.iter().map(|figures| figures[at]).sum::<f64>() as u64;
         let (ms, ms_min, ms_max) = spread(&(0..rounds).map(slowest).collect::<Vec<_>>());
         let algorithm_gb_per_s = bytes as f64 / ms.max(1e-9) / 1e6;
         let (sent_bytes, wrong) = (total(rounds), total(rounds + 1));

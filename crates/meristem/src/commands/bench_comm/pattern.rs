@@ -20,6 +20,7 @@ pub(super) enum Expected {
     Largest,
 }
 
+/// Layout of the large elements of all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Pattern {
     len: usize,
@@ -45,17 +46,17 @@ impl Pattern {
     pub(super) fn new(len: usize, ranks: usize, density: f64) -> Pattern {
         let k = picks(density, len);
         let regions = ranks.min(k).max(1);
-        let each = k / regions;
-        // The number of large elements of the sum in a region equals the number that a rank sends
-        // of it; half of them are winners.
-        let winners = each / (2 * ranks);
-        let common = each - ranks * winners;
+        let per_region = k / regions;
+        // In a region, the sum has as many large elements as each rank sends. Half of the large
+        // elements are winners, the same number of each rank.
+        let winners = per_region / (2 * ranks);
+        let common = per_region - ranks * winners;
         let fits = common + ranks * ranks * winners <= len / regions;
-        let (common, winners) = if fits { (common, winners) } else { (each, 0) };
+        let (common, winners) = if fits { (common, winners) } else { (per_region, 0) };
         Pattern { len, ranks, regions, common, winners }
     }
 
-    /// Number of elements that each rank sends; the same number of each region.
+    /// Number of elements that each rank sends, with the same number from each region.
     pub(super) fn k(&self) -> usize {
         self.regions * (self.common + self.ranks * self.winners)
     }
@@ -118,21 +119,21 @@ impl Pattern {
 }
 
 /// Hash of two numbers.
-fn scramble(at: usize, rank: usize) -> u32 {
+fn hash(at: usize, rank: usize) -> u32 {
     let mixed = (at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (rank as u64) << 32;
     (mixed.wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 40) as u32
 }
 
 /// Returns a value below 2^13 in magnitude. Ties are rare, as in gradients.
 fn small(at: usize, rank: usize) -> f32 {
-    (scramble(at, rank) % 16_383) as f32 - 8191.0
+    (hash(at, rank) % 16_383) as f32 - 8191.0
 }
 
 /// Returns the value of a large element: losers are from 2^14 to 2^15, winners up to 2^16, common
 /// elements up to 2^17, with the same sign on all ranks. Sums over 64 ranks are below 2^24, so they
 /// are exact in f32.
 fn large(at: usize, kind: Kind, rank: usize) -> f32 {
-    let bits = scramble(at, rank);
+    let bits = hash(at, rank);
     let magnitude = match kind {
         Kind::Common => (1 << 16) + bits % (1 << 16),
         Kind::Winner(_) => (1 << 15) + bits % (1 << 15),
@@ -185,7 +186,7 @@ mod tests {
                 assert_eq!(expected(Expected::Sent), sent, "{pattern:?}");
             }
         }
-        // If all ranks sent the same elements, the test could not detect interchanged ranks.
+        // Winners differ between ranks, so the test detects interchanged ranks.
         let Pattern { common, winners, .. } = Pattern::new(100_000, 2, 0.01);
         assert!(common > 0 && winners > 0);
     }

@@ -30,13 +30,13 @@ pub(crate) fn run(command: &ExportCommand) -> Outcome {
 }
 
 /// Prints a warning about the skipped lines of the events.
-fn warn_skipped(of: Skipped) {
-    if let Some(words) = skipped(of) {
+fn warn_skipped(lines: Skipped) {
+    if let Some(words) = skipped(lines) {
         plain::err(&format!("warning: {words}"));
     }
 }
 
-/// The command in a build without its feature.
+/// `export parquet` in a build without the feature `parquet`.
 #[cfg(not(feature = "parquet"))]
 mod parquet {
     /// Refuses: this build does not write Parquet.
@@ -61,7 +61,8 @@ fn builder() -> tempfile::Builder<'static, 'static> {
     tempfile::Builder::new()
 }
 
-/// Writes a file, which must not exist, under a temporary name and renames it when it is complete.
+/// Writes the file `out`, which must not exist, under a temporary name, and renames it when it is
+/// complete.
 fn written_whole<T>(
     out: &Path,
     write: impl FnOnce(&mut File) -> Result<T, Failure>,

@@ -99,7 +99,7 @@ fn write_column<'a>(
 ) -> Written<()> {
     // Definition levels: whether each cell of an optional column has a value.
     let mut present: Vec<i16> = vec![];
-    let mut there = |is_there: bool| present.push(i16::from(is_there));
+    let mut record = |has_value: bool| present.push(i16::from(has_value));
     match kind {
         Kind::Count => {
             let counts = cells.filter_map(|cell| match cell {
@@ -116,7 +116,7 @@ fn write_column<'a>(
         Kind::Number => {
             let numbers = cells.filter_map(|cell| {
                 let number = if let Cell::Number(number) = cell { *number } else { None };
-                there(number.is_some());
+                record(number.is_some());
                 number
             });
             let numbers: Vec<f64> = numbers.collect();
@@ -125,7 +125,7 @@ fn write_column<'a>(
         Kind::Text => {
             let texts = cells.filter_map(|cell| {
                 let text = if let Cell::Text(text) = cell { text.as_deref() } else { None };
-                there(text.is_some());
+                record(text.is_some());
                 text.map(ByteArray::from)
             });
             let texts: Vec<ByteArray> = texts.collect();

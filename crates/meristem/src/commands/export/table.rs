@@ -61,7 +61,7 @@ pub(super) fn read(
             Reached::Limit => {}
             Reached::End => break,
             Reached::Restarted => {
-                let message = format!("{} was cut while it was read", events.display());
+                let message = format!("{} was truncated while it was read", events.display());
                 return Err(Failure::failed(message, "the run was resumed: try again"));
             }
         }

@@ -91,8 +91,8 @@ fn curves(runs: &[&Run]) -> Vec<String> {
     lines
 }
 
-/// Draws a curve as one line of bars with eight heights. A column has the last value in its
-/// interval, or else the previous value.
+/// Draws a curve as one line of bars with eight heights. A column shows the last value within its
+/// interval of steps, or else the previous value.
 fn bars(points: &[[f64; 2]], [least, most]: [f64; 2], last: f64) -> String {
     const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let columns = COLUMNS.min(last as usize + 1);
@@ -110,12 +110,14 @@ fn bars(points: &[[f64; 2]], [least, most]: [f64; 2], last: f64) -> String {
     (0..columns).map(column).collect()
 }
 
+/// The comparison as JSON, for `--json` and for `serve`.
 pub(in crate::commands) fn as_json(runs: &[&Run]) -> serde_json::Value {
     let differ = differences(runs).into_iter().map(|(key, values)| (key, json!(values)));
+    let accuracies = runs.iter().map(|run| run.history.accuracy.points());
     json!({
         "runs": runs.iter().map(|run| &run.overview).collect::<Vec<_>>(),
         "settings": differ.collect::<Map<_, _>>(),
-        "control_accuracy": runs.iter().map(|run| run.history.accuracy.points()).collect::<Vec<_>>(),
+        "control_accuracy": accuracies.collect::<Vec<_>>(),
     })
 }
 

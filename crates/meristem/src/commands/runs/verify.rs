@@ -25,10 +25,10 @@ pub(super) fn run(arguments: &VerifyRunsArguments) -> Outcome {
     if damaged.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }
-    let (count, of) = (damaged.len(), counted(files.len(), ["file", "files"]));
+    let (count, total) = (damaged.len(), counted(files.len(), ["file", "files"]));
     let verb = if count == 1 { "is" } else { "are" };
     Err(Failure::failed(
-        format!("{count} of {of} {verb} damaged or missing: {}", damaged.join(", ")),
+        format!("{count} of {total} {verb} damaged or missing: {}", damaged.join(", ")),
         "copy them again from where they were written; a run resumes from an older checkpoint if a \
          damaged one is removed",
     ))

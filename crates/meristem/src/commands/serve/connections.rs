@@ -17,7 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio_io_timeout::TimeoutStream;
 
-use super::places::{Answering, Places, Seat};
+use super::places::{Answering, ConnectionPermit, Places};
 
 /// Maximum size of the head of a request, in bytes; the response to a longer head is 431.
 const HEAD_BYTES_MAX: usize = 16 << 10;
@@ -39,10 +39,10 @@ pub(super) async fn serve(listener: TcpListener, router: Router, places: Places)
             continue;
         };
         // If all places are taken, the connection is closed.
-        let Some(seat) = places.enter(address.ip()) else { continue };
+        let Some(permit) = places.enter(address.ip()) else { continue };
         let mut stream = TimeoutStream::new(stream);
         stream.set_write_timeout(Some(WRITE_TIME));
-        tokio::spawn(answer(Box::pin(stream), router.clone(), seat));
+        tokio::spawn(answer(Box::pin(stream), router.clone(), permit));
     }
 }
 
@@ -50,14 +50,14 @@ pub(super) async fn serve(listener: TcpListener, router: Router, places: Places)
 pub(super) async fn answer(
     stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
     router: Router,
-    seat: Arc<Seat>,
+    permit: Arc<ConnectionPermit>,
 ) {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIME)
         .max_buf_size(HEAD_BYTES_MAX)
         .max_headers(HEADERS_MAX);
-    let (router, own) = (TowerToHyperService::new(router), seat.clone());
+    let (router, own) = (TowerToHyperService::new(router), permit.clone());
     let service = service_fn(move |mut request: hyper::Request<Incoming>| {
         let answering = own.answers();
         request.extensions_mut().insert(own.clone());
@@ -68,10 +68,11 @@ pub(super) async fn answer(
         }
     });
     let connection = http.serve_connection(TokioIo::new(stream), service);
-    // An invalid request, a stall or a disconnect of a client ends only this connection.
+    // An invalid request, a client that stalls or a client that disconnects ends only this
+    // connection.
     tokio::select! {
         _ = connection => {}
-        () = seat.is_lost() => {}
+        () = permit.is_lost() => {}
     }
 }
 

@@ -81,7 +81,7 @@ impl Guard {
         }
     }
 
-    fn judge(&self, uri: &Uri, headers: &HeaderMap) -> Admission {
+    fn admission(&self, uri: &Uri, headers: &HeaderMap) -> Admission {
         if self.is_loopback && !names_this_machine(uri, headers) {
             return Admission::OtherHost;
         }
@@ -98,12 +98,15 @@ impl Guard {
         let bearer = credentials.filter(|(name, _)| scheme(name)).map(|(_, token)| token);
         let cookies =
             headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
-        let own = |pair: &str| {
+        let cookie_value = |pair: &str| {
             let (name, value) = pair.split_once('=')?;
             (name.trim() == self.cookie).then(|| value.to_string())
         };
         if bearer.is_some_and(is_token)
-            || cookies.flat_map(|all| all.split(';')).filter_map(own).any(|value| is_token(&value))
+            || cookies
+                .flat_map(|all| all.split(';'))
+                .filter_map(cookie_value)
+                .any(|value| is_token(&value))
         {
             return admitted();
         }
@@ -151,7 +154,7 @@ pub(super) async fn admit(
     next: Next,
 ) -> Response {
     let base = &guard.base;
-    let mut response = match guard.judge(request.uri(), request.headers()) {
+    let mut response = match guard.admission(request.uri(), request.headers()) {
         Admission::Admitted => next.run(request).await,
         Admission::Enters(url) => {
             let token = guard.token.as_deref().unwrap_or("");
@@ -195,7 +198,7 @@ mod tests {
         for (name, value) in headers {
             map.append(name, HeaderValue::from_str(value).unwrap());
         }
-        guard.judge(&url.parse().unwrap(), &map)
+        guard.admission(&url.parse().unwrap(), &map)
     }
 
     fn guard(address: &str, needs_token: bool) -> Guard {
@@ -241,7 +244,7 @@ mod tests {
         assert_eq!(entered, Admission::Enters("/compare?run=a&run=b".into()));
         for path in ["//evil.example/", "/\\evil.example/", "/\\/evil", "///", "/run/a\\b"] {
             let Ok(uri) = format!("{path}?token={token}").parse::<Uri>() else { continue };
-            let judged = closed.judge(&uri, &HeaderMap::new());
+            let judged = closed.admission(&uri, &HeaderMap::new());
             assert_eq!(judged, Admission::Enters("/".into()), "{path}");
         }
         for scheme in ["bearer", "BEARER", "Bearer "] {

@@ -13,7 +13,7 @@ use meristem::train::reading::{
     Follower, FoundRuns, Overview, UnreadableFolder, find, is_in_progress,
 };
 
-use super::work::Patience;
+use super::work::CancelToken;
 use crate::cli::BasePath;
 
 /// Minimum time between two updates of the list. It grows with the time of an update, so that
@@ -58,22 +58,22 @@ impl<K: Eq + Hash + Clone, V> SharedCache<K, V> {
             None => (Arc::new(Mutex::new(make()?)), 0),
         };
         all.insert(key.clone(), CacheEntry { used: Instant::now(), bytes, value: value.clone() });
-        forget(&mut all);
+        evict(&mut all);
         Ok(value)
     }
 
     /// Sets the size of the value of a key, and removes other values to stay within the limit.
-    pub(super) fn weigh(&self, key: &K, bytes: usize) {
+    pub(super) fn set_bytes(&self, key: &K, bytes: usize) {
         let mut all = lock(&self.0);
         if let Some(kept) = all.get_mut(key) {
             (kept.bytes, kept.used) = (bytes, Instant::now());
         }
-        forget(&mut all);
+        evict(&mut all);
     }
 }
 
 /// Removes the least recently used values beyond the limits. The newest value always stays.
-fn forget<K: Eq + Hash + Clone, V>(all: &mut HashMap<K, CacheEntry<V>>) {
+fn evict<K: Eq + Hash + Clone, V>(all: &mut HashMap<K, CacheEntry<V>>) {
     let is_too_much = |all: &HashMap<K, CacheEntry<V>>| {
         let bytes = all.values().fold(0, |sum: usize, kept| sum.saturating_add(kept.bytes));
         all.len() > 1 && (all.len() > KEPT_MAX || bytes > KEPT_BYTES_MAX)
@@ -101,7 +101,7 @@ pub(super) struct List {
 }
 
 /// Identity of a file, which differs after any change of the contents. Size and mtime alone do not
-/// suffice, because a file that was moved or copied here may have those of its predecessor.
+/// suffice, because a file that replaces another may have the same size and mtime.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct FileStamp {
     device: u64,
@@ -113,7 +113,7 @@ struct FileStamp {
     changed: (i64, i64),
 }
 
-/// Identities of the files from which a row is derived, and whether a process writes to them.
+/// Identities of the files from which a row is derived, and whether a process writes to the run.
 type Stamp = ([Option<FileStamp>; 3], bool);
 
 #[derive(Default)]
@@ -141,7 +141,7 @@ impl Library {
     /// Opens a folder.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The folder cannot be read.
     pub(super) fn open(root: &Path, base: &BasePath) -> train::Result<Self> {
         find(root)?;
         let real = fs::canonicalize(root).unwrap_or_else(|_| root.into());
@@ -152,7 +152,7 @@ impl Library {
 
     /// Returns the runs, at most a few seconds old. Rows that exceed the time limit are read by the
     /// next call.
-    pub(super) fn list(&self, patience: &Patience) -> Arc<List> {
+    pub(super) fn list(&self, cancel: &CancelToken) -> Arc<List> {
         let mut listed = lock(&self.listed);
         let now = Instant::now();
         if listed.until.is_some_and(|until| now < until) {
@@ -171,7 +171,7 @@ impl Library {
         let mut before = std::mem::take(&mut listed.known);
         let (mut rows, mut unread) = (vec![], 0);
         for run in &found.runs {
-            let is_over = now.elapsed() >= LIST_TIME || patience.is_over();
+            let is_over = now.elapsed() >= LIST_TIME || cancel.is_cancelled();
             let (stamp, read, row) = match (before.remove(run), is_over) {
                 (Some(known), true) => known,
                 (None, true) => {
@@ -180,7 +180,7 @@ impl Library {
                 }
                 (known, false) => {
                     let stamp = stamp(run);
-                    let same = known.filter(|(of, ..)| *of == stamp);
+                    let same = known.filter(|(known, ..)| *known == stamp);
                     same.unwrap_or_else(|| (stamp, now, Overview::read(run)))
                 }
             };
@@ -204,9 +204,9 @@ impl Library {
         run.strip_prefix(&self.root).unwrap_or(run)
     }
 
-    /// Finds a run by name in the list of runs. So no path outside the folder can be reached.
-    pub(super) fn run(&self, name: &[u8], patience: &Patience) -> Option<PathBuf> {
-        let list = self.list(patience);
+    /// Finds a run by name in the list of runs, so no path outside the folder can be reached.
+    pub(super) fn run(&self, name: &[u8], cancel: &CancelToken) -> Option<PathBuf> {
+        let list = self.list(cancel);
         let is_named = |run: &&PathBuf| self.name(run).as_os_str().as_encoded_bytes() == name;
         list.found.runs.iter().find(is_named).cloned()
     }
@@ -214,11 +214,11 @@ impl Library {
     /// Returns a run, after reading its new events for a limited time.
     ///
     /// # Errors
-    /// It is no run, or a link leads out of the folder.
+    /// The path is not a run, or a link in it leads out of the served folder.
     pub(super) fn follow(
         &self,
         run: &PathBuf,
-        patience: &Patience,
+        cancel: &CancelToken,
     ) -> train::Result<Arc<Mutex<Follower>>> {
         let follower = self.followers.get(run, || Follower::open(run))?;
         let mut reader = lock(&follower);
@@ -227,11 +227,11 @@ impl Library {
             return Err(train::Error::NotARun { path: run.clone(), problem });
         }
         let started = Instant::now();
-        let is_over = || started.elapsed() >= READING_TIME || patience.is_over();
+        let is_over = || started.elapsed() >= READING_TIME || cancel.is_cancelled();
         while !is_over() && !reader.look(PART_BYTES) {}
         let bytes = reader.run.history.bytes();
         drop(reader);
-        self.followers.weigh(run, bytes);
+        self.followers.set_bytes(run, bytes);
         Ok(follower)
     }
 
@@ -246,18 +246,18 @@ impl Library {
 }
 
 fn stamp(run: &Path) -> Stamp {
-    let of = |name: &str| {
-        let there = run.join(name).metadata().ok()?;
+    let file_stamp = |name: &str| {
+        let file = run.join(name).metadata().ok()?;
         Some(FileStamp {
-            device: there.dev(),
-            inode: there.ino(),
-            bytes: there.size(),
-            modified: (there.mtime(), there.mtime_nsec()),
-            changed: (there.ctime(), there.ctime_nsec()),
+            device: file.dev(),
+            inode: file.ino(),
+            bytes: file.size(),
+            modified: (file.mtime(), file.mtime_nsec()),
+            changed: (file.ctime(), file.ctime_nsec()),
         })
     };
     let [_, config, events, summary] = FILES;
-    ([of(config), of(events), of(summary)], is_in_progress(run))
+    ([file_stamp(config), file_stamp(events), file_stamp(summary)], is_in_progress(run))
 }
 
 #[cfg(test)]
@@ -266,15 +266,15 @@ mod tests {
 
     #[test]
     fn values_are_evicted_by_number_and_by_size_the_oldest_first() {
-        let shelf: SharedCache<usize, usize> = SharedCache::new();
-        let get = |key| *lock(&shelf.get(&key, || Ok::<_, ()>(key)).unwrap());
-        let known = |key| lock(&shelf.0).contains_key(&key);
+        let cache: SharedCache<usize, usize> = SharedCache::new();
+        let get = |key| *lock(&cache.get(&key, || Ok::<_, ()>(key)).unwrap());
+        let known = |key| lock(&cache.0).contains_key(&key);
         (0..100).for_each(|key| assert_eq!(get(key), key));
-        assert_eq!(lock(&shelf.0).len(), KEPT_MAX);
+        assert_eq!(lock(&cache.0).len(), KEPT_MAX);
         assert!(!known(35) && known(36));
-        (97..100).for_each(|key| shelf.weigh(&key, KEPT_BYTES_MAX / 2));
+        (97..100).for_each(|key| cache.set_bytes(&key, KEPT_BYTES_MAX / 2));
         assert!(!known(96) && !known(97) && known(98) && known(99));
-        shelf.weigh(&99, usize::MAX);
+        cache.set_bytes(&99, usize::MAX);
         assert!(!known(98) && known(99), "the newest stays");
         get(1);
         assert!(known(1) && !known(99));
@@ -303,12 +303,12 @@ mod tests {
             fs::write(folder.path().join(name).join("events.jsonl"), "").unwrap();
         }
         let library = Library::open(folder.path(), &BasePath::default()).unwrap();
-        let over = Patience::of(&Arc::new(()));
+        let over = CancelToken::of(&Arc::new(()));
         let list = library.list(&over);
         assert_eq!((list.rows.len(), list.unread, list.found.runs.len()), (0, 2, 2));
         assert!(library.run(b"a", &over).is_some(), "a run is found before its row is read");
         let request = Arc::new(());
-        let list = library.list(&Patience::of(&request));
+        let list = library.list(&CancelToken::of(&request));
         assert_eq!((list.rows.len(), list.unread), (2, 0));
     }
 }

@@ -14,7 +14,7 @@ use serde_json::json;
 use super::address::Missing;
 use super::library::{Library, READING_TIME, SharedCache, lock};
 use super::view::View;
-use super::work::{Patience, Turn, work};
+use super::work::{CancelToken, JobLock, work};
 use crate::page::{Html, Part};
 
 /// Minimum time between two drawings of a view. It grows with the time of a drawing, so that
@@ -47,12 +47,12 @@ struct LastDrawing {
 /// The served folder and the views in use.
 pub(super) struct LiveViews {
     pub(super) library: Arc<Library>,
-    pictures: SharedCache<View, LastDrawing>,
+    drawings: SharedCache<View, LastDrawing>,
 }
 
 impl LiveViews {
     pub(super) fn new(library: Arc<Library>) -> Self {
-        Self { library, pictures: SharedCache::new() }
+        Self { library, drawings: SharedCache::new() }
     }
 
     /// Returns the parts of a view, at most about a second old. Blocks while it reads and draws.
@@ -62,25 +62,24 @@ impl LiveViews {
     pub(super) fn parts(
         &self,
         view: &View,
-        patience: &Patience,
+        cancel: &CancelToken,
     ) -> Result<Arc<Vec<Drawn>>, Missing> {
-        let made = self.pictures.get(view, || Ok::<_, Infallible>(LastDrawing::default()));
-        let Ok(kept) = made;
-        let mut picture = lock(&kept);
+        let Ok(kept) = self.drawings.get(view, || Ok::<_, Infallible>(LastDrawing::default()));
+        let mut last = lock(&kept);
         let started = Instant::now();
-        let known = picture.parts.clone();
-        if let (Some(parts), true) = (known, picture.until.is_some_and(|until| started < until)) {
+        let known = last.parts.clone();
+        if let (Some(parts), true) = (known, last.until.is_some_and(|until| started < until)) {
             return parts;
         }
-        let parts = view.parts(&self.library, patience);
+        let parts = view.parts(&self.library, cancel);
         let parts = parts.map(|parts| parts.into_iter().map(Drawn::of).collect::<Vec<_>>());
         let bytes = parts.iter().flatten().map(|part| part.html.as_str().len()).sum();
         let parts = parts.map(Arc::new);
-        picture.parts = Some(parts.clone());
+        last.parts = Some(parts.clone());
         let drawing = started.elapsed().saturating_sub(READING_TIME);
-        picture.until = Some(Instant::now() + DRAW_EVERY.max(10 * drawing));
-        drop(picture);
-        self.pictures.weigh(view, bytes);
+        last.until = Some(Instant::now() + DRAW_EVERY.max(10 * drawing));
+        drop(last);
+        self.drawings.set_bytes(view, bytes);
         parts
     }
 }
@@ -90,24 +89,25 @@ impl LiveViews {
 pub(super) fn events(
     views: Arc<LiveViews>,
     view: View,
-    turn: Turn,
+    job_lock: JobLock,
 ) -> impl Stream<Item = Result<Event, Infallible>> {
     unfold((HashMap::new(), false), move |(mut seen, mut waits)| {
-        let (views, view, turn) = (views.clone(), view.clone(), turn.clone());
+        let (views, view, job_lock) = (views.clone(), view.clone(), job_lock.clone());
         async move {
             loop {
                 if waits {
                     tokio::time::sleep(DRAW_EVERY).await;
                 }
                 waits = true;
-                let (of, which) = (views.clone(), view.clone());
-                let drawn = work(turn.clone(), move |patience| of.parts(&which, patience)).await;
+                let (shared, current) = (views.clone(), view.clone());
+                let drawn =
+                    work(job_lock.clone(), move |cancel| shared.parts(&current, cancel)).await;
                 // After a timeout or lack of memory the page sends another request.
                 let parts = match drawn.ok()? {
                     Ok(parts) => parts,
                     Err(problem) => Arc::new(vec![Drawn::of(gone(&problem))]),
                 };
-                if let Some(event) = news(&parts, &mut seen) {
+                if let Some(event) = changes(&parts, &mut seen) {
                     return Some((Ok(event), (seen, waits)));
                 }
             }
@@ -120,7 +120,7 @@ fn gone(problem: &str) -> Part {
 }
 
 /// Returns the event with the parts that changed since the last event; `None` without changes.
-fn news(parts: &[Drawn], seen: &mut HashMap<String, String>) -> Option<Event> {
+fn changes(parts: &[Drawn], seen: &mut HashMap<String, String>) -> Option<Event> {
     let is_new = |part: &&Drawn| seen.get(&part.id) != Some(&part.hash);
     let changed: Vec<_> = parts
         .iter()

@@ -2,10 +2,11 @@
 //!
 //! A new connection gets a place: if none is free, the connection that has been idle longest is
 //! closed. So slow clients do not delay others. Live streams have separate places, so they cannot
-//! use up those of pages.
+//! use up the places of pages.
 //!
 //! Behind a proxy all connections have the proxy's address. Then no limit applies per address, and
-//! each connection has its own turn. `X-Forwarded-For` is not trusted: any client can send it.
+//! each connection has a separate [`JobLock`]. `X-Forwarded-For` is not trusted: any client can
+//! send it.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-use super::work::Turn;
+use super::work::JobLock;
 
 /// Numbers of places, in total and per address.
 struct Limit {
@@ -59,7 +60,7 @@ struct Place {
 #[derive(Default)]
 pub(super) struct Places {
     taken: Mutex<Taken>,
-    /// Whether clients come by way of a proxy.
+    /// Whether clients connect through a proxy.
     is_proxied: bool,
 }
 
@@ -67,20 +68,20 @@ pub(super) struct Places {
 struct Taken {
     places: HashMap<u64, Place>,
     next: u64,
-    /// Turns by address; a turn exists while a connection or a job of the address has it.
-    turns: HashMap<IpAddr, Weak<tokio::sync::Mutex<()>>>,
+    /// Locks by address; a lock exists while a connection or a job of the address has it.
+    job_locks: HashMap<IpAddr, Weak<tokio::sync::Mutex<()>>>,
 }
 
-/// Place of one connection, released on drop.
-pub(super) struct Seat {
+/// Permit of one connection to use a place. Dropping it releases the place.
+pub(super) struct ConnectionPermit {
     places: Arc<Places>,
     number: u64,
     end: Arc<Notify>,
-    turn: Turn,
+    job_lock: JobLock,
 }
 
 /// Guard that marks a connection as answering; dropped at the end of the response.
-pub(super) struct Answering(Arc<Seat>);
+pub(super) struct Answering(Arc<ConnectionPermit>);
 
 /// The part of an address that a client cannot choose: the whole IPv4 address, the /64 network of
 /// IPv6.
@@ -105,7 +106,7 @@ impl Places {
     }
 
     /// Takes a place for a new connection. `None` if all connections are answering.
-    pub(super) fn enter(self: &Arc<Self>, address: IpAddr) -> Option<Arc<Seat>> {
+    pub(super) fn enter(self: &Arc<Self>, address: IpAddr) -> Option<Arc<ConnectionPermit>> {
         let address = owner(address);
         let mut taken = self.lock();
         let number = taken.next;
@@ -121,21 +122,21 @@ impl Places {
         let place =
             Place { address, now: ConnectionUse::Waits, since: Instant::now(), end: end.clone() };
         taken.places.insert(number, place);
-        let turn = if self.is_proxied { Turn::default() } else { taken.turn(address) };
-        Some(Arc::new(Seat { places: self.clone(), number, end, turn }))
+        let job_lock = if self.is_proxied { JobLock::default() } else { taken.job_lock(address) };
+        Some(Arc::new(ConnectionPermit { places: self.clone(), number, end, job_lock }))
     }
 }
 
 impl Taken {
-    /// Returns the turn that all jobs of an address share.
-    fn turn(&mut self, address: IpAddr) -> Turn {
-        self.turns.retain(|_, turn| turn.strong_count() > 0);
-        if let Some(turn) = self.turns.get(&address).and_then(Weak::upgrade) {
-            return turn;
+    /// Returns the lock that all jobs of an address share.
+    fn job_lock(&mut self, address: IpAddr) -> JobLock {
+        self.job_locks.retain(|_, job_lock| job_lock.strong_count() > 0);
+        if let Some(job_lock) = self.job_locks.get(&address).and_then(Weak::upgrade) {
+            return job_lock;
         }
-        let turn = Turn::default();
-        self.turns.insert(address, Arc::downgrade(&turn));
-        turn
+        let job_lock = JobLock::default();
+        self.job_locks.insert(address, Arc::downgrade(&job_lock));
+        job_lock
     }
 
     /// Number of connections of an address, or of all, without live streams.
@@ -156,8 +157,8 @@ impl Taken {
         counts.into_iter().max_by_key(|(address, count)| (*count, *address)).map(|most| most.0)
     }
 
-    /// Closes the connection, of an address or of all, that has been idle longest, or else one
-    /// whose response takes too long. `None` if there is none.
+    /// Closes one connection, of an address or of any: the connection that has been idle longest,
+    /// or else one whose response takes too long. `None` if there is none.
     fn free(&mut self, address: Option<IpAddr>) -> Option<()> {
         let may_end = |(_, place): &(&u64, &Place)| {
             let is_slow =
@@ -180,10 +181,10 @@ impl Taken {
     }
 }
 
-impl Seat {
-    /// The turn of the connection's address; behind a proxy the connection's own.
-    pub(super) fn turn(&self) -> Turn {
-        self.turn.clone()
+impl ConnectionPermit {
+    /// The lock of the connection's address; behind a proxy, the lock of this connection only.
+    pub(super) fn job_lock(&self) -> JobLock {
+        self.job_lock.clone()
     }
 
     /// Waits until the place is assigned to another connection.
@@ -213,7 +214,7 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         self.places.lock().places.remove(&self.number);
     }
@@ -233,8 +234,8 @@ mod tests {
         [10, 0, 0, last].into()
     }
 
-    fn is_in(places: &Places, seat: &Seat) -> bool {
-        places.lock().places.contains_key(&seat.number)
+    fn is_in(places: &Places, permit: &ConnectionPermit) -> bool {
+        places.lock().places.contains_key(&permit.number)
     }
 
     #[test]
@@ -243,14 +244,15 @@ mod tests {
         let other = places.enter(address(2)).unwrap();
         let answering = places.enter(address(1)).unwrap();
         let mark = answering.answers();
-        let slow: Vec<Arc<Seat>> = (0..600).map(|_| places.enter(address(1)).unwrap()).collect();
+        let slow: Vec<Arc<ConnectionPermit>> =
+            (0..600).map(|_| places.enter(address(1)).unwrap()).collect();
         assert_eq!(places.lock().pages(Some(address(1))), PAGES.each);
         assert!(!is_in(&places, &slow[0]) && is_in(&places, &slow[599]));
         assert!(is_in(&places, &other) && is_in(&places, &answering));
         // The other half of the places is for other addresses.
         let more = (3..=254).map(|last| places.enter(address(last)).unwrap());
-        let more: Vec<Arc<Seat>> = more.collect();
-        assert!(more.iter().all(|seat| is_in(&places, seat)));
+        let more: Vec<Arc<ConnectionPermit>> = more.collect();
+        assert!(more.iter().all(|permit| is_in(&places, permit)));
         drop(mark);
         drop(slow);
         drop(more);
@@ -260,17 +262,17 @@ mod tests {
     #[test]
     fn all_places_together_have_a_limit() {
         let places = Arc::new(Places::default());
-        let seats = (0..2000u32).map(|number| {
+        let permits = (0..2000u32).map(|number| {
             let [_, _, a, b] = number.to_be_bytes();
             places.enter([10, 0, a, b].into()).unwrap()
         });
-        let seats: Vec<Arc<Seat>> = seats.collect();
+        let permits: Vec<Arc<ConnectionPermit>> = permits.collect();
         assert_eq!(places.lock().places.len(), PAGES.all);
-        assert!(is_in(&places, &seats[1999]));
+        assert!(is_in(&places, &permits[1999]));
         let mut answering = vec![];
         let busy = Arc::new(Places::default());
-        while let Some(seat) = busy.enter(address(1)) {
-            answering.push(seat.answers());
+        while let Some(permit) = busy.enter(address(1)) {
+            answering.push(permit.answers());
         }
         assert_eq!(answering.len(), PAGES.each, "no answering connection is closed");
         assert!(busy.enter(address(2)).is_some());
@@ -281,47 +283,47 @@ mod tests {
         let places = Arc::new(Places::default());
         let mut streams = vec![];
         for number in 0..1000 {
-            let seat = places.enter(address(1)).unwrap();
-            let mark = seat.answers();
-            if !seat.goes_live() {
+            let permit = places.enter(address(1)).unwrap();
+            let mark = permit.answers();
+            if !permit.goes_live() {
                 assert_eq!(number, LIVE.each);
                 break;
             }
             streams.push(mark);
         }
         assert_eq!(places.lock().pages(None), 0);
-        let seat = places.enter(address(2)).unwrap();
-        assert!(seat.goes_live(), "another address has other places");
+        let permit = places.enter(address(2)).unwrap();
+        assert!(permit.goes_live(), "another address has other places");
         streams.pop();
-        assert!(places.enter(address(1)).unwrap().goes_live(), "a place that was given back");
+        assert!(places.enter(address(1)).unwrap().goes_live(), "a place that was released");
     }
 
     #[test]
-    fn connections_of_an_address_share_a_turn_while_one_is_used() {
+    fn connections_of_an_address_share_a_lock_while_one_is_used() {
         let places = Arc::new(Places::default());
-        let seats = [1, 1, 2].map(|last| places.enter(address(last)).unwrap());
-        let [first, second, other] = seats.each_ref().map(|seat| seat.turn());
+        let permits = [1, 1, 2].map(|last| places.enter(address(last)).unwrap());
+        let [first, second, other] = permits.each_ref().map(|permit| permit.job_lock());
         assert!(Arc::ptr_eq(&first, &second) && !Arc::ptr_eq(&first, &other));
-        drop(seats);
-        assert!(Arc::ptr_eq(&first, &places.enter(address(1)).unwrap().turn()), "a job has it");
+        drop(permits);
+        assert!(Arc::ptr_eq(&first, &places.enter(address(1)).unwrap().job_lock()), "a job has it");
         drop((first, second, other));
         places.enter(address(3)).unwrap();
-        assert_eq!(places.lock().turns.len(), 1);
+        assert_eq!(places.lock().job_locks.len(), 1);
     }
 
     /// All clients of a proxy have its address.
     #[test]
-    fn behind_a_proxy_no_client_waits_for_the_turn_or_the_places_of_another() {
+    fn behind_a_proxy_no_client_waits_for_the_lock_or_the_places_of_another() {
         let places = Arc::new(Places::new(true));
-        let seats: Vec<Arc<Seat>> =
+        let permits: Vec<Arc<ConnectionPermit>> =
             (0..PAGES.all).map(|_| places.enter(address(1)).unwrap()).collect();
-        assert!(seats.iter().all(|seat| is_in(&places, seat)));
-        assert!(!Arc::ptr_eq(&seats[0].turn(), &seats[1].turn()));
-        let answering: Vec<Answering> = seats.iter().map(Seat::answers).collect();
-        let live = seats.iter().filter(|seat| seat.goes_live()).count();
+        assert!(permits.iter().all(|permit| is_in(&places, permit)));
+        assert!(!Arc::ptr_eq(&permits[0].job_lock(), &permits[1].job_lock()));
+        let answering: Vec<Answering> = permits.iter().map(ConnectionPermit::answers).collect();
+        let live = permits.iter().filter(|permit| permit.goes_live()).count();
         assert_eq!(live, LIVE.all);
-        drop((seats, answering));
-        assert!(places.lock().turns.is_empty());
+        drop((permits, answering));
+        assert!(places.lock().job_locks.is_empty());
     }
 
     #[test]

@@ -15,9 +15,9 @@ use super::address::{AnswerForm, Missing, Subject};
 use super::guard::{Guard, admit};
 use super::library::Library;
 use super::live::{Drawn, LiveViews, events};
-use super::places::Seat;
+use super::places::ConnectionPermit;
 use super::view::View;
-use super::work::{Patience, Turn, WorkError, work};
+use super::work::{CancelToken, JobLock, WorkError, work};
 use crate::cli::BasePath;
 use crate::colours::css_variables;
 use crate::page::{Html, STYLE};
@@ -25,7 +25,7 @@ use crate::page::{Html, STYLE};
 const SCRIPT: &str = include_str!("live.js");
 const SERVED_STYLE: &str = include_str!("serve.css");
 /// Interval of keep-alive messages on an idle stream.
-const SIGN_OF_LIFE: Duration = Duration::from_secs(15);
+const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(15);
 
 const STYLE_PATH: &str = "/style.css";
 const SCRIPT_PATH: &str = "/live.js";
@@ -56,15 +56,15 @@ async fn show(State(views): State<Arc<LiveViews>>, request: Request) -> Response
         Ok(subject) => subject,
         Err(missing) => return not_found(base, form, &missing),
     };
-    let of = views.clone();
-    let seat = request.extensions().get::<Arc<Seat>>().cloned();
-    let turn = seat.as_ref().map_or_else(Turn::default, |seat| seat.turn());
+    let shared = views.clone();
+    let permit = request.extensions().get::<Arc<ConnectionPermit>>().cloned();
+    let job_lock = permit.as_ref().map_or_else(JobLock::default, |permit| permit.job_lock());
     // Reading folders may take long on a shared disk.
-    let done = work(turn.clone(), move |patience| {
-        let view = View::of(&subject, &of.library, patience)?;
+    let done = work(job_lock.clone(), move |cancel| {
+        let view = View::of(&subject, &shared.library, cancel)?;
         let answer = match form {
-            AnswerForm::Page => Answer::Page(page(&of, &view, patience)?),
-            AnswerForm::Json => Answer::Json(view.json(&of.library, patience)?.to_string()),
+            AnswerForm::Page => Answer::Page(page(&shared, &view, cancel)?),
+            AnswerForm::Json => Answer::Json(view.json(&shared.library, cancel)?.to_string()),
             AnswerForm::Live => Answer::Live(view),
         };
         Ok::<_, Missing>(answer)
@@ -73,11 +73,11 @@ async fn show(State(views): State<Arc<LiveViews>>, request: Request) -> Response
         Ok(Ok(Answer::Page(html))) => of_type("text/html; charset=utf-8", html),
         Ok(Ok(Answer::Json(json))) => of_type("application/json", json),
         Ok(Ok(Answer::Live(view))) => {
-            if request.method() == Method::GET && !seat.is_some_and(|seat| seat.goes_live()) {
+            if request.method() == Method::GET && !permit.is_some_and(|permit| permit.goes_live()) {
                 return busy("too many pages follow runs; load this one again later\n");
             }
-            let alive = KeepAlive::new().interval(SIGN_OF_LIFE);
-            Sse::new(events(views, view, turn)).keep_alive(alive).into_response()
+            let alive = KeepAlive::new().interval(KEEP_ALIVE_EVERY);
+            Sse::new(events(views, view, job_lock)).keep_alive(alive).into_response()
         }
         Ok(Err(missing)) => not_found(base, form, &missing),
         Err(WorkError::TooLate) => busy("reading takes too long; try again later\n"),
@@ -96,8 +96,8 @@ enum Answer {
     Live(View),
 }
 
-fn page(views: &LiveViews, view: &View, patience: &Patience) -> Result<String, Missing> {
-    let parts = views.parts(view, patience)?;
+fn page(views: &LiveViews, view: &View, cancel: &CancelToken) -> Result<String, Missing> {
+    let parts = views.parts(view, cancel)?;
     let base = &views.library.base;
     let title = view.title(&views.library);
     let mut sections = Html::default();
@@ -111,8 +111,8 @@ fn page(views: &LiveViews, view: &View, patience: &Patience) -> Result<String, M
         body.push(Html::element("nav", "aria-label=\"Pages\"", back));
     }
     body.push(Html::of("h1", &title));
-    let how = "Without scripts, reload this page to update it.";
-    body.push(Html::element("p", "id=\"live\" role=\"status\"", Html::text(how)));
+    let hint = "Without scripts, reload this page to update it.";
+    body.push(Html::element("p", "id=\"live\" role=\"status\"", Html::text(hint)));
     match view {
         View::List => {
             let button = Html::element("button", "type=\"submit\"", Html::text("Compare"));

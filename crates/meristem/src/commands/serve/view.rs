@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::address::{BYTES, Missing, Subject};
 use super::library::{Library, lock};
-use super::work::Patience;
+use super::work::CancelToken;
 use crate::commands::runs::compare;
 use crate::page::{self, Html, Part, side_by_side};
 use crate::plain::{duration, percent, thousands};
@@ -45,10 +45,10 @@ impl View {
     pub(super) fn of(
         subject: &Subject,
         library: &Library,
-        patience: &Patience,
+        cancel: &CancelToken,
     ) -> Result<Self, Missing> {
         let run = |name: &Vec<u8>| {
-            let run = library.run(name, patience);
+            let run = library.run(name, cancel);
             run.ok_or("there is no such run in the served folder".to_string())
         };
         match subject {
@@ -83,12 +83,12 @@ impl View {
     pub(super) fn parts(
         &self,
         library: &Library,
-        patience: &Patience,
+        cancel: &CancelToken,
     ) -> Result<Vec<Part>, Missing> {
         match self {
-            Self::List => Ok(list(library, patience)),
-            Self::Run(run) => one(library, run, patience),
-            Self::Compare(runs) => with_runs(library, runs, patience, |all| {
+            Self::List => Ok(list(library, cancel)),
+            Self::Run(run) => one(library, run, cancel),
+            Self::Compare(runs) => with_runs(library, runs, cancel, |all| {
                 let mut names = Html::default();
                 for (run, path) in all.iter().zip(runs) {
                     let mut entry = link(library, path);
@@ -106,10 +106,10 @@ impl View {
     ///
     /// # Errors
     /// A run is no longer there.
-    pub(super) fn json(&self, library: &Library, patience: &Patience) -> Result<Value, Missing> {
+    pub(super) fn json(&self, library: &Library, cancel: &CancelToken) -> Result<Value, Missing> {
         match self {
             Self::List => {
-                let list = library.list(patience);
+                let list = library.list(cancel);
                 let runs = list.rows.iter().map(|row| {
                     let name = encoded(library.name(&row.run));
                     let mut value = json!(row);
@@ -121,11 +121,11 @@ impl View {
                     "truncated": list.found.truncated, "unread": list.unread}))
             }
             Self::Run(run) => {
-                let follower = library.follow(run, patience).map_err(|error| error.to_string())?;
+                let follower = library.follow(run, cancel).map_err(|error| error.to_string())?;
                 let follower = lock(&follower);
                 Ok(run_json(&follower))
             }
-            Self::Compare(runs) => with_runs(library, runs, patience, compare::as_json),
+            Self::Compare(runs) => with_runs(library, runs, cancel, compare::as_json),
         }
     }
 }
@@ -145,19 +145,18 @@ fn link(library: &Library, run: &Path) -> Html {
 fn with_runs<T>(
     library: &Library,
     runs: &[PathBuf],
-    patience: &Patience,
+    cancel: &CancelToken,
     show: impl FnOnce(&[&Run]) -> T,
 ) -> Result<T, Missing> {
-    let followed: Result<Vec<_>, _> =
-        runs.iter().map(|run| library.follow(run, patience)).collect();
+    let followed: Result<Vec<_>, _> = runs.iter().map(|run| library.follow(run, cancel)).collect();
     let followed = followed.map_err(|error| error.to_string())?;
     let locked: Vec<MutexGuard<'_, Follower>> = followed.iter().map(|run| lock(run)).collect();
     let all: Vec<&Run> = locked.iter().map(|follower| &follower.run).collect();
     Ok(show(&all))
 }
 
-fn list(library: &Library, patience: &Patience) -> Vec<Part> {
-    let list = library.list(patience);
+fn list(library: &Library, cancel: &CancelToken) -> Vec<Part> {
+    let list = library.list(cancel);
     let mut notes = Html::default();
     let mut note = |words: String| notes.push(Html::of("p", &words));
     if list.found.runs.is_empty() {
@@ -221,8 +220,8 @@ fn state(state: RunState) -> Html {
     Html::element("span", class, Html::text(state.name()))
 }
 
-fn one(library: &Library, run: &PathBuf, patience: &Patience) -> Result<Vec<Part>, Missing> {
-    let follower = library.follow(run, patience).map_err(|error| error.to_string())?;
+fn one(library: &Library, run: &PathBuf, cancel: &CancelToken) -> Result<Vec<Part>, Missing> {
+    let follower = library.follow(run, cancel).map_err(|error| error.to_string())?;
     let follower = lock(&follower);
     let mut parts = vec![Part::new("now", now(&follower))];
     let results = page::results(&[&follower.run]);
@@ -233,15 +232,15 @@ fn one(library: &Library, run: &PathBuf, patience: &Patience) -> Result<Vec<Part
 
 /// State, progress and speed of a run.
 fn now(follower: &Follower) -> Html {
-    let Overview { state: of, .. } = follower.run.overview;
+    let Overview { state: run_state, .. } = follower.run.overview;
     let history = &follower.run.history;
-    let mut line = state(of);
+    let mut line = state(run_state);
     if let Some(started) = &history.started {
         let steps = history.envs.values().filter_map(|env| env.last.as_ref());
         let step = steps.map(|step| step.step).max().map_or(0, |step| step.saturating_add(1));
         let round = history.round.saturating_add(1);
         let mut words = format!(" round {round}/{}, step {step}/{}", started.rounds, started.steps);
-        if let (Some(speed), RunState::Running) = (history.images_per_s.last(), of) {
+        if let (Some(speed), RunState::Running) = (history.images_per_s.last(), run_state) {
             words.push_str(&format!(", {} images/s", thousands(speed as u64)));
         }
         if let Ok(time) = std::time::Duration::try_from_secs_f64(history.seconds) {

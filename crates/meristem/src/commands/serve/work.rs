@@ -12,27 +12,27 @@ use tokio::sync::Mutex;
 /// Time limit of a response.
 const ANSWER_TIME: Duration = Duration::from_secs(60);
 
-/// Condition for continuing some work: its request is open and its time limit has not passed.
+/// Token that cancels work when its request is dropped or its time limit has passed.
 #[derive(Clone, Debug)]
-pub(super) struct Patience {
+pub(super) struct CancelToken {
     request: Weak<()>,
     until: Instant,
 }
 
-impl Patience {
-    /// Lasts while `request` exists, for at most a minute.
+impl CancelToken {
+    /// Creates a token that is cancelled with `request`, or after a minute.
     pub(super) fn of(request: &Arc<()>) -> Self {
         Self { request: Arc::downgrade(request), until: Instant::now() + ANSWER_TIME }
     }
 
-    /// Whether the request was dropped or the time has passed. Work checks this before each block.
-    pub(super) fn is_over(&self) -> bool {
+    /// Whether the request was dropped or the time has passed. Work checks this between its parts.
+    pub(super) fn is_cancelled(&self) -> bool {
         self.request.strong_count() == 0 || Instant::now() >= self.until
     }
 }
 
-/// Lock of an address, held by one job at a time. Others wait in the order of their requests.
-pub(super) type Turn = Arc<Mutex<()>>;
+/// Lock held by the running job of an address. Its other jobs wait in the order of their requests.
+pub(super) type JobLock = Arc<Mutex<()>>;
 
 /// Reason why there is no result.
 #[derive(Debug, PartialEq)]
@@ -43,20 +43,20 @@ pub(super) enum WorkError {
     Failed,
 }
 
-/// Runs `job` on a reader thread when it has the turn of its address. If this future is dropped,
-/// because the client disconnected, the job does not begin, or its `Patience` is over.
+/// Runs `job` on a reader thread when it holds the lock of its address. If this future is dropped
+/// because the client disconnected, the job does not begin, or its token is cancelled.
 pub(super) async fn work<T: Send + 'static>(
-    turn: Turn,
-    job: impl FnOnce(&Patience) -> T + Send + 'static,
+    job_lock: JobLock,
+    job: impl FnOnce(&CancelToken) -> T + Send + 'static,
 ) -> Result<T, WorkError> {
     let request = Arc::new(());
-    let patience = Patience::of(&request);
+    let cancel = CancelToken::of(&request);
     let done = async move {
-        let turn = turn.lock_owned().await;
-        // The job keeps the turn even after its client has disconnected.
+        let job_lock = job_lock.lock_owned().await;
+        // The job keeps the lock even after its client has disconnected.
         let run = move || {
-            let _turn = turn;
-            (!patience.is_over()).then(|| job(&patience))
+            let _job_lock = job_lock;
+            (!cancel.is_cancelled()).then(|| job(&cancel))
         };
         tokio::task::spawn_blocking(run).await
     };
@@ -82,14 +82,14 @@ mod tests {
 
     #[test]
     fn one_address_cannot_occupy_all_readers() {
-        let (mine, others) = (Turn::default(), Turn::default());
+        let (mine, others) = (JobLock::default(), JobLock::default());
         let (begun, has_begun) = sync_channel(4);
         runtime(2).block_on(async {
-            let endless = |turn: &Turn| {
+            let endless = |job_lock: &JobLock| {
                 let begun = begun.clone();
-                tokio::spawn(work(turn.clone(), move |patience| {
+                tokio::spawn(work(job_lock.clone(), move |cancel| {
                     begun.send(()).unwrap();
-                    while !patience.is_over() {
+                    while !cancel.is_cancelled() {
                         std::thread::yield_now();
                     }
                 }))
@@ -110,24 +110,24 @@ mod tests {
         let (ended, has_ended) = sync_channel(4);
         runtime(1).block_on(async {
             let end = ended.clone();
-            let endless = tokio::spawn(work(Turn::default(), move |patience| {
+            let endless = tokio::spawn(work(JobLock::default(), move |cancel| {
                 begun.send(()).unwrap();
-                while !patience.is_over() {
+                while !cancel.is_cancelled() {
                     std::thread::yield_now();
                 }
-                let in_time = Instant::now() < patience.until;
+                let in_time = Instant::now() < cancel.until;
                 end.send(if in_time { "endless" } else { "ended by its time only" }).unwrap();
             }));
             let end = ended.clone();
-            let gone = move |_: &Patience| end.send("gone before it began").unwrap();
-            let waiting = tokio::spawn(work(Turn::default(), gone));
+            let gone = move |_: &CancelToken| end.send("gone before it began").unwrap();
+            let waiting = tokio::spawn(work(JobLock::default(), gone));
             tokio::task::yield_now().await;
             has_begun.recv_timeout(Duration::from_secs(30)).unwrap();
             waiting.abort();
             endless.abort();
             assert!(waiting.await.is_err() && endless.await.is_err());
-            let last = move |_: &Patience| ended.send("last").unwrap();
-            assert_eq!(work(Turn::default(), last).await, Ok(()));
+            let last = move |_: &CancelToken| ended.send("last").unwrap();
+            assert_eq!(work(JobLock::default(), last).await, Ok(()));
         });
         assert_eq!(has_ended.iter().collect::<Vec<_>>(), ["endless", "last"]);
     }

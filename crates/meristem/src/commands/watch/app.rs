@@ -45,7 +45,7 @@ pub(super) struct App {
     pub(super) host_from: usize,
     /// Whether this process trains the run.
     pub(super) trains_here: bool,
-    /// Whether the run, trained by this process, was asked to stop.
+    /// Whether a stop of the run, which this process trains, was requested.
     pub(super) is_stopping: bool,
 }
 

@@ -51,8 +51,8 @@ fn draw(frame: &mut Frame<'_>, app: &App, area: Rect, what: Curves<'_>) {
     let start = (first.1, first.1, first.0);
     let (least, most, last) = points()
         .fold(start, |(least, most, last), (x, y)| (least.min(*y), most.max(*y), last.max(*x)));
-    let room = (0.05 * (most - least)).max(1e-3);
-    let bounds = [least - room, most + room];
+    let margin = (0.05 * (most - least)).max(1e-3);
+    let bounds = [least - margin, most + margin];
     let marks = [Marker::Braille, Marker::Dot];
     let types = [GraphType::Line, GraphType::Scatter];
     let data = scaled.iter().zip(curves).zip(marks).zip(types);

@@ -50,9 +50,9 @@ fn slot(app: &App, name: &str, state: Option<&SlotState>) -> Line<'static> {
     let Some(state) = state else { return Line::from(format!(" ○ {name}")) };
     let module = state.blueprint.as_deref().unwrap_or("");
     let mark = if state.blueprint.is_some() { '●' } else { '○' };
-    let worth = state.contribution.map_or(String::new(), |pp| format!(" {pp:+.1}"));
+    let contribution = state.contribution.map_or(String::new(), |pp| format!(" {pp:+.1}"));
     let alpha = state.blueprint.as_ref().map_or(String::new(), |_| format!(" α{:.2}", state.alpha));
-    let text = format!(" {mark} {name} {module} {}{alpha}{worth}", state.stage);
+    let text = format!(" {mark} {name} {module} {}{alpha}{contribution}", state.stage);
     let hue = state.stage.known().and_then(colours::stage);
     let style = hue.map_or(Style::new(), |hue| colour(app, hue.terminal));
     Line::styled(printable(&text), style)

@@ -2,7 +2,6 @@
 //! `train --watch`.
 
 mod app;
-mod beside;
 mod charts;
 mod host;
 mod panels;
@@ -10,6 +9,7 @@ mod parts;
 mod screen;
 #[cfg(test)]
 mod tests;
+mod training_view;
 mod view;
 
 use std::io::{self, IsTerminal};
@@ -23,8 +23,8 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::low_level::emulate_default_handler;
 
 use self::app::{App, Key};
-pub(super) use self::beside::{Beside, restore_screen};
 use self::screen::{Screen, suspend};
+pub(super) use self::training_view::{TrainingView, restore_screen};
 use super::{Outcome, locate};
 use crate::environment;
 use crate::failure::Failure;
@@ -102,11 +102,11 @@ enum KeyEffect {
 /// Reason for the end of a view.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Ending {
-    /// The run has ended.
+    /// The process that trains the run closed the view, because the run has ended.
     Closed,
-    /// The user closed it.
+    /// The user closed the view.
     Left,
-    /// A signal.
+    /// This signal ended the view.
     Signal(i32),
 }
 
@@ -127,7 +127,7 @@ fn show(screen: &mut Screen, app: &mut App, is_closed: &dyn Fn() -> bool) -> io:
                 KeyEffect::Stay => {}
                 KeyEffect::Leave => return Ok(Ending::Left),
                 KeyEffect::Suspend => suspend()?,
-                KeyEffect::StopRun => beside::stop_run()?,
+                KeyEffect::StopRun => training_view::stop_run()?,
             }
         }
     }

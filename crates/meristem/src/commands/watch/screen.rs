@@ -1,5 +1,5 @@
-//! The terminal of a view. It is restored at the end of the view, including an end by a signal, and
-//! while the process is suspended.
+//! The terminal of a view. It is restored when the view ends, even by a signal, and while the
+//! process is suspended.
 
 use std::io::{self, stdout};
 use std::sync::Arc;
@@ -26,19 +26,19 @@ struct Signals {
     /// The signal that ends the view; 0 for none.
     ends: Arc<AtomicUsize>,
     /// Whether the view is closed.
-    gone: Arc<AtomicBool>,
+    closed: Arc<AtomicBool>,
 }
 
 impl Signals {
     fn listen(ending: &[i32]) -> io::Result<Self> {
         let signals = Self::default();
         // Without a view, SIGTSTP has its default effect.
-        flag::register_conditional_default(SIGTSTP, signals.gone.clone())?;
+        flag::register_conditional_default(SIGTSTP, signals.closed.clone())?;
         flag::register(SIGTSTP, signals.stop.clone())?;
         flag::register(SIGCONT, signals.continued.clone())?;
         let again = Arc::new(AtomicBool::new(false));
         for &signal in ending {
-            flag::register_conditional_default(signal, signals.gone.clone())?;
+            flag::register_conditional_default(signal, signals.closed.clone())?;
             // A second signal ends the process without waiting for the view.
             flag::register_conditional_shutdown(signal, 128 + signal, again.clone())?;
             flag::register(signal, again.clone())?;
@@ -101,7 +101,7 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        self.signals.gone.store(true, Ordering::Relaxed);
+        self.signals.closed.store(true, Ordering::Relaxed);
         ratatui::restore();
     }
 }

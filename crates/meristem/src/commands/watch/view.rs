@@ -19,7 +19,7 @@ const KEYS: &str = "↑↓ env  s sort  r reverse  [ ] scroll host  q quit";
 const KEYS_HERE: &str = "↑↓ s r envs  [ ] host  q close view  Ctrl-C stop run";
 const STOPPING: &str = "stopping after this step; Ctrl-C again to stop now";
 
-/// Draws the screen; on a terminal that is too small, only a message.
+/// Draws the screen, or only a message on a terminal that is too small.
 pub(super) fn draw(frame: &mut Frame<'_>, app: &App) {
     let area = frame.area();
     let [width, height] = SMALLEST;

@@ -21,12 +21,12 @@ use crate::progress::{ScreenGuard, has_screen};
 
 /// Handle of a view of the run that this process trains. Dropping the handle closes the view; the
 /// user may close it earlier.
-pub(crate) struct Beside {
+pub(crate) struct TrainingView {
     closed: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Beside {
+impl TrainingView {
     /// Opens the view of a run folder.
     ///
     /// # Errors
@@ -36,25 +36,25 @@ impl Beside {
         let mut app = App::new(Follower::open(folder)?, environment::has_colours());
         app.trains_here = true;
         let closed = Arc::new(AtomicBool::new(false));
-        // Declared first, so dropped last: the held lines are printed after the terminal is
-        // restored, even after a panic.
+        // Declared before the terminal, so dropped after it: the held lines are printed on the
+        // restored terminal, even after a panic.
         let held = ScreenGuard::take();
         // The run handles the other signals, which end it at a step boundary.
         let mut terminal = Screen::take(&[SIGQUIT]).map_err(broken)?;
         close_on_panic(closed.clone());
-        let of_thread = closed.clone();
+        let is_closed = closed.clone();
         let view = move || {
-            let left = show(&mut terminal, &mut app, &|| of_thread.load(Ordering::Relaxed));
+            let ending = show(&mut terminal, &mut app, &|| is_closed.load(Ordering::Relaxed));
             drop(terminal);
             drop(held);
-            after(left);
+            report_end(ending);
         };
         let thread = thread::Builder::new().name("view".into()).spawn(view).map_err(broken)?;
         Ok(Self { closed, thread: Some(thread) })
     }
 }
 
-impl Drop for Beside {
+impl Drop for TrainingView {
     fn drop(&mut self) {
         self.closed.store(true, Ordering::Relaxed);
         // A view that panicked has restored the terminal and printed the message.
@@ -64,8 +64,8 @@ impl Drop for Beside {
 
 /// Prints the reason for the end of the view if the run continues. A signal that ended the view
 /// ends the process.
-fn after(left: io::Result<Ending>) {
-    match left {
+fn report_end(ending: io::Result<Ending>) {
+    match ending {
         Ok(Ending::Closed) => {}
         // Fails only for an unknown signal.
         Ok(Ending::Signal(signal)) => drop(emulate_default_handler(signal)),
