@@ -162,15 +162,10 @@ impl ReplicasFixture {
             while let Some(batches) = gather.next().unwrap() {
                 slow_batch(&mut networks, &batches, share.map(|share| (share, &mut kept[..])));
             }
-<<<<<<< HEAD
-            // An epoch has fewer batches than statistics are recomputed with.
+            // The epoch is short, so the statistics are recomputed from all of its batches.
             gather.start_epoch(0).unwrap();
             networks.iter().for_each(|network| network.begin_statistics().unwrap());
             let mut weights = vec![0.0; self.ranks];
-=======
-            // The epoch is short, so the statistics are recomputed from all of its batches.
-            gather.start_epoch(epoch).unwrap();
->>>>>>> prose1
             while let Some(batches) = gather.next().unwrap() {
                 for ((network, weight), batch) in networks.iter_mut().zip(&mut weights).zip(batches)
                 {

@@ -11,24 +11,14 @@
 //! of it. Momentum and weight decay stay in the optimiser, after the exchange (as in Vogels et al.,
 //! "PowerSGD", NeurIPS 2019), and need no correction there.
 //!
-<<<<<<< HEAD
-//! **Running statistics** are always recomputed at the end of the epoch with fixed weights, by
-//! forward passes over batches of the first epoch (Ioffe and Szegedy, "Batch Normalization", 2015, algorithm
-//! 2; Wu and Johnson, "Rethinking 'Batch' in BatchNorm", 2021); with a whole gradient a setting may
-//! leave that out. The full gradient of a layer before batch
-//! norm has no component along shifts and scales that batch norm removes, but a few of its elements
-//! do. So weights drift in directions that are invisible to training, which normalises by each
-//! batch, and statistics that lag by ten batches fit them badly.
-=======
 //! **Running statistics** are always recomputed at the end of an epoch with fixed weights, by
-//! forward passes over the epoch's first batches (Ioffe and Szegedy, "Batch Normalization", 2015,
+//! forward passes over the first epoch's batches (Ioffe and Szegedy, "Batch Normalization", 2015,
 //! algorithm 2; Wu and Johnson, "Rethinking 'Batch' in BatchNorm", 2021). If the exchange sends the
 //! whole gradient, the setting `statistics_batches` may turn that off. The reason: the full
 //! gradient of a layer before batch norm has no component along the shifts and scales that batch
 //! norm removes, but a few elements of the gradient have one. So weights drift in directions that
 //! training does not notice, because it normalises by each batch; running averages over the last
 //! ten batches lag behind that drift and fit the weights badly.
->>>>>>> prose1
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
