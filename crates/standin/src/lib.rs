@@ -61,7 +61,7 @@
 //! | `MERISTEM_STANDIN_NCCL_SLOW` | seconds before a message of more than 16 MiB is read | 0 |
 //! | `MERISTEM_STANDIN_NCCL_NOTICES` | 1, 0: a lost process is noticed, or not | by chance |
 //! | `MERISTEM_STANDIN_SERIAL` | 1: no answer while an exchange waits for others | 0 |
-//! | `MERISTEM_STANDIN_CALLS` | file to which the name of each called driver function is appended | |
+//! | `MERISTEM_STANDIN_CALLS` | file to which the names of called driver functions go | |
 //! | `MERISTEM_STANDIN_COMPILER` | the C++ compiler, GCC 12 or newer | `g++` |
 //! | `MERISTEM_STANDIN_FLAGS` | more flags for it, such as `-fsanitize=address` | |
 //!

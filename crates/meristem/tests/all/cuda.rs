@@ -5,6 +5,7 @@
 #[path = "../../../comm/tests/all/common/port.rs"]
 mod port;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::process::Stdio;
 
@@ -90,6 +91,53 @@ fn replicas_are_independent_of_the_order_on_the_device() {
 #[test]
 fn ranks_are_independent_of_the_order_on_the_device() {
     assert_independent_of_order(RANKS);
+}
+
+/// Calls of the driver that the last of four steps takes, by function. Empty on a GPU, whose driver
+/// keeps no list.
+fn driver_calls_of_a_step(m: &Meristem, arguments: &str) -> BTreeMap<String, usize> {
+    let calls = |steps: usize| {
+        let list = m.path(&format!("{steps}.calls"));
+        let mut command = m.command();
+        command.args(arguments.split_whitespace()).env("MERISTEM_STANDIN_CALLS", &list);
+        command.args(["--steps", &steps.to_string(), "--run-dir", &steps.to_string()]);
+        let said = command_output(output(command.env("MERISTEM_STANDIN_SEED", "1")));
+        assert_eq!(said.code, Some(0), "{}{}", said.stdout, said.stderr);
+        let mut counts = BTreeMap::<String, usize>::new();
+        for function in fs::read_to_string(&list).unwrap_or_default().lines() {
+            *counts.entry(function.into()).or_default() += 1;
+        }
+        [list, m.path(&steps.to_string())].iter().for_each(|path| {
+            let _ = fs::remove_file(path).or_else(|_| fs::remove_dir_all(path));
+        });
+        counts
+    };
+    let [before, mut after] = [3, 4].map(calls);
+    after.iter_mut().for_each(|(function, count)| *count -= before.get(function).unwrap_or(&0));
+    after
+}
+
+/// On a CUDA device a step of all envs has two graphs for each batch, of the gather and of all
+/// networks, and a policy's decision is one graph (004). The other kernels check and empty the
+/// metrics: five of each env.
+#[test]
+fn a_step_of_all_envs_takes_two_graph_launches_per_batch() {
+    let m = with_images();
+    let settings = "--dataset arrays --data-root images.safetensors --host minimal --slots r0 \
+                    --envs 3 --batch 16 --max-batches 4 --statistics-batches 2 --twin off \
+                    --control-split 0.1 --augment crop,flip --checkpoint-every 0 --rounds 1 \
+                    --quiet --devices cuda:0";
+    let bare = driver_calls_of_a_step(&m, &format!("train {settings} --controller none"));
+    let Some(graphs) = bare.get("cuGraphLaunch") else { return };
+    // The control split has 50 images.
+    let batches = 4 + 2 + 4;
+    assert_eq!((*graphs, bare["cuLaunchKernel"]), (2 * batches, 5 * 3), "{bare:?}");
+
+    let policy = "--controller ppo --policy-hidden 16 --steps 3 --run-dir policy";
+    m.ok(&format!("train {settings} {policy}"));
+    let greedy = "--controller greedy:policy/policy.safetensors";
+    let decided = driver_calls_of_a_step(&m, &format!("train {settings} {greedy}"));
+    assert_eq!(decided["cuGraphLaunch"], 2 * batches + 1, "{decided:?}");
 }
 
 /// Checks and benchmarks on the device that are fast on the stand-in.

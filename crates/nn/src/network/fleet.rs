@@ -85,7 +85,8 @@ impl<'a> NetworkFleet<'a> {
         self.prepare(passes)
     }
 
-    /// Prepares observations of the first networks, network i of `sizes[i]` samples: see [`NetworkFleet::prepare_training`] and [`NetworkFleet::observe`].
+    /// Prepares observations of the first networks, network i of `sizes[i]` samples: see
+    /// [`NetworkFleet::prepare_training`] and [`NetworkFleet::observe`].
     ///
     /// # Errors
     /// As [`NetworkFleet::prepare_training`].

@@ -208,8 +208,8 @@ settings! {
         /// and one-cycle rises over 30 % of the steps.
         lr_warmup: usize = same(0usize), unit("N"), whole(0, 1_000_000), since(5, "0");
         /// Training batches, the same in every step, that recompute the running statistics of batch
-        /// norm before every evaluation, with fixed weights. With 0 the averages from training are used, except with
-        /// --data-parallel and a sparse exchange.
+        /// norm before every evaluation, with fixed weights. With 0 the averages from training are
+        /// used, except with --data-parallel and a sparse exchange.
         statistics_batches: usize = same(STATISTICS_BATCHES),
             unit("N"), whole(0, 1_000_000), since(5, "0");
         /// Momentum of the host.

@@ -4,6 +4,7 @@ use meristem_control::ActionContext;
 
 use crate::env::Env;
 use crate::error::Result;
+use crate::resources::ScopedDevice;
 use crate::step::context::StepContext;
 use crate::step::{growth, permitted, visit};
 
@@ -19,7 +20,8 @@ pub(super) fn decide(context: &mut StepContext<'_, '_>) -> Result<Vec<String>> {
     let config = &context.setup.config;
     let ranks = config.policy_ranks().div_ceil(context.processes) as u64;
     let taught = context.when.round < config.ppo_demonstrations;
-    let _scopes = context.hot_scopes(permitted::DECIDE, |_| permitted::decide(ranks, taught));
+    let limits = |device: &ScopedDevice| permitted::decide(device, ranks, taught);
+    let _scopes = context.hot_scopes(permitted::DECIDE, limits);
     let _span = context.resources.devices.span(|| "decide");
     let views = context.population.views(context.when.step, config.steps);
     let actions = context.controller.get().decide_all(&views)?;

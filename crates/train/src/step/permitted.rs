@@ -41,7 +41,7 @@ pub(crate) fn train_step(device: &ScopedDevice, uploads: u64) -> Counts {
 /// permutation, of streamed images, `uploads` batches of each env, and of addresses for the graphs
 /// of gather, envs and twins.
 pub(crate) fn statistics(device: &ScopedDevice, uploads: u64) -> Counts {
-    let copies_to_device = 1 + device.envs * uploads + address_tables(device, 7);
+    let copies_to_device = 1 + device.envs * uploads + address_tables(device, 3);
     Counts { copies_to_device, ..Counts::default() }
 }
 
@@ -65,16 +65,18 @@ pub(crate) fn control_step(device: &ScopedDevice, workers: u64, uploads: u64) ->
 /// Limits of a decision on a device, for any number of envs. They suit a policy on `ranks` ranks,
 /// which needs more than any other controller. `taught`: another controller decides, and the policy
 /// learns from it.
-pub(crate) fn decide(ranks: u64, taught: bool) -> Counts {
+pub(crate) fn decide(device: &ScopedDevice, ranks: u64, taught: bool) -> Counts {
     // The choices of the other controller, and their masks.
     let demonstration = if taught { 2 } else { 0 };
+    // A policy's step is a graph, which has two tables.
+    let tables = if device.has_graphs { 2 } else { 0 };
     Counts {
         // Choices, log-probabilities, entropies and values of all envs, in one copy.
         copies_to_host: 1,
         // The wait for that copy.
         synchronizations: 1,
-        // Observations and legal actions of its envs, for each rank's policy.
-        copies_to_device: ranks * (1 + demonstration),
+        // Observations and legal actions of its envs, and addresses, for each rank's policy.
+        copies_to_device: ranks * (1 + demonstration + tables),
         allocations: 0,
         launches: 0,
     }
