@@ -297,6 +297,15 @@ mod tests {
     }
 
     #[test]
+    fn streams_of_all_addresses_together_have_a_limit() {
+        let places = Arc::new(Places::default());
+        let addresses = (1..=3).flat_map(|last| vec![address(last); LIVE.each]);
+        let seats: Vec<Arc<Seat>> = addresses.map(|own| places.enter(own).unwrap()).collect();
+        let live = seats.iter().filter(|seat| seat.goes_live()).count();
+        assert_eq!(live, LIVE.all);
+    }
+
+    #[test]
     fn connections_of_an_address_share_a_turn_while_one_is_used() {
         let places = Arc::new(Places::default());
         let seats = [1, 1, 2].map(|last| places.enter(address(last)).unwrap());
