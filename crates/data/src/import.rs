@@ -185,3 +185,20 @@ fn round_robin(files: &[ImageFile], classes: usize) -> Vec<&ImageFile> {
     ranked.sort_by_key(|(rank, label, _)| (*rank, *label));
     ranked.into_iter().map(|(_, _, file)| file).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// A link that is planted in advance would have to guess the name.
+    #[test]
+    fn every_partial_folder_has_another_name() {
+        let to = tempfile::tempdir().unwrap();
+        let name = || partial_folder(to.path()).unwrap().path().to_path_buf();
+        let names: BTreeSet<PathBuf> = (0..8).map(|_| name()).collect();
+        assert_eq!(names.len(), 8, "{names:?}");
+        assert_eq!(fs::read_dir(to.path()).unwrap().count(), 0, "each is removed");
+    }
+}

@@ -245,3 +245,18 @@ fn weights(path: &Path, bytes: &[u8]) -> Result<FileState, String> {
     let has_checksum = metadata.contains_key(safetensors::CHECKSUM);
     Ok(if has_checksum { FileState::Whole } else { FileState::Unchecked })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A changed digit leaves JSON that can be read.
+    #[test]
+    fn a_study_that_differs_from_its_checksum_is_damaged() {
+        let mut text = format!("{{\n  \"v\": {STUDY_VERSION},\n  \"seeds\": 3\n}}\n");
+        sealed::seal(&mut text, "\n  ");
+        assert_eq!(study(text.as_bytes()), Ok(FileState::Whole));
+        let changed = text.replace("\"seeds\": 3", "\"seeds\": 4");
+        assert_eq!(study(changed.as_bytes()), Err(sealed::BROKEN.into()));
+    }
+}

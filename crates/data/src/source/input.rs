@@ -245,3 +245,17 @@ fn read_up_to(reader: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     }
     Ok(filled)
 }
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    /// A device has no end, and has a length of 0.
+    #[test]
+    fn only_a_plain_file_is_opened() {
+        let error = open_file(Path::new("/dev/zero")).unwrap_err();
+        assert!(matches!(error, Error::Io { operation: "open", .. }), "{error:?}");
+        let text = std::error::Error::source(&error).map(ToString::to_string).unwrap();
+        assert_eq!(text, "expected a plain file, got a pipe or a device");
+    }
+}

@@ -182,12 +182,9 @@ impl Env {
         }
         self.contributions = self.counterfactual.contributions(&metrics.eval);
         for &Contribution { slot, accuracy_without, loss, .. } in &self.contributions {
-            // A difference of percentages, as runs have always measured it: `accuracy_pp` is the
-            // percentage of a difference, which may round to another f32.
-            let contribution_pp = percent(&control) - 100.0 * accuracy_without;
             let measured = &mut seen.measured[slot];
             (measured.contribution_pp, measured.contribution_loss) =
-                (Some(contribution_pp as f32), loss);
+                (Some(contribution_pp(&control, accuracy_without)), loss);
         }
     }
 
@@ -317,6 +314,13 @@ pub(crate) fn percent(metrics: &EvalMetrics) -> f64 {
     100.0 * metrics.accuracy().unwrap_or(f64::NAN)
 }
 
+/// Contribution of a module in percentage points: a difference of percentages, as runs have always
+/// measured it. `Contribution::accuracy_pp` is the percentage of a difference, which may round to
+/// another f32.
+fn contribution_pp(control: &EvalMetrics, accuracy_without: f64) -> f32 {
+    (percent(control) - 100.0 * accuracy_without) as f32
+}
+
 /// Gradient health of a group: shares over all tensors and steps of the epoch, and the mean norm.
 fn health(group: &GroupMetrics) -> Option<GradientHealth> {
     let health = group.health()?;
@@ -327,4 +331,23 @@ fn health(group: &GroupMetrics) -> Option<GradientHealth> {
         exploding: share(group.exploding),
         norm: group.mean_norm()?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With these counts the percentage of the difference rounds to the next number.
+    #[test]
+    fn a_contribution_is_the_difference_of_two_percentages() {
+        let metrics = |correct| EvalMetrics { correct, samples: 33_777, ..Default::default() };
+        for (correct, without, bits) in
+            [(10_585, 10_584, 0x3b42_0688), (17_978, 17_976, 0x3bc2_0688)]
+        {
+            let (control, without) = (metrics(correct), metrics(without).accuracy().unwrap());
+            assert_eq!(contribution_pp(&control, without).to_bits(), bits);
+            let accuracy = control.accuracy().unwrap();
+            assert_eq!(((100.0 * (accuracy - without)) as f32).to_bits(), bits + 1);
+        }
+    }
 }

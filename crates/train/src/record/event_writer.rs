@@ -126,10 +126,7 @@ impl EventWriter {
             let mut buffer = vec![];
             if let Err(error) = write_lines(&lines, file, from.bytes, &mut buffer) {
                 *shared.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-                let unwritten = buffer.iter().filter(|byte| **byte == b'\n').count();
-                let queued =
-                    lines.iter().filter(|order| matches!(order, WriterOrder::Line(_))).count();
-                lost.store((unwritten + queued) as u64, Ordering::Relaxed);
+                lost.store(events_lost(&buffer, &lines), Ordering::Relaxed);
             }
         })?;
         Ok(Self {
@@ -236,6 +233,14 @@ impl Drop for EventWriter {
     fn drop(&mut self) {
         self.finish();
     }
+}
+
+/// Number of events that a failed write has lost: lines in the buffer and later ones in the queue,
+/// until it is closed.
+fn events_lost(buffer: &[u8], orders: &Receiver<WriterOrder>) -> u64 {
+    let unwritten = buffer.iter().filter(|byte| **byte == b'\n').count();
+    let queued = orders.iter().filter(|order| matches!(order, WriterOrder::Line(_))).count();
+    (unwritten + queued) as u64
 }
 
 /// Writes lines until the queue is closed; flushes whenever the queue is empty. After an error
@@ -351,6 +356,16 @@ mod tests {
             writer.emit(&anomaly(i));
         }
         assert_eq!(writer.dropped, 3);
+    }
+
+    #[test]
+    fn lines_in_the_buffer_and_in_the_queue_are_lost() {
+        let (queue, orders) = sync_channel(3);
+        queue.send(WriterOrder::Line("{}".into())).unwrap();
+        queue.send(WriterOrder::Sync(sync_channel(1).0)).unwrap();
+        queue.send(WriterOrder::Line("{}".into())).unwrap();
+        drop(queue);
+        assert_eq!(events_lost(b"{}\n{}\n{}\n", &orders), 5);
     }
 
     #[test]

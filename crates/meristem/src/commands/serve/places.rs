@@ -299,6 +299,16 @@ mod tests {
     }
 
     #[test]
+    fn streams_of_all_addresses_together_have_a_limit() {
+        let places = Arc::new(Places::default());
+        let addresses = (1..=3).flat_map(|last| vec![address(last); LIVE.each]);
+        let permits: Vec<Arc<ConnectionPermit>> =
+            addresses.map(|own| places.enter(own).unwrap()).collect();
+        let live = permits.iter().filter(|permit| permit.goes_live()).count();
+        assert_eq!(live, LIVE.all);
+    }
+
+    #[test]
     fn connections_of_an_address_share_a_lock_while_one_is_used() {
         let places = Arc::new(Places::default());
         let permits = [1, 1, 2].map(|last| places.enter(address(last)).unwrap());

@@ -143,3 +143,60 @@ fn not_found(base: &BasePath, form: AnswerForm, missing: &str) -> Response {
     };
     (StatusCode::NOT_FOUND, [(header::CONTENT_TYPE, kind)], text).into_response()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+
+    use axum::body::Body;
+    use futures_util::StreamExt;
+
+    use super::super::places::Places;
+    use super::*;
+
+    /// Asserts that a job of `future` waits for the lock of its address, and not for the reader.
+    /// Returns the result of `future`.
+    async fn after_the_lock<T: Send + 'static>(
+        lock: &JobLock,
+        future: impl Future<Output = T> + Send + 'static,
+    ) -> T {
+        let held = lock.clone().lock_owned().await;
+        let task = tokio::spawn(future);
+        // The only reader takes jobs in order: a job that did not wait would end first.
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+            work(JobLock::default(), |_| ()).await.unwrap();
+        }
+        assert!(!task.is_finished(), "it has read while another job had the lock");
+        drop(held);
+        task.await.unwrap()
+    }
+
+    /// A page and the first event of a stream, of one address.
+    #[test]
+    fn pages_and_streams_of_an_address_are_read_in_turn() {
+        let folder = tempfile::tempdir().unwrap();
+        let library = Library::open(folder.path(), &BasePath::default()).unwrap();
+        let views = Arc::new(LiveViews::new(Arc::new(library)));
+        let places = Arc::new(Places::new(false));
+        let permit = places.enter([10, 0, 0, 1].into()).unwrap();
+        let lock = permit.job_lock();
+        let _answering = permit.answers();
+        let ask = |path: &str| {
+            let mut request = Request::builder().uri(path).body(Body::empty()).unwrap();
+            request.extensions_mut().insert(permit.clone());
+            show(State(views.clone()), request)
+        };
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().max_blocking_threads(1).build().unwrap();
+        runtime.block_on(async {
+            let page = after_the_lock(&lock, ask("/")).await;
+            assert_eq!(page.status(), StatusCode::OK);
+            let live = ask("/live/").await;
+            assert_eq!(live.status(), StatusCode::OK);
+            let mut events = live.into_body().into_data_stream();
+            let first = after_the_lock(&lock, async move { events.next().await }).await;
+            assert!(first.is_some_and(|event| event.is_ok()));
+        });
+    }
+}

@@ -316,5 +316,6 @@ mod tests {
         let last = history.envs[&usize::MAX].last.as_ref().unwrap();
         assert_eq!((last.slots.len(), last.action.len(), last.slots[0].slot.len()), (64, 256, 256));
         assert_eq!(last.slots[0].stage.to_string().len(), 256);
+        assert_eq!(last.slots[0].blueprint.as_ref().map(String::len), Some(256));
     }
 }

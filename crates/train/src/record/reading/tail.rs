@@ -273,6 +273,23 @@ mod tests {
         assert_eq!(read(&mut tail, ALL).1, [9, 10], "a loss that is not finite is null");
     }
 
+    /// A changed digit leaves a line that can be parsed.
+    #[test]
+    fn lines_that_differ_from_their_checksum_are_damaged() {
+        let with_checksum = |seq| {
+            let mut line = round(seq);
+            sealed::seal(&mut line, "");
+            line + "\n"
+        };
+        let changed = with_checksum(1).replace("\"round\":0", "\"round\":7");
+        let text = with_checksum(0) + &changed + &round(2) + &with_checksum(3);
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(text.as_bytes()).unwrap();
+        let mut tail = EventTail::new(file.path());
+        assert_eq!(read(&mut tail, ALL), (Reached::End, vec![0, 3]));
+        assert_eq!(tail.skipped().damaged, 2, "a changed line, and one without a checksum");
+    }
+
     /// A resumed run cuts its events after the checkpoint and writes on.
     #[test]
     fn a_file_that_was_cut_is_read_anew() {
