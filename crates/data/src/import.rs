@@ -79,9 +79,6 @@ pub fn import_cifar10(from: &Path, to: &Path, skip_bad: bool) -> Result<ImportRe
 fn partial_folder(to: &Path) -> Result<TempDir> {
     let mut builder = tempfile::Builder::new();
     builder.prefix(".import-").suffix(".part");
-    // The usual permissions of a new folder: the default of `tempfile` is private to the owner.
-    #[cfg(unix)]
-    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o777));
     let made = fs::create_dir_all(to).and_then(|()| builder.tempdir_in(to));
     made.map_err(Error::io("create", to))
 }

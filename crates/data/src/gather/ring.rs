@@ -1,6 +1,6 @@
 //! Batch buffers of one env, reused when no handle to them is alive (D3, D5).
 
-use meristem_device::{DType, MemoryFormat, Owner, Stream, Tensor};
+use meristem_device::{DType, Expect, MemoryFormat, Owner, Stream, Tensor};
 
 use crate::dataset::ImageShape;
 use crate::error::Result;
@@ -39,11 +39,14 @@ impl Ring {
         Ok(ring)
     }
 
+    /// Adds a slot, and checks once that it has the form that every batch in it has (V1).
     fn add(&mut self) -> Result<()> {
         let (shape, format) = (self.shape.batch(self.capacity), MemoryFormat::ChannelsLast);
         let (stream, owner) = (&self.stream, Owner::Batches);
         let inputs = Tensor::empty_with_format(stream, shape, DType::F32, format, owner)?;
         let targets = Tensor::empty(stream, [self.capacity], DType::U32, owner)?;
+        let expect = Expect::stream(stream).dtype(DType::F32).shape(shape).channels_last();
+        expect.check("gather", "inputs", &inputs)?;
         self.slots.push(BatchBuffers { inputs, targets });
         Ok(())
     }

@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use meristem_device::{DType, Tensor};
+use meristem_device::{DType, Launches, PlannedLaunch, Tensor};
 
 use super::{LaunchSteps, Network};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
-use crate::ops::{ElementwiseOp, StepOp};
+use crate::ops::{ElementwiseOp, PlanTarget, StepOp};
 use crate::plan::{Phase, Plan, PlanMode, PlanStep, Space, SpaceSpan};
 
 /// A gradient in the arena.
@@ -21,6 +21,29 @@ pub(super) struct ArenaGradient {
 }
 
 impl Network {
+    /// Prepares a training step in two halves, and an observation, of `batch` samples: compiles the
+    /// plan, allocates memory that keeps the gradient, and on a CUDA device builds the graphs.
+    /// `clips`: [`Network::clip`] comes before [`Network::apply`]. Does not wait for the device.
+    ///
+    /// # Errors
+    /// As [`Network::prepare_training`] and [`Launches::prepare`].
+    #[track_caller]
+    pub fn prepare_halves(&mut self, batch: usize, clips: bool) -> Result<()> {
+        let plan = self.kept_plan(batch)?;
+        let observation = self.observation_of(batch)?;
+        if PlanTarget::for_device(self.stream.device()) != PlanTarget::Cuda {
+            return Ok(());
+        }
+        let halves = [Phase::Forward..=Phase::Backward, first_of_update(clips)..=Phase::Update];
+        for phases in halves {
+            let run = LaunchSteps::from_plan(&plan, phases);
+            let (program, arguments) = run.ahead(&self.kept_tensors(&[], None));
+            let (stream, operation) = (&self.stream, "prepare_halves");
+            Launches::prepare(vec![PlannedLaunch { stream, operation, program, arguments }])?;
+        }
+        Ok(Launches::prepare(vec![self.ahead(observation)])?)
+    }
+
     /// The first half of [`Network::train_step`]: forward, loss, backward, metrics of the batch.
     /// The gradient is of the batch's mean loss times `weight`; it stays on the device until the
     /// next step of any kind. One launch; waits for nothing.
@@ -107,8 +130,7 @@ impl Network {
     pub fn apply(&mut self) -> Result<()> {
         let ArenaGradient { plan, clipped } =
             self.gradient.as_ref().ok_or_else(|| missing("apply"))?;
-        let first = if *clipped { Phase::Update } else { Phase::Measure };
-        let run = LaunchSteps::from_plan(plan, first..=Phase::Update);
+        let run = LaunchSteps::from_plan(plan, first_of_update(*clipped)..=Phase::Update);
         self.launch("apply", run, &self.kept_tensors(&[], None))?;
         self.gradient = None;
         Ok(())
@@ -147,6 +169,11 @@ fn each_gradient<T: Into<StepOp>>(plan: &Plan, op: impl Fn(usize) -> T) -> Vec<P
         PlanStep::new(op(at.len()), &[], &[span])
     };
     groups.filter_map(|group| plan.group_gradient(group)).map(step).collect()
+}
+
+/// First phase of the second half of a step; a gradient that was clipped is not measured again.
+fn first_of_update(clipped: bool) -> Phase {
+    if clipped { Phase::Update } else { Phase::Measure }
 }
 
 fn missing(operation: &'static str) -> Error {

@@ -20,8 +20,9 @@ pub(super) fn open(context: &mut StepContext<'_, '_>) -> Result<()> {
     population.twins.iter_mut().try_for_each(|twin| twin.set_rate(setup, rate))?;
     population.set_alphas()?;
     prepare(resources, population, setup.config.statistics_batches)?;
+    let sizes = resources.batch_sizes.first().map_or(&[][..], |sizes| sizes);
     for (env, replicas) in population.envs.iter_mut().zip(&mut resources.replicas) {
-        replicas.open(&mut env.grown.network, resources.train.order().batches())?;
+        replicas.open(&mut env.grown.network, sizes, resources.train.order().batches())?;
     }
     Ok(())
 }

@@ -68,8 +68,9 @@ pub(crate) fn control_step(device: &ScopedDevice, workers: u64, uploads: u64) ->
 pub(crate) fn decide(device: &ScopedDevice, ranks: u64, taught: bool) -> Counts {
     // The choices of the other controller, and their masks.
     let demonstration = if taught { 2 } else { 0 };
-    // A policy's step is a graph, which has two tables.
-    let tables = if device.has_graphs { 2 } else { 0 };
+    // A policy's step is a graph, which has two tables. It is built again in the first decision
+    // after the policy has learned, when other plans have taken the place of its plan.
+    let (tables, graphs) = if device.has_graphs { (2, 1) } else { (0, 0) };
     Counts {
         // Choices, log-probabilities, entropies and values of all envs, in one copy.
         copies_to_host: 1,
@@ -77,7 +78,7 @@ pub(crate) fn decide(device: &ScopedDevice, ranks: u64, taught: bool) -> Counts 
         synchronizations: 1,
         // Observations and legal actions of its envs, and addresses, for each rank's policy.
         copies_to_device: ranks * (1 + demonstration + tables),
-        allocations: 0,
+        allocations: ranks * graphs,
         launches: 0,
     }
 }

@@ -134,11 +134,16 @@ impl Replicas {
     }
 
     /// Copies the leader's network to all replicas, and allocates memory for epochs of `batches`
-    /// batches. Waits for the device if the host's parameters have changed.
+    /// batches, of which the leader's part has one of the given sizes. Waits for the device if the host's parameters have changed.
     ///
     /// # Errors
     /// Out of memory, a device failure.
-    pub(crate) fn open(&mut self, network: &mut Network, batches: usize) -> Result<()> {
+    pub(crate) fn open(
+        &mut self,
+        network: &mut Network,
+        sizes: &[usize],
+        batches: usize,
+    ) -> Result<()> {
         for follower in &mut self.followers {
             let replica = match &mut follower.network {
                 Some(replica) => replica,
@@ -146,10 +151,9 @@ impl Replicas {
             };
             replica.follow(network)?;
             let sizes = batch_sizes(&follower.gather, follower.trainer.rank);
-            sizes.into_iter().try_for_each(|size| replica.prepare_training(size))?;
-            follower.trainer.open(replica, batches)?;
+            follower.trainer.open(replica, &sizes, batches)?;
         }
-        self.leader.open(network, batches)
+        self.leader.open(network, sizes, batches)
     }
 
     /// Runs the inner loops of an epoch. `observed` is called with the leader's network after every

@@ -102,7 +102,7 @@ impl ReplicasFixture {
         let mut seen = 0u64;
         for epoch in 0..self.epochs {
             network.reset_metrics().unwrap();
-            replicas.open(&mut network, 4).unwrap();
+            replicas.open(&mut network, &[], 4).unwrap();
             let deny = |name, permitted: Counts| {
                 self.devices.hot_scopes(name, ScopePolicy::Deny, move |_| permitted)
             };

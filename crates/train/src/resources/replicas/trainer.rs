@@ -73,9 +73,17 @@ impl Trainer {
         }
     }
 
-    /// Creates the exchange for the current parameters, with epochs of `batches` batches. Unsent
-    /// gradients of parameters that still exist are kept.
-    pub(super) fn open(&mut self, network: &mut Network, batches: usize) -> Result<()> {
+    /// Prepares steps over parts of these sizes, and creates the exchange for the current
+    /// parameters, with epochs of `batches` batches. Unsent gradients of parameters that still
+    /// exist are kept.
+    pub(super) fn open(
+        &mut self,
+        network: &mut Network,
+        sizes: &[usize],
+        batches: usize,
+    ) -> Result<()> {
+        let clips = !self.kind.sends_all();
+        sizes.iter().try_for_each(|size| network.prepare_halves(*size, clips))?;
         let len = self.ranks * network.metrics().numel();
         if self.metrics.as_ref().is_none_or(|metrics| metrics.numel() != len) {
             let stream = network.metrics().stream();
