@@ -165,12 +165,12 @@ impl ReplicasFixture {
             // The epoch is short, so the statistics are recomputed from all of its batches.
             gather.start_epoch(0).unwrap();
             networks.iter().for_each(|network| network.begin_statistics().unwrap());
-            let mut weights = vec![0.0; self.ranks];
+            let (mut weights, momentum) = (vec![0.0; self.ranks], f64::from(0.1f32));
             while let Some(batches) = gather.next().unwrap() {
                 for ((network, weight), batch) in networks.iter_mut().zip(&mut weights).zip(batches)
                 {
                     network.observe(&batch.inputs).unwrap();
-                    *weight = 0.9 * *weight + 0.1;
+                    *weight = (1.0 - momentum) * *weight + momentum;
                 }
             }
             let factor = (self.ranks as f64 / weights.iter().sum::<f64>()) as f32;
