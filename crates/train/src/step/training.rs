@@ -82,7 +82,7 @@ fn recompute_statistics(context: &mut StepContext<'_, '_>) -> Result<()> {
         return Ok(());
     }
     let _span = devices.span(|| "recompute statistics");
-    // Batches and images of each env; a twin has those of its env.
+    // Batches and images of each env, which its twin has too.
     let mut observed = vec![(0, 0); context.population.envs.len()];
     let _scopes = statistics_scopes(devices, policy, train.uploads(batches));
     train.start_epoch(STATISTICS_EPOCH)?;

@@ -3,8 +3,8 @@
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Ports below 32,768, from where on Linux takes those of outgoing connections and of port 0: such
-/// a connection of another test could take a port before rank 0 listens at it.
+/// Ports below 32,768. From there on Linux takes ports for outgoing connections and for port 0: a
+/// connection of another test could take such a port before rank 0 listens at it.
 const FIRST: u32 = 16_384;
 const COUNT: u32 = 32_768 - FIRST;
 
