@@ -134,7 +134,8 @@ impl Replicas {
     }
 
     /// Copies the leader's network to all replicas, and allocates memory for epochs of `batches`
-    /// batches, of which the leader's part has one of the given sizes. Waits for the device if the host's parameters have changed.
+    /// batches, of which the leader's part has one of the given sizes. Waits for the device if the
+    /// host's parameters have changed.
     ///
     /// # Errors
     /// Out of memory, a device failure.
