@@ -153,7 +153,7 @@ fn replicas_that_differ_end_the_run() {
     assert_eq!((flips.seen.steps.len(), error.exit_code()), (2, 1));
 }
 
-/// Averaging breaks all replicas, and the governor restores all of them.
+/// Averaging breaks the statistics of all replicas, and the governor restores all of them.
 #[test]
 fn a_broken_host_is_rolled_back_on_all_ranks() {
     let folder = tempfile::tempdir().unwrap();
@@ -162,7 +162,30 @@ fn a_broken_host_is_rolled_back_on_all_ranks() {
         let launch = statistics.stream().launch("break").write(statistics);
         Ok(launch.run(|args| args.write::<f32>(0)[0] = f32::NAN)?)
     });
-    let summary = train(flags(folder.path(), 3, ExchangeKind::TopK(0.05)), &mut breaks).unwrap();
+    let flags = flags(folder.path(), 3, ExchangeKind::Dense);
+    // Recomputed statistics would contain nothing of the broken ones.
+    let flags = ConfigLayer { statistics_batches: Some(0), ..flags };
+    assert_rolled_back(flags, &mut breaks);
+}
+
+/// A loss that is not finite on one rank restores all ranks, with a sparse exchange too.
+#[test]
+fn a_broken_loss_is_rolled_back_on_all_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut breaks = broken_by(4 * 4, |network| {
+        let metrics = network.metrics();
+        let launch = metrics.stream().launch("break").write(metrics);
+        // The sum of the losses follows three words of the layout.
+        Ok(launch.run(|args| args.write::<f64>(0)[3] = f64::NAN)?)
+    });
+    assert_rolled_back(flags(folder.path(), 3, ExchangeKind::TopK(0.05)), &mut breaks);
+}
+
+fn assert_rolled_back<F>(flags: ConfigLayer, breaks: &mut DamagesLeader<F>)
+where
+    F: FnMut(&Network) -> Result<()>,
+{
+    let summary = train(flags, breaks).unwrap();
     assert_eq!((breaks.seen.rollbacks, summary.rollbacks, summary.steps), (1, 1, 10));
     assert!(summary.envs[0].test_loss.unwrap().is_finite());
 }
