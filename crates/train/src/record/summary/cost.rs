@@ -93,7 +93,7 @@ pub struct HotPath {
 }
 
 /// Cost of the counterfactual evaluations of all envs and steps. All configurations of an env are
-/// evaluated in a single pass; its cost is compared with that of one full pass per configuration.
+/// evaluated in a single pass; its cost is compared with one full pass per configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CounterfactualTotals {
     /// Number of requested configurations.
