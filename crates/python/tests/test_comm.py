@@ -183,7 +183,7 @@ def test_the_largest_elements_of_each_rank_are_sent():
         (np.zeros((1,) * 5, np.float32), "got 5 dimensions, expected at most four"),
         (np.frombuffer(bytearray(9), np.float32, 2, 1), "aligned"),
         ([1.0, 2.0], "got a `list`, expected an array with DLPack support"),
-        (np.array(["a"]), "does not"),
+        (np.array(["a"]), "got a `ndarray` whose `__dlpack__` failed"),
         (None, "got a `NoneType`"),
     ],
 )
