@@ -13,8 +13,9 @@
 # short, call again. `correct` exits with 1 unless the newest result of each stage is green; those of compute-sanitizer,
 # which some machines refuse, do not count for that.
 #
-# The record is FOLDER/gpu.jsonl. Where OUT is set, each line is followed by a copy to $OUT/gpu.jsonl; a machine that
-# begins bare goes on from there if that file is put into the unpacked FOLDER.
+# The record is FOLDER/gpu.jsonl. Where OUT is set, each line is followed by a copy to $OUT/gpu.jsonl, and the whole output
+# of each stage is appended to $OUT/gpu-output.txt; a machine that begins bare goes on from there if that record is put into
+# the unpacked FOLDER.
 #
 # Environment, with the defaults:
 #   GPU_RECORD=FOLDER/gpu.jsonl the record. Lines are appended

@@ -110,6 +110,13 @@ class Record:
         if out:
             shutil.copy(self.path, Path(out) / "gpu.jsonl")
 
+    def keep_output(self, stage: str, text: str) -> None:
+        """Appends the whole output of a stage to a file in `OUT`, if that is set."""
+        out = os.environ.get("OUT")
+        if out:
+            with (Path(out) / "gpu-output.txt").open("a") as file:
+                file.write(f"=== {self.common['phase']} {stage}\n{text}\n")
+
 
 def is_green(line: dict[str, Any] | None, marks: dict[str, Any] | None = None) -> bool:
     """Whether a result is a success. A figure that counts does so in another call that counts."""
@@ -181,6 +188,7 @@ def run_stages(record: Record, stages: list[Stage], end: float, **more: Any) -> 
         start = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="gpu-") as scratch:
             code, text = run_limited(stage.command, min(stage.limit(), left), Path(scratch))
+        record.keep_output(stage.name, text)
         if code == 124 and left < stage.limit():
             record.add(stage=stage.name, exit=None, skipped=f"cut off after {left:.0f} s", **more)
             print(f"{stage.name:12} cut off after {left:.0f} s: the phase is over", flush=True)
