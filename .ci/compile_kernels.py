@@ -3,7 +3,7 @@
 report. It is an error if a kernel does not compile, has a stack frame (registers spilled to memory, or arrays
 that do not lie in registers), or needs more registers for its largest block than a multiprocessor has.
 
-Needs no GPU. NVRTC comes from PyPI: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-crt
+Needs no GPU. NVRTC comes from PyPI: pip install nvidia-cuda-nvrtc
 
     python3 .ci/compile_kernels.py [--arch sm_80 …] [FILE.cu …]
 """
@@ -25,7 +25,7 @@ FOLDERS = ["element", "product"]
 # All other headers by the name under which they are included.
 HEADERS = {path.name: path for path in sorted(ROOT.glob("crates/**/*.cuh")) if path.parent.name not in FOLDERS}
 # As `Target::options` in crates/device/src/execution/cuda/compiler.rs, and the report.
-OPTIONS = ["--std=c++17", "--fmad=false", "--ptxas-options=-v"]
+OPTIONS = ["--std=c++17", "--fmad=false", "--device-as-default-execution-space", "--ptxas-options=-v"]
 ARCHITECTURES = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"]
 # Registers of a multiprocessor, and threads of a block that says nothing, on all of them.
 REGISTERS = 65536
@@ -35,6 +35,9 @@ THREADS_MAX = 1024
 @functools.cache
 def library():
     folder = pathlib.Path(sysconfig.get_paths()["purelib"]) / "nvidia"
+    # NVRTC 13.0 looks for its second library among those that are loaded, not beside itself.
+    for second in sorted(folder.glob("*/lib/libnvrtc-builtins.so.*")):
+        ctypes.CDLL(str(second))
     found = sorted(folder.glob("*/lib/libnvrtc.so.*")) or ["libnvrtc.so"]
     return ctypes.CDLL(str(found[0]))
 

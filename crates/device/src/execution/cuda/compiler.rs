@@ -42,9 +42,15 @@ impl Architecture {
     }
 
     /// Options of the compiler. Products are not contracted into sums unless a kernel calls `fmaf`,
-    /// so that results do not depend on the compiler's choice.
-    fn options(&self) -> [String; 3] {
-        [format!("--gpu-architecture={self}"), "--std=c++17".into(), "--fmad=false".into()]
+    /// so that results do not depend on the compiler's choice. NVRTC 13.0 takes a generic lambda of
+    /// a kernel for a function of the host, unless functions are the device's by default.
+    fn options(&self) -> [String; 4] {
+        [
+            format!("--gpu-architecture={self}"),
+            "--std=c++17".into(),
+            "--fmad=false".into(),
+            "--device-as-default-execution-space".into(),
+        ]
     }
 
     /// Everything that the code of a source depends on, apart from the compiler.
