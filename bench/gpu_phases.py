@@ -39,7 +39,8 @@ def correct_stages() -> list[Stage]:
 
 def why_stages() -> list[Stage]:
     """Launches of one training step after the warm-up, kernel by kernel."""
-    sections = ["SpeedOfLight", "MemoryWorkloadAnalysis", "Occupancy", "LaunchStats"]
+    sections = ["SpeedOfLight", "MemoryWorkloadAnalysis", "ComputeWorkloadAnalysis"]
+    sections += ["SchedulerStats", "Occupancy", "LaunchStats"]
     words = [word for section in sections for word in ("--section", section)]
     bench = [MERISTEM, "bench", "host", "--device", DEVICE, "--envs", "64", "--seconds", "0.1"]
     # A graph is profiled node by node; the first step is the warm-up of ncu itself.

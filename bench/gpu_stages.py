@@ -116,6 +116,8 @@ def kernels(command: list[str]) -> int:
         "time": "gpu__time_duration.sum",
         "bandwidth %": "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
         "occupancy %": "sm__warps_active.avg.pct_of_peak_sustained_active",
+        "issue %": "smsp__issue_active.avg.pct_of_peak_sustained_active",
+        "fma %": "sm__inst_executed_pipe_fma.avg.pct_of_peak_sustained_active",
     }
     rows = list(csv.DictReader([lines[0], *lines[2:]]))
     found: dict[str, list[list[float]]] = {}
@@ -128,9 +130,9 @@ def kernels(command: list[str]) -> int:
     for name, launches in by_time[:15]:
         time_sum = sum(values[0] for values in launches)
         # Means weighted by time.
-        means = [sum(v[0] * v[i] for v in launches) / time_sum for i in (1, 2)]
-        print(f"{time_sum / total:6.1%} {time_sum:10.1f} {means[0]:6.1f} {means[1]:6.1f}  "
-              f"{len(launches):3} x {name[:60]}")  # fmt: skip
+        means = [sum(v[0] * v[i] for v in launches) / time_sum for i in range(1, len(columns))]
+        rates = " ".join(f"{mean:6.1f}" for mean in means)
+        print(f"{time_sum / total:6.1%} {time_sum:10.1f} {rates}  {len(launches):3} x {name[:60]}")
     return 0
 
 

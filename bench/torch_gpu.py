@@ -82,7 +82,7 @@ def choose_gather(data: Data, kinds: dict[str, Gather], args: argparse.Namespace
 
 def separate(args: argparse.Namespace, gather: Gather, labels: Tensor, loss: Loss) -> Step:
     """Separate hosts, each on a separate stream where the device has streams."""
-    job = Job(args.host, args.envs, args.batch, 1, 0.0, True, 0)
+    job = Job(args.host, args.envs, args.batch, 1, 0.0, True, 0, False)
     envs = [Env(job) for _ in range(args.envs)]
     for env in envs:
         env.host.to(args.device)
@@ -123,7 +123,7 @@ def separate(args: argparse.Namespace, gather: Gather, labels: Tensor, loss: Los
 
 def stacked(args: argparse.Namespace, gather: Gather, labels: Tensor, cast: Any) -> Step:
     """Stacked parameters [envs, …] of all hosts, with gradients, norms and updates per host."""
-    job = Job(args.host, args.envs, args.batch, 1, 0.0, True, 0)
+    job = Job(args.host, args.envs, args.batch, 1, 0.0, True, 0, False)
     hosts = [Env(job).host.to(args.device) for _ in range(args.envs)]
     parameters, buffers = torch.func.stack_module_state(hosts)
     base = copy.deepcopy(hosts[0]).to("meta")

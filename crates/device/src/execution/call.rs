@@ -134,9 +134,10 @@ impl Call {
         self
     }
 
-    /// The call with `bytes` bytes of dynamic shared memory for each block.
+    /// The call with at least `bytes` bytes of dynamic shared memory for each block. They are rounded
+    /// up to the widest load: the compiler reads the last elements of an array with one.
     pub fn shared(mut self, bytes: u32) -> Call {
-        self.shared = bytes;
+        self.shared = bytes.next_multiple_of(16);
         self
     }
 
@@ -213,11 +214,11 @@ mod tests {
 
     #[test]
     fn values_are_kept_byte_by_byte() {
-        let call = Call::new(&KERNEL, 3, 32).shared(64).values([1u32, 2, 3]);
+        let call = Call::new(&KERNEL, 3, 32).shared(65).values([1u32, 2, 3]);
         let bytes: &[u8] = bytemuck::cast_slice(&call.values);
         assert_eq!(call.values_len, 12);
         assert_eq!(bytes[..12], *bytemuck::bytes_of(&[1u32, 2, 3]));
-        assert_eq!((call.blocks, call.threads, call.shared), (3, 32, 64));
+        assert_eq!((call.blocks, call.threads, call.shared), (3, 32, 80));
         assert_eq!((Call::each(&KERNEL, 257).blocks, Call::each(&KERNEL, 0).blocks), (2, 0));
         assert_eq!(KERNEL.operands[0].usage(), AccessKind::Read);
         assert_eq!(KERNEL.operands[1].dtype(), DType::F32);

@@ -124,20 +124,26 @@ fn driver_calls_of_a_step(m: &Meristem, arguments: &str) -> BTreeMap<String, usi
 fn a_step_of_all_envs_takes_two_graph_launches_per_batch() {
     let m = with_images();
     let settings = "--dataset arrays --data-root images.safetensors --host minimal --slots r0 \
-                    --envs 3 --batch 16 --max-batches 4 --statistics-batches 2 --twin off \
+                    --envs 3 --batch 8 --max-batches 15 --statistics-batches 2 --twin off \
                     --control-split 0.1 --augment crop,flip --checkpoint-every 0 --rounds 1 \
                     --quiet --devices cuda:0";
     let bare = driver_calls_of_a_step(&m, &format!("train {settings} --controller none"));
     let Some(graphs) = bare.get("cuGraphLaunch") else { return };
     // The control split has 50 images.
-    let batches = 4 + 2 + 4;
+    let batches = 15 + 2 + 7;
     assert_eq!((*graphs, bare["cuLaunchKernel"]), (2 * batches, 5 * 3), "{bare:?}");
+    // The addresses of each batch's samples; permutations of training, statistics and control; the
+    // settings of each env. No graph is built again.
+    let copies = bare["cuMemcpyHtoDAsync_v2"];
+    assert!(copies <= batches + 3 + 3, "{bare:?}");
+    assert_eq!(bare["cuGraphInstantiateWithFlags"], 0, "{bare:?}");
 
     let policy = "--controller ppo --policy-hidden 16 --steps 3 --run-dir policy";
     m.ok(&format!("train {settings} {policy}"));
     let greedy = "--controller greedy:policy/policy.safetensors";
     let decided = driver_calls_of_a_step(&m, &format!("train {settings} {greedy}"));
     assert_eq!(decided["cuGraphLaunch"], 2 * batches + 1, "{decided:?}");
+    assert_eq!(decided["cuGraphInstantiateWithFlags"], 0, "{decided:?}");
 }
 
 /// Checks and benchmarks on the device that are fast on the stand-in.

@@ -287,11 +287,12 @@ static inline void meristem_mma_bf16(float (&d)[4], const unsigned (&a)[4], cons
   meristem_mma<meristem_bf16>(d, a, b, c, file, line);
 }
 
-// cvt.rna.tf32.f32: to the nearest, halves away from zero.
+// cvt.rna.tf32.f32: to the nearest, halves away from zero. As on an H200, the bits of NaN below the mantissa
+// of TF32 are cut off, which may leave infinity.
 static inline unsigned meristem_to_tf32(float value) {
   const unsigned bits = meristem_bits<unsigned>(value);
   const bool is_finite = (bits & 0x7f800000u) != 0x7f800000u;
-  return is_finite ? (bits + 0x1000u) & 0xffffe000u : bits;
+  return (is_finite ? bits + 0x1000u : bits) & 0xffffe000u;
 }
 
 // ------------------------------------------------------------------- copies into shared memory

@@ -16,7 +16,7 @@ use meristem_data::{Dataset, DatasetFiles, GatherBatches, GatherConfig, Residenc
 
 pub(crate) use self::open_devices::{OpenDevices, ScopedDevice};
 pub(crate) use self::replicas::{Epoch, EpochScopes, Replicas};
-pub(crate) use self::serving::{Served, Serving, SplitPass, labelled};
+pub(crate) use self::serving::{PassBatches, Served, Serving, SplitPass, labelled};
 use self::serving::{batch_sizes, batches_of};
 use crate::config::TrainConfig;
 use crate::error::{Error, Result};

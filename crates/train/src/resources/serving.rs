@@ -20,6 +20,23 @@ pub(crate) struct Serving {
     pub(crate) normalization: Option<meristem_data::Normalization>,
 }
 
+/// Number of batches of a pass over a split.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct PassBatches {
+    /// Batches that are gathered.
+    pub(crate) gathered: u64,
+    /// Batches of streamed images that are copied to a device.
+    pub(crate) uploaded: u64,
+}
+
+impl PassBatches {
+    /// A pass over the first `batches` batches of an epoch, or over all if there are fewer.
+    pub(crate) fn new(gather: &GatherBatches, batches: usize) -> PassBatches {
+        let gathered = gather.len().min(batches) as u64;
+        PassBatches { gathered, uploaded: gather.uploads(batches) }
+    }
+}
+
 /// A split that every env sees whole, in order. It is gathered once for each device, into memory
 /// that all envs read. In the training gather each env has separate samples and memory.
 pub(crate) struct Served {
@@ -63,9 +80,9 @@ impl Served {
         sizes.into_iter().map(|size| vec![size; envs]).collect()
     }
 
-    /// Batches of streamed images that a pass copies to each device.
-    pub(crate) fn uploads(&self) -> u64 {
-        self.gathers.iter().map(|gather| gather.uploads(gather.len())).max().unwrap_or(0)
+    /// Batches of a pass, on each device.
+    pub(crate) fn pass_batches(&self) -> Option<PassBatches> {
+        self.gathers.first().map(|gather| PassBatches::new(gather, gather.len()))
     }
 
     /// Begins a pass of some envs over the split. Does not wait for the devices.

@@ -17,8 +17,9 @@ use crate::step::permitted;
 /// A device failure.
 pub(super) fn measure(context: &mut StepContext<'_, '_>) -> Result<()> {
     let workers = context.resources.devices.workers();
-    let uploads = context.resources.control.as_ref().map_or(0, Served::uploads);
-    let limits = |device: &ScopedDevice| permitted::control_step(device, workers, uploads);
+    let pass = context.resources.control.as_ref().and_then(Served::pass_batches);
+    let pass = pass.unwrap_or_default();
+    let limits = |device: &ScopedDevice| permitted::control_step(device, workers, pass);
     let _scopes = context.hot_scopes(permitted::CONTROL_STEP, limits);
     evaluate_control(context.resources, context.population)?;
     read(context.resources, context.population)?;

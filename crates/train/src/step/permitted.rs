@@ -6,7 +6,7 @@
 
 use meristem_device::Counts;
 
-use crate::resources::ScopedDevice;
+use crate::resources::{PassBatches, ScopedDevice};
 
 /// Name of the scope around the inner loop: gather and training step, batch after batch.
 pub(crate) const TRAIN_STEP: &str = "train_step";
@@ -23,38 +23,38 @@ pub(crate) const DECIDE: &str = "decide";
 /// Name of the scope around the snapshots of a step.
 pub(crate) const SNAPSHOT: &str = "snapshot";
 
-/// Copies of address tables in a pass over a split, by `graphs` graphs per batch: a graph is built
-/// for each size of batches, of which there are two, and has two tables.
-fn address_tables(device: &ScopedDevice, graphs: u64) -> u64 {
-    if device.has_graphs { graphs * 2 * 2 } else { 0 }
+/// Copies of address tables in a pass. The gather reads the samples of each batch at another
+/// address. The addresses of envs and of twins stay: a graph is built for each size of batches, of
+/// which there are two, and has two tables.
+fn address_tables(device: &ScopedDevice, pass: PassBatches) -> u64 {
+    if device.has_graphs { pass.gathered + 2 * 2 * 2 } else { 0 }
 }
 
 /// Limits of the inner loop on a device. The permutation was copied and plans and buffers were
-/// created before, so that it only copies streamed images, `uploads` batches of each env, and
-/// addresses for the graphs of gather, envs and twins.
-pub(crate) fn train_step(device: &ScopedDevice, uploads: u64) -> Counts {
-    let copies_to_device = device.envs * uploads + address_tables(device, 3);
+/// created before, so that it only copies streamed images of each env, and address tables. The
+/// first batch was uploaded before.
+pub(crate) fn train_step(device: &ScopedDevice, pass: PassBatches) -> Counts {
+    let uploads = pass.uploaded.saturating_sub(1);
+    let copies_to_device = device.envs * uploads + address_tables(device, pass);
     Counts { copies_to_device, ..Counts::default() }
 }
 
 /// Limits of the passes that recompute running statistics on a device: copies of the
-/// permutation, of streamed images, `uploads` batches of each env, and of addresses for the graphs
-/// of gather, envs and twins.
-pub(crate) fn statistics(device: &ScopedDevice, uploads: u64) -> Counts {
-    let copies_to_device = 1 + device.envs * uploads + address_tables(device, 3);
+/// permutation, of streamed images of each env, and of address tables.
+pub(crate) fn statistics(device: &ScopedDevice, pass: PassBatches) -> Counts {
+    let copies_to_device = 1 + device.envs * pass.uploaded + address_tables(device, pass);
     Counts { copies_to_device, ..Counts::default() }
 }
 
-/// Limits of a control step on a device, for `workers` workers, and `uploads` batches of streamed
-/// images, which all envs share.
-pub(crate) fn control_step(device: &ScopedDevice, workers: u64, uploads: u64) -> Counts {
+/// Limits of a control step on a device, for `workers` workers. All envs share the images.
+pub(crate) fn control_step(device: &ScopedDevice, workers: u64, pass: PassBatches) -> Counts {
     Counts {
         // The metrics of all envs, in one copy.
         copies_to_host: 1,
         // The wait for that copy.
         synchronizations: 1,
-        // Order of the control split, streamed images, and addresses for gather, envs and twins.
-        copies_to_device: 1 + uploads + address_tables(device, 3),
+        // Order of the control split, streamed images, and address tables.
+        copies_to_device: 1 + pass.uploaded + address_tables(device, pass),
         // A larger arena for each worker, for a pattern of alphas that an env has not evaluated
         // before.
         allocations: device.envs * workers,

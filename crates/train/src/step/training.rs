@@ -6,7 +6,8 @@ use meristem_nn::{Network, observed_weight};
 use crate::env::{Env, TrainedHost};
 use crate::error::Result;
 use crate::resources::{
-    Epoch, EpochScopes, OpenDevices, Resources, STATISTICS_EPOCH, ScopedDevice, labelled,
+    Epoch, EpochScopes, OpenDevices, PassBatches, Resources, STATISTICS_EPOCH, ScopedDevice,
+    labelled,
 };
 use crate::step::context::StepContext;
 use crate::step::permitted;
@@ -28,14 +29,13 @@ fn train_epoch(context: &mut StepContext<'_, '_>, epoch: u64) -> Result<()> {
     let policy = context.epoch_policy();
     let Resources { devices, train, replicas, .. } = &mut *context.resources;
     let (devices, journal) = (&*devices, &mut *context.journal);
-    // The first batch of an epoch is uploaded before the loop.
-    let uploads = train.uploads(train.len()).saturating_sub(1);
-    let limits = |device: &ScopedDevice| permitted::train_step(device, uploads);
+    let pass = PassBatches::new(train, train.len());
+    let limits = |device: &ScopedDevice| permitted::train_step(device, pass);
     let scopes = || devices.hot_scopes(permitted::TRAIN_STEP, policy, limits);
     let Epoch { batches, counts } = match (replicas, &mut context.population.envs[..]) {
         (Some(replicas), [Env { index, grown: TrainedHost { network, .. }, .. }]) => {
             let mut observed = |network: &Network| journal.batch_enqueued(*index, network);
-            let statistics = |uploads| statistics_scopes(devices, policy, uploads);
+            let statistics = |pass| statistics_scopes(devices, policy, pass);
             let scopes = EpochScopes { train: &scopes, statistics: &statistics };
             replicas.train_epoch(epoch, train, network, &scopes, &mut observed)?
         }
@@ -65,8 +65,12 @@ fn train_epoch(context: &mut StepContext<'_, '_>, epoch: u64) -> Result<()> {
     Ok(())
 }
 
-fn statistics_scopes(devices: &OpenDevices, policy: ScopePolicy, uploads: u64) -> Vec<HotScope> {
-    let limits = |device: &ScopedDevice| permitted::statistics(device, uploads);
+fn statistics_scopes(
+    devices: &OpenDevices,
+    policy: ScopePolicy,
+    pass: PassBatches,
+) -> Vec<HotScope> {
+    let limits = |device: &ScopedDevice| permitted::statistics(device, pass);
     devices.hot_scopes(permitted::STATISTICS, policy, limits)
 }
 
@@ -84,7 +88,7 @@ fn recompute_statistics(context: &mut StepContext<'_, '_>) -> Result<()> {
     let _span = devices.span(|| "recompute statistics");
     // Batches and images of each env, which its twin has too.
     let mut observed = vec![(0, 0); context.population.envs.len()];
-    let _scopes = statistics_scopes(devices, policy, train.uploads(batches));
+    let _scopes = statistics_scopes(devices, policy, PassBatches::new(train, batches));
     train.start_epoch(STATISTICS_EPOCH)?;
     let mut fleets = context.population.fleets();
     fleets.iter_mut().try_for_each(|networks| networks.begin_statistics())?;

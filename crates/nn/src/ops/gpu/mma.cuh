@@ -13,11 +13,13 @@
 #pragma once
 #include "nn.cuh"
 
-// To TF32, which has 10 bits of mantissa: the nearest, of two the one farther from zero. NaN has
-// one form. The bits below the mantissa are not defined: a tensor core ignores them.
+// To TF32, which has 10 bits of mantissa: the nearest, of two the one farther from zero. NaN keeps
+// the first 10 bits of its mantissa. If they are zero, which they never are in the NaN of an
+// operation, it becomes infinite. The bits below the mantissa are not defined: a tensor core
+// ignores them.
 __device__ __forceinline__ u32 to_tf32(float value) {
 #ifdef MERISTEM_STANDIN
-    return isnan(value) ? 0x7fffffff : meristem_to_tf32(value);
+    return meristem_to_tf32(value);
 #else
     u32 bits;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));

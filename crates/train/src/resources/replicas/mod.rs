@@ -52,15 +52,14 @@ use self::trainer::{LazyExchange, Trainer};
 use crate::config::{STATISTICS_BATCHES, TrainConfig};
 use crate::error::{Error, Result};
 use crate::resources::open_devices::OpenDevices;
-use crate::resources::serving::batch_sizes;
+use crate::resources::serving::{PassBatches, batch_sizes};
 
 /// Functions that open the hot scopes of an epoch for the calling thread.
 pub(crate) struct EpochScopes<'a> {
     /// Opens the scopes around the inner loop.
     pub(crate) train: &'a (dyn Fn() -> Vec<HotScope> + Sync),
-    /// Opens the scopes around the passes that recompute running statistics. The argument is the
-    /// number of batches of streamed images that the passes copy.
-    pub(crate) statistics: &'a (dyn Fn(u64) -> Vec<HotScope> + Sync),
+    /// Opens the scopes around the passes that recompute running statistics.
+    pub(crate) statistics: &'a (dyn Fn(PassBatches) -> Vec<HotScope> + Sync),
 }
 
 /// Ranks of this process that train one host.

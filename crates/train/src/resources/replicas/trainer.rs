@@ -30,6 +30,7 @@ use meristem_nn::{Network, observed_weight};
 use crate::error::{Error, Result};
 use crate::resources::STATISTICS_EPOCH;
 use crate::resources::replicas::EpochScopes;
+use crate::resources::serving::PassBatches;
 use crate::settings::ExchangeKind;
 
 /// Training of one rank. The network belongs to the caller.
@@ -179,12 +180,12 @@ impl Trainer {
         &self,
         gather: &mut GatherBatches,
         network: &mut Network,
-        scopes: &dyn Fn(u64) -> Vec<HotScope>,
+        scopes: &dyn Fn(PassBatches) -> Vec<HotScope>,
     ) -> Result<Option<f64>> {
         if self.statistics_batches == 0 || network.statistics().next().is_none() {
             return Ok(None);
         }
-        let _scopes = scopes(gather.uploads(self.statistics_batches));
+        let _scopes = scopes(PassBatches::new(gather, self.statistics_batches));
         gather.start_epoch(STATISTICS_EPOCH)?;
         network.begin_statistics()?;
         for _ in 0..self.statistics_batches {
