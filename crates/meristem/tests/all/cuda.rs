@@ -133,7 +133,7 @@ fn a_step_of_all_envs_takes_two_graph_launches_per_batch() {
     let batches = 15 + 2 + 7;
     assert_eq!((*graphs, bare["cuLaunchKernel"]), (2 * batches, 5 * 3), "{bare:?}");
     // The addresses of each batch's samples; permutations of training, statistics and control; the
-    // settings of each env. No graph is built again.
+    // alphas of each env. No graph is built again.
     let copies = bare["cuMemcpyHtoDAsync_v2"];
     assert!(copies <= batches + 3 + 3, "{bare:?}");
     assert_eq!(bare["cuGraphInstantiateWithFlags"], 0, "{bare:?}");
