@@ -61,12 +61,19 @@ pub(super) fn hot_scopes(id: DeviceId) -> Verdict {
     let folder = temporary_folder()?;
     let summary = grow_two_hosts(id, &folder.path().join("run"), 0)?;
     let hot = summary.hot_path;
-    let hidden = hot.copies_to_host + hot.copies_to_device + hot.synchronizations + hot.allocations;
-    ensure(hidden == 0.0 && hot.training_steps > 0, || {
+    let hidden = hot.copies_to_host + hot.synchronizations + hot.allocations;
+    // On a GPU a batch of both hosts copies the addresses of its samples.
+    let tables = if matches!(id, DeviceId::Cpu(_)) { 0.0 } else { 0.5 };
+    let copied = hot.copies_to_device <= tables;
+    ensure(hidden == 0.0 && copied && hot.training_steps > 0, || {
         Fault::new(format!("a training step made hidden operations: {hot:?}"), REPORT)
     })?;
+    let without = match hot.copies_to_device {
+        0.0 => "copies, waits or allocations".to_owned(),
+        copies => format!("waits or allocations, with {copies:.2} copies of addresses each"),
+    };
     Ok(format!(
-        "{} training steps without copies, waits or allocations; one read-back in each of {} steps",
+        "{} training steps without {without}; one read-back in each of {} steps",
         hot.training_steps, summary.steps
     ))
 }
