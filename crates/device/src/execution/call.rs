@@ -134,8 +134,8 @@ impl Call {
         self
     }
 
-    /// The call with at least `bytes` bytes of dynamic shared memory for each block. They are rounded
-    /// up to the widest load: the compiler reads the last elements of an array with one.
+    /// The call with at least `bytes` bytes of dynamic shared memory for each block. The number is
+    /// rounded up to the widest load, with which the compiler reads the last elements of an array.
     pub fn shared(mut self, bytes: u32) -> Call {
         self.shared = bytes.next_multiple_of(16);
         self
