@@ -89,7 +89,9 @@ pub use exchange::{Exchange, ExchangeOptions};
 pub use memory::PhaseMemory;
 pub use number::{Magnitude, SumElement};
 pub use spans::Spans;
-pub use sparse::gather::{TopKElements, TopKStorage, topk, topk_all_gather};
+pub use sparse::gather::{
+    TopKElements, TopKStorage, topk, topk_all_gather, topk_all_gather_measured,
+};
 pub use sparse::picks;
 pub use sparse::sum::{FeedbackMode, SparseMethod, SparseSum};
 pub use state::{ExchangeState, ParameterState};

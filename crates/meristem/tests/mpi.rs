@@ -388,6 +388,18 @@ fn rank_0_reports_an_env_that_fails_on_another_rank() {
     assert_eq!(status("two"), status("one"));
 }
 
+/// Sums of GPUs over MPI go through host memory, which rank 0 says. On the processor there is
+/// nothing to say. CI runs it on the stand-in for the CUDA driver, too.
+#[test]
+fn gpus_over_mpi_are_named_as_slow() {
+    let m = with_images();
+    let device = std::env::var("MERISTEM_TEST_DEVICE").unwrap_or_else(|_| "cpu".into());
+    let run = format!("{RUN} --rounds 1 --steps 2 --comm mpi --devices {device} --run-dir run");
+    ok(&m, 2, &run);
+    let warned = rank_errors(&m, 0).contains("--comm nccl sends them from GPU to GPU");
+    assert_eq!(warned, device.starts_with("cuda"), "{}", rank_errors(&m, 0));
+}
+
 /// With `--comm-debug` the collectives and the library log their operations.
 #[test]
 fn comm_debug_logs_the_exchange_and_its_library() {

@@ -4,9 +4,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
 use meristem_comm::{
-    CommOptions, Communicator, FeedbackMode, Reduction, SparseMethod, SparseSum, picks,
+    CommOptions, Communicator, FeedbackMode, Reduction, SparseMethod, SparseSum, TopKElements,
+    TopKStorage, picks, topk_all_gather,
 };
-use meristem_device::{LentTensor, Stream, Tensor};
+use meristem_device::{Owner, Stream, Tensor};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -128,7 +129,7 @@ impl Membership {
     /// Creates a repeated sum of the largest elements with these options.
     fn top_k(slf: Py<Self>, options: &Bound<'_, PyDict>) -> PyResult<TopK> {
         let options = options.extract::<Options>()?.checked()?;
-        Ok(TopK { member: slf, options, sum: Arc::default() })
+        Ok(TopK { member: slf, options, sum: Arc::default(), storage: Arc::default() })
     }
 
     /// Leaves the group; `reason` is an error of this rank, which the other ranks report. Returns
@@ -215,6 +216,21 @@ impl Membership {
         given: &Bound<'_, PyAny>,
         work: impl FnOnce(&mut Communicator, &Tensor) -> Result<(), Failure> + Send + 'static,
     ) -> PyResult<()> {
+        let (borrowed, result) = self.with_tensor(py, given, move |rank, tensor| {
+            work(&mut rank.comm, &tensor)?;
+            Ok(tensor.lend()?)
+        })?;
+        py.detach(|| borrowed.overwrite(&result));
+        Ok(())
+    }
+
+    /// Copies a tensor to the engine, and calls `work` with it. Returns the borrowed original, too.
+    fn with_tensor<T: Send + 'static>(
+        &self,
+        py: Python<'_>,
+        given: &Bound<'_, PyAny>,
+        work: impl FnOnce(&mut Rank, Tensor) -> Result<T, Failure> + Send + 'static,
+    ) -> PyResult<(Borrowed, T)> {
         check_process()?;
         let rank = self.take()?;
         let uploaded = Borrowed::of(given).and_then(|borrowed| {
@@ -232,12 +248,7 @@ impl Membership {
                 return Err(error);
             }
         };
-        let result: LentTensor = self.work(py, rank, move |rank| {
-            work(&mut rank.comm, &tensor)?;
-            Ok(tensor.lend()?)
-        })?;
-        py.detach(|| borrowed.overwrite(&result));
-        Ok(())
+        Ok((borrowed, self.work(py, rank, move |rank| work(rank, tensor))?))
     }
 
     /// Makes a collective call without the GIL, and puts the rank back. Python handles Ctrl-C on
@@ -370,8 +381,10 @@ impl Options {
 pub(crate) struct TopK {
     member: Py<Membership>,
     options: CheckedOptions,
-    /// Created for the first tensor.
+    /// Created for the first tensor of a sum.
     sum: Arc<Mutex<Option<SparseSum>>>,
+    /// Created for the first tensor that is gathered.
+    storage: Arc<Mutex<Option<TopKStorage>>>,
 }
 
 #[pymethods]
@@ -391,6 +404,32 @@ impl TopK {
         })
     }
 
+    /// Gathers the largest elements of every rank's tensor: values and indices, [ranks, k] each.
+    fn all_gather(&self, py: Python<'_>, tensor: &Bound<'_, PyAny>) -> PyResult<(Array, Array)> {
+        let (options, kept) = (self.options, Arc::clone(&self.storage));
+        let (_, gathered) = self.member.get().with_tensor(py, tensor, move |rank, tensor| {
+            let Rank { comm, stream } = rank;
+            let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+            let CheckedOptions { density, k, .. } = options;
+            let k = k.unwrap_or_else(|| picks(density, tensor.numel()));
+            let storage = match &mut *kept {
+                Some(storage) => storage,
+                none => none.insert(TopKStorage::for_group(comm, &tensor, k)?),
+            };
+            let TopKElements { values, indices } =
+                topk_all_gather(comm, &tensor, storage, None, k)?;
+            // The next call overwrites the storage.
+            let copy = |from: &Tensor| {
+                let dims = [comm.size(), k];
+                let copy = Tensor::empty(stream, dims, from.dtype(), Owner::Collectives)?;
+                stream.copy("gathered", &[(from, &copy.view(0, [from.numel()])?)])?;
+                Array::lent(&copy)
+            };
+            Ok((copy(&values)?, copy(&indices)?))
+        })?;
+        Ok(gathered)
+    }
+
     /// A copy of the residual, the sum of the elements that were not sent; `None` before the first
     /// sum or without residual.
     fn residual(&self, py: Python<'_>) -> PyResult<Option<Array>> {
@@ -405,7 +444,7 @@ impl TopK {
                 &rank.stream,
                 [residual.numel()],
                 residual.dtype(),
-                meristem_device::Owner::Collectives,
+                Owner::Collectives,
             )?;
             rank.stream.copy("residual", &[(residual, &copy)])?;
             Ok(Some(Array::lent(&copy)?))

@@ -4,6 +4,7 @@ import _thread
 import array
 import gc
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -159,6 +160,35 @@ def test_unsent_elements_are_added_to_the_next_sum(method):
     whole = sum(noise(100 * step + rank, n) for step in range(steps) for rank in range(2))
     # Sent plus kept elements equal the input, up to the order of addition.
     np.testing.assert_allclose(one + kept_one + kept_other, whole, atol=1e-4)
+
+
+def test_the_largest_elements_of_all_ranks_are_gathered():
+    def work(comm):
+        x = np.array([[0, 5, -7], [comm.rank, 1, 2]], np.float64)
+        before = x.copy()
+        largest = comm.top_k(k=3)
+        first = largest.all_gather(x)
+        # Another call does not change what was gathered before.
+        largest.all_gather(x * 0)
+        assert (x == before).all()
+        return np.from_dlpack(first.values).tolist(), np.from_dlpack(first.indices).tolist()
+
+    values, indices = [[5, -7, 2]] * 3 + [[5, -7, 3]], [[1, 2, 5]] * 3 + [[1, 2, 3]]
+    assert Comm.run(4, work) == [(values, indices)] * 4
+
+
+@pytest.mark.parametrize(
+    ("x", "text"),
+    [(np.ones(5, np.float32), "[6], got [5]"), (np.ones((1, 2, 3, 1), np.float32), "[6], got")],
+)
+def test_a_tensor_that_cannot_be_gathered_is_an_error_on_all_ranks(x, text):
+    def work(comm):
+        largest = comm.top_k(k=2)
+        largest.all_gather(np.ones(6, np.float32))
+        largest.all_gather(x if comm.rank == 0 else np.ones(6, np.float32))
+
+    with pytest.raises(errors.ArgumentError, match=re.escape(text)):
+        Comm.run(2, work)
 
 
 def test_the_largest_elements_of_each_rank_are_sent():

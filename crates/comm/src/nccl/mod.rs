@@ -44,7 +44,7 @@ impl Nccl {
     /// # Errors
     /// No NCCL, or a build without CUDA.
     pub(crate) fn over(control: Box<dyn Transport>) -> Result<Nccl> {
-        Peers::check()?;
+        Peers::library()?;
         let options = DeviceOptions { threads: 1, ..DeviceOptions::default() };
         let host = Device::open(DeviceId::Cpu(0), &options)?.stream("nccl, control");
         Ok(Nccl { member: None, memberships: 0, control, host, packed: Vec::new() })

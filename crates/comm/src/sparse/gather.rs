@@ -1,7 +1,7 @@
 //! The top-k elements of a tensor, and the all-gather of all ranks' top-k elements, as values and
 //! indices on the device (X9).
 
-use meristem_device::{DType, Expect, Shape, Stream, Tensor};
+use meristem_device::{DType, Expect, MemoryReport, Shape, Stream, Tensor};
 
 use super::feedback;
 use super::lists::{Candidates, Lists, check_k};
@@ -9,6 +9,7 @@ use crate::check;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 use crate::gpu;
+use crate::memory::{PhaseMemory, in_use};
 use crate::number::with_number;
 use crate::spans::Spans;
 use crate::transport::CollectiveCall;
@@ -55,6 +56,16 @@ impl TopKStorage {
         let candidates = Candidates::new(&stream, dtype, like.numel(), k_max)?;
         let lists = Lists::new(&stream, dtype, ranks, k_max)?;
         Ok(TopKStorage { stream, dtype, shape, ranks, k_max, candidates, lists })
+    }
+
+    /// Storage for the ranks of a group, as [`new`](TopKStorage::new). An error on one rank fails
+    /// the calls of the others.
+    ///
+    /// # Errors
+    /// The errors of [`new`](TopKStorage::new).
+    pub fn for_group(comm: &mut Communicator, like: &Tensor, k_max: usize) -> Result<TopKStorage> {
+        let storage = TopKStorage::new(like, comm.size(), k_max);
+        comm.broadcast_error(storage)
     }
 
     /// Largest number of elements per rank.
@@ -127,16 +138,45 @@ pub fn topk_all_gather(
     indices: Option<&Tensor>,
     k: usize,
 ) -> Result<TopKElements> {
-    let result = try_topk_all_gather(comm, tensor, storage, indices, k);
+    let result = try_topk_all_gather(comm, tensor, storage, (indices, k), |_| Ok(()));
     comm.broadcast_error(result)
+}
+
+/// Makes a storage and gathers, as [`topk_all_gather`], and measures the device's memory. Ranks
+/// wait for each other between phases.
+///
+/// # Errors
+/// The errors of [`TopKStorage::new`] and of [`topk_all_gather`].
+pub fn topk_all_gather_measured(
+    comm: &mut Communicator,
+    tensor: &Tensor,
+    indices: Option<&Tensor>,
+    k: usize,
+) -> Result<(TopKElements, PhaseMemory)> {
+    let device = tensor.stream().device();
+    let mut phases = PhaseMemory { before: in_use(comm, device)?, ..PhaseMemory::default() };
+    let (elements, around) = MemoryReport::around(device, || {
+        let mut storage = TopKStorage::for_group(comm, tensor, k)?;
+        phases.allocation = in_use(comm, device)?;
+        let after_selection = |comm: &mut Communicator| {
+            phases.selection = in_use(comm, device)?;
+            Ok(())
+        };
+        let elements =
+            try_topk_all_gather(comm, tensor, &mut storage, (indices, k), after_selection);
+        let elements = comm.broadcast_error(elements)?;
+        phases.collective = in_use(comm, device)?;
+        Ok::<_, Error>(elements)
+    });
+    Ok((elements?, PhaseMemory { peak: around.peak, ..phases }))
 }
 
 fn try_topk_all_gather(
     comm: &mut Communicator,
     tensor: &Tensor,
     storage: &mut TopKStorage,
-    indices: Option<&Tensor>,
-    k: usize,
+    (indices, k): (Option<&Tensor>, usize),
+    after_selection: impl FnOnce(&mut Communicator) -> Result<()>,
 ) -> Result<TopKElements> {
     let operation = "topk_all_gather";
     storage.check(operation, tensor, k)?;
@@ -156,6 +196,7 @@ fn try_topk_all_gather(
         Some(indices) => take(tensor, indices, &own)?,
         None => storage.select(tensor, &own)?,
     }
+    after_selection(comm)?;
     let call = CollectiveCall { parameter: k as u64, ..CollectiveCall::on(operation, tensor) };
     rows.gather(comm, &call)?;
     storage.picked(operation, rows)

@@ -3,7 +3,8 @@
 
 use half::bf16;
 use meristem_comm::{
-    Communicator, Error, SumElement, TopKElements, TopKStorage, topk, topk_all_gather,
+    Communicator, Error, PhaseMemory, SumElement, TopKElements, TopKStorage, topk, topk_all_gather,
+    topk_all_gather_measured,
 };
 use meristem_device::{Counts, Error as DeviceError, Stream, Tensor};
 
@@ -102,6 +103,41 @@ fn indices_may_be_given() {
     };
     let all: Vec<_> = (0..3).map(|rank| (noise(100, rank, 1), places(rank))).collect();
     results.iter().for_each(|got| assert_eq!(*got, expected(&all)));
+}
+
+/// A gather allocates its storage, and nothing afterwards (V3).
+#[test]
+fn a_gather_is_measured_phase_by_phase() {
+    let results = ranks(3, |mut comm, stream| {
+        let x = upload(stream, &noise(1000, comm.rank(), 0));
+        let mut storage = TopKStorage::new(&x, 3, 20).unwrap();
+        let plain = topk_all_gather(&mut comm, &x, &mut storage, None, 20).unwrap();
+        let (measured, phases) = topk_all_gather_measured(&mut comm, &x, None, 20).unwrap();
+        assert_eq!(seen::<f32>(&measured), seen::<f32>(&plain));
+        phases
+    });
+    let PhaseMemory { before, allocation, selection, collective, peak } = results[0];
+    // Three ranks with room for the values and indices of all.
+    assert!(allocation >= before + 3 * 3 * 20 * 8, "{results:?}");
+    assert_eq!([selection, collective, peak], [allocation; 3], "{results:?}");
+    assert!(results.iter().all(|phases| *phases == results[0]), "{results:?}");
+}
+
+/// A rank that cannot make its storage does not leave the others waiting.
+#[test]
+fn a_storage_that_one_rank_cannot_make_fails_the_call_of_all() {
+    let errors = ranks(2, |mut comm, stream| {
+        let x = upload(stream, &noise(100, comm.rank(), 0));
+        let k = 100 + comm.rank();
+        let result = TopKStorage::for_group(&mut comm, &x, k);
+        let mut storage = match result {
+            Ok(storage) => storage,
+            Err(error) => return error,
+        };
+        topk_all_gather(&mut comm, &x, &mut storage, None, k).unwrap_err()
+    });
+    assert!(matches!(&errors[1], Error::BadArgument { argument, .. } if argument == "k"));
+    assert!(errors[0].to_string().contains("rank 1"), "{}", errors[0]);
 }
 
 /// Payloads that rise with the index: by payload the last NaN would be the largest.

@@ -2,6 +2,7 @@
 
 mod gpu;
 mod kernel;
+mod loader;
 mod permutation;
 mod ring;
 mod stage;
@@ -14,6 +15,7 @@ use meristem_device::{DType, Device, DeviceId, DeviceOptions, Expect, Launches, 
 
 use self::gpu::GpuGather;
 use self::kernel::{GatherKernel, ImageStorage};
+use self::loader::ImageLoader;
 use self::permutation::Permutations;
 use self::ring::Ring;
 use self::stage::BatchStage;
@@ -165,6 +167,7 @@ impl GatherBatches {
             .iter()
             .map(|(device, numbers)| Permutations::new(device, numbers.clone(), len))
             .collect::<Result<Vec<_>>>()?;
+        let mut loader = None;
         let envs = streams.iter().enumerate().map(|(env, stream)| {
             let dataset = dataset_on(datasets, stream.device())?;
             let device = devices.iter().position(|(device, _)| device == stream.device());
@@ -172,7 +175,7 @@ impl GatherBatches {
             let permutation = order.permutation_of(first_env + env);
             let sets = permutations[device].on(stream)?;
             let capacity = order.part_max();
-            let (images, storage) = env_images(dataset, stream, capacity)?;
+            let (images, storage) = env_images(dataset, stream, capacity, &mut loader)?;
             Ok(ServedEnv {
                 stream: stream.clone(),
                 device,
@@ -335,14 +338,17 @@ impl GatherBatches {
     /// Begins to copy `batch` of an env to the device, if its images are streamed and the batch
     /// exists.
     fn stage(&mut self, env: usize, batch: usize) -> Result<()> {
-        if batch >= self.order.batches() {
+        let batches = self.order.batches();
+        if batch >= batches {
             return Ok(());
         }
         let part = self.places(env, batch);
+        let next = (batch + 1 < batches).then(|| self.places(env, batch + 1));
+        let next = next.filter(|next| !next.is_empty());
         let ServedEnv { images, device, .. } = &mut self.envs[env];
         match images {
             EnvImages::Staged(stage) if !part.is_empty() => {
-                stage.fill(self.permutations[*device].indices(), part)
+                stage.fill(self.permutations[*device].indices(), part, next)
             }
             _ => Ok(()),
         }
@@ -489,10 +495,13 @@ fn dataset_on<'a>(datasets: &'a [Arc<Dataset>], device: &Device) -> Result<&'a A
     }
 }
 
+/// An env's source of images. The first env with streamed images on a CUDA device starts the
+/// `loader` of all of them.
 fn env_images(
     dataset: &Dataset,
     stream: &Stream,
     capacity: usize,
+    loader: &mut Option<Arc<ImageLoader>>,
 ) -> Result<(EnvImages, ImageStorage)> {
     match dataset.images() {
         StoredImages::Resident(images) => {
@@ -504,7 +513,13 @@ fn env_images(
             Ok((EnvImages::Resident(images.on(stream)?), storage))
         }
         StoredImages::Spooled(file) => {
-            let stage = BatchStage::new(stream, file, dataset.image_shape().numel(), capacity)?;
+            let loader = match (stream.device().id(), loader) {
+                (DeviceId::Cpu(_), _) => None,
+                (_, Some(started)) => Some(started.clone()),
+                (_, none) => Some(none.insert(Arc::new(ImageLoader::start()?)).clone()),
+            };
+            let images = (file, dataset.image_shape().numel());
+            let stage = BatchStage::new(stream, images, capacity, loader)?;
             Ok((EnvImages::Staged(Box::new(stage)), ImageStorage::Staged))
         }
     }

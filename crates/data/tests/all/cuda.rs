@@ -126,6 +126,36 @@ fn a_failed_batch_ends_the_epoch() {
     assert!(bits(rest_of(&mut gather)) == expected);
 }
 
+/// Streamed images are loaded ahead by a thread. An epoch may end before the images that it has
+/// loaded are used; no epoch waits for the device.
+#[test]
+fn streamed_epochs_may_end_early() {
+    let device = open(DeviceId::Cuda(0));
+    let load = |residency| cache::load(&device, &DatasetSpec::embedded(), Split::Train, residency);
+    let [resident, streamed] =
+        [Residency::Resident, Residency::Streamed].map(|residency| load(residency).unwrap());
+    let config =
+        GatherConfig { max_batches: Some(6), ..GatherConfig::new(7, vec![DeviceId::Cuda(0); 3]) };
+    let streams = ["a", "b", "c"].map(|name| device.stream(name));
+    let mut gather = GatherBatches::new(&config, &[streamed], &streams).unwrap();
+    for (epoch, ends_after) in [(0, 2), (1, 0), (1, 5), (2, 1), (3, 3)] {
+        gather.start_epoch(epoch).unwrap();
+        for _ in 0..ends_after {
+            gather.next().unwrap().unwrap();
+        }
+        gather.start_epoch(epoch + 7).unwrap();
+        let expected = bits(epoch_of(&device, &resident, &config, epoch + 7));
+        assert!(bits(rest_of(&mut gather)) == expected, "epoch {epoch}");
+    }
+    let before = device.counts();
+    gather.start_epoch(0).unwrap();
+    while gather.next().unwrap().is_some() {}
+    let spent = device.counts() - before;
+    assert_eq!((spent.synchronizations, spent.allocations), (0, 0));
+    // The order, the images of 3 envs, and at most one table of addresses for each batch.
+    assert!((1 + 3 * 6..=1 + 4 * 6).contains(&spent.copies_to_device), "{spent:?}");
+}
+
 /// A gathered batch has separate memory per env, although batches of a ring reuse it in turn.
 #[test]
 fn a_ring_is_reused_in_stream_order() {

@@ -52,11 +52,31 @@ impl CudaStream {
         match self.0 {}
     }
 
+    pub(crate) fn staging(
+        &self,
+        _bytes: usize,
+        _before_wait: impl Fn() -> Result<()>,
+    ) -> Result<StagingBuffer> {
+        match self.0 {}
+    }
+
     pub(crate) fn load(
         &self,
         _sources: &[&'static KernelSource],
         _before: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
+        match self.0 {}
+    }
+}
+
+/// Host memory of one copy.
+#[derive(Debug)]
+pub(crate) struct StagingBuffer(Never);
+
+impl StagingBuffer {
+    /// # Safety
+    /// None is needed: there is no buffer.
+    pub(crate) unsafe fn bytes(&mut self) -> &mut [u8] {
         match self.0 {}
     }
 }
@@ -68,7 +88,7 @@ pub(crate) struct PeerMembership(Never);
 impl PeerMembership {
     /// # Errors
     /// [`Error::NotCompiled`].
-    pub(crate) fn check_library() -> Result<()> {
+    pub(crate) fn library() -> Result<String> {
         Err(Error::NotCompiled { device: DeviceId::Cuda(0) })
     }
 

@@ -38,21 +38,24 @@ impl DeviceBackend {
     /// The driver's streams of a CUDA device; `count` of them.
     fn cuda(context: &Arc<CudaContext>, count: usize) -> Result<DeviceBackend> {
         let cuda_streams = (0..count).map(|_| CudaStream::new(context)).collect::<Result<_>>()?;
-        Ok(DeviceBackend::Cuda { cuda_streams })
+        Ok(DeviceBackend::Cuda { cuda_streams, copies: CudaStream::new(context)? })
     }
 
     fn threads(&self) -> usize {
         match self {
             DeviceBackend::Cpu { workers, .. } => workers.len(),
-            DeviceBackend::Cuda { cuda_streams } => cuda_streams.len(),
+            DeviceBackend::Cuda { cuda_streams, .. } => cuda_streams.len(),
         }
     }
 
-    /// The engine of stream `id`.
-    fn engine(&self, id: u64) -> StreamEngine {
+    /// The engine of stream `id`, which may be for copies.
+    fn engine(&self, id: u64, is_for_copies: bool) -> StreamEngine {
         match self {
             DeviceBackend::Cpu { executor, .. } => StreamEngine::Cpu(executor.clone()),
-            DeviceBackend::Cuda { cuda_streams } => StreamEngine::Cuda(CudaQueue::new(
+            DeviceBackend::Cuda { copies, .. } if is_for_copies => {
+                StreamEngine::Cuda(CudaQueue::new(copies.clone()))
+            }
+            DeviceBackend::Cuda { cuda_streams, .. } => StreamEngine::Cuda(CudaQueue::new(
                 cuda_streams[id as usize % cuda_streams.len()].clone(),
             )),
         }
@@ -75,8 +78,8 @@ impl Drop for DeviceBackend {
                 }
             }
             // Before the memory is freed, which the device may still use.
-            DeviceBackend::Cuda { cuda_streams } => {
-                cuda_streams.iter().for_each(|cuda_stream| cuda_stream.drain())
+            DeviceBackend::Cuda { cuda_streams, copies } => {
+                cuda_streams.iter().chain([&*copies]).for_each(|cuda_stream| cuda_stream.drain())
             }
         }
     }
@@ -192,9 +195,21 @@ impl Device {
 
     /// A new stream. The name is for errors and reports, and need not be unique.
     pub fn stream(&self, name: &str) -> Stream {
+        self.new_stream(name, false)
+    }
+
+    /// A new stream for copies between host and device, which run beside the kernels of other
+    /// streams: on a CUDA device one stream of the driver carries out all of these. On a CPU device
+    /// it is a stream like others.
+    pub fn copy_stream(&self, name: &str) -> Stream {
+        self.new_stream(name, true)
+    }
+
+    fn new_stream(&self, name: &str, is_for_copies: bool) -> Stream {
         let DeviceHandle { shared, backend, next_stream, streams, .. } = &*self.0;
         let id = next_stream.fetch_add(1, Ordering::Relaxed);
-        let state = Arc::new(StreamState::new(shared.clone(), backend.engine(id), id, name));
+        let engine = backend.engine(id, is_for_copies);
+        let state = Arc::new(StreamState::new(shared.clone(), engine, id, name));
         let mut streams = lock(streams);
         streams.retain(|stream| stream.strong_count() > 0);
         streams.push(Arc::downgrade(&state));
@@ -213,7 +228,7 @@ impl Device {
         let (counters, site) = (&self.shared().counters, Location::caller());
         match &self.0.backend {
             DeviceBackend::Cpu { .. } => Ok(()),
-            DeviceBackend::Cuda { cuda_streams } => {
+            DeviceBackend::Cuda { cuda_streams, .. } => {
                 let wait = || counters.note(Act::Synchronize, "Device::load_kernels", site);
                 cuda_streams.first().map_or(Ok(()), |cuda_stream| cuda_stream.load(sources, wait))
             }

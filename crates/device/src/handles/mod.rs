@@ -8,6 +8,7 @@ mod device;
 mod event;
 mod expect;
 mod group;
+mod host_buffer;
 mod launch;
 mod launches;
 mod lent;
@@ -25,6 +26,7 @@ use std::panic::Location;
 pub use event::Event;
 pub use expect::{Expect, Extent};
 pub use group::LaunchGroup;
+pub use host_buffer::HostBuffer;
 pub use launches::{Launches, PlannedLaunch};
 pub use lent::LentTensor;
 use operands::LaunchOperands;
@@ -71,9 +73,11 @@ enum DeviceBackend {
         executor: Arc<Executor<StreamState>>,
         workers: Vec<JoinHandle<()>>,
     },
-    /// The driver's streams, to which streams are assigned in turn.
     Cuda {
+        /// The driver's streams, to which streams are assigned in turn.
         cuda_streams: Vec<Arc<CudaStream>>,
+        /// The driver's stream for copies between host and device.
+        copies: Arc<CudaStream>,
     },
 }
 

@@ -19,18 +19,19 @@ impl Peers {
     /// Bytes of the id of a group.
     pub const ID_BYTES: usize = ID_BYTES;
 
-    /// Returns an error unless this build has CUDA, and NCCL is installed. Does not wait.
+    /// The version of the NCCL that is installed, such as `2.27.3`. Does not wait.
     ///
     /// # Errors
-    /// [`Error::NotCompiled`]; [`Error::Cuda`] if the library was not found or is too old.
-    pub fn check() -> Result<()> {
-        PeerMembership::check_library()
+    /// [`Error::NotCompiled`] in a build without CUDA; [`Error::Cuda`] if the library was not found
+    /// or is too old.
+    pub fn library() -> Result<String> {
+        PeerMembership::library()
     }
 
-    /// A name for a new group, to be on_complete to all its members.
+    /// A name for a new group, to be sent to all its members.
     ///
     /// # Errors
-    /// The errors of [`check`](Peers::check); [`Error::NoKernel`] for a stream of a processor.
+    /// The errors of [`library`](Peers::library); [`Error::NoKernel`] for a stream of a processor.
     pub fn new_id(stream: &Stream) -> Result<[u8; ID_BYTES]> {
         PeerMembership::new_id(cuda_queue(stream)?.context())
     }

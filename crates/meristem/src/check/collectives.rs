@@ -1,12 +1,16 @@
 //! Sums over ranks, dense and sparse, compared with a sum on one thread.
 
 use std::thread;
+use std::time::{Duration, Instant};
 
 use meristem::comm::{
     CommOptions, Communicator, FeedbackMode, PhaseMemory, Reduction, SparseMethod, SparseSum,
 };
 use meristem::device::random::{Purpose, Rng};
-use meristem::device::{Device, DeviceId, DeviceOptions, Owner, Stream, Tensor};
+use meristem::device::{
+    CudaError, Device, DeviceId, DeviceOptions, Error as DeviceError, Owner, PeerPlace, Peers,
+    Stream, Tensor,
+};
 
 use super::{Fault, REPORT, Verdict, ensure};
 
@@ -60,6 +64,38 @@ pub(super) fn memory(id: DeviceId) -> Verdict {
     ))
 }
 
+/// Checks that NCCL connects a group of this GPU alone, and that what the GPU sends to itself
+/// arrives. A machine without NCCL passes, because only processes with one GPU each need it.
+pub(super) fn nccl(id: DeviceId) -> Verdict {
+    const PATIENCE: Duration = Duration::from_secs(60);
+    let version = match Peers::library() {
+        Err(DeviceError::Cuda { source: CudaError::NoNccl, .. }) => {
+            return Ok("not installed; only --comm nccl needs it".into());
+        }
+        found => found?,
+    };
+    let device = Device::open(id, &DeviceOptions::default())?;
+    let stream = device.stream("nccl");
+    let place = PeerPlace { id: Peers::new_id(&stream)?, rank: 0, size: 1, patience: PATIENCE };
+    let peers = Peers::begin(&stream, &place)?;
+    peers.connect()?;
+    let sent = values(0);
+    let from = Tensor::from_slice(&stream, &sent, [LEN], Owner::Collectives)?;
+    let to = Tensor::zeros(&stream, [LEN], from.dtype(), Owner::Collectives)?;
+    stream.launch("check, nccl").read(&from).write(&to).exchange(&peers, vec![0, 0])?;
+    let arrived = to.to_vec::<f32>()?;
+    let end = Instant::now() + PATIENCE;
+    peers.close(&mut || Instant::now() < end);
+    let wrong = arrived.iter().zip(&sent).filter(|(a, b)| a != b).count();
+    ensure(wrong == 0, || {
+        Fault::new(
+            format!("NCCL {version}: {wrong} of {LEN} elements that the GPU sent to itself differ"),
+            "NCCL_DEBUG=INFO shows what NCCL did",
+        )
+    })?;
+    Ok(format!("version {version}; {LEN} f32 that the GPU sent to itself arrived"))
+}
+
 /// Checks sums over two processes, dense and sparse, with the MPI library of this build.
 #[cfg(feature = "mpi")]
 pub(super) fn over_mpi() -> Verdict {
@@ -87,12 +123,15 @@ pub(super) fn over_mpi() -> Verdict {
     let ended = command.output();
     let ended = ended.map_err(|error| Fault::new(format!("mpirun: {error}"), REMEDY))?;
     let rows = String::from_utf8_lossy(&ended.stdout).matches("\"wrong\":0").count();
-    ensure(ended.status.success() && rows == 4, || {
+    ensure(ended.status.success() && rows == 5, || {
         let stderr = String::from_utf8_lossy(&ended.stderr);
         let error = stderr.lines().find(|line| !line.trim().is_empty()).unwrap_or("nothing");
-        Fault::new(format!("{rows} of 4 sums over 2 processes: {}; {error}", ended.status), REMEDY)
+        Fault::new(
+            format!("{rows} of 5 collectives over 2 processes: {}; {error}", ended.status),
+            REMEDY,
+        )
     })?;
-    Ok("dense, topk, gtopk and ok-topk over 2 processes: all elements correct".into())
+    Ok("dense, topk, gtopk, ok-topk and gather over 2 processes: all elements correct".into())
 }
 
 /// Runs `sum` on every number of ranks. Compares the result with the sum, from left to right, of

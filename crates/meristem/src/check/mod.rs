@@ -94,6 +94,7 @@ const CHECKS: &[Check] = &[
     ("dense sum", CheckFn::Device(collectives::dense)),
     ("sparse sum", CheckFn::Device(collectives::sparse)),
     ("sum's memory", CheckFn::Device(collectives::memory)),
+    ("NCCL", CheckFn::Gpu(collectives::nccl)),
     #[cfg(feature = "mpi")]
     ("exchange over MPI", CheckFn::Processor(collectives::over_mpi)),
     ("leak", CheckFn::Device(training::leak)),

@@ -57,9 +57,9 @@ fn sums_over_ranks_are_checked_and_measured() {
         let report: Value = serde_json::from_str(&said.stdout).unwrap();
         assert_eq!((&report["transport"], &report["ranks"]), (&"threads".into(), &ranks.into()));
         let rows = report["rows"].as_array().unwrap();
-        // Sizes from 1 KiB to 128 KiB; for each the dense sum, and three sparse sums with two
-        // densities.
-        assert_eq!(rows.len(), 8 * (1 + 3 * 2));
+        // Sizes from 1 KiB to 128 KiB; for each the dense sum, and three sparse sums and a gather
+        // with two densities.
+        assert_eq!(rows.len(), 8 * (1 + 4 * 2));
         for row in rows {
             assert_eq!(row["wrong"], 0, "{row}");
             assert!(row["ms"].as_f64().unwrap() > 0.0, "{row}");
@@ -69,7 +69,7 @@ fn sums_over_ranks_are_checked_and_measured() {
             match row["algorithm"].as_str().unwrap() {
                 "dense" => assert_eq!(sent, 2 * (ranks - 1) * bytes, "{row}"),
                 // An index and a value of each selected element are sent to all other ranks.
-                "topk" => assert_eq!(sent, ranks * (ranks - 1) * 8 * k, "{row}"),
+                "topk" | "gather" => assert_eq!(sent, ranks * (ranks - 1) * 8 * k, "{row}"),
                 _ => assert_eq!(sent > 0, ranks > 1, "{row}"),
             }
         }
@@ -89,7 +89,7 @@ fn sums_over_ranks_are_checked_and_measured() {
         let later = ["after_selection", "after_collective", "peak"].map(bytes);
         assert_eq!(later, [made; 3], "{row}");
     }
-    assert_eq!(m.ok(command).stdout.matches(" after selection, ").count(), 3);
+    assert_eq!(m.ok(command).stdout.matches(" after selection, ").count(), 4);
     // Two ranks log their exchanges; without the flag nothing is logged.
     let command = "bench comm --max-size 1KiB --density 0.1 --rounds 1";
     let debug = m.ok(&format!("{command} --comm-debug")).stderr;

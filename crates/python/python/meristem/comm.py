@@ -34,6 +34,15 @@ class Traffic(NamedTuple):
     messages: int
 
 
+class Gathered(NamedTuple):
+    """Elements of all ranks, by rank: row ``r`` has the elements of rank ``r``, in order of index."""
+
+    #: [ranks, k], of the tensor's type.
+    values: Array
+    #: int32 [ranks, k]: index of each element in its rank's tensor, in memory order.
+    indices: Array
+
+
 class Comm:
     """One rank of a group of ranks.
 
@@ -245,6 +254,17 @@ class TopK:
                 elements, or length or type differ from the first tensor.
         """
         self._sum.all_reduce(_lending(tensor))
+
+    def all_gather(self, tensor: Tensor) -> Gathered:
+        """The largest elements of every rank's tensor, and where they are in it.
+
+        Neither the residual nor ``method`` and ``mean`` have a part in it. Waits for all ranks.
+
+        Raises:
+            ArgumentError, RankError: As :meth:`all_reduce`. A tensor that cannot be gathered is
+                unchanged.
+        """
+        return Gathered(*self._sum.all_gather(_lending(tensor)))
 
     @property
     def residual(self) -> Array | None:

@@ -64,6 +64,8 @@ pub enum Notice<'a> {
         /// Steps of an episode.
         steps: usize,
     },
+    /// Ranks over MPI have GPUs, whose gradients pass through host memory.
+    ThroughHostMemory,
     /// The folder of the run.
     FolderOpened(&'a Path),
 }
@@ -105,6 +107,11 @@ impl Notice<'_> {
                 "--lr-warmup {warmup} is longer than the {steps} steps of an episode, so the \
                  learning rates never reach their schedule"
             )),
+            Self::ThroughHostMemory => Some(
+                "with --comm mpi every sum copies the gradients of a GPU to host memory and back, \
+                 and the GPU waits; --comm nccl sends them from GPU to GPU"
+                    .into(),
+            ),
             Self::RoundingChanged => Some(
                 "the completed part was computed by a build of meristem whose kernels round \
                  differently; results may differ in their last bits from here on"

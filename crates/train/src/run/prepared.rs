@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use meristem_data::{cache, path_text};
+use meristem_device::{Device, DeviceId};
 use meristem_nn::ROUNDING;
 
 use super::begin::{Begin, Begun, Resumed};
@@ -28,6 +29,7 @@ use crate::record::tensorboard::LiveBoard;
 use crate::record::totals::Totals;
 use crate::record::trace::RunTrace;
 use crate::resources::{OpenDevices, Replicas, Resources, Splits};
+use crate::settings::CommKind;
 use crate::setup::controllers::AnyController;
 use crate::setup::{Names, Setup, residency};
 use crate::step::report;
@@ -194,6 +196,11 @@ impl PreparedRun {
         }
         if world.rank() == 0 {
             self.notice_idle_settings(observer);
+            let is_gpu = |device: &Device| matches!(device.id(), DeviceId::Cuda(_));
+            let has_gpu = self.resources.devices.distinct().iter().any(is_gpu);
+            if has_gpu && world.size() > 1 && self.setup.config.comm == CommKind::Mpi {
+                observer.notice(&Notice::ThroughHostMemory);
+            }
         }
         let mut journal = Journal::new(writer, observer, world.size() > 1);
         match next {

@@ -192,10 +192,14 @@ impl CudaQueue {
         self.check()?;
         let bytes = record.args[0].bytes;
         let note_wait = || counters.note(Act::Synchronize, record.operation, record.site);
-        let mut staging = self.stream.staging(bytes, note_wait)?;
+        let (mut staging, source) = match source {
+            HostBytes::Filled(staging) => (staging, None),
+            source => (self.stream.staging(bytes, note_wait)?, Some(source)),
+        };
         if staging.is_plain() && bytes > 0 {
             note_wait()?;
         }
+        let Some(source) = source else { return Ok(staging) };
         // SAFETY: no copy that uses the buffer is enqueued yet.
         let free = unsafe { staging.bytes() };
         source.write(&mut free[..bytes]);

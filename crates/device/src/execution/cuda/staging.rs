@@ -56,7 +56,7 @@ impl StagingBuffer {
     ///
     /// # Safety
     /// No copy of the device that reads or writes the memory is pending.
-    pub(super) unsafe fn bytes(&mut self) -> &mut [u8] {
+    pub(crate) unsafe fn bytes(&mut self) -> &mut [u8] {
         match &mut self.memory {
             // SAFETY: the caller's promise.
             StagingMemory::Pinned(pinned) => unsafe { pinned.bytes() },

@@ -146,7 +146,7 @@ impl CudaStream {
     ///
     /// # Errors
     /// [`Error::Cuda`]; any error of `before_wait`.
-    pub(super) fn staging(
+    pub(crate) fn staging(
         &self,
         bytes: usize,
         before_wait: impl Fn() -> Result<()>,

@@ -142,6 +142,51 @@ fn an_upload_reads_the_host_before_it_returns() {
     }
 }
 
+/// Buffers that another thread fills are uploaded on a stream for copies, while kernels of another
+/// stream read what was uploaded before. Each of the two waits for the other where it must.
+#[test]
+fn buffers_of_another_thread_are_uploaded_in_stream_order() {
+    for lanes in LANES {
+        let device = gpu(lanes);
+        let (copies, stream) = (device.copy_stream("copies"), device.stream("s"));
+        let slots = [0, 1].map(|_| empty(&copies, 1000));
+        let read = slots.each_ref().map(|slot| slot.on(&stream).unwrap());
+        let sums = Tensor::zeros(&stream, [40], DType::U32, Owner::Other).unwrap();
+        let before = device.counts();
+        for round in 0..40usize {
+            let mut buffer = device.host_buffer(4000).unwrap();
+            let buffer = std::thread::spawn(move || {
+                let values = vec![round as u32 + 1; 1000];
+                buffer.bytes().copy_from_slice(bytemuck::cast_slice(&values));
+                buffer
+            });
+            let buffer = buffer.join().unwrap();
+            copies.upload_from("upload", &slots[round % 2], buffer).unwrap();
+            let (from, to) = (&read[round % 2], sums.view(round, [1]).unwrap());
+            let piece = from.view(999, [1]).unwrap();
+            stream.copy("keep", &[(&piece, &to)]).unwrap();
+        }
+        let counts = device.counts() - before;
+        assert_eq!((counts.copies_to_device, counts.synchronizations), (40, 0));
+        assert_eq!(sums.to_vec::<u32>().unwrap(), (1..=40).collect::<Vec<u32>>());
+    }
+}
+
+/// A buffer of one device is uploaded to another by a copy; a buffer of another size is refused.
+#[test]
+fn a_buffer_fits_the_tensor_and_goes_to_any_device() {
+    let (device, other) = (gpu(1), open(DeviceId::Cpu(0), 1, None));
+    let stream = other.stream("s");
+    let tensor = Tensor::zeros(&stream, [3], DType::U32, Owner::Other).unwrap();
+    let mut buffer = device.host_buffer(12).unwrap();
+    buffer.bytes().copy_from_slice(bytemuck::cast_slice(&[7u32, 8, 9]));
+    stream.upload_from("upload", &tensor, buffer).unwrap();
+    assert_eq!(tensor.to_vec::<u32>().unwrap(), [7, 8, 9]);
+    let buffer = device.host_buffer(16).unwrap();
+    let error = stream.upload_from("upload", &tensor, buffer).unwrap_err().to_string();
+    assert!(error.contains("12 bytes") && error.contains("16"), "{error}");
+}
+
 #[test]
 fn a_group_runs_from_one_state() {
     for lanes in LANES {

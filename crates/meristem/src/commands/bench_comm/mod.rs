@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use meristem::comm::{
     CommOptions, Communicator, FeedbackMode, PhaseMemory, Reduction, SparseMethod, SparseSum, Sum,
-    SumOrder,
+    SumOrder, TopKElements, TopKStorage, topk_all_gather, topk_all_gather_measured,
 };
 use meristem::device::{
     DType, Device, DeviceId, DeviceOptions, Error as DeviceError, Fill, Owner, Stream, Tensor,
@@ -40,6 +40,56 @@ struct Plan {
     memory: bool,
 }
 
+/// What a row measures.
+#[derive(Clone, Copy)]
+enum Collective {
+    DenseSum,
+    SparseSum(SparseMethod),
+    /// The all-gather of the ranks' largest elements.
+    Gather,
+}
+
+impl Collective {
+    /// Its name, and what its result is compared with.
+    fn name(self) -> (&'static str, Expected) {
+        match self {
+            Collective::DenseSum => ("dense", Expected::Dense),
+            Collective::SparseSum(SparseMethod::TopK) => ("topk", Expected::Sent),
+            Collective::SparseSum(SparseMethod::GTopK) => ("gtopk", Expected::Largest),
+            Collective::SparseSum(SparseMethod::OkTopK { .. }) => ("ok-topk", Expected::Largest),
+            Collective::Gather => ("gather", Expected::Sent),
+        }
+    }
+}
+
+/// Memory of a collective, reused in every round.
+enum Work {
+    DenseSum,
+    SparseSum(Box<SparseSum>),
+    /// Made in the first round that is not measured phase by phase.
+    Gather(Option<Box<TopKStorage>>),
+}
+
+impl Work {
+    fn new(collective: Collective, input: &Tensor) -> Result<Work, Failure> {
+        Ok(match collective {
+            Collective::DenseSum => Work::DenseSum,
+            Collective::SparseSum(method) => {
+                Work::SparseSum(Box::new(SparseSum::new(input, method, FeedbackMode::Residual)?))
+            }
+            Collective::Gather => Work::Gather(None),
+        })
+    }
+
+    /// The residual of a sparse sum.
+    fn residual(&self) -> Option<&Tensor> {
+        match self {
+            Work::SparseSum(sum) => sum.residual(),
+            _ => None,
+        }
+    }
+}
+
 #[derive(Serialize)]
 struct Report {
     transport: &'static str,
@@ -69,7 +119,7 @@ struct Row {
     /// Number of elements that differ from the expected sum, over all ranks and rounds.
     wrong: u64,
     rounds: usize,
-    /// Memory of the first round of a sparse sum, if requested.
+    /// Memory of the first round of a sparse sum or of a gather, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     memory: Option<Memory>,
 }
@@ -247,18 +297,19 @@ impl Rank {
         }
         let methods =
             [SparseMethod::TopK, SparseMethod::GTopK, SparseMethod::OkTopK { refresh: REFRESH }];
+        let methods = methods.map(Collective::SparseSum);
         let sparse = || {
-            methods.into_iter().flat_map(|method| plan.densities.iter().map(move |d| (method, *d)))
+            let methods = methods.into_iter().chain([Collective::Gather]);
+            methods.flat_map(|method| plan.densities.iter().map(move |d| (method, *d)))
         };
         let mut rows = Vec::new();
         for bytes in &plan.sizes {
             let make = || Tensor::empty(&self.stream, [bytes / ELEMENT], DType::F32, Owner::Other);
             let tensors = Tensors { input: make()?, output: make()?, expected: make()? };
             let rounds = plan.rounds.unwrap_or(((32 << 20) / bytes).clamp(5, 50));
-            let cases =
-                std::iter::once((None, 1.0)).chain(sparse().map(|(method, d)| (Some(method), d)));
-            for (method, density) in cases {
-                let row = self.row(&tensors, method, density, (rounds, plan.memory))?;
+            let cases = std::iter::once((Collective::DenseSum, 1.0)).chain(sparse());
+            for (collective, density) in cases {
+                let row = self.row(&tensors, collective, density, (rounds, plan.memory))?;
                 if prints {
                     plain::out(&row.line());
                     row.memory.iter().for_each(|memory| plain::out(&memory.line()));
@@ -269,58 +320,59 @@ impl Rank {
         Ok(rows)
     }
 
-    /// Measures one sum; `method` is `None` for the dense sum.
+    /// Measures one collective.
     fn row(
         &mut self,
         tensors: &Tensors,
-        method: Option<SparseMethod>,
+        collective: Collective,
         density: f64,
         (rounds, measures_memory): (usize, bool),
     ) -> Result<Row, Failure> {
         let Tensors { input, output, expected } = tensors;
         let (rank, ranks, len) = (self.comm.rank(), self.comm.size(), input.numel());
         let pattern = Pattern::new(len, ranks, density);
-        let (algorithm, which) = match method {
-            None => ("dense", Expected::Dense),
-            Some(SparseMethod::TopK) => ("topk", Expected::Sent),
-            Some(SparseMethod::GTopK) => ("gtopk", Expected::Largest),
-            Some(SparseMethod::OkTopK { .. }) => ("ok-topk", Expected::Largest),
-        };
+        let (algorithm, which) = collective.name();
         let mut values = vec![0.0; input.numel()];
         pattern.input(rank, &mut values);
         input.copy_from_slice(&values)?;
         pattern.expected(which, &mut values);
         expected.copy_from_slice(&values)?;
         drop(values);
-        let mut sum = match method {
-            Some(method) => Some(SparseSum::new(input, method, FeedbackMode::Residual)?),
-            None => None,
-        };
+        let mut work = Work::new(collective, input)?;
         // Times of the rounds, then bytes sent and wrong elements.
         let mut figures = Vec::with_capacity(rounds + 2);
         let (mut sent, mut wrong, mut memory) = (0, 0, None);
         for round in 0..=rounds {
-            self.reset(output, sum.as_ref())?;
+            self.reset(output, work.residual())?;
             self.wait_for_stream()?;
             self.comm.barrier()?;
             let before = self.comm.traffic().sent_bytes;
             let start = Instant::now();
-            match &mut sum {
-                Some(sum) if measures_memory && round == 0 => {
-                    let reduction = Reduction::Sum;
-                    let phases =
-                        sum.run_measured(&mut self.comm, input, output, pattern.k(), reduction)?;
-                    memory = Some(Memory::from(phases));
-                }
-                Some(sum) => {
-                    sum.run(&mut self.comm, input, output, pattern.k(), Reduction::Sum)?;
-                }
-                None => self.comm.all_reduce_with(&Sum {
+            let (comm, k, mut gathered) = (&mut self.comm, pattern.k(), None);
+            let measures = measures_memory && round == 0;
+            match &mut work {
+                Work::DenseSum => comm.all_reduce_with(&Sum {
                     input,
                     output,
                     reduction: Reduction::Sum,
                     order: SumOrder::Rank,
                 })?,
+                Work::SparseSum(sum) if measures => {
+                    let phases = sum.run_measured(comm, input, output, k, Reduction::Sum)?;
+                    memory = Some(Memory::from(phases));
+                }
+                Work::SparseSum(sum) => sum.run(comm, input, output, k, Reduction::Sum)?,
+                Work::Gather(_) if measures => {
+                    let (elements, phases) = topk_all_gather_measured(comm, input, None, k)?;
+                    (gathered, memory) = (Some(elements), Some(Memory::from(phases)));
+                }
+                Work::Gather(storage) => {
+                    let storage = match storage {
+                        Some(storage) => storage,
+                        none => none.insert(Box::new(TopKStorage::new(input, ranks, k)?)),
+                    };
+                    gathered = Some(topk_all_gather(comm, input, storage, None, k)?);
+                }
             }
             self.wait_for_stream()?;
             // The first round allocates memory.
@@ -328,6 +380,9 @@ impl Rank {
                 figures.push(start.elapsed().as_secs_f64() * 1e3);
             }
             sent = self.comm.traffic().sent_bytes - before;
+            if let Some(elements) = gathered {
+                output.copy_from_slice(&summed(&elements, len)?)?;
+            }
             wrong += self.wrong(output, expected)?;
         }
         figures.extend([sent as f64, wrong as f64]);
@@ -337,13 +392,13 @@ impl Rank {
     }
 
     /// Fills the output with NaN and clears the residual.
-    fn reset(&self, output: &Tensor, sum: Option<&SparseSum>) -> Result<(), Failure> {
+    fn reset(&self, output: &Tensor, residual: Option<&Tensor>) -> Result<(), Failure> {
         let fill = |name, tensor: &Tensor, value: f32| {
             self.stream.fill(name, &[tensor], Fill::Word(value.to_bits()))
         };
         fill("bench comm, poison", output, f32::NAN)?;
-        if let Some(kept) = sum.and_then(SparseSum::residual) {
-            fill("bench comm, clear", kept, -0.0)?;
+        if let Some(residual) = residual {
+            fill("bench comm, clear", residual, -0.0)?;
         }
         Ok(())
     }
@@ -365,6 +420,16 @@ impl Rank {
         self.comm.all_gather(&sent, &all)?;
         Ok(all.to_vec::<f64>()?.chunks(own.len()).map(<[f64]>::to_vec).collect())
     }
+}
+
+/// The sum of all ranks' elements, in rank order.
+fn summed(elements: &TopKElements, len: usize) -> Result<Vec<f32>, DeviceError> {
+    let mut sum = vec![0.0; len];
+    let (values, indices) = (elements.values.to_vec::<f32>()?, elements.indices.to_vec::<u32>()?);
+    for (value, index) in values.iter().zip(indices) {
+        sum[index as usize] += value;
+    }
+    Ok(sum)
 }
 
 /// Counts elements that differ, including NaN left from [`Rank::reset`].

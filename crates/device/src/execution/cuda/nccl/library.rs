@@ -58,13 +58,24 @@ functions!(linked, nccl::ncclResult_t, "libnccl", {
     ncclRecv(*mut c_void, usize, nccl::ncclDataType_t, c_int, nccl::ncclComm_t, NcclStream);
 });
 
-/// NCCL's functions, set by [`load`].
-static FOUND: OnceLock<Functions> = OnceLock::new();
+/// NCCL's functions and its version number, set by [`find_once`].
+static FOUND: OnceLock<(Functions, c_int)> = OnceLock::new();
+
+/// The functions of the library.
+pub(super) fn load() -> Called<&'static Functions> {
+    find_once().map(|(functions, _)| functions)
+}
+
+/// The version of the library, such as `2.27.3`.
+pub(super) fn version() -> Called<String> {
+    let (_, number) = find_once()?;
+    Ok(format!("{}.{}.{}", number / 10_000, number / 100 % 100, number % 100))
+}
 
 /// Finds the library and its functions.
-pub(super) fn load() -> Called<&'static Functions> {
-    if let Some(functions) = FOUND.get() {
-        return Ok(functions);
+fn find_once() -> Called<&'static (Functions, c_int)> {
+    if let Some(found) = FOUND.get() {
+        return Ok(found);
     }
     type NcclVersionFn = unsafe extern "C" fn(*mut c_int) -> u32;
     let library = linked::find().ok_or(CudaError::NoNccl)?;
@@ -80,7 +91,7 @@ pub(super) fn load() -> Called<&'static Functions> {
         return Err(CudaError::NcclTooOld { found });
     }
     let functions = Functions::find()?;
-    Ok(FOUND.get_or_init(|| functions))
+    Ok(FOUND.get_or_init(|| (functions, found)))
 }
 
 /// Code of a call that continues in a thread of NCCL.

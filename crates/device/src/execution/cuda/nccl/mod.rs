@@ -29,7 +29,7 @@ use std::ptr;
 use std::time::{Duration, Instant};
 
 use cudarc::nccl::sys as nccl;
-use library::{IN_PROGRESS, check, load};
+use library::{IN_PROGRESS, check, load, version};
 use pending::{PendingExchange, PendingExchanges};
 
 use super::block::block;
@@ -84,12 +84,12 @@ pub(crate) struct PeerMembership {
 }
 
 impl PeerMembership {
-    /// Returns an error unless NCCL's library was found and can be used.
+    /// The version of NCCL's library.
     ///
     /// # Errors
     /// [`Error::Cuda`].
-    pub(crate) fn check_library() -> Result<()> {
-        load().map(drop).map_err(|source| Error::Cuda { device: DeviceId::Cuda(0), source })
+    pub(crate) fn library() -> Result<String> {
+        version().map_err(|source| Error::Cuda { device: DeviceId::Cuda(0), source })
     }
 
     /// The id of a new group.
