@@ -98,6 +98,9 @@ pub(crate) fn rest() -> ! {
 /// Connections of a process to the other processes, by rank.
 #[derive(Debug)]
 pub(crate) struct Links {
+    rank: usize,
+    /// Messages of the process to itself.
+    own: Mutex<PeerInbox>,
     links: Vec<Option<PeerLink>>,
     aborted: AtomicBool,
     /// Whether an exchange waits for a process that is gone.
@@ -195,7 +198,8 @@ impl Links {
             let peer = read_number(&mut stream)? as usize;
             links[peer] = Some(PeerLink::new(stream)?);
         }
-        Ok(Self { links, aborted: AtomicBool::new(false), starved: AtomicBool::new(false) })
+        let (aborted, starved) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Self { rank, own: Mutex::default(), links, aborted, starved })
     }
 
     /// Number of ranks.
@@ -236,8 +240,18 @@ impl Links {
         self.links.get(peer).and_then(Option::as_ref)
     }
 
-    /// Hands a message to the writing thread. Waits only if [`MESSAGES`] messages are unwritten.
+    /// Messages from a rank that have not been read.
+    fn inbox(&self, peer: usize) -> Option<MutexGuard<'_, PeerInbox>> {
+        let of_link = || self.link(peer).map(|link| lock(&link.inbox));
+        if peer == self.rank { Some(lock(&self.own)) } else { of_link() }
+    }
+
+    /// Hands a message to the writing thread. Waits only if [`MESSAGES`] messages are unwritten. A
+    /// message of the process to itself arrives at once.
     fn send(&self, peer: usize, bytes: Vec<u8>) {
+        if peer == self.rank {
+            return lock(&self.own).messages.push_back(bytes);
+        }
         let Some(link) = self.link(peer) else { return };
         link.unwritten.fetch_add(1, Ordering::AcqRel);
         // A failure is ignored: the writing thread has ended, because the other process is gone.
@@ -246,8 +260,7 @@ impl Links {
 
     /// Whether at least `messages` messages of a rank have arrived.
     fn has(&self, peer: usize, messages: usize) -> bool {
-        let Some(link) = self.link(peer) else { return messages == 0 };
-        let inbox = lock(&link.inbox);
+        let Some(inbox) = self.inbox(peer) else { return messages == 0 };
         let enough = inbox.messages.len() >= messages;
         if !enough && inbox.closed {
             self.starved.store(true, Ordering::Release);
@@ -257,7 +270,7 @@ impl Links {
 
     /// Reads a message that has arrived, which must have the length of `bytes`.
     fn receive(&self, peer: usize, bytes: &mut [u8]) -> std::result::Result<(), String> {
-        let message = self.link(peer).and_then(|link| lock(&link.inbox).messages.pop_front());
+        let message = self.inbox(peer).and_then(|mut inbox| inbox.messages.pop_front());
         let message = message.ok_or_else(|| format!("no message of rank {peer}"))?;
         if message.len() != bytes.len() {
             let (sent, received) = (message.len(), bytes.len());
