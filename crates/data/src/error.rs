@@ -39,7 +39,7 @@ pub enum Error {
     /// The thread that loads streamed images could not be started, or has ended.
     #[error("the thread that loads streamed images: {reason}; free some memory or threads")]
     Loader {
-        /// What happened.
+        /// The reason.
         reason: String,
     },
 

@@ -175,6 +175,15 @@ impl CudaQueue {
         match self.0 {}
     }
 
+    pub(crate) fn upload(
+        &self,
+        _staging: StagingBuffer,
+        _record: LaunchRecord,
+        _counters: &Counters,
+    ) -> Result<CudaTask> {
+        match self.0 {}
+    }
+
     pub(crate) fn fuse(
         &self,
         _tasks: Vec<CudaTask>,

@@ -1,6 +1,5 @@
 //! Copies and fills, as values that each backend carries out.
 
-use super::StagingBuffer;
 use super::args::Args;
 use crate::ground::sync::{Arc, Mutex, lock};
 use crate::hooks::Category;
@@ -74,8 +73,6 @@ pub(crate) enum HostBytes {
     Shared { source: Arc<dyn AsRef<[u8]> + Send + Sync>, start: usize, bytes: usize },
     /// The bytes that a function writes into a buffer of unspecified contents.
     Made(Make),
-    /// Staging memory of a CUDA device, which the caller has filled.
-    Filled(StagingBuffer),
 }
 
 impl HostBytes {
@@ -87,10 +84,6 @@ impl HostBytes {
                 to.copy_from_slice(&(*source).as_ref()[start..start + bytes]);
             }
             HostBytes::Made(make) => make(to),
-            HostBytes::Filled(mut staging) => {
-                // SAFETY: the buffer was not uploaded yet, so no copy uses it.
-                to.copy_from_slice(unsafe { &staging.bytes()[..to.len()] });
-            }
         }
     }
 }

@@ -4,8 +4,9 @@ use std::fmt;
 use std::panic::Location;
 
 use super::{Device, DeviceBackend, Launch, Stream, Tensor};
-use crate::execution::{HostBytes, StagingBuffer, Transfer};
+use crate::execution::{HostBytes, StagingBuffer, StreamWork, Transfer};
 use crate::ground::{Act, Error, Property, Result};
+use crate::hooks::Category;
 
 /// Host memory of a given size, from [`Device::host_buffer`]. Any thread may fill it, for example
 /// with the images of the next batch. [`Stream::upload_from`] consumes it. For a CUDA device it is
@@ -61,8 +62,8 @@ impl Device {
 
 impl Stream {
     /// Overwrites a tensor with the bytes of a buffer of its size, in stream order: one command,
-    /// counted as one copy to the device. Does not wait, unless the system had no page-locked memory
-    /// for the buffer: then the host waits, which counts as a synchronisation.
+    /// counted as one copy to the device. Does not wait, unless the system had no page-locked
+    /// memory for the buffer: then the host waits, which counts as a synchronisation.
     ///
     /// # Errors
     /// The errors of [`Launch::run`], the tensor being argument 0; [`Error::Mismatch`] for a buffer
@@ -83,11 +84,22 @@ impl Stream {
                 got: buffer.bytes.to_string(),
             });
         }
-        let bytes = match buffer.memory {
-            HostMemory::Plain(bytes) => HostBytes::Staged(bytes),
-            HostMemory::Staging(staging) => HostBytes::Filled(staging),
-        };
         let launch = Launch::new(self, operation, Some(Act::CopyToDevice), Location::caller());
-        launch.write(tensor).transfer(Transfer::Upload(bytes))
+        let launch = launch.write(tensor);
+        let mut staging = match buffer.memory {
+            HostMemory::Staging(staging) => staging,
+            HostMemory::Plain(bytes) => {
+                return launch.transfer(Transfer::Upload(HostBytes::Staged(bytes)));
+            }
+        };
+        let Some(queue) = self.state().cuda_queue() else {
+            // SAFETY: no copy uses the buffer, as in `bytes`.
+            let bytes = unsafe { &staging.bytes()[..buffer.bytes] };
+            return launch.transfer(Transfer::Upload(HostBytes::Staged(bytes.into())));
+        };
+        launch.submit(Category::CopyToDevice, |record| {
+            let task = queue.upload(staging, record, &self.state().shared.counters)?;
+            Ok(StreamWork::Cuda(Box::new(task)))
+        })
     }
 }

@@ -162,6 +162,24 @@ impl CudaQueue {
         Ok(CudaTask { record, act })
     }
 
+    /// An upload of staging memory that is filled. If it is not page-locked, the copy makes the
+    /// host wait, which counts as a synchronisation.
+    ///
+    /// # Errors
+    /// [`Error::DeviceFailed`]; [`Error::HotScope`] if an open scope forbids the wait.
+    pub(crate) fn upload(
+        &self,
+        staging: StagingBuffer,
+        record: LaunchRecord,
+        counters: &Counters,
+    ) -> Result<CudaTask> {
+        self.check()?;
+        if staging.is_plain() && record.args[0].bytes > 0 {
+            counters.note(Act::Synchronize, record.operation, record.site)?;
+        }
+        Ok(CudaTask { record, act: TaskAct::Upload(staging) })
+    }
+
     /// An exchange with other ranks of a group; `ranks` are the peers of the arguments.
     pub(crate) fn exchange(
         &self,
@@ -192,14 +210,10 @@ impl CudaQueue {
         self.check()?;
         let bytes = record.args[0].bytes;
         let note_wait = || counters.note(Act::Synchronize, record.operation, record.site);
-        let (mut staging, source) = match source {
-            HostBytes::Filled(staging) => (staging, None),
-            source => (self.stream.staging(bytes, note_wait)?, Some(source)),
-        };
+        let mut staging = self.stream.staging(bytes, note_wait)?;
         if staging.is_plain() && bytes > 0 {
             note_wait()?;
         }
-        let Some(source) = source else { return Ok(staging) };
         // SAFETY: no copy that uses the buffer is enqueued yet.
         let free = unsafe { staging.bytes() };
         source.write(&mut free[..bytes]);

@@ -40,7 +40,7 @@ struct Plan {
     memory: bool,
 }
 
-/// What a row measures.
+/// The collective that a row measures.
 #[derive(Clone, Copy)]
 enum Collective {
     DenseSum,
