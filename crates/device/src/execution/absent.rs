@@ -79,6 +79,10 @@ impl StagingBuffer {
     pub(crate) unsafe fn bytes(&mut self) -> &mut [u8] {
         match self.0 {}
     }
+
+    pub(crate) fn give_back(self) {
+        match self.0 {}
+    }
 }
 
 /// Membership in a group of devices.

@@ -12,7 +12,8 @@ use crate::hooks::Category;
 /// with the images of the next batch. [`Stream::upload_from`] consumes it. For a CUDA device it is
 /// page-locked, so that the device copies from it while the host continues.
 pub struct HostBuffer {
-    memory: HostMemory,
+    /// `None` once it is uploaded.
+    memory: Option<HostMemory>,
     bytes: usize,
 }
 
@@ -25,10 +26,20 @@ impl HostBuffer {
     /// Its bytes. The contents of a new buffer are unspecified.
     pub fn bytes(&mut self) -> &mut [u8] {
         match &mut self.memory {
-            HostMemory::Plain(bytes) => bytes,
-            // SAFETY: the buffer has not been uploaded, since that consumes it, and its memory came
-            // from copies that are complete.
-            HostMemory::Staging(staging) => unsafe { &mut staging.bytes()[..self.bytes] },
+            None => &mut [],
+            Some(HostMemory::Plain(bytes)) => bytes,
+            // SAFETY: the buffer has not been uploaded, since that takes the memory, and its memory
+            // came from copies that are complete.
+            Some(HostMemory::Staging(staging)) => unsafe { &mut staging.bytes()[..self.bytes] },
+        }
+    }
+}
+
+impl Drop for HostBuffer {
+    /// Keeps page-locked memory that was not uploaded for later buffers.
+    fn drop(&mut self) {
+        if let Some(HostMemory::Staging(staging)) = self.memory.take() {
+            staging.give_back();
         }
     }
 }
@@ -56,7 +67,7 @@ impl Device {
                 HostMemory::Staging(copies.staging(bytes, wait)?)
             }
         };
-        Ok(HostBuffer { memory, bytes })
+        Ok(HostBuffer { memory: Some(memory), bytes })
     }
 }
 
@@ -73,7 +84,7 @@ impl Stream {
         &self,
         operation: &'static str,
         tensor: &Tensor,
-        buffer: HostBuffer,
+        mut buffer: HostBuffer,
     ) -> Result<()> {
         if buffer.bytes != tensor.bytes() {
             return Err(Error::Mismatch {
@@ -86,20 +97,18 @@ impl Stream {
         }
         let launch = Launch::new(self, operation, Some(Act::CopyToDevice), Location::caller());
         let launch = launch.write(tensor);
-        let mut staging = match buffer.memory {
-            HostMemory::Staging(staging) => staging,
-            HostMemory::Plain(bytes) => {
-                return launch.transfer(Transfer::Upload(HostBytes::Staged(bytes)));
+        match (buffer.memory.take(), self.state().cuda_queue()) {
+            (Some(HostMemory::Staging(staging)), Some(queue)) => {
+                launch.submit(Category::CopyToDevice, |record| {
+                    let task = queue.upload(staging, record, &self.state().shared.counters)?;
+                    Ok(StreamWork::Cuda(Box::new(task)))
+                })
             }
-        };
-        let Some(queue) = self.state().cuda_queue() else {
-            // SAFETY: no copy uses the buffer, as in `bytes`.
-            let bytes = unsafe { &staging.bytes()[..buffer.bytes] };
-            return launch.transfer(Transfer::Upload(HostBytes::Staged(bytes.into())));
-        };
-        launch.submit(Category::CopyToDevice, |record| {
-            let task = queue.upload(staging, record, &self.state().shared.counters)?;
-            Ok(StreamWork::Cuda(Box::new(task)))
-        })
+            (memory, _) => {
+                buffer.memory = memory;
+                let bytes = buffer.bytes().into();
+                launch.transfer(Transfer::Upload(HostBytes::Staged(bytes)))
+            }
+        }
     }
 }

@@ -64,6 +64,13 @@ impl StagingBuffer {
         }
     }
 
+    /// Gives the memory of a buffer that was not uploaded back for reuse, from any thread.
+    pub(crate) fn give_back(self) {
+        if self.context.bind().is_ok() {
+            self.release();
+        }
+    }
+
     /// Gives the memory back for reuse. The context is current, and no copy uses the memory any
     /// more.
     pub(super) fn release(self) {
