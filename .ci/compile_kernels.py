@@ -118,6 +118,7 @@ def faults(kernel, registers, stack, threads):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--arch", nargs="+", default=ARCHITECTURES)
+    parser.add_argument("--allow-stack", action="store_true", help="stack frames, as of an older compiler, are no fault")
     parser.add_argument("files", nargs="*", type=pathlib.Path)
     given = parser.parse_args()
     files = [f.resolve() for f in given.files] or sorted(ROOT.glob("crates/**/*.cu"))
@@ -139,13 +140,15 @@ def main():
                 wrong.append(f"{label}: the compiler reports no kernel:\n{log}")
             kernels += len(found)
             for kernel, registers, stack in found:
+                stack = 0 if given.allow_stack else stack
                 said = faults(kernel, registers, stack, threads.get(kernel, THREADS_MAX))
                 wrong += [f"{label}: {fault}" for fault in said]
             most = max((registers for _, registers, _ in found), default=0)
             print(f"{label}: {len(found)} kernels, at most {most} registers, {len(code)} bytes")
     if wrong:
         sys.exit("\n".join(wrong))
-    print(f"{len(files)} sources, {kernels} kernels compiled, none with a stack frame")
+    stacks = "" if given.allow_stack else ", none with a stack frame"
+    print(f"{len(files)} sources, {kernels} kernels compiled by NVRTC {version()}{stacks}")
 
 
 if __name__ == "__main__":
