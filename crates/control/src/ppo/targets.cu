@@ -88,8 +88,8 @@ __device__ void in_order(Span<const float> x, Take take) {
     for (i64 begin = 0; begin < x.len; begin += 32) {
         float own = next;
         if (begin + 32 + lane < x.len) next = x[begin + 32 + lane];
-        i64 count = min(x.len - begin, 32ll);
-        for (i64 i = 0; i < count; i++) take((double)__shfl_sync(0xffffffffu, own, (int)i));
+        u32 count = (u32)min(x.len - begin, 32ll);
+        for (u32 i = 0; i < count; ++i) take((double)__shfl_sync(0xffffffffu, own, i));
     }
 }
 
