@@ -379,7 +379,7 @@ fn sums_over_nccl_are_measured_and_correct() {
     let rows = report["rows"].as_array().unwrap();
     assert_eq!(
         (&report["transport"], &report["ranks"], rows.len()),
-        (&"nccl".into(), &2.into(), 4)
+        (&"nccl".into(), &2.into(), 5)
     );
     assert!(rows.iter().all(|row| row["wrong"] == 0), "{report}");
     assert_eq!(said[1], "", "rank 1 prints nothing");
