@@ -168,7 +168,7 @@ def test_the_largest_elements_of_all_ranks_are_gathered():
         before = x.copy()
         largest = comm.top_k(k=3)
         first = largest.all_gather(x)
-        # Another call does not change what was gathered before.
+        # Another call does not change the first result.
         largest.all_gather(x * 0)
         assert (x == before).all()
         return np.from_dlpack(first.values).tolist(), np.from_dlpack(first.indices).tolist()

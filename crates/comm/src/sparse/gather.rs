@@ -142,15 +142,14 @@ pub fn topk_all_gather(
     comm.broadcast_error(result)
 }
 
-/// Makes a storage and gathers, as [`topk_all_gather`], and measures the device's memory. Ranks
-/// wait for each other between phases.
+/// Makes a storage and gathers the largest elements, as [`topk_all_gather`], and measures the
+/// device's memory. Ranks wait for each other between phases.
 ///
 /// # Errors
 /// The errors of [`TopKStorage::new`] and of [`topk_all_gather`].
 pub fn topk_all_gather_measured(
     comm: &mut Communicator,
     tensor: &Tensor,
-    indices: Option<&Tensor>,
     k: usize,
 ) -> Result<(TopKElements, PhaseMemory)> {
     let device = tensor.stream().device();
@@ -162,8 +161,7 @@ pub fn topk_all_gather_measured(
             phases.selection = in_use(comm, device)?;
             Ok(())
         };
-        let elements =
-            try_topk_all_gather(comm, tensor, &mut storage, (indices, k), after_selection);
+        let elements = try_topk_all_gather(comm, tensor, &mut storage, (None, k), after_selection);
         let elements = comm.broadcast_error(elements)?;
         phases.collective = in_use(comm, device)?;
         Ok::<_, Error>(elements)

@@ -112,7 +112,7 @@ fn a_gather_is_measured_phase_by_phase() {
         let x = upload(stream, &noise(1000, comm.rank(), 0));
         let mut storage = TopKStorage::new(&x, 3, 20).unwrap();
         let plain = topk_all_gather(&mut comm, &x, &mut storage, None, 20).unwrap();
-        let (measured, phases) = topk_all_gather_measured(&mut comm, &x, None, 20).unwrap();
+        let (measured, phases) = topk_all_gather_measured(&mut comm, &x, 20).unwrap();
         assert_eq!(seen::<f32>(&measured), seen::<f32>(&plain));
         phases
     });

@@ -15,12 +15,11 @@ use meristem_device::{DType, Device, DeviceId, DeviceOptions, Expect, Launches, 
 
 use self::gpu::GpuGather;
 use self::kernel::{GatherKernel, ImageStorage};
-use self::loader::ImageLoader;
 use self::permutation::Permutations;
 use self::ring::Ring;
-use self::stage::BatchStage;
+use self::stage::{EnvImages, env_images};
 use crate::augment::Augment;
-use crate::dataset::{Dataset, StoredImages};
+use crate::dataset::Dataset;
 use crate::error::{Error, Result};
 use crate::normalization::Normalization;
 use crate::order::{EpochMode, EpochOrder, OrderConfig};
@@ -86,14 +85,6 @@ pub struct Batch {
     pub inputs: Tensor,
     /// `u32 [N]`.
     pub targets: Tensor,
-}
-
-/// Source of an env's images.
-enum EnvImages {
-    /// All images of the dataset, on the env's stream.
-    Resident(Tensor),
-    /// The images of two batches.
-    Staged(Box<BatchStage>),
 }
 
 struct ServedEnv {
@@ -491,36 +482,6 @@ fn dataset_on<'a>(datasets: &'a [Arc<Dataset>], device: &Device) -> Result<&'a A
                 ids.join(", "),
                 "load the dataset on every device of an env",
             )
-        }
-    }
-}
-
-/// An env's source of images. The first env with streamed images on a CUDA device starts the
-/// `loader` of all of them.
-fn env_images(
-    dataset: &Dataset,
-    stream: &Stream,
-    capacity: usize,
-    loader: &mut Option<Arc<ImageLoader>>,
-) -> Result<(EnvImages, ImageStorage)> {
-    match dataset.images() {
-        StoredImages::Resident(images) => {
-            let storage = if images.dtype() == DType::F32 {
-                ImageStorage::Normalized
-            } else {
-                ImageStorage::Bytes
-            };
-            Ok((EnvImages::Resident(images.on(stream)?), storage))
-        }
-        StoredImages::Spooled(file) => {
-            let loader = match (stream.device().id(), loader) {
-                (DeviceId::Cpu(_), _) => None,
-                (_, Some(started)) => Some(started.clone()),
-                (_, none) => Some(none.insert(Arc::new(ImageLoader::start()?)).clone()),
-            };
-            let images = (file, dataset.image_shape().numel());
-            let stage = BatchStage::new(stream, images, capacity, loader)?;
-            Ok((EnvImages::Staged(Box::new(stage)), ImageStorage::Staged))
         }
     }
 }

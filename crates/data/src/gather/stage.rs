@@ -1,17 +1,18 @@
-//! Staging of a streamed dataset's batches, one batch ahead of their use (D7).
+//! Where the gather finds an env's images: resident, or staged one batch ahead of their use (D7).
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use meristem_device::MappedFile;
-use meristem_device::{DType, Owner, Stream, Tensor};
+use meristem_device::{DType, DeviceId, MappedFile, Owner, Stream, Tensor};
 
+use super::kernel::ImageStorage;
 use super::loader::{ImageList, ImageLoader, LoadingImages};
 use super::permutation::Indices;
+use crate::dataset::{Dataset, StoredImages};
 use crate::error::Result;
 
 /// Two buffers of one env: the stream `uploads` fills one while the env's stream reads the other.
-/// Each of these streams waits for the other on the device; the host does not wait.
+/// On the device each stream waits for the other.
 ///
 /// ```text
 /// CUDA    loader thread   file -> host buffer      batch n + 2
@@ -95,5 +96,43 @@ impl BatchStage {
     /// The slot of the last [`Self::fill`] without an error, on the env's stream.
     pub(super) fn filled(&self) -> &Tensor {
         &self.slots[self.turn].1
+    }
+}
+
+/// Source of an env's images.
+pub(super) enum EnvImages {
+    /// All images of the dataset, on the env's stream.
+    Resident(Tensor),
+    /// The images of two batches.
+    Staged(Box<BatchStage>),
+}
+
+/// An env's source of images. The first env with streamed images on a CUDA device starts the
+/// `loader` of all of them.
+pub(super) fn env_images(
+    dataset: &Dataset,
+    stream: &Stream,
+    capacity: usize,
+    loader: &mut Option<Arc<ImageLoader>>,
+) -> Result<(EnvImages, ImageStorage)> {
+    match dataset.images() {
+        StoredImages::Resident(images) => {
+            let storage = if images.dtype() == DType::F32 {
+                ImageStorage::Normalized
+            } else {
+                ImageStorage::Bytes
+            };
+            Ok((EnvImages::Resident(images.on(stream)?), storage))
+        }
+        StoredImages::Spooled(file) => {
+            let loader = match (stream.device().id(), loader) {
+                (DeviceId::Cpu(_), _) => None,
+                (_, Some(started)) => Some(started.clone()),
+                (_, none) => Some(none.insert(Arc::new(ImageLoader::start()?)).clone()),
+            };
+            let images = (file, dataset.image_shape().numel());
+            let stage = BatchStage::new(stream, images, capacity, loader)?;
+            Ok((EnvImages::Staged(Box::new(stage)), ImageStorage::Staged))
+        }
     }
 }

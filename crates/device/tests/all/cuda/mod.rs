@@ -143,7 +143,7 @@ fn an_upload_reads_the_host_before_it_returns() {
 }
 
 /// Buffers that another thread fills are uploaded on a stream for copies, while kernels of another
-/// stream read what was uploaded before. Each of the two waits for the other where it must.
+/// stream read earlier uploads. A read waits for its upload, and an upload for earlier reads.
 #[test]
 fn buffers_of_another_thread_are_uploaded_in_stream_order() {
     for lanes in LANES {

@@ -1,5 +1,6 @@
 //! `meristem bench comm`: time and bandwidth of sums over ranks, with every result checked.
 
+mod collective;
 mod pattern;
 
 use std::process::ExitCode;
@@ -7,15 +8,16 @@ use std::thread;
 use std::time::Instant;
 
 use meristem::comm::{
-    CommOptions, Communicator, FeedbackMode, PhaseMemory, Reduction, SparseMethod, SparseSum, Sum,
-    SumOrder, TopKElements, TopKStorage, topk_all_gather, topk_all_gather_measured,
+    CommOptions, Communicator, PhaseMemory, Reduction, SparseMethod, Sum, SumOrder, TopKStorage,
+    topk_all_gather, topk_all_gather_measured,
 };
 use meristem::device::{
     DType, Device, DeviceId, DeviceOptions, Error as DeviceError, Fill, Owner, Stream, Tensor,
 };
 use serde::Serialize;
 
-use self::pattern::{Expected, Pattern};
+use self::collective::{Collective, Work, summed};
+use self::pattern::Pattern;
 use super::{Outcome, print_json};
 use crate::cli::{BenchCommArguments, Transport};
 use crate::failure::Failure;
@@ -38,56 +40,6 @@ struct Plan {
     /// Whether rank 0 prints each row when it is measured.
     lines: bool,
     memory: bool,
-}
-
-/// The collective that a row measures.
-#[derive(Clone, Copy)]
-enum Collective {
-    DenseSum,
-    SparseSum(SparseMethod),
-    /// The all-gather of the ranks' largest elements.
-    Gather,
-}
-
-impl Collective {
-    /// Its name, and what its result is compared with.
-    fn name(self) -> (&'static str, Expected) {
-        match self {
-            Collective::DenseSum => ("dense", Expected::Dense),
-            Collective::SparseSum(SparseMethod::TopK) => ("topk", Expected::Sent),
-            Collective::SparseSum(SparseMethod::GTopK) => ("gtopk", Expected::Largest),
-            Collective::SparseSum(SparseMethod::OkTopK { .. }) => ("ok-topk", Expected::Largest),
-            Collective::Gather => ("gather", Expected::Sent),
-        }
-    }
-}
-
-/// Memory of a collective, reused in every round.
-enum Work {
-    DenseSum,
-    SparseSum(Box<SparseSum>),
-    /// Made in the first round that is not measured phase by phase.
-    Gather(Option<Box<TopKStorage>>),
-}
-
-impl Work {
-    fn new(collective: Collective, input: &Tensor) -> Result<Work, Failure> {
-        Ok(match collective {
-            Collective::DenseSum => Work::DenseSum,
-            Collective::SparseSum(method) => {
-                Work::SparseSum(Box::new(SparseSum::new(input, method, FeedbackMode::Residual)?))
-            }
-            Collective::Gather => Work::Gather(None),
-        })
-    }
-
-    /// The residual of a sparse sum.
-    fn residual(&self) -> Option<&Tensor> {
-        match self {
-            Work::SparseSum(sum) => sum.residual(),
-            _ => None,
-        }
-    }
 }
 
 #[derive(Serialize)]
@@ -363,7 +315,7 @@ impl Rank {
                 }
                 Work::SparseSum(sum) => sum.run(comm, input, output, k, Reduction::Sum)?,
                 Work::Gather(_) if measures => {
-                    let (elements, phases) = topk_all_gather_measured(comm, input, None, k)?;
+                    let (elements, phases) = topk_all_gather_measured(comm, input, k)?;
                     (gathered, memory) = (Some(elements), Some(Memory::from(phases)));
                 }
                 Work::Gather(storage) => {
@@ -420,16 +372,6 @@ impl Rank {
         self.comm.all_gather(&sent, &all)?;
         Ok(all.to_vec::<f64>()?.chunks(own.len()).map(<[f64]>::to_vec).collect())
     }
-}
-
-/// The sum of all ranks' elements, in rank order.
-fn summed(elements: &TopKElements, len: usize) -> Result<Vec<f32>, DeviceError> {
-    let mut sum = vec![0.0; len];
-    let (values, indices) = (elements.values.to_vec::<f32>()?, elements.indices.to_vec::<u32>()?);
-    for (value, index) in values.iter().zip(indices) {
-        sum[index as usize] += value;
-    }
-    Ok(sum)
 }
 
 /// Counts elements that differ, including NaN left from [`Rank::reset`].
