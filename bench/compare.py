@@ -30,6 +30,9 @@ WORKLOADS = (
     "host:large",
     "grown:baseline",
     "validation:baseline",
+    "epoch:baseline",
+    "waits:baseline",
+    "waits:minimal",
     "gather",
     "ppo",
     "sum:dense",
@@ -79,6 +82,43 @@ def host_workload(kind: str, host: str, args: argparse.Namespace) -> Workload:
             for eager in arrangements[1:]
         )
     return Workload(f"{kind}:{host}", "images/s", True, ours, peers)
+
+
+def epoch_workload(host: str, args: argparse.Namespace) -> Workload:
+    """Training in two memory formats, and with batches from a DataLoader."""
+    size = ("--host", host, "--envs", str(args.envs), "--batch", str(args.batch), "--json")
+    script = (args.python, "bench/torch_host.py", *size, "--seconds", str(args.seconds))
+    ways = {
+        "PyTorch, channels_last": (),
+        "PyTorch, NCHW": ("--format", "nchw"),
+        "PyTorch, channels_last, DataLoader": ("--loader",),
+    }
+    peers = {
+        name: tuple(
+            Contender(f"{name} {a}", (*script, *way, "--arrangement", a), "images_per_s")
+            for a in ("1x2", "2x1")
+        )
+        for name, way in ways.items()
+    }
+    ours = Contender("Meristem", (args.ours, "bench", "host", *size), "images_per_s")
+    return Workload(f"epoch:{host}", "images/s", True, ours, peers)
+
+
+def waits_workload(host: str, args: argparse.Namespace) -> Workload:
+    """Ours with one wait for each block of batches, beside ours with hidden waits."""
+    size = ("--host", host, "--envs", str(args.envs), "--batch", str(args.batch), "--json")
+    ours = (args.ours, "bench", "host", *size)
+    blocking = ("env", "MERISTEM_LAUNCH_BLOCKING=1", *ours)
+    ways = {
+        "a loss read for each env and batch": (*ours, "--read-losses"),
+        "every launch waits": blocking,
+    }
+    peers = {
+        name: (Contender(name, command, "images_per_s"),) for name, command in ways.items()
+    }
+    return Workload(
+        f"waits:{host}", "images/s", True, Contender("Meristem", ours, "images_per_s"), peers
+    )
 
 
 def gather_workload(args: argparse.Namespace) -> Workload:
@@ -293,6 +333,10 @@ def main() -> None:
         match kind:
             case "host" | "grown" | "validation":
                 workload = host_workload(kind, which, args)
+            case "epoch":
+                workload = epoch_workload(which, args)
+            case "waits":
+                workload = waits_workload(which, args)
             case "sum":
                 workload = sum_workload(which, args)
             case "ppo":

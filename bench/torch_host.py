@@ -4,6 +4,9 @@ Eager PyTorch, channels_last, a resident dataset of 50,000 images of 3x32x32 in 
 included: index by a random permutation, forward, backward, clip to norm 1, SGD (momentum .9, weight
 decay 5e-4). The envs take turns within a process. Nothing is read back in the loop.
 
+With --loader the batches come from a `DataLoader` over a Dataset that normalises each sample, in the
+process that trains.
+
 With --modules the hosts have live modules, in the syntax of `meristem bench host`. The input of a
 module is detached. In stage training its output passes a straight-through estimator, in holding it
 is blended by alpha. Each module is clipped separately and has no weight decay.
@@ -22,7 +25,7 @@ import json
 import multiprocessing as mp
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.synchronize import Barrier
@@ -32,6 +35,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torch_gather import Normalised
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "reference"))
 from blueprints import join, layers_of  # noqa: E402
@@ -61,6 +66,7 @@ class Job:
     validate: bool
     modules: str = ""
     compiled: bool = False
+    loader: bool = False
 
 
 class Data:
@@ -91,6 +97,18 @@ class Data:
 
 
 Gather = Callable[[Tensor], Tensor]
+Batch = tuple[Tensor, Tensor]
+
+
+def batches_of(job: Job, data: Data, gather: Gather) -> Iterator[Batch]:
+    """Whole batches in random order, epoch after epoch."""
+    samples = Normalised(data.bytes, data.labels, data.scale, data.shift)
+    while True:
+        if job.loader:
+            yield from DataLoader(samples, batch_size=job.batch, shuffle=True, drop_last=True)
+        else:
+            for picks in torch.split(torch.randperm(IMAGES), job.batch)[: IMAGES // job.batch]:
+                yield gather(picks), data.labels[picks]
 
 
 class Module(nn.Module):
@@ -270,24 +288,21 @@ def work(job: Job, barrier: Barrier | None, results: Any) -> None:
         for _ in range(5):
             env.step(gather(picks), data.labels[picks])
 
-    batches: list[Tensor] = []
+    batches = batches_of(job, data, gather)
     if barrier is not None:
         barrier.wait()
     start = time.perf_counter()
     steps = 0
     while (elapsed := time.perf_counter() - start) < job.seconds:
-        if len(batches) < len(envs):
-            batches = list(torch.split(torch.randperm(IMAGES), job.batch))[: IMAGES // job.batch]
         for env in envs:
-            part = batches.pop()
-            env.step(gather(part), data.labels[part])
+            env.step(*next(batches))
         steps += 1
     results.put(
         {
             "images_per_s": steps * job.envs * job.batch / elapsed,
             "steps": steps,
             "seconds": elapsed,
-            "gather": gather_kind,
+            "gather": "loader" if job.loader else gather_kind,
             "sgd": sgd_kind,
             "clip_foreach": clip_foreach,
         }
@@ -323,6 +338,7 @@ def main() -> None:
     parser.add_argument("--validate", action="store_true", help="forward, loss and hits only")
     parser.add_argument("--modules", default="", help="such as r0c0=conv_heavy,r0c1=depthwise:training")
     parser.add_argument("--compile", action="store_true", help="torch.compile, its default mode")
+    parser.add_argument("--loader", action="store_true", help="batches from a DataLoader")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
 
@@ -330,6 +346,7 @@ def main() -> None:
     job = Job(
         args.host, args.envs, args.batch, threads, args.seconds,
         args.format == "channels_last", args.seed, args.validate, args.modules, args.compile,
+        args.loader,
     )  # fmt: skip
     if args.envs < processes:
         parser.error("--envs must be at least the number of processes")
@@ -344,6 +361,7 @@ def main() -> None:
         "batch": args.batch,
         "arrangement": args.arrangement,
         "format": args.format,
+        "loader": args.loader,
         "processes": reports,
         "torch": torch.__version__,
     }

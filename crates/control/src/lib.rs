@@ -92,8 +92,7 @@ pub use report::RoundReport;
 pub use reward::{ActionContext, RewardConfig, RewardMode, RewardState, RewardTerms};
 pub use rules::{ActionOutcome, apply, legal, legal_blueprints, legal_ops, legal_slots};
 pub use sampling::{
-    MASKED_LOGIT, SampledAction, SamplingMode, effective_floor, normalized_entropy, probabilities,
-    sample_action,
+    MASKED_LOGIT, SampledAction, SamplingMode, normalized_entropy, probabilities, sample_action,
 };
 pub use script::{Script, parse_action};
 pub use state::ControllerState;

@@ -44,7 +44,7 @@ impl SampledAction {
 }
 
 /// Number of legal choices, and the effective probability floor of each.
-pub fn effective_floor(floor: f32, mask: &[u8]) -> (usize, f32) {
+fn effective_floor(floor: f32, mask: &[u8]) -> (usize, f32) {
     let legal = mask.iter().filter(|choice| **choice != 0).count();
     (legal, floor.min(0.99 / legal.max(1) as f32))
 }

@@ -151,11 +151,11 @@ impl Bench {
         self.time(&format!("{name} data gradient"), flops, "GFLOP/s", || {
             let dx = GradOut::overwrite(dx.get_mut());
             let turned = of.turned_filters(isa, black_box(w.get()), filters.get_mut());
-            of.backward_data(isa, (black_box(dy.get()), turned), dx, scratch.get_mut());
+            of.backward_data(isa, black_box(dy.get()), turned, dx, scratch.get_mut());
         });
         self.time(&format!("{name} weight gradient"), flops, "GFLOP/s", || {
-            let images = black_box([x.get(), dy.get()]);
-            of.backward_weight(isa, images, dw.get_mut(), scratch.get_mut());
+            let (x, dy) = (black_box(x.get()), black_box(dy.get()));
+            of.backward_weight(isa, x, dy, dw.get_mut(), scratch.get_mut());
         });
     }
 

@@ -47,7 +47,7 @@ pub(crate) fn check(tree: &Tree) -> Result<Vec<Finding>, Box<dyn Error>> {
 }
 
 /// The folder of a file's crate: `crates/NAME`, or the first folder of its path.
-pub(crate) fn crate_of(path: &str) -> &str {
+fn crate_of(path: &str) -> &str {
     let depth = if path.starts_with("crates/") { 2 } else { 1 };
     let end = path.match_indices('/').map(|(at, _)| at).nth(depth - 1);
     &path[..end.unwrap_or(path.len())]

@@ -11,55 +11,18 @@ use super::Finding;
 use super::paths::{self, Source};
 use super::tree::Tree;
 
-/// Modules that import each other still.
-struct Known {
-    /// Folder that they are in.
-    folder: &'static str,
-    modules: &'static [&'static str],
-    reason: &'static str,
-}
-
-/// Circles that are left. One may shrink; a module that joins it, or another circle, is a finding.
-const KNOWN: &[Known] = &[];
-
 /// An arrow between two modules of a folder: from, to, and the first place that draws it.
 type Arrows<'a> = BTreeMap<(&'a str, &'a str), String>;
 
-/// Every circle that is not known, and every known one that is gone.
+/// Every circle.
 pub(crate) fn check(tree: &Tree) -> Result<Vec<Finding>, Box<dyn Error>> {
-    judge(tree, KNOWN)
-}
-
-fn judge(tree: &Tree, known: &[Known]) -> Result<Vec<Finding>, Box<dyn Error>> {
-    let (mut findings, mut excused) = (vec![], BTreeSet::new());
+    let mut findings = vec![];
     let roots: BTreeSet<&str> = tree.ending(".rs").filter_map(|f| crate_root(&f.path)).collect();
     for root in roots {
         let sources = paths::read(tree, root)?;
         for (folder, arrows) in &folders(root, &sources) {
-            for circle in circles(arrows) {
-                let listed = |known: &Known| {
-                    known.folder == folder && circle.iter().all(|m| known.modules.contains(m))
-                };
-                match known.iter().position(listed) {
-                    Some(at) => drop(excused.insert(at)),
-                    None => {
-                        let here = known.iter().filter(|known| known.folder == folder);
-                        let here: Vec<&str> =
-                            here.flat_map(|known| known.modules).copied().collect();
-                        findings.push(Finding::new(folder, describe(&circle, &here, arrows)));
-                    }
-                }
-            }
-        }
-    }
-    for (at, Known { folder, modules, reason }) in known.iter().enumerate() {
-        let modules = modules.join(", ");
-        if reason.is_empty() {
-            findings.push(Finding::new(*folder, format!("circle of {modules}: give a reason")));
-        }
-        if !excused.contains(&at) {
-            let message = format!("the circle of {modules} is gone: take it out of the known ones");
-            findings.push(Finding::new(*folder, message));
+            let circles = circles(arrows).into_iter();
+            findings.extend(circles.map(|circle| Finding::new(folder, describe(&circle, arrows))));
         }
     }
     Ok(findings)
@@ -122,13 +85,9 @@ fn reach<'a>(arrows: &Arrows<'a>, start: &str) -> BTreeSet<&'a str> {
     seen
 }
 
-/// The shortest circle through a module which is not known to be in one, or of
-/// all.
-fn describe(circle: &BTreeSet<&str>, known: &[&str], arrows: &Arrows<'_>) -> String {
-    let new: Vec<&str> = circle.iter().copied().filter(|module| !known.contains(module)).collect();
-    let all: Vec<&str> = circle.iter().copied().collect();
-    let starts = if new.is_empty() { all } else { new };
-    let shortest = starts.iter().filter_map(|start| way_back(arrows, start)).min_by_key(Vec::len);
+/// The shortest circle through one of these modules.
+fn describe(circle: &BTreeSet<&str>, arrows: &Arrows<'_>) -> String {
+    let shortest = circle.iter().filter_map(|start| way_back(arrows, start)).min_by_key(Vec::len);
     let way = shortest.unwrap_or_default();
     let step = |pair: &[&str]| match arrows.get(&(pair[0], pair[1])) {
         Some(place) => format!("\n    {} imports {} at {place}", pair[0], pair[1]),
@@ -169,8 +128,8 @@ mod tests {
         Tree { files: files.iter().map(file).collect() }
     }
 
-    fn found(files: &[(&str, &str)], known: &[Known]) -> Vec<String> {
-        let findings = judge(&tree(files), known).unwrap();
+    fn found(files: &[(&str, &str)]) -> Vec<String> {
+        let findings = check(&tree(files)).unwrap();
         findings.into_iter().map(|f| format!("{}: {}", f.place, f.message)).collect()
     }
 
@@ -189,8 +148,8 @@ mod tests {
             let a = ("a.rs", "use crate::b::B; pub struct A;");
             let root = ("lib.rs", "mod a; mod b; mod d; pub use a::A; pub use b::B;");
             let above = ("d.rs", "use crate::{A, B};");
-            assert_eq!(found(&[root, a, down, above], &[]), Vec::<String>::new());
-            let circle = found(&[root, a, ("b.rs", up), above], &[]);
+            assert_eq!(found(&[root, a, down, above]), Vec::<String>::new());
+            let circle = found(&[root, a, ("b.rs", up), above]);
             assert_eq!(circle.len(), 1, "{up}: {circle:?}");
             let words =
                 ["a imports b at crates/x/src/a.rs:1", "b imports a at crates/x/src/b.rs:1"];
@@ -209,7 +168,7 @@ mod tests {
             ("a/y.rs", "pub fn f() {}"),
             ("b.rs", "use crate::a::y::f;"),
         ];
-        assert!(found(&over, &[])[0].starts_with("crates/x/src: modules import"));
+        assert!(found(&over)[0].starts_with("crates/x/src: modules import"));
         let within = [
             root,
             ("b.rs", ""),
@@ -218,7 +177,7 @@ mod tests {
             ("a/y.rs", "use super::z;"),
             ("a/z.rs", "use crate::a::X;"),
         ];
-        let circle = found(&within, &[]);
+        let circle = found(&within);
         assert!(circle[0].starts_with("crates/x/src/a: modules import"), "{circle:?}");
         assert!(circle[0].contains("z imports x"), "{circle:?}");
     }
@@ -235,16 +194,6 @@ mod tests {
             ),
             ("model.rs", "use crate::{a, b};"),
         ];
-        assert_eq!(found(&files, &[]), Vec::<String>::new());
-    }
-
-    #[test]
-    fn a_known_circle_may_shrink_but_neither_grow_nor_stay_when_it_is_gone() {
-        let known = |modules, reason| [Known { folder: "crates/x/src", modules, reason }];
-        let files = [("lib.rs", ""), ("a.rs", "use crate::b;"), ("b.rs", "use crate::a;")];
-        assert_eq!(found(&files, &known(&["a", "b", "c"], "because")), Vec::<String>::new());
-        assert!(found(&files, &known(&["a", "b"], ""))[0].contains("give a reason"));
-        let two = found(&files, &known(&["a", "c"], "because"));
-        assert!(two.len() == 2 && two[1].contains("is gone"), "{two:?}");
+        assert_eq!(found(&files), Vec::<String>::new());
     }
 }

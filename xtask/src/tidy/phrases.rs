@@ -1,58 +1,50 @@
-//! Phrases and forms that are being removed: each crate has a maximum number of occurrences, which
-//! may only fall.
+//! Phrases and forms that have better ones.
 
-use std::collections::BTreeMap;
 use std::error::Error;
 
 use syn::visit::{self, Visit};
 
 use super::Finding;
-use super::arguments::crate_of;
 use super::tree::{File, Tree};
 
-/// A form that is counted.
-struct CountedForm {
+/// A form that no file may have.
+struct BannedForm {
     /// The form, as findings name it.
     name: &'static str,
     /// Better forms.
     instead: &'static str,
     count: fn(&File) -> Result<usize, syn::Error>,
-    /// Occurrences that are left, by crate.
-    left: &'static [(&'static str, usize)],
 }
 
-const FORMS: [CountedForm; 4] = [
-    CountedForm {
+const FORMS: [BannedForm; 4] = [
+    BannedForm {
         name: "`so many`",
         instead: "name the argument that is counted",
         count: |file| Ok(phrases(file, "so many")),
-        left: &[],
     },
-    CountedForm {
+    BannedForm {
         name: "`behind the`",
         instead: "`after` for an order; name the side of a place",
         count: |file| Ok(phrases(file, "behind the")),
-        left: &[],
     },
-    CountedForm {
+    BannedForm {
         name: "`if it does.`",
         instead: "name the condition",
         count: |file| Ok(phrases(file, "if it does.")),
-        left: &[],
     },
-    CountedForm { name: "`match` on a bool", instead: "`if`", count: matches_on_bools, left: &[] },
+    BannedForm { name: "`match` on a bool", instead: "`if`", count: matches_on_bools },
 ];
 
-/// Crates that have a form more often than their number.
+/// Files that have one of the forms.
 pub(crate) fn check(tree: &Tree) -> Result<Vec<Finding>, Box<dyn Error>> {
     let mut findings = vec![];
-    for form in &FORMS {
-        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-        for file in tree.files.iter().filter(|file| is_held(file)) {
-            let count = (form.count)(file).map_err(|error| format!("{}: {error}", file.path))?;
-            *counts.entry(crate_of(&file.path)).or_default() += count;
+    for file in tree.files.iter().filter(|file| is_held(file)) {
+        for BannedForm { name, instead, count } in &FORMS {
+            let count = count(file).map_err(|error| format!("{}: {error}", file.path))?;
+            if count > 0 {
+                findings.push(Finding::new(&file.path, format!("{count} times {name}: {instead}")));
+            }
         }
-        findings.extend(counts.into_iter().filter_map(|(name, count)| form.exceeded(name, count)));
     }
     Ok(findings)
 }
@@ -64,16 +56,6 @@ fn is_held(file: &File) -> bool {
         && (file.path.starts_with("docs/")
             || !file.path.contains('/') && file.path != "CHANGELOG.md");
     is_source || is_page
-}
-
-impl CountedForm {
-    fn exceeded(&self, name: &str, count: usize) -> Option<Finding> {
-        let left = self.left.iter().find(|(known, _)| *known == name).map_or(0, |(_, left)| *left);
-        (count > left).then(|| {
-            let Self { name: form, instead, .. } = self;
-            Finding::new(name, format!("{count} times {form}, {left} at most: {instead}"))
-        })
-    }
 }
 
 /// Occurrences of a phrase in the text of a document, or in the comments of a source, which may be
@@ -140,10 +122,14 @@ mod tests {
     }
 
     #[test]
-    fn more_than_are_left_is_a_finding() {
-        let form = CountedForm { left: &[("crates/x", 2)], ..FORMS[0] };
-        assert_eq!(form.exceeded("crates/x", 2), None);
-        assert!(form.exceeded("crates/x", 3).unwrap().message.contains("3 times"));
-        assert!(form.exceeded("crates/y", 1).is_some());
+    fn each_file_with_a_form_is_a_finding() {
+        let files = vec![
+            file("crates/x/src/a.rs", "// So many, so many.\nfn f() { if a { 1 } else { 2 } }"),
+            file("crates/x/src/b.rs", "fn f() { match a { true => 1, false => 2 } }"),
+            file("CHANGELOG.md", "so many"),
+        ];
+        let findings = check(&Tree { files }).unwrap();
+        let found: Vec<_> = findings.iter().map(|f| (&f.place[..], &f.message[..7])).collect();
+        assert_eq!(found, [("crates/x/src/a.rs", "2 times"), ("crates/x/src/b.rs", "1 times")]);
     }
 }

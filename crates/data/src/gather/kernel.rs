@@ -150,7 +150,8 @@ impl GatherKernel {
     fn augmented<T: Stored>(
         &self,
         draw: &AugmentDraw,
-        [image, next]: [&[T]; 2],
+        image: &[T],
+        next: &[T],
         values: &mut [f32],
         line: &mut [T],
     ) {
@@ -231,7 +232,7 @@ impl PickedImages<'_> {
                 T::normalize(constants, image, values, next);
             } else {
                 let draw = augment.draw(*shape, *seed, self.epoch, *sample);
-                self.kernel.augmented(&draw, [image, next], values, &mut line);
+                self.kernel.augmented(&draw, image, next, values, &mut line);
             }
         }
     }

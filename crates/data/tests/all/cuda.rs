@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use meristem_data::{
-    Augment, Dataset, DatasetSpec, Error, GatherBatches, GatherConfig, Normalization, Residency,
-    Split, cache,
+    Augment, CHUNK_BYTES, Dataset, DatasetSpec, Error, GatherBatches, GatherConfig, Normalization,
+    Residency, Split, cache,
 };
 use meristem_device::{Device, DeviceId, DeviceOptions, ScopePolicy, Stream};
 use proptest::prelude::*;
@@ -81,6 +81,20 @@ fn every_storage_of_a_dataset_serves_the_same_bits() {
         assert_eq!(expected.1.len(), 6);
         assert!(batches(DeviceId::Cuda(0), residency) == expected, "{residency:?}");
     }
+}
+
+/// A load never holds a second copy of the images on the device (D1).
+#[test]
+fn a_load_takes_the_memory_of_one_copy() {
+    let device = open(DeviceId::Cuda(0));
+    let (spec, resident) = (DatasetSpec::embedded(), Residency::Resident);
+    let dataset = cache::load(&device, &spec, Split::Train, resident).unwrap();
+    // One byte for each value, and 4 for a label.
+    let copy = dataset.len() * (dataset.image_shape().numel() + 4);
+    let peak = device.memory().reserved_peak;
+    assert!((copy..copy + 2 * CHUNK_BYTES).contains(&peak), "{peak} bytes for {copy}");
+    drop(dataset);
+    cache::clear(|key| key.device == DeviceId::Cuda(0));
 }
 
 /// The gathers of all envs are one launch, and only the first launch of a size allocates.

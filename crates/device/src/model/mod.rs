@@ -10,7 +10,9 @@
 //!
 //! A lost wake-up shows as a deadlock, a missing order as a race or a wrong value. With both
 //! features loom is used. Only the tests of this module run in such a build:
-//! `cargo test -p meristem-device --features loom --lib model`, and the same with `shuttle`.
+//! `cargo test -p meristem-device --features loom --lib model`, and the same with `shuttle`. With
+//! the variable `MODELS_QUICK` loom takes one preemption less, but at least two, and shuttle a
+//! fourth of the schedules: a third of the time.
 
 #![allow(clippy::unwrap_used, reason = "models fail by panicking, their helpers too")]
 
@@ -26,6 +28,11 @@ pub(crate) mod primitives;
 mod shuttle_models;
 
 use crate::{DType, Device, DeviceId, DeviceOptions, Owner, Stream, Tensor};
+
+/// Whether less is asked for.
+fn is_quick() -> bool {
+    std::env::var_os("MODELS_QUICK").is_some()
+}
 
 fn device(threads: usize, memory_limit: Option<usize>) -> Device {
     Device::open(

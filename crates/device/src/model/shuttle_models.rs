@@ -6,7 +6,7 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::sync::Barrier;
 use shuttle::{Config, Runner};
 
-use super::{device, primitives::thread, tensor};
+use super::{device, is_quick, primitives::thread, tensor};
 use crate::ground::sync::Arc;
 use crate::order::CAPACITY;
 use crate::{
@@ -17,6 +17,7 @@ use crate::{
 /// random priorities that change three times, which finds rare orders. The schedules are the same
 /// in every run.
 fn check(schedules: usize, program: impl Fn() + Send + Sync + Clone + 'static) {
+    let schedules = if is_quick() { schedules.div_ceil(4) } else { schedules };
     let mut config = Config::new();
     config.stack_size = 1 << 17;
     let random = RandomScheduler::new_from_seed(1, schedules);

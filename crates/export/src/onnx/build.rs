@@ -114,9 +114,7 @@ impl<'a> OnnxBuilder<'a> {
             NodeOp::Lstm { .. } => return refuse("an LSTM"),
             NodeOp::Concat(_) => return refuse("a concatenation"),
             NodeOp::Detach(x) | NodeOp::StraightThrough { host: x, .. } => self.value(x),
-            NodeOp::Conv2d { x, weight, bias, geometry } => {
-                self.conv(x, [Some(weight), bias], geometry)?
-            }
+            NodeOp::Conv2d { x, weight, bias, geometry } => self.conv(x, weight, bias, geometry)?,
             NodeOp::BatchNorm { x, weight, bias, running, eps, .. } => {
                 let [scale, shift] = [self.param(weight, None)?, self.param(bias, None)?];
                 let [mean, variance] = [self.buffer(running[0])?, self.buffer(running[1])?];
@@ -128,7 +126,7 @@ impl<'a> OnnxBuilder<'a> {
                 )
             }
             NodeOp::GroupNorm { x, weight, bias, groups, eps } => {
-                self.group_norm(x, [weight, bias], groups, eps)?
+                self.group_norm(x, weight, bias, groups, eps)?
             }
             NodeOp::Activation(function, x) => {
                 let operator = match function {
@@ -179,12 +177,13 @@ impl<'a> OnnxBuilder<'a> {
     fn conv(
         &mut self,
         x: NodeId,
-        [weight, bias]: [Option<ParamId>; 2],
+        weight: ParamId,
+        bias: Option<ParamId>,
         geometry: ConvGeometry,
     ) -> Result<String, OnnxError> {
         let ConvGeometry { kernel, stride, padding: [rows, columns], groups } = geometry;
         let mut inputs = vec![self.value(x)];
-        for (param, is_weight) in [(weight, true), (bias, false)] {
+        for (param, is_weight) in [(Some(weight), true), (bias, false)] {
             let Some(id) = param else { continue };
             let shape = &self.network.graph.params[id.index()].shape;
             let square = match shape[..] {
@@ -208,7 +207,8 @@ impl<'a> OnnxBuilder<'a> {
     fn group_norm(
         &mut self,
         x: NodeId,
-        [weight, bias]: [ParamId; 2],
+        weight: ParamId,
+        bias: ParamId,
         groups: usize,
         eps: f32,
     ) -> Result<String, OnnxError> {

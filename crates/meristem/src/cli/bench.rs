@@ -92,6 +92,10 @@ pub(crate) struct BenchHostArguments {
     /// Measure validation instead of training: forward pass, loss and accuracy
     #[arg(long)]
     pub(crate) validate: bool,
+    /// Read the loss of each env after each batch, as loops in Python often do: the host waits for
+    /// the device each time
+    #[arg(long)]
+    pub(crate) read_losses: bool,
     /// Number of hosts that run concurrently
     #[arg(long, value_name = "N", default_value_t = 4)]
     pub(crate) envs: usize,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use meristem::data::{Batch, GatherBatches, GatherConfig};
-use meristem::device::{Device, DeviceOptions};
+use meristem::device::{Device, DeviceOptions, read_back};
 use meristem::grow::{self, Host, HostSpec, Optimisers};
 use meristem::nn::{Isa, LabelledBatch, Network, NetworkFleet, NetworkOptions, Plans};
 use meristem::train::summary::MemorySummary;
@@ -47,6 +47,7 @@ struct Config {
     modules: Option<String>,
     parameters: usize,
     work: &'static str,
+    read_losses: bool,
     envs: usize,
     batch: usize,
     image: [usize; 3],
@@ -92,6 +93,7 @@ pub(crate) fn run(arguments: &BenchHostArguments) -> Outcome {
             modules: arguments.modules.clone(),
             parameters: bench.networks[0].graph().parameters(None),
             work: if arguments.validate { "validation" } else { "training" },
+            read_losses: arguments.read_losses,
             envs: arguments.envs,
             batch: arguments.batch,
             image: [image.channels, image.height, image.width],
@@ -148,6 +150,8 @@ struct Bench {
     isa: Isa,
     epoch: u64,
     validate: bool,
+    /// Whether the loss of each env is read after each batch.
+    read_losses: bool,
     /// Rows of alphas that each env evaluates: only the first.
     rows: Vec<Range<usize>>,
 }
@@ -187,7 +191,8 @@ impl Bench {
             &streams,
         )?;
         let rows = vec![0..1; arguments.envs];
-        Ok(Self { device, gather, networks, isa, epoch: 0, validate: arguments.validate, rows })
+        let &BenchHostArguments { validate, read_losses, .. } = arguments;
+        Ok(Self { device, gather, networks, isa, epoch: 0, validate, read_losses, rows })
     }
 
     /// Trains or validates for [`WARM_UP`]. Returns the number of batches per env that take about a
@@ -204,7 +209,7 @@ impl Bench {
     }
 
     /// Trains or validates every env on `batches` batches. Returns images per second. Waits once,
-    /// at the end.
+    /// at the end, or with `read_losses` after each batch of each env.
     fn run(&mut self, batches: usize) -> Result<f64, Failure> {
         let _block = self.device.trace().map(|trace| trace.span("block"));
         let started = Instant::now();
@@ -217,6 +222,11 @@ impl Bench {
                 NetworkFleet::new(&mut self.networks).eval_rows(&labelled, &self.rows)?
             } else {
                 NetworkFleet::new(&mut self.networks).train_step(&labelled)?
+            }
+            if self.read_losses {
+                self.networks
+                    .iter()
+                    .try_for_each(|network| read_back(&[network.metrics()]).map(drop))?;
             }
             images += batches.iter().map(|batch| batch.targets.numel()).sum::<usize>();
         }

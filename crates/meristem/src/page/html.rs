@@ -140,7 +140,7 @@ impl Html {
     /// A page whose style and script are at the given URLs of its server. The server sends the
     /// content security policy as a header.
     #[cfg(feature = "serve")]
-    pub(crate) fn served(title: &str, [style, script]: [&str; 2], body: Self) -> String {
+    pub(crate) fn served(title: &str, style: &str, script: &str, body: Self) -> String {
         let [style, script] = [style, script].map(escaped);
         let head = format!(
             "<link rel=\"icon\" href=\"data:,\">\n<link rel=\"stylesheet\" href=\"{style}\">\n\

@@ -7,7 +7,7 @@ mod port;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use self::port::free_port;
 use crate::common::process::{Process, output, wait_for};
@@ -197,22 +197,79 @@ fn a_run_uses_devices_of_both_kinds() {
     assert!(said.stderr.contains(warning), "{}", said.stderr);
 }
 
-/// Losses on the GPU equal those on the CPU up to rounding, which stays small over a few steps.
+/// Losses of all envs by step on GPUs equal those on the CPU's devices of the same numbers up to
+/// rounding, which stays small over a few steps. Three envs are two on the first of two devices and
+/// one on the second, and the devices determine which samples an env sees.
 #[test]
 fn losses_equal_those_on_the_cpu() {
     let m = with_images();
-    run(&m, BARE, "gpu", 1);
-    m.ok(&format!("{BARE} --run-dir cpu"));
-    let losses = |name: &str| -> Vec<f64> {
-        let events = m.events(name);
-        let steps = of_kind(&events, "step_completed");
-        steps.iter().map(|step| step["train_loss"].as_f64().unwrap()).collect()
-    };
-    let (gpu, cpu) = (losses("gpu"), losses("cpu"));
-    assert_eq!(gpu.len(), 9);
-    for (gpu, cpu) in gpu.iter().zip(&cpu) {
-        assert!((gpu - cpu).abs() < 1e-3 * cpu, "{gpu} {cpu}");
+    for (gpus, cpus) in [("cuda:0", "cpu"), ("cuda:0,cuda:1", "cpu,cpu:1")] {
+        let losses = |devices: &str| -> Option<Vec<f64>> {
+            let mut command = m.command();
+            let arguments = format!("{BARE} --devices {devices} --run-dir {devices}");
+            command.args(arguments.split_whitespace()).env("MERISTEM_STANDIN_DEVICES", "2");
+            let said = command_output(output(&mut command));
+            if said.stderr.contains("there is no CUDA device 1") {
+                return None;
+            }
+            assert_eq!(said.code, Some(0), "{}{}", said.stdout, said.stderr);
+            let events = m.events(devices);
+            let steps = of_kind(&events, "step_completed");
+            Some(steps.iter().map(|step| step["train_loss"].as_f64().unwrap()).collect())
+        };
+        let (Some(gpu), Some(cpu)) = (losses(gpus), losses(cpus)) else { continue };
+        assert_eq!((gpu.len(), cpu.len()), (9, 9));
+        for (gpu, cpu) in gpu.iter().zip(&cpu) {
+            assert!((gpu - cpu).abs() < 1e-3 * cpu, "{gpus}: {gpu} {cpu}");
+        }
     }
+}
+
+/// Streamed images, memory that is reused under a limit, launches that wait for their kernels, and
+/// the race sanitizer change no bit of growing hosts, whose counterfactuals are one pass.
+#[test]
+fn storage_memory_and_waits_change_no_bit() {
+    let m = with_images();
+    let expected = run(&m, GROWING, "plain", 1);
+    let reserved = |run: &str| {
+        m.json(&format!("{run}/summary.json"))["memory"]["reserved_peak"].as_u64().unwrap()
+    };
+    // The images are not on the device, and the rest takes little less than this.
+    let limit = reserved("plain") - 30_000;
+    let limited = format!("{GROWING} --data-budget 1KiB --device-memory {limit}");
+    assert_same(&run(&m, &limited, "limited", 2), &expected, "streamed, with little memory");
+    assert!(reserved("limited") <= limit);
+    let mut command = m.command();
+    let checked = format!("{GROWING} --devices cuda:0 --run-dir checked");
+    command.args(checked.split_whitespace()).env("MERISTEM_STANDIN_SEED", "3");
+    command.env("MERISTEM_LAUNCH_BLOCKING", "1").env("MERISTEM_SANITIZE", "1");
+    let said = command_output(output(&mut command));
+    assert_eq!(said.code, Some(0), "{}{}", said.stdout, said.stderr);
+    assert_same(&outcome(&m, "checked"), &expected, "blocking, under the sanitizer");
+}
+
+/// The placement log names the device of tensors, and the transport of an exchange.
+#[test]
+fn the_placement_log_has_the_gpu_and_nccl() {
+    let m = with_images();
+    let log = |command: &mut Command| {
+        command.env("MERISTEM_LOG", "off,meristem::placement=debug");
+        let said = command_output(output(command));
+        assert_eq!(said.code, Some(0), "{}{}", said.stdout, said.stderr);
+        said.stderr
+    };
+    let mut command = m.command();
+    let run = format!("{BARE} --steps 1 --devices cuda:0 --run-dir run");
+    let said = log(command.args(run.split_whitespace()));
+    let line = said.lines().find(|line| line.contains("train_step")).unwrap();
+    assert!(line.contains("channels last on cuda:0, stream `env 0`"), "{line}");
+    let bench = "bench comm --comm nccl --device cuda:0 --min-size 4KiB --max-size 4KiB --rounds 1";
+    let port = free_port().to_string();
+    let mut command = m.command();
+    command.args(bench.split_whitespace()).env("RANK", "0").env("WORLD_SIZE", "1");
+    let said = log(command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port));
+    let line = said.lines().find(|line| line.contains("all_reduce")).unwrap();
+    assert!(line.contains("nccl") && line.contains("cuda:0"), "{line}");
 }
 
 /// A killed run resumes with the bits of an uninterrupted run, at every precision.

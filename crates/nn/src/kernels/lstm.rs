@@ -188,7 +188,7 @@ impl WeightProduct {
         let width = pad16(self.outputs);
         match panels.get_mut(..self.inputs * width) {
             Some(panels) => {
-                tile::to_panels([self.inputs, self.outputs], packed, panels);
+                tile::to_panels(self.inputs, self.outputs, packed, panels);
                 Weight { values: panels, layout: MatrixLayout::Panels }
             }
             None => Weight { values: packed, layout: MatrixLayout::Rows(width) },
@@ -226,7 +226,9 @@ impl WeightProduct {
 pub(crate) fn states_before(
     isa: Isa,
     shape: &LstmShape,
-    [h, keep, state]: [&[f32]; 3],
+    h: &[f32],
+    keep: &[f32],
+    state: &[f32],
     to: &mut [f32],
 ) {
     let LstmShape { sequences: b, hidden: n, .. } = *shape;

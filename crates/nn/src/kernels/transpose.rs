@@ -22,7 +22,7 @@ isa_kernels! {
                     to.copy_from_slice(&row[..PAD]);
                 }
                 for k in 0..PAD.min(out_f - o) {
-                    let at = tile::in_panels([depth, in_f], first + o + k, i);
+                    let at = tile::in_panels(depth, in_f, first + o + k, i);
                     for (to, row) in to[at..at + PAD].iter_mut().zip(&square) {
                         *to = row[k];
                     }

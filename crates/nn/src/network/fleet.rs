@@ -78,11 +78,7 @@ impl<'a> NetworkFleet<'a> {
     /// [`Launches::prepare`].
     #[track_caller]
     pub fn prepare_training(&mut self, sizes: &[usize]) -> Result<()> {
-        self.check("prepare_training", "sizes", sizes.len(), 0..=self.len())?;
-        let pairs = self.networks.iter_mut().zip(sizes).filter(|(network, _)| has_graphs(network));
-        let passes: Vec<_> =
-            pairs.map(|(network, &size)| network.training_of(size)).collect::<Result<_>>()?;
-        self.prepare(passes)
+        self.prepare_sizes("prepare_training", sizes, Network::training_of)
     }
 
     /// Prepares observations of the first networks, network i of `sizes[i]` samples: see
@@ -92,11 +88,7 @@ impl<'a> NetworkFleet<'a> {
     /// As [`NetworkFleet::prepare_training`].
     #[track_caller]
     pub fn prepare_statistics(&mut self, sizes: &[usize]) -> Result<()> {
-        self.check("prepare_statistics", "sizes", sizes.len(), 0..=self.len())?;
-        let pairs = self.networks.iter_mut().zip(sizes).filter(|(network, _)| has_graphs(network));
-        let passes: Vec<_> =
-            pairs.map(|(network, &size)| network.observation_of(size)).collect::<Result<_>>()?;
-        self.prepare(passes)
+        self.prepare_sizes("prepare_statistics", sizes, Network::observation_of)
     }
 
     /// Prepares an evaluation with the given rows of the alphas, which must be set: see
@@ -112,6 +104,21 @@ impl<'a> NetworkFleet<'a> {
             .filter(|((network, _), _)| has_graphs(network))
             .map(|((network, &size), rows)| network.evaluation_of(size, rows))
             .collect::<Result<_>>()?;
+        self.prepare(passes)
+    }
+
+    /// Prepares the pass of the method `method` of the first networks, network i of `sizes[i]`
+    /// samples.
+    #[track_caller]
+    fn prepare_sizes(
+        &mut self,
+        method: &'static str,
+        sizes: &[usize],
+        pass: fn(&mut Network, usize) -> Result<BatchLaunch>,
+    ) -> Result<()> {
+        self.check(method, "sizes", sizes.len(), 0..=self.len())?;
+        let pairs = self.networks.iter_mut().zip(sizes).filter(|(network, _)| has_graphs(network));
+        let passes = pairs.map(|(network, &size)| pass(network, size)).collect::<Result<_>>()?;
         self.prepare(passes)
     }
 

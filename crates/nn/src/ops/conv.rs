@@ -155,7 +155,14 @@ impl ConvProduct {
         }
     }
 
-    fn weight_gradient(&self, isa: Isa, [x, dy]: [&[f32]; 2], dw: &mut [f32], scratch: &mut [f32]) {
+    fn weight_gradient(
+        &self,
+        isa: Isa,
+        x: &[f32],
+        dy: &[f32],
+        dw: &mut [f32],
+        scratch: &mut [f32],
+    ) {
         let (images, [image, out_image]) = (self.weight_images(), self.image_lens());
         let (shared, scratch) = self.divide(scratch);
         let sums = &mut shared[..self.sums_len()];
@@ -163,7 +170,7 @@ impl ConvProduct {
         parts::each(each.zip(parts::sums(dw, sums)), scratch, |_, ((x, dy), dw), scratch| {
             let part = self.with_batch(x.len() / image);
             match part.winograd() {
-                Some(tiles) => tiles.backward_weight(isa, [x, dy], dw, scratch),
+                Some(tiles) => tiles.backward_weight(isa, x, dy, dw, scratch),
                 None => {
                     let to = ParamGrads { dw, db: &mut [] };
                     conv::backward_weight(isa, &part.shape, x, dy, to, scratch);
@@ -173,7 +180,7 @@ impl ConvProduct {
         parts::add(dw, sums);
     }
 
-    fn data_gradient(&self, isa: Isa, [dy, w]: [&[f32]; 2], dx: GradOut<'_>, scratch: &mut [f32]) {
+    fn data_gradient(&self, isa: Isa, dy: &[f32], w: &[f32], dx: GradOut<'_>, scratch: &mut [f32]) {
         let (images, [image, out_image]) = (self.images(), self.image_lens());
         let accumulate = dx.accumulate;
         let (shared, scratch) = self.divide(scratch);
@@ -183,7 +190,7 @@ impl ConvProduct {
             let (part, dx) =
                 (self.with_batch(dy.len() / out_image), GradOut { values, accumulate });
             match part.winograd().zip(turned) {
-                Some((tiles, turned)) => tiles.backward_data(isa, (dy, turned), dx, scratch),
+                Some((tiles, turned)) => tiles.backward_data(isa, dy, turned, dx, scratch),
                 None => conv::backward_data(isa, &part.shape, dy, w, dx, scratch),
             }
         });
@@ -237,14 +244,14 @@ impl ConvOp {
             }
             ConvOp::WeightGradient(_) => {
                 let ([x, dy], [dw, db, scratch]) = operands.floats();
-                product.weight_gradient(isa, [&round(x), &round(dy)], dw, scratch);
+                product.weight_gradient(isa, &round(x), &round(dy), dw, scratch);
                 let bias = ParamGrads { dw: &mut [], db };
                 conv::backward_weight(isa, shape, x, dy, bias, scratch);
             }
             ConvOp::DataGradient { accumulate, .. } => {
                 let ([dy, w], [values, scratch]) = operands.floats();
                 let dx = GradOut { values, accumulate: *accumulate };
-                product.data_gradient(isa, [&round(dy), &round(w)], dx, scratch);
+                product.data_gradient(isa, &round(dy), &round(w), dx, scratch);
             }
         }
     }

@@ -70,8 +70,8 @@ impl LstmOp {
                 lstm::backward(isa, shape, &of, dgates, dstate, scratch);
             }
             LstmOp::StatesBefore(shape) => {
-                let (reads, [before]) = operands.floats::<3, 1>();
-                lstm::states_before(isa, shape, reads, before);
+                let ([h, keep, state], [before]) = operands.floats::<3, 1>();
+                lstm::states_before(isa, shape, h, keep, state, before);
             }
         }
     }

@@ -375,7 +375,8 @@ impl<'g> PlanBuilder<'g> {
     /// gradient.
     pub(crate) fn send_gradient<T: Into<StepOp>>(
         &mut self,
-        [of, input]: [NodeId; 2],
+        of: NodeId,
+        input: NodeId,
         reads: &[ValueId],
         op: impl FnOnce(bool) -> T,
     ) {

@@ -67,7 +67,7 @@ pub fn export(run: &Path, folder: &Path) -> Result<ExportedBoard> {
         Err(error) => refuse(format!("a writable folder ({error})")),
         Ok(((part, file), directory)) => {
             // The first error is reported, even if cleaning up fails.
-            write_whole(run, file, [&part, &name], &directory)
+            write_whole(run, file, &part, &name, &directory)
                 .inspect_err(|_| _ = directory.remove_file(&part))
         }
     };
@@ -79,7 +79,8 @@ pub fn export(run: &Path, folder: &Path) -> Result<ExportedBoard> {
 fn write_whole(
     run: &Path,
     to: File,
-    [part, name]: [&str; 2],
+    part: &str,
+    name: &str,
     directory: &Directory,
 ) -> Result<ExportedBoard> {
     let path = directory.path().join(name);

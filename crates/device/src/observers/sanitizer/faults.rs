@@ -6,6 +6,9 @@
 //! process. If the engine is correct, the flag is never set in time and the reader gives up after
 //! its patience, which is the only use of time here.
 
+#[cfg(feature = "cuda")]
+mod on_cuda;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 

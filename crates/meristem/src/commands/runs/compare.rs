@@ -1,5 +1,6 @@
 //! `meristem runs compare`.
 
+use std::ops::RangeInclusive;
 use std::process::ExitCode;
 
 use comfy_table::CellAlignment;
@@ -86,14 +87,14 @@ fn curves(runs: &[&Run]) -> Vec<String> {
     )];
     for (number, points) in all.iter().enumerate() {
         let end = percent(points.last().map(|point| point[1]));
-        lines.push(format!("{}  {}  {end}", number + 1, bars(points, [least, most], last)));
+        lines.push(format!("{}  {}  {end}", number + 1, bars(points, least..=most, last)));
     }
     lines
 }
 
-/// Draws a curve as one line of bars with eight heights. A column shows the last value within its
-/// interval of steps, or else the previous value.
-fn bars(points: &[[f64; 2]], [least, most]: [f64; 2], last: f64) -> String {
+/// Draws a curve as one line of bars with eight heights over the range `accuracies`. A column shows
+/// the last value within its interval of steps, or else the previous value.
+fn bars(points: &[[f64; 2]], accuracies: RangeInclusive<f64>, last: f64) -> String {
     const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let columns = COLUMNS.min(last as usize + 1);
     let end = points.last().map_or(-1.0, |point| point[0]);
@@ -103,7 +104,8 @@ fn bars(points: &[[f64; 2]], [least, most]: [f64; 2], last: f64) -> String {
         let before = points.partition_point(|point| point[0] < to);
         let known = before.checked_sub(1).filter(|_| from <= end);
         known.map_or(' ', |at| {
-            let share = (points[at][1] - least) / (most - least).max(1e-9);
+            let share = (points[at][1] - accuracies.start())
+                / (accuracies.end() - accuracies.start()).max(1e-9);
             BARS[((share * 7.0).round() as usize).min(7)]
         })
     };
@@ -128,10 +130,10 @@ mod tests {
     #[test]
     fn a_curve_in_text_ends_where_the_run_ended() {
         let points: Vec<[f64; 2]> = (0..4).map(|i| [f64::from(i), f64::from(i) / 10.0]).collect();
-        assert_eq!(bars(&points, [0.0, 0.3], 5.0), "▁▃▆█  ");
-        assert_eq!(bars(&points, [0.0, 0.3], 3.0), "▁▃▆█");
-        assert_eq!(bars(&[], [0.0, 0.3], 1.0), "  ");
+        assert_eq!(bars(&points, 0.0..=0.3, 5.0), "▁▃▆█  ");
+        assert_eq!(bars(&points, 0.0..=0.3, 3.0), "▁▃▆█");
+        assert_eq!(bars(&[], 0.0..=0.3, 1.0), "  ");
         let long: Vec<[f64; 2]> = (0..6000).map(|i| [f64::from(i), 0.5]).collect();
-        assert_eq!(bars(&long, [0.5, 0.5], 5999.0), "▁".repeat(COLUMNS));
+        assert_eq!(bars(&long, 0.5..=0.5, 5999.0), "▁".repeat(COLUMNS));
     }
 }

@@ -127,7 +127,7 @@ fn page(views: &LiveViews, view: &View, cancel: &CancelToken) -> Result<String, 
 
 fn served(base: &BasePath, title: &str, body: Html) -> String {
     let [style, script] = [STYLE_PATH, SCRIPT_PATH].map(|path| base.to(path));
-    Html::served(title, [&style, &script], body)
+    Html::served(title, &style, &script, body)
 }
 
 fn not_found(base: &BasePath, form: AnswerForm, missing: &str) -> Response {

@@ -137,7 +137,7 @@ pub fn backward_weight(
         return;
     }
     if let Some(sliding) = Sliding::weights(isa, shape) {
-        return sliding.weight_gradient([x, dy], to.dw, scratch);
+        return sliding.weight_gradient(x, dy, to.dw, scratch);
     }
     for (g, dw) in to.dw.chunks_exact_mut(shape.job_weight_len()).enumerate() {
         weight_group(isa, ConvGroup { shape, g }, x, dy, dw, scratch);

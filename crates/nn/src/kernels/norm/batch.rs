@@ -214,7 +214,8 @@ pub fn batch_norm_gradient_sums(
     of.forward.scales(coefficients.scale);
     let totals = reduce(isa, shape, of, coefficients.scale, sums);
     let count = (shape.batch * shape.pixels()) as f64;
-    coefficients.finish(of, count, &totals, parameters);
+    let [dgamma, dbeta] = parameters;
+    coefficients.finish(of, count, &totals, dgamma, dbeta);
 }
 
 /// Gradient of the raw input of [`batch_norm_act_forward`] in training, from the coefficients of
@@ -257,7 +258,8 @@ impl<'a> Coefficients<'a> {
         of: &BatchNormBackward<'_>,
         count: f64,
         totals: &BatchTotals<'_>,
-        [dgamma, dbeta]: [&mut [f32]; 2],
+        dgamma: &mut [f32],
+        dbeta: &mut [f32],
     ) {
         let BatchTotals { sums, dots } = totals;
         for c in 0..self.scale.len() {

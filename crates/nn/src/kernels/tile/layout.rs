@@ -56,13 +56,13 @@ pub(super) const fn panel(depth: usize, cols: usize, col: usize) -> (usize, usiz
 
 /// First element of columns `col` and later in row `k`, in panels of `depth` rows; the columns
 /// extend at least to the next multiple of [`PAD`].
-pub(crate) const fn in_panels([depth, cols]: [usize; 2], k: usize, col: usize) -> usize {
+pub(crate) const fn in_panels(depth: usize, cols: usize, k: usize, col: usize) -> usize {
     let (start, step) = panel(depth, cols, col);
     start + k * step + col % PANEL
 }
 
 /// Packed weights `[depth][pad16(cols)]` as panels, which take as much memory.
-pub(crate) fn to_panels([depth, cols]: [usize; 2], b: &[f32], to: &mut [f32]) {
+pub(crate) fn to_panels(depth: usize, cols: usize, b: &[f32], to: &mut [f32]) {
     let width = pad16(cols);
     for col in (0..cols).step_by(PANEL) {
         let (start, step) = panel(depth, cols, col);

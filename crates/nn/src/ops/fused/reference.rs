@@ -128,7 +128,7 @@ fn windows(norm: &BatchNorm) -> impl Iterator<Item = Vec<usize>> {
 
 /// The element of a window with the largest value, and whether ReLU lets it pass. Mean, scale and
 /// shift are per channel, `[C]`.
-fn winner(z: &[f32], [mean, scale, beta]: [&[f32]; 3], window: &[usize]) -> (usize, bool) {
+fn winner(z: &[f32], mean: &[f32], scale: &[f32], beta: &[f32], window: &[usize]) -> (usize, bool) {
     let value = |at: usize| {
         let c = at % mean.len();
         (z[at] - mean[c]) * scale[c] + beta[c]
@@ -153,7 +153,7 @@ impl RawImages<'_> {
         let scale: Vec<f32> = (0..c).map(|i| (f64::from(gamma[i]) / deviation(i)) as f32).collect();
         let (mut sums, mut dots) = (vec![0f64; c], vec![0f64; c]);
         for (window, &dy) in windows(norm).zip(dy) {
-            let (at, passes) = winner(z, [mean, &scale, beta], &window);
+            let (at, passes) = winner(z, mean, &scale, beta, &window);
             let dz = if passes { f64::from(dy) } else { 0.0 };
             sums[at % c] += dz;
             dots[at % c] += dz * f64::from(z[at] - mean[at % c]);
@@ -185,7 +185,7 @@ impl ReferenceBackward {
         let [dx, dweight, dgamma, dbeta, coefficients, _] = writes;
         let [dx, dweight, dgamma, dbeta, coefficients] =
             [dx, dweight, dgamma, dbeta, coefficients].map(SliceMut::elements);
-        let dz = self.raw_gradient(z, [z_mean, z_beta, slopes], dy);
+        let dz = self.raw_gradient(z, z_mean, z_beta, slopes, dy);
         let input = images(isa, &self.conv, x, [mean, var, gamma, beta]);
         let product = self.conv.product();
         run_conv(isa, ConvOp::WeightGradient(product), &[&input, &dz], [dweight, &mut []]);
@@ -203,7 +203,9 @@ impl ReferenceBackward {
     fn raw_gradient(
         &self,
         z: &[f32],
-        [mean, beta, coefficients]: [&[f32]; 3],
+        mean: &[f32],
+        beta: &[f32],
+        coefficients: &[f32],
         dy: &[f32],
     ) -> Vec<f32> {
         let (norm, c) = (&self.after, self.after.shape.c);
@@ -213,7 +215,7 @@ impl ReferenceBackward {
         for (at, window) in windows(norm).enumerate() {
             let image = at / (norm.output().pixels() * c);
             let dy = dy[if self.uniform { image * c + at % c } else { at }];
-            let (at, passes) = winner(z, [mean, scale, beta], &window);
+            let (at, passes) = winner(z, mean, scale, beta, &window);
             dz[at] = if passes { dy } else { 0.0 };
         }
         for (at, dz) in dz.iter_mut().enumerate() {

@@ -383,7 +383,7 @@ fn backward(conv: &FusedConv, after: &BatchNorm, uniform: bool, data: InputGradi
     let threads = weight.threads.max(grid.data.as_ref().map_or(0, |fit| fit.threads));
     // At the end the sums of all threads take the place of everything else.
     let [chunk, groups] = [weight.tile.chunk, grid.slices.weight_groups].map(|n| n as usize);
-    let sums = windows::sums_over_pixels(conv.precision, [threads, chunk, groups]);
+    let sums = windows::sums_over_pixels(conv.precision, threads, chunk, groups);
     let floats = (affine + affine_len(conv)).max(sums);
     let reads: [CallOperand; 11] = std::array::from_fn(read);
     let writes: [CallOperand; 6] = std::array::from_fn(write);

@@ -97,7 +97,10 @@ pub(super) fn scratch(op: &LossOp) -> usize {
 /// this one, each empty where it is not wanted, and the scratch.
 fn partial(
     logits: Logits,
-    [gradient, first, own, sums]: [CallOperand; 4],
+    gradient: CallOperand,
+    first: CallOperand,
+    own: CallOperand,
+    sums: CallOperand,
     is_first: bool,
 ) -> Emitted {
     let (of, blocks) = batch(logits);
@@ -119,7 +122,7 @@ pub(super) fn emit(op: &LossOp) -> Emission {
             let call = Call::new(&TRAIN_SUM, 1, SUM_THREADS);
             let samples = logits.batch as u32;
             smallvec![
-                partial(*logits, [write(0), none, none, sums], false),
+                partial(*logits, write(0), none, none, sums, false),
                 emitted(call, &[sums, write(1), write(2)], samples),
             ]
         }
@@ -138,8 +141,9 @@ pub(super) fn emit(op: &LossOp) -> Emission {
                 emitted(call, &[sums, write(0)], to)
             });
             // No gradient is wanted.
-            let operands = [write(0).part(0, 0), write(1), write(2), sums];
-            let partial = partial(*logits, operands, all.contains(&0));
+            let gradient = write(0).part(0, 0);
+            let is_first = all.contains(&0);
+            let partial = partial(*logits, gradient, write(1), write(2), sums, is_first);
             std::iter::once(partial).chain(each).collect()
         }
     }

@@ -93,7 +93,9 @@ pub(super) fn tables_of_pixels(pixels: usize) -> usize {
 /// channels.
 pub(super) fn sums_over_pixels(
     precision: Precision,
-    [threads, chunk, groups]: [usize; 3],
+    threads: usize,
+    chunk: usize,
+    groups: usize,
 ) -> usize {
     if on_matrices(precision) {
         THREADS / WARP * groups.min(WARP_GROUPS[1]) * 9 * GROUP * chunk

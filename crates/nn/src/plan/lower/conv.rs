@@ -58,7 +58,7 @@ impl ConvNode {
         let to = [b.param_gradient(weight), b.optional_param_gradient(bias)];
         b.emit(ConvOp::WeightGradient(product), &[b.node(x), dy], &to);
         let w = b.param(weight);
-        b.send_gradient([node, x], &[dy, w], |accumulate| ConvOp::DataGradient {
+        b.send_gradient(node, x, &[dy, w], |accumulate| ConvOp::DataGradient {
             product,
             accumulate,
         });

@@ -16,7 +16,7 @@ pub(super) fn activation(
     b.emit(ElementwiseOp::Forward { function, len }, &[input], &[y]);
     Box::new(move |b, dy| {
         let op = |accumulate| ElementwiseOp::Gradient { function, len, accumulate };
-        b.send_gradient([node, x], &[y, dy], op);
+        b.send_gradient(node, x, &[y, dy], op);
     })
 }
 

@@ -47,6 +47,6 @@ pub(super) fn lstm(
         }
         let product = ConvProduct::f32(shape.input_product());
         let op = |accumulate| ConvOp::DataGradient { product, accumulate };
-        b.send_gradient([node, inputs[0]], &[dgates, w_ih], op);
+        b.send_gradient(node, inputs[0], &[dgates, w_ih], op);
     })
 }

@@ -104,7 +104,7 @@ pub(super) fn batch_norm(b: &mut PlanBuilder<'_>, unit: &NormUnit) -> Result<Opt
                 b.emit(op(false), &reads, &[dx]);
                 conv.backward(b, dx);
             }
-            None => b.send_gradient([unit.output, x], &reads, op),
+            None => b.send_gradient(unit.output, x, &reads, op),
         }
     })))
 }

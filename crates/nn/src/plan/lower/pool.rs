@@ -35,7 +35,7 @@ impl Pooled {
     fn backward(self, b: &mut PlanBuilder<'_>, dy: ValueId) {
         let Self { node, x, shape, positions, .. } = self;
         let op = |accumulate| PoolOp::MaxGradient { shape, accumulate };
-        b.send_gradient([node, x], &[dy, positions], op);
+        b.send_gradient(node, x, &[dy, positions], op);
     }
 }
 
@@ -71,6 +71,6 @@ pub(super) fn global_average(b: &mut PlanBuilder<'_>, node: NodeId, x: NodeId) -
     b.emit(PoolOp::Average(shape), &[input], &[y]);
     Box::new(move |b, dy| {
         let op = |accumulate| PoolOp::AverageGradient { shape, accumulate };
-        b.send_gradient([node, x], &[dy], op);
+        b.send_gradient(node, x, &[dy], op);
     })
 }

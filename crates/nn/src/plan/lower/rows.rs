@@ -46,7 +46,7 @@ pub(super) fn concat(b: &mut PlanBuilder<'_>, node: NodeId, parts: &[NodeId]) ->
     Box::new(move |b, dy| {
         for (part, at) in columns {
             let op = |accumulate| RowsOp::Take { rows, at, accumulate };
-            b.send_gradient([node, part], &[dy], op);
+            b.send_gradient(node, part, &[dy], op);
         }
     })
 }

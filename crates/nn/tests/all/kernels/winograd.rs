@@ -200,12 +200,12 @@ impl Case {
         let mut room = scratch(self.of.scratch_len());
         let mut turned = scratch(self.of.filters_len());
         let turned = self.of.turned_filters(isa, &self.w, &mut turned);
-        let of = (&self.dy[..], turned);
+        let dy = &self.dy;
         let mut dx = Guarded::poisoned(self.x.len());
-        self.of.backward_data(isa, of, GradOut::overwrite(dx.get()), &mut room);
+        self.of.backward_data(isa, dy, turned, GradOut::overwrite(dx.get()), &mut room);
         compare(&name, isa, dx.check(&name), &exact);
         let mut dx = Guarded::new(&self.x);
-        self.of.backward_data(isa, of, GradOut::add(dx.get()), &mut room);
+        self.of.backward_data(isa, dy, turned, GradOut::add(dx.get()), &mut room);
         exact.iter_mut().zip(&self.x).for_each(|(e, &x)| e.add(x.into()));
         compare(&name, isa, dx.check(&name), &exact);
     }
@@ -246,7 +246,7 @@ impl Case {
         }
         let mut dw = Guarded::new(&self.w);
         let mut room = scratch(self.of.scratch_len());
-        self.of.backward_weight(isa, [&self.x, &self.dy], dw.get(), &mut room);
+        self.of.backward_weight(isa, &self.x, &self.dy, dw.get(), &mut room);
         compare(&name, isa, dw.check(&name), &exact);
         for row in dw.check(&name).chunks_exact(pad16(s.out_c)) {
             assert!(row[s.out_c..].iter().all(|&v| v == 0.0), "{name}: padding lanes are zero");
@@ -298,9 +298,9 @@ fn an_empty_batch_is_no_work() {
         let filters = of.filters(isa, &case.w, &mut points);
         of.forward(isa, WinogradInputs { x: &[], filters, bias: &[] }, &mut [], &mut room);
         let turned = of.turned_filters(isa, &case.w, &mut points);
-        of.backward_data(isa, (&[], turned), GradOut::add(&mut []), &mut room);
+        of.backward_data(isa, &[], turned, GradOut::add(&mut []), &mut room);
         let mut dw = case.w.clone();
-        of.backward_weight(isa, [&[], &[]], &mut dw, &mut room);
+        of.backward_weight(isa, &[], &[], &mut dw, &mut room);
         assert_eq!(dw, case.w);
     }
 }

@@ -44,7 +44,8 @@ impl Sliding {
     /// `dw` `[window][3][in][PAD]`. `scratch` has room for the sums.
     pub(in super::super) fn weight_gradient(
         &self,
-        [x, dy]: [&[f32]; 2],
+        x: &[f32],
+        dy: &[f32],
         dw: &mut [f32],
         scratch: &mut [f32],
     ) {
@@ -66,7 +67,7 @@ impl Sliding {
                 let each = rows.clone().map(|row| self.output_rows(row));
                 let most = each.reduce(|a, b| a.start.max(b.start)..a.end.min(b.end));
                 let inner = most.filter(|inner| !inner.is_empty()).unwrap_or(0..0);
-                self.add_rows([x, dy], rows.clone(), inner.clone(), sums);
+                self.add_rows(x, dy, rows.clone(), inner.clone(), sums);
                 for row in rows {
                     let all = self.output_rows(row);
                     let rest = if inner.is_empty() {
@@ -75,7 +76,7 @@ impl Sliding {
                         [all.start..inner.start, inner.end..all.end]
                     };
                     for outputs in rest {
-                        self.add_rows([x, dy], row..row + 1, outputs, sums);
+                        self.add_rows(x, dy, row..row + 1, outputs, sums);
                     }
                 }
             }
@@ -94,7 +95,8 @@ impl Sliding {
     /// Adds the sums over some output rows for some rows of the window, all in the image.
     fn add_rows(
         &self,
-        [x, dy]: [&[f32]; 2],
+        x: &[f32],
+        dy: &[f32],
         rows: Range<usize>,
         outputs: Range<usize>,
         sums: &mut [f32],

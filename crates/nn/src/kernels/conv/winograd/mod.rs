@@ -226,7 +226,8 @@ impl Winograd {
     pub fn backward_data(
         &self,
         isa: Isa,
-        (dy, turned): (&[f32], Filters<'_>),
+        dy: &[f32],
+        turned: Filters<'_>,
         dx: GradOut<'_>,
         scratch: &mut [f32],
     ) {
@@ -240,14 +241,15 @@ impl Winograd {
     pub fn backward_weight(
         &self,
         isa: Isa,
-        [x, dy]: [&[f32]; 2],
+        x: &[f32],
+        dy: &[f32],
         dw: &mut [f32],
         scratch: &mut [f32],
     ) {
         let mut parts = self.parts(scratch, [self.shape.in_c, self.shape.out_c]);
         match self.tile {
-            TileSize::Two => self.weight::<TwoOutputs, 2, 4>(isa, [x, dy], dw, &mut parts),
-            TileSize::Four => self.weight::<FourOutputs, 4, 6>(isa, [x, dy], dw, &mut parts),
+            TileSize::Two => self.weight::<TwoOutputs, 2, 4>(isa, x, dy, dw, &mut parts),
+            TileSize::Four => self.weight::<FourOutputs, 4, 6>(isa, x, dy, dw, &mut parts),
         }
     }
 
@@ -401,7 +403,8 @@ impl Winograd {
     fn weight<P: Points<M, T>, const M: usize, const T: usize>(
         &self,
         isa: Isa,
-        [x, dy]: [&[f32]; 2],
+        x: &[f32],
+        dy: &[f32],
         dw: &mut [f32],
         parts: &mut ScratchParts<'_>,
     ) {

@@ -107,7 +107,7 @@ impl WindowTiles {
     /// Tiles of at most `pixels` pixels (at least `rows` · `width`), whose rows are a multiple of
     /// `rows`, and whose columns are a multiple of 4, at most `width`. Tiles of one image have
     /// about the same height and width; a tile holds several images if they fit.
-    fn new(of: &BatchShape, pixels: usize, [rows, width]: [usize; 2]) -> WindowTiles {
+    fn new(of: &BatchShape, pixels: usize, rows: usize, width: usize) -> WindowTiles {
         let across = of.w.div_ceil(width).max(1);
         let w = of.w.div_ceil(across).next_multiple_of(4);
         let steps = of.h.div_ceil(rows).max(1);
@@ -123,12 +123,13 @@ impl WindowTiles {
     fn fitting(
         of: &BatchShape,
         pixels: usize,
-        [rows, width]: [usize; 2],
+        rows: usize,
+        width: usize,
         fits: impl Fn(&WindowTiles) -> bool,
     ) -> WindowTiles {
         let (mut pixels, least) = (pixels, rows * width);
         loop {
-            let tiles = WindowTiles::new(of, pixels, [rows, width]);
+            let tiles = WindowTiles::new(of, pixels, rows, width);
             if pixels <= least || fits(&tiles) {
                 return tiles;
             }
@@ -176,23 +177,28 @@ struct WindowPass {
 impl WindowPass {
     /// Forward pass.
     fn forward(of: &ConvProduct) -> WindowPass {
-        WindowPass::new(of, [of.shape.input(), of.shape.output()], of.shape.padding)
+        WindowPass::new(of, of.shape.input(), of.shape.output(), of.shape.padding)
     }
 
     /// Data gradient: a forward pass over `dy`, whose windows reach as far as the input's did.
     fn data(of: &ConvProduct) -> WindowPass {
         let padding = of.shape.padding.map(|p| 2 - p);
-        WindowPass::new(of, [of.shape.output(), of.shape.input()], padding)
+        WindowPass::new(of, of.shape.output(), of.shape.input(), padding)
     }
 
-    fn new(of: &ConvProduct, [read, written]: [BatchShape; 2], padding: [usize; 2]) -> WindowPass {
+    fn new(
+        of: &ConvProduct,
+        read: BatchShape,
+        written: BatchShape,
+        padding: [usize; 2],
+    ) -> WindowPass {
         let (step, precision) = (pad16(of.shape.out_c), of.precision);
         let [_, groups] = columns(precision, written.c);
         let fits = |tiles: &WindowTiles| {
             PassShared::new(precision, tiles, read.c, groups).bytes() + DECLARED <= SHARED
         };
         let most = windows::pixels_max(precision, groups);
-        let tiles = WindowTiles::fitting(&written, most, [2, WIDTH], fits);
+        let tiles = WindowTiles::fitting(&written, most, 2, WIDTH, fits);
         WindowPass { precision, read, written, padding, tiles, step }
     }
 
@@ -355,8 +361,8 @@ fn cut(of: &ConvProduct) -> GradientCut {
         WeightShared::new(precision, tiles, shape.in_c, groups).bytes() <= SHARED
     };
     // Tensor cores take 8 pixels at a time.
-    let size = if windows::on_matrices(precision) { [2, WIDTH / 2] } else { [1, WIDTH] };
-    let tiles = WindowTiles::fitting(&shape.output(), floats / (groups * GROUP), size, fits);
+    let (rows, width) = if windows::on_matrices(precision) { (2, WIDTH / 2) } else { (1, WIDTH) };
+    let tiles = WindowTiles::fitting(&shape.output(), floats / (groups * GROUP), rows, width, fits);
     let count = tiles.count(shape.batch);
     let blocks = column_tiles * shape.in_c.div_ceil(CHUNK);
     let part_tiles = count.div_ceil(most_parts(shape, blocks, 128)).max(1);
@@ -410,7 +416,7 @@ impl WeightShared {
             let threads = (subsets * chunk * groups).next_multiple_of(32);
             (SharedWords::default(), threads, 2 * buffer)
         };
-        let floats = used.max(windows::sums_over_pixels(precision, [threads, chunk, groups]));
+        let floats = used.max(windows::sums_over_pixels(precision, threads, chunk, groups));
         let (slots, sums) = (floats.div_ceil(2), groups * threads);
         WeightShared {
             chunk,

@@ -250,7 +250,7 @@ mod tests {
             }
         }
         for of in Precision::ALL {
-            assert!(windows::sums_over_pixels(of, [THREADS, CHUNK, 8]) <= FLOATS_MAX, "{of}");
+            assert!(windows::sums_over_pixels(of, THREADS, CHUNK, 8) <= FLOATS_MAX, "{of}");
         }
     }
 }
