@@ -219,7 +219,8 @@ impl GatherBatches {
     }
 
     /// Begins any epoch, at any time. Copies to each device its permutations, and with streamed
-    /// images the first batch of each env; these copies are counted. Does not wait.
+    /// images the first batch of each env; these copies are counted. Does not wait for the device;
+    /// see [`Self::next`] for streamed images on a CUDA device.
     ///
     /// # Errors
     /// Device errors.
@@ -239,7 +240,9 @@ impl GatherBatches {
     /// The next batch of each env that is served, in env order. Envs without samples in a partial
     /// last batch are left out; they are always the last ones. `None` at the end of the epoch.
     /// Enqueues the gathers, and with streamed images a copy of the batch after this one for each
-    /// env, which is counted; does not wait.
+    /// env, which is counted. Does not wait for the device, with one exception: for streamed images
+    /// on a CUDA device it waits for the thread that reads them from their file, and for earlier
+    /// copies while more than 256 MiB are on their way, which counts as synchronizations.
     ///
     /// # Errors
     /// [`Error::EpochNotStarted`] before the first [`Self::start_epoch`]; device errors, which end

@@ -30,20 +30,30 @@ fn address_tables(device: &ScopedDevice, pass: PassBatches) -> u64 {
     if device.has_graphs { pass.gathered + 2 * 2 * 2 } else { 0 }
 }
 
+/// Waits for staging memory in a pass with `uploads` uploads to a CUDA device. More than 256 MiB of
+/// images that are on their way hold the host back, which waits for each upload at most once; and
+/// the upload itself waits if no page-locked memory was left for it.
+fn staging_waits(device: &ScopedDevice, uploads: u64) -> u64 {
+    if device.has_graphs { 2 * uploads } else { 0 }
+}
+
 /// Limits of the inner loop on a device. The permutation was copied and plans and buffers were
 /// created before, so that it only copies streamed images of each env, and address tables. The
 /// first batch was uploaded before.
 pub(crate) fn train_step(device: &ScopedDevice, pass: PassBatches) -> Counts {
     let uploads = pass.uploaded.saturating_sub(1);
     let copies_to_device = device.envs * uploads + address_tables(device, pass);
-    Counts { copies_to_device, ..Counts::default() }
+    let synchronizations = staging_waits(device, device.envs * pass.uploaded);
+    Counts { copies_to_device, synchronizations, ..Counts::default() }
 }
 
 /// Limits of the passes that recompute running statistics on a device: copies of the
 /// permutation, of streamed images of each env, and of address tables.
 pub(crate) fn statistics(device: &ScopedDevice, pass: PassBatches) -> Counts {
-    let copies_to_device = 1 + device.envs * pass.uploaded + address_tables(device, pass);
-    Counts { copies_to_device, ..Counts::default() }
+    let uploads = device.envs * pass.uploaded;
+    let copies_to_device = 1 + uploads + address_tables(device, pass);
+    let synchronizations = staging_waits(device, uploads);
+    Counts { copies_to_device, synchronizations, ..Counts::default() }
 }
 
 /// Limits of a control step on a device, for `workers` workers. All envs share the images.
@@ -52,7 +62,7 @@ pub(crate) fn control_step(device: &ScopedDevice, workers: u64, pass: PassBatche
         // The metrics of all envs, in one copy.
         copies_to_host: 1,
         // The wait for that copy.
-        synchronizations: 1,
+        synchronizations: 1 + staging_waits(device, pass.uploaded),
         // Order of the control split, streamed images, and address tables.
         copies_to_device: 1 + pass.uploaded + address_tables(device, pass),
         // A larger arena for each worker, for a pattern of alphas that an env has not evaluated
