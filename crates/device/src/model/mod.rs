@@ -12,7 +12,7 @@
 //! features loom is used. Only the tests of this module run in such a build:
 //! `cargo test -p meristem-device --features loom --lib model`, and the same with `shuttle`. With
 //! the variable `MODELS_QUICK` loom takes one preemption less, but at least two, and shuttle a
-//! fourth of the schedules: a third of the time.
+//! fourth of the schedules: a fourth of the time.
 
 #![allow(clippy::unwrap_used, reason = "models fail by panicking, their helpers too")]
 
