@@ -29,7 +29,7 @@ mod shuttle_models;
 
 use crate::{DType, Device, DeviceId, DeviceOptions, Owner, Stream, Tensor};
 
-/// Whether less is asked for.
+/// Whether `MODELS_QUICK` asks for fewer schedules.
 fn is_quick() -> bool {
     std::env::var_os("MODELS_QUICK").is_some()
 }
