@@ -47,10 +47,20 @@ impl Flag {
 type FaultProgram = fn(&Device, Duration) -> Result<bool>;
 
 fn open(faults: &[EngineFault], sanitize: bool, memory_limit: Option<usize>) -> Device {
+    open_on(DeviceId::Cpu(0), faults, sanitize, memory_limit)
+}
+
+/// A device with three workers or lanes.
+fn open_on(
+    id: DeviceId,
+    faults: &[EngineFault],
+    sanitize: bool,
+    memory_limit: Option<usize>,
+) -> Device {
     let environment =
         Environment { sanitize, faults: EngineFaults::planted(faults), ..Environment::default() };
     let options = DeviceOptions { threads: 3, memory_limit, ..DeviceOptions::default() };
-    Device::open_in(DeviceId::Cpu(0), &options, environment).unwrap()
+    Device::open_in(id, &options, environment).unwrap()
 }
 
 /// Checks a program as described at the head of this file; returns the race.

@@ -3,12 +3,12 @@
 //! restrict. On a GPU the copies are so short that a fault rarely shows. The sanitizer reports each
 //! on both.
 
-use crate::ground::fault::{EngineFault, EngineFaults};
+use super::{LEN, open_on};
+use crate::ground::fault::EngineFault;
 use crate::ground::{Error, Race, RaceKind, Result};
-use crate::handles::{Device, DeviceOptions, Environment};
+use crate::handles::Device;
 use crate::{DType, DeviceId, Owner, Stream, Tensor, read_back_as};
 
-const LEN: usize = 1024;
 const BYTES: usize = 4 * LEN;
 /// Repetitions of a program, each with another order of the lanes.
 const ROUNDS: usize = 40;
@@ -17,10 +17,7 @@ const ROUNDS: usize = 40;
 type FaultProgram = fn(&Device) -> Result<bool>;
 
 fn open(faults: &[EngineFault], sanitize: bool, memory_limit: Option<usize>) -> Device {
-    let environment =
-        Environment { sanitize, faults: EngineFaults::planted(faults), ..Environment::default() };
-    let options = DeviceOptions { threads: 3, memory_limit, ..DeviceOptions::default() };
-    Device::open_in(DeviceId::Cuda(0), &options, environment).unwrap()
+    open_on(DeviceId::Cuda(0), faults, sanitize, memory_limit)
 }
 
 /// Checks a program as described at the head of this file; returns the race.
