@@ -391,6 +391,18 @@ fn rank_0_reports_an_env_that_fails_on_another_rank() {
     assert_eq!(status("two"), status("one"));
 }
 
+/// Remarks about settings are those of the run, so one rank prints them.
+#[test]
+fn a_remark_about_settings_is_printed_by_one_rank() {
+    let m = with_images();
+    let settings = "--rounds 1 --steps 2 --lr-warmup 99 --lr 0.1 --lr 0.2";
+    ok(&m, 2, &format!("{RUN} {settings} --comm mpi --run-dir run"));
+    let remarks = rank_errors(&m, 0);
+    for remark in ["--lr-warmup 99 is longer", "--lr was given more than once"] {
+        assert_eq!(remarks.matches(remark).count(), 1, "{remarks}");
+    }
+}
+
 /// Sums of GPUs over MPI go through host memory, which rank 0 says. On the processor there is
 /// nothing to say. CI runs it on the stand-in for the CUDA driver, too.
 #[test]

@@ -123,4 +123,19 @@ mod tests {
         assert_eq!((later.known(), later.to_string().as_str()), (None, "dreaming"));
         assert!(serde_json::from_str::<Recorded<Stage>>("7").is_err());
     }
+
+    #[test]
+    fn text_of_a_later_version_is_kept_and_written_again() {
+        #[derive(serde::Serialize, serde::Deserialize)]
+        struct Texts {
+            #[serde(with = "as_text")]
+            one: Recorded<u8>,
+            #[serde(with = "as_texts")]
+            several: Vec<Recorded<u8>>,
+        }
+        let text = r#"{"one":"dreaming","several":["7","dozing"]}"#;
+        let read: Texts = serde_json::from_str(text).unwrap();
+        assert_eq!(read.several[0].known(), Some(7));
+        assert_eq!(serde_json::to_string(&read).unwrap(), text);
+    }
 }
