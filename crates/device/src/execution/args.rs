@@ -10,6 +10,7 @@ use std::panic::Location;
 use smallvec::SmallVec;
 
 use super::block::MemoryBlock;
+use super::fill::Fill;
 use super::host_block::HostBlock;
 use super::scratch::BorrowedScratch;
 use crate::ground::sync::Arc;
@@ -191,8 +192,7 @@ impl<'a> Args<'a> {
         // `scratch`), and `take` gives it to this one once.
         let all = unsafe { std::slice::from_raw_parts_mut(block.data().as_ptr(), bytes) };
         if poisoned {
-            let poison = POISON.to_ne_bytes();
-            all.chunks_mut(4).for_each(|chunk| chunk.copy_from_slice(&poison[..chunk.len()]));
+            Fill::Word(POISON).write(all);
         }
         all
     }

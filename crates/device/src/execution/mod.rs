@@ -6,8 +6,8 @@
 //!   kernels).
 //! - CUDA: `call` (calls of kernels are values), and `cuda`, which calls the driver. `absent`
 //!   replaces `cuda` in a build without the feature.
-//! - Both: `transfer` (copies and fills are values), `block` (memory of either backend) and `work`
-//!   (work of either backend).
+//! - Both: `transfer` (copies and fills are values), `fill` (what memory is filled with), `block`
+//!   (memory of either backend) and `work` (work of either backend).
 
 #[cfg(not(feature = "cuda"))]
 #[path = "absent.rs"]
@@ -20,6 +20,7 @@ mod block;
 #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only a CUDA device looks at calls"))]
 mod call;
 mod executor;
+mod fill;
 mod host_block;
 mod parts;
 mod scratch;
@@ -32,10 +33,10 @@ pub(crate) use block::{BlockSource, MemoryBlock};
 pub use call::{Call, Kernel, KernelHeader, KernelSource, Operand, Piece, Program};
 pub(crate) use cuda::{PeerMembership, StagingBuffer};
 pub(crate) use executor::{Executor, Task, TaskEnd, check_may_wait, on_worker};
+pub use fill::Fill;
 pub(crate) use host_block::ALIGNMENT;
 pub(crate) use parts::discard;
 pub use parts::in_parts;
 pub(crate) use scratch::{BorrowedScratch, Reservation, ScratchPiece, ScratchPieces};
-pub use transfer::Fill;
 pub(crate) use transfer::{HostBytes, IntoSlots, Make, Slots, Transfer};
 pub(crate) use work::StreamWork;

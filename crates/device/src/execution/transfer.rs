@@ -1,29 +1,9 @@
 //! Copies and fills, as values that each backend carries out.
 
 use super::args::Args;
+use super::fill::Fill;
 use crate::ground::sync::{Arc, Mutex, lock};
 use crate::hooks::Category;
-
-/// A pattern of bytes to fill memory with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fill {
-    /// Zeros.
-    Zero,
-    /// The bytes of a word, in native order, repeated from the first byte on.
-    Word(u32),
-}
-
-impl Fill {
-    fn write(self, bytes: &mut [u8]) {
-        match self {
-            Fill::Zero => bytes.fill(0),
-            Fill::Word(word) => {
-                let word = word.to_ne_bytes();
-                bytes.chunks_mut(4).for_each(|chunk| chunk.copy_from_slice(&word[..chunk.len()]));
-            }
-        }
-    }
-}
 
 /// Work on a command's arguments other than a kernel.
 pub(crate) enum Transfer {

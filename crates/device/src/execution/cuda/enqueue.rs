@@ -11,7 +11,8 @@ use super::nccl::PeerMembership;
 use super::staging::StagingBuffer;
 use super::task::{CudaTask, TaskAct};
 use crate::execution::args::{Arg, LaunchRecord};
-use crate::execution::transfer::{Download, Fill};
+use crate::execution::fill::Fill;
+use crate::execution::transfer::Download;
 use crate::ground::sync::Arc;
 
 /// Alignment of the pieces of a download in staging memory.

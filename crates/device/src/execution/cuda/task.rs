@@ -6,7 +6,8 @@ use super::program::BoundProgram;
 use super::staging::StagingBuffer;
 use crate::execution::args::LaunchRecord;
 use crate::execution::call::Program;
-use crate::execution::transfer::{Download, Fill};
+use crate::execution::fill::Fill;
+use crate::execution::transfer::Download;
 use crate::ground::sync::Arc;
 
 /// A launch, a copy or a fill, ready to be issued.
