@@ -75,7 +75,8 @@ pub use lifecycle::{
 };
 pub use optimisers::Optimisers;
 pub use spec::{
-    Cnn, Features, HostError, HostLayer, HostSpec, LayerSize, PRESETS, SlotName, TaskShape,
+    Cnn, Features, HostError, HostLayer, HostSpec, HostSummary, LayerSize, LayerSummary, PRESETS,
+    SlotName, TaskShape,
 };
 pub use suggest::nearest;
 pub use topology::{TOPOLOGY_VERSION, Topology, TopologyModule, TopologySlot, host_json};

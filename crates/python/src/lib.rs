@@ -13,6 +13,7 @@
 //! | `runs` | `train`, `resume`, and reading of run folders |
 //! | `columns` | events of a run as columns |
 //! | `weights` | contents of weights files |
+//! | `hosts` | hosts without weights |
 //! | `data` | datasets and gathered batches |
 //! | `comm` | collectives for Python programs |
 //! | `env` | conversion of env views and actions |
@@ -29,6 +30,7 @@ mod dlpack;
 mod env;
 mod errors;
 mod fleet;
+mod hosts;
 mod json;
 mod runs;
 mod settings;
@@ -47,6 +49,8 @@ mod _meristem {
     use super::dlpack::Array;
     #[pymodule_export]
     use super::fleet::FleetSession;
+    #[pymodule_export]
+    use super::hosts::host_summary;
     #[pymodule_export]
     use super::runs::{read_events, read_run, resume, train, verify};
     #[pymodule_export]

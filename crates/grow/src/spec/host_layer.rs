@@ -1,5 +1,7 @@
 //! Layers of a host, as data, and their nodes in a graph.
 
+use std::fmt;
+
 use meristem_nn::Result;
 use meristem_nn::graph::{ConvGeometry, Dims, GraphBuilder, NodeId};
 use serde::{Deserialize, Serialize};
@@ -66,6 +68,8 @@ pub struct LayerSize {
     pub output: Dims,
     /// Trained parameters (saturating).
     pub parameters: usize,
+    /// Multiply-accumulate operations per image (saturating).
+    pub macs: usize,
 }
 
 impl HostLayer {
@@ -87,24 +91,39 @@ impl HostLayer {
         }
     }
 
+    /// Name of the layer or slot; `None` for a layer without one.
+    pub fn name(&self) -> Option<&str> {
+        match self {
+            HostLayer::MaxPool2d { name, .. } => Some(name),
+            HostLayer::Slot { name } => Some(name.as_str()),
+            layer => layer.tensors(),
+        }
+    }
+
     /// Size of the layer for an input of shape `input`, in a network for images of shape `image`.
     pub(super) fn size(&self, input: Dims, image: &TaskShape) -> LayerSize {
         let Dims { c, h, w } = input;
-        let (output, parameters) = match *self {
+        let without_weights = |output| LayerSize { output, parameters: 0, macs: 0 };
+        match *self {
             HostLayer::Conv2d { out, kernel, .. } => {
-                let weights = c.saturating_mul(out).saturating_mul(kernel * kernel);
-                (Dims { c: out, ..input }, weights)
+                let parameters = c.saturating_mul(out).saturating_mul(kernel * kernel);
+                let macs = parameters.saturating_mul(h).saturating_mul(w);
+                LayerSize { output: Dims { c: out, ..input }, parameters, macs }
             }
-            HostLayer::BatchNorm { .. } => (input, c.saturating_mul(2)),
-            HostLayer::Relu | HostLayer::Slot { .. } => (input, 0),
-            HostLayer::MaxPool2d { kernel, .. } => (Dims { h: h / kernel, w: w / kernel, c }, 0),
-            HostLayer::GlobalAvgPool => (Dims { c, h: 1, w: 1 }, 0),
+            HostLayer::BatchNorm { .. } => {
+                LayerSize { parameters: c.saturating_mul(2), ..without_weights(input) }
+            }
+            HostLayer::Relu | HostLayer::Slot { .. } => without_weights(input),
+            HostLayer::MaxPool2d { kernel, .. } => {
+                without_weights(Dims { h: h / kernel, w: w / kernel, c })
+            }
+            HostLayer::GlobalAvgPool => without_weights(Dims { c, h: 1, w: 1 }),
             HostLayer::Linear { out: Features::Classes, .. } => {
-                let weights = c.saturating_mul(image.classes);
-                (Dims { c: image.classes, h: 1, w: 1 }, weights.saturating_add(image.classes))
+                let (output, macs) =
+                    (Dims { c: image.classes, h: 1, w: 1 }, c.saturating_mul(image.classes));
+                LayerSize { output, parameters: macs.saturating_add(image.classes), macs }
             }
-        };
-        LayerSize { output, parameters }
+        }
     }
 
     /// Adds the layer after `x` to the current group of parameters. A slot adds nothing.
@@ -121,6 +140,21 @@ impl HostLayer {
             HostLayer::Linear { name, out: Features::Classes } => {
                 b.linear(x, name, classes, true, None)
             }
+        }
+    }
+}
+
+impl fmt::Display for HostLayer {
+    /// Kind of the layer, with its kernel.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            HostLayer::Conv2d { kernel, .. } => write!(f, "conv {kernel}×{kernel}"),
+            HostLayer::BatchNorm { .. } => f.write_str("batch norm"),
+            HostLayer::Relu => f.write_str("relu"),
+            HostLayer::MaxPool2d { kernel, .. } => write!(f, "max pool {kernel}×{kernel}"),
+            HostLayer::Slot { .. } => f.write_str("slot"),
+            HostLayer::GlobalAvgPool => f.write_str("global average pool"),
+            HostLayer::Linear { .. } => f.write_str("linear"),
         }
     }
 }

@@ -35,6 +35,27 @@ fn presets_match_the_table_of_parameters() {
 }
 
 #[test]
+fn a_summary_has_the_sizes_of_the_graph() {
+    for (name, _) in PRESETS {
+        let graph = host_graph(&spec(name), &CIFAR, Optimisers::default().host).unwrap();
+        let summary = spec(name).summary(&CIFAR).unwrap();
+        let sizes = (summary.parameters, summary.macs as u64);
+        assert_eq!(sizes, (graph.parameters(None), graph.macs()), "{name}");
+        assert_eq!(summary.slots, spec(name).slots().len(), "{name}");
+    }
+    let summary = spec("baseline").summary(&CIFAR).unwrap();
+    let first = &summary.layers[0];
+    assert_eq!((first.name.as_deref(), first.layer.as_str()), (Some("blocks.0.conv"), "conv 3×3"));
+    // 27 products for each of 8 × 32 × 32 elements.
+    let sizes = (first.output, first.parameters, first.macs);
+    assert_eq!(sizes, ([8, 32, 32], 8 * 27, 27 * 8 * 32 * 32));
+    let last = summary.layers.last().unwrap();
+    assert_eq!((last.output, last.parameters, last.macs), ([10, 1, 1], 330, 320));
+    let tiny = TaskShape { height: 2, width: 2, ..CIFAR };
+    assert!(matches!(spec("deep").summary(&tiny), Err(HostError::TooDeep { .. })));
+}
+
+#[test]
 fn host_tensors_have_pytorch_names_and_shapes() {
     let graph = host_graph(&spec("baseline"), &CIFAR, Optimisers::default().host).unwrap();
     let got: BTreeMap<String, Vec<usize>> =

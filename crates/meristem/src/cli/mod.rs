@@ -6,6 +6,7 @@ mod bench;
 mod control;
 mod data;
 mod export;
+mod host;
 mod runs;
 mod settings;
 mod train;
@@ -35,6 +36,7 @@ pub(crate) use self::data::{
 pub(crate) use self::export::{
     CsvArguments, ExportCommand, OnnxArguments, ParquetArguments, Table, TensorboardArguments,
 };
+pub(crate) use self::host::{HostCommand, HostShowArguments};
 pub(crate) use self::runs::{
     CompareArguments, ReportArguments, RunsArguments, RunsCommand, ServeArguments,
     VerifyRunsArguments, WatchArguments,
@@ -88,6 +90,9 @@ pub(crate) enum Command {
     /// Inspect datasets: describe, verify, convert, print the order of samples.
     #[command(subcommand)]
     Data(DataCommand),
+    /// Describe hosts, the networks in which modules grow.
+    #[command(subcommand)]
+    Host(HostCommand),
     /// Check this machine and this build: one line per check, ok or FAIL with a remedy.
     ///
     /// The checks cover residency, memory format, aliasing, determinism, streams under load, memory

@@ -10,6 +10,7 @@ mod control_eval;
 mod data;
 mod eval;
 mod export;
+mod host;
 mod runs;
 mod serve;
 mod shell;
@@ -24,7 +25,7 @@ use meristem::train::summary::{MemorySummary, Status};
 use meristem::train::trace::TraceSummary;
 use serde::Serialize;
 
-use crate::cli::{BenchCommand, Command, ControlCommand};
+use crate::cli::{BenchCommand, Command, ControlCommand, HostCommand};
 use crate::failure::{Failure, STOPPED};
 use crate::plain::{self, counted};
 use crate::table;
@@ -45,6 +46,7 @@ pub(crate) fn run(command: Command) -> Outcome {
         Command::Eval(arguments) => eval::run(&arguments),
         Command::Control(ControlCommand::Eval(arguments)) => control_eval::run(&arguments),
         Command::Data(command) => data::run(&command),
+        Command::Host(HostCommand::Show(arguments)) => host::show(&arguments),
         Command::Check(arguments) => check::run(&arguments),
         Command::Bench(BenchCommand::Host(arguments)) => bench_host::run(&arguments),
         Command::Bench(BenchCommand::Comm(arguments)) => bench_comm::run(&arguments),

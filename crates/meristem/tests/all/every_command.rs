@@ -87,6 +87,10 @@ const ROWS: &[Row] = &[
         Named("data plan --len 50 --batch 5 --devices NAME", &[2])
     }),
     row("meristem-data-cache", "data cache", 0, Named("data cache NAME", &[2])),
+    row("meristem-host", "host --help", 0, Named("host NAME", &[2])),
+    row("meristem-host-show", "host show deep --input 3x32x32", 0, {
+        Named("host show NAME", &[2])
+    }),
     row("meristem-check", "check residency", 0, Named("check NAME", &[2])),
     row("meristem-bench", "bench --help", 0, Named("bench NAME", &[2])),
     row("meristem-bench-host", "bench host --host minimal --envs 1 --batch 8 --seconds 0.01", 0, {

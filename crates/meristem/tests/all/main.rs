@@ -14,6 +14,7 @@ mod devices;
 mod every_command;
 mod exports;
 mod extend;
+mod host;
 mod interrupt;
 mod learning;
 #[cfg(unix)]

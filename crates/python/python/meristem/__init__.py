@@ -7,6 +7,7 @@ from .comm import Comm, TopK
 from .data import Batch, Dataset, GatherBatches, clear_cache
 from .errors import MeristemError
 from .fleet import Fleet
+from .hosts import Host
 from .runs import Run, resume, train, verify
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Dataset",
     "Fleet",
     "GatherBatches",
+    "Host",
     "MeristemError",
     "Run",
     "TopK",

@@ -10,8 +10,9 @@ use crate::ground::sync::Arc;
 /// Host memory of one copy. When no copy uses it any more, its owner drops it or gives it back for
 /// reuse ([`StagingBuffer::release`]).
 pub(crate) struct StagingBuffer {
-    context: Arc<CudaContext>,
+    // Freed before the context, whose last handle this may be: fields are dropped in this order.
     memory: StagingMemory,
+    context: Arc<CudaContext>,
 }
 
 enum StagingMemory {

@@ -117,15 +117,18 @@ pub(super) struct SharedWords {
     pub(super) tables: usize,
 }
 
+/// Planes or rows in shared memory: their number, and floats from one to the next.
+pub(super) struct Strided {
+    pub(super) count: usize,
+    pub(super) stride: usize,
+}
+
 impl SharedWords {
-    /// Lays out `count` planes, then `rows` rows, from float `first` on.
-    pub(super) fn new(
-        first: usize,
-        [count, plane]: [usize; 2],
-        [rows, row]: [usize; 2],
-    ) -> SharedWords {
-        let weights = count * plane;
-        SharedWords { first, plane, row, weights, tables: first + weights + rows * row }
+    /// Lays out `planes`, then `rows`, from float `first` on.
+    pub(super) fn new(first: usize, planes: Strided, rows: Strided) -> SharedWords {
+        let weights = planes.count * planes.stride;
+        let tables = first + weights + rows.count * rows.stride;
+        SharedWords { first, plane: planes.stride, row: rows.stride, weights, tables }
     }
 }
 

@@ -9,7 +9,7 @@ use crate::kernels::conv::ConvShape;
 use crate::kernels::{BatchShape, pad16};
 use crate::ops::conv::ConvProduct;
 use crate::ops::gpu::divisor::Divisor;
-use crate::ops::gpu::windows::{self, GROUP, SharedWords, THREADS, WORDS, columns};
+use crate::ops::gpu::windows::{self, GROUP, SharedWords, Strided, THREADS, WORDS, columns};
 use crate::ops::gpu::{
     Emission, Emitted, READ, WRITE, by_precision, emitted, product_kernels, read, write,
 };
@@ -305,8 +305,9 @@ impl PassShared {
         let buffer = weights + chunk * filter;
         let (words, used) = if matrices {
             // A warp reads 8 pixels of 4 words, from 4 rows of weights.
-            let planes = [each, tiles.plane(pitch, 4)];
-            let rows = [windows::rows_of_weights(each), windows::row_of_columns(cols)];
+            let planes = Strided { count: each, stride: tiles.plane(pitch, 4) };
+            let (count, stride) = (windows::rows_of_weights(each), windows::row_of_columns(cols));
+            let rows = Strided { count, stride };
             let words = SharedWords::new(buffer, planes, rows);
             (words, words.tables + windows::tables_of_channels(each, words.plane))
         } else {
@@ -409,8 +410,9 @@ impl WeightShared {
         let subsets = (THREADS / (chunk * groups)).min(tiles.rows());
         let (words, threads, used) = if matrices {
             // A warp reads 4 pixels of 8 channels, and 8 columns of 4 pixels.
-            let pixels = [tiles.pixels(), windows::row_of_columns(cols)];
-            let words = SharedWords::new(buffer, [chunk, tiles.plane(pitch, GROUP)], pixels);
+            let planes = Strided { count: chunk, stride: tiles.plane(pitch, GROUP) };
+            let rows = Strided { count: tiles.pixels(), stride: windows::row_of_columns(cols) };
+            let words = SharedWords::new(buffer, planes, rows);
             (words, THREADS, words.tables + windows::tables_of_pixels(tiles.pixels()))
         } else {
             let threads = (subsets * chunk * groups).next_multiple_of(32);

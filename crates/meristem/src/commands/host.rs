@@ -1,0 +1,53 @@
+//! `meristem host show`.
+
+use std::process::ExitCode;
+
+use comfy_table::CellAlignment;
+use meristem::grow::{self, HostSpec, HostSummary, TaskShape};
+
+use super::{Outcome, print_json};
+use crate::cli::HostShowArguments;
+use crate::plain::{self, counted, thousands};
+use crate::table;
+
+pub(crate) fn show(arguments: &HostShowArguments) -> Outcome {
+    let [channels, height, width] = arguments.input;
+    let image = TaskShape { channels, height, width, classes: arguments.classes };
+    let host: HostSpec = arguments.host.parse().map_err(grow::Error::from)?;
+    let summary = host.summary(&image).map_err(grow::Error::from)?;
+    if arguments.json {
+        print_json(&summary)?;
+    } else {
+        print(&summary);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print(summary: &HostSummary) {
+    let mut table = table::new();
+    table.set_header(["name", "layer", "output", "parameters", "MACs"]);
+    let number = |n: usize| if n == 0 { String::new() } else { thousands(n as u64) };
+    for layer in &summary.layers {
+        table.add_row([
+            layer.name.clone().unwrap_or_default(),
+            layer.layer.clone(),
+            layer.output.map(|size| size.to_string()).join("×"),
+            number(layer.parameters),
+            number(layer.macs),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(2) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    let [channels, height, width] = summary.input;
+    plain::out(&summary.host);
+    plain::out(&table.to_string());
+    plain::out(&format!(
+        "images of {channels}×{height}×{width}, {}: {} parameters, {} multiply-accumulate \
+         operations per image, {}",
+        counted(summary.classes, ["class", "classes"]),
+        thousands(summary.parameters as u64),
+        thousands(summary.macs as u64),
+        counted(summary.slots, ["slot", "slots"]),
+    ));
+}
