@@ -391,7 +391,7 @@ fn rank_0_reports_an_env_that_fails_on_another_rank() {
     assert_eq!(status("two"), status("one"));
 }
 
-/// Remarks about settings are those of the run, so one rank prints them.
+/// All ranks have the same settings, so rank 0 alone prints remarks about settings.
 #[test]
 fn a_remark_about_settings_is_printed_by_one_rank() {
     let m = with_images();

@@ -55,15 +55,13 @@ impl HostSpec {
             LayerSummary { name, layer: layer.to_string(), output: [c, h, w], parameters, macs }
         };
         let layers: Vec<LayerSummary> = self.sizes(image).map(layer).collect();
-        let sum =
-            |of: fn(&LayerSummary) -> usize| layers.iter().map(of).fold(0, usize::saturating_add);
         Ok(HostSummary {
             host: self.description().to_owned(),
             input: [image.channels, image.height, image.width],
             classes: image.classes,
             slots: self.slots().len(),
-            parameters: sum(|layer| layer.parameters),
-            macs: sum(|layer| layer.macs),
+            parameters: self.parameters(image),
+            macs: layers.iter().fold(0, |sum, layer| sum.saturating_add(layer.macs)),
             layers,
         })
     }

@@ -27,7 +27,7 @@ pub(crate) struct HostShowArguments {
 
 /// Parses three whole numbers with `x` between them.
 fn image_shape(text: &str) -> Result<[usize; 3], String> {
-    let sizes: Vec<usize> = text.split('x').filter_map(|size| size.parse().ok()).collect();
-    let shape = sizes.try_into().ok().filter(|_| text.split('x').count() == 3);
+    let sizes: Option<Vec<usize>> = text.split('x').map(|size| size.parse().ok()).collect();
+    let shape = sizes.and_then(|sizes| sizes.try_into().ok());
     shape.ok_or_else(|| "expected channels, rows and columns, such as 3x32x32".to_owned())
 }

@@ -76,7 +76,7 @@ class Host:
         """The layers with their output shapes, parameters and multiplications.
 
         Args:
-            input: Channels, rows and columns of an image; by default those of the embedded images.
+            input: Channels, rows and columns of an image; the embedded images have 1×28×28.
             classes: Classes of the dataset.
 
         Raises:
