@@ -28,6 +28,18 @@ EVERYTHING = {"scalars": 0, "histograms": 0, "tensors": 0}
 meristem = Path(sys.argv[1]).resolve()
 
 
+#: Layers of a described host: branches, groups, biases, strides and windows that are not square.
+BRANCHES = [
+    {"conv2d": {"out": 8, "kernel": [3, 5], "stride": [1, 2], "bias": True}}, "batch_norm", "relu",
+    {"residual": {"body": [{"slot": {"name": "r0c0"}}, {"conv2d": {"out": 12, "kernel": 3, "groups": 4}},
+                           {"group_norm": {"groups": 3}}, "tanh"],
+                  "shortcut": [{"conv2d": {"out": 12, "kernel": 1}}]}},
+    {"branches": {"join": "add", "branches": [[], ["sigmoid"], [{"slot": {"name": "r0c1"}}]]}},
+    {"max_pool2d": {"kernel": 3, "stride": 2}}, "global_avg_pool",
+    {"linear": {"out": 16, "bias": False}}, "relu", {"linear": {"out": "classes"}},
+]
+
+
 def run(*arguments, code=0):
     words = [str(word) for argument in arguments for word in str(argument).split()]
     done = subprocess.run([meristem, *words], capture_output=True, text=True, timeout=300)
@@ -100,11 +112,13 @@ def check_model(weights: Path, data: str, images: np.ndarray) -> float:
 
 def check_onnx(scratch: Path) -> None:
     base = "--min-training-steps 1 --min-contribution -100 --batch 32 --max-batches 2 --rounds 1"
+    (scratch / "branches.json").write_text(json.dumps({"layers": BRANCHES}))
     for channels, host, stop in ((3, "cnn:channels=4,blocks=3,kernel=3,pools=2", 20),
+                                 (3, f"{scratch}/branches.json", 20),
                                  (1, "cnn:channels=8,blocks=2,kernel=5,pools=1", 8)):
         images = dataset(scratch / f"data{channels}.npz", channels)
         data = f"--dataset arrays --data-root {scratch}/data{channels}.npz"
-        steps, folder = {20: 12, 8: 9}[stop], scratch / f"grown{channels}"
+        steps, folder = {20: 12, 8: 9}[stop], Path(tempfile.mkdtemp(dir=scratch)) / "grown"
         script(scratch / "script.jsonl", stop)
         normalize = "--normalize imagenet" if channels == 3 else ""
         run(f"train {data} --host {host} --envs 7 --steps {steps} {base} --twin off {normalize}",

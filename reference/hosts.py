@@ -6,10 +6,13 @@ class has a distinct smooth pattern under noise, so that the loss can fall.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
-from common import SEED, CnnHost, GoldenFile, Tensors, generator, make_host
-from torch import Tensor
+from common import SEED, GoldenFile, Tensors, generator, make_host
+from torch import Tensor, nn
 
 STEPS, BATCH, CLASSES = 20, 8, 10
 LR, MOMENTUM, WEIGHT_DECAY, CLIP_NORM = 0.01, 0.9, 5e-4, 1.0
@@ -29,7 +32,7 @@ def make_data(preset: str, side: int, batches: int) -> tuple[Tensor, Tensor]:
     return images.round().clamp(0, 255).to(torch.uint8), labels.to(torch.uint8)
 
 
-def train(host: CnnHost, images: Tensor, labels: Tensor, dtype: torch.dtype) -> list[float]:
+def train(host: nn.Module, images: Tensor, labels: Tensor, dtype: torch.dtype) -> list[float]:
     """The losses of STEPS steps, each before its update; afterwards `host` has the final weights."""
     host.to(dtype).train()
     sgd = torch.optim.SGD(host.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
@@ -46,7 +49,7 @@ def train(host: CnnHost, images: Tensor, labels: Tensor, dtype: torch.dtype) -> 
     return losses
 
 
-def state(host: CnnHost) -> Tensors:
+def state(host: nn.Module) -> Tensors:
     return {k: v.detach().clone().contiguous() for k, v in host.state_dict().items()}
 
 
@@ -58,19 +61,26 @@ def relative(got: Tensor, want: Tensor) -> float:
 
 def write(preset: str, side: int, batches: int) -> None:
     torch.manual_seed(SEED)
-    host = make_host(preset)
+    recipe = "reference/hosts.py: the first SGD steps of a host"
+    write_host(preset, lambda: make_host(preset), side, batches, recipe, preset=preset)
+
+
+def write_host(
+    name: str, make: Callable[[], nn.Module], side: int, batches: int, recipe: str, **metadata: Any
+) -> None:
+    host = make()
     init = state(host)
-    images, labels = make_data(preset, side, batches)
+    images, labels = make_data(name, side, batches)
     losses = train(host, images, labels, torch.float32)
     final = state(host)
 
-    exact = make_host(preset)
+    exact = make()
     exact.load_state_dict(init)
     exact_losses = train(exact, images, labels, torch.float64)
     loss_error = max(abs(a - b) / abs(b) for a, b in zip(losses, exact_losses, strict=True))
     error = {k: relative(final[k], v) for k, v in exact.state_dict().items()}
 
-    file = GoldenFile(f"host_{preset}", "reference/hosts.py: the first SGD steps of a host")
+    file = GoldenFile(f"host_{name}", recipe)
     file.tensors = {
         "images": images,
         "labels": labels,
@@ -79,7 +89,7 @@ def write(preset: str, side: int, batches: int) -> None:
         **{f"final/{k}": v for k, v in final.items()},
     }
     file.write(
-        preset=preset,
+        **metadata,
         steps=STEPS,
         distinct_batches=batches,
         batch_of_step="step mod distinct_batches",

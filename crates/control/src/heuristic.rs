@@ -222,7 +222,7 @@ fn size_in(host: &Host, slot: &Slot, blueprint: usize) -> Option<usize> {
 fn parameters(host: &Host) -> usize {
     let module = |slot: &Slot| size_in(host, slot, slot.module.as_ref()?.blueprint_index);
     let modules: usize = host.slots().iter().filter_map(module).sum();
-    host.spec().parameters(host.image()) + modules
+    host.bare_parameters() + modules
 }
 
 /// Whether the accuracy has risen by at most `plateau_gain_pp` per step, within the error, over the

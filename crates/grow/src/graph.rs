@@ -14,10 +14,10 @@ use meristem_nn::graph::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::lifecycle::{Slot, Stage, Style};
 use crate::optimisers::Optimisers;
-use crate::spec::{HostLayer, HostSpec, SlotName, TaskShape};
+use crate::spec::{HostSpec, HostVisitor, SlotName, TaskShape};
 
 /// Part of a slot in the topology; slots of equal class give equal graphs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -76,7 +76,8 @@ pub struct TopologyKey {
 /// [`crate::HostError`] if the host does not fit the image.
 pub fn host_graph(spec: &HostSpec, image: &TaskShape, sgd: SgdConfig) -> Result<Graph> {
     spec.validate(image)?;
-    build(spec, image, sgd, |_, _, x| Ok(x))
+    let optimisers = Optimisers { host: sgd, ..Optimisers::default() };
+    build(spec, image, &mut Modules { slots: &[], optimisers: &optimisers })
 }
 
 /// The graph of a host with its modules.
@@ -86,33 +87,33 @@ pub(crate) fn grown_graph(
     slots: &[Slot],
     optimisers: &Optimisers,
 ) -> Result<Graph> {
-    let mut graph = build(spec, image, optimisers.host, |b, name, x| {
-        match slots.iter().position(|slot| slot.name == *name) {
-            Some(index) => grow(b, index, &slots[index], optimisers.module, x),
-            None => Ok(x),
-        }
-    })?;
-    graph.alphas = slots.len();
+    build(spec, image, &mut Modules { slots, optimisers })
+}
+
+fn build(spec: &HostSpec, image: &TaskShape, modules: &mut Modules<'_>) -> Result<Graph> {
+    let dims = Dims { c: image.channels, h: image.height, w: image.width };
+    let mut b = GraphBuilder::new(dims, modules.optimisers.host);
+    let logits = spec.add_to(&mut b, image, modules)?;
+    let mut graph = b.finish(logits)?;
+    graph.alphas = modules.slots.len();
     Ok(graph)
 }
 
-/// Adds the host's layers in forward order. `slot` is called at each slot and returns the node for
-/// the next layer.
-fn build(
-    spec: &HostSpec,
-    image: &TaskShape,
-    sgd: SgdConfig,
-    mut slot: impl FnMut(&mut GraphBuilder, &SlotName, NodeId) -> Result<NodeId>,
-) -> Result<Graph> {
-    let mut b = GraphBuilder::new(Dims { c: image.channels, h: image.height, w: image.width }, sgd);
-    let mut x = b.input();
-    for layer in spec.layers() {
-        x = match layer {
-            HostLayer::Slot { name } => slot(&mut b, name, x)?,
-            layer => layer.add_to(&mut b, image.classes, x)?,
-        };
+/// Modules of the enabled slots; other slots are the identity.
+struct Modules<'a> {
+    slots: &'a [Slot],
+    optimisers: &'a Optimisers,
+}
+
+impl HostVisitor<'_> for Modules<'_> {
+    type Error = Error;
+
+    fn slot(&mut self, b: &mut GraphBuilder, name: &SlotName, x: NodeId) -> Result<NodeId> {
+        match self.slots.iter().position(|slot| slot.name == *name) {
+            Some(index) => grow(b, index, &self.slots[index], self.optimisers.module, x),
+            None => Ok(x),
+        }
     }
-    Ok(b.finish(x)?)
 }
 
 /// Adds the module of slot `index` after the node `host`.

@@ -1,5 +1,6 @@
 //! The host, its slots, and the actions that change them.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use meristem_nn::graph::Graph;
@@ -54,6 +55,8 @@ pub struct Host {
     blueprints: Arc<BlueprintSet>,
     rules: Rules,
     slots: Vec<Slot>,
+    /// Trained parameters without modules.
+    bare_parameters: usize,
 }
 
 impl Host {
@@ -70,15 +73,17 @@ impl Host {
         blueprints: Arc<BlueprintSet>,
         rules: Rules,
     ) -> Result<Self> {
-        spec.validate(&image)?;
         rules.check()?;
-        let slot = |name: &SlotName| Slot::new(name.clone(), spec.channels_at(name, &image));
+        let channels: HashMap<_, _> =
+            spec.slots().iter().zip(spec.slot_channels(&image)?).collect();
+        let slot = |name: &SlotName| Slot::new(name.clone(), channels[name]);
         let slots: Vec<Slot> = spec.order_slots(enabled)?.iter().map(slot).collect();
         // Checked once here: later a policy may choose any germination, which then cannot fail.
         for slot in &slots {
             blueprints.iter().try_for_each(|blueprint| check_size(blueprint, slot.channels))?;
         }
-        Ok(Self { spec, image, blueprints, rules, slots })
+        let bare_parameters = spec.parameters(&image)?;
+        Ok(Self { spec, image, blueprints, rules, slots, bare_parameters })
     }
 
     /// The host's description.
@@ -89,6 +94,11 @@ impl Host {
     /// The shape of images and classes.
     pub fn image(&self) -> &TaskShape {
         &self.image
+    }
+
+    /// Trained parameters of the host without modules.
+    pub fn bare_parameters(&self) -> usize {
+        self.bare_parameters
     }
 
     /// The blueprints that may grow in the host.

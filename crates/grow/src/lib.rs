@@ -75,8 +75,8 @@ pub use lifecycle::{
 };
 pub use optimisers::Optimisers;
 pub use spec::{
-    Cnn, Features, HostError, HostLayer, HostSpec, HostSummary, LayerSize, LayerSummary, PRESETS,
-    SlotName, TaskShape,
+    BranchJoin, Cnn, DESCRIPTION_BYTES_MAX, Features, HostError, HostLayer, HostSpec, HostSummary,
+    LayerSummary, PRESETS, Padding, PerAxis, READY_MADE, SizedLayer, SlotName, TaskShape,
 };
 pub use suggest::nearest;
 pub use topology::{TOPOLOGY_VERSION, Topology, TopologyModule, TopologySlot, host_json};

@@ -12,7 +12,7 @@ use crate::blueprint_set::BlueprintSet;
 use crate::error::{Result, TopologyError};
 use crate::host::Host;
 use crate::lifecycle::{AlphaController, Module, Rules, Slot, Stage, Style, Tempo};
-use crate::spec::{HostList, HostSpec, LIST_VERSION, SlotName, TaskShape};
+use crate::spec::{HostSpec, LIST_VERSION, SlotName, TaskShape};
 
 /// Version of the format. A new version marks a format that older readers would misread.
 pub const TOPOLOGY_VERSION: u32 = 1;
@@ -189,11 +189,13 @@ impl Topology {
     /// [`TopologyError::Version`], [`TopologyError::Host`].
     pub fn check_host(&self, json: &str) -> Result<()> {
         // An entry without a version is no list of layers, so parsing below fails.
-        if let Ok(found) = version_of(json) {
+        if let Ok(found) = version_of(json)
+            && found > LIST_VERSION
+        {
             check_version("host", found, LIST_VERSION)?;
         }
-        match serde_json::from_str::<HostList>(json) {
-            Ok(list) if list == *self.host.list() => Ok(()),
+        match HostSpec::from_json(json, "host") {
+            Ok(stored) if stored == self.host => Ok(()),
             _ => Err(TopologyError::Host { host: self.host.to_string() }.into()),
         }
     }

@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let graph = Arc::new(host_graph(&host, &image, Optimisers::default().host)?);
     let options = NetworkOptions::new(42, 0, Isa::detect(), 128);
     let mut network = Network::new(&stream, graph, options)?;
-    println!("{host}: {} parameters", host.parameters(&image));
+    println!("{host}: {} parameters", host.parameters(&image)?);
 
     let config = GatherConfig { seed: 42, ..GatherConfig::new(128, vec![device.id()]) };
     let mut batches = GatherBatches::new(&config, &[train], std::slice::from_ref(&stream))?;

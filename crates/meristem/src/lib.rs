@@ -20,7 +20,7 @@
 //! let config = TrainConfig::resolve(ConfigLayer::default(), ConfigLayer::default())?;
 //! let host: HostSpec = config.host.parse()?;
 //! let embedded = TaskShape { channels: 1, height: 28, width: 28, classes: 10 };
-//! assert_eq!(host.parameters(&embedded), 496);
+//! assert_eq!(host.parameters(&embedded)?, 496);
 //! # Ok(())
 //! # }
 //! ```

@@ -49,6 +49,7 @@ impl Kind {
         match error {
             train::Error::Value { .. }
             | train::Error::ConfigFile { .. }
+            | train::Error::Host { .. }
             | train::Error::Blueprints { .. } => Self::Setting,
             train::Error::RunFolderExists { .. }
             | train::Error::RunFolder { .. }

@@ -1,6 +1,7 @@
 //! Hosts without weights.
 
-use meristem_grow::{HostSpec, TaskShape};
+use meristem_grow::TaskShape;
+use meristem_train::read_host;
 use pyo3::prelude::*;
 
 use crate::calls::detached;
@@ -18,10 +19,14 @@ pub(crate) fn host_summary(
     let [channels, height, width] = input;
     let image = TaskShape { channels, height, width, classes };
     let summary = detached(py, || {
-        let host = text.parse::<HostSpec>();
-        let summary =
-            host.and_then(|host| host.summary(&image)).map_err(meristem_grow::Error::from);
+        let summary = read_host(text)?.summary(&image).map_err(meristem_grow::Error::from);
         Ok::<_, Failure>(summary.map_err(meristem_train::Error::from)?)
     })?;
     to_python(py, &summary)
+}
+
+/// The complete description of the host that a text names: a preset, a file or a description.
+#[pyfunction]
+pub(crate) fn host_description(py: Python<'_>, text: &str) -> PyResult<String> {
+    detached(py, || Ok::<_, Failure>(read_host(text)?.description().to_owned()))
 }

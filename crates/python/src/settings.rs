@@ -60,6 +60,10 @@ fn set(layer: &mut ConfigLayer, key: &str, value: &Bound<'_, PyAny>) -> PyResult
 
 /// Text forms of a value. A boolean has two: true or false for flags, on or off for switches.
 fn texts(key: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
+    // A `meristem.Host`.
+    if let Some(text) = value.getattr_opt("_setting")? {
+        return Ok(vec![text.extract()?]);
+    }
     if let Ok(truth) = value.cast::<PyBool>() {
         let [flag, switch] = if truth.is_true() { ["true", "on"] } else { ["false", "off"] };
         return Ok(vec![flag.into(), switch.into()]);

@@ -1,11 +1,13 @@
 """Hosts without weights."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import meristem
-from meristem import errors
+from meristem import errors, nn
 
 
 def test_a_summary_has_layers_and_totals() -> None:
@@ -52,3 +54,80 @@ def test_what_cannot_be_is_refused(host: str, arguments: dict[str, object], word
 def test_a_host_is_described_by_text() -> None:
     with pytest.raises(errors.SettingError):
         meristem.Host(7)  # type: ignore[arg-type]
+
+
+PAGE = (Path(__file__).parents[3] / "docs" / "hosts.md").read_text()
+
+
+def block(name: str) -> str:
+    """A block of docs/hosts.md."""
+    found = re.search(rf"<!-- test: {name} -->\n```\w+\n(.*?)```", PAGE, re.DOTALL)
+    assert found
+    return found[1]
+
+
+def test_the_example_of_the_documentation_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.toml").write_text(block("own.toml"))
+    names: dict[str, Any] = {}
+    exec(compile(block("python"), "docs/hosts.md", "exec"), names)
+    own, run = names["own"], names["run"]
+    assert run.settings["host"] == own.description
+    assert set(run.events["run_started"]["host"]) == {own.description}
+    own.save("own.json")
+    assert meristem.Host("own.json") == own == meristem.Host(Path("own.toml"))
+    assert meristem.Host("own.json").description == own.description
+    with pytest.raises(FileExistsError):
+        own.save("own.json")
+    with pytest.raises(errors.SettingError, match="ends in .json"):
+        own.save("own.toml")
+
+
+def test_every_layer_survives_a_description() -> None:
+    layers = [
+        nn.Conv2d(8, (3, 5), stride=(1, 2), padding=(1, 0), groups=1, bias=True, name="stem"),
+        nn.Slot("a"),
+        nn.Residual(nn.GroupNorm(4), nn.Tanh(), shortcut=[nn.Conv2d(8, 1, padding="valid")]),
+        nn.Branches([], [nn.Sigmoid(), nn.BatchNorm()], join="add", name="both"),
+        nn.MaxPool2d(3, stride=2),
+        nn.ReLU(),
+        nn.GlobalAvgPool(),
+        nn.Linear(7, bias=False),
+        nn.Linear("classes"),
+    ]
+    host = meristem.Host(*layers, name="all", slots=["a"])
+    again = meristem.Host(*host.layers, name="all")
+    assert again == host and again.description == host.description
+    assert hash(again) == hash(host) and host != meristem.Host("deep")
+    inside = {nn.GroupNorm, nn.Tanh, nn.Sigmoid, nn.BatchNorm}
+    assert {type(layer) for layer in layers} | inside == set(nn.KINDS.values())
+    assert [layer.name for layer in host.summary((3, 9, 9)).layers if layer.depth] == [
+        "layers.2.body.0",
+        None,
+        "layers.2.shortcut.0",
+        None,
+        "both.branches.1.1",
+    ]
+    ready = meristem.Host("resnet8")
+    assert meristem.Host(*ready.layers) == ready
+
+
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [
+        ([nn.ReLU(), "relu"], "layer 1 of Host: got 'relu', expected a layer of meristem.nn"),
+        ([nn.Residual(3)], "layer 0 of Residual: got 3"),  # type: ignore[arg-type]
+        ([nn.Conv2d(0, 3)], "`layers.0`: `out` must be 1 to 65536, got 0"),
+        ([nn.Conv2d("a", 3)], "layers.0: `conv2d`: invalid type"),  # type: ignore[arg-type]
+        ([nn.Slot("a"), nn.Slot("a")], "two slots have the name `a`"),
+        ([nn.Branches([nn.ReLU()], join="add")], "expected at least 2 branches, got 1"),
+    ],
+)
+def test_a_layer_that_cannot_be_is_named(layers: list[Any], words: str) -> None:
+    with pytest.raises(errors.SettingError) as raised:
+        meristem.Host(*layers)
+    assert words in str(raised.value)
+    with pytest.raises(errors.SettingError):
+        meristem.Host("deep", name="other")

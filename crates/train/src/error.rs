@@ -28,6 +28,14 @@ pub enum Error {
         /// Description of the problem.
         message: String,
     },
+    /// A description of a host is unusable.
+    #[error("host {}: {message}", path.display())]
+    Host {
+        /// Path of the file.
+        path: PathBuf,
+        /// Description of the problem, with its place in the file.
+        message: String,
+    },
     /// A source of blueprints is unusable.
     #[error("blueprints {}: {message}", path.display())]
     Blueprints {
@@ -258,7 +266,7 @@ impl Error {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Value { .. } | Self::ConfigFile { .. } | Self::RunFolderExists { .. } => 2,
-            Self::Blueprints { .. } => 2,
+            Self::Host { .. } | Self::Blueprints { .. } => 2,
             Self::Resume { .. } | Self::OtherSettings { .. } | Self::NotARun { .. } => 2,
             Self::Session { .. } | Self::OtherInput { .. } => 2,
             // Missing files, or sound files that do not fit the request.
@@ -306,6 +314,7 @@ impl Error {
                  as in the config.toml of every run"
                     .into()
             }
+            Self::Host { .. } => "docs/hosts.md describes a file for --host".into(),
             Self::Blueprints { .. } => {
                 "docs/growth.md, Blueprints from files, describes a file for --blueprints".into()
             }

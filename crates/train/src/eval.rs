@@ -13,6 +13,7 @@ use crate::config::check_precision;
 use crate::config::devices::Devices;
 use crate::config::types::Normalize;
 use crate::error::{Error, Result};
+use crate::hosts::read_host;
 use crate::record::output::check_output;
 use crate::record::run_folder::write_whole;
 use crate::record::summary::MemorySummary;
@@ -92,7 +93,7 @@ pub struct EvalReport {
 pub fn evaluate(config: &EvalConfig) -> Result<EvalReport> {
     let weights = Weights::load(&config.weights)?;
     let spec = match &config.host {
-        Some(text) => Some(text.parse::<HostSpec>().map_err(meristem_grow::Error::from)?),
+        Some(text) => Some(read_host(text)?),
         None => weights.host_spec()?,
     };
     if config.batch == 0 {

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use meristem_data::Normalization;
 use meristem_device::{DeviceId, DeviceOptions};
 use meristem_export::onnx;
-use meristem_grow::{BlueprintSet, Host, HostSpec, Optimisers, Rules, TaskShape};
+use meristem_grow::{BlueprintSet, Host, Optimisers, Rules, TaskShape};
 use meristem_nn::graph::Graph;
 use meristem_nn::{Isa, Network, NetworkOptions};
 
 use crate::config::devices::Devices;
 use crate::config::types::Normalize;
 use crate::error::{Error, Result};
+use crate::hosts::read_host;
 use crate::resources::OpenDevices;
 use crate::setup::weights::{Wanted, Weights};
 
@@ -80,7 +81,7 @@ pub fn onnx(config: &OnnxConfig) -> Result<OnnxModel> {
 /// The host in the file; `config.host` for a file without a topology.
 fn host(config: &OnnxConfig, weights: &Weights) -> Result<Host> {
     let spec = match &config.host {
-        Some(text) => Some(text.parse::<HostSpec>().map_err(meristem_grow::Error::from)?),
+        Some(text) => Some(read_host(text)?),
         None => None,
     };
     let image = match weights.image()? {

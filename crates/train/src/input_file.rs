@@ -1,7 +1,9 @@
 //! Files that settings name, compared by checksum when a run is resumed, and between processes.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use meristem_device::named_file;
 use meristem_nn::StateDict;
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +28,22 @@ impl InputFile {
     pub(crate) fn with_absolute_path(self) -> Result<Self> {
         Ok(Self { path: absolute(&self.setting, &self.path)?, ..self })
     }
+}
+
+/// Reads a whole file of at most `bytes_max` bytes. Only regular files are read, so that a pipe
+/// cannot block.
+///
+/// # Errors
+/// The problem: unreadable, or too large.
+pub(crate) fn read_limited(path: &Path, bytes_max: usize) -> Result<Vec<u8>, String> {
+    let mut bytes = vec![];
+    let read = named_file::open(path).map(|file| file.take(bytes_max as u64 + 1));
+    let read = read.and_then(|mut file| file.read_to_end(&mut bytes));
+    read.map_err(|error| format!("cannot be read: {error}"))?;
+    if bytes.len() > bytes_max {
+        return Err(format!("has more than {bytes_max} bytes"));
+    }
+    Ok(bytes)
 }
 
 /// The absolute path of a file that the setting `key` names.

@@ -8,6 +8,7 @@
 //! | `error` | the errors of this crate, their remedies and exit codes |
 //! | [`config`] | the table of settings; how preset, file and flags combine |
 //! | [`external`] | blueprints and controllers that a program passes to a run |
+//! | `hosts` | hosts from files |
 //! | `record` | files of a run: [`events`], [`summary`], [`trace`], [`run_folder`]; [`reading`] |
 //! | `processes` | the processes of a run and their collectives |
 //! | `setup` | hosts, weights and controllers from their settings; checks before training |
@@ -53,6 +54,7 @@ mod error;
 pub mod eval;
 pub mod export;
 pub mod external;
+mod hosts;
 mod input_file;
 mod position;
 mod processes;
@@ -71,7 +73,7 @@ mod verify;
 pub mod fuzz {
     use std::path::Path;
 
-    use meristem_grow::BlueprintSet;
+    use meristem_grow::{BlueprintSet, HostSpec, TaskShape};
 
     use crate::checkpoint::Checkpoint;
     use crate::setup::blueprints;
@@ -79,6 +81,19 @@ pub mod fuzz {
     /// Reads a checkpoint.
     pub fn checkpoint(bytes: &[u8]) {
         let _ = Checkpoint::from_bytes("checkpoint".as_ref(), bytes);
+    }
+
+    /// Reads a description of a host, and builds a valid one for images of some sizes.
+    pub fn hosts(bytes: &[u8]) {
+        let Ok(text) = str::from_utf8(bytes) else { return };
+        for host in [HostSpec::from_toml(text, "own"), HostSpec::from_json(text, "own")] {
+            let Ok(host) = host else { continue };
+            for [channels, height, width] in [[1, 1, 1], [3, 32, 32], [5, 7, 1]] {
+                let image = TaskShape { channels, height, width, classes: 4 };
+                let _ = host.summary(&image);
+            }
+            assert_eq!(host.description().parse::<HostSpec>().ok(), Some(host));
+        }
     }
 
     /// Reads a file of blueprints, and builds the valid ones in slots of some widths.
@@ -97,6 +112,7 @@ pub mod fuzz {
 
 pub use config::{TrainConfig, file as config_file, types as settings};
 pub use error::{Error, Result};
+pub use hosts::read_host;
 pub use record::events::Event;
 pub use record::observer::{Notice, Observer, Silent};
 pub use record::output::check_output;

@@ -28,7 +28,7 @@ struct List {
 /// Reason why texts for the command line omit the controller `External`.
 const IN_PROGRAMS: &str = "only programs supply it";
 
-const LISTS: [List; 6] = [
+const LISTS: [List; 7] = [
     List {
         row: "an operation",
         file: "crates/nn/src/graph/mod.rs",
@@ -38,6 +38,20 @@ const LISTS: [List; 6] = [
             "crates/nn/src/plan/lower/mod.rs",
             "crates/nn/tests/all/common/reference.rs",
             "crates/export/src/onnx/build.rs",
+        ],
+        exceptions: &[],
+    },
+    List {
+        row: "a layer of a host, from existing operations",
+        file: "crates/grow/src/spec/host_layer.rs",
+        of: "HostLayer",
+        places: &[
+            "crates/grow/src/spec/description.rs",
+            "crates/grow/src/spec/walk.rs",
+            "crates/meristem/src/host_parts.rs",
+            "crates/python/python/meristem/nn.py",
+            "crates/python/python/meristem/network.py",
+            "docs/hosts.md",
         ],
         exceptions: &[],
     },

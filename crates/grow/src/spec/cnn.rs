@@ -15,7 +15,7 @@ const MAX_CHANNELS: usize = 8192;
 /// Largest kernel.
 const MAX_KERNEL: usize = 31;
 
-/// The presets of `docs/growth.md` by name.
+/// The presets of `docs/hosts.md` by name.
 pub const PRESETS: [(&str, Cnn); 6] = [
     ("baseline", Cnn { channels: 8, blocks: 3, kernel: 3, pools: 3 }),
     ("wide", Cnn { channels: 16, blocks: 3, kernel: 3, pools: 3 }),
@@ -68,17 +68,19 @@ impl Cnn {
         let mut layers = vec![];
         for i in 0..self.blocks {
             let (out, kernel) = (self.channels << i, self.kernel);
-            layers.push(HostLayer::Conv2d { name: format!("blocks.{i}.conv"), out, kernel });
+            layers.push(HostLayer::conv2d(format!("blocks.{i}.conv"), out, kernel));
             layers.push(HostLayer::BatchNorm { name: format!("blocks.{i}.bn") });
             layers.push(HostLayer::Relu);
             layers.push(HostLayer::Slot { name: before_pool(i) });
             if i < self.pools {
-                layers.push(HostLayer::MaxPool2d { name: format!("blocks.{i}.pool"), kernel: 2 });
+                let name = format!("blocks.{i}.pool");
+                layers.push(HostLayer::MaxPool2d { name, kernel: 2, stride: None });
             }
             layers.push(HostLayer::Slot { name: after_pool(i) });
         }
         layers.push(HostLayer::GlobalAvgPool);
-        layers.push(HostLayer::Linear { name: "classifier".into(), out: Features::Classes });
+        let (name, out) = ("classifier".into(), Features::Classes);
+        layers.push(HostLayer::Linear { name, out, bias: true });
         layers
     }
 

@@ -8,10 +8,10 @@ use crate::suggest::hint;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostError {
-    /// Neither a preset nor `cnn:…`.
+    /// Neither a preset nor a description.
     #[error(
         "unknown host `{given}`{}\n  presets: {presets}; or a description such as \
-         `cnn:channels=12,blocks=4,kernel=5,pools=3`",
+         `cnn:channels=12,blocks=4,kernel=5,pools=3`, or a file that ends in .toml or .json",
         hint(nearest)
     )]
     UnknownHost {
@@ -91,6 +91,37 @@ pub enum HostError {
         fits: usize,
         /// The same host with the number of pools that fit.
         suggestion: String,
+    },
+    /// A description that cannot be used.
+    #[error("host {host}: {problem}\n  docs/hosts.md has the layers and their keys")]
+    Description {
+        /// Name of the host.
+        host: String,
+        /// The problem, with its place in the description.
+        problem: String,
+    },
+    /// A layer that does not fit its input.
+    #[error("host `{host}`, layer {place}: {problem}")]
+    Layer {
+        /// The host.
+        host: String,
+        /// Position of the layer, and its name.
+        place: String,
+        /// The problem, and its remedy.
+        problem: String,
+    },
+    /// The last layer has another shape than one value per class.
+    #[error(
+        "host `{host}`: its last layer gives {output}, and the data needs {classes}×1×1, a value \
+         per class; end it with {{ linear = {{ out = \"classes\" }} }}"
+    )]
+    Output {
+        /// The host.
+        host: String,
+        /// Shape of the output: channels, rows and columns.
+        output: String,
+        /// Classes of the dataset.
+        classes: usize,
     },
     /// A name that is not a slot of this host.
     #[error("unknown slot `{given}`{}\n  slots of this host: {known}", hint(nearest))]

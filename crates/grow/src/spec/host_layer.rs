@@ -1,41 +1,71 @@
-//! Layers of a host, as data, and their nodes in a graph.
+//! Layers of a host, as data.
 
 use std::fmt;
 
-use meristem_nn::Result;
-use meristem_nn::graph::{ConvGeometry, Dims, GraphBuilder, NodeId};
 use serde::{Deserialize, Serialize};
 
+use super::per_axis::{Padding, PerAxis};
 use super::slot_name::SlotName;
-use super::task_shape::TaskShape;
 
 /// One layer of a host; its output is the input of the next layer. As in PyTorch, `name` is the
-/// prefix of the layer's tensor names.
+/// prefix of the layer's tensor names. An empty name stands for the position in the description,
+/// such as `layers.3`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum HostLayer {
-    /// Convolution without bias, with stride 1 and padding that preserves the image size.
+    /// Convolution (cross-correlation, as in PyTorch).
     Conv2d {
         /// Prefix of the tensor names.
+        #[serde(default)]
         name: String,
         /// Output channels.
         out: usize,
-        /// Kernel size, odd.
-        kernel: usize,
+        /// Kernel size.
+        kernel: PerAxis,
+        /// Distance of neighbouring windows.
+        #[serde(default = "one", skip_serializing_if = "is_one")]
+        stride: PerAxis,
+        /// Zeros around the image.
+        #[serde(default, skip_serializing_if = "is_same")]
+        padding: Padding,
+        /// Groups of channels that are convolved separately; as many as channels for a depthwise
+        /// convolution.
+        #[serde(default = "one_group", skip_serializing_if = "is_one_group")]
+        groups: usize,
+        /// Whether it has a bias.
+        #[serde(default, skip_serializing_if = "is_false")]
+        bias: bool,
     },
     /// Batch norm.
     BatchNorm {
         /// Prefix of the tensor names.
+        #[serde(default)]
         name: String,
+    },
+    /// Group norm.
+    GroupNorm {
+        /// Prefix of the tensor names.
+        #[serde(default)]
+        name: String,
+        /// Groups of channels.
+        groups: usize,
     },
     /// `max(x, 0)`.
     Relu,
-    /// Maximum of each `kernel`×`kernel` window, without overlap or padding.
+    /// `1/(1 + e^−x)`.
+    Sigmoid,
+    /// `tanh x`.
+    Tanh,
+    /// Maximum of each window, without padding.
     MaxPool2d {
         /// Name for errors.
+        #[serde(default)]
         name: String,
         /// Rows and columns of a window.
         kernel: usize,
+        /// Distance of neighbouring windows; `None` for windows without overlap.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        stride: Option<usize>,
     },
     /// Place for a module that preserves the shape; the identity without a module.
     Slot {
@@ -44,13 +74,46 @@ pub enum HostLayer {
     },
     /// Mean over the image; later layers get a vector.
     GlobalAvgPool,
-    /// Linear layer with bias over a vector.
+    /// Linear layer over a vector.
     Linear {
         /// Prefix of the tensor names.
+        #[serde(default)]
         name: String,
         /// Output features.
         out: Features,
+        /// Whether it has a bias.
+        #[serde(default = "yes", skip_serializing_if = "is_true")]
+        bias: bool,
     },
+    /// `body(x) + shortcut(x)` (He et al. 2015, "Deep Residual Learning").
+    Residual {
+        /// Prefix of the default names of its layers.
+        #[serde(default)]
+        name: String,
+        /// Layers of the residual branch.
+        body: Vec<HostLayer>,
+        /// Layers of the shortcut; none for the identity.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        shortcut: Vec<HostLayer>,
+    },
+    /// Branches that each get the input, joined to one value.
+    Branches {
+        /// Prefix of the default names of its layers.
+        #[serde(default)]
+        name: String,
+        /// Formula that joins the branches.
+        join: BranchJoin,
+        /// Layers of each branch; a branch without layers is the identity.
+        branches: Vec<Vec<HostLayer>>,
+    },
+}
+
+/// Formula that joins branches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BranchJoin {
+    /// The sum; all branches have one shape.
+    Add,
 }
 
 /// Output features of a linear layer.
@@ -59,20 +122,57 @@ pub enum HostLayer {
 pub enum Features {
     /// One per class of the dataset.
     Classes,
+    /// This many.
+    #[serde(untagged)]
+    Count(usize),
 }
 
-/// Size of a layer for images of one shape.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LayerSize {
-    /// Shape of the output per image. A pool that does not fit yields 0 rows or columns.
-    pub output: Dims,
-    /// Trained parameters (saturating).
-    pub parameters: usize,
-    /// Multiply-accumulate operations per image (saturating).
-    pub macs: usize,
+fn one() -> PerAxis {
+    PerAxis::both(1)
+}
+
+fn is_one(size: &PerAxis) -> bool {
+    *size == one()
+}
+
+fn one_group() -> usize {
+    1
+}
+
+fn is_one_group(groups: &usize) -> bool {
+    *groups == 1
+}
+
+fn is_same(padding: &Padding) -> bool {
+    *padding == Padding::Same
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn is_true(set: &bool) -> bool {
+    *set
+}
+
+fn is_false(set: &bool) -> bool {
+    !set
 }
 
 impl HostLayer {
+    /// A convolution with stride 1 and padding that preserves the image size, without bias.
+    pub fn conv2d(name: impl Into<String>, out: usize, kernel: usize) -> Self {
+        HostLayer::Conv2d {
+            name: name.into(),
+            out,
+            kernel: PerAxis::both(kernel),
+            stride: one(),
+            padding: Padding::Same,
+            groups: 1,
+            bias: false,
+        }
+    }
+
     /// Name of the slot; `None` for other layers.
     pub fn slot(&self) -> Option<&SlotName> {
         match self {
@@ -86,6 +186,7 @@ impl HostLayer {
         match self {
             HostLayer::Conv2d { name, .. }
             | HostLayer::BatchNorm { name }
+            | HostLayer::GroupNorm { name, .. }
             | HostLayer::Linear { name, .. } => Some(name),
             _ => None,
         }
@@ -94,67 +195,100 @@ impl HostLayer {
     /// Name of the layer or slot; `None` for a layer without one.
     pub fn name(&self) -> Option<&str> {
         match self {
-            HostLayer::MaxPool2d { name, .. } => Some(name),
+            HostLayer::MaxPool2d { name, .. }
+            | HostLayer::Residual { name, .. }
+            | HostLayer::Branches { name, .. } => Some(name),
             HostLayer::Slot { name } => Some(name.as_str()),
             layer => layer.tensors(),
         }
     }
 
-    /// Size of the layer for an input of shape `input`, in a network for images of shape `image`.
-    pub(super) fn size(&self, input: Dims, image: &TaskShape) -> LayerSize {
-        let Dims { c, h, w } = input;
-        let without_weights = |output| LayerSize { output, parameters: 0, macs: 0 };
-        match *self {
-            HostLayer::Conv2d { out, kernel, .. } => {
-                let parameters = c.saturating_mul(out).saturating_mul(kernel * kernel);
-                let macs = parameters.saturating_mul(h).saturating_mul(w);
-                LayerSize { output: Dims { c: out, ..input }, parameters, macs }
-            }
-            HostLayer::BatchNorm { .. } => {
-                LayerSize { parameters: c.saturating_mul(2), ..without_weights(input) }
-            }
-            HostLayer::Relu | HostLayer::Slot { .. } => without_weights(input),
-            HostLayer::MaxPool2d { kernel, .. } => {
-                without_weights(Dims { h: h / kernel, w: w / kernel, c })
-            }
-            HostLayer::GlobalAvgPool => without_weights(Dims { c, h: 1, w: 1 }),
-            HostLayer::Linear { out: Features::Classes, .. } => {
-                let (output, macs) =
-                    (Dims { c: image.classes, h: 1, w: 1 }, c.saturating_mul(image.classes));
-                LayerSize { output, parameters: macs.saturating_add(image.classes), macs }
-            }
+    /// The name, to be filled in; `None` for a slot, and for a layer without a name.
+    pub(super) fn name_mut(&mut self) -> Option<&mut String> {
+        match self {
+            HostLayer::Conv2d { name, .. }
+            | HostLayer::BatchNorm { name }
+            | HostLayer::GroupNorm { name, .. }
+            | HostLayer::MaxPool2d { name, .. }
+            | HostLayer::Linear { name, .. }
+            | HostLayer::Residual { name, .. }
+            | HostLayer::Branches { name, .. } => Some(name),
+            HostLayer::Relu
+            | HostLayer::Sigmoid
+            | HostLayer::Tanh
+            | HostLayer::Slot { .. }
+            | HostLayer::GlobalAvgPool => None,
         }
     }
 
-    /// Adds the layer after `x` to the current group of parameters. A slot adds nothing.
-    pub(crate) fn add_to(&self, b: &mut GraphBuilder, classes: usize, x: NodeId) -> Result<NodeId> {
+    /// Branches of the layer, each with its key in names and errors; none for a layer without
+    /// layers inside. The identity is a branch without layers.
+    pub fn branches(&self) -> Vec<(String, &[HostLayer])> {
         match self {
-            HostLayer::Conv2d { name, out, kernel } => {
-                b.conv2d(x, name, *out, ConvGeometry::same(*kernel), false)
+            HostLayer::Residual { body, shortcut, .. } => {
+                vec![("body".into(), body), ("shortcut".into(), shortcut)]
             }
-            HostLayer::BatchNorm { name } => b.batch_norm(x, name),
-            HostLayer::Relu => Ok(b.relu(x)),
-            HostLayer::MaxPool2d { name, kernel } => b.max_pool2d(x, name, *kernel, *kernel),
-            HostLayer::Slot { .. } => Ok(x),
-            HostLayer::GlobalAvgPool => Ok(b.global_avg_pool(x)),
-            HostLayer::Linear { name, out: Features::Classes } => {
-                b.linear(x, name, classes, true, None)
+            HostLayer::Branches { branches, .. } => {
+                let named = branches.iter().enumerate();
+                named.map(|(i, branch)| (format!("branches.{i}"), &branch[..])).collect()
             }
+            _ => vec![],
+        }
+    }
+
+    /// As [`HostLayer::branches`].
+    pub(super) fn branches_mut(&mut self) -> Vec<(String, &mut Vec<HostLayer>)> {
+        match self {
+            HostLayer::Residual { body, shortcut, .. } => {
+                vec![("body".into(), body), ("shortcut".into(), shortcut)]
+            }
+            HostLayer::Branches { branches, .. } => {
+                let named = branches.iter_mut().enumerate();
+                named.map(|(i, branch)| (format!("branches.{i}"), branch)).collect()
+            }
+            _ => vec![],
         }
     }
 }
 
+/// Visits layers in forward order, the layers of branches before the layer that joins them.
+pub(super) fn for_each_layer<'a>(layers: &'a [HostLayer], visit: &mut impl FnMut(&'a HostLayer)) {
+    for layer in layers {
+        for (_, branch) in layer.branches() {
+            for_each_layer(branch, visit);
+        }
+        visit(layer);
+    }
+}
+
 impl fmt::Display for HostLayer {
-    /// Kind of the layer, with its kernel.
+    /// Kind of the layer, with its kernel, and its other sizes where they are unusual.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            HostLayer::Conv2d { kernel, .. } => write!(f, "conv {kernel}×{kernel}"),
+            HostLayer::Conv2d { kernel, stride, groups, .. } => {
+                write!(f, "conv {kernel}")?;
+                if *stride != one() {
+                    write!(f, ", stride {stride}")?;
+                }
+                if *groups > 1 { write!(f, ", {groups} groups") } else { Ok(()) }
+            }
             HostLayer::BatchNorm { .. } => f.write_str("batch norm"),
+            HostLayer::GroupNorm { groups, .. } => write!(f, "group norm, {groups} groups"),
             HostLayer::Relu => f.write_str("relu"),
-            HostLayer::MaxPool2d { kernel, .. } => write!(f, "max pool {kernel}×{kernel}"),
+            HostLayer::Sigmoid => f.write_str("sigmoid"),
+            HostLayer::Tanh => f.write_str("tanh"),
+            HostLayer::MaxPool2d { kernel, stride, .. } => {
+                write!(f, "max pool {kernel}×{kernel}")?;
+                let apart = stride.filter(|stride| stride != kernel);
+                apart.map_or(Ok(()), |stride| write!(f, ", stride {stride}×{stride}"))
+            }
             HostLayer::Slot { .. } => f.write_str("slot"),
             HostLayer::GlobalAvgPool => f.write_str("global average pool"),
             HostLayer::Linear { .. } => f.write_str("linear"),
+            HostLayer::Residual { .. } => f.write_str("residual sum"),
+            HostLayer::Branches { join: BranchJoin::Add, branches, .. } => {
+                write!(f, "sum of {} branches", branches.len())
+            }
         }
     }
 }

@@ -1,68 +1,134 @@
 //! A host as one value: text, layers and slots.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use meristem_nn::graph::Dims;
 use serde::{Deserialize, Serialize};
 
 use super::cnn::{Cnn, PRESETS};
+use super::description::{Form, HostList};
 use super::error::HostError;
-use super::host_layer::{HostLayer, LayerSize};
+use super::host_layer::{HostLayer, for_each_layer};
+use super::limits::SIZE_MAX;
+use super::ready_made::READY_MADE;
 use super::slot_name::SlotName;
 use super::task_shape::TaskShape;
 use crate::suggest::nearest;
 
-/// Version of [`HostList`]. A new version marks a format that older readers would misread.
-pub(crate) const LIST_VERSION: u32 = 1;
-/// Largest number of parameters of a host, and of a module (1 GiB of f32).
-pub(crate) const MAX_PARAMETERS: usize = 1 << 28;
-/// Largest height or width of an image, and largest number of image channels and of classes.
-const MAX_IMAGE_SIDE: usize = 1 << 16;
-
-/// Layers and slots of a host, as stored in the metadata of a weights file.
-#[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct HostList {
-    version: u32,
-    /// Layers in forward order.
-    layers: Vec<HostLayer>,
-    /// Slots in the order of action indices.
-    slots: Vec<SlotName>,
-}
-
 /// A host: layers in forward order, and its slots in action-index order. Graph, sizes, drawings and
 /// the metadata of weights files follow from the list of layers.
 ///
-/// It is parsed from the text of a [`Cnn`], which files store. Clones share the list, and comparing
-/// clones compares one pointer.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// It is parsed from the name of a preset, from the text of a [`Cnn`], or from a description in
+/// JSON; [`HostSpec::from_toml`] and [`HostSpec::from_json`] read the contents of a file. Hosts are
+/// equal if their layers and slots are. Clones share the list.
+///
+/// ```
+/// use meristem_grow::{HostSpec, TaskShape};
+///
+/// # fn main() -> Result<(), meristem_grow::HostError> {
+/// let text = r#"layers = [
+///     { conv2d = { out = 16, kernel = 3, stride = 2 } },
+///     "batch_norm",
+///     "relu",
+///     { slot = { name = "early" } },
+///     "global_avg_pool",
+///     { linear = { out = "classes" } },
+/// ]"#;
+/// let host = HostSpec::from_toml(text, "tiny")?;
+/// let image = TaskShape { channels: 3, height: 32, width: 32, classes: 10 };
+/// assert_eq!(host.summary(&image)?.parameters, 3 * 9 * 16 + 2 * 16 + 16 * 10 + 10);
+/// assert_eq!(host.description().parse::<HostSpec>()?, host);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct HostSpec(Arc<ParsedHost>);
 
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug)]
 struct ParsedHost {
     /// The full description, never a preset's name.
     text: String,
     list: HostList,
 }
 
+impl PartialEq for HostSpec {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || self.0.list.same(&other.0.list)
+    }
+}
+
+impl Eq for HostSpec {}
+
+impl Hash for HostSpec {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.layers(), self.slots()).hash(state);
+    }
+}
+
 impl HostSpec {
-    /// Name of the preset, else the `cnn:…` description; [`fmt::Display`] writes the same.
-    pub fn name(&self) -> String {
-        let preset = PRESETS.iter().find(|(_, preset)| preset.to_string() == self.description());
-        preset.map_or_else(|| self.description(), |(name, _)| name).into()
+    /// The host of a description in TOML; `name` is its name if the description has none.
+    ///
+    /// # Errors
+    /// [`HostError::Description`] with the place of the mistake.
+    pub fn from_toml(text: &str, name: &str) -> Result<Self, HostError> {
+        HostList::parse(text, Form::Toml, Some(name)).map(Self::from_list)
     }
 
-    /// The description `cnn:channels=…,blocks=…,kernel=…,pools=…`.
+    /// The host of a description in JSON; `name` is its name if the description has none.
+    ///
+    /// # Errors
+    /// [`HostError::Description`] with the place of the mistake.
+    pub fn from_json(text: &str, name: &str) -> Result<Self, HostError> {
+        HostList::parse(text, Form::Json, Some(name)).map(Self::from_list)
+    }
+
+    fn from_list(list: HostList) -> Self {
+        // A list of layers consists of text and numbers, which JSON can represent.
+        let text = serde_json::to_string(&list).unwrap_or_default();
+        Self(Arc::new(ParsedHost { text, list }))
+    }
+
+    /// The name in the description; for hosts of the family `cnn` the name of the preset, or else
+    /// the `cnn:…` text. [`fmt::Display`] writes the same.
+    pub fn name(&self) -> String {
+        if let Some(name) = &self.0.list.name {
+            return name.clone();
+        }
+        let preset = PRESETS.iter().find(|(_, preset)| preset.to_string() == self.description());
+        match preset {
+            Some((name, _)) => (*name).into(),
+            None if self.description().starts_with('{') => "host".into(),
+            None => self.description().into(),
+        }
+    }
+
+    /// Text that describes the host completely: `cnn:channels=…,blocks=…,kernel=…,pools=…`, or one
+    /// line of JSON.
     pub fn description(&self) -> &str {
         &self.0.text
     }
 
-    /// Layers in forward order.
+    /// Shortest text that is parsed as this host: the name of a preset or ready-made host, or else
+    /// the description.
+    pub fn text(&self) -> String {
+        let name = self.name();
+        let is_host = name.parse::<Self>().is_ok_and(|named| named == *self);
+        if is_host { name } else { self.description().into() }
+    }
+
+    /// Layers in forward order. Some have layers inside ([`HostLayer::branches`]).
     pub fn layers(&self) -> &[HostLayer] {
         &self.0.list.layers
+    }
+
+    /// All layers in forward order, the layers of branches before the layer that joins them.
+    pub fn all_layers(&self) -> Vec<&HostLayer> {
+        let mut all = vec![];
+        for_each_layer(self.layers(), &mut |layer| all.push(layer));
+        all
     }
 
     /// Slots in the order of action indices.
@@ -74,26 +140,25 @@ impl HostSpec {
         &self.0.list
     }
 
-    /// Layers in forward order, each with its size for these images.
-    pub fn sizes(&self, image: &TaskShape) -> impl Iterator<Item = (&HostLayer, LayerSize)> {
-        let image = *image;
-        let mut input = Dims { c: image.channels, h: image.height, w: image.width };
-        self.layers().iter().map(move |layer| {
-            let size = layer.size(input, &image);
-            input = size.output;
-            (layer, size)
-        })
+    /// Number of channels at each slot, in the order of [`HostSpec::slots`].
+    ///
+    /// # Errors
+    /// The host does not fit the image.
+    pub(crate) fn slot_channels(&self, image: &TaskShape) -> Result<Vec<usize>, HostError> {
+        let sized = self.sizes(image)?;
+        let channels = |slot: &SlotName| {
+            let found = sized.iter().find(|sized| sized.layer.slot() == Some(slot));
+            found.map_or(0, |sized| sized.output.c)
+        };
+        Ok(self.slots().iter().map(channels).collect())
     }
 
-    /// Number of channels at the slot with this name; 0 for a name that is not a slot.
-    pub(crate) fn channels_at(&self, slot: &SlotName, image: &TaskShape) -> usize {
-        let mut sizes = self.sizes(image);
-        sizes.find(|(layer, _)| layer.slot() == Some(slot)).map_or(0, |(_, size)| size.output.c)
-    }
-
-    /// Trained parameters of the bare host for images of this shape (saturating).
-    pub fn parameters(&self, image: &TaskShape) -> usize {
-        self.sizes(image).fold(0, |sum, (_, size)| sum.saturating_add(size.parameters))
+    /// Trained parameters of the bare host for images of this shape.
+    ///
+    /// # Errors
+    /// The host does not fit the image.
+    pub fn parameters(&self, image: &TaskShape) -> Result<usize, HostError> {
+        Ok(self.sizes(image)?.iter().map(|sized| sized.parameters).sum())
     }
 
     /// Selects slots, in action-index order. `all` selects every slot. A slot's name selects that
@@ -114,7 +179,10 @@ impl HostSpec {
                 rest.is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()))
             };
             let group: Vec<SlotName> = match text {
-                "all" => self.slots().to_vec(),
+                "all" => {
+                    names.extend(self.slots().to_vec());
+                    continue;
+                }
                 _ if is_name => vec![],
                 _ => self.slots().iter().filter(begins).cloned().collect(),
             };
@@ -150,28 +218,32 @@ impl HostSpec {
     /// Checks the image, and that the host fits it.
     ///
     /// # Errors
-    /// [`HostError::Size`], [`HostError::TooLarge`], or [`HostError::TooDeep`] with the suggestion
-    /// of a host that fits.
+    /// [`HostError::Size`], [`HostError::TooLarge`], [`HostError::Layer`], [`HostError::Output`],
+    /// or for hosts of the family `cnn` [`HostError::TooDeep`] with the suggestion of a host that
+    /// fits.
     pub fn validate(&self, image: &TaskShape) -> Result<(), HostError> {
-        HostError::check_size("image channels", image.channels, 1, MAX_IMAGE_SIDE)?;
-        HostError::check_size("image height", image.height, 1, MAX_IMAGE_SIDE)?;
-        HostError::check_size("image width", image.width, 1, MAX_IMAGE_SIDE)?;
-        HostError::check_size("classes", image.classes, 1, MAX_IMAGE_SIDE)?;
-        let (parameters, limit) = (self.parameters(image), MAX_PARAMETERS);
-        if parameters > limit {
-            return Err(HostError::TooLarge { host: self.name(), parameters, limit });
+        self.sizes(image).map(|_| ())
+    }
+
+    /// Checks the sizes of the image.
+    pub(super) fn check_image(image: &TaskShape) -> Result<(), HostError> {
+        HostError::check_size("image channels", image.channels, 1, SIZE_MAX)?;
+        HostError::check_size("image height", image.height, 1, SIZE_MAX)?;
+        HostError::check_size("image width", image.width, 1, SIZE_MAX)?;
+        HostError::check_size("classes", image.classes, 1, SIZE_MAX)
+    }
+
+    /// Checks that the pools of a host of the family `cnn` fit the image.
+    pub(super) fn check_depth(&self, image: &TaskShape) -> Result<(), HostError> {
+        let Ok(cnn) = self.description().parse::<Cnn>() else { return Ok(()) };
+        // Each pool halves the shorter side.
+        let fits = image.height.min(image.width).max(1).ilog2() as usize;
+        if cnn.pools <= fits {
+            return Ok(());
         }
-        let is_pool = |layer: &HostLayer| matches!(layer, HostLayer::MaxPool2d { .. });
-        let pools: Vec<LayerSize> =
-            self.sizes(image).filter(|(layer, _)| is_pool(layer)).map(|(_, size)| size).collect();
-        let fits = pools.iter().filter(|pool| pool.output.h.min(pool.output.w) > 0).count();
-        if fits < pools.len() {
-            let shallower = Cnn { pools: fits, ..self.description().parse()? };
-            let suggestion = Self::try_from(shallower)?.name();
-            let (host, image, pools) = (self.name(), *image, pools.len());
-            return Err(HostError::TooDeep { host, image, pools, fits, suggestion });
-        }
-        Ok(())
+        let suggestion = Self::try_from(Cnn { pools: fits, ..cnn })?.name();
+        let (host, image, pools) = (self.name(), *image, cnn.pools);
+        Err(HostError::TooDeep { host, image, pools, fits, suggestion })
     }
 }
 
@@ -186,8 +258,7 @@ impl TryFrom<Cnn> for HostSpec {
 
     fn try_from(cnn: Cnn) -> Result<Self, HostError> {
         cnn.check()?;
-        let (version, layers, slots) = (LIST_VERSION, cnn.layers(), cnn.slots());
-        let list = HostList { version, layers, slots };
+        let list = HostList::of_family(cnn.layers(), cnn.slots());
         Ok(Self(Arc::new(ParsedHost { text: cnn.to_string(), list })))
     }
 }
@@ -196,7 +267,29 @@ impl FromStr for HostSpec {
     type Err = HostError;
 
     fn from_str(text: &str) -> Result<Self, HostError> {
-        text.parse::<Cnn>()?.try_into()
+        let given = text.trim();
+        if given.starts_with('{') {
+            return HostList::parse(given, Form::Json, None).map(Self::from_list);
+        }
+        let named = PRESETS.iter().any(|(name, _)| *name == given);
+        if named || given.starts_with("cnn:") {
+            return given.parse::<Cnn>()?.try_into();
+        }
+        match READY_MADE.iter().find(|(name, _)| *name == given) {
+            Some((name, toml)) => Self::from_toml(toml, name),
+            None => Err(unknown_host(given)),
+        }
+    }
+}
+
+/// The error for a text that is no host.
+fn unknown_host(given: &str) -> HostError {
+    let presets = PRESETS.iter().map(|(name, _)| *name);
+    let names: Vec<&str> = presets.chain(READY_MADE.iter().map(|(name, _)| *name)).collect();
+    HostError::UnknownHost {
+        given: given.into(),
+        nearest: nearest(given, names.iter().copied()).map(Into::into),
+        presets: names.join(", "),
     }
 }
 

@@ -1,19 +1,29 @@
-//! Hosts as data: lists of layers with named slots, the families that generate them, and the shape
-//! of images and classes.
+//! Hosts as data: lists of layers with named slots, the texts and families that describe them, and
+//! the shape of images and classes.
 
 mod cnn;
+mod description;
 mod error;
 mod host_layer;
 mod host_spec;
 mod host_summary;
+mod limits;
+mod per_axis;
+mod ready_made;
 mod slot_name;
 mod task_shape;
+mod walk;
 
 pub use cnn::{Cnn, PRESETS};
+pub(crate) use description::LIST_VERSION;
 pub use error::HostError;
-pub use host_layer::{Features, HostLayer, LayerSize};
+pub use host_layer::{BranchJoin, Features, HostLayer};
 pub use host_spec::HostSpec;
-pub(crate) use host_spec::{HostList, LIST_VERSION, MAX_PARAMETERS};
-pub use host_summary::{HostSummary, LayerSummary};
+pub use host_summary::{HostSummary, LayerSummary, SizedLayer};
+pub use limits::DESCRIPTION_BYTES_MAX;
+pub(crate) use limits::MAX_PARAMETERS;
+pub use per_axis::{Padding, PerAxis};
+pub use ready_made::READY_MADE;
 pub use slot_name::SlotName;
 pub use task_shape::TaskShape;
+pub(crate) use walk::HostVisitor;

@@ -247,6 +247,14 @@ fn additive_modules_have_no_interaction() {
 
 const IMAGE: TaskShape = TaskShape { channels: 3, height: 12, width: 9, classes: 5 };
 
+/// A host with slots in the branches of residual layers, after a strided convolution.
+const BRANCHES: &str = r#"{"layers": [
+    {"conv2d": {"out": 4, "kernel": 3, "stride": 2}}, "batch_norm", {"slot": {"name": "a"}},
+    {"residual": {"body": [{"conv2d": {"out": 6, "kernel": 3}}, {"slot": {"name": "b"}}, "relu"],
+                  "shortcut": [{"conv2d": {"out": 6, "kernel": 1}}, {"slot": {"name": "c"}}]}},
+    {"branches": {"join": "add", "branches": [[], [{"slot": {"name": "d"}}]]}},
+    {"slot": {"name": "e"}}, "global_avg_pool", {"linear": {"out": "classes"}}]}"#;
+
 /// A host with a module in every slot, and arbitrary alphas.
 #[derive(Clone, Debug)]
 struct Grown {
@@ -259,7 +267,8 @@ struct Grown {
 }
 
 fn grown() -> impl Strategy<Value = Grown> {
-    let specs = ["cnn:channels=4,blocks=2,pools=1", "cnn:channels=4,blocks=3,pools=2", "minimal"];
+    let specs =
+        ["cnn:channels=4,blocks=2,pools=1", "cnn:channels=4,blocks=3,pools=2", "minimal", BRANCHES];
     let stages =
         [Stage::Dormant, Stage::Blending, Stage::Holding, Stage::Holding, Stage::Fossilized];
     let slot = (0usize..7, 0usize..4, prop::sample::select(stages.to_vec()));

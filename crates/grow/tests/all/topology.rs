@@ -180,11 +180,11 @@ fn the_layers_of_a_file_match_its_host() {
         assert!(matches!(error, Error::Topology(TopologyError::Host { .. })), "{error:?}");
     }
     // A later version, whatever it has: its forms of layers and its keys may be unknown here.
-    let later = other("\"version\":1", "\"version\":2");
+    let later = other("\"version\":1", "\"version\":3");
     for later in [later.replace("conv2d", "conv9d"), later.replace("layers", "units"), later] {
         let error = topology.check_host(&later).unwrap_err();
         assert!(error.to_string().contains("a newer program wrote the file"), "{error}");
-        let Error::Topology(TopologyError::Version { entry: "host", found: 2, supported: 1 }) =
+        let Error::Topology(TopologyError::Version { entry: "host", found: 3, supported: 2 }) =
             error
         else {
             panic!("{error:?}")

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use meristem::device::random::{Purpose, Rng};
 use meristem::device::{DType, Device, DeviceOptions, MemoryFormat, Owner, Tensor};
-use meristem::grow::{self, Counterfactual, Host, HostSpec, Optimisers, Stage};
+use meristem::grow::{self, Counterfactual, Host, Optimisers, Stage};
 use meristem::nn::{Network, NetworkOptions};
+use meristem::train::read_host;
 use serde::Serialize;
 
 use super::bench_modules::{self, Module};
@@ -163,7 +164,7 @@ fn check(arguments: &BenchCounterfactualArguments) -> Result<(), Failure> {
 /// Creates a host with a module in stage holding in each of the slots. Returns it with the names of
 /// the slots.
 fn grown(arguments: &BenchCounterfactualArguments) -> Result<(Host, Vec<String>), Failure> {
-    let spec: HostSpec = arguments.host.parse().map_err(grow::Error::from)?;
+    let spec = read_host(&arguments.host)?;
     let slots = spec.select_slots(arguments.slots.split(',')).map_err(grow::Error::from)?;
     let names = slots.iter().map(ToString::to_string).collect();
     let module =

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use meristem::data::{Batch, GatherBatches, GatherConfig};
 use meristem::device::{Device, DeviceOptions, read_back};
-use meristem::grow::{self, Host, HostSpec, Optimisers};
+use meristem::grow::{Host, Optimisers};
 use meristem::nn::{Isa, LabelledBatch, Network, NetworkFleet, NetworkOptions, Plans};
+use meristem::train::read_host;
 use meristem::train::summary::MemorySummary;
 use meristem::train::trace::{RunTrace, TraceSummary};
 use serde::Serialize;
@@ -61,7 +62,7 @@ struct Config {
 
 pub(crate) fn run(arguments: &BenchHostArguments) -> Outcome {
     check(arguments)?;
-    let spec: HostSpec = arguments.host.parse().map_err(grow::Error::from)?;
+    let spec = read_host(&arguments.host)?;
     let modules = arguments.modules.as_deref().map(|list| bench_modules::parse(&spec, list));
     let host = bench_modules::grown(spec, &modules.transpose()?.unwrap_or_default(), "modules")?;
     let image = synthetic::image_shape();

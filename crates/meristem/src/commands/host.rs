@@ -3,7 +3,8 @@
 use std::process::ExitCode;
 
 use comfy_table::CellAlignment;
-use meristem::grow::{self, HostSpec, HostSummary, TaskShape};
+use meristem::grow::{self, HostSummary, TaskShape};
+use meristem::train::read_host;
 
 use super::{Outcome, print_json};
 use crate::cli::HostShowArguments;
@@ -13,7 +14,7 @@ use crate::table;
 pub(crate) fn show(arguments: &HostShowArguments) -> Outcome {
     let [channels, height, width] = arguments.input;
     let image = TaskShape { channels, height, width, classes: arguments.classes };
-    let host: HostSpec = arguments.host.parse().map_err(grow::Error::from)?;
+    let host = read_host(&arguments.host)?;
     let summary = host.summary(&image).map_err(grow::Error::from)?;
     if arguments.json {
         print_json(&summary)?;
@@ -26,13 +27,13 @@ pub(crate) fn show(arguments: &HostShowArguments) -> Outcome {
 fn print(summary: &HostSummary) {
     let mut table = table::new();
     table.set_header(["name", "layer", "output", "parameters", "MACs"]);
-    let number = |n: usize| if n == 0 { String::new() } else { thousands(n as u64) };
+    let number = |n: u64| if n == 0 { String::new() } else { thousands(n) };
     for layer in &summary.layers {
         table.add_row([
             layer.name.clone().unwrap_or_default(),
-            layer.layer.clone(),
+            format!("{}{}", "· ".repeat(layer.depth), layer.layer),
             layer.output.map(|size| size.to_string()).join("×"),
-            number(layer.parameters),
+            number(layer.parameters as u64),
             number(layer.macs),
         ]);
     }
@@ -40,14 +41,15 @@ fn print(summary: &HostSummary) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     let [channels, height, width] = summary.input;
-    plain::out(&summary.host);
+    let described = summary.host.starts_with('{');
+    plain::out(if described { &summary.name } else { &summary.host });
     plain::out(&table.to_string());
     plain::out(&format!(
         "images of {channels}×{height}×{width}, {}: {} parameters, {} multiply-accumulate \
          operations per image, {}",
         counted(summary.classes, ["class", "classes"]),
         thousands(summary.parameters as u64),
-        thousands(summary.macs as u64),
+        thousands(summary.macs),
         counted(summary.slots, ["slot", "slots"]),
     ));
 }

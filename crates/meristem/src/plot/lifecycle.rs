@@ -7,7 +7,7 @@ use meristem::train::reading::Span;
 use super::axis::{Axis, Field, x_ticks};
 use super::{Anchor, Colour, Picture, Shape, short, text};
 use crate::colours;
-use crate::host_parts::{HostPart, host_parts};
+use crate::host_parts::{PartKind, host_parts};
 
 /// Stages with or after a module, in the order of the legend.
 const STAGES: &[Stage] = Stage::ALL.split_at(1).1;
@@ -28,7 +28,7 @@ fn stage_colour(stage: &Recorded<Stage>) -> Colour {
 /// Draws slots over steps, with stages as coloured bars; `None` without spans. The rows are in the
 /// forward order of the host, after any slots that the host does not have.
 pub(crate) fn lifecycle(spans: &[Span], host: Option<&HostSpec>) -> Option<Picture> {
-    let layers = host.iter().flat_map(|host| host.layers());
+    let layers = host.iter().flat_map(|host| host.all_layers());
     let forward: Vec<&str> = layers.filter_map(HostLayer::slot).map(|slot| slot.as_str()).collect();
     let mut slots: Vec<&str> = spans.iter().map(|span| span.slot.as_str()).collect();
     slots.sort_by_key(|name| (forward.iter().position(|slot| slot == name), *name));
@@ -79,53 +79,63 @@ pub(crate) struct DrawnSlot {
 const BOX: [f64; 2] = [86.0, 46.0];
 /// Distance between the centres of neighbouring boxes.
 const STEP: f64 = 110.0;
-/// Vertical position of the centres of the boxes.
-const MIDDLE: f64 = 50.0;
+/// Distance of the topmost line of a branch from the edge of the picture.
+const EDGE: f64 = 27.0;
+/// Distance between the lines of branches that are nested in each other.
+const BRANCH: f64 = 10.0;
 
-/// Draws the host from the image to the classes, with a box for each block, pool and slot. A slot
-/// with a module has the colour of its stage, with the blueprint below.
+/// Draws the host from the image to the classes, with a box for each block, pool and slot, and
+/// lines above the boxes for branches. A slot with a module has the colour of its stage, with the
+/// blueprint below.
 pub(crate) fn topology(host: &HostSpec, slots: &[DrawnSlot]) -> Picture {
+    let parts = host_parts(host);
+    let deepest = parts.iter().map(|part| part.depth).max().unwrap_or(0);
+    let middle = EDGE + BRANCH * deepest as f64 + BOX[1] / 2.0;
+    let at = |part: usize| 60.0 + STEP * part as f64;
     let mut shapes = vec![];
-    let mut parts = 0;
-    let mut part = |lines: [&str; 2], fill: Option<Colour>, below: [String; 2]| {
-        let centre = 60.0 + STEP * f64::from(parts);
-        if parts > 0 {
-            let from = [centre - STEP + BOX[0] / 2.0, MIDDLE];
-            let to = [centre - BOX[0] / 2.0, MIDDLE];
-            shapes.push(Shape::Line { from, to, colour: Colour::Ink });
+    for (number, part) in parts.iter().enumerate() {
+        let centre = at(number);
+        for &input in &part.inputs {
+            let half = BOX[0] / 2.0;
+            if input + 1 == number {
+                let (from, to) = ([at(input) + half, middle], [centre - half, middle]);
+                shapes.push(Shape::Line { from, to, colour: Colour::Ink });
+            } else {
+                let top = middle - BOX[1] / 2.0;
+                let above = top - BRANCH * (deepest - parts[input].depth) as f64 - 7.0;
+                // Beside the corner at which another branch may end.
+                let [from, to] = [at(input) + half / 2.0, centre - half / 2.0];
+                let points = vec![[from, top], [from, above], [to, above], [to, top]];
+                shapes.push(Shape::Path { points, colour: Colour::Ink });
+            }
         }
-        let [from, to] = [-0.5, 0.5].map(|s| [centre + s * BOX[0], MIDDLE + s * BOX[1]]);
+        let [from, to] = [-0.5, 0.5].map(|s| [centre + s * BOX[0], middle + s * BOX[1]]);
+        let (mut lines, mut fill, mut below) = (vec![], None, vec![]);
+        match &part.kind {
+            PartKind::Layers(text) => lines.clone_from(text),
+            // The name is below the coloured box, in the page's text colour.
+            PartKind::Slot(name) => {
+                below.push(name.to_string());
+                if let Some(slot) = slots.iter().find(|slot| slot.slot == name.as_str()) {
+                    fill = Some(stage_colour(&slot.stage));
+                    below.push(slot.blueprint.clone().unwrap_or(slot.stage.to_string()));
+                }
+            }
+        }
         if let Some(colour) = fill {
             shapes.push(Shape::Area { from, to, colour });
         }
         let corners = vec![from, [to[0], from[1]], to, [from[0], to[1]], from];
         shapes.push(Shape::Path { points: corners, colour: Colour::Ink });
         for (line, height) in lines.into_iter().zip([-9.0, 9.0]) {
-            shapes.push(text([centre, MIDDLE + height], Anchor::Middle, line.into()));
+            shapes.push(text([centre, middle + height], Anchor::Middle, line));
         }
         for (line, height) in below.into_iter().zip([38.0, 56.0]) {
-            shapes.push(text([centre, MIDDLE + height], Anchor::Middle, short(&line, 13)));
-        }
-        parts += 1;
-    };
-    for drawn in host_parts(host) {
-        match drawn {
-            HostPart::Layers(lines) => {
-                let line = |number: usize| lines.get(number).map_or("", String::as_str);
-                part([line(0), line(1)], None, [String::new(), String::new()]);
-            }
-            // The name is below the coloured box, in the page's text colour.
-            HostPart::Slot(name) => match slots.iter().find(|slot| slot.slot == name.as_str()) {
-                Some(slot) => {
-                    let module = slot.blueprint.clone().unwrap_or(slot.stage.to_string());
-                    let below = [name.to_string(), module];
-                    part(["", ""], Some(stage_colour(&slot.stage)), below);
-                }
-                None => part(["", ""], None, [name.to_string(), String::new()]),
-            },
+            shapes.push(text([centre, middle + height], Anchor::Middle, short(&line, 13)));
         }
     }
-    Picture { size: [120.0 + STEP * f64::from(parts - 1), 125.0], shapes }
+    let width = 120.0 + STEP * parts.len().saturating_sub(1) as f64;
+    Picture { size: [width, middle + 75.0], shapes }
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use self::port::free_port;
 use crate::common::process::{Process, output, wait_for};
 use crate::common::runs::{Outcome, assert_same, outcome, with_images};
 use crate::common::{Meristem, command_output, of_kind};
+use crate::host::BRANCHES;
 
 /// A few steps of hosts that do not grow.
 const BARE: &str = "train --dataset arrays --data-root images.safetensors --controller none \
@@ -225,6 +226,27 @@ fn losses_equal_those_on_the_cpu() {
     }
 }
 
+/// A host with branches grows on the GPU with the losses of the CPU, and resumes after a kill.
+#[test]
+fn a_described_host_has_the_losses_of_the_cpu() {
+    let m = with_images();
+    fs::write(m.path("branches.toml"), BRANCHES).unwrap();
+    let bare = BARE.replace("--host minimal", "--host branches.toml");
+    let losses = |devices: &str| -> Vec<f64> {
+        m.ok(&format!("{bare} --devices {devices} --run-dir {devices}"));
+        let events = m.events(devices);
+        let steps = of_kind(&events, "step_completed");
+        steps.iter().map(|step| step["train_loss"].as_f64().unwrap()).collect()
+    };
+    let (gpu, cpu) = (losses("cuda:0"), losses("cpu"));
+    assert_eq!((gpu.len(), cpu.len()), (9, 9));
+    for (gpu, cpu) in gpu.iter().zip(&cpu) {
+        assert!((gpu - cpu).abs() < 1e-3 * cpu, "{gpu} {cpu}");
+    }
+    let growing = GROWING.replace("heuristic", "random");
+    kill_in(m, &growing.replace("--host minimal --slots r0,r1", "--host branches.toml"));
+}
+
 /// Streamed images, memory that is reused under a limit, launches that wait for their kernels, and
 /// the race sanitizer change no bit of growing hosts, whose counterfactuals are one pass.
 #[test]
@@ -281,7 +303,10 @@ fn a_killed_run_resumes() {
 }
 
 fn kill(arguments: &str) {
-    let m = with_images();
+    kill_in(with_images(), arguments);
+}
+
+fn kill_in(m: Meristem, arguments: &str) {
     let expected = run(&m, arguments, "whole", 1);
     assert!(!of_kind(&expected.events, "module_germinated").is_empty(), "nothing grew");
     let start = format!("{arguments} --devices cuda:0 --run-dir killed");

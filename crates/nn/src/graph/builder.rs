@@ -36,6 +36,11 @@ impl GraphBuilder {
         Self { graph, names: HashSet::new(), group: GroupId(0) }
     }
 
+    /// The graph as built so far; its output is the input.
+    pub fn so_far(&self) -> &Graph {
+        &self.graph
+    }
+
     /// The input node.
     pub fn input(&self) -> NodeId {
         NodeId(0)

@@ -1,6 +1,6 @@
 """Fleets of small neural networks that grow while they train."""
 
-from . import control, errors, weights
+from . import control, errors, nn, weights
 from ._meristem import VERSION as __version__
 from ._meristem import Array
 from .comm import Comm, TopK
@@ -25,6 +25,7 @@ __all__ = [
     "clear_cache",
     "control",
     "errors",
+    "nn",
     "resume",
     "train",
     "verify",

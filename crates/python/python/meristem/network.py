@@ -6,7 +6,7 @@ blueprints (``topology``). :func:`forward` applies them with the operations of a
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Protocol
 
@@ -19,8 +19,8 @@ from .weights import Weights, load
 
 #: Stages in which a module is part of the network.
 BLENDED = ("blending", "holding", "fossilized")
-#: Supported version of topology and host.
-VERSION = 1
+#: Supported versions of the entries of the metadata.
+VERSIONS = {"topology": (1,), "host": (1, 2)}
 #: ε of batch norm and group norm.
 EPS = 1e-5
 
@@ -29,11 +29,18 @@ class Library(Protocol):
     """Tensors by name, and operations on arrays (N, C, H, W), or (N, C) after `mean`."""
 
     def tensor(self, name: str) -> Any: ...
-    def conv2d(self, x: Any, weight: Any, padding: int, groups: int) -> Any: ...
+    def conv2d(
+        self,
+        x: Any,
+        weight: Any,
+        padding: tuple[int, int],
+        groups: int,
+        stride: tuple[int, int] = (1, 1),
+    ) -> Any: ...
     def batch_norm(self, x: Any, name: str) -> Any: ...
     def group_norm(self, x: Any, groups: int, weight: Any, bias: Any) -> Any: ...
     def linear(self, x: Any, weight: Any, bias: Any) -> Any: ...
-    def max_pool2d(self, x: Any, size: int) -> Any: ...
+    def max_pool2d(self, x: Any, size: int, stride: int) -> Any: ...
     def mean(self, x: Any) -> Any: ...
     def relu(self, x: Any) -> Any: ...
     def sigmoid(self, x: Any) -> Any: ...
@@ -61,26 +68,69 @@ def forward(
         module = slot["module"]
         return blend(library, f"slots.{name}", module, blueprints[module["blueprint"]], x)
 
-    for layer in host["layers"]:
+    return host_layers(library, host["layers"], grown, x)
+
+
+def host_layers(
+    library: Library, layers: Iterable[Any], grown: Callable[[str, Any], Any], x: Any
+) -> Any:
+    """The output of layers of a host; ``grown`` applies the module of a slot."""
+    for layer in layers:
         match layer:
             case {"slot": {"name": name}}:
                 x = grown(name, x)
-            case {"conv2d": {"name": name, "kernel": kernel}}:
-                x = library.conv2d(x, library.tensor(f"{name}.weight"), kernel // 2, 1)
+            case {"conv2d": about}:
+                x = conv2d(library, about, x)
             case {"batch_norm": {"name": name}}:
                 x = library.batch_norm(x, name)
+            case {"group_norm": {"name": name, "groups": groups}}:
+                weight, bias = (library.tensor(f"{name}.{w}") for w in ("weight", "bias"))
+                x = library.group_norm(x, groups, weight, bias)
             case "relu":
                 x = library.relu(x)
-            case {"max_pool2d": {"kernel": kernel}}:
-                x = library.max_pool2d(x, kernel)
+            case "sigmoid":
+                x = library.sigmoid(x)
+            case "tanh":
+                x = library.tanh(x)
+            case {"max_pool2d": about}:
+                x = library.max_pool2d(x, about["kernel"], about.get("stride", about["kernel"]))
             case "global_avg_pool":
                 x = library.mean(x)
-            case {"linear": {"name": name}}:
-                weight, bias = (library.tensor(f"{name}.{w}") for w in ("weight", "bias"))
-                x = library.linear(x, weight, bias)
+            case {"linear": about}:
+                name = about["name"]
+                bias = library.tensor(f"{name}.bias") if about.get("bias", True) else None
+                x = library.linear(x, library.tensor(f"{name}.weight"), bias)
+            case {"residual": about}:
+                branches = [about["body"], about.get("shortcut", [])]
+                body, shortcut = (host_layers(library, b, grown, x) for b in branches)
+                x = body + shortcut
+            case {"branches": {"join": "add", "branches": branches}}:
+                ends = [host_layers(library, branch, grown, x) for branch in branches]
+                x = sum(ends[1:], ends[0])
             case other:
                 raise WeightsError(f"unknown layer of a host `{other}`")
     return x
+
+
+def conv2d(library: Library, about: Mapping[str, Any], x: Any) -> Any:
+    """The output of a convolution of a host."""
+    name, (kernel, stride) = about["name"], map(pair, (about["kernel"], about.get("stride", 1)))
+    match about.get("padding", "same"):
+        case "same":
+            padding = (kernel[0] // 2, kernel[1] // 2)
+        case "valid":
+            padding = (0, 0)
+        case size:
+            padding = pair(size)
+    x = library.conv2d(
+        x, library.tensor(f"{name}.weight"), padding, about.get("groups", 1), stride
+    )
+    return x + library.tensor(f"{name}.bias")[:, None, None] if about.get("bias") else x
+
+
+def pair(size: Any) -> tuple[int, int]:
+    """Rows and columns of a size, which may be one number for both."""
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 def blend(
@@ -136,7 +186,7 @@ def apply(library: Library, name: str, layer: Any, x: Any) -> Any:
         case {"conv": about}:
             groups = x.shape[1] if about["depthwise"] else 1
             weight = library.tensor(f"{name}.weight")
-            return library.conv2d(x, weight, about["kernel"] // 2, groups)
+            return library.conv2d(x, weight, pair(about["kernel"] // 2), groups)
         case {"group_norm": _}:
             weight, bias = (library.tensor(f"{name}.{w}") for w in ("weight", "bias"))
             return library.group_norm(x, group_norm_groups(x.shape[1]), weight, bias)
@@ -176,8 +226,9 @@ def host_of(weights: Weights) -> dict[str, Any]:
 
 def _checked(entry: str, value: dict[str, Any]) -> dict[str, Any]:
     """Checks the version of an entry of the metadata."""
-    if (version := value.get("version")) != VERSION:
-        message = f"the {entry} has version {version}, this package reads {VERSION}"
+    known = VERSIONS[entry]
+    if (version := value.get("version")) not in known:
+        message = f"the {entry} has version {version}, this package reads up to {known[-1]}"
         raise WeightsError(message, remedy="use the version of meristem that wrote the file")
     return value
 
@@ -196,12 +247,20 @@ class Numpy:
     def tensor(self, name: str) -> Any:
         return self.tensors[name]
 
-    def conv2d(self, x: Any, weight: Any, padding: int, groups: int) -> Any:
-        size = weight.shape[2]
-        around = ((0, 0), (0, 0), (padding, padding), (padding, padding))
-        windows = np.lib.stride_tricks.sliding_window_view(np.pad(x, around), (size, size), (2, 3))
+    def conv2d(
+        self,
+        x: Any,
+        weight: Any,
+        padding: tuple[int, int],
+        groups: int,
+        stride: tuple[int, int] = (1, 1),
+    ) -> Any:
+        size = weight.shape[2:]
+        around = ((0, 0), (0, 0), *((zeros, zeros) for zeros in padding))
+        windows = np.lib.stride_tricks.sliding_window_view(np.pad(x, around), size, (2, 3))
+        windows = windows[:, :, :: stride[0], :: stride[1]]
         n, c, h, w = windows.shape[:4]
-        windows = windows.reshape(n, groups, c // groups, h, w, size, size)
+        windows = windows.reshape(n, groups, c // groups, h, w, *size)
         weight = weight.reshape(groups, -1, *weight.shape[1:])
         out = np.einsum("ngchwij,gocij->ngohw", windows, weight, optimize=True)
         return out.reshape(n, -1, h, w)
@@ -220,9 +279,9 @@ class Numpy:
     def linear(self, x: Any, weight: Any, bias: Any) -> Any:
         return x @ weight.T + (0 if bias is None else bias)
 
-    def max_pool2d(self, x: Any, size: int) -> Any:
-        n, c, h, w = x.shape[:2] + (x.shape[2] // size, x.shape[3] // size)
-        return x[:, :, : h * size, : w * size].reshape(n, c, h, size, w, size).max((3, 5))
+    def max_pool2d(self, x: Any, size: int, stride: int) -> Any:
+        windows = np.lib.stride_tricks.sliding_window_view(x, (size, size), (2, 3))
+        return windows[:, :, ::stride, ::stride].max((4, 5))
 
     def mean(self, x: Any) -> Any:
         return x.mean((2, 3))

@@ -64,9 +64,16 @@ class Network(nn.Module):
         running = (at.running_mean, at.running_var)
         return functional.batch_norm(x, *running, at.weight, at.bias, self.training, 0.1, EPS)
 
-    def conv2d(self, x: Tensor, weight: Tensor, padding: int, groups: int) -> Tensor:
+    def conv2d(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        padding: tuple[int, int],
+        groups: int,
+        stride: tuple[int, int] = (1, 1),
+    ) -> Tensor:
         """A convolution without bias."""
-        return functional.conv2d(x, weight, padding=padding, groups=groups)
+        return functional.conv2d(x, weight, stride=stride, padding=padding, groups=groups)
 
     def group_norm(self, x: Tensor, groups: int, weight: Tensor, bias: Tensor) -> Tensor:
         """Group norm."""
@@ -76,9 +83,9 @@ class Network(nn.Module):
         """A linear layer."""
         return functional.linear(x, weight, bias)
 
-    def max_pool2d(self, x: Tensor, size: int) -> Tensor:
-        """The largest of each ``size`` × ``size`` pixels."""
-        return functional.max_pool2d(x, size)
+    def max_pool2d(self, x: Tensor, size: int, stride: int) -> Tensor:
+        """The largest of each ``size`` × ``size`` pixels, ``stride`` pixels apart."""
+        return functional.max_pool2d(x, size, stride)
 
     def mean(self, x: Tensor) -> Tensor:
         """The mean over the pixels."""

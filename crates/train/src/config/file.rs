@@ -111,6 +111,6 @@ mod tests {
         let layer = read_text("config.toml", &first.resolved_toml()).unwrap();
         let second = TrainConfig::resolve(layer, ConfigLayer::default()).unwrap();
         assert_eq!(first.resolved_toml(), second.resolved_toml());
-        assert_eq!((first.seed, first.slots.clone()), (second.seed, second.slots.clone()));
+        assert_eq!((first.seed, Some(first.slots())), (second.seed, second.slots.clone()));
     }
 }

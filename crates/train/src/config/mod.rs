@@ -38,7 +38,11 @@ use self::types::{CommKind, ControllerKind, PolicyStart, Preset, Switch};
 pub use self::validate::check_precision;
 pub use self::value::FlagForm;
 use crate::error::{Error, Result};
+use crate::hosts::{is_file, read_host};
 use crate::input_file::{Moved, absolute};
+
+/// Slots before the pools of a host of the family `cnn`.
+const FIRST_ROW: &str = "r0";
 
 impl TrainConfig {
     /// Combines three sources, lowest priority first: the preset that `flags` or else `file` names,
@@ -56,6 +60,10 @@ impl TrainConfig {
         config.apply(file);
         config.apply(flags);
         config.preset = preset;
+        if is_file(&config.host) {
+            // The run keeps the description, so that a changed file does not change the run.
+            config.host = read_host(&config.host)?.description().into();
+        }
         config.validate()?;
         Ok(config)
     }
@@ -82,6 +90,16 @@ impl TrainConfig {
         self.control_split.unwrap_or(match self.controller {
             ControllerKind::None => 0.0,
             _ => table::CONTROL_SHARE,
+        })
+    }
+
+    /// The slots that may grow: as set, else the first row of slots of a host of the family `cnn`,
+    /// and all slots of any other host.
+    pub(crate) fn slots(&self) -> Vec<String> {
+        self.slots.clone().unwrap_or_else(|| {
+            let host = read_host(&self.host);
+            let has_rows = host.is_ok_and(|host| host.select_slots([FIRST_ROW]).is_ok());
+            vec![if has_rows { FIRST_ROW.into() } else { "all".into() }]
         })
     }
 
@@ -126,7 +144,12 @@ impl TrainConfig {
 
     /// The run's name: as set, else made from host and dataset.
     pub fn run_name(&self) -> String {
-        let name = self.name.clone().unwrap_or_else(|| format!("{}-{}", self.host, self.dataset));
+        let name = self.name.clone().unwrap_or_else(|| {
+            let described =
+                self.host.starts_with('{').then(|| read_host(&self.host).ok()).flatten();
+            let host = described.map_or(self.host.clone(), |host| host.name());
+            format!("{host}-{}", self.dataset)
+        });
         let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
         name.chars().map(plain).take(60).collect()
     }
@@ -210,6 +233,7 @@ impl TrainConfig {
         written.run_dir = None;
         written.trace = None;
         written.name = Some(self.run_name());
+        written.slots = Some(self.slots());
         written.control_split = Some(self.control_share());
         if self.controller != ControllerKind::Ppo {
             written.policy.get_or_insert(PolicyStart::New);

@@ -179,8 +179,9 @@ settings! {
         max_batches: BatchLimit = same(BatchLimit::All), unit("N"), whole(1, 1_000_000_000);
     }
     "Hosts" {
-        /// Host: baseline, wide, deep, large, impaired or minimal, or a description such as
-        /// cnn:channels=12,blocks=4,kernel=5,pools=3.
+        /// Host: baseline, wide, deep, large, impaired, minimal, resnet8, resnet20, vgg8 or mobile;
+        /// a description such as cnn:channels=12,blocks=4,kernel=5,pools=3; or a TOML or JSON file
+        /// that describes one.
         host: String = presets(SMALL_HOST.into(), SMALL_HOST.into(), "baseline".into());
         /// Number of hosts trained side by side; 1 with --data-parallel.
         envs: usize = same(4usize), unit("N"), whole(1, 4096);
@@ -252,7 +253,8 @@ settings! {
         /// nothing grows.
         controller: ControllerKind = same(ControllerKind::default()), train_only();
         /// Slots that may grow: names (r0c1), prefixes of names (r0, r1), or all.
-        slots: Vec<String> = same(["r0".to_string()]), unit("LIST");
+        slots: Option<Vec<String>> = absent("r0 if the host has such slots, else all"),
+            unit("LIST");
         /// Blueprints of the modules that may grow: standard, the seven that come with the program,
         /// or TOML or JSON files of blueprints, in the order of the list.
         blueprints: Option<Vec<BlueprintSource>> = absent("standard"),

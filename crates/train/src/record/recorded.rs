@@ -74,6 +74,25 @@ pub(crate) mod as_text {
     }
 }
 
+/// Serde of a host through the text that it is parsed from.
+pub(crate) mod as_host {
+    use meristem_grow::HostSpec;
+    use serde::Serializer;
+
+    pub(crate) use super::as_text::deserialize;
+    use super::*;
+
+    pub(crate) fn serialize<S: Serializer>(
+        value: &Recorded<HostSpec>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        match value {
+            Recorded::Known(host) => to.serialize_str(&host.text()),
+            Recorded::Later(text) => to.serialize_str(text),
+        }
+    }
+}
+
 /// Serde of a list of values through their text forms.
 pub(crate) mod as_texts {
     use serde::{Deserializer, Serializer};

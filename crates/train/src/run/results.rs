@@ -19,7 +19,7 @@ pub(super) fn run_started(setup: &Setup, resources: &Resources) -> Event {
         control_samples: resources.control_samples,
         test_samples: resources.test_samples,
         host: setup.host.clone().into(),
-        host_parameters: setup.host.parameters(&setup.image),
+        host_parameters: setup.host_parameters,
         envs: config.envs,
         rounds: config.rounds,
         steps: config.steps,

@@ -1,16 +1,14 @@
 //! The blueprints of a run: the standard ones, and blueprints from files.
 
-use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
-use meristem_device::named_file;
 use meristem_grow::{Blueprint, BlueprintSet};
 use serde::Deserialize;
 
 use crate::config::TrainConfig;
 use crate::error::{Error, Result};
-use crate::input_file::InputFile;
+use crate::input_file::{InputFile, read_limited};
 use crate::settings::BlueprintSource;
 
 /// Maximum size of a file of blueprints, in bytes.
@@ -55,7 +53,8 @@ impl Blueprints {
                     set = add(set, Path::new("standard"), standard.iter().map(|b| (**b).clone()))?;
                 }
                 BlueprintSource::File(path) => {
-                    let bytes = bytes(path)?;
+                    let read = read_limited(path, BYTES_MAX);
+                    let bytes = read.map_err(|message| fail(path, message))?;
                     set = add(set, path, parse(path, &bytes)?)?;
                     let checksum = format!("{:08x}", crc32fast::hash(&bytes));
                     let (setting, path) = ("blueprints".into(), path.clone());
@@ -69,17 +68,6 @@ impl Blueprints {
 
 fn fail(path: &Path, message: impl Into<String>) -> Error {
     Error::Blueprints { path: path.into(), message: message.into() }
-}
-
-fn bytes(path: &Path) -> Result<Vec<u8>> {
-    let mut bytes = vec![];
-    let read = named_file::open(path).map(|file| file.take(BYTES_MAX as u64 + 1));
-    let read = read.and_then(|mut file| file.read_to_end(&mut bytes));
-    read.map_err(|error| fail(path, format!("cannot be read: {error}")))?;
-    if bytes.len() > BYTES_MAX {
-        return Err(fail(path, format!("has more than {BYTES_MAX} bytes")));
-    }
-    Ok(bytes)
 }
 
 /// Parses `bytes`, the contents of the file at `path`, as TOML or JSON by its extension.

@@ -22,9 +22,10 @@ use crate::config::PolicyFile;
 use crate::config::TrainConfig;
 use crate::config::devices::Devices;
 use crate::error::{Error, Result, is_no_file};
+use crate::hosts::read_host;
 use crate::input_file::{InputFile, Moved, check_files};
 use crate::record::run_folder::{WEIGHTS, weights_name};
-use crate::settings::Augmentations;
+use crate::settings::{Augmentations, ControllerKind};
 use crate::setup::blueprints::Blueprints;
 use crate::setup::script::ScriptFile;
 use crate::setup::weights::{Interface, Wanted, Weights};
@@ -181,8 +182,12 @@ impl Names {
         let relocated = others.moved.map(|moved| config.moved(moved));
         let config = relocated.as_ref().unwrap_or(config);
         let devices = Devices::assign(config)?;
-        let host: HostSpec = config.host.parse().map_err(meristem_grow::Error::from)?;
-        let slots = parse_slots(&host, &config.slots)?;
+        let host = read_host(&config.host)?;
+        let slots = parse_slots(&host, &config.slots())?;
+        if slots.is_empty() && config.controller != ControllerKind::None {
+            let expected = "a host with slots, or --controller none";
+            return Err(Error::value("host", host.name(), expected));
+        }
         let isa = Isa::from_env().map_err(meristem_device::Error::from)?;
         let spec = DatasetSpec {
             root: config.data_root.clone(),
@@ -233,6 +238,8 @@ pub(crate) struct Setup {
     pub(crate) config: TrainConfig,
     /// The host description.
     pub(crate) host: HostSpec,
+    /// Trained parameters of the host without modules.
+    pub(crate) host_parameters: usize,
     /// Shape of the images that the hosts are made for.
     pub(crate) image: TaskShape,
     /// Description of the dataset.
@@ -268,7 +275,7 @@ impl Setup {
         let files = names.input_files()?;
         let Names { host, slots, isa, init, starts, script, blueprints, policy, .. } = names;
         let image = image_shape(&info);
-        host.validate(&image).map_err(meristem_grow::Error::from)?;
+        let host_parameters = host.parameters(&image).map_err(meristem_grow::Error::from)?;
         let normalization = config.normalize.constants(&info)?;
         let own = init.as_ref().map(|weights| weights.normalization(info.channels)).transpose()?;
         let other_normalization = own.flatten().filter(|own| *own != normalization);
@@ -278,6 +285,7 @@ impl Setup {
         let setup = Self {
             config,
             host,
+            host_parameters,
             image,
             info,
             interface,

@@ -141,7 +141,7 @@ impl Weights {
     /// # Errors
     /// The file lacks the host's first or last weight.
     pub(crate) fn channels_and_classes(&self, host: &HostSpec) -> Result<[usize; 2]> {
-        let mut prefixes = host.layers().iter().filter_map(HostLayer::tensors);
+        let mut prefixes = host.all_layers().into_iter().filter_map(HostLayer::tensors);
         let size = |prefix: Option<&str>, axis: usize| {
             let name = format!("{}.weight", prefix.unwrap_or_default());
             let shape = self.state.get(&name).map(|tensor| &tensor.shape);

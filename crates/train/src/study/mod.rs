@@ -24,6 +24,7 @@ use self::report::ContenderRuns;
 pub use self::report::{ContenderReport, STUDY_VERSION, Study, StudyEnv, StudyRun};
 use crate::config::{ConfigLayer, FIRST_STUDY_SEED, TrainConfig};
 use crate::error::{Error, Result};
+use crate::hosts::read_host;
 use crate::processes::World;
 use crate::record::observer::{Notice, Observer};
 use crate::record::run_folder::{POLICY, write_json};
@@ -315,7 +316,7 @@ impl<'a> Contest<'a> {
             program_version: env!("CARGO_PKG_VERSION").into(),
             status,
             dataset,
-            host: settings.host.clone(),
+            host: read_host(&settings.host)?.to_string(),
             envs: settings.envs,
             steps: settings.steps,
             rounds: settings.rounds,

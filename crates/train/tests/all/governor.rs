@@ -98,7 +98,7 @@ fn flags(folder: &Path, controller: ControllerKind) -> ConfigLayer {
     ConfigLayer {
         preset: Some(Preset::Quick),
         host: Some("minimal".into()),
-        slots: Some(vec!["r0".into()]),
+        slots: Some(Some(vec!["r0".into()])),
         envs: Some(ENVS),
         steps: Some(12),
         rounds: Some(1),

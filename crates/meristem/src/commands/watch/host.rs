@@ -11,7 +11,7 @@ use ratatui::widgets::Paragraph;
 use super::app::App;
 use super::parts::{colour, panel};
 use crate::colours;
-use crate::host_parts::{HostPart, host_parts};
+use crate::host_parts::{HostPart, PartKind, host_parts};
 use crate::plain::printable;
 
 pub(super) fn draw(frame: &mut Frame<'_>, app: &App, area: Rect) {
@@ -35,12 +35,16 @@ pub(super) fn draw(frame: &mut Frame<'_>, app: &App, area: Rect) {
 }
 
 fn of_host(app: &App, host: &HostSpec, slots: &[SlotState]) -> Vec<Line<'static>> {
-    let line = |part: HostPart<'_>| match part {
-        HostPart::Layers(lines) => Line::from(format!("▼ {}", lines.join(", "))),
-        HostPart::Slot(name) => {
-            let state = slots.iter().find(|state| state.slot == name.as_str());
-            slot(app, name.as_str(), state)
-        }
+    let line = |part: HostPart<'_>| {
+        let mut line = match part.kind {
+            PartKind::Layers(lines) => Line::from(format!("▼ {}", lines.join(", "))),
+            PartKind::Slot(name) => {
+                let state = slots.iter().find(|state| state.slot == name.as_str());
+                slot(app, name.as_str(), state)
+            }
+        };
+        line.spans.insert(0, "│ ".repeat(part.depth).into());
+        line
     };
     host_parts(host).into_iter().map(line).collect()
 }

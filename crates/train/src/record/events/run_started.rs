@@ -7,7 +7,7 @@ use meristem_nn::Precision;
 use serde::{Deserialize, Serialize};
 
 use crate::config::types::{ControllerKind, Normalize, PolicyStart};
-use crate::record::recorded::{Recorded, as_text, as_texts};
+use crate::record::recorded::{Recorded, as_host, as_text, as_texts};
 
 /// Description of a run at its start.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -27,7 +27,7 @@ pub struct RunStarted {
     /// Samples in the test split; null without one.
     pub test_samples: Option<usize>,
     /// Host, as the name of a preset or a description.
-    #[serde(with = "as_text")]
+    #[serde(with = "as_host")]
     pub host: Recorded<HostSpec>,
     /// Trained parameters of the host without modules.
     pub host_parameters: usize,

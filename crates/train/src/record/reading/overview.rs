@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use meristem_data::path_text;
+use meristem_grow::HostSpec;
 use serde::Serialize;
 
 use crate::error::{Error, Result};
@@ -275,7 +276,7 @@ impl Overview {
             path_is_lossy: path_text::is_lossy(folder),
             state: RunState::Killed,
             controller: settings.get("controller"),
-            host: settings.get("host"),
+            host: settings.get("host").map(host_name),
             dataset: settings.get("dataset"),
             seed: number("seed"),
             steps: length.map(|[steps, rounds]| [0, steps.saturating_mul(rounds)]),
@@ -353,6 +354,11 @@ impl Overview {
             mean(last().map(|step| step.host_parameters as f64 + step.grown_parameters as f64));
         self.wall_seconds = Some(history.seconds);
     }
+}
+
+/// The name of a host in settings, which may have its whole description.
+fn host_name(text: String) -> String {
+    text.parse::<HostSpec>().map_or(text, |host| host.name())
 }
 
 fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {

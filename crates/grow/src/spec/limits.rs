@@ -1,0 +1,17 @@
+//! Limits of hosts.
+
+/// Largest height or width of an image or of a layer's output, largest number of image channels,
+/// and largest number of classes and of output channels.
+pub(super) const SIZE_MAX: usize = 1 << 16;
+/// Largest number of parameters of a host, and of a module (1 GiB of f32).
+pub(crate) const MAX_PARAMETERS: usize = 1 << 28;
+/// Maximum size of a description, in bytes.
+pub const DESCRIPTION_BYTES_MAX: usize = 1 << 20;
+/// Maximum number of layers, including layers of branches.
+pub(super) const LAYERS_MAX: usize = 4096;
+/// Maximum number of layers around a layer.
+pub(super) const DEPTH_MAX: usize = 8;
+/// Maximum number of characters of a name.
+pub(super) const NAME_CHARS_MAX: usize = 120;
+/// Maximum kernel, stride and padding.
+pub(super) const WINDOW_MAX: usize = 1024;

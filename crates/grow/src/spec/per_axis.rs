@@ -1,0 +1,88 @@
+//! Sizes of windows along rows and columns.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// A size along rows and columns: one number for both, or `[rows, columns]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(from = "AxisText", into = "AxisText")]
+pub struct PerAxis {
+    /// Along the rows.
+    pub rows: usize,
+    /// Along the columns.
+    pub columns: usize,
+}
+
+/// The form in files.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(untagged, expecting = "expected a whole number, or [rows, columns]")]
+enum AxisText {
+    Both(usize),
+    Each([usize; 2]),
+}
+
+impl PerAxis {
+    /// The same size along both axes.
+    pub fn both(size: usize) -> Self {
+        Self { rows: size, columns: size }
+    }
+
+    /// Rows, then columns.
+    pub fn pair(self) -> [usize; 2] {
+        [self.rows, self.columns]
+    }
+}
+
+impl From<AxisText> for PerAxis {
+    fn from(text: AxisText) -> Self {
+        match text {
+            AxisText::Both(size) => Self::both(size),
+            AxisText::Each([rows, columns]) => Self { rows, columns },
+        }
+    }
+}
+
+impl From<PerAxis> for AxisText {
+    fn from(size: PerAxis) -> Self {
+        if size.rows == size.columns {
+            AxisText::Both(size.rows)
+        } else {
+            AxisText::Each(size.pair())
+        }
+    }
+}
+
+impl fmt::Display for PerAxis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}×{}", self.rows, self.columns)
+    }
+}
+
+/// Rows and columns of zeros around an image.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Padding {
+    /// Half a window: with stride 1 the image keeps its size. The window must be odd.
+    #[default]
+    Same,
+    /// None.
+    Valid,
+    /// This many on each side.
+    #[serde(untagged)]
+    Each(PerAxis),
+}
+
+impl Padding {
+    /// Zeros before and after the rows and the columns, for this window.
+    pub(super) fn around(self, window: PerAxis) -> Result<PerAxis, String> {
+        match self {
+            Padding::Same if window.rows.is_multiple_of(2) || window.columns.is_multiple_of(2) => {
+                Err(format!("padding `same` needs an odd kernel, got {window}"))
+            }
+            Padding::Same => Ok(PerAxis { rows: window.rows / 2, columns: window.columns / 2 }),
+            Padding::Valid => Ok(PerAxis::both(0)),
+            Padding::Each(size) => Ok(size),
+        }
+    }
+}

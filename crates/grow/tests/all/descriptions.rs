@@ -1,0 +1,243 @@
+//! Descriptions of hosts: round trips, default names, sizes, and mistakes with their places.
+
+use meristem_grow::{Cnn, HostError, HostLayer, HostSpec, READY_MADE, SlotName, TaskShape};
+use proptest::prelude::*;
+
+use crate::common::CIFAR;
+
+fn toml(layers: &str) -> Result<HostSpec, HostError> {
+    HostSpec::from_toml(&format!("layers = [{layers}]"), "test")
+}
+
+fn problem(layers: &str) -> String {
+    match toml(layers).and_then(|host| host.validate(&CIFAR).map(|()| host)) {
+        Ok(host) => panic!("{layers}: it is {}", host.description()),
+        Err(error) => error.to_string(),
+    }
+}
+
+const HEAD: &str = "\"global_avg_pool\", { linear = { out = \"classes\" } }";
+
+#[test]
+fn a_description_survives_every_text_form() {
+    for (name, text) in READY_MADE {
+        let host = HostSpec::from_toml(text, "other").unwrap();
+        assert_eq!(host.name(), name);
+        let again: HostSpec = host.description().parse().unwrap();
+        assert_eq!((&again, again.description()), (&host, host.description()));
+        assert_eq!(name.parse::<HostSpec>().unwrap(), host);
+        let json = serde_json::to_string(&host).unwrap();
+        assert_eq!(serde_json::from_str::<HostSpec>(&json).unwrap(), host);
+    }
+}
+
+#[test]
+fn layers_are_named_after_their_positions() {
+    let host = toml(&format!(
+        "{{ conv2d = {{ out = 4, kernel = 3, name = \"stem\" }} }}, \"batch_norm\", \"relu\",
+         {{ residual = {{ name = \"block\", body = [{{ conv2d = {{ out = 4, kernel = 3 }} }}] }} }},
+         {{ branches = {{ join = \"add\",
+            branches = [[], [{{ group_norm = {{ groups = 2 }} }}]] }} }},
+         {HEAD}"
+    ))
+    .unwrap();
+    let names: Vec<&str> = host.all_layers().into_iter().filter_map(HostLayer::tensors).collect();
+    let expected = ["stem", "layers.1", "block.body.0", "layers.4.branches.1.0", "layers.6"];
+    assert_eq!(names, expected);
+}
+
+#[test]
+fn a_list_equal_to_that_of_a_cnn_is_the_same_host() {
+    let cnn: HostSpec = "baseline".parse().unwrap();
+    let json = meristem_grow::host_json(&cnn).unwrap();
+    // What files of the first version have; readers of that version compare the text.
+    let first = r#"{"version":1,"layers":[{"conv2d":{"name":"blocks.0.conv","out":8,"kernel":3}},"#;
+    assert!(json.starts_with(first), "{json}");
+    assert_eq!(HostSpec::from_json(&json, "mine").unwrap(), cnn);
+    let other = HostSpec::try_from(Cnn { channels: 9, ..Cnn::default() }).unwrap();
+    assert_ne!(other, cnn);
+}
+
+#[test]
+fn ready_made_hosts_have_known_sizes() {
+    // resnet20: 270 thousand parameters in He et al. 2015, table 6, whose shortcuts have none; the
+    // two projections have 16·32 + 32·64 weights and two norms of 32 and 64 channels.
+    let without_projections = 272_474 - (16 * 32 + 32 * 64) - 2 * (32 + 64);
+    assert_eq!(without_projections, 269_722);
+    for (name, parameters, macs) in [
+        ("resnet8", 78_042, 12_501_632),
+        ("resnet20", 272_474, 40_813_184),
+        ("vgg8", 574_890, 33_916_160),
+        ("mobile", 37_162, 4_592_896),
+    ] {
+        let host: HostSpec = name.parse().unwrap();
+        let summary = host.summary(&CIFAR).unwrap();
+        assert_eq!((summary.parameters, summary.macs), (parameters, macs), "{name}");
+        assert_eq!(summary.slots, 4, "{name}");
+    }
+}
+
+#[test]
+fn slots_have_forward_order_unless_listed() {
+    let layers = format!(
+        "{{ slot = {{ name = \"a\" }} }}, {{ residual = {{ body = [{{ slot = {{ name = \"b\" }} }},
+         \"relu\"] }} }}, {{ slot = {{ name = \"c\" }} }}, {HEAD}"
+    );
+    let names = |host: &HostSpec| host.slots().iter().map(SlotName::as_str).collect::<String>();
+    assert_eq!(names(&toml(&layers).unwrap()), "abc");
+    let listed = format!("slots = [\"c\", \"a\", \"b\"]\nlayers = [{layers}]");
+    assert_eq!(names(&HostSpec::from_toml(&listed, "test").unwrap()), "cab");
+    for (slots, words) in [
+        ("\"a\", \"b\"", "`slots` lacks the slot `c`"),
+        ("\"a\", \"b\", \"c\", \"a\"", "`slots` has `a` twice"),
+        ("\"a\", \"b\", \"d\"", "`slots` has `d`, but no layer"),
+    ] {
+        let text = format!("slots = [{slots}]\nlayers = [{layers}]");
+        let error = HostSpec::from_toml(&text, "test").unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
+}
+
+#[test]
+fn mistakes_are_named_with_their_place() {
+    let conv = |keys: &str| format!("{{ conv2d = {{ {keys} }} }}, {HEAD}");
+    let slot = |name: &str| format!("{{ slot = {{ name = \"{name}\" }} }}");
+    let deep = (0..10).fold("\"relu\"".to_string(), |inner, _| {
+        format!("{{ residual = {{ body = [{inner}] }} }}")
+    });
+    for (layers, words) in [
+        (String::new(), "`layers` is empty"),
+        ("\"relu\"".into(), "its last layer gives 3×32×32"),
+        ("\"relu\", \"rellu\"".into(), "layers.1: unknown layer `rellu`; did you mean `relu`?"),
+        ("7".into(), "layers.0: expected a layer"),
+        ("{ conv2d = 3 }".into(), "layers.0: `conv2d`: expected its keys"),
+        ("{ relu = {}, tanh = {} }".into(), "layers.0: expected a layer"),
+        (conv("kernel = 3"), "layers.0: `conv2d`: missing field `out`"),
+        (conv("out = 4, kernal = 3"), "unknown field `kernal`"),
+        (conv("out = 4, kernel = -3"), "layers.0: `conv2d`: expected a whole number"),
+        (conv("out = 4, kernel = [1, 2, 3]"), "expected a whole number, or [rows, columns]"),
+        (conv("out = 4, kernel = 4"), "`layers.0`: padding `same` needs an odd kernel, got 4×4"),
+        (conv("out = 0, kernel = 3"), "`layers.0`: `out` must be 1 to 65536, got 0"),
+        (conv("out = 4, kernel = 3, stride = 0"), "`stride` must be 1 to 1024, got 0"),
+        (conv("out = 4, kernel = 3, groups = 0"), "`groups` must be 1 to 65536, got 0"),
+        (
+            conv("out = 16, kernel = 3, groups = 2, name = \"block2.conv\""),
+            "host `test`, layer 0 \"block2.conv\": 2 groups do not divide 3 input and 16 output",
+        ),
+        (
+            conv("out = 4, kernel = 64, padding = \"valid\""),
+            "layer 0 \"layers.0\": a 64x64 window does not fit a 32x32 image",
+        ),
+        (conv("out = 4, kernel = 3, name = \"slots.a\""), "begins with `slots`"),
+        (conv("out = 4, kernel = 3, name = \"a..b\""), "has an empty part"),
+        (conv("out = 4, kernel = 3, name = \"a b\""), "the name of a layer has 1 to 120 letters"),
+        (format!("{}, {}, {HEAD}", slot("a"), slot("a")), "two slots have the name `a`"),
+        (format!("{}, {HEAD}", slot("all")), "a slot cannot have the name `all`"),
+        (format!("{}, {HEAD}", slot("a.b")), "the name of a slot has 1 to 120 letters"),
+        (
+            format!(
+                "{{ batch_norm = {{ name = \"a\" }} }}, {{ batch_norm = {{ name = \"a\" }} }},
+                 {HEAD}"
+            ),
+            "two layers have the name `a`",
+        ),
+        (
+            format!(
+                "{{ residual = {{ body =
+                    [{{ conv2d = {{ out = 4, kernel = 3, stride = 2 }} }}] }} }}, {HEAD}"
+            ),
+            "layer 0 \"layers.0\": its branches differ in shape: the first ends in 4×16×16, branch \
+             1 in 3×32×32",
+        ),
+        (format!("{{ residual = {{ body = [] }} }}, {HEAD}"), "at least one layer in `body`"),
+        (
+            format!("{{ residual = {{ body = [\"relu\"], tail = [] }} }}, {HEAD}"),
+            "layers.0: `residual`: unknown key `tail`",
+        ),
+        (
+            format!("{{ residual = {{ body = [\"relu\", \"gelo\"] }} }}, {HEAD}"),
+            "layers.0.body.1: unknown layer `gelo`",
+        ),
+        (
+            format!("{{ branches = {{ join = \"add\", branches = [[\"relu\"]] }} }}, {HEAD}"),
+            "expected at least 2 branches, got 1",
+        ),
+        (
+            format!("{{ branches = {{ join = \"ad\", branches = [[], []] }} }}, {HEAD}"),
+            "layers.0: `branches`: join: unknown variant `ad`",
+        ),
+        (format!("{deep}, {HEAD}"), "at most 8 layers may be nested"),
+        ("{ linear = { out = \"classes\" } }".into(), "expected one vector per sample"),
+        (
+            "\"global_avg_pool\", { linear = { out = 9 } }".into(),
+            "its last layer gives 9×1×1, and the data needs 10×1×1",
+        ),
+        ("\"global_avg_pool\", { linear = { out = \"clases\" } }".into(), "layers.1: `linear`:"),
+        (
+            format!("{{ conv2d = {{ out = 65536, kernel = 63 }} }}, {HEAD}"),
+            "at most 268435456 are supported",
+        ),
+        (
+            format!(
+                "{{ conv2d = {{ out = 1, kernel = 1, padding = 1024 }} }}, {} {HEAD}",
+                "{ conv2d = { out = 1, kernel = 1, padding = 1024 } },".repeat(40)
+            ),
+            "pixels, at most 65536 a side",
+        ),
+        (format!("{} {HEAD}", "\"relu\",".repeat(5000)), "5002 layers; at most 4096"),
+    ] {
+        let shown = problem(&layers);
+        assert!(shown.contains(words), "{layers:.120}:\n{shown}");
+    }
+}
+
+#[test]
+fn a_description_has_a_version_and_a_size() {
+    let head = format!("layers = [{HEAD}]");
+    let parse = |text: &str| HostSpec::from_toml(text, "test");
+    parse(&format!("version = 2\n{head}")).unwrap();
+    for (text, words) in [
+        (format!("version = 3\n{head}\nsomething = 1"), "it has version 3"),
+        (format!("version = 0\n{head}"), "`version` must be 1 or 2, got 0"),
+        (format!("name = \"a b\"\n{head}"), "the name of the host has"),
+        (format!("layer = 1\n{head}"), "unknown field `layer`"),
+        ("name = \"a\"".into(), "missing field `layers`"),
+        ("layers = 3".into(), "invalid type"),
+        ("layers = [".into(), "TOML parse error"),
+        (format!("# {}\n{head}", "x".repeat(10 << 20)), "bytes; at most 1048576 are read"),
+    ] {
+        let error = parse(&text).unwrap_err().to_string();
+        assert!(error.contains(words), "{text:.40}:\n{error}");
+    }
+    let error = "{\"layers\": [}".parse::<HostSpec>().unwrap_err().to_string();
+    assert!(error.contains("line 1 column 13"), "{error}");
+}
+
+#[test]
+fn unusual_hosts_are_accepted() {
+    let many = "{ conv2d = { out = 4, kernel = 3 } }, \"batch_norm\",".repeat(100);
+    let dot = TaskShape { height: 1, width: 1, ..CIFAR };
+    let classes = TaskShape { classes: 65_000, ..CIFAR };
+    let host = |layers: &str| toml(&format!("{layers} {HEAD}")).unwrap();
+    assert_eq!(host(&many).summary(&CIFAR).unwrap().layers.len(), 202);
+    let one = "{ conv2d = { out = 1, kernel = 1 } }, { slot = { name = \"one\" } },";
+    for image in [CIFAR, dot, classes] {
+        host(one).validate(&image).unwrap();
+        host("").validate(&image).unwrap();
+        host("\"relu\", { slot = { name = \"first\" } }, \"batch_norm\",")
+            .validate(&image)
+            .unwrap();
+    }
+    let linear = toml(&format!("{HEAD}, {{ slot = {{ name = \"logits\" }} }}")).unwrap();
+    linear.validate(&CIFAR).unwrap();
+}
+
+proptest! {
+    /// Any JSON in the place of layers is a host or an error.
+    #[test]
+    fn no_description_panics_the_reader(text in "[\\[\\]{}\",:a-z0-9_. ]{0,80}") {
+        let _ = HostSpec::from_json(&text, "any");
+        let _ = HostSpec::from_toml(&text, "any");
+        let _ = HostSpec::from_json(&format!("{{\"layers\": [{text}]}}"), "any");
+    }
+}

@@ -1,0 +1,226 @@
+"""Layers of hosts.
+
+``Host(Conv2d(16, 3), BatchNorm(), ReLU(), Slot("stem"), GlobalAvgPool(), Linear())`` describes a host.
+A layer without a name is named after its position, such as ``layers.3``; as in PyTorch, the name is
+the prefix of its tensors. `docs/hosts.md` describes the layers.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from .errors import SettingError
+
+#: A size along rows and columns: one number for both, or ``(rows, columns)``.
+Size = int | Sequence[int]
+
+
+class Layer:
+    """A layer of a host."""
+
+    #: Name of the layer in descriptions.
+    kind: ClassVar[str]
+
+    def entry(self) -> Any:
+        """The layer as descriptions in JSON have it."""
+        keys = {}
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if value is not None and value != field.default:
+                keys[field.name] = list(value) if isinstance(value, tuple) else value
+        return {self.kind: keys} if keys else self.kind
+
+
+@dataclass
+class Conv2d(Layer):
+    """Convolution with PyTorch's weights and initial values."""
+
+    kind: ClassVar[str] = "conv2d"
+    #: Output channels.
+    out: int
+    kernel: Size
+    stride: Size = 1
+    #: ``"same"``, ``"valid"``, or zeros on each side.
+    padding: str | Size = "same"
+    #: Groups of channels that are convolved separately.
+    groups: int = 1
+    bias: bool = False
+    name: str | None = None
+
+
+@dataclass
+class BatchNorm(Layer):
+    """Batch norm."""
+
+    kind: ClassVar[str] = "batch_norm"
+    name: str | None = None
+
+
+@dataclass
+class GroupNorm(Layer):
+    """Group norm."""
+
+    kind: ClassVar[str] = "group_norm"
+    groups: int
+    name: str | None = None
+
+
+@dataclass
+class ReLU(Layer):
+    """``max(x, 0)``."""
+
+    kind: ClassVar[str] = "relu"
+
+
+@dataclass
+class Sigmoid(Layer):
+    """The logistic function."""
+
+    kind: ClassVar[str] = "sigmoid"
+
+
+@dataclass
+class Tanh(Layer):
+    """The hyperbolic tangent."""
+
+    kind: ClassVar[str] = "tanh"
+
+
+@dataclass
+class MaxPool2d(Layer):
+    """The maximum of each window; ``stride`` is the window's size unless given."""
+
+    kind: ClassVar[str] = "max_pool2d"
+    kernel: int
+    stride: int | None = None
+    name: str | None = None
+
+
+@dataclass
+class GlobalAvgPool(Layer):
+    """The mean over the image; later layers get a vector."""
+
+    kind: ClassVar[str] = "global_avg_pool"
+
+
+@dataclass
+class Linear(Layer):
+    """A linear layer over a vector; ``"classes"`` stands for the classes of the dataset."""
+
+    kind: ClassVar[str] = "linear"
+    out: int | str
+    bias: bool = True
+    name: str | None = None
+
+
+@dataclass
+class Slot(Layer):
+    """Place for a module."""
+
+    kind: ClassVar[str] = "slot"
+    name: str
+
+
+@dataclass(init=False)
+class Residual(Layer):
+    """``body(x) + shortcut(x)``; a shortcut without layers is the identity."""
+
+    kind: ClassVar[str] = "residual"
+    body: list[Layer]
+    shortcut: list[Layer]
+    name: str | None
+
+    def __init__(
+        self, *body: Layer, shortcut: Iterable[Layer] = (), name: str | None = None
+    ) -> None:
+        self.body, self.shortcut, self.name = list(body), list(shortcut), name
+
+    def entry(self) -> Any:
+        """The layer as descriptions in JSON have it."""
+        keys: dict[str, Any] = {"body": entries(self.body, "Residual")}
+        if self.shortcut:
+            keys["shortcut"] = entries(self.shortcut, "Residual")
+        return {self.kind: keys | _named(self.name)}
+
+
+@dataclass(init=False)
+class Branches(Layer):
+    """Branches that each get the input; ``join`` is ``"add"``. A branch without layers is the
+    identity."""
+
+    kind: ClassVar[str] = "branches"
+    branches: list[list[Layer]]
+    join: str
+    name: str | None
+
+    def __init__(self, *branches: Iterable[Layer], join: str, name: str | None = None) -> None:
+        self.branches, self.join, self.name = [list(branch) for branch in branches], join, name
+
+    def entry(self) -> Any:
+        """The layer as descriptions in JSON have it."""
+        branches = [entries(branch, "Branches") for branch in self.branches]
+        return {self.kind: {"join": self.join, "branches": branches} | _named(self.name)}
+
+
+def _named(name: str | None) -> dict[str, str]:
+    return {} if name is None else {"name": name}
+
+
+KINDS: dict[str, type[Layer]] = {
+    layer.kind: layer
+    for layer in (
+        Conv2d,
+        BatchNorm,
+        GroupNorm,
+        ReLU,
+        Sigmoid,
+        Tanh,
+        MaxPool2d,
+        GlobalAvgPool,
+        Linear,
+        Slot,
+        Residual,
+        Branches,
+    )
+}
+
+
+def entries(layers: Iterable[Layer], owner: str) -> list[Any]:
+    """The layers as descriptions in JSON have them.
+
+    Raises:
+        SettingError: An item is no layer.
+    """
+    found = []
+    for number, layer in enumerate(layers):
+        if not isinstance(layer, Layer):
+            message = f"layer {number} of {owner}: got {layer!r}, expected a layer of meristem.nn"
+            raise SettingError(message, (), "give a layer such as `Conv2d(16, 3)`", 2)
+        found.append(layer.entry())
+    return found
+
+
+def layer_of(entry: Any) -> Layer:
+    """The layer of an entry in a complete description."""
+    kind, keys = (entry, {}) if isinstance(entry, str) else next(iter(entry.items()))
+    keys = dict(keys)
+    if kind == "residual":
+        body, shortcut = (layers_of(keys.pop(key, [])) for key in ("body", "shortcut"))
+        return Residual(*body, shortcut=shortcut, **keys)
+    if kind == "branches":
+        return Branches(*map(layers_of, keys.pop("branches")), **keys)
+    return KINDS[kind](**{key: _tuple(value) for key, value in keys.items()})
+
+
+def layers_of(entries: Iterable[Any]) -> list[Layer]:
+    """The layers of entries in a complete description."""
+    return [layer_of(entry) for entry in entries]
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def description(layers: Iterable[Layer], name: str | None) -> Mapping[str, Any]:
+    """A description of a host, without the names that follow from positions."""
+    return {"version": 2} | _named(name) | {"layers": entries(layers, "Host")}

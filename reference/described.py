@@ -1,0 +1,150 @@
+"""Writes golden/host_residual.safetensors and golden/host_mixed.safetensors: the first SGD steps of hosts
+that are described layer by layer. The metadata has the description, in JSON.
+
+The modules are written out by hand, so that they do not share a reader of descriptions with the test.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from common import SEED
+from hosts import CLASSES, write_host
+from torch import Tensor, nn
+
+
+class Residual(nn.Module):
+    """body(x) + shortcut(x)."""
+
+    def __init__(self, body: nn.Sequential, shortcut: nn.Sequential | None = None) -> None:
+        super().__init__()
+        self.body = body
+        self.shortcut = shortcut or nn.Sequential()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x) + self.shortcut(x)
+
+
+class Sum(nn.Module):
+    """The sum of branches."""
+
+    def __init__(self, *branches: nn.Module) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(branches)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, *others = (branch(x) for branch in self.branches)
+        return sum(others, first)
+
+
+class Pooled(nn.Module):
+    """The mean over the image."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3))
+
+
+class Identity(nn.Identity):
+    """A slot without a module."""
+
+
+class Host(nn.Module):
+    """Layers in order, named `layers.{i}`."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def conv(inputs: int, out: int, kernel: Any, **keys: Any) -> nn.Conv2d:
+    sides = (kernel, kernel) if isinstance(kernel, int) else kernel
+    keys.setdefault("padding", tuple(side // 2 for side in sides))
+    return nn.Conv2d(inputs, out, kernel, bias=keys.pop("bias", False), **keys)
+
+
+def block(inputs: int, out: int, stride: int) -> Residual:
+    body = [conv(inputs, out, 3, stride=stride), nn.BatchNorm2d(out), nn.ReLU()]
+    body += [conv(out, out, 3), nn.BatchNorm2d(out)]
+    if stride == 1:
+        return Residual(nn.Sequential(*body))
+    shortcut = nn.Sequential(conv(inputs, out, 1, stride=stride), nn.BatchNorm2d(out))
+    return Residual(nn.Sequential(*body), shortcut)
+
+
+def described(out: int, stride: int) -> dict[str, Any]:
+    step = {} if stride == 1 else {"stride": stride}
+    body: list[Any] = [{"conv2d": {"out": out, "kernel": 3} | step}, "batch_norm", "relu"]
+    body += [{"conv2d": {"out": out, "kernel": 3}}, "batch_norm"]
+    keys = {"body": body}
+    if stride > 1:
+        keys["shortcut"] = [{"conv2d": {"out": out, "kernel": 1} | step}, "batch_norm"]
+    return {"residual": keys}
+
+
+def residual() -> Host:
+    return Host(
+        conv(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), Identity(),
+        block(8, 8, 1), nn.ReLU(),
+        block(8, 16, 2), nn.ReLU(), Identity(),
+        block(16, 24, 3), nn.ReLU(),
+        Pooled(), nn.Linear(24, CLASSES),
+    )  # fmt: skip
+
+
+RESIDUAL = [
+    {"conv2d": {"out": 8, "kernel": 3}}, "batch_norm", "relu", {"slot": {"name": "stem"}},
+    described(8, 1), "relu",
+    described(16, 2), "relu", {"slot": {"name": "stage2"}},
+    described(24, 3), "relu",
+    "global_avg_pool", {"linear": {"out": "classes"}},
+]  # fmt: skip
+
+
+def mixed() -> Host:
+    """Odd shapes: windows that are not square, even windows, groups, biases, unequal strides."""
+    return Host(
+        conv(3, 12, (2, 5), stride=(1, 2), padding=(0, 3), bias=True), nn.Tanh(),
+        conv(12, 12, 3, groups=12), nn.GroupNorm(3, 12), nn.ReLU(),
+        Sum(
+            nn.Sequential(conv(12, 20, (1, 3)), nn.BatchNorm2d(20), Identity()),
+            nn.Sequential(conv(12, 20, (3, 1), groups=4, bias=True), nn.Sigmoid()),
+            nn.Sequential(conv(12, 20, 1, padding=0), Residual(nn.Sequential(conv(20, 20, 3), nn.Tanh()))),
+        ),
+        nn.MaxPool2d(3, 2), Identity(),
+        Pooled(), nn.Linear(20, 17, bias=False), nn.ReLU(), nn.Linear(17, CLASSES),
+    )  # fmt: skip
+
+
+MIXED = [
+    {"conv2d": {"out": 12, "kernel": [2, 5], "stride": [1, 2], "padding": [0, 3], "bias": True}}, "tanh",
+    {"conv2d": {"out": 12, "kernel": 3, "groups": 12}}, {"group_norm": {"groups": 3}}, "relu",
+    {"branches": {"join": "add", "branches": [
+        [{"conv2d": {"out": 20, "kernel": [1, 3]}}, "batch_norm", {"slot": {"name": "inner"}}],
+        [{"conv2d": {"out": 20, "kernel": [3, 1], "groups": 4, "bias": True}}, "sigmoid"],
+        [{"conv2d": {"out": 20, "kernel": 1, "padding": "valid"}},
+         {"residual": {"body": [{"conv2d": {"out": 20, "kernel": 3}}, "tanh"]}}],
+    ]}},
+    {"max_pool2d": {"kernel": 3, "stride": 2}}, {"slot": {"name": "outer"}},
+    "global_avg_pool", {"linear": {"out": 17, "bias": False}}, "relu", {"linear": {"out": "classes"}},
+]  # fmt: skip
+
+
+def write(name: str, make: Callable[[], Host], layers: list[Any], side: int) -> None:
+    torch.manual_seed(SEED)
+    description = json.dumps({"name": name, "layers": layers})
+    recipe = "reference/described.py: the first SGD steps of a described host"
+    write_host(name, make, side, 20, recipe, description=description)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    write("residual", residual, RESIDUAL, 13)
+    write("mixed", mixed, MIXED, 11)
