@@ -1,4 +1,5 @@
-"""Writes golden/layers.safetensors: every layer forward and backward, at odd shapes."""
+"""Writes golden/layers.safetensors and golden/windows.safetensors: every layer forward and
+backward, at odd shapes."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from common import GoldenFile, Tensors, generator
 from torch import Tensor
 
 golden = GoldenFile("layers", "reference/layers.py: each layer forward and backward")
+#: Layers between the blocks of a host: pooling windows, joins of branches, images as vectors.
+windows = GoldenFile("windows", "reference/layers.py: windows, joins and flatten")
 
 
 def randn(case: str, **shapes: tuple[int, ...]) -> Tensors:
@@ -276,8 +279,19 @@ def optimiser() -> None:
         golden.add(case, "clip_grad_norm", inputs, clip, through="norm", max_norm=1.0)
 
 
+def flatten() -> None:
+    for shape in [(3, 5, 4, 3), (1, 1, 3, 5), (5, 17, 1, 1), (3, 8, 1, 7), (2, 18, 5, 6)]:
+        case = f"flatten_{dims(shape)}"
+        windows.add(
+            case, "flatten", randn(case, x=shape), lambda t: {"y": t["x"].flatten(1)}, grads=("x",)
+        )  # fmt: skip
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     for section in (conv2d, norms, pointwise, pools, linear, blends, losses, optimiser):
         section()
     golden.write()
+    for section in (flatten,):
+        section()
+    windows.write()

@@ -141,6 +141,11 @@ impl<'a> OnnxBuilder<'a> {
                 let strides = AttributeProto::ints("strides", &[stride; 2]);
                 self.push("MaxPool", &[&self.value(x)], vec![window, strides])
             }
+            NodeOp::Flatten(x) => {
+                // 0 keeps the batch size, −1 takes the remaining elements.
+                let shape = self.shape(&[0, -1, 1, 1]);
+                self.push("Reshape", &[&self.value(x), &shape], vec![])
+            }
             NodeOp::GlobalAvgPool(x) => self.push("GlobalAveragePool", &[&self.value(x)], vec![]),
             NodeOp::Add(a, b) => self.push("Add", &[&self.value(a), &self.value(b)], vec![]),
             NodeOp::ScaleChannels { x, scale, factor } => {

@@ -190,6 +190,20 @@ fn every_preset_with_every_blueprint_is_exported() {
     }
 }
 
+/// A graph with each operation that no host has yet, and its model.
+#[test]
+fn operations_between_blocks_are_exported() {
+    let mut b = GraphBuilder::new(Dims { c: 3, h: 8, w: 6 }, Optimisers::default().host);
+    let x = b.input();
+    let flat = b.flatten(x);
+    let logits = b.linear(flat, "fc", 2, true, None).unwrap();
+    let graph = b.finish(logits).unwrap();
+    let model = model_of(&graph, &[], None);
+    let found = check(&model);
+    let shape = found.initializer.iter().find(|tensor| tensor.name == "shape.0.-1.1.1").unwrap();
+    assert_eq!(shape.dims, [4]);
+}
+
 #[test]
 fn networks_that_cannot_be_exported_are_named() {
     let mut b = GraphBuilder::new(Dims { c: 3, h: 1, w: 1 }, Optimisers::default().host);

@@ -254,6 +254,12 @@ impl GraphBuilder {
         self.push(NodeOp::GlobalAvgPool(x), Dims { c, h: 1, w: 1 })
     }
 
+    /// `C × H × W` to a vector of `C·H·W`, in PyTorch's order: channel by channel, each row by row.
+    pub fn flatten(&mut self, x: NodeId) -> NodeId {
+        let c = self.dims(x).numel();
+        self.push(NodeOp::Flatten(x), Dims { c, h: 1, w: 1 })
+    }
+
     fn same_dims(&self, op: &'static str, a: NodeId, b: NodeId) -> Result<Dims> {
         let (expected, got) = (self.dims(a), self.dims(b));
         if expected == got { Ok(expected) } else { Err(Error::Dims { op, expected, got }) }

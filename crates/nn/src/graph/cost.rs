@@ -12,7 +12,7 @@ impl Graph {
         let flops = match self.nodes[node.index()].op {
             NodeOp::Input(_) | NodeOp::Indices(_) | NodeOp::State(_) => 0,
             NodeOp::Detach(_) | NodeOp::StraightThrough { .. } => 0,
-            NodeOp::Embedding { .. } | NodeOp::Concat(_) => 0,
+            NodeOp::Embedding { .. } | NodeOp::Concat(_) | NodeOp::Flatten(_) => 0,
             // Four gates of two products and biases, three sigmoids, two tanhs, five other
             // operations.
             NodeOp::Lstm { x, .. } => each * (4 * (2 * (of(x).c + each) + 2) + 3 * 3 + 2 * 4 + 5),

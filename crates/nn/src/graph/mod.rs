@@ -243,6 +243,8 @@ pub enum NodeOp {
     },
     /// Vectors side by side.
     Concat(Vec<NodeId>),
+    /// An image as a vector in PyTorch's order: channel by channel, each row by row.
+    Flatten(NodeId),
     /// PyTorch's one-layer `LSTM` over sequences; see [`GraphBuilder::lstm`].
     Lstm {
         /// Input vectors.
@@ -329,6 +331,7 @@ impl NodeOp {
             | NodeOp::MaxPool2d { x, .. }
             | NodeOp::Activation(_, x)
             | NodeOp::GlobalAvgPool(x)
+            | NodeOp::Flatten(x)
             | NodeOp::Detach(x) => vec![x],
             NodeOp::Add(a, b) => vec![a, b],
             NodeOp::ScaleChannels { x, scale, .. } => vec![x, scale],

@@ -1,4 +1,4 @@
-//! Rows side by side: concatenation, and embeddings.
+//! Rows side by side: concatenation, embeddings, and transposes.
 
 use super::macros::isa_kernels;
 use super::{GradOut, Isa};
@@ -14,7 +14,59 @@ pub struct ColumnRange {
     pub count: usize,
 }
 
+/// Matrices of one shape, one after the other: `[count][rows][columns]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Matrices {
+    /// Matrices.
+    pub count: usize,
+    /// Rows of each.
+    pub rows: usize,
+    /// Columns of each.
+    pub columns: usize,
+}
+
+impl Matrices {
+    /// Elements of all of them.
+    pub const fn len(&self) -> usize {
+        self.count * self.rows * self.columns
+    }
+
+    /// Whether there is no element.
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The shape of the transposed matrices.
+    pub const fn transposed(self) -> Self {
+        Self { count: self.count, rows: self.columns, columns: self.rows }
+    }
+}
+
+/// Side of the squares in which a matrix is transposed: their rows on either side stay in the
+/// nearest cache.
+const SQUARE: usize = 16;
+
 isa_kernels! {
+    /// Transposes each matrix of `x` `[count][rows][columns]` to `y` `[count][columns][rows]`.
+    pub fn transpose(isa: Isa, of: Matrices, x: &[f32], y: GradOut<'_>) {
+        let Matrices { rows, columns, .. } = of;
+        let each = (rows * columns).max(1);
+        for (x, to) in x.chunks_exact(each).zip(y.values.chunks_exact_mut(each)) {
+            for row in (0..rows).step_by(SQUARE) {
+                for column in (0..columns).step_by(SQUARE) {
+                    let height = SQUARE.min(rows - row);
+                    for c in column..columns.min(column + SQUARE) {
+                        let to = &mut to[c * rows + row..][..height];
+                        for (k, to) in to.iter_mut().enumerate() {
+                            let from = x[(row + k) * columns + c];
+                            *to = if y.accumulate { *to + from } else { from };
+                        }
+                    }
+                }
+            }
+        }
+    }
+
     /// Writes the columns `at` of `whole` `[N][width]` from `part` `[N][count]`.
     pub fn put(isa: Isa, at: ColumnRange, part: &[f32], whole: &mut [f32]) {
         let rows = whole.chunks_exact_mut(at.width).zip(part.chunks_exact(at.count));

@@ -140,7 +140,7 @@ families! {
     Elementwise(ElementwiseOp),
     /// Blends of a module with its host.
     Blend(BlendOp),
-    /// Embeddings, and vectors side by side.
+    /// Embeddings, vectors side by side, transposes.
     Rows(RowsOp),
     /// LSTM.
     Lstm(LstmOp),

@@ -1,7 +1,7 @@
-//! Steps of embeddings, and of vectors side by side.
+//! Steps of embeddings, of vectors side by side, and of transposes.
 
 use super::operand::{Signature, StepOperands, f32s, u32s};
-use crate::kernels::rows::{self, ColumnRange};
+use crate::kernels::rows::{self, ColumnRange, Matrices};
 use crate::kernels::{GradOut, Isa};
 
 /// Shape of a lookup.
@@ -43,6 +43,13 @@ pub enum RowsOp {
         /// Add to the part.
         accumulate: bool,
     },
+    /// Reads matrices; writes them transposed.
+    Transpose {
+        /// Shape of the matrices read.
+        of: Matrices,
+        /// Add to the written ones.
+        accumulate: bool,
+    },
 }
 
 impl RowsOp {
@@ -63,6 +70,7 @@ impl RowsOp {
             RowsOp::Take { rows, at, .. } => {
                 Signature::new(&[f32s(rows * at.width)], &[f32s(rows * at.count)])
             }
+            RowsOp::Transpose { of, .. } => Signature::new(&[f32s(of.len())], &[f32s(of.len())]),
         }
     }
 
@@ -93,6 +101,10 @@ impl RowsOp {
             RowsOp::Take { at, accumulate, .. } => {
                 let ([whole], [values]) = operands.floats();
                 rows::take(isa, at, whole, GradOut { values, accumulate });
+            }
+            RowsOp::Transpose { of, accumulate } => {
+                let ([x], [values]) = operands.floats();
+                rows::transpose(isa, of, x, GradOut { values, accumulate });
             }
         }
     }

@@ -1,10 +1,11 @@
 //! Operations that go sample by sample, so that a few samples can be taken at a time.
 
 use super::conv::ConvProduct;
-use super::{BlendOp, ConvOp, ElementwiseOp, NormOp, PoolOp, StepOp, blend, norm};
+use super::{BlendOp, ConvOp, ElementwiseOp, NormOp, PoolOp, RowsOp, StepOp, blend, norm};
 use crate::kernels::BatchShape;
 use crate::kernels::conv::ConvShape;
 use crate::kernels::pool::PoolShape;
+use crate::kernels::rows::Matrices;
 
 /// Largest number of filters for which transforms take much less time than products, even for a few
 /// samples.
@@ -31,8 +32,8 @@ impl StepOp {
             StepOp::Pool(op) => cut.pool(op).map(StepOp::Pool),
             StepOp::Elementwise(op) => cut.elementwise(op).map(StepOp::Elementwise),
             StepOp::Blend(op) => cut.blend(op).map(StepOp::Blend),
-            StepOp::Rows(_)
-            | StepOp::Lstm(_)
+            StepOp::Rows(op) => cut.rows(op).map(StepOp::Rows),
+            StepOp::Lstm(_)
             | StepOp::Loss(_)
             | StepOp::Optim(_)
             | StepOp::Ppo(_)
@@ -130,6 +131,20 @@ impl SampleCut {
             // They go through parameters, which have no samples.
             ElementwiseOp::Fill { .. } | ElementwiseOp::Multiply { .. } => return None,
         })
+    }
+
+    fn rows(self, op: &RowsOp) -> Option<RowsOp> {
+        match *op {
+            RowsOp::Transpose { of, accumulate } => (of.count == self.batch).then_some({
+                let of = Matrices { count: self.samples, ..of };
+                RowsOp::Transpose { of, accumulate }
+            }),
+            RowsOp::Embed(_)
+            | RowsOp::EmbedGradient(_)
+            | RowsOp::CopyIndices { .. }
+            | RowsOp::Put { .. }
+            | RowsOp::Take { .. } => None,
+        }
     }
 
     fn blend(self, op: &BlendOp) -> Option<BlendOp> {

@@ -2,7 +2,7 @@
 //!
 //! Tolerance of a tensor: PyTorch's own distance from f64 (`torch_error`), plus ours. Ours is a
 //! number of ulps (2^-23) of the tensor's largest value, by operation:
-//! - exact operations (ReLU, max pooling, straight-through): none, the same bits;
+//! - exact operations (ReLU, max pooling, straight-through, flatten): none, the same bits;
 //! - pointwise ones: each of up to four roundings is half an ulp, and `tanh` and `exp` are good
 //!   to 2 ulps: 8;
 //! - sums of K products (convolution, linear, pools, channel scales, mixes): a rounding per term,
@@ -32,7 +32,7 @@ fn blended(x: &[NodeId]) -> BlendOperands {
 
 fn ulps(op: &str) -> f64 {
     match op {
-        "relu" | "max_pool2d" | "straight_through" => 0.0,
+        "relu" | "max_pool2d" | "straight_through" | "flatten" => 0.0,
         "sigmoid" | "tanh" | "add" | "blend_add" | "blend_multiply" | "sgd" => 8.0,
         "batch_norm" | "group_norm" => 64.0,
         _ => 32.0,
@@ -93,6 +93,7 @@ fn layer(b: &mut GraphBuilder, case: &Value, x: &[NodeId], out: usize) -> Result
         "sigmoid" => Ok(b.sigmoid(x[0])),
         "tanh" => Ok(b.tanh(x[0])),
         "max_pool2d" => b.max_pool2d(x[0], "l", number("kernel"), number("stride")),
+        "flatten" => Ok(b.flatten(x[0])),
         "global_avg_pool" => Ok(b.global_avg_pool(x[0])),
         "linear" => b.linear(x[0], "l", out, bias, None),
         "add" => b.add(x[0], x[1]),
@@ -229,16 +230,18 @@ fn run_clip(file: &golden::File, case: &Value, isa: Isa) {
 
 #[test]
 fn every_case() {
-    let file = golden::read("layers");
-    let cases = file.cases();
-    assert!(cases.len() > 90, "{} cases", cases.len());
-    for case in &cases {
-        for isa in Isa::available() {
-            match case["op"].as_str().unwrap() {
-                "softmax_cross_entropy" => run_loss(&file, case, isa),
-                "sgd" => run_sgd(&file, case, isa),
-                "clip_grad_norm" => run_clip(&file, case, isa),
-                _ => run_layer(&file, case, isa),
+    for (name, least) in [("layers", 90), ("windows", 4)] {
+        let file = golden::read(name);
+        let cases = file.cases();
+        assert!(cases.len() > least, "{} cases", cases.len());
+        for case in &cases {
+            for isa in Isa::available() {
+                match case["op"].as_str().unwrap() {
+                    "softmax_cross_entropy" => run_loss(&file, case, isa),
+                    "sgd" => run_sgd(&file, case, isa),
+                    "clip_grad_norm" => run_clip(&file, case, isa),
+                    _ => run_layer(&file, case, isa),
+                }
             }
         }
     }

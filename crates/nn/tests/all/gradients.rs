@@ -105,6 +105,7 @@ fn pointwise_pools_and_linear() {
     check_op("global average", [17, 5, 3], 3, |b| Ok(b.global_avg_pool(b.input())));
     check_op("linear", [9, 1, 1], 5, |b| b.linear(b.input(), "l", 4, true, None));
     check_op("linear without bias", [9, 1, 1], 1, |b| b.linear(b.input(), "l", 17, false, None));
+    check_op("flatten", [3, 4, 5], 3, |b| Ok(b.flatten(b.input())));
     check_op("twice the same", [3, 2, 2], 2, |b| b.add(b.input(), b.input()));
 }
 

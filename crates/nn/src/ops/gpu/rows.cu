@@ -1,4 +1,4 @@
-// Embeddings, and vectors side by side (kernels/rows.rs). One thread an element unless said.
+// Embeddings, vectors side by side, transposes (kernels/rows.rs). One thread an element unless said.
 #include "nn.cuh"
 
 const u32 THREADS = 128;  // of a block that adds to a row of a table
@@ -82,4 +82,22 @@ extern "C" __global__ void __launch_bounds__(256)
     locate(whole, part);
     u32 i = (u32)first();
     if (i < part.len) put(part[i], whole[in_whole(i, at)], at.accumulate);
+}
+
+// Matrices that are read, [rows][columns] each.
+struct Matrices {
+    Divisor rows;
+    Divisor columns;
+    u32 accumulate;
+};
+
+// Neighbours write neighbours.
+extern "C" __global__ void __launch_bounds__(256)
+    transpose(Span<const float> x, Span<float> y, Matrices of) {
+    locate(x, y);
+    u32 i = (u32)first();
+    if (i >= y.len) return;
+    u32 row, column, n = of.columns.divide(of.rows.divide(i, row), column);
+    i64 from = ((i64)n * of.rows.by + row) * of.columns.by + column;
+    put(y[i], x[from], of.accumulate);
 }

@@ -6,7 +6,7 @@ use smallvec::smallvec;
 
 use super::divisor::Divisor;
 use super::{Emission, READ, WRITE, emitted, kernel, plain, read, source, write};
-use crate::kernels::rows::ColumnRange;
+use crate::kernels::rows::{ColumnRange, Matrices};
 use crate::ops::rows::{Lookup, RowsOp};
 
 pub(super) static SOURCE: KernelSource = source!("rows.cu");
@@ -20,6 +20,8 @@ static COPY_INDICES: Kernel =
     kernel::<()>(&SOURCE, "copy_indices", &[READ_INDICES, Operand::write::<u32>()]);
 static PUT: Kernel = kernel::<ColumnValues>(&SOURCE, "put_columns", &[READ, WRITE]);
 static TAKE: Kernel = kernel::<ColumnValues>(&SOURCE, "take_columns", &[READ, WRITE]);
+
+static TRANSPOSE: Kernel = kernel::<MatrixValues>(&SOURCE, "transpose", &[READ, WRITE]);
 
 /// Threads of a block that adds to a row of a table.
 const THREADS: u32 = 128;
@@ -36,6 +38,14 @@ struct ColumnValues {
 fn at(of: ColumnRange, accumulate: bool) -> ColumnValues {
     let (width, first, count) = (of.width as u32, of.first as u32, Divisor::new(of.count));
     ColumnValues { width, first, count, accumulate: accumulate.into() }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct MatrixValues {
+    rows: Divisor,
+    columns: Divisor,
+    accumulate: u32,
 }
 
 pub(super) fn emit(op: &RowsOp) -> Emission {
@@ -58,6 +68,12 @@ pub(super) fn emit(op: &RowsOp) -> Emission {
         RowsOp::Take { rows, at: of, accumulate } => {
             let call = Call::each(&TAKE, rows * of.count);
             smallvec![emitted(call, &[read(0), write(0)], at(of, accumulate))]
+        }
+        RowsOp::Transpose { of: Matrices { count, rows, columns }, accumulate } => {
+            let call = Call::each(&TRANSPOSE, count * rows * columns);
+            let [rows, columns] = [rows, columns].map(Divisor::new);
+            let of = MatrixValues { rows, columns, accumulate: accumulate.into() };
+            smallvec![emitted(call, &[read(0), write(0)], of)]
         }
     }
 }

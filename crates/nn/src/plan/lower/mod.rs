@@ -48,6 +48,7 @@ fn node(b: &mut PlanBuilder<'_>, node: NodeId) -> Option<EmitBackward> {
         NodeOp::GlobalAvgPool(x) => Some(pool::global_average(b, node, x)),
         NodeOp::Embedding { x, table } => Some(rows::embedding(b, node, x, table)),
         NodeOp::Concat(ref parts) => Some(rows::concat(b, node, parts)),
+        NodeOp::Flatten(x) => Some(rows::flatten(b, node, x)),
         NodeOp::Lstm { x, keep, state, params } => {
             Some(lstm::lstm(b, node, [x, keep, state], params))
         }

@@ -1,7 +1,7 @@
-//! Embeddings, and vectors side by side.
+//! Embeddings, vectors side by side, and images as vectors.
 
 use crate::graph::{NodeId, ParamId};
-use crate::kernels::rows::ColumnRange;
+use crate::kernels::rows::{ColumnRange, Matrices};
 use crate::ops::RowsOp;
 use crate::ops::rows::Lookup;
 use crate::plan::builder::{EmitBackward, PlanBuilder};
@@ -48,5 +48,22 @@ pub(super) fn concat(b: &mut PlanBuilder<'_>, node: NodeId, parts: &[NodeId]) ->
             let op = |accumulate| RowsOp::Take { rows, at, accumulate };
             b.send_gradient(node, part, &[dy], op);
         }
+    })
+}
+
+/// `Flatten`. Values are stored with channels innermost, so an image with several channels and
+/// several pixels is transposed. Any other is in order already: its vector is another name for it.
+pub(super) fn flatten(b: &mut PlanBuilder<'_>, node: NodeId, x: NodeId) -> EmitBackward {
+    let (shape, value) = (b.shape(x), b.node(x));
+    if shape.c == 1 || shape.pixels() == 1 {
+        b.bind(node, value);
+        return Box::new(move |b, dy| b.pass_gradient(node, x, dy));
+    }
+    let of = Matrices { count: shape.batch, rows: shape.pixels(), columns: shape.c };
+    let y = b.output(node);
+    b.emit(RowsOp::Transpose { of, accumulate: false }, &[value], &[y]);
+    Box::new(move |b, dy| {
+        let op = |accumulate| RowsOp::Transpose { of: of.transposed(), accumulate };
+        b.send_gradient(node, x, &[dy], op);
     })
 }

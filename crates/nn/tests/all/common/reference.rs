@@ -73,6 +73,8 @@ impl Interpreter<'_> {
                 let row = |r: usize| parts.iter().flat_map(move |p| self.row(*p, r)).copied();
                 (0..self.case.batch).flat_map(row).collect()
             }
+            // Values are in PyTorch's order here.
+            NodeOp::Flatten(x) => self.x(*x).to_vec(),
             NodeOp::Lstm { x, keep, state, params } => {
                 self.lstm([*x, *keep, *state], params, out.c)
             }

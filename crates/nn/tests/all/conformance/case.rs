@@ -9,7 +9,7 @@ use meristem_nn::ops::{
 };
 
 /// Number of kinds of operations; see [`kind`].
-pub(super) const KINDS: usize = 53;
+pub(super) const KINDS: usize = 54;
 
 /// A number for each kind of operation. A new operation does not compile without a number, and the
 /// test fails until it has a case.
@@ -48,6 +48,7 @@ pub(super) fn kind(op: &StepOp) -> usize {
         StepOp::Rows(RowsOp::CopyIndices { .. }) => 4,
         StepOp::Rows(RowsOp::Put { .. }) => 32,
         StepOp::Rows(RowsOp::Take { .. }) => 33,
+        StepOp::Rows(RowsOp::Transpose { .. }) => 53,
         StepOp::Lstm(LstmOp::Forward(_)) => 34,
         StepOp::Lstm(LstmOp::Gradient { .. }) => 35,
         StepOp::Lstm(LstmOp::StatesBefore(_)) => 36,

@@ -5,7 +5,7 @@ use meristem_nn::graph::BlendMode;
 use meristem_nn::kernels::BatchShape;
 use meristem_nn::kernels::conv::ConvShape;
 use meristem_nn::kernels::lstm::LstmShape;
-use meristem_nn::kernels::rows::ColumnRange;
+use meristem_nn::kernels::rows::{ColumnRange, Matrices};
 use meristem_nn::ops::blend;
 use meristem_nn::ops::conv::ConvProduct;
 use meristem_nn::ops::elementwise::UnaryFunction;
@@ -280,6 +280,13 @@ fn large_rows_cases() -> Vec<Case> {
             (0..indices).map(|_| (random.bits() % entries as u64) as u32 / 2).collect();
         cases.push(case(RowsOp::Embed(of), 1, 0.0).reading(0, Data::U32(named.clone())));
         cases.push(case(RowsOp::EmbedGradient(of), 1, 0.0).reading(0, Data::U32(named)));
+    }
+    // Partial squares, one square, vectors, more than one block.
+    for [count, rows, columns] in [[3, 5, 7], [2, 16, 16], [4, 1, 9], [1, 33, 1], [5, 40, 17]] {
+        let of = Matrices { count, rows, columns };
+        for accumulate in [false, true] {
+            cases.push(case(RowsOp::Transpose { of, accumulate }, 1, 0.0));
+        }
     }
     for [rows, width, first, count] in [[100, 70, 3, 60], [1000, 9, 8, 1], [1, 5, 0, 5]] {
         let at = ColumnRange { width, first, count };

@@ -11,6 +11,7 @@ mod loss_optim;
 mod norm;
 mod pool;
 mod ppo;
+mod rows;
 mod sample;
 mod support;
 mod winograd;
