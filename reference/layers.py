@@ -287,11 +287,42 @@ def flatten() -> None:
         )  # fmt: skip
 
 
+def pooling_windows() -> None:
+    """Padding, strides, windows that are not square; ties go to the first in row order."""
+    Pair = tuple[int, int]
+    table: list[tuple[tuple[int, int, int, int], Pair, Pair, Pair]] = [
+        ((3, 5, 7, 6), (3, 3), (2, 2), (1, 1)),
+        ((1, 17, 5, 4), (2, 2), (1, 1), (1, 1)),
+        ((5, 8, 1, 13), (1, 3), (1, 2), (0, 1)),
+        ((3, 3, 6, 5), (4, 2), (3, 1), (2, 1)),
+        ((2, 9, 7, 9), (3, 2), (3, 2), (0, 0)),
+        ((1, 2, 18, 17), (17, 17), (2, 3), (8, 4)),
+    ]
+    for shape, kernel, stride, padding in table:
+        about = {"kernel": kernel, "stride": stride, "padding": padding}
+        name = f"{dims(shape)}_k{dims(kernel)}s{dims(stride)}p{dims(padding)}"
+        inputs = {"x": randn(f"max_pool2d_{name}", x=shape)["x"].mul(4).round() / 4 - 2}
+        windows.add(
+            f"max_pool2d_{name}", "max_pool2d", inputs,
+            lambda t: {"y": F.max_pool2d(t["x"], kernel, stride, padding)}, grads=("x",), **about,
+        )  # fmt: skip
+        windows.add(
+            f"avg_pool2d_{name}", "avg_pool2d", randn(f"avg_pool2d_{name}", x=shape),
+            lambda t: {"y": F.avg_pool2d(t["x"], kernel, stride, padding)}, grads=("x",), **about,
+        )  # fmt: skip
+    for shape in [(3, 7, 4, 5), (2, 3, 17, 16), (5, 9, 1, 1)]:
+        case = f"global_max_pool_{dims(shape)}"
+        windows.add(
+            case, "global_max_pool", randn(case, x=shape),
+            lambda t: {"y": t["x"].amax((2, 3))}, grads=("x",),
+        )  # fmt: skip
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     for section in (conv2d, norms, pointwise, pools, linear, blends, losses, optimiser):
         section()
     golden.write()
-    for section in (flatten,):
+    for section in (flatten, pooling_windows):
         section()
     windows.write()

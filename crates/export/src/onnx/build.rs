@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use meristem_nn::graph::{
-    BlendMode, BlendOperands, BufferId, ConvGeometry, Dims, NodeId, NodeOp, ParamId, UnaryFunction,
+    BlendMode, BlendOperands, BufferId, ConvGeometry, Dims, NodeId, NodeOp, ParamId, PoolGeometry,
+    UnaryFunction,
 };
 
 use super::messages::{
@@ -136,10 +137,13 @@ impl<'a> OnnxBuilder<'a> {
                 };
                 self.push(operator, &[&self.value(x)], vec![])
             }
-            NodeOp::MaxPool2d { x, kernel, stride } => {
-                let window = AttributeProto::ints("kernel_shape", &[kernel; 2]);
-                let strides = AttributeProto::ints("strides", &[stride; 2]);
-                self.push("MaxPool", &[&self.value(x)], vec![window, strides])
+            NodeOp::MaxPool2d { x, window } => {
+                self.push("MaxPool", &[&self.value(x)], windows(&window))
+            }
+            NodeOp::AvgPool2d { x, window } => {
+                let mut attributes = windows(&window);
+                attributes.push(AttributeProto::int("count_include_pad", 1));
+                self.push("AveragePool", &[&self.value(x)], attributes)
             }
             NodeOp::Flatten(x) => {
                 // 0 keeps the batch size, −1 takes the remaining elements.
@@ -338,6 +342,19 @@ impl<'a> OnnxBuilder<'a> {
         }
         name.into()
     }
+}
+
+/// Attributes of pooling windows; `pads` only where there is padding.
+fn windows(of: &PoolGeometry) -> Vec<AttributeProto> {
+    let PoolGeometry { kernel, stride, padding: [rows, columns] } = *of;
+    let mut attributes = vec![
+        AttributeProto::ints("kernel_shape", &kernel),
+        AttributeProto::ints("strides", &stride),
+    ];
+    if [rows, columns] != [0; 2] {
+        attributes.push(AttributeProto::ints("pads", &[rows, columns, rows, columns]));
+    }
+    attributes
 }
 
 /// Description of an input or output with any batch size.

@@ -9,7 +9,7 @@ use meristem_grow::{
     AlphaTarget, BlueprintSet, GateInputs, Germination, GradientHealth, Host, HostSpec, Optimisers,
     Rules, Stage, Style, TaskShape, Tempo,
 };
-use meristem_nn::graph::{Dims, Graph, GraphBuilder};
+use meristem_nn::graph::{Dims, Graph, GraphBuilder, PoolGeometry};
 use meristem_nn::{HostTensor, StateDict};
 use proptest::prelude::*;
 use prost::Message;
@@ -18,15 +18,16 @@ use super::messages::{FLOAT, GraphProto, ModelProto, UINT8};
 use super::{OPSET, OnnxError, OnnxNetwork, encode};
 
 /// All operators that a model may have, with their attributes.
-const OPERATORS: [(&str, &[&str]); 15] = [
+const OPERATORS: [(&str, &[&str]); 16] = [
     ("Add", &[]),
+    ("AveragePool", &["kernel_shape", "strides", "pads", "count_include_pad"]),
     ("BatchNormalization", &["epsilon"]),
     ("Cast", &["to"]),
     ("Conv", &["kernel_shape", "strides", "pads", "group"]),
     ("Flatten", &["axis"]),
     ("GlobalAveragePool", &[]),
     ("InstanceNormalization", &["epsilon"]),
-    ("MaxPool", &["kernel_shape", "strides"]),
+    ("MaxPool", &["kernel_shape", "strides", "pads"]),
     ("Mul", &[]),
     ("Relu", &[]),
     ("Reshape", &[]),
@@ -72,7 +73,10 @@ fn check(model: &ModelProto) -> &GraphProto {
     let mut read = BTreeSet::new();
     for node in &graph.node {
         let attributes: Vec<&str> = node.attribute.iter().map(|a| &*a.name).collect();
-        assert_eq!(operators.get(&*node.op_type), Some(&&attributes[..]), "{}", node.op_type);
+        let mut known_attributes = operators[&*node.op_type].to_vec();
+        // Windows without padding have no `pads`.
+        known_attributes.retain(|name| *name != "pads" || attributes.contains(name));
+        assert_eq!(known_attributes, attributes, "{}", node.op_type);
         for input in &node.input {
             assert!(known.contains(&**input), "{} reads {input} too early", node.name);
             read.insert(&**input);
@@ -195,6 +199,9 @@ fn every_preset_with_every_blueprint_is_exported() {
 fn operations_between_blocks_are_exported() {
     let mut b = GraphBuilder::new(Dims { c: 3, h: 8, w: 6 }, Optimisers::default().host);
     let x = b.input();
+    let window = PoolGeometry { kernel: [3, 2], stride: [2, 1], padding: [1, 0] };
+    let x = b.max_pool2d_with(x, "max", window).unwrap();
+    let x = b.avg_pool2d(x, "mean", window).unwrap();
     let flat = b.flatten(x);
     let logits = b.linear(flat, "fc", 2, true, None).unwrap();
     let graph = b.finish(logits).unwrap();
@@ -202,6 +209,15 @@ fn operations_between_blocks_are_exported() {
     let found = check(&model);
     let shape = found.initializer.iter().find(|tensor| tensor.name == "shape.0.-1.1.1").unwrap();
     assert_eq!(shape.dims, [4]);
+    for (operator, count) in [("MaxPool", None), ("AveragePool", Some(1))] {
+        let node = found.node.iter().find(|node| node.op_type == operator).unwrap();
+        let attribute = |name: &str| node.attribute.iter().find(|of| of.name == name);
+        assert_eq!(attribute("kernel_shape").unwrap().ints, [3, 2]);
+        assert_eq!(attribute("strides").unwrap().ints, [2, 1]);
+        // Rows and columns before the image, then after it.
+        assert_eq!(attribute("pads").unwrap().ints, [1, 0, 1, 0]);
+        assert_eq!(attribute("count_include_pad").and_then(|of| of.i), count);
+    }
 }
 
 #[test]

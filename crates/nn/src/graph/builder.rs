@@ -8,9 +8,6 @@ use super::{
 };
 use crate::error::{Error, Result};
 
-/// Largest window of max pooling: backward keeps the winner's position in a byte.
-const POOL_KERNEL_MAX: usize = 16;
-
 /// Weight of a batch in batch norm's running statistics: PyTorch's default.
 pub(crate) const BATCH_NORM_MOMENTUM: f32 = 0.1;
 
@@ -226,26 +223,6 @@ impl GraphBuilder {
     /// Hyperbolic tangent.
     pub fn tanh(&mut self, x: NodeId) -> NodeId {
         self.activation(UnaryFunction::Tanh, x)
-    }
-
-    /// Max pooling with a square window, no padding; `layer` is named in errors.
-    pub fn max_pool2d(
-        &mut self,
-        x: NodeId,
-        layer: &str,
-        kernel: usize,
-        stride: usize,
-    ) -> Result<NodeId> {
-        let d = self.dims(x);
-        if kernel == 0 || stride == 0 || d.h < kernel || d.w < kernel {
-            return Err(Error::TooSmall { layer: layer.into(), dims: d, window: [kernel; 2] });
-        }
-        if kernel > POOL_KERNEL_MAX {
-            let (layer, expected) = (layer.into(), "a window of at most 16");
-            return Err(Error::Unsupported { layer, expected, got: kernel.to_string() });
-        }
-        let (h, w) = ((d.h - kernel) / stride + 1, (d.w - kernel) / stride + 1);
-        Ok(self.push(NodeOp::MaxPool2d { x, kernel, stride }, Dims { c: d.c, h, w }))
     }
 
     /// Mean over the image: `C × H × W` to `C × 1 × 1`.

@@ -27,7 +27,9 @@ impl Graph {
             // 1/(1 + e^−x) and (e^2x − 1)/(e^2x + 1).
             NodeOp::Activation(UnaryFunction::Sigmoid, _) => 3 * each,
             NodeOp::Activation(UnaryFunction::Tanh, _) => 4 * each,
-            NodeOp::MaxPool2d { kernel, .. } => kernel * kernel * each,
+            NodeOp::MaxPool2d { window, .. } | NodeOp::AvgPool2d { window, .. } => {
+                window.taps() * each
+            }
             NodeOp::GlobalAvgPool(x) => of(x).numel(),
             NodeOp::ScaleChannels { .. } => 2 * each,
             NodeOp::TanhMix { .. } => 3 * each,

@@ -8,6 +8,7 @@
 mod builder;
 mod cost;
 mod optimiser;
+mod pool;
 mod recurrent;
 
 pub(crate) use builder::BATCH_NORM_MOMENTUM;
@@ -19,6 +20,7 @@ pub use crate::dims::Dims;
 pub use crate::kernels::blend::BlendMode;
 pub use crate::kernels::elementwise::UnaryFunction;
 pub use crate::kernels::optim::{AdamConfig, SgdConfig};
+pub use crate::kernels::pool::PoolGeometry;
 
 /// Index of a node (and of the value it produces) in its graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -223,14 +225,19 @@ pub enum NodeOp {
     },
     /// `f(x)` elementwise.
     Activation(UnaryFunction, NodeId),
-    /// Square max pooling, no padding, floor.
+    /// PyTorch's `MaxPool2d`: padding never has the maximum; floor.
     MaxPool2d {
         /// Input node.
         x: NodeId,
-        /// Window and stride.
-        kernel: usize,
-        /// Stride.
-        stride: usize,
+        /// Windows.
+        window: PoolGeometry,
+    },
+    /// PyTorch's `AvgPool2d`: padding counts as zeros; floor.
+    AvgPool2d {
+        /// Input node.
+        x: NodeId,
+        /// Windows.
+        window: PoolGeometry,
     },
     /// Mean over height and width.
     GlobalAvgPool(NodeId),
@@ -329,6 +336,7 @@ impl NodeOp {
             | NodeOp::BatchNorm { x, .. }
             | NodeOp::GroupNorm { x, .. }
             | NodeOp::MaxPool2d { x, .. }
+            | NodeOp::AvgPool2d { x, .. }
             | NodeOp::Activation(_, x)
             | NodeOp::GlobalAvgPool(x)
             | NodeOp::Flatten(x)

@@ -1,6 +1,6 @@
-//! Steps of max pooling and global average pooling.
+//! Steps of max pooling, average pooling and global average pooling.
 
-use super::operand::{Signature, StepOperands, f32s, u8s};
+use super::operand::{Signature, Spec, StepOperands, f32s, u8s, u32s};
 use crate::kernels::norm::batch::BLOCKED;
 use crate::kernels::pool::{self, PoolShape};
 use crate::kernels::{BatchShape, GradOut, Isa};
@@ -8,7 +8,8 @@ use crate::kernels::{BatchShape, GradOut, Isa};
 /// The poolings' forward and backward steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PoolOp {
-    /// Reads x; writes y, and the position of each window's maximum (u8, optional).
+    /// Reads x; writes y, and the position of each window's maximum (u8, or u32 for a window with
+    /// more positions; optional).
     Max(PoolShape),
     /// Reads dy, positions; writes dx.
     MaxGradient {
@@ -23,6 +24,15 @@ pub enum PoolOp {
         /// Outputs.
         len: usize,
     },
+    /// Reads x; writes the mean of each window; padding counts as zeros.
+    WindowAverage(PoolShape),
+    /// Reads dy; writes dx.
+    WindowAverageGradient {
+        /// Shape.
+        shape: PoolShape,
+        /// Add to dx.
+        accumulate: bool,
+    },
     /// Reads x; writes the mean of each channel.
     Average(BatchShape),
     /// Reads dy; writes dx.
@@ -34,16 +44,28 @@ pub enum PoolOp {
     },
 }
 
+/// Positions of the maxima.
+fn positions(shape: &PoolShape) -> Spec {
+    let len = shape.output().len();
+    if shape.is_wide() { u32s(len) } else { u8s(len) }
+}
+
 impl PoolOp {
     pub(super) fn signature(&self) -> Signature {
         match *self {
             PoolOp::Max(shape) => {
                 let y = shape.output().len();
-                Signature::new(&[f32s(shape.input.len())], &[f32s(y), u8s(y).optional()])
+                Signature::new(&[f32s(shape.input.len())], &[f32s(y), positions(&shape).optional()])
             }
             PoolOp::MaxGradient { shape, .. } => {
                 let y = shape.output().len();
-                Signature::new(&[f32s(y), u8s(y)], &[f32s(shape.input.len())])
+                Signature::new(&[f32s(y), positions(&shape)], &[f32s(shape.input.len())])
+            }
+            PoolOp::WindowAverage(shape) => {
+                Signature::new(&[f32s(shape.input.len())], &[f32s(shape.output().len())])
+            }
+            PoolOp::WindowAverageGradient { shape, .. } => {
+                Signature::new(&[f32s(shape.output().len())], &[f32s(shape.input.len())])
             }
             PoolOp::NormCodes { len } => Signature::new(&[f32s(len), u8s(len)], &[u8s(len)]),
             PoolOp::Average(shape) => {
@@ -57,6 +79,11 @@ impl PoolOp {
 
     pub(super) fn run(&self, isa: Isa, operands: StepOperands<'_>) {
         match self {
+            PoolOp::Max(shape) if shape.is_wide() => {
+                let ([x], [y, positions]) = operands.split();
+                let (x, y) = (x.elements(), y.elements());
+                pool::max2d_forward_wide(isa, shape, x, y, positions.elements());
+            }
             PoolOp::Max(shape) => {
                 let ([x], [y, positions]) = operands.split();
                 pool::max2d_forward(isa, shape, x.elements(), y.elements(), positions.elements());
@@ -64,7 +91,21 @@ impl PoolOp {
             PoolOp::MaxGradient { shape, accumulate } => {
                 let ([dy, positions], [dx]) = operands.split();
                 let dx = GradOut { values: dx.elements(), accumulate: *accumulate };
-                pool::max2d_backward(isa, shape, dy.elements(), positions.elements(), dx);
+                let dy = dy.elements();
+                if shape.is_wide() {
+                    pool::max2d_backward_wide(isa, shape, dy, positions.elements(), dx);
+                } else {
+                    pool::max2d_backward(isa, shape, dy, positions.elements(), dx);
+                }
+            }
+            PoolOp::WindowAverage(shape) => {
+                let ([x], [y]) = operands.floats();
+                pool::avg2d_forward(isa, shape, x, y);
+            }
+            PoolOp::WindowAverageGradient { shape, accumulate } => {
+                let ([dy], [values]) = operands.floats();
+                let dx = GradOut { values, accumulate: *accumulate };
+                pool::avg2d_backward(isa, shape, dy, dx);
             }
             PoolOp::NormCodes { .. } => {
                 let ([y, positions], [codes]) = operands.split();

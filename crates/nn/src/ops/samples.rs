@@ -102,6 +102,10 @@ impl SampleCut {
             PoolOp::MaxGradient { shape, accumulate } => {
                 PoolOp::MaxGradient { shape: pooled(shape)?, accumulate }
             }
+            PoolOp::WindowAverage(of) => PoolOp::WindowAverage(pooled(of)?),
+            PoolOp::WindowAverageGradient { shape, accumulate } => {
+                PoolOp::WindowAverageGradient { shape: pooled(shape)?, accumulate }
+            }
             PoolOp::NormCodes { len } => PoolOp::NormCodes { len: self.values(len)? },
             PoolOp::Average(of) => PoolOp::Average(self.images(of)?),
             PoolOp::AverageGradient { shape, accumulate } => {

@@ -153,6 +153,11 @@ impl<'g> PlanBuilder<'g> {
         self.value(ValueHome::Arena, DType::U8, len)
     }
 
+    /// A new arena value of `len` u32.
+    pub(crate) fn arena_words(&mut self, len: usize) -> ValueId {
+        self.value(ValueHome::Arena, DType::U32, len)
+    }
+
     /// A value in memory that the caller brings.
     pub(crate) fn fixed(&mut self, span: SpaceSpan) -> ValueId {
         self.value(ValueHome::Fixed(span), span.dtype, span.len)

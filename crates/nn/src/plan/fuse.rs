@@ -2,9 +2,12 @@
 //! read by the next one only.
 
 use super::{PlanMode, PlanOptions};
-use crate::graph::{ConvGeometry, Graph, NodeId, NodeOp, ParamKind, UnaryFunction};
+use crate::graph::{ConvGeometry, Graph, NodeId, NodeOp, ParamKind, PoolGeometry, UnaryFunction};
 use crate::kernels::conv::ConvShape;
 use crate::ops::{PlanTarget, fused};
+
+/// The pooling that units take.
+const BY_TWO: PoolGeometry = PoolGeometry::square(2, 2);
 
 /// Nodes that are lowered together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -198,7 +201,7 @@ fn straight_pool(
     pool: NodeId,
 ) -> Option<NodeId> {
     let op = |node: NodeId| &graph.nodes[node.index()].op;
-    let &NodeOp::MaxPool2d { x: straight, kernel: 2, stride: 2 } = op(pool) else { return None };
+    let &NodeOp::MaxPool2d { x: straight, window: BY_TWO } = op(pool) else { return None };
     let &NodeOp::StraightThrough { host, module } = op(straight) else { return None };
     let unit = units[host.index()].filter(|unit| unit.relu && !unit.pool)?;
     let only_pool = readers[straight.index()] == [pool];
@@ -262,7 +265,7 @@ fn norm_unit(
         return unit;
     };
     unit = NormUnit { relu: true, output: relu, ..unit };
-    let pools = |n: &NodeId| matches!(op(*n), NodeOp::MaxPool2d { kernel: 2, stride: 2, .. });
+    let pools = |n: &NodeId| matches!(op(*n), NodeOp::MaxPool2d { window: BY_TWO, .. });
     if let Some(pool) = only_reader(relu).filter(pools) {
         unit = NormUnit { pool: true, output: pool, ..unit };
     }

@@ -5,9 +5,9 @@
 //! - exact operations (ReLU, max pooling, straight-through, flatten): none, the same bits;
 //! - pointwise ones: each of up to four roundings is half an ulp, and `tanh` and `exp` are good
 //!   to 2 ulps: 8;
-//! - sums of K products (convolution, linear, pools, channel scales, mixes): a rounding per term,
-//!   half an ulp of the partial sum, which add up like √K; K ≤ 425 here, and a partial sum is at
-//!   most about twice the largest result: 32;
+//! - sums of K products (convolution, linear, averages, channel scales, mixes): a rounding per
+//!   term, half an ulp of the partial sum, which add up like √K; K ≤ 425 here, and a partial sum is
+//!   at most about twice the largest result: 32;
 //! - norms: as sums, and the cancellation in x − mean, |mean|/σ ≤ 16 ulps, enters every factor of
 //!   the gradients: 64.
 
@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use crate::common::golden::{self, Golden};
 use crate::common::{Case, Outcome, to_nchw, to_nhwc};
 use meristem_nn::graph::{
-    BlendMode, BlendOperands, ConvGeometry, Dims, GraphBuilder, NodeId, SgdConfig,
+    BlendMode, BlendOperands, ConvGeometry, Dims, GraphBuilder, NodeId, PoolGeometry, SgdConfig,
 };
 use meristem_nn::kernels::{loss, optim};
 use meristem_nn::plan::PlanMode;
@@ -32,7 +32,7 @@ fn blended(x: &[NodeId]) -> BlendOperands {
 
 fn ulps(op: &str) -> f64 {
     match op {
-        "relu" | "max_pool2d" | "straight_through" | "flatten" => 0.0,
+        "relu" | "max_pool2d" | "global_max_pool" | "straight_through" | "flatten" => 0.0,
         "sigmoid" | "tanh" | "add" | "blend_add" | "blend_multiply" | "sgd" => 8.0,
         "batch_norm" | "group_norm" => 64.0,
         _ => 32.0,
@@ -73,6 +73,16 @@ fn dims(t: &Golden) -> Dims {
     }
 }
 
+/// Two numbers of a case, for height and width.
+fn pair(case: &Value, key: &str) -> [usize; 2] {
+    [0, 1].map(|axis| case[key][axis].as_u64().unwrap() as usize)
+}
+
+fn window(case: &Value) -> PoolGeometry {
+    let [kernel, stride, padding] = ["kernel", "stride", "padding"].map(|key| pair(case, key));
+    PoolGeometry { kernel, stride, padding }
+}
+
 /// The graph of one layer over these inputs. Its parameters are named `l.…`, or `s` for the mix.
 fn layer(b: &mut GraphBuilder, case: &Value, x: &[NodeId], out: usize) -> Result<NodeId> {
     let number = |key: &str| case[key].as_u64().unwrap() as usize;
@@ -92,7 +102,12 @@ fn layer(b: &mut GraphBuilder, case: &Value, x: &[NodeId], out: usize) -> Result
         "relu" => Ok(b.relu(x[0])),
         "sigmoid" => Ok(b.sigmoid(x[0])),
         "tanh" => Ok(b.tanh(x[0])),
-        "max_pool2d" => b.max_pool2d(x[0], "l", number("kernel"), number("stride")),
+        "max_pool2d" if case["kernel"].is_number() => {
+            b.max_pool2d(x[0], "l", number("kernel"), number("stride"))
+        }
+        "max_pool2d" => b.max_pool2d_with(x[0], "l", window(case)),
+        "avg_pool2d" => b.avg_pool2d(x[0], "l", window(case)),
+        "global_max_pool" => Ok(b.global_max_pool(x[0])),
         "flatten" => Ok(b.flatten(x[0])),
         "global_avg_pool" => Ok(b.global_avg_pool(x[0])),
         "linear" => b.linear(x[0], "l", out, bias, None),
@@ -230,7 +245,7 @@ fn run_clip(file: &golden::File, case: &Value, isa: Isa) {
 
 #[test]
 fn every_case() {
-    for (name, least) in [("layers", 90), ("windows", 4)] {
+    for (name, least) in [("layers", 90), ("windows", 19)] {
         let file = golden::read(name);
         let cases = file.cases();
         assert!(cases.len() > least, "{} cases", cases.len());

@@ -4,7 +4,8 @@
 use crate::common::reference::{Expected, expected};
 use crate::common::{Case, Random, assert_close};
 use meristem_nn::graph::{
-    BlendMode, BlendOperands, ConvGeometry, Dims, Graph, GraphBuilder, LstmNodes, NodeId, SgdConfig,
+    BlendMode, BlendOperands, ConvGeometry, Dims, Graph, GraphBuilder, LstmNodes, NodeId,
+    PoolGeometry, SgdConfig,
 };
 use meristem_nn::plan::PlanMode;
 use meristem_nn::{Isa, Result};
@@ -107,6 +108,30 @@ fn pointwise_pools_and_linear() {
     check_op("linear without bias", [9, 1, 1], 1, |b| b.linear(b.input(), "l", 17, false, None));
     check_op("flatten", [3, 4, 5], 3, |b| Ok(b.flatten(b.input())));
     check_op("twice the same", [3, 2, 2], 2, |b| b.add(b.input(), b.input()));
+}
+
+#[test]
+fn pooling_windows() {
+    let of = [
+        ([3, 5, 7], PoolGeometry::square(3, 2).padded([1, 1])),
+        ([9, 4, 3], PoolGeometry { kernel: [2, 3], stride: [1, 2], padding: [1, 1] }),
+        ([4, 1, 11], PoolGeometry { kernel: [1, 4], stride: [1, 3], padding: [0, 2] }),
+    ];
+    for (dims, window) in of {
+        check_op(&format!("max pool {window:?}"), dims, 3, |b| {
+            b.max_pool2d_with(b.input(), "p", window)
+        });
+        check_op(&format!("average pool {window:?}"), dims, 3, |b| {
+            b.avg_pool2d(b.input(), "p", window)
+        });
+    }
+    check_op("global max", [9, 5, 3], 3, |b| Ok(b.global_max_pool(b.input())));
+    // Positions that are wider than a byte.
+    check_op("global max of many", [2, 17, 16], 2, |b| {
+        let x = b.tanh(b.input());
+        let y = b.global_max_pool(x);
+        Ok(b.tanh(y))
+    });
 }
 
 fn images(b: &mut GraphBuilder, n: usize) -> Vec<NodeId> {

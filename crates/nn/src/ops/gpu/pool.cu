@@ -1,4 +1,4 @@
-// Max pooling and global average pooling (kernels/pool.rs). One thread an element unless said; the
+// Max pooling, average pooling and global average pooling (kernels/pool.rs). One thread an element unless said; the
 // channel runs fastest, so neighbours read neighbours.
 #include "nn.cuh"
 
@@ -61,6 +61,163 @@ extern "C" __global__ void __launch_bounds__(256, 1)
             i64 from = (i64)window * of.c.by + c;
             sum += positions[from] == own ? dy[from] : 0.0f;
         }
+    }
+    dx[i] = sum;
+}
+
+// Windows of any shape, which may reach into the padding.
+struct Window {
+    Divisor h;
+    Divisor w;
+    Divisor c;
+    Divisor out_h;
+    Divisor out_w;
+    Divisor stride_y;
+    Divisor stride_x;
+    u32 kernel_y;
+    u32 kernel_x;
+    u32 padding_y;
+    u32 padding_x;
+    float scale;  // 1/(kernel_y·kernel_x)
+    u32 accumulate;
+};
+
+// The part of an output's window inside the image: rows and columns of the window, and the element
+// at the window's corner, which may lie outside.
+struct Clipped {
+    u32 top, bottom, left, right;
+    i64 corner;
+
+    __device__ __forceinline__ Clipped(const Window& of, u32 i) {
+        u32 c, x, y, n = of.out_h.divide(of.out_w.divide(of.c.divide(i, c), x), y);
+        u32 first_y = y * of.stride_y.by, first_x = x * of.stride_x.by;
+        top = of.padding_y > first_y ? of.padding_y - first_y : 0;
+        left = of.padding_x > first_x ? of.padding_x - first_x : 0;
+        bottom = min(of.kernel_y, of.h.by + of.padding_y - first_y);
+        right = min(of.kernel_x, of.w.by + of.padding_x - first_x);
+        i64 row = (i64)n * of.h.by + first_y - of.padding_y;
+        corner = (row * of.w.by + first_x - of.padding_x) * of.c.by + c;
+    }
+
+    __device__ __forceinline__ i64 at(const Window& of, u32 ky, u32 kx) const {
+        return corner + (i64)(ky * of.w.by + kx) * of.c.by;
+    }
+};
+
+// The maximum of each window, as in `max_forward`. P holds a position.
+template <class P>
+__device__ __forceinline__ void window_maximum(Span<const float> x, Span<float> y,
+                                               Span<P> positions, const Window& of) {
+    u32 i = (u32)first();
+    if (i >= y.len) return;
+    Clipped window(of, i);
+    float best = x[window.at(of, window.top, window.left)];
+    u32 position = window.top * of.kernel_x + window.left;
+    for (u32 ky = window.top; ky < window.bottom; ++ky) {
+        for (u32 kx = window.left; kx < window.right; ++kx) {
+            float value = x[window.at(of, ky, kx)];
+            if (value > best || isnan(value)) {
+                best = value;
+                position = ky * of.kernel_x + kx;
+            }
+        }
+    }
+    y[i] = best;
+    if (positions.len > 0) positions[i] = (P)position;
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    window_max(Span<const float> x, Span<float> y, Span<u8> positions, Window of) {
+    locate(x, y, positions);
+    window_maximum(x, y, positions, of);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    window_max_wide(Span<const float> x, Span<float> y, Span<u32> positions, Window of) {
+    locate(x, y, positions);
+    window_maximum(x, y, positions, of);
+}
+
+// The windows that an input is in, and its place in the padded image.
+struct Covering {
+    u32 c, n, y, x;
+    u32 top, bottom, left, right;
+
+    __device__ __forceinline__ Covering(const Window& of, u32 i) {
+        u32 rest;
+        n = of.h.divide(of.w.divide(of.c.divide(i, c), x), y);
+        y += of.padding_y, x += of.padding_x;
+        // The windows that start at most kernel - 1 before, and not after.
+        top = y < of.kernel_y ? 0 : of.stride_y.divide(y - of.kernel_y, rest) + 1;
+        left = x < of.kernel_x ? 0 : of.stride_x.divide(x - of.kernel_x, rest) + 1;
+        bottom = min(of.stride_y.divide(y, rest) + 1, of.out_h.by);
+        right = min(of.stride_x.divide(x, rest) + 1, of.out_w.by);
+    }
+
+    // The output of a window.
+    __device__ __forceinline__ i64 output(const Window& of, u32 oy, u32 ox) const {
+        return (i64)((n * of.out_h.by + oy) * of.out_w.by + ox) * of.c.by + c;
+    }
+};
+
+// One thread an input, as in `max_gradient`.
+template <class P>
+__device__ __forceinline__ void window_maximum_gradient(Span<const float> dy,
+                                                        Span<const P> positions, Span<float> dx,
+                                                        const Window& of) {
+    u32 i = (u32)first();
+    if (i >= dx.len) return;
+    Covering in(of, i);
+    float sum = of.accumulate ? dx[i] : 0.0f;
+    for (u32 oy = in.top; oy < in.bottom; ++oy) {
+        for (u32 ox = in.left; ox < in.right; ++ox) {
+            u32 own = (in.y - oy * of.stride_y.by) * of.kernel_x + (in.x - ox * of.stride_x.by);
+            i64 from = in.output(of, oy, ox);
+            sum += positions[from] == own ? dy[from] : 0.0f;
+        }
+    }
+    dx[i] = sum;
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    window_max_gradient(Span<const float> dy, Span<const u8> positions, Span<float> dx,
+                        Window of) {
+    locate(dy, positions, dx);
+    window_maximum_gradient(dy, positions, dx, of);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    window_max_gradient_wide(Span<const float> dy, Span<const u32> positions, Span<float> dx,
+                             Window of) {
+    locate(dy, positions, dx);
+    window_maximum_gradient(dy, positions, dx, of);
+}
+
+// The mean of each window, with zeros in the padding: sums of rows, then their sum.
+extern "C" __global__ void __launch_bounds__(256)
+    window_average(Span<const float> x, Span<float> y, Window of) {
+    locate(x, y);
+    u32 i = (u32)first();
+    if (i >= y.len) return;
+    Clipped window(of, i);
+    float total = 0.0f;
+    for (u32 ky = window.top; ky < window.bottom; ++ky) {
+        float sum = 0.0f;
+        for (u32 kx = window.left; kx < window.right; ++kx) sum += x[window.at(of, ky, kx)];
+        total += sum;
+    }
+    y[i] = total * of.scale;
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    window_average_gradient(Span<const float> dy, Span<float> dx, Window of) {
+    locate(dy, dx);
+    u32 i = (u32)first();
+    if (i >= dx.len) return;
+    Covering in(of, i);
+    float sum = of.accumulate ? dx[i] : 0.0f;
+    for (u32 oy = in.top; oy < in.bottom; ++oy) {
+        for (u32 ox = in.left; ox < in.right; ++ox) sum += dy[in.output(of, oy, ox)] * of.scale;
     }
     dx[i] = sum;
 }

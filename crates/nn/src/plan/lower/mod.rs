@@ -45,6 +45,7 @@ fn node(b: &mut PlanBuilder<'_>, node: NodeId) -> Option<EmitBackward> {
         NodeOp::GroupNorm { .. } => norm::group_norm(b, node),
         NodeOp::Activation(function, x) => Some(elementwise::activation(b, node, x, function)),
         NodeOp::MaxPool2d { .. } => pool::max(b, node),
+        NodeOp::AvgPool2d { x, window } => Some(pool::average(b, node, x, window)),
         NodeOp::GlobalAvgPool(x) => Some(pool::global_average(b, node, x)),
         NodeOp::Embedding { x, table } => Some(rows::embedding(b, node, x, table)),
         NodeOp::Concat(ref parts) => Some(rows::concat(b, node, parts)),

@@ -1,6 +1,6 @@
-//! Max pooling and global average pooling.
+//! Max pooling, average pooling and global average pooling.
 
-use crate::graph::{NodeId, NodeOp};
+use crate::graph::{NodeId, NodeOp, PoolGeometry};
 use crate::kernels::pool::PoolShape;
 use crate::ops::PoolOp;
 use crate::plan::builder::{EmitBackward, PlanBuilder, PooledGradient};
@@ -17,17 +17,21 @@ struct Pooled {
 }
 
 impl Pooled {
-    /// Emits the forward step. Backward needs the winners' positions, one byte each, and no
-    /// values.
+    /// Emits the forward step. Backward needs the winners' positions, one byte each except in large
+    /// windows, and no values.
     fn forward(b: &mut PlanBuilder<'_>, node: NodeId) -> Option<Self> {
-        let NodeOp::MaxPool2d { x, kernel, stride } = b.graph.nodes[node.index()].op else {
+        let NodeOp::MaxPool2d { x, window } = b.graph.nodes[node.index()].op else {
             return None;
         };
-        let shape = PoolShape { input: b.shape(x), kernel, stride };
+        let shape = PoolShape { input: b.shape(x), window };
         let input = b.node(x);
         let y = b.output(node);
         let saved = b.backward() && b.wants(node);
-        let positions = if saved { b.arena_bytes(shape.output().len()) } else { ValueId::NONE };
+        let positions = match (saved, shape.is_wide()) {
+            (false, _) => ValueId::NONE,
+            (true, false) => b.arena_bytes(shape.output().len()),
+            (true, true) => b.arena_words(shape.output().len()),
+        };
         b.emit(PoolOp::Max(shape), &[input], &[y, positions]);
         Some(Self { node, x, shape, y, positions })
     }
@@ -61,6 +65,23 @@ pub(super) fn straight_max(
         b.give_pooled(norm, PooledGradient { dout: dy, codes, out: pooled.y });
         pooled.backward(b, dy);
     }))
+}
+
+/// `AvgPool2d`.
+pub(super) fn average(
+    b: &mut PlanBuilder<'_>,
+    node: NodeId,
+    x: NodeId,
+    window: PoolGeometry,
+) -> EmitBackward {
+    let shape = PoolShape { input: b.shape(x), window };
+    let input = b.node(x);
+    let y = b.output(node);
+    b.emit(PoolOp::WindowAverage(shape), &[input], &[y]);
+    Box::new(move |b, dy| {
+        let op = |accumulate| PoolOp::WindowAverageGradient { shape, accumulate };
+        b.send_gradient(node, x, &[dy], op);
+    })
 }
 
 /// `GlobalAvgPool`.

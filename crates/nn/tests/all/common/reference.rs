@@ -2,7 +2,8 @@
 //! gradients by central differences.
 
 use meristem_nn::graph::{
-    BlendMode, BlendOperands, Dims, LstmParams, NodeId, NodeOp, ParamId, UnaryFunction,
+    BlendMode, BlendOperands, Dims, LstmParams, NodeId, NodeOp, ParamId, PoolGeometry,
+    UnaryFunction,
 };
 
 use super::Case;
@@ -86,7 +87,14 @@ impl Interpreter<'_> {
                 self.map(*x, |v| 1.0 / (1.0 + (-v).exp()))
             }
             NodeOp::Activation(UnaryFunction::Tanh, x) => self.map(*x, f64::tanh),
-            NodeOp::MaxPool2d { x, kernel, stride } => self.max_pool(*x, out, *kernel, *stride),
+            NodeOp::MaxPool2d { x, window } => {
+                let most = |seen: Vec<f64>| seen.into_iter().fold(f64::NEG_INFINITY, f64::max);
+                self.pool(*x, out, window, most)
+            }
+            NodeOp::AvgPool2d { x, window } => {
+                let mean = |seen: Vec<f64>| seen.iter().sum::<f64>() / window.taps() as f64;
+                self.pool(*x, out, window, mean)
+            }
             NodeOp::GlobalAvgPool(x) => {
                 let pixels = self.dims(*x).h * self.dims(*x).w;
                 self.x(*x).chunks(pixels).map(|c| c.iter().sum::<f64>() / pixels as f64).collect()
@@ -240,16 +248,26 @@ impl Interpreter<'_> {
         y
     }
 
-    fn max_pool(&self, x: NodeId, out: Dims, kernel: usize, stride: usize) -> Vec<f64> {
+    /// A function of the elements of each window that lie in the image.
+    fn pool(
+        &self,
+        x: NodeId,
+        out: Dims,
+        of: &PoolGeometry,
+        f: impl Fn(Vec<f64>) -> f64,
+    ) -> Vec<f64> {
         let (d, x) = (self.dims(x), self.x(x));
         let mut y = vec![];
         for image in x.chunks(d.h * d.w) {
             for oy in 0..out.h {
                 for ox in 0..out.w {
-                    let window = (0..kernel * kernel).map(|k| {
-                        image[(oy * stride + k / kernel) * d.w + ox * stride + k % kernel]
+                    let window = (0..of.taps()).filter_map(|k| {
+                        let (ky, kx) = (k / of.kernel[1], k % of.kernel[1]);
+                        let iy = (oy * of.stride[0] + ky).wrapping_sub(of.padding[0]);
+                        let ix = (ox * of.stride[1] + kx).wrapping_sub(of.padding[1]);
+                        (iy < d.h && ix < d.w).then(|| image[iy * d.w + ix])
                     });
-                    y.push(window.fold(f64::NEG_INFINITY, f64::max));
+                    y.push(f(window.collect()));
                 }
             }
         }

@@ -9,7 +9,7 @@ use meristem_nn::ops::{
 };
 
 /// Number of kinds of operations; see [`kind`].
-pub(super) const KINDS: usize = 54;
+pub(super) const KINDS: usize = 56;
 
 /// A number for each kind of operation. A new operation does not compile without a number, and the
 /// test fails until it has a case.
@@ -29,6 +29,8 @@ pub(super) fn kind(op: &StepOp) -> usize {
         StepOp::Pool(PoolOp::Max(_)) => 13,
         StepOp::Pool(PoolOp::MaxGradient { .. }) => 14,
         StepOp::Pool(PoolOp::NormCodes { .. }) => 15,
+        StepOp::Pool(PoolOp::WindowAverage(_)) => 54,
+        StepOp::Pool(PoolOp::WindowAverageGradient { .. }) => 55,
         StepOp::Pool(PoolOp::Average(_)) => 16,
         StepOp::Pool(PoolOp::AverageGradient { .. }) => 17,
         StepOp::Elementwise(ElementwiseOp::Fill { .. }) => 18,

@@ -8,14 +8,16 @@ use meristem_nn::graph::UnaryFunction;
 use meristem_nn::kernels::BatchShape;
 use meristem_nn::kernels::conv::ConvShape;
 use meristem_nn::kernels::conv::winograd::TileSize;
-use meristem_nn::kernels::pool::PoolShape;
+use meristem_nn::kernels::pool::{PoolGeometry, PoolShape};
+use meristem_nn::kernels::rows::Matrices;
 use meristem_nn::ops::chain::{
     Chain, ChainOperand, ChainOperands, ChainSizes, ChainStep, OperandPlace,
 };
 use meristem_nn::ops::conv::ConvProduct;
 use meristem_nn::ops::norm::GroupNorm;
 use meristem_nn::ops::{
-    self, ConvOp, ElementwiseOp, NormOp, OpBackend, OperandRole, PlanTarget, PoolOp, StepOperands,
+    self, ConvOp, ElementwiseOp, NormOp, OpBackend, OperandRole, PlanTarget, PoolOp, RowsOp,
+    StepOperands,
 };
 
 use super::case::{Case, Data, Random, case};
@@ -92,7 +94,7 @@ fn module(sizes: ChainSizes, tiles: Option<TileSize>) -> Chain {
     let (of, shape) = (ConvProduct { tiles, ..product(batch) }, images(batch));
     let len = shape.len();
     let norm = GroupNorm { shape, groups: 2, eps: 1e-5 };
-    let pooled = PoolShape { input: shape, kernel: 2, stride: 2 };
+    let pooled = PoolShape::square(shape, 2, 2);
     let (relu, back) = (UnaryFunction::Relu, len / 4);
     let apply = ElementwiseOp::Forward { function: relu, len };
     let cut = ElementwiseOp::Gradient { function: relu, len, accumulate: false };
@@ -130,6 +132,30 @@ fn module(sizes: ChainSizes, tiles: Option<TileSize>) -> Chain {
     let inner = vec![all, all, all, all, positions];
     Chain::new(sizes, steps, ChainOperands { reads, writes, inner })
 }
+
+/// Pooling windows of more positions than a byte can name, means, and a transpose, whose values are
+/// read by the next step.
+fn joins(sizes: ChainSizes) -> Chain {
+    let batch = sizes.batch;
+    let input = BatchShape { batch, h: 18, w: 17, c: CHANNELS };
+    let wide = PoolShape { input, window: PoolGeometry { kernel: [18, 15], ..WINDOW } };
+    let mean = PoolShape { input, window: PoolGeometry { padding: [1, 0], ..WINDOW } };
+    let of = Matrices { count: batch, rows: mean.output().pixels(), columns: CHANNELS };
+    let back = PoolOp::MaxGradient { shape: wide, accumulate: false };
+    let turn = RowsOp::Transpose { of, accumulate: true };
+    let steps = vec![
+        ChainStep::new(PoolOp::Max(wide).into(), &[Read(0)], &[Write(0), Inner(0)]),
+        ChainStep::new(back.into(), &[Write(0), Inner(0)], &[Inner(1)]),
+        ChainStep::new(PoolOp::WindowAverage(mean).into(), &[Inner(1)], &[Inner(2)]),
+        ChainStep::new(turn.into(), &[Inner(2)], &[Write(1)]),
+    ];
+    let [all, most, few] = [input, wide.output(), mean.output()].map(|of| f32s(of.len(), true));
+    let positions = ChainOperand { dtype: DType::U32, ..most };
+    let (reads, writes, inner) = (vec![all], vec![most, few], vec![positions, all, few]);
+    Chain::new(sizes, steps, ChainOperands { reads, writes, inner })
+}
+
+const WINDOW: PoolGeometry = PoolGeometry { kernel: [3, 2], stride: [2, 1], padding: [0, 0] };
 
 /// Sums are over a window, with factors below 1, and over the pixels of the batch, with factors
 /// below a window's sum.
@@ -208,6 +234,17 @@ fn what_a_chain_writes_for_each_sample_has_the_bits_of_its_links() {
         for (at, _) in chain.writes.iter().enumerate().filter(|(_, of)| of.by_sample) {
             assert!(got[at] == expected[at], "{sizes:?}, {tiles:?}, {isa}: write {at}");
         }
+    }
+}
+
+#[test]
+fn pooling_and_transposes_in_a_chain_have_the_bits_of_their_links() {
+    for (sizes, isa) in sizes() {
+        let chain = joins(sizes);
+        let of = case(Arc::new(chain.clone()), 0, 0.0);
+        let operands = of.operands(PlanTarget::Cpu);
+        let expected = one_by_one(&chain, isa, operands.clone());
+        assert!(of.run_over(OpBackend::Cpu(isa), operands) == expected, "{sizes:?}, {isa}");
     }
 }
 

@@ -3,7 +3,7 @@
 use meristem_nn::Isa;
 use meristem_nn::kernels::BatchShape;
 use meristem_nn::kernels::norm::Activation;
-use meristem_nn::kernels::pool::PoolShape;
+use meristem_nn::kernels::pool::{PoolGeometry, PoolShape};
 use meristem_nn::ops::norm::{BatchNorm, GroupNorm};
 use meristem_nn::ops::{NormOp, OpBackend, PoolOp};
 
@@ -158,7 +158,7 @@ fn group_norm_cases() -> Vec<Case> {
 }
 
 pub(super) fn pool_cases() -> Vec<Case> {
-    let shape = PoolShape { input: IMAGE, kernel: 2, stride: 2 };
+    let shape = PoolShape::square(IMAGE, 2, 2);
     let mut cases = vec![
         case(PoolOp::Max(shape), 1, 1.0),
         case(PoolOp::MaxGradient { shape, accumulate: true }, 2, 1.0),
@@ -174,7 +174,7 @@ pub(super) fn pool_cases() -> Vec<Case> {
         .flat_map(|input| [(3, 1), (3, 2), (2, 1), (2, 3), (1, 1)].map(|(k, s)| (input, k, s)))
     {
         let input = BatchShape { batch, h, w, c };
-        let shape = PoolShape { input, kernel, stride };
+        let shape = PoolShape::square(input, kernel, stride);
         let forward = case(PoolOp::Max(shape), 1, 1.0).reading(0, ties(&input));
         let positions = forward.run(OpBackend::Cpu(Isa::portable())).remove(1);
         cases.push(forward);
@@ -184,12 +184,48 @@ pub(super) fn pool_cases() -> Vec<Case> {
         }
     }
     cases.push(case(PoolOp::Max(shape), 1, 1.0).writing(1, Data::U8(vec![])));
+    cases.extend(window_cases());
     // Sums of f32 in runs of 256 pixels, divided by their number.
     for [batch, h, w, c] in [[5, 33, 31, 70], [300, 1, 1, 3], [1, 1, 1, 1], [7, 5, 5, 40]] {
         let shape = BatchShape { batch, h, w, c };
         cases.push(case(PoolOp::Average(shape), 12, 1.0));
         for accumulate in [false, true] {
             cases.push(case(PoolOp::AverageGradient { shape, accumulate }, 2, 1.0));
+        }
+    }
+    cases
+}
+
+/// Windows that reach into the padding, that are not square, and with more positions than a byte
+/// can name; equals and NaN.
+fn window_cases() -> Vec<Case> {
+    let geometry = |kernel, stride, padding| PoolGeometry { kernel, stride, padding };
+    let of = [
+        ([2, 11, 13, 20], geometry([3, 3], [2, 2], [1, 1])),
+        ([5, 3, 4, 33], geometry([2, 3], [1, 2], [1, 0])),
+        ([3, 1, 40, 9], geometry([1, 5], [1, 2], [0, 2])),
+        ([70, 2, 2, 1], geometry([4, 2], [3, 1], [2, 1])),
+        ([2, 7, 6, 3], geometry([4, 3], [4, 3], [0, 0])),
+        ([2, 17, 18, 5], geometry([17, 18], [1, 1], [0, 0])),
+        ([1, 19, 18, 9], geometry([17, 18], [2, 1], [8, 9])),
+    ];
+    let mut cases = vec![];
+    for ([batch, h, w, c], window) in of {
+        let shape = PoolShape { input: BatchShape { batch, h, w, c }, window };
+        let forward = case(PoolOp::Max(shape), 1, 1.0).reading(0, ties(&shape.input));
+        let positions = forward.run(OpBackend::Cpu(Isa::portable())).remove(1);
+        cases.push(forward);
+        let absent = case(PoolOp::Max(shape), 1, 1.0).writing(1, Data::F32(vec![]));
+        cases.push(absent);
+        // A mean is the sum of a window times a constant, at most 1. An element of a gradient is a
+        // sum over the windows that have it, no more than there are outputs in an image.
+        cases.push(case(PoolOp::WindowAverage(shape), window.taps() + 1, 1.0));
+        let terms = shape.output().pixels().min(window.taps()) + 2;
+        for accumulate in [false, true] {
+            let gradient = case(PoolOp::MaxGradient { shape, accumulate }, terms, 1.0);
+            cases.push(gradient.reading(1, positions.clone()));
+            let gradient = PoolOp::WindowAverageGradient { shape, accumulate };
+            cases.push(case(gradient, terms, 1.0));
         }
     }
     cases
