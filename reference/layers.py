@@ -318,11 +318,28 @@ def pooling_windows() -> None:
         )  # fmt: skip
 
 
+def joins() -> None:
+    for shape, widths in [((3, 4, 5), (2, 7, 1)), ((1, 2, 3), (17, 8, 5)), ((5, 1, 1), (3, 8, 2))]:
+        batch, *image = shape
+        case = f"concat_{dims(shape)}_c{dims(widths)}"
+        parts = dict(zip("abc", [(batch, c, *image) for c in widths], strict=True))
+        windows.add(
+            case, "concat", randn(case, **parts),
+            lambda t: {"y": torch.cat([t["a"], t["b"], t["c"]], 1)}, grads=("a", "b", "c"),
+        )  # fmt: skip
+    for shape in [(3, 7, 5, 4), (1, 1, 3, 2), (5, 9)]:
+        case = f"multiply_{dims(shape)}"
+        windows.add(
+            case, "multiply", randn(case, a=shape, b=shape),
+            lambda t: {"y": t["a"] * t["b"]}, grads=("a", "b"),
+        )  # fmt: skip
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     for section in (conv2d, norms, pointwise, pools, linear, blends, losses, optimiser):
         section()
     golden.write()
-    for section in (flatten, pooling_windows):
+    for section in (flatten, pooling_windows, joins):
         section()
     windows.write()

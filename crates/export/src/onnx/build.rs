@@ -53,7 +53,7 @@ impl<'a> OnnxBuilder<'a> {
             self.values[index] = self.node(index, &node.op)?;
         }
         let logits = self.value(graph.output);
-        self.push_to("Flatten", &[&logits], OUTPUT, vec![AttributeProto::int("axis", 1)]);
+        self.push_to("Flatten", &[&logits], OUTPUT, vec![axis(1)]);
         let Dims { c, h, w } = graph.input_dims();
         let (element, dims, meaning) = match self.network.preprocessing {
             None => (FLOAT, [c, h, w], "normalised images, [N, channels, rows, columns]"),
@@ -113,7 +113,6 @@ impl<'a> OnnxBuilder<'a> {
             NodeOp::State(_) => return refuse("a recurrent state"),
             NodeOp::Embedding { .. } => return refuse("an embedding"),
             NodeOp::Lstm { .. } => return refuse("an LSTM"),
-            NodeOp::Concat(_) => return refuse("a concatenation"),
             NodeOp::Detach(x) | NodeOp::StraightThrough { host: x, .. } => self.value(x),
             NodeOp::Conv2d { x, weight, bias, geometry } => self.conv(x, weight, bias, geometry)?,
             NodeOp::BatchNorm { x, weight, bias, running, eps, .. } => {
@@ -152,6 +151,11 @@ impl<'a> OnnxBuilder<'a> {
             }
             NodeOp::GlobalAvgPool(x) => self.push("GlobalAveragePool", &[&self.value(x)], vec![]),
             NodeOp::Add(a, b) => self.push("Add", &[&self.value(a), &self.value(b)], vec![]),
+            NodeOp::Multiply(a, b) => self.push("Mul", &[&self.value(a), &self.value(b)], vec![]),
+            NodeOp::Concat(ref parts) => {
+                let parts: Vec<String> = parts.iter().map(|part| self.value(*part)).collect();
+                self.push("Concat", &parts.iter().collect::<Vec<_>>(), vec![axis(1)])
+            }
             NodeOp::ScaleChannels { x, scale, factor } => {
                 let factor = self.constant(&format!("factor.{index}"), &[], &[factor]);
                 let scaled = self.push("Mul", &[&factor, &self.value(x)], vec![]);
@@ -342,6 +346,11 @@ impl<'a> OnnxBuilder<'a> {
         }
         name.into()
     }
+}
+
+/// The dimension over which an operator works.
+fn axis(of: usize) -> AttributeProto {
+    AttributeProto::int("axis", of)
 }
 
 /// Attributes of pooling windows; `pads` only where there is padding.

@@ -18,11 +18,12 @@ use super::messages::{FLOAT, GraphProto, ModelProto, UINT8};
 use super::{OPSET, OnnxError, OnnxNetwork, encode};
 
 /// All operators that a model may have, with their attributes.
-const OPERATORS: [(&str, &[&str]); 16] = [
+const OPERATORS: [(&str, &[&str]); 17] = [
     ("Add", &[]),
     ("AveragePool", &["kernel_shape", "strides", "pads", "count_include_pad"]),
     ("BatchNormalization", &["epsilon"]),
     ("Cast", &["to"]),
+    ("Concat", &["axis"]),
     ("Conv", &["kernel_shape", "strides", "pads", "group"]),
     ("Flatten", &["axis"]),
     ("GlobalAveragePool", &[]),
@@ -202,6 +203,8 @@ fn operations_between_blocks_are_exported() {
     let window = PoolGeometry { kernel: [3, 2], stride: [2, 1], padding: [1, 0] };
     let x = b.max_pool2d_with(x, "max", window).unwrap();
     let x = b.avg_pool2d(x, "mean", window).unwrap();
+    let square = b.multiply(x, x).unwrap();
+    let x = b.concat(&[x, square, x]).unwrap();
     let flat = b.flatten(x);
     let logits = b.linear(flat, "fc", 2, true, None).unwrap();
     let graph = b.finish(logits).unwrap();
@@ -209,9 +212,12 @@ fn operations_between_blocks_are_exported() {
     let found = check(&model);
     let shape = found.initializer.iter().find(|tensor| tensor.name == "shape.0.-1.1.1").unwrap();
     assert_eq!(shape.dims, [4]);
+    let of = |operator: &str| found.node.iter().find(|node| node.op_type == operator).unwrap();
+    assert_eq!(of("Mul").input, ["AveragePool.1", "AveragePool.1"]);
+    assert_eq!(of("Concat").input, ["AveragePool.1", "Mul.2", "AveragePool.1"]);
+    assert_eq!(of("Concat").attribute[0].i, Some(1), "channels");
     for (operator, count) in [("MaxPool", None), ("AveragePool", Some(1))] {
-        let node = found.node.iter().find(|node| node.op_type == operator).unwrap();
-        let attribute = |name: &str| node.attribute.iter().find(|of| of.name == name);
+        let attribute = |name: &str| of(operator).attribute.iter().find(|of| of.name == name);
         assert_eq!(attribute("kernel_shape").unwrap().ints, [3, 2]);
         assert_eq!(attribute("strides").unwrap().ints, [2, 1]);
         // Rows and columns before the image, then after it.
@@ -225,7 +231,8 @@ fn networks_that_cannot_be_exported_are_named() {
     let mut b = GraphBuilder::new(Dims { c: 3, h: 1, w: 1 }, Optimisers::default().host);
     let x = b.input();
     let y = b.linear(x, "a", 2, true, None).unwrap();
-    let both = b.concat(&[x, y]).unwrap();
+    let other = b.another_input(Dims { c: 1, h: 1, w: 1 });
+    let both = b.concat(&[x, y, other]).unwrap();
     let logits = b.linear(both, "b", 2, true, None).unwrap();
     let graph = b.finish(logits).unwrap();
     let mut state = state_of(&graph);
@@ -235,8 +242,8 @@ fn networks_that_cannot_be_exported_are_named() {
             .unwrap_err()
     };
     let error = of(&state, &[], None);
-    assert_eq!(error, OnnxError::Unsupported { operation: "a concatenation" });
-    assert!(error.to_string().contains("cannot export `a concatenation` to ONNX"), "{error}");
+    assert_eq!(error, OnnxError::Unsupported { operation: "a second input" });
+    assert!(error.to_string().contains("cannot export `a second input` to ONNX"), "{error}");
     let error = of(&state, &[1.0], None);
     assert_eq!(error, OnnxError::Count { what: "alphas", expected: 0, got: 1 });
     let error = of(&state, &[], Some(&[(1.0, 0.0)]));

@@ -237,6 +237,30 @@ impl GraphBuilder {
         self.push(NodeOp::Flatten(x), Dims { c, h: 1, w: 1 })
     }
 
+    /// Channels of images of one height and width side by side, in PyTorch's order
+    /// (`torch.cat(parts, 1)`); vectors are images of one pixel.
+    ///
+    /// # Errors
+    /// [`Error::Dims`] for a part of another height or width; [`Error::Unsupported`] for no part at
+    /// all.
+    pub fn concat(&mut self, parts: &[NodeId]) -> Result<NodeId> {
+        let Some(first) = parts.first() else {
+            let (layer, expected) = ("concat".into(), "at least one part");
+            return Err(Error::Unsupported { layer, expected, got: "none".into() });
+        };
+        let Dims { h, w, .. } = self.dims(*first);
+        let mut c = 0;
+        for part in parts {
+            let got = self.dims(*part);
+            let expected = Dims { c: got.c, h, w };
+            if got != expected {
+                return Err(Error::Dims { op: "concat", expected, got });
+            }
+            c += got.c;
+        }
+        Ok(self.push(NodeOp::Concat(parts.to_vec()), Dims { c, h, w }))
+    }
+
     fn same_dims(&self, op: &'static str, a: NodeId, b: NodeId) -> Result<Dims> {
         let (expected, got) = (self.dims(a), self.dims(b));
         if expected == got { Ok(expected) } else { Err(Error::Dims { op, expected, got }) }
@@ -246,6 +270,12 @@ impl GraphBuilder {
     pub fn add(&mut self, a: NodeId, b: NodeId) -> Result<NodeId> {
         let d = self.same_dims("add", a, b)?;
         Ok(self.push(NodeOp::Add(a, b), d))
+    }
+
+    /// Product, element by element.
+    pub fn multiply(&mut self, a: NodeId, b: NodeId) -> Result<NodeId> {
+        let d = self.same_dims("multiply", a, b)?;
+        Ok(self.push(NodeOp::Multiply(a, b), d))
     }
 
     /// `factor · x · scale`, scale one value per sample and channel.

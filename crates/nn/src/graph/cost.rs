@@ -23,7 +23,8 @@ impl Graph {
             NodeOp::BatchNorm { .. } => 2 * each,
             // Mean, variance (square and sum), scale and shift.
             NodeOp::GroupNorm { .. } => 5 * each,
-            NodeOp::Activation(UnaryFunction::Relu, _) | NodeOp::Add(..) => each,
+            NodeOp::Activation(UnaryFunction::Relu, _) => each,
+            NodeOp::Add(..) | NodeOp::Multiply(..) => each,
             // 1/(1 + e^−x) and (e^2x − 1)/(e^2x + 1).
             NodeOp::Activation(UnaryFunction::Sigmoid, _) => 3 * each,
             NodeOp::Activation(UnaryFunction::Tanh, _) => 4 * each,

@@ -248,7 +248,7 @@ pub enum NodeOp {
         /// Table `[entries, size]`.
         table: ParamId,
     },
-    /// Vectors side by side.
+    /// Channels of images side by side; vectors are images of one pixel.
     Concat(Vec<NodeId>),
     /// An image as a vector in PyTorch's order: channel by channel, each row by row.
     Flatten(NodeId),
@@ -265,6 +265,8 @@ pub enum NodeOp {
     },
     /// `a + b`.
     Add(NodeId, NodeId),
+    /// `a · b`, elementwise.
+    Multiply(NodeId, NodeId),
     /// `factor · x · s`, s one value per sample and channel.
     ScaleChannels {
         /// Image.
@@ -341,7 +343,7 @@ impl NodeOp {
             | NodeOp::GlobalAvgPool(x)
             | NodeOp::Flatten(x)
             | NodeOp::Detach(x) => vec![x],
-            NodeOp::Add(a, b) => vec![a, b],
+            NodeOp::Add(a, b) | NodeOp::Multiply(a, b) => vec![a, b],
             NodeOp::ScaleChannels { x, scale, .. } => vec![x, scale],
             NodeOp::TanhMix { x, y, .. } => vec![x, y],
             NodeOp::StraightThrough { host, module } => vec![host, module],

@@ -70,22 +70,6 @@ impl GraphBuilder {
         Ok(self.push(NodeOp::Embedding { x, table }, Dims { c, h: 1, w: 1 }))
     }
 
-    /// Vectors side by side.
-    ///
-    /// # Errors
-    /// [`Error::NotAVector`] for an image, or for no part at all.
-    pub fn concat(&mut self, parts: &[NodeId]) -> Result<NodeId> {
-        let mut c = 0;
-        for part in parts {
-            c += self.vector(*part, "concat")?;
-        }
-        let dims = Dims { c, h: 1, w: 1 };
-        if parts.is_empty() {
-            return Err(Error::NotAVector { layer: "concat".into(), dims });
-        }
-        Ok(self.push(NodeOp::Concat(parts.to_vec()), dims))
-    }
-
     /// PyTorch's `LayerNorm` over the features of a row (eps 1e-5): group norm of one group.
     ///
     /// # Errors

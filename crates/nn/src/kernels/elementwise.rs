@@ -1,4 +1,4 @@
-//! Elementwise kernels: activations, sums, channel scaling.
+//! Elementwise kernels: activations, sums, products, channel scaling.
 //!
 //! Memory-bound: plain Rust, vectorised by the compiler for each instruction set. The loops are
 //! `for` loops: a closure that `for_each` calls may be compiled separately, for the baseline.
@@ -63,6 +63,11 @@ isa_kernels! {
     /// `y = a + b`.
     pub fn add(isa: Isa, a: &[f32], b: &[f32], y: &mut [f32]) {
         emit2(GradOut::overwrite(y), a, b, |a, b| a + b);
+    }
+
+    /// `y = a · b`, or adds it to `y`: a product, and the gradient of a factor.
+    pub fn product(isa: Isa, a: &[f32], b: &[f32], y: GradOut<'_>) {
+        emit2(y, a, b, |a, b| a * b);
     }
 
     /// Copies `src` to `dst`, or adds it: the gradient of an identity.

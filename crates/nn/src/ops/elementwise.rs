@@ -50,6 +50,13 @@ pub enum ElementwiseOp {
         /// Elements.
         len: usize,
     },
+    /// Reads a, b; writes a · b, or adds it to the output.
+    Product {
+        /// Elements.
+        len: usize,
+        /// Add to the output.
+        accumulate: bool,
+    },
     /// Reads x, and a scale per sample and channel; writes `factor · x · scale`.
     Scale {
         /// Shape of x.
@@ -77,7 +84,9 @@ impl ElementwiseOp {
             ElementwiseOp::Pass { len, .. } | ElementwiseOp::Forward { len, .. } => {
                 Signature::new(&[f32s(len)], &[f32s(len)])
             }
-            ElementwiseOp::Gradient { len, .. } | ElementwiseOp::Add { len } => {
+            ElementwiseOp::Gradient { len, .. }
+            | ElementwiseOp::Add { len }
+            | ElementwiseOp::Product { len, .. } => {
                 Signature::new(&[f32s(len), f32s(len)], &[f32s(len)])
             }
             ElementwiseOp::Scale { shape, .. } => {
@@ -117,6 +126,10 @@ impl ElementwiseOp {
             ElementwiseOp::Add { .. } => {
                 let ([a, b], [y]) = operands.floats();
                 elementwise::add(isa, a, b, y);
+            }
+            ElementwiseOp::Product { accumulate, .. } => {
+                let ([a, b], [values]) = operands.floats();
+                elementwise::product(isa, a, b, GradOut { values, accumulate });
             }
             ElementwiseOp::Scale { shape, factor } => {
                 let ([x, scale], [y]) = operands.floats();

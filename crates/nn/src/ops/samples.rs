@@ -126,6 +126,9 @@ impl SampleCut {
                 ElementwiseOp::Gradient { function, len: self.values(len)?, accumulate }
             }
             ElementwiseOp::Add { len } => ElementwiseOp::Add { len: self.values(len)? },
+            ElementwiseOp::Product { len, accumulate } => {
+                ElementwiseOp::Product { len: self.values(len)?, accumulate }
+            }
             ElementwiseOp::Scale { shape, factor } => {
                 ElementwiseOp::Scale { shape: self.images(shape)?, factor }
             }

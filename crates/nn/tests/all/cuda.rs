@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use crate::branches;
 use crate::common::cuda;
 use crate::common::host::{self, BASELINE, DEEP, MINIMAL};
 use crate::network::{DIMS, Stage, batch, grown, metrics, network, sharing, state_bits, train};
@@ -27,6 +28,7 @@ fn graphs() -> Vec<Arc<Graph>> {
         Stage::Fossilized,
     ];
     graphs.extend(stages.map(|stage| grown(BASELINE, DIMS, &slots, stage)));
+    graphs.extend([false, true].map(branches::graph));
     graphs
 }
 

@@ -2,7 +2,8 @@
 //!
 //! Tolerance of a tensor: PyTorch's own distance from f64 (`torch_error`), plus ours. Ours is a
 //! number of ulps (2^-23) of the tensor's largest value, by operation:
-//! - exact operations (ReLU, max pooling, straight-through, flatten): none, the same bits;
+//! - exact operations (ReLU, max pooling, straight-through, flatten, concat):
+//!   none, the same bits;
 //! - pointwise ones: each of up to four roundings is half an ulp, and `tanh` and `exp` are good
 //!   to 2 ulps: 8;
 //! - sums of K products (convolution, linear, averages, channel scales, mixes): a rounding per
@@ -32,8 +33,9 @@ fn blended(x: &[NodeId]) -> BlendOperands {
 
 fn ulps(op: &str) -> f64 {
     match op {
-        "relu" | "max_pool2d" | "global_max_pool" | "straight_through" | "flatten" => 0.0,
-        "sigmoid" | "tanh" | "add" | "blend_add" | "blend_multiply" | "sgd" => 8.0,
+        "relu" | "max_pool2d" | "global_max_pool" | "straight_through" => 0.0,
+        "flatten" | "concat" => 0.0,
+        "sigmoid" | "tanh" | "add" | "multiply" | "blend_add" | "blend_multiply" | "sgd" => 8.0,
         "batch_norm" | "group_norm" => 64.0,
         _ => 32.0,
     }
@@ -112,6 +114,8 @@ fn layer(b: &mut GraphBuilder, case: &Value, x: &[NodeId], out: usize) -> Result
         "global_avg_pool" => Ok(b.global_avg_pool(x[0])),
         "linear" => b.linear(x[0], "l", out, bias, None),
         "add" => b.add(x[0], x[1]),
+        "multiply" => b.multiply(x[0], x[1]),
+        "concat" => b.concat(x),
         "channel_scale" => b.scale_channels(x[0], x[1], 1.0),
         "norm_mix" => b.tanh_mix(x[0], x[1], "s"),
         "blend_add" => b.blend(BlendMode::Add, 0, blended(x)),
@@ -125,7 +129,8 @@ fn layer(b: &mut GraphBuilder, case: &Value, x: &[NodeId], out: usize) -> Result
 /// Names of a layer's golden inputs, in the order of the graph's inputs.
 fn input_names(op: &str) -> &'static [&'static str] {
     match op {
-        "add" => &["a", "b"],
+        "add" | "multiply" => &["a", "b"],
+        "concat" => &["a", "b", "c"],
         "channel_scale" => &["x", "s"],
         "norm_mix" => &["x", "y"],
         "blend_add" | "blend_multiply" => &["h", "m", "x"],
@@ -245,7 +250,7 @@ fn run_clip(file: &golden::File, case: &Value, isa: Isa) {
 
 #[test]
 fn every_case() {
-    for (name, least) in [("layers", 90), ("windows", 19)] {
+    for (name, least) in [("layers", 90), ("windows", 24)] {
         let file = golden::read(name);
         let cases = file.cases();
         assert!(cases.len() > least, "{} cases", cases.len());

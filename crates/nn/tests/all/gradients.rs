@@ -108,6 +108,7 @@ fn pointwise_pools_and_linear() {
     check_op("linear without bias", [9, 1, 1], 1, |b| b.linear(b.input(), "l", 17, false, None));
     check_op("flatten", [3, 4, 5], 3, |b| Ok(b.flatten(b.input())));
     check_op("twice the same", [3, 2, 2], 2, |b| b.add(b.input(), b.input()));
+    check_op("square", [3, 2, 5], 2, |b| b.multiply(b.input(), b.input()));
 }
 
 #[test]
@@ -144,6 +145,30 @@ fn several_inputs() {
     check_op("add", [3, 2, 5], 3, |b| {
         let x = images(b, 2);
         b.add(x[0], x[1])
+    });
+    check_op("multiply", [3, 2, 5], 3, |b| {
+        let x = images(b, 2);
+        b.multiply(x[0], x[1])
+    });
+    // Parts of several widths, one of them twice; a value whose gradient comes from two readers.
+    check_op("concat", [3, 4, 5], 3, |b| {
+        let wide = b.another_input(Dims { c: 17, h: 4, w: 5 });
+        let x = b.tanh(b.input());
+        let all = b.concat(&[x, wide, b.input(), x])?;
+        let all = b.tanh(all);
+        let y = b.conv2d(all, "after", 3, ConvGeometry::same(1), false)?;
+        b.multiply(x, y)
+    });
+    check_op("branches", [3, 6, 5], 2, |b| {
+        let window = PoolGeometry::square(3, 1).padded([1, 1]);
+        let one = b.conv2d(b.input(), "one", 4, ConvGeometry::same(1), true)?;
+        let three = b.conv2d(b.input(), "three", 4, ConvGeometry::same(3), true)?;
+        let pooled = b.avg_pool2d(b.input(), "pool", window)?;
+        let gate = b.sigmoid(three);
+        let gated = b.multiply(one, gate)?;
+        let all = b.concat(&[gated, three, pooled])?;
+        let all = b.flatten(all);
+        b.linear(all, "fc", 3, true, None)
     });
     check_op("scale_channels", [5, 3, 4], 3, |b| {
         let s = b.another_input(Dims { c: 5, h: 1, w: 1 });

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
 mod bad_input;
+mod branches;
 mod common;
 mod conformance;
 #[cfg(feature = "cuda")]

@@ -61,6 +61,13 @@ extern "C" __global__ void __launch_bounds__(256)
     if (i < y.len) y[i] = a[i] + b[i];
 }
 
+extern "C" __global__ void __launch_bounds__(256)
+    product(Span<const float> a, Span<const float> b, Span<float> y, Options o) {
+    locate(a, b, y);
+    i64 i = first();
+    if (i < y.len) put(y[i], a[i] * b[i], o.accumulate);
+}
+
 // x [N][pixels][C], scale [N][C].
 struct Channels {
     Divisor pixels;

@@ -18,6 +18,7 @@ static PASS: Kernel = kernel::<ElementwiseValues>(&SOURCE, "pass", &[READ, WRITE
 static FORWARD: Kernel = kernel::<ElementwiseValues>(&SOURCE, "forward", &[READ, WRITE]);
 static GRADIENT: Kernel = kernel::<ElementwiseValues>(&SOURCE, "gradient", &[READ, READ, WRITE]);
 static ADD: Kernel = kernel::<()>(&SOURCE, "add", &[READ, READ, WRITE]);
+static PRODUCT: Kernel = kernel::<ElementwiseValues>(&SOURCE, "product", &[READ, READ, WRITE]);
 static SCALE: Kernel = kernel::<ChannelValues>(&SOURCE, "scale", &[READ, READ, WRITE]);
 static SCALE_GRADIENT: Kernel =
     kernel::<ChannelValues>(&SOURCE, "scale_gradient", &[READ, READ, WRITE]);
@@ -76,6 +77,10 @@ pub(super) fn emit(op: &ElementwiseOp) -> Emission {
         }
         ElementwiseOp::Add { len } => {
             smallvec![plain(each(&ADD, len), &[read(0), read(1), write(0)])]
+        }
+        ElementwiseOp::Product { len, accumulate } => {
+            let options = options(UnaryFunction::Relu, accumulate);
+            smallvec![emitted(each(&PRODUCT, len), &[read(0), read(1), write(0)], options)]
         }
         ElementwiseOp::Scale { shape, factor } => {
             let of = channels(&shape, factor, false);

@@ -1,4 +1,4 @@
-//! Activations, sums, channel scaling.
+//! Activations, sums, products, channel scaling.
 
 use crate::graph::NodeId;
 use crate::ops::elementwise::{ElementwiseOp, UnaryFunction};
@@ -27,6 +27,20 @@ pub(super) fn add(b: &mut PlanBuilder<'_>, node: NodeId, inputs: [NodeId; 2]) ->
     let y = b.output(node);
     b.emit(ElementwiseOp::Add { len }, &values, &[y]);
     Box::new(move |b, dy| inputs.into_iter().for_each(|x| b.pass_gradient(node, x, dy)))
+}
+
+/// Product: the gradient of either factor is the other one times the gradient of the product.
+pub(super) fn multiply(b: &mut PlanBuilder<'_>, node: NodeId, inputs: [NodeId; 2]) -> EmitBackward {
+    let values = inputs.map(|x| b.node(x));
+    let len = b.shape(node).len();
+    let y = b.output(node);
+    b.emit(ElementwiseOp::Product { len, accumulate: false }, &values, &[y]);
+    Box::new(move |b, dy| {
+        for (x, other) in inputs.into_iter().zip([values[1], values[0]]) {
+            let op = |accumulate| ElementwiseOp::Product { len, accumulate };
+            b.send_gradient(node, x, &[other, dy], op);
+        }
+    })
 }
 
 /// `factor · x · scale`, one scale per sample and channel.

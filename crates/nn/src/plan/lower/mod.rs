@@ -54,6 +54,7 @@ fn node(b: &mut PlanBuilder<'_>, node: NodeId) -> Option<EmitBackward> {
             Some(lstm::lstm(b, node, [x, keep, state], params))
         }
         NodeOp::Add(x, y) => Some(elementwise::add(b, node, [x, y])),
+        NodeOp::Multiply(x, y) => Some(elementwise::multiply(b, node, [x, y])),
         NodeOp::ScaleChannels { x, scale, factor } => {
             Some(elementwise::scale_channels(b, node, [x, scale], factor))
         }

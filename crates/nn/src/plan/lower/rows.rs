@@ -1,4 +1,4 @@
-//! Embeddings, vectors side by side, and images as vectors.
+//! Embeddings, channels side by side, and images as vectors.
 
 use crate::graph::{NodeId, ParamId};
 use crate::kernels::rows::{ColumnRange, Matrices};
@@ -28,7 +28,8 @@ pub(super) fn embedding(
 
 /// `Concat`.
 pub(super) fn concat(b: &mut PlanBuilder<'_>, node: NodeId, parts: &[NodeId]) -> EmitBackward {
-    let (rows, width) = (b.batch(), b.shape(node).c);
+    // A pixel is a row.
+    let (rows, width) = (b.batch() * b.shape(node).pixels(), b.shape(node).c);
     let mut first = 0;
     let columns: Vec<(NodeId, ColumnRange)> = parts
         .iter()

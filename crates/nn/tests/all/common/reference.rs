@@ -100,6 +100,7 @@ impl Interpreter<'_> {
                 self.x(*x).chunks(pixels).map(|c| c.iter().sum::<f64>() / pixels as f64).collect()
             }
             NodeOp::Add(a, b) => self.zip(*a, *b, |a, b| a + b),
+            NodeOp::Multiply(a, b) => self.zip(*a, *b, |a, b| a * b),
             NodeOp::ScaleChannels { x, scale, factor } => {
                 let pixels = out.h * out.w;
                 let scale = self.x(*scale);

@@ -9,7 +9,7 @@ use meristem_nn::ops::{
 };
 
 /// Number of kinds of operations; see [`kind`].
-pub(super) const KINDS: usize = 56;
+pub(super) const KINDS: usize = 57;
 
 /// A number for each kind of operation. A new operation does not compile without a number, and the
 /// test fails until it has a case.
@@ -39,6 +39,7 @@ pub(super) fn kind(op: &StepOp) -> usize {
         StepOp::Elementwise(ElementwiseOp::Forward { .. }) => 21,
         StepOp::Elementwise(ElementwiseOp::Gradient { .. }) => 22,
         StepOp::Elementwise(ElementwiseOp::Add { .. }) => 23,
+        StepOp::Elementwise(ElementwiseOp::Product { .. }) => 56,
         StepOp::Elementwise(ElementwiseOp::Scale { .. }) => 24,
         StepOp::Elementwise(ElementwiseOp::ScaleGradient { .. }) => 25,
         StepOp::Blend(BlendOp::Forward(_)) => 26,

@@ -183,6 +183,8 @@ fn elementwise_cases() -> Vec<Case> {
         case(ElementwiseOp::Multiply { len, factor: 0.3 }, 1, 1.0),
         case(ElementwiseOp::Pass { len, accumulate: true }, 2, 1.0),
         case(ElementwiseOp::Add { len }, 2, 1.0),
+        case(ElementwiseOp::Product { len, accumulate: false }, 1, 1.0),
+        case(ElementwiseOp::Product { len: 300, accumulate: true }, 2, 1.0),
         case(ElementwiseOp::Scale { shape: IMAGE, factor: 2.0 }, 2, 2.0),
         case(
             ElementwiseOp::ScaleGradient { shape: IMAGE, factor: 2.0, accumulate: [true, false] },

@@ -143,15 +143,17 @@ fn joins(sizes: ChainSizes) -> Chain {
     let of = Matrices { count: batch, rows: mean.output().pixels(), columns: CHANNELS };
     let back = PoolOp::MaxGradient { shape: wide, accumulate: false };
     let turn = RowsOp::Transpose { of, accumulate: true };
+    let square = ElementwiseOp::Product { len: of.len(), accumulate: true };
     let steps = vec![
         ChainStep::new(PoolOp::Max(wide).into(), &[Read(0)], &[Write(0), Inner(0)]),
         ChainStep::new(back.into(), &[Write(0), Inner(0)], &[Inner(1)]),
         ChainStep::new(PoolOp::WindowAverage(mean).into(), &[Inner(1)], &[Inner(2)]),
         ChainStep::new(turn.into(), &[Inner(2)], &[Write(1)]),
+        ChainStep::new(square.into(), &[Write(1), Write(1)], &[Write(2)]),
     ];
     let [all, most, few] = [input, wide.output(), mean.output()].map(|of| f32s(of.len(), true));
     let positions = ChainOperand { dtype: DType::U32, ..most };
-    let (reads, writes, inner) = (vec![all], vec![most, few], vec![positions, all, few]);
+    let (reads, writes, inner) = (vec![all], vec![most, few, few], vec![positions, all, few]);
     Chain::new(sizes, steps, ChainOperands { reads, writes, inner })
 }
 
