@@ -8,13 +8,14 @@ import os
 import re
 import tempfile
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 import meristem
 import meristem.torch
-from meristem.network import logits
+from meristem.network import Numpy, logits
 
 PAGE = Path(__file__).parents[3] / "docs" / "python.md"
 
@@ -47,8 +48,42 @@ def sums() -> None:
     assert all((x == 1.5).all() for x in one[:3]) and one[3].count_nonzero() <= 4
 
 
+def operations() -> None:
+    """The operations of `meristem.torch` and of `meristem.network.Numpy`, on the same images."""
+    generator = np.random.default_rng(1)
+    x = generator.normal(size=(2, 6, 7, 9))
+    weight, bias = generator.normal(size=(4, 3, 3, 2)), generator.normal(size=4)
+    numpy, network = Numpy({}), meristem.torch.Network
+    tensors = {id(a): torch.from_numpy(a) for a in (x, weight, bias)}
+
+    def compare(name: str, *arguments: Any, **options: Any) -> None:
+        def given(value: Any) -> Any:
+            if isinstance(value, list):
+                return [given(each) for each in value]
+            return tensors.get(id(value), value)
+
+        own = getattr(numpy, name)(*arguments, **options)
+        # The operations read no tensors of the network.
+        operation, none = getattr(network, name), cast(meristem.torch.Network, None)
+        other = operation(none, *map(given, arguments), **{k: given(v) for k, v in options.items()})
+        # Both are float64: sums of at most 18 products of about 1.
+        assert np.abs(own - other.numpy()).max() < 1e-13, name
+
+    compare("conv2d", x, weight, (1, 2), 2, bias=bias, stride=(2, 1), dilation=(1, 3))
+    compare("conv2d", x, weight, 1, 2)
+    for name in ("max_pool2d", "avg_pool2d"):
+        compare(name, x, 2)
+        compare(name, x, (3, 2), (2, 1), (1, 0))
+        compare(name, x, [1, 3], stride=[1, 2], padding=[0, 1])
+    compare("max", x)
+    compare("flatten", x)
+    compare("concat", [x, x])
+    compare("multiply", x, x)
+
+
 def main() -> None:
     sums()
+    operations()
     os.chdir(tempfile.mkdtemp())
     names: dict[str, object] = {"__name__": "docs"}
     for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):

@@ -25,23 +25,48 @@ VERSIONS = {"topology": (1,), "host": (1, 2)}
 EPS = 1e-5
 
 
+#: One number for height and width, or one for each.
+Size = int | Sequence[int]
+
+
+def pair(of: Size) -> tuple[int, int]:
+    """Height and width."""
+    if isinstance(of, int):
+        return of, of
+    height, width = of
+    return height, width
+
+
 class Library(Protocol):
-    """Tensors by name, and operations on arrays (N, C, H, W), or (N, C) after `mean`."""
+    """Tensors by name, and operations on arrays (N, C, H, W), or (N, C) after `mean`, `max` and
+    `flatten`. A pooling's stride is its window's size unless given."""
 
     def tensor(self, name: str) -> Any: ...
     def conv2d(
         self,
         x: Any,
         weight: Any,
-        padding: tuple[int, int],
+        padding: Size,
         groups: int,
-        stride: tuple[int, int] = (1, 1),
+        *,
+        bias: Any = None,
+        stride: Size = 1,
+        dilation: Size = 1,
     ) -> Any: ...
     def batch_norm(self, x: Any, name: str) -> Any: ...
     def group_norm(self, x: Any, groups: int, weight: Any, bias: Any) -> Any: ...
     def linear(self, x: Any, weight: Any, bias: Any) -> Any: ...
-    def max_pool2d(self, x: Any, size: int, stride: int) -> Any: ...
+    def max_pool2d(
+        self, x: Any, size: Size, stride: Size | None = None, padding: Size = 0
+    ) -> Any: ...
+    def avg_pool2d(
+        self, x: Any, size: Size, stride: Size | None = None, padding: Size = 0
+    ) -> Any: ...
     def mean(self, x: Any) -> Any: ...
+    def max(self, x: Any) -> Any: ...
+    def flatten(self, x: Any) -> Any: ...
+    def concat(self, parts: Sequence[Any]) -> Any: ...
+    def multiply(self, a: Any, b: Any) -> Any: ...
     def relu(self, x: Any) -> Any: ...
     def sigmoid(self, x: Any) -> Any: ...
     def tanh(self, x: Any) -> Any: ...
@@ -93,7 +118,9 @@ def host_layers(
             case "tanh":
                 x = library.tanh(x)
             case {"max_pool2d": about}:
-                x = library.max_pool2d(x, about["kernel"], about.get("stride", about["kernel"]))
+                x = library.max_pool2d(
+                    x, about["kernel"], about.get("stride"), about.get("padding", 0)
+                )
             case "global_avg_pool":
                 x = library.mean(x)
             case {"linear": about}:
@@ -114,23 +141,24 @@ def host_layers(
 
 def conv2d(library: Library, about: Mapping[str, Any], x: Any) -> Any:
     """The output of a convolution of a host."""
-    name, (kernel, stride) = about["name"], map(pair, (about["kernel"], about.get("stride", 1)))
+    name, kernel = about["name"], pair(about["kernel"])
+    dilation = about.get("dilation", 1)
     match about.get("padding", "same"):
         case "same":
-            padding = (kernel[0] // 2, kernel[1] // 2)
+            padding: Size = [apart * (k // 2) for k, apart in zip(kernel, pair(dilation), strict=True)]
         case "valid":
-            padding = (0, 0)
+            padding = 0
         case size:
-            padding = pair(size)
-    x = library.conv2d(
-        x, library.tensor(f"{name}.weight"), padding, about.get("groups", 1), stride
+            padding = size
+    return library.conv2d(
+        x,
+        library.tensor(f"{name}.weight"),
+        padding,
+        about.get("groups", 1),
+        bias=library.tensor(f"{name}.bias") if about.get("bias") else None,
+        stride=about.get("stride", 1),
+        dilation=dilation,
     )
-    return x + library.tensor(f"{name}.bias")[:, None, None] if about.get("bias") else x
-
-
-def pair(size: Any) -> tuple[int, int]:
-    """Rows and columns of a size, which may be one number for both."""
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 def blend(
@@ -238,6 +266,21 @@ def read(weights: "str | PathLike[str] | Weights") -> Weights:
     return weights if isinstance(weights, Weights) else load(weights)
 
 
+def _padded(x: Any, padding: Size, value: float) -> Any:
+    """The image with rows and columns of a value around it."""
+    (rows, columns), none = pair(padding), (0, 0)
+    around = (none, none, (rows, rows), (columns, columns))
+    return np.pad(x, around, constant_values=value)
+
+
+def windows(x: Any, size: Size, stride: Size, dilation: Size = 1) -> Any:
+    """The windows (N, C, rows, columns, height, width) of an image."""
+    (h, w), (down, right), (dy, dx) = pair(size), pair(stride), pair(dilation)
+    span = ((h - 1) * dy + 1, (w - 1) * dx + 1)
+    seen = np.lib.stride_tricks.sliding_window_view(x, span, (2, 3))
+    return seen[:, :, ::down, ::right, ::dy, ::dx]
+
+
 class Numpy:
     """The operations in numpy, in float64. Slow, for reference."""
 
@@ -251,19 +294,20 @@ class Numpy:
         self,
         x: Any,
         weight: Any,
-        padding: tuple[int, int],
+        padding: Size,
         groups: int,
-        stride: tuple[int, int] = (1, 1),
+        *,
+        bias: Any = None,
+        stride: Size = 1,
+        dilation: Size = 1,
     ) -> Any:
-        size = weight.shape[2:]
-        around = ((0, 0), (0, 0), *((zeros, zeros) for zeros in padding))
-        windows = np.lib.stride_tricks.sliding_window_view(np.pad(x, around), size, (2, 3))
-        windows = windows[:, :, :: stride[0], :: stride[1]]
-        n, c, h, w = windows.shape[:4]
-        windows = windows.reshape(n, groups, c // groups, h, w, *size)
+        seen = windows(_padded(x, padding, 0.0), weight.shape[2:], stride, dilation)
+        n, c, h, w = seen.shape[:4]
+        seen = seen.reshape(n, groups, c // groups, h, w, *weight.shape[2:])
         weight = weight.reshape(groups, -1, *weight.shape[1:])
-        out = np.einsum("ngchwij,gocij->ngohw", windows, weight, optimize=True)
-        return out.reshape(n, -1, h, w)
+        out = np.einsum("ngchwij,gocij->ngohw", seen, weight, optimize=True)
+        out = out.reshape(n, -1, h, w)
+        return out if bias is None else out + bias[:, None, None]
 
     def batch_norm(self, x: Any, name: str) -> Any:
         names = ("running_mean", "running_var", "weight", "bias")
@@ -279,12 +323,32 @@ class Numpy:
     def linear(self, x: Any, weight: Any, bias: Any) -> Any:
         return x @ weight.T + (0 if bias is None else bias)
 
-    def max_pool2d(self, x: Any, size: int, stride: int) -> Any:
-        windows = np.lib.stride_tricks.sliding_window_view(x, (size, size), (2, 3))
-        return windows[:, :, ::stride, ::stride].max((4, 5))
+    def max_pool2d(
+        self, x: Any, size: Size, stride: Size | None = None, padding: Size = 0
+    ) -> Any:
+        stride = size if stride is None else stride
+        return windows(_padded(x, padding, -np.inf), size, stride).max((4, 5))
+
+    def avg_pool2d(
+        self, x: Any, size: Size, stride: Size | None = None, padding: Size = 0
+    ) -> Any:
+        stride = size if stride is None else stride
+        return windows(_padded(x, padding, 0.0), size, stride).mean((4, 5))
 
     def mean(self, x: Any) -> Any:
         return x.mean((2, 3))
+
+    def max(self, x: Any) -> Any:
+        return x.max((2, 3))
+
+    def flatten(self, x: Any) -> Any:
+        return x.reshape(len(x), -1)
+
+    def concat(self, parts: Sequence[Any]) -> Any:
+        return np.concatenate(parts, axis=1)
+
+    def multiply(self, a: Any, b: Any) -> Any:
+        return a * b
 
     def relu(self, x: Any) -> Any:
         return np.maximum(x, 0)

@@ -1,5 +1,6 @@
 """Grown networks as PyTorch modules. Requires ``torch``."""
 
+from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .network import EPS, forward, host_of, normalization, read, topology_of
+from .network import EPS, Size, forward, host_of, normalization, pair, read, topology_of
 from .weights import Weights
 
 #: Suffixes of tensors that are buffers, not parameters.
@@ -68,12 +69,16 @@ class Network(nn.Module):
         self,
         x: Tensor,
         weight: Tensor,
-        padding: tuple[int, int],
+        padding: Size,
         groups: int,
-        stride: tuple[int, int] = (1, 1),
+        *,
+        bias: Tensor | None = None,
+        stride: Size = 1,
+        dilation: Size = 1,
     ) -> Tensor:
-        """A convolution without bias."""
-        return functional.conv2d(x, weight, stride=stride, padding=padding, groups=groups)
+        """A convolution."""
+        steps, around, apart = pair(stride), pair(padding), pair(dilation)
+        return functional.conv2d(x, weight, bias, steps, around, apart, groups)
 
     def group_norm(self, x: Tensor, groups: int, weight: Tensor, bias: Tensor) -> Tensor:
         """Group norm."""
@@ -83,13 +88,39 @@ class Network(nn.Module):
         """A linear layer."""
         return functional.linear(x, weight, bias)
 
-    def max_pool2d(self, x: Tensor, size: int, stride: int) -> Tensor:
-        """The largest of each ``size`` × ``size`` pixels, ``stride`` pixels apart."""
-        return functional.max_pool2d(x, size, stride)
+    def max_pool2d(
+        self, x: Tensor, size: Size, stride: Size | None = None, padding: Size = 0
+    ) -> Tensor:
+        """The largest pixel of each window."""
+        steps = pair(size if stride is None else stride)
+        return functional.max_pool2d(x, pair(size), steps, pair(padding))
+
+    def avg_pool2d(
+        self, x: Tensor, size: Size, stride: Size | None = None, padding: Size = 0
+    ) -> Tensor:
+        """The mean of each window, with zeros around the image."""
+        steps = pair(size if stride is None else stride)
+        return functional.avg_pool2d(x, pair(size), steps, pair(padding))
 
     def mean(self, x: Tensor) -> Tensor:
         """The mean over the pixels."""
         return x.mean((2, 3))
+
+    def max(self, x: Tensor) -> Tensor:
+        """The largest pixel."""
+        return x.amax((2, 3))
+
+    def flatten(self, x: Tensor) -> Tensor:
+        """An image as a vector: channel by channel, each row by row."""
+        return x.flatten(1)
+
+    def concat(self, parts: Sequence[Tensor]) -> Tensor:
+        """The channels of all parts."""
+        return torch.cat(list(parts), 1)
+
+    def multiply(self, a: Tensor, b: Tensor) -> Tensor:
+        """The product of each two elements."""
+        return a * b
 
     def relu(self, x: Tensor) -> Tensor:
         """``max(x, 0)``."""
