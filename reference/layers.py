@@ -335,11 +335,40 @@ def joins() -> None:
         )  # fmt: skip
 
 
+def dilated() -> None:
+    """Kernels with elements apart, height and width of their own, signals of one row."""
+    # (input shape, output channels, kernel, stride, padding, groups, dilation, bias)
+    table = [
+        ((3, 3, 9, 7), 8, (3, 3), (1, 1), (2, 2), 1, (2, 2), True),
+        ((2, 8, 8, 6), 8, (3, 3), (1, 1), (1, 1), 1, (2, 2), False),
+        ((5, 8, 1, 20), 6, (1, 3), (1, 1), (0, 4), 1, (1, 4), True),
+        ((3, 6, 9, 8), 4, (3, 2), (2, 2), (2, 1), 2, (2, 3), True),
+        ((2, 17, 8, 9), 17, (3, 3), (2, 1), (3, 2), 17, (3, 2), False),
+        ((1, 7, 5, 11), 3, (2, 5), (1, 3), (0, 2), 1, (1, 2), True),
+    ]
+    for shape, outputs, kernel, stride, padding, groups, dilation, bias in table:
+        case = f"conv2d_{dims(shape)}_o{outputs}k{dims(kernel)}s{dims(stride)}p{dims(padding)}"
+        case += f"g{groups}d{dims(dilation)}"
+        inputs = randn(case, x=shape, weight=(outputs, shape[1] // groups, *kernel))
+        if bias:
+            inputs |= randn(case + "_bias", bias=(outputs,))
+
+        def forward(t: Tensors) -> Tensors:
+            bias = t.get("bias")
+            y = F.conv2d(t["x"], t["weight"], bias, stride, padding, dilation, groups)
+            return {"y": y}
+
+        windows.add(
+            case, "conv2d", inputs, forward, grads=tuple(inputs), kernel=kernel, stride=stride,
+            padding=padding, groups=groups, dilation=dilation, bias=bias,
+        )  # fmt: skip
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     for section in (conv2d, norms, pointwise, pools, linear, blends, losses, optimiser):
         section()
     golden.write()
-    for section in (flatten, pooling_windows, joins):
+    for section in (flatten, pooling_windows, joins, dilated):
         section()
     windows.write()

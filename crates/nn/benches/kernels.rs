@@ -170,6 +170,7 @@ impl Bench {
             stride: [1, 1],
             padding: [1, 1],
             groups: 1,
+            dilation: [1; 2],
         };
         let name_of = format!("{name} conv3x3 {in_c}->{out_c} @{size}");
         self.conv(&name_of, &s);
@@ -228,6 +229,7 @@ impl Bench {
             stride: [1, 1],
             padding: [k / 2, k / 2],
             groups,
+            dilation: [1; 2],
         };
         self.conv("blueprint conv1x1 16 @16", &conv(16, 16, 16, 1, 1));
         self.conv("blueprint conv1x1 64 @16", &conv(16, 64, 64, 1, 1));

@@ -194,7 +194,7 @@ impl<'a> OnnxBuilder<'a> {
         bias: Option<ParamId>,
         geometry: ConvGeometry,
     ) -> Result<String, OnnxError> {
-        let ConvGeometry { kernel, stride, padding: [rows, columns], groups } = geometry;
+        let ConvGeometry { kernel, stride, padding: [rows, columns], groups, dilation } = geometry;
         let mut inputs = vec![self.value(x)];
         for (param, is_weight) in [(Some(weight), true), (bias, false)] {
             let Some(id) = param else { continue };
@@ -206,12 +206,15 @@ impl<'a> OnnxBuilder<'a> {
             inputs.push(self.param(id, square.as_ref().map(|shape| &shape[..]))?);
         }
         let inputs: Vec<&str> = inputs.iter().map(String::as_str).collect();
-        let attributes = vec![
+        let mut attributes = vec![
             AttributeProto::ints("kernel_shape", &kernel),
             AttributeProto::ints("strides", &stride),
             AttributeProto::ints("pads", &[rows, columns, rows, columns]),
             AttributeProto::int("group", groups),
         ];
+        if dilation != [1; 2] {
+            attributes.push(AttributeProto::ints("dilations", &dilation));
+        }
         Ok(self.push("Conv", &inputs, attributes))
     }
 

@@ -9,7 +9,7 @@ use meristem_grow::{
     AlphaTarget, BlueprintSet, GateInputs, Germination, GradientHealth, Host, HostSpec, Optimisers,
     Rules, Stage, Style, TaskShape, Tempo,
 };
-use meristem_nn::graph::{Dims, Graph, GraphBuilder, PoolGeometry};
+use meristem_nn::graph::{ConvGeometry, Dims, Graph, GraphBuilder, PoolGeometry};
 use meristem_nn::{HostTensor, StateDict};
 use proptest::prelude::*;
 use prost::Message;
@@ -24,7 +24,7 @@ const OPERATORS: [(&str, &[&str]); 17] = [
     ("BatchNormalization", &["epsilon"]),
     ("Cast", &["to"]),
     ("Concat", &["axis"]),
-    ("Conv", &["kernel_shape", "strides", "pads", "group"]),
+    ("Conv", &["kernel_shape", "strides", "pads", "group", "dilations"]),
     ("Flatten", &["axis"]),
     ("GlobalAveragePool", &[]),
     ("InstanceNormalization", &["epsilon"]),
@@ -75,8 +75,9 @@ fn check(model: &ModelProto) -> &GraphProto {
     for node in &graph.node {
         let attributes: Vec<&str> = node.attribute.iter().map(|a| &*a.name).collect();
         let mut known_attributes = operators[&*node.op_type].to_vec();
-        // Windows without padding have no `pads`.
-        known_attributes.retain(|name| *name != "pads" || attributes.contains(name));
+        // Pooling windows without padding have no `pads`, dense convolutions no `dilations`.
+        let may_lack = |name: &str| ["pads", "dilations"].contains(&name);
+        known_attributes.retain(|name| !may_lack(name) || attributes.contains(name));
         assert_eq!(known_attributes, attributes, "{}", node.op_type);
         for input in &node.input {
             assert!(known.contains(&**input), "{} reads {input} too early", node.name);
@@ -205,6 +206,8 @@ fn operations_between_blocks_are_exported() {
     let x = b.avg_pool2d(x, "mean", window).unwrap();
     let square = b.multiply(x, x).unwrap();
     let x = b.concat(&[x, square, x]).unwrap();
+    let geometry = ConvGeometry::new([2, 1]).dilation([2, 3]);
+    let x = b.conv2d(x, "apart", 4, geometry, true).unwrap();
     let flat = b.flatten(x);
     let logits = b.linear(flat, "fc", 2, true, None).unwrap();
     let graph = b.finish(logits).unwrap();
@@ -216,6 +219,8 @@ fn operations_between_blocks_are_exported() {
     assert_eq!(of("Mul").input, ["AveragePool.1", "AveragePool.1"]);
     assert_eq!(of("Concat").input, ["AveragePool.1", "Mul.2", "AveragePool.1"]);
     assert_eq!(of("Concat").attribute[0].i, Some(1), "channels");
+    let dilations = of("Conv").attribute.iter().find(|of| of.name == "dilations").unwrap();
+    assert_eq!(dilations.ints, [2, 3]);
     for (operator, count) in [("MaxPool", None), ("AveragePool", Some(1))] {
         let attribute = |name: &str| of(operator).attribute.iter().find(|of| of.name == name);
         assert_eq!(attribute("kernel_shape").unwrap().ints, [3, 2]);

@@ -122,14 +122,15 @@ impl GraphBuilder {
         with_bias: bool,
     ) -> Result<NodeId> {
         let d = self.dims(x);
-        let ConvGeometry { kernel, stride, padding, groups } = geometry;
+        let ConvGeometry { kernel, stride, padding, groups, dilation } = geometry;
+        let window = [0, 1].map(|axis| dilation[axis] * kernel[axis].saturating_sub(1) + 1);
         let extent = |size: usize, axis: usize| {
             let padded = size + 2 * padding[axis];
-            (kernel[axis] > 0 && stride[axis] > 0 && padded >= kernel[axis])
-                .then(|| (padded - kernel[axis]) / stride[axis] + 1)
+            let some = kernel[axis] > 0 && stride[axis] > 0 && dilation[axis] > 0;
+            (some && padded >= window[axis]).then(|| (padded - window[axis]) / stride[axis] + 1)
         };
         let (Some(h), Some(w)) = (extent(d.h, 0), extent(d.w, 1)) else {
-            return Err(Error::TooSmall { layer: name.into(), dims: d, window: kernel });
+            return Err(Error::TooSmall { layer: name.into(), dims: d, window });
         };
         if groups == 0 || out == 0 || !d.c.is_multiple_of(groups) || !out.is_multiple_of(groups) {
             return Err(Error::Groups { layer: name.into(), groups, channels: [d.c, out] });

@@ -55,7 +55,8 @@ impl GroupId {
     pub const HOST: GroupId = GroupId(0);
 }
 
-/// Kernel, stride, padding and groups of a 2-d convolution.
+/// Kernel, stride, padding, groups and dilation of a 2-d convolution. A signal is an image with one
+/// row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ConvGeometry {
     /// Kernel height and width.
@@ -66,12 +67,39 @@ pub struct ConvGeometry {
     pub padding: [usize; 2],
     /// Channel groups; equal to the channels for a depthwise convolution.
     pub groups: usize,
+    /// Rows and columns from one element of the kernel to the next; 1 for neighbours.
+    pub dilation: [usize; 2],
 }
 
 impl ConvGeometry {
+    /// A kernel of this height and width: stride 1, no padding, one group, no dilation.
+    pub const fn new(kernel: [usize; 2]) -> Self {
+        Self { kernel, stride: [1; 2], padding: [0; 2], groups: 1, dilation: [1; 2] }
+    }
+
     /// Stride 1 and the padding that keeps the image's size (odd kernels), one group.
-    pub fn same(kernel: usize) -> Self {
-        Self { kernel: [kernel; 2], stride: [1; 2], padding: [kernel / 2; 2], groups: 1 }
+    pub const fn same(kernel: usize) -> Self {
+        Self::new([kernel; 2]).padding([kernel / 2; 2])
+    }
+
+    /// The same with this stride.
+    pub const fn stride(self, stride: [usize; 2]) -> Self {
+        Self { stride, ..self }
+    }
+
+    /// The same with this padding.
+    pub const fn padding(self, padding: [usize; 2]) -> Self {
+        Self { padding, ..self }
+    }
+
+    /// The same with this number of groups.
+    pub const fn groups(self, groups: usize) -> Self {
+        Self { groups, ..self }
+    }
+
+    /// The same with this dilation.
+    pub const fn dilation(self, dilation: [usize; 2]) -> Self {
+        Self { dilation, ..self }
     }
 }
 
@@ -190,7 +218,7 @@ pub enum NodeOp {
         weight: ParamId,
         /// Bias parameter.
         bias: Option<ParamId>,
-        /// Kernel, stride, padding, groups.
+        /// Kernel, stride, padding, groups, dilation.
         geometry: ConvGeometry,
     },
     /// PyTorch's `BatchNorm2d`: batch statistics in training, running ones in evaluation.

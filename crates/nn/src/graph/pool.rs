@@ -70,7 +70,7 @@ impl GraphBuilder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::SgdConfig;
+    use crate::graph::{ConvGeometry, SgdConfig};
 
     #[test]
     fn windows_that_cannot_be_are_refused_by_name() {
@@ -80,6 +80,7 @@ mod tests {
         let row = PoolGeometry { kernel: [1, 3], stride: [1, 2], padding: [0, 1] };
         let pooled = b.max_pool2d_with(x, "pool", row).unwrap();
         assert_eq!(b.dims(pooled), Dims { c: 3, h: 1, w: 20 });
+        assert_eq!(b.global_max_pool(pooled), NodeId(2));
         let far = PoolGeometry { padding: [0, 2], ..row };
         let error = b.avg_pool2d(x, "pool", far).unwrap_err();
         let expected = "`pool`: expected a padding of at most half of the window, got 0x2 around a \
@@ -91,5 +92,32 @@ mod tests {
         }
         let error = b.max_pool2d(x, "pool", 0, 1).unwrap_err();
         assert!(matches!(error, Error::TooSmall { window: [0, 0], .. }), "{error:?}");
+        // A comparison for each element of a window: three of 20 outputs, then 20 of one.
+        let graph = b.finish_at(NodeId(2));
+        assert_eq!([1, 2].map(|node| graph.flops(NodeId(node))), [3 * 3 * 20, 3 * 20]);
+    }
+
+    #[test]
+    fn parts_that_do_not_fit_and_windows_apart_are_refused() {
+        let sgd = SgdConfig { lr: 0.1, momentum: 0.9, weight_decay: 0.0, clip_norm: 1.0 };
+        let mut b = GraphBuilder::new(Dims { c: 3, h: 5, w: 4 }, sgd);
+        let x = b.input();
+        let flat = b.flatten(x);
+        assert_eq!(b.dims(flat), Dims { c: 60, h: 1, w: 1 });
+        let both = b.concat(&[x, x]).unwrap();
+        assert_eq!(b.dims(both), Dims { c: 6, h: 5, w: 4 });
+        let error = b.concat(&[x, flat]).unwrap_err();
+        let expected = "concat: expected 60 channels of 5 x 4 per sample, got 60 channels of 1 x 1";
+        assert_eq!(error.to_string(), expected);
+        let error = b.concat(&[]).unwrap_err().to_string();
+        assert_eq!(error, "`concat`: expected at least one part, got none");
+        assert!(matches!(b.multiply(x, both), Err(Error::Dims { op: "multiply", .. })));
+        let apart = ConvGeometry::new([3, 1]).dilation([2, 1]);
+        let y = b.conv2d(x, "fits", 2, apart, false).unwrap();
+        assert_eq!(b.dims(y), Dims { c: 2, h: 1, w: 4 });
+        for dilation in [[3, 1], [0, 1]] {
+            let error = b.conv2d(x, "far", 2, apart.dilation(dilation), false).unwrap_err();
+            assert!(matches!(error, Error::TooSmall { .. }), "{error:?}");
+        }
     }
 }

@@ -132,7 +132,10 @@ pub enum InputGradient {
 /// Whether a fused operation can compute this convolution.
 pub(crate) fn fits(shape: &ConvShape) -> bool {
     let window = (shape.kernel, shape.stride, shape.padding) == ([3; 2], [1; 2], [1; 2]);
-    window && shape.groups == 1 && shape.in_c.max(shape.out_c) <= CHANNELS_MAX
+    window
+        && !shape.is_dilated()
+        && shape.groups == 1
+        && shape.in_c.max(shape.out_c) <= CHANNELS_MAX
 }
 
 impl FusedConv {

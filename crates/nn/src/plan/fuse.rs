@@ -184,10 +184,11 @@ fn can_fuse(graph: &Graph, conv: NodeId) -> bool {
     let NodeOp::Conv2d { x, weight, bias: None, geometry } = graph.nodes[conv.index()].op else {
         return false;
     };
-    let ConvGeometry { kernel, stride, padding, groups } = geometry;
+    let ConvGeometry { kernel, stride, padding, groups, dilation } = geometry;
     let (from, out_c) = (graph.nodes[x.index()].dims, graph.nodes[conv.index()].dims.c);
     let (batch, in_c, in_h, in_w) = (1, from.c, from.h, from.w);
-    let shape = ConvShape { batch, in_c, in_h, in_w, out_c, kernel, stride, padding, groups };
+    let shape =
+        ConvShape { batch, in_c, in_h, in_w, out_c, kernel, stride, padding, groups, dilation };
     let is_linear = graph.params[weight.index()].kind == ParamKind::LinearWeight;
     !is_linear && fused::fits(&shape)
 }

@@ -1,5 +1,6 @@
-//! A host with branches: poolings of any window, products, concatenations and a flattened image,
-//! with a module on a branch and one after the join. Every way to run it gives the same bits.
+//! A host with branches: poolings of any window, dilated convolutions, products, concatenations and
+//! a flattened image, with a module on a branch and one after the join. Every way to run it gives
+//! the same bits.
 
 use std::sync::Arc;
 
@@ -31,7 +32,9 @@ pub(crate) fn graph(grown: bool) -> Arc<Graph> {
     let mut b = GraphBuilder::new(DIMS, host::SGD);
     let slot = |b: &mut GraphBuilder, slot, x| if grown { module(b, slot, x) } else { x };
     let point = ConvGeometry::same(1);
-    let x = b.conv2d(b.input(), "stem", 8, ConvGeometry::same(3), false).unwrap();
+    // In all but its dilation a convolution for which there are faster kernels.
+    let apart = ConvGeometry::same(3).dilation([2; 2]);
+    let x = b.conv2d(b.input(), "stem", 8, apart, false).unwrap();
     let x = b.batch_norm(x, "stem_norm").unwrap();
     let x = b.relu(x);
     let overlapping = PoolGeometry::square(3, 2).padded([1; 2]);
@@ -43,12 +46,14 @@ pub(crate) fn graph(grown: bool) -> Arc<Graph> {
     let gated = b.multiply(gated, gate).unwrap();
     let around = PoolGeometry::square(3, 1).padded([1; 2]);
     let mean = b.avg_pool2d(x, "mean", around).unwrap();
-    let row = b.conv2d(x, "row", 4, point, false).unwrap();
+    let row = b
+        .conv2d(x, "row", 4, ConvGeometry::same(3).padding([2; 2]).dilation([2; 2]), false)
+        .unwrap();
     let x = b.concat(&[gated, mean, row]).unwrap();
     let x = slot(&mut b, 1, x);
     let most = b.global_max_pool(x);
     let most = b.flatten(most);
-    let small = b.avg_pool2d(x, "small", PoolGeometry::square(4, 4)).unwrap();
+    let small = b.avg_pool2d(x, "small", PoolGeometry::square(3, 3)).unwrap();
     let small = b.flatten(small);
     let x = b.concat(&[small, most]).unwrap();
     let logits = b.linear(x, "classifier", 10, true, None).unwrap();

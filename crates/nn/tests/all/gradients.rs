@@ -69,14 +69,21 @@ fn check_op(
 
 #[test]
 fn convolutions() {
-    let geometry =
-        |kernel, stride, padding, groups| ConvGeometry { kernel, stride, padding, groups };
+    let geometry = |kernel, stride, padding, groups| ConvGeometry {
+        stride,
+        padding,
+        groups,
+        ..ConvGeometry::new(kernel)
+    };
     let forms = [
         ([3, 5, 4], 7, geometry([3, 3], [1, 1], [1, 1], 1)),
         ([4, 5, 6], 6, geometry([1, 3], [2, 1], [0, 2], 2)),
         ([17, 3, 4], 17, geometry([3, 3], [1, 1], [1, 1], 17)),
         ([1, 6, 5], 1, geometry([2, 2], [2, 2], [0, 0], 1)),
         ([8, 4, 4], 18, geometry([5, 5], [1, 1], [2, 2], 1)),
+        ([3, 6, 5], 7, geometry([3, 3], [1, 1], [2, 2], 1).dilation([2, 2])),
+        ([4, 1, 9], 6, geometry([1, 3], [1, 2], [0, 3], 2).dilation([1, 3])),
+        ([5, 7, 6], 5, geometry([3, 2], [2, 1], [1, 1], 5).dilation([2, 3])),
     ];
     for (i, (dims, out, geometry)) in forms.into_iter().enumerate() {
         for bias in [true, false] {

@@ -1,6 +1,6 @@
 //! Gradients of a convolution.
 
-use super::forward::{in_pairs, mode, pixels, window};
+use super::forward::{in_pairs, mode, pixels, window, window_of};
 use super::shape::ConvGroup;
 use super::sliding::{Sliding, SlidingOutput};
 use super::{ConvShape, ParamGrads, aligned};
@@ -37,7 +37,6 @@ fn data_group(
 ) {
     let (image, in_image) =
         (shape.output().pixels() * shape.out_c, shape.input().pixels() * shape.in_c);
-    let [kh, kw] = shape.kernel;
     let depthwise = shape.is_depthwise();
     let taps_depth = if depthwise { 1 } else { shape.job_out() };
     let (flipped, scratch) =
@@ -55,11 +54,7 @@ fn data_group(
     if in_place.is_none() {
         scratch[..shape.block() * strides.image].fill(0.0);
     }
-    let depth = if depthwise {
-        Nest { counts: [1, kh, kw], strides: [0, strides.row, strides.pixel] }
-    } else {
-        Nest { counts: [1, kh, kw * shape.job_out()], strides: [0, strides.row, 1] }
-    };
+    let depth = window_of(shape, shape.job_out(), strides);
     let (b, b_layout) = match (depthwise, in_pairs(isa, shape, shape.job_in())) {
         (true, _) => (&*flipped, MatrixLayout::Rows(pad16(shape.job_in()))),
         (_, true) => {

@@ -114,7 +114,7 @@ fn group(
 
 /// Whether products with `columns` columns multiply two elements of their depth at once.
 pub(super) fn in_pairs(isa: Isa, shape: &ConvShape, columns: usize) -> bool {
-    !shape.is_depthwise() && tile::takes_pairs(isa, columns)
+    !shape.is_depthwise() && !shape.is_dilated() && tile::takes_pairs(isa, columns)
 }
 
 /// Index maps with which the tile kernel reads the images of this convolution.
@@ -132,10 +132,19 @@ pub(super) fn pixels(shape: &ConvShape, strides: Strides, images: usize) -> Nest
 
 /// The elements of a window, in the order of the packed weights.
 pub(super) fn window(shape: &ConvShape, strides: Strides) -> Nest {
+    window_of(shape, shape.job_in(), strides)
+}
+
+/// The elements of a window over an image of `channels` channels in each job.
+pub(super) fn window_of(shape: &ConvShape, channels: usize, strides: Strides) -> Nest {
     let [kh, kw] = shape.kernel;
+    let [row, pixel] = [shape.dilation[0] * strides.row, shape.dilation[1] * strides.pixel];
     if shape.is_depthwise() {
-        return Nest { counts: [1, kh, kw], strides: [0, strides.row, strides.pixel] };
+        return Nest { counts: [1, kh, kw], strides: [0, row, pixel] };
     }
-    // A row of the window is contiguous: a pixel holds the job's channels and nothing else.
-    Nest { counts: [1, kh, kw * shape.job_in()], strides: [0, strides.row, 1] }
+    if shape.dilation[1] == 1 {
+        // A row of the window is contiguous: a pixel holds the job's channels and nothing else.
+        return Nest { counts: [1, kh, kw * channels], strides: [0, row, 1] };
+    }
+    Nest { counts: [kh, kw, channels], strides: [row, pixel, 1] }
 }

@@ -26,6 +26,8 @@ pub struct ConvShape {
     pub padding: [usize; 2],
     /// Channel groups; divides both channel counts.
     pub groups: usize,
+    /// Rows and columns from one element of the kernel to the next.
+    pub dilation: [usize; 2],
 }
 
 /// Smallest number of output pixels in a block of images, unless the batch has fewer. It gives full
@@ -59,17 +61,29 @@ impl ConvShape {
             stride: [1, 1],
             padding: [0, 0],
             groups: 1,
+            dilation: [1, 1],
         }
+    }
+
+    /// Rows and columns from the first to the last element of a window, both counted.
+    const fn span(&self) -> [usize; 2] {
+        let ([kh, kw], [dh, dw]) = (self.kernel, self.dilation);
+        [dh * (kh - 1) + 1, dw * (kw - 1) + 1]
+    }
+
+    /// Whether the elements of a window are apart.
+    pub(crate) const fn is_dilated(&self) -> bool {
+        self.dilation[0] != 1 || self.dilation[1] != 1
     }
 
     /// Output rows.
     pub const fn out_h(&self) -> usize {
-        (self.in_h + 2 * self.padding[0] - self.kernel[0]) / self.stride[0] + 1
+        (self.in_h + 2 * self.padding[0] - self.span()[0]) / self.stride[0] + 1
     }
 
     /// Output columns.
     pub const fn out_w(&self) -> usize {
-        (self.in_w + 2 * self.padding[1] - self.kernel[1]) / self.stride[1] + 1
+        (self.in_w + 2 * self.padding[1] - self.span()[1]) / self.stride[1] + 1
     }
 
     /// Whether each channel has a separate filter; these weights have a different layout.
@@ -115,16 +129,16 @@ impl ConvShape {
 
     #[track_caller]
     pub(crate) fn check(&self) {
-        let Self { in_c, in_h, in_w, out_c, kernel, stride, padding, groups, .. } = *self;
+        let Self { in_c, in_h, in_w, out_c, kernel, stride, padding, groups, dilation, .. } = *self;
         assert!(
             groups > 0
                 && in_c > 0
                 && out_c > 0
                 && in_c % groups == 0
                 && out_c % groups == 0
-                && kernel.iter().chain(&stride).all(|&v| v > 0)
-                && in_h + 2 * padding[0] >= kernel[0]
-                && in_w + 2 * padding[1] >= kernel[1],
+                && kernel.iter().chain(&stride).chain(&dilation).all(|&v| v > 0)
+                && in_h + 2 * padding[0] >= self.span()[0]
+                && in_w + 2 * padding[1] >= self.span()[1],
             "conv: bad shape {self:?}"
         );
     }
@@ -195,17 +209,17 @@ impl ConvShape {
     }
 
     /// Output gradient as the input of the data gradient's convolution: row `y` of the input sees
-    /// rows `y..y + kernel` of it.
+    /// rows `y..y + span` of it, or some of them.
     pub(super) const fn gradient_placement(&self, g: usize) -> Placement {
         let c = self.job_out();
-        let [kh, kw] = self.kernel;
+        let [h, w] = self.span();
         Placement {
             image: self.output(),
             channels: [g * c, c],
-            size: [self.in_h + kh - 1, self.in_w + kw - 1, self.scratch_channels(c)],
+            size: [self.in_h + h - 1, self.in_w + w - 1, self.scratch_channels(c)],
             origin: [
-                kh as isize - 1 - self.padding[0] as isize,
-                kw as isize - 1 - self.padding[1] as isize,
+                h as isize - 1 - self.padding[0] as isize,
+                w as isize - 1 - self.padding[1] as isize,
             ],
             dilation: self.stride,
         }

@@ -85,6 +85,9 @@ struct ConvValues {
     kernel: [u32; 2],
     stride: [u32; 2],
     padding: [u32; 2],
+    dilation: [u32; 2],
+    tap_step: [u32; 2],
+    output_step: [u32; 2],
     jobs: u32,
     job_in: u32,
     job_out: u32,
@@ -136,6 +139,8 @@ impl PixelParts {
 fn conv(shape: &ConvShape, parts: PixelParts, accumulate: bool) -> ConvValues {
     let n = |[a, b]: [usize; 2]| [a as u32, b as u32];
     let (jobs, output) = (shape.jobs(), shape.output());
+    let common = [0, 1].map(|axis| divisor(shape.stride[axis], shape.dilation[axis]));
+    let each = |of: [usize; 2]| [0, 1].map(|axis| (of[axis] / common[axis]) as u32);
     ConvValues {
         batch: shape.batch as u32,
         input: [shape.in_h as u32, shape.in_w as u32, shape.in_c as u32],
@@ -143,6 +148,9 @@ fn conv(shape: &ConvShape, parts: PixelParts, accumulate: bool) -> ConvValues {
         kernel: n(shape.kernel),
         stride: n(shape.stride),
         padding: n(shape.padding),
+        dilation: n(shape.dilation),
+        tap_step: each(shape.stride),
+        output_step: each(shape.dilation),
         jobs: jobs as u32,
         job_in: shape.job_in() as u32,
         job_out: shape.job_out() as u32,
@@ -151,6 +159,11 @@ fn conv(shape: &ConvShape, parts: PixelParts, accumulate: bool) -> ConvValues {
         parts: parts.count as u32,
         part_pixels: parts.pixels as u32,
     }
+}
+
+/// Greatest common divisor.
+fn divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { divisor(b, a % b) }
 }
 
 /// Output pixels of the batch.

@@ -24,14 +24,25 @@ impl ConvNode {
         let NodeOp::Conv2d { x, weight, bias, geometry } = b.graph.nodes[node.index()].op else {
             return None;
         };
-        let ConvGeometry { kernel, stride, padding, groups } = geometry;
+        let ConvGeometry { kernel, stride, padding, groups, dilation } = geometry;
         let BatchShape { batch, h: in_h, w: in_w, c: in_c } = b.shape(x);
         let out_c = b.shape(node).c;
         let shape = match b.graph.params[weight.index()].kind {
             // One image with a pixel for each sample: its weight gradient is one sum over all
             // samples.
             ParamKind::LinearWeight => ConvShape::linear(batch, in_c, out_c),
-            _ => ConvShape { batch, in_c, in_h, in_w, out_c, kernel, stride, padding, groups },
+            _ => ConvShape {
+                batch,
+                in_c,
+                in_h,
+                in_w,
+                out_c,
+                kernel,
+                stride,
+                padding,
+                groups,
+                dilation,
+            },
         };
         let product =
             ConvProduct { shape, precision: b.options.precision, tiles: b.options.tiles(&shape) };

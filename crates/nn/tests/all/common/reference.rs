@@ -182,8 +182,9 @@ impl Interpreter<'_> {
                         for ic in 0..in_g {
                             for ky in 0..g.kernel[0] {
                                 for kx in 0..g.kernel[1] {
-                                    let iy = (oy * g.stride[0] + ky).wrapping_sub(g.padding[0]);
-                                    let ix = (ox * g.stride[1] + kx).wrapping_sub(g.padding[1]);
+                                    let (down, across) = (ky * g.dilation[0], kx * g.dilation[1]);
+                                    let iy = (oy * g.stride[0] + down).wrapping_sub(g.padding[0]);
+                                    let ix = (ox * g.stride[1] + across).wrapping_sub(g.padding[1]);
                                     if iy < d.h && ix < d.w {
                                         let c = oc / out_g * in_g + ic;
                                         let tap = (oc * in_g + ic) * g.kernel[0] + ky;

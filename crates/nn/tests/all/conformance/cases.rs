@@ -32,6 +32,7 @@ fn conv_shapes() -> Vec<ConvShape> {
         stride: [1; 2],
         padding: [kernel / 2; 2],
         groups,
+        dilation: [1; 2],
     };
     let square = |batch, side, shape| ConvShape { batch, in_h: side, in_w: side, ..shape };
     vec![
@@ -65,6 +66,14 @@ fn conv_shapes() -> Vec<ConvShape> {
         // Enough work for narrow tiles in all three passes: forward, data and weights.
         square(2, 64, shape(4, 1, 8, 68)),
         square(2, 64, shape(4, 1, 72, 12)),
+        // Elements of the window apart: with strides that divide the distance, that share a divisor
+        // with it, and that share none; one filter for each channel.
+        ConvShape { dilation: [2, 2], padding: [2, 2], ..shape(1, 3, 8, 8) },
+        ConvShape { dilation: [2, 3], stride: [2, 2], padding: [2, 1], ..shape(1, 3, 5, 18) },
+        ConvShape { dilation: [2, 1], stride: [4, 3], padding: [3, 0], ..shape(2, 3, 6, 4) },
+        ConvShape { dilation: [3, 2], stride: [2, 4], padding: [3, 2], ..shape(20, 3, 20, 20) },
+        ConvShape { dilation: [1, 2], padding: [0, 2], ..shape(3, 3, 3, 3) },
+        square(2, 64, ConvShape { dilation: [2; 2], padding: [2; 2], ..shape(1, 3, 8, 12) }),
     ]
 }
 
@@ -89,6 +98,7 @@ fn tiled_shapes() -> [(ConvShape, Pass); 9] {
         stride: [2; 2],
         padding: [1; 2],
         groups: 4,
+        dilation: [1; 2],
     };
     [
         (ConvShape::linear(16_401, 7, 50), Pass::Forward),

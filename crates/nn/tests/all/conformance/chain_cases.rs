@@ -59,6 +59,7 @@ fn product(batch: usize) -> ConvProduct {
         stride,
         padding,
         groups: 1,
+        dilation: [1; 2],
     })
 }
 

@@ -55,7 +55,18 @@ const CONVOLUTIONS: [([usize; 5], Before); 11] = [
 
 fn conv([batch, in_h, in_w, in_c, out_c]: [usize; 5], before: Before) -> FusedConv {
     let [kernel, stride, padding] = [[3; 2], [1; 2], [1; 2]];
-    let shape = ConvShape { batch, in_c, in_h, in_w, out_c, kernel, stride, padding, groups: 1 };
+    let shape = ConvShape {
+        batch,
+        in_c,
+        in_h,
+        in_w,
+        out_c,
+        kernel,
+        stride,
+        padding,
+        groups: 1,
+        dilation: [1; 2],
+    };
     let raw = |h, w| BatchShape { batch, h, w, c: in_c };
     let before = match before {
         Before::Nothing => None,

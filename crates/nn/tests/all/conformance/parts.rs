@@ -34,6 +34,7 @@ fn products() -> Vec<ConvProduct> {
         stride: [1; 2],
         padding: [1; 2],
         groups,
+        dilation: [1; 2],
     };
     let direct = [[91, 32, 3, 8, 1], [131, 8, 16, 17, 1], [67, 24, 24, 16, 4]];
     let tiles = [

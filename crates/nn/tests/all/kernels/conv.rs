@@ -8,12 +8,12 @@ use super::support::{Exact, Guarded, Values, compare, scratch};
 
 /// Calls `f` with the indices of output, input and packed weight of every product.
 pub(super) fn products(s: &ConvShape, mut f: impl FnMut(usize, usize, usize)) {
-    let ConvShape { in_c, in_h, in_w, out_c, kernel, stride, padding, groups, .. } = *s;
+    let ConvShape { in_c, in_h, in_w, out_c, kernel, stride, padding, groups, dilation, .. } = *s;
     let (gi, go) = (in_c / groups, out_c / groups);
     for n in 0..s.batch {
         for (oy, ox) in (0..s.out_h()).flat_map(|y| (0..s.out_w()).map(move |x| (y, x))) {
             for (ky, kx) in (0..kernel[0]).flat_map(|y| (0..kernel[1]).map(move |x| (y, x))) {
-                let (y, x) = (oy * stride[0] + ky, ox * stride[1] + kx);
+                let (y, x) = (oy * stride[0] + ky * dilation[0], ox * stride[1] + kx * dilation[1]);
                 if y < padding[0] || x < padding[1] {
                     continue;
                 }
@@ -60,6 +60,7 @@ fn shapes() -> Vec<ConvShape> {
         stride: [1, 1],
         padding: [1, 1],
         groups: 1,
+        dilation: [1; 2],
     };
     let channels = [1, 2, 3, 7, 8, 12, 16, 17, 20, 24, 31, 32, 33];
     let mut shapes: Vec<ConvShape> =
@@ -95,6 +96,7 @@ fn shapes() -> Vec<ConvShape> {
             });
         }
     }
+    shapes.extend(dilated(base));
     let mut values = Values::new(7);
     let fixed = shapes.len();
     while shapes.len() < fixed + 80 {
@@ -109,9 +111,29 @@ fn shapes() -> Vec<ConvShape> {
             stride: [values.pick(&[1, 2]), values.pick(&[1, 2])],
             padding: [values.pick(&[0, 1, 2]), values.pick(&[0, 1, 2])],
             groups,
+            dilation: [1; 2],
         };
         if s.in_h + 2 * s.padding[0] >= s.kernel[0] && s.in_w + 2 * s.padding[1] >= s.kernel[1] {
             shapes.push(s);
+        }
+    }
+    shapes
+}
+
+/// Kernels with elements apart: dense strides and others, divisors of the dilation among them;
+/// groups, one filter for each channel; the shapes that dense kernels compute by other ways.
+fn dilated(base: ConvShape) -> Vec<ConvShape> {
+    let mut shapes = vec![];
+    for dilation in [[2, 2], [1, 2], [3, 1], [2, 3]] {
+        let base = ConvShape { dilation, padding: [2, 3], ..base };
+        for [in_c, out_c, groups] in [[3, 8, 1], [8, 8, 1], [17, 20, 1], [6, 4, 2], [17, 17, 17]] {
+            let base = ConvShape { in_c, out_c, groups, ..base };
+            shapes.push(base);
+            for stride in [[2, 2], [1, 3], [4, 1]] {
+                shapes.push(ConvShape { stride, ..base });
+            }
+            shapes.push(ConvShape { padding: [1, 1], ..base });
+            shapes.push(ConvShape { kernel: [2, 1], padding: [0, 0], ..base });
         }
     }
     shapes
@@ -265,6 +287,7 @@ fn square(in_c: usize, out_c: usize, groups: usize) -> ConvShape {
         stride: [1, 1],
         padding: [1, 1],
         groups,
+        dilation: [1; 2],
     }
 }
 

@@ -271,7 +271,18 @@ const SHAPES: [[usize; 5]; 9] = [
 
 fn shape([batch, in_h, in_w, in_c, out_c]: [usize; 5]) -> ConvShape {
     let [kernel, stride, padding] = [[3; 2], [1; 2], [1; 2]];
-    ConvShape { batch, in_c, in_h, in_w, out_c, kernel, stride, padding, groups: 1 }
+    ConvShape {
+        batch,
+        in_c,
+        in_h,
+        in_w,
+        out_c,
+        kernel,
+        stride,
+        padding,
+        groups: 1,
+        dilation: [1; 2],
+    }
 }
 
 #[test]
@@ -314,5 +325,6 @@ fn only_convolutions_with_many_channels_are_worthwhile() {
     assert_eq!(tile(shape([4, 16, 16, 8, 16])), Some(TileSize::Four));
     assert_eq!(tile(shape([4, 16, 16, 20, 32])), None);
     assert_eq!(tile(ConvShape { stride: [2; 2], ..shape([4, 16, 16, 32, 64]) }), None);
+    assert_eq!(tile(ConvShape { dilation: [2; 2], ..shape([4, 16, 16, 32, 64]) }), None);
     assert_eq!(tile(ConvShape { groups: 2, ..shape([4, 16, 16, 32, 64]) }), None);
 }

@@ -159,7 +159,8 @@ impl ConvShape {
     const fn slides(&self) -> bool {
         let [_, width] = self.kernel;
         let by_one = self.stride[0] == 1 && self.stride[1] == 1;
-        width == COLUMNS && by_one && self.padding[1] == 1 && self.groups == 1
+        let fits = width == COLUMNS && by_one && self.padding[1] == 1 && self.groups == 1;
+        fits && !self.is_dilated()
     }
 
     /// Elements of scratch that [`Sliding`] takes for any direction: packed weights, or their sums.

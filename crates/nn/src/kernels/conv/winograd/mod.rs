@@ -153,7 +153,7 @@ impl Winograd {
         let window = (shape.kernel, shape.stride, shape.padding) == ([3; 2], [1; 2], [1; 2]);
         let whole = shape.in_c.is_multiple_of(8) && shape.out_c.is_multiple_of(8);
         let some = shape.in_c > 0 && shape.out_c > 0;
-        window && whole && some && shape.groups == 1
+        window && whole && some && shape.groups == 1 && !shape.is_dilated()
     }
 
     /// Points of packed weights, for a forward pass. Takes [`Winograd::filters_len`] f32 of memory.

@@ -68,15 +68,15 @@ __device__ Corner input_corner(const Conv& s, u32 pixel, u32 end) {
 struct Phase {
     u32 y, x;    // the first of the pixels
     u32 h, w;    // number of rows and columns of pixels
-    u32 ky, kx;  // the first of the taps, which are a stride apart
+    u32 ky, kx;  // the first of the taps, which are th and tw apart
     u32 kh, kw;  // number of taps
 
     __device__ Phase(const Conv& s, u32 n) : y(n / s.sw), x(n % s.sw) {
         h = y < s.in_h ? (s.in_h - y - 1) / s.sh + 1 : 0;
         w = x < s.in_w ? (s.in_w - x - 1) / s.sw + 1 : 0;
-        ky = (y + s.ph) % s.sh, kx = (x + s.pw) % s.sw;
-        kh = ky < s.kh ? (s.kh - ky - 1) / s.sh + 1 : 0;
-        kw = kx < s.kw ? (s.kw - kx - 1) / s.sw + 1 : 0;
+        ky = first_tap(y + s.ph, s.sh, s.dh, s.th), kx = first_tap(x + s.pw, s.sw, s.dw, s.tw);
+        kh = ky < s.kh ? (s.kh - ky - 1) / s.th + 1 : 0;
+        kw = kx < s.kw ? (s.kw - kx - 1) / s.tw + 1 : 0;
     }
 
     __device__ u32 pixels(const Conv& s) const {
@@ -90,12 +90,13 @@ struct Phase {
     }
 
     // The output pixels whose windows hold the n-th pixel: their last one, for the first tap. The
-    // windows of the next taps lie one pixel before.
+    // windows of the next taps lie oh and ow pixels before.
     __device__ Corner corner(const Conv& s, u32 n) const {
         if (n >= pixels(s)) return {0, OUTSIDE, OUTSIDE};
         u32 row = n / w;
         return {(i64)(row / h) * (s.out_h * s.out_w * s.out_c),
-                (int)(row % h + (y + s.ph - ky) / s.sh), (int)(n % w + (x + s.pw - kx) / s.sw)};
+                (int)(row % h) + ((int)(y + s.ph) - (int)(ky * s.dh)) / (int)s.sh,
+                (int)(n % w) + ((int)(x + s.pw) - (int)(kx * s.dw)) / (int)s.sw};
     }
 };
 
@@ -121,7 +122,7 @@ struct Element {
 // Where the element of a window lies in the input; −1 in the padding.
 __device__ __forceinline__ i64 input_at(const Conv& s, const Corner& of, const Element& k,
                                         u32 channel) {
-    u32 y = of.y + k.ky, x = of.x + k.kx;
+    u32 y = of.y + k.ky * s.dh, x = of.x + k.kx * s.dw;
     if (y >= s.in_h || x >= s.in_w) return -1;
     return of.image + (i64)(y * s.in_w + x) * s.in_c + channel + k.c;
 }
@@ -130,7 +131,7 @@ __device__ __forceinline__ i64 input_at(const Conv& s, const Corner& of, const E
 __device__ __forceinline__ i64 gradient_at(const Conv& s, const Corner& of, const Element& k,
                                            u32 channel) {
     // Coordinates above the image, or left of it, wrap around to large numbers.
-    u32 y = of.y - (int)k.ky, x = of.x - (int)k.kx;
+    u32 y = of.y - (int)(k.ky * s.oh), x = of.x - (int)(k.kx * s.ow);
     if (y >= s.out_h || x >= s.out_w) return -1;
     return of.image + (i64)(y * s.out_w + x) * s.out_c + channel + k.c;
 }
@@ -274,7 +275,7 @@ __device__ __forceinline__ void data_tile(const Conv& s, Span<const float> dy, S
             i64 from = k < depth ? gradient_at(s, corners[i], element, at.job * s.job_out) : -1;
             fetch(tile.a + lane.k * T::A + i, dy, from);
         }
-        u32 ky = phase.ky + element.ky * s.sh, kx = phase.kx + element.kx * s.sw;
+        u32 ky = phase.ky + element.ky * s.th, kx = phase.kx + element.kx * s.tw;
         i64 first = (i64)((at.job * s.kh + ky) * s.kw + kx) * s.job_in + at.col;
 #pragma unroll
         for (u32 j = 0; j < COLS; j += lane.STEP) {

@@ -11,6 +11,9 @@ struct Conv {
     u32 kh, kw;
     u32 sh, sw;
     u32 ph, pw;
+    u32 dh, dw;  // dilation: from one tap to the next
+    u32 th, tw;  // from one tap that reaches an input pixel to the next one that does
+    u32 oh, ow;  // between the output pixels that they reach
     u32 jobs;
     u32 job_in, job_out;  // channels of a job
     u32 step;             // pad16(job_out): from row to row of the weights
@@ -18,6 +21,17 @@ struct Conv {
     u32 parts;        // of the output pixels, for the weight gradient and the statistics
     u32 part_pixels;  // of each part but the last
 };
+
+// The first tap that carries an input pixel to an output pixel, along an axis: `place − tap ·
+// dilation` is a multiple of the stride, with the pixel's `place` in the padded image. The next ones
+// are `step` apart. A number above all taps if there is none.
+__device__ __forceinline__ u32 first_tap(u32 place, u32 stride, u32 dilation, u32 step) {
+    u32 back = stride - dilation % stride;
+    for (u32 tap = 0; tap < step; ++tap) {
+        if ((place + tap * back) % stride == 0) return tap;
+    }
+    return 0xffffffffu;
+}
 
 // Four elements: at once where their address permits it.
 __device__ __forceinline__ void store4(float* to, const float* v) {

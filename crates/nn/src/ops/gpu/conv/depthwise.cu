@@ -17,7 +17,7 @@ extern "C" __global__ void __launch_bounds__(256)
     for (u32 ky = 0; ky < s.kh; ++ky) {
         for (u32 kx = 0; kx < s.kw; ++kx) {
             // Coordinates left of or above the image wrap around to large numbers.
-            u32 ys = y0 + ky, xs = x0 + kx;
+            u32 ys = y0 + ky * s.dh, xs = x0 + kx * s.dw;
             bool inside = ys < s.in_h && xs < s.in_w;
             float v = inside ? x[image + (i64)(ys * s.in_w + xs) * s.in_c] : 0.0f;
             float weight = Product::round(w[(ky * s.kw + kx) * s.step + c]);
@@ -36,14 +36,16 @@ extern "C" __global__ void __launch_bounds__(256)
     u32 x0 = pixel % s.in_w + s.pw, y0 = row % s.in_h + s.ph;
     i64 image = (i64)(row / s.in_h) * (s.out_h * s.out_w * s.out_c) + c;
     float sum = 0.0f;
-    // Taps that reach an output pixel are a stride apart, and their pixels one: no division for
-    // each.
-    u32 ky = y0 % s.sh, kx0 = x0 % s.sw;
-    for (u32 ys = (y0 - ky) / s.sh; ky < s.kh && ky <= y0; ky += s.sh, --ys) {
-        if (ys >= s.out_h) continue;
-        u32 xs = (x0 - kx0) / s.sw;
-        for (u32 kx = kx0; kx < s.kw && kx <= x0; kx += s.sw, --xs) {
-            if (xs >= s.out_w) continue;
+    // Taps that reach an output pixel are th and tw apart, and their pixels oh and ow: no division
+    // for each.
+    u32 ky = first_tap(y0, s.sh, s.dh, s.th), kx0 = first_tap(x0, s.sw, s.dw, s.tw);
+    int ys = ((int)y0 - (int)(ky * s.dh)) / (int)s.sh;
+    int right = ((int)x0 - (int)(kx0 * s.dw)) / (int)s.sw;
+    for (; ky < s.kh && ys >= 0; ky += s.th, ys -= (int)s.oh) {
+        if ((u32)ys >= s.out_h) continue;
+        int xs = right;
+        for (u32 kx = kx0; kx < s.kw && xs >= 0; kx += s.tw, xs -= (int)s.ow) {
+            if ((u32)xs >= s.out_w) continue;
             float v = dy[image + (i64)(ys * s.out_w + xs) * s.out_c];
             float weight = Product::round(w[(ky * s.kw + kx) * s.step + c]);
             sum = fmaf(Product::round(v), weight, sum);
@@ -80,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(256)
             float d = dy[(i64)p * s.out_c + c], factor = Product::round(d);
 #pragma unroll
             for (u32 j = 0; j < TAPS; ++j) {
-                u32 ys = y0 + ky, xs = x0 + kx;
+                u32 ys = y0 + ky * s.dh, xs = x0 + kx * s.dw;
                 bool inside = tap0 + j < taps && ys < s.in_h && xs < s.in_w;
                 bool bias = tap0 + j == taps;
                 float v = bias ? 1.0f : 0.0f;

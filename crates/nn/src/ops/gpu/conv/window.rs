@@ -90,7 +90,8 @@ const DECLARED: usize = 4 << 10;
 /// Whether these kernels do it.
 pub(super) fn fits(shape: &ConvShape) -> bool {
     let [ph, pw] = shape.padding;
-    shape.kernel == [3, 3] && shape.stride == [1, 1] && shape.groups == 1 && ph <= 2 && pw <= 2
+    let dense = shape.stride == [1, 1] && !shape.is_dilated();
+    shape.kernel == [3, 3] && dense && shape.groups == 1 && ph <= 2 && pw <= 2
 }
 
 /// Tiles of a batch's pixels.
@@ -493,6 +494,7 @@ mod tests {
                 stride,
                 padding,
                 groups: 1,
+                dilation: [1; 2],
             })
         })
     }
