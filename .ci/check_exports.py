@@ -35,7 +35,10 @@ BRANCHES = [
                            {"group_norm": {"groups": 3}}, "tanh"],
                   "shortcut": [{"conv2d": {"out": 12, "kernel": 1}}]}},
     {"branches": {"join": "add", "branches": [[], ["sigmoid"], [{"slot": {"name": "r0c1"}}]]}},
-    {"max_pool2d": {"kernel": 3, "stride": 2}}, "global_avg_pool",
+    {"max_pool2d": {"kernel": 3, "stride": 2, "padding": 1}}, {"save": {"name": "pooled"}},
+    {"conv2d": {"out": 12, "kernel": 3, "dilation": 2}}, {"join": {"join": "multiply", "from": ["pooled"]}},
+    {"avg_pool2d": {"kernel": [2, 1], "stride": 2}},
+    {"branches": {"join": "concat", "branches": [["global_max_pool"], ["global_avg_pool"], ["flatten"]]}},
     {"linear": {"out": 16, "bias": False}}, "relu", {"linear": {"out": "classes"}},
 ]
 

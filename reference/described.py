@@ -1,5 +1,5 @@
-"""Writes golden/host_residual.safetensors and golden/host_mixed.safetensors: the first SGD steps of hosts
-that are described layer by layer. The metadata has the description, in JSON.
+"""Writes golden/host_{residual,mixed,joined}.safetensors: the first SGD steps of hosts that are described
+layer by layer. The metadata has the description, in JSON.
 
 The modules are written out by hand, so that they do not share a reader of descriptions with the test.
 """
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from common import SEED
 from hosts import CLASSES, write_host
 from torch import Tensor, nn
@@ -137,7 +138,56 @@ MIXED = [
 ]  # fmt: skip
 
 
-def write(name: str, make: Callable[[], Host], layers: list[Any], side: int) -> None:
+class Joined(nn.Module):
+    """Values that later layers read again, products, concatenations, vectors of images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({
+            "0": conv(3, 8, 3, padding=0, dilation=2),
+            "6": nn.Module(),
+            "9": nn.Module(),
+            "10": nn.Linear(12 + 20, 24),
+            "13": nn.Linear(24, 24),
+            "15": nn.Linear(24, CLASSES),
+        })
+        gate = nn.Sequential(conv(16, 12, 1), nn.Sigmoid())
+        self.layers["6"].branches = nn.ModuleList([gate, nn.Sequential(conv(16, 12, 3))])
+        flat = nn.Sequential(nn.Flatten(), nn.Linear(12 * 4 * 4, 20))
+        self.layers["9"].branches = nn.ModuleList([nn.Module(), flat])
+
+    def forward(self, x: Tensor) -> Tensor:
+        at = self.layers
+        a = F.relu(at["0"](x))
+        x = F.max_pool2d(a, 3, 1, 1)
+        x = F.avg_pool2d(x, (3, 1), 1, (1, 0))
+        x = torch.cat([x, a], 1)
+        gate, other = at["6"].branches
+        x = F.max_pool2d(gate(x) * other(x), 2)
+        x = torch.cat([x.amax((2, 3)), at["9"].branches[1](x)], 1)
+        b = F.relu(at["10"](x))
+        return at["15"](at["13"](b) + b)
+
+
+JOINED = [
+    {"conv2d": {"out": 8, "kernel": 3, "padding": "valid", "dilation": 2}}, "relu", {"save": {"name": "a"}},
+    {"max_pool2d": {"kernel": 3, "stride": 1, "padding": 1}},
+    {"avg_pool2d": {"kernel": [3, 1], "stride": 1, "padding": [1, 0]}},
+    {"join": {"join": "concat", "from": ["a"]}},
+    {"branches": {"join": "multiply", "branches": [
+        [{"conv2d": {"out": 12, "kernel": 1}}, "sigmoid"], [{"conv2d": {"out": 12, "kernel": 3}}],
+    ]}},
+    {"slot": {"name": "middle"}}, {"max_pool2d": {"kernel": 2}},
+    {"branches": {"join": "concat", "branches": [
+        ["global_max_pool"], ["flatten", {"linear": {"out": 20}}],
+    ]}},
+    {"linear": {"out": 24}}, "relu", {"save": {"name": "b"}},
+    {"linear": {"out": 24}}, {"join": {"join": "add", "from": ["b"]}},
+    {"linear": {"out": "classes"}},
+]  # fmt: skip
+
+
+def write(name: str, make: Callable[[], nn.Module], layers: list[Any], side: int) -> None:
     torch.manual_seed(SEED)
     description = json.dumps({"name": name, "layers": layers})
     recipe = "reference/described.py: the first SGD steps of a described host"
@@ -148,3 +198,4 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     write("residual", residual, RESIDUAL, 13)
     write("mixed", mixed, MIXED, 11)
+    write("joined", Joined, JOINED, 12)

@@ -1,5 +1,7 @@
 //! Parts of the drawing of a host, from the image to the classes.
 
+use std::collections::HashMap;
+
 use meristem::grow::{BranchJoin, HostLayer, HostSpec, SlotName};
 
 /// A part of a drawn host.
@@ -22,46 +24,62 @@ pub(crate) enum PartKind<'a> {
 /// Returns the parts in forward order. Norms and activations have no part; a linear layer after the
 /// mean shares its part.
 pub(crate) fn host_parts(host: &HostSpec) -> Vec<HostPart<'_>> {
-    let mut parts = vec![];
-    add(&mut parts, host.layers(), 0, None);
-    parts
+    let mut drawing = Drawing::default();
+    drawing.add(host.layers(), 0, None);
+    drawing.parts
 }
 
-/// Adds the parts of layers after the part `end`, and returns the part with their output.
-fn add<'a>(
-    parts: &mut Vec<HostPart<'a>>,
-    layers: &'a [HostLayer],
-    depth: usize,
-    mut end: Option<usize>,
-) -> Option<usize> {
-    for layer in layers {
-        let branches = layer.branches();
-        let mut inputs = vec![];
-        for (_, branch) in &branches {
-            inputs.extend(add(parts, branch, depth + 1, end));
-        }
-        if branches.is_empty() {
-            inputs.extend(end);
-        }
-        inputs.dedup();
-        let kind = match layer {
-            HostLayer::Slot { name } => PartKind::Slot(name),
-            HostLayer::Linear { .. } => match end.and_then(|end| parts.get_mut(end)) {
-                Some(HostPart { kind: PartKind::Layers(lines), .. }) if *lines == ["mean"] => {
-                    lines.push("linear".into());
+#[derive(Default)]
+struct Drawing<'a> {
+    parts: Vec<HostPart<'a>>,
+    /// Part with each saved value, by name.
+    saved: HashMap<&'a str, Option<usize>>,
+}
+
+impl<'a> Drawing<'a> {
+    /// Adds the parts of layers after the part `end`, and returns the part with their output.
+    fn add(
+        &mut self,
+        layers: &'a [HostLayer],
+        depth: usize,
+        mut end: Option<usize>,
+    ) -> Option<usize> {
+        for layer in layers {
+            let branches = layer.branches();
+            let mut inputs = vec![];
+            for (_, branch) in &branches {
+                inputs.extend(self.add(branch, depth + 1, end));
+            }
+            if branches.is_empty() {
+                inputs.extend(end);
+            }
+            if let HostLayer::Join { from, .. } = layer {
+                inputs.extend(from.iter().filter_map(|name| *self.saved.get(name.as_str())?));
+            }
+            inputs.dedup();
+            let kind = match layer {
+                HostLayer::Slot { name } => PartKind::Slot(name),
+                HostLayer::Save { name } => {
+                    self.saved.insert(name, end);
                     continue;
                 }
-                _ => PartKind::Layers(vec!["linear".into()]),
-            },
-            layer => match lines(layer) {
-                Some(lines) => PartKind::Layers(lines),
-                None => continue,
-            },
-        };
-        parts.push(HostPart { kind, depth, inputs });
-        end = Some(parts.len() - 1);
+                HostLayer::Linear { .. } => match end.and_then(|end| self.parts.get_mut(end)) {
+                    Some(HostPart { kind: PartKind::Layers(lines), .. }) if *lines == ["mean"] => {
+                        lines.push("linear".into());
+                        continue;
+                    }
+                    _ => PartKind::Layers(vec!["linear".into()]),
+                },
+                layer => match lines(layer) {
+                    Some(lines) => PartKind::Layers(lines),
+                    None => continue,
+                },
+            };
+            self.parts.push(HostPart { kind, depth, inputs });
+            end = Some(self.parts.len() - 1);
+        }
+        end
     }
-    end
 }
 
 /// Text of a layer; `None` for a layer that is not drawn.
@@ -70,11 +88,21 @@ fn lines(layer: &HostLayer) -> Option<Vec<String>> {
         HostLayer::Conv2d { out, kernel, .. } => {
             vec![format!("conv {kernel}"), format!("{out} channels")]
         }
-        HostLayer::MaxPool2d { kernel, .. } => vec![format!("pool {kernel}×{kernel}")],
+        HostLayer::MaxPool2d { kernel, .. } => vec![format!("pool {kernel}")],
+        HostLayer::AvgPool2d { kernel, .. } => vec!["mean of".into(), kernel.to_string()],
         HostLayer::GlobalAvgPool => vec!["mean".into()],
+        HostLayer::GlobalMaxPool => vec!["maximum".into()],
+        HostLayer::Flatten => vec!["flatten".into()],
         HostLayer::Residual { .. } => vec!["sum".into()],
-        HostLayer::Branches { join: BranchJoin::Add, .. } => vec!["sum".into()],
-        HostLayer::Slot { .. } | HostLayer::Linear { .. } => return None,
+        HostLayer::Branches { join, .. } | HostLayer::Join { join, .. } => {
+            let text = match join {
+                BranchJoin::Add => "sum",
+                BranchJoin::Multiply => "product",
+                BranchJoin::Concat => "concat",
+            };
+            vec![text.into()]
+        }
+        HostLayer::Slot { .. } | HostLayer::Linear { .. } | HostLayer::Save { .. } => return None,
         HostLayer::BatchNorm { .. }
         | HostLayer::GroupNorm { .. }
         | HostLayer::Relu

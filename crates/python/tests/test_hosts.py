@@ -91,9 +91,14 @@ def test_every_layer_survives_a_description() -> None:
         nn.Slot("a"),
         nn.Residual(nn.GroupNorm(4), nn.Tanh(), shortcut=[nn.Conv2d(8, 1, padding="valid")]),
         nn.Branches([], [nn.Sigmoid(), nn.BatchNorm()], join="add", name="both"),
-        nn.MaxPool2d(3, stride=2),
+        nn.MaxPool2d(3, stride=2, padding=1),
+        nn.Save("b"),
+        nn.AvgPool2d((1, 2), stride=1),
+        nn.Branches([nn.GlobalMaxPool()], [nn.GlobalAvgPool()], join="concat"),
+        nn.Save("c"),
         nn.ReLU(),
-        nn.GlobalAvgPool(),
+        nn.Join("c", join="multiply"),
+        nn.Flatten(),
         nn.Linear(7, bias=False),
         nn.Linear("classes"),
     ]
@@ -101,7 +106,7 @@ def test_every_layer_survives_a_description() -> None:
     again = meristem.Host(*host.layers, name="all")
     assert again == host and again.description == host.description
     assert hash(again) == hash(host) and host != meristem.Host("deep")
-    inside = {nn.GroupNorm, nn.Tanh, nn.Sigmoid, nn.BatchNorm}
+    inside = {nn.GroupNorm, nn.Tanh, nn.Sigmoid, nn.BatchNorm, nn.GlobalMaxPool, nn.GlobalAvgPool}
     assert {type(layer) for layer in layers} | inside == set(nn.KINDS.values())
     assert [layer.name for layer in host.summary((3, 9, 9)).layers if layer.depth] == [
         "layers.2.body.0",
@@ -109,6 +114,8 @@ def test_every_layer_survives_a_description() -> None:
         "layers.2.shortcut.0",
         None,
         "both.branches.1.1",
+        None,
+        None,
     ]
     ready = meristem.Host("resnet8")
     assert meristem.Host(*ready.layers) == ready

@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use super::error::HostError;
 use super::host_layer::{Features, HostLayer};
+use super::per_axis::PerAxis;
 use super::slot_name::SlotName;
 use crate::suggest::nearest;
 
@@ -74,7 +75,8 @@ impl Cnn {
             layers.push(HostLayer::Slot { name: before_pool(i) });
             if i < self.pools {
                 let name = format!("blocks.{i}.pool");
-                layers.push(HostLayer::MaxPool2d { name, kernel: 2, stride: None });
+                let [kernel, padding] = [2, 0].map(PerAxis::both);
+                layers.push(HostLayer::MaxPool2d { name, kernel, stride: None, padding });
             }
             layers.push(HostLayer::Slot { name: after_pool(i) });
         }

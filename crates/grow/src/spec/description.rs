@@ -20,7 +20,7 @@ const FIRST_VERSION: u32 = 1;
 /// would misread.
 pub(crate) const LIST_VERSION: u32 = 2;
 /// Kinds of layers, as descriptions write them.
-const KINDS: [&str; 12] = [
+const KINDS: [&str; 17] = [
     "conv2d",
     "batch_norm",
     "group_norm",
@@ -28,11 +28,16 @@ const KINDS: [&str; 12] = [
     "sigmoid",
     "tanh",
     "max_pool2d",
+    "avg_pool2d",
     "slot",
     "global_avg_pool",
+    "global_max_pool",
+    "flatten",
     "linear",
     "residual",
     "branches",
+    "save",
+    "join",
 ];
 /// Names that a slot cannot have: `all` selects every slot, and the parameters of the host itself
 /// are the group `host`.
@@ -108,6 +113,7 @@ impl HostList {
         for_each_layer(&layers, &mut |layer| forward.extend(layer.slot().cloned()));
         let slots = entries.slots.unwrap_or_else(|| forward.clone());
         check_slots(&forward, &slots)?;
+        check_saved(&layers)?;
         Ok(Self { version: LIST_VERSION, name: entries.name, layers, slots })
     }
 
@@ -277,6 +283,40 @@ fn check_slots(forward: &[SlotName], slots: &[SlotName]) -> Result<(), String> {
     }
 }
 
+/// Checks that saved values have unique names, and that they are saved before they are joined.
+fn check_saved(layers: &[HostLayer]) -> Result<(), String> {
+    let (mut all, mut before, mut problem) = (HashSet::new(), HashSet::new(), Ok(()));
+    for_each_layer(layers, &mut |layer| {
+        if let HostLayer::Save { name } = layer
+            && !all.insert(name.as_str())
+        {
+            problem = Err(format!("two values are saved as `{name}`; give each a name"));
+        }
+    });
+    for_each_layer(layers, &mut |layer| match layer {
+        HostLayer::Save { name } => {
+            before.insert(name.as_str());
+        }
+        HostLayer::Join { from, .. } if from.is_empty() => {
+            problem = Err("`join` has no values in `from`".into());
+        }
+        HostLayer::Join { from, .. } => {
+            let absent = from.iter().map(String::as_str).find(|name| !before.contains(name));
+            if let Some(name) = absent {
+                let hint = nearest(name, before.iter().copied());
+                let hint = hint.map_or(String::new(), |near| format!("; did you mean `{near}`?"));
+                problem = Err(if all.contains(name) {
+                    format!("`{name}` is joined before it is saved; save it earlier")
+                } else {
+                    format!("`join` has `{name}` in `from`, which no `save` has as its name{hint}")
+                });
+            }
+        }
+        _ => {}
+    });
+    problem
+}
+
 /// Checks that a name is short, and has only letters, digits, `_` and the characters of `others`.
 fn check_name(owner: &str, name: &str, others: &str) -> Result<(), String> {
     let fits = |c: char| c.is_ascii_alphanumeric() || c == '_' || others.contains(c);
@@ -295,7 +335,9 @@ fn check_name(owner: &str, name: &str, others: &str) -> Result<(), String> {
 /// of the layers before it.
 fn check_layer<'a>(layer: &'a HostLayer, tensors: &mut HashSet<&'a str>) -> Result<(), String> {
     let name = layer.name().unwrap_or_default();
-    if layer.slot().is_none() && layer.name().is_some() {
+    if let HostLayer::Save { name } = layer {
+        check_name("a saved value", name, "")?;
+    } else if layer.slot().is_none() && layer.name().is_some() {
         check_name("a layer", name, ".")?;
         if name.split('.').any(str::is_empty) {
             return Err(format!("the name `{name}` has an empty part between dots"));
@@ -320,19 +362,21 @@ fn check_layer<'a>(layer: &'a HostLayer, tensors: &mut HashSet<&'a str>) -> Resu
         size(what, size_of.columns, least, WINDOW_MAX)
     };
     match *layer {
-        HostLayer::Conv2d { out, kernel, stride, padding, groups, .. } => {
+        HostLayer::Conv2d { out, kernel, stride, padding, dilation, groups, .. } => {
             size("out", out, 1, SIZE_MAX)?;
             window("kernel", kernel, 1)?;
             window("stride", stride, 1)?;
+            window("dilation", dilation, 1)?;
             size("groups", groups, 1, SIZE_MAX)?;
-            let around =
-                padding.around(kernel).map_err(|problem| format!("`{name}`: {problem}"))?;
-            window("padding", around, 0)
+            let around = padding.around(kernel, dilation);
+            window("padding", around.map_err(|problem| format!("`{name}`: {problem}"))?, 0)
         }
         HostLayer::GroupNorm { groups, .. } => size("groups", groups, 1, SIZE_MAX),
-        HostLayer::MaxPool2d { kernel, stride, .. } => {
-            size("kernel", kernel, 1, WINDOW_MAX)?;
-            size("stride", stride.unwrap_or(kernel), 1, WINDOW_MAX)
+        HostLayer::MaxPool2d { kernel, stride, padding, .. }
+        | HostLayer::AvgPool2d { kernel, stride, padding, .. } => {
+            window("kernel", kernel, 1)?;
+            window("stride", stride.unwrap_or(kernel), 1)?;
+            window("padding", padding, 0)
         }
         HostLayer::Linear { out: Features::Count(out), .. } => size("out", out, 1, SIZE_MAX),
         _ => Ok(()),

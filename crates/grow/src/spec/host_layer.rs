@@ -28,6 +28,9 @@ pub enum HostLayer {
         /// Zeros around the image.
         #[serde(default, skip_serializing_if = "is_same")]
         padding: Padding,
+        /// Distance of neighbouring elements of a window.
+        #[serde(default = "one", skip_serializing_if = "is_one")]
+        dilation: PerAxis,
         /// Groups of channels that are convolved separately; as many as channels for a depthwise
         /// convolution.
         #[serde(default = "one_group", skip_serializing_if = "is_one_group")]
@@ -56,16 +59,33 @@ pub enum HostLayer {
     Sigmoid,
     /// `tanh x`.
     Tanh,
-    /// Maximum of each window, without padding.
+    /// Maximum of each window; padding never wins.
     MaxPool2d {
         /// Name for errors.
         #[serde(default)]
         name: String,
         /// Rows and columns of a window.
-        kernel: usize,
+        kernel: PerAxis,
         /// Distance of neighbouring windows; `None` for windows without overlap.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        stride: Option<usize>,
+        stride: Option<PerAxis>,
+        /// Rows and columns around the image, at most half a window.
+        #[serde(default = "zero", skip_serializing_if = "is_zero")]
+        padding: PerAxis,
+    },
+    /// Mean of each window; padding counts as zeros.
+    AvgPool2d {
+        /// Name for errors.
+        #[serde(default)]
+        name: String,
+        /// Rows and columns of a window.
+        kernel: PerAxis,
+        /// Distance of neighbouring windows; `None` for windows without overlap.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        stride: Option<PerAxis>,
+        /// Rows and columns of zeros around the image, at most half a window.
+        #[serde(default = "zero", skip_serializing_if = "is_zero")]
+        padding: PerAxis,
     },
     /// Place for a module that preserves the shape; the identity without a module.
     Slot {
@@ -74,6 +94,10 @@ pub enum HostLayer {
     },
     /// Mean over the image; later layers get a vector.
     GlobalAvgPool,
+    /// Maximum over the image; later layers get a vector.
+    GlobalMaxPool,
+    /// The image as a vector, channel by channel, each row by row, as in PyTorch.
+    Flatten,
     /// Linear layer over a vector.
     Linear {
         /// Prefix of the tensor names.
@@ -106,14 +130,40 @@ pub enum HostLayer {
         /// Layers of each branch; a branch without layers is the identity.
         branches: Vec<Vec<HostLayer>>,
     },
+    /// Saves its input under a name for a later [`HostLayer::Join`]; its output is its input.
+    Save {
+        /// Name, unique in the host.
+        name: String,
+    },
+    /// The input joined with values that were saved before it, in this order.
+    Join {
+        /// Formula that joins them.
+        join: BranchJoin,
+        /// Names of the values.
+        from: Vec<String>,
+    },
 }
 
 /// Formula that joins branches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BranchJoin {
-    /// The sum; all branches have one shape.
+    /// The sum; all have one shape.
     Add,
+    /// The product, element by element; all have one shape.
+    Multiply,
+    /// Channels side by side; all have the same rows and columns.
+    Concat,
+}
+
+impl fmt::Display for BranchJoin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            BranchJoin::Add => "sum",
+            BranchJoin::Multiply => "product",
+            BranchJoin::Concat => "concatenation",
+        })
+    }
 }
 
 /// Output features of a linear layer.
@@ -133,6 +183,14 @@ fn one() -> PerAxis {
 
 fn is_one(size: &PerAxis) -> bool {
     *size == one()
+}
+
+fn zero() -> PerAxis {
+    PerAxis::both(0)
+}
+
+fn is_zero(size: &PerAxis) -> bool {
+    *size == zero()
 }
 
 fn one_group() -> usize {
@@ -168,6 +226,7 @@ impl HostLayer {
             kernel: PerAxis::both(kernel),
             stride: one(),
             padding: Padding::Same,
+            dilation: one(),
             groups: 1,
             bias: false,
         }
@@ -196,20 +255,23 @@ impl HostLayer {
     pub fn name(&self) -> Option<&str> {
         match self {
             HostLayer::MaxPool2d { name, .. }
+            | HostLayer::AvgPool2d { name, .. }
             | HostLayer::Residual { name, .. }
-            | HostLayer::Branches { name, .. } => Some(name),
+            | HostLayer::Branches { name, .. }
+            | HostLayer::Save { name } => Some(name),
             HostLayer::Slot { name } => Some(name.as_str()),
             layer => layer.tensors(),
         }
     }
 
-    /// The name, to be filled in; `None` for a slot, and for a layer without a name.
+    /// The name, to be filled in; `None` for slots, saved values, and layers without a name.
     pub(super) fn name_mut(&mut self) -> Option<&mut String> {
         match self {
             HostLayer::Conv2d { name, .. }
             | HostLayer::BatchNorm { name }
             | HostLayer::GroupNorm { name, .. }
             | HostLayer::MaxPool2d { name, .. }
+            | HostLayer::AvgPool2d { name, .. }
             | HostLayer::Linear { name, .. }
             | HostLayer::Residual { name, .. }
             | HostLayer::Branches { name, .. } => Some(name),
@@ -217,7 +279,11 @@ impl HostLayer {
             | HostLayer::Sigmoid
             | HostLayer::Tanh
             | HostLayer::Slot { .. }
-            | HostLayer::GlobalAvgPool => None,
+            | HostLayer::GlobalAvgPool
+            | HostLayer::GlobalMaxPool
+            | HostLayer::Flatten
+            | HostLayer::Save { .. }
+            | HostLayer::Join { .. } => None,
         }
     }
 
@@ -265,10 +331,13 @@ impl fmt::Display for HostLayer {
     /// Kind of the layer, with its kernel, and its other sizes where they are unusual.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            HostLayer::Conv2d { kernel, stride, groups, .. } => {
+            HostLayer::Conv2d { kernel, stride, dilation, groups, .. } => {
                 write!(f, "conv {kernel}")?;
                 if *stride != one() {
                     write!(f, ", stride {stride}")?;
+                }
+                if *dilation != one() {
+                    write!(f, ", dilation {dilation}")?;
                 }
                 if *groups > 1 { write!(f, ", {groups} groups") } else { Ok(()) }
             }
@@ -277,18 +346,24 @@ impl fmt::Display for HostLayer {
             HostLayer::Relu => f.write_str("relu"),
             HostLayer::Sigmoid => f.write_str("sigmoid"),
             HostLayer::Tanh => f.write_str("tanh"),
-            HostLayer::MaxPool2d { kernel, stride, .. } => {
-                write!(f, "max pool {kernel}×{kernel}")?;
+            HostLayer::MaxPool2d { kernel, stride, .. }
+            | HostLayer::AvgPool2d { kernel, stride, .. } => {
+                let is_max = matches!(self, HostLayer::MaxPool2d { .. });
+                write!(f, "{} pool {kernel}", if is_max { "max" } else { "average" })?;
                 let apart = stride.filter(|stride| stride != kernel);
-                apart.map_or(Ok(()), |stride| write!(f, ", stride {stride}×{stride}"))
+                apart.map_or(Ok(()), |stride| write!(f, ", stride {stride}"))
             }
             HostLayer::Slot { .. } => f.write_str("slot"),
             HostLayer::GlobalAvgPool => f.write_str("global average pool"),
+            HostLayer::GlobalMaxPool => f.write_str("global max pool"),
+            HostLayer::Flatten => f.write_str("flatten"),
             HostLayer::Linear { .. } => f.write_str("linear"),
             HostLayer::Residual { .. } => f.write_str("residual sum"),
-            HostLayer::Branches { join: BranchJoin::Add, branches, .. } => {
-                write!(f, "sum of {} branches", branches.len())
+            HostLayer::Branches { join, branches, .. } => {
+                write!(f, "{join} of {} branches", branches.len())
             }
+            HostLayer::Save { .. } => f.write_str("save"),
+            HostLayer::Join { join, from } => write!(f, "{join} with {}", from.join(", ")),
         }
     }
 }

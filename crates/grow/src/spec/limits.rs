@@ -3,6 +3,8 @@
 /// Largest height or width of an image or of a layer's output, largest number of image channels,
 /// and largest number of classes and of output channels.
 pub(super) const SIZE_MAX: usize = 1 << 16;
+/// Largest number of features of a vector, such as the output of a flattened image.
+pub(super) const FEATURES_MAX: usize = 1 << 24;
 /// Largest number of parameters of a host, and of a module (1 GiB of f32).
 pub(crate) const MAX_PARAMETERS: usize = 1 << 28;
 /// Maximum size of a description, in bytes.

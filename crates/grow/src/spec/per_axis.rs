@@ -75,12 +75,15 @@ pub enum Padding {
 
 impl Padding {
     /// Zeros before and after the rows and the columns, for this window.
-    pub(super) fn around(self, window: PerAxis) -> Result<PerAxis, String> {
+    pub(super) fn around(self, window: PerAxis, dilation: PerAxis) -> Result<PerAxis, String> {
         match self {
             Padding::Same if window.rows.is_multiple_of(2) || window.columns.is_multiple_of(2) => {
                 Err(format!("padding `same` needs an odd kernel, got {window}"))
             }
-            Padding::Same => Ok(PerAxis { rows: window.rows / 2, columns: window.columns / 2 }),
+            Padding::Same => Ok(PerAxis {
+                rows: window.rows / 2 * dilation.rows,
+                columns: window.columns / 2 * dilation.columns,
+            }),
             Padding::Valid => Ok(PerAxis::both(0)),
             Padding::Each(size) => Ok(size),
         }

@@ -1,11 +1,14 @@
 //! The nodes of a host's layers in a graph, in forward order.
 
-use meristem_nn::graph::{ConvGeometry, Dims, GraphBuilder, GroupId, NodeId};
+use std::collections::HashMap;
+
+use meristem_nn::graph::{ConvGeometry, Dims, GraphBuilder, GroupId, NodeId, PoolGeometry};
 
 use super::error::HostError;
-use super::host_layer::{Features, HostLayer};
+use super::host_layer::{BranchJoin, Features, HostLayer};
 use super::host_spec::HostSpec;
-use super::limits::{MAX_PARAMETERS, SIZE_MAX};
+use super::limits::{FEATURES_MAX, MAX_PARAMETERS, SIZE_MAX};
+use super::per_axis::PerAxis;
 use super::slot_name::SlotName;
 use super::task_shape::TaskShape;
 
@@ -30,17 +33,24 @@ pub(crate) trait HostVisitor<'a> {
     fn added(&mut self, _layer: &'a HostLayer, _depth: usize, _b: &GraphBuilder, _x: NodeId) {}
 }
 
-/// Position of a list of layers in the description.
-#[derive(Clone, Copy)]
-struct Position<'a> {
-    /// Host.
+/// A host that is being added to a graph.
+struct Walk<'a, 'w, V> {
     host: &'a HostSpec,
-    /// Position of the layer that has the list, with a dot after it; empty for the host's own.
-    path: &'a str,
-    /// Number of layers around the list.
-    depth: usize,
     /// Classes of the dataset.
     classes: usize,
+    b: &'w mut GraphBuilder,
+    visitor: &'w mut V,
+    /// Values that later layers may join, by name.
+    saved: HashMap<&'a str, NodeId>,
+}
+
+/// Position of a list of layers in the description.
+#[derive(Clone, Copy)]
+struct Position<'p> {
+    /// Position of the layer that has the list, with a dot after it; empty for the host's own.
+    path: &'p str,
+    /// Number of layers around the list.
+    depth: usize,
 }
 
 impl HostSpec {
@@ -56,10 +66,10 @@ impl HostSpec {
         image: &TaskShape,
         visitor: &mut V,
     ) -> Result<NodeId, V::Error> {
-        let top = Position { host: self, path: "", depth: 0, classes: image.classes };
-        let input = b.input();
-        let x = top.add_layers(self.layers(), b, visitor, input)?;
-        let (Dims { c, h, w }, classes) = (b.dims(x), image.classes);
+        let (input, classes) = (b.input(), image.classes);
+        let mut walk = Walk { host: self, classes, b, visitor, saved: HashMap::new() };
+        let x = walk.add_layers(self.layers(), Position { path: "", depth: 0 }, input)?;
+        let Dims { c, h, w } = b.dims(x);
         if (c, h, w) != (classes, 1, 1) {
             let output = format!("{c}×{h}×{w}");
             return Err(HostError::Output { host: self.name(), output, classes }.into());
@@ -68,67 +78,100 @@ impl HostSpec {
     }
 }
 
-impl Position<'_> {
-    fn add_layers<'a, V: HostVisitor<'a>>(
-        self,
+impl<'a, V: HostVisitor<'a>> Walk<'a, '_, V> {
+    fn add_layers(
+        &mut self,
         layers: &'a [HostLayer],
-        b: &mut GraphBuilder,
-        visitor: &mut V,
+        at: Position<'_>,
         mut x: NodeId,
     ) -> Result<NodeId, V::Error> {
+        let host = self.host;
         for (i, layer) in layers.iter().enumerate() {
-            let place = format!("{}{i}", self.path);
+            let place = format!("{}{i}", at.path);
             let fail = |problem: String| {
                 let name = layer.name().filter(|name| !name.is_empty());
                 let place = name.map_or(place.clone(), |name| format!("{place} \"{name}\""));
-                HostError::Layer { host: self.host.name(), place, problem }
+                HostError::Layer { host: host.name(), place, problem }
             };
             x = match layer {
-                HostLayer::Slot { name } => visitor.slot(b, name, x)?,
-                HostLayer::Residual { .. } | HostLayer::Branches { .. } => {
-                    let mut ends = vec![];
-                    for (key, branch) in layer.branches() {
-                        let path = format!("{place}.{key}.");
-                        let inner = Position { path: &path, depth: self.depth + 1, ..self };
-                        ends.push(inner.add_layers(branch, b, visitor, x)?);
-                    }
-                    sum(b, &ends).map_err(fail)?
+                HostLayer::Slot { name } => self.visitor.slot(self.b, name, x)?,
+                HostLayer::Residual { .. } => {
+                    let ends = self.add_branches(layer, &place, at.depth, x)?;
+                    join(self.b, BranchJoin::Add, &ends).map_err(fail)?
                 }
-                layer => add_layer(layer, b, self.classes, x).map_err(fail)?,
+                HostLayer::Branches { join: formula, .. } => {
+                    let ends = self.add_branches(layer, &place, at.depth, x)?;
+                    join(self.b, *formula, &ends).map_err(fail)?
+                }
+                HostLayer::Save { name } => {
+                    self.saved.insert(name, x);
+                    x
+                }
+                HostLayer::Join { join: formula, from } => {
+                    // Reading the description checked that all are saved.
+                    let others = from.iter().filter_map(|name| self.saved.get(name.as_str()));
+                    let values: Vec<NodeId> = [x].into_iter().chain(others.copied()).collect();
+                    join(self.b, *formula, &values).map_err(fail)?
+                }
+                layer => add_layer(layer, self.b, self.classes, x).map_err(fail)?,
             };
-            let Dims { h, w, .. } = b.dims(x);
-            if h.max(w) > SIZE_MAX {
-                let problem = format!("its output has {h}×{w} pixels, at most {SIZE_MAX} a side");
+            let Dims { c, h, w } = self.b.dims(x);
+            if h.max(w) > SIZE_MAX || c > FEATURES_MAX {
+                let problem = format!(
+                    "its output is {c}×{h}×{w}; at most {SIZE_MAX} rows and columns and \
+                     {FEATURES_MAX} channels are supported"
+                );
                 return Err(fail(problem).into());
             }
-            let parameters = b.so_far().parameters(Some(GroupId::HOST));
+            let parameters = self.b.so_far().parameters(Some(GroupId::HOST));
             if parameters > MAX_PARAMETERS {
-                let (host, limit) = (self.host.name(), MAX_PARAMETERS);
+                let (host, limit) = (host.name(), MAX_PARAMETERS);
                 return Err(HostError::TooLarge { host, parameters, limit }.into());
             }
-            visitor.added(layer, self.depth, b, x);
+            self.visitor.added(layer, at.depth, self.b, x);
         }
         Ok(x)
     }
+
+    /// Adds the branches of `layer` at the position `place`, and returns their ends.
+    fn add_branches(
+        &mut self,
+        layer: &'a HostLayer,
+        place: &str,
+        depth: usize,
+        x: NodeId,
+    ) -> Result<Vec<NodeId>, V::Error> {
+        let branches = layer.branches().into_iter();
+        let end = |(key, branch): (String, &'a [HostLayer])| {
+            let path = format!("{place}.{key}.");
+            self.add_layers(branch, Position { path: &path, depth: depth + 1 }, x)
+        };
+        branches.map(end).collect()
+    }
 }
 
-/// Adds the sum of the ends of branches, from first to last.
-fn sum(b: &mut GraphBuilder, ends: &[NodeId]) -> Result<NodeId, String> {
-    let (first, others) = ends.split_first().ok_or("it has no branches")?;
-    others.iter().enumerate().try_fold(*first, |x, (i, end)| {
-        let shape = |node| {
-            let Dims { c, h, w } = b.dims(node);
-            format!("{c}×{h}×{w}")
-        };
-        let (expected, got) = (shape(x), shape(*end));
-        b.add(x, *end).map_err(|_| {
-            format!(
-                "its branches differ in shape: the first ends in {expected}, branch {} in {got}; \
-                 give the shortcut a convolution with the stride and channels of the other branch",
-                i + 1,
-            )
-        })
-    })
+/// Adds the join of values, from first to last; the error has the problem.
+fn join(b: &mut GraphBuilder, formula: BranchJoin, values: &[NodeId]) -> Result<NodeId, String> {
+    let (first, others) = values.split_first().ok_or("it has no branches")?;
+    let Dims { c, h, w } = b.dims(*first);
+    for (i, value) in (2..).zip(others) {
+        let got = b.dims(*value);
+        let fits = (got.h, got.w) == (h, w) && (got.c == c || formula == BranchJoin::Concat);
+        if !fits {
+            let Dims { c: channels, h: rows, w: columns } = got;
+            return Err(format!(
+                "a {formula} needs values of one shape, but the first is {c}×{h}×{w} and number \
+                 {i} is {channels}×{rows}×{columns}; give one a convolution with the stride and \
+                 channels of the other"
+            ));
+        }
+    }
+    let joined = match formula {
+        BranchJoin::Concat => b.concat(values),
+        BranchJoin::Add => others.iter().try_fold(*first, |x, value| b.add(x, *value)),
+        BranchJoin::Multiply => others.iter().try_fold(*first, |x, value| b.multiply(x, *value)),
+    };
+    joined.map_err(|error| error.to_string())
 }
 
 /// Adds a layer after `x` to the current group of parameters; the error has the problem.
@@ -139,9 +182,10 @@ fn add_layer(
     x: NodeId,
 ) -> Result<NodeId, String> {
     let node = match *layer {
-        HostLayer::Conv2d { ref name, out, kernel, stride, padding, groups, bias } => {
-            let (padding, kernel) = (padding.around(kernel)?.pair(), kernel.pair());
-            let geometry = ConvGeometry { kernel, stride: stride.pair(), padding, groups };
+        HostLayer::Conv2d { ref name, out, kernel, stride, padding, dilation, groups, bias } => {
+            let padding = padding.around(kernel, dilation)?.pair();
+            let (kernel, stride, dilation) = (kernel.pair(), stride.pair(), dilation.pair());
+            let geometry = ConvGeometry { kernel, stride, padding, groups, dilation };
             b.conv2d(x, name, out, geometry, bias)
         }
         HostLayer::BatchNorm { ref name } => b.batch_norm(x, name),
@@ -149,10 +193,15 @@ fn add_layer(
         HostLayer::Relu => Ok(b.relu(x)),
         HostLayer::Sigmoid => Ok(b.sigmoid(x)),
         HostLayer::Tanh => Ok(b.tanh(x)),
-        HostLayer::MaxPool2d { ref name, kernel, stride } => {
-            b.max_pool2d(x, name, kernel, stride.unwrap_or(kernel))
+        HostLayer::MaxPool2d { ref name, kernel, stride, padding } => {
+            b.max_pool2d_with(x, name, pool_window(kernel, stride, padding))
+        }
+        HostLayer::AvgPool2d { ref name, kernel, stride, padding } => {
+            b.avg_pool2d(x, name, pool_window(kernel, stride, padding))
         }
         HostLayer::GlobalAvgPool => Ok(b.global_avg_pool(x)),
+        HostLayer::GlobalMaxPool => Ok(b.global_max_pool(x)),
+        HostLayer::Flatten => Ok(b.flatten(x)),
         HostLayer::Linear { ref name, out, bias } => {
             let out = match out {
                 Features::Classes => classes,
@@ -160,11 +209,21 @@ fn add_layer(
             };
             b.linear(x, name, out, bias, None)
         }
-        HostLayer::Slot { .. } | HostLayer::Residual { .. } | HostLayer::Branches { .. } => Ok(x),
+        // Added by `add_layers`.
+        HostLayer::Slot { .. }
+        | HostLayer::Residual { .. }
+        | HostLayer::Branches { .. }
+        | HostLayer::Save { .. }
+        | HostLayer::Join { .. } => Ok(x),
     };
     node.map_err(|error| {
         let text = error.to_string();
         let own = format!("`{}`: ", layer.name().unwrap_or_default());
         text.strip_prefix(&own).map_or(text.clone(), Into::into)
     })
+}
+
+fn pool_window(kernel: PerAxis, stride: Option<PerAxis>, padding: PerAxis) -> PoolGeometry {
+    let stride = stride.unwrap_or(kernel).pair();
+    PoolGeometry { kernel: kernel.pair(), stride, padding: padding.pair() }
 }

@@ -98,14 +98,18 @@ fn slots_have_forward_order_unless_listed() {
     }
 }
 
+/// Checks that each description is refused with an error that has the words.
+fn are_refused(mistakes: &[(String, &str)]) {
+    for (layers, words) in mistakes {
+        let shown = problem(layers);
+        assert!(shown.contains(words), "{layers:.120}:\n{shown}");
+    }
+}
+
 #[test]
-fn mistakes_are_named_with_their_place() {
+fn mistakes_in_layers_are_named_with_their_place() {
     let conv = |keys: &str| format!("{{ conv2d = {{ {keys} }} }}, {HEAD}");
-    let slot = |name: &str| format!("{{ slot = {{ name = \"{name}\" }} }}");
-    let deep = (0..10).fold("\"relu\"".to_string(), |inner, _| {
-        format!("{{ residual = {{ body = [{inner}] }} }}")
-    });
-    for (layers, words) in [
+    are_refused(&[
         (String::new(), "`layers` is empty"),
         ("\"relu\"".into(), "its last layer gives 3×32×32"),
         ("\"relu\", \"rellu\"".into(), "layers.1: unknown layer `rellu`; did you mean `relu`?"),
@@ -131,6 +135,16 @@ fn mistakes_are_named_with_their_place() {
         (conv("out = 4, kernel = 3, name = \"slots.a\""), "begins with `slots`"),
         (conv("out = 4, kernel = 3, name = \"a..b\""), "has an empty part"),
         (conv("out = 4, kernel = 3, name = \"a b\""), "the name of a layer has 1 to 120 letters"),
+    ]);
+}
+
+#[test]
+fn mistakes_in_names_and_branches_are_named_with_their_place() {
+    let slot = |name: &str| format!("{{ slot = {{ name = \"{name}\" }} }}");
+    let deep = (0..10).fold("\"relu\"".to_string(), |inner, _| {
+        format!("{{ residual = {{ body = [{inner}] }} }}")
+    });
+    are_refused(&[
         (format!("{}, {}, {HEAD}", slot("a"), slot("a")), "two slots have the name `a`"),
         (format!("{}, {HEAD}", slot("all")), "a slot cannot have the name `all`"),
         (format!("{}, {HEAD}", slot("a.b")), "the name of a slot has 1 to 120 letters"),
@@ -146,8 +160,8 @@ fn mistakes_are_named_with_their_place() {
                 "{{ residual = {{ body =
                     [{{ conv2d = {{ out = 4, kernel = 3, stride = 2 }} }}] }} }}, {HEAD}"
             ),
-            "layer 0 \"layers.0\": its branches differ in shape: the first ends in 4×16×16, branch \
-             1 in 3×32×32",
+            "layer 0 \"layers.0\": a sum needs values of one shape, but the first is 4×16×16 and \
+             number 2 is 3×32×32",
         ),
         (format!("{{ residual = {{ body = [] }} }}, {HEAD}"), "at least one layer in `body`"),
         (
@@ -167,6 +181,42 @@ fn mistakes_are_named_with_their_place() {
             "layers.0: `branches`: join: unknown variant `ad`",
         ),
         (format!("{deep}, {HEAD}"), "at most 8 layers may be nested"),
+        (
+            format!("{}, {}, {HEAD}", "{ save = { name = \"a\" } }", "{ save = { name = \"a\" } }"),
+            "two values are saved as `a`",
+        ),
+        (
+            format!(
+                "{{ join = {{ join = \"add\", from = [\"a\"] }} }}, {{ save = {{ name = \"a\" }} }},
+                 {HEAD}"
+            ),
+            "`a` is joined before it is saved",
+        ),
+        (
+            format!(
+                "{{ save = {{ name = \"tap\" }} }},
+                 {{ join = {{ join = \"add\", from = [\"tab\"] }} }}, {HEAD}"
+            ),
+            "which no `save` has as its name; did you mean `tap`?",
+        ),
+        (format!("{{ join = {{ join = \"add\", from = [] }} }}, {HEAD}"), "no values in `from`"),
+        (
+            format!("{{ max_pool2d = {{ kernel = 3, padding = 2 }} }}, {HEAD}"),
+            "layer 0 \"layers.0\":",
+        ),
+        (
+            format!(
+                "{{ conv2d = {{ out = 256, kernel = 1 }} }}, \"flatten\",
+                     {{ conv2d = {{ out = 65536, kernel = 1023 }} }}, {HEAD}"
+            ),
+            "at most 268435456 are supported",
+        ),
+    ]);
+}
+
+#[test]
+fn mistakes_in_sizes_are_named_with_their_place() {
+    are_refused(&[
         ("{ linear = { out = \"classes\" } }".into(), "expected one vector per sample"),
         (
             "\"global_avg_pool\", { linear = { out = 9 } }".into(),
@@ -182,13 +232,10 @@ fn mistakes_are_named_with_their_place() {
                 "{{ conv2d = {{ out = 1, kernel = 1, padding = 1024 }} }}, {} {HEAD}",
                 "{ conv2d = { out = 1, kernel = 1, padding = 1024 } },".repeat(40)
             ),
-            "pixels, at most 65536 a side",
+            "at most 65536 rows and columns",
         ),
         (format!("{} {HEAD}", "\"relu\",".repeat(5000)), "5002 layers; at most 4096"),
-    ] {
-        let shown = problem(&layers);
-        assert!(shown.contains(words), "{layers:.120}:\n{shown}");
-    }
+    ]);
 }
 
 #[test]

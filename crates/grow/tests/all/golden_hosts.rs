@@ -107,6 +107,11 @@ fn residual_layers_train_as_in_pytorch() {
 }
 
 #[test]
+fn saved_values_products_and_flat_images_train_as_in_pytorch() {
+    Isa::available().into_iter().for_each(|isa| follow("joined", isa));
+}
+
+#[test]
 fn branches_groups_and_odd_windows_train_as_in_pytorch() {
     Isa::available().into_iter().for_each(|isa| follow("mixed", isa));
 }

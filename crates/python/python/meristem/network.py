@@ -7,6 +7,7 @@ blueprints (``topology``). :func:`forward` applies them with the operations of a
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
 from os import PathLike
 from typing import Any, Protocol
 
@@ -93,13 +94,18 @@ def forward(
         module = slot["module"]
         return blend(library, f"slots.{name}", module, blueprints[module["blueprint"]], x)
 
-    return host_layers(library, host["layers"], grown, x)
+    return host_layers(library, host["layers"], grown, {}, x)
 
 
 def host_layers(
-    library: Library, layers: Iterable[Any], grown: Callable[[str, Any], Any], x: Any
+    library: Library,
+    layers: Iterable[Any],
+    grown: Callable[[str, Any], Any],
+    saved: dict[str, Any],
+    x: Any,
 ) -> Any:
-    """The output of layers of a host; ``grown`` applies the module of a slot."""
+    """The output of layers of a host; ``grown`` applies the module of a slot, ``saved`` has the saved
+    values by name."""
     for layer in layers:
         match layer:
             case {"slot": {"name": name}}:
@@ -121,22 +127,47 @@ def host_layers(
                 x = library.max_pool2d(
                     x, about["kernel"], about.get("stride"), about.get("padding", 0)
                 )
+            case {"avg_pool2d": about}:
+                x = library.avg_pool2d(
+                    x, about["kernel"], about.get("stride"), about.get("padding", 0)
+                )
             case "global_avg_pool":
                 x = library.mean(x)
+            case "global_max_pool":
+                x = library.max(x)
+            case "flatten":
+                x = library.flatten(x)
+            case {"save": {"name": name}}:
+                saved[name] = x
+            case {"join": {"join": how, "from": names}}:
+                x = join(library, how, [x, *(saved[name] for name in names)])
             case {"linear": about}:
                 name = about["name"]
                 bias = library.tensor(f"{name}.bias") if about.get("bias", True) else None
                 x = library.linear(x, library.tensor(f"{name}.weight"), bias)
             case {"residual": about}:
                 branches = [about["body"], about.get("shortcut", [])]
-                body, shortcut = (host_layers(library, b, grown, x) for b in branches)
+                body, shortcut = (host_layers(library, b, grown, saved, x) for b in branches)
                 x = body + shortcut
-            case {"branches": {"join": "add", "branches": branches}}:
-                ends = [host_layers(library, branch, grown, x) for branch in branches]
-                x = sum(ends[1:], ends[0])
+            case {"branches": {"join": how, "branches": branches}}:
+                ends = [host_layers(library, branch, grown, saved, x) for branch in branches]
+                x = join(library, how, ends)
             case other:
                 raise WeightsError(f"unknown layer of a host `{other}`")
     return x
+
+
+def join(library: Library, how: str, values: Sequence[Any]) -> Any:
+    """Values joined from first to last."""
+    match how:
+        case "add":
+            return sum(values[1:], values[0])
+        case "multiply":
+            return reduce(library.multiply, values)
+        case "concat":
+            return library.concat(values)
+        case other:
+            raise WeightsError(f"unknown join `{other}`")
 
 
 def conv2d(library: Library, about: Mapping[str, Any], x: Any) -> Any:

@@ -45,6 +45,7 @@ class Conv2d(Layer):
     #: Groups of channels that are convolved separately.
     groups: int = 1
     bias: bool = False
+    dilation: Size = 1
     name: str | None = None
 
 
@@ -91,8 +92,21 @@ class MaxPool2d(Layer):
     """The maximum of each window; ``stride`` is the window's size unless given."""
 
     kind: ClassVar[str] = "max_pool2d"
-    kernel: int
-    stride: int | None = None
+    kernel: Size
+    stride: Size | None = None
+    padding: Size = 0
+    name: str | None = None
+
+
+@dataclass
+class AvgPool2d(Layer):
+    """The mean of each window, with zeros around the image; ``stride`` is the window's size unless
+    given."""
+
+    kind: ClassVar[str] = "avg_pool2d"
+    kernel: Size
+    stride: Size | None = None
+    padding: Size = 0
     name: str | None = None
 
 
@@ -101,6 +115,20 @@ class GlobalAvgPool(Layer):
     """The mean over the image; later layers get a vector."""
 
     kind: ClassVar[str] = "global_avg_pool"
+
+
+@dataclass
+class GlobalMaxPool(Layer):
+    """The maximum over the image; later layers get a vector."""
+
+    kind: ClassVar[str] = "global_max_pool"
+
+
+@dataclass
+class Flatten(Layer):
+    """The image as a vector, channel by channel, each row by row, as in PyTorch."""
+
+    kind: ClassVar[str] = "flatten"
 
 
 @dataclass
@@ -143,10 +171,34 @@ class Residual(Layer):
         return {self.kind: keys | _named(self.name)}
 
 
+@dataclass
+class Save(Layer):
+    """Saves its input for a later :class:`Join`."""
+
+    kind: ClassVar[str] = "save"
+    name: str
+
+
+@dataclass(init=False)
+class Join(Layer):
+    """The input joined with values that were saved before; ``join`` as for :class:`Branches`."""
+
+    kind: ClassVar[str] = "join"
+    names: list[str]
+    join: str
+
+    def __init__(self, *names: str, join: str) -> None:
+        self.names, self.join = list(names), join
+
+    def entry(self) -> Any:
+        """The layer as descriptions in JSON have it."""
+        return {self.kind: {"join": self.join, "from": self.names}}
+
+
 @dataclass(init=False)
 class Branches(Layer):
-    """Branches that each get the input; ``join`` is ``"add"``. A branch without layers is the
-    identity."""
+    """Branches that each get the input; ``join`` is ``"add"``, ``"multiply"`` or ``"concat"`` (along
+    channels). A branch without layers is the identity."""
 
     kind: ClassVar[str] = "branches"
     branches: list[list[Layer]]
@@ -176,11 +228,16 @@ KINDS: dict[str, type[Layer]] = {
         Sigmoid,
         Tanh,
         MaxPool2d,
+        AvgPool2d,
         GlobalAvgPool,
+        GlobalMaxPool,
+        Flatten,
         Linear,
         Slot,
         Residual,
         Branches,
+        Save,
+        Join,
     )
 }
 
@@ -209,6 +266,8 @@ def layer_of(entry: Any) -> Layer:
         return Residual(*body, shortcut=shortcut, **keys)
     if kind == "branches":
         return Branches(*map(layers_of, keys.pop("branches")), **keys)
+    if kind == "join":
+        return Join(*keys["from"], join=keys["join"])
     return KINDS[kind](**{key: _tuple(value) for key, value in keys.items()})
 
 
