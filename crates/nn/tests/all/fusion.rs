@@ -3,7 +3,8 @@
 use crate::common::host::{self, BASELINE, DEEP, MINIMAL, Shape};
 use crate::common::{Case, assert_close};
 use meristem_nn::graph::{
-    BlendMode, BlendOperands, ConvGeometry, Dims, Graph, GraphBuilder, GroupId, SgdConfig,
+    BlendMode, BlendOperands, ConvGeometry, Dims, Graph, GraphBuilder, GroupId, PoolGeometry,
+    SgdConfig,
 };
 use meristem_nn::kernels::conv::ConvShape;
 use meristem_nn::ops::{ConvOp, PlanTarget, StepOp};
@@ -144,6 +145,36 @@ fn rows_of_steps_go_through_a_batch_in_blocks() {
         assert_eq!(chains(PlanMode::Train, false), 0);
         check(graph, 101);
     }
+}
+
+/// Branches over pooling windows, joined by a product and by their channels, and flattened: their
+/// steps go through a batch in blocks, except the concatenation.
+#[test]
+fn branches_go_through_a_batch_in_blocks() {
+    let mut b = GraphBuilder::new(Dims { c: 3, h: 24, w: 22 }, SGD);
+    let apart = ConvGeometry::same(3).padding([2; 2]).dilation([2; 2]);
+    let x = b.conv2d(b.input(), "conv", 8, apart, true).unwrap();
+    let window = PoolGeometry::square(3, 2).padded([1; 2]);
+    let most = b.max_pool2d_with(x, "max", window).unwrap();
+    let mean = b.avg_pool2d(x, "mean", window).unwrap();
+    let gate = b.conv2d(mean, "gate", 8, ConvGeometry::same(1), true).unwrap();
+    let gate = b.sigmoid(gate);
+    let product = b.multiply(most, gate).unwrap();
+    let all = b.concat(&[product, mean]).unwrap();
+    let all = b.tanh(all);
+    let all = b.flatten(all);
+    let y = b.linear(all, "fc", 4, true, None).unwrap();
+    let graph = b.finish(y).unwrap();
+    let in_chains = |mode, names: &[&str]| {
+        let plan = Plan::compile(&graph, PlanOptions::new(101, mode)).unwrap().describe();
+        for name in names {
+            let found = plan.lines().any(|line| line.contains("Chain(") && line.contains(name));
+            assert!(found, "{name} in a chain: {plan}");
+        }
+    };
+    in_chains(PlanMode::Infer, &["Max(", "WindowAverage(", "Product", "Transpose"]);
+    in_chains(PlanMode::Train, &["MaxGradient", "WindowAverageGradient", "Product", "Transpose"]);
+    check(graph, 101);
 }
 
 /// Products that are large enough for several parts, in a smaller last block.

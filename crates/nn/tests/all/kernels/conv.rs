@@ -126,7 +126,9 @@ fn dilated(base: ConvShape) -> Vec<ConvShape> {
     let mut shapes = vec![];
     for dilation in [[2, 2], [1, 2], [3, 1], [2, 3]] {
         let base = ConvShape { dilation, padding: [2, 3], ..base };
-        for [in_c, out_c, groups] in [[3, 8, 1], [8, 8, 1], [17, 20, 1], [6, 4, 2], [17, 17, 17]] {
+        for [in_c, out_c, groups] in
+            [[3, 8, 1], [3, 3, 1], [8, 8, 1], [17, 20, 1], [6, 4, 2], [17, 17, 17]]
+        {
             let base = ConvShape { in_c, out_c, groups, ..base };
             shapes.push(base);
             for stride in [[2, 2], [1, 3], [4, 1]] {
