@@ -9,9 +9,9 @@ use crate::kernels::{GradOut, Isa};
 #[inline(always)]
 fn mean<const N: usize>(window: &ClippedWindow, scale: f32, x: &[f32], y: &mut [f32]) {
     let mut total = [0f32; N];
-    for row in 0..window.rows.len() {
+    for row in 0..window.size[0] {
         let mut sum = [0f32; N];
-        for column in 0..window.columns.len() {
+        for column in 0..window.size[1] {
             let x = &x[row * window.strides[0] + column * window.strides[1]..][..N];
             for l in 0..N {
                 sum[l] += x[l];
@@ -59,10 +59,10 @@ isa_kernels! {
             dx.values.fill(0.0);
         }
         for ((at, window), dy) in shape.clipped().zip(dy.chunks_exact(c)) {
-            for row in 0..window.rows.len() {
+            for row in 0..window.size[0] {
                 // The pixels of a row are side by side.
                 let from = at + row * window.strides[0];
-                let row = &mut dx.values[from..from + window.columns.len() * c];
+                let row = &mut dx.values[from..from + window.size[1] * c];
                 for pixel in row.chunks_exact_mut(c) {
                     for (d, &g) in pixel.iter_mut().zip(dy) {
                         *d += g * scale;
