@@ -1,7 +1,9 @@
-"""Writes golden/layers.safetensors and golden/windows.safetensors: every layer forward and
+"""Writes the files layers, windows and activations of the folder golden: every layer forward and
 backward, at odd shapes."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +13,7 @@ from torch import Tensor
 golden = GoldenFile("layers", "reference/layers.py: each layer forward and backward")
 #: Layers between the blocks of a host: pooling windows, joins of branches, images as vectors.
 windows = GoldenFile("windows", "reference/layers.py: windows, joins and flatten")
+activations = GoldenFile("activations", "reference/layers.py: functions of one element")
 
 
 def randn(case: str, **shapes: tuple[int, ...]) -> Tensors:
@@ -152,6 +155,33 @@ def pointwise() -> None:
             case, "norm_mix", inputs,
             lambda t: {"y": t["x"] + torch.tanh(t["s"]) * (t["y"] - t["x"])}, grads=("x", "y", "s"),
         )  # fmt: skip
+
+
+def functions() -> None:
+    """Activations beyond those of `pointwise`, with and without saturated inputs."""
+    table: list[tuple[str, Callable[[Tensor], Tensor], dict[str, float]]] = [
+        ("leaky_relu", lambda x: F.leaky_relu(x, 0.01), {"negative_slope": 0.01}),
+        ("leaky_relu", lambda x: F.leaky_relu(x, 0.3), {"negative_slope": 0.3}),
+        ("elu", F.elu, {}),
+        ("gelu", F.gelu, {}),
+        ("gelu_tanh", lambda x: F.gelu(x, approximate="tanh"), {}),
+        ("silu", F.silu, {}),
+        ("softplus", F.softplus, {}),
+        ("hard_swish", F.hardswish, {}),
+    ]
+    for op, function, params in table:
+        name = op + "".join(f"_{value}" for value in params.values())
+        for shape, wide in [((1, 3, 5, 7), False), ((3, 7), False), ((5, 17, 3, 1), True)]:
+            case = f"{name}_{dims(shape)}{'_wide' if wide else ''}"
+            inputs = randn(case, x=shape)
+            inputs["x"] *= 3.0
+            # Zeros of both signs. Saturated inputs are apart, because they raise the tolerance.
+            inputs["x"].view(-1)[:2] = torch.tensor([0.0, -0.0])
+            if wide:
+                inputs["x"].view(-1)[2:8] = torch.tensor([20.0, 20.5, -20.0, 95.0, -95.0, 6.5])
+            activations.add(
+                case, op, inputs, lambda t: {"y": function(t["x"])}, grads=("x",), **params
+            )  # fmt: skip
 
 
 def pools() -> None:
@@ -366,9 +396,11 @@ def dilated() -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for section in (conv2d, norms, pointwise, pools, linear, blends, losses, optimiser):
+    sections = (conv2d, norms, pointwise, functions, pools, linear, blends, losses, optimiser)
+    for section in sections:
         section()
     golden.write()
     for section in (flatten, pooling_windows, joins, dilated):
         section()
     windows.write()
+    activations.write()

@@ -128,14 +128,7 @@ impl<'a> OnnxBuilder<'a> {
             NodeOp::GroupNorm { x, weight, bias, groups, eps } => {
                 self.group_norm(x, weight, bias, groups, eps)?
             }
-            NodeOp::Activation(function, x) => {
-                let operator = match function {
-                    UnaryFunction::Relu => "Relu",
-                    UnaryFunction::Sigmoid => "Sigmoid",
-                    UnaryFunction::Tanh => "Tanh",
-                };
-                self.push(operator, &[&self.value(x)], vec![])
-            }
+            NodeOp::Activation(function, x) => self.activation(function, x),
             NodeOp::MaxPool2d { x, window } => {
                 self.push("MaxPool", &[&self.value(x)], windows(&window))
             }
@@ -243,6 +236,55 @@ impl<'a> OnnxBuilder<'a> {
         let whole = self.push("Reshape", &[&normal, &together], vec![]);
         let scaled = self.push("Mul", &[&whole, &scale], vec![]);
         Ok(self.push("Add", &[&scaled, &shift], vec![]))
+    }
+
+    /// A function of one element: its operator, or several where the opset has none.
+    fn activation(&mut self, function: UnaryFunction, x: NodeId) -> String {
+        let x = self.value(x);
+        let operator = match function {
+            UnaryFunction::Relu => "Relu",
+            UnaryFunction::Sigmoid => "Sigmoid",
+            UnaryFunction::Tanh => "Tanh",
+            UnaryFunction::LeakyRelu { slope } => {
+                return self.push("LeakyRelu", &[&x], vec![AttributeProto::float("alpha", slope)]);
+            }
+            // The default of its α is 1.
+            UnaryFunction::Elu => "Elu",
+            UnaryFunction::Gelu => return self.gelu(&x),
+            UnaryFunction::GeluTanh => return self.gelu_tanh(&x),
+            UnaryFunction::Silu => {
+                let gate = self.push("Sigmoid", &[&x], vec![]);
+                return self.push("Mul", &[&x, &gate], vec![]);
+            }
+            UnaryFunction::Softplus => "Softplus",
+            UnaryFunction::HardSwish => "HardSwish",
+        };
+        self.push(operator, &[&x], vec![])
+    }
+
+    /// `½·x·(1 + erf(x/√2))`. The operator `Gelu` is of a later opset.
+    fn gelu(&mut self, x: &str) -> String {
+        let root = self.constant("gelu.root", &[], &[std::f32::consts::FRAC_1_SQRT_2]);
+        let [one, half] =
+            [("one", 1.0), ("half", 0.5)].map(|(name, value)| self.constant(name, &[], &[value]));
+        let argument = self.push("Mul", &[x, &root], vec![]);
+        let erf = self.push("Erf", &[&argument], vec![]);
+        let sum = self.push("Add", &[&erf, &one], vec![]);
+        let product = self.push("Mul", &[x, &sum], vec![]);
+        self.push("Mul", &[&half, &product], vec![])
+    }
+
+    /// `x·σ(2·√(2/π)·(x + 0.044715·x³))`, which equals `½·x·(1 + tanh(…))`.
+    fn gelu_tanh(&mut self, x: &str) -> String {
+        let inner = std::f32::consts::FRAC_2_SQRT_PI * std::f32::consts::SQRT_2;
+        let linear = self.constant("gelu.linear", &[], &[inner]);
+        let cubic = self.constant("gelu.cubic", &[], &[inner * 0.044_715]);
+        let square = self.push("Mul", &[x, x], vec![]);
+        let scaled = self.push("Mul", &[&cubic, &square], vec![]);
+        let factor = self.push("Add", &[&linear, &scaled], vec![]);
+        let argument = self.push("Mul", &[x, &factor], vec![]);
+        let gate = self.push("Sigmoid", &[&argument], vec![]);
+        self.push("Mul", &[x, &gate], vec![])
     }
 
     /// Blends a module into its host, as the engine does for an alpha above 0.

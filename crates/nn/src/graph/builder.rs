@@ -226,6 +226,50 @@ impl GraphBuilder {
         self.activation(UnaryFunction::Tanh, x)
     }
 
+    /// Leaky ReLU: `x` above 0, `slope · x` elsewhere. PyTorch's default slope is 0.01.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a slope that is negative, infinite or NaN.
+    pub fn leaky_relu(&mut self, x: NodeId, slope: f32) -> Result<NodeId> {
+        if !(slope.is_finite() && slope >= 0.0) {
+            let (layer, expected) = ("leaky_relu".into(), "a finite slope of at least 0");
+            return Err(Error::Unsupported { layer, expected, got: slope.to_string() });
+        }
+        Ok(self.activation(UnaryFunction::LeakyRelu { slope }, x))
+    }
+
+    /// ELU with α = 1: `x` above 0, `eˣ − 1` elsewhere.
+    pub fn elu(&mut self, x: NodeId) -> NodeId {
+        self.activation(UnaryFunction::Elu, x)
+    }
+
+    /// GELU (<https://arxiv.org/abs/1606.08415>): `½·x·(1 + erf(x/√2))`. Backward keeps x.
+    pub fn gelu(&mut self, x: NodeId) -> NodeId {
+        self.activation(UnaryFunction::Gelu, x)
+    }
+
+    /// GELU's approximation by tanh, from the same article:
+    /// `½·x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))`. Backward keeps x.
+    pub fn gelu_tanh(&mut self, x: NodeId) -> NodeId {
+        self.activation(UnaryFunction::GeluTanh, x)
+    }
+
+    /// SiLU, also known as swish: `x/(1 + e⁻ˣ)`. Backward keeps x.
+    pub fn silu(&mut self, x: NodeId) -> NodeId {
+        self.activation(UnaryFunction::Silu, x)
+    }
+
+    /// Softplus: `ln(1 + eˣ)`.
+    pub fn softplus(&mut self, x: NodeId) -> NodeId {
+        self.activation(UnaryFunction::Softplus, x)
+    }
+
+    /// Hard swish (<https://arxiv.org/abs/1905.02244>): `x·min(max(x + 3, 0), 6)/6`. Backward keeps
+    /// x.
+    pub fn hard_swish(&mut self, x: NodeId) -> NodeId {
+        self.activation(UnaryFunction::HardSwish, x)
+    }
+
     /// Mean over the image: `C × H × W` to `C × 1 × 1`.
     pub fn global_avg_pool(&mut self, x: NodeId) -> NodeId {
         let c = self.dims(x).c;

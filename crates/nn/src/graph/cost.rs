@@ -23,11 +23,8 @@ impl Graph {
             NodeOp::BatchNorm { .. } => 2 * each,
             // Mean, variance (square and sum), scale and shift.
             NodeOp::GroupNorm { .. } => 5 * each,
-            NodeOp::Activation(UnaryFunction::Relu, _) => each,
+            NodeOp::Activation(function, _) => of_function(function) * each,
             NodeOp::Add(..) | NodeOp::Multiply(..) => each,
-            // 1/(1 + e^−x) and (e^2x − 1)/(e^2x + 1).
-            NodeOp::Activation(UnaryFunction::Sigmoid, _) => 3 * each,
-            NodeOp::Activation(UnaryFunction::Tanh, _) => 4 * each,
             NodeOp::MaxPool2d { window, .. } | NodeOp::AvgPool2d { window, .. } => {
                 window.taps() * each
             }
@@ -53,5 +50,29 @@ impl Graph {
             _ => 0,
         });
         macs.map(|macs| macs as u64).sum()
+    }
+}
+
+/// Floating-point operations of a function of one element, by its formula.
+fn of_function(function: UnaryFunction) -> usize {
+    match function {
+        UnaryFunction::Relu => 1,
+        // 1/(1 + e^−x) and (e^2x − 1)/(e^2x + 1).
+        UnaryFunction::Sigmoid => 3,
+        UnaryFunction::Tanh => 4,
+        // A comparison, and a product.
+        UnaryFunction::LeakyRelu { .. } => 2,
+        // A comparison, and e^x − 1.
+        UnaryFunction::Elu => 3,
+        // ½x·(1 + erf(x/√2)), erf like an exponential.
+        UnaryFunction::Gelu => 5,
+        // ½x·(1 + tanh u), u = √(2/π)·x·(1 + 0.044715·x²).
+        UnaryFunction::GeluTanh => 3 + 4 + 5,
+        // x/(1 + e^−x).
+        UnaryFunction::Silu => 3,
+        // A comparison, and log(1 + e^x).
+        UnaryFunction::Softplus => 4,
+        // x·min(max(x + 3, 0), 6)/6.
+        UnaryFunction::HardSwish => 5,
     }
 }

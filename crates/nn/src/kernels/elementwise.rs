@@ -4,7 +4,7 @@
 //! `for` loops: a closure that `for_each` calls may be compiled separately, for the baseline.
 
 use super::macros::isa_kernels;
-use super::{BatchShape, GradOut, Isa, math};
+use super::{BatchShape, GradOut, Isa, functions, math};
 
 /// Writes or adds `f(a, b)` elementwise.
 #[inline(always)]
@@ -22,8 +22,17 @@ pub(crate) fn emit(out: GradOut<'_>, a: &[f32], f: impl Fn(f32) -> f32) {
     }
 }
 
+/// Writes or adds `dy·f'`, f' a function of the saved value.
+#[inline(always)]
+fn emit_slope(dx: GradOut<'_>, saved: &[f32], dy: &[f32], slope: impl Fn(f32) -> f32) {
+    for ((d, &saved), &dy) in dx.values.iter_mut().zip(saved).zip(dy) {
+        let gradient = dy * slope(saved);
+        *d = if dx.accumulate { *d + gradient } else { gradient };
+    }
+}
+
 /// A function of one element.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum UnaryFunction {
     /// `max(x, 0)`; NaN stays NaN, as in PyTorch.
     Relu,
@@ -31,6 +40,43 @@ pub enum UnaryFunction {
     Sigmoid,
     /// `tanh x`.
     Tanh,
+    /// `x` above 0, `slope · x` elsewhere.
+    LeakyRelu {
+        /// Slope below 0: finite, not negative.
+        slope: f32,
+    },
+    /// `x` above 0, `eˣ − 1` elsewhere: PyTorch's `ELU` with α = 1.
+    Elu,
+    /// `x·Φ(x)`, Φ the standard normal distribution (`½·(1 + erf(x/√2))`).
+    Gelu,
+    /// `½·x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))`: PyTorch's `GELU` with `approximate="tanh"`.
+    GeluTanh,
+    /// `x/(1 + e⁻ˣ)`, also known as swish.
+    Silu,
+    /// `ln(1 + eˣ)`, which is x above PyTorch's threshold of 20.
+    Softplus,
+    /// `x·min(max(x + 3, 0), 6)/6`.
+    HardSwish,
+}
+
+impl UnaryFunction {
+    /// Whether the gradient is computed from x, which is then kept until backward. The derivative
+    /// of every other function is a function of its value.
+    pub const fn saves_input(self) -> bool {
+        match self {
+            // They are not monotonic: two x have the same value.
+            UnaryFunction::Gelu
+            | UnaryFunction::GeluTanh
+            | UnaryFunction::Silu
+            | UnaryFunction::HardSwish => true,
+            UnaryFunction::Relu
+            | UnaryFunction::Sigmoid
+            | UnaryFunction::Tanh
+            | UnaryFunction::LeakyRelu { .. }
+            | UnaryFunction::Elu
+            | UnaryFunction::Softplus => false,
+        }
+    }
 }
 
 isa_kernels! {
@@ -41,22 +87,40 @@ isa_kernels! {
             UnaryFunction::Relu => emit(y, x, |x| if x <= 0.0 { 0.0 } else { x }),
             UnaryFunction::Sigmoid => emit(y, x, math::sigmoid),
             UnaryFunction::Tanh => emit(y, x, math::tanh),
+            UnaryFunction::LeakyRelu { slope } => {
+                emit(y, x, |x| functions::leaky_relu(x, slope));
+            }
+            UnaryFunction::Elu => emit(y, x, functions::elu),
+            UnaryFunction::Gelu => emit(y, x, functions::gelu),
+            UnaryFunction::GeluTanh => emit(y, x, functions::gelu_tanh),
+            UnaryFunction::Silu => emit(y, x, functions::silu),
+            UnaryFunction::Softplus => emit(y, x, functions::softplus),
+            UnaryFunction::HardSwish => emit(y, x, functions::hard_swish),
         }
     }
 
-    /// Gradient of [`apply`] from its output `y`: `dy·f'(x)`, with `f'` in terms of `y`. ReLU's is
-    /// `dy` where `y > 0` or NaN, else 0.
+    /// Gradient of [`apply`]: `dy·f'(x)`. `saved` is x if [`UnaryFunction::saves_input`], else the
+    /// output y. ReLU's gradient is `dy` where `y > 0` or NaN, else 0.
     pub fn apply_backward(
         isa: Isa,
         function: UnaryFunction,
-        y: &[f32],
+        saved: &[f32],
         dy: &[f32],
         dx: GradOut<'_>,
     ) {
         match function {
-            UnaryFunction::Relu => emit2(dx, y, dy, |y, dy| if y <= 0.0 { 0.0 } else { dy }),
-            UnaryFunction::Sigmoid => emit2(dx, y, dy, |y, dy| dy * ((1.0 - y) * y)),
-            UnaryFunction::Tanh => emit2(dx, y, dy, |y, dy| dy * (1.0 - y * y)),
+            UnaryFunction::Relu => emit2(dx, saved, dy, |y, dy| if y <= 0.0 { 0.0 } else { dy }),
+            UnaryFunction::Sigmoid => emit2(dx, saved, dy, |y, dy| dy * ((1.0 - y) * y)),
+            UnaryFunction::Tanh => emit2(dx, saved, dy, |y, dy| dy * (1.0 - y * y)),
+            UnaryFunction::LeakyRelu { slope } => {
+                emit_slope(dx, saved, dy, |y| functions::leaky_relu_slope(y, slope));
+            }
+            UnaryFunction::Elu => emit_slope(dx, saved, dy, functions::elu_slope),
+            UnaryFunction::Gelu => emit_slope(dx, saved, dy, functions::gelu_slope),
+            UnaryFunction::GeluTanh => emit_slope(dx, saved, dy, functions::gelu_tanh_slope),
+            UnaryFunction::Silu => emit_slope(dx, saved, dy, functions::silu_slope),
+            UnaryFunction::Softplus => emit_slope(dx, saved, dy, functions::softplus_slope),
+            UnaryFunction::HardSwish => emit_slope(dx, saved, dy, functions::hard_swish_slope),
         }
     }
 

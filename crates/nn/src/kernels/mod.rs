@@ -33,6 +33,7 @@ mod macros;
 pub mod blend;
 pub mod conv;
 pub mod elementwise;
+mod functions;
 mod lanes;
 pub mod loss;
 pub mod lstm;

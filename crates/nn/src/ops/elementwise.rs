@@ -36,7 +36,7 @@ pub enum ElementwiseOp {
         /// Elements.
         len: usize,
     },
-    /// Reads y, dy; writes dx. The derivative of every function here is a function of its value.
+    /// Reads y, or x if [`UnaryFunction::saves_input`], and dy; writes dx.
     Gradient {
         /// f.
         function: UnaryFunction,
@@ -119,9 +119,9 @@ impl ElementwiseOp {
                 elementwise::apply(isa, function, x, y);
             }
             ElementwiseOp::Gradient { function, accumulate, .. } => {
-                let ([y, dy], [values]) = operands.floats();
+                let ([saved, dy], [values]) = operands.floats();
                 let dx = GradOut { values, accumulate };
-                elementwise::apply_backward(isa, function, y, dy, dx);
+                elementwise::apply_backward(isa, function, saved, dy, dx);
             }
             ElementwiseOp::Add { .. } => {
                 let ([a, b], [y]) = operands.floats();

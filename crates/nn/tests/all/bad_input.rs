@@ -82,3 +82,14 @@ fn a_graph_that_cannot_be_leaves_the_network_as_it_was() {
     train(&mut network, 1..2, 4);
     assert_eq!(metrics(&network).steps, 2);
 }
+
+#[test]
+fn a_slope_below_zero_is_refused() {
+    let mut b = GraphBuilder::new(DIMS, MODULE);
+    for slope in [-0.1, f32::NAN, f32::INFINITY] {
+        let error = b.leaky_relu(b.input(), slope).unwrap_err();
+        assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
+        assert!(error.to_string().contains("a finite slope of at least 0"), "{error}");
+    }
+    b.leaky_relu(b.input(), 0.0).unwrap();
+}

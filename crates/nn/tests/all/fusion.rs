@@ -1,10 +1,11 @@
 //! Fused passes against the same graph node by node.
 
+use crate::common::functions::FUNCTIONS;
 use crate::common::host::{self, BASELINE, DEEP, MINIMAL, Shape};
 use crate::common::{Case, assert_close};
 use meristem_nn::graph::{
-    BlendMode, BlendOperands, ConvGeometry, Dims, Graph, GraphBuilder, GroupId, PoolGeometry,
-    SgdConfig,
+    BlendMode, BlendOperands, ConvGeometry, Dims, Graph, GraphBuilder, GroupId, NodeId,
+    PoolGeometry, SgdConfig, UnaryFunction,
 };
 use meristem_nn::kernels::conv::ConvShape;
 use meristem_nn::ops::{ConvOp, PlanTarget, StepOp};
@@ -144,6 +145,58 @@ fn rows_of_steps_go_through_a_batch_in_blocks() {
         assert!(plan.lines().any(backwards), "detached: {detached}: {plan}");
         assert_eq!(chains(PlanMode::Train, false), 0);
         check(graph, 101);
+    }
+}
+
+/// Every function joins the chains that ReLU joins, forward and backward.
+#[test]
+fn functions_join_the_chains_of_their_neighbours() {
+    let graph = |function| {
+        let mut b = GraphBuilder::new(Dims { c: 8, h: 16, w: 16 }, SGD);
+        let x = b.conv2d(b.input(), "conv", 8, ConvGeometry::same(3), false).unwrap();
+        let x = b.group_norm(x, "norm", 2, 1.0).unwrap();
+        let x = apply(&mut b, function, x);
+        let x = b.conv2d(x, "next", 8, ConvGeometry::same(3), false).unwrap();
+        let x = b.global_avg_pool(x);
+        let y = b.linear(x, "fc", 4, true, None).unwrap();
+        b.finish(y).unwrap()
+    };
+    let chains = |graph: &Graph, function: UnaryFunction| -> Vec<String> {
+        let plan = Plan::compile(graph, PlanOptions::new(101, PlanMode::Train)).unwrap().describe();
+        let chains = plan.lines().filter(|line| line.contains("Chain("));
+        chains.map(|line| line.replace(&format!("{function:?}"), "f")).collect()
+    };
+    let relu = chains(&graph(UnaryFunction::Relu), UnaryFunction::Relu);
+    for step in ["Forward { function: f", "Gradient { function: f"] {
+        assert!(relu.iter().any(|chain| chain.contains(step)), "{step}: {relu:?}");
+    }
+    for function in FUNCTIONS {
+        let graph = graph(function);
+        let found = chains(&graph, function);
+        assert_eq!(found.len(), relu.len(), "{function:?}");
+        for (found, relu) in found.iter().zip(&relu) {
+            for step in ["ConvOp", "Forward {", "Gradient {", "GroupForward", "GroupGradient"] {
+                let count = |chain: &str| chain.matches(step).count();
+                assert_eq!(count(found), count(relu), "{step}: {found}");
+            }
+        }
+        check(graph, 101);
+    }
+}
+
+/// Adds a function.
+fn apply(b: &mut GraphBuilder, function: UnaryFunction, x: NodeId) -> NodeId {
+    match function {
+        UnaryFunction::Relu => b.relu(x),
+        UnaryFunction::Sigmoid => b.sigmoid(x),
+        UnaryFunction::Tanh => b.tanh(x),
+        UnaryFunction::LeakyRelu { slope } => b.leaky_relu(x, slope).unwrap(),
+        UnaryFunction::Elu => b.elu(x),
+        UnaryFunction::Gelu => b.gelu(x),
+        UnaryFunction::GeluTanh => b.gelu_tanh(x),
+        UnaryFunction::Silu => b.silu(x),
+        UnaryFunction::Softplus => b.softplus(x),
+        UnaryFunction::HardSwish => b.hard_swish(x),
     }
 }
 

@@ -2,10 +2,11 @@
 //!
 //! Tolerance of a tensor: PyTorch's own distance from f64 (`torch_error`), plus ours. Ours is a
 //! number of ulps (2^-23) of the tensor's largest value, by operation:
-//! - exact operations (ReLU, max pooling, straight-through, flatten, concat):
-//!   none, the same bits;
+//! - exact operations (ReLU, leaky ReLU, max pooling, straight-through, flatten, concat): none,
+//!   the same bits;
 //! - pointwise ones: each of up to four roundings is half an ulp, and `tanh` and `exp` are good
-//!   to 2 ulps: 8;
+//!   to 2 ulps: 8; other functions of one element as `kernels/functions.rs` derives: at most 16
+//!   roundings of the larger of 1 and the value;
 //! - sums of K products (convolution, linear, averages, channel scales, mixes): a rounding per
 //!   term, half an ulp of the partial sum, which add up like √K; K ≤ 425 here, and a partial sum is
 //!   at most about twice the largest result: 32;
@@ -33,8 +34,9 @@ fn blended(x: &[NodeId]) -> BlendOperands {
 
 fn ulps(op: &str) -> f64 {
     match op {
-        "relu" | "max_pool2d" | "global_max_pool" | "straight_through" => 0.0,
+        "relu" | "leaky_relu" | "max_pool2d" | "global_max_pool" | "straight_through" => 0.0,
         "flatten" | "concat" => 0.0,
+        "elu" | "gelu" | "gelu_tanh" | "silu" | "softplus" | "hard_swish" => 8.0,
         "sigmoid" | "tanh" | "add" | "multiply" | "blend_add" | "blend_multiply" | "sgd" => 8.0,
         "batch_norm" | "group_norm" => 64.0,
         _ => 32.0,
@@ -105,6 +107,13 @@ fn layer(b: &mut GraphBuilder, case: &Value, x: &[NodeId], out: usize) -> Result
         "relu" => Ok(b.relu(x[0])),
         "sigmoid" => Ok(b.sigmoid(x[0])),
         "tanh" => Ok(b.tanh(x[0])),
+        "leaky_relu" => b.leaky_relu(x[0], case["negative_slope"].as_f64().unwrap() as f32),
+        "elu" => Ok(b.elu(x[0])),
+        "gelu" => Ok(b.gelu(x[0])),
+        "gelu_tanh" => Ok(b.gelu_tanh(x[0])),
+        "silu" => Ok(b.silu(x[0])),
+        "softplus" => Ok(b.softplus(x[0])),
+        "hard_swish" => Ok(b.hard_swish(x[0])),
         "max_pool2d" if case["kernel"].is_number() => {
             b.max_pool2d(x[0], "l", number("kernel"), number("stride"))
         }
@@ -251,18 +260,21 @@ fn run_clip(file: &golden::File, case: &Value, isa: Isa) {
 
 #[test]
 fn every_case() {
-    for (name, least) in [("layers", 90), ("windows", 30)] {
+    for (name, least) in [("layers", 90), ("windows", 30), ("activations", 24)] {
         let file = golden::read(name);
-        let cases = file.cases();
-        assert!(cases.len() > least, "{} cases", cases.len());
-        for case in &cases {
-            for isa in Isa::available() {
-                match case["op"].as_str().unwrap() {
-                    "softmax_cross_entropy" => run_loss(&file, case, isa),
-                    "sgd" => run_sgd(&file, case, isa),
-                    "clip_grad_norm" => run_clip(&file, case, isa),
-                    _ => run_layer(&file, case, isa),
-                }
+        assert!(file.cases().len() >= least, "{name}: {} cases", file.cases().len());
+        run_cases(&file);
+    }
+}
+
+fn run_cases(file: &golden::File) {
+    for case in &file.cases() {
+        for isa in Isa::available() {
+            match case["op"].as_str().unwrap() {
+                "softmax_cross_entropy" => run_loss(file, case, isa),
+                "sgd" => run_sgd(file, case, isa),
+                "clip_grad_norm" => run_clip(file, case, isa),
+                _ => run_layer(file, case, isa),
             }
         }
     }

@@ -108,6 +108,13 @@ fn pointwise_pools_and_linear() {
     check_op("relu", [3, 4, 5], 3, |b| Ok(b.relu(b.input())));
     check_op("sigmoid", [3, 4, 5], 3, |b| Ok(b.sigmoid(b.input())));
     check_op("tanh", [3, 4, 5], 3, |b| Ok(b.tanh(b.input())));
+    check_op("leaky relu", [3, 4, 5], 3, |b| b.leaky_relu(b.input(), 0.2));
+    check_op("elu", [3, 4, 5], 3, |b| Ok(b.elu(b.input())));
+    check_op("gelu", [3, 4, 5], 3, |b| Ok(b.gelu(b.input())));
+    check_op("gelu by tanh", [3, 4, 5], 3, |b| Ok(b.gelu_tanh(b.input())));
+    check_op("silu", [3, 4, 5], 3, |b| Ok(b.silu(b.input())));
+    check_op("softplus", [3, 4, 5], 3, |b| Ok(b.softplus(b.input())));
+    check_op("hard swish", [3, 4, 5], 3, |b| Ok(b.hard_swish(b.input())));
     check_op("max pool 2", [3, 5, 7], 3, |b| b.max_pool2d(b.input(), "p", 2, 2));
     check_op("max pool 3, stride 2", [9, 7, 6], 2, |b| b.max_pool2d(b.input(), "p", 3, 2));
     check_op("global average", [17, 5, 3], 3, |b| Ok(b.global_avg_pool(b.input())));
@@ -312,7 +319,7 @@ fn random_graph(seed: u64) -> Graph {
         let same: Vec<NodeId> = nodes.iter().copied().filter(|n| b.dims(*n) == d).collect();
         let any = |r: &mut Random| same[r.below(same.len())];
         let (y, z) = (any(&mut r), any(&mut r));
-        let node = match r.below(14) {
+        let node = match r.below(16) {
             0 | 1 => b.conv2d(x, &name, 1 + r.below(9), ConvGeometry::same(3), r.below(2) == 0),
             2 => {
                 let geometry = ConvGeometry { groups: d.c, ..ConvGeometry::same(3) };
@@ -334,7 +341,16 @@ fn random_graph(seed: u64) -> Graph {
                 let s = b.sigmoid(s);
                 b.scale_channels(x, s, 2.0)
             }
-            12 => {
+            12 | 13 => match r.below(7) {
+                0 => b.leaky_relu(x, 0.1),
+                1 => Ok(b.elu(x)),
+                2 => Ok(b.gelu(x)),
+                3 => Ok(b.gelu_tanh(x)),
+                4 => Ok(b.silu(x)),
+                5 => Ok(b.softplus(x)),
+                _ => Ok(b.hard_swish(x)),
+            },
+            14 => {
                 let y = if r.below(2) == 0 { b.detach(y) } else { y };
                 b.straight_through(x, y)
             }

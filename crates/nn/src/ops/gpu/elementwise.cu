@@ -54,6 +54,148 @@ extern "C" __global__ void __launch_bounds__(256)
     put(dx[i], value, o.accumulate);
 }
 
+// Functions beyond ReLU, sigmoid and tanh (kernels/functions.rs), with kernels of their own, so
+// that those three need no more registers.
+const u32 LEAKY_RELU = 3, ELU = 4, GELU = 5, GELU_TANH = 6, SILU = 7, SOFTPLUS = 8, HARD_SWISH = 9;
+
+struct Function {
+    u32 function;
+    u32 accumulate;
+    float slope;  // of leaky ReLU
+};
+
+// e^x - 1 for x <= 0.
+__device__ __forceinline__ float exp_m1_(float x) {
+    ExpParts e = exp_parts(x < -87.33654f ? -87.33654f : x);
+    float scale = power_of_2(e.n);
+    return e.m * scale + (scale - 1.0f);
+}
+
+// ln(1 + u) for 0 <= u <= 1.
+__device__ __forceinline__ float ln_1p_(float u) {
+    float s = u / (2.0f + u), z = s * s;
+    float q = 2.8024453e-1f;
+    q = q * z + 2.7999142e-1f;
+    q = q * z + 4.00217e-1f;
+    q = q * z + 6.666641e-1f;
+    return (s + s) + s * (z * q);
+}
+
+// The standard normal distribution at a point, and e^(-x^2/2).
+struct Normal {
+    float cdf;
+    float bell;
+};
+
+__device__ __forceinline__ Normal normal(float x) {
+    float a = fabsf(x), bell = exp_(-0.5f * (x * x));
+    float t = 1.0f / (1.0f + 0.35f * a), u = t - 0.5f;
+    float p = -2.9114952e-2f;
+    p = p * u + 2.7358316e-2f;
+    p = p * u + 4.4168323e-2f;
+    p = p * u + -5.6134887e-2f;
+    p = p * u + -8.174093e-2f;
+    p = p * u + 8.187068e-2f;
+    p = p * u + 2.843958e-1f;
+    p = p * u + 3.4299162e-1f;
+    p = p * u + 2.5324428e-1f;
+    float tail = p * t * bell;
+    return {x > 0.0f ? 1.0f - tail : tail, bell};
+}
+
+// A sigmoid with its derivative.
+struct Sigmoid {
+    float value;
+    float slope;
+};
+
+__device__ __forceinline__ Sigmoid sigmoid_with_slope(float x) {
+    float e = exp_(-fabsf(x)), q = 1.0f / (1.0f + e), below = e * q;
+    return {x < 0.0f ? below : q, below * q};
+}
+
+// Constants of the approximation of GELU by tanh.
+const float INNER = 1.5957692f, CUBIC = 0.071354814f;
+
+extern "C" __global__ void __launch_bounds__(256)
+    function(Span<const float> x, Span<float> y, Function o) {
+    locate(x, y);
+    i64 i = first();
+    if (i >= y.len) return;
+    float v = x[i], value = v;
+    switch (o.function) {
+        case LEAKY_RELU:
+            value = v > 0.0f ? v : o.slope * v;
+            break;
+        case ELU:
+            value = v > 0.0f ? v : exp_m1_(v);
+            break;
+        case GELU:
+            value = v * normal(v).cdf;
+            break;
+        case GELU_TANH:
+            value = v / (1.0f + exp_(-(v * (INNER + CUBIC * (v * v)))));
+            break;
+        case SILU:
+            value = v / (1.0f + exp_(-v));
+            break;
+        case SOFTPLUS:
+            value = (v > 0.0f ? v : 0.0f) + ln_1p_(exp_(-fabsf(v)));
+            break;
+        case HARD_SWISH: {
+            float gate = v + 3.0f;
+            gate = gate < 0.0f ? 0.0f : gate;
+            value = v * (gate > 6.0f ? 6.0f : gate) / 6.0f;
+            break;
+        }
+    }
+    y[i] = value;
+}
+
+// From the saved value: x of GELU, SiLU and hard swish, y of the others.
+extern "C" __global__ void __launch_bounds__(256)
+    function_gradient(Span<const float> saved, Span<const float> dy, Span<float> dx, Function o) {
+    locate(saved, dy, dx);
+    i64 i = first();
+    if (i >= dx.len) return;
+    float v = saved[i], slope = 1.0f;
+    switch (o.function) {
+        case LEAKY_RELU:
+            slope = v > 0.0f ? 1.0f : o.slope;
+            break;
+        case ELU:
+            slope = v > 0.0f ? 1.0f : v + 1.0f;
+            break;
+        case GELU: {
+            Normal n = normal(v);
+            slope = n.cdf + v * (0.3989423f * n.bell);
+            break;
+        }
+        case GELU_TANH: {
+            v = v > 10.0f ? 10.0f : v;
+            v = v < -10.0f ? -10.0f : v;
+            float square = v * v;
+            Sigmoid s = sigmoid_with_slope(v * (INNER + CUBIC * square));
+            slope = s.value + v * (s.slope * (INNER + 3.0f * CUBIC * square));
+            break;
+        }
+        case SILU: {
+            Sigmoid s = sigmoid_with_slope(v);
+            slope = s.value + v * s.slope;
+            break;
+        }
+        case SOFTPLUS:
+            slope = -exp_m1_(-v);
+            break;
+        case HARD_SWISH:
+            slope = v / 3.0f + 0.5f;
+            slope = v <= -3.0f ? 0.0f : slope;
+            slope = v >= 3.0f ? 1.0f : slope;
+            break;
+    }
+    put(dx[i], dy[i] * slope, o.accumulate);
+}
+
 extern "C" __global__ void __launch_bounds__(256)
     add(Span<const float> a, Span<const float> b, Span<float> y) {
     locate(a, b, y);

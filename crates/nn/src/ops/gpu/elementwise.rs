@@ -6,7 +6,9 @@ use smallvec::smallvec;
 
 use super::divisor::Divisor;
 use super::over_pixels::{columns, over_pixels};
-use super::{Emission, READ, WRITE, emitted, kernel, plain, read, source, write};
+use super::{
+    CallOperand, Emission, Emitted, READ, WRITE, emitted, kernel, plain, read, source, write,
+};
 use crate::kernels::BatchShape;
 use crate::ops::elementwise::{ElementwiseOp, UnaryFunction};
 
@@ -17,6 +19,9 @@ static MULTIPLY: Kernel = kernel::<f32>(&SOURCE, "multiply", &[WRITE]);
 static PASS: Kernel = kernel::<ElementwiseValues>(&SOURCE, "pass", &[READ, WRITE]);
 static FORWARD: Kernel = kernel::<ElementwiseValues>(&SOURCE, "forward", &[READ, WRITE]);
 static GRADIENT: Kernel = kernel::<ElementwiseValues>(&SOURCE, "gradient", &[READ, READ, WRITE]);
+static FUNCTION: Kernel = kernel::<FunctionValues>(&SOURCE, "function", &[READ, WRITE]);
+static FUNCTION_GRADIENT: Kernel =
+    kernel::<FunctionValues>(&SOURCE, "function_gradient", &[READ, READ, WRITE]);
 static ADD: Kernel = kernel::<()>(&SOURCE, "add", &[READ, READ, WRITE]);
 static PRODUCT: Kernel = kernel::<ElementwiseValues>(&SOURCE, "product", &[READ, READ, WRITE]);
 static SCALE: Kernel = kernel::<ChannelValues>(&SOURCE, "scale", &[READ, READ, WRITE]);
@@ -32,6 +37,14 @@ struct ElementwiseValues {
 
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
+struct FunctionValues {
+    function: u32,
+    accumulate: u32,
+    slope: f32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
 struct ChannelValues {
     pixels: Divisor,
     c: Divisor,
@@ -40,13 +53,56 @@ struct ChannelValues {
     accumulate: u32,
 }
 
-fn options(function: UnaryFunction, accumulate: bool) -> ElementwiseValues {
-    let function = match function {
-        UnaryFunction::Relu => 0,
-        UnaryFunction::Sigmoid => 1,
-        UnaryFunction::Tanh => 2,
-    };
-    ElementwiseValues { function, accumulate: accumulate.into() }
+/// Options of a kernel without a function.
+fn accumulating(accumulate: bool) -> ElementwiseValues {
+    ElementwiseValues { function: 0, accumulate: accumulate.into() }
+}
+
+/// Kernels of a function and of its gradient.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kernels {
+    /// `forward` and `gradient`.
+    Basic,
+    /// `function` and `function_gradient`.
+    Further,
+}
+
+/// The kernels of a function, and its number in them.
+fn number(function: UnaryFunction) -> (Kernels, u32) {
+    match function {
+        UnaryFunction::Relu => (Kernels::Basic, 0),
+        UnaryFunction::Sigmoid => (Kernels::Basic, 1),
+        UnaryFunction::Tanh => (Kernels::Basic, 2),
+        UnaryFunction::LeakyRelu { .. } => (Kernels::Further, 3),
+        UnaryFunction::Elu => (Kernels::Further, 4),
+        UnaryFunction::Gelu => (Kernels::Further, 5),
+        UnaryFunction::GeluTanh => (Kernels::Further, 6),
+        UnaryFunction::Silu => (Kernels::Further, 7),
+        UnaryFunction::Softplus => (Kernels::Further, 8),
+        UnaryFunction::HardSwish => (Kernels::Further, 9),
+    }
+}
+
+/// A call of one of two kernels over `len` elements, [`Kernels::Basic`] or [`Kernels::Further`].
+fn unary(
+    [basic, further]: [&'static Kernel; 2],
+    operands: &[CallOperand],
+    function: UnaryFunction,
+    len: usize,
+    accumulate: bool,
+) -> Emitted {
+    let (kernels, function_number) = number(function);
+    let slope = if let UnaryFunction::LeakyRelu { slope } = function { slope } else { 0.0 };
+    let (function, accumulate) = (function_number, accumulate.into());
+    match kernels {
+        Kernels::Basic => {
+            emitted(Call::each(basic, len), operands, ElementwiseValues { function, accumulate })
+        }
+        Kernels::Further => {
+            let values = FunctionValues { function, accumulate, slope };
+            emitted(Call::each(further, len), operands, values)
+        }
+    }
 }
 
 fn channels(shape: &BatchShape, factor: f32, accumulate: bool) -> ChannelValues {
@@ -64,22 +120,23 @@ pub(super) fn emit(op: &ElementwiseOp) -> Emission {
             smallvec![emitted(each(&MULTIPLY, len), &[write(0)], factor)]
         }
         ElementwiseOp::Pass { len, accumulate } => {
-            let options = options(UnaryFunction::Relu, accumulate);
+            let options = accumulating(accumulate);
             smallvec![emitted(each(&PASS, len), &[read(0), write(0)], options)]
         }
         ElementwiseOp::Forward { function, len } => {
-            let options = options(function, false);
-            smallvec![emitted(each(&FORWARD, len), &[read(0), write(0)], options)]
+            let kernels = [&FORWARD, &FUNCTION];
+            smallvec![unary(kernels, &[read(0), write(0)], function, len, false)]
         }
         ElementwiseOp::Gradient { function, len, accumulate } => {
-            let options = options(function, accumulate);
-            smallvec![emitted(each(&GRADIENT, len), &[read(0), read(1), write(0)], options)]
+            let (kernels, operands) =
+                ([&GRADIENT, &FUNCTION_GRADIENT], [read(0), read(1), write(0)]);
+            smallvec![unary(kernels, &operands, function, len, accumulate)]
         }
         ElementwiseOp::Add { len } => {
             smallvec![plain(each(&ADD, len), &[read(0), read(1), write(0)])]
         }
         ElementwiseOp::Product { len, accumulate } => {
-            let options = options(UnaryFunction::Relu, accumulate);
+            let options = accumulating(accumulate);
             smallvec![emitted(each(&PRODUCT, len), &[read(0), read(1), write(0)], options)]
         }
         ElementwiseOp::Scale { shape, factor } => {

@@ -50,24 +50,33 @@ __device__ __forceinline__ float power_of_2(int e) {
     return __int_as_float((e + 127) << 23);
 }
 
-// e^x within 2 ulp; 0 below, infinity above, NaN for NaN.
-__device__ __forceinline__ float exp_(float x) {
+// e^x in parts: 2^n (1 + m).
+struct ExpParts {
+    float m;
+    int n;
+};
+
+__device__ __forceinline__ ExpParts exp_parts(float x) {
     const float ROUND = 12582912.0f;
-    float clamped = x < -87.33654f ? -87.33654f : x;
-    clamped = clamped > 88.72283f ? 88.72283f : clamped;
-    float shifted = clamped * 1.44269504088896341f + ROUND;
+    float shifted = x * 1.44269504088896341f + ROUND;
     float n = shifted - ROUND;
-    float r = (clamped - n * 0.6933594f) - n * -2.1219444e-4f;
+    float r = (x - n * 0.6933594f) - n * -2.1219444e-4f;
     float p = 1.9875691e-4f;
     p = p * r + 1.3981999e-3f;
     p = p * r + 8.333452e-3f;
     p = p * r + 4.1665796e-2f;
     p = p * r + 1.6666665e-1f;
     p = p * r + 0.5f;
-    float mantissa = (p * (r * r) + r) + 1.0f;
-    int exponent = __float_as_int(shifted) - __float_as_int(ROUND);
-    int half = exponent >> 1;
-    float y = mantissa * power_of_2(half) * power_of_2(exponent - half);
+    return {p * (r * r) + r, __float_as_int(shifted) - __float_as_int(ROUND)};
+}
+
+// e^x within 2 ulp; 0 below, infinity above, NaN for NaN.
+__device__ __forceinline__ float exp_(float x) {
+    float clamped = x < -87.33654f ? -87.33654f : x;
+    clamped = clamped > 88.72283f ? 88.72283f : clamped;
+    ExpParts e = exp_parts(clamped);
+    int half = e.n >> 1;
+    float y = (e.m + 1.0f) * power_of_2(half) * power_of_2(e.n - half);
     y = x < -87.33654f ? 0.0f : y;
     return x > 88.72283f ? __int_as_float(0x7f800000) : y;
 }

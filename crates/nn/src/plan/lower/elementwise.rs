@@ -4,7 +4,7 @@ use crate::graph::NodeId;
 use crate::ops::elementwise::{ElementwiseOp, UnaryFunction};
 use crate::plan::builder::{EmitBackward, PlanBuilder};
 
-/// ReLU, sigmoid, tanh.
+/// ReLU, sigmoid and the other functions of one element.
 pub(super) fn activation(
     b: &mut PlanBuilder<'_>,
     node: NodeId,
@@ -14,9 +14,10 @@ pub(super) fn activation(
     let (input, len) = (b.node(x), b.shape(node).len());
     let y = b.output(node);
     b.emit(ElementwiseOp::Forward { function, len }, &[input], &[y]);
+    let saved = if function.saves_input() { input } else { y };
     Box::new(move |b, dy| {
         let op = |accumulate| ElementwiseOp::Gradient { function, len, accumulate };
-        b.send_gradient(node, x, &[y, dy], op);
+        b.send_gradient(node, x, &[saved, dy], op);
     })
 }
 

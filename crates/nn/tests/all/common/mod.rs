@@ -1,5 +1,6 @@
 //! Shared by the tests of plans: running a plan over plain memory, and tensors in PyTorch's order.
 
+pub(crate) mod functions;
 pub(crate) mod golden;
 pub(crate) mod host;
 pub(crate) mod reference;

@@ -3,7 +3,6 @@
 
 use meristem_nn::graph::{
     BlendMode, BlendOperands, Dims, LstmParams, NodeId, NodeOp, ParamId, PoolGeometry,
-    UnaryFunction,
 };
 
 use super::Case;
@@ -82,11 +81,9 @@ impl Interpreter<'_> {
             NodeOp::Conv2d { .. } => self.conv(i),
             NodeOp::BatchNorm { .. } => self.batch_norm(i),
             NodeOp::GroupNorm { .. } => self.group_norm(i),
-            NodeOp::Activation(UnaryFunction::Relu, x) => self.map(*x, |v| v.max(0.0)),
-            NodeOp::Activation(UnaryFunction::Sigmoid, x) => {
-                self.map(*x, |v| 1.0 / (1.0 + (-v).exp()))
+            NodeOp::Activation(function, x) => {
+                self.map(*x, |v| super::functions::value(*function, v))
             }
-            NodeOp::Activation(UnaryFunction::Tanh, x) => self.map(*x, f64::tanh),
             NodeOp::MaxPool2d { x, window } => {
                 let most = |seen: Vec<f64>| seen.into_iter().fold(f64::NEG_INFINITY, f64::max);
                 self.pool(*x, out, window, most)

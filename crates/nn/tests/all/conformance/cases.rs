@@ -15,6 +15,7 @@ use meristem_nn::ops::{BlendOp, ConvOp, ElementwiseOp, LstmOp, PlanTarget, RowsO
 use super::case::{Case, Data, Random, case};
 use super::image_cases::{norm_cases, pool_cases};
 use super::{chain_cases, fused_cases, policy, training};
+use crate::common::functions::FUNCTIONS;
 
 pub(super) const IMAGE: BatchShape = BatchShape { batch: 3, h: 7, w: 6, c: 20 };
 
@@ -209,12 +210,41 @@ fn elementwise_cases() -> Vec<Case> {
         let gradient = ElementwiseOp::ScaleGradient { shape, factor: 0.5, accumulate };
         cases.push(case(gradient, h * w, 1.0));
     }
-    for function in [UnaryFunction::Relu, UnaryFunction::Sigmoid, UnaryFunction::Tanh] {
+    for function in FUNCTIONS {
         cases.push(case(ElementwiseOp::Forward { function, len }, FUNCTION, 1.0));
         let gradient = ElementwiseOp::Gradient { function, len, accumulate: true };
-        cases.push(case(gradient, 4, 1.0));
+        cases.push(case(gradient, FUNCTION, 1.0));
     }
+    cases.extend(FUNCTIONS.into_iter().flat_map(wide_function_cases));
     cases
+}
+
+/// A case of a function's values. Every backend performs the same operations in the same order and
+/// contracts none, so the bits are the same; except of tanh, of which a coefficient differs in the
+/// last place.
+pub(super) fn function_case(function: UnaryFunction, op: impl Into<StepOp>) -> Case {
+    match function {
+        UnaryFunction::Tanh => case(op, FUNCTION, 1.0),
+        _ => case(op, 1, 0.0),
+    }
+}
+
+/// More than one block, values with which functions saturate, the points where their formulas
+/// change, NaN and infinities.
+fn wide_function_cases(function: UnaryFunction) -> [Case; 3] {
+    let special =
+        [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0, 3.0, -3.0, 20.0, 95.0, -95.0, 1e30];
+    let mut random = Random(3);
+    let mut wide: Vec<f32> = (0..1000).map(|_| 16.0 * random.unit()).collect();
+    wide[..special.len()].copy_from_slice(&special);
+    let (len, wide) = (wide.len(), Data::F32(wide));
+    let forward = ElementwiseOp::Forward { function, len };
+    let forward = function_case(function, forward).reading(0, wide.clone());
+    let gradient = |accumulate| {
+        let op = ElementwiseOp::Gradient { function, len, accumulate };
+        case(op, 1, 0.0).reading(0, wide.clone())
+    };
+    [forward, gradient(false), gradient(true)]
 }
 
 fn blend_cases() -> Vec<Case> {

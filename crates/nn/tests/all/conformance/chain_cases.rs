@@ -21,8 +21,9 @@ use meristem_nn::ops::{
 };
 
 use super::case::{Case, Data, Random, case};
-use super::cases::packed_weights;
+use super::cases::{function_case, packed_weights};
 use super::parts::whole;
+use crate::common::functions::FUNCTIONS;
 
 use OperandPlace::{Inner, Read, Write};
 
@@ -160,6 +161,29 @@ fn joins(sizes: ChainSizes) -> Chain {
 
 const WINDOW: PoolGeometry = PoolGeometry { kernel: [3, 2], stride: [2, 1], padding: [0, 0] };
 
+/// A function and its gradient, which reads the chain's input or the function's value.
+fn function(sizes: ChainSizes, function: UnaryFunction) -> Chain {
+    let len = images(sizes.batch).len();
+    let (x, y, dy) = (Read(0), Inner(0), Read(1));
+    let saved = if function.saves_input() { x } else { y };
+    let gradient = ElementwiseOp::Gradient { function, len, accumulate: true };
+    let steps = vec![
+        ChainStep::new(ElementwiseOp::Forward { function, len }.into(), &[x], &[y]),
+        ChainStep::new(ElementwiseOp::Add { len }.into(), &[x, y], &[Write(0)]),
+        ChainStep::new(gradient.into(), &[saved, dy], &[Write(1)]),
+    ];
+    let of = f32s(len, true);
+    Chain::new(
+        sizes,
+        steps,
+        ChainOperands { reads: vec![of; 2], writes: vec![of; 2], inner: vec![of] },
+    )
+}
+
+fn functions() -> impl Iterator<Item = (UnaryFunction, Chain)> {
+    SIZES.into_iter().flat_map(|sizes| FUNCTIONS.map(|of| (of, function(sizes, of))))
+}
+
 /// Sums are over a window, with factors below 1, and over the pixels of the batch, with factors
 /// below a window's sum.
 pub(super) fn chain_cases() -> Vec<Case> {
@@ -170,7 +194,8 @@ pub(super) fn chain_cases() -> Vec<Case> {
         let of = case(Arc::new(smooth(sizes)), window + 1, 1.0).reading(1, weights);
         of.bound(1, pixels * window, 1.0)
     };
-    SIZES.map(of).to_vec()
+    let functions = functions().map(|(of, chain)| function_case(of, Arc::new(chain)));
+    SIZES.map(of).into_iter().chain(functions).collect()
 }
 
 /// Chains in several parts.
@@ -248,6 +273,17 @@ fn pooling_and_transposes_in_a_chain_have_the_bits_of_their_links() {
         let operands = of.operands(PlanTarget::Cpu);
         let expected = one_by_one(&chain, isa, operands.clone());
         assert!(of.run_over(OpBackend::Cpu(isa), operands) == expected, "{sizes:?}, {isa}");
+    }
+}
+
+#[test]
+fn functions_in_a_chain_have_the_bits_of_its_links() {
+    let of_isa = |isa| functions().map(move |(_, chain)| (chain, isa));
+    for (chain, isa) in Isa::available().into_iter().flat_map(of_isa) {
+        let of = case(Arc::new(chain.clone()), 0, 0.0);
+        let operands = of.operands(PlanTarget::Cpu);
+        let expected = one_by_one(&chain, isa, operands.clone());
+        assert!(of.run_over(OpBackend::Cpu(isa), operands) == expected, "{chain:?}, {isa}");
     }
 }
 

@@ -8,7 +8,7 @@ use meristem_nn::kernels::{BatchShape, GradOut, Isa};
 use super::support::{Exact, Guarded, ROUNDING, Values, compare, compare_within};
 
 /// Lengths around the register widths.
-const LENGTHS: [usize; 8] = [0, 1, 3, 7, 16, 17, 63, 1000];
+pub(super) const LENGTHS: [usize; 8] = [0, 1, 3, 7, 16, 17, 63, 1000];
 
 /// Units in the last place between `got` and the exact `want`, which must be a normal number.
 fn ulps(got: f32, want: f64) -> f64 {
@@ -69,7 +69,7 @@ fn special_values_pass_as_in_pytorch() {
 }
 
 /// Checks a gradient kernel with and without accumulation against exact values.
-fn check_gradient(name: &str, isa: Isa, want: &[Exact], kernel: impl Fn(GradOut<'_>)) {
+pub(super) fn check_gradient(name: &str, isa: Isa, want: &[Exact], kernel: impl Fn(GradOut<'_>)) {
     let before = Values::new(77).vec(want.len());
     let mut dx = Guarded::poisoned(want.len());
     kernel(GradOut::overwrite(dx.get()));
