@@ -1,5 +1,6 @@
 """The network of a weights file, compared with the engine."""
 
+import json
 import os
 import pickle
 
@@ -9,7 +10,7 @@ import pytest
 import meristem
 from meristem import errors
 from meristem.control import Env
-from meristem.network import host_of, logits
+from meristem.network import FUNCTIONS, host_of, logits
 
 KINDS = {
     "norm": "linear_add",
@@ -38,32 +39,58 @@ def results(weights: meristem.weights.Weights) -> tuple[float, float]:
     return loss / count, correct / count
 
 
-def test_numpy_has_the_engine_s_results_for_every_blueprint_and_style(tiny):
-    """The engine's float32 sums differ from float64 by about 1e-6 at a loss of about 2."""
-    names = list(KINDS)
+def train_with(settings, kinds: dict[str, str]) -> meristem.Run:
+    """A run in which env e grows the e-th blueprint of ``kinds``, with its style."""
+    names = list(kinds)
 
     def controller(env: Env):
         [slot, *_] = env.slots
         if "GERMINATE" in slot.ops:
             name = names[env.env]
             plant = {"op": "GERMINATE", "slot": slot.slot, "blueprint": name}
-            return {**plant, "style": KINDS[name], "tempo": "fast"}
+            return {**plant, "style": kinds[name], "tempo": "fast"}
         advances = slot.gate_passes and slot.stage in ("germinated", "training")
         return {"op": "ADVANCE", "slot": slot.slot} if advances else None
 
-    settings = {**tiny, "host": "cnn:channels=4,blocks=2", "steps": 8, "envs": 7, "max_batches": 8}
-    run = meristem.train(**settings, controller=controller, min_training_steps=1, twin=False)
+    few = {"host": "cnn:channels=4,blocks=2", "steps": 8, "max_batches": 8, "envs": len(kinds)}
+    settings = {**settings, **few, "min_training_steps": 1, "twin": False}
+    return meristem.train(**settings, controller=controller)
+
+
+def check_results(env, weights: meristem.weights.Weights) -> None:
+    """Compares with the engine, whose float32 sums differ by about 1e-6 at a loss of about 2."""
+    [module] = env["modules"]
+    assert module["stage"] in ("blending", "holding") and module["alpha"] > 0.3, module
+    loss, accuracy = results(weights)
+    assert loss == pytest.approx(env["test_loss"], abs=1e-5), module
+    assert accuracy == env["test_accuracy"], module
+
+
+def test_numpy_has_the_engine_s_results_for_every_blueprint_and_style(tiny):
+    run = train_with(tiny, KINDS)
     for env in run.summary["envs"]:
-        [module] = env["modules"]
-        assert module["stage"] in ("blending", "holding") and module["alpha"] > 0.3, module
         weights = meristem.weights.load(run.weights(env["env"]))
-        loss, accuracy = results(weights)
-        assert loss == pytest.approx(env["test_loss"], abs=1e-5), module
-        assert accuracy == env["test_accuracy"], module
+        check_results(env, weights)
         # A file of an older version has no layers; the description of the host gives the same.
         older = {key: value for key, value in weights.metadata.items() if key != "host"}
         before = meristem.weights.Weights(weights.tensors, older)
         assert host_of(before) == host_of(weights) == weights.metadata["host"]
+
+
+def test_numpy_has_the_engine_s_results_for_every_function(tiny, tmp_path):
+    conv = {"conv": {"out": {"times": {"by": 2}}, "kernel": 1, "depthwise": False}}
+    last = [{**conv, "conv": {**conv["conv"], "out": "same"}}, {"group_norm": {"zero": True}}]
+    layers = {name: name for name in FUNCTIONS} | {"leaky_relu": {"leaky_relu": {"slope": 0.3}}}
+    own = tmp_path / "own.json"
+    blueprints = [
+        {"name": f"own_{name}", "layers": [conv, layer, *last], "join": "residual"}
+        for name, layer in layers.items()
+    ]
+    own.write_text(json.dumps({"blueprints": blueprints}))
+    kinds = {blueprint["name"]: "linear_add" for blueprint in blueprints}
+    run = train_with({**tiny, "blueprints": own}, kinds)
+    for env in run.summary["envs"]:
+        check_results(env, meristem.weights.load(run.weights(env["env"])))
 
 
 def test_files_that_are_no_weights_are_refused(tmp_path):

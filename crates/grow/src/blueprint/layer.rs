@@ -39,7 +39,7 @@ const CHANNELS_MAX: usize = 65_536;
 
 /// One layer of a module. Its position in [`Blueprint::layers`](super::Blueprint::layers) names its
 /// parameters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum BlueprintLayer {
     /// Convolution without bias, with stride 1 and padding that preserves the image size.
@@ -62,6 +62,24 @@ pub enum BlueprintLayer {
     Sigmoid,
     /// `tanh x`.
     Tanh,
+    /// `x` above 0, `slope · x` elsewhere.
+    LeakyRelu {
+        /// Slope below 0: finite, not negative.
+        #[serde(default = "leaky_relu_slope")]
+        slope: f32,
+    },
+    /// `x` above 0, `eˣ − 1` elsewhere.
+    Elu,
+    /// `½·x·(1 + erf(x/√2))`.
+    Gelu,
+    /// `½·x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))`.
+    GeluTanh,
+    /// `x/(1 + e^−x)`.
+    Silu,
+    /// `ln(1 + eˣ)`.
+    Softplus,
+    /// `x·min(max(x + 3, 0), 6)/6`.
+    HardSwish,
     /// Mean over the image; later layers get a vector.
     GlobalAvgPool,
     /// Linear layer over a vector.
@@ -73,6 +91,11 @@ pub enum BlueprintLayer {
         /// Whether weight and bias start at 0.
         zero: bool,
     },
+}
+
+/// PyTorch's default slope of a leaky ReLU.
+fn leaky_relu_slope() -> f32 {
+    0.01
 }
 
 impl BlueprintLayer {
@@ -110,6 +133,13 @@ impl BlueprintLayer {
             BlueprintLayer::Relu => Ok(b.relu(x)),
             BlueprintLayer::Sigmoid => Ok(b.sigmoid(x)),
             BlueprintLayer::Tanh => Ok(b.tanh(x)),
+            BlueprintLayer::LeakyRelu { slope } => b.leaky_relu(x, slope),
+            BlueprintLayer::Elu => Ok(b.elu(x)),
+            BlueprintLayer::Gelu => Ok(b.gelu(x)),
+            BlueprintLayer::GeluTanh => Ok(b.gelu_tanh(x)),
+            BlueprintLayer::Silu => Ok(b.silu(x)),
+            BlueprintLayer::Softplus => Ok(b.softplus(x)),
+            BlueprintLayer::HardSwish => Ok(b.hard_swish(x)),
             BlueprintLayer::GlobalAvgPool => Ok(b.global_avg_pool(x)),
             BlueprintLayer::Linear { out, bias, zero } => {
                 b.linear(x, name, output(out)?, bias, zero.then_some(Init::Constant(0.0)))

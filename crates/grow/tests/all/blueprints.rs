@@ -6,7 +6,7 @@ use meristem_grow::{
     Blueprint, BlueprintError, BlueprintLayer, BlueprintSet, Channels, Host, HostSpec, Join,
     Optimisers, Rules, Stage, Style, group_norm_groups,
 };
-use meristem_nn::graph::{Init, NodeOp};
+use meristem_nn::graph::{Dims, Init, Node, NodeOp, UnaryFunction};
 
 use crate::common::{CIFAR, grow_to, host};
 
@@ -141,6 +141,55 @@ fn a_user_blueprint_is_one_value() {
     let mut host = Host::new(spec, CIFAR, &[slot.into()], set, Rules::default()).unwrap();
     grow_to(&mut host, slot, 7, Style::LinearAdd, Stage::Fossilized);
     assert_eq!(host.parameters().unwrap().grown(), 8 * 16 * 25 + 16 * 8 + 16);
+}
+
+/// A module with a function between two convolutions.
+fn with_function(function: BlueprintLayer) -> Blueprint {
+    let conv = BlueprintLayer::Conv { out: Channels::Same, kernel: 1, depthwise: false };
+    let layers = vec![conv, function, conv, BlueprintLayer::GroupNorm { zero: true }];
+    Blueprint::new("own", layers, Join::Residual)
+}
+
+#[test]
+fn functions_of_one_element_are_layers() {
+    let functions = [
+        (r#""relu""#, BlueprintLayer::Relu, UnaryFunction::Relu),
+        (r#""sigmoid""#, BlueprintLayer::Sigmoid, UnaryFunction::Sigmoid),
+        (r#""tanh""#, BlueprintLayer::Tanh, UnaryFunction::Tanh),
+        (
+            r#"{"leaky_relu":{"slope":0.2}}"#,
+            BlueprintLayer::LeakyRelu { slope: 0.2 },
+            UnaryFunction::LeakyRelu { slope: 0.2 },
+        ),
+        (r#""elu""#, BlueprintLayer::Elu, UnaryFunction::Elu),
+        (r#""gelu""#, BlueprintLayer::Gelu, UnaryFunction::Gelu),
+        (r#""gelu_tanh""#, BlueprintLayer::GeluTanh, UnaryFunction::GeluTanh),
+        (r#""silu""#, BlueprintLayer::Silu, UnaryFunction::Silu),
+        (r#""softplus""#, BlueprintLayer::Softplus, UnaryFunction::Softplus),
+        (r#""hard_swish""#, BlueprintLayer::HardSwish, UnaryFunction::HardSwish),
+    ];
+    let dims = Dims { c: 8, h: 4, w: 4 };
+    for (text, layer, function) in functions {
+        assert_eq!(serde_json::to_string(&layer).unwrap(), text);
+        assert_eq!(serde_json::from_str::<BlueprintLayer>(text).unwrap(), layer);
+        let own = with_function(layer);
+        own.check().unwrap();
+        let graph = own.graph(dims, Optimisers::default().module).unwrap();
+        let of = |node: &Node| matches!(node.op, NodeOp::Activation(found, _) if found == function);
+        assert_eq!(graph.nodes.iter().filter(|node| of(node)).count(), 1, "{text}");
+    }
+    let default: BlueprintLayer = serde_json::from_str(r#"{"leaky_relu":{}}"#).unwrap();
+    assert_eq!(default, BlueprintLayer::LeakyRelu { slope: 0.01 });
+}
+
+#[test]
+fn a_slope_below_zero_is_refused() {
+    for slope in [-0.1, f32::NAN] {
+        let error = with_function(BlueprintLayer::LeakyRelu { slope }).check().unwrap_err();
+        assert!(matches!(error, BlueprintError::Shape { .. }), "{error:?}");
+        let text = error.to_string();
+        assert!(text.contains("layer 1") && text.contains("at least 0"), "{text}");
+    }
 }
 
 #[test]

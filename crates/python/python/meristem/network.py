@@ -6,6 +6,7 @@ blueprints (``topology``). :func:`forward` applies them with the operations of a
 """
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from os import PathLike
@@ -24,6 +25,18 @@ BLENDED = ("blending", "holding", "fossilized")
 VERSIONS = {"topology": (1,), "host": (1, 2)}
 #: ε of batch norm and group norm.
 EPS = 1e-5
+#: Layers that are a function of one element: methods of a :class:`Library` without settings.
+FUNCTIONS = (
+    "relu",
+    "sigmoid",
+    "tanh",
+    "elu",
+    "gelu",
+    "gelu_tanh",
+    "silu",
+    "softplus",
+    "hard_swish",
+)
 
 
 #: One number for height and width, or one for each.
@@ -71,6 +84,13 @@ class Library(Protocol):
     def relu(self, x: Any) -> Any: ...
     def sigmoid(self, x: Any) -> Any: ...
     def tanh(self, x: Any) -> Any: ...
+    def leaky_relu(self, x: Any, slope: float) -> Any: ...
+    def elu(self, x: Any) -> Any: ...
+    def gelu(self, x: Any) -> Any: ...
+    def gelu_tanh(self, x: Any) -> Any: ...
+    def silu(self, x: Any) -> Any: ...
+    def softplus(self, x: Any) -> Any: ...
+    def hard_swish(self, x: Any) -> Any: ...
 
 
 def group_norm_groups(channels: int) -> int:
@@ -234,12 +254,10 @@ def grow(library: Library, name: str, blueprint: Mapping[str, Any], x: Any) -> A
 def apply(library: Library, name: str, layer: Any, x: Any) -> Any:
     """The output of a layer of a module."""
     match layer:
-        case "relu":
-            return library.relu(x)
-        case "sigmoid":
-            return library.sigmoid(x)
-        case "tanh":
-            return library.tanh(x)
+        case str() if layer in FUNCTIONS:
+            return getattr(library, layer)(x)
+        case {"leaky_relu": about}:
+            return library.leaky_relu(x, about["slope"])
         case "global_avg_pool":
             return library.mean(x)
         case {"conv": about}:
@@ -389,6 +407,27 @@ class Numpy:
 
     def tanh(self, x: Any) -> Any:
         return np.tanh(x)
+
+    def leaky_relu(self, x: Any, slope: float) -> Any:
+        return np.where(x > 0, x, slope * x)
+
+    def elu(self, x: Any) -> Any:
+        return np.where(x > 0, x, np.expm1(np.minimum(x, 0)))
+
+    def gelu(self, x: Any) -> Any:
+        return 0.5 * x * np.vectorize(math.erfc, otypes=[np.float64])(-x / math.sqrt(2))
+
+    def gelu_tanh(self, x: Any) -> Any:
+        return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+    def silu(self, x: Any) -> Any:
+        return x * self.sigmoid(x)
+
+    def softplus(self, x: Any) -> Any:
+        return np.logaddexp(x, 0)
+
+    def hard_swish(self, x: Any) -> Any:
+        return x * np.clip(x + 3, 0, 6) / 6
 
 
 def logits(

@@ -134,6 +134,34 @@ class Network(nn.Module):
         """The hyperbolic tangent."""
         return torch.tanh(x)
 
+    def leaky_relu(self, x: Tensor, slope: float) -> Tensor:
+        """``x`` above 0, ``slope * x`` elsewhere."""
+        return functional.leaky_relu(x, slope)
+
+    def elu(self, x: Tensor) -> Tensor:
+        """``x`` above 0, ``exp(x) - 1`` elsewhere."""
+        return functional.elu(x)
+
+    def gelu(self, x: Tensor) -> Tensor:
+        """``x`` times the standard normal distribution at ``x``."""
+        return functional.gelu(x)
+
+    def gelu_tanh(self, x: Tensor) -> Tensor:
+        """The approximation of GELU by tanh."""
+        return functional.gelu(x, approximate="tanh")
+
+    def silu(self, x: Tensor) -> Tensor:
+        """``x`` times the logistic function of ``x``."""
+        return functional.silu(x)
+
+    def softplus(self, x: Tensor) -> Tensor:
+        """``log(1 + exp(x))``."""
+        return functional.softplus(x)
+
+    def hard_swish(self, x: Tensor) -> Tensor:
+        """``x * clamp(x + 3, 0, 6) / 6``."""
+        return functional.hardswish(x)
+
 
 def load(weights: "str | PathLike[str] | Weights") -> Network:
     """The network of a weights file, in evaluation mode.
