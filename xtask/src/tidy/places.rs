@@ -28,7 +28,7 @@ struct List {
 /// Reason why texts for the command line omit the controller `External`.
 const IN_PROGRAMS: &str = "only programs supply it";
 
-const LISTS: [List; 7] = [
+const LISTS: [List; 8] = [
     List {
         row: "an operation",
         file: "crates/nn/src/graph/mod.rs",
@@ -52,6 +52,22 @@ const LISTS: [List; 7] = [
             "crates/python/python/meristem/nn.py",
             "crates/python/python/meristem/network.py",
             "docs/hosts.md",
+        ],
+        exceptions: &[],
+    },
+    List {
+        row: "a function of one element",
+        file: "crates/nn/src/kernels/elementwise.rs",
+        of: "UnaryFunction",
+        places: &[
+            "crates/nn/src/graph/builder.rs",
+            "crates/nn/src/graph/cost.rs",
+            "crates/nn/src/ops/gpu/elementwise.rs",
+            "crates/nn/tests/all/common/functions.rs",
+            "crates/nn/tests/all/golden_layers.rs",
+            "crates/nn/tests/all/kernels/functions.rs",
+            "crates/export/src/onnx/build.rs",
+            "crates/python/python/meristem/network.py",
         ],
         exceptions: &[],
     },

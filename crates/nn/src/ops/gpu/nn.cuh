@@ -87,7 +87,7 @@ __device__ __forceinline__ float tanh_(float x) {
     p = p * z + 2.063909e-2f;
     p = p * z + -5.3739716e-2f;
     p = p * z + 1.3331442e-1f;
-    p = p * z + -3.3333328e-1f;
+    p = p * z + -3.333328e-1f;
     float small = p * z * x + x;
     float large = 1.0f - 2.0f / (exp_(2.0f * a) + 1.0f);
     large = x < 0.0f ? -large : large;

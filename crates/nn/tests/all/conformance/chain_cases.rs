@@ -194,7 +194,7 @@ pub(super) fn chain_cases() -> Vec<Case> {
         let of = case(Arc::new(smooth(sizes)), window + 1, 1.0).reading(1, weights);
         of.bound(1, pixels * window, 1.0)
     };
-    let functions = functions().map(|(of, chain)| function_case(of, Arc::new(chain)));
+    let functions = functions().map(|(_, chain)| function_case(Arc::new(chain)));
     SIZES.map(of).into_iter().chain(functions).collect()
 }
 
