@@ -39,7 +39,9 @@ BRANCHES = [
     {"conv2d": {"out": 12, "kernel": 3, "dilation": 2}}, {"join": {"join": "multiply", "from": ["pooled"]}},
     {"avg_pool2d": {"kernel": [2, 1], "stride": 2}},
     {"branches": {"join": "concat", "branches": [["global_max_pool"], ["global_avg_pool"], ["flatten"]]}},
-    {"linear": {"out": 16, "bias": False}}, "relu", {"linear": {"out": "classes"}},
+    {"linear": {"out": 16, "bias": False}}, "relu", "elu", {"linear": {"out": 16}}, "gelu", "silu",
+    {"leaky_relu": {"slope": 0.2}}, "gelu_tanh", {"linear": {"out": 16}}, "softplus", "hard_swish",
+    {"linear": {"out": "classes"}},
 ]
 
 

@@ -76,7 +76,7 @@ pub use lifecycle::{
 pub use optimisers::Optimisers;
 pub use spec::{
     BranchJoin, Cnn, DESCRIPTION_BYTES_MAX, Features, HostError, HostLayer, HostSpec, HostSummary,
-    LayerSummary, PRESETS, Padding, PerAxis, READY_MADE, SizedLayer, SlotName, TaskShape,
+    LayerSummary, PRESETS, Padding, PerAxis, READY_MADE, SizedLayer, Slope, SlotName, TaskShape,
 };
 pub use suggest::nearest;
 pub use topology::{TOPOLOGY_VERSION, Topology, TopologyModule, TopologySlot, host_json};

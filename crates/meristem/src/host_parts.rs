@@ -107,6 +107,13 @@ fn lines(layer: &HostLayer) -> Option<Vec<String>> {
         | HostLayer::GroupNorm { .. }
         | HostLayer::Relu
         | HostLayer::Sigmoid
-        | HostLayer::Tanh => return None,
+        | HostLayer::Tanh
+        | HostLayer::LeakyRelu { .. }
+        | HostLayer::Elu
+        | HostLayer::Gelu
+        | HostLayer::GeluTanh
+        | HostLayer::Silu
+        | HostLayer::Softplus
+        | HostLayer::HardSwish => return None,
     })
 }

@@ -85,6 +85,9 @@ def test_the_example_of_the_documentation_runs(
         own.save("own.toml")
 
 
+ACTIVATIONS = (nn.ELU, nn.GELU, nn.GELUTanh, nn.SiLU, nn.Softplus, nn.HardSwish)
+
+
 def test_every_layer_survives_a_description() -> None:
     layers = [
         nn.Conv2d(8, (3, 5), stride=(1, 2), padding=(1, 0), groups=1, bias=True, name="stem"),
@@ -98,6 +101,9 @@ def test_every_layer_survives_a_description() -> None:
         nn.Save("c"),
         nn.ReLU(),
         nn.Join("c", join="multiply"),
+        nn.LeakyReLU(),
+        nn.LeakyReLU(0.25),
+        *(layer() for layer in ACTIVATIONS),
         nn.Flatten(),
         nn.Linear(7, bias=False),
         nn.Linear("classes"),

@@ -20,13 +20,20 @@ const FIRST_VERSION: u32 = 1;
 /// would misread.
 pub(crate) const LIST_VERSION: u32 = 2;
 /// Kinds of layers, as descriptions write them.
-const KINDS: [&str; 17] = [
+const KINDS: [&str; 24] = [
     "conv2d",
     "batch_norm",
     "group_norm",
     "relu",
     "sigmoid",
     "tanh",
+    "leaky_relu",
+    "elu",
+    "gelu",
+    "gelu_tanh",
+    "silu",
+    "softplus",
+    "hard_swish",
     "max_pool2d",
     "avg_pool2d",
     "slot",
@@ -372,6 +379,9 @@ fn check_layer<'a>(layer: &'a HostLayer, tensors: &mut HashSet<&'a str>) -> Resu
             window("padding", around.map_err(|problem| format!("`{name}`: {problem}"))?, 0)
         }
         HostLayer::GroupNorm { groups, .. } => size("groups", groups, 1, SIZE_MAX),
+        HostLayer::LeakyRelu { slope } if !(slope.0.is_finite() && slope.0 >= 0.0) => {
+            Err(format!("`leaky_relu`: `slope` must be a number of at least 0, got {}", slope.0))
+        }
         HostLayer::MaxPool2d { kernel, stride, padding, .. }
         | HostLayer::AvgPool2d { kernel, stride, padding, .. } => {
             window("kernel", kernel, 1)?;

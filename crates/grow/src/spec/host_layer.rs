@@ -1,6 +1,7 @@
 //! Layers of a host, as data.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 
 use serde::{Deserialize, Serialize};
 
@@ -59,6 +60,24 @@ pub enum HostLayer {
     Sigmoid,
     /// `tanh x`.
     Tanh,
+    /// `x` above 0, `slope · x` elsewhere.
+    LeakyRelu {
+        /// Slope below 0.
+        #[serde(default)]
+        slope: Slope,
+    },
+    /// `x` above 0, `eˣ − 1` elsewhere.
+    Elu,
+    /// `½·x·(1 + erf(x/√2))`.
+    Gelu,
+    /// The approximation of [`HostLayer::Gelu`] by tanh.
+    GeluTanh,
+    /// `x/(1 + e^−x)`.
+    Silu,
+    /// `ln(1 + eˣ)`.
+    Softplus,
+    /// `x·min(max(x + 3, 0), 6)/6`.
+    HardSwish,
     /// Maximum of each window; padding never wins.
     MaxPool2d {
         /// Name for errors.
@@ -142,6 +161,31 @@ pub enum HostLayer {
         /// Names of the values.
         from: Vec<String>,
     },
+}
+
+/// Slope of a leaky ReLU, 0.01 by default. Slopes are equal if their bits are.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Slope(pub f32);
+
+impl Default for Slope {
+    fn default() -> Self {
+        Self(0.01)
+    }
+}
+
+impl PartialEq for Slope {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.to_bits() == other.0.to_bits()
+    }
+}
+
+impl Eq for Slope {}
+
+impl Hash for Slope {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.to_bits().hash(state);
+    }
 }
 
 /// Formula that joins branches.
@@ -278,6 +322,13 @@ impl HostLayer {
             HostLayer::Relu
             | HostLayer::Sigmoid
             | HostLayer::Tanh
+            | HostLayer::LeakyRelu { .. }
+            | HostLayer::Elu
+            | HostLayer::Gelu
+            | HostLayer::GeluTanh
+            | HostLayer::Silu
+            | HostLayer::Softplus
+            | HostLayer::HardSwish
             | HostLayer::Slot { .. }
             | HostLayer::GlobalAvgPool
             | HostLayer::GlobalMaxPool
@@ -346,6 +397,13 @@ impl fmt::Display for HostLayer {
             HostLayer::Relu => f.write_str("relu"),
             HostLayer::Sigmoid => f.write_str("sigmoid"),
             HostLayer::Tanh => f.write_str("tanh"),
+            HostLayer::LeakyRelu { slope } => write!(f, "leaky relu, slope {}", slope.0),
+            HostLayer::Elu => f.write_str("elu"),
+            HostLayer::Gelu => f.write_str("gelu"),
+            HostLayer::GeluTanh => f.write_str("gelu by tanh"),
+            HostLayer::Silu => f.write_str("silu"),
+            HostLayer::Softplus => f.write_str("softplus"),
+            HostLayer::HardSwish => f.write_str("hard swish"),
             HostLayer::MaxPool2d { kernel, stride, .. }
             | HostLayer::AvgPool2d { kernel, stride, .. } => {
                 let is_max = matches!(self, HostLayer::MaxPool2d { .. });

@@ -193,6 +193,13 @@ fn add_layer(
         HostLayer::Relu => Ok(b.relu(x)),
         HostLayer::Sigmoid => Ok(b.sigmoid(x)),
         HostLayer::Tanh => Ok(b.tanh(x)),
+        HostLayer::LeakyRelu { slope } => b.leaky_relu(x, slope.0),
+        HostLayer::Elu => Ok(b.elu(x)),
+        HostLayer::Gelu => Ok(b.gelu(x)),
+        HostLayer::GeluTanh => Ok(b.gelu_tanh(x)),
+        HostLayer::Silu => Ok(b.silu(x)),
+        HostLayer::Softplus => Ok(b.softplus(x)),
+        HostLayer::HardSwish => Ok(b.hard_swish(x)),
         HostLayer::MaxPool2d { ref name, kernel, stride, padding } => {
             b.max_pool2d_with(x, name, pool_window(kernel, stride, padding))
         }

@@ -137,12 +137,10 @@ def host_layers(
             case {"group_norm": {"name": name, "groups": groups}}:
                 weight, bias = (library.tensor(f"{name}.{w}") for w in ("weight", "bias"))
                 x = library.group_norm(x, groups, weight, bias)
-            case "relu":
-                x = library.relu(x)
-            case "sigmoid":
-                x = library.sigmoid(x)
-            case "tanh":
-                x = library.tanh(x)
+            case str() if layer in FUNCTIONS:
+                x = getattr(library, layer)(x)
+            case {"leaky_relu": about}:
+                x = library.leaky_relu(x, about["slope"])
             case {"max_pool2d": about}:
                 x = library.max_pool2d(
                     x, about["kernel"], about.get("stride"), about.get("padding", 0)

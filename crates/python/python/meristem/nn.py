@@ -88,6 +88,56 @@ class Tanh(Layer):
 
 
 @dataclass
+class LeakyReLU(Layer):
+    """``x`` above 0, ``slope * x`` elsewhere."""
+
+    kind: ClassVar[str] = "leaky_relu"
+    slope: float = 0.01
+
+
+@dataclass
+class ELU(Layer):
+    """``x`` above 0, ``exp(x) - 1`` elsewhere."""
+
+    kind: ClassVar[str] = "elu"
+
+
+@dataclass
+class GELU(Layer):
+    """``x`` times the normal distribution function of ``x``."""
+
+    kind: ClassVar[str] = "gelu"
+
+
+@dataclass
+class GELUTanh(Layer):
+    """The approximation of :class:`GELU` by tanh."""
+
+    kind: ClassVar[str] = "gelu_tanh"
+
+
+@dataclass
+class SiLU(Layer):
+    """``x`` times the logistic function of ``x``."""
+
+    kind: ClassVar[str] = "silu"
+
+
+@dataclass
+class Softplus(Layer):
+    """``log(1 + exp(x))``."""
+
+    kind: ClassVar[str] = "softplus"
+
+
+@dataclass
+class HardSwish(Layer):
+    """``x * clip(x + 3, 0, 6) / 6``."""
+
+    kind: ClassVar[str] = "hard_swish"
+
+
+@dataclass
 class MaxPool2d(Layer):
     """The maximum of each window; ``stride`` is the window's size unless given."""
 
@@ -227,6 +277,13 @@ KINDS: dict[str, type[Layer]] = {
         ReLU,
         Sigmoid,
         Tanh,
+        LeakyReLU,
+        ELU,
+        GELU,
+        GELUTanh,
+        SiLU,
+        Softplus,
+        HardSwish,
         MaxPool2d,
         AvgPool2d,
         GlobalAvgPool,
