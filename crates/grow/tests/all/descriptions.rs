@@ -165,7 +165,7 @@ fn mistakes_in_names_and_branches_are_named_with_their_place() {
         ),
         (format!("{{ residual = {{ body = [] }} }}, {HEAD}"), "at least one layer in `body`"),
         (format!("{{ leaky_relu = {{ slope = -0.1 }} }}, {HEAD}"), "`slope` must be a number"),
-        (format!("{{ leaky_relu = {{ slope = nan }} }}, {HEAD}"), "`slope`"),
+        (format!("{{ leaky_relu = {{ slope = nan }} }}, {HEAD}"), "`leaky_relu`: invalid type"),
         (
             format!("{{ residual = {{ body = [\"relu\"], tail = [] }} }}, {HEAD}"),
             "layers.0: `residual`: unknown key `tail`",
