@@ -117,7 +117,6 @@ fn all_bits(state: &StateDict) -> Vec<u64> {
 }
 
 /// Bits of all parameters and buffers.
-#[cfg(feature = "cuda")]
 pub(crate) fn state_bits(network: &Network) -> Vec<u64> {
     all_bits(&network.state_dict().unwrap())
 }
