@@ -205,7 +205,7 @@ fn every_preset_with_every_blueprint_is_exported() {
 /// A graph with each operation that no host has yet, and its model.
 #[test]
 fn operations_between_blocks_are_exported() {
-    let mut b = GraphBuilder::new(Dims { c: 3, h: 8, w: 6 }, Optimisers::default().host);
+    let mut b = GraphBuilder::new(Dims { c: 3, h: 16, w: 6 }, Optimisers::default().host);
     let x = b.input();
     let window = PoolGeometry { kernel: [3, 2], stride: [2, 1], padding: [1, 0] };
     let x = b.max_pool2d_with(x, "max", window).unwrap();
