@@ -202,7 +202,7 @@ fn every_preset_with_every_blueprint_is_exported() {
     }
 }
 
-/// A graph with each operation that no host has yet, and its model.
+/// A graph with the operations of windows and branches, and its model.
 #[test]
 fn operations_between_blocks_are_exported() {
     let mut b = GraphBuilder::new(Dims { c: 3, h: 16, w: 6 }, Optimisers::default().host);
