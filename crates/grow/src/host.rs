@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use meristem_nn::graph::Graph;
+use meristem_nn::graph::{Dims, Graph};
 
 use crate::blueprint::{Blueprint, BlueprintError};
 use crate::blueprint_set::BlueprintSet;
@@ -57,6 +57,8 @@ pub struct Host {
     slots: Vec<Slot>,
     /// Trained parameters without modules.
     bare_parameters: usize,
+    /// Whether each blueprint can learn in each enabled slot: `[slot][blueprint]`.
+    fits: Vec<Vec<bool>>,
 }
 
 impl Host {
@@ -74,16 +76,20 @@ impl Host {
         rules: Rules,
     ) -> Result<Self> {
         rules.check()?;
-        let channels: HashMap<_, _> =
-            spec.slots().iter().zip(spec.slot_channels(&image)?).collect();
-        let slot = |name: &SlotName| Slot::new(name.clone(), channels[name]);
+        let sized = spec.slot_dims(&image)?;
+        let dims: HashMap<SlotName, Dims> = spec.slots().iter().cloned().zip(sized).collect();
+        let slot = |name: &SlotName| Slot::new(name.clone(), dims[name].c);
         let slots: Vec<Slot> = spec.order_slots(enabled)?.iter().map(slot).collect();
         // Checked once here: later a policy may choose any germination, which then cannot fail.
         for slot in &slots {
             blueprints.iter().try_for_each(|blueprint| check_size(blueprint, slot.channels))?;
         }
+        let learns = |slot: &Slot| -> Vec<bool> {
+            blueprints.iter().map(|blueprint| blueprint.learns_at(dims[&slot.name])).collect()
+        };
+        let fits = slots.iter().map(learns).collect();
         let bare_parameters = spec.parameters(&image)?;
-        Ok(Self { spec, image, blueprints, rules, slots, bare_parameters })
+        Ok(Self { spec, image, blueprints, rules, slots, bare_parameters, fits })
     }
 
     /// The host's description.
@@ -255,7 +261,11 @@ impl Host {
         if slot.stage != Stage::Dormant {
             return Err(slot.wrong_stage("GERMINATE", "a dormant slot"));
         }
-        self.blueprint(blueprint)?;
+        let module = self.blueprint(blueprint)?;
+        if !self.fits[index][blueprint] {
+            let (slot, blueprint) = (slot.name.clone(), module.name.clone());
+            return Err(LifecycleError::DoesNotFit { slot, blueprint });
+        }
         let (modules, limit) = (self.modules(), self.rules.max_modules);
         if modules >= limit {
             return Err(LifecycleError::Full { modules, limit });

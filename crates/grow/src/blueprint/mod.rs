@@ -6,7 +6,7 @@
 mod error;
 mod layer;
 
-use meristem_nn::graph::{Dims, Graph, GraphBuilder, NodeId, SgdConfig};
+use meristem_nn::graph::{Dims, Graph, GraphBuilder, NodeId, NodeOp, SgdConfig};
 use serde::{Deserialize, Serialize};
 
 pub use self::error::BlueprintError;
@@ -150,6 +150,16 @@ impl Blueprint {
         Ok(self
             .graph(Dims { c: channels, h: 4, w: 4 }, Optimisers::default().module)?
             .parameters(None))
+    }
+
+    /// Whether the module can learn in a slot of this shape: no group of its group norms has only
+    /// one value, which the norm would always make 0.
+    pub(crate) fn learns_at(&self, slot: Dims) -> bool {
+        let Ok(graph) = self.graph(slot, Optimisers::default().module) else { return true };
+        graph.nodes.iter().all(|node| match node.op {
+            NodeOp::GroupNorm { groups, .. } => node.dims.numel() > groups,
+            _ => true,
+        })
     }
 
     /// The graph of the module alone, for tests and benchmarks. Input and output have the shape

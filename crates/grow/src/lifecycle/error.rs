@@ -106,6 +106,17 @@ pub enum LifecycleError {
         /// Largest size.
         limit: u64,
     },
+    /// A blueprint that cannot learn in a slot of this shape.
+    #[error(
+        "slot {slot}: {blueprint} cannot learn there: a group of its group norm has one value, \
+         whose normalised value is always 0"
+    )]
+    DoesNotFit {
+        /// The slot.
+        slot: SlotName,
+        /// The blueprint.
+        blueprint: String,
+    },
     /// Another module has not yet reached Blending.
     #[error("slot {slot} is still {stage}; another module may germinate once this one blends")]
     NotYet {

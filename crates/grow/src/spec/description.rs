@@ -64,9 +64,15 @@ pub(crate) struct HostList {
 }
 
 impl HostList {
-    /// A list whose layers and slots are known to be valid.
-    pub(super) fn of_family(layers: Vec<HostLayer>, slots: Vec<SlotName>) -> Self {
+    /// The list of a host of the family `cnn`.
+    pub(super) fn of_cnn(layers: Vec<HostLayer>, slots: Vec<SlotName>) -> Self {
         Self { version: FIRST_VERSION, name: None, layers, slots }
+    }
+
+    /// The list of a host of another family, with slots in forward order.
+    pub(super) fn of_family(layers: Vec<HostLayer>) -> Self {
+        let slots = layers.iter().filter_map(HostLayer::slot).cloned().collect();
+        Self { version: LIST_VERSION, name: None, layers, slots }
     }
 
     /// Parses and checks a description. `name` is the host's name if the description has none.

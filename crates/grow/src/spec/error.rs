@@ -11,7 +11,8 @@ pub enum HostError {
     /// Neither a preset nor a description.
     #[error(
         "unknown host `{given}`{}\n  presets: {presets}; or a description such as \
-         `cnn:channels=12,blocks=4,kernel=5,pools=3`, or a file that ends in .toml or .json",
+         `cnn:channels=12,blocks=4,kernel=5,pools=3` or `mlp:256,256`, or a file that ends in \
+         .toml or .json",
         hint(nearest)
     )]
     UnknownHost {
@@ -35,8 +36,9 @@ pub enum HostError {
         /// The nearest known key.
         nearest: Option<String>,
     },
-    /// A part of a `cnn:` description that is not `key=value` with a whole number.
-    #[error("host `{given}`: expected `key=number`, got `{part}`")]
+    /// A part of a `cnn:` description that is not `key=value` with a whole number, or of an `mlp:`
+    /// description that is no whole number.
+    #[error("host `{given}`: expected {}, got `{part}`", part_form(given))]
     BadPart {
         /// The text given.
         given: String,
@@ -136,6 +138,11 @@ pub enum HostError {
     /// A slot that is listed twice.
     #[error("slot `{0}` is listed twice")]
     DuplicateSlot(SlotName),
+}
+
+/// Form of a part of a description.
+fn part_form(given: &str) -> &'static str {
+    if given.starts_with("mlp:") { "the width of a hidden layer" } else { "`key=number`" }
 }
 
 impl HostError {

@@ -5,6 +5,7 @@ use std::hash::{Hash, Hasher};
 use std::str::FromStr;
 use std::sync::Arc;
 
+use meristem_nn::graph::Dims;
 use serde::{Deserialize, Serialize};
 
 use super::cnn::{Cnn, PRESETS};
@@ -12,6 +13,7 @@ use super::description::{Form, HostList};
 use super::error::HostError;
 use super::host_layer::{HostLayer, for_each_layer};
 use super::limits::SIZE_MAX;
+use super::mlp::{self, MLP};
 use super::ready_made::READY_MADE;
 use super::slot_name::SlotName;
 use super::task_shape::TaskShape;
@@ -20,9 +22,10 @@ use crate::suggest::nearest;
 /// A host: layers in forward order, and its slots in action-index order. Graph, sizes, drawings and
 /// the metadata of weights files follow from the list of layers.
 ///
-/// It is parsed from the name of a preset, from the text of a [`Cnn`], or from a description in
-/// JSON; [`HostSpec::from_toml`] and [`HostSpec::from_json`] read the contents of a file. Hosts are
-/// equal if their layers and slots are. Clones share the list.
+/// It is parsed from the name of a preset, from the text of a [`Cnn`], from the widths of a
+/// multilayer perceptron such as `mlp:256,256`, or from a description in JSON;
+/// [`HostSpec::from_toml`] and [`HostSpec::from_json`] read the contents of a file. Hosts are equal
+/// if their layers and slots are. Clones share the list.
 ///
 /// ```
 /// use meristem_grow::{HostSpec, TaskShape};
@@ -140,17 +143,17 @@ impl HostSpec {
         &self.0.list
     }
 
-    /// Number of channels at each slot, in the order of [`HostSpec::slots`].
+    /// Shape of the value at each slot, in the order of [`HostSpec::slots`].
     ///
     /// # Errors
     /// The host does not fit the image.
-    pub(crate) fn slot_channels(&self, image: &TaskShape) -> Result<Vec<usize>, HostError> {
+    pub(crate) fn slot_dims(&self, image: &TaskShape) -> Result<Vec<Dims>, HostError> {
         let sized = self.sizes(image)?;
-        let channels = |slot: &SlotName| {
+        let dims = |slot: &SlotName| {
             let found = sized.iter().find(|sized| sized.layer.slot() == Some(slot));
-            found.map_or(0, |sized| sized.output.c)
+            found.map(|sized| sized.output)
         };
-        Ok(self.slots().iter().map(channels).collect())
+        Ok(self.slots().iter().filter_map(dims).collect())
     }
 
     /// Trained parameters of the bare host for images of this shape.
@@ -258,7 +261,7 @@ impl TryFrom<Cnn> for HostSpec {
 
     fn try_from(cnn: Cnn) -> Result<Self, HostError> {
         cnn.check()?;
-        let list = HostList::of_family(cnn.layers(), cnn.slots());
+        let list = HostList::of_cnn(cnn.layers(), cnn.slots());
         Ok(Self(Arc::new(ParsedHost { text: cnn.to_string(), list })))
     }
 }
@@ -274,6 +277,10 @@ impl FromStr for HostSpec {
         let named = PRESETS.iter().any(|(name, _)| *name == given);
         if named || given.starts_with("cnn:") {
             return given.parse::<Cnn>()?.try_into();
+        }
+        if given.starts_with(MLP) {
+            let list = HostList::of_family(mlp::layers(given)?);
+            return Ok(Self(Arc::new(ParsedHost { text: given.replace(' ', ""), list })));
         }
         match READY_MADE.iter().find(|(name, _)| *name == given) {
             Some((name, toml)) => Self::from_toml(toml, name),

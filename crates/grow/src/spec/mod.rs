@@ -8,6 +8,7 @@ mod host_layer;
 mod host_spec;
 mod host_summary;
 mod limits;
+mod mlp;
 mod per_axis;
 mod ready_made;
 mod slot_name;

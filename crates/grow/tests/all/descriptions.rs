@@ -1,6 +1,8 @@
 //! Descriptions of hosts: round trips, default names, sizes, and mistakes with their places.
 
-use meristem_grow::{Cnn, HostError, HostLayer, HostSpec, READY_MADE, SlotName, TaskShape};
+use meristem_grow::{
+    Cnn, HostError, HostLayer, HostSpec, LifecycleError, READY_MADE, Rules, SlotName, TaskShape,
+};
 use proptest::prelude::*;
 
 use crate::common::CIFAR;
@@ -75,6 +77,47 @@ fn ready_made_hosts_have_known_sizes() {
         assert_eq!((summary.parameters, summary.macs), (parameters, macs), "{name}");
         assert_eq!(summary.slots, 4, "{name}");
     }
+}
+
+#[test]
+fn a_multilayer_perceptron_is_its_widths() {
+    let digits = TaskShape { channels: 1, height: 28, width: 28, classes: 10 };
+    let host: HostSpec = "mlp:256, 128".parse().unwrap();
+    let summary = host.summary(&digits).unwrap();
+    let linear = |inputs: usize, outputs: usize| inputs * outputs + outputs;
+    assert_eq!(summary.parameters, linear(784, 256) + linear(256, 128) + linear(128, 10));
+    let slots: Vec<&str> = host.slots().iter().map(SlotName::as_str).collect();
+    assert_eq!((&*slots, &*host.name()), (&["h0", "h1"][..], "mlp:256,128"));
+    assert_eq!((host.text(), host.text().parse()), ("mlp:256,128".into(), Ok(host.clone())));
+    let json = meristem_grow::host_json(&host).unwrap();
+    assert_eq!(HostSpec::from_json(&json, "other").unwrap(), host);
+    let many = format!("mlp:{}", ["1"; 33].join(","));
+    for (text, words) in [
+        ("mlp:", "host `mlp:`: expected the width of a hidden layer, got ``"),
+        ("mlp:8,,8", "expected the width of a hidden layer, got ``"),
+        ("mlp:8x", "expected the width of a hidden layer, got `8x`"),
+        ("mlp:0", "`width of a hidden layer` must be 1 to 65536, got 0"),
+        ("mlp:99999999999999999999", "got `99999999999999999999`"),
+        (&*many, "`number of hidden layers` must be 1 to 32, got 33"),
+    ] {
+        let error = text.parse::<HostSpec>().unwrap_err().to_string();
+        assert!(error.contains(words), "{text}: {error}");
+    }
+}
+
+/// A vector of 8 features has 8 groups of one value, a vector of 64 has 4 groups of 16.
+#[test]
+fn a_blueprint_that_cannot_learn_in_a_slot_is_illegal_there() {
+    let host = crate::common::host("mlp:8,64", CIFAR, Rules::default());
+    for (index, blueprint) in host.blueprints().iter().enumerate() {
+        let misfits =
+            LifecycleError::DoesNotFit { slot: "h0".into(), blueprint: blueprint.name.clone() };
+        let narrow = if blueprint.name == "attention" { Ok(()) } else { Err(misfits) };
+        assert_eq!(host.check_germinate(0, index), narrow, "{}", blueprint.name);
+        assert_eq!(host.check_germinate(1, index), Ok(()), "{}", blueprint.name);
+    }
+    let images = crate::common::host("minimal", CIFAR, Rules::default());
+    assert!((0..7).all(|index| images.check_germinate(0, index).is_ok()));
 }
 
 #[test]
