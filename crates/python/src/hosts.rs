@@ -25,6 +25,12 @@ pub(crate) fn host_summary(
     to_python(py, &summary)
 }
 
+/// The shortest text that names the same host: the name of a preset, or a complete description.
+#[pyfunction]
+pub(crate) fn host_text(py: Python<'_>, text: &str) -> PyResult<String> {
+    detached(py, || Ok::<_, Failure>(read_host(text)?.text()))
+}
+
 /// The complete description of the host that a text names: a preset, a file or a description.
 #[pyfunction]
 pub(crate) fn host_description(py: Python<'_>, text: &str) -> PyResult<String> {

@@ -50,7 +50,7 @@ mod _meristem {
     #[pymodule_export]
     use super::fleet::FleetSession;
     #[pymodule_export]
-    use super::hosts::{host_description, host_summary};
+    use super::hosts::{host_description, host_summary, host_text};
     #[pymodule_export]
     use super::runs::{read_events, read_run, resume, train, verify};
     #[pymodule_export]

@@ -185,7 +185,8 @@ fn layer(value: Value, place: &str, depth: usize) -> Result<HostLayer, String> {
         other => {
             return Err(format!(
                 "{place}: expected a layer, such as \"relu\" or {{ conv2d = {{ out = 8, kernel = \
-                 3 }} }}, got {other}"
+                 3 }} }}, got {}",
+                short(&other)
             ));
         }
     };
@@ -204,7 +205,9 @@ fn layer(value: Value, place: &str, depth: usize) -> Result<HostLayer, String> {
             let mut inner = |key: &str| match arguments.remove(key) {
                 None => Ok(vec![]),
                 Some(Value::Array(values)) => layers(values, &format!("{place}.{key}"), depth + 1),
-                Some(other) => Err(format!("{place}.{key}: expected a list, got {other}")),
+                Some(other) => {
+                    Err(format!("{place}.{key}: expected a list, got {}", short(&other)))
+                }
             };
             let (body, shortcut) = (inner("body")?, inner("shortcut")?);
             if body.is_empty() {
@@ -224,7 +227,9 @@ fn layer(value: Value, place: &str, depth: usize) -> Result<HostLayer, String> {
             }
             let branch = |(i, list): (usize, Value)| match list {
                 Value::Array(values) => layers(values, &format!("{place}.branches.{i}"), depth + 1),
-                other => Err(format!("{place}.branches.{i}: expected a list, got {other}")),
+                other => {
+                    Err(format!("{place}.branches.{i}: expected a list, got {}", short(&other)))
+                }
             };
             let branches = lists.into_iter().enumerate().map(branch).collect::<Result<_, _>>()?;
             Ok(HostLayer::Branches { name: only_name(arguments).map_err(fail)?, join, branches })
@@ -242,12 +247,17 @@ fn layer(value: Value, place: &str, depth: usize) -> Result<HostLayer, String> {
     }
 }
 
+/// A value as text, shortened for errors.
+fn short(value: &Value) -> String {
+    value.to_string().chars().take(60).collect()
+}
+
 /// The name among the keys of a layer with layers inside, which has no other keys.
 fn only_name(mut arguments: Map<String, Value>) -> Result<String, String> {
     let name = match arguments.remove("name") {
         None => String::new(),
         Some(Value::String(name)) => name,
-        Some(other) => return Err(format!("name: expected text, got {other}")),
+        Some(other) => return Err(format!("name: expected text, got {}", short(&other))),
     };
     match arguments.keys().next() {
         None => Ok(name),
@@ -355,8 +365,15 @@ fn check_layer<'a>(layer: &'a HostLayer, tensors: &mut HashSet<&'a str>) -> Resu
         if name.split('.').any(str::is_empty) {
             return Err(format!("the name `{name}` has an empty part between dots"));
         }
-        if name.split('.').next() == Some("slots") {
-            return Err(format!("the name `{name}` begins with `slots`, as modules do"));
+        match name.split('.').next() {
+            Some("slots") => {
+                return Err(format!("the name `{name}` begins with `slots`, as modules do"));
+            }
+            Some("training") => {
+                let why = "which every PyTorch module has as an attribute";
+                return Err(format!("the name `{name}` begins with `training`, {why}"));
+            }
+            _ => {}
         }
     }
     if let Some(prefix) = layer.tensors()

@@ -176,6 +176,7 @@ fn mistakes_in_layers_are_named_with_their_place() {
             "layer 0 \"layers.0\": a 64x64 window does not fit a 32x32 image",
         ),
         (conv("out = 4, kernel = 3, name = \"slots.a\""), "begins with `slots`"),
+        (conv("out = 4, kernel = 3, name = \"training\""), "begins with `training`"),
         (conv("out = 4, kernel = 3, name = \"a..b\""), "has an empty part"),
         (conv("out = 4, kernel = 3, name = \"a b\""), "the name of a layer has 1 to 120 letters"),
     ]);

@@ -110,8 +110,8 @@ class Host:
             given = text("first", first, SettingError)
         #: The complete description: ``cnn:…``, or one line of JSON.
         self.description: str = _meristem.host_description(given)
-        # A preset keeps its name.
-        self._setting = self.description if isinstance(first, Layer | PathLike) else given
+        # The value of the setting `host`; a later change of a file has no effect.
+        self._setting = _meristem.host_text(self.description)
 
     def __repr__(self) -> str:
         return f"Host({self._setting!r})"

@@ -30,13 +30,16 @@ class Network(nn.Module):
         self.classes: list[str] = weights.metadata["classes"]
         #: Mean and standard deviation per channel, for pixels in 0..1.
         self.pixels = normalization(weights)
+        # Owners of the tensors by name. A layer may have any name, also one of an attribute of a
+        # module, such as `type`; `add_module` would refuse it.
+        self._owners: dict[str, nn.Module] = {}
         for name, array in weights.tensors.items():
             *path, last = name.split(".")
             at: nn.Module = self
             for part in path:
-                if part not in at._modules:
-                    at.add_module(part, nn.Module())
-                at = at.get_submodule(part)
+                at = at._modules.setdefault(part, nn.Module())  # type: ignore[assignment]
+            # A dict, because an attribute would be a child module.
+            self._owners[".".join(path)] = at
             tensor = torch.from_numpy(array.copy())
             if last in BUFFERS:
                 at.register_buffer(last, tensor)
@@ -55,11 +58,12 @@ class Network(nn.Module):
 
     def tensor(self, name: str) -> Tensor:
         """A parameter by its name."""
-        return self.get_parameter(name)
+        owner, _, last = name.rpartition(".")
+        return getattr(self._owners[owner], last)  # type: ignore[no-any-return]
 
     def batch_norm(self, x: Tensor, name: str) -> Tensor:
         """Batch norm with the tensors of this name."""
-        at: Any = self.get_submodule(name)
+        at: Any = self._owners[name]
         if self.training:
             at.num_batches_tracked.add_(1)
         running = (at.running_mean, at.running_var)
