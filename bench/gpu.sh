@@ -59,7 +59,7 @@ pack() {
   carry meristem meristem bin
   for crate in device control; do carry "$crate-lib" "$crate" lib; done
   for crate in device data nn comm; do carry "$crate" "$crate" all; done
-  cp bench/gpu.sh bench/gpu_*.py bench/{torch,jax}_gpu.py bench/torch_{host,gather}.py bench/digests.py bench/result_parts.py \
+  cp bench/gpu.sh bench/gpu_*.py bench/{torch,jax}_gpu.py bench/torch_{host,gather,models}.py bench/digests.py bench/result_parts.py \
     "$folder/bench"
   cp reference/{blueprints,common}.py "$folder/reference"
   cargo xtask standin --seed 1 python3 bench/digests.py "$folder/bin/meristem" --cuda --save "$folder/digests.json"

@@ -37,6 +37,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torch_gather import Normalised
+from torch_models import model
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "reference"))
 from blueprints import join, layers_of  # noqa: E402
@@ -158,6 +159,8 @@ class GrownHost(nn.Module):
 
 
 def make(job: Job) -> nn.Module:
+    if job.host not in PRESETS:
+        return model(job.host)
     host = make_host(job.host)
     return GrownHost(host, job.modules) if job.modules else host
 
@@ -328,7 +331,7 @@ def run(job: Job, processes: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--host", choices=tuple(PRESETS), required=True)
+    parser.add_argument("--host", required=True, help="a preset, or a host of torch_models.py")
     parser.add_argument("--envs", type=int, default=4)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--arrangement", choices=ARRANGEMENTS, default="1x1")
