@@ -63,8 +63,8 @@ fn a_file_has_the_layers_of_its_host_and_older_files_need_none() {
         ("\"relu\",", "", "the entry `host` has other layers than `minimal`"),
         (
             "\"version\":1",
-            "\"version\":2",
-            "`host` has version 2, and this program reads version 1",
+            "\"version\":3",
+            "`host` has version 3, and this program reads version 2",
         ),
     ] {
         assert!(list.contains(text), "{list}");
