@@ -11,4 +11,5 @@ mod golden_hosts;
 mod hosts;
 mod identity;
 mod lifecycle;
+mod random_hosts;
 mod topology;
