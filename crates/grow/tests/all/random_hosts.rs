@@ -48,9 +48,11 @@ fn layer() -> impl Strategy<Value = String> {
             {padding}, "dilation": {dilation}, "groups": {groups}, "bias": {bias}}}}}"#
         )
     });
-    let pool = ("(max|avg)", 1usize..4, 1usize..3, 0usize..2).prop_map(|(kind, kernel, stride, around)| {
+    let pool = ("(max|avg)", 1usize..4, 1usize..3, 0usize..2);
+    let pool = pool.prop_map(|(kind, kernel, stride, padding)| {
         format!(
-            r#"{{"{kind}_pool2d": {{"kernel": [{kernel}, 2], "stride": {stride}, "padding": {around}}}}}"#
+            r#"{{"{kind}_pool2d": {{"kernel": [{kernel}, 2], "stride": {stride}, "padding":
+            {padding}}}}}"#
         )
     });
     let plain = prop::sample::select(vec![
@@ -96,8 +98,8 @@ proptest! {
         let text = format!(r#"{{"layers": [{}]}}"#, all.join(", "));
         let image = TaskShape { channels: 3, height, width, classes: 4 };
         let host = HostSpec::from_json(&text, "random");
-        let graph = host.ok().and_then(|host| host_graph(&host, &image, Optimisers::default().host).ok());
-        if let Some(graph) = graph {
+        let graph = host.map(|host| host_graph(&host, &image, Optimisers::default().host));
+        if let Ok(Ok(graph)) = graph {
             train(graph, &image);
         }
     }
