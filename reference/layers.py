@@ -158,7 +158,7 @@ def pointwise() -> None:
 
 
 def functions() -> None:
-    """Activations beyond those of `pointwise`, with and without saturated inputs."""
+    """Activation functions that `pointwise` lacks, with and without saturated inputs."""
     table: list[tuple[str, Callable[[Tensor], Tensor], dict[str, float]]] = [
         ("leaky_relu", lambda x: F.leaky_relu(x, 0.01), {"negative_slope": 0.01}),
         ("leaky_relu", lambda x: F.leaky_relu(x, 0.3), {"negative_slope": 0.3}),
@@ -366,7 +366,7 @@ def joins() -> None:
 
 
 def dilated() -> None:
-    """Kernels with elements apart, height and width of their own, signals of one row."""
+    """Dilated kernels, kernels of unequal height and width, and signals of one row."""
     # (input shape, output channels, kernel, stride, padding, groups, dilation, bias)
     table = [
         ((3, 3, 9, 7), 8, (3, 3), (1, 1), (2, 2), 1, (2, 2), True),

@@ -14,7 +14,7 @@ use crate::lifecycle::{
     Module, Rules, Slot, Speed, Stage, StageChange, Style, Tempo,
 };
 use crate::optimisers::Optimisers;
-use crate::spec::{HostSpec, MAX_PARAMETERS, SlotName, TaskShape};
+use crate::spec::{HostSpec, MAX_PARAMETERS, SizedLayer, SlotName, TaskShape};
 
 /// Parameters of a move of alpha: blending style, target, speed and curve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,8 +76,10 @@ impl Host {
         rules: Rules,
     ) -> Result<Self> {
         rules.check()?;
-        let sized = spec.slot_dims(&image)?;
-        let dims: HashMap<SlotName, Dims> = spec.slots().iter().cloned().zip(sized).collect();
+        let sized = spec.sizes(&image)?;
+        let bare_parameters = sized.iter().map(|sized| sized.parameters).sum();
+        let at_slot = |sized: &SizedLayer<'_>| Some((sized.layer.slot()?.clone(), sized.output));
+        let dims: HashMap<SlotName, Dims> = sized.iter().filter_map(at_slot).collect();
         let slot = |name: &SlotName| Slot::new(name.clone(), dims[name].c);
         let slots: Vec<Slot> = spec.order_slots(enabled)?.iter().map(slot).collect();
         // Checked once here: later a policy may choose any germination, which then cannot fail.
@@ -88,7 +90,6 @@ impl Host {
             blueprints.iter().map(|blueprint| blueprint.learns_at(dims[&slot.name])).collect()
         };
         let fits = slots.iter().map(learns).collect();
-        let bare_parameters = spec.parameters(&image)?;
         Ok(Self { spec, image, blueprints, rules, slots, bare_parameters, fits })
     }
 

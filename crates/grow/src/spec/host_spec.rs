@@ -5,7 +5,6 @@ use std::hash::{Hash, Hasher};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use meristem_nn::graph::Dims;
 use serde::{Deserialize, Serialize};
 
 use super::cnn::{Cnn, PRESETS};
@@ -141,19 +140,6 @@ impl HostSpec {
 
     pub(crate) fn list(&self) -> &HostList {
         &self.0.list
-    }
-
-    /// Shape of the value at each slot, in the order of [`HostSpec::slots`].
-    ///
-    /// # Errors
-    /// The host does not fit the image.
-    pub(crate) fn slot_dims(&self, image: &TaskShape) -> Result<Vec<Dims>, HostError> {
-        let sized = self.sizes(image)?;
-        let dims = |slot: &SlotName| {
-            let found = sized.iter().find(|sized| sized.layer.slot() == Some(slot));
-            found.map(|sized| sized.output)
-        };
-        Ok(self.slots().iter().filter_map(dims).collect())
     }
 
     /// Trained parameters of the bare host for images of this shape.

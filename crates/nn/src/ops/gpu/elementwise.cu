@@ -54,8 +54,8 @@ extern "C" __global__ void __launch_bounds__(256)
     put(dx[i], value, o.accumulate);
 }
 
-// Functions beyond ReLU, sigmoid and tanh (kernels/functions.rs), with kernels of their own, so
-// that those three need no more registers.
+// Functions beyond ReLU, sigmoid and tanh (kernels/functions.rs) have separate kernels, so that the
+// kernels of ReLU, sigmoid and tanh need no more registers.
 const u32 LEAKY_RELU = 3, ELU = 4, GELU = 5, GELU_TANH = 6, SILU = 7, SOFTPLUS = 8, HARD_SWISH = 9;
 
 struct Function {

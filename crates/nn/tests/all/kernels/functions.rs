@@ -144,8 +144,8 @@ fn derivatives_are_within_their_bounds() {
     }
 }
 
-/// Central differences of the values in f64: the derivatives of this file are those of the
-/// functions. The error of a difference is below 1e-9.
+/// The derivatives of this file agree with central differences of the values in f64. The error of a
+/// difference is below 1e-9.
 #[test]
 fn slopes_are_derivatives() {
     let step = 1e-6;
@@ -173,7 +173,8 @@ fn functions_write_their_destination_alone() {
             let saved = if function.saves_input() { &x } else { &y };
             let exact = |(&saved, &dy): (&f32, &f32)| {
                 let Derivative { value, error } = derivative(function, saved.into());
-                // The product with dy, and the sum with what is there, both below 2.
+                // Two roundings: the product with dy, and the sum with the gradient so far, both
+                // below 2.
                 let roundings = error.ceil() as usize + 2;
                 Exact { value: value * f64::from(dy), magnitude: 2.0, roundings }
             };
@@ -203,7 +204,7 @@ fn special_values_have_their_limits() {
         (UnaryFunction::HardSwish, [NAN, INF, NAN, 1e30, 0.0], [NAN, 1.0, 0.0, 1.0, 0.0]),
     ];
     let same = |a: &[f32], b: &[f32]| {
-        // Within two roundings, and what is flushed to zero.
+        // Within two roundings, or within 1e-34, because tiny values are flushed to zero.
         let near = |a: f32, b: f32| (a - b).abs() <= 1.2e-7 * b.abs() + 1e-34;
         a.iter().zip(b).all(|(&a, &b)| a == b || a.is_nan() && b.is_nan() || near(a, b))
     };
