@@ -170,6 +170,8 @@ __device__ __forceinline__ void window_maximum_gradient(Span<const float> dy,
     Covering in(of, i);
     float sum = of.accumulate ? dx[i] : 0.0f;
     for (u32 oy = in.top; oy < in.bottom; ++oy) {
+        // An input is in few windows: unrolled, the loop would need more registers than there are.
+#pragma unroll 1
         for (u32 ox = in.left; ox < in.right; ++ox) {
             u32 own = (in.y - oy * of.stride_y.by) * of.kernel_x + (in.x - ox * of.stride_x.by);
             i64 from = in.output(of, oy, ox);
