@@ -18,8 +18,8 @@ use std::str::FromStr;
 
 use meristem_device::random::{Purpose, Rng};
 
-use crate::dataset::ImageShape;
 use crate::error::{Error, Result};
+use crate::shape::{InputKind, SampleShape};
 
 /// Augmentations to apply; the default is none. As text: `none`, `standard`, or parts joined by
 /// commas, such as `crop=4,flip,cutout=8`.
@@ -39,8 +39,17 @@ impl Augment {
     /// The usual recipe for CIFAR: crop with 4 pixels of padding, and flip.
     pub const STANDARD: Self = Self { crop_padding: 4, flip: true, cutout: 0 };
 
-    /// Refuses a padding or cutout that leaves nothing of an image.
-    pub(crate) fn check(&self, shape: ImageShape) -> Result<()> {
+    /// Refuses samples that are no images, and a padding or cutout that leaves nothing of an image.
+    pub(crate) fn check(&self, kind: InputKind, shape: SampleShape) -> Result<()> {
+        if kind != InputKind::Image && *self != Self::NONE {
+            return Err(Error::Argument {
+                operation: "gather",
+                argument: "augment",
+                expected: format!("none for {}", kind.plural()),
+                got: self.to_string(),
+                remedy: "crop, flip and cutout are for images".into(),
+            });
+        }
         let shorter = shape.height.min(shape.width);
         for (argument, value) in
             [("augment.crop_padding", self.crop_padding), ("augment.cutout", self.cutout)]
@@ -62,12 +71,12 @@ impl Augment {
     /// Draws the augmentation of `sample` in `epoch`.
     pub(crate) fn draw(
         &self,
-        shape: ImageShape,
+        shape: SampleShape,
         seed: u64,
         epoch: u64,
         sample: u32,
     ) -> AugmentDraw {
-        let ImageShape { height, width, .. } = shape;
+        let SampleShape { height, width, .. } = shape;
         let mut random = Rng::new(seed, Purpose::Augment, epoch, u64::from(sample));
         // Only the cutout uses the last two words.
         let words: [u32; 5] =
@@ -167,7 +176,7 @@ mod tests {
 
     #[test]
     fn draws_cover_their_ranges_and_depend_on_every_part_of_the_key() {
-        let shape = ImageShape { channels: 1, height: 7, width: 9 };
+        let shape = SampleShape { channels: 1, height: 7, width: 9 };
         let augment = Augment { crop_padding: 2, flip: true, cutout: 3 };
         let draws: Vec<AugmentDraw> = (0..2000).map(|i| augment.draw(shape, 1, 0, i)).collect();
         for top in -2..=2 {

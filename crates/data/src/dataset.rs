@@ -7,7 +7,9 @@ use meristem_device::MappedFile;
 use meristem_device::{DType, Device, MemoryFormat, Owner, Stream, Tensor, read_back};
 
 use crate::error::{Error, Result};
-use crate::normalization::{ByteHistogram, Normalization};
+use crate::normalization::{ChannelStatistics, Normalization};
+use crate::shape::CHANNELS_BLOCKED;
+use crate::shape::{InputKind, SampleForm, SampleShape, StoredType};
 use crate::source::{CHUNK_BYTES, DatasetFiles, DatasetInfo, Layout, Split};
 use crate::spool;
 
@@ -26,45 +28,25 @@ pub enum Residency {
         /// In bytes, for this split alone.
         budget: usize,
     },
-    /// On the device, as bytes.
+    /// On the device, as bytes or floats.
     #[default]
     Resident,
-    /// On the device, as normalised f32: four times the memory, and the normalisation constants are
-    /// fixed to the dataset's own.
+    /// On the device, bytes as normalised f32: four times the memory, and the normalisation
+    /// constants are fixed to the dataset's own. For samples of bytes with at most 4 channels; else
+    /// as [`Residency::Resident`].
     ResidentF32,
     /// In a temporary, memory-mapped file of the host; batches are copied to the device ahead of
     /// their use. The file is deleted when the dataset is dropped.
     Streamed,
 }
 
-/// Shape of a dataset's images.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ImageShape {
-    /// From 1 to 4.
-    pub channels: usize,
-    /// Rows.
-    pub height: usize,
-    /// Columns.
-    pub width: usize,
-}
-
-impl ImageShape {
-    /// Number of values in one image.
-    pub fn numel(&self) -> usize {
-        self.channels * self.height * self.width
-    }
-
-    /// The shape of n images in the user's axis order (F1).
-    pub(crate) fn batch(&self, n: usize) -> [usize; 4] {
-        [n, self.channels, self.height, self.width]
-    }
-}
-
-/// The images of a dataset, as they are stored.
-pub(crate) enum StoredImages {
+/// The samples of a dataset, as they are stored.
+pub(crate) enum StoredSamples {
     /// u8 or f32, (N, C, H, W), channels last.
     Resident(Tensor),
-    /// u8, NHWC.
+    /// As resident, and normalised.
+    Normalized(Tensor),
+    /// The bytes of u8 or f32, NHWC.
     Spooled(Arc<MappedFile>),
 }
 
@@ -75,38 +57,73 @@ pub struct Dataset {
     info: DatasetInfo,
     split: Option<Split>,
     len: usize,
-    images: StoredImages,
+    samples: StoredSamples,
     /// u32 [N].
     labels: Tensor,
 }
 
 impl Dataset {
-    /// A dataset from arrays in memory, resident on `device` as bytes. `images` are N images of
+    /// A dataset of images in memory, resident on `device` as bytes. `images` are N images of
     /// `shape`, NHWC; `labels` has N entries, each below the number of `classes`. The normalisation
     /// constants are computed from `images`. Copies to the device; waits for the copies.
     ///
     /// # Errors
-    /// [`Error::Argument`] for lengths that do not match, labels out of range, or more than 4
-    /// channels; device errors, including out of memory.
+    /// [`Error::Argument`] for lengths that do not match, or labels out of range; device errors,
+    /// including out of memory.
     pub fn from_slices(
         device: &Device,
-        shape: ImageShape,
+        shape: SampleShape,
         images: &[u8],
         labels: &[u32],
         classes: Vec<String>,
     ) -> Result<Arc<Self>> {
-        check_slices(shape, images, labels, &classes)?;
-        let mut histogram = ByteHistogram::new(shape.channels);
-        histogram.add(images);
-        let Normalization { mean, std } = histogram.normalization();
+        let form = SampleForm { kind: InputKind::Image, shape, stored: StoredType::U8 };
+        check_slices(form, images.len(), labels, &classes)?;
+        Self::from_stored(device, form, images, (labels, classes))
+    }
+
+    /// A dataset of floats in memory, resident on `device`; otherwise as [`Self::from_slices`].
+    ///
+    /// # Errors
+    /// As [`Self::from_slices`], and [`Error::Argument`] for values that are not finite.
+    pub fn from_floats(
+        device: &Device,
+        kind: InputKind,
+        shape: SampleShape,
+        values: &[f32],
+        labels: &[u32],
+        classes: Vec<String>,
+    ) -> Result<Arc<Self>> {
+        let form = SampleForm { kind, shape, stored: StoredType::F32 };
+        check_slices(form, values.len(), labels, &classes)?;
+        if let Some(place) = values.iter().position(|value| !value.is_finite()) {
+            let (sample, value) = (place / shape.numel(), place % shape.numel());
+            let got = format!("{} at value {value} of sample {sample}", values[place]);
+            return wrong("values", "finite numbers".into(), got, "replace it");
+        }
+        Self::from_stored(device, form, bytemuck::cast_slice(values), (labels, classes))
+    }
+
+    fn from_stored(
+        device: &Device,
+        form: SampleForm,
+        bytes: &[u8],
+        (labels, classes): (&[u32], Vec<String>),
+    ) -> Result<Arc<Self>> {
+        let SampleForm { kind, shape, stored } = form;
+        let mut statistics = ChannelStatistics::new(stored, shape.channels);
+        statistics.add(bytes);
+        let Normalization { mean, std } = statistics.normalization();
         let stream = device.stream("dataset");
-        let resident = empty_images(&stream, shape, labels.len(), DType::U8)?;
-        resident.copy_from_slice(images)?;
+        let resident = empty_samples(&stream, shape, labels.len(), stored.dtype())?;
+        copy_stored(&resident, stored, bytes)?;
         let labels_tensor = Tensor::from_slice(&stream, labels, [labels.len()], Owner::Dataset)?;
         stream.synchronize()?;
-        let ImageShape { channels, height, width } = shape;
+        let SampleShape { channels, height, width } = shape;
         let info = DatasetInfo {
             name: "slices".into(),
+            kind,
+            stored,
             channels,
             height,
             width,
@@ -122,7 +139,7 @@ impl Dataset {
             info,
             split: None,
             len: labels.len(),
-            images: StoredImages::Resident(resident),
+            samples: StoredSamples::Resident(resident),
             labels: labels_tensor,
         }))
     }
@@ -138,15 +155,15 @@ impl Dataset {
         files.check_has(split)?;
         let stream = device.stream("dataset");
         let mut labels = Vec::with_capacity(files.layout().len(split));
-        let images = match residency {
+        let samples = match residency {
             Residency::Streamed => {
-                StoredImages::Spooled(Arc::new(spool::write(files, split, &mut labels)?))
+                StoredSamples::Spooled(Arc::new(spool::write(files, split, &mut labels)?))
             }
-            Residency::ResidentF32 => {
-                StoredImages::Resident(load_f32(&stream, files, split, &mut labels)?)
+            Residency::ResidentF32 if is_normalized_at_load(files.layout()) => {
+                StoredSamples::Normalized(load_normalized(&stream, files, split, &mut labels)?)
             }
-            Residency::Resident | Residency::Auto { .. } => {
-                StoredImages::Resident(load_u8(&stream, files, split, &mut labels)?)
+            Residency::Resident | Residency::ResidentF32 | Residency::Auto { .. } => {
+                StoredSamples::Resident(load_stored(&stream, files, split, &mut labels)?)
             }
         };
         let labels_tensor = Tensor::from_slice(&stream, &labels, [labels.len()], Owner::Dataset)?;
@@ -156,7 +173,7 @@ impl Dataset {
             info: files.info()?,
             split: Some(split),
             len: labels.len(),
-            images,
+            samples,
             labels: labels_tensor,
         })
     }
@@ -186,10 +203,9 @@ impl Dataset {
         self.len == 0
     }
 
-    /// Shape of an image.
-    pub fn image_shape(&self) -> ImageShape {
-        let DatasetInfo { channels, height, width, .. } = self.info;
-        ImageShape { channels, height, width }
+    /// Shape of a sample.
+    pub fn shape(&self) -> SampleShape {
+        self.info.shape()
     }
 
     /// The normalisation constants of the training split, used for both splits.
@@ -197,13 +213,18 @@ impl Dataset {
         Normalization { mean: self.info.mean.clone(), std: self.info.std.clone() }
     }
 
-    /// The resident images, (N, C, H, W) u8 (or f32, normalised), channels last (F1); `None` if the
-    /// dataset is streamed. The tensor belongs to the stream that loaded it: use `.on(&stream)`.
-    pub fn resident_images(&self) -> Option<&Tensor> {
-        match &self.images {
-            StoredImages::Resident(images) => Some(images),
-            StoredImages::Spooled(_) => None,
+    /// The resident samples, (N, C, H, W) u8 or f32, channels last (F1); `None` if the dataset is
+    /// streamed. The tensor belongs to the stream that loaded it: use `.on(&stream)`.
+    pub fn resident(&self) -> Option<&Tensor> {
+        match &self.samples {
+            StoredSamples::Resident(samples) | StoredSamples::Normalized(samples) => Some(samples),
+            StoredSamples::Spooled(_) => None,
         }
+    }
+
+    /// Whether the samples were normalised when they were loaded.
+    pub(crate) fn is_normalized(&self) -> bool {
+        matches!(self.samples, StoredSamples::Normalized(_))
     }
 
     /// The labels, `u32 [N]`.
@@ -211,21 +232,21 @@ impl Dataset {
         &self.labels
     }
 
-    /// CRC-32 of the stored labels and images: equal for equal files with equal storage. Waits for
-    /// the device, and copies labels and images to the host piece by piece.
+    /// CRC-32 of the stored labels and samples: equal for equal files with equal storage. Waits for
+    /// the device, and copies labels and samples to the host piece by piece.
     ///
     /// # Errors
     /// A failed device.
     pub fn checksum(&self) -> Result<u32> {
         let mut crc = crc32fast::Hasher::new();
         crc.update(bytemuck::cast_slice(&self.labels.to_vec::<u32>()?));
-        match &self.images {
-            StoredImages::Spooled(file) => crc.update(file.as_bytes()),
-            StoredImages::Resident(images) => {
+        match &self.samples {
+            StoredSamples::Spooled(file) => crc.update(file.as_bytes()),
+            StoredSamples::Resident(samples) | StoredSamples::Normalized(samples) => {
                 // In pieces, so that the host needs little memory.
-                let (len, piece) = (images.numel(), CHECKSUM_PIECE / images.dtype().size());
+                let (len, piece) = (samples.numel(), CHECKSUM_PIECE / samples.dtype().size());
                 for start in (0..len).step_by(piece) {
-                    let piece = images.view(start, [piece.min(len - start)])?;
+                    let piece = samples.view(start, [piece.min(len - start)])?;
                     read_back(&[&piece])?.iter().for_each(|bytes| crc.update(bytes));
                 }
             }
@@ -233,8 +254,8 @@ impl Dataset {
         Ok(crc.finalize())
     }
 
-    pub(crate) fn images(&self) -> &StoredImages {
-        &self.images
+    pub(crate) fn samples(&self) -> &StoredSamples {
+        &self.samples
     }
 }
 
@@ -245,55 +266,57 @@ impl fmt::Debug for Dataset {
     }
 }
 
-/// Bytes of a split that is resident as u8: images and labels.
+/// Bytes of a split that is resident as it is stored: samples and labels.
 pub(crate) fn resident_bytes(layout: &Layout, split: Split) -> usize {
     let label = size_of::<u32>();
-    layout.len(split).saturating_mul(layout.image_bytes().saturating_add(label))
+    layout.len(split).saturating_mul(layout.sample_bytes().saturating_add(label))
 }
 
-fn shape_of(layout: &Layout) -> ImageShape {
-    let Layout { channels, height, width, .. } = *layout;
-    ImageShape { channels, height, width }
+/// Whether [`Residency::ResidentF32`] has an effect.
+fn is_normalized_at_load(layout: &Layout) -> bool {
+    layout.stored == StoredType::U8 && layout.shape.channels <= CHANNELS_BLOCKED
 }
 
-fn empty_images(stream: &Stream, shape: ImageShape, n: usize, dtype: DType) -> Result<Tensor> {
+fn empty_samples(stream: &Stream, shape: SampleShape, n: usize, dtype: DType) -> Result<Tensor> {
     let format = MemoryFormat::ChannelsLast;
     Ok(Tensor::empty_with_format(stream, shape.batch(n), dtype, format, Owner::Dataset)?)
 }
 
-/// The first `n` images of `images`, which has room for every file; a bad file has no image.
-fn first_images(images: &Tensor, shape: ImageShape, n: usize) -> Result<Tensor> {
-    Ok(images.view_with_format(0, shape.batch(n), MemoryFormat::ChannelsLast)?)
+/// The first `n` samples of `samples`, which has room for every file; a bad file has no image.
+fn first_samples(samples: &Tensor, shape: SampleShape, n: usize) -> Result<Tensor> {
+    Ok(samples.view_with_format(0, shape.batch(n), MemoryFormat::ChannelsLast)?)
 }
 
-fn load_u8(
+fn load_stored(
     stream: &Stream,
     files: &DatasetFiles,
     split: Split,
     labels: &mut Vec<u32>,
 ) -> Result<Tensor> {
-    let shape = shape_of(files.layout());
-    let images = empty_images(stream, shape, files.layout().len(split), DType::U8)?;
-    files.read(split, &mut |pixels, chunk_labels| {
-        let window = images.view(labels.len() * shape.numel(), [pixels.len()])?;
-        window.copy_from_slice(pixels)?;
+    let (shape, stored) = (files.layout().shape, files.layout().stored);
+    let samples = empty_samples(stream, shape, files.layout().len(split), stored.dtype())?;
+    files.read(split, &mut |bytes, chunk_labels| {
+        let start = labels.len() * shape.numel();
+        let window = samples.view(start, [bytes.len() / stored.size()])?;
+        copy_stored(&window, stored, bytes)?;
         // One chunk in flight, or the staging buffers would become a second copy (D1).
         stream.synchronize()?;
         labels.extend_from_slice(chunk_labels);
         Ok(())
     })?;
-    first_images(&images, shape, labels.len())
+    first_samples(&samples, shape, labels.len())
 }
 
-fn load_f32(
+fn load_normalized(
     stream: &Stream,
     files: &DatasetFiles,
     split: Split,
     labels: &mut Vec<u32>,
 ) -> Result<Tensor> {
-    let shape = shape_of(files.layout());
-    let constants = files.facts(Split::Train)?.histogram.normalization().multiply_add();
-    let images = empty_images(stream, shape, files.layout().len(split), DType::F32)?;
+    let (shape, stored) = (files.layout().shape, files.layout().stored);
+    let normalization = files.facts(Split::Train)?.statistics.normalization();
+    let constants = normalization.multiply_add(stored);
+    let samples = empty_samples(stream, shape, files.layout().len(split), DType::F32)?;
     let mut converted = vec![];
     // Whole pixels, so that every piece begins with channel 0.
     let piece = CONVERTED_BYTES / shape.channels * shape.channels;
@@ -304,35 +327,51 @@ fn load_f32(
             let channels = constants.iter().cycle();
             let values = bytes.iter().zip(channels);
             converted.extend(values.map(|(v, (scale, shift))| f32::from(*v) * scale + shift));
-            let window = images.view(start + i * piece, [bytes.len()])?;
+            let window = samples.view(start + i * piece, [bytes.len()])?;
             window.copy_from_slice(&converted)?;
             stream.synchronize()?;
         }
         labels.extend_from_slice(chunk_labels);
         Ok(())
     })?;
-    first_images(&images, shape, labels.len())
+    first_samples(&samples, shape, labels.len())
+}
+
+/// Copies stored values to a tensor of their type. The bytes may have any alignment.
+fn copy_stored(to: &Tensor, stored: StoredType, bytes: &[u8]) -> Result<()> {
+    match stored {
+        StoredType::U8 => to.copy_from_slice(bytes)?,
+        StoredType::F32 => to.copy_from_slice(&bytemuck::pod_collect_to_vec::<u8, f32>(bytes))?,
+    }
+    Ok(())
+}
+
+fn wrong<T>(argument: &'static str, expected: String, got: String, remedy: &str) -> Result<T> {
+    let operation = "Dataset::from_slices";
+    Err(Error::Argument { operation, argument, expected, got, remedy: remedy.into() })
 }
 
 fn check_slices(
-    shape: ImageShape,
-    images: &[u8],
+    SampleForm { kind, shape, stored }: SampleForm,
+    values: usize,
     labels: &[u32],
     classes: &[String],
 ) -> Result<()> {
-    let wrong = |argument, expected: String, got: String, remedy: &str| {
-        let operation = "Dataset::from_slices";
-        Err(Error::Argument { operation, argument, expected, got, remedy: remedy.into() })
+    let SampleShape { channels, height, width } = shape;
+    let fits = match kind {
+        InputKind::Vector => height == 1 && width == 1,
+        InputKind::Signal => height == 1 && width > 0,
+        InputKind::Image => height > 0 && width > 0,
     };
-    let ImageShape { channels, height, width } = shape;
-    if !(1..=4).contains(&channels) || height == 0 || width == 0 {
-        let expected = "1 to 4 channels, and at least one row and column".into();
-        return wrong("shape", expected, format!("{shape:?}"), "images are u8, NHWC");
+    if channels == 0 || !fits {
+        let expected = format!("a channel or more, and rows and columns of a {kind}");
+        return wrong("shape", expected, format!("{shape:?}"), "samples are NHWC");
     }
-    if labels.len().checked_mul(shape.numel()) != Some(images.len()) {
-        let expected = format!("{} images of {channels}×{height}×{width} bytes", labels.len());
-        let remedy = "give one label for each image";
-        return wrong("images", expected, format!("{} bytes", images.len()), remedy);
+    let (plural, unit) = (kind.plural(), stored.plural());
+    if labels.len().checked_mul(shape.numel()) != Some(values) {
+        let expected = format!("{} {plural} of {channels}×{height}×{width} {unit}", labels.len());
+        let remedy = "give one label for each sample";
+        return wrong(plural, expected, format!("{values} {unit}"), remedy);
     }
     if let Some(i) = labels.iter().position(|label| *label as usize >= classes.len()) {
         let expected = format!("below {}, the number of classes", classes.len());

@@ -10,6 +10,7 @@ use tempfile::TempDir;
 
 use crate::error::{Error, Mismatch, Result};
 use crate::path_text;
+use crate::shape::SampleShape;
 use crate::source::cifar::{
     CIFAR_10_FILES, CIFAR_10_FOLDER, CIFAR_10_NAMES, IMAGE, RECORDS, SIDE, planes_of,
 };
@@ -87,7 +88,8 @@ fn check(root: &Path, layout: &Layout) -> Result<()> {
     let wrong = |what: &str, expected: &str, got: String, remedy: &str| {
         Err(Mismatch::new(what, expected, got).remedy(remedy).in_layout(root))
     };
-    let Layout { channels, height, width, ref classes, .. } = *layout;
+    let SampleShape { channels, height, width } = layout.shape;
+    let classes = &layout.classes;
     if (channels, height, width) != (3, SIDE, SIDE) {
         let got = format!("{width}×{height} with {channels} channels");
         let remedy = "CIFAR-10 has no other shape; read these images with `--dataset folder`";

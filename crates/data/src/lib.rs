@@ -26,6 +26,7 @@
 //!
 //! # Modules, in order of dependency
 //! - `error`, [`notes`], [`path_text`]: errors, notes for the user, paths as text;
+//! - `shape`: shapes and element types of samples;
 //! - `source`: files of each kind of dataset, checked and decoded;
 //! - `normalization`, `augment`: transformations of a pixel and of an image in the gather;
 //! - `dataset`, [`cache`], `spool`: the copy on a device, shared by the process, or streamed;
@@ -45,16 +46,18 @@ mod error;
 mod gather;
 mod import;
 mod normalization;
+mod shape;
 mod source;
 mod spool;
 mod verify;
 
 pub use augment::Augment;
-pub use dataset::{Dataset, ImageShape, Residency};
+pub use dataset::{Dataset, Residency};
 pub use error::{Error, Mismatch, Result};
 pub use gather::{Batch, GatherBatches, GatherConfig};
 pub use import::{ImportReport, import_cifar10};
 pub use normalization::Normalization;
+pub use shape::{InputKind, SampleShape, StoredType};
 pub use source::decoded;
 pub use source::{CHUNK_BYTES, DatasetFiles, DatasetInfo, DatasetSpec, Source, Split};
 pub use verify::{Damage, SplitReport, VerifyReport, verify};

@@ -1,4 +1,92 @@
-//! Normalisation constants, exact from a histogram of the bytes.
+//! Normalisation constants: exact from a histogram of bytes, or from sums of floats.
+
+use crate::shape::StoredType;
+
+/// Statistics of each channel of the samples that were added, in any chunks.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum ChannelStatistics {
+    Bytes(ByteHistogram),
+    Floats(FloatSums),
+}
+
+impl ChannelStatistics {
+    /// Statistics of no samples.
+    pub(crate) fn new(stored: StoredType, channels: usize) -> Self {
+        match stored {
+            StoredType::U8 => Self::Bytes(ByteHistogram::new(channels)),
+            StoredType::F32 => Self::Floats(FloatSums::new(channels)),
+        }
+    }
+
+    /// Adds the bytes of whole NHWC samples.
+    pub(crate) fn add(&mut self, samples: &[u8]) {
+        match self {
+            Self::Bytes(histogram) => histogram.add(samples),
+            Self::Floats(sums) => sums.add(samples),
+        }
+    }
+
+    /// Mean and population standard deviation per channel; without any sample mean 0, std 1.
+    pub(crate) fn normalization(&self) -> Normalization {
+        match self {
+            Self::Bytes(histogram) => histogram.normalization(),
+            Self::Floats(sums) => sums.normalization(),
+        }
+    }
+}
+
+/// Sums over the values of each channel, in f64 and in the order of the samples. The first value
+/// is subtracted from all, so that a large mean does not cancel a small deviation.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct FloatSums {
+    pixels: u64,
+    channels: Vec<FloatSum>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+struct FloatSum {
+    first: f64,
+    sum: f64,
+    squares: f64,
+}
+
+impl FloatSums {
+    fn new(channels: usize) -> Self {
+        Self { pixels: 0, channels: vec![FloatSum::default(); channels] }
+    }
+
+    fn add(&mut self, samples: &[u8]) {
+        let channels = self.channels.len();
+        for pixel in samples.chunks_exact(channels * size_of::<f32>()) {
+            let values =
+                pixel.as_chunks().0.iter().map(|bytes| f64::from(f32::from_ne_bytes(*bytes)));
+            for (channel, value) in self.channels.iter_mut().zip(values) {
+                if self.pixels == 0 {
+                    channel.first = value;
+                }
+                let difference = value - channel.first;
+                channel.sum += difference;
+                channel.squares += difference * difference;
+            }
+            self.pixels += 1;
+        }
+    }
+
+    fn normalization(&self) -> Normalization {
+        let count = self.pixels as f64;
+        let of_channel = |FloatSum { first, sum, squares }: &FloatSum| {
+            if self.pixels == 0 {
+                return (0.0, 1.0);
+            }
+            let offset = sum / count;
+            // Rounding may leave a small negative number for a channel that is almost constant.
+            let std = (squares / count - offset * offset).max(0.0).sqrt() as f32;
+            ((first + offset) as f32, if std > 0.0 { std } else { 1.0 })
+        };
+        let (mean, std) = self.channels.iter().map(of_channel).unzip();
+        Normalization { mean, std }
+    }
+}
 
 /// Counts of each byte value in each channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,37 +140,41 @@ fn mean_std(counts: &[u64; 256]) -> (f32, f32) {
     (mean as f32, std as f32)
 }
 
-/// Normalisation constants per channel: f(v) = (v / 255 − mean) / std for a byte v.
+/// Normalisation constants per channel: f(v) = (v − mean) / std for a value v, which is b / 255 for
+/// a stored byte b.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Normalization {
-    /// In [0, 1] units, one for each channel.
+    /// One for each channel.
     pub mean: Vec<f32>,
-    /// In [0, 1] units, one for each channel; positive.
+    /// One for each channel; positive.
     pub std: Vec<f32>,
 }
 
 impl Normalization {
-    /// Constants that give v / 255.
+    /// Constants that give v.
     pub fn identity(channels: usize) -> Self {
         Self { mean: vec![0.0; channels], std: vec![1.0; channels] }
     }
 
     /// Whether there are as many means as standard deviations, all standard deviations are
-    /// positive, and every byte has a finite value.
+    /// positive, and the value of every byte and of every float near the mean stays finite.
     pub fn is_usable(&self) -> bool {
         let finite = |(scale, shift): (f32, f32)| scale.is_finite() && shift.is_finite();
         self.mean.len() == self.std.len()
             && self.std.iter().all(|std| *std > 0.0)
-            && self.multiply_add().into_iter().all(finite)
+            && [StoredType::U8, StoredType::F32]
+                .into_iter()
+                .all(|stored| self.multiply_add(stored).into_iter().all(finite))
     }
 
-    /// The constants as multiply-add: f(v) = v · scale + shift, each operation rounded to f32, with
-    /// scale = 1 / (255 · std) and shift = −mean / std rounded once from f64. Returns `(scale,
-    /// shift)` per channel.
-    pub fn multiply_add(&self) -> Vec<(f32, f32)> {
+    /// The constants as multiply-add: f(v) = s · scale + shift for a stored value s, each operation
+    /// rounded to f32. Rounded once from f64, scale is 1 / (255 · std) for bytes and 1 / std for
+    /// floats, and shift is −mean / std. Returns `(scale, shift)` per channel.
+    pub fn multiply_add(&self, stored: StoredType) -> Vec<(f32, f32)> {
+        let one = stored.one();
         let form = |(mean, std): (&f32, &f32)| {
             let (mean, std) = (f64::from(*mean), f64::from(*std));
-            ((1.0 / (255.0 * std)) as f32, (-mean / std) as f32)
+            ((1.0 / (one * std)) as f32, (-mean / std) as f32)
         };
         self.mean.iter().zip(&self.std).map(form).collect()
     }

@@ -80,6 +80,6 @@ pub fn verify(spec: &DatasetSpec) -> Result<VerifyReport> {
             damaged,
         });
     }
-    let name = spec.source.name().to_string();
-    Ok(VerifyReport { name, image: [layout.channels, layout.height, layout.width], splits })
+    let (name, shape) = (spec.source.name().to_string(), layout.shape);
+    Ok(VerifyReport { name, image: [shape.channels, shape.height, shape.width], splits })
 }

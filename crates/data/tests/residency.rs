@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use meristem_data::order::EpochMode;
 use meristem_data::{
-    Dataset, DatasetSpec, Error, GatherConfig, ImageShape, Normalization, Residency, Source, Split,
-    cache,
+    Dataset, DatasetSpec, Error, GatherConfig, Normalization, Residency, SampleShape, Source,
+    Split, cache,
 };
 use meristem_device::DeviceId;
 
@@ -32,7 +32,7 @@ fn the_cache_holds_one_copy() {
             let device = device.clone();
             move || {
                 let data = cache::load(&device, &spec, Split::Train, Residency::Resident).unwrap();
-                data.resident_images().unwrap().storage_id()
+                data.resident().unwrap().storage_id()
             }
         };
         let specs = (0..8).map(|i| if i % 2 == 0 { spec.clone() } else { dotted.clone() });
@@ -43,13 +43,13 @@ fn the_cache_holds_one_copy() {
     let bytes = 200 * (3072 + 4);
     assert_eq!(device.memory().current, bytes, "one copy of images and labels");
     let f32s = cache::load(&device, &spec, Split::Train, Residency::ResidentF32).unwrap();
-    assert_ne!(f32s.resident_images().unwrap().storage_id(), ids[0]);
+    assert_ne!(f32s.resident().unwrap().storage_id(), ids[0]);
     let budget = Residency::Auto { budget: bytes };
     let auto = cache::load(&device, &spec, Split::Train, budget).unwrap();
-    assert_eq!(auto.resident_images().unwrap().storage_id(), ids[0]);
+    assert_eq!(auto.resident().unwrap().storage_id(), ids[0]);
     let budget = Residency::Auto { budget: bytes - 1 };
     let streamed = cache::load(&device, &spec, Split::Train, budget).unwrap();
-    assert!(streamed.resident_images().is_none());
+    assert!(streamed.resident().is_none());
     cache::load(&other, &spec, Split::Train, Residency::Resident).unwrap();
     drop((f32s, auto, streamed));
     let ours = |key: &cache::CacheKey| key.root.as_deref() == Some(root.as_path());
@@ -99,7 +99,7 @@ fn a_rewritten_file_is_loaded_anew() {
         let time = fs::metadata(&path).unwrap().modified().unwrap();
         let spec = spec_of(Source::Arrays, &path);
         let device = cpu(1);
-        let pixels = |data: &Dataset| data.resident_images().unwrap().to_vec::<u8>().unwrap();
+        let pixels = |data: &Dataset| data.resident().unwrap().to_vec::<u8>().unwrap();
         let labels = |data: &Dataset| data.labels().to_vec::<u32>().unwrap();
         let load = |split| cache::load(&device, &spec, split, Residency::Resident);
         let held = load(Split::Train).unwrap();
@@ -112,8 +112,8 @@ fn a_rewritten_file_is_loaded_anew() {
         assert_eq!((pixels(&loaded), labels(&loaded)), (new.train_images.clone(), vec![0, 1, 2]));
         assert_eq!((pixels(&held), labels(&held)), (old.train_images.clone(), vec![2, 0, 1]));
         let again = load(Split::Train).unwrap();
-        assert_eq!(again.resident_images().unwrap().storage_id(), {
-            loaded.resident_images().unwrap().storage_id()
+        assert_eq!(again.resident().unwrap().storage_id(), {
+            loaded.resident().unwrap().storage_id()
         });
         // Another shape, too.
         let more = Arrays {
@@ -253,7 +253,7 @@ fn a_checksum_tells_data_apart() {
     assert_eq!(sum(Residency::Resident), sum(Residency::Streamed));
     assert_ne!(sum(Residency::Resident), sum(Residency::ResidentF32));
     cache::clear(|key| key.source == Source::Folder && key.root == canonical(&folder));
-    let shape = ImageShape { channels: 1, height: 2, width: 2 };
+    let shape = SampleShape { channels: 1, height: 2, width: 2 };
     let of = |images: [u8; 8], labels: [u32; 2]| {
         let classes = vec!["a".into(), "b".into()];
         let dataset = Dataset::from_slices(&cpu(1), shape, &images, &labels, classes).unwrap();

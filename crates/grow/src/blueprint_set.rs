@@ -1,4 +1,4 @@
-//! The blueprints of a run, and the seven standard ones.
+//! The blueprints of a run: the seven standard ones, and two for vectors.
 
 use std::sync::Arc;
 
@@ -21,6 +21,12 @@ impl BlueprintSet {
     /// conv_small, conv_light, conv_heavy.
     pub fn standard() -> Self {
         Self { blueprints: standard().into_iter().map(Arc::new).collect() }
+    }
+
+    /// The blueprints of `docs/growth.md` for slots of vectors: mlp_small, mlp. They fit no slot of
+    /// images.
+    pub fn vectors() -> Self {
+        Self { blueprints: vectors().into_iter().map(Arc::new).collect() }
     }
 
     /// The set extended by one blueprint.
@@ -77,6 +83,19 @@ impl Default for BlueprintSet {
     fn default() -> Self {
         Self::standard()
     }
+}
+
+fn vectors() -> [Blueprint; 2] {
+    use BlueprintLayer::{Linear, Relu};
+    let mlp = |name: &str, hidden: Channels| {
+        let layers = vec![
+            Linear { out: hidden, bias: true, zero: false },
+            Relu,
+            Linear { out: Channels::Same, bias: true, zero: true },
+        ];
+        Blueprint::new(name, layers, Join::Residual)
+    };
+    [mlp("mlp_small", Channels::Divided { by: 4, at_least: 8 }), mlp("mlp", Channels::Same)]
 }
 
 fn standard() -> [Blueprint; 7] {

@@ -86,10 +86,10 @@ impl Host {
         for slot in &slots {
             blueprints.iter().try_for_each(|blueprint| check_size(blueprint, slot.channels))?;
         }
-        let learns = |slot: &Slot| -> Vec<bool> {
-            blueprints.iter().map(|blueprint| blueprint.learns_at(dims[&slot.name])).collect()
+        let fits = |slot: &Slot| -> Vec<bool> {
+            blueprints.iter().map(|blueprint| blueprint.fits(dims[&slot.name])).collect()
         };
-        let fits = slots.iter().map(learns).collect();
+        let fits = slots.iter().map(fits).collect();
         Ok(Self { spec, image, blueprints, rules, slots, bare_parameters, fits })
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use meristem::data::{Dataset, ImageShape};
+use meristem::data::{Dataset, SampleShape};
 use meristem::device::Device;
 use meristem::device::random::{Purpose, Rng};
 use meristem::grow;
@@ -10,7 +10,7 @@ use meristem::grow;
 use crate::failure::Failure;
 
 /// Channels, rows and columns.
-pub(crate) const SHAPE: ImageShape = ImageShape { channels: 3, height: 32, width: 32 };
+pub(crate) const SHAPE: SampleShape = SampleShape { channels: 3, height: 32, width: 32 };
 /// Size of CIFAR-10's training set.
 pub(crate) const IMAGES: usize = 50_000;
 /// Number of classes.
@@ -18,7 +18,7 @@ pub(crate) const CLASSES: usize = 10;
 
 /// Shape of the images, for hosts.
 pub(crate) fn image_shape() -> grow::TaskShape {
-    let ImageShape { channels, height, width } = SHAPE;
+    let SampleShape { channels, height, width } = SHAPE;
     grow::TaskShape { channels, height, width, classes: CLASSES }
 }
 

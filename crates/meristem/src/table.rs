@@ -36,7 +36,7 @@ pub(crate) fn report(summary: &Summary) -> String {
         text.push(format!("stopped at a step boundary after {steps}"));
     }
     text.push(format!(
-        "trained {} images in {} ({} images/s); peak memory {} in tensors{}",
+        "trained {} samples in {} ({} samples/s); peak memory {} in tensors{}",
         thousands(summary.images),
         duration(Duration::from_secs_f64(summary.wall_seconds)),
         thousands(summary.images_per_s as u64),

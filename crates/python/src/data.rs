@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use meristem_data::{
-    self as data, Augment, DatasetSpec, GatherConfig, Normalization, Residency, Split, cache,
+    self as data, Augment, DatasetSpec, GatherConfig, InputKind, Normalization, Residency, Split,
+    cache,
 };
 use meristem_device::{Device, DeviceOptions};
 use meristem_train::dataset_spec;
@@ -70,12 +71,13 @@ impl Resident {
         self.data.len()
     }
 
-    /// Name, image shape, classes, mean and standard deviation.
+    /// Name, kind and shape of a sample, classes, mean and standard deviation.
     fn info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let info = self.data.info();
-        let (about, shape) = (PyDict::new(py), self.data.image_shape());
+        let (about, shape) = (PyDict::new(py), self.data.shape());
         about.set_item("name", &info.name)?;
-        about.set_item("shape", (shape.channels, shape.height, shape.width))?;
+        about.set_item("kind", info.kind.to_string())?;
+        about.set_item("shape", info.kind.dims(shape))?;
         about.set_item("classes", &info.classes)?;
         about.set_item("mean", &info.mean)?;
         about.set_item("std", &info.std)?;
@@ -153,6 +155,8 @@ type Part = (usize, Array, Array);
 
 struct State {
     batches: data::GatherBatches,
+    /// Whether the samples are vectors.
+    is_vectors: bool,
     /// Batches whose gathers are enqueued; fewer at the end of an epoch.
     ahead: VecDeque<Vec<data::Batch>>,
     /// Batches whose gathers are completed; they come before the batches in `ahead`.
@@ -182,8 +186,13 @@ impl State {
     /// The next batch, after its gather. `None` at the end of the epoch.
     fn next(&mut self) -> Result<Option<Vec<Part>>, Failure> {
         if self.done.is_empty() {
+            let is_vectors = self.is_vectors;
             let part = |batch: data::Batch| {
-                Ok((batch.env, Array::lent(&batch.inputs)?, Array::lent(&batch.targets)?))
+                let inputs = match *batch.inputs.dims() {
+                    [n, features, ..] if is_vectors => batch.inputs.view(0, [n, features])?,
+                    _ => batch.inputs,
+                };
+                Ok((batch.env, Array::lent(&inputs)?, Array::lent(&batch.targets)?))
             };
             let count = AT_ONCE.min(self.ahead.len());
             // Batches complete in order, so one wait for the last suffices.
@@ -231,11 +240,13 @@ impl Gather {
                 (0..given.envs).map(|env| device.stream(&format!("batches {env}"))).collect();
             data::GatherBatches::new(&config, std::slice::from_ref(data), &streams).map_err(renamed)
         })?;
+        let is_vectors = data.info().kind == InputKind::Vector;
         let len = batches.len();
         Ok(Self {
             len,
             state: Mutex::new(State {
                 batches,
+                is_vectors,
                 ahead: VecDeque::new(),
                 done: VecDeque::new(),
                 begun: 0,

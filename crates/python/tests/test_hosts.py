@@ -36,7 +36,8 @@ def test_the_parameters_are_those_of_a_run(tmp_path: Path) -> None:
     [
         ("basline", {}, "did you mean `baseline`"),
         ("deep", {"input": (3, 4, 4)}, "too deep for 3×4×4 images"),
-        ("deep", {"input": (3, 32)}, "expected channels, rows and columns"),
+        ("deep", {"input": (3, 32, 32, 1)}, "expected channels, rows and columns"),
+        ("deep", {"input": (3, 32)}, "too deep for 3×1×32 images"),
         ("deep", {"input": "3x32x32"}, "expected channels, rows and columns"),
         ("deep", {"input": (3, 32, 1.5)}, "`input`: got 1.5, expected a whole number"),
         ("deep", {"input": (3, 0, 32)}, "`input`: got 0"),

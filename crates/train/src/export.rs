@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use meristem_data::Normalization;
+use meristem_data::{InputKind, Normalization, SampleShape, StoredType};
 use meristem_device::{DeviceId, DeviceOptions};
 use meristem_export::onnx;
 use meristem_grow::{BlueprintSet, Host, Optimisers, Rules, TaskShape};
@@ -15,7 +15,7 @@ use crate::config::types::Normalize;
 use crate::error::{Error, Result};
 use crate::hosts::read_host;
 use crate::resources::OpenDevices;
-use crate::setup::weights::{Wanted, Weights};
+use crate::setup::weights::{InputForm, Wanted, Weights};
 
 /// An export of a weights file to ONNX.
 #[derive(Clone, Debug)]
@@ -37,6 +37,8 @@ pub struct OnnxConfig {
 pub struct OnnxModel {
     /// Contents of its file.
     pub bytes: Vec<u8>,
+    /// Element type and shape of the model's input, such as `images f32 [N, 3, 32, 32]`.
+    pub input: String,
     /// Channels, rows and columns of an image, and number of classes.
     pub image: TaskShape,
     /// Constants that pixels are normalised with, if they are known.
@@ -58,24 +60,31 @@ pub fn onnx(config: &OnnxConfig) -> Result<OnnxModel> {
     let classes = weights.classes()?;
     let graph = Arc::new(host.graph(&Optimisers::default())?);
     check(&weights, &graph)?;
-    let multiply_add = normalization.as_ref().map(Normalization::multiply_add);
+    let form = weights.sample_form()?;
+    let TaskShape { channels, height, width, .. } = image;
+    let sample = form.kind.dims(SampleShape { channels, height, width });
+    let multiply_add = normalization.as_ref().map(|n| n.multiply_add(form.stored));
     let preprocessing = match (config.preprocessing, &multiply_add) {
         (false, _) => None,
-        (true, Some(constants)) => Some(&constants[..]),
+        (true, Some(constants)) => {
+            Some(onnx::Preprocessing { bytes: form.stored == StoredType::U8, constants })
+        }
         (true, None) => {
             let expected = "with --normalize: the weights file has no normalisation constants";
             return Err(Error::value("with-preprocessing", "no constants", expected));
         }
     };
-    let metadata = metadata(config, &host, normalization.as_ref(), classes.as_deref());
+    let metadata = metadata(config, (&host, form), normalization.as_ref(), classes.as_deref());
     let bytes = onnx::encode(&onnx::OnnxNetwork {
         graph: &graph,
         state: &weights.state,
         alphas: &host.alphas(),
+        sample: &sample,
         preprocessing,
         metadata: &metadata,
     })?;
-    Ok(OnnxModel { bytes, image, normalization })
+    let input = input_text(config.preprocessing, form, &sample);
+    Ok(OnnxModel { bytes, input, image, normalization })
 }
 
 /// The host in the file; `config.host` for a file without a topology.
@@ -133,10 +142,21 @@ fn check(weights: &Weights, graph: &Arc<Graph>) -> Result<()> {
     weights.fill(&mut network)
 }
 
+/// Kind, element type and shape of the model's input.
+fn input_text(preprocessing: bool, form: InputForm, sample: &[usize]) -> String {
+    let mut axes: Vec<String> = sample.iter().map(ToString::to_string).collect();
+    let is_bytes = preprocessing && form.stored == StoredType::U8;
+    if is_bytes && form.kind == InputKind::Image {
+        axes.rotate_left(1);
+    }
+    let element = if is_bytes { "u8" } else { "f32" };
+    format!("{} {element} [N, {}]", form.kind.plural(), axes.join(", "))
+}
+
 /// Keys and values of the model's metadata.
 fn metadata(
     config: &OnnxConfig,
-    host: &Host,
+    (host, form): (&Host, InputForm),
     normalization: Option<&Normalization>,
     classes: Option<&[String]>,
 ) -> Vec<(String, String)> {
@@ -148,12 +168,24 @@ fn metadata(
         let constants = serde_json::json!({ "mean": mean, "std": std });
         all.push(("normalization".into(), constants.to_string()));
     }
-    let input = if config.preprocessing {
-        "u8 [N, H, W, C]: pixels, which the model normalises"
-    } else {
-        "f32 [N, C, H, W]: (pixel / 255 - mean) / std for each channel"
+    let axes = match form.kind {
+        InputKind::Vector => "[N, F]",
+        InputKind::Signal => "[N, C, L]",
+        InputKind::Image => "[N, C, H, W]",
     };
-    all.push(("input".into(), input.into()));
+    let input = match (config.preprocessing, form.stored) {
+        (true, StoredType::U8) if form == InputForm::PIXELS => {
+            "u8 [N, H, W, C]: pixels, which the model normalises".into()
+        }
+        (true, StoredType::U8) => format!("u8 {axes}: bytes, which the model normalises"),
+        (true, StoredType::F32) => format!("f32 {axes}: values, which the model normalises"),
+        (false, StoredType::U8) => {
+            let value = if form.kind == InputKind::Image { "pixel" } else { "byte" };
+            format!("f32 {axes}: ({value} / 255 - mean) / std for each channel")
+        }
+        (false, StoredType::F32) => format!("f32 {axes}: (value - mean) / std for each channel"),
+    };
+    all.push(("input".into(), input));
     let name = config.weights.file_name().unwrap_or_default();
     all.push(("weights".into(), Path::new(name).display().to_string()));
     all

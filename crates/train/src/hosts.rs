@@ -1,7 +1,8 @@
-//! Hosts from files.
+//! Hosts from files, and their fit to a dataset.
 
 use std::path::Path;
 
+use meristem_data::{DatasetInfo, InputKind};
 use meristem_grow::{DESCRIPTION_BYTES_MAX, HostError, HostSpec};
 
 use crate::error::{Error, Result};
@@ -37,4 +38,16 @@ pub fn read_host(text: &str) -> Result<HostSpec> {
         HostError::Description { problem, .. } => fail(problem),
         other => fail(other.to_string()),
     })
+}
+
+/// The error of a host that does not fit the samples of a dataset. Most hosts are made for images.
+pub(crate) fn misfit(error: HostError, info: &DatasetInfo) -> Error {
+    if info.kind == InputKind::Image {
+        return meristem_grow::Error::from(error).into();
+    }
+    let (kind, shape) = (info.kind.plural(), info.kind.describe(info.shape()));
+    let expected = format!(
+        "a host for {kind} of {shape}, such as mlp:64,64, or one of your own (docs/hosts.md)"
+    );
+    Error::value("host", error, expected)
 }

@@ -11,7 +11,7 @@ struct Values {
     u64 seed;
     float scale[4];
     float shift[4];
-    u32 channels;  // 1 to 4
+    u32 channels;  // 1 to 4, or any number for kernels with a table of constants
     u32 height;
     u32 width;
     u32 padding;
@@ -67,7 +67,7 @@ __device__ Draw draw(const Values& v, Span<const u32> epoch, u32 sample) {
     return d;
 }
 
-// u8 images are normalised, f32 images were when they were stored. Black is byte 0; where the shift
+// u8 images are normalised, those of `gather_floats` were when they were stored. Black is byte 0; where the shift
 // is −0, the processor has 0 for a byte and −0 for a float.
 __device__ float normalized(u8 stored, float scale, float shift) {
     return (float)stored * scale + shift;
@@ -83,10 +83,35 @@ __device__ float black(float, float, float shift) {
     return shift;
 }
 
+// The constants of C channels, which are among the kernel's values.
 template <int C, class T>
+struct Few {
+    const Values& v;
+
+    __device__ int channels() const { return C; }
+    __device__ float normal(T stored, u32 c) const {
+        return normalized(stored, v.scale[c], v.shift[c]);
+    }
+    __device__ float background(u32 c) const { return black(T(), v.scale[c], v.shift[c]); }
+};
+
+// The constants of any number of channels, in a tensor: scales, then shifts.
+template <class T>
+struct Many {
+    Span<const float> table;
+    int count;
+
+    __device__ int channels() const { return count; }
+    __device__ float normal(T stored, u32 c) const {
+        return (float)stored * table[c] + table[count + c];
+    }
+    __device__ float background(u32 c) const { return normal(T(), c); }
+};
+
+template <class T, class Constants>
 __device__ void gather(Span<const T> images, Span<const u32> labels, Span<const u32> samples,
                        Span<float> inputs, Span<u32> targets, Span<const u32> epoch,
-                       const Values& v) {
+                       const Values& v, const Constants& of) {
     __shared__ Draw shared;
     u32 i = blockIdx.x, sample = samples[i];
     bool augmented = v.padding || v.flip || v.cutout;
@@ -95,12 +120,13 @@ __device__ void gather(Span<const T> images, Span<const u32> labels, Span<const 
         if (augmented) shared = draw(v, epoch, sample);
     }
     __syncthreads();
+    const int C = of.channels();
     u32 size = v.height * v.width * C;
     long long from = (long long)(v.staged ? i : sample) * size, to = (long long)i * size;
     if (!augmented) {
 #pragma unroll 4
         for (u32 n = threadIdx.x; n < size; n += blockDim.x) {
-            inputs[to + n] = normalized(images[from + n], v.scale[n % C], v.shift[n % C]);
+            inputs[to + n] = of.normal(images[from + n], n % C);
         }
         return;
     }
@@ -114,10 +140,10 @@ __device__ void gather(Span<const T> images, Span<const u32> labels, Span<const 
         for (int n = threadIdx.x % lanes; n < row; n += lanes) {
             int x = n / C, c = n % C;
             int source_x = (d.flip ? width - 1 - x : x) + d.left;
-            float value = black(T(), v.scale[c], v.shift[c]);
+            float value = of.background(c);
             if (row_inside && 0 <= source_x && source_x < width) {
                 long long pixel = from + (long long)source_y * row + source_x * C + c;
-                value = normalized(images[pixel], v.scale[c], v.shift[c]);
+                value = of.normal(images[pixel], c);
             }
             bool cut = d.cut_top <= y && y < d.cut_bottom && d.cut_left <= x && x < d.cut_right;
             inputs[to + (long long)y * row + n] = cut ? 0.0f : value;
@@ -130,10 +156,10 @@ __device__ void gather_any(Span<const T> images, Span<const u32> labels, Span<co
                            Span<float> inputs, Span<u32> targets, Span<const u32> epoch,
                            const Values& v) {
     switch (v.channels) {
-        case 1: return gather<1>(images, labels, samples, inputs, targets, epoch, v);
-        case 2: return gather<2>(images, labels, samples, inputs, targets, epoch, v);
-        case 3: return gather<3>(images, labels, samples, inputs, targets, epoch, v);
-        default: return gather<4>(images, labels, samples, inputs, targets, epoch, v);
+        case 1: return gather(images, labels, samples, inputs, targets, epoch, v, Few<1, T>{v});
+        case 2: return gather(images, labels, samples, inputs, targets, epoch, v, Few<2, T>{v});
+        case 3: return gather(images, labels, samples, inputs, targets, epoch, v, Few<3, T>{v});
+        default: return gather(images, labels, samples, inputs, targets, epoch, v, Few<4, T>{v});
     }
 }
 
@@ -151,4 +177,22 @@ extern "C" __global__ void __launch_bounds__(256, 4)
                   const __grid_constant__ Values values) {
     locate(images, labels, samples, inputs, targets, epoch);
     gather_any(images, labels, samples, inputs, targets, epoch, values);
+}
+
+extern "C" __global__ void __launch_bounds__(256, 4)
+    gather_many_bytes(Span<const u8> images, Span<const u32> labels, Span<const u32> samples,
+                      Span<float> inputs, Span<u32> targets, Span<const u32> epoch,
+                      Span<const float> constants, const __grid_constant__ Values values) {
+    locate(images, labels, samples, inputs, targets, epoch, constants);
+    Many<u8> of{constants, (int)values.channels};
+    gather(images, labels, samples, inputs, targets, epoch, values, of);
+}
+
+extern "C" __global__ void __launch_bounds__(256, 4)
+    gather_raw_floats(Span<const float> images, Span<const u32> labels, Span<const u32> samples,
+                      Span<float> inputs, Span<u32> targets, Span<const u32> epoch,
+                      Span<const float> constants, const __grid_constant__ Values values) {
+    locate(images, labels, samples, inputs, targets, epoch, constants);
+    Many<float> of{constants, (int)values.channels};
+    gather(images, labels, samples, inputs, targets, epoch, values, of);
 }

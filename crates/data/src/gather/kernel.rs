@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
+use bytemuck::Zeroable;
 use meristem_device::simd::{Vectorized, fetch, vectorize};
 use meristem_device::{Args, Element};
 
 use crate::augment::{Augment, AugmentDraw};
-use crate::dataset::ImageShape;
-use crate::normalization::Normalization;
+use crate::shape::SampleShape;
 
 /// Values that are normalised as one block: a multiple of every number of channels from 1 to 4 and
 /// of the widest vector, so that all blocks have the same constants.
@@ -23,8 +23,7 @@ struct MultiplyAdd {
 }
 
 impl MultiplyAdd {
-    fn new(normalization: &Normalization) -> Self {
-        let constants = normalization.multiply_add();
+    fn new(constants: &[(f32, f32)]) -> Self {
         let constant = |i: usize| constants[i % constants.len()];
         Self {
             scale: std::array::from_fn(|i| constant(i).0),
@@ -56,106 +55,192 @@ impl MultiplyAdd {
     }
 }
 
-/// Conversion of stored values to inputs.
-trait Stored: Element {
-    /// Writes black pixels to `stored`, which begins with channel 0.
-    fn blacken(constants: &MultiplyAdd, stored: &mut [Self]);
-
-    /// Normalises whole pixels, and may prefetch `next`, the same pixels of the next image.
-    fn normalize(constants: &MultiplyAdd, stored: &[Self], values: &mut [f32], next: &[Self]);
+/// Constants for any number of channels and any stored type: those of all channels, repeated to at
+/// least [`BLOCK`] values.
+struct Table {
+    scale: Vec<f32>,
+    shift: Vec<f32>,
 }
 
-impl Stored for u8 {
+impl Table {
+    fn new(constants: &[(f32, f32)]) -> Self {
+        let len = BLOCK.div_ceil(constants.len()) * constants.len();
+        let (scale, shift) = constants.iter().copied().cycle().take(len).unzip();
+        Self { scale, shift }
+    }
+}
+
+/// Conversion of stored values to inputs.
+trait Conversion {
+    type Stored: Element;
+
+    /// Writes black pixels to `stored`, which begins with channel 0.
+    fn blacken(&self, stored: &mut [Self::Stored]);
+
+    /// Normalises whole pixels, and may prefetch `next`, the same pixels of the next image.
+    fn normalize(&self, stored: &[Self::Stored], values: &mut [f32], next: &[Self::Stored]);
+}
+
+/// Bytes of at most 4 channels.
+impl Conversion for MultiplyAdd {
+    type Stored = u8;
+
     #[inline(always)]
-    fn blacken(_: &MultiplyAdd, stored: &mut [Self]) {
+    fn blacken(&self, stored: &mut [u8]) {
         stored.fill(0);
     }
 
     #[inline(always)]
-    fn normalize(constants: &MultiplyAdd, stored: &[Self], values: &mut [f32], next: &[Self]) {
-        constants.apply(stored, values, next);
+    fn normalize(&self, stored: &[u8], values: &mut [f32], next: &[u8]) {
+        self.apply(stored, values, next);
     }
 }
 
-/// Values stored normalised.
-impl Stored for f32 {
+/// Values that were normalised when they were stored.
+struct Normalized<'a>(&'a MultiplyAdd);
+
+impl Conversion for Normalized<'_> {
+    type Stored = f32;
+
     #[inline(always)]
-    fn blacken(constants: &MultiplyAdd, stored: &mut [Self]) {
+    fn blacken(&self, stored: &mut [f32]) {
         for block in stored.chunks_mut(BLOCK) {
-            block.copy_from_slice(&constants.shift[..block.len()]);
+            block.copy_from_slice(&self.0.shift[..block.len()]);
         }
     }
 
     #[inline(always)]
-    fn normalize(_: &MultiplyAdd, stored: &[Self], values: &mut [f32], _: &[Self]) {
+    fn normalize(&self, stored: &[f32], values: &mut [f32], _: &[f32]) {
         values.copy_from_slice(stored);
     }
 }
 
-/// Storage of the images that the kernel reads.
+/// Bytes of any number of channels.
+struct ManyBytes<'a>(&'a Table);
+
+/// Floats of any number of channels.
+struct Floats<'a>(&'a Table);
+
+macro_rules! conversion_by_table {
+    ($conversion:ident, $stored:ty) => {
+        impl Conversion for $conversion<'_> {
+            type Stored = $stored;
+
+            #[inline(always)]
+            fn blacken(&self, stored: &mut [$stored]) {
+                stored.fill(<$stored>::default());
+            }
+
+            #[inline(always)]
+            fn normalize(&self, stored: &[$stored], values: &mut [f32], _: &[$stored]) {
+                let Table { scale, shift } = self.0;
+                let blocks = stored.chunks(scale.len()).zip(values.chunks_mut(scale.len()));
+                for (stored, values) in blocks {
+                    let constants = scale.iter().zip(shift);
+                    let pairs = values.iter_mut().zip(stored);
+                    for ((value, stored), (scale, shift)) in pairs.zip(constants) {
+                        *value = f32::from(*stored) * scale + shift;
+                    }
+                }
+            }
+        }
+    };
+}
+
+conversion_by_table!(ManyBytes, u8);
+conversion_by_table!(Floats, f32);
+
+/// Type of the stored values that the kernel reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ImageStorage {
-    /// The whole dataset, u8.
+pub(super) enum Storage {
+    /// u8, of at most 4 channels.
     Bytes,
-    /// The whole dataset, f32.
+    /// u8, of more channels.
+    ManyBytes,
+    /// f32.
+    Floats,
+    /// f32, normalised.
     Normalized,
-    /// u8, only the images of this batch and in its order.
-    Staged,
+}
+
+/// Storage of the samples that the kernel reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SampleStorage {
+    pub(super) values: Storage,
+    /// Whether only the samples of this batch are stored, in its order; else the whole dataset.
+    pub(super) staged: bool,
 }
 
 /// Parameters that all gathers of a [`super::GatherBatches`] share.
 pub(super) struct GatherKernel {
-    shape: ImageShape,
-    constants: MultiplyAdd,
+    shape: SampleShape,
+    blocks: MultiplyAdd,
+    table: Table,
     augment: Augment,
     seed: u64,
 }
 
 impl GatherKernel {
     pub(super) fn new(
-        shape: ImageShape,
-        normalization: &Normalization,
+        shape: SampleShape,
+        constants: &[(f32, f32)],
         augment: Augment,
         seed: u64,
     ) -> Self {
-        Self { shape, constants: MultiplyAdd::new(normalization), augment, seed }
+        let (blocks, table) = (MultiplyAdd::new(constants), Table::new(constants));
+        Self { shape, blocks, table, augment, seed }
     }
 
-    /// Runs one gather. Arguments: images, labels u32 [N], samples u32 [n]; outputs: inputs f32
-    /// [n, H, W, C], targets u32 [n]. The last argument, the words of the epoch, is for the GPU's
-    /// kernel; here the epoch is a parameter.
-    pub(super) fn run(&self, args: &mut Args<'_>, storage: ImageStorage, epoch: u64) {
+    /// Runs one gather. Arguments: stored samples, labels u32 [N], indices of samples u32 [n];
+    /// outputs: inputs f32 [n, H, W, C], targets u32 [n]. The words of the epoch, and the table of
+    /// constants, are for the GPU's kernel; here they are parameters.
+    pub(super) fn run(&self, args: &mut Args<'_>, storage: SampleStorage, epoch: u64) {
         let labels = args.read::<u32>(1);
         let samples = args.read::<u32>(2);
         let inputs = args.write::<f32>(3);
         for (target, sample) in args.write::<u32>(4).iter_mut().zip(samples) {
             *target = labels[*sample as usize];
         }
-        let pick =
-            PickedImages { kernel: self, samples, epoch, staged: storage == ImageStorage::Staged };
         let isa = args.isa();
-        match storage {
-            ImageStorage::Bytes | ImageStorage::Staged => {
-                vectorize(isa, Work { pick, images: args.read::<u8>(0), inputs })
+        let pick = PickedSamples { kernel: self, samples, epoch, staged: storage.staged };
+        match storage.values {
+            Storage::Bytes => {
+                vectorize(isa, Work { pick, by: &self.blocks, stored: args.read::<u8>(0), inputs })
             }
-            ImageStorage::Normalized => {
-                vectorize(isa, Work { pick, images: args.read::<f32>(0), inputs })
+            Storage::ManyBytes => {
+                let by = &ManyBytes(&self.table);
+                vectorize(isa, Work { pick, by, stored: args.read::<u8>(0), inputs })
+            }
+            Storage::Floats => {
+                let by = &Floats(&self.table);
+                vectorize(isa, Work { pick, by, stored: args.read::<f32>(0), inputs })
+            }
+            Storage::Normalized => {
+                let by = &Normalized(&self.blocks);
+                vectorize(isa, Work { pick, by, stored: args.read::<f32>(0), inputs })
             }
         }
     }
+}
+
+/// Writer of augmented images.
+struct Augmenter<'a, C: Conversion> {
+    shape: SampleShape,
+    by: &'a C,
+    /// Scratch memory for one row.
+    line: Vec<C::Stored>,
+}
+
+impl<'a, C: Conversion> Augmenter<'a, C> {
+    fn new(shape: SampleShape, by: &'a C) -> Self {
+        Self { shape, by, line: vec![C::Stored::zeroed(); shape.width * shape.channels] }
+    }
 
     /// Writes one augmented image to `values`, row by row. `next` is the image of the next sample,
-    /// to prefetch; `line` is scratch memory for one row.
+    /// to prefetch.
     #[inline(always)]
-    fn augmented<T: Stored>(
-        &self,
-        draw: &AugmentDraw,
-        image: &[T],
-        next: &[T],
-        values: &mut [f32],
-        line: &mut [T],
-    ) {
-        let ImageShape { channels, height, width } = self.shape;
+    fn write(&mut self, draw: &AugmentDraw, [image, next]: [&[C::Stored]; 2], values: &mut [f32]) {
+        let Self { shape: SampleShape { channels, height, width }, by, ref mut line } = *self;
         let row = width * channels;
         let columns = columns_inside(draw.left, width);
         let first = (columns.start as isize + draw.left) as usize * channels;
@@ -165,16 +250,16 @@ impl GatherKernel {
             let source = y as isize + draw.top;
             if (0..height as isize).contains(&source) {
                 let place = source as usize * row + first;
-                T::blacken(&self.constants, &mut line[..start]);
+                by.blacken(&mut line[..start]);
                 line[start..end].copy_from_slice(&image[place..place + end - start]);
-                T::blacken(&self.constants, &mut line[end..]);
+                by.blacken(&mut line[end..]);
                 if draw.flip {
                     reverse_pixels(line, channels);
                 }
             } else {
-                T::blacken(&self.constants, line);
+                by.blacken(line);
             }
-            T::normalize(&self.constants, line, values, next);
+            by.normalize(line, values, next);
             if draw.cut_rows.contains(&y) {
                 let cut = &draw.cut_columns;
                 values[cut.start * channels..cut.end * channels].fill(0.0);
@@ -197,59 +282,64 @@ fn reverse_pixels<T>(row: &mut [T], channels: usize) {
         1 => row.reverse(),
         2 => row.as_chunks_mut::<2>().0.reverse(),
         3 => row.as_chunks_mut::<3>().0.reverse(),
-        _ => row.as_chunks_mut::<4>().0.reverse(),
+        4 => row.as_chunks_mut::<4>().0.reverse(),
+        _ => {
+            // Reversing each pixel again restores the order of its channels.
+            row.reverse();
+            row.chunks_exact_mut(channels).for_each(<[T]>::reverse);
+        }
     }
 }
 
 /// Samples of one batch of one env, with the parameters of their gather.
-struct PickedImages<'a> {
+struct PickedSamples<'a> {
     kernel: &'a GatherKernel,
     samples: &'a [u32],
     epoch: u64,
-    /// Whether only the images of `samples` are stored, in this order.
+    /// Whether only `samples` are stored, in this order.
     staged: bool,
 }
 
-impl PickedImages<'_> {
-    /// Gathers the samples from the stored `images` to `inputs`.
+impl PickedSamples<'_> {
+    /// Gathers the samples from `stored` to `inputs`.
     #[inline(always)]
-    fn gather<T: Stored>(&self, images: &[T], inputs: &mut [f32]) {
-        let GatherKernel { shape, constants, augment, seed } = self.kernel;
+    fn gather<C: Conversion>(&self, by: &C, stored: &[C::Stored], inputs: &mut [f32]) {
+        let GatherKernel { shape, augment, seed, .. } = self.kernel;
         let size = shape.numel();
-        let mut line = vec![T::zeroed(); shape.width * shape.channels];
-        let image = |i: usize| {
+        let mut augmenter = Augmenter::new(*shape, by);
+        let sample_at = |i: usize| {
             let place = if self.staged { i } else { self.samples[i] as usize };
-            &images[place * size..(place + 1) * size]
+            &stored[place * size..(place + 1) * size]
         };
         let last = self.samples.len().saturating_sub(1);
         for (i, (sample, values)) in
             self.samples.iter().zip(inputs.chunks_exact_mut(size)).enumerate()
         {
-            // Samples are drawn at random: without prefetching, each image begins with a cache
-            // miss.
-            let [image, next] = [image(i), image(last.min(i + 1))];
+            // Samples are drawn at random: without prefetching, each one begins with a cache miss.
+            let [own, next] = [sample_at(i), sample_at(last.min(i + 1))];
             if *augment == Augment::NONE {
-                T::normalize(constants, image, values, next);
+                by.normalize(own, values, next);
             } else {
                 let draw = augment.draw(*shape, *seed, self.epoch, *sample);
-                self.kernel.augmented(&draw, image, next, values, &mut line);
+                augmenter.write(&draw, [own, next], values);
             }
         }
     }
 }
 
-/// Runs [`PickedImages::gather`], compiled for the instruction set of the processor.
-struct Work<'a, T> {
-    pick: PickedImages<'a>,
-    images: &'a [T],
+/// Runs [`PickedSamples::gather`], compiled for the instruction set of the processor.
+struct Work<'a, C: Conversion> {
+    pick: PickedSamples<'a>,
+    by: &'a C,
+    stored: &'a [C::Stored],
     inputs: &'a mut [f32],
 }
 
-impl<T: Stored> Vectorized for Work<'_, T> {
+impl<C: Conversion> Vectorized for Work<'_, C> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
-        self.pick.gather(self.images, self.inputs);
+        self.pick.gather(self.by, self.stored, self.inputs);
     }
 }

@@ -14,10 +14,10 @@ use std::sync::Arc;
 use meristem_device::{DType, Device, DeviceId, DeviceOptions, Expect, Launches, Stream, Tensor};
 
 use self::gpu::GpuGather;
-use self::kernel::{GatherKernel, ImageStorage};
+use self::kernel::{GatherKernel, SampleStorage};
 use self::permutation::Permutations;
 use self::ring::Ring;
-use self::stage::{EnvImages, env_images};
+use self::stage::{EnvSamples, env_samples};
 use crate::augment::Augment;
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
@@ -93,8 +93,10 @@ struct ServedEnv {
     device: usize,
     /// Offset of the env's permutation in the tensors of `permutations`.
     first: usize,
-    images: EnvImages,
-    storage: ImageStorage,
+    samples: EnvSamples,
+    storage: SampleStorage,
+    /// f32 [2 · C], the scales and shifts of the channels, if the storage needs a table of them.
+    constants: Option<Tensor>,
     labels: Tensor,
     /// All permutations of the device, on the env's stream: two sets, used in turn.
     permutations: [Tensor; 2],
@@ -145,11 +147,12 @@ impl GatherBatches {
         })?;
         check_config(config, datasets, streams)?;
         let first_env = config.served.as_ref().map_or(0, |served| served.start);
-        let shape = datasets[0].image_shape();
+        let shape = datasets[0].shape();
         let normalization = match &config.normalization {
             Some(given) => given.clone(),
             None => datasets[0].normalization(),
         };
+        let constants = normalization.multiply_add(datasets[0].info().stored);
         let devices = devices_of(&order, first_env, streams)?;
         // Everything is checked before anything is allocated (V1).
         streams.iter().try_for_each(|s| dataset_on(datasets, s.device()).map(drop))?;
@@ -166,13 +169,14 @@ impl GatherBatches {
             let permutation = order.permutation_of(first_env + env);
             let sets = permutations[device].on(stream)?;
             let capacity = order.part_max();
-            let (images, storage) = env_images(dataset, stream, capacity, &mut loader)?;
+            let (samples, storage) = env_samples(dataset, stream, capacity, &mut loader)?;
             Ok(ServedEnv {
                 stream: stream.clone(),
                 device,
                 first: permutations[device].start_of(permutation),
-                images,
+                samples,
                 storage,
+                constants: gpu::constants(stream, storage, &constants)?,
                 labels: dataset.labels().on(stream)?,
                 epochs: [
                     permutations[device].epoch_of(&sets[0])?,
@@ -183,9 +187,8 @@ impl GatherBatches {
             })
         });
         let envs = envs.collect::<Result<Vec<_>>>()?;
-        let kernel =
-            Arc::new(GatherKernel::new(shape, &normalization, config.augment, config.seed));
-        let gpu = GpuGather::new(shape, &normalization, config.augment, config.seed);
+        let kernel = Arc::new(GatherKernel::new(shape, &constants, config.augment, config.seed));
+        let gpu = GpuGather::new(shape, &constants, config.augment, config.seed);
         let (subset, epoch) = (config.subset.clone(), None);
         Ok(Self { order, subset, kernel, gpu, permutations, first_env, envs, epoch, batch: 0 })
     }
@@ -214,7 +217,7 @@ impl GatherBatches {
     /// batches of an epoch are taken. Resident images are not copied. With streamed images the next
     /// batch is copied ahead, so the number is one more than `batches`, at most [`Self::len`].
     pub fn uploads(&self, batches: usize) -> u64 {
-        let streamed = self.envs.iter().any(|env| matches!(env.images, EnvImages::Staged(_)));
+        let streamed = self.envs.iter().any(|env| matches!(env.samples, EnvSamples::Staged(_)));
         if streamed { self.len().min(batches.saturating_add(1)) as u64 } else { 0 }
     }
 
@@ -295,15 +298,19 @@ impl GatherBatches {
             self.is_a_batch(index - self.first_env, inputs, targets),
             "gather: {inputs:?}, {targets:?}"
         );
-        let images = match &env.images {
-            EnvImages::Resident(images) => images,
-            EnvImages::Staged(stage) => stage.filled(),
+        let stored = match &env.samples {
+            EnvSamples::Resident(samples) => samples,
+            EnvSamples::Staged(stage) => stage.filled(),
         };
         let epoch_words = &env.epochs[self.permutations[env.device].turn()];
         let (kernel, storage) = (self.kernel.clone(), env.storage);
-        let lens = [images, &env.labels, samples, inputs, targets, epoch_words].map(Tensor::numel);
-        let launch = env.stream.launch("gather").read(images).read(&env.labels).read(samples);
+        let lens = [stored, &env.labels, samples, inputs, targets, epoch_words].map(Tensor::numel);
+        let launch = env.stream.launch("gather").read(stored).read(&env.labels).read(samples);
         let launch = launch.write(inputs).write(targets).read(epoch_words);
+        let launch = match &env.constants {
+            Some(constants) => launch.read(constants),
+            None => launch,
+        };
         let launch = launch.gpu(|| self.gpu.program(storage, lens));
         Ok(launch.add(launches, move |args| kernel.run(args, storage, epoch))?)
     }
@@ -339,9 +346,9 @@ impl GatherBatches {
         let part = self.places(env, batch);
         let next = (batch + 1 < batches).then(|| self.places(env, batch + 1));
         let next = next.filter(|next| !next.is_empty());
-        let ServedEnv { images, device, .. } = &mut self.envs[env];
-        match images {
-            EnvImages::Staged(stage) if !part.is_empty() => {
+        let ServedEnv { samples, device, .. } = &mut self.envs[env];
+        match samples {
+            EnvSamples::Staged(stage) if !part.is_empty() => {
                 stage.fill(self.permutations[*device].indices(), part, next)
             }
             _ => Ok(()),
@@ -371,8 +378,8 @@ fn check_datasets(datasets: &[Arc<Dataset>]) -> Result<&[Arc<Dataset>]> {
         return wrong("datasets", "one for each device".into(), "none".into(), "load one first");
     };
     for other in datasets {
-        let about = |d: &Dataset| format!("{} samples of {:?}", d.len(), d.image_shape());
-        if other.len() != first.len() || other.image_shape() != first.image_shape() {
+        let about = |d: &Dataset| format!("{} samples of {:?}", d.len(), d.shape());
+        if other.len() != first.len() || other.shape() != first.shape() {
             let expected = format!("{} as on {}", about(first), first.device().id());
             let got = format!("{} on {}", about(other), other.device().id());
             return wrong("datasets", expected, got, "load the same dataset on every device");
@@ -423,23 +430,20 @@ fn check_config(
         let expected = format!("indices below {len}, the number of samples");
         return wrong("subset", expected, index.to_string(), "split the dataset that is served");
     }
-    let shape = datasets[0].image_shape();
-    augment.check(shape)?;
+    augment.check(datasets[0].info().kind, datasets[0].shape())?;
     normalization.as_ref().map_or(Ok(()), |given| check_normalization(given, datasets))
 }
 
 fn check_normalization(given: &Normalization, datasets: &[Arc<Dataset>]) -> Result<()> {
-    let channels = datasets[0].image_shape().channels;
+    let channels = datasets[0].shape().channels;
     let Normalization { mean, std } = given;
     if mean.len() != channels || !given.is_usable() {
         let expected = format!("finite means and positive deviations of {channels} channels");
         let remedy = "leave it out for the dataset's own";
         return wrong("normalization", expected, format!("{mean:?} and {std:?}"), remedy);
     }
-    let normalized = |dataset: &Arc<Dataset>| {
-        dataset.resident_images().is_some_and(|images| images.dtype() == DType::F32)
-    };
-    if datasets.iter().any(normalized) && *given != datasets[0].normalization() {
+    let is_normalized = datasets.iter().any(|dataset| dataset.is_normalized());
+    if is_normalized && *given != datasets[0].normalization() {
         let expected = "the dataset's own, with which its f32 copy was made".into();
         return wrong("normalization", expected, format!("{given:?}"), "keep the dataset as u8");
     }

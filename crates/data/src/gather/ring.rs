@@ -2,8 +2,8 @@
 
 use meristem_device::{DType, Expect, MemoryFormat, Owner, Stream, Tensor};
 
-use crate::dataset::ImageShape;
 use crate::error::Result;
+use crate::shape::SampleShape;
 
 struct BatchBuffers {
     /// f32 (N, C, H, W), channels last; N is the ring's capacity.
@@ -15,7 +15,7 @@ struct BatchBuffers {
 /// The buffers of one env.
 pub(super) struct Ring {
     stream: Stream,
-    shape: ImageShape,
+    shape: SampleShape,
     /// Samples of a slot.
     capacity: usize,
     slots: Vec<BatchBuffers>,
@@ -27,7 +27,7 @@ impl Ring {
     /// Allocates `depth` slots of `capacity` samples.
     pub(super) fn new(
         stream: &Stream,
-        shape: ImageShape,
+        shape: SampleShape,
         capacity: usize,
         depth: usize,
     ) -> Result<Self> {
@@ -71,7 +71,7 @@ impl Ring {
     }
 
     /// Shape of the images.
-    pub(super) fn shape(&self) -> ImageShape {
+    pub(super) fn shape(&self) -> SampleShape {
         self.shape
     }
 

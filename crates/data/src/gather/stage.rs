@@ -1,15 +1,16 @@
-//! Where the gather finds an env's images: resident, or staged one batch ahead of their use (D7).
+//! Where the gather finds an env's samples: resident, or staged one batch ahead of their use (D7).
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use meristem_device::{DType, DeviceId, MappedFile, Owner, Stream, Tensor};
+use meristem_device::{DeviceId, MappedFile, Owner, Stream, Tensor};
 
-use super::kernel::ImageStorage;
+use super::kernel::{SampleStorage, Storage};
 use super::loader::{ImageList, ImageLoader, LoadingImages};
 use super::permutation::Indices;
-use crate::dataset::{Dataset, StoredImages};
+use crate::dataset::{Dataset, StoredSamples};
 use crate::error::Result;
+use crate::shape::{CHANNELS_BLOCKED, StoredType};
 
 /// Two buffers of one env: the stream `uploads` fills one while the env's stream reads the other.
 /// On the device each stream waits for the other.
@@ -24,9 +25,11 @@ use crate::error::Result;
 pub(super) struct BatchStage {
     uploads: Stream,
     file: Arc<MappedFile>,
-    /// Bytes of one image.
+    /// Bytes of one sample.
     image: usize,
-    /// u8 [capacity · image], as handles on the stream `uploads` and on the env's stream.
+    /// Values of one sample.
+    values: usize,
+    /// u8 or f32 [capacity · values], as handles on the stream `uploads` and on the env's stream.
     slots: [(Tensor, Tensor); 2],
     /// Index of the slot that was filled last.
     turn: usize,
@@ -37,21 +40,24 @@ pub(super) struct BatchStage {
 }
 
 impl BatchStage {
-    /// Buffers for `capacity` images of `image` bytes.
+    /// Buffers for `capacity` samples of a dataset, which are in `file`.
     pub(super) fn new(
         env: &Stream,
-        (file, image): (&Arc<MappedFile>, usize),
+        (dataset, file): (&Dataset, &Arc<MappedFile>),
         capacity: usize,
         loader: Option<Arc<ImageLoader>>,
     ) -> Result<Self> {
+        let (values, stored) = (dataset.shape().numel(), dataset.info().stored);
+        let (image, dtype) = (values * stored.size(), stored.dtype());
         let uploads = env.device().copy_stream(&format!("{} uploads", env.name()));
         let slot = || -> Result<(Tensor, Tensor)> {
-            let buffer = Tensor::empty(&uploads, [capacity * image], DType::U8, Owner::Batches)?;
+            let buffer = Tensor::empty(&uploads, [capacity * values], dtype, Owner::Batches)?;
             let read = buffer.on(env)?;
             Ok((buffer, read))
         };
         let slots = [slot()?, slot()?];
-        Ok(Self { uploads, file: file.clone(), image, slots, turn: 0, loader, loading: None })
+        let file = file.clone();
+        Ok(Self { uploads, file, image, values, slots, turn: 0, loader, loading: None })
     }
 
     /// Begins to copy the images at places `part` of the permutations into the slot that was not
@@ -73,8 +79,8 @@ impl BatchStage {
             let (file, permutation) = (file.clone(), permutation.clone());
             ImageList { file, image, permutation, part }
         };
-        let (turn, images) = (self.turn ^ 1, list(part));
-        let slot = self.slots[turn].0.view(0, [images.bytes()])?;
+        let (turn, values) = (self.turn ^ 1, part.len() * self.values);
+        let (slot, images) = (self.slots[turn].0.view(0, [values])?, list(part));
         if let Some(loader) = &self.loader {
             let load = |images: ImageList| -> Result<LoadingImages> {
                 let buffer = self.uploads.device().host_buffer(images.bytes())?;
@@ -99,40 +105,45 @@ impl BatchStage {
     }
 }
 
-/// Source of an env's images.
-pub(super) enum EnvImages {
-    /// All images of the dataset, on the env's stream.
+/// Source of an env's samples.
+pub(super) enum EnvSamples {
+    /// All samples of the dataset, on the env's stream.
     Resident(Tensor),
-    /// The images of two batches.
+    /// The samples of two batches.
     Staged(Box<BatchStage>),
 }
 
-/// An env's source of images. The first env with streamed images on a CUDA device starts the
+/// An env's source of samples. The first env with streamed samples on a CUDA device starts the
 /// `loader` of all of them.
-pub(super) fn env_images(
+pub(super) fn env_samples(
     dataset: &Dataset,
     stream: &Stream,
     capacity: usize,
     loader: &mut Option<Arc<ImageLoader>>,
-) -> Result<(EnvImages, ImageStorage)> {
-    match dataset.images() {
-        StoredImages::Resident(images) => {
-            let storage = if images.dtype() == DType::F32 {
-                ImageStorage::Normalized
-            } else {
-                ImageStorage::Bytes
-            };
-            Ok((EnvImages::Resident(images.on(stream)?), storage))
+) -> Result<(EnvSamples, SampleStorage)> {
+    let values = match dataset.info().stored {
+        StoredType::F32 => Storage::Floats,
+        StoredType::U8 if dataset.shape().channels <= CHANNELS_BLOCKED => Storage::Bytes,
+        StoredType::U8 => Storage::ManyBytes,
+    };
+    match dataset.samples() {
+        StoredSamples::Resident(samples) => {
+            let storage = SampleStorage { values, staged: false };
+            Ok((EnvSamples::Resident(samples.on(stream)?), storage))
         }
-        StoredImages::Spooled(file) => {
+        StoredSamples::Normalized(samples) => {
+            let storage = SampleStorage { values: Storage::Normalized, staged: false };
+            Ok((EnvSamples::Resident(samples.on(stream)?), storage))
+        }
+        StoredSamples::Spooled(file) => {
             let loader = match (stream.device().id(), loader) {
                 (DeviceId::Cpu(_), _) => None,
                 (_, Some(started)) => Some(started.clone()),
                 (_, none) => Some(none.insert(Arc::new(ImageLoader::start()?)).clone()),
             };
-            let images = (file, dataset.image_shape().numel());
-            let stage = BatchStage::new(stream, images, capacity, loader)?;
-            Ok((EnvImages::Staged(Box::new(stage)), ImageStorage::Staged))
+            let stage = BatchStage::new(stream, (dataset, file), capacity, loader)?;
+            let storage = SampleStorage { values, staged: true };
+            Ok((EnvSamples::Staged(Box::new(stage)), storage))
         }
     }
 }

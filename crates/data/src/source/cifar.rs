@@ -126,7 +126,7 @@ impl Cifar {
         check_records(folder, variant, &files, &counts)?;
         let [train, test] = counts.map(|counts| counts.iter().sum());
         let test = TestSplit::Images(test);
-        let layout = Layout { channels: 3, height: SIDE, width: SIDE, classes, train, test };
+        let layout = Layout::of_images([3, SIDE, SIDE], classes, train, test);
         Ok(Self { variant, layout, files })
     }
 
@@ -135,7 +135,7 @@ impl Cifar {
         let label_bytes = self.variant.label_values.len();
         let mut input = Input::open_plain(path)?;
         let mut left = count_records(path, self.variant)?;
-        let chunk = self.layout.chunk_images().min(left);
+        let chunk = self.layout.chunk_samples().min(left);
         let mut records = vec![0; chunk * record];
         let mut images = vec![0; chunk * IMAGE];
         let mut labels = Vec::with_capacity(chunk);

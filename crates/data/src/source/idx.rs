@@ -103,14 +103,8 @@ impl Idx {
             read_labels(&mut Input::open(&test_labels)?, test[0], classes.len())?,
         ];
         let [_, height, width] = train;
-        let layout = Layout {
-            channels: 1,
-            height,
-            width,
-            classes,
-            train: train[0],
-            test: TestSplit::Images(test[0]),
-        };
+        let test = TestSplit::Images(test[0]);
+        let layout = Layout::of_images([1, height, width], classes, train[0], test);
         Ok(Self { layout, images: [train_images, test_images], labels })
     }
 }
@@ -124,14 +118,15 @@ impl Reader for Idx {
         let mut input = Input::open(&self.images[split as usize])?;
         let header = read_images_header(&mut input)?;
         let labels = &self.labels[split as usize];
-        let expected = [labels.len(), self.layout.height, self.layout.width];
+        let shape = self.layout.shape;
+        let expected = [labels.len(), shape.height, shape.width];
         if header != expected {
             let (expected, got) = (format!("still {expected:?}"), format!("{header:?}"));
             return Err(damaged(input.path(), 4, "count, rows, columns", expected, got));
         }
-        let size = self.layout.image_bytes();
-        let mut chunk = vec![0; size * self.layout.chunk_images().min(labels.len())];
-        for labels in labels.chunks(self.layout.chunk_images()) {
+        let size = self.layout.sample_bytes();
+        let mut chunk = vec![0; size * self.layout.chunk_samples().min(labels.len())];
+        for labels in labels.chunks(self.layout.chunk_samples()) {
             let images = &mut chunk[..size * labels.len()];
             input.read_exact(images, "pixels")?;
             sink(images, labels)?;

@@ -57,8 +57,7 @@ impl ImageFiles {
             Some(test) => TestSplit::Images(test.len()),
             None => TestSplit::Missing(no_test),
         };
-        let layout =
-            Layout { channels, height, width, classes, train: train_len, test: test_split };
+        let layout = Layout::of_images([channels, height, width], classes, train_len, test_split);
         let (root, spec) = (root.to_path_buf(), spec.clone());
         let splits = [train, test.unwrap_or_default()];
         Ok(Self { root, spec, layout, form, splits, stray, beside, reported: Once::new() })
@@ -77,7 +76,7 @@ impl ImageFiles {
 
     /// Decodes `files` in parallel; the result does not depend on the number of threads.
     fn decode_all(&self, files: &[ImageFile], pixels: &mut [u8]) -> Vec<DecodedFile> {
-        let image = self.layout.image_bytes();
+        let image = self.layout.sample_bytes();
         let cores = thread::available_parallelism().map_or(1, NonZero::get);
         let each = files.len().div_ceil(cores.min(DECODE_THREADS_MAX)).max(1);
         let mut results: Vec<Option<DecodedFile>> = files.iter().map(|_| None).collect();
@@ -105,7 +104,7 @@ impl ImageFiles {
             "{source} {split} of {}, {channels}×{height}×{width}, resize {resize:?}",
             self.root.display()
         );
-        let (files, image) = (self.files(split), self.layout.image_bytes());
+        let (files, image) = (self.files(split), self.layout.sample_bytes());
         DecodedPlace::of_user(key, files, image).filter(|_| !no_cache)
     }
 
@@ -139,9 +138,9 @@ impl ImageFiles {
         on_bad: OnBad<'_>,
         sink: Sink<'_>,
     ) -> Result<()> {
-        let image = self.layout.image_bytes();
+        let image = self.layout.sample_bytes();
         let files = self.files(split);
-        let chunk = self.layout.chunk_images().min(files.len()).max(1);
+        let chunk = self.layout.chunk_samples().min(files.len()).max(1);
         let mut pixels = vec![0; chunk * image];
         let progress = notes::DecodingProgress::new(files.len());
         for (number, batch) in files.chunks(chunk).enumerate() {
@@ -188,14 +187,14 @@ impl Reader for ImageFiles {
             let kept = place.and_then(|place| place.create(files));
             return self.decode_split(split, kept, on_bad, sink);
         };
-        let mut unused = vec![0; self.layout.image_bytes()];
+        let mut unused = vec![0; self.layout.sample_bytes()];
         // The cache has no pixels of a bad file, and not its error: decoding it again gives the
         // error.
         let mut bad = |file: &ImageFile| match self.decode(&file.path, &mut unused) {
             Err(error) => on_bad(listed(&self.root, file, error)),
             Ok(()) => Err(found.changed_meanwhile()),
         };
-        found.read(files, self.layout.chunk_images(), &mut bad, sink)
+        found.read(files, self.layout.chunk_samples(), &mut bad, sink)
     }
 }
 

@@ -25,13 +25,20 @@ pub enum Source {
     Folder,
     /// A CSV file with the columns `path` and `label`, and `split` for a test split.
     Csv,
-    /// `.npz` or `.safetensors` with `train_images`, `train_labels`, `test_images`, `test_labels`.
+    /// `.npz` or `.safetensors` with `train_images` or `train_inputs`, and `train_labels`; arrays
+    /// of a test split have `test` in their names.
     Arrays,
+    /// Signals of ten classes, generated.
+    Mnist1d,
+    /// Five clouds of points in the plane, generated.
+    Blobs,
+    /// Three spirals in the plane, generated.
+    Spirals,
 }
 
 impl Source {
     /// Every source, in the order of the documentation.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 10] = [
         Self::Embedded,
         Self::FashionMnist,
         Self::Cifar10,
@@ -39,6 +46,9 @@ impl Source {
         Self::Folder,
         Self::Csv,
         Self::Arrays,
+        Self::Mnist1d,
+        Self::Blobs,
+        Self::Spirals,
     ];
 
     /// Whether its images are PNG and JPEG files.
@@ -46,12 +56,17 @@ impl Source {
         matches!(self, Self::Folder | Self::Csv)
     }
 
+    /// Whether it has files; other sources are part of the program, or generated.
+    pub const fn has_files(self) -> bool {
+        !matches!(self, Self::Embedded | Self::Mnist1d | Self::Blobs | Self::Spirals)
+    }
+
     /// Sources whose files are in `root`. Opens them, and decodes no image.
     pub fn found_in(root: &Path) -> Vec<Self> {
         let found = |source: &Self| {
             let root = Some(root.into());
             let spec = DatasetSpec { root, skip_bad: true, ..DatasetSpec::new(*source) };
-            *source != Self::Embedded && DatasetFiles::open(&spec).is_ok()
+            source.has_files() && DatasetFiles::open(&spec).is_ok()
         };
         Self::ALL.into_iter().filter(found).collect()
     }
@@ -66,13 +81,16 @@ impl Source {
             Self::Folder => "folder",
             Self::Csv => "csv",
             Self::Arrays => "arrays",
+            Self::Mnist1d => "mnist1d",
+            Self::Blobs => "blobs",
+            Self::Spirals => "spirals",
         }
     }
 
-    /// Files expected in its `data_root`, for messages; empty for the embedded dataset.
+    /// Files expected in its `data_root`, for messages; empty without files.
     pub fn expected_files(self) -> Vec<String> {
         let names: &[&str] = match self {
-            Self::Embedded => &[],
+            Self::Embedded | Self::Mnist1d | Self::Blobs | Self::Spirals => &[],
             Self::FashionMnist => &[
                 "train-images-idx3-ubyte[.gz]",
                 "train-labels-idx1-ubyte[.gz]",
@@ -89,8 +107,9 @@ impl Source {
                  or test) for a test split"]
             }
             Self::Arrays => {
-                &["one .npz or .safetensors file with train_images (u8, N×H×W or N×H×W×C), \
-                 train_labels (integers), and test_images, test_labels for a test split"]
+                &["one .npz or .safetensors file with train_images (N×H×W or N×H×W×C) or \
+                 train_inputs (N×F, N×C×L or N×C×H×W), train_labels (integers), and arrays of the \
+                 same names with test for a test split"]
             }
         };
         names.iter().map(|name| name.to_string()).collect()
@@ -100,6 +119,7 @@ impl Source {
     pub const fn where_to_get(self) -> &'static str {
         match self {
             Self::Embedded => "it is part of the program",
+            Self::Mnist1d | Self::Blobs | Self::Spirals => "the program generates it",
             Self::FashionMnist => {
                 "get them from https://github.com/zalandoresearch/fashion-mnist, or from Debian's \
                  package dataset-fashion-mnist (in /usr/share/datasets/fashion-mnist)"
@@ -115,7 +135,7 @@ impl Source {
             Self::Folder => "put each image into the folder of its class",
             Self::Csv => "write a line for each image; paths are relative to the file",
             Self::Arrays => {
-                "write them with numpy.savez(\"data.npz\", train_images=…) or \
+                "write them with numpy.savez(\"data.npz\", train_inputs=…) or \
                  safetensors.numpy.save_file"
             }
         }
@@ -148,7 +168,7 @@ pub struct DatasetSpec {
     /// The kind of dataset.
     pub source: Source,
     /// Location of its files: a folder, or the file of [`Source::Csv`] or [`Source::Arrays`].
-    /// Ignored for [`Source::Embedded`].
+    /// Ignored for sources without files.
     pub root: Option<PathBuf>,
     /// Whether to count damage and continue, instead of stopping at the first: undecodable image
     /// files of [`Source::Folder`] and [`Source::Csv`], CIFAR records with an invalid label.

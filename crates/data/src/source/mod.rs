@@ -4,6 +4,8 @@
 //! of at most [`CHUNK_BYTES`] (or one image, if that is larger), always in the same order. No
 //! reader allocates by a length from a header before it is compared with the file.
 
+pub(crate) mod array_file;
+pub(crate) mod array_samples;
 pub(crate) mod arrays;
 pub(crate) mod cifar;
 pub mod decoded;
@@ -18,6 +20,7 @@ pub(crate) mod listing;
 mod metadata;
 pub(crate) mod npy;
 mod split;
+mod synthetic;
 pub(crate) mod table;
 
 use std::fmt;
@@ -29,8 +32,10 @@ use serde::Serialize;
 pub use self::kind::{DatasetSpec, Source};
 pub use self::split::Split;
 use crate::error::{Error, Result};
-use crate::normalization::{ByteHistogram, Normalization};
+use crate::normalization::{ChannelStatistics, Normalization};
+use crate::shape::{InputKind, SampleShape, StoredType};
 use identity::WatchedFiles;
+use synthetic::Synthetic;
 
 /// Largest piece, in bytes, in which images are decoded, copied to a device or spooled (or one
 /// image, if that is larger). At most four such pieces exist at once: as read, as decoded, as
@@ -45,11 +50,15 @@ pub(crate) const SIDE_MAX: u32 = 16_384;
 pub struct DatasetInfo {
     /// Name of its source.
     pub name: String,
-    /// 1 (grey) or 3 (RGB); up to 4 for arrays.
+    /// Kind of its samples.
+    pub kind: InputKind,
+    /// Type of a stored value.
+    pub stored: StoredType,
+    /// As in [`SampleShape`]: 1 (grey) or 3 (RGB) for image files, and any number for arrays.
     pub channels: usize,
-    /// Rows of an image.
+    /// Rows of an image, else 1.
     pub height: usize,
-    /// Columns of an image.
+    /// Columns of an image or points of a signal, else 1.
     pub width: usize,
     /// Names of the classes; label l is `classes[l]`.
     pub classes: Vec<String>,
@@ -57,12 +66,20 @@ pub struct DatasetInfo {
     pub train_len: usize,
     /// Test images; `None` where the dataset has no test split.
     pub test_len: Option<usize>,
-    /// Mean per channel of the training images, in [0, 1] units, exact.
+    /// Mean per channel of the training samples, of bytes as b / 255, exact for bytes.
     pub mean: Vec<f32>,
-    /// Population standard deviation per channel of the training images, in [0, 1] units, exact.
+    /// Population standard deviation per channel of the training samples, as the mean; 1 for a
+    /// channel that is constant.
     pub std: Vec<f32>,
     /// Images left out under `skip_bad`, both splits together.
     pub skipped: usize,
+}
+
+impl DatasetInfo {
+    /// Shape of a sample.
+    pub fn shape(&self) -> SampleShape {
+        SampleShape { channels: self.channels, height: self.height, width: self.width }
+    }
 }
 
 /// The test split, before decoding.
@@ -77,9 +94,9 @@ pub(crate) enum TestSplit {
 /// Facts about a dataset that are known before decoding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
-    pub(crate) channels: usize,
-    pub(crate) height: usize,
-    pub(crate) width: usize,
+    pub(crate) kind: InputKind,
+    pub(crate) shape: SampleShape,
+    pub(crate) stored: StoredType,
     pub(crate) classes: Vec<String>,
     /// Training images, damaged ones included.
     pub(crate) train: usize,
@@ -87,6 +104,17 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
+    /// Images of bytes.
+    pub(crate) fn of_images(
+        [channels, height, width]: [usize; 3],
+        classes: Vec<String>,
+        train: usize,
+        test: TestSplit,
+    ) -> Self {
+        let shape = SampleShape { channels, height, width };
+        Self { kind: InputKind::Image, shape, stored: StoredType::U8, classes, train, test }
+    }
+
     /// Images of a split, damaged ones included; 0 where there is no such split.
     pub(crate) fn len(&self, split: Split) -> usize {
         match (split, self.test) {
@@ -96,18 +124,19 @@ impl Layout {
         }
     }
 
-    /// Bytes of one image.
-    pub(crate) fn image_bytes(&self) -> usize {
-        self.channels * self.height * self.width
+    /// Bytes of one stored sample.
+    pub(crate) fn sample_bytes(&self) -> usize {
+        self.shape.numel() * self.stored.size()
     }
 
-    /// Number of images in a chunk, at least one.
-    pub(crate) fn chunk_images(&self) -> usize {
-        (CHUNK_BYTES / self.image_bytes()).max(1)
+    /// Number of samples in a chunk, at least one.
+    pub(crate) fn chunk_samples(&self) -> usize {
+        (CHUNK_BYTES / self.sample_bytes()).max(1)
     }
 }
 
-/// Receiver of decoded images (u8, NHWC, whole images) and their labels.
+/// Receiver of decoded samples (the bytes of whole samples, NHWC, in the order of this processor)
+/// and their labels.
 pub(crate) type Sink<'a> = &'a mut dyn FnMut(&[u8], &[u32]) -> Result<()>;
 
 /// Handler of one bad file or record of many; an error that it returns stops the reading.
@@ -134,8 +163,8 @@ pub(crate) struct SplitFacts {
     pub(crate) skipped: usize,
     /// Decoded images of each class.
     pub(crate) per_class: Vec<usize>,
-    pub(crate) histogram: ByteHistogram,
-    /// CRC-32 of the images and of the labels.
+    pub(crate) statistics: ChannelStatistics,
+    /// CRC-32 of the samples and of the labels.
     pub(crate) crcs: [u32; 2],
 }
 
@@ -224,7 +253,7 @@ impl DatasetFiles {
     /// # Errors
     /// Any error of reading the images: [`Error::Damaged`], [`Error::Layout`], [`Error::Io`].
     pub fn info(&self) -> Result<DatasetInfo> {
-        let Layout { channels, height, width, ref classes, test, .. } = *self.layout();
+        let Layout { kind, shape, stored, ref classes, test, .. } = *self.layout();
         let train = self.facts(Split::Train)?;
         let (test_len, test_skipped) = match (self.facts[Split::Test as usize].get(), test) {
             (_, TestSplit::Missing(_)) => (None, 0),
@@ -235,12 +264,14 @@ impl DatasetFiles {
             }
             (None, TestSplit::Images(len)) => (Some(len), 0),
         };
-        let Normalization { mean, std } = train.histogram.normalization();
+        let Normalization { mean, std } = train.statistics.normalization();
         Ok(DatasetInfo {
             name: self.spec.source.name().to_string(),
-            channels,
-            height,
-            width,
+            kind,
+            stored,
+            channels: shape.channels,
+            height: shape.height,
+            width: shape.width,
             classes: classes.clone(),
             train_len: train.len,
             test_len,
@@ -255,7 +286,7 @@ impl DatasetFiles {
         self.reader.layout()
     }
 
-    /// Number, classes and histogram of a split; decodes it on the first call.
+    /// Number, classes and statistics of a split; decodes it on the first call.
     pub(crate) fn facts(&self, split: Split) -> Result<&SplitFacts> {
         if let Some(facts) = self.facts[split as usize].get() {
             return Ok(facts);
@@ -304,7 +335,7 @@ impl DatasetFiles {
             len: 0,
             skipped: 0,
             per_class: vec![0; layout.classes.len()],
-            histogram: ByteHistogram::new(layout.channels),
+            statistics: ChannelStatistics::new(layout.stored, layout.shape.channels),
             crcs: [0; 2],
         };
         let [mut of_images, mut of_labels] = [(); 2].map(|()| crc32fast::Hasher::new());
@@ -315,7 +346,7 @@ impl DatasetFiles {
                 facts.per_class[*label as usize] += 1;
                 of_labels.update(&label.to_le_bytes());
             }
-            facts.histogram.add(images);
+            facts.statistics.add(images);
             sink(images, labels)
         })?;
         facts.crcs = [of_images, of_labels].map(crc32fast::Hasher::finalize);
@@ -348,6 +379,9 @@ fn open_reader(spec: &DatasetSpec, watch: &WatchedFiles) -> Result<Box<dyn Reade
             Box::new(images::ImageFiles::open(spec, root, watch)?)
         }
         (Source::Arrays, Some(root)) => arrays::open(root, watch)?,
+        (Source::Mnist1d, _) => Box::new(Synthetic::mnist1d()),
+        (Source::Blobs, _) => Box::new(Synthetic::blobs()),
+        (Source::Spirals, _) => Box::new(Synthetic::spirals()),
         // `canonical_root` has refused other sources without a root.
         (Source::Embedded, _) | (_, None) => Box::new(idx::Idx::embedded()?),
     })
@@ -359,10 +393,10 @@ impl fmt::Debug for DatasetFiles {
     }
 }
 
-/// The canonical root, as in the cache's keys (D1); `None` for the embedded dataset alone.
+/// The canonical root, as in the cache's keys (D1); `None` for a source without files.
 pub(crate) fn canonical_root(spec: &DatasetSpec) -> Result<Option<PathBuf>> {
     let source = spec.source;
-    if source == Source::Embedded {
+    if !source.has_files() {
         return Ok(None);
     }
     let Some(root) = &spec.root else {

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use half::{bf16, f16};
+
 use super::input::Input;
 use crate::error::{Mismatch, Result, damaged};
 
@@ -40,10 +42,69 @@ impl fmt::Display for IntType {
     }
 }
 
+/// A floating-point element type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FloatType {
+    F16 {
+        big_endian: bool,
+    },
+    /// Only in safetensors, which are little-endian.
+    Bf16,
+    F32 {
+        big_endian: bool,
+    },
+    F64 {
+        big_endian: bool,
+    },
+}
+
+impl FloatType {
+    /// Bytes of one element.
+    pub(crate) const fn bytes(self) -> usize {
+        match self {
+            Self::F16 { .. } | Self::Bf16 => 2,
+            Self::F32 { .. } => 4,
+            Self::F64 { .. } => 8,
+        }
+    }
+
+    /// The value of one element of `self.bytes()` bytes.
+    pub(crate) fn value(self, element: &[u8]) -> f64 {
+        let mut wide = [0; 8];
+        let little = &mut wide[..element.len()];
+        little.copy_from_slice(element);
+        if let Self::F16 { big_endian: true }
+        | Self::F32 { big_endian: true }
+        | Self::F64 { big_endian: true } = self
+        {
+            little.reverse();
+        }
+        let [a, b, c, d, ..] = wide;
+        match self {
+            Self::F16 { .. } => f16::from_le_bytes([a, b]).to_f64(),
+            Self::Bf16 => bf16::from_le_bytes([a, b]).to_f64(),
+            Self::F32 { .. } => f64::from(f32::from_le_bytes([a, b, c, d])),
+            Self::F64 { .. } => f64::from_le_bytes(wide),
+        }
+    }
+}
+
+impl fmt::Display for FloatType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::F16 { .. } => "float16",
+            Self::Bf16 => "bfloat16",
+            Self::F32 { .. } => "float32",
+            Self::F64 { .. } => "float64",
+        })
+    }
+}
+
 /// The element type of an array.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ElementType {
     Int(IntType),
+    Float(FloatType),
     /// The name of a type that no dataset has.
     Other(String),
 }
@@ -52,6 +113,7 @@ impl fmt::Display for ElementType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Int(int) => int.fmt(f),
+            Self::Float(float) => float.fmt(f),
             Self::Other(name) => f.write_str(name),
         }
     }
@@ -135,8 +197,9 @@ fn parse(text: &str) -> Result<NpyHeader, (String, String)> {
     };
     let descr = until(value("descr")?, &[',', '}']);
     let descr = descr.trim_matches(['\'', '"']).to_string();
-    let element =
-        parse_int(&descr).map_or_else(|| ElementType::Other(name_of(&descr)), ElementType::Int);
+    let element = parse_int(&descr).map(ElementType::Int);
+    let element = element.or_else(|| parse_float(&descr).map(ElementType::Float));
+    let element = element.unwrap_or_else(|| ElementType::Other(name_of(&descr)));
     let shape_text = value("shape")?;
     let inner = shape_text.strip_prefix('(').and_then(|rest| rest.split_once(')'));
     let wrong = || ("a shape such as (3, 4)".to_string(), until(shape_text, &[')', '}']));
@@ -146,7 +209,7 @@ fn parse(text: &str) -> Result<NpyHeader, (String, String)> {
     Ok(NpyHeader { element, shape, is_fortran })
 }
 
-/// The name that numpy prints for `descr`, the code of a type that is no integer.
+/// The name that numpy prints for `descr`, the code of a type that no dataset has.
 fn name_of(descr: &str) -> String {
     let letters = descr.trim_start_matches(['<', '>', '|', '=']);
     let bits = |digits: &str| digits.parse::<u32>().ok().and_then(|bytes| bytes.checked_mul(8));
@@ -174,6 +237,21 @@ fn parse_int(descr: &str) -> Option<IntType> {
     Some(IntType { bytes, signed, big_endian: big_endian && bytes > 1 })
 }
 
+fn parse_float(descr: &str) -> Option<FloatType> {
+    let (order, code) = descr.split_at_checked(1)?;
+    let big_endian = match order {
+        "<" | "=" => false,
+        ">" => true,
+        _ => return None,
+    };
+    match code {
+        "f2" => Some(FloatType::F16 { big_endian }),
+        "f4" => Some(FloatType::F32 { big_endian }),
+        "f8" => Some(FloatType::F64 { big_endian }),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -187,7 +265,7 @@ mod tests {
         let dtype = IntType { bytes: 8, signed: true, big_endian: true };
         assert_eq!(parse(text), header(ElementType::Int(dtype), vec![7]));
         for (descr, name) in
-            [("<f4", "float32"), ("|b1", "bool"), ("|O", "objects"), ("<U3", "<U3"), ("<f", "<f")]
+            [("<f16", "float128"), ("|b1", "bool"), ("|O", "objects"), ("<U3", "<U3"), ("<f", "<f")]
         {
             let text = format!("{{'descr': '{descr}', 'fortran_order': True, 'shape': (), }}");
             let (element, shape) = (ElementType::Other(name.into()), vec![]);
@@ -202,6 +280,27 @@ mod tests {
         ] {
             assert_eq!(parse(&wrong), Err((expected.into(), got.into())), "{wrong}");
         }
+    }
+
+    #[test]
+    fn floats_of_every_type() {
+        let float = |code: &str| parse_float(code).unwrap();
+        for (code, bytes, name) in [
+            ("<f2", &[0x00, 0xc1][..], "float16"),
+            (">f2", &[0xc1, 0x00], "float16"),
+            ("<f4", &(-2.5_f32).to_le_bytes(), "float32"),
+            (">f4", &(-2.5_f32).to_be_bytes(), "float32"),
+            ("<f8", &(-2.5_f64).to_le_bytes(), "float64"),
+            (">f8", &(-2.5_f64).to_be_bytes(), "float64"),
+        ] {
+            assert_eq!(float(code).value(bytes), -2.5, "{code}");
+            assert_eq!(
+                (float(code).bytes(), float(code).to_string().as_str()),
+                (bytes.len(), name)
+            );
+        }
+        assert_eq!(FloatType::Bf16.value(&[0x20, 0xc0]), -2.5);
+        assert_eq!([parse_float("<f16"), parse_float("f4"), parse_float("")], [None; 3]);
     }
 
     #[test]

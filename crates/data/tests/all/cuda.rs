@@ -90,7 +90,7 @@ fn a_load_takes_the_memory_of_one_copy() {
     let (spec, resident) = (DatasetSpec::embedded(), Residency::Resident);
     let dataset = cache::load(&device, &spec, Split::Train, resident).unwrap();
     // One byte for each value, and 4 for a label.
-    let copy = dataset.len() * (dataset.image_shape().numel() + 4);
+    let copy = dataset.len() * (dataset.shape().numel() + 4);
     let peak = device.memory().reserved_peak;
     assert!((copy..copy + 2 * CHUNK_BYTES).contains(&peak), "{peak} bytes for {copy}");
     drop(dataset);
@@ -100,7 +100,8 @@ fn a_load_takes_the_memory_of_one_copy() {
 /// The gathers of all envs are one launch, and only the first launch of a size allocates.
 #[test]
 fn the_envs_of_a_device_are_gathered_at_once() {
-    let toy = crate::common::Toy { len: 40, channels: 3, height: 5, width: 4, threads: 1 };
+    let toy =
+        crate::common::Toy { len: 40, channels: 3, height: 5, width: 4, threads: 1, floats: false };
     let (device, dataset) = toy.dataset_on(open(DeviceId::Cuda(0)));
     let config = GatherConfig::new(4, vec![DeviceId::Cuda(0); 3]);
     let streams = ["a", "b", "c"].map(|name| device.stream(name));
@@ -173,7 +174,8 @@ fn streamed_epochs_may_end_early() {
 /// A gathered batch has separate memory per env, although batches of a ring reuse it in turn.
 #[test]
 fn a_ring_is_reused_in_stream_order() {
-    let toy = crate::common::Toy { len: 40, channels: 3, height: 5, width: 4, threads: 1 };
+    let toy =
+        crate::common::Toy { len: 40, channels: 3, height: 5, width: 4, threads: 1, floats: false };
     let (device, dataset) = toy.dataset_on(open(DeviceId::Cuda(0)));
     let config = GatherConfig::new(4, vec![DeviceId::Cuda(0); 2]);
     let streams = [device.stream("a"), device.stream("b")];

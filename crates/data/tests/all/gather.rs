@@ -26,7 +26,8 @@ pub(crate) struct Case {
 }
 
 pub(crate) fn any_case() -> impl Strategy<Value = Case> {
-    let toy = (0..60_usize, 1..=4_usize, 1..9_usize, 1..9_usize, 1..4_usize);
+    let channels = prop_oneof![4 => 1..=4_usize, 1 => 5..60_usize];
+    let toy = (0..60_usize, channels, 1..9_usize, 1..9_usize, 1..4_usize, any::<bool>());
     let device = prop::sample::select([0, 0, 0, 1, 7].map(DeviceId::Cpu).to_vec());
     let devices = prop::collection::vec(device, 1..6);
     let numbers = (1..20_usize, devices, any::<u64>(), 0..4_u64);
@@ -36,7 +37,14 @@ pub(crate) fn any_case() -> impl Strategy<Value = Case> {
     let served = prop::option::of((0..4_usize, 1..4_usize));
     let isa = prop::sample::select(Isa::available());
     (toy, numbers, flags, augment, served, isa).prop_map(
-        |((len, channels, height, width, threads), numbers, flags, augment, served, isa)| {
+        |(
+            (len, channels, height, width, threads, floats),
+            numbers,
+            flags,
+            augment,
+            served,
+            isa,
+        )| {
             let (batch, devices, seed, epoch) = numbers;
             let envs = devices.len();
             let (shuffle, drop_last, halve, max_batches, epoch_mode) = flags;
@@ -60,7 +68,7 @@ pub(crate) fn any_case() -> impl Strategy<Value = Case> {
                 served: served.map(|(first, n)| first % envs..(first % envs + n).min(envs)),
                 ..GatherConfig::new(batch, devices)
             };
-            Case { toy: Toy { len, channels, height, width, threads }, config, epoch, isa }
+            Case { toy: Toy { len, channels, height, width, threads, floats }, config, epoch, isa }
         },
     )
 }
@@ -136,9 +144,9 @@ proptest! {
 /// F1, F2: the interface is (N, C, H, W), and memory is NHWC, also for partial batches.
 #[test]
 fn strides_are_channels_last() {
-    let toy = Toy { len: 10, channels: 3, height: 4, width: 5, threads: 2 };
+    let toy = Toy { len: 10, channels: 3, height: 4, width: 5, threads: 2, floats: false };
     let (device, dataset) = toy.dataset();
-    let images = dataset.resident_images().unwrap();
+    let images = dataset.resident().unwrap();
     assert_eq!((images.dims(), images.strides()), (&[10, 3, 4, 5][..], vec![60, 1, 15, 3]));
     assert_eq!((images.dtype(), images.format()), (DType::U8, MemoryFormat::ChannelsLast));
     let config = GatherConfig::new(8, cpus(1));
@@ -162,7 +170,7 @@ fn strides_are_channels_last() {
 /// D3: no two batches that are alive at once share a byte, within a step and over a lagging one.
 #[test]
 fn no_two_live_batches_share_memory() {
-    let toy = Toy { len: 100, channels: 1, height: 3, width: 3, threads: 2 };
+    let toy = Toy { len: 100, channels: 1, height: 3, width: 3, threads: 2, floats: false };
     let (device, dataset) = toy.dataset();
     let streams: Vec<Stream> = (0..4).map(|_| device.stream("env")).collect();
     let config = GatherConfig::new(5, cpus(4));
@@ -192,7 +200,7 @@ fn no_two_live_batches_share_memory() {
 /// per env.
 #[test]
 fn an_epoch_after_the_first_allocates_nothing() {
-    let toy = Toy { len: 23, channels: 3, height: 4, width: 4, threads: 2 };
+    let toy = Toy { len: 23, channels: 3, height: 4, width: 4, threads: 2, floats: false };
     let [dealt, full] = [(EpochMode::Dealt, 6), (EpochMode::Full, 12)].map(|(epoch_mode, all)| {
         let (device, dataset) = toy.dataset();
         let streams = [device.stream("a"), device.stream("b")];
@@ -228,7 +236,7 @@ fn an_epoch_after_the_first_allocates_nothing() {
 /// the ring grow, once.
 #[test]
 fn a_lagging_consumer_is_safe() {
-    let toy = Toy { len: 64, channels: 1, height: 8, width: 8, threads: 3 };
+    let toy = Toy { len: 64, channels: 1, height: 8, width: 8, threads: 3, floats: false };
     for (depth, lag) in [(2, 1), (2, 4), (3, 2), (2, 16)] {
         let (device, dataset) = toy.dataset();
         let (env, slow) = (device.stream("env"), device.stream("slow"));
@@ -288,7 +296,7 @@ fn a_lagging_consumer_is_safe() {
 #[test]
 fn batches_do_not_depend_on_threads() {
     let epoch = |threads| {
-        let toy = Toy { len: 37, channels: 3, height: 5, width: 6, threads };
+        let toy = Toy { len: 37, channels: 3, height: 5, width: 6, threads, floats: false };
         let (device, dataset) = toy.dataset();
         let augment = Augment { crop_padding: 2, flip: true, cutout: 2 };
         let config = GatherConfig { augment, seed: 9, ..GatherConfig::new(4, cpus(3)) };
@@ -303,7 +311,7 @@ fn batches_do_not_depend_on_threads() {
 /// D8: augmentation is keyed by the sample, so neither batch size nor number of envs change it.
 #[test]
 fn augmentation_does_not_depend_on_batching() {
-    let toy = Toy { len: 30, channels: 2, height: 6, width: 5, threads: 2 };
+    let toy = Toy { len: 30, channels: 2, height: 6, width: 5, threads: 2, floats: false };
     let by_sample = |batch, envs, epoch| {
         let (device, dataset) = toy.dataset();
         let augment = Augment { crop_padding: 1, flip: true, cutout: 2 };
@@ -321,7 +329,7 @@ fn augmentation_does_not_depend_on_batching() {
 /// An epoch can be begun at any time, again, and in any order; the last one begun counts.
 #[test]
 fn epochs_can_be_begun_anywhere() {
-    let toy = Toy { len: 20, channels: 1, height: 2, width: 2, threads: 2 };
+    let toy = Toy { len: 20, channels: 1, height: 2, width: 2, threads: 2, floats: false };
     let (device, dataset) = toy.dataset();
     let config = GatherConfig::new(6, cpus(1));
     let mut gather =
@@ -352,7 +360,7 @@ fn epochs_can_be_begun_anywhere() {
 /// last batch too.
 #[test]
 fn the_envs_of_a_rank_are_served_alone() {
-    let toy = Toy { len: 23, channels: 2, height: 4, width: 4, threads: 2 };
+    let toy = Toy { len: 23, channels: 2, height: 4, width: 4, threads: 2, floats: false };
     let (device, dataset) = toy.dataset();
     let whole = GatherConfig { augment: Augment::STANDARD, ..GatherConfig::new(2, cpus(4)) };
     let epoch = |config: &GatherConfig, envs: usize| {
@@ -389,7 +397,7 @@ fn the_envs_of_a_rank_are_served_alone() {
 
 #[test]
 fn errors_name_the_wrong_argument() {
-    let toy = Toy { len: 10, channels: 1, height: 2, width: 2, threads: 1 };
+    let toy = Toy { len: 10, channels: 1, height: 2, width: 2, threads: 1, floats: false };
     let (device, dataset) = toy.dataset();
     let (other_device, longer) = Toy { len: 11, ..toy }.dataset();
     let streams = [device.stream("a"), device.stream("b")];

@@ -6,6 +6,7 @@ mod common;
 mod cuda;
 mod gather;
 mod images;
+mod inputs;
 mod order;
 mod refusals;
 mod ring;

@@ -57,7 +57,7 @@ fn any_case() -> impl Strategy<Value = Case> {
     let depth = prop::sample::select(&[2_usize, 3, 5][..]);
     (1..50_usize, 1..4_usize, 1..4_usize, depth, 1..7_usize, any::<bool>(), any::<u64>()).prop_map(
         |(len, threads, envs, depth, batch, drop_last, seed)| {
-            let toy = Toy { len, channels: 2, height: 3, width: 3, threads };
+            let toy = Toy { len, channels: 2, height: 3, width: 3, threads, floats: false };
             Case { toy, envs, depth, batch, drop_last, seed }
         },
     )
@@ -149,7 +149,7 @@ proptest! {
 #[test]
 fn a_thousand_epochs_with_a_lagging_consumer_are_flat() {
     for depth in [2, 3, 5] {
-        let toy = Toy { len: 11, channels: 1, height: 2, width: 2, threads: 2 };
+        let toy = Toy { len: 11, channels: 1, height: 2, width: 2, threads: 2, floats: false };
         let (device, dataset) = toy.dataset();
         let env = device.stream("env");
         let config =

@@ -118,7 +118,7 @@ fn damaged_idx_files_are_named() {
 fn missing_datasets_say_where_to_get_them() {
     let folder = tempfile::tempdir().unwrap();
     let here = folder.path();
-    for source in Source::ALL.into_iter().filter(|s| *s != Source::Embedded) {
+    for source in Source::ALL.into_iter().filter(|source| source.has_files()) {
         let text = open_error(&DatasetSpec::new(source)).to_string();
         assert!(text.contains("--data-root") && text.contains(source.name()), "{text}");
         for root in [here.to_path_buf(), here.join("no/such/folder")] {
@@ -368,7 +368,10 @@ fn damaged_arrays_are_named() {
         let text = damage(kind, &|a| a.test_labels[0] = 3).to_string();
         assert!(text.contains("must be below 3") && text.contains("test"), "{kind}: {text}");
         let text = damage(kind, &|a| a.train_labels.truncate(2)).to_string();
-        assert!(text.contains("[3], one for each image") && text.contains("[2]"), "{kind}: {text}");
+        assert!(
+            text.contains("[3], one for each sample") && text.contains("[2]"),
+            "{kind}: {text}"
+        );
         let text = damage(kind, &|a| a.channels = 0).to_string();
         assert!(text.contains("C from 1 to 4"), "{kind}: {text}");
         for name in ["test_images", "test_labels", "train_images"] {

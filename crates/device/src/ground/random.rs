@@ -46,6 +46,8 @@ pub enum Purpose {
     Test,
     /// Orders of modules for the estimation of Shapley values.
     Counterfactuals,
+    /// Generated datasets; `env` is the dataset and `step` the sample.
+    Synthetic,
     /// Any other purpose, with a unique number.
     Custom(u32),
 }
@@ -61,6 +63,7 @@ impl Purpose {
             Purpose::Actions => [0, 6],
             Purpose::Test => [0, 7],
             Purpose::Counterfactuals => [0, 8],
+            Purpose::Synthetic => [0, 9],
             Purpose::Custom(number) => [1, number],
         }
     }

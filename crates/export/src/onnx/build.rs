@@ -11,10 +11,8 @@ use super::messages::{
     AttributeProto, DimensionProto, FLOAT, GraphProto, INT64, NodeProto, TensorProto,
     TensorShapeProto, TensorTypeProto, TypeProto, UINT8, ValueInfoProto,
 };
-use super::{OnnxError, OnnxNetwork};
+use super::{OnnxError, OnnxNetwork, Preprocessing};
 
-/// Name of the model's input.
-const INPUT: &str = "images";
 /// Name of the model's output.
 const OUTPUT: &str = "logits";
 
@@ -34,7 +32,7 @@ impl<'a> OnnxBuilder<'a> {
         let (graph, channels) = (network.graph, network.graph.input_dims().c);
         let counts = [
             ("alphas", graph.alphas, network.alphas.len()),
-            ("channels", channels, network.preprocessing.map_or(channels, <[_]>::len)),
+            ("channels", channels, network.preprocessing.map_or(channels, |p| p.constants.len())),
         ];
         for (what, expected, got) in counts {
             if expected != got {
@@ -54,16 +52,12 @@ impl<'a> OnnxBuilder<'a> {
         }
         let logits = self.value(graph.output);
         self.push_to("Flatten", &[&logits], OUTPUT, vec![axis(1)]);
-        let Dims { c, h, w } = graph.input_dims();
-        let (element, dims, meaning) = match self.network.preprocessing {
-            None => (FLOAT, [c, h, w], "normalised images, [N, channels, rows, columns]"),
-            Some(_) => (UINT8, [h, w, c], "images as bytes, [N, rows, columns, channels]"),
-        };
+        let input = self.input_info();
         Ok(GraphProto {
             node: self.nodes,
             name: "meristem".into(),
             initializer: self.initializers,
-            input: vec![value_info(INPUT, element, &dims, meaning)],
+            input: vec![input],
             output: vec![value_info(OUTPUT, FLOAT, &[graph.classes()], "logits, [N, classes]")],
         })
     }
@@ -166,17 +160,74 @@ impl<'a> OnnxBuilder<'a> {
     }
 
     /// The input as normalised f32 `[N, C, H, W]`.
+    /// Name of the model's input.
+    fn input_name(&self) -> &'static str {
+        if self.network.sample.len() == 3 { "images" } else { "inputs" }
+    }
+
+    /// Whether the model takes images of bytes, whose channels are last, as in files.
+    fn takes_pixels(&self) -> bool {
+        self.network.sample.len() == 3 && self.network.preprocessing.is_some_and(|p| p.bytes)
+    }
+
+    /// Description of the model's input.
+    fn input_info(&self) -> ValueInfoProto {
+        let Dims { c, h, w } = self.network.graph.input_dims();
+        let (name, sample) = (self.input_name(), self.network.sample);
+        if self.takes_pixels() {
+            let meaning = "images as bytes, [N, rows, columns, channels]";
+            return value_info(name, UINT8, &[h, w, c], meaning);
+        }
+        let axes = match sample.len() {
+            1 => "[N, features]",
+            2 => "[N, channels, points]",
+            _ => "[N, channels, rows, columns]",
+        };
+        let kind = if name == "images" { "images" } else { "samples" };
+        let (element, meaning) = match self.network.preprocessing {
+            None => (FLOAT, format!("normalised {kind}, {axes}")),
+            Some(Preprocessing { bytes: false, .. }) => (FLOAT, format!("{kind}, {axes}")),
+            Some(Preprocessing { bytes: true, .. }) => (UINT8, format!("{kind} as bytes, {axes}")),
+        };
+        value_info(name, element, sample, &meaning)
+    }
+
+    /// The normalised samples, `[N, C, H, W]`.
     fn input(&mut self) -> String {
-        let Some(preprocessing) = self.network.preprocessing else { return INPUT.into() };
-        let (scale, shift): (Vec<f32>, Vec<f32>) = preprocessing.iter().copied().unzip();
-        let scale = self.constant("preprocessing.scale", &[scale.len()], &scale);
-        let shift = self.constant("preprocessing.shift", &[shift.len()], &shift);
-        let cast = AttributeProto::int("to", FLOAT as usize);
-        let pixels = self.push("Cast", &[INPUT], vec![cast]);
-        let scaled = self.push("Mul", &[&pixels, &scale], vec![]);
+        let Dims { c, h, w } = self.network.graph.input_dims();
+        let mut x = self.input_name().to_string();
+        let Some(Preprocessing { bytes, constants }) = self.network.preprocessing else {
+            return self.as_image(x, [c, h, w]);
+        };
+        if bytes {
+            let cast = AttributeProto::int("to", FLOAT as usize);
+            x = self.push("Cast", &[&x], vec![cast]);
+        }
+        let pixels = self.takes_pixels();
+        if !pixels {
+            x = self.as_image(x, [c, h, w]);
+        }
+        let (scale, shift): (Vec<f32>, Vec<f32>) = constants.iter().copied().unzip();
+        // Constants per channel, which is the last axis, or the third from the end.
+        let shape: &[usize] = if pixels { &[c] } else { &[c, 1, 1] };
+        let scale = self.constant("preprocessing.scale", shape, &scale);
+        let shift = self.constant("preprocessing.shift", shape, &shift);
+        let scaled = self.push("Mul", &[&x, &scale], vec![]);
         let shifted = self.push("Add", &[&scaled, &shift], vec![]);
+        if !pixels {
+            return shifted;
+        }
         let axes = AttributeProto::ints("perm", &[0, 3, 1, 2]);
         self.push("Transpose", &[&shifted], vec![axes])
+    }
+
+    /// Vectors and signals as images of one row.
+    fn as_image(&mut self, x: String, [c, h, w]: [usize; 3]) -> String {
+        if self.network.sample.len() == 3 {
+            return x;
+        }
+        let shape = self.shape(&[-1, c as i64, h as i64, w as i64]);
+        self.push("Reshape", &[&x, &shape], vec![])
     }
 
     /// A convolution. A linear layer is a convolution with a 1×1 window.

@@ -4,7 +4,8 @@
 //!
 //! | | |
 //! |---|---|
-//! | input `images` | f32 `[N, C, H, W]`, normalised; with preprocessing u8 `[N, H, W, C]` |
+//! | input `images` | f32 `[N, C, H, W]`, normalised; with preprocessing also u8 `[N, H, W, C]` |
+//! | or `inputs` | vectors `[N, F]`, signals `[N, C, L]`: f32, with preprocessing also bytes |
 //! | output `logits` | f32 `[N, classes]` |
 //! | initializers | parameters and running statistics, under PyTorch's names |
 
@@ -35,10 +36,21 @@ pub struct OnnxNetwork<'a> {
     pub state: &'a StateDict,
     /// Alpha of each slot; [`Graph::alphas`] is their number.
     pub alphas: &'a [f32],
-    /// Scale and shift per channel, for a model that takes bytes: v · scale + shift.
-    pub preprocessing: Option<&'a [(f32, f32)]>,
+    /// Shape of a sample for the user: `[F]`, `[C, L]` or `[C, H, W]`.
+    pub sample: &'a [usize],
+    /// Normalisation by the model, if it takes samples as they are stored.
+    pub preprocessing: Option<Preprocessing<'a>>,
     /// Keys and values of the model's metadata.
     pub metadata: &'a [(String, String)],
+}
+
+/// Normalisation by a model: v · scale + shift for a stored value v.
+#[derive(Clone, Copy, Debug)]
+pub struct Preprocessing<'a> {
+    /// Whether stored values are bytes, else f32.
+    pub bytes: bool,
+    /// Scale and shift per channel.
+    pub constants: &'a [(f32, f32)],
 }
 
 /// Reason why a network cannot be exported.

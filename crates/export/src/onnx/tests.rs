@@ -16,7 +16,7 @@ use proptest::prelude::*;
 use prost::Message;
 
 use super::messages::{FLOAT, GraphProto, ModelProto, TensorProto, UINT8};
-use super::{OPSET, OnnxError, OnnxNetwork, encode};
+use super::{OPSET, OnnxError, OnnxNetwork, Preprocessing, encode};
 
 /// All operators that a model may have, with their attributes.
 const OPERATORS: [(&str, &[&str]); 22] = [
@@ -57,10 +57,22 @@ fn state_of(graph: &Graph) -> StateDict {
     state
 }
 
-fn model_of(graph: &Graph, alphas: &[f32], preprocessing: Option<&[(f32, f32)]>) -> ModelProto {
+fn model_of(graph: &Graph, alphas: &[f32], constants: Option<&[(f32, f32)]>) -> ModelProto {
+    let Dims { c, h, w } = graph.input_dims();
+    let preprocessing = constants.map(|constants| Preprocessing { bytes: true, constants });
+    model_of_samples(graph, alphas, &[c, h, w], preprocessing)
+}
+
+fn model_of_samples(
+    graph: &Graph,
+    alphas: &[f32],
+    sample: &[usize],
+    preprocessing: Option<Preprocessing<'_>>,
+) -> ModelProto {
     let state = state_of(graph);
     let metadata = [("classes".to_string(), "[]".to_string())];
-    let exported = OnnxNetwork { graph, state: &state, alphas, preprocessing, metadata: &metadata };
+    let exported =
+        OnnxNetwork { graph, state: &state, alphas, sample, preprocessing, metadata: &metadata };
     ModelProto::decode(&encode(&exported).unwrap()[..]).unwrap()
 }
 
@@ -328,8 +340,9 @@ fn networks_that_cannot_be_exported_are_named() {
     let graph = b.finish(logits).unwrap();
     let mut state = state_of(&graph);
     let of = |state: &StateDict, alphas: &[f32], scales: Option<&[(f32, f32)]>| {
-        let graph = &graph;
-        encode(&OnnxNetwork { graph, state, alphas, preprocessing: scales, metadata: &[] })
+        let preprocessing = scales.map(|constants| Preprocessing { bytes: true, constants });
+        let (graph, sample) = (&graph, &[3, 1, 1][..]);
+        encode(&OnnxNetwork { graph, state, alphas, sample, preprocessing, metadata: &[] })
             .unwrap_err()
     };
     let error = of(&state, &[], None);
@@ -343,4 +356,35 @@ fn networks_that_cannot_be_exported_are_named() {
     let error = of(&state, &[], None);
     assert!(matches!(&error, OnnxError::Tensor { name, expected: 6, .. } if name == "a.weight"));
     assert!(error.to_string().contains("f32 [5]"), "{error}");
+}
+
+/// Vectors and signals have their own axes, and become images of one row inside the model.
+#[test]
+fn vectors_and_signals_are_inputs_with_their_own_axes() {
+    for (sample, dims) in
+        [(&[6][..], Dims { c: 6, h: 1, w: 1 }), (&[2, 3], Dims { c: 2, h: 1, w: 3 })]
+    {
+        let mut b = GraphBuilder::new(dims, Optimisers::default().host);
+        let x = b.input();
+        let x = b.flatten(x);
+        let logits = b.linear(x, "a", 4, true, None).unwrap();
+        let graph = b.finish(logits).unwrap();
+        let constants = vec![(2.0, 1.0); dims.c];
+        for bytes in [None, Some(false), Some(true)] {
+            let preprocessing = bytes.map(|bytes| Preprocessing { bytes, constants: &constants });
+            let model = model_of_samples(&graph, &[], sample, preprocessing);
+            let graph = check(&model);
+            let input = &graph.input[0];
+            assert_eq!(input.name, "inputs");
+            let about = format!("{input:?}");
+            assert!(about.contains(if bytes == Some(true) { "2" } else { "1" }), "{about}");
+            let operators: Vec<&str> = graph.node.iter().map(|node| &*node.op_type).collect();
+            let before: &[&str] = match bytes {
+                None => &["Reshape"],
+                Some(false) => &["Reshape", "Mul", "Add"],
+                Some(true) => &["Cast", "Reshape", "Mul", "Add"],
+            };
+            assert_eq!(&operators[..before.len()], before);
+        }
+    }
 }

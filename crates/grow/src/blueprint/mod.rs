@@ -69,10 +69,10 @@ impl Blueprint {
     }
 
     /// Checks the name, the rules for the identity at germination, and that the layers fit together
-    /// at 8 and at 32 channels.
+    /// at 8 and at 32 channels, of images or of vectors.
     ///
     /// The rule for each join:
-    /// - `Residual` ends in a `GroupNorm` that starts at zero.
+    /// - `Residual` ends in a `GroupNorm` or a `Linear` that starts at zero.
     /// - `ChannelScale` ends in a zero `Linear` and a `Sigmoid`, with factor 2 (2·σ(0) = 1).
     /// - `TanhMix` has at least one layer with parameters.
     ///
@@ -88,9 +88,16 @@ impl Blueprint {
         // Number of last layers that make the module the identity.
         let end = match self.join {
             Join::Residual => {
-                let ends =
-                    matches!(self.layers.last(), Some(BlueprintLayer::GroupNorm { zero: true }));
-                self.birth(ends, "a residual blueprint ends in `GroupNorm { zero: true }`")?;
+                let ends = matches!(
+                    self.layers.last(),
+                    Some(
+                        BlueprintLayer::GroupNorm { zero: true }
+                            | BlueprintLayer::Linear { zero: true, .. }
+                    )
+                );
+                let rule = "a residual blueprint ends in `GroupNorm { zero: true }`, or for \
+                            vectors in `Linear { zero: true, .. }`";
+                self.birth(ends, rule)?;
                 1
             }
             Join::ChannelScale { factor } => {
@@ -144,18 +151,18 @@ impl Blueprint {
     /// gate of `Style::LinearGate`.
     ///
     /// # Errors
-    /// [`BlueprintError::Shape`] if the layers do not fit together.
+    /// [`BlueprintError::Shape`] if the layers fit together neither for images nor for vectors.
     pub fn parameters(&self, channels: usize) -> Result<usize, BlueprintError> {
         // Counted on the graph, so that no second table can disagree.
-        Ok(self
-            .graph(Dims { c: channels, h: 4, w: 4 }, Optimisers::default().module)?
-            .parameters(None))
+        let graph =
+            |side| self.graph(Dims { c: channels, h: side, w: side }, Optimisers::default().module);
+        Ok(graph(4).or_else(|error| graph(1).map_err(|_| error))?.parameters(None))
     }
 
-    /// Whether the module can learn in a slot of this shape: no group of its group norms has only
-    /// one value, which the norm would always make 0.
-    pub(crate) fn learns_at(&self, slot: Dims) -> bool {
-        let Ok(graph) = self.graph(slot, Optimisers::default().module) else { return true };
+    /// Whether the module fits a slot of this shape, and can learn there: no group of its group
+    /// norms has only one value, which the norm would always make 0.
+    pub(crate) fn fits(&self, slot: Dims) -> bool {
+        let Ok(graph) = self.graph(slot, Optimisers::default().module) else { return false };
         graph.nodes.iter().all(|node| match node.op {
             NodeOp::GroupNorm { groups, .. } => node.dims.numel() > groups,
             _ => true,

@@ -1,7 +1,10 @@
 //! Descriptions of hosts: round trips, default names, sizes, and mistakes with their places.
 
+use std::sync::Arc;
+
 use meristem_grow::{
-    Cnn, HostError, HostLayer, HostSpec, LifecycleError, READY_MADE, Rules, SlotName, TaskShape,
+    BlueprintSet, Cnn, Host, HostError, HostLayer, HostSpec, LifecycleError, READY_MADE, Rules,
+    SlotName, TaskShape,
 };
 use proptest::prelude::*;
 
@@ -118,6 +121,14 @@ fn a_blueprint_that_cannot_learn_in_a_slot_is_illegal_there() {
     }
     let images = crate::common::host("minimal", CIFAR, Rules::default());
     assert!((0..7).all(|index| images.check_germinate(0, index).is_ok()));
+    let spec: HostSpec = "minimal".parse().unwrap();
+    let (slots, vectors) = (spec.slots().to_vec(), Arc::new(BlueprintSet::vectors()));
+    let host = Host::new(spec, CIFAR, &slots, vectors, Rules::default()).unwrap();
+    for (index, blueprint) in host.blueprints().iter().enumerate() {
+        let (slot, blueprint) = (host.slots()[0].name.clone(), blueprint.name.clone());
+        let misfits = LifecycleError::DoesNotFit { slot, blueprint };
+        assert_eq!(host.check_germinate(0, index), Err(misfits));
+    }
 }
 
 #[test]

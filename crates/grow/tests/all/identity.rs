@@ -99,16 +99,26 @@ fn host_bits(state: &StateDict) -> Bits {
         .collect()
 }
 
-/// Hosts with each standard blueprint, in each slot and style.
-fn each(stage: Stage, mut check: impl FnMut(&str, Host)) {
-    let set = BlueprintSet::standard();
-    for (index, blueprint) in set.iter().enumerate() {
-        for (i, slot) in SLOTS.into_iter().enumerate() {
-            // One style per pair of slot and blueprint, in turn.
-            let style = Style::ALL[(index + i) % Style::ALL.len()];
-            let mut host = host();
-            grow_to(&mut host, slot, index, style, stage);
-            check(&format!("{} in {slot}, {style}", blueprint.name), host);
+/// A host of images with the standard blueprints, and one of vectors with those for vectors; each
+/// with some of its slots.
+fn families() -> [(Host, Vec<&'static str>); 2] {
+    let spec: HostSpec = "mlp:8,24".parse().unwrap();
+    let (slots, set) = (spec.slots().to_vec(), Arc::new(BlueprintSet::vectors()));
+    let vectors = Host::new(spec, IMAGE, &slots, set, Rules::default()).unwrap();
+    [(host(), SLOTS.to_vec()), (vectors, vec!["h0", "h1"])]
+}
+
+/// Hosts with each blueprint, in each slot and style, after their bare hosts.
+fn each(stage: Stage, mut check: impl FnMut(&str, &Host, Host)) {
+    for (bare, slots) in families() {
+        for (index, blueprint) in bare.blueprints().iter().enumerate() {
+            for (i, slot) in slots.iter().enumerate() {
+                // One style per pair of slot and blueprint, in turn.
+                let style = Style::ALL[(index + i) % Style::ALL.len()];
+                let mut host = bare.clone();
+                grow_to(&mut host, slot, index, style, stage);
+                check(&format!("{} in {slot}, {style}", blueprint.name), &bare, host);
+            }
         }
     }
 }
@@ -116,8 +126,8 @@ fn each(stage: Stage, mut check: impl FnMut(&str, Host)) {
 #[test]
 fn every_blueprint_is_the_identity_at_birth_bit_for_bit() {
     for isa in Isa::available() {
-        let bare = Net::new(&host(), isa).logits();
-        each(Stage::Fossilized, |context, host| {
+        each(Stage::Fossilized, |context, bare, host| {
+            let bare = Net::new(bare, isa).logits();
             assert_eq!(host.alphas().iter().sum::<f32>(), 1.0, "{context}: fully on");
             assert_eq!(Net::new(&host, isa).logits(), bare, "{context} ({isa})");
         });
@@ -127,7 +137,7 @@ fn every_blueprint_is_the_identity_at_birth_bit_for_bit() {
 #[test]
 fn every_blueprint_changes_the_output_after_one_step() {
     for isa in Isa::available() {
-        each(Stage::Training, |context, training| {
+        each(Stage::Training, |context, bare, training| {
             let mut net = Net::new(&training, isa);
             net.train();
             // The same weights with the module fully on, and without it.
@@ -137,7 +147,7 @@ fn every_blueprint_changes_the_output_after_one_step() {
             assert!(on.advance(index, &crate::common::fine()).unwrap().change.is_some());
             (0..3).for_each(|_| drop(on.step()));
             assert_eq!(on.alphas()[index], 1.0);
-            let (with, without) = (net.with(&on).logits(), net.with(&host()).logits());
+            let (with, without) = (net.with(&on).logits(), net.with(bare).logits());
             assert_ne!(with, without, "{context} ({isa}) does not change the output");
         });
     }
@@ -156,10 +166,10 @@ fn trained(net: &mut Net) -> (Vec<f64>, Vec<u32>, Bits) {
 #[test]
 fn a_module_in_training_does_not_change_the_host() {
     for isa in Isa::available() {
-        let mut bare = Net::new(&host(), isa);
-        let before = bare.logits();
-        let bare = trained(&mut bare);
-        each(Stage::Training, |context, host| {
+        each(Stage::Training, |context, bare, host| {
+            let mut bare = Net::new(bare, isa);
+            let before = bare.logits();
+            let bare = trained(&mut bare);
             let mut net = Net::new(&host, isa);
             assert_eq!(net.logits(), before, "{context} ({isa})");
             assert_eq!(trained(&mut net), bare, "{context} ({isa})");
@@ -169,18 +179,14 @@ fn a_module_in_training_does_not_change_the_host() {
 
 #[test]
 fn alpha_zero_switches_a_trained_module_off_bit_for_bit() {
-    each(Stage::Blending, |context, mut host| {
+    each(Stage::Blending, |context, bare, mut host| {
         while !host.slots().iter().all(|s| s.module.as_ref().is_none_or(|m| m.alpha.is_at_rest())) {
             host.step();
         }
         let isa = Isa::detect();
         let mut net = Net::new(&host, isa);
         (0..4).for_each(|_| net.train());
-        let mut bare = net.with(&crate::common::host(
-            "cnn:channels=8,blocks=2,pools=1",
-            IMAGE,
-            Rules::default(),
-        ));
+        let mut bare = net.with(bare);
         assert_ne!(net.logits(), bare.logits(), "{context}: the module has not changed");
         net.network.set_alphas(&[vec![0.0; host.slots().len()]]).unwrap();
         assert_eq!(net.logits(), bare.logits(), "{context}");

@@ -53,10 +53,10 @@ fn load(device: &Device) -> Result<Arc<Dataset>, Fault> {
 /// it, and that an epoch copies only the order of samples.
 pub(super) fn residency(id: DeviceId) -> Verdict {
     let resident = Resident::load(id)?;
-    let images = resident.data.resident_images();
+    let images = resident.data.resident();
     let images = images.ok_or_else(|| Fault::new("the data is not resident", REPORT))?;
     let again = load(&resident.device)?;
-    let shared = again.resident_images().map(|tensor| tensor.storage_id());
+    let shared = again.resident().map(|tensor| tensor.storage_id());
     ensure(shared == Some(images.storage_id()), || {
         Fault::new("there are two resident copies", REPORT)
     })?;
@@ -91,14 +91,14 @@ const TOLERANCE: f32 = 1e-5;
 pub(super) fn format(id: DeviceId) -> Verdict {
     let resident = Resident::load(id)?;
     let batch = first_batch(&mut resident.gather(false)?)?.swap_remove(1);
-    let image = resident.data.image_shape();
+    let image = resident.data.shape();
     let (c, h, w) = (image.channels, image.height, image.width);
     let (strides, expected) = (batch.inputs.strides(), vec![h * w * c, 1, w * c, c]);
     ensure(strides == expected, || {
         Fault::new(format!("strides are {strides:?}, expected {expected:?}"), REPORT)
     })?;
     // Without shuffling, env 1 has the second batch of samples.
-    let bytes = resident.data.resident_images().map(|images| images.to_vec::<u8>()).transpose()?;
+    let bytes = resident.data.resident().map(|images| images.to_vec::<u8>()).transpose()?;
     let bytes = bytes.unwrap_or_default();
     let constants = resident.data.normalization();
     let pixels = batch.inputs.to_vec::<f32>()?;

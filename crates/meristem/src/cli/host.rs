@@ -1,6 +1,7 @@
 //! Arguments of `meristem host`.
 
 use clap::{Args, Subcommand};
+use meristem::data::{InputKind, SampleShape};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum HostCommand {
@@ -14,9 +15,10 @@ pub(crate) enum HostCommand {
 pub(crate) struct HostShowArguments {
     /// Preset or description, such as deep, or cnn:channels=12,blocks=4,kernel=5,pools=3
     pub(crate) host: String,
-    /// Channels, rows and columns of an image
-    #[arg(long, value_name = "CxHxW", default_value = "1x28x28", value_parser = image_shape)]
-    pub(crate) input: [usize; 3],
+    /// Shape of a sample: channels, rows and columns of an image, such as 3x32x32; channels and
+    /// points of a signal, such as 1x40; or the features of a vector
+    #[arg(long, value_name = "SHAPE", default_value = "1x28x28", value_parser = sample_shape)]
+    pub(crate) input: (InputKind, SampleShape),
     /// Classes of the dataset
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub(crate) classes: usize,
@@ -25,9 +27,13 @@ pub(crate) struct HostShowArguments {
     pub(crate) json: bool,
 }
 
-/// Parses three whole numbers with `x` between them.
-fn image_shape(text: &str) -> Result<[usize; 3], String> {
+/// Parses one to three whole numbers with `x` between them.
+fn sample_shape(text: &str) -> Result<(InputKind, SampleShape), String> {
     let sizes: Option<Vec<usize>> = text.split('x').map(|size| size.parse().ok()).collect();
-    let shape = sizes.and_then(|sizes| sizes.try_into().ok());
-    shape.ok_or_else(|| "expected channels, rows and columns, such as 3x32x32".to_owned())
+    let shape = sizes.and_then(|sizes| InputKind::of_dims(&sizes));
+    shape.ok_or_else(|| {
+        "expected channels, rows and columns, such as 3x32x32; channels and points, such as 1x40; \
+         or features, such as 30"
+            .to_owned()
+    })
 }

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use meristem::data::order::{self, OrderConfig};
 use meristem::data::{
-    DatasetFiles, DatasetInfo, DatasetSpec, Normalization, Source, Split, VerifyReport,
-    import_cifar10, verify,
+    DatasetFiles, DatasetInfo, DatasetSpec, InputKind, Normalization, Source, Split, StoredType,
+    VerifyReport, import_cifar10, verify,
 };
 use meristem::data::{decoded, path_text};
 use meristem::train::settings::Normalize;
@@ -21,6 +21,9 @@ use crate::escape::quoted;
 use crate::failure::Failure;
 use crate::plain::{self, counted, printable, shown, thousands};
 use crate::table;
+
+/// Most constants that are printed.
+const CONSTANTS_SHOWN: usize = 8;
 
 pub(crate) fn run(command: &DataCommand) -> Outcome {
     match command {
@@ -46,9 +49,20 @@ fn info(arguments: &InfoArguments) -> Outcome {
         })?;
         return Ok(ExitCode::SUCCESS);
     }
-    let DatasetInfo { channels, height, width, train_len, test_len, skipped, .. } = info;
+    let DatasetInfo { kind, stored, train_len, test_len, skipped, .. } = info;
     plain::out(&format!("dataset   {}", info.name));
-    plain::out(&format!("images    {channels}×{height}×{width} (channels × rows × columns)"));
+    let (shape, axes) = (
+        kind.describe(info.shape()),
+        match kind {
+            InputKind::Vector => "",
+            InputKind::Signal => " (channels × points)",
+            InputKind::Image => " (channels × rows × columns)",
+        },
+    );
+    plain::out(&format!("{:<9} {shape}{axes}", kind.plural()));
+    if stored == StoredType::F32 {
+        plain::out("stored    as f32");
+    }
     let test = test_len.map_or("no test split".into(), |n| format!("{} test", thousands(n as u64)));
     plain::out(&format!("samples   {} training, {test}", thousands(train_len as u64)));
     if skipped > 0 {
@@ -56,12 +70,15 @@ fn info(arguments: &InfoArguments) -> Outcome {
     }
     let classes: Vec<String> = info.classes.iter().map(|name| printable(name)).collect();
     plain::out(&format!("classes   {}: {}", classes.len(), classes.join(", ")));
-    let constants = |values: &[f32]| {
-        values.iter().map(|value| format!("{value:.4}")).collect::<Vec<String>>().join(", ")
-    };
     let (data_mean, data_std) = (constants(&info.mean), constants(&info.std));
-    plain::out(&format!("mean      {data_mean} (per channel of these training images,"));
-    plain::out(&format!("std       {data_std}  with pixels in 0 to 1)"));
+    let per = if kind == InputKind::Vector { "feature" } else { "channel" };
+    let (of, unit) = match stored {
+        StoredType::U8 if kind == InputKind::Image => ("images,", "  with pixels in 0 to 1)"),
+        StoredType::U8 => ("samples,", "  with bytes as 0 to 1)"),
+        StoredType::F32 => ("samples)", ""),
+    };
+    plain::out(&format!("mean      {data_mean} (per {per} of these training {of}"));
+    plain::out(&format!("std       {data_std}{unit}"));
     plain::out(&match &arguments.normalize {
         Normalize::Data => "normalize data: training uses this mean and std".into(),
         Normalize::Constants(_) => format!("normalize {}", arguments.normalize),
@@ -70,6 +87,14 @@ fn info(arguments: &InfoArguments) -> Outcome {
         }
     });
     Ok(ExitCode::SUCCESS)
+}
+
+/// Constants per channel in one line; the first of many.
+fn constants(values: &[f32]) -> String {
+    let shown = values.iter().take(CONSTANTS_SHOWN).map(|value| format!("{value:.4}"));
+    let rest = values.len().saturating_sub(CONSTANTS_SHOWN);
+    let rest = (rest > 0).then(|| format!("and {rest} more"));
+    shown.chain(rest).collect::<Vec<String>>().join(", ")
 }
 
 /// Output of `data info --json`.
@@ -92,7 +117,7 @@ struct NormalizationConstants {
 #[derive(Serialize)]
 struct DatasetEntry {
     dataset: &'static str,
-    /// Whether the dataset was found in the given folder; true for the embedded dataset.
+    /// Whether the dataset was found in the given folder; true for one without files.
     found: bool,
     expected: Vec<String>,
     where_to_get: &'static str,
@@ -123,7 +148,7 @@ fn overview(arguments: &InfoArguments) -> Outcome {
 
 fn known(source: Source, arguments: &DatasetArguments) -> DatasetEntry {
     let spec = DatasetSpec { source, ..arguments.options() };
-    let has_files = source == Source::Embedded || spec.root.is_some();
+    let has_files = !source.has_files() || spec.root.is_some();
     DatasetEntry {
         dataset: source.name(),
         found: has_files && DatasetFiles::open(&spec).is_ok(),
@@ -151,7 +176,7 @@ fn print_verification(report: &VerifyReport) {
         let least = counts.iter().min().copied().unwrap_or(0);
         let most = counts.iter().max().copied().unwrap_or(0);
         plain::out(&format!(
-            "{} {}: {} sound images in {} classes ({} to {} each), {damaged} damaged",
+            "{} {}: {} sound samples in {} classes ({} to {} each), {damaged} damaged",
             report.name,
             split.split,
             thousands(split.images as u64),

@@ -30,7 +30,7 @@ pub(crate) fn run(arguments: &EvalArguments) -> Outcome {
         print_json(&report)?
     } else {
         plain::out(&format!(
-            "{}: accuracy {} on {} {} images, loss {:.4}",
+            "{}: accuracy {} on {} {} samples, loss {:.4}",
             plain::shown(&arguments.weights),
             plain::percent(Some(report.accuracy)),
             plain::thousands(report.samples),

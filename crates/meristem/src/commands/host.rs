@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use comfy_table::CellAlignment;
+use meristem::data::{InputKind, SampleShape};
 use meristem::grow::{self, HostSummary, TaskShape};
 use meristem::train::read_host;
 
@@ -12,19 +13,20 @@ use crate::plain::{self, counted, thousands};
 use crate::table;
 
 pub(crate) fn show(arguments: &HostShowArguments) -> Outcome {
-    let [channels, height, width] = arguments.input;
+    let (kind, shape) = arguments.input;
+    let SampleShape { channels, height, width } = shape;
     let image = TaskShape { channels, height, width, classes: arguments.classes };
     let host = read_host(&arguments.host)?;
     let summary = host.summary(&image).map_err(grow::Error::from)?;
     if arguments.json {
         print_json(&summary)?;
     } else {
-        print(&summary);
+        print(&summary, &format!("{} of {}", kind.plural(), kind.describe(shape)), kind);
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn print(summary: &HostSummary) {
+fn print(summary: &HostSummary, samples: &str, kind: InputKind) {
     let mut table = table::new();
     table.set_header(["name", "layer", "output", "parameters", "MACs"]);
     let number = |n: u64| if n == 0 { String::new() } else { thousands(n) };
@@ -40,13 +42,11 @@ fn print(summary: &HostSummary) {
     for column in table.column_iter_mut().skip(2) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    let [channels, height, width] = summary.input;
     let described = summary.host.starts_with('{');
     plain::out(if described { &summary.name } else { &summary.host });
     plain::out(&table.to_string());
     plain::out(&format!(
-        "images of {channels}×{height}×{width}, {}: {} parameters, {} multiply-accumulate \
-         operations per image, {}",
+        "{samples}, {}: {} parameters, {} multiply-accumulate operations per {kind}, {}",
         counted(summary.classes, ["class", "classes"]),
         thousands(summary.parameters as u64),
         thousands(summary.macs),

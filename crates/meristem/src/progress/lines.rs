@@ -28,7 +28,7 @@ pub(super) fn beginning(run: &RunStarted) -> [String; 3] {
     };
     [
         format!(
-            "{} of `{}` ({} parameters) on {}, each with {} images per step (epoch {})",
+            "{} of `{}` ({} parameters) on {}, each with {} samples per step (epoch {})",
             counted(run.envs, ["env", "envs"]),
             printable(&run.host.to_string()),
             thousands(run.host_parameters as u64),
@@ -79,8 +79,8 @@ fn images_per_step([least, most]: [usize; 2]) -> String {
 /// Formats the size of the test split.
 fn test_images(samples: Option<usize>) -> String {
     match samples {
-        Some(samples) => format!(", {} test images", thousands(samples as u64)),
-        None => " images, no test split".into(),
+        Some(samples) => format!(", {} test samples", thousands(samples as u64)),
+        None => " samples, no test split".into(),
     }
 }
 

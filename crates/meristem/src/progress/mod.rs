@@ -142,7 +142,7 @@ impl Progress {
         self.stepping.steps += 1;
         let done = step.round * run.steps + step.step + 1;
         let left = self.stepping.left((run.steps * run.rounds).saturating_sub(done));
-        let speed = |rate| format!("{} images/s, ", thousands(rate as u64));
+        let speed = |rate| format!("{} samples/s, ", thousands(rate as u64));
         let rate = step.images_per_s.map_or_else(String::new, speed);
         let rate = format!("{rate}{} left", duration(left));
         let round = match run.rounds {

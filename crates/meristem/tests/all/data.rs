@@ -71,7 +71,7 @@ fn info_and_verify_describe_the_embedded_images() {
     let told = m.ok("data info --dataset embedded").stdout;
     assert!(told.contains("training uses this mean and std"), "{told}");
     assert_eq!(json(&m, "data info --json")[0]["found"], true);
-    assert!(m.ok("data verify").stdout.contains("10,000 sound images"));
+    assert!(m.ok("data verify").stdout.contains("10,000 sound samples"));
 }
 
 /// Creates ten classes with two training images and one test image each. Returns the name of the

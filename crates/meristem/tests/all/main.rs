@@ -15,6 +15,7 @@ mod every_command;
 mod exports;
 mod extend;
 mod host;
+mod inputs;
 mod interrupt;
 mod learning;
 #[cfg(unix)]

@@ -170,16 +170,16 @@ fn without_a_controller_all_training_images_are_used() {
     assert_eq!(summary["envs"][0]["modules"].as_array().unwrap().len(), 0);
 }
 
-/// The first line of output and the events have the number of images per step of an env.
+/// The first line of output and the events have the number of samples per step of an env.
 #[test]
 fn an_env_trains_on_all_images_in_a_step_or_on_its_part() {
     let m = Meristem::new();
     let run = "train --host minimal --envs 3 --steps 1 --controller none";
     for (flags, said, images, batches) in [
-        ("", "10,000 images per step (epoch full)", [10_000, 10_000], 79),
-        ("--epoch dealt", "3,333 to 3,334 images per step (epoch dealt)", [3333, 3334], 27),
-        ("--max-batches 2", "256 images per step (epoch full)", [256, 256], 2),
-        ("--preset quick", "3,333 to 3,334 images per step (epoch dealt)", [3333, 3334], 27),
+        ("", "10,000 samples per step (epoch full)", [10_000, 10_000], 79),
+        ("--epoch dealt", "3,333 to 3,334 samples per step (epoch dealt)", [3333, 3334], 27),
+        ("--max-batches 2", "256 samples per step (epoch full)", [256, 256], 2),
+        ("--preset quick", "3,333 to 3,334 samples per step (epoch dealt)", [3333, 3334], 27),
     ] {
         let told = m.ok(&format!("{run} {flags} --run-dir run")).stdout;
         assert!(told.lines().next().unwrap().contains(said), "{told}");

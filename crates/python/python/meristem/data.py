@@ -23,7 +23,7 @@ class Batch(NamedTuple):
     """
 
     env: int
-    #: float32 (N, C, H, W), channels last.
+    #: float32 (N, C, H, W), channels last; a signal has one row. Vectors are (N, F).
     inputs: Array
     #: int32 (N).
     targets: Array
@@ -51,7 +51,8 @@ class Dataset:
 
         Args:
             dataset: ``embedded``, ``fashion-mnist``, ``cifar10``, ``cifar100``, ``folder``,
-                ``csv`` or ``arrays``, as for ``--dataset`` on the command line.
+                ``csv``, ``arrays``, ``mnist1d``, ``blobs`` or ``spirals``, as for ``--dataset``
+                on the command line.
             split: ``train`` or ``test``.
             root: The folder or file of the dataset, as for ``--data-root`` on the command line.
             skip_bad: Whether to leave out images that do not decode.
@@ -75,10 +76,12 @@ class Dataset:
         self._resident = _meristem.Resident(*names, place)
         about = self._resident.info()
         self.name: str = about["name"]
-        #: Channels, height, width.
-        self.shape: tuple[int, int, int] = about["shape"]
+        #: ``image``, ``signal`` or ``vector``.
+        self.kind: str = about["kind"]
+        #: Channels, height, width of an image; channels, points of a signal; features of a vector.
+        self.shape: tuple[int, ...] = tuple(about["shape"])
         self.classes: list[str] = about["classes"]
-        #: Mean and standard deviation of each channel of the training images, in [0, 1] units.
+        #: Mean and standard deviation of each channel of the training samples, bytes as 0..1.
         self.mean: list[float] = about["mean"]
         self.std: list[float] = about["std"]
         self.device: str = about["device"]
@@ -87,7 +90,7 @@ class Dataset:
         return len(self._resident)
 
     def __repr__(self) -> str:
-        return f"Dataset({self.name!r}, {len(self)} images of {self.shape})"
+        return f"Dataset({self.name!r}, {len(self)} {self.kind}s of {self.shape})"
 
 
 class GatherBatches:

@@ -150,17 +150,21 @@ class Host:
         """The layers with their output shapes, parameters and multiplications.
 
         Args:
-            input: Channels, rows and columns of an image; the embedded images have 1×28×28.
+            input: Channels, rows and columns of an image (the embedded images have 1×28×28),
+                channels and points of a signal, or the features of a vector.
             classes: Classes of the dataset.
 
         Raises:
-            SettingError: There is no such host, or it does not fit the images.
+            SettingError: There is no such host, or it does not fit the samples.
         """
-        expected = "channels, rows and columns"
+        expected = "channels, rows and columns; channels and points; or features"
         sizes = sequence("input", input, expected, SettingError)
-        if len(sizes) != 3:
+        if not 1 <= len(sizes) <= 3:
             raise refused("input", input, expected, SettingError)
         image = [integer("input", size, 1, error=SettingError) for size in sizes]
+        if len(image) < 3:
+            # A signal is an image of one row, a vector one of one pixel.
+            image = [image[0], 1, *(image[1:] or [1])]
         number = integer("classes", classes, 1, error=SettingError)
         found = _meristem.host_summary(self._setting, image, number)
         layers = [LayerSummary(**{**row, "output": tuple(row["output"])}) for row in found["layers"]]

@@ -431,15 +431,30 @@ class Numpy:
 def logits(
     weights: "str | PathLike[str] | Weights", images: "npt.ArrayLike"
 ) -> "npt.NDArray[np.float64]":
-    """The logits of normalised images (N, C, H, W), by numpy. Slow, for reference."""
+    """The logits of normalised samples, by numpy: images (N, C, H, W), signals (N, C, L) or vectors
+    (N, F). Slow, for reference."""
     weights = read(weights)
     library, host, topology = Numpy(weights.tensors), host_of(weights), topology_of(weights)
-    x = np.asarray(images, np.float64)
+    x = as_images(input_kind(weights), np.asarray(images, np.float64))
     result: npt.NDArray[np.float64] = forward(library, host, topology, x)
     return result
 
 
+def input_kind(weights: Weights) -> str:
+    """``image``, ``signal`` or ``vector``: the samples that the network was trained on."""
+    kind: str = weights.metadata.get("inputs", {}).get("kind", "image")
+    return kind
+
+
+def as_images(kind: str, x: Any) -> Any:
+    """Samples as images (N, C, H, W): signals have one row, vectors one pixel."""
+    if kind == "image":
+        return x
+    columns = (1,) if kind == "vector" else x.shape[2:]
+    return x.reshape(*x.shape[:2], 1, *columns)
+
+
 def normalization(weights: Weights) -> tuple[Sequence[float], Sequence[float]]:
-    """Mean and standard deviation per channel, for pixels in 0..1."""
+    """Mean and standard deviation per channel, for values in the file, or for bytes as 0..1."""
     about = weights.metadata["normalization"]
     return about["mean"], about["std"]

@@ -8,7 +8,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .network import EPS, Size, forward, host_of, normalization, pair, read, topology_of
+from .network import (
+    EPS,
+    Size,
+    as_images,
+    forward,
+    host_of,
+    input_kind,
+    normalization,
+    pair,
+    read,
+    topology_of,
+)
 from .weights import Weights
 
 #: Suffixes of tensors that are buffers, not parameters.
@@ -28,7 +39,9 @@ class Network(nn.Module):
         self.host, self.topology = host_of(weights), topology_of(weights)
         #: Names of the classes.
         self.classes: list[str] = weights.metadata["classes"]
-        #: Mean and standard deviation per channel, for pixels in 0..1.
+        #: Kind of the samples: ``image``, ``signal`` or ``vector``.
+        self.kind = input_kind(weights)
+        #: Mean and standard deviation per channel, for values in the file, or for bytes as 0..1.
         self.pixels = normalization(weights)
         # Owners of the tensors by name. A layer may have any name, also one of an attribute of a
         # module, such as `type`; `add_module` would refuse it.
@@ -46,15 +59,19 @@ class Network(nn.Module):
             else:
                 at.register_parameter(last, nn.Parameter(tensor))
 
-    def forward(self, images: Tensor) -> Tensor:
-        """The logits (N, classes) of normalised images (N, C, H, W)."""
-        logits: Tensor = forward(self, self.host, self.topology, images)
+    def forward(self, samples: Tensor) -> Tensor:
+        """The logits (N, classes) of normalised images (N, C, H, W), signals (N, C, L) or vectors
+        (N, F)."""
+        x = as_images(self.kind, samples)
+        logits: Tensor = forward(self, self.host, self.topology, x)
         return logits
 
-    def normalized(self, images: Tensor) -> Tensor:
-        """Normalises uint8 images (N, C, H, W) as in training."""
-        mean, std = (torch.tensor(x, device=images.device)[:, None, None] for x in self.pixels)
-        return (images.float() / 255 - mean) / std
+    def normalized(self, samples: Tensor) -> Tensor:
+        """Normalises samples of these shapes as in training; uint8 as 0..1."""
+        values = samples.float() / 255 if samples.dtype == torch.uint8 else samples.float()
+        axes = [1] * (samples.ndim - 2)
+        mean, std = (torch.tensor(x, device=samples.device).view(-1, *axes) for x in self.pixels)
+        return (values - mean) / std
 
     def tensor(self, name: str) -> Tensor:
         """A parameter by its name."""

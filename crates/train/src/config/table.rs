@@ -137,10 +137,11 @@ settings! {
             scope(SettingScope::Process), since(5, "false"), train_only(), on_resume();
     }
     "Data" {
-        /// Dataset: embedded, fashion-mnist, cifar10, cifar100, folder, csv or arrays.
+        /// Dataset: embedded, fashion-mnist, cifar10, cifar100, folder, csv, arrays, mnist1d, blobs
+        /// or spirals.
         dataset: String = same("embedded");
         /// Folder of the dataset; with --dataset csv or arrays, the file.
-        data_root: Option<PathBuf> = absent("none, for the embedded dataset"),
+        data_root: Option<PathBuf> = absent("none, for a dataset without files"),
             unit("DIR");
         /// Skip and count images that do not decode and CIFAR records with an invalid label,
         /// instead of stopping.
@@ -256,7 +257,8 @@ settings! {
         slots: Option<Vec<String>> = absent("r0 if the host has such slots, else all"),
             unit("LIST");
         /// Blueprints of the modules that may grow: standard, the seven that come with the program,
-        /// or TOML or JSON files of blueprints, in the order of the list.
+        /// vectors, two for hosts such as mlp:64,64, or TOML or JSON files of blueprints, in the
+        /// order of the list.
         blueprints: Option<Vec<BlueprintSource>> = absent("standard"),
             unit("LIST"), since(7, None);
         /// Maximum number of modules in an env at once, including fossilized ones.

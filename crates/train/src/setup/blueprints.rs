@@ -1,6 +1,6 @@
 //! The blueprints of a run: the standard ones, and blueprints from files.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use meristem_grow::{Blueprint, BlueprintSet};
@@ -47,23 +47,27 @@ impl Blueprints {
         };
         let (mut set, mut files) = (BlueprintSet::empty(), vec![]);
         for source in sources {
-            match source {
-                BlueprintSource::Standard => {
-                    let standard = BlueprintSet::standard();
-                    set = add(set, Path::new("standard"), standard.iter().map(|b| (**b).clone()))?;
-                }
-                BlueprintSource::File(path) => {
-                    let read = read_limited(path, BYTES_MAX);
-                    let bytes = read.map_err(|message| fail(path, message))?;
-                    set = add(set, path, parse(path, &bytes)?)?;
-                    let checksum = format!("{:08x}", crc32fast::hash(&bytes));
+            let path = PathBuf::from(source.to_string());
+            let blueprints = match source {
+                BlueprintSource::Standard => owned(&BlueprintSet::standard()),
+                BlueprintSource::Vectors => owned(&BlueprintSet::vectors()),
+                BlueprintSource::File(_) => {
+                    let read = read_limited(&path, BYTES_MAX);
+                    let bytes = read.map_err(|message| fail(&path, message))?;
                     let (setting, path) = ("blueprints".into(), path.clone());
-                    files.push(InputFile { setting, path, checksum });
+                    let checksum = format!("{:08x}", crc32fast::hash(&bytes));
+                    files.push(InputFile { setting, path: path.clone(), checksum });
+                    parse(&path, &bytes)?
                 }
-            }
+            };
+            set = add(set, &path, blueprints)?;
         }
         Ok(Self { set: Arc::new(set), files })
     }
+}
+
+fn owned(set: &BlueprintSet) -> Vec<Blueprint> {
+    set.iter().map(|blueprint| (**blueprint).clone()).collect()
 }
 
 fn fail(path: &Path, message: impl Into<String>) -> Error {

@@ -22,13 +22,13 @@ use crate::config::PolicyFile;
 use crate::config::TrainConfig;
 use crate::config::devices::Devices;
 use crate::error::{Error, Result, is_no_file};
-use crate::hosts::read_host;
+use crate::hosts::{misfit, read_host};
 use crate::input_file::{InputFile, Moved, check_files};
 use crate::record::run_folder::{WEIGHTS, weights_name};
 use crate::settings::{Augmentations, ControllerKind};
 use crate::setup::blueprints::Blueprints;
 use crate::setup::script::ScriptFile;
-use crate::setup::weights::{Interface, Wanted, Weights};
+use crate::setup::weights::{InputForm, Interface, Wanted, Weights};
 
 /// Padding of the random crop in pixels, as usual for images of 32 pixels.
 const CROP_PADDING: usize = 4;
@@ -275,11 +275,12 @@ impl Setup {
         let files = names.input_files()?;
         let Names { host, slots, isa, init, starts, script, blueprints, policy, .. } = names;
         let image = image_shape(&info);
-        let host_parameters = host.parameters(&image).map_err(meristem_grow::Error::from)?;
+        let host_parameters = host.parameters(&image).map_err(|error| misfit(error, &info))?;
         let normalization = config.normalize.constants(&info)?;
         let own = init.as_ref().map(|weights| weights.normalization(info.channels)).transpose()?;
         let other_normalization = own.flatten().filter(|own| *own != normalization);
-        let interface = Interface { normalization, classes: info.classes.clone() };
+        let form = InputForm { kind: info.kind, stored: info.stored };
+        let interface = Interface { form, normalization, classes: info.classes.clone() };
         let config = config.clone();
         let plans = Plans::default();
         let setup = Self {
@@ -440,8 +441,8 @@ pub(crate) fn image_shape(info: &DatasetInfo) -> TaskShape {
 /// The dataset with the given name.
 ///
 /// # Errors
-/// [`Error::Value`]: an unknown name, for which the nearest is suggested, or a root for the
-/// embedded dataset, which reads no files.
+/// [`Error::Value`]: an unknown name, for which the nearest is suggested, or a root for a
+/// dataset that reads no files.
 pub fn dataset_spec(name: &str, options: DatasetSpec) -> Result<DatasetSpec> {
     let source: Source = name.parse().map_err(|_| {
         let known = Source::ALL.map(Source::name);
@@ -450,15 +451,14 @@ pub fn dataset_spec(name: &str, options: DatasetSpec) -> Result<DatasetSpec> {
         Error::value("dataset", format!("`{name}`"), expected)
     })?;
     let root = options.root.as_deref();
-    if let Some(root) = root.filter(|_| source == Source::Embedded) {
+    if let Some(root) = root.filter(|_| !source.has_files()) {
         let found = Source::found_in(root).into_iter().map(|s| format!("`--dataset {s}`"));
         let found = found.collect::<Vec<_>>().join(" or ");
         let which = match &*found {
             "" => "no dataset fits the files there".into(),
             found => format!("{found} fits the files there"),
         };
-        let expected =
-            format!("no data root for the embedded dataset, or another dataset; {which}");
+        let expected = format!("no data root for dataset {source}, or another dataset; {which}");
         return Err(Error::value("data-root", root.display(), expected));
     }
     if let Some(side) = options.resize.filter(|_| !source.is_of_image_files()) {

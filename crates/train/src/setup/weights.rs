@@ -2,14 +2,15 @@
 //!
 //! A file is safetensors with PyTorch's names. Its metadata has `topology` (the host and its
 //! modules), `host` (the layers of the host; older files have none), `normalization`
-//! (`{"mean": […], "std": […]}` per channel, for pixels in 0..1) and `classes` (their names). A
-//! file without metadata, as PyTorch writes it, is a host without modules.
+//! (`{"mean": […], "std": […]}` per channel, for pixels in 0..1) and `classes` (their names), and
+//! for other samples than images of bytes `inputs` (`{"kind": "vector", "stored": "f32"}`). A file
+//! without metadata, as PyTorch writes it, is a host without modules.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use meristem_data::Normalization;
 use meristem_data::notes::say;
+use meristem_data::{InputKind, Normalization, StoredType};
 use meristem_grow::{
     BlueprintSet, Host, HostLayer, HostSpec, Rules, SlotName, TaskShape, Topology, host_json,
 };
@@ -151,6 +152,16 @@ impl Weights {
         Ok([size(prefixes.next(), 1)?, size(prefixes.next_back(), 0)?])
     }
 
+    /// The form of the samples that the network was trained on: images of bytes, if the file has
+    /// none.
+    ///
+    /// # Errors
+    /// A damaged statement.
+    pub(crate) fn sample_form(&self) -> Result<InputForm> {
+        let Some(json) = self.metadata.get("inputs") else { return Ok(InputForm::PIXELS) };
+        serde_json::from_str(json).map_err(|e| self.fail(format!("`inputs`: {e}")))
+    }
+
     /// The normalisation constants that the network was trained with, if the file has them.
     ///
     /// # Errors
@@ -223,9 +234,24 @@ fn describe(image: &TaskShape) -> String {
     format!("{image} images of {} classes", image.classes)
 }
 
+/// Form of the samples that a network was trained on. Older files, and those of images of bytes, do
+/// not have it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(crate) struct InputForm {
+    pub(crate) kind: InputKind,
+    pub(crate) stored: StoredType,
+}
+
+impl InputForm {
+    /// Images of bytes.
+    pub(crate) const PIXELS: Self = Self { kind: InputKind::Image, stored: StoredType::U8 };
+}
+
 /// Meaning of a network's inputs and outputs, for the metadata of its weights file.
 #[derive(Clone, Debug)]
 pub(crate) struct Interface {
+    /// Kind and element type of the samples.
+    pub(crate) form: InputForm,
     /// Constants that pixels are normalised with.
     pub(crate) normalization: Normalization,
     /// Names of the classes.
@@ -242,8 +268,9 @@ pub(crate) fn to_bytes(
     topology: &Topology,
     interface: &Interface,
 ) -> Result<Vec<u8>> {
-    let Interface { normalization: Normalization { mean, std }, classes } = interface;
+    let Interface { form, normalization: Normalization { mean, std }, classes } = interface;
     let json = |value: &serde_json::Value| value.to_string();
+    let form = (*form != InputForm::PIXELS).then(|| ("inputs", json(&serde_json::json!(form))));
     let metadata = [
         ("format", "pt".to_string()),
         ("topology", topology.to_json()?),
@@ -251,6 +278,7 @@ pub(crate) fn to_bytes(
         ("normalization", json(&serde_json::json!({ "mean": mean, "std": std }))),
         ("classes", json(&serde_json::json!(classes))),
     ];
-    let metadata = metadata.into_iter().map(|(key, text)| (key.to_string(), text)).collect();
+    let metadata =
+        metadata.into_iter().chain(form).map(|(key, text)| (key.to_string(), text)).collect();
     Ok(safetensors::to_bytes(path, state, &metadata)?)
 }

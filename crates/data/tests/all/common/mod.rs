@@ -6,8 +6,8 @@ pub(crate) mod files;
 use std::sync::Arc;
 
 use meristem_data::{
-    Batch, Dataset, DatasetSpec, GatherBatches, GatherConfig, ImageShape, Normalization, Residency,
-    Split, cache,
+    Batch, Dataset, DatasetSpec, GatherBatches, GatherConfig, InputKind, Normalization, Residency,
+    SampleShape, Split, cache,
 };
 use meristem_device::random::{Purpose, Rng};
 use meristem_device::{Device, DeviceId, DeviceOptions, Stream, read_back};
@@ -18,7 +18,7 @@ pub(crate) fn cpu(threads: usize) -> Device {
     Device::open(DeviceId::Cpu(0), &options).unwrap()
 }
 
-/// A dataset whose pixels are a function of their position.
+/// A dataset of images whose values are a function of their position.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Toy {
     pub(crate) len: usize,
@@ -26,12 +26,14 @@ pub(crate) struct Toy {
     pub(crate) height: usize,
     pub(crate) width: usize,
     pub(crate) threads: usize,
+    /// Whether values are stored as floats, else as bytes.
+    pub(crate) floats: bool,
 }
 
 impl Toy {
-    pub(crate) fn shape(&self) -> ImageShape {
+    pub(crate) fn shape(&self) -> SampleShape {
         let Self { channels, height, width, .. } = *self;
-        ImageShape { channels, height, width }
+        SampleShape { channels, height, width }
     }
 
     /// NHWC.
@@ -40,6 +42,11 @@ impl Toy {
         let value =
             |i: u64| (u64::from(sample) * size + i).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 53;
         (0..size).map(|i| value(i) as u8).collect()
+    }
+
+    /// A value as it is stored.
+    pub(crate) fn stored(&self, byte: u8) -> f32 {
+        if self.floats { f32::from(byte) * 0.37 - 20.0 } else { f32::from(byte) }
     }
 
     pub(crate) fn label(&self, sample: u32) -> u32 {
@@ -54,9 +61,14 @@ impl Toy {
         let images: Vec<u8> = (0..self.len as u32).flat_map(|i| self.image(i)).collect();
         let labels: Vec<u32> = (0..self.len as u32).map(|i| self.label(i)).collect();
         let classes = (0..5).map(|i| i.to_string()).collect();
-        let dataset =
-            Dataset::from_slices(&device, self.shape(), &images, &labels, classes).unwrap();
-        (device, dataset)
+        let shape = self.shape();
+        let dataset = if self.floats {
+            let values: Vec<f32> = images.iter().map(|byte| self.stored(*byte)).collect();
+            Dataset::from_floats(&device, InputKind::Image, shape, &values, &labels, classes)
+        } else {
+            Dataset::from_slices(&device, shape, &images, &labels, classes)
+        };
+        (device, dataset.unwrap())
     }
 }
 
@@ -108,7 +120,7 @@ pub(crate) fn rest_of(gather: &mut GatherBatches) -> Vec<Vec<Image>> {
 /// again.
 pub(crate) fn read_split(spec: &DatasetSpec, split: Split) -> (Vec<u8>, Vec<u32>) {
     let dataset = cache::load(&cpu(2), spec, split, Residency::Resident).unwrap();
-    let images = dataset.resident_images().unwrap().to_vec::<u8>().unwrap();
+    let images = dataset.resident().unwrap().to_vec::<u8>().unwrap();
     let labels = dataset.labels().to_vec::<u32>().unwrap();
     assert_eq!(labels.len(), dataset.len());
     let root = spec.root.as_ref().map(|root| root.canonicalize().unwrap());
@@ -145,11 +157,12 @@ pub(crate) fn slow_image(
                 let inside =
                     (0..height as i64).contains(&row) && (0..width as i64).contains(&column);
                 let place = (row * width as i64 + column) * channels as i64 + c as i64;
-                let byte = if inside { image[place as usize] } else { 0 };
+                let stored = if inside { toy.stored(image[place as usize]) } else { 0.0 };
                 let (mean, std) =
                     (f64::from(normalization.mean[c]), f64::from(normalization.std[c]));
-                let (scale, shift) = ((1.0 / (255.0 * std)) as f32, (-mean / std) as f32);
-                let value = f32::from(byte) * scale + shift;
+                let one = if toy.floats { 1.0 } else { 255.0 };
+                let (scale, shift) = ((1.0 / (one * std)) as f32, (-mean / std) as f32);
+                let value = stored * scale + shift;
                 let side = augment.cutout as i64;
                 let cut = (cut_top..cut_top + side).contains(&y)
                     && (cut_left..cut_left + side).contains(&x);

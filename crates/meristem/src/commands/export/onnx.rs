@@ -21,16 +21,11 @@ pub(super) fn run(arguments: &OnnxArguments) -> Outcome {
         preprocessing: arguments.with_preprocessing,
     })?;
     write_whole(&arguments.out, &model.bytes)?;
-    let image = model.image;
-    let input = if arguments.with_preprocessing {
-        format!("u8 [N, {}, {}, {}]", image.height, image.width, image.channels)
-    } else {
-        format!("f32 [N, {}, {}, {}]", image.channels, image.height, image.width)
-    };
     plain::out(&printable(&format!(
-        "{}: images {input} to logits f32 [N, {}], opset {OPSET}",
+        "{}: {} to logits f32 [N, {}], opset {OPSET}",
         arguments.out.display(),
-        image.classes
+        model.input,
+        model.image.classes
     )));
     if model.normalization.is_none() {
         plain::err(

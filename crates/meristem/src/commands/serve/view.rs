@@ -241,7 +241,7 @@ fn now(follower: &Follower) -> Html {
         let round = history.round.saturating_add(1);
         let mut words = format!(" round {round}/{}, step {step}/{}", started.rounds, started.steps);
         if let (Some(speed), RunState::Running) = (history.images_per_s.last(), run_state) {
-            words.push_str(&format!(", {} images/s", thousands(speed as u64)));
+            words.push_str(&format!(", {} samples/s", thousands(speed as u64)));
         }
         if let Ok(time) = std::time::Duration::try_from_secs_f64(history.seconds) {
             words.push_str(&format!(", {}", duration(time)));

@@ -80,7 +80,7 @@ fn a_usual_terminal_shows_the_run() {
     let (text, buffer) = screen(&app(&folder, true), 80, 24);
     for words in [
         "killed  round 1/2 step 5/30  ppo",
-        "12,345 images/s",
+        "12,345 samples/s",
         "envs 1/12",
         "env▼",
         "30.0 %",

@@ -96,7 +96,7 @@ fn heading(app: &App) -> Vec<Line<'static>> {
     let mut second = vec![
         format!("control {}", percent(history.accuracy.last())),
         format!("bare {}", percent(history.twin_accuracy.last())),
-        speed.map_or("– images/s".into(), |n| format!("{} images/s", thousands(n as u64))),
+        speed.map_or("– samples/s".into(), |n| format!("{} samples/s", thousands(n as u64))),
         format!("{} s", thousands(history.seconds.max(0.0) as u64)),
     ];
     if let Some((_, Some(error))) = &history.ended {

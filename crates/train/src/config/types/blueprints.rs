@@ -9,8 +9,9 @@ use serde::{Deserialize, Serialize};
 use crate::config::text::{BadValue, serde_as_text};
 use crate::config::value::{FlagForm, SettingValue};
 
-/// Text form of the blueprints that come with the program.
+/// Text forms of the blueprints that come with the program.
 const STANDARD: &str = "standard";
+const VECTORS: &str = "vectors";
 
 /// A source of blueprints.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,6 +19,8 @@ const STANDARD: &str = "standard";
 pub enum BlueprintSource {
     /// The seven blueprints that come with the program. Text form: `standard`.
     Standard,
+    /// The blueprints for slots of vectors. Text form: `vectors`.
+    Vectors,
     /// The blueprints in a TOML or JSON file. Text form: the path.
     File(PathBuf),
 }
@@ -26,7 +29,7 @@ impl BlueprintSource {
     /// The path of a file.
     pub(crate) fn path_mut(&mut self) -> Option<&mut PathBuf> {
         match self {
-            Self::Standard => None,
+            Self::Standard | Self::Vectors => None,
             Self::File(path) => Some(path),
         }
     }
@@ -36,8 +39,11 @@ impl FromStr for BlueprintSource {
     type Err = BadValue;
     fn from_str(text: &str) -> Result<Self, BadValue> {
         match text {
-            "" => Err(BadValue::new(text, "standard, or the path of a file of blueprints")),
+            "" => {
+                Err(BadValue::new(text, "standard, vectors, or the path of a file of blueprints"))
+            }
             STANDARD => Ok(Self::Standard),
+            VECTORS => Ok(Self::Vectors),
             file => Ok(Self::File(file.into())),
         }
     }
@@ -47,6 +53,7 @@ impl fmt::Display for BlueprintSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Standard => f.write_str(STANDARD),
+            Self::Vectors => f.write_str(VECTORS),
             Self::File(path) => path.display().fmt(f),
         }
     }
@@ -57,7 +64,7 @@ impl SettingValue for Vec<BlueprintSource> {
     const FORM: FlagForm = FlagForm::List;
 
     fn kind() -> String {
-        "list of standard and paths of files of blueprints".into()
+        "list of standard, vectors and paths of files of blueprints".into()
     }
     fn parse(text: &str) -> Result<Self, BadValue> {
         text.split(',').map(str::parse).collect()

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use meristem_comm::{CommOptions, Communicator};
-use meristem_data::{Batch, Dataset, GatherBatches, GatherConfig, ImageShape};
+use meristem_data::{Batch, Dataset, GatherBatches, GatherConfig, SampleShape};
 use meristem_device::random::{Purpose, Rng};
 use meristem_device::{Counts, DeviceId, ScopePolicy, Stream, Tensor};
 use meristem_nn::graph::{ConvGeometry, Dims, Graph, GraphBuilder, SgdConfig};
@@ -65,7 +65,7 @@ impl ReplicasFixture {
         let mut random = Rng::new(1, Purpose::Test, 0, 0);
         let images: Vec<u8> = (0..SAMPLES * 36).map(|_| random.below(256) as u8).collect();
         let labels: Vec<u32> = images.chunks(36).map(|image| u32::from(image[0] / 64)).collect();
-        let shape = ImageShape { channels: 1, height: 6, width: 6 };
+        let shape = SampleShape { channels: 1, height: 6, width: 6 };
         let classes = (0..4).map(|class| class.to_string()).collect();
         let data = Dataset::from_slices(&devices.distinct()[0], shape, &images, &labels, classes);
         Self { devices, data: vec![data.unwrap()], ranks, config, epochs }

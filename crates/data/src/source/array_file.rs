@@ -1,0 +1,176 @@
+//! Files of named arrays: numpy's `.npz` and `.safetensors`.
+
+use std::fs::File;
+use std::io::{BufReader, Read, Seek, SeekFrom};
+use std::path::PathBuf;
+
+use safetensors::Dtype;
+use safetensors::tensor::Metadata;
+use zip::ZipArchive;
+use zip::result::ZipError;
+
+use super::input::{DEFLATE_RATIO_MAX, Input};
+use super::npy::{self, ElementType, FloatType, IntType, NpyHeader};
+use super::{Source, missing_files};
+use crate::error::{Error, Result, damaged};
+
+/// Longest header of a safetensors file, in bytes: it describes four arrays.
+const SAFETENSORS_HEADER_MAX: u64 = 16 << 20;
+
+/// Visitor of an array: its header, and its bytes from the first element on.
+pub(super) type Visit<'v> = &'v mut dyn FnMut(&NpyHeader, &mut Input<'_>) -> Result<()>;
+
+/// A file of named arrays.
+pub(super) trait ArrayFile: Send + Sync {
+    /// Names of the arrays, sorted.
+    fn names(&self) -> Result<Vec<String>>;
+
+    /// Opens the array called `name`; the header agrees with the number of bytes that follow.
+    fn visit(&self, name: &str, visit: Visit<'_>) -> Result<()>;
+}
+
+/// Bytes of an array with this header; `None` if the number overflows.
+fn data_bytes(header: &NpyHeader) -> Option<u64> {
+    let elements = header.shape.iter().try_fold(1_u64, |n, dim| n.checked_mul(*dim as u64))?;
+    match header.element {
+        ElementType::Int(int) => elements.checked_mul(int.bytes as u64),
+        ElementType::Float(float) => elements.checked_mul(float.bytes() as u64),
+        // Not checked, because the visitor refuses this type with a better error.
+        ElementType::Other(_) => Some(0),
+    }
+}
+
+/// A `.npz` archive of `.npy` members.
+pub(super) struct Npz {
+    pub(super) path: PathBuf,
+}
+
+impl Npz {
+    /// The archive, opened for the array `name`, and the length of its file.
+    fn archive(&self, name: &str) -> Result<(ZipArchive<BufReader<File>>, u64)> {
+        let file = File::open(&self.path).map_err(Error::io("open", &self.path))?;
+        let file_len = file.metadata().map_err(Error::io("read", &self.path))?.len();
+        let archive =
+            ZipArchive::new(BufReader::new(file)).map_err(|error| self.refused(name, error))?;
+        Ok((archive, file_len))
+    }
+
+    fn refused(&self, name: &str, error: ZipError) -> Error {
+        match error {
+            ZipError::Io(source) if source.kind() != std::io::ErrorKind::UnexpectedEof => {
+                Error::Io { operation: "read", path: self.path.clone(), source }
+            }
+            ZipError::FileNotFound => {
+                missing_files(Source::Arrays, &self.path, vec![format!("an array `{name}`")])
+            }
+            other => damaged(&self.path, 0, "the archive", "a sound zip file", other.to_string()),
+        }
+    }
+}
+
+impl ArrayFile for Npz {
+    fn names(&self) -> Result<Vec<String>> {
+        let archive = self.archive("")?.0;
+        let names = archive.file_names().map(|file| {
+            let file = file.map_err(|error| self.refused("", error))?;
+            Ok(file.strip_suffix(".npy").unwrap_or(&file).to_string())
+        });
+        let mut names = names.collect::<Result<Vec<String>>>()?;
+        names.sort();
+        Ok(names)
+    }
+
+    fn visit(&self, name: &str, visit: Visit<'_>) -> Result<()> {
+        let (mut archive, file_len) = self.archive(name)?;
+        let member_name = format!("{name}.npy");
+        let member = archive.by_name(&member_name).map_err(|error| self.refused(name, error))?;
+        // The stated length is limited to the possible length.
+        let possible = member.compressed_size().min(file_len).saturating_mul(DEFLATE_RATIO_MAX);
+        let len_max = member.size().min(possible);
+        let mut input = Input::member(self.path.join(&member_name), member, len_max);
+        let header = npy::read_header(&mut input)?;
+        let total = data_bytes(&header).and_then(|n| n.checked_add(input.offset()));
+        input.check_claim(0, total)?;
+        visit(&header, &mut input)
+    }
+}
+
+/// A safetensors file.
+pub(super) struct SafeTensors {
+    path: PathBuf,
+    metadata: Metadata,
+    /// Offset in the file of the first array; the offsets in `metadata` count from here.
+    data_start: u64,
+}
+
+impl SafeTensors {
+    pub(super) fn open(path: PathBuf) -> Result<Self> {
+        let mut file = File::open(&path).map_err(Error::io("open", &path))?;
+        let file_len = file.metadata().map_err(Error::io("read", &path))?.len();
+        let mut length = [0; 8];
+        if file_len < 8 {
+            let got = format!("{file_len} bytes");
+            return Err(damaged(&path, file_len, "the file", "a zip or safetensors file", got));
+        }
+        file.read_exact(&mut length).map_err(Error::io("read", &path))?;
+        let length = u64::from_le_bytes(length);
+        let possible = (file_len - 8).min(SAFETENSORS_HEADER_MAX);
+        if length > possible {
+            let expected = format!("at most {possible} bytes, for a file of {file_len}");
+            let got = format!("{length} bytes");
+            return Err(damaged(&path, 0, "the length of the safetensors header", expected, got));
+        }
+        let mut header = vec![0; length as usize];
+        file.read_exact(&mut header).map_err(Error::io("read", &path))?;
+        let metadata: Metadata = serde_json::from_slice(&header).map_err(|error| {
+            let offset = 8 + error.column().saturating_sub(1) as u64;
+            damaged(&path, offset, "the safetensors header", "a sound header", error.to_string())
+        })?;
+        let data_start = 8 + length;
+        let expected = data_start + metadata.data_len() as u64;
+        if expected != file_len {
+            let (expected, got) = (format!("{expected} bytes"), format!("{file_len} bytes"));
+            return Err(damaged(&path, file_len, "the length of the file", expected, got));
+        }
+        Ok(Self { path, metadata, data_start })
+    }
+}
+
+impl ArrayFile for SafeTensors {
+    fn names(&self) -> Result<Vec<String>> {
+        let mut names: Vec<String> = self.metadata.tensors().into_keys().collect();
+        names.sort();
+        Ok(names)
+    }
+
+    fn visit(&self, name: &str, visit: Visit<'_>) -> Result<()> {
+        let info = self.metadata.info(name).ok_or_else(|| {
+            missing_files(Source::Arrays, &self.path, vec![format!("an array `{name}`")])
+        })?;
+        let int = |bytes, signed| ElementType::Int(IntType { bytes, signed, big_endian: false });
+        let element = match info.dtype {
+            Dtype::U8 => int(1, false),
+            Dtype::I8 => int(1, true),
+            Dtype::U16 => int(2, false),
+            Dtype::I16 => int(2, true),
+            Dtype::U32 => int(4, false),
+            Dtype::I32 => int(4, true),
+            Dtype::U64 => int(8, false),
+            Dtype::I64 => int(8, true),
+            Dtype::F16 => ElementType::Float(FloatType::F16 { big_endian: false }),
+            Dtype::BF16 => ElementType::Float(FloatType::Bf16),
+            Dtype::F32 => ElementType::Float(FloatType::F32 { big_endian: false }),
+            Dtype::F64 => ElementType::Float(FloatType::F64 { big_endian: false }),
+            other => ElementType::Other(format!("{other:?}")),
+        };
+        let (start, end) = info.data_offsets;
+        let mut file = File::open(&self.path).map_err(Error::io("open", &self.path))?;
+        let offset = self.data_start + start as u64;
+        file.seek(SeekFrom::Start(offset)).map_err(Error::io("read", &self.path))?;
+        // Parsing the metadata compared shapes with offsets; `open` compared the offsets with the
+        // length of the file.
+        let bytes = BufReader::new(file).take((end - start) as u64);
+        let mut input = Input::part(self.path.clone(), bytes, offset);
+        visit(&NpyHeader { element, shape: info.shape.clone(), is_fortran: false }, &mut input)
+    }
+}

@@ -1,0 +1,272 @@
+//! Datasets that are generated and need no file (D13).
+//!
+//! | name | samples |
+//! |---|---|
+//! | `mnist1d` | signals 1×40 of 10 classes, 4,000 and 1,000, after Greydanus and Kobak (2020, |
+//! | | arXiv 2011.14439) |
+//! | `blobs` | points of 5 classes, 4,000 and 1,000: deviation 1 around centres in (−10, 10)² |
+//! | `spirals` | points of 3 classes, 3,000 and 750: arms of 1.75 turns in a circle of radius 1, |
+//! | | with noise of 0.03 |
+//!
+//! Sample i has class i mod classes. Its random numbers are those of `Rng::new(42,
+//! Purpose::Synthetic, set, i)`, the sets counted from 0 in the order of the table, so every sample
+//! is a function of its index. Test samples follow the training samples.
+
+use meristem_device::random::{Purpose, Rng};
+
+use super::{Layout, OnBad, Reader, Sink, Split, TestSplit};
+use crate::error::Result;
+use crate::shape::{InputKind, SampleForm, SampleShape, StoredType};
+
+const SEED: u64 = 42;
+/// A point in the plane.
+const PLANE: SampleForm = SampleForm {
+    kind: InputKind::Vector,
+    shape: SampleShape { channels: 2, height: 1, width: 1 },
+    stored: StoredType::F32,
+};
+
+/// A generated dataset.
+pub(crate) struct Synthetic {
+    layout: Layout,
+    values: Vec<f32>,
+    labels: Vec<u32>,
+}
+
+impl Synthetic {
+    pub(crate) fn mnist1d() -> Self {
+        let shape = SampleShape { channels: 1, height: 1, width: POINTS };
+        let form = SampleForm { kind: InputKind::Signal, shape, stored: StoredType::F32 };
+        Self::generate(0, form, 10, [4000, 1000], digit)
+    }
+
+    pub(crate) fn blobs() -> Self {
+        Self::generate(1, PLANE, CENTRES.len() as u32, [4000, 1000], blob)
+    }
+
+    pub(crate) fn spirals() -> Self {
+        Self::generate(2, PLANE, 3, [3000, 750], spiral)
+    }
+
+    fn generate(
+        set: u64,
+        SampleForm { kind, shape, stored }: SampleForm,
+        classes: u32,
+        [train, test]: [usize; 2],
+        sample: impl Fn(&mut Rng, u32) -> Vec<f32>,
+    ) -> Self {
+        let labels: Vec<u32> = (0..(train + test) as u32).map(|i| i % classes).collect();
+        let values = labels.iter().enumerate().flat_map(|(i, label)| {
+            sample(&mut Rng::new(SEED, Purpose::Synthetic, set, i as u64), *label)
+        });
+        let values = values.collect();
+        let classes = (0..classes).map(|class| class.to_string()).collect();
+        let test = TestSplit::Images(test);
+        let layout = Layout { kind, shape, stored, classes, train, test };
+        Self { layout, values, labels }
+    }
+}
+
+impl Reader for Synthetic {
+    fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    fn read(&self, split: Split, _on_bad: OnBad<'_>, sink: Sink<'_>) -> Result<()> {
+        let (size, train) = (self.layout.shape.numel(), self.layout.train);
+        let range = match split {
+            Split::Train => 0..train,
+            Split::Test => train..self.labels.len(),
+        };
+        let values = &self.values[range.start * size..range.end * size];
+        let chunk = self.layout.chunk_samples();
+        let chunks = values.chunks(chunk * size).zip(self.labels[range].chunks(chunk));
+        for (values, labels) in chunks {
+            sink(bytemuck::cast_slice(values), labels)?;
+        }
+        Ok(())
+    }
+}
+
+/// Uniform in [0, 1), of 53 bits.
+fn uniform(random: &mut Rng) -> f64 {
+    (random.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+/// Two independent normal numbers: Box and Muller, 1958.
+fn normal(random: &mut Rng) -> [f64; 2] {
+    let radius = (-2.0 * (1.0 - uniform(random)).ln()).sqrt();
+    let (sin, cos) = (std::f64::consts::TAU * uniform(random)).sin_cos();
+    [radius * cos, radius * sin]
+}
+
+/// Centres of the blobs.
+const CENTRES: [[f64; 2]; 5] = [[-6.0, 4.0], [3.5, 7.0], [7.0, -2.5], [-1.0, -1.5], [-5.0, -7.5]];
+
+fn blob(random: &mut Rng, label: u32) -> Vec<f32> {
+    let [x, y] = CENTRES[label as usize];
+    let [dx, dy] = normal(random);
+    vec![(x + dx) as f32, (y + dy) as f32]
+}
+
+fn spiral(random: &mut Rng, label: u32) -> Vec<f32> {
+    // The root spreads the samples evenly over the length of an arm.
+    let radius = uniform(random).sqrt();
+    let angle = std::f64::consts::TAU * (1.75 * radius + f64::from(label) / 3.0);
+    let [dx, dy] = normal(random);
+    let (sin, cos) = angle.sin_cos();
+    vec![(radius * cos + 0.03 * dx) as f32, (radius * sin + 0.03 * dy) as f32]
+}
+
+/// Points of a digit.
+const POINTS: usize = 40;
+/// Points of a digit's shape before it is stretched.
+const SHAPE_POINTS: usize = 12;
+/// Least and most zeros after the shape.
+const PADDING: [usize; 2] = [36, 60];
+/// Points of a stretched and padded digit.
+const LONG: usize = SHAPE_POINTS + PADDING[1];
+/// Places by which a digit is shifted, at most, exclusive.
+const SHIFT_MAX: u32 = 48;
+/// Range of the height around 1.
+const HEIGHT: f64 = 0.4;
+/// Range of the slope around 0.
+const SLOPE: f64 = 0.75;
+/// Deviation of the smooth noise, before it is smoothed.
+const SMOOTH: f64 = 0.25;
+/// Deviation of the white noise.
+const WHITE: f64 = 0.02;
+/// Standard deviation of the window that smooths noise, in points; it ends at four of them.
+const WINDOW: f64 = 2.0;
+
+/// Shapes of the digits, as drawn by the paper's authors.
+const SHAPES: [[f64; SHAPE_POINTS]; 10] = [
+    [5.0, 6.0, 6.5, 6.75, 7.0, 7.0, 7.0, 7.0, 6.75, 6.5, 6.0, 5.0],
+    [5.0, 3.0, 3.0, 3.4, 3.8, 4.2, 4.6, 5.0, 5.4, 5.8, 5.0, 5.0],
+    [5.0, 6.0, 6.5, 6.5, 6.0, 5.25, 4.75, 4.0, 3.5, 3.5, 4.0, 5.0],
+    [5.0, 6.0, 6.5, 6.5, 6.0, 5.0, 5.0, 6.0, 6.5, 6.5, 6.0, 5.0],
+    [5.0, 4.4, 3.8, 3.2, 2.6, 2.6, 5.0, 5.0, 5.0, 5.0, 5.0, 5.0],
+    [5.0, 3.0, 3.0, 3.0, 3.0, 5.0, 6.0, 6.5, 6.5, 6.0, 4.5, 5.0],
+    [5.0, 4.0, 3.5, 3.25, 3.0, 3.0, 3.0, 3.0, 3.25, 3.5, 4.0, 5.0],
+    [5.0, 7.0, 7.0, 6.6, 6.2, 5.8, 5.4, 5.0, 4.6, 4.2, 5.0, 5.0],
+    [5.0, 4.0, 3.5, 3.5, 4.0, 5.0, 5.0, 4.0, 3.5, 3.5, 4.0, 5.0],
+    [5.0, 4.0, 3.5, 3.5, 4.0, 5.0, 5.0, 5.0, 5.0, 4.7, 4.3, 5.0],
+];
+
+/// A digit as a signal: its shape is padded, stretched, scaled, shifted around, covered with noise,
+/// tilted, and sampled at [`POINTS`] points. The steps, their order and constants are those of the
+/// paper.
+fn digit(random: &mut Rng, label: u32) -> Vec<f32> {
+    let mut x = standardised(SHAPES[label as usize]).to_vec();
+    let span = (PADDING[1] - PADDING[0] + 1) as u32;
+    x.resize(SHAPE_POINTS + PADDING[0] + random.below(span) as usize, 0.0);
+    let mut x = resampled(&x, LONG);
+    let height = 1.0 + HEIGHT * (uniform(random) - 0.5);
+    x.iter_mut().for_each(|value| *value *= height);
+    x.rotate_right(random.below(SHIFT_MAX) as usize);
+    let smooth = smoothed(&noise(random, SMOOTH));
+    for (value, noise) in x.iter_mut().zip(smooth).filter(|(value, _)| **value == 0.0) {
+        *value = noise;
+    }
+    x.iter_mut().zip(noise(random, WHITE)).for_each(|(value, noise)| *value += noise);
+    let slope = SLOPE * (uniform(random) - 0.5);
+    let place = |i: usize| i as f64 / (LONG - 1) as f64 - 0.5;
+    x.iter_mut().enumerate().for_each(|(i, value)| *value -= slope * place(i));
+    resampled(&x, POINTS).into_iter().map(|value| value as f32).collect()
+}
+
+/// A shape with mean 0 and deviation 1, moved to begin at 0, and divided by 6. A value of exactly 0
+/// would count as padding, so 1e-8 is added.
+fn standardised(shape: [f64; SHAPE_POINTS]) -> [f64; SHAPE_POINTS] {
+    let n = SHAPE_POINTS as f64;
+    let mean = shape.iter().sum::<f64>() / n;
+    let std = (shape.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / n).sqrt();
+    shape.map(|value| (value - shape[0]) / std / 6.0 + 1e-8)
+}
+
+/// Values at `n` even places from the first to the last point, by linear interpolation.
+fn resampled(x: &[f64], n: usize) -> Vec<f64> {
+    let step = (x.len() - 1) as f64 / (n - 1) as f64;
+    let value = |i: usize| {
+        let place = i as f64 * step;
+        let before = (place as usize).min(x.len() - 2);
+        let share = place - before as f64;
+        x[before] * (1.0 - share) + x[before + 1] * share
+    };
+    (0..n).map(value).collect()
+}
+
+fn noise(random: &mut Rng, deviation: f64) -> Vec<f64> {
+    let pairs = (0..LONG / 2).flat_map(|_| normal(random));
+    pairs.map(|value| value * deviation).collect()
+}
+
+/// The mean around each point, weighted by a normal density. Values are mirrored at the ends.
+fn smoothed(x: &[f64]) -> Vec<f64> {
+    let reach = (4.0 * WINDOW) as isize;
+    let weight = |d: isize| (-0.5 * (d as f64 / WINDOW).powi(2)).exp();
+    let total: f64 = (-reach..=reach).map(weight).sum();
+    let mirrored = |i: isize| {
+        let n = x.len() as isize;
+        let place = if i < 0 {
+            -1 - i
+        } else if i >= n {
+            2 * n - 1 - i
+        } else {
+            i
+        };
+        x[place as usize]
+    };
+    let mean =
+        |i: isize| (-reach..=reach).map(|d| weight(d) * mirrored(i + d)).sum::<f64>() / total;
+    (0..x.len() as isize).map(mean).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A digit without noise, slope and scaling is its shape: mirrored smoothing keeps constants,
+    /// resampling keeps lines, and the first point of a shape is the padding's value.
+    #[test]
+    fn parts_of_a_digit() {
+        assert!(smoothed(&[2.5; 40]).iter().all(|value| (value - 2.5).abs() < 1e-12));
+        let line: Vec<f64> = (0..72).map(f64::from).collect();
+        let resampled = resampled(&line, 40);
+        assert!((resampled[39] - 71.0).abs() < 1e-12 && (resampled[1] - 71.0 / 39.0).abs() < 1e-12);
+        for shape in SHAPES {
+            let made = standardised(shape);
+            assert!((made[0] - 1e-8).abs() < 1e-15 && made.iter().all(|value| *value != 0.0));
+            let mean = made.iter().sum::<f64>() / 12.0;
+            let deviation =
+                (made.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / 12.0).sqrt();
+            assert!((deviation * 6.0 - 1.0).abs() < 1e-12);
+        }
+    }
+
+    /// The classes are balanced, each sample depends on its index alone, and noise has its size.
+    #[test]
+    fn sets_are_balanced_and_pinned() {
+        let sets = [Synthetic::mnist1d(), Synthetic::blobs(), Synthetic::spirals()];
+        let checksums = sets.each_ref().map(|made| {
+            let (classes, size) = (made.layout.classes.len(), made.layout.shape.numel());
+            assert_eq!(made.values.len(), made.labels.len() * size);
+            assert!(made.values.iter().all(|value| value.is_finite()));
+            assert!(
+                made.labels.iter().enumerate().all(|(i, label)| *label as usize == i % classes)
+            );
+            // Rounded, so that the last bits of a system's functions do not matter.
+            let rounded: Vec<i32> =
+                made.values.iter().map(|value| (value * 64.0).round() as i32).collect();
+            crc32fast::hash(bytemuck::cast_slice(&rounded[..4000]))
+        });
+        assert_eq!(checksums, [264_765_996, 538_380_100, 2_717_388_696]);
+        let mut random = Rng::new(1, Purpose::Synthetic, 9, 9);
+        let noise: Vec<f64> = (0..200).flat_map(|_| noise(&mut random, 1.0)).collect();
+        let n = noise.len() as f64;
+        let mean = noise.iter().sum::<f64>() / n;
+        let variance = noise.iter().map(|value| value * value).sum::<f64>() / n;
+        // Five deviations of the mean and of the variance of 14,400 numbers.
+        assert!(mean.abs() < 5.0 / n.sqrt() && (variance - 1.0).abs() < 5.0 * (2.0 / n).sqrt());
+    }
+}
