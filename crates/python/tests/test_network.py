@@ -10,7 +10,7 @@ import pytest
 import meristem
 from meristem import errors
 from meristem.control import Env
-from meristem.network import FUNCTIONS, host_of, logits
+from meristem.network import FUNCTIONS, Numpy, host_of, logits
 
 KINDS = {
     "norm": "linear_add",
@@ -91,6 +91,17 @@ def test_numpy_has_the_engine_s_results_for_every_function(tiny, tmp_path):
     run = train_with({**tiny, "blueprints": own}, kinds)
     for env in run.summary["envs"]:
         check_results(env, meristem.weights.load(run.weights(env["env"])))
+
+
+def test_numpy_normalises_vectors_as_images_of_one_pixel():
+    generator = np.random.default_rng(1)
+    x, weight, bias = (generator.normal(size=size) for size in ((3, 4), 4, 4))
+    values = {"weight": weight, "bias": bias, "running_mean": bias, "running_var": weight**2}
+    numpy = Numpy({f"bn.{name}": value for name, value in values.items()})
+    image = x[:, :, None, None]
+    assert (numpy.batch_norm(x, "bn") == numpy.batch_norm(image, "bn")[:, :, 0, 0]).all()
+    vector = numpy.group_norm(x, 2, weight, bias)
+    assert (vector == numpy.group_norm(image, 2, weight, bias)[:, :, 0, 0]).all()
 
 
 def test_files_that_are_no_weights_are_refused(tmp_path):

@@ -320,6 +320,11 @@ def _padded(x: Any, padding: Size, value: float) -> Any:
     return np.pad(x, around, constant_values=value)
 
 
+def _channels(values: Any, x: Any) -> Any:
+    """One value per channel, for an image (N, C, H, W) or a vector (N, C)."""
+    return values.reshape(-1, *(1 for _ in x.shape[2:]))
+
+
 def windows(x: Any, size: Size, stride: Size, dilation: Size = 1) -> Any:
     """The windows (N, C, rows, columns, height, width) of an image."""
     (h, w), (down, right), (dy, dx) = pair(size), pair(stride), pair(dilation)
@@ -358,14 +363,14 @@ class Numpy:
 
     def batch_norm(self, x: Any, name: str) -> Any:
         names = ("running_mean", "running_var", "weight", "bias")
-        mean, var, weight, bias = (self.tensors[f"{name}.{w}"][:, None, None] for w in names)
+        mean, var, weight, bias = (_channels(self.tensors[f"{name}.{w}"], x) for w in names)
         return (x - mean) / np.sqrt(var + EPS) * weight + bias
 
     def group_norm(self, x: Any, groups: int, weight: Any, bias: Any) -> Any:
         grouped = x.reshape(len(x), groups, -1)
         mean, var = (f(grouped, axis=2, keepdims=True) for f in (np.mean, np.var))
         normal = ((grouped - mean) / np.sqrt(var + EPS)).reshape(x.shape)
-        return normal * weight[:, None, None] + bias[:, None, None]
+        return normal * _channels(weight, x) + _channels(bias, x)
 
     def linear(self, x: Any, weight: Any, bias: Any) -> Any:
         return x @ weight.T + (0 if bias is None else bias)

@@ -1,6 +1,8 @@
-"""Grown networks as PyTorch modules. Requires ``torch``."""
+"""Grown networks as PyTorch modules, and PyTorch modules as hosts. Requires ``torch``."""
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Iterable, Sequence
 from os import PathLike
 from typing import Any
 
@@ -8,12 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from . import _meristem, network
+from ._arguments import refused, sequence
+from ._nesting import nested
+from ._trace import copied, refusal, traced
+from .errors import SettingError, WeightsError
+from .hosts import Host
 from .network import (
     EPS,
     Size,
     as_images,
     forward,
-    host_of,
     input_kind,
     normalization,
     pair,
@@ -24,6 +31,9 @@ from .weights import Weights
 
 #: Suffixes of tensors that are buffers, not parameters.
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+#: Largest difference between the logits of a module and of its host, relative to the largest logit:
+#: rounding of float32 in deep networks is about 1e-5, another function differs by more.
+LOGITS_DIFFERENCE_MAX = 1e-3
 
 
 class Network(nn.Module):
@@ -36,13 +46,14 @@ class Network(nn.Module):
     def __init__(self, weights: Weights) -> None:
         """Creates a network with copies of the weights."""
         super().__init__()
-        self.host, self.topology = host_of(weights), topology_of(weights)
-        #: Names of the classes.
-        self.classes: list[str] = weights.metadata["classes"]
+        self.host, self.topology = network.host_of(weights), topology_of(weights)
+        #: Names of the classes; empty if the weights have none, as those of :func:`host_of`.
+        self.classes: list[str] = weights.metadata.get("classes", [])
         #: Kind of the samples: ``image``, ``signal`` or ``vector``.
         self.kind = input_kind(weights)
-        #: Mean and standard deviation per channel, for values in the file, or for bytes as 0..1.
-        self.pixels = normalization(weights)
+        #: Mean and standard deviation per channel, for values in the file, or for bytes as 0..1;
+        #: ``None`` as for ``classes``.
+        self.pixels = normalization(weights) if "normalization" in weights.metadata else None
         # Owners of the tensors by name. A layer may have any name, also one of an attribute of a
         # module, such as `type`; `add_module` would refuse it.
         self._owners: dict[str, nn.Module] = {}
@@ -67,7 +78,14 @@ class Network(nn.Module):
         return logits
 
     def normalized(self, samples: Tensor) -> Tensor:
-        """Normalises samples of these shapes as in training; uint8 as 0..1."""
+        """Normalises samples of these shapes as in training; uint8 as 0..1.
+
+        Raises:
+            WeightsError: The weights have no constants.
+        """
+        if self.pixels is None:
+            remedy = "normalise the samples as those that the weights were trained on"
+            raise WeightsError("the weights have no `normalization`", remedy=remedy)
         values = samples.float() / 255 if samples.dtype == torch.uint8 else samples.float()
         axes = [1] * (samples.ndim - 2)
         mean, std = (torch.tensor(x, device=samples.device).view(-1, *axes) for x in self.pixels)
@@ -191,3 +209,74 @@ def load(weights: "str | PathLike[str] | Weights") -> Network:
         WeightsError: The file cannot be read, or was not written by meristem.
     """
     return Network(read(weights)).eval()
+
+
+def host_of(module: nn.Module, example: Tensor, slots: Iterable[str] = ()) -> tuple[Host, Weights]:
+    """A module as a host, and its weights, which the setting ``init`` reads from a file.
+
+    The module is traced by ``torch.fx``. Its tensors keep their names. `docs/hosts.md` lists what
+    layers stand for; everything else is refused with its place. The module is not changed. Parts on
+    which the logits do not depend are left out.
+
+    Args:
+        module: Returns the logits (N, classes) of images. Its last linear layer gets as many
+            outputs as a dataset has classes.
+        example: Normalised images (N, C, H, W) in float32, on the module's device.
+        slots: Paths of submodules with a slot after each, such as ``layer1.0``. The slot has the
+            name of the path with ``_`` for ``.``.
+
+    Raises:
+        SettingError: No layers stand for a part of the module, or the host would compute something
+            else.
+    """
+    if not isinstance(module, nn.Module):
+        raise refused("module", module, "a torch.nn.Module", SettingError)
+    _check_example(example)
+    paths = sequence("slots", slots, "paths of submodules", SettingError)
+    found = traced(module, example, paths)
+    name = re.sub(r"[^A-Za-z0-9_-]", "_", type(module).__name__)
+    host = Host(*nested(found.values), name=name)
+    image = tuple(example.shape[1:])
+    summary = host.summary(input=image, classes=found.classes)
+    value = json.loads(_meristem.host_json(host.description))
+    # The slots are empty, and enabled.
+    slot = {"stage": "dormant", "stage_steps": 0}
+    topology = {
+        "version": 1,
+        "host": host.description,
+        "image": dict(zip(("channels", "height", "width"), image, strict=True))
+        | {"classes": found.classes},
+        "blueprints": [],
+        "slots": [{"slot": name, **slot} for name in value["slots"]],
+    }
+    weights = Weights(found.tensors, {"format": "pt", "host": value, "topology": topology})
+    _check_logits(module, weights, example, summary.parameters)
+    return host, weights
+
+
+def _check_example(example: object) -> None:
+    """Checks that an example has images. Vectors will be a second shape, when hosts have them as
+    inputs."""
+    got = type(example).__name__
+    if isinstance(example, Tensor):
+        if example.dim() == 4 and example.numel() and example.dtype == torch.float32:
+            return
+        got = f"{tuple(example.shape)} of {example.dtype}"
+    expected = "at least one image (N, C, H, W) in float32"
+    raise refusal("`example`", got, expected, "give normalised images, such as those of a batch")
+
+
+def _check_logits(module: nn.Module, weights: Weights, example: Tensor, parameters: int) -> None:
+    """Compares a module with its host on the example, both in evaluation mode."""
+    own = copied(module).eval()
+    host = Network(weights).eval().to(example.device)
+    with torch.no_grad():
+        wanted = own(example.clone())
+        difference = float((host(example) - wanted).abs().max())
+    scale = float(wanted.abs().max())
+    trained = sum(parameter.numel() for parameter in host.parameters())
+    if not difference <= LOGITS_DIFFERENCE_MAX * scale or trained != parameters:
+        got = f"logits that differ from those of its layers by {difference:.1e} of {scale:.1e}"
+        expected = "the same logits"
+        remedy = "remove hooks, and do not change a tensor in place that is used again"
+        raise refusal(f"`{type(module).__name__}`", got, expected, remedy)

@@ -1,0 +1,138 @@
+"""Lists of layers from values that depend on each other.
+
+A description of a host is a list in which layers follow each other. It reads other values in two
+ways: branches, which all begin with the value at their place, and joins with saved values. So the
+values between a value and the one on which all its paths meet (its immediate dominator) become the
+layers of branches, and a value that is in another branch already is saved there.
+"""
+
+from dataclasses import dataclass
+
+from . import nn as layers
+from ._trace import Value, refusal
+from .nn import Layer
+
+
+@dataclass
+class Mark(layers.Layer):
+    """The place after a value, at which it is saved if a join needs it."""
+
+    value: Value
+
+
+def nested(values: list[Value]) -> list[Layer]:
+    """The layers from the first value to the last.
+
+    Raises:
+        SettingError: A value is used in places that neither branches nor joins reach.
+    """
+    nesting = Nesting(values)
+    first = values[0]
+    start: list[Layer] = [*map(layers.Slot, first.slots), Mark(first)]
+    return nesting.saved_in(start + nesting.between(first, values[-1]))
+
+
+class Nesting:
+    """Layers of values, each of which occurs once."""
+
+    def __init__(self, values: list[Value]) -> None:
+        self.at = {value: i for i, value in enumerate(values)}
+        #: The nearest value that is on every path to a value.
+        self.dominator: dict[Value, Value] = {}
+        #: All values that a value depends on, as bits of their positions.
+        self.before = [0] * len(values)
+        for value in values:
+            for source in value.inputs:
+                self.before[self.at[value]] |= self.before[self.at[source]] | 1 << self.at[source]
+            if value.inputs:
+                self.dominator[value] = self._meeting(value.inputs)
+        #: Values that have layers.
+        self.done = {values[0]}
+        #: Values that joins read.
+        self.saved: set[Value] = set()
+
+    def _meeting(self, values: list[Value]) -> Value:
+        meeting, *others = values
+        for other in others:
+            while meeting is not other:
+                if self.at[meeting] > self.at[other]:
+                    meeting = self.dominator[meeting]
+                else:
+                    other = self.dominator[other]
+        return meeting
+
+    def between(self, start: Value, end: Value) -> list[Layer]:
+        """The layers after ``start`` up to ``end``, which it dominates."""
+        path = []
+        at = end
+        while at is not start:
+            path.append(at)
+            at = self.dominator[at]
+        found: list[Layer] = []
+        for value in reversed(path):
+            if value in self.done:
+                raise self.crossing(value, end)
+            if value.layer is not None:
+                found.append(value.layer)
+            else:
+                found += self.joined(value)
+            self.done.add(value)
+            found += [*map(layers.Slot, value.slots), Mark(value)]
+        return found
+
+    def joined(self, value: Value) -> list[Layer]:
+        """The layers of a join, after its dominator."""
+        start, join = self.dominator[value], value.join or ""
+        branches: list[Value] = []
+        others: list[Value] = []
+        for source in value.inputs:
+            elsewhere = source is not start and (
+                source in self.done or source in branches or self._inside(source, value.inputs)
+            )
+            if not elsewhere and others and join == "concat":
+                raise self.crossing(others[0], value)
+            (others if elsewhere else branches).append(source)
+        if not branches:
+            raise self.crossing(others[0], value)
+        self.saved.update(others)
+        ends = [self.between(start, end) for end in branches]
+        found = ends[0] if len(ends) == 1 else [_container(ends, join)]
+        names = [other.name for other in others]
+        return [*found, layers.Join(*names, join=join)] if others else found
+
+    def _inside(self, source: Value, values: list[Value]) -> bool:
+        """Whether another one of the values depends on ``source``."""
+        return any(self.before[self.at[value]] >> self.at[source] & 1 for value in values)
+
+    def crossing(self, value: Value, user: Value) -> Exception:
+        """The error for a value that is used where no layer can read it."""
+        got = f"a value that {user.place} needs beside others"
+        expected = "values for residual layers, branches, or operands of a join after the first"
+        remedy = "let all uses of the value meet in one sum, product or concatenation, which has it"
+        remedy += " after the values that are computed from it"
+        return refusal(value.place, got, expected, remedy)
+
+    def saved_in(self, found: list[Layer]) -> list[Layer]:
+        """The layers with saves of the values that joins read, in place of marks."""
+        kept: list[Layer] = []
+        for layer in found:
+            if isinstance(layer, Mark):
+                if layer.value in self.saved:
+                    kept.append(layers.Save(layer.value.name))
+                continue
+            if isinstance(layer, layers.Residual):
+                layer.body = self.saved_in(layer.body)
+                layer.shortcut = self.saved_in(layer.shortcut)
+            if isinstance(layer, layers.Branches):
+                layer.branches = [self.saved_in(branch) for branch in layer.branches]
+            kept.append(layer)
+        return kept
+
+
+def _container(ends: list[list[Layer]], join: str) -> Layer:
+    """A residual layer for a sum of a longer and a shorter branch, or else branches."""
+    if join == "add" and len(ends) == 2:
+        one, other = ends
+        if len(one) > len(other) or other and not one:
+            return layers.Residual(*(one or other), shortcut=other if one else [])
+    return layers.Branches(*ends, join=join)
