@@ -12,7 +12,7 @@ pub enum Space {
     Arena,
     /// The n-th input: f32, or the type that a step declares. Read only.
     Input(usize),
-    /// Labels of the batch, u32. Read only.
+    /// Targets of the batch: labels, u32, or numbers, f32. Read only.
     Targets,
     /// The rows of alphas of this run, f32. Read only.
     Alphas,

@@ -1,6 +1,6 @@
 // Softmax cross-entropy (kernels/loss.rs), added to metrics (metrics.rs). Neighbouring threads have
 // a sample together: a power of two of them, at most a warp.
-#include "nn.cuh"
+#include "loss.cuh"
 
 // Shape of the logits [samples][classes], and how they are dealt out.
 struct Batch {
@@ -42,25 +42,6 @@ struct Sums {
     double loss;
     double correct;
     double squares;  // of differences from the losses of the first configuration
-};
-
-// Losses of the samples of an evaluation, in the first configuration and in this one.
-struct Losses {
-    Span<float> first, own;
-    bool is_first;
-
-    // Keeps the loss of a sample; returns the square of its difference from the first's, which is 0
-    // for the first itself, also where its loss is not finite.
-    __device__ double keep(i64 sample, float loss) const {
-        if (own.len == 0) return 0.0;
-        own[sample] = loss;
-        if (is_first) {
-            first[sample] = loss;
-            return 0.0;
-        }
-        double difference = (double)first[sample] - (double)loss;
-        return difference * difference;
-    }
 };
 
 // Sums over a block's samples, in every thread; and the gradient of the batch's mean, if it is
@@ -164,13 +145,6 @@ extern "C" __global__ void __launch_bounds__(128)
     Sums sums = of_all(partials, part);
     if (threadIdx.x == 0) add_train(sums, of.samples, counts, log);
 }
-
-// Different rows of the scores, at most as many as a block has threads: `add_score`.
-struct Rows {
-    u32 samples;
-    u32 count;
-    u32 rows[62];
-};
 
 __device__ __forceinline__ void add_scores(Sums sums, const Rows& to, Span<double> scores) {
     if (threadIdx.x >= to.count) return;
