@@ -52,6 +52,92 @@ isa_kernels! {
     }
 }
 
+/// Targets of labels: `(1 − s)·onehot + s/classes`, each class times its weight.
+#[derive(Clone, Copy, Debug)]
+pub struct ClassTargets<'a> {
+    /// Classes.
+    pub classes: usize,
+    /// s, 0..=1.
+    pub label_smoothing: f32,
+    /// Weight of each class; empty for weights of 1.
+    pub weights: &'a [f32],
+}
+
+impl ClassTargets<'_> {
+    #[inline(always)]
+    fn weight(&self, class: usize) -> f64 {
+        self.weights.get(class).map_or(1.0, |weight| f64::from(*weight))
+    }
+
+    /// Share of the label itself.
+    #[inline(always)]
+    fn own(&self) -> f64 {
+        1.0 - f64::from(self.label_smoothing)
+    }
+
+    /// Share of every class.
+    #[inline(always)]
+    fn even(&self) -> f64 {
+        f64::from(self.label_smoothing) / self.classes as f64
+    }
+}
+
+isa_kernels! {
+    /// As [`softmax_cross_entropy`], with smoothed labels and weights of classes: a sample's loss
+    /// is `−Σ a[c]·ln softmax(logits)[c]` with targets a, and its gradient `softmax·Σ a − a`. The
+    /// gradient is of the mean over the samples, whatever their weights.
+    pub fn smoothed_cross_entropy(isa: Isa, of: ClassTargets<'_>, logits: &[f32], targets: &[u32],
+                                  dlogits: &mut [f32], losses: &mut [f32]) -> LossSums {
+        let mut sums = LossSums::default();
+        if targets.is_empty() {
+            return sums;
+        }
+        let (classes, own, even) = (of.classes, of.own(), of.even());
+        let mut losses = losses.iter_mut();
+        for (logits, &target) in logits.chunks_exact(classes).zip(targets) {
+            let (best, max) = argmax(logits);
+            sums.correct += u64::from(best == target as usize);
+            let sum: f64 = logits.iter().map(|&z| f64::from(math::exp(z - max))).sum();
+            let ln_sum = sum.ln();
+            let z = logits[target as usize];
+            let mut loss =
+                own * of.weight(target as usize) * (ln_sum - (f64::from(z) - f64::from(max)));
+            if even > 0.0 {
+                let mut all = 0f64;
+                for (class, &z) in logits.iter().enumerate() {
+                    all += of.weight(class) * (ln_sum - (f64::from(z) - f64::from(max)));
+                }
+                loss += even * all;
+            }
+            sums.loss += loss;
+            if let Some(to) = losses.next() {
+                *to = loss as f32;
+            }
+        }
+        let mut weights = 0f64;
+        for class in 0..classes {
+            weights += of.weight(class);
+        }
+        let mean = 1.0 / targets.len() as f64;
+        let samples = logits.chunks_exact(classes).zip(dlogits.chunks_exact_mut(classes));
+        for ((logits, d), &target) in samples.zip(targets) {
+            let (_, max) = argmax(logits);
+            let mut sum = 0f64;
+            for (d, &z) in d.iter_mut().zip(logits) {
+                *d = math::exp(z - max);
+                sum += f64::from(*d);
+            }
+            let of_target = own * of.weight(target as usize);
+            let scale = (1.0 / sum * (of_target + even * weights) * mean) as f32;
+            for (class, d) in d.iter_mut().enumerate() {
+                *d = *d * scale - (even * of.weight(class) * mean) as f32;
+            }
+            d[target as usize] -= (of_target * mean) as f32;
+        }
+        sums
+    }
+}
+
 /// Index and value of the first largest element; a NaN counts as largest, as in `torch.argmax`.
 #[inline(always)]
 fn argmax(values: &[f32]) -> (usize, f32) {

@@ -111,6 +111,8 @@ pub struct Network {
     alphas: Tensor,
     /// Values of `alphas` on the host, for their pattern.
     alpha_values: Vec<f32>,
+    /// Weight of each class in the loss, if there are any.
+    class_weights: Option<Tensor>,
     metrics: Tensor,
     metrics_layout: MetricsLayout,
     /// The gradient in the arena, if any.
@@ -168,6 +170,7 @@ impl Network {
                 (zeros, vec![0.0; options.configs * graph.alphas])
             }
         };
+        let class_weights = class_weights(stream, &options.loss, old)?;
         let metrics_layout = MetricsLayout {
             groups: graph.groups.len(),
             configs: options.configs,
@@ -187,6 +190,7 @@ impl Network {
             arena,
             alphas,
             alpha_values,
+            class_weights,
             metrics,
             metrics_layout,
             gradient: None,
@@ -282,6 +286,15 @@ fn largest_arena(
         Err(Error::OneValuePerChannel { .. }) => Ok(arena_len),
         Err(error) => Err(error),
     }
+}
+
+/// The class weights of a loss on the device; an earlier network with the same options has them.
+fn class_weights(stream: &Stream, loss: &Loss, old: Option<&Network>) -> Result<Option<Tensor>> {
+    if let Some(old) = old {
+        return Ok(old.class_weights.clone());
+    }
+    let upload = |w: &[f32]| Tensor::from_slice(stream, w, [w.len()], Owner::Parameters);
+    Ok(loss.class_weights().map(upload).transpose()?)
 }
 
 fn check_options(stream: &Stream, options: &NetworkOptions) -> Result<()> {

@@ -183,6 +183,7 @@ impl Network {
             scores_start: self.metrics_layout.scores_of(config),
             inputs,
             targets,
+            class_weights: self.class_weights.as_ref(),
             alphas: Some(&self.alphas),
             alphas_start: config * self.graph().alphas,
             outputs: &[],

@@ -2,7 +2,7 @@
 
 use super::operand::{Signature, Slice, Spec, StepOperands, f32s, f64s, u32s};
 use crate::kernels::Isa;
-use crate::kernels::loss::{self, ElementLoss, Elements};
+use crate::kernels::loss::{self, ClassTargets, ElementLoss, Elements};
 use crate::metrics::{self, BatchResult};
 use crate::score::ScoreSums;
 
@@ -11,6 +11,12 @@ use crate::score::ScoreSums;
 pub enum LossFormula {
     /// Softmax cross-entropy. Targets: labels, u32.
     CrossEntropy,
+    /// Softmax cross-entropy with smoothed labels, u32, and an operand of class weights, f32, which
+    /// may be absent.
+    SmoothedCrossEntropy {
+        /// Share of the target that is spread evenly over the classes.
+        label_smoothing: f32,
+    },
     /// Mean loss of the outputs. Targets: an f32 for each output.
     Elements(ElementLoss),
 }
@@ -33,28 +39,37 @@ impl BatchLoss {
     }
 
     /// Operands that are read.
-    fn reads(&self) -> [Spec; 2] {
-        let values = f32s(self.batch * self.outputs);
+    fn reads(&self) -> Vec<Spec> {
+        let (values, labels) = (f32s(self.batch * self.outputs), u32s(self.batch));
         match self.formula {
-            LossFormula::CrossEntropy => [values, u32s(self.batch)],
-            LossFormula::Elements(_) => [values, values],
+            LossFormula::CrossEntropy => vec![values, labels],
+            LossFormula::SmoothedCrossEntropy { .. } => {
+                vec![values, labels, f32s(self.outputs).optional()]
+            }
+            LossFormula::Elements(_) => vec![values, values],
         }
+    }
+
+    /// Whether class weights are an operand.
+    pub(crate) fn reads_weights(&self) -> bool {
+        matches!(self.formula, LossFormula::SmoothedCrossEntropy { .. })
     }
 }
 
 /// Loss steps; they add to metrics, see [`Metrics`](crate::Metrics).
 #[derive(Clone, Debug, PartialEq)]
 pub enum LossOp {
-    /// Reads the network's output and the targets; writes the gradient of the batch's mean loss;
-    /// adds to the training counts (f64), and puts the mean into the ring of the last batches (f64,
-    /// may be empty). A loss with [`ScoreSums`] also adds to those of training (f64).
+    /// Reads the network's output, the targets, and class weights if the formula has them; writes
+    /// the gradient of the batch's mean loss; adds to the training counts (f64), and puts the mean
+    /// into the ring of the last batches (f64, may be empty). A loss with [`ScoreSums`] also adds to
+    /// those of training (f64).
     Train {
         /// Loss.
         of: BatchLoss,
         /// Capacity of the ring.
         log: usize,
     },
-    /// Reads the network's output and the targets; adds loss, hits and samples to rows of the
+    /// Reads as [`LossOp::Train`]; adds loss, hits and samples to rows of the
     /// scores (f64), and [`ScoreSums`] for a loss that has them. If row 0 is among them, it writes
     /// the losses of the samples; otherwise it reads the losses of row 0, and adds squares of
     /// differences to its rows. Its own losses go to the last operand, which no step reads.
@@ -87,7 +102,8 @@ impl LossOp {
         match self {
             LossOp::Train { of, .. } => {
                 let score = of.has_score_sums().then(|| operands.writes.pop()).flatten();
-                let (reads, [gradient, counts, log]) = operands.split();
+                let reads = LossReads::new(of, &mut operands);
+                let ([], [gradient, counts, log]) = operands.split();
                 let batch = of.result(isa, reads, gradient.elements(), &mut []);
                 metrics::add_train(batch, counts.elements(), log.elements());
                 if let Some(score) = score {
@@ -95,7 +111,8 @@ impl LossOp {
                 }
             }
             LossOp::Evaluate { of, rows } => {
-                let (reads, [scores, first, own]) = operands.split();
+                let reads = LossReads::new(of, &mut operands);
+                let ([], [scores, first, own]) = operands.split();
                 let (first, own): (&mut [f32], &mut [f32]) = (first.elements(), own.elements());
                 let mut batch = of.result(isa, reads, &mut [], own);
                 if rows.contains(&0) {
@@ -110,21 +127,47 @@ impl LossOp {
     }
 }
 
+/// Operands that are read.
+struct LossReads<'a> {
+    values: &'a [f32],
+    targets: Slice<'a>,
+    /// Class weights, or none.
+    weights: &'a [f32],
+}
+
+impl<'a> LossReads<'a> {
+    /// Takes them from the operands of a step.
+    fn new(of: &BatchLoss, operands: &mut StepOperands<'a>) -> Self {
+        let mut reads = std::mem::take(&mut operands.reads).into_iter();
+        let mut next = || reads.next().expect("an operand of the signature");
+        let (values, targets) = (next().elements(), next());
+        let weights = if of.reads_weights() { next().elements() } else { &[] };
+        Self { values, targets, weights }
+    }
+}
+
 impl BatchLoss {
     /// Computes losses; the gradient, and the losses of the samples, where they are wanted.
     fn result(
         &self,
         isa: Isa,
-        [values, targets]: [Slice<'_>; 2],
+        LossReads { values, targets, weights }: LossReads<'_>,
         gradient: &mut [f32],
         losses: &mut [f32],
     ) -> BatchResult {
-        let (values, outputs, samples) = (values.elements(), self.outputs, self.batch);
+        let (outputs, samples) = (self.outputs, self.batch);
         match self.formula {
             LossFormula::CrossEntropy => {
                 let targets = targets.elements();
                 let sums =
                     loss::softmax_cross_entropy(isa, outputs, values, targets, gradient, losses);
+                let (loss_sum, correct) = (sums.loss, sums.correct);
+                BatchResult { loss_sum, correct, samples, ..BatchResult::default() }
+            }
+            LossFormula::SmoothedCrossEntropy { label_smoothing } => {
+                let of = ClassTargets { classes: outputs, label_smoothing, weights };
+                let targets = targets.elements();
+                let sums = loss::smoothed_cross_entropy(isa, of, values, targets, gradient, losses);
                 let (loss_sum, correct) = (sums.loss, sums.correct);
                 BatchResult { loss_sum, correct, samples, ..BatchResult::default() }
             }

@@ -10,7 +10,9 @@
 
 use crate::common::golden;
 use meristem_nn::Isa;
-use meristem_nn::kernels::loss::{ElementLoss, Elements, element_loss};
+use meristem_nn::kernels::loss::{
+    ClassTargets, ElementLoss, Elements, element_loss, smoothed_cross_entropy,
+};
 use meristem_nn::{ScoreSums, target_squares};
 use serde_json::Value;
 
@@ -65,6 +67,27 @@ fn run_elements(file: &golden::File, case: &Value, loss: ElementLoss, isa: Isa) 
     }
 }
 
+fn run_classes(file: &golden::File, case: &Value, isa: Isa) {
+    let name = case["case"].as_str().unwrap();
+    let [inputs, outputs, grads] = ["in", "out", "grad"].map(|kind| file.tensors(name, kind));
+    let values = &inputs["values"];
+    let labels: Vec<u32> = inputs["labels"].values.iter().map(|v| *v as u32).collect();
+    let weights = inputs.get("weights").map(|w| &w.values[..]).unwrap_or_default();
+    let label_smoothing = case["label_smoothing"].as_f64().unwrap() as f32;
+    let of = ClassTargets { classes: values.shape[1], label_smoothing, weights };
+    let mut gradient = vec![f32::NAN; values.values.len()];
+    let sums = smoothed_cross_entropy(isa, of, &values.values, &labels, &mut gradient, &mut []);
+    assert_eq!(sums.correct as f32, outputs["correct"].values[0], "{name}");
+    // Targets of a sample add up to the largest weight at most.
+    let most = weights.iter().fold(1f32, |most, w| w.max(most));
+    let ours = 50.0 * ULP * f64::from(most);
+    let expected = &outputs["loss"].values;
+    let samples = labels.len() as f64;
+    close(case, "out.loss", &[sums.loss / samples], expected, ours + ULP * largest(expected));
+    let gradient: Vec<f64> = gradient.into_iter().map(f64::from).collect();
+    close(case, "grad.values", &gradient, &grads["values"].values, ours / samples);
+}
+
 #[test]
 fn every_case() {
     let file = golden::read("losses");
@@ -77,7 +100,10 @@ fn every_case() {
                 "mse" => ElementLoss::Square,
                 "l1" => ElementLoss::Absolute,
                 "huber" => ElementLoss::Huber { delta: case["delta"].as_f64().unwrap() as f32 },
-                "cross_entropy" => continue,
+                "cross_entropy" => {
+                    run_classes(&file, case, isa);
+                    continue;
+                }
                 op => panic!("no loss for {op}"),
             };
             run_elements(&file, case, loss, isa);

@@ -42,8 +42,14 @@ fn targets(loss: &Loss, n: usize, seed: u64) -> Vec<f32> {
 
 fn batch(stream: &Stream, loss: &Loss, n: usize, seed: u64) -> (Tensor, Tensor) {
     let x = Random(seed).normals(n * DIMS.numel());
-    let y = targets(loss, n, seed);
-    (host::images(stream, &x, DIMS), numbers(stream, &y, OUTPUTS))
+    let y = if loss.target_dtype() == DType::U32 {
+        let mut random = Random(seed + 100);
+        let labels: Vec<u32> = (0..n).map(|_| random.below(OUTPUTS) as u32).collect();
+        host::labels(stream, &labels)
+    } else {
+        numbers(stream, &targets(loss, n, seed), OUTPUTS)
+    };
+    (host::images(stream, &x, DIMS), y)
 }
 
 /// Loss and sums of the score of outputs, in f64.
@@ -200,6 +206,50 @@ fn regression_learns_and_its_score_says_so() {
     }
 }
 
+/// Smoothed labels, and weights of classes; one of both.
+fn of_classes() -> [Loss; 3] {
+    let weights = || Some((0..OUTPUTS).map(|c| (c % 4) as f32 / 2.0).collect());
+    [(0.1, None), (0.0, weights()), (0.3, weights())].map(|(label_smoothing, class_weights)| {
+        Loss::CrossEntropy { label_smoothing, class_weights }
+    })
+}
+
+/// Class weights reach the kernels; the network keeps them while it grows.
+#[test]
+fn smoothed_and_weighted_labels_have_the_loss_of_their_formula() {
+    let stream = host::stream(1);
+    for loss in of_classes() {
+        let Loss::CrossEntropy { label_smoothing, ref class_weights } = loss else { panic!() };
+        let weight = |c: usize| class_weights.as_ref().map_or(1.0, |weights| f64::from(weights[c]));
+        let mut network = network(&stream, &host::bare(BASELINE, DIMS), &loss);
+        for stage in [Stage::Training, Stage::Fossilized] {
+            network.set_graph(grown(BASELINE, DIMS, &["r0c0"], stage)).unwrap();
+            let (x, _) = batch(&stream, &loss, 8, 1);
+            let labels: Vec<u32> = (0..8).map(|i| i % OUTPUTS as u32).collect();
+            let y = host::labels(&stream, &labels);
+            let logits = network.infer(&x, 0).unwrap().to_vec::<f32>().unwrap();
+            let s = f64::from(label_smoothing);
+            let losses = logits.chunks(OUTPUTS).zip(&labels).map(|(z, label)| {
+                let z: Vec<f64> = z.iter().map(|z| f64::from(*z)).collect();
+                let sum: f64 = z.iter().map(|z| z.exp()).sum();
+                let share = |c: usize| {
+                    let own = if c == *label as usize { 1.0 - s } else { 0.0 };
+                    weight(c) * (own + s / OUTPUTS as f64)
+                };
+                (0..OUTPUTS).map(|c| share(c) * (sum.ln() - z[c])).sum::<f64>()
+            });
+            let expected: f64 = losses.sum();
+            network.eval_rows(&x, &y, 0..2).unwrap();
+            let rows = metrics(&network).eval;
+            assert!((rows[0].loss_sum - expected).abs() < 1e-5 * expected, "{loss:?}");
+            assert_eq!((rows[0], rows[0].samples), (rows[1], 8));
+            assert_eq!(rows[0].score, ScoreSums::default());
+            network.train_step(&x, &y).unwrap();
+            assert!(metrics(&network).loss_sum > 0.0);
+        }
+    }
+}
+
 #[test]
 fn targets_of_another_type_or_shape_are_refused() {
     let stream = host::stream(1);
@@ -223,15 +273,26 @@ fn targets_of_another_type_or_shape_are_refused() {
     }
     let mut classifier = network(&stream, &graph, &Loss::default());
     mismatch(classifier.train_step(&x, &y), "u32");
-    for delta in [0.0, -1.0, f32::NAN, f32::INFINITY] {
-        let options = NetworkOptions {
-            loss: Loss::Huber { delta },
-            ..NetworkOptions::new(5, 0, Isa::detect(), 8)
-        };
+    let refused = |loss: Loss, words: &str| {
+        let options = NetworkOptions { loss, ..NetworkOptions::new(5, 0, Isa::detect(), 8) };
         let error = Network::new(&stream, Arc::clone(&graph), options).unwrap_err();
-        let words = "`delta` must be a finite number above 0";
+        assert!(matches!(error, Error::Argument { .. }), "{error:?}");
         assert!(error.to_string().contains(words), "{error}");
+    };
+    for delta in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        refused(Loss::Huber { delta }, "`delta` must be a finite number above 0");
     }
+    let classes = |label_smoothing, weights: Option<Vec<f32>>| Loss::CrossEntropy {
+        label_smoothing,
+        class_weights: weights.map(Into::into),
+    };
+    for smoothing in [-0.1, 1.5, f32::NAN] {
+        refused(classes(smoothing, None), "`label_smoothing` must be 0 to 1");
+    }
+    let words = "`class_weights` must be one weight for each of 10 classes, got 9 weights";
+    refused(classes(0.0, Some(vec![1.0; 9])), words);
+    refused(classes(0.0, Some(vec![-1.0; 10])), "finite and at least 0, got a weight of -1");
+    refused(classes(0.1, Some(vec![f32::NAN; 10])), "got a weight of NaN");
 }
 
 /// Growth and replicas keep the loss.
@@ -288,7 +349,7 @@ fn cuda_learns_every_loss_as_a_processor_does() {
     let gpu = [0, 1].map(|i| device.stream(&format!("env {i}")));
     let cpu = [0, 1].map(|_| host::stream(1));
     let graph = host::bare(BASELINE, DIMS);
-    for loss in of_numbers() {
+    for loss in of_numbers().into_iter().chain(of_classes()) {
         let ours = trained([&gpu[0], &gpu[1]], &graph, &loss);
         let theirs = trained([&cpu[0], &cpu[1]], &graph, &loss);
         for ((name, ours), (_, theirs)) in ours.0.iter().zip(theirs.0.iter()) {

@@ -1,8 +1,8 @@
 //! Calls for [`ops::loss`](crate::ops::loss).
 //!
 //! A batch that fits one block is one call. A larger one is two: each block leaves its sums in
-//! scratch, `[blocks][sums]` in f64, and one block adds them up. Cross-entropy and losses of
-//! numbers have a file of kernels each, with the same entries.
+//! scratch, `[blocks][sums]` in f64, and one block adds them up. Each kind of loss has a file of
+//! kernels with these entries: plain cross-entropy, smoothed labels, losses of numbers.
 
 use bytemuck::{Pod, Zeroable};
 use meristem_device::{Call, Kernel, KernelSource, Operand};
@@ -13,6 +13,7 @@ use crate::kernels::loss::ElementLoss;
 use crate::ops::loss::{BatchLoss, LossFormula, LossOp};
 
 pub(super) static SOURCE: KernelSource = source!("loss.cu");
+static SMOOTHED: KernelSource = source!("smoothed_loss.cu");
 static ELEMENTS: KernelSource = source!("element_loss.cu");
 
 const LABELS: Operand = Operand::read::<u32>();
@@ -44,6 +45,28 @@ static CROSS_ENTROPY: LossKernels = LossKernels {
     partial: &PARTIAL,
     train_sum: &TRAIN_SUM,
     evaluate: &EVALUATE,
+    evaluate_sum: &EVALUATE_SUM,
+    sums: 3,
+};
+
+/// Its sums are those of [`CROSS_ENTROPY`].
+static SMOOTHED_CROSS_ENTROPY: LossKernels = LossKernels {
+    train: &kernel::<FormulaValues>(
+        &SMOOTHED,
+        "train",
+        &[READ, LABELS, READ, WRITE, METRICS, METRICS],
+    ),
+    partial: &kernel::<FormulaValues>(
+        &SMOOTHED,
+        "partial",
+        &[READ, LABELS, READ, WRITE, WRITE, WRITE, METRICS],
+    ),
+    evaluate: &kernel::<FormulaEvaluation>(
+        &SMOOTHED,
+        "evaluate",
+        &[READ, LABELS, READ, METRICS, WRITE, WRITE],
+    ),
+    train_sum: &TRAIN_SUM,
     evaluate_sum: &EVALUATE_SUM,
     sums: 3,
 };
@@ -104,7 +127,7 @@ struct EvaluationValues {
     to: ScoreRows,
 }
 
-/// Number of a formula in its file of kernels, and its constant.
+/// Number of a formula in its file of kernels, and its constant: delta, or the smoothing.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct Formula {
@@ -147,9 +170,16 @@ fn rows(samples: usize, all: &[usize]) -> impl Iterator<Item = ScoreRows> {
 }
 
 impl BatchLoss {
+    /// Operands that are read.
+    fn read_operands(&self) -> &'static [CallOperand] {
+        const ALL: &[CallOperand] = &[read(0), read(1), read(2)];
+        if self.reads_weights() { ALL } else { &ALL[..2] }
+    }
+
     fn kernels(&self) -> &'static LossKernels {
         match self.formula {
             LossFormula::CrossEntropy => &CROSS_ENTROPY,
+            LossFormula::SmoothedCrossEntropy { .. } => &SMOOTHED_CROSS_ENTROPY,
             LossFormula::Elements(_) => &OF_ELEMENTS,
         }
     }
@@ -158,6 +188,7 @@ impl BatchLoss {
     fn constants(&self) -> Option<Formula> {
         let (formula, constant) = match self.formula {
             LossFormula::CrossEntropy => return None,
+            LossFormula::SmoothedCrossEntropy { label_smoothing } => (0, label_smoothing),
             LossFormula::Elements(ElementLoss::BinaryCrossEntropy) => (0, 0.0),
             LossFormula::Elements(ElementLoss::Square) => (1, 0.0),
             LossFormula::Elements(ElementLoss::Huber { delta }) => (2, delta),
@@ -196,6 +227,7 @@ impl BatchLoss {
 pub(super) fn source_of(formula: LossFormula) -> Option<&'static KernelSource> {
     match formula {
         LossFormula::CrossEntropy => None,
+        LossFormula::SmoothedCrossEntropy { .. } => Some(&SMOOTHED),
         LossFormula::Elements(_) => Some(&ELEMENTS),
     }
 }
@@ -233,7 +265,7 @@ fn partial(of: BatchLoss, to: PartialResults, is_first: bool) -> Emitted {
     let call = Call::new(of.kernels().partial, blocks, THREADS as u32);
     let values = LossValues { is_first: is_first.into(), ..values };
     let PartialResults { gradient, first, own, sums } = to;
-    of.call(call, &[read(0), read(1), gradient, first, own, sums], values)
+    of.call(call, &[of.read_operands(), &[gradient, first, own, sums]].concat(), values)
 }
 
 pub(super) fn emit(op: &LossOp) -> Emission {
@@ -248,7 +280,7 @@ fn train(of: BatchLoss, is_one_call: bool) -> Emission {
     // Counts, the ring, and sums of the score if the metrics have them.
     let metrics = &[write(1), write(2), write(3)][..if of.has_score_sums() { 3 } else { 2 }];
     if is_one_call {
-        let operands = [&[read(0), read(1), write(0)], metrics].concat();
+        let operands = [of.read_operands(), &[write(0)], metrics].concat();
         let call = Call::new(kernels.train, 1, threads);
         return smallvec![of.call(call, &operands, batch(of).0)];
     }
@@ -265,7 +297,7 @@ fn evaluate(of: BatchLoss, all: &[usize], is_one_call: bool) -> Emission {
     if is_one_call {
         let call = Call::new(of.kernels().evaluate, 1, THREADS as u32);
         let values = LossValues { is_first: is_first.into(), ..batch(of).0 };
-        let operands = [read(0), read(1), write(0), write(1), write(2)];
+        let operands = [of.read_operands(), &[write(0), write(1), write(2)]].concat();
         let each = rows(of.batch, all).map(|to| of.evaluation(call.clone(), &operands, values, to));
         return each.collect();
     }

@@ -42,13 +42,14 @@ use crate::ops::{PlanTarget, Signature, StepOp};
 use crate::precision::Precision;
 
 /// Headers of the kernels of all families.
-static HEADERS: [KernelHeader; 6] = [
+static HEADERS: [KernelHeader; 7] = [
     KernelHeader { name: c"nn.cuh", text: include_str!("nn.cuh") },
     KernelHeader { name: c"norm.cuh", text: include_str!("norm.cuh") },
     KernelHeader { name: c"policy.cuh", text: include_str!("policy.cuh") },
     KernelHeader { name: c"window.cuh", text: include_str!("window.cuh") },
     KernelHeader { name: c"mma.cuh", text: include_str!("mma.cuh") },
     KernelHeader { name: c"loss.cuh", text: include_str!("loss.cuh") },
+    KernelHeader { name: c"cross_entropy.cuh", text: include_str!("cross_entropy.cuh") },
 ];
 
 /// A family's file of kernels.

@@ -21,7 +21,7 @@ use crate::space::{Space, SpaceSpan};
 
 /// Emits the mean loss of the graph's output with the targets; returns its gradient.
 pub(in crate::plan) fn loss(b: &mut PlanBuilder<'_>) -> ValueId {
-    let (value, targets, gradient) = (b.node(b.graph.output), targets(b), output_like(b));
+    let (reads, gradient) = (loss_reads(b), output_like(b));
     let (groups, log) = (b.graph.groups.len(), b.options.batch_log);
     let counts = b.fixed(metrics::TRAIN);
     let ring = b.fixed(metrics::log_span(groups, log));
@@ -30,7 +30,7 @@ pub(in crate::plan) fn loss(b: &mut PlanBuilder<'_>) -> ValueId {
     if of.has_score_sums() {
         writes.push(b.fixed(metrics::train_score_span(groups, log)));
     }
-    b.emit(LossOp::Train { of, log }, &[value, targets], &writes);
+    b.emit(LossOp::Train { of, log }, &reads, &writes);
     gradient
 }
 
@@ -53,18 +53,28 @@ fn output_like(b: &mut PlanBuilder<'_>) -> ValueId {
 /// Emits loss and sums of the score of the graph's output, for the given rows of the scores.
 /// `first` has the losses of row 0, which is scored first.
 pub(in crate::plan) fn score(b: &mut PlanBuilder<'_>, rows: &[usize], first: ValueId) {
-    let value = b.node(b.graph.output);
-    let (targets, rows) = (targets(b), rows.to_vec());
+    let (reads, rows) = (loss_reads(b), rows.to_vec());
     let of = batch_loss(b);
     let len = metrics::scores_len(&rows, of.has_score_sums());
     let scores = b.fixed(SpaceSpan::new(Space::Scores, DType::F64, 0, len));
     let own = b.arena(b.batch());
-    b.emit(LossOp::Evaluate { of, rows }, &[value, targets], &[scores, first, own]);
+    b.emit(LossOp::Evaluate { of, rows }, &reads, &[scores, first, own]);
 }
 
 fn batch_loss(b: &PlanBuilder<'_>) -> BatchLoss {
     let (batch, outputs) = (b.batch(), b.graph.classes());
     BatchLoss { formula: b.options.loss.formula(), batch, outputs }
+}
+
+/// The graph's output, the targets, and class weights if the formula has them.
+fn loss_reads(b: &mut PlanBuilder<'_>) -> Vec<ValueId> {
+    let mut reads = vec![b.node(b.graph.output), targets(b)];
+    if batch_loss(b).reads_weights() {
+        let len = b.options.loss.class_weights().map(<[f32]>::len);
+        let weights = len.map(|len| SpaceSpan::new(Space::ClassWeights, DType::F32, 0, len));
+        reads.push(weights.map_or(ValueId::NONE, |span| b.fixed(span)));
+    }
+    reads
 }
 
 fn targets(b: &mut PlanBuilder<'_>) -> ValueId {

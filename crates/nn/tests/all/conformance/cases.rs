@@ -390,6 +390,7 @@ pub(super) fn cases() -> Vec<Case> {
         lstm_cases,
         training::loss_cases,
         training::element_loss_cases,
+        training::smoothed_loss_cases,
         training::group_cases,
         training::training_cases,
         policy::ppo_cases,

@@ -14,6 +14,38 @@ fn cross_entropy(batch: usize, outputs: usize) -> BatchLoss {
     BatchLoss { formula: LossFormula::CrossEntropy, batch, outputs }
 }
 
+/// Smoothed labels with and without weights, for the same batches.
+pub(super) fn smoothed_loss_cases() -> Vec<Case> {
+    let mut random = Random(13);
+    let mut cases = vec![];
+    for (batch, outputs) in [(1, 1), (3, 2), (130, 10), (1100, 10), (300, 100)] {
+        for (label_smoothing, is_weighted) in [(0.1, false), (0.0, true), (0.5, true)] {
+            let formula = LossFormula::SmoothedCrossEntropy { label_smoothing };
+            let of = BatchLoss { formula, batch, outputs };
+            let samples = batch as f64;
+            let targets = (0..batch).map(|_| (random.bits() % outputs as u64) as u32).collect();
+            let (targets, weights) = (Data::U32(targets), (0..outputs).map(|c| (c % 3) as f32));
+            let weights = Data::F32(if is_weighted { weights.collect() } else { vec![] });
+            // Exponentials are at most 1, and targets add up to 2.
+            let train = case(LossOp::Train { of, log: batch % 3 }, FUNCTION, 1.0)
+                .bound(0, FUNCTION, 2.0 / samples)
+                .bound(1, FUNCTION, 4.0 * samples)
+                .writing(1, Data::F64(vec![1.0, 2.0, 3.0, 7.0]));
+            let rows = (0..batch % 80).rev().collect();
+            let with_first = case(LossOp::Evaluate { of, rows }, FUNCTION, 4.0);
+            let with_first = with_first.bound(0, FUNCTION, 4.0 * samples);
+            // Squares of differences below 16 of losses.
+            let rows = (1..(batch % 80).max(2)).collect();
+            let others = case(LossOp::Evaluate { of, rows }, FUNCTION, 4.0);
+            let others = others.bound(0, FUNCTION, 32.0 * samples);
+            for case in [train, with_first, others] {
+                cases.push(case.reading(1, targets.clone()).reading(2, weights.clone()));
+            }
+        }
+    }
+    cases
+}
+
 /// Losses of numbers, for the same batches, with NaN and infinity in one. Values are up to 8 in
 /// magnitude, and targets 0, ½ or 1. Sums are f64, so their errors are those of the functions in
 /// f32, up to 1 for each sample. A sample's loss is at most 81 and rounded to f32 at the end; its
