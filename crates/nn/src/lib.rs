@@ -42,6 +42,7 @@ pub mod graph;
 mod init;
 pub mod kernels;
 pub mod layout;
+mod loss;
 mod metrics;
 pub mod network;
 pub mod ops;
@@ -49,6 +50,7 @@ pub mod plan;
 mod precision;
 pub mod profile;
 pub mod safetensors;
+mod score;
 mod space;
 pub mod state;
 
@@ -59,6 +61,7 @@ pub const ROUNDING: u32 = 2;
 pub use error::{Error, Result};
 pub use graph::Graph;
 pub use kernels::Isa;
+pub use loss::Loss;
 pub use metrics::{EvalMetrics, GroupMetrics, Metrics, MetricsLayout, PairedLoss};
 pub use network::{
     LabelledBatch, Network, NetworkFleet, NetworkOptions, Plans, SequenceDraw, SequenceNetwork,
@@ -66,4 +69,5 @@ pub use network::{
 };
 pub use plan::{Plan, PlanMode, PlanOptions};
 pub use precision::Precision;
+pub use score::{ScoreSums, target_squares};
 pub use state::{HostData, HostTensor, StateDict, StateError};

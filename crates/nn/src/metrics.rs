@@ -12,6 +12,9 @@
 //! | `capacity` | ring of the mean losses of the last batches |
 //! | `configurations × 4` | scores of an evaluation: loss sum, correct, samples, squares |
 //!
+//! A loss with [`ScoreSums`] has 4 more elements after the ring, for training, and rows of 8 for
+//! configurations; the length of the tensor tells.
+//!
 //! Squares are the sum over samples of the squared difference of the loss from that in the first
 //! configuration of the pass.
 //!
@@ -21,6 +24,7 @@
 use meristem_device::DType;
 use serde::{Deserialize, Serialize};
 
+use crate::score::ScoreSums;
 use crate::space::{Space, SpaceSpan};
 
 const HEADER: usize = 10;
@@ -38,12 +42,15 @@ const EXPLODING: f64 = 10.0;
 /// Metrics of training and evaluation, on the host.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Metrics {
-    /// Sum over the training samples of their cross-entropy, before each update.
+    /// Sum over the training samples of their loss, before each update.
     pub loss_sum: f64,
-    /// Training samples classified right, before each update.
+    /// Training samples classified right, before each update; 0 without classes.
     pub correct: u64,
     /// Training samples.
     pub samples: u64,
+    /// Sums of the score over the training samples, before each update.
+    #[serde(default, skip_serializing_if = "ScoreSums::is_empty")]
+    pub score: ScoreSums,
     /// Training steps.
     pub steps: u64,
     /// Parameters, running statistics and momenta that were NaN or infinite when
@@ -96,16 +103,19 @@ impl GroupMetrics {
 /// Evaluation of one configuration of alphas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EvalMetrics {
-    /// Sum over the samples of their cross-entropy.
+    /// Sum over the samples of their loss.
     pub loss_sum: f64,
-    /// Samples classified right.
+    /// Samples classified right; 0 without classes.
     pub correct: u64,
     /// Samples.
     pub samples: u64,
-    /// Sum over the samples of the squared difference of their cross-entropy from that in the
-    /// first configuration of the pass.
+    /// Sum over the samples of the squared difference of their loss from that in the first
+    /// configuration of the pass.
     #[serde(default)]
     pub squares: f64,
+    /// Sums of the score.
+    #[serde(default, skip_serializing_if = "ScoreSums::is_empty")]
+    pub score: ScoreSums,
 }
 
 /// Difference of the mean loss of two configurations on the same samples.
@@ -137,7 +147,7 @@ impl EvalMetrics {
         (self.samples > 0).then(|| self.correct as f64 / self.samples as f64)
     }
 
-    /// Mean cross-entropy; `None` without samples.
+    /// Mean loss; `None` without samples.
     pub fn loss(&self) -> Option<f64> {
         (self.samples > 0).then(|| self.loss_sum / self.samples as f64)
     }
@@ -167,6 +177,11 @@ impl Metrics {
                 correct: count(row[1]),
                 samples: count(row[2]),
                 squares: row[3],
+                score: if layout.score_sums {
+                    ScoreSums::parse(&row[SCORE_LEN..])
+                } else {
+                    ScoreSums::default()
+                },
             }
         };
         let steps = count(raw[6]);
@@ -181,6 +196,7 @@ impl Metrics {
             loss_sum: raw[3],
             correct: count(raw[4]),
             samples: count(raw[5]),
+            score: layout.train_score().map(|at| ScoreSums::parse(&raw[at])).unwrap_or_default(),
             steps,
             non_finite: count(raw[7]),
             fingerprint: count(raw[8]) << 32 | count(raw[9]),
@@ -200,18 +216,21 @@ pub struct MetricsLayout {
     pub configs: usize,
     /// Capacity of the batch log.
     pub log: usize,
+    /// Whether there are [`ScoreSums`].
+    pub score_sums: bool,
 }
 
 impl MetricsLayout {
     fn parse(raw: &[f64]) -> Option<Self> {
         let &[groups, configs, log] = raw.first_chunk()?;
-        let layout = Self { groups: groups as usize, configs: configs as usize, log: log as usize };
-        (raw.len() == layout.len()).then_some(layout)
+        let [groups, configs, log] = [groups, configs, log].map(|n| n as usize);
+        let forms = [false, true].map(|score_sums| Self { groups, configs, log, score_sums });
+        forms.into_iter().find(|layout| raw.len() == layout.len())
     }
 
     /// Elements of the tensor.
     pub(crate) fn len(self) -> usize {
-        self.scores_start() + self.configs * SCORE_LEN
+        self.scores_start() + self.configs * row_len(self.score_sums)
     }
 
     fn group(self, g: usize) -> std::ops::Range<usize> {
@@ -219,8 +238,14 @@ impl MetricsLayout {
     }
 
     fn score(self, k: usize) -> std::ops::Range<usize> {
-        let start = self.scores_start() + k * SCORE_LEN;
-        start..start + SCORE_LEN
+        let len = row_len(self.score_sums);
+        let start = self.scores_start() + k * len;
+        start..start + len
+    }
+
+    /// Sums of the score in training.
+    fn train_score(self) -> Option<std::ops::Range<usize>> {
+        self.score_sums.then(|| train_score_span(self.groups, self.log).range())
     }
 
     /// First element of a configuration's row.
@@ -229,7 +254,8 @@ impl MetricsLayout {
     }
 
     fn scores_start(self) -> usize {
-        log_start(self.groups) + self.log
+        let sums = if self.score_sums { ScoreSums::LEN } else { 0 };
+        log_start(self.groups) + self.log + sums
     }
 
     /// All of the tensor.
@@ -244,7 +270,7 @@ impl MetricsLayout {
     }
 }
 
-/// Loss and hits of one batch.
+/// Loss, hits and sums of the score of one batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct BatchResult {
     /// Sum over the samples.
@@ -255,6 +281,8 @@ pub(crate) struct BatchResult {
     pub(crate) samples: usize,
     /// Sum over the samples of the squared difference of loss from the first configuration.
     pub(crate) squares: f64,
+    /// Sums of the score.
+    pub(crate) score: ScoreSums,
 }
 
 /// Counts of training, for [`add_train`].
@@ -282,9 +310,19 @@ pub(crate) fn group_span(group: usize) -> SpaceSpan {
     metrics(HEADER + group * GROUP_LEN, GROUP_LEN)
 }
 
+/// Sums of the score in training, after the ring.
+pub(crate) fn train_score_span(groups: usize, log: usize) -> SpaceSpan {
+    metrics(log_start(groups) + log, ScoreSums::LEN)
+}
+
+/// Elements of a configuration's row.
+const fn row_len(score_sums: bool) -> usize {
+    if score_sums { SCORE_LEN + ScoreSums::LEN } else { SCORE_LEN }
+}
+
 /// Elements of the scores up to the last of these rows.
-pub(crate) fn scores_len(rows: &[usize]) -> usize {
-    rows.iter().map(|row| (row + 1) * SCORE_LEN).max().unwrap_or(0)
+pub(crate) fn scores_len(rows: &[usize], score_sums: bool) -> usize {
+    rows.iter().map(|row| (row + 1) * row_len(score_sums)).max().unwrap_or(0)
 }
 
 /// Adds a training batch to the counts, and its mean loss to the ring.
@@ -299,13 +337,17 @@ pub(crate) fn add_train(batch: BatchResult, counts: &mut [f64], log: &mut [f64])
     }
 }
 
-/// Adds an evaluation batch to a row of the scores.
-pub(crate) fn add_score(batch: BatchResult, row: usize, scores: &mut [f64]) {
-    let row = &mut scores[row * SCORE_LEN..][..SCORE_LEN];
+/// Adds an evaluation batch to a row of the scores, with the sums of its score if rows have them.
+pub(crate) fn add_score(batch: BatchResult, row: usize, score_sums: bool, scores: &mut [f64]) {
+    let len = row_len(score_sums);
+    let row = &mut scores[row * len..][..len];
     row[0] += batch.loss_sum;
     row[1] += batch.correct as f64;
     row[2] += batch.samples as f64;
     row[3] += batch.squares;
+    if score_sums {
+        batch.score.add_to(&mut row[SCORE_LEN..]);
+    }
 }
 
 /// Adds one step's gradients of a group to its row, from the squared L2 norm of each tensor;
@@ -329,15 +371,16 @@ pub(crate) fn add_group(row: &mut [f64], squares: impl Iterator<Item = f64>) -> 
 mod tests {
     use super::*;
 
-    const LAYOUT: MetricsLayout = MetricsLayout { groups: 2, configs: 3, log: 4 };
+    const LAYOUT: MetricsLayout =
+        MetricsLayout { groups: 2, configs: 3, log: 4, score_sums: false };
 
     fn filled(batches: usize) -> Vec<f64> {
         let mut raw = vec![f64::NAN; LAYOUT.len()];
         LAYOUT.reset(&mut raw);
         let (counts, ring) = (TRAIN.range(), log_span(LAYOUT.groups, LAYOUT.log).range());
         for i in 0..batches {
-            let batch =
-                BatchResult { loss_sum: 10.0 * i as f64, correct: 3, samples: 10, squares: 0.0 };
+            let loss_sum = 10.0 * i as f64;
+            let batch = BatchResult { loss_sum, correct: 3, samples: 10, ..Default::default() };
             let (head, tail) = raw.split_at_mut(ring.start);
             add_train(batch, &mut head[counts.clone()], &mut tail[..LAYOUT.log]);
         }
@@ -359,8 +402,14 @@ mod tests {
         let mut raw = filled(1);
         // An evaluation that begins with the second configuration.
         let scores = &mut raw[LAYOUT.scores_of(1)..];
-        let batch = BatchResult { loss_sum: 2.5, correct: 4, samples: 5, squares: 1.5 };
-        add_score(batch, 1, scores);
+        let batch = BatchResult {
+            loss_sum: 2.5,
+            correct: 4,
+            samples: 5,
+            squares: 1.5,
+            ..BatchResult::default()
+        };
+        add_score(batch, 1, false, scores);
         let row = group_span(1).range();
         let squares = [9.0, 16.0, 1e-16, f64::NAN].into_iter().take(3);
         assert_eq!(add_group(&mut raw[row.clone()], squares), 5.0);
@@ -368,7 +417,13 @@ mod tests {
         let metrics = Metrics::parse(&raw);
         assert_eq!(
             metrics.eval[2],
-            EvalMetrics { loss_sum: 2.5, correct: 4, samples: 5, squares: 1.5 }
+            EvalMetrics {
+                loss_sum: 2.5,
+                correct: 4,
+                samples: 5,
+                squares: 1.5,
+                ..EvalMetrics::default()
+            }
         );
         assert_eq!(metrics.eval[2].accuracy(), Some(0.8));
         assert_eq!(metrics.eval[..2], [EvalMetrics::default(); 2]);
@@ -378,6 +433,30 @@ mod tests {
         let health = 1.0 - 0.5 * 0.2 - 0.8 * 0.4;
         assert!((group.health().unwrap() - health).abs() < 1e-12);
         assert_eq!(metrics.groups[0].health(), None);
+    }
+
+    #[test]
+    fn sums_of_the_score_have_their_own_elements() {
+        let layout = MetricsLayout { score_sums: true, ..LAYOUT };
+        let mut raw = vec![f64::NAN; layout.len()];
+        layout.reset(&mut raw);
+        let score = |n: u64| ScoreSums {
+            true_positives: n,
+            false_positives: n + 1,
+            false_negatives: n + 2,
+            residual_squares: n as f64 / 2.0,
+        };
+        score(7).add_to(&mut raw[train_score_span(2, 4).range()]);
+        let batch = BatchResult { samples: 5, score: score(1), ..BatchResult::default() };
+        add_score(batch, 1, true, &mut raw[layout.scores_of(1)..]);
+        let metrics = Metrics::parse(&raw);
+        assert_eq!((metrics.score, metrics.samples), (score(7), 0));
+        assert_eq!(metrics.batch_losses, [0.0; 0]);
+        let rows: Vec<_> = metrics.eval.iter().map(|row| (row.samples, row.score)).collect();
+        assert_eq!(rows, [(0, ScoreSums::default()), (0, ScoreSums::default()), (5, score(1))]);
+        assert_eq!(scores_len(&[0, 2], true), layout.len() - layout.scores_of(0));
+        // Files of runs that classify are as they were.
+        assert!(!serde_json::to_string(&EvalMetrics::default()).unwrap().contains("score"));
     }
 
     #[test]

@@ -12,8 +12,10 @@ pub enum Space {
     Arena,
     /// The n-th input: f32, or the type that a step declares. Read only.
     Input(usize),
-    /// Labels of the batch, u32. Read only.
+    /// Targets of the batch: labels, u32, or numbers, f32. Read only.
     Targets,
+    /// Weight of each class in the loss, f32. Read only.
+    ClassWeights,
     /// The rows of alphas of this run, f32. Read only.
     Alphas,
     /// Metrics but the scores, f64.
@@ -35,7 +37,7 @@ pub enum Space {
 impl Space {
     /// Whether a plan may never write here.
     pub(crate) fn is_read_only(self) -> bool {
-        matches!(self, Space::Input(_) | Space::Targets | Space::Alphas)
+        matches!(self, Space::Input(_) | Space::Targets | Space::ClassWeights | Space::Alphas)
     }
 }
 

@@ -37,16 +37,17 @@ pub use self::statistics::observed_weight;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::kernels::Isa;
+use crate::loss::Loss;
 use crate::metrics::MetricsLayout;
 use crate::ops::{PlanTarget, StateOp, gpu};
 use crate::plan::{PlanMode, PlanOptions, PlanStep};
 use crate::precision::Precision;
 
-/// A batch of one network: inputs and labels, on its stream.
+/// A batch of one network: inputs and targets of its [`Loss`], on its stream.
 pub type LabelledBatch<'a> = (&'a Tensor, &'a Tensor);
 
 /// Options of a network, without its graph.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct NetworkOptions {
     /// Seed of the initial weights.
     pub seed: u64,
@@ -64,13 +65,24 @@ pub struct NetworkOptions {
     pub precision: Precision,
     /// Whether a processor may compute convolutions by Winograd's minimal filtering.
     pub winograd: bool,
+    /// Loss of training and evaluation, which determines the targets of a batch.
+    pub loss: Loss,
 }
 
 impl NetworkOptions {
-    /// With 32 configurations, a log of 1024 batches, f32, and minimal filtering.
+    /// With 32 configurations, a log of 1024 batches, f32, minimal filtering, and cross-entropy.
     pub fn new(seed: u64, env: u64, isa: Isa, batch_max: usize) -> Self {
-        let precision = Precision::F32;
-        Self { seed, env, isa, batch_max, configs: 32, batch_log: 1024, precision, winograd: true }
+        Self {
+            seed,
+            env,
+            isa,
+            batch_max,
+            configs: 32,
+            batch_log: 1024,
+            precision: Precision::F32,
+            winograd: true,
+            loss: Loss::default(),
+        }
     }
 
     fn fresh(&self) -> Fresh {
@@ -78,8 +90,10 @@ impl NetworkOptions {
     }
 
     fn plan(&self, batch: usize, mode: PlanMode, target: PlanTarget) -> PlanOptions {
-        let Self { batch_log, precision, winograd, .. } = *self;
-        PlanOptions { batch_log, precision, winograd, target, ..PlanOptions::new(batch, mode) }
+        let Self { batch_log, precision, winograd, ref loss, .. } = *self;
+        let loss = loss.clone();
+        let plain = PlanOptions::new(batch, mode);
+        PlanOptions { batch_log, precision, winograd, loss, target, ..plain }
     }
 }
 
@@ -97,6 +111,8 @@ pub struct Network {
     alphas: Tensor,
     /// Values of `alphas` on the host, for their pattern.
     alpha_values: Vec<f32>,
+    /// Weight of each class in the loss, if there are any.
+    class_weights: Option<Tensor>,
     metrics: Tensor,
     metrics_layout: MetricsLayout,
     /// The gradient in the arena, if any.
@@ -107,8 +123,8 @@ impl Network {
     /// A network with fresh parameters and separate plans. Does not wait for the device.
     ///
     /// # Errors
-    /// An option of zero, [`Error::Precision`], a graph with several inputs or two groups of one
-    /// name, an image too small, memory.
+    /// An option of zero, a number of the loss that is out of range, [`Error::Precision`], a graph
+    /// with several inputs or two groups of one name, an image too small, memory.
     pub fn new(stream: &Stream, graph: Arc<Graph>, options: NetworkOptions) -> Result<Self> {
         Self::with_plans(stream, graph, options, &Plans::default())
     }
@@ -136,7 +152,10 @@ impl Network {
         old: Option<&Network>,
     ) -> Result<Self> {
         check_graph(&graph)?;
-        stream.device().load_kernels(&gpu::sources(options.precision))?;
+        options.loss.check(graph.classes())?;
+        let own = gpu::loss_source(options.loss.formula());
+        let sources: Vec<_> = gpu::sources(options.precision).into_iter().chain(own).collect();
+        stream.device().load_kernels(&sources)?;
         let topology = plans.topology(&graph);
         let arena_len =
             largest_arena(&topology, &options, PlanTarget::for_device(stream.device()))?;
@@ -151,10 +170,12 @@ impl Network {
                 (zeros, vec![0.0; options.configs * graph.alphas])
             }
         };
+        let class_weights = class_weights(stream, &options.loss, old)?;
         let metrics_layout = MetricsLayout {
             groups: graph.groups.len(),
             configs: options.configs,
             log: options.batch_log,
+            score_sums: options.loss.has_score_sums(),
         };
         let metrics = match old.filter(|old| old.metrics.numel() == metrics_layout.len()) {
             Some(old) => old.metrics.clone(),
@@ -169,6 +190,7 @@ impl Network {
             arena,
             alphas,
             alpha_values,
+            class_weights,
             metrics,
             metrics_layout,
             gradient: None,
@@ -189,7 +211,8 @@ impl Network {
         if *graph == **self.graph() {
             return Ok(());
         }
-        *self = Self::assemble(&self.stream, graph, self.options, &self.plans, Some(self))?;
+        let options = self.options.clone();
+        *self = Self::assemble(&self.stream, graph, options, &self.plans, Some(self))?;
         Ok(())
     }
 
@@ -263,6 +286,15 @@ fn largest_arena(
         Err(Error::OneValuePerChannel { .. }) => Ok(arena_len),
         Err(error) => Err(error),
     }
+}
+
+/// The class weights of a loss on the device; an earlier network with the same options has them.
+fn class_weights(stream: &Stream, loss: &Loss, old: Option<&Network>) -> Result<Option<Tensor>> {
+    if let Some(old) = old {
+        return Ok(old.class_weights.clone());
+    }
+    let upload = |w: &[f32]| Tensor::from_slice(stream, w, [w.len()], Owner::Parameters);
+    Ok(loss.class_weights().map(upload).transpose()?)
 }
 
 fn check_options(stream: &Stream, options: &NetworkOptions) -> Result<()> {

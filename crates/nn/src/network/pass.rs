@@ -33,10 +33,11 @@ impl Network {
         self.plan(batch, PlanMode::Train).map(drop)
     }
 
-    /// One step of training: forward with row 0 of the alphas, mean cross-entropy, backward,
-    /// clipping and SGD per group, metrics. `inputs` is f32 (N, C, H, W), channels last; `targets`
-    /// u32 `[N]`; both on this network's stream. Any N up to `batch_max`: the first batch of a new
-    /// size compiles a plan, all others only launch. Waits for nothing.
+    /// One step of training: forward with row 0 of the alphas, mean [`Loss`](crate::Loss),
+    /// backward, clipping and SGD per group, metrics. `inputs` is f32 (N, C, H, W), channels last;
+    /// `targets` is u32 `[N]` or f32 `[N, outputs]`, as the loss says; both on this network's
+    /// stream. Any N up to `batch_max`: the first batch of a new size compiles a plan, all others
+    /// only launch. Waits for nothing.
     ///
     /// # Errors
     /// [`meristem_device::Error::Mismatch`] for a tensor of another form or stream;
@@ -60,7 +61,7 @@ impl Network {
         Ok(BatchLaunch { operation: "train_step", run, config: 0 })
     }
 
-    /// Evaluates a batch with row `config` of the alphas: loss and hits are added to that row of
+    /// Evaluates a batch with row `config` of the alphas: loss and score are added to that row of
     /// the metrics; parameters and buffers stay as they are. Tensors as for
     /// [`Network::train_step`]. Waits for nothing.
     ///
@@ -75,7 +76,7 @@ impl Network {
         self.launch("eval_step", run, &self.tensors(&[inputs], Some(targets), config))
     }
 
-    /// Evaluates a batch with all of these rows of the alphas in one launch: loss and hits of each
+    /// Evaluates a batch with all of these rows of the alphas in one launch: loss and score of each
     /// are added to its row of the metrics, equal bit for bit to one [`Network::eval_step`] a row.
     /// Layers before the first slot in which rows differ are computed once, and a module only for
     /// rows in which its alpha is not 0 (C1 to C3). The first batch of a new size, or after the
@@ -182,6 +183,7 @@ impl Network {
             scores_start: self.metrics_layout.scores_of(config),
             inputs,
             targets,
+            class_weights: self.class_weights.as_ref(),
             alphas: Some(&self.alphas),
             alphas_start: config * self.graph().alphas,
             outputs: &[],
@@ -273,8 +275,14 @@ impl Network {
         targets: &Tensor,
     ) -> Result<usize> {
         let batch = self.check_inputs(operation, inputs)?;
-        let expect = Expect::stream(&self.stream).dtype(DType::U32).shape([batch]).contiguous();
-        expect.check(operation, "targets", targets)?;
+        let dtype = self.options.loss.target_dtype();
+        let expect = Expect::stream(&self.stream).dtype(dtype);
+        let expect = if dtype == DType::U32 {
+            expect.shape([batch])
+        } else {
+            expect.shape([batch, self.graph().classes()])
+        };
+        expect.contiguous().check(operation, "targets", targets)?;
         Ok(batch)
     }
 

@@ -18,7 +18,7 @@ impl Network {
     /// # Errors
     /// Memory.
     pub fn replica(&self, stream: &Stream) -> Result<Network> {
-        Network::with_plans(stream, Arc::clone(self.graph()), self.options, &self.plans)
+        Network::with_plans(stream, Arc::clone(self.graph()), self.options.clone(), &self.plans)
     }
 
     /// Takes over graph, parameters, running statistics, optimiser's state, and alphas of a network

@@ -96,7 +96,9 @@ impl SequenceNetwork {
         stream.device().load_kernels(&gpu::sources(Precision::F32))?;
         let fresh = Fresh { seed: options.seed, env: 0, owner: options.owner };
         let groups = growth::build(stream, &graph, None, fresh)?;
-        let metrics_layout = MetricsLayout { groups: graph.groups.len(), configs: 0, log: 0 };
+        let groups_len = graph.groups.len();
+        let metrics_layout =
+            MetricsLayout { groups: groups_len, configs: 0, log: 0, score_sums: false };
         let metrics = Tensor::zeros(stream, [metrics_layout.len()], DType::F64, options.owner)?;
         let arena = || Tensor::empty(stream, [0], DType::F32, options.owner);
         let network = Self {

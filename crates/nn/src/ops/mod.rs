@@ -144,7 +144,7 @@ families! {
     Rows(RowsOp),
     /// LSTM.
     Lstm(LstmOp),
-    /// Cross-entropy.
+    /// Losses.
     Loss(LossOp),
     /// Gradient norms, clipping, optimisers.
     Optim(OptimOp),

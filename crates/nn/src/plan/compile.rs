@@ -42,7 +42,7 @@ impl Plan {
         }
         b.begin(Phase::Backward);
         let output_gradient = match &mode {
-            PlanMode::Train => Some(lower::train::cross_entropy(&mut b)),
+            PlanMode::Train => Some(lower::train::loss(&mut b)),
             PlanMode::TrainPolicy { loss, pass } => {
                 Some(lower::train::policy_loss(&mut b, loss, *pass))
             }

@@ -54,12 +54,13 @@ fn place(space: Space) -> usize {
         Space::Alphas => return 2,
         Space::Metrics => return 3,
         Space::Scores => return 4,
-        Space::Input(n) => (n, 5),
-        Space::Output(n) => (n, 6),
-        Space::Values(group) => (group.index(), 7),
-        Space::Momentum(group) => (group.index(), 8),
-        Space::State(group) => (group.index(), 9),
-        Space::Counters(group) => (group.index(), 10),
+        Space::ClassWeights => return 5,
+        Space::Input(n) => (n, 6),
+        Space::Output(n) => (n, 7),
+        Space::Values(group) => (group.index(), 8),
+        Space::Momentum(group) => (group.index(), 9),
+        Space::State(group) => (group.index(), 10),
+        Space::Counters(group) => (group.index(), 11),
     };
     6 * n + kind
 }

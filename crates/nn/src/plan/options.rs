@@ -6,6 +6,7 @@ use crate::kernels::conv::ConvShape;
 use crate::kernels::conv::winograd::{TileSize, Winograd};
 use crate::kernels::ppo::PpoLoss;
 use crate::kernels::sample::Sampler;
+use crate::loss::Loss;
 use crate::ops::PlanTarget;
 use crate::ops::ppo::PpoPass;
 use crate::precision::Precision;
@@ -13,8 +14,8 @@ use crate::precision::Precision;
 /// Computation of a plan.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PlanMode {
-    /// Forward with batch statistics, mean softmax cross-entropy with the labels, backward,
-    /// metrics, clipping, the optimisers.
+    /// Forward with batch statistics, mean [`Loss`] with the targets, backward, metrics, clipping,
+    /// the optimisers.
     Train,
     /// Like [`PlanMode::Train`], with the loss of proximal policy optimisation; its other inputs
     /// follow the graph's, see [`ops::ppo`](crate::ops::ppo).
@@ -24,7 +25,7 @@ pub enum PlanMode {
         /// Position of the pass over a round.
         pass: PpoPass,
     },
-    /// Forward with running statistics, cross-entropy, metrics.
+    /// Forward with running statistics, [`Loss`], metrics.
     Evaluate,
     /// Forward with running statistics; the output stays in the arena, or is delivered.
     Infer,
@@ -67,15 +68,26 @@ pub struct PlanOptions {
     pub precision: Precision,
     /// Whether a processor may compute convolutions by Winograd's minimal filtering.
     pub winograd: bool,
+    /// Loss, and the type of the targets, in [`PlanMode::Train`] and [`PlanMode::Evaluate`].
+    pub loss: Loss,
     /// In training: number of last batches whose mean losses the metrics keep.
     pub batch_log: usize,
 }
 
 impl PlanOptions {
-    /// With fusion, for the processor, in f32, without sequences, no log of batches.
+    /// With fusion, for the processor, in f32, without sequences, cross-entropy, no log of batches.
     pub fn new(batch: usize, mode: PlanMode) -> Self {
-        let (target, precision) = Default::default();
-        Self { batch, steps: 1, mode, fuse: true, target, precision, winograd: true, batch_log: 0 }
+        Self {
+            batch,
+            steps: 1,
+            mode,
+            fuse: true,
+            target: PlanTarget::default(),
+            precision: Precision::default(),
+            winograd: true,
+            loss: Loss::default(),
+            batch_log: 0,
+        }
     }
 
     /// Tiles for a convolution, if they pay.

@@ -80,7 +80,8 @@ pub struct SpaceUse {
 impl SpaceUse {
     /// Whether steps use all of this memory, if any.
     pub fn is_whole(&self) -> bool {
-        matches!(self.space, Space::Input(_) | Space::Output(_) | Space::Targets)
+        let Self { space, .. } = self;
+        matches!(space, Space::Input(_) | Space::Output(_) | Space::Targets | Space::ClassWeights)
     }
 }
 

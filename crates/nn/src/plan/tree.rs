@@ -170,7 +170,7 @@ impl RowPath<'_> {
 
 impl Plan {
     /// Compiles the evaluation of all rows of a table of alphas: forward with running statistics,
-    /// cross-entropy and metrics for each row. The plan reads the whole table; the loss of row k
+    /// loss and metrics for each row. The plan reads the whole table; the loss of row k
     /// goes to the k-th configuration after the first one of the run. The plan evaluates, for any
     /// mode in `options`.
     ///

@@ -37,7 +37,7 @@ fn bad_input_is_a_typed_error() {
     let elsewhere = stream.device().stream("another");
     let (x, y) = batch(&elsewhere, 4, DIMS, 0);
     mismatch(network.train_step(&x, &y), "another");
-    let zero = NetworkOptions { batch_max: 0, ..*network.options() };
+    let zero = NetworkOptions { batch_max: 0, ..network.options().clone() };
     let refused = Network::new(&stream, graph, zero).map(drop);
     argument(refused, "`batch_max` must be at least 1, got 0");
     train(&mut network, 0..1, 4); // still in order

@@ -71,16 +71,6 @@ __device__ __forceinline__ float exp_m1_(float x) {
     return e.m * scale + (scale - 1.0f);
 }
 
-// ln(1 + u) for 0 <= u <= 1.
-__device__ __forceinline__ float ln_1p_(float u) {
-    float s = u / (2.0f + u), z = s * s;
-    float q = 2.8024453e-1f;
-    q = q * z + 2.7999142e-1f;
-    q = q * z + 4.00217e-1f;
-    q = q * z + 6.666641e-1f;
-    return (s + s) + s * (z * q);
-}
-
 // The standard normal distribution at a point, and e^(-x^2/2).
 struct Normal {
     float cdf;
@@ -101,17 +91,6 @@ __device__ __forceinline__ Normal normal(float x) {
     p = p * u + 2.5324428e-1f;
     float tail = p * t * bell;
     return {x > 0.0f ? 1.0f - tail : tail, bell};
-}
-
-// A sigmoid with its derivative.
-struct Sigmoid {
-    float value;
-    float slope;
-};
-
-__device__ __forceinline__ Sigmoid sigmoid_with_slope(float x) {
-    float e = exp_(-fabsf(x)), q = 1.0f / (1.0f + e), below = e * q;
-    return {x < 0.0f ? below : q, below * q};
 }
 
 // Constants of the approximation of GELU by tanh.

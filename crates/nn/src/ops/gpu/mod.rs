@@ -37,16 +37,19 @@ use bytemuck::Pod;
 use meristem_device::{Call, Kernel, KernelHeader, KernelSource, Operand, Piece};
 use smallvec::SmallVec;
 
+use crate::ops::loss::LossFormula;
 use crate::ops::{PlanTarget, Signature, StepOp};
 use crate::precision::Precision;
 
 /// Headers of the kernels of all families.
-static HEADERS: [KernelHeader; 5] = [
+static HEADERS: [KernelHeader; 7] = [
     KernelHeader { name: c"nn.cuh", text: include_str!("nn.cuh") },
     KernelHeader { name: c"norm.cuh", text: include_str!("norm.cuh") },
     KernelHeader { name: c"policy.cuh", text: include_str!("policy.cuh") },
     KernelHeader { name: c"window.cuh", text: include_str!("window.cuh") },
     KernelHeader { name: c"mma.cuh", text: include_str!("mma.cuh") },
+    KernelHeader { name: c"loss.cuh", text: include_str!("loss.cuh") },
+    KernelHeader { name: c"cross_entropy.cuh", text: include_str!("cross_entropy.cuh") },
 ];
 
 /// A family's file of kernels.
@@ -209,10 +212,16 @@ static SOURCES: [&KernelSource; 14] = [
 static PRODUCTS: [&[KernelSource; 3]; 5] =
     [&conv::ANY, &conv::DEPTHWISE, &conv::WINDOW, &fused::FORWARD, &fused::BACKWARD];
 
-/// All kernels of all families, with products of this precision.
+/// All kernels of all families, with products of this precision, except the kernels of losses that
+/// [`loss_source`] has.
 pub(crate) fn sources(precision: Precision) -> Vec<&'static KernelSource> {
     let products = PRODUCTS.iter().map(|each| by_precision(each, precision));
     SOURCES.into_iter().chain(products).collect()
+}
+
+/// Kernels of a loss other than cross-entropy, which only networks with this loss load.
+pub(crate) fn loss_source(formula: LossFormula) -> Option<&'static KernelSource> {
+    loss::source_of(formula)
 }
 
 /// The calls that carry out an operation.

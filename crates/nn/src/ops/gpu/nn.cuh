@@ -98,6 +98,27 @@ __device__ __forceinline__ float sigmoid_(float x) {
     return 1.0f / (1.0f + exp_(-x));
 }
 
+// A sigmoid with its derivative.
+struct Sigmoid {
+    float value;
+    float slope;
+};
+
+__device__ __forceinline__ Sigmoid sigmoid_with_slope(float x) {
+    float e = exp_(-fabsf(x)), q = 1.0f / (1.0f + e), below = e * q;
+    return {x < 0.0f ? below : q, below * q};
+}
+
+// ln(1 + u) for 0 <= u <= 1.
+__device__ __forceinline__ float ln_1p_(float u) {
+    float s = u / (2.0f + u), z = s * s;
+    float q = 2.8024453e-1f;
+    q = q * z + 2.7999142e-1f;
+    q = q * z + 4.00217e-1f;
+    q = q * z + 6.666641e-1f;
+    return (s + s) + s * (z * q);
+}
+
 // Natural logarithm, within 1 ulp, in plain arithmetic so that every device has the same bits;
 // reduction and coefficients as in FreeBSD's msun (e_log.c).
 __device__ __forceinline__ double log_(double x) {

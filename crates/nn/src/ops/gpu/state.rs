@@ -49,7 +49,7 @@ pub(super) fn emit(op: &StateOp) -> Emission {
     match op {
         StateOp::ResetMetrics(layout) => {
             let call = Call::each(&RESET_METRICS, layout.len());
-            let MetricsLayout { groups, configs, log } = *layout;
+            let MetricsLayout { groups, configs, log, .. } = *layout;
             let head = [groups, configs, log].map(|n| n as f64);
             smallvec![emitted(call, &[write(0)], MetricsValues { head })]
         }

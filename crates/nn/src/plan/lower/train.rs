@@ -9,23 +9,28 @@ use crate::graph::{GroupId, NodeId, NodeOp};
 use crate::kernels::ppo::PpoLoss;
 use crate::kernels::sample::Sampler;
 use crate::metrics;
+use crate::ops::loss::BatchLoss;
 use crate::ops::ppo::PpoPass;
 use crate::ops::{
-    self, ElementwiseOp, LossOp, OperandRole, OptimOp, PpoOp, RowsOp, SampleOp, Spec, loss,
+    self, ElementwiseOp, LossOp, OperandRole, OptimOp, PpoOp, RowsOp, SampleOp, Spec,
 };
 use crate::plan::Phase;
 use crate::plan::builder::PlanBuilder;
 use crate::plan::value::{PlanValue, ValueId};
 use crate::space::{Space, SpaceSpan};
 
-/// Emits the mean cross-entropy of the graph's output with the labels; returns its gradient.
-pub(in crate::plan) fn cross_entropy(b: &mut PlanBuilder<'_>) -> ValueId {
-    let (value, targets, gradient) = (b.node(b.graph.output), targets(b), output_like(b));
-    let log = b.options.batch_log;
+/// Emits the mean loss of the graph's output with the targets; returns its gradient.
+pub(in crate::plan) fn loss(b: &mut PlanBuilder<'_>) -> ValueId {
+    let (reads, gradient) = (loss_reads(b), output_like(b));
+    let (groups, log) = (b.graph.groups.len(), b.options.batch_log);
     let counts = b.fixed(metrics::TRAIN);
-    let ring = b.fixed(metrics::log_span(b.graph.groups.len(), log));
-    let op = LossOp::Train { logits: logits(b), log };
-    b.emit(op, &[value, targets], &[gradient, counts, ring]);
+    let ring = b.fixed(metrics::log_span(groups, log));
+    let mut writes = vec![gradient, counts, ring];
+    let of = batch_loss(b);
+    if of.has_score_sums() {
+        writes.push(b.fixed(metrics::train_score_span(groups, log)));
+    }
+    b.emit(LossOp::Train { of, log }, &reads, &writes);
     gradient
 }
 
@@ -45,23 +50,37 @@ fn output_like(b: &mut PlanBuilder<'_>) -> ValueId {
     b.arena(b.shape(b.graph.output).len())
 }
 
-/// Emits loss and hits of the graph's output, for the given rows of the scores. `first` has the
-/// losses of row 0, which is scored first.
+/// Emits loss and sums of the score of the graph's output, for the given rows of the scores.
+/// `first` has the losses of row 0, which is scored first.
 pub(in crate::plan) fn score(b: &mut PlanBuilder<'_>, rows: &[usize], first: ValueId) {
-    let value = b.node(b.graph.output);
-    let (targets, rows) = (targets(b), rows.to_vec());
-    let scores = b.fixed(SpaceSpan::new(Space::Scores, DType::F64, 0, metrics::scores_len(&rows)));
+    let (reads, rows) = (loss_reads(b), rows.to_vec());
+    let of = batch_loss(b);
+    let len = metrics::scores_len(&rows, of.has_score_sums());
+    let scores = b.fixed(SpaceSpan::new(Space::Scores, DType::F64, 0, len));
     let own = b.arena(b.batch());
-    let op = LossOp::Evaluate { logits: logits(b), rows };
-    b.emit(op, &[value, targets], &[scores, first, own]);
+    b.emit(LossOp::Evaluate { of, rows }, &reads, &[scores, first, own]);
 }
 
-fn logits(b: &PlanBuilder<'_>) -> loss::Logits {
-    loss::Logits { batch: b.batch(), classes: b.graph.classes() }
+fn batch_loss(b: &PlanBuilder<'_>) -> BatchLoss {
+    let (batch, outputs) = (b.batch(), b.graph.classes());
+    BatchLoss { formula: b.options.loss.formula(), batch, outputs }
+}
+
+/// The graph's output, the targets, and class weights if the formula has them.
+fn loss_reads(b: &mut PlanBuilder<'_>) -> Vec<ValueId> {
+    let mut reads = vec![b.node(b.graph.output), targets(b)];
+    if batch_loss(b).reads_weights() {
+        let len = b.options.loss.class_weights().map(<[f32]>::len);
+        let weights = len.map(|len| SpaceSpan::new(Space::ClassWeights, DType::F32, 0, len));
+        reads.push(weights.map_or(ValueId::NONE, |span| b.fixed(span)));
+    }
+    reads
 }
 
 fn targets(b: &mut PlanBuilder<'_>) -> ValueId {
-    b.fixed(SpaceSpan::new(Space::Targets, DType::U32, 0, b.batch()))
+    let dtype = b.options.loss.target_dtype();
+    let len = if dtype == DType::U32 { b.batch() } else { b.batch() * b.graph.classes() };
+    b.fixed(SpaceSpan::new(Space::Targets, dtype, 0, len))
 }
 
 /// Emits norms and clip coefficient of every group that has a gradient, then their updates. A

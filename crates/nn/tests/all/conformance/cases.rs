@@ -389,6 +389,8 @@ pub(super) fn cases() -> Vec<Case> {
         rows_cases,
         lstm_cases,
         training::loss_cases,
+        training::element_loss_cases,
+        training::smoothed_loss_cases,
         training::group_cases,
         training::training_cases,
         policy::ppo_cases,

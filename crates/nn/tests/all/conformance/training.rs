@@ -3,10 +3,93 @@
 use meristem_device::DType;
 use meristem_nn::MetricsLayout;
 use meristem_nn::graph::{AdamConfig, Optimiser, SgdConfig};
-use meristem_nn::ops::{LossOp, OptimOp, Spec, StateOp, loss};
+use meristem_nn::kernels::loss::ElementLoss;
+use meristem_nn::ops::loss::{BatchLoss, LossFormula};
+use meristem_nn::ops::{LossOp, OptimOp, Spec, StateOp};
 
 use super::case::{Case, Data, Random, case};
 use super::cases::FUNCTION;
+
+fn cross_entropy(batch: usize, outputs: usize) -> BatchLoss {
+    BatchLoss { formula: LossFormula::CrossEntropy, batch, outputs }
+}
+
+/// Smoothed labels with and without weights, for the same batches.
+pub(super) fn smoothed_loss_cases() -> Vec<Case> {
+    let mut random = Random(13);
+    let mut cases = vec![];
+    for (batch, outputs) in [(1, 1), (3, 2), (130, 10), (1100, 10), (300, 100)] {
+        for (label_smoothing, is_weighted) in [(0.1, false), (0.0, true), (0.5, true)] {
+            let formula = LossFormula::SmoothedCrossEntropy { label_smoothing };
+            let of = BatchLoss { formula, batch, outputs };
+            let samples = batch as f64;
+            let targets = (0..batch).map(|_| (random.bits() % outputs as u64) as u32).collect();
+            let (targets, weights) = (Data::U32(targets), (0..outputs).map(|c| (c % 3) as f32));
+            let weights = Data::F32(if is_weighted { weights.collect() } else { vec![] });
+            // Exponentials are at most 1, and targets add up to 2.
+            let train = case(LossOp::Train { of, log: batch % 3 }, FUNCTION, 1.0)
+                .bound(0, FUNCTION, 2.0 / samples)
+                .bound(1, FUNCTION, 4.0 * samples)
+                .writing(1, Data::F64(vec![1.0, 2.0, 3.0, 7.0]));
+            let rows = (0..batch % 80).rev().collect();
+            let with_first = case(LossOp::Evaluate { of, rows }, FUNCTION, 4.0);
+            let with_first = with_first.bound(0, FUNCTION, 4.0 * samples);
+            // Squares of differences below 16 of losses.
+            let rows = (1..(batch % 80).max(2)).collect();
+            let others = case(LossOp::Evaluate { of, rows }, FUNCTION, 4.0);
+            let others = others.bound(0, FUNCTION, 32.0 * samples);
+            for case in [train, with_first, others] {
+                cases.push(case.reading(1, targets.clone()).reading(2, weights.clone()));
+            }
+        }
+    }
+    cases
+}
+
+/// Losses of numbers, for the same batches, with NaN and infinity in one. Values are up to 8 in
+/// magnitude, and targets 0, ½ or 1. Sums are f64, so their errors are those of the functions in
+/// f32, up to 1 for each sample. A sample's loss is at most 81 and rounded to f32 at the end; its
+/// gradient is at most 18 over the number of elements. The square of a difference of losses changes
+/// by twice the difference, at most 82, times their rounding.
+pub(super) fn element_loss_cases() -> Vec<Case> {
+    let mut random = Random(11);
+    let mut cases = vec![];
+    let functions = [
+        ElementLoss::BinaryCrossEntropy,
+        ElementLoss::Square,
+        ElementLoss::Huber { delta: 0.75 },
+        ElementLoss::Absolute,
+    ];
+    for (batch, outputs) in [(1, 1), (3, 2), (130, 10), (1100, 1), (300, 100)] {
+        for loss in functions {
+            let of = BatchLoss { formula: LossFormula::Elements(loss), batch, outputs };
+            let values = (0..batch * outputs).map(|i| match i % 97 {
+                55 if batch == 130 => f32::NAN,
+                77 if batch == 130 => f32::INFINITY,
+                _ => 8.0 * random.unit(),
+            });
+            let values = Data::F32(values.collect());
+            let mut target = || (random.bits() % 3) as f32 / 2.0;
+            let targets = Data::F32((0..batch * outputs).map(|_| target()).collect());
+            let samples = batch as f64;
+            let train = case(LossOp::Train { of, log: batch % 3 }, FUNCTION, 1.0)
+                .bound(0, FUNCTION, 18.0 / (batch * outputs) as f64)
+                .bound(1, FUNCTION, samples)
+                .writing(1, Data::F64(vec![1.0, 2.0, 3.0, 7.0]))
+                .writing(3, Data::F64(vec![4.0, 3.0, 2.0, 1.0]));
+            let rows = (0..batch % 80).rev().collect();
+            let with_first = case(LossOp::Evaluate { of, rows }, 4, 81.0);
+            let with_first = with_first.bound(0, FUNCTION, samples);
+            let rows = (1..(batch % 80).max(2)).collect();
+            let others = case(LossOp::Evaluate { of, rows }, 4, 81.0);
+            let others = others.bound(0, FUNCTION, 164.0 * samples);
+            for case in [train, with_first, others] {
+                cases.push(case.reading(0, values.clone()).reading(1, targets.clone()));
+            }
+        }
+    }
+    cases
+}
 
 /// Batches of several blocks of a GPU, and of one block with idle threads; classes for one thread,
 /// and for more than a warp; ties and NaN, which affect the hits.
@@ -14,9 +97,9 @@ pub(super) fn loss_cases() -> Vec<Case> {
     let mut random = Random(7);
     let mut cases = vec![];
     for (batch, classes) in [(1, 1), (3, 2), (130, 10), (1100, 10), (300, 100)] {
-        let logits = loss::Logits { batch, classes };
+        let of = cross_entropy(batch, classes);
         let targets = (0..batch).map(|_| (random.bits() % classes as u64) as u32).collect();
-        let train = case(LossOp::Train { logits, log: batch % 3 }, 4 * FUNCTION, 1.0)
+        let train = case(LossOp::Train { of, log: batch % 3 }, 4 * FUNCTION, 1.0)
             .reading(1, Data::U32(targets))
             .writing(1, Data::F64(vec![1.0, 2.0, 3.0, 7.0]));
         cases.push(train);
@@ -28,10 +111,10 @@ pub(super) fn loss_cases() -> Vec<Case> {
         let values = Data::F32(values.collect());
         let targets = Data::U32(vec![(classes / 2) as u32; batch]);
         let rows = (0..batch % 80).rev().collect();
-        let with_first = case(LossOp::Evaluate { logits, rows }, 4 * FUNCTION, 1.0);
+        let with_first = case(LossOp::Evaluate { of, rows }, 4 * FUNCTION, 1.0);
         // Squares of differences of two losses, with the errors of both.
         let rows = (1..(batch % 80).max(2)).collect();
-        let others = case(LossOp::Evaluate { logits, rows }, 16 * FUNCTION, 16.0);
+        let others = case(LossOp::Evaluate { of, rows }, 16 * FUNCTION, 16.0);
         for evaluate in [with_first, others] {
             cases.push(evaluate.reading(0, values.clone()).reading(1, targets.clone()));
         }
@@ -76,7 +159,7 @@ pub(super) fn group_cases() -> Vec<Case> {
 }
 
 pub(super) fn training_cases() -> Vec<Case> {
-    let logits = loss::Logits { batch: 6, classes: 10 };
+    let of = cross_entropy(6, 10);
     let sgd = SgdConfig { lr: 0.1, momentum: 0.9, weight_decay: 5e-4, clip_norm: 1.0 };
     let adam = AdamConfig { lr: 1e-3, betas: [0.9, 0.999], eps: 1e-5, clip_norm: 5.0 };
     let (len, tensors) = (48, vec![0..20, 32..41]);
@@ -84,10 +167,10 @@ pub(super) fn training_cases() -> Vec<Case> {
     // The count of steps, which determines the positions in the ring.
     let counts = Data::F64(vec![1.0, 2.0, 3.0, 4.0]);
     vec![
-        case(LossOp::Train { logits, log: 3 }, 10 * FUNCTION, 4.0).writing(1, counts),
-        case(LossOp::Evaluate { logits, rows: vec![0, 2] }, 10 * FUNCTION, 4.0),
+        case(LossOp::Train { of, log: 3 }, 10 * FUNCTION, 4.0).writing(1, counts),
+        case(LossOp::Evaluate { of, rows: vec![0, 2] }, 10 * FUNCTION, 4.0),
         // Squares of differences of two losses, with the errors of both.
-        case(LossOp::Evaluate { logits, rows: vec![1, 2] }, 40 * FUNCTION, 16.0),
+        case(LossOp::Evaluate { of, rows: vec![1, 2] }, 40 * FUNCTION, 16.0),
         case(
             OptimOp::Measure { len, tensors: tensors.clone(), norm_max: 0.5 },
             30, // Sums are f64; the coefficient is one division.
@@ -101,7 +184,8 @@ pub(super) fn training_cases() -> Vec<Case> {
 }
 
 pub(super) fn state_cases() -> Vec<Case> {
-    let layout = MetricsLayout { groups: 2, configs: 3, log: 4 };
+    let layout = MetricsLayout { groups: 2, configs: 3, log: 4, score_sums: false };
+    let large = MetricsLayout { groups: 9, configs: 300, log: 100, score_sums: true };
     let spoiled = Data::F32(vec![f32::NAN, 1.0, f32::INFINITY]);
     let tensors = vec![Spec::new(DType::F32, 5), Spec::new(DType::I64, 2)];
     let lengths = [0, 9000, 1, 4096, 0, 300, 4097, 2048, 2, 5000, 0];
@@ -116,7 +200,7 @@ pub(super) fn state_cases() -> Vec<Case> {
         case(StateOp::CountNonFinite(vec![3, 4]), 1, 0.0).reading(0, spoiled),
         case(StateOp::Fingerprint(tensors), 1, 0.0),
         // More tensors than a GPU takes in one call, and tensors longer than a block.
-        case(StateOp::ResetMetrics(MetricsLayout { groups: 9, configs: 300, log: 100 }), 1, 0.0),
+        case(StateOp::ResetMetrics(large), 1, 0.0),
         case(StateOp::CountNonFinite(vec![]), 1, 0.0),
         case(StateOp::CountNonFinite(lengths.to_vec()), 1, 0.0)
             .reading(1, spoilt(lengths[1]))

@@ -2,7 +2,7 @@
 
 use meristem_nn::graph::SgdConfig;
 use meristem_nn::kernels::Isa;
-use meristem_nn::kernels::loss::softmax_cross_entropy;
+use meristem_nn::kernels::loss::{ClassTargets, smoothed_cross_entropy, softmax_cross_entropy};
 use meristem_nn::kernels::optim::{clip_coefficient, grad_norm_sq, sgd_step};
 
 use super::support::{Guarded, ROUNDING, Values, compare_within};
@@ -47,6 +47,65 @@ fn cross_entropy_agrees_with_f64() {
                     "{isa}"
                 );
                 compare_within("dlogits", isa, (d.check("dlogits"), &gradient), bound / n as f64);
+            }
+        }
+    }
+}
+
+/// Loss and gradient against f64, and the gradient against differences of the loss, for which the
+/// loss in f64 suffices. The bounds are those of plain cross-entropy times the largest weight.
+#[test]
+fn smoothed_and_weighted_cross_entropy_agrees_with_f64() {
+    for (n, classes) in [(1, 2), (3, 10), (64, 10), (5, 100)] {
+        let forms = [(0.0f32, true), (0.25, false), (0.5, true), (1.0, true)];
+        for (label_smoothing, is_weighted) in forms {
+            let mut values = Values::new((n * classes) as u64);
+            let logits: Vec<f32> = values.vec(n * classes).iter().map(|v| v * 20.0).collect();
+            let targets: Vec<u32> = (0..n).map(|i| (i * 7 % classes) as u32).collect();
+            let weights: Vec<f32> = (0..classes).map(|c| (c % 4) as f32).collect();
+            let weights = if is_weighted { &weights[..] } else { &[] };
+            let weight = |c: usize| weights.get(c).map_or(1.0, |w| f64::from(*w));
+            let s = f64::from(label_smoothing);
+            // Targets of a sample, times weights.
+            let share = |c: usize, target: u32| {
+                let own = if c == target as usize { 1.0 - s } else { 0.0 };
+                weight(c) * (own + s / classes as f64)
+            };
+            let slow = |z: &[f64], target: u32| {
+                let sum: f64 = z.iter().map(|z| z.exp()).sum();
+                (0..classes).map(|c| share(c, target) * (sum.ln() - z[c])).sum::<f64>()
+            };
+            let (mut each, mut gradient) = (vec![], vec![]);
+            for (z, &target) in logits.chunks_exact(classes).zip(&targets) {
+                let mut z: Vec<f64> = z.iter().map(|&z| z.into()).collect();
+                each.push(slow(&z, target));
+                for c in 0..classes {
+                    let (at, h) = (z[c], 1e-4);
+                    z[c] = at + h;
+                    let above = slow(&z, target);
+                    z[c] = at - h;
+                    gradient.push((above - slow(&z, target)) / (2.0 * h) / n as f64);
+                    z[c] = at;
+                }
+            }
+            let total: f64 = each.iter().sum();
+            for isa in Isa::available() {
+                let of = ClassTargets { classes, label_smoothing, weights };
+                let mut d = Guarded::poisoned(logits.len());
+                let mut losses = vec![f32::NAN; n];
+                let sums = smoothed_cross_entropy(isa, of, &logits, &targets, d.get(), &mut losses);
+                let alone = smoothed_cross_entropy(isa, of, &logits, &targets, &mut [], &mut []);
+                assert_eq!(sums, alone);
+                let plain =
+                    softmax_cross_entropy(isa, classes, &logits, &targets, &mut [], &mut []);
+                assert_eq!(sums.correct, plain.correct);
+                let bound = 3.0 * 8.0 * ROUNDING * 100.0;
+                let near = |a: f64, b: f64| (a - b).abs() <= bound + 4.0 * ROUNDING * b;
+                assert!((sums.loss - total).abs() <= n as f64 * bound + 4.0 * ROUNDING * total);
+                assert!(losses.iter().zip(&each).all(|(a, b)| near(f64::from(*a), *b)), "{isa}");
+                // Differences have errors of h²/6 and of 2⁻⁵³·100/h.
+                let bound = bound / n as f64 + 1e-8;
+                compare_within("dlogits", isa, (d.check("dlogits"), &gradient), bound);
             }
         }
     }

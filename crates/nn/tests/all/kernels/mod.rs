@@ -7,6 +7,7 @@
 
 mod activation;
 mod conv;
+mod element_loss;
 mod functions;
 mod loss_optim;
 mod norm;
