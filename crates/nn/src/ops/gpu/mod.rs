@@ -41,12 +41,13 @@ use crate::ops::{PlanTarget, Signature, StepOp};
 use crate::precision::Precision;
 
 /// Headers of the kernels of all families.
-static HEADERS: [KernelHeader; 5] = [
+static HEADERS: [KernelHeader; 6] = [
     KernelHeader { name: c"nn.cuh", text: include_str!("nn.cuh") },
     KernelHeader { name: c"norm.cuh", text: include_str!("norm.cuh") },
     KernelHeader { name: c"policy.cuh", text: include_str!("policy.cuh") },
     KernelHeader { name: c"window.cuh", text: include_str!("window.cuh") },
     KernelHeader { name: c"mma.cuh", text: include_str!("mma.cuh") },
+    KernelHeader { name: c"tiles.cuh", text: include_str!("tiles.cuh") },
 ];
 
 /// A family's file of kernels.
@@ -188,7 +189,7 @@ impl Emitted {
 }
 
 /// Kernels of all families, except the kernels that multiply.
-static SOURCES: [&KernelSource; 14] = [
+static SOURCES: [&KernelSource; 15] = [
     &blend::SOURCE,
     &conv::SUMS,
     &elementwise::SOURCE,
@@ -196,6 +197,7 @@ static SOURCES: [&KernelSource; 14] = [
     &lstm::SOURCE,
     &norm::SOURCE,
     &norm::GROUP,
+    &norm::LAYER,
     &optim::SOURCE,
     &pool::SOURCE,
     &ppo::SOURCE,

@@ -8,6 +8,7 @@
 mod activation;
 mod conv;
 mod functions;
+mod layer_norm;
 mod loss_optim;
 mod norm;
 mod pool;
