@@ -32,14 +32,14 @@ meristem = Path(sys.argv[1]).resolve()
 BRANCHES = [
     {"conv2d": {"out": 8, "kernel": [3, 5], "stride": [1, 2], "bias": True}}, "batch_norm", "relu",
     {"residual": {"body": [{"slot": {"name": "r0c0"}}, {"conv2d": {"out": 12, "kernel": 3, "groups": 4}},
-                           {"group_norm": {"groups": 3}}, "tanh"],
+                           {"group_norm": {"groups": 3}}, "tanh", "layer_norm"],
                   "shortcut": [{"conv2d": {"out": 12, "kernel": 1}}]}},
     {"branches": {"join": "add", "branches": [[], ["sigmoid"], [{"slot": {"name": "r0c1"}}]]}},
     {"max_pool2d": {"kernel": 3, "stride": 2, "padding": 1}}, {"save": {"name": "pooled"}},
     {"conv2d": {"out": 12, "kernel": 3, "dilation": 2}}, {"join": {"join": "multiply", "from": ["pooled"]}},
     {"avg_pool2d": {"kernel": [2, 1], "stride": 2}},
     {"branches": {"join": "concat", "branches": [["global_max_pool"], ["global_avg_pool"], ["flatten"]]}},
-    {"linear": {"out": 16, "bias": False}}, "relu", "elu", {"linear": {"out": 16}}, "gelu", "silu",
+    {"linear": {"out": 16, "bias": False}}, "relu", "elu", "rms_norm", {"linear": {"out": 16}}, "gelu", "silu",
     {"leaky_relu": {"slope": 0.2}}, "gelu_tanh", {"linear": {"out": 16}}, "softplus", "hard_swish",
     {"linear": {"out": "classes"}},
 ]

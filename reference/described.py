@@ -1,4 +1,4 @@
-"""Writes golden/host_{residual,mixed,joined}.safetensors: the first SGD steps of hosts that are described
+"""Writes golden/host_{residual,mixed,joined,normed}.safetensors: the first SGD steps of hosts that are described
 layer by layer. The metadata has the description, in JSON.
 
 The modules are written out by hand, so that they do not share a reader of descriptions with the test.
@@ -187,6 +187,48 @@ JOINED = [
 ]  # fmt: skip
 
 
+class ChannelNorm(nn.Module):
+    """A norm over the channels of each pixel."""
+
+    def __init__(self, channels: int, centred: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+        if centred:
+            self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, shape = x.movedim(1, -1), self.weight.shape
+        if hasattr(self, "bias"):
+            x = F.layer_norm(x, shape, self.weight, self.bias, 1e-5)
+        else:
+            x = F.rms_norm(x, shape, self.weight, 1e-5)
+        return x.movedim(-1, 1)
+
+
+def normed() -> Host:
+    """A block as in ConvNeXt, and norms of vectors."""
+    block = [conv(12, 12, 7, groups=12, bias=True), ChannelNorm(12, True)]
+    block += [conv(12, 32, 1, bias=True), nn.GELU(), conv(32, 12, 1, bias=True)]
+    return Host(
+        conv(3, 12, 2, stride=2, padding=0, bias=True), ChannelNorm(12, True), Identity(),
+        Residual(nn.Sequential(*block)), conv(12, 20, 3, stride=2), ChannelNorm(20, False), nn.SiLU(),
+        Pooled(), nn.LayerNorm(20), nn.Linear(20, 24), nn.RMSNorm(24, 1e-5), nn.Linear(24, CLASSES),
+    )  # fmt: skip
+
+
+NORMED = [
+    {"conv2d": {"out": 12, "kernel": 2, "stride": 2, "padding": "valid", "bias": True}}, "layer_norm",
+    {"slot": {"name": "stem"}},
+    {"residual": {"body": [
+        {"conv2d": {"out": 12, "kernel": 7, "groups": 12, "bias": True}}, "layer_norm",
+        {"conv2d": {"out": 32, "kernel": 1, "bias": True}}, "gelu",
+        {"conv2d": {"out": 12, "kernel": 1, "bias": True}},
+    ]}},
+    {"conv2d": {"out": 20, "kernel": 3, "stride": 2}}, "rms_norm", "silu",
+    "global_avg_pool", "layer_norm", {"linear": {"out": 24}}, "rms_norm", {"linear": {"out": "classes"}},
+]  # fmt: skip
+
+
 def write(name: str, make: Callable[[], nn.Module], layers: list[Any], side: int) -> None:
     torch.manual_seed(SEED)
     description = json.dumps({"name": name, "layers": layers})
@@ -199,3 +241,4 @@ if __name__ == "__main__":
     write("residual", residual, RESIDUAL, 13)
     write("mixed", mixed, MIXED, 11)
     write("joined", Joined, JOINED, 12)
+    write("normed", normed, NORMED, 14)

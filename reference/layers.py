@@ -1,4 +1,4 @@
-"""Writes the files layers, windows and activations of the folder golden: every layer forward and
+"""Writes the files layers, windows, activations and norms of the folder golden: every layer forward and
 backward, at odd shapes."""
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from torch import Tensor
 golden = GoldenFile("layers", "reference/layers.py: each layer forward and backward")
 #: Layers between the blocks of a host: pooling windows, joins of branches, images as vectors.
 windows = GoldenFile("windows", "reference/layers.py: windows, joins and flatten")
+#: Norms over the channels of each pixel.
+channel_norms = GoldenFile("norms", "reference/layers.py: layer norm and RMS norm of images and vectors")
 activations = GoldenFile("activations", "reference/layers.py: functions of one element")
 
 
@@ -126,6 +128,34 @@ def norms() -> None:
         golden.add(
             case, "group_norm", inputs, group_norm, grads=tuple(inputs), groups=groups, eps=1e-5
         )
+
+
+def over_channels() -> None:
+    """Layer norm and RMS norm over the channels of each pixel, as of an image with channels last."""
+    # (input shape, mean): 1040 channels are more than a block of sums.
+    for shape, mean in [
+        ((3, 3, 4, 5), 2.0), ((5, 16, 3, 2), -1.0), ((2, 17, 5, 7), 2.0),
+        ((70, 8, 2, 1), 0.5), ((1, 96, 3, 4), 8.0), ((2, 1040, 2, 1), 0.5), ((5, 7), 2.0), ((3, 70), -1.0),
+    ]:  # fmt: skip
+        channels = (shape[1],)
+        case = f"layer_norm_{dims(shape)}"
+        inputs = randn(case, x=shape, weight=channels, bias=channels)
+        inputs["x"] = inputs["x"] * 1.5 + mean
+
+        def layer_norm(t: Tensors) -> Tensors:
+            y = F.layer_norm(t["x"].movedim(1, -1), channels, t["weight"], t["bias"], 1e-5)
+            return {"y": y.movedim(-1, 1).contiguous()}
+
+        channel_norms.add(case, "layer_norm", inputs, layer_norm, grads=tuple(inputs), eps=1e-5)
+        case = f"rms_norm_{dims(shape)}"
+        inputs = randn(case, x=shape, weight=channels)
+        inputs["x"] = inputs["x"] * 1.5 + mean
+
+        def rms_norm(t: Tensors) -> Tensors:
+            y = F.rms_norm(t["x"].movedim(1, -1), channels, t["weight"], 1e-5)
+            return {"y": y.movedim(-1, 1).contiguous()}
+
+        channel_norms.add(case, "rms_norm", inputs, rms_norm, grads=tuple(inputs), eps=1e-5)
 
 
 def pointwise() -> None:
@@ -404,3 +434,5 @@ if __name__ == "__main__":
         section()
     windows.write()
     activations.write()
+    over_channels()
+    channel_norms.write()

@@ -105,6 +105,8 @@ fn lines(layer: &HostLayer) -> Option<Vec<String>> {
         HostLayer::Slot { .. } | HostLayer::Linear { .. } | HostLayer::Save { .. } => return None,
         HostLayer::BatchNorm { .. }
         | HostLayer::GroupNorm { .. }
+        | HostLayer::LayerNorm { .. }
+        | HostLayer::RmsNorm { .. }
         | HostLayer::Relu
         | HostLayer::Sigmoid
         | HostLayer::Tanh

@@ -100,6 +100,8 @@ def test_every_layer_survives_a_description() -> None:
         nn.AvgPool2d((1, 2), stride=1),
         nn.Branches([nn.GlobalMaxPool()], [nn.GlobalAvgPool()], join="concat"),
         nn.Save("c"),
+        nn.LayerNorm(),
+        nn.RMSNorm(name="rms"),
         nn.ReLU(),
         nn.Join("c", join="multiply"),
         nn.LeakyReLU(),

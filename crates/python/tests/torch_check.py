@@ -79,6 +79,12 @@ def operations() -> None:
     compare("flatten", x)
     compare("concat", [x, x])
     compare("multiply", x, x)
+    scale, shift = generator.normal(size=6), generator.normal(size=6)
+    vectors = generator.normal(size=(5, 6))
+    tensors |= {id(a): torch.from_numpy(a) for a in (scale, shift, vectors)}
+    for each in (x, vectors):
+        compare("layer_norm", each, scale, shift)
+        compare("rms_norm", each, scale)
 
 
 def main() -> None:

@@ -89,10 +89,10 @@ impl PolicyShape {
         let embedded = b.embedding(blueprints, "embedding", self.blueprints + 1, EMBEDDING)?;
         let x = b.concat(&[b.input(), embedded])?;
         let x = linear(&mut b, x, ("encoder.0", self.hidden, std::f32::consts::SQRT_2))?;
-        let x = b.layer_norm(x, "encoder.1")?;
+        let x = layer_norm(&mut b, x, "encoder.1")?;
         let x = b.relu(x);
         let y = b.lstm(LstmNodes { x, keep, state }, "lstm")?;
-        let y = b.layer_norm(y, "norm")?;
+        let y = layer_norm(&mut b, y, "norm")?;
         let x = b.add(x, y)?;
         let mut outputs = vec![];
         for (head, size) in HEADS.iter().zip(self.heads()) {
@@ -110,6 +110,12 @@ fn linear(
     (name, out, gain): (&str, usize, f32),
 ) -> Result<NodeId> {
     b.linear(x, name, out, true, Some(Init::Orthogonal { gain }))
+}
+
+/// PyTorch's `LayerNorm` over the features, as a group norm of one group: existing policies were
+/// trained with its roundings.
+fn layer_norm(b: &mut GraphBuilder, x: NodeId, name: &str) -> Result<NodeId> {
+    b.group_norm(x, name, 1, 1.0)
 }
 
 fn mlp(b: &mut GraphBuilder, x: NodeId, name: &str, (out, gain): (usize, f32)) -> Result<NodeId> {

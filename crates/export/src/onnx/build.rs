@@ -122,6 +122,10 @@ impl<'a> OnnxBuilder<'a> {
             NodeOp::GroupNorm { x, weight, bias, groups, eps } => {
                 self.group_norm(x, weight, bias, groups, eps)?
             }
+            NodeOp::LayerNorm { x, weight, bias, eps } => {
+                self.layer_norm(x, weight, Some(bias), eps)?
+            }
+            NodeOp::RmsNorm { x, weight, eps } => self.layer_norm(x, weight, None, eps)?,
             NodeOp::Activation(function, x) => self.activation(function, x),
             NodeOp::MaxPool2d { x, window } => {
                 self.push("MaxPool", &[&self.value(x)], windows(&window))
@@ -286,6 +290,35 @@ impl<'a> OnnxBuilder<'a> {
         let normal = self.push("InstanceNormalization", &[&split, &one, &zero], epsilon);
         let whole = self.push("Reshape", &[&normal, &together], vec![]);
         let scaled = self.push("Mul", &[&whole, &scale], vec![]);
+        Ok(self.push("Add", &[&scaled, &shift], vec![]))
+    }
+
+    /// Normalises over the channels: a layer norm, or without a bias an RMS norm. The operator
+    /// `LayerNormalization` goes over the last axes.
+    fn layer_norm(
+        &mut self,
+        x: NodeId,
+        weight: ParamId,
+        bias: Option<ParamId>,
+        eps: f32,
+    ) -> Result<String, OnnxError> {
+        let c = self.network.graph.nodes[x.index()].dims.c;
+        let scale = self.param(weight, Some(&[c, 1, 1]))?;
+        let channels = || vec![AttributeProto::ints("axes", &[1])];
+        let mut x = self.value(x);
+        if bias.is_some() {
+            let mean = self.push("ReduceMean", &[&x], channels());
+            x = self.push("Sub", &[&x, &mean], vec![]);
+        }
+        let square = self.push("Mul", &[&x, &x], vec![]);
+        let variance = self.push("ReduceMean", &[&square], channels());
+        let epsilon = self.constant(&format!("epsilon.{eps:e}"), &[], &[eps]);
+        let positive = self.push("Add", &[&variance, &epsilon], vec![]);
+        let deviation = self.push("Sqrt", &[&positive], vec![]);
+        let normal = self.push("Div", &[&x, &deviation], vec![]);
+        let scaled = self.push("Mul", &[&normal, &scale], vec![]);
+        let Some(bias) = bias else { return Ok(scaled) };
+        let shift = self.param(bias, Some(&[c, 1, 1]))?;
         Ok(self.push("Add", &[&scaled, &shift], vec![]))
     }
 

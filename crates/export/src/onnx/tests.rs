@@ -19,13 +19,14 @@ use super::messages::{FLOAT, GraphProto, ModelProto, TensorProto, UINT8};
 use super::{OPSET, OnnxError, OnnxNetwork, Preprocessing, encode};
 
 /// All operators that a model may have, with their attributes.
-const OPERATORS: [(&str, &[&str]); 22] = [
+const OPERATORS: [(&str, &[&str]); 25] = [
     ("Add", &[]),
     ("AveragePool", &["kernel_shape", "strides", "pads", "count_include_pad"]),
     ("BatchNormalization", &["epsilon"]),
     ("Cast", &["to"]),
     ("Concat", &["axis"]),
     ("Conv", &["kernel_shape", "strides", "pads", "group", "dilations"]),
+    ("Div", &[]),
     ("Elu", &[]),
     ("Erf", &[]),
     ("Flatten", &["axis"]),
@@ -35,10 +36,12 @@ const OPERATORS: [(&str, &[&str]); 22] = [
     ("LeakyRelu", &["alpha"]),
     ("MaxPool", &["kernel_shape", "strides", "pads"]),
     ("Mul", &[]),
+    ("ReduceMean", &["axes"]),
     ("Relu", &[]),
     ("Reshape", &[]),
     ("Sigmoid", &[]),
     ("Softplus", &[]),
+    ("Sqrt", &[]),
     ("Sub", &[]),
     ("Tanh", &[]),
     ("Transpose", &["perm"]),
@@ -247,6 +250,23 @@ fn operations_between_blocks_are_exported() {
         assert_eq!(attribute("pads").unwrap().ints, [1, 0, 1, 0]);
         assert_eq!(attribute("count_include_pad").and_then(|of| of.i), count);
     }
+}
+
+/// A graph with a layer norm and an RMS norm, and its model.
+#[test]
+fn norms_over_channels_are_exported() {
+    let mut b = GraphBuilder::new(Dims { c: 3, h: 4, w: 6 }, Optimisers::default().host);
+    let x = b.layer_norm(b.input(), "layer").unwrap();
+    let x = b.rms_norm(x, "rms").unwrap();
+    let x = b.global_avg_pool(x);
+    let logits = b.linear(x, "fc", 2, true, None).unwrap();
+    let model = model_of(&b.finish(logits).unwrap(), &[], None);
+    let found = check(&model);
+    let means: Vec<_> = found.node.iter().filter(|node| node.op_type == "ReduceMean").collect();
+    assert_eq!(means.len(), 3, "mean and variance, and a mean square");
+    assert!(means.iter().all(|mean| mean.attribute[0].ints == [1]), "over the channels");
+    let of = |name: &str| found.initializer.iter().filter(|t| t.name.starts_with(name)).count();
+    assert_eq!((of("layer."), of("rms."), of("epsilon")), (2, 1, 1));
 }
 
 /// Derivative of erf, integrated by the midpoint rule: within 1e-8 for |x| up to 5.

@@ -20,10 +20,12 @@ const FIRST_VERSION: u32 = 1;
 /// would misread.
 pub(crate) const LIST_VERSION: u32 = 2;
 /// Kinds of layers, as descriptions write them.
-const KINDS: [&str; 24] = [
+const KINDS: [&str; 26] = [
     "conv2d",
     "batch_norm",
     "group_norm",
+    "layer_norm",
+    "rms_norm",
     "relu",
     "sigmoid",
     "tanh",

@@ -54,6 +54,18 @@ pub enum HostLayer {
         /// Groups of channels.
         groups: usize,
     },
+    /// Layer norm over the channels of each pixel, or the features of a vector.
+    LayerNorm {
+        /// Prefix of the tensor names.
+        #[serde(default)]
+        name: String,
+    },
+    /// RMS norm over the channels of each pixel, or the features of a vector.
+    RmsNorm {
+        /// Prefix of the tensor names.
+        #[serde(default)]
+        name: String,
+    },
     /// `max(x, 0)`.
     Relu,
     /// `1/(1 + e^−x)`.
@@ -290,6 +302,8 @@ impl HostLayer {
             HostLayer::Conv2d { name, .. }
             | HostLayer::BatchNorm { name }
             | HostLayer::GroupNorm { name, .. }
+            | HostLayer::LayerNorm { name }
+            | HostLayer::RmsNorm { name }
             | HostLayer::Linear { name, .. } => Some(name),
             _ => None,
         }
@@ -314,6 +328,8 @@ impl HostLayer {
             HostLayer::Conv2d { name, .. }
             | HostLayer::BatchNorm { name }
             | HostLayer::GroupNorm { name, .. }
+            | HostLayer::LayerNorm { name }
+            | HostLayer::RmsNorm { name }
             | HostLayer::MaxPool2d { name, .. }
             | HostLayer::AvgPool2d { name, .. }
             | HostLayer::Linear { name, .. }
@@ -394,6 +410,8 @@ impl fmt::Display for HostLayer {
             }
             HostLayer::BatchNorm { .. } => f.write_str("batch norm"),
             HostLayer::GroupNorm { groups, .. } => write!(f, "group norm, {groups} groups"),
+            HostLayer::LayerNorm { .. } => f.write_str("layer norm"),
+            HostLayer::RmsNorm { .. } => f.write_str("rms norm"),
             HostLayer::Relu => f.write_str("relu"),
             HostLayer::Sigmoid => f.write_str("sigmoid"),
             HostLayer::Tanh => f.write_str("tanh"),

@@ -190,6 +190,8 @@ fn add_layer(
         }
         HostLayer::BatchNorm { ref name } => b.batch_norm(x, name),
         HostLayer::GroupNorm { ref name, groups } => b.group_norm(x, name, groups, 1.0),
+        HostLayer::LayerNorm { ref name } => b.layer_norm(x, name),
+        HostLayer::RmsNorm { ref name } => b.rms_norm(x, name),
         HostLayer::Relu => Ok(b.relu(x)),
         HostLayer::Sigmoid => Ok(b.sigmoid(x)),
         HostLayer::Tanh => Ok(b.tanh(x)),

@@ -112,6 +112,11 @@ fn saved_values_products_and_flat_images_train_as_in_pytorch() {
 }
 
 #[test]
+fn norms_over_channels_train_as_in_pytorch() {
+    Isa::available().into_iter().for_each(|isa| follow("normed", isa));
+}
+
+#[test]
 fn branches_groups_and_odd_windows_train_as_in_pytorch() {
     Isa::available().into_iter().for_each(|isa| follow("mixed", isa));
 }

@@ -65,6 +65,8 @@ fn layer() -> impl Strategy<Value = String> {
         "\"softplus\"",
         "\"batch_norm\"",
         "{\"group_norm\": {\"groups\": 2}}",
+        "\"layer_norm\"",
+        "\"rms_norm\"",
         "{\"leaky_relu\": {\"slope\": 0.5}}",
         "\"global_avg_pool\"",
         "\"global_max_pool\"",

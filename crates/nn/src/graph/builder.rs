@@ -175,6 +175,23 @@ impl GraphBuilder {
         Ok(self.push(NodeOp::GroupNorm { x, weight, bias, groups, eps: 1e-5 }, d))
     }
 
+    /// PyTorch's `LayerNorm` over the channels of each pixel, or the features of a vector (eps
+    /// 1e-5): `LayerNorm(channels)` of an image whose channels come last. The norm over a whole
+    /// image with a scale for each channel is [`GraphBuilder::group_norm`] of one group.
+    pub fn layer_norm(&mut self, x: NodeId, name: &str) -> Result<NodeId> {
+        let d = self.dims(x);
+        let (weight, bias) = self.affine(name, d.c, 1.0)?;
+        Ok(self.push(NodeOp::LayerNorm { x, weight, bias, eps: 1e-5 }, d))
+    }
+
+    /// PyTorch's `RMSNorm` over the channels of each pixel, or the features of a vector (eps 1e-5,
+    /// where PyTorch's default is the 1.2e-7 of f32): `x·γ/√(mean of x² + eps)`.
+    pub fn rms_norm(&mut self, x: NodeId, name: &str) -> Result<NodeId> {
+        let d = self.dims(x);
+        let weight = self.vector_param(name, "weight", d.c, Init::Constant(1.0))?;
+        Ok(self.push(NodeOp::RmsNorm { x, weight, eps: 1e-5 }, d))
+    }
+
     fn affine(&mut self, name: &str, c: usize, scale: f32) -> Result<(ParamId, ParamId)> {
         let mut param = |part, value| self.vector_param(name, part, c, Init::Constant(value));
         Ok((param("weight", scale)?, param("bias", 0.0)?))

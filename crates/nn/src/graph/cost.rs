@@ -22,7 +22,9 @@ impl Graph {
             }
             NodeOp::BatchNorm { .. } => 2 * each,
             // Mean, variance (square and sum), scale and shift.
-            NodeOp::GroupNorm { .. } => 5 * each,
+            NodeOp::GroupNorm { .. } | NodeOp::LayerNorm { .. } => 5 * each,
+            // Mean square, and scale.
+            NodeOp::RmsNorm { .. } => 3 * each,
             NodeOp::Activation(function, _) => of_function(function) * each,
             NodeOp::Add(..) | NodeOp::Multiply(..) => each,
             NodeOp::MaxPool2d { window, .. } | NodeOp::AvgPool2d { window, .. } => {

@@ -251,6 +251,26 @@ pub enum NodeOp {
         /// Added to the variance.
         eps: f32,
     },
+    /// PyTorch's `LayerNorm` over the channels of each pixel, or the features of a vector.
+    LayerNorm {
+        /// Input node.
+        x: NodeId,
+        /// Scale γ.
+        weight: ParamId,
+        /// Shift β.
+        bias: ParamId,
+        /// Added to the variance.
+        eps: f32,
+    },
+    /// PyTorch's `RMSNorm` over the channels of each pixel, or the features of a vector.
+    RmsNorm {
+        /// Input node.
+        x: NodeId,
+        /// Scale γ.
+        weight: ParamId,
+        /// Added to the mean square.
+        eps: f32,
+    },
     /// `f(x)` elementwise.
     Activation(UnaryFunction, NodeId),
     /// PyTorch's `MaxPool2d`: padding never has the maximum; floor.
@@ -341,6 +361,8 @@ impl NodeOp {
             NodeOp::Conv2d { .. }
                 | NodeOp::BatchNorm { .. }
                 | NodeOp::GroupNorm { .. }
+                | NodeOp::LayerNorm { .. }
+                | NodeOp::RmsNorm { .. }
                 | NodeOp::Embedding { .. }
                 | NodeOp::Lstm { .. }
                 | NodeOp::TanhMix { .. }
@@ -365,6 +387,8 @@ impl NodeOp {
             | NodeOp::Conv2d { x, .. }
             | NodeOp::BatchNorm { x, .. }
             | NodeOp::GroupNorm { x, .. }
+            | NodeOp::LayerNorm { x, .. }
+            | NodeOp::RmsNorm { x, .. }
             | NodeOp::MaxPool2d { x, .. }
             | NodeOp::AvgPool2d { x, .. }
             | NodeOp::Activation(_, x)

@@ -70,15 +70,6 @@ impl GraphBuilder {
         Ok(self.push(NodeOp::Embedding { x, table }, Dims { c, h: 1, w: 1 }))
     }
 
-    /// PyTorch's `LayerNorm` over the features of a row (eps 1e-5): group norm of one group.
-    ///
-    /// # Errors
-    /// [`Error::NotAVector`], [`Error::DuplicateName`].
-    pub fn layer_norm(&mut self, x: NodeId, name: &str) -> Result<NodeId> {
-        self.vector(x, name)?;
-        self.group_norm(x, name, 1, 1.0)
-    }
-
     /// PyTorch's one-layer `LSTM` with parameters `{name}.weight_ih_l0` and so on; the value is h
     /// of every step. Rows of a batch are `[steps][sequences]`;
     /// [`PlanOptions::steps`](crate::PlanOptions) is the number of steps. `keep` has one value a

@@ -1,9 +1,10 @@
-//! Steps of batch norm, alone or fused with ReLU and pooling, and of group norm.
+//! Steps of batch norm, alone or fused with ReLU and pooling, of group norm, and of layer norm.
 
 use super::operand::{Signature, Slice, SliceMut, StepOperands, f32s, i64s, scratch, u8s};
 use crate::kernels::norm::{
     self, Activation, BatchNormBackward, BatchNormForward, BatchStats, GroupNormBackward,
-    GroupNormForward, GroupNormGrads, GroupNormSaved,
+    GroupNormForward, GroupNormGrads, GroupNormSaved, LayerNormBackward, LayerNormForward,
+    LayerNormGrads, LayerNormSaved,
 };
 use crate::kernels::{BatchShape, GradOut, Isa};
 
@@ -56,6 +57,30 @@ pub struct GroupNorm {
     pub eps: f32,
 }
 
+/// Shape and options of a layer norm or RMS norm over the channels of each pixel.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LayerNorm {
+    /// Shape of input and output.
+    pub shape: BatchShape,
+    /// Added to the variance.
+    pub eps: f32,
+    /// Whether it is a layer norm, which subtracts the mean and has a shift β; otherwise it is an
+    /// RMS norm.
+    pub centred: bool,
+}
+
+impl LayerNorm {
+    /// Pixels of the batch.
+    pub fn rows(&self) -> usize {
+        self.shape.batch * self.shape.pixels()
+    }
+
+    /// `len`, or 0 for an RMS norm, which lacks the operand.
+    fn if_centred(&self, len: usize) -> usize {
+        if self.centred { len } else { 0 }
+    }
+}
+
 /// The norms' forward and backward steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum NormOp {
@@ -89,6 +114,17 @@ pub enum NormOp {
     GroupGradient {
         /// Shape and options.
         norm: GroupNorm,
+        /// Add to dx.
+        accumulate: bool,
+    },
+    /// Reads x, γ, β; writes y, the mean and inverse deviation of each pixel. An RMS norm has no β
+    /// and no mean.
+    LayerForward(LayerNorm),
+    /// Reads x, γ, mean, inverse deviation, dy; writes dx (optional); adds to dγ, dβ; scratch. An
+    /// RMS norm has no mean and no dβ.
+    LayerGradient {
+        /// Shape and options.
+        norm: LayerNorm,
         /// Add to dx.
         accumulate: bool,
     },
@@ -133,6 +169,18 @@ impl NormOp {
                 let rest = scratch(norm::group::scratch_len(shape.c));
                 Signature::new(&[x, c, saved, saved, x], &[x.optional(), c, c, rest])
             }
+            NormOp::LayerForward(of) => {
+                let (x, c, invstd) = (f32s(of.shape.len()), f32s(of.shape.c), f32s(of.rows()));
+                let (beta, mean) = (of.if_centred(of.shape.c), of.if_centred(of.rows()));
+                Signature::new(&[x, c, f32s(beta)], &[x, f32s(mean), invstd])
+            }
+            NormOp::LayerGradient { norm: of, .. } => {
+                let (x, c, invstd) = (f32s(of.shape.len()), f32s(of.shape.c), f32s(of.rows()));
+                let (beta, mean) = (of.if_centred(of.shape.c), of.if_centred(of.rows()));
+                let rest = scratch(norm::layer::scratch_len(of.shape.c));
+                let writes = [x.optional(), c, f32s(beta), rest];
+                Signature::new(&[x, c, f32s(mean), invstd, x], &writes)
+            }
         }
     }
 
@@ -171,8 +219,24 @@ impl NormOp {
                 };
                 norm::group_norm_backward(isa, shape, &of, to, scratch);
             }
+            NormOp::LayerForward(LayerNorm { shape, eps, .. }) => {
+                let ([x, gamma, beta], [y, mean, invstd]) = operands.floats();
+                let of = LayerNormForward { x, gamma, beta, eps: *eps };
+                let saved = LayerNormSaved { mean, invstd };
+                norm::layer_norm_forward(isa, shape, &of, y, saved);
+            }
+            NormOp::LayerGradient { norm, accumulate } => {
+                layer_gradient(isa, norm, *accumulate, operands);
+            }
         }
     }
+}
+
+fn layer_gradient(isa: Isa, of: &LayerNorm, accumulate: bool, operands: StepOperands<'_>) {
+    let ([x, gamma, mean, invstd, dout], [dx, dgamma, dbeta, scratch]) = operands.floats();
+    let from = LayerNormBackward { x, gamma, mean, invstd, dout };
+    let to = LayerNormGrads { dx: GradOut { values: dx, accumulate }, dgamma, dbeta };
+    norm::layer_norm_backward(isa, &of.shape, &from, to, scratch);
 }
 
 fn batch_forward(isa: Isa, of: &BatchNorm, operands: StepOperands<'_>) {

@@ -78,13 +78,18 @@ impl SampleCut {
     }
 
     fn norm(self, op: &NormOp) -> Option<NormOp> {
-        use norm::GroupNorm;
+        use norm::{GroupNorm, LayerNorm};
         let group = |of: GroupNorm| Some(GroupNorm { shape: self.images(of.shape)?, ..of });
+        let layer = |of: LayerNorm| Some(LayerNorm { shape: self.images(of.shape)?, ..of });
         Some(match *op {
             NormOp::Forward(of) => NormOp::Forward(self.batch_norm(of)?),
             NormOp::GroupForward(of) => NormOp::GroupForward(group(of)?),
             NormOp::GroupGradient { norm, accumulate } => {
                 NormOp::GroupGradient { norm: group(norm)?, accumulate }
+            }
+            NormOp::LayerForward(of) => NormOp::LayerForward(layer(of)?),
+            NormOp::LayerGradient { norm, accumulate } => {
+                NormOp::LayerGradient { norm: layer(norm)?, accumulate }
             }
             NormOp::InputGradient { norm, accumulate } => {
                 NormOp::InputGradient { norm: self.batch_norm(norm)?, accumulate }

@@ -38,7 +38,7 @@ fn ulps(op: &str) -> f64 {
         "flatten" | "concat" => 0.0,
         "elu" | "gelu" | "gelu_tanh" | "silu" | "softplus" | "hard_swish" => 8.0,
         "sigmoid" | "tanh" | "add" | "multiply" | "blend_add" | "blend_multiply" | "sgd" => 8.0,
-        "batch_norm" | "group_norm" => 64.0,
+        "batch_norm" | "group_norm" | "layer_norm" | "rms_norm" => 64.0,
         _ => 32.0,
     }
 }
@@ -104,6 +104,8 @@ fn layer(b: &mut GraphBuilder, case: &Value, x: &[NodeId], out: usize) -> Result
         }
         "batch_norm" => b.batch_norm(x[0], "l"),
         "group_norm" => b.group_norm(x[0], "l", number("groups"), 1.0),
+        "layer_norm" => b.layer_norm(x[0], "l"),
+        "rms_norm" => b.rms_norm(x[0], "l"),
         "relu" => Ok(b.relu(x[0])),
         "sigmoid" => Ok(b.sigmoid(x[0])),
         "tanh" => Ok(b.tanh(x[0])),
@@ -260,7 +262,7 @@ fn run_clip(file: &golden::File, case: &Value, isa: Isa) {
 
 #[test]
 fn every_case() {
-    for (name, least) in [("layers", 90), ("windows", 30), ("activations", 24)] {
+    for (name, least) in [("layers", 90), ("windows", 30), ("activations", 24), ("norms", 16)] {
         let file = golden::read(name);
         assert!(file.cases().len() >= least, "{name}: {} cases", file.cases().len());
         run_cases(&file);

@@ -101,6 +101,14 @@ fn norms() {
     for groups in [1, 2, 4, 8] {
         check_op("group_norm", [8, 3, 5], 3, |b| b.group_norm(b.input(), "n", groups, 0.5));
     }
+    for dims in [[8, 3, 5], [17, 2, 3], [33, 1, 1]] {
+        check_op("layer_norm", dims, 3, |b| b.layer_norm(b.input(), "n"));
+        check_op("rms_norm", dims, 3, |b| b.rms_norm(b.input(), "n"));
+    }
+    check_op("norms of one input", [6, 3, 2], 2, |b| {
+        let (x, y) = (b.layer_norm(b.input(), "n")?, b.rms_norm(b.input(), "m")?);
+        b.multiply(x, y)
+    });
 }
 
 #[test]
@@ -329,7 +337,12 @@ fn random_graph(seed: u64) -> Graph {
                 let y = b.conv2d(x, &name, 1 + r.below(9), ConvGeometry::same(1), false).unwrap();
                 b.batch_norm(y, &format!("{name}n")).map(|y| b.relu(y))
             }
-            5 => b.group_norm(x, &name, 1 + usize::from(d.c.is_multiple_of(2)), 1.0),
+            5 => match r.below(3) {
+                // Fewer channels may be nearly constant.
+                0 if d.c >= 5 => b.layer_norm(x, &name),
+                1 if d.c >= 5 => b.rms_norm(x, &name),
+                _ => b.group_norm(x, &name, 1 + usize::from(d.c.is_multiple_of(2)), 1.0),
+            },
             6 => Ok(b.relu(x)),
             7 => Ok(b.tanh(x)),
             8 => b.add(x, y),

@@ -23,7 +23,7 @@ from .weights import Weights, load
 BLENDED = ("blending", "holding", "fossilized")
 #: Supported versions of the entries of the metadata.
 VERSIONS = {"topology": (1,), "host": (1, 2)}
-#: ε of batch norm and group norm.
+#: ε of all norms.
 EPS = 1e-5
 #: Layers that are a function of one element: methods of a :class:`Library` without settings.
 FUNCTIONS = (
@@ -69,6 +69,8 @@ class Library(Protocol):
     ) -> Any: ...
     def batch_norm(self, x: Any, name: str) -> Any: ...
     def group_norm(self, x: Any, groups: int, weight: Any, bias: Any) -> Any: ...
+    def layer_norm(self, x: Any, weight: Any, bias: Any) -> Any: ...
+    def rms_norm(self, x: Any, weight: Any) -> Any: ...
     def linear(self, x: Any, weight: Any, bias: Any) -> Any: ...
     def max_pool2d(
         self, x: Any, size: Size, stride: Size | None = None, padding: Size = 0
@@ -137,6 +139,11 @@ def host_layers(
             case {"group_norm": {"name": name, "groups": groups}}:
                 weight, bias = (library.tensor(f"{name}.{w}") for w in ("weight", "bias"))
                 x = library.group_norm(x, groups, weight, bias)
+            case {"layer_norm": {"name": name}}:
+                weight, bias = (library.tensor(f"{name}.{w}") for w in ("weight", "bias"))
+                x = library.layer_norm(x, weight, bias)
+            case {"rms_norm": {"name": name}}:
+                x = library.rms_norm(x, library.tensor(f"{name}.weight"))
             case str() if layer in FUNCTIONS:
                 x = getattr(library, layer)(x)
             case {"leaky_relu": about}:
@@ -371,6 +378,15 @@ class Numpy:
         mean, var = (f(grouped, axis=2, keepdims=True) for f in (np.mean, np.var))
         normal = ((grouped - mean) / np.sqrt(var + EPS)).reshape(x.shape)
         return normal * _channels(weight, x) + _channels(bias, x)
+
+    def layer_norm(self, x: Any, weight: Any, bias: Any) -> Any:
+        mean, var = (f(x, axis=1, keepdims=True) for f in (np.mean, np.var))
+        weight, bias = (w.reshape(-1, *[1] * (x.ndim - 2)) for w in (weight, bias))
+        return (x - mean) / np.sqrt(var + EPS) * weight + bias
+
+    def rms_norm(self, x: Any, weight: Any) -> Any:
+        square = np.mean(x * x, axis=1, keepdims=True)
+        return x / np.sqrt(square + EPS) * weight.reshape(-1, *[1] * (x.ndim - 2))
 
     def linear(self, x: Any, weight: Any, bias: Any) -> Any:
         return x @ weight.T + (0 if bias is None else bias)

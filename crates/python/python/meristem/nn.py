@@ -67,6 +67,22 @@ class GroupNorm(Layer):
 
 
 @dataclass
+class LayerNorm(Layer):
+    """Layer norm over the channels of each pixel, or the features of a vector."""
+
+    kind: ClassVar[str] = "layer_norm"
+    name: str | None = None
+
+
+@dataclass
+class RMSNorm(Layer):
+    """RMS norm over the channels of each pixel, or the features of a vector."""
+
+    kind: ClassVar[str] = "rms_norm"
+    name: str | None = None
+
+
+@dataclass
 class ReLU(Layer):
     """``max(x, 0)``."""
 
@@ -274,6 +290,8 @@ KINDS: dict[str, type[Layer]] = {
         Conv2d,
         BatchNorm,
         GroupNorm,
+        LayerNorm,
+        RMSNorm,
         ReLU,
         Sigmoid,
         Tanh,

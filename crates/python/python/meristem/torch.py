@@ -123,6 +123,17 @@ class Network(nn.Module):
         """Group norm."""
         return functional.group_norm(x, groups, weight, bias, EPS)
 
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Layer norm over the channels."""
+        y = functional.layer_norm(x.movedim(1, -1), weight.shape, weight, bias, EPS)
+        return y.movedim(-1, 1)
+
+    def rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        """RMS norm over the channels."""
+        # `functional.rms_norm` is newer than the oldest supported PyTorch.
+        scale = torch.rsqrt(x.square().mean(1, keepdim=True) + EPS)
+        return x * scale * weight.reshape(-1, *[1] * (x.ndim - 2))
+
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """A linear layer."""
         return functional.linear(x, weight, bias)

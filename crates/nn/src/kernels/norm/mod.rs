@@ -1,9 +1,10 @@
-//! Batch norm (fused with ReLU and 2 × 2 max pooling) and group norm.
+//! Batch norm (fused with ReLU and 2 × 2 max pooling), group norm, layer norm and RMS norm.
 
 pub mod batch;
 pub(crate) mod channels;
 pub mod group;
 mod image;
+pub mod layer;
 mod moments;
 
 pub use batch::{
@@ -14,4 +15,8 @@ pub use batch::{
 pub use group::{
     GroupNormBackward, GroupNormForward, GroupNormGrads, GroupNormSaved, group_norm_backward,
     group_norm_forward,
+};
+pub use layer::{
+    LayerNormBackward, LayerNormForward, LayerNormGrads, LayerNormSaved, layer_norm_backward,
+    layer_norm_forward,
 };

@@ -42,7 +42,7 @@ use crate::ops::{PlanTarget, Signature, StepOp};
 use crate::precision::Precision;
 
 /// Headers of the kernels of all families.
-static HEADERS: [KernelHeader; 7] = [
+static HEADERS: [KernelHeader; 8] = [
     KernelHeader { name: c"nn.cuh", text: include_str!("nn.cuh") },
     KernelHeader { name: c"norm.cuh", text: include_str!("norm.cuh") },
     KernelHeader { name: c"policy.cuh", text: include_str!("policy.cuh") },
@@ -50,6 +50,7 @@ static HEADERS: [KernelHeader; 7] = [
     KernelHeader { name: c"mma.cuh", text: include_str!("mma.cuh") },
     KernelHeader { name: c"loss.cuh", text: include_str!("loss.cuh") },
     KernelHeader { name: c"cross_entropy.cuh", text: include_str!("cross_entropy.cuh") },
+    KernelHeader { name: c"tiles.cuh", text: include_str!("tiles.cuh") },
 ];
 
 /// A family's file of kernels.
@@ -191,7 +192,7 @@ impl Emitted {
 }
 
 /// Kernels of all families, except the kernels that multiply.
-static SOURCES: [&KernelSource; 14] = [
+static SOURCES: [&KernelSource; 15] = [
     &blend::SOURCE,
     &conv::SUMS,
     &elementwise::SOURCE,
@@ -199,6 +200,7 @@ static SOURCES: [&KernelSource; 14] = [
     &lstm::SOURCE,
     &norm::SOURCE,
     &norm::GROUP,
+    &norm::LAYER,
     &optim::SOURCE,
     &pool::SOURCE,
     &ppo::SOURCE,

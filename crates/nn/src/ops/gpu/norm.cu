@@ -5,37 +5,9 @@
 // leaves both sums of each channel in `partial` [chunks][2][C], and a second kernel adds them up.
 // The value that decides a ReLU and the maximum of a window is computed without `fmaf`, by one
 // function, so that all passes and the processor agree.
-#include "norm.cuh"
+#include "tiles.cuh"
 
 const u32 BLOCKED = 4;  // code of a window whose ReLU passes no gradient
-
-struct Tiles {
-    u32 c;
-    u32 columns;
-    u32 pixels;
-    u32 chunk;
-};
-
-// This thread's channel, and the pixels first, first + rows, … below end; none for a thread that is
-// beside the channels.
-struct Tile {
-    u32 chunk;
-    u32 channel;
-    u32 row;
-    u32 rows;
-    u32 first;
-    u32 end;
-
-    __device__ Tile(const Tiles& of) {
-        u32 log = __popc(of.columns - 1), across = (of.c + of.columns - 1) >> log;
-        chunk = blockIdx.x / across;
-        channel = (blockIdx.x - chunk * across) * of.columns + (threadIdx.x & (of.columns - 1));
-        row = threadIdx.x >> log;
-        rows = blockDim.x >> log;
-        first = chunk * of.chunk + row;
-        end = channel < of.c ? min((chunk + 1) * of.chunk, of.pixels) : 0;
-    }
-};
 
 // Shape and options of a batch norm; `tiles` is over the pixels that the kernel runs through.
 struct Batch {
@@ -48,15 +20,6 @@ struct Batch {
     float floor;  // 0 for a ReLU, -infinity for none
     u32 accumulate;
 };
-
-// Writes the sums of a block's channels.
-__device__ void leave(Pair sums, const Tile& at, u32 c, Span<double> partial) {
-    __shared__ Pair part[THREADS];
-    sums = column_sum(sums, part, blockDim.x / at.rows);
-    if (at.row > 0 || at.channel >= c) return;
-    partial[(i64)(2 * at.chunk) * c + at.channel] = sums.a;
-    partial[(i64)(2 * at.chunk + 1) * c + at.channel] = sums.b;
-}
 
 // Sums of the distance from the first pixel, and of its square. A distance from one of the values
 // is exactly 0 in a constant channel, and f64 leaves nothing else to cancel.

@@ -1,4 +1,4 @@
-// Code that batch norm and group norm share: sums of [chunks][2][C], and the formulas of [C].
+// Code that the norms share: sums of [chunks][2][C], and the formulas of [C].
 #pragma once
 #include "nn.cuh"
 

@@ -8,10 +8,11 @@ use super::divisor::Divisor;
 use super::{CallOperand, Emission, READ, WRITE, emitted, kernel, read, source, write};
 use crate::kernels::BatchShape;
 use crate::kernels::norm::Activation;
-use crate::ops::norm::{BatchNorm, GroupNorm, NormOp};
+use crate::ops::norm::{BatchNorm, GroupNorm, LayerNorm, NormOp};
 
 pub(super) static SOURCE: KernelSource = source!("norm.cu");
 pub(super) static GROUP: KernelSource = source!("group_norm.cu");
+pub(super) static LAYER: KernelSource = source!("layer_norm.cu");
 
 const READ_SUMS: Operand = Operand::read::<f64>();
 const WRITE_SUMS: Operand = Operand::write::<f64>();
@@ -64,6 +65,15 @@ static GROUP_GRADIENT: Kernel = kernel::<GroupNormValues>(
 );
 static GROUP_PARAMETERS: Kernel =
     kernel::<Finish>(&GROUP, "group_parameters", &[READ_SUMS, WRITE, WRITE]);
+
+static LAYER_FORWARD: Kernel =
+    kernel::<LayerNormValues>(&LAYER, "layer_forward", &[READ, READ, READ, WRITE, WRITE, WRITE]);
+static LAYER_GRADIENT: Kernel =
+    kernel::<LayerNormValues>(&LAYER, "layer_gradient", &[READ, READ, READ, READ, READ, WRITE]);
+static LAYER_SUMS: Kernel =
+    kernel::<NormTiles>(&LAYER, "layer_sums", &[READ, READ, READ, READ, WRITE_SUMS]);
+static LAYER_PARAMETERS: Kernel =
+    kernel::<Finish>(&LAYER, "layer_parameters", &[READ_SUMS, WRITE, WRITE]);
 
 /// Threads of a block that goes through pixels.
 const THREADS: usize = 256;
@@ -217,6 +227,29 @@ fn group(kernel: &'static Kernel, of: &GroupNorm, accumulate: bool) -> (GroupNor
     (values, Call::new(kernel, blocks as u32, threads as u32))
 }
 
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct LayerNormValues {
+    share: f64,
+    c: u32,
+    columns: u32,
+    log: u32,
+    rows: u32,
+    eps: f32,
+    accumulate: u32,
+}
+
+/// Values and call of a layer norm's kernel that goes through rows.
+fn layer(kernel: &'static Kernel, of: &LayerNorm, accumulate: bool) -> (LayerNormValues, Call) {
+    let (c, rows, columns) = (of.shape.c, of.rows(), columns(of.shape.c));
+    let blocks = rows.div_ceil(THREADS / columns);
+    let (log, share) = (columns.trailing_zeros(), 1.0 / c as f64);
+    let [c, columns, rows] = [c, columns, rows].map(|n| n as u32);
+    let accumulate = accumulate.into();
+    let values = LayerNormValues { share, c, columns, log, rows, eps: of.eps, accumulate };
+    (values, Call::new(kernel, blocks as u32, THREADS as u32))
+}
+
 /// `n` f64 at the start of scratch.
 fn sums(scratch: CallOperand, n: usize) -> CallOperand {
     scratch.part(0, n)
@@ -251,6 +284,12 @@ pub(super) fn emit(op: &NormOp) -> Emission {
             smallvec![emitted(call, &operands, values)]
         }
         NormOp::GroupGradient { norm, accumulate } => group_gradient(&norm, accumulate),
+        NormOp::LayerForward(norm) => {
+            let (values, call) = layer(&LAYER_FORWARD, &norm, false);
+            let operands = [read(0), read(1), read(2), write(0), write(1), write(2)];
+            smallvec![emitted(call, &operands, values)]
+        }
+        NormOp::LayerGradient { norm, accumulate } => layer_gradient(&norm, accumulate),
     }
 }
 
@@ -277,10 +316,15 @@ pub(super) fn scratch(op: &NormOp) -> usize {
             f32s * sums_len(norm.shape.c, gradient_tiles(&norm).chunks().max(1))
         }
         NormOp::GroupGradient { norm, .. } => f32s * sums_len(norm.shape.c, norm.shape.batch),
+        NormOp::LayerGradient { norm, .. } => {
+            let tiles = NormTiles::summing(norm.shape.c, norm.rows());
+            f32s * sums_len(norm.shape.c, tiles.chunks())
+        }
         NormOp::UpdateRunning { .. }
         | NormOp::Forward(_)
         | NormOp::InputGradient { .. }
-        | NormOp::GroupForward(_) => 0,
+        | NormOp::GroupForward(_)
+        | NormOp::LayerForward(_) => 0,
     }
 }
 
@@ -341,5 +385,21 @@ fn group_gradient(norm: &GroupNorm, accumulate: bool) -> Emission {
     smallvec![
         emitted(call, &[x, gamma, mean, invstd, dy, dx, partial], values),
         emitted(finish.call(&GROUP_PARAMETERS), &[partial, dgamma, dbeta], finish),
+    ]
+}
+
+/// The input's gradient, then the sums over pixels.
+fn layer_gradient(norm: &LayerNorm, accumulate: bool) -> Emission {
+    let c = norm.shape.c;
+    let [x, gamma, mean, invstd, dy] = std::array::from_fn(read);
+    let [dx, dgamma, dbeta, scratch] = std::array::from_fn(write);
+    let tiles = NormTiles::summing(c, norm.rows());
+    let partial = sums(scratch, sums_len(c, tiles.chunks()));
+    let finish = Finish::new(c, tiles.chunks(), 1, 0.0);
+    let (values, call) = layer(&LAYER_GRADIENT, norm, accumulate);
+    smallvec![
+        emitted(call, &[x, gamma, mean, invstd, dy, dx], values),
+        emitted(tiles.call(&LAYER_SUMS), &[x, mean, invstd, dy, partial], tiles),
+        emitted(finish.call(&LAYER_PARAMETERS), &[partial, dgamma, dbeta], finish),
     ]
 }

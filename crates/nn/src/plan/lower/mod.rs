@@ -43,6 +43,12 @@ fn node(b: &mut PlanBuilder<'_>, node: NodeId) -> Option<EmitBackward> {
         // Always a unit, see `fuse`.
         NodeOp::BatchNorm { .. } => None,
         NodeOp::GroupNorm { .. } => norm::group_norm(b, node),
+        NodeOp::LayerNorm { x, weight, bias, eps } => {
+            Some(norm::layer_norm(b, node, x, (weight, Some(bias)), eps))
+        }
+        NodeOp::RmsNorm { x, weight, eps } => {
+            Some(norm::layer_norm(b, node, x, (weight, None), eps))
+        }
         NodeOp::Activation(function, x) => Some(elementwise::activation(b, node, x, function)),
         NodeOp::MaxPool2d { .. } => pool::max(b, node),
         NodeOp::AvgPool2d { x, window } => Some(pool::average(b, node, x, window)),

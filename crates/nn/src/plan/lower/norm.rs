@@ -1,10 +1,10 @@
-//! Batch norm with its fusions, and group norm.
+//! Batch norm with its fusions, group norm, layer norm and RMS norm.
 
 use crate::error::{Error, Result};
 use crate::graph::{BufferId, NodeId, NodeOp, ParamId};
 use crate::kernels::norm::Activation;
 use crate::ops::PlanTarget;
-use crate::ops::norm::{BatchNorm, GroupNorm, NormOp};
+use crate::ops::norm::{BatchNorm, GroupNorm, LayerNorm, NormOp};
 use crate::plan::builder::{EmitBackward, PlanBuilder, PooledGradient};
 use crate::plan::fuse::NormUnit;
 use crate::plan::value::ValueId;
@@ -128,4 +128,29 @@ pub(super) fn group_norm(b: &mut PlanBuilder<'_>, node: NodeId) -> Option<EmitBa
             b.emit(op, &[input, gamma, mean, invstd, dy], &[dx.value, dgamma, dbeta]);
         });
     }))
+}
+
+/// `LayerNorm` or, without a bias, `RmsNorm`.
+pub(super) fn layer_norm(
+    b: &mut PlanBuilder<'_>,
+    node: NodeId,
+    x: NodeId,
+    (weight, bias): (ParamId, Option<ParamId>),
+    eps: f32,
+) -> EmitBackward {
+    let shape = b.shape(node);
+    let norm = LayerNorm { shape, eps, centred: bias.is_some() };
+    let (gamma, beta) = (b.param(weight), b.optional_param(bias));
+    let input = b.node(x);
+    let y = b.output(node);
+    let mean = if norm.centred { b.arena(norm.rows()) } else { ValueId::NONE };
+    let invstd = b.arena(norm.rows());
+    b.emit(NormOp::LayerForward(norm), &[input, gamma, beta], &[y, mean, invstd]);
+    Box::new(move |b, dy| {
+        let (dgamma, dbeta) = (b.param_gradient(weight), b.optional_param_gradient(bias));
+        b.send_gradients(node, [x], |b, [dx]| {
+            let op = NormOp::LayerGradient { norm, accumulate: dx.accumulate };
+            b.emit(op, &[input, gamma, mean, invstd, dy], &[dx.value, dgamma, dbeta]);
+        });
+    })
 }

@@ -81,6 +81,10 @@ impl Interpreter<'_> {
             NodeOp::Conv2d { .. } => self.conv(i),
             NodeOp::BatchNorm { .. } => self.batch_norm(i),
             NodeOp::GroupNorm { .. } => self.group_norm(i),
+            NodeOp::LayerNorm { x, weight, bias, eps } => {
+                self.layer_norm(*x, *weight, Some(*bias), *eps)
+            }
+            NodeOp::RmsNorm { x, weight, eps } => self.layer_norm(*x, *weight, None, *eps),
             NodeOp::Activation(function, x) => {
                 self.map(*x, |v| super::functions::value(*function, v))
             }
@@ -242,6 +246,28 @@ impl Interpreter<'_> {
                 let c = y.len() / (d.h * d.w) % d.c;
                 let hat = (v - mean) / (var + f64::from(*eps)).sqrt();
                 y.push(hat * self.param(*weight)[c] + self.param(*bias)[c]);
+            }
+        }
+        y
+    }
+
+    /// Layer norm, or without a bias RMS norm, pixel by pixel.
+    fn layer_norm(&self, x: NodeId, weight: ParamId, bias: Option<ParamId>, eps: f32) -> Vec<f64> {
+        let (d, x) = (self.dims(x), self.x(x));
+        let pixels = d.h * d.w;
+        let mut y = x.to_vec();
+        for image in 0..x.len() / d.numel() {
+            for pixel in 0..pixels {
+                let at = |c: usize| (image * d.c + c) * pixels + pixel;
+                let mean = |f: &dyn Fn(f64) -> f64| {
+                    (0..d.c).map(|c| f(x[at(c)])).sum::<f64>() / d.c as f64
+                };
+                let centre = if bias.is_some() { mean(&|v| v) } else { 0.0 };
+                let deviation = (mean(&|v| (v - centre).powi(2)) + f64::from(eps)).sqrt();
+                for c in 0..d.c {
+                    let shift = bias.map_or(0.0, |bias| self.param(bias)[c]);
+                    y[at(c)] = (x[at(c)] - centre) / deviation * self.param(weight)[c] + shift;
+                }
             }
         }
         y

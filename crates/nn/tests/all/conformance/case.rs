@@ -9,7 +9,7 @@ use meristem_nn::ops::{
 };
 
 /// Number of kinds of operations; see [`kind`].
-pub(super) const KINDS: usize = 57;
+pub(super) const KINDS: usize = 59;
 
 /// A number for each kind of operation. A new operation does not compile without a number, and the
 /// test fails until it has a case.
@@ -26,6 +26,8 @@ pub(super) fn kind(op: &StepOp) -> usize {
         StepOp::Norm(NormOp::InputGradient { .. }) => 52,
         StepOp::Norm(NormOp::GroupForward(_)) => 11,
         StepOp::Norm(NormOp::GroupGradient { .. }) => 12,
+        StepOp::Norm(NormOp::LayerForward(_)) => 57,
+        StepOp::Norm(NormOp::LayerGradient { .. }) => 58,
         StepOp::Pool(PoolOp::Max(_)) => 13,
         StepOp::Pool(PoolOp::MaxGradient { .. }) => 14,
         StepOp::Pool(PoolOp::NormCodes { .. }) => 15,

@@ -4,7 +4,7 @@ use meristem_nn::Isa;
 use meristem_nn::kernels::BatchShape;
 use meristem_nn::kernels::norm::Activation;
 use meristem_nn::kernels::pool::{PoolGeometry, PoolShape};
-use meristem_nn::ops::norm::{BatchNorm, GroupNorm};
+use meristem_nn::ops::norm::{BatchNorm, GroupNorm, LayerNorm};
 use meristem_nn::ops::{NormOp, OpBackend, PoolOp};
 
 use super::case::{Case, Data, Random, case};
@@ -67,6 +67,7 @@ pub(super) fn norm_cases() -> Vec<Case> {
     }
     cases.extend(wide_norm_cases());
     cases.extend(group_norm_cases());
+    cases.extend(layer_norm_cases());
     cases
 }
 
@@ -153,6 +154,48 @@ fn group_norm_cases() -> Vec<Case> {
     let gradient = NormOp::GroupGradient { norm, accumulate: false };
     let deviations = Data::F32(vec![1.5; 6]);
     let gradient = case(gradient, IMAGE.pixels() * 10, 8.0);
+    cases.push(gradient.reading(3, deviations).writing(0, Data::F32(vec![])));
+    cases
+}
+
+/// Rows of fewer and more channels than a warp has threads, partial blocks of rows, several chunks
+/// of rows, and rows of more than a block of f32 sums.
+fn layer_norm_cases() -> Vec<Case> {
+    let shapes = [
+        [3, 7, 6, 20],
+        [37, 5, 3, 70],
+        [5, 1, 1, 600],
+        [300, 4, 4, 8],
+        [2, 1, 3, 2100],
+        [3, 3, 3, 5],
+        [1, 1, 1, 1],
+    ];
+    let mut cases = vec![];
+    for ([batch, h, w, c], centred) in
+        shapes.into_iter().flat_map(|shape| [(shape, true), (shape, false)])
+    {
+        let shape = BatchShape { batch, h, w, c };
+        let norm = LayerNorm { shape, eps: 1e-2, centred };
+        // The inverse deviation is at most 10, and results are at most 20.
+        cases.push(case(NormOp::LayerForward(norm), 8, 20.0));
+        let deviations = Data::F32(vec![1.5; norm.rows()]);
+        for accumulate in [false, true] {
+            // Portable sums over rows are f32 in runs of 64, sums over a row in 16 sums of blocks
+            // of 64 steps; terms of both are at most 3.
+            let runs = norm.rows().div_ceil(64) as f64;
+            let blocks = c.div_ceil(1024) as f64;
+            let gradient = NormOp::LayerGradient { norm, accumulate };
+            let gradient = case(gradient, norm.rows().min(64) + 2, 4.0 * runs)
+                .bound(0, 16, 32.0 * blocks)
+                .reading(3, deviations.clone());
+            cases.push(gradient);
+        }
+    }
+    // Without the input's gradient.
+    let norm = LayerNorm { shape: IMAGE, eps: 1e-5, centred: true };
+    let gradient = NormOp::LayerGradient { norm, accumulate: false };
+    let deviations = Data::F32(vec![1.5; norm.rows()]);
+    let gradient = case(gradient, norm.rows() + 2, 8.0);
     cases.push(gradient.reading(3, deviations).writing(0, Data::F32(vec![])));
     cases
 }

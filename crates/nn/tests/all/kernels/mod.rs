@@ -9,6 +9,7 @@ mod activation;
 mod conv;
 mod element_loss;
 mod functions;
+mod layer_norm;
 mod loss_optim;
 mod norm;
 mod pool;
