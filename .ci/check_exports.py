@@ -136,6 +136,45 @@ def check_onnx(scratch: Path) -> None:
         print(f"{host}: logits differ by {max(errors):.1e} of the largest at most")
 
 
+#: Layers of a host for signals of two channels.
+SIGNALS = [
+    {"conv2d": {"out": 6, "kernel": [1, 5], "stride": [1, 2]}}, "batch_norm", "relu", {"slot": {"name": "s"}},
+    "flatten", {"linear": {"out": "classes"}},
+]
+
+
+def check_inputs(scratch: Path) -> None:
+    """Models of vectors and signals, of floats and of bytes, with and without their normalisation."""
+    (scratch / "signals.json").write_text(json.dumps({"layers": SIGNALS}))
+    rng, labels = np.random.default_rng(0), np.arange(96) % 5
+    floats = rng.normal(3, 2, (96, 24)).astype(np.float32)
+    for shape, host, kind in (((96, 24), "mlp:16", "vectors"), ((96, 2, 12), f"{scratch}/signals.json", "signals")):
+        for x in (floats, (floats * 12 + 99).astype(np.uint8)):
+            x = x.reshape(shape)
+            path = scratch / f"{kind}-{x.dtype}.npz"
+            np.savez(path, train_inputs=x, train_labels=labels, test_inputs=x[::-1], test_labels=labels)
+            data, folder = f"--dataset arrays --data-root {path}", path.with_suffix("")
+            run(f"train {data} --host {host} --envs 1 --steps 6 --batch 16 --controller random --twin off",
+                f"--blueprints standard,vectors --run-dir {folder} --quiet")
+            weights = folder / "weights/env-0.safetensors"
+            run(f"export onnx {weights} --out {folder}/a.onnx")
+            run(f"export onnx {weights} --out {folder}/b.onnx --with-preprocessing")
+            run(f"eval --weights {weights} {data} --split train --logits {folder}/logits.npy")
+            expected, plain = np.load(folder / "logits.npy"), session(folder / "a.onnx")
+            constants = json.loads(plain.get_modelmeta().custom_metadata_map["normalization"])
+            mean, std = (np.array(constants[key], np.float32) for key in ("mean", "std"))
+            if kind == "signals":
+                mean, std = mean[:, None], std[:, None]
+            values = x / np.float32(255) if x.dtype == np.uint8 else x
+            scale, largest = max(1.0, float(np.abs(expected).max())), 0.0
+            for model, given in ((plain, (values - mean) / std), (session(folder / "b.onnx"), x)):
+                assert model.get_inputs()[0].shape == ["N", *shape[1:]], model.get_inputs()[0].shape
+                got = model.run(["logits"], {"inputs": given})[0]
+                largest = max(largest, float(np.abs(got - expected).max()) / scale)
+            assert largest < TOLERANCE, largest
+            print(f"{kind} of {x.dtype}: logits differ by {largest:.1e} of the largest at most")
+
+
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     read = EventAccumulator(str(folder), size_guidance=EVERYTHING).Reload()
     tags = read.Tags()
@@ -200,7 +239,7 @@ def check_tensorboard(scratch: Path) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as name:
-        for check in (check_onnx, check_tensorboard):
+        for check in (check_onnx, check_inputs, check_tensorboard):
             begun = time.monotonic()
             check(Path(name))
             print(f"{check.__name__}: ok, {time.monotonic() - begun:.1f} s")

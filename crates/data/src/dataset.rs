@@ -119,6 +119,8 @@ impl Dataset {
         copy_stored(&resident, stored, bytes)?;
         let labels_tensor = Tensor::from_slice(&stream, labels, [labels.len()], Owner::Dataset)?;
         stream.synchronize()?;
+        let mut per_class = vec![0; classes.len()];
+        labels.iter().for_each(|label| per_class[*label as usize] += 1);
         let SampleShape { channels, height, width } = shape;
         let info = DatasetInfo {
             name: "slices".into(),
@@ -129,6 +131,7 @@ impl Dataset {
             width,
             classes,
             train_len: labels.len(),
+            per_class,
             test_len: None,
             mean,
             std,

@@ -227,6 +227,26 @@ def kinds(found: list[Any]) -> list[Any]:
     return [type(layer) for layer in found]
 
 
+def test_a_module_of_vectors(tmp_path: Path) -> None:
+    module = nn.Sequential(
+        nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3)
+    )
+    x = torch.randn(5, 6)
+    host, weights = host_of(module.eval(), x, slots=["2"])
+    assert kinds(host.layers)[:2] == [layers.Flatten, layers.Linear]
+    compare(module, host, weights, x)
+    path = tmp_path / "vectors.safetensors"
+    weights.save(path)
+    data = tmp_path / "data.npz"
+    np.savez(data, train_inputs=np.random.rand(64, 6), train_labels=np.arange(64) % 3)
+    run = meristem.train(
+        dataset="arrays", data_root=data, host=host, init=path, envs=1, steps=1, batch=8,
+        controller="none", run_dir=tmp_path / "run",
+    )  # fmt: skip
+    trained = meristem.torch.load(next((run.path / "weights").glob("*.safetensors")))
+    assert trained(x).shape == (5, 3)
+
+
 def test_residual_blocks_become_residual_layers() -> None:
     host, _ = host_of(ResNet(), images(1), slots=["layer1", "layer2.0"])
     stem = [layers.Conv2d, layers.BatchNorm, layers.ReLU]
@@ -627,7 +647,7 @@ def test_what_has_no_layer_is_refused_with_its_place(name: str) -> None:
     [
         ({"module": F.relu}, "`module`: got <function"),
         ({"example": np.zeros((1, 3, 8, 8))}, "`example`: got ndarray, expected at least one"),
-        ({"example": (2, 12)}, "`example`: got (2, 12) of torch.float32"),
+        ({"example": (2, 3, 12)}, "`example`: got (2, 3, 12) of torch.float32"),
         ({"example": (0, 3, 8, 8)}, "`example`: got (0, 3, 8, 8)"),
         ({"slots": ["other"]}, "`slots`: got 'other', which has 0 outputs"),
         ({"slots": "conv"}, "`slots`: got 'conv', expected paths of submodules"),

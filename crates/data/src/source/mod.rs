@@ -62,8 +62,10 @@ pub struct DatasetInfo {
     pub width: usize,
     /// Names of the classes; label l is `classes[l]`.
     pub classes: Vec<String>,
-    /// Training images.
+    /// Training samples.
     pub train_len: usize,
+    /// Training samples of each class.
+    pub per_class: Vec<usize>,
     /// Test images; `None` where the dataset has no test split.
     pub test_len: Option<usize>,
     /// Mean per channel of the training samples, of bytes as b / 255, exact for bytes.
@@ -274,6 +276,7 @@ impl DatasetFiles {
             width: shape.width,
             classes: classes.clone(),
             train_len: train.len,
+            per_class: train.per_class.clone(),
             test_len,
             mean,
             std,

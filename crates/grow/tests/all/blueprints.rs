@@ -273,8 +273,8 @@ fn layers_that_do_not_fit_are_rejected() {
             vec![conv(Channels::Times { by: 2 }, 3, true), zero],
         ),
         (
-            "a linear layer over an image",
-            vec![BlueprintLayer::Linear { out: Channels::Same, bias: true, zero: false }, zero],
+            "a linear layer over an image, with other channels",
+            vec![BlueprintLayer::Linear { out: half, bias: true, zero: false }, zero],
         ),
     ];
     for (why, layers) in bad {

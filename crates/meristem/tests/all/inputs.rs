@@ -83,10 +83,7 @@ fn vectors_are_learnt_evaluated_and_exported() {
     let info = m.ok("data info --dataset mnist1d").stdout;
     assert!(info.contains("signals   1×40 (channels × points)"), "{info}");
     let json = m.ok("data info --dataset blobs --json").stdout;
-    assert!(
-        json.contains("\"kind\": \"vector\"") && json.contains("\"stored\": \"f32\""),
-        "{json}"
-    );
+    assert!(json.contains("\"kind\":\"vector\"") && json.contains("\"stored\":\"f32\""), "{json}");
     m.ok("data verify --dataset spirals");
 }
 
@@ -106,4 +103,33 @@ fn mistakes_with_inputs_are_named() {
     m.ok(&format!("train --dataset blobs --host mlp:8 {bare} --run-dir r"));
     let weights = "r/weights/env-0.safetensors";
     m.fails(&format!("eval --weights {weights}"), 2, &["made for 2×1×1"]);
+}
+
+/// With a learning rate of 0 the network stays as it is: weights of 2 double the loss, balanced
+/// classes keep it, and a label that is spread over all classes has at least the loss of guessing.
+#[test]
+fn weights_and_smoothing_of_the_loss() {
+    let m = Meristem::new();
+    let run = "train --dataset blobs --host mlp:8 --envs 1 --steps 1 --lr 0 --controller none";
+    let loss = |name: &str, flags: &str| {
+        m.ok(&format!("{run} {flags} --quiet --run-dir {name}"));
+        of_kind(&m.events(name), "step_completed")[0]["train_loss"].as_f64().unwrap()
+    };
+    let plain = loss("plain", "");
+    let doubled = loss("doubled", "--class-weights 2,2,2,2,2");
+    // The sums of f32 losses are f64: each loss has a rounding error of 2^-24.
+    assert!((doubled - 2.0 * plain).abs() < 1e-6 * plain, "{doubled} {plain}");
+    assert!((loss("balanced", "--class-weights balanced") - plain).abs() < 1e-6 * plain);
+    assert_eq!(loss("sharp", "--label-smoothing 0 --class-weights none"), plain);
+    assert!(loss("smooth", "--label-smoothing 1") > 5_f64.ln());
+    for (flags, words) in [
+        ("--class-weights 1,2", "one number for each of the 5 classes"),
+        ("--class-weights 1,-2", "at least 0"),
+        ("--class-weights equal", "none, balanced, or one number"),
+        ("--label-smoothing 1.5", "1"),
+        ("--label-smoothing NaN", "label-smoothing"),
+    ] {
+        m.fails(&format!("{run} {flags} --run-dir refused"), 2, &[words]);
+        assert!(!m.path("refused").exists());
+    }
 }

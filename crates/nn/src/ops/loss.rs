@@ -61,8 +61,8 @@ impl BatchLoss {
 pub enum LossOp {
     /// Reads the network's output, the targets, and class weights if the formula has them; writes
     /// the gradient of the batch's mean loss; adds to the training counts (f64), and puts the mean
-    /// into the ring of the last batches (f64, may be empty). A loss with [`ScoreSums`] also adds to
-    /// those of training (f64).
+    /// into the ring of the last batches (f64, may be empty). A loss with [`ScoreSums`] also adds
+    /// to those of training (f64).
     Train {
         /// Loss.
         of: BatchLoss,

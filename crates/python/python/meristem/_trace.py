@@ -284,7 +284,13 @@ class Reader:
             if self.order:
                 got = f"a second input `{target}`"
                 raise refusal(place, got, "images alone", "give a module of one input")
-            return self._add(node, [])
+            sample = self._add(node, [])
+            if len(node.meta["shape"]) > 2:
+                return sample
+            # Hosts have vectors as images of one pixel.
+            vector = Value(f"{node.name}_vector", place, [sample], layers.Flatten(), vector=True)
+            self.order.append(vector)
+            return vector
         if node.op == "get_attr":
             remedy = "use a module such as nn.Conv2d, nn.Linear or nn.BatchNorm2d"
             raise refusal(place, f"the tensor `{target}` itself", "tensors of layers", remedy)

@@ -230,9 +230,9 @@ def host_of(module: nn.Module, example: Tensor, slots: Iterable[str] = ()) -> tu
     which the logits do not depend are left out.
 
     Args:
-        module: Returns the logits (N, classes) of images. Its last linear layer gets as many
+        module: Returns the logits (N, classes) of samples. Its last linear layer gets as many
             outputs as a dataset has classes.
-        example: Normalised images (N, C, H, W) in float32, on the module's device.
+        example: Normalised images (N, C, H, W) or vectors (N, F) in float32, on the module's device.
         slots: Paths of submodules with a slot after each, such as ``layer1.0``. The slot has the
             name of the path with ``_`` for ``.``.
 
@@ -247,8 +247,10 @@ def host_of(module: nn.Module, example: Tensor, slots: Iterable[str] = ()) -> tu
     found = traced(module, example, paths)
     name = re.sub(r"[^A-Za-z0-9_-]", "_", type(module).__name__)
     host = Host(*nested(found.values), name=name)
-    image = tuple(example.shape[1:])
-    summary = host.summary(input=image, classes=found.classes)
+    sample = tuple(example.shape[1:])
+    summary = host.summary(input=sample, classes=found.classes)
+    vector = len(sample) == 1
+    image = (*sample, 1, 1) if vector else sample
     value = json.loads(_meristem.host_json(host.description))
     # The slots are empty, and enabled.
     slot = {"stage": "dormant", "stage_steps": 0}
@@ -260,21 +262,23 @@ def host_of(module: nn.Module, example: Tensor, slots: Iterable[str] = ()) -> tu
         "blueprints": [],
         "slots": [{"slot": name, **slot} for name in value["slots"]],
     }
-    weights = Weights(found.tensors, {"format": "pt", "host": value, "topology": topology})
+    metadata = {"format": "pt", "host": value, "topology": topology}
+    if vector:
+        metadata["inputs"] = {"kind": "vector", "stored": "f32"}
+    weights = Weights(found.tensors, metadata)
     _check_logits(module, weights, example, summary.parameters)
     return host, weights
 
 
 def _check_example(example: object) -> None:
-    """Checks that an example has images. Vectors will be a second shape, when hosts have them as
-    inputs."""
+    """Checks that an example has images or vectors."""
     got = type(example).__name__
     if isinstance(example, Tensor):
-        if example.dim() == 4 and example.numel() and example.dtype == torch.float32:
+        if example.dim() in (2, 4) and example.numel() and example.dtype == torch.float32:
             return
         got = f"{tuple(example.shape)} of {example.dtype}"
-    expected = "at least one image (N, C, H, W) in float32"
-    raise refusal("`example`", got, expected, "give normalised images, such as those of a batch")
+    expected = "at least one image (N, C, H, W) or vector (N, F) in float32"
+    raise refusal("`example`", got, expected, "give normalised samples, such as those of a batch")
 
 
 def _check_logits(module: nn.Module, weights: Weights, example: Tensor, parameters: int) -> None:

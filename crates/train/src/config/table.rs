@@ -21,9 +21,9 @@ use super::declare::{
     Defaults, Setting, SettingScope, absent, absent_by_preset, place, presets, same, settings,
 };
 use super::types::{
-    Augmentations, BadValue, BatchLimit, BlueprintSource, ByteSize, ClipNorm, CommKind,
-    ControllerKind, ExchangeKind, HotScopePolicy, LrSchedule, Normalize, PolicyStart, Preset,
-    Switch, Telemetry, unknown,
+    Augmentations, BadValue, BatchLimit, BlueprintSource, ByteSize, ClassWeights, ClipNorm,
+    CommKind, ControllerKind, ExchangeKind, HotScopePolicy, LrSchedule, Normalize, PolicyStart,
+    Preset, Switch, Telemetry, unknown,
 };
 use super::value::SettingValue;
 
@@ -221,6 +221,12 @@ settings! {
         /// Maximum gradient norm of the host and of each module; a longer gradient is scaled down.
         /// off: no clipping.
         clip_norm: ClipNorm = same(ClipNorm::at(host().clip_norm)), unit("NORM");
+        /// Share of each label that is spread evenly over all classes.
+        label_smoothing: f32 = same(0.0f32), unit("S"), real(0.0, 1.0), since(8, "0");
+        /// Weights of the classes in the loss: none, balanced, which gives every class the same
+        /// share, or one number for each class.
+        class_weights: ClassWeights = same(ClassWeights::None),
+            unit("WEIGHTS"), since(8, "none");
     }
     "Devices" {
         /// Devices, such as cpu:0,cpu:1, each listed once. Envs are distributed over them in order

@@ -57,6 +57,7 @@ impl TrainedHost {
             batch_log,
             precision: setup.config.precision,
             winograd: setup.config.winograd.0,
+            loss: setup.loss.clone(),
             ..NetworkOptions::new(seed, index as u64, setup.isa, setup.config.batch)
         };
         let (key, parameters, rate) = (host.topology_key(), host.parameters()?, 1.0);

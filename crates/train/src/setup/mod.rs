@@ -16,7 +16,7 @@ use meristem_grow::{
     BlueprintSet, Host, HostSpec, NetworkSize, Rules, SlotName, TaskShape, Topology, nearest,
 };
 use meristem_nn::graph::Graph;
-use meristem_nn::{Isa, Network, NetworkOptions, Plans};
+use meristem_nn::{Isa, Loss, Network, NetworkOptions, Plans};
 
 use crate::config::PolicyFile;
 use crate::config::TrainConfig;
@@ -246,6 +246,8 @@ pub(crate) struct Setup {
     pub(crate) info: DatasetInfo,
     /// Normalisation of the images, and names of their classes.
     pub(crate) interface: Interface,
+    /// Loss of training, and of the control and test splits.
+    pub(crate) loss: Loss,
     /// Instruction set of the kernels.
     pub(crate) isa: Isa,
     /// Compiled plans, shared by the networks of all envs.
@@ -277,6 +279,10 @@ impl Setup {
         let image = image_shape(&info);
         let host_parameters = host.parameters(&image).map_err(|error| misfit(error, &info))?;
         let normalization = config.normalize.constants(&info)?;
+        let loss = Loss::CrossEntropy {
+            label_smoothing: config.label_smoothing,
+            class_weights: config.class_weights.of(&info)?,
+        };
         let own = init.as_ref().map(|weights| weights.normalization(info.channels)).transpose()?;
         let other_normalization = own.flatten().filter(|own| *own != normalization);
         let form = InputForm { kind: info.kind, stored: info.stored };
@@ -290,6 +296,7 @@ impl Setup {
             image,
             info,
             interface,
+            loss,
             isa,
             plans,
             slots,
