@@ -31,7 +31,7 @@ fn versions() -> Vec<String> {
     let mut names: Vec<String> =
         folders.map(|path| path.file_name().unwrap().to_str().unwrap().into()).collect();
     names.sort_unstable();
-    assert!(names.len() >= 5, "{names:?}");
+    assert!(names.len() >= 6, "{names:?}");
     names
 }
 
