@@ -34,7 +34,9 @@ def test_generated_datasets_have_their_kind_and_shape() -> None:
     angles = np.arctan2(x[:, 1], x[:, 0]) / (2 * np.pi) - 1.75 * np.linalg.norm(x, axis=1)
     far = np.linalg.norm(x, axis=1) > 0.5
     turns = (angles - y / 3 + 0.5) % 1 - 0.5
-    assert np.abs(turns[far]).max() < 0.12
+    # Noise of 0.03 along the radius is 1.75 * 0.03 turns, and across it at most 0.03 / pi turns:
+    # a deviation of 0.053. Its estimate from some 500 samples is within five errors of 3 %.
+    assert abs(np.sqrt(np.mean(turns[far] ** 2)) / 0.053 - 1) < 0.16
 
 
 def test_arrays_of_floats_are_normalised_per_feature(tmp_path: Path) -> None:
