@@ -23,7 +23,7 @@ pub enum Loss {
     /// over its samples. PyTorch's `reduction="mean"` differs where there are weights: it divides
     /// by the sum of the samples' `w[y]`, so that the gradient of a sample depends on the others of
     /// its batch. Both have the same scale if the mean over the training samples of `w[y]` is 1, as
-    /// with `w[c] = n/(K·n[c])` for n[c] of n samples in class c.
+    /// with `w[c] = n/(K·n_c)` for n_c of n samples in class c.
     CrossEntropy {
         /// Share of the target that is spread evenly over the classes, 0..=1.
         label_smoothing: f32,

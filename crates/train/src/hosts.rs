@@ -41,7 +41,7 @@ pub fn read_host(text: &str) -> Result<HostSpec> {
 }
 
 /// The error of a host that does not fit the samples of a dataset. Most hosts are made for images.
-pub(crate) fn misfit(error: HostError, info: &DatasetInfo) -> Error {
+pub(crate) fn misfit(host: &HostSpec, error: HostError, info: &DatasetInfo) -> Error {
     if info.kind == InputKind::Image {
         return meristem_grow::Error::from(error).into();
     }
@@ -49,5 +49,5 @@ pub(crate) fn misfit(error: HostError, info: &DatasetInfo) -> Error {
     let expected = format!(
         "a host for {kind} of {shape}, such as mlp:64,64, or one of your own (docs/hosts.md)"
     );
-    Error::value("host", error, expected)
+    Error::value("host", format!("`{}`", host.name()), expected)
 }

@@ -277,7 +277,8 @@ impl Setup {
         let files = names.input_files()?;
         let Names { host, slots, isa, init, starts, script, blueprints, policy, .. } = names;
         let image = image_shape(&info);
-        let host_parameters = host.parameters(&image).map_err(|error| misfit(error, &info))?;
+        let host_parameters =
+            host.parameters(&image).map_err(|error| misfit(&host, error, &info))?;
         let normalization = config.normalize.constants(&info)?;
         let loss = Loss::CrossEntropy {
             label_smoothing: config.label_smoothing,
