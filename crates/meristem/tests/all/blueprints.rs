@@ -152,7 +152,7 @@ fn an_invalid_file_is_refused_with_the_position_of_the_problem() {
         ),
         ("a.json", Some(PLAIN.replace("plain", "Plain")), &["blueprint 1", "letters a-z"]),
         ("own.toml,own.toml", None, &["own.toml: blueprint 1: there is already"]),
-        ("own.toml,", None, &["standard, or the path of a file"]),
+        ("own.toml,", None, &["standard, vectors, or the path of a file"]),
     ] {
         if let Some(text) = text {
             fs::write(m.path(name), text).unwrap();

@@ -146,7 +146,7 @@ fn a_dataset_without_a_test_split_is_trained_on() {
         "train {data} --host minimal --controller random --control-split 0.2 --envs 2 --batch 4 \
          --steps 3 --rounds 2 --checkpoint-every 1 --run-dir run"
     ));
-    assert!(said.stdout.contains("4 control images, no test split"), "{}", said.stdout);
+    assert!(said.stdout.contains("4 control samples, no test split"), "{}", said.stdout);
     let table = said.stdout.lines().find(|line| line.starts_with("│   0"));
     assert!(table.unwrap().contains("no test split"), "{}", said.stdout);
     let summary = m.json("run/summary.json");

@@ -167,7 +167,7 @@ fn a_host_that_cannot_be_is_refused() {
     let m = Meristem::new();
     m.fails("host show basline", 2, &["unknown host `basline`", "did you mean `baseline`"]);
     m.fails("host show deep --input 3x4x4", 2, &["too deep for 3×4×4 images"]);
-    m.fails("host show deep --input 3x32", 2, &["expected channels, rows and columns"]);
+    m.fails("host show deep --input 3x32", 2, &["too deep for 3×1×32 images"]);
     m.fails("host show deep --input 3x32xa", 2, &["expected channels, rows and columns"]);
     m.fails("host show deep --classes 0", 2, &["`classes` must be"]);
 }

@@ -193,7 +193,7 @@ fn an_env_trains_on_all_images_in_a_step_or_on_its_part() {
     // With --data-parallel the ranks have the images of the one env.
     let shared = "train --host minimal --data-parallel --ranks 2 --steps 1 --controller none";
     let told = m.ok(&format!("{shared} --run-dir run")).stdout;
-    assert!(told.starts_with("1 env of `minimal`") && told.contains("10,000 images"), "{told}");
+    assert!(told.starts_with("1 env of `minimal`") && told.contains("10,000 samples"), "{told}");
     assert_eq!(m.json("run/summary.json")["images"], 10_000);
 }
 

@@ -33,7 +33,7 @@ fn eval_repeats_the_accuracy_of_the_report() {
         assert!(grown.iter().any(|stage| stages.contains(&stage.as_str())), "{run}: {grown:?}");
     }
     let said = m.ok("eval --weights live/weights/env-0.safetensors --split train");
-    assert!(said.stdout.contains("on 10,000 train images"), "{}", said.stdout);
+    assert!(said.stdout.contains("on 10,000 train samples"), "{}", said.stdout);
 }
 
 /// Evaluates a file on the test split with several commands, and compares the results with the
