@@ -67,8 +67,8 @@ __device__ Draw draw(const Values& v, Span<const u32> epoch, u32 sample) {
     return d;
 }
 
-// u8 images are normalised, those of `gather_floats` were when they were stored. Black is byte 0; where the shift
-// is −0, the processor has 0 for a byte and −0 for a float.
+// Bytes are normalised here; the floats of `gather_floats` were normalised when they were stored.
+// Black is byte 0; where the shift is −0, the processor has 0 for a byte and −0 for a float.
 __device__ float normalized(u8 stored, float scale, float shift) {
     return (float)stored * scale + shift;
 }

@@ -55,8 +55,8 @@ impl MultiplyAdd {
     }
 }
 
-/// Constants for any number of channels and any stored type: those of all channels, repeated to at
-/// least [`BLOCK`] values.
+/// Constants for any number of channels and any stored type: the scales and shifts of all channels,
+/// repeated to at least [`BLOCK`] values.
 struct Table {
     scale: Vec<f32>,
     shift: Vec<f32>,

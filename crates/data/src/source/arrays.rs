@@ -162,7 +162,7 @@ impl ArraysReader {
     }
 }
 
-/// The arrays that a file has for its samples: those of images where it has neither.
+/// The arrays that a file has for its samples; the arrays of images for a file without samples.
 fn sample_arrays(path: &Path, names: &[String]) -> Result<SampleArrays> {
     let has = |name: &str| names.iter().any(|other| other == name);
     let [images, inputs] = SAMPLES;

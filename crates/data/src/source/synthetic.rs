@@ -8,9 +8,9 @@
 //! | `spirals` | points of 3 classes, 3,000 and 750: arms of 1.75 turns in a circle of radius 1, |
 //! | | with noise of 0.03 |
 //!
-//! Sample i has class i mod classes. Its random numbers are those of `Rng::new(42,
-//! Purpose::Synthetic, set, i)`, the sets counted from 0 in the order of the table, so every sample
-//! is a function of its index. Test samples follow the training samples.
+//! Sample i has class i mod classes. The generator `Rng::new(42, Purpose::Synthetic, set, i)` draws
+//! its random numbers, with the sets counted from 0 in the order of the table, so every sample is a
+//! function of its index. Test samples follow the training samples.
 
 use meristem_device::random::{Purpose, Rng};
 
@@ -126,7 +126,7 @@ const SHAPE_POINTS: usize = 12;
 const PADDING: [usize; 2] = [36, 60];
 /// Points of a stretched and padded digit.
 const LONG: usize = SHAPE_POINTS + PADDING[1];
-/// Places by which a digit is shifted, at most, exclusive.
+/// A digit is shifted by fewer places.
 const SHIFT_MAX: u32 = 48;
 /// Range of the height around 1.
 const HEIGHT: f64 = 0.4;
@@ -154,8 +154,7 @@ const SHAPES: [[f64; SHAPE_POINTS]; 10] = [
 ];
 
 /// A digit as a signal: its shape is padded, stretched, scaled, shifted around, covered with noise,
-/// tilted, and sampled at [`POINTS`] points. The steps, their order and constants are those of the
-/// paper.
+/// tilted, and sampled at [`POINTS`] points. The paper has the same steps, order and constants.
 fn digit(random: &mut Rng, label: u32) -> Vec<f32> {
     let mut x = standardised(SHAPES[label as usize]).to_vec();
     let span = (PADDING[1] - PADDING[0] + 1) as u32;

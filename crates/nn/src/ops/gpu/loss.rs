@@ -49,7 +49,7 @@ static CROSS_ENTROPY: LossKernels = LossKernels {
     sums: 3,
 };
 
-/// Its sums are those of [`CROSS_ENTROPY`].
+/// It has the sums of [`CROSS_ENTROPY`].
 static SMOOTHED_CROSS_ENTROPY: LossKernels = LossKernels {
     train: &kernel::<FormulaValues>(
         &SMOOTHED,
