@@ -28,8 +28,8 @@ Environment:
                             tensors of every operation
   MERISTEM_ISA              Instruction set of the kernels: portable, avx2, avx512 or avx512-256
   MERISTEM_LAUNCH_BLOCKING  1: every launch waits for its kernel, to locate a failure
-  MERISTEM_CACHE            Folder for compiled CUDA kernels and decoded images; by default meristem
-                            in XDG_CACHE_HOME or ~/.cache
+  MERISTEM_CACHE            Folder for compiled CUDA kernels, decoded images and arrays of Python
+                            programs; by default meristem in XDG_CACHE_HOME or ~/.cache
   MERISTEM_SANITIZE         1: every launch is checked for races and use after free
   NO_COLOR                  Not empty: `meristem watch` uses no colours";
 

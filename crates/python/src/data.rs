@@ -97,6 +97,12 @@ struct DatasetPlace {
     device: String,
 }
 
+/// Folder of the user's caches, if an environment variable gives one.
+#[pyfunction]
+pub(crate) fn user_cache() -> Option<PathBuf> {
+    meristem_device::user_cache()
+}
+
 /// Clears the cache of resident copies. Copies in use are freed with their last user. Returns the
 /// number of removed copies.
 #[pyfunction]

@@ -44,7 +44,7 @@ mod _meristem {
     #[pymodule_export]
     use super::comm::{Membership, TopK};
     #[pymodule_export]
-    use super::data::{Gather, Resident, clear_cache};
+    use super::data::{Gather, Resident, clear_cache, user_cache};
     #[pymodule_export]
     use super::dlpack::Array;
     #[pymodule_export]

@@ -38,9 +38,27 @@ pub(crate) fn layer(given: &Bound<'_, PyDict>) -> PyResult<ConfigLayer> {
         config_file::check_keys([key.as_str()].into_iter()).map_err(|problem| {
             Failure::usage(Kind::Setting, problem, "`docs/settings.md` lists all settings")
         })?;
-        set(&mut layer, &key, &value)?;
+        // A `meristem.Dataset`, which stands for several settings.
+        match value.getattr_opt("settings")? {
+            Some(settings) if key == "dataset" => {
+                for (key, value) in settings.cast::<PyDict>()?.iter() {
+                    let key: String = key.extract()?;
+                    if key != "dataset" && given.get_item(&key)?.is_some() {
+                        return Err(twice(&key));
+                    }
+                    set(&mut layer, &key, &value)?;
+                }
+            }
+            _ => set(&mut layer, &key, &value)?,
+        }
     }
     Ok(layer)
+}
+
+fn twice(key: &str) -> PyErr {
+    let message = format!("`{key}`: got a value beside a `meristem.Dataset`, which has its own");
+    let remedy = "give the setting, or the dataset object, and not both";
+    Failure::usage(Kind::Setting, message, remedy).into()
 }
 
 fn set(layer: &mut ConfigLayer, key: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {

@@ -12,7 +12,7 @@ use zip::result::ZipError;
 use super::input::{DEFLATE_RATIO_MAX, Input};
 use super::npy::{self, ElementType, FloatType, IntType, NpyHeader};
 use super::{Source, missing_files};
-use crate::error::{Error, Result, damaged};
+use crate::error::{Error, Mismatch, Result, damaged};
 
 /// Longest header of a safetensors file, in bytes: it describes four arrays.
 const SAFETENSORS_HEADER_MAX: u64 = 16 << 20;
@@ -27,7 +27,14 @@ pub(super) trait ArrayFile: Send + Sync {
 
     /// Opens the array called `name`; the header agrees with the number of bytes that follow.
     fn visit(&self, name: &str, visit: Visit<'_>) -> Result<()>;
+
+    /// Names of the classes, if the file has them: an array `classes` of text in an archive,
+    /// metadata `classes`, a JSON list, in safetensors.
+    fn class_names(&self) -> Result<Option<Vec<String>>>;
 }
+
+/// Name of the array, or key of the metadata, with the names of the classes.
+pub(super) const CLASSES: &str = "classes";
 
 /// Bytes of an array with this header; `None` if the number overflows.
 fn data_bytes(header: &NpyHeader) -> Option<u64> {
@@ -35,6 +42,7 @@ fn data_bytes(header: &NpyHeader) -> Option<u64> {
     match header.element {
         ElementType::Int(int) => elements.checked_mul(int.bytes as u64),
         ElementType::Float(float) => elements.checked_mul(float.bytes() as u64),
+        ElementType::Text(text) => elements.checked_mul(text.bytes() as u64),
         // Not checked, because the visitor refuses this type with a better error.
         ElementType::Other(_) => Some(0),
     }
@@ -93,6 +101,46 @@ impl ArrayFile for Npz {
         input.check_claim(0, total)?;
         visit(&header, &mut input)
     }
+
+    fn class_names(&self) -> Result<Option<Vec<String>>> {
+        if !self.names()?.iter().any(|name| name == CLASSES) {
+            return Ok(None);
+        }
+        let mut names = vec![];
+        self.visit(CLASSES, &mut |header, input| {
+            names = read_text(header, input)?;
+            input.expect_end()
+        })?;
+        Ok(Some(names))
+    }
+}
+
+/// The elements of an array of text of one dimension.
+fn read_text(header: &NpyHeader, input: &mut Input<'_>) -> Result<Vec<String>> {
+    let (text, len) = match (&header.element, &header.shape[..]) {
+        (ElementType::Text(text), [len]) => (*text, *len),
+        _ => {
+            let what = format!("`{CLASSES}`");
+            return Err(Mismatch::new(
+                what,
+                "text [K], one name for each class",
+                header.to_string(),
+            )
+            .remedy("make them text, such as with numpy.array(names)")
+            .in_layout(input.path()));
+        }
+    };
+    let mut element = vec![0; text.bytes()];
+    let mut names = vec![];
+    for place in 0..len {
+        input.read_exact(&mut element, "the names of the classes")?;
+        let name = text.value(&element).ok_or_else(|| {
+            let (what, got) = (format!("name {place} of `{CLASSES}`"), "another code".to_string());
+            damaged(input.path(), input.offset(), what, "characters of Unicode", got)
+        })?;
+        names.push(name);
+    }
+    Ok(names)
 }
 
 /// A safetensors file.
@@ -172,5 +220,19 @@ impl ArrayFile for SafeTensors {
         let bytes = BufReader::new(file).take((end - start) as u64);
         let mut input = Input::part(self.path.clone(), bytes, offset);
         visit(&NpyHeader { element, shape: info.shape.clone(), is_fortran: false }, &mut input)
+    }
+
+    fn class_names(&self) -> Result<Option<Vec<String>>> {
+        let metadata = self.metadata.metadata().as_ref();
+        let Some(text) = metadata.and_then(|entries| entries.get(CLASSES)) else {
+            return Ok(None);
+        };
+        serde_json::from_str(text).map(Some).map_err(|error| {
+            let what = format!("`{CLASSES}` in the metadata");
+            let expected = "a JSON list of texts, one for each class";
+            Mismatch::new(what, expected, error.to_string())
+                .remedy("write it as json.dumps(names)")
+                .in_layout(&self.path)
+        })
     }
 }

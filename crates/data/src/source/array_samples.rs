@@ -74,7 +74,7 @@ impl ArrayForm {
         let number = match header.element {
             ElementType::Int(int) => Some(Number::Int(int)),
             ElementType::Float(float) => Some(Number::Float(float)),
-            ElementType::Other(_) => None,
+            ElementType::Text(_) | ElementType::Other(_) => None,
         };
         let form = match order {
             AxisOrder::ChannelsLast => image_form(&header.shape),

@@ -3,15 +3,17 @@
 //! Samples are `train_images` and `test_images`, [N, H, W] (grey) or [N, H, W, C] with C from 1 to
 //! 4; or `train_inputs` and `test_inputs`: vectors [N, F], signals [N, C, L], images [N, C, H, W].
 //! Unsigned bytes stay bytes, of the value b / 255; other numbers become f32. `train_labels` and
-//! `test_labels` are integers of any width, [N]. The classes are 0 to the largest training label,
-//! named by their number. A file without test arrays has no test split.
+//! `test_labels` are integers of any width, [N]. The classes have the names in `classes`; without
+//! them they are 0 to the largest training label, named by their number. A file without test arrays
+//! has no test split.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 
-use super::array_file::{ArrayFile, Npz, SafeTensors};
+use super::array_file::{ArrayFile, CLASSES, Npz, SafeTensors};
 use super::array_samples::{ArrayForm, AxisOrder};
 use super::identity::WatchedFiles;
 use super::input::{self, Input};
@@ -104,8 +106,11 @@ impl ArraysReader {
         let mut labels = [vec![], vec![]];
         let names = file.names()?;
         let samples = sample_arrays(path, &names)?;
+        let named = file.class_names()?;
+        check_names(path, named.as_deref().unwrap_or_default())?;
+        let names = names.into_iter().filter(|name| name != CLASSES);
         let known = |name: &String| samples.names.iter().chain(&LABELS).any(|known| known == name);
-        let (split_arrays, unread): (Vec<String>, _) = names.into_iter().partition(known);
+        let (split_arrays, unread): (Vec<String>, _) = names.partition(known);
         let has_test =
             split_arrays.iter().any(|name| name == samples.names[1] || name == LABELS[1]);
         let mut forms = vec![];
@@ -121,9 +126,9 @@ impl ArraysReader {
                 Ok(())
             })?;
         }
-        let classes = labels[0].iter().max().map_or(0, |max| max + 1);
-        // The next two errors are about a test array, which is opened again for the path in the
-        // error.
+        let used = labels[0].iter().max().map_or(0, |max| max + 1);
+        let classes = named.as_ref().map_or(used, |names| names.len() as u32);
+        // The next errors are about an array that is opened again for the path in the error.
         let train = forms[0];
         if let Some(test) = forms.get(1).filter(|test| !test.is_alike(&train)) {
             file.visit(samples.names[1], &mut |_, input| {
@@ -136,17 +141,21 @@ impl ArraysReader {
         }
         // Without training samples there are no classes; that is not an error of the test labels.
         let beyond = |label: &u32| train.len > 0 && *label >= classes;
-        if let Some(place) = labels[1].iter().position(beyond) {
-            let got = labels[1][place];
-            file.visit(LABELS[1], &mut |_, input| {
-                let what = format!("label {place} of `{}`", LABELS[1]);
-                let expected = format!("below {classes}, as in training");
-                Err(Mismatch::new(what, expected, got.to_string())
-                    .remedy("leave the sample out, or add training samples of its class")
+        for (name, labels) in LABELS.into_iter().zip(&labels) {
+            let Some(place) = labels.iter().position(beyond) else { continue };
+            file.visit(name, &mut |_, input| {
+                let what = format!("label {place} of `{name}`");
+                let (limit, remedy) = match named {
+                    Some(_) => ("the number of names in `classes`", "name its class in `classes`"),
+                    None => ("as in training", "add training samples of its class"),
+                };
+                let expected = format!("below {classes}, {limit}");
+                Err(Mismatch::new(what, expected, labels[place].to_string())
+                    .remedy(format!("leave the sample out, or {remedy}"))
                     .in_layout(input.path()))
             })?;
         }
-        let classes = (0..classes).map(|class| class.to_string()).collect();
+        let classes = named.unwrap_or_else(|| (0..classes).map(|c| c.to_string()).collect());
         let test = match (forms.get(1), samples.order) {
             (Some(test), _) => TestSplit::Images(test.len),
             (None, AxisOrder::ChannelsLast) => {
@@ -159,6 +168,26 @@ impl ArraysReader {
         let ArrayForm { len, kind, shape, stored, .. } = train;
         let layout = Layout { kind, shape, stored, classes, train: len, test };
         Ok(Self { file, samples, layout, labels, unread, reported: Once::new() })
+    }
+}
+
+/// Checks the names of the classes.
+fn check_names(path: &Path, names: &[String]) -> Result<()> {
+    let wrong = |what: String, expected: String, got: String, remedy| {
+        Err(Mismatch::new(what, expected, got).remedy(remedy).in_layout(path))
+    };
+    if names.len() > CLASSES_MAX as usize {
+        let (what, expected) = (format!("`{CLASSES}`"), format!("at most {CLASSES_MAX} names"));
+        return wrong(what, expected, names.len().to_string(), "leave out unused classes");
+    }
+    let mut seen = HashSet::new();
+    match names.iter().position(|name| !seen.insert(name)) {
+        Some(place) => {
+            let what = format!("name {place} of `{CLASSES}`");
+            let got = format!("{:?} again", names[place]);
+            wrong(what, "another name for each class".into(), got, "rename it")
+        }
+        None => Ok(()),
     }
 }
 
@@ -221,6 +250,10 @@ fn read_labels(
         (&ElementType::Int(int), shape) if shape == [samples] => int,
         (element, shape) => {
             let remedy = match (element, shape) {
+                (ElementType::Text(_), _) => {
+                    "number the classes: classes, train_labels = numpy.unique(y, \
+                     return_inverse=True); the file may have `classes`, too"
+                }
                 (ElementType::Float(_) | ElementType::Other(_), _) => {
                     "make them integers, such as with y.astype('i8')"
                 }

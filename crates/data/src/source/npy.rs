@@ -10,6 +10,8 @@ use crate::error::{Mismatch, Result, damaged};
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
 /// Longest header; numpy itself refuses longer ones.
 const HEADER_BYTES_MAX: u32 = 10_000;
+/// Longest text of an element.
+const TEXT_CHARS_MAX: usize = 10_000;
 
 /// An integer element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,11 +102,40 @@ impl fmt::Display for FloatType {
     }
 }
 
+/// Text of at most `chars` characters, UTF-32, with zeros after its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TextType {
+    pub(crate) chars: usize,
+    pub(crate) big_endian: bool,
+}
+
+impl TextType {
+    /// Bytes of one element.
+    pub(crate) const fn bytes(self) -> usize {
+        4 * self.chars
+    }
+
+    /// The text of one element of `self.bytes()` bytes; `None` for a code that is no character.
+    pub(crate) fn value(self, element: &[u8]) -> Option<String> {
+        let code = if self.big_endian { u32::from_be_bytes } else { u32::from_le_bytes };
+        let codes = element.as_chunks::<4>().0.iter().map(|bytes| code(*bytes));
+        let text = codes.map(char::from_u32).collect::<Option<String>>()?;
+        Some(text.trim_end_matches('\0').to_owned())
+    }
+}
+
+impl fmt::Display for TextType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "text <U{}", self.chars)
+    }
+}
+
 /// The element type of an array.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ElementType {
     Int(IntType),
     Float(FloatType),
+    Text(TextType),
     /// The name of a type that no dataset has.
     Other(String),
 }
@@ -114,6 +145,7 @@ impl fmt::Display for ElementType {
         match self {
             Self::Int(int) => int.fmt(f),
             Self::Float(float) => float.fmt(f),
+            Self::Text(text) => text.fmt(f),
             Self::Other(name) => f.write_str(name),
         }
     }
@@ -199,6 +231,7 @@ fn parse(text: &str) -> Result<NpyHeader, (String, String)> {
     let descr = descr.trim_matches(['\'', '"']).to_string();
     let element = parse_int(&descr).map(ElementType::Int);
     let element = element.or_else(|| parse_float(&descr).map(ElementType::Float));
+    let element = element.or_else(|| parse_text(&descr).map(ElementType::Text));
     let element = element.unwrap_or_else(|| ElementType::Other(name_of(&descr)));
     let shape_text = value("shape")?;
     let inner = shape_text.strip_prefix('(').and_then(|rest| rest.split_once(')'));
@@ -252,6 +285,17 @@ fn parse_float(descr: &str) -> Option<FloatType> {
     }
 }
 
+fn parse_text(descr: &str) -> Option<TextType> {
+    let (order, chars) = descr.split_once('U')?;
+    let big_endian = match order {
+        "<" | "=" => false,
+        ">" => true,
+        _ => return None,
+    };
+    let chars = chars.parse().ok().filter(|chars| (1..=TEXT_CHARS_MAX).contains(chars))?;
+    Some(TextType { chars, big_endian })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -265,7 +309,7 @@ mod tests {
         let dtype = IntType { bytes: 8, signed: true, big_endian: true };
         assert_eq!(parse(text), header(ElementType::Int(dtype), vec![7]));
         for (descr, name) in
-            [("<f16", "float128"), ("|b1", "bool"), ("|O", "objects"), ("<U3", "<U3"), ("<f", "<f")]
+            [("<f16", "float128"), ("|b1", "bool"), ("|O", "objects"), ("<Ux", "<Ux"), ("<f", "<f")]
         {
             let text = format!("{{'descr': '{descr}', 'fortran_order': True, 'shape': (), }}");
             let (element, shape) = (ElementType::Other(name.into()), vec![]);
@@ -301,6 +345,24 @@ mod tests {
         }
         assert_eq!(FloatType::Bf16.value(&[0x20, 0xc0]), -2.5);
         assert_eq!([parse_float("<f16"), parse_float("f4"), parse_float("")], [None; 3]);
+    }
+
+    #[test]
+    fn text_of_both_byte_orders() {
+        let little = parse_text("<U3").unwrap();
+        assert_eq!((little.bytes(), little.to_string().as_str()), (12, "text <U3"));
+        let codes: Vec<u32> = vec!['é'.into(), '🌱'.into(), 0];
+        let bytes = |to: fn(u32) -> [u8; 4]| codes.iter().copied().flat_map(to).collect::<Vec<_>>();
+        assert_eq!(little.value(&bytes(u32::to_le_bytes)).unwrap(), "é🌱");
+        let big = parse_text(">U3").unwrap();
+        assert_eq!(big.value(&bytes(u32::to_be_bytes)).unwrap(), "é🌱");
+        // Half of a pair of UTF-16, and a code beyond the last.
+        let one = parse_text("<U1").unwrap();
+        assert_eq!(
+            [0xd800_u32, 0x11_0000].map(|code| one.value(&code.to_le_bytes())),
+            [None, None]
+        );
+        assert_eq!(["U3", "|U3", "<U", "<U0", "<U10001"].map(parse_text), [None; 5]);
     }
 
     #[test]

@@ -255,12 +255,14 @@ fn unusable_inputs_are_named_with_their_place() {
     let five = floats("train_inputs", &[2, 1, 1, 1, 1], &[0.0; 2]);
     check(&[five, two()], &["N×F, N×C×L or N×C×H×W", "float32 [2, 1, 1, 1, 1]", "reshape"]);
     let text = Named("train_inputs", "<U4", vec![2, 3], vec![0; 96]);
-    check(&[text, two()], &["numbers", "<U4", "astype('f4')"]);
+    check(&[text, two()], &["numbers", "text <U4 [2, 3]", "astype('f4')"]);
     let none = floats("train_inputs", &[2, 0], &[]);
     check(&[none, two()], &["float32 [2, 0]"]);
     let images = Named("train_images", "|u1", vec![2, 1, 1], vec![0; 2]);
     check(&[images, values(&[0.0; 2]), two()], &["`train_images` and `train_inputs`"]);
     check(&[values(&[0.0; 2])], &["`train_labels`"]);
+    let words = Named("train_labels", "<U4", vec![2], vec![0; 32]);
+    check(&[values(&[0.0; 2]), words], &["text <U4 [2]", "numpy.unique"]);
     let float_labels = floats("train_labels", &[2], &[0.0, 1.5]);
     check(&[values(&[0.0; 2]), float_labels], &["must be integers [2]", "float32 [2]"]);
     let other = floats("test_inputs", &[2, 3], &[0.0; 6]);
@@ -285,4 +287,69 @@ fn unusable_inputs_are_named_with_their_place() {
     let path = write_npz(folder.path(), &[values(&[0.0, f32::NAN]), two()]);
     let report = verify(&spec_of(Source::Arrays, &path)).unwrap();
     assert!(report.splits[0].damaged[0].error.contains("value 0 of sample 1"), "{report:?}");
+}
+
+fn words(name: &'static str, words: &[&str]) -> Named {
+    let chars = words.iter().map(|word| word.chars().count()).max().unwrap_or(0).max(1);
+    let codes = words.iter().flat_map(|word| {
+        word.chars().map(u32::from).chain(std::iter::repeat(0)).take(chars).collect::<Vec<_>>()
+    });
+    let bytes = codes.flat_map(u32::to_le_bytes).collect();
+    Named(name, Box::leak(format!("<U{chars}").into_boxed_str()), vec![words.len()], bytes)
+}
+
+#[test]
+fn classes_may_have_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let samples = || floats("train_inputs", &[3, 1], &[0.0, 1.0, 2.0]);
+    let names = ["oak", "μ 🌱", "never seen"];
+    let path = write_npz(
+        folder.path(),
+        &[samples(), labels("train_labels", &[1, 0, 1]), words("classes", &names)],
+    );
+    let info = info_of(&spec_of(Source::Arrays, &path));
+    assert_eq!((info.classes, info.per_class), (names.map(String::from).to_vec(), vec![1, 2, 0]));
+    // In safetensors they are metadata.
+    let path = folder.path().join("data.safetensors");
+    let write = |classes: &str| {
+        let header = serde_json::json!({
+            "__metadata__": { "classes": classes },
+            "train_inputs": { "dtype": "F32", "shape": [2, 1], "data_offsets": [0, 8] },
+            "train_labels": { "dtype": "U8", "shape": [2], "data_offsets": [8, 10] },
+        });
+        let header = header.to_string();
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(header.as_bytes());
+        bytes.extend([0; 9]);
+        bytes.push(1);
+        fs::write(&path, bytes).unwrap();
+        spec_of(Source::Arrays, &path)
+    };
+    assert_eq!(info_of(&write(r#"["oak", "μ 🌱", "never seen"]"#)).classes, names);
+    let refused = |classes: &str, parts: &[&str]| {
+        let text = any_error(&write(classes)).to_string();
+        assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+    };
+    refused("oak, elm", &["`classes` in the metadata", "a JSON list of texts"]);
+    refused(r#"["oak"]"#, &["label 1 of `train_labels`", "below 1, the number of names", "got 1"]);
+    refused(r#"["oak", "elm", "oak"]"#, &["name 2 of `classes`", "\"oak\" again"]);
+    let many = serde_json::to_string(&(0..65_537).map(|n| n.to_string()).collect::<Vec<_>>());
+    refused(&many.unwrap(), &["`classes`", "at most 65536 names", "65537"]);
+
+    let check = |classes: Named, parts: &[&str]| {
+        let two = labels("train_labels", &[0, 1, 0]);
+        let text = any_error(&spec_of(
+            Source::Arrays,
+            &write_npz(folder.path(), &[samples(), two, classes]),
+        ))
+        .to_string();
+        assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+    };
+    check(labels("classes", &[0, 1]), &["`classes`", "text [K]", "int64 [2]"]);
+    let table = Named("classes", "<U1", vec![2, 1], vec![0; 8]);
+    check(table, &["`classes`", "text <U1 [2, 1]"]);
+    let code = Named("classes", "<U1", vec![2], [0x61_u32, 0xd800].map(u32::to_le_bytes).concat());
+    check(code, &["name 1 of `classes`", "characters of Unicode"]);
+    check(Named("classes", "<U0", vec![1 << 40], vec![]), &["`classes`", "<U0"]);
+    check(Named("classes", "<U9", vec![1 << 40], vec![]), &["data.npz"]);
 }

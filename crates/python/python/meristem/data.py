@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from os import PathLike
 from typing import Any, NamedTuple
 
-from . import _meristem
+from . import _arrays, _meristem
 from ._arguments import U32_MAX, flag, index, integer, optional, path, real, refused, sequence, text
 from ._meristem import Array
 from .errors import DataError
@@ -38,8 +38,13 @@ class Dataset:
 
     def __init__(
         self,
-        dataset: str = "embedded",
+        dataset: Any = "embedded",
+        targets: Any = None,
         *,
+        test: tuple[Any, Any] | None = None,
+        classes: Sequence[str] | None = None,
+        kind: str | None = None,
+        channels_last: bool = False,
         split: str = "train",
         root: "str | PathLike[str] | None" = None,
         skip_bad: bool = False,
@@ -47,12 +52,25 @@ class Dataset:
         budget: int | None = None,
         device: str = "cpu",
     ) -> None:
-        """Loads a split.
+        """Loads a split of a dataset, or takes arrays: ``Dataset(x, y, test=(x_test, y_test))``.
+
+        Samples and labels may be arrays of numpy, PyTorch or JAX, tables of pandas, polars or Arrow,
+        or lists. They are copied to a file in the folder for caches (``MERISTEM_CACHE``), whose name
+        is a digest of the contents; `settings` has its path. So ``train(dataset=data)`` can be
+        resumed as long as that file exists.
 
         Args:
             dataset: ``embedded``, ``fashion-mnist``, ``cifar10``, ``cifar100``, ``folder``,
                 ``csv``, ``arrays``, ``mnist1d``, ``blobs`` or ``spirals``, as for ``--dataset``
-                on the command line.
+                on the command line; or training samples: [N, F], [N, C, L] with ``kind="signal"``,
+                [N, C, H, W], or a table with a row for each sample. Bytes b have the value b / 255.
+            targets: Labels of the training samples [N]: integers from 0 on, or text, whose classes
+                are sorted.
+            test: Samples and labels of the test split.
+            classes: Names of the classes, by number.
+            kind: ``vector``, ``signal`` or ``image``. Arrays of three axes need it: signals, or grey
+                images [N, H, W].
+            channels_last: Whether images are [N, H, W, C].
             split: ``train`` or ``test``.
             root: The folder or file of the dataset, as for ``--data-root`` on the command line.
             skip_bad: Whether to leave out images that do not decode.
@@ -65,15 +83,35 @@ class Dataset:
             DataError: Files are missing or damaged, the split does not exist, or an argument is
                 invalid.
         """
-        place = {
+        place: dict[str, Any] = {
             "root": None if root is None else path("root", root, DataError),
             "skip_bad": flag("skip_bad", skip_bad, DataError),
             "resize": optional("resize", resize, 1, U32_MAX, DataError),
             "budget": optional("budget", budget, error=DataError),
             "device": text("device", device, DataError),
         }
+        of_arrays = {"targets": targets, "test": test, "classes": classes, "kind": kind}
+        if not isinstance(dataset, str):
+            for name in ("root", "resize"):
+                if place[name] is not None:
+                    raise refused(name, place[name], "None for arrays", DataError)
+            layout = flag("channels_last", channels_last, DataError)
+            file = _arrays.file_of((dataset, targets), test, classes, kind, layout)
+            dataset, place["root"] = "arrays", str(file)
+        else:
+            for name, value in of_arrays.items():
+                if value is not None:
+                    raise refused(name, value, f"None for the dataset {dataset!r}", DataError)
         names = text("dataset", dataset, DataError), text("split", split, DataError)
         self._resident = _meristem.Resident(*names, place)
+        #: Settings of a run on this dataset: ``train(dataset=data)`` takes them.
+        self.settings: dict[str, Any] = {"dataset": dataset}
+        if place["root"] is not None:
+            self.settings["data_root"] = place["root"]
+        if place["skip_bad"]:
+            self.settings["skip_bad"] = True
+        if place["resize"] is not None:
+            self.settings["resize"] = place["resize"]
         about = self._resident.info()
         self.name: str = about["name"]
         #: ``image``, ``signal`` or ``vector``.
