@@ -42,7 +42,7 @@
 //! - `counterfactual`: configurations that measure each module's contribution ([`Counterfactual`]);
 //! - `topology`: the host as JSON, for the metadata of a weights file ([`Topology`]).
 //!
-//! Several of them use `optimisers`, `suggest` and `error`.
+//! Several of them use `optimisers`, `suggest`, `json` and `error`.
 //!
 //! `docs/growth.md` lists the formulas and tables.
 
@@ -54,6 +54,7 @@ mod counterfactual;
 mod error;
 mod graph;
 mod host;
+mod json;
 mod lifecycle;
 mod optimisers;
 mod spec;
@@ -68,6 +69,7 @@ pub use counterfactual::{
 pub use error::{Error, Result, TopologyError};
 pub use graph::{NetworkSize, ParameterCounts, SlotClass, TopologyKey, host_graph};
 pub use host::{GateOutcome, Host, Retarget};
+pub use json::parse_json;
 pub use lifecycle::{
     AlphaController, AlphaError, AlphaMode, AlphaTarget, Comparison, Condition, Curve, Gate,
     GateInputs, GateReport, Gates, Germination, GradientHealth, LifecycleError, Module, RuleError,

@@ -12,6 +12,7 @@ use super::limits::{
 };
 use super::per_axis::PerAxis;
 use super::slot_name::SlotName;
+use crate::json::parse_json;
 use crate::suggest::nearest;
 
 /// Version of lists with the layers that hosts of the family `cnn` have.
@@ -89,7 +90,7 @@ impl HostList {
             return Err(fail(format!("{bytes} bytes; at most {DESCRIPTION_BYTES_MAX} are read")));
         }
         let value = match form {
-            Form::Json => serde_json::from_str(text).map_err(|error| error.to_string()),
+            Form::Json => parse_json(text),
             Form::Toml => toml::from_str::<Value>(text).map_err(|error| error.to_string()),
         };
         let mut list = value.and_then(Self::of_value).map_err(fail)?;

@@ -3,6 +3,8 @@
 use clap::{Args, Subcommand};
 use meristem::data::{InputKind, SampleShape};
 
+use crate::plot::PlotFile;
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum HostCommand {
     /// Show a host without modules: its layers and slots, their output shapes, parameters and
@@ -22,6 +24,9 @@ pub(crate) struct HostShowArguments {
     /// Classes of the dataset
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub(crate) classes: usize,
+    /// File for a drawing of the layers, branches and slots, .svg or .png; must not exist
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plot: Option<PlotFile>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -10,14 +10,19 @@ use meristem::train::read_host;
 use super::{Outcome, print_json};
 use crate::cli::HostShowArguments;
 use crate::plain::{self, counted, thousands};
+use crate::plot::topology;
 use crate::table;
 
 pub(crate) fn show(arguments: &HostShowArguments) -> Outcome {
+    arguments.plot.as_ref().map_or(Ok(()), |plot| plot.check())?;
     let (kind, shape) = arguments.input;
     let SampleShape { channels, height, width } = shape;
     let image = TaskShape { channels, height, width, classes: arguments.classes };
     let host = read_host(&arguments.host)?;
     let summary = host.summary(&image).map_err(grow::Error::from)?;
+    if let Some(plot) = &arguments.plot {
+        plot.write(&topology(&host, &[]))?;
+    }
     if arguments.json {
         print_json(&summary)?;
     } else {

@@ -122,6 +122,7 @@ fn a_file_that_is_no_host_is_refused() {
         ("a.toml", "layers = [", "TOML parse error"),
         ("a.json", "{\"layers\": 3}", "invalid type"),
         ("a.json", "{\"version\": 9, \"layers\": []}", "it has version 9"),
+        ("a.json", "{\"layers\": [], \"layers\": [\"relu\"]}", "the key `layers` is there twice"),
     ];
     for (name, text, words) in files {
         fs::write(m.path(name), text).unwrap();
@@ -160,6 +161,25 @@ fn a_host_is_shown_as_a_table_and_as_json() {
     let slot = &json["layers"][3];
     assert_eq!((&slot["name"], &slot["layer"]), (&"r0c0".into(), &"slot".into()));
     assert_eq!(slot["output"], serde_json::json!([8, 32, 32]));
+}
+
+#[test]
+fn a_host_is_drawn() {
+    let m = Meristem::new();
+    fs::write(m.path("branches.toml"), BRANCHES).unwrap();
+    m.ok("host show branches.toml --input 3x32x32 --plot host.svg");
+    let svg = fs::read_to_string(m.path("host.svg")).unwrap();
+    for words in ["<svg ", "conv 3×3", "inner", "outer", "sum"] {
+        assert!(svg.contains(words), "{words}");
+    }
+    m.ok("host show resnet20 --input 3x32x32 --plot host.png --json");
+    assert!(fs::read(m.path("host.png")).unwrap().starts_with(b"\x89PNG"));
+    // An existing file is kept, and so is the place of a plot of no host.
+    m.fails("host show baseline --plot host.svg", 2, &["host.svg", "would be overwritten"]);
+    assert_eq!(fs::read_to_string(m.path("host.svg")).unwrap(), svg);
+    m.fails("host show deep --input 3x4x4 --plot none.svg", 2, &["too deep"]);
+    assert!(!m.path("none.svg").exists());
+    m.fails("host show baseline --plot host.jpg", 2, &["ends in .svg or .png"]);
 }
 
 #[test]

@@ -36,9 +36,9 @@ pub(crate) fn parse(path: &Path, text: &str) -> Result<ConfigLayer> {
             toml::from_str::<ConfigLayer>(text).map_err(|e| fail(e.to_string()))
         }
         Some("json") => {
-            let table: serde_json::Map<String, serde_json::Value> =
-                serde_json::from_str(text).map_err(|e| fail(e.to_string()))?;
-            check_keys(table.keys().map(String::as_str)).map_err(&fail)?;
+            let value = meristem_grow::parse_json(text).map_err(&fail)?;
+            let keys = value.as_object().into_iter().flat_map(|object| object.keys());
+            check_keys(keys.map(String::as_str)).map_err(&fail)?;
             serde_json::from_str(text).map_err(|e| fail(e.to_string()))
         }
         _ => Err(fail("its name must end in .toml or .json".into())),
@@ -94,6 +94,8 @@ mod tests {
     fn an_unknown_key_names_the_nearest() {
         refused("c.toml", "bacth = 3", &["did you mean `batch`?"]);
         refused("c.toml", "max-batches = 3", &["did you mean `max_batches`?"]);
+        refused("c.json", r#"{"batch": 1, "batch": 2}"#, &["the key `batch` is there twice"]);
+        refused("c.json", "[1]", &["expected"]);
         refused("c.json", r#"{"zzz": 1}"#, &["unknown key `zzz`; known keys: preset"]);
     }
 
