@@ -215,7 +215,7 @@ impl HeuristicMemory {
 
 /// Parameters of a blueprint in a slot; `None` if the blueprint does not fit.
 fn size_in(host: &Host, slot: &Slot, blueprint: usize) -> Option<usize> {
-    host.blueprints().get(blueprint)?.parameters(slot.channels).ok()
+    host.blueprints().get(blueprint)?.parameters(slot.dims).ok()
 }
 
 /// Parameters of a host and all its modules, also modules that are not yet blended in.

@@ -80,14 +80,14 @@ impl Host {
         let bare_parameters = sized.iter().map(|sized| sized.parameters).sum();
         let at_slot = |sized: &SizedLayer<'_>| Some((sized.layer.slot()?.clone(), sized.output));
         let dims: HashMap<SlotName, Dims> = sized.iter().filter_map(at_slot).collect();
-        let slot = |name: &SlotName| Slot::new(name.clone(), dims[name].c);
+        let slot = |name: &SlotName| Slot::new(name.clone(), dims[name]);
         let slots: Vec<Slot> = spec.order_slots(enabled)?.iter().map(slot).collect();
         // Checked once here: later a policy may choose any germination, which then cannot fail.
         for slot in &slots {
-            blueprints.iter().try_for_each(|blueprint| check_size(blueprint, slot.channels))?;
+            blueprints.iter().try_for_each(|blueprint| check_size(blueprint, slot.dims))?;
         }
         let fits = |slot: &Slot| -> Vec<bool> {
-            blueprints.iter().map(|blueprint| blueprint.fits(dims[&slot.name])).collect()
+            blueprints.iter().map(|blueprint| blueprint.fits(slot.dims)).collect()
         };
         let fits = slots.iter().map(fits).collect();
         Ok(Self { spec, image, blueprints, rules, slots, bare_parameters, fits })
@@ -503,14 +503,14 @@ fn step_slot(index: usize, slot: &mut Slot, rules: &Rules) -> Option<StageChange
     change
 }
 
-/// Checks that a module of `blueprint` in a slot of `channels` channels has at most
-/// `MAX_PARAMETERS` parameters.
-fn check_size(blueprint: &Blueprint, channels: usize) -> Result<()> {
-    let parameters = blueprint.parameters(channels)?;
+/// Checks that a module of `blueprint` in a slot of this shape has at most `MAX_PARAMETERS`
+/// parameters.
+fn check_size(blueprint: &Blueprint, slot: Dims) -> Result<()> {
+    let parameters = blueprint.parameters(slot)?;
     if parameters <= MAX_PARAMETERS {
         return Ok(());
     }
     let (name, limit) = (blueprint.name.clone(), MAX_PARAMETERS);
     let problem = format!("{parameters} parameters; at most {limit} are supported");
-    Err(BlueprintError::Shape { name, channels, problem }.into())
+    Err(BlueprintError::Shape { name, channels: slot.c, problem }.into())
 }

@@ -3,6 +3,7 @@
 //!     cargo run --release -p meristem --example own_blueprint
 
 use meristem::grow::{Blueprint, BlueprintLayer, BlueprintSet, Channels, Join};
+use meristem::nn::graph::Dims;
 use meristem::train::config::{ConfigLayer, TrainConfig};
 use meristem::train::settings::{ControllerKind, Preset};
 use meristem::train::{Event, Observer, run_with};
@@ -37,7 +38,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Join::Residual,
     );
     wide_depthwise.check()?;
-    println!("{} parameters at 8 channels", wide_depthwise.parameters(8)?);
+    let slot = Dims { c: 8, h: 28, w: 28 };
+    println!("{} parameters at 8 channels", wide_depthwise.parameters(slot)?);
 
     let settings = ConfigLayer {
         preset: Some(Preset::Quick),

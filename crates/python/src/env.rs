@@ -42,7 +42,7 @@ fn slot_to_python<'py>(
     let (slot, measured) = (&view.host.slots()[index], view.measured(index));
     let about = PyDict::new(py);
     about.set_item("slot", slot.name.to_string())?;
-    about.set_item("channels", slot.channels)?;
+    about.set_item("channels", slot.dims.c)?;
     about.set_item("stage", slot.stage.to_string())?;
     about.set_item("stage_steps", slot.stage_steps)?;
     about.set_item("alpha", slot.alpha())?;

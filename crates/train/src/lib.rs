@@ -74,6 +74,7 @@ pub mod fuzz {
     use std::path::Path;
 
     use meristem_grow::{BlueprintSet, HostSpec, TaskShape};
+    use meristem_nn::graph::Dims;
 
     use crate::checkpoint::Checkpoint;
     use crate::setup::blueprints;
@@ -103,7 +104,7 @@ pub mod fuzz {
             let set = parsed.and_then(|all| blueprints::add(BlueprintSet::empty(), path, all));
             for blueprint in set.iter().flat_map(BlueprintSet::iter) {
                 for channels in [1, 3, 24] {
-                    let _ = blueprint.parameters(channels);
+                    let _ = blueprint.parameters(Dims { c: channels, h: 4, w: 4 });
                 }
             }
         }

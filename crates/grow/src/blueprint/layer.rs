@@ -1,6 +1,6 @@
 //! Layers of a module, as data, and their nodes in a graph.
 
-use meristem_nn::graph::{ConvGeometry, GraphBuilder, Init, NodeId};
+use meristem_nn::graph::{ConvGeometry, Dims, GraphBuilder, Init, NodeId};
 use serde::{Deserialize, Serialize};
 
 /// Output channels of a layer, relative to the channels of the slot (not of the previous layer).
@@ -42,11 +42,12 @@ const CHANNELS_MAX: usize = 65_536;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum BlueprintLayer {
-    /// Convolution without bias, with stride 1 and padding that preserves the image size.
+    /// Convolution without bias, with stride 1 and padding that preserves the image size. In a
+    /// signal, which has one row, the kernel has one row.
     Conv {
         /// Output channels.
         out: Channels,
-        /// Kernel size, odd.
+        /// Kernel size, odd: rows and columns.
         kernel: usize,
         /// One filter per channel; `out` must then equal the number of input channels.
         depthwise: bool,
@@ -108,7 +109,7 @@ impl BlueprintLayer {
         slot_channels: usize,
         x: NodeId,
     ) -> Result<NodeId, String> {
-        let channels = b.dims(x).c;
+        let Dims { c: channels, h, w } = b.dims(x);
         let output = |out: Channels| match out.count(slot_channels) {
             out @ 0..=CHANNELS_MAX => Ok(out),
             out => Err(format!("a layer has at most {CHANNELS_MAX} channels, got {out}")),
@@ -124,8 +125,12 @@ impl BlueprintLayer {
                         "a depthwise convolution keeps its {channels} channels, got {out}"
                     ));
                 }
-                let groups = if depthwise { channels } else { 1 };
-                b.conv2d(x, name, out, ConvGeometry { groups, ..ConvGeometry::same(kernel) }, false)
+                // Other rows would only meet the padding, and have parameters and operations.
+                let size = if h == 1 && w > 1 { [1, kernel] } else { [kernel; 2] };
+                let geometry = ConvGeometry::new(size)
+                    .padding(size.map(|k| k / 2))
+                    .groups(if depthwise { channels } else { 1 });
+                b.conv2d(x, name, out, geometry, false)
             }
             BlueprintLayer::GroupNorm { zero } => {
                 b.group_norm(x, name, group_norm_groups(channels), if zero { 0.0 } else { 1.0 })

@@ -34,6 +34,7 @@ pub enum Join {
 ///
 /// ```
 /// use meristem_grow::{Blueprint, BlueprintSet, Channels, Join, BlueprintLayer};
+/// use meristem_nn::graph::Dims;
 ///
 /// # fn main() -> Result<(), meristem_grow::BlueprintError> {
 /// let wide = Blueprint::new(
@@ -47,7 +48,8 @@ pub enum Join {
 ///     Join::Residual,
 /// );
 /// let set = BlueprintSet::standard().with(wide)?;
-/// assert_eq!(set.get(7).map(|own| own.parameters(8)), Some(Ok(8 * 16 + 16 * 8 + 16)));
+/// let slot = Dims { c: 8, h: 32, w: 32 };
+/// assert_eq!(set.get(7).map(|own| own.parameters(slot)), Some(Ok(8 * 16 + 16 * 8 + 16)));
 /// # Ok(())
 /// # }
 /// ```
@@ -137,7 +139,8 @@ impl Blueprint {
         let rule = "only the layer that makes it the identity may start at zero, because any \
                     other would never learn";
         self.birth(!before_end.iter().any(zero), rule)?;
-        [8, 32].into_iter().try_for_each(|channels| self.parameters(channels).map(|_| ()))
+        let of = |c| self.parameters(Dims { c, h: 4, w: 4 });
+        [8, 32].into_iter().try_for_each(|channels| of(channels).map(|_| ()))
     }
 
     fn birth(&self, holds: bool, rule: &str) -> Result<(), BlueprintError> {
@@ -147,16 +150,18 @@ impl Blueprint {
         Err(BlueprintError::Birth { name: self.name.clone(), problem: rule.into() })
     }
 
-    /// Trained parameters of the module in a slot of `channels` channels, without the trained
-    /// gate of `Style::LinearGate`.
+    /// Trained parameters of the module in a slot of this shape, without the trained gate of
+    /// `Style::LinearGate`. Of a module that does not fit there: in an image, or in a vector, of as
+    /// many channels.
     ///
     /// # Errors
     /// [`BlueprintError::Shape`] if the layers fit together neither for images nor for vectors.
-    pub fn parameters(&self, channels: usize) -> Result<usize, BlueprintError> {
+    pub fn parameters(&self, slot: Dims) -> Result<usize, BlueprintError> {
         // Counted on the graph, so that no second table can disagree.
-        let graph =
-            |side| self.graph(Dims { c: channels, h: side, w: side }, Optimisers::default().module);
-        Ok(graph(4).or_else(|error| graph(1).map_err(|_| error))?.parameters(None))
+        let graph = |dims| self.graph(dims, Optimisers::default().module);
+        let square = |side| graph(Dims { h: side, w: side, ..slot });
+        let elsewhere = |_| square(4).or_else(|error| square(1).map_err(|_| error));
+        Ok(graph(slot).or_else(elsewhere)?.parameters(None))
     }
 
     /// Whether the module fits a slot of this shape, and can learn there: no group of its group

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use meristem_nn::graph::Dims;
 use serde::{Deserialize, Serialize};
 
 use super::alpha::{AlphaController, AlphaTarget, Curve, Style, Tempo};
@@ -96,8 +97,8 @@ impl Module {
 pub struct Slot {
     /// Name.
     pub name: SlotName,
-    /// Channels of the tensor at this slot.
-    pub channels: usize,
+    /// Shape of the tensor at this slot, for one sample.
+    pub dims: Dims,
     /// Stage.
     pub stage: Stage,
     /// Epochs begun in this stage; 0 immediately after the action that entered it.
@@ -120,8 +121,8 @@ pub struct StageChange {
 }
 
 impl Slot {
-    pub(crate) fn new(name: SlotName, channels: usize) -> Self {
-        Self { name, channels, stage: Stage::Dormant, stage_steps: 0, module: None }
+    pub(crate) fn new(name: SlotName, dims: Dims) -> Self {
+        Self { name, dims, stage: Stage::Dormant, stage_steps: 0, module: None }
     }
 
     /// Alpha of the module; 0 without one.

@@ -29,7 +29,8 @@ fn standard_blueprints_match_the_table_of_parameters() {
         let blueprint = set.get(index).unwrap();
         blueprint.check().unwrap();
         for (channels, expected) in [8, 16, 32, 64].into_iter().zip(counts) {
-            assert_eq!(blueprint.parameters(channels).unwrap(), expected, "{name} at {channels}");
+            let slot = Dims { c: channels, h: 16, w: 16 };
+            assert_eq!(blueprint.parameters(slot).unwrap(), expected, "{name} at {channels}");
         }
     }
 }
@@ -49,6 +50,24 @@ fn networks_have_the_same_parameter_counts() {
             assert_eq!(grown.grown(), expected, "{name} in {slot}");
             assert_eq!(grown.modules[host.index_of(slot).unwrap()], expected, "{name} in {slot}");
             assert_eq!(grown.total(), host.graph(&Optimisers::default()).unwrap().parameters(None));
+        }
+    }
+}
+
+#[test]
+fn kernels_have_one_row_in_a_signal() {
+    let set = BlueprintSet::standard();
+    let signal = Dims { c: 8, h: 1, w: 40 };
+    for (name, expected) in [("conv_light", 8 * 8 * 3 + 16), ("depthwise", 8 * 3 + 8 * 8 + 16)] {
+        let blueprint = set.get(set.find(name).unwrap()).unwrap();
+        assert_eq!(blueprint.parameters(signal).unwrap(), expected, "{name}");
+        let graph = blueprint.graph(signal, Optimisers::default().module).unwrap();
+        let wide = graph.nodes.iter().filter_map(|node| match node.op {
+            NodeOp::Conv2d { geometry, .. } if geometry.kernel != [1, 1] => Some(geometry),
+            _ => None,
+        });
+        for geometry in wide {
+            assert_eq!((geometry.kernel, geometry.padding), ([1, 3], [0, 1]), "{name}");
         }
     }
 }

@@ -155,7 +155,7 @@ fn germinated(
         slot: slot.name.to_string(),
         blueprint: module.blueprint.name.clone(),
         style: module.style.into(),
-        parameters: module.blueprint.parameters(slot.channels).unwrap_or(0),
+        parameters: module.blueprint.parameters(slot.dims).unwrap_or(0),
     })
 }
 
