@@ -46,8 +46,9 @@ pub(crate) fn misfit(host: &HostSpec, error: HostError, info: &DatasetInfo) -> E
         return meristem_grow::Error::from(error).into();
     }
     let (kind, shape) = (info.kind.plural(), info.kind.describe(info.shape()));
+    let example = if info.kind == InputKind::Signal { "conv1d:16,32,64" } else { "mlp:64,64" };
     let expected = format!(
-        "a host for {kind} of {shape}, such as mlp:64,64, or one of your own (docs/hosts.md)"
+        "a host for {kind} of {shape}, such as {example}, or one of your own (docs/hosts.md)"
     );
     Error::value("host", format!("`{}`", host.name()), expected)
 }

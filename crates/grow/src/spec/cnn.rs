@@ -135,7 +135,8 @@ impl FromStr for Cnn {
         };
         let mut values: [Option<usize>; 4] = [None; 4];
         for part in list.split(',').map(str::trim) {
-            let bad = || HostError::BadPart { given: given.into(), part: part.into() };
+            let expected = "`key=number`";
+            let bad = || HostError::BadPart { given: given.into(), expected, part: part.into() };
             let (key, value) = part.split_once('=').ok_or_else(bad)?;
             let (key, value) = (key.trim(), value.trim());
             let Some(at) = KEYS.iter().position(|known| *known == key) else {

@@ -11,8 +11,8 @@ pub enum HostError {
     /// Neither a preset nor a description.
     #[error(
         "unknown host `{given}`{}\n  presets: {presets}; or a description such as \
-         `cnn:channels=12,blocks=4,kernel=5,pools=3` or `mlp:256,256`, or a file that ends in \
-         .toml or .json",
+         `cnn:channels=12,blocks=4,kernel=5,pools=3`, `mlp:256,256` or `conv1d:16,32,64`, or a \
+         file that ends in .toml or .json",
         hint(nearest)
     )]
     UnknownHost {
@@ -37,11 +37,13 @@ pub enum HostError {
         nearest: Option<String>,
     },
     /// A part of a `cnn:` description that is not `key=value` with a whole number, or of an `mlp:`
-    /// description that is no whole number.
-    #[error("host `{given}`: expected {}, got `{part}`", part_form(given))]
+    /// or `conv1d:` description that is no whole number.
+    #[error("host `{given}`: expected {expected}, got `{part}`")]
     BadPart {
         /// The text given.
         given: String,
+        /// Meaning and form of the part.
+        expected: &'static str,
         /// The part.
         part: String,
     },
@@ -138,11 +140,6 @@ pub enum HostError {
     /// A slot that is listed twice.
     #[error("slot `{0}` is listed twice")]
     DuplicateSlot(SlotName),
-}
-
-/// Form of a part of a description.
-fn part_form(given: &str) -> &'static str {
-    if given.starts_with("mlp:") { "the width of a hidden layer" } else { "`key=number`" }
 }
 
 impl HostError {

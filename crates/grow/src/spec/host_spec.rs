@@ -12,18 +12,19 @@ use super::description::{Form, HostList};
 use super::error::HostError;
 use super::host_layer::{HostLayer, for_each_layer};
 use super::limits::SIZE_MAX;
-use super::mlp::{self, MLP};
 use super::ready_made::READY_MADE;
 use super::slot_name::SlotName;
 use super::task_shape::TaskShape;
+use super::width_lists::WidthFamily;
 use crate::suggest::nearest;
 
 /// A host: layers in forward order, and its slots in action-index order. Graph, sizes, drawings and
 /// the metadata of weights files follow from the list of layers.
 ///
 /// It is parsed from the name of a preset, from the text of a [`Cnn`], from the widths of a
-/// multilayer perceptron such as `mlp:256,256`, or from a description in JSON;
-/// [`HostSpec::from_toml`] and [`HostSpec::from_json`] read the contents of a file. Hosts are equal
+/// multilayer perceptron such as `mlp:256,256` or of convolutions over signals such as
+/// `conv1d:16,32`, or from a description in JSON; [`HostSpec::from_toml`] and
+/// [`HostSpec::from_json`] read the contents of a file. Hosts are equal
 /// if their layers and slots are. Clones share the list.
 ///
 /// ```
@@ -222,8 +223,12 @@ impl HostSpec {
         HostError::check_size("classes", image.classes, 1, SIZE_MAX)
     }
 
-    /// Checks that the pools of a host of the family `cnn` fit the image.
-    pub(super) fn check_depth(&self, image: &TaskShape) -> Result<(), HostError> {
+    /// Checks that the pools of a host of the family `cnn` fit the image, and that a host for
+    /// signals gets signals.
+    pub(super) fn check_family(&self, image: &TaskShape) -> Result<(), HostError> {
+        if let Some(family) = WidthFamily::of(self.description()) {
+            return family.check(&self.name(), image);
+        }
         let Ok(cnn) = self.description().parse::<Cnn>() else { return Ok(()) };
         // Each pool halves the shorter side.
         let fits = image.height.min(image.width).max(1).ilog2() as usize;
@@ -264,8 +269,8 @@ impl FromStr for HostSpec {
         if named || given.starts_with("cnn:") {
             return given.parse::<Cnn>()?.try_into();
         }
-        if given.starts_with(MLP) {
-            let list = HostList::of_family(mlp::layers(given)?);
+        if let Some(family) = WidthFamily::of(given) {
+            let list = HostList::of_family(family.layers(given)?);
             return Ok(Self(Arc::new(ParsedHost { text: given.replace(' ', ""), list })));
         }
         match READY_MADE.iter().find(|(name, _)| *name == given) {

@@ -98,7 +98,7 @@ impl HostSpec {
     /// As [`HostSpec::validate`].
     pub fn sizes(&self, image: &TaskShape) -> Result<Vec<SizedLayer<'_>>, HostError> {
         Self::check_image(image)?;
-        self.check_depth(image)?;
+        self.check_family(image)?;
         let dims = Dims { c: image.channels, h: image.height, w: image.width };
         let mut b = GraphBuilder::new(dims, Optimisers::default().host);
         let mut sizes = Sizes { sized: vec![], before: (0, 0) };

@@ -8,12 +8,12 @@ mod host_layer;
 mod host_spec;
 mod host_summary;
 mod limits;
-mod mlp;
 mod per_axis;
 mod ready_made;
 mod slot_name;
 mod task_shape;
 mod walk;
+mod width_lists;
 
 pub use cnn::{Cnn, PRESETS};
 pub(crate) use description::LIST_VERSION;

@@ -108,6 +108,40 @@ fn a_multilayer_perceptron_is_its_widths() {
     }
 }
 
+#[test]
+fn convolutions_over_signals_are_their_channels() {
+    let signals = TaskShape { channels: 1, height: 1, width: 40, classes: 10 };
+    let host: HostSpec = "conv1d:16, 32,64".parse().unwrap();
+    let summary = host.summary(&signals).unwrap();
+    let block = |inputs: usize, out: usize| 5 * inputs * out + 2 * out;
+    let blocks = block(1, 16) + block(16, 32) + block(32, 64);
+    assert_eq!(summary.parameters, blocks + 64 * 10 + 10);
+    let slots: Vec<&str> = host.slots().iter().map(SlotName::as_str).collect();
+    assert_eq!((&*slots, &*host.name()), (&["c0", "c1", "c2"][..], "conv1d:16,32,64"));
+    let at = |name: &str| {
+        let is = |layer: &&meristem_grow::LayerSummary| layer.name.as_deref() == Some(name);
+        summary.layers.iter().find(is).unwrap().output
+    };
+    assert_eq!([at("c0"), at("c1"), at("c2")], [[16, 1, 40], [32, 1, 20], [64, 1, 10]]);
+    assert_eq!(host.text().parse(), Ok(host.clone()));
+    let json = meristem_grow::host_json(&host).unwrap();
+    assert_eq!(HostSpec::from_json(&json, "other").unwrap(), host);
+    // Six pools of two halve 40 points to none.
+    let deep: HostSpec = "conv1d:8,8,8,8,8,8,8".parse().unwrap();
+    let error = deep.validate(&signals).unwrap_err().to_string();
+    assert!(error.contains("blocks.6.pool"), "{error}");
+    let error = host.validate(&CIFAR).unwrap_err().to_string();
+    assert!(error.contains("signals, which have one row, and not images of 3×32×32"), "{error}");
+    for (text, words) in [
+        ("conv1d:", "host `conv1d:`: expected the channels of a convolution, got ``"),
+        ("conv1d:8,k=3", "expected the channels of a convolution, got `k=3`"),
+        ("conv1d:70000", "`channels of a convolution` must be 1 to 65536, got 70000"),
+    ] {
+        let error = text.parse::<HostSpec>().unwrap_err().to_string();
+        assert!(error.contains(words), "{text}: {error}");
+    }
+}
+
 /// A vector of 8 features has 8 groups of one value, a vector of 64 has 4 groups of 16.
 #[test]
 fn a_blueprint_that_cannot_learn_in_a_slot_is_illegal_there() {

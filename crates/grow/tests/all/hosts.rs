@@ -150,7 +150,8 @@ fn invalid_descriptions_are_rejected() {
         (given, HostError::UnknownHost { given: given.into(), nearest, presets })
     };
     let part = |given: &'static str, part: &str| {
-        (given, HostError::BadPart { given: given.into(), part: part.into() })
+        let expected = "`key=number`";
+        (given, HostError::BadPart { given: given.into(), expected, part: part.into() })
     };
     let size = |given: &'static str, what, expected: &str, got| {
         (given, HostError::Size { what, expected: expected.into(), got })

@@ -181,8 +181,8 @@ settings! {
     }
     "Hosts" {
         /// Host: baseline, wide, deep, large, impaired, minimal, resnet8, resnet20, vgg8 or mobile;
-        /// a description such as cnn:channels=12,blocks=4,kernel=5,pools=3 or mlp:256,256; or a
-        /// TOML or JSON file that describes one.
+        /// a description such as cnn:channels=12,blocks=4,kernel=5,pools=3, mlp:256,256 or
+        /// conv1d:16,32,64; or a TOML or JSON file that describes one.
         host: String = presets(SMALL_HOST.into(), SMALL_HOST.into(), "baseline".into());
         /// Number of hosts trained side by side; 1 with --data-parallel.
         envs: usize = same(4usize), unit("N"), whole(1, 4096);

@@ -1,0 +1,128 @@
+//! The families `mlp` and `conv1d` of hosts, which are given as the widths of their layers.
+
+use super::error::HostError;
+use super::host_layer::{Features, HostLayer};
+use super::limits::SIZE_MAX;
+use super::per_axis::PerAxis;
+use super::task_shape::TaskShape;
+
+/// Largest number of widths.
+const WIDTHS_MAX: usize = 32;
+/// Points of a window of `conv1d`.
+const WINDOW: usize = 5;
+
+/// A family whose hosts differ in the widths of their layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WidthFamily {
+    /// `mlp:256,256`: a multilayer perceptron.
+    Mlp,
+    /// `conv1d:16,32,64`: convolutions over signals.
+    Conv1d,
+}
+
+impl WidthFamily {
+    /// The family of a text, by its beginning.
+    pub(super) fn of(text: &str) -> Option<Self> {
+        [WidthFamily::Mlp, WidthFamily::Conv1d].into_iter().find(|of| text.starts_with(of.prefix()))
+    }
+
+    fn prefix(self) -> &'static str {
+        match self {
+            WidthFamily::Mlp => "mlp:",
+            WidthFamily::Conv1d => "conv1d:",
+        }
+    }
+
+    /// Meaning of a part of the text, for errors.
+    fn part(self) -> &'static str {
+        match self {
+            WidthFamily::Mlp => "the width of a hidden layer",
+            WidthFamily::Conv1d => "the channels of a convolution",
+        }
+    }
+
+    /// Layers of the host with this text.
+    ///
+    /// # Errors
+    /// [`HostError::BadPart`] for a width that is no number, [`HostError::Size`] for one outside
+    /// its range, or for too many.
+    pub(super) fn layers(self, text: &str) -> Result<Vec<HostLayer>, HostError> {
+        let widths = self.widths(text)?;
+        let mut layers = match self {
+            WidthFamily::Mlp => perceptron(&widths),
+            WidthFamily::Conv1d => convolutions(&widths),
+        };
+        let (name, out) = ("classifier".into(), Features::Classes);
+        layers.push(HostLayer::Linear { name, out, bias: true });
+        Ok(layers)
+    }
+
+    fn widths(self, text: &str) -> Result<Vec<usize>, HostError> {
+        let [width_of, number_of] = match self {
+            WidthFamily::Mlp => ["width of a hidden layer", "number of hidden layers"],
+            WidthFamily::Conv1d => ["channels of a convolution", "number of convolutions"],
+        };
+        let parts = text.strip_prefix(self.prefix()).unwrap_or(text).split(',').map(str::trim);
+        let width = |(i, part): (usize, &str)| {
+            let digits = !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+            let (given, expected) = (text.into(), self.part());
+            let bad = || HostError::BadPart { given, expected, part: part.into() };
+            let width = digits.then(|| part.parse().ok()).flatten().ok_or_else(bad)?;
+            HostError::check_size(width_of, width, 1, SIZE_MAX)?;
+            HostError::check_size(number_of, i + 1, 1, WIDTHS_MAX)?;
+            Ok(width)
+        };
+        parts.enumerate().map(width).collect()
+    }
+
+    /// Whether a host of this family takes such samples.
+    ///
+    /// # Errors
+    /// [`HostError::Description`] for convolutions over images of several rows, whose windows would
+    /// have one row.
+    pub(super) fn check(self, host: &str, image: &TaskShape) -> Result<(), HostError> {
+        if self == WidthFamily::Mlp || image.height == 1 {
+            return Ok(());
+        }
+        let problem = format!(
+            "it takes signals, which have one row, and not images of {image}; use a host for \
+             images, such as baseline or resnet8"
+        );
+        Err(HostError::Description { host: host.into(), problem })
+    }
+}
+
+/// The sample as a vector; then for each width a linear layer, ReLU and the slot `h{i}`.
+fn perceptron(widths: &[usize]) -> Vec<HostLayer> {
+    let mut layers = vec![HostLayer::Flatten];
+    for (i, out) in widths.iter().enumerate() {
+        let (name, out) = (format!("hidden.{i}"), Features::Count(*out));
+        layers.push(HostLayer::Linear { name, out, bias: true });
+        layers.push(HostLayer::Relu);
+        layers.push(HostLayer::Slot { name: format!("h{i}").into() });
+    }
+    layers
+}
+
+/// For each width a convolution, batch norm, ReLU and the slot `c{i}`, with a pool of two points
+/// between them; then the mean over all points.
+fn convolutions(widths: &[usize]) -> Vec<HostLayer> {
+    let mut layers = vec![];
+    for (i, out) in widths.iter().enumerate() {
+        if i > 0 {
+            let (name, kernel) = (format!("blocks.{i}.pool"), PerAxis { rows: 1, columns: 2 });
+            let padding = PerAxis::both(0);
+            layers.push(HostLayer::MaxPool2d { name, kernel, stride: None, padding });
+        }
+        let mut conv = HostLayer::conv2d(format!("blocks.{i}.conv"), *out, 1);
+        if let HostLayer::Conv2d { kernel, .. } = &mut conv {
+            kernel.columns = WINDOW;
+        }
+        layers.push(conv);
+        layers.push(HostLayer::BatchNorm { name: format!("blocks.{i}.bn") });
+        layers.push(HostLayer::Relu);
+        layers.push(HostLayer::Slot { name: format!("c{i}").into() });
+    }
+    layers.push(HostLayer::GlobalAvgPool);
+    layers
+}
