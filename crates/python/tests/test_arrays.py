@@ -98,6 +98,16 @@ def test_tables_of_other_libraries() -> None:
         samples, labels = gathered(data)
         np.testing.assert_allclose(samples, expected, rtol=1e-6)
         assert data.classes == ["elm", "fir", "oak"] and labels == [[2, 0, 1][k] for k in Y]
+    # Columns of the test table are found by name.
+    turned = dict(reversed(columns.items()))
+    for other in (turned, {name: values[:5] for name, values in turned.items()}):
+        count = len(other["age"])
+        test = (other, names[:count])
+        found, _ = gathered(meristem.Dataset(columns, names, test=test, split="test"))
+        np.testing.assert_allclose(found, expected[:count], rtol=1e-6)
+    with pytest.raises(errors.DataError, match=r"columns that differ by \['height', 'weight'\]"):
+        other = {"age": X[:, 0], "weight": X[:, 1], "adult": X[:, 2] > 0}
+        meristem.Dataset(columns, names, test=(other, names))
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame(columns | {"city": names})
     with pytest.raises(errors.DataError, match="column 'city' of .*expected numbers"):
@@ -136,6 +146,7 @@ def test_what_no_dataset_can_be_is_named() -> None:
     refused(r"float32 \[60\], expected numbers \[N, F\]", X[:, 0], Y)
     refused("expected numbers", np.full((60, 2), "a"), Y)
     refused("expected numbers", [[1, 2], [3]], [0, 1])
+    refused("a masked array", np.ma.masked_less(X, 0), Y)
     refused("a kind for three axes", np.zeros((4, 2, 2)), [0, 1, 0, 1])
     refused("channels_last=True", np.zeros((2, 8, 8, 3)), [0, 1])
     refused("samples of kind signal", X, Y, kind="signal")

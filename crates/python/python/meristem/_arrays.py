@@ -43,9 +43,15 @@ def file_of(
     labels = {split: labels_of(f"labels of {split}", pair[1]) for split, pair in splits.items()}
     labels, names = numbered(labels, classes)
     arrays: Named = {}
+    order: list[str] | None = None
     for split, (samples, _) in splits.items():
-        array = samples_of(f"samples of {split}", samples)
-        base, array = placed(f"samples of {split}", array, kind, channels_last)
+        name, table = f"samples of {split}", columns_of(samples)
+        if table is None:
+            array = samples_of(name, samples)
+        else:
+            array = rows_of(name, table, order)
+            order = list(table)
+        base, array = placed(name, array, kind, channels_last)
         arrays |= {f"{split}_{base}": array, f"{split}_labels": labels[split]}
     if names is not None:
         arrays["classes"] = np.array(names, dtype=np.str_)
@@ -61,6 +67,8 @@ def numpy_of(value: Any) -> "np.ndarray[Any, Any]":
     if hasattr(value, "detach"):  # PyTorch
         value = value.detach().cpu()
         return np.asarray(value.float() if str(value.dtype) == "torch.bfloat16" else value)
+    if np.ma.is_masked(value):
+        raise wrong("samples or labels", "a masked array", "no masked values", "fill them")
     try:
         array = np.asarray(value)
     except ValueError:  # lists of different lengths
@@ -82,24 +90,33 @@ def columns_of(value: Any) -> dict[str, Any] | None:
         names, columns = value.columns, value.get_columns()
     else:
         return None
-    for name in names:
-        if list(names).count(name) > 1:
+    texts = [str(name) for name in names]
+    for name in texts:
+        if texts.count(name) > 1:
             raise wrong("samples", f"two columns {name!r}", "one", "rename one of them")
-    return {str(name): column for name, column in zip(names, columns, strict=True)}
+    return dict(zip(texts, columns, strict=True))
 
 
 def samples_of(name: str, value: Any) -> "np.ndarray[Any, Any]":
-    """Samples as an array of numbers. A table has a row for each sample."""
-    table = columns_of(value)
-    if table is None:
-        array = numpy_of(value)
-        if array.dtype.kind not in "biuf" or array.ndim < 2:
-            got = f"{array.dtype} {list(array.shape)}"
-            remedy = "a sample of one number is a row of one: x.reshape(-1, 1)"
-            raise wrong(name, got, "numbers [N, F], [N, C, L] or [N, C, H, W]", remedy)
-        # A byte has the value b / 255.
-        return array.astype(np.float32) if array.dtype.kind == "b" else array
-    columns = {column: numpy_of(values) for column, values in table.items()}
+    """Samples as an array of numbers."""
+    array = numpy_of(value)
+    if array.dtype.kind not in "biuf" or array.ndim < 2:
+        got = f"{array.dtype} {list(array.shape)}"
+        remedy = "a sample of one number is a row of one: x.reshape(-1, 1)"
+        raise wrong(name, got, "numbers [N, F], [N, C, L] or [N, C, H, W]", remedy)
+    # A byte has the value b / 255.
+    return array.astype(np.float32) if array.dtype.kind == "b" else array
+
+
+def rows_of(
+    name: str, table: dict[str, Any], order: list[str] | None
+) -> "np.ndarray[Any, Any]":
+    """The rows of a table, with columns in this order, which is the training table's."""
+    if order is not None and set(order) != set(table):
+        other = sorted(set(order) ^ set(table))
+        remedy = "give both tables the same columns"
+        raise wrong(name, f"columns that differ by {other}", "the columns of training", remedy)
+    columns = {column: numpy_of(table[column]) for column in order or table}
     for column, values in columns.items():
         if values.dtype.kind not in "biuf" or values.ndim != 1:
             got = f"column {column!r} of {values.dtype} {list(values.shape)}"
