@@ -57,6 +57,7 @@ impl Kind {
             | train::Error::Unreadable { .. } => Self::RunFolder,
             train::Error::Resume { .. }
             | train::Error::OtherSettings { .. }
+            | train::Error::OtherInput { .. }
             | train::Error::Checkpoint { .. }
             | train::Error::CheckpointVersion { .. } => Self::Resume,
             train::Error::Session { .. } => Self::State,

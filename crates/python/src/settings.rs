@@ -39,11 +39,12 @@ pub(crate) fn layer(given: &Bound<'_, PyDict>) -> PyResult<ConfigLayer> {
             Failure::usage(Kind::Setting, problem, "`docs/settings.md` lists all settings")
         })?;
         // A `meristem.Dataset`, which stands for several settings.
-        match value.getattr_opt("settings")? {
+        match value.getattr_opt("_dataset_settings")? {
             Some(settings) if key == "dataset" => {
                 for (key, value) in settings.cast::<PyDict>()?.iter() {
                     let key: String = key.extract()?;
-                    if key != "dataset" && given.get_item(&key)?.is_some() {
+                    let beside = given.get_item(&key)?.is_some_and(|value| !value.is_none());
+                    if key != "dataset" && beside {
                         return Err(twice(&key));
                     }
                     set(&mut layer, &key, &value)?;

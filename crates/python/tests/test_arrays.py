@@ -1,5 +1,6 @@
 """Datasets of arrays in memory (D13)."""
 
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,8 @@ def test_axes() -> None:
     data = meristem.Dataset(colours, y, channels_last=True)
     assert data.shape == (3, 8, 9)
     assert np.allclose(gathered(data)[0], colours.transpose(0, 3, 1, 2) / 255.0)
+    wide = meristem.Dataset(np.zeros((2, 6, 20, 1)), [0, 1], channels_last=False)
+    assert wide.shape == (6, 20, 1)
     same = meristem.Dataset(colours.transpose(0, 3, 1, 2), y)
     assert np.array_equal(gathered(same)[0], gathered(data)[0])
 
@@ -117,7 +120,7 @@ def test_tables_of_other_libraries() -> None:
         meristem.Dataset(table, Y)
     column = pandas.Series(names)
     column[7] = None
-    with pytest.raises(errors.DataError, match="at 7, expected integers, or text"):
+    with pytest.raises(errors.DataError, match="at 7.*, expected all integers, or all text"):
         meristem.Dataset(X, column)
     table = pandas.DataFrame(columns)
     table.loc[4, "height"] = None
@@ -142,17 +145,25 @@ def test_what_no_dataset_can_be_is_named() -> None:
     broken = X.copy()
     broken[7, 1] = np.nan
     refused("value 1 of sample 7", broken, Y)
-    refused("`targets`: got None", X)
+    refused("`dataset`: got .*, expected the name of a dataset, or samples with `targets`", X)
     refused(r"float32 \[60\], expected numbers \[N, F\]", X[:, 0], Y)
     refused("expected numbers", np.full((60, 2), "a"), Y)
-    refused("expected numbers", [[1, 2], [3]], [0, 1])
-    refused("a masked array", np.ma.masked_less(X, 0), Y)
+    refused("got a list: .*, expected an array", [[1, 2], [3]], [0, 1])
+    refused("masked or missing", np.ma.masked_less(X, 0), Y)
+    refused("masked or missing", [np.ma.masked_less(row, 0) for row in X], Y)
     refused("a kind for three axes", np.zeros((4, 2, 2)), [0, 1, 0, 1])
     refused("channels_last=True", np.zeros((2, 8, 8, 3)), [0, 1])
     refused("samples of kind signal", X, Y, kind="signal")
     refused("vector, signal or image", X, Y, kind="picture")
     refused(r"1.5 at 1, expected whole numbers", X, [0.0, 1.5] * 30)
     refused(r"nan at 2, expected whole numbers", X, [0.0, 1.0, np.nan] * 20)
+    refused(r"1e\+30 at 0", X, [1e30, 1.0] * 30)
+    refused("float nan at 1 beside text", X, ["oak", float("nan")] * 30)
+    refused("int 1 at 1 beside text", X, ["oak", 1] * 30)
+    refused("str '1' at 1 beside an integer", X, [0, "1"] * 30)
+    refused("bool True at 1 beside an integer", X, [0, True] * 30)
+    refused("NoneType None at 0", X, [None, 1] * 30)
+    refused("label 0 of `train_labels`", X, [2**70, 1] * 30)
     refused("label 0 of `train_labels`", X, Y - 1)
     refused(r"integers \[60\]", X, Y[:50])
     refused(r"expected labels \[N\]", X, np.eye(3)[Y])
@@ -164,6 +175,20 @@ def test_what_no_dataset_can_be_is_named() -> None:
     refused("text in test alone", X, Y, test=(X[:1], ["fir"]))
     refused("a pair of samples and labels", X, Y, test=X)
     refused("3 features of floats as in training", X, Y, test=(X[:, :2], Y))
+    refused("a list of names", X, Y, classes={"a": 0, "b": 1, "c": 2})
+    refused("a list of names", X, Y, classes={"a", "b", "c"})
+    refused("a list of names", X, Y, classes=5)
+    refused("a list of names", X, Y, classes=[])
+    for name in ("a\0", "\ud800", "a" * 10_001):
+        refused("Unicode text of at most 10000", X, Y, classes=[name, "b", "c"])
+    refused("two columns '1'", {1: X[:, 0], "1": X[:, 1]}, Y)
+    refused("a table beside an array", {"a": X[:, 0]}, Y, test=(X[:, :1], Y))
+    refused(r"images \[N, H, W, C\]", np.zeros((2, 100, 3)), [0, 1], kind="signal", channels_last=True)
+    refused("at most 4 channels as the last axis", np.zeros((2, 8, 8, 6)), [0, 1], channels_last=True)
+    refused("a Path: |a PosixPath", Path("somewhere"), Y)
+    refused("a generator", (row for row in X), Y)
+    refused(r"complex64 \[60, 3\]", X * 1j, Y)
+    refused("`channels_last`", "embedded", channels_last=True)
     refused("`root`", X, Y, root="somewhere")
     refused("`targets`.*None for the dataset 'embedded'", "embedded", Y)
     refused("`test`", "embedded", test=(X, Y))
@@ -175,6 +200,10 @@ def test_a_place_without_room_is_an_error(cache: Path, monkeypatch: pytest.Monke
     with pytest.raises(errors.DataError, match="arrays in"):
         meristem.Dataset(X, Y)
     cache.unlink()
+    # Refused data leave no file.
+    with pytest.raises(errors.DataError):
+        meristem.Dataset(X * np.nan, Y)
+    assert list(cache.iterdir()) == []
 
     def full(file: Any, **arrays: Any) -> None:
         file.write(b"half")
@@ -184,6 +213,29 @@ def test_a_place_without_room_is_an_error(cache: Path, monkeypatch: pytest.Monke
     with pytest.raises(errors.DataError, match="No space left.*"):
         meristem.Dataset(X, Y)
     assert list(cache.iterdir()) == []
+
+
+def test_a_damaged_file_is_written_again(cache: Path) -> None:
+    meristem.Dataset(X, Y)
+    [file] = cache.iterdir()
+    whole = file.read_bytes()
+    for damaged in (b"", whole[:-9], whole[:200] + b"?" + whole[201:]):
+        file.write_bytes(damaged)
+        meristem.clear_cache()
+        assert np.array_equal(gathered(meristem.Dataset(X, Y))[0], X)
+        assert file.read_bytes() == whole and list(cache.iterdir()) == [file]
+
+
+def test_members_of_classes_of_text_are_their_text() -> None:
+    class Tree(str, Enum):
+        OAK = "oak"
+        ELM = "elm"
+
+    labels = [list(Tree)[y % 2] for y in Y]
+    for given in (labels, np.array(labels, dtype=object)):
+        assert meristem.Dataset(X, given).classes == ["elm", "oak"]
+    assert meristem.Dataset(X, labels, classes=list(Tree)).classes == ["oak", "elm"]
+    assert meristem.Dataset(X, Y, classes=(name for name in "abc")).classes == ["a", "b", "c"]
 
 
 def test_a_run_takes_a_dataset_and_is_resumed_by_name_alone(tmp_path: Path) -> None:

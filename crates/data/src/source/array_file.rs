@@ -33,6 +33,8 @@ pub(super) trait ArrayFile: Send + Sync {
     fn class_names(&self) -> Result<Option<Vec<String>>>;
 }
 
+/// Largest number of classes; a label that is not below it is damage.
+pub(super) const CLASSES_MAX: u32 = 65_536;
 /// Name of the array, or key of the metadata, with the names of the classes.
 pub(super) const CLASSES: &str = "classes";
 
@@ -130,6 +132,12 @@ fn read_text(header: &NpyHeader, input: &mut Input<'_>) -> Result<Vec<String>> {
             .in_layout(input.path()));
         }
     };
+    if len > CLASSES_MAX as usize {
+        let (what, expected) = (format!("`{CLASSES}`"), format!("at most {CLASSES_MAX} names"));
+        return Err(Mismatch::new(what, expected, len.to_string())
+            .remedy("leave out unused classes")
+            .in_layout(input.path()));
+    }
     let mut element = vec![0; text.bytes()];
     let mut names = vec![];
     for place in 0..len {

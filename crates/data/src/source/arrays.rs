@@ -13,7 +13,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 
-use super::array_file::{ArrayFile, CLASSES, Npz, SafeTensors};
+use super::array_file::{ArrayFile, CLASSES, CLASSES_MAX, Npz, SafeTensors};
 use super::array_samples::{ArrayForm, AxisOrder};
 use super::identity::WatchedFiles;
 use super::input::{self, Input};
@@ -22,8 +22,6 @@ use super::{CHUNK_BYTES, Layout, OnBad, Reader, Sink, Source, Split, TestSplit, 
 use crate::error::{Error, Mismatch, Result, damaged};
 use crate::notes;
 
-/// Largest number of classes; a label that is not below it is damage.
-const CLASSES_MAX: u32 = 65_536;
 /// Arrays of labels, train then test.
 const LABELS: [&str; 2] = ["train_labels", "test_labels"];
 
@@ -108,7 +106,7 @@ impl ArraysReader {
         let samples = sample_arrays(path, &names)?;
         let named = file.class_names()?;
         check_names(path, named.as_deref().unwrap_or_default())?;
-        let names = names.into_iter().filter(|name| name != CLASSES);
+        let names = names.into_iter().filter(|name| named.is_none() || name != CLASSES);
         let known = |name: &String| samples.names.iter().chain(&LABELS).any(|known| known == name);
         let (split_arrays, unread): (Vec<String>, _) = names.partition(known);
         let has_test =

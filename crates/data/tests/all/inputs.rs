@@ -352,4 +352,6 @@ fn classes_may_have_names() {
     check(code, &["name 1 of `classes`", "characters of Unicode"]);
     check(Named("classes", "<U0", vec![1 << 40], vec![]), &["`classes`", "<U0"]);
     check(Named("classes", "<U9", vec![1 << 40], vec![]), &["data.npz"]);
+    let many = Named("classes", "<U1", vec![65_537], vec![0; 4 * 65_537]);
+    check(many, &["`classes`", "at most 65536 names", "65537"]);
 }

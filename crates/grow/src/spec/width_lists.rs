@@ -78,15 +78,15 @@ impl WidthFamily {
     /// Whether a host of this family takes such samples.
     ///
     /// # Errors
-    /// [`HostError::Description`] for convolutions over images of several rows, whose windows would
-    /// have one row.
+    /// [`HostError::Description`] for convolutions over other samples than signals: their windows
+    /// have one row, and several points.
     pub(super) fn check(self, host: &str, image: &TaskShape) -> Result<(), HostError> {
-        if self == WidthFamily::Mlp || image.height == 1 {
+        if self == WidthFamily::Mlp || (image.height == 1 && image.width > 1) {
             return Ok(());
         }
         let problem = format!(
-            "it takes signals, which have one row, and not images of {image}; use a host for \
-             images, such as baseline or resnet8"
+            "it takes signals, which have one row and several points, and not samples of {image}; \
+             use baseline or resnet8 for images, mlp:64,64 for vectors"
         );
         Err(HostError::Description { host: host.into(), problem })
     }

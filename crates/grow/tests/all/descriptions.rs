@@ -131,7 +131,9 @@ fn convolutions_over_signals_are_their_channels() {
     let error = deep.validate(&signals).unwrap_err().to_string();
     assert!(error.contains("blocks.6.pool"), "{error}");
     let error = host.validate(&CIFAR).unwrap_err().to_string();
-    assert!(error.contains("signals, which have one row, and not images of 3×32×32"), "{error}");
+    assert!(error.contains("one row and several points, and not samples of 3×32×32"), "{error}");
+    let vectors = TaskShape { channels: 20, height: 1, width: 1, classes: 10 };
+    assert!(host.validate(&vectors).is_err());
     for (text, words) in [
         ("conv1d:", "host `conv1d:`: expected the channels of a convolution, got ``"),
         ("conv1d:8,k=3", "expected the channels of a convolution, got `k=3`"),

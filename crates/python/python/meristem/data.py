@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from os import PathLike
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import _arrays, _meristem
@@ -44,7 +45,7 @@ class Dataset:
         test: tuple[Any, Any] | None = None,
         classes: Sequence[str] | None = None,
         kind: str | None = None,
-        channels_last: bool = False,
+        channels_last: bool | None = None,
         split: str = "train",
         root: "str | PathLike[str] | None" = None,
         skip_bad: bool = False,
@@ -70,7 +71,7 @@ class Dataset:
             classes: Names of the classes, by number.
             kind: ``vector``, ``signal`` or ``image``. Arrays of three axes need it: signals, or grey
                 images [N, H, W].
-            channels_last: Whether images are [N, H, W, C].
+            channels_last: Whether images are [N, H, W, C]. Arrays that look so must say.
             split: ``train`` or ``test``.
             root: The folder or file of the dataset, as for ``--data-root`` on the command line.
             skip_bad: Whether to leave out images that do not decode.
@@ -91,27 +92,34 @@ class Dataset:
             "device": text("device", device, DataError),
         }
         of_arrays = {"targets": targets, "test": test, "classes": classes, "kind": kind}
+        of_arrays["channels_last"] = channels_last
+        new_file: Path | None = None
         if not isinstance(dataset, str):
+            if targets is None:
+                expected = "the name of a dataset, or samples with `targets`"
+                raise refused("dataset", dataset, expected, DataError)
             for name in ("root", "resize"):
                 if place[name] is not None:
                     raise refused(name, place[name], "None for arrays", DataError)
-            layout = flag("channels_last", channels_last, DataError)
-            file = _arrays.file_of((dataset, targets), test, classes, kind, layout)
-            dataset, place["root"] = "arrays", str(file)
+            layout = None if channels_last is None else flag("channels_last", channels_last, DataError)
+            file, is_new = _arrays.file_of((dataset, targets), test, classes, kind, layout)
+            dataset, place["root"], new_file = "arrays", str(file), file if is_new else None
         else:
             for name, value in of_arrays.items():
                 if value is not None:
                     raise refused(name, value, f"None for the dataset {dataset!r}", DataError)
         names = text("dataset", dataset, DataError), text("split", split, DataError)
-        self._resident = _meristem.Resident(*names, place)
-        #: Settings of a run on this dataset: ``train(dataset=data)`` takes them.
-        self.settings: dict[str, Any] = {"dataset": dataset}
-        if place["root"] is not None:
-            self.settings["data_root"] = place["root"]
-        if place["skip_bad"]:
-            self.settings["skip_bad"] = True
-        if place["resize"] is not None:
-            self.settings["resize"] = place["resize"]
+        try:
+            self._resident = _meristem.Resident(*names, place)
+        except DataError:
+            if new_file is not None:
+                new_file.unlink(missing_ok=True)
+            raise
+        wanted = {"data_root": place["root"], "resize": place["resize"]}
+        wanted["skip_bad"] = place["skip_bad"] or None
+        # The engine reads this attribute.
+        self._dataset_settings = {"dataset": dataset}
+        self._dataset_settings |= {key: value for key, value in wanted.items() if value is not None}
         about = self._resident.info()
         self.name: str = about["name"]
         #: ``image``, ``signal`` or ``vector``.
@@ -123,6 +131,11 @@ class Dataset:
         self.mean: list[float] = about["mean"]
         self.std: list[float] = about["std"]
         self.device: str = about["device"]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings of a run on this dataset; ``train(dataset=data)`` takes them."""
+        return dict(self._dataset_settings)
 
     def __len__(self) -> int:
         return len(self._resident)

@@ -268,9 +268,9 @@ def apply(library: Library, name: str, layer: Any, x: Any) -> Any:
         case {"conv": about}:
             groups = x.shape[1] if about["depthwise"] else 1
             weight = library.tensor(f"{name}.weight")
-            # In a signal, which has one row, the kernel has one row.
-            rows = 1 if x.shape[2] == 1 < x.shape[3] else about["kernel"]
-            return library.conv2d(x, weight, (rows // 2, about["kernel"] // 2), groups)
+            # In a signal the kernel has one row.
+            rows, columns = weight.shape[2:]
+            return library.conv2d(x, weight, (rows // 2, columns // 2), groups)
         case {"group_norm": _}:
             weight, bias = (library.tensor(f"{name}.{w}") for w in ("weight", "bias"))
             return library.group_norm(x, group_norm_groups(x.shape[1]), weight, bias)

@@ -37,8 +37,8 @@ pub(crate) fn parse(path: &Path, text: &str) -> Result<ConfigLayer> {
         }
         Some("json") => {
             let value = meristem_grow::parse_json(text).map_err(&fail)?;
-            let keys = value.as_object().into_iter().flat_map(|object| object.keys());
-            check_keys(keys.map(String::as_str)).map_err(&fail)?;
+            let object = value.as_object().ok_or_else(|| fail("expected an object".into()))?;
+            check_keys(object.keys().map(String::as_str)).map_err(&fail)?;
             serde_json::from_str(text).map_err(|e| fail(e.to_string()))
         }
         _ => Err(fail("its name must end in .toml or .json".into())),
@@ -95,7 +95,7 @@ mod tests {
         refused("c.toml", "bacth = 3", &["did you mean `batch`?"]);
         refused("c.toml", "max-batches = 3", &["did you mean `max_batches`?"]);
         refused("c.json", r#"{"batch": 1, "batch": 2}"#, &["the key `batch` is there twice"]);
-        refused("c.json", "[1]", &["expected"]);
+        refused("c.json", "[1]", &["expected an object"]);
         refused("c.json", r#"{"zzz": 1}"#, &["unknown key `zzz`; known keys: preset"]);
     }
 
