@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{BufReader, Read, Seek, SeekFrom};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
@@ -117,6 +117,17 @@ impl ArrayFile for Npz {
     }
 }
 
+/// Checks the number of classes of a file.
+fn check_count(path: &Path, names: usize) -> Result<()> {
+    if names <= CLASSES_MAX as usize {
+        return Ok(());
+    }
+    let (what, expected) = (format!("`{CLASSES}`"), format!("at most {CLASSES_MAX} names"));
+    Err(Mismatch::new(what, expected, names.to_string())
+        .remedy("leave out unused classes")
+        .in_layout(path))
+}
+
 /// The elements of an array of text of one dimension.
 fn read_text(header: &NpyHeader, input: &mut Input<'_>) -> Result<Vec<String>> {
     let (text, len) = match (&header.element, &header.shape[..]) {
@@ -132,12 +143,7 @@ fn read_text(header: &NpyHeader, input: &mut Input<'_>) -> Result<Vec<String>> {
             .in_layout(input.path()));
         }
     };
-    if len > CLASSES_MAX as usize {
-        let (what, expected) = (format!("`{CLASSES}`"), format!("at most {CLASSES_MAX} names"));
-        return Err(Mismatch::new(what, expected, len.to_string())
-            .remedy("leave out unused classes")
-            .in_layout(input.path()));
-    }
+    check_count(input.path(), len)?;
     let mut element = vec![0; text.bytes()];
     let mut names = vec![];
     for place in 0..len {
@@ -235,12 +241,14 @@ impl ArrayFile for SafeTensors {
         let Some(text) = metadata.and_then(|entries| entries.get(CLASSES)) else {
             return Ok(None);
         };
-        serde_json::from_str(text).map(Some).map_err(|error| {
+        let names: Vec<String> = serde_json::from_str(text).map_err(|error| {
             let what = format!("`{CLASSES}` in the metadata");
             let expected = "a JSON list of texts, one for each class";
             Mismatch::new(what, expected, error.to_string())
                 .remedy("write it as json.dumps(names)")
                 .in_layout(&self.path)
-        })
+        })?;
+        check_count(&self.path, names.len())?;
+        Ok(Some(names))
     }
 }

@@ -169,24 +169,14 @@ impl ArraysReader {
     }
 }
 
-/// Checks the names of the classes.
+/// Checks that no two classes have one name.
 fn check_names(path: &Path, names: &[String]) -> Result<()> {
-    let wrong = |what: String, expected: String, got: String, remedy| {
-        Err(Mismatch::new(what, expected, got).remedy(remedy).in_layout(path))
-    };
-    if names.len() > CLASSES_MAX as usize {
-        let (what, expected) = (format!("`{CLASSES}`"), format!("at most {CLASSES_MAX} names"));
-        return wrong(what, expected, names.len().to_string(), "leave out unused classes");
-    }
     let mut seen = HashSet::new();
-    match names.iter().position(|name| !seen.insert(name)) {
-        Some(place) => {
-            let what = format!("name {place} of `{CLASSES}`");
-            let got = format!("{:?} again", names[place]);
-            wrong(what, "another name for each class".into(), got, "rename it")
-        }
-        None => Ok(()),
-    }
+    let Some(place) = names.iter().position(|name| !seen.insert(name)) else { return Ok(()) };
+    let (what, got) = (format!("name {place} of `{CLASSES}`"), format!("{:?} again", names[place]));
+    Err(Mismatch::new(what, "another name for each class", got)
+        .remedy("rename one of the classes")
+        .in_layout(path))
 }
 
 /// The arrays that a file has for its samples; the arrays of images for a file without samples.

@@ -275,11 +275,11 @@ fn is_false(set: &bool) -> bool {
 
 impl HostLayer {
     /// A convolution with stride 1 and padding that preserves the image size, without bias.
-    pub fn conv2d(name: impl Into<String>, out: usize, kernel: usize) -> Self {
+    pub fn conv2d(name: impl Into<String>, out: usize, kernel: impl Into<PerAxis>) -> Self {
         HostLayer::Conv2d {
             name: name.into(),
             out,
-            kernel: PerAxis::both(kernel),
+            kernel: kernel.into(),
             stride: one(),
             padding: Padding::Same,
             dilation: one(),

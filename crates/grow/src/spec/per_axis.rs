@@ -34,6 +34,12 @@ impl PerAxis {
     }
 }
 
+impl From<usize> for PerAxis {
+    fn from(size: usize) -> Self {
+        Self::both(size)
+    }
+}
+
 impl From<AxisText> for PerAxis {
     fn from(text: AxisText) -> Self {
         match text {

@@ -114,11 +114,8 @@ fn convolutions(widths: &[usize]) -> Vec<HostLayer> {
             let padding = PerAxis::both(0);
             layers.push(HostLayer::MaxPool2d { name, kernel, stride: None, padding });
         }
-        let mut conv = HostLayer::conv2d(format!("blocks.{i}.conv"), *out, 1);
-        if let HostLayer::Conv2d { kernel, .. } = &mut conv {
-            kernel.columns = WINDOW;
-        }
-        layers.push(conv);
+        let window = PerAxis { rows: 1, columns: WINDOW };
+        layers.push(HostLayer::conv2d(format!("blocks.{i}.conv"), *out, window));
         layers.push(HostLayer::BatchNorm { name: format!("blocks.{i}.bn") });
         layers.push(HostLayer::Relu);
         layers.push(HostLayer::Slot { name: format!("c{i}").into() });

@@ -13,7 +13,7 @@ import numpy as np
 
 from . import _meristem
 from ._arguments import refused, sequence, text
-from ._tables import CLASSES_MAX, columns_of, labels_of, rows_of, samples_of, wrong
+from ._tables import columns_of, labels_of, rows_of, samples_of, wrong
 from .errors import DataError
 
 Named = dict[str, "np.ndarray[Any, Any]"]
@@ -98,9 +98,6 @@ def numbered(labels: Named, classes: Iterable[str] | None) -> tuple[Named, list[
 
 def check_names(names: list[str]) -> None:
     """Refuses names that a file cannot have."""
-    if len(names) > CLASSES_MAX:
-        remedy = "merge classes; a number for each sample is no class"
-        raise wrong("classes", f"{len(names)} names", f"at most {CLASSES_MAX}", remedy)
     for name in names:
         is_text = not any(0xD800 <= ord(letter) < 0xE000 for letter in name)
         if not is_text or name.endswith("\0") or len(name) > NAME_MAX:
@@ -111,7 +108,7 @@ def check_names(names: list[str]) -> None:
 def placed(
     name: str, array: "np.ndarray[Any, Any]", kind: str | None, channels_last: bool | None
 ) -> tuple[str, "np.ndarray[Any, Any]"]:
-    """The name in the file by which an array has its order of axes, and the array."""
+    """Name of an array in the file, which determines the order of axes, and the array."""
     got, natural = f"{array.dtype} {list(array.shape)}", KINDS[array.ndim - 2]
     if channels_last and array.ndim != 4:
         raise wrong(name, got, "images [N, H, W, C]", "leave `channels_last` out")

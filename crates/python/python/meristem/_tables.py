@@ -90,7 +90,7 @@ def rows_of(name: str, table: Columns, order: list[str] | None) -> "np.ndarray[A
     for column, values in columns.items():
         if values.dtype.kind not in "biuf" or values.ndim != 1:
             got = f"column {column!r} of {described(table[column], values)}"
-            remedy = "leave the column out, fill what is missing, or make numbers of it"
+            remedy = "leave the column out, fill missing values, or convert the column to numbers"
             raise wrong(name, got, "numbers", remedy)
     lengths = {len(values) for values in columns.values()}
     if len(lengths) != 1:
@@ -108,7 +108,7 @@ def labels_of(name: str, value: Any) -> "np.ndarray[Any, Any]":
             raise wrong(name, f"columns {sorted(table)}", "one column", "choose the labels' column")
         value = next(iter(table.values()))
     if isinstance(value, list | tuple) and not any(isinstance(v, list | tuple) for v in value):
-        # numpy would make text of numbers beside text, and a number or text of what is missing.
+        # numpy would convert numbers beside text to text, and missing labels to NaN or text.
         array: np.ndarray[Any, Any] = np.empty(len(value), dtype=object)
         for place, label in enumerate(value):
             array[place] = label
@@ -121,16 +121,16 @@ def labels_of(name: str, value: Any) -> "np.ndarray[Any, Any]":
         raise wrong(name, described(value, array), "labels [N]", remedy)
     if array.dtype.kind == "O":
         array = _of_objects(name, array)
-    if array.dtype.kind == "f":
-        array = _whole(name, array)
-    if array.dtype.kind not in "biuU":
+    if array.dtype.kind == "U":
+        return array
+    if array.dtype.kind not in "biufO":
         got = described(value, array)
         raise wrong(name, got, "integers, or text", "convert them, such as with y.astype(str)")
-    return array.astype(np.uint8) if array.dtype.kind == "b" else array
+    return _whole(name, array)
 
 
 def _of_objects(name: str, array: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-    """Objects that are all text, or all numbers."""
+    """Objects that are all text, as text; or all numbers of one kind, as they are."""
 
     def kind(label: Any) -> str:
         if isinstance(label, str):
@@ -148,22 +148,16 @@ def _of_objects(name: str, array: "np.ndarray[Any, Any]") -> "np.ndarray[Any, An
         beside = "" if kinds[place] == "neither" else f" beside {kinds[0]}"
         got = f"{type(label).__name__} {label!r} at {place}{beside}"
         raise wrong(name, got, "all integers, or all text", "fill or convert it, or leave the sample out")
-    if not kinds:
-        return np.empty(0, dtype=np.int64)
-    if kinds[0] == "text":
+    if kinds and kinds[0] == "text":
         # The value of a member of a class of texts, whose `str` may be its name.
-        texts = [str.__str__(label) for label in array]
-        width = max(1, *map(len, texts))
-        return np.array(texts, dtype=f"<U{width}")
-    if kinds[0] == "an integer":
-        numbers = [index(label) for label in array]
-        return np.array([-1 if n is None or not -1 <= n < 2**62 else n for n in numbers], dtype=np.int64)
-    return array.astype(np.uint8 if kinds[0] == "a boolean" else np.float64)
+        return np.array([str.__str__(label) for label in array])
+    return array
 
 
 def _whole(name: str, array: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-    """Floats that are whole numbers, as integers."""
-    broken = np.flatnonzero(~((array >= 0) & (array < CLASSES_MAX) & (array == np.floor(array))))
+    """Whole numbers that can be labels, as int64."""
+    # Objects may be integers of any size.
+    broken = np.flatnonzero([not (0 <= n < CLASSES_MAX and n == int(n)) for n in array.tolist()])
     if broken.size:
         place = int(broken[0])
         expected = f"whole numbers from 0 to {CLASSES_MAX - 1}"
