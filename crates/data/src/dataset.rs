@@ -12,6 +12,7 @@ use crate::shape::CHANNELS_BLOCKED;
 use crate::shape::{InputKind, SampleForm, SampleShape, StoredType};
 use crate::source::{CHUNK_BYTES, DatasetFiles, DatasetInfo, Layout, Split};
 use crate::spool;
+use crate::targets::{self, SampleTargets, StoredTargets, TargetForm, TargetKind};
 
 /// Bytes converted to f32 at a time: a quarter of a chunk, because a value grows fourfold.
 const CONVERTED_BYTES: usize = CHUNK_BYTES / 4;
@@ -22,7 +23,7 @@ const CHECKSUM_PIECE: usize = 16 << 20;
 /// Storage of a dataset's images (D1, D7).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Residency {
-    /// [`Residency::Resident`] if images and labels fit into `budget` bytes, else
+    /// [`Residency::Resident`] if samples and targets fit into `budget` bytes, else
     /// [`Residency::Streamed`].
     Auto {
         /// In bytes, for this split alone.
@@ -58,69 +59,75 @@ pub struct Dataset {
     split: Option<Split>,
     len: usize,
     samples: StoredSamples,
-    /// u32 [N].
-    labels: Tensor,
+    /// u32 [N], or f32 [N, K].
+    targets: Tensor,
 }
 
 impl Dataset {
     /// A dataset of images in memory, resident on `device` as bytes. `images` are N images of
-    /// `shape`, NHWC; `labels` has N entries, each below the number of `classes`. The normalisation
-    /// constants are computed from `images`. Copies to the device; waits for the copies.
+    /// `shape`, NHWC; `targets` are those of N samples, such as a slice of N classes; `classes`
+    /// names the K classes, labels or numbers. The normalisation constants are computed from
+    /// `images`, and those of numbers from `targets`. Copies to the device; waits for the copies.
     ///
     /// # Errors
-    /// [`Error::Argument`] for lengths that do not match, or labels out of range; device errors,
+    /// [`Error::Argument`] for lengths that do not match, or targets out of range; device errors,
     /// including out of memory.
-    pub fn from_slices(
+    pub fn from_slices<'a>(
         device: &Device,
         shape: SampleShape,
         images: &[u8],
-        labels: &[u32],
+        targets: impl Into<SampleTargets<'a>>,
         classes: Vec<String>,
     ) -> Result<Arc<Self>> {
         let form = SampleForm { kind: InputKind::Image, shape, stored: StoredType::U8 };
-        check_slices(form, images.len(), labels, &classes)?;
-        Self::from_stored(device, form, images, (labels, classes))
+        let targets = targets.into();
+        check_slices(form, images.len(), targets, &classes)?;
+        Self::from_stored(device, form, images, (targets, classes))
     }
 
     /// A dataset of floats in memory, resident on `device`; otherwise as [`Self::from_slices`].
     ///
     /// # Errors
     /// As [`Self::from_slices`], and [`Error::Argument`] for values that are not finite.
-    pub fn from_floats(
+    pub fn from_floats<'a>(
         device: &Device,
         kind: InputKind,
         shape: SampleShape,
         values: &[f32],
-        labels: &[u32],
+        targets: impl Into<SampleTargets<'a>>,
         classes: Vec<String>,
     ) -> Result<Arc<Self>> {
         let form = SampleForm { kind, shape, stored: StoredType::F32 };
-        check_slices(form, values.len(), labels, &classes)?;
+        let targets = targets.into();
+        check_slices(form, values.len(), targets, &classes)?;
         if let Some(place) = values.iter().position(|value| !value.is_finite()) {
             let (sample, value) = (place / shape.numel(), place % shape.numel());
             let got = format!("{} at value {value} of sample {sample}", values[place]);
             return wrong("values", "finite numbers".into(), got, "replace it");
         }
-        Self::from_stored(device, form, bytemuck::cast_slice(values), (labels, classes))
+        Self::from_stored(device, form, bytemuck::cast_slice(values), (targets, classes))
     }
 
     fn from_stored(
         device: &Device,
         form: SampleForm,
         bytes: &[u8],
-        (labels, classes): (&[u32], Vec<String>),
+        (targets, classes): (SampleTargets<'_>, Vec<String>),
     ) -> Result<Arc<Self>> {
         let SampleForm { kind, shape, stored } = form;
+        let target_kind = targets.kind();
+        let (targets, constants) = targets.store(TargetForm::new(target_kind, classes.len()).width);
+        let len = targets.len();
         let mut statistics = ChannelStatistics::new(stored, shape.channels);
         statistics.add(bytes);
         let Normalization { mean, std } = statistics.normalization();
         let stream = device.stream("dataset");
-        let resident = empty_samples(&stream, shape, labels.len(), stored.dtype())?;
+        let resident = empty_samples(&stream, shape, len, stored.dtype())?;
         copy_stored(&resident, stored, bytes)?;
-        let labels_tensor = Tensor::from_slice(&stream, labels, [labels.len()], Owner::Dataset)?;
+        let targets_tensor = targets.to_tensor(&stream)?;
         stream.synchronize()?;
-        let mut per_class = vec![0; classes.len()];
-        labels.iter().for_each(|label| per_class[*label as usize] += 1);
+        let mut per_class = targets::empty_counts(target_kind, classes.len());
+        targets.all().count(&mut per_class);
         let SampleShape { channels, height, width } = shape;
         let info = DatasetInfo {
             name: "slices".into(),
@@ -129,9 +136,12 @@ impl Dataset {
             channels,
             height,
             width,
+            targets: target_kind,
             classes,
-            train_len: labels.len(),
+            train_len: len,
             per_class,
+            target_mean: constants.mean,
+            target_std: constants.std,
             test_len: None,
             mean,
             std,
@@ -141,9 +151,9 @@ impl Dataset {
             device: device.clone(),
             info,
             split: None,
-            len: labels.len(),
+            len,
             samples: StoredSamples::Resident(resident),
-            labels: labels_tensor,
+            targets: targets_tensor,
         }))
     }
 
@@ -157,27 +167,28 @@ impl Dataset {
     ) -> Result<Self> {
         files.check_has(split)?;
         let stream = device.stream("dataset");
-        let mut labels = Vec::with_capacity(files.layout().len(split));
+        let layout = files.layout();
+        let mut targets = StoredTargets::with_capacity(layout.target_form(), layout.len(split));
         let samples = match residency {
             Residency::Streamed => {
-                StoredSamples::Spooled(Arc::new(spool::write(files, split, &mut labels)?))
+                StoredSamples::Spooled(Arc::new(spool::write(files, split, &mut targets)?))
             }
-            Residency::ResidentF32 if is_normalized_at_load(files.layout()) => {
-                StoredSamples::Normalized(load_normalized(&stream, files, split, &mut labels)?)
+            Residency::ResidentF32 if is_normalized_at_load(layout) => {
+                StoredSamples::Normalized(load_normalized(&stream, files, split, &mut targets)?)
             }
             Residency::Resident | Residency::ResidentF32 | Residency::Auto { .. } => {
-                StoredSamples::Resident(load_stored(&stream, files, split, &mut labels)?)
+                StoredSamples::Resident(load_stored(&stream, files, split, &mut targets)?)
             }
         };
-        let labels_tensor = Tensor::from_slice(&stream, &labels, [labels.len()], Owner::Dataset)?;
+        let targets_tensor = targets.to_tensor(&stream)?;
         stream.synchronize()?;
         Ok(Self {
             device: device.clone(),
             info: files.info()?,
             split: Some(split),
-            len: labels.len(),
+            len: targets.len(),
             samples,
-            labels: labels_tensor,
+            targets: targets_tensor,
         })
     }
 
@@ -186,7 +197,7 @@ impl Dataset {
         &self.device
     }
 
-    /// Classes, sizes and normalisation constants.
+    /// Outputs, sizes and normalisation constants.
     pub fn info(&self) -> &DatasetInfo {
         &self.info
     }
@@ -230,19 +241,28 @@ impl Dataset {
         matches!(self.samples, StoredSamples::Normalized(_))
     }
 
-    /// The labels, `u32 [N]`.
-    pub fn labels(&self) -> &Tensor {
-        &self.labels
+    /// The targets: classes u32 \[N\], or labels or standardised numbers f32 \[N, K\].
+    pub fn targets(&self) -> &Tensor {
+        &self.targets
     }
 
-    /// CRC-32 of the stored labels and samples: equal for equal files with equal storage. Waits for
-    /// the device, and copies labels and samples to the host piece by piece.
+    /// Kind of the targets.
+    pub fn target_kind(&self) -> TargetKind {
+        self.info.targets
+    }
+
+    pub(crate) fn target_form(&self) -> TargetForm {
+        TargetForm::new(self.info.targets, self.info.classes.len())
+    }
+
+    /// CRC-32 of the stored targets and samples: equal for equal files with equal storage. Waits for
+    /// the device, and copies targets and samples to the host piece by piece.
     ///
     /// # Errors
     /// A failed device.
     pub fn checksum(&self) -> Result<u32> {
         let mut crc = crc32fast::Hasher::new();
-        crc.update(bytemuck::cast_slice(&self.labels.to_vec::<u32>()?));
+        read_back(&[&self.targets])?.iter().for_each(|bytes| crc.update(bytes));
         match &self.samples {
             StoredSamples::Spooled(file) => crc.update(file.as_bytes()),
             StoredSamples::Resident(samples) | StoredSamples::Normalized(samples) => {
@@ -269,10 +289,10 @@ impl fmt::Debug for Dataset {
     }
 }
 
-/// Bytes of a split that is resident as it is stored: samples and labels.
+/// Bytes of a split that is resident as it is stored: samples and targets.
 pub(crate) fn resident_bytes(layout: &Layout, split: Split) -> usize {
-    let label = size_of::<u32>();
-    layout.len(split).saturating_mul(layout.sample_bytes().saturating_add(label))
+    let targets = layout.target_form().bytes();
+    layout.len(split).saturating_mul(layout.sample_bytes().saturating_add(targets))
 }
 
 /// Whether [`Residency::ResidentF32`] has an effect.
@@ -294,27 +314,27 @@ fn load_stored(
     stream: &Stream,
     files: &DatasetFiles,
     split: Split,
-    labels: &mut Vec<u32>,
+    targets: &mut StoredTargets,
 ) -> Result<Tensor> {
     let (shape, stored) = (files.layout().shape, files.layout().stored);
     let samples = empty_samples(stream, shape, files.layout().len(split), stored.dtype())?;
-    files.read(split, &mut |bytes, chunk_labels| {
-        let start = labels.len() * shape.numel();
+    files.read(split, &mut |bytes, chunk| {
+        let start = targets.len() * shape.numel();
         let window = samples.view(start, [bytes.len() / stored.size()])?;
         copy_stored(&window, stored, bytes)?;
         // One chunk in flight, or the staging buffers would become a second copy (D1).
         stream.synchronize()?;
-        labels.extend_from_slice(chunk_labels);
+        targets.extend(chunk);
         Ok(())
     })?;
-    first_samples(&samples, shape, labels.len())
+    first_samples(&samples, shape, targets.len())
 }
 
 fn load_normalized(
     stream: &Stream,
     files: &DatasetFiles,
     split: Split,
-    labels: &mut Vec<u32>,
+    targets: &mut StoredTargets,
 ) -> Result<Tensor> {
     let (shape, stored) = (files.layout().shape, files.layout().stored);
     let normalization = files.facts(Split::Train)?.statistics.normalization();
@@ -323,8 +343,8 @@ fn load_normalized(
     let mut converted = vec![];
     // Whole pixels, so that every piece begins with channel 0.
     let piece = CONVERTED_BYTES / shape.channels * shape.channels;
-    files.read(split, &mut |pixels, chunk_labels| {
-        let start = labels.len() * shape.numel();
+    files.read(split, &mut |pixels, chunk| {
+        let start = targets.len() * shape.numel();
         for (i, bytes) in pixels.chunks(piece).enumerate() {
             converted.clear();
             let channels = constants.iter().cycle();
@@ -334,10 +354,10 @@ fn load_normalized(
             window.copy_from_slice(&converted)?;
             stream.synchronize()?;
         }
-        labels.extend_from_slice(chunk_labels);
+        targets.extend(chunk);
         Ok(())
     })?;
-    first_samples(&samples, shape, labels.len())
+    first_samples(&samples, shape, targets.len())
 }
 
 /// Copies stored values to a tensor of their type. The bytes may have any alignment.
@@ -357,7 +377,7 @@ fn wrong<T>(argument: &'static str, expected: String, got: String, remedy: &str)
 fn check_slices(
     SampleForm { kind, shape, stored }: SampleForm,
     values: usize,
-    labels: &[u32],
+    targets: SampleTargets<'_>,
     classes: &[String],
 ) -> Result<()> {
     let SampleShape { channels, height, width } = shape;
@@ -370,15 +390,46 @@ fn check_slices(
         let expected = format!("a channel or more, and rows and columns of a {kind}");
         return wrong("shape", expected, format!("{shape:?}"), "samples are NHWC");
     }
-    let (plural, unit) = (kind.plural(), stored.plural());
-    if labels.len().checked_mul(shape.numel()) != Some(values) {
-        let expected = format!("{} {plural} of {channels}×{height}×{width} {unit}", labels.len());
+    let form = TargetForm::new(targets.kind(), classes.len());
+    if form.width == 0 || !targets.values().is_multiple_of(form.width) {
+        let expected = format!("{} {} for each sample, one for each name", form.width, form.kind);
+        let remedy = "name every column, and give each sample a value of each";
+        return wrong("targets", expected, format!("{} values", targets.values()), remedy);
+    }
+    let (plural, unit, samples) = (kind.plural(), stored.plural(), targets.values() / form.width);
+    if samples.checked_mul(shape.numel()) != Some(values) {
+        let expected = format!("{samples} {plural} of {channels}×{height}×{width} {unit}");
         let remedy = "give one label for each sample";
         return wrong(plural, expected, format!("{values} {unit}"), remedy);
     }
-    if let Some(i) = labels.iter().position(|label| *label as usize >= classes.len()) {
-        let expected = format!("below {}, the number of classes", classes.len());
-        return wrong("labels", expected, format!("{} at {i}", labels[i]), "name every class");
+    check_targets(targets, classes.len())
+}
+
+fn check_targets(targets: SampleTargets<'_>, outputs: usize) -> Result<()> {
+    let place = |i: usize| format!("at value {} of sample {}", i % outputs, i / outputs);
+    match targets {
+        SampleTargets::Classes(labels) => {
+            let Some(i) = labels.iter().position(|label| *label as usize >= outputs) else {
+                return Ok(());
+            };
+            let expected = format!("below {outputs}, the number of classes");
+            wrong("labels", expected, format!("{} at {i}", labels[i]), "name every class")
+        }
+        SampleTargets::Labels(labels) => {
+            let Some(i) = labels.iter().position(|label| !(0.0..=1.0).contains(label)) else {
+                return Ok(());
+            };
+            let got = format!("{} {}", labels[i], place(i));
+            let remedy = "give numbers as `SampleTargets::Numbers`";
+            wrong("targets", "labels from 0 to 1".into(), got, remedy)
+        }
+        SampleTargets::Numbers(numbers) => {
+            let is_finite = |number: &f64| (*number as f32).is_finite();
+            let Some(i) = numbers.iter().position(|number| !is_finite(number)) else {
+                return Ok(());
+            };
+            let got = format!("{} {}", numbers[i], place(i));
+            wrong("targets", "finite numbers of at most 3.4e38".into(), got, "replace it")
+        }
     }
-    Ok(())
 }

@@ -27,6 +27,7 @@
 //! # Modules, in order of dependency
 //! - `error`, [`notes`], [`path_text`]: errors, notes for the user, paths as text;
 //! - `shape`: shapes and element types of samples;
+//! - `targets`: classes, labels or numbers of samples;
 //! - `source`: files of each kind of dataset, checked and decoded;
 //! - `normalization`, `augment`: transformations of a pixel and of an image in the gather;
 //! - `dataset`, [`cache`], `spool`: the copy on a device, shared by the process, or streamed;
@@ -49,6 +50,7 @@ mod normalization;
 mod shape;
 mod source;
 mod spool;
+mod targets;
 mod verify;
 
 pub use augment::Augment;
@@ -60,4 +62,5 @@ pub use normalization::Normalization;
 pub use shape::{InputKind, SampleShape, StoredType};
 pub use source::decoded;
 pub use source::{CHUNK_BYTES, DatasetFiles, DatasetInfo, DatasetSpec, Source, Split};
+pub use targets::{SampleTargets, TargetKind};
 pub use verify::{Damage, SplitReport, VerifyReport, verify};

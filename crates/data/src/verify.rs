@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use crate::error::{Error, Result};
 use crate::source::{DatasetFiles, DatasetSpec, Split};
+use crate::targets::{self, TargetKind};
 
 /// Result of a complete check.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -12,6 +13,8 @@ pub struct VerifyReport {
     pub name: String,
     /// (channels, height, width) of every sound image.
     pub image: [usize; 3],
+    /// Kind of the targets.
+    pub targets: TargetKind,
     /// Train, then test if there is one.
     pub splits: Vec<SplitReport>,
 }
@@ -28,9 +31,9 @@ impl VerifyReport {
 pub struct SplitReport {
     /// The split.
     pub split: Split,
-    /// Sound images.
+    /// Sound samples.
     pub images: usize,
-    /// Class names with the number of sound images of each.
+    /// Names of classes or labels, with the number of sound samples of each; empty for numbers.
     pub per_class: Vec<(String, usize)>,
     /// Damage found. Image files list every damaged or missing one, CIFAR every bad label; other
     /// damage ends the split, and the images before it are counted.
@@ -57,14 +60,16 @@ pub fn verify(spec: &DatasetSpec) -> Result<VerifyReport> {
     let mut splits = vec![];
     for split in Split::ALL.into_iter().filter(|split| files.has(*split)) {
         let mut damaged = vec![];
-        let mut per_class = vec![0; layout.classes.len()];
+        let mut images = 0;
+        let mut per_class = targets::empty_counts(layout.targets, layout.classes.len());
         // Called for any error of one file among many: damaged, missing, or not readable.
         let mut note = |error: Error| {
             damaged.push(Damage { error: error.to_string() });
             Ok(())
         };
-        let read = files.read_with(split, &mut note, &mut |_, labels| {
-            labels.iter().for_each(|label| per_class[*label as usize] += 1);
+        let read = files.read_with(split, &mut note, &mut |_, targets| {
+            images += targets.len();
+            targets.count(&mut per_class);
             Ok(())
         });
         match read {
@@ -75,11 +80,12 @@ pub fn verify(spec: &DatasetSpec) -> Result<VerifyReport> {
         }
         splits.push(SplitReport {
             split,
-            images: per_class.iter().sum(),
+            images,
             per_class: layout.classes.iter().cloned().zip(per_class).collect(),
             damaged,
         });
     }
     let (name, shape) = (spec.source.name().to_string(), layout.shape);
-    Ok(VerifyReport { name, image: [shape.channels, shape.height, shape.width], splits })
+    let image = [shape.channels, shape.height, shape.width];
+    Ok(VerifyReport { name, image, targets: layout.targets, splits })
 }

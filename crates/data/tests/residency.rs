@@ -100,7 +100,7 @@ fn a_rewritten_file_is_loaded_anew() {
         let spec = spec_of(Source::Arrays, &path);
         let device = cpu(1);
         let pixels = |data: &Dataset| data.resident().unwrap().to_vec::<u8>().unwrap();
-        let labels = |data: &Dataset| data.labels().to_vec::<u32>().unwrap();
+        let labels = |data: &Dataset| data.targets().to_vec::<u32>().unwrap();
         let load = |split| cache::load(&device, &spec, split, Residency::Resident);
         let held = load(Split::Train).unwrap();
         let opened = cache::files(&spec).unwrap();

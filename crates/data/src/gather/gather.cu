@@ -18,7 +18,7 @@ struct Values {
     u32 flip;
     u32 cutout;
     u32 staged;  // whether `images` holds the images of this batch only
-    u32 unused;
+    u32 target_width;  // targets of a sample
 };
 
 struct Words {
@@ -108,17 +108,35 @@ struct Many {
     __device__ float background(u32 c) const { return normal(T(), c); }
 };
 
-template <class T, class Constants>
-__device__ void gather(Span<const T> images, Span<const u32> labels, Span<const u32> samples,
-                       Span<float> inputs, Span<u32> targets, Span<const u32> epoch,
+// The class of sample i of the batch, by one thread of the block; other targets are copied by all
+// threads of the block.
+__device__ __forceinline__ void copy_class(Span<const u32> stored, Span<u32> targets, u32 i,
+                                           u32 sample) {
+    targets[i] = stored[sample];
+}
+__device__ __forceinline__ void copy_class(Span<const float>, Span<float>, u32, u32) {}
+
+__device__ __forceinline__ void copy_values(Span<const u32>, Span<u32>, u32, u32, u32) {}
+__device__ __forceinline__ void copy_values(Span<const float> stored, Span<float> targets, u32 i,
+                                            u32 sample, u32 width) {
+    for (u32 k = threadIdx.x; k < width; k += blockDim.x) {
+        targets[(long long)i * width + k] = stored[(long long)sample * width + k];
+    }
+}
+
+// Y is the type of the targets: u32 for classes, float for labels and numbers.
+template <class T, class Y, class Constants>
+__device__ void gather(Span<const T> images, Span<const Y> stored, Span<const u32> samples,
+                       Span<float> inputs, Span<Y> targets, Span<const u32> epoch,
                        const Values& v, const Constants& of) {
     __shared__ Draw shared;
     u32 i = blockIdx.x, sample = samples[i];
     bool augmented = v.padding || v.flip || v.cutout;
     if (threadIdx.x == 0) {
-        targets[i] = labels[sample];
+        copy_class(stored, targets, i, sample);
         if (augmented) shared = draw(v, epoch, sample);
     }
+    copy_values(stored, targets, i, sample, v.target_width);
     __syncthreads();
     const int C = of.channels();
     u32 size = v.height * v.width * C;
@@ -151,48 +169,49 @@ __device__ void gather(Span<const T> images, Span<const u32> labels, Span<const 
     }
 }
 
-template <class T>
-__device__ void gather_any(Span<const T> images, Span<const u32> labels, Span<const u32> samples,
-                           Span<float> inputs, Span<u32> targets, Span<const u32> epoch,
+template <class T, class Y>
+__device__ void gather_any(Span<const T> images, Span<const Y> stored, Span<const u32> samples,
+                           Span<float> inputs, Span<Y> targets, Span<const u32> epoch,
                            const Values& v) {
     switch (v.channels) {
-        case 1: return gather(images, labels, samples, inputs, targets, epoch, v, Few<1, T>{v});
-        case 2: return gather(images, labels, samples, inputs, targets, epoch, v, Few<2, T>{v});
-        case 3: return gather(images, labels, samples, inputs, targets, epoch, v, Few<3, T>{v});
-        default: return gather(images, labels, samples, inputs, targets, epoch, v, Few<4, T>{v});
+        case 1: return gather(images, stored, samples, inputs, targets, epoch, v, Few<1, T>{v});
+        case 2: return gather(images, stored, samples, inputs, targets, epoch, v, Few<2, T>{v});
+        case 3: return gather(images, stored, samples, inputs, targets, epoch, v, Few<3, T>{v});
+        default: return gather(images, stored, samples, inputs, targets, epoch, v, Few<4, T>{v});
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256, 4)
-    gather_bytes(Span<const u8> images, Span<const u32> labels, Span<const u32> samples,
-                 Span<float> inputs, Span<u32> targets, Span<const u32> epoch,
-                 const __grid_constant__ Values values) {
-    locate(images, labels, samples, inputs, targets, epoch);
-    gather_any(images, labels, samples, inputs, targets, epoch, values);
-}
+// The entries for targets of type Y; their names end in `suffix`.
+#define ENTRIES(Y, suffix)                                                                         \
+    extern "C" __global__ void __launch_bounds__(256, 4) gather_bytes##suffix(                     \
+        Span<const u8> images, Span<const Y> stored, Span<const u32> samples, Span<float> inputs,  \
+        Span<Y> targets, Span<const u32> epoch, const __grid_constant__ Values values) {           \
+        locate(images, stored, samples, inputs, targets, epoch);                                   \
+        gather_any(images, stored, samples, inputs, targets, epoch, values);                       \
+    }                                                                                              \
+    extern "C" __global__ void __launch_bounds__(256, 4) gather_floats##suffix(                    \
+        Span<const float> images, Span<const Y> stored, Span<const u32> samples,                   \
+        Span<float> inputs, Span<Y> targets, Span<const u32> epoch,                                \
+        const __grid_constant__ Values values) {                                                   \
+        locate(images, stored, samples, inputs, targets, epoch);                                   \
+        gather_any(images, stored, samples, inputs, targets, epoch, values);                       \
+    }                                                                                              \
+    extern "C" __global__ void __launch_bounds__(256, 4) gather_many_bytes##suffix(                \
+        Span<const u8> images, Span<const Y> stored, Span<const u32> samples, Span<float> inputs,  \
+        Span<Y> targets, Span<const u32> epoch, Span<const float> constants,                       \
+        const __grid_constant__ Values values) {                                                   \
+        locate(images, stored, samples, inputs, targets, epoch, constants);                        \
+        Many<u8> of{constants, (int)values.channels};                                              \
+        gather(images, stored, samples, inputs, targets, epoch, values, of);                       \
+    }                                                                                              \
+    extern "C" __global__ void __launch_bounds__(256, 4) gather_raw_floats##suffix(                \
+        Span<const float> images, Span<const Y> stored, Span<const u32> samples,                   \
+        Span<float> inputs, Span<Y> targets, Span<const u32> epoch, Span<const float> constants,   \
+        const __grid_constant__ Values values) {                                                   \
+        locate(images, stored, samples, inputs, targets, epoch, constants);                        \
+        Many<float> of{constants, (int)values.channels};                                           \
+        gather(images, stored, samples, inputs, targets, epoch, values, of);                       \
+    }
 
-extern "C" __global__ void __launch_bounds__(256, 4)
-    gather_floats(Span<const float> images, Span<const u32> labels, Span<const u32> samples,
-                  Span<float> inputs, Span<u32> targets, Span<const u32> epoch,
-                  const __grid_constant__ Values values) {
-    locate(images, labels, samples, inputs, targets, epoch);
-    gather_any(images, labels, samples, inputs, targets, epoch, values);
-}
-
-extern "C" __global__ void __launch_bounds__(256, 4)
-    gather_many_bytes(Span<const u8> images, Span<const u32> labels, Span<const u32> samples,
-                      Span<float> inputs, Span<u32> targets, Span<const u32> epoch,
-                      Span<const float> constants, const __grid_constant__ Values values) {
-    locate(images, labels, samples, inputs, targets, epoch, constants);
-    Many<u8> of{constants, (int)values.channels};
-    gather(images, labels, samples, inputs, targets, epoch, values, of);
-}
-
-extern "C" __global__ void __launch_bounds__(256, 4)
-    gather_raw_floats(Span<const float> images, Span<const u32> labels, Span<const u32> samples,
-                      Span<float> inputs, Span<u32> targets, Span<const u32> epoch,
-                      Span<const float> constants, const __grid_constant__ Values values) {
-    locate(images, labels, samples, inputs, targets, epoch, constants);
-    Many<float> of{constants, (int)values.channels};
-    gather(images, labels, samples, inputs, targets, epoch, values, of);
-}
+ENTRIES(u32, )
+ENTRIES(float, _to_values)

@@ -9,6 +9,7 @@ use super::kernel::{SampleStorage, Storage};
 use crate::augment::Augment;
 use crate::error::Result;
 use crate::shape::SampleShape;
+use crate::targets::{TargetForm, TargetKind};
 
 pub(super) static SOURCE: KernelSource = KernelSource {
     name: "crates/data/src/gather/gather.cu",
@@ -19,38 +20,53 @@ pub(super) static SOURCE: KernelSource = KernelSource {
 /// Threads of a block. Each block writes one image.
 const THREADS: u32 = 256;
 
-const LABELS: Operand = Operand::read::<u32>();
 const SAMPLES: Operand = Operand::read::<u32>();
 const INPUTS: Operand = Operand::write::<f32>();
-const TARGETS: Operand = Operand::write::<u32>();
 const EPOCH: Operand = Operand::read::<u32>();
-
-static BYTES: Kernel = Kernel {
-    source: &SOURCE,
-    entry: "gather_bytes",
-    operands: &[Operand::read::<u8>(), LABELS, SAMPLES, INPUTS, TARGETS, EPOCH],
-    values: size_of::<GpuValues>(),
-};
-
-static FLOATS: Kernel = Kernel {
-    entry: "gather_floats",
-    operands: &[Operand::read::<f32>(), LABELS, SAMPLES, INPUTS, TARGETS, EPOCH],
-    ..BYTES
-};
-
 const CONSTANTS: Operand = Operand::read::<f32>();
 
-static MANY_BYTES: Kernel = Kernel {
-    entry: "gather_many_bytes",
-    operands: &[Operand::read::<u8>(), LABELS, SAMPLES, INPUTS, TARGETS, EPOCH, CONSTANTS],
-    ..BYTES
-};
+/// The kernels for one type of targets.
+struct Kernels {
+    bytes: Kernel,
+    many_bytes: Kernel,
+    floats: Kernel,
+    normalized: Kernel,
+}
 
-static RAW_FLOATS: Kernel = Kernel {
-    entry: "gather_raw_floats",
-    operands: &[Operand::read::<f32>(), LABELS, SAMPLES, INPUTS, TARGETS, EPOCH, CONSTANTS],
-    ..BYTES
-};
+/// The [`Kernels`] for a type of targets; their entries end in `$suffix`.
+macro_rules! kernels {
+    ($target:ty, $suffix:literal) => {{
+        const fn kernel(entry: &'static str, operands: &'static [Operand]) -> Kernel {
+            Kernel { source: &SOURCE, entry, operands, values: size_of::<GpuValues>() }
+        }
+        /// All targets of the dataset, and those of the batch.
+        const STORED: Operand = Operand::read::<$target>();
+        const TARGETS: Operand = Operand::write::<$target>();
+        const BYTES: Operand = Operand::read::<u8>();
+        const FLOATS: Operand = Operand::read::<f32>();
+        Kernels {
+            bytes: kernel(
+                concat!("gather_bytes", $suffix),
+                &[BYTES, STORED, SAMPLES, INPUTS, TARGETS, EPOCH],
+            ),
+            many_bytes: kernel(
+                concat!("gather_many_bytes", $suffix),
+                &[BYTES, STORED, SAMPLES, INPUTS, TARGETS, EPOCH, CONSTANTS],
+            ),
+            floats: kernel(
+                concat!("gather_raw_floats", $suffix),
+                &[FLOATS, STORED, SAMPLES, INPUTS, TARGETS, EPOCH, CONSTANTS],
+            ),
+            normalized: kernel(
+                concat!("gather_floats", $suffix),
+                &[FLOATS, STORED, SAMPLES, INPUTS, TARGETS, EPOCH],
+            ),
+        }
+    }};
+}
+
+static OF_CLASSES: Kernels = kernels!(u32, "");
+static OF_VALUES: Kernels = kernels!(f32, "_to_values");
 
 impl Storage {
     /// Whether the constants are a tensor, because there may be any number of channels.
@@ -88,20 +104,21 @@ struct GpuValues {
     flip: u32,
     cutout: u32,
     staged: u32,
-    unused: u32,
+    target_width: u32,
 }
 
 /// The compiled programs of a [`super::GatherBatches`]. Samples and epoch are tensor arguments, so
 /// a program depends only on the storage of the samples and on the lengths of the tensors.
 pub(super) struct GpuGather {
     values: GpuValues,
+    kernels: &'static Kernels,
     /// Storage of the samples, lengths of the tensors as in [`Self::program`], program.
     programs: Mutex<Vec<(SampleStorage, [usize; 6], Program)>>,
 }
 
 impl GpuGather {
     pub(super) fn new(
-        shape: SampleShape,
+        (shape, targets): (SampleShape, TargetForm),
         constants: &[(f32, f32)],
         augment: Augment,
         seed: u64,
@@ -115,6 +132,7 @@ impl GpuGather {
             padding: augment.crop_padding as u32,
             flip: augment.flip.into(),
             cutout: augment.cutout as u32,
+            target_width: targets.width as u32,
             ..GpuValues::zeroed()
         };
         // Kernels with a table of constants do not read these.
@@ -122,11 +140,15 @@ impl GpuGather {
         for ((scale, shift), constants) in own.zip(constants) {
             (*scale, *shift) = *constants;
         }
-        GpuGather { values, programs: Mutex::default() }
+        let kernels = match targets.kind {
+            TargetKind::Classes => &OF_CLASSES,
+            TargetKind::Labels | TargetKind::Numbers => &OF_VALUES,
+        };
+        GpuGather { values, kernels, programs: Mutex::default() }
     }
 
-    /// The program that gathers over tensors with `lens` elements: stored samples, labels, indices
-    /// of samples, inputs, targets, epoch.
+    /// The program that gathers over tensors with `lens` elements: stored samples, stored targets,
+    /// indices of samples, inputs, targets, epoch.
     pub(super) fn program(&self, storage: SampleStorage, lens: [usize; 6]) -> Program {
         let mut programs = self.programs.lock().unwrap_or_else(PoisonError::into_inner);
         let is_same =
@@ -136,10 +158,10 @@ impl GpuGather {
             return program.clone();
         }
         let kernel = match storage.values {
-            Storage::Bytes => &BYTES,
-            Storage::ManyBytes => &MANY_BYTES,
-            Storage::Floats => &RAW_FLOATS,
-            Storage::Normalized => &FLOATS,
+            Storage::Bytes => &self.kernels.bytes,
+            Storage::ManyBytes => &self.kernels.many_bytes,
+            Storage::Floats => &self.kernels.floats,
+            Storage::Normalized => &self.kernels.normalized,
         };
         let values = GpuValues { staged: storage.staged.into(), ..self.values };
         let table = storage.values.has_table().then_some(2 * values.channels as usize);

@@ -8,6 +8,7 @@ use meristem_device::{Args, Element};
 
 use crate::augment::{Augment, AugmentDraw};
 use crate::shape::SampleShape;
+use crate::targets::{TargetForm, TargetKind};
 
 /// Values that are normalised as one block: a multiple of every number of channels from 1 to 4 and
 /// of the widest vector, so that all blocks have the same constants.
@@ -176,30 +177,43 @@ pub(super) struct GatherKernel {
     shape: SampleShape,
     blocks: MultiplyAdd,
     table: Table,
+    targets: TargetForm,
     augment: Augment,
     seed: u64,
 }
 
 impl GatherKernel {
     pub(super) fn new(
-        shape: SampleShape,
+        (shape, targets): (SampleShape, TargetForm),
         constants: &[(f32, f32)],
         augment: Augment,
         seed: u64,
     ) -> Self {
         let (blocks, table) = (MultiplyAdd::new(constants), Table::new(constants));
-        Self { shape, blocks, table, augment, seed }
+        Self { shape, blocks, table, targets, augment, seed }
     }
 
-    /// Runs one gather. Arguments: stored samples, labels u32 [N], indices of samples u32 [n];
-    /// outputs: inputs f32 [n, H, W, C], targets u32 [n]. The words of the epoch, and the table of
-    /// constants, are for the GPU's kernel; here they are parameters.
+    /// Runs one gather. Arguments: stored samples, targets u32 [N] or f32 [N, K], indices of
+    /// samples u32 [n]; outputs: inputs f32 [n, H, W, C], targets u32 [n] or f32 [n, K]. The words
+    /// of the epoch, and the table of constants, are for the GPU's kernel; here they are
+    /// parameters.
     pub(super) fn run(&self, args: &mut Args<'_>, storage: SampleStorage, epoch: u64) {
-        let labels = args.read::<u32>(1);
         let samples = args.read::<u32>(2);
         let inputs = args.write::<f32>(3);
-        for (target, sample) in args.write::<u32>(4).iter_mut().zip(samples) {
-            *target = labels[*sample as usize];
+        match self.targets {
+            TargetForm { kind: TargetKind::Classes, .. } => {
+                let labels = args.read::<u32>(1);
+                for (target, sample) in args.write::<u32>(4).iter_mut().zip(samples) {
+                    *target = labels[*sample as usize];
+                }
+            }
+            TargetForm { kind: TargetKind::Labels | TargetKind::Numbers, width } => {
+                let stored = args.read::<f32>(1);
+                let targets = args.write::<f32>(4).chunks_exact_mut(width);
+                for (target, sample) in targets.zip(samples) {
+                    target.copy_from_slice(&stored[*sample as usize * width..][..width]);
+                }
+            }
         }
         let isa = args.isa();
         let pick = PickedSamples { kernel: self, samples, epoch, staged: storage.staged };

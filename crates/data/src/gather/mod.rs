@@ -23,6 +23,7 @@ use crate::dataset::Dataset;
 use crate::error::{Error, Result};
 use crate::normalization::Normalization;
 use crate::order::{EpochMode, EpochOrder, OrderConfig};
+use crate::targets::TargetForm;
 
 /// Configuration of a gather.
 #[derive(Clone, Debug)]
@@ -83,7 +84,7 @@ pub struct Batch {
     pub env: usize,
     /// f32 (N, C, H, W), channels last, on the env's stream.
     pub inputs: Tensor,
-    /// `u32 [N]`.
+    /// Classes u32 \[N\], or labels or standardised numbers f32 \[N, K\], on the env's stream.
     pub targets: Tensor,
 }
 
@@ -97,7 +98,8 @@ struct ServedEnv {
     storage: SampleStorage,
     /// f32 [2 · C], the scales and shifts of the channels, if the storage needs a table of them.
     constants: Option<Tensor>,
-    labels: Tensor,
+    /// All targets of the dataset.
+    targets: Tensor,
     /// All permutations of the device, on the env's stream: two sets, used in turn.
     permutations: [Tensor; 2],
     /// The words of the epoch in each of `permutations`.
@@ -110,6 +112,7 @@ struct ServedEnv {
 pub struct GatherBatches {
     order: EpochOrder,
     subset: Option<Arc<[u32]>>,
+    targets: TargetForm,
     kernel: Arc<GatherKernel>,
     gpu: GpuGather,
     /// Permutations of each device.
@@ -147,7 +150,7 @@ impl GatherBatches {
         })?;
         check_config(config, datasets, streams)?;
         let first_env = config.served.as_ref().map_or(0, |served| served.start);
-        let shape = datasets[0].shape();
+        let (shape, targets) = (datasets[0].shape(), datasets[0].target_form());
         let normalization = match &config.normalization {
             Some(given) => given.clone(),
             None => datasets[0].normalization(),
@@ -177,20 +180,32 @@ impl GatherBatches {
                 samples,
                 storage,
                 constants: gpu::constants(stream, storage, &constants)?,
-                labels: dataset.labels().on(stream)?,
+                targets: dataset.targets().on(stream)?,
                 epochs: [
                     permutations[device].epoch_of(&sets[0])?,
                     permutations[device].epoch_of(&sets[1])?,
                 ],
                 permutations: sets,
-                ring: Ring::new(stream, shape, capacity, config.ring_depth)?,
+                ring: Ring::new(stream, (shape, targets), capacity, config.ring_depth)?,
             })
         });
         let envs = envs.collect::<Result<Vec<_>>>()?;
-        let kernel = Arc::new(GatherKernel::new(shape, &constants, config.augment, config.seed));
-        let gpu = GpuGather::new(shape, &constants, config.augment, config.seed);
-        let (subset, epoch) = (config.subset.clone(), None);
-        Ok(Self { order, subset, kernel, gpu, permutations, first_env, envs, epoch, batch: 0 })
+        let (augment, seed, forms) = (config.augment, config.seed, (shape, targets));
+        let kernel = Arc::new(GatherKernel::new(forms, &constants, augment, seed));
+        let gpu = GpuGather::new(forms, &constants, augment, seed);
+        let subset = config.subset.clone();
+        Ok(Self {
+            order,
+            subset,
+            targets,
+            kernel,
+            gpu,
+            permutations,
+            first_env,
+            envs,
+            epoch: None,
+            batch: 0,
+        })
     }
 
     /// Batches in an epoch.
@@ -304,8 +319,8 @@ impl GatherBatches {
         };
         let epoch_words = &env.epochs[self.permutations[env.device].turn()];
         let (kernel, storage) = (self.kernel.clone(), env.storage);
-        let lens = [stored, &env.labels, samples, inputs, targets, epoch_words].map(Tensor::numel);
-        let launch = env.stream.launch("gather").read(stored).read(&env.labels).read(samples);
+        let lens = [stored, &env.targets, samples, inputs, targets, epoch_words].map(Tensor::numel);
+        let launch = env.stream.launch("gather").read(stored).read(&env.targets).read(samples);
         let launch = launch.write(inputs).write(targets).read(epoch_words);
         let launch = match &env.constants {
             Some(constants) => launch.read(constants),
@@ -332,7 +347,9 @@ impl GatherBatches {
             .shape(dims)
             .channels_last()
             .check("gather", "inputs", inputs);
-        let targets = expect().dtype(DType::U32).shape([part]).check("gather", "targets", targets);
+        let of_targets = expect().dtype(self.targets.dtype());
+        let of_targets = of_targets.shape(self.targets.batch(part).dims().iter().copied());
+        let targets = of_targets.check("gather", "targets", targets);
         inputs.and(targets).is_ok()
     }
 
@@ -371,15 +388,19 @@ fn wrong<T>(argument: &'static str, expected: String, got: String, remedy: &str)
     Err(Error::Argument { operation: "gather", argument, expected, got, remedy: remedy.into() })
 }
 
-/// Checks that there is a dataset, and that all datasets have the same length and image shape, as
-/// copies of one dataset on several devices do.
+/// Checks that there is a dataset, and that all datasets have the same length, shape of samples and
+/// form of targets, as copies of one dataset on several devices do.
 fn check_datasets(datasets: &[Arc<Dataset>]) -> Result<&[Arc<Dataset>]> {
     let Some(first) = datasets.first() else {
         return wrong("datasets", "one for each device".into(), "none".into(), "load one first");
     };
     for other in datasets {
-        let about = |d: &Dataset| format!("{} samples of {:?}", d.len(), d.shape());
-        if other.len() != first.len() || other.shape() != first.shape() {
+        let about = |d: &Dataset| {
+            let TargetForm { kind, width } = d.target_form();
+            format!("{} samples of {:?} with {kind} ({width} a sample)", d.len(), d.shape())
+        };
+        let form = |d: &Dataset| (d.len(), d.shape(), d.target_form());
+        if form(other) != form(first) {
             let expected = format!("{} as on {}", about(first), first.device().id());
             let got = format!("{} on {}", about(other), other.device().id());
             return wrong("datasets", expected, got, "load the same dataset on every device");

@@ -4,11 +4,12 @@ use meristem_device::{DType, Expect, MemoryFormat, Owner, Stream, Tensor};
 
 use crate::error::Result;
 use crate::shape::SampleShape;
+use crate::targets::TargetForm;
 
 struct BatchBuffers {
     /// f32 (N, C, H, W), channels last; N is the ring's capacity.
     inputs: Tensor,
-    /// u32 [N].
+    /// u32 [N], or f32 [N, K].
     targets: Tensor,
 }
 
@@ -16,6 +17,7 @@ struct BatchBuffers {
 pub(super) struct Ring {
     stream: Stream,
     shape: SampleShape,
+    targets: TargetForm,
     /// Samples of a slot.
     capacity: usize,
     slots: Vec<BatchBuffers>,
@@ -27,12 +29,12 @@ impl Ring {
     /// Allocates `depth` slots of `capacity` samples.
     pub(super) fn new(
         stream: &Stream,
-        shape: SampleShape,
+        (shape, targets): (SampleShape, TargetForm),
         capacity: usize,
         depth: usize,
     ) -> Result<Self> {
         let (stream, slots) = (stream.clone(), Vec::with_capacity(depth));
-        let mut ring = Self { stream, shape, capacity, slots, grown: 0 };
+        let mut ring = Self { stream, shape, targets, capacity, slots, grown: 0 };
         for _ in 0..depth {
             ring.add()?;
         }
@@ -44,7 +46,8 @@ impl Ring {
         let (shape, format) = (self.shape.batch(self.capacity), MemoryFormat::ChannelsLast);
         let (stream, owner) = (&self.stream, Owner::Batches);
         let inputs = Tensor::empty_with_format(stream, shape, DType::F32, format, owner)?;
-        let targets = Tensor::empty(stream, [self.capacity], DType::U32, owner)?;
+        let (of_targets, dtype) = (self.targets.batch(self.capacity), self.targets.dtype());
+        let targets = Tensor::empty(stream, of_targets, dtype, owner)?;
         let expect = Expect::stream(stream).dtype(DType::F32).shape(shape).channels_last();
         expect.check("gather", "inputs", &inputs)?;
         self.slots.push(BatchBuffers { inputs, targets });
@@ -67,7 +70,8 @@ impl Ring {
         };
         let BatchBuffers { inputs, targets } = &self.slots[chosen];
         let format = MemoryFormat::ChannelsLast;
-        Ok((inputs.view_with_format(0, self.shape.batch(n), format)?, targets.view(0, [n])?))
+        let inputs = inputs.view_with_format(0, self.shape.batch(n), format)?;
+        Ok((inputs, targets.view(0, self.targets.batch(n))?))
     }
 
     /// Shape of the images.

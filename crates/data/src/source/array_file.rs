@@ -13,6 +13,7 @@ use super::input::{DEFLATE_RATIO_MAX, Input};
 use super::npy::{self, ElementType, FloatType, IntType, NpyHeader};
 use super::{Source, missing_files};
 use crate::error::{Error, Mismatch, Result, damaged};
+use crate::targets::OUTPUTS_MAX;
 
 /// Longest header of a safetensors file, in bytes: it describes four arrays.
 const SAFETENSORS_HEADER_MAX: u64 = 16 << 20;
@@ -28,13 +29,11 @@ pub(super) trait ArrayFile: Send + Sync {
     /// Opens the array called `name`; the header agrees with the number of bytes that follow.
     fn visit(&self, name: &str, visit: Visit<'_>) -> Result<()>;
 
-    /// Names of the classes, if the file has them: an array `classes` of text in an archive,
+    /// Names of the classes, labels or numbers, if the file has them: an array `classes` of text in an archive,
     /// metadata `classes`, a JSON list, in safetensors.
     fn class_names(&self) -> Result<Option<Vec<String>>>;
 }
 
-/// Largest number of classes; a label that is not below it is damage.
-pub(super) const CLASSES_MAX: u32 = 65_536;
 /// Name of the array, or key of the metadata, with the names of the classes.
 pub(super) const CLASSES: &str = "classes";
 
@@ -42,6 +41,7 @@ pub(super) const CLASSES: &str = "classes";
 fn data_bytes(header: &NpyHeader) -> Option<u64> {
     let elements = header.shape.iter().try_fold(1_u64, |n, dim| n.checked_mul(*dim as u64))?;
     match header.element {
+        ElementType::Bool => Some(elements),
         ElementType::Int(int) => elements.checked_mul(int.bytes as u64),
         ElementType::Float(float) => elements.checked_mul(float.bytes() as u64),
         ElementType::Text(text) => elements.checked_mul(text.bytes() as u64),
@@ -119,10 +119,10 @@ impl ArrayFile for Npz {
 
 /// Checks the number of classes of a file.
 fn check_count(path: &Path, names: usize) -> Result<()> {
-    if names <= CLASSES_MAX as usize {
+    if names <= OUTPUTS_MAX as usize {
         return Ok(());
     }
-    let (what, expected) = (format!("`{CLASSES}`"), format!("at most {CLASSES_MAX} names"));
+    let (what, expected) = (format!("`{CLASSES}`"), format!("at most {OUTPUTS_MAX} names"));
     Err(Mismatch::new(what, expected, names.to_string())
         .remedy("leave out unused classes")
         .in_layout(path))
@@ -211,6 +211,7 @@ impl ArrayFile for SafeTensors {
         })?;
         let int = |bytes, signed| ElementType::Int(IntType { bytes, signed, big_endian: false });
         let element = match info.dtype {
+            Dtype::BOOL => ElementType::Bool,
             Dtype::U8 => int(1, false),
             Dtype::I8 => int(1, true),
             Dtype::U16 => int(2, false),

@@ -36,20 +36,31 @@ pub(super) struct ArrayForm {
 
 /// Type of a number in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Number {
+pub(super) enum Number {
     Int(IntType),
     Float(FloatType),
 }
 
 impl Number {
-    fn bytes(self) -> usize {
+    /// The type of an element; `None` if it is no number.
+    pub(super) fn of(element: &ElementType) -> Option<Self> {
+        match *element {
+            ElementType::Int(int) => Some(Self::Int(int)),
+            ElementType::Float(float) => Some(Self::Float(float)),
+            ElementType::Bool | ElementType::Text(_) | ElementType::Other(_) => None,
+        }
+    }
+
+    /// Bytes of one element.
+    pub(super) fn bytes(self) -> usize {
         match self {
             Self::Int(int) => int.bytes,
             Self::Float(float) => float.bytes(),
         }
     }
 
-    fn value(self, element: &[u8]) -> f64 {
+    /// The value of one element of `self.bytes()` bytes.
+    pub(super) fn value(self, element: &[u8]) -> f64 {
         match self {
             // The nearest f64: the nearest f32 to it may differ from that to the integer, in the
             // last bit of numbers beyond 2^53.
@@ -71,11 +82,7 @@ impl ArrayForm {
         header: &NpyHeader,
         input: &Input<'_>,
     ) -> Result<Self> {
-        let number = match header.element {
-            ElementType::Int(int) => Some(Number::Int(int)),
-            ElementType::Float(float) => Some(Number::Float(float)),
-            ElementType::Text(_) | ElementType::Other(_) => None,
-        };
+        let number = Number::of(&header.element);
         let form = match order {
             AxisOrder::ChannelsLast => image_form(&header.shape),
             AxisOrder::ChannelsFirst => input_form(&header.shape),

@@ -2,10 +2,17 @@
 //!
 //! Samples are `train_images` and `test_images`, [N, H, W] (grey) or [N, H, W, C] with C from 1 to
 //! 4; or `train_inputs` and `test_inputs`: vectors [N, F], signals [N, C, L], images [N, C, H, W].
-//! Unsigned bytes stay bytes, of the value b / 255; other numbers become f32. `train_labels` and
-//! `test_labels` are integers of any width, [N]. The classes have the names in `classes`; without
-//! them they are 0 to the largest training label, named by their number. A file without test arrays
-//! has no test split.
+//! Unsigned bytes stay bytes, of the value b / 255; other numbers become f32.
+//!
+//! | targets | shape | values |
+//! |---|---|---|
+//! | `train_labels`, `test_labels` | [N] | classes: integers of any width |
+//! | | [N, K] | labels: booleans, integers 0 and 1 (K > 1), or floats from 0 to 1 |
+//! | `train_targets`, `test_targets` | [N] or [N, K] | numbers: integers or floats |
+//!
+//! Classes, labels and numbers have the names in `classes`; without them they have their number as
+//! a name, and the classes are 0 to the largest training label. A file without test arrays has no
+//! test split.
 
 use std::collections::HashSet;
 use std::fs;
@@ -13,17 +20,15 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 
-use super::array_file::{ArrayFile, CLASSES, CLASSES_MAX, Npz, SafeTensors};
+use super::array_file::{ArrayFile, CLASSES, Npz, SafeTensors};
 use super::array_samples::{ArrayForm, AxisOrder};
+use super::array_targets::{self, ArrayTargets};
 use super::identity::WatchedFiles;
-use super::input::{self, Input};
-use super::npy::{ElementType, NpyHeader};
-use super::{CHUNK_BYTES, Layout, OnBad, Reader, Sink, Source, Split, TestSplit, missing};
+use super::input;
+use super::{Layout, OnBad, Reader, Sink, Source, Split, TestSplit, missing};
 use crate::error::{Error, Mismatch, Result, damaged};
 use crate::notes;
-
-/// Arrays of labels, train then test.
-const LABELS: [&str; 2] = ["train_labels", "test_labels"];
+use crate::targets::{StoredTargets, TargetKind};
 
 /// Opens the file at `root`, or the only file of arrays in the folder `root`.
 pub(crate) fn open(root: &Path, watch: &WatchedFiles) -> Result<Box<dyn Reader>> {
@@ -92,40 +97,40 @@ struct ArraysReader {
     file: Box<dyn ArrayFile>,
     samples: SampleArrays,
     layout: Layout,
-    labels: [Vec<u32>; 2],
+    /// Train, then test.
+    targets: [StoredTargets; 2],
+    /// Number of the labels, if each training sample has exactly one of several.
+    one_hot: Option<usize>,
     /// Names of arrays that are not read.
     unread: Vec<String>,
-    /// Whether the unread arrays have been reported.
+    /// Whether the notes about the file have been reported.
     reported: Once,
 }
 
 impl ArraysReader {
     fn open(path: &Path, file: Box<dyn ArrayFile>) -> Result<Self> {
-        let mut labels = [vec![], vec![]];
         let names = file.names()?;
         let samples = sample_arrays(path, &names)?;
+        let target_names = array_targets::target_arrays(path, &names)?;
         let named = file.class_names()?;
         check_names(path, named.as_deref().unwrap_or_default())?;
         let names = names.into_iter().filter(|name| named.is_none() || name != CLASSES);
-        let known = |name: &String| samples.names.iter().chain(&LABELS).any(|known| known == name);
+        let known =
+            |name: &String| samples.names.iter().chain(&target_names).any(|known| known == name);
         let (split_arrays, unread): (Vec<String>, _) = names.partition(known);
-        let has_test =
-            split_arrays.iter().any(|name| name == samples.names[1] || name == LABELS[1]);
+        let has = |name: &str| split_arrays.iter().any(|known| known == name);
+        let has_test = has(samples.names[1]) || has(target_names[1]);
         let mut forms = vec![];
-        for split in if has_test { 0..2 } else { 0..1 } {
-            let name = samples.names[split];
+        for name in &samples.names[..if has_test { 2 } else { 1 }] {
             file.visit(name, &mut |header, input| {
                 forms.push(ArrayForm::of(name, samples.order, header, input)?);
                 Ok(())
             })?;
-            let (len, labels) = (forms[split].len, &mut labels[split]);
-            file.visit(LABELS[split], &mut |header, input| {
-                *labels = read_labels(LABELS[split], header, input, len)?;
-                Ok(())
-            })?;
         }
-        let used = labels[0].iter().max().map_or(0, |max| max + 1);
-        let classes = named.as_ref().map_or(used, |names| names.len() as u32);
+        if !has(target_names[0]) {
+            return Err(array_targets::missing_targets(path));
+        }
+        let targets = ArrayTargets::read(&*file, target_names, &forms)?;
         // The next errors are about an array that is opened again for the path in the error.
         let train = forms[0];
         if let Some(test) = forms.get(1).filter(|test| !test.is_alike(&train)) {
@@ -137,45 +142,112 @@ impl ArraysReader {
                     .in_layout(input.path()))
             })?;
         }
-        // Without training samples there are no classes; that is not an error of the test labels.
-        let beyond = |label: &u32| train.len > 0 && *label >= classes;
-        for (name, labels) in LABELS.into_iter().zip(&labels) {
-            let Some(place) = labels.iter().position(beyond) else { continue };
-            file.visit(name, &mut |_, input| {
-                let what = format!("label {place} of `{name}`");
-                let (limit, remedy) = match named {
-                    Some(_) => ("the number of names in `classes`", "name its class in `classes`"),
-                    None => ("as in training", "add training samples of its class"),
-                };
-                let expected = format!("below {classes}, {limit}");
-                Err(Mismatch::new(what, expected, labels[place].to_string())
-                    .remedy(format!("leave the sample out, or {remedy}"))
-                    .in_layout(input.path()))
-            })?;
-        }
-        let classes = named.unwrap_or_else(|| (0..classes).map(|c| c.to_string()).collect());
-        let test = match (forms.get(1), samples.order) {
-            (Some(test), _) => TestSplit::Images(test.len),
-            (None, AxisOrder::ChannelsLast) => {
+        let classes = match targets.kind {
+            TargetKind::Classes => name_classes(&*file, target_names, &targets, named)?,
+            _ => name_outputs(path, target_names, &targets, named)?,
+        };
+        let test = match (forms.get(1), samples.order, targets.kind) {
+            (Some(test), ..) => TestSplit::Images(test.len),
+            (None, AxisOrder::ChannelsLast, TargetKind::Numbers) => {
+                TestSplit::Missing("the arrays `test_images` and `test_targets`")
+            }
+            (None, AxisOrder::ChannelsLast, _) => {
                 TestSplit::Missing("the arrays `test_images` and `test_labels`")
             }
-            (None, AxisOrder::ChannelsFirst) => {
+            (None, AxisOrder::ChannelsFirst, TargetKind::Numbers) => {
+                TestSplit::Missing("the arrays `test_inputs` and `test_targets`")
+            }
+            (None, AxisOrder::ChannelsFirst, _) => {
                 TestSplit::Missing("the arrays `test_inputs` and `test_labels`")
             }
         };
         let ArrayForm { len, kind, shape, stored, .. } = train;
-        let layout = Layout { kind, shape, stored, classes, train: len, test };
-        Ok(Self { file, samples, layout, labels, unread, reported: Once::new() })
+        let one_hot = targets.is_one_hot().then_some(targets.width);
+        let ArrayTargets { kind: targets, splits, standardization, .. } = targets;
+        let layout =
+            Layout { kind, shape, stored, targets, classes, standardization, train: len, test };
+        Ok(Self { file, samples, layout, targets: splits, one_hot, unread, reported: Once::new() })
+    }
+
+    /// Notes about the file, once.
+    fn report(&self) {
+        self.reported.call_once(|| {
+            if !self.unread.is_empty() {
+                let names = notes::some_of(self.unread.iter().cloned());
+                notes::say(&format!("only arrays of train and test are read, and not {names}"));
+            }
+            if let Some(labels) = self.one_hot {
+                notes::say(&format!(
+                    "every sample of `train_labels` has exactly one label: they are trained as \
+                     {labels} labels; for one class for each sample, store y.argmax(axis=1)"
+                ));
+            }
+        });
     }
 }
 
-/// Checks that no two classes have one name.
+/// Names of the classes: those in the file, or the numbers of all that occur in training.
+///
+/// # Errors
+/// [`Error::Layout`] for a class without a name, or that only test samples have.
+fn name_classes(
+    file: &dyn ArrayFile,
+    names: [&'static str; 2],
+    targets: &ArrayTargets,
+    named: Option<Vec<String>>,
+) -> Result<Vec<String>> {
+    let labels = targets.splits.each_ref().map(|split| match split {
+        StoredTargets::Classes(labels) => &labels[..],
+        StoredTargets::Values { .. } => &[],
+    });
+    let used = labels[0].iter().max().map_or(0, |max| max + 1);
+    let classes = named.as_ref().map_or(used, |names| names.len() as u32);
+    // Without training samples there are no classes; that is not an error of the test labels.
+    let beyond = |label: &u32| !labels[0].is_empty() && *label >= classes;
+    for (name, labels) in names.into_iter().zip(labels) {
+        let Some(place) = labels.iter().position(beyond) else { continue };
+        file.visit(name, &mut |_, input| {
+            let what = format!("label {place} of `{name}`");
+            let (limit, remedy) = match named {
+                Some(_) => ("the number of names in `classes`", "name its class in `classes`"),
+                None => ("as in training", "add training samples of its class"),
+            };
+            let expected = format!("below {classes}, {limit}");
+            Err(Mismatch::new(what, expected, labels[place].to_string())
+                .remedy(format!("leave the sample out, or {remedy}"))
+                .in_layout(input.path()))
+        })?;
+    }
+    Ok(named.unwrap_or_else(|| (0..classes).map(|c| c.to_string()).collect()))
+}
+
+/// Names of labels or numbers: those in the file, or their numbers.
+///
+/// # Errors
+/// [`Error::Layout`] for more or fewer names than columns.
+fn name_outputs(
+    path: &Path,
+    names: [&'static str; 2],
+    &ArrayTargets { kind, width, .. }: &ArrayTargets,
+    named: Option<Vec<String>>,
+) -> Result<Vec<String>> {
+    let named = named.unwrap_or_else(|| (0..width).map(|column| column.to_string()).collect());
+    if named.len() == width {
+        return Ok(named);
+    }
+    let expected = format!("the names of {width} {kind}, the columns of `{}`", names[0]);
+    Err(Mismatch::new(format!("`{CLASSES}`"), expected, named.len().to_string())
+        .remedy("name every column, or leave the names out")
+        .in_layout(path))
+}
+
+/// Checks that no two classes, labels or numbers have one name.
 fn check_names(path: &Path, names: &[String]) -> Result<()> {
     let mut seen = HashSet::new();
     let Some(place) = names.iter().position(|name| !seen.insert(name)) else { return Ok(()) };
     let (what, got) = (format!("name {place} of `{CLASSES}`"), format!("{:?} again", names[place]));
-    Err(Mismatch::new(what, "another name for each class", got)
-        .remedy("rename one of the classes")
+    Err(Mismatch::new(what, "another name for each class or column", got)
+        .remedy("rename one of them")
         .in_layout(path))
 }
 
@@ -201,78 +273,21 @@ impl Reader for ArraysReader {
     }
 
     fn read(&self, split: Split, _on_bad: OnBad<'_>, sink: Sink<'_>) -> Result<()> {
-        self.reported.call_once(|| {
-            if !self.unread.is_empty() {
-                let names = notes::some_of(self.unread.iter().cloned());
-                notes::say(&format!("only arrays of train and test are read, and not {names}"));
-            }
-        });
-        let labels = &self.labels[split as usize];
+        self.report();
+        let targets = &self.targets[split as usize];
         let name = self.samples.names[split as usize];
         self.file.visit(name, &mut |header, input| {
             let form = ArrayForm::of(name, self.samples.order, header, input)?;
             let Layout { shape, stored, .. } = self.layout;
-            if (form.len, form.shape, form.stored) != (labels.len(), shape, stored) {
+            if (form.len, form.shape, form.stored) != (targets.len(), shape, stored) {
                 let got = form.to_string();
                 return Err(damaged(input.path(), 0, "the shape", "the same as before", got));
             }
-            let mut samples = form.reader(name, self.layout.chunk_samples().min(labels.len()));
-            for labels in labels.chunks(self.layout.chunk_samples()) {
-                sink(samples.next(labels.len(), input)?, labels)?;
+            let mut samples = form.reader(name, self.layout.chunk_samples().min(targets.len()));
+            for targets in targets.chunks(self.layout.chunk_samples()) {
+                sink(samples.next(targets.len(), input)?, targets)?;
             }
             input.expect_end()
         })
     }
-}
-
-fn read_labels(
-    name: &str,
-    header: &NpyHeader,
-    input: &mut Input<'_>,
-    samples: usize,
-) -> Result<Vec<u32>> {
-    let wrong = |what: String, expected: String, got: String, remedy: &str, input: &Input<'_>| {
-        Err(Mismatch::new(what, expected, got).remedy(remedy).in_layout(input.path()))
-    };
-    let int = match (&header.element, &header.shape[..]) {
-        (&ElementType::Int(int), shape) if shape == [samples] => int,
-        (element, shape) => {
-            let remedy = match (element, shape) {
-                (ElementType::Text(_), _) => {
-                    "number the classes: classes, train_labels = numpy.unique(y, \
-                     return_inverse=True); the file may have `classes`, too"
-                }
-                (ElementType::Float(_) | ElementType::Other(_), _) => {
-                    "make them integers, such as with y.astype('i8')"
-                }
-                (_, [n, 1] | [1, n]) if *n == samples => {
-                    "bring them to that shape with y.reshape(-1)"
-                }
-                (_, [n, _]) if *n == samples => "make one label of each row with y.argmax(axis=1)",
-                _ => "give each sample one label",
-            };
-            let expected = format!("integers [{samples}], one for each sample");
-            return wrong(format!("`{name}`"), expected, header.to_string(), remedy, input);
-        }
-    };
-    let mut labels = vec![];
-    let mut piece = vec![0; CHUNK_BYTES.min(samples * int.bytes)];
-    while labels.len() < samples {
-        let count = (samples - labels.len()).min(piece.len() / int.bytes);
-        let piece = &mut piece[..count * int.bytes];
-        input.read_exact(piece, "labels")?;
-        for value in piece.chunks_exact(int.bytes).map(|element| int.value(element)) {
-            match u32::try_from(value).ok().filter(|label| *label < CLASSES_MAX) {
-                Some(label) => labels.push(label),
-                None => {
-                    let what = format!("label {} of `{name}`", labels.len());
-                    let expected = format!("from 0 to {}", CLASSES_MAX - 1);
-                    let remedy = "number the classes from 0, and leave out samples without one";
-                    return wrong(what, expected, format!("{value} ({int})"), remedy, input);
-                }
-            }
-        }
-    }
-    input.expect_end()?;
-    Ok(labels)
 }

@@ -9,6 +9,7 @@ use super::identity::WatchedFiles;
 use super::input::{self, Input, read_small};
 use super::{Layout, OnBad, Reader, Sink, Source, Split, TestSplit, missing_files};
 use crate::error::{Error, Mismatch, Result, damaged};
+use crate::targets::TargetChunk;
 
 /// Rows and columns.
 pub(crate) const SIDE: usize = 32;
@@ -156,7 +157,7 @@ impl Cifar {
                     Err(error) => on_bad(error)?,
                 }
             }
-            sink(&images[..labels.len() * IMAGE], &labels)?;
+            sink(&images[..labels.len() * IMAGE], TargetChunk::Classes(&labels))?;
         }
         input.expect_end()
     }

@@ -27,6 +27,7 @@ use super::listing::ImageFile;
 use super::{OnBadFile, Sink};
 use crate::error::{Error, Mismatch, Result};
 use crate::notes;
+use crate::targets::TargetChunk;
 
 /// Last bytes of a cache file, with the version of the format.
 const MAGIC: &[u8; 8] = b"MRSTMIM2";
@@ -361,7 +362,7 @@ impl CachedImages {
             }
             let pixels = &mut pixels[..labels.len() * self.image_bytes];
             reader.read_exact(pixels).map_err(failed())?;
-            sink(pixels, &labels)?;
+            sink(pixels, TargetChunk::Classes(&labels))?;
         }
         Ok(())
     }

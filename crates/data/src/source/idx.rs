@@ -9,6 +9,7 @@ use super::identity::WatchedFiles;
 use super::input::{Bytes, Input};
 use super::{Layout, OnBad, Reader, SIDE_MAX, Sink, Source, Split, TestSplit, missing_files};
 use crate::error::{Error, Result, damaged};
+use crate::targets::TargetChunk;
 
 const IMAGES_MAGIC: u32 = 0x0000_0803;
 const LABELS_MAGIC: u32 = 0x0000_0801;
@@ -129,7 +130,7 @@ impl Reader for Idx {
         for labels in labels.chunks(self.layout.chunk_samples()) {
             let images = &mut chunk[..size * labels.len()];
             input.read_exact(images, "pixels")?;
-            sink(images, labels)?;
+            sink(images, TargetChunk::Classes(labels))?;
         }
         input.expect_end()
     }

@@ -17,6 +17,7 @@ use super::{
 };
 use crate::error::{Error, Result};
 use crate::notes;
+use crate::targets::TargetChunk;
 
 /// Largest number of decoding threads; more would only wait for the disk.
 const DECODE_THREADS_MAX: usize = 16;
@@ -163,7 +164,7 @@ impl ImageFiles {
             }
             let good = &pixels[..labels.len() * image];
             CacheWriter::append(&mut kept, good);
-            sink(good, &labels)?;
+            sink(good, TargetChunk::Classes(&labels))?;
             progress.at(number * chunk + batch.len());
         }
         drop(progress);

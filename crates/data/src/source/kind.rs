@@ -25,8 +25,8 @@ pub enum Source {
     Folder,
     /// A CSV file with the columns `path` and `label`, and `split` for a test split.
     Csv,
-    /// `.npz` or `.safetensors` with `train_images` or `train_inputs`, and `train_labels`; arrays
-    /// of a test split have `test` in their names.
+    /// `.npz` or `.safetensors` with `train_images` or `train_inputs`, and `train_labels` or
+    /// `train_targets`; arrays of a test split have `test` in their names.
     Arrays,
     /// Signals of ten classes, generated.
     Mnist1d,
@@ -34,11 +34,13 @@ pub enum Source {
     Blobs,
     /// Three spirals in the plane, generated.
     Spirals,
+    /// Vectors of ten features with a number, generated.
+    Friedman,
 }
 
 impl Source {
     /// Every source, in the order of the documentation.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Embedded,
         Self::FashionMnist,
         Self::Cifar10,
@@ -49,6 +51,7 @@ impl Source {
         Self::Mnist1d,
         Self::Blobs,
         Self::Spirals,
+        Self::Friedman,
     ];
 
     /// Whether its images are PNG and JPEG files.
@@ -58,7 +61,10 @@ impl Source {
 
     /// Whether it has files; other sources are part of the program, or generated.
     pub const fn has_files(self) -> bool {
-        !matches!(self, Self::Embedded | Self::Mnist1d | Self::Blobs | Self::Spirals)
+        !matches!(
+            self,
+            Self::Embedded | Self::Mnist1d | Self::Blobs | Self::Spirals | Self::Friedman
+        )
     }
 
     /// Sources whose files are in `root`. Opens them, and decodes no image.
@@ -84,13 +90,14 @@ impl Source {
             Self::Mnist1d => "mnist1d",
             Self::Blobs => "blobs",
             Self::Spirals => "spirals",
+            Self::Friedman => "friedman",
         }
     }
 
     /// Files expected in its `data_root`, for messages; empty without files.
     pub fn expected_files(self) -> Vec<String> {
         let names: &[&str] = match self {
-            Self::Embedded | Self::Mnist1d | Self::Blobs | Self::Spirals => &[],
+            Self::Embedded | Self::Mnist1d | Self::Blobs | Self::Spirals | Self::Friedman => &[],
             Self::FashionMnist => &[
                 "train-images-idx3-ubyte[.gz]",
                 "train-labels-idx1-ubyte[.gz]",
@@ -108,8 +115,9 @@ impl Source {
             }
             Self::Arrays => {
                 &["one .npz or .safetensors file with train_images (N×H×W or N×H×W×C) or \
-                 train_inputs (N×F, N×C×L or N×C×H×W), train_labels (integers), and arrays of the \
-                 same names with test for a test split"]
+                 train_inputs (N×F, N×C×L or N×C×H×W), train_labels (integers N, or labels N×K \
+                 from 0 to 1) or train_targets (numbers, N or N×K), and arrays of the same names \
+                 with test for a test split"]
             }
         };
         names.iter().map(|name| name.to_string()).collect()
@@ -119,7 +127,9 @@ impl Source {
     pub const fn where_to_get(self) -> &'static str {
         match self {
             Self::Embedded => "it is part of the program",
-            Self::Mnist1d | Self::Blobs | Self::Spirals => "the program generates it",
+            Self::Mnist1d | Self::Blobs | Self::Spirals | Self::Friedman => {
+                "the program generates it"
+            }
             Self::FashionMnist => {
                 "get them from https://github.com/zalandoresearch/fashion-mnist, or from Debian's \
                  package dataset-fashion-mnist (in /usr/share/datasets/fashion-mnist)"

@@ -1,11 +1,12 @@
 //! Dataset formats on disk (D9): one [`Reader`] for each format, and their common parts.
 //!
-//! A reader's `open` checks names, headers, sizes and labels; its `read` decodes a split in chunks
+//! A reader's `open` checks names, headers, sizes and targets; its `read` decodes a split in chunks
 //! of at most [`CHUNK_BYTES`] (or one image, if that is larger), always in the same order. No
 //! reader allocates by a length from a header before it is compared with the file.
 
 pub(crate) mod array_file;
 pub(crate) mod array_samples;
+mod array_targets;
 pub(crate) mod arrays;
 pub(crate) mod cifar;
 pub mod decoded;
@@ -34,6 +35,7 @@ pub use self::split::Split;
 use crate::error::{Error, Result};
 use crate::normalization::{ChannelStatistics, Normalization};
 use crate::shape::{InputKind, SampleShape, StoredType};
+use crate::targets::{self, Standardization, TargetChunk, TargetForm, TargetKind};
 use identity::WatchedFiles;
 use synthetic::Synthetic;
 
@@ -60,13 +62,24 @@ pub struct DatasetInfo {
     pub height: usize,
     /// Columns of an image or points of a signal, else 1.
     pub width: usize,
-    /// Names of the classes; label l is `classes[l]`.
+    /// Kind of its targets.
+    pub targets: TargetKind,
+    /// Names of the outputs: of classes (class c is `classes[c]`), of labels, or of numbers.
     pub classes: Vec<String>,
     /// Training samples.
     pub train_len: usize,
-    /// Training samples of each class.
+    /// Training samples of each class, or those in which each label is present (above ½); empty
+    /// for numbers.
     pub per_class: Vec<usize>,
-    /// Test images; `None` where the dataset has no test split.
+    /// Mean of each number of the targets of the training split, with which the numbers of both
+    /// splits are standardised; empty for classes and labels.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub target_mean: Vec<f64>,
+    /// Population standard deviation of each number, as [`Self::target_mean`]; 1 for a number that
+    /// is constant.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub target_std: Vec<f64>,
+    /// Test samples; `None` where the dataset has no test split.
     pub test_len: Option<usize>,
     /// Mean per channel of the training samples, of bytes as b / 255, exact for bytes.
     pub mean: Vec<f32>,
@@ -94,19 +107,23 @@ pub(crate) enum TestSplit {
 }
 
 /// Facts about a dataset that are known before decoding.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Layout {
     pub(crate) kind: InputKind,
     pub(crate) shape: SampleShape,
     pub(crate) stored: StoredType,
+    pub(crate) targets: TargetKind,
+    /// Names of the outputs.
     pub(crate) classes: Vec<String>,
+    /// Constants of numbers, with which the reader standardises them.
+    pub(crate) standardization: Standardization,
     /// Training images, damaged ones included.
     pub(crate) train: usize,
     pub(crate) test: TestSplit,
 }
 
 impl Layout {
-    /// Images of bytes.
+    /// Images of bytes with classes.
     pub(crate) fn of_images(
         [channels, height, width]: [usize; 3],
         classes: Vec<String>,
@@ -114,7 +131,14 @@ impl Layout {
         test: TestSplit,
     ) -> Self {
         let shape = SampleShape { channels, height, width };
-        Self { kind: InputKind::Image, shape, stored: StoredType::U8, classes, train, test }
+        let (kind, stored, targets) = (InputKind::Image, StoredType::U8, TargetKind::Classes);
+        let standardization = Standardization::default();
+        Self { kind, shape, stored, targets, classes, standardization, train, test }
+    }
+
+    /// Form of the targets.
+    pub(crate) fn target_form(&self) -> TargetForm {
+        TargetForm::new(self.targets, self.classes.len())
     }
 
     /// Images of a split, damaged ones included; 0 where there is no such split.
@@ -138,8 +162,8 @@ impl Layout {
 }
 
 /// Receiver of decoded samples (the bytes of whole samples, NHWC, in the order of this processor)
-/// and their labels.
-pub(crate) type Sink<'a> = &'a mut dyn FnMut(&[u8], &[u32]) -> Result<()>;
+/// and their targets.
+pub(crate) type Sink<'a> = &'a mut dyn FnMut(&[u8], TargetChunk<'_>) -> Result<()>;
 
 /// Handler of one bad file or record of many; an error that it returns stops the reading.
 pub(crate) type OnBad<'a> = &'a mut dyn FnMut(Error) -> Result<()>;
@@ -152,7 +176,8 @@ pub(crate) trait Reader: Send + Sync {
     /// Facts that are known without decoding.
     fn layout(&self) -> &Layout;
 
-    /// Decodes a split in order. Labels are below the number of classes.
+    /// Decodes a split in order. Targets have the form of the layout: classes are below the number
+    /// of classes, numbers are standardised.
     fn read(&self, split: Split, on_bad: OnBad<'_>, sink: Sink<'_>) -> Result<()>;
 }
 
@@ -163,14 +188,14 @@ pub(crate) struct SplitFacts {
     pub(crate) len: usize,
     /// Images left out under `skip_bad`.
     pub(crate) skipped: usize,
-    /// Decoded images of each class.
+    /// As [`DatasetInfo::per_class`].
     pub(crate) per_class: Vec<usize>,
     pub(crate) statistics: ChannelStatistics,
-    /// CRC-32 of the samples and of the labels.
+    /// CRC-32 of the samples and of the targets.
     pub(crate) crcs: [u32; 2],
 }
 
-/// A dataset on disk: its files found, its headers and labels checked, its images not decoded.
+/// A dataset on disk: its files found, its headers and targets checked, its images not decoded.
 pub struct DatasetFiles {
     spec: DatasetSpec,
     reader: Box<dyn Reader>,
@@ -249,13 +274,14 @@ impl DatasetFiles {
         &self.spec
     }
 
-    /// Classes, sizes and normalisation constants. Decodes the training images unless they have
+    /// Outputs, sizes and normalisation constants. Decodes the training images unless they have
     /// been decoded before, and with `skip_bad` the test images too.
     ///
     /// # Errors
     /// Any error of reading the images: [`Error::Damaged`], [`Error::Layout`], [`Error::Io`].
     pub fn info(&self) -> Result<DatasetInfo> {
-        let Layout { kind, shape, stored, ref classes, test, .. } = *self.layout();
+        let Layout { kind, shape, stored, targets, test, .. } = *self.layout();
+        let Layout { classes, standardization, .. } = self.layout();
         let train = self.facts(Split::Train)?;
         let (test_len, test_skipped) = match (self.facts[Split::Test as usize].get(), test) {
             (_, TestSplit::Missing(_)) => (None, 0),
@@ -274,9 +300,12 @@ impl DatasetFiles {
             channels: shape.channels,
             height: shape.height,
             width: shape.width,
+            targets,
             classes: classes.clone(),
             train_len: train.len,
             per_class: train.per_class.clone(),
+            target_mean: standardization.mean.clone(),
+            target_std: standardization.std.clone(),
             test_len,
             mean,
             std,
@@ -337,22 +366,20 @@ impl DatasetFiles {
         let mut facts = SplitFacts {
             len: 0,
             skipped: 0,
-            per_class: vec![0; layout.classes.len()],
+            per_class: targets::empty_counts(layout.targets, layout.classes.len()),
             statistics: ChannelStatistics::new(layout.stored, layout.shape.channels),
             crcs: [0; 2],
         };
-        let [mut of_images, mut of_labels] = [(); 2].map(|()| crc32fast::Hasher::new());
-        self.reader.read(split, on_bad, &mut |images, labels| {
-            facts.len += labels.len();
+        let [mut of_images, mut of_targets] = [(); 2].map(|()| crc32fast::Hasher::new());
+        self.reader.read(split, on_bad, &mut |images, targets| {
+            facts.len += targets.len();
             of_images.update(images);
-            for label in labels {
-                facts.per_class[*label as usize] += 1;
-                of_labels.update(&label.to_le_bytes());
-            }
+            targets.count(&mut facts.per_class);
+            targets.add_to(&mut of_targets);
             facts.statistics.add(images);
-            sink(images, labels)
+            sink(images, targets)
         })?;
-        facts.crcs = [of_images, of_labels].map(crc32fast::Hasher::finalize);
+        facts.crcs = [of_images, of_targets].map(crc32fast::Hasher::finalize);
         Ok(facts)
     }
 
@@ -385,6 +412,7 @@ fn open_reader(spec: &DatasetSpec, watch: &WatchedFiles) -> Result<Box<dyn Reade
         (Source::Mnist1d, _) => Box::new(Synthetic::mnist1d()),
         (Source::Blobs, _) => Box::new(Synthetic::blobs()),
         (Source::Spirals, _) => Box::new(Synthetic::spirals()),
+        (Source::Friedman, _) => Box::new(Synthetic::friedman()),
         // `canonical_root` has refused other sources without a root.
         (Source::Embedded, _) | (_, None) => Box::new(idx::Idx::embedded()?),
     })

@@ -135,6 +135,8 @@ impl fmt::Display for TextType {
 pub(crate) enum ElementType {
     Int(IntType),
     Float(FloatType),
+    /// A byte of 0 or 1.
+    Bool,
     Text(TextType),
     /// The name of a type that no dataset has.
     Other(String),
@@ -145,6 +147,7 @@ impl fmt::Display for ElementType {
         match self {
             Self::Int(int) => int.fmt(f),
             Self::Float(float) => float.fmt(f),
+            Self::Bool => f.write_str("bool"),
             Self::Text(text) => text.fmt(f),
             Self::Other(name) => f.write_str(name),
         }
@@ -232,6 +235,7 @@ fn parse(text: &str) -> Result<NpyHeader, (String, String)> {
     let element = parse_int(&descr).map(ElementType::Int);
     let element = element.or_else(|| parse_float(&descr).map(ElementType::Float));
     let element = element.or_else(|| parse_text(&descr).map(ElementType::Text));
+    let element = element.or_else(|| (descr == "|b1").then_some(ElementType::Bool));
     let element = element.unwrap_or_else(|| ElementType::Other(name_of(&descr)));
     let shape_text = value("shape")?;
     let inner = shape_text.strip_prefix('(').and_then(|rest| rest.split_once(')'));
@@ -248,7 +252,6 @@ fn name_of(descr: &str) -> String {
     let bits = |digits: &str| digits.parse::<u32>().ok().and_then(|bytes| bytes.checked_mul(8));
     match (letters, letters.strip_prefix('f').and_then(bits)) {
         (_, Some(bits)) => format!("float{bits}"),
-        ("b1", _) => "bool".into(),
         ("O", _) => "objects".into(),
         _ => descr.chars().take(40).collect(),
     }
@@ -308,13 +311,14 @@ mod tests {
         let text = "{'descr': '>i8', 'fortran_order': False, 'shape': (7,), }";
         let dtype = IntType { bytes: 8, signed: true, big_endian: true };
         assert_eq!(parse(text), header(ElementType::Int(dtype), vec![7]));
-        for (descr, name) in
-            [("<f16", "float128"), ("|b1", "bool"), ("|O", "objects"), ("<Ux", "<Ux"), ("<f", "<f")]
+        for (descr, name) in [("<f16", "float128"), ("|O", "objects"), ("<Ux", "<Ux"), ("<f", "<f")]
         {
             let text = format!("{{'descr': '{descr}', 'fortran_order': True, 'shape': (), }}");
             let (element, shape) = (ElementType::Other(name.into()), vec![]);
             assert_eq!(parse(&text), Ok(NpyHeader { element, shape, is_fortran: true }));
         }
+        let text = "{'descr': '|b1', 'fortran_order': False, 'shape': (2, 3), }";
+        assert_eq!(parse(text), header(ElementType::Bool, vec![2, 3]));
         let order = "'fortran_order': False, 'descr': '|u1', ";
         for (wrong, expected, got) in [
             (String::new(), "a `fortran_order`", "\"\""),

@@ -7,8 +7,10 @@
 //! | `blobs` | points of 5 classes, 4,000 and 1,000: deviation 1 around centres in (−10, 10)² |
 //! | `spirals` | points of 3 classes, 3,000 and 750: arms of 1.75 turns in a circle of radius 1, |
 //! | | with noise of 0.03 |
+//! | `friedman` | vectors of 10 features with a number `y`, 4,000 and 1,000: Friedman #1 (Friedman, |
+//! | | 1991, Annals of Statistics 19), with noise of 1 |
 //!
-//! Sample i has class i mod classes. The generator `Rng::new(42, Purpose::Synthetic, set, i)` draws
+//! Sample i of the others has class i mod classes. The generator `Rng::new(42, Purpose::Synthetic, set, i)` draws
 //! its random numbers, with the sets counted from 0 in the order of the table, so every sample is a
 //! function of its index. Test samples follow the training samples.
 
@@ -17,6 +19,7 @@ use meristem_device::random::{Purpose, Rng};
 use super::{Layout, OnBad, Reader, Sink, Split, TestSplit};
 use crate::error::Result;
 use crate::shape::{InputKind, SampleForm, SampleShape, StoredType};
+use crate::targets::{OutputMoments, Standardization, StoredTargets, TargetKind};
 
 const SEED: u64 = 42;
 /// A point in the plane.
@@ -30,7 +33,8 @@ const PLANE: SampleForm = SampleForm {
 pub(crate) struct Synthetic {
     layout: Layout,
     values: Vec<f32>,
-    labels: Vec<u32>,
+    /// Of both splits.
+    targets: StoredTargets,
 }
 
 impl Synthetic {
@@ -62,8 +66,32 @@ impl Synthetic {
         let values = values.collect();
         let classes = (0..classes).map(|class| class.to_string()).collect();
         let test = TestSplit::Images(test);
-        let layout = Layout { kind, shape, stored, classes, train, test };
-        Self { layout, values, labels }
+        let (targets, standardization) = (TargetKind::Classes, Standardization::default());
+        let layout = Layout { kind, shape, stored, targets, classes, standardization, train, test };
+        Self { layout, values, targets: StoredTargets::Classes(labels) }
+    }
+
+    pub(crate) fn friedman() -> Self {
+        let (train, test) = (4000, 1000);
+        let sample = |i| friedman(&mut Rng::new(SEED, Purpose::Synthetic, 3, i));
+        let (features, numbers): (Vec<_>, Vec<f64>) = (0..train + test).map(sample).unzip();
+        let (train, test) = (train as usize, test as usize);
+        let mut moments = OutputMoments::new(1);
+        numbers[..train].iter().for_each(|number| moments.add(*number));
+        let standardization = moments.standardization();
+        let values = numbers.iter().map(|number| standardization.apply(0, *number)).collect();
+        let layout = Layout {
+            kind: InputKind::Vector,
+            shape: SampleShape { channels: FEATURES, height: 1, width: 1 },
+            stored: StoredType::F32,
+            targets: TargetKind::Numbers,
+            classes: vec!["y".into()],
+            standardization,
+            train,
+            test: TestSplit::Images(test),
+        };
+        let targets = StoredTargets::Values { values, width: 1 };
+        Self { layout, values: features.concat(), targets }
     }
 }
 
@@ -76,13 +104,14 @@ impl Reader for Synthetic {
         let (size, train) = (self.layout.shape.numel(), self.layout.train);
         let range = match split {
             Split::Train => 0..train,
-            Split::Test => train..self.labels.len(),
+            Split::Test => train..self.targets.len(),
         };
         let values = &self.values[range.start * size..range.end * size];
         let chunk = self.layout.chunk_samples();
-        let chunks = values.chunks(chunk * size).zip(self.labels[range].chunks(chunk));
-        for (values, labels) in chunks {
-            sink(bytemuck::cast_slice(values), labels)?;
+        for (i, values) in values.chunks(chunk * size).enumerate() {
+            let start = range.start + i * chunk;
+            let targets = self.targets.part(start..start + values.len() / size);
+            sink(bytemuck::cast_slice(values), targets)?;
         }
         Ok(())
     }
@@ -116,6 +145,19 @@ fn spiral(random: &mut Rng, label: u32) -> Vec<f32> {
     let [dx, dy] = normal(random);
     let (sin, cos) = angle.sin_cos();
     vec![(radius * cos + 0.03 * dx) as f32, (radius * sin + 0.03 * dy) as f32]
+}
+
+/// Features of a sample of `friedman`; the last five are independent of its number.
+const FEATURES: usize = 10;
+
+/// Features uniform in [0, 1], rounded to f32, and their number:
+/// 10 sin(π x1 x2) + 20 (x3 − ½)² + 10 x4 + 5 x5, with normal noise of deviation 1.
+fn friedman(random: &mut Rng) -> ([f32; FEATURES], f64) {
+    let features = [(); FEATURES].map(|()| uniform(random) as f32);
+    let [a, b, c, d, e, ..] = features.map(f64::from);
+    let wave = 10.0 * (std::f64::consts::PI * a * b).sin();
+    let number = wave + 20.0 * (c - 0.5) * (c - 0.5) + 10.0 * d + 5.0 * e;
+    (features, number + normal(random)[0])
 }
 
 /// Points of a digit.
@@ -249,11 +291,10 @@ mod tests {
         let sets = [Synthetic::mnist1d(), Synthetic::blobs(), Synthetic::spirals()];
         let checksums = sets.each_ref().map(|made| {
             let (classes, size) = (made.layout.classes.len(), made.layout.shape.numel());
-            assert_eq!(made.values.len(), made.labels.len() * size);
+            let StoredTargets::Classes(labels) = &made.targets else { panic!("classes") };
+            assert_eq!(made.values.len(), labels.len() * size);
             assert!(made.values.iter().all(|value| value.is_finite()));
-            assert!(
-                made.labels.iter().enumerate().all(|(i, label)| *label as usize == i % classes)
-            );
+            assert!(labels.iter().enumerate().all(|(i, label)| *label as usize == i % classes));
             // Rounded, so that the last bits of a system's functions do not matter.
             let rounded: Vec<i32> =
                 made.values.iter().map(|value| (value * 64.0).round() as i32).collect();

@@ -69,9 +69,10 @@ fn arrays_of_another_form_are_explained() {
     check(&flat, &labels, &["got uint8 [2, 64]", "x.reshape(-1, 28, 28)"]);
     let fortran = Npy { is_fortran: true, ..npy("|u1", "2, 8, 8", 128) };
     check(&fortran, &labels, &["in Fortran order", "numpy.ascontiguousarray(x)"]);
-    let one_hot = npy("|u1", "2, 10", 20);
     let expected = "`train_labels` must be integers [2], one for each sample";
-    check(&images, &one_hot, &[expected, "got uint8 [2, 10]", "y.argmax(axis=1)"]);
+    let fortran = Npy { is_fortran: true, ..npy("|u1", "2, 10", 20) };
+    check(&images, &fortran, &[expected, "in Fortran order", "numpy.ascontiguousarray(y)"]);
+    check(&images, &npy("|u1", "3, 10", 30), &[expected, "got uint8 [3, 10]", "one row of labels"]);
     check(&images, &npy("<i8", "2, 1", 16), &[expected, "y.reshape(-1)"]);
     check(&images, &npy("<f8", "2,", 16), &[expected, "got float64 [2]", "y.astype('i8')"]);
     for kind in ["npz", "safetensors"] {

@@ -71,7 +71,8 @@ fn kept_images_come_back_in_any_chunks() {
             bad.push(file.path.clone());
             Ok(())
         };
-        let mut sink = |part: &[u8], of: &[u32]| -> Result<()> {
+        let mut sink = |part: &[u8], of: TargetChunk<'_>| -> Result<()> {
+            let TargetChunk::Classes(of) = of else { panic!("{of:?}") };
             pixels.extend_from_slice(part);
             labels.extend_from_slice(of);
             Ok(())
@@ -197,7 +198,7 @@ fn compared_files_are_kept_with_their_new_identity() {
     assert!(folder.found());
     let pixels = |found: CachedImages| {
         let mut pixels = vec![];
-        let mut sink = |part: &[u8], _: &[u32]| -> Result<()> {
+        let mut sink = |part: &[u8], _: TargetChunk<'_>| -> Result<()> {
             pixels.extend_from_slice(part);
             Ok(())
         };

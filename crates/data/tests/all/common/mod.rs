@@ -121,7 +121,7 @@ pub(crate) fn rest_of(gather: &mut GatherBatches) -> Vec<Vec<Image>> {
 pub(crate) fn read_split(spec: &DatasetSpec, split: Split) -> (Vec<u8>, Vec<u32>) {
     let dataset = cache::load(&cpu(2), spec, split, Residency::Resident).unwrap();
     let images = dataset.resident().unwrap().to_vec::<u8>().unwrap();
-    let labels = dataset.labels().to_vec::<u32>().unwrap();
+    let labels = dataset.targets().to_vec::<u32>().unwrap();
     assert_eq!(labels.len(), dataset.len());
     let root = spec.root.as_ref().map(|root| root.canonicalize().unwrap());
     cache::clear(|key| key.root == root);
