@@ -11,6 +11,7 @@ use proptest::prelude::*;
 
 use crate::common::{Image, batch_of, epoch_of, rest_of};
 use crate::gather::{Case, any_case};
+use crate::targets::any_target_case;
 
 fn open(id: DeviceId) -> Device {
     let options = DeviceOptions { threads: 2, ..DeviceOptions::default() };
@@ -51,6 +52,17 @@ proptest! {
             let refused = GatherBatches::new(&config, copies, &streams).is_err();
             if refused { None } else { Some(bits(epoch_of(&device, &dataset, &config, epoch))) }
         };
+        prop_assert_eq!(gathered(DeviceId::Cuda(0)), gathered(DeviceId::Cpu(0)));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    /// Classes, labels and numbers, in every storage of their samples.
+    #[test]
+    fn targets_on_a_gpu_are_those_of_the_processor(case in any_target_case()) {
+        let gathered = |id| case.gathered(&open(id));
         prop_assert_eq!(gathered(DeviceId::Cuda(0)), gathered(DeviceId::Cpu(0)));
     }
 }

@@ -16,9 +16,15 @@ use crate::common::{Image, cpu, epoch_of};
 use crate::sources::any_error;
 
 /// A named array: numpy's type, shape, bytes.
-struct Named(&'static str, &'static str, Vec<usize>, Vec<u8>);
+#[derive(Clone, Debug)]
+pub(crate) struct Named(
+    pub(crate) &'static str,
+    pub(crate) &'static str,
+    pub(crate) Vec<usize>,
+    pub(crate) Vec<u8>,
+);
 
-fn write_npz(folder: &Path, arrays: &[Named]) -> PathBuf {
+pub(crate) fn write_npz(folder: &Path, arrays: &[Named]) -> PathBuf {
     let path = folder.join("data.npz");
     let mut archive = zip::ZipWriter::new(fs::File::create(&path).unwrap());
     for Named(name, dtype, shape, bytes) in arrays {
@@ -37,17 +43,17 @@ fn write_npz(folder: &Path, arrays: &[Named]) -> PathBuf {
     path
 }
 
-fn labels(name: &'static str, labels: &[i64]) -> Named {
+pub(crate) fn labels(name: &'static str, labels: &[i64]) -> Named {
     let bytes = labels.iter().flat_map(|label| label.to_le_bytes()).collect();
     Named(name, "<i8", vec![labels.len()], bytes)
 }
 
-fn floats(name: &'static str, shape: &[usize], values: &[f32]) -> Named {
+pub(crate) fn floats(name: &'static str, shape: &[usize], values: &[f32]) -> Named {
     let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
     Named(name, "<f4", shape.to_vec(), bytes)
 }
 
-fn info_of(spec: &DatasetSpec) -> DatasetInfo {
+pub(crate) fn info_of(spec: &DatasetSpec) -> DatasetInfo {
     DatasetFiles::open(spec).unwrap().info().unwrap()
 }
 
@@ -289,7 +295,7 @@ fn unusable_inputs_are_named_with_their_place() {
     assert!(report.splits[0].damaged[0].error.contains("value 0 of sample 1"), "{report:?}");
 }
 
-fn words(name: &'static str, words: &[&str]) -> Named {
+pub(crate) fn words(name: &'static str, words: &[&str]) -> Named {
     let chars = words.iter().map(|word| word.chars().count()).max().unwrap_or(0).max(1);
     let codes = words.iter().flat_map(|word| {
         word.chars().map(u32::from).chain(std::iter::repeat(0)).take(chars).collect::<Vec<_>>()

@@ -11,3 +11,4 @@ mod order;
 mod refusals;
 mod ring;
 mod sources;
+mod targets;

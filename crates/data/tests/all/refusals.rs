@@ -233,7 +233,7 @@ impl Subscriber for Notes {
 }
 
 /// Notes while both splits are read.
-fn notes_of(spec: &DatasetSpec) -> Vec<String> {
+pub(crate) fn notes_of(spec: &DatasetSpec) -> Vec<String> {
     let notes = Notes::default();
     tracing::subscriber::with_default(notes.clone(), || verify(spec).unwrap());
     let notes = notes.0.lock().unwrap();
