@@ -181,37 +181,74 @@ __device__ void gather_any(Span<const T> images, Span<const Y> stored, Span<cons
     }
 }
 
-// The entries for targets of type Y; their names end in `suffix`.
-#define ENTRIES(Y, suffix)                                                                         \
-    extern "C" __global__ void __launch_bounds__(256, 4) gather_bytes##suffix(                     \
-        Span<const u8> images, Span<const Y> stored, Span<const u32> samples, Span<float> inputs,  \
-        Span<Y> targets, Span<const u32> epoch, const __grid_constant__ Values values) {           \
-        locate(images, stored, samples, inputs, targets, epoch);                                   \
-        gather_any(images, stored, samples, inputs, targets, epoch, values);                       \
-    }                                                                                              \
-    extern "C" __global__ void __launch_bounds__(256, 4) gather_floats##suffix(                    \
-        Span<const float> images, Span<const Y> stored, Span<const u32> samples,                   \
-        Span<float> inputs, Span<Y> targets, Span<const u32> epoch,                                \
-        const __grid_constant__ Values values) {                                                   \
-        locate(images, stored, samples, inputs, targets, epoch);                                   \
-        gather_any(images, stored, samples, inputs, targets, epoch, values);                       \
-    }                                                                                              \
-    extern "C" __global__ void __launch_bounds__(256, 4) gather_many_bytes##suffix(                \
-        Span<const u8> images, Span<const Y> stored, Span<const u32> samples, Span<float> inputs,  \
-        Span<Y> targets, Span<const u32> epoch, Span<const float> constants,                       \
-        const __grid_constant__ Values values) {                                                   \
-        locate(images, stored, samples, inputs, targets, epoch, constants);                        \
-        Many<u8> of{constants, (int)values.channels};                                              \
-        gather(images, stored, samples, inputs, targets, epoch, values, of);                       \
-    }                                                                                              \
-    extern "C" __global__ void __launch_bounds__(256, 4) gather_raw_floats##suffix(                \
-        Span<const float> images, Span<const Y> stored, Span<const u32> samples,                   \
-        Span<float> inputs, Span<Y> targets, Span<const u32> epoch, Span<const float> constants,   \
-        const __grid_constant__ Values values) {                                                   \
-        locate(images, stored, samples, inputs, targets, epoch, constants);                        \
-        Many<float> of{constants, (int)values.channels};                                           \
-        gather(images, stored, samples, inputs, targets, epoch, values, of);                       \
-    }
+// Targets that are classes.
+extern "C" __global__ void __launch_bounds__(256, 4)
+    gather_bytes(Span<const u8> images, Span<const u32> stored, Span<const u32> samples,
+                 Span<float> inputs, Span<u32> targets, Span<const u32> epoch,
+                 const __grid_constant__ Values values) {
+    locate(images, stored, samples, inputs, targets, epoch);
+    gather_any(images, stored, samples, inputs, targets, epoch, values);
+}
 
-ENTRIES(u32, )
-ENTRIES(float, _to_values)
+extern "C" __global__ void __launch_bounds__(256, 4)
+    gather_floats(Span<const float> images, Span<const u32> stored, Span<const u32> samples,
+                  Span<float> inputs, Span<u32> targets, Span<const u32> epoch,
+                  const __grid_constant__ Values values) {
+    locate(images, stored, samples, inputs, targets, epoch);
+    gather_any(images, stored, samples, inputs, targets, epoch, values);
+}
+
+extern "C" __global__ void __launch_bounds__(256, 4)
+    gather_many_bytes(Span<const u8> images, Span<const u32> stored, Span<const u32> samples,
+                      Span<float> inputs, Span<u32> targets, Span<const u32> epoch,
+                      Span<const float> constants, const __grid_constant__ Values values) {
+    locate(images, stored, samples, inputs, targets, epoch, constants);
+    Many<u8> of{constants, (int)values.channels};
+    gather(images, stored, samples, inputs, targets, epoch, values, of);
+}
+
+extern "C" __global__ void __launch_bounds__(256, 4)
+    gather_raw_floats(Span<const float> images, Span<const u32> stored, Span<const u32> samples,
+                      Span<float> inputs, Span<u32> targets, Span<const u32> epoch,
+                      Span<const float> constants, const __grid_constant__ Values values) {
+    locate(images, stored, samples, inputs, targets, epoch, constants);
+    Many<float> of{constants, (int)values.channels};
+    gather(images, stored, samples, inputs, targets, epoch, values, of);
+}
+
+// Targets that are labels or numbers.
+extern "C" __global__ void __launch_bounds__(256, 4)
+    gather_bytes_to_values(Span<const u8> images, Span<const float> stored, Span<const u32> samples,
+                           Span<float> inputs, Span<float> targets, Span<const u32> epoch,
+                           const __grid_constant__ Values values) {
+    locate(images, stored, samples, inputs, targets, epoch);
+    gather_any(images, stored, samples, inputs, targets, epoch, values);
+}
+
+extern "C" __global__ void __launch_bounds__(256, 4)
+    gather_floats_to_values(Span<const float> images, Span<const float> stored,
+                            Span<const u32> samples, Span<float> inputs, Span<float> targets,
+                            Span<const u32> epoch, const __grid_constant__ Values values) {
+    locate(images, stored, samples, inputs, targets, epoch);
+    gather_any(images, stored, samples, inputs, targets, epoch, values);
+}
+
+extern "C" __global__ void __launch_bounds__(256, 4)
+    gather_many_bytes_to_values(Span<const u8> images, Span<const float> stored,
+                                Span<const u32> samples, Span<float> inputs, Span<float> targets,
+                                Span<const u32> epoch, Span<const float> constants,
+                                const __grid_constant__ Values values) {
+    locate(images, stored, samples, inputs, targets, epoch, constants);
+    Many<u8> of{constants, (int)values.channels};
+    gather(images, stored, samples, inputs, targets, epoch, values, of);
+}
+
+extern "C" __global__ void __launch_bounds__(256, 4)
+    gather_raw_floats_to_values(Span<const float> images, Span<const float> stored,
+                                Span<const u32> samples, Span<float> inputs, Span<float> targets,
+                                Span<const u32> epoch, Span<const float> constants,
+                                const __grid_constant__ Values values) {
+    locate(images, stored, samples, inputs, targets, epoch, constants);
+    Many<float> of{constants, (int)values.channels};
+    gather(images, stored, samples, inputs, targets, epoch, values, of);
+}
